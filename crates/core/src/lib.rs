@@ -1,0 +1,243 @@
+//! Every decision of Tiffin, and no I/O.
+//!
+//! Three state machines live here, one per party:
+//!
+//! - [`master::Master`] owns the truth about names: which key is which object, where its replicas lie,
+//!   what may be evicted, who is a member.
+//! - [`node::Node`] owns the truth about bytes: which extents of its segment are free, reserved, committed
+//!   or still looked at, and the stamps that make reads true.
+//! - [`session`] is a client's put or get: what to ask whom next, when to retry, when to fall over.
+//!
+//! A shell owns sockets, memory and the clock. It hands each event in together with the time, then drains
+//! `poll_effect` until it is empty and carries the effects out *in order*.
+//!
+//! **Invariant:** the same events at the same ticks give the same effects. Nothing here reads a clock, draws
+//! a random number, starts a task, or depends on the order of a hash map.
+//!
+//! **Invariant:** no byte of user data and no pointer enters this crate, only extents and lengths.
+
+pub mod extent;
+pub mod master;
+pub mod message;
+pub mod node;
+pub mod sabotage;
+pub mod session;
+
+use std::fmt;
+
+/// The longest key, in bytes.
+pub const KEY_BYTES_MAX: usize = 1 << 20;
+/// The longest namespace name, in bytes.
+pub const NAMESPACE_BYTES_MAX: usize = 128;
+/// The most items one batch may hold.
+pub const BATCH_ITEMS_MAX: usize = 1 << 16;
+/// The most copies of one object.
+pub const REPLICAS_MAX: u32 = 16;
+/// The most pieces an object may be cut into on one node.
+pub const EXTENTS_MAX: usize = 4096;
+/// Objects start at multiples of this, so that copies are aligned.
+pub const EXTENT_ALIGN: u64 = 64;
+/// The namespace of a client that names none.
+pub const NAMESPACE_DEFAULT: &str = "default";
+
+/// Milliseconds since the shell started. Only differences mean anything.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Tick(pub u64);
+
+impl Tick {
+    /// This moment, `ms` milliseconds on.
+    #[must_use]
+    pub fn after(self, ms: u64) -> Self {
+        Self(self.0.saturating_add(ms))
+    }
+}
+
+/// Names a node's memory. Drawn at random when the segment is made, so that a location can never be
+/// mistaken for one in another segment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SegmentId(pub u64);
+
+impl fmt::Display for SegmentId {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{:016x}", self.0)
+    }
+}
+
+/// Names one client handle for its whole life, across reconnects. Drawn at random by the client.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ClientId(pub u64);
+
+/// Names one connection of one shell; never reused by that shell. A party that reconnects has a new one,
+/// and whatever still arrives through the old one is ignored.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ConnId(pub u64);
+
+/// Matches a reply to its request on one connection.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RequestId(pub u64);
+
+/// One record of a node's control segment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SlotId(pub u32);
+
+/// Names one use of one slot. Only the node writes stamps and it never uses one twice; zero is nobody's.
+/// It is the reader's proof that bytes are still those it asked for, and the writer's fencing token.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Stamp(pub u64);
+
+impl Stamp {
+    /// The stamp of a slot that holds nothing.
+    pub const NONE: Self = Self(0);
+}
+
+/// Which put of a key this is. Later puts have larger generations; none is ever used twice.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Generation {
+    /// Which life of the master minted it.
+    pub epoch: u64,
+    /// Which one in that life.
+    pub counter: u64,
+}
+
+impl fmt::Display for Generation {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{}.{}", self.epoch, self.counter)
+    }
+}
+
+/// Where one replica lies: valid for as long as that slot carries that stamp.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Location {
+    /// The node's memory.
+    pub segment: SegmentId,
+    /// The record in its control segment.
+    pub slot: SlotId,
+    /// The use of that record.
+    pub stamp: Stamp,
+}
+
+impl Location {
+    /// The location without the segment, as the node itself knows it.
+    #[must_use]
+    pub fn hold(self) -> Hold {
+        Hold { slot: self.slot, stamp: self.stamp }
+    }
+}
+
+/// One use of one slot, inside one segment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Hold {
+    /// The record in the control segment.
+    pub slot: SlotId,
+    /// The use of that record.
+    pub stamp: Stamp,
+}
+
+/// A run of bytes in a segment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Extent {
+    /// Distance from the start of the segment.
+    pub offset: u64,
+    /// How many bytes.
+    pub len: u64,
+}
+
+impl Extent {
+    /// The first offset behind the run.
+    #[must_use]
+    pub fn end(self) -> u64 {
+        self.offset.saturating_add(self.len)
+    }
+}
+
+/// Room for one replica, until it is committed or given back.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Reservation {
+    /// Where it lies; the stamp is the writer's token.
+    pub location: Location,
+    /// The bytes, in order. Together exactly as many as were asked for.
+    pub extents: Vec<Extent>,
+}
+
+/// The name of an object within its namespace: any bytes, at least one, at most [`KEY_BYTES_MAX`].
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Key(Box<[u8]>);
+
+/// A key that is empty or longer than [`KEY_BYTES_MAX`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum KeyError {
+    /// A key has at least one byte.
+    #[error("the key is empty")]
+    Empty,
+    /// A key has at most [`KEY_BYTES_MAX`] bytes.
+    #[error("the key has {0} bytes, more than the {KEY_BYTES_MAX} allowed")]
+    TooLong(usize),
+}
+
+impl Key {
+    /// Checks and copies the bytes.
+    pub fn new(bytes: &[u8]) -> Result<Self, KeyError> {
+        Self::from_boxed(bytes.into())
+    }
+
+    /// Checks the bytes and takes them over.
+    pub fn from_boxed(bytes: Box<[u8]>) -> Result<Self, KeyError> {
+        match bytes.len() {
+            0 => Err(KeyError::Empty),
+            len if len > KEY_BYTES_MAX => Err(KeyError::TooLong(len)),
+            _ => Ok(Self(bytes)),
+        }
+    }
+
+    /// The bytes.
+    #[must_use]
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+/// Shows the key as text where it is text, escaped where it is not, and cut where it is long.
+impl fmt::Display for Key {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const SHOWN_MAX: usize = 120;
+        let shown = self.0.get(..SHOWN_MAX).unwrap_or(&self.0);
+        for chunk in shown.utf8_chunks() {
+            write!(out, "{}{}", chunk.valid(), chunk.invalid().escape_ascii())?;
+        }
+        if shown.len() < self.0.len() {
+            write!(out, "… ({} bytes)", self.0.len())?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "`{self}`")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_has_at_least_one_byte_and_at_most_the_limit() {
+        assert_eq!(Key::new(b""), Err(KeyError::Empty));
+        assert!(Key::new(&vec![7; KEY_BYTES_MAX]).is_ok());
+        assert_eq!(Key::new(&vec![7; KEY_BYTES_MAX + 1]), Err(KeyError::TooLong(KEY_BYTES_MAX + 1)));
+    }
+
+    #[test]
+    fn a_key_that_is_not_text_is_shown_escaped() {
+        assert_eq!(Key::new(b"a\xff\x00b").unwrap().to_string(), "a\\xff\0b");
+        assert!(Key::new(&vec![b'x'; 500]).unwrap().to_string().ends_with("… (500 bytes)"));
+    }
+
+    #[test]
+    fn generations_order_by_life_then_by_count() {
+        let old = Generation { epoch: 1, counter: 9 };
+        assert!(old < Generation { epoch: 2, counter: 0 });
+        assert!(old < Generation { epoch: 1, counter: 10 });
+    }
+}

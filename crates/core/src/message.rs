@@ -1,0 +1,610 @@
+//! What the parties say to each other, as plain values.
+//!
+//! `proto` turns these into bytes and back; nothing else knows how they look on the wire. Every request
+//! takes many items, and each item has an outcome of its own: there is no single-object form.
+//!
+//! Who says what:
+//!
+//! | from → to       | requests |
+//! |-----------------|----------|
+//! | client → master | `Reserve`, `Resolve`, `Delete`, `DeleteMatching`, `List`, `Stat`, `Heartbeat` |
+//! | node → master   | `Register`, `Announce`, `Decide`, `Heartbeat` |
+//! | master → node   | `Allocate`, `Settle`, `Retire`, `ClientGone` |
+//! | client → node   | `Commit`, `Abort`, `BeginViews`, `EndViews`, `Goodbye` |
+//!
+//! The bytes themselves travel beside this, in `transport`: through shared memory or a data socket.
+
+use crate::{ClientId, Generation, Hold, Key, Location, Reservation, SegmentId};
+
+/// The protocol's major version: parties of different majors refuse each other.
+pub const VERSION_MAJOR: u32 = 1;
+/// The protocol's minor version: unknown fields are skipped, missing ones have their default.
+pub const VERSION_MINOR: u32 = 0;
+
+/// The first thing said on a connection.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Hello {
+    /// See [`VERSION_MAJOR`].
+    pub major: u32,
+    /// See [`VERSION_MINOR`].
+    pub minor: u32,
+    /// The shared secret, empty where none is set.
+    pub token: String,
+    /// The namespace that every key on this connection belongs to.
+    pub namespace: String,
+    /// What the speaker is.
+    pub role: Role,
+    /// The speaker, if it is a client.
+    pub client: ClientId,
+    /// A name for people: host and process.
+    pub label: String,
+    /// The storage node that lives in the client's process, if there is one: the best home for its puts.
+    pub home: Option<SegmentId>,
+    /// Which machine this is, so that the master can prefer a node of the same one.
+    pub host: String,
+}
+
+/// What a party is, as it says itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Role {
+    /// Puts and gets.
+    #[default]
+    Client,
+    /// Holds memory.
+    Node,
+}
+
+/// The answer to a [`Hello`] that was let in.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Welcome {
+    /// The answering side's major version.
+    pub major: u32,
+    /// The answering side's minor version.
+    pub minor: u32,
+    /// From a master: which life of it this is.
+    pub epoch: u64,
+    /// From a master: how often a [`Heartbeat`] is expected, in milliseconds.
+    pub heartbeat_ms: u64,
+    /// From a node: its memory.
+    pub segment: SegmentId,
+}
+
+/// Everything that can be asked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Request {
+    /// Lets the connection in, or not.
+    Hello(Hello),
+    /// Finds room for new objects.
+    Reserve(Reserve),
+    /// Finds objects.
+    Resolve(Resolve),
+    /// Makes objects invisible and gives their room back.
+    Delete(Delete),
+    /// The same for all that match.
+    DeleteMatching(DeleteMatching),
+    /// Names objects, a page at a time.
+    List(List),
+    /// Describes the cluster.
+    Stat,
+    /// Says that the sender lives.
+    Heartbeat(Heartbeat),
+    /// A node joins.
+    Register(Register),
+    /// A joining node tells what it holds.
+    Announce(Announce),
+    /// A node asks whether prepared objects are to be committed.
+    Decide(Decide),
+    /// The master asks for room on behalf of a client.
+    Allocate(Allocate),
+    /// The master tells a node the fate of a reservation that was decided through another node.
+    Settle(Settle),
+    /// The master takes objects away.
+    Retire(Retire),
+    /// The master lost sight of a client. A hint, not proof.
+    ClientGone(ClientId),
+    /// A client has written its bytes.
+    Commit(Commit),
+    /// A client lets go of reservations.
+    Abort(Vec<Hold>),
+    /// A client wants objects to stay where they are while it looks.
+    BeginViews(Vec<Hold>),
+    /// A client looks away.
+    EndViews(Vec<Hold>),
+    /// A client has nothing reserved and nothing in view any more, and will not come back.
+    Goodbye,
+}
+
+/// Everything that can be answered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reply {
+    /// To `Hello`.
+    Welcome(Welcome),
+    /// To anything that cannot be done at all.
+    Refused(Refusal),
+    /// To requests that only need to be heard: `Abort`, `EndViews`, `Goodbye`, `ClientGone`, `Heartbeat`.
+    Done,
+    /// To `Reserve`.
+    Reserved(Reserved),
+    /// To `Resolve`.
+    Resolved(Resolved),
+    /// To `Delete`, in the order asked.
+    Deleted(Vec<DeleteOutcome>),
+    /// To `DeleteMatching`.
+    DeletedMatching(DeletedMatching),
+    /// To `List`.
+    Listed(Listed),
+    /// To `Stat`.
+    Stat(Stat),
+    /// To `Register`.
+    Registered(Registered),
+    /// To `Announce`: what the node must retire, because something newer has that name.
+    Announced(Vec<Hold>),
+    /// To `Decide`, in the order asked.
+    Decided(Vec<CommitOutcome>),
+    /// To `Allocate`.
+    Allocated(Allocated),
+    /// To `Settle` and `Retire`.
+    Settled(Settled),
+    /// To `Commit`, in the order asked.
+    Committed(Vec<CommitOutcome>),
+    /// To `BeginViews`, in the order asked: whether the view began.
+    ViewsBegun(Vec<bool>),
+}
+
+/// Why nothing was done.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Refusal {
+    /// What kind of no this is.
+    pub reason: Reason,
+    /// For people.
+    pub message: String,
+}
+
+/// The kinds of no.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Reason {
+    /// The request makes no sense.
+    #[default]
+    Invalid,
+    /// The token is missing or wrong.
+    Unauthenticated,
+    /// The major versions differ.
+    Version,
+    /// This party does not answer that kind of request, or not to that kind of speaker.
+    NotForYou,
+    /// Too many connections or requests.
+    Busy,
+    /// The answering party cannot reach another one that it needs.
+    Unreachable,
+    /// The answering party is shutting down.
+    Closing,
+}
+
+/// What to do when the key exists already.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnExists {
+    /// The new object takes the old one's place.
+    #[default]
+    Replace,
+    /// The old object stays; the put answers `Exists`.
+    Keep,
+}
+
+/// How an object is to be kept.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PutOptions {
+    /// How many copies on different nodes; fewer if there are fewer nodes.
+    pub replicas: u32,
+    /// What to do when the key exists.
+    pub on_exists: OnExists,
+    /// Never evicted.
+    pub hard_pin: bool,
+    /// Evicted after all others, for this many milliseconds.
+    pub soft_pin_ms: Option<u64>,
+    /// Names of nodes to try first, in order.
+    pub preferred: Vec<String>,
+}
+
+/// See [`Request::Reserve`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Reserve {
+    /// One per object.
+    pub items: Vec<ReserveItem>,
+    /// Nodes that the client could not reach: not there.
+    pub avoid: Vec<SegmentId>,
+}
+
+/// One object to be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReserveItem {
+    /// Its name.
+    pub key: Key,
+    /// Its bytes.
+    pub len: u64,
+    /// How it is to be kept.
+    pub options: PutOptions,
+}
+
+/// See [`Request::Reserve`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Reserved {
+    /// In the order asked.
+    pub items: Vec<ReserveOutcome>,
+    /// Every node that the outcomes name.
+    pub nodes: Vec<NodeInfo>,
+}
+
+/// What became of one [`ReserveItem`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ReserveOutcome {
+    /// Room on one or more nodes, the first of them the home: the commit goes there.
+    Room(Vec<Reservation>),
+    /// The key exists and is to be kept.
+    Exists(Generation),
+    /// No node has room, nor anything to evict.
+    Full(Usage),
+    /// The request makes no sense.
+    Invalid(String),
+}
+
+/// How full something is, in bytes. `free + granted + committed + held = capacity`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// All of it.
+    pub capacity: u64,
+    /// In nobody's use.
+    pub free: u64,
+    /// Reserved by writers.
+    pub granted: u64,
+    /// Of objects that can be read.
+    pub committed: u64,
+    /// Of objects that are gone, but that somebody still looks at.
+    pub held: u64,
+    /// Objects that can be read.
+    pub objects: u64,
+}
+
+/// How to reach a node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeInfo {
+    /// Its memory.
+    pub segment: SegmentId,
+    /// Its name, as people and `preferred` use it.
+    pub name: String,
+    /// `host:port` where other hosts send requests; empty if it does not listen there.
+    pub tcp: String,
+    /// `host:port` where other hosts send and fetch bytes; empty if it does not listen there.
+    pub data: String,
+    /// The abstract Unix socket where its own host sends requests; empty if it does not listen there.
+    pub unix: String,
+    /// The abstract Unix socket where its own host fetches the mappings of its memory.
+    pub memory: String,
+    /// Which machine it is on.
+    pub host: String,
+}
+
+/// See [`Request::Resolve`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Resolve {
+    /// The names.
+    pub keys: Vec<Key>,
+    /// Counts as a use: moves the object to the recent end of the eviction order.
+    pub touch: bool,
+    /// Protects the object from eviction for the lease time (and, in strict mode, from unforced removal).
+    pub lease: bool,
+    /// Wants locations, not only sizes.
+    pub locate: bool,
+}
+
+/// See [`Request::Resolve`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Resolved {
+    /// In the order asked.
+    pub items: Vec<ResolveOutcome>,
+    /// Every node that the outcomes name.
+    pub nodes: Vec<NodeInfo>,
+}
+
+/// What became of one key of a [`Resolve`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ResolveOutcome {
+    /// It can be read.
+    Found(Found),
+    /// There is no such object.
+    Absent,
+    /// It exists, but the nodes that hold it cannot be reached now; their names.
+    Unavailable(Vec<String>),
+}
+
+/// An object that can be read.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Found {
+    /// Which put of the key.
+    pub generation: Generation,
+    /// Its bytes.
+    pub len: u64,
+    /// Where it lies; empty unless asked for.
+    pub replicas: Vec<Location>,
+    /// Never evicted.
+    pub hard_pin: bool,
+    /// Evicted after all others.
+    pub soft_pin: bool,
+    /// Protected from eviction by a recent read.
+    pub leased: bool,
+}
+
+/// See [`Request::Delete`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Delete {
+    /// The names.
+    pub keys: Vec<Key>,
+    /// Even if leased, where leases refuse removal.
+    pub force: bool,
+}
+
+/// What became of one key of a [`Delete`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DeleteOutcome {
+    /// Gone: no copy of it validates any more.
+    Deleted,
+    /// There was none.
+    Absent,
+    /// A lease refuses (only in strict mode, and not if forced).
+    Leased,
+    /// Lookups miss, but these nodes could not confirm; they must before they are readmitted.
+    Unconfirmed(Vec<String>),
+}
+
+/// Which objects.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Pattern {
+    /// Every one of the namespace.
+    All,
+    /// Those whose key starts so.
+    Prefix(Vec<u8>),
+    /// Those in whose key this regular expression is found.
+    Regex(String),
+}
+
+/// See [`Request::DeleteMatching`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeleteMatching {
+    /// Which.
+    pub pattern: Pattern,
+    /// Even if leased.
+    pub force: bool,
+}
+
+/// See [`Request::DeleteMatching`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DeletedMatching {
+    /// How many.
+    pub count: u64,
+    /// Nodes that could not confirm.
+    pub unconfirmed: Vec<String>,
+}
+
+/// See [`Request::List`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct List {
+    /// Which.
+    pub pattern: Pattern,
+    /// Where the last page ended; zero to begin.
+    pub cursor: u64,
+    /// At most this many objects.
+    pub limit: u32,
+}
+
+/// A page of objects, in no useful order.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Listed {
+    /// The objects.
+    pub items: Vec<ListItem>,
+    /// Where the next page begins; zero when this was the last.
+    pub cursor: u64,
+}
+
+/// One object of a page.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListItem {
+    /// Its name.
+    pub key: Key,
+    /// Which put of the key.
+    pub generation: Generation,
+    /// Its bytes.
+    pub len: u64,
+    /// How many copies.
+    pub replicas: u32,
+}
+
+/// What the master knows of the cluster.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Stat {
+    /// Which life of the master this is.
+    pub epoch: u64,
+    /// Connected clients.
+    pub clients: u64,
+    /// The nodes, dead ones that may come back included.
+    pub nodes: Vec<NodeStat>,
+    /// The namespaces.
+    pub namespaces: Vec<NamespaceStat>,
+    /// Objects and bytes evicted since the master started.
+    pub evicted_objects: u64,
+    /// See [`Self::evicted_objects`].
+    pub evicted_bytes: u64,
+    /// Objects that a soft pin protects.
+    pub soft_pinned: u64,
+}
+
+/// One node, as the master sees it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeStat {
+    /// How to reach it.
+    pub info: NodeInfo,
+    /// It answers.
+    pub alive: bool,
+    /// As it last said.
+    pub usage: Usage,
+    /// Retires that it must apply before it is readmitted.
+    pub owed: u64,
+}
+
+/// One namespace.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NamespaceStat {
+    /// Its name.
+    pub name: String,
+    /// Objects in it.
+    pub objects: u64,
+    /// Their bytes, each object once.
+    pub bytes: u64,
+}
+
+/// See [`Request::Heartbeat`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Heartbeat {
+    /// From a node.
+    pub usage: Option<Usage>,
+}
+
+/// See [`Request::Register`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Register {
+    /// How to reach it.
+    pub info: NodeInfo,
+    /// How full it is.
+    pub usage: Usage,
+    /// The life of the master that it last belonged to; zero if none.
+    pub epoch: u64,
+}
+
+/// See [`Request::Register`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Registered {
+    /// Which life of the master this is.
+    pub epoch: u64,
+    /// The master had declared it lost: everything it holds must be retired before it is used.
+    pub discard: bool,
+    /// What it must retire before it is used: deleted while it was away.
+    pub retire: Vec<Hold>,
+}
+
+/// See [`Request::Announce`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Announce {
+    /// Committed objects.
+    pub items: Vec<Record>,
+    /// This is the last page: the node may be used from now on.
+    pub last: bool,
+}
+
+/// What a slot says of its object, enough to rebuild the catalog from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Record {
+    /// Where, on the announcing node.
+    pub hold: Hold,
+    /// Whose.
+    pub namespace: String,
+    /// Its name.
+    pub key: Key,
+    /// Which put of the key.
+    pub generation: Generation,
+    /// Its bytes.
+    pub len: u64,
+    /// Never evicted.
+    pub hard_pin: bool,
+}
+
+/// See [`Request::Commit`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Commit {
+    /// One per object.
+    pub items: Vec<CommitItem>,
+}
+
+/// One object whose bytes are written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CommitItem {
+    /// The reservation on the node that is asked.
+    pub hold: Hold,
+    /// Its name.
+    pub key: Key,
+    /// Its bytes.
+    pub len: u64,
+    /// How it is to be kept.
+    pub options: PutOptions,
+    /// The other copies.
+    pub others: Vec<Location>,
+}
+
+/// What became of one [`CommitItem`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CommitOutcome {
+    /// It can be read, under a new name.
+    Stored(Generation),
+    /// It can be read; an older object of that name is gone.
+    Replaced(Generation),
+    /// An object of that name exists and was kept.
+    Exists(Generation),
+    /// The reservation no longer stands.
+    Stale,
+}
+
+/// See [`Request::Decide`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Decide {
+    /// One per prepared object.
+    pub items: Vec<DecideItem>,
+}
+
+/// One prepared object.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DecideItem {
+    /// Whose.
+    pub namespace: String,
+    /// What the client said.
+    pub item: CommitItem,
+}
+
+/// See [`Request::Allocate`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Allocate {
+    /// Who will write.
+    pub client: ClientId,
+    /// The sizes.
+    pub lens: Vec<u64>,
+}
+
+/// See [`Request::Allocate`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Allocated {
+    /// In the order asked; none where there was no room.
+    pub items: Vec<Option<Reservation>>,
+    /// How full the node is now.
+    pub usage: Usage,
+}
+
+/// See [`Request::Settle`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Settle {
+    /// Reservations that became objects.
+    pub commit: Vec<Record>,
+    /// Reservations that did not.
+    pub abort: Vec<Hold>,
+}
+
+/// See [`Request::Retire`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Retire {
+    /// What goes. Holds that are stale already are gone already.
+    pub holds: Vec<Hold>,
+}
+
+/// See [`Request::Settle`] and [`Request::Retire`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Settled {
+    /// Of a `Settle`: what could not be committed, because the reservation no longer stands.
+    pub lost: Vec<Hold>,
+    /// How full the node is now.
+    pub usage: Usage,
+}
