@@ -1,0 +1,95 @@
+# Everything that one does with this tree. A fresh machine needs a Rust toolchain, Python 3.11 or later, gcc and make.
+SHELL := bash
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+CARGO ?= cargo
+ARGS ?=
+# Our own crates; `python` is no default member, because it is built by maturin for the interpreter it is meant for.
+EVERY_CRATE := --workspace --all-targets
+SOURCES := $(shell find Cargo.toml Cargo.lock crates python python-mooncake README.md LICENSE \
+             -type f -not -path '*/__pycache__/*' -not -path '*/tests/*' -not -name '*.so' 2>/dev/null)
+
+.PHONY: help run test wheel wheel-310 bench fmt docs clean-venv clean
+.PHONY: check-fmt check-lint check-unit check-docs check-deny check-python
+
+help: ## List the targets
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | while IFS=$$'\t' read -r target what; do \
+	  printf '  make %-12s %s\n' "$$target" "$$what"; done
+
+run: ## Build and start a store on loopback (ARGS='--memory 8GiB' adds flags); Ctrl-C stops it
+	@$(CARGO) build --release --locked -p tiffin-cli
+	@exec target/release/tiffin up $(ARGS)
+
+test: ## Set up and run every check, as the continuous integration does
+	@bash .ci/parts fmt lint unit docs deny python
+
+check-fmt: # Is everything formatted?
+	$(CARGO) fmt --all --check
+
+check-lint: # Clippy over every target of every crate; a warning is an error
+	PYO3_PYTHON=$$(command -v $(PYTHON)) $(CARGO) clippy --locked $(EVERY_CRATE) -- -D warnings
+
+check-unit: # All tests of the Rust crates, tidy among them
+	@if $(CARGO) nextest --version >/dev/null 2>&1; then \
+	  set -x; $(CARGO) nextest run --locked --no-fail-fast; \
+	else \
+	  set -x; $(CARGO) test --locked --no-fail-fast --lib --bins --tests --examples; \
+	fi
+
+check-docs: # The examples in doc comments run, and every link in them leads somewhere
+	$(CARGO) test --locked --doc
+	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --locked --no-deps --document-private-items
+
+check-deny: # Licences, bans and sources; `tidy` checks the licences too, for machines without cargo-deny
+	@if $(CARGO) deny --version >/dev/null 2>&1; then \
+	  set -x; $(CARGO) deny --offline check licenses bans sources; \
+	else echo 'cargo-deny is not installed; only the licence test of tidy ran'; fi
+
+check-python: .venv-test/wheels # The installed wheels, and what the documents show
+	.venv-test/bin/pytest -c python/pyproject.toml --rootdir=. python/tests python-mooncake/tests $(ARGS)
+
+wheel: dist/.built ## Build both wheels into dist/
+
+wheel-310: .venv/ready ## The wheel for CPython 3.10, which has no buffer protocol in its limited API
+	.venv/bin/maturin build --release --locked -m python/Cargo.toml -o dist --no-default-features -i python3.10
+
+dist/.built: $(SOURCES) .venv/ready
+	@mkdir -p dist && rm -f dist/tiffin-*-abi3-*.whl dist/tiffin_mooncake-*.whl
+	.venv/bin/maturin build --release --locked -m python/Cargo.toml -o dist
+	.venv/bin/pip wheel -q --no-deps --no-build-isolation -w dist ./python-mooncake
+	@touch $@ && ls -l dist/*.whl
+
+bench: .venv-bench/wheels .venv-peer/ready ## Compare with the official Mooncake wheel, side by side
+	.venv-bench/bin/python bench/compare.py --ours .venv-bench/bin/python --peer .venv-peer/bin/python $(ARGS)
+
+fmt: ## Format everything
+	$(CARGO) fmt --all
+
+docs: ## Write the generated pages anew: the tests named `reference…` compare them, and update them when told to
+	UPDATE_EXPECT=1 $(CARGO) test -q --locked reference
+
+clean-venv: ## Remove the virtual environments; the next target that needs one makes it again
+	rm -rf .venv .venv-test .venv-bench .venv-peer
+
+clean: clean-venv ## Remove everything that was built
+	rm -rf dist bench-out
+	$(CARGO) clean
+
+# Virtual environments. Tools, tests, our side of the benchmark and the peer's stay apart, so that each sees only what
+# a user would have installed.
+.venv/ready: python/requirements-build.txt
+.venv-test/ready: python/requirements-test.txt
+.venv-bench/ready: bench/requirements.txt
+.venv-peer/ready: bench/requirements-peer.txt
+.venv/ready .venv-test/ready .venv-bench/ready .venv-peer/ready:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "error: $(PYTHON) is older than 3.11\n\nhint: name a newer one, as in `make PYTHON=python3.12`")'
+	@rm -rf $(@D) && $(PYTHON) -m venv $(@D) || { printf '\nhint: on Debian the module is in the package python3-venv\n' >&2; exit 1; }
+	$(@D)/bin/pip install -q --disable-pip-version-check -r $<
+	@touch $@
+
+.venv-peer/ready: bench/peer-needs.sh
+.venv-test/wheels .venv-bench/wheels: %/wheels: %/ready dist/.built
+	$(@D)/bin/pip install -q --disable-pip-version-check --force-reinstall --no-deps dist/tiffin-*-abi3-*.whl dist/tiffin_mooncake-*.whl
+	@touch $@

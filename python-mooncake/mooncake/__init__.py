@@ -1,0 +1,1 @@
+"""The package `mooncake`, served by Tiffin."""

@@ -1,0 +1,29 @@
+"""The wheel as a user gets it: installed, without the repository beside it."""
+
+import importlib.metadata
+import pathlib
+import sysconfig
+
+import tiffin
+
+
+def test_the_installed_wheel_is_what_is_tested():
+    assert pathlib.Path(tiffin.__file__).is_relative_to(sysconfig.get_paths()["platlib"])
+
+
+def test_the_version_is_told_the_same_everywhere():
+    assert tiffin.__version__ == importlib.metadata.version("tiffin")
+    assert tiffin.__version__ == importlib.metadata.version("tiffin-mooncake")
+
+
+def test_type_checkers_find_the_types():
+    assert pathlib.Path(tiffin.__file__).with_name("py.typed").exists()
+
+
+def test_the_licence_travels_with_the_wheel():
+    files = importlib.metadata.files("tiffin") or []
+    assert any(file.name == "LICENSE" for file in files)
+
+
+def test_no_other_package_is_needed():
+    assert not [need for need in importlib.metadata.requires("tiffin") or [] if "extra ==" not in need]
