@@ -1,0 +1,285 @@
+//! The envelope of every message: a header of 24 bytes, then the payload.
+//!
+//! ```text
+//!  0        4      6     7     8            16       20         24
+//!  | "TFN1" | kind | flg | min | request id | length | checksum | payload …
+//! ```
+//!
+//! All numbers are little-endian. `docs/protocol.md` says what they mean.
+//!
+//! **Invariant:** whatever the bytes, reading them ends in a frame or a [`FrameError`], and no memory is
+//! asked for on the word of a header alone.
+
+use tiffin_core::RequestId;
+use tiffin_core::message::VERSION_MINOR;
+use xxhash_rust::xxh3::Xxh3;
+
+/// The size of the header.
+pub const HEADER_BYTES: usize = 24;
+/// The longest payload.
+pub const PAYLOAD_BYTES_MAX: usize = 64 << 20;
+
+/// The first four bytes of every frame; the last of them is the major version as a digit.
+const MAGIC: [u8; 4] = *b"TFN1";
+/// Set on replies.
+const FLAG_REPLY: u8 = 1;
+/// The part of the header that the checksum covers.
+const CHECKED_BYTES: usize = 20;
+
+/// What the header says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// Which message this is; the numbers stand in `docs/protocol.md`.
+    pub kind: u16,
+    /// It answers the request of the same id.
+    pub reply: bool,
+    /// The sender's minor version.
+    pub minor: u8,
+    /// Ties a reply to its request.
+    pub id: RequestId,
+    /// The size of the payload; never more than [`PAYLOAD_BYTES_MAX`].
+    pub len: u32,
+    /// See [`verify`].
+    pub checksum: u32,
+}
+
+/// Bytes that are not a frame. The stream they came from cannot be read on, because nobody knows where the
+/// next frame begins: close it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FrameError {
+    /// The peer does not speak this protocol at all.
+    #[error("the bytes {0:02x?} do not begin a Tiffin frame: is this the right port?")]
+    Magic([u8; 4]),
+    /// The peer speaks another major version.
+    #[error("the peer speaks protocol version `{}`, this side speaks `{}`: upgrade the older one",
+        .0.escape_ascii(), MAGIC[3].escape_ascii())]
+    Major(u8),
+    /// A flag that changes the meaning in a way this side does not know.
+    #[error("the frame has unknown flags {0:#04x}: upgrade this side")]
+    Flags(u8),
+    /// More than [`PAYLOAD_BYTES_MAX`].
+    #[error("the frame claims {0} bytes of payload, more than the {PAYLOAD_BYTES_MAX} allowed")]
+    TooLong(u32),
+    /// The bytes changed on their way.
+    #[error("the frame's checksum is {found:#010x}, but its bytes give {computed:#010x}")]
+    Checksum {
+        /// What the header says.
+        found: u32,
+        /// What the bytes give.
+        computed: u32,
+    },
+}
+
+/// Reads a header, and refuses one that promises what no frame may hold.
+pub fn decode_header(bytes: &[u8; HEADER_BYTES]) -> Result<Header, FrameError> {
+    let magic = four(bytes, 0);
+    if magic != MAGIC {
+        let [a, b, c, major] = magic;
+        return Err(match MAGIC.starts_with(&[a, b, c]) && major.is_ascii_digit() {
+            true => FrameError::Major(major),
+            false => FrameError::Magic(magic),
+        });
+    }
+    let [kind_low, kind_high, flags, minor] = four(bytes, 4);
+    if flags & !FLAG_REPLY != 0 {
+        return Err(FrameError::Flags(flags));
+    }
+    let id_low = u64::from(u32::from_le_bytes(four(bytes, 8)));
+    let id_high = u64::from(u32::from_le_bytes(four(bytes, 12)));
+    let len = u32::from_le_bytes(four(bytes, 16));
+    if len as usize > PAYLOAD_BYTES_MAX {
+        return Err(FrameError::TooLong(len));
+    }
+    Ok(Header {
+        kind: u16::from_le_bytes([kind_low, kind_high]),
+        reply: flags & FLAG_REPLY != 0,
+        minor,
+        id: RequestId(id_high << 32 | id_low),
+        len,
+        checksum: u32::from_le_bytes(four(bytes, 20)),
+    })
+}
+
+/// Checks that the payload is the one the header was made for.
+pub fn verify(header: &Header, payload: &[u8]) -> Result<(), FrameError> {
+    let computed = checksum(&checked_part(header), payload);
+    match computed == header.checksum && payload.len() == header.len as usize {
+        true => Ok(()),
+        false => Err(FrameError::Checksum { found: header.checksum, computed }),
+    }
+}
+
+/// Makes a frame around a payload.
+///
+/// # Panics
+///
+/// If the payload is longer than [`PAYLOAD_BYTES_MAX`].
+#[must_use]
+pub fn encode(kind: u16, reply: bool, id: RequestId, payload: &[u8]) -> Vec<u8> {
+    let mut frame = begin();
+    frame.extend_from_slice(payload);
+    finish(&mut frame, kind, reply, id);
+    frame
+}
+
+/// Cuts a stream of bytes into frames, however the bytes are dealt.
+#[derive(Debug, Default)]
+pub struct Decoder {
+    bytes: Vec<u8>,
+    // How many bytes at the front belong to frames that were handed out.
+    taken: usize,
+}
+
+impl Decoder {
+    /// One that has seen nothing yet.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Takes more bytes of the stream.
+    pub fn push(&mut self, bytes: &[u8]) {
+        if self.taken > 0 {
+            self.bytes.drain(..self.taken);
+            self.taken = 0;
+        }
+        self.bytes.extend_from_slice(bytes);
+    }
+
+    /// The next whole frame, if it is there. After an error the stream is of no more use.
+    pub fn pop(&mut self) -> Result<Option<(Header, &[u8])>, FrameError> {
+        let rest = self.bytes.get(self.taken..).unwrap_or_default();
+        let Some((header, behind)) = rest.split_first_chunk::<HEADER_BYTES>() else { return Ok(None) };
+        let header = decode_header(header)?;
+        let Some(payload) = behind.get(..header.len as usize) else { return Ok(None) };
+        verify(&header, payload)?;
+        self.taken += HEADER_BYTES + payload.len();
+        Ok(Some((header, payload)))
+    }
+
+    /// How many bytes wait for the rest of their frame.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.bytes.len() - self.taken
+    }
+}
+
+/// An empty frame: room for the header, which [`finish`] fills in once the payload stands behind it.
+pub(crate) fn begin() -> Vec<u8> {
+    let mut frame = Vec::with_capacity(256);
+    frame.resize(HEADER_BYTES, 0);
+    frame
+}
+
+/// Fills in the header of a frame that was begun with [`begin`].
+pub(crate) fn finish(frame: &mut [u8], kind: u16, reply: bool, id: RequestId) {
+    let (head, payload) = frame.split_first_chunk_mut::<HEADER_BYTES>().expect("`begin` made room");
+    assert!(payload.len() <= PAYLOAD_BYTES_MAX, "a payload of {} bytes", payload.len());
+    let minor = VERSION_MINOR as u8;
+    let mut header = Header { kind, reply, minor, id, len: payload.len() as u32, checksum: 0 };
+    let checked = checked_part(&header);
+    header.checksum = checksum(&checked, payload);
+    let (front, back) = head.split_at_mut(CHECKED_BYTES);
+    front.copy_from_slice(&checked);
+    back.copy_from_slice(&header.checksum.to_le_bytes());
+}
+
+/// The header up to the checksum, as it stands on the wire.
+fn checked_part(header: &Header) -> [u8; CHECKED_BYTES] {
+    let mut bytes = [0; CHECKED_BYTES];
+    let fields: [&[u8]; 5] = [
+        &MAGIC,
+        &header.kind.to_le_bytes(),
+        &[if header.reply { FLAG_REPLY } else { 0 }, header.minor],
+        &header.id.0.to_le_bytes(),
+        &header.len.to_le_bytes(),
+    ];
+    for (to, from) in bytes.iter_mut().zip(fields.into_iter().flatten()) {
+        *to = *from;
+    }
+    bytes
+}
+
+fn checksum(checked: &[u8; CHECKED_BYTES], payload: &[u8]) -> u32 {
+    let mut hash = Xxh3::new();
+    hash.update(checked);
+    hash.update(payload);
+    hash.digest() as u32
+}
+
+/// The four bytes at `at`, which the callers take from constants inside the header.
+fn four(bytes: &[u8; HEADER_BYTES], at: usize) -> [u8; 4] {
+    bytes.get(at..).and_then(|rest| rest.first_chunk()).copied().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn header_of(frame: &[u8]) -> Result<Header, FrameError> {
+        decode_header(frame.first_chunk().unwrap())
+    }
+
+    #[test]
+    fn the_bytes_of_a_frame_are_as_documented() {
+        let frame = encode(0x0203, true, RequestId(0x1122_3344_5566_7788), b"abc");
+        assert_eq!(&frame[..8], b"TFN1\x03\x02\x01\x00");
+        assert_eq!(&frame[8..16], &[0x88, 0x77, 0x66, 0x55, 0x44, 0x33, 0x22, 0x11]);
+        assert_eq!(&frame[16..20], &[3, 0, 0, 0]);
+        let covered = [&frame[..20], b"abc"].concat();
+        let sum = xxhash_rust::xxh3::xxh3_64(&covered) as u32;
+        assert_eq!(&frame[20..24], &sum.to_le_bytes());
+        assert_eq!(&frame[24..], b"abc");
+        let header = header_of(&frame).unwrap();
+        assert_eq!((header.kind, header.reply, header.id), (0x0203, true, RequestId(0x1122_3344_5566_7788)));
+        assert_eq!(verify(&header, b"abc"), Ok(()));
+    }
+
+    #[test]
+    fn every_changed_bit_is_noticed() {
+        let good = encode(7, false, RequestId(9), b"the payload");
+        for bit in 0..good.len() * 8 {
+            let mut bad = good.clone();
+            bad[bit / 8] ^= 1 << (bit % 8);
+            let mut decoder = Decoder::new();
+            decoder.push(&bad);
+            // A longer length only waits for bytes that never come; everything else is an error.
+            assert!(!matches!(decoder.pop(), Ok(Some(_))), "bit {bit} was flipped and nobody noticed");
+        }
+    }
+
+    #[test]
+    fn headers_that_promise_too_much_are_refused() {
+        let with = |at: usize, bytes: &[u8]| {
+            let mut frame = encode(1, false, RequestId(1), b"");
+            frame[at..at + bytes.len()].copy_from_slice(bytes);
+            header_of(&frame)
+        };
+        assert_eq!(with(0, b"GET "), Err(FrameError::Magic(*b"GET ")));
+        assert_eq!(with(3, b"2"), Err(FrameError::Major(b'2')));
+        assert_eq!(with(6, &[3]), Err(FrameError::Flags(3)));
+        let long = PAYLOAD_BYTES_MAX as u32 + 1;
+        assert_eq!(with(16, &long.to_le_bytes()), Err(FrameError::TooLong(long)));
+        assert!(with(16, &(long - 1).to_le_bytes()).is_ok());
+    }
+
+    #[test]
+    fn frames_come_out_however_the_bytes_are_dealt() {
+        let stream: Vec<u8> = (0..20u64)
+            .flat_map(|at| encode(at as u16, false, RequestId(at), &vec![at as u8; at as usize * 7]))
+            .collect();
+        for step in [1, 2, 23, 24, 25, 100, stream.len()] {
+            let mut decoder = Decoder::new();
+            let mut seen = Vec::new();
+            for bytes in stream.chunks(step) {
+                decoder.push(bytes);
+                while let Some((header, payload)) = decoder.pop().unwrap() {
+                    assert!(payload.iter().all(|byte| u64::from(*byte) == header.id.0));
+                    seen.push((header.id.0, payload.len()));
+                }
+            }
+            assert_eq!(seen, (0..20).map(|at| (at, at as usize * 7)).collect::<Vec<_>>());
+            assert_eq!(decoder.waiting(), 0);
+        }
+    }
+}
