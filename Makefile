@@ -23,7 +23,7 @@ run: ## Build and start a store on loopback (ARGS='--memory 8GiB' adds flags); C
 	@exec target/release/tiffin up $(ARGS)
 
 test: ## Set up and run every check, as the continuous integration does
-	@bash .ci/parts fmt lint unit docs deny python
+	+@bash .ci/parts fmt lint unit docs deny python
 
 check-fmt: # Is everything formatted?
 	$(CARGO) fmt --all --check

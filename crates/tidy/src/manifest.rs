@@ -1,0 +1,172 @@
+//! Rules for the manifests: which crate may know which, and that all of them say the same version.
+
+use toml::{Table, Value};
+
+/// Who may depend on whom. Arrows only point down: bytes and decisions meet in the shells.
+pub const DIRECTION: [(&str, &[&str]); 10] = [
+    ("tiffin-core", &[]),
+    ("tiffin-transport", &[]),
+    ("tiffin-tidy", &[]),
+    ("tiffin-proto", &["tiffin-core"]),
+    ("tiffin-sim", &["tiffin-core", "tiffin-proto"]),
+    ("tiffin-rpc", &["tiffin-core", "tiffin-proto", "tiffin-transport"]),
+    ("tiffin-server", &["tiffin-core", "tiffin-proto", "tiffin-transport", "tiffin-rpc"]),
+    ("tiffin-client", &["tiffin-core", "tiffin-proto", "tiffin-transport", "tiffin-rpc", "tiffin-server"]),
+    ("tiffin-cli", &["tiffin-core", "tiffin-server", "tiffin-client"]),
+    ("tiffin-python", &["tiffin-core", "tiffin-client", "tiffin-server", "tiffin-cli"]),
+];
+
+/// What would bring a clock, chance, tasks or logs into the decisions.
+const CORE_FORBIDDEN: [&str; 5] = ["rand", "serde", "tokio", "tracing", "libc"];
+
+/// Everything that is wrong with the manifest `text` of one crate.
+#[must_use]
+pub fn check(path: &str, text: &str) -> Vec<String> {
+    let manifest: Table = match text.parse() {
+        Ok(manifest) => manifest,
+        Err(error) => return vec![format!("{path}:1: {error}")],
+    };
+    let Some(name) = text_at(&manifest, &["package", "name"]) else {
+        return Vec::new();
+    };
+    let mut complaints = Vec::new();
+    if !matches!(at(&manifest, &["lints", "workspace"]), Some(Value::Boolean(true))) {
+        complaints.push(format!("{path}:1: `{name}` does not take the lints of the workspace"));
+    }
+    if !matches!(at(&manifest, &["package", "version", "workspace"]), Some(Value::Boolean(true))) {
+        complaints.push(format!("{path}:1: `{name}` does not take the version of the workspace"));
+    }
+    let Some((_, allowed)) = DIRECTION.iter().find(|(known, _)| *known == name) else {
+        complaints.push(format!("{path}:1: `{name}` has no place in the direction of dependencies"));
+        return complaints;
+    };
+    for need in needs(&manifest) {
+        if need.starts_with("tiffin-") && !allowed.contains(&need.as_str()) {
+            complaints.push(format!("{path}:1: `{name}` must not know `{need}`"));
+        }
+        if name == "tiffin-core" && CORE_FORBIDDEN.contains(&need.as_str()) {
+            complaints.push(format!("{path}:1: `{name}` decides, and must not know `{need}`"));
+        }
+    }
+    complaints
+}
+
+/// The drop-in wheel is released with the native one, under the same version.
+#[must_use]
+pub fn check_versions(workspace: &str, path: &str, pyproject: &str) -> Vec<String> {
+    let version =
+        workspace.parse().ok().and_then(|w: Table| text_at(&w, &["workspace", "package", "version"]));
+    let Some((version, project)) = version.zip(pyproject.parse::<Table>().ok()) else {
+        return vec![format!("{path}:1: the version of the workspace or the project cannot be read")];
+    };
+    let mut complaints = Vec::new();
+    if text_at(&project, &["project", "version"]).as_deref() != Some(version.as_str()) {
+        complaints.push(format!("{path}:1: the version is not that of the workspace, {version}"));
+    }
+    let wanted = Value::String(format!("tiffin=={version}"));
+    let needs = at(&project, &["project", "dependencies"]).and_then(Value::as_array);
+    if !needs.is_some_and(|needs| needs.contains(&wanted)) {
+        complaints.push(format!("{path}:1: does not depend on {wanted}"));
+    }
+    complaints
+}
+
+/// All dependencies but those of tests, which may stand anywhere.
+fn needs(manifest: &Table) -> Vec<String> {
+    let mut tables = vec![manifest];
+    if let Some(Value::Table(targets)) = manifest.get("target") {
+        tables.extend(targets.values().filter_map(Value::as_table));
+    }
+    let mut needs = Vec::new();
+    for table in tables {
+        for section in ["dependencies", "build-dependencies"] {
+            let Some(Value::Table(section)) = table.get(section) else { continue };
+            needs.extend(section.iter().map(|(name, value)| {
+                let renamed = value.get("package").and_then(Value::as_str);
+                renamed.unwrap_or(name).to_owned()
+            }));
+        }
+    }
+    needs
+}
+
+fn at<'a>(table: &'a Table, path: &[&str]) -> Option<&'a Value> {
+    let (first, rest) = path.split_first()?;
+    rest.iter().try_fold(table.get(*first)?, |value, key| value.get(key))
+}
+
+fn text_at(table: &Table, path: &[&str]) -> Option<String> {
+    at(table, path).and_then(Value::as_str).map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn expect(name: &str, dependencies: &str, complaints: &[&str]) {
+        let head = format!("[package]\nname = '{name}'\nversion.workspace = true");
+        let manifest = format!("{head}\n[lints]\nworkspace = true\n{dependencies}\n");
+        assert_eq!(check("Cargo.toml", &manifest), complaints, "{manifest}");
+    }
+
+    #[test]
+    fn arrows_only_point_down() {
+        expect("tiffin-proto", "[dependencies]\ntiffin-core.workspace = true", &[]);
+        expect(
+            "tiffin-core",
+            "[dependencies]\ntiffin-proto.workspace = true",
+            &["Cargo.toml:1: `tiffin-core` must not know `tiffin-proto`"],
+        );
+        expect(
+            "tiffin-transport",
+            "[dependencies]\ncore = { package = 'tiffin-core', path = '.' }",
+            &["Cargo.toml:1: `tiffin-transport` must not know `tiffin-core`"],
+        );
+        expect(
+            "tiffin-sim",
+            "[target.'cfg(unix)'.dependencies]\ntiffin-server = '1'",
+            &["Cargo.toml:1: `tiffin-sim` must not know `tiffin-server`"],
+        );
+        expect("tiffin-core", "[dev-dependencies]\ntiffin-proto.workspace = true\nrand = '1'", &[]);
+    }
+
+    #[test]
+    fn the_core_decides_without_clock_chance_or_tasks() {
+        for forbidden in CORE_FORBIDDEN {
+            let complaint = format!("Cargo.toml:1: `tiffin-core` decides, and must not know `{forbidden}`");
+            expect("tiffin-core", &format!("[dependencies]\n{forbidden}.workspace = true"), &[&complaint]);
+        }
+    }
+
+    #[test]
+    fn a_new_crate_must_be_given_its_place() {
+        expect("tiffin-kv", "", &["Cargo.toml:1: `tiffin-kv` has no place in the direction of dependencies"]);
+    }
+
+    #[test]
+    fn lints_and_version_come_from_the_workspace() {
+        assert_eq!(
+            check("Cargo.toml", "[package]\nname = 'tiffin-core'\nversion = '1'\n"),
+            [
+                "Cargo.toml:1: `tiffin-core` does not take the lints of the workspace",
+                "Cargo.toml:1: `tiffin-core` does not take the version of the workspace",
+            ]
+        );
+    }
+
+    #[test]
+    fn the_drop_in_has_the_same_version() {
+        let workspace = "[workspace.package]\nversion = '1.2.3'\n";
+        let project =
+            |version| format!("[project]\nversion = '{version}'\ndependencies = ['tiffin=={version}']\n");
+        assert_eq!(check_versions(workspace, "p", &project("1.2.3")), Vec::<String>::new());
+        assert_eq!(
+            check_versions(workspace, "p", &project("1.2.2")),
+            [
+                "p:1: the version is not that of the workspace, 1.2.3",
+                "p:1: does not depend on \"tiffin==1.2.3\"",
+            ]
+        );
+    }
+}

@@ -1,0 +1,338 @@
+//! Rules for one file: sizes, the comment it starts with, leftovers, words that a crate must not know.
+//!
+//! The rules read lines, not syntax: they rely on `cargo fmt` for where braces stand, and a line they misread
+//! is one that a reader would stumble over too.
+
+/// The most lines of a file, test modules apart.
+pub const FILE_LINES_MAX: usize = 800;
+/// The most lines of a function, from `fn` to its closing brace.
+pub const FUNCTION_LINES_MAX: usize = 70;
+/// The widest line, in characters.
+pub const LINE_COLUMNS_MAX: usize = 110;
+
+/// The only places that may contain `unsafe`; each wraps it in a type that cannot be misused.
+pub const UNSAFE_MODULES: [&str; 2] = ["crates/transport/src/copy.rs", "crates/transport/src/map.rs"];
+
+/// Words that nobody means to leave behind. Put together here, so that this file passes its own check.
+const LEFTOVERS_RUST: [&str; 6] = [
+    concat!("FIX", "ME"),
+    concat!("TO", "DO"),
+    concat!("to", "do!("),
+    concat!("unimpl", "emented!("),
+    concat!("db", "g!("),
+    concat!("#[", "ignore"),
+];
+const LEFTOVERS_PYTHON: [&str; 6] = [
+    concat!("FIX", "ME"),
+    concat!("TO", "DO"),
+    concat!("Not", "ImplementedError"),
+    concat!("pytest.mark.", "skip("),
+    concat!("pytest.mark.", "xfail"),
+    concat!("break", "point()"),
+];
+
+/// What `core` must not know: a clock, an order that differs from run to run, chance, tasks.
+const CORE_FORBIDDEN: [&str; 8] =
+    ["Instant", "SystemTime", "HashMap", "HashSet", "RandomState", "async", "await", "println"];
+
+/// Folders that exist on one machine only.
+const MACHINE_FOLDERS: [&str; 4] = ["work", "farm", "root", "home"];
+
+/// Everything that is wrong with the file `text` at `path`.
+#[must_use]
+pub fn check(path: &str, text: &str) -> Vec<String> {
+    let mut complaints = machine_paths(path, text);
+    if path.ends_with(".rs") {
+        complaints.extend(rust(path, text));
+    } else if path.ends_with(".py") || path.ends_with(".pyi") {
+        complaints.extend(python(path, text));
+    }
+    complaints
+}
+
+fn rust(path: &str, text: &str) -> Vec<String> {
+    let mut complaints = Vec::new();
+    if !text.starts_with("//!") {
+        complaints.push(format!("{path}:1: starts with no module comment (`//!`)"));
+    }
+    complaints.extend(lines(path, text, &LEFTOVERS_RUST));
+    if !is_test_file(path) {
+        let product = outside_test_modules(text);
+        complaints.extend(file_length(path, product.len()));
+        complaints.extend(function_lengths(path, &product));
+        if path.starts_with("crates/core/src/") {
+            complaints.extend(words(path, &product, &CORE_FORBIDDEN, "which `core` must not know"));
+        }
+    }
+    if !UNSAFE_MODULES.iter().any(|module| path.starts_with(module)) {
+        let all: Vec<_> = (1..).zip(text.lines()).collect();
+        complaints.extend(words(path, &all, &["unsafe"], "outside the modules named for it"));
+    }
+    complaints
+}
+
+fn python(path: &str, text: &str) -> Vec<String> {
+    let mut complaints = Vec::new();
+    if !text.is_empty() && !text.starts_with("\"\"\"") && !text.starts_with("#!") {
+        complaints.push(format!("{path}:1: starts with no docstring"));
+    }
+    if !is_test_file(path) {
+        complaints.extend(file_length(path, text.lines().count()));
+    }
+    complaints.extend(lines(path, text, &LEFTOVERS_PYTHON));
+    complaints
+}
+
+fn file_length(path: &str, count: usize) -> Option<String> {
+    (FILE_LINES_MAX < count).then(|| format!("{path}:1: {count} lines, {FILE_LINES_MAX} at most"))
+}
+
+/// Width and leftovers, which hold for tests as well.
+fn lines(path: &str, text: &str, leftovers: &[&str]) -> Vec<String> {
+    let mut complaints = Vec::new();
+    for (number, line) in (1..).zip(text.lines()) {
+        // A snapshot is as wide as what it shows, and an address cannot be broken.
+        let may_be_wide = line.contains("expect![") || line.contains("://");
+        if LINE_COLUMNS_MAX < line.chars().count() && !may_be_wide {
+            complaints.push(format!("{path}:{number}: wider than {LINE_COLUMNS_MAX} columns"));
+        }
+        let left = leftovers.iter().filter(|word| line.contains(**word));
+        complaints.extend(left.map(|word| format!("{path}:{number}: leftover `{word}`")));
+    }
+    complaints
+}
+
+/// A function counts from its `fn` to the brace that closes it at the same depth.
+fn function_lengths(path: &str, product: &[(usize, &str)]) -> Vec<String> {
+    let mut complaints = Vec::new();
+    let mut open: Vec<(usize, usize)> = Vec::new();
+    for &(number, line) in product {
+        let code = code_of(line);
+        let code = code.trim();
+        let indent = line.len() - line.trim_start().len();
+        if declares_function(code) && !code.ends_with([';', '}']) {
+            open.push((number, indent));
+        } else if let Some(&(start, start_indent)) = open.last()
+            && indent == start_indent
+            && (code.starts_with('}') || code.ends_with(';'))
+        {
+            open.pop();
+            let count = number - start + 1;
+            if FUNCTION_LINES_MAX < count {
+                complaints.push(format!(
+                    "{path}:{start}: a function of {count} lines, {FUNCTION_LINES_MAX} at most"
+                ));
+            }
+        }
+    }
+    complaints
+}
+
+/// `fn name`, and not the type `fn(u8)`.
+fn declares_function(code: &str) -> bool {
+    let name =
+        if code.starts_with("fn ") { code.get(3..) } else { code.split_once(" fn ").map(|(_, name)| name) };
+    name.is_some_and(|name| name.starts_with(|c: char| c.is_alphabetic() || c == '_'))
+}
+
+fn words(path: &str, product: &[(usize, &str)], forbidden: &[&str], why: &str) -> Vec<String> {
+    let mut complaints = Vec::new();
+    for &(number, line) in product {
+        let code = code_of(line);
+        let found = forbidden.iter().filter(|word| has_word(&code, word));
+        complaints.extend(found.map(|word| format!("{path}:{number}: `{word}`, {why}")));
+    }
+    complaints
+}
+
+fn machine_paths(path: &str, text: &str) -> Vec<String> {
+    let mut complaints = Vec::new();
+    for (number, line) in (1..).zip(text.lines()) {
+        for folder in MACHINE_FOLDERS {
+            let needle = format!("/{folder}/");
+            let mut hits = line.match_indices(&needle);
+            let absolute = hits.any(|(at, _)| {
+                let before = line.get(..at).and_then(|head| head.chars().next_back());
+                before.is_none_or(|c| !(c.is_alphanumeric() || "_.-/:>})$".contains(c)))
+            });
+            if absolute {
+                complaints.push(format!("{path}:{number}: a path of one machine (`{needle}`)"));
+            }
+        }
+    }
+    complaints
+}
+
+fn is_test_file(path: &str) -> bool {
+    path.split('/').any(|part| part == "tests" || part == "tests.rs" || part == "behavior.rs")
+}
+
+/// The lines outside `#[cfg(test)] mod …`, with their numbers.
+fn outside_test_modules(text: &str) -> Vec<(usize, &str)> {
+    let mut kept = Vec::new();
+    let mut lines = (1..).zip(text.lines()).peekable();
+    while let Some((number, line)) = lines.next() {
+        let opens_tests = line.trim() == "#[cfg(test)]"
+            && lines.peek().is_some_and(|(_, next)| has_word(next, "mod") && next.trim_end().ends_with('{'));
+        if opens_tests {
+            let end = format!("{}}}", line.strip_suffix(line.trim()).unwrap_or_default());
+            lines.by_ref().find(|(_, inside)| *inside == end);
+        } else {
+            kept.push((number, line));
+        }
+    }
+    kept
+}
+
+/// The line without its strings and without a comment at its end.
+fn code_of(line: &str) -> String {
+    let mut code = String::new();
+    let mut in_string = false;
+    let mut chars = line.chars().peekable();
+    while let Some(c) = chars.next() {
+        match c {
+            '\\' if in_string => drop(chars.next()),
+            '"' => in_string = !in_string,
+            '/' if !in_string && chars.peek() == Some(&'/') => break,
+            _ if !in_string => code.push(c),
+            _ => {}
+        }
+    }
+    code
+}
+
+fn has_word(code: &str, word: &str) -> bool {
+    let part_of_name = |c: char| c.is_alphanumeric() || c == '_';
+    code.match_indices(word).any(|(at, _)| {
+        let before = code.get(..at).and_then(|head| head.chars().next_back());
+        let after = code.get(at + word.len()..).and_then(|tail| tail.chars().next());
+        !before.is_some_and(part_of_name) && !after.is_some_and(part_of_name)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn expect(path: &str, text: &str, complaints: &[&str]) {
+        assert_eq!(check(path, text), complaints, "in {path}:\n{text}");
+    }
+
+    fn function(body_lines: usize) -> String {
+        format!("pub fn long(\n    a: u8,\n) -> u8 {{\n{}}}\n", "    ();\n".repeat(body_lines - 4))
+    }
+
+    #[test]
+    fn a_tidy_file_is_left_alone() {
+        let text = format!("//! Doc.\n\n{}{}", function(FUNCTION_LINES_MAX), function(FUNCTION_LINES_MAX));
+        expect("crates/server/src/a.rs", &text, &[]);
+    }
+
+    #[test]
+    fn a_long_function_is_noticed_wherever_it_stands() {
+        let long = function(FUNCTION_LINES_MAX + 1);
+        expect(
+            "crates/server/src/a.rs",
+            &format!("//! Doc.\n{long}"),
+            &["crates/server/src/a.rs:2: a function of 71 lines, 70 at most"],
+        );
+        let method: String = long.lines().map(|line| format!("    {line}\n")).collect();
+        expect(
+            "crates/server/src/a.rs",
+            &format!("//! Doc.\nimpl A {{\n    fn b(&self);\n    fn c() {{}}\n{method}}}\n"),
+            &["crates/server/src/a.rs:5: a function of 71 lines, 70 at most"],
+        );
+        let with_callback =
+            format!("//! Doc.\nfn b(f: impl Fn()) {{\n{}}}\n", "    f();\n".repeat(FUNCTION_LINES_MAX));
+        expect(
+            "crates/server/src/a.rs",
+            &with_callback,
+            &["crates/server/src/a.rs:2: a function of 72 lines, 70 at most"],
+        );
+    }
+
+    #[test]
+    fn tests_may_be_long() {
+        let long = function(FILE_LINES_MAX);
+        expect("crates/server/tests/a.rs", &format!("//! Doc.\n{long}"), &[]);
+        let indented: String = long.lines().map(|line| format!("    {line}\n")).collect();
+        expect(
+            "crates/server/src/a.rs",
+            &format!("//! Doc.\n#[cfg(test)]\nmod tests {{\n{indented}}}\n"),
+            &[],
+        );
+    }
+
+    #[test]
+    fn what_stands_behind_a_test_module_is_still_counted() {
+        let long = function(FUNCTION_LINES_MAX + 1);
+        let text = format!("//! Doc.\n#[cfg(test)]\nmod tests {{\n}}\n{long}");
+        let complaint = "crates/server/src/a.rs:5: a function of 71 lines, 70 at most";
+        expect("crates/server/src/a.rs", &text, &[complaint]);
+    }
+
+    #[test]
+    fn a_long_file_is_noticed() {
+        let rust = format!("//! Doc.\n{}", "mod a;\n".repeat(FILE_LINES_MAX));
+        expect("crates/rpc/src/a.rs", &rust, &["crates/rpc/src/a.rs:1: 801 lines, 800 at most"]);
+        let python = format!("\"\"\"Doc.\"\"\"\n{}", "a = 1\n".repeat(FILE_LINES_MAX));
+        expect("python/tiffin/a.py", &python, &["python/tiffin/a.py:1: 801 lines, 800 at most"]);
+    }
+
+    #[test]
+    fn a_file_says_first_what_it_is_for() {
+        expect("a.rs", "use b;\n", &["a.rs:1: starts with no module comment (`//!`)"]);
+        expect("a.py", "import b\n", &["a.py:1: starts with no docstring"]);
+    }
+
+    #[test]
+    fn wide_lines_are_noticed() {
+        let wide = "é".repeat(LINE_COLUMNS_MAX - 3);
+        expect("a.rs", &format!("//! {wide}\n"), &["a.rs:1: wider than 110 columns"]);
+        expect("a.py", &format!("\"\"\"{wide}\"\"\"\n"), &["a.py:1: wider than 110 columns"]);
+        expect("a.rs", &format!("//! {}\n", "é".repeat(LINE_COLUMNS_MAX - 4)), &[]);
+    }
+
+    #[test]
+    fn leftovers_are_noticed_in_tests_too() {
+        for word in LEFTOVERS_RUST {
+            let complaint = format!("crates/a/tests/b.rs:2: leftover `{word}`");
+            expect("crates/a/tests/b.rs", &format!("//! Doc.\n    {word}\n"), &[&complaint]);
+        }
+        for word in LEFTOVERS_PYTHON {
+            expect("a.py", &format!("\"\"\"Doc.\"\"\"\n{word}\n"), &[&format!("a.py:2: leftover `{word}`")]);
+        }
+    }
+
+    #[test]
+    fn danger_outside_the_named_modules_is_noticed() {
+        let complaint = "crates/rpc/src/a.rs:2: `unsafe`, outside the modules named for it";
+        expect("crates/rpc/src/a.rs", "//! Doc.\n    let b = unsafe { c() };\n", &[complaint]);
+        expect("crates/rpc/src/a.rs", "//! Is `unsafe`.\n#![deny(unsafe_code)] // unsafe\n", &[]);
+        expect("crates/rpc/src/a.rs", "//! Doc.\nconst A: &str = \"an unsafe \\\" unsafe\";\n", &[]);
+    }
+
+    #[test]
+    fn the_core_knows_no_clock_and_no_chance() {
+        for word in CORE_FORBIDDEN {
+            let complaint = format!("crates/core/src/a.rs:2: `{word}`, which `core` must not know");
+            expect("crates/core/src/a.rs", &format!("//! Doc.\nuse a::{word};\n"), &[&complaint]);
+            expect("crates/core/src/a.rs", &format!("//! No {word}.\nuse a::{word}s;\n"), &[]);
+            expect("crates/server/src/a.rs", &format!("//! Doc.\nuse a::{word};\n"), &[]);
+        }
+    }
+
+    #[test]
+    fn paths_of_one_machine_are_noticed_in_any_file() {
+        for folder in MACHINE_FOLDERS {
+            let complaint = format!("docs/a.md:2: a path of one machine (`/{folder}/`)");
+            expect("docs/a.md", &format!("See\n`/{folder}/me/notes`.\n"), &[&complaint]);
+            expect(
+                "docs/a.md",
+                &format!("See a/{folder}/b and https://c/{folder}/d and ../{folder}/e.\n"),
+                &[],
+            );
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! Finds the files that people wrote: everything in the tree but what was built, downloaded or hidden.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+/// Folders whose contents nobody wrote.
+const SKIPPED: [&str; 8] = [
+    "target",
+    "dist",
+    "bench-out",
+    "__pycache__",
+    "corpus",
+    "artifacts",
+    "node_modules",
+    "proptest-regressions",
+];
+/// Hidden folders that are ours all the same.
+const HIDDEN_BUT_OURS: [&str; 2] = [".ci", ".config"];
+
+/// A text file: its path from the root with `/` between the parts, and what it says.
+pub struct File {
+    /// The path from the root of the tree.
+    pub path: String,
+    /// The contents.
+    pub text: String,
+}
+
+/// The root of the workspace this crate was built in.
+#[must_use]
+pub fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// All text files below `root`, in order of their paths.
+///
+/// # Errors
+/// When a folder or file cannot be read.
+pub fn files(root: &Path) -> io::Result<Vec<File>> {
+    let mut found = Vec::new();
+    visit(root, "", &mut found)?;
+    found.sort_by(|a, b| a.path.cmp(&b.path));
+    Ok(found)
+}
+
+fn visit(folder: &Path, prefix: &str, found: &mut Vec<File>) -> io::Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let path = format!("{prefix}{name}");
+        let kind = entry.file_type()?;
+        if kind.is_dir() && is_ours(&name) {
+            visit(&entry.path(), &format!("{path}/"), found)?;
+        } else if kind.is_file()
+            && name != "Cargo.lock"
+            && let Ok(text) = String::from_utf8(fs::read(entry.path())?)
+        {
+            found.push(File { path, text });
+        }
+    }
+    Ok(())
+}
+
+fn is_ours(folder: &str) -> bool {
+    !SKIPPED.contains(&folder) && (!folder.starts_with('.') || HIDDEN_BUT_OURS.contains(&folder))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sources_are_found_and_what_was_built_is_not() {
+        let paths: Vec<String> = files(&root()).unwrap().into_iter().map(|file| file.path).collect();
+        for ours in ["Makefile", ".ci/run", "crates/core/src/lib.rs", "python/tiffin/__init__.py"] {
+            assert!(paths.iter().any(|path| path == ours), "{ours} was not found");
+        }
+        let built = |path: &&String| path.starts_with("target/") || path.starts_with(".venv");
+        assert_eq!(paths.iter().find(built), None);
+    }
+}

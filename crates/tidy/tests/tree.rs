@@ -1,0 +1,53 @@
+//! The whole tree keeps the rules of this crate. What each rule means is proven beside it, on bad snippets.
+
+use std::{fs, process::Command};
+
+use tiffin_tidy::{licence, manifest, source, tree};
+
+#[track_caller]
+fn expect_none(complaints: &[String]) {
+    assert!(complaints.is_empty(), "untidy, {} times:\n{}", complaints.len(), complaints.join("\n"));
+}
+
+#[test]
+fn the_sources_are_tidy() {
+    let files = tree::files(&tree::root()).unwrap();
+    let complaints: Vec<_> = files.iter().flat_map(|file| source::check(&file.path, &file.text)).collect();
+    expect_none(&complaints);
+}
+
+#[test]
+fn the_modules_named_for_danger_exist_and_need_it() {
+    for module in source::UNSAFE_MODULES {
+        let text = fs::read_to_string(tree::root().join(module));
+        let needs_it = text.is_ok_and(|text| text.contains("unsafe"));
+        assert!(needs_it, "{module} is named as a place for `unsafe` and has none");
+    }
+}
+
+#[test]
+fn dependencies_point_down() {
+    let files = tree::files(&tree::root()).unwrap();
+    let manifests = files.iter().filter(|file| file.path.ends_with("Cargo.toml"));
+    let complaints: Vec<_> = manifests.flat_map(|file| manifest::check(&file.path, &file.text)).collect();
+    expect_none(&complaints);
+}
+
+#[test]
+fn both_wheels_have_one_version() {
+    let read = |path| fs::read_to_string(tree::root().join(path)).unwrap();
+    let project = "python-mooncake/pyproject.toml";
+    expect_none(&manifest::check_versions(&read("Cargo.toml"), project, &read(project)));
+}
+
+#[test]
+fn every_licence_is_on_the_list() {
+    let metadata = Command::new(env!("CARGO"))
+        .args(["metadata", "--format-version=1", "--locked", "--filter-platform=x86_64-unknown-linux-gnu"])
+        .current_dir(tree::root())
+        .output()
+        .unwrap();
+    assert!(metadata.status.success(), "{}", String::from_utf8_lossy(&metadata.stderr));
+    let deny = fs::read_to_string(tree::root().join("deny.toml")).unwrap();
+    expect_none(&licence::check(&deny, &String::from_utf8(metadata.stdout).unwrap()));
+}
