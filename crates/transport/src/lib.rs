@@ -1,1 +1,277 @@
-//! transport
+//! Moves bytes between memories.
+//!
+//! This crate knows segments, slots, stamps and ranges; it does not know what an object is, nor who may
+//! have one. A [`Transport`] copies ranges of a slot into a caller's buffers and back, and proves with the
+//! slot's stamp that the bytes were those of the use that the caller named:
+//!
+//! - [`local::Local`] reaches the memory of a node in the same process,
+//! - [`shm::Shm`] reaches the memory of a node on the same host, through mappings,
+//! - [`tcp::Tcp`] reaches any node, through its data socket.
+//!
+//! The node's side is [`segment::NodeMemory`] with its one [`control::ControlWriter`], handed out by
+//! [`shm::Server`] and served by [`tcp::Server`].
+//!
+//! **Invariant:** a read that answers `Ok` returned bytes that were covered by the stamp asked for, and the
+//! slot still carried it after the last byte was copied. After any error the buffer's content is unspecified.
+//!
+//! **Invariant:** no `&[u8]` is ever formed over memory that somebody else may write. Such bytes are touched
+//! only by the copy kernel and by system calls.
+//!
+//! **Invariant:** everything `unsafe` is in `buffer`, `copy`, `map`, `peer` and `tcp::wire`.
+
+#[cfg(any(test, feature = "testkit"))]
+mod behavior_x {}
+pub mod buffer;
+pub mod control;
+pub mod copy;
+#[cfg(any(test, feature = "testkit"))]
+mod faults_x {}
+pub mod layout;
+pub mod local;
+mod map;
+mod mapped;
+// mod peer;
+pub mod segment;
+// pub mod shm;
+// pub mod tcp;
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+pub use tokio::time::Instant;
+
+pub use crate::buffer::{SourceBuf, TargetBuf};
+pub use crate::mapped::MappedRange;
+
+/// The most bytes one request of the data socket moves, so that the stamp is checked at least that often.
+pub const CHUNK_BYTES_MAX: u64 = 4 << 20;
+/// The longest token, in bytes.
+pub const TOKEN_BYTES_MAX: usize = 1024;
+/// The longest reason given with a refusal, in bytes.
+pub const REASON_BYTES_MAX: usize = 1024;
+
+/// A run of bytes in a data segment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Extent {
+    /// Distance from the start of the segment.
+    pub offset: u64,
+    /// How many bytes.
+    pub len: u64,
+}
+
+impl Extent {
+    /// The first offset behind the run; `None` where that overflows.
+    #[must_use]
+    pub fn end(self) -> Option<u64> {
+        self.offset.checked_add(self.len)
+    }
+}
+
+/// The part `offset .. offset + len` of the bytes that `extents` hold in order; `None` if they hold fewer.
+///
+/// ```
+/// # use tiffin_transport::{Extent, cut};
+/// let extents = [Extent { offset: 64, len: 10 }, Extent { offset: 512, len: 10 }];
+/// assert_eq!(cut(&extents, 8, 4).unwrap(), [Extent { offset: 72, len: 2 }, Extent { offset: 512, len: 2 }]);
+/// assert_eq!(cut(&extents, 18, 4), None);
+/// ```
+#[must_use]
+pub fn cut(extents: &[Extent], offset: u64, len: u64) -> Option<Vec<Extent>> {
+    let mut skip = offset;
+    let mut left = len;
+    let mut pieces = Vec::new();
+    for extent in extents {
+        if skip >= extent.len {
+            skip -= extent.len;
+            continue;
+        }
+        let take = left.min(extent.len - skip);
+        if take > 0 {
+            pieces.push(Extent { offset: extent.offset.checked_add(skip)?, len: take });
+        }
+        (skip, left) = (0, left - take);
+    }
+    (left == 0 && skip == 0).then_some(pieces)
+}
+
+/// A read of one range of one slot into buffers, filled in order; the range is as long as they are together.
+#[derive(Clone, Debug)]
+pub struct ReadOp<'a> {
+    /// The record in the control segment.
+    pub slot: u32,
+    /// The use of that record.
+    pub stamp: u64,
+    /// Where in the slot's bytes the range begins.
+    pub offset: u64,
+    /// Where the bytes go.
+    pub targets: Vec<TargetBuf<'a>>,
+}
+
+impl ReadOp<'_> {
+    /// How many bytes are wanted.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.targets.iter().fold(0, |sum, target| sum.saturating_add(target.len() as u64))
+    }
+}
+
+/// A write of buffers, in order, into one range of one reserved slot.
+#[derive(Clone, Debug)]
+pub struct WriteOp<'a> {
+    /// The record in the control segment.
+    pub slot: u32,
+    /// The use of that record: the writer's token.
+    pub stamp: u64,
+    /// Where in the slot's bytes the range begins.
+    pub offset: u64,
+    /// The bytes.
+    pub sources: Vec<SourceBuf<'a>>,
+}
+
+impl WriteOp<'_> {
+    /// How many bytes there are.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.sources.iter().fold(0, |sum, source| sum.saturating_add(source.len() as u64))
+    }
+}
+
+/// Why bytes were not moved. The content of a read's buffer is then unspecified.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TransferError {
+    /// The slot does not carry that stamp, or no longer takes writes: resolve or reserve again.
+    #[error("the slot no longer carries the stamp that was asked for")]
+    Stale,
+    /// The node went away in the middle or could not be reached: try another replica.
+    #[error("lost {peer}: {why}")]
+    Lost {
+        /// Which node.
+        peer: String,
+        /// What was seen.
+        why: String,
+    },
+    /// The node does not let this client in; trying again does not help.
+    #[error("{peer} refused: {reason}")]
+    Refused {
+        /// Which node.
+        peer: String,
+        /// What it said.
+        reason: String,
+    },
+    /// The deadline passed.
+    #[error("the deadline passed before the bytes were moved")]
+    Timeout,
+    /// The bytes, or the record that leads to them, are not what was written: try another replica.
+    #[error("the bytes arrived damaged")]
+    Corrupt,
+    /// The range is not inside the slot's bytes.
+    #[error("the range is outside the bytes of the slot")]
+    OutOfRange,
+    /// The memory was mapped by a parent process and is not mapped in this one: attach again.
+    #[error("the memory was mapped before this process was forked\n\nhint: connect again in the child")]
+    Forked,
+}
+
+/// What became of one operation of a batch.
+pub type Outcome = Result<(), TransferError>;
+
+/// The outcomes of a batch, in the order of its operations.
+pub type Outcomes<'a> = Pin<Box<dyn Future<Output = Vec<Outcome>> + Send + 'a>>;
+
+/// What a transport can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Capability {
+    /// `local`, `shm` or `tcp`.
+    pub name: &'static str,
+    /// The node is on the same host.
+    pub same_host: bool,
+    /// Bytes can be looked at where they lie.
+    pub can_view: bool,
+}
+
+/// Moves bytes to and from one node's memory. A single operation is a batch of one.
+///
+/// Dropping a future is safe at any time: from then on no buffer of its operations is touched.
+pub trait Transport: Send + Sync {
+    /// What this one can do.
+    fn capability(&self) -> Capability;
+
+    /// Copies ranges of slots into buffers, and then requires the stamps.
+    fn read<'a>(&'a self, ops: &'a [ReadOp<'a>], deadline: Instant) -> Outcomes<'a>;
+
+    /// Copies buffers into ranges of slots that are reserved under these stamps.
+    fn write<'a>(&'a self, ops: &'a [WriteOp<'a>], deadline: Instant) -> Outcomes<'a>;
+}
+
+/// How many bytes went which way.
+#[derive(Debug, Default)]
+pub struct Moved {
+    read: AtomicU64,
+    written: AtomicU64,
+}
+
+impl Moved {
+    /// Bytes out of segments.
+    #[must_use]
+    pub fn read(&self) -> u64 {
+        self.read.load(Ordering::Relaxed)
+    }
+
+    /// Bytes into segments.
+    #[must_use]
+    pub fn written(&self) -> u64 {
+        self.written.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn add_read(&self, bytes: u64) {
+        self.read.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    pub(crate) fn add_written(&self, bytes: u64) {
+        self.written.fetch_add(bytes, Ordering::Relaxed);
+    }
+}
+
+/// Bytes moved, by the way they went. The proof that no byte crossed a socket is a zero here.
+#[derive(Debug, Default)]
+pub struct Counters {
+    /// By this process's clients inside this process.
+    pub local: Moved,
+    /// By this process's clients through mappings of another process's memory.
+    pub shm: Moved,
+    /// By this process's clients through data sockets.
+    pub tcp: Moved,
+    /// By this process's nodes, for others, through data sockets.
+    pub served: Moved,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn extents(list: &[(u64, u64)]) -> Vec<Extent> {
+        list.iter().map(|&(offset, len)| Extent { offset, len }).collect()
+    }
+
+    #[test]
+    fn a_range_is_cut_out_of_extents() {
+        let whole = extents(&[(100, 10), (0, 5), (50, 1)]);
+        for (offset, len, expected) in [
+            (0, 16, Some(vec![(100, 10), (0, 5), (50, 1)])),
+            (0, 0, Some(vec![])),
+            (16, 0, Some(vec![])),
+            (10, 5, Some(vec![(0, 5)])),
+            (9, 7, Some(vec![(109, 1), (0, 5), (50, 1)])),
+            (3, 2, Some(vec![(103, 2)])),
+            (16, 1, None),
+            (17, 0, None),
+            (0, 17, None),
+            (u64::MAX, u64::MAX, None),
+        ] {
+            let expected = expected.map(|list| extents(&list));
+            assert_eq!(cut(&whole, offset, len), expected, "{offset}+{len}");
+        }
+        assert_eq!(cut(&[], 0, 0), Some(vec![]));
+    }
+}

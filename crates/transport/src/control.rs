@@ -1,0 +1,428 @@
+//! The control segment in use: one writer in the node, any number of readers.
+//!
+//! **Invariant (retire before reuse):** when a slot's stamp goes away, that is stored sequentially consistently
+//! and fenced before anything else happens; when a new stamp comes, every other word of the slot is in place
+//! before it. So whoever finds a stamp before and after looking has seen the words and bytes of that use.
+//!
+//! **Invariant:** while a slot carries a stamp and is committed, its length and extents do not change.
+//!
+//! **Invariant:** a reader believes nothing it loads until it has been checked against the sizes of the segment:
+//! words that race with a new use cannot lead outside the mappings, nor to a large allocation.
+
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+
+use crate::layout::{self, EXTENTS_MAX, Geometry, INLINE_EXTENTS, SPILLED_EXTENT_BYTES, header, slot};
+use crate::map::Map;
+use crate::{Extent, TransferError, copy, cut};
+
+/// What a slot is used for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum SlotState {
+    /// Nothing.
+    #[default]
+    Free,
+    /// A writer may fill it.
+    Reserved,
+    /// The writer is done; whether it becomes visible is being decided.
+    Prepared,
+    /// It can be read.
+    Committed,
+}
+
+impl SlotState {
+    fn from_word(word: u64) -> Option<Self> {
+        match word & 0xff {
+            0 => Some(Self::Free),
+            1 => Some(Self::Reserved),
+            2 => Some(Self::Prepared),
+            3 => Some(Self::Committed),
+            _ => None,
+        }
+    }
+
+    fn to_word(self) -> u64 {
+        match self {
+            Self::Free => 0,
+            Self::Reserved => 1,
+            Self::Prepared => 2,
+            Self::Committed => 3,
+        }
+    }
+}
+
+/// Everything a slot says.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SlotRecord {
+    /// The present use; zero is nobody's.
+    pub stamp: u64,
+    /// What the slot is used for.
+    pub state: SlotState,
+    /// Never evicted.
+    pub hard_pin: bool,
+    /// Evicted last.
+    pub soft_pin: bool,
+    /// The namespace's name, in the heap.
+    pub namespace: Extent,
+    /// Which life of the master minted the generation.
+    pub generation_epoch: u64,
+    /// Which one in that life.
+    pub generation_counter: u64,
+    /// How many bytes the extents hold together.
+    pub len: u64,
+    /// Where the bytes lie in the data segment, in order.
+    pub extents: Vec<Extent>,
+    /// Where in the heap the list of extents goes, if there are more than [`INLINE_EXTENTS`]:
+    /// [`SPILLED_EXTENT_BYTES`] for each.
+    pub spill_offset: u64,
+    /// The key, in the heap.
+    pub key: Extent,
+}
+
+/// The node's hand on its control segment. There is one per segment: the type is neither `Clone` nor made again.
+#[derive(Debug)]
+pub struct ControlWriter {
+    map: Arc<Map>,
+    geometry: Geometry,
+}
+
+impl ControlWriter {
+    /// Writes the header of a new segment.
+    pub(crate) fn initialise(map: Arc<Map>, geometry: Geometry) -> Self {
+        for (at, value) in [
+            (header::FORMAT_VERSION, layout::FORMAT_VERSION),
+            (header::SEGMENT_ID, geometry.segment),
+            (header::SLOT_COUNT, u64::from(geometry.slot_count)),
+            (header::SLOT_OFFSET, layout::HEADER_BYTES),
+            (header::HEAP_OFFSET, geometry.heap_at()),
+            (header::HEAP_BYTES, geometry.heap_bytes),
+            (header::DATA_BYTES, geometry.data_bytes),
+            (header::STAMP_HIGH_WATER, 1),
+        ] {
+            map.store(at, value, Ordering::Relaxed);
+        }
+        // A header without its magic is not a segment yet.
+        map.store(header::MAGIC, layout::MAGIC, Ordering::SeqCst);
+        Self { map, geometry }
+    }
+
+    /// The sizes of the segment.
+    #[must_use]
+    pub fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    /// Makes the slot say what the record says.
+    ///
+    /// A different stamp than before is a new use: the old one is retired first and the new one appears last.
+    /// The same stamp is a step in the life of the same use: the state appears last.
+    ///
+    /// # Panics
+    /// If the record does not fit the segment, or moves the bytes of a committed use: a broken invariant of the
+    /// node, which would otherwise become wrong bytes.
+    pub fn write_slot(&mut self, index: u32, record: &SlotRecord) {
+        let at = self.slot_at(index);
+        self.assert_fits(index, record);
+        if record.stamp == 0 {
+            return self.retire(index);
+        }
+        let old_stamp = self.map.load(at + slot::STAMP);
+        let is_new_use = old_stamp != record.stamp;
+        if is_new_use && old_stamp != 0 {
+            self.retire(index);
+        }
+        if !is_new_use {
+            self.assert_unmoved(index, record);
+        }
+        self.write_words(at, record);
+        // The state follows the words it speaks about, for whoever reads the segment after a crash.
+        self.map.store(at + slot::STATE, state_word(record), Ordering::Release);
+        if is_new_use {
+            self.map.store(at + slot::STAMP, record.stamp, Ordering::SeqCst);
+        }
+    }
+
+    /// Takes the stamp away. When this returns, no copy that ends later validates, so the bytes may be reused.
+    pub fn retire(&mut self, index: u32) {
+        let at = self.slot_at(index);
+        self.map.store(at + slot::STAMP, 0, Ordering::SeqCst);
+        // A sequentially consistent store alone does not keep later plain stores behind it on every processor.
+        fence(Ordering::SeqCst);
+        self.map.store(at + slot::STATE, SlotState::Free.to_word(), Ordering::SeqCst);
+    }
+
+    /// Puts bytes into the heap, where the node has found room for them.
+    ///
+    /// # Panics
+    /// If they do not fit.
+    pub fn write_heap(&mut self, offset: u64, bytes: &[u8]) {
+        let run = Extent { offset, len: bytes.len() as u64 };
+        let target = self.geometry.in_heap(run).and_then(|run| self.map.target(run));
+        let Some(target) = target else {
+            panic!("{run:?} is outside the heap of {} bytes", self.geometry.heap_bytes);
+        };
+        copy::copy_in(bytes, target);
+    }
+
+    /// Records that no stamp at or above this one has ever been used.
+    ///
+    /// # Panics
+    /// If the mark would sink: stamps would be used twice.
+    pub fn set_stamp_high_water(&mut self, mark: u64) {
+        let old = self.map.load(header::STAMP_HIGH_WATER);
+        assert!(mark >= old, "the stamp high-water mark would sink from {old} to {mark}");
+        self.map.store(header::STAMP_HIGH_WATER, mark, Ordering::SeqCst);
+    }
+
+    /// Records the life of the master that the node belongs to.
+    pub fn set_epoch(&mut self, epoch: u64) {
+        self.map.store(header::MASTER_EPOCH, epoch, Ordering::SeqCst);
+    }
+
+    fn slot_at(&self, index: u32) -> u64 {
+        let at = self.geometry.slot_at(index);
+        at.unwrap_or_else(|| panic!("slot {index} of {}", self.geometry.slot_count))
+    }
+
+    fn write_words(&mut self, at: u64, record: &SlotRecord) {
+        if record.extents.len() > INLINE_EXTENTS {
+            let words = record.extents.iter().flat_map(|extent| [extent.offset, extent.len]);
+            let list: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
+            self.write_heap(record.spill_offset, &list);
+        }
+        let words = [
+            (slot::NAMESPACE_OFFSET, record.namespace.offset),
+            (slot::NAMESPACE_LEN, record.namespace.len),
+            (slot::GENERATION_EPOCH, record.generation_epoch),
+            (slot::GENERATION_COUNTER, record.generation_counter),
+            (slot::LEN, record.len),
+            (slot::EXTENT_COUNT, record.extents.len() as u64),
+            (slot::KEY_OFFSET, record.key.offset),
+            (slot::KEY_LEN, record.key.len),
+        ];
+        for (word, value) in words {
+            self.map.store(at + word, value, Ordering::Relaxed);
+        }
+        for (word, value) in (0..).zip(extent_words(record)) {
+            self.map.store(at + slot::EXTENTS + word * 8, value, Ordering::Relaxed);
+        }
+    }
+
+    fn assert_fits(&self, index: u32, record: &SlotRecord) {
+        let count = record.extents.len() as u64;
+        assert!(count <= EXTENTS_MAX, "slot {index}: {count} extents");
+        let total = total_inside(&record.extents, self.geometry.data_bytes);
+        assert_eq!(total, Some(record.len), "slot {index}: the extents do not hold the length");
+    }
+
+    fn assert_unmoved(&self, index: u32, record: &SlotRecord) {
+        let at = self.slot_at(index);
+        if SlotState::from_word(self.map.load(at + slot::STATE)) != Some(SlotState::Committed) {
+            return;
+        }
+        let old_words = (0..4).map(|word| self.map.load(at + slot::EXTENTS + word * 8));
+        let is_same = self.map.load(at + slot::LEN) == record.len
+            && self.map.load(at + slot::EXTENT_COUNT) == record.extents.len() as u64
+            && old_words.eq(extent_words(record));
+        assert!(is_same, "slot {index}: a committed use was moved");
+    }
+}
+
+/// Where the bytes of one use of a slot lie.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Placement {
+    /// What the slot was used for when it was looked at.
+    pub state: SlotState,
+    /// How many bytes there are.
+    pub len: u64,
+    /// Where, in order; all inside the data segment.
+    pub extents: Vec<Extent>,
+}
+
+impl Placement {
+    /// A range of the bytes.
+    pub fn range(&self, offset: u64, len: u64) -> Result<Vec<Extent>, TransferError> {
+        cut(&self.extents, offset, len).ok_or(TransferError::OutOfRange)
+    }
+}
+
+/// A use of a slot as it was found by [`ControlReader::scan`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Scanned {
+    /// Which slot.
+    pub slot: u32,
+    /// What it says.
+    pub record: SlotRecord,
+    /// The bytes of the namespace's name.
+    pub namespace: Vec<u8>,
+    /// The bytes of the key.
+    pub key: Vec<u8>,
+}
+
+/// A hand on a control segment that can only look.
+#[derive(Clone, Debug)]
+pub struct ControlReader {
+    map: Arc<Map>,
+    geometry: Geometry,
+}
+
+impl ControlReader {
+    pub(crate) fn new(map: Arc<Map>, geometry: Geometry) -> Self {
+        Self { map, geometry }
+    }
+
+    /// Reads the header of a mapped control segment; `None` if it is not one, or not all there.
+    pub(crate) fn open(map: Arc<Map>) -> Option<Self> {
+        if map.len() < layout::HEADER_BYTES
+            || map.load(header::MAGIC) != layout::MAGIC
+            || map.load(header::FORMAT_VERSION) != layout::FORMAT_VERSION
+        {
+            return None;
+        }
+        let geometry = Geometry {
+            segment: map.load(header::SEGMENT_ID),
+            data_bytes: map.load(header::DATA_BYTES),
+            slot_count: u32::try_from(map.load(header::SLOT_COUNT)).ok()?,
+            heap_bytes: map.load(header::HEAP_BYTES),
+        };
+        let is_whole = geometry.is_sane()
+            && map.load(header::SLOT_OFFSET) == layout::HEADER_BYTES
+            && map.load(header::HEAP_OFFSET) == geometry.heap_at()
+            && map.len() >= geometry.control_bytes();
+        is_whole.then_some(Self { map, geometry })
+    }
+
+    /// The sizes of the segment.
+    #[must_use]
+    pub fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    /// No stamp at or above this one has ever been used.
+    #[must_use]
+    pub fn stamp_high_water(&self) -> u64 {
+        self.map.load(header::STAMP_HIGH_WATER)
+    }
+
+    /// The life of the master that the node last belonged to.
+    #[must_use]
+    pub fn epoch(&self) -> u64 {
+        self.map.load(header::MASTER_EPOCH)
+    }
+
+    /// Where the bytes of a use lie.
+    pub fn load(&self, index: u32, stamp: u64) -> Result<Placement, TransferError> {
+        if !self.map.is_here() {
+            return Err(TransferError::Forked);
+        }
+        let at = self.geometry.slot_at(index).ok_or(TransferError::Stale)?;
+        if stamp == 0 || self.map.load(at + slot::STAMP) != stamp {
+            return Err(TransferError::Stale);
+        }
+        fence(Ordering::Acquire);
+        let placement = self.placement(at);
+        // What was loaded belongs to this use only if the use is still there; else it is nobody's fault.
+        if self.still(index, stamp) { placement.ok_or(TransferError::Corrupt) } else { Err(TransferError::Stale) }
+    }
+
+    /// Whether the slot carries the stamp now, after everything that was copied before.
+    #[must_use]
+    pub fn still(&self, index: u32, stamp: u64) -> bool {
+        fence(Ordering::Acquire);
+        let now = self.geometry.slot_at(index).map(|at| self.map.load(at + slot::STAMP));
+        stamp != 0 && now == Some(stamp)
+    }
+
+    /// Reads back every use of every slot. Meant for when nobody writes.
+    ///
+    /// A record that makes no sense is an error with the slot's number: the segment is damaged.
+    pub fn scan(&self) -> Result<Vec<Scanned>, u32> {
+        let mut found = Vec::new();
+        for index in 0..self.geometry.slot_count {
+            let at = self.geometry.slot_at(index).ok_or(index)?;
+            if self.map.load(at + slot::STAMP) != 0 {
+                found.push(self.scan_slot(index, at).ok_or(index)?);
+            }
+        }
+        Ok(found)
+    }
+
+    fn scan_slot(&self, index: u32, at: u64) -> Option<Scanned> {
+        let word = |offset: u64| self.map.load(at + offset);
+        let state = word(slot::STATE);
+        let placement = self.placement(at)?;
+        let is_spilled = placement.extents.len() > INLINE_EXTENTS;
+        let record = SlotRecord {
+            stamp: word(slot::STAMP),
+            state: placement.state,
+            hard_pin: state & layout::FLAG_HARD_PIN != 0,
+            soft_pin: state & layout::FLAG_SOFT_PIN != 0,
+            namespace: Extent { offset: word(slot::NAMESPACE_OFFSET), len: word(slot::NAMESPACE_LEN) },
+            generation_epoch: word(slot::GENERATION_EPOCH),
+            generation_counter: word(slot::GENERATION_COUNTER),
+            len: placement.len,
+            extents: placement.extents,
+            spill_offset: if is_spilled { word(slot::EXTENTS) } else { 0 },
+            key: Extent { offset: word(slot::KEY_OFFSET), len: word(slot::KEY_LEN) },
+        };
+        let namespace = self.heap_bytes(record.namespace, layout::NAME_BYTES_MAX)?;
+        let key = self.heap_bytes(record.key, layout::NAME_BYTES_MAX)?;
+        Some(Scanned { slot: index, record, namespace, key })
+    }
+
+    /// The words of a slot that lead to its bytes; `None` if they lead nowhere.
+    fn placement(&self, at: u64) -> Option<Placement> {
+        let state = SlotState::from_word(self.map.load(at + slot::STATE))?;
+        let len = self.map.load(at + slot::LEN);
+        let count = self.map.load(at + slot::EXTENT_COUNT);
+        let words: Vec<u64> = if count <= INLINE_EXTENTS as u64 {
+            (0..count * 2).map(|word| self.map.load(at + slot::EXTENTS + word * 8)).collect()
+        } else {
+            let list = Extent {
+                offset: self.map.load(at + slot::EXTENTS),
+                len: count.checked_mul(SPILLED_EXTENT_BYTES)?,
+            };
+            let bytes = self.heap_bytes(list, EXTENTS_MAX * SPILLED_EXTENT_BYTES)?;
+            let (words, _) = bytes.as_chunks::<8>();
+            words.iter().map(|word| u64::from_le_bytes(*word)).collect()
+        };
+        let (pairs, _) = words.as_chunks::<2>();
+        let extents: Vec<Extent> = pairs.iter().map(|&[offset, len]| Extent { offset, len }).collect();
+        let is_inside = total_inside(&extents, self.geometry.data_bytes) == Some(len);
+        is_inside.then_some(Placement { state, len, extents })
+    }
+
+    fn heap_bytes(&self, run: Extent, most: u64) -> Option<Vec<u8>> {
+        if run.len > most {
+            return None;
+        }
+        let source = self.map.source(self.geometry.in_heap(run)?)?;
+        let mut bytes = vec![0; source.len()];
+        copy::copy_out(source, &mut bytes);
+        Some(bytes)
+    }
+}
+
+fn state_word(record: &SlotRecord) -> u64 {
+    let hard = if record.hard_pin { layout::FLAG_HARD_PIN } else { 0 };
+    let soft = if record.soft_pin { layout::FLAG_SOFT_PIN } else { 0 };
+    record.state.to_word() | hard | soft
+}
+
+/// The four words of a slot that hold its extents, or the place of their list.
+fn extent_words(record: &SlotRecord) -> [u64; 4] {
+    match *record.extents.as_slice() {
+        [] => [0; 4],
+        [one] => [one.offset, one.len, 0, 0],
+        [one, two] => [one.offset, one.len, two.offset, two.len],
+        _ => [record.spill_offset, 0, 0, 0],
+    }
+}
+
+/// How many bytes the extents hold together; `None` if one of them is not inside the data segment.
+fn total_inside(extents: &[Extent], data_bytes: u64) -> Option<u64> {
+    extents.iter().try_fold(0_u64, |total, extent| {
+        let is_inside = extent.end()? <= data_bytes;
+        if is_inside { total.checked_add(extent.len) } else { None }
+    })
+}

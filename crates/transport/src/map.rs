@@ -1,0 +1,122 @@
+//! A shared mapping of a memory file.
+//!
+//! **Invariant:** a [`Map`] is mapped for as long as the value lives, in the process that made it. It is not
+//! inherited by forked children, so that a child can neither write into a segment after its parent was
+//! declared dead, nor keep it alive; in a child [`Map::is_here`] is false and the value does nothing.
+//!
+//! Words are reached as atomics, runs of bytes as [`SourceBuf`] and [`TargetBuf`]: never as references.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
+
+use crate::buffer::{SourceBuf, TargetBuf};
+use crate::Extent;
+
+/// What may be done with a mapping.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Access {
+    ReadOnly,
+    ReadWrite,
+}
+
+/// A mapped file.
+#[derive(Debug)]
+pub(crate) struct Map {
+    start: NonNull<u8>,
+    len: usize,
+    access: Access,
+    process: u32,
+}
+
+// SAFETY: the mapping belongs to the process, not to a thread, and all access is atomic or by the copy kernel.
+unsafe impl Send for Map {}
+// SAFETY: as above.
+unsafe impl Sync for Map {}
+
+impl Map {
+    /// Maps the first `len` bytes of the file.
+    pub(crate) fn new(file: BorrowedFd<'_>, len: u64, access: Access) -> io::Result<Self> {
+        let len = usize::try_from(len).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
+        let protection = match access {
+            Access::ReadOnly => ProtFlags::READ,
+            Access::ReadWrite => ProtFlags::READ | ProtFlags::WRITE,
+        };
+        // SAFETY: the kernel chooses an unused address, so no memory of this process is replaced.
+        let start = unsafe { mmap(ptr::null_mut(), len, protection, MapFlags::SHARED, file, 0)? };
+        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::Other)?;
+        let map = Self { start, len, access, process: std::process::id() };
+        // SAFETY: the range was mapped just now, and the advice changes nothing for this process.
+        unsafe { madvise(map.start.as_ptr().cast(), map.len, Advice::LinuxDontFork)? };
+        Ok(map)
+    }
+
+    /// Whether this is the process that made the mapping.
+    pub(crate) fn is_here(&self) -> bool {
+        self.process == std::process::id()
+    }
+
+    /// How many bytes.
+    pub(crate) fn len(&self) -> u64 {
+        self.len as u64
+    }
+
+    /// Loads the little-endian word at a byte offset. Relaxed, since nothing stronger is allowed on a read-only
+    /// mapping; callers add fences.
+    pub(crate) fn load(&self, at: u64) -> u64 {
+        u64::from_le(self.word(at).load(Ordering::Relaxed))
+    }
+
+    /// Stores a word at a byte offset, in little-endian order.
+    pub(crate) fn store(&self, at: u64, value: u64, order: Ordering) {
+        assert_eq!(self.access, Access::ReadWrite, "a store into a read-only mapping");
+        self.word(at).store(value.to_le(), order);
+    }
+
+    /// The bytes of an extent; `None` if they are not all inside, or in a forked child.
+    pub(crate) fn source(&self, extent: Extent) -> Option<SourceBuf<'_>> {
+        let (start, len) = self.range(extent)?;
+        // SAFETY: the range is inside the mapping, which lives as long as the borrow.
+        Some(unsafe { SourceBuf::new(start, len) })
+    }
+
+    /// The bytes of an extent, to be written; `None` as above.
+    pub(crate) fn target(&self, extent: Extent) -> Option<TargetBuf<'_>> {
+        assert_eq!(self.access, Access::ReadWrite, "a store into a read-only mapping");
+        let (start, len) = self.range(extent)?;
+        // SAFETY: the range is inside the mapping, which is writable and lives as long as the borrow.
+        Some(unsafe { TargetBuf::new(start, len) })
+    }
+
+    fn range(&self, extent: Extent) -> Option<(NonNull<u8>, usize)> {
+        if extent.end()? > self.len() || !self.is_here() {
+            return None;
+        }
+        // SAFETY: the offset is at most the length, so the address is inside the mapping or one behind it.
+        let start = unsafe { self.start.add(extent.offset as usize) };
+        Some((start, extent.len as usize))
+    }
+
+    fn word(&self, at: u64) -> &AtomicU64 {
+        const WORD: u64 = size_of::<u64>() as u64;
+        let inside = at.checked_add(WORD).is_some_and(|end| end <= self.len());
+        assert!(inside && at.is_multiple_of(WORD), "word at {at} of a mapping of {} bytes", self.len);
+        // SAFETY: the word is inside the mapping and aligned, since mappings begin at a page; all parties
+        // touch words only atomically.
+        unsafe { AtomicU64::from_ptr(self.start.add(at as usize).cast().as_ptr()) }
+    }
+}
+
+impl Drop for Map {
+    fn drop(&mut self) {
+        // In a forked child the range is not ours: something else may be mapped there by now.
+        if self.is_here() {
+            // SAFETY: the range was mapped by `new`, and every borrow of it has ended.
+            let unmapped = unsafe { munmap(self.start.as_ptr().cast(), self.len) };
+            debug_assert!(unmapped.is_ok(), "unmapping failed: {unmapped:?}");
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! Reads and writes through mappings: what `local` and `shm` have in common.
+//!
+//! A copy goes in steps, with a look at the deadline and a chance for other tasks between them; the stamp is
+//! checked before the first and after the last.
+
+use std::sync::Arc;
+
+use crate::buffer::{Run, SourceBuf, TargetBuf};
+use crate::control::{ControlReader, SlotState};
+use crate::copy::{self, copy};
+use crate::map::Map;
+use crate::{Extent, Instant, Outcome, ReadOp, TransferError, WriteOp};
+
+/// How much is copied before others get their turn: less than a millisecond's worth.
+const STEP_BYTES: usize = 4 << 20;
+
+/// Copies ranges out of a segment.
+pub(crate) async fn read(
+    control: &ControlReader,
+    data: &Map,
+    ops: &[ReadOp<'_>],
+    deadline: Instant,
+) -> Vec<Outcome> {
+    let mut outcomes = Vec::with_capacity(ops.len());
+    for op in ops {
+        outcomes.push(read_one(control, data, op, deadline).await);
+    }
+    outcomes
+}
+
+/// Copies ranges into a segment.
+pub(crate) async fn write(
+    control: &ControlReader,
+    data: &Map,
+    ops: &[WriteOp<'_>],
+    deadline: Instant,
+) -> Vec<Outcome> {
+    let mut outcomes = Vec::with_capacity(ops.len());
+    for op in ops {
+        outcomes.push(write_one(control, data, op, deadline).await);
+    }
+    outcomes
+}
+
+async fn read_one(control: &ControlReader, data: &Map, op: &ReadOp<'_>, deadline: Instant) -> Outcome {
+    let pieces = control.load(op.slot, op.stamp)?.range(op.offset, op.bytes())?;
+    let sources: Option<Vec<_>> = pieces.into_iter().map(|piece| data.source(piece)).collect();
+    let sources = sources.ok_or(TransferError::Corrupt)?;
+    in_steps(&sources, &op.targets, deadline).await?;
+    if control.still(op.slot, op.stamp) { Ok(()) } else { Err(TransferError::Stale) }
+}
+
+async fn write_one(control: &ControlReader, data: &Map, op: &WriteOp<'_>, deadline: Instant) -> Outcome {
+    let placement = control.load(op.slot, op.stamp)?;
+    if placement.state != SlotState::Reserved {
+        return Err(TransferError::Stale);
+    }
+    let pieces = placement.range(op.offset, op.bytes())?;
+    let targets: Option<Vec<_>> = pieces.into_iter().map(|piece| data.target(piece)).collect();
+    let targets = targets.ok_or(TransferError::Corrupt)?;
+    in_steps(&op.sources, &targets, deadline).await?;
+    if control.still(op.slot, op.stamp) { Ok(()) } else { Err(TransferError::Stale) }
+}
+
+/// Copies as many bytes as both lists have in common.
+async fn in_steps(sources: &[SourceBuf<'_>], targets: &[TargetBuf<'_>], deadline: Instant) -> Outcome {
+    let mut sources = Run::new(sources.iter().copied());
+    let mut targets = Run::new(targets.iter().copied());
+    let mut room = STEP_BYTES;
+    if Instant::now() >= deadline {
+        return Err(TransferError::Timeout);
+    }
+    loop {
+        let most = room.min(sources.front_bytes()).min(targets.front_bytes());
+        let (Some(source), Some(target)) = (sources.next_piece(most), targets.next_piece(most)) else {
+            return Ok(());
+        };
+        copy(source, target);
+        room -= most;
+        if room == 0 {
+            room = STEP_BYTES;
+            tokio::task::yield_now().await;
+            if Instant::now() >= deadline {
+                return Err(TransferError::Timeout);
+            }
+        }
+    }
+}
+
+/// The bytes of one use of a slot, looked at where they lie. Keeps them mapped, and no more: that they stay what
+/// they are is ensured by a hold that the caller has taken at the node.
+#[derive(Clone, Debug)]
+pub struct MappedRange {
+    map: Arc<Map>,
+    extent: Extent,
+}
+
+impl MappedRange {
+    /// The whole of a use, if it is still there and lies in one piece.
+    pub(crate) fn of(control: &ControlReader, map: &Arc<Map>, slot: u32, stamp: u64) -> Option<Self> {
+        let placement = control.load(slot, stamp).ok()?;
+        let extent = match *placement.extents.as_slice() {
+            [] => Extent::default(),
+            [extent] => extent,
+            _ => return None,
+        };
+        map.source(extent)?;
+        Some(Self { map: Arc::clone(map), extent })
+    }
+
+    /// How many bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.extent.len as usize
+    }
+
+    /// Whether there is none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.extent.len == 0
+    }
+
+    /// Whether the bytes are mapped in this process: not so in a forked child, which must not look.
+    #[must_use]
+    pub fn is_here(&self) -> bool {
+        self.map.is_here()
+    }
+
+    /// The bytes as a range to copy from; `None` in a forked child.
+    #[must_use]
+    pub fn source(&self) -> Option<SourceBuf<'_>> {
+        self.map.source(self.extent)
+    }
+
+    /// Where the first byte is; `None` in a forked child. Whoever reads through it must know that the hold is
+    /// still there.
+    #[must_use]
+    pub fn as_ptr(&self) -> Option<*const u8> {
+        self.source().map(SourceBuf::as_ptr)
+    }
+
+    /// A copy of the bytes; `None` in a forked child.
+    #[must_use]
+    pub fn to_vec(&self) -> Option<Vec<u8>> {
+        let source = self.source()?;
+        let mut bytes = vec![0; source.len()];
+        copy::copy_out(source, &mut bytes);
+        Some(bytes)
+    }
+}
