@@ -25,10 +25,12 @@ run: ## Build and start a store on loopback (ARGS='--memory 8GiB' adds flags); C
 test: ## Set up and run every check, as the continuous integration does
 	+@bash .ci/parts fmt lint unit docs deny python
 
-check-fmt: # Is everything formatted?
+check-fmt: .venv/ready # Is everything formatted?
 	$(CARGO) fmt --all --check
+	.venv/bin/ruff format --check -q .
 
-check-lint: # Clippy over every target of every crate; a warning is an error
+check-lint: .venv/ready # Clippy over every target of every crate, where a warning is an error; ruff over the Python code
+	.venv/bin/ruff check -q .
 	PYO3_PYTHON=$$(command -v $(PYTHON)) $(CARGO) clippy --locked $(EVERY_CRATE) -- -D warnings
 
 check-unit: # All tests of the Rust crates, tidy among them
@@ -61,11 +63,14 @@ dist/.built: $(SOURCES) .venv/ready
 	.venv/bin/pip wheel -q --no-deps --no-build-isolation -w dist ./python-mooncake
 	@touch $@ && ls -l dist/*.whl
 
-bench: .venv-bench/wheels .venv-peer/ready ## Compare with the official Mooncake wheel, side by side
+bench: .venv-bench/wheels .venv-peer/ready ## Compare with the official Mooncake wheel, side by side (ARGS=--json for the samples)
+	@bash bench/peer-needs.sh
 	.venv-bench/bin/python bench/compare.py --ours .venv-bench/bin/python --peer .venv-peer/bin/python $(ARGS)
 
-fmt: ## Format everything
+fmt: .venv/ready ## Format everything
 	$(CARGO) fmt --all
+	.venv/bin/ruff check -q --fix . || true
+	.venv/bin/ruff format -q .
 
 docs: ## Write the generated pages anew: the tests named `reference…` compare them, and update them when told to
 	UPDATE_EXPECT=1 $(CARGO) test -q --locked reference
@@ -89,7 +94,6 @@ clean: clean-venv ## Remove everything that was built
 	$(@D)/bin/pip install -q --disable-pip-version-check -r $<
 	@touch $@
 
-.venv-peer/ready: bench/peer-needs.sh
 .venv-test/wheels .venv-bench/wheels: %/wheels: %/ready dist/.built
 	$(@D)/bin/pip install -q --disable-pip-version-check --force-reinstall --no-deps dist/tiffin-*-abi3-*.whl dist/tiffin_mooncake-*.whl
 	@touch $@

@@ -1,7 +1,7 @@
 //! What no compiler checks: sizes, leftovers, the direction of dependencies, licences.
 //!
-//! Each rule is a function from text to complaints, proven beside it on a bad snippet. `tests/tree.rs` applies
-//! them to the whole tree with every `cargo test`. A complaint starts with `path:line`, so editors jump there.
+//! Each rule is a function from text to complaints, proven beside it on a bad snippet. `tests/tree.rs` holds
+//! the whole tree against them with every `cargo test`. A complaint names its `path:line`, for editors.
 
 pub mod licence;
 pub mod manifest;
