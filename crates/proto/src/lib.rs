@@ -157,7 +157,7 @@ kinds! {
     Request, reply = false, REQUEST_KINDS, request_kind, encode_request_body, decode_request_body;
     1 => Hello, 2 => Reserve, 3 => Resolve, 4 => Delete, 5 => DeleteMatching, 6 => List, 8 => Heartbeat,
     9 => Register, 10 => Announce, 11 => Decide, 12 => Allocate, 13 => Settle, 14 => Retire,
-    15 => ClientGone, 16 => Commit, 17 => Abort, 18 => BeginViews, 19 => EndViews;
+    15 => ClientGone, 16 => Commit, 17 => Abort, 18 => BeginViews, 19 => EndViews, 21 => Keep;
     7 => Stat, 20 => Goodbye,
 }
 

@@ -1,1 +1,144 @@
-//! rpc
+//! Calls over streams: what lies between the messages of `proto` and the parties that mean something by
+//! them.
+//!
+//! A connection begins with a `Hello` and a `Welcome`; behind that, both sides may ask. From below to above:
+//!
+//! - [`Address`], [`Stream`] and [`Listener`]: TCP, and Unix sockets with abstract names.
+//! - [`Outbox`] and [`Inbox`]: the two ends of one stream. Sending never waits and takes no hop where the
+//!   socket has room; receiving survives any bytes.
+//! - [`dial`] and [`Greeting`]: the handshake, from the calling and from the answering side.
+//! - [`Connection`]: many calls at once over one stream, each with its deadline.
+//!
+//! **Invariant:** every wait has a deadline or ends with the stream. A peer that is dead, stalled or insane
+//! becomes an error, never a hang, a panic, or memory without bound.
+
+mod address;
+mod connection;
+mod greet;
+mod link;
+mod stream;
+
+use std::io;
+use std::sync::Arc;
+
+use tiffin_core::message::{Reason, Refusal};
+use tiffin_proto::codec::EncodeError;
+
+pub use address::{Address, AddressError};
+pub use connection::Connection;
+pub use greet::{Dialed, Greeting, HELLO_BYTES_MAX, dial};
+pub use link::{Inbox, OUTBOX_BYTES_MAX, Outbox, SendError};
+pub use stream::{ListenError, Listener, Peer, Stream};
+
+/// Why a call has no answer.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum CallError {
+    /// There is no connection, so nothing was done.
+    #[error(
+        "cannot connect to `{address}`: {source}\n\nhint: check that a server listens there and that this \
+         machine may reach it"
+    )]
+    Connect {
+        /// Where to.
+        address: Address,
+        /// What the system says.
+        source: Arc<io::Error>,
+    },
+    /// The peer did not answer in time. It may or may not have done what was asked.
+    #[error(
+        "`{address}` did not answer {what} in time\n\nhint: it is stopped, overloaded or cut off; allow more \
+         time or look at its log"
+    )]
+    Timeout {
+        /// Who.
+        address: Address,
+        /// What was waited for.
+        what: &'static str,
+    },
+    /// The connection ended before the answer. The peer may or may not have done what was asked.
+    #[error(
+        "the connection to `{address}` was lost\n\nhint: the server went away or closed it; its log may say \
+         why, and a new call connects again"
+    )]
+    Lost {
+        /// Who.
+        address: Address,
+    },
+    /// The peer said no, and did nothing.
+    #[error("{}{}", .0.message, refusal_hint(.0.reason))]
+    Refused(Refusal),
+    /// The peer speaks something else.
+    #[error(
+        "`{address}` does not speak as expected: {detail}\n\nhint: check the port, and that both sides run \
+         compatible versions"
+    )]
+    Protocol {
+        /// Who.
+        address: Address,
+        /// What it said.
+        detail: String,
+    },
+    /// The request must not be sent, so nothing was done.
+    #[error(transparent)]
+    TooLarge(#[from] EncodeError),
+}
+
+impl CallError {
+    /// The same call may succeed later, on a new connection.
+    #[must_use]
+    pub fn is_transient(&self) -> bool {
+        match self {
+            Self::Connect { .. } | Self::Timeout { .. } | Self::Lost { .. } => true,
+            Self::Refused(refusal) => {
+                matches!(refusal.reason, Reason::Busy | Reason::Unreachable | Reason::Closing)
+            }
+            Self::Protocol { .. } | Self::TooLarge(_) => false,
+        }
+    }
+}
+
+/// Compares two secrets in a time that depends on the expected one only, so that nobody can guess a token
+/// byte by byte.
+#[must_use]
+pub fn token_matches(expected: &str, given: &str) -> bool {
+    let mut differs = expected.len() ^ given.len();
+    let padded = given.bytes().chain(std::iter::repeat(0));
+    for (expected, given) in expected.bytes().zip(padded) {
+        differs |= usize::from(std::hint::black_box(expected ^ given));
+    }
+    std::hint::black_box(differs) == 0
+}
+
+fn refusal_hint(reason: Reason) -> &'static str {
+    match reason {
+        Reason::Invalid => "",
+        Reason::Unauthenticated => "\n\nhint: give the token that the server was started with",
+        Reason::Version => "\n\nhint: run the same release on both sides",
+        Reason::NotForYou => "\n\nhint: check that the address is that of the right server",
+        Reason::Busy => "\n\nhint: try again later, or with less at once",
+        Reason::Unreachable => "\n\nhint: see `tiffin stat` for the nodes that do not answer",
+        Reason::Closing => "\n\nhint: try again when the server is back",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_same_token_matches() {
+        let cases = [
+            ("", "", true),
+            ("secret", "secret", true),
+            ("secret", "secreT", false),
+            ("secret", "secre", false),
+            ("secret", "secret\0", false),
+            ("secret\0", "secret", false),
+            ("", "x", false),
+            ("x", "", false),
+        ];
+        for (expected, given, same) in cases {
+            assert_eq!(token_matches(expected, given), same, "{expected:?} and {given:?}");
+        }
+    }
+}

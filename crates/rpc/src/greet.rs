@@ -1,0 +1,139 @@
+//! The handshake: `Hello` from the side that connects, `Welcome` or `Refused` from the side that accepts.
+
+use std::sync::Arc;
+
+use tiffin_core::RequestId;
+use tiffin_core::message::{Hello, Reason, Refusal, Reply, Request, VERSION_MAJOR, VERSION_MINOR, Welcome};
+use tiffin_proto::Incoming;
+use tiffin_proto::frame::{FrameError, PAYLOAD_BYTES_MAX};
+use tokio::time::{Instant, timeout_at};
+
+use crate::link::{self, Ended};
+use crate::{Address, CallError, Inbox, Outbox, Peer, Stream};
+
+/// The longest payload from a peer that was not let in yet.
+pub const HELLO_BYTES_MAX: usize = 16 << 10;
+/// The id of the first request. Those behind it count up.
+pub(crate) const HELLO_ID: RequestId = RequestId(0);
+
+/// A connection that this side opened.
+#[derive(Debug)]
+pub struct Dialed {
+    /// What the peer said.
+    pub welcome: Welcome,
+    /// To send through.
+    pub outbox: Outbox,
+    /// To receive from. Request id 0 is used up.
+    pub inbox: Inbox,
+}
+
+/// Connects and says hello. The versions in `hello` are filled in here.
+///
+/// For calls, [`crate::Connection`] is more convenient; this is for those who handle every message
+/// themselves.
+pub async fn dial(address: &Address, hello: Hello, deadline: Instant) -> Result<Dialed, CallError> {
+    let timeout = |what| CallError::Timeout { address: address.clone(), what };
+    let stream = timeout_at(deadline, Stream::connect(address))
+        .await
+        .map_err(|_| timeout("the attempt to connect"))?
+        .map_err(|source| CallError::Connect { address: address.clone(), source: Arc::new(source) })?;
+    let (outbox, mut inbox) = link::split(stream, PAYLOAD_BYTES_MAX);
+    let hello = Hello { major: VERSION_MAJOR, minor: VERSION_MINOR, ..hello };
+    let frame = tiffin_proto::encode_request(HELLO_ID, &Request::Hello(hello))?;
+    // A fresh socket has room for a hello; if it does not, the deadline below notices.
+    outbox.send_waiting(frame).await.map_err(|_| CallError::Lost { address: address.clone() })?;
+    let answer = timeout_at(deadline, inbox.receive()).await.map_err(|_| timeout("the hello"))?;
+    let protocol = |detail| CallError::Protocol { address: address.clone(), detail };
+    match answer {
+        Ok(Incoming::Reply(HELLO_ID, Reply::Welcome(welcome))) if welcome.major == VERSION_MAJOR => {
+            Ok(Dialed { welcome, outbox, inbox })
+        }
+        Ok(Incoming::Reply(HELLO_ID, Reply::Welcome(welcome))) => {
+            Err(protocol(format!("its version is {}, ours is {VERSION_MAJOR}", welcome.major)))
+        }
+        Ok(Incoming::Reply(HELLO_ID, Reply::Refused(refusal))) => Err(CallError::Refused(refusal)),
+        Ok(_) => Err(protocol("it did not answer the hello".to_owned())),
+        Err(Ended::Garbage(error)) => Err(protocol(error.to_string())),
+        Err(_) => Err(CallError::Lost { address: address.clone() }),
+    }
+}
+
+/// A peer that connected and said hello, and waits for the answer.
+#[derive(Debug)]
+pub struct Greeting {
+    /// What it said.
+    pub hello: Hello,
+    id: RequestId,
+    outbox: Outbox,
+    inbox: Inbox,
+}
+
+impl Greeting {
+    /// Waits for the hello. Whoever is silent, speaks another protocol or another major version is sent
+    /// away in here, with a line in the log; then there is nothing to do.
+    pub async fn receive(stream: Stream, deadline: Instant) -> Option<Self> {
+        let (outbox, mut inbox) = link::split(stream, HELLO_BYTES_MAX);
+        let peer = inbox.peer();
+        let refuse = |reason, message| Refusal { reason, message };
+        let refusal = match timeout_at(deadline, inbox.receive()).await {
+            Ok(Ok(Incoming::Request(id, Request::Hello(hello)))) if hello.major == VERSION_MAJOR => {
+                return Some(Self { hello, id, outbox, inbox });
+            }
+            Ok(Ok(Incoming::Request(id, Request::Hello(hello)))) => {
+                let (theirs, ours) = (hello.major, VERSION_MAJOR);
+                (id, refuse(Reason::Version, format!("the server speaks version {ours}, not {theirs}")))
+            }
+            Ok(Ok(Incoming::Request(id, _))) => {
+                (id, refuse(Reason::Invalid, "a connection begins with a hello".to_owned()))
+            }
+            Ok(Ok(Incoming::Reply(..))) => {
+                tracing::warn!(%peer, "cut off: it answered before it was asked");
+                return None;
+            }
+            // Whoever only looks whether the port is open is no news.
+            Ok(Err(Ended::Closed)) => return None,
+            Ok(Err(Ended::Garbage(FrameError::Major(_)))) => {
+                // An older or newer release can read the refusal as little as we can read its hello.
+                tracing::warn!(%peer, "cut off: it speaks another major version");
+                return None;
+            }
+            Ok(Err(ended)) => {
+                tracing::warn!(%peer, %ended, "cut off before its hello");
+                return None;
+            }
+            Err(_) => {
+                tracing::warn!(%peer, "cut off: it connected but did not say hello in time");
+                return None;
+            }
+        };
+        let (id, refusal) = refusal;
+        say_no(&outbox, id, refusal, deadline).await;
+        None
+    }
+
+    /// Lets the peer in. The versions in `welcome` are filled in here.
+    #[must_use]
+    pub fn welcome(mut self, welcome: Welcome) -> (Outbox, Inbox) {
+        let welcome = Welcome { major: VERSION_MAJOR, minor: VERSION_MINOR, ..welcome };
+        self.inbox.allow(PAYLOAD_BYTES_MAX);
+        self.outbox.reply(self.id, &Reply::Welcome(welcome));
+        (self.outbox, self.inbox)
+    }
+
+    /// Sends the peer away, with a reason. Waits until it is told, or the deadline has come.
+    pub async fn refuse(self, refusal: Refusal, deadline: Instant) {
+        say_no(&self.outbox, self.id, refusal, deadline).await;
+    }
+
+    /// Who is at the other end.
+    #[must_use]
+    pub fn peer(&self) -> Peer {
+        self.inbox.peer()
+    }
+}
+
+async fn say_no(outbox: &Outbox, id: RequestId, refusal: Refusal, deadline: Instant) {
+    tracing::warn!(peer = %outbox.peer(), reason = ?refusal.reason, "refused: {}", refusal.message);
+    outbox.reply(id, &Reply::Refused(refusal));
+    outbox.flush(deadline).await;
+}

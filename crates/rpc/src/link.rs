@@ -1,0 +1,416 @@
+//! The two ends of one stream: an [`Outbox`] that anybody may send through, an [`Inbox`] that one task
+//! receives from.
+//!
+//! Sending is not async. The frame is written at once, by the sender, if nothing waits before it; what the
+//! socket does not take is queued, and a task that lives only as long as the queue writes it.
+//!
+//! **Invariant:** frames are never mixed: bytes enter the socket under the queue's lock, in the order of the
+//! queue. **Invariant:** at most [`OUTBOX_BYTES_MAX`] bytes and one frame wait for a peer.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bytes::{Buf, BytesMut};
+use tiffin_core::RequestId;
+use tiffin_core::message::{Reason, Refusal, Reply, Request};
+use tiffin_proto::codec::EncodeError;
+use tiffin_proto::frame::{self, FrameError, HEADER_BYTES, Header};
+use tiffin_proto::{DecodeError, Incoming};
+use tokio::runtime::Handle;
+use tokio::sync::{Notify, watch};
+use tokio::time::{Instant, timeout_at};
+
+use crate::{Peer, Stream};
+
+/// The most bytes that may wait for a peer to read, beside the frame that reaches the limit.
+pub const OUTBOX_BYTES_MAX: usize = 64 << 20;
+
+/// How much room there is at least for each read.
+const READ_BYTES_MIN: usize = 16 << 10;
+/// A larger buffer is given back when it is empty.
+const IDLE_BYTES_MAX: usize = 1 << 20;
+
+/// Sends messages to one peer. Clones send to the same one.
+#[derive(Clone, Debug)]
+pub struct Outbox {
+    shared: Arc<Shared>,
+}
+
+/// Receives the messages of one peer. The connection ends when this is dropped.
+#[derive(Debug)]
+pub struct Inbox {
+    shared: Arc<Shared>,
+    buffer: BytesMut,
+    payload_bytes_max: usize,
+}
+
+/// Why a request was not sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SendError {
+    /// The connection has ended.
+    #[error("the connection has ended")]
+    Closed,
+    /// No peer would take it.
+    #[error(transparent)]
+    TooLarge(#[from] EncodeError),
+}
+
+/// Why there will be no more messages.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Ended {
+    /// Between two messages, as it should be; or this side closed it.
+    #[error("it was closed")]
+    Closed,
+    /// In the middle of a message.
+    #[error("it was closed in the middle of a message")]
+    Torn,
+    /// The system says so.
+    #[error("{0}")]
+    Broken(#[from] io::Error),
+    /// Those were no frames.
+    #[error("{0}")]
+    Garbage(#[from] FrameError),
+    /// It is a frame, but not one for this moment.
+    #[error("a message of {0} bytes came where {1} are allowed")]
+    TooLong(u32, usize),
+}
+
+/// How far the outbox must get until a frame is with the system.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ticket(u64);
+
+#[derive(Debug)]
+struct Shared {
+    stream: Stream,
+    peer: Peer,
+    // Guards the order of the bytes in the socket. It is held over one write that does not block and never
+    // over an await, hence a std mutex.
+    queue: Mutex<Queue>,
+    // Somebody may wait for room in the queue, or for its end.
+    drained: Notify,
+    closed: watch::Sender<bool>,
+    // Frames may be sent from threads that know no runtime.
+    runtime: Handle,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    frames: VecDeque<Vec<u8>>,
+    // How much of the first frame is with the system already.
+    front_taken: usize,
+    bytes: usize,
+    // A task is writing, or about to.
+    flushing: bool,
+    // All bytes that were ever accepted, and ever given to the system.
+    accepted: u64,
+    written: u64,
+}
+
+/// Makes both ends of a stream. Payloads longer than `payload_bytes_max` end it.
+///
+/// # Panics
+///
+/// Outside a tokio runtime.
+pub(crate) fn split(stream: Stream, payload_bytes_max: usize) -> (Outbox, Inbox) {
+    let shared = Arc::new(Shared {
+        peer: stream.peer(),
+        stream,
+        queue: Mutex::default(),
+        drained: Notify::new(),
+        closed: watch::Sender::new(false),
+        runtime: Handle::current(),
+    });
+    (Outbox { shared: shared.clone() }, Inbox { shared, buffer: BytesMut::new(), payload_bytes_max })
+}
+
+impl Outbox {
+    /// Asks. The caller chooses the id and must not have another request of that id under way.
+    pub fn request(&self, id: RequestId, request: &Request) -> Result<(), SendError> {
+        let frame = tiffin_proto::encode_request(id, request)?;
+        if self.send(frame) { Ok(()) } else { Err(SendError::Closed) }
+    }
+
+    /// Answers. If the connection has ended there is nobody to be told; if the answer is too large, the
+    /// peer hears that instead.
+    pub fn reply(&self, id: RequestId, reply: &Reply) {
+        let frame = tiffin_proto::encode_reply(id, reply).or_else(|error| {
+            tracing::warn!(peer = %self.shared.peer, %error, "an answer cannot be sent");
+            let message = format!("the answer cannot be sent: {error}");
+            tiffin_proto::encode_reply(id, &Reply::Refused(Refusal { reason: Reason::Invalid, message }))
+        });
+        if let Ok(frame) = frame {
+            self.send(frame);
+        }
+    }
+
+    /// Ends the connection; what is queued is lost. The other side's calls fail, this side's inbox ends.
+    pub fn close(&self) {
+        self.shared.close();
+    }
+
+    /// The connection has ended.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        *self.shared.closed.borrow()
+    }
+
+    /// Waits until the connection has ended.
+    pub async fn closed(&self) {
+        // It cannot fail: the sender lives in what is borrowed here.
+        let mut closed = self.shared.closed.subscribe();
+        let _ended = closed.wait_for(|closed| *closed).await;
+    }
+
+    /// Waits until everything is with the system, or the connection ended, or the deadline has come.
+    pub async fn flush(&self, deadline: Instant) {
+        let ticket = Ticket(self.shared.lock().accepted);
+        let _late = timeout_at(deadline, async {
+            loop {
+                let drained = self.shared.drained.notified();
+                if self.is_closed() || self.has_passed(ticket) {
+                    return;
+                }
+                drained.await;
+            }
+        })
+        .await;
+    }
+
+    /// Who is at the other end.
+    #[must_use]
+    pub fn peer(&self) -> Peer {
+        self.shared.peer
+    }
+
+    /// Sends a frame without waiting, and ends the connection of a peer that does not read.
+    fn send(&self, frame: Vec<u8>) -> bool {
+        match self.shared.offer(frame) {
+            Ok(_) => true,
+            Err(Refused::Closed) => false,
+            Err(Refused::Full(_)) => {
+                tracing::warn!(peer = %self.shared.peer, "cut off: more than {OUTBOX_BYTES_MAX} bytes wait for it");
+                self.close();
+                false
+            }
+        }
+    }
+
+    /// Sends a frame, and waits for room where there is none.
+    pub(crate) async fn send_waiting(&self, mut frame: Vec<u8>) -> Result<Ticket, SendError> {
+        loop {
+            let drained = self.shared.drained.notified();
+            frame = match self.shared.offer(frame) {
+                Ok(ticket) => return Ok(ticket),
+                Err(Refused::Closed) => return Err(SendError::Closed),
+                Err(Refused::Full(frame)) => frame,
+            };
+            drained.await;
+        }
+    }
+
+    /// The frame is with the system.
+    pub(crate) fn has_passed(&self, ticket: Ticket) -> bool {
+        self.shared.lock().written >= ticket.0
+    }
+}
+
+impl Inbox {
+    /// The next message, or nothing when the connection has ended. Losing the future loses no message.
+    ///
+    /// Requests that nobody here understands are refused from in here; answers that nobody understands
+    /// become refusals, so that whoever waits for them hears why.
+    pub async fn next(&mut self) -> Option<Incoming> {
+        let peer = self.shared.peer;
+        match self.receive().await {
+            Ok(message) => return Some(message),
+            Err(Ended::Closed) => {}
+            Err(ended @ (Ended::Torn | Ended::Broken(_))) => {
+                tracing::debug!(%peer, %ended, "the connection broke");
+            }
+            Err(ended @ (Ended::Garbage(_) | Ended::TooLong(..))) => {
+                tracing::warn!(%peer, %ended, "cut off");
+            }
+        }
+        self.shared.close();
+        None
+    }
+
+    /// The other end.
+    #[must_use]
+    pub fn outbox(&self) -> Outbox {
+        Outbox { shared: self.shared.clone() }
+    }
+
+    /// Who is at the other end.
+    #[must_use]
+    pub fn peer(&self) -> Peer {
+        self.shared.peer
+    }
+
+    /// From now on, payloads may be that long.
+    pub(crate) fn allow(&mut self, payload_bytes_max: usize) {
+        self.payload_bytes_max = payload_bytes_max;
+    }
+
+    pub(crate) async fn receive(&mut self) -> Result<Incoming, Ended> {
+        loop {
+            if *self.shared.closed.borrow() {
+                return Err(Ended::Closed);
+            }
+            if let Some(message) = self.pop()? {
+                return Ok(message);
+            }
+            self.shared.stream.readable().await?;
+            self.buffer.reserve(READ_BYTES_MIN);
+            match self.shared.stream.try_read(&mut self.buffer) {
+                Ok(0) if self.buffer.is_empty() => return Err(Ended::Closed),
+                Ok(0) => return Err(Ended::Torn),
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// The next message that has arrived whole.
+    fn pop(&mut self) -> Result<Option<Incoming>, Ended> {
+        loop {
+            let Some((head, rest)) = self.buffer.split_first_chunk::<HEADER_BYTES>() else { return Ok(None) };
+            let header = frame::decode_header(head)?;
+            let len = header.len as usize;
+            if len > self.payload_bytes_max {
+                return Err(Ended::TooLong(header.len, self.payload_bytes_max));
+            }
+            let Some(payload) = rest.get(..len) else { return Ok(None) };
+            frame::verify(&header, payload)?;
+            let decoded = tiffin_proto::decode(&header, payload);
+            self.buffer.advance(HEADER_BYTES + len);
+            if self.buffer.is_empty() && self.buffer.capacity() > IDLE_BYTES_MAX {
+                self.buffer = BytesMut::new();
+            }
+            match decoded {
+                Ok(message) => return Ok(Some(message)),
+                Err(error) => {
+                    if let Some(message) = self.not_understood(&header, &error) {
+                        return Ok(Some(message));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Refuses a request; makes a refusal of an answer.
+    fn not_understood(&self, header: &Header, error: &DecodeError) -> Option<Incoming> {
+        tracing::warn!(peer = %self.shared.peer, %error, "not understood");
+        let refusal = Reply::Refused(Refusal { reason: Reason::Invalid, message: error.to_string() });
+        if header.reply {
+            return Some(Incoming::Reply(header.id, refusal));
+        }
+        self.outbox().reply(header.id, &refusal);
+        None
+    }
+}
+
+impl Drop for Inbox {
+    fn drop(&mut self) {
+        self.shared.close();
+    }
+}
+
+enum Refused {
+    Closed,
+    Full(Vec<u8>),
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        // A panic elsewhere leaves the queue as true as it was: nothing in it is half done.
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn close(&self) {
+        if !self.closed.send_replace(true) {
+            self.stream.shutdown();
+            let mut queue = self.lock();
+            queue.frames.clear();
+            queue.bytes = 0;
+        }
+        self.drained.notify_waiters();
+    }
+
+    /// Queues a frame and writes as much as the socket takes.
+    fn offer(self: &Arc<Self>, frame: Vec<u8>) -> Result<Ticket, Refused> {
+        let mut queue = self.lock();
+        if *self.closed.borrow() {
+            return Err(Refused::Closed);
+        }
+        if queue.bytes > OUTBOX_BYTES_MAX || (queue.bytes > 0 && queue.bytes + frame.len() > OUTBOX_BYTES_MAX)
+        {
+            return Err(Refused::Full(frame));
+        }
+        queue.accepted += frame.len() as u64;
+        queue.bytes += frame.len();
+        queue.frames.push_back(frame);
+        let ticket = Ticket(queue.accepted);
+        if queue.flushing {
+            return Ok(ticket);
+        }
+        match queue.write(&self.stream) {
+            Ok(true) => Ok(ticket),
+            Ok(false) => {
+                queue.flushing = true;
+                self.runtime.spawn(flush(self.clone()));
+                Ok(ticket)
+            }
+            Err(_) => {
+                drop(queue);
+                self.close();
+                Err(Refused::Closed)
+            }
+        }
+    }
+}
+
+/// Writes what is queued until nothing is.
+async fn flush(shared: Arc<Shared>) {
+    while shared.stream.writable().await.is_ok() {
+        if *shared.closed.borrow() {
+            return;
+        }
+        let mut queue = shared.lock();
+        let written = queue.write(&shared.stream);
+        queue.flushing = !matches!(written, Ok(true));
+        drop(queue);
+        shared.drained.notify_waiters();
+        match written {
+            Ok(true) => return,
+            Ok(false) => {}
+            Err(_) => break,
+        }
+    }
+    shared.close();
+}
+
+impl Queue {
+    /// Writes until the queue is empty (true) or the socket is full (false).
+    fn write(&mut self, stream: &Stream) -> io::Result<bool> {
+        while let Some(front) = self.frames.front() {
+            let rest = front.get(self.front_taken..).unwrap_or_default();
+            let taken = match stream.try_write(rest) {
+                Ok(taken) => taken,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => return Err(error),
+            };
+            self.bytes -= taken;
+            self.written += taken as u64;
+            self.front_taken += taken;
+            if taken == rest.len() {
+                self.frames.pop_front();
+                self.front_taken = 0;
+            }
+        }
+        Ok(true)
+    }
+}

@@ -1,0 +1,226 @@
+//! Streams of bytes and those who listen for them, TCP and Unix alike.
+
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
+
+use bytes::BytesMut;
+use rustix::net::Shutdown;
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+
+use crate::Address;
+
+/// How long `accept` waits before it tries again after an error, at first and at most.
+const ACCEPT_PAUSE_MS_MIN: u64 = 1;
+/// See [`ACCEPT_PAUSE_MS_MIN`].
+const ACCEPT_PAUSE_MS_MAX: u64 = 1000;
+/// How long to wait before a full Unix socket is tried again.
+const CONNECT_PAUSE: Duration = Duration::from_millis(5);
+
+/// A connected stream. Reading and writing need no exclusive access: one task reads while others write.
+#[derive(Debug)]
+pub struct Stream(Kind);
+
+#[derive(Debug)]
+enum Kind {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+/// Who is at the other end, as far as the system knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Peer {
+    /// By its address.
+    Tcp(SocketAddr),
+    /// By its process, which is on this machine.
+    Unix {
+        /// The user it ran as when it connected.
+        uid: u32,
+        /// Its process, as it was then.
+        pid: Option<i32>,
+    },
+    /// It was gone before it could be asked.
+    Gone,
+}
+
+/// Why nobody can listen there.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot listen on `{address}`: {source}{}", listen_hint(.source))]
+pub struct ListenError {
+    /// Where.
+    pub address: Address,
+    /// What the system says.
+    pub source: io::Error,
+}
+
+/// Waits for streams.
+#[derive(Debug)]
+pub struct Listener {
+    kind: ListenerKind,
+    address: Address,
+}
+
+#[derive(Debug)]
+enum ListenerKind {
+    Tcp(TcpListener),
+    Unix(UnixListener),
+}
+
+impl Stream {
+    /// Connects. There is no deadline in here: the caller drops the future when its own has come.
+    pub async fn connect(address: &Address) -> io::Result<Self> {
+        match address {
+            Address::Tcp { host, port } => Self::from_tcp(TcpStream::connect((host.as_str(), *port)).await?),
+            Address::Unix { name } => loop {
+                match UnixStream::connect(abstract_path(name)).await {
+                    Ok(stream) => return Ok(Self(Kind::Unix(stream))),
+                    // The listener's queue is full, and the system gives no event for room in it.
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                        tokio::time::sleep(CONNECT_PAUSE).await;
+                    }
+                    Err(error) => return Err(error),
+                }
+            },
+        }
+    }
+
+    /// Who is at the other end.
+    #[must_use]
+    pub fn peer(&self) -> Peer {
+        match &self.0 {
+            Kind::Tcp(stream) => stream.peer_addr().map_or(Peer::Gone, Peer::Tcp),
+            Kind::Unix(stream) => stream
+                .peer_cred()
+                .map_or(Peer::Gone, |found| Peer::Unix { uid: found.uid(), pid: found.pid() }),
+        }
+    }
+
+    fn from_tcp(stream: TcpStream) -> io::Result<Self> {
+        // Messages are written whole, so there is nothing to gather.
+        stream.set_nodelay(true)?;
+        Ok(Self(Kind::Tcp(stream)))
+    }
+
+    pub(crate) async fn readable(&self) -> io::Result<()> {
+        match &self.0 {
+            Kind::Tcp(stream) => stream.readable().await,
+            Kind::Unix(stream) => stream.readable().await,
+        }
+    }
+
+    pub(crate) fn try_read(&self, buffer: &mut BytesMut) -> io::Result<usize> {
+        match &self.0 {
+            Kind::Tcp(stream) => stream.try_read_buf(buffer),
+            Kind::Unix(stream) => stream.try_read_buf(buffer),
+        }
+    }
+
+    pub(crate) async fn writable(&self) -> io::Result<()> {
+        match &self.0 {
+            Kind::Tcp(stream) => stream.writable().await,
+            Kind::Unix(stream) => stream.writable().await,
+        }
+    }
+
+    pub(crate) fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
+        match &self.0 {
+            Kind::Tcp(stream) => stream.try_write(bytes),
+            Kind::Unix(stream) => stream.try_write(bytes),
+        }
+    }
+
+    /// Ends both directions at once; whoever waits for this stream is woken.
+    pub(crate) fn shutdown(&self) {
+        // It fails only if the peer was faster.
+        let _gone = rustix::net::shutdown(self, Shutdown::Both);
+    }
+}
+
+impl AsFd for Stream {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match &self.0 {
+            Kind::Tcp(stream) => stream.as_fd(),
+            Kind::Unix(stream) => stream.as_fd(),
+        }
+    }
+}
+
+impl fmt::Display for Peer {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(address) => write!(out, "{address}"),
+            Self::Unix { uid, pid: Some(pid) } => write!(out, "process {pid} of user {uid}"),
+            Self::Unix { uid, pid: None } => write!(out, "a process of user {uid}"),
+            Self::Gone => write!(out, "a peer that is gone"),
+        }
+    }
+}
+
+impl Listener {
+    /// Begins to listen. Port 0 takes any free one: see [`Self::local_address`].
+    pub async fn bind(address: &Address) -> Result<Self, ListenError> {
+        Self::try_bind(address).await.map_err(|source| ListenError { address: address.clone(), source })
+    }
+
+    /// Where it listens, with the real port.
+    #[must_use]
+    pub fn local_address(&self) -> &Address {
+        &self.address
+    }
+
+    /// The next stream. Errors of single connections and shortages of the system pass by: they are logged,
+    /// and waited out with growing pauses.
+    pub async fn accept(&self) -> Stream {
+        let mut pause_ms = ACCEPT_PAUSE_MS_MIN;
+        loop {
+            match self.try_accept().await {
+                Ok(stream) => return stream,
+                Err(error) => {
+                    tracing::warn!(address = %self.address, %error, "cannot accept a connection");
+                    tokio::time::sleep(Duration::from_millis(pause_ms)).await;
+                    pause_ms = ACCEPT_PAUSE_MS_MAX.min(pause_ms * 2);
+                }
+            }
+        }
+    }
+
+    async fn try_bind(address: &Address) -> io::Result<Self> {
+        match address {
+            Address::Tcp { host, port } => {
+                let listener = TcpListener::bind((host.as_str(), *port)).await?;
+                let port = listener.local_addr()?.port();
+                let address = Address::Tcp { host: host.clone(), port };
+                Ok(Self { kind: ListenerKind::Tcp(listener), address })
+            }
+            Address::Unix { name } => {
+                let listener = UnixListener::bind(abstract_path(name))?;
+                Ok(Self { kind: ListenerKind::Unix(listener), address: address.clone() })
+            }
+        }
+    }
+
+    async fn try_accept(&self) -> io::Result<Stream> {
+        match &self.kind {
+            ListenerKind::Tcp(listener) => Stream::from_tcp(listener.accept().await?.0),
+            ListenerKind::Unix(listener) => Ok(Stream(Kind::Unix(listener.accept().await?.0))),
+        }
+    }
+}
+
+/// Tokio takes a path that begins with a zero byte for an abstract name.
+fn abstract_path(name: &str) -> String {
+    format!("\0{name}")
+}
+
+fn listen_hint(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::AddrInUse => {
+            "\n\nhint: another process listens there; stop it, or choose another address (port 0 takes a free one)"
+        }
+        io::ErrorKind::AddrNotAvailable => "\n\nhint: it is not an address of this machine",
+        io::ErrorKind::PermissionDenied => "\n\nhint: choose a port above 1023",
+        _ => "",
+    }
+}
