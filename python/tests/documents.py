@@ -1,0 +1,188 @@
+"""Runs what a Markdown document shows, the way a reader would.
+
+A fenced block marked `console` is a terminal: a line that starts with `$ ` is a command, the lines below
+it are what it prints. `…` stands for anything in a line, and alone on a line for any number of lines. A
+command shown with no output may print what it likes. One that ends in ` &` stays in the background to the
+end of the document, and the next one waits until it has printed what is shown. A command may only fail
+where an `error:` is shown.
+
+A block marked `python` is a program; one that starts with `>>> ` is a session in the interpreter. Any
+other mark (`sh`, `text`, …) is not run.
+"""
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import threading
+
+SECONDS_MAX = 60
+ANYTHING = "…"
+
+
+@dataclasses.dataclass
+class Block:
+    """A fenced block that can be run, and the line on which it starts."""
+
+    line: int
+    kind: str
+    text: str
+
+
+@dataclasses.dataclass
+class Step:
+    """One command of a terminal and what is shown below it."""
+
+    command: str
+    shown: list
+
+
+def blocks(document):
+    """The blocks of a document that can be run."""
+    found = []
+    for match in re.finditer(r"^```(\w+)[^\n]*\n(.*?)^```", document, re.MULTILINE | re.DOTALL):
+        if match[1] in ("console", "python"):
+            found.append(Block(document.count("\n", 0, match.start()) + 1, match[1], match[2]))
+    return found
+
+
+def steps(console):
+    """The commands of a terminal; one that ends in a backslash goes on in the next line."""
+    found = []
+    for line in console.splitlines():
+        if found and found[-1].command.endswith("\\") and not found[-1].shown:
+            found[-1].command = f"{found[-1].command}\n{line.removeprefix('> ')}"
+        elif line.startswith("$ "):
+            found.append(Step(line[2:], []))
+        elif found:
+            found[-1].shown.append(line)
+        else:
+            raise AssertionError(f"a console block starts with {line!r}, which is no command")
+    return found
+
+
+def pattern(shown):
+    """What the output must match, as a regular expression."""
+    lines = []
+    for line in shown:
+        if line.strip() == ANYTHING:
+            lines.append(r"(?:[^\n]*\n)*?")
+        else:
+            lines.append("[^\n]*".join(map(re.escape, line.split(ANYTHING))) + r"\s*?\n")
+    return "".join(lines)
+
+
+class Reader:
+    """Somebody who tries a document in an empty folder, with the wheels installed."""
+
+    def __init__(self, folder, environment=()):
+        self.folder = folder
+        path = f"{pathlib.Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        self.environment = dict(os.environ, PATH=path, HOME=str(folder), NO_COLOR="1") | dict(environment)
+        self.background = []
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for process in self.background:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+    def follow(self, document):
+        """Run every block; an AssertionError names the line of the first that does not do what it shows."""
+        for block in blocks(document):
+            try:
+                self.console(block.text) if block.kind == "console" else self.python(block.text)
+            except AssertionError as error:
+                raise AssertionError(f"the block on line {block.line}: {error}") from None
+
+    def console(self, text):
+        for step in steps(text):
+            if step.command.rstrip().endswith("&"):
+                self.start(step)
+            else:
+                self.run(step)
+
+    def run(self, step):
+        command = ["bash", "-o", "pipefail", "-c", step.command]
+        status, output = self.finish(command)
+        failure_is_shown = any("error:" in line for line in step.shown)
+        assert (status == 0) != failure_is_shown, f"`{step.command}` ended with {status}:\n{output}"
+        matches = not step.shown or re.fullmatch(pattern(step.shown), output)
+        assert matches, f"`{step.command}` shows\n{indent(step.shown)}\nand printed\n{output}"
+
+    def start(self, step):
+        command = ["bash", "-c", f"exec {step.command.rstrip().rstrip('&')}"]
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=self.folder,
+            env=self.environment,
+            start_new_session=True,
+        )
+        self.background.append(process)
+        output = []
+        settled = threading.Event()
+
+        def listen():
+            for line in process.stdout:
+                output.append(line)
+                if re.match(pattern(step.shown), "".join(output)):
+                    settled.set()
+            settled.set()
+
+        threading.Thread(target=listen, daemon=True).start()
+        if step.shown:
+            settled.wait(SECONDS_MAX)
+            came = re.match(pattern(step.shown), "".join(output))
+            assert came, f"`{step.command}` shows\n{indent(step.shown)}\nand printed\n{''.join(output)}"
+
+    def python(self, text):
+        in_interpreter = text.startswith(">>> ")
+        program = f"text = {text!r}\n{DOCTEST}" if in_interpreter else text
+        status, output = self.finish([sys.executable, "-c", program])
+        assert status == 0, f"the program ended with {status}:\n{output}"
+
+    def finish(self, command):
+        """Status and output of a command that must end in time."""
+        try:
+            done = subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                cwd=self.folder,
+                env=self.environment,
+                timeout=SECONDS_MAX,
+            )
+        except subprocess.TimeoutExpired as late:
+            raise AssertionError(
+                f"{command[-1]!r} had not ended after {SECONDS_MAX} s: {late.output}"
+            ) from None
+        return done.returncode, done.stdout
+
+
+DOCTEST = """
+import doctest, sys
+test = doctest.DocTestParser().get_doctest(text, {}, "the document", None, 0)
+runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
+sys.exit(runner.run(test).failed)
+"""
+
+
+def indent(lines):
+    return "\n".join(f"    {line}" for line in lines)
