@@ -1,1 +1,275 @@
-//! extent
+//! Which bytes of a segment are free.
+//!
+//! Best fit with coalescing. An object that fits in no single run is cut into several: fragmentation never
+//! refuses what fits. Room is handed out in multiples of [`EXTENT_ALIGN`](crate::EXTENT_ALIGN).
+//!
+//! **Invariant:** free runs neither overlap nor touch, and the two indexes list the same runs.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::{EXTENT_ALIGN, EXTENTS_MAX, Extent};
+
+/// The free runs of one segment.
+#[derive(Clone, Debug)]
+pub struct FreeSpace {
+    capacity: u64,
+    free: u64,
+    by_offset: BTreeMap<u64, u64>,
+    by_len: BTreeSet<(u64, u64)>,
+}
+
+impl FreeSpace {
+    /// All of a segment, free. A capacity that is no multiple of the alignment is rounded down.
+    #[must_use]
+    pub fn new(capacity: u64) -> Self {
+        let capacity = capacity - capacity % EXTENT_ALIGN;
+        let mut space = Self { capacity, free: 0, by_offset: BTreeMap::new(), by_len: BTreeSet::new() };
+        if capacity > 0 {
+            space.insert(0, capacity);
+            space.free = capacity;
+        }
+        space
+    }
+
+    /// How many bytes there are in all.
+    #[must_use]
+    pub fn capacity(&self) -> u64 {
+        self.capacity
+    }
+
+    /// How many bytes nobody uses.
+    #[must_use]
+    pub fn free(&self) -> u64 {
+        self.free
+    }
+
+    /// The longest run that nobody uses.
+    #[must_use]
+    pub fn longest(&self) -> u64 {
+        self.by_len.last().map_or(0, |&(len, _)| len)
+    }
+
+    /// Takes `len` bytes, in one piece if some run is long enough, else in as few as possible.
+    /// `None` if there is not enough, or only in more than [`EXTENTS_MAX`] pieces.
+    pub fn take(&mut self, len: u64) -> Option<Vec<Extent>> {
+        if len == 0 {
+            return Some(Vec::new());
+        }
+        let need = room_for(len)?;
+        if need > self.free {
+            return None;
+        }
+        if self.longest() >= need {
+            return self.take_contiguous(len).map(|extent| vec![extent]);
+        }
+        let pieces = self.longest_runs(need)?;
+        let mut left = len;
+        let mut taken = Vec::with_capacity(pieces.len());
+        for run in pieces {
+            let piece = run.len.min(left);
+            self.carve(run, room_for(piece)?);
+            taken.push(Extent { offset: run.offset, len: piece });
+            left -= piece;
+        }
+        Some(taken)
+    }
+
+    /// Takes `len` bytes in one piece.
+    pub fn take_contiguous(&mut self, len: u64) -> Option<Extent> {
+        let need = room_for(len)?;
+        if need == 0 {
+            return Some(Extent::default());
+        }
+        let &(run_len, offset) = self.by_len.range((need, 0)..).next()?;
+        self.carve(Extent { offset, len: run_len }, need);
+        Some(Extent { offset, len })
+    }
+
+    /// Gives back what [`Self::take`] or [`Self::take_contiguous`] handed out.
+    ///
+    /// # Panics
+    /// If the run was not taken: room given back twice would be handed to two writers.
+    pub fn give_back(&mut self, extent: Extent) {
+        let Some(len) = room_for(extent.len).filter(|&len| len > 0) else { return };
+        let (mut start, mut end) = (extent.offset, extent.offset + len);
+        assert!(end <= self.capacity, "{extent:?} lies outside of the segment");
+        if let Some((&before, &before_len)) = self.by_offset.range(..=start).next_back() {
+            assert!(before + before_len <= start, "{extent:?} is free already");
+            if before + before_len == start {
+                self.remove(before, before_len);
+                start = before;
+            }
+        }
+        if let Some((&after, &after_len)) = self.by_offset.range(extent.offset..).next() {
+            assert!(end <= after, "{extent:?} is free already");
+            if after == end {
+                self.remove(after, after_len);
+                end += after_len;
+            }
+        }
+        self.insert(start, end - start);
+        self.free += len;
+    }
+
+    /// The longest runs that hold `need` bytes together, longest first.
+    fn longest_runs(&self, need: u64) -> Option<Vec<Extent>> {
+        let mut runs = Vec::new();
+        let mut found = 0;
+        for &(len, offset) in self.by_len.iter().rev().take(EXTENTS_MAX) {
+            runs.push(Extent { offset, len });
+            found += len;
+            if found >= need {
+                return Some(runs);
+            }
+        }
+        None
+    }
+
+    /// Takes the first `need` bytes of a free run.
+    fn carve(&mut self, run: Extent, need: u64) {
+        self.remove(run.offset, run.len);
+        if run.len > need {
+            self.insert(run.offset + need, run.len - need);
+        }
+        self.free -= need;
+    }
+
+    fn insert(&mut self, offset: u64, len: u64) {
+        self.by_offset.insert(offset, len);
+        self.by_len.insert((len, offset));
+    }
+
+    fn remove(&mut self, offset: u64, len: u64) {
+        self.by_offset.remove(&offset);
+        self.by_len.remove(&(len, offset));
+    }
+}
+
+/// What `len` bytes cost, with the rounding. `None` if that overflows.
+#[must_use]
+pub fn room_for(len: u64) -> Option<u64> {
+    len.checked_next_multiple_of(EXTENT_ALIGN)
+}
+
+/// The part of an object's extents that holds `len` bytes from `offset` on. `None` if it has fewer.
+#[must_use]
+pub fn cut(extents: &[Extent], offset: u64, len: u64) -> Option<Vec<Extent>> {
+    let (mut skip, mut left) = (offset, len);
+    let mut parts = Vec::new();
+    for extent in extents {
+        if left == 0 {
+            break;
+        }
+        if skip >= extent.len {
+            skip -= extent.len;
+            continue;
+        }
+        let part = (extent.len - skip).min(left);
+        parts.push(Extent { offset: extent.offset + skip, len: part });
+        left -= part;
+        skip = 0;
+    }
+    (left == 0 && (skip == 0 || len == 0)).then_some(parts)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn the_smallest_run_that_fits_is_taken() {
+        let mut space = FreeSpace::new(1024);
+        let all: Vec<_> = (0..16).map(|_| space.take_contiguous(64).unwrap()).collect();
+        for &index in &[1, 2, 3, 5, 6] {
+            space.give_back(all[index]);
+        }
+        assert_eq!(space.take_contiguous(128), Some(Extent { offset: 5 * 64, len: 128 }));
+    }
+
+    #[test]
+    fn fragmentation_does_not_refuse_what_fits() {
+        let mut space = FreeSpace::new(1024);
+        let all: Vec<_> = (0..16).map(|_| space.take_contiguous(64).unwrap()).collect();
+        all.iter().step_by(2).for_each(|&extent| space.give_back(extent));
+        let taken = space.take(500).unwrap();
+        assert_eq!(taken.len(), 8);
+        assert_eq!(taken.iter().map(|it| it.len).sum::<u64>(), 500);
+        assert_eq!(space.free(), 0);
+        assert_eq!(space.take(1), None);
+    }
+
+    #[test]
+    fn sizes_that_overflow_are_refused() {
+        let mut space = FreeSpace::new(1024);
+        assert_eq!(space.take(u64::MAX), None);
+        assert_eq!(space.take_contiguous(u64::MAX), None);
+        assert_eq!(space.take(0), Some(vec![]));
+    }
+
+    #[test]
+    #[should_panic(expected = "is free already")]
+    fn giving_back_twice_is_a_broken_invariant() {
+        let mut space = FreeSpace::new(1024);
+        let extent = space.take_contiguous(64).unwrap();
+        space.give_back(extent);
+        space.give_back(extent);
+    }
+
+    #[test]
+    fn a_cut_follows_the_extents() {
+        let extents = [Extent { offset: 100, len: 10 }, Extent { offset: 500, len: 20 }];
+        assert_eq!(
+            cut(&extents, 5, 10).unwrap(),
+            [Extent { offset: 105, len: 5 }, Extent { offset: 500, len: 5 }]
+        );
+        assert_eq!(cut(&extents, 10, 20).unwrap(), [Extent { offset: 500, len: 20 }]);
+        assert_eq!(cut(&extents, 10, 21), None);
+        assert_eq!(cut(&extents, 30, 0), Some(vec![]));
+        assert_eq!(cut(&extents, u64::MAX, 1), None);
+    }
+
+    proptest! {
+        /// Against a model that is too simple to be wrong: one flag per unit.
+        #[test]
+        fn it_agrees_with_a_bitmap(steps in prop::collection::vec((any::<bool>(), 0u64..2000, 0usize..64), 1..200)) {
+            const UNITS: usize = 128;
+            let mut space = FreeSpace::new(UNITS as u64 * EXTENT_ALIGN);
+            let mut used = [false; UNITS];
+            let mut live: Vec<Vec<Extent>> = Vec::new();
+            for (take, len, pick) in steps {
+                if take || live.is_empty() {
+                    let free = used.iter().filter(|it| !**it).count() as u64 * EXTENT_ALIGN;
+                    let taken = space.take(len);
+                    prop_assert_eq!(taken.is_some(), room_for(len).unwrap() <= free);
+                    let Some(extents) = taken else { continue };
+                    prop_assert_eq!(extents.iter().map(|it| it.len).sum::<u64>(), len);
+                    for unit in extents.iter().flat_map(units) {
+                        prop_assert!(!used[unit], "unit {} was handed out twice", unit);
+                        used[unit] = true;
+                    }
+                    live.push(extents);
+                } else {
+                    let extents = live.swap_remove(pick % live.len());
+                    for extent in &extents {
+                        units(extent).for_each(|unit| used[unit] = false);
+                        space.give_back(*extent);
+                    }
+                }
+                let free = used.iter().filter(|it| !**it).count() as u64 * EXTENT_ALIGN;
+                prop_assert_eq!(space.free(), free);
+                prop_assert_eq!(space.longest(), longest_run(&used));
+            }
+        }
+    }
+
+    fn units(extent: &Extent) -> std::ops::Range<usize> {
+        let first = (extent.offset / EXTENT_ALIGN) as usize;
+        first..first + (extent.len.div_ceil(EXTENT_ALIGN)) as usize
+    }
+
+    fn longest_run(used: &[bool]) -> u64 {
+        used.split(|it| *it).map(|run| run.len() as u64).max().unwrap_or(0) * EXTENT_ALIGN
+    }
+}

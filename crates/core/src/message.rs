@@ -10,7 +10,7 @@
 //! | client → master | `Reserve`, `Resolve`, `Delete`, `DeleteMatching`, `List`, `Stat`, `Heartbeat` |
 //! | node → master   | `Register`, `Announce`, `Decide`, `Heartbeat` |
 //! | master → node   | `Allocate`, `Settle`, `Retire`, `ClientGone` |
-//! | client → node   | `Commit`, `Abort`, `BeginViews`, `EndViews`, `Goodbye` |
+//! | client → node   | `Commit`, `Abort`, `Keep`, `BeginViews`, `EndViews`, `Goodbye` |
 //!
 //! The bytes themselves travel beside this, in `transport`: through shared memory or a data socket.
 
@@ -106,6 +106,8 @@ pub enum Request {
     Commit(Commit),
     /// A client lets go of reservations.
     Abort(Vec<Hold>),
+    /// A client that lost its master's answers tells all that it has reserved here; the rest is given back.
+    Keep(Vec<Hold>),
     /// A client wants objects to stay where they are while it looks.
     BeginViews(Vec<Hold>),
     /// A client looks away.
@@ -121,7 +123,7 @@ pub enum Reply {
     Welcome(Welcome),
     /// To anything that cannot be done at all.
     Refused(Refusal),
-    /// To requests that only need to be heard: `Abort`, `EndViews`, `Goodbye`, `ClientGone`, `Heartbeat`.
+    /// To requests that only need to be heard: `Abort`, `Keep`, `EndViews`, `Goodbye`, `ClientGone`, `Heartbeat`.
     Done,
     /// To `Reserve`.
     Reserved(Reserved),
@@ -340,6 +342,8 @@ pub struct Delete {
     pub keys: Vec<Key>,
     /// Even if leased, where leases refuse removal.
     pub force: bool,
+    /// How long to wait for the nodes to confirm, before the answer is `Unconfirmed`.
+    pub wait_ms: u64,
 }
 
 /// What became of one key of a [`Delete`].
@@ -373,6 +377,8 @@ pub struct DeleteMatching {
     pub pattern: Pattern,
     /// Even if leased.
     pub force: bool,
+    /// See [`Delete::wait_ms`].
+    pub wait_ms: u64,
 }
 
 /// See [`Request::DeleteMatching`].
@@ -571,8 +577,17 @@ pub struct DecideItem {
 pub struct Allocate {
     /// Who will write.
     pub client: ClientId,
-    /// The sizes.
-    pub lens: Vec<u64>,
+    /// One per replica.
+    pub items: Vec<AllocateItem>,
+}
+
+/// Room for one replica.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AllocateItem {
+    /// Its bytes.
+    pub len: u64,
+    /// The bytes of its name, namespace included: they are kept beside it, so that memory describes itself.
+    pub name_len: u64,
 }
 
 /// See [`Request::Allocate`].

@@ -65,7 +65,7 @@ macro_rules! sabotaged {
         #[cfg(feature = "sabotage")]
         let broken = $sabotage == $crate::sabotage::Sabotage::$variant;
         #[cfg(not(feature = "sabotage"))]
-        let broken = false;
+        let broken = $sabotage != $crate::sabotage::Sabotage::None;
         broken
     }};
 }

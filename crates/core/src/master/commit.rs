@@ -1,0 +1,124 @@
+//! Deciding whether a written object gets its name.
+//!
+//! Names are not claimed when room is reserved: the first commit wins. So a writer that stalls or dies blocks
+//! nobody, and there is nothing to time out.
+
+use std::collections::BTreeMap;
+
+use super::{
+    Master, Wait,
+    catalog::{NewObject, NodeIndex, ObjectIndex},
+    confirm::Answer,
+    refuse,
+};
+use crate::{
+    BATCH_ITEMS_MAX, ConnId, Generation, Hold, RequestId, Tick,
+    message::{CommitOutcome, Decide, DecideItem, OnExists, Reason, Record, Request, Settle},
+};
+
+/// What the other nodes of a batch are to be told.
+type Others = BTreeMap<NodeIndex, (Settle, Vec<(ObjectIndex, Generation, Hold)>)>;
+
+impl Master {
+    pub(super) fn decide(&mut self, conn: ConnId, id: RequestId, node: NodeIndex, decide: Decide) {
+        if decide.items.len() > BATCH_ITEMS_MAX {
+            let reply = refuse(Reason::Invalid, "the batch is too large");
+            return self.effects.push_back(super::Effect::Reply(conn, id, reply));
+        }
+        let mut outcomes = Vec::with_capacity(decide.items.len());
+        let mut replaced = Vec::new();
+        let mut others = Others::new();
+        for (index, item) in decide.items.into_iter().enumerate() {
+            let (outcome, old) = self.decide_one(node, item, &mut others);
+            replaced.extend(old.into_iter().map(|replica| (index, replica)));
+            outcomes.push(outcome);
+        }
+        for (other, (settle, replicas)) in others {
+            self.ask(other, Request::Settle(settle), Wait::Settle(replicas));
+        }
+        self.confirm(conn, id, Answer::Decide(outcomes), replaced, None);
+    }
+
+    /// Forgets replicas that their node could not commit.
+    pub(super) fn settled(
+        &mut self,
+        node: NodeIndex,
+        replicas: &[(ObjectIndex, Generation, Hold)],
+        lost: &[Hold],
+    ) {
+        for (index, generation, hold) in replicas {
+            let same = self.catalog.get(*index).is_some_and(|it| it.generation() == *generation);
+            if same && lost.contains(hold) {
+                self.catalog.drop_replica(*index, node);
+            }
+        }
+    }
+
+    fn decide_one(
+        &mut self,
+        home: NodeIndex,
+        decide: DecideItem,
+        others: &mut Others,
+    ) -> (CommitOutcome, Vec<(NodeIndex, Hold)>) {
+        let item = decide.item;
+        let namespace = self.catalog.intern(&decide.namespace);
+        let mut replicas = vec![(home, item.hold)];
+        for location in &item.others {
+            if let Some(node) = self.members.find(location.segment)
+                && !replicas.iter().any(|(has, _)| *has == node)
+            {
+                replicas.push((node, location.hold()));
+            }
+        }
+        if let Some(member) = self.members.get_mut(home) {
+            member.told.insert(item.hold);
+        }
+        let existing = self.catalog.find(namespace, &item.key);
+        let existing = existing.and_then(|index| Some((index, self.catalog.get(index)?)));
+        let mut old = Vec::new();
+        let mut outcome: fn(Generation) -> CommitOutcome = CommitOutcome::Stored;
+        if let Some((index, object)) = existing {
+            if object.replicas().any(|replica| replica == (home, item.hold)) {
+                // The node asks again because the first answer was lost on the way.
+                return (CommitOutcome::Stored(object.generation()), old);
+            }
+            if item.options.on_exists == OnExists::Keep {
+                let generation = object.generation();
+                for (node, hold) in replicas.into_iter().skip(1) {
+                    others.entry(node).or_default().0.abort.push(hold);
+                }
+                return (CommitOutcome::Exists(generation), old);
+            }
+            outcome = CommitOutcome::Replaced;
+            old = self.take_out(index);
+        }
+        let generation = self.mint_generation();
+        let soft_until = item.options.soft_pin_ms.map_or(Tick(0), |ms| self.now.after(ms));
+        let record = |hold| Record {
+            hold,
+            namespace: decide.namespace.clone(),
+            key: item.key.clone(),
+            generation,
+            len: item.len,
+            hard_pin: item.options.hard_pin,
+        };
+        let records: Vec<_> = replicas.iter().skip(1).map(|&(node, hold)| (node, record(hold))).collect();
+        let new = NewObject {
+            namespace,
+            key: item.key,
+            generation,
+            len: item.len,
+            hard_pin: item.options.hard_pin,
+            soft_until,
+            replicas,
+        };
+        if let Some(index) = self.catalog.insert(self.now, new) {
+            for (node, record) in records {
+                let entry = others.entry(node).or_default();
+                entry.1.push((index, generation, record.hold));
+                entry.0.commit.push(record);
+            }
+        }
+        (outcome(generation), old)
+    }
+}

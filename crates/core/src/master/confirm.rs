@@ -1,0 +1,245 @@
+//! Taking objects away, and answering only once the nodes have confirmed it.
+//!
+//! **Invariant:** a delete answers `Deleted` only after every node that holds a copy has withdrawn its stamp.
+//! A node that cannot be asked, or does not answer in time, makes it `Unconfirmed`; what it owes is applied
+//! before the node is used again.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{
+    Effect, Master, Op, OpId, Wait,
+    catalog::{NamespaceIndex, NodeIndex, ObjectIndex},
+    refuse,
+    resolve::Matcher,
+};
+use crate::{
+    BATCH_ITEMS_MAX, ConnId, Hold, RequestId, Tick,
+    message::{
+        CommitOutcome, Delete, DeleteMatching, DeleteOutcome, DeletedMatching, Reason, Reply, Request, Retire,
+    },
+    sabotage::sabotaged,
+};
+
+/// An answer that waits for nodes to confirm.
+#[derive(Debug)]
+pub(super) struct Confirming {
+    conn: ConnId,
+    id: RequestId,
+    answer: Answer,
+    outstanding: BTreeSet<RequestId>,
+    /// Which items of the answer hang on which node.
+    items: BTreeMap<NodeIndex, Vec<usize>>,
+    asked: BTreeMap<RequestId, NodeIndex>,
+    deadline: Option<Tick>,
+}
+
+/// What will be said.
+#[derive(Debug)]
+pub(super) enum Answer {
+    Delete(Vec<DeleteOutcome>),
+    Matching(DeletedMatching),
+    Decide(Vec<CommitOutcome>),
+}
+
+impl Answer {
+    fn unconfirmed(&mut self, name: &str, items: &[usize]) {
+        match self {
+            Self::Delete(outcomes) => {
+                for &index in items {
+                    match outcomes.get_mut(index) {
+                        Some(DeleteOutcome::Unconfirmed(names)) => names.push(name.to_owned()),
+                        Some(outcome) => *outcome = DeleteOutcome::Unconfirmed(vec![name.to_owned()]),
+                        None => (),
+                    }
+                }
+            }
+            Self::Matching(matching) => {
+                if !matching.unconfirmed.iter().any(|it| it == name) {
+                    matching.unconfirmed.push(name.to_owned());
+                }
+            }
+            // The new object is stored whatever became of the old one; its node will retire it on return.
+            Self::Decide(_) => (),
+        }
+    }
+
+    fn into_reply(self) -> Reply {
+        match self {
+            Self::Delete(outcomes) => Reply::Deleted(outcomes),
+            Self::Matching(matching) => Reply::DeletedMatching(matching),
+            Self::Decide(outcomes) => Reply::Decided(outcomes),
+        }
+    }
+}
+
+impl Master {
+    pub(super) fn delete(&mut self, conn: ConnId, id: RequestId, namespace: NamespaceIndex, delete: Delete) {
+        if delete.keys.len() > BATCH_ITEMS_MAX {
+            let reply = refuse(Reason::Invalid, "the batch is too large");
+            return self.effects.push_back(Effect::Reply(conn, id, reply));
+        }
+        let mut outcomes = Vec::with_capacity(delete.keys.len());
+        let mut gone = Vec::new();
+        for (item, key) in delete.keys.iter().enumerate() {
+            let index = self.catalog.find(namespace, key);
+            outcomes.push(match index {
+                None => DeleteOutcome::Absent,
+                Some(index) if self.lease_refuses(index, delete.force) => DeleteOutcome::Leased,
+                Some(index) => {
+                    gone.extend(self.take_out(index).into_iter().map(|replica| (item, replica)));
+                    DeleteOutcome::Deleted
+                }
+            });
+        }
+        let deadline = Some(self.now.after(delete.wait_ms));
+        self.confirm(conn, id, Answer::Delete(outcomes), gone, deadline);
+    }
+
+    pub(super) fn delete_matching(
+        &mut self,
+        conn: ConnId,
+        id: RequestId,
+        namespace: NamespaceIndex,
+        delete: &DeleteMatching,
+    ) {
+        let matcher = match Matcher::new(&delete.pattern) {
+            Ok(matcher) => matcher,
+            Err(problem) => {
+                let reply = refuse(Reason::Invalid, &problem);
+                return self.effects.push_back(Effect::Reply(conn, id, reply));
+            }
+        };
+        let mut victims = Vec::new();
+        self.catalog.page(0, usize::MAX, |index, object| {
+            if object.namespace() == namespace && matcher.matches(object.key()) {
+                victims.push(index);
+            }
+            true
+        });
+        victims.retain(|&index| !self.lease_refuses(index, delete.force));
+        let count = victims.len() as u64;
+        let gone = victims.into_iter().flat_map(|index| self.take_out(index));
+        let gone: Vec<_> = gone.map(|replica| (0, replica)).collect();
+        let deadline = Some(self.now.after(delete.wait_ms));
+        let answer = Answer::Matching(DeletedMatching { count, unconfirmed: Vec::new() });
+        self.confirm(conn, id, answer, gone, deadline);
+    }
+
+    /// Retires replicas, each of which an item of the answer hangs on, and answers when that is confirmed.
+    pub(super) fn confirm(
+        &mut self,
+        conn: ConnId,
+        id: RequestId,
+        mut answer: Answer,
+        gone: Vec<(usize, (NodeIndex, Hold))>,
+        deadline: Option<Tick>,
+    ) {
+        let op = self.next_op();
+        let mut items: BTreeMap<NodeIndex, Vec<usize>> = BTreeMap::new();
+        for (item, (node, _)) in &gone {
+            items.entry(*node).or_default().push(*item);
+        }
+        let asked = self.retire(gone.into_iter().map(|(_, replica)| replica).collect(), Some(op));
+        for (node, indexes) in &items {
+            if !asked.values().any(|it| it == node) {
+                answer.unconfirmed(&self.members.name(*node), indexes);
+            }
+        }
+        let outstanding: BTreeSet<_> = asked.keys().copied().collect();
+        let at_once = outstanding.is_empty() || sabotaged!(self.config.sabotage, DeleteWithoutConfirmation);
+        if at_once {
+            return self.effects.push_back(Effect::Reply(conn, id, answer.into_reply()));
+        }
+        let confirming = Confirming { conn, id, answer, outstanding, items, asked, deadline };
+        self.ops.insert(op, Op::Confirm(confirming));
+    }
+
+    /// Tells the nodes to take replicas away, and which of them could be told. The others owe it.
+    pub(super) fn retire(
+        &mut self,
+        replicas: Vec<(NodeIndex, Hold)>,
+        op: Option<OpId>,
+    ) -> BTreeMap<RequestId, NodeIndex> {
+        let mut by_node: BTreeMap<NodeIndex, Vec<Hold>> = BTreeMap::new();
+        for (node, hold) in replicas {
+            by_node.entry(node).or_default().push(hold);
+        }
+        let mut asked = BTreeMap::new();
+        for (node, holds) in by_node {
+            let request = Request::Retire(Retire { holds: holds.clone() });
+            match self.ask(node, request, Wait::Retire(holds.clone(), op)) {
+                Some(id) => _ = asked.insert(id, node),
+                None => self.owe(node, &holds),
+            }
+        }
+        asked
+    }
+
+    pub(super) fn confirmed(&mut self, id: RequestId, op: Option<OpId>) {
+        let Some(op) = op else { return };
+        let Some(Op::Confirm(confirming)) = self.ops.get_mut(&op) else { return };
+        confirming.outstanding.remove(&id);
+        if confirming.outstanding.is_empty() {
+            self.end_confirm(op);
+        }
+    }
+
+    /// A node will not confirm any more on this connection.
+    pub(super) fn unconfirmed(&mut self, node: NodeIndex, id: RequestId, holds: &[Hold], op: Option<OpId>) {
+        self.owe(node, holds);
+        let name = self.members.name(node);
+        if let Some(op) = op
+            && let Some(Op::Confirm(confirming)) = self.ops.get_mut(&op)
+        {
+            let items = confirming.items.get(&node).cloned().unwrap_or_default();
+            confirming.answer.unconfirmed(&name, &items);
+            self.confirmed(id, Some(op));
+        }
+    }
+
+    /// Answers who has waited long enough. The nodes are still expected to confirm.
+    pub(super) fn end_waiting(&mut self) {
+        let late = |op: &Op| matches!(op, Op::Confirm(it) if it.deadline.is_some_and(|at| at <= self.now));
+        let late: Vec<_> = self.ops.iter().filter(|(_, op)| late(op)).map(|(id, _)| *id).collect();
+        for op in late {
+            let Some(Op::Confirm(confirming)) = self.ops.get_mut(&op) else { continue };
+            for id in std::mem::take(&mut confirming.outstanding) {
+                let Some(node) = confirming.asked.get(&id) else { continue };
+                let items = confirming.items.get(node).cloned().unwrap_or_default();
+                confirming.answer.unconfirmed(&self.members.name(*node), &items);
+            }
+            self.end_confirm(op);
+        }
+    }
+
+    pub(super) fn next_end_of_waiting(&self) -> Option<Tick> {
+        let deadline = |op: &Op| match op {
+            Op::Confirm(confirming) => confirming.deadline,
+            Op::Reserve(_) => None,
+        };
+        self.ops.values().filter_map(deadline).min()
+    }
+
+    /// Takes an object out of the catalog; its replicas are still to be retired.
+    pub(super) fn take_out(&mut self, index: ObjectIndex) -> Vec<(NodeIndex, Hold)> {
+        self.catalog.remove(index).map_or_else(Vec::new, |object| object.replicas().collect())
+    }
+
+    fn lease_refuses(&self, index: ObjectIndex, force: bool) -> bool {
+        let leased = self.catalog.get(index).is_some_and(|it| it.leased(self.now));
+        self.config.strict_leases && !force && leased
+    }
+
+    fn owe(&mut self, node: NodeIndex, holds: &[Hold]) {
+        if let Some(member) = self.members.get_mut(node) {
+            member.owed.extend(holds);
+        }
+    }
+
+    fn end_confirm(&mut self, op: OpId) {
+        if let Some(Op::Confirm(confirming)) = self.ops.remove(&op) {
+            let reply = confirming.answer.into_reply();
+            self.effects.push_back(Effect::Reply(confirming.conn, confirming.id, reply));
+        }
+    }
+}

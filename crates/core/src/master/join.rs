@@ -1,0 +1,225 @@
+//! Nodes that come, fall silent, go away, return, or are lost.
+//!
+//! **Invariant:** a node that was declared lost in this life of the master comes back empty: names that it
+//! still holds may have been deleted meanwhile, and nobody kept a list for it.
+
+use super::{
+    Effect, Master, Notice, Party, Wait,
+    catalog::{NewObject, NodeIndex},
+    members::{Member, Standing},
+    refuse,
+};
+use crate::{
+    ConnId, Tick,
+    message::{Announce, Heartbeat, Reason, Record, Register, Registered, Reply, Usage},
+    sabotage::sabotaged,
+};
+
+impl Master {
+    pub(super) fn register(&mut self, conn: ConnId, register: Register) -> Reply {
+        let known = self.members.find(register.info.segment);
+        let same_life = register.epoch == self.config.epoch;
+        let discard = known.is_none() && same_life && !sabotaged!(self.config.sabotage, BelieveTheLost);
+        if discard {
+            self.effects.push_back(Effect::Notice(Notice::NodeDiscarded(register.info.name.clone())));
+        }
+        let node = match known {
+            Some(node) => self.readmit(node, conn, &register),
+            None => self.members.insert(Member {
+                free: register.usage.free,
+                usage: register.usage,
+                info: register.info,
+                standing: Standing::Joining,
+                conn: Some(conn),
+                heard: self.now,
+                owed: Vec::new(),
+                told: std::collections::BTreeSet::new(),
+                from_earlier_life: !same_life || sabotaged!(self.config.sabotage, BelieveTheLost),
+            }),
+        };
+        let Some(node) = node else {
+            return refuse(Reason::Busy, "the master has as many nodes as it can have");
+        };
+        self.parties.insert(conn, Party::Node(Some(node)));
+        let owed = self.members.get_mut(node).map(|it| std::mem::take(&mut it.owed)).unwrap_or_default();
+        let retire = if sabotaged!(self.config.sabotage, ForgetOwedRetires) { Vec::new() } else { owed };
+        Reply::Registered(Registered { epoch: self.config.epoch, discard, retire })
+    }
+
+    /// A node that is known registers again: its old connection says nothing any more.
+    fn readmit(&mut self, node: NodeIndex, conn: ConnId, register: &Register) -> Option<NodeIndex> {
+        if let Some(old) = self.members.get(node)?.conn {
+            self.fence(old);
+            self.node_away(node, old);
+        }
+        let member = self.members.get_mut(node)?;
+        member.info = register.info.clone();
+        member.report(self.now, register.usage);
+        member.standing = Standing::Joining;
+        member.conn = Some(conn);
+        member.told.clear();
+        Some(node)
+    }
+
+    pub(super) fn announce(&mut self, node: NodeIndex, announce: Announce) -> Reply {
+        self.hear(node);
+        let mut retire = Vec::new();
+        for record in announce.items {
+            let hold = record.hold;
+            if !self.take_in(node, record) {
+                retire.push(hold);
+            }
+        }
+        if announce.last {
+            self.end_joining(node);
+        }
+        Reply::Announced(retire)
+    }
+
+    /// Whether an announced object belongs in the catalog; it is there then.
+    fn take_in(&mut self, node: NodeIndex, record: Record) -> bool {
+        let Some(member) = self.members.get_mut(node) else { return false };
+        member.told.insert(record.hold);
+        let news = member.from_earlier_life;
+        let namespace = self.catalog.intern(&record.namespace);
+        let existing = self.catalog.find(namespace, &record.key);
+        if let Some((index, object)) = existing.and_then(|it| Some((it, self.catalog.get(it)?))) {
+            if object.replicas().any(|replica| replica == (node, record.hold)) {
+                return true;
+            }
+            if !news || object.generation() > record.generation {
+                return false;
+            }
+            if object.generation() == record.generation {
+                self.catalog.add_replica(index, node, record.hold);
+                return true;
+            }
+            let old = self.take_out(index);
+            self.retire(old, None);
+        } else if !news {
+            return false;
+        }
+        let new = NewObject {
+            namespace,
+            key: record.key,
+            generation: record.generation,
+            len: record.len,
+            hard_pin: record.hard_pin,
+            soft_until: Tick(0),
+            replicas: vec![(node, record.hold)],
+        };
+        self.catalog.insert(self.now, new).is_some()
+    }
+
+    /// The node has told everything: what it did not tell of, it does not have.
+    fn end_joining(&mut self, node: NodeIndex) {
+        let Some(member) = self.members.get_mut(node) else { return };
+        if member.standing != Standing::Joining {
+            return;
+        }
+        member.standing = Standing::Ready;
+        member.from_earlier_life = false;
+        let told = std::mem::take(&mut member.told);
+        let name = member.info.name.clone();
+        for index in self.catalog.on_node(node) {
+            let Some(object) = self.catalog.get(index) else { continue };
+            if !object.replicas().any(|(on, hold)| on == node && told.contains(&hold)) {
+                self.catalog.drop_replica(index, node);
+            }
+        }
+        self.effects.push_back(Effect::Notice(Notice::NodeReady(name)));
+    }
+
+    pub(super) fn heartbeat(&mut self, node: NodeIndex, beat: Heartbeat) -> Reply {
+        self.hear(node);
+        if let (Some(member), Some(usage)) = (self.members.get_mut(node), beat.usage) {
+            member.report(self.now, usage);
+        }
+        Reply::Done
+    }
+
+    pub(super) fn report(&mut self, node: NodeIndex, usage: Usage) {
+        if let Some(member) = self.members.get_mut(node) {
+            member.report(self.now, usage);
+        }
+    }
+
+    /// The node said something, so it is not silent.
+    pub(super) fn hear(&mut self, node: NodeIndex) {
+        let Some(member) = self.members.get_mut(node) else { return };
+        member.heard = self.now;
+        if member.standing == Standing::Silent {
+            member.standing = Standing::Ready;
+            let name = member.info.name.clone();
+            self.effects.push_back(Effect::Notice(Notice::NodeReady(name)));
+        }
+    }
+
+    /// A node's connection is closed: whatever it was asked there, it will not answer.
+    pub(super) fn node_away(&mut self, node: NodeIndex, conn: ConnId) {
+        let Some(member) = self.members.get_mut(node) else { return };
+        if member.conn != Some(conn) {
+            return;
+        }
+        member.conn = None;
+        member.standing = Standing::Away(self.now);
+        let name = member.info.name.clone();
+        self.effects.push_back(Effect::Notice(Notice::NodeAway(name)));
+        let asked: Vec<_> = self.waits.iter().filter(|(_, (on, _))| *on == node).map(|(id, _)| *id).collect();
+        for id in asked {
+            match self.waits.remove(&id) {
+                Some((_, Wait::Allocate(op, items))) => self.not_allocated(node, op, &items),
+                Some((_, Wait::Retire(holds, op))) => self.unconfirmed(node, id, &holds, op),
+                // It tells what it committed when it comes back.
+                Some((_, Wait::Settle(_))) | None => (),
+            }
+        }
+    }
+
+    pub(super) fn notice_silence(&mut self) {
+        let nodes: Vec<_> = self.members.iter().map(|(node, it)| (node, it.standing, it.heard)).collect();
+        for (node, standing, heard) in nodes {
+            match standing {
+                Standing::Ready if heard.after(self.config.silence_ms_max) <= self.now => self.silent(node),
+                Standing::Away(since) if since.after(self.config.away_ms_max) <= self.now => self.lose(node),
+                _ => (),
+            }
+        }
+    }
+
+    pub(super) fn next_silence(&self) -> Option<Tick> {
+        let next = self.members.iter().filter_map(|(_, it)| match it.standing {
+            Standing::Ready => Some(it.heard.after(self.config.silence_ms_max)),
+            Standing::Away(since) => Some(since.after(self.config.away_ms_max)),
+            Standing::Joining | Standing::Silent => None,
+        });
+        next.min()
+    }
+
+    fn silent(&mut self, node: NodeIndex) {
+        let Some(member) = self.members.get_mut(node) else { return };
+        member.standing = Standing::Silent;
+        let name = member.info.name.clone();
+        self.effects.push_back(Effect::Notice(Notice::NodeSilent(name)));
+        // New objects go elsewhere; what the silent node was asked for, others are asked for now.
+        let allocations =
+            self.waits.iter().filter(|(_, (on, wait))| *on == node && matches!(wait, Wait::Allocate(..)));
+        let allocations: Vec<_> = allocations.map(|(id, _)| *id).collect();
+        for id in allocations {
+            if let Some((_, Wait::Allocate(op, items))) = self.waits.remove(&id) {
+                self.not_allocated(node, op, &items);
+            }
+        }
+    }
+
+    fn lose(&mut self, node: NodeIndex) {
+        let name = self.members.name(node);
+        let mut lost = 0;
+        for index in self.catalog.on_node(node) {
+            self.catalog.drop_replica(index, node);
+            lost += u64::from(self.catalog.get(index).is_none());
+        }
+        self.members.remove(node);
+        self.effects.push_back(Effect::Notice(Notice::NodeLost(name, lost)));
+    }
+}

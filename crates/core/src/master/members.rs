@@ -1,0 +1,117 @@
+//! The storage nodes, how they are doing, and what they owe.
+//!
+//! A node is *ready* when everything it holds is in the catalog; *silent* while its connection stands but it
+//! says nothing; *away* once its connection is closed; *lost* when it has been away for longer than the policy
+//! allows. Time alone never loses a node: a stopped process keeps its connection, and keeps its objects.
+//!
+//! **Invariant:** a retire that a node has not confirmed is repeated before the node is used again.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::catalog::NodeIndex;
+use crate::{
+    ConnId, Hold, SegmentId, Tick,
+    message::{NodeInfo, NodeStat, Usage},
+};
+
+/// How a node is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Standing {
+    /// It is telling what it holds.
+    Joining,
+    /// It can be read from and written to.
+    Ready,
+    /// It is connected and does not answer.
+    Silent,
+    /// Its connection is closed, since then.
+    Away(Tick),
+}
+
+/// One node.
+#[derive(Debug)]
+pub(super) struct Member {
+    pub(super) info: NodeInfo,
+    pub(super) standing: Standing,
+    pub(super) conn: Option<ConnId>,
+    pub(super) heard: Tick,
+    pub(super) usage: Usage,
+    /// What is free as far as the master can tell: what the node said last, less what was asked for since.
+    pub(super) free: u64,
+    /// Retires that it must apply before it is used again.
+    pub(super) owed: Vec<Hold>,
+    /// While it is joining: the objects it told of.
+    pub(super) told: BTreeSet<Hold>,
+    /// It belonged to an earlier life of the master, so what it holds may be news.
+    pub(super) from_earlier_life: bool,
+}
+
+/// All nodes.
+#[derive(Debug, Default)]
+pub(super) struct Members {
+    members: Vec<Option<Member>>,
+    by_segment: BTreeMap<SegmentId, NodeIndex>,
+}
+
+impl Member {
+    pub(super) fn readable(&self) -> bool {
+        // What a joining node holds from before is as good as ever: only new objects must wait.
+        matches!(self.standing, Standing::Ready | Standing::Joining)
+    }
+
+    pub(super) fn stat(&self) -> NodeStat {
+        NodeStat {
+            info: self.info.clone(),
+            alive: self.standing == Standing::Ready,
+            usage: self.usage,
+            owed: self.owed.len() as u64,
+        }
+    }
+
+    pub(super) fn report(&mut self, now: Tick, usage: Usage) {
+        self.usage = usage;
+        self.free = usage.free;
+        self.heard = now;
+    }
+}
+
+impl Members {
+    pub(super) fn get(&self, node: NodeIndex) -> Option<&Member> {
+        self.members.get(node.0 as usize)?.as_ref()
+    }
+
+    pub(super) fn get_mut(&mut self, node: NodeIndex) -> Option<&mut Member> {
+        self.members.get_mut(node.0 as usize)?.as_mut()
+    }
+
+    pub(super) fn find(&self, segment: SegmentId) -> Option<NodeIndex> {
+        self.by_segment.get(&segment).copied()
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (NodeIndex, &Member)> {
+        let numbered = self.members.iter().enumerate();
+        numbered.filter_map(|(index, member)| Some((NodeIndex(index as u16), member.as_ref()?)))
+    }
+
+    pub(super) fn name(&self, node: NodeIndex) -> String {
+        self.get(node).map_or_else(|| "a lost node".to_owned(), |it| it.info.name.clone())
+    }
+
+    /// Adds a node. `None` if there are as many as there can be.
+    pub(super) fn insert(&mut self, member: Member) -> Option<NodeIndex> {
+        let free = self.members.iter().position(Option::is_none).unwrap_or(self.members.len());
+        let index = NodeIndex(u16::try_from(free).ok()?);
+        self.by_segment.insert(member.info.segment, index);
+        if free == self.members.len() {
+            self.members.push(None);
+        }
+        *self.members.get_mut(free)? = Some(member);
+        Some(index)
+    }
+
+    /// Forgets a node. The catalog must have forgotten its replicas before.
+    pub(super) fn remove(&mut self, node: NodeIndex) {
+        if let Some(member) = self.members.get_mut(node.0 as usize).and_then(Option::take) {
+            self.by_segment.remove(&member.info.segment);
+        }
+    }
+}

@@ -1,0 +1,380 @@
+//! The master's decisions: which key is which object, where it lies, what may go.
+//!
+//! [`Master::handle`] routes each [`Event`] to the module that decides; this file holds no rule itself. The
+//! shell drains [`Master::poll_effect`] after every event, and calls [`Master::handle_timeout`] no later than
+//! [`Master::poll_timeout`] says.
+//!
+//! **Invariant:** what arrives on a connection that was closed or replaced changes nothing.
+
+mod catalog;
+mod commit;
+mod confirm;
+mod join;
+mod members;
+mod placement;
+mod reserve;
+mod resolve;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, VecDeque};
+
+use catalog::{Catalog, NamespaceIndex, NodeIndex};
+use confirm::Confirming;
+use members::Members;
+use reserve::Reserving;
+
+use crate::{
+    ClientId, ConnId, Generation, Hold, RequestId, SegmentId, Tick,
+    message::{Hello, Reason, Refusal, Reply, Request, Role, Stat},
+    sabotage::Sabotage,
+};
+
+/// What the operator decides.
+#[derive(Clone, Copy, Debug)]
+pub struct MasterConfig {
+    /// Which life of the master this is; larger than that of every earlier one.
+    pub epoch: u64,
+    /// A node that said nothing for this long is not read from or written to.
+    pub silence_ms_max: u64,
+    /// A node whose connection has been closed for this long is lost.
+    pub away_ms_max: u64,
+    /// How long a leased object is kept from eviction.
+    pub lease_ms: u64,
+    /// Whether a lease also refuses unforced removal.
+    pub strict_leases: bool,
+    /// Whether soft-pinned objects may be evicted when nothing else is left.
+    pub evict_soft_pinned: bool,
+    /// Drawn at random by the shell, so that nobody can choose keys that collide.
+    pub hash_seed: u64,
+    /// For the simulation only.
+    pub sabotage: Sabotage,
+}
+
+/// What happened outside.
+#[derive(Clone, Debug)]
+pub enum Event {
+    /// A client or node was let in.
+    Opened(ConnId, Hello),
+    /// It asks.
+    Request(ConnId, RequestId, Request),
+    /// A node answers.
+    Reply(ConnId, RequestId, Reply),
+    /// The connection is closed.
+    Closed(ConnId),
+}
+
+/// What the shell must now do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// Answer.
+    Reply(ConnId, RequestId, Reply),
+    /// Ask a node.
+    Ask(ConnId, RequestId, Request),
+    /// Close a connection that a newer one has replaced.
+    Disconnect(ConnId),
+    /// Tell the operator.
+    Notice(Notice),
+}
+
+/// What an operator would like to see in the log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Notice {
+    /// A node can be used.
+    NodeReady(String),
+    /// A node is connected, but does not answer.
+    NodeSilent(String),
+    /// A node's connection is closed.
+    NodeAway(String),
+    /// A node has been away too long; so many objects went with it.
+    NodeLost(String, u64),
+    /// A node that had been declared lost came back and must start empty.
+    NodeDiscarded(String),
+    /// So many objects with so many bytes left to make room.
+    Evicted(u64, u64),
+}
+
+/// Who is at the other end of a connection.
+#[derive(Debug)]
+enum Party {
+    Client(Visitor),
+    Node(Option<NodeIndex>),
+}
+
+/// A client, for as long as its connection lasts.
+#[derive(Clone, Debug)]
+struct Visitor {
+    client: ClientId,
+    namespace: NamespaceIndex,
+    home: Option<SegmentId>,
+    host: String,
+}
+
+/// An operation that waits for nodes.
+#[derive(Debug)]
+enum Op {
+    Reserve(Reserving),
+    Confirm(Confirming),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct OpId(u64);
+
+/// What is to be done when a node answers.
+#[derive(Debug)]
+enum Wait {
+    /// Room for these items of a reservation.
+    Allocate(OpId, Vec<usize>),
+    /// Objects were taken away; perhaps somebody waits for that.
+    Retire(Vec<Hold>, Option<OpId>),
+    /// Replicas were committed; those that were not must be forgotten.
+    Settle(Vec<(catalog::ObjectIndex, Generation, Hold)>),
+}
+
+/// The master's whole state.
+#[derive(Debug)]
+pub struct Master {
+    config: MasterConfig,
+    now: Tick,
+    catalog: Catalog,
+    members: Members,
+    parties: BTreeMap<ConnId, Party>,
+    clients: BTreeMap<ClientId, ConnId>,
+    ops: BTreeMap<OpId, Op>,
+    waits: BTreeMap<RequestId, (NodeIndex, Wait)>,
+    next_id: u64,
+    next_generation: u64,
+    evicted_objects: u64,
+    evicted_bytes: u64,
+    effects: VecDeque<Effect>,
+}
+
+impl Master {
+    /// A master that knows nobody yet.
+    #[must_use]
+    pub fn new(config: MasterConfig) -> Self {
+        Self {
+            config,
+            now: Tick::default(),
+            catalog: Catalog::new(config.hash_seed),
+            members: Members::default(),
+            parties: BTreeMap::new(),
+            clients: BTreeMap::new(),
+            ops: BTreeMap::new(),
+            waits: BTreeMap::new(),
+            next_id: 0,
+            next_generation: 0,
+            evicted_objects: 0,
+            evicted_bytes: 0,
+            effects: VecDeque::new(),
+        }
+    }
+
+    /// Takes in one event. `now` never goes back.
+    pub fn handle(&mut self, now: Tick, event: Event) {
+        self.handle_timeout(now);
+        match event {
+            Event::Opened(conn, hello) => self.opened(conn, hello),
+            Event::Request(conn, id, request) => self.request(conn, id, request),
+            Event::Reply(conn, id, reply) => self.reply(conn, id, reply),
+            Event::Closed(conn) => self.closed(conn),
+        }
+    }
+
+    /// Lets time pass. Time only tidies: it ends soft pins, notices silence, and answers who has waited enough.
+    pub fn handle_timeout(&mut self, now: Tick) {
+        self.now = self.now.max(now);
+        self.catalog.end_soft_pins(self.now);
+        self.notice_silence();
+        self.end_waiting();
+    }
+
+    /// When [`Self::handle_timeout`] has something to do, if nothing else happens first.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<Tick> {
+        let answers = self.next_end_of_waiting();
+        [self.catalog.next_soft_pin_end(), self.next_silence(), answers].into_iter().flatten().min()
+    }
+
+    /// The next thing to do, oldest first.
+    #[must_use]
+    pub fn poll_effect(&mut self) -> Option<Effect> {
+        self.effects.pop_front()
+    }
+
+    /// What the master knows of the cluster.
+    #[must_use]
+    pub fn stat(&self) -> Stat {
+        Stat {
+            epoch: self.config.epoch,
+            clients: self.clients.len() as u64,
+            nodes: self.members.iter().map(|(_, member)| member.stat()).collect(),
+            namespaces: self.namespace_stats(),
+            evicted_objects: self.evicted_objects,
+            evicted_bytes: self.evicted_bytes,
+            soft_pinned: self.catalog.soft_pinned(),
+        }
+    }
+
+    /// How many operations wait for a node.
+    #[must_use]
+    pub fn waiting_count(&self) -> usize {
+        self.ops.len()
+    }
+
+    fn opened(&mut self, conn: ConnId, hello: Hello) {
+        match hello.role {
+            Role::Node => {
+                self.parties.insert(conn, Party::Node(None));
+            }
+            Role::Client => {
+                let namespace = self.catalog.intern(&hello.namespace);
+                let visitor = Visitor { client: hello.client, namespace, home: hello.home, host: hello.host };
+                if let Some(old) = self.clients.insert(hello.client, conn) {
+                    self.fence(old);
+                }
+                self.parties.insert(conn, Party::Client(visitor));
+            }
+        }
+    }
+
+    /// What a replaced connection still says is not heard any more.
+    fn fence(&mut self, old: ConnId) {
+        if crate::sabotage::sabotaged!(self.config.sabotage, HearOldConnections) {
+            return;
+        }
+        self.parties.remove(&old);
+        self.effects.push_back(Effect::Disconnect(old));
+    }
+
+    fn request(&mut self, conn: ConnId, id: RequestId, request: Request) {
+        match self.parties.get(&conn) {
+            None => (),
+            Some(Party::Client(visitor)) => {
+                let visitor = visitor.clone();
+                self.client_request(conn, id, &visitor, request);
+            }
+            Some(&Party::Node(node)) => self.node_request(conn, id, node, request),
+        }
+    }
+
+    fn client_request(&mut self, conn: ConnId, id: RequestId, visitor: &Visitor, request: Request) {
+        let reply = match request {
+            Request::Reserve(reserve) => return self.reserve(conn, id, visitor, reserve),
+            Request::Delete(delete) => return self.delete(conn, id, visitor.namespace, delete),
+            Request::DeleteMatching(delete) => {
+                return self.delete_matching(conn, id, visitor.namespace, &delete);
+            }
+            Request::Resolve(resolve) => self.resolve(visitor.namespace, &resolve),
+            Request::List(list) => self.list(visitor.namespace, &list),
+            Request::Stat => Reply::Stat(self.stat()),
+            Request::Heartbeat(_) => Reply::Done,
+            Request::Goodbye => {
+                self.effects.push_back(Effect::Reply(conn, id, Reply::Done));
+                return self.closed(conn);
+            }
+            _ => refuse(Reason::NotForYou, "the master does not answer this request to a client"),
+        };
+        self.effects.push_back(Effect::Reply(conn, id, reply));
+    }
+
+    fn node_request(&mut self, conn: ConnId, id: RequestId, node: Option<NodeIndex>, request: Request) {
+        let reply = match (request, node) {
+            (Request::Register(register), _) => self.register(conn, register),
+            (Request::Announce(announce), Some(node)) => self.announce(node, announce),
+            (Request::Decide(decide), Some(node)) => return self.decide(conn, id, node, decide),
+            (Request::Heartbeat(beat), Some(node)) => self.heartbeat(node, beat),
+            (Request::Announce(_) | Request::Decide(_) | Request::Heartbeat(_), None) => {
+                refuse(Reason::Invalid, "a node must register first")
+            }
+            _ => refuse(Reason::NotForYou, "the master does not answer this request to a node"),
+        };
+        self.effects.push_back(Effect::Reply(conn, id, reply));
+    }
+
+    fn reply(&mut self, conn: ConnId, id: RequestId, reply: Reply) {
+        let Some(&Party::Node(Some(node))) = self.parties.get(&conn) else { return };
+        self.hear(node);
+        let Some((asked, wait)) = self.waits.remove(&id) else {
+            return self.late_reply(node, reply);
+        };
+        if asked != node {
+            self.waits.insert(id, (asked, wait));
+            return;
+        }
+        match (wait, reply) {
+            (Wait::Allocate(op, items), Reply::Allocated(allocated)) => {
+                self.allocated(node, op, &items, allocated);
+            }
+            (Wait::Allocate(op, items), _) => self.not_allocated(node, op, &items),
+            (Wait::Retire(_, op), Reply::Settled(settled)) => {
+                self.report(node, settled.usage);
+                self.confirmed(id, op);
+            }
+            (Wait::Settle(replicas), Reply::Settled(settled)) => {
+                self.report(node, settled.usage);
+                self.settled(node, &replicas, &settled.lost);
+            }
+            // A node that refuses what it must do is not to be trusted with the name.
+            (Wait::Retire(holds, op), _) => self.unconfirmed(node, id, &holds, op),
+            (Wait::Settle(replicas), _) => {
+                let lost: Vec<_> = replicas.iter().map(|it| it.2).collect();
+                self.settled(node, &replicas, &lost);
+            }
+        }
+    }
+
+    /// Nobody waits for this any more; but room that was found too late must be given back.
+    fn late_reply(&mut self, node: NodeIndex, reply: Reply) {
+        if let Reply::Allocated(allocated) = reply {
+            let found = allocated.items.into_iter().flatten();
+            self.abort_all(found.map(|it| (node, it.location.hold())).collect());
+        }
+    }
+
+    fn closed(&mut self, conn: ConnId) {
+        match self.parties.remove(&conn) {
+            None => (),
+            Some(Party::Node(None)) => (),
+            Some(Party::Node(Some(node))) => self.node_away(node, conn),
+            Some(Party::Client(visitor)) => {
+                if self.clients.get(&visitor.client) == Some(&conn) {
+                    self.clients.remove(&visitor.client);
+                }
+                // Only a hint: each node decides by its own evidence what that client can still touch.
+                let nodes: Vec<_> = self.members.iter().filter_map(|(_, it)| it.conn).collect();
+                for node in nodes {
+                    let id = self.next_id();
+                    self.effects.push_back(Effect::Ask(node, id, Request::ClientGone(visitor.client)));
+                }
+            }
+        }
+    }
+
+    /// Asks a node and remembers what for. `false` if it is not connected.
+    fn ask(&mut self, node: NodeIndex, request: Request, wait: Wait) -> Option<RequestId> {
+        let conn = self.members.get(node)?.conn?;
+        let id = self.next_id();
+        self.waits.insert(id, (node, wait));
+        self.effects.push_back(Effect::Ask(conn, id, request));
+        Some(id)
+    }
+
+    fn next_id(&mut self) -> RequestId {
+        self.next_id += 1;
+        RequestId(self.next_id)
+    }
+
+    fn next_op(&mut self) -> OpId {
+        OpId(self.next_id().0)
+    }
+
+    fn mint_generation(&mut self) -> Generation {
+        self.next_generation += 1;
+        Generation { epoch: self.config.epoch, counter: self.next_generation }
+    }
+}
+
+fn refuse(reason: Reason, message: &str) -> Reply {
+    Reply::Refused(Refusal { reason, message: message.to_owned() })
+}

@@ -1,0 +1,265 @@
+//! Finding room for new objects.
+//!
+//! A reservation goes in rounds. Each round plans, for every item that still lacks a copy, a node with room;
+//! where no node has any, it evicts just enough on the best one. The nodes allocate; what they refuse is
+//! planned again. A node that refused an item twice is not asked for it again, so rounds end.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{
+    Effect, Master, Notice, Op, OpId, Visitor, Wait,
+    catalog::{Eviction, NodeIndex},
+    members::Standing,
+    placement::{Wish, rank},
+    refuse,
+};
+use crate::{
+    BATCH_ITEMS_MAX, ConnId, Hold, REPLICAS_MAX, RequestId, Reservation, SegmentId,
+    extent::room_for,
+    message::{
+        Allocate, AllocateItem, Allocated, OnExists, Reason, Reply, Request, Reserve, ReserveItem,
+        ReserveOutcome, Reserved, Settle, Usage,
+    },
+    sabotage::sabotaged,
+};
+
+/// How often a node may refuse an item before it is not asked again.
+const REFUSALS_MAX: u32 = 2;
+
+/// A reservation under way.
+#[derive(Debug)]
+pub(super) struct Reserving {
+    conn: ConnId,
+    id: RequestId,
+    visitor: Visitor,
+    avoid: Vec<SegmentId>,
+    items: Vec<Item>,
+    /// Nodes that have not answered yet in this round.
+    outstanding: u32,
+}
+
+#[derive(Debug)]
+struct Item {
+    request: ReserveItem,
+    got: Vec<(NodeIndex, Reservation)>,
+    refusals: BTreeMap<NodeIndex, u32>,
+    done: Option<ReserveOutcome>,
+}
+
+impl Master {
+    pub(super) fn reserve(&mut self, conn: ConnId, id: RequestId, visitor: &Visitor, reserve: Reserve) {
+        if reserve.items.len() > BATCH_ITEMS_MAX {
+            let reply = refuse(Reason::Invalid, "the batch is too large");
+            return self.effects.push_back(Effect::Reply(conn, id, reply));
+        }
+        let items = reserve.items.into_iter().map(|request| self.first_look(visitor, request)).collect();
+        let reserving =
+            Reserving { conn, id, visitor: visitor.clone(), avoid: reserve.avoid, items, outstanding: 0 };
+        let op = self.next_op();
+        self.go_on(op, reserving);
+    }
+
+    pub(super) fn allocated(&mut self, node: NodeIndex, op: OpId, items: &[usize], allocated: Allocated) {
+        self.report(node, allocated.usage);
+        let mut answers = allocated.items.into_iter();
+        self.answered(node, op, items, || answers.next().flatten());
+    }
+
+    pub(super) fn not_allocated(&mut self, node: NodeIndex, op: OpId, items: &[usize]) {
+        self.answered(node, op, items, || None);
+    }
+
+    fn answered(
+        &mut self,
+        node: NodeIndex,
+        op: OpId,
+        items: &[usize],
+        mut next: impl FnMut() -> Option<Reservation>,
+    ) {
+        let Some(Op::Reserve(mut reserving)) = self.ops.remove(&op) else { return };
+        reserving.outstanding -= 1;
+        for &index in items {
+            let Some(item) = reserving.items.get_mut(index) else { continue };
+            match next() {
+                Some(reservation) => item.got.push((node, reservation)),
+                None => *item.refusals.entry(node).or_default() += 1,
+            }
+        }
+        if reserving.outstanding > 0 {
+            self.ops.insert(op, Op::Reserve(reserving));
+        } else {
+            self.go_on(op, reserving);
+        }
+    }
+
+    /// What can be said of an item without asking any node.
+    fn first_look(&self, visitor: &Visitor, request: ReserveItem) -> Item {
+        let replicas = request.options.replicas;
+        let done = if replicas == 0 || replicas > REPLICAS_MAX {
+            Some(ReserveOutcome::Invalid(format!("{replicas} replicas: it must be 1 to {REPLICAS_MAX}")))
+        } else if request.options.on_exists == OnExists::Keep {
+            let existing = self.catalog.find(visitor.namespace, &request.key);
+            let existing = existing.and_then(|index| self.catalog.get(index));
+            existing.map(|it| ReserveOutcome::Exists(it.generation()))
+        } else {
+            None
+        };
+        Item { request, got: Vec::new(), refusals: BTreeMap::new(), done }
+    }
+
+    /// Plans the next round, or ends.
+    fn go_on(&mut self, op: OpId, mut reserving: Reserving) {
+        let mut plan: BTreeMap<NodeIndex, Vec<usize>> = BTreeMap::new();
+        for index in 0..reserving.items.len() {
+            for node in self.plan_item(&mut reserving, index) {
+                plan.entry(node).or_default().push(index);
+            }
+        }
+        if plan.is_empty() {
+            return self.end_reserve(reserving);
+        }
+        let name_len = self.catalog.namespace_name(reserving.visitor.namespace).len();
+        for (node, indexes) in plan {
+            let items = indexes.iter().filter_map(|&index| {
+                let request = &reserving.items.get(index)?.request;
+                let name_len = (name_len + request.key.as_bytes().len()) as u64;
+                Some(AllocateItem { len: request.len, name_len })
+            });
+            let allocate = Allocate { client: reserving.visitor.client, items: items.collect() };
+            if self.ask(node, Request::Allocate(allocate), Wait::Allocate(op, indexes)).is_some() {
+                reserving.outstanding += 1;
+            }
+        }
+        self.ops.insert(op, Op::Reserve(reserving));
+    }
+
+    /// The nodes to ask for one item in this round; none if it is done.
+    fn plan_item(&mut self, reserving: &mut Reserving, index: usize) -> Vec<NodeIndex> {
+        let Some(item) = reserving.items.get(index).filter(|it| it.done.is_none()) else { return Vec::new() };
+        let wanted = (item.request.options.replicas as usize).saturating_sub(item.got.len());
+        let need = room_for(item.request.len).unwrap_or(u64::MAX);
+        let candidates = self.candidates(reserving, item, need);
+        let mut chosen = Vec::new();
+        for &node in &candidates {
+            if chosen.len() < wanted && self.members.get(node).is_some_and(|it| need <= it.free) {
+                chosen.push(node);
+            }
+        }
+        // Fewer copies than wanted are better than evicting for more, and no copy is no object.
+        if chosen.is_empty() && item.got.is_empty() {
+            chosen.extend(candidates.into_iter().find(|&node| self.make_room(node, need)));
+        }
+        for &node in &chosen {
+            if let Some(member) = self.members.get_mut(node) {
+                member.free = member.free.saturating_sub(need);
+            }
+        }
+        if chosen.is_empty() {
+            let full = ReserveOutcome::Full(self.total_usage());
+            if let Some(item) = reserving.items.get_mut(index) {
+                let got = std::mem::take(&mut item.got);
+                item.done = Some(match got.is_empty() {
+                    true => full,
+                    false => ReserveOutcome::Room(got.into_iter().map(|(_, it)| it).collect()),
+                });
+            }
+        }
+        chosen
+    }
+
+    /// Nodes that might take the item, best first.
+    fn candidates(&self, reserving: &Reserving, item: &Item, need: u64) -> Vec<NodeIndex> {
+        let wish = Wish {
+            preferred: &item.request.options.preferred,
+            home: reserving.visitor.home,
+            host: &reserving.visitor.host,
+        };
+        let possible = self.members.iter().filter(|(node, member)| {
+            member.standing == Standing::Ready
+                && need <= member.usage.capacity
+                && !reserving.avoid.contains(&member.info.segment)
+                && !item.got.iter().any(|(has, _)| has == node)
+                && item.refusals.get(node).is_none_or(|&count| count < REFUSALS_MAX)
+        });
+        rank(possible, wish)
+    }
+
+    /// Evicts on one node until it has room. What was evicted before it turned out not to suffice stays
+    /// evicted: it was unused for longest, and the next put needs it anyway.
+    fn make_room(&mut self, node: NodeIndex, need: u64) -> bool {
+        let rules = Eviction {
+            soft_pinned_too: self.config.evict_soft_pinned,
+            even_pinned: sabotaged!(self.config.sabotage, EvictPinned),
+        };
+        let (mut count, mut bytes) = (0, 0);
+        let mut gone = Vec::new();
+        let mut free = self.members.get(node).map_or(0, |it| it.free);
+        while free < need {
+            let Some(victim) = self.catalog.next_victim(node, self.now, rules) else { break };
+            let Some(object) = self.catalog.remove(victim) else { break };
+            let room = room_for(object.len()).unwrap_or(0);
+            free += room;
+            count += 1;
+            bytes += object.len();
+            gone.extend(object.replicas());
+        }
+        if count > 0 {
+            self.evicted_objects += count;
+            self.evicted_bytes += bytes;
+            self.effects.push_back(Effect::Notice(Notice::Evicted(count, bytes)));
+            // Nobody waits for the answer: the allocation follows on the same connection, in order.
+            self.retire(gone, None);
+            if let Some(member) = self.members.get_mut(node) {
+                member.free = free;
+            }
+        }
+        need <= free
+    }
+
+    fn end_reserve(&mut self, mut reserving: Reserving) {
+        let mut nodes = BTreeSet::new();
+        let mut outcomes = Vec::with_capacity(reserving.items.len());
+        for item in reserving.items.drain(..) {
+            outcomes.push(item.done.unwrap_or_else(|| ReserveOutcome::Full(Usage::default())));
+        }
+        let rooms = outcomes.iter().filter_map(|it| match it {
+            ReserveOutcome::Room(reservations) => Some(reservations),
+            _ => None,
+        });
+        let locations: Vec<_> = rooms.flatten().map(|it| it.location).collect();
+        if !self.parties.contains_key(&reserving.conn) {
+            // The client is gone, or has a new connection and does not wait for this answer.
+            let holds = locations.iter().filter_map(|it| Some((self.members.find(it.segment)?, it.hold())));
+            let holds: Vec<_> = holds.collect();
+            return self.abort_all(holds);
+        }
+        nodes.extend(locations.iter().filter_map(|it| self.members.find(it.segment)));
+        let reply = Reply::Reserved(Reserved { items: outcomes, nodes: self.infos(nodes) });
+        self.effects.push_back(Effect::Reply(reserving.conn, reserving.id, reply));
+    }
+
+    /// Gives back reservations that nobody will use.
+    pub(super) fn abort_all(&mut self, holds: Vec<(NodeIndex, Hold)>) {
+        let mut by_node: BTreeMap<NodeIndex, Vec<Hold>> = BTreeMap::new();
+        for (node, hold) in holds {
+            by_node.entry(node).or_default().push(hold);
+        }
+        for (node, abort) in by_node {
+            let settle = Settle { commit: Vec::new(), abort };
+            self.ask(node, Request::Settle(settle), Wait::Settle(Vec::new()));
+        }
+    }
+
+    fn total_usage(&self) -> Usage {
+        let mut total = Usage::default();
+        for (_, member) in self.members.iter().filter(|(_, it)| it.standing == Standing::Ready) {
+            total.capacity += member.usage.capacity;
+            total.free += member.usage.free;
+            total.granted += member.usage.granted;
+            total.committed += member.usage.committed;
+            total.held += member.usage.held;
+            total.objects += member.usage.objects;
+        }
+        total
+    }
+}

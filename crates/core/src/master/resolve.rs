@@ -1,0 +1,143 @@
+//! Finding and naming objects.
+
+use std::collections::BTreeSet;
+
+use super::{
+    Master,
+    catalog::{NamespaceIndex, NodeIndex, Object},
+    refuse,
+};
+use crate::{
+    BATCH_ITEMS_MAX, Key, Location,
+    message::{
+        Found, List, ListItem, Listed, NamespaceStat, NodeInfo, Pattern, Reason, Reply, Resolve,
+        ResolveOutcome, Resolved,
+    },
+};
+
+/// Objects that one page may look at, so that a listing never stalls the others for long.
+const LIST_SCAN_MAX: usize = 1 << 16;
+/// Bytes that a compiled regular expression may take.
+const REGEX_BYTES_MAX: usize = 1 << 20;
+
+/// A [`Pattern`] that is ready for use.
+pub(super) enum Matcher {
+    All,
+    Prefix(Vec<u8>),
+    Regex(Box<regex::bytes::Regex>),
+}
+
+impl Matcher {
+    /// Compiles the pattern, or says why it cannot be.
+    pub(super) fn new(pattern: &Pattern) -> Result<Self, String> {
+        Ok(match pattern {
+            Pattern::All => Self::All,
+            Pattern::Prefix(prefix) => Self::Prefix(prefix.clone()),
+            Pattern::Regex(text) => {
+                let regex = regex::bytes::RegexBuilder::new(text).size_limit(REGEX_BYTES_MAX).build();
+                let problem = |err| format!("`{text}` is not a regular expression: {err}");
+                Self::Regex(Box::new(regex.map_err(problem)?))
+            }
+        })
+    }
+
+    pub(super) fn matches(&self, key: &Key) -> bool {
+        match self {
+            Self::All => true,
+            Self::Prefix(prefix) => key.as_bytes().starts_with(prefix),
+            Self::Regex(regex) => regex.is_match(key.as_bytes()),
+        }
+    }
+}
+
+impl Master {
+    pub(super) fn resolve(&mut self, namespace: NamespaceIndex, resolve: &Resolve) -> Reply {
+        if resolve.keys.len() > BATCH_ITEMS_MAX {
+            return refuse(Reason::Invalid, "the batch is too large");
+        }
+        let mut nodes = BTreeSet::new();
+        let outcomes = resolve.keys.iter().map(|key| self.resolve_one(namespace, key, resolve, &mut nodes));
+        let items = outcomes.collect();
+        Reply::Resolved(Resolved { items, nodes: self.infos(nodes) })
+    }
+
+    fn resolve_one(
+        &mut self,
+        namespace: NamespaceIndex,
+        key: &Key,
+        resolve: &Resolve,
+        nodes: &mut BTreeSet<NodeIndex>,
+    ) -> ResolveOutcome {
+        let Some(index) = self.catalog.find(namespace, key) else { return ResolveOutcome::Absent };
+        let Some(object) = self.catalog.get(index) else { return ResolveOutcome::Absent };
+        let readable = |node: NodeIndex| self.members.get(node).is_some_and(|it| it.readable());
+        let replicas: Vec<_> = object.replicas().filter(|(node, _)| readable(*node)).collect();
+        if replicas.is_empty() {
+            return ResolveOutcome::Unavailable(
+                object.replicas().map(|(node, _)| self.members.name(node)).collect(),
+            );
+        }
+        let mut found = Found {
+            generation: object.generation(),
+            len: object.len(),
+            replicas: Vec::new(),
+            hard_pin: object.hard_pin(),
+            soft_pin: object.soft_pin(),
+            leased: object.leased(self.now),
+        };
+        if resolve.locate {
+            found.replicas = replicas.iter().filter_map(|&(node, hold)| self.location(node, hold)).collect();
+            nodes.extend(replicas.iter().map(|(node, _)| *node));
+        }
+        if resolve.touch || resolve.lease {
+            let lease = resolve.lease.then(|| self.now.after(self.config.lease_ms));
+            self.catalog.touch(index, self.now, lease);
+        }
+        ResolveOutcome::Found(found)
+    }
+
+    pub(super) fn list(&self, namespace: NamespaceIndex, list: &List) -> Reply {
+        let matcher = match Matcher::new(&list.pattern) {
+            Ok(matcher) => matcher,
+            Err(problem) => return refuse(Reason::Invalid, &problem),
+        };
+        let limit = (list.limit as usize).clamp(1, BATCH_ITEMS_MAX);
+        let mut items = Vec::new();
+        let cursor = self.catalog.page(list.cursor, LIST_SCAN_MAX, |_, object| {
+            if object.namespace() != namespace || !matcher.matches(object.key()) {
+                return true;
+            }
+            if items.len() == limit {
+                return false;
+            }
+            items.push(list_item(object));
+            true
+        });
+        Reply::Listed(Listed { items, cursor })
+    }
+
+    pub(super) fn namespace_stats(&self) -> Vec<NamespaceStat> {
+        let namespaces = self.catalog.namespaces().iter();
+        namespaces
+            .map(|it| NamespaceStat { name: it.name.clone(), objects: it.objects, bytes: it.bytes })
+            .collect()
+    }
+
+    pub(super) fn location(&self, node: NodeIndex, hold: crate::Hold) -> Option<Location> {
+        let segment = self.members.get(node)?.info.segment;
+        Some(Location { segment, slot: hold.slot, stamp: hold.stamp })
+    }
+
+    pub(super) fn infos(&self, nodes: BTreeSet<NodeIndex>) -> Vec<NodeInfo> {
+        nodes.into_iter().filter_map(|node| Some(self.members.get(node)?.info.clone())).collect()
+    }
+}
+
+fn list_item(object: &Object) -> ListItem {
+    ListItem {
+        key: object.key().clone(),
+        generation: object.generation(),
+        len: object.len(),
+        replicas: object.replicas().count() as u32,
+    }
+}

@@ -1,0 +1,178 @@
+//! Who may still touch the memory, and what they hold.
+//!
+//! **Invariant:** what a client that shares the memory has reserved or looks at ends by its own message or by
+//! proof that its process is dead. Silence, a closed socket or the master's word are only hints; they suffice
+//! for a client that reaches bytes through the node's own sockets, because there the node does the copying.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::{ClientId, ConnId, Hold};
+
+/// One client, as the node sees it.
+#[derive(Debug, Default)]
+struct Client {
+    /// Connections for requests.
+    conns: BTreeSet<ConnId>,
+    /// Connections for bytes.
+    data_conns: u32,
+    /// It maps the memory, and its process is not known to be dead.
+    mapped: bool,
+    reservations: BTreeSet<Hold>,
+    views: BTreeMap<Hold, u32>,
+}
+
+/// All clients that are connected, map the memory, or hold something.
+#[derive(Debug, Default)]
+pub(super) struct Clients {
+    clients: BTreeMap<ClientId, Client>,
+    by_conn: BTreeMap<ConnId, (ClientId, String)>,
+}
+
+/// What a client that is gone, or says goodbye, leaves behind.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Leavings {
+    pub(super) reservations: Vec<Hold>,
+    pub(super) views: Vec<Hold>,
+}
+
+impl Clients {
+    pub(super) fn open(&mut self, conn: ConnId, client: ClientId, namespace: String) {
+        self.by_conn.insert(conn, (client, namespace));
+        self.clients.entry(client).or_default().conns.insert(conn);
+    }
+
+    /// Whose connection this is, and its namespace. `None` for one that was closed or replaced.
+    pub(super) fn of(&self, conn: ConnId) -> Option<(ClientId, &str)> {
+        self.by_conn.get(&conn).map(|(client, namespace)| (*client, namespace.as_str()))
+    }
+
+    /// The connections that a newer one of the same client replaces.
+    pub(super) fn replaced_by(&self, conn: ConnId, client: ClientId) -> Vec<ConnId> {
+        let conns = self.clients.get(&client).map(|it| it.conns.iter().copied());
+        conns.into_iter().flatten().filter(|&old| old != conn).collect()
+    }
+
+    pub(super) fn close(&mut self, conn: ConnId) -> Option<ClientId> {
+        let (client, _) = self.by_conn.remove(&conn)?;
+        if let Some(it) = self.clients.get_mut(&client) {
+            it.conns.remove(&conn);
+        }
+        Some(client)
+    }
+
+    pub(super) fn map(&mut self, client: ClientId) {
+        self.clients.entry(client).or_default().mapped = true;
+    }
+
+    pub(super) fn unmap(&mut self, client: ClientId) {
+        if let Some(it) = self.clients.get_mut(&client) {
+            it.mapped = false;
+        }
+    }
+
+    pub(super) fn maps(&self, client: ClientId) -> bool {
+        self.clients.get(&client).is_some_and(|it| it.mapped)
+    }
+
+    pub(super) fn open_data(&mut self, client: ClientId) {
+        self.clients.entry(client).or_default().data_conns += 1;
+    }
+
+    pub(super) fn close_data(&mut self, client: ClientId) {
+        if let Some(it) = self.clients.get_mut(&client) {
+            it.data_conns = it.data_conns.saturating_sub(1);
+        }
+    }
+
+    /// Whether a hint that the client is gone is proof enough: nothing of it can reach the memory.
+    pub(super) fn unreachable(&self, client: ClientId) -> bool {
+        let reach = |it: &Client| it.mapped || it.data_conns > 0 || !it.conns.is_empty();
+        !self.clients.get(&client).is_some_and(reach)
+    }
+
+    pub(super) fn reserved(&mut self, client: ClientId, hold: Hold) {
+        self.clients.entry(client).or_default().reservations.insert(hold);
+    }
+
+    /// The reservation became an object or was given back; `false` if the client had none such.
+    pub(super) fn unreserved(&mut self, client: ClientId, hold: Hold) -> bool {
+        self.clients.get_mut(&client).is_some_and(|it| it.reservations.remove(&hold))
+    }
+
+    /// What the client has reserved, apart from what it says it knows of.
+    pub(super) fn reservations_except(&self, client: ClientId, known: &[Hold]) -> Vec<Hold> {
+        let reservations = self.clients.get(&client).map(|it| it.reservations.iter().copied());
+        reservations.into_iter().flatten().filter(|hold| !known.contains(hold)).collect()
+    }
+
+    pub(super) fn begin_view(&mut self, client: ClientId, hold: Hold) {
+        *self.clients.entry(client).or_default().views.entry(hold).or_default() += 1;
+    }
+
+    /// Ends one view, and says whether there was one to end.
+    pub(super) fn end_view(&mut self, client: ClientId, hold: Hold) -> bool {
+        let Some(it) = self.clients.get_mut(&client) else { return false };
+        let Some(count) = it.views.get_mut(&hold) else { return false };
+        *count -= 1;
+        if *count == 0 {
+            it.views.remove(&hold);
+        }
+        true
+    }
+
+    /// Takes from a client everything it held, and forgets it if it is not connected either.
+    pub(super) fn strip(&mut self, client: ClientId) -> Leavings {
+        let Some(it) = self.clients.get_mut(&client) else { return Leavings::default() };
+        let reservations = std::mem::take(&mut it.reservations).into_iter().collect();
+        let views = std::mem::take(&mut it.views);
+        let views = views.into_iter().flat_map(|(hold, count)| (0..count).map(move |_| hold)).collect();
+        if self.unreachable(client) {
+            self.clients.remove(&client);
+        }
+        Leavings { reservations, views }
+    }
+
+    /// How many clients there are.
+    pub(super) fn count(&self) -> usize {
+        self.clients.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{SlotId, Stamp};
+
+    const WHO: ClientId = ClientId(1);
+    const HOLD: Hold = Hold { slot: SlotId(3), stamp: Stamp(9) };
+
+    #[test]
+    fn a_view_ends_once() {
+        let mut clients = Clients::default();
+        clients.begin_view(WHO, HOLD);
+        assert!(clients.end_view(WHO, HOLD));
+        assert!(!clients.end_view(WHO, HOLD));
+    }
+
+    #[test]
+    fn a_client_that_maps_the_memory_can_reach_it_without_a_connection() {
+        let mut clients = Clients::default();
+        clients.open(ConnId(1), WHO, String::new());
+        clients.map(WHO);
+        assert_eq!(clients.close(ConnId(1)), Some(WHO));
+        assert!(!clients.unreachable(WHO));
+        clients.unmap(WHO);
+        assert!(clients.unreachable(WHO));
+    }
+
+    #[test]
+    fn what_it_leaves_is_told_once() {
+        let mut clients = Clients::default();
+        clients.reserved(WHO, HOLD);
+        clients.begin_view(WHO, HOLD);
+        clients.begin_view(WHO, HOLD);
+        assert_eq!(clients.strip(WHO), Leavings { reservations: vec![HOLD], views: vec![HOLD, HOLD] });
+        assert_eq!(clients.strip(WHO), Leavings::default());
+        assert_eq!(clients.count(), 0);
+    }
+}

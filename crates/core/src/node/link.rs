@@ -1,0 +1,195 @@
+//! The node's link to its master: registration, announcing what it holds, and commits that wait for a decision.
+//!
+//! After a broken link the node registers again, retires what it owes, asks again about everything prepared,
+//! and announces every committed object, page by page. Only then is it a member.
+
+use std::collections::BTreeMap;
+
+use super::{Effect, Node, slots::SlotState};
+use crate::{
+    ConnId, Hold, RequestId,
+    message::{
+        Announce, CommitOutcome, Decide, DecideItem, Heartbeat, NodeInfo, Register, Registered, Reply,
+        Request,
+    },
+};
+
+/// Objects per announcement, so that a large node neither makes a huge frame nor stalls the master.
+const ANNOUNCE_ITEMS_MAX: usize = 8192;
+
+/// A commit that waits for the master.
+#[derive(Debug)]
+struct Waiting {
+    conn: ConnId,
+    id: RequestId,
+    /// Known outcomes; a gap for each item that was asked.
+    outcomes: Vec<Option<CommitOutcome>>,
+    asked: Vec<DecideItem>,
+}
+
+#[derive(Debug, Default)]
+enum Stage {
+    #[default]
+    Broken,
+    /// The master was asked to take the node in.
+    Registering(RequestId),
+    /// The page that was announced last, and the slot where the next one begins.
+    Announcing(RequestId, Option<usize>),
+    Member,
+}
+
+/// The state of the link.
+#[derive(Debug, Default)]
+pub(super) struct Link {
+    stage: Stage,
+    next_id: u64,
+    epoch: u64,
+    waiting: BTreeMap<RequestId, Waiting>,
+}
+
+impl Link {
+    pub(super) fn is_member(&self) -> bool {
+        matches!(self.stage, Stage::Member)
+    }
+
+    pub(super) fn broken(&mut self) {
+        self.stage = Stage::Broken;
+    }
+
+    /// Asks the master about prepared objects: now if it listens, else as soon as it does.
+    pub(super) fn ask(
+        &mut self,
+        conn: ConnId,
+        id: RequestId,
+        outcomes: Vec<Option<CommitOutcome>>,
+        asked: Vec<DecideItem>,
+    ) -> Option<Effect> {
+        let request = self.next_id();
+        let effect = Effect::AskMaster(request, Request::Decide(Decide { items: asked.clone() }));
+        self.waiting.insert(request, Waiting { conn, id, outcomes, asked });
+        // Before it is registered the master would not know whose objects these are; they are asked then.
+        matches!(self.stage, Stage::Announcing(..) | Stage::Member).then_some(effect)
+    }
+
+    fn next_id(&mut self) -> RequestId {
+        self.next_id += 1;
+        RequestId(self.next_id)
+    }
+}
+
+impl Node {
+    pub(super) fn linked(&mut self, info: NodeInfo) {
+        let id = self.link.next_id();
+        self.link.stage = Stage::Registering(id);
+        let register = Register { info, usage: self.slots.usage(), epoch: self.link.epoch };
+        self.effects.push_back(Effect::AskMaster(id, Request::Register(register)));
+    }
+
+    pub(super) fn beat(&mut self) {
+        if self.link.is_member() {
+            let id = self.link.next_id();
+            let beat = Heartbeat { usage: Some(self.slots.usage()) };
+            self.effects.push_back(Effect::AskMaster(id, Request::Heartbeat(beat)));
+        }
+    }
+
+    pub(super) fn master_reply(&mut self, id: RequestId, reply: Reply) {
+        match (&self.link.stage, reply) {
+            (Stage::Registering(asked), Reply::Registered(registered)) if *asked == id => {
+                self.registered(registered);
+            }
+            (Stage::Announcing(asked, next), Reply::Announced(retire)) if *asked == id => {
+                let next = *next;
+                self.retire_all(retire);
+                match next {
+                    Some(first) => self.announce(first),
+                    None => self.link.stage = Stage::Member,
+                }
+            }
+            (_, Reply::Decided(outcomes)) => self.decided(id, outcomes),
+            _ => (),
+        }
+    }
+
+    fn registered(&mut self, registered: Registered) {
+        self.link.epoch = registered.epoch;
+        self.effects.push_back(Effect::Epoch(registered.epoch));
+        self.retire_all(registered.retire);
+        if registered.discard {
+            let (records, _) = self.slots.inventory(0, usize::MAX);
+            self.retire_all(records.into_iter().map(|it| it.hold).collect());
+        }
+        self.ask_again();
+        self.announce(0);
+    }
+
+    /// Presents what is prepared once more. What was retired in between needs no answer but that.
+    fn ask_again(&mut self) {
+        let ids: Vec<_> = self.link.waiting.keys().copied().collect();
+        for old in ids {
+            let Some(mut waiting) = self.link.waiting.remove(&old) else { continue };
+            let stands = |slots: &super::Slots, item: &DecideItem| {
+                slots.state(item.item.hold) == Some(SlotState::Prepared)
+            };
+            let mut kept =
+                waiting.asked.iter().map(|item| stands(&self.slots, item)).collect::<Vec<_>>().into_iter();
+            for gap in waiting.outcomes.iter_mut().filter(|it| it.is_none()) {
+                if !kept.next().unwrap_or(false) {
+                    *gap = Some(CommitOutcome::Stale);
+                }
+            }
+            waiting.asked.retain(|item| stands(&self.slots, item));
+            if waiting.asked.is_empty() {
+                self.answer(waiting);
+                continue;
+            }
+            let id = self.link.next_id();
+            let decide = Decide { items: waiting.asked.clone() };
+            self.link.waiting.insert(id, waiting);
+            self.effects.push_back(Effect::AskMaster(id, Request::Decide(decide)));
+        }
+    }
+
+    fn announce(&mut self, first: usize) {
+        let (items, next) = self.slots.inventory(first, ANNOUNCE_ITEMS_MAX);
+        let id = self.link.next_id();
+        self.link.stage = Stage::Announcing(id, next);
+        let announce = Announce { items, last: next.is_none() };
+        self.effects.push_back(Effect::AskMaster(id, Request::Announce(announce)));
+    }
+
+    fn decided(&mut self, id: RequestId, decided: Vec<CommitOutcome>) {
+        let Some(mut waiting) = self.link.waiting.remove(&id) else { return };
+        for (item, outcome) in waiting.asked.drain(..).zip(&decided) {
+            let hold = item.item.hold;
+            match outcome {
+                CommitOutcome::Stored(generation) | CommitOutcome::Replaced(generation) => {
+                    // It may have been deleted since; then it was stored, and is gone.
+                    self.slots.commit(hold, *generation, &mut self.effects);
+                }
+                CommitOutcome::Exists(_) | CommitOutcome::Stale => {
+                    self.slots.retire(hold, &mut self.effects);
+                }
+            }
+        }
+        let mut decided = decided.into_iter();
+        for gap in waiting.outcomes.iter_mut().filter(|it| it.is_none()) {
+            *gap = Some(decided.next().unwrap_or(CommitOutcome::Stale));
+        }
+        self.answer(waiting);
+    }
+
+    fn answer(&mut self, waiting: Waiting) {
+        let reply = Reply::Committed(waiting.outcomes.into_iter().flatten().collect());
+        self.effects.push_back(Effect::Reply { conn: waiting.conn, id: waiting.id, reply });
+    }
+
+    fn retire_all(&mut self, holds: Vec<Hold>) {
+        for hold in holds {
+            if let Some(SlotState::Reserved(client)) = self.slots.state(hold) {
+                self.clients.unreserved(client, hold);
+            }
+            self.slots.retire(hold, &mut self.effects);
+        }
+    }
+}

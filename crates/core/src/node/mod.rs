@@ -1,0 +1,434 @@
+//! One storage node's decisions: whose bytes lie where, and who may touch them.
+//!
+//! The shell pushes each [`Event`] in with [`Node::handle`], then drains [`Node::poll_effect`] and carries the
+//! effects out *in order* before it does anything else: an answer must not overtake the memory it speaks of.
+//! The data sockets bracket every copy with [`Node::begin_store`]/[`Node::end_store`] and
+//! [`Node::begin_send`]/[`Node::end_send`].
+
+mod clients;
+mod link;
+mod slots;
+
+use std::collections::VecDeque;
+
+use clients::Clients;
+use link::Link;
+pub use slots::{EXTENTS_INLINE, SlotRecord, SlotState};
+use slots::{Identity, Slots};
+
+use crate::{
+    BATCH_ITEMS_MAX, ClientId, ConnId, Extent, Hold, RequestId, SegmentId, SlotId,
+    message::{
+        Allocate, Allocated, Commit, CommitItem, CommitOutcome, DecideItem, NodeInfo, Reason, Refusal, Reply,
+        Request, Settle, Settled, Usage,
+    },
+    sabotage::{Sabotage, sabotaged},
+};
+
+/// What a node is made of.
+#[derive(Clone, Copy, Debug)]
+pub struct NodeConfig {
+    /// The random name of its memory.
+    pub segment: SegmentId,
+    /// Bytes for objects.
+    pub capacity: u64,
+    /// Most objects at a time.
+    pub slot_count: u32,
+    /// Bytes for names and long lists of extents.
+    pub heap_bytes: u64,
+    /// For the simulation only.
+    pub sabotage: Sabotage,
+}
+
+/// What happened outside.
+#[derive(Clone, Debug)]
+pub enum Event {
+    /// A client was let in.
+    Opened {
+        /// The new connection.
+        conn: ConnId,
+        /// Whose it is.
+        client: ClientId,
+        /// The namespace of its keys.
+        namespace: String,
+    },
+    /// A client asks.
+    Request {
+        /// On this connection.
+        conn: ConnId,
+        /// The answer carries the same id.
+        id: RequestId,
+        /// What it asks.
+        request: Request,
+    },
+    /// A client's connection is closed.
+    Closed(ConnId),
+    /// A client maps the memory from now on.
+    Mapped(ClientId),
+    /// A client's process is dead: the kernel says so.
+    Dead(ClientId),
+    /// A client opened a connection for bytes.
+    DataOpened(ClientId),
+    /// A client's connection for bytes is closed, and no copy for it is under way any more.
+    DataClosed(ClientId),
+    /// The master let the node in; it must register.
+    Linked(NodeInfo),
+    /// The master asks.
+    MasterRequest(RequestId, Request),
+    /// The master answers.
+    MasterReply(RequestId, Reply),
+    /// The link to the master is broken.
+    Unlinked,
+    /// Time for a sign of life.
+    Beat,
+}
+
+/// What the shell must now do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// Write this slot: everything else first, the stamp last.
+    Slot {
+        /// Which.
+        slot: SlotId,
+        /// What it says.
+        record: SlotRecord,
+    },
+    /// Withdraw this slot's stamp, before anything that follows.
+    Withdraw {
+        /// Which.
+        slot: SlotId,
+    },
+    /// Write these bytes into the heap.
+    Heap {
+        /// Where.
+        offset: u64,
+        /// What.
+        bytes: Vec<u8>,
+    },
+    /// Remember that no stamp from here on was used.
+    StampMark(u64),
+    /// Remember which life of the master the memory belongs to.
+    Epoch(u64),
+    /// Answer a client.
+    Reply {
+        /// On this connection.
+        conn: ConnId,
+        /// To this request.
+        id: RequestId,
+        /// With this.
+        reply: Reply,
+    },
+    /// Ask the master.
+    AskMaster(RequestId, Request),
+    /// Answer the master.
+    AnswerMaster(RequestId, Reply),
+    /// Close a connection that a newer one has replaced.
+    Disconnect(ConnId),
+}
+
+/// The node's whole state.
+#[derive(Debug)]
+pub struct Node {
+    config: NodeConfig,
+    slots: Slots,
+    clients: Clients,
+    link: Link,
+    effects: VecDeque<Effect>,
+}
+
+impl Node {
+    /// A node whose memory is empty.
+    #[must_use]
+    pub fn new(config: NodeConfig) -> Self {
+        Self {
+            config,
+            slots: Slots::new(config),
+            clients: Clients::default(),
+            link: Link::default(),
+            effects: VecDeque::new(),
+        }
+    }
+
+    /// Takes in one event.
+    pub fn handle(&mut self, event: Event) {
+        match event {
+            Event::Opened { conn, client, namespace } => self.opened(conn, client, namespace),
+            Event::Request { conn, id, request } => self.client_request(conn, id, request),
+            Event::Closed(conn) => self.closed(conn),
+            Event::Mapped(client) => self.clients.map(client),
+            Event::Dead(client) => self.dead(client),
+            Event::DataOpened(client) => self.clients.open_data(client),
+            Event::DataClosed(client) => {
+                self.clients.close_data(client);
+                self.maybe_gone(client);
+            }
+            Event::Linked(info) => self.linked(info),
+            Event::MasterRequest(id, request) => self.master_request(id, request),
+            Event::MasterReply(id, reply) => self.master_reply(id, reply),
+            Event::Unlinked => self.link.broken(),
+            Event::Beat => self.beat(),
+        }
+        self.slots.assert_balance();
+    }
+
+    /// The next thing to do, oldest first.
+    #[must_use]
+    pub fn poll_effect(&mut self) -> Option<Effect> {
+        self.effects.pop_front()
+    }
+
+    /// How full it is.
+    #[must_use]
+    pub fn usage(&self) -> Usage {
+        self.slots.usage()
+    }
+
+    /// How many clients it knows.
+    #[must_use]
+    pub fn client_count(&self) -> usize {
+        self.clients.count()
+    }
+
+    /// Whether the master has taken in everything that this node holds.
+    #[must_use]
+    pub fn is_member(&self) -> bool {
+        self.link.is_member()
+    }
+
+    /// Before bytes from a socket are stored: where they go, if the reservation is this client's and stands.
+    /// Its room stays untouched by others until [`Self::end_store`].
+    pub fn begin_store(
+        &mut self,
+        client: ClientId,
+        hold: Hold,
+        offset: u64,
+        len: u64,
+    ) -> Option<Vec<Extent>> {
+        if self.slots.state(hold)? != SlotState::Reserved(client) {
+            return None;
+        }
+        let extents = self.slots.cut(hold, offset, len)?;
+        self.slots.begin_hold(hold);
+        Some(extents)
+    }
+
+    /// After the bytes are stored, or were not.
+    pub fn end_store(&mut self, hold: Hold) {
+        self.slots.end_hold(hold);
+    }
+
+    /// Before an object's bytes are sent: where they lie, if it can be read. Its room stays as it is until
+    /// [`Self::end_send`].
+    pub fn begin_send(&mut self, hold: Hold, offset: u64, len: u64) -> Option<Vec<Extent>> {
+        if self.slots.state(hold)? != SlotState::Committed {
+            return None;
+        }
+        let extents = self.slots.cut(hold, offset, len)?;
+        self.slots.begin_hold(hold);
+        Some(extents)
+    }
+
+    /// After the bytes are sent: whether the object was there all the time, so that they count.
+    pub fn end_send(&mut self, hold: Hold) -> bool {
+        let valid = self.slots.state(hold) == Some(SlotState::Committed);
+        self.slots.end_hold(hold);
+        valid
+    }
+
+    fn opened(&mut self, conn: ConnId, client: ClientId, namespace: String) {
+        for old in self.clients.replaced_by(conn, client) {
+            self.clients.close(old);
+            self.effects.push_back(Effect::Disconnect(old));
+        }
+        self.clients.open(conn, client, namespace);
+    }
+
+    fn client_request(&mut self, conn: ConnId, id: RequestId, request: Request) {
+        // A connection that was closed or replaced has nothing to say any more.
+        let Some((client, namespace)) = self.clients.of(conn) else { return };
+        let reply = match request {
+            Request::Commit(commit) => {
+                let namespace = namespace.to_owned();
+                return self.commit(conn, id, client, &namespace, commit);
+            }
+            Request::Abort(holds) => {
+                holds.into_iter().for_each(|hold| self.abort(client, hold));
+                Reply::Done
+            }
+            Request::Keep(holds) => {
+                for hold in self.clients.reservations_except(client, &holds) {
+                    self.abort(client, hold);
+                }
+                Reply::Done
+            }
+            Request::BeginViews(holds) => {
+                Reply::ViewsBegun(holds.into_iter().map(|hold| self.begin_view(client, hold)).collect())
+            }
+            Request::EndViews(holds) => {
+                holds.into_iter().for_each(|hold| self.end_view(client, hold));
+                Reply::Done
+            }
+            Request::Goodbye => {
+                self.clients.unmap(client);
+                self.strip(client);
+                Reply::Done
+            }
+            Request::Heartbeat(_) => Reply::Done,
+            _ => refuse(Reason::NotForYou, "a storage node does not answer this request"),
+        };
+        self.effects.push_back(Effect::Reply { conn, id, reply });
+    }
+
+    fn commit(&mut self, conn: ConnId, id: RequestId, client: ClientId, namespace: &str, commit: Commit) {
+        if commit.items.len() > BATCH_ITEMS_MAX {
+            let reply = refuse(Reason::Invalid, "the batch is too large");
+            return self.effects.push_back(Effect::Reply { conn, id, reply });
+        }
+        let mut outcomes = Vec::with_capacity(commit.items.len());
+        let mut asked = Vec::new();
+        for mut item in commit.items {
+            if sabotaged!(self.config.sabotage, CommitWithoutFence) {
+                item.hold = self.slots.current(item.hold.slot).unwrap_or(item.hold);
+            }
+            let outcome = self.prepare(client, namespace, &item);
+            if outcome.is_none() {
+                asked.push(DecideItem { namespace: namespace.to_owned(), item });
+            }
+            outcomes.push(outcome);
+        }
+        if asked.is_empty() {
+            let reply = Reply::Committed(outcomes.into_iter().flatten().collect());
+            return self.effects.push_back(Effect::Reply { conn, id, reply });
+        }
+        let request = self.link.ask(conn, id, outcomes, asked);
+        self.effects.extend(request);
+    }
+
+    /// Records the object as written. An outcome if there is nothing to ask the master.
+    fn prepare(&mut self, client: ClientId, namespace: &str, item: &CommitItem) -> Option<CommitOutcome> {
+        // A commit that is sent again, because the first answer was lost, has the same answer.
+        if let Some(generation) = self.slots.generation(item.hold) {
+            return Some(CommitOutcome::Stored(generation));
+        }
+        let identity = Identity {
+            namespace: namespace.to_owned(),
+            key: item.key.clone(),
+            hard_pin: item.options.hard_pin,
+        };
+        let prepared = self.slots.prepare(client, item.hold, item.len, identity, &mut self.effects);
+        self.clients.unreserved(client, item.hold);
+        (!prepared).then_some(CommitOutcome::Stale)
+    }
+
+    fn abort(&mut self, client: ClientId, hold: Hold) {
+        if self.clients.unreserved(client, hold) {
+            self.slots.retire(hold, &mut self.effects);
+        }
+    }
+
+    fn begin_view(&mut self, client: ClientId, hold: Hold) -> bool {
+        // A view is a promise about mapped memory; who copies through a socket needs none.
+        let begins = self.clients.maps(client) && self.slots.state(hold) == Some(SlotState::Committed);
+        if begins {
+            self.clients.begin_view(client, hold);
+            self.slots.begin_hold(hold);
+        }
+        begins
+    }
+
+    fn end_view(&mut self, client: ClientId, hold: Hold) {
+        // A view that ended with its client may be ended again by a late message.
+        if self.clients.end_view(client, hold) {
+            self.slots.end_hold(hold);
+        }
+    }
+
+    fn closed(&mut self, conn: ConnId) {
+        let Some(client) = self.clients.close(conn) else { return };
+        if sabotaged!(self.config.sabotage, SilenceIsDeath) {
+            self.clients.unmap(client);
+        }
+        self.maybe_gone(client);
+    }
+
+    fn dead(&mut self, client: ClientId) {
+        self.clients.unmap(client);
+        self.strip(client);
+    }
+
+    /// A hint that the client is gone. Only for one that cannot reach the memory is it proof enough.
+    fn maybe_gone(&mut self, client: ClientId) {
+        if self.clients.unreachable(client) {
+            self.strip(client);
+        }
+    }
+
+    fn strip(&mut self, client: ClientId) {
+        let leavings = self.clients.strip(client);
+        for hold in leavings.reservations {
+            self.slots.retire(hold, &mut self.effects);
+        }
+        for hold in leavings.views {
+            self.slots.end_hold(hold);
+        }
+    }
+
+    fn master_request(&mut self, id: RequestId, request: Request) {
+        let reply = match request {
+            Request::Allocate(allocate) => self.allocate(&allocate),
+            Request::Settle(settle) => self.settle(settle),
+            Request::Retire(retire) => {
+                for hold in retire.holds {
+                    self.slots.retire(hold, &mut self.effects);
+                }
+                Reply::Settled(Settled { lost: Vec::new(), usage: self.slots.usage() })
+            }
+            Request::ClientGone(client) => {
+                self.maybe_gone(client);
+                Reply::Done
+            }
+            _ => refuse(Reason::NotForYou, "a storage node does not answer this request"),
+        };
+        self.effects.push_back(Effect::AnswerMaster(id, reply));
+    }
+
+    fn allocate(&mut self, allocate: &Allocate) -> Reply {
+        let mut items = Vec::with_capacity(allocate.items.len());
+        for &item in &allocate.items {
+            let reservation = self.slots.reserve(allocate.client, item, &mut self.effects);
+            if let Some(it) = &reservation {
+                self.clients.reserved(allocate.client, it.location.hold());
+            }
+            items.push(reservation);
+        }
+        Reply::Allocated(Allocated { items, usage: self.slots.usage() })
+    }
+
+    fn settle(&mut self, settle: Settle) -> Reply {
+        let mut lost = Vec::new();
+        for record in settle.commit {
+            let hold = record.hold;
+            if let Some(SlotState::Reserved(client)) = self.slots.state(hold) {
+                let identity =
+                    Identity { namespace: record.namespace, key: record.key, hard_pin: record.hard_pin };
+                self.slots.prepare(client, hold, record.len, identity, &mut self.effects);
+                self.clients.unreserved(client, hold);
+            }
+            let prepared = matches!(self.slots.state(hold), Some(SlotState::Prepared | SlotState::Committed));
+            if !(prepared && self.slots.commit(hold, record.generation, &mut self.effects)) {
+                lost.push(hold);
+            }
+        }
+        for hold in settle.abort {
+            if let Some(SlotState::Reserved(client)) = self.slots.state(hold) {
+                self.clients.unreserved(client, hold);
+            }
+            self.slots.retire(hold, &mut self.effects);
+        }
+        Reply::Settled(Settled { lost, usage: self.slots.usage() })
+    }
+}
+
+fn refuse(reason: Reason, message: &str) -> Reply {
+    Reply::Refused(Refusal { reason, message: message.to_owned() })
+}

@@ -1,0 +1,380 @@
+//! The slots of one segment and the room under them.
+//!
+//! A slot's life: `free → reserved → prepared → committed → free`. The stamp is minted when it is reserved and
+//! withdrawn when it is retired; whoever still names the old stamp is told so and touches nothing.
+//!
+//! **Invariant:** `free + granted + committed + held = capacity`.
+//! **Invariant:** room returns to the free space only after its slot's stamp was withdrawn and the last hold
+//! on that use of the slot has ended.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use super::{Effect, NodeConfig};
+use crate::{
+    ClientId, Extent, Generation, Hold, Key, Location, Reservation, SlotId, Stamp,
+    extent::{FreeSpace, cut, room_for},
+    message::{AllocateItem, Record, Usage},
+    sabotage::sabotaged,
+};
+
+/// Stamps are taken in runs of this many, so that the mark that must survive a restart is rarely written.
+const STAMPS_PER_MARK: u64 = 1 << 16;
+/// Extents that a slot holds itself; more of them spill into the heap.
+pub const EXTENTS_INLINE: usize = 2;
+/// What one spilled extent costs in the heap.
+const EXTENT_BYTES: u64 = 16;
+
+/// How far the object in a slot has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SlotState {
+    /// A client writes it.
+    Reserved(ClientId),
+    /// It is written, and the master is asked.
+    Prepared,
+    /// It can be read.
+    Committed,
+}
+
+/// What the control segment says of one slot: enough to read the object, and to rebuild the catalog.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SlotRecord {
+    /// This use of the slot.
+    pub stamp: Stamp,
+    /// How far it has come.
+    pub state: SlotState,
+    /// Which put of the key; nothing yet while reserved.
+    pub generation: Generation,
+    /// Its bytes.
+    pub len: u64,
+    /// Where they lie.
+    pub extents: Vec<Extent>,
+    /// Where the heap holds the spilled extents, the namespace's name and the key, one after the other.
+    pub heap: Extent,
+    /// Bytes of the namespace's name.
+    pub namespace_len: u64,
+    /// Bytes of the key.
+    pub key_len: u64,
+    /// Never evicted.
+    pub hard_pin: bool,
+}
+
+/// Who an object is.
+#[derive(Clone, Debug)]
+pub(super) struct Identity {
+    pub(super) namespace: String,
+    pub(super) key: Key,
+    pub(super) hard_pin: bool,
+}
+
+#[derive(Clone, Debug)]
+struct Slot {
+    stamp: Stamp,
+    state: SlotState,
+    len: u64,
+    extents: Vec<Extent>,
+    heap: Extent,
+    generation: Generation,
+    identity: Option<Box<Identity>>,
+}
+
+/// Room of an object that is gone, but that somebody still touches.
+#[derive(Clone, Debug)]
+struct Parked {
+    extents: Vec<Extent>,
+    heap: Extent,
+}
+
+/// The table. Effects are pushed in the order in which memory must change.
+#[derive(Debug)]
+pub(super) struct Slots {
+    config: NodeConfig,
+    slots: Vec<Option<Slot>>,
+    unused: Vec<SlotId>,
+    space: FreeSpace,
+    heap: FreeSpace,
+    holds: BTreeMap<Hold, u32>,
+    parked: BTreeMap<Hold, Parked>,
+    next_stamp: u64,
+    stamp_mark: u64,
+    granted: u64,
+    committed: u64,
+    held: u64,
+    objects: u64,
+}
+
+impl Slots {
+    pub(super) fn new(config: NodeConfig) -> Self {
+        Self {
+            slots: Vec::new(),
+            unused: Vec::new(),
+            space: FreeSpace::new(config.capacity),
+            heap: FreeSpace::new(config.heap_bytes),
+            holds: BTreeMap::new(),
+            parked: BTreeMap::new(),
+            next_stamp: 1,
+            stamp_mark: 1,
+            granted: 0,
+            committed: 0,
+            held: 0,
+            objects: 0,
+            config,
+        }
+    }
+
+    pub(super) fn usage(&self) -> Usage {
+        Usage {
+            capacity: self.space.capacity(),
+            free: self.space.free(),
+            granted: self.granted,
+            committed: self.committed,
+            held: self.held,
+            objects: self.objects,
+        }
+    }
+
+    /// Reserves room for one replica; `None` if there is none.
+    pub(super) fn reserve(
+        &mut self,
+        client: ClientId,
+        item: AllocateItem,
+        effects: &mut VecDeque<Effect>,
+    ) -> Option<Reservation> {
+        let slot = self.unused_slot()?;
+        let extents = self.space.take(item.len)?;
+        let spilled = if extents.len() > EXTENTS_INLINE { extents.len() as u64 * EXTENT_BYTES } else { 0 };
+        let Some(heap) = self.heap.take_contiguous(item.name_len.saturating_add(spilled)) else {
+            extents.iter().for_each(|&extent| self.space.give_back(extent));
+            return None;
+        };
+        self.claim_slot(slot);
+        let stamp = self.mint(effects);
+        self.granted += room(&extents);
+        let reserved = Slot {
+            stamp,
+            state: SlotState::Reserved(client),
+            len: item.len,
+            extents: extents.clone(),
+            heap,
+            generation: Generation::default(),
+            identity: None,
+        };
+        if spilled > 0 {
+            effects.push_back(Effect::Heap { offset: heap.offset, bytes: spill(&extents) });
+        }
+        effects.push_back(Effect::Slot { slot, record: record(&reserved) });
+        if let Some(place) = self.slots.get_mut(slot.0 as usize) {
+            *place = Some(reserved);
+        }
+        let location = Location { segment: self.config.segment, slot, stamp };
+        Some(Reservation { location, extents })
+    }
+
+    /// Whether this use of the slot stands, and how far it has come.
+    pub(super) fn state(&self, hold: Hold) -> Option<SlotState> {
+        self.get(hold).map(|slot| slot.state)
+    }
+
+    /// What a committed slot is called, if this use of it is committed.
+    pub(super) fn generation(&self, hold: Hold) -> Option<Generation> {
+        self.get(hold).filter(|it| it.state == SlotState::Committed).map(|it| it.generation)
+    }
+
+    /// Whatever use of the slot stands now.
+    pub(super) fn current(&self, slot: SlotId) -> Option<Hold> {
+        let stamp = self.slots.get(slot.0 as usize)?.as_ref()?.stamp;
+        Some(Hold { slot, stamp })
+    }
+
+    /// Records that the object is written; `false` if the reservation is not this client's, of this length.
+    pub(super) fn prepare(
+        &mut self,
+        client: ClientId,
+        hold: Hold,
+        len: u64,
+        identity: Identity,
+        effects: &mut VecDeque<Effect>,
+    ) -> bool {
+        let anybody = sabotaged!(self.config.sabotage, CommitWithoutFence);
+        let Some(slot) = self.get_mut(hold) else { return false };
+        let mine = match slot.state {
+            SlotState::Reserved(writer) => writer == client || anybody,
+            SlotState::Prepared | SlotState::Committed => false,
+        };
+        if !mine || slot.len != len {
+            return false;
+        }
+        let Some(name) = name_bytes(slot, &identity) else { return false };
+        effects.push_back(name);
+        slot.identity = Some(Box::new(identity));
+        slot.state = SlotState::Prepared;
+        effects.push_back(Effect::Slot { slot: hold.slot, record: record(slot) });
+        true
+    }
+
+    /// Records that the object can be read; `false` if this use of the slot no longer stands.
+    pub(super) fn commit(
+        &mut self,
+        hold: Hold,
+        generation: Generation,
+        effects: &mut VecDeque<Effect>,
+    ) -> bool {
+        let Some(slot) = self.get_mut(hold) else { return false };
+        if slot.state == SlotState::Committed {
+            return slot.generation == generation;
+        }
+        slot.state = SlotState::Committed;
+        slot.generation = generation;
+        let room = room(&slot.extents);
+        effects.push_back(Effect::Slot { slot: hold.slot, record: record(slot) });
+        self.granted -= room;
+        self.committed += room;
+        self.objects += 1;
+        true
+    }
+
+    /// Withdraws the stamp, and frees the room or parks it until the last hold ends. What is gone already
+    /// stays so: `false` then.
+    pub(super) fn retire(&mut self, hold: Hold, effects: &mut VecDeque<Effect>) -> bool {
+        let Some(place) = self.slots.get_mut(hold.slot.0 as usize) else { return false };
+        let Some(slot) = place.take_if(|slot| slot.stamp == hold.stamp) else { return false };
+        if !sabotaged!(self.config.sabotage, ReuseBeforeRetire) {
+            effects.push_back(Effect::Withdraw { slot: hold.slot });
+        }
+        self.unused.push(hold.slot);
+        let room = room(&slot.extents);
+        if slot.state == SlotState::Committed {
+            self.committed -= room;
+            self.objects -= 1;
+        } else {
+            self.granted -= room;
+        }
+        self.held += room;
+        self.parked.insert(hold, Parked { extents: slot.extents, heap: slot.heap });
+        self.free_if_unheld(hold);
+        true
+    }
+
+    /// Keeps the room of this use of the slot as it is, until [`Self::end_hold`].
+    pub(super) fn begin_hold(&mut self, hold: Hold) {
+        *self.holds.entry(hold).or_default() += 1;
+    }
+
+    /// Ends one hold; the room returns if it was the last one of an object that is gone.
+    pub(super) fn end_hold(&mut self, hold: Hold) {
+        let Some(count) = self.holds.get_mut(&hold) else { return };
+        *count -= 1;
+        if *count == 0 {
+            self.holds.remove(&hold);
+            self.free_if_unheld(hold);
+        }
+    }
+
+    /// Where `len` bytes from `offset` on lie, if this use of the slot stands.
+    pub(super) fn cut(&self, hold: Hold, offset: u64, len: u64) -> Option<Vec<Extent>> {
+        cut(&self.get(hold)?.extents, offset, len)
+    }
+
+    /// Committed objects from `first` on, at most `count`, and where to go on.
+    pub(super) fn inventory(&self, first: usize, count: usize) -> (Vec<Record>, Option<usize>) {
+        let mut records = Vec::new();
+        for (index, slot) in self.slots.iter().enumerate().skip(first) {
+            if records.len() == count {
+                return (records, Some(index));
+            }
+            let Some(slot) = slot.as_ref().filter(|it| it.state == SlotState::Committed) else { continue };
+            let Some(identity) = &slot.identity else { continue };
+            records.push(Record {
+                hold: Hold { slot: SlotId(index as u32), stamp: slot.stamp },
+                namespace: identity.namespace.clone(),
+                key: identity.key.clone(),
+                generation: slot.generation,
+                len: slot.len,
+                hard_pin: identity.hard_pin,
+            });
+        }
+        (records, None)
+    }
+
+    /// Panics with the numbers if the books do not balance.
+    pub(super) fn assert_balance(&self) {
+        let usage = self.usage();
+        let sum = usage.free + usage.granted + usage.committed + usage.held;
+        assert_eq!(sum, usage.capacity, "the books do not balance: {usage:?}");
+    }
+
+    fn free_if_unheld(&mut self, hold: Hold) {
+        let looked_at = self.holds.contains_key(&hold) && !sabotaged!(self.config.sabotage, IgnoreViews);
+        if looked_at {
+            return;
+        }
+        let Some(parked) = self.parked.remove(&hold) else { return };
+        self.held -= room(&parked.extents);
+        parked.extents.iter().for_each(|&extent| self.space.give_back(extent));
+        self.heap.give_back(parked.heap);
+    }
+
+    fn get(&self, hold: Hold) -> Option<&Slot> {
+        self.slots.get(hold.slot.0 as usize)?.as_ref().filter(|slot| slot.stamp == hold.stamp)
+    }
+
+    fn get_mut(&mut self, hold: Hold) -> Option<&mut Slot> {
+        self.slots.get_mut(hold.slot.0 as usize)?.as_mut().filter(|slot| slot.stamp == hold.stamp)
+    }
+
+    /// The slot that the next reservation will have. Low ones first, so that little memory is touched.
+    fn unused_slot(&self) -> Option<SlotId> {
+        let fresh = || (self.slots.len() < self.config.slot_count as usize).then(|| self.slots.len() as u32);
+        self.unused.last().copied().or_else(|| fresh().map(SlotId))
+    }
+
+    fn claim_slot(&mut self, slot: SlotId) {
+        if self.unused.pop().is_none() {
+            assert_eq!(slot.0 as usize, self.slots.len(), "a fresh slot is the next one");
+            self.slots.push(None);
+        }
+    }
+
+    /// A stamp that was never used. The mark is moved before a stamp beyond it is used.
+    fn mint(&mut self, effects: &mut VecDeque<Effect>) -> Stamp {
+        let stamp = self.next_stamp;
+        if stamp >= self.stamp_mark {
+            self.stamp_mark = stamp + STAMPS_PER_MARK;
+            effects.push_back(Effect::StampMark(self.stamp_mark));
+        }
+        self.next_stamp += 1;
+        Stamp(stamp)
+    }
+}
+
+fn room(extents: &[Extent]) -> u64 {
+    extents.iter().filter_map(|it| room_for(it.len)).sum()
+}
+
+fn record(slot: &Slot) -> SlotRecord {
+    let identity = slot.identity.as_deref();
+    SlotRecord {
+        stamp: slot.stamp,
+        state: slot.state,
+        generation: slot.generation,
+        len: slot.len,
+        extents: slot.extents.clone(),
+        heap: slot.heap,
+        namespace_len: identity.map_or(0, |it| it.namespace.len() as u64),
+        key_len: identity.map_or(0, |it| it.key.as_bytes().len() as u64),
+        hard_pin: identity.is_some_and(|it| it.hard_pin),
+    }
+}
+
+fn spill(extents: &[Extent]) -> Vec<u8> {
+    extents.iter().flat_map(|it| [it.offset.to_le_bytes(), it.len.to_le_bytes()]).flatten().collect()
+}
+
+/// The effect that writes an object's name behind its spilled extents; `None` if the name is longer than what
+/// was reserved for it.
+fn name_bytes(slot: &Slot, identity: &Identity) -> Option<Effect> {
+    let spilled =
+        if slot.extents.len() > EXTENTS_INLINE { slot.extents.len() as u64 * EXTENT_BYTES } else { 0 };
+    let bytes = [identity.namespace.as_bytes(), identity.key.as_bytes()].concat();
+    (spilled + bytes.len() as u64 <= slot.heap.len)
+        .then(|| Effect::Heap { offset: slot.heap.offset + spilled, bytes })
+}

@@ -1,0 +1,69 @@
+//! A client's put or get, as a state machine: what to ask whom next, when to retry, when to fall over.
+//!
+//! The shell calls `poll` until it gives nothing more, carries each [`Need`] out (many at a time if it likes),
+//! reports each result, and polls again. When `poll` gives nothing and nothing is under way, the outcomes are
+//! ready. Deadlines are the shell's: it simply stops.
+
+mod get;
+mod put;
+
+pub use get::{Get, GetOutcome, GetRequest, ReadResult};
+pub use put::{Put, PutOutcome, PutRequest, WriteResult};
+
+use crate::{Location, Reservation, SegmentId, message::Request};
+
+/// Who is to be asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Peer {
+    /// The master.
+    Master,
+    /// A storage node.
+    Node(SegmentId),
+}
+
+/// Names a need, so that its result finds back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct NeedId(pub u64);
+
+/// What must be done for a session to go on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Need {
+    /// Ask, and report the reply.
+    Call {
+        /// Reported with the reply.
+        id: NeedId,
+        /// Whom.
+        peer: Peer,
+        /// What.
+        request: Request,
+    },
+    /// Write the whole of an item's bytes into a reservation.
+    Write {
+        /// Reported with the result.
+        id: NeedId,
+        /// Which item's bytes.
+        item: usize,
+        /// Where they go.
+        reservation: Reservation,
+    },
+    /// Read an object into an item's buffer, and check the stamp after the copy.
+    Read {
+        /// Reported with the result.
+        id: NeedId,
+        /// Which item's buffer.
+        item: usize,
+        /// From where.
+        location: Location,
+        /// How long the object is.
+        len: u64,
+    },
+}
+
+/// Why a call brought no reply.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CallFailure {
+    /// The peer cannot be reached, or the connection broke before the answer came.
+    Unreachable(String),
+    /// The peer refused; trying again does not help.
+    Refused(crate::message::Refusal),
+}

@@ -1,0 +1,332 @@
+//! Putting objects: reserve, write every copy, commit through the home node.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use super::{CallFailure, Need, NeedId, Peer};
+use crate::{
+    Generation, Hold, Key, Location, Reservation, SegmentId,
+    message::{
+        Commit, CommitItem, CommitOutcome, NodeInfo, PutOptions, Refusal, Reply, Request, Reserve,
+        ReserveItem, ReserveOutcome, Usage,
+    },
+};
+
+/// How often an object is reserved and written anew, after its node went away.
+const TRIES_MAX: u32 = 4;
+
+/// One object to put.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PutRequest {
+    /// Its name.
+    pub key: Key,
+    /// Its bytes.
+    pub len: u64,
+    /// How it is to be kept.
+    pub options: PutOptions,
+}
+
+/// What became of one [`PutRequest`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PutOutcome {
+    /// It can be read; so many copies were made.
+    Stored {
+        /// Which put of the key.
+        generation: Generation,
+        /// How many copies.
+        copies: u32,
+        /// An older object of that name is gone.
+        replaced: bool,
+    },
+    /// An object of that name exists and was kept.
+    Exists(Generation),
+    /// No node has room, nor anything to evict.
+    Full(Usage),
+    /// The request makes no sense.
+    Invalid(String),
+    /// The master or every possible node refused.
+    Refused(Refusal),
+    /// The master or every possible node could not be reached; the object may have been stored all the same.
+    Unreachable(String),
+}
+
+/// How a [`Need::Write`] ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum WriteResult {
+    /// All bytes are where they belong.
+    Written,
+    /// The reservation no longer stands.
+    Stale,
+    /// The node cannot be reached.
+    Unreachable(String),
+}
+
+#[derive(Debug)]
+struct Item {
+    request: PutRequest,
+    tries: u32,
+    /// Copies that are being written.
+    writing: BTreeMap<NeedId, Reservation>,
+    /// Copies that are written, the home first.
+    written: Vec<Location>,
+    outcome: Option<PutOutcome>,
+}
+
+#[derive(Debug)]
+enum Pending {
+    Reserve(Vec<usize>),
+    Write(usize),
+    Commit(SegmentId, Vec<usize>),
+    /// The answer matters to nobody.
+    Abort,
+}
+
+/// A batch of puts under way.
+#[derive(Debug)]
+pub struct Put {
+    items: Vec<Item>,
+    pending: BTreeMap<NeedId, Pending>,
+    needs: VecDeque<Need>,
+    next_id: u64,
+    avoid: BTreeSet<SegmentId>,
+    nodes: BTreeMap<SegmentId, NodeInfo>,
+    to_reserve: Vec<usize>,
+    to_commit: BTreeMap<SegmentId, Vec<usize>>,
+    to_abort: BTreeMap<SegmentId, Vec<Hold>>,
+}
+
+impl Put {
+    /// Begins. At most [`BATCH_ITEMS_MAX`](crate::BATCH_ITEMS_MAX) items.
+    #[must_use]
+    pub fn new(requests: Vec<PutRequest>) -> Self {
+        let item = |request| Item {
+            request,
+            tries: 0,
+            writing: BTreeMap::new(),
+            written: Vec::new(),
+            outcome: None,
+        };
+        let items: Vec<_> = requests.into_iter().map(item).collect();
+        Self {
+            to_reserve: (0..items.len()).collect(),
+            items,
+            pending: BTreeMap::new(),
+            needs: VecDeque::new(),
+            next_id: 0,
+            avoid: BTreeSet::new(),
+            nodes: BTreeMap::new(),
+            to_commit: BTreeMap::new(),
+            to_abort: BTreeMap::new(),
+        }
+    }
+
+    /// The next thing to do. `None` while results are awaited, or when all is done.
+    #[must_use]
+    pub fn poll(&mut self) -> Option<Need> {
+        self.plan();
+        self.needs.pop_front()
+    }
+
+    /// Whether every outcome is known and nothing is under way.
+    #[must_use]
+    pub fn is_done(&self) -> bool {
+        self.pending.is_empty() && self.needs.is_empty() && self.items.iter().all(|it| it.outcome.is_some())
+    }
+
+    /// How to reach a node that a [`Need`] names.
+    #[must_use]
+    pub fn node(&self, segment: SegmentId) -> Option<&NodeInfo> {
+        self.nodes.get(&segment)
+    }
+
+    /// Reservations that are neither committed nor given back yet: what the client knows that it holds.
+    pub fn reserved(&self) -> impl Iterator<Item = Location> + '_ {
+        self.items
+            .iter()
+            .flat_map(|item| item.writing.values().map(|it| it.location).chain(item.written.iter().copied()))
+    }
+
+    /// The outcomes, in the order asked. An item that the shell gave up on is `Unreachable`.
+    #[must_use]
+    pub fn into_outcomes(self) -> Vec<PutOutcome> {
+        let gave_up = || PutOutcome::Unreachable("the deadline passed first".to_owned());
+        self.items.into_iter().map(|it| it.outcome.unwrap_or_else(gave_up)).collect()
+    }
+
+    /// A call was answered, or not.
+    pub fn replied(&mut self, id: NeedId, result: Result<Reply, CallFailure>) {
+        match (self.pending.remove(&id), result) {
+            (Some(Pending::Reserve(items)), Ok(Reply::Reserved(reserved))) => {
+                self.nodes.extend(reserved.nodes.into_iter().map(|it| (it.segment, it)));
+                for (index, outcome) in items.into_iter().zip(reserved.items) {
+                    self.reserved_one(index, outcome);
+                }
+            }
+            (Some(Pending::Commit(_, items)), Ok(Reply::Committed(outcomes))) => {
+                for (index, outcome) in items.into_iter().zip(outcomes) {
+                    self.committed_one(index, outcome);
+                }
+            }
+            (Some(Pending::Reserve(items)), failed) => {
+                let outcome = failure(failed);
+                items.into_iter().for_each(|index| self.finish(index, outcome.clone()));
+            }
+            (Some(Pending::Commit(home, items)), failed) => {
+                self.commit_failed(home, items, &failure(failed));
+            }
+            (Some(Pending::Abort | Pending::Write(_)) | None, _) => (),
+        }
+    }
+
+    /// A write ended.
+    pub fn written(&mut self, id: NeedId, result: WriteResult) {
+        let Some(Pending::Write(index)) = self.pending.remove(&id) else { return };
+        let Some(item) = self.items.get_mut(index) else { return };
+        let Some(reservation) = item.writing.remove(&id) else { return };
+        let location = reservation.location;
+        match result {
+            WriteResult::Written => item.written.push(location),
+            WriteResult::Stale => (),
+            WriteResult::Unreachable(_) => {
+                self.avoid.insert(location.segment);
+                self.to_abort.entry(location.segment).or_default().push(location.hold());
+            }
+        }
+        if !item.writing.is_empty() {
+            return;
+        }
+        match item.written.first() {
+            Some(home) => self.to_commit.entry(home.segment).or_default().push(index),
+            None => self.again(index, "no node that had room could be reached"),
+        }
+    }
+
+    fn reserved_one(&mut self, index: usize, outcome: ReserveOutcome) {
+        match outcome {
+            ReserveOutcome::Room(reservations) => {
+                for reservation in reservations {
+                    let id = self.next_id();
+                    let Some(item) = self.items.get_mut(index) else { return };
+                    item.writing.insert(id, reservation.clone());
+                    self.pending.insert(id, Pending::Write(index));
+                    self.needs.push_back(Need::Write { id, item: index, reservation });
+                }
+            }
+            ReserveOutcome::Exists(generation) => self.finish(index, PutOutcome::Exists(generation)),
+            ReserveOutcome::Full(usage) => self.finish(index, PutOutcome::Full(usage)),
+            ReserveOutcome::Invalid(why) => self.finish(index, PutOutcome::Invalid(why)),
+        }
+    }
+
+    fn committed_one(&mut self, index: usize, outcome: CommitOutcome) {
+        let Some(item) = self.items.get_mut(index) else { return };
+        let copies = item.written.len() as u32;
+        let outcome = match outcome {
+            CommitOutcome::Stored(generation) => PutOutcome::Stored { generation, copies, replaced: false },
+            CommitOutcome::Replaced(generation) => PutOutcome::Stored { generation, copies, replaced: true },
+            CommitOutcome::Exists(generation) => PutOutcome::Exists(generation),
+            CommitOutcome::Stale => {
+                self.abort_others(index);
+                return self.again(index, "the reservation was given up by its node");
+            }
+        };
+        item.written.clear();
+        item.outcome = Some(outcome);
+    }
+
+    /// The home node did not answer. Asking it again is safe: the same stamp has the same answer.
+    fn commit_failed(&mut self, home: SegmentId, items: Vec<usize>, outcome: &PutOutcome) {
+        for index in items {
+            let Some(item) = self.items.get_mut(index) else { continue };
+            item.tries += 1;
+            if item.tries < TRIES_MAX && matches!(outcome, PutOutcome::Unreachable(_)) {
+                self.to_commit.entry(home).or_default().push(index);
+            } else {
+                item.written.clear();
+                item.outcome = Some(outcome.clone());
+            }
+        }
+    }
+
+    /// Starts an item over, unless it was tried often enough.
+    fn again(&mut self, index: usize, why: &str) {
+        let Some(item) = self.items.get_mut(index) else { return };
+        item.tries += 1;
+        if item.tries < TRIES_MAX {
+            self.to_reserve.push(index);
+        } else {
+            item.outcome = Some(PutOutcome::Unreachable(why.to_owned()));
+        }
+    }
+
+    fn abort_others(&mut self, index: usize) {
+        let Some(item) = self.items.get_mut(index) else { return };
+        for location in item.written.drain(..).skip(1) {
+            self.to_abort.entry(location.segment).or_default().push(location.hold());
+        }
+    }
+
+    fn finish(&mut self, index: usize, outcome: PutOutcome) {
+        if let Some(item) = self.items.get_mut(index) {
+            item.outcome = Some(outcome);
+        }
+    }
+
+    /// Turns what has gathered into calls, one per peer.
+    fn plan(&mut self) {
+        for (segment, holds) in std::mem::take(&mut self.to_abort) {
+            self.call(Peer::Node(segment), Request::Abort(holds), Pending::Abort);
+        }
+        for (segment, indexes) in std::mem::take(&mut self.to_commit) {
+            let items = indexes.iter().filter_map(|&index| self.commit_item(index)).collect();
+            self.call(
+                Peer::Node(segment),
+                Request::Commit(Commit { items }),
+                Pending::Commit(segment, indexes),
+            );
+        }
+        if !self.to_reserve.is_empty() {
+            let indexes = std::mem::take(&mut self.to_reserve);
+            let items = indexes.iter().filter_map(|&index| {
+                let request = &self.items.get(index)?.request;
+                Some(ReserveItem {
+                    key: request.key.clone(),
+                    len: request.len,
+                    options: request.options.clone(),
+                })
+            });
+            let reserve = Reserve { items: items.collect(), avoid: self.avoid.iter().copied().collect() };
+            self.call(Peer::Master, Request::Reserve(reserve), Pending::Reserve(indexes));
+        }
+    }
+
+    fn commit_item(&self, index: usize) -> Option<CommitItem> {
+        let item = self.items.get(index)?;
+        let (home, others) = item.written.split_first()?;
+        Some(CommitItem {
+            hold: home.hold(),
+            key: item.request.key.clone(),
+            len: item.request.len,
+            options: item.request.options.clone(),
+            others: others.to_vec(),
+        })
+    }
+
+    fn call(&mut self, peer: Peer, request: Request, pending: Pending) {
+        let id = self.next_id();
+        self.pending.insert(id, pending);
+        self.needs.push_back(Need::Call { id, peer, request });
+    }
+
+    fn next_id(&mut self) -> NeedId {
+        self.next_id += 1;
+        NeedId(self.next_id)
+    }
+}
+
+fn failure(result: Result<Reply, CallFailure>) -> PutOutcome {
+    match result {
+        Ok(Reply::Refused(refusal)) | Err(CallFailure::Refused(refusal)) => PutOutcome::Refused(refusal),
+        Ok(_) => PutOutcome::Unreachable("the answer does not fit the question".to_owned()),
+        Err(CallFailure::Unreachable(why)) => PutOutcome::Unreachable(why),
+    }
+}
