@@ -66,6 +66,7 @@ pub(super) struct Object {
     /// Zero if it has no soft pin.
     soft_until: Tick,
     first: Replica,
+    #[expect(clippy::box_collection, reason = "eight bytes in the many objects that have one copy")]
     more: Option<Box<Vec<Replica>>>,
     namespace: NamespaceIndex,
     line: Line,

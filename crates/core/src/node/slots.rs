@@ -323,7 +323,8 @@ impl Slots {
 
     /// The slot that the next reservation will have. Low ones first, so that little memory is touched.
     fn unused_slot(&self) -> Option<SlotId> {
-        let fresh = || (self.slots.len() < self.config.slot_count as usize).then(|| self.slots.len() as u32);
+        let fresh =
+            || (self.slots.len() < self.config.slot_count as usize).then_some(self.slots.len() as u32);
         self.unused.last().copied().or_else(|| fresh().map(SlotId))
     }
 

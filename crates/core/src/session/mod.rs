@@ -7,7 +7,7 @@
 mod get;
 mod put;
 
-pub use get::{Get, GetOutcome, GetRequest, ReadResult};
+pub use get::{Distance, Get, GetOutcome, GetRequest, ReadResult};
 pub use put::{Put, PutOutcome, PutRequest, WriteResult};
 
 use crate::{Location, Reservation, SegmentId, message::Request};
