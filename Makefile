@@ -31,7 +31,7 @@ check-fmt: .venv/ready # Is everything formatted?
 
 check-lint: .venv/ready # Clippy over every target of every crate, where a warning is an error; ruff over the Python code
 	.venv/bin/ruff check -q .
-	PYO3_PYTHON=$$(command -v $(PYTHON)) $(CARGO) clippy --locked $(EVERY_CRATE) -- -D warnings
+	$(CARGO) clippy --locked $(EVERY_CRATE) -- -D warnings
 
 check-unit: # All tests of the Rust crates, tidy among them
 	@if $(CARGO) nextest --version >/dev/null 2>&1; then \
