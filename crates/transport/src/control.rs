@@ -322,7 +322,11 @@ impl ControlReader {
         fence(Ordering::Acquire);
         let placement = self.placement(at);
         // What was loaded belongs to this use only if the use is still there; else it is nobody's fault.
-        if self.still(index, stamp) { placement.ok_or(TransferError::Corrupt) } else { Err(TransferError::Stale) }
+        if self.still(index, stamp) {
+            placement.ok_or(TransferError::Corrupt)
+        } else {
+            Err(TransferError::Stale)
+        }
     }
 
     /// Whether the slot carries the stamp now, after everything that was copied before.

@@ -17,7 +17,7 @@
 //! **Invariant:** no `&[u8]` is ever formed over memory that somebody else may write. Such bytes are touched
 //! only by the copy kernel and by system calls.
 //!
-//! **Invariant:** everything `unsafe` is in `buffer`, `copy`, `map`, `peer` and `tcp::wire`.
+//! **Invariant:** everything `unsafe` is in `buffer`, `copy`, `map`, `peer` and `tcp::stream`.
 
 #[cfg(any(test, feature = "testkit"))]
 mod behavior_x {}
@@ -26,14 +26,15 @@ pub mod control;
 pub mod copy;
 #[cfg(any(test, feature = "testkit"))]
 mod faults_x {}
+mod fields;
 pub mod layout;
 pub mod local;
 mod map;
 mod mapped;
-// mod peer;
+mod peer;
 pub mod segment;
-// pub mod shm;
-// pub mod tcp;
+pub mod shm;
+pub mod tcp;
 
 use std::future::Future;
 use std::pin::Pin;

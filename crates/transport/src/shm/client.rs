@@ -1,0 +1,225 @@
+//! A client's end of the attach socket.
+
+use std::io::{self, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream as StdUnixStream;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use rustix::fs::{SealFlags, fcntl_get_seals, fstat};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
+use tokio::net::UnixStream;
+use tokio::time::timeout_at;
+
+use super::wire::{ANSWER_BYTES, Answer, Request};
+use crate::control::ControlReader;
+use crate::map::{Access, Map};
+use crate::segment::{CONTROL_SEALS, DATA_SEALS};
+use crate::{Instant, TOKEN_BYTES_MAX, TransferError, peer};
+
+/// Why a node's memory could not be mapped. The data socket may still work.
+#[derive(Debug, thiserror::Error)]
+pub enum AttachError {
+    /// There is no such socket here: the node is on another host, in another network namespace, or gone.
+    #[error("no node can be reached at the attach socket `{name}`: {source}")]
+    Unreachable {
+        /// The socket.
+        name: String,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The node said no.
+    #[error("the node at the attach socket `{name}` refused: {reason}")]
+    Refused {
+        /// The socket.
+        name: String,
+        /// What it said.
+        reason: String,
+    },
+    /// The socket belongs to another user, whose memory is not to be trusted.
+    #[error("the attach socket `{name}` belongs to user {uid}, who is neither you nor root")]
+    Stranger {
+        /// The socket.
+        name: String,
+        /// Whose it is.
+        uid: u32,
+    },
+    /// What answers there is not a node, or not one of this version.
+    #[error("the attach socket `{name}` gave no usable memory: {what}")]
+    Unusable {
+        /// The socket.
+        name: String,
+        /// What is wrong.
+        what: String,
+    },
+    /// The deadline passed.
+    #[error("the attach socket `{name}` did not answer in time")]
+    Timeout {
+        /// The socket.
+        name: String,
+    },
+}
+
+/// A node's memory, mapped in this process.
+#[derive(Debug)]
+pub struct Attachment {
+    name: String,
+    socket: StdUnixStream,
+    reader: ControlReader,
+    data: Arc<Map>,
+    data_file: OwnedFd,
+    data_writable: OnceLock<Map>,
+    mapping: Mutex<()>,
+}
+
+/// Maps the memory of the node that listens on this abstract socket and holds this segment.
+pub async fn attach(
+    name: &str,
+    segment: u64,
+    client: u64,
+    token: &str,
+    deadline: Instant,
+) -> Result<Attachment, AttachError> {
+    let attached = timeout_at(deadline, connect(name, segment, client, token)).await;
+    attached.map_err(|_| AttachError::Timeout { name: name.to_owned() })?
+}
+
+impl Attachment {
+    /// The socket it came through.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Looks at the node's records.
+    #[must_use]
+    pub fn reader(&self) -> &ControlReader {
+        &self.reader
+    }
+
+    /// Whether the node has not hung up: while it has not, its stamps are true.
+    #[must_use]
+    pub fn is_connected(&self) -> bool {
+        !peer::is_closed(self.socket.as_fd())
+    }
+
+    /// Whether a writable mapping exists.
+    #[must_use]
+    pub fn is_writable(&self) -> bool {
+        self.data_writable.get().is_some()
+    }
+
+    pub(super) fn data(&self) -> &Arc<Map> {
+        &self.data
+    }
+
+    /// The writable mapping, made at the first write.
+    pub(super) fn data_writable(&self) -> Result<&Map, TransferError> {
+        if !self.data.is_here() {
+            return Err(TransferError::Forked);
+        }
+        let _one_at_a_time = self.mapping.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(map) = self.data_writable.get() {
+            return Ok(map);
+        }
+        let map = Map::new(self.data_file.as_fd(), self.data.len(), Access::ReadWrite);
+        let map = map.map_err(|error| TransferError::Lost {
+            peer: self.name.clone(),
+            why: format!("its memory cannot be mapped for writing: {error}"),
+        })?;
+        Ok(self.data_writable.get_or_init(|| map))
+    }
+}
+
+async fn connect(name: &str, segment: u64, client: u64, token: &str) -> Result<Attachment, AttachError> {
+    let unreachable = |source| AttachError::Unreachable { name: name.to_owned(), source };
+    let unusable = |what: &str| AttachError::Unusable { name: name.to_owned(), what: what.to_owned() };
+    if token.len() > TOKEN_BYTES_MAX {
+        return Err(unusable("the token is too long"));
+    }
+    let mut stream = UnixStream::connect(format!("\0{name}")).await.map_err(unreachable)?;
+    let uid = stream.peer_cred().map_err(unreachable)?.uid();
+    if uid != 0 && uid != rustix::process::getuid().as_raw() {
+        return Err(AttachError::Stranger { name: name.to_owned(), uid });
+    }
+    stream.write_all(&Request::encode(client, segment, token)).await.map_err(unreachable)?;
+    let (head, files) = receive(&mut stream).await.map_err(unreachable)?;
+    let answer = Answer::decode(&head).map_err(unusable)?;
+    if !answer.is_ok {
+        let mut reason = vec![0; answer.reason_bytes];
+        stream.read_exact(&mut reason).await.map_err(unreachable)?;
+        let reason = String::from_utf8_lossy(&reason).into_owned();
+        return Err(AttachError::Refused { name: name.to_owned(), reason });
+    }
+    let [control_file, data_file] =
+        <[OwnedFd; 2]>::try_from(files).map_err(|_| unusable("it did not pass two descriptors"))?;
+    let (reader, data) = map_both(&control_file, &data_file, &answer).map_err(|what| unusable(&what))?;
+    if reader.geometry().segment != segment {
+        return Err(unusable("it is another segment than the one asked for"));
+    }
+    let socket = stream.into_std().map_err(unreachable)?;
+    let (data_writable, mapping) = (OnceLock::new(), Mutex::new(()));
+    Ok(Attachment { name: name.to_owned(), socket, reader, data, data_file, data_writable, mapping })
+}
+
+/// Receives the fixed part of the answer, and the descriptors that came with it.
+async fn receive(stream: &mut UnixStream) -> io::Result<([u8; ANSWER_BYTES], Vec<OwnedFd>)> {
+    let mut head = [0; ANSWER_BYTES];
+    let mut files = Vec::new();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let received = stream
+        .async_io(Interest::READABLE, || {
+            let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+            let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+            let message = recvmsg(&*stream, &mut [IoSliceMut::new(&mut head)], &mut ancillary, flags)?;
+            for message in ancillary.drain() {
+                if let RecvAncillaryMessage::ScmRights(descriptors) = message {
+                    files.extend(descriptors);
+                }
+            }
+            Ok(message.bytes)
+        })
+        .await?;
+    if received == 0 {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    if let Some(rest) = head.get_mut(received..) {
+        stream.read_exact(rest).await?;
+    }
+    Ok((head, files))
+}
+
+/// Maps both segments for reading, after making sure that they are what the answer says and will stay so.
+fn map_both(
+    control_file: &OwnedFd,
+    data_file: &OwnedFd,
+    answer: &Answer,
+) -> Result<(ControlReader, Arc<Map>), String> {
+    check_file(control_file, answer.control_bytes, CONTROL_SEALS, "control")?;
+    check_file(data_file, answer.data_bytes, DATA_SEALS, "data")?;
+    let map = |file: &OwnedFd, bytes| {
+        let mapped = Map::new(file.as_fd(), bytes, Access::ReadOnly);
+        mapped.map(Arc::new).map_err(|error| format!("mapping it failed: {error}"))
+    };
+    let control = map(control_file, answer.control_bytes)?;
+    let reader = ControlReader::open(control).ok_or("its control segment has no valid header")?;
+    if reader.geometry().data_bytes != answer.data_bytes {
+        return Err("its header and its answer differ".to_owned());
+    }
+    Ok((reader, map(data_file, answer.data_bytes)?))
+}
+
+/// A file that could shrink would kill whoever reads the mapping; a control segment that somebody else could
+/// write would prove nothing.
+fn check_file(file: &OwnedFd, bytes: u64, seals: SealFlags, what: &str) -> Result<(), String> {
+    let found = fcntl_get_seals(file).map_err(|_| format!("its {what} segment is not a memory file"))?;
+    if !found.contains(seals) {
+        return Err(format!("its {what} segment is not sealed"));
+    }
+    let size = fstat(file).map(|stat| stat.st_size).ok().and_then(|size| u64::try_from(size).ok());
+    if size != Some(bytes) {
+        return Err(format!("its {what} segment has not the size it says"));
+    }
+    Ok(())
+}

@@ -1,0 +1,146 @@
+//! What is said on the attach socket: one request and one answer, of fixed little-endian fields.
+//!
+//! ```text
+//! request   magic u32 · version u32 · client u64 · segment u64 · token bytes u32 · zero u32 · token
+//! answer    magic u32 · version u32 · status u32 · reason bytes u32 · segment u64 · control bytes u64 ·
+//!           data bytes u64 · reason
+//! ```
+//! With status 0 the first byte of the answer carries two descriptors: the control segment's, then the data
+//! segment's. With status 1 there are none, and the reason says why.
+
+use crate::fields::{Builder, Fields, short_reason};
+use crate::{REASON_BYTES_MAX, TOKEN_BYTES_MAX};
+
+/// `TFA1`, in that order.
+pub const ATTACH_MAGIC: u32 = u32::from_le_bytes(*b"TFA1");
+/// Other versions are refused.
+pub const ATTACH_VERSION: u32 = 1;
+
+pub(super) const REQUEST_BYTES: usize = 32;
+pub(super) const ANSWER_BYTES: usize = 40;
+
+const STATUS_OK: u32 = 0;
+const STATUS_REFUSED: u32 = 1;
+
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Request {
+    pub(super) client: u64,
+    pub(super) segment: u64,
+    pub(super) token_bytes: usize,
+}
+
+impl Request {
+    pub(super) fn encode(client: u64, segment: u64, token: &str) -> Vec<u8> {
+        let head = Builder::default().u32(ATTACH_MAGIC).u32(ATTACH_VERSION).u64(client).u64(segment);
+        head.u32(token.len() as u32).u32(0).bytes(token.as_bytes()).0
+    }
+
+    /// `Err` says what is wrong with it.
+    pub(super) fn decode(bytes: &[u8; REQUEST_BYTES]) -> Result<Self, &'static str> {
+        let mut fields = Fields(bytes);
+        if fields.u32() != Some(ATTACH_MAGIC) {
+            return Err("this is not an attach request");
+        }
+        if fields.u32() != Some(ATTACH_VERSION) {
+            return Err("this version of the attach protocol is not known here");
+        }
+        let request = (|| Some((fields.u64()?, fields.u64()?, fields.u32()?)))();
+        let (client, segment, token_bytes) = request.ok_or("the request is cut short")?;
+        let token_bytes = usize::try_from(token_bytes).unwrap_or(usize::MAX);
+        if token_bytes > TOKEN_BYTES_MAX {
+            return Err("the token is too long");
+        }
+        Ok(Self { client, segment, token_bytes })
+    }
+}
+
+/// What the node says.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Answer {
+    pub(super) is_ok: bool,
+    pub(super) reason_bytes: usize,
+    pub(super) segment: u64,
+    pub(super) control_bytes: u64,
+    pub(super) data_bytes: u64,
+}
+
+impl Answer {
+    pub(super) fn accepted(segment: u64, control_bytes: u64, data_bytes: u64) -> Vec<u8> {
+        let head = Builder::default().u32(ATTACH_MAGIC).u32(ATTACH_VERSION).u32(STATUS_OK).u32(0);
+        head.u64(segment).u64(control_bytes).u64(data_bytes).0
+    }
+
+    pub(super) fn refused(reason: &str) -> Vec<u8> {
+        let reason = short_reason(reason);
+        let head = Builder::default().u32(ATTACH_MAGIC).u32(ATTACH_VERSION).u32(STATUS_REFUSED);
+        head.u32(reason.len() as u32).u64(0).u64(0).u64(0).bytes(reason.as_bytes()).0
+    }
+
+    pub(super) fn decode(bytes: &[u8; ANSWER_BYTES]) -> Result<Self, &'static str> {
+        let mut fields = Fields(bytes);
+        if fields.u32() != Some(ATTACH_MAGIC) {
+            return Err("the answer is not that of a node");
+        }
+        if fields.u32() != Some(ATTACH_VERSION) {
+            return Err("the node speaks another version of the attach protocol");
+        }
+        let (status, reason_bytes) = (fields.u32(), fields.u32().unwrap_or(u32::MAX) as usize);
+        let is_ok = status == Some(STATUS_OK);
+        if !is_ok && status != Some(STATUS_REFUSED) || reason_bytes > REASON_BYTES_MAX {
+            return Err("the answer makes no sense");
+        }
+        let sizes = (|| Some((fields.u64()?, fields.u64()?, fields.u64()?)))();
+        let (segment, control_bytes, data_bytes) = sizes.ok_or("the answer is cut short")?;
+        Ok(Self { is_ok, reason_bytes, segment, control_bytes, data_bytes })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_and_answers_survive_the_wire() {
+        let bytes = Request::encode(7, 9, "secret");
+        let (head, token) = bytes.split_first_chunk().unwrap();
+        assert_eq!(Request::decode(head), Ok(Request { client: 7, segment: 9, token_bytes: 6 }));
+        assert_eq!(token, b"secret");
+
+        let bytes = Answer::accepted(1, 2, 3);
+        let answer = Answer::decode(bytes.first_chunk().unwrap()).unwrap();
+        let expected = Answer { is_ok: true, reason_bytes: 0, segment: 1, control_bytes: 2, data_bytes: 3 };
+        assert_eq!(answer, expected);
+
+        let long = "é".repeat(REASON_BYTES_MAX);
+        let bytes = Answer::refused(&long);
+        let (head, reason) = bytes.split_first_chunk().unwrap();
+        let answer = Answer::decode(head).unwrap();
+        assert_eq!((answer.is_ok, answer.reason_bytes), (false, REASON_BYTES_MAX));
+        assert_eq!(std::str::from_utf8(reason).unwrap(), "é".repeat(REASON_BYTES_MAX / 2));
+    }
+
+    #[test]
+    fn nonsense_is_refused_with_what_is_wrong() {
+        let good = Request::encode(7, 9, "");
+        for (at, value, expected) in [
+            (0, 0xff, "this is not an attach request"),
+            (4, 9, "this version of the attach protocol is not known here"),
+            (27, 0x7f, "the token is too long"),
+        ] {
+            let mut bytes: [u8; REQUEST_BYTES] = *good.first_chunk().unwrap();
+            bytes[at] = value;
+            assert_eq!(Request::decode(&bytes), Err(expected));
+        }
+        let good = Answer::accepted(1, 2, 3);
+        for (at, value, expected) in [
+            (0, 0xff, "the answer is not that of a node"),
+            (4, 9, "the node speaks another version of the attach protocol"),
+            (8, 9, "the answer makes no sense"),
+            (15, 9, "the answer makes no sense"),
+        ] {
+            let mut bytes: [u8; ANSWER_BYTES] = *good.first_chunk().unwrap();
+            bytes[at] = value;
+            assert_eq!(Answer::decode(&bytes), Err(expected));
+        }
+    }
+}

@@ -1,0 +1,328 @@
+//! The headers on the data socket, all of fixed little-endian fields.
+//!
+//! ```text
+//! hello     magic u32 · version u32 · client u64 · segment u64 · token bytes u32 · zero u32 · token
+//! welcome   magic u32 · version u32 · status u32 · reason bytes u32 · reason
+//! request   kind u32 · slot u32 · id u64 · stamp u64 · offset u64 · length u64 · xxh3 u64
+//!           WRITE (1) is followed by the bytes; READ (2) has a zero for the checksum
+//! reply     kind u32 · status u32 · id u64 · length u64 · xxh3 u64
+//!           WRITTEN (1); DATA (2), if its status is ok, is followed by the bytes and a TRAILER (3)
+//! ```
+//! Requests are answered in the order in which they came. Whatever is not like this ends the connection.
+
+use crate::fields::{Builder, Fields, short_reason};
+use crate::{CHUNK_BYTES_MAX, REASON_BYTES_MAX, TOKEN_BYTES_MAX};
+
+/// `TFD1`, in that order.
+pub const DATA_MAGIC: u32 = u32::from_le_bytes(*b"TFD1");
+/// Other versions are refused.
+pub const DATA_VERSION: u32 = 1;
+
+/// Bytes of a hello before its token.
+pub const HELLO_BYTES: usize = 32;
+/// Bytes of a welcome before its reason.
+pub const WELCOME_BYTES: usize = 16;
+/// Bytes of a request's header.
+pub const REQUEST_BYTES: usize = 48;
+/// Bytes of a reply's header.
+pub const REPLY_BYTES: usize = 32;
+
+/// What is wrong with bytes that came in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FrameError {
+    /// The other end speaks another protocol.
+    #[error("these are not the bytes of a data socket")]
+    Magic,
+    /// The other end speaks another version of this one.
+    #[error("the other end speaks another version of the data protocol")]
+    Version,
+    /// A token, a reason or a chunk longer than is allowed.
+    #[error("a length is over its limit")]
+    Length,
+    /// A kind or status that does not exist.
+    #[error("a header makes no sense")]
+    Nonsense,
+}
+
+/// The first thing said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HelloHead {
+    /// Who speaks.
+    pub client: u64,
+    /// The memory it believes to be here.
+    pub segment: u64,
+    /// How many bytes of token follow.
+    pub token_bytes: usize,
+}
+
+impl HelloHead {
+    /// The header and the token.
+    #[must_use]
+    pub fn encode(client: u64, segment: u64, token: &str) -> Vec<u8> {
+        let head = Builder::default().u32(DATA_MAGIC).u32(DATA_VERSION).u64(client).u64(segment);
+        head.u32(token.len() as u32).u32(0).bytes(token.as_bytes()).0
+    }
+
+    /// Reads the header.
+    pub fn decode(bytes: &[u8; HELLO_BYTES]) -> Result<Self, FrameError> {
+        let mut fields = Fields(bytes);
+        check_magic(&mut fields)?;
+        let head = (|| Some((fields.u64()?, fields.u64()?, fields.u32()?)))();
+        let (client, segment, token_bytes) = head.ok_or(FrameError::Nonsense)?;
+        let token_bytes = token_bytes as usize;
+        if token_bytes > TOKEN_BYTES_MAX {
+            return Err(FrameError::Length);
+        }
+        Ok(Self { client, segment, token_bytes })
+    }
+}
+
+/// Why a hello was not welcome.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unwelcome {
+    /// This client may not come in, or not now.
+    Refused,
+    /// The memory it asked for is not here.
+    OtherSegment,
+}
+
+/// The answer to a hello.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WelcomeHead {
+    /// Whether the client is in, or why not.
+    pub status: Result<(), Unwelcome>,
+    /// How many bytes of reason follow.
+    pub reason_bytes: usize,
+}
+
+impl WelcomeHead {
+    /// The header and the reason.
+    #[must_use]
+    pub fn encode(status: Result<(), Unwelcome>, reason: &str) -> Vec<u8> {
+        let reason = short_reason(reason);
+        let status = match status {
+            Ok(()) => 0,
+            Err(Unwelcome::Refused) => 1,
+            Err(Unwelcome::OtherSegment) => 2,
+        };
+        let head = Builder::default().u32(DATA_MAGIC).u32(DATA_VERSION).u32(status);
+        head.u32(reason.len() as u32).bytes(reason.as_bytes()).0
+    }
+
+    /// Reads the header.
+    pub fn decode(bytes: &[u8; WELCOME_BYTES]) -> Result<Self, FrameError> {
+        let mut fields = Fields(bytes);
+        check_magic(&mut fields)?;
+        let status = match fields.u32() {
+            Some(0) => Ok(()),
+            Some(1) => Err(Unwelcome::Refused),
+            Some(2) => Err(Unwelcome::OtherSegment),
+            _ => return Err(FrameError::Nonsense),
+        };
+        let reason_bytes = fields.u32().ok_or(FrameError::Nonsense)? as usize;
+        if reason_bytes > REASON_BYTES_MAX {
+            return Err(FrameError::Length);
+        }
+        Ok(Self { status, reason_bytes })
+    }
+}
+
+/// What a request wants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RequestKind {
+    /// Bytes follow.
+    Write,
+    /// Bytes are wanted.
+    Read,
+}
+
+/// A request for one range of one slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RequestHead {
+    /// What it wants.
+    pub kind: RequestKind,
+    /// The record in the control segment.
+    pub slot: u32,
+    /// Comes back with the reply.
+    pub id: u64,
+    /// The use of the record.
+    pub stamp: u64,
+    /// Where in its bytes the range begins.
+    pub offset: u64,
+    /// How long it is.
+    pub len: u64,
+    /// Of a write: the xxh3-64 of the bytes.
+    pub checksum: u64,
+}
+
+impl RequestHead {
+    /// The header.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let kind = match self.kind {
+            RequestKind::Write => 1,
+            RequestKind::Read => 2,
+        };
+        let head = Builder::default().u32(kind).u32(self.slot).u64(self.id).u64(self.stamp);
+        head.u64(self.offset).u64(self.len).u64(self.checksum).0
+    }
+
+    /// Reads the header.
+    pub fn decode(bytes: &[u8; REQUEST_BYTES]) -> Result<Self, FrameError> {
+        let mut fields = Fields(bytes);
+        let kind = match fields.u32() {
+            Some(1) => RequestKind::Write,
+            Some(2) => RequestKind::Read,
+            _ => return Err(FrameError::Nonsense),
+        };
+        let head = (|| {
+            let (slot, id, stamp) = (fields.u32()?, fields.u64()?, fields.u64()?);
+            let (offset, len, checksum) = (fields.u64()?, fields.u64()?, fields.u64()?);
+            Some(Self { kind, slot, id, stamp, offset, len, checksum })
+        })();
+        let head = head.ok_or(FrameError::Nonsense)?;
+        if head.len > CHUNK_BYTES_MAX {
+            return Err(FrameError::Length);
+        }
+        Ok(head)
+    }
+}
+
+/// What a reply answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReplyKind {
+    /// A write.
+    Written,
+    /// A read; if the status is ok, the bytes and a trailer follow.
+    Data,
+    /// The same read, after its bytes: whether they count.
+    Trailer,
+}
+
+/// How it went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Status {
+    /// Well.
+    Ok,
+    /// The slot does not carry the stamp, or no longer takes writes.
+    Stale,
+    /// The bytes arrived damaged; the write does not count.
+    BadChecksum,
+    /// The range is not inside the slot's bytes.
+    OutOfRange,
+}
+
+/// A reply to a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReplyHead {
+    /// What it answers.
+    pub kind: ReplyKind,
+    /// How it went.
+    pub status: Status,
+    /// Of the request.
+    pub id: u64,
+    /// Of data: how many bytes follow.
+    pub len: u64,
+    /// Of a trailer: the xxh3-64 of the bytes.
+    pub checksum: u64,
+}
+
+impl ReplyHead {
+    /// The header.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let kind = match self.kind {
+            ReplyKind::Written => 1,
+            ReplyKind::Data => 2,
+            ReplyKind::Trailer => 3,
+        };
+        let status = match self.status {
+            Status::Ok => 0,
+            Status::Stale => 1,
+            Status::BadChecksum => 2,
+            Status::OutOfRange => 3,
+        };
+        Builder::default().u32(kind).u32(status).u64(self.id).u64(self.len).u64(self.checksum).0
+    }
+
+    /// Reads the header.
+    pub fn decode(bytes: &[u8; REPLY_BYTES]) -> Result<Self, FrameError> {
+        let mut fields = Fields(bytes);
+        let kind = match fields.u32() {
+            Some(1) => ReplyKind::Written,
+            Some(2) => ReplyKind::Data,
+            Some(3) => ReplyKind::Trailer,
+            _ => return Err(FrameError::Nonsense),
+        };
+        let status = match fields.u32() {
+            Some(0) => Status::Ok,
+            Some(1) => Status::Stale,
+            Some(2) => Status::BadChecksum,
+            Some(3) => Status::OutOfRange,
+            _ => return Err(FrameError::Nonsense),
+        };
+        let head = (|| Some((fields.u64()?, fields.u64()?, fields.u64()?)))();
+        let (id, len, checksum) = head.ok_or(FrameError::Nonsense)?;
+        Ok(Self { kind, status, id, len, checksum })
+    }
+}
+
+fn check_magic(fields: &mut Fields<'_>) -> Result<(), FrameError> {
+    if fields.u32() != Some(DATA_MAGIC) {
+        return Err(FrameError::Magic);
+    }
+    if fields.u32() != Some(DATA_VERSION) {
+        return Err(FrameError::Version);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn headers_survive_the_wire() {
+        let bytes = HelloHead::encode(7, 9, "secret");
+        let (head, token) = bytes.split_first_chunk().unwrap();
+        assert_eq!(HelloHead::decode(head), Ok(HelloHead { client: 7, segment: 9, token_bytes: 6 }));
+        assert_eq!(token, b"secret");
+
+        for status in [Ok(()), Err(Unwelcome::Refused), Err(Unwelcome::OtherSegment)] {
+            let bytes = WelcomeHead::encode(status, "no");
+            let (head, reason) = bytes.split_first_chunk().unwrap();
+            assert_eq!(WelcomeHead::decode(head), Ok(WelcomeHead { status, reason_bytes: 2 }));
+            assert_eq!(reason, b"no");
+        }
+        for kind in [RequestKind::Write, RequestKind::Read] {
+            let head =
+                RequestHead { kind, slot: 1, id: 2, stamp: 3, offset: 4, len: CHUNK_BYTES_MAX, checksum: 6 };
+            assert_eq!(RequestHead::decode(head.encode().first_chunk().unwrap()), Ok(head));
+        }
+        for kind in [ReplyKind::Written, ReplyKind::Data, ReplyKind::Trailer] {
+            for status in [Status::Ok, Status::Stale, Status::BadChecksum, Status::OutOfRange] {
+                let head = ReplyHead { kind, status, id: 1, len: 2, checksum: 3 };
+                assert_eq!(ReplyHead::decode(head.encode().first_chunk().unwrap()), Ok(head));
+            }
+        }
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        let mut hello: [u8; HELLO_BYTES] = *HelloHead::encode(7, 9, "").first_chunk().unwrap();
+        for (at, value, expected) in
+            [(0, 0, FrameError::Magic), (4, 99, FrameError::Version), (26, 1, FrameError::Length)]
+        {
+            let old = std::mem::replace(&mut hello[at], value);
+            assert_eq!(HelloHead::decode(&hello), Err(expected));
+            hello[at] = old;
+        }
+        assert_eq!(WelcomeHead::decode(&[0; WELCOME_BYTES]), Err(FrameError::Magic));
+        assert_eq!(RequestHead::decode(&[0; REQUEST_BYTES]), Err(FrameError::Nonsense));
+        assert_eq!(ReplyHead::decode(&[9; REPLY_BYTES]), Err(FrameError::Nonsense));
+        let kind = RequestKind::Read;
+        let too_long =
+            RequestHead { kind, slot: 0, id: 0, stamp: 1, offset: 0, len: CHUNK_BYTES_MAX + 1, checksum: 0 };
+        assert_eq!(RequestHead::decode(too_long.encode().first_chunk().unwrap()), Err(FrameError::Length));
+    }
+}
