@@ -11,11 +11,14 @@ pub const FUNCTION_LINES_MAX: usize = 70;
 pub const LINE_COLUMNS_MAX: usize = 110;
 
 /// The only places that may contain `unsafe`; each wraps it in a type that cannot be misused.
-pub const UNSAFE_MODULES: [&str; 4] = [
+pub const UNSAFE_MODULES: &[&str] = &[
+    // Its test allocator counts what a decoder asks for.
+    "crates/proto/tests/smoke.rs",
     "crates/transport/src/buffer.rs",
     "crates/transport/src/copy.rs",
     "crates/transport/src/map.rs",
     "crates/transport/src/peer.rs",
+    "crates/transport/src/tcp/stream.rs",
 ];
 
 /// Words that nobody means to leave behind. Put together here, so that this file passes its own check.

@@ -6,16 +6,8 @@ use std::{
 };
 
 /// Folders whose contents nobody wrote.
-const SKIPPED: [&str; 7] = [
-    "target",
-    "dist",
-    "bench-out",
-    "__pycache__",
-    "corpus",
-    "artifacts",
-    "node_modules",
-    "proptest-regressions",
-];
+const SKIPPED: [&str; 7] =
+    ["target", "dist", "bench-out", "__pycache__", "corpus", "artifacts", "proptest-regressions"];
 /// Hidden folders that are ours all the same.
 const HIDDEN_BUT_OURS: [&str; 2] = [".ci", ".config"];
 
