@@ -13,6 +13,7 @@ use super::{
 };
 use crate::{
     BATCH_ITEMS_MAX, ConnId, Generation, Hold, RequestId, Tick,
+    extent::room_for,
     message::{CommitOutcome, Decide, DecideItem, OnExists, Reason, Record, Request, Settle},
 };
 
@@ -103,6 +104,11 @@ impl Master {
             hard_pin: item.options.hard_pin,
         };
         let records: Vec<_> = replicas.iter().skip(1).map(|&(node, hold)| (node, record(hold))).collect();
+        for &(node, _) in &replicas {
+            if let Some(member) = self.members.get_mut(node) {
+                member.count_commit(room_for(item.len).unwrap_or(0));
+            }
+        }
         let new = NewObject {
             namespace,
             key: item.key,

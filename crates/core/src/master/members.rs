@@ -67,6 +67,13 @@ impl Member {
         }
     }
 
+    /// A reservation became an object: the node need not say so for the books to be right.
+    pub(super) fn count_commit(&mut self, room: u64) {
+        self.usage.granted = self.usage.granted.saturating_sub(room);
+        self.usage.committed += room;
+        self.usage.objects += 1;
+    }
+
     pub(super) fn report(&mut self, now: Tick, usage: Usage) {
         self.usage = usage;
         self.free = usage.free;

@@ -8,6 +8,8 @@
 mod clients;
 mod link;
 mod slots;
+#[cfg(test)]
+mod tests;
 
 use std::collections::VecDeque;
 

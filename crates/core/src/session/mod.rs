@@ -6,6 +6,8 @@
 
 mod get;
 mod put;
+#[cfg(test)]
+mod tests;
 
 pub use get::{Distance, Get, GetOutcome, GetRequest, ReadResult};
 pub use put::{Put, PutOutcome, PutRequest, WriteResult};

@@ -1,0 +1,371 @@
+//! The node's rules, one test each.
+
+use super::*;
+use crate::{
+    Key, Location, Reservation, Stamp,
+    message::{AllocateItem, PutOptions, Record, Registered, Retire},
+};
+
+const CONN: ConnId = ConnId(1);
+const WRITER: ClientId = ClientId(7);
+const UNIT: u64 = 64;
+
+struct Bench {
+    node: Node,
+    next_id: u64,
+    effects: Vec<Effect>,
+}
+
+impl Bench {
+    /// A node of eight units that is a member, with one client connected.
+    fn new() -> Self {
+        let config = NodeConfig {
+            segment: SegmentId(3),
+            capacity: 8 * UNIT,
+            slot_count: 8,
+            heap_bytes: 1024,
+            sabotage: Sabotage::None,
+        };
+        let mut bench = Self { node: Node::new(config), next_id: 0, effects: Vec::new() };
+        bench.join(Registered { epoch: 5, discard: false, retire: vec![] });
+        bench.handle(Event::Opened { conn: CONN, client: WRITER, namespace: "default".into() });
+        bench
+    }
+
+    fn join(&mut self, registered: Registered) {
+        self.handle(Event::Linked(NodeInfo::default()));
+        self.answer(Reply::Registered(registered));
+        while !self.node.is_member() {
+            self.answer(Reply::Announced(vec![]));
+        }
+    }
+
+    fn handle(&mut self, event: Event) {
+        self.node.handle(event);
+        self.effects = std::iter::from_fn(|| self.node.poll_effect()).collect();
+    }
+
+    /// Answers the last question to the master.
+    fn answer(&mut self, reply: Reply) {
+        let asked = self.effects.iter().rev().find_map(|it| match it {
+            Effect::AskMaster(id, _) => Some(*id),
+            _ => None,
+        });
+        self.handle(Event::MasterReply(asked.unwrap(), reply));
+    }
+
+    fn master(&mut self, request: Request) -> Reply {
+        self.handle(Event::MasterRequest(RequestId(99), request));
+        match self.effects.pop() {
+            Some(Effect::AnswerMaster(RequestId(99), reply)) => reply,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn client(&mut self, request: Request) -> Option<Reply> {
+        self.next_id += 1;
+        let id = RequestId(self.next_id);
+        self.handle(Event::Request { conn: CONN, id, request });
+        self.reply_to(id)
+    }
+
+    fn reply_to(&self, wanted: RequestId) -> Option<Reply> {
+        self.effects.iter().find_map(|it| match it {
+            Effect::Reply { id, reply, .. } if *id == wanted => Some(reply.clone()),
+            _ => None,
+        })
+    }
+
+    fn reserve(&mut self, len: u64) -> Option<Reservation> {
+        let allocate = Allocate { client: WRITER, items: vec![AllocateItem { len, name_len: 20 }] };
+        match self.master(Request::Allocate(allocate)) {
+            Reply::Allocated(mut allocated) => allocated.items.remove(0),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn commit(&mut self, location: Location, len: u64) -> Option<Reply> {
+        let item = CommitItem {
+            hold: location.hold(),
+            key: Key::new(b"k").unwrap(),
+            len,
+            options: PutOptions::default(),
+            others: vec![],
+        };
+        self.client(Request::Commit(Commit { items: vec![item] }))
+    }
+
+    fn put(&mut self, len: u64) -> Location {
+        let location = self.reserve(len).unwrap().location;
+        assert_eq!(self.commit(location, len), None);
+        self.answer(Reply::Decided(vec![CommitOutcome::Stored(GENERATION)]));
+        location
+    }
+
+    fn retire(&mut self, location: Location) {
+        self.master(Request::Retire(Retire { holds: vec![location.hold()] }));
+    }
+
+    fn free(&self) -> u64 {
+        self.node.usage().free / UNIT
+    }
+}
+
+const GENERATION: crate::Generation = crate::Generation { epoch: 5, counter: 1 };
+
+#[test]
+fn memory_says_prepared_before_the_master_is_asked_and_committed_before_the_client_is_answered() {
+    let mut bench = Bench::new();
+    let location = bench.reserve(100).unwrap().location;
+    bench.commit(location, 100);
+    let states = |effects: &[Effect]| {
+        effects
+            .iter()
+            .filter_map(|it| match it {
+                Effect::Slot { record, .. } => Some(format!("{:?}", record.state)),
+                Effect::AskMaster(..) => Some("ask".into()),
+                Effect::Reply { .. } => Some("reply".into()),
+                _ => None,
+            })
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(states(&bench.effects), ["Prepared", "ask"]);
+    bench.answer(Reply::Decided(vec![CommitOutcome::Stored(GENERATION)]));
+    assert_eq!(states(&bench.effects), ["Committed", "reply"]);
+}
+
+#[test]
+fn a_stamp_is_withdrawn_before_anything_else_and_never_used_again() {
+    let mut bench = Bench::new();
+    let mut seen = Vec::new();
+    for _ in 0..20 {
+        let location = bench.put(UNIT);
+        assert!(!seen.contains(&location.stamp));
+        seen.push(location.stamp);
+        bench.handle(Event::MasterRequest(
+            RequestId(9),
+            Request::Retire(Retire { holds: vec![location.hold()] }),
+        ));
+        assert_eq!(bench.effects[0], Effect::Withdraw { slot: location.slot });
+    }
+    assert_eq!(bench.free(), 8);
+}
+
+#[test]
+fn the_stamp_mark_is_ahead_of_every_stamp() {
+    let mut node = Bench::new();
+    let allocate = Allocate { client: WRITER, items: vec![AllocateItem { len: 1, name_len: 1 }] };
+    node.handle(Event::MasterRequest(RequestId(1), Request::Allocate(allocate)));
+    let Some(Effect::StampMark(mark)) = node.effects.first() else { panic!("{:?}", node.effects) };
+    assert!(*mark > 1);
+}
+
+#[test]
+fn a_commit_needs_the_stamp_the_client_and_the_length_of_its_reservation() {
+    let mut bench = Bench::new();
+    let location = bench.reserve(100).unwrap().location;
+    let stale = Some(Reply::Committed(vec![CommitOutcome::Stale]));
+    assert_eq!(bench.commit(Location { stamp: Stamp(77), ..location }, 100), stale);
+    assert_eq!(bench.commit(location, 99), stale);
+    let mut bench = Bench::new();
+    let location = bench.reserve(100).unwrap().location;
+    bench.handle(Event::Opened { conn: CONN, client: ClientId(8), namespace: String::new() });
+    assert_eq!(bench.commit(location, 100), stale);
+}
+
+#[test]
+fn a_commit_sent_again_has_the_same_answer() {
+    let mut bench = Bench::new();
+    let location = bench.put(100);
+    let stored = Some(Reply::Committed(vec![CommitOutcome::Stored(GENERATION)]));
+    assert_eq!(bench.commit(location, 100), stored);
+    bench.retire(location);
+    assert_eq!(bench.commit(location, 100), Some(Reply::Committed(vec![CommitOutcome::Stale])));
+}
+
+#[test]
+fn a_refused_commit_gives_its_room_back() {
+    let mut bench = Bench::new();
+    let location = bench.reserve(100).unwrap().location;
+    bench.commit(location, 100);
+    bench.answer(Reply::Decided(vec![CommitOutcome::Exists(GENERATION)]));
+    assert_eq!(bench.free(), 8);
+}
+
+#[test]
+fn a_view_keeps_the_room_until_it_ends_and_begins_only_on_what_stands() {
+    let mut bench = Bench::new();
+    let location = bench.put(UNIT);
+    let begin = Request::BeginViews(vec![location.hold()]);
+    assert_eq!(bench.client(begin.clone()), Some(Reply::ViewsBegun(vec![false])), "it maps nothing yet");
+    bench.handle(Event::Mapped(WRITER));
+    assert_eq!(bench.client(begin.clone()), Some(Reply::ViewsBegun(vec![true])));
+    bench.retire(location);
+    assert_eq!((bench.free(), bench.node.usage().held), (7, UNIT));
+    assert_eq!(bench.client(begin), Some(Reply::ViewsBegun(vec![false])));
+    bench.client(Request::EndViews(vec![location.hold()]));
+    assert_eq!(bench.free(), 8);
+    bench.client(Request::EndViews(vec![location.hold()]));
+    assert_eq!(bench.free(), 8);
+}
+
+#[test]
+fn a_writer_that_maps_the_memory_keeps_its_room_until_it_is_proven_dead() {
+    let mut bench = Bench::new();
+    bench.handle(Event::Mapped(WRITER));
+    bench.reserve(UNIT);
+    bench.handle(Event::Closed(CONN));
+    bench.master(Request::ClientGone(WRITER));
+    assert_eq!(bench.free(), 7);
+    bench.handle(Event::Dead(WRITER));
+    assert_eq!(bench.free(), 8);
+}
+
+#[test]
+fn a_writer_that_says_goodbye_gives_everything_back() {
+    let mut bench = Bench::new();
+    bench.handle(Event::Mapped(WRITER));
+    let location = bench.put(UNIT);
+    bench.client(Request::BeginViews(vec![location.hold()]));
+    bench.reserve(UNIT);
+    bench.client(Request::Goodbye);
+    bench.retire(location);
+    assert_eq!(bench.free(), 8);
+}
+
+#[test]
+fn a_writer_that_only_has_sockets_is_gone_with_the_last_of_them() {
+    let mut bench = Bench::new();
+    bench.handle(Event::DataOpened(WRITER));
+    let hold = bench.reserve(UNIT).unwrap().location.hold();
+    assert!(bench.node.begin_store(WRITER, hold, 0, UNIT).is_some());
+    bench.handle(Event::Closed(CONN));
+    assert_eq!(bench.free(), 7);
+    bench.handle(Event::DataClosed(WRITER));
+    assert_eq!((bench.free(), bench.node.usage().held), (7, UNIT), "a copy is still under way");
+    bench.node.end_store(hold);
+    assert_eq!(bench.free(), 8);
+}
+
+#[test]
+fn a_client_that_never_came_is_gone_when_the_master_says_so() {
+    let mut bench = Bench::new();
+    let allocate = Allocate { client: ClientId(8), items: vec![AllocateItem { len: 1, name_len: 1 }] };
+    bench.master(Request::Allocate(allocate));
+    assert_eq!(bench.free(), 7);
+    bench.master(Request::ClientGone(ClientId(8)));
+    assert_eq!(bench.free(), 8);
+}
+
+#[test]
+fn what_a_client_does_not_know_of_is_given_back_when_it_says_what_it_knows() {
+    let mut bench = Bench::new();
+    let known = bench.reserve(UNIT).unwrap().location.hold();
+    bench.reserve(UNIT);
+    bench.client(Request::Keep(vec![known]));
+    assert_eq!(bench.free(), 7);
+    bench.client(Request::Abort(vec![known]));
+    assert_eq!(bench.free(), 8);
+}
+
+#[test]
+fn bytes_are_stored_only_by_the_writer_only_in_range_and_only_while_it_stands() {
+    let mut bench = Bench::new();
+    let hold = bench.reserve(100).unwrap().location.hold();
+    assert_eq!(bench.node.begin_store(ClientId(8), hold, 0, 1), None);
+    assert_eq!(bench.node.begin_store(WRITER, hold, 50, 51), None);
+    assert_eq!(bench.node.begin_store(WRITER, Hold { stamp: Stamp(99), ..hold }, 0, 1), None);
+    assert_eq!(bench.node.begin_store(WRITER, hold, 50, 50), Some(vec![Extent { offset: 50, len: 50 }]));
+    bench.node.end_store(hold);
+    bench.client(Request::Abort(vec![hold]));
+    assert_eq!(bench.node.begin_store(WRITER, hold, 0, 1), None);
+}
+
+#[test]
+fn bytes_sent_while_the_object_was_deleted_do_not_count() {
+    let mut bench = Bench::new();
+    let location = bench.put(100);
+    let hold = location.hold();
+    assert!(bench.node.begin_send(hold, 0, 100).is_some());
+    assert!(bench.node.end_send(hold));
+    assert!(bench.node.begin_send(hold, 0, 100).is_some());
+    bench.retire(location);
+    assert_eq!(bench.node.usage().held, 2 * UNIT);
+    assert!(!bench.node.end_send(hold));
+    assert_eq!(bench.free(), 8);
+    assert_eq!(bench.node.begin_send(hold, 0, 1), None);
+}
+
+#[test]
+fn no_room_no_slot_or_no_heap_is_an_answer() {
+    let mut bench = Bench::new();
+    assert_eq!(bench.reserve(9 * UNIT), None);
+    assert_eq!(bench.reserve(u64::MAX), None);
+    let allocate = Allocate { client: WRITER, items: vec![AllocateItem { len: 1, name_len: 2000 }] };
+    let Reply::Allocated(allocated) = bench.master(Request::Allocate(allocate)) else { panic!() };
+    assert_eq!(allocated.items, [None]);
+    assert_eq!(bench.free(), 8);
+    for _ in 0..8 {
+        assert!(bench.reserve(0).is_some());
+    }
+    assert_eq!(bench.reserve(0), None, "there are eight slots");
+}
+
+#[test]
+fn a_broken_link_asks_again_and_a_lost_node_starts_empty() {
+    let mut bench = Bench::new();
+    let old = bench.put(UNIT);
+    let location = bench.reserve(UNIT).unwrap().location;
+    bench.commit(location, UNIT);
+    bench.handle(Event::Unlinked);
+    bench.handle(Event::Linked(NodeInfo::default()));
+    bench.answer(Reply::Registered(Registered { epoch: 5, discard: false, retire: vec![old.hold()] }));
+    let asked: Vec<_> = bench
+        .effects
+        .iter()
+        .filter_map(|it| match it {
+            Effect::AskMaster(_, Request::Decide(decide)) => Some(format!("decide {}", decide.items.len())),
+            Effect::AskMaster(_, Request::Announce(announce)) => {
+                Some(format!("announce {}", announce.items.len()))
+            }
+            Effect::Withdraw { slot } => Some(format!("withdraw {}", slot.0)),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(asked, ["withdraw 0", "decide 1", "announce 0"]);
+    let mut bench = Bench::new();
+    bench.put(UNIT);
+    bench.handle(Event::Unlinked);
+    bench.join(Registered { epoch: 5, discard: true, retire: vec![] });
+    assert_eq!(bench.free(), 8);
+}
+
+#[test]
+fn a_settled_reservation_is_an_object_and_a_stale_one_is_reported() {
+    let mut bench = Bench::new();
+    let hold = bench.reserve(10).unwrap().location.hold();
+    let record = |hold| Record {
+        hold,
+        namespace: "default".into(),
+        key: Key::new(b"k").unwrap(),
+        generation: GENERATION,
+        len: 10,
+        hard_pin: false,
+    };
+    let gone = Hold { stamp: Stamp(99), ..hold };
+    let settle = Settle { commit: vec![record(hold), record(gone)], abort: vec![] };
+    let Reply::Settled(settled) = bench.master(Request::Settle(settle)) else { panic!() };
+    assert_eq!(settled.lost, [gone]);
+    assert_eq!(settled.usage.objects, 1);
+    assert!(bench.node.begin_send(hold, 0, 10).is_some());
+}
+
+#[test]
+fn a_replaced_connection_is_closed_and_not_heard() {
+    let mut bench = Bench::new();
+    let location = bench.reserve(10).unwrap().location;
+    bench.handle(Event::Opened { conn: ConnId(2), client: WRITER, namespace: "default".into() });
+    assert_eq!(bench.effects, [Effect::Disconnect(CONN)]);
+    assert_eq!(bench.commit(location, 10), None);
+    assert!(bench.effects.is_empty());
+}

@@ -1,0 +1,239 @@
+//! The client's rules: what a put or get does when peers fail, step by step.
+
+use super::*;
+use crate::{
+    Generation, Hold, Key, SlotId, Stamp,
+    message::{
+        CommitOutcome, Found, NodeInfo, OnExists, PutOptions, Reply, ReserveOutcome, Reserved,
+        ResolveOutcome, Resolved, Usage,
+    },
+};
+
+const GENERATION: Generation = Generation { epoch: 1, counter: 1 };
+
+fn location(segment: u64, stamp: u64) -> Location {
+    Location { segment: SegmentId(segment), slot: SlotId(0), stamp: Stamp(stamp) }
+}
+
+fn put_of(count: usize) -> Put {
+    let options = PutOptions { replicas: 1, on_exists: OnExists::Keep, ..PutOptions::default() };
+    let request = |index| PutRequest {
+        key: Key::new(format!("k{index}").as_bytes()).unwrap(),
+        len: 10,
+        options: options.clone(),
+    };
+    Put::new((0..count).map(request).collect())
+}
+
+fn get_of_one() -> Get {
+    let request = GetRequest { key: Key::new(b"k").unwrap() };
+    Get::new(vec![request], false, Box::new(|node| node.segment.0 as u8))
+}
+
+fn room(locations: &[Location]) -> ReserveOutcome {
+    let reservation = |&location| Reservation { location, extents: vec![] };
+    ReserveOutcome::Room(locations.iter().map(reservation).collect())
+}
+
+fn reserved(items: Vec<ReserveOutcome>) -> Result<Reply, CallFailure> {
+    Ok(Reply::Reserved(Reserved { items, nodes: vec![] }))
+}
+
+fn resolved(outcome: ResolveOutcome) -> Result<Reply, CallFailure> {
+    let node = |segment| NodeInfo {
+        segment: SegmentId(segment),
+        name: format!("n{segment}"),
+        ..NodeInfo::default()
+    };
+    Ok(Reply::Resolved(Resolved { items: vec![outcome], nodes: vec![node(1), node(2)] }))
+}
+
+fn found(replicas: &[Location]) -> ResolveOutcome {
+    ResolveOutcome::Found(Found {
+        generation: GENERATION,
+        len: 10,
+        replicas: replicas.to_vec(),
+        ..Found::default()
+    })
+}
+
+fn lost() -> Result<Reply, CallFailure> {
+    Err(CallFailure::Unreachable("gone".into()))
+}
+
+fn call(need: Option<Need>) -> (NeedId, Peer, Request) {
+    match need {
+        Some(Need::Call { id, peer, request }) => (id, peer, request),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn write(need: Option<Need>) -> (NeedId, usize, Location) {
+    match need {
+        Some(Need::Write { id, item, reservation }) => (id, item, reservation.location),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn read(need: Option<Need>) -> (NeedId, Location) {
+    match need {
+        Some(Need::Read { id, location, .. }) => (id, location),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_batch_is_one_message_to_each_peer() {
+    let mut put = put_of(2);
+    let (id, peer, request) = call(put.poll());
+    assert!(matches!((peer, &request), (Peer::Master, Request::Reserve(it)) if it.items.len() == 2));
+    put.replied(id, reserved(vec![room(&[location(1, 1)]), room(&[location(1, 2)])]));
+    let writes = [write(put.poll()), write(put.poll())];
+    assert_eq!(put.reserved().count(), 2);
+    writes.iter().for_each(|(id, ..)| put.written(*id, WriteResult::Written));
+    let (id, peer, request) = call(put.poll());
+    assert!(matches!((peer, &request), (Peer::Node(_), Request::Commit(it)) if it.items.len() == 2));
+    let stored = vec![CommitOutcome::Stored(GENERATION), CommitOutcome::Exists(GENERATION)];
+    put.replied(id, Ok(Reply::Committed(stored)));
+    assert!(put.is_done() && put.poll().is_none());
+    assert_eq!(
+        put.into_outcomes(),
+        [
+            PutOutcome::Stored { generation: GENERATION, copies: 1, replaced: false },
+            PutOutcome::Exists(GENERATION)
+        ]
+    );
+}
+
+#[test]
+fn a_put_whose_node_cannot_be_written_goes_elsewhere() {
+    let mut put = put_of(1);
+    let (id, ..) = call(put.poll());
+    put.replied(id, reserved(vec![room(&[location(1, 1)])]));
+    let (id, ..) = write(put.poll());
+    put.written(id, WriteResult::Unreachable("gone".into()));
+    let (abort, peer, request) = call(put.poll());
+    assert_eq!((peer, request), (Peer::Node(SegmentId(1)), Request::Abort(vec![location(1, 1).hold()])));
+    put.replied(abort, lost());
+    let (_, peer, request) = call(put.poll());
+    assert!(matches!((peer, &request), (Peer::Master, Request::Reserve(it)) if it.avoid == [SegmentId(1)]));
+}
+
+#[test]
+fn a_copy_that_fails_is_given_back_and_the_others_are_committed() {
+    let mut put = put_of(1);
+    let (id, ..) = call(put.poll());
+    put.replied(id, reserved(vec![room(&[location(1, 1), location(2, 2)])]));
+    let (first, second) = (write(put.poll()), write(put.poll()));
+    put.written(first.0, WriteResult::Unreachable("gone".into()));
+    put.written(second.0, WriteResult::Written);
+    let abort = call(put.poll());
+    assert_eq!(abort.1, Peer::Node(SegmentId(1)));
+    put.replied(abort.0, lost());
+    let (id, peer, _) = call(put.poll());
+    assert_eq!(peer, Peer::Node(SegmentId(2)));
+    put.replied(id, Ok(Reply::Committed(vec![CommitOutcome::Stored(GENERATION)])));
+    assert!(matches!(put.into_outcomes()[0], PutOutcome::Stored { copies: 1, .. }));
+}
+
+#[test]
+fn a_commit_without_an_answer_is_asked_again_with_the_same_stamp() {
+    let mut put = put_of(1);
+    let (id, ..) = call(put.poll());
+    put.replied(id, reserved(vec![room(&[location(1, 1)])]));
+    let (id, ..) = write(put.poll());
+    put.written(id, WriteResult::Written);
+    let (id, peer, request) = call(put.poll());
+    put.replied(id, lost());
+    let again = call(put.poll());
+    assert_eq!((again.1, &again.2), (peer, &request));
+    put.replied(again.0, Ok(Reply::Committed(vec![CommitOutcome::Stale])));
+    assert!(matches!(call(put.poll()).2, Request::Reserve(_)), "a stale reservation starts over");
+}
+
+#[test]
+fn a_put_gives_up_in_the_end() {
+    let mut put = put_of(1);
+    for _ in 0..100 {
+        match put.poll() {
+            Some(Need::Call { id, request: Request::Reserve(_), .. }) => {
+                put.replied(id, reserved(vec![room(&[location(1, 1)])]));
+            }
+            Some(Need::Call { id, .. }) => put.replied(id, lost()),
+            Some(Need::Write { id, .. }) => put.written(id, WriteResult::Stale),
+            Some(Need::Read { .. }) => panic!(),
+            None => break,
+        }
+    }
+    assert!(put.is_done());
+    assert!(matches!(put.into_outcomes()[0], PutOutcome::Unreachable(_)));
+}
+
+#[test]
+fn full_is_an_outcome_and_so_is_a_deadline() {
+    let mut put = put_of(2);
+    let (id, ..) = call(put.poll());
+    put.replied(id, reserved(vec![ReserveOutcome::Full(Usage::default()), room(&[location(1, 1)])]));
+    let outcomes = put.into_outcomes();
+    assert_eq!(outcomes[0], PutOutcome::Full(Usage::default()));
+    assert!(matches!(&outcomes[1], PutOutcome::Unreachable(why) if why.contains("deadline")));
+}
+
+#[test]
+fn the_nearest_copy_is_read_and_the_next_one_when_it_fails() {
+    let mut get = get_of_one();
+    let (id, ..) = call(get.poll());
+    get.replied(id, resolved(found(&[location(2, 2), location(1, 1)])));
+    let (id, from) = read(get.poll());
+    assert_eq!(from, location(1, 1));
+    get.read(id, ReadResult::Unreachable("gone".into()));
+    let (id, from) = read(get.poll());
+    assert_eq!(from, location(2, 2));
+    get.read(id, ReadResult::Unreachable("gone".into()));
+    assert!(get.is_done());
+    assert_eq!(get.into_outcomes(), [GetOutcome::Unavailable(vec!["n1".into(), "n2".into()])]);
+}
+
+#[test]
+fn a_changed_stamp_resolves_again_and_may_find_nothing() {
+    let mut get = get_of_one();
+    let (id, ..) = call(get.poll());
+    get.replied(id, resolved(found(&[location(1, 1)])));
+    let (id, _) = read(get.poll());
+    get.read(id, ReadResult::Stale);
+    let (id, ..) = call(get.poll());
+    get.replied(id, resolved(ResolveOutcome::Absent));
+    assert_eq!(get.into_outcomes(), [GetOutcome::Absent]);
+}
+
+#[test]
+fn an_object_that_never_holds_still_is_contended() {
+    let mut get = get_of_one();
+    while let Some(need) = get.poll() {
+        match need {
+            Need::Call { id, .. } => get.replied(id, resolved(found(&[location(1, 1)]))),
+            Need::Read { id, .. } => get.read(id, ReadResult::Stale),
+            Need::Write { .. } => panic!(),
+        }
+    }
+    assert_eq!(get.into_outcomes(), [GetOutcome::Contended]);
+}
+
+#[test]
+fn a_small_buffer_and_a_lost_master_are_outcomes() {
+    let mut get = get_of_one();
+    let (id, ..) = call(get.poll());
+    get.replied(id, resolved(found(&[location(1, 1)])));
+    let (id, _) = read(get.poll());
+    get.read(id, ReadResult::TooSmall);
+    assert_eq!(get.into_outcomes(), [GetOutcome::TooSmall(10)]);
+    let mut get = get_of_one();
+    let (id, ..) = call(get.poll());
+    get.replied(id, lost());
+    assert_eq!(get.into_outcomes(), [GetOutcome::Unreachable("gone".into())]);
+}
+
+#[test]
+fn a_hold_is_the_location_without_its_segment() {
+    assert_eq!(location(4, 9).hold(), Hold { slot: SlotId(0), stamp: Stamp(9) });
+}
