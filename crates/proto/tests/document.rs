@@ -1,0 +1,29 @@
+//! `docs/protocol.md` lists exactly the kinds that the code knows.
+
+use std::collections::BTreeSet;
+
+#[test]
+fn the_table_of_kinds_is_the_one_in_the_code() {
+    let text = include_str!("../../../docs/protocol.md");
+    let mut written: Vec<String> = tiffin_proto::kinds()
+        .map(|kind| {
+            let direction = if kind.reply { "reply" } else { "request" };
+            format!("| {} | `{}` | {direction} |", kind.number, kind.name)
+        })
+        .collect();
+    written.sort_by_key(|row| row.split(' ').nth(1).and_then(|number| number.parse::<u16>().ok()));
+    let listed: Vec<&str> = text
+        .lines()
+        .skip_while(|line| *line != "## Kinds")
+        .skip_while(|line| !line.starts_with("|---"))
+        .skip(1)
+        .take_while(|line| line.starts_with('|'))
+        .collect();
+    assert_eq!(listed, written, "the table in docs/protocol.md differs from `kinds!`");
+}
+
+#[test]
+fn no_number_is_used_twice() {
+    let numbers: BTreeSet<u16> = tiffin_proto::kinds().map(|kind| kind.number).collect();
+    assert_eq!(numbers.len(), tiffin_proto::kinds().count());
+}

@@ -1,0 +1,167 @@
+//! A short, repeatable fuzzing of the decoder: noise, and true frames that were cut, flipped, spliced and
+//! given a new checksum. Nothing may panic, and memory must stay in proportion to the bytes.
+//! `fuzz/` does the same without an end.
+
+#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on panics")]
+
+mod support;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+use proptest::strategy::{Strategy, ValueTree};
+use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
+use rand::seq::IndexedRandom;
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use tiffin_core::RequestId;
+use tiffin_proto::frame::{self, Decoder, HEADER_BYTES};
+use tiffin_proto::{decode, encode_reply, encode_request, kinds};
+
+const SEED: u64 = 0x7401;
+const CASES: usize = 200_000;
+/// The widest item that two bytes on the wire can stand for is a node of a `Stat`, and lists double as they
+/// grow.
+const BYTES_PER_BYTE_MAX: usize = 512;
+
+/// Counts what this thread asks for.
+struct Counting;
+
+thread_local! {
+    static ALLOCATED: Cell<usize> = const { Cell::new(0) };
+}
+
+// SAFETY: everything is passed on to the system's allocator unchanged; counting touches no memory of it.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATED.set(ALLOCATED.get() + layout.size());
+        // SAFETY: the caller keeps the contract of `alloc`, which is the same.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: as above.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// Reads the bytes as a peer would. True if a message came out.
+fn check(bytes: &[u8]) -> bool {
+    let mut decoder = Decoder::new();
+    decoder.push(bytes);
+    let mut understood = false;
+    let before = ALLOCATED.get();
+    while let Ok(Some((header, payload))) = decoder.pop() {
+        understood |= decode(&header, payload).is_ok();
+    }
+    let used = ALLOCATED.get() - before;
+    let most = 4096 + bytes.len() * BYTES_PER_BYTE_MAX;
+    assert!(used <= most, "{used} bytes were allocated for a frame of {}: {bytes:02x?}", bytes.len());
+    understood
+}
+
+fn true_frames(count: usize) -> Vec<Vec<u8>> {
+    let rng = TestRng::deterministic_rng(RngAlgorithm::ChaCha);
+    let mut runner = TestRunner::new_with_rng(Config::default(), rng);
+    (0..count)
+        .map(|at| match at % 2 {
+            0 => {
+                let request = support::request().new_tree(&mut runner).unwrap().current();
+                encode_request(RequestId(at as u64), &request).unwrap()
+            }
+            _ => {
+                let reply = support::reply().new_tree(&mut runner).unwrap().current();
+                encode_reply(RequestId(at as u64), &reply).unwrap()
+            }
+        })
+        .collect()
+}
+
+fn noise(rng: &mut ChaCha8Rng, len_max: usize) -> Vec<u8> {
+    let len = rng.random_range(0..=len_max);
+    (0..len).map(|_| rng.random()).collect()
+}
+
+/// Damages the payload, then makes the frame true again, so that the damage reaches the codec.
+fn damage(rng: &mut ChaCha8Rng, frames: &[Vec<u8>]) -> Vec<u8> {
+    let frame = frames.choose(rng).unwrap();
+    let header = frame::decode_header(frame.first_chunk().unwrap()).unwrap();
+    let mut payload = frame[HEADER_BYTES..].to_vec();
+    match rng.random_range(0..4) {
+        0 => payload.truncate(rng.random_range(0..=payload.len())),
+        1 => {
+            for _ in 0..rng.random_range(1..4) {
+                let at = rng.random_range(0..payload.len().max(1));
+                if let Some(byte) = payload.get_mut(at) {
+                    *byte ^= 1 << rng.random_range(0..8);
+                }
+            }
+        }
+        2 => {
+            let other = &frames.choose(rng).unwrap()[HEADER_BYTES..];
+            let from = rng.random_range(0..=other.len());
+            let at = rng.random_range(0..=payload.len());
+            payload.splice(at.., other[from..].iter().copied());
+        }
+        _ => {
+            let at = rng.random_range(0..=payload.len());
+            payload.splice(at..at, noise(rng, 12));
+        }
+    }
+    // One in eight says that it is something else.
+    let mut kind = (header.kind, header.reply);
+    if rng.random_range(0..8) == 0 {
+        let all: Vec<_> = kinds().collect();
+        let other = all.choose(rng).unwrap();
+        kind = (other.number, other.reply);
+    }
+    frame::encode(kind.0, kind.1, header.id, &payload)
+}
+
+#[test]
+fn any_bytes_are_survived() {
+    let frames = true_frames(2000);
+    assert!(frames.iter().all(|frame| check(frame)), "a true frame was not understood");
+    let mut rng = ChaCha8Rng::seed_from_u64(SEED);
+    let mut understood = 0;
+    for case in 0..CASES {
+        let bytes = match case % 8 {
+            0 => noise(&mut rng, 200),
+            1 => {
+                let kind = kinds().nth(rng.random_range(0..kinds().count())).unwrap();
+                frame::encode(kind.number, kind.reply, RequestId(1), &noise(&mut rng, 200))
+            }
+            2 => {
+                let frame = frames.choose(&mut rng).unwrap();
+                frame[..rng.random_range(0..frame.len())].to_vec()
+            }
+            3 => {
+                let mut frame = frames.choose(&mut rng).unwrap().clone();
+                let at = rng.random_range(0..frame.len());
+                frame[at] ^= 1 << rng.random_range(0..8);
+                frame
+            }
+            _ => damage(&mut rng, &frames),
+        };
+        understood += usize::from(check(&bytes));
+    }
+    // If nothing was understood, or everything, the damage would not be worth its name.
+    assert!((CASES / 100..CASES / 2).contains(&understood), "seed {SEED}: {understood} of {CASES}");
+}
+
+#[test]
+fn short_frames_that_claim_long_lists_cost_little() {
+    for kind in kinds() {
+        for one in [&b"\x0a\x00"[..], b"\x12\x00", b"\x1a\x00", b"\x22\x00", b"\x0a\x02\x0a\x00"] {
+            check(&frame::encode(kind.number, kind.reply, RequestId(1), &one.repeat(100_000)));
+        }
+        // A length of nearly everything, with nothing behind it.
+        for field in 1..8u8 {
+            let payload = [field << 3 | 2, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f];
+            assert!(!check(&frame::encode(kind.number, kind.reply, RequestId(1), &payload)) || field > 1);
+        }
+    }
+}

@@ -1,0 +1,39 @@
+//! Any bytes, first as a stream of frames, then as the payload of every kind: nothing may panic, and what
+//! was understood must survive being said again.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use tiffin_core::RequestId;
+use tiffin_proto::frame::{self, Decoder};
+use tiffin_proto::{Incoming, decode, encode_reply, encode_request, kinds};
+
+fuzz_target!(|bytes: &[u8]| {
+    read(bytes);
+    let Some((choice, payload)) = bytes.split_first() else { return };
+    if let Some(kind) = kinds().nth(usize::from(*choice) % kinds().count()) {
+        read(&frame::encode(kind.number, kind.reply, RequestId(1), payload));
+    }
+});
+
+fn read(bytes: &[u8]) {
+    let mut decoder = Decoder::new();
+    decoder.push(bytes);
+    while let Ok(Some((header, payload))) = decoder.pop() {
+        if let Ok(message) = decode(&header, payload) {
+            say_again(&message);
+        }
+    }
+}
+
+fn say_again(message: &Incoming) {
+    let bytes = match message {
+        Incoming::Request(id, request) => encode_request(*id, request),
+        Incoming::Reply(id, reply) => encode_reply(*id, reply),
+    }
+    .expect("what fitted into a frame fits again");
+    let mut decoder = Decoder::new();
+    decoder.push(&bytes);
+    let (header, payload) = decoder.pop().expect("a true frame").expect("a whole frame");
+    assert_eq!(decode(&header, payload).as_ref(), Ok(message));
+}
