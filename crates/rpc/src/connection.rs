@@ -3,8 +3,9 @@
 //! A caller writes its own frame and then waits for its answer; one task per connection reads the answers
 //! and hands them to whoever waits for that id.
 //!
-//! **Invariant:** an id is in the table exactly as long as somebody waits for it: a call that is dropped or
-//! late takes its id with it, and an answer to nobody is ignored.
+//! **Invariant:** an id is in the table exactly as long as somebody cares for the answer: a call that is
+//! dropped or late takes its id with it, or leaves there what is to be done with the answer when it comes
+//! ([`Connection::call_or`]). An answer to nobody is ignored.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -32,15 +33,30 @@ struct Shared {
     waiting: Arc<Waiting>,
 }
 
+/// The most answers that may be late at a time. A peer that owes more is cut off.
+const LATE_MAX: usize = 4096;
+
+/// What to do with an answer that came after its call was given up.
+type Late = Box<dyn FnOnce(Reply) + Send>;
+
 /// Who waits for which answer; nothing when there will be no more answers. The lock is held for one look
 /// into the table.
 #[derive(Debug)]
-struct Waiting(Mutex<Option<BTreeMap<RequestId, oneshot::Sender<Reply>>>>);
+struct Waiting(Mutex<Option<Table>>);
+
+#[derive(Default)]
+struct Table {
+    callers: BTreeMap<RequestId, oneshot::Sender<Reply>>,
+    /// Calls that were given up, but whose answers matter.
+    late: BTreeMap<RequestId, Late>,
+}
 
 /// A place in the table, given up when dropped.
 struct Place<'a> {
     id: RequestId,
-    waiting: &'a Waiting,
+    shared: &'a Shared,
+    answer: oneshot::Receiver<Reply>,
+    late: Option<Late>,
 }
 
 impl Connection {
@@ -66,33 +82,19 @@ impl Connection {
 
     /// Asks, and waits for the answer until the deadline. A refusal is an error.
     pub async fn call(&self, request: &Request, deadline: Instant) -> Result<Reply, CallError> {
-        let shared = &*self.shared;
-        let lost = || CallError::Lost { address: shared.address.clone() };
-        let timeout = || {
-            let what = tiffin_proto::request_kind(request).name;
-            CallError::Timeout { address: shared.address.clone(), what }
-        };
-        let id = RequestId(shared.next_id.fetch_add(1, Ordering::Relaxed));
-        let frame = tiffin_proto::encode_request(id, request)?;
-        let (place, answer) = shared.waiting.enter(id).ok_or_else(lost)?;
-        let ticket = match timeout_at(deadline, shared.outbox.send_waiting(frame)).await {
-            Ok(sent) => sent.map_err(|_| lost())?,
-            Err(_) => return Err(timeout()),
-        };
-        let answered = timeout_at(deadline, answer).await;
-        drop(place);
-        match answered {
-            Ok(Ok(Reply::Refused(refusal))) => Err(CallError::Refused(refusal)),
-            Ok(Ok(reply)) => Ok(reply),
-            Ok(Err(_)) => Err(lost()),
-            Err(_) => {
-                // A peer that did not even take the request in would keep all later ones waiting too.
-                if !shared.outbox.has_passed(ticket) {
-                    shared.outbox.close();
-                }
-                Err(timeout())
-            }
-        }
+        self.call_inner(request, deadline, None).await
+    }
+
+    /// Like [`Self::call`], for requests whose effect must be undone if nobody hears of it: an answer that
+    /// comes after the deadline, or after this future was dropped, is handed to `late`. If the connection
+    /// ends first, `late` is dropped uncalled.
+    pub async fn call_or(
+        &self,
+        request: &Request,
+        deadline: Instant,
+        late: impl FnOnce(Reply) + Send + 'static,
+    ) -> Result<Reply, CallError> {
+        self.call_inner(request, deadline, Some(Box::new(late))).await
     }
 
     /// Answers a request that came through the channel given to [`Self::open_with`].
@@ -122,6 +124,43 @@ impl Connection {
         self.shared.outbox.closed().await;
     }
 
+    async fn call_inner(
+        &self,
+        request: &Request,
+        deadline: Instant,
+        late: Option<Late>,
+    ) -> Result<Reply, CallError> {
+        let shared = &*self.shared;
+        let lost = || CallError::Lost { address: shared.address.clone() };
+        let timeout = || {
+            let what = tiffin_proto::request_kind(request).name;
+            CallError::Timeout { address: shared.address.clone(), what }
+        };
+        let id = RequestId(shared.next_id.fetch_add(1, Ordering::Relaxed));
+        let frame = tiffin_proto::encode_request(id, request)?;
+        let mut place = shared.enter(id, late).ok_or_else(lost)?;
+        let ticket = match timeout_at(deadline, shared.outbox.send_waiting(frame)).await {
+            Ok(sent) => sent.map_err(|_| lost())?,
+            Err(_) => {
+                // It was not sent, so there will be no answer.
+                place.late = None;
+                return Err(timeout());
+            }
+        };
+        match timeout_at(deadline, &mut place.answer).await {
+            Ok(Ok(Reply::Refused(refusal))) => Err(CallError::Refused(refusal)),
+            Ok(Ok(reply)) => Ok(reply),
+            Ok(Err(_)) => Err(lost()),
+            Err(_) => {
+                // A peer that did not even take the request in would keep all later ones waiting too.
+                if !shared.outbox.has_passed(ticket) {
+                    shared.outbox.close();
+                }
+                Err(timeout())
+            }
+        }
+    }
+
     async fn open_inner(
         address: &Address,
         hello: Hello,
@@ -129,7 +168,7 @@ impl Connection {
         incoming: Option<mpsc::Sender<(RequestId, Request)>>,
     ) -> Result<(Self, Welcome), CallError> {
         let Dialed { welcome, outbox, inbox } = dial(address, hello, deadline).await?;
-        let waiting = Arc::new(Waiting(Mutex::new(Some(BTreeMap::new()))));
+        let waiting = Arc::new(Waiting(Mutex::new(Some(Table::default()))));
         tokio::spawn(deliver(inbox, waiting.clone(), incoming));
         let next_id = AtomicU64::new(greet::HELLO_ID.0 + 1);
         let shared = Shared { address: address.clone(), outbox, next_id, waiting };
@@ -143,26 +182,60 @@ impl Drop for Shared {
     }
 }
 
+impl Shared {
+    fn enter(&self, id: RequestId, late: Option<Late>) -> Option<Place<'_>> {
+        let (sender, answer) = oneshot::channel();
+        self.waiting.lock().as_mut()?.callers.insert(id, sender);
+        Some(Place { id, shared: self, answer, late })
+    }
+}
+
 impl Waiting {
-    fn lock(&self) -> MutexGuard<'_, Option<BTreeMap<RequestId, oneshot::Sender<Reply>>>> {
+    fn lock(&self) -> MutexGuard<'_, Option<Table>> {
         // Nothing in the table can be half done.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn enter(&self, id: RequestId) -> Option<(Place<'_>, oneshot::Receiver<Reply>)> {
-        let (sender, receiver) = oneshot::channel();
-        self.lock().as_mut()?.insert(id, sender);
-        Some((Place { id, waiting: self }, receiver))
-    }
-
-    fn leave(&self, id: RequestId) -> Option<oneshot::Sender<Reply>> {
-        self.lock().as_mut()?.remove(&id)
+    /// Hands an answer to whoever cares.
+    fn answer(&self, id: RequestId, reply: Reply) {
+        let mut table = self.lock();
+        let Some(known) = table.as_mut() else { return };
+        if let Some(caller) = known.callers.remove(&id) {
+            // Its place is given up under this lock, so the caller either takes the answer or finds it there.
+            let _taken = caller.send(reply);
+        } else if let Some(late) = known.late.remove(&id) {
+            drop(table);
+            late(reply);
+        }
     }
 }
 
 impl Drop for Place<'_> {
     fn drop(&mut self) {
-        self.waiting.leave(self.id);
+        let mut table = self.shared.waiting.lock();
+        let Some(known) = table.as_mut() else { return };
+        let is_waiting = known.callers.remove(&self.id).is_some();
+        let Some(late) = self.late.take() else { return };
+        if is_waiting {
+            known.late.insert(self.id, late);
+            if known.late.len() > LATE_MAX {
+                drop(table);
+                self.shared.outbox.close();
+            }
+            return;
+        }
+        drop(table);
+        // The answer was delivered: to a caller that took it, or in the moment that it gave up.
+        if let Ok(reply) = self.answer.try_recv() {
+            late(reply);
+        }
+    }
+}
+
+impl std::fmt::Debug for Table {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (callers, late) = (self.callers.len(), self.late.len());
+        out.debug_struct("Table").field("callers", &callers).field("late", &late).finish()
     }
 }
 
@@ -174,12 +247,7 @@ async fn deliver(
 ) {
     while let Some(message) = inbox.next().await {
         match message {
-            Incoming::Reply(id, reply) => {
-                if let Some(caller) = waiting.leave(id) {
-                    // The caller may have given up since.
-                    let _late = caller.send(reply);
-                }
-            }
+            Incoming::Reply(id, reply) => waiting.answer(id, reply),
             Incoming::Request(id, request) => {
                 let refusal = match &incoming {
                     None => refusal(Reason::NotForYou, "this side answers no requests"),
@@ -193,7 +261,9 @@ async fn deliver(
             }
         }
     }
-    waiting.lock().take();
+    // What is left is dropped outside the lock: it may be anybody's code.
+    let table = waiting.lock().take();
+    drop(table);
 }
 
 fn refusal(reason: Reason, message: &str) -> Reply {

@@ -8,7 +8,7 @@ use tiffin_proto::Incoming;
 use tiffin_proto::frame::{FrameError, PAYLOAD_BYTES_MAX};
 use tokio::time::{Instant, timeout_at};
 
-use crate::link::{self, Ended};
+use crate::link::{self, Ended, Side};
 use crate::{Address, CallError, Inbox, Outbox, Peer, Stream};
 
 /// The longest payload from a peer that was not let in yet.
@@ -37,7 +37,7 @@ pub async fn dial(address: &Address, hello: Hello, deadline: Instant) -> Result<
         .await
         .map_err(|_| timeout("the attempt to connect"))?
         .map_err(|source| CallError::Connect { address: address.clone(), source: Arc::new(source) })?;
-    let (outbox, mut inbox) = link::split(stream, PAYLOAD_BYTES_MAX);
+    let (outbox, mut inbox) = link::split(stream, Side::Dialing, PAYLOAD_BYTES_MAX);
     let hello = Hello { major: VERSION_MAJOR, minor: VERSION_MINOR, ..hello };
     let frame = tiffin_proto::encode_request(HELLO_ID, &Request::Hello(hello))?;
     // A fresh socket has room for a hello; if it does not, the deadline below notices.
@@ -72,7 +72,7 @@ impl Greeting {
     /// Waits for the hello. Whoever is silent, speaks another protocol or another major version is sent
     /// away in here, with a line in the log; then there is nothing to do.
     pub async fn receive(stream: Stream, deadline: Instant) -> Option<Self> {
-        let (outbox, mut inbox) = link::split(stream, HELLO_BYTES_MAX);
+        let (outbox, mut inbox) = link::split(stream, Side::Accepting, HELLO_BYTES_MAX);
         let peer = inbox.peer();
         let refuse = |reason, message| Refusal { reason, message };
         let refusal = match timeout_at(deadline, inbox.receive()).await {

@@ -5,7 +5,10 @@
 //! socket does not take is queued, and a task that lives only as long as the queue writes it.
 //!
 //! **Invariant:** frames are never mixed: bytes enter the socket under the queue's lock, in the order of the
-//! queue. **Invariant:** at most [`OUTBOX_BYTES_MAX`] bytes and one frame wait for a peer.
+//! queue. **Invariant:** at most [`OUTBOX_BYTES_MAX`] bytes and one frame wait for a peer. **Invariant:** the
+//! side that connected always reads; the side that accepted takes nothing in while much waits to go out. So
+//! a peer that asks faster than it reads is slowed down and not cut off, and the two never wait for each
+//! other.
 
 use std::collections::VecDeque;
 use std::io;
@@ -24,7 +27,9 @@ use tokio::time::{Instant, timeout_at};
 use crate::{Peer, Stream};
 
 /// The most bytes that may wait for a peer to read, beside the frame that reaches the limit.
-pub const OUTBOX_BYTES_MAX: usize = 64 << 20;
+pub const OUTBOX_BYTES_MAX: usize = 128 << 20;
+/// While more than this waits to go out, an accepting side takes nothing in.
+const BACKLOG_BYTES_MAX: usize = 8 << 20;
 
 /// How much room there is at least for each read.
 const READ_BYTES_MIN: usize = 16 << 10;
@@ -43,6 +48,14 @@ pub struct Inbox {
     shared: Arc<Shared>,
     buffer: BytesMut,
     payload_bytes_max: usize,
+    side: Side,
+}
+
+/// Who opened the connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Side {
+    Dialing,
+    Accepting,
 }
 
 /// Why a request was not sent.
@@ -112,7 +125,7 @@ struct Queue {
 /// # Panics
 ///
 /// Outside a tokio runtime.
-pub(crate) fn split(stream: Stream, payload_bytes_max: usize) -> (Outbox, Inbox) {
+pub(crate) fn split(stream: Stream, side: Side, payload_bytes_max: usize) -> (Outbox, Inbox) {
     let shared = Arc::new(Shared {
         peer: stream.peer(),
         stream,
@@ -121,7 +134,7 @@ pub(crate) fn split(stream: Stream, payload_bytes_max: usize) -> (Outbox, Inbox)
         closed: watch::Sender::new(false),
         runtime: Handle::current(),
     });
-    (Outbox { shared: shared.clone() }, Inbox { shared, buffer: BytesMut::new(), payload_bytes_max })
+    (Outbox { shared: shared.clone() }, Inbox { shared, buffer: BytesMut::new(), payload_bytes_max, side })
 }
 
 impl Outbox {
@@ -165,16 +178,7 @@ impl Outbox {
     /// Waits until everything is with the system, or the connection ended, or the deadline has come.
     pub async fn flush(&self, deadline: Instant) {
         let ticket = Ticket(self.shared.lock().accepted);
-        let _late = timeout_at(deadline, async {
-            loop {
-                let drained = self.shared.drained.notified();
-                if self.is_closed() || self.has_passed(ticket) {
-                    return;
-                }
-                drained.await;
-            }
-        })
-        .await;
+        let _late = timeout_at(deadline, self.shared.wait_for(|queue| queue.written >= ticket.0)).await;
     }
 
     /// Who is at the other end.
@@ -258,6 +262,9 @@ impl Inbox {
             if *self.shared.closed.borrow() {
                 return Err(Ended::Closed);
             }
+            if self.side == Side::Accepting {
+                self.shared.wait_for(|queue| queue.bytes <= BACKLOG_BYTES_MAX).await;
+            }
             if let Some(message) = self.pop()? {
                 return Ok(message);
             }
@@ -337,6 +344,17 @@ impl Shared {
             queue.bytes = 0;
         }
         self.drained.notify_waiters();
+    }
+
+    /// Waits until the queue is so, or the connection has ended.
+    async fn wait_for(&self, is_so: impl Fn(&Queue) -> bool) {
+        loop {
+            let drained = self.drained.notified();
+            if *self.closed.borrow() || is_so(&self.lock()) {
+                return;
+            }
+            drained.await;
+        }
     }
 
     /// Queues a frame and writes as much as the socket takes.

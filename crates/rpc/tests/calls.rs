@@ -186,7 +186,9 @@ async fn answers_find_their_callers_in_any_order() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn large_messages_pass_in_both_directions_at_once() {
+async fn a_peer_that_asks_faster_than_it_reads_is_slowed_down() {
+    // More than may wait for a peer, both ways at once.
+    const CALLS: usize = OUTBOX_BYTES_MAX / 6_000_000 + 2;
     let address = server(any_port(), async |outbox, mut inbox| {
         while let Some(Incoming::Request(id, Request::Resolve(resolve))) = inbox.next().await {
             let names = resolve.keys.iter().map(|key| key.to_string()).collect();
@@ -198,7 +200,7 @@ async fn large_messages_pass_in_both_directions_at_once() {
     let (connection, _) = Connection::open(&address, hello(), patient()).await.unwrap();
     let keys: Vec<Key> = (0..60_000).map(|n| Key::new(format!("{n:0100}").as_bytes()).unwrap()).collect();
     let request = Request::Resolve(Resolve { keys, ..Resolve::default() });
-    let calls = (0..12).map(|_| {
+    let calls = (0..CALLS).map(|_| {
         let (connection, request) = (connection.clone(), request.clone());
         tokio::spawn(async move { connection.call(&request, patient()).await })
     });
