@@ -20,6 +20,9 @@ use crate::{
     sabotage::sabotaged,
 };
 
+/// Replicas that one message takes away, so that a large one does not keep the others waiting.
+const RETIRE_HOLDS_MAX: usize = 1 << 14;
+
 /// An answer that waits for nodes to confirm.
 #[derive(Debug)]
 pub(super) struct Confirming {
@@ -166,10 +169,12 @@ impl Master {
         }
         let mut asked = BTreeMap::new();
         for (node, holds) in by_node {
-            let request = Request::Retire(Retire { holds: holds.clone() });
-            match self.ask(node, request, Wait::Retire(holds.clone(), op)) {
-                Some(id) => _ = asked.insert(id, node),
-                None => self.owe(node, &holds),
+            for holds in holds.chunks(RETIRE_HOLDS_MAX) {
+                let request = Request::Retire(Retire { holds: holds.to_vec() });
+                match self.ask(node, request, Wait::Retire(holds.to_vec(), op)) {
+                    Some(id) => _ = asked.insert(id, node),
+                    None => self.owe(node, holds),
+                }
             }
         }
         asked

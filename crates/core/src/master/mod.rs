@@ -216,6 +216,19 @@ impl Master {
         }
     }
 
+    /// Answers the shell's own pages, as it would a client of that namespace: `Resolve`, `List` and `Stat`.
+    #[must_use]
+    pub fn look(&mut self, now: Tick, namespace: &str, request: Request) -> Reply {
+        self.now = self.now.max(now);
+        let namespace = self.catalog.intern(namespace);
+        match request {
+            Request::Resolve(resolve) => self.resolve(namespace, &resolve),
+            Request::List(list) => self.list(namespace, &list),
+            Request::Stat => Reply::Stat(self.stat()),
+            _ => refuse(Reason::NotForYou, "a page only looks"),
+        }
+    }
+
     /// How many operations wait for a node.
     #[must_use]
     pub fn waiting_count(&self) -> usize {
