@@ -1,1 +1,248 @@
-//! client
+//! The Rust client of Tiffin: puts, gets, views, and the names of objects.
+//!
+//! Every call takes many items and gives each an outcome of its own; a single item is a batch of one. Every call
+//! takes a [`Deadline`] and has ended by then, whatever the other side does.
+//!
+//! ```
+//! # use std::time::Duration;
+//! use tiffin_client::{Deadline, Embedded, GetOptions, Key, Put};
+//!
+//! # #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! // A whole store inside this process. `Client::connect` joins one that runs elsewhere.
+//! let store = Embedded::start(64 << 20).await?;
+//! let client = &store.client;
+//! let soon = || Deadline::after(Duration::from_secs(10));
+//!
+//! let key = Key::new(b"greeting")?;
+//! for stored in client.put(&[Put::new(key.clone(), b"hello")], soon()).await {
+//!     println!("stored as generation {}", stored?.generation);
+//! }
+//! for object in client.get(&[key], GetOptions::default(), soon()).await {
+//!     assert_eq!(object?.bytes, b"hello");
+//! }
+//! store.stop(soon()).await?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Which way the bytes go
+//!
+//! A client finds out by itself how it may reach each node, and says so in [`Client::routes`]: a node in its own
+//! process directly, a node of the same host and user through shared memory, any other through its data socket.
+//! [`Client::counters`] counts the bytes of each way.
+//!
+//! # Forked processes
+//!
+//! A client must not be used in a child that was forked from its process: sockets and tasks are its parent's.
+//! Calls then fail with [`Error::Forked`], and dropping the client there is no good either: forget it with
+//! [`std::mem::forget`] and connect again with [`Client::options`].
+
+mod batch;
+mod buffers;
+mod embedded;
+mod error;
+mod get;
+mod inner;
+mod link;
+mod names;
+mod options;
+mod put;
+mod reservations;
+mod route;
+mod running;
+mod tend;
+mod types;
+mod view;
+
+use std::sync::Arc;
+
+pub use embedded::{Embedded, EmbeddedError};
+pub use error::Error;
+pub use options::{ConnectOptions, Deadline, DeleteOptions, GetOptions, ResolveOptions};
+pub use tiffin_core::message::{
+    DeletedMatching, ListItem, Listed, NamespaceStat, NodeInfo, NodeStat, OnExists, Pattern, PutOptions,
+    Stat, Usage,
+};
+pub use tiffin_core::{ClientId, Generation, Key, KeyError, Location, SegmentId};
+pub use tiffin_transport::{Counters, SourceBuf, TargetBuf};
+pub use types::{Effect, Fetched, GetInto, Info, Object, Put, Replica, Route, Stored, Way};
+pub use view::View;
+
+use tiffin_server::host;
+
+use crate::inner::Inner;
+
+/// A connected client. Clones are cheap and share everything; it may be used from many tasks at once.
+///
+/// Connections to nodes are made when they are needed, and made again when they have broken. When the last clone
+/// and the last borrowed [`View`] are dropped, the client says goodbye in the background; [`Self::close`] does the
+/// same and waits for it.
+#[derive(Clone)]
+pub struct Client {
+    inner: Arc<Inner>,
+}
+
+impl Client {
+    /// Connects to a master. Must be called inside a tokio runtime, which has to live as long as the client.
+    pub async fn connect(options: ConnectOptions) -> Result<Self, Error> {
+        Ok(Self { inner: Inner::connect(options).await? })
+    }
+
+    /// Stores objects. When a put has succeeded, the object can be read by everybody at once.
+    ///
+    /// A put that fails with [`Error::Timeout`] or [`Error::Unreachable`] may have stored its object all the same.
+    /// Dropping the future is safe: what was reserved is given back.
+    pub async fn put(&self, puts: &[Put<'_>], deadline: Deadline) -> Vec<Result<Stored, Error>> {
+        match self.inner.enter() {
+            Ok(_busy) => put::put(&self.inner, puts, deadline).await,
+            Err(error) => batch::all(puts.len(), &error),
+        }
+    }
+
+    /// Reads objects into memory of their own.
+    pub async fn get(
+        &self,
+        keys: &[Key],
+        options: GetOptions,
+        deadline: Deadline,
+    ) -> Vec<Result<Object, Error>> {
+        match self.inner.enter() {
+            Ok(_busy) => buffers::get_owned(&self.inner, keys, options, deadline).await,
+            Err(error) => batch::all(keys.len(), &error),
+        }
+    }
+
+    /// Reads objects into the caller's memory.
+    ///
+    /// If the room is too small, nothing is written. After any other error the content is unspecified.
+    pub async fn get_into(
+        &self,
+        items: &[GetInto<'_>],
+        options: GetOptions,
+        deadline: Deadline,
+    ) -> Vec<Result<Fetched, Error>> {
+        match self.inner.enter() {
+            Ok(_busy) => get::get_into(&self.inner, items, options, deadline).await,
+            Err(error) => batch::all(items.len(), &error),
+        }
+    }
+
+    /// Looks at objects where they lie, without a copy, if they lie in one piece in memory that is mapped here;
+    /// else makes a copy. [`View::is_borrowed`] tells which.
+    pub async fn view(&self, keys: &[Key], deadline: Deadline) -> Vec<Result<View, Error>> {
+        match self.inner.enter() {
+            Ok(_busy) => view::view(&self.inner, keys, deadline).await,
+            Err(error) => batch::all(keys.len(), &error),
+        }
+    }
+
+    /// Looks objects up without reading them: whether they exist, how large they are, where they lie.
+    /// `None` is for those that do not exist.
+    pub async fn resolve(
+        &self,
+        keys: &[Key],
+        options: ResolveOptions,
+        deadline: Deadline,
+    ) -> Vec<Result<Option<Info>, Error>> {
+        match self.inner.enter() {
+            Ok(_busy) => names::resolve(&self.inner, keys, options, deadline).await,
+            Err(error) => batch::all(keys.len(), &error),
+        }
+    }
+
+    /// Deletes objects, and says of each whether it existed.
+    ///
+    /// After `Ok` no copy can be read any more, by anybody; only views that began before still see it. A node
+    /// that could not be reached in time is named in [`Error::Unconfirmed`].
+    pub async fn delete(
+        &self,
+        keys: &[Key],
+        options: DeleteOptions,
+        deadline: Deadline,
+    ) -> Vec<Result<bool, Error>> {
+        match self.inner.enter() {
+            Ok(_busy) => names::delete(&self.inner, keys, options, deadline).await,
+            Err(error) => batch::all(keys.len(), &error),
+        }
+    }
+
+    /// Deletes all objects that match, and says how many there were and which nodes could not confirm.
+    pub async fn delete_matching(
+        &self,
+        pattern: Pattern,
+        options: DeleteOptions,
+        deadline: Deadline,
+    ) -> Result<DeletedMatching, Error> {
+        let _busy = self.inner.enter()?;
+        names::delete_matching(&self.inner, pattern, options, deadline).await
+    }
+
+    /// Names all objects that match, in the order of their keys.
+    ///
+    /// It is no snapshot: what is put or deleted meanwhile may or may not be named.
+    pub async fn list(&self, pattern: Pattern, deadline: Deadline) -> Result<Vec<ListItem>, Error> {
+        let _busy = self.inner.enter()?;
+        names::list(&self.inner, pattern, deadline).await
+    }
+
+    /// Names some of the objects that match, in no useful order: at most `limit` from where the page before
+    /// ended ([`Listed::cursor`]; zero to begin with). A page may be empty and still not be the last.
+    pub async fn list_page(
+        &self,
+        pattern: Pattern,
+        cursor: u64,
+        limit: u32,
+        deadline: Deadline,
+    ) -> Result<Listed, Error> {
+        let _busy = self.inner.enter()?;
+        names::page(&self.inner, pattern, cursor, limit, deadline).await
+    }
+
+    /// Describes the cluster, as the master sees it.
+    pub async fn stat(&self, deadline: Deadline) -> Result<Stat, Error> {
+        let _busy = self.inner.enter()?;
+        names::stat(&self.inner, deadline).await
+    }
+
+    /// The nodes that this client has met, and how it reaches them.
+    #[must_use]
+    pub fn routes(&self) -> Vec<Route> {
+        self.inner.routes()
+    }
+
+    /// Bytes moved by this client, by the way they went.
+    #[must_use]
+    pub fn counters(&self) -> &Counters {
+        &self.inner.counters
+    }
+
+    /// The name of this client, the same for its whole life.
+    #[must_use]
+    pub fn id(&self) -> ClientId {
+        self.inner.id()
+    }
+
+    /// What it was connected with, to connect another one in the same way.
+    #[must_use]
+    pub fn options(&self) -> &ConnectOptions {
+        &self.inner.options
+    }
+
+    /// Says goodbye. Calls under way are waited for; later ones fail with [`Error::Closed`]. Closing twice is
+    /// fine.
+    ///
+    /// Borrowed views stay valid, and the nodes that they look at hear the goodbye when the last one is dropped.
+    pub async fn close(&self, deadline: Deadline) -> Result<(), Error> {
+        self.inner.close(deadline).await
+    }
+}
+
+impl std::fmt::Debug for Client {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.debug_struct("Client")
+            .field("id", &self.inner.id())
+            .field("options", &self.inner.options)
+            .finish_non_exhaustive()
+    }
+}

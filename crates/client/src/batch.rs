@@ -1,0 +1,58 @@
+//! Cutting what a caller asks at once into what fits into one message, and giving everybody the same answer.
+
+use std::ops::Range;
+
+use tiffin_core::{BATCH_ITEMS_MAX, Key};
+
+use crate::Error;
+
+/// The most items of one message: answers are larger than questions, and must fit as well.
+const ITEMS_MAX: usize = BATCH_ITEMS_MAX / 4;
+/// The most bytes of keys in one message.
+const KEY_BYTES_MAX: usize = 16 << 20;
+
+/// Cuts a list of items with such keys into pieces that fit.
+pub(crate) fn pieces<'a>(keys: impl IntoIterator<Item = &'a Key>) -> Vec<Range<usize>> {
+    let mut pieces = Vec::new();
+    let (mut start, mut end, mut bytes) = (0, 0, 0);
+    for key in keys {
+        let more = key.as_bytes().len();
+        if end > start && (end - start == ITEMS_MAX || bytes + more > KEY_BYTES_MAX) {
+            pieces.push(start..end);
+            (start, bytes) = (end, 0);
+        }
+        (end, bytes) = (end + 1, bytes + more);
+    }
+    if end > start {
+        pieces.push(start..end);
+    }
+    pieces
+}
+
+/// The same failure for each of so many items.
+pub(crate) fn all<T>(count: usize, error: &Error) -> Vec<Result<T, Error>> {
+    (0..count).map(|_| Err(error.clone())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn keys(lens: &[usize]) -> Vec<Key> {
+        lens.iter().map(|&len| Key::new(&vec![b'k'; len]).unwrap()).collect()
+    }
+
+    #[test]
+    fn pieces_cover_everything_once_and_fit() {
+        const BIG: usize = tiffin_core::KEY_BYTES_MAX;
+        for (lens, expected) in [
+            (vec![], vec![]),
+            (vec![1, 1], vec![(0, 2)]),
+            (vec![BIG; 17], vec![(0, 16), (16, 17)]),
+            (vec![1; ITEMS_MAX + 1], vec![(0, ITEMS_MAX), (ITEMS_MAX, ITEMS_MAX + 1)]),
+        ] {
+            let pieces = pieces(&keys(&lens)).into_iter().map(|piece| (piece.start, piece.end));
+            assert_eq!(pieces.collect::<Vec<_>>(), expected);
+        }
+    }
+}

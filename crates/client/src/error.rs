@@ -1,0 +1,211 @@
+//! What can go wrong, one variant per thing that a caller would handle differently.
+
+use tiffin_core::message::{Reason, Refusal, Usage};
+use tiffin_core::{Key, KeyError};
+use tiffin_rpc::{AddressError, CallError};
+
+/// Why a call, or one item of it, did not do what was asked. [`Self::hint`] says what may help.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// There is no such object.
+    #[error("`{key}` does not exist")]
+    NotFound {
+        /// Its name.
+        key: Key,
+    },
+    /// No node has room for the object, nor anything to evict.
+    #[error(
+        "there is no room for `{key}` ({len} bytes): {} of {} bytes are free, {} reserved, {} in use and {} in view",
+        usage.free, usage.capacity, usage.granted, usage.committed, usage.held
+    )]
+    Full {
+        /// The object that does not fit.
+        key: Key,
+        /// Its bytes.
+        len: u64,
+        /// How full all nodes are together.
+        usage: Usage,
+    },
+    /// The buffer is smaller than the object. Nothing was written into it.
+    #[error("`{key}` has {len} bytes, more than the buffer holds")]
+    TooSmall {
+        /// The object.
+        key: Key,
+        /// How many bytes it has.
+        len: u64,
+    },
+    /// The deadline came first. What was asked may or may not have been done.
+    #[error("{what}")]
+    Timeout {
+        /// What was waited for.
+        what: String,
+    },
+    /// The master, or every node that could have been used, cannot be reached.
+    #[error("{what}")]
+    Unreachable {
+        /// Who, and what was seen.
+        what: String,
+    },
+    /// The object exists, but no node that holds it can be reached now.
+    #[error("`{key}` exists, but the nodes that hold it cannot be reached: {}", list(.nodes))]
+    NodeDown {
+        /// The object.
+        key: Key,
+        /// The names of the nodes.
+        nodes: Vec<String>,
+    },
+    /// A lease protects the object from removal, and the removal was not forced.
+    #[error("`{key}` is leased to a reader and was not removed")]
+    Leased {
+        /// The object.
+        key: Key,
+    },
+    /// The objects cannot be found any more, but these nodes could not confirm that they let go of their copies.
+    /// They must before they are used again.
+    #[error("removed, but not confirmed by: {}", list(.nodes))]
+    Unconfirmed {
+        /// The names of the nodes.
+        nodes: Vec<String>,
+    },
+    /// The object was replaced again and again while it was read.
+    #[error("`{key}` was replaced again and again while it was read")]
+    Contended {
+        /// The object.
+        key: Key,
+    },
+    /// The request makes no sense.
+    #[error("{what}")]
+    Invalid {
+        /// What is wrong with it.
+        what: String,
+    },
+    /// The token is missing or wrong.
+    #[error("{what}")]
+    Unauthenticated {
+        /// What the server said.
+        what: String,
+    },
+    /// The server said no, for another reason.
+    #[error("{what}")]
+    Refused {
+        /// What kind of no.
+        reason: Reason,
+        /// What the server said.
+        what: String,
+    },
+    /// The client was closed.
+    #[error("the client is closed")]
+    Closed,
+    /// The client, or the view, belongs to the process that this one was forked from.
+    #[error("this belongs to the parent process, and cannot be used in a forked child")]
+    Forked,
+}
+
+impl Error {
+    /// What may help, in one sentence for people.
+    #[must_use]
+    pub fn hint(&self) -> Option<&'static str> {
+        Some(match self {
+            Self::NotFound { .. } => return None,
+            Self::Full { .. } => "delete what is not needed any more, unpin, or add a node",
+            Self::TooSmall { .. } => "give a buffer of at least that many bytes",
+            Self::Timeout { .. } => {
+                "allow more time; if that does not help, the other side is stopped or cut off"
+            }
+            Self::Unreachable { .. } => {
+                "check that a server listens there and that this machine may reach it"
+            }
+            Self::NodeDown { .. } => {
+                "see `tiffin stat` for the nodes that do not answer; a copy more survives one"
+            }
+            Self::Leased { .. } => "try again when the lease has ended, or force it",
+            Self::Unconfirmed { .. } => {
+                "no new lookup finds them; delete again to learn when it is confirmed"
+            }
+            Self::Contended { .. } => "try again, or let the writers use a key of their own for each version",
+            Self::Invalid { .. } => return None,
+            Self::Unauthenticated { .. } => "give the token that the server was started with",
+            Self::Refused { reason: Reason::Version, .. } => "run the same release on both sides",
+            Self::Refused { reason: Reason::Busy, .. } => "try again later, or with less at once",
+            Self::Refused { reason: Reason::Closing, .. } => "try again when the server is back",
+            Self::Refused { .. } => "check that the address is that of the right server",
+            Self::Closed => "connect again",
+            Self::Forked => "connect again in the child",
+        })
+    }
+
+    /// Whether the same call may succeed later, with nothing changed by the caller.
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            Self::Full { .. }
+            | Self::Timeout { .. }
+            | Self::Unreachable { .. }
+            | Self::NodeDown { .. }
+            | Self::Leased { .. }
+            | Self::Unconfirmed { .. }
+            | Self::Contended { .. } => true,
+            Self::Refused { reason, .. } => matches!(reason, Reason::Busy | Reason::Closing),
+            Self::NotFound { .. }
+            | Self::TooSmall { .. }
+            | Self::Invalid { .. }
+            | Self::Unauthenticated { .. }
+            | Self::Closed
+            | Self::Forked => false,
+        }
+    }
+
+    pub(crate) fn timeout(what: &str) -> Self {
+        Self::Timeout { what: format!("{what} did not end before its deadline") }
+    }
+
+    pub(crate) fn invalid(what: impl ToString) -> Self {
+        Self::Invalid { what: what.to_string() }
+    }
+}
+
+impl From<Refusal> for Error {
+    fn from(refusal: Refusal) -> Self {
+        let what = refusal.message;
+        match refusal.reason {
+            Reason::Invalid => Self::Invalid { what },
+            Reason::Unauthenticated => Self::Unauthenticated { what },
+            Reason::Unreachable => Self::Unreachable { what },
+            reason => Self::Refused { reason, what },
+        }
+    }
+}
+
+impl From<CallError> for Error {
+    fn from(error: CallError) -> Self {
+        let what = without_hint(&error.to_string());
+        match error {
+            CallError::Connect { .. } | CallError::Lost { .. } => Self::Unreachable { what },
+            CallError::Timeout { .. } => Self::Timeout { what },
+            CallError::Refused(refusal) => refusal.into(),
+            CallError::Protocol { .. } => Self::Refused { reason: Reason::Version, what },
+            CallError::TooLarge(_) => Self::Invalid { what },
+        }
+    }
+}
+
+impl From<KeyError> for Error {
+    fn from(error: KeyError) -> Self {
+        Self::invalid(error)
+    }
+}
+
+impl From<AddressError> for Error {
+    fn from(error: AddressError) -> Self {
+        Self::invalid(error)
+    }
+}
+
+/// The first part of a message that ends in a hint: ours are given by [`Error::hint`].
+pub(crate) fn without_hint(message: &str) -> String {
+    message.split("\n\nhint: ").next().unwrap_or(message).to_owned()
+}
+
+fn list(names: &[String]) -> String {
+    if names.is_empty() { "none is known".to_owned() } else { names.join(", ") }
+}

@@ -1,0 +1,175 @@
+//! Runs a `session::Get` against connections and transports.
+//!
+//! Copies from mapped memory run inside the caller's own task. The transport gives others their turn after every
+//! few megabytes, less than a millisecond's worth, so a large copy does not starve the executor; handing it to
+//! another thread would cost more than it saves for most objects.
+
+use std::collections::BTreeMap;
+use std::sync::Weak;
+
+use tiffin_core::message::Reply;
+use tiffin_core::session::{Get as Session, GetOutcome, GetRequest, Need, NeedId, ReadResult};
+use tiffin_core::{Key, Location, SegmentId};
+use tiffin_transport::{ReadOp, TargetBuf, TransferError};
+use tokio::time::timeout_at;
+
+use crate::inner::{Inner, call_failure};
+use crate::put::unreachable;
+use crate::running::Running;
+use crate::{Deadline, Error, Fetched, GetInto, GetOptions, batch};
+
+/// Gives memory for an object when its size is known.
+pub(crate) trait Landing<'a>: Sync {
+    /// Memory of exactly that size for that item; `None` if there is less.
+    fn land(&self, item: usize, len: u64) -> Option<Vec<TargetBuf<'a>>>;
+}
+
+/// The memory of callers.
+struct Given<'g, 'a>(&'g [GetInto<'a>]);
+
+/// What was carried out.
+enum Done {
+    Called(NeedId, Result<Reply, Error>),
+    Read(Vec<(NeedId, ReadResult)>),
+}
+
+/// Reads that go to one node together.
+type Reads<'a> = BTreeMap<SegmentId, Vec<(NeedId, ReadOp<'a>)>>;
+
+pub(crate) async fn get_into(
+    inner: &Inner,
+    items: &[GetInto<'_>],
+    options: GetOptions,
+    deadline: Deadline,
+) -> Vec<Result<Fetched, Error>> {
+    let keys: Vec<_> = items.iter().map(|item| item.key.clone()).collect();
+    drive(inner, &keys, &Given(items), options, deadline).await
+}
+
+/// Gets objects into the memory that `landing` gives. `Ok` means that what it gave last for that item is full.
+pub(crate) async fn drive<'a>(
+    inner: &Inner,
+    keys: &[Key],
+    landing: &impl Landing<'a>,
+    options: GetOptions,
+    deadline: Deadline,
+) -> Vec<Result<Fetched, Error>> {
+    let mut outcomes = Vec::with_capacity(keys.len());
+    for piece in batch::pieces(keys) {
+        let first = piece.start;
+        let keys = keys.get(piece).unwrap_or_default();
+        outcomes.extend(drive_piece(inner, keys, first, landing, options, deadline).await);
+    }
+    outcomes
+}
+
+async fn drive_piece<'a>(
+    inner: &Inner,
+    keys: &[Key],
+    first: usize,
+    landing: &impl Landing<'a>,
+    options: GetOptions,
+    deadline: Deadline,
+) -> Vec<Result<Fetched, Error>> {
+    let requests = keys.iter().map(|key| GetRequest { key: key.clone() }).collect();
+    let mut session = Session::new(requests, options.lease, distance(inner));
+    let mut failures = Vec::new();
+    let mut running = Running::new();
+    let mut is_late = deadline.has_passed();
+    while !is_late {
+        let mut reads = Reads::new();
+        while let Some(need) = session.poll() {
+            match need {
+                Need::Call { id, request, .. } => {
+                    running.push(async move { Done::Called(id, inner.ask(&request, deadline).await) });
+                }
+                Need::Read { id, item, location, len } => match landing.land(first + item, len) {
+                    Some(targets) => {
+                        reads.entry(location.segment).or_default().push((id, op(location, targets)));
+                    }
+                    None => session.read(id, ReadResult::TooSmall),
+                },
+                Need::Write { .. } => {}
+            }
+        }
+        for (segment, reads) in reads {
+            running.push(read(inner, segment, reads, deadline));
+        }
+        match timeout_at(deadline.instant(), running.next()).await {
+            Ok(Some(Done::Called(id, Ok(reply)))) => session.replied(id, Ok(reply)),
+            Ok(Some(Done::Called(id, Err(error)))) => {
+                session.replied(id, Err(call_failure(&error)));
+                failures.push(error);
+            }
+            Ok(Some(Done::Read(results))) => {
+                results.into_iter().for_each(|(id, result)| session.read(id, result));
+            }
+            Ok(None) => break,
+            Err(_) => is_late = true,
+        }
+    }
+    drop(running);
+    let outcomes = session.into_outcomes().into_iter().zip(keys);
+    outcomes.map(|(outcome, key)| answer(outcome, key, &failures, is_late)).collect()
+}
+
+/// The nearest copy is read first.
+fn distance(inner: &Inner) -> tiffin_core::session::Distance {
+    let me = inner.weak();
+    Box::new(move |info| Weak::upgrade(&me).map_or(u8::MAX, |inner| inner.distance(info.segment)))
+}
+
+fn op<'a>(location: Location, targets: Vec<TargetBuf<'a>>) -> ReadOp<'a> {
+    ReadOp { slot: location.slot.0, stamp: location.stamp.0, offset: 0, targets }
+}
+
+/// Reads all that lies on one node.
+async fn read<'a>(
+    inner: &Inner,
+    segment: SegmentId,
+    reads: Vec<(NeedId, ReadOp<'a>)>,
+    deadline: Deadline,
+) -> Done {
+    let (ids, ops): (Vec<_>, Vec<_>) = reads.into_iter().unzip();
+    let outcomes = match inner.route(segment, deadline).await {
+        Ok(route) => route.read(&ops, deadline).await,
+        Err(error) => {
+            let failed = ReadResult::Unreachable(error.to_string());
+            return Done::Read(ids.into_iter().map(|id| (id, failed.clone())).collect());
+        }
+    };
+    let results = outcomes.into_iter().map(|outcome| match outcome {
+        Ok(()) => ReadResult::Valid,
+        Err(TransferError::Stale) => ReadResult::Stale,
+        Err(error) => ReadResult::Unreachable(error.to_string()),
+    });
+    Done::Read(ids.into_iter().zip(results).collect())
+}
+
+fn answer(outcome: GetOutcome, key: &Key, failures: &[Error], is_late: bool) -> Result<Fetched, Error> {
+    let key = || key.clone();
+    match outcome {
+        GetOutcome::Read(found) => Ok(Fetched { generation: found.generation, len: found.len }),
+        GetOutcome::Absent => Err(Error::NotFound { key: key() }),
+        GetOutcome::TooSmall(len) => Err(Error::TooSmall { key: key(), len }),
+        // A read that the deadline cut off says nothing about its node.
+        GetOutcome::Unavailable(_) if is_late => Err(Error::timeout("the get")),
+        GetOutcome::Unavailable(nodes) => Err(Error::NodeDown { key: key(), nodes }),
+        GetOutcome::Contended => Err(Error::Contended { key: key() }),
+        GetOutcome::Refused(refusal) => Err(refusal.into()),
+        GetOutcome::Unreachable(what) => Err(unreachable(what, failures, is_late, "the get")),
+    }
+}
+
+impl<'a> Landing<'a> for Given<'_, 'a> {
+    fn land(&self, item: usize, len: u64) -> Option<Vec<TargetBuf<'a>>> {
+        let mut left = usize::try_from(len).ok()?;
+        let mut targets = Vec::new();
+        for target in &self.0.get(item)?.targets {
+            let (taken, _) = target.split_at(left);
+            left -= taken.len();
+            targets.push(taken);
+        }
+        (left == 0).then_some(targets)
+    }
+}

@@ -1,0 +1,426 @@
+//! What all handles of one client share: connections, and what is to be tidied up behind them.
+//!
+//! **Invariant:** no lock is held across I/O, but for the gate of [`Reservations`].
+//!
+//! **Invariant:** a node hears `Goodbye` only when nothing of this client can touch its memory any more: no
+//! operation is under way, and no view is left.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use tiffin_core::message::{Hello, NodeInfo, Reply, Request, ReserveOutcome, Reserved, Role};
+use tiffin_core::session::CallFailure;
+use tiffin_core::{ClientId, Location, SegmentId};
+use tiffin_rpc::{Address, CallError, Connection};
+use tiffin_transport::Counters;
+use tokio::runtime::Handle;
+use tokio::sync::{Notify, mpsc};
+use tokio::time::{Instant, timeout_at};
+
+use crate::link::{Link, Usable};
+use crate::reservations::{Held, Reservations};
+use crate::route::{self, OpenRoute, Traveller};
+use crate::running::Running;
+use crate::tend::{self, Chore};
+use crate::{ConnectOptions, Deadline, Error, Route, host};
+
+/// How long a node that could not be reached is left alone.
+const NODE_REST: Duration = Duration::from_millis(500);
+/// How long a node may take to hear what is reserved there.
+const KEEP_TIME_MAX: Duration = Duration::from_secs(2);
+/// How long the last words of a client that is dropped may take.
+const GOODBYE_TIME_MAX: Duration = Duration::from_secs(2);
+
+/// A connection to the master.
+pub(crate) struct Master {
+    pub(crate) connection: Connection,
+    pub(crate) heartbeat: Duration,
+}
+
+impl Usable for Master {
+    fn is_usable(&self) -> bool {
+        !self.connection.is_closed()
+    }
+}
+
+struct Node {
+    info: NodeInfo,
+    link: Arc<Link<OpenRoute>>,
+}
+
+/// What all handles of one client share.
+pub(crate) struct Inner {
+    pub(crate) options: ConnectOptions,
+    pub(crate) counters: Arc<Counters>,
+    pub(crate) runtime: Handle,
+    pub(crate) reservations: Reservations,
+    pub(crate) chores: mpsc::UnboundedSender<Chore>,
+    traveller: Traveller,
+    address: Address,
+    master: Arc<Link<Master>>,
+    nodes: Mutex<BTreeMap<SegmentId, Node>>,
+    /// How many views there are on each node.
+    views: Mutex<BTreeMap<SegmentId, usize>>,
+    closed: AtomicBool,
+    /// How many operations are under way, and who waits for their end.
+    busy: AtomicUsize,
+    idle: Notify,
+    process: u32,
+    me: Weak<Self>,
+}
+
+/// An operation under way.
+pub(crate) struct Busy<'a>(&'a Inner);
+
+impl Inner {
+    pub(crate) async fn connect(options: ConnectOptions) -> Result<Arc<Self>, Error> {
+        let address: Address = options.address.parse()?;
+        let deadline = Deadline::after(options.connect_time);
+        let counters = Arc::new(Counters::default());
+        let drawn = host::draw().map_err(|error| Error::invalid(format!("no random number: {error}")))?;
+        let hello = Hello {
+            token: options.token.clone(),
+            namespace: options.namespace.clone(),
+            role: Role::Client,
+            client: ClientId(drawn),
+            label: options.label.clone(),
+            home: options.home,
+            host: host::identity(),
+            ..Hello::default()
+        };
+        let traveller = Traveller {
+            hello,
+            shared_memory: options.shared_memory,
+            home_memory: options.home_memory.clone(),
+            connect_time: options.connect_time,
+            counters: Arc::clone(&counters),
+        };
+        let (chores, todo) = mpsc::unbounded_channel();
+        let inner = Arc::new_cyclic(|me| Self {
+            counters,
+            runtime: Handle::current(),
+            reservations: Reservations::default(),
+            chores,
+            traveller,
+            master: Arc::new(Link::new(format!("`{address}`"), Duration::ZERO)),
+            address,
+            nodes: Mutex::default(),
+            views: Mutex::default(),
+            closed: AtomicBool::new(false),
+            busy: AtomicUsize::new(0),
+            idle: Notify::new(),
+            process: std::process::id(),
+            me: Weak::clone(me),
+            options,
+        });
+        let master = inner.master(deadline).await?;
+        tokio::spawn(tend::run(Arc::downgrade(&inner), todo, master.heartbeat));
+        Ok(inner)
+    }
+
+    pub(crate) fn weak(&self) -> Weak<Self> {
+        Weak::clone(&self.me)
+    }
+
+    pub(crate) fn id(&self) -> ClientId {
+        self.traveller.hello.client
+    }
+
+    /// Begins an operation, unless the client is closed or another process's.
+    pub(crate) fn enter(&self) -> Result<Busy<'_>, Error> {
+        if self.process != std::process::id() {
+            return Err(Error::Forked);
+        }
+        self.busy.fetch_add(1, Ordering::SeqCst);
+        let busy = Busy(self);
+        if self.closed.load(Ordering::SeqCst) { Err(Error::Closed) } else { Ok(busy) }
+    }
+
+    /// Asks the master, and remembers the nodes that the answer names.
+    pub(crate) async fn ask(&self, request: &Request, deadline: Deadline) -> Result<Reply, Error> {
+        let master = self.master(deadline).await?;
+        let reply = match master.connection.call(request, deadline.instant()).await {
+            // The master may have gone away and come back unnoticed. Asking a question twice is harmless.
+            Err(CallError::Lost { .. })
+                if matches!(request, Request::Resolve(_) | Request::List(_) | Request::Stat) =>
+            {
+                let master = self.master(deadline).await?;
+                master.connection.call(request, deadline.instant()).await?
+            }
+            reply => reply?,
+        };
+        if let Reply::Resolved(resolved) = &reply {
+            self.learn(&resolved.nodes);
+        }
+        Ok(reply)
+    }
+
+    /// Asks the master for room. What it gives is in `held` before anything else can happen.
+    pub(crate) async fn reserve(
+        &self,
+        request: &Request,
+        held: &Held<'_>,
+        deadline: Deadline,
+    ) -> Result<Reply, Error> {
+        let late = || Error::timeout("waiting to reserve");
+        let mut is_told = false;
+        loop {
+            let gate = timeout_at(deadline.instant(), self.reservations.gate.read());
+            let gate = gate.await.map_err(|_| late())?;
+            // First the connection: if it is a new one, the nodes to be told are known when it is there.
+            let master = self.master(deadline).await?;
+            if !is_told && !self.owed().is_empty() {
+                drop(gate);
+                timeout_at(deadline.instant(), self.keep()).await.map_err(|_| late())?;
+                // Once is enough: a node that does not listen must not stop all puts.
+                is_told = true;
+                continue;
+            }
+            let chores = self.chores.clone();
+            let abort = move |reply| {
+                let _gone = chores.send(Chore::Late(reply));
+            };
+            let reply = master.connection.call_or(request, deadline.instant(), abort).await?;
+            if let Reply::Reserved(reserved) = &reply {
+                self.learn(&reserved.nodes);
+                locations(reserved).for_each(|location| held.take(location));
+            }
+            return Ok(reply);
+        }
+    }
+
+    /// Asks a node.
+    pub(crate) async fn ask_node(
+        &self,
+        segment: SegmentId,
+        request: &Request,
+        deadline: Deadline,
+    ) -> Result<Reply, Error> {
+        let route = self.route(segment, deadline).await?;
+        Ok(route.connection.call(request, deadline.instant()).await?)
+    }
+
+    /// The way to a node.
+    pub(crate) async fn route(
+        &self,
+        segment: SegmentId,
+        deadline: Deadline,
+    ) -> Result<Arc<OpenRoute>, Error> {
+        let known = self.nodes().get(&segment).map(|node| (node.info.clone(), Arc::clone(&node.link)));
+        let Some((info, link)) = known else {
+            return Err(Error::Unreachable { what: format!("the node of segment {segment} is not known") });
+        };
+        let open = |last| route::open(self.traveller.clone(), info, last);
+        link.get(&self.runtime, deadline, open).await
+    }
+
+    /// The way to a node as it is or last was.
+    pub(crate) fn last_route(&self, segment: SegmentId) -> Option<Arc<OpenRoute>> {
+        self.nodes().get(&segment)?.link.last()
+    }
+
+    /// Remembers nodes. One whose addresses have changed is reached at the new ones next time.
+    pub(crate) fn learn(&self, infos: &[NodeInfo]) {
+        let mut nodes = self.nodes();
+        for info in infos {
+            match nodes.get_mut(&info.segment) {
+                Some(node) if node.info == *info => {}
+                Some(node) => node.info = info.clone(),
+                None => {
+                    let link = Arc::new(Link::new(format!("node `{}`", info.name), NODE_REST));
+                    nodes.insert(info.segment, Node { info: info.clone(), link });
+                }
+            }
+        }
+    }
+
+    /// How far a node is: zero is nearest.
+    pub(crate) fn distance(&self, segment: SegmentId) -> u8 {
+        let nodes = self.nodes();
+        let Some(node) = nodes.get(&segment) else { return u8::MAX };
+        match node.link.current().map(|route| route.attachment().is_some()) {
+            Some(true) => 0,
+            // One that was not tried yet may turn out to be near.
+            None if node.link.failure().is_none() && self.may_share(&node.info) => 1,
+            Some(false) => 2,
+            None => 3,
+        }
+    }
+
+    pub(crate) fn routes(&self) -> Vec<Route> {
+        let nodes = self.nodes();
+        let routes = nodes.values().map(|node| {
+            let current = node.link.current();
+            let why_not = current.as_ref().and_then(|route| route.why_not_shared.clone());
+            Route {
+                node: node.info.name.clone(),
+                segment: node.info.segment,
+                way: current.as_ref().map(|route| route.way()),
+                why: if current.is_some() { why_not } else { node.link.failure().map(|it| it.to_string()) },
+            }
+        });
+        routes.collect()
+    }
+
+    pub(crate) fn count_view(&self, segment: SegmentId) {
+        *lock(&self.views).entry(segment).or_default() += 1;
+    }
+
+    pub(crate) fn uncount_view(&self, segment: SegmentId) {
+        let mut views = lock(&self.views);
+        if let Some(count) = views.get_mut(&segment) {
+            *count -= 1;
+            if *count == 0 {
+                views.remove(&segment);
+            }
+        }
+    }
+
+    /// Says goodbye to everybody, when all operations have ended.
+    pub(crate) async fn close(&self, deadline: Deadline) -> Result<(), Error> {
+        self.closed.store(true, Ordering::SeqCst);
+        let quiet = timeout_at(deadline.instant(), async {
+            loop {
+                let idle = self.idle.notified();
+                if self.busy.load(Ordering::SeqCst) == 0 {
+                    return;
+                }
+                idle.await;
+            }
+        });
+        quiet.await.map_err(|_| Error::timeout("waiting for calls that are under way"))?;
+        goodbye(self.leave(), deadline.instant()).await;
+        Ok(())
+    }
+
+    /// Everybody who has not heard goodbye yet and may: nodes on which something is still in view must wait.
+    fn leave(&self) -> Vec<Connection> {
+        let views = lock(&self.views).clone();
+        let mut nodes = self.nodes();
+        let mut connections: Vec<_> =
+            self.master.current().map(|it| it.connection.clone()).into_iter().collect();
+        nodes.retain(|segment, node| {
+            if views.contains_key(segment) {
+                return true;
+            }
+            connections.extend(node.link.current().map(|route| route.connection.clone()));
+            false
+        });
+        connections
+    }
+
+    /// Tells nodes what is known to be reserved there, so that they give the rest back.
+    async fn keep(&self) {
+        let _alone = self.reservations.gate.write().await;
+        let mut running = Running::new();
+        for (segment, route) in self.owed() {
+            let request = Request::Keep(self.reservations.on(segment));
+            running.push(async move {
+                let deadline = Instant::now() + KEEP_TIME_MAX;
+                match route.connection.call(&request, deadline).await {
+                    Ok(_) => self.reservations.told(segment),
+                    Err(error) => {
+                        tracing::warn!(%segment, %error, "a node did not hear what is reserved there");
+                        // It stays owed, and is said when the connection was opened again.
+                        route.connection.close();
+                    }
+                }
+            });
+        }
+        running.all().await;
+    }
+
+    /// The nodes that must be told what is reserved there and can be.
+    fn owed(&self) -> Vec<(SegmentId, Arc<OpenRoute>)> {
+        let nodes = self.nodes();
+        let owed = self.reservations.owed().into_iter();
+        owed.filter_map(|segment| Some((segment, nodes.get(&segment)?.link.current()?))).collect()
+    }
+
+    pub(crate) async fn master(&self, deadline: Deadline) -> Result<Arc<Master>, Error> {
+        let (address, hello) = (self.address.clone(), self.traveller.hello.clone());
+        let (time, me) = (self.options.connect_time, Weak::clone(&self.me));
+        let open = |last: Option<Arc<Master>>| async move {
+            let opened = Connection::open(&address, hello, Instant::now() + time).await;
+            let (connection, welcome) = opened?;
+            if let Some(inner) = me.upgrade().filter(|_| last.is_some()) {
+                let nodes = inner.nodes();
+                let met = nodes.iter().filter(|(_, node)| node.link.last().is_some());
+                inner.reservations.owe(met.map(|(segment, _)| *segment));
+            }
+            Ok(Master { connection, heartbeat: Duration::from_millis(welcome.heartbeat_ms) })
+        };
+        self.master.get(&self.runtime, deadline, open).await
+    }
+
+    /// The connection to the master, if it is open.
+    pub(crate) fn current_master(&self) -> Option<Arc<Master>> {
+        self.master.current()
+    }
+
+    fn may_share(&self, info: &NodeInfo) -> bool {
+        self.options.shared_memory && !info.memory.is_empty() && info.host == self.traveller.hello.host
+    }
+
+    fn nodes(&self) -> MutexGuard<'_, BTreeMap<SegmentId, Node>> {
+        lock(&self.nodes)
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // Nothing is under way and nothing in view: both would hold on to this.
+        let connections = self.leave();
+        if !connections.is_empty() {
+            self.runtime.spawn(goodbye(connections, Instant::now() + GOODBYE_TIME_MAX));
+        }
+    }
+}
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        if self.0.busy.fetch_sub(1, Ordering::SeqCst) == 1 {
+            self.0.idle.notify_waiters();
+        }
+    }
+}
+
+/// Every reservation of an answer.
+pub(crate) fn locations(reserved: &Reserved) -> impl Iterator<Item = Location> + '_ {
+    let rooms = reserved.items.iter().filter_map(|it| match it {
+        ReserveOutcome::Room(reservations) => Some(reservations),
+        _ => None,
+    });
+    rooms.flatten().map(|it| it.location)
+}
+
+/// What a session is told of a call that failed.
+pub(crate) fn call_failure(error: &Error) -> CallFailure {
+    use tiffin_core::message::{Reason, Refusal};
+    let refused = |reason| CallFailure::Refused(Refusal { reason, message: error.to_string() });
+    match error {
+        Error::Invalid { .. } => refused(Reason::Invalid),
+        Error::Unauthenticated { .. } => refused(Reason::Unauthenticated),
+        Error::Refused { reason, .. } => refused(*reason),
+        _ => CallFailure::Unreachable(error.to_string()),
+    }
+}
+
+async fn goodbye(connections: Vec<Connection>, deadline: Instant) {
+    let mut running = Running::new();
+    for connection in connections {
+        running.push(async move {
+            // Whoever does not hear it finds out when this process ends.
+            let _unheard = connection.call(&Request::Goodbye, deadline).await;
+            connection.close();
+        });
+    }
+    running.all().await;
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Each use is one change of a map, so nothing can be half done.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,152 @@
+//! What only the master is asked: looking up, deleting, listing.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use tiffin_core::message::{
+    Delete, DeleteMatching, DeleteOutcome, DeletedMatching, Found, List, ListItem, Listed, NodeInfo, Pattern,
+    Reply, Request, Resolve, ResolveOutcome, Stat,
+};
+use tiffin_core::{Key, SegmentId};
+
+use crate::inner::Inner;
+use crate::{Deadline, DeleteOptions, Error, Info, Replica, ResolveOptions, batch};
+
+/// Objects of one page, where all pages are wanted.
+const PAGE_ITEMS: u32 = 8192;
+/// The longest that the master is asked to wait for nodes.
+const WAIT_MAX: Duration = Duration::from_secs(3600);
+
+pub(crate) async fn resolve(
+    inner: &Inner,
+    keys: &[Key],
+    options: ResolveOptions,
+    deadline: Deadline,
+) -> Vec<Result<Option<Info>, Error>> {
+    let ResolveOptions { touch, lease, locate } = options;
+    let mut results = Vec::with_capacity(keys.len());
+    for piece in batch::pieces(keys) {
+        let keys = keys.get(piece).unwrap_or_default();
+        let resolve = Resolve { keys: keys.to_vec(), touch, lease, locate };
+        match inner.ask(&Request::Resolve(resolve), deadline).await {
+            Ok(Reply::Resolved(resolved)) if resolved.items.len() == keys.len() => {
+                let nodes: BTreeMap<_, _> = resolved.nodes.into_iter().map(|it| (it.segment, it)).collect();
+                let answers = keys.iter().zip(resolved.items);
+                results.extend(answers.map(|(key, outcome)| match outcome {
+                    ResolveOutcome::Found(found) => Ok(Some(info(found, &nodes))),
+                    ResolveOutcome::Absent => Ok(None),
+                    ResolveOutcome::Unavailable(nodes) => Err(Error::NodeDown { key: key.clone(), nodes }),
+                }));
+            }
+            Ok(_) => results.extend(batch::all(keys.len(), &misfit())),
+            Err(error) => results.extend(batch::all(keys.len(), &error)),
+        }
+    }
+    results
+}
+
+pub(crate) async fn delete(
+    inner: &Inner,
+    keys: &[Key],
+    options: DeleteOptions,
+    deadline: Deadline,
+) -> Vec<Result<bool, Error>> {
+    let mut results = Vec::with_capacity(keys.len());
+    for piece in batch::pieces(keys) {
+        let keys = keys.get(piece).unwrap_or_default();
+        let delete = Delete { keys: keys.to_vec(), force: options.force, wait_ms: wait_ms(deadline) };
+        match inner.ask(&Request::Delete(delete), deadline).await {
+            Ok(Reply::Deleted(outcomes)) if outcomes.len() == keys.len() => {
+                let answers = keys.iter().zip(outcomes);
+                results.extend(answers.map(|(key, outcome)| match outcome {
+                    DeleteOutcome::Deleted => Ok(true),
+                    DeleteOutcome::Absent => Ok(false),
+                    DeleteOutcome::Leased => Err(Error::Leased { key: key.clone() }),
+                    DeleteOutcome::Unconfirmed(nodes) => Err(Error::Unconfirmed { nodes }),
+                }));
+            }
+            Ok(_) => results.extend(batch::all(keys.len(), &misfit())),
+            Err(error) => results.extend(batch::all(keys.len(), &error)),
+        }
+    }
+    results
+}
+
+pub(crate) async fn delete_matching(
+    inner: &Inner,
+    pattern: Pattern,
+    options: DeleteOptions,
+    deadline: Deadline,
+) -> Result<DeletedMatching, Error> {
+    let delete = DeleteMatching { pattern, force: options.force, wait_ms: wait_ms(deadline) };
+    match inner.ask(&Request::DeleteMatching(delete), deadline).await? {
+        Reply::DeletedMatching(deleted) => Ok(deleted),
+        _ => Err(misfit()),
+    }
+}
+
+pub(crate) async fn list(
+    inner: &Inner,
+    pattern: Pattern,
+    deadline: Deadline,
+) -> Result<Vec<ListItem>, Error> {
+    let mut items = Vec::new();
+    let mut cursor = 0;
+    loop {
+        let page = page(inner, pattern.clone(), cursor, PAGE_ITEMS, deadline).await?;
+        items.extend(page.items);
+        cursor = page.cursor;
+        if cursor == 0 {
+            break;
+        }
+    }
+    items.sort_by(|a, b| a.key.cmp(&b.key).then(b.generation.cmp(&a.generation)));
+    // An object that was replaced while the pages were turned may be on two of them.
+    items.dedup_by(|later, first| later.key == first.key);
+    Ok(items)
+}
+
+pub(crate) async fn page(
+    inner: &Inner,
+    pattern: Pattern,
+    cursor: u64,
+    limit: u32,
+    deadline: Deadline,
+) -> Result<Listed, Error> {
+    match inner.ask(&Request::List(List { pattern, cursor, limit }), deadline).await? {
+        Reply::Listed(listed) => Ok(listed),
+        _ => Err(misfit()),
+    }
+}
+
+pub(crate) async fn stat(inner: &Inner, deadline: Deadline) -> Result<Stat, Error> {
+    match inner.ask(&Request::Stat, deadline).await? {
+        Reply::Stat(stat) => Ok(stat),
+        _ => Err(misfit()),
+    }
+}
+
+fn info(found: Found, nodes: &BTreeMap<SegmentId, NodeInfo>) -> Info {
+    let replicas = found.replicas.into_iter().map(|location| {
+        let unknown = || NodeInfo { segment: location.segment, ..NodeInfo::default() };
+        Replica { location, node: nodes.get(&location.segment).cloned().unwrap_or_else(unknown) }
+    });
+    Info {
+        generation: found.generation,
+        len: found.len,
+        hard_pin: found.hard_pin,
+        soft_pin: found.soft_pin,
+        leased: found.leased,
+        replicas: replicas.collect(),
+    }
+}
+
+/// How long the master may wait for nodes, so that its answer still comes in time.
+fn wait_ms(deadline: Deadline) -> u64 {
+    let wait = deadline.remaining().mul_f64(0.75).min(WAIT_MAX);
+    u64::try_from(wait.as_millis()).unwrap_or(u64::MAX)
+}
+
+fn misfit() -> Error {
+    Error::Unreachable { what: "the answer of the master does not fit the question".to_owned() }
+}

@@ -1,0 +1,134 @@
+//! What a caller may choose.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tiffin_core::NAMESPACE_DEFAULT;
+use tiffin_core::SegmentId;
+use tiffin_transport::segment::NodeMemory;
+use tokio::time::Instant;
+
+/// How long connecting may take, unless told otherwise.
+const CONNECT_TIME: Duration = Duration::from_secs(5);
+/// What stands for "never": about thirty years. An instant much further on cannot be represented everywhere.
+const NEVER: Duration = Duration::from_secs(86_400 * 365 * 30);
+
+/// The moment by which a call has ended, whatever the other side does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Deadline(Instant);
+
+impl Deadline {
+    /// So long from now. [`Duration::MAX`] is as good as never.
+    #[must_use]
+    pub fn after(time: Duration) -> Self {
+        Self(Instant::now() + time.min(NEVER))
+    }
+
+    /// At that moment.
+    #[must_use]
+    pub fn at(instant: Instant) -> Self {
+        Self(instant)
+    }
+
+    /// That moment.
+    #[must_use]
+    pub fn instant(self) -> Instant {
+        self.0
+    }
+
+    /// Whether it has come.
+    #[must_use]
+    pub fn has_passed(self) -> bool {
+        self.0 <= Instant::now()
+    }
+
+    /// How much time is left.
+    #[must_use]
+    pub fn remaining(self) -> Duration {
+        self.0.saturating_duration_since(Instant::now())
+    }
+}
+
+/// Where to connect to, and as whom.
+///
+/// ```
+/// # use tiffin_client::ConnectOptions;
+/// let options = ConnectOptions { token: "secret".to_owned(), ..ConnectOptions::new("127.0.0.1:7400") };
+/// ```
+#[derive(Clone)]
+pub struct ConnectOptions {
+    /// The master: `host:port`, `[ipv6]:port` or `unix:@name`.
+    pub address: String,
+    /// The shared secret; empty where none is set.
+    pub token: String,
+    /// The namespace of all keys.
+    pub namespace: String,
+    /// A name for people, shown in lists of clients.
+    pub label: String,
+    /// Whether the memory of nodes on this host may be mapped. Switching it off sends every byte through a
+    /// socket, as if all nodes were on other hosts.
+    pub shared_memory: bool,
+    /// The node that lives in this process, if one does: the best home for puts.
+    pub home: Option<SegmentId>,
+    /// The memory of that node, so that it can be reached without mapping it once more.
+    pub home_memory: Option<Arc<NodeMemory>>,
+    /// How long connecting may take: to the master in [`Client::connect`](crate::Client::connect), and later to
+    /// it or to a node, inside the deadline of the call that needs it.
+    pub connect_time: Duration,
+}
+
+impl ConnectOptions {
+    /// Connects to that master, with shared memory where possible, and with all else as usual.
+    #[must_use]
+    pub fn new(address: impl Into<String>) -> Self {
+        Self {
+            address: address.into(),
+            token: String::new(),
+            namespace: NAMESPACE_DEFAULT.to_owned(),
+            label: format!("process {}", std::process::id()),
+            shared_memory: true,
+            home: None,
+            home_memory: None,
+            connect_time: CONNECT_TIME,
+        }
+    }
+}
+
+/// Leaves the token out, so that it does not end up in a log.
+impl std::fmt::Debug for ConnectOptions {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.debug_struct("ConnectOptions")
+            .field("address", &self.address)
+            .field("namespace", &self.namespace)
+            .field("label", &self.label)
+            .field("shared_memory", &self.shared_memory)
+            .field("home", &self.home)
+            .field("connect_time", &self.connect_time)
+            .finish_non_exhaustive()
+    }
+}
+
+/// How to get.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GetOptions {
+    /// Protects the objects from eviction for the master's lease time.
+    pub lease: bool,
+}
+
+/// How to look objects up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ResolveOptions {
+    /// Counts as a use: moves the objects to the recent end of the eviction order.
+    pub touch: bool,
+    /// Protects the objects from eviction for the master's lease time.
+    pub lease: bool,
+    /// Wants to know where the copies lie: fills [`Info::replicas`](crate::Info::replicas).
+    pub locate: bool,
+}
+
+/// How to delete.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DeleteOptions {
+    /// Even if leased, where leases refuse removal.
+    pub force: bool,
+}

@@ -1,0 +1,188 @@
+//! Runs a `session::Put` against connections and transports.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use tiffin_core::message::{CommitOutcome, PutOptions, Reply, Request};
+use tiffin_core::session::{Need, NeedId, Peer, Put as Session, PutOutcome, PutRequest, WriteResult};
+use tiffin_core::{Location, Reservation, SegmentId};
+use tiffin_transport::{TransferError, WriteOp};
+use tokio::time::timeout_at;
+
+use crate::inner::{Inner, call_failure};
+use crate::reservations::Held;
+use crate::running::Running;
+use crate::{Deadline, Effect, Error, Put, Stored, batch};
+
+/// What was carried out.
+enum Done {
+    Called(NeedId, Result<Reply, Error>),
+    Written(Vec<(NeedId, Location, WriteResult)>),
+}
+
+/// A write that waits for the others to the same node.
+type Writes = BTreeMap<SegmentId, Vec<(NeedId, usize, Reservation)>>;
+
+pub(crate) async fn put(inner: &Inner, puts: &[Put<'_>], deadline: Deadline) -> Vec<Result<Stored, Error>> {
+    let mut outcomes = Vec::with_capacity(puts.len());
+    for piece in batch::pieces(puts.iter().map(|put| &put.key)) {
+        let puts = puts.get(piece).unwrap_or_default();
+        outcomes.extend(drive(inner, puts, deadline).await);
+    }
+    outcomes
+}
+
+async fn drive(inner: &Inner, puts: &[Put<'_>], deadline: Deadline) -> Vec<Result<Stored, Error>> {
+    let mut session = Session::new(puts.iter().map(request).collect());
+    // Dropped last: what is left is given back when no copy of ours can be under way any more.
+    let held = Held::new(&inner.reservations, &inner.chores);
+    let held = &held;
+    let mut failures = Vec::new();
+    let mut running = Running::new();
+    let mut is_late = deadline.has_passed();
+    while !is_late {
+        let mut writes = Writes::new();
+        while let Some(need) = session.poll() {
+            match need {
+                Need::Call { id, peer, request } => {
+                    running.push(call(inner, held, id, peer, request, deadline))
+                }
+                Need::Write { id, item, reservation } => {
+                    writes.entry(reservation.location.segment).or_default().push((id, item, reservation));
+                }
+                Need::Read { .. } => {}
+            }
+        }
+        for (segment, writes) in writes {
+            running.push(write(inner, puts, segment, writes, deadline));
+        }
+        match timeout_at(deadline.instant(), running.next()).await {
+            Ok(Some(Done::Called(id, Ok(reply)))) => session.replied(id, Ok(reply)),
+            Ok(Some(Done::Called(id, Err(error)))) => {
+                session.replied(id, Err(call_failure(&error)));
+                failures.push(error);
+            }
+            Ok(Some(Done::Written(results))) => {
+                for (id, location, result) in results {
+                    if result == WriteResult::Stale {
+                        held.settle(location);
+                    }
+                    session.written(id, result);
+                }
+            }
+            Ok(None) => break,
+            Err(_) => is_late = true,
+        }
+    }
+    drop(running);
+    let outcomes = session.into_outcomes().into_iter().zip(puts);
+    outcomes.map(|(outcome, put)| answer(outcome, put, &failures, is_late)).collect()
+}
+
+fn request(put: &Put<'_>) -> PutRequest {
+    let options = PutOptions { replicas: put.options.replicas.max(1), ..put.options.clone() };
+    // Buffers that overlap can be longer together than memory; no node has that much room.
+    PutRequest { key: put.key.clone(), len: put.len().unwrap_or(u64::MAX), options }
+}
+
+async fn call(
+    inner: &Inner,
+    held: &Held<'_>,
+    id: NeedId,
+    peer: Peer,
+    request: Request,
+    deadline: Deadline,
+) -> Done {
+    let reply = match peer {
+        Peer::Master => inner.reserve(&request, held, deadline).await,
+        Peer::Node(segment) => {
+            let reply = inner.ask_node(segment, &request, deadline).await;
+            if let Ok(reply) = &reply {
+                settle(held, segment, &request, reply);
+            }
+            reply
+        }
+    };
+    Done::Called(id, reply)
+}
+
+/// Strikes off what a node has turned into objects or taken back.
+fn settle(held: &Held<'_>, segment: SegmentId, request: &Request, reply: &Reply) {
+    match (request, reply) {
+        (Request::Abort(holds), Reply::Done) => {
+            for hold in holds {
+                held.settle(Location { segment, slot: hold.slot, stamp: hold.stamp });
+            }
+        }
+        (Request::Commit(commit), Reply::Committed(outcomes)) => {
+            for (item, outcome) in commit.items.iter().zip(outcomes) {
+                held.settle(Location { segment, slot: item.hold.slot, stamp: item.hold.stamp });
+                // The other copies of a stale one are given back by the session.
+                if *outcome != CommitOutcome::Stale {
+                    item.others.iter().for_each(|other| held.settle(*other));
+                }
+            }
+        }
+        _ => {}
+    }
+}
+
+/// Writes all that goes to one node.
+async fn write(
+    inner: &Inner,
+    puts: &[Put<'_>],
+    segment: SegmentId,
+    writes: Vec<(NeedId, usize, Reservation)>,
+    deadline: Deadline,
+) -> Done {
+    let route = match inner.route(segment, deadline).await {
+        Ok(route) => route,
+        Err(error) => {
+            let failed = WriteResult::Unreachable(error.to_string());
+            let results = writes.into_iter().map(|(id, _, it)| (id, it.location, failed.clone()));
+            return Done::Written(results.collect());
+        }
+    };
+    let op = |(_, item, reservation): &(NeedId, usize, Reservation)| WriteOp {
+        slot: reservation.location.slot.0,
+        stamp: reservation.location.stamp.0,
+        offset: 0,
+        sources: puts.get(*item).map(|put| put.parts.clone()).unwrap_or_default(),
+    };
+    let ops: Vec<_> = writes.iter().map(op).collect();
+    let outcomes = Arc::clone(&route).write(&ops, deadline).await;
+    let results = writes.into_iter().zip(outcomes).map(|((id, _, reservation), outcome)| {
+        let result = match outcome {
+            Ok(()) => WriteResult::Written,
+            Err(TransferError::Stale) => WriteResult::Stale,
+            Err(error) => WriteResult::Unreachable(error.to_string()),
+        };
+        (id, reservation.location, result)
+    });
+    Done::Written(results.collect())
+}
+
+fn answer(outcome: PutOutcome, put: &Put<'_>, failures: &[Error], is_late: bool) -> Result<Stored, Error> {
+    match outcome {
+        PutOutcome::Stored { generation, copies, replaced } => {
+            let effect = if replaced { Effect::Replaced } else { Effect::Created };
+            Ok(Stored { generation, copies, effect })
+        }
+        PutOutcome::Exists(generation) => Ok(Stored { generation, copies: 0, effect: Effect::Kept }),
+        PutOutcome::Full(usage) => {
+            Err(Error::Full { key: put.key.clone(), len: put.len().unwrap_or(u64::MAX), usage })
+        }
+        PutOutcome::Invalid(what) => Err(Error::Invalid { what }),
+        PutOutcome::Refused(refusal) => Err(refusal.into()),
+        PutOutcome::Unreachable(what) => Err(unreachable(what, failures, is_late, "the put")),
+    }
+}
+
+/// The failure that a session only knows the text of.
+pub(crate) fn unreachable(what: String, failures: &[Error], is_late: bool, operation: &str) -> Error {
+    match failures.iter().find(|it| it.to_string() == what) {
+        Some(failure) => failure.clone(),
+        None if is_late => Error::timeout(operation),
+        None => Error::Unreachable { what },
+    }
+}

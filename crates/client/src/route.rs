@@ -1,0 +1,200 @@
+//! The way to one node: a connection for requests, and a transport for bytes.
+//!
+//! Shared memory is tried first: only a node of this host can hand its memory over, so success is the proof that
+//! it is one. A node that lives in this very process is attached to as well, although its memory is here already,
+//! because that is how it learns that this client can touch its memory without asking.
+//!
+//! **Invariant:** a client that has mapped a node's memory stays attached across broken connections, under the
+//! same id: what it has reserved or looks at outlives them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tiffin_core::message::{Hello, NodeInfo, Welcome};
+use tiffin_rpc::{Address, Connection};
+use tiffin_transport::local::Local;
+use tiffin_transport::segment::NodeMemory;
+use tiffin_transport::shm::{AttachError, Attachment, Shm, attach};
+use tiffin_transport::tcp::{Identity, Tcp};
+use tiffin_transport::{Counters, MappedRange, Outcome, ReadOp, TransferError, Transport, WriteOp};
+use tokio::time::Instant;
+
+use crate::link::Usable;
+use crate::{Deadline, Error, Way};
+
+/// The most time that may go into mapping memory, so that enough is left for the socket instead.
+const ATTACH_TIME_MAX: Duration = Duration::from_secs(2);
+
+/// What all ways of one client have in common.
+#[derive(Clone)]
+pub(crate) struct Traveller {
+    pub(crate) hello: Hello,
+    pub(crate) shared_memory: bool,
+    pub(crate) home_memory: Option<Arc<NodeMemory>>,
+    pub(crate) connect_time: Duration,
+    pub(crate) counters: Arc<Counters>,
+}
+
+/// A way that was found.
+pub(crate) struct OpenRoute {
+    pub(crate) connection: Connection,
+    mover: Mover,
+    /// Why the memory is not mapped.
+    pub(crate) why_not_shared: Option<String>,
+}
+
+enum Mover {
+    Local(Local, Arc<Attachment>),
+    Shm(Shm),
+    Tcp(Tcp),
+}
+
+impl Usable for OpenRoute {
+    fn is_usable(&self) -> bool {
+        !self.connection.is_closed() && self.attachment().is_none_or(|it| it.is_connected())
+    }
+}
+
+impl OpenRoute {
+    pub(crate) fn way(&self) -> Way {
+        match self.mover {
+            Mover::Local(..) => Way::Local,
+            Mover::Shm(_) => Way::SharedMemory,
+            Mover::Tcp(_) => Way::Tcp,
+        }
+    }
+
+    pub(crate) fn attachment(&self) -> Option<&Arc<Attachment>> {
+        match &self.mover {
+            Mover::Local(_, attachment) => Some(attachment),
+            Mover::Shm(shm) => Some(shm.attachment()),
+            Mover::Tcp(_) => None,
+        }
+    }
+
+    /// Whether the node is certainly gone, and with it all that it kept for this client.
+    pub(crate) fn is_node_gone(&self) -> bool {
+        self.attachment().is_some_and(|it| !it.is_connected())
+    }
+
+    pub(crate) async fn read(&self, ops: &[ReadOp<'_>], deadline: Deadline) -> Vec<Outcome> {
+        let outcomes = self.transport().read(ops, deadline.instant()).await;
+        self.unless_gone(outcomes)
+    }
+
+    pub(crate) async fn write(&self, ops: &[WriteOp<'_>], deadline: Deadline) -> Vec<Outcome> {
+        let outcomes = self.transport().write(ops, deadline.instant()).await;
+        self.unless_gone(outcomes)
+    }
+
+    /// The bytes of a use where they lie, if they can be looked at there. The caller holds a view at the node.
+    pub(crate) fn view(&self, slot: u32, stamp: u64) -> Option<MappedRange> {
+        match &self.mover {
+            Mover::Local(local, _) => local.view(slot, stamp),
+            Mover::Shm(shm) => shm.view(slot, stamp),
+            Mover::Tcp(_) => None,
+        }
+    }
+
+    fn transport(&self) -> &dyn Transport {
+        match &self.mover {
+            Mover::Local(local, _) => local,
+            Mover::Shm(shm) => shm,
+            Mover::Tcp(tcp) => tcp,
+        }
+    }
+
+    /// A node of this process that was stopped no longer changes stamps, so what it left behind proves nothing.
+    fn unless_gone(&self, outcomes: Vec<Outcome>) -> Vec<Outcome> {
+        let Mover::Local(_, attachment) = &self.mover else { return outcomes };
+        if attachment.is_connected() {
+            return outcomes;
+        }
+        let peer = attachment.name().to_owned();
+        let lost = TransferError::Lost { peer, why: "the node in this process was stopped".to_owned() };
+        outcomes.into_iter().map(|outcome| outcome.and(Err(lost.clone()))).collect()
+    }
+}
+
+/// Opens the way to a node. `last` is the one that broke, if there was one.
+pub(crate) async fn open(
+    traveller: Traveller,
+    info: NodeInfo,
+    last: Option<Arc<OpenRoute>>,
+) -> Result<OpenRoute, Error> {
+    let deadline = Instant::now() + traveller.connect_time;
+    let (attached, why_not_shared) = match attached(&traveller, &info, last, deadline).await {
+        Ok(attachment) => (Some(attachment), None),
+        Err(why) => (None, Some(why)),
+    };
+    let address = match &attached {
+        Some(_) => format!("unix:@{}", info.unix),
+        None if info.tcp.is_empty() || info.data.is_empty() => {
+            let why = why_not_shared.unwrap_or_default();
+            let what = format!("node `{}` listens for its own host only, and its memory: {why}", info.name);
+            return Err(Error::Unreachable { what });
+        }
+        None => info.tcp.clone(),
+    };
+    let address: Address = address.parse()?;
+    let named = |error: Error| match error {
+        Error::Unreachable { what } => Error::Unreachable { what: format!("node `{}`: {what}", info.name) },
+        Error::Timeout { what } => Error::Timeout { what: format!("node `{}`: {what}", info.name) },
+        error => error,
+    };
+    let opened = Connection::open(&address, traveller.hello.clone(), deadline).await;
+    let (connection, welcome) = opened.map_err(|error| named(error.into()))?;
+    check_segment(&info, &welcome, &address)?;
+    let mover = mover(&traveller, &info, attached);
+    Ok(OpenRoute { connection, mover, why_not_shared })
+}
+
+fn mover(traveller: &Traveller, info: &NodeInfo, attached: Option<Arc<Attachment>>) -> Mover {
+    let counters = Arc::clone(&traveller.counters);
+    let Some(attachment) = attached else {
+        let token = traveller.hello.token.clone();
+        let identity = Identity { client: traveller.hello.client.0, segment: info.segment.0, token };
+        return Mover::Tcp(Tcp::new(info.data.clone(), identity, counters));
+    };
+    match &traveller.home_memory {
+        Some(memory) if memory.geometry().segment == info.segment.0 => {
+            Mover::Local(Local::new(Arc::clone(memory), counters), attachment)
+        }
+        _ => Mover::Shm(Shm::new(attachment, counters)),
+    }
+}
+
+fn check_segment(info: &NodeInfo, welcome: &Welcome, address: &Address) -> Result<(), Error> {
+    if welcome.segment == info.segment {
+        return Ok(());
+    }
+    let what = format!("node `{}` is gone: another one answers at `{address}`", info.name);
+    Err(Error::Unreachable { what })
+}
+
+/// The node's memory, mapped; or why it is not.
+async fn attached(
+    traveller: &Traveller,
+    info: &NodeInfo,
+    last: Option<Arc<OpenRoute>>,
+    deadline: Instant,
+) -> Result<Arc<Attachment>, String> {
+    if !traveller.shared_memory {
+        return Err("switched off".to_owned());
+    }
+    if info.memory.is_empty() || info.unix.is_empty() {
+        return Err("the node offers none".to_owned());
+    }
+    if let Some(attachment) = last.as_ref().and_then(|it| it.attachment()).filter(|it| it.is_connected()) {
+        return Ok(Arc::clone(attachment));
+    }
+    let deadline = deadline.min(Instant::now() + ATTACH_TIME_MAX);
+    let Hello { client, token, host, .. } = &traveller.hello;
+    let attached = attach(&info.memory, info.segment.0, client.0, token, deadline).await;
+    attached.map(Arc::new).map_err(|error| match error {
+        AttachError::Unreachable { .. } if info.host != *host => "another host".to_owned(),
+        AttachError::Stranger { uid, .. } => format!("another user, {uid}"),
+        AttachError::Refused { reason, .. } => reason,
+        error => error.to_string(),
+    })
+}

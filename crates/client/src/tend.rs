@@ -1,0 +1,146 @@
+//! What is done behind the callers' backs: room given back, views ended, signs of life.
+//!
+//! **Invariant:** a view is ended at most once. If the answer to `EndViews` is lost it is not said again: the
+//! node counts views per object, and a second end would be that of another view of the same object.
+
+use std::collections::BTreeMap;
+use std::sync::Weak;
+use std::time::Duration;
+
+use tiffin_core::message::{Heartbeat, Reply, Request};
+use tiffin_core::{Hold, Location, SegmentId};
+use tokio::sync::mpsc;
+use tokio::time::MissedTickBehavior;
+
+use crate::inner::{Inner, locations};
+use crate::{Deadline, Error};
+
+/// How long one try may take.
+const TRY_TIME_MAX: Duration = Duration::from_secs(5);
+/// How often something is tried.
+const TRIES_MAX: u32 = 12;
+/// The pause after the first failure; each further one is twice as long.
+const PAUSE_MIN: Duration = Duration::from_millis(50);
+/// The longest pause.
+const PAUSE_MAX: Duration = Duration::from_secs(10);
+/// How often a sign of life is given where the master does not say.
+const BEAT: Duration = Duration::from_secs(5);
+/// The most chores that go into one message.
+const CHORES_MAX: usize = 4096;
+
+/// Something that needs no caller.
+#[derive(Debug)]
+pub(crate) enum Chore {
+    /// Give reservations back.
+    Abort(Vec<Location>),
+    /// Undo what an answer says that came too late.
+    Late(Reply),
+    /// End a view.
+    EndView(Location),
+}
+
+#[derive(Debug, Default)]
+struct PerNode {
+    aborts: Vec<Hold>,
+    ends: Vec<Hold>,
+}
+
+/// Tends to a client until it is gone.
+pub(crate) async fn run(
+    client: Weak<Inner>,
+    mut chores: mpsc::UnboundedReceiver<Chore>,
+    heartbeat: Duration,
+) {
+    let period = if heartbeat.is_zero() { BEAT } else { heartbeat };
+    let mut beat = tokio::time::interval(period);
+    beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut batch = Vec::new();
+    loop {
+        tokio::select! {
+            received = chores.recv_many(&mut batch, CHORES_MAX) => {
+                let Some(inner) = client.upgrade().filter(|_| received > 0) else { return };
+                for (segment, work) in sort(batch.drain(..), &inner) {
+                    inner.runtime.spawn(work_off(Weak::clone(&client), segment, work));
+                }
+            }
+            _ = beat.tick() => {
+                let Some(inner) = client.upgrade() else { return };
+                // On a connection that is broken there is nothing to say; the next call opens a new one.
+                if let Some(master) = inner.current_master() {
+                    let deadline = Deadline::after(TRY_TIME_MAX);
+                    inner.runtime.spawn(async move {
+                        let request = Request::Heartbeat(Heartbeat::default());
+                        if let Err(error) = master.connection.call(&request, deadline.instant()).await {
+                            tracing::debug!(%error, "the master did not hear a sign of life");
+                        }
+                    });
+                }
+            }
+        }
+    }
+}
+
+fn sort(chores: impl Iterator<Item = Chore>, inner: &Inner) -> BTreeMap<SegmentId, PerNode> {
+    let mut sorted: BTreeMap<SegmentId, PerNode> = BTreeMap::new();
+    for chore in chores {
+        match chore {
+            Chore::Abort(all) => {
+                all.into_iter().for_each(|it| sorted.entry(it.segment).or_default().aborts.push(it.hold()));
+            }
+            Chore::Late(Reply::Reserved(reserved)) => {
+                inner.learn(&reserved.nodes);
+                for location in locations(&reserved) {
+                    sorted.entry(location.segment).or_default().aborts.push(location.hold());
+                }
+            }
+            Chore::Late(_) => {}
+            Chore::EndView(it) => sorted.entry(it.segment).or_default().ends.push(it.hold()),
+        }
+    }
+    sorted
+}
+
+/// Does the chores of one node, again and again until it has heard them or is gone.
+async fn work_off(client: Weak<Inner>, segment: SegmentId, mut work: PerNode) {
+    let mut pause = PAUSE_MIN;
+    for _ in 0..TRIES_MAX {
+        let Some(inner) = client.upgrade() else { return };
+        match try_once(&inner, segment, &mut work).await {
+            Ok(()) => return,
+            Err(error) => tracing::debug!(%segment, %error, "chores are left for later"),
+        }
+        if inner.last_route(segment).is_some_and(|route| route.is_node_gone()) {
+            break;
+        }
+        drop(inner);
+        tokio::time::sleep(pause).await;
+        pause = PAUSE_MAX.min(pause * 2);
+    }
+    // A node that is gone has nothing of ours, and one that cannot be reached for so long has noticed that we
+    // cannot reach it either.
+    if let Some(inner) = client.upgrade() {
+        forget(&inner, segment, &work.aborts);
+    }
+}
+
+async fn try_once(inner: &Inner, segment: SegmentId, work: &mut PerNode) -> Result<(), Error> {
+    let deadline = Deadline::after(TRY_TIME_MAX);
+    let route = inner.route(segment, deadline).await?;
+    if !work.ends.is_empty() {
+        let request = Request::EndViews(std::mem::take(&mut work.ends));
+        route.connection.call(&request, deadline.instant()).await?;
+    }
+    if !work.aborts.is_empty() {
+        let request = Request::Abort(work.aborts.clone());
+        route.connection.call(&request, deadline.instant()).await?;
+        forget(inner, segment, &work.aborts);
+        work.aborts.clear();
+    }
+    Ok(())
+}
+
+fn forget(inner: &Inner, segment: SegmentId, holds: &[Hold]) {
+    for hold in holds {
+        inner.reservations.remove(Location { segment, slot: hold.slot, stamp: hold.stamp });
+    }
+}

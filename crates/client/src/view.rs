@@ -1,0 +1,248 @@
+//! Looking at objects where they lie.
+//!
+//! The node is asked to keep the object where it is, and then the stamp is looked at once more: from there on the
+//! bytes stay as they are until the view ends, whatever happens to the name.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use tiffin_core::message::{Found, Reply, Request, Resolve, ResolveOutcome};
+use tiffin_core::{Generation, Key, Location, SegmentId};
+use tiffin_transport::MappedRange;
+
+use crate::inner::Inner;
+use crate::running::Running;
+use crate::tend::Chore;
+use crate::{Deadline, Error, GetOptions, batch, buffers};
+
+/// How often an object that changes meanwhile is looked up anew.
+const TRIES_MAX: u32 = 16;
+
+/// An object's bytes: where they lie in a node's memory if that is mapped, else a copy.
+///
+/// A borrowed view keeps its bytes where they are, after a delete too, until it is dropped; and it keeps the
+/// client connected. It is not to be used in a forked child: there [`Self::bytes`] fails.
+pub struct View {
+    generation: Generation,
+    bytes: Bytes,
+}
+
+enum Bytes {
+    Borrowed { range: MappedRange, _hold: Hold },
+    Copied(Vec<u8>),
+}
+
+impl View {
+    /// Which put of the key.
+    #[must_use]
+    pub fn generation(&self) -> Generation {
+        self.generation
+    }
+
+    /// The bytes. Fails only in a forked child, where they are not mapped.
+    pub fn bytes(&self) -> Result<&[u8], Error> {
+        match &self.bytes {
+            Bytes::Borrowed { range, .. } => buffers::held_bytes(range).ok_or(Error::Forked),
+            Bytes::Copied(bytes) => Ok(bytes),
+        }
+    }
+
+    /// How many bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        match &self.bytes {
+            Bytes::Borrowed { range, .. } => range.len(),
+            Bytes::Copied(bytes) => bytes.len(),
+        }
+    }
+
+    /// Whether there is none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Whether the bytes are looked at where they lie, so that nothing was copied.
+    #[must_use]
+    pub fn is_borrowed(&self) -> bool {
+        matches!(self.bytes, Bytes::Borrowed { .. })
+    }
+}
+
+/// Bytes are shown as a number: there may be many.
+impl fmt::Debug for View {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let how = if self.is_borrowed() { "borrowed" } else { "copied" };
+        write!(out, "View({} bytes of {}, {how})", self.len(), self.generation)
+    }
+}
+
+/// One count of a view at a node, ended when dropped.
+struct Hold {
+    inner: Arc<Inner>,
+    location: Location,
+}
+
+impl Hold {
+    fn new(inner: &Arc<Inner>, location: Location) -> Self {
+        inner.count_view(location.segment);
+        Self { inner: Arc::clone(inner), location }
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        // The chore goes first: while the view is counted, nobody says goodbye to the node.
+        let _gone = self.inner.chores.send(Chore::EndView(self.location));
+        self.inner.uncount_view(self.location.segment);
+    }
+}
+
+/// What became of one object.
+enum Step {
+    Viewed(View),
+    /// It changed meanwhile.
+    Again,
+    /// It cannot be looked at where it lies.
+    Copy,
+}
+
+/// Views objects, in the order asked.
+pub(crate) async fn view(inner: &Arc<Inner>, keys: &[Key], deadline: Deadline) -> Vec<Result<View, Error>> {
+    let mut views: Vec<Option<Result<View, Error>>> = keys.iter().map(|_| None).collect();
+    let mut copies = Vec::new();
+    let mut left: Vec<usize> = (0..keys.len()).collect();
+    for _ in 0..TRIES_MAX {
+        if left.is_empty() {
+            break;
+        }
+        let mut again = Vec::new();
+        for (index, step) in once(inner, keys, &left, deadline).await {
+            match step {
+                Ok(Step::Viewed(view)) => set(&mut views, index, Ok(view)),
+                Ok(Step::Again) => again.push(index),
+                Ok(Step::Copy) => copies.push(index),
+                Err(error) => set(&mut views, index, Err(error)),
+            }
+        }
+        left = again;
+    }
+    // What changes all the time is copied: a get knows when to give up.
+    copies.extend(left);
+    copy(inner, keys, &copies, &mut views, deadline).await;
+    let lost = || Err(Error::Unreachable { what: "the answer does not fit the question".to_owned() });
+    views.into_iter().map(|view| view.unwrap_or_else(lost)).collect()
+}
+
+async fn copy(
+    inner: &Inner,
+    keys: &[Key],
+    indexes: &[usize],
+    views: &mut [Option<Result<View, Error>>],
+    deadline: Deadline,
+) {
+    let wanted: Vec<_> = indexes.iter().filter_map(|&index| keys.get(index).cloned()).collect();
+    let objects = buffers::get_owned(inner, &wanted, GetOptions::default(), deadline).await;
+    for (&index, object) in indexes.iter().zip(objects) {
+        let view = object.map(|it| View { generation: it.generation, bytes: Bytes::Copied(it.bytes) });
+        set(views, index, view);
+    }
+}
+
+fn set(views: &mut [Option<Result<View, Error>>], index: usize, view: Result<View, Error>) {
+    if let Some(place) = views.get_mut(index) {
+        *place = Some(view);
+    }
+}
+
+/// Looks all of them up, and asks each node once.
+async fn once(
+    inner: &Arc<Inner>,
+    keys: &[Key],
+    indexes: &[usize],
+    deadline: Deadline,
+) -> Vec<(usize, Result<Step, Error>)> {
+    let wanted: Vec<_> = indexes.iter().filter_map(|&index| keys.get(index).cloned()).collect();
+    let mut steps = Vec::with_capacity(indexes.len());
+    let mut by_node: BTreeMap<SegmentId, Vec<(usize, Location, Found)>> = BTreeMap::new();
+    for piece in batch::pieces(&wanted) {
+        let indexes = indexes.get(piece.clone()).unwrap_or_default();
+        let keys = wanted.get(piece).unwrap_or_default();
+        let resolve = Resolve { keys: keys.to_vec(), touch: true, lease: false, locate: true };
+        let outcomes = match inner.ask(&Request::Resolve(resolve), deadline).await {
+            Ok(Reply::Resolved(resolved)) => resolved.items,
+            Ok(_) => Vec::new(),
+            Err(error) => {
+                steps.extend(indexes.iter().map(|&index| (index, Err(error.clone()))));
+                continue;
+            }
+        };
+        for ((&index, key), outcome) in indexes.iter().zip(keys).zip(outcomes) {
+            match outcome {
+                ResolveOutcome::Absent => steps.push((index, Err(Error::NotFound { key: key.clone() }))),
+                ResolveOutcome::Unavailable(nodes) => {
+                    steps.push((index, Err(Error::NodeDown { key: key.clone(), nodes })));
+                }
+                ResolveOutcome::Found(found) => match nearest(inner, &found) {
+                    Some(it) => by_node.entry(it.segment).or_default().push((index, it, found)),
+                    None => steps.push((index, Ok(Step::Copy))),
+                },
+            }
+        }
+    }
+    let mut running = Running::new();
+    for (segment, wanted) in by_node {
+        running.push(begin(inner, segment, wanted, deadline));
+    }
+    steps.extend(running.all().await.into_iter().flatten());
+    steps
+}
+
+fn nearest(inner: &Inner, found: &Found) -> Option<Location> {
+    found.replicas.iter().copied().min_by_key(|it| inner.distance(it.segment))
+}
+
+/// Begins views at one node.
+async fn begin(
+    inner: &Arc<Inner>,
+    segment: SegmentId,
+    wanted: Vec<(usize, Location, Found)>,
+    deadline: Deadline,
+) -> Vec<(usize, Result<Step, Error>)> {
+    let everything = |step: fn() -> Step| wanted.iter().map(|(index, ..)| (*index, Ok(step()))).collect();
+    // Whatever is wrong with the node, a get finds another copy or says what it is.
+    let Ok(route) = inner.route(segment, deadline).await else { return everything(|| Step::Copy) };
+    if route.attachment().is_none() {
+        return everything(|| Step::Copy);
+    }
+    let holds: Vec<_> = wanted.iter().map(|(_, location, _)| location.hold()).collect();
+    let locations: Vec<_> = wanted.iter().map(|(_, location, _)| *location).collect();
+    let chores = inner.chores.clone();
+    let late = move |reply| {
+        let Reply::ViewsBegun(begun) = reply else { return };
+        for (location, _) in locations.into_iter().zip(begun).filter(|(_, begun)| *begun) {
+            let _gone = chores.send(Chore::EndView(location));
+        }
+    };
+    let request = Request::BeginViews(holds);
+    let reply = route.connection.call_or(&request, deadline.instant(), late).await;
+    let Ok(Reply::ViewsBegun(begun)) = reply else { return everything(|| Step::Copy) };
+    let steps = wanted.into_iter().zip(begun).map(|((index, location, found), begun)| {
+        if !begun {
+            return (index, Ok(Step::Again));
+        }
+        let hold = Hold::new(inner, location);
+        let range = route.view(location.slot.0, location.stamp.0);
+        let step = match range.filter(|range| range.len() as u64 == found.len) {
+            Some(range) => Step::Viewed(View {
+                generation: found.generation,
+                bytes: Bytes::Borrowed { range, _hold: hold },
+            }),
+            // It lies in several pieces.
+            None => Step::Copy,
+        };
+        (index, Ok(step))
+    });
+    steps.collect()
+}
