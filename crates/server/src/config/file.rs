@@ -1,0 +1,159 @@
+//! The settings file: common settings on top, then one table for each kind of process.
+//!
+//! ```toml
+//! token = "…"
+//! [master]
+//! lease_ttl = "5s"
+//! [node]
+//! memory = "8GiB"
+//! ```
+//!
+//! One file serves every process of a site; each takes its own table. A key that no setting has is refused, in
+//! the tables of others too: what is ignored today is missed at night.
+
+use std::fmt::Display;
+use std::io::Read;
+use std::path::Path;
+use std::str::FromStr;
+use std::time::Duration;
+
+use clap::{Args, Command};
+use serde::de::{DeserializeOwned, Error as _};
+use serde::{Deserialize, Deserializer};
+use toml::de::{DeTable, DeValue};
+
+use super::nearest::nearest;
+use super::{ClientArgs, CommonArgs, ConfigError, MasterArgs, NodeArgs, StorageArgs};
+
+/// The longest settings file.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+
+/// What a settings file says.
+#[derive(Clone, Debug, Default)]
+pub struct SettingsFile {
+    /// On top.
+    pub common: CommonArgs,
+    /// Under `[master]`.
+    pub master: MasterArgs,
+    /// Under `[node]`.
+    pub node: NodeArgs,
+    /// Under `[node]` too: the memory, which `tiffin up` takes as well.
+    pub storage: StorageArgs,
+    /// Under `[client]`.
+    pub client: ClientArgs,
+}
+
+/// Deserializes one table of the file, or what stands for it if there is none.
+macro_rules! table {
+    ($name:ident, $text:expr, $path:expr) => {{
+        #[derive(Deserialize)]
+        #[serde(bound = "T: DeserializeOwned + Default")]
+        struct Only<T> {
+            #[serde(default)]
+            $name: T,
+        }
+        deserialize::<Only<_>>($text, $path)?.$name
+    }};
+}
+
+impl SettingsFile {
+    /// Reads and checks the file.
+    pub fn read(path: &Path) -> Result<Self, ConfigError> {
+        let shown = path.display().to_string();
+        let fail = |source| ConfigError::Unreadable { path: shown.clone(), source };
+        let mut text = String::new();
+        let file = std::fs::File::open(path).map_err(fail)?;
+        file.take(FILE_BYTES_MAX).read_to_string(&mut text).map_err(fail)?;
+        Self::parse(&text, &shown)
+    }
+
+    /// Reads and checks the text; `path` is only for messages.
+    pub fn parse(text: &str, path: &str) -> Result<Self, ConfigError> {
+        check_keys(text, path)?;
+        Ok(Self {
+            common: deserialize(text, path)?,
+            master: table!(master, text, path),
+            node: table!(node, text, path),
+            storage: table!(node, text, path),
+            client: table!(client, text, path),
+        })
+    }
+}
+
+/// Deserializes a setting from the text that its flag would take.
+pub(super) fn text<'de, D: Deserializer<'de>, T>(value: D) -> Result<Option<T>, D::Error>
+where
+    T: FromStr,
+    T::Err: Display,
+{
+    let text = String::deserialize(value)?;
+    text.parse().map(Some).map_err(|error: T::Err| D::Error::custom(first_line(&error.to_string())))
+}
+
+/// The same for a duration.
+pub(super) fn duration<'de, D: Deserializer<'de>>(value: D) -> Result<Option<Duration>, D::Error> {
+    let text = String::deserialize(value)?;
+    humantime::parse_duration(&text).map(Some).map_err(|error| {
+        D::Error::custom(format!("`{text}` is not a duration such as `500ms`, `10s` or `5m`: {error}"))
+    })
+}
+
+/// The keys that settings of this kind have in a file.
+pub(super) fn keys<A: Args>() -> Vec<String> {
+    let command = A::augment_args(Command::new("keys"));
+    let arguments = command.get_arguments().filter(|argument| !argument.is_hide_set());
+    arguments.map(|argument| argument.get_id().to_string()).filter(|key| key != "config").collect()
+}
+
+fn deserialize<T: DeserializeOwned>(text: &str, path: &str) -> Result<T, ConfigError> {
+    toml::from_str(text).map_err(|error| file_error(text, path, &error))
+}
+
+fn file_error(text: &str, path: &str, error: &toml::de::Error) -> ConfigError {
+    let line = line_of(text, error.span().map_or(0, |span| span.start));
+    ConfigError::File { path: path.to_owned(), line, what: first_line(error.message()).to_owned() }
+}
+
+fn check_keys(text: &str, path: &str) -> Result<(), ConfigError> {
+    let table = DeTable::parse(text).map_err(|error| file_error(text, path, &error))?;
+    let sections: [(&str, Vec<String>); 3] =
+        [("master", keys::<MasterArgs>()), ("node", keys::<NodeArgs>()), ("client", keys::<ClientArgs>())];
+    let mut known = keys::<CommonArgs>();
+    known.extend(sections.iter().map(|(name, _)| (*name).to_owned()));
+    let unknown = |at: usize, key: &str, section: Option<&str>, known: &[String]| {
+        let prefix = section.map(|name| format!(" in `[{name}]`")).unwrap_or_default();
+        let elsewhere = sections.iter().find(|(_, keys)| keys.iter().any(|it| it == key));
+        let hint = match (nearest(key, known.iter().map(String::as_str)), elsewhere) {
+            (_, Some((home, _))) => format!("`{key}` belongs into the table `[{home}]`"),
+            (Some(near), None) => format!("did you mean `{near}`?"),
+            (None, None) => format!("the settings there are {}", known.join(", ")),
+        };
+        let line = line_of(text, at);
+        ConfigError::Unknown { path: path.to_owned(), line, key: key.to_owned(), section: prefix, hint }
+    };
+    for (key, value) in table.get_ref() {
+        let name: &str = key.get_ref();
+        if !known.iter().any(|it| it == name) {
+            return Err(unknown(key.span().start, name, None, &known));
+        }
+        let Some((section, inner_known)) = sections.iter().find(|(section, _)| *section == name) else {
+            continue;
+        };
+        let DeValue::Table(inner) = value.get_ref() else { continue };
+        for inner_key in inner.keys() {
+            let name: &str = inner_key.get_ref();
+            if !inner_known.iter().any(|it| it == name) {
+                return Err(unknown(inner_key.span().start, name, Some(section), inner_known));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn line_of(text: &str, at: usize) -> usize {
+    text.as_bytes().iter().take(at).filter(|&&byte| byte == b'\n').count() + 1
+}
+
+fn first_line(text: &str) -> &str {
+    text.lines().next().unwrap_or_default()
+}

@@ -1,0 +1,718 @@
+//! Every setting, declared once.
+//!
+//! A field is a flag (`--lease-ttl 5s`), an environment variable (`TIFFIN_MASTER_LEASE_TTL=5s`) and a key of the
+//! settings file (`lease_ttl = "5s"` under `[master]`), with that precedence and the default behind it. The
+//! page `docs/settings.md` is generated from what stands here ([`page`]).
+//!
+//! `…Args` are settings as somebody wrote them, each of which may be missing. `…Config` are the same once they
+//! were checked: nothing in them is missing or senseless.
+
+mod file;
+pub mod nearest;
+pub mod page;
+
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use bytesize::ByteSize;
+use clap::{Args, ValueEnum};
+use serde::Deserialize;
+use tiffin_core::NAMESPACE_DEFAULT;
+use tiffin_rpc::Address;
+use tiffin_transport::TOKEN_BYTES_MAX;
+use tiffin_transport::layout::DATA_BYTES_MAX;
+
+pub use file::SettingsFile;
+
+/// Where a master listens if nothing else is said.
+pub const LISTEN_DEFAULT: &str = "127.0.0.1:7400";
+/// Where a master serves its pages if nothing else is said.
+pub const HTTP_DEFAULT: &str = "127.0.0.1:7401";
+/// Where a node listens if nothing else is said: any free port.
+pub const NODE_LISTEN_DEFAULT: &str = "127.0.0.1:0";
+/// How much memory a node has if nothing else is said.
+pub const MEMORY_DEFAULT: ByteSize = ByteSize::gib(1);
+/// How long a lease lasts if nothing else is said; Mooncake has the same.
+pub const LEASE_TTL_DEFAULT: Duration = Duration::from_secs(10);
+/// See [`MasterArgs::silence`].
+pub const SILENCE_DEFAULT: Duration = Duration::from_secs(10);
+/// See [`MasterArgs::away`].
+pub const AWAY_DEFAULT: Duration = Duration::from_secs(10);
+/// See [`ClientArgs::timeout`].
+pub const TIMEOUT_DEFAULT: Duration = Duration::from_secs(10);
+
+/// The smallest memory of a node.
+pub const MEMORY_BYTES_MIN: u64 = 1 << 20;
+/// The longest name of a node, in bytes.
+pub const NAME_BYTES_MAX: usize = 255;
+/// The longest of all durations.
+const DURATION_MAX: Duration = Duration::from_secs(7 * 24 * 3600);
+/// The shortest time after which silence means anything: heartbeats must fit in several times.
+const SILENCE_MIN: Duration = Duration::from_millis(100);
+
+/// Settings of every command.
+#[derive(Clone, Debug, Default, Args, Deserialize)]
+#[serde(default)]
+pub struct CommonArgs {
+    /// The settings file, in TOML. Default: none.
+    #[arg(long, env = "TIFFIN_CONFIG", value_name = "FILE", global = true)]
+    #[serde(skip)]
+    pub config: Option<PathBuf>,
+
+    /// The shared secret. With one, who does not show it is sent away; without one, servers listen on loopback
+    /// addresses only. Default: none.
+    #[arg(long, env = "TIFFIN_TOKEN", value_name = "SECRET", hide_env_values = true, global = true)]
+    pub token: Option<String>,
+
+    /// What goes to the log: `error`, `warn`, `info`, `debug`, `trace`, or filters such as
+    /// `info,tiffin_server=debug`. Default: `info`.
+    #[arg(long, env = "TIFFIN_LOG_LEVEL", value_name = "LEVEL", global = true)]
+    pub log_level: Option<String>,
+
+    /// How a line of the log looks. Default: `text`.
+    #[arg(long, env = "TIFFIN_LOG_FORMAT", value_name = "FORMAT", global = true)]
+    pub log_format: Option<LogFormat>,
+}
+
+/// Settings of a master.
+#[derive(Clone, Debug, Default, Args, Deserialize)]
+#[serde(default)]
+pub struct MasterArgs {
+    /// Where clients and nodes reach the master. Default: `127.0.0.1:7400`.
+    #[arg(long, env = "TIFFIN_MASTER_LISTEN", value_name = "ADDRESS")]
+    #[serde(deserialize_with = "file::text")]
+    pub listen: Option<Address>,
+
+    /// Where the master serves `/metrics` and its other pages; `off` for nowhere. Default: `127.0.0.1:7401`.
+    #[arg(long, env = "TIFFIN_MASTER_HTTP", value_name = "ADDRESS")]
+    #[serde(deserialize_with = "file::text")]
+    pub http: Option<OffOr<Address>>,
+
+    /// Where the master serves the `/metadata` key-value endpoint that Mooncake's clients know; `off` for
+    /// nowhere. Default: `off`.
+    #[arg(long, env = "TIFFIN_MASTER_METADATA_HTTP", value_name = "ADDRESS")]
+    #[serde(deserialize_with = "file::text")]
+    pub metadata_http: Option<OffOr<Address>>,
+
+    /// The folder that holds what must survive a restart of the master: which life of it this is.
+    /// Default: `tiffin` in `$XDG_STATE_HOME`, or in `~/.local/state`.
+    #[arg(long, env = "TIFFIN_MASTER_STATE_DIR", value_name = "FOLDER")]
+    pub state_dir: Option<PathBuf>,
+
+    /// How long an object that was looked up is kept from eviction. Default: `10s`.
+    #[arg(long, env = "TIFFIN_MASTER_LEASE_TTL", value_name = "TIME", value_parser = humantime::parse_duration)]
+    #[serde(deserialize_with = "file::duration")]
+    pub lease_ttl: Option<Duration>,
+
+    /// Whether a lease also refuses unforced removal (`strict`), as in Mooncake, or not (`relaxed`).
+    /// Default: `relaxed`.
+    #[arg(long, env = "TIFFIN_MASTER_LEASE_MODE", value_name = "MODE")]
+    pub lease_mode: Option<LeaseMode>,
+
+    /// A node that is connected but said nothing for this long is not used. Default: `10s`.
+    #[arg(long, env = "TIFFIN_MASTER_SILENCE", value_name = "TIME", value_parser = humantime::parse_duration)]
+    #[serde(deserialize_with = "file::duration")]
+    pub silence: Option<Duration>,
+
+    /// A node whose connection has been closed for this long is lost, and its objects with it. Default: `10s`.
+    #[arg(long, env = "TIFFIN_MASTER_AWAY", value_name = "TIME", value_parser = humantime::parse_duration)]
+    #[serde(deserialize_with = "file::duration")]
+    pub away: Option<Duration>,
+
+    /// Whether soft-pinned objects may be evicted when nothing else is left. Default: `true`.
+    #[arg(long, env = "TIFFIN_MASTER_EVICT_SOFT_PINNED", value_name = "BOOL")]
+    pub evict_soft_pinned: Option<bool>,
+
+    /// Not ours: where the default of `state_dir` lies.
+    #[arg(long, env = "XDG_STATE_HOME", hide = true)]
+    #[serde(skip)]
+    pub xdg_state_home: Option<PathBuf>,
+}
+
+/// Settings of the memory that a node gives.
+#[derive(Clone, Debug, Default, Args, Deserialize)]
+#[serde(default)]
+pub struct StorageArgs {
+    /// Memory for objects, such as `8GiB`. Default: `1GiB`.
+    #[arg(long, env = "TIFFIN_NODE_MEMORY", value_name = "SIZE")]
+    pub memory: Option<ByteSize>,
+
+    /// The node's name, for people and for puts that prefer a node. Default: its host and port.
+    #[arg(long, env = "TIFFIN_NODE_NAME", value_name = "NAME")]
+    pub name: Option<String>,
+
+    /// The host under which others reach the node, if it is not the one it listens on. Default: the listening
+    /// host; if that is a wildcard, this machine's address on the way to the master.
+    #[arg(long, env = "TIFFIN_NODE_ADVERTISE", value_name = "HOST")]
+    pub advertise: Option<String>,
+
+    /// Whether processes of this machine may map the memory instead of copying through sockets. Default: `on`.
+    #[arg(long, env = "TIFFIN_NODE_SHARED_MEMORY", value_name = "SWITCH")]
+    pub shared_memory: Option<Switch>,
+}
+
+/// Settings of a storage node that is a process of its own.
+#[derive(Clone, Debug, Default, Args, Deserialize)]
+#[serde(default)]
+pub struct NodeArgs {
+    /// Where the master is. Default: `127.0.0.1:7400`.
+    #[arg(long, env = "TIFFIN_MASTER", value_name = "ADDRESS")]
+    #[serde(deserialize_with = "file::text")]
+    pub master: Option<Address>,
+
+    /// Where the node takes requests; port 0 is any free one. Default: `127.0.0.1:0`.
+    #[arg(long, env = "TIFFIN_NODE_LISTEN", value_name = "ADDRESS")]
+    #[serde(deserialize_with = "file::text")]
+    pub listen: Option<Address>,
+
+    /// Where the node sends and takes bytes. Default: any free port of the host in `listen`.
+    #[arg(long, env = "TIFFIN_NODE_DATA_LISTEN", value_name = "ADDRESS")]
+    #[serde(deserialize_with = "file::text")]
+    pub data_listen: Option<Address>,
+
+    /// The memory.
+    #[command(flatten)]
+    #[serde(skip)]
+    pub storage: StorageArgs,
+}
+
+/// Settings of `tiffin up`: a master and a node in one process. The node listens on the master's host.
+#[derive(Clone, Debug, Default, Args)]
+pub struct UpArgs {
+    /// The master.
+    #[command(flatten)]
+    pub master: MasterArgs,
+    /// The node.
+    #[command(flatten)]
+    pub storage: StorageArgs,
+}
+
+/// Settings of the commands that are clients.
+#[derive(Clone, Debug, Default, Args, Deserialize)]
+#[serde(default)]
+pub struct ClientArgs {
+    /// Where the master is. Default: `127.0.0.1:7400`.
+    #[arg(long, env = "TIFFIN_MASTER", value_name = "ADDRESS")]
+    #[serde(deserialize_with = "file::text")]
+    pub master: Option<Address>,
+
+    /// The namespace of the keys. Default: `default`.
+    #[arg(long, env = "TIFFIN_NAMESPACE", value_name = "NAME")]
+    pub namespace: Option<String>,
+
+    /// How long one command may take. Default: `10s`.
+    #[arg(long, env = "TIFFIN_TIMEOUT", value_name = "TIME", value_parser = humantime::parse_duration)]
+    #[serde(deserialize_with = "file::duration")]
+    pub timeout: Option<Duration>,
+}
+
+/// How a line of the log looks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    /// For people.
+    #[default]
+    Text,
+    /// For programs.
+    Json,
+}
+
+/// What a lease refuses.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LeaseMode {
+    /// Eviction.
+    #[default]
+    Relaxed,
+    /// Eviction, and removal that is not forced.
+    Strict,
+}
+
+/// On or off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Switch {
+    /// Yes.
+    On,
+    /// No.
+    Off,
+}
+
+/// The word `off`, or a value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum OffOr<T> {
+    /// Nothing is wanted.
+    Off,
+    /// This is.
+    Value(T),
+}
+
+impl<T> OffOr<T> {
+    fn into_option(self) -> Option<T> {
+        match self {
+            Self::Off => None,
+            Self::Value(value) => Some(value),
+        }
+    }
+}
+
+impl<T: FromStr> FromStr for OffOr<T> {
+    type Err = T::Err;
+
+    fn from_str(text: &str) -> Result<Self, T::Err> {
+        if text == "off" { Ok(Self::Off) } else { text.parse().map(Self::Value) }
+    }
+}
+
+/// What is wrong with the settings, said so that the operator can mend it.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The settings file cannot be read.
+    #[error("cannot read the settings file `{path}`: {source}\n\nhint: check the path that `--config` names")]
+    Unreadable {
+        /// Which.
+        path: String,
+        /// What the system says.
+        source: std::io::Error,
+    },
+    /// The settings file does not say what it should.
+    #[error("`{path}`, line {line}: {what}\n\nhint: `docs/settings.md` lists every setting with an example")]
+    File {
+        /// Which.
+        path: String,
+        /// Where in it.
+        line: usize,
+        /// What the parser says.
+        what: String,
+    },
+    /// The settings file has a key that no setting has.
+    #[error("`{path}`, line {line}: there is no setting `{key}`{}\n\nhint: {hint}", .section)]
+    Unknown {
+        /// Which.
+        path: String,
+        /// Where in it.
+        line: usize,
+        /// The key.
+        key: String,
+        /// Where in the file it stands, for the message.
+        section: String,
+        /// The nearest one that there is.
+        hint: String,
+    },
+    /// A value makes no sense.
+    #[error("{name} is {value}: {why}\n\nhint: {hint}")]
+    Value {
+        /// The setting.
+        name: &'static str,
+        /// What it was set to.
+        value: String,
+        /// What is wrong with it.
+        why: String,
+        /// What to do.
+        hint: String,
+    },
+    /// Anybody could come in.
+    #[error(
+        "{name} is `{address}`, which other machines can reach, and there is no token: anybody could come in\n\n\
+         hint: set a token (`--token` or TIFFIN_TOKEN) here and on every client and node, or listen on 127.0.0.1"
+    )]
+    Exposed {
+        /// The setting.
+        name: &'static str,
+        /// What it was set to.
+        address: Address,
+    },
+    /// A setting without which nothing works.
+    #[error("{what}\n\nhint: {hint}")]
+    Missing {
+        /// What is missing.
+        what: &'static str,
+        /// What to do.
+        hint: &'static str,
+    },
+}
+
+/// What a master needs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MasterConfig {
+    /// Where clients and nodes reach it; the first one is its address.
+    pub listen: Vec<Address>,
+    /// Where its pages are, if anywhere.
+    pub http: Option<Address>,
+    /// Where the `/metadata` endpoint is, if anywhere.
+    pub metadata_http: Option<Address>,
+    /// Where it keeps its epoch; without one, each life draws a later one from the clock.
+    pub state_dir: Option<PathBuf>,
+    /// The shared secret; empty for none.
+    pub token: String,
+    /// See [`MasterArgs::lease_ttl`].
+    pub lease_ttl: Duration,
+    /// See [`MasterArgs::lease_mode`].
+    pub lease_mode: LeaseMode,
+    /// See [`MasterArgs::silence`].
+    pub silence: Duration,
+    /// See [`MasterArgs::away`].
+    pub away: Duration,
+    /// See [`MasterArgs::evict_soft_pinned`].
+    pub evict_soft_pinned: bool,
+    /// Listen where other machines can reach it even without a token. Only `mooncake_master` does, as Mooncake's.
+    pub exposed: bool,
+}
+
+/// What a node needs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeConfig {
+    /// Where the master is.
+    pub master: Address,
+    /// Bytes for objects.
+    pub memory: u64,
+    /// Its name; empty for its host and port.
+    pub name: String,
+    /// Where it takes requests over TCP; nowhere if only processes of this machine are to reach it.
+    pub listen: Option<Address>,
+    /// Where it sends and takes bytes over TCP; any free port of the host of `listen` if not said.
+    pub data_listen: Option<Address>,
+    /// See [`StorageArgs::advertise`].
+    pub advertise: Option<String>,
+    /// See [`StorageArgs::shared_memory`].
+    pub shared_memory: bool,
+    /// The shared secret, both shown to the master and expected of clients; empty for none.
+    pub token: String,
+    /// Listen where other machines can reach it even without a token. Only for stores that stand in for Mooncake's.
+    pub exposed: bool,
+}
+
+/// What `tiffin up` needs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UpConfig {
+    /// The master.
+    pub master: MasterConfig,
+    /// The node; its master's address is filled in once that listens.
+    pub node: NodeConfig,
+}
+
+/// What a client needs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClientConfig {
+    /// Where the master is.
+    pub master: Address,
+    /// The namespace of the keys.
+    pub namespace: String,
+    /// How long one command may take.
+    pub timeout: Duration,
+    /// The shared secret; empty for none.
+    pub token: String,
+}
+
+/// What the settings of the log come to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LogConfig {
+    /// Filters, in the syntax of `tracing-subscriber`.
+    pub level: String,
+    /// How a line looks.
+    pub format: LogFormat,
+}
+
+macro_rules! first_of {
+    ($type:ident { $given:ident, $file:ident } $($field:ident),+) => {
+        $type { $($field: $given.$field.or($file.$field),)+ ..$type::default() }
+    };
+}
+
+impl CommonArgs {
+    /// Reads the settings file, if one is named, and fills in what neither flags nor the environment say.
+    pub fn load(self) -> Result<(Self, SettingsFile), ConfigError> {
+        let file = match &self.config {
+            Some(path) => SettingsFile::read(path)?,
+            None => SettingsFile::default(),
+        };
+        let (given, said) = (self, file.common.clone());
+        let config = given.config.clone();
+        let merged = first_of!(CommonArgs { given, said } token, log_level, log_format);
+        Ok((Self { config, ..merged }, file))
+    }
+
+    /// The token, checked; empty for none.
+    pub fn token(&self) -> Result<String, ConfigError> {
+        let token = self.token.clone().unwrap_or_default();
+        let problem = if token.len() > TOKEN_BYTES_MAX {
+            Some(format!("it has more than {TOKEN_BYTES_MAX} bytes"))
+        } else if token.chars().any(|c| c.is_whitespace() || c.is_control()) {
+            Some("it contains white space, which does not survive a header of HTTP".to_owned())
+        } else {
+            None
+        };
+        match problem {
+            None => Ok(token),
+            Some(why) => Err(ConfigError::Value {
+                name: "token",
+                value: "not usable".to_owned(),
+                why,
+                hint: "32 random letters and digits make a good one".to_owned(),
+            }),
+        }
+    }
+
+    /// The settings of the log.
+    #[must_use]
+    pub fn log(&self) -> LogConfig {
+        LogConfig {
+            level: self.log_level.clone().unwrap_or_else(|| "info".to_owned()),
+            format: self.log_format.unwrap_or_default(),
+        }
+    }
+}
+
+impl MasterArgs {
+    /// Flags and environment first, then the file, then the defaults; checked.
+    pub fn resolve(self, common: &CommonArgs, file: &SettingsFile) -> Result<MasterConfig, ConfigError> {
+        let xdg = self.xdg_state_home.clone();
+        let (given, said) = (self, file.master.clone());
+        let args = first_of!(MasterArgs { given, said }
+            listen, http, metadata_http, state_dir, lease_ttl, lease_mode, silence, away, evict_soft_pinned);
+        let state_dir = match args.state_dir {
+            Some(folder) => folder,
+            None => default_state_dir(xdg)?,
+        };
+        let http = args.http.unwrap_or(OffOr::Value(fixed(HTTP_DEFAULT)));
+        let config = MasterConfig {
+            listen: vec![args.listen.unwrap_or_else(|| fixed(LISTEN_DEFAULT))],
+            http: http.into_option(),
+            metadata_http: args.metadata_http.and_then(OffOr::into_option),
+            state_dir: Some(state_dir),
+            token: common.token()?,
+            lease_ttl: args.lease_ttl.unwrap_or(LEASE_TTL_DEFAULT),
+            lease_mode: args.lease_mode.unwrap_or_default(),
+            silence: args.silence.unwrap_or(SILENCE_DEFAULT),
+            away: args.away.unwrap_or(AWAY_DEFAULT),
+            evict_soft_pinned: args.evict_soft_pinned.unwrap_or(true),
+            exposed: false,
+        };
+        config.check()?;
+        Ok(config)
+    }
+}
+
+impl NodeArgs {
+    /// Flags and environment first, then the file, then the defaults; checked.
+    pub fn resolve(self, common: &CommonArgs, file: &SettingsFile) -> Result<NodeConfig, ConfigError> {
+        let storage = self.storage.clone().over(file);
+        let (given, said) = (self, file.node.clone());
+        let args = first_of!(NodeArgs { given, said } master, listen, data_listen);
+        let config = NodeConfig {
+            master: args.master.unwrap_or_else(|| fixed(LISTEN_DEFAULT)),
+            listen: Some(args.listen.unwrap_or_else(|| fixed(NODE_LISTEN_DEFAULT))),
+            data_listen: args.data_listen,
+            ..storage.node(common)?
+        };
+        config.check()?;
+        Ok(config)
+    }
+}
+
+impl StorageArgs {
+    fn over(self, file: &SettingsFile) -> Self {
+        let (given, said) = (self, file.storage.clone());
+        first_of!(StorageArgs { given, said } memory, name, advertise, shared_memory)
+    }
+
+    fn node(self, common: &CommonArgs) -> Result<NodeConfig, ConfigError> {
+        Ok(NodeConfig {
+            memory: self.memory.unwrap_or(MEMORY_DEFAULT).as_u64(),
+            name: self.name.unwrap_or_default(),
+            advertise: self.advertise,
+            shared_memory: self.shared_memory.unwrap_or(Switch::On) == Switch::On,
+            token: common.token()?,
+            ..NodeConfig::default()
+        })
+    }
+}
+
+impl UpArgs {
+    /// Flags and environment first, then the file, then the defaults; checked.
+    pub fn resolve(self, common: &CommonArgs, file: &SettingsFile) -> Result<UpConfig, ConfigError> {
+        let master = self.master.resolve(common, file)?;
+        let mut node = self.storage.over(file).node(common)?;
+        if let Some(Address::Tcp { host, .. }) = master.listen.first() {
+            node.listen = Some(Address::Tcp { host: host.clone(), port: 0 });
+        }
+        node.check()?;
+        Ok(UpConfig { master, node })
+    }
+}
+
+impl ClientArgs {
+    /// Flags and environment first, then the file, then the defaults; checked.
+    pub fn resolve(self, common: &CommonArgs, file: &SettingsFile) -> Result<ClientConfig, ConfigError> {
+        let (given, said) = (self, file.client.clone());
+        let args = first_of!(ClientArgs { given, said } master, namespace, timeout);
+        let config = ClientConfig {
+            master: args.master.unwrap_or_else(|| fixed(LISTEN_DEFAULT)),
+            namespace: args.namespace.unwrap_or_else(|| NAMESPACE_DEFAULT.to_owned()),
+            timeout: args.timeout.unwrap_or(TIMEOUT_DEFAULT),
+            token: common.token()?,
+        };
+        check_duration("timeout", config.timeout, Duration::from_millis(1), "10s")?;
+        Ok(config)
+    }
+}
+
+impl Default for MasterConfig {
+    /// On loopback, on any free ports, with nothing that survives.
+    fn default() -> Self {
+        Self {
+            listen: vec![fixed(NODE_LISTEN_DEFAULT)],
+            http: None,
+            metadata_http: None,
+            state_dir: None,
+            token: String::new(),
+            lease_ttl: LEASE_TTL_DEFAULT,
+            lease_mode: LeaseMode::default(),
+            silence: SILENCE_DEFAULT,
+            away: AWAY_DEFAULT,
+            evict_soft_pinned: true,
+            exposed: false,
+        }
+    }
+}
+
+impl Default for NodeConfig {
+    /// For a master in its usual place, on loopback.
+    fn default() -> Self {
+        Self {
+            master: fixed(LISTEN_DEFAULT),
+            memory: MEMORY_DEFAULT.as_u64(),
+            name: String::new(),
+            listen: Some(fixed(NODE_LISTEN_DEFAULT)),
+            data_listen: None,
+            advertise: None,
+            shared_memory: true,
+            token: String::new(),
+            exposed: false,
+        }
+    }
+}
+
+impl MasterConfig {
+    /// Refuses what makes no sense. Servers do so when they start; whoever has settings can do so earlier.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        if self.listen.is_empty() {
+            let hint = "give it a `listen` address";
+            return Err(ConfigError::Missing { what: "the master would listen nowhere", hint });
+        }
+        for (name, addresses) in [
+            ("listen", self.listen.as_slice()),
+            ("http", self.http.as_slice()),
+            ("metadata_http", self.metadata_http.as_slice()),
+        ] {
+            for address in addresses {
+                check_exposure(name, address, &self.token, self.exposed)?;
+                check_is_tcp(name, address, name != "listen")?;
+            }
+        }
+        check_duration("lease_ttl", self.lease_ttl, Duration::from_millis(1), "10s")?;
+        check_duration("silence", self.silence, SILENCE_MIN, "10s")?;
+        check_duration("away", self.away, Duration::from_millis(1), "10s")
+    }
+}
+
+impl NodeConfig {
+    /// Refuses what makes no sense. Servers do so when they start; whoever has settings can do so earlier.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        if self.listen.is_none() && !self.shared_memory {
+            let what = "nobody could reach the node: it listens nowhere and shared_memory is off";
+            return Err(ConfigError::Missing { what, hint: "give it a `listen` address" });
+        }
+        for (name, address) in [("listen", &self.listen), ("data_listen", &self.data_listen)] {
+            if let Some(address) = address {
+                check_exposure(name, address, &self.token, self.exposed)?;
+                check_is_tcp(name, address, true)?;
+            }
+        }
+        let shown = |bytes| ByteSize::b(bytes).display().iec().to_string();
+        if self.memory < MEMORY_BYTES_MIN || self.memory > DATA_BYTES_MAX {
+            let (least, most) = (shown(MEMORY_BYTES_MIN), shown(DATA_BYTES_MAX));
+            return Err(ConfigError::Value {
+                name: "memory",
+                value: shown(self.memory),
+                why: format!("it must be between {least} and {most}"),
+                hint: "a typical value is `8GiB`".to_owned(),
+            });
+        }
+        if self.name.len() > NAME_BYTES_MAX || self.name.chars().any(char::is_control) {
+            return Err(ConfigError::Value {
+                name: "name",
+                value: self.name.escape_debug().to_string(),
+                why: format!("it must be plain text of at most {NAME_BYTES_MAX} bytes"),
+                hint: "leave it out to use the host and port".to_owned(),
+            });
+        }
+        Ok(())
+    }
+}
+
+fn check_exposure(
+    name: &'static str,
+    address: &Address,
+    token: &str,
+    exposed: bool,
+) -> Result<(), ConfigError> {
+    if address.is_local() || !token.is_empty() || exposed {
+        return Ok(());
+    }
+    Err(ConfigError::Exposed { name, address: address.clone() })
+}
+
+fn check_is_tcp(name: &'static str, address: &Address, wanted: bool) -> Result<(), ConfigError> {
+    if !wanted || matches!(address, Address::Tcp { .. }) {
+        return Ok(());
+    }
+    Err(ConfigError::Value {
+        name,
+        value: format!("`{address}`"),
+        why: "it must be a host and a port".to_owned(),
+        hint: "write `host:port`; port 0 takes a free one".to_owned(),
+    })
+}
+
+fn check_duration(
+    name: &'static str,
+    value: Duration,
+    least: Duration,
+    typical: &str,
+) -> Result<(), ConfigError> {
+    if value >= least && value <= DURATION_MAX {
+        return Ok(());
+    }
+    let shown = humantime::format_duration;
+    Err(ConfigError::Value {
+        name,
+        value: shown(value).to_string(),
+        why: format!("it must be between {} and {}", shown(least), shown(DURATION_MAX)),
+        hint: format!("a typical value is `{typical}`"),
+    })
+}
+
+fn default_state_dir(xdg: Option<PathBuf>) -> Result<PathBuf, ConfigError> {
+    let base = xdg
+        .filter(|folder| folder.is_absolute())
+        .or_else(|| std::env::home_dir().map(|home| home.join(".local/state")));
+    base.filter(|folder| folder.is_absolute()).map(|folder| folder.join("tiffin")).ok_or(
+        ConfigError::Missing {
+            what: "there is no place for the master's state: neither XDG_STATE_HOME nor HOME is set",
+            hint: "name a folder with `--state-dir`",
+        },
+    )
+}
+
+/// An address that stands in this file.
+fn fixed(text: &str) -> Address {
+    match text.parse() {
+        Ok(address) => address,
+        Err(error) => panic!("a default is no address: {error}"),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,216 @@
+//! The master's pages, with Mooncake's paths and shapes where it has them.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::{Query, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tiffin_core::message::{
+    Found, List, NodeInfo, Pattern, Reply, Request, Resolve, ResolveOutcome, Resolved,
+};
+use tiffin_core::{BATCH_ITEMS_MAX, Key, Location, NAMESPACE_DEFAULT};
+
+use super::{guarded, json as answer, text};
+use crate::master::Shared;
+use crate::metrics::allocated;
+
+/// The most bytes that the list of all keys may have.
+const LIST_BYTES_MAX: usize = 256 << 20;
+/// Keys per look at the catalog: others wait meanwhile.
+const PAGE_KEYS: u32 = 1 << 14;
+
+/// Mooncake's codes for what can go wrong here.
+const INVALID: i32 = -600;
+/// See [`INVALID`].
+const ABSENT: i32 = -704;
+/// See [`INVALID`].
+const UNAVAILABLE: i32 = -703;
+/// See [`INVALID`].
+const NO_SEGMENT: i32 = -101;
+/// See [`INVALID`].
+const INTERNAL: i32 = -1;
+
+type Server = State<Arc<Shared>>;
+
+#[derive(Deserialize)]
+struct Names {
+    #[serde(default)]
+    key: String,
+    #[serde(default)]
+    keys: String,
+    #[serde(default)]
+    segment: String,
+}
+
+/// Every page of the master.
+pub(crate) fn router(shared: Arc<Shared>, token: &str) -> Router {
+    let router = Router::new()
+        .route("/metrics", get(metrics))
+        .route("/metrics/summary", get(async |State(it): Server| text(StatusCode::OK, it.summary())))
+        .route("/health", get(health))
+        .route("/role", get(async || text(StatusCode::OK, "leader")))
+        .route("/ha_status", get(health))
+        .route("/get_all_segments", get(all_segments))
+        .route("/get_segments_detail", get(segments_detail))
+        .route("/query_segment", get(query_segment))
+        .route("/get_all_keys", get(all_keys))
+        .route("/query_key", get(query_key))
+        .route("/batch_query_keys", get(batch_query_keys))
+        .with_state(shared);
+    guarded(router, token)
+}
+
+async fn metrics(State(shared): Server) -> Response {
+    let header = [(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")];
+    (header, shared.metrics()).into_response()
+}
+
+async fn health() -> Response {
+    let value = json!({"status": "ok", "role": "leader", "ha_state": "standalone", "service_ready": true});
+    answer(StatusCode::OK, &value)
+}
+
+async fn all_segments(State(shared): Server) -> Response {
+    let stat = shared.stat();
+    let names = stat.nodes.iter().filter(|node| node.alive).map(|node| format!("{}\n", node.info.name));
+    text(StatusCode::OK, names.collect::<String>())
+}
+
+async fn segments_detail(State(shared): Server) -> Response {
+    let stat = shared.stat();
+    let nodes = stat.nodes.iter().map(|node| {
+        json!({
+            "name": node.info.name, "segment": node.info.segment.to_string(), "alive": node.alive,
+            "capacity": node.usage.capacity, "used": allocated(&node.usage), "free": node.usage.free,
+            "granted": node.usage.granted, "committed": node.usage.committed, "held": node.usage.held,
+            "objects": node.usage.objects, "owed": node.owed, "requests": node.info.tcp, "bytes": node.info.data,
+        })
+    });
+    answer(StatusCode::OK, &Value::Array(nodes.collect()))
+}
+
+async fn query_segment(State(shared): Server, Query(names): Query<Names>) -> Response {
+    let stat = shared.stat();
+    match stat.nodes.iter().find(|node| node.info.name == names.segment) {
+        Some(node) => {
+            let (used, capacity) = (allocated(&node.usage), node.usage.capacity);
+            let name = &node.info.name;
+            text(StatusCode::OK, format!("{name}\nUsed(bytes): {used}\nCapacity(bytes): {capacity}\n"))
+        }
+        None => problem(NO_SEGMENT, &format!("there is no segment `{}`", names.segment)),
+    }
+}
+
+async fn all_keys(State(shared): Server) -> Response {
+    let mut lines = Vec::new();
+    let mut cursor = 0;
+    loop {
+        // The lock is released between the pages, so that a large store goes on working meanwhile.
+        let list = List { pattern: Pattern::All, cursor, limit: PAGE_KEYS };
+        let Reply::Listed(listed) = shared.look(NAMESPACE_DEFAULT, Request::List(list)) else {
+            return problem(INTERNAL, "the keys could not be listed");
+        };
+        for item in &listed.items {
+            lines.extend_from_slice(item.key.as_bytes());
+            lines.push(b'\n');
+        }
+        if lines.len() > LIST_BYTES_MAX {
+            return problem(
+                INTERNAL,
+                "there are too many keys for one page; `tiffin ls` lists them in pieces",
+            );
+        }
+        if listed.cursor == 0 {
+            return text(StatusCode::OK, lines);
+        }
+        cursor = listed.cursor;
+        tokio::task::yield_now().await;
+    }
+}
+
+async fn query_key(State(shared): Server, Query(names): Query<Names>) -> Response {
+    // As in Mooncake, looking at one key protects it; looking at many does not.
+    let resolved = match resolve(&shared, &[&names.key], true) {
+        Ok(resolved) => resolved,
+        Err(why) => return problem(INVALID, &why),
+    };
+    let nodes = by_segment(&resolved);
+    match resolved.items.first() {
+        Some(ResolveOutcome::Found(found)) => {
+            let lines = descriptors(found, &nodes).into_iter().map(|line| format!("{line}\n"));
+            text(StatusCode::OK, lines.collect::<String>())
+        }
+        Some(ResolveOutcome::Unavailable(_)) => problem(UNAVAILABLE, "no replica can be reached now"),
+        Some(ResolveOutcome::Absent) | None => problem(ABSENT, "object not found"),
+    }
+}
+
+async fn batch_query_keys(State(shared): Server, Query(names): Query<Names>) -> Response {
+    let keys: Vec<_> = names.keys.split(',').filter(|key| !key.is_empty()).collect();
+    if keys.is_empty() || keys.len() > BATCH_ITEMS_MAX {
+        return problem(INVALID, &format!("give 1 to {BATCH_ITEMS_MAX} keys, as in `?keys=a,b`"));
+    }
+    let resolved = match resolve(&shared, &keys, false) {
+        Ok(resolved) => resolved,
+        Err(why) => return problem(INVALID, &why),
+    };
+    let nodes = by_segment(&resolved);
+    let mut data = serde_json::Map::new();
+    for (key, outcome) in keys.iter().zip(&resolved.items) {
+        let none = Vec::<Value>::new();
+        let value = match outcome {
+            ResolveOutcome::Found(found) => json!({
+                "ok": true, "values": descriptors(found, &nodes), "disk_values": none, "local_disk_values": none,
+                "nof_values": none,
+            }),
+            ResolveOutcome::Absent => json!({"ok": false, "error_code": ABSENT, "error": "object not found"}),
+            ResolveOutcome::Unavailable(_) => {
+                json!({"ok": false, "error_code": UNAVAILABLE, "error": "no replica can be reached now"})
+            }
+        };
+        data.insert((*key).to_owned(), value);
+    }
+    answer(StatusCode::OK, &json!({"success": true, "data": data}))
+}
+
+fn resolve(shared: &Shared, keys: &[&str], lease: bool) -> Result<Resolved, String> {
+    let keys = keys.iter().map(|key| Key::new(key.as_bytes())).collect::<Result<Vec<_>, _>>();
+    let keys = keys.map_err(|error| error.to_string())?;
+    let resolve = Resolve { keys, touch: lease, lease, locate: true };
+    match shared.look(NAMESPACE_DEFAULT, Request::Resolve(resolve)) {
+        Reply::Resolved(resolved) => Ok(resolved),
+        _ => Err("the keys could not be looked up".to_owned()),
+    }
+}
+
+fn by_segment(resolved: &Resolved) -> BTreeMap<u64, &NodeInfo> {
+    resolved.nodes.iter().map(|node| (node.segment.0, node)).collect()
+}
+
+/// Where each replica lies, in the shape of Mooncake's buffer descriptors. An address in a node's memory means
+/// nothing outside it, so the slot and its stamp stand for it.
+fn descriptors(found: &Found, nodes: &BTreeMap<u64, &NodeInfo>) -> Vec<Value> {
+    let describe = |location: &Location| {
+        let node = nodes.get(&location.segment.0);
+        let endpoint = node.map(|it| if it.data.is_empty() { &it.name } else { &it.data });
+        json!({
+            "size_": found.len, "buffer_address_": 0, "protocol_": "tcp", "transport_endpoint_": endpoint,
+            "segment_name_": node.map(|it| &it.name), "slot": location.slot.0, "stamp": location.stamp.0,
+        })
+    };
+    found.replicas.iter().map(describe).collect()
+}
+
+fn problem(code: i32, message: &str) -> Response {
+    let status = match code {
+        INVALID => StatusCode::BAD_REQUEST,
+        ABSENT | NO_SEGMENT => StatusCode::NOT_FOUND,
+        _ => StatusCode::INTERNAL_SERVER_ERROR,
+    };
+    answer(status, &json!({"success": false, "error_code": code, "error_message": message}))
+}

@@ -1,0 +1,144 @@
+//! The key-value endpoint `/metadata`, through which Mooncake's clients find each other.
+//!
+//! Our own clients do not need it. It keeps everything in memory, and little of it.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use axum::Router;
+use axum::body::{Bytes, to_bytes};
+use axum::extract::{Query, Request, State};
+use axum::http::StatusCode;
+use axum::response::Response;
+use axum::routing::get;
+use serde::Deserialize;
+
+use super::{guarded, text};
+
+/// The most entries.
+pub(crate) const ENTRIES_MAX: usize = 1 << 16;
+/// The longest key, in bytes.
+pub(crate) const KEY_BYTES_MAX: usize = 4 << 10;
+/// The longest value, in bytes.
+pub(crate) const VALUE_BYTES_MAX: usize = 1 << 20;
+/// The most bytes of all keys and values together.
+pub(crate) const TOTAL_BYTES_MAX: usize = 256 << 20;
+/// Keys with this in them say who a client is: two clients must not be the same one.
+const IDENTITY_MARK: &str = "rpc_meta";
+
+#[derive(Default)]
+struct Entries {
+    by_key: BTreeMap<String, Bytes>,
+    bytes: usize,
+}
+
+#[derive(Clone, Default)]
+struct Store(Arc<Mutex<Entries>>);
+
+#[derive(Deserialize)]
+struct Which {
+    #[serde(default)]
+    key: String,
+}
+
+/// The endpoint with an empty store behind it.
+pub(crate) fn router(token: &str) -> Router {
+    let router = Router::new()
+        .route("/metadata", get(read).put(write).delete(remove))
+        .route("/health", get(async || text(StatusCode::OK, "OK")))
+        .with_state(Store::default());
+    guarded(router, token)
+}
+
+async fn read(State(store): State<Store>, Query(which): Query<Which>) -> Response {
+    match store.lock().by_key.get(&which.key) {
+        Some(value) => text(StatusCode::OK, value.clone()),
+        None => text(StatusCode::NOT_FOUND, "metadata not found"),
+    }
+}
+
+async fn write(State(store): State<Store>, Query(which): Query<Which>, request: Request) -> Response {
+    let Ok(value) = to_bytes(request.into_body(), VALUE_BYTES_MAX).await else {
+        let most = format!("the value has more than the {VALUE_BYTES_MAX} bytes allowed");
+        return text(StatusCode::PAYLOAD_TOO_LARGE, most);
+    };
+    match store.lock().put(which.key, value) {
+        Ok(()) => text(StatusCode::OK, "metadata updated"),
+        Err((status, why)) => text(status, why),
+    }
+}
+
+async fn remove(State(store): State<Store>, Query(which): Query<Which>) -> Response {
+    if store.lock().remove(&which.key) {
+        text(StatusCode::OK, "metadata deleted")
+    } else {
+        text(StatusCode::NOT_FOUND, "metadata not found")
+    }
+}
+
+impl Store {
+    fn lock(&self) -> MutexGuard<'_, Entries> {
+        // Held for one look; nothing in it can be half done.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Entries {
+    fn put(&mut self, key: String, value: Bytes) -> Result<(), (StatusCode, String)> {
+        if key.is_empty() || key.len() > KEY_BYTES_MAX {
+            return Err((StatusCode::BAD_REQUEST, format!("a key has 1 to {KEY_BYTES_MAX} bytes")));
+        }
+        let old = self.by_key.get(&key);
+        if key.contains(IDENTITY_MARK) && old.is_some_and(|old| *old != value) {
+            return Err((StatusCode::BAD_REQUEST, "Duplicate rpc_meta key not allowed".to_owned()));
+        }
+        let old_bytes = old.map_or(0, |old| key.len() + old.len());
+        let is_new = old.is_none();
+        let bytes = self.bytes - old_bytes + key.len() + value.len();
+        if bytes > TOTAL_BYTES_MAX || (is_new && self.by_key.len() >= ENTRIES_MAX) {
+            return Err((StatusCode::INSUFFICIENT_STORAGE, "there is too much metadata already".to_owned()));
+        }
+        self.bytes = bytes;
+        self.by_key.insert(key, value);
+        Ok(())
+    }
+
+    fn remove(&mut self, key: &str) -> bool {
+        let Some(value) = self.by_key.remove(key) else { return false };
+        self.bytes -= key.len() + value.len();
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries_are_bounded_and_identities_are_not_overwritten() {
+        let mut entries = Entries::default();
+        let status = |result: Result<(), (StatusCode, String)>| result.map_err(|(status, _)| status.as_u16());
+        for (key, value, expected) in [
+            ("", "x", Err(400)),
+            ("mooncake/ram/a", "one", Ok(())),
+            ("mooncake/ram/a", "two", Ok(())),
+            ("mooncake/rpc_meta/a", "one", Ok(())),
+            ("mooncake/rpc_meta/a", "one", Ok(())),
+            ("mooncake/rpc_meta/a", "two", Err(400)),
+        ] {
+            assert_eq!(status(entries.put(key.to_owned(), value.into())), expected, "{key} = {value}");
+        }
+        assert_eq!(entries.bytes, "mooncake/ram/atwomooncake/rpc_meta/aone".len());
+        assert!(entries.remove("mooncake/rpc_meta/a"));
+        assert!(!entries.remove("mooncake/rpc_meta/a"));
+        assert_eq!(entries.bytes, "mooncake/ram/atwo".len());
+        assert_eq!(status(entries.put("x".repeat(KEY_BYTES_MAX + 1), Bytes::new())), Err(400));
+        let large = Bytes::from(vec![0; TOTAL_BYTES_MAX]);
+        assert_eq!(status(entries.put("large".to_owned(), large)), Err(507));
+        for number in entries.by_key.len()..ENTRIES_MAX {
+            assert_eq!(status(entries.put(format!("{number}"), Bytes::new())), Ok(()));
+        }
+        assert_eq!(status(entries.put("one more".to_owned(), Bytes::new())), Err(507));
+        assert_eq!(status(entries.put("mooncake/ram/a".to_owned(), "three".into())), Ok(()));
+    }
+}

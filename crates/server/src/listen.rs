@@ -1,0 +1,226 @@
+//! Who is let in: the accept loop that the master and the node share.
+//!
+//! **Invariant:** at most [`CONNECTIONS_MAX`] connections are served; the next ones are told so, and beyond
+//! [`REFUSALS_MAX`] of those under way they are only closed.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use socket2::{SockRef, TcpKeepalive};
+use tiffin_core::ClientId;
+use tiffin_core::NAMESPACE_BYTES_MAX;
+use tiffin_core::message::{Hello, Reason, Refusal, Role, Welcome};
+use tiffin_rpc::{Greeting, Inbox, Listener, Outbox, Peer, Stream, token_matches};
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+/// The most connections to one address.
+pub const CONNECTIONS_MAX: usize = 16 << 10;
+/// The most that are told at a time that there are too many.
+const REFUSALS_MAX: usize = 256;
+/// How long a peer may take to say hello.
+const GREETING_TIME_MAX: Duration = Duration::from_secs(10);
+/// When an idle connection is asked whether its host still lives, and how often it is asked again.
+const KEEPALIVE: Duration = Duration::from_secs(15);
+/// See [`KEEPALIVE`].
+const KEEPALIVE_RETRIES: u32 = 3;
+/// How long sent bytes may stay unacknowledged before the host is taken for gone.
+const UNACKNOWLEDGED_MAX: Duration = Duration::from_secs(45);
+
+/// A server behind an accept loop.
+pub(crate) trait Host: Send + Sync + 'static {
+    /// Who is let in.
+    fn door(&self) -> &Door;
+
+    /// What is said to who is let in.
+    fn welcome(&self) -> Welcome;
+
+    /// Serves one party to the end of its connection.
+    fn visit(self: Arc<Self>, hello: Hello, outbox: Outbox, inbox: Inbox) -> impl Future<Output = ()> + Send;
+}
+
+/// What a party must show, and how many are inside.
+#[derive(Debug)]
+pub(crate) struct Door {
+    token: String,
+    nodes_enter: bool,
+    inside: AtomicU64,
+    refused: AtomicU64,
+}
+
+impl Door {
+    /// A door that opens to this token; nodes may enter as well as clients if `nodes_enter`.
+    pub(crate) fn new(token: String, nodes_enter: bool) -> Self {
+        Self { token, nodes_enter, inside: AtomicU64::new(0), refused: AtomicU64::new(0) }
+    }
+
+    /// How many connections are open.
+    pub(crate) fn inside(&self) -> u64 {
+        self.inside.load(Ordering::Relaxed)
+    }
+
+    /// How many were refused so far.
+    pub(crate) fn refused(&self) -> u64 {
+        self.refused.load(Ordering::Relaxed)
+    }
+
+    /// The token is right; anything is where none is set.
+    pub(crate) fn opens_to(&self, token: &str) -> bool {
+        self.token.is_empty() || token_matches(&self.token, token)
+    }
+
+    fn check(&self, hello: &Hello, peer: Peer) -> Result<(), Refusal> {
+        let refuse = |reason, message: &str| Err(Refusal { reason, message: message.to_owned() });
+        if !self.opens_to(&hello.token) {
+            let what = if hello.token.is_empty() { "no token was given" } else { "the token is wrong" };
+            return refuse(Reason::Unauthenticated, what);
+        }
+        if self.token.is_empty() && is_stranger(peer) {
+            return refuse(
+                Reason::Unauthenticated,
+                "this socket is for the user who started the server only",
+            );
+        }
+        match hello.role {
+            Role::Node if !self.nodes_enter => {
+                refuse(Reason::NotForYou, "this is a storage node, which talks to clients only")
+            }
+            Role::Node => Ok(()),
+            Role::Client if hello.client == ClientId(0) => {
+                refuse(Reason::Invalid, "a client must say which one it is")
+            }
+            Role::Client if hello.namespace.is_empty() => {
+                refuse(Reason::Invalid, "the name of the namespace is empty")
+            }
+            Role::Client if hello.namespace.len() > NAMESPACE_BYTES_MAX => {
+                let (len, most) = (hello.namespace.len(), NAMESPACE_BYTES_MAX);
+                refuse(
+                    Reason::Invalid,
+                    &format!("the name of the namespace has {len} bytes, more than the {most} allowed"),
+                )
+            }
+            Role::Client => Ok(()),
+        }
+    }
+}
+
+/// Lets parties in and serves them until this is dropped, which ends every connection.
+pub(crate) async fn serve<H: Host>(listener: Listener, host: Arc<H>) {
+    let mut visits = JoinSet::new();
+    loop {
+        let stream = listener.accept().await;
+        while visits.try_join_next().is_some() {}
+        if visits.len() >= CONNECTIONS_MAX + REFUSALS_MAX {
+            tracing::warn!(address = %listener.local_address(), "too many connections: closed one unheard");
+            continue;
+        }
+        let is_full = visits.len() >= CONNECTIONS_MAX;
+        visits.spawn(greet(stream, Arc::clone(&host), is_full));
+    }
+}
+
+async fn greet<H: Host>(stream: Stream, host: Arc<H>, is_full: bool) {
+    keep_alive(&stream);
+    let deadline = Instant::now() + GREETING_TIME_MAX;
+    let Some(greeting) = Greeting::receive(stream, deadline).await else { return };
+    let door = host.door();
+    let refusal = if is_full {
+        Err(Refusal { reason: Reason::Busy, message: format!("{CONNECTIONS_MAX} connections are open") })
+    } else {
+        door.check(&greeting.hello, greeting.peer())
+    };
+    if let Err(refusal) = refusal {
+        door.refused.fetch_add(1, Ordering::Relaxed);
+        return greeting.refuse(refusal, deadline).await;
+    }
+    let (hello, peer) = (greeting.hello.clone(), greeting.peer());
+    let _inside = Inside::enter(door);
+    let (outbox, inbox) = greeting.welcome(host.welcome());
+    tracing::debug!(%peer, role = ?hello.role, label = hello.label, "came in");
+    let label = hello.label.clone();
+    Arc::clone(&host).visit(hello, outbox, inbox).await;
+    tracing::debug!(%peer, label, "went away");
+}
+
+/// Another user than ours, and not the one who may do anything.
+fn is_stranger(peer: Peer) -> bool {
+    let own = rustix::process::getuid().as_raw();
+    matches!(peer, Peer::Unix { uid, .. } if uid != own && uid != 0)
+}
+
+/// A host that vanished without a word is to be noticed; a process that is merely stopped keeps its connection.
+fn keep_alive(stream: &Stream) {
+    if !matches!(stream.peer(), Peer::Tcp(_)) {
+        return;
+    }
+    let socket = SockRef::from(stream);
+    let keepalive =
+        TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE).with_retries(KEEPALIVE_RETRIES);
+    for (what, set) in [
+        ("keepalive", socket.set_tcp_keepalive(&keepalive)),
+        ("user timeout", socket.set_tcp_user_timeout(Some(UNACKNOWLEDGED_MAX))),
+    ] {
+        if let Err(error) = set {
+            tracing::warn!(%error, what, "a connection could not be set up as wanted");
+        }
+    }
+}
+
+/// One connection, counted.
+struct Inside<'a>(&'a Door);
+
+impl<'a> Inside<'a> {
+    fn enter(door: &'a Door) -> Self {
+        door.inside.fetch_add(1, Ordering::Relaxed);
+        Self(door)
+    }
+}
+
+impl Drop for Inside<'_> {
+    fn drop(&mut self) {
+        self.0.inside.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_door_opens_to_the_right_parties() {
+        let tcp = Peer::Tcp(([127, 0, 0, 1], 1).into());
+        let good = Hello {
+            token: "secret".into(),
+            namespace: "default".into(),
+            client: ClientId(1),
+            ..Hello::default()
+        };
+        let long = "x".repeat(NAMESPACE_BYTES_MAX + 1);
+        let node = Hello { role: Role::Node, namespace: String::new(), client: ClientId(0), ..good.clone() };
+        for (hello, nodes_enter, expected) in [
+            (good.clone(), false, Ok(())),
+            (Hello { token: String::new(), ..good.clone() }, false, Err(Reason::Unauthenticated)),
+            (Hello { token: "Secret".into(), ..good.clone() }, false, Err(Reason::Unauthenticated)),
+            (Hello { client: ClientId(0), ..good.clone() }, false, Err(Reason::Invalid)),
+            (Hello { namespace: String::new(), ..good.clone() }, false, Err(Reason::Invalid)),
+            (Hello { namespace: long, ..good.clone() }, false, Err(Reason::Invalid)),
+            (node.clone(), true, Ok(())),
+            (node, false, Err(Reason::NotForYou)),
+        ] {
+            let found = Door::new("secret".into(), nodes_enter).check(&hello, tcp);
+            assert_eq!(found.map_err(|refusal| refusal.reason), expected, "{hello:?}");
+        }
+    }
+
+    #[test]
+    fn without_a_token_a_unix_socket_is_for_its_own_user() {
+        let own = rustix::process::getuid().as_raw();
+        let hello = Hello { namespace: "default".into(), client: ClientId(1), ..Hello::default() };
+        for (uid, expected) in [(own, true), (0, true), (own + 1, false)] {
+            let found = Door::new(String::new(), false).check(&hello, Peer::Unix { uid, pid: None });
+            assert_eq!(found.is_ok(), expected, "user {uid}");
+        }
+    }
+}

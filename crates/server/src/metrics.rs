@@ -1,0 +1,502 @@
+//! Every number of the master that can be watched, in one place.
+//!
+//! Names that Mooncake has are kept, so that its dashboards work: they begin with `master_`, `segment_` and the
+//! names of its cache counters. Those of our own begin with `tiffin_`. Gauges are taken from the core when somebody
+//! looks; only what happened in between is counted here.
+
+use std::fmt::Write as _;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use bytesize::ByteSize;
+use tiffin_core::message::{
+    CommitOutcome, DeleteOutcome, Pattern, Reply, Request, ReserveOutcome, ResolveOutcome, Stat, Usage,
+};
+
+/// The upper bounds of the histogram of value sizes, in bytes.
+const VALUE_SIZES: [u64; 10] =
+    [1 << 10, 4 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20, 1 << 30];
+
+/// What is asked of a master, by the names that Mooncake gives it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Op {
+    PutStart,
+    PutEnd,
+    GetReplicaList,
+    ExistKey,
+    Remove,
+    RemoveByRegex,
+    RemoveAll,
+    MountSegment,
+    Ping,
+    List,
+    Stat,
+}
+
+/// Every [`Op`] with the names of its counters: for one object, and for batches where there are any.
+const OPS: [(Op, &str, Option<&str>); 11] = [
+    (Op::PutStart, "master_put_start", Some("master_batch_put_start")),
+    (Op::PutEnd, "master_put_end", Some("master_batch_put_end")),
+    (Op::GetReplicaList, "master_get_replica_list", Some("master_batch_get_replica_list")),
+    (Op::ExistKey, "master_exist_key", Some("master_batch_exist_key")),
+    (Op::Remove, "master_remove", Some("master_batch_remove")),
+    (Op::RemoveByRegex, "master_remove_by_regex", None),
+    (Op::RemoveAll, "master_remove_all", None),
+    (Op::MountSegment, "master_mount_segment", None),
+    (Op::Ping, "master_ping", None),
+    (Op::List, "tiffin_list", None),
+    (Op::Stat, "tiffin_stat", None),
+];
+
+/// What happened so far.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    ops: [OpCounters; OPS.len()],
+    value_sizes: [AtomicU64; VALUE_SIZES.len() + 1],
+    value_bytes: AtomicU64,
+    allocation_failures: AtomicU64,
+    evictions: AtomicU64,
+    gets: AtomicU64,
+    hits: AtomicU64,
+    hit_bytes: AtomicU64,
+    refusals: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct OpCounters {
+    requests: AtomicU64,
+    failures: AtomicU64,
+    batch_requests: AtomicU64,
+    batch_failures: AtomicU64,
+    batch_partial_successes: AtomicU64,
+    batch_items: AtomicU64,
+    batch_failed_items: AtomicU64,
+}
+
+/// Everything that the pages are made of.
+pub(crate) struct Snapshot<'a> {
+    pub(crate) stat: &'a Stat,
+    pub(crate) counters: &'a Counters,
+    pub(crate) waiting: u64,
+    pub(crate) connections: u64,
+    pub(crate) refused: u64,
+    pub(crate) uptime: Duration,
+}
+
+impl Counters {
+    /// Counts a request, and says what it is.
+    pub(crate) fn asked(&self, request: &Request) -> Option<Op> {
+        let (op, items) = match request {
+            Request::Reserve(reserve) => {
+                reserve.items.iter().for_each(|item| self.value_size(item.len));
+                (Op::PutStart, reserve.items.len())
+            }
+            Request::Decide(decide) => (Op::PutEnd, decide.items.len()),
+            Request::Resolve(resolve) if resolve.locate => (Op::GetReplicaList, resolve.keys.len()),
+            Request::Resolve(resolve) => (Op::ExistKey, resolve.keys.len()),
+            Request::Delete(delete) => (Op::Remove, delete.keys.len()),
+            Request::DeleteMatching(delete) if delete.pattern == Pattern::All => (Op::RemoveAll, 1),
+            Request::DeleteMatching(_) => (Op::RemoveByRegex, 1),
+            Request::Register(_) => (Op::MountSegment, 1),
+            Request::Heartbeat(_) => (Op::Ping, 1),
+            Request::List(_) => (Op::List, 1),
+            Request::Stat => (Op::Stat, 1),
+            _ => return None,
+        };
+        let counters = self.of(op);
+        if items > 1 {
+            add(&counters.batch_requests, 1);
+            add(&counters.batch_items, items as u64);
+        } else {
+            add(&counters.requests, 1);
+        }
+        Some(op)
+    }
+
+    /// Counts an answer; `op` is what was asked, where the answer comes at once.
+    pub(crate) fn answered(&self, op: Option<Op>, reply: &Reply) {
+        match reply {
+            Reply::Reserved(reserved) => {
+                let failed = |it: &&ReserveOutcome| !matches!(it, ReserveOutcome::Room(_));
+                let full = |it: &&ReserveOutcome| matches!(it, ReserveOutcome::Full(_));
+                add(&self.allocation_failures, reserved.items.iter().filter(full).count() as u64);
+                self.outcome(
+                    Op::PutStart,
+                    reserved.items.len(),
+                    reserved.items.iter().filter(failed).count(),
+                );
+            }
+            Reply::Decided(outcomes) => {
+                let failed =
+                    |it: &&CommitOutcome| matches!(it, CommitOutcome::Exists(_) | CommitOutcome::Stale);
+                self.outcome(Op::PutEnd, outcomes.len(), outcomes.iter().filter(failed).count());
+            }
+            Reply::Resolved(resolved) => {
+                let lens = resolved.items.iter().filter_map(|it| match it {
+                    ResolveOutcome::Found(found) => Some(found.len),
+                    ResolveOutcome::Absent | ResolveOutcome::Unavailable(_) => None,
+                });
+                let (found, bytes) =
+                    lens.fold((0, 0_u64), |(count, sum), len| (count + 1, sum.saturating_add(len)));
+                let op = op.unwrap_or(Op::GetReplicaList);
+                if op == Op::GetReplicaList {
+                    add(&self.gets, resolved.items.len() as u64);
+                    add(&self.hits, found as u64);
+                    add(&self.hit_bytes, bytes);
+                }
+                self.outcome(op, resolved.items.len(), resolved.items.len() - found);
+            }
+            Reply::Deleted(outcomes) => {
+                let failed = |it: &&DeleteOutcome| **it != DeleteOutcome::Deleted;
+                self.outcome(Op::Remove, outcomes.len(), outcomes.iter().filter(failed).count());
+            }
+            Reply::Refused(_) => {
+                add(&self.refusals, 1);
+                if let Some(op) = op {
+                    add(&self.of(op).failures, 1);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Something was evicted.
+    pub(crate) fn evicted(&self) {
+        add(&self.evictions, 1);
+    }
+
+    fn outcome(&self, op: Op, items: usize, failed: usize) {
+        let counters = self.of(op);
+        if items <= 1 {
+            return add(&counters.failures, failed as u64);
+        }
+        add(&counters.batch_failed_items, failed as u64);
+        if failed == items {
+            add(&counters.batch_failures, 1);
+        } else if failed > 0 {
+            add(&counters.batch_partial_successes, 1);
+        }
+    }
+
+    fn value_size(&self, len: u64) {
+        add(&self.value_bytes, len);
+        let bucket = VALUE_SIZES.partition_point(|&bound| bound < len);
+        if let Some(counter) = self.value_sizes.get(bucket) {
+            add(counter, 1);
+        }
+    }
+
+    fn of(&self, op: Op) -> &OpCounters {
+        let at = OPS.iter().position(|(known, ..)| *known == op);
+        match at.and_then(|at| self.ops.get(at)) {
+            Some(counters) => counters,
+            None => unreachable!("{op:?} is in the table"),
+        }
+    }
+}
+
+/// The page `/metrics`, in the text format of Prometheus.
+pub(crate) fn render(snapshot: &Snapshot<'_>) -> String {
+    let mut page = Page::default();
+    cluster(&mut page, snapshot);
+    segments(&mut page, snapshot.stat);
+    operations(&mut page, snapshot.counters);
+    lifetimes(&mut page, snapshot);
+    cache(&mut page, snapshot.counters);
+    own(&mut page, snapshot);
+    page.text
+}
+
+/// The page `/metrics/summary`: one line for people.
+pub(crate) fn summary(snapshot: &Snapshot<'_>) -> String {
+    let total = total(snapshot.stat);
+    let shown = |bytes| ByteSize::b(bytes).display().iec().to_string();
+    let requests: u64 =
+        snapshot.counters.ops.iter().map(|op| get(&op.requests) + get(&op.batch_requests)).sum();
+    format!(
+        "Mem Storage: {} / {} ({:.1}%) | Keys: {} (soft-pinned: {}) | Clients: {} | Nodes: {} | Requests: {} | \
+         Evicted: {} keys, {} | Epoch: {} | Up: {}\n",
+        shown(allocated(&total)),
+        shown(total.capacity),
+        percent(allocated(&total), total.capacity),
+        keys(snapshot.stat),
+        snapshot.stat.soft_pinned,
+        snapshot.stat.clients,
+        snapshot.stat.nodes.iter().filter(|node| node.alive).count(),
+        requests,
+        snapshot.stat.evicted_objects,
+        shown(snapshot.stat.evicted_bytes),
+        snapshot.stat.epoch,
+        humantime::format_duration(Duration::from_secs(snapshot.uptime.as_secs())),
+    )
+}
+
+/// Bytes that are not free.
+pub(crate) fn allocated(usage: &Usage) -> u64 {
+    usage.capacity.saturating_sub(usage.free)
+}
+
+fn cluster(page: &mut Page, snapshot: &Snapshot<'_>) {
+    let (stat, total) = (snapshot.stat, total(snapshot.stat));
+    page.gauge("master_allocated_bytes", "Bytes in use, on all nodes that answer", allocated(&total));
+    page.gauge("master_total_capacity_bytes", "Bytes of memory, on all nodes that answer", total.capacity);
+    page.gauge("master_key_count", "Objects that can be found", keys(stat));
+    page.gauge("master_soft_pin_key_count", "Objects that a soft pin protects", stat.soft_pinned);
+    page.gauge("master_active_clients", "Clients that are connected", stat.clients);
+    page.gauge("master_allocated_file_size_bytes", "Bytes in files: there is no such tier yet", 0);
+    page.gauge("master_total_file_capacity_bytes", "Bytes that files may have: there is no such tier yet", 0);
+    let name = "master_value_size_bytes";
+    page.head(name, "histogram", "Sizes of values for which room was asked");
+    let mut sum = 0;
+    for (at, counter) in snapshot.counters.value_sizes.iter().enumerate() {
+        sum += get(counter);
+        let bound = VALUE_SIZES.get(at).map_or_else(|| "+Inf".to_owned(), ToString::to_string);
+        page.sample(&format!("{name}_bucket"), &[("le", &bound)], sum);
+    }
+    page.sample(&format!("{name}_sum"), &[], get(&snapshot.counters.value_bytes));
+    page.sample(&format!("{name}_count"), &[], sum);
+}
+
+fn segments(page: &mut Page, stat: &Stat) {
+    page.head("segment_allocated_bytes", "gauge", "Bytes in use, by node");
+    for node in &stat.nodes {
+        page.sample("segment_allocated_bytes", &[("segment", &node.info.name)], allocated(&node.usage));
+    }
+    page.head("segment_total_capacity_bytes", "gauge", "Bytes of memory, by node");
+    for node in &stat.nodes {
+        page.sample("segment_total_capacity_bytes", &[("segment", &node.info.name)], node.usage.capacity);
+    }
+}
+
+fn operations(page: &mut Page, counters: &Counters) {
+    for ((_, name, batch), counters) in OPS.iter().zip(&counters.ops) {
+        page.counter(&format!("{name}_requests_total"), "Requests", get(&counters.requests));
+        page.counter(&format!("{name}_failures_total"), "Requests that failed", get(&counters.failures));
+        let Some(batch) = batch else { continue };
+        for (what, help, counter) in [
+            ("requests", "Requests with several items", &counters.batch_requests),
+            ("failures", "Of those, where every item failed", &counters.batch_failures),
+            ("partial_successes", "Of those, where some items failed", &counters.batch_partial_successes),
+            ("items", "Their items", &counters.batch_items),
+            ("failed_items", "Their items that failed", &counters.batch_failed_items),
+        ] {
+            page.counter(&format!("{batch}_{what}_total"), help, get(counter));
+        }
+    }
+}
+
+fn lifetimes(page: &mut Page, snapshot: &Snapshot<'_>) {
+    let (evictions, failures) =
+        (get(&snapshot.counters.evictions), get(&snapshot.counters.allocation_failures));
+    let objects = snapshot.stat.evicted_objects;
+    page.counter(
+        "master_attempted_evictions_total",
+        "Times that room was sought by evicting",
+        evictions + failures,
+    );
+    page.counter("master_successful_evictions_total", "Times that evicting made room", evictions);
+    page.counter("master_evicted_key_count", "Objects that were evicted", objects);
+    page.counter("master_evicted_size_bytes", "Bytes that were evicted", snapshot.stat.evicted_bytes);
+    page.counter("master_put_start_alloc_failures_total", "Objects for which there was no room", failures);
+}
+
+fn cache(page: &mut Page, counters: &Counters) {
+    let (gets, hits) = (get(&counters.gets), get(&counters.hits));
+    page.counter("mem_cache_hit_nums_", "Lookups that found an object in memory", hits);
+    page.counter("mem_cache_hit_bytes_total", "Bytes of those objects", get(&counters.hit_bytes));
+    page.counter("total_get_nums_", "Lookups", gets);
+    page.counter("valid_get_nums_", "Lookups that found an object", hits);
+    page.head("valid_get_rate", "gauge", "The share of lookups that found an object");
+    let rate = if gets == 0 { 0.0 } else { hits as f64 / gets as f64 };
+    // Writing to a string cannot fail.
+    let _ = writeln!(page.text, "valid_get_rate {rate}");
+}
+
+fn own(page: &mut Page, snapshot: &Snapshot<'_>) {
+    let stat = snapshot.stat;
+    page.gauge("tiffin_epoch", "Which life of the master this is", stat.epoch);
+    page.gauge("tiffin_uptime_seconds", "How long this life has lasted", snapshot.uptime.as_secs());
+    page.gauge("tiffin_connections", "Connections of clients and nodes", snapshot.connections);
+    page.counter("tiffin_connections_refused_total", "Connections that were not let in", snapshot.refused);
+    page.counter("tiffin_requests_refused_total", "Requests refused whole", get(&snapshot.counters.refusals));
+    page.gauge("tiffin_operations_waiting", "Operations that wait for a node", snapshot.waiting);
+    page.head("tiffin_node_alive", "gauge", "Whether the node answers");
+    for node in &stat.nodes {
+        page.sample("tiffin_node_alive", &[("node", &node.info.name)], u64::from(node.alive));
+    }
+    page.head(
+        "tiffin_node_owed_retires",
+        "gauge",
+        "Retires that the node must apply before it is used again",
+    );
+    for node in &stat.nodes {
+        page.sample("tiffin_node_owed_retires", &[("node", &node.info.name)], node.owed);
+    }
+    page.head("tiffin_node_objects", "gauge", "Objects on the node");
+    for node in &stat.nodes {
+        page.sample("tiffin_node_objects", &[("node", &node.info.name)], node.usage.objects);
+    }
+    page.head("tiffin_node_bytes", "gauge", "Bytes of the node, by what they are used for");
+    for node in &stat.nodes {
+        let usage = &node.usage;
+        let states = [
+            ("free", usage.free),
+            ("granted", usage.granted),
+            ("committed", usage.committed),
+            ("held", usage.held),
+        ];
+        for (state, bytes) in states {
+            page.sample("tiffin_node_bytes", &[("node", &node.info.name), ("state", state)], bytes);
+        }
+    }
+    page.head("tiffin_namespace_objects", "gauge", "Objects, by namespace");
+    for namespace in &stat.namespaces {
+        page.sample("tiffin_namespace_objects", &[("namespace", &namespace.name)], namespace.objects);
+    }
+    page.head("tiffin_namespace_bytes", "gauge", "Bytes of objects, each counted once, by namespace");
+    for namespace in &stat.namespaces {
+        page.sample("tiffin_namespace_bytes", &[("namespace", &namespace.name)], namespace.bytes);
+    }
+}
+
+fn total(stat: &Stat) -> Usage {
+    let mut total = Usage::default();
+    for node in stat.nodes.iter().filter(|node| node.alive) {
+        total.capacity += node.usage.capacity;
+        total.free += node.usage.free;
+    }
+    total
+}
+
+fn keys(stat: &Stat) -> u64 {
+    stat.namespaces.iter().map(|it| it.objects).sum()
+}
+
+fn percent(part: u64, whole: u64) -> f64 {
+    if whole == 0 { 0.0 } else { part as f64 * 100.0 / whole as f64 }
+}
+
+fn add(counter: &AtomicU64, more: u64) {
+    counter.fetch_add(more, Ordering::Relaxed);
+}
+
+fn get(counter: &AtomicU64) -> u64 {
+    counter.load(Ordering::Relaxed)
+}
+
+/// A page in the text format of Prometheus.
+#[derive(Default)]
+struct Page {
+    text: String,
+}
+
+impl Page {
+    fn head(&mut self, name: &str, kind: &str, help: &str) {
+        // Writing to a string cannot fail, here and below.
+        let _ = writeln!(self.text, "# HELP {name} {help}\n# TYPE {name} {kind}");
+    }
+
+    fn sample(&mut self, name: &str, labels: &[(&str, &str)], value: u64) {
+        let labels: Vec<_> =
+            labels.iter().map(|(key, text)| format!("{key}=\"{}\"", escaped(text))).collect();
+        let labels = if labels.is_empty() { String::new() } else { format!("{{{}}}", labels.join(",")) };
+        let _ = writeln!(self.text, "{name}{labels} {value}");
+    }
+
+    fn gauge(&mut self, name: &str, help: &str, value: u64) {
+        self.head(name, "gauge", help);
+        self.sample(name, &[], value);
+    }
+
+    fn counter(&mut self, name: &str, help: &str, value: u64) {
+        self.head(name, "counter", help);
+        self.sample(name, &[], value);
+    }
+}
+
+fn escaped(text: &str) -> String {
+    text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use tiffin_core::message::{NodeInfo, NodeStat, Resolve, Resolved};
+    use tiffin_core::{Key, message::Found};
+
+    use super::*;
+
+    fn page_of(stat: &Stat, counters: &Counters) -> String {
+        let uptime = Duration::from_secs(5);
+        render(&Snapshot { stat, counters, waiting: 1, connections: 2, refused: 3, uptime })
+    }
+
+    #[test]
+    fn every_metric_is_named_once_and_every_sample_belongs_to_one() {
+        let info = NodeInfo { name: "a \"node\"\\\n".into(), ..NodeInfo::default() };
+        let stat = Stat { nodes: vec![NodeStat { info, ..NodeStat::default() }], ..Stat::default() };
+        let page = page_of(&stat, &Counters::default());
+        let mut names = BTreeSet::new();
+        for line in page.lines() {
+            if let Some(rest) = line.strip_prefix("# TYPE ") {
+                let name = rest.split(' ').next().unwrap().to_owned();
+                assert!(names.insert(name), "{line} is there twice");
+            } else if !line.starts_with('#') {
+                let name = line.split(['{', ' ']).next().unwrap();
+                let base = ["_bucket", "_sum", "_count"].iter().find_map(|it| name.strip_suffix(it));
+                assert!(names.contains(name) || base.is_some_and(|it| names.contains(it)), "{line}");
+                assert!(line.rsplit(' ').next().unwrap().parse::<f64>().is_ok(), "{line}");
+            }
+        }
+        assert!(page.contains(r#"segment_allocated_bytes{segment="a \"node\"\\\n"} 0"#), "{page}");
+    }
+
+    #[test]
+    fn single_requests_and_batches_are_counted_apart() {
+        let counters = Counters::default();
+        let key = Key::new(b"k").unwrap();
+        for count in [1, 3] {
+            let keys = vec![key.clone(); count];
+            let op = counters.asked(&Request::Resolve(Resolve { keys, locate: true, ..Resolve::default() }));
+            let mut items = vec![ResolveOutcome::Absent; count];
+            if count > 1 {
+                items[0] = ResolveOutcome::Found(Found { len: 70, ..Found::default() });
+            }
+            counters.answered(op, &Reply::Resolved(Resolved { items, nodes: Vec::new() }));
+        }
+        let page = page_of(&Stat::default(), &counters);
+        for expected in [
+            "master_get_replica_list_requests_total 1",
+            "master_get_replica_list_failures_total 1",
+            "master_batch_get_replica_list_requests_total 1",
+            "master_batch_get_replica_list_partial_successes_total 1",
+            "master_batch_get_replica_list_items_total 3",
+            "master_batch_get_replica_list_failed_items_total 2",
+            "mem_cache_hit_nums_ 1",
+            "mem_cache_hit_bytes_total 70",
+            "total_get_nums_ 4",
+            "valid_get_rate 0.25",
+        ] {
+            assert!(page.lines().any(|line| line == expected), "{expected} is not in\n{page}");
+        }
+    }
+
+    #[test]
+    fn sizes_fall_into_their_buckets() {
+        let counters = Counters::default();
+        for len in [0, 1 << 10, (1 << 10) + 1, u64::MAX / 8] {
+            counters.value_size(len);
+        }
+        let page = page_of(&Stat::default(), &counters);
+        for expected in [
+            "master_value_size_bytes_bucket{le=\"1024\"} 2",
+            "master_value_size_bytes_bucket{le=\"4096\"} 3",
+            "master_value_size_bytes_bucket{le=\"1073741824\"} 3",
+            "master_value_size_bytes_bucket{le=\"+Inf\"} 4",
+            "master_value_size_bytes_count 4",
+        ] {
+            assert!(page.lines().any(|line| line == expected), "{expected} is not in\n{page}");
+        }
+    }
+}

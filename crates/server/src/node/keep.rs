@@ -1,0 +1,159 @@
+//! Carries out what the core of a node decides, and brings it what its sockets see.
+
+use std::sync::Arc;
+
+use tiffin_core::message::Reply;
+use tiffin_core::node::{EXTENTS_INLINE, Effect, Event, SlotRecord, SlotState};
+use tiffin_core::{ClientId, Extent, Hold, RequestId, SlotId, Stamp};
+use tiffin_rpc::{Outbox, SendError};
+use tiffin_transport::layout::SPILLED_EXTENT_BYTES;
+use tiffin_transport::{self as transport, control, shm, tcp};
+use tokio::sync::mpsc;
+
+use super::{Shared, State};
+
+/// An answer to be sent when the lock is released.
+type Answer = (Outbox, RequestId, Reply);
+
+impl Shared {
+    /// Lets the core decide and does what it says.
+    pub(super) fn handle(&self, event: Event) {
+        let mut answers = Vec::new();
+        {
+            let mut state = self.lock();
+            state.core.handle(event);
+            state.drain(&mut answers);
+        }
+        for (outbox, id, reply) in answers {
+            outbox.reply(id, &reply);
+        }
+    }
+}
+
+impl State {
+    /// Does everything that the core says, in order, but for the answers, which come last anyway.
+    pub(super) fn drain(&mut self, answers: &mut Vec<Answer>) {
+        while let Some(effect) = self.core.poll_effect() {
+            match effect {
+                Effect::Slot { slot, record } => self.writer.write_slot(slot.0, &written(&record)),
+                Effect::Withdraw { slot } => self.writer.retire(slot.0),
+                Effect::Heap { offset, bytes } => self.writer.write_heap(offset, &bytes),
+                Effect::StampMark(mark) => self.writer.set_stamp_high_water(mark),
+                Effect::Epoch(epoch) => self.writer.set_epoch(epoch),
+                Effect::Reply { conn, id, reply } => {
+                    if let Some((outbox, _)) = self.conns.get(&conn) {
+                        answers.push((outbox.clone(), id, reply));
+                    }
+                }
+                Effect::AskMaster(id, request) => {
+                    let sent = self.master.as_ref().map(|master| master.request(id, &request));
+                    if let Some(Err(SendError::TooLarge(error))) = sent {
+                        tracing::error!(%error, "a request to the master cannot be sent");
+                    }
+                }
+                Effect::AnswerMaster(id, reply) => {
+                    if let Some(master) = &self.master {
+                        master.reply(id, &reply);
+                    }
+                }
+                Effect::Disconnect(conn) => {
+                    if let Some((outbox, _)) = self.conns.remove(&conn) {
+                        outbox.close();
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Tells the core what becomes of the processes that map the memory.
+pub(super) async fn hear(shared: Arc<Shared>, mut events: mpsc::Receiver<shm::Event>) {
+    while let Some(event) = events.recv().await {
+        match event {
+            shm::Event::Attached { client, pid } => {
+                tracing::debug!(client, pid, "a process maps the memory");
+                shared.handle(Event::Mapped(ClientId(client)));
+            }
+            // A closed socket is a hint that nobody needs: the process may live on with the memory mapped.
+            shm::Event::HungUp { client } => tracing::debug!(client, "a process hung up"),
+            shm::Event::Dead { client } => {
+                tracing::debug!(client, "a process that mapped the memory is dead");
+                shared.handle(Event::Dead(ClientId(client)));
+            }
+        }
+    }
+}
+
+impl tcp::Keeper for Shared {
+    fn begin_store(
+        &self,
+        client: u64,
+        slot: u32,
+        stamp: u64,
+        offset: u64,
+        len: u64,
+    ) -> Option<Vec<transport::Extent>> {
+        let extents = self.lock().core.begin_store(ClientId(client), hold(slot, stamp), offset, len)?;
+        Some(extents.into_iter().map(extent).collect())
+    }
+
+    fn end_store(&self, slot: u32, stamp: u64) {
+        self.lock().core.end_store(hold(slot, stamp));
+    }
+
+    fn begin_send(&self, slot: u32, stamp: u64, offset: u64, len: u64) -> Option<Vec<transport::Extent>> {
+        let extents = self.lock().core.begin_send(hold(slot, stamp), offset, len)?;
+        Some(extents.into_iter().map(extent).collect())
+    }
+
+    fn end_send(&self, slot: u32, stamp: u64) -> bool {
+        self.lock().core.end_send(hold(slot, stamp))
+    }
+
+    fn opened(&self, client: u64) {
+        self.handle(Event::DataOpened(ClientId(client)));
+    }
+
+    fn closed(&self, client: u64) {
+        self.handle(Event::DataClosed(ClientId(client)));
+    }
+}
+
+fn hold(slot: u32, stamp: u64) -> Hold {
+    Hold { slot: SlotId(slot), stamp: Stamp(stamp) }
+}
+
+fn extent(extent: Extent) -> transport::Extent {
+    transport::Extent { offset: extent.offset, len: extent.len }
+}
+
+/// The record as the control segment holds it. In the heap, the spilled extents come first, then the namespace's
+/// name, then the key.
+fn written(record: &SlotRecord) -> control::SlotRecord {
+    let spilled = if record.extents.len() > EXTENTS_INLINE {
+        record.extents.len() as u64 * SPILLED_EXTENT_BYTES
+    } else {
+        0
+    };
+    let namespace =
+        transport::Extent { offset: record.heap.offset.saturating_add(spilled), len: record.namespace_len };
+    let key =
+        transport::Extent { offset: namespace.offset.saturating_add(namespace.len), len: record.key_len };
+    control::SlotRecord {
+        stamp: record.stamp.0,
+        state: match record.state {
+            SlotState::Reserved(_) => control::SlotState::Reserved,
+            SlotState::Prepared => control::SlotState::Prepared,
+            SlotState::Committed => control::SlotState::Committed,
+        },
+        hard_pin: record.hard_pin,
+        soft_pin: false,
+        namespace,
+        generation_epoch: record.generation.epoch,
+        generation_counter: record.generation.counter,
+        len: record.len,
+        extents: record.extents.iter().copied().map(extent).collect(),
+        spill_offset: record.heap.offset,
+        key,
+    }
+}

@@ -1,0 +1,461 @@
+//! A storage node's shell: it owns the `core::node::Node`, the memory that it decides about, and the sockets
+//! through which others reach both.
+//!
+//! The core and the one hand that writes the control segment are behind one lock. What the core says about memory
+//! is done under it, in order; what goes to the master leaves under it too; answers to clients leave after it is
+//! released, and so never overtake the memory they speak of.
+//!
+//! It runs as a daemon and inside a client's process alike, and handles no signals.
+
+mod keep;
+mod link;
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, UdpSocket};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use tiffin_core::message::{Hello, NodeInfo, Request, Usage, Welcome};
+use tiffin_core::node::{Event, Node, NodeConfig as CoreConfig};
+use tiffin_core::sabotage::Sabotage;
+use tiffin_core::{ClientId, ConnId, SegmentId};
+use tiffin_proto::Incoming;
+use tiffin_rpc::{Address, Inbox, ListenError, Listener, Outbox};
+use tiffin_transport::Counters;
+use tiffin_transport::control::ControlWriter;
+use tiffin_transport::layout::Geometry;
+use tiffin_transport::segment::NodeMemory;
+use tiffin_transport::{shm, tcp};
+use tokio::net::{TcpListener, UnixListener};
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, timeout_at};
+
+pub use link::LinkStatus;
+
+use crate::config::NodeConfig;
+use crate::listen::{self, Door, Host};
+use crate::{StartError, host};
+
+/// Bytes of memory per slot, and so the smallest mean size of an object that can fill the node.
+const BYTES_PER_SLOT: u64 = 1 << 10;
+/// The fewest slots.
+const SLOTS_MIN: u64 = 1 << 10;
+/// The most slots.
+const SLOTS_MAX: u64 = 16 << 20;
+/// Bytes of heap per slot: names of keys, mostly.
+const HEAP_BYTES_PER_SLOT: u64 = 128;
+/// The smallest heap.
+const HEAP_BYTES_MIN: u64 = 4 << 20;
+/// Memory is given in whole pages.
+const PAGE_BYTES: u64 = 4096;
+/// What becomes of attached clients, waiting to be heard.
+const SHM_EVENTS_MAX: usize = 1024;
+
+/// A running storage node. It ends when this is dropped, and its memory when the last mapping goes.
+#[derive(Debug)]
+pub struct NodeServer {
+    shared: Arc<Shared>,
+    status: watch::Receiver<LinkStatus>,
+    tasks: JoinSet<()>,
+}
+
+/// Why a node is not a member of its cluster yet.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum JoinError {
+    /// The master does not let it in.
+    #[error("the node is not taken in by the master at `{master}`: {why}")]
+    Refused {
+        /// Which master.
+        master: Address,
+        /// What it said.
+        why: String,
+    },
+    /// It did not happen in time.
+    #[error(
+        "the master at `{master}` did not take the node in in time: {why}\n\nhint: check that a master listens \
+         there, or allow more time"
+    )]
+    Timeout {
+        /// Which master.
+        master: Address,
+        /// What was seen last.
+        why: String,
+    },
+}
+
+pub(crate) struct Shared {
+    // Guards the core, the control segment and the connections that both speak of. It is held while the core
+    // decides and while memory and sockets that do not block are written; never over an await.
+    state: Mutex<State>,
+    info: NodeInfo,
+    master: Address,
+    token: String,
+    memory: Arc<NodeMemory>,
+    counters: Arc<Counters>,
+    door: Door,
+    attachments: Option<Arc<shm::Server>>,
+    status: watch::Sender<LinkStatus>,
+}
+
+struct State {
+    core: Node,
+    writer: ControlWriter,
+    conns: BTreeMap<ConnId, (Outbox, ClientId)>,
+    next_conn: u64,
+    master: Option<Outbox>,
+}
+
+/// Everything a node listens on.
+struct Sockets {
+    requests: Option<Listener>,
+    bytes: Option<TcpListener>,
+    local: Option<Listener>,
+    memory: Option<UnixListener>,
+}
+
+impl NodeServer {
+    /// Makes the memory, listens, and begins to look for the master. [`Self::joined`] waits for it.
+    pub async fn start(config: NodeConfig) -> Result<Self, StartError> {
+        Self::start_with(config, Arc::default()).await
+    }
+
+    /// The same, counting the bytes that move where the caller can see them.
+    pub async fn start_with(config: NodeConfig, counters: Arc<Counters>) -> Result<Self, StartError> {
+        config.check()?;
+        let drawn = host::draw();
+        let segment =
+            drawn.map_err(|source| StartError::System { what: "drawing a random number", source })?;
+        let segment = SegmentId(segment);
+        let geometry = geometry(segment, config.memory);
+        let (memory, writer) = NodeMemory::create(geometry)?;
+        let (sockets, info) = bind(&config, segment).await?;
+        let core = Node::new(CoreConfig {
+            segment,
+            capacity: geometry.data_bytes,
+            slot_count: geometry.slot_count,
+            heap_bytes: geometry.heap_bytes,
+            sabotage: Sabotage::default(),
+        });
+        let (events, heard) = mpsc::channel(SHM_EVENTS_MAX);
+        let (status, watched) = watch::channel(LinkStatus::default());
+        let attachments = sockets.memory.as_ref().map(|_| attachments(&config, &memory, events));
+        let shared = Arc::new(Shared {
+            state: Mutex::new(State { core, writer, conns: BTreeMap::new(), next_conn: 0, master: None }),
+            info,
+            master: config.master.clone(),
+            token: config.token.clone(),
+            memory,
+            counters,
+            door: Door::new(config.token.clone(), false),
+            attachments,
+            status,
+        });
+        let tasks = spawn(&shared, sockets, heard);
+        let info = &shared.info;
+        tracing::info!(
+            name = info.name, segment = %info.segment, memory = geometry.data_bytes, requests = info.tcp,
+            bytes = info.data, shared_memory = config.shared_memory, "the node is up"
+        );
+        Ok(Self { shared, status: watched, tasks })
+    }
+
+    /// Waits until the master has taken in the node and everything it holds. Some refusals need not be waited
+    /// out: they are told at once.
+    pub async fn joined(&self, deadline: Instant) -> Result<(), JoinError> {
+        let mut status = self.status.clone();
+        let master = self.shared.master.clone();
+        let decided = |status: &LinkStatus| matches!(status, LinkStatus::Member | LinkStatus::Refused(_));
+        let outcome = timeout_at(deadline, status.wait_for(decided)).await;
+        match outcome.map(|found| found.map(|found| found.clone())) {
+            Ok(Ok(LinkStatus::Refused(why))) => Err(JoinError::Refused { master, why }),
+            Ok(Ok(_)) => Ok(()),
+            Ok(Err(_)) => Err(JoinError::Timeout { master, why: "the node was stopped".to_owned() }),
+            Err(_) => {
+                let why = self.status.borrow().to_string();
+                Err(JoinError::Timeout { master, why })
+            }
+        }
+    }
+
+    /// How the link to the master is doing.
+    #[must_use]
+    pub fn status(&self) -> LinkStatus {
+        self.status.borrow().clone()
+    }
+
+    /// Hears of every change of [`Self::status`].
+    #[must_use]
+    pub fn watch_status(&self) -> watch::Receiver<LinkStatus> {
+        self.status.clone()
+    }
+
+    /// How full it is.
+    #[must_use]
+    pub fn usage(&self) -> Usage {
+        self.shared.lock().core.usage()
+    }
+
+    /// Clients that are connected, map the memory or hold something.
+    #[must_use]
+    pub fn client_count(&self) -> usize {
+        self.shared.lock().core.client_count()
+    }
+
+    /// The name of its memory.
+    #[must_use]
+    pub fn segment(&self) -> SegmentId {
+        self.shared.info.segment
+    }
+
+    /// How others reach it.
+    #[must_use]
+    pub fn info(&self) -> &NodeInfo {
+        &self.shared.info
+    }
+
+    /// Its memory, for clients in the same process.
+    #[must_use]
+    pub fn memory(&self) -> &Arc<NodeMemory> {
+        &self.shared.memory
+    }
+
+    /// Bytes moved through its sockets.
+    #[must_use]
+    pub fn counters(&self) -> &Arc<Counters> {
+        &self.shared.counters
+    }
+
+    /// A client in this same process reaches the memory from now on, without a mapping of its own: what it
+    /// reserves or looks at stays until [`Self::detach_local`], or until it says goodbye.
+    pub fn attach_local(&self, client: ClientId) {
+        self.shared.handle(Event::Mapped(client));
+    }
+
+    /// That client touches nothing any more.
+    pub fn detach_local(&self, client: ClientId) {
+        self.shared.handle(Event::Dead(client));
+    }
+
+    /// Leaves the cluster: answers that are ready still go out until the deadline, then every connection is
+    /// closed. The master sees the node go at once, and forgets its objects when it has been away too long.
+    pub async fn leave(mut self, deadline: Instant) {
+        let outboxes = self.shared.outboxes();
+        for outbox in outboxes {
+            outbox.flush(deadline).await;
+        }
+        self.tasks.shutdown().await;
+        self.shared.close_all();
+        tracing::info!(name = self.shared.info.name, "the node is down");
+    }
+}
+
+impl Drop for NodeServer {
+    fn drop(&mut self) {
+        self.tasks.abort_all();
+        self.shared.close_all();
+    }
+}
+
+impl Host for Shared {
+    fn door(&self) -> &Door {
+        &self.door
+    }
+
+    fn welcome(&self) -> Welcome {
+        Welcome { segment: self.info.segment, ..Welcome::default() }
+    }
+
+    async fn visit(self: Arc<Self>, hello: Hello, outbox: Outbox, mut inbox: Inbox) {
+        let visit = Visit::begin(&self, hello, outbox);
+        while let Some(message) = inbox.next().await {
+            // A node asks its clients nothing, so an answer is to nothing.
+            let Incoming::Request(id, request) = message else { continue };
+            let is_goodbye = matches!(request, Request::Goodbye);
+            self.handle(Event::Request { conn: visit.conn, id, request });
+            if let (true, Some(attachments)) = (is_goodbye, &self.attachments) {
+                attachments.forget(visit.client.0);
+            }
+        }
+    }
+}
+
+/// A connection that the core knows of, until it is dropped.
+struct Visit<'a> {
+    shared: &'a Shared,
+    conn: ConnId,
+    client: ClientId,
+}
+
+impl<'a> Visit<'a> {
+    fn begin(shared: &'a Shared, hello: Hello, outbox: Outbox) -> Self {
+        let client = hello.client;
+        let conn = {
+            let mut state = shared.lock();
+            state.next_conn += 1;
+            let conn = ConnId(state.next_conn);
+            state.conns.insert(conn, (outbox, client));
+            conn
+        };
+        shared.handle(Event::Opened { conn, client, namespace: hello.namespace });
+        Self { shared, conn, client }
+    }
+}
+
+impl Drop for Visit<'_> {
+    // In a drop, so that the core hears of it even when the task is cancelled.
+    fn drop(&mut self) {
+        if self.shared.state.is_poisoned() {
+            return;
+        }
+        self.shared.lock().conns.remove(&self.conn);
+        self.shared.handle(Event::Closed(self.conn));
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // The core and the segment panic only if an invariant is broken, and then no byte is to be trusted:
+        // whoever comes next must fail too.
+        #[expect(clippy::unwrap_used, reason = "a broken invariant stops the node")]
+        self.state.lock().unwrap()
+    }
+
+    fn outboxes(&self) -> Vec<Outbox> {
+        let state = self.lock();
+        let clients = state.conns.values().map(|(outbox, _)| outbox.clone());
+        clients.chain(state.master.clone()).collect()
+    }
+
+    fn close_all(&self) {
+        if !self.state.is_poisoned() {
+            self.outboxes().iter().for_each(Outbox::close);
+        }
+    }
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.debug_struct("Shared").field("info", &self.info).finish_non_exhaustive()
+    }
+}
+
+fn geometry(segment: SegmentId, memory: u64) -> Geometry {
+    let data_bytes = memory - memory % PAGE_BYTES;
+    let slots = (data_bytes / BYTES_PER_SLOT).clamp(SLOTS_MIN, SLOTS_MAX);
+    Geometry {
+        segment: segment.0,
+        data_bytes,
+        slot_count: u32::try_from(slots).unwrap_or(u32::MAX),
+        heap_bytes: HEAP_BYTES_MIN.max(slots * HEAP_BYTES_PER_SLOT),
+    }
+}
+
+fn attachments(
+    config: &NodeConfig,
+    memory: &Arc<NodeMemory>,
+    events: mpsc::Sender<shm::Event>,
+) -> Arc<shm::Server> {
+    let door = Door::new(config.token.clone(), false);
+    let authorise = move |attach: &shm::Attach| {
+        if door.opens_to(&attach.token) { Ok(()) } else { Err("the token is missing or wrong".to_owned()) }
+    };
+    shm::Server::new(Arc::clone(memory), Box::new(authorise), events)
+}
+
+fn spawn(shared: &Arc<Shared>, sockets: Sockets, heard: mpsc::Receiver<shm::Event>) -> JoinSet<()> {
+    let mut tasks = JoinSet::new();
+    for listener in [sockets.requests, sockets.local].into_iter().flatten() {
+        tasks.spawn(listen::serve(listener, Arc::clone(shared)));
+    }
+    if let Some(listener) = sockets.bytes {
+        let door = Door::new(shared.token.clone(), false);
+        let authorise = move |hello: &tcp::Hello| {
+            if door.opens_to(&hello.token) { Ok(()) } else { Err("the token is missing or wrong".to_owned()) }
+        };
+        let keeper: Arc<dyn tcp::Keeper> = Arc::<Shared>::clone(shared);
+        let counters = Arc::clone(&shared.counters);
+        let server = tcp::Server::new(Arc::clone(&shared.memory), keeper, Box::new(authorise), counters);
+        tasks.spawn(server.run(listener));
+    }
+    if let (Some(listener), Some(server)) = (sockets.memory, &shared.attachments) {
+        tasks.spawn(Arc::clone(server).run(listener));
+        tasks.spawn(keep::hear(Arc::clone(shared), heard));
+    }
+    tasks.spawn(link::run(Arc::clone(shared)));
+    tasks
+}
+
+/// Begins to listen everywhere, and describes it.
+async fn bind(config: &NodeConfig, segment: SegmentId) -> Result<(Sockets, NodeInfo), StartError> {
+    let mut sockets = Sockets { requests: None, bytes: None, local: None, memory: None };
+    let mut info = NodeInfo { segment, host: host::identity(), ..NodeInfo::default() };
+    if let Some(listen) = &config.listen {
+        let listener = Listener::bind(listen).await?;
+        let data = config.data_listen.clone().unwrap_or_else(|| with_port(listen, 0));
+        let (bytes, data) = bind_data(&data).await?;
+        info.tcp = advertised(listener.local_address(), config).to_string();
+        info.data = advertised(&data, config).to_string();
+        sockets.requests = Some(listener);
+        sockets.bytes = Some(bytes);
+    }
+    if config.shared_memory {
+        info.unix = format!("tiffin-{segment}");
+        info.memory = format!("tiffin-{segment}-memory");
+        sockets.local = Some(Listener::bind(&Address::Unix { name: info.unix.clone() }).await?);
+        let address = Address::Unix { name: info.memory.clone() };
+        sockets.memory = Some(shm::listen(&info.memory).map_err(|source| ListenError { address, source })?);
+    }
+    info.name = if !config.name.is_empty() {
+        config.name.clone()
+    } else if info.tcp.is_empty() {
+        host::label()
+    } else {
+        info.tcp.clone()
+    };
+    Ok((sockets, info))
+}
+
+async fn bind_data(address: &Address) -> Result<(TcpListener, Address), ListenError> {
+    let fail = |source| ListenError { address: address.clone(), source };
+    let Address::Tcp { host, port } = address else {
+        return Err(fail(std::io::ErrorKind::Unsupported.into()));
+    };
+    let listener = TcpListener::bind((host.as_str(), *port)).await.map_err(fail)?;
+    let port = listener.local_addr().map_err(fail)?.port();
+    Ok((listener, Address::Tcp { host: host.clone(), port }))
+}
+
+fn with_port(address: &Address, port: u16) -> Address {
+    match address {
+        Address::Tcp { host, .. } => Address::Tcp { host: host.clone(), port },
+        Address::Unix { .. } => address.clone(),
+    }
+}
+
+/// The address under which others reach what listens there.
+fn advertised(address: &Address, config: &NodeConfig) -> Address {
+    let Address::Tcp { host, port } = address else { return address.clone() };
+    let is_wildcard = host.parse::<IpAddr>().is_ok_and(|ip| ip.is_unspecified());
+    let host = match &config.advertise {
+        Some(host) => host.clone(),
+        None if is_wildcard => address_towards(&config.master).unwrap_or_else(host::name),
+        None => host.clone(),
+    };
+    Address::Tcp { host, port: *port }
+}
+
+/// The address of this machine from which packets to the master leave.
+fn address_towards(master: &Address) -> Option<String> {
+    let Address::Tcp { host, port } = master else { return None };
+    let any = if host.contains(':') { "[::]:0" } else { "0.0.0.0:0" };
+    let socket = UdpSocket::bind(any).ok()?;
+    // This sends nothing: it only asks the system for a route. A name is not looked up, which might take long.
+    socket.connect((host.parse::<IpAddr>().ok()?, *port)).ok()?;
+    let ip = socket.local_addr().ok()?.ip();
+    // A master on this machine says nothing about how others reach it.
+    (!ip.is_loopback()).then(|| ip.to_string())
+}
+
+/// How long a node waits for the answer to its hello.
+const HELLO_TIME_MAX: Duration = Duration::from_secs(10);
