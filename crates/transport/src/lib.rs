@@ -20,12 +20,12 @@
 //! **Invariant:** everything `unsafe` is in `buffer`, `copy`, `map`, `peer` and `tcp::stream`.
 
 #[cfg(any(test, feature = "testkit"))]
-mod behavior_x {}
+pub mod behavior;
 pub mod buffer;
 pub mod control;
 pub mod copy;
 #[cfg(any(test, feature = "testkit"))]
-mod faults_x {}
+pub mod faults;
 mod fields;
 pub mod layout;
 pub mod local;

@@ -64,6 +64,10 @@ impl Tcp {
 
     /// Moves all chunks, or as many as can be moved until the deadline.
     async fn run<B: Cargo>(&self, batch: Batch<B>, deadline: Instant) -> Vec<Outcome> {
+        // A timer lets work that is ready pass even when it is too late.
+        if Instant::now() >= deadline {
+            return batch.outcomes(&TransferError::Timeout);
+        }
         let streams =
             usize::try_from(batch.bytes() / CHUNK_BYTES_MAX).unwrap_or(STREAMS_MAX).clamp(1, STREAMS_MAX);
         let workers = (0..streams).map(|number| {

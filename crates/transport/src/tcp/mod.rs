@@ -21,6 +21,6 @@ mod server;
 pub mod stream;
 
 pub use client::Tcp;
-pub use pool::{Connect, Identity, STREAMS_MAX, TcpConnect};
+pub use pool::{Connect, Connecting, Identity, STREAMS_MAX, TcpConnect};
 pub use server::{Authorise, Hello, Keeper, ServeError, Server};
 pub use stream::Wire;

@@ -18,13 +18,13 @@ use crate::{TOKEN_BYTES_MAX, TransferError};
 /// The most connections of one client to one data socket.
 pub const STREAMS_MAX: usize = 4;
 
+/// A connection to be.
+pub type Connecting<'a> = Pin<Box<dyn Future<Output = io::Result<Box<dyn Wire>>> + Send + 'a>>;
+
 /// Opens connections; another one than [`TcpConnect`] is for tests.
 pub trait Connect: Send + Sync {
     /// Opens one to `host:port`.
-    fn connect<'a>(
-        &'a self,
-        address: &'a str,
-    ) -> Pin<Box<dyn Future<Output = io::Result<Box<dyn Wire>>> + Send + 'a>>;
+    fn connect<'a>(&'a self, address: &'a str) -> Connecting<'a>;
 }
 
 /// Opens TCP connections.
@@ -32,10 +32,7 @@ pub trait Connect: Send + Sync {
 pub struct TcpConnect;
 
 impl Connect for TcpConnect {
-    fn connect<'a>(
-        &'a self,
-        address: &'a str,
-    ) -> Pin<Box<dyn Future<Output = io::Result<Box<dyn Wire>>> + Send + 'a>> {
+    fn connect<'a>(&'a self, address: &'a str) -> Connecting<'a> {
         Box::pin(async move {
             let stream = TcpStream::connect(address).await?;
             stream.set_nodelay(true)?;
