@@ -205,6 +205,10 @@ pub struct ClientArgs {
     #[arg(long, env = "TIFFIN_TIMEOUT", value_name = "TIME", value_parser = humantime::parse_duration)]
     #[serde(deserialize_with = "file::duration")]
     pub timeout: Option<Duration>,
+
+    /// Whether the memory of nodes on this machine is mapped instead of copied through sockets. Default: `on`.
+    #[arg(long, env = "TIFFIN_CLIENT_SHARED_MEMORY", value_name = "SWITCH")]
+    pub shared_memory: Option<Switch>,
 }
 
 /// How a line of the log looks.
@@ -401,6 +405,8 @@ pub struct ClientConfig {
     pub namespace: String,
     /// How long one command may take.
     pub timeout: Duration,
+    /// See [`ClientArgs::shared_memory`].
+    pub shared_memory: bool,
     /// The shared secret; empty for none.
     pub token: String,
 }
@@ -546,11 +552,12 @@ impl ClientArgs {
     /// Flags and environment first, then the file, then the defaults; checked.
     pub fn resolve(self, common: &CommonArgs, file: &SettingsFile) -> Result<ClientConfig, ConfigError> {
         let (given, said) = (self, file.client.clone());
-        let args = first_of!(ClientArgs { given, said } master, namespace, timeout);
+        let args = first_of!(ClientArgs { given, said } master, namespace, timeout, shared_memory);
         let config = ClientConfig {
             master: args.master.unwrap_or_else(|| fixed(LISTEN_DEFAULT)),
             namespace: args.namespace.unwrap_or_else(|| NAMESPACE_DEFAULT.to_owned()),
             timeout: args.timeout.unwrap_or(TIMEOUT_DEFAULT),
+            shared_memory: args.shared_memory.unwrap_or(Switch::On) == Switch::On,
             token: common.token()?,
         };
         check_duration("timeout", config.timeout, Duration::from_millis(1), "10s")?;
