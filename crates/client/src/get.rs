@@ -109,6 +109,7 @@ async fn drive_piece<'a>(
         }
     }
     drop(running);
+    let is_late = is_late || deadline.has_passed();
     let outcomes = session.into_outcomes().into_iter().zip(keys);
     outcomes.map(|(outcome, key)| answer(outcome, key, &failures, is_late)).collect()
 }

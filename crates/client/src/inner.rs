@@ -128,8 +128,11 @@ impl Inner {
         self.traveller.hello.client
     }
 
-    /// Begins an operation, unless the client is closed or another process's.
-    pub(crate) fn enter(&self) -> Result<Busy<'_>, Error> {
+    /// Begins an operation, unless the client is closed or another process's, or it is too late.
+    pub(crate) fn enter(&self, deadline: Deadline) -> Result<Busy<'_>, Error> {
+        if deadline.has_passed() {
+            return Err(Error::timeout("the call"));
+        }
         if self.process != std::process::id() {
             return Err(Error::Forked);
         }
@@ -208,8 +211,12 @@ impl Inner {
         segment: SegmentId,
         deadline: Deadline,
     ) -> Result<Arc<OpenRoute>, Error> {
-        let known = self.nodes().get(&segment).map(|node| (node.info.clone(), Arc::clone(&node.link)));
-        let Some((info, link)) = known else {
+        let link = self.nodes().get(&segment).map(|node| Arc::clone(&node.link));
+        if let Some(route) = link.as_ref().and_then(|link| link.current()) {
+            return Ok(route);
+        }
+        let info = self.nodes().get(&segment).map(|node| node.info.clone());
+        let (Some(info), Some(link)) = (info, link) else {
             return Err(Error::Unreachable { what: format!("the node of segment {segment} is not known") });
         };
         let open = |last| route::open(self.traveller.clone(), info, last);
@@ -247,6 +254,18 @@ impl Inner {
             Some(false) => 2,
             None => 3,
         }
+    }
+
+    /// Opens the ways to these nodes, all at once; those that cannot be opened say why.
+    pub(crate) async fn meet(&self, infos: &[NodeInfo], deadline: Deadline) -> Vec<Route> {
+        self.learn(infos);
+        let mut running = Running::new();
+        for info in infos {
+            // The outcome is kept in the link, where `routes` finds it.
+            running.push(async move { self.route(info.segment, deadline).await.is_ok() });
+        }
+        running.all().await;
+        self.routes()
     }
 
     pub(crate) fn routes(&self) -> Vec<Route> {

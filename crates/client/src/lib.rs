@@ -94,7 +94,7 @@ impl Client {
     /// A put that fails with [`Error::Timeout`] or [`Error::Unreachable`] may have stored its object all the same.
     /// Dropping the future is safe: what was reserved is given back.
     pub async fn put(&self, puts: &[Put<'_>], deadline: Deadline) -> Vec<Result<Stored, Error>> {
-        match self.inner.enter() {
+        match self.inner.enter(deadline) {
             Ok(_busy) => put::put(&self.inner, puts, deadline).await,
             Err(error) => batch::all(puts.len(), &error),
         }
@@ -107,7 +107,7 @@ impl Client {
         options: GetOptions,
         deadline: Deadline,
     ) -> Vec<Result<Object, Error>> {
-        match self.inner.enter() {
+        match self.inner.enter(deadline) {
             Ok(_busy) => buffers::get_owned(&self.inner, keys, options, deadline).await,
             Err(error) => batch::all(keys.len(), &error),
         }
@@ -122,7 +122,7 @@ impl Client {
         options: GetOptions,
         deadline: Deadline,
     ) -> Vec<Result<Fetched, Error>> {
-        match self.inner.enter() {
+        match self.inner.enter(deadline) {
             Ok(_busy) => get::get_into(&self.inner, items, options, deadline).await,
             Err(error) => batch::all(items.len(), &error),
         }
@@ -131,7 +131,7 @@ impl Client {
     /// Looks at objects where they lie, without a copy, if they lie in one piece in memory that is mapped here;
     /// else makes a copy. [`View::is_borrowed`] tells which.
     pub async fn view(&self, keys: &[Key], deadline: Deadline) -> Vec<Result<View, Error>> {
-        match self.inner.enter() {
+        match self.inner.enter(deadline) {
             Ok(_busy) => view::view(&self.inner, keys, deadline).await,
             Err(error) => batch::all(keys.len(), &error),
         }
@@ -145,7 +145,7 @@ impl Client {
         options: ResolveOptions,
         deadline: Deadline,
     ) -> Vec<Result<Option<Info>, Error>> {
-        match self.inner.enter() {
+        match self.inner.enter(deadline) {
             Ok(_busy) => names::resolve(&self.inner, keys, options, deadline).await,
             Err(error) => batch::all(keys.len(), &error),
         }
@@ -161,7 +161,7 @@ impl Client {
         options: DeleteOptions,
         deadline: Deadline,
     ) -> Vec<Result<bool, Error>> {
-        match self.inner.enter() {
+        match self.inner.enter(deadline) {
             Ok(_busy) => names::delete(&self.inner, keys, options, deadline).await,
             Err(error) => batch::all(keys.len(), &error),
         }
@@ -174,7 +174,7 @@ impl Client {
         options: DeleteOptions,
         deadline: Deadline,
     ) -> Result<DeletedMatching, Error> {
-        let _busy = self.inner.enter()?;
+        let _busy = self.inner.enter(deadline)?;
         names::delete_matching(&self.inner, pattern, options, deadline).await
     }
 
@@ -182,7 +182,7 @@ impl Client {
     ///
     /// It is no snapshot: what is put or deleted meanwhile may or may not be named.
     pub async fn list(&self, pattern: Pattern, deadline: Deadline) -> Result<Vec<ListItem>, Error> {
-        let _busy = self.inner.enter()?;
+        let _busy = self.inner.enter(deadline)?;
         names::list(&self.inner, pattern, deadline).await
     }
 
@@ -195,14 +195,22 @@ impl Client {
         limit: u32,
         deadline: Deadline,
     ) -> Result<Listed, Error> {
-        let _busy = self.inner.enter()?;
+        let _busy = self.inner.enter(deadline)?;
         names::page(&self.inner, pattern, cursor, limit, deadline).await
     }
 
     /// Describes the cluster, as the master sees it.
     pub async fn stat(&self, deadline: Deadline) -> Result<Stat, Error> {
-        let _busy = self.inner.enter()?;
+        let _busy = self.inner.enter(deadline)?;
         names::stat(&self.inner, deadline).await
+    }
+
+    /// Finds the way to nodes before it is needed, and says how each of them is reached.
+    pub async fn meet(&self, nodes: &[NodeInfo], deadline: Deadline) -> Vec<Route> {
+        match self.inner.enter(deadline) {
+            Ok(_busy) => self.inner.meet(nodes, deadline).await,
+            Err(_) => Vec::new(),
+        }
     }
 
     /// The nodes that this client has met, and how it reaches them.

@@ -1,7 +1,6 @@
 //! Runs a `session::Put` against connections and transports.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use tiffin_core::message::{CommitOutcome, PutOptions, Reply, Request};
 use tiffin_core::session::{Need, NeedId, Peer, Put as Session, PutOutcome, PutRequest, WriteResult};
@@ -17,7 +16,14 @@ use crate::{Deadline, Effect, Error, Put, Stored, batch};
 /// What was carried out.
 enum Done {
     Called(NeedId, Result<Reply, Error>),
-    Written(Vec<(NeedId, Location, WriteResult)>),
+    Written(Vec<Written>),
+}
+
+struct Written {
+    id: NeedId,
+    item: usize,
+    location: Location,
+    result: WriteResult,
 }
 
 /// A write that waits for the others to the same node.
@@ -38,6 +44,8 @@ async fn drive(inner: &Inner, puts: &[Put<'_>], deadline: Deadline) -> Vec<Resul
     let held = Held::new(&inner.reservations, &inner.chores);
     let held = &held;
     let mut failures = Vec::new();
+    // Why items could not be written, where they could not.
+    let mut unwritten = BTreeMap::new();
     let mut running = Running::new();
     let mut is_late = deadline.has_passed();
     while !is_late {
@@ -63,9 +71,11 @@ async fn drive(inner: &Inner, puts: &[Put<'_>], deadline: Deadline) -> Vec<Resul
                 failures.push(error);
             }
             Ok(Some(Done::Written(results))) => {
-                for (id, location, result) in results {
-                    if result == WriteResult::Stale {
-                        held.settle(location);
+                for Written { id, item, location, result } in results {
+                    match &result {
+                        WriteResult::Written => {}
+                        WriteResult::Stale => held.settle(location),
+                        WriteResult::Unreachable(why) => drop(unwritten.insert(item, why.clone())),
                     }
                     session.written(id, result);
                 }
@@ -75,8 +85,15 @@ async fn drive(inner: &Inner, puts: &[Put<'_>], deadline: Deadline) -> Vec<Resul
         }
     }
     drop(running);
-    let outcomes = session.into_outcomes().into_iter().zip(puts);
-    outcomes.map(|(outcome, put)| answer(outcome, put, &failures, is_late)).collect()
+    let is_late = is_late || deadline.has_passed();
+    let outcomes = session.into_outcomes().into_iter().zip(puts).enumerate();
+    let answers = outcomes.map(|(item, (outcome, put))| match (outcome, unwritten.remove(&item)) {
+        // It is only full because the node that had room cannot be reached.
+        (PutOutcome::Full(_), Some(why)) if !is_late => Err(Error::Unreachable { what: why }),
+        (PutOutcome::Full(_), Some(_)) => Err(Error::timeout("the put")),
+        (outcome, _) => answer(outcome, put, &failures, is_late),
+    });
+    answers.collect()
 }
 
 fn request(put: &Put<'_>) -> PutRequest {
@@ -139,7 +156,12 @@ async fn write(
         Ok(route) => route,
         Err(error) => {
             let failed = WriteResult::Unreachable(error.to_string());
-            let results = writes.into_iter().map(|(id, _, it)| (id, it.location, failed.clone()));
+            let results = writes.into_iter().map(|(id, item, reservation)| Written {
+                id,
+                item,
+                location: reservation.location,
+                result: failed.clone(),
+            });
             return Done::Written(results.collect());
         }
     };
@@ -150,14 +172,14 @@ async fn write(
         sources: puts.get(*item).map(|put| put.parts.clone()).unwrap_or_default(),
     };
     let ops: Vec<_> = writes.iter().map(op).collect();
-    let outcomes = Arc::clone(&route).write(&ops, deadline).await;
-    let results = writes.into_iter().zip(outcomes).map(|((id, _, reservation), outcome)| {
+    let outcomes = route.write(&ops, deadline).await;
+    let results = writes.into_iter().zip(outcomes).map(|((id, item, reservation), outcome)| {
         let result = match outcome {
             Ok(()) => WriteResult::Written,
             Err(TransferError::Stale) => WriteResult::Stale,
             Err(error) => WriteResult::Unreachable(error.to_string()),
         };
-        (id, reservation.location, result)
+        Written { id, item, location: reservation.location, result }
     });
     Done::Written(results.collect())
 }
