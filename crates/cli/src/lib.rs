@@ -1,1 +1,150 @@
-//! cli
+//! The command line: one binary `tiffin`, one file per command.
+//!
+//! [`run`] is all there is: the binary and the console script of the Python wheel call it with their arguments and
+//! leave with the status that it returns. Nothing in here ends the process.
+//!
+//! What every command keeps to is in `console`: data to standard output, all else to standard error, an error with
+//! a hint, JSON where it is asked for. Settings are those of `tiffin_server::config`; a command adds only its own
+//! arguments.
+
+mod console;
+mod doctor;
+mod get;
+mod input;
+mod log;
+mod ls;
+mod master;
+mod node;
+mod progress;
+mod put;
+mod reach;
+mod rm;
+mod serve;
+mod settings;
+mod show;
+mod signals;
+mod stat;
+mod up;
+
+use std::ffi::OsString;
+
+use clap::error::ErrorKind;
+use clap::{Parser, Subcommand};
+use tiffin_server::config::{CommonArgs, SettingsFile};
+
+use console::{Console, Failure, STATUS_INTERRUPTED, STATUS_OK, STATUS_USAGE};
+
+/// A store for what one process produces and another consumes: in one process, on one host, or on many.
+#[derive(Debug, Parser)]
+#[command(name = "tiffin", version, max_term_width = 110)]
+struct Cli {
+    #[command(flatten)]
+    common: CommonArgs,
+
+    /// Write data and errors as JSON, one value per line.
+    #[arg(long, global = true)]
+    json: bool,
+
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Up(up::Up),
+    Master(master::Master),
+    Node(node::Node),
+    Put(put::Put),
+    Get(get::Get),
+    Ls(ls::Ls),
+    Stat(stat::Stat),
+    Rm(rm::Rm),
+    Doctor(doctor::Doctor),
+    Settings(settings::Settings),
+}
+
+/// What a command is told beside its own arguments.
+struct Context {
+    /// How this program was called.
+    program: OsString,
+    /// Flags and environment first, then the file.
+    common: CommonArgs,
+    /// What the settings file says.
+    file: SettingsFile,
+}
+
+/// Runs one command, named by the arguments behind the first, and returns the status to leave with: 0 if it did what
+/// it should, 1 if it could not, 2 if it was not understood, 130 if it was interrupted.
+#[must_use]
+pub fn run(args: impl IntoIterator<Item = OsString>) -> i32 {
+    let args: Vec<OsString> = args.into_iter().collect();
+    let wants_json = args.iter().take_while(|arg| *arg != "--").any(|arg| arg == "--json");
+    let mut console = Console::standard(wants_json);
+    let program = args.first().cloned().unwrap_or_else(|| "tiffin".into());
+    let done = match Cli::try_parse_from(args) {
+        Ok(cli) => start(cli, program, &mut console),
+        Err(error) => explain(&error, &mut console),
+    };
+    let flushed = |status, console: &mut Console| console.flush().map(|()| status);
+    match done.and_then(|status| flushed(status, &mut console)) {
+        Ok(status) => status,
+        Err(failure) => console.fail(&failure),
+    }
+}
+
+fn start(cli: Cli, program: OsString, console: &mut Console) -> Result<i32, Failure> {
+    let (common, file) = cli.common.load().map_err(|error| Failure::new("config", error))?;
+    let context = Context { program, common, file };
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    let advice = "the system is short of threads or open files; `tiffin doctor` shows the limits";
+    let runtime = runtime.map_err(|error| Failure::new("system", error).hint(advice))?;
+    let done = runtime.block_on(dispatch(cli.command, &context, console));
+    // A thread that waits for standard input must not keep the process.
+    runtime.shutdown_background();
+    done
+}
+
+async fn dispatch(command: Command, context: &Context, console: &mut Console) -> Result<i32, Failure> {
+    log::start(&context.common, matches!(command, Command::Up(_) | Command::Master(_) | Command::Node(_)))?;
+    let mut signals = signals::Signals::listen()?;
+    match command {
+        Command::Up(up) => return up::run(up, context, console, signals).await,
+        Command::Master(master) => return master::run(master, context, console, signals).await,
+        Command::Node(node) => return node::run(node, context, console, signals).await,
+        _ => {}
+    }
+    let work = async {
+        match command {
+            Command::Up(_) | Command::Master(_) | Command::Node(_) => Ok(STATUS_OK),
+            Command::Put(put) => put::run(put, context, console).await,
+            Command::Get(get) => get::run(get, context, console).await,
+            Command::Ls(ls) => ls::run(ls, context, console).await,
+            Command::Stat(stat) => stat::run(stat, context, console).await,
+            Command::Rm(rm) => rm::run(rm, context, console).await,
+            Command::Doctor(doctor) => doctor::run(&doctor, context, console),
+            Command::Settings(settings) => settings::run(&settings, console),
+        }
+    };
+    tokio::select! {
+        done = work => done,
+        () = signals.next() => Ok(STATUS_INTERRUPTED),
+    }
+}
+
+/// Tells what was wrong with the arguments, or gives the help that was asked for.
+fn explain(error: &clap::Error, console: &mut Console) -> Result<i32, Failure> {
+    let text = error.render().to_string();
+    if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
+        console.text(text.trim_end())?;
+        return Ok(STATUS_OK);
+    }
+    let text = text.strip_prefix("error: ").unwrap_or(&text).trim_end();
+    let (message, advice) = text.split_once("\n\n").unwrap_or((text, ""));
+    // What clap advises comes in paragraphs, of which the last always says the same.
+    let advice = advice.replace("For more information, try '--help'.", "").replace("  tip: ", "");
+    let parts = advice.split("\n\n").map(str::trim).filter(|part| !part.is_empty());
+    let hint =
+        parts.chain(["`--help` tells more"]).collect::<Vec<_>>().join("; ").replace("Usage:", "usage:");
+    let hint = Some(hint);
+    Err(Failure { code: "usage", message: message.to_owned(), hint, status: STATUS_USAGE })
+}

@@ -1,0 +1,64 @@
+//! `tiffin node`: a process that gives memory to a store.
+
+use std::time::Duration;
+
+use serde_json::json;
+use tiffin_server::NodeServer;
+use tiffin_server::config::{NodeArgs, NodeConfig};
+use tokio::time::Instant;
+
+use crate::Context;
+use crate::console::{Console, Failure, STATUS_OK};
+use crate::serve;
+use crate::show;
+use crate::signals::Signals;
+
+/// How long the master may take to take the node in. Later on, a node waits for its master as long as it must.
+const JOIN_TIME_MAX: Duration = Duration::from_secs(10);
+
+/// Starts a storage node: it gives memory to the store whose master it is told.
+///
+/// When the master has taken it in it says so; asked for JSON, in one line. Ctrl-C stops it, and what it holds is
+/// gone then.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Node {
+    #[command(flatten)]
+    args: NodeArgs,
+}
+
+/// Runs until a signal comes.
+pub(crate) async fn run(
+    node: Node,
+    context: &Context,
+    console: &mut Console,
+    mut signals: Signals,
+) -> Result<i32, Failure> {
+    let config = node.args.resolve(&context.common, &context.file);
+    let config: NodeConfig = config.map_err(|error| Failure::new("config", error))?;
+    tiffin_server::host::raise_file_limit();
+    let (memory, master) = (config.memory, config.master.to_string());
+    let Some(server) = serve::start(start(config), &mut signals).await? else { return Ok(STATUS_OK) };
+    let info = server.info();
+    if console.json {
+        let (name, tcp, data) = (&info.name, &info.tcp, &info.data);
+        console
+            .value(&json!({ "name": name, "tcp": tcp, "data": data, "memory": memory, "master": master }))?;
+    } else {
+        let (name, size) = (&info.name, show::size(memory));
+        console.text(format!(
+            "node `{name}` is up at {}, and gives {size} to the master at {master}",
+            info.tcp
+        ))?;
+    }
+    Ok(serve::until_stopped(|deadline| server.leave(deadline), &mut signals, console).await)
+}
+
+async fn start(config: NodeConfig) -> Result<NodeServer, Failure> {
+    let server = NodeServer::start(config).await.map_err(|error| serve::explain(&error))?;
+    let joined = server.joined(Instant::now() + JOIN_TIME_MAX).await;
+    joined.map_err(|error| {
+        Failure::new("unreachable", error)
+            .hint("give the address of the master and the token that it was started with")
+    })?;
+    Ok(server)
+}

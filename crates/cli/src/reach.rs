@@ -1,0 +1,112 @@
+//! How a command becomes a client of a store, and how its keys and its errors are read.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::time::Duration;
+
+use tiffin_client::{Client, ConnectOptions, Deadline, Error};
+use tiffin_core::Key;
+use tiffin_server::config::ClientArgs;
+
+use crate::Context;
+use crate::console::Failure;
+
+/// Connecting ends after this long, even where a command may take longer.
+const CONNECT_TIME_MAX: Duration = Duration::from_secs(5);
+
+/// A connected client, and how long its calls may take.
+pub(crate) struct Reached {
+    /// The client.
+    pub(crate) client: Client,
+    /// The namespace of its keys.
+    pub(crate) namespace: String,
+    timeout: Duration,
+}
+
+impl Reached {
+    /// Connects as the settings say.
+    pub(crate) async fn connect(args: ClientArgs, context: &Context) -> Result<Self, Failure> {
+        let config = args.resolve(&context.common, &context.file);
+        let config = config.map_err(|error| Failure::new("config", error))?;
+        let address = config.master.to_string();
+        let options = ConnectOptions {
+            token: config.token,
+            namespace: config.namespace.clone(),
+            label: format!("tiffin, process {}", std::process::id()),
+            shared_memory: config.shared_memory,
+            connect_time: config.timeout.min(CONNECT_TIME_MAX),
+            ..ConnectOptions::new(address.clone())
+        };
+        let client = Client::connect(options).await.map_err(|error| explain_connect(&error, &address))?;
+        Ok(Self { client, namespace: config.namespace, timeout: config.timeout })
+    }
+
+    /// When a call that begins now must have ended.
+    pub(crate) fn deadline(&self) -> Deadline {
+        Deadline::after(self.timeout)
+    }
+
+    /// Explains an error of a call.
+    pub(crate) fn explain(&self, error: &Error) -> Failure {
+        let failure = explain(error);
+        match error {
+            Error::NotFound { .. } => {
+                failure.hint(format!("`tiffin ls` lists the keys in namespace `{}`", self.namespace))
+            }
+            _ => failure,
+        }
+    }
+
+    /// Says goodbye, so that the server need not find out.
+    pub(crate) async fn close(self) {
+        // What cannot be said now, the server finds out when this process ends.
+        let _unheard = self.client.close(self.deadline()).await;
+    }
+}
+
+/// A key as it stands on the command line: any bytes.
+pub(crate) fn key(text: &OsStr) -> Result<Key, Failure> {
+    let key = Key::new(text.as_bytes());
+    key.map_err(|error| Failure::new("invalid", error).hint("a key has between one byte and one mebibyte"))
+}
+
+fn explain_connect(error: &Error, address: &str) -> Failure {
+    let failure = explain(error);
+    match error {
+        Error::Unreachable { .. } | Error::Timeout { .. } => {
+            let advice = format!(
+                "start a store with `tiffin up`, or name the one that runs with `--master`; nothing answers at {address}"
+            );
+            Failure { hint: Some(advice), ..failure }
+        }
+        _ => failure,
+    }
+}
+
+fn explain(error: &Error) -> Failure {
+    let failure = Failure::new(code(error), error);
+    match error.hint() {
+        Some(hint) => failure.hint(hint),
+        None => failure,
+    }
+}
+
+/// What programs know an error by.
+fn code(error: &Error) -> &'static str {
+    match error {
+        Error::NotFound { .. } => "not_found",
+        Error::Full { .. } => "full",
+        Error::TooSmall { .. } => "too_small",
+        Error::Timeout { .. } => "timeout",
+        Error::Unreachable { .. } => "unreachable",
+        Error::NodeDown { .. } => "node_down",
+        Error::Leased { .. } => "leased",
+        Error::Unconfirmed { .. } => "unconfirmed",
+        Error::Contended { .. } => "contended",
+        Error::Invalid { .. } => "invalid",
+        Error::Unauthenticated { .. } => "unauthenticated",
+        Error::Refused { .. } => "refused",
+        Error::Closed => "closed",
+        Error::Forked => "forked",
+    }
+}

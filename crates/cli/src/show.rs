@@ -1,0 +1,147 @@
+//! How keys, sizes, tables and bytes are written for people and for programs.
+//!
+//! **Invariant:** nothing that a stranger chose reaches a terminal unescaped: a key may hold any bytes.
+
+use std::fmt::{self, Write as _};
+
+use bytesize::ByteSize;
+use serde_json::{Map, Value};
+
+/// A key as text: what is not printable is escaped.
+pub(crate) fn key(bytes: &[u8]) -> String {
+    let mut text = String::new();
+    for chunk in bytes.utf8_chunks() {
+        for c in chunk.valid().chars() {
+            if c.is_control() { text.extend(c.escape_default()) } else { text.push(c) }
+        }
+        // Writing to a string cannot fail.
+        let _ = write!(text, "{}", chunk.invalid().escape_ascii());
+    }
+    text
+}
+
+/// A size for people.
+pub(crate) fn size(bytes: u64) -> String {
+    ByteSize::b(bytes).display().iec().to_string()
+}
+
+/// Puts bytes into a JSON object: as text under `name`, or, where they are no text, under `name_base64`.
+pub(crate) fn insert(object: &mut Map<String, Value>, name: &str, bytes: &[u8]) {
+    match std::str::from_utf8(bytes) {
+        Ok(text) => object.insert(name.to_owned(), text.into()),
+        Err(_) => object.insert(format!("{name}_base64"), base64(bytes).into()),
+    };
+}
+
+/// A JSON object with the key in it.
+pub(crate) fn keyed(bytes: &[u8]) -> Map<String, Value> {
+    let mut object = Map::new();
+    insert(&mut object, "key", bytes);
+    object
+}
+
+fn base64(bytes: &[u8]) -> String {
+    const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
+    for chunk in bytes.chunks(3) {
+        let word =
+            chunk.iter().fold(0_u32, |word, byte| word << 8 | u32::from(*byte)) << (8 * (3 - chunk.len()));
+        for place in 0..4 {
+            let index = (word >> (18 - 6 * place)) & 63;
+            let letter = ALPHABET.get(index as usize).copied().unwrap_or(b'=');
+            text.push(if place <= chunk.len() { char::from(letter) } else { '=' });
+        }
+    }
+    text
+}
+
+/// Rows under a head; all columns but the first are numbers or short words, and stand to the right.
+#[derive(Debug)]
+pub(crate) struct Table {
+    rows: Vec<Vec<String>>,
+    is_left: bool,
+}
+
+impl Table {
+    /// A table with this head.
+    pub(crate) fn new(head: &[&str]) -> Self {
+        Self { rows: vec![head.iter().map(ToString::to_string).collect()], is_left: false }
+    }
+
+    /// The same with words in all columns, which stand to the left.
+    pub(crate) fn left(self) -> Self {
+        Self { is_left: true, ..self }
+    }
+
+    /// One more row.
+    pub(crate) fn row(&mut self, cells: impl IntoIterator<Item = String>) {
+        self.rows.push(cells.into_iter().collect());
+    }
+}
+
+impl fmt::Display for Table {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut widths: Vec<usize> = Vec::new();
+        for row in &self.rows {
+            widths.resize(widths.len().max(row.len()), 0);
+            for (width, cell) in widths.iter_mut().zip(row) {
+                *width = (*width).max(cell.chars().count());
+            }
+        }
+        for (number, row) in self.rows.iter().enumerate() {
+            let mut line = String::new();
+            for (column, (cell, width)) in row.iter().zip(&widths).enumerate() {
+                match (column, self.is_left) {
+                    (0, _) => write!(line, "{cell:<width$}")?,
+                    (_, true) => write!(line, "  {cell:<width$}")?,
+                    (_, false) => write!(line, "  {cell:>width$}")?,
+                }
+            }
+            let newline = if number == 0 { "" } else { "\n" };
+            write!(out, "{newline}{}", line.trim_end())?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_cannot_play_with_the_terminal() {
+        for (bytes, shown) in [
+            (&b"plain/key-1"[..], "plain/key-1"),
+            ("küche".as_bytes(), "küche"),
+            (b"a\x1b[31mred", "a\\u{1b}[31mred"),
+            (b"tab\there", "tab\\there"),
+            (b"\xff\x00", "\\xff\\u{0}"),
+        ] {
+            assert_eq!(key(bytes), shown);
+        }
+    }
+
+    #[test]
+    fn bytes_that_are_no_text_are_written_in_base64() {
+        for (bytes, text) in [
+            (&b""[..], ""),
+            (b"f", "Zg=="),
+            (b"fo", "Zm8="),
+            (b"foo", "Zm9v"),
+            (b"foob", "Zm9vYg=="),
+            (b"\xff\xfe\xfd", "//79"),
+        ] {
+            assert_eq!(base64(bytes), text);
+        }
+        assert_eq!(Value::from(keyed(b"a")).to_string(), r#"{"key":"a"}"#);
+        assert_eq!(Value::from(keyed(b"\xff")).to_string(), r#"{"key_base64":"/w=="}"#);
+    }
+
+    #[test]
+    fn columns_line_up() {
+        let mut table = Table::new(&["key", "size"]);
+        table.row(["a".to_owned(), "1 B".to_owned()]);
+        table.row(["küche".to_owned(), "12 B".to_owned()]);
+        assert_eq!(table.to_string(), "key    size\na       1 B\nküche  12 B");
+    }
+}

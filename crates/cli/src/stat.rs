@@ -1,0 +1,151 @@
+//! `tiffin stat`: describes the store, or one object.
+
+use std::ffi::OsString;
+
+use serde_json::{Value, json};
+use tiffin_client::{Error, Info, NodeStat, ResolveOptions, Route, Stat as Cluster};
+use tiffin_core::Key;
+use tiffin_server::config::ClientArgs;
+
+use crate::Context;
+use crate::console::{Console, Failure, STATUS_OK};
+use crate::reach::{Reached, key};
+use crate::show::{self, Table};
+
+/// Describes the store: its nodes and how full they are, how they are reached from here, and its namespaces.
+/// With a key: that object, and where its copies lie.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Stat {
+    /// The object to describe.
+    key: Option<OsString>,
+
+    #[command(flatten)]
+    client: ClientArgs,
+}
+
+/// Asks the master, and tries the way to every node that answers it.
+pub(crate) async fn run(stat: Stat, context: &Context, console: &mut Console) -> Result<i32, Failure> {
+    let key = stat.key.map(|text| key(&text)).transpose()?;
+    let store = Reached::connect(stat.client, context).await?;
+    match key {
+        Some(key) => object(&key, &store, console).await?,
+        None => cluster(&store, console).await?,
+    }
+    store.close().await;
+    Ok(STATUS_OK)
+}
+
+async fn object(key: &Key, store: &Reached, console: &mut Console) -> Result<(), Failure> {
+    let options = ResolveOptions { locate: true, ..ResolveOptions::default() };
+    let found = store.client.resolve(std::slice::from_ref(key), options, store.deadline()).await.pop();
+    let info = match found {
+        Some(Ok(Some(info))) => info,
+        Some(Err(error)) => return Err(store.explain(&error)),
+        _ => return Err(store.explain(&Error::NotFound { key: key.clone() })),
+    };
+    let nodes: Vec<&str> = info.replicas.iter().map(|replica| replica.node.name.as_str()).collect();
+    if console.json {
+        let mut object = show::keyed(key.as_bytes());
+        object.insert("bytes".into(), info.len.into());
+        object.insert("generation".into(), info.generation.to_string().into());
+        object.insert("nodes".into(), json!(nodes));
+        object.insert("pinned".into(), info.hard_pin.into());
+        object.insert("soft_pinned".into(), info.soft_pin.into());
+        object.insert("leased".into(), info.leased.into());
+        return console.value(&Value::from(object));
+    }
+    console.text(format!("key         {}", show::key(key.as_bytes())))?;
+    console.text(format!("size        {} ({} bytes)", show::size(info.len), info.len))?;
+    console.text(format!("generation  {}", info.generation))?;
+    console.text(format!("copies      {}", nodes.join(", ")))?;
+    console.text(format!("kept        {}", kept(&info)))
+}
+
+fn kept(info: &Info) -> &'static str {
+    match (info.hard_pin, info.soft_pin, info.leased) {
+        (true, ..) => "pinned: never evicted",
+        (_, true, _) => "soft-pinned: evicted after all others",
+        (.., true) => "leased: a reader keeps it from eviction for a while",
+        _ => "until room is needed",
+    }
+}
+
+async fn cluster(store: &Reached, console: &mut Console) -> Result<(), Failure> {
+    let stat = store.client.stat(store.deadline()).await.map_err(|error| store.explain(&error))?;
+    let alive: Vec<_> = stat.nodes.iter().filter(|node| node.alive).map(|node| node.info.clone()).collect();
+    let routes = store.client.meet(&alive, store.deadline()).await;
+    if console.json {
+        return console.value(&as_json(&stat, &routes));
+    }
+    console.text(format!(
+        "master      epoch {}, {} clients, {} objects evicted ({})\n",
+        stat.epoch,
+        stat.clients,
+        stat.evicted_objects,
+        show::size(stat.evicted_bytes)
+    ))?;
+    let mut nodes = Table::new(&["node", "capacity", "free", "reserved", "in use", "in view", "objects"]);
+    let mut ways = Table::new(&["node", "reached from here"]).left();
+    for node in &stat.nodes {
+        let usage = node.usage;
+        let sizes = [usage.capacity, usage.free, usage.granted, usage.committed, usage.held].map(show::size);
+        nodes.row([node.info.name.clone()].into_iter().chain(sizes).chain([usage.objects.to_string()]));
+        ways.row([node.info.name.clone(), way(node, &routes)]);
+    }
+    console.text(format!("{nodes}\n\n{ways}\n"))?;
+    let mut namespaces = Table::new(&["namespace", "objects", "size"]);
+    for namespace in &stat.namespaces {
+        let size = show::size(namespace.bytes);
+        namespaces.row([show::key(namespace.name.as_bytes()), namespace.objects.to_string(), size]);
+    }
+    console.text(namespaces)
+}
+
+/// How this process reaches a node, and why not better.
+fn way(node: &NodeStat, routes: &[Route]) -> String {
+    let route = routes.iter().find(|route| route.segment == node.info.segment);
+    let owed = if node.owed == 0 { String::new() } else { format!("; owes {} removals", node.owed) };
+    match route {
+        _ if !node.alive => format!("not at all: the master does not hear from it{owed}"),
+        Some(Route { way: Some(way), why: Some(why), .. }) => format!("{way} (not shared memory: {why})"),
+        Some(Route { way: Some(way), why: None, .. }) => way.to_string(),
+        Some(Route { way: None, why: Some(why), .. }) => format!("not at all: {why}"),
+        _ => "not tried".to_owned(),
+    }
+}
+
+fn as_json(stat: &Cluster, routes: &[Route]) -> Value {
+    let nodes = stat.nodes.iter().map(|node| {
+        let route = routes.iter().find(|route| route.segment == node.info.segment);
+        let usage = node.usage;
+        json!({
+            "name": node.info.name,
+            "segment": node.info.segment.to_string(),
+            "tcp": node.info.tcp,
+            "host": node.info.host,
+            "alive": node.alive,
+            "owed": node.owed,
+            "usage": {
+                "capacity": usage.capacity,
+                "free": usage.free,
+                "reserved": usage.granted,
+                "in_use": usage.committed,
+                "in_view": usage.held,
+                "objects": usage.objects,
+            },
+            "way": route.and_then(|route| route.way).map(|way| way.to_string()),
+            "why": route.and_then(|route| route.why.clone()),
+        })
+    });
+    let namespaces = stat.namespaces.iter().map(
+        |namespace| json!({ "name": namespace.name, "objects": namespace.objects, "bytes": namespace.bytes }),
+    );
+    json!({
+        "epoch": stat.epoch,
+        "clients": stat.clients,
+        "evicted": { "objects": stat.evicted_objects, "bytes": stat.evicted_bytes },
+        "soft_pinned": stat.soft_pinned,
+        "nodes": nodes.collect::<Vec<_>>(),
+        "namespaces": namespaces.collect::<Vec<_>>(),
+    })
+}

@@ -1,0 +1,125 @@
+//! `tiffin up`: a master and a node in one process, for people who want a store at once.
+
+use serde_json::json;
+use tiffin_server::config::{LISTEN_DEFAULT, UpArgs, UpConfig};
+
+use crate::Context;
+use crate::console::{Console, Failure, STATUS_OK};
+use crate::serve;
+use crate::show;
+use crate::signals::Signals;
+
+/// Starts a store in this process: a master and a storage node, on loopback unless told otherwise.
+///
+/// When it is up it says where, and how to use it; asked for JSON, in one line. Ctrl-C stops it, and what it holds
+/// is gone then.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Up {
+    #[command(flatten)]
+    args: UpArgs,
+}
+
+/// Runs until a signal comes.
+pub(crate) async fn run(
+    up: Up,
+    context: &Context,
+    console: &mut Console,
+    mut signals: Signals,
+) -> Result<i32, Failure> {
+    let config = up.args.resolve(&context.common, &context.file);
+    let config: UpConfig = config.map_err(|error| Failure::new("config", error))?;
+    tiffin_server::host::raise_file_limit();
+    let (memory, has_token) = (config.node.memory, !config.node.token.is_empty());
+    let starting = async { tiffin_server::Up::start(config).await.map_err(|error| serve::explain(&error)) };
+    let Some(server) = serve::start(starting, &mut signals).await? else { return Ok(STATUS_OK) };
+    let address = server.master().address().to_string();
+    let http = server.master().http_address().map(ToString::to_string);
+    if console.json {
+        let info = server.node().info();
+        let node = json!({ "name": info.name, "tcp": info.tcp, "data": info.data, "memory": memory });
+        console.value(&json!({ "master": address, "http": http, "node": node }))?;
+    } else {
+        let search = std::env::var_os("PATH");
+        let program = serve::program_name(&context.program, search.as_deref());
+        console.text(welcome(&program, &address, http.as_deref(), memory, has_token))?;
+    }
+    Ok(serve::until_stopped(|deadline| server.shutdown(deadline), &mut signals, console).await)
+}
+
+fn welcome(program: &str, address: &str, http: Option<&str>, memory: u64, has_token: bool) -> String {
+    let pages = http.map_or_else(String::new, |http| format!("  pages   http://{http}/metrics\n"));
+    let master = if address == LISTEN_DEFAULT { String::new() } else { format!(" --master {address}") };
+    let (shell_token, python_token) = if has_token {
+        ("  export TIFFIN_TOKEN=…  # the one that this store was started with\n", ", token=\"…\"")
+    } else {
+        ("", "")
+    };
+    format!(
+        "\
+tiffin is up, with {memory} of memory
+
+  master  {address}
+{pages}
+In another shell:
+
+{shell_token}  {program} put greeting --value hello{master}
+  {program} get greeting{master}
+  {program} stat{master}
+
+In Python:
+
+  import tiffin
+  store = tiffin.connect(\"{address}\"{python_token})
+  store.put(\"greeting\", b\"hello\")
+  print(store.get(\"greeting\"))
+
+Ctrl-C stops it; what it holds is gone then.",
+        memory = show::size(memory),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use expect_test::expect;
+
+    use super::*;
+
+    #[test]
+    fn what_is_shown_can_be_copied() {
+        let shown = welcome("tiffin", LISTEN_DEFAULT, Some("127.0.0.1:7401"), 1 << 30, false);
+        expect![[r#"
+            tiffin is up, with 1.0 GiB of memory
+
+              master  127.0.0.1:7400
+              pages   http://127.0.0.1:7401/metrics
+
+            In another shell:
+
+              tiffin put greeting --value hello
+              tiffin get greeting
+              tiffin stat
+
+            In Python:
+
+              import tiffin
+              store = tiffin.connect("127.0.0.1:7400")
+              store.put("greeting", b"hello")
+              print(store.get("greeting"))
+
+            Ctrl-C stops it; what it holds is gone then."#]]
+        .assert_eq(&shown);
+    }
+
+    #[test]
+    fn what_differs_from_the_usual_is_shown_where_it_is_needed() {
+        let shown = welcome("target/tiffin", "127.0.0.1:5", None, 1 << 30, true);
+        for part in [
+            "  target/tiffin get greeting --master 127.0.0.1:5\n",
+            "export TIFFIN_TOKEN=…",
+            "tiffin.connect(\"127.0.0.1:5\", token=\"…\")",
+        ] {
+            assert!(shown.contains(part), "{shown}");
+        }
+        assert!(!shown.contains("pages"), "{shown}");
+    }
+}
