@@ -31,8 +31,6 @@ const ABSENT: i32 = -704;
 /// See [`INVALID`].
 const UNAVAILABLE: i32 = -703;
 /// See [`INVALID`].
-const NO_SEGMENT: i32 = -101;
-/// See [`INVALID`].
 const INTERNAL: i32 = -1;
 
 type Server = State<Arc<Shared>>;
@@ -54,7 +52,8 @@ pub(crate) fn router(shared: Arc<Shared>, token: &str) -> Router {
         .route("/metrics/summary", get(async |State(it): Server| text(StatusCode::OK, it.summary())))
         .route("/health", get(health))
         .route("/role", get(async || text(StatusCode::OK, "leader")))
-        .route("/ha_status", get(health))
+        .route("/ha_status", get(async || text(StatusCode::OK, "serving")))
+        .route("/leader", get(leader))
         .route("/get_all_segments", get(all_segments))
         .route("/get_segments_detail", get(segments_detail))
         .route("/query_segment", get(query_segment))
@@ -71,7 +70,14 @@ async fn metrics(State(shared): Server) -> Response {
 }
 
 async fn health() -> Response {
-    let value = json!({"status": "ok", "role": "leader", "ha_state": "standalone", "service_ready": true});
+    let value = json!({"status": "ok", "role": "leader", "ha_state": "serving", "service_ready": true, "leader_address": null,
+        "view_version": null});
+    answer(StatusCode::OK, &value)
+}
+
+/// There is one master, and no election.
+async fn leader() -> Response {
+    let value = json!({"present": false, "leader_address": null, "view_version": null});
     answer(StatusCode::OK, &value)
 }
 
@@ -102,7 +108,8 @@ async fn query_segment(State(shared): Server, Query(names): Query<Names>) -> Res
             let name = &node.info.name;
             text(StatusCode::OK, format!("{name}\nUsed(bytes): {used}\nCapacity(bytes): {capacity}\n"))
         }
-        None => problem(NO_SEGMENT, &format!("there is no segment `{}`", names.segment)),
+        // As Mooncake answers: neither JSON nor "not found".
+        None => text(StatusCode::INTERNAL_SERVER_ERROR, "Failed to query segment"),
     }
 }
 
@@ -135,6 +142,9 @@ async fn all_keys(State(shared): Server) -> Response {
 
 async fn query_key(State(shared): Server, Query(names): Query<Names>) -> Response {
     // As in Mooncake, looking at one key protects it; looking at many does not.
+    if names.key.is_empty() {
+        return problem(ABSENT, "OBJECT_NOT_FOUND");
+    }
     let resolved = match resolve(&shared, &[&names.key], true) {
         Ok(resolved) => resolved,
         Err(why) => return problem(INVALID, &why),
@@ -145,15 +155,19 @@ async fn query_key(State(shared): Server, Query(names): Query<Names>) -> Respons
             let lines = descriptors(found, &nodes).into_iter().map(|line| format!("{line}\n"));
             text(StatusCode::OK, lines.collect::<String>())
         }
-        Some(ResolveOutcome::Unavailable(_)) => problem(UNAVAILABLE, "no replica can be reached now"),
-        Some(ResolveOutcome::Absent) | None => problem(ABSENT, "object not found"),
+        Some(ResolveOutcome::Unavailable(_)) => problem(UNAVAILABLE, "REPLICA_IS_NOT_READY"),
+        Some(ResolveOutcome::Absent) | None => problem(ABSENT, "OBJECT_NOT_FOUND"),
     }
 }
 
 async fn batch_query_keys(State(shared): Server, Query(names): Query<Names>) -> Response {
     let keys: Vec<_> = names.keys.split(',').filter(|key| !key.is_empty()).collect();
-    if keys.is_empty() || keys.len() > BATCH_ITEMS_MAX {
-        return problem(INVALID, &format!("give 1 to {BATCH_ITEMS_MAX} keys, as in `?keys=a,b`"));
+    if keys.len() > BATCH_ITEMS_MAX {
+        return problem(INVALID, &format!("at most {BATCH_ITEMS_MAX} keys can be asked at once"));
+    }
+    if keys.is_empty() {
+        let error = "No keys provided. Use ?keys=key1,key2,...";
+        return answer(StatusCode::BAD_REQUEST, &json!({"success": false, "error": error}));
     }
     let resolved = match resolve(&shared, &keys, false) {
         Ok(resolved) => resolved,
@@ -165,13 +179,11 @@ async fn batch_query_keys(State(shared): Server, Query(names): Query<Names>) -> 
         let none = Vec::<Value>::new();
         let value = match outcome {
             ResolveOutcome::Found(found) => json!({
-                "ok": true, "values": descriptors(found, &nodes), "disk_values": none, "local_disk_values": none,
-                "nof_values": none,
+                "ok": true, "error": null, "values": descriptors(found, &nodes), "disk_values": none,
+                "local_disk_values": none, "nof_values": none,
             }),
-            ResolveOutcome::Absent => json!({"ok": false, "error_code": ABSENT, "error": "object not found"}),
-            ResolveOutcome::Unavailable(_) => {
-                json!({"ok": false, "error_code": UNAVAILABLE, "error": "no replica can be reached now"})
-            }
+            ResolveOutcome::Absent => missing("OBJECT_NOT_FOUND"),
+            ResolveOutcome::Unavailable(_) => missing("REPLICA_IS_NOT_READY"),
         };
         data.insert((*key).to_owned(), value);
     }
@@ -206,10 +218,17 @@ fn descriptors(found: &Found, nodes: &BTreeMap<u64, &NodeInfo>) -> Vec<Value> {
     found.replicas.iter().map(describe).collect()
 }
 
+fn missing(error: &str) -> Value {
+    json!({
+        "ok": false, "error": error, "values": null, "disk_values": null, "local_disk_values": null,
+        "nof_values": null,
+    })
+}
+
 fn problem(code: i32, message: &str) -> Response {
     let status = match code {
         INVALID => StatusCode::BAD_REQUEST,
-        ABSENT | NO_SEGMENT => StatusCode::NOT_FOUND,
+        ABSENT => StatusCode::NOT_FOUND,
         _ => StatusCode::INTERNAL_SERVER_ERROR,
     };
     answer(status, &json!({"success": false, "error_code": code, "error_message": message}))

@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use axum::Router;
 use axum::body::{Bytes, to_bytes};
 use axum::extract::{Query, Request, State};
-use axum::http::StatusCode;
-use axum::response::Response;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use serde::Deserialize;
 
@@ -51,8 +51,11 @@ pub(crate) fn router(token: &str) -> Router {
 }
 
 async fn read(State(store): State<Store>, Query(which): Query<Which>) -> Response {
+    if which.key.is_empty() {
+        return text(StatusCode::BAD_REQUEST, "Missing key parameter");
+    }
     match store.lock().by_key.get(&which.key) {
-        Some(value) => text(StatusCode::OK, value.clone()),
+        Some(value) => ([(header::CONTENT_TYPE, "application/json")], value.clone()).into_response(),
         None => text(StatusCode::NOT_FOUND, "metadata not found"),
     }
 }
@@ -69,6 +72,9 @@ async fn write(State(store): State<Store>, Query(which): Query<Which>, request: 
 }
 
 async fn remove(State(store): State<Store>, Query(which): Query<Which>) -> Response {
+    if which.key.is_empty() {
+        return text(StatusCode::BAD_REQUEST, "Missing key parameter");
+    }
     if store.lock().remove(&which.key) {
         text(StatusCode::OK, "metadata deleted")
     } else {
@@ -85,7 +91,10 @@ impl Store {
 
 impl Entries {
     fn put(&mut self, key: String, value: Bytes) -> Result<(), (StatusCode, String)> {
-        if key.is_empty() || key.len() > KEY_BYTES_MAX {
+        if key.is_empty() {
+            return Err((StatusCode::BAD_REQUEST, "Missing key parameter".to_owned()));
+        }
+        if key.len() > KEY_BYTES_MAX {
             return Err((StatusCode::BAD_REQUEST, format!("a key has 1 to {KEY_BYTES_MAX} bytes")));
         }
         let old = self.by_key.get(&key);

@@ -155,6 +155,12 @@ impl MasterServer {
         self.shared.stat()
     }
 
+    /// One line about it, for people.
+    #[must_use]
+    pub fn summary(&self) -> String {
+        self.shared.summary()
+    }
+
     /// Closes every connection and every port. Nodes keep their objects for the next life.
     pub async fn shutdown(mut self) {
         self.tasks.shutdown().await;

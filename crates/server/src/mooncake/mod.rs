@@ -1,1 +1,306 @@
-//! The command `mooncake_master`.
+//! The command `mooncake_master`: our master, started as Mooncake's is.
+//!
+//! It takes Mooncake's flags and has its defaults, its ports and its pages. Flags that mean nothing here are accepted,
+//! and one warning names them. As Mooncake's, it listens where other machines reach it, token or not; a warning says
+//! so. What Mooncake has no flag for is taken from the environment, under the names of our own settings:
+//! `TIFFIN_TOKEN`, `TIFFIN_MASTER_STATE_DIR`, `TIFFIN_MASTER_LEASE_MODE`, `TIFFIN_LOG_LEVEL`, `TIFFIN_LOG_FORMAT`.
+
+pub mod flags;
+
+use std::ffi::OsString;
+use std::io::{self, Write as _};
+use std::time::Duration;
+
+use clap::{Args, Command, FromArgMatches};
+use tiffin_rpc::Address;
+use tokio::signal::unix::{SignalKind, signal};
+use tracing_subscriber::EnvFilter;
+
+use crate::config::{
+    CommonArgs, ConfigError, LogConfig, LogFormat, MasterArgs, MasterConfig, OffOr, SettingsFile,
+};
+use crate::{MasterServer, StartError, host};
+use flags::{FLAGS, FlagError, Use, Values, is_true, milliseconds};
+
+/// Mooncake's own defaults.
+const RPC_PORT: u16 = 50051;
+/// See [`RPC_PORT`].
+const METRICS_PORT: u16 = 9003;
+/// See [`RPC_PORT`].
+const METADATA_PORT: u16 = 8080;
+/// See [`RPC_PORT`].
+const ANY_HOST: &str = "0.0.0.0";
+/// See [`RPC_PORT`].
+const CLIENT_TTL: Duration = Duration::from_secs(10);
+/// How often a line tells how the master is doing.
+const REPORT_PAUSE: Duration = Duration::from_secs(10);
+/// The longest settings file, in bytes.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+
+/// The status of a command line that was not understood; gflags has the same.
+const STATUS_USAGE: i32 = 1;
+/// The status of a master that did not start.
+const STATUS_FAILED: i32 = 1;
+
+/// What a command line asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Asked {
+    /// A master.
+    Serve(Box<Plan>),
+    /// The list of flags.
+    Help,
+    /// Which release this is.
+    Version,
+}
+
+/// A master as `mooncake_master` would start it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// The master.
+    pub config: MasterConfig,
+    /// What the operator should know, one line each.
+    pub warnings: Vec<String>,
+    /// Tell every few seconds how it is doing.
+    pub report: bool,
+    /// The log.
+    pub log: LogConfig,
+}
+
+/// Why there is no [`Plan`].
+#[derive(Debug, thiserror::Error)]
+pub enum PlanError {
+    /// The flags are not understood.
+    #[error(transparent)]
+    Flags(#[from] FlagError),
+    /// The environment is not understood.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The same, said by the parser.
+    #[error("{0}")]
+    Environment(String),
+}
+
+/// Settings that come from the environment alone.
+#[derive(Clone, Debug, Default, Args)]
+pub struct Environment {
+    /// Token and log.
+    #[command(flatten)]
+    pub common: CommonArgs,
+    /// State and leases.
+    #[command(flatten)]
+    pub master: MasterArgs,
+}
+
+impl Environment {
+    /// Reads the environment of this process.
+    pub fn read() -> Result<Self, PlanError> {
+        let fail = |error: clap::Error| PlanError::Environment(error.to_string().trim().to_owned());
+        let command = Self::augment_args(Command::new("mooncake_master"));
+        let matches = command.try_get_matches_from(["mooncake_master"]).map_err(fail)?;
+        Self::from_arg_matches(&matches).map_err(fail)
+    }
+}
+
+/// Runs a master until it is told to stop by a signal. The arguments are those behind the program's name.
+/// Returns the status to leave with.
+#[must_use]
+pub fn run(args: impl IntoIterator<Item = OsString>) -> i32 {
+    let args: Vec<_> = args.into_iter().map(|arg| arg.to_string_lossy().into_owned()).collect();
+    let asked = Environment::read().and_then(|environment| plan(&args, &environment));
+    match asked {
+        Ok(Asked::Help) => say(&help()),
+        Ok(Asked::Version) => say(&format!("mooncake_master of tiffin {}\n", env!("CARGO_PKG_VERSION"))),
+        Ok(Asked::Serve(plan)) => serve(*plan),
+        Err(error) => complain(&error, STATUS_USAGE),
+    }
+}
+
+/// What the arguments, those behind the program's name, ask for.
+pub fn plan(args: &[String], environment: &Environment) -> Result<Asked, PlanError> {
+    let given = flags::parse(args)?;
+    let says = |name: &str| given.get(name).is_some_and(|value| is_true(value));
+    if ["help", "helpfull", "helpshort"].into_iter().any(says) {
+        return Ok(Asked::Help);
+    }
+    if says("version") {
+        return Ok(Asked::Version);
+    }
+    // The command line wins over the file.
+    let mut values = match given.get("config_path").filter(|path| !path.is_empty()) {
+        Some(path) => read_file(path)?,
+        None => Values::new(),
+    };
+    values.extend(given);
+    let config = master_config(&values, environment)?;
+    let warnings = warnings(&values, &config);
+    let report = values.get("enable_metric_reporting").is_none_or(|value| is_true(value));
+    let mut log = environment.common.log();
+    if let (Some(level), None) = (values.get("minloglevel"), &environment.common.log_level) {
+        log.level = match level.as_str() {
+            "0" => "info",
+            "1" => "warn",
+            _ => "error",
+        }
+        .to_owned();
+    }
+    Ok(Asked::Serve(Box::new(Plan { config, warnings, report, log })))
+}
+
+fn master_config(values: &Values, environment: &Environment) -> Result<MasterConfig, PlanError> {
+    let text = |name: &str, default: &str| values.get(name).map_or(default, String::as_str).to_owned();
+    let own = environment.master.clone();
+    // Addresses and times are Mooncake's business here.
+    let own =
+        MasterArgs { listen: None, http: Some(OffOr::Off), metadata_http: None, lease_ttl: None, ..own };
+    let own = MasterArgs { silence: None, away: None, evict_soft_pinned: None, ..own };
+    let config = own.resolve(&environment.common, &SettingsFile::default())?;
+    let rpc_port = port(values, "rpc_port", 0)?;
+    let rpc_port = if rpc_port == 0 { port(values, "port", RPC_PORT)? } else { rpc_port };
+    let listen = Address::Tcp { host: text("rpc_address", ANY_HOST), port: rpc_port };
+    let http = Address::Tcp {
+        host: text("metrics_host", ANY_HOST),
+        port: port(values, "metrics_port", METRICS_PORT)?,
+    };
+    let metadata = Address::Tcp {
+        host: text("http_metadata_server_host", ANY_HOST),
+        port: port(values, "http_metadata_server_port", METADATA_PORT)?,
+    };
+    let wants_metadata = values.get("enable_http_metadata_server").is_some_and(|value| is_true(value));
+    let client_ttl = match values.get("client_ttl").and_then(|value| value.parse().ok()) {
+        Some(seconds) => Duration::from_secs(seconds),
+        None => CLIENT_TTL,
+    };
+    // No lease at all is written as zero there; the shortest one has the same effect.
+    let lease = values.get("default_kv_lease_ttl").and_then(|value| milliseconds(value));
+    let lease_ttl = lease.map_or(config.lease_ttl, |ms| Duration::from_millis(ms.max(1)));
+    let evict = values.get("allow_evict_soft_pinned_objects").is_none_or(|value| is_true(value));
+    let config = MasterConfig {
+        listen: vec![listen],
+        http: Some(http),
+        metadata_http: wants_metadata.then_some(metadata),
+        lease_ttl,
+        silence: client_ttl,
+        away: client_ttl,
+        evict_soft_pinned: evict,
+        exposed: true,
+        ..config
+    };
+    config.check()?;
+    Ok(config)
+}
+
+fn port(values: &Values, name: &'static str, default: u16) -> Result<u16, FlagError> {
+    let Some(value) = values.get(name) else { return Ok(default) };
+    value.parse().map_err(|_| FlagError::Value {
+        name: name.to_owned(),
+        place: String::new(),
+        what: format!("`{value}` is not a port"),
+        hint: "ports are numbers up to 65535",
+    })
+}
+
+fn warnings(values: &Values, config: &MasterConfig) -> Vec<String> {
+    let mut warnings = Vec::new();
+    let ignored: Vec<_> = FLAGS
+        .iter()
+        .filter(|(name, _, what)| *what == Use::Ignored && values.contains_key(name))
+        .map(|(name, ..)| format!("--{name}"))
+        .collect();
+    if !ignored.is_empty() {
+        warnings.push(format!("these flags have no effect here: {}", ignored.join(", ")));
+    }
+    let addresses = config.listen.iter().chain(&config.http).chain(&config.metadata_http);
+    let open: Vec<_> = addresses.filter(|it| !it.is_local()).map(ToString::to_string).collect();
+    if config.token.is_empty() && !open.is_empty() {
+        warnings.push(format!(
+            "anybody who reaches this machine can read and write everything through {}: set TIFFIN_TOKEN here and on \
+             every client, or bind to 127.0.0.1 with --rpc_address and --metrics_host",
+            open.join(", ")
+        ));
+    }
+    warnings
+}
+
+fn read_file(path: &str) -> Result<Values, FlagError> {
+    let fail = |what: String| FlagError::File { path: path.to_owned(), what };
+    let mut text = String::new();
+    let file = std::fs::File::open(path).map_err(|error| fail(error.to_string()))?;
+    let mut file = io::Read::take(file, FILE_BYTES_MAX);
+    io::Read::read_to_string(&mut file, &mut text).map_err(|error| fail(error.to_string()))?;
+    flags::parse_file(&text, path)
+}
+
+fn serve(plan: Plan) -> i32 {
+    start_log(&plan.log);
+    host::raise_file_limit();
+    for warning in &plan.warnings {
+        tracing::warn!("{warning}");
+    }
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(source) => {
+            return complain(&StartError::System { what: "starting threads", source }, STATUS_FAILED);
+        }
+    };
+    match runtime.block_on(serve_until_told(plan)) {
+        Ok(()) => 0,
+        Err(error) => complain(&error, STATUS_FAILED),
+    }
+}
+
+async fn serve_until_told(plan: Plan) -> Result<(), StartError> {
+    let fail = |source| StartError::System { what: "listening for signals", source };
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(fail)?;
+    let mut terminate = signal(SignalKind::terminate()).map_err(fail)?;
+    let master = MasterServer::start(plan.config).await?;
+    let mut reports = tokio::time::interval(REPORT_PAUSE);
+    reports.tick().await;
+    loop {
+        tokio::select! {
+            _ = interrupt.recv() => break,
+            _ = terminate.recv() => break,
+            _ = reports.tick() => if plan.report {
+                tracing::info!("{}", master.summary().trim_end());
+            },
+        }
+    }
+    master.shutdown().await;
+    Ok(())
+}
+
+fn start_log(log: &LogConfig) {
+    let filter = EnvFilter::try_new(&log.level).unwrap_or_else(|_| EnvFilter::new("info"));
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_ansi(false);
+    // Whoever embeds this may have a log already, and keeps it.
+    let _kept = match log.format {
+        LogFormat::Text => builder.try_init(),
+        LogFormat::Json => builder.json().try_init(),
+    };
+}
+
+fn help() -> String {
+    let mut text = String::from("mooncake_master: a master that takes Mooncake's flags.\n");
+    for (title, wanted) in [("Flags", Use::Honoured), ("Accepted without effect", Use::Ignored)] {
+        let names: Vec<_> = FLAGS
+            .iter()
+            .filter(|(.., what)| *what == wanted)
+            .map(|(name, ..)| format!("  --{name}\n"))
+            .collect();
+        text.push_str(&format!("\n{title}:\n{}", names.concat()));
+    }
+    text
+}
+
+fn say(text: &str) -> i32 {
+    // Whoever closed the pipe does not want to hear it.
+    let _closed = io::stdout().write_all(text.as_bytes());
+    0
+}
+
+fn complain(error: &dyn std::error::Error, status: i32) -> i32 {
+    let _closed = writeln!(io::stderr(), "error: {error}");
+    status
+}
+
+#[cfg(test)]
+mod tests;
