@@ -430,3 +430,171 @@ fn total_inside(extents: &[Extent], data_bytes: u64) -> Option<u64> {
         if is_inside { total.checked_add(extent.len) } else { None }
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::faults::Dice;
+    use crate::segment::NodeMemory;
+
+    const GEOMETRY: Geometry =
+        Geometry { segment: 0xfeed, data_bytes: 1 << 20, slot_count: 16, heap_bytes: 64 << 10 };
+
+    fn extents(list: &[(u64, u64)]) -> Vec<Extent> {
+        list.iter().map(|&(offset, len)| Extent { offset, len }).collect()
+    }
+
+    fn record(stamp: u64, state: SlotState, list: &[(u64, u64)]) -> SlotRecord {
+        let extents = extents(list);
+        let len = extents.iter().map(|extent| extent.len).sum();
+        SlotRecord { stamp, state, len, extents, ..SlotRecord::default() }
+    }
+
+    #[test]
+    fn a_segment_tells_everything_about_itself() {
+        let (memory, mut writer) = NodeMemory::create(GEOMETRY).unwrap();
+        writer.write_heap(0, b"default");
+        let mut expected = Vec::new();
+        let cuts: [&[(u64, u64)]; 5] =
+            [&[], &[(64, 100)], &[(64, 1), (0, 2)], &[(9, 9), (99, 99), (999, 999)], &[(5, 0); 1000]];
+        for (index, list) in (0_u32..).zip(cuts) {
+            let at = 1000 + u64::from(index) * 200;
+            let key = format!("key {index}").into_bytes();
+            writer.write_heap(at, &key);
+            let mut record = record(77 + u64::from(index), SlotState::Committed, list);
+            record.hard_pin = index % 2 == 0;
+            record.soft_pin = index % 3 == 0;
+            record.namespace = Extent { offset: 0, len: 7 };
+            record.key = Extent { offset: at, len: key.len() as u64 };
+            (record.generation_epoch, record.generation_counter) = (3, u64::from(index));
+            record.spill_offset = if list.len() > 2 { at + 100 * u64::from(index) } else { 0 };
+            let slot = index * 3;
+            writer.write_slot(slot, &record);
+            expected.push(Scanned { slot, record, namespace: b"default".to_vec(), key });
+        }
+        writer.set_stamp_high_water(4096);
+        writer.set_epoch(3);
+
+        // Read as whoever has only the descriptor would.
+        let map = Map::new(
+            std::os::fd::AsFd::as_fd(&memory.control_file),
+            GEOMETRY.control_bytes(),
+            crate::map::Access::ReadOnly,
+        );
+        let reader = ControlReader::open(Arc::new(map.unwrap())).unwrap();
+        assert_eq!(reader.geometry(), GEOMETRY);
+        assert_eq!((reader.stamp_high_water(), reader.epoch()), (4096, 3));
+        assert_eq!(reader.scan(), Ok(expected.clone()));
+        for Scanned { slot, record, .. } in expected {
+            let placement = reader.load(slot, record.stamp).unwrap();
+            assert_eq!((placement.len, placement.extents), (record.len, record.extents));
+            writer.retire(slot);
+            assert_eq!(reader.load(slot, record.stamp), Err(TransferError::Stale));
+        }
+        assert_eq!(reader.scan(), Ok(vec![]));
+    }
+
+    #[test]
+    fn a_use_is_found_only_under_its_own_stamp() {
+        let (memory, mut writer) = NodeMemory::create(GEOMETRY).unwrap();
+        let reader = memory.reader();
+        writer.write_slot(1, &record(5, SlotState::Reserved, &[(0, 10)]));
+        assert_eq!(reader.load(1, 5).unwrap().state, SlotState::Reserved);
+        writer.write_slot(1, &record(5, SlotState::Committed, &[(0, 10)]));
+        assert_eq!(reader.load(1, 5).unwrap().state, SlotState::Committed);
+        writer.write_slot(1, &record(6, SlotState::Reserved, &[(20, 30)]));
+        assert_eq!(reader.load(1, 6).unwrap().extents, extents(&[(20, 30)]));
+        for (slot, stamp) in [(1, 5), (1, 0), (2, 5), (2, 0), (15, 6), (16, 6), (u32::MAX, 6)] {
+            assert_eq!(reader.load(slot, stamp), Err(TransferError::Stale), "{slot} {stamp}");
+            assert!(!reader.still(slot, stamp));
+        }
+        writer.write_slot(1, &SlotRecord::default());
+        assert!(!reader.still(1, 6), "a record without a stamp retires");
+    }
+
+    #[test]
+    fn words_that_make_no_sense_lead_nowhere() {
+        let (memory, mut writer) = NodeMemory::create(GEOMETRY).unwrap();
+        let reader = memory.reader();
+        let mut dice = Dice::new(3);
+        let mut found = 0;
+        for _ in 0..20_000 {
+            writer.write_slot(0, &record(9, SlotState::Committed, &[(1, 10), (50, 10), (90, 10)]));
+            let bent = 1 + dice.below(3);
+            for _ in 0..bent {
+                let word = 8 + dice.below(15) * 8;
+                let value = match dice.below(4) {
+                    0 => dice.below(u64::MAX),
+                    1 => u64::MAX - dice.below(100),
+                    2 => dice.below(5000),
+                    _ => 1 << dice.below(64),
+                };
+                writer.map.store(GEOMETRY.slot_at(0).unwrap() + word, value, Ordering::SeqCst);
+            }
+            match reader.load(0, 9) {
+                Ok(placement) => {
+                    let total = total_inside(&placement.extents, GEOMETRY.data_bytes);
+                    assert_eq!(total, Some(placement.len), "what is believed lies inside");
+                    found += 1;
+                }
+                Err(error) => assert_eq!(error, TransferError::Corrupt),
+            }
+            if let Ok(scanned) = reader.scan() {
+                assert_eq!(scanned.len(), 1);
+            }
+            writer.retire(0);
+        }
+        assert!(found > 0, "some words do not matter");
+    }
+
+    #[test]
+    fn a_header_that_makes_no_sense_is_no_segment() {
+        for (at, value) in [
+            (header::MAGIC, 1),
+            (header::FORMAT_VERSION, 2),
+            (header::SLOT_COUNT, 0),
+            (header::SLOT_COUNT, 17),
+            (header::SLOT_COUNT, u64::MAX),
+            (header::SLOT_OFFSET, 0),
+            (header::HEAP_OFFSET, 1 << 50),
+            (header::HEAP_BYTES, 1 << 30),
+            (header::HEAP_BYTES, u64::MAX),
+            (header::DATA_BYTES, 0),
+            (header::DATA_BYTES, u64::MAX),
+        ] {
+            let (_memory, writer) = NodeMemory::create(GEOMETRY).unwrap();
+            assert!(ControlReader::open(Arc::clone(&writer.map)).is_some());
+            writer.map.store(at, value, Ordering::SeqCst);
+            // One slot more or less may leave the heap where it was.
+            let is_shifted =
+                value == 17 && GEOMETRY.heap_at() == Geometry { slot_count: 17, ..GEOMETRY }.heap_at();
+            let opened = ControlReader::open(Arc::clone(&writer.map));
+            assert_eq!(opened.is_some(), is_shifted, "word {at} = {value}");
+        }
+    }
+
+    /// Whether the node's bug is caught rather than made into wrong bytes.
+    fn panics(bug: impl FnOnce(&mut ControlWriter) + std::panic::UnwindSafe) -> bool {
+        std::panic::catch_unwind(|| {
+            let (_memory, mut writer) = NodeMemory::create(GEOMETRY).unwrap();
+            writer.set_stamp_high_water(100);
+            writer.write_slot(0, &record(9, SlotState::Committed, &[(0, 10)]));
+            bug(&mut writer);
+        })
+        .is_err()
+    }
+
+    #[test]
+    fn a_node_that_breaks_an_invariant_stops() {
+        assert!(!panics(|_| {}));
+        assert!(panics(|writer| writer.write_slot(16, &record(1, SlotState::Reserved, &[]))));
+        assert!(panics(|writer| writer.write_slot(1, &record(1, SlotState::Reserved, &[(1 << 20, 1)]))));
+        assert!(panics(|writer| {
+            writer.write_slot(1, &SlotRecord { len: 11, ..record(1, SlotState::Reserved, &[(0, 10)]) });
+        }));
+        assert!(panics(|writer| writer.write_slot(0, &record(9, SlotState::Committed, &[(10, 10)]))));
+        assert!(panics(|writer| writer.write_slot(0, &record(9, SlotState::Committed, &[(0, 9)]))));
+        assert!(panics(|writer| writer.write_heap((64 << 10) - 1, b"xx")));
+        assert!(panics(|writer| writer.set_stamp_high_water(99)));
+    }
+}

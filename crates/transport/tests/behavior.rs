@@ -34,8 +34,8 @@ async fn shared_memory(counters: &Arc<Counters>) -> Stage {
     let name = format!("tiffin-test-{}-{segment}", std::process::id());
     let (events, receiver) = mpsc::channel(16);
     let server = shm::Server::new(Arc::clone(shelf.memory()), Box::new(|_| Ok(())), events);
-    let task = tokio::spawn(server.run(shm::listen(&name).unwrap()));
-    let attachment = shm::attach(&name, segment, 1, "", behavior::soon()).await.unwrap();
+    let task = tokio::spawn(server.run(shm::listen(&name).expect("a free name")));
+    let attachment = shm::attach(&name, segment, 1, "", behavior::soon()).await.expect("attached");
     let transport = Arc::new(Shm::new(Arc::new(attachment), Arc::clone(counters)));
     Stage { shelf, transport, is_lossy: false, keep: Box::new((Ends(task), receiver)) }
 }
@@ -46,8 +46,8 @@ async fn over_tcp(counters: &Arc<Counters>, connect: Box<dyn Connect>, is_lossy:
     let keeper = Arc::clone(&shelf) as Arc<dyn tcp::Keeper>;
     let server =
         tcp::Server::new(Arc::clone(shelf.memory()), keeper, Box::new(|_| Ok(())), Arc::clone(counters));
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap().to_string();
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let address = listener.local_addr().expect("a bound address").to_string();
     let task = tokio::spawn(server.run(listener));
     let identity = Identity { client: 1, segment, token: String::new() };
     let transport = Arc::new(Tcp::with_connect(address, identity, Arc::clone(counters), connect));
