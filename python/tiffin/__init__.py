@@ -1,5 +1,119 @@
-"""A tiered object store for tensors, embedded in this process or reached over a cluster."""
+"""A tiered object store for tensors, embedded in this process or reached over a cluster.
 
-from ._native import __version__
+>>> import tiffin
+>>> store = tiffin.connect()                # a store inside this process
+>>> store.put("greeting", b"hello")
+True
+>>> store.get("greeting")
+b'hello'
+>>> with store.view("greeting") as view:    # no copy: the bytes where they lie
+...     print(memoryview(view)[0])
+104
+>>> store.close()
 
-__all__ = ["__version__"]
+`tiffin.connect("host:port")` joins a cluster instead, and everything else stays the same. `tiffin.aio` has the
+same for asyncio, `tiffin.errors` says what can go wrong, `tiffin.types` what a store tells about itself.
+"""
+
+from __future__ import annotations
+
+from . import _settings
+from ._native import Store, View, __version__
+from ._native import connect as _connect
+from .errors import (
+    Closed,
+    Contended,
+    Error,
+    Exists,
+    Full,
+    InvalidArgument,
+    Leased,
+    NodeDown,
+    NotFound,
+    Refused,
+    Timeout,
+    TooSmall,
+    Unauthenticated,
+    Unconfirmed,
+    Unreachable,
+)
+from .types import Namespace, Node, ObjectInfo, Route, Stats, Traffic, Usage
+
+__all__ = [
+    "Closed",
+    "Contended",
+    "Error",
+    "Exists",
+    "Full",
+    "InvalidArgument",
+    "Leased",
+    "Namespace",
+    "Node",
+    "NodeDown",
+    "NotFound",
+    "ObjectInfo",
+    "Refused",
+    "Route",
+    "Stats",
+    "Store",
+    "Timeout",
+    "TooSmall",
+    "Traffic",
+    "Unauthenticated",
+    "Unconfirmed",
+    "Unreachable",
+    "Usage",
+    "View",
+    "__version__",
+    "connect",
+]
+
+
+def connect(
+    address: str | None = None,
+    *,
+    memory: int | str = _settings.MEMORY_DEFAULT,
+    namespace: str | None = None,
+    token: str | None = None,
+    shared_memory: bool | None = None,
+    timeout: float | None = None,
+) -> Store:
+    """Connect to a store.
+
+    Without an address the store is inside this process, has `memory` bytes (a number, or text such as `"8GiB"`),
+    and ends with it. Other processes of the same user on this host may join it at `store.address`.
+
+    With an address, such as `"host:port"`, it is the cluster of the master that listens there; `memory` then means
+    nothing. `token` is the secret that its servers were started with.
+
+    All keys are in `namespace`. `shared_memory=False` sends every byte through sockets, as if all nodes were on
+    other hosts. `timeout`, in seconds, is how long connecting may take, and each call that does not say otherwise.
+
+    Where an argument is not given, the environment is asked, and then the default is taken: `address`
+    TIFFIN_MASTER, `namespace` TIFFIN_NAMESPACE (`default`), `token` TIFFIN_TOKEN, `shared_memory`
+    TIFFIN_CLIENT_SHARED_MEMORY (`on`), `timeout` TIFFIN_TIMEOUT (`10s`).
+
+    >>> with tiffin.connect(memory="64MiB", timeout=2.5) as store:
+    ...     store.put("k", b"hello")
+    ...     with tiffin.connect(store.address) as another:
+    ...         another.get("k")
+    True
+    b'hello'
+    """
+    return _connect(**_arguments(address, memory, namespace, token, shared_memory, timeout), is_async=False)
+
+
+def _arguments(address, memory, namespace, token, shared_memory, timeout) -> dict:
+    return {
+        "address": _settings.text(address, _settings.MASTER),
+        "memory": _settings.size(memory),
+        "namespace": _settings.text(namespace, _settings.NAMESPACE),
+        "token": _settings.text(token, _settings.TOKEN),
+        "shared_memory": _settings.switch(shared_memory, _settings.SHARED_MEMORY),
+        "timeout": _settings.seconds(timeout, _settings.TIMEOUT),
+    }
+
+
+def _connect_again(address, namespace, token, shared_memory, timeout) -> Store:
+    """A pickled store, in another process."""
+    return connect(address, namespace=namespace, token=token, shared_memory=shared_memory, timeout=timeout)

@@ -1,5 +1,6 @@
 """The command `tiffin`, so that installing the wheel is enough to have it."""
 
+import signal
 import sys
 
 from . import _native
@@ -7,6 +8,8 @@ from . import _native
 
 def main() -> None:
     """Run the command line with the arguments of this process and leave with its status."""
+    # Python's own handler would only take a note, and nobody would look at it before the command has ended.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.exit(_native.cli(sys.argv))
 
 

@@ -1,0 +1,364 @@
+//! DLPack: how tensor libraries lend each other memory.
+//!
+//! Taking: [`Tensor`] is the memory of any object with `__dlpack__`, until it is dropped. Giving: [`lend`] makes a
+//! capsule over memory of ours. The layouts are those of DLPack 1.0; the older one, without a version and without
+//! the flag for read-only memory, is understood when it is given, and never made.
+
+use std::any::Any;
+use std::ffi::{CStr, c_void};
+use std::ptr::{self, NonNull};
+
+use pyo3::exceptions::{PyBufferError, PyTypeError};
+use pyo3::prelude::*;
+use pyo3::types::{PyCapsule, PyDict};
+use pyo3::{ffi, intern};
+
+use crate::errors::{invalid, wrong_type};
+
+/// The device of ordinary memory.
+pub(crate) const DEVICE_CPU: (i32, i32) = (1, 0);
+/// Kinds of device whose memory the processor reaches like its own: ordinary, and pinned for CUDA or ROCm.
+const REACHABLE: [i32; 3] = [1, 3, 11];
+const VERSION: Version = Version { major: 1, minor: 0 };
+const FLAG_READ_ONLY: u64 = 1;
+const FLAG_COPIED: u64 = 2;
+const UNSIGNED: u8 = 1;
+/// The most dimensions that are believed.
+const DIMENSIONS_MAX: usize = 64;
+
+const FRESH: &CStr = c"dltensor_versioned";
+const USED: &CStr = c"used_dltensor_versioned";
+const FRESH_OLD: &CStr = c"dltensor";
+const USED_OLD: &CStr = c"used_dltensor";
+
+#[repr(C)]
+struct Device {
+    kind: i32,
+    number: i32,
+}
+
+#[repr(C)]
+struct DataType {
+    code: u8,
+    bits: u8,
+    lanes: u16,
+}
+
+#[repr(C)]
+struct RawTensor {
+    data: *mut c_void,
+    device: Device,
+    dimensions: i32,
+    data_type: DataType,
+    shape: *mut i64,
+    strides: *mut i64,
+    byte_offset: u64,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Version {
+    major: u32,
+    minor: u32,
+}
+
+#[repr(C)]
+struct Managed {
+    version: Version,
+    context: *mut c_void,
+    deleter: Option<unsafe extern "C" fn(*mut Managed)>,
+    flags: u64,
+    tensor: RawTensor,
+}
+
+#[repr(C)]
+struct ManagedOld {
+    tensor: RawTensor,
+    context: *mut c_void,
+    deleter: Option<unsafe extern "C" fn(*mut ManagedOld)>,
+}
+
+/// Memory that another library lends us.
+pub(crate) struct Tensor {
+    start: NonNull<u8>,
+    /// How many bytes there are in all.
+    len: usize,
+    layout: Layout,
+    is_writable: bool,
+    loan: Loan,
+}
+
+enum Loan {
+    New(*mut Managed),
+    Old(*mut ManagedOld),
+}
+
+/// Where the elements lie.
+struct Layout {
+    element_bytes: usize,
+    /// Count and distance in bytes, outermost first; `None` if they lie in one piece.
+    axes: Option<Vec<(usize, isize)>>,
+}
+
+impl Tensor {
+    /// Takes the memory of an object that has `__dlpack__`.
+    pub(crate) fn take(object: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let py = object.py();
+        if let Ok(device) = object.getattr(intern!(py, "__dlpack_device__")) {
+            let (kind, _): (i32, i32) = device.call0()?.extract()?;
+            if !REACHABLE.contains(&kind) {
+                let hint = "copy it to the host first, as in `tensor.cpu()`";
+                return Err(wrong_type("a tensor in the memory of the host is wanted", object, hint));
+            }
+        }
+        let capsule = ask(object)?;
+        let Ok(capsule) = capsule.cast::<PyCapsule>() else {
+            return Err(wrong_type(
+                "`__dlpack__` gives a capsule",
+                &capsule,
+                "this is a fault of that library",
+            ));
+        };
+        Self::open(capsule)
+    }
+
+    pub(crate) fn start(&self) -> NonNull<u8> {
+        self.start
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(crate) fn is_writable(&self) -> bool {
+        self.is_writable
+    }
+
+    pub(crate) fn is_in_one_piece(&self) -> bool {
+        self.layout.axes.is_none()
+    }
+
+    /// The bytes in one piece, in the order of the elements.
+    pub(crate) fn copied(&self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(self.len);
+        match &self.layout.axes {
+            None => gather(self.start.as_ptr(), &[], self.len, &mut bytes),
+            Some(axes) => gather(self.start.as_ptr(), axes, self.layout.element_bytes, &mut bytes),
+        }
+        bytes
+    }
+
+    /// Takes the tensor out of its capsule, which is marked as used up.
+    fn open(capsule: &Bound<'_, PyCapsule>) -> PyResult<Self> {
+        let py = capsule.py();
+        let pointer = |name: &CStr| {
+            // SAFETY: the capsule is alive and the name a string of C. A capsule of that name holds such a pointer.
+            unsafe {
+                let is_it = ffi::PyCapsule_IsValid(capsule.as_ptr(), name.as_ptr()) != 0;
+                is_it.then(|| ffi::PyCapsule_GetPointer(capsule.as_ptr(), name.as_ptr()))
+            }
+        };
+        // SAFETY: DLPack promises that a capsule of this name holds this struct, alive until its deleter is called.
+        let (raw, flags, loan, used) = unsafe {
+            if let Some(managed) = pointer(FRESH).map(|managed| managed.cast::<Managed>()) {
+                let version = (*managed).version.major;
+                if version != VERSION.major {
+                    return Err(PyBufferError::new_err(format!(
+                        "DLPack of version {version} is not understood"
+                    )));
+                }
+                (&raw const (*managed).tensor, (*managed).flags, Loan::New(managed), USED)
+            } else if let Some(managed) = pointer(FRESH_OLD).map(|managed| managed.cast::<ManagedOld>()) {
+                (&raw const (*managed).tensor, 0, Loan::Old(managed), USED_OLD)
+            } else {
+                return Err(PyTypeError::new_err(
+                    "`__dlpack__` gave a capsule that is used up, or no tensor",
+                ));
+            }
+        };
+        // SAFETY: as above; the interpreter is attached, so nobody changes the struct meanwhile.
+        let (start, len, layout) = unsafe { measure(py, &*raw)? };
+        // From here on the memory is ours to release.
+        // SAFETY: the capsule is alive, and the name a string that lives for ever.
+        if unsafe { ffi::PyCapsule_SetName(capsule.as_ptr(), used.as_ptr()) } == -1 {
+            return Err(PyErr::fetch(py));
+        }
+        Ok(Self { start, len, layout, is_writable: flags & FLAG_READ_ONLY == 0, loan })
+    }
+}
+
+impl Drop for Tensor {
+    fn drop(&mut self) {
+        // A deleter may need the interpreter, and without one there is nothing to give back to.
+        Python::try_attach(|_| {
+            // SAFETY: the struct is alive until its deleter is called, which happens here and once.
+            unsafe {
+                match self.loan {
+                    Loan::New(managed) => (*managed).deleter.map(|delete| delete(managed)),
+                    Loan::Old(managed) => (*managed).deleter.map(|delete| delete(managed)),
+                }
+            }
+        });
+    }
+}
+
+/// A capsule over `len` bytes at `start`, which `owner` keeps there: a tensor of one dimension, of bytes.
+///
+/// # Safety
+/// The bytes must stay readable for as long as `owner` lives; and if they are not `writable`, they are not
+/// written through the capsule, so they may be anybody's.
+pub(crate) unsafe fn lend<'py>(
+    py: Python<'py>,
+    start: *const u8,
+    len: usize,
+    is_copy: bool,
+    owner: Box<dyn Any + Send>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let mut lent = Box::new(Lent { shape: [i64::try_from(len)?], strides: [1], _owner: owner });
+    let tensor = RawTensor {
+        data: start.cast_mut().cast(),
+        device: Device { kind: DEVICE_CPU.0, number: DEVICE_CPU.1 },
+        dimensions: 1,
+        data_type: DataType { code: UNSIGNED, bits: 8, lanes: 1 },
+        shape: lent.shape.as_mut_ptr(),
+        strides: lent.strides.as_mut_ptr(),
+        byte_offset: 0,
+    };
+    let managed = Box::into_raw(Box::new(Managed {
+        version: VERSION,
+        context: Box::into_raw(lent).cast(),
+        deleter: Some(take_back),
+        flags: if is_copy { FLAG_COPIED } else { FLAG_READ_ONLY },
+        tensor,
+    }));
+    // SAFETY: the pointer is not null, the name lives for ever, and the destructor knows what is inside.
+    let capsule = unsafe { ffi::PyCapsule_New(managed.cast(), FRESH.as_ptr(), Some(throw_away)) };
+    if capsule.is_null() {
+        // SAFETY: nobody else has the struct.
+        unsafe { take_back(managed) };
+        return Err(PyErr::fetch(py));
+    }
+    // SAFETY: a new reference, just made.
+    Ok(unsafe { Bound::from_owned_ptr(py, capsule) })
+}
+
+/// What a lent tensor points to.
+struct Lent {
+    shape: [i64; 1],
+    strides: [i64; 1],
+    _owner: Box<dyn Any + Send>,
+}
+
+/// The deleter of what [`lend`] made.
+unsafe extern "C" fn take_back(managed: *mut Managed) {
+    // SAFETY: both boxes were made by `lend`, and DLPack calls a deleter once.
+    unsafe {
+        let managed = Box::from_raw(managed);
+        drop(Box::from_raw(managed.context.cast::<Lent>()));
+    }
+}
+
+/// The destructor of a capsule: what nobody took is taken back.
+unsafe extern "C" fn throw_away(capsule: *mut ffi::PyObject) {
+    // SAFETY: Python calls this with the capsule that `lend` made. One that was taken has another name by now.
+    unsafe {
+        if ffi::PyCapsule_IsValid(capsule, FRESH.as_ptr()) != 0 {
+            take_back(ffi::PyCapsule_GetPointer(capsule, FRESH.as_ptr()).cast());
+        }
+    }
+}
+
+/// Calls `__dlpack__`, in the newer way where the object understands it.
+fn ask<'py>(object: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    let py = object.py();
+    let options = PyDict::new(py);
+    options.set_item(intern!(py, "max_version"), (VERSION.major, VERSION.minor))?;
+    match object.call_method(intern!(py, "__dlpack__"), (), Some(&options)) {
+        Err(error) if error.is_instance_of::<PyTypeError>(py) => {
+            object.call_method0(intern!(py, "__dlpack__"))
+        }
+        answer => answer,
+    }
+}
+
+/// Where the bytes begin, how many there are, and how they lie.
+///
+/// # Safety
+/// The struct must be one that DLPack allows.
+unsafe fn measure(py: Python<'_>, raw: &RawTensor) -> PyResult<(NonNull<u8>, usize, Layout)> {
+    let nonsense = || PyBufferError::new_err("the tensor's shape makes no sense");
+    let dimensions = usize::try_from(raw.dimensions).map_err(|_| nonsense())?;
+    if dimensions > DIMENSIONS_MAX || !REACHABLE.contains(&raw.device.kind) {
+        return Err(nonsense());
+    }
+    let element_bits = usize::from(raw.data_type.bits) * usize::from(raw.data_type.lanes);
+    let element_bytes = element_bits / 8;
+    let numbers = |list: *mut i64| -> Vec<i64> {
+        // SAFETY: DLPack promises that a list that is there has one number for each dimension.
+        (0..dimensions).map(|at| unsafe { list.add(at).read() }).collect()
+    };
+    let shape = if dimensions == 0 { Vec::new() } else { numbers(raw.shape) };
+    let shape: Vec<_> =
+        shape.into_iter().map(usize::try_from).collect::<Result<_, _>>().map_err(|_| nonsense())?;
+    let count =
+        shape.iter().try_fold(1_usize, |count, axis| count.checked_mul(*axis)).ok_or_else(nonsense)?;
+    let len = count.checked_mul(element_bits).ok_or_else(nonsense)?.div_ceil(8);
+    let axes = match raw.strides.is_null() || count == 0 {
+        true => None,
+        false => scattered(&shape, &numbers(raw.strides), element_bytes).ok_or_else(nonsense)?,
+    };
+    if axes.is_some() && !element_bits.is_multiple_of(8) {
+        return Err(invalid(
+            py,
+            "elements smaller than a byte do not lie in one piece\n\nhint: make it contiguous",
+        ));
+    }
+    let offset = usize::try_from(raw.byte_offset).map_err(|_| nonsense())?;
+    let start = if len == 0 { ptr::null_mut() } else { raw.data.cast::<u8>().wrapping_add(offset) };
+    let start = match NonNull::new(start) {
+        Some(start) => start,
+        None if len == 0 => NonNull::dangling(),
+        None => return Err(nonsense()),
+    };
+    Ok((start, len, Layout { element_bytes, axes }))
+}
+
+/// Count and distance of each axis in bytes, or `Some(None)` if the elements lie in one piece; `None` where that
+/// overflows.
+#[expect(clippy::option_option, reason = "it may make no sense, and it may be simple")]
+fn scattered(shape: &[usize], strides: &[i64], element_bytes: usize) -> Option<Option<Vec<(usize, isize)>>> {
+    let mut is_in_order = true;
+    let mut expected = 1_usize;
+    for (count, stride) in shape.iter().zip(strides).rev() {
+        is_in_order &= *count == 1 || usize::try_from(*stride) == Ok(expected);
+        expected = expected.checked_mul(*count)?;
+    }
+    if is_in_order {
+        return Some(None);
+    }
+    let element_bytes = isize::try_from(element_bytes).ok()?;
+    let axes = shape
+        .iter()
+        .zip(strides)
+        .map(|(count, stride)| Some((*count, isize::try_from(*stride).ok()?.checked_mul(element_bytes)?)));
+    Some(Some(axes.collect::<Option<_>>()?))
+}
+
+/// Appends the elements of all axes, in order. Each read is of the producer's memory, as its shape promises.
+fn gather(start: *const u8, axes: &[(usize, isize)], element_bytes: usize, bytes: &mut Vec<u8>) {
+    match axes {
+        [] => {
+            let at = bytes.len();
+            bytes.resize(at + element_bytes, 0);
+            // SAFETY: the element is inside the tensor, and there is room for it behind the others.
+            unsafe { ptr::copy_nonoverlapping(start, bytes.as_mut_ptr().add(at), element_bytes) };
+        }
+        [(count, distance), inner @ ..] => {
+            for index in 0..*count {
+                // Never leaves the tensor, as its shape promises.
+                let next = start.wrapping_offset((index as isize).wrapping_mul(*distance));
+                gather(next, inner, element_bytes, bytes);
+            }
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! Turns errors of the client into the exceptions of `tiffin.errors`.
+
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyList, PyType};
+use tiffin_client::{EmbeddedError, Error, Key};
+use tiffin_server::StartError;
+
+use crate::{keys, types};
+
+/// The exception for an error.
+pub(crate) fn raise(py: Python<'_>, error: &Error) -> PyErr {
+    exception(py, error).map_or_else(|failure| failure, |exception| PyErr::from_value(exception))
+}
+
+/// The exception for a store that did not start.
+pub(crate) fn raise_start(py: Python<'_>, error: &EmbeddedError) -> PyErr {
+    match error {
+        EmbeddedError::Connect(error) => raise(py, error),
+        EmbeddedError::Start(error) => {
+            let class = match error {
+                StartError::Config(_) | StartError::Memory(_) => "InvalidArgument",
+                StartError::Listen(_) | StartError::State { .. } | StartError::System { .. } => "Error",
+            };
+            new(py, class, &error.to_string()).map_or_else(|failure| failure, PyErr::from_value)
+        }
+    }
+}
+
+/// An argument that makes no sense.
+pub(crate) fn invalid(py: Python<'_>, what: impl Into<String>) -> PyErr {
+    raise(py, &Error::Invalid { what: what.into() })
+}
+
+/// An object exists that was not to be replaced.
+pub(crate) fn exists(py: Python<'_>, key: &Key) -> PyErr {
+    let made = || {
+        let exception = new(py, "Exists", &format!("`{key}` exists and was not replaced"))?;
+        exception.setattr("key", keys::show(py, key)?)?;
+        PyResult::Ok(exception)
+    };
+    made().map_or_else(|failure| failure, PyErr::from_value)
+}
+
+/// Something that was closed, and what it was.
+pub(crate) fn closed(py: Python<'_>, what: &str) -> PyErr {
+    new(py, "Closed", what).map_or_else(|failure| failure, PyErr::from_value)
+}
+
+/// An argument of a type that cannot be used.
+pub(crate) fn wrong_type(wanted: &str, given: &Bound<'_, PyAny>, hint: &str) -> PyErr {
+    let name = given.get_type().name().map_or_else(|_| "an object".to_owned(), |name| name.to_string());
+    PyTypeError::new_err(format!("{wanted}, not {name}\n\nhint: {hint}"))
+}
+
+/// What a call with many keys gives: all results, or the first error, which carries all results.
+pub(crate) fn all_or_first_error(py: Python<'_>, results: Vec<PyResult<Py<PyAny>>>) -> PyResult<Py<PyAny>> {
+    let first = results.iter().find_map(|result| result.as_ref().err()).map(|error| error.clone_ref(py));
+    let entries = results.into_iter().map(|result| match result {
+        Ok(value) => value,
+        Err(error) => error.into_value(py).into_any(),
+    });
+    let entries = PyList::new(py, entries.collect::<Vec<_>>())?;
+    match first {
+        None => Ok(entries.into_any().unbind()),
+        Some(error) => {
+            error.value(py).setattr("results", entries)?;
+            Err(error)
+        }
+    }
+}
+
+fn exception<'py>(py: Python<'py>, error: &Error) -> PyResult<Bound<'py, PyAny>> {
+    let class = match error {
+        Error::NotFound { .. } => "NotFound",
+        Error::Full { .. } => "Full",
+        Error::TooSmall { .. } => "TooSmall",
+        Error::Timeout { .. } => "Timeout",
+        Error::Unreachable { .. } => "Unreachable",
+        Error::NodeDown { .. } => "NodeDown",
+        Error::Leased { .. } => "Leased",
+        Error::Unconfirmed { .. } => "Unconfirmed",
+        Error::Contended { .. } => "Contended",
+        Error::Invalid { .. } => "InvalidArgument",
+        Error::Unauthenticated { .. } => "Unauthenticated",
+        Error::Refused { .. } => "Refused",
+        Error::Closed | Error::Forked => "Closed",
+    };
+    let message = match error.hint() {
+        Some(hint) => format!("{error}\n\nhint: {hint}"),
+        None => error.to_string(),
+    };
+    let exception = new(py, class, &message)?;
+    if error.is_retryable() {
+        exception.setattr("is_retryable", true)?;
+    }
+    match error {
+        Error::NotFound { key } | Error::Leased { key } | Error::Contended { key } => {
+            exception.setattr("key", keys::show(py, key)?)?;
+        }
+        Error::Full { key, len, usage } => {
+            exception.setattr("key", keys::show(py, key)?)?;
+            exception.setattr("size", len)?;
+            exception.setattr("usage", types::usage(py, usage)?)?;
+        }
+        Error::TooSmall { key, len } => {
+            exception.setattr("key", keys::show(py, key)?)?;
+            exception.setattr("size", len)?;
+        }
+        Error::NodeDown { key, nodes } => {
+            exception.setattr("key", keys::show(py, key)?)?;
+            exception.setattr("nodes", nodes)?;
+        }
+        Error::Unconfirmed { nodes } => exception.setattr("nodes", nodes)?,
+        _ => {}
+    }
+    Ok(exception)
+}
+
+fn new<'py>(py: Python<'py>, class: &str, message: &str) -> PyResult<Bound<'py, PyAny>> {
+    static MODULE: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
+    let module = MODULE.get_or_try_init(py, || py.import("tiffin.errors").map(Bound::unbind))?;
+    module.bind(py).getattr(class)?.cast_into::<PyType>()?.call1((message,))
+}

@@ -1,0 +1,226 @@
+//! Memory of Python objects, lent to Rust for the time of a call.
+//!
+//! Anything with the buffer protocol will do, and anything with `__dlpack__` whose memory the processor can
+//! reach. Bytes that do not lie in one piece are copied first.
+//!
+//! **Invariant:** the memory stays where it is and mapped for as long as its [`Memory`] lives, on any thread and
+//! without the interpreter. It is touched only through [`SourceBuf`] and [`TargetBuf`], which allow for
+//! other threads of Python that use it meanwhile.
+
+use std::ffi::{CStr, c_char};
+use std::ptr::NonNull;
+
+use pyo3::exceptions::PyTypeError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+use tiffin_client::{SourceBuf, TargetBuf};
+
+use crate::dlpack::Tensor;
+use crate::errors::{invalid, wrong_type};
+
+/// Bytes of a Python object, in one piece.
+pub(crate) struct Memory {
+    start: NonNull<u8>,
+    len: usize,
+    is_writable: bool,
+    /// Keeps the bytes where they are.
+    _owner: Owner,
+}
+
+enum Owner {
+    Buffer(#[expect(dead_code, reason = "it is kept for its drop")] Buffer),
+    Tensor(#[expect(dead_code, reason = "it is kept for its drop")] Tensor),
+    Copy(#[expect(dead_code, reason = "it is kept for its drop")] Vec<u8>),
+}
+
+// SAFETY: the bytes may be read and written on any thread (see above), and the owners are released with the
+// interpreter attached, wherever that happens.
+unsafe impl Send for Memory {}
+// SAFETY: as above; a shared `Memory` gives away addresses and nothing else.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    /// The bytes of a value that is to be stored.
+    pub(crate) fn to_read(value: &Bound<'_, PyAny>) -> PyResult<Self> {
+        match Lender::of(value)? {
+            Lender::Buffer => Self::of_buffer(Buffer::get(value, ffi::PyBUF_FULL_RO)?, value),
+            Lender::Tensor => Self::of_tensor(Tensor::take(value)?),
+            Lender::None => Err(no_value(value)),
+        }
+    }
+
+    /// The bytes of a buffer that is to be filled.
+    pub(crate) fn to_write(buffer: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let py = buffer.py();
+        let memory = match Lender::of(buffer)? {
+            Lender::Buffer => Self::of_writable_buffer(buffer)?,
+            Lender::Tensor => Self::of_tensor(Tensor::take(buffer)?)?,
+            Lender::None => {
+                let hint = "give a bytearray, a writable memoryview or array, or a tensor";
+                return Err(wrong_type("a buffer is a writable bytes-like object", buffer, hint));
+            }
+        };
+        match memory._owner {
+            Owner::Copy(_) => {
+                Err(invalid(py, "the buffer does not lie in one piece\n\nhint: give a contiguous one"))
+            }
+            _ if !memory.is_writable => Err(read_only(buffer)),
+            _ => Ok(memory),
+        }
+    }
+
+    /// The bytes, to be read.
+    pub(crate) fn as_source(&self) -> SourceBuf<'_> {
+        // SAFETY: they are mapped and readable for as long as `self` lives, and only Python and C touch them.
+        unsafe { SourceBuf::new(self.start, self.len) }
+    }
+
+    /// The bytes, to be written.
+    pub(crate) fn as_target(&self) -> TargetBuf<'_> {
+        assert!(self.is_writable, "a target in memory that is read-only");
+        // SAFETY: as above, and they are writable.
+        unsafe { TargetBuf::new(self.start, self.len) }
+    }
+
+    fn of_buffer(buffer: Buffer, object: &Bound<'_, PyAny>) -> PyResult<Self> {
+        if buffer.holds_objects() {
+            let hint = "give numbers or bytes, such as `array.astype(float)`";
+            return Err(wrong_type("bytes are wanted, and this holds Python objects", object, hint));
+        }
+        if !buffer.is_in_one_piece() {
+            return Ok(Self::of_copy(buffer.copied(object.py())?));
+        }
+        let (start, len) = (buffer.start(), buffer.len());
+        Ok(Self { start, len, is_writable: buffer.is_writable(), _owner: Owner::Buffer(buffer) })
+    }
+
+    fn of_writable_buffer(object: &Bound<'_, PyAny>) -> PyResult<Self> {
+        match Buffer::get(object, ffi::PyBUF_FULL) {
+            Ok(buffer) => Self::of_buffer(buffer, object),
+            Err(error) => {
+                let readable = Buffer::get(object, ffi::PyBUF_FULL_RO);
+                let is_read_only = readable.is_ok_and(|buffer| !buffer.is_writable());
+                Err(if is_read_only { read_only(object) } else { error })
+            }
+        }
+    }
+
+    fn of_tensor(tensor: Tensor) -> PyResult<Self> {
+        if !tensor.is_in_one_piece() {
+            return Ok(Self::of_copy(tensor.copied()));
+        }
+        let (start, len) = (tensor.start(), tensor.len());
+        Ok(Self { start, len, is_writable: tensor.is_writable(), _owner: Owner::Tensor(tensor) })
+    }
+
+    fn of_copy(mut bytes: Vec<u8>) -> Self {
+        let start = NonNull::new(bytes.as_mut_ptr()).unwrap_or(NonNull::dangling());
+        Self { start, len: bytes.len(), is_writable: true, _owner: Owner::Copy(bytes) }
+    }
+}
+
+/// How an object lends its memory.
+enum Lender {
+    Buffer,
+    Tensor,
+    None,
+}
+
+impl Lender {
+    fn of(object: &Bound<'_, PyAny>) -> PyResult<Self> {
+        // SAFETY: the object is alive and the interpreter attached.
+        if unsafe { ffi::PyObject_CheckBuffer(object.as_ptr()) } != 0 {
+            // An array may have the protocol and yet not be able to say what its elements are, such as bfloat16.
+            let answers = Buffer::get(object, ffi::PyBUF_FULL_RO);
+            return match answers {
+                Err(_) if object.hasattr("__dlpack__")? => Ok(Self::Tensor),
+                Err(error) => Err(error),
+                Ok(_) => Ok(Self::Buffer),
+            };
+        }
+        Ok(if object.hasattr("__dlpack__")? { Self::Tensor } else { Self::None })
+    }
+}
+
+/// A buffer of the buffer protocol.
+struct Buffer(Box<ffi::Py_buffer>);
+
+impl Buffer {
+    fn get(object: &Bound<'_, PyAny>, flags: i32) -> PyResult<Self> {
+        let mut view = Box::new(ffi::Py_buffer::new());
+        // SAFETY: the object is alive, and `view` is a place for one buffer that does not move until it is released.
+        if unsafe { ffi::PyObject_GetBuffer(object.as_ptr(), &raw mut *view, flags) } == -1 {
+            return Err(PyErr::fetch(object.py()));
+        }
+        Ok(Self(view))
+    }
+
+    fn start(&self) -> NonNull<u8> {
+        NonNull::new(self.0.buf.cast()).unwrap_or(NonNull::dangling())
+    }
+
+    fn len(&self) -> usize {
+        usize::try_from(self.0.len).unwrap_or(0)
+    }
+
+    fn is_writable(&self) -> bool {
+        self.0.readonly == 0
+    }
+
+    /// Whether the bytes lie in one piece, in the order of the elements.
+    fn is_in_one_piece(&self) -> bool {
+        const ROWS_FIRST: c_char = b'C' as c_char;
+        // SAFETY: the buffer was filled by its exporter.
+        unsafe { ffi::PyBuffer_IsContiguous(&raw const *self.0, ROWS_FIRST) != 0 }
+    }
+
+    /// Whether there are pointers to Python objects among the elements: to store them makes no sense, and to
+    /// overwrite them would take the interpreter down.
+    fn holds_objects(&self) -> bool {
+        if self.0.format.is_null() {
+            return false;
+        }
+        // SAFETY: the format is a string of C that lives as long as the buffer.
+        let format = unsafe { CStr::from_ptr(self.0.format) }.to_bytes();
+        // Names of fields stand between colons.
+        format.split(|byte| *byte == b':').step_by(2).any(|codes| codes.contains(&b'O'))
+    }
+
+    /// The bytes in one piece, in the order of the elements.
+    fn copied(&self, py: Python<'_>) -> PyResult<Vec<u8>> {
+        const ROWS_FIRST: c_char = b'C' as c_char;
+        let mut bytes = vec![0_u8; self.len()];
+        // SAFETY: the buffer was filled by its exporter, and there is room for exactly `len` bytes.
+        let status = unsafe {
+            ffi::PyBuffer_ToContiguous(bytes.as_mut_ptr().cast(), &raw const *self.0, self.0.len, ROWS_FIRST)
+        };
+        if status == -1 { Err(PyErr::fetch(py)) } else { Ok(bytes) }
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        // Without an interpreter there is nobody to give it back to.
+        Python::try_attach(|_| {
+            // SAFETY: the buffer was filled by its exporter and is released once, with the interpreter attached.
+            unsafe { ffi::PyBuffer_Release(&raw mut *self.0) };
+        });
+    }
+}
+
+fn no_value(value: &Bound<'_, PyAny>) -> PyErr {
+    let hint = if value.is_instance_of::<pyo3::types::PyString>() {
+        "encode it first, as in `value.encode()`"
+    } else if value.is_none() {
+        "to remove an object, use `delete`"
+    } else {
+        "give bytes, a bytearray, a memoryview, an array or a tensor"
+    };
+    wrong_type("a value is a bytes-like object or has `__dlpack__`", value, hint)
+}
+
+fn read_only(buffer: &Bound<'_, PyAny>) -> PyErr {
+    let name = buffer.get_type().name().map_or_else(|_| "object".to_owned(), |name| name.to_string());
+    let hint = "give a bytearray, or an array that owns its memory";
+    PyTypeError::new_err(format!("the {name} is read-only, so nothing can be read into it\n\nhint: {hint}"))
+}

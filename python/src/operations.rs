@@ -1,0 +1,262 @@
+//! The calls of a store: what each asks of the client, and what Python gets for it.
+//!
+//! One key gives one result; many give a list in the same order. A call with many keys does all it can, and if
+//! some of them failed it raises the first error, which carries the results of all.
+
+use pyo3::IntoPyObjectExt;
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+use tiffin_client::{
+    Client, Deadline, DeleteOptions, DeletedMatching, Effect, Error, Fetched, GetInto, GetOptions, Info,
+    ListItem, Object, Pattern, Put, PutOptions, ResolveOptions, Route, Stat, Stored, View,
+};
+
+use crate::handle::Operation;
+use crate::keys::{Keys, Missing};
+use crate::memory::Memory;
+use crate::{errors, types, view};
+
+type Each<T> = Vec<Result<T, Error>>;
+
+/// Stores values.
+pub(crate) struct PutAll {
+    pub(crate) keys: Keys,
+    pub(crate) values: Vec<Memory>,
+    pub(crate) options: PutOptions,
+    /// An object that exists is an error, not an answer.
+    pub(crate) refuses_existing: bool,
+}
+
+impl Operation for PutAll {
+    type Outcome = Each<Stored>;
+
+    async fn run(&self, client: &Client, deadline: Deadline) -> Result<Each<Stored>, Error> {
+        let items = self.keys.list.iter().zip(&self.values);
+        let puts: Vec<_> = items
+            .map(|(key, value)| Put {
+                key: key.clone(),
+                parts: vec![value.as_source()],
+                options: self.options.clone(),
+            })
+            .collect();
+        Ok(client.put(&puts, deadline).await)
+    }
+
+    fn answer(self, py: Python<'_>, outcome: Each<Stored>) -> PyResult<Py<PyAny>> {
+        // The values may be used again before the answer is looked at.
+        drop(self.values);
+        let results = self.keys.list.iter().zip(outcome).map(|(key, stored)| match stored {
+            Ok(Stored { effect: Effect::Kept, .. }) if self.refuses_existing => Err(errors::exists(py, key)),
+            Ok(stored) => (stored.effect != Effect::Kept).into_py_any(py),
+            Err(error) => Err(errors::raise(py, &error)),
+        });
+        Keys::gather(py, self.keys.is_one, results.collect())
+    }
+}
+
+/// Reads objects into `bytes`.
+pub(crate) struct GetAll {
+    pub(crate) keys: Keys,
+    pub(crate) missing: Missing,
+}
+
+impl Operation for GetAll {
+    type Outcome = Each<Object>;
+
+    async fn run(&self, client: &Client, deadline: Deadline) -> Result<Each<Object>, Error> {
+        Ok(client.get(&self.keys.list, GetOptions::default(), deadline).await)
+    }
+
+    fn answer(self, py: Python<'_>, outcome: Each<Object>) -> PyResult<Py<PyAny>> {
+        gather(py, self.keys.is_one, &self.missing, outcome, |object| {
+            Ok(PyBytes::new(py, &object.bytes).into_any().unbind())
+        })
+    }
+}
+
+/// Reads objects into buffers.
+pub(crate) struct GetIntoAll {
+    pub(crate) keys: Keys,
+    pub(crate) buffers: Vec<Memory>,
+}
+
+impl Operation for GetIntoAll {
+    type Outcome = Each<Fetched>;
+
+    async fn run(&self, client: &Client, deadline: Deadline) -> Result<Each<Fetched>, Error> {
+        let items = self.keys.list.iter().zip(&self.buffers);
+        let gets: Vec<_> = items
+            .map(|(key, buffer)| GetInto { key: key.clone(), targets: vec![buffer.as_target()] })
+            .collect();
+        Ok(client.get_into(&gets, GetOptions::default(), deadline).await)
+    }
+
+    fn answer(self, py: Python<'_>, outcome: Each<Fetched>) -> PyResult<Py<PyAny>> {
+        drop(self.buffers);
+        gather(py, self.keys.is_one, &Missing(None), outcome, |fetched| fetched.len.into_py_any(py))
+    }
+}
+
+/// Looks at objects where they lie.
+pub(crate) struct ViewAll {
+    pub(crate) keys: Keys,
+    pub(crate) missing: Missing,
+}
+
+impl Operation for ViewAll {
+    type Outcome = Each<View>;
+
+    async fn run(&self, client: &Client, deadline: Deadline) -> Result<Each<View>, Error> {
+        Ok(client.view(&self.keys.list, deadline).await)
+    }
+
+    fn answer(self, py: Python<'_>, outcome: Each<View>) -> PyResult<Py<PyAny>> {
+        gather(py, self.keys.is_one, &self.missing, outcome, |it| view::View::new(it).into_py_any(py))
+    }
+}
+
+/// Whether objects exist.
+pub(crate) struct ExistAll {
+    pub(crate) keys: Keys,
+}
+
+impl Operation for ExistAll {
+    type Outcome = Each<Option<Info>>;
+
+    async fn run(&self, client: &Client, deadline: Deadline) -> Result<Each<Option<Info>>, Error> {
+        Ok(client.resolve(&self.keys.list, ResolveOptions::default(), deadline).await)
+    }
+
+    fn answer(self, py: Python<'_>, outcome: Each<Option<Info>>) -> PyResult<Py<PyAny>> {
+        gather(py, self.keys.is_one, &Missing(None), outcome, |info| info.is_some().into_py_any(py))
+    }
+}
+
+/// What is known of objects.
+pub(crate) struct InfoAll {
+    pub(crate) keys: Keys,
+    pub(crate) missing: Missing,
+}
+
+impl Operation for InfoAll {
+    type Outcome = Each<Option<Info>>;
+
+    async fn run(&self, client: &Client, deadline: Deadline) -> Result<Each<Option<Info>>, Error> {
+        let options = ResolveOptions { locate: true, ..ResolveOptions::default() };
+        Ok(client.resolve(&self.keys.list, options, deadline).await)
+    }
+
+    fn answer(self, py: Python<'_>, outcome: Each<Option<Info>>) -> PyResult<Py<PyAny>> {
+        let found = self.keys.list.iter().zip(outcome).map(|(key, outcome)| match outcome? {
+            Some(info) => Ok((key, info)),
+            None => Err(Error::NotFound { key: key.clone() }),
+        });
+        gather(py, self.keys.is_one, &self.missing, found.collect(), |(key, info)| {
+            types::object_info(py, key, info.len, info.replicas.len(), info.generation).map(Bound::unbind)
+        })
+    }
+}
+
+/// Deletes objects.
+pub(crate) struct DeleteAll {
+    pub(crate) keys: Keys,
+    pub(crate) options: DeleteOptions,
+}
+
+impl Operation for DeleteAll {
+    type Outcome = Each<bool>;
+
+    async fn run(&self, client: &Client, deadline: Deadline) -> Result<Each<bool>, Error> {
+        Ok(client.delete(&self.keys.list, self.options, deadline).await)
+    }
+
+    fn answer(self, py: Python<'_>, outcome: Each<bool>) -> PyResult<Py<PyAny>> {
+        gather(py, self.keys.is_one, &Missing(None), outcome, |existed| existed.into_py_any(py))
+    }
+}
+
+/// Deletes what matches.
+pub(crate) struct DeleteMatching {
+    pub(crate) pattern: Pattern,
+    pub(crate) options: DeleteOptions,
+}
+
+impl Operation for DeleteMatching {
+    type Outcome = DeletedMatching;
+
+    async fn run(&self, client: &Client, deadline: Deadline) -> Result<DeletedMatching, Error> {
+        client.delete_matching(self.pattern.clone(), self.options, deadline).await
+    }
+
+    fn answer(self, py: Python<'_>, outcome: DeletedMatching) -> PyResult<Py<PyAny>> {
+        if outcome.unconfirmed.is_empty() {
+            return outcome.count.into_py_any(py);
+        }
+        Err(errors::raise(py, &Error::Unconfirmed { nodes: outcome.unconfirmed }))
+    }
+}
+
+/// Names objects.
+pub(crate) struct List {
+    pub(crate) pattern: Pattern,
+}
+
+impl Operation for List {
+    type Outcome = Vec<ListItem>;
+
+    async fn run(&self, client: &Client, deadline: Deadline) -> Result<Vec<ListItem>, Error> {
+        client.list(self.pattern.clone(), deadline).await
+    }
+
+    fn answer(self, py: Python<'_>, outcome: Vec<ListItem>) -> PyResult<Py<PyAny>> {
+        let infos: Vec<_> = outcome.iter().map(|item| types::listed(py, item)).collect::<PyResult<_>>()?;
+        infos.into_py_any(py)
+    }
+}
+
+/// Describes the cluster.
+pub(crate) struct Describe;
+
+impl Operation for Describe {
+    type Outcome = (Stat, Client);
+
+    async fn run(&self, client: &Client, deadline: Deadline) -> Result<(Stat, Client), Error> {
+        Ok((client.stat(deadline).await?, client.clone()))
+    }
+
+    fn answer(self, py: Python<'_>, (stat, client): (Stat, Client)) -> PyResult<Py<PyAny>> {
+        types::stats(py, &stat, client.counters()).map(Bound::unbind)
+    }
+}
+
+/// Tells how bytes go.
+pub(crate) struct Routes;
+
+impl Operation for Routes {
+    type Outcome = Vec<Route>;
+
+    async fn run(&self, client: &Client, _: Deadline) -> Result<Vec<Route>, Error> {
+        Ok(client.routes())
+    }
+
+    fn answer(self, py: Python<'_>, outcome: Vec<Route>) -> PyResult<Py<PyAny>> {
+        let routes: Vec<_> = outcome.iter().map(|route| types::route(py, route)).collect::<PyResult<_>>()?;
+        routes.into_py_any(py)
+    }
+}
+
+/// Gives each success as `give` makes it, and what stands for a missing object where one is missing.
+fn gather<T>(
+    py: Python<'_>,
+    is_one: bool,
+    missing: &Missing,
+    outcome: Each<T>,
+    give: impl Fn(T) -> PyResult<Py<PyAny>>,
+) -> PyResult<Py<PyAny>> {
+    let results = outcome.into_iter().map(|result| match (result, &missing.0) {
+        (Ok(value), _) => give(value),
+        (Err(Error::NotFound { .. }), Some(instead)) => Ok(instead.clone_ref(py)),
+        (Err(error), _) => Err(errors::raise(py, &error)),
+    });
+    Keys::gather(py, is_one, results.collect())
+}

@@ -1,0 +1,128 @@
+//! Values that belong to one process, in a program that may fork.
+//!
+//! A forked child has a copy of its parent's memory, but of all its threads only the one that forked. So nothing
+//! that the parent's other threads were using can be relied on: a lock may be held for ever, sockets are shared,
+//! tasks do not run. A child therefore neither uses nor drops what it inherited. It *forgets* it, and makes its
+//! own.
+//!
+//! **Invariant:** the path of a child takes no lock that a thread of its parent may have held: it compares process
+//! ids, allocates, and swaps a pointer. (The C library makes allocation safe after a fork.)
+//!
+//! **Invariant:** what is here is never freed while somebody may use it: a value is dropped only together with
+//! its [`PerProcess`], by the process that made it.
+
+use std::mem::ManuallyDrop;
+use std::ops::Deref;
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+/// The process that this code runs in. Asked anew each time, since a fork changes it.
+pub(crate) fn current() -> u32 {
+    std::process::id()
+}
+
+/// One value for each process that uses it.
+pub(crate) struct PerProcess<T> {
+    newest: AtomicPtr<Entry<T>>,
+}
+
+struct Entry<T> {
+    process: u32,
+    value: T,
+}
+
+impl<T: Send + Sync> PerProcess<T> {
+    /// No process has a value yet.
+    pub(crate) const fn new() -> Self {
+        Self { newest: AtomicPtr::new(ptr::null_mut()) }
+    }
+
+    /// The value of this process, if it has one.
+    pub(crate) fn here(&self) -> Option<&T> {
+        // SAFETY: an entry that was published is not freed before `self` is dropped.
+        let entry = unsafe { self.newest.load(Ordering::Acquire).as_ref() }?;
+        (entry.process == current()).then_some(&entry.value)
+    }
+
+    /// The value of this process, made now if it has none. Several threads may make one at the same time; one of
+    /// theirs is taken, and the others are dropped.
+    pub(crate) fn get_or_try<E>(&self, make: impl FnOnce() -> Result<T, E>) -> Result<&T, E> {
+        if let Some(value) = self.here() {
+            return Ok(value);
+        }
+        let seen = self.newest.load(Ordering::Acquire);
+        let entry = Box::into_raw(Box::new(Entry { process: current(), value: make()? }));
+        match self.newest.compare_exchange(seen, entry, Ordering::AcqRel, Ordering::Acquire) {
+            // What was there before, if anything, is the parent's: it is forgotten.
+            // SAFETY: the entry was published just now, and is not freed before `self` is dropped.
+            Ok(_) => Ok(unsafe { &(*entry).value }),
+            Err(other) => {
+                // SAFETY: this entry was not published, so nobody else knows it.
+                drop(unsafe { Box::from_raw(entry) });
+                // SAFETY: only a thread of this process can have published something meanwhile, and that is not
+                // freed before `self` is dropped.
+                Ok(unsafe { &(*other).value })
+            }
+        }
+    }
+}
+
+impl<T> PerProcess<T> {
+    /// A value that this process has made already.
+    pub(crate) fn with(value: T) -> Self {
+        Self { newest: AtomicPtr::new(Box::into_raw(Box::new(Entry { process: current(), value }))) }
+    }
+
+    /// Takes the value out, if this process made it.
+    pub(crate) fn take(&mut self) -> Option<T> {
+        let entry = *self.newest.get_mut();
+        // SAFETY: a published entry is valid, and `&mut self` says that nobody else uses it.
+        let is_ours = unsafe { entry.as_ref() }.is_some_and(|entry| entry.process == current());
+        is_ours.then(|| {
+            *self.newest.get_mut() = ptr::null_mut();
+            // SAFETY: as above, and nobody finds the entry any more.
+            unsafe { Box::from_raw(entry) }.value
+        })
+    }
+}
+
+impl<T> Drop for PerProcess<T> {
+    fn drop(&mut self) {
+        drop(self.take());
+    }
+}
+
+/// A value that is dropped only in the process that made it, and forgotten in its children.
+pub(crate) struct Ours<T> {
+    process: u32,
+    value: ManuallyDrop<T>,
+}
+
+impl<T> Ours<T> {
+    /// This process makes it.
+    pub(crate) fn new(value: T) -> Self {
+        Self { process: current(), value: ManuallyDrop::new(value) }
+    }
+
+    /// Whether this is the process that made it.
+    pub(crate) fn is_here(&self) -> bool {
+        self.process == current()
+    }
+}
+
+impl<T> Deref for Ours<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.value
+    }
+}
+
+impl<T> Drop for Ours<T> {
+    fn drop(&mut self) {
+        if self.is_here() {
+            // SAFETY: it is dropped here and nowhere else, once.
+            unsafe { ManuallyDrop::drop(&mut self.value) };
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! Makes the tuples of `tiffin.types`.
+
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use tiffin_client::{Counters, Generation, Key, Route};
+use tiffin_core::message::{ListItem, NamespaceStat, NodeStat, Stat, Usage};
+
+use crate::keys;
+
+pub(crate) fn object_info<'py>(
+    py: Python<'py>,
+    key: &Key,
+    len: u64,
+    replicas: usize,
+    generation: Generation,
+) -> PyResult<Bound<'py, PyAny>> {
+    static CLASS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    let generation = (generation.epoch, generation.counter);
+    class(py, &CLASS, "ObjectInfo")?.call1((keys::show(py, key)?, len, replicas, generation))
+}
+
+pub(crate) fn listed<'py>(py: Python<'py>, item: &ListItem) -> PyResult<Bound<'py, PyAny>> {
+    object_info(py, &item.key, item.len, item.replicas as usize, item.generation)
+}
+
+pub(crate) fn usage<'py>(py: Python<'py>, usage: &Usage) -> PyResult<Bound<'py, PyAny>> {
+    static CLASS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    let Usage { capacity, free, granted, committed, held, objects } = *usage;
+    class(py, &CLASS, "Usage")?.call1((capacity, free, granted, committed, held, objects))
+}
+
+pub(crate) fn stats<'py>(py: Python<'py>, stat: &Stat, counters: &Counters) -> PyResult<Bound<'py, PyAny>> {
+    static CLASS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    let living = stat.nodes.iter().filter(|node| node.alive).map(|node| &node.usage);
+    let nodes: Vec<_> = stat.nodes.iter().map(|stat| node(py, stat)).collect::<PyResult<_>>()?;
+    let namespaces: Vec<_> =
+        stat.namespaces.iter().map(|stat| namespace(py, stat)).collect::<PyResult<_>>()?;
+    class(py, &CLASS, "Stats")?.call1((
+        usage(py, &sum(living))?,
+        nodes,
+        namespaces,
+        stat.clients,
+        stat.evicted_objects,
+        stat.evicted_bytes,
+        traffic(py, counters)?,
+    ))
+}
+
+pub(crate) fn route<'py>(py: Python<'py>, route: &Route) -> PyResult<Bound<'py, PyAny>> {
+    static CLASS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    let way = route.way.map(|way| way.to_string());
+    class(py, &CLASS, "Route")?.call1((&route.node, way, &route.why))
+}
+
+fn node<'py>(py: Python<'py>, stat: &NodeStat) -> PyResult<Bound<'py, PyAny>> {
+    static CLASS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    class(py, &CLASS, "Node")?.call1((&stat.info.name, stat.alive, usage(py, &stat.usage)?, &stat.info.tcp))
+}
+
+fn namespace<'py>(py: Python<'py>, stat: &NamespaceStat) -> PyResult<Bound<'py, PyAny>> {
+    static CLASS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    class(py, &CLASS, "Namespace")?.call1((&stat.name, stat.objects, stat.bytes))
+}
+
+fn traffic<'py>(py: Python<'py>, counters: &Counters) -> PyResult<Bound<'py, PyAny>> {
+    static CLASS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    let Counters { local, shm, tcp, .. } = counters;
+    class(py, &CLASS, "Traffic")?.call1((
+        local.read(),
+        local.written(),
+        shm.read(),
+        shm.written(),
+        tcp.read(),
+        tcp.written(),
+    ))
+}
+
+fn sum<'a>(usages: impl Iterator<Item = &'a Usage>) -> Usage {
+    usages.fold(Usage::default(), |sum, usage| Usage {
+        capacity: sum.capacity.saturating_add(usage.capacity),
+        free: sum.free.saturating_add(usage.free),
+        granted: sum.granted.saturating_add(usage.granted),
+        committed: sum.committed.saturating_add(usage.committed),
+        held: sum.held.saturating_add(usage.held),
+        objects: sum.objects.saturating_add(usage.objects),
+    })
+}
+
+fn class<'py>(py: Python<'py>, cell: &PyOnceLock<Py<PyAny>>, name: &str) -> PyResult<Bound<'py, PyAny>> {
+    cell.import(py, "tiffin.types", name).cloned()
+}

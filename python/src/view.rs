@@ -1,0 +1,207 @@
+//! An object looked at where it lies, as a Python buffer.
+//!
+//! Whoever was lent the bytes, by the buffer protocol or by DLPack, owns a part of the [`Sight`]: it ends when
+//! the view was released and the last of them has let go, and only then may the node use the memory again.
+//!
+//! **Invariant:** bytes are lent only in the process that began the view. A forked child has no mapping of them, and
+//! neither ends the view nor frees anything of it.
+
+use std::ffi::c_int;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use pyo3::exceptions::PyBufferError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+use tiffin_client::Error;
+
+use crate::dlpack::{self, DEVICE_CPU};
+use crate::errors;
+use crate::process::Ours;
+
+/// What a view and all that it lent share.
+type Sight = Arc<Ours<tiffin_client::View>>;
+
+/// An object's bytes, looked at where they lie: no copy is made where the store's memory can be mapped.
+///
+/// A view is a read-only buffer. Anything that takes one will do: `memoryview(view)`, `bytes(view)`,
+/// `numpy.frombuffer(view, dtype)`, `numpy.from_dlpack(view)`, or a file's `write(view)`.
+///
+/// The bytes stay as they are for as long as anybody looks, even if the object is deleted or replaced meanwhile.
+/// They take up room in the store until the view is released *and* every buffer made from it is gone.
+///
+/// >>> import tiffin
+/// >>> store = tiffin.connect()
+/// >>> store.put("k", b"hello")
+/// True
+/// >>> with store.view("k") as view:
+/// ...     print(len(view), view.is_borrowed, bytes(memoryview(view)[1:3]))
+/// 5 True b'el'
+///
+/// A view belongs to the process that asked for it. In a forked child it raises `tiffin.Closed`; arrays that were
+/// made from it before the fork must not be touched there, because their memory is not mapped.
+#[pyclass(frozen, module = "tiffin")]
+pub(crate) struct View {
+    sight: Ours<Mutex<Option<Sight>>>,
+    len: usize,
+    is_borrowed: bool,
+    generation: (u64, u64),
+}
+
+impl View {
+    pub(crate) fn new(view: tiffin_client::View) -> Self {
+        let generation = view.generation();
+        Self {
+            len: view.len(),
+            is_borrowed: view.is_borrowed(),
+            generation: (generation.epoch, generation.counter),
+            sight: Ours::new(Mutex::new(Some(Arc::new(Ours::new(view))))),
+        }
+    }
+
+    fn sight(&self, py: Python<'_>) -> PyResult<Sight> {
+        if !self.sight.is_here() {
+            return Err(errors::raise(py, &Error::Forked));
+        }
+        self.lock().clone().ok_or_else(|| errors::closed(py, "the view was released"))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Sight>> {
+        self.sight.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[pymethods]
+impl View {
+    /// Whether the bytes are looked at where they lie. If not, they are a copy: the store is on another host, or
+    /// the object lies in several pieces.
+    #[getter]
+    fn is_borrowed(&self) -> bool {
+        self.is_borrowed
+    }
+
+    /// How many bytes there are.
+    #[getter]
+    fn nbytes(&self) -> usize {
+        self.len
+    }
+
+    /// Which put of the key this is.
+    #[getter]
+    fn generation(&self) -> (u64, u64) {
+        self.generation
+    }
+
+    /// Lets go. Buffers that were made from the view stay valid, and hold the room for as long as they live.
+    /// Releasing twice is harmless.
+    fn release(&self) {
+        if self.sight.is_here() {
+            drop(self.lock().take());
+        }
+    }
+
+    fn __enter__(slf: Bound<'_, Self>) -> PyResult<Bound<'_, Self>> {
+        slf.get().sight(slf.py())?;
+        Ok(slf)
+    }
+
+    fn __exit__(&self, _kind: &Bound<'_, PyAny>, _error: &Bound<'_, PyAny>, _traceback: &Bound<'_, PyAny>) {
+        self.release();
+    }
+
+    fn __len__(&self) -> usize {
+        self.len
+    }
+
+    /// A copy of the bytes.
+    fn __bytes__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        let sight = self.sight(py)?;
+        let bytes = sight.bytes().map_err(|error| errors::raise(py, &error))?;
+        Ok(PyBytes::new(py, bytes))
+    }
+
+    fn __repr__(&self) -> String {
+        let how = match () {
+            () if !self.sight.is_here() => "of the parent process",
+            () if self.lock().is_none() => "released",
+            () if self.is_borrowed => "borrowed",
+            () => "copied",
+        };
+        format!("<tiffin.View of {} bytes, {how}>", self.len)
+    }
+
+    /// The bytes for a library that speaks DLPack 1.0 or later, which can say that they are read-only.
+    #[pyo3(signature = (*, stream = None, max_version = None, dl_device = None, copy = None))]
+    fn __dlpack__<'py>(
+        &self,
+        py: Python<'py>,
+        stream: Option<&Bound<'py, PyAny>>,
+        max_version: Option<(u32, u32)>,
+        dl_device: Option<(i32, i32)>,
+        copy: Option<bool>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let hint = "`memoryview(view)` and `numpy.frombuffer(view)` work everywhere";
+        if max_version.is_none_or(|(major, _)| major < 1) {
+            let what = "the bytes are read-only, which DLPack can say only from version 1.0 on";
+            return Err(PyBufferError::new_err(format!("{what}\n\nhint: {hint}")));
+        }
+        if stream.is_some() || dl_device.is_some_and(|device| device != DEVICE_CPU) {
+            let what = "the bytes are in the memory of the host";
+            return Err(PyBufferError::new_err(format!(
+                "{what}\n\nhint: copy them to the device from there"
+            )));
+        }
+        let sight = self.sight(py)?;
+        let bytes = sight.bytes().map_err(|error| errors::raise(py, &error))?;
+        if copy == Some(true) {
+            let copied = bytes.to_vec();
+            let (start, len) = (copied.as_ptr(), copied.len());
+            // SAFETY: a vector's bytes stay where they are while it lives, and this one is the capsule's alone.
+            return unsafe { dlpack::lend(py, start, len, true, Box::new(copied)) };
+        }
+        let (start, len) = (bytes.as_ptr(), bytes.len());
+        // SAFETY: the bytes stay what and where they are for as long as a part of the sight lives.
+        unsafe { dlpack::lend(py, start, len, false, Box::new(Arc::clone(&sight))) }
+    }
+
+    /// Where the bytes are: in the memory of the host.
+    fn __dlpack_device__(&self) -> (i32, i32) {
+        DEVICE_CPU
+    }
+
+    /// Lends the bytes to a buffer, which gets a part of the sight.
+    ///
+    /// # Safety
+    /// Python calls it with a place for one buffer.
+    unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
+        let py = slf.py();
+        let sight = match slf.get().sight(py) {
+            Ok(sight) => sight,
+            Err(error) => {
+                // SAFETY: the place is Python's, and this is how it is told that nothing was lent.
+                unsafe { (*view).obj = std::ptr::null_mut() };
+                return Err(error);
+            }
+        };
+        let bytes = sight.bytes().map_err(|error| errors::raise(py, &error))?;
+        let (start, len) = (bytes.as_ptr().cast_mut().cast(), ffi::Py_ssize_t::try_from(bytes.len())?);
+        // SAFETY: the place is Python's. The bytes stay what and where they are for as long as a part of the
+        // sight lives, and they are marked read-only.
+        unsafe {
+            if ffi::PyBuffer_FillInfo(view, slf.as_ptr(), start, len, 1, flags) == -1 {
+                return Err(PyErr::fetch(py));
+            }
+            (*view).internal = Box::into_raw(Box::new(sight)).cast();
+        }
+        Ok(())
+    }
+
+    /// Takes the part of the sight back.
+    ///
+    /// # Safety
+    /// Python calls it with a buffer that [`Self::__getbuffer__`] filled, once.
+    unsafe fn __releasebuffer__(&self, view: *mut ffi::Py_buffer) {
+        // SAFETY: the box was made for this buffer.
+        drop(unsafe { Box::from_raw((*view).internal.cast::<Sight>()) });
+    }
+}

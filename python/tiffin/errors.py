@@ -1,0 +1,136 @@
+"""What can go wrong, one class per thing that a caller would handle differently.
+
+All of them derive from `Error`. An argument of the wrong type is a `TypeError`, as everywhere in Python.
+
+>>> import tiffin
+>>> with tiffin.connect() as store:
+...     try:
+...         store.get("nothing")
+...     except tiffin.NotFound as error:
+...         print(error.key)
+nothing
+
+A call that takes many keys does all it can. If some of them failed, it raises the error of the first that did,
+and `results` tells about each key in order: what the call would have returned for it, or its error.
+
+>>> with tiffin.connect() as store:
+...     _ = store.put("a", b"1")
+...     try:
+...         store.get(["a", "b"])
+...     except tiffin.NotFound as error:
+...         print(error.key, error.results)
+b [b'1', NotFound('`b` does not exist')]
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .types import Usage
+
+__all__ = [
+    "Closed",
+    "Contended",
+    "Error",
+    "Exists",
+    "Full",
+    "InvalidArgument",
+    "Leased",
+    "NodeDown",
+    "NotFound",
+    "Refused",
+    "Timeout",
+    "TooSmall",
+    "Unauthenticated",
+    "Unconfirmed",
+    "Unreachable",
+]
+
+
+class Error(Exception):
+    """Anything that the store could not do. The message says what happened, and what may help."""
+
+    #: The key that it is about, if it is about one.
+    key: str | bytes | None = None
+    #: From a call with many keys: one entry for each, in order, its result or its error.
+    results: list[Any] | None = None
+    #: Whether the same call may succeed later, with nothing changed by the caller.
+    is_retryable: bool = False
+
+
+class NotFound(Error, KeyError):
+    """There is no such object."""
+
+    def __str__(self) -> str:
+        # A KeyError shows its argument as code; this one is a sentence.
+        return Exception.__str__(self)
+
+
+class Exists(Error):
+    """An object of that name exists, and the put was not to replace it (`on_exists="error"`)."""
+
+
+class Full(Error):
+    """No node has room for the object, nor anything to evict."""
+
+    #: How many bytes the object has.
+    size: int
+    #: How full all nodes are together.
+    usage: Usage
+
+
+class TooSmall(Error):
+    """The buffer is smaller than the object. Nothing was written into it."""
+
+    #: How many bytes the object has.
+    size: int
+
+
+class Timeout(Error, TimeoutError):
+    """The deadline came first. What was asked may or may not have been done."""
+
+
+class Unreachable(Error, ConnectionError):
+    """The master, or every node that could have been used, cannot be reached."""
+
+
+class NodeDown(Error):
+    """The object exists, but no node that holds it can be reached now."""
+
+    #: The names of the nodes.
+    nodes: list[str]
+
+
+class Leased(Error):
+    """A lease protects the object from removal."""
+
+
+class Unconfirmed(Error):
+    """The objects cannot be found any more, but some nodes could not confirm that they let go of their copies.
+
+    They must before they are used again; delete once more to learn when it is confirmed.
+    """
+
+    #: The names of the nodes.
+    nodes: list[str]
+
+
+class Contended(Error):
+    """The object was replaced again and again while it was read."""
+
+
+class InvalidArgument(Error, ValueError):
+    """The request makes no sense."""
+
+
+class Unauthenticated(Error):
+    """The token is missing or wrong."""
+
+
+class Refused(Error):
+    """The server said no, for another reason."""
+
+
+class Closed(Error):
+    """The store or the view was closed, or belongs to the process that this one was forked from."""
