@@ -1,0 +1,199 @@
+//! A client's calls: each is answered, or fails with its connection, or is given up.
+
+use tiffin_core::{
+    Hold, RequestId, SegmentId,
+    message::{Reply, Request, ReserveOutcome, Reserved},
+    session::{CallFailure, NeedId},
+};
+
+use super::{ClientEvent, SessionId, Target, ViewKey};
+use crate::{coverage::Point, network::Way, world::World};
+
+/// What a call is for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Purpose {
+    /// A put or get needs it.
+    Session(SessionId, NeedId),
+    /// A session that is one call.
+    Simple(SessionId),
+    Keep(SegmentId),
+    BeginView(ViewKey),
+    EndView(ViewKey),
+    Goodbye(Target),
+    /// Nobody waits for the answer.
+    Nothing,
+}
+
+/// One call.
+#[derive(Debug)]
+pub(crate) struct Call {
+    target: Target,
+    /// Not sent yet.
+    waiting: Option<Request>,
+    purpose: Purpose,
+    reserves: bool,
+}
+
+impl Call {
+    /// Somebody waits for the answer.
+    pub(crate) fn matters(&self) -> bool {
+        !matches!(self.purpose, Purpose::Nothing | Purpose::Keep(_))
+    }
+
+    pub(crate) fn is_goodbye(&self, target: Target) -> bool {
+        matches!(self.purpose, Purpose::Goodbye(to) if to == target)
+    }
+}
+
+impl World {
+    /// Asks, as soon as there is a connection.
+    pub(crate) fn call(&mut self, client: usize, target: Target, request: Request, purpose: Purpose) {
+        let patience = self.chance.between(40, 400);
+        let Some(it) = self.clients.get_mut(client) else { return };
+        it.next_request += 1;
+        let id = RequestId(it.next_request);
+        let reserves = matches!(request, Request::Reserve(_));
+        it.calls.insert(id, Call { target, waiting: Some(request), purpose, reserves });
+        if !matches!(purpose, Purpose::Goodbye(_) | Purpose::EndView(_)) {
+            self.client_at(patience, client, ClientEvent::Timeout(id));
+        }
+        self.flush(client, target);
+    }
+
+    /// Sends what waits for a connection that stands; makes one where there is none.
+    pub(crate) fn flush(&mut self, client: usize, target: Target) {
+        let Some(it) = self.clients.get_mut(client) else { return };
+        let link = it.links.entry(target).or_default();
+        let Some(conn) = link.conn.filter(|_| link.up) else {
+            let waits = it.calls.values().any(|it| it.target == target && it.waiting.is_some());
+            if waits {
+                self.connect(client, target);
+            }
+            return;
+        };
+        let gate_closed = it.links.values().any(|it| it.up && (it.keep_due || it.keep.is_some()));
+        let avoid: Vec<_> =
+            it.links.iter().filter(|(_, it)| it.unfenced).map(|(target, _)| *target).collect();
+        let mut sent = Vec::new();
+        for (id, call) in &mut it.calls {
+            if call.target != target || (call.reserves && gate_closed) {
+                continue;
+            }
+            let Some(mut request) = call.waiting.take() else { continue };
+            if let Request::Reserve(reserve) = &mut request {
+                reserve.avoid.extend(avoid.iter().filter_map(|it| match it {
+                    Target::Node(segment) => Some(*segment),
+                    Target::Master => None,
+                }));
+            }
+            sent.push((*id, request));
+        }
+        for (id, request) in sent {
+            self.send_request(conn, Way::Up, id, &request);
+        }
+    }
+
+    /// Tells every node that should know it what the client has reserved there, if no room is being looked for.
+    pub(crate) fn tell_what_is_known(&mut self, client: usize) {
+        let Some(it) = self.clients.get_mut(client).filter(|it| !it.leaving) else { return };
+        let looking = it.calls.values().any(|it| it.reserves && it.waiting.is_none());
+        if looking {
+            return;
+        }
+        let due = it.links.iter().filter(|(_, it)| it.up && it.keep_due && it.keep.is_none());
+        let due: Vec<_> = due.map(|(target, _)| *target).collect();
+        for target in due {
+            let Target::Node(segment) = target else { continue };
+            let Some(it) = self.clients.get_mut(client) else { return };
+            let known: Vec<Hold> = it.reserved_on(segment);
+            let id = RequestId(it.next_request + 1);
+            if let Some(link) = it.links.get_mut(&target) {
+                (link.keep_due, link.keep) = (false, Some(id));
+            }
+            self.coverage.hit(Point::KeepSent);
+            self.call(client, target, Request::Keep(known), Purpose::Keep(segment));
+        }
+    }
+
+    pub(crate) fn call_answered(&mut self, client: usize, id: RequestId, reply: Reply) {
+        let Some(it) = self.clients.get_mut(client) else { return };
+        let Some(call) = it.calls.remove(&id) else {
+            if let Reply::Reserved(reserved) = reply {
+                self.coverage.hit(Point::LateReserved);
+                self.give_back(client, reserved);
+            }
+            return;
+        };
+        match call.purpose {
+            Purpose::Session(session, need) => self.session_replied(client, session, need, Ok(reply)),
+            Purpose::Simple(session) => self.simple_answered(client, session, Some(reply)),
+            Purpose::Keep(segment) => {
+                if let Some(link) = it.links.get_mut(&Target::Node(segment)) {
+                    link.keep = None;
+                }
+                self.flush(client, Target::Master);
+            }
+            Purpose::BeginView(key) => self.view_answered(client, key, &reply),
+            Purpose::EndView(key) => it.view_is_over(key),
+            Purpose::Goodbye(target) => self.goodbye_said(client, target),
+            Purpose::Nothing => (),
+        }
+        if call.reserves {
+            self.tell_what_is_known(client);
+        }
+    }
+
+    /// Every call to a peer whose connection broke.
+    pub(crate) fn fail_calls(&mut self, client: usize, target: Target) {
+        let Some(it) = self.clients.get_mut(client) else { return };
+        let failed: Vec<_> = it.calls.extract_if(.., |_, call| call.target == target).collect();
+        for (_, call) in failed {
+            self.call_failed(client, &call);
+        }
+    }
+
+    pub(crate) fn call_timed_out(&mut self, client: usize, id: RequestId) {
+        let Some(it) = self.clients.get_mut(client) else { return };
+        let Some(call) = it.calls.remove(&id) else { return };
+        self.coverage.hit(Point::CallTimeout);
+        if matches!(call.purpose, Purpose::Keep(_)) {
+            // It must be known whether it was heard: a new connection settles that.
+            if let Some(conn) = it.links.get(&call.target).and_then(|it| it.conn) {
+                self.caller_hangs_up(conn);
+                self.conn_lost(client, conn);
+            }
+            return;
+        }
+        self.call_failed(client, &call);
+        if call.reserves {
+            self.tell_what_is_known(client);
+        }
+    }
+
+    fn call_failed(&mut self, client: usize, call: &Call) {
+        let failure = || Err(CallFailure::Unreachable("no answer".to_owned()));
+        match call.purpose {
+            Purpose::Session(session, need) => self.session_replied(client, session, need, failure()),
+            Purpose::Simple(session) => self.simple_answered(client, session, None),
+            Purpose::BeginView(key) | Purpose::EndView(key) => self.view_in_doubt(client, key),
+            Purpose::Goodbye(target) => {
+                if self.clients.get(client).is_some_and(|it| it.goodbyes.contains(&target)) {
+                    let delay = self.chance.between(5, 40);
+                    self.client_at(delay, client, ClientEvent::Connect(target));
+                }
+            }
+            Purpose::Keep(_) | Purpose::Nothing => (),
+        }
+    }
+
+    /// Nobody waits for this room any more.
+    pub(crate) fn give_back(&mut self, client: usize, reserved: Reserved) {
+        for outcome in reserved.items {
+            let ReserveOutcome::Room(reservations) = outcome else { continue };
+            for it in reservations {
+                let target = Target::Node(it.location.segment);
+                self.call(client, target, Request::Abort(vec![it.location.hold()]), Purpose::Nothing);
+            }
+        }
+    }
+}

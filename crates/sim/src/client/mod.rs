@@ -1,0 +1,342 @@
+//! The shell of a client: connections, calls with deadlines, and the rules by which it lets go of what it does
+//! not know of.
+//!
+//! The rules, which every real shell must follow too:
+//!
+//! - A call that is given up is forgotten; room that is found for it later is given back.
+//! - `Keep` gives back what the client never heard of, so it is sent only while no `Reserve` is under way, and
+//!   no `Reserve` is sent until it is answered. If its answer is lost the node is avoided until a new connection
+//!   to it is welcomed: until then the old `Keep` may still arrive and would take what was reserved since.
+//! - There is at most one view of an object per client at its node. If the answer to `BeginViews` or `EndViews`
+//!   is lost the view is ended once more; that is idempotent.
+//! - Before it says goodbye a client lets go of every mapping.
+
+mod calls;
+mod session;
+mod view;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use tiffin_core::{
+    ClientId, ConnId, RequestId, SegmentId,
+    message::{Heartbeat, Hello, Reply, Request, Role, VERSION_MAJOR, VERSION_MINOR},
+};
+
+pub(crate) use calls::{Call, Purpose};
+pub(crate) use session::{Kind, Session, SessionId};
+pub(crate) use view::{View, ViewKey};
+
+use crate::{
+    coverage::Point,
+    names,
+    node::NodeEvent,
+    transfer::{Ended, TransferId},
+    world::{Event, Party, Phase, Time, World},
+};
+
+/// How often a client gives a sign of life and tells the nodes what it knows of.
+const BEAT_MS: u64 = 120;
+
+/// What a client does by itself.
+#[derive(Debug)]
+pub(crate) enum ClientEvent {
+    /// It begins something.
+    Work,
+    Beat,
+    /// It connects again.
+    Connect(Target),
+    /// A call was not answered in time.
+    Timeout(RequestId),
+    /// A put or get was not done in time.
+    Deadline(SessionId),
+    /// It copies a few units more.
+    Step(TransferId),
+    Transferred(TransferId, Ended),
+    /// It looks at a view.
+    Look(ViewKey),
+    /// It has seen enough of a view.
+    EndView(ViewKey),
+    /// It closes its handle.
+    Leave,
+}
+
+/// Whom a client talks to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Target {
+    Master,
+    Node(SegmentId),
+}
+
+/// One of a client's connections, whether it stands or not.
+#[derive(Debug, Default)]
+pub(crate) struct Link {
+    pub(crate) conn: Option<ConnId>,
+    pub(crate) up: bool,
+    /// It was welcomed there before.
+    pub(crate) ever: bool,
+    /// The node should be told what the client knows of.
+    pub(crate) keep_due: bool,
+    /// It was told, and has not answered.
+    pub(crate) keep: Option<RequestId>,
+    /// It was told, and the answer is lost: what was said may still arrive.
+    pub(crate) unfenced: bool,
+}
+
+/// One client.
+#[derive(Debug)]
+pub(crate) struct Client {
+    pub(crate) id: ClientId,
+    pub(crate) life: u32,
+    pub(crate) alive: bool,
+    pub(crate) leaving: bool,
+    /// It maps the nodes' memory where it can.
+    pub(crate) shares: bool,
+    pub(crate) namespace: u8,
+    pub(crate) stopped_until: Time,
+    pub(crate) links: BTreeMap<Target, Link>,
+    pub(crate) attached: BTreeSet<SegmentId>,
+    pub(crate) calls: BTreeMap<RequestId, Call>,
+    pub(crate) next_request: u64,
+    pub(crate) sessions: BTreeMap<SessionId, Session>,
+    pub(crate) next_session: u64,
+    pub(crate) views: BTreeMap<ViewKey, View>,
+    /// Whom it still has to say goodbye to.
+    pub(crate) goodbyes: BTreeSet<Target>,
+}
+
+impl Client {
+    pub(crate) fn absent() -> Self {
+        Self {
+            id: ClientId(0),
+            life: 0,
+            alive: false,
+            leaving: false,
+            shares: false,
+            namespace: 0,
+            stopped_until: 0,
+            links: BTreeMap::new(),
+            attached: BTreeSet::new(),
+            calls: BTreeMap::new(),
+            next_request: 0,
+            sessions: BTreeMap::new(),
+            next_session: 0,
+            views: BTreeMap::new(),
+            goodbyes: BTreeSet::new(),
+        }
+    }
+
+    pub(crate) fn target_of(&self, conn: ConnId) -> Option<Target> {
+        self.links.iter().find(|(_, it)| it.conn == Some(conn)).map(|(target, _)| *target)
+    }
+}
+
+impl World {
+    pub(crate) fn start_client(&mut self, client: usize) {
+        if self.phase != Phase::Storm {
+            return;
+        }
+        self.next_client += 1;
+        let id = ClientId(self.next_client);
+        let shares = self.chance.percent(self.plan.sharing_percent);
+        let namespace = u8::from(self.chance.once_in(8));
+        let Some(it) = self.clients.get_mut(client) else { return };
+        let life = it.life + 1;
+        *it = Client { id, life, alive: true, shares, namespace, ..Client::absent() };
+        self.log.line(self.now, "client starts", &[client as u64, id.0], &[]);
+        self.connect(client, Target::Master);
+        self.client_at(1, client, ClientEvent::Work);
+        self.client_at(BEAT_MS, client, ClientEvent::Beat);
+    }
+
+    /// The process dies. Its sockets close and the kernel tells the nodes, in any order.
+    pub(crate) fn crash_client(&mut self, client: usize) {
+        let Some(it) = self.clients.get_mut(client).filter(|it| it.alive) else { return };
+        it.alive = false;
+        let (id, life) = (it.id, it.life);
+        let attached = std::mem::take(&mut it.attached);
+        it.views.clear();
+        self.log.line(self.now, "client dies", &[client as u64], &[]);
+        self.let_go_of_everything(client, life);
+        for segment in attached {
+            let delay = self.chance.delay(60, 300);
+            if let Some(node) = self.node_of(segment) {
+                self.node_at(delay, node, NodeEvent::Dead(id));
+            }
+        }
+        let again = self.chance.between(5, 60);
+        self.at(self.now + again, Event::ClientStarts(client));
+    }
+
+    /// Sockets close and copies stop.
+    fn let_go_of_everything(&mut self, client: usize, life: u32) {
+        let mine = |it: &crate::network::Conn| {
+            it.caller == Party::Client(client) && it.caller_life == life && it.caller_open
+        };
+        let conns: Vec<_> = self.conns.iter().filter(|(_, it)| mine(it)).map(|(id, _)| *id).collect();
+        conns.into_iter().for_each(|conn| self.caller_hangs_up(conn));
+        let Some(id) = self.clients.get(client).map(|it| it.id) else { return };
+        let transfers = self.transfers.iter().filter(|(_, it)| it.client_id == id);
+        let transfers: Vec<_> = transfers.map(|(id, _)| *id).collect();
+        transfers.into_iter().for_each(|transfer| self.cancel_transfer(transfer));
+    }
+
+    pub(crate) fn client_does(&mut self, client: usize, event: ClientEvent) {
+        match event {
+            ClientEvent::Work => self.work(client),
+            ClientEvent::Beat => self.client_beats(client),
+            ClientEvent::Connect(target) => self.connect(client, target),
+            ClientEvent::Timeout(id) => self.call_timed_out(client, id),
+            ClientEvent::Deadline(session) => self.give_up(client, session),
+            ClientEvent::Step(transfer) => self.mapped_step(transfer),
+            ClientEvent::Transferred(transfer, ended) => self.transferred(transfer, ended),
+            ClientEvent::Look(view) => self.look(client, view),
+            ClientEvent::EndView(view) => self.end_view(client, view),
+            ClientEvent::Leave => self.leave(client),
+        }
+    }
+
+    fn client_beats(&mut self, client: usize) {
+        let Some(it) = self.clients.get_mut(client).filter(|it| !it.leaving) else { return };
+        for (target, link) in &mut it.links {
+            link.keep_due |= matches!(target, Target::Node(_)) && link.up;
+        }
+        self.call(client, Target::Master, Request::Heartbeat(Heartbeat::default()), Purpose::Nothing);
+        self.tell_what_is_known(client);
+        self.client_at(BEAT_MS, client, ClientEvent::Beat);
+    }
+
+    /// Connects, unless it is connected or connecting.
+    pub(crate) fn connect(&mut self, client: usize, target: Target) {
+        let server = match target {
+            Target::Master => Some(Party::Master),
+            Target::Node(segment) => self.node_of(segment).map(Party::Node),
+        };
+        let Some(it) = self.clients.get_mut(client) else { return };
+        let link = it.links.entry(target).or_default();
+        if link.conn.is_some() {
+            return;
+        }
+        let hello = Hello {
+            major: VERSION_MAJOR,
+            minor: VERSION_MINOR,
+            namespace: names::namespace_name(it.namespace).to_owned(),
+            role: Role::Client,
+            client: it.id,
+            host: format!("host{client}"),
+            ..Hello::default()
+        };
+        match server {
+            Some(server) => {
+                let conn = self.open(Party::Client(client), server, hello);
+                let it = self.clients.get_mut(client);
+                it.and_then(|it| it.links.get_mut(&target)).expect("made above").conn = Some(conn);
+            }
+            // The node that lived there is gone for ever.
+            None => self.peer_is_gone(client, target),
+        }
+    }
+
+    /// A connection broke, or was never made: nothing that was asked there will be answered.
+    pub(crate) fn conn_lost(&mut self, client: usize, conn: ConnId) {
+        let Some(it) = self.clients.get_mut(client) else { return };
+        let Some(target) = it.target_of(conn) else { return };
+        let link = it.links.entry(target).or_default();
+        (link.conn, link.up) = (None, false);
+        if link.keep.take().is_some() {
+            link.unfenced = true;
+        }
+        self.fail_calls(client, target);
+        let delay = self.chance.delay(10, 80);
+        self.client_at(delay, client, ClientEvent::Connect(target));
+    }
+
+    fn peer_is_gone(&mut self, client: usize, target: Target) {
+        let Some(it) = self.clients.get_mut(client) else { return };
+        it.links.remove(&target);
+        it.goodbyes.remove(&target);
+        self.fail_calls(client, target);
+        self.maybe_exit(client);
+    }
+
+    pub(crate) fn client_receives(&mut self, client: usize, conn: ConnId, incoming: tiffin_proto::Incoming) {
+        let Some(target) = self.clients.get(client).and_then(|it| it.target_of(conn)) else { return };
+        match incoming {
+            tiffin_proto::Incoming::Reply(_, Reply::Welcome(_)) => self.welcomed(client, target),
+            tiffin_proto::Incoming::Reply(id, reply) => self.call_answered(client, id, reply),
+            tiffin_proto::Incoming::Request(..) => (),
+        }
+    }
+
+    fn welcomed(&mut self, client: usize, target: Target) {
+        let delay = self.chance.delay(5, 60);
+        let Some(it) = self.clients.get_mut(client) else { return };
+        let link = it.links.entry(target).or_default();
+        let again = std::mem::replace(&mut link.ever, true);
+        (link.up, link.unfenced) = (true, false);
+        let (shares, life, leaving) = (it.shares && !it.leaving, it.life, it.leaving);
+        for (other, link) in &mut it.links {
+            let told = *other == target || target == Target::Master;
+            link.keep_due |= again && told && matches!(other, Target::Node(_)) && !leaving;
+        }
+        if let Target::Node(segment) = target
+            && shares
+            && !it.attached.contains(&segment)
+            && let Some(node) = self.node_of(segment)
+        {
+            self.node_at(delay, node, NodeEvent::Attach(client, life));
+        }
+        self.end_doubtful_views(client, target);
+        self.tell_what_is_known(client);
+        self.flush(client, target);
+        let goodbye =
+            |it: &Client| it.goodbyes.contains(&target) && !it.calls.values().any(|it| it.is_goodbye(target));
+        if self.clients.get(client).is_some_and(goodbye) {
+            self.say_goodbye(client, target);
+        }
+    }
+
+    /// Closes the handle in good order: everything under way stops, every mapping goes, then goodbye.
+    pub(crate) fn leave(&mut self, client: usize) {
+        let Some(it) = self.clients.get(client).filter(|it| it.alive && !it.leaving) else { return };
+        self.coverage.hit(Point::ClientLeaves);
+        self.log.line(self.now, "client leaves", &[client as u64], &[]);
+        let sessions: Vec<_> = it.sessions.keys().copied().collect();
+        sessions.into_iter().for_each(|session| self.drop_session(client, session));
+        let Some(it) = self.clients.get_mut(client) else { return };
+        it.leaving = true;
+        it.views.clear();
+        it.calls.clear();
+        it.attached.clear();
+        it.goodbyes = it.links.keys().copied().collect();
+        for link in it.links.values_mut() {
+            link.keep_due = false;
+        }
+        for target in it.goodbyes.clone() {
+            self.say_goodbye(client, target);
+        }
+    }
+
+    pub(crate) fn say_goodbye(&mut self, client: usize, target: Target) {
+        self.call(client, target, Request::Goodbye, Purpose::Goodbye(target));
+    }
+
+    pub(crate) fn goodbye_said(&mut self, client: usize, target: Target) {
+        if let Some(it) = self.clients.get_mut(client) {
+            it.goodbyes.remove(&target);
+        }
+        self.maybe_exit(client);
+    }
+
+    fn maybe_exit(&mut self, client: usize) {
+        let Some(it) = self.clients.get_mut(client) else { return };
+        if !(it.alive && it.leaving && it.goodbyes.is_empty()) {
+            return;
+        }
+        it.alive = false;
+        let life = it.life;
+        self.log.line(self.now, "client exits", &[client as u64], &[]);
+        self.let_go_of_everything(client, life);
+        let again = self.chance.between(5, 60);
+        self.at(self.now + again, Event::ClientStarts(client));
+    }
+}

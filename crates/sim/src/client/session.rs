@@ -1,0 +1,333 @@
+//! What a client has under way: puts and gets as `core::session` runs them, and questions of one call.
+
+use std::collections::BTreeSet;
+
+use tiffin_core::{
+    Hold, SegmentId,
+    message::{DeleteOutcome, Reply, Request, ResolveOutcome},
+    session::{CallFailure, Get, GetOutcome, Need, NeedId, Peer, Put, PutOutcome, ReadResult, WriteResult},
+};
+
+use super::{Client, ClientEvent, Purpose, Target};
+use crate::{
+    coverage::Point,
+    memory::ValueId,
+    names::Name,
+    transfer::{Order, TransferId},
+    world::World,
+};
+
+/// Names a session of a client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct SessionId(pub(crate) u64);
+
+/// What it is.
+pub(crate) enum Kind {
+    Put {
+        put: Put,
+        values: Vec<ValueId>,
+    },
+    Get {
+        get: Get,
+        names: Vec<Name>,
+        /// The size of each buffer.
+        buffers: Vec<u64>,
+    },
+    /// A question whose answer is only looked at.
+    Question,
+    /// A lookup, after which the client would like a view.
+    Look,
+}
+
+/// One thing under way.
+pub(crate) struct Session {
+    pub(crate) kind: Kind,
+    transfers: BTreeSet<TransferId>,
+}
+
+impl std::fmt::Debug for Session {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let kind = match &self.kind {
+            Kind::Put { .. } => "put",
+            Kind::Get { .. } => "get",
+            Kind::Question => "question",
+            Kind::Look => "look",
+        };
+        write!(out, "{kind} with {} copies under way", self.transfers.len())
+    }
+}
+
+impl Client {
+    /// What the client knows that it has reserved on a node.
+    pub(crate) fn reserved_on(&self, segment: SegmentId) -> Vec<Hold> {
+        let puts = self.sessions.values().filter_map(|it| match &it.kind {
+            Kind::Put { put, .. } => Some(put),
+            _ => None,
+        });
+        let locations = puts.flat_map(Put::reserved).filter(|it| it.segment == segment);
+        locations.map(tiffin_core::Location::hold).collect()
+    }
+}
+
+impl World {
+    /// Begins something that takes several steps.
+    pub(crate) fn begin_session(&mut self, client: usize, kind: Kind) -> Option<SessionId> {
+        let patience = self.chance.delay(900, 3000);
+        let it = self.clients.get_mut(client)?;
+        it.next_session += 1;
+        let id = SessionId(it.next_session);
+        it.sessions.insert(id, Session { kind, transfers: BTreeSet::new() });
+        self.client_at(patience.max(30), client, ClientEvent::Deadline(id));
+        self.drive(client, id);
+        Some(id)
+    }
+
+    /// Asks one question.
+    pub(crate) fn ask_once(&mut self, client: usize, kind: Kind, request: Request) {
+        if let Some(id) = self.begin_session(client, kind) {
+            self.call(client, Target::Master, request, Purpose::Simple(id));
+        }
+    }
+
+    /// Does what the session needs next, and ends it when it is done.
+    fn drive(&mut self, client: usize, id: SessionId) {
+        loop {
+            let Some(it) = self.clients.get_mut(client) else { return };
+            let Some(session) = it.sessions.get_mut(&id) else { return };
+            let need = match &mut session.kind {
+                Kind::Put { put, .. } => put.poll(),
+                Kind::Get { get, .. } => get.poll(),
+                Kind::Question | Kind::Look => None,
+            };
+            let Some(need) = need else { break };
+            self.carry_out(client, id, need);
+        }
+        let Some(it) = self.clients.get_mut(client) else { return };
+        let done = it.sessions.get(&id).is_some_and(|it| match &it.kind {
+            Kind::Put { put, .. } => put.is_done(),
+            Kind::Get { get, .. } => get.is_done(),
+            Kind::Question | Kind::Look => false,
+        });
+        if done && let Some(session) = it.sessions.remove(&id) {
+            self.session_ended(session);
+        }
+    }
+
+    fn carry_out(&mut self, client: usize, session: SessionId, need: Need) {
+        match need {
+            Need::Call { id, peer, request } => {
+                let target = match peer {
+                    Peer::Master => Target::Master,
+                    Peer::Node(segment) => Target::Node(segment),
+                };
+                self.call(client, target, request, Purpose::Session(session, id));
+            }
+            Need::Write { id, item, reservation } => {
+                let value = self.sessions_value(client, session, item);
+                let (segment, hold) = (reservation.location.segment, reservation.location.hold());
+                self.oracle.will_write(segment, hold, value);
+                let len = reservation.extents.iter().map(|it| it.len).sum();
+                let order = Order { client, session, need: id, segment, hold, len, write: Some(value) };
+                // A client makes contact with a node as soon as it has room there.
+                self.connect(client, Target::Node(segment));
+                self.start(order);
+            }
+            Need::Read { id, item, location, len } => {
+                let buffer = match self.clients.get(client).and_then(|it| it.sessions.get(&session)) {
+                    Some(Session { kind: Kind::Get { buffers, .. }, .. }) => {
+                        buffers.get(item).copied().unwrap_or(0)
+                    }
+                    _ => 0,
+                };
+                if buffer < len {
+                    let transfer = TransferId(0);
+                    return self.session_read(client, session, transfer, id, ReadResult::TooSmall);
+                }
+                let (segment, hold) = (location.segment, location.hold());
+                self.connect(client, Target::Node(segment));
+                self.start(Order { client, session, need: id, segment, hold, len, write: None });
+            }
+        }
+    }
+
+    fn sessions_value(&self, client: usize, session: SessionId, item: usize) -> ValueId {
+        match self.clients.get(client).and_then(|it| it.sessions.get(&session)) {
+            Some(Session { kind: Kind::Put { values, .. }, .. }) => {
+                values.get(item).copied().unwrap_or_default()
+            }
+            _ => ValueId::default(),
+        }
+    }
+
+    fn start(&mut self, order: Order) {
+        let transfer = self.start_transfer(order);
+        let it = self.clients.get_mut(order.client);
+        if let (Some(transfer), Some(session)) =
+            (transfer, it.and_then(|it| it.sessions.get_mut(&order.session)))
+        {
+            session.transfers.insert(transfer);
+        }
+    }
+
+    pub(crate) fn session_replied(
+        &mut self,
+        client: usize,
+        id: SessionId,
+        need: NeedId,
+        result: Result<Reply, CallFailure>,
+    ) {
+        let Some(it) = self.clients.get_mut(client) else { return };
+        match it.sessions.get_mut(&id).map(|it| &mut it.kind) {
+            Some(Kind::Put { put, .. }) => put.replied(need, result),
+            Some(Kind::Get { get, .. }) => get.replied(need, result),
+            _ => {
+                // The session was given up after it had asked for room.
+                if let Ok(Reply::Reserved(reserved)) = result {
+                    self.coverage.hit(Point::LateReserved);
+                    self.give_back(client, reserved);
+                }
+                return;
+            }
+        }
+        self.drive(client, id);
+    }
+
+    pub(crate) fn session_written(
+        &mut self,
+        client: usize,
+        id: SessionId,
+        transfer: TransferId,
+        need: NeedId,
+        result: WriteResult,
+    ) {
+        let Some(it) = self.clients.get_mut(client) else { return };
+        let Some(session) = it.sessions.get_mut(&id) else { return };
+        session.transfers.remove(&transfer);
+        if let Kind::Put { put, .. } = &mut session.kind {
+            put.written(need, result);
+        }
+        self.drive(client, id);
+    }
+
+    pub(crate) fn session_read(
+        &mut self,
+        client: usize,
+        id: SessionId,
+        transfer: TransferId,
+        need: NeedId,
+        result: ReadResult,
+    ) {
+        let Some(it) = self.clients.get_mut(client) else { return };
+        let Some(session) = it.sessions.get_mut(&id) else { return };
+        session.transfers.remove(&transfer);
+        if let Kind::Get { get, .. } = &mut session.kind {
+            get.read(need, result);
+        }
+        self.drive(client, id);
+    }
+
+    /// The deadline passed: copies stop, and what was reserved is given back.
+    pub(crate) fn give_up(&mut self, client: usize, id: SessionId) {
+        if self.clients.get(client).is_some_and(|it| it.sessions.contains_key(&id)) {
+            self.coverage.hit(Point::SessionGivenUp);
+            self.drop_session(client, id);
+        }
+    }
+
+    pub(crate) fn drop_session(&mut self, client: usize, id: SessionId) {
+        let Some(session) = self.clients.get_mut(client).and_then(|it| it.sessions.remove(&id)) else {
+            return;
+        };
+        session.transfers.iter().for_each(|&transfer| self.cancel_transfer(transfer));
+        if let Kind::Put { put, .. } = &session.kind {
+            let reserved: Vec<_> = put.reserved().collect();
+            for location in reserved {
+                let target = Target::Node(location.segment);
+                self.call(client, target, Request::Abort(vec![location.hold()]), Purpose::Nothing);
+            }
+        }
+    }
+
+    fn session_ended(&mut self, session: Session) {
+        match session.kind {
+            Kind::Put { put, values } => {
+                for (value, outcome) in values.into_iter().zip(put.into_outcomes()) {
+                    self.put_ended(value, &outcome);
+                }
+            }
+            Kind::Get { get, names, .. } => {
+                for (name, outcome) in names.into_iter().zip(get.into_outcomes()) {
+                    self.get_ended(name, &outcome);
+                }
+            }
+            Kind::Question | Kind::Look => (),
+        }
+    }
+
+    fn put_ended(&mut self, value: ValueId, outcome: &PutOutcome) {
+        self.log.note(|| format!("{value:?} {outcome:?}"));
+        self.coverage.hit(match outcome {
+            PutOutcome::Stored { replaced: false, .. } => Point::PutStored,
+            PutOutcome::Stored { replaced: true, .. } => Point::PutReplaced,
+            PutOutcome::Exists(_) => Point::PutExists,
+            PutOutcome::Full(_) => Point::PutFull,
+            PutOutcome::Invalid(_) => Point::PutInvalid,
+            PutOutcome::Refused(_) => Point::Refused,
+            PutOutcome::Unreachable(_) => Point::PutUnreachable,
+        });
+        if let PutOutcome::Stored { generation, .. } = outcome {
+            self.oracle.acknowledged(value, *generation);
+        }
+    }
+
+    fn get_ended(&mut self, name: Name, outcome: &GetOutcome) {
+        self.log.note(|| format!("{name:?} {outcome:?}"));
+        match outcome {
+            GetOutcome::Read(found) => {
+                self.coverage.hit(Point::GetRead);
+                self.oracle.got(name, found);
+            }
+            GetOutcome::Absent => self.coverage.hit(Point::GetAbsent),
+            GetOutcome::TooSmall(_) => self.coverage.hit(Point::GetTooSmall),
+            GetOutcome::Unavailable(_) => self.coverage.hit(Point::GetUnavailable),
+            GetOutcome::Unreachable(_) => self.coverage.hit(Point::GetUnreachable),
+            GetOutcome::Refused(_) => self.coverage.hit(Point::Refused),
+            GetOutcome::Contended => (),
+        }
+    }
+
+    /// A question was answered, or not.
+    pub(crate) fn simple_answered(&mut self, client: usize, id: SessionId, reply: Option<Reply>) {
+        let Some(it) = self.clients.get_mut(client) else { return };
+        let Some(session) = it.sessions.remove(&id) else { return };
+        match reply {
+            Some(Reply::Deleted(outcomes)) => outcomes.iter().for_each(|it| {
+                self.coverage.hit(match it {
+                    DeleteOutcome::Deleted => Point::Deleted,
+                    DeleteOutcome::Absent => Point::DeleteAbsent,
+                    DeleteOutcome::Leased => Point::DeleteLeased,
+                    DeleteOutcome::Unconfirmed(_) => Point::DeleteUnconfirmed,
+                });
+            }),
+            Some(Reply::DeletedMatching(it)) => self.coverage.hit(match it.unconfirmed.is_empty() {
+                true => Point::DeletedMatching,
+                false => Point::MatchingUnconfirmed,
+            }),
+            Some(Reply::Resolved(resolved)) => {
+                for outcome in resolved.items {
+                    self.coverage.hit(match &outcome {
+                        ResolveOutcome::Found(_) => Point::ResolveFound,
+                        ResolveOutcome::Absent => Point::ResolveAbsent,
+                        ResolveOutcome::Unavailable(_) => Point::ResolveUnavailable,
+                    });
+                    if let (Kind::Look, ResolveOutcome::Found(found)) = (&session.kind, outcome) {
+                        self.begin_view(client, &found);
+                    }
+                }
+            }
+            Some(Reply::Listed(_)) => self.coverage.hit(Point::Listed),
+            Some(Reply::Refused(_)) => self.coverage.hit(Point::Refused),
+            _ => (),
+        }
+    }
+}

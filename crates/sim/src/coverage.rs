@@ -1,0 +1,222 @@
+//! What a run has exercised. A simulation that never reaches a case proves nothing about it.
+
+/// Declares the points, their names, and the list of all of them.
+macro_rules! points {
+    ($($(#[doc = $doc:literal])* $point:ident,)*) => {
+        /// Something that must happen in every larger set of runs.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+        pub enum Point {
+            $($(#[doc = $doc])* $point,)*
+        }
+
+        impl Point {
+            /// Every point.
+            pub const ALL: &[Self] = &[$(Self::$point,)*];
+
+            /// Its name.
+            #[must_use]
+            pub fn name(self) -> &'static str {
+                match self {
+                    $(Self::$point => stringify!($point),)*
+                }
+            }
+        }
+    };
+}
+
+points! {
+    /// A fault: the network breaks a client's connection.
+    FaultClientBreak,
+    /// A fault: the network breaks a node's link to the master.
+    FaultLinkBreak,
+    /// A fault: the link stays broken for longer than the master's patience.
+    FaultLinkLong,
+    /// A fault: a connection for bytes breaks.
+    FaultDataBreak,
+    /// A fault: a client's process dies.
+    FaultClientCrash,
+    /// A fault: a client is stopped for a long time, and goes on.
+    FaultClientStall,
+    /// A fault: a node's process dies, and its memory with it.
+    FaultNodeCrash,
+    /// A fault: a node is stopped, and goes on.
+    FaultNodeStop,
+    /// A fault: the master dies, and a new life of it begins.
+    FaultMasterCrash,
+    /// A fault: the master's clock jumps.
+    FaultClockJump,
+    /// A fault: the master's clock stands still.
+    FaultClockStop,
+    /// A client closes its handle in good order.
+    ClientLeaves,
+    /// A frame is lost with its connection.
+    FrameLost,
+    /// A frame arrives after its sender saw the connection break.
+    FrameLate,
+    /// A frame arrives on a connection that a newer one has replaced.
+    FrameFenced,
+    /// The kernel proves a death before the sockets close.
+    DeadBeforeClosed,
+    /// The sockets close before the kernel proves the death.
+    ClosedBeforeDead,
+    /// A call gets no answer in time.
+    CallTimeout,
+    /// A put or get is given up at its deadline.
+    SessionGivenUp,
+    /// Room is found for a request that nobody waits for any more.
+    LateReserved,
+    /// A client tells a node what it still knows of.
+    KeepSent,
+    /// A notice of the master.
+    NodeReady,
+    /// A notice of the master.
+    NodeSilent,
+    /// A notice of the master.
+    NodeAway,
+    /// A notice of the master.
+    NodeLost,
+    /// A notice of the master.
+    NodeDiscarded,
+    /// A notice of the master.
+    Evicted,
+    /// An outcome of a put.
+    PutStored,
+    /// An outcome of a put.
+    PutReplaced,
+    /// An outcome of a put.
+    PutExists,
+    /// An outcome of a put.
+    PutFull,
+    /// An outcome of a put.
+    PutInvalid,
+    /// An outcome of a put.
+    PutUnreachable,
+    /// An outcome of a get.
+    GetRead,
+    /// An outcome of a get.
+    GetAbsent,
+    /// An outcome of a get.
+    GetTooSmall,
+    /// An outcome of a get.
+    GetUnavailable,
+    /// An outcome of a get.
+    GetUnreachable,
+    /// A copy through shared memory.
+    MappedWritten,
+    /// A copy through shared memory whose reservation is gone.
+    MappedWriteStale,
+    /// A copy through shared memory.
+    MappedRead,
+    /// A copy through shared memory that lost its race, and knew it.
+    MappedReadStale,
+    /// A copy through a socket.
+    SocketWritten,
+    /// A copy through a socket whose reservation is gone.
+    SocketWriteStale,
+    /// A copy through a socket.
+    SocketRead,
+    /// A copy through a socket that lost its race, and knew it.
+    SocketReadStale,
+    /// An object in several pieces.
+    SeveralExtents,
+    /// An object in so many pieces that their list spills.
+    SpilledExtents,
+    /// A delete.
+    Deleted,
+    /// A delete of nothing.
+    DeleteAbsent,
+    /// A delete that a lease refuses.
+    DeleteLeased,
+    /// A delete that a node could not confirm.
+    DeleteUnconfirmed,
+    /// A delete by pattern that took something.
+    DeletedMatching,
+    /// A delete by pattern that a node could not confirm.
+    MatchingUnconfirmed,
+    /// A lookup.
+    ResolveFound,
+    /// A lookup.
+    ResolveAbsent,
+    /// A lookup.
+    ResolveUnavailable,
+    /// A page of objects.
+    Listed,
+    /// A refusal.
+    Refused,
+    /// A view begins.
+    ViewBegun,
+    /// A view of what is gone does not begin.
+    ViewRefused,
+    /// Somebody looks at what was retired meanwhile.
+    ViewOutlives,
+    /// The invariant was checked on something.
+    CheckedWholeValue,
+    /// The invariant was checked on something.
+    CheckedView,
+    /// The invariant was checked on something.
+    CheckedScribble,
+    /// The invariant was checked on something.
+    CheckedDeletedCopies,
+    /// The invariant was checked on something.
+    CheckedResurrection,
+    /// The invariant was checked on something.
+    CheckedReadmission,
+    /// The invariant was checked on something.
+    CheckedEviction,
+    /// The invariant was checked on something.
+    CheckedPinnedAbsence,
+    /// The invariant was checked on something.
+    CheckedBooks,
+    /// The invariant was checked on something.
+    CheckedRest,
+    /// The invariant was checked on something.
+    CheckedLiveness,
+}
+
+/// How often each point and each kind of message was met.
+#[derive(Clone, Debug)]
+pub struct Coverage {
+    points: Vec<u64>,
+    kinds: Vec<(u16, u64)>,
+}
+
+impl Default for Coverage {
+    fn default() -> Self {
+        let kinds = tiffin_proto::kinds().map(|it| (it.number, 0)).collect();
+        Self { points: vec![0; Point::ALL.len()], kinds }
+    }
+}
+
+impl Coverage {
+    pub(crate) fn hit(&mut self, point: Point) {
+        if let Some(count) = self.points.get_mut(point as usize) {
+            *count += 1;
+        }
+    }
+
+    pub(crate) fn sent(&mut self, kind: u16) {
+        if let Some((_, count)) = self.kinds.iter_mut().find(|it| it.0 == kind) {
+            *count += 1;
+        }
+    }
+
+    /// Adds what another run has met.
+    pub fn add(&mut self, other: &Self) {
+        self.points.iter_mut().zip(&other.points).for_each(|(mine, its)| *mine += its);
+        self.kinds.iter_mut().zip(&other.kinds).for_each(|(mine, its)| mine.1 += its.1);
+    }
+
+    /// Each name with its count.
+    #[must_use]
+    pub fn counts(&self) -> Vec<(&'static str, u64)> {
+        let points = Point::ALL.iter().zip(&self.points).map(|(point, count)| (point.name(), *count));
+        let kinds = tiffin_proto::kinds().zip(&self.kinds).map(|(kind, (_, count))| (kind.name, *count));
+        points.chain(kinds).collect()
+    }
+
+    /// The names that were never met.
+    #[must_use]
+    pub fn missing(&self) -> Vec<&'static str> {
+        self.counts().into_iter().filter(|(_, count)| *count == 0).map(|(name, _)| name).collect()
+    }
+}

@@ -1,0 +1,143 @@
+//! What goes wrong.
+
+use crate::{
+    coverage::Point,
+    world::{Event, Party, Phase, World},
+};
+
+/// The kinds of faults.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    ClientBreak,
+    LinkBreak,
+    LinkLong,
+    DataBreak,
+    ClientCrash,
+    ClientStall,
+    NodeCrash,
+    NodeStop,
+    MasterCrash,
+    ClockJump,
+    ClockStop,
+}
+
+impl Fault {
+    pub(crate) const ALL: [Self; 11] = [
+        Self::ClientBreak,
+        Self::LinkBreak,
+        Self::LinkLong,
+        Self::DataBreak,
+        Self::ClientCrash,
+        Self::ClientStall,
+        Self::NodeCrash,
+        Self::NodeStop,
+        Self::MasterCrash,
+        Self::ClockJump,
+        Self::ClockStop,
+    ];
+}
+
+impl World {
+    pub(crate) fn fault_happens(&mut self) {
+        if self.phase != Phase::Storm {
+            return;
+        }
+        let gap = self.chance.between(1, 2 * self.plan.fault_gap);
+        self.at(self.now + gap, Event::Fault);
+        let total: u64 = Fault::ALL.iter().map(|&it| self.fault_rate(it)).sum();
+        let mut drawn = self.chance.below(total);
+        for fault in Fault::ALL {
+            let rate = self.fault_rate(fault);
+            if drawn < rate {
+                self.log.line(self.now, "fault", &[fault as u64], &[]);
+                self.log.note(|| format!("{fault:?}"));
+                return self.strike(fault);
+            }
+            drawn -= rate;
+        }
+    }
+
+    fn strike(&mut self, fault: Fault) {
+        let node = self.chance.below(self.nodes.len() as u64) as usize;
+        let client = self.chance.below(self.clients.len() as u64) as usize;
+        match fault {
+            Fault::ClientBreak => self.break_something(client),
+            Fault::LinkBreak => self.break_link(node, 0),
+            Fault::LinkLong => {
+                let away = self.plan.away_ms_max + self.chance.below(200);
+                self.break_link(node, away);
+            }
+            Fault::DataBreak => {
+                let open = self.transfers.iter().filter(|(_, it)| it.socket && !it.broken);
+                let open: Vec<_> = open.map(|(id, _)| *id).collect();
+                if let Some(&id) = self.chance.pick(&open) {
+                    self.coverage.hit(Point::FaultDataBreak);
+                    self.break_transfer(id);
+                }
+            }
+            Fault::ClientCrash => {
+                if self.is_up(Party::Client(client)) {
+                    self.coverage.hit(Point::FaultClientCrash);
+                    self.crash_client(client);
+                }
+            }
+            Fault::ClientStall => {
+                let until = self.now + self.chance.delay(200, 900);
+                if let Some(it) = self.clients.get_mut(client).filter(|it| it.alive) {
+                    it.stopped_until = until;
+                    self.coverage.hit(Point::FaultClientStall);
+                }
+            }
+            Fault::NodeCrash => {
+                if self.is_up(Party::Node(node)) {
+                    self.coverage.hit(Point::FaultNodeCrash);
+                    let down = self.chance.delay(50, 600);
+                    self.crash_node(node, down);
+                }
+            }
+            Fault::NodeStop => {
+                let until = self.now + self.chance.delay(200, 700);
+                if let Some(it) = self.nodes.get_mut(node).filter(|it| it.core.is_some()) {
+                    it.stopped_until = until;
+                    self.coverage.hit(Point::FaultNodeStop);
+                }
+            }
+            Fault::MasterCrash => {
+                if self.is_up(Party::Master) {
+                    self.coverage.hit(Point::FaultMasterCrash);
+                    let down = self.chance.delay(30, 200);
+                    self.crash_master(down);
+                }
+            }
+            Fault::ClockJump => {
+                self.coverage.hit(Point::FaultClockJump);
+                self.clock.ahead += self.chance.delay(200, 2000) as i64;
+            }
+            Fault::ClockStop => {
+                let stands = self.master_now().0;
+                self.clock.stands_at = Some(stands);
+                self.coverage.hit(Point::FaultClockStop);
+                let until = self.now + self.chance.delay(100, 500);
+                self.at(until, Event::ClockGoesOn);
+            }
+        }
+    }
+
+    fn break_something(&mut self, client: usize) {
+        let Some(it) = self.clients.get(client).filter(|it| it.alive) else { return };
+        let open: Vec<_> = it.links.values().filter_map(|it| it.conn).collect();
+        if let Some(&conn) = self.chance.pick(&open) {
+            self.coverage.hit(Point::FaultClientBreak);
+            self.break_conn(conn);
+        }
+    }
+
+    fn break_link(&mut self, node: usize, away_ms: u64) {
+        let barred_until = self.now + away_ms;
+        let Some(it) = self.nodes.get_mut(node).filter(|it| it.core.is_some()) else { return };
+        it.barred_until = it.barred_until.max(barred_until);
+        let Some(link) = it.link else { return };
+        self.coverage.hit(if away_ms == 0 { Point::FaultLinkBreak } else { Point::FaultLinkLong });
+        self.break_conn(link);
+    }
+}

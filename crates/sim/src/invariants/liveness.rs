@@ -1,0 +1,145 @@
+//! Liveness: when faults stop, every session ends, every node is a member, every view and reservation ends; then
+//! names and memory agree, and a delete of everything leaves nothing.
+
+use std::collections::BTreeSet;
+
+use tiffin_core::{
+    Hold, SegmentId,
+    message::{DeleteMatching, Pattern, Reply, Request, Resolve, ResolveOutcome},
+    node::{Node, SlotState},
+};
+
+use crate::{
+    coverage::Point,
+    names::{KEYS, NAMESPACES, Name},
+    node::name_in_heap,
+    world::{Phase, REST_EVENTS_MAX, World},
+};
+
+impl World {
+    /// Ends the storm, and checks that calm follows.
+    pub(crate) fn come_to_rest(&mut self) {
+        self.end_faults();
+        if !self.wait_for("every session to end", |it| it.is_calm()) {
+            return;
+        }
+        self.coverage.hit(Point::CheckedLiveness);
+        self.check_nothing_leaks("when nothing is under way");
+        self.check_agreement();
+        self.phase = Phase::Leaving;
+        (0..self.clients.len()).for_each(|client| self.leave(client));
+        if !self.wait_for("every client to leave", |it| it.clients.iter().all(|it| !it.alive)) {
+            return;
+        }
+        if !self.wait_for("the nodes to forget them", |it| it.nodes.iter().all(knows_nobody)) {
+            return;
+        }
+        self.check_nothing_leaks("when everybody is gone");
+        self.check_agreement();
+        for namespace in 0..NAMESPACES.len() as u8 {
+            let delete = DeleteMatching { pattern: Pattern::All, force: true, wait_ms: 10_000 };
+            self.audit(namespace, Request::DeleteMatching(delete));
+        }
+        if self.wait_for("every byte to be free", |it| it.nodes.iter().all(is_empty)) {
+            self.coverage.hit(Point::CheckedRest);
+        }
+    }
+
+    fn end_faults(&mut self) {
+        self.phase = Phase::Calm;
+        self.log.line(self.now, "calm", &[], &[]);
+        self.nodes.iter_mut().for_each(|it| it.stopped_until = it.stopped_until.min(self.now));
+        self.clients.iter_mut().for_each(|it| it.stopped_until = it.stopped_until.min(self.now));
+        self.clock_goes_on();
+    }
+
+    fn is_calm(&self) -> bool {
+        let quiet = |it: &crate::client::Client| {
+            it.sessions.is_empty()
+                && it.views.is_empty()
+                && !it.calls.values().any(|it| it.matters())
+                && it.links.values().all(|it| it.conn.is_none() || it.up)
+        };
+        let client = self.clients.iter().filter(|it| it.alive).all(quiet);
+        let node = self.nodes.iter().all(|it| it.core.as_ref().is_some_and(Node::is_member));
+        // Each client has told each node at least once what it knows of since everything else ended.
+        client && node && self.master.is_some() && self.transfers.is_empty() && self.nothing_is_reserved()
+    }
+
+    fn nothing_is_reserved(&self) -> bool {
+        let free = |it: &Node| it.usage().granted == 0 && it.usage().held == 0;
+        self.nodes.iter().filter_map(|it| it.core.as_ref()).all(free)
+    }
+
+    /// Goes on until something holds; it is a failure if that takes too long.
+    fn wait_for(&mut self, what: &str, holds: impl Fn(&Self) -> bool) -> bool {
+        let until = self.events + REST_EVENTS_MAX;
+        while !holds(self) {
+            if self.events > until {
+                let state = self.unrest();
+                self.oracle.fail("liveness", || format!("waited in vain for {what}: {state}"));
+            }
+            if !self.step() {
+                return false;
+            }
+        }
+        true
+    }
+
+    fn unrest(&self) -> String {
+        let clients = self.clients.iter().filter(|it| it.alive);
+        let clients: Vec<_> =
+            clients.map(|it| (it.id, &it.sessions, &it.views, &it.calls, it.leaving, &it.goodbyes)).collect();
+        let nodes: Vec<_> = self.nodes.iter().filter_map(|it| it.core.as_ref()).collect();
+        let nodes: Vec<_> = nodes.iter().map(|it| (it.is_member(), it.client_count(), it.usage())).collect();
+        format!("{clients:?} {nodes:?} and {} transfers", self.transfers.len())
+    }
+
+    /// Every copy that the master knows of is there, and every copy that is there is known.
+    fn check_agreement(&mut self) {
+        let mut known: BTreeSet<(SegmentId, Hold)> = BTreeSet::new();
+        for namespace in 0..NAMESPACES.len() as u8 {
+            for key in 0..KEYS.len() as u8 {
+                let name = Name { namespace, key };
+                let resolve = Resolve { keys: vec![name.key()], touch: false, lease: false, locate: true };
+                match self.audit(namespace, Request::Resolve(resolve)) {
+                    Some(Reply::Resolved(resolved)) => match resolved.items.into_iter().next() {
+                        Some(ResolveOutcome::Found(found)) => {
+                            known.extend(found.replicas.iter().map(|it| (it.segment, it.hold())));
+                        }
+                        Some(ResolveOutcome::Absent) => (),
+                        other => self.oracle.fail("liveness", || format!("at rest {name:?} is {other:?}")),
+                    },
+                    other => self.oracle.fail("liveness", || format!("the master answers {other:?}")),
+                }
+            }
+        }
+        let mut there = BTreeSet::new();
+        for shell in &self.nodes {
+            let Some(memory) = self.memories.get(&shell.segment) else { continue };
+            let readable = memory.slots().filter(|(_, it)| it.state == SlotState::Committed);
+            there.extend(readable.map(|(hold, _)| (shell.segment, hold)));
+        }
+        if known != there {
+            let ghosts: Vec<_> = known.difference(&there).map(|it| (it, self.story(*it))).collect();
+            let leaks: Vec<_> = there.difference(&known).map(|it| (it, self.story(*it))).collect();
+            self.oracle.fail("memory", || format!("known but not there: {ghosts:?}; unknown: {leaks:?}"));
+        }
+    }
+
+    fn story(&self, place: (SegmentId, Hold)) -> String {
+        let record = self.memories.get(&place.0).and_then(|it| Some((it, it.load(place.1)?)));
+        let name = record.and_then(|(memory, record)| name_in_heap(memory, record));
+        let generation = self.oracle.generation_of.get(&place);
+        let life = generation.and_then(|it| self.oracle.lives.get(it));
+        format!("{name:?} {generation:?} {life:?}")
+    }
+}
+
+fn is_empty(node: &crate::node::NodeShell) -> bool {
+    node.core.as_ref().is_none_or(|it| it.usage().free == it.usage().capacity)
+}
+
+fn knows_nobody(node: &crate::node::NodeShell) -> bool {
+    node.core.as_ref().is_none_or(|it| it.client_count() == 0)
+}

@@ -1,0 +1,15 @@
+//! The promises, one file each.
+//!
+//! | file | promise |
+//! |---|---|
+//! | [`p1`] | never wrong bytes |
+//! | [`p2`] | delete is immediate, and what is deleted stays so |
+//! | [`p4`] | what is pinned stays; nothing vanishes without a reason |
+//! | [`memory`] | the books balance, room is used once, nothing leaks |
+//! | [`liveness`] | when faults stop, everything ends |
+
+mod liveness;
+mod memory;
+mod p1;
+mod p2;
+mod p4;

@@ -1,0 +1,90 @@
+//! P1: a read that counts returns exactly one whole value, the one that was committed under that generation. The
+//! bytes under a view never change. Nobody writes where somebody else's object lies.
+
+use tiffin_core::{EXTENT_ALIGN, Generation, Hold, SegmentId, message::Found};
+
+use crate::{
+    coverage::{Coverage, Point},
+    memory::{Memory, Tag, ValueId},
+    names::Name,
+    oracle::Oracle,
+};
+
+impl Oracle {
+    /// A copy was validated.
+    pub(crate) fn read(
+        &mut self,
+        segment: SegmentId,
+        hold: Hold,
+        len: u64,
+        tags: &[Tag],
+        coverage: &mut Coverage,
+    ) {
+        coverage.hit(Point::CheckedWholeValue);
+        self.whole(segment, hold, len, tags, "a validated read");
+        self.read_of_dead(segment, hold);
+    }
+
+    /// A client looks at a view that it holds.
+    pub(crate) fn looks(
+        &mut self,
+        segment: SegmentId,
+        hold: Hold,
+        len: u64,
+        tags: &[Tag],
+        coverage: &mut Coverage,
+    ) {
+        coverage.hit(Point::CheckedView);
+        self.whole(segment, hold, len, tags, "a view");
+    }
+
+    /// Somebody is about to write a unit.
+    pub(crate) fn writes(&mut self, memory: &Memory, unit: usize, hold: Hold, coverage: &mut Coverage) {
+        coverage.hit(Point::CheckedScribble);
+        if let Some(other) = memory.covered_by(unit, hold.stamp) {
+            self.fail("p1", || format!("the writer of {hold:?} writes unit {unit}, which is {other:?}'s"));
+        }
+    }
+
+    /// A client was told that its put is stored.
+    pub(crate) fn acknowledged(&mut self, value: ValueId, generation: Generation) {
+        let stored = self.lives.get(&generation).and_then(|it| it.value);
+        if stored.is_some_and(|it| it != value) {
+            self.fail("p1", || format!("{generation} was acknowledged to {value:?}, but it is {stored:?}"));
+        }
+    }
+
+    /// A client was told which object it has read.
+    pub(crate) fn got(&mut self, name: Name, found: &Found) {
+        let life = self.lives.get(&found.generation);
+        if let Some(other) = life.map(|it| it.name).filter(|it| *it != name) {
+            self.fail("p1", || format!("a get of {name:?} returned {found:?}, which is {other:?}"));
+        }
+    }
+
+    fn whole(&mut self, segment: SegmentId, hold: Hold, len: u64, tags: &[Tag], what: &str) {
+        let place = (segment, hold);
+        let Some(&id) = self.written.get(&place) else {
+            return self.fail("p1", || format!("{what} of {place:?} counts, but nobody ever wrote there"));
+        };
+        let units = len.div_ceil(EXTENT_ALIGN) as usize;
+        let wrong = (0..).zip(tags).find(|(unit, tag)| **tag != Tag { value: id, unit: *unit });
+        if let Some((unit, tag)) = wrong {
+            return self.fail("p1", || {
+                format!("{what} of {place:?} should be {id:?}, but its unit {unit} is {tag:?}")
+            });
+        }
+        let value = self.value(id).copied();
+        if tags.len() != units || value.is_none_or(|it| it.len != len) {
+            return self
+                .fail("p1", || format!("{what} of {place:?} has {} units of {len} bytes", tags.len()));
+        }
+        let life = self.generation_of.get(&place).and_then(|it| self.lives.get(it));
+        if let (Some(life), Some(value)) = (life, value)
+            && (life.name != value.name || life.value.is_some_and(|it| it != id))
+        {
+            let life = life.clone();
+            self.fail("p1", || format!("{what} of {place:?} is {id:?} {value:?}, but it should be {life:?}"));
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! P2: once a delete is answered `Deleted`, no copy validates and no lookup finds it, ever again. `Unconfirmed`:
+//! lookups miss, and once a node that could not confirm is readmitted, its copies do not validate. What replaced
+//! an object is never replaced by it.
+//!
+//! Exempt, until the master keeps more than it can be told: copies on a node that was declared lost, for as long
+//! as it is; and copies on a node that has not joined this life of the master yet.
+
+use tiffin_core::{
+    Hold, SegmentId, SlotId,
+    message::{DeleteOutcome, Found},
+    node::SlotRecord,
+};
+
+use crate::{
+    coverage::{Coverage, Point},
+    memory::Memory,
+    names::Name,
+    node::name_in_heap,
+    oracle::{Dead, Memories, Oracle, Victim, copies},
+};
+
+impl Oracle {
+    /// A delete is answered.
+    pub(crate) fn deleted(
+        &mut self,
+        name: Name,
+        victims: &[Victim],
+        outcome: &DeleteOutcome,
+        complete: bool,
+        memories: &Memories,
+        coverage: &mut Coverage,
+    ) {
+        let confirmed = match outcome {
+            _ if !complete => return,
+            DeleteOutcome::Leased => return,
+            DeleteOutcome::Deleted | DeleteOutcome::Absent => true,
+            DeleteOutcome::Unconfirmed(_) => false,
+        };
+        for &Victim { generation, fresh } in victims {
+            coverage.hit(Point::CheckedDeletedCopies);
+            let holders = memories.iter().filter(|(_, it)| copies(it, generation).next().is_some());
+            let (known, exempt): (Vec<_>, Vec<_>) =
+                holders.map(|(segment, _)| *segment).partition(|it| self.joined.contains(it));
+            // What was evicted, replaced or deleted before is not this delete's to confirm.
+            if confirmed
+                && fresh
+                && let Some(segment) = known.first()
+            {
+                self.fail("p2", || {
+                    format!("{name:?} {generation} was answered {outcome:?}, but {segment} still has it")
+                });
+            }
+            if let Some(life) = self.lives.get_mut(&generation)
+                && !life.dead.as_ref().is_some_and(|it| it.confirmed)
+            {
+                life.dead = Some(Dead { confirmed: confirmed && known.is_empty(), exempt });
+            }
+        }
+    }
+
+    /// A lookup finds an object.
+    pub(crate) fn found(&mut self, name: Name, found: &Found, coverage: &mut Coverage) {
+        coverage.hit(Point::CheckedResurrection);
+        let generation = found.generation;
+        if let Some(life) = self.lives.get(&generation)
+            && (life.dead.is_some() || life.name != name)
+        {
+            let life = life.clone();
+            self.fail("p2", || format!("a lookup of {name:?} found {generation}: {life:?}"));
+        }
+        let newest = self.newest.get(&name).copied().unwrap_or_default();
+        if generation < newest {
+            self.fail("p2", || format!("a lookup of {name:?} found {generation} after {newest} was seen"));
+        }
+        self.seen(name, generation);
+    }
+
+    /// A node has been told what it owes, and goes on to tell what it holds.
+    pub(crate) fn readmitted(&mut self, segment: SegmentId, memories: &Memories, coverage: &mut Coverage) {
+        let Some(memory) = memories.get(&segment) else { return };
+        coverage.hit(Point::CheckedReadmission);
+        let dead = self.lives.iter().filter(|(_, it)| it.dead.is_some());
+        let kept = dead.map(|(it, _)| *it).find(|it| copies(memory, *it).next().is_some());
+        if let Some(generation) = kept {
+            self.fail("p2", || format!("{segment} was readmitted with {generation}, which was deleted"));
+        }
+    }
+
+    /// A slot says that its object can be read.
+    pub(crate) fn committed(
+        &mut self,
+        segment: SegmentId,
+        memory: &Memory,
+        slot: SlotId,
+        record: &SlotRecord,
+    ) {
+        let hold = Hold { slot, stamp: record.stamp };
+        let generation = record.generation;
+        let life = self.lives.get(&generation);
+        let (name, dead) = (life.map(|it| it.name), life.and_then(|it| it.dead.as_ref()));
+        if dead.is_some_and(|it| it.confirmed && !it.exempt.contains(&segment)) {
+            self.fail("p2", || format!("{segment} commits {hold:?} as {generation}, which was deleted"));
+        }
+        if name.is_some() && name_in_heap(memory, record) != name {
+            self.fail("memory", || format!("{segment} commits {hold:?} as {name:?}, but calls it otherwise"));
+        }
+    }
+
+    /// A copy was validated: not one of what was deleted.
+    pub(crate) fn read_of_dead(&mut self, segment: SegmentId, hold: Hold) {
+        let Some(generation) = self.generation_of.get(&(segment, hold)).copied() else { return };
+        let dead = self.lives.get(&generation).and_then(|it| it.dead.as_ref());
+        if dead.is_some_and(|it| it.confirmed && !it.exempt.contains(&segment)) {
+            self.fail("p2", || {
+                format!("a read of {hold:?} on {segment} counts, but {generation} was deleted")
+            });
+        }
+    }
+}

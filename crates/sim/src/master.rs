@@ -1,0 +1,192 @@
+//! The shell of the master: its connections, its clock, and its deaths.
+
+use tiffin_core::{
+    ClientId, ConnId, RequestId, SegmentId, Tick,
+    master::{Effect, Event as MasterEvent, Master, MasterConfig, Notice},
+    message::{Hello, Reply, Request, Role, VERSION_MAJOR, VERSION_MINOR, Welcome},
+};
+use tiffin_proto::Incoming;
+
+use crate::{
+    coverage::Point,
+    names,
+    network::Way,
+    oracle::Speaker,
+    world::{Clock, Event, Party, World},
+};
+
+/// Connections from here on are no connections: the simulation itself asks, one per namespace.
+const AUDITOR: u64 = u64::MAX / 2;
+
+impl World {
+    /// Asks the master without any network; only at rest. The answer, if it is given at once.
+    pub(crate) fn audit(&mut self, namespace: u8, request: Request) -> Option<Reply> {
+        let conn = ConnId(AUDITOR + u64::from(namespace));
+        let hello = Hello {
+            client: ClientId(conn.0),
+            namespace: names::namespace_name(namespace).to_owned(),
+            ..Hello::default()
+        };
+        self.next_conn += 1;
+        let id = RequestId(self.next_conn);
+        self.audit = None;
+        self.master_handles(MasterEvent::Opened(conn, hello));
+        let complete = self.everything_is_known();
+        self.oracle.hears(conn, id, &request, Speaker::Client(namespace), complete);
+        self.master_handles(MasterEvent::Request(conn, id, request));
+        self.oracle.heard();
+        self.audit.take()
+    }
+
+    /// A new life of the master, which knows only that it is later than all before.
+    pub(crate) fn start_master(&mut self) {
+        self.epoch += 1;
+        self.clock = Clock::default();
+        self.heard.clear();
+        self.registered.clear();
+        self.oracle.master_restarts(&self.memories);
+        self.oracle.rules(self.plan.lease_ms, self.plan.strict_leases);
+        self.log.line(self.now, "master starts", &[self.epoch], &[]);
+        self.master = Some(Master::new(MasterConfig {
+            epoch: self.epoch,
+            silence_ms_max: self.plan.silence_ms_max,
+            away_ms_max: self.plan.away_ms_max,
+            lease_ms: self.plan.lease_ms,
+            strict_leases: self.plan.strict_leases,
+            evict_soft_pinned: self.plan.evict_soft_pinned,
+            hash_seed: self.chance.any(),
+            sabotage: self.sabotage,
+        }));
+    }
+
+    pub(crate) fn crash_master(&mut self, down_ms: u64) {
+        self.log.line(self.now, "master dies", &[], &[]);
+        self.master = None;
+        self.server_dies(Party::Master);
+        self.at(self.now + down_ms, Event::MasterStarts);
+    }
+
+    /// Every connection to a process that died.
+    pub(crate) fn server_dies(&mut self, party: Party) {
+        let open = self.conns.iter().filter(|(_, it)| it.server == party && it.server_open);
+        let ids: Vec<_> = open.map(|(id, _)| *id).collect();
+        for id in ids {
+            self.server_hangs_up(id);
+        }
+    }
+
+    pub(crate) fn master_receives(&mut self, conn: ConnId, incoming: Incoming) {
+        match incoming {
+            Incoming::Request(id, Request::Hello(hello)) => {
+                if let Some(it) = self.conns.get_mut(&conn) {
+                    it.greeted = true;
+                }
+                if hello.role == Role::Client {
+                    self.heard.insert(hello.client, conn);
+                }
+                let welcome = Welcome {
+                    major: VERSION_MAJOR,
+                    minor: VERSION_MINOR,
+                    epoch: self.epoch,
+                    heartbeat_ms: 50,
+                    ..Welcome::default()
+                };
+                self.master_handles(MasterEvent::Opened(conn, hello));
+                self.send_reply(conn, Way::Down, id, &Reply::Welcome(welcome));
+            }
+            Incoming::Request(id, request) => {
+                let speaker = self.speaker(conn, &request);
+                if matches!(speaker, Speaker::Nobody) {
+                    self.coverage.hit(Point::FrameFenced);
+                }
+                let complete = self.everything_is_known();
+                self.oracle.hears(conn, id, &request, speaker, complete);
+                self.master_handles(MasterEvent::Request(conn, id, request));
+                self.oracle.heard();
+            }
+            Incoming::Reply(id, reply) => self.master_handles(MasterEvent::Reply(conn, id, reply)),
+        }
+    }
+
+    pub(crate) fn master_closed(&mut self, conn: ConnId) {
+        self.heard.retain(|_, it| *it != conn);
+        self.registered.retain(|_, it| *it != conn);
+        self.master_handles(MasterEvent::Closed(conn));
+    }
+
+    pub(crate) fn master_tick(&mut self) {
+        let now = self.master_now();
+        let Some(master) = &mut self.master else { return };
+        if master.poll_timeout().is_some_and(|at| at <= now) {
+            master.handle_timeout(now);
+            self.drain_master(now);
+        }
+    }
+
+    pub(crate) fn clock_goes_on(&mut self) {
+        let Some(stood) = self.clock.stands_at.take() else { return };
+        // It either lost the time or catches up.
+        if self.chance.percent(50) {
+            self.clock.ahead = stood as i64 - self.now as i64;
+        }
+    }
+
+    fn master_handles(&mut self, event: MasterEvent) {
+        let now = self.master_now();
+        let Some(master) = &mut self.master else { return };
+        master.handle(now, event);
+        self.drain_master(now);
+    }
+
+    fn drain_master(&mut self, now: Tick) {
+        while let Some(effect) = self.master.as_mut().and_then(Master::poll_effect) {
+            let segment = match &effect {
+                Effect::Reply(conn, ..) | Effect::Ask(conn, ..) => self.segment_of(*conn),
+                Effect::Disconnect(_) | Effect::Notice(_) => None,
+            };
+            self.oracle.sees(now, &effect, segment, &self.memories, &mut self.coverage);
+            match effect {
+                Effect::Reply(conn, _, reply) if conn.0 >= AUDITOR => self.audit = Some(reply),
+                Effect::Reply(conn, id, reply) => self.send_reply(conn, Way::Down, id, &reply),
+                Effect::Ask(conn, id, request) => self.send_request(conn, Way::Down, id, &request),
+                Effect::Disconnect(conn) => self.server_hangs_up(conn),
+                Effect::Notice(notice) => self.notice(&notice),
+            }
+        }
+    }
+
+    fn notice(&mut self, notice: &Notice) {
+        self.log.note(|| format!("{notice:?}"));
+        self.coverage.hit(match notice {
+            Notice::NodeReady(_) => Point::NodeReady,
+            Notice::NodeSilent(_) => Point::NodeSilent,
+            Notice::NodeAway(_) => Point::NodeAway,
+            Notice::NodeLost(..) => Point::NodeLost,
+            Notice::NodeDiscarded(_) => Point::NodeDiscarded,
+            Notice::Evicted(..) => Point::Evicted,
+        });
+    }
+
+    /// Who speaks on a connection, as the promise sees it: nobody, if a newer connection of the same party has
+    /// been let in. A dead process's last words count as long as no other connection replaced it.
+    fn speaker(&mut self, conn: ConnId, request: &Request) -> Speaker {
+        let Some(it) = self.conns.get(&conn).filter(|it| it.greeted) else { return Speaker::Nobody };
+        match it.segment {
+            None if self.heard.get(&it.client) == Some(&conn) => Speaker::Client(it.namespace),
+            None => Speaker::Nobody,
+            Some(segment) => {
+                if matches!(request, Request::Register(_)) {
+                    self.registered.insert(segment, conn);
+                }
+                match self.registered.get(&segment) == Some(&conn) {
+                    true => Speaker::Node(segment),
+                    false => Speaker::Nobody,
+                }
+            }
+        }
+    }
+
+    fn segment_of(&self, conn: ConnId) -> Option<SegmentId> {
+        self.conns.get(&conn)?.segment
+    }
+}

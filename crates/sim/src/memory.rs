@@ -1,0 +1,111 @@
+//! A node's simulated memory, which knows what each unit of it was last written for.
+//!
+//! Control memory is what the node's effects say, in the order in which they were carried out. Data memory has
+//! one tag per unit of [`EXTENT_ALIGN`] bytes instead of bytes. It outlives its node's process, as a mapping
+//! does: whoever mapped it can still look.
+
+use std::collections::BTreeMap;
+
+use tiffin_core::{EXTENT_ALIGN, Extent, Hold, SlotId, Stamp, node::SlotRecord};
+
+/// Names one put by one client: the value that it writes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct ValueId(pub(crate) u32);
+
+/// What a unit was last written for: which value, and which unit of it. Nobody's value is zero.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Tag {
+    pub(crate) value: ValueId,
+    pub(crate) unit: u32,
+}
+
+/// One segment.
+#[derive(Debug)]
+pub(crate) struct Memory {
+    units: Vec<Tag>,
+    slots: BTreeMap<SlotId, SlotRecord>,
+    heap: Vec<u8>,
+    /// Its node's process lives.
+    pub(crate) alive: bool,
+}
+
+impl Memory {
+    pub(crate) fn new(capacity: u64, heap_bytes: u64) -> Self {
+        Self {
+            units: vec![Tag::default(); (capacity / EXTENT_ALIGN) as usize],
+            slots: BTreeMap::new(),
+            heap: vec![0; heap_bytes as usize],
+            alive: true,
+        }
+    }
+
+    /// The record of a slot, if it carries that stamp.
+    pub(crate) fn load(&self, hold: Hold) -> Option<&SlotRecord> {
+        self.slots.get(&hold.slot).filter(|it| it.stamp == hold.stamp)
+    }
+
+    /// Whether the slot carries that stamp.
+    pub(crate) fn stands(&self, hold: Hold) -> bool {
+        self.load(hold).is_some()
+    }
+
+    /// Every slot with a stamp.
+    pub(crate) fn slots(&self) -> impl Iterator<Item = (Hold, &SlotRecord)> {
+        self.slots.iter().map(|(&slot, it)| (Hold { slot, stamp: it.stamp }, it))
+    }
+
+    pub(crate) fn write_slot(&mut self, slot: SlotId, record: SlotRecord) {
+        self.slots.insert(slot, record);
+    }
+
+    pub(crate) fn withdraw(&mut self, slot: SlotId) {
+        self.slots.remove(&slot);
+    }
+
+    /// Stores into the heap; `false` if the bytes lie outside of it.
+    pub(crate) fn write_heap(&mut self, offset: u64, bytes: &[u8]) -> bool {
+        let start = offset as usize;
+        let Some(place) = self.heap.get_mut(start..start + bytes.len()) else { return false };
+        place.copy_from_slice(bytes);
+        true
+    }
+
+    /// The name that the heap holds for a record: namespace and key.
+    pub(crate) fn name(&self, record: &SlotRecord) -> Option<(&[u8], &[u8])> {
+        let name_len = record.namespace_len + record.key_len;
+        let spilled = match record.extents.len() {
+            0..=tiffin_core::node::EXTENTS_INLINE => 0,
+            more => more as u64 * 16,
+        };
+        let start = (record.heap.offset + spilled) as usize;
+        let bytes = self.heap.get(start..start + name_len as usize)?;
+        bytes.split_at_checked(record.namespace_len as usize)
+    }
+
+    pub(crate) fn write_unit(&mut self, unit: usize, tag: Tag) {
+        if let Some(place) = self.units.get_mut(unit) {
+            *place = tag;
+        }
+    }
+
+    pub(crate) fn read_unit(&self, unit: usize) -> Option<Tag> {
+        self.units.get(unit).copied()
+    }
+
+    /// The slot that covers a unit, other than the one named.
+    pub(crate) fn covered_by(&self, unit: usize, except: Stamp) -> Option<Hold> {
+        let covers = |it: &SlotRecord| it.extents.iter().any(|extent| units(*extent).contains(&unit));
+        self.slots().find(|(_, it)| it.stamp != except && covers(it)).map(|(hold, _)| hold)
+    }
+}
+
+/// The units of an extent.
+pub(crate) fn units(extent: Extent) -> std::ops::Range<usize> {
+    let first = (extent.offset / EXTENT_ALIGN) as usize;
+    first..first + extent.len.div_ceil(EXTENT_ALIGN) as usize
+}
+
+/// The units of an object's extents, in order.
+pub(crate) fn all_units(extents: &[Extent]) -> Vec<usize> {
+    extents.iter().flat_map(|it| units(*it)).collect()
+}

@@ -1,0 +1,49 @@
+//! The few names that everybody fights for.
+
+use tiffin_core::{Key, message::Pattern};
+
+/// The namespaces.
+pub(crate) const NAMESPACES: [&str; 2] = ["default", "other"];
+/// The keys.
+pub(crate) const KEYS: [&str; 12] =
+    ["a/0", "a/1", "a/2", "a/3", "a/4", "a/5", "b/0", "b/1", "b/2", "b/3", "b/4", "b/5"];
+
+/// A key of a namespace, by number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Name {
+    pub(crate) namespace: u8,
+    pub(crate) key: u8,
+}
+
+impl Name {
+    pub(crate) fn key(self) -> Key {
+        let text = KEYS.get(self.key as usize).expect("a name is one of the few");
+        Key::new(text.as_bytes()).expect("it is short and not empty")
+    }
+
+    pub(crate) fn of(namespace: u8, key: &Key) -> Option<Self> {
+        let key = KEYS.iter().position(|it| it.as_bytes() == key.as_bytes())? as u8;
+        Some(Self { namespace, key })
+    }
+}
+
+/// The number of a namespace.
+pub(crate) fn namespace(name: &[u8]) -> Option<u8> {
+    NAMESPACES.iter().position(|it| it.as_bytes() == name).map(|it| it as u8)
+}
+
+/// The name of a namespace.
+pub(crate) fn namespace_name(namespace: u8) -> &'static str {
+    NAMESPACES.get(namespace as usize).expect("a namespace is one of the few")
+}
+
+/// Whether a pattern that the workload uses takes in a name.
+pub(crate) fn matches(pattern: &Pattern, name: Name) -> bool {
+    let key = name.key();
+    match pattern {
+        Pattern::All => true,
+        Pattern::Prefix(prefix) => key.as_bytes().starts_with(prefix),
+        // The workload has one: the keys that end with an even number.
+        Pattern::Regex(_) => name.key % 2 == 0,
+    }
+}

@@ -1,0 +1,224 @@
+//! Connections as TCP gives them: in order, after some delay, until they break.
+//!
+//! A break loses a suffix of what is under way in each direction. What is left may still arrive late, even after
+//! the caller has a new connection; the two sides notice the break at different times. That is how loss,
+//! duplication and reordering really happen.
+
+use std::collections::VecDeque;
+
+use tiffin_core::{
+    ClientId, ConnId, RequestId, SegmentId,
+    message::{Hello, Reply, Request},
+};
+use tiffin_proto::{Incoming, frame};
+
+use crate::{
+    coverage::Point,
+    names,
+    world::{Event, Party, Time, World},
+};
+
+/// Which way a frame goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// From the caller to the server.
+    Up,
+    /// From the server to the caller.
+    Down,
+}
+
+/// One direction of a connection.
+#[derive(Debug, Default)]
+pub(crate) struct Pipe {
+    frames: VecDeque<Vec<u8>>,
+    last_at: Time,
+    not_before: Time,
+    /// After a break: how many frames still arrive.
+    left: Option<usize>,
+}
+
+/// One connection.
+#[derive(Debug)]
+pub(crate) struct Conn {
+    pub(crate) caller: Party,
+    pub(crate) caller_life: u32,
+    pub(crate) server: Party,
+    pub(crate) server_life: u32,
+    /// The calling client, and its namespace.
+    pub(crate) client: ClientId,
+    pub(crate) namespace: u8,
+    /// The calling node's memory.
+    pub(crate) segment: Option<SegmentId>,
+    pub(crate) caller_open: bool,
+    pub(crate) server_open: bool,
+    /// The server has let it in.
+    pub(crate) greeted: bool,
+    up: Pipe,
+    down: Pipe,
+}
+
+impl Conn {
+    fn pipe(&mut self, way: Way) -> &mut Pipe {
+        match way {
+            Way::Up => &mut self.up,
+            Way::Down => &mut self.down,
+        }
+    }
+}
+
+impl World {
+    /// Connects. If nobody listens there the caller hears so a little later.
+    pub(crate) fn open(&mut self, caller: Party, server: Party, hello: Hello) -> ConnId {
+        self.next_conn += 1;
+        let id = ConnId(self.next_conn);
+        let listens = self.is_up(server);
+        let conn = Conn {
+            caller,
+            caller_life: self.life(caller),
+            server,
+            server_life: self.life(server),
+            client: hello.client,
+            namespace: names::namespace(hello.namespace.as_bytes()).unwrap_or(0),
+            segment: match caller {
+                Party::Node(node) => self.nodes.get(node).map(|it| it.segment),
+                Party::Client(_) | Party::Master => None,
+            },
+            caller_open: true,
+            server_open: listens,
+            greeted: false,
+            up: Pipe::default(),
+            down: Pipe::default(),
+        };
+        self.conns.insert(id, conn);
+        if listens {
+            self.send_request(id, Way::Up, RequestId(0), &Request::Hello(hello));
+        } else {
+            let at = self.now + 1 + self.chance.below(20);
+            self.at(at, Event::CallerCloses(id));
+        }
+        id
+    }
+
+    pub(crate) fn send_request(&mut self, conn: ConnId, way: Way, id: RequestId, request: &Request) {
+        self.log.note(|| format!("{conn:?} {way:?} {id:?} {request:?}"));
+        self.coverage.sent(tiffin_proto::request_kind(request).number);
+        let frame = tiffin_proto::encode_request(id, request).expect("what the core says can be said");
+        self.send(conn, way, frame);
+    }
+
+    pub(crate) fn send_reply(&mut self, conn: ConnId, way: Way, id: RequestId, reply: &Reply) {
+        self.log.note(|| format!("{conn:?} {way:?} {id:?} {reply:?}"));
+        self.coverage.sent(tiffin_proto::reply_kind(reply).number);
+        let frame = tiffin_proto::encode_reply(id, reply).expect("what the core says can be said");
+        self.send(conn, way, frame);
+    }
+
+    fn send(&mut self, id: ConnId, way: Way, frame: Vec<u8>) {
+        self.log.line(self.now, "send", &[id.0, way as u64], &frame);
+        let delay = self.chance.delay(self.plan.delay_usual, self.plan.delay_seldom);
+        let now = self.now;
+        let Some(conn) = self.conns.get_mut(&id) else { return };
+        let open = match way {
+            Way::Up => conn.caller_open,
+            Way::Down => conn.server_open,
+        };
+        let pipe = conn.pipe(way);
+        if !open || pipe.left.is_some() {
+            return self.coverage.hit(Point::FrameLost);
+        }
+        pipe.frames.push_back(frame);
+        pipe.last_at = pipe.last_at.max(now + delay);
+        let at = pipe.last_at;
+        self.at(at, Event::Pump(id, way));
+    }
+
+    /// The connection breaks on its way. Each side notices in its own time.
+    pub(crate) fn break_conn(&mut self, id: ConnId) {
+        let (noticed, half_open) = (self.chance.below(25), self.chance.delay(40, 500));
+        let late = if self.chance.percent(60) { self.chance.below(120) } else { 0 };
+        let (up_left, down_left) = (self.chance.any() as usize, self.chance.any() as usize);
+        let now = self.now;
+        let Some(conn) = self.conns.get_mut(&id) else { return };
+        for (pipe, left) in [(&mut conn.up, up_left), (&mut conn.down, down_left)] {
+            if pipe.left.is_none() {
+                pipe.left = Some(left % (pipe.frames.len() + 1));
+            }
+        }
+        conn.up.not_before = conn.up.not_before.max(now + late);
+        let server_at = now + late + half_open;
+        self.at(now + noticed, Event::CallerCloses(id));
+        self.at(server_at, Event::ServerCloses(id));
+    }
+
+    /// The caller is gone, or does not want the connection any more.
+    pub(crate) fn caller_hangs_up(&mut self, id: ConnId) {
+        self.break_conn(id);
+        if let Some(conn) = self.conns.get_mut(&id) {
+            conn.caller_open = false;
+        }
+    }
+
+    /// The server closes: what it said before still arrives.
+    pub(crate) fn server_hangs_up(&mut self, id: ConnId) {
+        let delay = self.chance.below(20);
+        let now = self.now;
+        let Some(conn) = self.conns.get_mut(&id) else { return };
+        conn.server_open = false;
+        let at = conn.down.last_at.max(now) + delay;
+        self.at(at, Event::CallerCloses(id));
+    }
+
+    /// Delivers the next frame, unless its receiver is stopped: then it waits at its door.
+    pub(crate) fn pump(&mut self, id: ConnId, way: Way) {
+        let Some(conn) = self.conns.get(&id) else { return };
+        let (receiver, life) = match way {
+            Way::Up => (conn.server, conn.server_life),
+            Way::Down => (conn.caller, conn.caller_life),
+        };
+        let wake = self.stopped_until(receiver).max(match way {
+            Way::Up => conn.up.not_before,
+            Way::Down => conn.down.not_before,
+        });
+        if wake > self.now {
+            return self.at(wake, Event::Pump(id, way));
+        }
+        let same_life = self.is_up(receiver) && self.life(receiver) == life;
+        let Some(conn) = self.conns.get_mut(&id) else { return };
+        let open = match way {
+            Way::Up => conn.server_open,
+            Way::Down => conn.caller_open,
+        };
+        let late = way == Way::Up && !conn.caller_open;
+        let pipe = conn.pipe(way);
+        let Some(frame) = pipe.frames.pop_front() else { return };
+        let passes = match &mut pipe.left {
+            None => true,
+            Some(0) => false,
+            Some(left) => {
+                *left -= 1;
+                true
+            }
+        };
+        if !(open && passes && same_life) {
+            return self.coverage.hit(Point::FrameLost);
+        }
+        if late {
+            self.coverage.hit(Point::FrameLate);
+        }
+        self.log.line(self.now, "deliver", &[id.0, way as u64, frame.len() as u64], &[]);
+        let incoming = decode(&frame);
+        match receiver {
+            Party::Master => self.master_receives(id, incoming),
+            Party::Node(node) => self.node_receives(node, id, way, incoming),
+            Party::Client(client) => self.client_receives(client, id, incoming),
+        }
+    }
+}
+
+/// Through the bytes, as the shells do.
+fn decode(frame: &[u8]) -> Incoming {
+    let (head, payload) = frame.split_first_chunk::<{ frame::HEADER_BYTES }>().expect("a frame has a header");
+    let header = frame::decode_header(head).expect("we sent this");
+    frame::verify(&header, payload).expect("nobody touched it");
+    tiffin_proto::decode(&header, payload).expect("what can be said can be understood")
+}

@@ -1,0 +1,303 @@
+//! The shell of a storage node: it carries effects out in order, keeps its link to the master, and serves bytes.
+
+use tiffin_core::{
+    ClientId, ConnId, SegmentId,
+    message::{Hello, NodeInfo, Reply, Request, Role, VERSION_MAJOR, VERSION_MINOR, Welcome},
+    node::{Effect, Event as CoreEvent, Node, NodeConfig, SlotState},
+};
+use tiffin_proto::Incoming;
+
+use crate::{
+    coverage::Point,
+    memory::Memory,
+    names,
+    network::Way,
+    transfer::TransferId,
+    world::{Event, Party, Phase, Time, World},
+};
+
+/// How often a node gives a sign of life.
+const BEAT_MS: u64 = 50;
+
+/// What a node does by itself.
+#[derive(Debug)]
+pub(crate) enum NodeEvent {
+    Beat,
+    /// It connects to the master.
+    Link,
+    /// Bytes, or the wish for bytes, arrive on a data connection.
+    Chunk(TransferId),
+    /// They are copied.
+    ChunkDone(TransferId),
+    /// A data connection is closed.
+    DataClosed(ClientId),
+    /// The kernel says that a client's process is dead.
+    Dead(ClientId),
+    /// A client fetches the mapping.
+    Attach(usize, u32),
+}
+
+/// One node.
+pub(crate) struct NodeShell {
+    pub(crate) core: Option<Node>,
+    pub(crate) life: u32,
+    pub(crate) segment: SegmentId,
+    pub(crate) stopped_until: Time,
+    /// The connection to the master, and whether it was welcomed there.
+    pub(crate) link: Option<ConnId>,
+    pub(crate) linked: bool,
+    /// The network keeps it from the master until then.
+    pub(crate) barred_until: Time,
+}
+
+impl NodeShell {
+    pub(crate) fn absent() -> Self {
+        Self {
+            core: None,
+            life: 0,
+            segment: SegmentId(0),
+            stopped_until: 0,
+            link: None,
+            linked: false,
+            barred_until: 0,
+        }
+    }
+}
+
+impl World {
+    /// A node starts, with a new and empty segment.
+    pub(crate) fn start_node(&mut self, node: usize) {
+        let segment = SegmentId(self.chance.any());
+        let config = NodeConfig {
+            segment,
+            capacity: self.plan.capacity,
+            slot_count: self.plan.slot_count,
+            heap_bytes: self.plan.heap_bytes,
+            sabotage: self.sabotage,
+        };
+        let Some(shell) = self.nodes.get_mut(node) else { return };
+        let life = shell.life + 1;
+        *shell = NodeShell { core: Some(Node::new(config)), life, segment, ..NodeShell::absent() };
+        self.memories.insert(segment, Memory::new(config.capacity, config.heap_bytes));
+        self.oracle.node_starts(segment, &node_name(node, life));
+        self.log.line(self.now, "node starts", &[node as u64, segment.0], &[]);
+        self.node_at(0, node, NodeEvent::Link);
+        self.node_at(BEAT_MS, node, NodeEvent::Beat);
+    }
+
+    /// A node's process dies. Its memory stays for whoever mapped it.
+    pub(crate) fn crash_node(&mut self, node: usize, down_ms: u64) {
+        self.log.line(self.now, "node dies", &[node as u64], &[]);
+        let Some(shell) = self.nodes.get_mut(node).filter(|it| it.core.is_some()) else { return };
+        shell.core = None;
+        let (segment, link) = (shell.segment, shell.link.take());
+        if let Some(memory) = self.memories.get_mut(&segment) {
+            memory.alive = false;
+        }
+        self.server_dies(Party::Node(node));
+        if let Some(link) = link {
+            self.caller_hangs_up(link);
+        }
+        self.transfers_lose_node(segment);
+        self.at(self.now + down_ms, Event::NodeStarts(node));
+    }
+
+    pub(crate) fn node_does(&mut self, node: usize, event: NodeEvent) {
+        match event {
+            NodeEvent::Beat => {
+                self.node_handles(node, CoreEvent::Beat);
+                self.node_at(BEAT_MS, node, NodeEvent::Beat);
+            }
+            NodeEvent::Link => self.link(node),
+            NodeEvent::Chunk(id) => self.chunk(node, id),
+            NodeEvent::ChunkDone(id) => self.chunk_done(node, id),
+            NodeEvent::DataClosed(client) => self.node_handles(node, CoreEvent::DataClosed(client)),
+            NodeEvent::Dead(client) => {
+                let open = |it: &crate::network::Conn| it.client == client && it.server_open && it.greeted;
+                let first = self.conns.values().any(|it| it.server == Party::Node(node) && open(it));
+                self.coverage.hit(if first { Point::DeadBeforeClosed } else { Point::ClosedBeforeDead });
+                self.node_handles(node, CoreEvent::Dead(client));
+            }
+            NodeEvent::Attach(client, life) => self.attach(node, client, life),
+        }
+    }
+
+    pub(crate) fn node_receives(&mut self, node: usize, conn: ConnId, way: Way, incoming: Incoming) {
+        if way == Way::Up {
+            return self.node_hears_client(node, conn, incoming);
+        }
+        let Some(shell) = self.nodes.get_mut(node).filter(|it| it.link == Some(conn)) else { return };
+        match incoming {
+            Incoming::Reply(_, Reply::Welcome(_)) => {
+                shell.linked = true;
+                let name = node_name(node, shell.life);
+                let host = format!("host{node}");
+                let info = NodeInfo { segment: shell.segment, name, host, ..NodeInfo::default() };
+                self.node_handles(node, CoreEvent::Linked(info));
+            }
+            Incoming::Reply(id, reply) => {
+                let readmitted = matches!(reply, Reply::Registered(_)).then_some(shell.segment);
+                self.node_handles(node, CoreEvent::MasterReply(id, reply));
+                if let Some(segment) = readmitted {
+                    self.oracle.readmitted(segment, &self.memories, &mut self.coverage);
+                }
+            }
+            Incoming::Request(id, request) => {
+                self.node_handles(node, CoreEvent::MasterRequest(id, request));
+            }
+        }
+    }
+
+    fn node_hears_client(&mut self, node: usize, conn: ConnId, incoming: Incoming) {
+        let Incoming::Request(id, request) = incoming else { return };
+        let Some(it) = self.conns.get_mut(&conn) else { return };
+        let client = it.client;
+        if let Request::Hello(hello) = request {
+            it.greeted = true;
+            let segment = self.nodes.get(node).map(|it| it.segment).unwrap_or_default();
+            self.node_handles(node, CoreEvent::Opened { conn, client, namespace: hello.namespace });
+            let welcome =
+                Welcome { major: VERSION_MAJOR, minor: VERSION_MINOR, segment, ..Welcome::default() };
+            return self.send_reply(conn, Way::Down, id, &Reply::Welcome(welcome));
+        }
+        self.node_handles(node, CoreEvent::Request { conn, id, request });
+    }
+
+    pub(crate) fn node_closed(&mut self, node: usize, conn: ConnId) {
+        self.node_handles(node, CoreEvent::Closed(conn));
+    }
+
+    /// The link to the master broke; it is made again, sooner or later.
+    pub(crate) fn link_lost(&mut self, node: usize, conn: ConnId) {
+        let Some(shell) = self.nodes.get_mut(node).filter(|it| it.link == Some(conn)) else { return };
+        shell.link = None;
+        if std::mem::replace(&mut shell.linked, false) {
+            self.node_handles(node, CoreEvent::Unlinked);
+        }
+        let delay = self.chance.delay(20, 100);
+        self.node_at(delay, node, NodeEvent::Link);
+    }
+
+    fn link(&mut self, node: usize) {
+        let now = self.now;
+        let Some(shell) = self.nodes.get_mut(node).filter(|it| it.link.is_none()) else { return };
+        if shell.barred_until > now && self.phase == Phase::Storm {
+            let delay = shell.barred_until - now;
+            return self.node_at(delay, node, NodeEvent::Link);
+        }
+        let hello = Hello {
+            major: VERSION_MAJOR,
+            minor: VERSION_MINOR,
+            role: Role::Node,
+            host: format!("host{node}"),
+            ..Hello::default()
+        };
+        let conn = self.open(Party::Node(node), Party::Master, hello);
+        if let Some(shell) = self.nodes.get_mut(node) {
+            shell.link = Some(conn);
+        }
+    }
+
+    /// Hands an event in and carries the effects out, in order, before anything else.
+    pub(crate) fn node_handles(&mut self, node: usize, event: CoreEvent) {
+        let Some(core) = self.nodes.get_mut(node).and_then(|it| it.core.as_mut()) else { return };
+        core.handle(event);
+        self.drain_node(node);
+    }
+
+    pub(crate) fn drain_node(&mut self, node: usize) {
+        while let Some(shell) = self.nodes.get_mut(node) {
+            let Some(effect) = shell.core.as_mut().and_then(Node::poll_effect) else { return };
+            let (segment, link) = (shell.segment, shell.link.filter(|_| shell.linked));
+            match effect {
+                Effect::Reply { conn, id, reply } => self.send_reply(conn, Way::Down, id, &reply),
+                Effect::AskMaster(id, request) => {
+                    if let Some(link) = link {
+                        self.send_request(link, Way::Up, id, &request);
+                    }
+                }
+                Effect::AnswerMaster(id, reply) => {
+                    if let Some(link) = link {
+                        self.send_reply(link, Way::Up, id, &reply);
+                    }
+                }
+                Effect::Disconnect(conn) => self.server_hangs_up(conn),
+                Effect::Slot { .. } | Effect::Withdraw { .. } | Effect::Heap { .. } => {
+                    self.store(segment, effect);
+                }
+                Effect::StampMark(mark) => self.log.line(self.now, "mark", &[segment.0, mark], &[]),
+                Effect::Epoch(epoch) => self.log.line(self.now, "epoch", &[segment.0, epoch], &[]),
+            }
+        }
+    }
+
+    /// An effect on the control memory.
+    fn store(&mut self, segment: SegmentId, effect: Effect) {
+        self.log.note(|| format!("{segment} {effect:?}"));
+        let Some(memory) = self.memories.get_mut(&segment) else { return };
+        match effect {
+            Effect::Slot { slot, record } => {
+                let numbers = [segment.0, u64::from(slot.0), record.stamp.0, record.generation.counter];
+                self.log.line(self.now, "slot", &numbers, &[]);
+                match record.extents.len() {
+                    0 | 1 => (),
+                    2 => self.coverage.hit(Point::SeveralExtents),
+                    _ => self.coverage.hit(Point::SpilledExtents),
+                }
+                if matches!(record.state, SlotState::Reserved(_)) {
+                    self.oracle.reserved(memory, &record);
+                }
+                memory.write_slot(slot, record.clone());
+                if record.state == SlotState::Committed {
+                    self.oracle.committed(segment, memory, slot, &record);
+                }
+            }
+            Effect::Withdraw { slot } => {
+                self.log.line(self.now, "withdraw", &[segment.0, u64::from(slot.0)], &[]);
+                memory.withdraw(slot);
+            }
+            Effect::Heap { offset, bytes } => {
+                self.log.line(self.now, "heap", &[segment.0, offset], &bytes);
+                if !memory.write_heap(offset, &bytes) {
+                    self.oracle.fail("memory", || format!("{segment} writes outside of its heap"));
+                }
+            }
+            _ => (),
+        }
+    }
+
+    fn attach(&mut self, node: usize, client: usize, life: u32) {
+        let Some(segment) = self.nodes.get(node).map(|it| it.segment) else { return };
+        let Some(it) = self.clients.get_mut(client) else { return };
+        if !it.alive || it.life != life || it.leaving {
+            return;
+        }
+        it.attached.insert(segment);
+        let id = it.id;
+        self.log.line(self.now, "attach", &[id.0, segment.0], &[]);
+        self.node_handles(node, CoreEvent::Mapped(id));
+    }
+
+    /// Whether every copy that any living node holds is known to the master, or was declared lost by it.
+    pub(crate) fn everything_is_known(&self) -> bool {
+        self.nodes.iter().filter(|it| it.core.is_some()).all(|it| {
+            self.oracle.knows(it.segment)
+                || self
+                    .memories
+                    .get(&it.segment)
+                    .is_some_and(|it| !it.slots().any(|(_, record)| record.state == SlotState::Committed))
+        })
+    }
+}
+
+/// Unique for each life of each node, so that the master's notices can be told apart.
+fn node_name(node: usize, life: u32) -> String {
+    format!("n{node}.{life}")
+}
+
+/// Whose memory the heap says this is.
+pub(crate) fn name_in_heap(memory: &Memory, record: &tiffin_core::node::SlotRecord) -> Option<names::Name> {
+    let (namespace, key) = memory.name(record)?;
+    let namespace = names::namespace(namespace)?;
+    names::Name::of(namespace, &tiffin_core::Key::new(key).ok()?)
+}

@@ -1,0 +1,449 @@
+//! The oracle watches: what clients write, what the master hears and says, what the nodes record. From that it
+//! knows what may and what may not be seen. It decides nothing, and nothing that it says reaches the parties.
+//!
+//! The promises are checked in [`crate::invariants`], one file each; this file keeps the history they need.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use tiffin_core::{
+    ConnId, Generation, Hold, RequestId, SegmentId, Tick,
+    master::{Effect, Notice},
+    message::{
+        Announce, CommitOutcome, Decide, DecideItem, DeleteOutcome, DeletedMatching, OnExists, Record, Reply,
+        Request, ResolveOutcome, Retire,
+    },
+    node::SlotState,
+};
+
+use crate::{
+    coverage::Coverage,
+    memory::{Memory, ValueId},
+    names::{self, Name},
+};
+
+/// All memory there ever was.
+pub(crate) type Memories = BTreeMap<SegmentId, Memory>;
+
+/// A promise that was broken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Broken {
+    /// Which.
+    pub invariant: &'static str,
+    /// How.
+    pub what: String,
+}
+
+/// Who speaks to the master.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Speaker {
+    /// A client of a namespace, on its newest connection.
+    Client(u8),
+    /// A node, on its newest connection.
+    Node(SegmentId),
+    /// Somebody on a connection that was closed or replaced: nothing that is said there may matter.
+    Nobody,
+}
+
+/// One put.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Value {
+    pub(crate) name: Name,
+    pub(crate) len: u64,
+}
+
+/// What is known of one generation.
+#[derive(Clone, Debug)]
+pub(crate) struct Life {
+    pub(crate) name: Name,
+    pub(crate) pinned: bool,
+    pub(crate) value: Option<ValueId>,
+    pub(crate) lease_until: Tick,
+    /// There is a reason why nobody finds it: deleted, replaced or evicted, answered or not.
+    pub(crate) gone: bool,
+    pub(crate) dead: Option<Dead>,
+}
+
+/// A deletion that was answered.
+#[derive(Clone, Debug)]
+pub(crate) struct Dead {
+    /// Every node confirmed.
+    pub(crate) confirmed: bool,
+    /// Segments whose copies nobody could speak for: their nodes were lost.
+    pub(crate) exempt: Vec<SegmentId>,
+}
+
+/// An object that a delete is meant for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Victim {
+    pub(crate) generation: Generation,
+    /// Nothing else had taken it away before.
+    pub(crate) fresh: bool,
+}
+
+/// A delete that is not answered yet: for each name what it is meant for.
+#[derive(Debug)]
+struct Deleting {
+    victims: Vec<(Name, Vec<Victim>)>,
+    /// Every copy that exists was known to the master.
+    complete: bool,
+    force: bool,
+}
+
+/// What the event that the master handles now may be the reason for.
+#[derive(Debug, Default)]
+struct Cause {
+    /// Objects of these names may be taken away.
+    names: BTreeSet<Name>,
+    /// Names that were looked up, and with a lease.
+    asked: Vec<Name>,
+    lease: bool,
+    announced: Vec<Record>,
+    /// Objects are being evicted.
+    evicting: bool,
+}
+
+/// The history, and the verdict.
+#[derive(Debug, Default)]
+pub(crate) struct Oracle {
+    pub(crate) broken: Option<Broken>,
+    pub(crate) values: Vec<Value>,
+    /// What is written into each use of a slot.
+    pub(crate) written: BTreeMap<(SegmentId, Hold), ValueId>,
+    pub(crate) lives: BTreeMap<Generation, Life>,
+    pub(crate) generation_of: BTreeMap<(SegmentId, Hold), Generation>,
+    of_name: BTreeMap<Name, BTreeSet<Generation>>,
+    /// The newest generation of each name that was seen in this life of the master.
+    pub(crate) newest: BTreeMap<Name, Generation>,
+    deleting: BTreeMap<(ConnId, RequestId), Deleting>,
+    deciding: BTreeMap<(ConnId, RequestId), (SegmentId, Vec<DecideItem>)>,
+    cause: Cause,
+    node_names: BTreeMap<String, SegmentId>,
+    /// Nodes that the master has taken in, and has not lost since.
+    pub(crate) joined: BTreeSet<SegmentId>,
+    pub(crate) lost: BTreeSet<SegmentId>,
+    lease_ms: u64,
+    pub(crate) strict: bool,
+}
+
+impl Oracle {
+    /// Records a broken promise; the first one counts.
+    pub(crate) fn fail(&mut self, invariant: &'static str, what: impl FnOnce() -> String) {
+        if self.broken.is_none() {
+            self.broken = Some(Broken { invariant, what: what() });
+        }
+    }
+
+    pub(crate) fn rules(&mut self, lease_ms: u64, strict: bool) {
+        (self.lease_ms, self.strict) = (lease_ms, strict);
+    }
+
+    pub(crate) fn new_value(&mut self, name: Name, len: u64) -> ValueId {
+        self.values.push(Value { name, len });
+        ValueId(self.values.len() as u32)
+    }
+
+    pub(crate) fn value(&self, id: ValueId) -> Option<&Value> {
+        self.values.get((id.0 as usize).checked_sub(1)?)
+    }
+
+    pub(crate) fn will_write(&mut self, segment: SegmentId, hold: Hold, value: ValueId) {
+        self.written.insert((segment, hold), value);
+    }
+
+    pub(crate) fn node_starts(&mut self, segment: SegmentId, name: &str) {
+        self.node_names.insert(name.to_owned(), segment);
+    }
+
+    /// Whether what a node holds is known to this life of the master, or of no account to it.
+    pub(crate) fn knows(&self, segment: SegmentId) -> bool {
+        self.joined.contains(&segment) || self.lost.contains(&segment)
+    }
+
+    /// What an earlier life knew about nodes that it could not reach dies with it: until the master keeps that
+    /// durably, copies that survived on such a node may be seen again.
+    pub(crate) fn master_restarts(&mut self, memories: &Memories) {
+        self.newest.clear();
+        self.joined.clear();
+        self.lost.clear();
+        self.deleting.clear();
+        self.deciding.clear();
+        let alive = memories.values().filter(|it| it.alive);
+        let surviving: BTreeSet<_> =
+            alive.flat_map(|it| it.slots()).map(|(_, record)| record.generation).collect();
+        for (generation, life) in &mut self.lives {
+            life.lease_until = Tick(0);
+            if surviving.contains(generation) {
+                (life.gone, life.dead) = (false, None);
+            }
+        }
+    }
+
+    /// The master is about to handle a request.
+    pub(crate) fn hears(
+        &mut self,
+        conn: ConnId,
+        id: RequestId,
+        request: &Request,
+        speaker: Speaker,
+        complete: bool,
+    ) {
+        self.cause = Cause::default();
+        match (request, speaker) {
+            (Request::Delete(delete), Speaker::Client(namespace)) => {
+                let names = delete.keys.iter().filter_map(|key| Name::of(namespace, key)).collect();
+                self.begin_deleting(conn, id, names, delete.force, complete);
+            }
+            (Request::DeleteMatching(delete), Speaker::Client(namespace)) => {
+                let all = (0..names::KEYS.len()).map(|key| Name { namespace, key: key as u8 });
+                let names = all.filter(|name| names::matches(&delete.pattern, *name)).collect();
+                self.begin_deleting(conn, id, names, delete.force, complete);
+            }
+            (Request::Resolve(resolve), Speaker::Client(namespace)) => {
+                let names = resolve.keys.iter().filter_map(|key| Name::of(namespace, key));
+                (self.cause.asked, self.cause.lease) = (names.collect(), resolve.lease);
+            }
+            (Request::Decide(Decide { items }), Speaker::Node(segment)) => {
+                let replacing = items.iter().filter(|it| it.item.options.on_exists == OnExists::Replace);
+                self.cause.names = replacing.filter_map(name_of).collect();
+                self.deciding.insert((conn, id), (segment, items.clone()));
+            }
+            (Request::Announce(Announce { items, .. }), Speaker::Node(_)) => {
+                let names = items.iter().filter_map(|it| record_name(it));
+                self.cause.names = names.collect();
+                self.cause.announced = items.clone();
+            }
+            _ => (),
+        }
+    }
+
+    fn begin_deleting(&mut self, conn: ConnId, id: RequestId, names: Vec<Name>, force: bool, complete: bool) {
+        let mut victims = Vec::new();
+        for name in names {
+            let mut of_name = Vec::new();
+            for &generation in self.of_name.get(&name).into_iter().flatten() {
+                let Some(life) = self.lives.get_mut(&generation) else { continue };
+                let fresh = !std::mem::replace(&mut life.gone, true);
+                of_name.push(Victim { generation, fresh });
+            }
+            self.cause.names.insert(name);
+            victims.push((name, of_name));
+        }
+        self.deleting.insert((conn, id), Deleting { victims, complete, force });
+    }
+
+    /// The master has handled the request. Decisions that are still to be answered have replaced what was there.
+    pub(crate) fn heard(&mut self) {
+        self.cause = Cause::default();
+        let mut replaced = Vec::new();
+        for (segment, items) in self.deciding.values() {
+            let new = items.iter().filter(|it| !self.generation_of.contains_key(&(*segment, it.item.hold)));
+            let new = new.filter(|it| it.item.options.on_exists == OnExists::Replace);
+            replaced.extend(new.filter_map(name_of));
+        }
+        for name in replaced {
+            for generation in self.of_name.get(&name).into_iter().flatten() {
+                if let Some(life) = self.lives.get_mut(generation) {
+                    life.gone = true;
+                }
+            }
+        }
+    }
+
+    /// The master does something; `segment` is the node's that it says it to.
+    pub(crate) fn sees(
+        &mut self,
+        now: Tick,
+        effect: &Effect,
+        segment: Option<SegmentId>,
+        memories: &Memories,
+        coverage: &mut Coverage,
+    ) {
+        let evicting = std::mem::take(&mut self.cause.evicting);
+        match effect {
+            Effect::Notice(Notice::Evicted(..)) => self.cause.evicting = true,
+            Effect::Notice(Notice::NodeReady(name)) => {
+                if let Some(segment) = self.node_names.get(name) {
+                    self.lost.remove(segment);
+                    self.joined.insert(*segment);
+                }
+            }
+            Effect::Notice(Notice::NodeLost(name, _)) => {
+                if let Some(segment) = self.node_names.get(name) {
+                    self.joined.remove(segment);
+                    self.lost.insert(*segment);
+                }
+            }
+            Effect::Ask(_, _, Request::Retire(Retire { holds })) => {
+                self.cause.evicting = evicting;
+                for hold in holds {
+                    self.retires(now, segment.unwrap_or_default(), *hold, coverage);
+                }
+            }
+            Effect::Ask(_, _, Request::Settle(settle)) => {
+                for record in &settle.commit {
+                    self.record(segment.unwrap_or_default(), record);
+                }
+            }
+            Effect::Reply(conn, id, reply) => {
+                self.replies(now, (*conn, *id), reply, segment, memories, coverage);
+            }
+            _ => (),
+        }
+    }
+
+    fn replies(
+        &mut self,
+        now: Tick,
+        to: (ConnId, RequestId),
+        reply: &Reply,
+        segment: Option<SegmentId>,
+        memories: &Memories,
+        coverage: &mut Coverage,
+    ) {
+        match reply {
+            Reply::Decided(outcomes) => {
+                let Some((segment, items)) = self.deciding.remove(&to) else { return };
+                for (item, outcome) in items.iter().zip(outcomes) {
+                    self.decided(segment, item, outcome);
+                }
+            }
+            Reply::Deleted(outcomes) => {
+                let Some(deleting) = self.deleting.remove(&to) else { return };
+                for ((name, victims), outcome) in deleting.victims.iter().zip(outcomes) {
+                    self.deleted(*name, victims, outcome, deleting.complete, memories, coverage);
+                    if *outcome == DeleteOutcome::Leased {
+                        self.spared(victims, deleting.force);
+                    }
+                }
+            }
+            Reply::DeletedMatching(DeletedMatching { unconfirmed, .. }) => {
+                let Some(deleting) = self.deleting.remove(&to) else { return };
+                let outcome = match unconfirmed.is_empty() {
+                    true => DeleteOutcome::Deleted,
+                    false => DeleteOutcome::Unconfirmed(unconfirmed.clone()),
+                };
+                // Where leases refuse, nobody is told which ones did.
+                let complete = deleting.complete && (deleting.force || !self.strict);
+                for (name, victims) in &deleting.victims {
+                    self.deleted(*name, victims, &outcome, complete, memories, coverage);
+                }
+            }
+            Reply::Resolved(resolved) => {
+                let asked = std::mem::take(&mut self.cause.asked);
+                for (name, outcome) in asked.into_iter().zip(&resolved.items) {
+                    match outcome {
+                        ResolveOutcome::Found(found) => {
+                            self.found(name, found, coverage);
+                            let until = now.after(self.lease_ms);
+                            let life = self.lives.get_mut(&found.generation).filter(|_| self.cause.lease);
+                            if let Some(life) = life {
+                                life.lease_until = life.lease_until.max(until);
+                            }
+                        }
+                        ResolveOutcome::Absent => self.absent(name, memories, coverage),
+                        ResolveOutcome::Unavailable(_) => (),
+                    }
+                }
+            }
+            Reply::Announced(refused) => {
+                let segment = segment.unwrap_or_default();
+                for record in std::mem::take(&mut self.cause.announced) {
+                    match refused.contains(&record.hold) {
+                        true => self.refuses(segment, &record),
+                        false => self.record(segment, &record),
+                    }
+                }
+            }
+            Reply::Registered(registered) if registered.discard => {
+                let segment = segment.unwrap_or_default();
+                if !self.lost.contains(&segment) {
+                    self.fail("names", || format!("{segment} must discard all, but was never lost"));
+                }
+            }
+            _ => (),
+        }
+    }
+
+    fn decided(&mut self, segment: SegmentId, item: &DecideItem, outcome: &CommitOutcome) {
+        let (CommitOutcome::Stored(generation) | CommitOutcome::Replaced(generation)) = outcome else {
+            return;
+        };
+        let record = Record {
+            hold: item.item.hold,
+            namespace: item.namespace.clone(),
+            key: item.item.key.clone(),
+            generation: *generation,
+            len: item.item.len,
+            hard_pin: item.item.options.hard_pin,
+        };
+        self.record(segment, &record);
+    }
+
+    /// An object is known to lie somewhere.
+    fn record(&mut self, segment: SegmentId, record: &Record) {
+        let Some(name) = record_name(record) else { return };
+        let value = self.written.get(&(segment, record.hold)).copied();
+        self.generation_of.insert((segment, record.hold), record.generation);
+        let life = self.seen(name, record.generation);
+        life.pinned |= record.hard_pin;
+        if let (None, Some(value)) = (life.value, value) {
+            life.value = Some(value);
+        }
+    }
+
+    /// A generation of a name exists, or did.
+    pub(crate) fn seen(&mut self, name: Name, generation: Generation) -> &mut Life {
+        self.of_name.entry(name).or_default().insert(generation);
+        let newest = self.newest.entry(name).or_default();
+        *newest = (*newest).max(generation);
+        self.lives.entry(generation).or_insert_with(|| Life {
+            name,
+            pinned: false,
+            value: None,
+            lease_until: Tick(0),
+            gone: false,
+            dead: None,
+        })
+    }
+
+    /// The master takes an object away: there must be a reason.
+    fn retires(&mut self, now: Tick, segment: SegmentId, hold: Hold, coverage: &mut Coverage) {
+        let Some(generation) = self.generation_of.get(&(segment, hold)).copied() else { return };
+        if self.cause.evicting {
+            self.evicted(now, generation, coverage);
+        }
+        let Some(life) = self.lives.get_mut(&generation) else { return };
+        let explained = self.cause.evicting || self.cause.names.contains(&life.name);
+        life.gone = true;
+        if !explained {
+            let name = life.name;
+            self.fail("names", || format!("{name:?} {generation} is taken away, and nobody asked for that"));
+        }
+    }
+
+    /// A lease kept the newest of these.
+    fn spared(&mut self, victims: &[Victim], force: bool) {
+        let newest = victims.iter().map(|it| it.generation).max();
+        let Some(life) = newest.and_then(|it| self.lives.get_mut(&it)) else { return };
+        life.gone = life.dead.is_some();
+        if force || !self.strict {
+            let name = life.name;
+            self.fail("names", || format!("a delete of {name:?} was refused by a lease, which may not"));
+        }
+    }
+}
+
+/// Copies that can be read, of one generation.
+pub(crate) fn copies(memory: &Memory, generation: Generation) -> impl Iterator<Item = Hold> {
+    let readable =
+        memory.slots().filter(move |(_, it)| it.state == SlotState::Committed && it.generation == generation);
+    readable.map(|(hold, _)| hold)
+}
+
+fn record_name(record: &Record) -> Option<Name> {
+    Name::of(names::namespace(record.namespace.as_bytes())?, &record.key)
+}
+
+fn name_of(item: &DecideItem) -> Option<Name> {
+    Name::of(names::namespace(item.namespace.as_bytes())?, &item.item.key)
+}

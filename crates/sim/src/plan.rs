@@ -1,0 +1,64 @@
+//! What kind of world a seed gives. Not every fault happens in every world: some broken rules show only where
+//! it is otherwise quiet.
+
+use tiffin_core::EXTENT_ALIGN;
+
+use crate::{chance::Chance, faults::Fault};
+
+/// The settings of one world.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    pub(crate) nodes: usize,
+    pub(crate) clients: usize,
+    /// Bytes of each node's memory.
+    pub(crate) capacity: u64,
+    pub(crate) slot_count: u32,
+    pub(crate) heap_bytes: u64,
+    pub(crate) silence_ms_max: u64,
+    pub(crate) away_ms_max: u64,
+    pub(crate) lease_ms: u64,
+    pub(crate) strict_leases: bool,
+    pub(crate) evict_soft_pinned: bool,
+    pub(crate) delay_usual: u64,
+    pub(crate) delay_seldom: u64,
+    /// How many of a hundred clients share the nodes' memory.
+    pub(crate) sharing_percent: u64,
+    /// How many keys are in use.
+    pub(crate) keys: u64,
+    /// How many of a hundred puts are pinned.
+    pub(crate) pin_percent: u64,
+    /// How long a client rests between two things it does.
+    pub(crate) pause_max: u64,
+    /// The weight of each fault.
+    pub(crate) faults: Vec<u64>,
+    /// How long it takes from one fault to the next.
+    pub(crate) fault_gap: u64,
+}
+
+impl Plan {
+    pub(crate) fn draw(chance: &mut Chance) -> Self {
+        let faults = Fault::ALL.iter().map(|_| if chance.percent(55) { chance.between(1, 10) } else { 0 });
+        let faults = faults.collect();
+        let slot_count = chance.between(10, 40);
+        Self {
+            nodes: chance.between(2, 3) as usize,
+            clients: chance.between(3, 5) as usize,
+            capacity: chance.between(20, 72) * EXTENT_ALIGN,
+            slot_count: slot_count as u32,
+            heap_bytes: slot_count * EXTENT_ALIGN * chance.between(1, 2),
+            silence_ms_max: 150,
+            away_ms_max: 400,
+            lease_ms: chance.between(20, 200),
+            strict_leases: chance.percent(30),
+            evict_soft_pinned: chance.percent(70),
+            delay_usual: chance.between(1, 6),
+            delay_seldom: chance.between(10, 80),
+            sharing_percent: *chance.pick(&[0, 50, 50, 100]).unwrap_or(&50),
+            keys: chance.between(3, 12),
+            pin_percent: *chance.pick(&[0, 10, 30, 60]).unwrap_or(&10),
+            pause_max: chance.between(10, 60),
+            faults,
+            fault_gap: *chance.pick(&[20, 60, 150, 400]).unwrap_or(&60),
+        }
+    }
+}

@@ -1,0 +1,318 @@
+//! Bytes on their way, a few units at a time, with everything else happening in between.
+//!
+//! Through a mapping the client does the copying, whenever it runs: no message can stop it. Through a socket the
+//! node does, and brackets every piece with `begin_…` and `end_…`. The rules are those of `transport`: a writer
+//! looks at its slot once it has the mapping, a reader loads the record, copies, and looks at the stamp again.
+
+use tiffin_core::{
+    ClientId, EXTENT_ALIGN, Hold, SegmentId,
+    node::{Event as CoreEvent, SlotState},
+    sabotage::Sabotage,
+    session::{NeedId, ReadResult, WriteResult},
+};
+
+use crate::{
+    client::{ClientEvent, SessionId},
+    coverage::Point,
+    memory::{Tag, ValueId, all_units},
+    node::NodeEvent,
+    world::World,
+};
+
+/// Names a transfer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct TransferId(pub(crate) u64);
+
+/// How a transfer ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ended {
+    Whole,
+    Stale,
+    Unreachable,
+}
+
+/// One copy of one object, in or out.
+#[derive(Debug)]
+pub(crate) struct Transfer {
+    pub(crate) client: usize,
+    pub(crate) client_id: ClientId,
+    pub(crate) session: SessionId,
+    pub(crate) need: NeedId,
+    pub(crate) segment: SegmentId,
+    pub(crate) hold: Hold,
+    pub(crate) len: u64,
+    /// What is written; nothing if it is a read.
+    pub(crate) write: Option<ValueId>,
+    pub(crate) socket: bool,
+    /// Units already copied.
+    done: u32,
+    /// Through a mapping: all units, once the record is loaded. Through a socket: those of the piece under way.
+    units: Option<Vec<usize>>,
+    /// What was read.
+    tags: Vec<Tag>,
+    data_open: bool,
+    /// The connection for bytes broke.
+    pub(crate) broken: bool,
+    /// The client does not wait for it any more.
+    client_done: bool,
+    node_done: bool,
+}
+
+impl Transfer {
+    fn total(&self) -> u32 {
+        self.len.div_ceil(EXTENT_ALIGN) as u32
+    }
+}
+
+/// What a session wants moved.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Order {
+    pub(crate) client: usize,
+    pub(crate) session: SessionId,
+    pub(crate) need: NeedId,
+    pub(crate) segment: SegmentId,
+    pub(crate) hold: Hold,
+    pub(crate) len: u64,
+    pub(crate) write: Option<ValueId>,
+}
+
+impl World {
+    /// Begins, through the mapping if the client has one.
+    pub(crate) fn start_transfer(&mut self, order: Order) -> Option<TransferId> {
+        let client = self.clients.get(order.client)?;
+        let (client_id, socket) = (client.id, !client.attached.contains(&order.segment));
+        self.next_transfer += 1;
+        let id = TransferId(self.next_transfer);
+        let transfer = Transfer {
+            client: order.client,
+            client_id,
+            session: order.session,
+            need: order.need,
+            segment: order.segment,
+            hold: order.hold,
+            len: order.len,
+            write: order.write,
+            socket,
+            done: 0,
+            units: None,
+            tags: Vec::new(),
+            data_open: false,
+            broken: false,
+            client_done: false,
+            node_done: !socket,
+        };
+        self.transfers.insert(id, transfer);
+        let delay = self.chance.delay(4, 60);
+        match (socket, self.node_of(order.segment)) {
+            (false, _) => self.client_at(delay, order.client, ClientEvent::Step(id)),
+            (true, Some(node)) => self.node_at(delay, node, NodeEvent::Chunk(id)),
+            (true, None) => {
+                self.node_is_done(id);
+                self.client_at(delay, order.client, ClientEvent::Transferred(id, Ended::Unreachable));
+            }
+        }
+        Some(id)
+    }
+
+    /// The client stops: no further unit is copied through its mapping.
+    pub(crate) fn cancel_transfer(&mut self, id: TransferId) {
+        if let Some(transfer) = self.transfers.get_mut(&id) {
+            transfer.client_done = true;
+            if transfer.node_done {
+                self.transfers.remove(&id);
+            }
+        }
+    }
+
+    /// The connection for bytes breaks; the client hears of it.
+    pub(crate) fn break_transfer(&mut self, id: TransferId) {
+        let delay = self.chance.below(20);
+        let Some(transfer) = self.transfers.get_mut(&id).filter(|it| !it.broken && !it.client_done) else {
+            return;
+        };
+        transfer.broken = true;
+        let client = transfer.client;
+        self.client_at(delay, client, ClientEvent::Transferred(id, Ended::Unreachable));
+    }
+
+    pub(crate) fn transfers_lose_node(&mut self, segment: SegmentId) {
+        let lost = self.transfers.iter().filter(|(_, it)| it.socket && it.segment == segment);
+        let lost: Vec<_> = lost.map(|(id, _)| *id).collect();
+        for id in lost {
+            self.break_transfer(id);
+            self.node_is_done(id);
+        }
+    }
+
+    /// One step of a copy through a mapping.
+    pub(crate) fn mapped_step(&mut self, id: TransferId) {
+        let pace = self.chance.between(1, 3) as usize;
+        let pause = self.chance.delay(4, 80);
+        let Some(transfer) = self.transfers.get_mut(&id).filter(|it| !it.client_done) else { return };
+        let Some(memory) = self.memories.get_mut(&transfer.segment) else { return };
+        let client = transfer.client;
+        let Some(units) = &transfer.units else {
+            let record = memory.load(transfer.hold);
+            let writable = |state| matches!(state, SlotState::Reserved(_));
+            let record = record.filter(|it| it.len == transfer.len);
+            let record = record.filter(|it| transfer.write.is_none() || writable(it.state));
+            transfer.units = record.map(|it| all_units(&it.extents));
+            return match transfer.units.is_some() {
+                true => self.client_at(pause, client, ClientEvent::Step(id)),
+                false => self.transferred(id, Ended::Stale),
+            };
+        };
+        let first = transfer.done as usize;
+        for (place, unit) in units.iter().copied().enumerate().skip(first).take(pace) {
+            match transfer.write {
+                Some(value) => {
+                    let tag = Tag { value, unit: place as u32 };
+                    self.oracle.writes(memory, unit, transfer.hold, &mut self.coverage);
+                    memory.write_unit(unit, tag);
+                }
+                None => transfer.tags.extend(memory.read_unit(unit)),
+            }
+            transfer.done += 1;
+        }
+        if transfer.done < transfer.total() {
+            return self.client_at(pause, client, ClientEvent::Step(id));
+        }
+        let unchecked = self.sabotage == Sabotage::CheckBeforeCopyOnly && transfer.write.is_none();
+        let whole = unchecked || memory.stands(transfer.hold);
+        if whole {
+            self.validated(id);
+        }
+        self.transferred(id, if whole { Ended::Whole } else { Ended::Stale });
+    }
+
+    /// A piece arrives at the node, or the wish for one.
+    pub(crate) fn chunk(&mut self, node: usize, id: TransferId) {
+        let pace = self.chance.between(1, 4) as u32;
+        let (copying, late) = (self.chance.delay(4, 60), self.chance.percent(50));
+        let Some(transfer) = self.transfers.get_mut(&id).filter(|it| !it.node_done) else { return };
+        if !std::mem::replace(&mut transfer.data_open, true) {
+            let client = transfer.client_id;
+            self.node_handles(node, CoreEvent::DataOpened(client));
+        }
+        let Some(transfer) = self.transfers.get_mut(&id) else { return };
+        let Some(core) = self.nodes.get_mut(node).and_then(|it| it.core.as_mut()) else { return };
+        if transfer.broken || (transfer.client_done && !late) {
+            return self.close_data(node, id);
+        }
+        let offset = u64::from(transfer.done) * EXTENT_ALIGN;
+        let len = (u64::from(pace) * EXTENT_ALIGN).min(transfer.len.saturating_sub(offset));
+        let extents = match transfer.write {
+            Some(_) => core.begin_store(transfer.client_id, transfer.hold, offset, len),
+            None => core.begin_send(transfer.hold, offset, len),
+        };
+        transfer.units = extents.map(|it| all_units(&it));
+        match transfer.units.is_some() {
+            true => self.node_at(copying, node, NodeEvent::ChunkDone(id)),
+            false => self.end_socket(node, id, Ended::Stale),
+        }
+    }
+
+    /// The piece is copied.
+    pub(crate) fn chunk_done(&mut self, node: usize, id: TransferId) {
+        let travel = self.chance.delay(4, 40);
+        let Some(transfer) = self.transfers.get_mut(&id) else { return };
+        let Some(memory) = self.memories.get_mut(&transfer.segment) else { return };
+        let Some(core) = self.nodes.get_mut(node).and_then(|it| it.core.as_mut()) else { return };
+        for (place, unit) in (transfer.done..).zip(transfer.units.take().unwrap_or_default()) {
+            match transfer.write {
+                Some(value) => {
+                    self.oracle.writes(memory, unit, transfer.hold, &mut self.coverage);
+                    memory.write_unit(unit, Tag { value, unit: place });
+                }
+                None => transfer.tags.extend(memory.read_unit(unit)),
+            }
+            transfer.done += 1;
+        }
+        let stands = match transfer.write {
+            Some(_) => {
+                core.end_store(transfer.hold);
+                true
+            }
+            None => core.end_send(transfer.hold),
+        };
+        match (stands, transfer.done < transfer.total()) {
+            (false, _) => self.end_socket(node, id, Ended::Stale),
+            (true, true) if transfer.client_done || transfer.broken => self.close_data(node, id),
+            (true, true) => self.node_at(travel, node, NodeEvent::Chunk(id)),
+            (true, false) => {
+                self.validated(id);
+                self.end_socket(node, id, Ended::Whole);
+            }
+        }
+    }
+
+    /// The client has the result.
+    pub(crate) fn transferred(&mut self, id: TransferId, ended: Ended) {
+        let Some(transfer) = self.transfers.get(&id).filter(|it| !it.client_done) else { return };
+        let (client, session, need) = (transfer.client, transfer.session, transfer.need);
+        let (write, socket) = (transfer.write.is_some(), transfer.socket);
+        self.log.line(self.now, "transferred", &[id.0, ended as u64], &[]);
+        match (ended, write, socket) {
+            (Ended::Whole, true, false) => self.coverage.hit(Point::MappedWritten),
+            (Ended::Whole, false, false) => self.coverage.hit(Point::MappedRead),
+            (Ended::Whole, true, true) => self.coverage.hit(Point::SocketWritten),
+            (Ended::Whole, false, true) => self.coverage.hit(Point::SocketRead),
+            (Ended::Stale, true, false) => self.coverage.hit(Point::MappedWriteStale),
+            (Ended::Stale, false, false) => self.coverage.hit(Point::MappedReadStale),
+            (Ended::Stale, true, true) => self.coverage.hit(Point::SocketWriteStale),
+            (Ended::Stale, false, true) => self.coverage.hit(Point::SocketReadStale),
+            (Ended::Unreachable, ..) => (),
+        }
+        self.cancel_transfer(id);
+        let why = || "the connection broke".to_owned();
+        if write {
+            let result = match ended {
+                Ended::Whole => WriteResult::Written,
+                Ended::Stale => WriteResult::Stale,
+                Ended::Unreachable => WriteResult::Unreachable(why()),
+            };
+            self.session_written(client, session, id, need, result);
+        } else {
+            let result = match ended {
+                Ended::Whole => ReadResult::Valid,
+                Ended::Stale => ReadResult::Stale,
+                Ended::Unreachable => ReadResult::Unreachable(why()),
+            };
+            self.session_read(client, session, id, need, result);
+        }
+    }
+
+    /// A read counts from here on.
+    fn validated(&mut self, id: TransferId) {
+        let Some(transfer) = self.transfers.get(&id).filter(|it| it.write.is_none()) else { return };
+        self.oracle.read(transfer.segment, transfer.hold, transfer.len, &transfer.tags, &mut self.coverage);
+    }
+
+    fn end_socket(&mut self, node: usize, id: TransferId, ended: Ended) {
+        let travel = self.chance.delay(4, 40);
+        let Some(transfer) = self.transfers.get(&id) else { return };
+        let (client, listens) = (transfer.client, !transfer.client_done && !transfer.broken);
+        if listens {
+            self.client_at(travel, client, ClientEvent::Transferred(id, ended));
+        }
+        self.close_data(node, id);
+    }
+
+    fn close_data(&mut self, node: usize, id: TransferId) {
+        let delay = self.chance.delay(4, 60);
+        let Some(transfer) = self.transfers.get(&id) else { return };
+        if transfer.data_open {
+            self.node_at(delay, node, NodeEvent::DataClosed(transfer.client_id));
+        }
+        self.node_is_done(id);
+    }
+
+    fn node_is_done(&mut self, id: TransferId) {
+        if let Some(transfer) = self.transfers.get_mut(&id) {
+            transfer.node_done = true;
+            if transfer.client_done {
+                self.transfers.remove(&id);
+            }
+        }
+    }
+}

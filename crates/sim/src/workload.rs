@@ -1,0 +1,129 @@
+//! What clients do all day: they put, get, look, and delete the same few keys in too little memory.
+
+use tiffin_core::{
+    EXTENT_ALIGN,
+    message::{Delete, DeleteMatching, List, OnExists, Pattern, PutOptions, Request, Resolve},
+    session::{Get, GetRequest, Put, PutRequest},
+};
+
+use crate::{
+    client::{ClientEvent, Kind},
+    names::Name,
+    world::{Phase, World},
+};
+
+/// The most that a client has under way.
+const SESSIONS_MAX: usize = 3;
+/// The one regular expression, see [`crate::names::matches`].
+const EVEN: &str = "[02468]$";
+
+impl World {
+    pub(crate) fn work(&mut self, client: usize) {
+        if self.phase != Phase::Storm {
+            return;
+        }
+        let pause = self.chance.between(1, self.plan.pause_max);
+        let Some(it) = self.clients.get(client).filter(|it| !it.leaving) else { return };
+        let busy = it.sessions.len() >= SESSIONS_MAX;
+        let namespace = it.namespace;
+        if self.chance.once_in(150) {
+            return self.client_at(0, client, ClientEvent::Leave);
+        }
+        self.client_at(pause, client, ClientEvent::Work);
+        if busy {
+            return;
+        }
+        match self.chance.below(100) {
+            0..40 => self.begin_put(client, namespace),
+            40..65 => self.begin_get(client, namespace),
+            65..80 => {
+                let keys = vec![self.name(namespace).key()];
+                let resolve = Resolve { keys, touch: true, lease: self.chance.percent(30), locate: true };
+                self.ask_once(client, Kind::Look, Request::Resolve(resolve));
+            }
+            80..90 => self.begin_delete(client, namespace),
+            90..92 => {
+                let pattern = self.pattern();
+                let (force, wait_ms) = (self.chance.percent(50), self.chance.between(0, 300));
+                let delete = DeleteMatching { pattern, force, wait_ms };
+                self.ask_once(client, Kind::Question, Request::DeleteMatching(delete));
+            }
+            92..96 => {
+                let keys = (0..self.chance.between(1, 4)).map(|_| self.name(namespace).key()).collect();
+                let resolve = Resolve { keys, touch: false, lease: self.chance.percent(20), locate: false };
+                self.ask_once(client, Kind::Question, Request::Resolve(resolve));
+            }
+            96..98 => {
+                let pattern = match self.chance.once_in(4) {
+                    true => Pattern::Regex("(".to_owned()),
+                    false => self.pattern(),
+                };
+                let list = List { pattern, cursor: self.chance.below(6), limit: 4 };
+                self.ask_once(client, Kind::Question, Request::List(list));
+            }
+            _ => self.ask_once(client, Kind::Question, Request::Stat),
+        }
+    }
+
+    fn begin_put(&mut self, client: usize, namespace: u8) {
+        let count = if self.chance.percent(80) { 1 } else { 2 };
+        let (mut requests, mut values) = (Vec::new(), Vec::new());
+        for _ in 0..count {
+            let name = self.name(namespace);
+            let len = self.len();
+            let options = PutOptions {
+                replicas: if self.chance.once_in(60) { 0 } else { self.chance.between(1, 2) as u32 },
+                on_exists: if self.chance.percent(70) { OnExists::Replace } else { OnExists::Keep },
+                hard_pin: self.chance.percent(self.plan.pin_percent),
+                soft_pin_ms: self.chance.once_in(6).then(|| self.chance.between(1, 300)),
+                preferred: Vec::new(),
+            };
+            values.push(self.oracle.new_value(name, len));
+            requests.push(PutRequest { key: name.key(), len, options });
+        }
+        self.begin_session(client, Kind::Put { put: Put::new(requests), values });
+    }
+
+    fn begin_get(&mut self, client: usize, namespace: u8) {
+        let count = if self.chance.percent(80) { 1 } else { 3 };
+        let names: Vec<_> = (0..count).map(|_| self.name(namespace)).collect();
+        let requests = names.iter().map(|it| GetRequest { key: it.key() }).collect();
+        let buffers = (0..count).map(|_| if self.chance.once_in(30) { 50 } else { u64::MAX }).collect();
+        let lease = self.chance.percent(25);
+        let near = format!("host{client}");
+        let get = Get::new(requests, lease, Box::new(move |it| u8::from(it.host != near)));
+        self.begin_session(client, Kind::Get { get, names, buffers });
+    }
+
+    fn begin_delete(&mut self, client: usize, namespace: u8) {
+        let keys = (0..self.chance.between(1, 2)).map(|_| self.name(namespace).key()).collect();
+        let (force, wait_ms) = (self.chance.percent(50), self.chance.between(0, 300));
+        let delete = Delete { keys, force, wait_ms };
+        self.ask_once(client, Kind::Question, Request::Delete(delete));
+    }
+
+    fn name(&mut self, namespace: u8) -> Name {
+        Name { namespace, key: self.chance.below(self.plan.keys) as u8 }
+    }
+
+    fn pattern(&mut self) -> Pattern {
+        match self.chance.below(6) {
+            0 => Pattern::All,
+            1..4 => Pattern::Prefix(if self.chance.percent(50) { b"a/".to_vec() } else { b"b/".to_vec() }),
+            _ => Pattern::Regex(EVEN.to_owned()),
+        }
+    }
+
+    /// Few sizes, so that a slot that is used anew often has the same one; seldom none, or far too many.
+    fn len(&mut self) -> u64 {
+        match self.chance.below(40) {
+            0 => 0,
+            1 => self.plan.capacity + 1,
+            2..6 => self.chance.between(1, 64),
+            6..20 => 2 * EXTENT_ALIGN,
+            20..30 => 5 * EXTENT_ALIGN - 10,
+            30..37 => 9 * EXTENT_ALIGN,
+            _ => self.plan.capacity / 2,
+        }
+    }
+}
