@@ -153,6 +153,10 @@ impl Node {
 
     /// Takes in one event.
     pub fn handle(&mut self, event: Event) {
+        let free = self.slots.usage().free;
+        // The answers to these carry the usage themselves.
+        let is_answered =
+            matches!(&event, Event::MasterRequest(_, it) if !matches!(it, Request::ClientGone(_)));
         match event {
             Event::Opened { conn, client, namespace } => self.opened(conn, client, namespace),
             Event::Request { conn, id, request } => self.client_request(conn, id, request),
@@ -169,6 +173,10 @@ impl Node {
             Event::MasterReply(id, reply) => self.master_reply(id, reply),
             Event::Unlinked => self.link.broken(),
             Event::Beat => self.beat(),
+        }
+        // Else the master would refuse puts until the next heartbeat, for room that a client has given back.
+        if free < self.slots.usage().free && !is_answered {
+            self.beat();
         }
         self.slots.assert_balance();
     }

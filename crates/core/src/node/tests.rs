@@ -56,10 +56,11 @@ impl Bench {
 
     fn master(&mut self, request: Request) -> Reply {
         self.handle(Event::MasterRequest(RequestId(99), request));
-        match self.effects.pop() {
-            Some(Effect::AnswerMaster(RequestId(99), reply)) => reply,
-            other => panic!("{other:?}"),
-        }
+        let answer = self.effects.iter().rev().find_map(|it| match it {
+            Effect::AnswerMaster(RequestId(99), reply) => Some(reply.clone()),
+            _ => None,
+        });
+        answer.unwrap_or_else(|| panic!("{:?}", self.effects))
     }
 
     fn client(&mut self, request: Request) -> Option<Reply> {
@@ -255,6 +256,18 @@ fn a_client_that_never_came_is_gone_when_the_master_says_so() {
     assert_eq!(bench.free(), 7);
     bench.master(Request::ClientGone(ClientId(8)));
     assert_eq!(bench.free(), 8);
+}
+
+#[test]
+fn the_master_hears_at_once_of_room_that_it_did_not_ask_back() {
+    let mut bench = Bench::new();
+    let hold = bench.reserve(UNIT).unwrap().location.hold();
+    let tells = |it: &Effect| matches!(it, Effect::AskMaster(_, Request::Heartbeat(_)));
+    assert!(!bench.effects.iter().any(tells));
+    bench.client(Request::Abort(vec![hold]));
+    assert!(bench.effects.iter().any(tells));
+    bench.client(Request::Abort(vec![hold]));
+    assert!(!bench.effects.iter().any(tells));
 }
 
 #[test]
