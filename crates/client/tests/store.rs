@@ -1,0 +1,299 @@
+//! What a store does for one who puts and gets, over every way that bytes can go.
+
+mod support;
+
+use support::{Cluster, eventually, key, only, pattern, pinned, soon};
+use tiffin_client::{
+    Client, Deadline, DeleteOptions, Effect, Embedded, Error, GetInto, GetOptions, OnExists, Pattern, Put,
+    PutOptions, ResolveOptions, SourceBuf, TargetBuf, Way,
+};
+
+const MIB: usize = 1 << 20;
+
+/// Puts, gets, looks at and deletes objects of many sizes, all of each kind in one call.
+async fn round_trips(client: &Client, expected: Way) {
+    let sizes = [0, 1, 63, 64, 65, 4096, MIB + 1, 9 * MIB];
+    let objects: Vec<_> =
+        sizes.iter().map(|&len| (key(format!("object-{len}")), pattern(len, len))).collect();
+    let keys: Vec<_> = objects.iter().map(|(key, _)| key.clone()).collect();
+
+    // In two parts each, so that parts are joined.
+    let puts = objects.iter().map(|(key, bytes)| {
+        let (head, tail) = bytes.split_at(bytes.len() / 3);
+        Put { parts: vec![SourceBuf::from(head), SourceBuf::from(tail)], ..Put::new(key.clone(), &[]) }
+    });
+    let stored = client.put(&puts.collect::<Vec<_>>(), soon()).await;
+    let stored: Vec<_> = stored.into_iter().map(Result::unwrap).collect();
+    assert!(stored.iter().all(|it| it.copies == 1 && it.effect == Effect::Created), "{stored:?}");
+
+    for (got, (stored, (key, bytes))) in
+        client.get(&keys, GetOptions::default(), soon()).await.into_iter().zip(stored.iter().zip(&objects))
+    {
+        let got = got.unwrap();
+        assert!(got.bytes == *bytes, "{key}");
+        assert_eq!(got.generation, stored.generation);
+    }
+    get_into_larger_buffers(client, &objects).await;
+    for (view, (key, bytes)) in client.view(&keys, soon()).await.into_iter().zip(&objects) {
+        let view = view.unwrap();
+        assert_eq!(view.is_borrowed(), expected != Way::Tcp, "{key}");
+        assert!(view.bytes().unwrap() == bytes, "{key}");
+    }
+    let options = ResolveOptions { locate: true, ..ResolveOptions::default() };
+    for (info, (_, bytes)) in client.resolve(&keys, options, soon()).await.into_iter().zip(&objects) {
+        let info = info.unwrap().unwrap();
+        assert_eq!(info.len, bytes.len() as u64);
+        assert_eq!(info.replicas.len(), 1);
+        assert!(!info.replicas[0].node.name.is_empty());
+    }
+
+    let deleted = client.delete(&keys, DeleteOptions::default(), soon()).await;
+    assert!(deleted.iter().all(|it| *it == Ok(true)), "{deleted:?}");
+    let deleted = client.delete(&keys, DeleteOptions::default(), soon()).await;
+    assert!(deleted.iter().all(|it| *it == Ok(false)), "{deleted:?}");
+    for (key, got) in keys.iter().zip(client.get(&keys, GetOptions::default(), soon()).await) {
+        assert_eq!(got.map(|_| ()), Err(Error::NotFound { key: key.clone() }));
+    }
+    for info in client.resolve(&keys, ResolveOptions::default(), soon()).await {
+        assert_eq!(info, Ok(None));
+    }
+    assert_eq!(client.routes().into_iter().map(|it| it.way).collect::<Vec<_>>(), [Some(expected)]);
+}
+
+async fn get_into_larger_buffers(client: &Client, objects: &[(tiffin_client::Key, Vec<u8>)]) {
+    const SPARE: usize = 7;
+    let mut buffers: Vec<_> = objects.iter().map(|(_, bytes)| vec![0xee; bytes.len() + SPARE]).collect();
+    let items: Vec<_> = objects
+        .iter()
+        .zip(&mut buffers)
+        .map(|((key, bytes), buffer)| {
+            let (head, tail) = buffer.split_at_mut(bytes.len() / 2);
+            GetInto { key: key.clone(), targets: vec![TargetBuf::from(head), TargetBuf::from(tail)] }
+        })
+        .collect();
+    let fetched = client.get_into(&items, GetOptions::default(), soon()).await;
+    drop(items);
+    for ((fetched, buffer), (key, bytes)) in fetched.into_iter().zip(&buffers).zip(objects) {
+        assert_eq!(fetched.unwrap().len, bytes.len() as u64);
+        let (filled, spare) = buffer.split_at(bytes.len());
+        assert!(filled == bytes, "{key}");
+        assert_eq!(spare, [0xee; SPARE], "{key}: more was touched than the object has");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn through_shared_memory_no_byte_crosses_a_socket() {
+    let cluster = Cluster::one(64 << 20).await;
+    let client = cluster.client().await;
+    round_trips(&client, Way::SharedMemory).await;
+    let counters = client.counters();
+    assert!(counters.shm.read() > 0 && counters.shm.written() > 0);
+    assert_eq!((counters.tcp.read(), counters.tcp.written()), (0, 0));
+    let served = &cluster.nodes[0].counters().served;
+    assert_eq!((served.read(), served.written()), (0, 0));
+    assert_eq!(client.routes()[0].why, None);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn with_shared_memory_switched_off_every_byte_crosses_a_socket() {
+    let cluster = Cluster::one(64 << 20).await;
+    let client = cluster.tcp_client().await;
+    round_trips(&client, Way::Tcp).await;
+    let counters = client.counters();
+    assert!(counters.tcp.read() > 0 && counters.tcp.written() > 0);
+    assert_eq!((counters.shm.read(), counters.shm.written()), (0, 0));
+    assert_eq!(client.routes()[0].why.as_deref(), Some("switched off"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_embedded_store_is_reached_directly() {
+    let store = Embedded::start(64 << 20).await.unwrap();
+    round_trips(&store.client, Way::Local).await;
+    let counters = store.client.counters();
+    assert!(counters.local.read() > 0 && counters.local.written() > 0);
+    assert_eq!((counters.shm.written(), counters.tcp.written()), (0, 0));
+    store.stop(soon()).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn keys_are_any_bytes_and_lists_are_sorted() {
+    let cluster = Cluster::one(4 << 20).await;
+    let client = cluster.client().await;
+    let keys = [key([b'k'; 10_000]), key([0xff, 0x00, 0xfe]), key("plain"), key("plain/2"), key("ключ")];
+    let puts: Vec<_> = keys.iter().map(|key| Put::new(key.clone(), key.as_bytes())).collect();
+    assert!(client.put(&puts, soon()).await.iter().all(Result::is_ok));
+    for (key, got) in keys.iter().zip(client.get(&keys, GetOptions::default(), soon()).await) {
+        assert_eq!(got.unwrap().bytes, key.as_bytes());
+    }
+
+    let names = |items: Vec<tiffin_client::ListItem>| items.into_iter().map(|it| it.key).collect::<Vec<_>>();
+    let mut sorted = keys.to_vec();
+    sorted.sort();
+    assert_eq!(names(client.list(Pattern::All, soon()).await.unwrap()), sorted);
+    let prefix = Pattern::Prefix(b"plain".to_vec());
+    assert_eq!(names(client.list(prefix, soon()).await.unwrap()), [key("plain"), key("plain/2")]);
+    let regex = Pattern::Regex("^plain$".to_owned());
+    assert_eq!(names(client.list(regex, soon()).await.unwrap()), [key("plain")]);
+    let broken = client.list(Pattern::Regex("(".to_owned()), soon()).await;
+    assert!(
+        matches!(&broken, Err(Error::Invalid { what }) if what.contains("regular expression")),
+        "{broken:?}"
+    );
+
+    let page = client.list_page(Pattern::All, 0, 2, soon()).await.unwrap();
+    assert_eq!(page.items.len(), 2);
+    assert_ne!(page.cursor, 0);
+    let deleted = client
+        .delete_matching(Pattern::Prefix(b"plain".to_vec()), DeleteOptions::default(), soon())
+        .await
+        .unwrap();
+    assert_eq!((deleted.count, deleted.unconfirmed), (2, vec![]));
+    assert_eq!(client.list(Pattern::All, soon()).await.unwrap().len(), 3);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_name_that_exists_is_replaced_or_kept_as_asked() {
+    let cluster = Cluster::one(4 << 20).await;
+    let client = cluster.client().await;
+    let first = only(client.put(&[Put::new(key("k"), b"first")], soon()).await).unwrap();
+    let second = only(client.put(&[Put::new(key("k"), b"second")], soon()).await).unwrap();
+    assert_eq!((first.effect, second.effect), (Effect::Created, Effect::Replaced));
+    assert!(second.generation > first.generation);
+
+    let options = PutOptions { on_exists: OnExists::Keep, ..PutOptions::default() };
+    let third = only(client.put(&[Put { options, ..Put::new(key("k"), b"third") }], soon()).await).unwrap();
+    assert_eq!((third.effect, third.copies, third.generation), (Effect::Kept, 0, second.generation));
+    let got = only(client.get(&[key("k")], GetOptions::default(), soon()).await).unwrap();
+    assert_eq!(got.bytes, b"second");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_buffer_that_is_too_small_stays_as_it_is() {
+    let cluster = Cluster::one(4 << 20).await;
+    for client in [cluster.client().await, cluster.tcp_client().await] {
+        only(client.put(&[Put::new(key("k"), &[1; 100])], soon()).await).unwrap();
+        let mut buffer = vec![0xee; 99];
+        let items = [GetInto::new(key("k"), &mut buffer)];
+        let fetched = only(client.get_into(&items, GetOptions::default(), soon()).await);
+        assert_eq!(fetched, Err(Error::TooSmall { key: key("k"), len: 100 }));
+        assert_eq!(buffer, [0xee; 99]);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_store_says_so_and_takes_puts_again_when_there_is_room() {
+    let cluster = Cluster::one(4 << 20).await;
+    let client = cluster.client().await;
+    let bytes = pattern(1, 3 * MIB);
+    only(client.put(&[pinned("a", &bytes)], soon()).await).unwrap();
+    let error = only(client.put(&[pinned("b", &bytes)], soon()).await).unwrap_err();
+    let Error::Full { usage, len, .. } = &error else { panic!("{error}") };
+    assert_eq!((usage.capacity, usage.committed, *len), (4 << 20, 3 << 20, 3 << 20));
+    assert!(error.is_retryable() && error.hint().is_some());
+    assert_eq!(client.delete(&[key("a")], DeleteOptions::default(), soon()).await, [Ok(true)]);
+    only(client.put(&[pinned("b", &bytes)], soon()).await).unwrap();
+    let huge = pattern(1, 5 * MIB);
+    let error = only(client.put(&[pinned("c", &huge)], soon()).await).unwrap_err();
+    assert!(matches!(error, Error::Full { .. }), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_view_outlives_its_object_and_its_room_comes_back_when_it_ends() {
+    let cluster = Cluster::one(4 << 20).await;
+    let client = cluster.client().await;
+    let (old, new) = (pattern(1, 3 * MIB), pattern(2, 3 * MIB));
+    only(client.put(&[pinned("a", &old)], soon()).await).unwrap();
+    let view = only(client.view(&[key("a")], soon()).await).unwrap();
+    assert!(view.is_borrowed());
+    assert_eq!(client.delete(&[key("a")], DeleteOptions::default(), soon()).await, [Ok(true)]);
+
+    let refused = only(client.put(&[pinned("b", &new)], soon()).await).unwrap_err();
+    assert!(matches!(&refused, Error::Full { usage, .. } if usage.held == 3 << 20), "{refused}");
+    // A view keeps its client alive, and its bytes where they are.
+    client.close(soon()).await.unwrap();
+    drop(client);
+    assert!(view.bytes().unwrap() == old);
+
+    drop(view);
+    // The node tells its master at once, not with the next heartbeat.
+    eventually("the room comes back", || cluster.master.stat().nodes[0].usage.held == 0).await;
+    let client = cluster.client().await;
+    only(client.put(&[pinned("b", &new)], soon()).await).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_tasks_share_one_client() {
+    let cluster = Cluster::one(64 << 20).await;
+    for client in [cluster.client().await, cluster.tcp_client().await] {
+        let mut tasks = tokio::task::JoinSet::new();
+        for task in 0..16_usize {
+            let client = client.clone();
+            tasks.spawn(async move {
+                for round in 0..20_usize {
+                    let objects: Vec<_> = (0..8)
+                        .map(|it| (key(format!("{task}/{it}")), pattern(task + round, 1000 * it)))
+                        .collect();
+                    let puts: Vec<_> =
+                        objects.iter().map(|(key, bytes)| Put::new(key.clone(), bytes)).collect();
+                    assert!(client.put(&puts, soon()).await.iter().all(Result::is_ok));
+                    let keys: Vec<_> = objects.iter().map(|(key, _)| key.clone()).collect();
+                    let got = client.get(&keys, GetOptions::default(), soon()).await;
+                    assert!(got.into_iter().zip(&objects).all(|(got, it)| got.unwrap().bytes == it.1));
+                }
+            });
+        }
+        while let Some(joined) = tasks.join_next().await {
+            joined.unwrap();
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deadline_in_the_past_does_nothing() {
+    let cluster = Cluster::one(4 << 20).await;
+    let client = cluster.client().await;
+    only(client.put(&[Put::new(key("old"), b"old")], soon()).await).unwrap();
+    let past = Deadline::at(tokio::time::Instant::now());
+    let is_timeout = |error: &Error| matches!(error, Error::Timeout { .. });
+    assert!(only(client.put(&[Put::new(key("k"), b"v")], past).await).is_err_and(|it| is_timeout(&it)));
+    let got = client.get(&[key("old")], GetOptions::default(), past).await;
+    assert!(only(got).is_err_and(|it| is_timeout(&it)));
+    let deleted = client.delete(&[key("old")], DeleteOptions::default(), past).await;
+    assert!(only(deleted).is_err_and(|it| is_timeout(&it)));
+    assert!(only(client.view(&[key("old")], past).await).is_err_and(|it| is_timeout(&it)));
+    assert!(client.stat(past).await.is_err_and(|it| is_timeout(&it)));
+    let names: Vec<_> =
+        client.list(Pattern::All, soon()).await.unwrap().into_iter().map(|it| it.key).collect();
+    assert_eq!(names, [key("old")]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_closed_client_refuses_and_has_said_goodbye() {
+    let cluster = Cluster::one(4 << 20).await;
+    let client = cluster.client().await;
+    only(client.put(&[Put::new(key("k"), b"v")], soon()).await).unwrap();
+    assert_eq!(cluster.nodes[0].client_count(), 1);
+    client.close(soon()).await.unwrap();
+    client.close(soon()).await.unwrap();
+    assert_eq!(only(client.put(&[Put::new(key("k"), b"v")], soon()).await), Err(Error::Closed));
+    assert_eq!(only(client.get(&[key("k")], GetOptions::default(), soon()).await), Err(Error::Closed));
+    assert_eq!(client.stat(soon()).await.map(|_| ()), Err(Error::Closed));
+    eventually("the node forgets the client", || cluster.nodes[0].client_count() == 0).await;
+    eventually("the master forgets the client", || cluster.master.stat().clients == 0).await;
+
+    // One that is only dropped says goodbye too.
+    let client = cluster.client().await;
+    only(client.put(&[Put::new(key("k"), b"v")], soon()).await).unwrap();
+    drop(client);
+    eventually("the node forgets the client", || cluster.nodes[0].client_count() == 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_empty_batch_has_no_outcomes() {
+    let cluster = Cluster::one(4 << 20).await;
+    let client = cluster.client().await;
+    assert!(client.put(&[], soon()).await.is_empty());
+    assert!(client.get(&[], GetOptions::default(), soon()).await.is_empty());
+    assert!(client.view(&[], soon()).await.is_empty());
+    assert!(client.delete(&[], DeleteOptions::default(), soon()).await.is_empty());
+}
