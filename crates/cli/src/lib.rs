@@ -105,7 +105,7 @@ fn start(cli: Cli, program: OsString, console: &mut Console) -> Result<i32, Fail
 }
 
 async fn dispatch(command: Command, context: &Context, console: &mut Console) -> Result<i32, Failure> {
-    log::start(&context.common, matches!(command, Command::Up(_) | Command::Master(_) | Command::Node(_)))?;
+    log::start(&context.common, matches!(command, Command::Master(_) | Command::Node(_)))?;
     let mut signals = signals::Signals::listen()?;
     match command {
         Command::Up(up) => return up::run(up, context, console, signals).await,

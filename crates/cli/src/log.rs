@@ -7,14 +7,14 @@ use tracing_subscriber::EnvFilter;
 
 use crate::console::Failure;
 
-/// What a client logs if nothing else is said: its errors reach the user by themselves.
-const CLIENT_LEVEL_DEFAULT: &str = "error";
+/// What goes to the log of a command that people look at, if nothing else is said.
+const QUIET_LEVEL: &str = "error";
 
 /// Starts the log of this process. In a process that has one already, that one stays.
-pub(crate) fn start(common: &CommonArgs, is_server: bool) -> Result<(), Failure> {
+pub(crate) fn start(common: &CommonArgs, is_daemon: bool) -> Result<(), Failure> {
     let config = common.log();
     let level = match &common.log_level {
-        None if !is_server => CLIENT_LEVEL_DEFAULT,
+        None if !is_daemon => QUIET_LEVEL,
         _ => config.level.as_str(),
     };
     let filter = EnvFilter::try_new(level).map_err(|error| {

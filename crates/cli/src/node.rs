@@ -5,6 +5,7 @@ use std::time::Duration;
 use serde_json::json;
 use tiffin_server::NodeServer;
 use tiffin_server::config::{NodeArgs, NodeConfig};
+use tiffin_server::node::JoinError;
 use tokio::time::Instant;
 
 use crate::Context;
@@ -57,8 +58,12 @@ async fn start(config: NodeConfig) -> Result<NodeServer, Failure> {
     let server = NodeServer::start(config).await.map_err(|error| serve::explain(&error))?;
     let joined = server.joined(Instant::now() + JOIN_TIME_MAX).await;
     joined.map_err(|error| {
-        Failure::new("unreachable", error)
-            .hint("give the address of the master and the token that it was started with")
+        let code = match error {
+            JoinError::Refused { .. } => "refused",
+            JoinError::Timeout { .. } => "unreachable",
+        };
+        Failure::new(code, error)
+            .hint("give the token that the master was started with, and a name of its own")
     })?;
     Ok(server)
 }

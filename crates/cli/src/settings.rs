@@ -48,7 +48,15 @@ fn list<A: Args>(table: Option<&str>) -> Vec<Value> {
 
 #[cfg(test)]
 mod tests {
+    use expect_test::expect_file;
+
     use super::*;
+
+    /// `make docs` writes the page anew.
+    #[test]
+    fn reference_of_settings_is_what_the_declarations_say() {
+        expect_file!["../../../docs/settings.md"].assert_eq(&page::render());
+    }
 
     #[test]
     fn every_setting_can_be_given_in_three_ways() {

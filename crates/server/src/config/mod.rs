@@ -66,7 +66,7 @@ pub struct CommonArgs {
     pub token: Option<String>,
 
     /// What goes to the log: `error`, `warn`, `info`, `debug`, `trace`, or filters such as
-    /// `info,tiffin_server=debug`. Default: `info`.
+    /// `info,tiffin_server=debug`. Default: `info` for a master or a node, `error` for all else.
     #[arg(long, env = "TIFFIN_LOG_LEVEL", value_name = "LEVEL", global = true)]
     pub log_level: Option<String>,
 

@@ -70,7 +70,7 @@ fn sections() -> Vec<Section> {
         },
         Section {
             title: "Clients",
-            about: "`tiffin put`, `get`, `ls`, `stat`, `rm` and `bench`.",
+            about: "`tiffin put`, `get`, `ls`, `stat` and `rm`.",
             table: "client",
             command: of::<ClientArgs>(),
         },

@@ -1,0 +1,91 @@
+//! A master and nodes as processes of their own.
+
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+use crate::Server;
+
+#[test]
+fn copies_lie_on_different_nodes_and_survive_the_death_of_one() {
+    let master = Server::master(&[]);
+    let mut nodes = ["left", "right"].map(|name| Server::node(&master, &["--name", name]));
+    assert_eq!(nodes.each_ref().map(|node| node.ready["name"].clone()), ["left", "right"]);
+    let put = master.run_with(["put", "k", "--replicas", "2", "--json"], &[7; 1 << 20]).json();
+    assert_eq!(put["copies"], 2);
+    let mut found = master.run(["stat", "k", "--json"]).json()["nodes"].as_array().unwrap().clone();
+    found.sort_by_key(ToString::to_string);
+    assert_eq!(found, ["left", "right"]);
+    assert!(master.run(["ls", "--json"]).text().contains(r#""replicas":2"#));
+    for node in &mut nodes[..1] {
+        node.stop(Signal::KILL);
+    }
+    assert!(master.run(["get", "k"]).ok() == [7; 1 << 20]);
+    let lone = master.run(["put", "lone", "--replicas", "2", "--value", "x"]);
+    assert_eq!(lone.stderr, "note: 1 of 2 copies were made: no other node has room\n");
+    assert_eq!(master.run(["get", "lone"]).text(), "x");
+}
+
+#[test]
+fn stat_says_which_way_each_node_is_reached_and_why_not_better() {
+    let master = Server::master(&[]);
+    let nodes = [
+        Server::node(&master, &["--name", "shared"]),
+        Server::node(&master, &["--name", "unshared", "--shared-memory", "off"]),
+    ];
+    let ways = |args: &[&str]| -> Vec<(Value, Value, Value)> {
+        let stat = master.run(["stat", "--json"].iter().chain(args)).json();
+        let mut ways: Vec<_> = stat["nodes"].as_array().unwrap().clone();
+        ways.sort_by_key(|node| node["name"].to_string());
+        ways.into_iter()
+            .map(|node| (node["name"].clone(), node["way"].clone(), node["why"].clone()))
+            .collect()
+    };
+    let unshared = (json!("unshared"), json!("tcp"), json!("the node offers none"));
+    assert_eq!(ways(&[]), [(json!("shared"), json!("shared memory"), Value::Null), unshared]);
+    let off = |name| (json!(name), json!("tcp"), json!("switched off"));
+    assert_eq!(ways(&["--shared-memory", "off"]), [off("shared"), off("unshared")]);
+    let text = master.run(["stat", "--shared-memory", "off"]).text();
+    assert!(text.contains("tcp (not shared memory: switched off)"), "{text}");
+    drop(nodes);
+}
+
+#[test]
+fn a_token_opens_the_door_to_nodes_and_clients() {
+    let master = Server::master(&["--token", "secret"]);
+    let node = Server::node(&master, &["--token", "secret"]);
+    for (args, outcome) in [
+        (&["--token", "secret"][..], None),
+        (&["--token", "Secret"], Some("the token is wrong")),
+        (&[], Some("no token was given")),
+    ] {
+        let ran = master.run(["put", "k", "--value", "v", "--json"].iter().chain(args));
+        match outcome {
+            None => assert_eq!(ran.json()["effect"], "created"),
+            Some(message) => {
+                let error = ran.error();
+                assert_eq!((&error["code"], &error["message"]), (&json!("unauthenticated"), &json!(message)));
+                assert!(error["hint"].as_str().unwrap().contains("token"), "{error}");
+            }
+        }
+    }
+    let stranger =
+        master.run(["node", "--memory", "1MiB", "--json", "--token", "wrong", "--log-level", "off"]);
+    let error = stranger.error();
+    assert_eq!(error["code"], "refused");
+    assert!(error["message"].as_str().unwrap().contains(master.address()), "{error}");
+    drop(node);
+}
+
+#[test]
+fn a_settings_file_serves_every_process() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("tiffin.toml");
+    let text = "token = 'secret'\n[master]\nlisten = '127.0.0.1:0'\nhttp = 'off'\n[node]\nmemory = '16MiB'\nname = 'filed'\n";
+    std::fs::write(&path, text).unwrap();
+    let config = path.to_str().unwrap();
+    let master = Server::start(&["master", "--config", config]);
+    let node = Server::start(&["node", "--config", config, "--master", master.address(), "--memory", "8MiB"]);
+    assert_eq!((&node.ready["name"], &node.ready["memory"]), (&json!("filed"), &json!(8 << 20)));
+    let stat = master.run(["stat", "--json", "--config", config]).json();
+    assert_eq!(stat["nodes"][0]["usage"]["capacity"], 8 << 20);
+}

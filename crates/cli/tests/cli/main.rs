@@ -1,0 +1,165 @@
+//! The real binary, from outside: what it prints, what it leaves with, and what it does to the store.
+//!
+//! Every server here listens on ports that the system chooses and says so when it is up; nothing sleeps.
+
+mod cluster;
+mod doctor;
+mod mistakes;
+mod servers;
+mod store;
+
+use std::ffi::OsStr;
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, Command, ExitStatus, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// What a command did.
+struct Ran {
+    status: Option<i32>,
+    stdout: Vec<u8>,
+    stderr: String,
+}
+
+impl Ran {
+    /// Its data, if it did what it should.
+    #[track_caller]
+    fn ok(self) -> Vec<u8> {
+        assert_eq!(self.status, Some(0), "{}", self.stderr);
+        self.stdout
+    }
+
+    /// The same, as text.
+    #[track_caller]
+    fn text(self) -> String {
+        String::from_utf8(self.ok()).unwrap()
+    }
+
+    /// The same, as JSON: one value.
+    #[track_caller]
+    fn json(self) -> Value {
+        serde_json::from_slice(&self.ok()).unwrap()
+    }
+
+    /// Its error, if it could not do what it should and was asked for JSON.
+    #[track_caller]
+    fn error(&self) -> Value {
+        assert_eq!(self.status, Some(1), "{}", self.stderr);
+        assert!(self.stdout.is_empty(), "{}", self.stderr);
+        let error: Value = serde_json::from_str(&self.stderr).expect(&self.stderr);
+        error["error"].clone()
+    }
+}
+
+/// The binary, knowing nothing of the machine's settings.
+fn tiffin() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tiffin"));
+    command.env_clear().env("HOME", env!("CARGO_TARGET_TMPDIR")).stdin(Stdio::null());
+    command
+}
+
+fn ran(mut command: Command, input: &[u8]) -> Ran {
+    let mut child = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    let mut stdin = child.stdin.take().unwrap();
+    let output = std::thread::scope(|scope| {
+        // Whoever does not want its input closes it early.
+        scope.spawn(move || drop(stdin.write_all(input)));
+        child.wait_with_output().unwrap()
+    });
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    Ran { status: output.status.code(), stdout: output.stdout, stderr }
+}
+
+/// A server that runs until it is told to stop, or dropped.
+struct Server {
+    child: Child,
+    /// What it said when it was up.
+    ready: Value,
+    _folder: TempDir,
+}
+
+impl Server {
+    /// A store of 32 MiB in one process.
+    fn up(more: &[&str]) -> Self {
+        let free_ports = ["up", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--memory", "32MiB"];
+        Self::start(&[&free_ports, more].concat())
+    }
+
+    fn master(more: &[&str]) -> Self {
+        Self::start(&[&["master", "--listen", "127.0.0.1:0", "--http", "off"], more].concat())
+    }
+
+    fn node(master: &Self, more: &[&str]) -> Self {
+        Self::start(&[&["node", "--memory", "32MiB", "--master", master.address()], more].concat())
+    }
+
+    fn start(args: &[&str]) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let mut command = tiffin();
+        command.args(args).args(["--json", "--log-level", "error"]).env("XDG_STATE_HOME", folder.path());
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        let ready = serde_json::from_str(&line).unwrap_or_else(|error| panic!("{args:?}: {error}: {line}"));
+        Self { child, ready, _folder: folder }
+    }
+
+    /// Where its master is.
+    fn address(&self) -> &str {
+        self.ready["master"].as_str().unwrap()
+    }
+
+    /// Runs a client of this store.
+    fn run<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Ran {
+        self.run_with(args, b"")
+    }
+
+    /// The same, with something on standard input.
+    fn run_with<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>, input: &[u8]) -> Ran {
+        ran(self.client(args), input)
+    }
+
+    /// A client of this store that was not started yet.
+    fn client<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Command {
+        let mut command = tiffin();
+        command.args(args).env("TIFFIN_MASTER", self.address());
+        command
+    }
+
+    /// Tells it to stop and waits until it has.
+    fn stop(&mut self, signal: Signal) -> ExitStatus {
+        send(&self.child, signal);
+        self.child.wait().unwrap()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // One that has stopped already cannot be killed, which is what is wanted.
+        let _gone = self.child.kill();
+        let _gone = self.child.wait();
+    }
+}
+
+fn send(child: &Child, signal: Signal) {
+    let pid = Pid::from_raw(child.id().try_into().unwrap()).unwrap();
+    kill_process(pid, signal).unwrap();
+}
+
+/// Text without what differs from run to run: ports.
+fn without_ports(text: &str) -> String {
+    let mut parts = text.split("127.0.0.1:");
+    let mut masked = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        masked.push_str("127.0.0.1:PORT");
+        masked.push_str(part.trim_start_matches(|c: char| c.is_ascii_digit()));
+    }
+    masked
+}

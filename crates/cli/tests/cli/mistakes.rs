@@ -1,0 +1,150 @@
+//! Bad input, each with a message that names the thing and a hint that helps.
+
+use std::net::TcpListener;
+
+use serde_json::Value;
+
+use crate::{Server, ran, tiffin};
+
+/// What a command without a store answers, asked for JSON.
+fn refused(args: &[&str]) -> Value {
+    let mut command = tiffin();
+    command.args(args).args(["--json", "--log-level", "error"]);
+    ran(command, b"").error()
+}
+
+#[track_caller]
+fn expect(error: &Value, code: &str, message: &str, hint: &str) {
+    assert_eq!(error["code"], code, "{error}");
+    assert!(error["message"].as_str().unwrap().contains(message), "{error}");
+    assert!(error["hint"].as_str().unwrap_or_default().contains(hint), "{error}");
+}
+
+#[test]
+fn settings_that_make_no_sense_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("bad.toml");
+    let config = path.to_str().unwrap();
+    for (text, message, hint) in [
+        ("[node]\nmemry = '1GiB'\n", "line 2: there is no setting `memry`", "did you mean `memory`?"),
+        ("memory = '1GiB'\n", "there is no setting `memory`", "belongs into the table `[node]`"),
+        ("[node\n", "line 1", "docs/settings.md"),
+        ("[node]\nmemory = '1 elephant'\n", "line 2", "docs/settings.md"),
+    ] {
+        std::fs::write(&path, text).unwrap();
+        let error = refused(&["node", "--config", config]);
+        expect(&error, "config", message, hint);
+        assert!(error["message"].as_str().unwrap().contains(config), "{error}");
+    }
+    expect(&refused(&["ls", "--config", "/nowhere/at/all"]), "config", "/nowhere/at/all", "`--config`");
+    expect(&refused(&["up", "--memory", "7B"]), "config", "memory is 7 B", "typical");
+    expect(&refused(&["ls", "--timeout", "0s"]), "config", "timeout is 0s", "typical");
+    expect(&refused(&["master", "--listen", "0.0.0.0:0"]), "config", "anybody could come in", "token");
+    expect(&refused(&["node", "--listen", "0.0.0.0:0"]), "config", "anybody could come in", "token");
+    expect(&refused(&["up", "--http", "0.0.0.0:0"]), "config", "anybody could come in", "token");
+}
+
+#[test]
+fn a_server_that_cannot_start_says_why() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = taken.local_addr().unwrap().to_string();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    let inside = file.join("state");
+    let (free, state) = ("127.0.0.1:0", folder.path().to_str().unwrap());
+    for command in ["up", "master"] {
+        let error = refused(&[command, "--listen", &taken, "--http", "off", "--state-dir", state]);
+        expect(&error, "listen", &taken, "");
+        let error = refused(&[command, "--listen", free, "--http", &taken, "--state-dir", state]);
+        expect(&error, "listen", &taken, "");
+        let error =
+            refused(&[command, "--listen", free, "--http", "off", "--state-dir", inside.to_str().unwrap()]);
+        expect(&error, "state", inside.to_str().unwrap(), "");
+    }
+    let error = refused(&["node", "--memory", "8TiB", "--master", &taken]);
+    expect(&error, "memory", "does not fit", "ask for less");
+    let error = refused(&["up", "--memory", "8TiB", "--listen", free, "--http", "off", "--state-dir", state]);
+    expect(&error, "memory", "does not fit", "ask for less");
+}
+
+#[test]
+fn a_master_that_is_not_there_is_named() {
+    let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let silent = (silent.local_addr().unwrap().to_string(), silent);
+    for command in [&["get", "k"][..], &["put", "k", "--value", "v"], &["ls"], &["stat"], &["rm", "k"]] {
+        let error = refused(&[command, &["--master", &closed]].concat());
+        expect(&error, "unreachable", &closed, "`tiffin up`");
+        let error = refused(&[command, &["--master", &silent.0, "--timeout", "200ms"]].concat());
+        expect(&error, "timeout", &silent.0, "`tiffin up`");
+    }
+    let error = refused(&["node", "--memory", "1MiB", "--master", &closed]);
+    expect(&error, "unreachable", &closed, "check that a master listens");
+}
+
+#[test]
+fn what_is_not_there_or_does_not_fit_is_named() {
+    let store = Server::up(&[]);
+    let error = |args: &[&str]| store.run(args.iter().chain(&["--json"])).error();
+    expect(&error(&["get", "nothing"]), "not_found", "`nothing` does not exist", "`tiffin ls`");
+    expect(&error(&["stat", "nothing"]), "not_found", "`nothing` does not exist", "`tiffin ls`");
+    expect(&error(&["get", ""]), "invalid", "the key is empty", "one byte");
+    expect(&error(&["ls", "--regex", "("]), "invalid", "", "");
+    expect(&error(&["put", "k", "/nowhere/at/all"]), "file", "/nowhere/at/all", "check the path");
+    expect(&error(&["put", "k", "/"]), "file", "`/`", "a file, not a folder");
+    store.run(["put", "k", "--value", "v"]).ok();
+    expect(&error(&["get", "k", "-o", "/nowhere/at/all"]), "file", "/nowhere/at/all", "check the path");
+    expect(&error(&["put", "k", "/dev/zero"]), "full", "larger than the largest node", "more memory");
+    let large = vec![1; 20 << 20];
+    store.run_with(["put", "pinned", "--pin"], &large).ok();
+    let full = store.run_with(["put", "more", "--json"], &large).error();
+    expect(&full, "full", "no room for `more`", "add a node");
+    assert!(store.run(["get", "pinned"]).ok() == large);
+}
+
+#[test]
+fn what_is_not_understood_leaves_with_2_and_a_hint() {
+    for (args, message, hint) in [
+        (&["gett", "k"][..], "gett", "'get'"),
+        (&["up", "--memry", "1GiB"], "--memry", "'--memory'"),
+        (&["up", "--memory", "lots"], "lots", "--help"),
+        (&["put"], "<KEY>", "usage: tiffin put"),
+        (&["rm"], "<KEY>", "usage: tiffin rm"),
+        (&["rm", "k", "--prefix", "p"], "--prefix", "usage: tiffin rm"),
+        (&["put", "k", "--replicas", "0", "--value", "v"], "0", "--help"),
+        (&["ls", "--master", "nowhere"], "nowhere", "--help"),
+    ] {
+        let mut command = tiffin();
+        command.args(args);
+        let text = ran(command, b"");
+        assert_eq!(text.status, Some(2), "{}", text.stderr);
+        let (said, advice) = text.stderr.split_once("\n\nhint: ").expect(&text.stderr);
+        assert!(said.starts_with("error: ") && said.contains(message), "{}", text.stderr);
+        assert!(advice.contains(hint) && text.stdout.is_empty(), "{}", text.stderr);
+        let mut command = tiffin();
+        let json = ran(
+            {
+                command.args(args).arg("--json");
+                command
+            },
+            b"",
+        );
+        let error: Value = serde_json::from_str(&json.stderr).unwrap();
+        assert_eq!((json.status, &error["error"]["code"]), (Some(2), &"usage".into()));
+    }
+}
+
+#[test]
+fn every_command_explains_itself() {
+    let commands = ["up", "master", "node", "put", "get", "ls", "stat", "rm", "doctor", "settings"];
+    for command in commands {
+        let mut help = tiffin();
+        help.args([command, "--help"]);
+        let text = ran(help, b"").text();
+        assert!(text.contains("--json") && text.contains("Usage: tiffin"), "{text}");
+    }
+    let mut version = tiffin();
+    version.arg("--version");
+    assert_eq!(ran(version, b"").text(), format!("tiffin {}\n", env!("CARGO_PKG_VERSION")));
+}

@@ -1,0 +1,81 @@
+//! How servers come and go.
+
+use std::io::{BufRead, BufReader};
+use std::net::TcpListener;
+use std::process::{Command, Stdio};
+
+use rustix::process::Signal;
+
+use crate::{Server, tiffin};
+
+#[test]
+fn every_server_stops_cleanly_when_it_is_told_to() {
+    for signal in [Signal::INT, Signal::TERM] {
+        let mut master = Server::master(&[]);
+        let mut node = Server::node(&master, &[]);
+        let mut up = Server::up(&[]);
+        let address = up.address().to_owned();
+        up.run(["put", "k", "--value", "v"]).ok();
+        for server in [&mut node, &mut master, &mut up] {
+            assert_eq!(server.stop(signal).code(), Some(0), "{signal:?}");
+        }
+        TcpListener::bind(address).expect("the port is free again");
+        let gone = up.run(["get", "k", "--json"]).error();
+        assert_eq!(gone["code"], "unreachable");
+        assert!(gone["message"].as_str().unwrap().contains(up.address()), "{gone}");
+    }
+}
+
+#[test]
+fn a_server_that_still_looks_for_its_master_stops_too() {
+    let nobody = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = nobody.local_addr().unwrap().to_string();
+    let mut command = tiffin();
+    command.args(["node", "--memory", "1MiB", "--master", &address, "--log-level", "error"]);
+    let mut child = command.spawn().unwrap();
+    // It listens for signals before it connects.
+    let silent = nobody.accept().unwrap();
+    crate::send(&child, Signal::TERM);
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    drop(silent);
+}
+
+#[test]
+fn a_second_life_of_a_master_is_a_later_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let state = ["--state-dir", folder.path().to_str().unwrap()];
+    let epochs = [1, 2].map(|_| Server::master(&state).ready["epoch"].as_u64().unwrap());
+    assert!(epochs[0] < epochs[1], "{epochs:?}");
+}
+
+#[test]
+fn what_up_shows_can_be_copied_into_a_shell() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = tiffin();
+    command.args(["up", "--listen", "127.0.0.1:0", "--http", "off", "--memory", "8MiB"]);
+    let mut child = command
+        .env("XDG_STATE_HOME", folder.path())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = Vec::new();
+    for line in BufReader::new(child.stdout.as_mut().unwrap()).lines() {
+        lines.push(line.unwrap());
+        if lines.last().unwrap().starts_with("Ctrl-C") {
+            break;
+        }
+    }
+    let program = env!("CARGO_BIN_EXE_tiffin");
+    let shown: Vec<_> =
+        lines.iter().map(|line| line.trim()).filter(|line| line.starts_with(program)).collect();
+    assert_eq!(shown.len(), 3, "{lines:#?}");
+    let output = Command::new("sh").arg("-ec").arg(shown.join("\n")).env_clear().output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.contains("created `greeting`: 5 B") && text.contains("hello"), "{text}");
+    crate::send(&child, Signal::INT);
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(0));
+    let log = String::from_utf8(output.stderr).unwrap();
+    assert!(!log.contains('\x1b'), "colours went into a pipe: {log}");
+}

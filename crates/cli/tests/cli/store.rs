@@ -1,0 +1,189 @@
+//! One store, one client after the other.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::process::Stdio;
+
+use expect_test::expect;
+use rustix::process::Signal;
+
+use crate::{Ran, Server, send, without_ports};
+
+#[test]
+fn what_is_put_can_be_listed_got_and_removed() {
+    let store = Server::up(&[]);
+    let put = store.run(["put", "greeting", "--value", "hello"]).text();
+    assert_eq!(put, "created `greeting`: 5 B, generation 1.1\n");
+    assert_eq!(store.run(["get", "greeting"]).ok(), b"hello");
+    let put = store.run(["put", "greeting", "--value", "hello, world", "--pin"]).text();
+    assert_eq!(put, "replaced `greeting`: 12 B, generation 1.2\n");
+    store.run(["put", "other/one", "--value", "1"]).ok();
+    expect![[r#"
+        key        size  generation  replicas
+        greeting   12 B         1.2         1
+        other/one   1 B         1.3         1
+    "#]]
+    .assert_eq(&store.run(["ls"]).text());
+    assert!(!store.run(["ls", "other/"]).text().contains("greeting"));
+    assert!(!store.run(["ls", "--regex", "e$"]).text().contains("greeting"));
+    assert_eq!(store.run(["ls", "--limit", "1"]).text().lines().count(), 2);
+    expect![[r#"
+        key         greeting
+        size        12 B (12 bytes)
+        generation  1.2
+        copies      127.0.0.1:PORT
+        kept        pinned: never evicted
+    "#]]
+    .assert_eq(&without_ports(&store.run(["stat", "greeting"]).text()));
+    assert_eq!(store.run(["rm", "greeting", "nothing"]).text(), "removed 1, 1 were not there\n");
+    assert_eq!(store.run(["rm", "--prefix", "other/"]).text(), "removed 1\n");
+    let empty = store.run(["ls"]);
+    assert_eq!(empty.stderr, "nothing in namespace `default` matches\n");
+    assert_eq!(empty.text(), "");
+}
+
+#[test]
+fn json_is_the_same_for_every_command() {
+    let store = Server::up(&["--name", "here"]);
+    let run = |args: &[&str]| {
+        let ran = store.run(args.iter().chain(&["--json"]));
+        let mut text = String::from_utf8(ran.ok()).unwrap();
+        if let Some((_, rest)) = text.split_once(r#""segment":""#) {
+            let segment = rest.split('"').next().unwrap().to_owned();
+            text = text.replace(&segment, "SEGMENT");
+        }
+        let mut value: serde_json::Value = serde_json::from_str(&text).unwrap();
+        if let Some(host) = value.pointer_mut("/nodes/0/host") {
+            *host = "HOST".into();
+        }
+        format!("{}\n", without_ports(&value.to_string()))
+    };
+    let mut shown = String::new();
+    for args in [
+        &["put", "a", "--value", "one"][..],
+        &["put", "a", "--value", "two", "--on-exists", "keep"],
+        &["get", "a"],
+        &["ls"],
+        &["stat", "a"],
+        &["stat"],
+        &["rm", "a", "b"],
+    ] {
+        shown.push_str(&run(args));
+    }
+    expect![[r#"
+        {"bytes":3,"copies":1,"effect":"created","generation":"1.1","key":"a"}
+        {"bytes":3,"copies":0,"effect":"kept","generation":"1.1","key":"a"}
+        {"bytes":3,"generation":"1.1","key":"a","value":"one"}
+        {"bytes":3,"generation":"1.1","key":"a","replicas":1}
+        {"bytes":3,"generation":"1.1","key":"a","leased":false,"nodes":["here"],"pinned":false,"soft_pinned":false}
+        {"clients":1,"epoch":1,"evicted":{"bytes":0,"objects":0},"namespaces":[{"bytes":3,"name":"default","objects":1}],"nodes":[{"alive":true,"host":"HOST","name":"here","owed":0,"segment":"SEGMENT","tcp":"127.0.0.1:PORT","usage":{"capacity":33554432,"free":33554368,"in_use":64,"in_view":0,"objects":1,"reserved":0},"way":"shared memory","why":null}],"soft_pinned":0}
+        {"absent":1,"removed":1}
+    "#]].assert_eq(&shown);
+}
+
+#[test]
+fn what_happens_to_a_key_that_exists_is_a_choice() {
+    let store = Server::up(&[]);
+    for (choice, effect, value) in [
+        ("error", "created", "error"),
+        ("keep", "kept", "error"),
+        ("replace", "replaced", "replace"),
+        ("keep", "kept", "replace"),
+    ] {
+        let put = store.run(["put", "k", "--json", "--on-exists", choice, "--value", choice]).json();
+        assert_eq!(put["effect"], effect, "{put}");
+        assert_eq!(store.run(["get", "k"]).text(), value);
+    }
+    let refused = store.run(["put", "k", "--json", "--on-exists", "error", "--value", "x"]).error();
+    assert_eq!(refused["code"], "exists");
+    assert_eq!(store.run(["get", "k"]).text(), "replace");
+}
+
+#[test]
+fn values_of_any_kind_come_back_as_they_went() {
+    let store = Server::up(&[]);
+    let folder = tempfile::tempdir().unwrap();
+    let (source, target) = (folder.path().join("in"), folder.path().join("out"));
+    let large: Vec<u8> =
+        (0..20_u32 << 20).map(|index| (index.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    for value in [&b""[..], b"text", b"\0\r\n\xff\xfe\n", &large] {
+        store.run_with(["put", "piped"], value).ok();
+        assert!(store.run(["get", "piped"]).ok() == value, "{} bytes", value.len());
+        assert!(store.run(["get", "piped", "-o", "-", "--shared-memory", "off"]).ok() == value);
+        store.run_with(["put", "piped", "-", "--shared-memory", "off"], value).ok();
+        assert!(store.run(["get", "piped"]).ok() == value, "{} bytes", value.len());
+        std::fs::write(&source, value).unwrap();
+        store.run([OsStr::new("put"), OsStr::new("filed"), source.as_os_str()]).ok();
+        let got = store.run([OsStr::new("get"), OsStr::new("filed"), OsStr::new("-o"), target.as_os_str()]);
+        assert!(got.ok().is_empty());
+        assert!(std::fs::read(&target).unwrap() == value, "{} bytes", value.len());
+    }
+    store.run_with(["put", "short"], b"\xff\0").ok();
+    assert_eq!(store.run(["get", "short", "--json"]).json()["value_base64"], "/wA=");
+}
+
+#[test]
+fn keys_are_bytes() {
+    let store = Server::up(&[]);
+    let long = "k".repeat(10 << 10);
+    for (key, json) in [
+        (&b"a\xff\x1b[31m"[..], r#""key_base64":"Yf8bWzMxbQ==""#),
+        ("küche/☃".as_bytes(), r#""key":"küche/☃""#),
+        (b"-", r#""key":"-""#),
+        (long.as_bytes(), "kkkk"),
+    ] {
+        let with = |words: &[&str], more: &[&str]| -> Ran {
+            let key = OsString::from_vec(key.to_vec());
+            let words = words.iter().map(OsStr::new).chain([key.as_os_str()]);
+            store.run(words.chain(more.iter().map(OsStr::new)))
+        };
+        let value = format!("{}", key.len());
+        with(&["put"], &["--value", &value]).ok();
+        assert_eq!(with(&["get"], &[]).text(), value);
+        let listed = with(&["ls", "--json"], &[]).text();
+        assert!(listed.contains(json), "{listed}");
+        let shown = with(&["ls"], &[]).ok();
+        assert!(!shown.contains(&0x1b), "a key reached the terminal unescaped");
+        assert_eq!(with(&["rm"], &[]).text(), "removed 1\n");
+    }
+    let dashed = store.run(["put", "--value", "-1", "--", "--key"]);
+    assert_eq!(dashed.status, Some(0), "{}", dashed.stderr);
+    assert_eq!(store.run([OsStr::from_bytes(b"get"), OsStr::new("--"), OsStr::new("--key")]).ok(), b"-1");
+}
+
+#[test]
+fn namespaces_do_not_see_each_other() {
+    let store = Server::up(&[]);
+    store.run(["put", "k", "--value", "ours"]).ok();
+    store.run(["put", "k", "--value", "theirs", "--namespace", "other"]).ok();
+    assert_eq!(store.run(["get", "k"]).text(), "ours");
+    assert_eq!(store.run(["rm", "--prefix", "", "--namespace", "other"]).text(), "removed 1\n");
+    assert_eq!(store.run(["get", "k"]).text(), "ours");
+}
+
+#[test]
+fn a_reader_who_has_had_enough_is_no_error() {
+    let store = Server::up(&[]);
+    store.run_with(["put", "k"], &vec![7; 1 << 20]).ok();
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let mut command = store.client(["get", "k"]);
+    let output = command.stdout(writer).stderr(Stdio::piped()).spawn().unwrap().wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(0));
+    assert_eq!(String::from_utf8(output.stderr).unwrap(), "");
+}
+
+#[test]
+fn a_client_that_waits_for_its_input_can_be_interrupted() {
+    let store = Server::up(&[]);
+    let mut command = store.client(["put", "k"]);
+    let mut child = command.stdin(Stdio::piped()).spawn().unwrap();
+    // Waiting for the child would close its input first.
+    let input = child.stdin.take();
+    // It is connected when the master counts it beside the one that asks; it listens for signals before that.
+    while store.run(["stat", "--json"]).json()["clients"] != 2 {}
+    send(&child, Signal::INT);
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    drop(input);
+    assert_eq!(store.run(["get", "k", "--json"]).error()["code"], "not_found");
+}
