@@ -1,1 +1,17 @@
-"""The package `mooncake`, served by Tiffin."""
+"""The package `mooncake`, served by Tiffin.
+
+Code written for Mooncake's store runs unchanged:
+
+>>> from mooncake.store import MooncakeDistributedStore, ReplicateConfig
+>>> store = MooncakeDistributedStore()
+>>> store.health_check()
+1
+"""
+
+from mooncake import _beside
+
+_beside.check(__path__)
+
+from mooncake.store import BufferHandle, MooncakeDistributedStore, ReplicateConfig  # noqa: E402
+
+__all__ = ["BufferHandle", "MooncakeDistributedStore", "ReplicateConfig"]

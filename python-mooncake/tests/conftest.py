@@ -1,0 +1,93 @@
+"""What the tests of the drop-in share: processes that use it, and how to point them at another implementation."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import threading
+
+import pytest
+
+WORKER = pathlib.Path(__file__).with_name("worker.py")
+ANSWER_SECONDS_MAX = 100
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--mooncake-python",
+        default=os.environ.get("MOONCAKE_PYTHON", sys.executable),
+        help="an interpreter whose `mooncake.store` is tested instead of ours (only the conformance suite)",
+    )
+
+
+class Worker:
+    """A process that runs what it is told to; see `worker.py`."""
+
+    def __init__(self, python, folder, environment=()):
+        self.log = folder / "log"
+        self.process = subprocess.Popen(
+            [str(python), str(WORKER)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=open(self.log, "ab"),
+            text=True,
+            env=dict(os.environ, TMPDIR=str(folder)) | dict(environment),
+            cwd=folder,
+        )
+
+    def ask(self, **request):
+        """The answer: `{"value": …}`, `{"raises": …, "text": …}`, or `{"ended": status}`."""
+        guard = threading.Timer(ANSWER_SECONDS_MAX, self.process.kill)
+        guard.start()
+        try:
+            self.process.stdin.write(json.dumps(request) + "\n")
+            self.process.stdin.flush()
+            line = self.process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        finally:
+            guard.cancel()
+        return json.loads(line) if line else {"ended": self.process.wait()}
+
+    def run(self, code):
+        answer = self.ask(run=code)
+        assert answer == {}, f"{code!r} came to {answer}\n{self.tail()}"
+
+    def eval(self, code):
+        answer = self.ask(eval=code)
+        assert "value" in answer, f"{code!r} came to {answer}\n{self.tail()}"
+        return eval(answer["value"])
+
+    def tail(self):
+        return self.log.read_text(errors="replace")[-3000:]
+
+    def end(self):
+        self.process.stdin.close()
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.process.stdout.close()
+
+
+@pytest.fixture
+def worker(tmp_path):
+    """A process that uses our drop-in, with the names of `worker.py`."""
+    made = Worker(sys.executable, tmp_path)
+    yield made
+    made.end()
+
+
+@pytest.fixture(scope="session")
+def start_worker(request):
+    """Starts a process that uses the implementation under test."""
+    python = pathlib.Path(request.config.getoption("--mooncake-python")).absolute()
+    return lambda folder, environment=(): Worker(python, folder, environment)
+
+
+@pytest.fixture(scope="session")
+def is_ours(request):
+    """Whether our drop-in is under test, and not the original."""
+    return pathlib.Path(request.config.getoption("--mooncake-python")).absolute() == pathlib.Path(sys.executable)

@@ -1,0 +1,110 @@
+//! Arguments as Mooncake's methods take them: what does not fit is a `TypeError`, whatever is wrong with it.
+
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+use pyo3::types::{PyByteArray, PyBytes, PyList, PyString, PyTuple};
+use tiffin_core::Key;
+
+/// A key: text, which is stored as UTF-8, or bytes. It may be empty or too long; [`KeyArg::key`] tells.
+#[derive(Clone, Debug)]
+pub(crate) struct KeyArg(Vec<u8>);
+
+impl KeyArg {
+    /// The key, or nothing where no object can have it.
+    pub(crate) fn key(&self) -> Option<Key> {
+        Key::new(&self.0).ok()
+    }
+}
+
+impl<'a, 'py> FromPyObject<'a, 'py> for KeyArg {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
+        if let Ok(text) = object.cast::<PyString>() {
+            let text = text.to_cow().map_err(|_| PyTypeError::new_err("a key must be valid Unicode text"))?;
+            return Ok(Self(text.as_bytes().to_vec()));
+        }
+        if let Ok(bytes) = object.cast::<PyBytes>() {
+            return Ok(Self(bytes.as_bytes().to_vec()));
+        }
+        if let Ok(bytes) = object.cast::<PyByteArray>() {
+            return Ok(Self(bytes.to_vec()));
+        }
+        Err(PyTypeError::new_err(format!("a key must be str or bytes, not {}", type_name(&object))))
+    }
+}
+
+/// An address, a size or a count: an integer from 0 to 2^64 - 1. A bool counts as one, a float does not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Number(pub(crate) u64);
+
+impl<'a, 'py> FromPyObject<'a, 'py> for Number {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
+        let number = object.extract::<u64>().map(Self);
+        number.map_err(|_| {
+            PyTypeError::new_err(format!("a non-negative integer is needed, not {}", shown(&object)))
+        })
+    }
+}
+
+impl<'py> IntoPyObject<'py> for Number {
+    type Target = pyo3::types::PyInt;
+    type Output = Bound<'py, Self::Target>;
+    type Error = std::convert::Infallible;
+
+    fn into_pyobject(self, py: Python<'py>) -> Result<Self::Output, Self::Error> {
+        self.0.into_pyobject(py)
+    }
+}
+
+/// Yes or no: a bool, a number or `None`, as pybind11 takes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Flag(pub(crate) bool);
+
+impl<'a, 'py> FromPyObject<'a, 'py> for Flag {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
+        if object.is_none() || object.hasattr("__bool__")? {
+            return object.is_truthy().map(Self);
+        }
+        Err(PyTypeError::new_err(format!("a bool is needed, not {}", type_name(&object))))
+    }
+}
+
+/// A list, a tuple or any other iterable but text and bytes.
+#[derive(Clone, Debug)]
+pub(crate) struct Items<T>(pub(crate) Vec<T>);
+
+impl<'a, 'py, T> FromPyObject<'a, 'py> for Items<T>
+where
+    T: FromPyObjectOwned<'py>,
+    for<'x> PyErr: From<<T as FromPyObject<'x, 'py>>::Error>,
+{
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
+        if let Ok(list) = object.cast::<PyList>() {
+            return list.iter().map(|item| Ok(item.extract()?)).collect::<PyResult<_>>().map(Self);
+        }
+        if let Ok(tuple) = object.cast::<PyTuple>() {
+            return tuple.iter().map(|item| Ok(item.extract()?)).collect::<PyResult<_>>().map(Self);
+        }
+        if object.is_instance_of::<PyString>() || object.is_instance_of::<PyBytes>() {
+            return Err(PyTypeError::new_err(format!("a list is needed, not {}", type_name(&object))));
+        }
+        object.try_iter()?.map(|item| Ok(item?.extract()?)).collect::<PyResult<_>>().map(Self)
+    }
+}
+
+/// The type of an object, for messages.
+pub(crate) fn type_name(object: &Bound<'_, PyAny>) -> String {
+    object.get_type().name().map_or_else(|_| "something else".to_owned(), |name| name.to_string())
+}
+
+fn shown(object: &Bound<'_, PyAny>) -> String {
+    let value = if object.is_instance_of::<pyo3::types::PyInt>() { object.str().ok() } else { None };
+    value.map_or_else(|| type_name(object), |value| value.to_string())
+}

@@ -1,0 +1,168 @@
+//! Calls of the client, with Mooncake's codes for what comes back. Each waits with the interpreter released.
+
+use std::time::Duration;
+
+use pyo3::prelude::*;
+use tiffin_client::{
+    Client, Deadline, DeleteOptions, Error, GetInto, GetOptions, Info, Key, Pattern, Put, ResolveOptions,
+};
+
+use super::arguments::KeyArg;
+use super::codes;
+use super::open::{Open, tell};
+
+/// How long a removal waits for nodes to confirm, at most. A node that is stopped must not stop its callers.
+const REMOVE_TIME_MAX: Duration = Duration::from_secs(10);
+/// How long the master may take to show that it lives.
+const HEALTH_TIME_MAX: Duration = Duration::from_secs(2);
+/// Mooncake's reads and probes protect what they find for a while.
+const LEASED: ResolveOptions = ResolveOptions { touch: true, lease: true, locate: false };
+
+/// Puts what can be put; items that have a code already keep it.
+pub(super) fn put(py: Python<'_>, open: &Open, puts: Vec<Result<Put<'_>, i64>>) -> PyResult<Vec<i64>> {
+    let (known, puts) = split(puts);
+    let deadline = Deadline::after(open.call_time);
+    let stored = ask(py, open, deadline, async |client| client.put(&puts, deadline).await)?;
+    let codes = stored.into_iter().map(|stored| stored.map_or_else(|error| codes::of(&error), |_| codes::OK));
+    Ok(merge(known, codes))
+}
+
+/// Gets what can be got, and tells the bytes of each; items that have a code already keep it.
+pub(super) fn get_into(
+    py: Python<'_>,
+    open: &Open,
+    gets: Vec<Result<GetInto<'_>, i64>>,
+) -> PyResult<Vec<i64>> {
+    let (known, gets) = split(gets);
+    let deadline = Deadline::after(open.call_time);
+    let options = GetOptions { lease: true };
+    let read = ask(py, open, deadline, async |client| client.get_into(&gets, options, deadline).await)?;
+    let codes = read.into_iter().map(|read| match read {
+        Ok(fetched) => i64::try_from(fetched.len).unwrap_or(i64::MAX),
+        Err(error) => codes::of(&error),
+    });
+    Ok(merge(known, codes))
+}
+
+/// Gets objects that fit the local buffer, and nothing for the others.
+pub(super) fn get(py: Python<'_>, open: &Open, keys: &[KeyArg]) -> PyResult<Vec<Option<Vec<u8>>>> {
+    let keys: Vec<_> =
+        keys.iter().map(|key| key.key().filter(|_| open.buffer_bytes > 0).ok_or(None)).collect();
+    let (known, keys) = split(keys);
+    let deadline = Deadline::after(open.call_time);
+    let options = GetOptions { lease: true };
+    let objects = ask(py, open, deadline, async |client| client.get(&keys, options, deadline).await)?;
+    let values = objects.into_iter().map(|object| {
+        object.ok().map(|object| object.bytes).filter(|bytes| bytes.len() as u64 <= open.buffer_bytes)
+    });
+    Ok(merge(known, values))
+}
+
+/// Looks keys up, and gives each what `found` or `failed` makes of the answer.
+pub(super) fn look(
+    py: Python<'_>,
+    open: &Open,
+    keys: &[KeyArg],
+    failed: impl Fn(&Error) -> i64,
+    found: impl Fn(Option<Info>) -> i64,
+) -> PyResult<Vec<i64>> {
+    let (known, keys) = split(keys.iter().map(|key| key.key().ok_or_else(|| found(None))).collect());
+    let deadline = Deadline::after(open.call_time);
+    let infos = ask(py, open, deadline, async |client| client.resolve(&keys, LEASED, deadline).await)?;
+    let codes = infos.into_iter().map(|info| match info {
+        Ok(info) => found(info),
+        Err(error) => failed(&error),
+    });
+    Ok(merge(known, codes))
+}
+
+/// Removes keys.
+pub(super) fn remove(
+    py: Python<'_>,
+    open: &Open,
+    keys: &[KeyArg],
+    options: DeleteOptions,
+) -> PyResult<Vec<i64>> {
+    let (known, keys) = split(keys.iter().map(|key| key.key().ok_or(codes::OBJECT_NOT_FOUND)).collect());
+    let deadline = Deadline::after(open.call_time.min(REMOVE_TIME_MAX));
+    let removed = ask(py, open, deadline, async |client| client.delete(&keys, options, deadline).await)?;
+    let codes: Vec<_> = removed
+        .into_iter()
+        .map(|removed| match removed {
+            Ok(true) => codes::OK,
+            Ok(false) => codes::OBJECT_NOT_FOUND,
+            Err(error) => {
+                tell_unconfirmed(&error);
+                codes::of(&error)
+            }
+        })
+        .collect();
+    Ok(merge(known, codes))
+}
+
+/// Removes what matches, and tells how many that were.
+pub(super) fn remove_matching(
+    py: Python<'_>,
+    open: &Open,
+    pattern: Pattern,
+    options: DeleteOptions,
+) -> PyResult<i64> {
+    let deadline = Deadline::after(open.call_time.min(REMOVE_TIME_MAX));
+    let removed = open
+        .handle
+        .call(py, deadline, async |client| client.delete_matching(pattern, options, deadline).await)?;
+    Ok(match removed {
+        Ok(removed) => {
+            if !removed.unconfirmed.is_empty() {
+                tell_unconfirmed(&Error::Unconfirmed { nodes: removed.unconfirmed });
+            }
+            i64::try_from(removed.count).unwrap_or(i64::MAX)
+        }
+        Err(error) => codes::of(&error),
+    })
+}
+
+/// Whether the master answers.
+pub(super) fn master_answers(py: Python<'_>, open: &Open) -> PyResult<bool> {
+    let deadline = Deadline::after(HEALTH_TIME_MAX.min(open.call_time));
+    let Ok(key) = Key::new(b"health") else { return Ok(false) };
+    let options = ResolveOptions { touch: false, lease: false, locate: false };
+    let looked = ask(py, open, deadline, async |client| client.resolve(&[key], options, deadline).await)?;
+    Ok(looked.iter().all(|it| matches!(it, Ok(_) | Err(Error::NodeDown { .. }))))
+}
+
+/// Asks the client, and gives every item of the batch the same failure where there is no client.
+fn ask<T: Send>(
+    py: Python<'_>,
+    open: &Open,
+    deadline: Deadline,
+    work: impl AsyncFnOnce(&Client) -> Vec<Result<T, Error>> + Send,
+) -> PyResult<Vec<Result<T, Error>>> {
+    let answer = open.handle.call(py, deadline, async |client| Ok(work(client).await))?;
+    Ok(answer.unwrap_or_else(|error| vec![Err(error)]))
+}
+
+fn tell_unconfirmed(error: &Error) {
+    if let Error::Unconfirmed { .. } = error {
+        tell(&error.to_string());
+    }
+}
+
+/// Takes out the items that are to be asked about; the others have their answer.
+fn split<T, A>(items: Vec<Result<T, A>>) -> (Vec<Option<A>>, Vec<T>) {
+    let mut wanted = Vec::with_capacity(items.len());
+    let known = items.into_iter().map(|item| match item {
+        Ok(item) => {
+            wanted.push(item);
+            None
+        }
+        Err(answer) => Some(answer),
+    });
+    (known.collect(), wanted)
+}
+
+/// Puts the answers back between those that were known.
+fn merge<A>(known: Vec<Option<A>>, answers: impl IntoIterator<Item = A>) -> Vec<A> {
+    let mut answers = answers.into_iter();
+    known.into_iter().filter_map(|known| known.or_else(|| answers.next())).collect()
+}

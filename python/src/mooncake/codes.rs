@@ -1,0 +1,49 @@
+//! Mooncake's return codes, and the one table that turns our errors into them.
+
+use tiffin_client::Error;
+use tiffin_core::message::Reason;
+
+/// Done.
+pub(crate) const OK: i64 = 0;
+/// Setting up failed, for a reason that the log tells.
+pub(crate) const INTERNAL_ERROR: i64 = -1;
+/// No segment has room, nor anything to evict.
+pub(crate) const NO_AVAILABLE_HANDLE: i64 = -200;
+/// An argument makes no sense; also: not set up, or closed.
+pub(crate) const INVALID_PARAMS: i64 = -600;
+/// It exists, but cannot be read just now.
+pub(crate) const REPLICA_IS_NOT_READY: i64 = -703;
+/// There is no such object.
+pub(crate) const OBJECT_NOT_FOUND: i64 = -704;
+/// A reader's lease refuses the removal.
+pub(crate) const OBJECT_HAS_LEASE: i64 = -706;
+/// The bytes could not be moved.
+pub(crate) const TRANSFER_FAIL: i64 = -800;
+/// The master could not be reached, or could not finish.
+pub(crate) const RPC_FAIL: i64 = -900;
+/// The deadline came first.
+pub(crate) const RPC_TIMEOUT: i64 = -901;
+/// There is no distributed file system.
+pub(crate) const DFS_SERVICE_UNAVAILABLE: i64 = -1601;
+
+/// What `health_check` answers before `setup` and after `close`.
+pub(crate) const HEALTH_NOT_SET_UP: i64 = 1;
+/// What `health_check` answers when the master does not.
+pub(crate) const HEALTH_NO_MASTER: i64 = 2;
+
+/// The code for an error of the client.
+pub(crate) fn of(error: &Error) -> i64 {
+    match error {
+        Error::NotFound { .. } => OBJECT_NOT_FOUND,
+        Error::Full { .. } => NO_AVAILABLE_HANDLE,
+        Error::TooSmall { .. } | Error::Invalid { .. } | Error::Closed | Error::Forked => INVALID_PARAMS,
+        Error::Contended { .. } => REPLICA_IS_NOT_READY,
+        Error::Leased { .. } => OBJECT_HAS_LEASE,
+        Error::NodeDown { .. } => TRANSFER_FAIL,
+        Error::Timeout { .. } => RPC_TIMEOUT,
+        // The master cannot be reached, sends us away, or could not get a node's word for what it did.
+        Error::Unreachable { .. } | Error::Unauthenticated { .. } | Error::Unconfirmed { .. } => RPC_FAIL,
+        Error::Refused { reason: Reason::Invalid, .. } => INVALID_PARAMS,
+        Error::Refused { .. } => RPC_FAIL,
+    }
+}

@@ -1,0 +1,165 @@
+//! Memory that is named by an address, lent through the buffer protocol, or handed out as a `BufferHandle`: all
+//! `unsafe` of the drop-in.
+//!
+//! An address that Python gives is taken at its word, as `ctypes` does: Mooncake's API is made of them. What
+//! can be checked is (no null, no length that wraps around); the rest is the caller's promise, that the memory
+//! is mapped and left alone until the call returns.
+
+use std::ffi::{c_int, c_void};
+use std::ptr::{self, NonNull};
+
+use pyo3::exceptions::{PyBufferError, PyRuntimeError};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyMemoryView};
+use pyo3::{buffer::PyUntypedBuffer, ffi};
+use tiffin_client::{SourceBuf, TargetBuf};
+
+/// The `len` bytes at `address`, to be read while the caller's call lasts; `None` if no memory can be there.
+pub(crate) fn source<'a>(address: u64, len: u64) -> Option<SourceBuf<'a>> {
+    let (start, len) = range(address, len)?;
+    // SAFETY: the caller of the Python method promises that these bytes are mapped until it returns, and the
+    // range is not null and does not wrap around.
+    Some(unsafe { SourceBuf::new(start, len) })
+}
+
+/// The `len` bytes at `address`, to be written while the caller's call lasts; `None` if no memory can be there.
+pub(crate) fn target<'a>(address: u64, len: u64) -> Option<TargetBuf<'a>> {
+    let (start, len) = range(address, len)?;
+    // SAFETY: as for `source`; the caller also promises that they may be written.
+    Some(unsafe { TargetBuf::new(start, len) })
+}
+
+fn range(address: u64, len: u64) -> Option<(NonNull<u8>, usize)> {
+    let (address, len) = (usize::try_from(address).ok()?, usize::try_from(len).ok()?);
+    let fits = isize::try_from(len).is_ok() && address.checked_add(len).is_some();
+    let start = NonNull::new(ptr::with_exposed_provenance_mut::<u8>(address))?;
+    fits.then_some((start, len))
+}
+
+/// A value given through the buffer protocol. It stays exported, and so stays where it is, until this is dropped.
+pub(crate) enum Lent<'py> {
+    /// It lies in one piece.
+    Whole(PyUntypedBuffer),
+    /// It had to be put together.
+    Copied(Bound<'py, PyBytes>),
+}
+
+impl<'py> Lent<'py> {
+    /// Borrows every byte of a value, whatever the size of its items and wherever they lie.
+    pub(crate) fn new(value: &Bound<'py, PyAny>) -> PyResult<Self> {
+        let buffer = PyUntypedBuffer::get(value)?;
+        if buffer.is_c_contiguous() {
+            return Ok(Self::Whole(buffer));
+        }
+        let copied = PyMemoryView::from(value)?.call_method0("tobytes")?.cast_into::<PyBytes>();
+        Ok(Self::Copied(copied.map_err(PyErr::from)?))
+    }
+
+    /// The same, for values that must be plain bytes in a row.
+    pub(crate) fn bytes_like(value: &Bound<'py, PyAny>) -> PyResult<Self> {
+        let buffer = PyUntypedBuffer::get(value)?;
+        if buffer.dimensions() != 1 || buffer.item_size() != 1 {
+            return Err(PyRuntimeError::new_err("parts must be 1-D bytes-like"));
+        }
+        drop(buffer);
+        Self::new(value)
+    }
+
+    /// How many bytes.
+    pub(crate) fn len(&self) -> u64 {
+        match self {
+            Self::Whole(buffer) => buffer.len_bytes() as u64,
+            Self::Copied(bytes) => bytes.as_bytes().len() as u64,
+        }
+    }
+
+    /// The bytes.
+    pub(crate) fn source(&self) -> SourceBuf<'_> {
+        match self {
+            Self::Copied(bytes) => SourceBuf::from(bytes.as_bytes()),
+            Self::Whole(buffer) => match NonNull::new(buffer.buf_ptr().cast()) {
+                // SAFETY: an exported buffer stays mapped and where it is for as long as `self` is borrowed, and
+                // is C-contiguous, so that its bytes are the first `len_bytes`.
+                Some(start) => unsafe { SourceBuf::new(start, buffer.len_bytes()) },
+                None => SourceBuf::from(&[] as &[u8]),
+            },
+        }
+    }
+}
+
+/// The bytes of an object that was got, writable, for as long as the handle or a view of it lives.
+#[pyclass(module = "mooncake.store", frozen, weakref)]
+pub(crate) struct BufferHandle {
+    start: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the handle owns its bytes, and Rust code never looks at them once Python may.
+unsafe impl Send for BufferHandle {}
+// SAFETY: as above; all methods only tell address and length.
+unsafe impl Sync for BufferHandle {}
+
+impl BufferHandle {
+    /// Takes the bytes over.
+    pub(crate) fn new(bytes: Vec<u8>) -> Self {
+        let bytes = bytes.into_boxed_slice();
+        let len = bytes.len();
+        let start = NonNull::from(Box::leak(bytes)).cast();
+        Self { start, len }
+    }
+}
+
+impl Drop for BufferHandle {
+    fn drop(&mut self) {
+        let bytes = ptr::slice_from_raw_parts_mut(self.start.as_ptr(), self.len);
+        // SAFETY: `new` made this slice out of a box, and nobody looks at it any more: an exported buffer holds a
+        // reference to the handle.
+        drop(unsafe { Box::from_raw(bytes) });
+    }
+}
+
+#[pymethods]
+impl BufferHandle {
+    /// The address of the first byte.
+    fn ptr(&self) -> usize {
+        self.start.as_ptr().expose_provenance()
+    }
+
+    /// How many bytes.
+    fn size(&self) -> usize {
+        self.len
+    }
+
+    fn __len__(&self) -> usize {
+        self.len
+    }
+
+    // SAFETY: called by the interpreter, with a view that is to be filled.
+    unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
+        if view.is_null() {
+            return Err(PyBufferError::new_err("there is no view to fill"));
+        }
+        let this = slf.get();
+        let len = isize::try_from(this.len).map_err(|_| PyBufferError::new_err("too many bytes"))?;
+        let wanted = |flag| flags & flag == flag;
+        // SAFETY: `view` is valid for writes. The reference that is put into `obj` keeps the handle and with it the
+        // bytes; `shape` and `strides` point into the view itself, which the exporter may use, and the format is
+        // static.
+        unsafe {
+            (*view).buf = this.start.as_ptr().cast::<c_void>();
+            (*view).len = len;
+            (*view).readonly = 0;
+            (*view).itemsize = 1;
+            (*view).format =
+                if wanted(ffi::PyBUF_FORMAT) { c"b".as_ptr().cast_mut() } else { ptr::null_mut() };
+            (*view).ndim = 1;
+            (*view).shape = if wanted(ffi::PyBUF_ND) { &raw mut (*view).len } else { ptr::null_mut() };
+            (*view).strides =
+                if wanted(ffi::PyBUF_STRIDES) { &raw mut (*view).itemsize } else { ptr::null_mut() };
+            (*view).suboffsets = ptr::null_mut();
+            (*view).internal = ptr::null_mut();
+            (*view).obj = slf.into_any().into_ptr();
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,42 @@
+//! The drop-in for `mooncake.store`: the module `tiffin._native.mooncake`, which the wheel `tiffin-mooncake`
+//! shows under the names that Mooncake's users know.
+//!
+//! The return codes are Mooncake's, in the situations where Mooncake gives them (`docs/mooncake-compat.md` lists
+//! what differs). Everything below is the ordinary client and the ordinary node.
+
+mod arguments;
+mod calls;
+mod codes;
+mod config;
+mod enums;
+mod exit;
+mod memory;
+mod open;
+mod registry;
+mod settings;
+mod store;
+
+use std::ffi::OsString;
+
+use pyo3::prelude::*;
+
+/// Makes the module.
+pub(crate) fn register(parent: &Bound<'_, PyModule>) -> PyResult<()> {
+    let py = parent.py();
+    let module = PyModule::new(py, "mooncake")?;
+    enums::register(&module)?;
+    module.add_class::<config::ReplicateConfig>()?;
+    module.add_class::<memory::BufferHandle>()?;
+    module.add_class::<store::MooncakeDistributedStore>()?;
+    module.add_function(wrap_pyfunction!(mooncake_master, &module)?)?;
+    let close = wrap_pyfunction!(exit::close_open_stores, &module)?;
+    py.import("atexit")?.call_method1("register", (close,))?;
+    parent.add_submodule(&module)
+}
+
+/// Runs a master with Mooncake's flags, those behind the program's name, until a signal ends it. Gives the status to
+/// leave with.
+#[pyfunction]
+fn mooncake_master(py: Python<'_>, arguments: Vec<OsString>) -> i32 {
+    py.detach(|| tiffin_server::mooncake::run(arguments))
+}

@@ -1,0 +1,329 @@
+//! A store that is set up: its client, the storage node in this process if there is one, and its name.
+//!
+//! Setting up goes from cheap to dear: what the arguments say, whether the metadata server and the master answer,
+//! and only then memory and sockets. Whatever fails is told in one line on standard error.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tiffin_client::{Client, ConnectOptions, Deadline};
+use tiffin_server::config::MEMORY_BYTES_MIN;
+use tiffin_server::{Address, NodeConfig, NodeServer, StartError, host};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpSocket, TcpStream, lookup_host};
+use tokio::time::timeout;
+
+use super::codes;
+use super::registry::Registry;
+use super::settings::{Environment, Settings};
+use crate::handle::{Handle, Opened, Servers};
+
+/// How long the master may take to answer a client that sets up.
+const CONNECT_TIME: Duration = Duration::from_secs(4);
+/// How long the master may take to take a node in.
+const JOIN_TIME: Duration = Duration::from_secs(10);
+/// How long the metadata server may take.
+const METADATA_TIME: Duration = Duration::from_secs(2);
+/// How long closing may take.
+const CLOSE_TIME: Duration = Duration::from_secs(5);
+
+/// A store between `setup` and `close`.
+pub(crate) struct Open {
+    pub(crate) handle: Arc<Handle>,
+    /// As `get_hostname` tells it; the name of the segment, if there is one.
+    pub(crate) hostname: String,
+    pub(crate) buffer_bytes: u64,
+    pub(crate) call_time: Duration,
+    /// Memory that was not registered is refused.
+    pub(crate) require_registered: bool,
+    pub(crate) registry: Registry,
+    /// Keeps the port of a client without a segment, so that nobody else gets that name.
+    _port: Option<TcpSocket>,
+}
+
+/// Why a store is not set up.
+pub(crate) struct Failure {
+    /// What `setup` answers.
+    pub(crate) code: i64,
+    /// What it says.
+    pub(crate) what: String,
+    /// A store that works all the same, as a client without a segment.
+    pub(crate) rest: Option<Open>,
+}
+
+impl Failure {
+    fn new(code: i64, what: impl Into<String>) -> Self {
+        Self { code, what: what.into(), rest: None }
+    }
+}
+
+/// The name that a client is to have.
+struct Name {
+    /// As the caller wrote it.
+    host: String,
+    /// Where that is.
+    ip: IpAddr,
+    /// If the caller chose it.
+    port: Option<u16>,
+}
+
+impl Name {
+    /// What setting up answers when the name is right and all else is not.
+    fn code(&self) -> i64 {
+        if self.port.is_some() { codes::INVALID_PARAMS } else { codes::INTERNAL_ERROR }
+    }
+
+    fn with(&self, port: u16) -> String {
+        Address::Tcp { host: self.host.clone(), port }.to_string()
+    }
+}
+
+impl Open {
+    /// Sets a store up.
+    pub(crate) async fn new(settings: &Settings) -> Result<Self, Failure> {
+        check_protocol(&settings.protocol)?;
+        let name = find_name(&settings.local_hostname).await?;
+        let master = master_address(&settings.master)?;
+        check_metadata(&settings.metadata_server).await?;
+        let options = ConnectOptions {
+            token: settings.environment.token.clone(),
+            shared_memory: settings.environment.shared_memory,
+            connect_time: CONNECT_TIME,
+            ..ConnectOptions::new(master.to_string())
+        };
+        let client = Client::connect(options.clone()).await.map_err(|error| {
+            Failure::new(name.code(), format!("cannot use the master at {master}: {error}"))
+        })?;
+        if settings.segment_bytes < MEMORY_BYTES_MIN {
+            let opened = Opened { client, again: options, servers: Servers::None };
+            let open = Self::without_segment(settings, &name, opened)?;
+            return match settings.segment_bytes {
+                0 => Ok(open),
+                bytes => Err(Failure {
+                    rest: Some(open),
+                    ..Failure::new(
+                        codes::INVALID_PARAMS,
+                        format!("a segment of {bytes} bytes is too small: {MEMORY_BYTES_MIN} are the least"),
+                    )
+                }),
+            };
+        }
+        let made = Self::with_segment(settings, &name, &master, options).await;
+        let _ = client.close(Deadline::after(CLOSE_TIME)).await;
+        made
+    }
+
+    async fn with_segment(
+        settings: &Settings,
+        name: &Name,
+        master: &Address,
+        options: ConnectOptions,
+    ) -> Result<Self, Failure> {
+        let (node, hostname) = start_node(settings, name, master).await?;
+        let joined = node.joined(tokio::time::Instant::now() + JOIN_TIME).await;
+        joined.map_err(|error| Failure::new(name.code(), error.to_string()))?;
+        let here = ConnectOptions {
+            home: Some(node.segment()),
+            home_memory: Some(Arc::clone(node.memory())),
+            label: hostname.clone(),
+            ..options.clone()
+        };
+        let client = Client::connect(here).await.map_err(|error| {
+            Failure::new(name.code(), format!("cannot use the master at {master}: {error}"))
+        })?;
+        node.attach_local(client.id());
+        // A forked child has no node: it comes back as a client like any other.
+        let opened = Opened { client, again: options, servers: Servers::Node(node) };
+        Ok(Self::made(settings, hostname, opened, None))
+    }
+
+    fn without_segment(settings: &Settings, name: &Name, opened: Opened) -> Result<Self, Failure> {
+        let (port, socket) = match name.port {
+            Some(port) => (port, None),
+            None => {
+                let (port, socket) = own_port(name, &settings.environment)?;
+                (port, Some(socket))
+            }
+        };
+        Ok(Self::made(settings, name.with(port), opened, socket))
+    }
+
+    fn made(settings: &Settings, hostname: String, opened: Opened, port: Option<TcpSocket>) -> Self {
+        Self {
+            handle: Handle::new(opened),
+            hostname,
+            buffer_bytes: settings.buffer_bytes,
+            call_time: settings.environment.call_time,
+            require_registered: settings.environment.require_registered,
+            registry: Registry::default(),
+            _port: port,
+        }
+    }
+
+    /// Ends the client, and then the node: its objects go with it. In a forked child that is only the client of that
+    /// child, and the parent's node keeps serving.
+    pub(crate) async fn close(&self) {
+        if let Err(error) = self.handle.close(Deadline::after(CLOSE_TIME)).await {
+            tell(&format!("close: {error}"));
+        }
+    }
+}
+
+fn check_protocol(protocol: &str) -> Result<(), Failure> {
+    let what = match protocol {
+        "tcp" | "rpc_only" => return Ok(()),
+        "rdma" => {
+            match std::fs::read_dir("/sys/class/infiniband").map(|mut devices| devices.next().is_some()) {
+                Ok(true) => {
+                    "protocol `rdma`: this release moves bytes through shared memory and TCP only; use `tcp`"
+                }
+                _ => {
+                    "protocol `rdma`: this machine has no RDMA device (/sys/class/infiniband is empty); use `tcp`"
+                }
+            }
+        }
+        _ => {
+            let what = format!("protocol `{protocol}` is not known here; use `tcp`");
+            return Err(Failure::new(codes::INTERNAL_ERROR, what));
+        }
+    };
+    Err(Failure::new(codes::INTERNAL_ERROR, what))
+}
+
+fn master_address(text: &str) -> Result<Address, Failure> {
+    let problem =
+        |why: &str| Failure::new(codes::INVALID_PARAMS, format!("the master's address is `{text}`: {why}"));
+    if text.contains("://") {
+        return Err(problem("only `host:port` is supported"));
+    }
+    match text.parse() {
+        Ok(address @ Address::Tcp { port: 1.., .. }) => Ok(address),
+        _ => Err(problem("it must be `host:port`")),
+    }
+}
+
+async fn find_name(text: &str) -> Result<Name, Failure> {
+    let problem =
+        |why: String| Failure::new(codes::INVALID_PARAMS, format!("local_hostname is `{text}`: {why}"));
+    let (host, port) = match text.parse() {
+        Ok(Address::Tcp { host, port }) => (host, Some(port).filter(|it| *it > 0)),
+        _ => (text.to_owned(), None),
+    };
+    let found = match host.as_str() {
+        "" => return Err(problem("it is empty".to_owned())),
+        // Whatever the resolver says first, both families reach it.
+        "localhost" => IpAddr::V4(Ipv4Addr::LOCALHOST),
+        name => match timeout(CONNECT_TIME, lookup_host((name, 0))).await {
+            Ok(Ok(mut found)) => match found.next() {
+                Some(found) => found.ip(),
+                None => return Err(problem("that host has no address".to_owned())),
+            },
+            Ok(Err(error)) => return Err(problem(error.to_string())),
+            Err(_) => return Err(problem("the resolver does not answer".to_owned())),
+        },
+    };
+    Ok(Name { host, ip: found, port })
+}
+
+/// Asks an HTTP metadata server whether it is there. Nothing of ours needs one, so the others are only names.
+async fn check_metadata(server: &str) -> Result<(), Failure> {
+    let Some(rest) = server.strip_prefix("http://") else { return Ok(()) };
+    let (authority, path) = match rest.split_once('/') {
+        Some((authority, path)) => (authority, path),
+        None => (rest, ""),
+    };
+    let address = if authority.contains(':') { authority.to_owned() } else { format!("{authority}:80") };
+    let answer = timeout(METADATA_TIME, ask_metadata(&address, authority, path)).await;
+    let why = match answer {
+        Ok(Ok(true)) => return Ok(()),
+        Ok(Ok(false)) => "that is no HTTP server".to_owned(),
+        Ok(Err(error)) => error.to_string(),
+        Err(_) => "it does not answer".to_owned(),
+    };
+    let what = format!("cannot use the metadata server at {address}: {why}");
+    Err(Failure::new(codes::INTERNAL_ERROR, what))
+}
+
+async fn ask_metadata(address: &str, authority: &str, path: &str) -> io::Result<bool> {
+    let mut stream = TcpStream::connect(address).await?;
+    let query = if path.contains('?') { "" } else { "?key=tiffin" };
+    let request = format!("GET /{path}{query} HTTP/1.1\r\nHost: {authority}\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await?;
+    let mut start = [0; 5];
+    stream.read_exact(&mut start).await?;
+    Ok(&start == b"HTTP/")
+}
+
+async fn start_node(
+    settings: &Settings,
+    name: &Name,
+    master: &Address,
+) -> Result<(NodeServer, String), Failure> {
+    let environment = &settings.environment;
+    let exposed = !name.ip.is_loopback() && environment.token.is_empty();
+    if exposed {
+        tell(&format!(
+            "warning: {} can be reached from other machines, and without TIFFIN_TOKEN anybody may use it",
+            name.ip
+        ));
+    }
+    let mut last = None;
+    for port in ports(name, environment)? {
+        let config = NodeConfig {
+            master: master.clone(),
+            memory: settings.segment_bytes,
+            name: name.with(port),
+            listen: Some(Address::Tcp { host: name.ip.to_string(), port }),
+            shared_memory: environment.shared_memory,
+            token: environment.token.clone(),
+            exposed,
+            ..NodeConfig::default()
+        };
+        match NodeServer::start(config).await {
+            Ok(node) => return Ok((node, name.with(port))),
+            Err(error @ StartError::Listen(_)) => last = Some(error),
+            Err(error) => return Err(Failure::new(codes::INVALID_PARAMS, error.to_string())),
+        }
+    }
+    let why = last.map_or_else(|| "no port was tried".to_owned(), |error| error.to_string());
+    Err(Failure::new(name.code(), why))
+}
+
+/// A port of this client's own, bound but not listened on.
+fn own_port(name: &Name, environment: &Environment) -> Result<(u16, TcpSocket), Failure> {
+    for port in ports(name, environment)? {
+        let socket = if name.ip.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() };
+        if let Ok(socket) = socket
+            && socket.bind(SocketAddr::new(name.ip, port)).is_ok()
+        {
+            return Ok((port, socket));
+        }
+    }
+    let (first, last) = environment.ports;
+    let what = format!("no port between {first} and {last} is free on {}", name.ip);
+    Err(Failure::new(codes::INTERNAL_ERROR, what))
+}
+
+/// The ports to try: the one that was asked for, or some of the range, beginning anywhere.
+fn ports(name: &Name, environment: &Environment) -> Result<Vec<u16>, Failure> {
+    if let Some(port) = name.port {
+        return Ok(vec![port]);
+    }
+    let drawn = host::draw();
+    let drawn =
+        drawn.map_err(|error| Failure::new(codes::INTERNAL_ERROR, format!("no random number: {error}")))?;
+    let (first, last) = environment.ports;
+    let count = u64::from(last - first) + 1;
+    let tries = u64::from(environment.port_tries).min(count);
+    // A stride that visits every port of the range spreads clients that start at the same moment.
+    let port = |step: u64| first + ((drawn % count + step * 7919) % count) as u16;
+    Ok((0..tries).map(port).collect())
+}
+
+/// One line on standard error.
+pub(crate) fn tell(what: &str) {
+    let line = what.replace("\n\nhint: ", "; hint: ").replace('\n', " ");
+    eprintln!("mooncake.store: {line}");
+}

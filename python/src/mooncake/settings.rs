@@ -1,0 +1,299 @@
+//! What `setup` was told: its arguments in both forms, and the environment.
+
+use std::time::Duration;
+
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+use pyo3::types::{PyBool, PyDict, PyTuple};
+
+use super::arguments::{Flag, Number};
+
+/// Segment and buffer of a dict that does not name them; Mooncake's default.
+const SIZE_DEFAULT: u64 = 16 << 20;
+/// The master of a dict that does not name one; Mooncake's default.
+const MASTER_DEFAULT: &str = "127.0.0.1:50051";
+/// A dict may name no smaller size but none at all.
+const SIZE_MIN: u64 = 1024;
+/// The largest local buffer of a dict.
+const LOCAL_BUFFER_MAX: u64 = 1 << 40;
+/// Where a client looks for a port of its own, unless told otherwise.
+const PORTS_DEFAULT: (u16, u16) = (12_300, 14_300);
+/// How often it looks, unless told otherwise.
+const PORT_TRIES_DEFAULT: u32 = 20;
+/// How long one call may take, unless told otherwise; Mooncake's default.
+const CALL_TIME_DEFAULT: Duration = Duration::from_secs(30);
+
+/// The parameters of `setup`, in order; the first so many are required.
+const PARAMETERS: [&str; 13] = [
+    "local_hostname",
+    "metadata_server",
+    "global_segment_size",
+    "local_buffer_size",
+    "protocol",
+    "rdma_devices",
+    "master_server_addr",
+    "engine",
+    "enable_ssd_offload",
+    "ssd_offload_path",
+    "tenant_id",
+    "enable_client_http_server",
+    "client_http_port",
+];
+const REQUIRED: usize = 7;
+/// Other spellings that clients use.
+const ALIASES: [(&str, &str); 2] =
+    [("device_name", "rdma_devices"), ("master_server_address", "master_server_addr")];
+
+/// What `setup` was told.
+#[derive(Clone, Debug)]
+pub(crate) struct Settings {
+    /// `host` or `host:port`.
+    pub(crate) local_hostname: String,
+    pub(crate) metadata_server: String,
+    /// Bytes of the node in this process; none for zero.
+    pub(crate) segment_bytes: u64,
+    /// What `put` and `get` of bytes accept.
+    pub(crate) buffer_bytes: u64,
+    pub(crate) protocol: String,
+    pub(crate) master: String,
+    /// What is asked for and has no effect, for the log.
+    pub(crate) ignored: Vec<&'static str>,
+    /// From the environment.
+    pub(crate) environment: Environment,
+}
+
+/// What the environment says. Each of these has a flag of `tiffin` or of Mooncake beside it.
+#[derive(Clone, Debug)]
+pub(crate) struct Environment {
+    pub(crate) ports: (u16, u16),
+    pub(crate) port_tries: u32,
+    pub(crate) token: String,
+    pub(crate) shared_memory: bool,
+    /// Memory that was not registered is refused, as RDMA does.
+    pub(crate) require_registered: bool,
+    /// How long one call may take.
+    pub(crate) call_time: Duration,
+}
+
+/// Why there are no settings.
+pub(crate) enum Problem {
+    /// The call itself is wrong.
+    Raise(PyErr),
+    /// A value is: -600, and this for the log.
+    Refuse(String),
+}
+
+impl From<PyErr> for Problem {
+    fn from(error: PyErr) -> Self {
+        Self::Raise(error)
+    }
+}
+
+impl Settings {
+    /// Reads the arguments of `setup`: one dict, or seven and more values.
+    pub(crate) fn parse(
+        args: &Bound<'_, PyTuple>,
+        named: Option<&Bound<'_, PyDict>>,
+    ) -> Result<Self, Problem> {
+        let environment = Environment::read(args.py())?;
+        let named_config = match named {
+            Some(named) if args.is_empty() && named.len() == 1 => named.get_item("config")?,
+            _ => None,
+        };
+        let alone = if args.len() == 1 && named.is_none_or(|it| it.is_empty()) {
+            args.get_item(0).ok()
+        } else {
+            None
+        };
+        match alone.or(named_config) {
+            Some(config) if config.is_instance_of::<PyDict>() => {
+                let config = config.cast_into::<PyDict>().map_err(PyErr::from)?;
+                Self::from_dict(&config, environment)
+            }
+            _ => Self::from_values(&bind(args, named)?, environment),
+        }
+    }
+
+    fn from_values(values: &[Option<Bound<'_, PyAny>>], environment: Environment) -> Result<Self, Problem> {
+        let value = |index: usize| values.get(index).and_then(Option::as_ref);
+        let text = |index: usize| match value(index) {
+            Some(given) => given.extract::<String>().map_err(|_| wrong_type(index, "str", given)),
+            None => Ok(String::new()),
+        };
+        let size = |index: usize| match value(index) {
+            Some(given) => {
+                given.extract::<Number>().map_err(|_| wrong_type(index, "a non-negative int", given))
+            }
+            None => Ok(Number(0)),
+        };
+        let flag = |index: usize| match value(index) {
+            Some(given) => given.extract::<Flag>().map_err(|_| wrong_type(index, "bool", given)),
+            None => Ok(Flag(false)),
+        };
+        let mut ignored = Vec::new();
+        if value(7).is_some_and(|engine| !engine.is_none()) {
+            ignored.push("engine");
+        }
+        if flag(8)?.0 {
+            ignored.push("enable_ssd_offload");
+        }
+        if flag(11)?.0 {
+            ignored.push("enable_client_http_server");
+        }
+        // These are checked for their type only.
+        (text(9)?, text(10)?, size(12)?);
+        text(5)?;
+        Ok(Self {
+            local_hostname: text(0)?,
+            metadata_server: text(1)?,
+            segment_bytes: size(2)?.0,
+            buffer_bytes: size(3)?.0,
+            protocol: text(4)?,
+            master: text(6)?,
+            ignored,
+            environment,
+        })
+    }
+
+    fn from_dict(config: &Bound<'_, PyDict>, mut environment: Environment) -> Result<Self, Problem> {
+        let text = |name: &str| -> PyResult<Option<String>> {
+            let alias = ALIASES.iter().find(|(_, real)| *real == name).map(|(alias, _)| *alias);
+            let given = match (config.get_item(name)?, alias) {
+                (Some(given), _) => Some(given),
+                (None, Some(alias)) => config.get_item(alias)?,
+                (None, None) => None,
+            };
+            given.map(|value| Ok(value.str()?.to_string())).transpose()
+        };
+        let required = |name: &str| {
+            text(name)?.ok_or_else(|| Problem::Refuse(format!("the configuration has no `{name}`")))
+        };
+        let size = |name: &str| match text(name)? {
+            None => Ok(SIZE_DEFAULT),
+            Some(given) => match parse_size(&given) {
+                Some(bytes) if bytes == 0 || bytes >= SIZE_MIN => Ok(bytes),
+                _ => Err(Problem::Refuse(format!("`{name}` is `{given}`, which is no size"))),
+            },
+        };
+        let mut ignored = Vec::new();
+        for name in ["enable_ssd_offload", "enable_client_http_server"] {
+            if text(name)?.is_some_and(|value| is_true(&value)) {
+                ignored.push(name);
+            }
+        }
+        if let Some(value) = config.get_item("require_registered")? {
+            environment.require_registered = if value.is_instance_of::<PyBool>() {
+                value.is_truthy()?
+            } else {
+                is_true(&value.str()?.to_string())
+            };
+        }
+        let buffer_bytes = size("local_buffer_size")?;
+        if buffer_bytes > LOCAL_BUFFER_MAX {
+            return Err(Problem::Refuse("`local_buffer_size` is larger than 1 TiB".to_owned()));
+        }
+        Ok(Self {
+            local_hostname: required("local_hostname")?,
+            metadata_server: required("metadata_server")?,
+            segment_bytes: size("global_segment_size")?,
+            buffer_bytes,
+            protocol: text("protocol")?.unwrap_or_else(|| "tcp".to_owned()),
+            master: text("master_server_addr")?.unwrap_or_else(|| MASTER_DEFAULT.to_owned()),
+            ignored,
+            environment,
+        })
+    }
+}
+
+impl Environment {
+    /// Reads the variables as they are now. Through Python, so that what a program sets in `os.environ` counts.
+    fn read(py: Python<'_>) -> PyResult<Self> {
+        let environ = py.import("os")?.getattr("environ")?;
+        let text = |name: &str| -> PyResult<Option<String>> {
+            environ.call_method1("get", (name,))?.extract::<Option<String>>()
+        };
+        let port = |name: &str, default: u16| -> PyResult<u16> {
+            Ok(text(name)?.and_then(|it| it.trim().parse().ok()).filter(|it| *it > 0).unwrap_or(default))
+        };
+        let first = port("MC_STORE_CLIENT_MIN_PORT", PORTS_DEFAULT.0)?;
+        let last = port("MC_STORE_CLIENT_MAX_PORT", PORTS_DEFAULT.1)?;
+        let tries = text("MC_STORE_CLIENT_SETUP_RETRIES")?.and_then(|it| it.trim().parse().ok());
+        let call_ms =
+            text("MC_RPC_TIMEOUT_MS")?.and_then(|it| it.trim().parse().ok()).filter(|it: &u64| *it > 0);
+        Ok(Self {
+            ports: if first <= last { (first, last) } else { PORTS_DEFAULT },
+            port_tries: tries.unwrap_or(PORT_TRIES_DEFAULT).max(1),
+            token: text("TIFFIN_TOKEN")?.unwrap_or_default(),
+            shared_memory: text("TIFFIN_SHARED_MEMORY")?.is_none_or(|it| !is_false(&it)),
+            require_registered: text("TIFFIN_REQUIRE_REGISTERED")?.is_some_and(|it| is_true(&it)),
+            call_time: call_ms.map_or(CALL_TIME_DEFAULT, Duration::from_millis),
+        })
+    }
+}
+
+/// A number of bytes, with a suffix such as `KB`, `m` or `GiB` that counts in powers of 1024.
+pub(crate) fn parse_size(text: &str) -> Option<u64> {
+    let text = text.trim();
+    let unit_at = text.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(text.len());
+    let (number, unit) = text.split_at(unit_at);
+    let unit = unit.trim().to_ascii_lowercase();
+    let shift = match unit.strip_suffix("ib").or(unit.strip_suffix('b')).unwrap_or(&unit) {
+        "" => 0,
+        "k" => 10,
+        "m" => 20,
+        "g" => 30,
+        "t" => 40,
+        _ => return None,
+    };
+    match number.parse::<u64>() {
+        Ok(whole) => whole.checked_mul(1 << shift),
+        Err(_) => {
+            let bytes = number.parse::<f64>().ok()? * (1_u64 << shift) as f64;
+            (bytes < u64::MAX as f64).then_some(bytes as u64)
+        }
+    }
+}
+
+/// Which value each parameter has, or a `TypeError` that names what does not fit.
+fn bind<'py>(
+    args: &Bound<'py, PyTuple>,
+    named: Option<&Bound<'py, PyDict>>,
+) -> PyResult<Vec<Option<Bound<'py, PyAny>>>> {
+    let problem = |what: String| Err(PyTypeError::new_err(format!("setup() {what}")));
+    if args.len() > PARAMETERS.len() {
+        return problem(format!("takes at most {} arguments, not {}", PARAMETERS.len(), args.len()));
+    }
+    let mut values: Vec<Option<Bound<'py, PyAny>>> = args.iter().map(Some).collect();
+    values.resize(PARAMETERS.len(), None);
+    for (name, value) in named.into_iter().flat_map(|named| named.iter()) {
+        let name: String = name.extract()?;
+        let real = ALIASES.iter().find(|(alias, _)| *alias == name).map_or(name.as_str(), |(_, real)| real);
+        let place = PARAMETERS.iter().position(|parameter| *parameter == real);
+        match place.and_then(|index| values.get_mut(index)) {
+            None => return problem(format!("got an unexpected keyword argument '{name}'")),
+            Some(Some(_)) => return problem(format!("got multiple values for argument '{name}'")),
+            Some(empty) => *empty = Some(value),
+        }
+    }
+    let missing: Vec<_> =
+        PARAMETERS.iter().zip(&values).take(REQUIRED).filter(|(_, it)| it.is_none()).collect();
+    if !missing.is_empty() {
+        let names: Vec<_> = missing.iter().map(|(name, _)| format!("'{name}'")).collect();
+        return problem(format!("is missing {} (or takes one dict)", names.join(", ")));
+    }
+    Ok(values)
+}
+
+fn wrong_type(index: usize, wanted: &str, given: &Bound<'_, PyAny>) -> PyErr {
+    let name = PARAMETERS.get(index).copied().unwrap_or_default();
+    let given = given.repr().map_or_else(|_| "something else".to_owned(), |it| it.to_string());
+    PyTypeError::new_err(format!("setup(): argument '{name}' must be {wanted}, not {given}"))
+}
+
+fn is_true(text: &str) -> bool {
+    matches!(text.trim().to_ascii_lowercase().as_str(), "1" | "true" | "yes" | "on")
+}
+
+fn is_false(text: &str) -> bool {
+    matches!(text.trim().to_ascii_lowercase().as_str(), "0" | "false" | "no" | "off")
+}

@@ -1,0 +1,510 @@
+//! `MooncakeDistributedStore`: Mooncake's calls and answers, one method each.
+//!
+//! Almost nothing raises: failures come back as negative numbers, `None` or `b""`, and arguments of the wrong type
+//! as `TypeError`. Every method can be called at any time from any thread, also before `setup` and after `close`.
+//!
+//! **Invariant:** the locks here are taken only while the interpreter is held, and not kept while anything is
+//! waited for: a fork never finds one locked.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict, PyTuple};
+use tiffin_client::{DeleteOptions, Error, GetInto, Pattern, Put, SourceBuf, TargetBuf};
+
+use super::arguments::{Flag, Items, KeyArg, Number};
+use super::calls;
+use super::codes;
+use super::config::{PutForm, ReplicateConfig};
+use super::exit;
+use super::memory::{self, BufferHandle, Lent};
+use super::open::{Open, tell};
+use super::settings::{Problem, Settings};
+use crate::runtime::block_on;
+
+/// A client of a cluster: puts and gets objects by key, and may hold a part of the cluster's memory.
+///
+/// Set it up with :meth:`setup` before anything else. Calls answer 0 or a count, or a negative code. A store that is
+/// not closed leaves the cluster when it is garbage, or when the interpreter ends.
+#[pyclass(module = "mooncake.store", frozen, weakref)]
+pub(crate) struct MooncakeDistributedStore {
+    open: Mutex<Option<Arc<Open>>>,
+}
+
+impl MooncakeDistributedStore {
+    fn lock(&self) -> MutexGuard<'_, Option<Arc<Open>>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn open(&self) -> Option<Arc<Open>> {
+        self.lock().clone()
+    }
+
+    /// Puts values given as Python objects. What is wrong with one of them is wrong with the call.
+    fn put_values(
+        &self,
+        py: Python<'_>,
+        keys: &[KeyArg],
+        values: &[Vec<Lent<'_>>],
+        config: &ReplicateConfig,
+    ) -> PyResult<i64> {
+        let Some(open) = self.open() else { return Ok(codes::INVALID_PARAMS) };
+        let options = match config.options(keys.len(), PutForm::Plain) {
+            Ok(options) => options,
+            Err(code) => return Ok(code),
+        };
+        let mut puts = Vec::with_capacity(keys.len());
+        for (key, parts) in keys.iter().zip(values) {
+            let len = parts.iter().map(Lent::len).fold(0, u64::saturating_add);
+            match key.key() {
+                Some(key) if len > 0 && len <= open.buffer_bytes => {
+                    let parts = parts.iter().map(Lent::source).collect();
+                    puts.push(Ok(Put { key, parts, options: options.clone() }));
+                }
+                _ => return Ok(codes::INVALID_PARAMS),
+            }
+        }
+        let codes = calls::put(py, &open, puts)?;
+        Ok(codes.into_iter().find(|code| *code != codes::OK).unwrap_or(codes::OK))
+    }
+
+    /// Puts from the caller's memory: each key from its own list of ranges.
+    fn put_ranges(
+        &self,
+        py: Python<'_>,
+        keys: &[KeyArg],
+        ranges: &[Vec<(u64, u64)>],
+        config: &ReplicateConfig,
+        form: PutForm,
+    ) -> PyResult<Vec<i64>> {
+        let Some(open) = self.open() else { return Ok(vec![codes::INVALID_PARAMS; keys.len()]) };
+        let options = match config.options(keys.len(), form) {
+            Ok(options) => options,
+            Err(code) => return Ok(vec![code; keys.len()]),
+        };
+        let put = |(key, ranges): (&KeyArg, &Vec<(u64, u64)>)| {
+            let parts = sources(&open, ranges)?;
+            let is_empty = parts.iter().all(|part| part.is_empty());
+            match key.key() {
+                Some(key) if !is_empty => Ok(Put { key, parts, options: options.clone() }),
+                _ => Err(codes::INVALID_PARAMS),
+            }
+        };
+        let puts = keys.iter().zip(ranges).map(put).collect();
+        calls::put(py, &open, puts)
+    }
+
+    /// Gets into the caller's memory: each key into its own list of ranges.
+    fn get_ranges(&self, py: Python<'_>, keys: &[KeyArg], ranges: &[Vec<(u64, u64)>]) -> PyResult<Vec<i64>> {
+        let Some(open) = self.open() else { return Ok(vec![codes::INVALID_PARAMS; keys.len()]) };
+        let get = |(key, ranges): (&KeyArg, &Vec<(u64, u64)>)| {
+            let targets = targets(&open, ranges)?;
+            let key = key.key().ok_or(codes::OBJECT_NOT_FOUND)?;
+            Ok(GetInto { key, targets })
+        };
+        let gets = keys.iter().zip(ranges).map(get).collect();
+        calls::get_into(py, &open, gets)
+    }
+
+    fn end(&self, py: Python<'_>) -> PyResult<()> {
+        let open = self.lock().take();
+        match open {
+            Some(open) => block_on(py, async move || open.close().await),
+            None => Ok(()),
+        }
+    }
+}
+
+#[pymethods]
+impl MooncakeDistributedStore {
+    #[new]
+    fn new() -> Self {
+        Self { open: Mutex::new(None) }
+    }
+
+    /// Set the store up, with seven or more values or with one dict. Returns 0, or a negative code; what is wrong
+    /// is told in one line on standard error. A second setup replaces the first.
+    ///
+    /// :param local_hostname: this client's host, or host:port; the name of its segment
+    /// :param metadata_server: "P2PHANDSHAKE", or "http://host:port/metadata", which must answer
+    /// :param global_segment_size: bytes of memory that this process gives to the cluster, or 0
+    /// :param local_buffer_size: the largest value that put and get of bytes accept
+    /// :param protocol: "tcp", or "rpc_only" for a client that moves no bytes
+    /// :param rdma_devices: has no effect
+    /// :param master_server_addr: host:port of the master
+    /// :param engine: has no effect
+    /// :param enable_ssd_offload: has no effect yet
+    /// :param ssd_offload_path: has no effect yet
+    /// :param tenant_id: has no effect: there is one tenant
+    /// :param enable_client_http_server: has no effect
+    /// :param client_http_port: has no effect
+    ///
+    /// A dict has the same names as keys, and sizes may have suffixes, as in "4GB"; `device_name` and
+    /// `master_server_address` are understood too, and unknown keys are ignored.
+    #[pyo3(
+        signature = (*args, **named),
+        text_signature = "($self, local_hostname, metadata_server, global_segment_size, local_buffer_size, \
+                          protocol, rdma_devices, master_server_addr, engine=None, enable_ssd_offload=False, \
+                          ssd_offload_path='', tenant_id='default', enable_client_http_server=False, \
+                          client_http_port=9300)"
+    )]
+    fn setup(
+        &self,
+        py: Python<'_>,
+        args: &Bound<'_, PyTuple>,
+        named: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<i64> {
+        let settings = match Settings::parse(args, named) {
+            Ok(settings) => settings,
+            Err(Problem::Raise(error)) => return Err(error),
+            Err(Problem::Refuse(what)) => {
+                tell(&format!("setup failed ({}): {what}", codes::INVALID_PARAMS));
+                return Ok(codes::INVALID_PARAMS);
+            }
+        };
+        if !settings.ignored.is_empty() {
+            tell(&format!("warning: setup ignores {}", settings.ignored.join(", ")));
+        }
+        self.end(py)?;
+        let (open, code) = match block_on(py, async || Open::new(&settings).await)? {
+            Ok(open) => (Some(open), codes::OK),
+            Err(failure) => {
+                tell(&format!("setup failed ({}): {}", failure.code, failure.what));
+                (failure.rest, failure.code)
+            }
+        };
+        if let Some(open) = open.map(Arc::new) {
+            exit::remember(&open);
+            *self.lock() = Some(open);
+        }
+        Ok(code)
+    }
+
+    /// End the store: its segment leaves the cluster, and the objects in it are gone. Returns 0, also when there is
+    /// nothing to end.
+    fn close(&self, py: Python<'_>) -> PyResult<i64> {
+        self.end(py)?;
+        Ok(codes::OK)
+    }
+
+    /// Returns 0 if the master answers, 1 if the store is not set up, 2 if the master does not answer.
+    fn health_check(&self, py: Python<'_>) -> PyResult<i64> {
+        match self.open() {
+            None => Ok(codes::HEALTH_NOT_SET_UP),
+            Some(open) if calls::master_answers(py, &open)? => Ok(codes::OK),
+            Some(_) => Ok(codes::HEALTH_NO_MASTER),
+        }
+    }
+
+    /// Returns this client's name, "host:port": that of its segment, as `preferred_segment` takes it.
+    fn get_hostname(&self) -> String {
+        self.open().map_or_else(String::new, |open| open.hostname.clone())
+    }
+
+    /// Register memory for the calls that copy nothing. Returns 0; -600 if it overlaps what is registered.
+    fn register_buffer(&self, buffer_ptr: Number, size: Number) -> i64 {
+        match self.open() {
+            Some(open) if open.registry.add(buffer_ptr.0, size.0) => codes::OK,
+            _ => codes::INVALID_PARAMS,
+        }
+    }
+
+    /// Forget registered memory. Returns 0; -600 if none was registered that starts there.
+    fn unregister_buffer(&self, buffer_ptr: Number) -> i64 {
+        match self.open() {
+            Some(open) if open.registry.remove(buffer_ptr.0) => codes::OK,
+            _ => codes::INVALID_PARAMS,
+        }
+    }
+
+    /// Store a value, any object with the buffer protocol. Returns 0; also if the key exists, whose value then
+    /// stays.
+    #[pyo3(signature = (key, value, config=ReplicateConfig::default()))]
+    fn put(
+        &self,
+        py: Python<'_>,
+        key: KeyArg,
+        value: &Bound<'_, PyAny>,
+        config: ReplicateConfig,
+    ) -> PyResult<i64> {
+        self.put_values(py, &[key], &[vec![Lent::new(value)?]], &config)
+    }
+
+    /// Store the parts of a value, one behind the other. Returns 0, and stores nothing if there is no byte in them.
+    #[pyo3(signature = (key, *parts, config=ReplicateConfig::default()))]
+    fn put_parts(
+        &self,
+        py: Python<'_>,
+        key: KeyArg,
+        parts: &Bound<'_, PyTuple>,
+        config: ReplicateConfig,
+    ) -> PyResult<i64> {
+        let parts = parts.iter().map(|part| Lent::bytes_like(&part)).collect::<PyResult<Vec<_>>>()?;
+        if self.open().is_some() && parts.iter().all(|part| part.len() == 0) {
+            return Ok(codes::OK);
+        }
+        self.put_values(py, &[key], &[parts], &config)
+    }
+
+    /// Store many values. Returns 0, or the code of the first that failed; the others may have been stored.
+    #[pyo3(signature = (keys, values, config=ReplicateConfig::default()))]
+    fn put_batch(
+        &self,
+        py: Python<'_>,
+        keys: Items<KeyArg>,
+        values: Items<Bound<'_, PyAny>>,
+        config: ReplicateConfig,
+    ) -> PyResult<i64> {
+        let values =
+            values.0.iter().map(|value| Ok(vec![Lent::new(value)?])).collect::<PyResult<Vec<_>>>()?;
+        match (self.open(), keys.0.len() == values.len()) {
+            (Some(_), true) if values.is_empty() => Ok(codes::OK),
+            (Some(_), true) => self.put_values(py, &keys.0, &values, &config),
+            _ => Ok(codes::INVALID_PARAMS),
+        }
+    }
+
+    /// Store `size` bytes at an address, without a copy in between. Returns 0.
+    #[pyo3(signature = (key, buffer_ptr, size, config=ReplicateConfig::default()))]
+    fn put_from(
+        &self,
+        py: Python<'_>,
+        key: KeyArg,
+        buffer_ptr: Number,
+        size: Number,
+        config: ReplicateConfig,
+    ) -> PyResult<i64> {
+        if self.open().is_some() && size.0 == 0 {
+            return Ok(codes::OK);
+        }
+        let ranges = [vec![(buffer_ptr.0, size.0)]];
+        first(self.put_ranges(py, &[key], &ranges, &config, PutForm::Plain)?)
+    }
+
+    /// Store many objects, each from an address. Returns 0 or a negative code for each.
+    #[pyo3(signature = (keys, buffer_ptrs, sizes, config=ReplicateConfig::default()))]
+    fn batch_put_from(
+        &self,
+        py: Python<'_>,
+        keys: Items<KeyArg>,
+        buffer_ptrs: Items<Number>,
+        sizes: Items<Number>,
+        config: ReplicateConfig,
+    ) -> PyResult<Vec<i64>> {
+        match one_each(keys.0.len(), &buffer_ptrs.0, &sizes.0) {
+            Some(ranges) => self.put_ranges(py, &keys.0, &ranges, &config, PutForm::Plain),
+            None => Ok(vec![codes::INVALID_PARAMS; keys.0.len()]),
+        }
+    }
+
+    /// Store many objects, each from a list of addresses. Returns 0 or a negative code for each.
+    #[pyo3(signature = (keys, all_buffer_ptrs, all_sizes, config=ReplicateConfig::default()))]
+    fn batch_put_from_multi_buffers(
+        &self,
+        py: Python<'_>,
+        keys: Items<KeyArg>,
+        all_buffer_ptrs: Items<Items<Number>>,
+        all_sizes: Items<Items<Number>>,
+        config: ReplicateConfig,
+    ) -> PyResult<Vec<i64>> {
+        match many_each(keys.0.len(), &all_buffer_ptrs.0, &all_sizes.0) {
+            _ if self.open().is_none() => Ok(Vec::new()),
+            Some(ranges) => self.put_ranges(py, &keys.0, &ranges, &config, PutForm::MultiBuffer),
+            None => Ok(vec![codes::INVALID_PARAMS; keys.0.len()]),
+        }
+    }
+
+    /// Returns the bytes of an object, or b"" if it cannot be had.
+    fn get<'py>(&self, py: Python<'py>, key: KeyArg) -> PyResult<Bound<'py, PyBytes>> {
+        let found = match self.open() {
+            Some(open) => calls::get(py, &open, &[key])?.pop().flatten(),
+            None => None,
+        };
+        Ok(PyBytes::new(py, &found.unwrap_or_default()))
+    }
+
+    /// Returns the bytes of many objects, with b"" for those that cannot be had.
+    fn get_batch<'py>(&self, py: Python<'py>, keys: Items<KeyArg>) -> PyResult<Vec<Bound<'py, PyBytes>>> {
+        let found = match self.open() {
+            Some(open) if !keys.0.is_empty() => calls::get(py, &open, &keys.0)?,
+            _ => vec![None],
+        };
+        Ok(found.into_iter().map(|it| PyBytes::new(py, &it.unwrap_or_default())).collect())
+    }
+
+    /// Read an object into `size` bytes at an address. Returns how many bytes it has, or a negative code.
+    fn get_into(&self, py: Python<'_>, key: KeyArg, buffer_ptr: Number, size: Number) -> PyResult<i64> {
+        first(self.get_ranges(py, &[key], &[vec![(buffer_ptr.0, size.0)]])?)
+    }
+
+    /// Read many objects, each to an address. Returns the bytes of each, or a negative code.
+    fn batch_get_into(
+        &self,
+        py: Python<'_>,
+        keys: Items<KeyArg>,
+        buffer_ptrs: Items<Number>,
+        sizes: Items<Number>,
+    ) -> PyResult<Vec<i64>> {
+        match one_each(keys.0.len(), &buffer_ptrs.0, &sizes.0) {
+            Some(ranges) => self.get_ranges(py, &keys.0, &ranges),
+            None => Ok(vec![codes::INVALID_PARAMS; keys.0.len()]),
+        }
+    }
+
+    /// Read many objects, each to a list of addresses that has exactly its size. Returns the bytes of each, or a
+    /// negative code: -600 if there is less room than bytes, -800 if there is more.
+    #[pyo3(
+        signature = (keys, all_buffer_ptrs, all_sizes, prefer_alloc_in_same_node=Flag(false)),
+        text_signature = "($self, keys, all_buffer_ptrs, all_sizes, prefer_alloc_in_same_node=False)"
+    )]
+    fn batch_get_into_multi_buffers(
+        &self,
+        py: Python<'_>,
+        keys: Items<KeyArg>,
+        all_buffer_ptrs: Items<Items<Number>>,
+        all_sizes: Items<Items<Number>>,
+        prefer_alloc_in_same_node: Flag,
+    ) -> PyResult<Vec<i64>> {
+        // It chooses between two ways to read in Mooncake; there is one here.
+        let _ = prefer_alloc_in_same_node;
+        let Some(ranges) = many_each(keys.0.len(), &all_buffer_ptrs.0, &all_sizes.0) else {
+            return Ok(vec![codes::INVALID_PARAMS; keys.0.len()]);
+        };
+        let read = self.get_ranges(py, &keys.0, &ranges)?;
+        let room = ranges.iter().map(|ranges| ranges.iter().map(|(_, size)| *size as i64).sum::<i64>());
+        let exact = |(read, room): (i64, i64)| match read {
+            0.. if read != room => codes::TRANSFER_FAIL,
+            _ => read,
+        };
+        Ok(read.into_iter().zip(room).map(exact).collect())
+    }
+
+    /// Returns an object as a `BufferHandle`, or `None` if it cannot be had.
+    fn get_buffer(&self, py: Python<'_>, key: KeyArg) -> PyResult<Option<BufferHandle>> {
+        let found = match self.open() {
+            Some(open) => calls::get(py, &open, &[key])?.pop().flatten(),
+            None => None,
+        };
+        Ok(found.map(BufferHandle::new))
+    }
+
+    /// Returns many objects as `BufferHandle`, with `None` for those that cannot be had.
+    fn batch_get_buffer(&self, py: Python<'_>, keys: Items<KeyArg>) -> PyResult<Vec<Option<BufferHandle>>> {
+        let found = match self.open() {
+            Some(open) => calls::get(py, &open, &keys.0)?,
+            None => vec![None; keys.0.len()],
+        };
+        Ok(found.into_iter().map(|it| it.map(BufferHandle::new)).collect())
+    }
+
+    /// Returns how many bytes an object has, or a negative code.
+    fn get_size(&self, py: Python<'_>, key: KeyArg) -> PyResult<i64> {
+        let Some(open) = self.open() else { return Ok(codes::INVALID_PARAMS) };
+        let size = |info: Option<tiffin_client::Info>| {
+            info.map_or(codes::OBJECT_NOT_FOUND, |it| i64::try_from(it.len).unwrap_or(i64::MAX))
+        };
+        first(calls::look(py, &open, &[key], codes::of, size)?)
+    }
+
+    /// Returns 1 if an object can be read, 0 if not, or a negative code. It is then leased.
+    fn is_exist(&self, py: Python<'_>, key: KeyArg) -> PyResult<i64> {
+        first(self.batch_is_exist(py, Items(vec![key]))?)
+    }
+
+    /// Returns for each key 1 if it can be read, 0 if not, or a negative code. What can be read is then leased.
+    fn batch_is_exist(&self, py: Python<'_>, keys: Items<KeyArg>) -> PyResult<Vec<i64>> {
+        let Some(open) = self.open() else { return Ok(vec![codes::INVALID_PARAMS; keys.0.len()]) };
+        // What lies on a node that is gone cannot be read. A negative code would pass for a hit where the answer
+        // is used as a truth value.
+        let failed = |error: &Error| match error {
+            Error::NodeDown { .. } => 0,
+            error => codes::of(error),
+        };
+        calls::look(py, &open, &keys.0, failed, |info| i64::from(info.is_some()))
+    }
+
+    /// Remove an object. Returns 0, -704 if there is none, or -706 if a lease refuses: force=True does it all the
+    /// same.
+    #[pyo3(signature = (key, force=Flag(false)), text_signature = "($self, key, force=False)")]
+    fn remove(&self, py: Python<'_>, key: KeyArg, force: Flag) -> PyResult<i64> {
+        first(self.batch_remove(py, Items(vec![key]), force)?)
+    }
+
+    /// Remove many objects. Returns for each 0, -704 if there is none, or -706 if a lease refuses: force=True
+    /// does it all the same.
+    #[pyo3(signature = (keys, force=Flag(false)), text_signature = "($self, keys, force=False)")]
+    fn batch_remove(&self, py: Python<'_>, keys: Items<KeyArg>, force: Flag) -> PyResult<Vec<i64>> {
+        match self.open() {
+            Some(open) => calls::remove(py, &open, &keys.0, DeleteOptions { force: force.0 }),
+            None => Ok(vec![codes::INVALID_PARAMS; keys.0.len()]),
+        }
+    }
+
+    /// Remove every object in whose key the pattern is found. Returns how many, or a negative code; what a lease
+    /// protects stays, unless force=True.
+    #[pyo3(signature = (regex_pattern, force=Flag(false)), text_signature = "($self, regex_pattern, force=False)")]
+    fn remove_by_regex(&self, py: Python<'_>, regex_pattern: String, force: Flag) -> PyResult<i64> {
+        match self.open() {
+            Some(open) => {
+                let options = DeleteOptions { force: force.0 };
+                calls::remove_matching(py, &open, Pattern::Regex(regex_pattern), options)
+            }
+            None => Ok(codes::INVALID_PARAMS),
+        }
+    }
+
+    /// Remove every object. Returns how many, or a negative code; what a lease protects stays, unless force=True.
+    #[pyo3(signature = (force=Flag(false)), text_signature = "($self, force=False)")]
+    fn remove_all(&self, py: Python<'_>, force: Flag) -> PyResult<i64> {
+        match self.open() {
+            Some(open) => calls::remove_matching(py, &open, Pattern::All, DeleteOptions { force: force.0 }),
+            None => Ok(codes::INVALID_PARAMS),
+        }
+    }
+}
+
+/// The only item of an answer to one key.
+fn first(codes: Vec<i64>) -> PyResult<i64> {
+    Ok(codes.first().copied().unwrap_or(codes::INVALID_PARAMS))
+}
+
+/// One range for each key; nothing if the lists differ in length.
+fn one_each(keys: usize, pointers: &[Number], sizes: &[Number]) -> Option<Vec<Vec<(u64, u64)>>> {
+    let fits = pointers.len() == keys && sizes.len() == keys;
+    let ranges = pointers.iter().zip(sizes).map(|(pointer, size)| vec![(pointer.0, size.0)]);
+    fits.then(|| ranges.collect())
+}
+
+/// Many ranges for each key; nothing if the outer lists differ in length. Where the inner ones do, there is a range
+/// that cannot be, so that only this key fails.
+fn many_each(
+    keys: usize,
+    pointers: &[Items<Number>],
+    sizes: &[Items<Number>],
+) -> Option<Vec<Vec<(u64, u64)>>> {
+    const NOWHERE: (u64, u64) = (0, 1);
+    let ranges = pointers.iter().zip(sizes).map(|(pointers, sizes)| {
+        if pointers.0.len() != sizes.0.len() {
+            return vec![NOWHERE];
+        }
+        pointers.0.iter().zip(&sizes.0).map(|(pointer, size)| (pointer.0, size.0)).collect()
+    });
+    (pointers.len() == keys && sizes.len() == keys).then(|| ranges.collect())
+}
+
+fn sources(open: &Open, ranges: &[(u64, u64)]) -> Result<Vec<SourceBuf<'static>>, i64> {
+    ranges.iter().map(|&(start, len)| usable(open, start, len, memory::source(start, len))).collect()
+}
+
+fn targets(open: &Open, ranges: &[(u64, u64)]) -> Result<Vec<TargetBuf<'static>>, i64> {
+    ranges.iter().map(|&(start, len)| usable(open, start, len, memory::target(start, len))).collect()
+}
+
+/// A range that no memory can be at is a bad argument; one that is not registered is refused, if that is asked for.
+fn usable<T>(open: &Open, start: u64, len: u64, range: Option<T>) -> Result<T, i64> {
+    match range {
+        None => Err(codes::INVALID_PARAMS),
+        Some(_) if open.require_registered && !open.registry.covers(start, len) => Err(codes::TRANSFER_FAIL),
+        Some(range) => Ok(range),
+    }
+}
