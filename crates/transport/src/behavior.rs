@@ -1,7 +1,7 @@
 //! What every transport must do, as one suite: for tests.
 //!
-//! A test makes a [`Stage`] — a little node and a transport that reaches it — for each check, and runs [`all`].
-//! Objects carry a pattern made from their stamp, so that a byte of anything else is noticed.
+//! A test makes a [`Stage`] — a little node and a transport that reaches it — for each check, and runs
+//! [`all`]. Objects carry a pattern made from their stamp, so that a byte of anything else is noticed.
 
 use std::collections::BTreeMap;
 use std::future::{Future, poll_fn};

@@ -1,13 +1,14 @@
 //! The control segment in use: one writer in the node, any number of readers.
 //!
-//! **Invariant (retire before reuse):** when a slot's stamp goes away, that is stored sequentially consistently
-//! and fenced before anything else happens; when a new stamp comes, every other word of the slot is in place
-//! before it. So whoever finds a stamp before and after looking has seen the words and bytes of that use.
+//! **Invariant (retire before reuse):** when a slot's stamp goes away, that is stored sequentially
+//! consistently and fenced before anything else happens; when a new stamp comes, every other word of the slot
+//! is in place before it. So whoever finds a stamp before and after looking has seen the words and bytes of
+//! that use.
 //!
 //! **Invariant:** while a slot carries a stamp and is committed, its length and extents do not change.
 //!
-//! **Invariant:** a reader believes nothing it loads until it has been checked against the sizes of the segment:
-//! words that race with a new use cannot lead outside the mappings, nor to a large allocation.
+//! **Invariant:** a reader believes nothing it loads until it has been checked against the sizes of the
+//! segment: words that race with a new use cannot lead outside the mappings, nor to a large allocation.
 
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
@@ -79,7 +80,8 @@ pub struct SlotRecord {
     pub key: Extent,
 }
 
-/// The node's hand on its control segment. There is one per segment: the type is neither `Clone` nor made again.
+/// The node's hand on its control segment. There is one per segment: the type is neither `Clone` nor made
+/// again.
 #[derive(Debug)]
 pub struct ControlWriter {
     map: Arc<Map>,
@@ -117,9 +119,8 @@ impl ControlWriter {
     /// A different stamp than before is a new use: the old one is retired first and the new one appears last.
     /// The same stamp is a step in the life of the same use: the state appears last.
     ///
-    /// # Panics
-    /// If the record does not fit the segment, or moves the bytes of a committed use: a broken invariant of the
-    /// node, which would otherwise become wrong bytes.
+    /// # Panics If the record does not fit the segment, or moves the bytes of a committed use: a broken
+    /// invariant of the node, which would otherwise become wrong bytes.
     pub fn write_slot(&mut self, index: u32, record: &SlotRecord) {
         let at = self.slot_at(index);
         self.assert_fits(index, record);
@@ -142,11 +143,13 @@ impl ControlWriter {
         }
     }
 
-    /// Takes the stamp away. When this returns, no copy that ends later validates, so the bytes may be reused.
+    /// Takes the stamp away. When this returns, no copy that ends later validates, so the bytes may be
+    /// reused.
     pub fn retire(&mut self, index: u32) {
         let at = self.slot_at(index);
         self.map.store(at + slot::STAMP, 0, Ordering::SeqCst);
-        // A sequentially consistent store alone does not keep later plain stores behind it on every processor.
+        // A sequentially consistent store alone does not keep later plain stores behind it on every
+        // processor.
         fence(Ordering::SeqCst);
         self.map.store(at + slot::STATE, SlotState::Free.to_word(), Ordering::SeqCst);
     }

@@ -1,8 +1,8 @@
 //! The copy kernel: the only code that loads or stores bytes that others may be writing.
 //!
 //! On x86-64 it is one instruction, `rep movsb`, in inline assembly: the compiler neither assumes the absence
-//! of races nor moves anything across, and the processor moves whole cache lines. Elsewhere, and under Miri, it
-//! is a loop over atomics. A racing copy gives unspecified bytes; that they were those asked for is proven
+//! of races nor moves anything across, and the processor moves whole cache lines. Elsewhere, and under Miri,
+//! it is a loop over atomics. A racing copy gives unspecified bytes; that they were those asked for is proven
 //! afterwards, by the stamp.
 
 use xxhash_rust::xxh3::Xxh3;

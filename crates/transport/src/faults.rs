@@ -1,8 +1,8 @@
 //! Things that go wrong, from a seed: for tests.
 //!
 //! [`Faulty`] wraps a stream of bytes and gives short reads and writes, delays and resets. [`Flaky`] wraps a
-//! transport and loses operations. A delay gives others their turn and never sleeps, so that a test with faults is
-//! as fast as one without, and its seed finds the same faults again.
+//! transport and loses operations. A delay gives others their turn and never sleeps, so that a test with
+//! faults is as fast as one without, and its seed finds the same faults again.
 
 use std::io;
 use std::pin::Pin;

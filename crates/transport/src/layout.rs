@@ -8,8 +8,8 @@
 //! Everything in the header and the slots is a 64-bit little-endian word, so that it can be loaded and stored
 //! atomically. The heap holds key bytes, namespace names and spilled extents; where in it, the node decides.
 //!
-//! **Invariant:** a control segment describes itself: with nothing else at hand, [`crate::control::ControlReader`]
-//! finds every use of every slot, its key, its namespace and its extents.
+//! **Invariant:** a control segment describes itself: with nothing else at hand,
+//! [`crate::control::ControlReader`] finds every use of every slot, its key, its namespace and its extents.
 
 use crate::Extent;
 
@@ -80,8 +80,8 @@ pub mod slot {
     pub const LEN: u64 = 48;
     /// How many extents there are.
     pub const EXTENT_COUNT: u64 = 56;
-    /// Two extents (offset, length, offset, length); with more than two, the first word says where in the heap
-    /// the list of all of them begins.
+    /// Two extents (offset, length, offset, length); with more than two, the first word says where in the
+    /// heap the list of all of them begins.
     pub const EXTENTS: u64 = 64;
     /// Where in the heap the key begins.
     pub const KEY_OFFSET: u64 = 96;

@@ -32,7 +32,8 @@ pub(crate) struct Map {
     process: u32,
 }
 
-// SAFETY: the mapping belongs to the process, not to a thread, and all access is atomic or by the copy kernel.
+// SAFETY: the mapping belongs to the process, not to a thread, and all access is atomic or by the copy
+// kernel.
 unsafe impl Send for Map {}
 // SAFETY: as above.
 unsafe impl Sync for Map {}
@@ -64,8 +65,8 @@ impl Map {
         self.len as u64
     }
 
-    /// Loads the little-endian word at a byte offset. Relaxed, since nothing stronger is allowed on a read-only
-    /// mapping; callers add fences.
+    /// Loads the little-endian word at a byte offset. Relaxed, since nothing stronger is allowed on a
+    /// read-only mapping; callers add fences.
     pub(crate) fn load(&self, at: u64) -> u64 {
         u64::from_le(self.word(at).load(Ordering::Relaxed))
     }
@@ -118,5 +119,59 @@ impl Drop for Map {
             let unmapped = unsafe { munmap(self.start.as_ptr().cast(), self.len) };
             debug_assert!(unmapped.is_ok(), "unmapping failed: {unmapped:?}");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::control::ControlReader;
+    use crate::layout::Geometry;
+    use crate::segment::NodeMemory;
+    use crate::{MappedRange, TransferError};
+
+    const GEOMETRY: Geometry = Geometry { segment: 1, data_bytes: 8192, slot_count: 4, heap_bytes: 0 };
+
+    #[test]
+    fn ranges_outside_are_not_given_out() {
+        let (memory, _writer) = NodeMemory::create(GEOMETRY).unwrap();
+        let map = &memory.data;
+        for (offset, len, is_inside) in [
+            (0, 0, true),
+            (0, 8192, true),
+            (8192, 0, true),
+            (8191, 1, true),
+            (8191, 2, false),
+            (8193, 0, false),
+            (u64::MAX, 1, false),
+            (1, u64::MAX, false),
+        ] {
+            let extent = Extent { offset, len };
+            assert_eq!(map.source(extent).is_some(), is_inside, "{extent:?}");
+            assert_eq!(map.target(extent).is_some(), is_inside, "{extent:?}");
+        }
+    }
+
+    #[test]
+    fn in_a_forked_child_nothing_is_touched() {
+        let (memory, _writer) = NodeMemory::create(GEOMETRY).unwrap();
+        let bytes = GEOMETRY.control_bytes();
+        let mut map =
+            Map::new(std::os::fd::AsFd::as_fd(&memory.control_file), bytes, Access::ReadOnly).unwrap();
+        let start = format!("{:x}-", map.start.as_ptr() as usize);
+        let is_mapped = || std::fs::read_to_string("/proc/self/maps").unwrap().contains(&start);
+        assert!(map.is_here() && is_mapped());
+
+        // To the value this looks as it would in a child.
+        map.process += 1;
+        assert!(map.source(Extent { offset: 0, len: 1 }).is_none());
+        let map = Arc::new(map);
+        let reader = ControlReader::new(Arc::clone(&map), GEOMETRY);
+        assert_eq!(reader.load(0, 1), Err(TransferError::Forked));
+        assert!(MappedRange::of(&reader, &map, 0, 1).is_none());
+        drop((reader, map));
+        assert!(is_mapped(), "what may be somebody else's memory was not unmapped");
     }
 }

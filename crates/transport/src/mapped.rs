@@ -87,8 +87,8 @@ async fn in_steps(sources: &[SourceBuf<'_>], targets: &[TargetBuf<'_>], deadline
     }
 }
 
-/// The bytes of one use of a slot, looked at where they lie. Keeps them mapped, and no more: that they stay what
-/// they are is ensured by a hold that the caller has taken at the node.
+/// The bytes of one use of a slot, looked at where they lie. Keeps them mapped, and no more: that they stay
+/// what they are is ensured by a hold that the caller has taken at the node.
 #[derive(Clone, Debug)]
 pub struct MappedRange {
     map: Arc<Map>,

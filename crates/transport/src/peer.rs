@@ -11,8 +11,8 @@ use tokio::io::unix::AsyncFd;
 /// Since Linux 6.5; not in every version of the system's headers.
 const SO_PEERPIDFD: libc::c_int = 77;
 
-/// A descriptor that becomes readable when the process at the other end has died, all its threads included, and
-/// its mappings are gone. It stands for that very process: its number may be used again, this may not.
+/// A descriptor that becomes readable when the process at the other end has died, all its threads included,
+/// and its mappings are gone. It stands for that very process: its number may be used again, this may not.
 pub(crate) fn process_handle(socket: BorrowedFd<'_>, pid: i32) -> io::Result<AsyncFd<OwnedFd>> {
     let handle = match handle_of_peer(socket) {
         Ok(handle) => handle,

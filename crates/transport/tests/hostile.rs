@@ -102,7 +102,8 @@ async fn nonsense_at_the_data_socket_harms_nobody() {
         checksum: 0,
     };
     for round in 0..200 {
-        // Nonsense from the start, behind a good hello, behind a good request, and good things cut short or bent.
+        // Nonsense from the start, behind a good hello, behind a good request, and good things cut short or
+        // bent.
         let mut say = match round % 5 {
             0 => Vec::new(),
             1 => hello.clone(),

@@ -1,8 +1,8 @@
 //! The transport between processes of one host: the client maps the node's memory.
 //!
-//! The node listens on an abstract Unix socket ([`Server`]). A client connects, says who it is, and gets the two
-//! descriptors of the node's memory ([`attach`]). The connection then stays open and silent: its end is a hint,
-//! the end of the process is proof.
+//! The node listens on an abstract Unix socket ([`Server`]). A client connects, says who it is, and gets the
+//! two descriptors of the node's memory ([`attach`]). The connection then stays open and silent: its end is a
+//! hint, the end of the process is proof.
 //!
 //! **Invariant:** only processes of the node's own user get its memory, and a client takes memory only from
 //! its own user or from root.

@@ -57,7 +57,8 @@ pub enum Event {
         /// Who.
         client: u64,
     },
-    /// Its process is dead, and nothing it had mapped is mapped any more. Proof. The last event of an attachment.
+    /// Its process is dead, and nothing it had mapped is mapped any more. Proof. The last event of an
+    /// attachment.
     Dead {
         /// Who.
         client: u64,
@@ -98,7 +99,11 @@ impl Server {
         let mut tasks = JoinSet::new();
         loop {
             let accepted = listener.accept().await;
-            while tasks.try_join_next().is_some() {}
+            while let Some(ended) = tasks.try_join_next() {
+                if let Err(error) = ended {
+                    tracing::error!(%error, "the task of an attach connection broke down");
+                }
+            }
             match accepted {
                 Ok((stream, _)) => {
                     let is_full = tasks.len() >= CONNECTIONS_MAX;

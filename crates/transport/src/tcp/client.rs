@@ -1,8 +1,8 @@
 //! A client's end of the data socket.
 //!
-//! A batch is cut into chunks. They are dealt out to a few streams, each of which keeps several requests on the
-//! way. Everything happens inside the caller's future: when that is dropped or its deadline passes, no buffer is
-//! touched any more, and the streams that it used are closed.
+//! A batch is cut into chunks. They are dealt out to a few streams, each of which keeps several requests on
+//! the way. Everything happens inside the caller's future: when that is dropped or its deadline passes, no
+//! buffer is touched any more, and the streams that it used are closed.
 
 use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
@@ -55,7 +55,8 @@ impl Tcp {
         self.pool.address()
     }
 
-    /// Connects, if there is no connection yet: finds out whether the node can be reached and lets this client in.
+    /// Connects, if there is no connection yet: finds out whether the node can be reached and lets this
+    /// client in.
     pub async fn probe(&self, deadline: Instant) -> Outcome {
         let stream = timeout_at(deadline, self.pool.lend()).await.map_err(|_| TransferError::Timeout)??;
         stream.hand_back();
@@ -372,8 +373,8 @@ impl<B: Cargo> Batch<B> {
     }
 }
 
-/// Runs the workers, inside the future that waits, until they end or there is nothing left to wait for: one that
-/// is still connecting then is not needed.
+/// Runs the workers, inside the future that waits, until they end or there is nothing left to wait for: one
+/// that is still connecting then is not needed.
 async fn until_settled<B: Cargo>(
     mut workers: Vec<Pin<Box<dyn Future<Output = ()> + Send + '_>>>,
     batch: &Batch<B>,

@@ -22,8 +22,8 @@ use crate::{CHUNK_BYTES_MAX, Counters, Extent, copy};
 const CONNECTIONS_MAX: usize = 4096;
 /// How long a client may take to say who it is.
 const HELLO_TIME_MAX: Duration = Duration::from_secs(10);
-/// How long the bytes of one chunk may take. A client that is slower loses its connection, so that it cannot keep
-/// a hold on space that others need.
+/// How long the bytes of one chunk may take. A client that is slower loses its connection, so that it cannot
+/// keep a hold on space that others need.
 const CHUNK_TIME_MAX: Duration = Duration::from_secs(60);
 /// How long to rest when no connection can be accepted, which means that descriptors have run out.
 const ACCEPT_REST: Duration = Duration::from_millis(50);
@@ -112,7 +112,11 @@ impl Server {
         let mut tasks = JoinSet::new();
         loop {
             let accepted = listener.accept().await;
-            while tasks.try_join_next().is_some() {}
+            while let Some(ended) = tasks.try_join_next() {
+                if let Err(error) = ended {
+                    tracing::error!(%error, "the task of a data connection broke down");
+                }
+            }
             match accepted {
                 Ok((stream, from)) => {
                     let (server, is_full) = (Arc::clone(&self), tasks.len() >= CONNECTIONS_MAX);

@@ -1,7 +1,7 @@
 //! Sockets that send from, and receive into, memory that others may touch.
 //!
-//! The usual traits want slices, which must not be formed over a segment. A [`Wire`] takes ranges and hands them to
-//! the kernel: vectored, without a staging copy.
+//! The usual traits want slices, which must not be formed over a segment. A [`Wire`] takes ranges and hands
+//! them to the kernel: vectored, without a staging copy.
 
 use std::future::poll_fn;
 use std::io;
@@ -19,8 +19,8 @@ const VECTOR_MAX: usize = 64;
 
 /// A stream of bytes, to and from ranges of memory.
 pub trait Wire: Send + Sync + Unpin {
-    /// Receives at least one byte into the ranges, in order; zero is the end of the stream. The ranges hold at
-    /// least one byte.
+    /// Receives at least one byte into the ranges, in order; zero is the end of the stream. The ranges hold
+    /// at least one byte.
     fn poll_receive(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -149,8 +149,8 @@ fn receive(socket: &impl AsRawFd, targets: &[TargetBuf<'_>], flags: libc::c_int)
         |target: &TargetBuf<'_>| libc::iovec { iov_base: target.as_mut_ptr().cast(), iov_len: target.len() };
     let mut vectors: Vec<_> = targets.iter().take(VECTOR_MAX).map(vector).collect();
     let mut message = message(&mut vectors);
-    // SAFETY: the message points at `vectors`, which lives through the call, and each of them at memory that is
-    // mapped and writable, as the type promises.
+    // SAFETY: the message points at `vectors`, which lives through the call, and each of them at memory that
+    // is mapped and writable, as the type promises.
     let received = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, flags | libc::MSG_DONTWAIT) };
     usize::try_from(received).map_err(|_| io::Error::last_os_error())
 }
@@ -163,8 +163,8 @@ fn send(socket: &impl AsRawFd, sources: &[SourceBuf<'_>]) -> io::Result<usize> {
     let mut vectors: Vec<_> = sources.iter().take(VECTOR_MAX).map(vector).collect();
     let message = message(&mut vectors);
     let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
-    // SAFETY: the message points at `vectors`, which lives through the call, and each of them at memory that is
-    // mapped and readable, as the type promises; the kernel only reads it.
+    // SAFETY: the message points at `vectors`, which lives through the call, and each of them at memory that
+    // is mapped and readable, as the type promises; the kernel only reads it.
     let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, flags) };
     usize::try_from(sent).map_err(|_| io::Error::last_os_error())
 }
