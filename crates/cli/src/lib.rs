@@ -33,6 +33,7 @@ use clap::{Parser, Subcommand};
 use tiffin_server::config::{CommonArgs, SettingsFile};
 
 use console::{Console, Failure, STATUS_INTERRUPTED, STATUS_OK, STATUS_USAGE};
+use signals::Signals;
 
 /// A store for what one process produces and another consumes: in one process, on one host, or on many.
 #[derive(Debug, Parser)]
@@ -78,6 +79,7 @@ struct Context {
 #[must_use]
 pub fn run(args: impl IntoIterator<Item = OsString>) -> i32 {
     let args: Vec<OsString> = args.into_iter().collect();
+    // An error in the arguments is told in JSON too, so this must be known before they are understood.
     let wants_json = args.iter().take_while(|arg| *arg != "--").any(|arg| arg == "--json");
     let mut console = Console::standard(wants_json);
     let program = args.first().cloned().unwrap_or_else(|| "tiffin".into());
@@ -93,6 +95,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> i32 {
 }
 
 fn start(cli: Cli, program: OsString, console: &mut Console) -> Result<i32, Failure> {
+    console.json = cli.json;
     let (common, file) = cli.common.load().map_err(|error| Failure::new("config", error))?;
     let context = Context { program, common, file };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
@@ -106,25 +109,26 @@ fn start(cli: Cli, program: OsString, console: &mut Console) -> Result<i32, Fail
 
 async fn dispatch(command: Command, context: &Context, console: &mut Console) -> Result<i32, Failure> {
     log::start(&context.common, matches!(command, Command::Master(_) | Command::Node(_)))?;
-    let mut signals = signals::Signals::listen()?;
+    let signals = Signals::listen()?;
     match command {
-        Command::Up(up) => return up::run(up, context, console, signals).await,
-        Command::Master(master) => return master::run(master, context, console, signals).await,
-        Command::Node(node) => return node::run(node, context, console, signals).await,
-        _ => {}
+        Command::Up(up) => up::run(up, context, console, signals).await,
+        Command::Master(master) => master::run(master, context, console, signals).await,
+        Command::Node(node) => node::run(node, context, console, signals).await,
+        Command::Put(put) => unless_interrupted(put::run(put, context, console), signals).await,
+        Command::Get(get) => unless_interrupted(get::run(get, context, console), signals).await,
+        Command::Ls(ls) => unless_interrupted(ls::run(ls, context, console), signals).await,
+        Command::Stat(stat) => unless_interrupted(stat::run(stat, context, console), signals).await,
+        Command::Rm(rm) => unless_interrupted(rm::run(rm, context, console), signals).await,
+        Command::Doctor(doctor) => doctor::run(&doctor, context, console),
+        Command::Settings(settings) => settings::run(&settings, console),
     }
-    let work = async {
-        match command {
-            Command::Up(_) | Command::Master(_) | Command::Node(_) => Ok(STATUS_OK),
-            Command::Put(put) => put::run(put, context, console).await,
-            Command::Get(get) => get::run(get, context, console).await,
-            Command::Ls(ls) => ls::run(ls, context, console).await,
-            Command::Stat(stat) => stat::run(stat, context, console).await,
-            Command::Rm(rm) => rm::run(rm, context, console).await,
-            Command::Doctor(doctor) => doctor::run(&doctor, context, console),
-            Command::Settings(settings) => settings::run(&settings, console),
-        }
-    };
+}
+
+/// What a client had under way ends with its process, as the server sees it.
+async fn unless_interrupted(
+    work: impl Future<Output = Result<i32, Failure>>,
+    mut signals: Signals,
+) -> Result<i32, Failure> {
     tokio::select! {
         done = work => done,
         () = signals.next() => Ok(STATUS_INTERRUPTED),
