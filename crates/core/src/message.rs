@@ -8,7 +8,7 @@
 //! | from → to       | requests |
 //! |-----------------|----------|
 //! | client → master | `Reserve`, `Resolve`, `Delete`, `DeleteMatching`, `List`, `Stat`, `Heartbeat` |
-//! | node → master   | `Register`, `Announce`, `Decide`, `Heartbeat` |
+//! | node → master   | `Register`, `Announce`, `Decide`, `Heartbeat`, `Goodbye` |
 //! | master → node   | `Allocate`, `Settle`, `Retire`, `ClientGone` |
 //! | client → node   | `Commit`, `Abort`, `Keep`, `BeginViews`, `EndViews`, `Goodbye` |
 //!
@@ -112,7 +112,8 @@ pub enum Request {
     BeginViews(Vec<Hold>),
     /// A client looks away.
     EndViews(Vec<Hold>),
-    /// A client has nothing reserved and nothing in view any more, and will not come back.
+    /// A client has nothing reserved and nothing in view any more, and will not come back. Or a node leaves for good,
+    /// and what it holds is gone.
     Goodbye,
 }
 
