@@ -127,8 +127,8 @@ fn extent(extent: Extent) -> transport::Extent {
     transport::Extent { offset: extent.offset, len: extent.len }
 }
 
-/// The record as the control segment holds it. In the heap, the spilled extents come first, then the namespace's
-/// name, then the key.
+/// The record as the control segment holds it. In the heap, the spilled extents come first, then the
+/// namespace's name, then the key.
 fn written(record: &SlotRecord) -> control::SlotRecord {
     let spilled = if record.extents.len() > EXTENTS_INLINE {
         record.extents.len() as u64 * SPILLED_EXTENT_BYTES

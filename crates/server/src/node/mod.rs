@@ -1,9 +1,9 @@
 //! A storage node's shell: it owns the `core::node::Node`, the memory that it decides about, and the sockets
 //! through which others reach both.
 //!
-//! The core and the one hand that writes the control segment are behind one lock. What the core says about memory
-//! is done under it, in order; what goes to the master leaves under it too; answers to clients leave after it is
-//! released, and so never overtake the memory they speak of.
+//! The core and the one hand that writes the control segment are behind one lock. What the core says about
+//! memory is done under it, in order; what goes to the master leaves under it too; answers to clients leave
+//! after it is released, and so never overtake the memory they speak of.
 //!
 //! It runs as a daemon and inside a client's process alike, and handles no signals.
 
@@ -76,8 +76,8 @@ pub enum JoinError {
     },
     /// It did not happen in time.
     #[error(
-        "the master at `{master}` did not take the node in in time: {why}\n\nhint: check that a master listens \
-         there, or allow more time"
+        "the master at `{master}` did not take the node in in time: {why}\n\nhint: check that a master \
+         listens there, or allow more time"
     )]
     Timeout {
         /// Which master.
@@ -243,8 +243,8 @@ impl NodeServer {
         self.shared.handle(Event::Dead(client));
     }
 
-    /// Leaves the cluster for good: the master hears of it and forgets what the node holds, answers that are ready
-    /// still go out until the deadline, then every connection is closed.
+    /// Leaves the cluster for good: the master hears of it and forgets what the node holds, answers that are
+    /// ready still go out until the deadline, then every connection is closed.
     pub async fn leave(mut self, deadline: Instant) {
         self.shared.is_leaving.store(true, Ordering::Release);
         let master = self.shared.lock().master.clone();
@@ -464,7 +464,8 @@ fn address_towards(master: &Address) -> Option<String> {
     let Address::Tcp { host, port } = master else { return None };
     let any = if host.contains(':') { "[::]:0" } else { "0.0.0.0:0" };
     let socket = UdpSocket::bind(any).ok()?;
-    // This sends nothing: it only asks the system for a route. A name is not looked up, which might take long.
+    // This sends nothing: it only asks the system for a route. A name is not looked up, which might take
+    // long.
     socket.connect((host.parse::<IpAddr>().ok()?, *port)).ok()?;
     let ip = socket.local_addr().ok()?.ip();
     // A master on this machine says nothing about how others reach it.
