@@ -1,8 +1,9 @@
 //! One connection that many use: opened when it is needed, by one attempt at a time, and opened again when it
 //! has broken.
 //!
-//! The attempt is a task of its own with its own time limit, and whoever needs the connection waits for it until
-//! its own deadline: a caller in a hurry neither cancels the attempt of the others nor starts another one.
+//! The attempt is a task of its own with its own time limit, and whoever needs the connection waits for it
+//! until its own deadline: a caller in a hurry neither cancels the attempt of the others nor starts another
+//! one.
 
 use std::future::Future;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -143,7 +143,8 @@ async fn a_put_or_get_that_is_dropped_at_any_point_leaves_nothing_behind() {
             client.delete(&keys, DeleteOptions::default(), soon()).await.into_iter().for_each(|it| {
                 it.unwrap();
             });
-            // How often a put is polled depends on the scheduler; by now it was dropped at every kind of point.
+            // How often a put is polled depends on the scheduler; by now it was dropped at every kind of
+            // point.
             if finished == 5 {
                 break;
             }
