@@ -13,7 +13,7 @@ mod link;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
 use tiffin_core::message::{Hello, NodeInfo, Request, Usage, Welcome};
@@ -144,16 +144,15 @@ impl NodeServer {
         });
         let (events, heard) = mpsc::channel(SHM_EVENTS_MAX);
         let (status, watched) = watch::channel(LinkStatus::default());
-        let attachments = sockets.memory.as_ref().map(|_| attachments(&config, &memory, events));
-        let shared = Arc::new(Shared {
+        let shared = Arc::new_cyclic(|shared: &Weak<Shared>| Shared {
             state: Mutex::new(State { core, writer, conns: BTreeMap::new(), next_conn: 0, master: None }),
             info,
             master: config.master.clone(),
             token: config.token.clone(),
+            attachments: sockets.memory.as_ref().map(|_| attachments(shared, &memory, events)),
             memory,
             counters,
             door: Door::new(config.token.clone(), false),
-            attachments,
             status,
             is_leaving: AtomicBool::new(false),
         });
@@ -366,14 +365,12 @@ fn geometry(segment: SegmentId, memory: u64) -> Geometry {
 }
 
 fn attachments(
-    config: &NodeConfig,
+    shared: &Weak<Shared>,
     memory: &Arc<NodeMemory>,
     events: mpsc::Sender<shm::Event>,
 ) -> Arc<shm::Server> {
-    let door = Door::new(config.token.clone(), false);
-    let authorise = move |attach: &shm::Attach| {
-        if door.opens_to(&attach.token) { Ok(()) } else { Err("the token is missing or wrong".to_owned()) }
-    };
+    let shared = Weak::clone(shared);
+    let authorise = move |attach: &shm::Attach| keep::admit(&shared, attach);
     shm::Server::new(Arc::clone(memory), Box::new(authorise), events)
 }
 

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use crate::support::*;
 use tiffin_core::message::{
-    CommitOutcome, DeleteOutcome, Hello, Reason, Reply, Request, ReserveOutcome, ResolveOutcome, Role,
+    CommitOutcome, DeleteOutcome, Hello, List, Pattern, Reason, Reply, Request, ReserveOutcome,
+    ResolveOutcome, Role,
 };
 use tiffin_rpc::{Address, CallError, Connection};
 use tiffin_server::node::{JoinError, LinkStatus};
@@ -281,6 +282,61 @@ async fn a_view_in_the_same_process_is_held_until_it_is_let_go() {
     assert_eq!(store.node().usage().held, 4096);
     store.node().detach_local(local.client);
     assert_eq!(store.node().usage().held, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_has_the_memory_can_begin_a_view_at_once() {
+    let store = Embedded::start(4 << 20).await.unwrap();
+    let writer = Raw::connect(store.address(), hello(1)).await.unwrap();
+    writer.put("k", &[7; 4096], Way::Shm).await;
+    let ResolveOutcome::Found(found) = writer.resolve("k").await.0 else { panic!() };
+    let info = store.node().info();
+    let address = Address::Unix { name: info.unix.clone() };
+    let begin = Request::BeginViews(vec![found.replicas[0].hold()]);
+    for client in 100..150 {
+        let (connection, _) = Connection::open(&address, hello(client), patient()).await.unwrap();
+        let attached =
+            tiffin_transport::shm::attach(&info.memory, info.segment.0, client, "", patient()).await;
+        let begun = connection.call(&begin, patient()).await.unwrap();
+        assert_eq!(begun, Reply::ViewsBegun(vec![true]), "client {client}");
+        drop(attached.unwrap());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn names_that_do_not_fit_one_message_are_announced_and_listed_in_several() {
+    const NAME_BYTES: usize = 1 << 20;
+    const COUNT: usize = 72;
+    let address = unix_address();
+    let config = MasterConfig { listen: vec![address.clone()], ..MasterConfig::default() };
+    let master = start_master(config.clone()).await;
+    let node =
+        NodeConfig { master: address.clone(), memory: 640 << 20, listen: None, ..NodeConfig::default() };
+    let node = NodeServer::start(node).await.unwrap();
+    node.joined(patient()).await.unwrap();
+    let client = Raw::connect(&address, hello(1)).await.unwrap();
+    let name = |number: usize| format!("{number:04}{}", "x".repeat(NAME_BYTES - 4));
+    for number in 0..COUNT {
+        client.put(&name(number), b"x", Way::Shm).await;
+    }
+    let mut status = node.watch_status();
+    master.shutdown().await;
+    status.wait_for(|status| matches!(status, LinkStatus::Unreachable(_))).await.unwrap();
+    let _master = start_master(config).await;
+    node.joined(patient()).await.unwrap();
+    let client = Raw::connect(&address, hello(1)).await.unwrap();
+    assert!(matches!(client.resolve(&name(COUNT - 1)).await.0, ResolveOutcome::Found(_)));
+    let (mut count, mut cursor) = (0, 0);
+    loop {
+        let list = List { pattern: Pattern::All, cursor, limit: 1000 };
+        let Reply::Listed(listed) = client.ask(Request::List(list)).await else { panic!() };
+        count += listed.items.len();
+        cursor = listed.cursor;
+        if cursor == 0 {
+            break;
+        }
+    }
+    assert_eq!(count, COUNT);
 }
 
 #[tokio::test(flavor = "multi_thread")]
