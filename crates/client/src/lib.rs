@@ -255,3 +255,25 @@ impl std::fmt::Debug for Client {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn handles_and_views_go_to_other_threads() {
+        fn check<T: Send + Sync + 'static>() {}
+        check::<Client>();
+        check::<View>();
+        check::<Object>();
+        check::<Error>();
+        check::<Embedded>();
+    }
+
+    #[test]
+    fn a_hint_stands_apart_from_its_message() {
+        let message = "lost\n\nhint: look";
+        assert_eq!(error::without_hint(message), "lost");
+        assert_eq!(error::without_hint("plain"), "plain");
+    }
+}

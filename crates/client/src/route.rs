@@ -53,6 +53,12 @@ impl Usable for OpenRoute {
     fn is_usable(&self) -> bool {
         !self.connection.is_closed() && self.attachment().is_none_or(|it| it.is_connected())
     }
+
+    /// A mapping of a living node is used again. That of a dead one would keep all of its memory from the
+    /// machine.
+    fn is_worth_keeping(&self) -> bool {
+        self.attachment().is_some_and(|it| it.is_connected())
+    }
 }
 
 impl OpenRoute {

@@ -2,6 +2,7 @@
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
+use std::slice;
 use std::task::Poll;
 use std::time::Duration;
 
@@ -318,10 +319,11 @@ async fn writers_of_one_key_leave_one_of_their_objects() {
             for _ in 0..20 {
                 let options = PutOptions { on_exists, ..PutOptions::default() };
                 only(client.put(&[Put { options, ..Put::new(name.clone(), &bytes) }], soon()).await).unwrap();
-                let view = only(client.view(&[name.clone()], soon()).await).unwrap();
+                let view = only(client.view(slice::from_ref(&name), soon()).await).unwrap();
                 let seen = view.bytes().unwrap();
                 assert!(*seen == pattern(seen.len() - 100_000, seen.len()));
-                let got = only(client.get(&[name.clone()], GetOptions::default(), soon()).await).unwrap();
+                let got =
+                    only(client.get(slice::from_ref(&name), GetOptions::default(), soon()).await).unwrap();
                 assert!(got.bytes == pattern(got.bytes.len() - 100_000, got.bytes.len()));
             }
         });
