@@ -1,7 +1,7 @@
 //! What a command says: data to standard output, all else to standard error.
 //!
-//! **Invariant:** an error says what happened to which thing, then an empty line, then `hint:` and what to do.
-//! Asked for JSON, data is one JSON value per line, and an error is one too.
+//! **Invariant:** an error says what happened to which thing, then an empty line, then `hint:` and what to
+//! do. Asked for JSON, data is one JSON value per line, and an error is one too.
 //!
 //! **Invariant:** nothing is told by colour alone, and there is none where nobody would see it.
 

@@ -21,8 +21,8 @@ const PIECE_BYTES: usize = 8 << 20;
 
 /// Fetches the value of a key: its bytes as they are, to standard output or into a file.
 ///
-/// Asked for JSON, it writes what it knows of the value; and the value itself if no file is named, as text or, where
-/// it is no text, in base64.
+/// Asked for JSON, it writes what it knows of the value; and the value itself if no file is named, as text
+/// or, where it is no text, in base64.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Get {
     /// The key.

@@ -1,11 +1,11 @@
 //! The command line: one binary `tiffin`, one file per command.
 //!
-//! [`run`] is all there is: the binary and the console script of the Python wheel call it with their arguments and
-//! leave with the status that it returns. Nothing in here ends the process.
+//! [`run`] is all there is: the binary and the console script of the Python wheel call it with their
+//! arguments and leave with the status that it returns. Nothing in here ends the process.
 //!
-//! What every command keeps to is in `console`: data to standard output, all else to standard error, an error with
-//! a hint, JSON where it is asked for. Settings are those of `tiffin_server::config`; a command adds only its own
-//! arguments.
+//! What every command keeps to is in `console`: data to standard output, all else to standard error, an error
+//! with a hint, JSON where it is asked for. Settings are those of `tiffin_server::config`; a command adds
+//! only its own arguments.
 
 mod console;
 mod doctor;
@@ -74,8 +74,8 @@ struct Context {
     file: SettingsFile,
 }
 
-/// Runs one command, named by the arguments behind the first, and returns the status to leave with: 0 if it did what
-/// it should, 1 if it could not, 2 if it was not understood, 130 if it was interrupted.
+/// Runs one command, named by the arguments behind the first, and returns the status to leave with: 0 if it
+/// did what it should, 1 if it could not, 2 if it was not understood, 130 if it was interrupted.
 #[must_use]
 pub fn run(args: impl IntoIterator<Item = OsString>) -> i32 {
     let args: Vec<OsString> = args.into_iter().collect();

@@ -7,8 +7,8 @@ use tracing_subscriber::EnvFilter;
 
 use crate::console::Failure;
 
-/// What goes to the log of a command that people look at, if nothing else is said. The master of a store in one
-/// process would only have to tell that its own node left, which is how such a store ends.
+/// What goes to the log of a command that people look at, if nothing else is said. The master of a store in
+/// one process would only have to tell that its own node left, which is how such a store ends.
 const QUIET_LEVEL: &str = "error,tiffin_server::master=off";
 
 /// Starts the log of this process. In a process that has one already, that one stays.
@@ -19,7 +19,8 @@ pub(crate) fn start(common: &CommonArgs, is_daemon: bool) -> Result<(), Failure>
         _ => config.level.as_str(),
     };
     let filter = EnvFilter::try_new(level).map_err(|error| {
-        let advice = "write `error`, `warn`, `info`, `debug` or `trace`, or filters such as `info,tiffin_server=debug`";
+        let advice =
+            "write `error`, `warn`, `info`, `debug`, `trace`, or filters such as `info,tiffin_server=debug`";
         Failure::new("config", format!("log_level is `{level}`, which is no filter: {error}")).hint(advice)
     })?;
     let unwanted = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());

@@ -14,13 +14,14 @@ use crate::serve;
 use crate::show;
 use crate::signals::Signals;
 
-/// How long the master may take to take the node in. Later on, a node waits for its master as long as it must.
+/// How long the master may take to take the node in. Later on, a node waits for its master as long as it
+/// must.
 const JOIN_TIME_MAX: Duration = Duration::from_secs(10);
 
 /// Starts a storage node: it gives memory to the store whose master it is told.
 ///
-/// When the master has taken it in it says so; asked for JSON, in one line. Ctrl-C stops it, and what it holds is
-/// gone then.
+/// When the master has taken it in it says so; asked for JSON, in one line. Ctrl-C stops it, and what it
+/// holds is gone then.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Node {
     #[command(flatten)]

@@ -75,7 +75,7 @@ fn explain_connect(error: &Error, address: &str) -> Failure {
     match error {
         Error::Unreachable { .. } | Error::Timeout { .. } => {
             let advice = format!(
-                "start a store with `tiffin up`, or name the one that runs with `--master`; nothing answers at {address}"
+                "nothing answers at {address}: start a store with `tiffin up`, or name one with `--master`"
             );
             Failure { hint: Some(advice), ..failure }
         }

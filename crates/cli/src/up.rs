@@ -11,8 +11,8 @@ use crate::signals::Signals;
 
 /// Starts a store in this process: a master and a storage node, on loopback unless told otherwise.
 ///
-/// When it is up it says where, and how to use it; asked for JSON, in one line. Ctrl-C stops it, and what it holds
-/// is gone then.
+/// When it is up it says where, and how to use it; asked for JSON, in one line. Ctrl-C stops it, and what it
+/// holds is gone then.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Up {
     #[command(flatten)]

@@ -18,7 +18,8 @@ use tiffin_server::config::MEMORY_DEFAULT;
 use crate::Context;
 use crate::console::{Console, Failure, STATUS_FAILED, STATUS_OK};
 
-/// Says what works on this machine: shared memory, sockets, limits, ports; and what to do about what does not.
+/// Says what works on this machine: shared memory, sockets, limits, ports; and what to do about what does
+/// not.
 ///
 /// Leaves with 1 if something is missing that a store cannot do without.
 #[derive(Debug, clap::Args)]

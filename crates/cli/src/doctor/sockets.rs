@@ -1,4 +1,5 @@
-//! How processes of one host find each other and share memory: abstract sockets, descriptors, process handles.
+//! How processes of one host find each other and share memory: abstract sockets, descriptors, process
+//! handles.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -37,7 +38,7 @@ pub(super) fn process_handles() -> Check {
         Err(error) => Check::limited(
             NAME,
             format!("pidfd_open fails: {error}"),
-            "clients will use TCP, also on this host; it needs Linux 5.3 and a seccomp profile that allows it",
+            "clients will use TCP, also on this host; it needs Linux 5.3 and to be allowed by seccomp",
         ),
     }
 }

@@ -80,7 +80,8 @@ fn a_token_opens_the_door_to_nodes_and_clients() {
 fn a_settings_file_serves_every_process() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("tiffin.toml");
-    let text = "token = 'secret'\n[master]\nlisten = '127.0.0.1:0'\nhttp = 'off'\n[node]\nmemory = '16MiB'\nname = 'filed'\n";
+    let master = "[master]\nlisten = '127.0.0.1:0'\nhttp = 'off'\n";
+    let text = format!("token = 'secret'\n{master}[node]\nmemory = '16MiB'\nname = 'filed'\n");
     std::fs::write(&path, text).unwrap();
     let config = path.to_str().unwrap();
     let master = Server::start(&["master", "--config", config]);

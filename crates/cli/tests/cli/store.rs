@@ -56,7 +56,7 @@ fn json_is_the_same_for_every_command() {
         if let Some(host) = value.pointer_mut("/nodes/0/host") {
             *host = "HOST".into();
         }
-        format!("{}\n", without_ports(&value.to_string()))
+        format!("{}\n", without_ports(&format!("{value:#}")))
     };
     let mut shown = String::new();
     for args in [
@@ -71,14 +71,85 @@ fn json_is_the_same_for_every_command() {
         shown.push_str(&run(args));
     }
     expect![[r#"
-        {"bytes":3,"copies":1,"effect":"created","generation":"1.1","key":"a"}
-        {"bytes":3,"copies":0,"effect":"kept","generation":"1.1","key":"a"}
-        {"bytes":3,"generation":"1.1","key":"a","value":"one"}
-        {"bytes":3,"generation":"1.1","key":"a","replicas":1}
-        {"bytes":3,"generation":"1.1","key":"a","leased":false,"nodes":["here"],"pinned":false,"soft_pinned":false}
-        {"clients":1,"epoch":1,"evicted":{"bytes":0,"objects":0},"namespaces":[{"bytes":3,"name":"default","objects":1}],"nodes":[{"alive":true,"host":"HOST","name":"here","owed":0,"segment":"SEGMENT","tcp":"127.0.0.1:PORT","usage":{"capacity":33554432,"free":33554368,"in_use":64,"in_view":0,"objects":1,"reserved":0},"way":"shared memory","why":null}],"soft_pinned":0}
-        {"absent":1,"removed":1}
-    "#]].assert_eq(&shown);
+        {
+          "bytes": 3,
+          "copies": 1,
+          "effect": "created",
+          "generation": "1.1",
+          "key": "a"
+        }
+        {
+          "bytes": 3,
+          "copies": 0,
+          "effect": "kept",
+          "generation": "1.1",
+          "key": "a"
+        }
+        {
+          "bytes": 3,
+          "generation": "1.1",
+          "key": "a",
+          "value": "one"
+        }
+        {
+          "bytes": 3,
+          "generation": "1.1",
+          "key": "a",
+          "replicas": 1
+        }
+        {
+          "bytes": 3,
+          "generation": "1.1",
+          "key": "a",
+          "leased": false,
+          "nodes": [
+            "here"
+          ],
+          "pinned": false,
+          "soft_pinned": false
+        }
+        {
+          "clients": 1,
+          "epoch": 1,
+          "evicted": {
+            "bytes": 0,
+            "objects": 0
+          },
+          "namespaces": [
+            {
+              "bytes": 3,
+              "name": "default",
+              "objects": 1
+            }
+          ],
+          "nodes": [
+            {
+              "alive": true,
+              "host": "HOST",
+              "name": "here",
+              "owed": 0,
+              "segment": "SEGMENT",
+              "tcp": "127.0.0.1:PORT",
+              "usage": {
+                "capacity": 33554432,
+                "free": 33554368,
+                "in_use": 64,
+                "in_view": 0,
+                "objects": 1,
+                "reserved": 0
+              },
+              "way": "shared memory",
+              "why": null
+            }
+          ],
+          "soft_pinned": 0
+        }
+        {
+          "absent": 1,
+          "removed": 1
+        }
+    "#]]
+    .assert_eq(&shown);
 }
 
 #[test]
