@@ -1,8 +1,8 @@
 //! DLPack: how tensor libraries lend each other memory.
 //!
-//! Taking: [`Tensor`] is the memory of any object with `__dlpack__`, until it is dropped. Giving: [`lend`] makes a
-//! capsule over memory of ours. The layouts are those of DLPack 1.0; the older one, without a version and without
-//! the flag for read-only memory, is understood when it is given, and never made.
+//! Taking: [`Tensor`] is the memory of any object with `__dlpack__`, until it is dropped. Giving: [`lend`]
+//! makes a capsule over memory of ours. The layouts are those of DLPack 1.0; the older one, without a version
+//! and without the flag for read-only memory, is understood when it is given, and never made.
 
 use std::any::Any;
 use std::ffi::{CStr, c_void};
@@ -100,7 +100,8 @@ unsafe impl Send for Loan {}
 
 impl Loan {
     fn end(self, _py: Python<'_>) {
-        // SAFETY: the struct is alive until its deleter is called. A tensor ends its loan once, when it is dropped.
+        // SAFETY: the struct is alive until its deleter is called. A tensor ends its loan once, when it is
+        // dropped.
         unsafe {
             match self {
                 Self::New(managed) => (*managed).deleter.map(|delete| delete(managed)),
@@ -169,13 +170,15 @@ impl Tensor {
     fn open(capsule: &Bound<'_, PyCapsule>) -> PyResult<Self> {
         let py = capsule.py();
         let pointer = |name: &CStr| {
-            // SAFETY: the capsule is alive and the name a string of C. A capsule of that name holds such a pointer.
+            // SAFETY: the capsule is alive and the name a string of C. A capsule of that name holds such a
+            // pointer.
             unsafe {
                 let is_it = ffi::PyCapsule_IsValid(capsule.as_ptr(), name.as_ptr()) != 0;
                 is_it.then(|| ffi::PyCapsule_GetPointer(capsule.as_ptr(), name.as_ptr()))
             }
         };
-        // SAFETY: DLPack promises that a capsule of this name holds this struct, alive until its deleter is called.
+        // SAFETY: DLPack promises that a capsule of this name holds this struct, alive until its deleter is
+        // called.
         let (raw, flags, loan, used) = unsafe {
             if let Some(managed) = pointer(FRESH).map(|managed| managed.cast::<Managed>()) {
                 let version = (*managed).version.major;
@@ -270,7 +273,8 @@ unsafe extern "C" fn take_back(managed: *mut Managed) {
 
 /// The destructor of a capsule: what nobody took is taken back.
 unsafe extern "C" fn throw_away(capsule: *mut ffi::PyObject) {
-    // SAFETY: Python calls this with the capsule that `lend` made. One that was taken has another name by now.
+    // SAFETY: Python calls this with the capsule that `lend` made. One that was taken has another name by
+    // now.
     unsafe {
         if ffi::PyCapsule_IsValid(capsule, FRESH.as_ptr()) != 0 {
             take_back(ffi::PyCapsule_GetPointer(capsule, FRESH.as_ptr()).cast());
@@ -333,8 +337,8 @@ unsafe fn measure(py: Python<'_>, raw: &RawTensor) -> PyResult<(NonNull<u8>, usi
     Ok((start, len, Layout { element_bytes, axes }))
 }
 
-/// Count and distance of each axis in bytes, or `Some(None)` if the elements lie in one piece; `None` where that
-/// overflows.
+/// Count and distance of each axis in bytes, or `Some(None)` if the elements lie in one piece; `None` where
+/// that overflows.
 #[expect(clippy::option_option, reason = "it may make no sense, and it may be simple")]
 fn scattered(shape: &[usize], strides: &[i64], element_bytes: usize) -> Option<Option<Vec<(usize, isize)>>> {
     let mut is_in_order = true;

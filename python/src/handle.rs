@@ -1,12 +1,12 @@
 //! A store as Python holds it: a client that survives a fork, and two ways to wait for it.
 //!
-//! A [`Handle`] remembers how it was connected. In a forked child it forgets the client that it inherited, with
-//! its sockets and tasks and the servers that live in the parent, and connects anew; the first call of the child
-//! does that, inside its own deadline. See [`crate::process`] for what a child may touch.
+//! A [`Handle`] remembers how it was connected. In a forked child it forgets the client that it inherited,
+//! with its sockets and tasks and the servers that live in the parent, and connects anew; the first call of
+//! the child does that, inside its own deadline. See [`crate::process`] for what a child may touch.
 //!
-//! **Invariant:** a call never holds the interpreter while it waits, and whatever memory of Python it uses is owned
-//! by its [`Operation`]: the memory is released when nothing in Rust can touch it any more, also where the
-//! call was cancelled.
+//! **Invariant:** a call never holds the interpreter while it waits, and whatever memory of Python it uses is
+//! owned by its [`Operation`]: the memory is released when nothing in Rust can touch it any more, also where
+//! the call was cancelled.
 
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -146,8 +146,8 @@ impl Handle {
         state.client.get_or_try_init(connect).await.cloned()
     }
 
-    /// Does something with the client, and waits for it with the interpreter released. The outer error is that
-    /// of a signal handler, as on Ctrl-C; the work is then dropped where it stands.
+    /// Does something with the client, and waits for it with the interpreter released. The outer error is
+    /// that of a signal handler, as on Ctrl-C; the work is then dropped where it stands.
     pub(crate) fn call<T: Send>(
         &self,
         py: Python<'_>,
@@ -193,9 +193,9 @@ impl Handle {
         })
     }
 
-    /// Ends the store in this process: what is under way is waited for until the deadline, later calls fail, and
-    /// servers that belong to it stop. Closing twice is harmless. In a forked child this ends the child's own
-    /// connection and nothing of its parent's.
+    /// Ends the store in this process: what is under way is waited for until the deadline, later calls fail,
+    /// and servers that belong to it stop. Closing twice is harmless. In a forked child this ends the child's
+    /// own connection and nothing of its parent's.
     pub(crate) async fn close(&self, deadline: Deadline) -> Result<(), Error> {
         if self.closed.swap(true, Ordering::AcqRel) {
             return Ok(());
@@ -207,8 +207,8 @@ impl Handle {
     }
 }
 
-/// In the process that connected, the other sides are told; that takes a moment, and nobody waits for it. A forked
-/// child leaves alone what it inherited.
+/// In the process that connected, the other sides are told; that takes a moment, and nobody waits for it. A
+/// forked child leaves alone what it inherited.
 impl Drop for Handle {
     fn drop(&mut self) {
         let Some(State { client, servers }) = self.state.take() else { return };

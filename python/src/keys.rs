@@ -64,9 +64,10 @@ impl<'py> Pairs<'py> {
     ) -> PyResult<Self> {
         match (is_key(first), second) {
             (true, Some(other)) => Ok(Self { keys: Keys::parse(first)?, others: vec![other.clone()] }),
-            (true, None) => Err(PyTypeError::new_err(format!(
-                "no {what} for the key\n\nhint: `{call}(key, {what})` for one, `{call}({{key: {what}, …}})` for many"
-            ))),
+            (true, None) => {
+                let hint = format!("`{call}(key, {what})` for one, `{call}({{key: {what}, …}})` for many");
+                Err(PyTypeError::new_err(format!("no {what} for the key\n\nhint: {hint}")))
+            }
             (false, None) if first.cast::<PyMapping>().is_ok() => {
                 let items = first.cast::<PyMapping>()?.items()?;
                 let mut list = Vec::with_capacity(items.len());

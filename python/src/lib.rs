@@ -42,7 +42,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     mooncake::register(module)
 }
 
-/// Runs the command line with these arguments, the first of which is the program's name, and gives its status.
+/// Runs the command line with these arguments, the first of which is the program's name, and gives its
+/// status.
 #[pyfunction]
 fn cli(py: Python<'_>, argv: Vec<OsString>) -> i32 {
     py.detach(|| tiffin_cli::run(argv))

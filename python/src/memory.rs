@@ -3,8 +3,8 @@
 //! Anything with the buffer protocol will do, and anything with `__dlpack__` whose memory the processor can
 //! reach. Bytes that do not lie in one piece are copied first.
 //!
-//! **Invariant:** the memory stays where it is and mapped for as long as its [`Memory`] lives, on any thread and
-//! without the interpreter. It is touched only through [`SourceBuf`] and [`TargetBuf`], which allow for
+//! **Invariant:** the memory stays where it is and mapped for as long as its [`Memory`] lives, on any thread
+//! and without the interpreter. It is touched only through [`SourceBuf`] and [`TargetBuf`], which allow for
 //! other threads of Python that use it meanwhile.
 
 use std::ffi::{CStr, c_char};
@@ -132,7 +132,8 @@ impl Lender {
     fn of(object: &Bound<'_, PyAny>) -> PyResult<Self> {
         // SAFETY: the object is alive and the interpreter attached.
         if unsafe { ffi::PyObject_CheckBuffer(object.as_ptr()) } != 0 {
-            // An array may have the protocol and yet not be able to say what its elements are, such as bfloat16.
+            // An array may have the protocol and yet not be able to say what its elements are, such as
+            // bfloat16.
             let answers = Buffer::get(object, ffi::PyBUF_FULL_RO);
             return match answers {
                 Err(_) if object.hasattr("__dlpack__")? => Ok(Self::Tensor),
@@ -163,7 +164,8 @@ impl Lent {
 impl Buffer {
     fn get(object: &Bound<'_, PyAny>, flags: i32) -> PyResult<Self> {
         let mut view = Box::new(ffi::Py_buffer::new());
-        // SAFETY: the object is alive, and `view` is a place for one buffer that does not move until it is released.
+        // SAFETY: the object is alive, and `view` is a place for one buffer that does not move until it is
+        // released.
         if unsafe { ffi::PyObject_GetBuffer(object.as_ptr(), &raw mut *view, flags) } == -1 {
             return Err(PyErr::fetch(object.py()));
         }

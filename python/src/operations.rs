@@ -1,7 +1,7 @@
 //! The calls of a store: what each asks of the client, and what Python gets for it.
 //!
-//! One key gives one result; many give a list in the same order. A call with many keys does all it can, and if
-//! some of them failed it raises the first error, which carries the results of all.
+//! One key gives one result; many give a list in the same order. A call with many keys does all it can, and
+//! if some of them failed it raises the first error, which carries the results of all.
 
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;

@@ -1,15 +1,15 @@
 //! Values that belong to one process, in a program that may fork.
 //!
-//! A forked child has a copy of its parent's memory, but of all its threads only the one that forked. So nothing
-//! that the parent's other threads were using can be relied on: a lock may be held for ever, sockets are shared,
-//! tasks do not run. A child therefore neither uses nor drops what it inherited. It *forgets* it, and makes its
-//! own.
+//! A forked child has a copy of its parent's memory, but of all its threads only the one that forked. So
+//! nothing that the parent's other threads were using can be relied on: a lock may be held for ever, sockets
+//! are shared, tasks do not run. A child therefore neither uses nor drops what it inherited. It *forgets* it,
+//! and makes its own.
 //!
-//! **Invariant:** the path of a child takes no lock that a thread of its parent may have held: it compares process
-//! ids, allocates, and swaps a pointer. (The C library makes allocation safe after a fork.)
+//! **Invariant:** the path of a child takes no lock that a thread of its parent may have held: it compares
+//! process ids, allocates, and swaps a pointer. (The C library makes allocation safe after a fork.)
 //!
-//! **Invariant:** what is here is never freed while somebody may use it: a value is dropped only together with
-//! its [`PerProcess`], by the process that made it.
+//! **Invariant:** what is here is never freed while somebody may use it: a value is dropped only together
+//! with its [`PerProcess`], by the process that made it.
 
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
@@ -44,8 +44,8 @@ impl<T: Send + Sync> PerProcess<T> {
         (entry.process == current()).then_some(&entry.value)
     }
 
-    /// The value of this process, made now if it has none. Several threads may make one at the same time; one of
-    /// theirs is taken, and the others are dropped.
+    /// The value of this process, made now if it has none. Several threads may make one at the same time; one
+    /// of theirs is taken, and the others are dropped.
     pub(crate) fn get_or_try<E>(&self, make: impl FnOnce() -> Result<T, E>) -> Result<&T, E> {
         if let Some(value) = self.here() {
             return Ok(value);
@@ -59,8 +59,8 @@ impl<T: Send + Sync> PerProcess<T> {
             Err(other) => {
                 // SAFETY: this entry was not published, so nobody else knows it.
                 drop(unsafe { Box::from_raw(entry) });
-                // SAFETY: only a thread of this process can have published something meanwhile, and that is not
-                // freed before `self` is dropped.
+                // SAFETY: only a thread of this process can have published something meanwhile, and that is
+                // not freed before `self` is dropped.
                 Ok(unsafe { &(*other).value })
             }
         }

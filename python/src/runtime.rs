@@ -1,14 +1,15 @@
 //! The one tokio runtime of a process, and how Python waits for what runs on it.
 //!
-//! The runtime is made when it is first needed, and once more in a forked child (see [`crate::process`]). It is
-//! never shut down: a store that nobody uses any more closes itself, and the rest ends with the process.
+//! The runtime is made when it is first needed, and once more in a forked child (see [`crate::process`]). It
+//! is never shut down: a store that nobody uses any more closes itself, and the rest ends with the process.
 //!
-//! **Invariant:** no thread of the runtime waits for the interpreter. Whoever waits for the runtime has let go of
-//! the interpreter before, and what comes back to an event loop is carried there by a thread of its own.
+//! **Invariant:** no thread of the runtime waits for the interpreter. Whoever waits for the runtime has let
+//! go of the interpreter before, and what comes back to an event loop is carried there by a thread of its
+//! own.
 //!
-//! **Invariant:** no thread but the main one asks for an interpreter that is being taken down: CPython would end the
-//! thread in the middle of our code. [`leave`] is called before that, and from then on other threads stay outside;
-//! only threads that nobody waits for are left by then.
+//! **Invariant:** no thread but the main one asks for an interpreter that is being taken down: CPython would
+//! end the thread in the middle of our code. [`leave`] is called before that, and from then on other threads
+//! stay outside; only threads that nobody waits for are left by then.
 
 use std::collections::VecDeque;
 use std::io;
@@ -49,7 +50,8 @@ struct Entry<'a>(&'a Engine);
 impl Engine {
     /// Leave to enter the interpreter, unless it is about to be taken down.
     fn entry(&self) -> Option<Entry<'_>> {
-        // Counted first and looked at then, as `leave` announces first and counts then: one of both sees the other.
+        // Counted first and looked at then, as `leave` announces first and counts then: one of both sees the
+        // other.
         self.entering.fetch_add(1, Ordering::SeqCst);
         let entry = Entry(self);
         (!self.is_leaving.load(Ordering::SeqCst)).then_some(entry)
@@ -67,8 +69,9 @@ pub(crate) fn runtime() -> PyResult<&'static Runtime> {
     Ok(&engine()?.runtime)
 }
 
-/// Waits for some work with the interpreter released. On the main thread signals are heard meanwhile: if a handler
-/// raises (as that of Ctrl-C does), the work is dropped where it stands and the exception is passed on.
+/// Waits for some work with the interpreter released. On the main thread signals are heard meanwhile: if a
+/// handler raises (as that of Ctrl-C does), the work is dropped where it stands and the exception is passed
+/// on.
 pub(crate) fn block_on<T: Send>(py: Python<'_>, work: impl AsyncFnOnce() -> T + Send) -> PyResult<T> {
     let engine = engine()?;
     if is_main_thread() {
@@ -90,12 +93,14 @@ pub(crate) fn deliver(parcel: Parcel) {
     if let Ok(engine) = engine()
         && let Err(mpsc::SendError(parcel)) = engine.courier.send(parcel)
     {
-        // The courier leaves only when the interpreter does. What the parcel holds cannot be released any more.
+        // The courier leaves only when the interpreter does. What the parcel holds cannot be released any
+        // more.
         std::mem::forget(parcel);
     }
 }
 
-/// Gives back what Python lent, wherever this is called from. Without an interpreter there is nobody to give it to.
+/// Gives back what Python lent, wherever this is called from. Without an interpreter there is nobody to give
+/// it to.
 pub(crate) fn give_back(parcel: impl FnOnce(Python<'_>) + Send + 'static) {
     if tokio::runtime::Handle::try_current().is_ok() {
         deliver(Box::new(parcel));
@@ -104,8 +109,8 @@ pub(crate) fn give_back(parcel: impl FnOnce(Python<'_>) + Send + 'static) {
     }
 }
 
-/// Called by Python at its exit, while everything still works: waits until no other thread is on its way into the
-/// interpreter, and lets none set out any more.
+/// Called by Python at its exit, while everything still works: waits until no other thread is on its way into
+/// the interpreter, and lets none set out any more.
 #[pyfunction]
 pub(crate) fn leave(py: Python<'_>) {
     if let Some(engine) = ENGINE.here() {

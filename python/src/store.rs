@@ -1,7 +1,7 @@
 //! The class `Store`: reads arguments, starts operations.
 //!
-//! The same class serves blocking callers and event loops. For a loop every method gives an asyncio future; the
-//! coroutines of `tiffin.aio` await it.
+//! The same class serves blocking callers and event loops. For a loop every method gives an asyncio future;
+//! the coroutines of `tiffin.aio` await it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -76,17 +76,18 @@ async fn start(memory: u64, options: ConnectOptions) -> Result<Opened, EmbeddedE
 
 /// A store: in this process, or a cluster that it is connected to. Made by `tiffin.connect`.
 ///
-/// Where a method takes a key it takes many just as well. One key gives one result. Many give a list of results
-/// in the same order: any iterable of keys, and for `put` and `get_into` a mapping from keys to values or buffers.
-/// A call with many keys does all it can; if some of them failed, it raises the error of the first one, and
-/// `error.results` tells about each key.
+/// Where a method takes a key it takes many just as well. One key gives one result. Many give a list of
+/// results in the same order: any iterable of keys, and for `put` and `get_into` a mapping from keys to
+/// values or buffers. A call with many keys does all it can; if some of them failed, it raises the error of
+/// the first one, and `error.results` tells about each key.
 ///
-/// A key is `str` or `bytes`; a `str` is its UTF-8, so `"k"` and `b"k"` are the same key. Every method takes a
-/// `timeout` in seconds, which is that of the store unless given, and raises `tiffin.Timeout` when it has passed.
+/// A key is `str` or `bytes`; a `str` is its UTF-8, so `"k"` and `b"k"` are the same key. Every method takes
+/// a `timeout` in seconds, which is that of the store unless given, and raises `tiffin.Timeout` when it has
+/// passed.
 ///
-/// A store may be used from many threads at once; while a call waits, other threads run. A forked child may use it
-/// too, and gets a connection of its own. It can be pickled for another process of the same host (or, if it is
-/// a cluster, of any host that reaches it); its token travels with it.
+/// A store may be used from many threads at once; while a call waits, other threads run. A forked child may
+/// use it too, and gets a connection of its own. It can be pickled for another process of the same host (or,
+/// if it is a cluster, of any host that reaches it); its token travels with it.
 ///
 /// >>> import tiffin
 /// >>> with tiffin.connect() as store:
@@ -126,9 +127,10 @@ impl Store {
 impl Store {
     /// Stores a value under a key, or many: `put(key, value)` or `put({key: value, …})`.
     ///
-    /// A value is anything with the buffer protocol (bytes, bytearray, memoryview, arrays of any element type) or
-    /// with `__dlpack__` (tensors in host memory). Its bytes are stored as they lie in memory; if they do not lie
-    /// in one piece, in the order of its elements. When the call has returned, everybody can read the object.
+    /// A value is anything with the buffer protocol (bytes, bytearray, memoryview, arrays of any element
+    /// type) or with `__dlpack__` (tensors in host memory). Its bytes are stored as they lie in memory; if
+    /// they do not lie in one piece, in the order of its elements. When the call has returned, everybody can
+    /// read the object.
     ///
     /// `on_exists` says what to do if the key exists: `"replace"` it, `"keep"` it, or raise an `"error"`
     /// (`tiffin.Exists`). `replicas` is how many copies to make on different nodes; if there are fewer nodes,
@@ -147,8 +149,8 @@ impl Store {
     /// [True, True]
     /// >>> store.get("k")
     /// b'newer'
-    #[pyo3(signature = (key, value = None, *, on_exists = "replace", replicas = 1, pin = false, soft_pin = None,
-        timeout = None))]
+    #[pyo3(signature = (key, value = None, *, on_exists = "replace", replicas = 1, pin = false,
+        soft_pin = None,        timeout = None))]
     #[expect(clippy::too_many_arguments, reason = "they are given by name, and each is a choice of its own")]
     fn put<'py>(
         &self,
@@ -213,9 +215,9 @@ impl Store {
     /// Reads an object into a writable buffer and returns how many bytes it has, or many:
     /// `get_into(key, buffer)` or `get_into({key: buffer, …})`.
     ///
-    /// A buffer is anything writable with the buffer protocol or `__dlpack__` that lies in one piece. It may be
-    /// larger than the object; what is not needed is not touched. If it is smaller, `tiffin.TooSmall` is raised
-    /// and nothing is written. After any other error its content is unspecified.
+    /// A buffer is anything writable with the buffer protocol or `__dlpack__` that lies in one piece. It may
+    /// be larger than the object; what is not needed is not touched. If it is smaller, `tiffin.TooSmall` is
+    /// raised and nothing is written. After any other error its content is unspecified.
     ///
     /// >>> import tiffin
     /// >>> store = tiffin.connect()
@@ -300,8 +302,9 @@ impl Store {
 
     /// Deletes an object, or many, and returns whether it existed.
     ///
-    /// When the call has returned, nobody can read the object any more; only views that began before still see it.
-    /// Deleting what does not exist is no error. `force` deletes what a lease protects, where leases do.
+    /// When the call has returned, nobody can read the object any more; only views that began before still
+    /// see it. Deleting what does not exist is no error. `force` deletes what a lease protects, where leases
+    /// do.
     ///
     /// >>> import tiffin
     /// >>> store = tiffin.connect()
@@ -348,7 +351,8 @@ impl Store {
 
     /// Deletes all objects in whose key the regular expression is found, and returns how many there were.
     ///
-    /// The syntax is that of the Rust crate `regex`: like Python's, but without look-around and back-references.
+    /// The syntax is that of the Rust crate `regex`: like Python's, but without look-around and
+    /// back-references.
     ///
     /// >>> import tiffin
     /// >>> store = tiffin.connect()
@@ -385,7 +389,10 @@ impl Store {
     /// [True, True]
     /// >>> [(object.key, object.size) for object in store.list()]
     /// [('a', 1), ('b', 2)]
-    #[pyo3(signature = (prefix = None, *, timeout = None), text_signature = "($self, prefix='', *, timeout=None)")]
+    #[pyo3(
+        signature = (prefix = None, *, timeout = None),
+        text_signature = "($self, prefix='', *, timeout=None)"
+    )]
     fn list<'py>(
         &self,
         py: Python<'py>,
@@ -424,8 +431,9 @@ impl Store {
         self.go(py, timeout, Routes)
     }
 
-    /// Lets go of the store. Calls under way are waited for; later ones raise `tiffin.Closed`. A store that lives in
-    /// this process ends, and its objects with it; views of them stay valid. Closing twice is harmless.
+    /// Lets go of the store. Calls under way are waited for; later ones raise `tiffin.Closed`. A store that
+    /// lives in this process ends, and its objects with it; views of them stay valid. Closing twice is
+    /// harmless.
     #[pyo3(signature = (*, timeout = None))]
     fn close<'py>(&self, py: Python<'py>, timeout: Option<&Any<'py>>) -> PyResult<Py<PyAny>> {
         let deadline = Deadline::after(keys::time(timeout, self.time)?);
@@ -439,8 +447,8 @@ impl Store {
         answer(py, block_on(py, async || handle.close(deadline).await)?)
     }
 
-    /// Where other processes reach the store: give it to `tiffin.connect`. That of a store inside this process
-    /// is good for other processes of the same user on this host.
+    /// Where other processes reach the store: give it to `tiffin.connect`. That of a store inside this
+    /// process is good for other processes of the same user on this host.
     #[getter]
     fn address(&self) -> &str {
         &self.handle.again().address

@@ -1,10 +1,11 @@
 //! An object looked at where it lies, as a Python buffer.
 //!
-//! Whoever was lent the bytes, by the buffer protocol or by DLPack, owns a part of the [`Sight`]: it ends when
-//! the view was released and the last of them has let go, and only then may the node use the memory again.
+//! Whoever was lent the bytes, by the buffer protocol or by DLPack, owns a part of the [`Sight`]: it ends
+//! when the view was released and the last of them has let go, and only then may the node use the memory
+//! again.
 //!
-//! **Invariant:** bytes are lent only in the process that began the view. A forked child has no mapping of them, and
-//! neither ends the view nor frees anything of it.
+//! **Invariant:** bytes are lent only in the process that began the view. A forked child has no mapping of
+//! them, and neither ends the view nor frees anything of it.
 
 use std::ffi::c_int;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -27,8 +28,9 @@ type Sight = Arc<Ours<tiffin_client::View>>;
 /// A view is a read-only buffer. Anything that takes one will do: `memoryview(view)`, `bytes(view)`,
 /// `numpy.frombuffer(view, dtype)`, `numpy.from_dlpack(view)`, or a file's `write(view)`.
 ///
-/// The bytes stay as they are for as long as anybody looks, even if the object is deleted or replaced meanwhile.
-/// They take up room in the store until the view is released *and* every buffer made from it is gone.
+/// The bytes stay as they are for as long as anybody looks, even if the object is deleted or replaced
+/// meanwhile. They take up room in the store until the view is released *and* every buffer made from it is
+/// gone.
 ///
 /// >>> import tiffin
 /// >>> store = tiffin.connect()
@@ -38,8 +40,8 @@ type Sight = Arc<Ours<tiffin_client::View>>;
 /// ...     print(len(view), view.is_borrowed, bytes(memoryview(view)[1:3]))
 /// 5 True b'el'
 ///
-/// A view belongs to the process that asked for it. In a forked child it raises `tiffin.Closed`; arrays that were
-/// made from it before the fork must not be touched there, because their memory is not mapped.
+/// A view belongs to the process that asked for it. In a forked child it raises `tiffin.Closed`; arrays that
+/// were made from it before the fork must not be touched there, because their memory is not mapped.
 #[pyclass(frozen, module = "tiffin")]
 pub(crate) struct View {
     sight: Ours<Mutex<Option<Sight>>>,
@@ -73,8 +75,8 @@ impl View {
 
 #[pymethods]
 impl View {
-    /// Whether the bytes are looked at where they lie. If not, they are a copy: the store is on another host, or
-    /// the object lies in several pieces.
+    /// Whether the bytes are looked at where they lie. If not, they are a copy: the store is on another host,
+    /// or the object lies in several pieces.
     #[getter]
     fn is_borrowed(&self) -> bool {
         self.is_borrowed
@@ -156,7 +158,8 @@ impl View {
         if copy == Some(true) {
             let copied = bytes.to_vec();
             let (start, len) = (copied.as_ptr(), copied.len());
-            // SAFETY: a vector's bytes stay where they are while it lives, and this one is the capsule's alone.
+            // SAFETY: a vector's bytes stay where they are while it lives, and this one is the capsule's
+            // alone.
             return unsafe { dlpack::lend(py, start, len, true, Box::new(copied)) };
         }
         let (start, len) = (bytes.as_ptr(), bytes.len());
