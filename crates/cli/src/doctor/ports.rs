@@ -26,7 +26,7 @@ fn explain(name: &'static str, address: &str, flag: &str, listened: io::Result<(
             name,
             format!("{address} is in use"),
             format!(
-                "if that is no store of yours (see `tiffin stat`), choose another with `{flag}`; port 0 is any"
+                "if it is no store of yours (see `tiffin stat`), choose another with `{flag}`; port 0 is any"
             ),
         ),
         Err(error) => Check::limited(
