@@ -273,6 +273,7 @@ impl World {
             return;
         }
         it.attached.insert(segment);
+        it.watched_by.insert(segment);
         let id = it.id;
         self.log.line(self.now, "attach", &[id.0, segment.0], &[]);
         self.node_handles(node, CoreEvent::Mapped(id));

@@ -60,6 +60,8 @@ pub(crate) struct Life {
     pub(crate) lease_until: Tick,
     /// There is a reason why nobody finds it: deleted, replaced or evicted, answered or not.
     pub(crate) gone: bool,
+    /// It was gone, and a node that had not been heard of brought it back: some of its copies may still be leaving.
+    pub(crate) brought_back: bool,
     pub(crate) dead: Option<Dead>,
 }
 
@@ -225,7 +227,7 @@ impl Oracle {
             let mut of_name = Vec::new();
             for &generation in self.of_name.get(&name).into_iter().flatten() {
                 let Some(life) = self.lives.get_mut(&generation) else { continue };
-                let fresh = !std::mem::replace(&mut life.gone, true);
+                let fresh = !std::mem::replace(&mut life.gone, true) && !life.brought_back;
                 of_name.push(Victim { generation, fresh });
             }
             self.cause.names.insert(name);
@@ -385,7 +387,8 @@ impl Oracle {
     fn taken_in(&mut self, segment: SegmentId, record: &Record) {
         if let Some(name) = record_name(record).filter(|_| self.cause.news) {
             self.newest.insert(name, record.generation);
-            self.seen(name, record.generation).gone = false;
+            let life = self.seen(name, record.generation);
+            life.brought_back |= std::mem::replace(&mut life.gone, false);
         }
         self.record(segment, record);
     }
@@ -411,14 +414,18 @@ impl Oracle {
     /// A generation of a name exists, or did.
     pub(crate) fn seen(&mut self, name: Name, generation: Generation) -> &mut Life {
         self.of_name.entry(name).or_default().insert(generation);
-        let newest = self.newest.entry(name).or_default();
-        *newest = (*newest).max(generation);
+        // What is told a second time is no news: it may have been replaced by what an unknown node brought.
+        if !self.lives.contains_key(&generation) {
+            let newest = self.newest.entry(name).or_default();
+            *newest = (*newest).max(generation);
+        }
         self.lives.entry(generation).or_insert_with(|| Life {
             name,
             pinned: false,
             value: None,
             lease_until: Tick(0),
             gone: false,
+            brought_back: false,
             dead: None,
         })
     }

@@ -95,9 +95,14 @@ impl Master {
         }
         let mut outcome: fn(Generation) -> CommitOutcome = CommitOutcome::Stored;
         if let Some((index, object)) = existing {
-            if object.replicas().any(|replica| replica == (home, item.hold)) {
-                // The node asks again because the first answer was lost on the way.
-                return (CommitOutcome::Stored(object.generation()), old);
+            if object.replicas().any(|replica| replicas.contains(&replica)) {
+                // The node asks again because the first answer was lost on the way: perhaps with an earlier life
+                // of the master, which the other copies had heard.
+                let generation = object.generation();
+                if !object.replicas().any(|(node, _)| node == home) {
+                    self.catalog.add_replica(index, home, item.hold);
+                }
+                return (CommitOutcome::Stored(generation), old);
             }
             if item.options.on_exists == OnExists::Keep {
                 let generation = object.generation();

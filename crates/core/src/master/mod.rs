@@ -245,6 +245,8 @@ impl Master {
                 let visitor = Visitor { client: hello.client, namespace, home: hello.home, host: hello.host };
                 if let Some(old) = self.clients.insert(hello.client, conn) {
                     self.fence(old);
+                    // Answers may be lost with the old connection, and room with them.
+                    self.lose_sight(hello.client);
                 }
                 self.parties.insert(conn, Party::Client(visitor));
             }
@@ -358,13 +360,17 @@ impl Master {
                 if self.clients.get(&visitor.client) == Some(&conn) {
                     self.clients.remove(&visitor.client);
                 }
-                // Only a hint: each node decides by its own evidence what that client can still touch.
-                let nodes: Vec<_> = self.members.iter().filter_map(|(_, it)| it.conn).collect();
-                for node in nodes {
-                    let id = self.next_id();
-                    self.effects.push_back(Effect::Ask(node, id, Request::ClientGone(visitor.client)));
-                }
+                self.lose_sight(visitor.client);
             }
+        }
+    }
+
+    /// Tells every node. Only a hint: each decides by its own evidence what that client can still touch.
+    fn lose_sight(&mut self, client: ClientId) {
+        let nodes: Vec<_> = self.members.iter().filter_map(|(_, it)| it.conn).collect();
+        for node in nodes {
+            let id = self.next_id();
+            self.effects.push_back(Effect::Ask(node, id, Request::ClientGone(client)));
         }
     }
 

@@ -95,6 +95,8 @@ pub(crate) struct Client {
     pub(crate) stopped_until: Time,
     pub(crate) links: BTreeMap<Target, Link>,
     pub(crate) attached: BTreeSet<SegmentId>,
+    /// The same, and what it has let go of: the kernel tells all of these of its death.
+    pub(crate) watched_by: BTreeSet<SegmentId>,
     pub(crate) calls: BTreeMap<RequestId, Call>,
     pub(crate) next_request: u64,
     pub(crate) sessions: BTreeMap<SessionId, Session>,
@@ -116,6 +118,7 @@ impl Client {
             stopped_until: 0,
             links: BTreeMap::new(),
             attached: BTreeSet::new(),
+            watched_by: BTreeSet::new(),
             calls: BTreeMap::new(),
             next_request: 0,
             sessions: BTreeMap::new(),
@@ -153,11 +156,11 @@ impl World {
         let Some(it) = self.clients.get_mut(client).filter(|it| it.alive) else { return };
         it.alive = false;
         let (id, life) = (it.id, it.life);
-        let attached = std::mem::take(&mut it.attached);
+        let watched_by = std::mem::take(&mut it.watched_by);
         it.views.clear();
         self.log.line(self.now, "client dies", &[client as u64], &[]);
         self.let_go_of_everything(client, life);
-        for segment in attached {
+        for segment in watched_by {
             let delay = self.chance.delay(60, 300);
             if let Some(node) = self.node_of(segment) {
                 self.node_at(delay, node, NodeEvent::Dead(id));
@@ -254,6 +257,7 @@ impl World {
         let Some(it) = self.clients.get_mut(client) else { return };
         it.links.remove(&target);
         it.goodbyes.remove(&target);
+        it.forget_ending_views(target);
         self.fail_calls(client, target);
         self.maybe_exit(client);
     }

@@ -41,6 +41,11 @@ impl Client {
             self.views.remove(&key);
         }
     }
+
+    /// There is nobody left whom their end could be told.
+    pub(crate) fn forget_ending_views(&mut self, target: Target) {
+        self.views.retain(|key, it| Target::Node(key.0) != target || it.state != State::Ending);
+    }
 }
 
 impl World {

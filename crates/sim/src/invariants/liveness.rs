@@ -105,7 +105,6 @@ impl World {
         let nodes: Vec<_> = self.nodes.iter().filter_map(|it| it.core.as_ref()).collect();
         let nodes: Vec<_> = nodes.iter().map(|it| (it.is_member(), it.client_count(), it.usage())).collect();
         format!("{clients:?} {nodes:?} and {} transfers", self.transfers.len())
-            + &format!("{:?}", self.nodes.iter().map(|it| &it.core).collect::<Vec<_>>())
     }
 
     /// Every copy that the master knows of is there, and every copy that is there is known.
