@@ -9,7 +9,7 @@
 //! |-----------------|----------|
 //! | client → master | `Reserve`, `Resolve`, `Delete`, `DeleteMatching`, `List`, `Stat`, `Heartbeat`, `Pin`, |
 //! |                 | `DropPins`, `SetPolicy`, `Await`, `Why`, `Lease`, `Release`, `Ack` |
-//! | node → master   | `Register`, `Announce`, `Decide`, `Heartbeat`, `Released` |
+//! | node → master   | `Register`, `Announce`, `Decide`, `Heartbeat`, `Released`, `Goodbye` |
 //! | master → node   | `Allocate`, `Settle`, `Retire`, `ClientGone`, `Mark`, `Inspect` |
 //! | client → node   | `Commit`, `Abort`, `Keep`, `BeginViews`, `EndViews`, `Goodbye` |
 //!
@@ -138,7 +138,8 @@ pub enum Request {
     BeginViews(Vec<Hold>),
     /// A client looks away.
     EndViews(Vec<Hold>),
-    /// A client has nothing reserved and nothing in view any more, and will not come back.
+    /// A client has nothing reserved and nothing in view any more, and will not come back. Or a node leaves for good,
+    /// and what it holds is gone.
     Goodbye,
 }
 

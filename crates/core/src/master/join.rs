@@ -176,6 +176,14 @@ impl Master {
         }
     }
 
+    /// A node says that it will not come back: what it held is lost now, and nobody need wait for it.
+    pub(super) fn node_left(&mut self, node: NodeIndex, conn: ConnId) {
+        self.parties.insert(conn, Party::Node(None));
+        self.node_away(node, conn);
+        self.lose(node);
+        self.effects.push_back(Effect::Disconnect(conn));
+    }
+
     pub(super) fn notice_silence(&mut self) {
         let nodes: Vec<_> = self.members.iter().map(|(node, it)| (node, it.standing, it.heard)).collect();
         for (node, standing, heard) in nodes {

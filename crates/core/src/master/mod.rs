@@ -297,6 +297,10 @@ impl Master {
             (Request::Announce(announce), Some(node)) => self.announce(node, announce),
             (Request::Decide(decide), Some(node)) => return self.decide(conn, id, node, decide),
             (Request::Heartbeat(beat), Some(node)) => self.heartbeat(node, beat),
+            (Request::Goodbye, Some(node)) => {
+                self.effects.push_back(Effect::Reply(conn, id, Reply::Done));
+                return self.node_left(node, conn);
+            }
             (Request::Announce(_) | Request::Decide(_) | Request::Heartbeat(_), None) => {
                 refuse(Reason::Invalid, "a node must register first")
             }

@@ -415,6 +415,22 @@ fn a_node_that_was_declared_lost_comes_back_empty() {
 }
 
 #[test]
+fn a_node_that_leaves_for_good_is_not_waited_for() {
+    let mut cluster = Cluster::new(&[4 * UNIT, 4 * UNIT]);
+    cluster.put("both", UNIT, twice());
+    cluster.put("there", UNIT, PutOptions { preferred: vec!["node1".into()], ..keep() });
+    cluster.event(Event::Request(cluster.links[0], RequestId(9), Request::Goodbye));
+    assert_eq!(cluster.resolve("there", false), ResolveOutcome::Absent);
+    assert!(cluster.has("both"));
+    assert_eq!(cluster.master.stat().nodes.len(), 1);
+    assert!(matches!(cluster.put("there", UNIT, keep()), CommitOutcome::Stored(_)));
+    // What it still says on that connection is not heard, and when it closes nothing happens.
+    cluster.event(Event::Request(cluster.links[0], RequestId(10), Request::Goodbye));
+    cluster.unlink(0);
+    assert!(cluster.has("both") && cluster.has("there"));
+}
+
+#[test]
 fn a_silent_node_is_passed_over_and_never_lost_by_time_alone() {
     let mut cluster = Cluster::new(&[4 * UNIT]);
     cluster.put("a", UNIT, plain());

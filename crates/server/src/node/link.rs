@@ -5,6 +5,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tiffin_core::message::{Hello, Reason, Reply, Role};
@@ -70,6 +71,9 @@ pub(super) async fn run(shared: Arc<Shared>) {
         match dial(&shared.master, hello, Instant::now() + HELLO_TIME_MAX).await {
             Ok(dialed) => {
                 let why = serve(&shared, dialed).await;
+                if shared.is_leaving.load(Ordering::Acquire) {
+                    return;
+                }
                 if *shared.status.borrow() == LinkStatus::Member {
                     pause = PAUSE_MIN;
                 }

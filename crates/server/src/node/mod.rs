@@ -12,13 +12,14 @@ mod link;
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, UdpSocket};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use tiffin_core::message::{Hello, NodeInfo, Request, Usage, Welcome};
 use tiffin_core::node::{Event, Node, NodeConfig as CoreConfig};
 use tiffin_core::sabotage::Sabotage;
-use tiffin_core::{ClientId, ConnId, SegmentId};
+use tiffin_core::{ClientId, ConnId, RequestId, SegmentId};
 use tiffin_proto::Incoming;
 use tiffin_rpc::{Address, Inbox, ListenError, Listener, Outbox};
 use tiffin_transport::Counters;
@@ -49,6 +50,8 @@ const HEAP_BYTES_PER_SLOT: u64 = 128;
 const HEAP_BYTES_MIN: u64 = 4 << 20;
 /// Memory is given in whole pages.
 const PAGE_BYTES: u64 = 4096;
+/// The last thing that the master is asked; the core counts up from zero.
+const LEAVING: RequestId = RequestId(u64::MAX);
 /// What becomes of attached clients, waiting to be heard.
 const SHM_EVENTS_MAX: usize = 1024;
 
@@ -96,6 +99,8 @@ pub(crate) struct Shared {
     door: Door,
     attachments: Option<Arc<shm::Server>>,
     status: watch::Sender<LinkStatus>,
+    /// The link to the master is not made again.
+    is_leaving: AtomicBool,
 }
 
 struct State {
@@ -150,6 +155,7 @@ impl NodeServer {
             door: Door::new(config.token.clone(), false),
             attachments,
             status,
+            is_leaving: AtomicBool::new(false),
         });
         let tasks = spawn(&shared, sockets, heard);
         let info = &shared.info;
@@ -237,9 +243,17 @@ impl NodeServer {
         self.shared.handle(Event::Dead(client));
     }
 
-    /// Leaves the cluster: answers that are ready still go out until the deadline, then every connection is
-    /// closed. The master sees the node go at once, and forgets its objects when it has been away too long.
+    /// Leaves the cluster for good: the master hears of it and forgets what the node holds, answers that are ready
+    /// still go out until the deadline, then every connection is closed.
     pub async fn leave(mut self, deadline: Instant) {
+        self.shared.is_leaving.store(true, Ordering::Release);
+        let master = self.shared.lock().master.clone();
+        if let Some(master) = master
+            && master.request(LEAVING, &Request::Goodbye).is_ok()
+        {
+            // The master answers by closing the link. If it does not, it finds out when we do.
+            let _ = timeout_at(deadline, master.closed()).await;
+        }
         let outboxes = self.shared.outboxes();
         for outbox in outboxes {
             outbox.flush(deadline).await;
