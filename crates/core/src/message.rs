@@ -645,6 +645,8 @@ pub struct Decide {
 pub struct DecideItem {
     /// Whose.
     pub namespace: String,
+    /// Who wrote it.
+    pub client: ClientId,
     /// What the client said.
     pub item: CommitItem,
 }

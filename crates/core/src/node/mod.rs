@@ -318,7 +318,7 @@ impl Node {
             }
             let outcome = self.prepare(client, namespace, &item);
             if outcome.is_none() {
-                asked.push(DecideItem { namespace: namespace.to_owned(), item });
+                asked.push(DecideItem { namespace: namespace.to_owned(), client, item });
             }
             outcomes.push(outcome);
         }
@@ -449,8 +449,7 @@ impl Node {
         for record in settle.commit {
             let hold = record.hold;
             if let Some(SlotState::Reserved(client)) = self.slots.state(hold) {
-                let identity =
-                    Identity { namespace: record.namespace, key: record.key, marks: record.marks };
+                let identity = Identity { namespace: record.namespace, key: record.key, marks: record.marks };
                 self.slots.prepare(client, hold, record.len, identity, &mut self.effects);
                 self.clients.unreserved(client, hold);
             }
