@@ -492,9 +492,8 @@ impl Master {
             Op::Confirm(_) => false,
         });
         for id in moot.map(|(id, _)| *id).collect::<Vec<_>>() {
-            match self.ops.remove(&id) {
-                Some(Op::Reserve(reserving)) => self.end_reserve(id, reserving),
-                Some(_) | None => (),
+            if let Some(Op::Reserve(reserving)) = self.ops.remove(&id) {
+                self.end_reserve(id, reserving);
             }
         }
     }
