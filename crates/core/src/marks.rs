@@ -58,7 +58,7 @@ impl Marks {
 
     /// The bytes in memory.
     #[must_use]
-    pub fn encode(&self) -> Vec<u8> {
+    pub fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         self.pins.iter().for_each(|owner| push(&mut bytes, PIN, owner));
         let Some(sample) = &self.sample else { return bytes };
@@ -73,7 +73,7 @@ impl Marks {
 
     /// Reads the bytes back; `None` if they are no such list.
     #[must_use]
-    pub fn decode(mut bytes: &[u8]) -> Option<Self> {
+    pub fn from_bytes(mut bytes: &[u8]) -> Option<Self> {
         let mut marks = Self::default();
         let sample = |marks: &mut Self| marks.sample.take().unwrap_or_default();
         while let Some((&kind, rest)) = bytes.split_first() {
@@ -121,14 +121,14 @@ mod tests {
             Marks { pins: vec![], sample: sample(Consumption::Retained, &["a"]) },
             Marks { pins: group(&["x"]), sample: sample(Consumption::Groups(group(&["a", "b"])), &["b"]) },
         ] {
-            assert_eq!(Marks::decode(&marks.encode()), Some(marks));
+            assert_eq!(Marks::from_bytes(&marks.to_bytes()), Some(marks));
         }
     }
 
     #[test]
     fn bytes_that_are_no_marks_are_refused() {
         for bytes in [&[9, 0, 0, 0, 0][..], &[1, 5, 0, 0, 0, b'a'], &[1, 0], &[1, 1, 0, 0, 0, 0xff]] {
-            assert_eq!(Marks::decode(bytes), None);
+            assert_eq!(Marks::from_bytes(bytes), None);
         }
     }
 }

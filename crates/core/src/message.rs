@@ -780,9 +780,10 @@ pub struct Await {
 
 /// Why an object is there, or is not.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(clippy::large_enum_variant, reason = "the large one is the common one")]
 pub enum Why {
     /// It is there.
-    Here(Box<Here>),
+    Here(Here),
     /// It was there; what took it away.
     Gone(Gone),
     /// Nothing is known of it: it never was, or that was long ago.

@@ -202,7 +202,7 @@ impl Master {
             let items = indexes.iter().filter_map(|&index| {
                 let request = &reserving.items.get(index)?.request;
                 let name_len = (name_len + request.key.as_bytes().len()) as u64;
-                let marks_len = Marks::of(&request.options).encode().len() as u64;
+                let marks_len = Marks::of(&request.options).to_bytes().len() as u64;
                 Some(AllocateItem { len: request.len, name_len, marks_len })
             });
             let allocate = Allocate { client: reserving.visitor.client, items: items.collect() };

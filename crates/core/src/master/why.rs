@@ -128,7 +128,7 @@ impl Master {
         let name = |node| self.members.name(node);
         let readable = |node| self.members.get(node).is_some_and(|it| it.readable());
         let nodes: Vec<_> = object.replicas().map(|(node, _)| node).collect();
-        Why::Here(Box::new(Here {
+        Why::Here(Here {
             found: Found {
                 generation: object.generation(),
                 len: object.len(),
@@ -150,7 +150,7 @@ impl Master {
             lease_ms: object.lease_until().0.saturating_sub(self.now.0),
             writer: self.label(object.writer()),
             reader: object.reader().map_or_else(String::new, |reader| self.label(reader)),
-        }))
+        })
     }
 
     fn ago(&self, at: Tick) -> u64 {

@@ -212,7 +212,7 @@ impl Slots {
         if !mine || slot.len != len {
             return false;
         }
-        let marks = identity.marks.encode();
+        let marks = identity.marks.to_bytes();
         let Some(name) = name_bytes(slot, &identity) else { return false };
         if marks.len() as u64 > slot.marks.len {
             return false;
@@ -251,7 +251,7 @@ impl Slots {
     /// Writes other marks beside an object; `false` if this use of the slot does not stand, or the heap is full.
     /// The new ones are written before the slot points to them, so that a crash leaves the old or the new.
     pub(super) fn mark(&mut self, hold: Hold, marks: Marks, effects: &mut VecDeque<Effect>) -> bool {
-        let bytes = marks.encode();
+        let bytes = marks.to_bytes();
         let Some(room) = self.heap.take_contiguous(bytes.len() as u64) else { return false };
         let Some(slot) = self.get_mut(hold).filter(|it| it.identity.is_some()) else {
             self.heap.give_back(room);
@@ -404,7 +404,7 @@ fn record(slot: &Slot) -> SlotRecord {
         key_len: identity.map_or(0, |it| it.key.as_bytes().len() as u64),
         marks: identity.map_or_else(Extent::default, |it| Extent {
             offset: slot.marks.offset,
-            len: it.marks.encode().len() as u64,
+            len: it.marks.to_bytes().len() as u64,
         }),
         hard_pin: identity.is_some_and(|it| !it.marks.pins.is_empty()),
     }
