@@ -1,5 +1,6 @@
 """The command `mooncake_master`: Tiffin's master with Mooncake's flags."""
 
+import signal
 import sys
 
 from tiffin._native import mooncake as _native
@@ -7,6 +8,9 @@ from tiffin._native import mooncake as _native
 
 def main() -> int:
     """Run a master until a signal ends it. Its flags are Mooncake's: see `mooncake_master --help`."""
+    # The master ends by itself on Ctrl-C; the interpreter must not see an interrupt in it.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     return _native.mooncake_master(sys.argv[1:])
 
 

@@ -9,6 +9,9 @@ use tiffin_client::Key;
 
 use crate::errors::{self, invalid, wrong_type};
 
+/// The longest time limit, which is as good as none: about thirty years.
+pub(crate) const TIME_MAX: Duration = Duration::from_secs(86_400 * 365 * 30);
+
 /// One key, or many in order.
 pub(crate) struct Keys {
     pub(crate) list: Vec<Key>,
@@ -121,7 +124,7 @@ pub(crate) fn time(given: Option<&Bound<'_, PyAny>>, default: Duration) -> PyRes
         let what = format!("a timeout of {seconds} seconds\n\nhint: {hint}; `math.inf` waits for ever");
         return Err(invalid(given.py(), what));
     }
-    Ok(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX))
+    Ok(Duration::try_from_secs_f64(seconds).unwrap_or(TIME_MAX).min(TIME_MAX))
 }
 
 /// What stands for an object that is not there; without it, that is an error.

@@ -1,9 +1,47 @@
 //! The extension module `tiffin._native`. This file only registers; what is registered lives in the modules
 //! beside it, and the names that users see are given in `tiffin/__init__.py`.
+//!
+//! | module | purpose |
+//! |---|---|
+//! | `process` | values that belong to one process, in a program that may fork |
+//! | `runtime` | the one tokio runtime, and waiting for it with the interpreter released |
+//! | `promise` | answers for an asyncio loop |
+//! | `handle` | a connected store that survives a fork; everything else stands on it |
+//! | `memory`, `dlpack` | memory of Python objects, lent to Rust for a call, and ours lent to others |
+//! | `keys`, `types`, `errors` | arguments in, tuples and exceptions out |
+//! | `operations`, `store`, `view` | the native API |
+//! | `mooncake` | the drop-in for `mooncake.store` |
+
+mod dlpack;
+mod errors;
+mod handle;
+mod keys;
+mod memory;
+mod mooncake;
+mod operations;
+mod process;
+mod promise;
+mod runtime;
+mod store;
+mod types;
+mod view;
+
+use std::ffi::OsString;
 
 use pyo3::prelude::*;
 
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    module.add("__version__", env!("CARGO_PKG_VERSION"))
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add_class::<store::Store>()?;
+    module.add_class::<view::View>()?;
+    module.add_function(wrap_pyfunction!(store::connect, module)?)?;
+    module.add_function(wrap_pyfunction!(cli, module)?)?;
+    mooncake::register(module)
+}
+
+/// Runs the command line with these arguments, the first of which is the program's name, and gives its status.
+#[pyfunction]
+fn cli(py: Python<'_>, argv: Vec<OsString>) -> i32 {
+    py.detach(|| tiffin_cli::run(argv))
 }

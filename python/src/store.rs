@@ -41,7 +41,7 @@ pub(crate) fn connect<'py>(
     timeout: &Any<'py>,
     is_async: bool,
 ) -> PyResult<Py<PyAny>> {
-    let time = keys::time(Some(timeout), Duration::MAX)?;
+    let time = keys::time(Some(timeout), keys::TIME_MAX)?;
     let mut options = ConnectOptions::new(address.as_deref().unwrap_or_default());
     options.shared_memory = shared_memory;
     options.connect_time = time;
@@ -494,13 +494,8 @@ impl Store {
             return Err(PyValueError::new_err("a store of an event loop cannot be pickled"));
         }
         let again = self.handle.again();
-        let arguments = (&again.address, &again.namespace, &again.token, again.shared_memory, self.seconds());
+        let seconds = self.time.as_secs_f64();
+        let arguments = (&again.address, &again.namespace, &again.token, again.shared_memory, seconds);
         Ok((py.import("tiffin")?.getattr("_connect_again")?, arguments.into_pyobject(py)?))
-    }
-}
-
-impl Store {
-    fn seconds(&self) -> f64 {
-        if self.time == Duration::MAX { f64::INFINITY } else { self.time.as_secs_f64() }
     }
 }

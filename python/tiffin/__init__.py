@@ -11,8 +11,8 @@ b'hello'
 104
 >>> store.close()
 
-`tiffin.connect("host:port")` joins a cluster instead, and everything else stays the same. `tiffin.aio` has the
-same for asyncio, `tiffin.errors` says what can go wrong, `tiffin.types` what a store tells about itself.
+`tiffin.connect("host:port")` joins a cluster instead, and everything else stays the same. `tiffin.aio` has
+the same for asyncio, `tiffin.errors` says what can go wrong, `tiffin.types` what a store tells of itself.
 """
 
 from __future__ import annotations
@@ -80,19 +80,21 @@ def connect(
 ) -> Store:
     """Connect to a store.
 
-    Without an address the store is inside this process, has `memory` bytes (a number, or text such as `"8GiB"`),
-    and ends with it. Other processes of the same user on this host may join it at `store.address`.
+    Without an address the store is inside this process, has `memory` bytes (a number, or text such as
+    `"8GiB"`), and ends with it. Other processes of the same user on this host may join it at `store.address`.
 
-    With an address, such as `"host:port"`, it is the cluster of the master that listens there; `memory` then means
-    nothing. `token` is the secret that its servers were started with.
+    With an address, such as `"host:port"`, it is the cluster of the master that listens there; `memory` then
+    means nothing. `token` is the secret that its servers were started with.
 
-    All keys are in `namespace`. `shared_memory=False` sends every byte through sockets, as if all nodes were on
-    other hosts. `timeout`, in seconds, is how long connecting may take, and each call that does not say otherwise.
+    All keys are in `namespace`. `shared_memory=False` sends every byte through sockets, as if all nodes were
+    on other hosts. `timeout`, in seconds, is how long connecting may take, and each call that does not say
+    otherwise.
 
     Where an argument is not given, the environment is asked, and then the default is taken: `address`
     TIFFIN_MASTER, `namespace` TIFFIN_NAMESPACE (`default`), `token` TIFFIN_TOKEN, `shared_memory`
     TIFFIN_CLIENT_SHARED_MEMORY (`on`), `timeout` TIFFIN_TIMEOUT (`10s`).
 
+    >>> import tiffin
     >>> with tiffin.connect(memory="64MiB", timeout=2.5) as store:
     ...     store.put("k", b"hello")
     ...     with tiffin.connect(store.address) as another:

@@ -73,7 +73,9 @@ def size(given: int | str) -> int:
     if isinstance(given, bool) or not isinstance(given, int):
         raise TypeError(f"a size is a number of bytes or text, not {type(given).__name__}\n\nhint: `8GiB`")
     if given < 0:
-        raise InvalidArgument(f"a size of {given} bytes\n\nhint: give a number above zero, or text like `8GiB`")
+        raise InvalidArgument(
+            f"a size of {given} bytes\n\nhint: give a number above zero, or text like `8GiB`"
+        )
     return given
 
 

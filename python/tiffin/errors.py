@@ -10,8 +10,8 @@ All of them derive from `Error`. An argument of the wrong type is a `TypeError`,
 ...         print(error.key)
 nothing
 
-A call that takes many keys does all it can. If some of them failed, it raises the error of the first that did,
-and `results` tells about each key in order: what the call would have returned for it, or its error.
+A call that takes many keys does all it can. If some of them failed, it raises the error of the first one, and
+`results` tells about each key in order: what the call would have returned for it, or its error.
 
 >>> with tiffin.connect() as store:
 ...     _ = store.put("a", b"1")
@@ -107,7 +107,7 @@ class Leased(Error):
 
 
 class Unconfirmed(Error):
-    """The objects cannot be found any more, but some nodes could not confirm that they let go of their copies.
+    """The objects cannot be found any more, but some nodes could not confirm that they gave their copies up.
 
     They must before they are used again; delete once more to learn when it is confirmed.
     """

@@ -119,7 +119,7 @@ async fn dispatch(command: Command, context: &Context, console: &mut Console) ->
         Command::Ls(ls) => unless_interrupted(ls::run(ls, context, console), signals).await,
         Command::Stat(stat) => unless_interrupted(stat::run(stat, context, console), signals).await,
         Command::Rm(rm) => unless_interrupted(rm::run(rm, context, console), signals).await,
-        Command::Doctor(doctor) => doctor::run(&doctor, context, console),
+        Command::Doctor(doctor) => unless_interrupted(doctor::run(&doctor, context, console), signals).await,
         Command::Settings(settings) => settings::run(&settings, console),
     }
 }

@@ -7,8 +7,9 @@ use tracing_subscriber::EnvFilter;
 
 use crate::console::Failure;
 
-/// What goes to the log of a command that people look at, if nothing else is said.
-const QUIET_LEVEL: &str = "error";
+/// What goes to the log of a command that people look at, if nothing else is said. The master of a store in one
+/// process would only have to tell that its own node left, which is how such a store ends.
+const QUIET_LEVEL: &str = "error,tiffin_server::master=off";
 
 /// Starts the log of this process. In a process that has one already, that one stays.
 pub(crate) fn start(common: &CommonArgs, is_daemon: bool) -> Result<(), Failure> {

@@ -25,8 +25,8 @@ pub(crate) async fn get_owned(
         let mut bytes = blocks.pop().unwrap_or_default();
         let len = fetched.len as usize;
         assert!(len <= bytes.capacity(), "{len} bytes were read into {}", bytes.capacity());
-        // SAFETY: the block has room for `len` bytes, and `drive` answers `Ok` only after a transport filled the
-        // range that it got for this item last, which was those bytes of the last block.
+        // SAFETY: the block has room for `len` bytes, and `drive` answers `Ok` only after a transport
+        // filled the range that it got for this item last, which was those bytes of the last block.
         unsafe { bytes.set_len(len) };
         Ok(Object { generation: fetched.generation, bytes })
     });
@@ -50,19 +50,19 @@ impl<'a> Landing<'a> for &'a Room {
             blocks.push(block);
         }
         let start = NonNull::new(blocks.last_mut()?.as_mut_ptr())?;
-        // SAFETY: the block has that much room, and lives unmoved as long as the borrow of `self`: its vector's
-        // header may move when another block is added, its bytes do not. Nobody else touches them.
+        // SAFETY: the block has that much room, and lives unmoved as long as the borrow of `self`: its
+        // vector's header may move when another block is added, its bytes do not. Nobody else touches them.
         Some(vec![unsafe { TargetBuf::new(start, len) }])
     }
 }
 
 /// The bytes of a range that is held at its node; `None` in a forked child.
 ///
-/// The hold is the caller's to keep for as long as the bytes are looked at: this is called only by a view, which
-/// owns one.
+/// The hold is the caller's to keep for as long as the bytes are looked at: this is called only by a view,
+/// which owns one.
 pub(crate) fn held_bytes(range: &MappedRange) -> Option<&[u8]> {
     let source = range.source()?;
-    // SAFETY: the range is mapped for as long as `range` lives, and while it is held at the node nobody writes
-    // there: its space is neither given to another writer nor punched out.
+    // SAFETY: the range is mapped for as long as `range` lives, and while it is held at the node nobody
+    // writes there: its space is neither given to another writer nor punched out.
     Some(unsafe { slice::from_raw_parts(source.as_ptr(), source.len()) })
 }

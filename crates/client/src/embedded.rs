@@ -9,8 +9,8 @@ use crate::{Client, ConnectOptions, Deadline, Error};
 /// How long an embedded store that is dropped may take to close.
 const CONNECT_TIME: Duration = Duration::from_secs(10);
 
-/// A store inside this process, and a client that is connected to it. The store ends when this is dropped, and its
-/// objects with it.
+/// A store inside this process, and a client that is connected to it. The store ends when this is dropped,
+/// and its objects with it.
 ///
 /// Other processes of the same user may join it: its address is in [`Client::options`].
 #[derive(Debug)]
@@ -33,8 +33,8 @@ pub enum EmbeddedError {
 }
 
 impl Embedded {
-    /// Starts a store of so many bytes in this process. Must be called inside a tokio runtime, which has to live
-    /// as long as the store.
+    /// Starts a store of so many bytes in this process. Must be called inside a tokio runtime, which has to
+    /// live as long as the store.
     pub async fn start(memory_bytes: u64) -> Result<Self, EmbeddedError> {
         let server = tiffin_server::Embedded::start(memory_bytes).await?;
         let options = Self::options(&server);

@@ -15,8 +15,9 @@ pub enum Error {
     },
     /// No node has room for the object, nor anything to evict.
     #[error(
-        "there is no room for `{key}` ({len} bytes): {} of {} bytes are free, {} reserved, {} in use and {} in view",
-        usage.free, usage.capacity, usage.granted, usage.committed, usage.held
+        "there is no room for `{key}` ({len} bytes): of {} bytes, {} are free, {} reserved, {} in use, \
+         {} in view",
+        usage.capacity, usage.free, usage.granted, usage.committed, usage.held
     )]
     Full {
         /// The object that does not fit.
@@ -60,8 +61,8 @@ pub enum Error {
         /// The object.
         key: Key,
     },
-    /// The objects cannot be found any more, but these nodes could not confirm that they let go of their copies.
-    /// They must before they are used again.
+    /// The objects cannot be found any more, but these nodes could not confirm that they let go of their
+    /// copies. They must before they are used again.
     #[error("removed, but not confirmed by: {}", list(.nodes))]
     Unconfirmed {
         /// The names of the nodes.

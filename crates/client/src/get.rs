@@ -1,8 +1,8 @@
 //! Runs a `session::Get` against connections and transports.
 //!
-//! Copies from mapped memory run inside the caller's own task. The transport gives others their turn after every
-//! few megabytes, less than a millisecond's worth, so a large copy does not starve the executor; handing it to
-//! another thread would cost more than it saves for most objects.
+//! Copies from mapped memory run inside the caller's own task. The transport gives others their turn after
+//! every few megabytes, less than a millisecond's worth, so a large copy does not starve the executor;
+//! handing it to another thread would cost more than it saves for most objects.
 
 use std::collections::BTreeMap;
 use std::sync::Weak;
@@ -46,7 +46,8 @@ pub(crate) async fn get_into(
     drive(inner, &keys, &Given(items), options, deadline).await
 }
 
-/// Gets objects into the memory that `landing` gives. `Ok` means that what it gave last for that item is full.
+/// Gets objects into the memory that `landing` gives. `Ok` means that what it gave last for that item is
+/// full.
 pub(crate) async fn drive<'a>(
     inner: &Inner,
     keys: &[Key],

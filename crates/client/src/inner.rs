@@ -43,6 +43,11 @@ impl Usable for Master {
     fn is_usable(&self) -> bool {
         !self.connection.is_closed()
     }
+
+    /// Whether there was one before is what tells a first connection from a later one.
+    fn is_worth_keeping(&self) -> bool {
+        true
+    }
 }
 
 struct Node {
@@ -168,7 +173,7 @@ impl Inner {
         deadline: Deadline,
     ) -> Result<Reply, Error> {
         let late = || Error::timeout("waiting to reserve");
-        let mut is_told = false;
+        let (mut is_told, mut is_second) = (false, false);
         loop {
             let gate = timeout_at(deadline.instant(), self.reservations.gate.read());
             let gate = gate.await.map_err(|_| late())?;
@@ -185,7 +190,15 @@ impl Inner {
             let abort = move |reply| {
                 let _gone = chores.send(Chore::Late(reply));
             };
-            let reply = master.connection.call_or(request, deadline.instant(), abort).await?;
+            let reply = match master.connection.call_or(request, deadline.instant(), abort).await {
+                // The master may have gone away and come back unnoticed. If it had found room already, the
+                // nodes hear that we do not know of it.
+                Err(CallError::Lost { .. }) if !is_second => {
+                    (is_told, is_second) = (false, true);
+                    continue;
+                }
+                reply => reply?,
+            };
             if let Reply::Reserved(reserved) = &reply {
                 self.learn(&reserved.nodes);
                 locations(reserved).for_each(|location| held.take(location));
@@ -266,6 +279,11 @@ impl Inner {
         }
         running.all().await;
         self.routes()
+    }
+
+    /// Lets go of the memory of nodes that are gone.
+    pub(crate) fn prune(&self) {
+        self.nodes().values().for_each(|node| node.link.prune());
     }
 
     pub(crate) fn routes(&self) -> Vec<Route> {

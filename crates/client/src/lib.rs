@@ -1,7 +1,7 @@
 //! The Rust client of Tiffin: puts, gets, views, and the names of objects.
 //!
-//! Every call takes many items and gives each an outcome of its own; a single item is a batch of one. Every call
-//! takes a [`Deadline`] and has ended by then, whatever the other side does.
+//! Every call takes many items and gives each an outcome of its own; a single item is a batch of one. Every
+//! call takes a [`Deadline`] and has ended by then, whatever the other side does.
 //!
 //! ```
 //! # use std::time::Duration;
@@ -28,9 +28,9 @@
 //!
 //! # Which way the bytes go
 //!
-//! A client finds out by itself how it may reach each node, and says so in [`Client::routes`]: a node in its own
-//! process directly, a node of the same host and user through shared memory, any other through its data socket.
-//! [`Client::counters`] counts the bytes of each way.
+//! A client finds out by itself how it may reach each node, and says so in [`Client::routes`]: a node in
+//! its own process directly, a node of the same host and user through shared memory, any other through its
+//! data socket. [`Client::counters`] counts the bytes of each way.
 //!
 //! # Forked processes
 //!
@@ -75,9 +75,9 @@ use crate::inner::Inner;
 
 /// A connected client. Clones are cheap and share everything; it may be used from many tasks at once.
 ///
-/// Connections to nodes are made when they are needed, and made again when they have broken. When the last clone
-/// and the last borrowed [`View`] are dropped, the client says goodbye in the background; [`Self::close`] does the
-/// same and waits for it.
+/// Connections to nodes are made when they are needed, and made again when they have broken. When the last
+/// clone and the last borrowed [`View`] are dropped, the client says goodbye in the background;
+/// [`Self::close`] does the same and waits for it.
 #[derive(Clone)]
 pub struct Client {
     inner: Arc<Inner>,
@@ -91,8 +91,8 @@ impl Client {
 
     /// Stores objects. When a put has succeeded, the object can be read by everybody at once.
     ///
-    /// A put that fails with [`Error::Timeout`] or [`Error::Unreachable`] may have stored its object all the same.
-    /// Dropping the future is safe: what was reserved is given back.
+    /// A put that fails with [`Error::Timeout`] or [`Error::Unreachable`] may have stored its object all
+    /// the same. Dropping the future is safe: what was reserved is given back.
     pub async fn put(&self, puts: &[Put<'_>], deadline: Deadline) -> Vec<Result<Stored, Error>> {
         match self.inner.enter(deadline) {
             Ok(_busy) => put::put(&self.inner, puts, deadline).await,
@@ -128,8 +128,8 @@ impl Client {
         }
     }
 
-    /// Looks at objects where they lie, without a copy, if they lie in one piece in memory that is mapped here;
-    /// else makes a copy. [`View::is_borrowed`] tells which.
+    /// Looks at objects where they lie, without a copy, if they lie in one piece in memory that is mapped
+    /// here; else makes a copy. [`View::is_borrowed`] tells which.
     pub async fn view(&self, keys: &[Key], deadline: Deadline) -> Vec<Result<View, Error>> {
         match self.inner.enter(deadline) {
             Ok(_busy) => view::view(&self.inner, keys, deadline).await,
@@ -240,7 +240,8 @@ impl Client {
     /// Says goodbye. Calls under way are waited for; later ones fail with [`Error::Closed`]. Closing twice is
     /// fine.
     ///
-    /// Borrowed views stay valid, and the nodes that they look at hear the goodbye when the last one is dropped.
+    /// Borrowed views stay valid, and the nodes that they look at hear the goodbye when the last one is
+    /// dropped.
     pub async fn close(&self, deadline: Deadline) -> Result<(), Error> {
         self.inner.close(deadline).await
     }
@@ -252,5 +253,27 @@ impl std::fmt::Debug for Client {
             .field("id", &self.inner.id())
             .field("options", &self.inner.options)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn handles_and_views_go_to_other_threads() {
+        fn check<T: Send + Sync + 'static>() {}
+        check::<Client>();
+        check::<View>();
+        check::<Object>();
+        check::<Error>();
+        check::<Embedded>();
+    }
+
+    #[test]
+    fn a_hint_stands_apart_from_its_message() {
+        let message = "lost\n\nhint: look";
+        assert_eq!(error::without_hint(message), "lost");
+        assert_eq!(error::without_hint("plain"), "plain");
     }
 }

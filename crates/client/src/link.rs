@@ -1,8 +1,9 @@
 //! One connection that many use: opened when it is needed, by one attempt at a time, and opened again when it
 //! has broken.
 //!
-//! The attempt is a task of its own with its own time limit, and whoever needs the connection waits for it until
-//! its own deadline: a caller in a hurry neither cancels the attempt of the others nor starts another one.
+//! The attempt is a task of its own with its own time limit, and whoever needs the connection waits for it
+//! until its own deadline: a caller in a hurry neither cancels the attempt of the others nor starts another
+//! one.
 
 use std::future::Future;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,6 +19,9 @@ use crate::{Deadline, Error};
 pub(crate) trait Usable {
     /// Whether it has not.
     fn is_usable(&self) -> bool;
+
+    /// Whether something of it is of use to the next one, so that it is kept until then.
+    fn is_worth_keeping(&self) -> bool;
 }
 
 /// A connection that may have to be opened first.
@@ -68,6 +72,17 @@ impl<T: Usable + Send + Sync + 'static> Link<T> {
         }
     }
 
+    /// Lets go of a connection that broke and of which nothing is of use any more.
+    pub(crate) fn prune(&self) {
+        let mut state = self.lock();
+        let useless = |it: &Arc<T>| !it.is_usable() && !it.is_worth_keeping();
+        match &mut *state {
+            State::Open(it) if useless(it) => *state = State::Idle,
+            State::Failed { last, .. } if last.as_ref().is_some_and(useless) => *last = None,
+            _ => {}
+        }
+    }
+
     /// The connection; opened with `open` if it is not, which gets the one that broke.
     pub(crate) async fn get<F>(
         self: &Arc<Self>,
@@ -110,6 +125,7 @@ impl<T: Usable + Send + Sync + 'static> Link<T> {
             State::Opening(_, last) | State::Failed { last, .. } => last.clone(),
             State::Idle => None,
         };
+        let last = last.filter(|it| it.is_worth_keeping());
         let (sender, attempt) = watch::channel(None);
         *state = State::Opening(attempt.clone(), last.clone());
         drop(state);

@@ -72,8 +72,8 @@ pub struct ConnectOptions {
     pub home: Option<SegmentId>,
     /// The memory of that node, so that it can be reached without mapping it once more.
     pub home_memory: Option<Arc<NodeMemory>>,
-    /// How long connecting may take: to the master in [`Client::connect`](crate::Client::connect), and later to
-    /// it or to a node, inside the deadline of the call that needs it.
+    /// How long connecting may take: to the master in [`Client::connect`](crate::Client::connect), and
+    /// later to it or to a node, inside the deadline of the call that needs it.
     pub connect_time: Duration,
 }
 

@@ -1,16 +1,16 @@
 //! What this client has reserved, so that all of it comes back.
 //!
-//! A node gives the room under a reservation back when the writer says so or is proven dead, never because time
-//! passed. A client that lives on must therefore account for each one it was ever given:
+//! A node gives the room under a reservation back when the writer says so or is proven dead, never because
+//! time passed. A client that lives on must therefore account for each one it was ever given:
 //!
-//! 1. A put that ends early, by its deadline or because its future was dropped, aborts what it still holds. Its
-//!    copies run inside its own future, so by then none of them can still be writing.
+//! 1. A put that ends early, by its deadline or because its future was dropped, aborts what it still holds.
+//!    Its copies run inside its own future, so by then none of them can still be writing.
 //! 2. An answer to a reservation that nobody waits for any more is aborted when it arrives.
-//! 3. An answer that was lost with its connection tells nobody what it contained. So after the connection to the
-//!    master was replaced, and before anything else is reserved, each node is told what the client knows that it
-//!    holds there ([`Request::Keep`](tiffin_core::message::Request::Keep)), and gives the rest back. No
-//!    reservation may be on its way meanwhile: the node would take it for one that was lost. The lock
-//!    [`Reservations::gate`] sees to that.
+//! 3. An answer that was lost with its connection tells nobody what it contained. So after the connection
+//!    to the master was replaced, and before anything else is reserved, each node is told what the client
+//!    knows that it holds there ([`Request::Keep`](tiffin_core::message::Request::Keep)), and gives the
+//!    rest back. No reservation may be on its way meanwhile: the node would take it for one that was lost.
+//!    The lock [`Reservations::gate`] sees to that.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -27,7 +27,8 @@ pub(crate) struct Reservations {
     /// Nodes that must hear what is known before anything else is reserved.
     owed: Mutex<BTreeSet<SegmentId>>,
     /// Held for reading from before a `Reserve` is sent until its answer is in [`Self::known`], for writing
-    /// while `Keep` is said. It is the one lock that is held across I/O, and every wait for it has a deadline.
+    /// while `Keep` is said. It is the one lock that is held across I/O, and every wait for it has a
+    /// deadline.
     pub(crate) gate: RwLock<()>,
 }
 

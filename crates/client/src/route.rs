@@ -1,11 +1,11 @@
 //! The way to one node: a connection for requests, and a transport for bytes.
 //!
-//! Shared memory is tried first: only a node of this host can hand its memory over, so success is the proof that
-//! it is one. A node that lives in this very process is attached to as well, although its memory is here already,
-//! because that is how it learns that this client can touch its memory without asking.
+//! Shared memory is tried first: only a node of this host can hand its memory over, so success is the proof
+//! that it is one. A node that lives in this very process is attached to as well, although its memory is
+//! here already, because that is how it learns that this client can touch its memory without asking.
 //!
-//! **Invariant:** a client that has mapped a node's memory stays attached across broken connections, under the
-//! same id: what it has reserved or looks at outlives them.
+//! **Invariant:** a client that has mapped a node's memory stays attached across broken connections, under
+//! the same id: what it has reserved or looks at outlives them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -53,6 +53,12 @@ impl Usable for OpenRoute {
     fn is_usable(&self) -> bool {
         !self.connection.is_closed() && self.attachment().is_none_or(|it| it.is_connected())
     }
+
+    /// A mapping of a living node is used again. That of a dead one would keep all of its memory from the
+    /// machine.
+    fn is_worth_keeping(&self) -> bool {
+        self.attachment().is_some_and(|it| it.is_connected())
+    }
 }
 
 impl OpenRoute {
@@ -87,7 +93,8 @@ impl OpenRoute {
         self.unless_gone(outcomes)
     }
 
-    /// The bytes of a use where they lie, if they can be looked at there. The caller holds a view at the node.
+    /// The bytes of a use where they lie, if they can be looked at there. The caller holds a view at the
+    /// node.
     pub(crate) fn view(&self, slot: u32, stamp: u64) -> Option<MappedRange> {
         match &self.mover {
             Mover::Local(local, _) => local.view(slot, stamp),
@@ -104,7 +111,8 @@ impl OpenRoute {
         }
     }
 
-    /// A node of this process that was stopped no longer changes stamps, so what it left behind proves nothing.
+    /// A node of this process that was stopped no longer changes stamps, so what it left behind proves
+    /// nothing.
     fn unless_gone(&self, outcomes: Vec<Outcome>) -> Vec<Outcome> {
         let Mover::Local(_, attachment) = &self.mover else { return outcomes };
         if attachment.is_connected() {

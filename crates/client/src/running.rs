@@ -1,8 +1,8 @@
 //! Several things at once, inside one task.
 //!
-//! A put or get has at most a few calls and one batch of copies per node under way. They run inside the caller's
-//! own task, so that nothing of them is left when it is dropped: no copy goes on in a buffer that the caller
-//! already uses for something else.
+//! A put or get has at most a few calls and one batch of copies per node under way. They run inside the
+//! caller's own task, so that nothing of them is left when it is dropped: no copy goes on in a buffer that
+//! the caller already uses for something else.
 
 use std::future::{Future, poll_fn};
 use std::pin::Pin;

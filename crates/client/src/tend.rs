@@ -65,6 +65,7 @@ pub(crate) async fn run(
             }
             _ = beat.tick() => {
                 let Some(inner) = client.upgrade() else { return };
+                inner.prune();
                 // On a connection that is broken there is nothing to say; the next call opens a new one.
                 if let Some(master) = inner.current_master() {
                     let deadline = Deadline::after(TRY_TIME_MAX);

@@ -39,8 +39,8 @@ impl<'a> Put<'a> {
 pub struct Stored {
     /// Which put of the key it is; if an older object was kept, that one's.
     pub generation: Generation,
-    /// How many copies were made: none if an older object was kept, and fewer than asked for if there are fewer
-    /// nodes with room.
+    /// How many copies were made: none if an older object was kept, and fewer than asked for if there are
+    /// fewer nodes with room.
     pub copies: u32,
     /// What became of the name.
     pub effect: Effect,

@@ -1,7 +1,7 @@
 //! Looking at objects where they lie.
 //!
-//! The node is asked to keep the object where it is, and then the stamp is looked at once more: from there on the
-//! bytes stay as they are until the view ends, whatever happens to the name.
+//! The node is asked to keep the object where it is, and then the stamp is looked at once more: from there
+//! on the bytes stay as they are until the view ends, whatever happens to the name.
 
 use std::collections::BTreeMap;
 use std::fmt;

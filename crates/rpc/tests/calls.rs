@@ -326,6 +326,41 @@ async fn a_late_answer_is_ignored_and_the_connection_lives_on() {
 }
 
 #[tokio::test]
+async fn a_late_answer_goes_to_whoever_was_named_for_it() {
+    let (go, wait) = tokio::sync::watch::channel(false);
+    let address = server(any_port(), move |outbox, mut inbox| {
+        let mut wait = wait.clone();
+        async move {
+            while let Some(Incoming::Request(id, _)) = inbox.next().await {
+                wait.wait_for(|go| *go).await.unwrap();
+                outbox.reply(id, &Reply::ViewsBegun(vec![true]));
+            }
+        }
+    })
+    .await;
+    let (connection, _) = Connection::open(&address, hello(), patient()).await.unwrap();
+    let (late, mut heard) = mpsc::unbounded_channel();
+    let hears = |name: &'static str| {
+        let late = late.clone();
+        move |reply: Reply| late.send((name, reply)).unwrap()
+    };
+    // One whose deadline has come, and one that is dropped while it waits.
+    let past = connection.call_or(&numbered(0), Instant::now(), hears("late")).await;
+    assert!(matches!(past, Err(CallError::Timeout { .. })), "{past:?}");
+    let request = numbered(0);
+    let dropped = connection.call_or(&request, patient(), hears("dropped"));
+    assert!(tokio::time::timeout(Duration::ZERO, dropped).await.is_err());
+    go.send_replace(true);
+    for name in ["late", "dropped"] {
+        assert_eq!(heard.recv().await, Some((name, Reply::ViewsBegun(vec![true]))));
+    }
+    // One that is answered in time is nobody else's business.
+    let reply = connection.call_or(&numbered(0), patient(), hears("in time")).await.unwrap();
+    assert_eq!(reply, Reply::ViewsBegun(vec![true]));
+    assert!(heard.try_recv().is_err());
+}
+
+#[tokio::test]
 async fn a_stalled_peer_ends_the_connection_at_the_deadline() {
     let (address, _task) = rude(async |mut stream| {
         let_in(&mut stream).await;

@@ -7,8 +7,8 @@ use rustix::rand::{GetRandomFlags, getrandom};
 
 /// Which machine this is. Two processes with the same answer can hope to share memory.
 ///
-/// The name alone would not do: clones of one image have the same one. The boot id alone would not tell people
-/// anything.
+/// The name alone would not do: clones of one image have the same one. The boot id alone would not tell
+/// people anything.
 #[must_use]
 pub fn identity() -> String {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
@@ -28,8 +28,8 @@ pub fn label() -> String {
     format!("{}:{}", name(), std::process::id())
 }
 
-/// A number that nobody can guess and that is never zero. Asked of the kernel each time, so that a forked child
-/// does not draw what its parent draws.
+/// A number that nobody can guess and that is never zero. Asked of the kernel each time, so that a forked
+/// child does not draw what its parent draws.
 pub fn draw() -> io::Result<u64> {
     loop {
         let mut bytes = [0; 8];

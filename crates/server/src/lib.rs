@@ -10,8 +10,8 @@
 //! A core is behind one mutex. Whoever brings an event locks, lets the core decide, carries out what touches
 //! memory or must stay in order, unlocks, and then sends the answers.
 //!
-//! **Invariant:** no lock is held across an await. **Invariant:** everything that waits has a deadline or ends
-//! with the connection it waits for. **Invariant:** nothing that arrives from outside can panic.
+//! **Invariant:** no lock is held across an await. **Invariant:** everything that waits has a deadline or
+//! ends with the connection it waits for. **Invariant:** nothing that arrives from outside can panic.
 
 pub mod config;
 pub mod host;

@@ -150,7 +150,8 @@ fn is_stranger(peer: Peer) -> bool {
     matches!(peer, Peer::Unix { uid, .. } if uid != own && uid != 0)
 }
 
-/// A host that vanished without a word is to be noticed; a process that is merely stopped keeps its connection.
+/// A host that vanished without a word is to be noticed; a process that is merely stopped keeps its
+/// connection.
 fn keep_alive(stream: &Stream) {
     if !matches!(stream.peer(), Peer::Tcp(_)) {
         return;

@@ -1,8 +1,8 @@
 //! Every number of the master that can be watched, in one place.
 //!
-//! Names that Mooncake has are kept, so that its dashboards work: they begin with `master_`, `segment_` and the
-//! names of its cache counters. Those of our own begin with `tiffin_`. Gauges are taken from the core when somebody
-//! looks; only what happened in between is counted here.
+//! Names that Mooncake has are kept, so that its dashboards work: they begin with `master_`, `segment_` and
+//! the names of its cache counters. Those of our own begin with `tiffin_`. Gauges are taken from the core
+//! when somebody looks; only what happened in between is counted here.
 
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -214,8 +214,8 @@ pub(crate) fn summary(snapshot: &Snapshot<'_>) -> String {
     let requests: u64 =
         snapshot.counters.ops.iter().map(|op| get(&op.requests) + get(&op.batch_requests)).sum();
     format!(
-        "Mem Storage: {} / {} ({:.1}%) | Keys: {} (soft-pinned: {}) | Clients: {} | Nodes: {} | Requests: {} | \
-         Evicted: {} keys, {} | Epoch: {} | Up: {}\n",
+        "Mem Storage: {} / {} ({:.1}%) | Keys: {} (soft-pinned: {}) | Clients: {} | Nodes: {} | \
+         Requests: {} | Evicted: {} keys, {} | Epoch: {} | Up: {}\n",
         shown(allocated(&total)),
         shown(total.capacity),
         percent(allocated(&total), total.capacity),

@@ -1,8 +1,8 @@
 //! A master and a node in one process.
 //!
-//! [`Embedded`] is a store inside a program: it is reached over Unix sockets only, by this process, its children
-//! and other processes of the same user on this machine. [`Up`] is the store that `tiffin up` starts, for people who
-//! want one on their machine at once.
+//! [`Embedded`] is a store inside a program: it is reached over Unix sockets only, by this process, its
+//! children and other processes of the same user on this machine. [`Up`] is the store that `tiffin up`
+//! starts, for people who want one on their machine at once.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -149,7 +149,7 @@ impl World {
                 Effect::Reply(conn, _, reply) if conn.0 >= AUDITOR => self.audit = Some(reply),
                 Effect::Reply(conn, id, reply) => self.send_reply(conn, Way::Down, id, &reply),
                 Effect::Ask(conn, id, request) => self.send_request(conn, Way::Down, id, &request),
-                Effect::Disconnect(conn) => self.server_hangs_up(conn),
+                Effect::Disconnect(conn) => self.disconnect(conn),
                 Effect::Notice(notice) => self.notice(&notice),
             }
         }

@@ -158,7 +158,14 @@ impl World {
         }
     }
 
-    /// The server closes: what it said before still arrives.
+    /// The server wants a connection closed. What arrives before that is done is still heard.
+    pub(crate) fn disconnect(&mut self, id: ConnId) {
+        let delay = self.chance.below(60);
+        self.at(self.now + delay, Event::ServerCloses(id));
+        self.at(self.now + delay, Event::CallerCloses(id));
+    }
+
+    /// The server is gone: what it said before still arrives.
     pub(crate) fn server_hangs_up(&mut self, id: ConnId) {
         let delay = self.chance.below(20);
         let now = self.now;

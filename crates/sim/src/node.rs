@@ -221,7 +221,7 @@ impl World {
                         self.send_reply(link, Way::Up, id, &reply);
                     }
                 }
-                Effect::Disconnect(conn) => self.server_hangs_up(conn),
+                Effect::Disconnect(conn) => self.disconnect(conn),
                 Effect::Slot { .. } | Effect::Withdraw { .. } | Effect::Heap { .. } => {
                     self.store(segment, effect);
                 }

@@ -98,6 +98,8 @@ struct Cause {
     asked: Vec<Name>,
     lease: bool,
     announced: Vec<Record>,
+    /// By a node that this life of the master knew nothing of: what it holds may be older than what was seen.
+    news: bool,
     /// Objects are being evicted.
     evicting: bool,
 }
@@ -207,7 +209,8 @@ impl Oracle {
                 self.cause.names = replacing.filter_map(name_of).collect();
                 self.deciding.insert((conn, id), (segment, items.clone()));
             }
-            (Request::Announce(Announce { items, .. }), Speaker::Node(_)) => {
+            (Request::Announce(Announce { items, .. }), Speaker::Node(segment)) => {
+                self.cause.news = !self.knows(segment);
                 let names = items.iter().filter_map(|it| record_name(it));
                 self.cause.names = names.collect();
                 self.cause.announced = items.clone();
@@ -350,7 +353,7 @@ impl Oracle {
                 for record in std::mem::take(&mut self.cause.announced) {
                     match refused.contains(&record.hold) {
                         true => self.refuses(segment, &record),
-                        false => self.record(segment, &record),
+                        false => self.taken_in(segment, &record),
                     }
                 }
             }
@@ -379,11 +382,25 @@ impl Oracle {
         self.record(segment, &record);
     }
 
+    fn taken_in(&mut self, segment: SegmentId, record: &Record) {
+        if let Some(name) = record_name(record).filter(|_| self.cause.news) {
+            self.newest.insert(name, record.generation);
+            self.seen(name, record.generation).gone = false;
+        }
+        self.record(segment, record);
+    }
+
     /// An object is known to lie somewhere.
     fn record(&mut self, segment: SegmentId, record: &Record) {
         let Some(name) = record_name(record) else { return };
         let value = self.written.get(&(segment, record.hold)).copied();
         self.generation_of.insert((segment, record.hold), record.generation);
+        // Whatever was there before has been replaced.
+        for older in self.of_name.get(&name).into_iter().flatten().filter(|it| **it < record.generation) {
+            if let Some(life) = self.lives.get_mut(older) {
+                life.gone = true;
+            }
+        }
         let life = self.seen(name, record.generation);
         life.pinned |= record.hard_pin;
         if let (None, Some(value)) = (life.value, value) {

@@ -12,6 +12,7 @@ pub const LINE_COLUMNS_MAX: usize = 110;
 
 /// The only places that may contain `unsafe`; each wraps it in a type that cannot be misused.
 pub const UNSAFE_MODULES: &[&str] = &[
+    "crates/client/src/buffers.rs",
     // Asks the kernel for an io_uring, to learn whether there is any.
     "crates/cli/src/doctor/uring.rs",
     // Its test allocator counts what a decoder asks for.

@@ -131,6 +131,17 @@ pub(super) fn master_answers(py: Python<'_>, open: &Open) -> PyResult<bool> {
     Ok(looked.iter().all(|it| matches!(it, Ok(_) | Err(Error::NodeDown { .. }))))
 }
 
+/// The bytes that the client has written and read, by the way they went.
+pub(super) fn traffic(py: Python<'_>, open: &Open) -> PyResult<Vec<(&'static str, (u64, u64))>> {
+    let deadline = Deadline::after(open.call_time);
+    let counted = open.handle.call(py, deadline, async |client| {
+        let counters = client.counters();
+        let ways = [("local", &counters.local), ("shared_memory", &counters.shm), ("tcp", &counters.tcp)];
+        Ok(ways.into_iter().map(|(way, moved)| (way, (moved.written(), moved.read()))).collect())
+    })?;
+    Ok(counted.unwrap_or_default())
+}
+
 /// Asks the client, and gives every item of the batch the same failure where there is no client.
 fn ask<T: Send>(
     py: Python<'_>,

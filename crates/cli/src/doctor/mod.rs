@@ -7,6 +7,7 @@ mod limits;
 mod memory;
 mod ports;
 mod sockets;
+mod trial;
 mod uring;
 
 use bytesize::ByteSize;
@@ -63,7 +64,7 @@ impl Check {
 }
 
 /// Looks at everything.
-pub(crate) fn run(doctor: &Doctor, context: &Context, console: &mut Console) -> Result<i32, Failure> {
+pub(crate) async fn run(doctor: &Doctor, context: &Context, console: &mut Console) -> Result<i32, Failure> {
     let wanted = doctor.memory.or(context.file.storage.memory).unwrap_or(MEMORY_DEFAULT);
     let mut checks = vec![memory::files(), memory::available(wanted.as_u64())];
     checks.extend([sockets::descriptors(), sockets::process_handles()]);
@@ -71,6 +72,7 @@ pub(crate) fn run(doctor: &Doctor, context: &Context, console: &mut Console) -> 
     checks.extend([memory::huge_pages(), memory::transparent_huge_pages(), memory::shm_folder()]);
     checks.push(uring::check());
     checks.extend(ports::check());
+    checks.push(trial::check().await);
     let works = checks.iter().all(|check| check.verdict != Verdict::Missing);
     if console.json {
         console.value(&json!({ "works": works, "checks": checks }))?;

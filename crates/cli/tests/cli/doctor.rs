@@ -9,7 +9,9 @@ fn the_doctor_gives_a_verdict_on_everything_and_a_hint_where_it_is_needed() {
     let found = ran(command, b"");
     let report: serde_json::Value = serde_json::from_slice(&found.stdout).unwrap();
     let checks = report["checks"].as_array().unwrap();
-    for name in ["shared memory", "descriptors", "process handles", "io_uring", "locked memory", "memory"] {
+    for name in
+        ["shared memory", "descriptors", "process handles", "io_uring", "locked memory", "memory", "a store"]
+    {
         assert!(checks.iter().any(|check| check["name"] == name), "{name}: {report}");
     }
     for check in checks {

@@ -9,6 +9,7 @@ use super::{
     Master, Wait,
     catalog::{NewObject, NodeIndex, ObjectIndex},
     confirm::Answer,
+    members::Standing,
     refuse,
 };
 use crate::{
@@ -73,8 +74,13 @@ impl Master {
                 replicas.push((node, location.hold()));
             }
         }
-        if let Some(member) = self.members.get_mut(home) {
-            member.told.insert(item.hold);
+        // A node that is joining may announce before it hears of this.
+        for (node, hold) in &replicas {
+            if let Some(member) = self.members.get_mut(*node)
+                && member.standing == Standing::Joining
+            {
+                member.told.insert(*hold);
+            }
         }
         for &(node, hold) in &replicas {
             self.room.end_grant(node, hold);
@@ -82,6 +88,16 @@ impl Master {
         let existing = self.catalog.find(namespace, &item.key);
         let existing = existing.and_then(|index| Some((index, self.catalog.get(index)?)));
         let mut old = Vec::new();
+        let abort = |replicas: Vec<(NodeIndex, Hold)>, others: &mut Others| {
+            for (node, hold) in replicas.into_iter().skip(1) {
+                others.entry(node).or_default().0.abort.push(hold);
+            }
+        };
+        if self.members.get(home).is_some_and(|it| it.retiring.contains(&item.hold)) {
+            // The node asks again about what was stored and taken away meanwhile; it has not heard of that yet.
+            abort(replicas, others);
+            return (CommitOutcome::Stale, old);
+        }
         let mut outcome: fn(Generation) -> CommitOutcome = CommitOutcome::Stored;
         if let Some((index, object)) = existing {
             if object.replicas().any(|replica| replica == (home, item.hold)) {
@@ -90,9 +106,7 @@ impl Master {
             }
             if item.options.on_exists == OnExists::Keep {
                 let generation = object.generation();
-                for (node, hold) in replicas.into_iter().skip(1) {
-                    others.entry(node).or_default().0.abort.push(hold);
-                }
+                abort(replicas, others);
                 return (CommitOutcome::Exists(generation), old);
             }
             outcome = CommitOutcome::Replaced;

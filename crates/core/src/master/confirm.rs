@@ -217,7 +217,12 @@ impl Master {
             for holds in holds.chunks(RETIRE_HOLDS_MAX) {
                 let request = Request::Retire(Retire { holds: holds.to_vec() });
                 match self.ask(node, request, Wait::Retire(holds.to_vec(), op)) {
-                    Some(id) => _ = asked.insert(id, node),
+                    Some(id) => {
+                        asked.insert(id, node);
+                        if let Some(member) = self.members.get_mut(node) {
+                            member.retiring.extend(holds);
+                        }
+                    }
                     None => self.owe(node, holds),
                 }
             }
@@ -225,7 +230,15 @@ impl Master {
         asked
     }
 
-    pub(super) fn confirmed(&mut self, id: RequestId, op: Option<OpId>) {
+    /// A node has taken replicas away.
+    pub(super) fn retired(&mut self, node: NodeIndex, id: RequestId, holds: &[Hold], op: Option<OpId>) {
+        if let Some(member) = self.members.get_mut(node) {
+            holds.iter().for_each(|hold| _ = member.retiring.remove(hold));
+        }
+        self.confirmed(id, op);
+    }
+
+    fn confirmed(&mut self, id: RequestId, op: Option<OpId>) {
         let Some(op) = op else { return };
         let Some(Op::Confirm(confirming)) = self.ops.get_mut(&op) else { return };
         confirming.outstanding.remove(&id);
@@ -290,6 +303,7 @@ impl Master {
 
     fn owe(&mut self, node: NodeIndex, holds: &[Hold]) {
         if let Some(member) = self.members.get_mut(node) {
+            holds.iter().for_each(|hold| _ = member.retiring.remove(hold));
             member.owed.extend(holds);
         }
     }

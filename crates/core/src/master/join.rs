@@ -3,6 +3,8 @@
 //! **Invariant:** a node that was declared lost in this life of the master comes back empty: names that it
 //! still holds may have been deleted meanwhile, and nobody kept a list for it.
 
+use std::collections::BTreeSet;
+
 use super::{
     Effect, Master, Notice, Party, Wait,
     catalog::{LabelIndex, NewObject, NodeIndex, ObjectIndex},
@@ -19,8 +21,8 @@ impl Master {
     pub(super) fn register(&mut self, conn: ConnId, register: Register) -> Reply {
         let known = self.members.find(register.info.segment);
         let same_life = register.epoch == self.config.epoch;
-        let discard = known.is_none() && same_life && !sabotaged!(self.config.sabotage, BelieveTheLost);
-        if discard {
+        let was_lost = known.is_none() && same_life && !sabotaged!(self.config.sabotage, BelieveTheLost);
+        if was_lost {
             self.effects.push_back(Effect::Notice(Notice::NodeDiscarded(register.info.name.clone())));
         }
         let node = match known {
@@ -32,8 +34,10 @@ impl Master {
                 standing: Standing::Joining,
                 conn: Some(conn),
                 heard: self.now,
+                retiring: BTreeSet::new(),
                 owed: Vec::new(),
-                told: std::collections::BTreeSet::new(),
+                discard: was_lost,
+                told: BTreeSet::new(),
                 from_earlier_life: !same_life || sabotaged!(self.config.sabotage, BelieveTheLost),
             }),
         };
@@ -41,7 +45,9 @@ impl Master {
             return refuse(Reason::Busy, "the master has as many nodes as it can have");
         };
         self.parties.insert(conn, Party::Node(Some(node)));
-        let owed = self.members.get_mut(node).map(|it| std::mem::take(&mut it.owed)).unwrap_or_default();
+        // The answer may be lost: it is owed until the node announces, which it does after it has retired.
+        let owes = self.members.get(node).map(|it| (it.discard, it.owed.clone()));
+        let (discard, owed) = owes.unwrap_or_default();
         let retire = if sabotaged!(self.config.sabotage, ForgetOwedRetires) { Vec::new() } else { owed };
         Reply::Registered(Registered { epoch: self.config.epoch, discard, retire })
     }
@@ -63,6 +69,10 @@ impl Master {
 
     pub(super) fn announce(&mut self, node: NodeIndex, announce: Announce) -> Reply {
         self.hear(node);
+        if let Some(member) = self.members.get_mut(node) {
+            member.owed.clear();
+            member.discard = false;
+        }
         let mut retire = Vec::new();
         for record in announce.items {
             let hold = record.hold;

@@ -37,8 +37,12 @@ pub(super) struct Member {
     pub(super) usage: Usage,
     /// What is free as far as the master can tell: what the node said last, less what was asked for since.
     pub(super) free: u64,
+    /// Retires that it was asked for and has not confirmed yet.
+    pub(super) retiring: BTreeSet<Hold>,
     /// Retires that it must apply before it is used again.
     pub(super) owed: Vec<Hold>,
+    /// It had been declared lost, so it must retire everything before it is used again.
+    pub(super) discard: bool,
     /// While it is joining: the objects it told of.
     pub(super) told: BTreeSet<Hold>,
     /// It belonged to an earlier life of the master, so what it holds may be news.

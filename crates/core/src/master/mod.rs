@@ -429,9 +429,9 @@ impl Master {
                 self.allocated(node, op, &items, allocated);
             }
             (Wait::Allocate(op, items), _) => self.not_allocated(node, op, &items),
-            (Wait::Retire(_, op), Reply::Settled(settled)) => {
+            (Wait::Retire(holds, op), Reply::Settled(settled)) => {
                 self.report(node, settled.usage);
-                self.confirmed(id, op);
+                self.retired(node, id, &holds, op);
             }
             (Wait::Settle(replicas), Reply::Settled(settled)) => {
                 self.report(node, settled.usage);

@@ -55,7 +55,9 @@ mod tests {
             heard: Tick(0),
             usage: Usage::default(),
             free,
+            retiring: Default::default(),
             owed: vec![],
+            discard: false,
             told: Default::default(),
             from_earlier_life: false,
         }

@@ -17,6 +17,8 @@ use crate::{
 
 /// Objects that one page may look at, so that a listing never stalls the others for long.
 const LIST_SCAN_MAX: usize = 1 << 16;
+/// Bytes of keys after which a page ends: keys may be long, messages may not.
+const LIST_BYTES_MAX: usize = 8 << 20;
 /// Bytes that a compiled regular expression may take.
 const REGEX_BYTES_MAX: usize = 1 << 20;
 
@@ -114,15 +116,17 @@ impl Master {
         };
         let limit = (list.limit as usize).clamp(1, BATCH_ITEMS_MAX);
         let mut items = Vec::new();
+        let mut bytes = 0;
         let cursor = self.catalog.page(list.cursor, LIST_SCAN_MAX, |_, object| {
             let pins = |owner: &String| object.marks().is_some_and(|it| it.pins.contains(owner));
             let wanted = list.pinned_by.as_ref().is_none_or(pins);
             if object.namespace() != namespace || !wanted || !matcher.matches(object.key()) {
                 return true;
             }
-            if items.len() == limit {
+            if items.len() == limit || bytes >= LIST_BYTES_MAX {
                 return false;
             }
+            bytes += object.key().as_bytes().len();
             items.push(list_item(object));
             true
         });

@@ -21,6 +21,12 @@ struct Client {
     views: BTreeMap<Hold, u32>,
 }
 
+impl Client {
+    fn holds_nothing(&self) -> bool {
+        self.reservations.is_empty() && self.views.is_empty()
+    }
+}
+
 /// All clients that are connected, map the memory, or hold something.
 #[derive(Debug, Default)]
 pub(super) struct Clients {
@@ -96,7 +102,17 @@ impl Clients {
 
     /// The reservation became an object or was given back; `false` if the client had none such.
     pub(super) fn unreserved(&mut self, client: ClientId, hold: Hold) -> bool {
-        self.clients.get_mut(&client).is_some_and(|it| it.reservations.remove(&hold))
+        let had = self.clients.get_mut(&client).is_some_and(|it| it.reservations.remove(&hold));
+        // One that never came here leaves no trace.
+        if self.unreachable(client) && self.clients.get(&client).is_some_and(Client::holds_nothing) {
+            self.clients.remove(&client);
+        }
+        had
+    }
+
+    /// Clients that hold something and that nobody here has seen, or will see go.
+    pub(super) fn unreachable_ones(&self) -> Vec<ClientId> {
+        self.clients.keys().copied().filter(|it| self.unreachable(*it)).collect()
     }
 
     /// What the client has reserved, apart from what it says it knows of.
@@ -163,6 +179,15 @@ mod tests {
         assert!(!clients.unreachable(WHO));
         clients.unmap(WHO);
         assert!(clients.unreachable(WHO));
+    }
+
+    #[test]
+    fn a_client_that_never_came_is_forgotten_with_its_last_reservation() {
+        let mut clients = Clients::default();
+        clients.reserved(WHO, HOLD);
+        assert_eq!(clients.unreachable_ones(), [WHO]);
+        assert!(clients.unreserved(WHO, HOLD));
+        assert_eq!(clients.count(), 0);
     }
 
     #[test]

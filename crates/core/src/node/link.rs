@@ -85,6 +85,11 @@ impl Link {
 
 impl Node {
     pub(super) fn linked(&mut self, info: NodeInfo) {
+        // Room for clients that never came may have been found for nobody: the answer may be lost with the old
+        // link, and so may be the hint that they are gone. Whoever comes after all is told so, and asks anew.
+        for client in self.clients.unreachable_ones() {
+            self.strip(client);
+        }
         let id = self.link.next_id();
         self.link.stage = Stage::Registering(id);
         let register = Register { info, usage: self.slots.usage(), epoch: self.link.epoch };

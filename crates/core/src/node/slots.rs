@@ -22,6 +22,8 @@ use crate::{
 const STAMPS_PER_MARK: u64 = 1 << 16;
 /// Extents that a slot holds itself; more of them spill into the heap.
 pub const EXTENTS_INLINE: usize = 2;
+/// The mean length of the names on a page of the inventory: keys may be long, messages may not.
+const NAME_BYTES_MEAN_MAX: usize = 1 << 10;
 /// What one spilled extent costs in the heap.
 const EXTENT_BYTES: u64 = 16;
 
@@ -188,6 +190,13 @@ impl Slots {
         self.get(hold).filter(|it| it.state == SlotState::Committed).map(|it| it.generation)
     }
 
+    /// Whether the master is being asked about this use of the slot, under this name.
+    pub(super) fn is_prepared_as(&self, hold: Hold, namespace: &str, key: &Key) -> bool {
+        let prepared = self.get(hold).filter(|it| it.state == SlotState::Prepared);
+        let identity = prepared.and_then(|it| it.identity.as_deref());
+        identity.is_some_and(|it| it.namespace == namespace && it.key == *key)
+    }
+
     /// Whatever use of the slot stands now.
     pub(super) fn current(&self, slot: SlotId) -> Option<Hold> {
         let stamp = self.slots.get(slot.0 as usize)?.as_ref()?.stamp;
@@ -235,16 +244,19 @@ impl Slots {
         effects: &mut VecDeque<Effect>,
     ) -> bool {
         let Some(slot) = self.get_mut(hold) else { return false };
-        if slot.state == SlotState::Committed {
-            return slot.generation == generation;
+        let before = std::mem::replace(&mut slot.state, SlotState::Committed);
+        if before == SlotState::Committed && slot.generation == generation {
+            return true;
         }
-        slot.state = SlotState::Committed;
+        // A later life of the master, which was asked again, may have named it anew.
         slot.generation = generation;
         let room = room(&slot.extents);
         effects.push_back(Effect::Slot { slot: hold.slot, record: record(slot) });
-        self.granted -= room;
-        self.committed += room;
-        self.objects += 1;
+        if before != SlotState::Committed {
+            self.granted -= room;
+            self.committed += room;
+            self.objects += 1;
+        }
         true
     }
 
@@ -314,15 +326,19 @@ impl Slots {
         cut(&self.get(hold)?.extents, offset, len)
     }
 
-    /// Committed objects from `first` on, at most `count`, and where to go on.
+    /// Committed objects from `first` on, at most `count` and as many bytes of names as fit a message of that
+    /// many, and where to go on.
     pub(super) fn inventory(&self, first: usize, count: usize) -> (Vec<Record>, Option<usize>) {
         let mut records = Vec::new();
+        let mut bytes = 0;
+        let bytes_max = count.saturating_mul(NAME_BYTES_MEAN_MAX);
         for (index, slot) in self.slots.iter().enumerate().skip(first) {
-            if records.len() == count {
+            if records.len() == count || bytes >= bytes_max {
                 return (records, Some(index));
             }
             let Some(slot) = slot.as_ref().filter(|it| it.state == SlotState::Committed) else { continue };
             let Some(identity) = &slot.identity else { continue };
+            bytes += identity.namespace.len() + identity.key.as_bytes().len();
             records.push(Record {
                 hold: Hold { slot: SlotId(index as u32), stamp: slot.stamp },
                 namespace: identity.namespace.clone(),

@@ -8,8 +8,8 @@
 //! memory = "8GiB"
 //! ```
 //!
-//! One file serves every process of a site; each takes its own table. A key that no setting has is refused, in
-//! the tables of others too: what is ignored today is missed at night.
+//! One file serves every process of a site; each takes its own table. A key that no setting has is refused,
+//! in the tables of others too: what is ignored today is missed at night.
 
 use std::fmt::Display;
 use std::io::Read;
@@ -94,7 +94,7 @@ where
 pub(super) fn duration<'de, D: Deserializer<'de>>(value: D) -> Result<Option<Duration>, D::Error> {
     let text = String::deserialize(value)?;
     humantime::parse_duration(&text).map(Some).map_err(|error| {
-        D::Error::custom(format!("`{text}` is not a duration such as `500ms`, `10s` or `5m`: {error}"))
+        D::Error::custom(format!("`{text}` is no duration such as `500ms` or `10s`: {error}"))
     })
 }
 

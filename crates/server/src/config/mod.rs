@@ -1,11 +1,11 @@
 //! Every setting, declared once.
 //!
-//! A field is a flag (`--lease-ttl 5s`), an environment variable (`TIFFIN_MASTER_LEASE_TTL=5s`) and a key of the
-//! settings file (`lease_ttl = "5s"` under `[master]`), with that precedence and the default behind it. The
-//! page `docs/settings.md` is generated from what stands here ([`page`]).
+//! A field is a flag (`--lease-ttl 5s`), an environment variable (`TIFFIN_MASTER_LEASE_TTL=5s`) and a key of
+//! the settings file (`lease_ttl = "5s"` under `[master]`), with that precedence and the default behind it.
+//! The page `docs/settings.md` is generated from what stands here ([`page`]).
 //!
-//! `…Args` are settings as somebody wrote them, each of which may be missing. `…Config` are the same once they
-//! were checked: nothing in them is missing or senseless.
+//! `…Args` are settings as somebody wrote them, each of which may be missing. `…Config` are the same once
+//! they were checked: nothing in them is missing or senseless.
 
 mod file;
 pub mod nearest;
@@ -60,8 +60,8 @@ pub struct CommonArgs {
     #[serde(skip)]
     pub config: Option<PathBuf>,
 
-    /// The shared secret. With one, who does not show it is sent away; without one, servers listen on loopback
-    /// addresses only. Default: none.
+    /// The shared secret. With one, who does not show it is sent away; without one, servers listen on
+    /// loopback addresses only. Default: none.
     #[arg(long, env = "TIFFIN_TOKEN", value_name = "SECRET", hide_env_values = true, global = true)]
     pub token: Option<String>,
 
@@ -101,7 +101,8 @@ pub struct MasterArgs {
     pub state_dir: Option<PathBuf>,
 
     /// How long an object that was looked up is kept from eviction. Default: `10s`.
-    #[arg(long, env = "TIFFIN_MASTER_LEASE_TTL", value_name = "TIME", value_parser = humantime::parse_duration)]
+    #[arg(long, env = "TIFFIN_MASTER_LEASE_TTL", value_name = "TIME")]
+    #[arg(value_parser = humantime::parse_duration)]
     #[serde(deserialize_with = "file::duration")]
     pub lease_ttl: Option<Duration>,
 
@@ -115,7 +116,8 @@ pub struct MasterArgs {
     #[serde(deserialize_with = "file::duration")]
     pub silence: Option<Duration>,
 
-    /// A node whose connection has been closed for this long is lost, and its objects with it. Default: `10s`.
+    /// A node whose connection has been closed for this long is lost, and its objects with it. Default:
+    /// `10s`.
     #[arg(long, env = "TIFFIN_MASTER_AWAY", value_name = "TIME", value_parser = humantime::parse_duration)]
     #[serde(deserialize_with = "file::duration")]
     pub away: Option<Duration>,
@@ -147,7 +149,8 @@ pub struct StorageArgs {
     #[arg(long, env = "TIFFIN_NODE_ADVERTISE", value_name = "HOST")]
     pub advertise: Option<String>,
 
-    /// Whether processes of this machine may map the memory instead of copying through sockets. Default: `on`.
+    /// Whether processes of this machine may map the memory instead of copying through sockets. Default:
+    /// `on`.
     #[arg(long, env = "TIFFIN_NODE_SHARED_MEMORY", value_name = "SWITCH")]
     pub shared_memory: Option<Switch>,
 }
@@ -206,7 +209,8 @@ pub struct ClientArgs {
     #[serde(deserialize_with = "file::duration")]
     pub timeout: Option<Duration>,
 
-    /// Whether the memory of nodes on this machine is mapped instead of copied through sockets. Default: `on`.
+    /// Whether the memory of nodes on this machine is mapped instead of copied through sockets. Default:
+    /// `on`.
     #[arg(long, env = "TIFFIN_CLIENT_SHARED_MEMORY", value_name = "SWITCH")]
     pub shared_memory: Option<Switch>,
 }
@@ -318,8 +322,9 @@ pub enum ConfigError {
     },
     /// Anybody could come in.
     #[error(
-        "{name} is `{address}`, which other machines can reach, and there is no token: anybody could come in\n\n\
-         hint: set a token (`--token` or TIFFIN_TOKEN) here and on every client and node, or listen on 127.0.0.1"
+        "{name} is `{address}`, which other machines can reach, and there is no token: anybody could come \
+         in\n\nhint: set a token (`--token` or TIFFIN_TOKEN) here and on every client and node, or listen on \
+         127.0.0.1"
     )]
     Exposed {
         /// The setting.
@@ -360,7 +365,8 @@ pub struct MasterConfig {
     pub away: Duration,
     /// See [`MasterArgs::evict_soft_pinned`].
     pub evict_soft_pinned: bool,
-    /// Listen where other machines can reach it even without a token. Only `mooncake_master` does, as Mooncake's.
+    /// Listen where other machines can reach it even without a token. Only `mooncake_master` does, as
+    /// Mooncake's.
     pub exposed: bool,
 }
 
@@ -383,7 +389,8 @@ pub struct NodeConfig {
     pub shared_memory: bool,
     /// The shared secret, both shown to the master and expected of clients; empty for none.
     pub token: String,
-    /// Listen where other machines can reach it even without a token. Only for stores that stand in for Mooncake's.
+    /// Listen where other machines can reach it even without a token. Only for stores that stand in for
+    /// Mooncake's.
     pub exposed: bool,
 }
 
@@ -420,9 +427,10 @@ pub struct LogConfig {
     pub format: LogFormat,
 }
 
-macro_rules! first_of {
-    ($type:ident { $given:ident, $file:ident } $($field:ident),+) => {
-        $type { $($field: $given.$field.or($file.$field),)+ ..$type::default() }
+/// Takes from the file what was not given.
+macro_rules! fill {
+    ($given:ident from $said:ident: $($field:ident),+) => {
+        $($given.$field = $given.$field.or($said.$field);)+
     };
 }
 
@@ -433,10 +441,9 @@ impl CommonArgs {
             Some(path) => SettingsFile::read(path)?,
             None => SettingsFile::default(),
         };
-        let (given, said) = (self, file.common.clone());
-        let config = given.config.clone();
-        let merged = first_of!(CommonArgs { given, said } token, log_level, log_format);
-        Ok((Self { config, ..merged }, file))
+        let (mut args, said) = (self, file.common.clone());
+        fill!(args from said: token, log_level, log_format);
+        Ok((args, file))
     }
 
     /// The token, checked; empty for none.
@@ -473,13 +480,12 @@ impl CommonArgs {
 impl MasterArgs {
     /// Flags and environment first, then the file, then the defaults; checked.
     pub fn resolve(self, common: &CommonArgs, file: &SettingsFile) -> Result<MasterConfig, ConfigError> {
-        let xdg = self.xdg_state_home.clone();
-        let (given, said) = (self, file.master.clone());
-        let args = first_of!(MasterArgs { given, said }
-            listen, http, metadata_http, state_dir, lease_ttl, lease_mode, silence, away, evict_soft_pinned);
+        let (mut args, said) = (self, file.master.clone());
+        fill!(args from said: listen, http, metadata_http, state_dir);
+        fill!(args from said: lease_ttl, lease_mode, silence, away, evict_soft_pinned);
         let state_dir = match args.state_dir {
             Some(folder) => folder,
-            None => default_state_dir(xdg)?,
+            None => default_state_dir(args.xdg_state_home)?,
         };
         let http = args.http.unwrap_or(OffOr::Value(fixed(HTTP_DEFAULT)));
         let config = MasterConfig {
@@ -504,8 +510,8 @@ impl NodeArgs {
     /// Flags and environment first, then the file, then the defaults; checked.
     pub fn resolve(self, common: &CommonArgs, file: &SettingsFile) -> Result<NodeConfig, ConfigError> {
         let storage = self.storage.clone().over(file);
-        let (given, said) = (self, file.node.clone());
-        let args = first_of!(NodeArgs { given, said } master, listen, data_listen);
+        let (mut args, said) = (self, file.node.clone());
+        fill!(args from said: master, listen, data_listen);
         let config = NodeConfig {
             master: args.master.unwrap_or_else(|| fixed(LISTEN_DEFAULT)),
             listen: Some(args.listen.unwrap_or_else(|| fixed(NODE_LISTEN_DEFAULT))),
@@ -519,8 +525,9 @@ impl NodeArgs {
 
 impl StorageArgs {
     fn over(self, file: &SettingsFile) -> Self {
-        let (given, said) = (self, file.storage.clone());
-        first_of!(StorageArgs { given, said } memory, name, advertise, shared_memory)
+        let (mut args, said) = (self, file.storage.clone());
+        fill!(args from said: memory, name, advertise, shared_memory);
+        args
     }
 
     fn node(self, common: &CommonArgs) -> Result<NodeConfig, ConfigError> {
@@ -551,8 +558,8 @@ impl UpArgs {
 impl ClientArgs {
     /// Flags and environment first, then the file, then the defaults; checked.
     pub fn resolve(self, common: &CommonArgs, file: &SettingsFile) -> Result<ClientConfig, ConfigError> {
-        let (given, said) = (self, file.client.clone());
-        let args = first_of!(ClientArgs { given, said } master, namespace, timeout, shared_memory);
+        let (mut args, said) = (self, file.client.clone());
+        fill!(args from said: master, namespace, timeout, shared_memory);
         let config = ClientConfig {
             master: args.master.unwrap_or_else(|| fixed(LISTEN_DEFAULT)),
             namespace: args.namespace.unwrap_or_else(|| NAMESPACE_DEFAULT.to_owned()),

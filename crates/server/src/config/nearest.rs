@@ -12,8 +12,8 @@ pub fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) ->
     (best.0 <= distance_max(word.chars().count())).then_some(best.1)
 }
 
-/// How many letters must be inserted, removed, replaced or swapped with their neighbour to make one word of the
-/// other.
+/// How many letters must be inserted, removed, replaced or swapped with their neighbour to make one word of
+/// the other.
 fn distance(left: &str, right: &str) -> usize {
     let right: Vec<char> = right.chars().collect();
     let mut before: Vec<usize> = Vec::new();

@@ -20,10 +20,11 @@ struct Section {
 pub fn render() -> String {
     let mut page = String::from(
         "# Settings\n\n\
-         This page is generated from the declarations in `crates/server/src/config`; `make docs` writes it anew.\n\n\
+         This page is generated from the declarations in `crates/server/src/config`; `make docs` writes it \
+         anew.\n\n\
          A setting is a flag, an environment variable and a key of the settings file. The flag wins over the \
-         variable, the variable over the file, the file over the default. The file is TOML and named by `--config`; \
-         one file may serve every process of a site. Unknown keys are refused.\n\n\
+         variable, the variable over the file, the file over the default. The file is TOML and named by \
+         `--config`; one file may serve every process of a site. Unknown keys are refused.\n\n\
          Sizes are written like `8GiB` or `500MB`, times like `500ms`, `10s` or `5m`, addresses like \
          `host:port` or `[ipv6]:port`.\n\n\
          ```toml\n\
@@ -63,8 +64,8 @@ fn sections() -> Vec<Section> {
         },
         Section {
             title: "`tiffin up`",
-            about: "A master and a node in one process; in the file, it reads `[master]` and `[node]`. The node \
-                    listens on the master's host.",
+            about: "A master and a node in one process; in the file, it reads `[master]` and `[node]`. The \
+                    node listens on the master's host.",
             table: "",
             command: of::<UpArgs>(),
         },
@@ -80,7 +81,7 @@ fn sections() -> Vec<Section> {
 fn write_section(page: &mut String, section: &Section) -> std::fmt::Result {
     write!(page, "\n## {}\n", section.title)?;
     if !section.about.is_empty() {
-        write!(page, "{}\n", section.about)?;
+        writeln!(page, "{}", section.about)?;
     }
     if section.title == "`tiffin up`" {
         return write_names(page, section);

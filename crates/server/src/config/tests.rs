@@ -151,7 +151,7 @@ fn values_that_are_none_are_refused_with_their_line() {
         "",
         "\n[master]\nlease_ttl = 'soon'\n",
         &expect![[r#"
-            error: `tiffin.toml`, line 3: `soon` is not a duration such as `500ms`, `10s` or `5m`: expected number at 0
+            error: `tiffin.toml`, line 3: `soon` is no duration such as `500ms` or `10s`: expected number at 0
 
             hint: `docs/settings.md` lists every setting with an example"#]],
     );

@@ -70,8 +70,10 @@ async fn metrics(State(shared): Server) -> Response {
 }
 
 async fn health() -> Response {
-    let value = json!({"status": "ok", "role": "leader", "ha_state": "serving", "service_ready": true, "leader_address": null,
-        "view_version": null});
+    let value = json!({
+        "status": "ok", "role": "leader", "ha_state": "serving", "service_ready": true,
+        "leader_address": null, "view_version": null,
+    });
     answer(StatusCode::OK, &value)
 }
 
@@ -94,7 +96,8 @@ async fn segments_detail(State(shared): Server) -> Response {
             "name": node.info.name, "segment": node.info.segment.to_string(), "alive": node.alive,
             "capacity": node.usage.capacity, "used": allocated(&node.usage), "free": node.usage.free,
             "granted": node.usage.granted, "committed": node.usage.committed, "held": node.usage.held,
-            "objects": node.usage.objects, "owed": node.owed, "requests": node.info.tcp, "bytes": node.info.data,
+            "objects": node.usage.objects, "owed": node.owed, "requests": node.info.tcp,
+            "bytes": node.info.data,
         })
     });
     answer(StatusCode::OK, &Value::Array(nodes.collect()))
@@ -204,8 +207,8 @@ fn by_segment(resolved: &Resolved) -> BTreeMap<u64, &NodeInfo> {
     resolved.nodes.iter().map(|node| (node.segment.0, node)).collect()
 }
 
-/// Where each replica lies, in the shape of Mooncake's buffer descriptors. An address in a node's memory means
-/// nothing outside it, so the slot and its stamp stand for it.
+/// Where each replica lies, in the shape of Mooncake's buffer descriptors. An address in a node's memory
+/// means nothing outside it, so the slot and its stamp stand for it.
 fn descriptors(found: &Found, nodes: &BTreeMap<u64, &NodeInfo>) -> Vec<Value> {
     let describe = |location: &Location| {
         let node = nodes.get(&location.segment.0);

@@ -1,8 +1,8 @@
 //! Pages for people and their tools, over HTTP.
 //!
 //! **Invariant:** at most [`CONNECTIONS_MAX`] connections are open, and one on which nothing is said for
-//! [`IDLE_TIME_MAX`] is closed. **Invariant:** with a token set, nothing but `/health` is told to who does not show
-//! it.
+//! [`IDLE_TIME_MAX`] is closed. **Invariant:** with a token set, nothing but `/health` is told to who does
+//! not show it.
 
 pub(crate) mod master;
 pub(crate) mod metadata;

@@ -1,7 +1,7 @@
 //! Which life of the master this is: a number in a synced file that each start makes larger.
 //!
-//! **Invariant:** no two lives that share a folder have the same epoch, and a later one has a larger one, because
-//! the number is on the disk before anybody hears of it.
+//! **Invariant:** no two lives that share a folder have the same epoch, and a later one has a larger one,
+//! because the number is on the disk before anybody hears of it.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -23,8 +23,8 @@ const LOCK_TIME_MAX: Duration = Duration::from_secs(5);
 const LOCK_PAUSE: Duration = Duration::from_millis(20);
 
 const HINT_WRITABLE: &str = "choose a folder that this user may write to, with `--state-dir`";
-const HINT_DAMAGED: &str = "the file `epoch` in it must hold one number; if it is lost, write one larger than \
-                            every epoch in the master's log";
+const HINT_DAMAGED: &str = "the file `epoch` in it must hold one number; if it is lost, write \
+                            one larger than every epoch in the master's log";
 const HINT_LOCKED: &str =
     "another master is starting there and does not get on; stop it, or use another folder";
 
@@ -41,8 +41,8 @@ pub(super) async fn next(folder: &Path) -> Result<u64, StartError> {
     Ok(next)
 }
 
-/// An epoch for a master that keeps nothing: later than those of earlier ones as far as the clock is right, and
-/// there is nobody left who would know of them.
+/// An epoch for a master that keeps nothing: later than those of earlier ones as far as the clock is right,
+/// and there is nobody left who would know of them.
 pub(super) fn drawn() -> u64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_micros()).unwrap_or(u64::MAX).max(1)

@@ -1,11 +1,12 @@
-//! The master's shell: it owns the `core::master::Master`, the clock it lives by and the connections it speaks on.
+//! The master's shell: it owns the `core::master::Master`, the clock it lives by and the connections it
+//! speaks on.
 //!
-//! A connection's task receives a message, locks, lets the core decide, and drains the effects. What is asked of
-//! nodes and answered to them is sent under the lock, so that it leaves in the order in which it was decided;
-//! answers to clients are sent after it is released.
+//! A connection's task receives a message, locks, lets the core decide, and drains the effects. What is asked
+//! of nodes and answered to them is sent under the lock, so that it leaves in the order in which it was
+//! decided; answers to clients are sent after it is released.
 //!
-//! **Invariant:** the core's effects are drained before the lock is released. **Invariant:** whenever the core
-//! wants to be woken, the timer task sleeps no longer than that.
+//! **Invariant:** the core's effects are drained before the lock is released. **Invariant:** whenever the
+//! core wants to be woken, the timer task sleeps no longer than that.
 
 mod epoch;
 
@@ -47,8 +48,8 @@ pub struct MasterServer {
 
 #[derive(Debug)]
 pub(crate) struct Shared {
-    // Guards the core and the connections it speaks of. It is held while the core decides and while frames are
-    // put into sockets that do not block; never over an await.
+    // Guards the core and the connections it speaks of. It is held while the core decides and while frames
+    // are put into sockets that do not block; never over an await.
     state: Mutex<State>,
     /// The core wants to be woken earlier than the timer sleeps.
     earlier: Notify,
@@ -308,7 +309,8 @@ impl Shared {
         self.handle(Event::Request(conn, id, request), op.map(|op| (conn, id, op)));
     }
 
-    /// Lets the core decide and does what it says. `asked` is the request that the event is, for the counters.
+    /// Lets the core decide and does what it says. `asked` is the request that the event is, for the
+    /// counters.
     fn handle(&self, event: Event, asked: Option<(ConnId, RequestId, metrics::Op)>) {
         let mut answers = Vec::new();
         {

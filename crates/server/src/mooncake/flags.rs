@@ -1,7 +1,7 @@
 //! The flags of `mooncake_master`, as gflags reads them, and its settings file.
 //!
-//! **Invariant:** every flag that the official 0.3.13 release accepts is in [`FLAGS`], so that a command line that
-//! works there is understood here; whatever is not in it is refused.
+//! **Invariant:** every flag that the official 0.3.13 release accepts is in [`FLAGS`], so that a command line
+//! that works there is understood here; whatever is not in it is refused.
 
 use std::collections::BTreeMap;
 

@@ -1,9 +1,10 @@
 //! The command `mooncake_master`: our master, started as Mooncake's is.
 //!
-//! It takes Mooncake's flags and has its defaults, its ports and its pages. Flags that mean nothing here are accepted,
-//! and one warning names them. As Mooncake's, it listens where other machines reach it, token or not; a warning says
-//! so. What Mooncake has no flag for is taken from the environment, under the names of our own settings:
-//! `TIFFIN_TOKEN`, `TIFFIN_MASTER_STATE_DIR`, `TIFFIN_MASTER_LEASE_MODE`, `TIFFIN_LOG_LEVEL`, `TIFFIN_LOG_FORMAT`.
+//! It takes Mooncake's flags and has its defaults, its ports and its pages. Flags that mean nothing here are
+//! accepted, and one warning names them. As Mooncake's, it listens where other machines reach it, token or
+//! not; a warning says so. What Mooncake has no flag for is taken from the environment, under the names of
+//! our own settings: `TIFFIN_TOKEN`, `TIFFIN_MASTER_STATE_DIR`, `TIFFIN_MASTER_LEASE_MODE`,
+//! `TIFFIN_LOG_LEVEL`, `TIFFIN_LOG_FORMAT`.
 
 pub mod flags;
 
@@ -213,8 +214,8 @@ fn warnings(values: &Values, config: &MasterConfig) -> Vec<String> {
     let open: Vec<_> = addresses.filter(|it| !it.is_local()).map(ToString::to_string).collect();
     if config.token.is_empty() && !open.is_empty() {
         warnings.push(format!(
-            "anybody who reaches this machine can read and write everything through {}: set TIFFIN_TOKEN here and on \
-             every client, or bind to 127.0.0.1 with --rpc_address and --metrics_host",
+            "anybody who reaches this machine can read and write everything through {}: set TIFFIN_TOKEN \
+             here and on every client, or bind to 127.0.0.1 with --rpc_address and --metrics_host",
             open.join(", ")
         ));
     }

@@ -129,8 +129,8 @@ fn what_is_not_understood_is_refused_with_a_hint() {
 #[test]
 fn a_settings_file_has_the_same_names_and_yields_to_flags() {
     let folder = tempfile::tempdir().unwrap();
-    let yaml = "# as shipped\n---\nrpc_port: 1111\nclient_live_ttl_sec: 60  # seconds\nrpc_address: \"127.0.0.1\"\n\
-                root_fs_dir: ''\neviction_ratio: 0.1\n";
+    let yaml = "# as shipped\n---\nrpc_port: 1111\nclient_live_ttl_sec: 60  # seconds\n\
+                rpc_address: \"127.0.0.1\"\nroot_fs_dir: ''\neviction_ratio: 0.1\n";
     let json = r#"{"rpc_port": 1111, "client_live_ttl_sec": 60, "rpc_address": "127.0.0.1"}"#;
     for (name, text) in [("master.yaml", yaml), ("master.json", json)] {
         let path = folder.path().join(name);

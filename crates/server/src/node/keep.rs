@@ -1,6 +1,6 @@
 //! Carries out what the core of a node decides, and brings it what its sockets see.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use tiffin_core::message::Reply;
 use tiffin_core::node::{EXTENTS_INLINE, Effect, Event, SlotRecord, SlotState};
@@ -66,14 +66,23 @@ impl State {
     }
 }
 
+/// Lets a process map the memory, if it shows the token. The core hears of it here, before it has the memory: from
+/// then on only its goodbye or its death gives back what it holds.
+pub(super) fn admit(shared: &Weak<Shared>, attach: &shm::Attach) -> Result<(), String> {
+    let shared = shared.upgrade().ok_or("the node is going away")?;
+    if !shared.door.opens_to(&attach.token) {
+        return Err("the token is missing or wrong".to_owned());
+    }
+    shared.handle(Event::Mapped(ClientId(attach.client)));
+    Ok(())
+}
+
 /// Tells the core what becomes of the processes that map the memory.
 pub(super) async fn hear(shared: Arc<Shared>, mut events: mpsc::Receiver<shm::Event>) {
     while let Some(event) = events.recv().await {
         match event {
-            shm::Event::Attached { client, pid } => {
-                tracing::debug!(client, pid, "a process maps the memory");
-                shared.handle(Event::Mapped(ClientId(client)));
-            }
+            // The core heard of it before the memory was handed over.
+            shm::Event::Attached { client, pid } => tracing::debug!(client, pid, "a process maps the memory"),
             // A closed socket is a hint that nobody needs: the process may live on with the memory mapped.
             shm::Event::HungUp { client } => tracing::debug!(client, "a process hung up"),
             shm::Event::Dead { client } => {
@@ -127,8 +136,8 @@ fn extent(extent: Extent) -> transport::Extent {
     transport::Extent { offset: extent.offset, len: extent.len }
 }
 
-/// The record as the control segment holds it. In the heap, the spilled extents come first, then the namespace's
-/// name, then the key.
+/// The record as the control segment holds it. In the heap, the spilled extents come first, then the
+/// namespace's name, then the key.
 fn written(record: &SlotRecord) -> control::SlotRecord {
     let spilled = if record.extents.len() > EXTENTS_INLINE {
         record.extents.len() as u64 * SPILLED_EXTENT_BYTES

@@ -1,7 +1,7 @@
 //! The node's end of its link to the master: it is made again for ever, with growing pauses.
 //!
-//! **Invariant:** what the core says to the master leaves on the link that stood when it was said, or not at all:
-//! the link is set and cleared under the core's lock.
+//! **Invariant:** what the core says to the master leaves on the link that stood when it was said, or not at
+//! all: the link is set and cleared under the core's lock.
 
 use std::fmt;
 use std::sync::Arc;
@@ -195,7 +195,8 @@ fn status_of(error: &CallError) -> LinkStatus {
     }
 }
 
-/// Between a half and one and a half, so that nodes that lost their master together do not come back together.
+/// Between a half and one and a half, so that nodes that lost their master together do not come back
+/// together.
 fn jitter() -> f64 {
     let drawn = host::draw().unwrap_or(u64::MAX / 2);
     0.5 + (drawn >> 11) as f64 / (1_u64 << 53) as f64

@@ -1,9 +1,9 @@
 //! A storage node's shell: it owns the `core::node::Node`, the memory that it decides about, and the sockets
 //! through which others reach both.
 //!
-//! The core and the one hand that writes the control segment are behind one lock. What the core says about memory
-//! is done under it, in order; what goes to the master leaves under it too; answers to clients leave after it is
-//! released, and so never overtake the memory they speak of.
+//! The core and the one hand that writes the control segment are behind one lock. What the core says about
+//! memory is done under it, in order; what goes to the master leaves under it too; answers to clients leave
+//! after it is released, and so never overtake the memory they speak of.
 //!
 //! It runs as a daemon and inside a client's process alike, and handles no signals.
 
@@ -13,7 +13,7 @@ mod link;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
 use tiffin_core::message::{Hello, NodeInfo, Request, Usage, Welcome};
@@ -76,8 +76,8 @@ pub enum JoinError {
     },
     /// It did not happen in time.
     #[error(
-        "the master at `{master}` did not take the node in in time: {why}\n\nhint: check that a master listens \
-         there, or allow more time"
+        "the master at `{master}` did not take the node in in time: {why}\n\nhint: check that a master \
+         listens there, or allow more time"
     )]
     Timeout {
         /// Which master.
@@ -144,16 +144,15 @@ impl NodeServer {
         });
         let (events, heard) = mpsc::channel(SHM_EVENTS_MAX);
         let (status, watched) = watch::channel(LinkStatus::default());
-        let attachments = sockets.memory.as_ref().map(|_| attachments(&config, &memory, events));
-        let shared = Arc::new(Shared {
+        let shared = Arc::new_cyclic(|shared: &Weak<Shared>| Shared {
             state: Mutex::new(State { core, writer, conns: BTreeMap::new(), next_conn: 0, master: None }),
             info,
             master: config.master.clone(),
             token: config.token.clone(),
+            attachments: sockets.memory.as_ref().map(|_| attachments(shared, &memory, events)),
             memory,
             counters,
             door: Door::new(config.token.clone(), false),
-            attachments,
             status,
             is_leaving: AtomicBool::new(false),
         });
@@ -243,8 +242,8 @@ impl NodeServer {
         self.shared.handle(Event::Dead(client));
     }
 
-    /// Leaves the cluster for good: the master hears of it and forgets what the node holds, answers that are ready
-    /// still go out until the deadline, then every connection is closed.
+    /// Leaves the cluster for good: the master hears of it and forgets what the node holds, answers that are
+    /// ready still go out until the deadline, then every connection is closed.
     pub async fn leave(mut self, deadline: Instant) {
         self.shared.is_leaving.store(true, Ordering::Release);
         let master = self.shared.lock().master.clone();
@@ -366,14 +365,12 @@ fn geometry(segment: SegmentId, memory: u64) -> Geometry {
 }
 
 fn attachments(
-    config: &NodeConfig,
+    shared: &Weak<Shared>,
     memory: &Arc<NodeMemory>,
     events: mpsc::Sender<shm::Event>,
 ) -> Arc<shm::Server> {
-    let door = Door::new(config.token.clone(), false);
-    let authorise = move |attach: &shm::Attach| {
-        if door.opens_to(&attach.token) { Ok(()) } else { Err("the token is missing or wrong".to_owned()) }
-    };
+    let shared = Weak::clone(shared);
+    let authorise = move |attach: &shm::Attach| keep::admit(&shared, attach);
     shm::Server::new(Arc::clone(memory), Box::new(authorise), events)
 }
 
@@ -464,7 +461,8 @@ fn address_towards(master: &Address) -> Option<String> {
     let Address::Tcp { host, port } = master else { return None };
     let any = if host.contains(':') { "[::]:0" } else { "0.0.0.0:0" };
     let socket = UdpSocket::bind(any).ok()?;
-    // This sends nothing: it only asks the system for a route. A name is not looked up, which might take long.
+    // This sends nothing: it only asks the system for a route. A name is not looked up, which might take
+    // long.
     socket.connect((host.parse::<IpAddr>().ok()?, *port)).ok()?;
     let ip = socket.local_addr().ok()?.ip();
     // A master on this machine says nothing about how others reach it.

@@ -16,11 +16,14 @@ use crate::{
     world::{Phase, REST_EVENTS_MAX, World},
 };
 
+/// Longer than a few words take, there and back.
+const WORDS_MS: u64 = 500;
+
 impl World {
     /// Ends the storm, and checks that calm follows.
     pub(crate) fn come_to_rest(&mut self) {
         self.end_faults();
-        if !self.wait_for("every session to end", |it| it.is_calm()) {
+        if !self.wait_for("every session to end", |it| it.is_calm()) || !self.let_words_arrive() {
             return;
         }
         self.coverage.hit(Point::CheckedLiveness);
@@ -31,7 +34,9 @@ impl World {
         if !self.wait_for("every client to leave", |it| it.clients.iter().all(|it| !it.alive)) {
             return;
         }
-        if !self.wait_for("the nodes to forget them", |it| it.nodes.iter().all(knows_nobody)) {
+        if !self.wait_for("the nodes to forget them", |it| it.nodes.iter().all(knows_nobody))
+            || !self.let_words_arrive()
+        {
             return;
         }
         self.check_nothing_leaks("when everybody is gone");
@@ -53,6 +58,12 @@ impl World {
         self.clock_goes_on();
     }
 
+    /// What is calm may still have said something that is on its way.
+    fn let_words_arrive(&mut self) -> bool {
+        let until = self.now + WORDS_MS;
+        self.wait_for("words to arrive", |it| it.now >= until)
+    }
+
     fn is_calm(&self) -> bool {
         let quiet = |it: &crate::client::Client| {
             it.sessions.is_empty()
@@ -62,8 +73,9 @@ impl World {
         };
         let client = self.clients.iter().filter(|it| it.alive).all(quiet);
         let node = self.nodes.iter().all(|it| it.core.as_ref().is_some_and(Node::is_member));
-        // Each client has told each node at least once what it knows of since everything else ended.
-        client && node && self.master.is_some() && self.transfers.is_empty() && self.nothing_is_reserved()
+        // Nodes that died have been given up by now.
+        let master = self.master.as_ref().is_some_and(|it| it.stat().nodes.iter().all(|it| it.alive));
+        client && node && master && self.transfers.is_empty() && self.nothing_is_reserved()
     }
 
     fn nothing_is_reserved(&self) -> bool {
@@ -93,6 +105,7 @@ impl World {
         let nodes: Vec<_> = self.nodes.iter().filter_map(|it| it.core.as_ref()).collect();
         let nodes: Vec<_> = nodes.iter().map(|it| (it.is_member(), it.client_count(), it.usage())).collect();
         format!("{clients:?} {nodes:?} and {} transfers", self.transfers.len())
+            + &format!("{:?}", self.nodes.iter().map(|it| &it.core).collect::<Vec<_>>())
     }
 
     /// Every copy that the master knows of is there, and every copy that is there is known.

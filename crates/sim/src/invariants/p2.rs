@@ -53,7 +53,7 @@ impl Oracle {
             if let Some(life) = self.lives.get_mut(&generation)
                 && !life.dead.as_ref().is_some_and(|it| it.confirmed)
             {
-                life.dead = Some(Dead { confirmed: confirmed && known.is_empty(), exempt });
+                life.dead = Some(Dead { confirmed: confirmed && fresh, exempt });
             }
         }
     }

@@ -39,7 +39,8 @@ pub struct Attach {
     pub pid: i32,
 }
 
-/// Decides who may attach; the text of a refusal is shown to the client.
+/// Decides who may attach; the text of a refusal is shown to the client. It is asked last, and before anything is
+/// handed over: whoever it lets in is watched, and its death is reported.
 pub type Authorise = Box<dyn Fn(&Attach) -> Result<(), String> + Send + Sync>;
 
 /// What becomes of attached clients.
@@ -138,9 +139,11 @@ impl Server {
         let (attach, process) = admitted;
         let (ended, end) = oneshot::channel();
         let attachment = self.watch(attach.client, ended);
-        if self.hand_over(&stream).await.is_ok() {
-            self.events_until_dead(&attach, stream, process, end).await;
+        // Whether it got the memory or not is not always known, so that it is watched in either case.
+        if let Err(error) = self.hand_over(&stream).await {
+            tracing::debug!(%error, client = attach.client, "the memory may not have arrived");
         }
+        self.events_until_dead(&attach, stream, process, end).await;
         let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
         watched.attachments.remove(&attachment);
     }

@@ -7,23 +7,23 @@ use tiffin_server::{MasterConfig, MasterServer, NodeConfig, NodeServer};
 use tokio::time::Instant;
 
 /// Longer than anything here takes, on any machine.
-pub const LONG: Duration = Duration::from_secs(60);
+pub(crate) const LONG: Duration = Duration::from_secs(60);
 /// How often a state is looked at that nobody tells about.
 const LOOK: Duration = Duration::from_millis(2);
 
-pub struct Cluster {
-    pub nodes: Vec<NodeServer>,
-    pub master: MasterServer,
+pub(crate) struct Cluster {
+    pub(crate) nodes: Vec<NodeServer>,
+    pub(crate) master: MasterServer,
 }
 
 impl Cluster {
     /// One node of so many bytes.
-    pub async fn one(memory: u64) -> Self {
+    pub(crate) async fn one(memory: u64) -> Self {
         Self::start(&[memory], "").await
     }
 
     /// A node for each size, called `node-0` and so on.
-    pub async fn start(memories: &[u64], token: &str) -> Self {
+    pub(crate) async fn start(memories: &[u64], token: &str) -> Self {
         let token = token.to_owned();
         let master = MasterServer::start(MasterConfig { token, ..MasterConfig::default() }).await.unwrap();
         let mut cluster = Self { nodes: Vec::new(), master };
@@ -33,7 +33,7 @@ impl Cluster {
         cluster
     }
 
-    pub async fn add(&mut self, memory: u64) {
+    pub(crate) async fn add(&mut self, memory: u64) {
         let config = NodeConfig {
             master: self.master.address().clone(),
             memory,
@@ -45,47 +45,47 @@ impl Cluster {
         self.nodes.push(node);
     }
 
-    pub fn options(&self) -> ConnectOptions {
+    pub(crate) fn options(&self) -> ConnectOptions {
         ConnectOptions::new(self.master.address().to_string())
     }
 
-    pub async fn client(&self) -> Client {
+    pub(crate) async fn client(&self) -> Client {
         Client::connect(self.options()).await.unwrap()
     }
 
     /// A client that sends every byte through sockets.
-    pub async fn tcp_client(&self) -> Client {
+    pub(crate) async fn tcp_client(&self) -> Client {
         Client::connect(ConnectOptions { shared_memory: false, ..self.options() }).await.unwrap()
     }
 }
 
-pub fn soon() -> Deadline {
+pub(crate) fn soon() -> Deadline {
     Deadline::after(LONG)
 }
 
-pub fn key(name: impl AsRef<[u8]>) -> Key {
+pub(crate) fn key(name: impl AsRef<[u8]>) -> Key {
     Key::new(name.as_ref()).unwrap()
 }
 
 /// Bytes that tell which object and which place they belong to.
-pub fn pattern(seed: usize, len: usize) -> Vec<u8> {
+pub(crate) fn pattern(seed: usize, len: usize) -> Vec<u8> {
     (0..len).map(|at| (at.wrapping_mul(31) ^ (at >> 8) ^ seed.wrapping_mul(97)) as u8).collect()
 }
 
 /// A put that is never evicted.
-pub fn pinned<'a>(name: &str, bytes: &'a [u8]) -> Put<'a> {
+pub(crate) fn pinned<'a>(name: &str, bytes: &'a [u8]) -> Put<'a> {
     let options = PutOptions { replicas: 1, hard_pin: true, ..PutOptions::default() };
     Put { options, ..Put::new(key(name), bytes) }
 }
 
 /// The outcome of a batch of one.
-pub fn only<T>(mut results: Vec<T>) -> T {
+pub(crate) fn only<T>(mut results: Vec<T>) -> T {
     assert_eq!(results.len(), 1);
     results.remove(0)
 }
 
 /// Waits for a state that nobody tells about.
-pub async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+pub(crate) async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let waiting = async {
         let mut look = tokio::time::interval(LOOK);
         while !holds() {

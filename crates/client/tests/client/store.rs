@@ -1,12 +1,11 @@
 //! What a store does for one who puts and gets, over every way that bytes can go.
 
-mod support;
-
-use support::{Cluster, eventually, key, only, pattern, pinned, soon};
 use tiffin_client::{
     Client, Deadline, DeleteOptions, Effect, Embedded, Error, GetInto, GetOptions, OnExists, Pattern, Put,
     PutOptions, ResolveOptions, SourceBuf, TargetBuf, Way,
 };
+
+use crate::support::{Cluster, eventually, key, only, pattern, pinned, soon};
 
 const MIB: usize = 1 << 20;
 

@@ -1,0 +1,44 @@
+//! A store inside one process: put, get, look without copying, delete.
+//!
+//! Run it with `cargo run --example quickstart`.
+
+use std::error::Error;
+use std::io::{self, Write};
+use std::time::Duration;
+
+use tiffin_client::{Deadline, DeleteOptions, Embedded, GetOptions, Key, Pattern, Put};
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let mut out = io::stdout();
+    let soon = || Deadline::after(Duration::from_secs(10));
+
+    // A master and a node of 64 MiB, in this process. `Client::connect` joins a cluster instead.
+    let store = Embedded::start(64 << 20).await?;
+    let client = &store.client;
+
+    // Every call takes many items; each has an outcome of its own.
+    let keys: Vec<Key> =
+        ["layer/0", "layer/1"].map(|name| Key::new(name.as_bytes())).into_iter().collect::<Result<_, _>>()?;
+    let values = [vec![1_u8; 1 << 20], vec![2_u8; 1 << 20]];
+    let puts: Vec<_> = keys.iter().zip(&values).map(|(key, value)| Put::new(key.clone(), value)).collect();
+    for (key, stored) in keys.iter().zip(client.put(&puts, soon()).await) {
+        writeln!(out, "{key}: stored as generation {}", stored?.generation)?;
+    }
+    for (key, object) in keys.iter().zip(client.get(&keys, GetOptions::default(), soon()).await) {
+        writeln!(out, "{key}: {} bytes", object?.bytes.len())?;
+    }
+
+    // A view is no copy: the bytes are looked at where they lie, and stay there while it lives.
+    for (key, view) in keys.iter().zip(client.view(&keys, soon()).await) {
+        let view = view?;
+        writeln!(out, "{key}: first byte {:?}, borrowed: {}", view.bytes()?.first(), view.is_borrowed())?;
+    }
+
+    for (key, existed) in keys.iter().zip(client.delete(&keys, DeleteOptions::default(), soon()).await) {
+        writeln!(out, "{key}: deleted: {}", existed?)?;
+    }
+    writeln!(out, "objects left: {}", client.list(Pattern::All, soon()).await?.len())?;
+    store.stop(soon()).await?;
+    Ok(())
+}

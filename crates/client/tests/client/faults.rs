@@ -1,0 +1,337 @@
+//! What a client does when others are slow, wrong, or gone.
+
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::slice;
+use std::task::Poll;
+use std::time::Duration;
+
+use tiffin_client::{
+    Client, ConnectOptions, DeleteOptions, Effect, Error, GetOptions, Key, OnExists, Pattern, Put,
+    PutOptions, ResolveOptions,
+};
+use tiffin_server::{Address, MasterConfig, MasterServer, NodeConfig, NodeServer};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use crate::support::{Cluster, LONG, eventually, key, only, pattern, soon};
+
+/// Short, for those who will never answer.
+const SHORT: Duration = Duration::from_millis(200);
+
+/// Stands between a client and its master.
+struct Proxy {
+    address: String,
+    /// Whether answers are held back.
+    holds: watch::Sender<bool>,
+    /// Counts up to end all connections.
+    cut: watch::Sender<u64>,
+}
+
+impl Proxy {
+    async fn start(master: &Address) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let (holds, cut) = (watch::Sender::new(false), watch::Sender::new(0));
+        let (held, ended, master) = (holds.subscribe(), cut.subscribe(), master.to_string());
+        tokio::spawn(async move {
+            loop {
+                let (near, _) = listener.accept().await.unwrap();
+                let far = TcpStream::connect(&master).await.unwrap();
+                let ((near_in, near_out), (far_in, far_out)) = (near.into_split(), far.into_split());
+                let (held, mut ended) = (held.clone(), ended.clone());
+                ended.mark_unchanged();
+                tokio::spawn(async move {
+                    let never = watch::Sender::new(false);
+                    tokio::select! {
+                        () = carry(near_in, far_out, never.subscribe()) => {}
+                        () = carry(far_in, near_out, held) => {}
+                        _ = ended.changed() => {}
+                    }
+                });
+            }
+        });
+        Self { address, holds, cut }
+    }
+}
+
+async fn carry(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut held: watch::Receiver<bool>) {
+    let mut bytes = vec![0; 64 << 10];
+    while let Ok(count @ 1..) = from.read(&mut bytes).await {
+        held.wait_for(|held| !held).await.unwrap();
+        to.write_all(&bytes[..count]).await.unwrap();
+    }
+}
+
+/// Polls so many times, as far as it goes, and then drops.
+async fn drop_after<T>(polls: usize, future: impl Future<Output = T>) -> Option<T> {
+    let mut future = pin!(future);
+    let mut left = polls;
+    poll_fn(|context| match left {
+        0 => Poll::Ready(None),
+        _ => {
+            left -= 1;
+            match future.as_mut().poll(context) {
+                Poll::Ready(value) => Poll::Ready(Some(value)),
+                Poll::Pending if left == 0 => Poll::Ready(None),
+                Poll::Pending => Poll::Pending,
+            }
+        }
+    })
+    .await
+}
+
+/// A put whose reservation is granted, and which is then dropped because no answer comes.
+async fn reserve_and_give_up(client: &Client, cluster: &Cluster, proxy: &Proxy) {
+    let puts = [Put::new(key("lost"), &[7; 1000])];
+    proxy.holds.send_replace(true);
+    tokio::select! {
+        stored = client.put(&puts, soon()) => panic!("{stored:?}"),
+        () = eventually("room is granted", || cluster.nodes[0].usage().granted > 0) => {}
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_answer_to_a_reservation_that_nobody_waits_for_is_given_back() {
+    let cluster = Cluster::one(4 << 20).await;
+    let proxy = Proxy::start(cluster.master.address()).await;
+    let client = Client::connect(ConnectOptions::new(&proxy.address)).await.unwrap();
+    reserve_and_give_up(&client, &cluster, &proxy).await;
+    proxy.holds.send_replace(false);
+    eventually("the room comes back", || cluster.nodes[0].usage().granted == 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reservation_whose_answer_was_lost_is_given_back_before_the_next_one() {
+    let cluster = Cluster::one(4 << 20).await;
+    let proxy = Proxy::start(cluster.master.address()).await;
+    let client = Client::connect(ConnectOptions::new(&proxy.address)).await.unwrap();
+    // The node knows the client as one that maps its memory, so that silence frees nothing.
+    only(client.put(&[Put::new(key("first"), b"first")], soon()).await).unwrap();
+    reserve_and_give_up(&client, &cluster, &proxy).await;
+    proxy.cut.send_modify(|count| *count += 1);
+    eventually("the master sees it go", || cluster.master.stat().clients == 0).await;
+    proxy.holds.send_replace(false);
+    assert!(cluster.nodes[0].usage().granted > 0);
+
+    only(client.put(&[Put::new(key("second"), b"second")], soon()).await).unwrap();
+    assert_eq!(cluster.nodes[0].usage().granted, 0);
+    let keys = [key("first"), key("lost"), key("second")];
+    let found = client.resolve(&keys, ResolveOptions::default(), soon()).await;
+    let found: Vec<_> = found.into_iter().map(|it| it.unwrap().is_some()).collect();
+    assert_eq!(found, [true, false, true]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_put_or_get_that_is_dropped_at_any_point_leaves_nothing_behind() {
+    let cluster = Cluster::one(256 << 20).await;
+    let bytes = pattern(3, 9 << 20);
+    for client in [cluster.client().await, cluster.tcp_client().await] {
+        let mut finished = 0;
+        for polls in 0.. {
+            let puts =
+                [Put::new(key(format!("a/{polls}")), &bytes), Put::new(key(format!("b/{polls}")), b"small")];
+            if let Some(stored) = drop_after(polls, client.put(&puts, soon())).await {
+                assert!(stored.iter().all(Result::is_ok), "{stored:?}");
+                finished += 1;
+            }
+            let keys: Vec<_> = puts.iter().map(|put| put.key.clone()).collect();
+            drop(drop_after(polls, client.view(&keys, soon())).await);
+            drop(drop_after(polls, client.get(&keys, GetOptions::default(), soon())).await);
+            client.delete(&keys, DeleteOptions::default(), soon()).await.into_iter().for_each(|it| {
+                it.unwrap();
+            });
+            // How often a put is polled depends on the scheduler; by now it was dropped at every kind of
+            // point.
+            if finished == 5 {
+                break;
+            }
+        }
+        // What was committed behind a dropped put's back may appear after the delete above.
+        let node = &cluster.nodes[0];
+        eventually("everything is decided", || node.usage().granted == 0 && node.usage().held == 0).await;
+        client.delete_matching(Pattern::All, DeleteOptions::default(), soon()).await.unwrap();
+        eventually("all is free", || node.usage().free == node.usage().capacity).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_there_is_told_with_the_address() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    drop(listener);
+    let error = Client::connect(ConnectOptions::new(&address)).await.unwrap_err();
+    assert!(matches!(&error, Error::Unreachable { what } if what.contains(&address)), "{error}");
+    assert!(error.is_retryable() && error.hint().is_some());
+    for address in ["", "nowhere", "http://localhost:1", "localhost:99999"] {
+        let error = Client::connect(ConnectOptions::new(address)).await.unwrap_err();
+        assert!(matches!(&error, Error::Invalid { what } if what.contains(address)), "{error}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_peer_that_never_answers_is_told_with_the_address() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let silent = tokio::spawn(async move {
+        let mut streams = Vec::new();
+        while let Ok((stream, _)) = listener.accept().await {
+            streams.push(stream);
+        }
+    });
+    let options = ConnectOptions { connect_time: SHORT, ..ConnectOptions::new(&address) };
+    let error = Client::connect(options).await.unwrap_err();
+    assert!(matches!(&error, Error::Timeout { what } if what.contains(&address)), "{error}");
+    silent.abort();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_master_that_stops_answering_ends_every_call_at_its_deadline() {
+    let cluster = Cluster::one(4 << 20).await;
+    let proxy = Proxy::start(cluster.master.address()).await;
+    let client = Client::connect(ConnectOptions::new(&proxy.address)).await.unwrap();
+    proxy.holds.send_replace(true);
+    let short = || tiffin_client::Deadline::after(SHORT);
+    let keys = [key("k")];
+    let errors = [
+        only(client.put(&[Put::new(key("k"), b"v")], short()).await).unwrap_err(),
+        only(client.get(&keys, GetOptions::default(), short()).await).unwrap_err(),
+        only(client.view(&keys, short()).await).unwrap_err(),
+        only(client.resolve(&keys, ResolveOptions::default(), short()).await).unwrap_err(),
+        only(client.delete(&keys, DeleteOptions::default(), short()).await).unwrap_err(),
+        client.list(Pattern::All, short()).await.unwrap_err(),
+        client.stat(short()).await.unwrap_err(),
+    ];
+    for error in errors {
+        assert!(matches!(error, Error::Timeout { .. }), "{error:?}");
+    }
+    client.close(short()).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_wrong_token_is_refused_everywhere() {
+    let cluster = Cluster::start(&[], "secret").await;
+    for token in ["", "Secret", "secret "] {
+        let options = ConnectOptions { token: token.to_owned(), ..cluster.options() };
+        let error = Client::connect(options).await.unwrap_err();
+        assert!(matches!(error, Error::Unauthenticated { .. }), "{error:?}");
+        assert!(!error.is_retryable());
+    }
+    let options = ConnectOptions { token: "secret".to_owned(), ..cluster.options() };
+    let client = Client::connect(options).await.unwrap();
+    assert!(!format!("{client:?}").contains("secret"));
+    // Nobody has room where there is no node.
+    let error = only(client.put(&[Put::new(key("k"), b"v")], soon()).await).unwrap_err();
+    assert!(matches!(error, Error::Full { .. }), "{error:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn namespaces_do_not_see_each_other() {
+    let cluster = Cluster::one(4 << 20).await;
+    let here = cluster.client().await;
+    let options = ConnectOptions { namespace: "there".to_owned(), ..cluster.options() };
+    let there = Client::connect(options).await.unwrap();
+    only(here.put(&[Put::new(key("k"), b"here")], soon()).await).unwrap();
+    assert_eq!(only(there.resolve(&[key("k")], ResolveOptions::default(), soon()).await), Ok(None));
+    let stored = only(there.put(&[Put::new(key("k"), b"there")], soon()).await).unwrap();
+    assert_eq!(stored.effect, Effect::Created);
+    let got = only(here.get(&[key("k")], GetOptions::default(), soon()).await).unwrap();
+    assert_eq!(got.bytes, b"here");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_copy_on_another_node_is_read_when_one_is_gone() {
+    for shared_memory in [true, false] {
+        let mut cluster = Cluster::start(&[8 << 20, 8 << 20], "").await;
+        let options = ConnectOptions { shared_memory, ..cluster.options() };
+        let client = Client::connect(options).await.unwrap();
+        let bytes = pattern(1, 1 << 20);
+        let options = PutOptions { replicas: 2, ..PutOptions::default() };
+        let both = Put { options, ..Put::new(key("both"), &bytes) };
+        assert_eq!(only(client.put(&[both], soon()).await).unwrap().copies, 2);
+        let on = |name: &str| PutOptions {
+            replicas: 1,
+            preferred: vec![name.to_owned()],
+            ..PutOptions::default()
+        };
+        let singles: Vec<Put<'_>> = ["node-0", "node-1"]
+            .iter()
+            .map(|name| Put { options: on(name), ..Put::new(key(name), &bytes) })
+            .collect();
+        assert!(client.put(&singles, soon()).await.iter().all(Result::is_ok));
+
+        drop(cluster.nodes.remove(0));
+        let keys = [key("both"), key("node-0"), key("node-1")];
+        let got = client.get(&keys, GetOptions::default(), soon()).await;
+        assert!(got[0].as_ref().unwrap().bytes == bytes && got[2].as_ref().unwrap().bytes == bytes);
+        let expected = Error::NodeDown { key: key("node-0"), nodes: vec!["node-0".to_owned()] };
+        assert_eq!(got[1].as_ref().unwrap_err(), &expected);
+        // New objects go to the node that is left.
+        only(client.put(&[Put::new(key("new"), &bytes)], soon()).await).unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_master_that_comes_back_is_found_again() {
+    let address = Address::Unix { name: format!("tiffin-test-{}", std::process::id()) };
+    let config = MasterConfig { listen: vec![address.clone()], ..MasterConfig::default() };
+    let master = MasterServer::start(config.clone()).await.unwrap();
+    let node = NodeConfig { master: address.clone(), memory: 4 << 20, ..NodeConfig::default() };
+    let node = NodeServer::start(node).await.unwrap();
+    node.joined(Instant::now() + LONG).await.unwrap();
+    let client = Client::connect(ConnectOptions::new(address.to_string())).await.unwrap();
+    let first = only(client.put(&[Put::new(key("k"), b"v")], soon()).await).unwrap();
+
+    master.shutdown().await;
+    let error = client.stat(soon()).await.unwrap_err();
+    assert!(
+        matches!(&error, Error::Unreachable { what } if what.contains(&address.to_string())),
+        "{error:?}"
+    );
+    let mut status = node.watch_status();
+    let master = MasterServer::start(config).await.unwrap();
+    eventually("the node joins again", || {
+        status.borrow_and_update();
+        master.stat().nodes.iter().any(|it| it.alive && it.usage.objects == 1)
+    })
+    .await;
+    let got = only(client.get(&[key("k")], GetOptions::default(), soon()).await).unwrap();
+    assert_eq!((got.bytes.as_slice(), got.generation), (&b"v"[..], first.generation));
+    let second = only(client.put(&[Put::new(key("k"), b"w")], soon()).await).unwrap();
+    assert!(second.generation > first.generation);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn writers_of_one_key_leave_one_of_their_objects() {
+    let cluster = Cluster::one(64 << 20).await;
+    let client = cluster.client().await;
+    let name: Key = key("k");
+    let mut tasks = tokio::task::JoinSet::new();
+    for seed in 0..8_usize {
+        let (client, name) = (client.clone(), name.clone());
+        tasks.spawn(async move {
+            let bytes = pattern(seed, 100_000 + seed);
+            let keeps = seed.is_multiple_of(4);
+            let on_exists = if keeps { OnExists::Keep } else { OnExists::Replace };
+            for _ in 0..20 {
+                let options = PutOptions { on_exists, ..PutOptions::default() };
+                only(client.put(&[Put { options, ..Put::new(name.clone(), &bytes) }], soon()).await).unwrap();
+                let view = only(client.view(slice::from_ref(&name), soon()).await).unwrap();
+                let seen = view.bytes().unwrap();
+                assert!(*seen == pattern(seen.len() - 100_000, seen.len()));
+                let got =
+                    only(client.get(slice::from_ref(&name), GetOptions::default(), soon()).await).unwrap();
+                assert!(got.bytes == pattern(got.bytes.len() - 100_000, got.bytes.len()));
+            }
+        });
+    }
+    while let Some(joined) = tasks.join_next().await {
+        joined.unwrap();
+    }
+    let usage = || cluster.nodes[0].usage();
+    eventually("one object is left", || usage().objects == 1 && usage().granted == 0 && usage().held == 0)
+        .await;
+}

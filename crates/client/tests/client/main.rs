@@ -1,0 +1,7 @@
+//! The client against real servers in the same process. What needs processes of its own is in `processes.rs`.
+
+#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "all of it is a test")]
+
+mod faults;
+mod store;
+mod support;

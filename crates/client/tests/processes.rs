@@ -1,0 +1,351 @@
+//! What needs processes of its own: memory that is really shared, and parties that are really killed.
+//!
+//! The binary starts itself again with a role as its first argument; a child says one line when it is
+//! ready, and ends when its parent does.
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::print_stdout,
+    reason = "all of it is a test"
+)]
+
+use std::env;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use tiffin_client::{
+    Client, ConnectOptions, Deadline, DeleteOptions, Error, GetOptions, Key, Put, PutOptions, ResolveOptions,
+    Way,
+};
+use tiffin_core::message::{Hello, Reply, Request, Reserve, ReserveItem, ReserveOutcome};
+use tiffin_rpc::Connection;
+use tiffin_server::{MasterConfig, MasterServer, NodeConfig, NodeServer};
+use tokio::runtime::Runtime;
+use tokio::time::Instant;
+
+/// Longer than anything here takes, on any machine.
+const LONG: Duration = Duration::from_secs(60);
+/// Short, for those who will not answer.
+const SHORT: Duration = Duration::from_millis(300);
+/// How often a state is looked at that nobody tells about.
+const LOOK: Duration = Duration::from_millis(2);
+const MEMORY: u64 = 16 << 20;
+
+type Test = (&'static str, fn(&Runtime));
+
+const TESTS: [Test; 6] = [
+    ("processes_of_one_host_share_memory", processes_of_one_host_share_memory),
+    ("a_client_killed_between_reserve_and_commit", a_client_killed_between_reserve_and_commit),
+    ("clients_killed_under_load", clients_killed_under_load),
+    ("a_client_killed_while_it_looks", a_client_killed_while_it_looks),
+    ("a_node_killed_under_its_readers", a_node_killed_under_its_readers),
+    ("a_node_that_is_stopped", a_node_that_is_stopped),
+];
+
+fn main() {
+    let runtime = Runtime::new().unwrap();
+    let arguments: Vec<String> = env::args().skip(1).collect();
+    match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["node", master, name] => runtime.block_on(be_node(master, name)),
+        ["reserver", master] => runtime.block_on(be_reserver(master)),
+        ["putter", master] => runtime.block_on(be_putter(master)),
+        ["viewer", master, name] => runtime.block_on(be_viewer(master, name)),
+        // What `cargo test` and its relatives may pass: a name to filter by, and flags.
+        ref rest if rest.contains(&"--list") => list(),
+        ref rest => run(rest.iter().find(|it| !it.starts_with('-')).copied().unwrap_or("")),
+    }
+}
+
+fn list() {
+    TESTS.iter().for_each(|(name, _)| println!("{name}: test"));
+}
+
+fn run(filter: &str) {
+    for (name, test) in TESTS.iter().filter(|(name, _)| name.contains(filter)) {
+        // A runtime of its own for each, which takes everything down that the test started.
+        let runtime = Runtime::new().unwrap();
+        test(&runtime);
+        println!("test {name} ... ok");
+    }
+}
+
+// The roles of children.
+
+async fn be_node(master: &str, name: &str) {
+    let config = NodeConfig {
+        master: master.parse().unwrap(),
+        memory: MEMORY,
+        name: name.to_owned(),
+        ..NodeConfig::default()
+    };
+    let node = NodeServer::start(config).await.unwrap();
+    node.joined(Instant::now() + LONG).await.unwrap();
+    ready_until_parent_ends();
+}
+
+/// A client that has reserved and mapped, and neither writes nor commits.
+async fn be_reserver(master: &str) {
+    let client = Client::connect(ConnectOptions::new(master)).await.unwrap();
+    // Introduces itself to the node, and maps its memory.
+    only(client.put(&[Put::new(key("of the dead"), b"small")], soon()).await).unwrap();
+    // The rest of a put would follow at once, so this asks for room the way that a put does.
+    let hello = Hello { client: client.id(), namespace: "default".to_owned(), ..Hello::default() };
+    let (connection, _) =
+        Connection::open(&master.parse().unwrap(), hello, Instant::now() + LONG).await.unwrap();
+    let options = PutOptions { replicas: 1, ..PutOptions::default() };
+    let items = vec![ReserveItem { key: key("never"), len: MEMORY / 2, options }];
+    let request = Request::Reserve(Reserve { items, avoid: vec![] });
+    let reply = connection.call(&request, Instant::now() + LONG).await.unwrap();
+    let Reply::Reserved(reserved) = reply else { panic!("{reply:?}") };
+    assert!(matches!(reserved.items[..], [ReserveOutcome::Room(_)]), "{reserved:?}");
+    ready_until_parent_ends();
+}
+
+async fn be_putter(master: &str) {
+    let client = Client::connect(ConnectOptions::new(master)).await.unwrap();
+    let bytes = vec![1; 1 << 20];
+    for round in 0.. {
+        let puts = [Put::new(key("load/a"), &bytes), Put::new(key("load/b"), &bytes)];
+        client.put(&puts, soon()).await.into_iter().for_each(|it| assert!(it.is_ok(), "{it:?}"));
+        if round == 0 {
+            ready();
+        }
+    }
+}
+
+async fn be_viewer(master: &str, name: &str) {
+    let client = Client::connect(ConnectOptions::new(master)).await.unwrap();
+    let view = only(client.view(&[key(name)], soon()).await).unwrap();
+    assert!(view.is_borrowed());
+    ready_until_parent_ends();
+}
+
+fn ready() {
+    println!("ready");
+    io::stdout().flush().unwrap();
+}
+
+fn ready_until_parent_ends() {
+    ready();
+    io::stdin().read_to_end(&mut Vec::new()).unwrap();
+}
+
+// The tests.
+
+fn processes_of_one_host_share_memory(runtime: &Runtime) {
+    let master = runtime.block_on(start_master());
+    let _node = Process::start(&["node", &master.address().to_string(), "far"]);
+    runtime.block_on(async {
+        let client = connect(&master, true).await;
+        let bytes = pattern(3 << 20);
+        only(client.put(&[Put::new(key("k"), &bytes)], soon()).await).unwrap();
+        assert!(only(client.get(&[key("k")], GetOptions::default(), soon()).await).unwrap().bytes == bytes);
+        let view = only(client.view(&[key("k")], soon()).await).unwrap();
+        assert!(view.is_borrowed() && view.bytes().unwrap() == bytes);
+        let counters = client.counters();
+        assert_eq!((counters.shm.written(), counters.shm.read()), (3 << 20, 3 << 20));
+        assert_eq!((counters.tcp.written(), counters.tcp.read()), (0, 0));
+        let route = only(client.routes());
+        assert_eq!((route.node.as_str(), route.way, route.why), ("far", Some(Way::SharedMemory), None));
+    });
+}
+
+fn a_client_killed_between_reserve_and_commit(runtime: &Runtime) {
+    let (master, node) = runtime.block_on(start_both());
+    let reserver = Process::start(&["reserver", &master.address().to_string()]);
+    assert_eq!(node.usage().granted, MEMORY / 2);
+    reserver.kill();
+    runtime.block_on(async {
+        eventually("its room comes back", || master.stat().nodes[0].usage.granted == 0).await;
+        let client = connect(&master, true).await;
+        let bytes = pattern(MEMORY as usize / 2 + 1);
+        only(client.put(&[Put::new(key("living"), &bytes)], soon()).await).unwrap();
+        eventually("the dead one is forgotten", || node.client_count() == 1).await;
+    });
+}
+
+fn clients_killed_under_load(runtime: &Runtime) {
+    let (master, node) = runtime.block_on(start_both());
+    for _ in 0..4 {
+        let address = master.address().to_string();
+        let putters = [(); 2].map(|()| Process::start(&["putter", &address]));
+        putters.into_iter().for_each(Process::kill);
+        runtime.block_on(async {
+            let settled = || node.client_count() == 0 && node.usage().granted + node.usage().held == 0;
+            eventually("only objects are left", settled).await;
+            let client = connect(&master, true).await;
+            let keys = [key("load/a"), key("load/b")];
+            let infos = client.resolve(&keys, ResolveOptions::default(), soon()).await;
+            let live: u64 = infos.into_iter().flatten().flatten().map(|it| it.len).sum();
+            assert_eq!(node.usage().committed, live);
+            client.close(soon()).await.unwrap();
+        });
+    }
+}
+
+fn a_client_killed_while_it_looks(runtime: &Runtime) {
+    let (master, node) = runtime.block_on(start_both());
+    let bytes = pattern(1 << 20);
+    let client = runtime.block_on(async {
+        let client = connect(&master, true).await;
+        only(client.put(&[Put::new(key("seen"), &bytes)], soon()).await).unwrap();
+        client
+    });
+    let viewer = Process::start(&["viewer", &master.address().to_string(), "seen"]);
+    runtime.block_on(async {
+        let deleted = client.delete(&[key("seen")], DeleteOptions::default(), soon()).await;
+        assert_eq!(deleted, [Ok(true)]);
+        assert_eq!(node.usage().held, 1 << 20);
+        viewer.kill();
+        eventually("its view ends", || node.usage().held == 0).await;
+    });
+}
+
+fn a_node_killed_under_its_readers(runtime: &Runtime) {
+    for shared_memory in [true, false] {
+        let master = runtime.block_on(start_master());
+        let address = master.address().to_string();
+        let mut nodes = ["left", "right"].map(|name| Some(Process::start(&["node", &address, name])));
+        runtime.block_on(async {
+            let client = connect(&master, shared_memory).await;
+            let bytes = pattern(1 << 20);
+            let options = PutOptions { replicas: 2, ..PutOptions::default() };
+            let keys: Vec<_> = (0..8).map(|it| key(&format!("k{it}"))).collect();
+            let put = |key: &Key| Put { options: options.clone(), ..Put::new(key.clone(), &bytes) };
+            let stored = client.put(&keys.iter().map(put).collect::<Vec<_>>(), soon()).await;
+            assert!(stored.into_iter().all(|it| it.unwrap().copies == 2));
+            let mut readers = tokio::task::JoinSet::new();
+            for _ in 0..4 {
+                let (client, keys, bytes) = (client.clone(), keys.clone(), bytes.clone());
+                readers.spawn(async move {
+                    for _ in 0..40 {
+                        let got = client.get(&keys, GetOptions::default(), soon()).await;
+                        assert!(got.into_iter().all(|it| it.unwrap().bytes == bytes));
+                    }
+                });
+            }
+            nodes[0].take().unwrap().kill();
+            while let Some(joined) = readers.join_next().await {
+                joined.unwrap();
+            }
+            // The one that is left takes puts.
+            only(client.put(&[put(&key("new"))], soon()).await).unwrap();
+            nodes[1].take().unwrap().kill();
+            let got = only(client.get(&[key("k0")], GetOptions::default(), soon()).await);
+            assert!(matches!(got, Err(Error::NodeDown { .. })), "{got:?}");
+        });
+    }
+}
+
+fn a_node_that_is_stopped(runtime: &Runtime) {
+    let master = runtime.block_on(start_master());
+    let node = Process::start(&["node", &master.address().to_string(), "sleepy"]);
+    runtime.block_on(async {
+        let near = connect(&master, true).await;
+        let far = connect(&master, false).await;
+        let bytes = pattern(1 << 20);
+        for client in [&near, &far] {
+            only(client.put(&[Put::new(key("k"), &bytes)], soon()).await).unwrap();
+        }
+        node.signal(Signal::STOP);
+        // Its memory is still there, and so are the stamps that prove what is in it.
+        assert!(only(near.get(&[key("k")], GetOptions::default(), soon()).await).unwrap().bytes == bytes);
+        // Who needs its help gets an error in time.
+        let short = || Deadline::after(SHORT);
+        for client in [&near, &far] {
+            let error = only(client.put(&[Put::new(key("n"), &bytes)], short()).await).unwrap_err();
+            assert!(matches!(error, Error::Timeout { .. }), "{error:?}");
+        }
+        let error = only(far.get(&[key("k")], GetOptions::default(), short()).await).unwrap_err();
+        assert!(matches!(error, Error::Timeout { .. }), "{error:?}");
+        let deleted = only(far.delete(&[key("k")], DeleteOptions::default(), short()).await);
+        assert_eq!(deleted, Err(Error::Unconfirmed { nodes: vec!["sleepy".to_owned()] }));
+
+        node.signal(Signal::CONT);
+        let usage = || master.stat().nodes[0].usage;
+        eventually("what was reserved meanwhile comes back", || usage().granted == 0 && usage().objects == 0)
+            .await;
+        for client in [&near, &far] {
+            only(client.put(&[Put::new(key("n"), &bytes)], soon()).await).unwrap();
+        }
+    });
+}
+
+// Helpers.
+
+/// A child, killed when it is dropped.
+struct Process(Child);
+
+impl Process {
+    fn start(arguments: &[&str]) -> Self {
+        let mut command = Command::new(env::current_exe().unwrap());
+        let child = command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+        let mut process = Self(child.unwrap());
+        let mut line = String::new();
+        BufReader::new(process.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert_eq!(line, "ready\n", "{arguments:?} did not start");
+        process
+    }
+
+    fn kill(self) {
+        drop(self);
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.0), signal).unwrap();
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+async fn start_master() -> MasterServer {
+    MasterServer::start(MasterConfig::default()).await.unwrap()
+}
+
+async fn start_both() -> (MasterServer, NodeServer) {
+    let master = start_master().await;
+    let config = NodeConfig { master: master.address().clone(), memory: MEMORY, ..NodeConfig::default() };
+    let node = NodeServer::start(config).await.unwrap();
+    node.joined(Instant::now() + LONG).await.unwrap();
+    (master, node)
+}
+
+async fn connect(master: &MasterServer, shared_memory: bool) -> Client {
+    let options = ConnectOptions::new(master.address().to_string());
+    Client::connect(ConnectOptions { shared_memory, ..options }).await.unwrap()
+}
+
+fn soon() -> Deadline {
+    Deadline::after(LONG)
+}
+
+fn key(name: &str) -> Key {
+    Key::new(name.as_bytes()).unwrap()
+}
+
+fn pattern(len: usize) -> Vec<u8> {
+    (0..len).map(|at| (at ^ (at >> 8)) as u8).collect()
+}
+
+fn only<T>(mut results: Vec<T>) -> T {
+    assert_eq!(results.len(), 1);
+    results.remove(0)
+}
+
+async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let waiting = async {
+        let mut look = tokio::time::interval(LOOK);
+        while !holds() {
+            look.tick().await;
+        }
+    };
+    assert!(tokio::time::timeout(LONG, waiting).await.is_ok(), "never: {what}");
+}

@@ -1,0 +1,91 @@
+//! Peers that say anything, or nothing. The servers must outlive them and go on serving.
+
+use crate::support::*;
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use tiffin_rpc::{Address, Connection};
+use tiffin_server::{MasterConfig, NodeConfig};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpStream, UnixStream};
+use tokio::time::timeout_at;
+
+const SEED: u64 = 7;
+const ATTEMPTS: usize = 24;
+const BYTES_MAX: usize = 4096;
+
+/// Says it, and then listens to the end; a server that neither answers nor closes would be noticed.
+async fn talk<S: AsyncReadExt + AsyncWriteExt + Unpin>(mut stream: S, bytes: &[u8]) {
+    // The server may close in the middle, which is its right.
+    let _closed = stream.write_all(bytes).await;
+    let _closed = stream.shutdown().await;
+    let mut answer = Vec::new();
+    let heard = timeout_at(patient(), stream.read_to_end(&mut answer)).await;
+    assert!(heard.is_ok(), "the server neither answers nor closes");
+}
+
+/// Noise; and noise behind a beginning that is right.
+fn noise(random: &mut ChaCha8Rng, attempt: usize) -> Vec<u8> {
+    let mut bytes = vec![0; random.random_range(1..BYTES_MAX)];
+    random.fill(&mut bytes[..]);
+    let hello = tiffin_core::message::Request::Hello(hello(3));
+    let frame = tiffin_proto::encode_request(tiffin_core::RequestId(0), &hello).unwrap();
+    match attempt % 4 {
+        0 => bytes,
+        1 => [frame, bytes].concat(),
+        2 => frame.iter().enumerate().map(|(at, byte)| if at == attempt { !byte } else { *byte }).collect(),
+        _ => [b"GET /metrics HTTP/1.1\r\n".to_vec(), bytes].concat(),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn random_bytes_on_every_port_change_nothing() {
+    let any: Address = "127.0.0.1:0".parse().unwrap();
+    let unix = unix_address();
+    let config = MasterConfig {
+        listen: vec![any.clone(), unix.clone()],
+        http: Some(any.clone()),
+        metadata_http: Some(any),
+        ..MasterConfig::default()
+    };
+    let master = start_master(config).await;
+    let node = start_node(master.address(), NodeConfig::default()).await;
+    let client = Raw::connect(master.address(), hello(1)).await.unwrap();
+    client.put("k", b"value", Way::Shm).await;
+    let info = node.info().clone();
+    let name = |address: &Address| match address {
+        Address::Unix { name } => name.clone(),
+        Address::Tcp { .. } => panic!("{address} is no Unix address"),
+    };
+    let http = master.http_address().unwrap().to_string();
+    let metadata = master.metadata_http_address().unwrap().to_string();
+    let tcp = [master.address().to_string(), info.tcp.clone(), info.data.clone(), http, metadata];
+    let unix = [name(&unix), info.unix.clone(), info.memory.clone()];
+    let mut random = ChaCha8Rng::seed_from_u64(SEED);
+    for attempt in 0..ATTEMPTS {
+        for address in &tcp {
+            let bytes = noise(&mut random, attempt);
+            talk(TcpStream::connect(address).await.unwrap(), &bytes).await;
+        }
+        for name in &unix {
+            let bytes = noise(&mut random, attempt);
+            talk(UnixStream::connect(format!("\0{name}")).await.unwrap(), &bytes).await;
+        }
+    }
+    for way in [Way::Shm, Way::Tcp] {
+        assert_eq!(client.get("k", way).await.as_deref(), Some(&b"value"[..]));
+    }
+    assert_eq!(node.usage().granted, 0);
+    assert_eq!(get(master.http_address().unwrap(), "/health").await.0, 200);
+    until("only the client and the node are left", || master.stat().clients == 1).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_peer_that_is_silent_keeps_nobody_waiting() {
+    let master = start_master(MasterConfig::default()).await;
+    let mut silent = Vec::new();
+    for _ in 0..64 {
+        silent.push(TcpStream::connect(master.address().to_string()).await.unwrap());
+    }
+    let (connection, _) = Connection::open(master.address(), hello(1), patient()).await.unwrap();
+    assert!(connection.call(&tiffin_core::message::Request::Stat, patient()).await.is_ok());
+}

@@ -1,0 +1,188 @@
+//! The pages of a master, over real sockets.
+
+use crate::support::*;
+use serde_json::{Value, json};
+use tiffin_rpc::Address;
+use tiffin_server::{MasterConfig, MasterServer, NodeConfig, NodeServer};
+
+struct Cluster {
+    master: MasterServer,
+    node: NodeServer,
+    client: Raw,
+    http: Address,
+}
+
+async fn cluster() -> Cluster {
+    let http = Some("127.0.0.1:0".parse().unwrap());
+    let master = start_master(MasterConfig { http, ..MasterConfig::default() }).await;
+    let node =
+        start_node(master.address(), NodeConfig { name: "node one".into(), ..NodeConfig::default() }).await;
+    let client = Raw::connect(master.address(), hello(1)).await.unwrap();
+    let http = master.http_address().unwrap().clone();
+    Cluster { master, node, client, http }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn metrics_tell_what_there_is_and_what_happened() {
+    let Cluster { master, node, client, http } = cluster().await;
+    client.put("k", &[1; 5000], Way::Tcp).await;
+    assert!(client.get("k", Way::Tcp).await.is_some());
+    assert!(client.get("nothing", Way::Tcp).await.is_none());
+    client.delete("nothing").await;
+    until("the node told how full it is", || {
+        master.stat().nodes.iter().any(|node| node.usage.committed == 5056)
+    })
+    .await;
+    let (status, page) = get(&http, "/metrics").await;
+    assert_eq!(status, 200);
+    let capacity = node.usage().capacity;
+    let free = capacity - 5056;
+    for expected in [
+        "master_allocated_bytes 5056".to_owned(),
+        format!("master_total_capacity_bytes {capacity}"),
+        "segment_allocated_bytes{segment=\"node one\"} 5056".to_owned(),
+        format!("segment_total_capacity_bytes{{segment=\"node one\"}} {capacity}"),
+        "master_key_count 1".to_owned(),
+        "master_soft_pin_key_count 0".to_owned(),
+        "master_active_clients 1".to_owned(),
+        "master_put_start_requests_total 1".to_owned(),
+        "master_put_start_failures_total 0".to_owned(),
+        "master_put_end_requests_total 1".to_owned(),
+        "master_get_replica_list_requests_total 2".to_owned(),
+        "master_get_replica_list_failures_total 1".to_owned(),
+        "master_remove_requests_total 1".to_owned(),
+        "master_remove_failures_total 1".to_owned(),
+        "master_mount_segment_requests_total 1".to_owned(),
+        "master_value_size_bytes_count 1".to_owned(),
+        "master_value_size_bytes_sum 5000".to_owned(),
+        "master_evicted_key_count 0".to_owned(),
+        "mem_cache_hit_nums_ 1".to_owned(),
+        "valid_get_rate 0.5".to_owned(),
+        format!("tiffin_epoch {}", master.epoch()),
+        "tiffin_connections 2".to_owned(),
+        "tiffin_node_alive{node=\"node one\"} 1".to_owned(),
+        "tiffin_node_owed_retires{node=\"node one\"} 0".to_owned(),
+        format!("tiffin_node_bytes{{node=\"node one\",state=\"free\"}} {free}"),
+        "tiffin_node_bytes{node=\"node one\",state=\"committed\"} 5056".to_owned(),
+        "tiffin_node_bytes{node=\"node one\",state=\"granted\"} 0".to_owned(),
+        "tiffin_node_bytes{node=\"node one\",state=\"held\"} 0".to_owned(),
+        "tiffin_namespace_objects{namespace=\"default\"} 1".to_owned(),
+        "tiffin_namespace_bytes{namespace=\"default\"} 5000".to_owned(),
+    ] {
+        assert!(page.lines().any(|line| line == expected), "{expected} is not in\n{page}");
+    }
+    let (_, summary) = get(&http, "/metrics/summary").await;
+    assert!(summary.contains("Keys: 1 ") && summary.contains("Clients: 1 "), "{summary}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn keys_and_segments_can_be_looked_at() {
+    let Cluster { master: _master, node, client, http } = cluster().await;
+    client.put("k", b"value", Way::Tcp).await;
+    client.put("other key/ü", b"value", Way::Tcp).await;
+    let mut other = hello(2);
+    other.namespace = "elsewhere".to_owned();
+    let other = Raw::connect(&client.master.address().clone(), other).await.unwrap();
+    other.put("hidden", b"value", Way::Tcp).await;
+
+    let (_, keys) = get(&http, "/get_all_keys").await;
+    let mut keys: Vec<_> = keys.lines().collect();
+    keys.sort_unstable();
+    assert_eq!(keys, ["k", "other key/ü"]);
+    assert_eq!(get(&http, "/get_all_segments").await, (200, "node one\n".to_owned()));
+    let (status, text) = get(&http, "/query_segment?segment=node%20one").await;
+    let lines: Vec<_> = text.lines().collect();
+    let capacity = node.usage().capacity;
+    assert_eq!((status, lines.first(), lines.len()), (200, Some(&"node one"), 3));
+    assert!(
+        text.contains("\nUsed(bytes): ") && text.contains(&format!("\nCapacity(bytes): {capacity}")),
+        "{text}"
+    );
+    assert_eq!(get(&http, "/query_segment?segment=x").await, (500, "Failed to query segment".to_owned()));
+
+    let (status, text) = get(&http, "/query_key?key=k").await;
+    let line: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(
+        (status, &line["size_"], &line["transport_endpoint_"]),
+        (200, &json!(5), &json!(node.info().data))
+    );
+    for path in ["/query_key?key=hidden", "/query_key"] {
+        let (status, text) = get(&http, path).await;
+        let expected = json!({"success": false, "error_code": -704, "error_message": "OBJECT_NOT_FOUND"});
+        assert_eq!((status, serde_json::from_str::<Value>(&text).unwrap()), (404, expected));
+    }
+    let (status, text) = get(&http, "/batch_query_keys?keys=k,hidden").await;
+    let batch: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!((status, &batch["success"], &batch["data"]["k"]["ok"]), (200, &json!(true), &json!(true)));
+    assert_eq!(batch["data"]["hidden"]["error"], "OBJECT_NOT_FOUND");
+    assert_eq!(get(&http, "/batch_query_keys").await.0, 400);
+    let (_, detail) = get(&http, "/get_segments_detail").await;
+    assert_eq!(serde_json::from_str::<Value>(&detail).unwrap()[0]["objects"], 3);
+    assert_eq!(get(&http, "/nothing").await.0, 404);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn health_and_role_are_told() {
+    let cluster = cluster().await;
+    let http = cluster.http.clone();
+    let (status, text) = get(&http, "/health").await;
+    let health: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!((status, &health["status"], &health["role"]), (200, &json!("ok"), &json!("leader")));
+    assert_eq!((&health["ha_state"], &health["service_ready"]), (&json!("serving"), &json!(true)));
+    assert_eq!(get(&http, "/role").await, (200, "leader".to_owned()));
+    assert_eq!(get(&http, "/ha_status").await, (200, "serving".to_owned()));
+    assert!(get(&http, "/leader").await.1.contains("\"present\":false"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn with_a_token_only_health_is_told_to_everybody() {
+    let address: Address = "127.0.0.1:0".parse().unwrap();
+    let master = start_master(MasterConfig {
+        http: Some(address.clone()),
+        metadata_http: Some(address),
+        token: "secret".to_owned(),
+        ..MasterConfig::default()
+    })
+    .await;
+    for http in [master.http_address().unwrap(), master.metadata_http_address().unwrap()] {
+        assert_eq!(get(http, "/health").await.0, 200);
+        for (header, expected) in [
+            ("", 401),
+            ("Authorization: Bearer Secret\r\n", 401),
+            ("Authorization: Basic secret\r\n", 401),
+            ("Authorization: secret\r\n", 401),
+            ("Authorization: bearer secret\r\n", 404),
+        ] {
+            let path = "/metadata?key=x";
+            assert_eq!(crate::support::http(http, "GET", path, header, "").await.0, expected, "{header}");
+        }
+    }
+    let header = "Authorization: Bearer secret\r\n";
+    assert_eq!(http(master.http_address().unwrap(), "GET", "/metrics", header, "").await.0, 200);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn metadata_is_kept_as_mooncake_keeps_it() {
+    let metadata_http = Some("127.0.0.1:0".parse().unwrap());
+    let master = start_master(MasterConfig { metadata_http, ..MasterConfig::default() }).await;
+    let address = master.metadata_http_address().unwrap();
+    for (method, path, body, expected) in [
+        ("GET", "/metadata", "", (400, "Missing key parameter")),
+        ("GET", "/metadata?key=mooncake/ram/a", "", (404, "metadata not found")),
+        ("PUT", "/metadata?key=mooncake%2Fram%2Fa", "{\"a\": 1}", (200, "metadata updated")),
+        ("PUT", "/metadata?key=mooncake/ram/a", "{\"a\": 2}", (200, "metadata updated")),
+        ("GET", "/metadata?key=mooncake/ram/a", "", (200, "{\"a\": 2}")),
+        ("PUT", "/metadata?key=mooncake/rpc_meta/a", "1", (200, "metadata updated")),
+        ("PUT", "/metadata?key=mooncake/rpc_meta/a", "1", (200, "metadata updated")),
+        ("PUT", "/metadata?key=mooncake/rpc_meta/a", "2", (400, "Duplicate rpc_meta key not allowed")),
+        ("DELETE", "/metadata?key=mooncake/rpc_meta/a", "", (200, "metadata deleted")),
+        ("DELETE", "/metadata?key=mooncake/rpc_meta/a", "", (404, "metadata not found")),
+        ("DELETE", "/metadata", "", (400, "Missing key parameter")),
+        ("GET", "/health", "", (200, "OK")),
+    ] {
+        let (status, text) = http(address, method, path, "", body).await;
+        assert_eq!((status, text.as_str()), expected, "{method} {path}");
+    }
+    let (status, _) = http(address, "PUT", "/metadata?key=large", "", &"x".repeat((1 << 20) + 1)).await;
+    assert_eq!(status, 413);
+}

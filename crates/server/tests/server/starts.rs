@@ -1,0 +1,89 @@
+//! What keeps a server from starting, and what it says then.
+
+use crate::support::*;
+use tiffin_rpc::{Address, Listener};
+use tiffin_server::{MasterConfig, MasterServer, NodeConfig, NodeServer};
+
+fn refusals(error: impl std::error::Error, expected: &[&str]) {
+    let message = error.to_string();
+    for part in expected {
+        assert!(message.contains(part), "`{part}` is not in: {message}");
+    }
+}
+
+#[tokio::test]
+async fn a_port_in_use_is_named() {
+    let taken = Listener::bind(&"127.0.0.1:0".parse().unwrap()).await.unwrap();
+    let address = taken.local_address().clone();
+    let hint = "hint: another process listens there";
+    let expected = [&*format!("cannot listen on `{address}`"), hint];
+    let master = MasterConfig { listen: vec![address.clone()], ..MasterConfig::default() };
+    refusals(MasterServer::start(master).await.unwrap_err(), &expected);
+    let http = MasterConfig { http: Some(address.clone()), ..MasterConfig::default() };
+    refusals(MasterServer::start(http).await.unwrap_err(), &expected);
+    let node = NodeConfig { listen: Some(address.clone()), memory: 1 << 20, ..NodeConfig::default() };
+    refusals(NodeServer::start(node).await.unwrap_err(), &expected);
+    let data = NodeConfig { data_listen: Some(address), memory: 1 << 20, ..NodeConfig::default() };
+    refusals(NodeServer::start(data).await.unwrap_err(), &expected);
+}
+
+#[tokio::test]
+async fn an_address_that_is_not_ours_is_named() {
+    let token = "secret".to_owned();
+    let elsewhere: Address = "192.0.2.1:0".parse().unwrap();
+    let master = MasterConfig { listen: vec![elsewhere], token, ..MasterConfig::default() };
+    refusals(
+        MasterServer::start(master).await.unwrap_err(),
+        &["192.0.2.1:0", "hint: it is not an address of this"],
+    );
+}
+
+#[tokio::test]
+async fn a_state_folder_that_cannot_be_written_is_named() {
+    for folder in ["/proc/tiffin", "/dev/null/tiffin"] {
+        let config = MasterConfig { state_dir: Some(folder.into()), ..MasterConfig::default() };
+        let expected = [folder, "cannot keep the master's state", "hint: choose a folder"];
+        refusals(MasterServer::start(config).await.unwrap_err(), &expected);
+    }
+}
+
+#[tokio::test]
+async fn without_a_token_nothing_listens_where_others_reach_it() {
+    let everywhere: Address = "0.0.0.0:0".parse().unwrap();
+    let expected = ["`0.0.0.0:0`, which other machines can reach", "hint: set a token"];
+    let master = MasterConfig { listen: vec![everywhere.clone()], ..MasterConfig::default() };
+    refusals(MasterServer::start(master).await.unwrap_err(), &expected);
+    let node = NodeConfig { listen: Some(everywhere.clone()), ..NodeConfig::default() };
+    refusals(NodeServer::start(node).await.unwrap_err(), &expected);
+    let (token, exposed) = ("secret".to_owned(), true);
+    let master = MasterConfig { listen: vec![everywhere.clone()], token, ..MasterConfig::default() };
+    assert!(MasterServer::start(master).await.is_ok());
+    let master = MasterConfig { listen: vec![everywhere], exposed, ..MasterConfig::default() };
+    assert!(MasterServer::start(master).await.is_ok());
+}
+
+#[tokio::test]
+async fn more_memory_than_the_machine_has_is_refused() {
+    let node = NodeConfig { memory: 60 << 40, ..NodeConfig::default() };
+    refusals(NodeServer::start(node).await.unwrap_err(), &["does not fit", "hint: ask for less memory"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_wildcard_is_advertised_as_something_that_can_be_reached() {
+    let master = start_master(MasterConfig::default()).await;
+    let config = NodeConfig {
+        listen: Some("0.0.0.0:0".parse().unwrap()),
+        advertise: Some("node-7.example".to_owned()),
+        token: "secret".to_owned(),
+        memory: 1 << 20,
+        master: master.address().clone(),
+        ..NodeConfig::default()
+    };
+    let node = NodeServer::start(config.clone()).await.unwrap();
+    assert!(
+        node.info().tcp.starts_with("node-7.example:") && node.info().data.starts_with("node-7.example:")
+    );
+    assert_eq!(node.info().name, node.info().tcp);
+    let node = NodeServer::start(NodeConfig { advertise: None, ..config }).await.unwrap();
+    assert!(!node.info().tcp.starts_with("0.0.0.0"), "{:?}", node.info());
+}

@@ -1,0 +1,120 @@
+"""What programs find when they look at the package instead of calling it."""
+
+import importlib.metadata
+import inspect
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import mooncake
+import mooncake.store
+import pytest
+from mooncake.store import MooncakeDistributedStore, ReplicateConfig, SoftPinAction
+
+METHODS = {
+    "setup": "local_hostname metadata_server global_segment_size local_buffer_size protocol rdma_devices "
+    "master_server_addr engine enable_ssd_offload ssd_offload_path tenant_id enable_client_http_server "
+    "client_http_port",
+    "close": "",
+    "health_check": "",
+    "get_hostname": "",
+    "register_buffer": "buffer_ptr size",
+    "unregister_buffer": "buffer_ptr",
+    "put": "key value config",
+    "put_parts": "key parts config",
+    "put_batch": "keys values config",
+    "put_from": "key buffer_ptr size config",
+    "batch_put_from": "keys buffer_ptrs sizes config",
+    "batch_put_from_multi_buffers": "keys all_buffer_ptrs all_sizes config",
+    "get": "key",
+    "get_batch": "keys",
+    "get_into": "key buffer_ptr size",
+    "batch_get_into": "keys buffer_ptrs sizes",
+    "batch_get_into_multi_buffers": "keys all_buffer_ptrs all_sizes prefer_alloc_in_same_node",
+    "get_buffer": "key",
+    "batch_get_buffer": "keys",
+    "get_size": "key",
+    "is_exist": "key",
+    "batch_is_exist": "keys",
+    "remove": "key force",
+    "batch_remove": "keys force",
+    "remove_by_regex": "regex_pattern force",
+    "remove_all": "force",
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_signatures_and_docstrings_survive(name):
+    method = getattr(MooncakeDistributedStore, name)
+    assert list(inspect.signature(method).parameters)[1:] == METHODS[name].split()
+    assert method.__doc__
+
+
+def test_the_stubs_name_every_method():
+    stubs = pathlib.Path(mooncake.__file__).with_name("store.pyi").read_text()
+    for name in METHODS:
+        assert f"def {name}(" in stubs
+    for name in mooncake.store.__all__:
+        assert f"{name}:" in stubs or f"class {name}" in stubs or f"def {name}(" in stubs
+
+
+def test_the_probes_of_clients_hold():
+    assert "force" in MooncakeDistributedStore.batch_remove.__doc__
+    assert "enable_ssd_offload" in MooncakeDistributedStore.setup.__doc__
+    assert hasattr(ReplicateConfig, "group_ids")
+    assert hasattr(ReplicateConfig(), "with_hard_pin")
+    with pytest.raises(TypeError, match="some_new_option"):
+        MooncakeDistributedStore().setup(*"abcdefg", some_new_option=1)
+
+
+def test_the_names_that_clients_import():
+    for name in mooncake.store.__all__:
+        assert hasattr(mooncake.store, name), name
+    assert mooncake.MooncakeDistributedStore is MooncakeDistributedStore
+    assert repr(MooncakeDistributedStore) == "<class 'mooncake.store.MooncakeDistributedStore'>"
+    assert mooncake.store.KVCACHE == mooncake.store.ObjectDataType.KVCACHE
+    assert mooncake.store.COMPLETE.name == "COMPLETE"
+
+
+def test_both_spellings_of_the_soft_pin():
+    config = ReplicateConfig()
+    assert config.with_soft_pin is False
+    config.with_soft_pin = True
+    assert config.soft_pin_action == SoftPinAction.ENABLE
+    config.soft_pin_action = SoftPinAction.DISABLE
+    assert config.with_soft_pin is False
+    with pytest.raises(TypeError):
+        config.soft_pin_action = "ENABLE"
+
+
+def test_binding_to_a_numa_node():
+    script = "import os; from mooncake.store import *; bind_to_numa_node(0); print(len(os.sched_getaffinity(0)))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0 and int(done.stdout) >= 1, done.stderr
+    with pytest.raises(ValueError, match="4096"):
+        mooncake.store.bind_to_numa_node(4096)
+
+
+def test_a_mixture_with_the_official_wheel_is_refused(tmp_path):
+    """As `pip` leaves it when both wheels are installed into one environment."""
+    shutil.copytree(pathlib.Path(mooncake.__file__).parent, tmp_path / "mooncake")
+    suffix = next(s for s in __import__("importlib.machinery").machinery.EXTENSION_SUFFIXES if "cpython" in s)
+    (tmp_path / "mooncake" / f"store{suffix}").write_bytes(b"theirs")
+    records = tmp_path / "mooncake_transfer_engine-0.3.13.dist-info"
+    records.mkdir()
+    records.joinpath("METADATA").write_text(
+        "Metadata-Version: 2.1\nName: mooncake-transfer-engine\nVersion: 0.3.13\n"
+    )
+    environment = dict(os.environ, PYTHONPATH=str(tmp_path))
+    done = subprocess.run(
+        [sys.executable, "-c", "import mooncake"], capture_output=True, text=True, env=environment
+    )
+    assert done.returncode != 0
+    assert "mooncake-transfer-engine 0.3.13" in done.stderr and "hint: " in done.stderr
+
+
+def test_the_command_is_installed():
+    commands = {entry.name: entry.value for entry in importlib.metadata.entry_points(group="console_scripts")}
+    assert commands["mooncake_master"] == "mooncake.master:main"

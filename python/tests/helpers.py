@@ -1,0 +1,113 @@
+"""What several tests need: servers, code in other interpreters, forked children, peers without manners."""
+
+import contextlib
+import json
+import os
+import pathlib
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+SECONDS_MAX = 60
+
+
+@contextlib.contextmanager
+def server(*arguments, **environment):
+    """A process of the command `tiffin`, which keeps what it must in a folder of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tiffin", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"XDG_STATE_HOME": folder} | environment,
+        )
+        try:
+            yield process
+        finally:
+            process.send_signal(signal.SIGCONT)
+            process.send_signal(signal.SIGINT)
+            try:
+                process.communicate(timeout=10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.communicate()
+
+
+@contextlib.contextmanager
+def up(*arguments, **environment):
+    """Address and process id of a store in a process of its own, reached over TCP on loopback."""
+    command = ("up", "--listen", "127.0.0.1:0", "--http", "off", "--json", *arguments)
+    with server(*command, **environment) as process:
+        yield json.loads(process.stdout.readline())["master"], process.pid
+
+
+def run(program, *arguments, **environment):
+    """What a program prints in a new interpreter, where `arguments` are these."""
+    prelude = f"import pickle\narguments = pickle.loads({pickle.dumps(arguments)!r})\n"
+    done = subprocess.run(
+        [sys.executable, "-X", "faulthandler", "-c", prelude + program],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS_MAX,
+        env=os.environ | environment,
+    )
+    assert done.returncode == 0, f"ended with {done.returncode}:\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def in_child(work):
+    """What `work()` gives in a forked child; an exception there fails here."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            os.close(reading)
+            try:
+                result = (True, work())
+            except BaseException as error:
+                result = (False, repr(error))
+            with os.fdopen(writing, "wb") as pipe:
+                pickle.dump(result, pipe)
+            status = 0
+        finally:
+            os._exit(status)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        said = pipe.read()
+    _, status = os.waitpid(child, 0)
+    assert status == 0, f"the child ended with {status}"
+    succeeded, result = pickle.loads(said)
+    assert succeeded, f"the child raised {result}"
+    return result
+
+
+def stop(process):
+    """Stops a process, and waits until none of its threads runs any more."""
+    os.kill(process, signal.SIGSTOP)
+    threads = pathlib.Path(f"/proc/{process}/task")
+    state = lambda thread: thread.joinpath("stat").read_text().rpartition(")")[2].split()[0]
+    eventually(lambda: all(state(thread) == "T" for thread in threads.iterdir()))
+
+
+@contextlib.contextmanager
+def silent_peer():
+    """The address of somebody who accepts and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+def eventually(condition):
+    """Waits until something holds that others bring about."""
+    deadline = time.monotonic() + SECONDS_MAX
+    pause = threading.Event()
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come about"
+        pause.wait(0.01)

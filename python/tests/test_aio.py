@@ -1,0 +1,226 @@
+"""The asyncio twin: the same calls as coroutines, many at once, and cancelled ones."""
+
+import asyncio
+import inspect
+import os
+import signal
+
+import pytest
+import tiffin
+import tiffin.aio
+
+import helpers
+
+VALUE = bytes(range(256)) * 4096
+
+
+def go(work, **options):
+    """Runs `work(store)` on a loop of its own."""
+
+    async def main():
+        async with await tiffin.aio.connect(**{"memory": "256MiB", "timeout": 30} | options) as store:
+            return await work(store)
+
+    return asyncio.run(main())
+
+
+def test_every_method(cluster):
+    async def work(store):
+        await store.clear()
+        assert await store.put("k", VALUE) is True
+        assert await store.put({"a": b"1", "b": b"2"}) == [True, True]
+        assert await store.put("a", b"3", on_exists="keep") is False
+        assert await store.get("k") == VALUE
+        assert await store.get(["a", "absent"], missing=None) == [b"1", None]
+        buffer = bytearray(len(VALUE))
+        assert await store.get_into("k", buffer) == len(VALUE) and buffer == VALUE
+        assert await store.get_into({"a": memoryview(buffer)[:1]}) == [1]
+        with await store.view("k") as view:
+            assert bytes(view) == VALUE
+        assert await store.exists(["a", "absent"]) == [True, False]
+        assert (await store.info("a")).size == 1
+        assert await store.info("absent", missing=7) == 7
+        assert [info.key for info in await store.list()] == ["a", "b", "k"]
+        assert (await store.stats()).usage.objects == 3
+        assert len(await store.routes()) == 1
+        assert await store.delete("a") is True
+        assert await store.delete_prefix("b") == 1
+        assert await store.delete_regex("^k$") == 1
+        assert await store.clear() == 0
+        assert store.namespace == "default" and store.address in repr(store)
+        with pytest.raises(tiffin.NotFound):
+            await store.get("absent")
+        with pytest.raises(TypeError):
+            await store.put("k", "text")
+        return store
+
+    for where in ({}, {"address": cluster}, {"address": cluster, "shared_memory": False}):
+        store = go(work, **where)
+        assert store.is_closed
+
+
+def test_it_has_every_method_of_the_blocking_one():
+    for name in dir(tiffin.Store):
+        if name.startswith("_"):
+            continue
+        method, twin = getattr(tiffin.Store, name), getattr(tiffin.aio.AsyncStore, name)
+        if callable(method):
+            assert inspect.iscoroutinefunction(twin), name
+            assert twin.__doc__
+            assert list(inspect.signature(method).parameters) == list(inspect.signature(twin).parameters), (
+                name
+            )
+
+
+def test_connecting_takes_the_same_arguments():
+    here, there = inspect.signature(tiffin.connect), inspect.signature(tiffin.aio.connect)
+    assert here.parameters == there.parameters
+
+
+def test_many_at_once():
+    async def work(store):
+        keys = [f"k{index}" for index in range(500)]
+        await asyncio.gather(*(store.put(key, key.encode()) for key in keys))
+        values = await asyncio.gather(*(store.get(key) for key in keys))
+        assert values == [key.encode() for key in keys]
+
+    go(work)
+
+
+def test_the_loop_runs_on():
+    async def work(store):
+        turns = 0
+
+        async def turn():
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        other = asyncio.create_task(turn())
+        await asyncio.sleep(0)
+        before = turns
+        await store.put("k", bytes(64 << 20))
+        assert turns > before
+        other.cancel()
+
+    go(work)
+
+
+def test_errors_arrive_as_exceptions():
+    async def work(store):
+        with pytest.raises(tiffin.Timeout):
+            await store.get("k", timeout=0)
+        await store.close()
+        with pytest.raises(tiffin.Closed):
+            await store.get("k")
+        with helpers.silent_peer() as address, pytest.raises(tiffin.Timeout):
+            await tiffin.aio.connect(address, timeout=0.1)
+
+    go(work)
+
+
+def test_a_call_needs_a_loop(store):
+    async def connect():
+        return await tiffin.aio.connect(store.address)
+
+    orphan = asyncio.run(connect())
+    with pytest.raises(RuntimeError, match="loop"):
+        orphan.get("k").send(None)
+
+    async def elsewhere():
+        await orphan.put("k", b"1")
+        return await orphan.get("k")
+
+    assert asyncio.run(elsewhere()) == b"1"
+
+
+def test_waiting_can_be_given_up():
+    async def work(store):
+        helpers.stop(pid)
+        buffer = bytearray(len(VALUE))
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(store.get_into("k", buffer), 0.1)
+        task = asyncio.create_task(store.get("k"))
+        await asyncio.sleep(0.05)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        os.kill(pid, signal.SIGCONT)
+        helpers.eventually(lambda: is_free(buffer))
+        assert await store.get("k") == VALUE
+
+    with helpers.up() as (address, pid):
+        with tiffin.connect(address) as store:
+            store.put("k", VALUE)
+        go(work, address=address)
+
+
+def is_free(buffer):
+    """Whether nobody holds the memory: only then can it grow."""
+    try:
+        buffer.append(0)
+    except BufferError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("shared_memory", [True, False])
+def test_cancelled_calls_hold_their_memory_until_nobody_touches_it(cluster, shared_memory):
+    async def work(store):
+        await store.put("k", VALUE * 8)
+        for turn in range(60):
+            source, target = bytearray(VALUE * 8), bytearray(len(VALUE) * 8)
+            tasks = [
+                asyncio.create_task(store.put("k", source)),
+                asyncio.create_task(store.get_into("k", target)),
+                asyncio.create_task(store.get("k")),
+            ]
+            for _ in range(turn % 20):
+                await asyncio.sleep(0)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            del source
+            helpers.eventually(lambda target=target: is_free(target))
+        assert await store.get("k") == VALUE * 8
+        assert (await store.stats()).usage.objects == 1
+
+    go(work, address=cluster, shared_memory=shared_memory)
+
+
+def test_room_of_cancelled_puts_comes_back():
+    async def work(store):
+        for turn in range(50):
+            task = asyncio.create_task(store.put(f"k{turn}", bytes(8 << 20)))
+            for _ in range(turn % 10):
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        await store.clear()
+        while (usage := (await store.stats()).usage).reserved:
+            await asyncio.sleep(0.01)
+        assert usage.free == usage.capacity
+
+    go(work, memory="64MiB")
+
+
+def test_a_loop_that_ends_first_leaves_nothing_behind():
+    async def work(store):
+        return [asyncio.ensure_future(store.get("k")) for _ in range(20)]
+
+    for _ in range(5):
+        assert len(go(work)) == 20
+
+
+def test_two_loops_in_two_threads(store):
+    async def work(number):
+        async with await tiffin.aio.connect(store.address) as mine:
+            for turn in range(50):
+                await mine.put(f"{number}/{turn}", VALUE)
+                assert await mine.get(f"{number}/{turn}") == VALUE
+
+    async def both():
+        await asyncio.gather(*(asyncio.to_thread(asyncio.run, work(number)) for number in range(2)))
+
+    asyncio.run(both())

@@ -1,0 +1,131 @@
+"""Stubs say what is there, and what is there has a docstring."""
+
+import ast
+import doctest
+import inspect
+import pathlib
+
+import pytest
+import tiffin
+import tiffin.aio
+import tiffin.errors
+import tiffin.types
+from tiffin import _native
+
+STUB = ast.parse(pathlib.Path(_native.__file__).with_name("_native.pyi").read_text())
+#: What the interpreter adds by itself, or what PEP 688 calls what Rust calls otherwise.
+UNSPOKEN = {"__new__", "__repr__", "__doc__", "__module__", "__buffer__", "__release_buffer__"}
+CLASSES = {node.name: node for node in STUB.body if isinstance(node, ast.ClassDef)}
+
+
+def functions(body):
+    """The functions of a stub, each with the parameters of all its overloads together."""
+    found = {}
+    for node in body:
+        if isinstance(node, ast.FunctionDef):
+            arguments = node.args
+            names = found.setdefault(node.name, {})
+            for argument in [*arguments.posonlyargs, *arguments.args]:
+                names[argument.arg] = "positional"
+            for argument in arguments.kwonlyargs:
+                names[argument.arg] = "by name"
+    return found
+
+
+def defaults(body):
+    """The defaults of a stub's functions, as they are written."""
+    found = {}
+    for node in body:
+        if isinstance(node, ast.FunctionDef):
+            arguments = node.args
+            pairs = zip(reversed(arguments.args), reversed(arguments.defaults), strict=False)
+            pairs = [*pairs, *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)]
+            given = {argument.arg: ast.literal_eval(value) for argument, value in pairs if value is not None}
+            found.setdefault(node.name, {}).update(given)
+    return found
+
+
+def parameters(function):
+    kinds = {inspect.Parameter.KEYWORD_ONLY: "by name"}
+    signature = inspect.signature(function)
+    return {name: kinds.get(it.kind, "positional") for name, it in signature.parameters.items()}
+
+
+@pytest.mark.parametrize("name", ["Store", "View"])
+def test_a_stub_names_every_method_and_parameter(name):
+    real, stub = getattr(_native, name), CLASSES[name]
+    members = {member for member in vars(real) if member not in UNSPOKEN}
+    assert members == set(functions(stub.body)) - UNSPOKEN
+    for method, expected in functions(stub.body).items():
+        value = vars(real).get(method)
+        if inspect.ismethoddescriptor(value) and not method.startswith("__"):
+            assert parameters(value) == expected, method
+
+
+def test_a_stub_gives_the_same_defaults():
+    for method, expected in defaults(CLASSES["Store"].body).items():
+        for name, value in expected.items():
+            real = inspect.signature(vars(_native.Store)[method])
+            assert real.parameters[name].default == value, (method, name)
+
+
+def test_a_stub_names_every_function():
+    stub = functions(STUB.body)
+    real = {name: value for name, value in vars(_native).items() if inspect.isbuiltin(value)}
+    assert set(real) == set(stub)
+    for name, function in real.items():
+        assert parameters(function) == stub[name]
+
+
+def test_everything_is_documented():
+    for module in (tiffin, tiffin.aio, tiffin.errors, tiffin.types):
+        assert module.__doc__
+        for name in module.__all__:
+            value = getattr(module, name)
+            if inspect.isclass(value) or callable(value):
+                assert inspect.getdoc(value), name
+    for owner in (tiffin.Store, tiffin.View, tiffin.aio.AsyncStore):
+        for name, value in vars(owner).items():
+            if not name.startswith("_"):
+                assert inspect.getdoc(value), f"{owner.__name__}.{name}"
+
+
+def test_all_is_all():
+    for module in (tiffin, tiffin.errors, tiffin.types):
+        assert sorted(module.__all__) == module.__all__
+    public = {*tiffin.errors.__all__, *tiffin.types.__all__, "Store", "View", "connect", "__version__"}
+    assert set(tiffin.__all__) == public
+
+
+def test_examples_are_found_where_they_stand():
+    """`test_docs` runs them; here it is made sure that there is something to run."""
+    finder = doctest.DocTestFinder()
+    with_examples = {test.name for test in finder.find(tiffin) if test.examples}
+    wanted = {
+        "put",
+        "get",
+        "get_into",
+        "view",
+        "exists",
+        "info",
+        "delete",
+        "delete_prefix",
+        "delete_regex",
+        "list",
+    }
+    assert {f"tiffin.Store.{name}" for name in wanted} <= with_examples
+    assert {"tiffin", "tiffin.Store", "tiffin.View", "tiffin.connect"} <= with_examples
+
+
+def test_classes_have_their_public_names():
+    for name in ("Store", "View"):
+        value = getattr(tiffin, name)
+        assert (value.__module__, value.__name__) == ("tiffin", name)
+
+
+def test_an_error_of_every_kind_is_an_error():
+    for name in tiffin.errors.__all__:
+        error = getattr(tiffin, name)
+        assert issubclass(error, tiffin.Error)
+        assert (error("a").key, error("a").results, error("a").is_retryable) == (None, None, False)
+        assert str(error("what")) == "what"

@@ -1,0 +1,160 @@
+"""Types of the extension module."""
+
+import builtins
+from collections.abc import Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Literal, TypeAlias, TypeVar, overload
+
+from typing_extensions import Buffer, CapsuleType, Self
+
+from .types import ObjectInfo, Route, Stats
+
+__version__: str
+
+Key: TypeAlias = str | bytes
+OnExists: TypeAlias = Literal["replace", "keep", "error"]
+
+class SupportsDLPack:
+    def __dlpack__(self) -> CapsuleType: ...
+
+Value: TypeAlias = Buffer | SupportsDLPack
+
+_Missing = TypeVar("_Missing")
+
+class View(Buffer):
+    @property
+    def is_borrowed(self) -> bool: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def generation(self) -> tuple[int, int]: ...
+    def release(self) -> None: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None: ...
+    def __len__(self) -> int: ...
+    def __bytes__(self) -> bytes: ...
+    def __dlpack__(
+        self,
+        *,
+        stream: None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> CapsuleType: ...
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+class Store:
+    @property
+    def address(self) -> str: ...
+    @property
+    def namespace(self) -> str: ...
+    @property
+    def is_closed(self) -> bool: ...
+    @overload
+    def put(
+        self,
+        key: Key,
+        value: Value,
+        *,
+        on_exists: OnExists = "replace",
+        replicas: int = 1,
+        pin: bool = False,
+        soft_pin: float | None = None,
+        timeout: float | None = None,
+    ) -> bool: ...
+    @overload
+    def put(
+        self,
+        key: Mapping[Key, Value] | Mapping[str, Value] | Mapping[bytes, Value],
+        value: None = None,
+        *,
+        on_exists: OnExists = "replace",
+        replicas: int = 1,
+        pin: bool = False,
+        soft_pin: float | None = None,
+        timeout: float | None = None,
+    ) -> builtins.list[bool]: ...
+    @overload
+    def get(self, key: Key, *, timeout: float | None = None) -> bytes: ...
+    @overload
+    def get(self, key: Key, *, missing: _Missing, timeout: float | None = None) -> bytes | _Missing: ...
+    @overload
+    def get(self, key: Iterable[Key], *, timeout: float | None = None) -> builtins.list[bytes]: ...
+    @overload
+    def get(
+        self, key: Iterable[Key], *, missing: _Missing, timeout: float | None = None
+    ) -> builtins.list[bytes | _Missing]: ...
+    @overload
+    def get_into(self, key: Key, buffer: Value, *, timeout: float | None = None) -> int: ...
+    @overload
+    def get_into(
+        self,
+        key: Mapping[Key, Value] | Mapping[str, Value] | Mapping[bytes, Value],
+        buffer: None = None,
+        *,
+        timeout: float | None = None,
+    ) -> builtins.list[int]: ...
+    @overload
+    def view(self, key: Key, *, timeout: float | None = None) -> View: ...
+    @overload
+    def view(self, key: Key, *, missing: _Missing, timeout: float | None = None) -> View | _Missing: ...
+    @overload
+    def view(self, key: Iterable[Key], *, timeout: float | None = None) -> builtins.list[View]: ...
+    @overload
+    def view(
+        self, key: Iterable[Key], *, missing: _Missing, timeout: float | None = None
+    ) -> builtins.list[View | _Missing]: ...
+    @overload
+    def exists(self, key: Key, *, timeout: float | None = None) -> bool: ...
+    @overload
+    def exists(self, key: Iterable[Key], *, timeout: float | None = None) -> builtins.list[bool]: ...
+    @overload
+    def info(self, key: Key, *, timeout: float | None = None) -> ObjectInfo: ...
+    @overload
+    def info(self, key: Key, *, missing: _Missing, timeout: float | None = None) -> ObjectInfo | _Missing: ...
+    @overload
+    def info(self, key: Iterable[Key], *, timeout: float | None = None) -> builtins.list[ObjectInfo]: ...
+    @overload
+    def info(
+        self, key: Iterable[Key], *, missing: _Missing, timeout: float | None = None
+    ) -> builtins.list[ObjectInfo | _Missing]: ...
+    @overload
+    def delete(self, key: Key, *, force: bool = False, timeout: float | None = None) -> bool: ...
+    @overload
+    def delete(
+        self, key: Iterable[Key], *, force: bool = False, timeout: float | None = None
+    ) -> builtins.list[bool]: ...
+    def delete_prefix(self, prefix: Key, *, force: bool = False, timeout: float | None = None) -> int: ...
+    def delete_regex(self, pattern: str, *, force: bool = False, timeout: float | None = None) -> int: ...
+    def clear(self, *, force: bool = False, timeout: float | None = None) -> int: ...
+    def list(self, prefix: Key = "", *, timeout: float | None = None) -> builtins.list[ObjectInfo]: ...
+    def stats(self, *, timeout: float | None = None) -> Stats: ...
+    def routes(self, *, timeout: float | None = None) -> builtins.list[Route]: ...
+    def close(self, *, timeout: float | None = None) -> None: ...
+    def __contains__(self, key: Key, /) -> bool: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None: ...
+    def __reduce__(self) -> tuple[Any, ...]: ...
+
+def connect(
+    address: str | None,
+    *,
+    memory: int,
+    namespace: str | None,
+    token: str | None,
+    shared_memory: bool,
+    timeout: float,
+    is_async: bool,
+) -> Any: ...
+def cli(argv: Sequence[str]) -> int: ...
