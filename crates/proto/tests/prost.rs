@@ -198,7 +198,7 @@ fn an_enum_is_a_protobuf_oneof() {
         let pattern = Some(WirePattern { which: Some(which) });
         check(
             Incoming::Request(RequestId(1), Request::List(list)),
-            &WireList { pattern, pinned_by: None, cursor: 9, limit: 100 },
+            &WireList { pattern, cursor: 9, limit: 100 },
         );
     }
 }

@@ -238,7 +238,7 @@ impl Master {
         self.confirmed(id, op);
     }
 
-    fn confirmed(&mut self, id: RequestId, op: Option<OpId>) {
+    pub(super) fn confirmed(&mut self, id: RequestId, op: Option<OpId>) {
         let Some(op) = op else { return };
         let Some(Op::Confirm(confirming)) = self.ops.get_mut(&op) else { return };
         confirming.outstanding.remove(&id);
