@@ -15,7 +15,7 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use tiffin_client::{
     Client, ConnectOptions, Deadline, DeleteOptions, Error, GetOptions, Key, Put, PutOptions, ResolveOptions,
     Way,
@@ -250,7 +250,7 @@ fn a_node_that_is_stopped(runtime: &Runtime) {
         for client in [&near, &far] {
             only(client.put(&[Put::new(key("k"), &bytes)], soon()).await).unwrap();
         }
-        node.signal(Signal::STOP);
+        node.stop();
         // Its memory is still there, and so are the stamps that prove what is in it.
         assert!(only(near.get(&[key("k")], GetOptions::default(), soon()).await).unwrap().bytes == bytes);
         // Who needs its help gets an error in time.
@@ -264,7 +264,7 @@ fn a_node_that_is_stopped(runtime: &Runtime) {
         let deleted = only(far.delete(&[key("k")], DeleteOptions::default(), short()).await);
         assert_eq!(deleted, Err(Error::Unconfirmed { nodes: vec!["sleepy".to_owned()] }));
 
-        node.signal(Signal::CONT);
+        node.go_on();
         let usage = || master.stat().nodes[0].usage;
         eventually("what was reserved meanwhile comes back", || usage().granted == 0 && usage().objects == 0)
             .await;
@@ -294,8 +294,15 @@ impl Process {
         drop(self);
     }
 
-    fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.0), signal).unwrap();
+    /// Stops all its threads, and returns when they have stopped.
+    fn stop(&self) {
+        kill_process(Pid::from_child(&self.0), Signal::STOP).unwrap();
+        let (_, status) = waitpid(Some(Pid::from_child(&self.0)), WaitOptions::UNTRACED).unwrap().unwrap();
+        assert!(status.stopped(), "{status:?}");
+    }
+
+    fn go_on(&self) {
+        kill_process(Pid::from_child(&self.0), Signal::CONT).unwrap();
     }
 }
 

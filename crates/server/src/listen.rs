@@ -108,15 +108,19 @@ impl Door {
 
 /// Lets parties in and serves them until this is dropped, which ends every connection.
 pub(crate) async fn serve<H: Host>(listener: Listener, host: Arc<H>) {
+    serve_at_most(listener, host, CONNECTIONS_MAX).await;
+}
+
+async fn serve_at_most<H: Host>(listener: Listener, host: Arc<H>, connections_max: usize) {
     let mut visits = JoinSet::new();
     loop {
         let stream = listener.accept().await;
         while visits.try_join_next().is_some() {}
-        if visits.len() >= CONNECTIONS_MAX + REFUSALS_MAX {
+        if visits.len() >= connections_max + REFUSALS_MAX {
             tracing::warn!(address = %listener.local_address(), "too many connections: closed one unheard");
             continue;
         }
-        let is_full = visits.len() >= CONNECTIONS_MAX;
+        let is_full = visits.len() >= connections_max;
         visits.spawn(greet(stream, Arc::clone(&host), is_full));
     }
 }
@@ -127,7 +131,7 @@ async fn greet<H: Host>(stream: Stream, host: Arc<H>, is_full: bool) {
     let Some(greeting) = Greeting::receive(stream, deadline).await else { return };
     let door = host.door();
     let refusal = if is_full {
-        Err(Refusal { reason: Reason::Busy, message: format!("{CONNECTIONS_MAX} connections are open") })
+        Err(Refusal { reason: Reason::Busy, message: "there are too many connections".to_owned() })
     } else {
         door.check(&greeting.hello, greeting.peer())
     };
@@ -187,6 +191,8 @@ impl Drop for Inside<'_> {
 
 #[cfg(test)]
 mod tests {
+    use tiffin_rpc::{CallError, Connection};
+
     use super::*;
 
     #[test]
@@ -213,6 +219,43 @@ mod tests {
             let found = Door::new("secret".into(), nodes_enter).check(&hello, tcp);
             assert_eq!(found.map_err(|refusal| refusal.reason), expected, "{hello:?}");
         }
+    }
+
+    struct Room(Door);
+
+    impl Host for Room {
+        fn door(&self) -> &Door {
+            &self.0
+        }
+
+        fn welcome(&self) -> Welcome {
+            Welcome::default()
+        }
+
+        async fn visit(self: Arc<Self>, _hello: Hello, _outbox: Outbox, mut inbox: Inbox) {
+            while inbox.next().await.is_some() {}
+        }
+    }
+
+    #[tokio::test]
+    async fn one_too_many_is_told_so_and_finds_room_when_another_leaves() {
+        let listener = Listener::bind(&"127.0.0.1:0".parse().unwrap()).await.unwrap();
+        let address = listener.local_address().clone();
+        let room = Arc::new(Room(Door::new(String::new(), false)));
+        let serving = tokio::spawn(serve_at_most(listener, Arc::clone(&room), 1));
+        let hello = Hello { namespace: "default".into(), client: ClientId(1), ..Hello::default() };
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let open = || Connection::open(&address, hello.clone(), deadline);
+        let (first, _) = open().await.unwrap();
+        let refused = open().await.map(|_| ());
+        assert!(matches!(refused, Err(CallError::Refused(refusal)) if refusal.reason == Reason::Busy));
+        assert_eq!((room.0.inside(), room.0.refused()), (1, 1));
+        drop(first);
+        // The server may take a moment to see it go.
+        while open().await.is_err() {
+            assert!(Instant::now() < deadline, "the place never became free");
+        }
+        serving.abort();
     }
 
     #[test]
