@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use tiffin_core::{
     ConnId, Generation, Hold, RequestId, SegmentId, Tick,
+    marks::Marks,
     master::{Effect, Notice},
     message::{
         Announce, CommitOutcome, Decide, DecideItem, DeleteOutcome, DeletedMatching, OnExists, Record, Reply,
@@ -377,7 +378,7 @@ impl Oracle {
             key: item.item.key.clone(),
             generation: *generation,
             len: item.item.len,
-            hard_pin: item.item.options.hard_pin,
+            marks: Marks::of(&item.item.options),
         };
         self.record(segment, &record);
     }
@@ -402,7 +403,7 @@ impl Oracle {
             }
         }
         let life = self.seen(name, record.generation);
-        life.pinned |= record.hard_pin;
+        life.pinned |= !record.marks.pins.is_empty();
         if let (None, Some(value)) = (life.value, value) {
             life.value = Some(value);
         }
