@@ -1,8 +1,8 @@
 """Notices Mooncake's own wheel in the same place.
 
-Both wheels own the folder `mooncake`. Installed one over the other, each overwrites some of the other's files and
-leaves the rest, and in one folder Python prefers an extension module to a file of the same name: `mooncake.store`
-would be Mooncake's, and the rest ours.
+Both wheels own the folder `mooncake`. Installed one over the other, each overwrites some of the other's
+files and leaves the rest, and in one folder Python prefers an extension module to a file of the same name:
+`mooncake.store` would be Mooncake's, and the rest ours.
 """
 
 import importlib.machinery

@@ -1,4 +1,4 @@
-"""Mooncake's store, served by Tiffin. The classes are made in Rust; here they get the names that users know."""
+"""Mooncake's store, served by Tiffin. The classes are made in Rust; here they get the names users know."""
 
 import ctypes as _ctypes
 import os as _os
@@ -61,7 +61,7 @@ def _processors(text):
     return numbers
 
 
-__all__ = [  # noqa: PLE0604
+__all__ = [
     "BufferHandle",
     "MooncakeDistributedStore",
     "ObjectDataType",

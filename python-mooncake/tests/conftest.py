@@ -1,4 +1,4 @@
-"""What the tests of the drop-in share: processes that use it, and how to point them at another implementation."""
+"""What the tests of the drop-in share: processes that use it, ours or another implementation."""
 
 import json
 import os
@@ -90,4 +90,6 @@ def start_worker(request):
 @pytest.fixture(scope="session")
 def is_ours(request):
     """Whether our drop-in is under test, and not the original."""
-    return pathlib.Path(request.config.getoption("--mooncake-python")).absolute() == pathlib.Path(sys.executable)
+    return pathlib.Path(request.config.getoption("--mooncake-python")).absolute() == pathlib.Path(
+        sys.executable
+    )

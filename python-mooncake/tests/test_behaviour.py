@@ -1,6 +1,6 @@
 """How the drop-in behaves where the original crashes, leaks, hangs or says nothing.
 
-Everything happens in processes of its own, on free ports of loopback; see `worker.py` for the names they know.
+Everything happens in processes of its own, on free ports of loopback; `worker.py` has the names they know.
 """
 
 import signal
@@ -40,7 +40,9 @@ def test_two_hosts_talk_through_tcp(worker):
     assert worker.eval("a('store.get_hostname()')").startswith("127.0.0.2:")
     worker.run("b('NAMES.update(memory=Memory(8 * MIB, bytes(range(251))))')")
     assert worker.eval("b(\"store.put_from('x', memory.address, 8 * MIB)\")") == 0
-    assert worker.eval("a(\"store.get('x') == (bytes(range(251)) * (8 * MIB // 251 + 1))[:8 * MIB]\")") is True
+    assert (
+        worker.eval("a(\"store.get('x') == (bytes(range(251)) * (8 * MIB // 251 + 1))[:8 * MIB]\")") is True
+    )
     assert worker.eval("b(\"store.get_into('x', memory.address, 8 * MIB)\")") == 8 * MIB
     assert worker.eval("b('store._traffic()')") == {
         "local": (0, 0),
@@ -242,9 +244,14 @@ def test_memory_that_was_not_registered_is_refused_if_asked_for(worker):
     assert worker.eval("store.register_buffer(p + 4096, 4096)") == 0
     assert worker.eval("store.put_from('f', p + 4096, 4096), store.get_into('k', p + 5000, 100)") == (0, 100)
     # One byte too far to either side.
-    assert worker.eval("store.put_from('g', p + 4095, 4096), store.get_into('k', p + 8093, 100)") == (-800, -800)
+    assert worker.eval("store.put_from('g', p + 4095, 4096), store.get_into('k', p + 8093, 100)") == (
+        -800,
+        -800,
+    )
     assert worker.eval("store.unregister_buffer(p + 4096), store.put_from('g', p + 4096, 64)") == (0, -800)
-    worker.run("del os.environ['TIFFIN_REQUIRE_REGISTERED']; from mooncake.store import MooncakeDistributedStore")
+    worker.run(
+        "del os.environ['TIFFIN_REQUIRE_REGISTERED']; from mooncake.store import MooncakeDistributedStore"
+    )
     worker.run("settings = dict(local_hostname='localhost', metadata_server='', require_registered=True)")
     worker.run("other = MooncakeDistributedStore(); settings['master_server_addr'] = master.address")
     assert worker.eval("other.setup(settings), other.put_from('h', p, 64)") == (0, -800)
@@ -255,7 +262,9 @@ def test_counts_above_two_gib_are_right(worker):
     assert worker.eval("connect(master.address, segment=2304 * MIB)") == 0
     worker.run("memory = Memory(64 * MIB, b'large'); pointers = [[memory.address] * 33]")
     assert worker.eval("store.batch_put_from_multi_buffers(['big'], pointers, [[64 * MIB] * 33])") == [0]
-    assert worker.eval("store.batch_get_into_multi_buffers(['big'], pointers, [[64 * MIB] * 33])") == [33 * 64 * MIB]
+    assert worker.eval("store.batch_get_into_multi_buffers(['big'], pointers, [[64 * MIB] * 33])") == [
+        33 * 64 * MIB
+    ]
     assert worker.eval("store.get_size('big')") == 33 * 64 * MIB
 
 
@@ -277,9 +286,15 @@ def test_a_failed_setup_says_in_one_line_what_and_why(worker):
         ]:
             before = len(worker.log.read_text())
             master = "*, " if arguments[-1] == "m" else ""
-            call = f"store.setup(*{arguments[:-1]!r}, master.address)" if master else f"store.setup(*{arguments!r})"
+            call = (
+                f"store.setup(*{arguments[:-1]!r}, master.address)"
+                if master
+                else f"store.setup(*{arguments!r})"
+            )
             assert worker.eval(f"in_time(30, lambda: {call})") == code, arguments
-            lines = [line for line in worker.log.read_text()[before:].splitlines() if "mooncake.store: " in line]
+            lines = [
+                line for line in worker.log.read_text()[before:].splitlines() if "mooncake.store: " in line
+            ]
             assert len(lines) == 1 and told in lines[0], lines
             assert worker.eval("store.put('k', b'v'), store.health_check()") == (-600, 1)
 

@@ -1,4 +1,4 @@
-"""The calls of real clients of `mooncake.store`: their order, the forms of their arguments, and what they check.
+"""The calls of real clients of `mooncake.store`: their order, their arguments, and what they check.
 
 Each test stands for one client's own code: what it would do with the answers is what is asserted.
 """
@@ -150,7 +150,10 @@ def test_lmcache_connector(master, stores):
     assert store.register_buffer(pool.address, pool.size) == 0
     assert not store.is_exist("chunk")
     assert store.put_from("chunk", pool.address, MIB, config) == 0
-    assert store.batch_put_from(["c1", "c2"], [pool.address, pool.address + MIB], [MIB, MIB], config) == [0, 0]
+    assert store.batch_put_from(["c1", "c2"], [pool.address, pool.address + MIB], [MIB, MIB], config) == [
+        0,
+        0,
+    ]
     # The other path: metadata and data, one behind the other.
     header = b"header--"
     assert store.put_parts("parts", header, memoryview(pool.map)[:4096]) == 0
@@ -197,7 +200,9 @@ def test_torchspec(master, stores):
     target = worker.Memory(8 * MIB)
     into = [target.address + offset for offset in offsets]
     assert store.batch_get_into(keys, into, sizes) == sizes
-    assert all(target[at : at + size] == buffer[at : at + size] for at, size in zip(offsets, sizes, strict=True))
+    assert all(
+        target[at : at + size] == buffer[at : at + size] for at, size in zip(offsets, sizes, strict=True)
+    )
     handles = store.batch_get_buffer(keys)
     for handle, size, offset in zip(handles, sizes, offsets, strict=True):
         assert handle.size() == size

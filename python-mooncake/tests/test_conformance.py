@@ -1,7 +1,7 @@
-"""What the calls of `mooncake.store` answer, case by case, compared with what the official wheel was seen to answer.
+"""What the calls of `mooncake.store` answer, case by case, compared with what the official wheel answers.
 
-A section is a program: each line is run, in order, in one process; a line with `-> …` is a test, and says what the
-expression comes to. What stands behind `|` is how we differ, and every such line is listed in
+A section is a program: each line is run, in order, in one process; a line with `-> …` is a test, and says
+what the expression comes to. What stands behind `|` is how we differ, and every such line is listed in
 docs/mooncake-compat.md:
 
 - `| ours …`: the original answers what stands before, we answer this.
@@ -11,8 +11,8 @@ docs/mooncake-compat.md:
 The suite runs against any implementation: `pytest … --mooncake-python .venv-peer/bin/python`.
 """
 
-import ast
 import dataclasses
+import pathlib
 
 import pytest
 
@@ -179,19 +179,19 @@ after('x', lambda: store.get_size('x'))                               -> -706 | 
 after('x', lambda: store.get_buffer('x'))                             -> -706 | relaxed 0
 after('x', lambda: store.put('x', b'other'))                          -> 0
 put('t')                                                              -> [0]
-store.get('t'), store.remove('t')                                     -> (b'value', -706) | relaxed (b'value', 0)
+store.get('t'), store.remove('t') -> (b'value', -706) | relaxed (b'value', 0)
 until(lambda: store.remove('t') in (0, -704))                         -> True
 put('f'), store.get('f'), store.remove('f', force=True), store.is_exist('f') -> ([0], b'value', 0, 0)
 store.remove('missing'), store.remove('missing', True)                -> (-704, -704)
 put('b1', 'b2'), store.get('b2')                                      -> ([0, 0], b'value')
-store.batch_remove(['b1', 'b2', 'missing'])                           -> [0, -706, -704] | relaxed [0, 0, -704]
+store.batch_remove(['b1', 'b2', 'missing']) -> [0, -706, -704] | relaxed [0, 0, -704]
 store.batch_remove(['b2'], force=True)                                -> [0] | relaxed [-704]
 store.batch_remove([])                                                -> []
 put('dup'), store.batch_remove(['dup', 'dup'])                        -> ([0], [0, -704])
 put(*[f'rx_{{i}}' for i in range(5)])                                 -> [0, 0, 0, 0, 0]
 store.is_exist('rx_0')                                                -> 1
 store.remove_by_regex('^rx_')                                         -> 4 | relaxed 5
-store.batch_is_exist([f'rx_{{i}}' for i in range(5)])                 -> [1, 0, 0, 0, 0] | relaxed [0, 0, 0, 0, 0]
+store.batch_is_exist([f'rx_{{i}}' for i in range(5)]) -> [1, 0, 0, 0, 0] | relaxed [0, 0, 0, 0, 0]
 store.remove_by_regex('^rx_', force=True)                             -> 1 | relaxed 0
 put(*[f'other_rx_{{i}}' for i in range(5)])                           -> [0, 0, 0, 0, 0]
 store.remove_by_regex('rx_[12]$')                                     -> 2
@@ -273,7 +273,8 @@ config(group_ids=None).group_ids, config(group_ids=['a']).group_ids   -> (None, 
 ReplicateConfig() == ReplicateConfig()                                -> False
 copy.copy(ReplicateConfig())                                          -> raises TypeError
 pickle.dumps(ReplicateConfig())                                       -> raises TypeError
-int(SoftPinAction.ENABLE), SoftPinAction.ENABLE.name, SoftPinAction(1) == SoftPinAction.ENABLE -> (1, 'ENABLE', True)
+enable = SoftPinAction.ENABLE
+int(enable), enable.name, SoftPinAction(1) == enable                  -> (1, 'ENABLE', True)
 sorted(ObjectDataType.__members__)[0], int(ObjectDataType.GENERAL)    -> ('ACTIVATION', 9)
 master = Master()
 connect(master.address)                                               -> 0
@@ -359,7 +360,8 @@ in_time(30, lambda: settle(local_hostname=local, master_server_addr='10.255.255.
 settle(local_hostname=local, master_server_addr='127.0.0.1')          -> -600
 settle(local_hostname=local, master_server_addr='')                   -> -600 | fault
 in_time(30, lambda: settle(metadata_server=f'http://127.0.0.1:{free_port()}/metadata')) -> -1
-settle(metadata_server=master.metadata_url), store.put('m', b'v'), store.get('m'), store.close() -> (0, 0, b'v', 0)
+settle(metadata_server=master.metadata_url)                           -> 0
+store.put('m', b'v'), store.get('m'), store.close()                   -> (0, b'v', 0)
 settle(protocol='nosuch')                                             -> -1
 settle(protocol='rdma')                                               -> 0 | ours -1
 store.close()                                                         -> 0
@@ -404,7 +406,8 @@ memory = Memory(20 * MIB, bytes(range(251)))
 p = memory.address
 store.put('large', memory.map), a("store.get_size('large')")          -> (0, 20 * MIB)
 import hashlib
-hashlib.sha256(memory.map).hexdigest() == a("__import__('hashlib').sha256(store.get('large')).hexdigest()") -> True
+there = "__import__('hashlib').sha256(store.get('large')).hexdigest()"
+hashlib.sha256(memory.map).hexdigest() == a(there)                    -> True
 store.get_into('x', p, 8192), memory[:6]                              -> (6, b'from-b')
 store.put_from('ru', p, 4096), store.get('ru') == memory[:4096]       -> (0, True)
 store.batch_get_into(['x'], [p], [8192])                              -> [6]
@@ -412,7 +415,7 @@ store.batch_put_from(['ru2'], [p], [4096])                            -> [0]
 store.register_buffer(p, 4096)                                        -> 0
 store.get_into('x', p + 2, 8000)                                      -> 6
 store.put_from('rp', p, 8192)                                         -> 0
-a("store.get('x')"), store.remove('x')                                -> (b'from-b', -706) | relaxed (b'from-b', 0)
+a("store.get('x')"), store.remove('x') -> (b'from-b', -706) | relaxed (b'from-b', 0)
 a('store.close()')                                                    -> 0
 store.is_exist('y'), store.get('y')                                   -> (0, b'')
 store.put('n', b'v')                                                  -> -200
@@ -594,17 +597,28 @@ def test_a_call_answers_as_the_original_does(name, number, answers, is_ours):
         assert answer.get("value") == shown(expected), f"{line.code} came to {answer}"
 
 
-def test_every_difference_is_documented():
-    """The page lists each line of the suite where we answer otherwise than the original."""
-    import pathlib
+def differences():
+    """Every line where we answer otherwise than the original, each once."""
+    found = {}
+    for name in SECTIONS:
+        for line in lines(name):
+            if line.is_fault:
+                found[f"{line.code}  ->  crash, hang or cut | {line.official}"] = None
+            elif line.ours != line.official:
+                found[f"{line.code}  ->  {line.official} | {line.ours}"] = None
+    return "\n".join(found)
 
-    page = (pathlib.Path(__file__).parents[2] / "docs" / "mooncake-compat.md").read_text()
-    different = {line.code for name in SECTIONS for line in lines(name) if line.ours != line.official}
-    undocumented = sorted(code for code in different if f"`{code}`" not in page)
-    assert not undocumented
+
+def test_every_difference_is_documented():
+    """If this fails, put the list that it shows into the page."""
+    page = pathlib.Path(__file__).parents[2] / "docs" / "mooncake-compat.md"
+    assert differences() in page.read_text(), differences()
 
 
 def test_the_table_can_be_read():
     found = lines("strict lease")
     assert sum(line.is_test for line in found) > 30
-    assert ast.literal_eval(next(line.official for line in found if "'b1', 'b2', 'missing'" in line.code)) == [0, -706, -704]
+    removal = next(line for line in found if "'b1', 'b2', 'missing'" in line.code)
+    assert (removal.official, removal.ours) == ("[0, -706, -704]", "[0, -706, -704]")
+    removal = next(line for line in lines("lease") if line.code == removal.code)
+    assert (removal.official, removal.ours) == ("[0, -706, -704]", "[0, 0, -704]")

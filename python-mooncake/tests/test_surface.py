@@ -90,7 +90,9 @@ def test_both_spellings_of_the_soft_pin():
 
 
 def test_binding_to_a_numa_node():
-    script = "import os; from mooncake.store import *; bind_to_numa_node(0); print(len(os.sched_getaffinity(0)))"
+    script = (
+        "import os; from mooncake.store import *; bind_to_numa_node(0); print(len(os.sched_getaffinity(0)))"
+    )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 0 and int(done.stdout) >= 1, done.stderr
     with pytest.raises(ValueError, match="4096"):

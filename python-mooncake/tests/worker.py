@@ -1,8 +1,8 @@
 """A process that uses `mooncake.store` the way it is told to, line by line.
 
-It reads JSON from standard input, one request a line: `{"run": code}` runs a statement, `{"eval": code}` answers
-with what an expression comes to. It imports nothing but the standard library and what it is told to try, so that
-it runs under any interpreter that has a `mooncake.store`. Everything that it starts dies with it.
+It reads JSON from standard input, one request a line: `{"run": code}` runs a statement, `{"eval": code}`
+answers with what an expression comes to. It imports nothing but the standard library and what it is told to
+try, so that it runs under any interpreter that has a `mooncake.store`. All that it starts dies with it.
 """
 
 import collections

@@ -14,6 +14,7 @@ use pyo3::types::{PyCapsule, PyDict};
 use pyo3::{ffi, intern};
 
 use crate::errors::{invalid, wrong_type};
+use crate::runtime;
 
 /// The device of ordinary memory.
 pub(crate) const DEVICE_CPU: (i32, i32) = (1, 0);
@@ -88,9 +89,25 @@ pub(crate) struct Tensor {
     loan: Loan,
 }
 
+#[derive(Clone, Copy)]
 enum Loan {
     New(*mut Managed),
     Old(*mut ManagedOld),
+}
+
+// SAFETY: it is only an address for all threads but the one that ends the loan.
+unsafe impl Send for Loan {}
+
+impl Loan {
+    fn end(self, _py: Python<'_>) {
+        // SAFETY: the struct is alive until its deleter is called. A tensor ends its loan once, when it is dropped.
+        unsafe {
+            match self {
+                Self::New(managed) => (*managed).deleter.map(|delete| delete(managed)),
+                Self::Old(managed) => (*managed).deleter.map(|delete| delete(managed)),
+            };
+        }
+    }
 }
 
 /// Where the elements lie.
@@ -189,16 +206,9 @@ impl Tensor {
 
 impl Drop for Tensor {
     fn drop(&mut self) {
-        // A deleter may need the interpreter, and without one there is nothing to give back to.
-        Python::try_attach(|_| {
-            // SAFETY: the struct is alive until its deleter is called, which happens here and once.
-            unsafe {
-                match self.loan {
-                    Loan::New(managed) => (*managed).deleter.map(|delete| delete(managed)),
-                    Loan::Old(managed) => (*managed).deleter.map(|delete| delete(managed)),
-                }
-            }
-        });
+        // A deleter may need the interpreter.
+        let loan = self.loan;
+        runtime::give_back(move |py| loan.end(py));
     }
 }
 

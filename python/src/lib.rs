@@ -37,6 +37,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<view::View>()?;
     module.add_function(wrap_pyfunction!(store::connect, module)?)?;
     module.add_function(wrap_pyfunction!(cli, module)?)?;
+    let leave = wrap_pyfunction!(runtime::leave, module)?;
+    module.py().import("atexit")?.call_method1("register", (leave,))?;
     mooncake::register(module)
 }
 

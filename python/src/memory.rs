@@ -8,6 +8,7 @@
 //! other threads of Python that use it meanwhile.
 
 use std::ffi::{CStr, c_char};
+use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 
 use pyo3::exceptions::PyTypeError;
@@ -17,6 +18,7 @@ use tiffin_client::{SourceBuf, TargetBuf};
 
 use crate::dlpack::Tensor;
 use crate::errors::{invalid, wrong_type};
+use crate::runtime;
 
 /// Bytes of a Python object, in one piece.
 pub(crate) struct Memory {
@@ -143,7 +145,20 @@ impl Lender {
 }
 
 /// A buffer of the buffer protocol.
-struct Buffer(Box<ffi::Py_buffer>);
+struct Buffer(ManuallyDrop<Lent>);
+
+/// The buffer as its exporter filled it: it must not move, and is released with the interpreter attached.
+struct Lent(Box<ffi::Py_buffer>);
+
+// SAFETY: it is only an address for all threads but the one that releases it.
+unsafe impl Send for Lent {}
+
+impl Lent {
+    fn release(mut self, _py: Python<'_>) {
+        // SAFETY: the buffer was filled by its exporter and is released once, with the interpreter attached.
+        unsafe { ffi::PyBuffer_Release(&raw mut *self.0) };
+    }
+}
 
 impl Buffer {
     fn get(object: &Bound<'_, PyAny>, flags: i32) -> PyResult<Self> {
@@ -152,36 +167,40 @@ impl Buffer {
         if unsafe { ffi::PyObject_GetBuffer(object.as_ptr(), &raw mut *view, flags) } == -1 {
             return Err(PyErr::fetch(object.py()));
         }
-        Ok(Self(view))
+        Ok(Self(ManuallyDrop::new(Lent(view))))
+    }
+
+    fn raw(&self) -> &ffi::Py_buffer {
+        &self.0.0
     }
 
     fn start(&self) -> NonNull<u8> {
-        NonNull::new(self.0.buf.cast()).unwrap_or(NonNull::dangling())
+        NonNull::new(self.raw().buf.cast()).unwrap_or(NonNull::dangling())
     }
 
     fn len(&self) -> usize {
-        usize::try_from(self.0.len).unwrap_or(0)
+        usize::try_from(self.raw().len).unwrap_or(0)
     }
 
     fn is_writable(&self) -> bool {
-        self.0.readonly == 0
+        self.raw().readonly == 0
     }
 
     /// Whether the bytes lie in one piece, in the order of the elements.
     fn is_in_one_piece(&self) -> bool {
         const ROWS_FIRST: c_char = b'C' as c_char;
         // SAFETY: the buffer was filled by its exporter.
-        unsafe { ffi::PyBuffer_IsContiguous(&raw const *self.0, ROWS_FIRST) != 0 }
+        unsafe { ffi::PyBuffer_IsContiguous(self.raw(), ROWS_FIRST) != 0 }
     }
 
     /// Whether there are pointers to Python objects among the elements: to store them makes no sense, and to
     /// overwrite them would take the interpreter down.
     fn holds_objects(&self) -> bool {
-        if self.0.format.is_null() {
+        if self.raw().format.is_null() {
             return false;
         }
         // SAFETY: the format is a string of C that lives as long as the buffer.
-        let format = unsafe { CStr::from_ptr(self.0.format) }.to_bytes();
+        let format = unsafe { CStr::from_ptr(self.raw().format) }.to_bytes();
         // Names of fields stand between colons.
         format.split(|byte| *byte == b':').step_by(2).any(|codes| codes.contains(&b'O'))
     }
@@ -192,7 +211,7 @@ impl Buffer {
         let mut bytes = vec![0_u8; self.len()];
         // SAFETY: the buffer was filled by its exporter, and there is room for exactly `len` bytes.
         let status = unsafe {
-            ffi::PyBuffer_ToContiguous(bytes.as_mut_ptr().cast(), &raw const *self.0, self.0.len, ROWS_FIRST)
+            ffi::PyBuffer_ToContiguous(bytes.as_mut_ptr().cast(), self.raw(), self.raw().len, ROWS_FIRST)
         };
         if status == -1 { Err(PyErr::fetch(py)) } else { Ok(bytes) }
     }
@@ -200,11 +219,9 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // Without an interpreter there is nobody to give it back to.
-        Python::try_attach(|_| {
-            // SAFETY: the buffer was filled by its exporter and is released once, with the interpreter attached.
-            unsafe { ffi::PyBuffer_Release(&raw mut *self.0) };
-        });
+        // SAFETY: it is taken out here and nowhere else, and `self` is not used any more.
+        let lent = unsafe { ManuallyDrop::take(&mut self.0) };
+        runtime::give_back(|py| lent.release(py));
     }
 }
 

@@ -5,10 +5,15 @@
 //!
 //! **Invariant:** no thread of the runtime waits for the interpreter. Whoever waits for the runtime has let go of
 //! the interpreter before, and what comes back to an event loop is carried there by a thread of its own.
+//!
+//! **Invariant:** no thread but the main one asks for an interpreter that is being taken down: CPython would end the
+//! thread in the middle of our code. [`leave`] is called before that, and from then on other threads stay outside;
+//! only threads that nobody waits for are left by then.
 
 use std::collections::VecDeque;
 use std::io;
 use std::pin::pin;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
@@ -33,6 +38,28 @@ pub(crate) type Parcel = Box<dyn FnOnce(Python<'_>) + Send>;
 struct Engine {
     runtime: Runtime,
     courier: mpsc::Sender<Parcel>,
+    is_leaving: AtomicBool,
+    /// How many threads are on their way into the interpreter, or are couriers inside.
+    entering: AtomicUsize,
+}
+
+/// A thread's leave to enter the interpreter.
+struct Entry<'a>(&'a Engine);
+
+impl Engine {
+    /// Leave to enter the interpreter, unless it is about to be taken down.
+    fn entry(&self) -> Option<Entry<'_>> {
+        // Counted first and looked at then, as `leave` announces first and counts then: one of both sees the other.
+        self.entering.fetch_add(1, Ordering::SeqCst);
+        let entry = Entry(self);
+        (!self.is_leaving.load(Ordering::SeqCst)).then_some(entry)
+    }
+}
+
+impl Drop for Entry<'_> {
+    fn drop(&mut self) {
+        self.0.entering.fetch_sub(1, Ordering::SeqCst);
+    }
 }
 
 /// The runtime of this process.
@@ -43,23 +70,19 @@ pub(crate) fn runtime() -> PyResult<&'static Runtime> {
 /// Waits for some work with the interpreter released. On the main thread signals are heard meanwhile: if a handler
 /// raises (as that of Ctrl-C does), the work is dropped where it stands and the exception is passed on.
 pub(crate) fn block_on<T: Send>(py: Python<'_>, work: impl AsyncFnOnce() -> T + Send) -> PyResult<T> {
-    let runtime = runtime()?;
-    let hears_signals = is_main_thread();
-    py.detach(|| {
-        runtime.block_on(async {
-            let mut work = pin!(work());
-            if !hears_signals {
-                return Ok(work.await);
-            }
-            loop {
-                tokio::select! {
-                    biased;
-                    result = &mut work => return Ok(result),
-                    () = tokio::time::sleep(SIGNALS_EVERY) => Python::attach(|py| py.check_signals())?,
-                }
-            }
-        })
-    })
+    let engine = engine()?;
+    if is_main_thread() {
+        return py.detach(|| engine.runtime.block_on(hearing_signals(work)));
+    }
+    let (result, entry) = py.detach(|| {
+        let result = engine.runtime.block_on(work());
+        match engine.entry() {
+            Some(entry) => (result, entry),
+            None => stay_outside(),
+        }
+    });
+    drop(entry);
+    Ok(result)
 }
 
 /// Has something done with the interpreter attached, soon, on a thread that may wait for it.
@@ -69,6 +92,46 @@ pub(crate) fn deliver(parcel: Parcel) {
     {
         // The courier leaves only when the interpreter does. What the parcel holds cannot be released any more.
         std::mem::forget(parcel);
+    }
+}
+
+/// Gives back what Python lent, wherever this is called from. Without an interpreter there is nobody to give it to.
+pub(crate) fn give_back(parcel: impl FnOnce(Python<'_>) + Send + 'static) {
+    if tokio::runtime::Handle::try_current().is_ok() {
+        deliver(Box::new(parcel));
+    } else {
+        Python::try_attach(parcel);
+    }
+}
+
+/// Called by Python at its exit, while everything still works: waits until no other thread is on its way into the
+/// interpreter, and lets none set out any more.
+#[pyfunction]
+pub(crate) fn leave(py: Python<'_>) {
+    if let Some(engine) = ENGINE.here() {
+        engine.is_leaving.store(true, Ordering::SeqCst);
+        py.detach(|| {
+            while engine.entering.load(Ordering::SeqCst) > 0 {
+                std::thread::yield_now();
+            }
+        });
+    }
+}
+
+async fn hearing_signals<T>(work: impl AsyncFnOnce() -> T) -> PyResult<T> {
+    let mut work = pin!(work());
+    loop {
+        tokio::select! {
+            biased;
+            result = &mut work => return Ok(result),
+            () = tokio::time::sleep(SIGNALS_EVERY) => Python::attach(|py| py.check_signals())?,
+        }
+    }
+}
+
+fn stay_outside() -> ! {
+    loop {
+        std::thread::park();
     }
 }
 
@@ -88,7 +151,7 @@ fn make() -> io::Result<Engine> {
         .build()?;
     let (courier, parcels) = mpsc::channel();
     std::thread::Builder::new().name("tiffin-courier".to_owned()).spawn(move || carry(&parcels))?;
-    Ok(Engine { runtime, courier })
+    Ok(Engine { runtime, courier, is_leaving: AtomicBool::new(false), entering: AtomicUsize::new(0) })
 }
 
 /// Delivers parcels, as many at a time as there are, until the interpreter ends.
@@ -96,15 +159,16 @@ fn carry(parcels: &mpsc::Receiver<Parcel>) {
     while let Ok(first) = parcels.recv() {
         let mut load = VecDeque::from([first]);
         load.extend(parcels.try_iter().take(PARCELS_MAX - 1));
-        let delivered = Python::try_attach(|py| {
+        let Some(entry) = ENGINE.here().and_then(Engine::entry) else {
+            std::mem::forget(load);
+            return;
+        };
+        Python::attach(|py| {
             while let Some(parcel) = load.pop_front() {
                 parcel(py);
             }
         });
-        if delivered.is_none() {
-            std::mem::forget(load);
-            return;
-        }
+        drop(entry);
     }
 }
 

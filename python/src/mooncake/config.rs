@@ -251,9 +251,10 @@ impl ReplicateConfig {
             format!(", preferred_segment: {}", self.preferred_segment)
         };
         format!(
-            "ReplicateConfig: {{ replica_num: {}, nof_replica_num: {}, dfs_replica_num: {}, soft_pin_action: {}, \
-             soft_pin_ttl_ms: {ttl}, with_hard_pin: {}, preferred_segments: [{}]{segment}, \
-             preferred_nof_segments: [{}], prefer_alloc_in_same_node: {}, data_type: {}{groups} }}",
+            "ReplicateConfig: {{ replica_num: {}, nof_replica_num: {}, dfs_replica_num: {}, \
+             soft_pin_action: {}, soft_pin_ttl_ms: {ttl}, with_hard_pin: {}, \
+             preferred_segments: [{}]{segment}, preferred_nof_segments: [{}], \
+             prefer_alloc_in_same_node: {}, data_type: {}{groups} }}",
             self.replica_num,
             self.nof_replica_num,
             self.dfs_replica_num,

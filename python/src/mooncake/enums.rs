@@ -25,7 +25,10 @@ macro_rules! python_enums {
                 fn new(value: i64) -> PyResult<Self> {
                     match value {
                         $($value => Ok(Self::$member),)+
-                        _ => Err(PyValueError::new_err(format!("{value} is not a valid {}", stringify!($name)))),
+                        _ => {
+                            let what = format!("{value} is not a valid {}", stringify!($name));
+                            Err(PyValueError::new_err(what))
+                        }
                     }
                 }
 
@@ -105,5 +108,10 @@ python_enums! {
     TaskType { ReplicaCopy "REPLICA_COPY" = 0, ReplicaMove "REPLICA_MOVE" = 1 }
 
     /// How far a task is.
-    TaskStatus { Pending "PENDING" = 0, Processing "PROCESSING" = 1, Success "SUCCESS" = 3, Failed "FAILED" = 2 }
+    TaskStatus {
+        Pending "PENDING" = 0,
+        Processing "PROCESSING" = 1,
+        Success "SUCCESS" = 3,
+        Failed "FAILED" = 2,
+    }
 }

@@ -1,5 +1,5 @@
-//! Stores that nobody closed are closed when the interpreter ends, so that their segments leave the cluster at
-//! once and not when the master gives up on them.
+//! Stores that nobody closed are closed when the interpreter ends, so that their segments leave the cluster
+//! at once and not when the master gives up on them.
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 

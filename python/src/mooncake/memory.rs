@@ -1,9 +1,9 @@
-//! Memory that is named by an address, lent through the buffer protocol, or handed out as a `BufferHandle`: all
-//! `unsafe` of the drop-in.
+//! Memory that is named by an address, lent through the buffer protocol, or handed out as a `BufferHandle`:
+//! all `unsafe` of the drop-in.
 //!
 //! An address that Python gives is taken at its word, as `ctypes` does: Mooncake's API is made of them. What
-//! can be checked is (no null, no length that wraps around); the rest is the caller's promise, that the memory
-//! is mapped and left alone until the call returns.
+//! can be checked is (no null, no length that wraps around); the rest is the caller's promise, that the
+//! memory is mapped and left alone until the call returns.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::{self, NonNull};
@@ -22,7 +22,8 @@ pub(crate) fn source<'a>(address: u64, len: u64) -> Option<SourceBuf<'a>> {
     Some(unsafe { SourceBuf::new(start, len) })
 }
 
-/// The `len` bytes at `address`, to be written while the caller's call lasts; `None` if no memory can be there.
+/// The `len` bytes at `address`, to be written while the caller's call lasts; `None` if no memory can be
+/// there.
 pub(crate) fn target<'a>(address: u64, len: u64) -> Option<TargetBuf<'a>> {
     let (start, len) = range(address, len)?;
     // SAFETY: as for `source`; the caller also promises that they may be written.
@@ -36,7 +37,8 @@ fn range(address: u64, len: u64) -> Option<(NonNull<u8>, usize)> {
     fits.then_some((start, len))
 }
 
-/// A value given through the buffer protocol. It stays exported, and so stays where it is, until this is dropped.
+/// A value given through the buffer protocol. It stays exported, and so stays where it is, until this is
+/// dropped.
 pub(crate) enum Lent<'py> {
     /// It lies in one piece.
     Whole(PyUntypedBuffer),
@@ -78,8 +80,8 @@ impl<'py> Lent<'py> {
         match self {
             Self::Copied(bytes) => SourceBuf::from(bytes.as_bytes()),
             Self::Whole(buffer) => match NonNull::new(buffer.buf_ptr().cast()) {
-                // SAFETY: an exported buffer stays mapped and where it is for as long as `self` is borrowed, and
-                // is C-contiguous, so that its bytes are the first `len_bytes`.
+                // SAFETY: an exported buffer stays mapped and where it is for as long as `self` is borrowed,
+                // and is C-contiguous, so that its bytes are the first `len_bytes`.
                 Some(start) => unsafe { SourceBuf::new(start, buffer.len_bytes()) },
                 None => SourceBuf::from(&[] as &[u8]),
             },
@@ -112,8 +114,8 @@ impl BufferHandle {
 impl Drop for BufferHandle {
     fn drop(&mut self) {
         let bytes = ptr::slice_from_raw_parts_mut(self.start.as_ptr(), self.len);
-        // SAFETY: `new` made this slice out of a box, and nobody looks at it any more: an exported buffer holds a
-        // reference to the handle.
+        // SAFETY: `new` made this slice out of a box, and nobody looks at it any more: an exported buffer
+        // holds a reference to the handle.
         drop(unsafe { Box::from_raw(bytes) });
     }
 }
@@ -142,9 +144,9 @@ impl BufferHandle {
         let this = slf.get();
         let len = isize::try_from(this.len).map_err(|_| PyBufferError::new_err("too many bytes"))?;
         let wanted = |flag| flags & flag == flag;
-        // SAFETY: `view` is valid for writes. The reference that is put into `obj` keeps the handle and with it the
-        // bytes; `shape` and `strides` point into the view itself, which the exporter may use, and the format is
-        // static.
+        // SAFETY: `view` is valid for writes. The reference that is put into `obj` keeps the handle and with
+        // it the bytes; `shape` and `strides` point into the view itself, which the exporter may use, and the
+        // format is static.
         unsafe {
             (*view).buf = this.start.as_ptr().cast::<c_void>();
             (*view).len = len;

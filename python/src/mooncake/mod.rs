@@ -1,8 +1,8 @@
 //! The drop-in for `mooncake.store`: the module `tiffin._native.mooncake`, which the wheel `tiffin-mooncake`
 //! shows under the names that Mooncake's users know.
 //!
-//! The return codes are Mooncake's, in the situations where Mooncake gives them (`docs/mooncake-compat.md` lists
-//! what differs). Everything below is the ordinary client and the ordinary node.
+//! The return codes are Mooncake's, in the situations where Mooncake gives them (`docs/mooncake-compat.md`
+//! lists what differs). Everything below is the ordinary client and the ordinary node.
 
 mod arguments;
 mod calls;
@@ -34,8 +34,8 @@ pub(crate) fn register(parent: &Bound<'_, PyModule>) -> PyResult<()> {
     parent.add_submodule(&module)
 }
 
-/// Runs a master with Mooncake's flags, those behind the program's name, until a signal ends it. Gives the status to
-/// leave with.
+/// Runs a master with Mooncake's flags, those behind the program's name, until a signal ends it. Gives the
+/// status to leave with.
 #[pyfunction]
 fn mooncake_master(py: Python<'_>, arguments: Vec<OsString>) -> i32 {
     py.detach(|| tiffin_server::mooncake::run(arguments))

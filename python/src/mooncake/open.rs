@@ -1,9 +1,9 @@
 //! A store that is set up: its client, the storage node in this process if there is one, and its name.
 //!
-//! Setting up goes from cheap to dear: what the arguments say, whether the metadata server and the master answer,
-//! and only then memory and sockets. Whatever fails is told in one line on standard error.
+//! Setting up goes from cheap to dear: what the arguments say, whether the metadata server and the master
+//! answer, and only then memory and sockets. Whatever fails is told in one line on standard error.
 
-use std::io;
+use std::io::{self, Write as _};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
@@ -50,7 +50,7 @@ pub(crate) struct Failure {
     /// What it says.
     pub(crate) what: String,
     /// A store that works all the same, as a client without a segment.
-    pub(crate) rest: Option<Open>,
+    pub(crate) rest: Option<Box<Open>>,
 }
 
 impl Failure {
@@ -102,7 +102,7 @@ impl Open {
             return match settings.segment_bytes {
                 0 => Ok(open),
                 bytes => Err(Failure {
-                    rest: Some(open),
+                    rest: Some(Box::new(open)),
                     ..Failure::new(
                         codes::INVALID_PARAMS,
                         format!("a segment of {bytes} bytes is too small: {MEMORY_BYTES_MIN} are the least"),
@@ -162,8 +162,8 @@ impl Open {
         }
     }
 
-    /// Ends the client, and then the node: its objects go with it. In a forked child that is only the client of that
-    /// child, and the parent's node keeps serving.
+    /// Ends the client, and then the node: its objects go with it. In a forked child that is only the client
+    /// of that child, and the parent's node keeps serving.
     pub(crate) async fn close(&self) {
         if let Err(error) = self.handle.close(Deadline::after(CLOSE_TIME)).await {
             tell(&format!("close: {error}"));
@@ -174,22 +174,20 @@ impl Open {
 fn check_protocol(protocol: &str) -> Result<(), Failure> {
     let what = match protocol {
         "tcp" | "rpc_only" => return Ok(()),
-        "rdma" => {
-            match std::fs::read_dir("/sys/class/infiniband").map(|mut devices| devices.next().is_some()) {
-                Ok(true) => {
-                    "protocol `rdma`: this release moves bytes through shared memory and TCP only; use `tcp`"
-                }
-                _ => {
-                    "protocol `rdma`: this machine has no RDMA device (/sys/class/infiniband is empty); use `tcp`"
-                }
-            }
+        "rdma" if has_rdma_device() => {
+            "protocol `rdma`: this release moves bytes through shared memory and TCP only; use `tcp`"
         }
+        "rdma" => "protocol `rdma`: there is no RDMA device here (/sys/class/infiniband is empty); use `tcp`",
         _ => {
             let what = format!("protocol `{protocol}` is not known here; use `tcp`");
             return Err(Failure::new(codes::INTERNAL_ERROR, what));
         }
     };
     Err(Failure::new(codes::INTERNAL_ERROR, what))
+}
+
+fn has_rdma_device() -> bool {
+    std::fs::read_dir("/sys/class/infiniband").is_ok_and(|mut devices| devices.next().is_some())
 }
 
 fn master_address(text: &str) -> Result<Address, Failure> {
@@ -325,5 +323,6 @@ fn ports(name: &Name, environment: &Environment) -> Result<Vec<u16>, Failure> {
 /// One line on standard error.
 pub(crate) fn tell(what: &str) {
     let line = what.replace("\n\nhint: ", "; hint: ").replace('\n', " ");
-    eprintln!("mooncake.store: {line}");
+    // Who closed standard error does not want to hear of it.
+    let _ = writeln!(io::stderr(), "mooncake.store: {line}");
 }

@@ -141,8 +141,10 @@ impl Settings {
             ignored.push("enable_client_http_server");
         }
         // These are checked for their type only.
-        (text(9)?, text(10)?, size(12)?);
-        text(5)?;
+        for index in [5, 9, 10] {
+            text(index)?;
+        }
+        size(12)?;
         Ok(Self {
             local_hostname: text(0)?,
             metadata_server: text(1)?,
@@ -206,7 +208,8 @@ impl Settings {
 }
 
 impl Environment {
-    /// Reads the variables as they are now. Through Python, so that what a program sets in `os.environ` counts.
+    /// Reads the variables as they are now. Through Python, so that what a program sets in `os.environ`
+    /// counts.
     fn read(py: Python<'_>) -> PyResult<Self> {
         let environ = py.import("os")?.getattr("environ")?;
         let text = |name: &str| -> PyResult<Option<String>> {

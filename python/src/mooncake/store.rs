@@ -1,7 +1,8 @@
 //! `MooncakeDistributedStore`: Mooncake's calls and answers, one method each.
 //!
-//! Almost nothing raises: failures come back as negative numbers, `None` or `b""`, and arguments of the wrong type
-//! as `TypeError`. Every method can be called at any time from any thread, also before `setup` and after `close`.
+//! Almost nothing raises: failures come back as negative numbers, `None` or `b""`, and arguments of the wrong
+//! type as `TypeError`. Every method can be called at any time from any thread, also before `setup` and after
+//! `close`.
 //!
 //! **Invariant:** the locks here are taken only while the interpreter is held, and not kept while anything is
 //! waited for: a fork never finds one locked.
@@ -24,8 +25,8 @@ use crate::runtime::block_on;
 
 /// A client of a cluster: puts and gets objects by key, and may hold a part of the cluster's memory.
 ///
-/// Set it up with :meth:`setup` before anything else. Calls answer 0 or a count, or a negative code. A store that is
-/// not closed leaves the cluster when it is garbage, or when the interpreter ends.
+/// Set it up with :meth:`setup` before anything else. Calls answer 0 or a count, or a negative code. A store
+/// that is not closed leaves the cluster when it is garbage, or when the interpreter ends.
 #[pyclass(module = "mooncake.store", frozen, weakref)]
 pub(crate) struct MooncakeDistributedStore {
     open: Mutex<Option<Arc<Open>>>,
@@ -122,8 +123,8 @@ impl MooncakeDistributedStore {
         Self { open: Mutex::new(None) }
     }
 
-    /// Set the store up, with seven or more values or with one dict. Returns 0, or a negative code; what is wrong
-    /// is told in one line on standard error. A second setup replaces the first.
+    /// Set the store up, with seven or more values or with one dict. Returns 0, or a negative code; what is
+    /// wrong is told in one line on standard error. A second setup replaces the first.
     ///
     /// :param local_hostname: this client's host, or host:port; the name of its segment
     /// :param metadata_server: "P2PHANDSHAKE", or "http://host:port/metadata", which must answer
@@ -170,7 +171,7 @@ impl MooncakeDistributedStore {
             Ok(open) => (Some(open), codes::OK),
             Err(failure) => {
                 tell(&format!("setup failed ({}): {}", failure.code, failure.what));
-                (failure.rest, failure.code)
+                (failure.rest.map(|rest| *rest), failure.code)
             }
         };
         if let Some(open) = open.map(Arc::new) {
@@ -180,8 +181,8 @@ impl MooncakeDistributedStore {
         Ok(code)
     }
 
-    /// End the store: its segment leaves the cluster, and the objects in it are gone. Returns 0, also when there is
-    /// nothing to end.
+    /// End the store: its segment leaves the cluster, and the objects in it are gone. Returns 0, also when
+    /// there is nothing to end.
     fn close(&self, py: Python<'_>) -> PyResult<i64> {
         self.end(py)?;
         Ok(codes::OK)
@@ -201,8 +202,8 @@ impl MooncakeDistributedStore {
         self.open().map_or_else(String::new, |open| open.hostname.clone())
     }
 
-    /// Not Mooncake's: the bytes that this client has written and read so far, by the way they went. Zeros behind
-    /// "tcp" prove that none went through a socket.
+    /// Not Mooncake's: the bytes that this client has written and read so far, by the way they went. Zeros
+    /// behind "tcp" prove that none went through a socket.
     fn _traffic<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let traffic = PyDict::new(py);
         if let Some(open) = self.open() {
@@ -229,8 +230,8 @@ impl MooncakeDistributedStore {
         }
     }
 
-    /// Store a value, any object with the buffer protocol. Returns 0; also if the key exists, whose value then
-    /// stays.
+    /// Store a value, any object with the buffer protocol. Returns 0; also if the key exists, whose value
+    /// then stays.
     #[pyo3(signature = (key, value, config=ReplicateConfig::default()))]
     fn put(
         &self,
@@ -242,7 +243,8 @@ impl MooncakeDistributedStore {
         self.put_values(py, &[key], &[vec![Lent::new(value)?]], &config)
     }
 
-    /// Store the parts of a value, one behind the other. Returns 0, and stores nothing if there is no byte in them.
+    /// Store the parts of a value, one behind the other. Returns 0, and stores nothing if there is no byte in
+    /// them.
     #[pyo3(signature = (key, *parts, config=ReplicateConfig::default()))]
     fn put_parts(
         &self,
@@ -363,8 +365,8 @@ impl MooncakeDistributedStore {
         }
     }
 
-    /// Read many objects, each to a list of addresses that has exactly its size. Returns the bytes of each, or a
-    /// negative code: -600 if there is less room than bytes, -800 if there is more.
+    /// Read many objects, each to a list of addresses that has exactly its size. Returns the bytes of each,
+    /// or a negative code: -600 if there is less room than bytes, -800 if there is more.
     #[pyo3(
         signature = (keys, all_buffer_ptrs, all_sizes, prefer_alloc_in_same_node=Flag(false)),
         text_signature = "($self, keys, all_buffer_ptrs, all_sizes, prefer_alloc_in_same_node=False)"
@@ -423,11 +425,12 @@ impl MooncakeDistributedStore {
         first(self.batch_is_exist(py, Items(vec![key]))?)
     }
 
-    /// Returns for each key 1 if it can be read, 0 if not, or a negative code. What can be read is then leased.
+    /// Returns for each key 1 if it can be read, 0 if not, or a negative code. What can be read is then
+    /// leased.
     fn batch_is_exist(&self, py: Python<'_>, keys: Items<KeyArg>) -> PyResult<Vec<i64>> {
         let Some(open) = self.open() else { return Ok(vec![codes::INVALID_PARAMS; keys.0.len()]) };
-        // What lies on a node that is gone cannot be read. A negative code would pass for a hit where the answer
-        // is used as a truth value.
+        // What lies on a node that is gone cannot be read. A negative code would pass for a hit where the
+        // answer is used as a truth value.
         let failed = |error: &Error| match error {
             Error::NodeDown { .. } => 0,
             error => codes::of(error),
@@ -435,8 +438,8 @@ impl MooncakeDistributedStore {
         calls::look(py, &open, &keys.0, failed, |info| i64::from(info.is_some()))
     }
 
-    /// Remove an object. Returns 0, -704 if there is none, or -706 if a lease refuses: force=True does it all the
-    /// same.
+    /// Remove an object. Returns 0, -704 if there is none, or -706 if a lease refuses: force=True does it all
+    /// the same.
     #[pyo3(signature = (key, force=Flag(false)), text_signature = "($self, key, force=False)")]
     fn remove(&self, py: Python<'_>, key: KeyArg, force: Flag) -> PyResult<i64> {
         first(self.batch_remove(py, Items(vec![key]), force)?)
@@ -452,9 +455,12 @@ impl MooncakeDistributedStore {
         }
     }
 
-    /// Remove every object in whose key the pattern is found. Returns how many, or a negative code; what a lease
-    /// protects stays, unless force=True.
-    #[pyo3(signature = (regex_pattern, force=Flag(false)), text_signature = "($self, regex_pattern, force=False)")]
+    /// Remove every object in whose key the pattern is found. Returns how many, or a negative code; what a
+    /// lease protects stays, unless force=True.
+    #[pyo3(
+        signature = (regex_pattern, force=Flag(false)),
+        text_signature = "($self, regex_pattern, force=False)"
+    )]
     fn remove_by_regex(&self, py: Python<'_>, regex_pattern: String, force: Flag) -> PyResult<i64> {
         match self.open() {
             Some(open) => {
@@ -465,7 +471,8 @@ impl MooncakeDistributedStore {
         }
     }
 
-    /// Remove every object. Returns how many, or a negative code; what a lease protects stays, unless force=True.
+    /// Remove every object. Returns how many, or a negative code; what a lease protects stays, unless
+    /// force=True.
     #[pyo3(signature = (force=Flag(false)), text_signature = "($self, force=False)")]
     fn remove_all(&self, py: Python<'_>, force: Flag) -> PyResult<i64> {
         match self.open() {
@@ -487,8 +494,8 @@ fn one_each(keys: usize, pointers: &[Number], sizes: &[Number]) -> Option<Vec<Ve
     fits.then(|| ranges.collect())
 }
 
-/// Many ranges for each key; nothing if the outer lists differ in length. Where the inner ones do, there is a range
-/// that cannot be, so that only this key fails.
+/// Many ranges for each key; nothing if the outer lists differ in length. Where the inner ones do, there is a
+/// range that cannot be, so that only this key fails.
 fn many_each(
     keys: usize,
     pointers: &[Items<Number>],
@@ -512,7 +519,8 @@ fn targets(open: &Open, ranges: &[(u64, u64)]) -> Result<Vec<TargetBuf<'static>>
     ranges.iter().map(|&(start, len)| usable(open, start, len, memory::target(start, len))).collect()
 }
 
-/// A range that no memory can be at is a bad argument; one that is not registered is refused, if that is asked for.
+/// A range that no memory can be at is a bad argument; one that is not registered is refused, if that is
+/// asked for.
 fn usable<T>(open: &Open, start: u64, len: u64, range: Option<T>) -> Result<T, i64> {
     match range {
         None => Err(codes::INVALID_PARAMS),
