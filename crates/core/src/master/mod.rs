@@ -341,8 +341,8 @@ impl Master {
                 };
                 if let Some(old) = self.clients.insert(hello.client, conn) {
                     self.fence(old);
-                    // Room on nodes that it never came to may be known to nobody: the answer was lost.
-                    self.hint_gone(hello.client);
+                    // Answers may be lost with the old connection, and room with them.
+                    self.lose_sight(hello.client);
                 }
                 self.parties.insert(conn, Party::Client(visitor));
             }
@@ -475,14 +475,13 @@ impl Master {
                     self.leases.end_all(visitor.client);
                 }
                 self.forget_answers(conn);
-                self.hint_gone(visitor.client);
+                self.lose_sight(visitor.client);
             }
         }
     }
 
-    /// Tells the nodes that a client may be gone. Only a hint: each decides by its own evidence what that client
-    /// can still touch.
-    fn hint_gone(&mut self, client: ClientId) {
+    /// Tells every node. Only a hint: each decides by its own evidence what that client can still touch.
+    fn lose_sight(&mut self, client: ClientId) {
         let nodes: Vec<_> = self.members.iter().filter_map(|(_, it)| it.conn).collect();
         for node in nodes {
             let id = self.next_id();
