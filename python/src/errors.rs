@@ -75,6 +75,7 @@ fn exception<'py>(py: Python<'py>, error: &Error) -> PyResult<Bound<'py, PyAny>>
     let class = match error {
         Error::NotFound { .. } => "NotFound",
         Error::Full { .. } => "Full",
+        Error::OverQuota { .. } => "OverQuota",
         Error::TooSmall { .. } => "TooSmall",
         Error::Timeout { .. } => "Timeout",
         Error::Unreachable { .. } => "Unreachable",
@@ -103,6 +104,11 @@ fn exception<'py>(py: Python<'py>, error: &Error) -> PyResult<Bound<'py, PyAny>>
             exception.setattr("key", keys::show(py, key)?)?;
             exception.setattr("size", len)?;
             exception.setattr("usage", types::usage(py, usage)?)?;
+        }
+        Error::OverQuota { key, quota } => {
+            exception.setattr("key", keys::show(py, key)?)?;
+            exception.setattr("used", quota.used)?;
+            exception.setattr("quota", quota.limit)?;
         }
         Error::TooSmall { key, len } => {
             exception.setattr("key", keys::show(py, key)?)?;

@@ -5,15 +5,15 @@
 
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
 use tiffin_client::{
     Client, Deadline, DeleteOptions, DeletedMatching, Effect, Error, Fetched, GetInto, GetOptions, Info,
-    ListItem, Object, Pattern, Put, PutOptions, ResolveOptions, Route, Stat, Stored, View,
+    ListItem, Pattern, Put, PutOptions, ResolveOptions, Route, Stat, Stored, View,
 };
 
 use crate::handle::Operation;
 use crate::keys::{Keys, Missing};
 use crate::memory::Memory;
+use crate::room::Room;
 use crate::{errors, types, view};
 
 type Each<T> = Vec<Result<T, Error>>;
@@ -56,20 +56,33 @@ impl Operation for PutAll {
 
 /// Reads objects into `bytes`.
 pub(crate) struct GetAll {
-    pub(crate) keys: Keys,
-    pub(crate) missing: Missing,
+    keys: Keys,
+    missing: Missing,
+    room: Room,
+}
+
+impl GetAll {
+    pub(crate) fn new(keys: Keys, missing: Missing) -> Self {
+        let room = Room::new(keys.list.len());
+        Self { keys, missing, room }
+    }
 }
 
 impl Operation for GetAll {
-    type Outcome = Each<Object>;
+    type Outcome = Each<Fetched>;
 
-    async fn run(&self, client: &Client, deadline: Deadline) -> Result<Each<Object>, Error> {
-        Ok(client.get(&self.keys.list, GetOptions::default(), deadline).await)
+    async fn run(&self, client: &Client, deadline: Deadline) -> Result<Each<Fetched>, Error> {
+        Ok(client.get_landing(&self.keys.list, &&self.room, GetOptions::default(), deadline).await)
     }
 
-    fn answer(self, py: Python<'_>, outcome: Each<Object>) -> PyResult<Py<PyAny>> {
-        gather(py, self.keys.is_one, &self.missing, outcome, |object| {
-            Ok(PyBytes::new(py, &object.bytes).into_any().unbind())
+    fn answer(self, py: Python<'_>, outcome: Each<Fetched>) -> PyResult<Py<PyAny>> {
+        let landed = outcome.into_iter().enumerate().map(|(item, outcome)| match outcome {
+            // The room is made to measure, so this means that there was no memory for it.
+            Ok(Fetched { len, .. }) | Err(Error::TooSmall { len, .. }) => Ok((item, len)),
+            Err(error) => Err(error),
+        });
+        gather(py, self.keys.is_one, &self.missing, landed.collect(), |(item, len)| {
+            self.room.take(py, item, len)
         })
     }
 }

@@ -88,6 +88,16 @@ pub(crate) fn block_on<T: Send>(py: Python<'_>, work: impl AsyncFnOnce() -> T + 
     Ok(result)
 }
 
+/// Does something with the interpreter attached, in the middle of work that runs without; `None` if it is
+/// about to be taken down. A thread of the runtime lets others do its tasks meanwhile.
+pub(crate) fn enter<R>(work: impl FnOnce(Python<'_>) -> R) -> Option<R> {
+    if is_main_thread() {
+        return Some(Python::attach(work));
+    }
+    let _entry = engine().ok()?.entry()?;
+    Some(tokio::task::block_in_place(|| Python::attach(work)))
+}
+
 /// Has something done with the interpreter attached, soon, on a thread that may wait for it.
 pub(crate) fn deliver(parcel: Parcel) {
     if let Ok(engine) = engine()

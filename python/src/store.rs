@@ -209,7 +209,7 @@ impl Store {
         missing: Missing,
         timeout: Option<&Any<'py>>,
     ) -> PyResult<Py<PyAny>> {
-        self.go(py, timeout, GetAll { keys: Keys::parse(key)?, missing })
+        self.go(py, timeout, GetAll::new(Keys::parse(key)?, missing))
     }
 
     /// Reads an object into a writable buffer and returns how many bytes it has, or many:

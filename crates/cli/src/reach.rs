@@ -96,6 +96,7 @@ fn code(error: &Error) -> &'static str {
     match error {
         Error::NotFound { .. } => "not_found",
         Error::Full { .. } => "full",
+        Error::OverQuota { .. } => "over_quota",
         Error::TooSmall { .. } => "too_small",
         Error::Timeout { .. } => "timeout",
         Error::Unreachable { .. } => "unreachable",

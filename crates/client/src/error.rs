@@ -1,6 +1,6 @@
 //! What can go wrong, one variant per thing that a caller would handle differently.
 
-use tiffin_core::message::{Reason, Refusal, Usage};
+use tiffin_core::message::{Quota, Reason, Refusal, Usage};
 use tiffin_core::{Key, KeyError};
 use tiffin_rpc::{AddressError, CallError};
 
@@ -26,6 +26,17 @@ pub enum Error {
         len: u64,
         /// How full all nodes are together.
         usage: Usage,
+    },
+    /// The namespace may not hold that much, and has nothing of its own to evict.
+    #[error(
+        "there is no room for `{key}` in the namespace: it holds {} bytes of the {} it may",
+        quota.used, quota.limit
+    )]
+    OverQuota {
+        /// The object that does not fit.
+        key: Key,
+        /// What the namespace holds and may hold.
+        quota: Quota,
     },
     /// The buffer is smaller than the object. Nothing was written into it.
     #[error("`{key}` has {len} bytes, more than the buffer holds")]
@@ -109,6 +120,9 @@ impl Error {
         Some(match self {
             Self::NotFound { .. } => return None,
             Self::Full { .. } => "delete what is not needed any more, unpin, or add a node",
+            Self::OverQuota { .. } => {
+                "delete or unpin what the namespace no longer needs, or raise its quota"
+            }
             Self::TooSmall { .. } => "give a buffer of at least that many bytes",
             Self::Timeout { .. } => {
                 "allow more time; if that does not help, the other side is stopped or cut off"
@@ -140,6 +154,7 @@ impl Error {
     pub fn is_retryable(&self) -> bool {
         match self {
             Self::Full { .. }
+            | Self::OverQuota { .. }
             | Self::Timeout { .. }
             | Self::Unreachable { .. }
             | Self::NodeDown { .. }

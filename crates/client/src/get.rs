@@ -19,8 +19,9 @@ use crate::running::Running;
 use crate::{Deadline, Error, Fetched, GetInto, GetOptions, batch};
 
 /// Gives memory for an object when its size is known.
-pub(crate) trait Landing<'a>: Sync {
-    /// Memory of exactly that size for that item; `None` if there is less.
+pub trait Landing<'a>: Sync {
+    /// Memory of exactly that size for that item; `None` if there is less. Asked again where the object was
+    /// replaced meanwhile: what was given before is then not needed any more.
     fn land(&self, item: usize, len: u64) -> Option<Vec<TargetBuf<'a>>>;
 }
 

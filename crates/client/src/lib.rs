@@ -59,6 +59,7 @@ use std::sync::Arc;
 
 pub use embedded::{Embedded, EmbeddedError};
 pub use error::Error;
+pub use get::Landing;
 pub use options::{ConnectOptions, Deadline, DeleteOptions, GetOptions, ResolveOptions};
 pub use tiffin_core::message::{
     DeletedMatching, ListItem, Listed, NamespaceStat, NodeInfo, NodeStat, OnExists, Pattern, PutOptions,
@@ -125,6 +126,21 @@ impl Client {
         match self.inner.enter(deadline) {
             Ok(_busy) => get::get_into(&self.inner, items, options, deadline).await,
             Err(error) => batch::all(items.len(), &error),
+        }
+    }
+
+    /// Reads objects into memory that is asked for when their size is known. After `Ok` the memory that was given
+    /// last for that item is full; after [`Error::TooSmall`] none was given.
+    pub async fn get_landing<'a>(
+        &self,
+        keys: &[Key],
+        landing: &impl Landing<'a>,
+        options: GetOptions,
+        deadline: Deadline,
+    ) -> Vec<Result<Fetched, Error>> {
+        match self.inner.enter() {
+            Ok(_busy) => get::drive(&self.inner, keys, landing, options, deadline).await,
+            Err(error) => batch::all(keys.len(), &error),
         }
     }
 

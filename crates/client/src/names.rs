@@ -113,7 +113,7 @@ pub(crate) async fn page(
     limit: u32,
     deadline: Deadline,
 ) -> Result<Listed, Error> {
-    match inner.ask(&Request::List(List { pattern, cursor, limit }), deadline).await? {
+    match inner.ask(&Request::List(List { pattern, pinned_by: None, cursor, limit }), deadline).await? {
         Reply::Listed(listed) => Ok(listed),
         _ => Err(misfit()),
     }

@@ -17,6 +17,7 @@
 //! **Invariant:** no byte of user data and no pointer enters this crate, only extents and lengths.
 
 pub mod extent;
+pub mod marks;
 pub mod master;
 pub mod message;
 pub mod node;
@@ -37,6 +38,10 @@ pub const REPLICAS_MAX: u32 = 16;
 pub const EXTENTS_MAX: usize = 4096;
 /// Objects start at multiples of this, so that copies are aligned.
 pub const EXTENT_ALIGN: u64 = 64;
+/// The longest name of a pin's owner or of a consumer group, in bytes.
+pub const OWNER_BYTES_MAX: usize = 256;
+/// The most consumer groups of a sample, and the most pins of an object.
+pub const MARKS_MAX: usize = 64;
 /// The namespace of a client that names none.
 pub const NAMESPACE_DEFAULT: &str = "default";
 

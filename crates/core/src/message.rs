@@ -7,14 +7,18 @@
 //!
 //! | from → to       | requests |
 //! |-----------------|----------|
-//! | client → master | `Reserve`, `Resolve`, `Delete`, `DeleteMatching`, `List`, `Stat`, `Heartbeat` |
-//! | node → master   | `Register`, `Announce`, `Decide`, `Heartbeat`, `Goodbye` |
-//! | master → node   | `Allocate`, `Settle`, `Retire`, `ClientGone` |
+//! | client → master | `Reserve`, `Resolve`, `Delete`, `DeleteMatching`, `List`, `Stat`, `Heartbeat`, `Pin`, |
+//! |                 | `DropPins`, `SetPolicy`, `Await`, `Why`, `Lease`, `Release`, `Ack` |
+//! | node → master   | `Register`, `Announce`, `Decide`, `Heartbeat`, `Released`, `Goodbye` |
+//! | master → node   | `Allocate`, `Settle`, `Retire`, `ClientGone`, `Mark`, `Inspect` |
 //! | client → node   | `Commit`, `Abort`, `Keep`, `BeginViews`, `EndViews`, `Goodbye` |
 //!
 //! The bytes themselves travel beside this, in `transport`: through shared memory or a data socket.
 
-use crate::{ClientId, Generation, Hold, Key, Location, Reservation, SegmentId};
+use crate::{
+    ClientId, Generation, Hold, Key, Location, Reservation, SegmentId,
+    marks::{Consumption, Marks},
+};
 
 /// The protocol's major version: parties of different majors refuse each other.
 pub const VERSION_MAJOR: u32 = 1;
@@ -102,6 +106,28 @@ pub enum Request {
     Retire(Retire),
     /// The master lost sight of a client. A hint, not proof.
     ClientGone(ClientId),
+    /// The master changes what is written beside objects.
+    Mark(Vec<MarkItem>),
+    /// The master asks who looks at objects.
+    Inspect(Vec<Hold>),
+    /// A node tells of reservations that ended without the master.
+    Released(Released),
+    /// Protects objects from eviction, or no longer.
+    Pin(Pin),
+    /// Ends every pin of an owner.
+    DropPins(DropPins),
+    /// Limits a namespace.
+    SetPolicy(Policy),
+    /// Waits until the namespace holds less, or more, than it says.
+    Await(Await),
+    /// Asks why objects are there, or are not.
+    Why(Vec<Key>),
+    /// Takes leases of samples.
+    Lease(Lease),
+    /// Ends leases.
+    Release(Release),
+    /// Says that samples are consumed.
+    Ack(Ack),
     /// A client has written its bytes.
     Commit(Commit),
     /// A client lets go of reservations.
@@ -124,7 +150,8 @@ pub enum Reply {
     Welcome(Welcome),
     /// To anything that cannot be done at all.
     Refused(Refusal),
-    /// To requests that only need to be heard: `Abort`, `Keep`, `EndViews`, `Goodbye`, `ClientGone`, `Heartbeat`.
+    /// To requests that only need to be heard: `Abort`, `Keep`, `EndViews`, `Goodbye`, `ClientGone`,
+    /// `Heartbeat`, `Released`, `SetPolicy`, `Release`.
     Done,
     /// To `Reserve`.
     Reserved(Reserved),
@@ -132,7 +159,7 @@ pub enum Reply {
     Resolved(Resolved),
     /// To `Delete`, in the order asked.
     Deleted(Vec<DeleteOutcome>),
-    /// To `DeleteMatching`.
+    /// To `DeleteMatching` and `DropPins`.
     DeletedMatching(DeletedMatching),
     /// To `List`.
     Listed(Listed),
@@ -146,8 +173,20 @@ pub enum Reply {
     Decided(Vec<CommitOutcome>),
     /// To `Allocate`.
     Allocated(Allocated),
-    /// To `Settle` and `Retire`.
+    /// To `Settle`, `Retire` and `Mark`.
     Settled(Settled),
+    /// To `Inspect`, in the order asked: how many look.
+    Inspected(Vec<u64>),
+    /// To `Pin`, in the order asked.
+    Pinned(Vec<PinOutcome>),
+    /// To `Await`, once it is so or the time is up.
+    Awaited(NamespaceStat),
+    /// To `Why`, in the order asked.
+    Why(Vec<Why>),
+    /// To `Lease`, in the order asked.
+    Leased(Leased),
+    /// To `Ack`, in the order asked.
+    Acked(Vec<AckOutcome>),
     /// To `Commit`, in the order asked.
     Committed(Vec<CommitOutcome>),
     /// To `BeginViews`, in the order asked: whether the view began.
@@ -206,6 +245,10 @@ pub struct PutOptions {
     pub soft_pin_ms: Option<u64>,
     /// Names of nodes to try first, in order.
     pub preferred: Vec<String>,
+    /// Who owns the hard pin: a run, say, so that all its pins can be dropped in one call.
+    pub owner: String,
+    /// It is a sample, to be consumed so.
+    pub sample: Option<Consumption>,
 }
 
 /// See [`Request::Reserve`].
@@ -215,6 +258,8 @@ pub struct Reserve {
     pub items: Vec<ReserveItem>,
     /// Nodes that the client could not reach: not there.
     pub avoid: Vec<SegmentId>,
+    /// How long to wait for room where there is none, before the answer is `Full`.
+    pub wait_ms: u64,
 }
 
 /// One object to be.
@@ -248,6 +293,17 @@ pub enum ReserveOutcome {
     Full(Usage),
     /// The request makes no sense.
     Invalid(String),
+    /// The namespace may not hold that much.
+    OverQuota(Quota),
+}
+
+/// What a namespace holds and may hold, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Quota {
+    /// What it holds, reservations included, each copy counted.
+    pub used: u64,
+    /// What it may hold.
+    pub limit: u64,
 }
 
 /// How full something is, in bytes. `free + granted + committed + held = capacity`.
@@ -334,6 +390,8 @@ pub struct Found {
     pub soft_pin: bool,
     /// Protected from eviction by a recent read.
     pub leased: bool,
+    /// It is a sample.
+    pub sample: bool,
 }
 
 /// See [`Request::Delete`].
@@ -396,6 +454,8 @@ pub struct DeletedMatching {
 pub struct List {
     /// Which.
     pub pattern: Pattern,
+    /// Only objects that this owner pins.
+    pub pinned_by: Option<String>,
     /// Where the last page ended; zero to begin.
     pub cursor: u64,
     /// At most this many objects.
@@ -422,6 +482,8 @@ pub struct ListItem {
     pub len: u64,
     /// How many copies.
     pub replicas: u32,
+    /// Who pins it.
+    pub pins: Vec<String>,
 }
 
 /// What the master knows of the cluster.
@@ -465,6 +527,20 @@ pub struct NamespaceStat {
     pub objects: u64,
     /// Their bytes, each object once.
     pub bytes: u64,
+    /// What it holds of the nodes' memory, reservations included, each copy counted.
+    pub used: u64,
+    /// Of that, reserved by writers.
+    pub granted: u64,
+    /// What it may hold; none if it is not limited.
+    pub quota: Option<u64>,
+    /// Samples that wait to be consumed.
+    pub samples: u64,
+    /// Of these, how many somebody has leased.
+    pub samples_leased: u64,
+    /// How long the oldest of them has waited, in milliseconds.
+    pub sample_age_ms: u64,
+    /// Puts that wait for room.
+    pub waiting: u64,
 }
 
 /// See [`Request::Heartbeat`].
@@ -518,8 +594,8 @@ pub struct Record {
     pub generation: Generation,
     /// Its bytes.
     pub len: u64,
-    /// Never evicted.
-    pub hard_pin: bool,
+    /// Who pins it, and how it is consumed.
+    pub marks: Marks,
 }
 
 /// See [`Request::Commit`].
@@ -569,6 +645,8 @@ pub struct Decide {
 pub struct DecideItem {
     /// Whose.
     pub namespace: String,
+    /// Who wrote it.
+    pub client: ClientId,
     /// What the client said.
     pub item: CommitItem,
 }
@@ -589,6 +667,8 @@ pub struct AllocateItem {
     pub len: u64,
     /// The bytes of its name, namespace included: they are kept beside it, so that memory describes itself.
     pub name_len: u64,
+    /// The bytes of its marks, kept there too.
+    pub marks_len: u64,
 }
 
 /// See [`Request::Allocate`].
@@ -623,4 +703,246 @@ pub struct Settled {
     pub lost: Vec<Hold>,
     /// How full the node is now.
     pub usage: Usage,
+}
+
+/// New marks for one object.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MarkItem {
+    /// Which.
+    pub hold: Hold,
+    /// What is to be written beside it.
+    pub marks: Marks,
+}
+
+/// See [`Request::Released`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Released {
+    /// The reservations.
+    pub holds: Vec<Hold>,
+    /// How full the node is now.
+    pub usage: Usage,
+}
+
+/// See [`Request::Pin`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Pin {
+    /// The names.
+    pub keys: Vec<Key>,
+    /// Whose pin it is.
+    pub owner: String,
+    /// Whether it is set or ended.
+    pub on: bool,
+    /// See [`Delete::wait_ms`].
+    pub wait_ms: u64,
+}
+
+/// What became of one key of a [`Pin`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PinOutcome {
+    /// It is as asked, and the nodes have it in writing.
+    Done,
+    /// There is no such object.
+    Absent,
+    /// It is as asked, but these nodes could not confirm.
+    Unconfirmed(Vec<String>),
+    /// The object has as many pins as it can have.
+    TooMany,
+}
+
+/// See [`Request::DropPins`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DropPins {
+    /// Whose.
+    pub owner: String,
+    /// See [`Delete::wait_ms`].
+    pub wait_ms: u64,
+}
+
+/// See [`Request::SetPolicy`]. What is absent is not limited.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Policy {
+    /// What the namespace may hold, in bytes.
+    pub quota: Option<u64>,
+    /// How long a sample that nobody leases may wait, in milliseconds.
+    pub max_hold_ms: Option<u64>,
+}
+
+/// See [`Request::Await`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Await {
+    /// Until it holds at most this many bytes.
+    pub at_most: Option<u64>,
+    /// Until it holds at least this many bytes.
+    pub at_least: Option<u64>,
+    /// How long to wait.
+    pub wait_ms: u64,
+}
+
+/// Why an object is there, or is not.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(clippy::large_enum_variant, reason = "the large one is the common one")]
+pub enum Why {
+    /// It is there.
+    Here(Here),
+    /// It was there; what took it away.
+    Gone(Gone),
+    /// Nothing is known of it: it never was, or that was long ago.
+    Unknown,
+}
+
+/// An object that is there.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Here {
+    /// As a resolve would find it.
+    pub found: Found,
+    /// The nodes that hold it.
+    pub nodes: Vec<String>,
+    /// Those of them that cannot be reached now.
+    pub unreachable: Vec<String>,
+    /// Who pins it.
+    pub pins: Vec<String>,
+    /// How it is consumed, if it is a sample.
+    pub sample: Option<Consumption>,
+    /// The groups that have consumed it.
+    pub acked: Vec<String>,
+    /// The clients that have it leased, as they call themselves.
+    pub leases: Vec<String>,
+    /// How many look at it in place.
+    pub views: u64,
+    /// Since when it is there, in milliseconds ago.
+    pub age_ms: u64,
+    /// When it was last used, in milliseconds ago.
+    pub idle_ms: u64,
+    /// For how long its lease keeps it from eviction yet.
+    pub lease_ms: u64,
+    /// Who put it, as it called itself.
+    pub writer: String,
+    /// Who used it last.
+    pub reader: String,
+}
+
+/// An object that was there.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Gone {
+    /// Which put of the key.
+    pub generation: Generation,
+    /// What took it away.
+    pub cause: Cause,
+    /// Who, as it called itself; or which node.
+    pub by: String,
+    /// When, in milliseconds ago.
+    pub ago_ms: u64,
+}
+
+/// What takes objects away.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Cause {
+    /// A client deleted it.
+    #[default]
+    Deleted,
+    /// A newer put of the same key took its place.
+    Replaced,
+    /// It made room for another.
+    Evicted,
+    /// Its last node was lost.
+    NodeLost,
+    /// Everyone who was to consume it did.
+    Consumed,
+    /// Nobody leased it for longer than the namespace's policy allows.
+    HeldTooLong,
+}
+
+/// See [`Request::Lease`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Lease {
+    /// The samples.
+    pub items: Vec<LeaseItem>,
+    /// On behalf of which consumer group.
+    pub group: String,
+}
+
+/// One sample.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LeaseItem {
+    /// Its name.
+    pub key: Key,
+    /// Which put of the key; any if none.
+    pub generation: Option<Generation>,
+}
+
+/// See [`Request::Lease`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Leased {
+    /// In the order asked.
+    pub items: Vec<LeaseOutcome>,
+    /// Every node that the outcomes name.
+    pub nodes: Vec<NodeInfo>,
+}
+
+/// What became of one [`LeaseItem`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LeaseOutcome {
+    /// It is leased, until it is released or the client is gone.
+    Leased(Granted),
+    /// There is no such sample.
+    Absent,
+    /// There is one of another generation.
+    Superseded(Generation),
+    /// The group has consumed it.
+    Consumed,
+    /// The object is no sample.
+    NotASample,
+    /// The group is none of those that the sample is for.
+    WrongGroup,
+}
+
+/// A lease.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Granted {
+    /// Names it.
+    pub lease: u64,
+    /// What was leased, with its locations.
+    pub found: Found,
+}
+
+/// See [`Request::Release`]. Leases that have ended already are none the worse.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Release {
+    /// Which.
+    pub leases: Vec<u64>,
+}
+
+/// See [`Request::Ack`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Ack {
+    /// The samples.
+    pub items: Vec<AckItem>,
+    /// On behalf of which consumer group.
+    pub group: String,
+    /// See [`Delete::wait_ms`].
+    pub wait_ms: u64,
+}
+
+/// One sample that was consumed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AckItem {
+    /// Its name.
+    pub key: Key,
+    /// Which put of the key.
+    pub generation: Generation,
+}
+
+/// What became of one [`AckItem`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AckOutcome {
+    /// It was the last one that was waited for: the sample is gone and its room free.
+    Freed,
+    /// It is in writing; others have yet to consume it, or it is retained.
+    Recorded,
+    /// There is no sample of that generation any more.
+    Stale,
+    /// As asked, but these nodes could not confirm.
+    Unconfirmed(Vec<String>),
+    /// The group is none of those that the sample is for.
+    WrongGroup,
 }

@@ -37,6 +37,9 @@ pub enum Sabotage {
     /// The master evicts pinned objects too.
     #[cfg(feature = "sabotage")]
     EvictPinned,
+    /// The master lets a namespace have more than its quota.
+    #[cfg(feature = "sabotage")]
+    IgnoreQuota,
     /// The master listens to connections that have been replaced.
     #[cfg(feature = "sabotage")]
     HearOldConnections,
@@ -45,7 +48,8 @@ pub enum Sabotage {
 impl Sabotage {
     /// Every broken variant.
     #[cfg(feature = "sabotage")]
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
+        Self::IgnoreQuota,
         Self::CheckBeforeCopyOnly,
         Self::ReuseBeforeRetire,
         Self::IgnoreViews,

@@ -157,7 +157,9 @@ kinds! {
     Request, reply = false, REQUEST_KINDS, request_kind, encode_request_body, decode_request_body;
     1 => Hello, 2 => Reserve, 3 => Resolve, 4 => Delete, 5 => DeleteMatching, 6 => List, 8 => Heartbeat,
     9 => Register, 10 => Announce, 11 => Decide, 12 => Allocate, 13 => Settle, 14 => Retire,
-    15 => ClientGone, 16 => Commit, 17 => Abort, 18 => BeginViews, 19 => EndViews, 21 => Keep;
+    15 => ClientGone, 16 => Commit, 17 => Abort, 18 => BeginViews, 19 => EndViews, 21 => Keep,
+    22 => Mark, 23 => Inspect, 24 => Released, 25 => Pin, 26 => DropPins, 27 => SetPolicy, 28 => Await,
+    29 => Why, 30 => Lease, 31 => Release, 32 => Ack;
     7 => Stat, 20 => Goodbye,
 }
 
@@ -165,7 +167,8 @@ kinds! {
     Reply, reply = true, REPLY_KINDS, reply_kind, encode_reply_body, decode_reply_body;
     257 => Welcome, 258 => Refused, 260 => Reserved, 261 => Resolved, 262 => Deleted,
     263 => DeletedMatching, 264 => Listed, 265 => Stat, 266 => Registered, 267 => Announced,
-    268 => Decided, 269 => Allocated, 270 => Settled, 271 => Committed, 272 => ViewsBegun;
+    268 => Decided, 269 => Allocated, 270 => Settled, 271 => Committed, 272 => ViewsBegun,
+    273 => Inspected, 274 => Pinned, 275 => Awaited, 276 => Why, 277 => Leased, 278 => Acked;
     259 => Done,
 }
 

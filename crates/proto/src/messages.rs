@@ -4,12 +4,15 @@
 //! taken out and its number written into a comment; a new field takes the next number, and its default must
 //! mean "as before".
 
+use tiffin_core::marks::{Consumption, Marks, SampleMarks};
 use tiffin_core::message::{
-    Allocate, AllocateItem, Allocated, Announce, Commit, CommitItem, CommitOutcome, Decide, DecideItem,
-    Delete, DeleteMatching, DeleteOutcome, DeletedMatching, Found, Heartbeat, Hello, List, ListItem, Listed,
-    NamespaceStat, NodeInfo, NodeStat, OnExists, Pattern, PutOptions, Reason, Record, Refusal, Register,
-    Registered, Reserve, ReserveItem, ReserveOutcome, Reserved, Resolve, ResolveOutcome, Resolved, Retire,
-    Role, Settle, Settled, Stat, Usage, Welcome,
+    Ack, AckItem, AckOutcome, Allocate, AllocateItem, Allocated, Announce, Await, Cause, Commit, CommitItem,
+    CommitOutcome, Decide, DecideItem, Delete, DeleteMatching, DeleteOutcome, DeletedMatching, DropPins,
+    Found, Gone, Granted, Heartbeat, Hello, Here, Lease, LeaseItem, LeaseOutcome, Leased, List, ListItem,
+    Listed, MarkItem, NamespaceStat, NodeInfo, NodeStat, OnExists, Pattern, Pin, PinOutcome, Policy,
+    PutOptions, Quota, Reason, Record, Refusal, Register, Registered, Release, Released, Reserve,
+    ReserveItem, ReserveOutcome, Reserved, Resolve, ResolveOutcome, Resolved, Retire, Role, Settle, Settled,
+    Stat, Usage, Welcome, Why,
 };
 use tiffin_core::{ClientId, EXTENTS_MAX, Extent, Generation, Hold, Location, REPLICAS_MAX, Reservation};
 
@@ -26,6 +29,7 @@ choices! {
         Invalid = 0, Unauthenticated = 1, Version = 2, NotForYou = 3, Busy = 4, Unreachable = 5, Closing = 6;
         else Invalid
     }
+    Cause { Deleted = 0, Replaced = 1, Evicted = 2, NodeLost = 3, Consumed = 4, HeldTooLong = 5 }
 }
 
 message! {
@@ -42,8 +46,12 @@ message! {
     Welcome { 1 => major, 2 => minor, 3 => epoch, 4 => heartbeat_ms, 5 => segment }
     Refusal { 1 => reason, 2 => message }
 
-    PutOptions { 1 => replicas, 2 => on_exists, 3 => hard_pin, 4 => soft_pin_ms, 5 => preferred }
-    Reserve { 1 => items, 2 => avoid }
+    PutOptions {
+        1 => replicas, 2 => on_exists, 3 => hard_pin, 4 => soft_pin_ms, 5 => preferred,
+        6 => owner, 7 => sample,
+    }
+    Reserve { 1 => items, 2 => avoid, 3 => wait_ms }
+    Quota { 1 => used, 2 => limit }
     ReserveItem { 1 => key, 2 => len, 3 => options }
     Reserved { 1 => items, 2 => nodes }
     Usage { 1 => capacity, 2 => free, 3 => granted, 4 => committed, 5 => held, 6 => objects }
@@ -51,46 +59,77 @@ message! {
 
     Resolve { 1 => keys, 2 => touch, 3 => lease, 4 => locate }
     Resolved { 1 => items, 2 => nodes }
-    Found { 1 => generation, 2 => len, 3 => replicas, 4 => hard_pin, 5 => soft_pin, 6 => leased }
+    Found { 1 => generation, 2 => len, 3 => replicas, 4 => hard_pin, 5 => soft_pin, 6 => leased, 7 => sample }
 
     Delete { 1 => keys, 2 => force, 3 => wait_ms }
     DeleteMatching { 1 => pattern, 2 => force, 3 => wait_ms }
     DeletedMatching { 1 => count, 2 => unconfirmed }
-    List { 1 => pattern, 2 => cursor, 3 => limit }
+    List { 1 => pattern, 2 => cursor, 3 => limit, 4 => pinned_by }
     Listed { 1 => items, 2 => cursor }
-    ListItem { 1 => key, 2 => generation, 3 => len, 4 => replicas }
+    ListItem { 1 => key, 2 => generation, 3 => len, 4 => replicas, 5 => pins }
 
     Stat {
         1 => epoch, 2 => clients, 3 => nodes, 4 => namespaces, 5 => evicted_objects, 6 => evicted_bytes,
         7 => soft_pinned,
     }
     NodeStat { 1 => info, 2 => alive, 3 => usage, 4 => owed }
-    NamespaceStat { 1 => name, 2 => objects, 3 => bytes }
+    NamespaceStat {
+        1 => name, 2 => objects, 3 => bytes, 4 => used, 5 => granted, 6 => quota, 7 => samples,
+        8 => samples_leased, 9 => sample_age_ms, 10 => waiting,
+    }
     Heartbeat { 1 => usage }
 
     Register { 1 => info, 2 => usage, 3 => epoch }
     Registered { 1 => epoch, 2 => discard, 3 => retire }
     Announce { 1 => items, 2 => last }
-    Record { 1 => hold, 2 => namespace, 3 => key, 4 => generation, 5 => len, 6 => hard_pin }
+    Record { 1 => hold, 2 => namespace, 3 => key, 4 => generation, 5 => len, 6 => marks }
+    Marks { 1 => pins, 2 => sample }
+    SampleMarks { 1 => consumption, 2 => acked }
+    MarkItem { 1 => hold, 2 => marks }
+    Released { 1 => holds, 2 => usage }
 
     Commit { 1 => items }
     CommitItem { 1 => hold, 2 => key, 3 => len, 4 => options, 5 => others }
     Decide { 1 => items }
-    DecideItem { 1 => namespace, 2 => item }
+    DecideItem { 1 => namespace, 2 => item, 3 => client }
     Allocate { 1 => client, 2 => items }
-    AllocateItem { 1 => len, 2 => name_len }
+    AllocateItem { 1 => len, 2 => name_len, 3 => marks_len }
     Allocated { 1 => items, 2 => usage }
     Settle { 1 => commit, 2 => abort }
     Retire { 1 => holds }
     Settled { 1 => lost, 2 => usage }
+
+    Pin { 1 => keys, 2 => owner, 3 => on, 4 => wait_ms }
+    DropPins { 1 => owner, 2 => wait_ms }
+    Policy { 1 => quota, 2 => max_hold_ms }
+    Await { 1 => at_most, 2 => at_least, 3 => wait_ms }
+    Here {
+        1 => found, 2 => nodes, 3 => unreachable, 4 => pins, 5 => sample, 6 => acked, 7 => leases, 8 => views,
+        9 => age_ms, 10 => idle_ms, 11 => lease_ms, 12 => writer, 13 => reader,
+    }
+    Gone { 1 => generation, 2 => cause, 3 => by, 4 => ago_ms }
+    Lease { 1 => items, 2 => group }
+    LeaseItem { 1 => key, 2 => generation }
+    Leased { 1 => items, 2 => nodes }
+    Granted { 1 => lease, 2 => found }
+    Release { 1 => leases }
+    Ack { 1 => items, 2 => group, 3 => wait_ms }
+    AckItem { 1 => key, 2 => generation }
 }
 
 oneof! {
-    ReserveOutcome { 1 => Room, 2 => Exists, 3 => Full, 4 => Invalid; }
+    ReserveOutcome { 1 => Room, 2 => Exists, 3 => Full, 4 => Invalid, 5 => OverQuota; }
     ResolveOutcome { 1 => Found, 3 => Unavailable; 2 => Absent }
     DeleteOutcome { 4 => Unconfirmed; 1 => Deleted, 2 => Absent, 3 => Leased }
     CommitOutcome { 1 => Stored, 2 => Replaced, 3 => Exists; 4 => Stale }
     Pattern { 2 => Prefix, 3 => Regex; 1 => All }
+    Consumption { 2 => Groups; 1 => Once, 3 => Retained }
+    PinOutcome { 3 => Unconfirmed; 1 => Done, 2 => Absent, 4 => TooMany }
+    Why { 1 => Here, 2 => Gone; 3 => Unknown }
+    LeaseOutcome {
+        1 => Leased, 3 => Superseded; 2 => Absent, 4 => Consumed, 5 => NotASample, 6 => WrongGroup
+    }
+    AckOutcome { 4 => Unconfirmed; 1 => Freed, 2 => Recorded, 3 => Stale, 5 => WrongGroup }
 }
 
 /// A client that is a whole message is its field 1.

@@ -156,7 +156,7 @@ fn a_reserve_is_protobuf() {
     let item = ReserveItem { key: Key::new(b"\xff\x00").unwrap(), len: u64::MAX, options };
     let avoid = vec![SegmentId(1), SegmentId(u64::MAX)];
     check(
-        Incoming::Request(RequestId(1), Request::Reserve(Reserve { items: vec![item], avoid })),
+        Incoming::Request(RequestId(1), Request::Reserve(Reserve { items: vec![item], avoid, wait_ms: 0 })),
         &WireReserve {
             items: vec![WireReserveItem {
                 key: b"\xff\x00".to_vec(),
@@ -194,7 +194,7 @@ fn an_enum_is_a_protobuf_oneof() {
         (Pattern::Prefix(Vec::new()), Which::Prefix(Vec::new())),
         (Pattern::Regex("a+".to_owned()), Which::Regex("a+".to_owned())),
     ] {
-        let list = tiffin_core::message::List { pattern, cursor: 9, limit: 100 };
+        let list = tiffin_core::message::List { pattern, pinned_by: None, cursor: 9, limit: 100 };
         let pattern = Some(WirePattern { which: Some(which) });
         check(
             Incoming::Request(RequestId(1), Request::List(list)),

@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use tiffin_core::{
     ConnId, Generation, Hold, RequestId, SegmentId, Tick,
+    marks::Marks,
     master::{Effect, Notice},
     message::{
         Announce, CommitOutcome, Decide, DecideItem, DeleteOutcome, DeletedMatching, OnExists, Record, Reply,
@@ -58,11 +59,19 @@ pub(crate) struct Life {
     pub(crate) pinned: bool,
     pub(crate) value: Option<ValueId>,
     pub(crate) lease_until: Tick,
-    /// There is a reason why nobody finds it: deleted, replaced or evicted, answered or not.
+    /// There is a reason why nobody finds it: taken away, replaced or evicted.
     pub(crate) gone: bool,
+    /// Another such reason: deletes that were meant for it, answered or not, except those that a lease refused.
+    pub(crate) deletes: u32,
     /// It was gone, and a node that had not been heard of brought it back: some of its copies may still be leaving.
     pub(crate) brought_back: bool,
     pub(crate) dead: Option<Dead>,
+}
+
+impl Life {
+    pub(crate) fn is_gone(&self) -> bool {
+        self.gone || self.deletes > 0
+    }
 }
 
 /// A deletion that was answered.
@@ -177,7 +186,7 @@ impl Oracle {
         for (generation, life) in &mut self.lives {
             life.lease_until = Tick(0);
             if surviving.contains(generation) {
-                (life.gone, life.dead) = (false, None);
+                (life.gone, life.deletes, life.dead) = (false, 0, None);
             }
         }
     }
@@ -227,7 +236,8 @@ impl Oracle {
             let mut of_name = Vec::new();
             for &generation in self.of_name.get(&name).into_iter().flatten() {
                 let Some(life) = self.lives.get_mut(&generation) else { continue };
-                let fresh = !std::mem::replace(&mut life.gone, true) && !life.brought_back;
+                let fresh = !life.is_gone() && !life.brought_back;
+                life.deletes += 1;
                 of_name.push(Victim { generation, fresh });
             }
             self.cause.names.insert(name);
@@ -379,7 +389,7 @@ impl Oracle {
             key: item.item.key.clone(),
             generation: *generation,
             len: item.item.len,
-            hard_pin: item.item.options.hard_pin,
+            marks: Marks::of(&item.item.options),
         };
         self.record(segment, &record);
     }
@@ -388,7 +398,8 @@ impl Oracle {
         if let Some(name) = record_name(record).filter(|_| self.cause.news) {
             self.newest.insert(name, record.generation);
             let life = self.seen(name, record.generation);
-            life.brought_back |= std::mem::replace(&mut life.gone, false);
+            life.brought_back |= life.is_gone();
+            (life.gone, life.deletes) = (false, 0);
         }
         self.record(segment, record);
     }
@@ -405,7 +416,7 @@ impl Oracle {
             }
         }
         let life = self.seen(name, record.generation);
-        life.pinned |= record.hard_pin;
+        life.pinned |= !record.marks.pins.is_empty();
         if let (None, Some(value)) = (life.value, value) {
             life.value = Some(value);
         }
@@ -425,6 +436,7 @@ impl Oracle {
             value: None,
             lease_until: Tick(0),
             gone: false,
+            deletes: 0,
             brought_back: false,
             dead: None,
         })
@@ -449,7 +461,7 @@ impl Oracle {
     fn spared(&mut self, victims: &[Victim], force: bool) {
         let newest = victims.iter().map(|it| it.generation).max();
         let Some(life) = newest.and_then(|it| self.lives.get_mut(&it)) else { return };
-        life.gone = life.dead.is_some();
+        life.deletes = life.deletes.saturating_sub(1);
         if force || !self.strict {
             let name = life.name;
             self.fail("names", || format!("a delete of {name:?} was refused by a lease, which may not"));

@@ -58,7 +58,7 @@ impl World {
                     true => Pattern::Regex("(".to_owned()),
                     false => self.pattern(),
                 };
-                let list = List { pattern, cursor: self.chance.below(6), limit: 4 };
+                let list = List { pattern, pinned_by: None, cursor: self.chance.below(6), limit: 4 };
                 self.ask_once(client, Kind::Question, Request::List(list));
             }
             _ => self.ask_once(client, Kind::Question, Request::Stat),
@@ -76,7 +76,7 @@ impl World {
                 on_exists: if self.chance.percent(70) { OnExists::Replace } else { OnExists::Keep },
                 hard_pin: self.chance.percent(self.plan.pin_percent),
                 soft_pin_ms: self.chance.once_in(6).then(|| self.chance.between(1, 300)),
-                preferred: Vec::new(),
+                ..PutOptions::default()
             };
             values.push(self.oracle.new_value(name, len));
             requests.push(PutRequest { key: name.key(), len, options });

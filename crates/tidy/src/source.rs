@@ -26,6 +26,7 @@ pub const UNSAFE_MODULES: &[&str] = &[
     "python/src/dlpack.rs",
     "python/src/memory.rs",
     "python/src/process.rs",
+    "python/src/room.rs",
     "python/src/view.rs",
 ];
 

@@ -78,6 +78,8 @@ pub struct SlotRecord {
     pub spill_offset: u64,
     /// The key, in the heap.
     pub key: Extent,
+    /// The marks, in the heap: who pins the object, and how it is consumed. They may change while it lives.
+    pub marks: Extent,
 }
 
 /// The node's hand on its control segment. There is one per segment: the type is neither `Clone` nor made
@@ -202,6 +204,7 @@ impl ControlWriter {
             (slot::EXTENT_COUNT, record.extents.len() as u64),
             (slot::KEY_OFFSET, record.key.offset),
             (slot::KEY_LEN, record.key.len),
+            (slot::MARKS, marks_word(record.marks)),
         ];
         for (word, value) in words {
             self.map.store(at + word, value, Ordering::Relaxed);
@@ -216,6 +219,7 @@ impl ControlWriter {
         assert!(count <= EXTENTS_MAX, "slot {index}: {count} extents");
         let total = total_inside(&record.extents, self.geometry.data_bytes);
         assert_eq!(total, Some(record.len), "slot {index}: the extents do not hold the length");
+        assert!(record.marks.len <= layout::MARKS_BYTES_MAX, "slot {index}: the marks are too long");
     }
 
     fn assert_unmoved(&self, index: u32, record: &SlotRecord) {
@@ -260,6 +264,8 @@ pub struct Scanned {
     pub namespace: Vec<u8>,
     /// The bytes of the key.
     pub key: Vec<u8>,
+    /// The bytes of the marks.
+    pub marks: Vec<u8>,
 }
 
 /// A hand on a control segment that can only look.
@@ -371,10 +377,12 @@ impl ControlReader {
             extents: placement.extents,
             spill_offset: if is_spilled { word(slot::EXTENTS) } else { 0 },
             key: Extent { offset: word(slot::KEY_OFFSET), len: word(slot::KEY_LEN) },
+            marks: marks_extent(word(slot::MARKS)),
         };
         let namespace = self.heap_bytes(record.namespace, layout::NAME_BYTES_MAX)?;
         let key = self.heap_bytes(record.key, layout::NAME_BYTES_MAX)?;
-        Some(Scanned { slot: index, record, namespace, key })
+        let marks = self.heap_bytes(record.marks, layout::MARKS_BYTES_MAX)?;
+        Some(Scanned { slot: index, record, namespace, key, marks })
     }
 
     /// The words of a slot that lead to its bytes; `None` if they lead nowhere.
@@ -408,6 +416,15 @@ impl ControlReader {
         copy::copy_out(source, &mut bytes);
         Some(bytes)
     }
+}
+
+fn marks_word(marks: Extent) -> u64 {
+    marks.len << layout::MARKS_OFFSET_BITS | marks.offset
+}
+
+fn marks_extent(word: u64) -> Extent {
+    let offset = word & ((1 << layout::MARKS_OFFSET_BITS) - 1);
+    Extent { offset, len: word >> layout::MARKS_OFFSET_BITS }
 }
 
 fn state_word(record: &SlotRecord) -> u64 {

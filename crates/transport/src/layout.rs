@@ -89,10 +89,14 @@ pub mod slot {
     pub const KEY_LEN: u64 = 104;
     /// Kept for the reference to checksums.
     pub const CHECKSUMS: u64 = 112;
-    /// Kept for the sample that the object belongs to.
-    pub const SAMPLE: u64 = 120;
+    /// Where in the heap the marks begin (bits 0–39) and how many bytes they have (bits 40–63).
+    pub const MARKS: u64 = 120;
 }
 
+/// The bits of the word of the marks that say where they begin.
+pub const MARKS_OFFSET_BITS: u32 = 40;
+/// The most bytes of an object's marks.
+pub const MARKS_BYTES_MAX: u64 = (1 << 24) - 1;
 /// The bit of the state word that says "never evict".
 pub const FLAG_HARD_PIN: u64 = 1 << 8;
 /// The bit of the state word that says "evict last".

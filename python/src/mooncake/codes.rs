@@ -35,7 +35,7 @@ pub(crate) const HEALTH_NO_MASTER: i64 = 2;
 pub(crate) fn of(error: &Error) -> i64 {
     match error {
         Error::NotFound { .. } => OBJECT_NOT_FOUND,
-        Error::Full { .. } => NO_AVAILABLE_HANDLE,
+        Error::Full { .. } | Error::OverQuota { .. } => NO_AVAILABLE_HANDLE,
         Error::TooSmall { .. } | Error::Invalid { .. } | Error::Closed | Error::Forked => INVALID_PARAMS,
         Error::Contended { .. } => REPLICA_IS_NOT_READY,
         Error::Leased { .. } => OBJECT_HAS_LEASE,

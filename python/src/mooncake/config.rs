@@ -86,6 +86,7 @@ impl ReplicateConfig {
             hard_pin: self.with_hard_pin,
             soft_pin_ms: self.soft_pin_ms()?,
             preferred,
+            ..PutOptions::default()
         })
     }
 

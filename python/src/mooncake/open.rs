@@ -207,7 +207,7 @@ async fn find_name(text: &str) -> Result<Name, Failure> {
         |why: String| Failure::new(codes::INVALID_PARAMS, format!("local_hostname is `{text}`: {why}"));
     let (host, port) = match text.parse() {
         Ok(Address::Tcp { host, port }) => (host, Some(port).filter(|it| *it > 0)),
-        _ => (text.to_owned(), None),
+        _ => (text.trim_matches(['[', ']']).to_owned(), None),
     };
     let found = match host.as_str() {
         "" => return Err(problem("it is empty".to_owned())),
@@ -274,7 +274,7 @@ async fn start_node(
             memory: settings.segment_bytes,
             name: name.with(port),
             listen: Some(Address::Tcp { host: name.ip.to_string(), port }),
-            shared_memory: environment.shared_memory,
+            shared_memory: environment.node_shared_memory,
             token: environment.token.clone(),
             exposed,
             ..NodeConfig::default()

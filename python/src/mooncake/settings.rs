@@ -68,7 +68,9 @@ pub(crate) struct Environment {
     pub(crate) ports: (u16, u16),
     pub(crate) port_tries: u32,
     pub(crate) token: String,
+    /// Whether this client maps the segments of others, and whether others may map its own.
     pub(crate) shared_memory: bool,
+    pub(crate) node_shared_memory: bool,
     /// Memory that was not registered is refused, as RDMA does.
     pub(crate) require_registered: bool,
     /// How long one call may take.
@@ -221,13 +223,19 @@ impl Environment {
         let first = port("MC_STORE_CLIENT_MIN_PORT", PORTS_DEFAULT.0)?;
         let last = port("MC_STORE_CLIENT_MAX_PORT", PORTS_DEFAULT.1)?;
         let tries = text("MC_STORE_CLIENT_SETUP_RETRIES")?.and_then(|it| it.trim().parse().ok());
+        // One switch for both sides, or one for each.
+        let shares = |name: &str| -> PyResult<bool> {
+            let is_off = |value: Option<String>| value.is_some_and(|it| is_false(&it));
+            Ok(!is_off(text("TIFFIN_SHARED_MEMORY")?) && !is_off(text(name)?))
+        };
         let call_ms =
             text("MC_RPC_TIMEOUT_MS")?.and_then(|it| it.trim().parse().ok()).filter(|it: &u64| *it > 0);
         Ok(Self {
             ports: if first <= last { (first, last) } else { PORTS_DEFAULT },
             port_tries: tries.unwrap_or(PORT_TRIES_DEFAULT).max(1),
             token: text("TIFFIN_TOKEN")?.unwrap_or_default(),
-            shared_memory: text("TIFFIN_SHARED_MEMORY")?.is_none_or(|it| !is_false(&it)),
+            shared_memory: shares("TIFFIN_CLIENT_SHARED_MEMORY")?,
+            node_shared_memory: shares("TIFFIN_NODE_SHARED_MEMORY")?,
             require_registered: text("TIFFIN_REQUIRE_REGISTERED")?.is_some_and(|it| is_true(&it)),
             call_time: call_ms.map_or(CALL_TIME_DEFAULT, Duration::from_millis),
         })

@@ -8,12 +8,12 @@
 //! lease call for.
 //! **Invariant:** the hash table is never iterated; pages of objects follow the numbers.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use hashbrown::HashTable;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use crate::{Generation, Hold, Key, Tick};
+use crate::{Generation, Hold, Key, Tick, extent::room_for, marks::Marks};
 
 /// The place of a node in the master's table. Reused only after everything that names it is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -22,6 +22,15 @@ pub(super) struct NodeIndex(pub(super) u16);
 /// The number of an object. Reused after the object is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct ObjectIndex(u32);
+
+impl ObjectIndex {
+    pub(super) const MIN: Self = Self(0);
+    pub(super) const MAX: Self = Self(u32::MAX);
+}
+
+/// The number of what a client calls itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct LabelIndex(pub(super) u32);
 
 /// The number of a namespace; never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -61,6 +70,7 @@ pub(super) struct Object {
     key: Key,
     generation: Generation,
     len: u64,
+    put: Tick,
     touched: Tick,
     lease_until: Tick,
     /// Zero if it has no soft pin.
@@ -68,7 +78,11 @@ pub(super) struct Object {
     first: Replica,
     #[expect(clippy::box_collection, reason = "eight bytes in the many objects that have one copy")]
     more: Option<Box<Vec<Replica>>>,
+    /// Nothing in the many objects that have no marks.
+    marks: Option<Box<Marks>>,
     namespace: NamespaceIndex,
+    writer: LabelIndex,
+    reader: Option<LabelIndex>,
     line: Line,
 }
 
@@ -79,7 +93,8 @@ pub(super) struct NewObject {
     pub(super) key: Key,
     pub(super) generation: Generation,
     pub(super) len: u64,
-    pub(super) hard_pin: bool,
+    pub(super) marks: Marks,
+    pub(super) writer: LabelIndex,
     /// Zero if it has no soft pin.
     pub(super) soft_until: Tick,
     /// At least one.
@@ -98,6 +113,8 @@ pub(super) struct Namespace {
     pub(super) name: String,
     pub(super) objects: u64,
     pub(super) bytes: u64,
+    /// Room of its objects on all nodes, each copy counted.
+    pub(super) committed: u64,
 }
 
 /// The catalog.
@@ -112,6 +129,8 @@ pub(super) struct Catalog {
     namespace_names: BTreeMap<String, NamespaceIndex>,
     /// Objects with a soft pin, by the time it ends.
     soft: BTreeMap<(Tick, u32), ()>,
+    /// Hard pins, by owner.
+    pins: BTreeSet<(NamespaceIndex, String, u32)>,
 }
 
 impl Object {
@@ -125,7 +144,33 @@ impl Object {
         &self.key
     }
     pub(super) fn hard_pin(&self) -> bool {
-        self.line == Line::Pinned
+        self.marks.as_ref().is_some_and(|it| !it.pins.is_empty())
+    }
+    pub(super) fn marks(&self) -> Option<&Marks> {
+        self.marks.as_deref()
+    }
+    pub(super) fn is_sample(&self) -> bool {
+        self.marks.as_ref().is_some_and(|it| it.sample.is_some())
+    }
+    pub(super) fn put(&self) -> Tick {
+        self.put
+    }
+    pub(super) fn writer(&self) -> LabelIndex {
+        self.writer
+    }
+    pub(super) fn reader(&self) -> Option<LabelIndex> {
+        self.reader
+    }
+    pub(super) fn touched(&self) -> Tick {
+        self.touched
+    }
+    pub(super) fn lease_until(&self) -> Tick {
+        self.lease_until
+    }
+
+    /// What its copies take up together.
+    pub(super) fn room(&self) -> u64 {
+        room_for(self.len).unwrap_or(0) * self.all().count() as u64
     }
     pub(super) fn soft_pin(&self) -> bool {
         self.soft_until > Tick(0)
@@ -151,8 +196,9 @@ impl Object {
     }
 
     fn rightful_line(&self) -> Line {
-        match (self.line, self.soft_until > Tick(0), self.lease_until > Tick(0)) {
-            (Line::Pinned, ..) => Line::Pinned,
+        let protected = self.marks.as_ref().is_some_and(|it| it.protect());
+        match (protected, self.soft_until > Tick(0), self.lease_until > Tick(0)) {
+            (true, ..) => Line::Pinned,
             (_, false, false) => Line::Idle,
             (_, false, true) => Line::Leased,
             (_, true, false) => Line::SoftIdle,
@@ -172,6 +218,7 @@ impl Catalog {
             namespaces: Vec::new(),
             namespace_names: BTreeMap::new(),
             soft: BTreeMap::new(),
+            pins: BTreeSet::new(),
         }
     }
 
@@ -186,8 +233,13 @@ impl Catalog {
         index
     }
 
-    pub(super) fn namespaces(&self) -> &[Namespace] {
-        &self.namespaces
+    pub(super) fn namespace(&self, index: NamespaceIndex) -> Option<&Namespace> {
+        self.namespaces.get(index.0 as usize)
+    }
+
+    /// Every namespace.
+    pub(super) fn namespace_indexes(&self) -> impl Iterator<Item = NamespaceIndex> + use<> {
+        (0..self.namespaces.len() as u32).map(NamespaceIndex)
     }
 
     pub(super) fn namespace_name(&self, index: NamespaceIndex) -> &str {
@@ -222,18 +274,26 @@ impl Catalog {
         if new.soft_until > Tick(0) {
             self.soft.insert((new.soft_until, index), ());
         }
+        for owner in &new.marks.pins {
+            self.pins.insert((new.namespace, owner.clone(), index));
+        }
         let object = Object {
             key: new.key,
             generation: new.generation,
             len: new.len,
+            put: now,
             touched: now,
             lease_until: Tick(0),
             soft_until: new.soft_until,
             first,
             more: (!more.is_empty()).then(|| Box::new(more)),
+            marks: (new.marks != Marks::default()).then(|| Box::new(new.marks)),
             namespace: new.namespace,
-            line: if new.hard_pin { Line::Pinned } else { Line::Idle },
+            writer: new.writer,
+            reader: None,
+            line: Line::Idle,
         };
+        self.account(&object, u64::wrapping_add);
         if index as usize == self.objects.len() {
             self.objects.push(None);
         }
@@ -255,6 +315,10 @@ impl Catalog {
             entry.remove();
         }
         self.soft.remove(&(object.soft_until, index.0));
+        for owner in object.marks().into_iter().flat_map(|it| &it.pins) {
+            self.pins.remove(&(object.namespace, owner.clone(), index.0));
+        }
+        self.account(&object, u64::wrapping_sub);
         if let Some(namespace) = self.namespaces.get_mut(object.namespace.0 as usize) {
             namespace.objects -= 1;
             namespace.bytes -= object.len;
@@ -272,6 +336,21 @@ impl Catalog {
             object.lease_until = lease_until.map_or(still, |until| until.max(still));
         }
         self.enlist(index);
+    }
+
+    /// Remembers who used an object last.
+    pub(super) fn read_by(&mut self, index: ObjectIndex, reader: LabelIndex) {
+        if let Some(object) = self.get_mut(index) {
+            object.reader = Some(reader);
+        }
+    }
+
+    /// When the next lease ends that keeps an object from eviction.
+    pub(super) fn next_lease_end(&self, now: Tick) -> Option<Tick> {
+        let nodes = (0..self.lines.len()).map(|node| NodeIndex(node as u16));
+        let lines = nodes.flat_map(|node| [(node, Line::Leased), (node, Line::SoftLeased)]);
+        let leased = lines.filter_map(|(node, line)| self.oldest(node, line));
+        leased.map(|(_, it)| it.lease_until).filter(|&until| until > now).min()
     }
 
     /// Ends the soft pins whose time has come.
@@ -293,12 +372,55 @@ impl Catalog {
         self.soft.first_key_value().map(|(&(until, _), ())| until)
     }
 
+    /// Writes other marks on an object: it moves to the line that they call for.
+    pub(super) fn mark(&mut self, index: ObjectIndex, marks: Marks) {
+        self.delist(index);
+        let Some(object) = self.objects.get_mut(index.0 as usize).and_then(Option::as_mut) else { return };
+        let old = object.marks.take();
+        for owner in old.iter().flat_map(|it| &it.pins) {
+            self.pins.remove(&(object.namespace, owner.clone(), index.0));
+        }
+        for owner in &marks.pins {
+            self.pins.insert((object.namespace, owner.clone(), index.0));
+        }
+        object.marks = (marks != Marks::default()).then(|| Box::new(marks));
+        self.enlist(index);
+    }
+
+    /// Everything that an owner pins in a namespace.
+    pub(super) fn pinned_by(&self, namespace: NamespaceIndex, owner: &str) -> Vec<ObjectIndex> {
+        let first = (namespace, owner.to_owned(), 0);
+        let last = (namespace, owner.to_owned(), NIL);
+        self.pins.range(first..=last).map(|(_, _, index)| ObjectIndex(*index)).collect()
+    }
+
+    /// The next object of one namespace to leave any node, looking at no more than `scan` of each line.
+    pub(super) fn next_victim_of(
+        &self,
+        namespace: NamespaceIndex,
+        now: Tick,
+        rules: Eviction,
+        scan: usize,
+    ) -> Option<ObjectIndex> {
+        let lines = [Line::Idle, Line::Leased, Line::SoftIdle, Line::SoftLeased];
+        let allowed = if rules.soft_pinned_too { &lines[..] } else { &lines[..2] };
+        let nodes = (0..self.lines.len()).map(|node| NodeIndex(node as u16));
+        let candidates = nodes.flat_map(|node| allowed.iter().map(move |&line| (node, line)));
+        let oldest = candidates.filter_map(|(node, line)| {
+            let mut line = self.line_of(node, line).take(scan);
+            line.find(|(_, it)| it.namespace == namespace && !it.leased(now))
+        });
+        oldest.min_by_key(|(index, it)| (it.touched, *index)).map(|(index, _)| index)
+    }
+
     /// Adds one more copy of an object that is known.
     pub(super) fn add_replica(&mut self, index: ObjectIndex, node: NodeIndex, hold: Hold) {
         self.delist(index);
         if let Some(object) = self.get_mut(index) {
             let replica = Replica { hold, node, older: NIL, newer: NIL };
             object.more.get_or_insert_default().push(replica);
+            let (room, namespace) = (room_for(object.len).unwrap_or(0), object.namespace);
+            self.charge(namespace, room, u64::wrapping_add);
         }
         self.enlist(index);
     }
@@ -322,6 +444,8 @@ impl Catalog {
                 more.retain(|it| it.node != node);
             }
             object.more = (!more.is_empty()).then(|| Box::new(more));
+            let (room, namespace) = (room_for(object.len).unwrap_or(0), object.namespace);
+            self.charge(namespace, room, u64::wrapping_sub);
         }
         self.enlist(index);
     }
@@ -370,6 +494,27 @@ impl Catalog {
             place += 1;
         }
         if place == self.objects.len() { 0 } else { place as u64 }
+    }
+
+    /// One line, oldest use first.
+    fn line_of(&self, node: NodeIndex, line: Line) -> impl Iterator<Item = (ObjectIndex, &Object)> {
+        let mut next = self.oldest(node, line);
+        std::iter::from_fn(move || {
+            let (index, object) = next?;
+            let newer = object.all().find(|it| it.node == node).map_or(NIL, |it| it.newer);
+            next = self.get(ObjectIndex(newer)).map(|it| (ObjectIndex(newer), it));
+            Some((index, object))
+        })
+    }
+
+    fn account(&mut self, object: &Object, change: fn(u64, u64) -> u64) {
+        self.charge(object.namespace, object.room(), change);
+    }
+
+    fn charge(&mut self, namespace: NamespaceIndex, room: u64, change: fn(u64, u64) -> u64) {
+        if let Some(it) = self.namespaces.get_mut(namespace.0 as usize) {
+            it.committed = change(it.committed, room);
+        }
     }
 
     fn oldest(&self, node: NodeIndex, line: Line) -> Option<(ObjectIndex, &Object)> {
@@ -476,12 +621,14 @@ mod tests {
 
     fn put(catalog: &mut Catalog, now: u64, name: &str, hard_pin: bool, soft_until: u64) -> ObjectIndex {
         let namespace = catalog.intern("default");
+        let pins = if hard_pin { vec!["me".to_owned()] } else { vec![] };
         let new = NewObject {
             namespace,
             key: Key::new(name.as_bytes()).unwrap(),
             generation: Generation { epoch: 1, counter: now },
             len: 10,
-            hard_pin,
+            marks: Marks { pins, sample: None },
+            writer: LabelIndex::default(),
             soft_until: Tick(soft_until),
             replicas: vec![(NODE, hold(now)), (OTHER, hold(now))],
         };
@@ -541,12 +688,12 @@ mod tests {
         assert_eq!((catalog.on_node(NODE), catalog.on_node(OTHER)), (vec![], vec![index]));
         catalog.drop_replica(index, OTHER);
         assert!(catalog.get(index).is_none());
-        assert_eq!(catalog.namespaces()[0].objects, 0);
+        assert_eq!(catalog.namespaces[0].objects, 0);
     }
 
     #[test]
     fn an_object_is_small() {
-        assert!(size_of::<Option<Object>>() <= 136, "{}", size_of::<Option<Object>>());
+        assert!(size_of::<Option<Object>>() <= 160, "{}", size_of::<Option<Object>>());
     }
 
     proptest! {

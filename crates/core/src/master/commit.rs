@@ -15,7 +15,8 @@ use super::{
 use crate::{
     BATCH_ITEMS_MAX, ConnId, Generation, Hold, RequestId, Tick,
     extent::room_for,
-    message::{CommitOutcome, Decide, DecideItem, OnExists, Reason, Record, Request, Settle},
+    marks::Marks,
+    message::{Cause, CommitOutcome, Decide, DecideItem, OnExists, Reason, Record, Request, Settle},
 };
 
 /// What the other nodes of a batch are to be told.
@@ -64,6 +65,7 @@ impl Master {
     ) -> (CommitOutcome, Vec<(NodeIndex, Hold)>) {
         let item = decide.item;
         let namespace = self.catalog.intern(&decide.namespace);
+        let (writer, label) = self.writer(decide.client);
         let mut replicas = vec![(home, item.hold)];
         for location in &item.others {
             if let Some(node) = self.members.find(location.segment)
@@ -79,6 +81,9 @@ impl Master {
             {
                 member.told.insert(*hold);
             }
+        }
+        for &(node, hold) in &replicas {
+            self.room.end_grant(node, hold);
         }
         let existing = self.catalog.find(namespace, &item.key);
         let existing = existing.and_then(|index| Some((index, self.catalog.get(index)?)));
@@ -110,17 +115,18 @@ impl Master {
                 return (CommitOutcome::Exists(generation), old);
             }
             outcome = CommitOutcome::Replaced;
-            old = self.take_out(index);
+            old = self.take_out(index, Cause::Replaced, &label);
         }
         let generation = self.mint_generation();
         let soft_until = item.options.soft_pin_ms.map_or(Tick(0), |ms| self.now.after(ms));
+        let marks = Marks::of(&item.options);
         let record = |hold| Record {
             hold,
             namespace: decide.namespace.clone(),
             key: item.key.clone(),
             generation,
             len: item.len,
-            hard_pin: item.options.hard_pin,
+            marks: marks.clone(),
         };
         let records: Vec<_> = replicas.iter().skip(1).map(|&(node, hold)| (node, record(hold))).collect();
         for &(node, _) in &replicas {
@@ -133,11 +139,16 @@ impl Master {
             key: item.key,
             generation,
             len: item.len,
-            hard_pin: item.options.hard_pin,
+            marks: marks.clone(),
+            writer,
             soft_until,
             replicas,
         };
         if let Some(index) = self.catalog.insert(self.now, new) {
+            if marks.sample.is_some() {
+                self.leases.arrive(namespace, self.now, index);
+            }
+            self.room.note_change();
             for (node, record) in records {
                 let entry = others.entry(node).or_default();
                 entry.1.push((index, generation, record.hold));

@@ -7,15 +7,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
-    Effect, Master, Op, OpId, Wait,
-    catalog::{NamespaceIndex, NodeIndex, ObjectIndex},
+    Effect, Master, Op, OpId, Visitor, Wait,
+    catalog::{NodeIndex, ObjectIndex},
     refuse,
     resolve::Matcher,
 };
 use crate::{
     BATCH_ITEMS_MAX, ConnId, Hold, RequestId, Tick,
     message::{
-        CommitOutcome, Delete, DeleteMatching, DeleteOutcome, DeletedMatching, Reason, Reply, Request, Retire,
+        AckOutcome, Cause, CommitOutcome, Delete, DeleteMatching, DeleteOutcome, DeletedMatching, PinOutcome,
+        Reason, Reply, Request, Retire,
     },
     sabotage::sabotaged,
 };
@@ -42,6 +43,8 @@ pub(super) enum Answer {
     Delete(Vec<DeleteOutcome>),
     Matching(DeletedMatching),
     Decide(Vec<CommitOutcome>),
+    Pin(Vec<PinOutcome>),
+    Ack(Vec<AckOutcome>),
 }
 
 impl Answer {
@@ -61,6 +64,24 @@ impl Answer {
                     matching.unconfirmed.push(name.to_owned());
                 }
             }
+            Self::Pin(outcomes) => {
+                for &index in items {
+                    match outcomes.get_mut(index) {
+                        Some(PinOutcome::Unconfirmed(names)) => names.push(name.to_owned()),
+                        Some(outcome) => *outcome = PinOutcome::Unconfirmed(vec![name.to_owned()]),
+                        None => (),
+                    }
+                }
+            }
+            Self::Ack(outcomes) => {
+                for &index in items {
+                    match outcomes.get_mut(index) {
+                        Some(AckOutcome::Unconfirmed(names)) => names.push(name.to_owned()),
+                        Some(outcome) => *outcome = AckOutcome::Unconfirmed(vec![name.to_owned()]),
+                        None => (),
+                    }
+                }
+            }
             // The new object is stored whatever became of the old one; its node will retire it on return.
             Self::Decide(_) => (),
         }
@@ -71,12 +92,14 @@ impl Answer {
             Self::Delete(outcomes) => Reply::Deleted(outcomes),
             Self::Matching(matching) => Reply::DeletedMatching(matching),
             Self::Decide(outcomes) => Reply::Decided(outcomes),
+            Self::Pin(outcomes) => Reply::Pinned(outcomes),
+            Self::Ack(outcomes) => Reply::Acked(outcomes),
         }
     }
 }
 
 impl Master {
-    pub(super) fn delete(&mut self, conn: ConnId, id: RequestId, namespace: NamespaceIndex, delete: Delete) {
+    pub(super) fn delete(&mut self, conn: ConnId, id: RequestId, visitor: &Visitor, delete: Delete) {
         if delete.keys.len() > BATCH_ITEMS_MAX {
             let reply = refuse(Reason::Invalid, "the batch is too large");
             return self.effects.push_back(Effect::Reply(conn, id, reply));
@@ -84,12 +107,13 @@ impl Master {
         let mut outcomes = Vec::with_capacity(delete.keys.len());
         let mut gone = Vec::new();
         for (item, key) in delete.keys.iter().enumerate() {
-            let index = self.catalog.find(namespace, key);
+            let index = self.catalog.find(visitor.namespace, key);
             outcomes.push(match index {
                 None => DeleteOutcome::Absent,
                 Some(index) if self.lease_refuses(index, delete.force) => DeleteOutcome::Leased,
                 Some(index) => {
-                    gone.extend(self.take_out(index).into_iter().map(|replica| (item, replica)));
+                    let replicas = self.take_out(index, Cause::Deleted, &visitor.label);
+                    gone.extend(replicas.into_iter().map(|replica| (item, replica)));
                     DeleteOutcome::Deleted
                 }
             });
@@ -102,7 +126,7 @@ impl Master {
         &mut self,
         conn: ConnId,
         id: RequestId,
-        namespace: NamespaceIndex,
+        visitor: &Visitor,
         delete: &DeleteMatching,
     ) {
         let matcher = match Matcher::new(&delete.pattern) {
@@ -114,14 +138,15 @@ impl Master {
         };
         let mut victims = Vec::new();
         self.catalog.page(0, usize::MAX, |index, object| {
-            if object.namespace() == namespace && matcher.matches(object.key()) {
+            if object.namespace() == visitor.namespace && matcher.matches(object.key()) {
                 victims.push(index);
             }
             true
         });
         victims.retain(|&index| !self.lease_refuses(index, delete.force));
         let count = victims.len() as u64;
-        let gone = victims.into_iter().flat_map(|index| self.take_out(index));
+        let label = &visitor.label;
+        let gone = victims.into_iter().flat_map(|index| self.take_out(index, Cause::Deleted, label));
         let gone: Vec<_> = gone.map(|replica| (0, replica)).collect();
         let deadline = Some(self.now.after(delete.wait_ms));
         let answer = Answer::Matching(DeletedMatching { count, unconfirmed: Vec::new() });
@@ -133,8 +158,21 @@ impl Master {
         &mut self,
         conn: ConnId,
         id: RequestId,
-        mut answer: Answer,
+        answer: Answer,
         gone: Vec<(usize, (NodeIndex, Hold))>,
+        deadline: Option<Tick>,
+    ) {
+        self.retire_and_mark(conn, id, answer, gone, &[], deadline);
+    }
+
+    /// The same, and has marks put in writing too.
+    pub(super) fn retire_and_mark(
+        &mut self,
+        conn: ConnId,
+        id: RequestId,
+        answer: Answer,
+        gone: Vec<(usize, (NodeIndex, Hold))>,
+        marked: &[(usize, ObjectIndex)],
         deadline: Option<Tick>,
     ) {
         let op = self.next_op();
@@ -142,7 +180,14 @@ impl Master {
         for (item, (node, _)) in &gone {
             items.entry(*node).or_default().push(*item);
         }
-        let asked = self.retire(gone.into_iter().map(|(_, replica)| replica).collect(), Some(op));
+        for (item, index) in marked {
+            for (node, _) in self.catalog.get(*index).into_iter().flat_map(|it| it.replicas()) {
+                items.entry(node).or_default().push(*item);
+            }
+        }
+        let mut asked = self.retire(gone.into_iter().map(|(_, replica)| replica).collect(), Some(op));
+        asked.extend(self.send_marks(marked.iter().map(|it| it.1).collect(), Some(op)));
+        let mut answer = answer;
         for (node, indexes) in &items {
             if !asked.values().any(|it| it == node) {
                 answer.unconfirmed(&self.members.name(*node), indexes);
@@ -193,7 +238,7 @@ impl Master {
         self.confirmed(id, op);
     }
 
-    fn confirmed(&mut self, id: RequestId, op: Option<OpId>) {
+    pub(super) fn confirmed(&mut self, id: RequestId, op: Option<OpId>) {
         let Some(op) = op else { return };
         let Some(Op::Confirm(confirming)) = self.ops.get_mut(&op) else { return };
         confirming.outstanding.remove(&id);
@@ -217,6 +262,7 @@ impl Master {
 
     /// Answers who has waited long enough. The nodes are still expected to confirm.
     pub(super) fn end_waiting(&mut self) {
+        self.end_parked();
         let late = |op: &Op| matches!(op, Op::Confirm(it) if it.deadline.is_some_and(|at| at <= self.now));
         let late: Vec<_> = self.ops.iter().filter(|(_, op)| late(op)).map(|(id, _)| *id).collect();
         for op in late {
@@ -233,14 +279,21 @@ impl Master {
     pub(super) fn next_end_of_waiting(&self) -> Option<Tick> {
         let deadline = |op: &Op| match op {
             Op::Confirm(confirming) => confirming.deadline,
-            Op::Reserve(_) => None,
+            Op::Reserve(_) | Op::Watch(_) | Op::Why(_) => None,
         };
-        self.ops.values().filter_map(deadline).min()
+        self.ops.values().filter_map(deadline).chain(self.next_parked_end()).min()
     }
 
-    /// Takes an object out of the catalog; its replicas are still to be retired.
-    pub(super) fn take_out(&mut self, index: ObjectIndex) -> Vec<(NodeIndex, Hold)> {
-        self.catalog.remove(index).map_or_else(Vec::new, |object| object.replicas().collect())
+    /// Takes an object out of the catalog, and notes why; its replicas are still to be retired.
+    pub(super) fn take_out(&mut self, index: ObjectIndex, cause: Cause, by: &str) -> Vec<(NodeIndex, Hold)> {
+        let Some(object) = self.catalog.remove(index) else { return Vec::new() };
+        if object.is_sample() {
+            self.leases.leave(object.namespace(), object.put(), index);
+        }
+        let (namespace, key) = (object.namespace(), object.key().clone());
+        self.history.note(self.now, namespace, key, object.generation(), (cause, by));
+        self.room.note_change();
+        object.replicas().collect()
     }
 
     fn lease_refuses(&self, index: ObjectIndex, force: bool) -> bool {

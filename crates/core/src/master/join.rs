@@ -7,13 +7,13 @@ use std::collections::BTreeSet;
 
 use super::{
     Effect, Master, Notice, Party, Wait,
-    catalog::{NewObject, NodeIndex},
+    catalog::{LabelIndex, NewObject, NodeIndex, ObjectIndex},
     members::{Member, Standing},
     refuse,
 };
 use crate::{
     ConnId, Tick,
-    message::{Announce, Heartbeat, Reason, Record, Register, Registered, Reply, Usage},
+    message::{Announce, Cause, Heartbeat, Reason, Record, Register, Registered, Released, Reply, Usage},
     sabotage::sabotaged,
 };
 
@@ -95,6 +95,7 @@ impl Master {
         let existing = self.catalog.find(namespace, &record.key);
         if let Some((index, object)) = existing.and_then(|it| Some((it, self.catalog.get(it)?))) {
             if object.replicas().any(|replica| replica == (node, record.hold)) {
+                self.correct_marks(index, &record.marks);
                 return true;
             }
             if !news || object.generation() > record.generation {
@@ -104,7 +105,7 @@ impl Master {
                 self.catalog.add_replica(index, node, record.hold);
                 return true;
             }
-            let old = self.take_out(index);
+            let old = self.take_out(index, Cause::Replaced, "");
             self.retire(old, None);
         } else if !news {
             return false;
@@ -114,11 +115,17 @@ impl Master {
             key: record.key,
             generation: record.generation,
             len: record.len,
-            hard_pin: record.hard_pin,
+            marks: record.marks,
+            writer: LabelIndex::default(),
             soft_until: Tick(0),
             replicas: vec![(node, record.hold)],
         };
-        self.catalog.insert(self.now, new).is_some()
+        let is_sample = new.marks.sample.is_some();
+        let index = self.catalog.insert(self.now, new);
+        if let Some(index) = index.filter(|_| is_sample) {
+            self.leases.arrive(namespace, self.now, index);
+        }
+        index.is_some()
     }
 
     /// The node has told everything: what it did not tell of, it does not have.
@@ -134,23 +141,48 @@ impl Master {
         for index in self.catalog.on_node(node) {
             let Some(object) = self.catalog.get(index) else { continue };
             if !object.replicas().any(|(on, hold)| on == node && told.contains(&hold)) {
-                self.catalog.drop_replica(index, node);
+                self.drop_replica(index, node);
             }
         }
+        self.room.note_change();
         self.effects.push_back(Effect::Notice(Notice::NodeReady(name)));
     }
 
     pub(super) fn heartbeat(&mut self, node: NodeIndex, beat: Heartbeat) -> Reply {
         self.hear(node);
-        if let (Some(member), Some(usage)) = (self.members.get_mut(node), beat.usage) {
-            member.report(self.now, usage);
+        if let Some(usage) = beat.usage {
+            self.report(node, usage);
         }
         Reply::Done
     }
 
     pub(super) fn report(&mut self, node: NodeIndex, usage: Usage) {
         if let Some(member) = self.members.get_mut(node) {
+            if member.free < usage.free {
+                self.room.note_change();
+            }
             member.report(self.now, usage);
+        }
+    }
+
+    /// Reservations ended without the master.
+    pub(super) fn released(&mut self, node: NodeIndex, released: &Released) -> Reply {
+        self.hear(node);
+        self.report(node, released.usage);
+        for &hold in &released.holds {
+            self.room.end_grant(node, hold);
+        }
+        Reply::Done
+    }
+
+    /// Forgets the copy on one node, and the object with its last copy.
+    fn drop_replica(&mut self, index: ObjectIndex, node: NodeIndex) {
+        let last = self.catalog.get(index).is_some_and(|it| it.replicas().count() == 1);
+        if last {
+            let name = self.members.name(node);
+            self.take_out(index, Cause::NodeLost, &name);
+        } else {
+            self.catalog.drop_replica(index, node);
         }
     }
 
@@ -180,6 +212,9 @@ impl Master {
             match self.waits.remove(&id) {
                 Some((_, Wait::Allocate(op, items))) => self.not_allocated(node, op, &items),
                 Some((_, Wait::Retire(holds, op))) => self.unconfirmed(node, id, &holds, op),
+                // What was to be put in writing is corrected when it comes back.
+                Some((_, Wait::Mark(_, op))) => self.unconfirmed(node, id, &[], op),
+                Some((_, Wait::Inspect(op, items))) => self.inspected(op, &items, &[]),
                 // It tells what it committed when it comes back.
                 Some((_, Wait::Settle(_))) | None => (),
             }
@@ -234,9 +269,10 @@ impl Master {
         let name = self.members.name(node);
         let mut lost = 0;
         for index in self.catalog.on_node(node) {
-            self.catalog.drop_replica(index, node);
+            self.drop_replica(index, node);
             lost += u64::from(self.catalog.get(index).is_none());
         }
+        self.room.end_grants_on(node);
         self.members.remove(node);
         self.effects.push_back(Effect::Notice(Notice::NodeLost(name, lost)));
     }

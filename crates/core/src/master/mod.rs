@@ -11,18 +11,27 @@ mod commit;
 mod confirm;
 mod join;
 mod members;
+mod pin;
 mod placement;
 mod reserve;
 mod resolve;
+mod room;
+mod sample;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tests_lifetimes;
+mod why;
 
 use std::collections::{BTreeMap, VecDeque};
 
-use catalog::{Catalog, NamespaceIndex, NodeIndex};
+use catalog::{Catalog, LabelIndex, NamespaceIndex, NodeIndex};
 use confirm::Confirming;
 use members::Members;
 use reserve::Reserving;
+use room::{Room, Watching};
+use sample::Leases;
+use why::{Explaining, History};
 
 use crate::{
     ClientId, ConnId, Generation, Hold, RequestId, SegmentId, Tick,
@@ -108,6 +117,9 @@ struct Visitor {
     namespace: NamespaceIndex,
     home: Option<SegmentId>,
     host: String,
+    /// What it calls itself.
+    label: String,
+    index: LabelIndex,
 }
 
 /// An operation that waits for nodes.
@@ -115,6 +127,8 @@ struct Visitor {
 enum Op {
     Reserve(Reserving),
     Confirm(Confirming),
+    Watch(Watching),
+    Why(Explaining),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -129,6 +143,10 @@ enum Wait {
     Retire(Vec<Hold>, Option<OpId>),
     /// Replicas were committed; those that were not must be forgotten.
     Settle(Vec<(catalog::ObjectIndex, Generation, Hold)>),
+    /// Marks were put in writing; a node that has no such object is no holder of it.
+    Mark(Vec<(catalog::ObjectIndex, Generation, Hold)>, Option<OpId>),
+    /// Who looks at these items of an explanation.
+    Inspect(OpId, Vec<usize>),
 }
 
 /// The master's whole state.
@@ -146,7 +164,41 @@ pub struct Master {
     next_generation: u64,
     evicted_objects: u64,
     evicted_bytes: u64,
+    room: Room,
+    leases: Leases,
+    history: History,
+    labels: Labels,
+    /// When leases will have run out that keep waiting puts from evicting.
+    lease_end: Option<Tick>,
     effects: VecDeque<Effect>,
+}
+
+/// What clients call themselves, each name once. The first is of those that came after the table was full.
+#[derive(Debug, Default)]
+struct Labels {
+    names: Vec<String>,
+    numbers: BTreeMap<String, LabelIndex>,
+}
+
+/// The most names that are told apart.
+const LABELS_MAX: usize = 1 << 16;
+
+impl Labels {
+    fn intern(&mut self, name: &str) -> LabelIndex {
+        if self.names.is_empty() {
+            self.names.push(String::new());
+        }
+        if let Some(&index) = self.numbers.get(name) {
+            return index;
+        }
+        if self.names.len() >= LABELS_MAX {
+            return LabelIndex::default();
+        }
+        let index = LabelIndex(self.names.len() as u32);
+        self.names.push(name.to_owned());
+        self.numbers.insert(name.to_owned(), index);
+        index
+    }
 }
 
 impl Master {
@@ -166,6 +218,11 @@ impl Master {
             next_generation: 0,
             evicted_objects: 0,
             evicted_bytes: 0,
+            room: Room::default(),
+            leases: Leases::default(),
+            history: History::default(),
+            labels: Labels::default(),
+            lease_end: None,
             effects: VecDeque::new(),
         }
     }
@@ -179,6 +236,7 @@ impl Master {
             Event::Reply(conn, id, reply) => self.reply(conn, id, reply),
             Event::Closed(conn) => self.closed(conn),
         }
+        self.serve_the_waiting();
     }
 
     /// Lets time pass. Time only tidies: it ends soft pins, notices silence, and answers who has waited enough.
@@ -187,13 +245,33 @@ impl Master {
         self.catalog.end_soft_pins(self.now);
         self.notice_silence();
         self.end_waiting();
+        self.end_watches();
+        self.end_holding();
+        self.serve_the_waiting();
+    }
+
+    /// Looks again at who waits for room, if anything changed that they wait for.
+    fn serve_the_waiting(&mut self) {
+        let lease_ended = self.lease_end.is_some_and(|end| end <= self.now);
+        if self.take_change() || lease_ended {
+            self.wake();
+        }
+        let waits = self.room.anybody_waits();
+        self.lease_end = waits.then(|| self.catalog.next_lease_end(self.now)).flatten();
     }
 
     /// When [`Self::handle_timeout`] has something to do, if nothing else happens first.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Tick> {
-        let answers = self.next_end_of_waiting();
-        [self.catalog.next_soft_pin_end(), self.next_silence(), answers].into_iter().flatten().min()
+        let wishes = [
+            self.catalog.next_soft_pin_end(),
+            self.next_silence(),
+            self.next_end_of_waiting(),
+            self.next_watch_end(),
+            self.next_end_of_holding(),
+            self.lease_end,
+        ];
+        wishes.into_iter().flatten().min()
     }
 
     /// The next thing to do, oldest first.
@@ -222,7 +300,17 @@ impl Master {
         self.now = self.now.max(now);
         let namespace = self.catalog.intern(namespace);
         match request {
-            Request::Resolve(resolve) => self.resolve(namespace, &resolve),
+            Request::Resolve(resolve) => {
+                let page = Visitor {
+                    client: ClientId::default(),
+                    namespace,
+                    home: None,
+                    host: String::new(),
+                    label: String::new(),
+                    index: LabelIndex::default(),
+                };
+                self.resolve(&page, &resolve)
+            }
             Request::List(list) => self.list(namespace, &list),
             Request::Stat => Reply::Stat(self.stat()),
             _ => refuse(Reason::NotForYou, "a page only looks"),
@@ -242,7 +330,15 @@ impl Master {
             }
             Role::Client => {
                 let namespace = self.catalog.intern(&hello.namespace);
-                let visitor = Visitor { client: hello.client, namespace, home: hello.home, host: hello.host };
+                let index = self.labels.intern(&hello.label);
+                let visitor = Visitor {
+                    client: hello.client,
+                    namespace,
+                    home: hello.home,
+                    host: hello.host,
+                    label: hello.label,
+                    index,
+                };
                 if let Some(old) = self.clients.insert(hello.client, conn) {
                     self.fence(old);
                     // Answers may be lost with the old connection, and room with them.
@@ -259,6 +355,7 @@ impl Master {
             return;
         }
         self.parties.remove(&old);
+        self.forget_answers(old);
         self.effects.push_back(Effect::Disconnect(old));
     }
 
@@ -276,11 +373,17 @@ impl Master {
     fn client_request(&mut self, conn: ConnId, id: RequestId, visitor: &Visitor, request: Request) {
         let reply = match request {
             Request::Reserve(reserve) => return self.reserve(conn, id, visitor, reserve),
-            Request::Delete(delete) => return self.delete(conn, id, visitor.namespace, delete),
-            Request::DeleteMatching(delete) => {
-                return self.delete_matching(conn, id, visitor.namespace, &delete);
-            }
-            Request::Resolve(resolve) => self.resolve(visitor.namespace, &resolve),
+            Request::Delete(delete) => return self.delete(conn, id, visitor, delete),
+            Request::DeleteMatching(delete) => return self.delete_matching(conn, id, visitor, &delete),
+            Request::Pin(pin) => return self.pin(conn, id, visitor.namespace, &pin),
+            Request::DropPins(drop) => return self.drop_pins(conn, id, visitor.namespace, &drop),
+            Request::Await(until) => return self.watch(conn, id, visitor.namespace, until),
+            Request::Why(keys) => return self.why(conn, id, visitor.namespace, &keys),
+            Request::Ack(ack) => return self.ack(conn, id, visitor, &ack),
+            Request::Lease(lease) => self.lease(visitor, &lease),
+            Request::Release(release) => self.release(visitor, &release),
+            Request::SetPolicy(policy) => self.set_policy(visitor.namespace, policy),
+            Request::Resolve(resolve) => self.resolve(visitor, &resolve),
             Request::List(list) => self.list(visitor.namespace, &list),
             Request::Stat => Reply::Stat(self.stat()),
             Request::Heartbeat(_) => Reply::Done,
@@ -299,13 +402,15 @@ impl Master {
             (Request::Announce(announce), Some(node)) => self.announce(node, announce),
             (Request::Decide(decide), Some(node)) => return self.decide(conn, id, node, decide),
             (Request::Heartbeat(beat), Some(node)) => self.heartbeat(node, beat),
+            (Request::Released(released), Some(node)) => self.released(node, &released),
             (Request::Goodbye, Some(node)) => {
                 self.effects.push_back(Effect::Reply(conn, id, Reply::Done));
                 return self.node_left(node, conn);
             }
-            (Request::Announce(_) | Request::Decide(_) | Request::Heartbeat(_), None) => {
-                refuse(Reason::Invalid, "a node must register first")
-            }
+            (
+                Request::Announce(_) | Request::Decide(_) | Request::Heartbeat(_) | Request::Released(_),
+                None,
+            ) => refuse(Reason::Invalid, "a node must register first"),
             _ => refuse(Reason::NotForYou, "the master does not answer this request to a node"),
         };
         self.effects.push_back(Effect::Reply(conn, id, reply));
@@ -334,6 +439,14 @@ impl Master {
                 self.report(node, settled.usage);
                 self.settled(node, &replicas, &settled.lost);
             }
+            (Wait::Mark(objects, op), Reply::Settled(settled)) => {
+                self.report(node, settled.usage);
+                self.settled(node, &objects, &settled.lost);
+                self.confirmed(id, op);
+            }
+            (Wait::Mark(_, op), _) => self.unconfirmed(node, id, &[], op),
+            (Wait::Inspect(op, items), Reply::Inspected(views)) => self.inspected(op, &items, &views),
+            (Wait::Inspect(op, items), _) => self.inspected(op, &items, &[]),
             // A node that refuses what it must do is not to be trusted with the name.
             (Wait::Retire(holds, op), _) => self.unconfirmed(node, id, &holds, op),
             (Wait::Settle(replicas), _) => {
@@ -359,7 +472,9 @@ impl Master {
             Some(Party::Client(visitor)) => {
                 if self.clients.get(&visitor.client) == Some(&conn) {
                     self.clients.remove(&visitor.client);
+                    self.leases.end_all(visitor.client);
                 }
+                self.forget_answers(conn);
                 self.lose_sight(visitor.client);
             }
         }
@@ -371,6 +486,34 @@ impl Master {
         for node in nodes {
             let id = self.next_id();
             self.effects.push_back(Effect::Ask(node, id, Request::ClientGone(client)));
+        }
+    }
+
+    /// Nobody is there any more to hear what this connection asked for.
+    fn forget_answers(&mut self, conn: ConnId) {
+        let moot = self.ops.iter().filter(|(_, op)| match op {
+            Op::Reserve(it) => it.is_parked_for(conn),
+            Op::Watch(it) => it.conn == conn,
+            Op::Why(it) => it.conn == conn,
+            Op::Confirm(_) => false,
+        });
+        for id in moot.map(|(id, _)| *id).collect::<Vec<_>>() {
+            if let Some(Op::Reserve(reserving)) = self.ops.remove(&id) {
+                self.end_reserve(id, reserving);
+            }
+        }
+    }
+
+    /// What a client calls itself, by its number.
+    fn label(&self, index: LabelIndex) -> String {
+        self.labels.names.get(index.0 as usize).cloned().unwrap_or_default()
+    }
+
+    /// What a client that wrote something calls itself.
+    fn writer(&self, client: ClientId) -> (LabelIndex, String) {
+        match self.clients.get(&client).and_then(|conn| self.parties.get(conn)) {
+            Some(Party::Client(visitor)) => (visitor.index, visitor.label.clone()),
+            _ => (LabelIndex::default(), String::new()),
         }
     }
 

@@ -7,15 +7,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
-    Effect, Master, Notice, Op, OpId, Visitor, Wait,
+    Effect, Master, Op, OpId, Visitor, Wait,
     catalog::{Eviction, NodeIndex},
     members::Standing,
     placement::{Wish, rank},
     refuse,
 };
 use crate::{
-    BATCH_ITEMS_MAX, ConnId, Hold, REPLICAS_MAX, RequestId, Reservation, SegmentId,
+    BATCH_ITEMS_MAX, ConnId, Hold, REPLICAS_MAX, RequestId, Reservation, SegmentId, Tick,
     extent::room_for,
+    marks::Marks,
     message::{
         Allocate, AllocateItem, Allocated, OnExists, Reason, Reply, Request, Reserve, ReserveItem,
         ReserveOutcome, Reserved, Settle, Usage,
@@ -36,6 +37,10 @@ pub(super) struct Reserving {
     items: Vec<Item>,
     /// Nodes that have not answered yet in this round.
     outstanding: u32,
+    /// Until when it may wait for room.
+    deadline: Tick,
+    /// It stands in its namespace's line.
+    queued: bool,
 }
 
 #[derive(Debug)]
@@ -46,6 +51,17 @@ struct Item {
     done: Option<ReserveOutcome>,
 }
 
+impl Reserving {
+    /// Whether it waits for room on behalf of that connection.
+    pub(super) fn is_parked_for(&self, conn: ConnId) -> bool {
+        self.conn == conn && self.is_parked()
+    }
+
+    fn is_parked(&self) -> bool {
+        self.queued && self.outstanding == 0
+    }
+}
+
 impl Master {
     pub(super) fn reserve(&mut self, conn: ConnId, id: RequestId, visitor: &Visitor, reserve: Reserve) {
         if reserve.items.len() > BATCH_ITEMS_MAX {
@@ -53,14 +69,69 @@ impl Master {
             return self.effects.push_back(Effect::Reply(conn, id, reply));
         }
         let items = reserve.items.into_iter().map(|request| self.first_look(visitor, request)).collect();
-        let reserving =
-            Reserving { conn, id, visitor: visitor.clone(), avoid: reserve.avoid, items, outstanding: 0 };
+        let mut reserving = Reserving {
+            conn,
+            id,
+            visitor: visitor.clone(),
+            avoid: reserve.avoid,
+            items,
+            outstanding: 0,
+            deadline: self.now.after(reserve.wait_ms),
+            queued: false,
+        };
         let op = self.next_op();
+        if self.room.has_line(visitor.namespace) {
+            // Who came first is served first: room that is found now belongs to those who wait.
+            let full = self.total_usage();
+            for item in reserving.items.iter_mut().filter(|it| it.done.is_none()) {
+                item.done = Some(ReserveOutcome::Full(full));
+            }
+            return self.end_reserve(op, reserving);
+        }
         self.go_on(op, reserving);
     }
 
+    /// Room may have been found for the first in a line.
+    pub(super) fn try_again(&mut self, op: OpId) {
+        match self.ops.remove(&op) {
+            Some(Op::Reserve(mut reserving)) if reserving.is_parked() => {
+                for item in &mut reserving.items {
+                    if matches!(item.done, Some(ReserveOutcome::Full(_) | ReserveOutcome::OverQuota(_))) {
+                        item.done = None;
+                        item.refusals.clear();
+                    }
+                }
+                self.go_on(op, reserving);
+            }
+            Some(other) => _ = self.ops.insert(op, other),
+            None => (),
+        }
+    }
+
+    /// Answers the puts that have waited for room long enough.
+    pub(super) fn end_parked(&mut self) {
+        let late = |op: &Op| matches!(op, Op::Reserve(it) if it.is_parked() && it.deadline <= self.now);
+        let late: Vec<_> = self.ops.iter().filter(|(_, op)| late(op)).map(|(id, _)| *id).collect();
+        for op in late {
+            if let Some(Op::Reserve(reserving)) = self.ops.remove(&op) {
+                self.end_reserve(op, reserving);
+            }
+        }
+    }
+
+    pub(super) fn next_parked_end(&self) -> Option<Tick> {
+        let deadline = |op: &Op| match op {
+            Op::Reserve(reserving) if reserving.is_parked() => Some(reserving.deadline),
+            _ => None,
+        };
+        self.ops.values().filter_map(deadline).min()
+    }
+
     pub(super) fn allocated(&mut self, node: NodeIndex, op: OpId, items: &[usize], allocated: Allocated) {
-        self.report(node, allocated.usage);
+        // Without waking anybody: a node that refuses has no more room than before, whatever it reports.
+        if let Some(member) = self.members.get_mut(node) {
+            member.report(self.now, allocated.usage);
+        }
         let mut answers = allocated.items.into_iter();
         self.answered(node, op, items, || answers.next().flatten());
     }
@@ -80,9 +151,17 @@ impl Master {
         reserving.outstanding -= 1;
         for &index in items {
             let Some(item) = reserving.items.get_mut(index) else { continue };
+            let room = room_for(item.request.len).unwrap_or(0);
+            let namespace = reserving.visitor.namespace;
             match next() {
-                Some(reservation) => item.got.push((node, reservation)),
-                None => *item.refusals.entry(node).or_default() += 1,
+                Some(reservation) => {
+                    self.room.grant(node, reservation.location.hold(), namespace, room);
+                    item.got.push((node, reservation));
+                }
+                None => {
+                    self.room.unplan(namespace, room);
+                    *item.refusals.entry(node).or_default() += 1;
+                }
             }
         }
         if reserving.outstanding > 0 {
@@ -116,19 +195,20 @@ impl Master {
             }
         }
         if plan.is_empty() {
-            return self.end_reserve(reserving);
+            return self.end_reserve(op, reserving);
         }
         let name_len = self.catalog.namespace_name(reserving.visitor.namespace).len();
         for (node, indexes) in plan {
             let items = indexes.iter().filter_map(|&index| {
                 let request = &reserving.items.get(index)?.request;
                 let name_len = (name_len + request.key.as_bytes().len()) as u64;
-                Some(AllocateItem { len: request.len, name_len })
+                let marks_len = Marks::of(&request.options).to_bytes().len() as u64;
+                Some(AllocateItem { len: request.len, name_len, marks_len })
             });
             let allocate = Allocate { client: reserving.visitor.client, items: items.collect() };
-            if self.ask(node, Request::Allocate(allocate), Wait::Allocate(op, indexes)).is_some() {
-                reserving.outstanding += 1;
-            }
+            // A candidate is connected, so this cannot fail.
+            let asked = self.ask(node, Request::Allocate(allocate), Wait::Allocate(op, indexes));
+            reserving.outstanding += u32::from(asked.is_some());
         }
         self.ops.insert(op, Op::Reserve(reserving));
     }
@@ -139,6 +219,11 @@ impl Master {
         let wanted = (item.request.options.replicas as usize).saturating_sub(item.got.len());
         let need = room_for(item.request.len).unwrap_or(u64::MAX);
         let candidates = self.candidates(reserving, item, need);
+        let namespace = reserving.visitor.namespace;
+        let first = item.got.is_empty();
+        if first && let Err(quota) = self.within_quota(namespace, need) {
+            return finish(reserving, index, ReserveOutcome::OverQuota(quota));
+        }
         let mut chosen = Vec::new();
         for &node in &candidates {
             if chosen.len() < wanted && self.members.get(node).is_some_and(|it| need <= it.free) {
@@ -146,23 +231,17 @@ impl Master {
             }
         }
         // Fewer copies than wanted are better than evicting for more, and no copy is no object.
-        if chosen.is_empty() && item.got.is_empty() {
+        if chosen.is_empty() && first {
             chosen.extend(candidates.into_iter().find(|&node| self.make_room(node, need)));
         }
         for &node in &chosen {
             if let Some(member) = self.members.get_mut(node) {
                 member.free = member.free.saturating_sub(need);
             }
+            self.room.plan(namespace, need);
         }
         if chosen.is_empty() {
-            let full = ReserveOutcome::Full(self.total_usage());
-            if let Some(item) = reserving.items.get_mut(index) {
-                let got = std::mem::take(&mut item.got);
-                item.done = Some(match got.is_empty() {
-                    true => full,
-                    false => ReserveOutcome::Room(got.into_iter().map(|(_, it)| it).collect()),
-                });
-            }
+            return finish(reserving, index, ReserveOutcome::Full(self.total_usage()));
         }
         chosen
     }
@@ -191,32 +270,34 @@ impl Master {
             soft_pinned_too: self.config.evict_soft_pinned,
             even_pinned: sabotaged!(self.config.sabotage, EvictPinned),
         };
-        let (mut count, mut bytes) = (0, 0);
-        let mut gone = Vec::new();
         let mut free = self.members.get(node).map_or(0, |it| it.free);
         while free < need {
             let Some(victim) = self.catalog.next_victim(node, self.now, rules) else { break };
-            let Some(object) = self.catalog.remove(victim) else { break };
-            let room = room_for(object.len()).unwrap_or(0);
-            free += room;
-            count += 1;
-            bytes += object.len();
-            gone.extend(object.replicas());
+            free += self.catalog.get(victim).and_then(|it| room_for(it.len())).unwrap_or(0);
+            self.evict(victim);
         }
-        if count > 0 {
-            self.evicted_objects += count;
-            self.evicted_bytes += bytes;
-            self.effects.push_back(Effect::Notice(Notice::Evicted(count, bytes)));
-            // Nobody waits for the answer: the allocation follows on the same connection, in order.
-            self.retire(gone, None);
-            if let Some(member) = self.members.get_mut(node) {
-                member.free = free;
-            }
+        if let Some(member) = self.members.get_mut(node) {
+            member.free = free;
         }
         need <= free
     }
 
-    fn end_reserve(&mut self, mut reserving: Reserving) {
+    /// Answers, or stands in line if there is no room yet and time to wait for it.
+    pub(super) fn end_reserve(&mut self, op: OpId, mut reserving: Reserving) {
+        let short =
+            |it: &Item| matches!(it.done, Some(ReserveOutcome::Full(_) | ReserveOutcome::OverQuota(_)));
+        let is_there = self.parties.contains_key(&reserving.conn);
+        if is_there && self.now < reserving.deadline && reserving.items.iter().any(short) {
+            if !reserving.queued {
+                reserving.queued = true;
+                self.room.queue(reserving.visitor.namespace, op);
+            }
+            self.ops.insert(op, Op::Reserve(reserving));
+            return;
+        }
+        if reserving.queued {
+            self.room.leave_line(reserving.visitor.namespace, op);
+        }
         let mut nodes = BTreeSet::new();
         let mut outcomes = Vec::with_capacity(reserving.items.len());
         for item in reserving.items.drain(..) {
@@ -227,7 +308,7 @@ impl Master {
             _ => None,
         });
         let locations: Vec<_> = rooms.flatten().map(|it| it.location).collect();
-        if !self.parties.contains_key(&reserving.conn) {
+        if !is_there {
             // The client is gone, or has a new connection and does not wait for this answer.
             let holds = locations.iter().filter_map(|it| Some((self.members.find(it.segment)?, it.hold())));
             let holds: Vec<_> = holds.collect();
@@ -242,6 +323,7 @@ impl Master {
     pub(super) fn abort_all(&mut self, holds: Vec<(NodeIndex, Hold)>) {
         let mut by_node: BTreeMap<NodeIndex, Vec<Hold>> = BTreeMap::new();
         for (node, hold) in holds {
+            self.room.end_grant(node, hold);
             by_node.entry(node).or_default().push(hold);
         }
         for (node, abort) in by_node {
@@ -262,4 +344,16 @@ impl Master {
         }
         total
     }
+}
+
+/// One item is done for this round: with what it has got, or else with that outcome. Nobody is to be asked.
+fn finish(reserving: &mut Reserving, index: usize, otherwise: ReserveOutcome) -> Vec<NodeIndex> {
+    if let Some(item) = reserving.items.get_mut(index) {
+        let got = std::mem::take(&mut item.got);
+        item.done = Some(match got.is_empty() {
+            true => otherwise,
+            false => ReserveOutcome::Room(got.into_iter().map(|(_, it)| it).collect()),
+        });
+    }
+    Vec::new()
 }

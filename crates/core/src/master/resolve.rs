@@ -3,12 +3,12 @@
 use std::collections::BTreeSet;
 
 use super::{
-    Master,
+    Master, Visitor,
     catalog::{NamespaceIndex, NodeIndex, Object},
     refuse,
 };
 use crate::{
-    BATCH_ITEMS_MAX, Key, Location,
+    BATCH_ITEMS_MAX, Hold, Key, Location,
     message::{
         Found, List, ListItem, Listed, NamespaceStat, NodeInfo, Pattern, Reason, Reply, Resolve,
         ResolveOutcome, Resolved,
@@ -53,49 +53,60 @@ impl Matcher {
 }
 
 impl Master {
-    pub(super) fn resolve(&mut self, namespace: NamespaceIndex, resolve: &Resolve) -> Reply {
+    pub(super) fn resolve(&mut self, visitor: &Visitor, resolve: &Resolve) -> Reply {
         if resolve.keys.len() > BATCH_ITEMS_MAX {
             return refuse(Reason::Invalid, "the batch is too large");
         }
         let mut nodes = BTreeSet::new();
-        let outcomes = resolve.keys.iter().map(|key| self.resolve_one(namespace, key, resolve, &mut nodes));
+        let outcomes = resolve.keys.iter().map(|key| self.resolve_one(visitor, key, resolve, &mut nodes));
         let items = outcomes.collect();
         Reply::Resolved(Resolved { items, nodes: self.infos(nodes) })
     }
 
     fn resolve_one(
         &mut self,
-        namespace: NamespaceIndex,
+        visitor: &Visitor,
         key: &Key,
         resolve: &Resolve,
         nodes: &mut BTreeSet<NodeIndex>,
     ) -> ResolveOutcome {
-        let Some(index) = self.catalog.find(namespace, key) else { return ResolveOutcome::Absent };
+        let index = self.catalog.find(visitor.namespace, key);
+        let Some(index) = index else { return ResolveOutcome::Absent };
         let Some(object) = self.catalog.get(index) else { return ResolveOutcome::Absent };
         let readable = |node: NodeIndex| self.members.get(node).is_some_and(|it| it.readable());
-        let replicas: Vec<_> = object.replicas().filter(|(node, _)| readable(*node)).collect();
-        if replicas.is_empty() {
+        if !object.replicas().any(|(node, _)| readable(node)) {
             return ResolveOutcome::Unavailable(
                 object.replicas().map(|(node, _)| self.members.name(node)).collect(),
             );
         }
-        let mut found = Found {
-            generation: object.generation(),
-            len: object.len(),
-            replicas: Vec::new(),
-            hard_pin: object.hard_pin(),
-            soft_pin: object.soft_pin(),
-            leased: object.leased(self.now),
-        };
-        if resolve.locate {
-            found.replicas = replicas.iter().filter_map(|&(node, hold)| self.location(node, hold)).collect();
-            nodes.extend(replicas.iter().map(|(node, _)| *node));
-        }
+        let found = self.found(object, resolve.locate, nodes);
         if resolve.touch || resolve.lease {
             let lease = resolve.lease.then(|| self.now.after(self.config.lease_ms));
             self.catalog.touch(index, self.now, lease);
+            self.catalog.read_by(index, visitor.index);
         }
         ResolveOutcome::Found(found)
+    }
+
+    /// An object as a client sees it, with its locations if it wants them.
+    pub(super) fn found(&self, object: &Object, locate: bool, nodes: &mut BTreeSet<NodeIndex>) -> Found {
+        let readable = |node: NodeIndex| self.members.get(node).is_some_and(|it| it.readable());
+        let mut replicas = Vec::new();
+        if locate {
+            for (node, hold) in object.replicas().filter(|(node, _)| readable(*node)) {
+                replicas.extend(self.location(node, hold));
+                nodes.insert(node);
+            }
+        }
+        Found {
+            generation: object.generation(),
+            len: object.len(),
+            replicas,
+            hard_pin: object.hard_pin(),
+            soft_pin: object.soft_pin(),
+            leased: object.leased(self.now),
+            sample: object.is_sample(),
+        }
     }
 
     pub(super) fn list(&self, namespace: NamespaceIndex, list: &List) -> Reply {
@@ -107,7 +118,9 @@ impl Master {
         let mut items = Vec::new();
         let mut bytes = 0;
         let cursor = self.catalog.page(list.cursor, LIST_SCAN_MAX, |_, object| {
-            if object.namespace() != namespace || !matcher.matches(object.key()) {
+            let pins = |owner: &String| object.marks().is_some_and(|it| it.pins.contains(owner));
+            let wanted = list.pinned_by.as_ref().is_none_or(pins);
+            if object.namespace() != namespace || !wanted || !matcher.matches(object.key()) {
                 return true;
             }
             if items.len() == limit || bytes >= LIST_BYTES_MAX {
@@ -121,13 +134,10 @@ impl Master {
     }
 
     pub(super) fn namespace_stats(&self) -> Vec<NamespaceStat> {
-        let namespaces = self.catalog.namespaces().iter();
-        namespaces
-            .map(|it| NamespaceStat { name: it.name.clone(), objects: it.objects, bytes: it.bytes })
-            .collect()
+        self.catalog.namespace_indexes().map(|index| self.namespace_stat(index)).collect()
     }
 
-    pub(super) fn location(&self, node: NodeIndex, hold: crate::Hold) -> Option<Location> {
+    pub(super) fn location(&self, node: NodeIndex, hold: Hold) -> Option<Location> {
         let segment = self.members.get(node)?.info.segment;
         Some(Location { segment, slot: hold.slot, stamp: hold.stamp })
     }
@@ -143,5 +153,6 @@ fn list_item(object: &Object) -> ListItem {
         generation: object.generation(),
         len: object.len(),
         replicas: object.replicas().count() as u32,
+        pins: object.marks().map(|it| it.pins.clone()).unwrap_or_default(),
     }
 }

@@ -11,29 +11,29 @@ use crate::{
     node::{self, Node, NodeConfig},
 };
 
-const CLIENT: ConnId = ConnId(1);
-const UNIT: u64 = 64;
+pub(super) const CLIENT: ConnId = ConnId(1);
+pub(super) const UNIT: u64 = 64;
 
 /// A master, its nodes, and connections that deliver at once and in order, unless they are held up.
-struct Cluster {
-    master: Master,
-    nodes: Vec<Node>,
-    links: Vec<ConnId>,
-    held_up: Vec<VecDeque<(RequestId, Request)>>,
-    is_held_up: Vec<bool>,
-    now: Tick,
-    next_id: u64,
-    next_conn: u64,
-    replies: BTreeMap<RequestId, Reply>,
-    notices: Vec<Notice>,
+pub(super) struct Cluster {
+    pub(super) master: Master,
+    pub(super) nodes: Vec<Node>,
+    pub(super) links: Vec<ConnId>,
+    pub(super) held_up: Vec<VecDeque<(RequestId, Request)>>,
+    pub(super) is_held_up: Vec<bool>,
+    pub(super) now: Tick,
+    pub(super) next_id: u64,
+    pub(super) next_conn: u64,
+    pub(super) replies: BTreeMap<RequestId, Reply>,
+    pub(super) notices: Vec<Notice>,
 }
 
 impl Cluster {
-    fn new(capacities: &[u64]) -> Self {
+    pub(super) fn new(capacities: &[u64]) -> Self {
         Self::with(capacities, |_| ())
     }
 
-    fn with(capacities: &[u64], change: impl Fn(&mut MasterConfig)) -> Self {
+    pub(super) fn with(capacities: &[u64], change: impl Fn(&mut MasterConfig)) -> Self {
         let mut config = MasterConfig {
             epoch: 5,
             silence_ms_max: 1_000,
@@ -75,12 +75,17 @@ impl Cluster {
         cluster
     }
 
-    fn open(&mut self, conn: ConnId, client: u64) {
-        let hello = Hello { client: ClientId(client), namespace: "default".into(), ..Hello::default() };
+    pub(super) fn open(&mut self, conn: ConnId, client: u64) {
+        let hello = Hello {
+            client: ClientId(client),
+            namespace: "default".into(),
+            label: format!("client {client}"),
+            ..Hello::default()
+        };
         self.event(Event::Opened(conn, hello));
     }
 
-    fn link(&mut self, index: usize) {
+    pub(super) fn link(&mut self, index: usize) {
         self.next_conn += 1;
         self.links[index] = ConnId(self.next_conn);
         let hello = Hello { role: Role::Node, ..Hello::default() };
@@ -90,35 +95,53 @@ impl Cluster {
         self.node_event(index, node::Event::Linked(info));
     }
 
-    fn unlink(&mut self, index: usize) {
+    pub(super) fn unlink(&mut self, index: usize) {
         self.nodes[index].handle(node::Event::Unlinked);
         self.event(Event::Closed(self.links[index]));
     }
 
+    /// Another life of the master begins, and every node registers with it.
+    pub(super) fn restart_master(&mut self, epoch: u64) {
+        let config = MasterConfig { epoch, ..self.master.config };
+        self.master = Master::new(config);
+        self.open(CLIENT, 7);
+        for index in 0..self.nodes.len() {
+            self.nodes[index].handle(node::Event::Unlinked);
+            self.link(index);
+        }
+    }
+
+    /// Asks a node, as the client.
+    pub(super) fn node_request(&mut self, index: usize, request: Request) {
+        let opened = node::Event::Opened { conn: CLIENT, client: ClientId(7), namespace: "default".into() };
+        self.node_event(index, opened);
+        self.node_event(index, node::Event::Request { conn: CLIENT, id: RequestId(5), request });
+    }
+
     /// The node does nothing until it is let go: what it is asked waits.
-    fn hold_up(&mut self, index: usize) {
+    pub(super) fn hold_up(&mut self, index: usize) {
         self.is_held_up[index] = true;
     }
 
-    fn let_go(&mut self, index: usize) {
+    pub(super) fn let_go(&mut self, index: usize) {
         self.is_held_up[index] = false;
         while let Some((id, request)) = self.held_up[index].pop_front() {
             self.node_event(index, node::Event::MasterRequest(id, request));
         }
     }
 
-    fn event(&mut self, event: Event) {
+    pub(super) fn event(&mut self, event: Event) {
         self.master.handle(self.now, event);
         self.carry_out();
     }
 
-    fn wait(&mut self, ms: u64) {
+    pub(super) fn wait(&mut self, ms: u64) {
         self.now = self.now.after(ms);
         self.master.handle_timeout(self.now);
         self.carry_out();
     }
 
-    fn carry_out(&mut self) {
+    pub(super) fn carry_out(&mut self) {
         while let Some(effect) = self.master.poll_effect() {
             match effect {
                 Effect::Notice(notice) => self.notices.push(notice),
@@ -139,7 +162,7 @@ impl Cluster {
         }
     }
 
-    fn node_event(&mut self, index: usize, event: node::Event) {
+    pub(super) fn node_event(&mut self, index: usize, event: node::Event) {
         self.nodes[index].handle(event);
         while let Some(effect) = self.nodes[index].poll_effect() {
             let conn = self.links[index];
@@ -153,27 +176,33 @@ impl Cluster {
     }
 
     /// Asks the master; the reply if it came at once.
-    fn ask(&mut self, request: Request) -> Option<Reply> {
+    pub(super) fn ask(&mut self, request: Request) -> Option<Reply> {
         let id = self.send(request);
         self.replies.remove(&id)
     }
 
-    fn send(&mut self, request: Request) -> RequestId {
+    pub(super) fn send(&mut self, request: Request) -> RequestId {
         self.next_id += 1;
         let id = RequestId(1_000_000 + self.next_id);
         self.event(Event::Request(CLIENT, id, request));
         id
     }
 
-    fn reserve(&mut self, name: &str, len: u64, options: PutOptions) -> ReserveOutcome {
+    pub(super) fn reserve(&mut self, name: &str, len: u64, options: PutOptions) -> ReserveOutcome {
         let items = vec![ReserveItem { key: key(name), len, options }];
-        match self.ask(Request::Reserve(Reserve { items, avoid: vec![] })) {
+        match self.ask(Request::Reserve(Reserve { items, ..Reserve::default() })) {
             Some(Reply::Reserved(mut reserved)) => reserved.items.remove(0),
             other => panic!("{other:?}"),
         }
     }
 
-    fn commit(&mut self, name: &str, len: u64, options: PutOptions, room: &[Reservation]) -> CommitOutcome {
+    pub(super) fn commit(
+        &mut self,
+        name: &str,
+        len: u64,
+        options: PutOptions,
+        room: &[Reservation],
+    ) -> CommitOutcome {
         let home = room[0].location;
         let index = home.segment.0 as usize - 1;
         let others = room[1..].iter().map(|it| it.location).collect();
@@ -192,14 +221,14 @@ impl Cluster {
         }
     }
 
-    fn put(&mut self, name: &str, len: u64, options: PutOptions) -> CommitOutcome {
+    pub(super) fn put(&mut self, name: &str, len: u64, options: PutOptions) -> CommitOutcome {
         match self.reserve(name, len, options.clone()) {
             ReserveOutcome::Room(room) => self.commit(name, len, options, &room),
             other => panic!("{other:?}"),
         }
     }
 
-    fn resolve(&mut self, name: &str, lease: bool) -> ResolveOutcome {
+    pub(super) fn resolve(&mut self, name: &str, lease: bool) -> ResolveOutcome {
         let resolve = Resolve { keys: vec![key(name)], touch: lease, lease, locate: true };
         match self.ask(Request::Resolve(resolve)) {
             Some(Reply::Resolved(mut resolved)) => resolved.items.remove(0),
@@ -207,11 +236,11 @@ impl Cluster {
         }
     }
 
-    fn has(&mut self, name: &str) -> bool {
+    pub(super) fn has(&mut self, name: &str) -> bool {
         matches!(self.resolve(name, false), ResolveOutcome::Found(_))
     }
 
-    fn delete(&mut self, name: &str, force: bool) -> Option<DeleteOutcome> {
+    pub(super) fn delete(&mut self, name: &str, force: bool) -> Option<DeleteOutcome> {
         match self.ask(Request::Delete(Delete { keys: vec![key(name)], force, wait_ms: 500 })) {
             Some(Reply::Deleted(mut outcomes)) => Some(outcomes.remove(0)),
             None => None,
@@ -220,11 +249,11 @@ impl Cluster {
     }
 }
 
-fn key(name: &str) -> Key {
+pub(super) fn key(name: &str) -> Key {
     Key::new(name.as_bytes()).unwrap()
 }
 
-fn plain() -> PutOptions {
+pub(super) fn plain() -> PutOptions {
     PutOptions { replicas: 1, ..PutOptions::default() }
 }
 
@@ -232,7 +261,7 @@ fn keep() -> PutOptions {
     PutOptions { on_exists: OnExists::Keep, ..plain() }
 }
 
-fn pinned() -> PutOptions {
+pub(super) fn pinned() -> PutOptions {
     PutOptions { hard_pin: true, ..plain() }
 }
 
@@ -240,7 +269,7 @@ fn twice() -> PutOptions {
     PutOptions { replicas: 2, ..plain() }
 }
 
-fn generation(counter: u64) -> Generation {
+pub(super) fn generation(counter: u64) -> Generation {
     Generation { epoch: 5, counter }
 }
 
@@ -449,7 +478,7 @@ fn room_that_a_silent_node_finds_too_late_is_given_back() {
     cluster.hold_up(0);
     cluster.hold_up(1);
     let items = vec![ReserveItem { key: key("a"), len: UNIT, options: plain() }];
-    let id = cluster.send(Request::Reserve(Reserve { items, avoid: vec![] }));
+    let id = cluster.send(Request::Reserve(Reserve { items, ..Reserve::default() }));
     cluster.wait(1_000);
     let Some(Reply::Reserved(reserved)) = cluster.replies.remove(&id) else { panic!() };
     assert!(matches!(reserved.items[0], ReserveOutcome::Full(_)));
@@ -464,11 +493,7 @@ fn a_restarted_master_learns_from_its_nodes() {
     cluster.put("a", UNIT, pinned());
     cluster.put("b", UNIT, plain());
     cluster.delete("b", false);
-    let config = MasterConfig { epoch: 6, ..cluster.master.config };
-    cluster.master = Master::new(config);
-    cluster.nodes[0].handle(node::Event::Unlinked);
-    cluster.open(CLIENT, 7);
-    cluster.link(0);
+    cluster.restart_master(6);
     let ResolveOutcome::Found(found) = cluster.resolve("a", false) else { panic!() };
     assert_eq!((found.generation, found.hard_pin), (generation(1), true));
     assert!(!cluster.has("b"));
@@ -515,7 +540,7 @@ fn a_listing_comes_in_pages_and_names_everything_once() {
     }
     let (mut names, mut cursor) = (Vec::new(), 0);
     loop {
-        let list = List { pattern: Pattern::Prefix(b"k".to_vec()), cursor, limit: 3 };
+        let list = List { pattern: Pattern::Prefix(b"k".to_vec()), pinned_by: None, cursor, limit: 3 };
         let Some(Reply::Listed(page)) = cluster.ask(Request::List(list)) else { panic!() };
         assert!(page.items.len() <= 3);
         names.extend(page.items.into_iter().map(|it| it.key.to_string()));
@@ -543,7 +568,7 @@ fn room_for_a_client_that_is_gone_is_given_back() {
     let mut cluster = Cluster::new(&[4 * UNIT]);
     cluster.hold_up(0);
     let items = vec![ReserveItem { key: key("a"), len: UNIT, options: plain() }];
-    cluster.send(Request::Reserve(Reserve { items, avoid: vec![] }));
+    cluster.send(Request::Reserve(Reserve { items, ..Reserve::default() }));
     cluster.event(Event::Closed(CLIENT));
     cluster.let_go(0);
     assert_eq!(cluster.nodes[0].usage().free, 4 * UNIT);

@@ -71,6 +71,12 @@ impl Link {
         matches!(self.stage, Stage::Announcing(..) | Stage::Member).then_some(effect)
     }
 
+    /// Tells the master something that needs no answer.
+    pub(super) fn tell(&mut self, request: Request, effects: &mut std::collections::VecDeque<Effect>) {
+        let id = self.next_id();
+        effects.push_back(Effect::AskMaster(id, request));
+    }
+
     fn next_id(&mut self) -> RequestId {
         self.next_id += 1;
         RequestId(self.next_id)
@@ -92,9 +98,8 @@ impl Node {
 
     pub(super) fn beat(&mut self) {
         if self.link.is_member() {
-            let id = self.link.next_id();
             let beat = Heartbeat { usage: Some(self.slots.usage()) };
-            self.effects.push_back(Effect::AskMaster(id, Request::Heartbeat(beat)));
+            self.link.tell(Request::Heartbeat(beat), &mut self.effects);
         }
     }
 

@@ -20,9 +20,10 @@ use slots::{Identity, Slots};
 
 use crate::{
     BATCH_ITEMS_MAX, ClientId, ConnId, Extent, Hold, RequestId, SegmentId, SlotId,
+    marks::Marks,
     message::{
-        Allocate, Allocated, Commit, CommitItem, CommitOutcome, DecideItem, NodeInfo, Reason, Refusal, Reply,
-        Request, Settle, Settled, Usage,
+        Allocate, Allocated, Commit, CommitItem, CommitOutcome, DecideItem, NodeInfo, Reason, Refusal,
+        Released, Reply, Request, Settle, Settled, Usage,
     },
     sabotage::{Sabotage, sabotaged},
 };
@@ -135,6 +136,8 @@ pub struct Node {
     slots: Slots,
     clients: Clients,
     link: Link,
+    /// Reservations that ended without the master, which it is still to be told of.
+    released: Vec<Hold>,
     effects: VecDeque<Effect>,
 }
 
@@ -147,6 +150,7 @@ impl Node {
             slots: Slots::new(config),
             clients: Clients::default(),
             link: Link::default(),
+            released: Vec::new(),
             effects: VecDeque::new(),
         }
     }
@@ -174,11 +178,18 @@ impl Node {
             Event::Unlinked => self.link.broken(),
             Event::Beat => self.beat(),
         }
-        // Else the master would refuse puts until the next heartbeat, for room that a client has given back.
-        if free < self.slots.usage().free && !is_answered {
-            self.beat();
-        }
+        self.tell_of_room(free, is_answered);
         self.slots.assert_balance();
+    }
+
+    /// The master hears at once of room that was given back without it: puts may be waiting for that.
+    fn tell_of_room(&mut self, free_before: u64, is_answered: bool) {
+        let usage = self.slots.usage();
+        let grew = free_before < usage.free && !is_answered;
+        if (grew || !self.released.is_empty()) && self.link.is_member() {
+            let holds = std::mem::take(&mut self.released);
+            self.link.tell(Request::Released(Released { holds, usage }), &mut self.effects);
+        }
     }
 
     /// The next thing to do, oldest first.
@@ -222,9 +233,11 @@ impl Node {
         Some(extents)
     }
 
-    /// After the bytes are stored, or were not.
+    /// After the bytes are stored, or were not. There may be effects.
     pub fn end_store(&mut self, hold: Hold) {
+        let free = self.slots.usage().free;
         self.slots.end_hold(hold);
+        self.tell_of_room(free, false);
     }
 
     /// Before an object's bytes are sent: where they lie, if it can be read. Its room stays as it is until
@@ -238,10 +251,13 @@ impl Node {
         Some(extents)
     }
 
-    /// After the bytes are sent: whether the object was there all the time, so that they count.
+    /// After the bytes are sent: whether the object was there all the time, so that they count. There may be
+    /// effects.
     pub fn end_send(&mut self, hold: Hold) -> bool {
+        let free = self.slots.usage().free;
         let valid = self.slots.state(hold) == Some(SlotState::Committed);
         self.slots.end_hold(hold);
+        self.tell_of_room(free, false);
         valid
     }
 
@@ -302,7 +318,7 @@ impl Node {
             }
             let outcome = self.prepare(client, namespace, &item);
             if outcome.is_none() {
-                asked.push(DecideItem { namespace: namespace.to_owned(), item });
+                asked.push(DecideItem { namespace: namespace.to_owned(), client, item });
             }
             outcomes.push(outcome);
         }
@@ -326,7 +342,7 @@ impl Node {
         let identity = Identity {
             namespace: namespace.to_owned(),
             key: item.key.clone(),
-            hard_pin: item.options.hard_pin,
+            marks: Marks::of(&item.options),
         };
         let prepared = self.slots.prepare(client, item.hold, item.len, identity, &mut self.effects);
         self.clients.unreserved(client, item.hold);
@@ -336,6 +352,7 @@ impl Node {
     fn abort(&mut self, client: ClientId, hold: Hold) {
         if self.clients.unreserved(client, hold) {
             self.slots.retire(hold, &mut self.effects);
+            self.released.push(hold);
         }
     }
 
@@ -380,6 +397,7 @@ impl Node {
         let leavings = self.clients.strip(client);
         for hold in leavings.reservations {
             self.slots.retire(hold, &mut self.effects);
+            self.released.push(hold);
         }
         for hold in leavings.views {
             self.slots.end_hold(hold);
@@ -399,6 +417,18 @@ impl Node {
             Request::ClientGone(client) => {
                 self.maybe_gone(client);
                 Reply::Done
+            }
+            Request::Mark(items) => {
+                let mut lost = Vec::new();
+                for item in items {
+                    if !self.slots.mark(item.hold, item.marks, &mut self.effects) {
+                        lost.push(item.hold);
+                    }
+                }
+                Reply::Settled(Settled { lost, usage: self.slots.usage() })
+            }
+            Request::Inspect(holds) => {
+                Reply::Inspected(holds.into_iter().map(|hold| self.slots.hold_count(hold)).collect())
             }
             _ => refuse(Reason::NotForYou, "a storage node does not answer this request"),
         };
@@ -422,8 +452,7 @@ impl Node {
         for record in settle.commit {
             let hold = record.hold;
             if let Some(SlotState::Reserved(client)) = self.slots.state(hold) {
-                let identity =
-                    Identity { namespace: record.namespace, key: record.key, hard_pin: record.hard_pin };
+                let identity = Identity { namespace: record.namespace, key: record.key, marks: record.marks };
                 self.slots.prepare(client, hold, record.len, identity, &mut self.effects);
                 self.clients.unreserved(client, hold);
             }

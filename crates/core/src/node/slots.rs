@@ -13,6 +13,7 @@ use super::{Effect, NodeConfig};
 use crate::{
     ClientId, Extent, Generation, Hold, Key, Location, Reservation, SlotId, Stamp,
     extent::{FreeSpace, cut, room_for},
+    marks::Marks,
     message::{AllocateItem, Record, Usage},
     sabotage::sabotaged,
 };
@@ -56,6 +57,8 @@ pub struct SlotRecord {
     pub namespace_len: u64,
     /// Bytes of the key.
     pub key_len: u64,
+    /// Where the heap holds its marks.
+    pub marks: Extent,
     /// Never evicted.
     pub hard_pin: bool,
 }
@@ -65,7 +68,7 @@ pub struct SlotRecord {
 pub(super) struct Identity {
     pub(super) namespace: String,
     pub(super) key: Key,
-    pub(super) hard_pin: bool,
+    pub(super) marks: Marks,
 }
 
 #[derive(Clone, Debug)]
@@ -75,6 +78,8 @@ struct Slot {
     len: u64,
     extents: Vec<Extent>,
     heap: Extent,
+    /// Room for the marks, which may change while the object lives. Readers never look there.
+    marks: Extent,
     generation: Generation,
     identity: Option<Box<Identity>>,
 }
@@ -83,7 +88,7 @@ struct Slot {
 #[derive(Clone, Debug)]
 struct Parked {
     extents: Vec<Extent>,
-    heap: Extent,
+    heap: [Extent; 2],
 }
 
 /// The table. Effects are pushed in the order in which memory must change.
@@ -144,7 +149,10 @@ impl Slots {
         let slot = self.unused_slot()?;
         let extents = self.space.take(item.len)?;
         let spilled = if extents.len() > EXTENTS_INLINE { extents.len() as u64 * EXTENT_BYTES } else { 0 };
-        let Some(heap) = self.heap.take_contiguous(item.name_len.saturating_add(spilled)) else {
+        let heap = self.heap.take_contiguous(item.name_len.saturating_add(spilled));
+        let marks = heap.and_then(|_| self.heap.take_contiguous(item.marks_len));
+        let (Some(heap), Some(marks)) = (heap, marks) else {
+            heap.into_iter().for_each(|extent| self.heap.give_back(extent));
             extents.iter().for_each(|&extent| self.space.give_back(extent));
             return None;
         };
@@ -157,6 +165,7 @@ impl Slots {
             len: item.len,
             extents: extents.clone(),
             heap,
+            marks,
             generation: Generation::default(),
             identity: None,
         };
@@ -212,8 +221,15 @@ impl Slots {
         if !mine || slot.len != len {
             return false;
         }
+        let marks = identity.marks.to_bytes();
         let Some(name) = name_bytes(slot, &identity) else { return false };
+        if marks.len() as u64 > slot.marks.len {
+            return false;
+        }
         effects.push_back(name);
+        if !marks.is_empty() {
+            effects.push_back(Effect::Heap { offset: slot.marks.offset, bytes: marks });
+        }
         slot.identity = Some(Box::new(identity));
         slot.state = SlotState::Prepared;
         effects.push_back(Effect::Slot { slot: hold.slot, record: record(slot) });
@@ -244,6 +260,30 @@ impl Slots {
         true
     }
 
+    /// Writes other marks beside an object; `false` if this use of the slot does not stand, or the heap is full.
+    /// The new ones are written before the slot points to them, so that a crash leaves the old or the new.
+    pub(super) fn mark(&mut self, hold: Hold, marks: Marks, effects: &mut VecDeque<Effect>) -> bool {
+        let bytes = marks.to_bytes();
+        let Some(room) = self.heap.take_contiguous(bytes.len() as u64) else { return false };
+        let Some(slot) = self.get_mut(hold).filter(|it| it.identity.is_some()) else {
+            self.heap.give_back(room);
+            return false;
+        };
+        let old = std::mem::replace(&mut slot.marks, room);
+        if let Some(identity) = &mut slot.identity {
+            identity.marks = marks;
+        }
+        effects.push_back(Effect::Heap { offset: room.offset, bytes });
+        effects.push_back(Effect::Slot { slot: hold.slot, record: record(slot) });
+        self.heap.give_back(old);
+        true
+    }
+
+    /// How many look at, send or store this use of the slot.
+    pub(super) fn hold_count(&self, hold: Hold) -> u64 {
+        self.holds.get(&hold).map_or(0, |&count| u64::from(count))
+    }
+
     /// Withdraws the stamp, and frees the room or parks it until the last hold ends. What is gone already
     /// stays so: `false` then.
     pub(super) fn retire(&mut self, hold: Hold, effects: &mut VecDeque<Effect>) -> bool {
@@ -261,7 +301,7 @@ impl Slots {
             self.granted -= room;
         }
         self.held += room;
-        self.parked.insert(hold, Parked { extents: slot.extents, heap: slot.heap });
+        self.parked.insert(hold, Parked { extents: slot.extents, heap: [slot.heap, slot.marks] });
         self.free_if_unheld(hold);
         true
     }
@@ -305,7 +345,7 @@ impl Slots {
                 key: identity.key.clone(),
                 generation: slot.generation,
                 len: slot.len,
-                hard_pin: identity.hard_pin,
+                marks: identity.marks.clone(),
             });
         }
         (records, None)
@@ -326,7 +366,7 @@ impl Slots {
         let Some(parked) = self.parked.remove(&hold) else { return };
         self.held -= room(&parked.extents);
         parked.extents.iter().for_each(|&extent| self.space.give_back(extent));
-        self.heap.give_back(parked.heap);
+        parked.heap.iter().for_each(|&extent| self.heap.give_back(extent));
     }
 
     fn get(&self, hold: Hold) -> Option<&Slot> {
@@ -378,7 +418,11 @@ fn record(slot: &Slot) -> SlotRecord {
         heap: slot.heap,
         namespace_len: identity.map_or(0, |it| it.namespace.len() as u64),
         key_len: identity.map_or(0, |it| it.key.as_bytes().len() as u64),
-        hard_pin: identity.is_some_and(|it| it.hard_pin),
+        marks: identity.map_or_else(Extent::default, |it| Extent {
+            offset: slot.marks.offset,
+            len: it.marks.to_bytes().len() as u64,
+        }),
+        hard_pin: identity.is_some_and(|it| !it.marks.pins.is_empty()),
     }
 }
 

@@ -78,7 +78,8 @@ impl Bench {
     }
 
     fn reserve(&mut self, len: u64) -> Option<Reservation> {
-        let allocate = Allocate { client: WRITER, items: vec![AllocateItem { len, name_len: 20 }] };
+        let allocate =
+            Allocate { client: WRITER, items: vec![AllocateItem { len, name_len: 20, marks_len: 0 }] };
         match self.master(Request::Allocate(allocate)) {
             Reply::Allocated(mut allocated) => allocated.items.remove(0),
             other => panic!("{other:?}"),
@@ -155,7 +156,8 @@ fn a_stamp_is_withdrawn_before_anything_else_and_never_used_again() {
 #[test]
 fn the_stamp_mark_is_ahead_of_every_stamp() {
     let mut node = Bench::new();
-    let allocate = Allocate { client: WRITER, items: vec![AllocateItem { len: 1, name_len: 1 }] };
+    let allocate =
+        Allocate { client: WRITER, items: vec![AllocateItem { len: 1, name_len: 1, marks_len: 0 }] };
     node.handle(Event::MasterRequest(RequestId(1), Request::Allocate(allocate)));
     let Some(Effect::StampMark(mark)) = node.effects.first() else { panic!("{:?}", node.effects) };
     assert!(*mark > 1);
@@ -251,7 +253,8 @@ fn a_writer_that_only_has_sockets_is_gone_with_the_last_of_them() {
 #[test]
 fn a_client_that_never_came_is_gone_when_the_master_says_so() {
     let mut bench = Bench::new();
-    let allocate = Allocate { client: ClientId(8), items: vec![AllocateItem { len: 1, name_len: 1 }] };
+    let allocate =
+        Allocate { client: ClientId(8), items: vec![AllocateItem { len: 1, name_len: 1, marks_len: 0 }] };
     bench.master(Request::Allocate(allocate));
     assert_eq!(bench.free(), 7);
     bench.master(Request::ClientGone(ClientId(8)));
@@ -262,7 +265,7 @@ fn a_client_that_never_came_is_gone_when_the_master_says_so() {
 fn the_master_hears_at_once_of_room_that_it_did_not_ask_back() {
     let mut bench = Bench::new();
     let hold = bench.reserve(UNIT).unwrap().location.hold();
-    let tells = |it: &Effect| matches!(it, Effect::AskMaster(_, Request::Heartbeat(_)));
+    let tells = |it: &Effect| matches!(it, Effect::AskMaster(_, Request::Released(_)));
     assert!(!bench.effects.iter().any(tells));
     bench.client(Request::Abort(vec![hold]));
     assert!(bench.effects.iter().any(tells));
@@ -314,7 +317,8 @@ fn no_room_no_slot_or_no_heap_is_an_answer() {
     let mut bench = Bench::new();
     assert_eq!(bench.reserve(9 * UNIT), None);
     assert_eq!(bench.reserve(u64::MAX), None);
-    let allocate = Allocate { client: WRITER, items: vec![AllocateItem { len: 1, name_len: 2000 }] };
+    let allocate =
+        Allocate { client: WRITER, items: vec![AllocateItem { len: 1, name_len: 2000, marks_len: 0 }] };
     let Reply::Allocated(allocated) = bench.master(Request::Allocate(allocate)) else { panic!() };
     assert_eq!(allocated.items, [None]);
     assert_eq!(bench.free(), 8);
@@ -363,7 +367,7 @@ fn a_settled_reservation_is_an_object_and_a_stale_one_is_reported() {
         key: Key::new(b"k").unwrap(),
         generation: GENERATION,
         len: 10,
-        hard_pin: false,
+        marks: Marks::default(),
     };
     let gone = Hold { stamp: Stamp(99), ..hold };
     let settle = Settle { commit: vec![record(hold), record(gone)], abort: vec![] };

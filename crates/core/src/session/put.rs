@@ -6,7 +6,7 @@ use super::{CallFailure, Need, NeedId, Peer};
 use crate::{
     Generation, Hold, Key, Location, Reservation, SegmentId,
     message::{
-        Commit, CommitItem, CommitOutcome, NodeInfo, PutOptions, Refusal, Reply, Request, Reserve,
+        Commit, CommitItem, CommitOutcome, NodeInfo, PutOptions, Quota, Refusal, Reply, Request, Reserve,
         ReserveItem, ReserveOutcome, Usage,
     },
 };
@@ -41,6 +41,8 @@ pub enum PutOutcome {
     Exists(Generation),
     /// No node has room, nor anything to evict.
     Full(Usage),
+    /// The namespace may not hold that much.
+    OverQuota(Quota),
     /// The request makes no sense.
     Invalid(String),
     /// The master or every possible node refused.
@@ -92,6 +94,7 @@ pub struct Put {
     to_reserve: Vec<usize>,
     to_commit: BTreeMap<SegmentId, Vec<usize>>,
     to_abort: BTreeMap<SegmentId, Vec<Hold>>,
+    wait_ms: u64,
 }
 
 impl Put {
@@ -116,7 +119,14 @@ impl Put {
             nodes: BTreeMap::new(),
             to_commit: BTreeMap::new(),
             to_abort: BTreeMap::new(),
+            wait_ms: 0,
         }
+    }
+
+    /// Lets the master wait that long for room, where there is none.
+    #[must_use]
+    pub fn waiting(self, wait_ms: u64) -> Self {
+        Self { wait_ms, ..self }
     }
 
     /// The next thing to do. `None` while results are awaited, or when all is done.
@@ -213,6 +223,7 @@ impl Put {
             }
             ReserveOutcome::Exists(generation) => self.finish(index, PutOutcome::Exists(generation)),
             ReserveOutcome::Full(usage) => self.finish(index, PutOutcome::Full(usage)),
+            ReserveOutcome::OverQuota(quota) => self.finish(index, PutOutcome::OverQuota(quota)),
             ReserveOutcome::Invalid(why) => self.finish(index, PutOutcome::Invalid(why)),
         }
     }
@@ -294,7 +305,11 @@ impl Put {
                     options: request.options.clone(),
                 })
             });
-            let reserve = Reserve { items: items.collect(), avoid: self.avoid.iter().copied().collect() };
+            let reserve = Reserve {
+                items: items.collect(),
+                avoid: self.avoid.iter().copied().collect(),
+                wait_ms: self.wait_ms,
+            };
             self.call(Peer::Master, Request::Reserve(reserve), Pending::Reserve(indexes));
         }
     }

@@ -4,6 +4,7 @@ use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
 use proptest::sample::select;
+use tiffin_core::marks::*;
 use tiffin_core::message::*;
 use tiffin_core::*;
 
@@ -21,11 +22,9 @@ pub(crate) fn request() -> impl Strategy<Value = Request> {
         (pattern(), flag(), number()).prop_map(|(pattern, force, wait_ms)| {
             Request::DeleteMatching(DeleteMatching { pattern, force, wait_ms })
         }),
-        (pattern(), number(), small()).prop_map(|(pattern, cursor, limit)| Request::List(List {
-            pattern,
-            cursor,
-            limit
-        })),
+        (pattern(), number(), small(), option::of(text())).prop_map(|(pattern, cursor, limit, pinned_by)| {
+            Request::List(List { pattern, pinned_by, cursor, limit })
+        }),
         Just(Request::Stat),
         option::of(usage()).prop_map(|usage| Request::Heartbeat(Heartbeat { usage })),
         (node_info(), usage(), number()).prop_map(|(info, usage, epoch)| Request::Register(Register {
@@ -34,9 +33,9 @@ pub(crate) fn request() -> impl Strategy<Value = Request> {
             epoch
         })),
         (vec(record(), 0..4), flag()).prop_map(|(items, last)| Request::Announce(Announce { items, last })),
-        vec((text(), commit_item()), 0..4).prop_map(|items| {
-            let items = items.into_iter().map(|(namespace, item)| DecideItem { namespace, item }).collect();
-            Request::Decide(Decide { items })
+        vec((text(), number(), commit_item()), 0..4).prop_map(|items| {
+            let item = |(namespace, client, item)| DecideItem { namespace, client: ClientId(client), item };
+            Request::Decide(Decide { items: items.into_iter().map(item).collect() })
         }),
         allocate().prop_map(Request::Allocate),
         (vec(record(), 0..3), holds()).prop_map(|(commit, abort)| Request::Settle(Settle { commit, abort })),
@@ -48,7 +47,101 @@ pub(crate) fn request() -> impl Strategy<Value = Request> {
         holds().prop_map(Request::BeginViews),
         holds().prop_map(Request::EndViews),
         Just(Request::Goodbye),
+        lifetime_request(),
     ]
+}
+
+/// Any request about pins, quotas, samples and explanations.
+fn lifetime_request() -> impl Strategy<Value = Request> {
+    let mark = (hold(), marks()).prop_map(|(hold, marks)| MarkItem { hold, marks });
+    let keys = || vec(key(), 0..4);
+    let lease = (key(), option::of(generation())).prop_map(|(key, generation)| LeaseItem { key, generation });
+    let ack = (key(), generation()).prop_map(|(key, generation)| AckItem { key, generation });
+    prop_oneof![
+        vec(mark, 0..4).prop_map(Request::Mark),
+        holds().prop_map(Request::Inspect),
+        (holds(), usage()).prop_map(|(holds, usage)| Request::Released(Released { holds, usage })),
+        (keys(), text(), flag(), number()).prop_map(|(keys, owner, on, wait_ms)| Request::Pin(Pin {
+            keys,
+            owner,
+            on,
+            wait_ms
+        })),
+        (text(), number()).prop_map(|(owner, wait_ms)| Request::DropPins(DropPins { owner, wait_ms })),
+        (option::of(number()), option::of(number()))
+            .prop_map(|(quota, max_hold_ms)| Request::SetPolicy(Policy { quota, max_hold_ms })),
+        (option::of(number()), option::of(number()), number()).prop_map(|(at_most, at_least, wait_ms)| {
+            Request::Await(Await { at_most, at_least, wait_ms })
+        }),
+        keys().prop_map(Request::Why),
+        (vec(lease, 0..4), text()).prop_map(|(items, group)| Request::Lease(Lease { items, group })),
+        vec(number(), 0..9).prop_map(|leases| Request::Release(Release { leases })),
+        (vec(ack, 0..4), text(), number()).prop_map(|(items, group, wait_ms)| Request::Ack(Ack {
+            items,
+            group,
+            wait_ms
+        })),
+    ]
+}
+
+/// Any reply about pins, quotas, samples and explanations.
+fn lifetime_reply() -> impl Strategy<Value = Reply> {
+    use AckOutcome as A;
+    use LeaseOutcome as L;
+    let pinned = prop_oneof![
+        Just(PinOutcome::Done),
+        Just(PinOutcome::Absent),
+        Just(PinOutcome::TooMany),
+        texts().prop_map(PinOutcome::Unconfirmed),
+    ];
+    let acked = prop_oneof![
+        select(&[A::Freed, A::Recorded, A::Stale, A::WrongGroup][..]),
+        texts().prop_map(A::Unconfirmed),
+    ];
+    let leased = prop_oneof![
+        select(&[L::Absent, L::Consumed, L::NotASample, L::WrongGroup][..]),
+        generation().prop_map(L::Superseded),
+        (number(), found()).prop_map(|(lease, found)| L::Leased(Granted { lease, found })),
+    ];
+    prop_oneof![
+        vec(number(), 0..9).prop_map(Reply::Inspected),
+        vec(pinned, 0..5).prop_map(Reply::Pinned),
+        namespace_stat().prop_map(Reply::Awaited),
+        vec(why(), 0..4).prop_map(Reply::Why),
+        (vec(leased, 0..4), vec(node_info(), 0..3))
+            .prop_map(|(items, nodes)| Reply::Leased(Leased { items, nodes })),
+        vec(acked, 0..5).prop_map(Reply::Acked),
+    ]
+}
+
+fn why() -> impl Strategy<Value = Why> {
+    use Cause::*;
+    let cause = select(&[Deleted, Replaced, Evicted, NodeLost, Consumed, HeldTooLong][..]);
+    let gone = (generation(), cause, text(), number()).prop_map(|(generation, cause, by, ago_ms)| Gone {
+        generation,
+        cause,
+        by,
+        ago_ms,
+    });
+    let lists = (texts(), texts(), texts(), texts(), texts());
+    let numbers = (number(), number(), number(), number());
+    let here = (found(), lists, option::of(consumption()), numbers, text(), text()).prop_map(
+        |(found, (nodes, unreachable, pins, acked, leases), sample, numbers, writer, reader)| {
+            let (views, age_ms, idle_ms, lease_ms) = numbers;
+            let here = Here { found, nodes, unreachable, pins, sample, acked, leases, ..Here::default() };
+            Here { views, age_ms, idle_ms, lease_ms, writer, reader, ..here }
+        },
+    );
+    prop_oneof![here.prop_map(Why::Here), gone.prop_map(Why::Gone), Just(Why::Unknown)]
+}
+
+fn consumption() -> impl Strategy<Value = Consumption> {
+    prop_oneof![Just(Consumption::Once), Just(Consumption::Retained), texts().prop_map(Consumption::Groups),]
+}
+
+fn marks() -> impl Strategy<Value = Marks> {
+    let sample = (consumption(), texts()).prop_map(|(consumption, acked)| SampleMarks { consumption, acked });
+    (texts(), option::of(sample)).prop_map(|(pins, sample)| Marks { pins, sample })
 }
 
 /// Any reply.
@@ -84,6 +177,7 @@ pub(crate) fn reply() -> impl Strategy<Value = Reply> {
         (holds(), usage()).prop_map(|(lost, usage)| Reply::Settled(Settled { lost, usage })),
         vec(commit_outcome(), 0..5).prop_map(Reply::Committed),
         vec(flag(), 0..200).prop_map(Reply::ViewsBegun),
+        lifetime_reply(),
     ]
 }
 
@@ -190,20 +284,27 @@ fn reason() -> impl Strategy<Value = Reason> {
 
 fn options() -> impl Strategy<Value = PutOptions> {
     let on_exists = select(&[OnExists::Replace, OnExists::Keep][..]);
-    (small(), on_exists, flag(), option::of(number()), texts()).prop_map(
-        |(replicas, on_exists, hard_pin, soft_pin_ms, preferred)| PutOptions {
+    let marks = (text(), option::of(consumption()));
+    (small(), on_exists, flag(), option::of(number()), texts(), marks).prop_map(
+        |(replicas, on_exists, hard_pin, soft_pin_ms, preferred, (owner, sample))| PutOptions {
             replicas,
             on_exists,
             hard_pin,
             soft_pin_ms,
             preferred,
+            owner,
+            sample,
         },
     )
 }
 
 fn reserve() -> impl Strategy<Value = Reserve> {
     let item = (key(), number(), options()).prop_map(|(key, len, options)| ReserveItem { key, len, options });
-    (vec(item, 0..4), vec(segment(), 0..20)).prop_map(|(items, avoid)| Reserve { items, avoid })
+    (vec(item, 0..4), vec(segment(), 0..20), number()).prop_map(|(items, avoid, wait_ms)| Reserve {
+        items,
+        avoid,
+        wait_ms,
+    })
 }
 
 fn resolve() -> impl Strategy<Value = Resolve> {
@@ -224,14 +325,14 @@ fn pattern() -> impl Strategy<Value = Pattern> {
 }
 
 fn record() -> impl Strategy<Value = Record> {
-    (hold(), text(), key(), generation(), number(), flag()).prop_map(
-        |(hold, namespace, key, generation, len, hard_pin)| Record {
+    (hold(), text(), key(), generation(), number(), marks()).prop_map(
+        |(hold, namespace, key, generation, len, marks)| Record {
             hold,
             namespace,
             key,
             generation,
             len,
-            hard_pin,
+            marks,
         },
     )
 }
@@ -242,7 +343,11 @@ fn commit_item() -> impl Strategy<Value = CommitItem> {
 }
 
 fn allocate() -> impl Strategy<Value = Allocate> {
-    let item = (number(), number()).prop_map(|(len, name_len)| AllocateItem { len, name_len });
+    let item = (number(), number(), number()).prop_map(|(len, name_len, marks_len)| AllocateItem {
+        len,
+        name_len,
+        marks_len,
+    });
     (number(), vec(item, 0..20)).prop_map(|(client, items)| Allocate { client: ClientId(client), items })
 }
 
@@ -252,22 +357,28 @@ fn reserve_outcome() -> impl Strategy<Value = ReserveOutcome> {
         generation().prop_map(ReserveOutcome::Exists),
         usage().prop_map(ReserveOutcome::Full),
         text().prop_map(ReserveOutcome::Invalid),
+        (number(), number()).prop_map(|(used, limit)| ReserveOutcome::OverQuota(Quota { used, limit })),
     ]
 }
 
-fn resolve_outcome() -> impl Strategy<Value = ResolveOutcome> {
-    let found = (generation(), number(), vec(location(), 0..4), flag(), flag(), flag()).prop_map(
-        |(generation, len, replicas, hard_pin, soft_pin, leased)| Found {
+fn found() -> impl Strategy<Value = Found> {
+    let flags = (flag(), flag(), flag(), flag());
+    (generation(), number(), vec(location(), 0..4), flags).prop_map(
+        |(generation, len, replicas, (hard_pin, soft_pin, leased, sample))| Found {
             generation,
             len,
             replicas,
             hard_pin,
             soft_pin,
             leased,
+            sample,
         },
-    );
+    )
+}
+
+fn resolve_outcome() -> impl Strategy<Value = ResolveOutcome> {
     prop_oneof![
-        found.prop_map(ResolveOutcome::Found),
+        found().prop_map(ResolveOutcome::Found),
         Just(ResolveOutcome::Absent),
         texts().prop_map(ResolveOutcome::Unavailable),
     ]
@@ -292,12 +403,24 @@ fn commit_outcome() -> impl Strategy<Value = CommitOutcome> {
 }
 
 fn list_item() -> impl Strategy<Value = ListItem> {
-    (key(), generation(), number(), small()).prop_map(|(key, generation, len, replicas)| ListItem {
-        key,
-        generation,
-        len,
-        replicas,
-    })
+    (key(), generation(), number(), small(), texts())
+        .prop_map(|(key, generation, len, replicas, pins)| ListItem { key, generation, len, replicas, pins })
+}
+
+fn namespace_stat() -> impl Strategy<Value = NamespaceStat> {
+    let numbers = (number(), number(), number(), number(), number());
+    (text(), numbers, option::of(number()), (number(), number(), number())).prop_map(
+        |(
+            name,
+            (objects, bytes, used, granted, samples),
+            quota,
+            (samples_leased, sample_age_ms, waiting),
+        )| {
+            let stat =
+                NamespaceStat { name, objects, bytes, used, granted, quota, ..NamespaceStat::default() };
+            NamespaceStat { samples, samples_leased, sample_age_ms, waiting, ..stat }
+        },
+    )
 }
 
 fn stat() -> impl Strategy<Value = Stat> {
@@ -307,13 +430,8 @@ fn stat() -> impl Strategy<Value = Stat> {
         usage,
         owed,
     });
-    let namespace = (text(), number(), number()).prop_map(|(name, objects, bytes)| NamespaceStat {
-        name,
-        objects,
-        bytes,
-    });
-    (vec(node, 0..3), vec(namespace, 0..3), (number(), number(), number(), number(), number())).prop_map(
-        |(nodes, namespaces, (epoch, clients, evicted_objects, evicted_bytes, soft_pinned))| Stat {
+    (vec(node, 0..3), vec(namespace_stat(), 0..3), (number(), number(), number(), number(), number()))
+        .prop_map(|(nodes, namespaces, (epoch, clients, evicted_objects, evicted_bytes, soft_pinned))| Stat {
             epoch,
             clients,
             nodes,
@@ -321,6 +439,5 @@ fn stat() -> impl Strategy<Value = Stat> {
             evicted_objects,
             evicted_bytes,
             soft_pinned,
-        },
-    )
+        })
 }

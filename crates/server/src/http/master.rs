@@ -121,7 +121,7 @@ async fn all_keys(State(shared): Server) -> Response {
     let mut cursor = 0;
     loop {
         // The lock is released between the pages, so that a large store goes on working meanwhile.
-        let list = List { pattern: Pattern::All, cursor, limit: PAGE_KEYS };
+        let list = List { pattern: Pattern::All, pinned_by: None, cursor, limit: PAGE_KEYS };
         let Reply::Listed(listed) = shared.look(NAMESPACE_DEFAULT, Request::List(list)) else {
             return problem(INTERNAL, "the keys could not be listed");
         };

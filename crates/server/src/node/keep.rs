@@ -30,6 +30,21 @@ impl Shared {
     }
 }
 
+impl Shared {
+    /// The end of a copy may have made room, which the master is told of.
+    fn ended<T>(&self, end: impl FnOnce(&mut State) -> T) -> T {
+        let mut answers = Vec::new();
+        let mut state = self.lock();
+        let result = end(&mut state);
+        state.drain(&mut answers);
+        drop(state);
+        for (outbox, id, reply) in answers {
+            outbox.reply(id, &reply);
+        }
+        result
+    }
+}
+
 impl State {
     /// Does everything that the core says, in order, but for the answers, which come last anyway.
     pub(super) fn drain(&mut self, answers: &mut Vec<Answer>) {
@@ -107,7 +122,7 @@ impl tcp::Keeper for Shared {
     }
 
     fn end_store(&self, slot: u32, stamp: u64) {
-        self.lock().core.end_store(hold(slot, stamp));
+        self.ended(|state| state.core.end_store(hold(slot, stamp)));
     }
 
     fn begin_send(&self, slot: u32, stamp: u64, offset: u64, len: u64) -> Option<Vec<transport::Extent>> {
@@ -116,7 +131,7 @@ impl tcp::Keeper for Shared {
     }
 
     fn end_send(&self, slot: u32, stamp: u64) -> bool {
-        self.lock().core.end_send(hold(slot, stamp))
+        self.ended(|state| state.core.end_send(hold(slot, stamp)))
     }
 
     fn opened(&self, client: u64) {
@@ -164,5 +179,6 @@ fn written(record: &SlotRecord) -> control::SlotRecord {
         extents: record.extents.iter().copied().map(extent).collect(),
         spill_offset: record.heap.offset,
         key,
+        marks: extent(record.marks),
     }
 }

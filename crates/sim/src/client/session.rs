@@ -270,7 +270,7 @@ impl World {
             PutOutcome::Stored { replaced: false, .. } => Point::PutStored,
             PutOutcome::Stored { replaced: true, .. } => Point::PutReplaced,
             PutOutcome::Exists(_) => Point::PutExists,
-            PutOutcome::Full(_) => Point::PutFull,
+            PutOutcome::Full(_) | PutOutcome::OverQuota(_) => Point::PutFull,
             PutOutcome::Invalid(_) => Point::PutInvalid,
             PutOutcome::Refused(_) => Point::Refused,
             PutOutcome::Unreachable(_) => Point::PutUnreachable,

@@ -28,7 +28,7 @@ impl Oracle {
     /// A lookup finds nothing, and not because nodes are away.
     pub(crate) fn absent(&mut self, name: Name, memories: &Memories, coverage: &mut Coverage) {
         let Some(generation) = self.newest.get(&name).copied() else { return };
-        let Some(life) = self.lives.get(&generation).filter(|it| !it.gone) else { return };
+        let Some(life) = self.lives.get(&generation).filter(|it| !it.is_gone()) else { return };
         let pinned = life.pinned;
         if pinned {
             coverage.hit(Point::CheckedPinnedAbsence);
@@ -47,7 +47,7 @@ impl Oracle {
         let generation = record.generation;
         let Some(life) = self.lives.get(&generation) else { return };
         let (name, pinned) = (life.name, life.pinned);
-        if !life.gone && self.newest.get(&name) == Some(&generation) {
+        if !life.is_gone() && self.newest.get(&name) == Some(&generation) {
             let which = if pinned { "p4" } else { "names" };
             self.fail(which, || format!("{segment} must drop {name:?} {generation} for no reason"));
         }

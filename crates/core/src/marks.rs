@@ -1,0 +1,134 @@
+//! What is written beside an object's name, so that it outlives the master: who pins it and, if it is a sample,
+//! how it is to be consumed and by whom it has been.
+//!
+//! The bytes in a node's memory are a list of (kind, length, text): one byte, four bytes little-endian, UTF-8.
+
+use crate::message::PutOptions;
+
+const PIN: u8 = 1;
+const ONCE: u8 = 2;
+const RETAINED: u8 = 3;
+const GROUP: u8 = 4;
+const ACKED: u8 = 5;
+
+/// How a sample is consumed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Consumption {
+    /// By whoever acknowledges it first; it is gone then.
+    #[default]
+    Once,
+    /// By each of these groups once; it is gone after the last.
+    Groups(Vec<String>),
+    /// By anybody, any number of times, until it is deleted.
+    Retained,
+}
+
+/// The lasting part of a sample's state.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SampleMarks {
+    /// How it is consumed.
+    pub consumption: Consumption,
+    /// The groups that have.
+    pub acked: Vec<String>,
+}
+
+/// See the module.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Marks {
+    /// The owners of its hard pins, each once. The empty name is an owner too.
+    pub pins: Vec<String>,
+    /// It is a sample: never evicted before it is consumed.
+    pub sample: Option<SampleMarks>,
+}
+
+impl Marks {
+    /// What a put asks for.
+    #[must_use]
+    pub fn of(options: &PutOptions) -> Self {
+        let pins = if options.hard_pin { vec![options.owner.clone()] } else { Vec::new() };
+        let sample = options.sample.clone().map(|consumption| SampleMarks { consumption, acked: Vec::new() });
+        Self { pins, sample }
+    }
+
+    /// Whether eviction must leave the object alone.
+    #[must_use]
+    pub fn protect(&self) -> bool {
+        !self.pins.is_empty() || self.sample.is_some()
+    }
+
+    /// The bytes in memory.
+    #[must_use]
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        self.pins.iter().for_each(|owner| push(&mut bytes, PIN, owner));
+        let Some(sample) = &self.sample else { return bytes };
+        match &sample.consumption {
+            Consumption::Once => push(&mut bytes, ONCE, ""),
+            Consumption::Retained => push(&mut bytes, RETAINED, ""),
+            Consumption::Groups(groups) => groups.iter().for_each(|group| push(&mut bytes, GROUP, group)),
+        }
+        sample.acked.iter().for_each(|group| push(&mut bytes, ACKED, group));
+        bytes
+    }
+
+    /// Reads the bytes back; `None` if they are no such list.
+    #[must_use]
+    pub fn from_bytes(mut bytes: &[u8]) -> Option<Self> {
+        let mut marks = Self::default();
+        let sample = |marks: &mut Self| marks.sample.take().unwrap_or_default();
+        while let Some((&kind, rest)) = bytes.split_first() {
+            let (len, rest) = rest.split_first_chunk()?;
+            let (text, rest) = rest.split_at_checked(u32::from_le_bytes(*len) as usize)?;
+            let text = std::str::from_utf8(text).ok()?.to_owned();
+            bytes = rest;
+            if kind == PIN {
+                marks.pins.push(text);
+                continue;
+            }
+            let mut it = sample(&mut marks);
+            match (kind, &mut it.consumption) {
+                (ONCE, _) => it.consumption = Consumption::Once,
+                (RETAINED, _) => it.consumption = Consumption::Retained,
+                (GROUP, Consumption::Groups(groups)) => groups.push(text),
+                (GROUP, _) => it.consumption = Consumption::Groups(vec![text]),
+                (ACKED, _) => it.acked.push(text),
+                _ => return None,
+            }
+            marks.sample = Some(it);
+        }
+        Some(marks)
+    }
+}
+
+fn push(bytes: &mut Vec<u8>, kind: u8, text: &str) {
+    bytes.push(kind);
+    bytes.extend((text.len() as u32).to_le_bytes());
+    bytes.extend(text.as_bytes());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn marks_are_read_back_as_they_were_written() {
+        let group = |names: &[&str]| names.iter().map(|it| (*it).to_owned()).collect::<Vec<_>>();
+        let sample = |consumption, acked: &[&str]| Some(SampleMarks { consumption, acked: group(acked) });
+        for marks in [
+            Marks::default(),
+            Marks { pins: group(&["", "run-7"]), sample: None },
+            Marks { pins: vec![], sample: sample(Consumption::Once, &[]) },
+            Marks { pins: vec![], sample: sample(Consumption::Retained, &["a"]) },
+            Marks { pins: group(&["x"]), sample: sample(Consumption::Groups(group(&["a", "b"])), &["b"]) },
+        ] {
+            assert_eq!(Marks::from_bytes(&marks.to_bytes()), Some(marks));
+        }
+    }
+
+    #[test]
+    fn bytes_that_are_no_marks_are_refused() {
+        for bytes in [&[9, 0, 0, 0, 0][..], &[1, 5, 0, 0, 0, b'a'], &[1, 0], &[1, 1, 0, 0, 0, 0xff]] {
+            assert_eq!(Marks::from_bytes(bytes), None);
+        }
+    }
+}

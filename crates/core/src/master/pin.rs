@@ -1,0 +1,119 @@
+//! Pins: protection, not fate. They belong to owners, and are in writing on the nodes before they are answered.
+
+use std::collections::BTreeMap;
+
+use super::{
+    Master, OpId, Wait,
+    catalog::{NamespaceIndex, NodeIndex, ObjectIndex},
+    confirm::Answer,
+    refuse,
+};
+use crate::{
+    BATCH_ITEMS_MAX, ConnId, Generation, MARKS_MAX, OWNER_BYTES_MAX, RequestId,
+    marks::Marks,
+    message::{DeletedMatching, DropPins, MarkItem, Pin, PinOutcome, Reason, Request},
+};
+
+/// Marks that one message writes.
+const MARK_ITEMS_MAX: usize = 1 << 13;
+
+impl Master {
+    pub(super) fn pin(&mut self, conn: ConnId, id: RequestId, namespace: NamespaceIndex, pin: &Pin) {
+        if pin.keys.len() > BATCH_ITEMS_MAX || pin.owner.len() > OWNER_BYTES_MAX {
+            let reply = refuse(Reason::Invalid, "the batch or the owner's name is too long");
+            return self.effects.push_back(super::Effect::Reply(conn, id, reply));
+        }
+        let mut outcomes = Vec::with_capacity(pin.keys.len());
+        let mut marked = Vec::new();
+        for (item, key) in pin.keys.iter().enumerate() {
+            let index = self.catalog.find(namespace, key);
+            outcomes.push(match index {
+                None => PinOutcome::Absent,
+                Some(index) => match self.pin_one(index, &pin.owner, pin.on) {
+                    None => PinOutcome::TooMany,
+                    Some(changed) => {
+                        marked.extend(changed.then_some((item, index)));
+                        PinOutcome::Done
+                    }
+                },
+            });
+        }
+        let deadline = Some(self.now.after(pin.wait_ms));
+        self.retire_and_mark(conn, id, Answer::Pin(outcomes), Vec::new(), &marked, deadline);
+    }
+
+    pub(super) fn drop_pins(
+        &mut self,
+        conn: ConnId,
+        id: RequestId,
+        namespace: NamespaceIndex,
+        drop: &DropPins,
+    ) {
+        let pinned = self.catalog.pinned_by(namespace, &drop.owner);
+        let count = pinned.len() as u64;
+        for &index in &pinned {
+            self.pin_one(index, &drop.owner, false);
+        }
+        let marked: Vec<_> = pinned.into_iter().map(|index| (0, index)).collect();
+        let answer = Answer::Matching(DeletedMatching { count, unconfirmed: Vec::new() });
+        let deadline = Some(self.now.after(drop.wait_ms));
+        self.retire_and_mark(conn, id, answer, Vec::new(), &marked, deadline);
+    }
+
+    /// Sets or ends one pin; whether that changed anything, or nothing if there are too many.
+    fn pin_one(&mut self, index: ObjectIndex, owner: &str, on: bool) -> Option<bool> {
+        let mut marks = self.catalog.get(index)?.marks().cloned().unwrap_or_default();
+        let has = marks.pins.iter().any(|it| it == owner);
+        if has == on {
+            return Some(false);
+        }
+        if on {
+            if marks.pins.len() >= MARKS_MAX {
+                return None;
+            }
+            marks.pins.push(owner.to_owned());
+        } else {
+            marks.pins.retain(|it| it != owner);
+            // What nobody pins may be evicted, and somebody may be waiting for that.
+            self.room.note_change();
+        }
+        self.catalog.mark(index, marks);
+        Some(true)
+    }
+
+    /// Tells the nodes what the catalog says of these objects. A node that is away is told when it is back.
+    pub(super) fn send_marks(
+        &mut self,
+        indexes: Vec<ObjectIndex>,
+        op: Option<OpId>,
+    ) -> BTreeMap<RequestId, NodeIndex> {
+        let mut by_node: BTreeMap<NodeIndex, Vec<(MarkItem, ObjectIndex, Generation)>> = BTreeMap::new();
+        for index in indexes {
+            let Some(object) = self.catalog.get(index) else { continue };
+            let marks = object.marks().cloned().unwrap_or_default();
+            for (node, hold) in object.replicas() {
+                let item = MarkItem { hold, marks: marks.clone() };
+                by_node.entry(node).or_default().push((item, index, object.generation()));
+            }
+        }
+        let mut asked = BTreeMap::new();
+        for (node, items) in by_node {
+            for chunk in items.chunks(MARK_ITEMS_MAX) {
+                let request = Request::Mark(chunk.iter().map(|it| it.0.clone()).collect());
+                let objects = chunk.iter().map(|(item, index, generation)| (*index, *generation, item.hold));
+                if let Some(id) = self.ask(node, request, Wait::Mark(objects.collect(), op)) {
+                    asked.insert(id, node);
+                }
+            }
+        }
+        asked
+    }
+
+    /// Whether a node has other marks in writing than the catalog; they are written anew then.
+    pub(super) fn correct_marks(&mut self, index: ObjectIndex, written: &Marks) {
+        let marks = self.catalog.get(index).and_then(|it| it.marks().cloned()).unwrap_or_default();
+        if marks != *written {
+            self.send_marks(vec![index], None);
+        }
+    }
+}

@@ -1,0 +1,238 @@
+//! Who may have how much, and who waits for it.
+//!
+//! Puts that may wait stand in line, one line per namespace, first come first served. They are looked at again when
+//! something made room: a node's report, a removal, an unpin, a lease that ran out. Nobody polls.
+//!
+//! **Invariant:** a namespace's reservations and objects never exceed its quota together.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use super::{
+    Effect, Master, Op, OpId,
+    catalog::{Eviction, NamespaceIndex, NodeIndex},
+};
+use crate::{
+    ConnId, Hold, RequestId, Tick,
+    message::{Await, Cause, NamespaceStat, Policy, Quota, Reply},
+    sabotage::sabotaged,
+};
+
+/// How far into each line eviction looks for an object of a namespace that is over its quota.
+const QUOTA_SCAN_MAX: usize = 4096;
+
+/// What each namespace has reserved and may have, and who waits.
+#[derive(Debug, Default)]
+pub(super) struct Room {
+    policies: BTreeMap<NamespaceIndex, Policy>,
+    granted: BTreeMap<NamespaceIndex, u64>,
+    /// What each reservation is charged to.
+    grants: BTreeMap<(NodeIndex, Hold), (NamespaceIndex, u64)>,
+    lines: BTreeMap<NamespaceIndex, VecDeque<OpId>>,
+    /// Something changed that puts or watchers may be waiting for.
+    changed: bool,
+}
+
+/// Somebody who wants to know when a namespace has filled or emptied so far.
+#[derive(Debug)]
+pub(super) struct Watching {
+    pub(super) conn: ConnId,
+    id: RequestId,
+    namespace: NamespaceIndex,
+    until: Await,
+    deadline: Tick,
+}
+
+impl Room {
+    pub(super) fn note_change(&mut self) {
+        self.changed = true;
+    }
+
+    pub(super) fn policy(&self, namespace: NamespaceIndex) -> Option<&Policy> {
+        self.policies.get(&namespace)
+    }
+
+    pub(super) fn policies(&self) -> impl Iterator<Item = (NamespaceIndex, &Policy)> {
+        self.policies.iter().map(|(namespace, policy)| (*namespace, policy))
+    }
+
+    /// Charges room that is about to be asked for.
+    pub(super) fn plan(&mut self, namespace: NamespaceIndex, room: u64) {
+        *self.granted.entry(namespace).or_default() += room;
+    }
+
+    /// The room was not found after all. Nobody is woken by that: nothing became free.
+    pub(super) fn unplan(&mut self, namespace: NamespaceIndex, room: u64) {
+        let granted = self.granted.entry(namespace).or_default();
+        *granted = granted.saturating_sub(room);
+    }
+
+    /// Planned room became a reservation.
+    pub(super) fn grant(&mut self, node: NodeIndex, hold: Hold, namespace: NamespaceIndex, room: u64) {
+        self.grants.insert((node, hold), (namespace, room));
+    }
+
+    /// A reservation became an object, or nothing.
+    pub(super) fn end_grant(&mut self, node: NodeIndex, hold: Hold) {
+        if let Some((namespace, room)) = self.grants.remove(&(node, hold)) {
+            self.unplan(namespace, room);
+            self.changed = true;
+        }
+    }
+
+    /// All reservations on a node are gone with it.
+    pub(super) fn end_grants_on(&mut self, node: NodeIndex) {
+        let holds: Vec<_> = self.grants.keys().filter(|it| it.0 == node).map(|it| it.1).collect();
+        holds.into_iter().for_each(|hold| self.end_grant(node, hold));
+    }
+
+    pub(super) fn granted(&self, namespace: NamespaceIndex) -> u64 {
+        self.granted.get(&namespace).copied().unwrap_or(0)
+    }
+
+    pub(super) fn has_line(&self, namespace: NamespaceIndex) -> bool {
+        self.lines.get(&namespace).is_some_and(|it| !it.is_empty())
+    }
+
+    pub(super) fn line_len(&self, namespace: NamespaceIndex) -> u64 {
+        self.lines.get(&namespace).map_or(0, |it| it.len() as u64)
+    }
+
+    pub(super) fn queue(&mut self, namespace: NamespaceIndex, op: OpId) {
+        self.lines.entry(namespace).or_default().push_back(op);
+    }
+
+    pub(super) fn leave_line(&mut self, namespace: NamespaceIndex, op: OpId) {
+        if let Some(line) = self.lines.get_mut(&namespace) {
+            line.retain(|it| *it != op);
+            self.changed = true;
+        }
+    }
+
+    fn heads(&self) -> Vec<OpId> {
+        self.lines.values().filter_map(|line| line.front().copied()).collect()
+    }
+
+    pub(super) fn anybody_waits(&self) -> bool {
+        self.lines.values().any(|line| !line.is_empty())
+    }
+}
+
+impl Master {
+    pub(super) fn set_policy(&mut self, namespace: NamespaceIndex, policy: Policy) -> Reply {
+        self.room.policies.insert(namespace, policy);
+        self.room.note_change();
+        Reply::Done
+    }
+
+    pub(super) fn watch(&mut self, conn: ConnId, id: RequestId, namespace: NamespaceIndex, until: Await) {
+        let deadline = self.now.after(until.wait_ms);
+        let op = self.next_op();
+        self.ops.insert(op, Op::Watch(Watching { conn, id, namespace, until, deadline }));
+        self.look_at_watch(op);
+    }
+
+    /// What a namespace holds, reservations included.
+    pub(super) fn used(&self, namespace: NamespaceIndex) -> u64 {
+        let committed = self.catalog.namespace(namespace).map_or(0, |it| it.committed);
+        committed + self.room.granted(namespace)
+    }
+
+    /// Whether the namespace may have that much more, after evicting what it no longer needs; else how it stands.
+    pub(super) fn within_quota(&mut self, namespace: NamespaceIndex, need: u64) -> Result<(), Quota> {
+        let limit = self.room.policy(namespace).and_then(|it| it.quota);
+        let Some(limit) = limit else { return Ok(()) };
+        if sabotaged!(self.config.sabotage, IgnoreQuota) {
+            return Ok(());
+        }
+        let rules = Eviction { soft_pinned_too: self.config.evict_soft_pinned, even_pinned: false };
+        while self.used(namespace).saturating_add(need) > limit {
+            let victim = (need <= limit)
+                .then(|| self.catalog.next_victim_of(namespace, self.now, rules, QUOTA_SCAN_MAX))
+                .flatten();
+            let Some(victim) = victim else {
+                return Err(Quota { used: self.used(namespace), limit });
+            };
+            self.evict(victim);
+        }
+        Ok(())
+    }
+
+    /// Looks at everybody again who waits for room or for a mark to be passed.
+    pub(super) fn wake(&mut self) {
+        // Serving one may make room for the next; each is served at most once per change.
+        for op in self.room.heads() {
+            self.try_again(op);
+        }
+        let watches = self.ops.iter().filter(|(_, op)| matches!(op, Op::Watch(_))).map(|(id, _)| *id);
+        for op in watches.collect::<Vec<_>>() {
+            self.look_at_watch(op);
+        }
+    }
+
+    pub(super) fn take_change(&mut self) -> bool {
+        std::mem::take(&mut self.room.changed)
+    }
+
+    /// Answers the watchers whose time is up.
+    pub(super) fn end_watches(&mut self) {
+        let late = self.ops.iter().filter(|(_, op)| matches!(op, Op::Watch(it) if it.deadline <= self.now));
+        for op in late.map(|(id, _)| *id).collect::<Vec<_>>() {
+            self.answer_watch(op);
+        }
+    }
+
+    fn look_at_watch(&mut self, op: OpId) {
+        let Some(Op::Watch(watching)) = self.ops.get(&op) else { return };
+        let used = self.used(watching.namespace);
+        let until = watching.until;
+        let reached = until.at_most.is_some_and(|mark| used <= mark)
+            || until.at_least.is_some_and(|mark| used >= mark)
+            || watching.deadline <= self.now;
+        if reached {
+            self.answer_watch(op);
+        }
+    }
+
+    fn answer_watch(&mut self, op: OpId) {
+        if let Some(Op::Watch(watching)) = self.ops.remove(&op) {
+            let stat = self.namespace_stat(watching.namespace);
+            self.effects.push_back(Effect::Reply(watching.conn, watching.id, Reply::Awaited(stat)));
+        }
+    }
+
+    pub(super) fn next_watch_end(&self) -> Option<Tick> {
+        let deadline = |op: &Op| match op {
+            Op::Watch(watching) => Some(watching.deadline),
+            _ => None,
+        };
+        self.ops.values().filter_map(deadline).min()
+    }
+
+    pub(super) fn namespace_stat(&self, index: NamespaceIndex) -> NamespaceStat {
+        let Some(namespace) = self.catalog.namespace(index) else { return NamespaceStat::default() };
+        let samples = self.sample_stat(index);
+        NamespaceStat {
+            name: namespace.name.clone(),
+            objects: namespace.objects,
+            bytes: namespace.bytes,
+            used: self.used(index),
+            granted: self.room.granted(index),
+            quota: self.room.policy(index).and_then(|it| it.quota),
+            samples: samples.count,
+            samples_leased: samples.leased,
+            sample_age_ms: samples.oldest.map_or(0, |put| self.now.0.saturating_sub(put.0)),
+            waiting: self.room.line_len(index),
+        }
+    }
+
+    /// Takes one object away to make room for others.
+    pub(super) fn evict(&mut self, victim: super::catalog::ObjectIndex) {
+        let bytes = self.catalog.get(victim).map_or(0, super::catalog::Object::len);
+        self.evicted_objects += 1;
+        self.evicted_bytes += bytes;
+        self.effects.push_back(Effect::Notice(super::Notice::Evicted(1, bytes)));
+        let gone = self.take_out(victim, Cause::Evicted, "");
+        // Nobody waits for the answer: what needs the room follows on the same connection, in order.
+        self.retire(gone, None);
+    }
+}

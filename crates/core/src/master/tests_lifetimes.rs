@@ -1,0 +1,370 @@
+//! Pins, waiting for room, quotas, samples and explanations, one rule a test.
+
+use super::{tests::*, *};
+use crate::{
+    Generation,
+    marks::Consumption,
+    message::{
+        Ack, AckItem, AckOutcome, Await, Cause, CommitOutcome, DeletedMatching, DropPins, Lease, LeaseItem,
+        LeaseOutcome, List, Pattern, Pin, PinOutcome, Policy, PutOptions, Release, Reserve, ReserveItem,
+        ReserveOutcome, Why,
+    },
+};
+
+fn owned(owner: &str) -> PutOptions {
+    PutOptions { owner: owner.into(), ..pinned() }
+}
+
+fn sample(consumption: Consumption) -> PutOptions {
+    PutOptions { sample: Some(consumption), ..plain() }
+}
+
+fn groups(names: &[&str]) -> Consumption {
+    Consumption::Groups(names.iter().map(|it| (*it).to_owned()).collect())
+}
+
+impl Cluster {
+    fn pin(&mut self, name: &str, owner: &str, on: bool) -> PinOutcome {
+        let pin = Pin { keys: vec![key(name)], owner: owner.into(), on, wait_ms: 500 };
+        match self.ask(Request::Pin(pin)) {
+            Some(Reply::Pinned(mut outcomes)) => outcomes.remove(0),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn pinned_by(&mut self, owner: &str) -> Vec<String> {
+        let list = List { pattern: Pattern::All, pinned_by: Some(owner.into()), cursor: 0, limit: 100 };
+        let Some(Reply::Listed(page)) = self.ask(Request::List(list)) else { panic!() };
+        page.items.iter().map(|it| it.key.to_string()).collect()
+    }
+
+    fn reserve_waiting(&mut self, name: &str, len: u64, wait_ms: u64) -> RequestId {
+        let items = vec![ReserveItem { key: key(name), len, options: plain() }];
+        self.send(Request::Reserve(Reserve { items, wait_ms, ..Reserve::default() }))
+    }
+
+    fn reserved(&mut self, id: RequestId) -> Option<ReserveOutcome> {
+        match self.replies.remove(&id)? {
+            Reply::Reserved(mut reserved) => Some(reserved.items.remove(0)),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn policy(&mut self, quota: Option<u64>, max_hold_ms: Option<u64>) {
+        assert_eq!(self.ask(Request::SetPolicy(Policy { quota, max_hold_ms })), Some(Reply::Done));
+    }
+
+    fn lease(&mut self, name: &str, generation: Option<Generation>, group: &str) -> LeaseOutcome {
+        let items = vec![LeaseItem { key: key(name), generation }];
+        match self.ask(Request::Lease(Lease { items, group: group.into() })) {
+            Some(Reply::Leased(mut leased)) => leased.items.remove(0),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn ack(&mut self, name: &str, generation: Generation, group: &str) -> AckOutcome {
+        let items = vec![AckItem { key: key(name), generation }];
+        match self.ask(Request::Ack(Ack { items, group: group.into(), wait_ms: 500 })) {
+            Some(Reply::Acked(mut outcomes)) => outcomes.remove(0),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn why(&mut self, name: &str) -> Why {
+        match self.ask(Request::Why(vec![key(name)])) {
+            Some(Reply::Why(mut answers)) => answers.remove(0),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn cause(&mut self, name: &str) -> (Cause, String) {
+        match self.why(name) {
+            Why::Gone(gone) => (gone.cause, gone.by),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn is_full(&mut self, name: &str) -> bool {
+        matches!(self.reserve(name, UNIT, plain()), ReserveOutcome::Full(_))
+    }
+}
+
+#[test]
+fn a_pin_set_later_protects_and_an_unpinned_object_may_go() {
+    let mut cluster = Cluster::new(&[UNIT]);
+    cluster.put("a", UNIT, plain());
+    assert_eq!(cluster.pin("a", "run", true), PinOutcome::Done);
+    assert!(cluster.is_full("b"));
+    assert_eq!(cluster.pin("a", "other", false), PinOutcome::Done, "it has no such pin, and has none now");
+    assert!(cluster.is_full("b"));
+    assert_eq!(cluster.pin("a", "run", false), PinOutcome::Done);
+    assert!(!cluster.is_full("b"));
+    assert_eq!(cluster.pin("nothing", "run", true), PinOutcome::Absent);
+}
+
+#[test]
+fn each_owner_has_a_pin_of_its_own_and_all_of_an_owner_go_in_one_call() {
+    let mut cluster = Cluster::new(&[8 * UNIT]);
+    cluster.put("a", UNIT, owned("one"));
+    cluster.put("b", UNIT, owned("one"));
+    cluster.put("c", UNIT, owned("two"));
+    cluster.pin("a", "two", true);
+    assert_eq!(cluster.pinned_by("one"), ["a", "b"]);
+    assert_eq!(cluster.pinned_by("two"), ["a", "c"]);
+    let dropped = cluster.ask(Request::DropPins(DropPins { owner: "one".into(), wait_ms: 500 }));
+    assert_eq!(dropped, Some(Reply::DeletedMatching(DeletedMatching { count: 2, unconfirmed: vec![] })));
+    assert!(cluster.pinned_by("one").is_empty());
+    let Why::Here(here) = cluster.why("a") else { panic!() };
+    assert_eq!(here.pins, ["two"]);
+}
+
+#[test]
+fn a_pin_is_in_writing_on_the_node_before_it_is_answered() {
+    let mut cluster = Cluster::new(&[4 * UNIT]);
+    cluster.put("a", UNIT, plain());
+    cluster.hold_up(0);
+    let pin = Pin { keys: vec![key("a")], owner: "run".into(), on: true, wait_ms: 500 };
+    let id = cluster.send(Request::Pin(pin));
+    assert_eq!(cluster.replies.get(&id), None);
+    cluster.let_go(0);
+    assert_eq!(cluster.replies.remove(&id), Some(Reply::Pinned(vec![PinOutcome::Done])));
+    cluster.restart_master(6);
+    assert_eq!(cluster.pinned_by("run"), ["a"]);
+}
+
+#[test]
+fn a_node_that_was_away_is_told_of_the_pins_that_changed() {
+    let mut cluster = Cluster::new(&[4 * UNIT]);
+    cluster.put("a", UNIT, owned("run"));
+    cluster.unlink(0);
+    assert_eq!(cluster.pin("a", "run", false), PinOutcome::Unconfirmed(vec!["node1".into()]));
+    cluster.link(0);
+    cluster.restart_master(6);
+    assert!(cluster.has("a"));
+    assert!(cluster.pinned_by("run").is_empty());
+}
+
+#[test]
+fn a_put_waits_for_room_and_is_woken_by_what_makes_it() {
+    let mut cluster = Cluster::new(&[UNIT]);
+    cluster.put("a", UNIT, pinned());
+    let id = cluster.reserve_waiting("b", UNIT, 500);
+    assert_eq!(cluster.reserved(id), None);
+    assert_eq!(cluster.master.stat().namespaces[0].waiting, 1);
+    cluster.delete("a", true);
+    assert!(matches!(cluster.reserved(id), Some(ReserveOutcome::Room(_))));
+}
+
+#[test]
+fn a_put_that_waited_long_enough_is_told_how_full_it_is() {
+    let mut cluster = Cluster::new(&[UNIT]);
+    cluster.put("a", UNIT, pinned());
+    let id = cluster.reserve_waiting("b", UNIT, 500);
+    cluster.wait(499);
+    assert_eq!(cluster.reserved(id), None);
+    cluster.wait(1);
+    let Some(ReserveOutcome::Full(usage)) = cluster.reserved(id) else { panic!() };
+    assert_eq!(usage.committed, UNIT);
+    assert_eq!(cluster.master.waiting_count(), 0);
+}
+
+#[test]
+fn who_came_first_is_served_first() {
+    let mut cluster = Cluster::new(&[2 * UNIT]);
+    cluster.put("a", UNIT, pinned());
+    cluster.put("b", UNIT, pinned());
+    let large = cluster.reserve_waiting("large", 2 * UNIT, 500);
+    let small = cluster.reserve_waiting("small", UNIT, 500);
+    cluster.delete("a", true);
+    assert_eq!(cluster.reserved(small), None, "what would fit must not overtake what came first");
+    assert!(cluster.is_full("now"), "nor what will not wait");
+    cluster.delete("b", true);
+    let Some(ReserveOutcome::Room(room)) = cluster.reserved(large) else { panic!() };
+    assert_eq!(cluster.reserved(small), None);
+    cluster.commit("large", 2 * UNIT, plain(), &room);
+    // The new object may be evicted for the next in line.
+    assert!(matches!(cluster.reserved(small), Some(ReserveOutcome::Room(_))));
+}
+
+#[test]
+fn a_waiting_put_is_served_when_a_lease_runs_out_or_a_pin_is_dropped() {
+    let mut cluster = Cluster::new(&[UNIT]);
+    cluster.put("a", UNIT, plain());
+    cluster.resolve("a", true);
+    let id = cluster.reserve_waiting("b", UNIT, 5_000);
+    assert_eq!(cluster.master.poll_timeout(), Some(Tick(100)));
+    cluster.wait(100);
+    assert!(matches!(cluster.reserved(id), Some(ReserveOutcome::Room(_))));
+    let mut cluster = Cluster::new(&[UNIT]);
+    cluster.put("a", UNIT, owned("run"));
+    let id = cluster.reserve_waiting("b", UNIT, 5_000);
+    cluster.pin("a", "run", false);
+    assert!(matches!(cluster.reserved(id), Some(ReserveOutcome::Room(_))));
+}
+
+#[test]
+fn a_client_that_goes_leaves_the_line() {
+    let mut cluster = Cluster::new(&[UNIT]);
+    cluster.put("a", UNIT, pinned());
+    cluster.reserve_waiting("b", UNIT, 5_000);
+    cluster.event(Event::Closed(CLIENT));
+    assert_eq!(cluster.master.waiting_count(), 0);
+    cluster.open(CLIENT, 7);
+    cluster.delete("a", true);
+    assert!(!cluster.is_full("c"));
+}
+
+#[test]
+fn a_quota_counts_reservations_and_copies_and_says_what_it_is() {
+    let mut cluster = Cluster::new(&[8 * UNIT, 8 * UNIT]);
+    cluster.policy(Some(2 * UNIT), None);
+    assert!(matches!(cluster.reserve("a", UNIT, pinned()), ReserveOutcome::Room(_)));
+    cluster.put("b", UNIT, pinned());
+    let ReserveOutcome::OverQuota(quota) = cluster.reserve("c", 1, plain()) else { panic!() };
+    assert_eq!((quota.used, quota.limit), (2 * UNIT, 2 * UNIT));
+    cluster.policy(Some(0), None);
+    assert!(matches!(cluster.reserve("c", 1, plain()), ReserveOutcome::OverQuota(_)));
+    assert!(cluster.has("b"), "a smaller quota takes nothing away");
+    cluster.policy(None, None);
+    assert!(matches!(cluster.reserve("c", 1, plain()), ReserveOutcome::Room(_)));
+}
+
+#[test]
+fn a_namespace_over_its_quota_evicts_its_own_and_waits_if_it_may() {
+    let mut cluster = Cluster::new(&[8 * UNIT]);
+    cluster.put("old", UNIT, plain());
+    cluster.policy(Some(UNIT), None);
+    assert!(matches!(cluster.put("new", UNIT, pinned()), CommitOutcome::Stored(_)));
+    assert!(!cluster.has("old"));
+    let id = cluster.reserve_waiting("next", UNIT, 500);
+    assert_eq!(cluster.reserved(id), None);
+    cluster.delete("new", true);
+    assert!(matches!(cluster.reserved(id), Some(ReserveOutcome::Room(_))));
+}
+
+#[test]
+fn room_that_is_given_back_is_not_charged_any_more() {
+    let mut cluster = Cluster::new(&[8 * UNIT]);
+    cluster.policy(Some(UNIT), None);
+    let ReserveOutcome::Room(room) = cluster.reserve("a", UNIT, plain()) else { panic!() };
+    assert!(matches!(cluster.reserve("b", UNIT, plain()), ReserveOutcome::OverQuota(_)));
+    cluster.node_request(0, Request::Abort(vec![room[0].location.hold()]));
+    assert!(matches!(cluster.reserve("b", UNIT, plain()), ReserveOutcome::Room(_)));
+    assert_eq!(cluster.master.stat().namespaces[0].granted, UNIT);
+}
+
+#[test]
+fn a_program_can_wait_for_a_watermark() {
+    let mut cluster = Cluster::new(&[8 * UNIT]);
+    cluster.put("a", 2 * UNIT, plain());
+    let low = Await { at_most: Some(UNIT), at_least: None, wait_ms: 500 };
+    let high = Await { at_most: None, at_least: Some(3 * UNIT), wait_ms: 500 };
+    let (low, high) = (cluster.send(Request::Await(low)), cluster.send(Request::Await(high)));
+    assert!(cluster.replies.is_empty());
+    cluster.put("b", UNIT, plain());
+    assert!(matches!(cluster.replies.remove(&high), Some(Reply::Awaited(stat)) if stat.used == 3 * UNIT));
+    cluster.delete("a", true);
+    assert!(matches!(cluster.replies.remove(&low), Some(Reply::Awaited(stat)) if stat.used == UNIT));
+    let never = cluster.send(Request::Await(Await { at_most: Some(0), at_least: None, wait_ms: 500 }));
+    cluster.wait(500);
+    assert!(matches!(cluster.replies.remove(&never), Some(Reply::Awaited(stat)) if stat.used == UNIT));
+}
+
+#[test]
+fn a_sample_is_never_evicted_and_is_gone_when_it_was_consumed_once() {
+    let mut cluster = Cluster::new(&[UNIT]);
+    cluster.put("s", UNIT, sample(Consumption::Once));
+    assert!(cluster.is_full("b"));
+    assert!(
+        matches!(cluster.lease("s", None, "g"), LeaseOutcome::Leased(it) if it.found.replicas.len() == 1)
+    );
+    assert_eq!(cluster.ack("s", generation(1), "g"), AckOutcome::Freed);
+    assert_eq!(cluster.ack("s", generation(1), "g"), AckOutcome::Stale);
+    assert_eq!(cluster.lease("s", None, "g"), LeaseOutcome::Absent);
+    assert!(!cluster.is_full("b"));
+    assert_eq!(cluster.cause("s").0, Cause::Consumed);
+}
+
+#[test]
+fn each_group_consumes_a_sample_once() {
+    let mut cluster = Cluster::new(&[8 * UNIT]);
+    cluster.put("s", UNIT, sample(groups(&["a", "b"])));
+    assert_eq!(cluster.lease("s", None, "stranger"), LeaseOutcome::WrongGroup);
+    assert_eq!(cluster.ack("s", generation(1), "stranger"), AckOutcome::WrongGroup);
+    assert_eq!(cluster.ack("s", generation(1), "a"), AckOutcome::Recorded);
+    assert_eq!(cluster.ack("s", generation(1), "a"), AckOutcome::Recorded);
+    assert_eq!(cluster.lease("s", None, "a"), LeaseOutcome::Consumed);
+    cluster.restart_master(6);
+    assert_eq!(cluster.lease("s", None, "a"), LeaseOutcome::Consumed, "it is in writing on the node");
+    assert!(matches!(cluster.lease("s", None, "b"), LeaseOutcome::Leased(_)));
+    assert_eq!(cluster.ack("s", generation(1), "b"), AckOutcome::Freed);
+    assert_eq!(cluster.nodes[0].usage().free, 8 * UNIT);
+}
+
+#[test]
+fn a_retained_sample_stays_until_it_is_deleted() {
+    let mut cluster = Cluster::new(&[UNIT]);
+    cluster.put("s", UNIT, sample(Consumption::Retained));
+    assert_eq!(cluster.ack("s", generation(1), "g"), AckOutcome::Recorded);
+    assert!(cluster.is_full("b"));
+    cluster.delete("s", false);
+    assert!(!cluster.is_full("b"));
+}
+
+#[test]
+fn the_refs_of_a_replaced_sample_fail_and_its_acks_do_nothing() {
+    let mut cluster = Cluster::new(&[8 * UNIT]);
+    cluster.put("s", UNIT, sample(Consumption::Once));
+    cluster.put("s", UNIT, sample(Consumption::Once));
+    assert_eq!(cluster.lease("s", Some(generation(1)), "g"), LeaseOutcome::Superseded(generation(2)));
+    assert_eq!(cluster.ack("s", generation(1), "g"), AckOutcome::Stale);
+    assert!(matches!(cluster.lease("s", Some(generation(2)), "g"), LeaseOutcome::Leased(_)));
+    cluster.put("plain", UNIT, plain());
+    assert_eq!(cluster.lease("plain", None, "g"), LeaseOutcome::NotASample);
+}
+
+#[test]
+fn a_lease_ends_with_its_release_or_its_client_and_only_then_is_a_sample_held_too_long() {
+    let mut cluster = Cluster::new(&[8 * UNIT]);
+    cluster.policy(None, Some(300));
+    cluster.put("s", UNIT, sample(Consumption::Once));
+    cluster.put("t", UNIT, sample(Consumption::Once));
+    let LeaseOutcome::Leased(lease) = cluster.lease("s", None, "g") else { panic!() };
+    let stat = cluster.master.stat().namespaces[0].clone();
+    assert_eq!((stat.samples, stat.samples_leased), (2, 1));
+    cluster.wait(300);
+    assert!(cluster.has("s") && !cluster.has("t"));
+    assert_eq!(cluster.cause("t").0, Cause::HeldTooLong);
+    assert_eq!(cluster.ask(Request::Release(Release { leases: vec![lease.lease, 999] })), Some(Reply::Done));
+    assert_eq!(cluster.ask(Request::Release(Release { leases: vec![lease.lease] })), Some(Reply::Done));
+    cluster.wait(1);
+    assert!(!cluster.has("s"));
+    cluster.put("u", UNIT, sample(Consumption::Once));
+    cluster.lease("u", None, "g");
+    cluster.event(Event::Closed(CLIENT));
+    cluster.open(CLIENT, 7);
+    cluster.wait(300);
+    assert!(!cluster.has("u"));
+}
+
+#[test]
+fn why_tells_who_holds_an_object_or_what_took_it_away() {
+    let mut cluster = Cluster::new(&[2 * UNIT]);
+    cluster.put("a", UNIT, owned("run"));
+    cluster.wait(5);
+    cluster.resolve("a", true);
+    cluster.wait(10);
+    let Why::Here(here) = cluster.why("a") else { panic!() };
+    assert_eq!((here.age_ms, here.idle_ms, here.lease_ms), (15, 10, 90));
+    assert_eq!((here.pins, here.nodes), (vec!["run".to_owned()], vec!["node1".to_owned()]));
+    assert_eq!((here.writer.as_str(), here.reader.as_str()), ("client 7", "client 7"));
+    assert_eq!(cluster.why("never"), Why::Unknown);
+    cluster.put("b", UNIT, plain());
+    cluster.put("c", UNIT, plain());
+    assert_eq!(cluster.cause("b").0, Cause::Evicted);
+    cluster.delete("c", true);
+    assert_eq!(cluster.cause("c"), (Cause::Deleted, "client 7".into()));
+    cluster.unlink(0);
+    cluster.wait(2_000);
+    assert_eq!(cluster.cause("a"), (Cause::NodeLost, "node1".into()));
+}

@@ -1,0 +1,159 @@
+//! Why something is still here, or why it is gone.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use super::{
+    Effect, Master, Op, OpId, Wait,
+    catalog::{NamespaceIndex, NodeIndex, ObjectIndex},
+    refuse,
+};
+use crate::{
+    BATCH_ITEMS_MAX, ConnId, Generation, Hold, Key, RequestId, Tick,
+    message::{Cause, Found, Gone, Here, Reason, Reply, Request, Why},
+};
+
+/// Removals that are remembered.
+const HISTORY_MAX: usize = 1 << 16;
+
+/// The last removals, newest last.
+#[derive(Debug, Default)]
+pub(super) struct History {
+    past: VecDeque<Past>,
+}
+
+#[derive(Debug)]
+struct Past {
+    namespace: NamespaceIndex,
+    key: Key,
+    generation: Generation,
+    cause: Cause,
+    by: String,
+    at: Tick,
+}
+
+/// An answer that waits for the nodes to say who looks.
+#[derive(Debug)]
+pub(super) struct Explaining {
+    pub(super) conn: ConnId,
+    id: RequestId,
+    answers: Vec<Why>,
+    outstanding: u32,
+}
+
+impl History {
+    pub(super) fn note(
+        &mut self,
+        at: Tick,
+        namespace: NamespaceIndex,
+        key: Key,
+        generation: Generation,
+        (cause, by): (Cause, &str),
+    ) {
+        if self.past.len() == HISTORY_MAX {
+            self.past.pop_front();
+        }
+        self.past.push_back(Past { namespace, key, generation, cause, by: by.to_owned(), at });
+    }
+
+    fn last(&self, namespace: NamespaceIndex, key: &Key) -> Option<&Past> {
+        self.past.iter().rev().find(|it| it.namespace == namespace && it.key == *key)
+    }
+}
+
+impl Master {
+    pub(super) fn why(&mut self, conn: ConnId, id: RequestId, namespace: NamespaceIndex, keys: &[Key]) {
+        if keys.len() > BATCH_ITEMS_MAX {
+            let reply = refuse(Reason::Invalid, "the batch is too large");
+            return self.effects.push_back(Effect::Reply(conn, id, reply));
+        }
+        let mut ask: BTreeMap<NodeIndex, Vec<(Hold, usize)>> = BTreeMap::new();
+        let mut answers = Vec::with_capacity(keys.len());
+        for (item, key) in keys.iter().enumerate() {
+            let Some(index) = self.catalog.find(namespace, key) else {
+                answers.push(self.why_gone(namespace, key));
+                continue;
+            };
+            for (node, hold) in self.catalog.get(index).into_iter().flat_map(|it| it.replicas()) {
+                ask.entry(node).or_default().push((hold, item));
+            }
+            answers.push(self.why_here(index));
+        }
+        let op = self.next_op();
+        let mut explaining = Explaining { conn, id, answers, outstanding: 0 };
+        for (node, holds) in ask {
+            let request = Request::Inspect(holds.iter().map(|it| it.0).collect());
+            let items = holds.into_iter().map(|it| it.1).collect();
+            explaining.outstanding += u32::from(self.ask(node, request, Wait::Inspect(op, items)).is_some());
+        }
+        self.ops.insert(op, Op::Why(explaining));
+        self.explained(op);
+    }
+
+    /// A node said who looks, or did not.
+    pub(super) fn inspected(&mut self, op: OpId, items: &[usize], views: &[u64]) {
+        let Some(Op::Why(explaining)) = self.ops.get_mut(&op) else { return };
+        explaining.outstanding -= 1;
+        for (item, views) in items.iter().zip(views) {
+            if let Some(Why::Here(here)) = explaining.answers.get_mut(*item) {
+                here.views += views;
+            }
+        }
+        self.explained(op);
+    }
+
+    fn explained(&mut self, op: OpId) {
+        if let Some(Op::Why(explaining)) = self.ops.get(&op)
+            && explaining.outstanding == 0
+            && let Some(Op::Why(explaining)) = self.ops.remove(&op)
+        {
+            let reply = Reply::Why(explaining.answers);
+            self.effects.push_back(Effect::Reply(explaining.conn, explaining.id, reply));
+        }
+    }
+
+    fn why_gone(&self, namespace: NamespaceIndex, key: &Key) -> Why {
+        let Some(past) = self.history.last(namespace, key) else { return Why::Unknown };
+        Why::Gone(Gone {
+            generation: past.generation,
+            cause: past.cause,
+            by: past.by.clone(),
+            ago_ms: self.ago(past.at),
+        })
+    }
+
+    fn why_here(&self, index: ObjectIndex) -> Why {
+        let Some(object) = self.catalog.get(index) else { return Why::Unknown };
+        let marks = object.marks().cloned().unwrap_or_default();
+        let (acked, sample) = marks.sample.map(|it| (it.acked, it.consumption)).unzip();
+        let name = |node| self.members.name(node);
+        let readable = |node| self.members.get(node).is_some_and(|it| it.readable());
+        let nodes: Vec<_> = object.replicas().map(|(node, _)| node).collect();
+        Why::Here(Here {
+            found: Found {
+                generation: object.generation(),
+                len: object.len(),
+                replicas: Vec::new(),
+                hard_pin: object.hard_pin(),
+                soft_pin: object.soft_pin(),
+                leased: object.leased(self.now),
+                sample: object.is_sample(),
+            },
+            unreachable: nodes.iter().filter(|&&node| !readable(node)).map(|&node| name(node)).collect(),
+            nodes: nodes.into_iter().map(name).collect(),
+            pins: marks.pins,
+            sample,
+            acked: acked.unwrap_or_default(),
+            leases: self.leaseholders(index),
+            views: 0,
+            age_ms: self.ago(object.put()),
+            idle_ms: self.ago(object.touched()),
+            lease_ms: object.lease_until().0.saturating_sub(self.now.0),
+            writer: self.label(object.writer()),
+            reader: object.reader().map_or_else(String::new, |reader| self.label(reader)),
+        })
+    }
+
+    fn ago(&self, at: Tick) -> u64 {
+        self.now.0.saturating_sub(at.0)
+    }
+}

@@ -1,0 +1,103 @@
+//! Room for objects that are read into `bytes`: made when their size is known, filled once, and never copied.
+//!
+//! A large object is read straight into a `bytes` that nobody else knows yet. For a small one it is cheaper
+//! to copy it later than to enter the interpreter in the middle of a call.
+
+use std::ptr::NonNull;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use pyo3::exceptions::PyMemoryError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+use tiffin_client::{Landing, TargetBuf};
+
+use crate::runtime;
+
+/// From this size on an object is read straight into its `bytes`.
+const DIRECT_BYTES_MIN: usize = 64 << 10;
+
+/// Room for the objects of one call. Blocks are only ever added while it is borrowed, so a range in one stays
+/// valid.
+pub(crate) struct Room {
+    items: Vec<Mutex<Vec<Block>>>,
+}
+
+enum Block {
+    Direct(Py<PyBytes>),
+    Small(Vec<u8>),
+    /// There was no memory for it.
+    Failed(PyErr),
+}
+
+impl Room {
+    /// Room for so many objects.
+    pub(crate) fn new(count: usize) -> Self {
+        Self { items: (0..count).map(|_| Mutex::default()).collect() }
+    }
+
+    /// The `bytes` of an object of that size, which was read into the room that was given for it last.
+    pub(crate) fn take(&self, py: Python<'_>, item: usize, len: u64) -> PyResult<Py<PyAny>> {
+        let block = self.items.get(item).and_then(|blocks| lock(blocks).pop());
+        match block {
+            Some(Block::Direct(bytes)) => {
+                assert_eq!(bytes.as_bytes(py).len() as u64, len, "an object and its room differ in size");
+                Ok(bytes.into_any())
+            }
+            Some(Block::Small(bytes)) => {
+                assert_eq!(bytes.len() as u64, len, "an object and its room differ in size");
+                Ok(PyBytes::new(py, &bytes).into_any().unbind())
+            }
+            Some(Block::Failed(error)) => Err(error),
+            None => Err(PyMemoryError::new_err(format!("{len} bytes are more than there can be"))),
+        }
+    }
+
+    fn make(len: usize) -> Block {
+        if len < DIRECT_BYTES_MIN {
+            return Block::Small(vec![0; len]);
+        }
+        let made = runtime::enter(|py| {
+            // SAFETY: without bytes to copy from, this makes an object of that size for us to fill.
+            let bytes = unsafe { ffi::PyBytes_FromStringAndSize(std::ptr::null(), len as ffi::Py_ssize_t) };
+            // SAFETY: a new reference to an object of that type, or null if there is no memory for it.
+            let bytes = unsafe { Bound::from_owned_ptr_or_err(py, bytes) }?;
+            PyResult::Ok(bytes.cast_into::<PyBytes>()?.unbind())
+        });
+        match made {
+            Some(Ok(bytes)) => Block::Direct(bytes),
+            Some(Err(error)) => Block::Failed(error),
+            None => Block::Failed(PyMemoryError::new_err("the interpreter is being taken down")),
+        }
+    }
+}
+
+impl<'a> Landing<'a> for &'a Room {
+    fn land(&self, item: usize, len: u64) -> Option<Vec<TargetBuf<'a>>> {
+        let len = usize::try_from(len).ok().filter(|len| *len <= isize::MAX as usize)?;
+        let blocks = self.items.get(item)?;
+        let mut block = Room::make(len);
+        let start = block.start();
+        lock(blocks).push(block);
+        // SAFETY: the block has exactly that many bytes, which stay where they are when its owner moves, and
+        // lives as long as the borrow of `self`. Nobody else knows them before they are taken out.
+        Some(vec![unsafe { TargetBuf::new(start?, len) }])
+    }
+}
+
+impl Block {
+    /// Where its bytes begin, to be written.
+    fn start(&mut self) -> Option<NonNull<u8>> {
+        match self {
+            // SAFETY: it is a `bytes`, so this looks up where they are, for which the interpreter is not
+            // needed.
+            Self::Direct(bytes) => NonNull::new(unsafe { ffi::PyBytes_AsString(bytes.as_ptr()) }.cast()),
+            Self::Small(bytes) => NonNull::new(bytes.as_mut_ptr()),
+            Self::Failed(_) => None,
+        }
+    }
+}
+
+fn lock(blocks: &Mutex<Vec<Block>>) -> MutexGuard<'_, Vec<Block>> {
+    blocks.lock().unwrap_or_else(PoisonError::into_inner)
+}
