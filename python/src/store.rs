@@ -185,7 +185,7 @@ impl Store {
             }
             None => None,
         };
-        let options = PutOptions { replicas, on_exists, hard_pin: pin, soft_pin_ms, preferred: Vec::new() };
+        let options = PutOptions { replicas, on_exists, hard_pin: pin, soft_pin_ms, ..PutOptions::default() };
         self.go(py, timeout, PutAll { keys, values, options, refuses_existing })
     }
 

@@ -129,8 +129,8 @@ impl Client {
         }
     }
 
-    /// Reads objects into memory that is asked for when their size is known. After `Ok` the memory that was given
-    /// last for that item is full; after [`Error::TooSmall`] none was given.
+    /// Reads objects into memory that is asked for when their size is known. After `Ok` the memory that was
+    /// given last for that item is full; after [`Error::TooSmall`] none was given.
     pub async fn get_landing<'a>(
         &self,
         keys: &[Key],
@@ -138,7 +138,7 @@ impl Client {
         options: GetOptions,
         deadline: Deadline,
     ) -> Vec<Result<Fetched, Error>> {
-        match self.inner.enter() {
+        match self.inner.enter(deadline) {
             Ok(_busy) => get::drive(&self.inner, keys, landing, options, deadline).await,
             Err(error) => batch::all(keys.len(), &error),
         }
