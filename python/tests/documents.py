@@ -6,6 +6,9 @@ command shown with no output may print what it likes. One that ends in ` &` stay
 end of the document, and the next one waits until it has printed what is shown. A command may only fail
 where an `error:` is shown.
 
+A port that a document names is the reader's to change: each stands for one that is free here, and so do the
+ports that the commands use where none is named.
+
 A block marked `python` is a program; one that starts with `>>> ` is a session in the interpreter. Any
 other mark (`sh`, `text`, …) is not run.
 """
@@ -16,12 +19,16 @@ import os
 import pathlib
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
 
 SECONDS_MAX = 60
 ANYTHING = "…"
+PORT = re.compile(r"(?<=127\.0\.0\.1:)[1-9]\d*|(?<=localhost:)[1-9]\d*|(?<=port=)[1-9]\d*")
+#: Where the servers listen and where the clients look if nobody says otherwise.
+DEFAULT_PORTS = {"TIFFIN_MASTER_LISTEN": "7400", "TIFFIN_MASTER_HTTP": "7401", "TIFFIN_MASTER": "7400"}
 
 
 @dataclasses.dataclass
@@ -84,6 +91,9 @@ class Reader:
         path = f"{pathlib.Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         self.environment = dict(os.environ, PATH=path, HOME=str(folder), NO_COLOR="1") | dict(environment)
         self.background = []
+        self.ports = {}
+        for variable, port in DEFAULT_PORTS.items():
+            self.environment[variable] = f"127.0.0.1:{self.port(port)}"
 
     def __enter__(self):
         return self
@@ -100,11 +110,19 @@ class Reader:
 
     def follow(self, document):
         """Run every block; an AssertionError names the line of the first that does not do what it shows."""
-        for block in blocks(document):
+        for block in blocks(PORT.sub(lambda match: self.port(match[0]), document)):
             try:
                 self.console(block.text) if block.kind == "console" else self.python(block.text)
             except AssertionError as error:
                 raise AssertionError(f"the block on line {block.line}: {error}") from None
+
+    def port(self, named):
+        """The port of this machine that stands for the one a document names."""
+        if named not in self.ports:
+            with socket.socket() as free:
+                free.bind(("127.0.0.1", 0))
+                self.ports[named] = str(free.getsockname()[1])
+        return self.ports[named]
 
     def console(self, text):
         for step in steps(text):

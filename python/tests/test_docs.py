@@ -53,6 +53,10 @@ GOOD = {
     ),
     "a program": ("python", "assert 1 + 1 == 2"),
     "a session": ("python", ">>> 1 + 1\n2"),
+    "a port stands for one that is free": (
+        "console",
+        "$ test 127.0.0.1:7500 != 127.0.0.1:75$(echo 00) && echo 127.0.0.1:7500\n127.0.0.1:7500",
+    ),
     "other marks are not run": ("sh", "$ false"),
 }
 BAD = {
