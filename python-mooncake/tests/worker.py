@@ -17,12 +17,13 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 
 MIB = 1 << 20
 START_SECONDS_MAX = 30
-ANSWER_SECONDS_MAX = 60
+TRIES_MAX = 5
 
 
 def die_with_parent():
@@ -79,9 +80,14 @@ class Master:
     """A `mooncake_master` of the same environment, on free ports of loopback."""
 
     def __init__(self, *flags, host="127.0.0.1", environment=()):
-        self.port, self.metrics, self.metadata = free_port(), free_port(), free_port()
-        self.host, self.flags, self.environment = host, flags, dict(environment)
-        self.start()
+        self.host, self.flags = host, flags
+        self.environment = {"TIFFIN_MASTER_STATE_DIR": tempfile.mkdtemp()} | dict(environment)
+        # A port that was free may be somebody else's by the time the master wants it.
+        for _ in range(TRIES_MAX):
+            self.port, self.metrics, self.metadata = free_port(), free_port(), free_port()
+            with contextlib.suppress(RuntimeError):
+                return self.start()
+        raise RuntimeError("no master could be started")
 
     @property
     def address(self):
