@@ -31,15 +31,22 @@ impl Master {
         let mut outcomes = Vec::with_capacity(decide.items.len());
         let mut replaced = Vec::new();
         let mut others = Others::new();
-        for (index, item) in decide.items.into_iter().enumerate() {
+        for item in decide.items {
             let (outcome, old) = self.decide_one(node, item, &mut others);
-            replaced.extend(old.into_iter().map(|replica| (index, replica)));
+            replaced.extend(old);
             outcomes.push(outcome);
         }
+        // Until its node has recorded it, a copy is the writer's and goes with it; so the writer, who is free to go
+        // when it is answered, is answered after that. A node that is silent already is not waited for.
+        let op = self.next_op();
+        let mut asked = BTreeMap::new();
         for (other, (settle, replicas)) in others {
-            self.ask(other, Request::Settle(settle), Wait::Settle(replicas));
+            let id = self.ask(other, Request::Settle(settle), Wait::Settle(replicas, Some(op)));
+            let speaks = self.members.get(other).is_some_and(|it| it.standing != Standing::Silent);
+            asked.extend(id.filter(|_| speaks).map(|id| (id, other)));
         }
-        self.confirm(conn, id, Answer::Decide(outcomes), replaced, None);
+        asked.extend(self.retire(replaced, Some(op)));
+        self.answer_when(op, (conn, id), Answer::Decide(outcomes), BTreeMap::new(), asked, None);
     }
 
     /// Forgets replicas that their node could not commit.

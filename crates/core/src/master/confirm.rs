@@ -193,6 +193,19 @@ impl Master {
                 answer.unconfirmed(&self.members.name(*node), indexes);
             }
         }
+        self.answer_when(op, (conn, id), answer, items, asked, deadline);
+    }
+
+    /// Answers when all that was asked of nodes is confirmed.
+    pub(super) fn answer_when(
+        &mut self,
+        op: OpId,
+        (conn, id): (ConnId, RequestId),
+        answer: Answer,
+        items: BTreeMap<NodeIndex, Vec<usize>>,
+        asked: BTreeMap<RequestId, NodeIndex>,
+        deadline: Option<Tick>,
+    ) {
         let outstanding: BTreeSet<_> = asked.keys().copied().collect();
         let at_once = outstanding.is_empty() || sabotaged!(self.config.sabotage, DeleteWithoutConfirmation);
         if at_once {

@@ -69,16 +69,17 @@ impl Master {
 
     pub(super) fn announce(&mut self, node: NodeIndex, announce: Announce) -> Reply {
         self.hear(node);
-        if let Some(member) = self.members.get_mut(node) {
-            member.owed.clear();
-            member.discard = false;
-        }
         let mut retire = Vec::new();
         for record in announce.items {
             let hold = record.hold;
             if !self.take_in(node, record) {
                 retire.push(hold);
             }
+        }
+        if let Some(member) = self.members.get_mut(node) {
+            // What it was told when it registered it has done; this answer may be lost too.
+            member.owed.clone_from(&retire);
+            member.discard = false;
         }
         if announce.last {
             self.end_joining(node);
@@ -150,6 +151,10 @@ impl Master {
 
     pub(super) fn heartbeat(&mut self, node: NodeIndex, beat: Heartbeat) -> Reply {
         self.hear(node);
+        // It has heard the answer to all that it announced, or it would not beat.
+        if let Some(member) = self.members.get_mut(node) {
+            member.owed.clear();
+        }
         if let Some(usage) = beat.usage {
             self.report(node, usage);
         }
@@ -216,7 +221,8 @@ impl Master {
                 Some((_, Wait::Mark(_, op))) => self.unconfirmed(node, id, &[], op),
                 Some((_, Wait::Inspect(op, items))) => self.inspected(op, &items, &[]),
                 // It tells what it committed when it comes back.
-                Some((_, Wait::Settle(_))) | None => (),
+                Some((_, Wait::Settle(_, op))) => self.confirmed(id, op),
+                None => (),
             }
         }
     }
@@ -262,6 +268,14 @@ impl Master {
             if let Some((_, Wait::Allocate(op, items))) = self.waits.remove(&id) {
                 self.not_allocated(node, op, &items);
             }
+        }
+        // Nor does a put wait for its copy there; what became of that, the node tells when it speaks again.
+        let copies = self.waits.iter().filter_map(|(id, (on, wait))| match wait {
+            Wait::Settle(_, op) if *on == node => Some((*id, *op)),
+            _ => None,
+        });
+        for (id, op) in copies.collect::<Vec<_>>() {
+            self.confirmed(id, op);
         }
     }
 

@@ -142,7 +142,7 @@ enum Wait {
     /// Objects were taken away; perhaps somebody waits for that.
     Retire(Vec<Hold>, Option<OpId>),
     /// Replicas were committed; those that were not must be forgotten.
-    Settle(Vec<(catalog::ObjectIndex, Generation, Hold)>),
+    Settle(Vec<(catalog::ObjectIndex, Generation, Hold)>, Option<OpId>),
     /// Marks were put in writing; a node that has no such object is no holder of it.
     Mark(Vec<(catalog::ObjectIndex, Generation, Hold)>, Option<OpId>),
     /// Who looks at these items of an explanation.
@@ -435,11 +435,7 @@ impl Master {
                 self.report(node, settled.usage);
                 self.retired(node, id, &holds, op);
             }
-            (Wait::Settle(replicas), Reply::Settled(settled)) => {
-                self.report(node, settled.usage);
-                self.settled(node, &replicas, &settled.lost);
-            }
-            (Wait::Mark(objects, op), Reply::Settled(settled)) => {
+            (Wait::Settle(objects, op) | Wait::Mark(objects, op), Reply::Settled(settled)) => {
                 self.report(node, settled.usage);
                 self.settled(node, &objects, &settled.lost);
                 self.confirmed(id, op);
@@ -449,9 +445,10 @@ impl Master {
             (Wait::Inspect(op, items), _) => self.inspected(op, &items, &[]),
             // A node that refuses what it must do is not to be trusted with the name.
             (Wait::Retire(holds, op), _) => self.unconfirmed(node, id, &holds, op),
-            (Wait::Settle(replicas), _) => {
+            (Wait::Settle(replicas, op), _) => {
                 let lost: Vec<_> = replicas.iter().map(|it| it.2).collect();
                 self.settled(node, &replicas, &lost);
+                self.confirmed(id, op);
             }
         }
     }

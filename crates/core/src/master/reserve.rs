@@ -328,7 +328,7 @@ impl Master {
         }
         for (node, abort) in by_node {
             let settle = Settle { commit: Vec::new(), abort };
-            self.ask(node, Request::Settle(settle), Wait::Settle(Vec::new()));
+            self.ask(node, Request::Settle(settle), Wait::Settle(Vec::new(), None));
         }
     }
 

@@ -203,6 +203,20 @@ impl Cluster {
         options: PutOptions,
         room: &[Reservation],
     ) -> CommitOutcome {
+        let id = self.send_commit(name, len, options, room);
+        match self.replies.remove(&id) {
+            Some(Reply::Committed(mut outcomes)) => outcomes.remove(0),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub(super) fn send_commit(
+        &mut self,
+        name: &str,
+        len: u64,
+        options: PutOptions,
+        room: &[Reservation],
+    ) -> RequestId {
         let home = room[0].location;
         let index = home.segment.0 as usize - 1;
         let others = room[1..].iter().map(|it| it.location).collect();
@@ -215,10 +229,7 @@ impl Cluster {
             index,
             node::Event::Request { conn: CLIENT, id, request: Request::Commit(Commit { items }) },
         );
-        match self.replies.remove(&id) {
-            Some(Reply::Committed(mut outcomes)) => outcomes.remove(0),
-            other => panic!("{other:?}"),
-        }
+        id
     }
 
     pub(super) fn put(&mut self, name: &str, len: u64, options: PutOptions) -> CommitOutcome {
@@ -584,4 +595,21 @@ fn a_lost_replica_is_forgotten_when_its_node_says_so() {
     assert_eq!(cluster.commit("a", 1, twice(), &room), CommitOutcome::Stored(generation(1)));
     let ResolveOutcome::Found(found) = cluster.resolve("a", false) else { panic!() };
     assert_eq!(found.replicas, [room[0].location]);
+}
+
+/// A writer that has its answer may leave at once, and takes with it what no node has recorded.
+#[test]
+fn a_put_is_answered_when_every_copy_is_recorded() {
+    let endings: [fn(&mut Cluster, usize); 3] =
+        [Cluster::let_go, Cluster::unlink, |cluster, _| cluster.wait(1_000)];
+    for ending in endings {
+        let mut cluster = Cluster::new(&[4 * UNIT, 4 * UNIT]);
+        let ReserveOutcome::Room(room) = cluster.reserve("a", UNIT, twice()) else { panic!("there is room") };
+        let other = room[1].location.segment.0 as usize - 1;
+        cluster.hold_up(other);
+        let id = cluster.send_commit("a", UNIT, twice(), &room);
+        assert!(!cluster.replies.contains_key(&id), "the other node has not recorded its copy");
+        ending(&mut cluster, other);
+        assert!(matches!(cluster.replies.get(&id), Some(Reply::Committed(_))), "{:?}", cluster.replies);
+    }
 }
