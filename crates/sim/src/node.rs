@@ -279,15 +279,14 @@ impl World {
         self.node_handles(node, CoreEvent::Mapped(id));
     }
 
-    /// Whether every copy that any living node holds is known to the master, or was declared lost by it.
+    /// Whether every copy that any living node holds, or is about to, is known to the master or was declared lost
+    /// by it.
     pub(crate) fn everything_is_known(&self) -> bool {
-        self.nodes.iter().filter(|it| it.core.is_some()).all(|it| {
-            self.oracle.knows(it.segment)
-                || self
-                    .memories
-                    .get(&it.segment)
-                    .is_some_and(|it| !it.slots().any(|(_, record)| record.state == SlotState::Committed))
-        })
+        let written = |it: &Memory| it.slots().any(|(_, it)| !matches!(it.state, SlotState::Reserved(_)));
+        self.nodes
+            .iter()
+            .filter(|it| it.core.is_some())
+            .all(|it| self.oracle.knows(it.segment) || !self.memories.get(&it.segment).is_some_and(written))
     }
 }
 

@@ -100,6 +100,15 @@ struct Deleting {
     force: bool,
 }
 
+/// Decisions that are not answered yet.
+#[derive(Debug)]
+struct Deciding {
+    segment: SegmentId,
+    items: Vec<DecideItem>,
+    /// Other things have happened since they were made.
+    late: bool,
+}
+
 /// What the event that the master handles now may be the reason for.
 #[derive(Debug, Default)]
 struct Cause {
@@ -128,7 +137,7 @@ pub(crate) struct Oracle {
     /// The newest generation of each name that was seen in this life of the master.
     pub(crate) newest: BTreeMap<Name, Generation>,
     deleting: BTreeMap<(ConnId, RequestId), Deleting>,
-    deciding: BTreeMap<(ConnId, RequestId), (SegmentId, Vec<DecideItem>)>,
+    deciding: BTreeMap<(ConnId, RequestId), Deciding>,
     cause: Cause,
     node_names: BTreeMap<String, SegmentId>,
     /// Nodes that the master has taken in, and has not lost since.
@@ -218,7 +227,8 @@ impl Oracle {
             (Request::Decide(Decide { items }), Speaker::Node(segment)) => {
                 let replacing = items.iter().filter(|it| it.item.options.on_exists == OnExists::Replace);
                 self.cause.names = replacing.filter_map(name_of).collect();
-                self.deciding.insert((conn, id), (segment, items.clone()));
+                let deciding = Deciding { segment, items: items.clone(), late: false };
+                self.deciding.insert((conn, id), deciding);
             }
             (Request::Announce(Announce { items, .. }), Speaker::Node(segment)) => {
                 self.cause.news = !self.knows(segment);
@@ -250,7 +260,8 @@ impl Oracle {
     pub(crate) fn heard(&mut self) {
         self.cause = Cause::default();
         let mut replaced = Vec::new();
-        for (segment, items) in self.deciding.values() {
+        for Deciding { segment, items, late } in self.deciding.values_mut() {
+            *late = true;
             let new = items.iter().filter(|it| !self.generation_of.contains_key(&(*segment, it.item.hold)));
             let new = new.filter(|it| it.item.options.on_exists == OnExists::Replace);
             replaced.extend(new.filter_map(name_of));
@@ -317,9 +328,14 @@ impl Oracle {
     ) {
         match reply {
             Reply::Decided(outcomes) => {
-                let Some((segment, items)) = self.deciding.remove(&to) else { return };
-                for (item, outcome) in items.iter().zip(outcomes) {
-                    self.decided(segment, item, outcome);
+                let Some(deciding) = self.deciding.remove(&to) else { return };
+                let before = self.newest.clone();
+                for (item, outcome) in deciding.items.iter().zip(outcomes) {
+                    self.decided(deciding.segment, item, outcome);
+                }
+                // What was decided long ago may have been taken away, and something older brought back, since.
+                if deciding.late {
+                    self.newest = before;
                 }
             }
             Reply::Deleted(outcomes) => {

@@ -235,9 +235,11 @@ impl World {
             }
             None => core.end_send(transfer.hold),
         };
-        match (stands, transfer.done < transfer.total()) {
+        let (more, wanted) = (transfer.done < transfer.total(), !transfer.client_done && !transfer.broken);
+        self.drain_node(node);
+        match (stands, more) {
             (false, _) => self.end_socket(node, id, Ended::Stale),
-            (true, true) if transfer.client_done || transfer.broken => self.close_data(node, id),
+            (true, true) if !wanted => self.close_data(node, id),
             (true, true) => self.node_at(travel, node, NodeEvent::Chunk(id)),
             (true, false) => {
                 self.validated(id);
