@@ -81,14 +81,7 @@ impl Master {
                 replicas.push((node, location.hold()));
             }
         }
-        // A node that is joining may announce before it hears of this.
-        for (node, hold) in &replicas {
-            if let Some(member) = self.members.get_mut(*node)
-                && member.standing == Standing::Joining
-            {
-                member.told.insert(*hold);
-            }
-        }
+        self.expect(home, item.hold);
         for &(node, hold) in &replicas {
             self.room.end_grant(node, hold);
         }
@@ -157,11 +150,21 @@ impl Master {
             }
             self.room.note_change();
             for (node, record) in records {
+                self.expect(node, record.hold);
                 let entry = others.entry(node).or_default();
                 entry.1.push((index, generation, record.hold));
                 entry.0.commit.push(record);
             }
         }
         (outcome(generation), old)
+    }
+
+    /// A node that is joining may announce before it hears that it has this.
+    fn expect(&mut self, node: NodeIndex, hold: Hold) {
+        if let Some(member) = self.members.get_mut(node)
+            && member.standing == Standing::Joining
+        {
+            member.told.insert(hold);
+        }
     }
 }
