@@ -1,7 +1,7 @@
 //! What can go wrong, one variant per thing that a caller would handle differently.
 
 use tiffin_core::message::{Quota, Reason, Refusal, Usage};
-use tiffin_core::{Key, KeyError};
+use tiffin_core::{Generation, Key, KeyError};
 use tiffin_rpc::{AddressError, CallError};
 
 /// Why a call, or one item of it, did not do what was asked. [`Self::hint`] says what may help.
@@ -38,12 +38,12 @@ pub enum Error {
         /// What the namespace holds and may hold.
         quota: Quota,
     },
-    /// The buffer is smaller than the object. Nothing was written into it.
-    #[error("`{key}` has {len} bytes, more than the buffer holds")]
+    /// The buffer is smaller than the object, or than what is wanted of it. Nothing was written into it.
+    #[error("`{key}` has {len} bytes to be read, more than the buffer holds")]
     TooSmall {
         /// The object.
         key: Key,
-        /// How many bytes it has.
+        /// How many bytes there are.
         len: u64,
     },
     /// The deadline came first. What was asked may or may not have been done.
@@ -72,9 +72,9 @@ pub enum Error {
         /// The object.
         key: Key,
     },
-    /// The objects cannot be found any more, but these nodes could not confirm that they let go of their
-    /// copies. They must before they are used again.
-    #[error("removed, but not confirmed by: {}", list(.nodes))]
+    /// It is as asked, but these nodes could not confirm it: that they let go of their copies, or that they have
+    /// a pin or an acknowledgement in writing. They must before they are used again.
+    #[error("done, but not confirmed by: {}", list(.nodes))]
     Unconfirmed {
         /// The names of the nodes.
         nodes: Vec<String>,
@@ -84,6 +84,58 @@ pub enum Error {
     Contended {
         /// The object.
         key: Key,
+    },
+    /// The object is shorter than the range that was asked for. Nothing was read.
+    #[error("`{key}` has {len} bytes: {start}..{end} is not inside")]
+    OutOfRange {
+        /// The object.
+        key: Key,
+        /// How many bytes it has.
+        len: u64,
+        /// The first byte that was wanted.
+        start: u64,
+        /// The first byte that was not wanted any more.
+        end: u64,
+    },
+    /// A sample of that name exists, and was not to be replaced.
+    #[error("`{key}` exists as generation {generation} and was not replaced")]
+    Exists {
+        /// Its name.
+        key: Key,
+        /// Which put of the key it is.
+        generation: Generation,
+    },
+    /// The sample was replaced: refs of the older generation lead nowhere any more.
+    #[error("`{key}` was replaced, and is generation {generation} now")]
+    Superseded {
+        /// The sample.
+        key: Key,
+        /// Which put of the key is there now.
+        generation: Generation,
+    },
+    /// The group has consumed the sample.
+    #[error("`{key}` was consumed by `{group}` already")]
+    Consumed {
+        /// The sample.
+        key: Key,
+        /// The group that asked.
+        group: String,
+    },
+    /// The object is no sample, or its bytes are not.
+    #[error("`{key}` is no sample: {why}")]
+    NotASample {
+        /// The object.
+        key: Key,
+        /// What is wrong.
+        why: String,
+    },
+    /// The group is none of those that the sample is for.
+    #[error("`{key}` is not for the consumer group `{group}`")]
+    WrongGroup {
+        /// The sample.
+        key: Key,
+        /// The group that asked.
+        group: String,
     },
     /// The request makes no sense.
     #[error("{what}")]
@@ -119,7 +171,7 @@ impl Error {
     pub fn hint(&self) -> Option<&'static str> {
         Some(match self {
             Self::NotFound { .. } => return None,
-            Self::Full { .. } => "delete what is not needed any more, unpin, or add a node",
+            Self::Full { .. } => "delete what is not needed any more, unpin, add a node, or let the put wait",
             Self::OverQuota { .. } => {
                 "delete or unpin what the namespace no longer needs, or raise its quota"
             }
@@ -135,9 +187,15 @@ impl Error {
             }
             Self::Leased { .. } => "try again when the lease has ended, or force it",
             Self::Unconfirmed { .. } => {
-                "no new lookup finds them; delete again to learn when it is confirmed"
+                "nobody sees it otherwise any more; ask again to learn when it is confirmed"
             }
             Self::Contended { .. } => "try again, or let the writers use a key of their own for each version",
+            Self::OutOfRange { .. } => "ask for the object's length first",
+            Self::Exists { .. } => "use a new id, or replace the old sample",
+            Self::Superseded { .. } => "ask the producer for the ref of the new generation",
+            Self::Consumed { .. } => "each group consumes a sample once; read it before it is acknowledged",
+            Self::NotASample { .. } => "read it with a get, or put it as a sample",
+            Self::WrongGroup { .. } => "name the group in the sample's consumption when it is put",
             Self::Invalid { .. } => return None,
             Self::Unauthenticated { .. } => "give the token that the server was started with",
             Self::Refused { reason: Reason::Version, .. } => "run the same release on both sides",
@@ -164,6 +222,12 @@ impl Error {
             Self::Refused { reason, .. } => matches!(reason, Reason::Busy | Reason::Closing),
             Self::NotFound { .. }
             | Self::TooSmall { .. }
+            | Self::OutOfRange { .. }
+            | Self::Exists { .. }
+            | Self::Superseded { .. }
+            | Self::Consumed { .. }
+            | Self::NotASample { .. }
+            | Self::WrongGroup { .. }
             | Self::Invalid { .. }
             | Self::Unauthenticated { .. }
             | Self::Closed
@@ -173,6 +237,10 @@ impl Error {
 
     pub(crate) fn timeout(what: &str) -> Self {
         Self::Timeout { what: format!("{what} did not end before its deadline") }
+    }
+
+    pub(crate) fn misfit() -> Self {
+        Self::Unreachable { what: "the answer of the master does not fit the question".to_owned() }
     }
 
     pub(crate) fn invalid(what: impl ToString) -> Self {

@@ -5,6 +5,7 @@
 //! handing it to another thread would cost more than it saves for most objects.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Weak;
 
 use tiffin_core::message::Reply;
@@ -23,6 +24,12 @@ pub trait Landing<'a>: Sync {
     /// Memory of exactly that size for that item; `None` if there is less. Asked again where the object was
     /// replaced meanwhile: what was given before is then not needed any more.
     fn land(&self, item: usize, len: u64) -> Option<Vec<TargetBuf<'a>>>;
+
+    /// The part of the object that is wanted, instead of the whole.
+    fn range(&self, item: usize) -> Option<Range<u64>> {
+        let _whole = item;
+        None
+    }
 }
 
 /// The memory of callers.
@@ -85,10 +92,9 @@ async fn drive_piece<'a>(
                 Need::Call { id, request, .. } => {
                     running.push(async move { Done::Called(id, inner.ask(&request, deadline).await) });
                 }
-                Need::Read { id, item, location, len } => match landing.land(first + item, len) {
-                    Some(targets) => {
-                        reads.entry(location.segment).or_default().push((id, op(location, targets)));
-                    }
+                Need::Read { id, item, location, len } => match op(landing, first + item, location, len) {
+                    Some(op) => reads.entry(location.segment).or_default().push((id, op)),
+                    // The memory does not fit the object, or the object does not have what is wanted.
                     None => session.read(id, ReadResult::TooSmall),
                 },
                 Need::Write { .. } => {}
@@ -112,8 +118,12 @@ async fn drive_piece<'a>(
     }
     drop(running);
     let is_late = is_late || deadline.has_passed();
-    let outcomes = session.into_outcomes().into_iter().zip(keys);
-    outcomes.map(|(outcome, key)| answer(outcome, key, &failures, is_late)).collect()
+    let outcomes = session.into_outcomes().into_iter().zip(keys).enumerate();
+    let answers = outcomes.map(|(item, (outcome, key))| {
+        let range = landing.range(first + item);
+        answer(outcome, key, range, &failures, is_late)
+    });
+    answers.collect()
 }
 
 /// The nearest copy is read first.
@@ -122,8 +132,12 @@ fn distance(inner: &Inner) -> tiffin_core::session::Distance {
     Box::new(move |info| Weak::upgrade(&me).map_or(u8::MAX, |inner| inner.distance(info.segment)))
 }
 
-fn op<'a>(location: Location, targets: Vec<TargetBuf<'a>>) -> ReadOp<'a> {
-    ReadOp { slot: location.slot.0, stamp: location.stamp.0, offset: 0, targets }
+/// The read of what is wanted of an object of `len` bytes, if it has that and there is memory for it.
+fn op<'a>(landing: &impl Landing<'a>, item: usize, location: Location, len: u64) -> Option<ReadOp<'a>> {
+    let range = landing.range(item).unwrap_or(0..len);
+    let wanted = range.end.checked_sub(range.start).filter(|_| range.end <= len)?;
+    let targets = landing.land(item, wanted)?;
+    Some(ReadOp { slot: location.slot.0, stamp: location.stamp.0, offset: range.start, targets })
 }
 
 /// Reads all that lies on one node.
@@ -149,12 +163,27 @@ async fn read<'a>(
     Done::Read(ids.into_iter().zip(results).collect())
 }
 
-fn answer(outcome: GetOutcome, key: &Key, failures: &[Error], is_late: bool) -> Result<Fetched, Error> {
+fn answer(
+    outcome: GetOutcome,
+    key: &Key,
+    range: Option<Range<u64>>,
+    failures: &[Error],
+    is_late: bool,
+) -> Result<Fetched, Error> {
     let key = || key.clone();
     match outcome {
-        GetOutcome::Read(found) => Ok(Fetched { generation: found.generation, len: found.len }),
+        GetOutcome::Read(found) => {
+            let len = range.map_or(found.len, |it| it.end - it.start);
+            Ok(Fetched { generation: found.generation, len })
+        }
         GetOutcome::Absent => Err(Error::NotFound { key: key() }),
-        GetOutcome::TooSmall(len) => Err(Error::TooSmall { key: key(), len }),
+        GetOutcome::TooSmall(len) => Err(match range {
+            None => Error::TooSmall { key: key(), len },
+            Some(Range { start, end }) if start > end || end > len => {
+                Error::OutOfRange { key: key(), len, start, end }
+            }
+            Some(Range { start, end }) => Error::TooSmall { key: key(), len: end - start },
+        }),
         // A read that the deadline cut off says nothing about its node.
         GetOutcome::Unavailable(_) if is_late => Err(Error::timeout("the get")),
         GetOutcome::Unavailable(nodes) => Err(Error::NodeDown { key: key(), nodes }),
@@ -165,14 +194,23 @@ fn answer(outcome: GetOutcome, key: &Key, failures: &[Error], is_late: bool) -> 
 }
 
 impl<'a> Landing<'a> for Given<'_, 'a> {
-    fn land(&self, item: usize, len: u64) -> Option<Vec<TargetBuf<'a>>> {
-        let mut left = usize::try_from(len).ok()?;
-        let mut targets = Vec::new();
-        for target in &self.0.get(item)?.targets {
-            let (taken, _) = target.split_at(left);
-            left -= taken.len();
-            targets.push(taken);
-        }
-        (left == 0).then_some(targets)
+    fn range(&self, item: usize) -> Option<Range<u64>> {
+        self.0.get(item)?.range.clone()
     }
+
+    fn land(&self, item: usize, len: u64) -> Option<Vec<TargetBuf<'a>>> {
+        fit(&self.0.get(item)?.targets, len)
+    }
+}
+
+/// The first `len` bytes of these buffers; `None` if they have fewer.
+pub(crate) fn fit<'a>(targets: &[TargetBuf<'a>], len: u64) -> Option<Vec<TargetBuf<'a>>> {
+    let mut left = usize::try_from(len).ok()?;
+    let mut fitting = Vec::new();
+    for target in targets {
+        let (taken, _) = target.split_at(left);
+        left -= taken.len();
+        fitting.push(taken);
+    }
+    (left == 0).then_some(fitting)
 }

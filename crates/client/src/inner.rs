@@ -10,7 +10,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use tiffin_core::message::{Hello, NodeInfo, Reply, Request, ReserveOutcome, Reserved, Role};
+use tiffin_core::message::{
+    self, Hello, LeaseOutcome, Leased, NodeInfo, Release, Reply, Request, ReserveOutcome, Reserved, Role,
+};
 use tiffin_core::session::CallFailure;
 use tiffin_core::{ClientId, Location, SegmentId};
 use tiffin_rpc::{Address, CallError, Connection};
@@ -30,11 +32,15 @@ use crate::{ConnectOptions, Deadline, Error, Route, host};
 const NODE_REST: Duration = Duration::from_millis(500);
 /// How long a node may take to hear what is reserved there.
 const KEEP_TIME_MAX: Duration = Duration::from_secs(2);
+/// How long a put may wait for the moment to say that: longer than it takes, unless somebody waits for room.
+const GATE_TIME_MAX: Duration = Duration::from_secs(3);
 /// How long the last words of a client that is dropped may take.
 const GOODBYE_TIME_MAX: Duration = Duration::from_secs(2);
 
 /// A connection to the master.
 pub(crate) struct Master {
+    /// Which life of the master.
+    pub(crate) epoch: u64,
     pub(crate) connection: Connection,
     pub(crate) heartbeat: Duration,
 }
@@ -152,7 +158,15 @@ impl Inner {
         let reply = match master.connection.call(request, deadline.instant()).await {
             // The master may have gone away and come back unnoticed. Asking a question twice is harmless.
             Err(CallError::Lost { .. })
-                if matches!(request, Request::Resolve(_) | Request::List(_) | Request::Stat) =>
+                if matches!(
+                    request,
+                    Request::Resolve(_)
+                        | Request::List(_)
+                        | Request::Stat
+                        | Request::Why(_)
+                        | Request::Pin(_)
+                        | Request::SetPolicy(_)
+                ) =>
             {
                 let master = self.master(deadline).await?;
                 master.connection.call(request, deadline.instant()).await?
@@ -165,6 +179,45 @@ impl Inner {
         Ok(reply)
     }
 
+    /// Asks the master for leases, and says which life of it gave them. An answer that nobody waits for any more
+    /// is undone when it comes.
+    pub(crate) async fn ask_leases(
+        &self,
+        lease: message::Lease,
+        deadline: Deadline,
+    ) -> Result<(u64, Leased), Error> {
+        let master = self.master(deadline).await?;
+        let (epoch, chores) = (master.epoch, self.chores.clone());
+        let late = move |reply| {
+            if let Reply::Leased(leased) = reply {
+                leases(&leased).for_each(|lease| _ = chores.send(Chore::Release { epoch, lease }));
+            }
+        };
+        match master.connection.call_or(&Request::Lease(lease), deadline.instant(), late).await? {
+            Reply::Leased(leased) => {
+                self.learn(&leased.nodes);
+                Ok((epoch, leased))
+            }
+            _ => Err(Error::misfit()),
+        }
+    }
+
+    /// Ends leases that a life of the master gave. Another life does not know them, and its own have the same
+    /// numbers.
+    pub(crate) async fn end_leases(
+        &self,
+        epoch: u64,
+        leases: Vec<u64>,
+        deadline: Deadline,
+    ) -> Result<(), Error> {
+        let master = self.master(deadline).await?;
+        if master.epoch != epoch {
+            return Ok(());
+        }
+        master.connection.call(&Request::Release(Release { leases }), deadline.instant()).await?;
+        Ok(())
+    }
+
     /// Asks the master for room. What it gives is in `held` before anything else can happen.
     pub(crate) async fn reserve(
         &self,
@@ -174,6 +227,7 @@ impl Inner {
     ) -> Result<Reply, Error> {
         let late = || Error::timeout("waiting to reserve");
         let (mut is_told, mut is_second) = (false, false);
+        let mut request = request.clone();
         loop {
             let gate = timeout_at(deadline.instant(), self.reservations.gate.read());
             let gate = gate.await.map_err(|_| late())?;
@@ -181,16 +235,21 @@ impl Inner {
             let master = self.master(deadline).await?;
             if !is_told && !self.owed().is_empty() {
                 drop(gate);
-                timeout_at(deadline.instant(), self.keep()).await.map_err(|_| late())?;
+                // Puts that wait for room hold the gate for long; what is owed is then said another time.
+                let patience = deadline.instant().min(Instant::now() + GATE_TIME_MAX);
+                let _unsaid = timeout_at(patience, self.keep()).await;
                 // Once is enough: a node that does not listen must not stop all puts.
                 is_told = true;
                 continue;
+            }
+            if let Request::Reserve(reserve) = &mut request {
+                reserve.wait_ms = reserve.wait_ms.min(deadline.wait_ms());
             }
             let chores = self.chores.clone();
             let abort = move |reply| {
                 let _gone = chores.send(Chore::Late(reply));
             };
-            let reply = match master.connection.call_or(request, deadline.instant(), abort).await {
+            let reply = match master.connection.call_or(&request, deadline.instant(), abort).await {
                 // The master may have gone away and come back unnoticed. If it had found room already, the
                 // nodes hear that we do not know of it.
                 Err(CallError::Lost { .. }) if !is_second => {
@@ -239,6 +298,12 @@ impl Inner {
     /// The way to a node as it is or last was.
     pub(crate) fn last_route(&self, segment: SegmentId) -> Option<Arc<OpenRoute>> {
         self.nodes().get(&segment)?.link.last()
+    }
+
+    /// What people call a node.
+    pub(crate) fn node_name(&self, segment: SegmentId) -> String {
+        let known = self.nodes().get(&segment).map(|node| node.info.name.clone());
+        known.unwrap_or_else(|| segment.to_string())
     }
 
     /// Remembers nodes. One whose addresses have changed is reached at the new ones next time.
@@ -387,7 +452,11 @@ impl Inner {
                 let met = nodes.iter().filter(|(_, node)| node.link.last().is_some());
                 inner.reservations.owe(met.map(|(segment, _)| *segment));
             }
-            Ok(Master { connection, heartbeat: Duration::from_millis(welcome.heartbeat_ms) })
+            Ok(Master {
+                epoch: welcome.epoch,
+                connection,
+                heartbeat: Duration::from_millis(welcome.heartbeat_ms),
+            })
         };
         self.master.get(&self.runtime, deadline, open).await
     }
@@ -431,6 +500,14 @@ pub(crate) fn locations(reserved: &Reserved) -> impl Iterator<Item = Location> +
         _ => None,
     });
     rooms.flatten().map(|it| it.location)
+}
+
+/// Every lease of an answer.
+pub(crate) fn leases(leased: &Leased) -> impl Iterator<Item = u64> + '_ {
+    leased.items.iter().filter_map(|it| match it {
+        LeaseOutcome::Leased(granted) => Some(granted.lease),
+        _ => None,
+    })
 }
 
 /// What a session is told of a call that failed.

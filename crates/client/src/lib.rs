@@ -44,13 +44,18 @@ mod embedded;
 mod error;
 mod get;
 mod inner;
+mod lease;
+mod lifetimes;
 mod link;
+mod located;
+mod manifest;
 mod names;
 mod options;
 mod put;
 mod reservations;
 mod route;
 mod running;
+mod sample;
 mod tend;
 mod types;
 mod view;
@@ -60,14 +65,21 @@ use std::sync::Arc;
 pub use embedded::{Embedded, EmbeddedError};
 pub use error::Error;
 pub use get::Landing;
-pub use options::{ConnectOptions, Deadline, DeleteOptions, GetOptions, ResolveOptions};
+pub use lease::{Acked, Lease, LeaseRead};
+pub use manifest::{
+    DIMENSIONS_MAX, Dtype, METADATA_BYTES_MAX, Manifest, NAME_BYTES_MAX, TENSOR_ALIGN, TENSORS_MAX, Tensor,
+    UnknownDtype,
+};
+pub use options::{ConnectOptions, Deadline, DeleteOptions, GetOptions, Patience, ResolveOptions};
+pub use sample::{SamplePut, SampleRef, TensorRef};
+pub use tiffin_core::marks::Consumption;
 pub use tiffin_core::message::{
-    DeletedMatching, ListItem, Listed, NamespaceStat, NodeInfo, NodeStat, OnExists, Pattern, PutOptions,
-    Stat, Usage,
+    Cause, DeletedMatching, Found, Gone, Here, List, ListItem, Listed, NamespaceStat, NodeInfo, NodeStat,
+    OnExists, Pattern, Policy, PutOptions, Quota, Stat, Usage, Why,
 };
 pub use tiffin_core::{ClientId, Generation, Key, KeyError, Location, SegmentId};
 pub use tiffin_transport::{Counters, SourceBuf, TargetBuf};
-pub use types::{Effect, Fetched, GetInto, Info, Object, Put, Replica, Route, Stored, Way};
+pub use types::{Effect, Fetched, GetInto, Info, Object, Put, Replica, Route, Stored, Watermark, Way};
 pub use view::View;
 
 use tiffin_server::host;
@@ -94,9 +106,22 @@ impl Client {
     ///
     /// A put that fails with [`Error::Timeout`] or [`Error::Unreachable`] may have stored its object all
     /// the same. Dropping the future is safe: what was reserved is given back.
+    /// If there is no room it fails at once; [`Self::put_with`] can wait for it.
     pub async fn put(&self, puts: &[Put<'_>], deadline: Deadline) -> Vec<Result<Stored, Error>> {
+        self.put_with(puts, Patience::Never, deadline).await
+    }
+
+    /// Stores objects as [`Self::put`] does, and waits for room if it may.
+    ///
+    /// What still finds none at the deadline fails with [`Error::Full`] or [`Error::OverQuota`], in time.
+    pub async fn put_with(
+        &self,
+        puts: &[Put<'_>],
+        patience: Patience,
+        deadline: Deadline,
+    ) -> Vec<Result<Stored, Error>> {
         match self.inner.enter(deadline) {
-            Ok(_busy) => put::put(&self.inner, puts, deadline).await,
+            Ok(_busy) => put::put(&self.inner, puts, patience, deadline).await,
             Err(error) => batch::all(puts.len(), &error),
         }
     }
@@ -199,7 +224,18 @@ impl Client {
     /// It is no snapshot: what is put or deleted meanwhile may or may not be named.
     pub async fn list(&self, pattern: Pattern, deadline: Deadline) -> Result<Vec<ListItem>, Error> {
         let _busy = self.inner.enter(deadline)?;
-        names::list(&self.inner, pattern, deadline).await
+        names::list(&self.inner, pattern, None, deadline).await
+    }
+
+    /// Names all objects that match and that this owner pins, in the order of their keys.
+    pub async fn list_pinned(
+        &self,
+        pattern: Pattern,
+        owner: &str,
+        deadline: Deadline,
+    ) -> Result<Vec<ListItem>, Error> {
+        let _busy = self.inner.enter(deadline)?;
+        names::list(&self.inner, pattern, Some(owner), deadline).await
     }
 
     /// Names some of the objects that match, in no useful order: at most `limit` from where the page before
@@ -212,13 +248,122 @@ impl Client {
         deadline: Deadline,
     ) -> Result<Listed, Error> {
         let _busy = self.inner.enter(deadline)?;
-        names::page(&self.inner, pattern, cursor, limit, deadline).await
+        let list = List { pattern, pinned_by: None, cursor, limit };
+        names::page(&self.inner, list, deadline).await
     }
 
     /// Describes the cluster, as the master sees it.
     pub async fn stat(&self, deadline: Deadline) -> Result<Stat, Error> {
         let _busy = self.inner.enter(deadline)?;
         names::stat(&self.inner, deadline).await
+    }
+
+    /// Protects objects from eviction, on behalf of an owner. A pin that is there already is as good.
+    ///
+    /// After `Ok` the pin is in writing on the nodes, and outlives the master. It ends with [`Self::unpin`],
+    /// [`Self::drop_pins`], or the object; pinned objects can be deleted.
+    pub async fn pin(&self, keys: &[Key], owner: &str, deadline: Deadline) -> Vec<Result<(), Error>> {
+        match self.inner.enter(deadline) {
+            Ok(_busy) => lifetimes::pin(&self.inner, keys, owner, true, deadline).await,
+            Err(error) => batch::all(keys.len(), &error),
+        }
+    }
+
+    /// Ends an owner's pins of these objects, which stay where they are. Where there is none, none is needed.
+    pub async fn unpin(&self, keys: &[Key], owner: &str, deadline: Deadline) -> Vec<Result<(), Error>> {
+        match self.inner.enter(deadline) {
+            Ok(_busy) => lifetimes::pin(&self.inner, keys, owner, false, deadline).await,
+            Err(error) => batch::all(keys.len(), &error),
+        }
+    }
+
+    /// Ends all pins of an owner, and says how many there were and which nodes could not confirm.
+    pub async fn drop_pins(&self, owner: &str, deadline: Deadline) -> Result<DeletedMatching, Error> {
+        let _busy = self.inner.enter(deadline)?;
+        lifetimes::drop_pins(&self.inner, owner, deadline).await
+    }
+
+    /// Limits this client's namespace, in place of the limits that it had. What it holds already stays.
+    pub async fn set_policy(&self, policy: Policy, deadline: Deadline) -> Result<(), Error> {
+        let _busy = self.inner.enter(deadline)?;
+        lifetimes::set_policy(&self.inner, policy, deadline).await
+    }
+
+    /// Waits until the namespace has filled or emptied so far, and says how it is then. The master wakes it: nobody
+    /// polls. [`Error::Timeout`] if the deadline comes first.
+    pub async fn wait_usage(&self, until: Watermark, deadline: Deadline) -> Result<NamespaceStat, Error> {
+        let _busy = self.inner.enter(deadline)?;
+        lifetimes::wait_usage(&self.inner, until, deadline).await
+    }
+
+    /// Why objects are still here, or what took them away.
+    pub async fn why(&self, keys: &[Key], deadline: Deadline) -> Vec<Result<Why, Error>> {
+        match self.inner.enter(deadline) {
+            Ok(_busy) => lifetimes::why(&self.inner, keys, deadline).await,
+            Err(error) => batch::all(keys.len(), &error),
+        }
+    }
+
+    /// Stores samples: each is visible as a whole, or not at all.
+    ///
+    /// A sample whose id exists takes its place, or fails with [`Error::Exists`], as its options say.
+    pub async fn put_samples(
+        &self,
+        samples: &[SamplePut<'_>],
+        patience: Patience,
+        deadline: Deadline,
+    ) -> Vec<Result<SampleRef, Error>> {
+        match self.inner.enter(deadline) {
+            Ok(_busy) => sample::put_samples(&self.inner, samples, patience, deadline).await,
+            Err(error) => batch::all(samples.len(), &error),
+        }
+    }
+
+    /// Leases samples on behalf of a consumer group, and reads what they are made of. Where a generation is given,
+    /// another one is [`Error::Superseded`].
+    pub async fn lease(
+        &self,
+        samples: &[(Key, Option<Generation>)],
+        group: &str,
+        deadline: Deadline,
+    ) -> Vec<Result<Lease, Error>> {
+        match self.inner.enter(deadline) {
+            Ok(_busy) => lease::lease(&self.inner, samples, group, deadline).await,
+            Err(error) => batch::all(samples.len(), &error),
+        }
+    }
+
+    /// Reads tensors of leased samples into the caller's memory: of each sample all that is asked for, or an error.
+    /// The leases are this client's.
+    pub async fn read_leased(
+        &self,
+        reads: &[LeaseRead<'_, '_>],
+        deadline: Deadline,
+    ) -> Vec<Result<(), Error>> {
+        match self.inner.enter(deadline) {
+            Ok(_busy) => lease::read(&self.inner, reads, deadline).await,
+            Err(error) => batch::all(reads.len(), &error),
+        }
+    }
+
+    /// Ends leases of this client without consuming the samples. Those that have ended already are none the worse.
+    pub async fn release(&self, leases: &[&Lease], deadline: Deadline) -> Result<(), Error> {
+        let _busy = self.inner.enter(deadline)?;
+        lease::release(&self.inner, leases, deadline).await
+    }
+
+    /// Says that a consumer group is done with samples; no lease is needed for that. What everybody has consumed is
+    /// gone when this returns, and its room can be used by the next call of anybody.
+    pub async fn ack(
+        &self,
+        samples: &[(Key, Generation)],
+        group: &str,
+        deadline: Deadline,
+    ) -> Vec<Result<Acked, Error>> {
+        match self.inner.enter(deadline) {
+            Ok(_busy) => lease::ack(&self.inner, samples, group, deadline).await,
+            Err(error) => batch::all(samples.len(), &error),
+        }
     }
 
     /// Finds the way to nodes before it is needed, and says how each of them is reached.
@@ -284,6 +429,7 @@ mod tests {
         check::<Object>();
         check::<Error>();
         check::<Embedded>();
+        check::<Lease>();
     }
 
     #[test]

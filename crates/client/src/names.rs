@@ -38,7 +38,7 @@ pub(crate) async fn resolve(
                     ResolveOutcome::Unavailable(nodes) => Err(Error::NodeDown { key: key.clone(), nodes }),
                 }));
             }
-            Ok(_) => results.extend(batch::all(keys.len(), &misfit())),
+            Ok(_) => results.extend(batch::all(keys.len(), &Error::misfit())),
             Err(error) => results.extend(batch::all(keys.len(), &error)),
         }
     }
@@ -65,7 +65,7 @@ pub(crate) async fn delete(
                     DeleteOutcome::Unconfirmed(nodes) => Err(Error::Unconfirmed { nodes }),
                 }));
             }
-            Ok(_) => results.extend(batch::all(keys.len(), &misfit())),
+            Ok(_) => results.extend(batch::all(keys.len(), &Error::misfit())),
             Err(error) => results.extend(batch::all(keys.len(), &error)),
         }
     }
@@ -81,19 +81,22 @@ pub(crate) async fn delete_matching(
     let delete = DeleteMatching { pattern, force: options.force, wait_ms: wait_ms(deadline) };
     match inner.ask(&Request::DeleteMatching(delete), deadline).await? {
         Reply::DeletedMatching(deleted) => Ok(deleted),
-        _ => Err(misfit()),
+        _ => Err(Error::misfit()),
     }
 }
 
 pub(crate) async fn list(
     inner: &Inner,
     pattern: Pattern,
+    pinned_by: Option<&str>,
     deadline: Deadline,
 ) -> Result<Vec<ListItem>, Error> {
     let mut items = Vec::new();
     let mut cursor = 0;
     loop {
-        let page = page(inner, pattern.clone(), cursor, PAGE_ITEMS, deadline).await?;
+        let pinned_by = pinned_by.map(str::to_owned);
+        let list = List { pattern: pattern.clone(), pinned_by, cursor, limit: PAGE_ITEMS };
+        let page = page(inner, list, deadline).await?;
         items.extend(page.items);
         cursor = page.cursor;
         if cursor == 0 {
@@ -106,23 +109,17 @@ pub(crate) async fn list(
     Ok(items)
 }
 
-pub(crate) async fn page(
-    inner: &Inner,
-    pattern: Pattern,
-    cursor: u64,
-    limit: u32,
-    deadline: Deadline,
-) -> Result<Listed, Error> {
-    match inner.ask(&Request::List(List { pattern, pinned_by: None, cursor, limit }), deadline).await? {
+pub(crate) async fn page(inner: &Inner, list: List, deadline: Deadline) -> Result<Listed, Error> {
+    match inner.ask(&Request::List(list), deadline).await? {
         Reply::Listed(listed) => Ok(listed),
-        _ => Err(misfit()),
+        _ => Err(Error::misfit()),
     }
 }
 
 pub(crate) async fn stat(inner: &Inner, deadline: Deadline) -> Result<Stat, Error> {
     match inner.ask(&Request::Stat, deadline).await? {
         Reply::Stat(stat) => Ok(stat),
-        _ => Err(misfit()),
+        _ => Err(Error::misfit()),
     }
 }
 
@@ -142,11 +139,7 @@ fn info(found: Found, nodes: &BTreeMap<SegmentId, NodeInfo>) -> Info {
 }
 
 /// How long the master may wait for nodes, so that its answer still comes in time.
-fn wait_ms(deadline: Deadline) -> u64 {
+pub(crate) fn wait_ms(deadline: Deadline) -> u64 {
     let wait = deadline.remaining().mul_f64(0.75).min(WAIT_MAX);
     u64::try_from(wait.as_millis()).unwrap_or(u64::MAX)
-}
-
-fn misfit() -> Error {
-    Error::Unreachable { what: "the answer of the master does not fit the question".to_owned() }
 }

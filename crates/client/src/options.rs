@@ -10,6 +10,8 @@ use tokio::time::Instant;
 
 /// How long connecting may take, unless told otherwise.
 const CONNECT_TIME: Duration = Duration::from_secs(5);
+/// What is left of a deadline for an answer to arrive in, if there is that much.
+const ANSWER_TIME: Duration = Duration::from_millis(500);
 /// What stands for "never": about thirty years. An instant much further on cannot be represented everywhere.
 const NEVER: Duration = Duration::from_secs(86_400 * 365 * 30);
 
@@ -46,6 +48,13 @@ impl Deadline {
     #[must_use]
     pub fn remaining(self) -> Duration {
         self.0.saturating_duration_since(Instant::now())
+    }
+
+    /// How long the other side may wait for something to happen, so that its answer still comes in time.
+    pub(crate) fn wait_ms(self) -> u64 {
+        let remaining = self.remaining();
+        let wait = remaining.saturating_sub(ANSWER_TIME.min(remaining / 4));
+        u64::try_from(wait.as_millis()).unwrap_or(u64::MAX)
     }
 }
 
@@ -124,6 +133,17 @@ pub struct ResolveOptions {
     pub lease: bool,
     /// Wants to know where the copies lie: fills [`Info::replicas`](crate::Info::replicas).
     pub locate: bool,
+}
+
+/// What a put does that finds no room.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Patience {
+    /// It fails at once.
+    #[default]
+    Never,
+    /// It waits in line, first come first served within its namespace, and is woken by what makes room. At the
+    /// deadline it fails in the same way: with how full the store or the namespace is.
+    UntilDeadline,
 }
 
 /// How to delete.

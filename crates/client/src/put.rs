@@ -11,7 +11,7 @@ use tokio::time::timeout_at;
 use crate::inner::{Inner, call_failure};
 use crate::reservations::Held;
 use crate::running::Running;
-use crate::{Deadline, Effect, Error, Put, Stored, batch};
+use crate::{Deadline, Effect, Error, Patience, Put, Stored, batch};
 
 /// What was carried out.
 enum Done {
@@ -29,17 +29,28 @@ struct Written {
 /// A write that waits for the others to the same node.
 type Writes = BTreeMap<SegmentId, Vec<(NeedId, usize, Reservation)>>;
 
-pub(crate) async fn put(inner: &Inner, puts: &[Put<'_>], deadline: Deadline) -> Vec<Result<Stored, Error>> {
+pub(crate) async fn put(
+    inner: &Inner,
+    puts: &[Put<'_>],
+    patience: Patience,
+    deadline: Deadline,
+) -> Vec<Result<Stored, Error>> {
     let mut outcomes = Vec::with_capacity(puts.len());
     for piece in batch::pieces(puts.iter().map(|put| &put.key)) {
         let puts = puts.get(piece).unwrap_or_default();
-        outcomes.extend(drive(inner, puts, deadline).await);
+        outcomes.extend(drive(inner, puts, patience, deadline).await);
     }
     outcomes
 }
 
-async fn drive(inner: &Inner, puts: &[Put<'_>], deadline: Deadline) -> Vec<Result<Stored, Error>> {
-    let mut session = Session::new(puts.iter().map(request).collect());
+async fn drive(
+    inner: &Inner,
+    puts: &[Put<'_>],
+    patience: Patience,
+    deadline: Deadline,
+) -> Vec<Result<Stored, Error>> {
+    let wait_ms = if patience == Patience::Never { 0 } else { deadline.wait_ms() };
+    let mut session = Session::new(puts.iter().map(request).collect()).waiting(wait_ms);
     // Dropped last: what is left is given back when no copy of ours can be under way any more.
     let held = Held::new(&inner.reservations, &inner.chores);
     let held = &held;

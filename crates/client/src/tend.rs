@@ -37,6 +37,13 @@ pub(crate) enum Chore {
     Late(Reply),
     /// End a view.
     EndView(Location),
+    /// End a lease that a life of the master gave.
+    Release {
+        /// Which life.
+        epoch: u64,
+        /// Which lease.
+        lease: u64,
+    },
 }
 
 #[derive(Debug, Default)]
@@ -59,6 +66,9 @@ pub(crate) async fn run(
         tokio::select! {
             received = chores.recv_many(&mut batch, CHORES_MAX) => {
                 let Some(inner) = client.upgrade().filter(|_| received > 0) else { return };
+                for (epoch, leases) in releases(&batch) {
+                    inner.runtime.spawn(release(Weak::clone(&client), epoch, leases));
+                }
                 for (segment, work) in sort(batch.drain(..), &inner) {
                     inner.runtime.spawn(work_off(Weak::clone(&client), segment, work));
                 }
@@ -94,11 +104,38 @@ fn sort(chores: impl Iterator<Item = Chore>, inner: &Inner) -> BTreeMap<SegmentI
                     sorted.entry(location.segment).or_default().aborts.push(location.hold());
                 }
             }
-            Chore::Late(_) => {}
+            Chore::Late(_) | Chore::Release { .. } => {}
             Chore::EndView(it) => sorted.entry(it.segment).or_default().ends.push(it.hold()),
         }
     }
     sorted
+}
+
+/// The leases to be ended, by the life of the master that gave them.
+fn releases(chores: &[Chore]) -> BTreeMap<u64, Vec<u64>> {
+    let mut releases: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
+    for chore in chores {
+        if let Chore::Release { epoch, lease } = chore {
+            releases.entry(*epoch).or_default().push(*lease);
+        }
+    }
+    releases
+}
+
+/// Ends leases, again and again until the master has heard it. Ending one twice is harmless.
+async fn release(client: Weak<Inner>, epoch: u64, leases: Vec<u64>) {
+    let mut pause = PAUSE_MIN;
+    for _ in 0..TRIES_MAX {
+        // A client that is gone has said goodbye, and has no leases.
+        let Some(inner) = client.upgrade() else { return };
+        match inner.end_leases(epoch, leases.clone(), Deadline::after(TRY_TIME_MAX)).await {
+            Ok(()) => return,
+            Err(error) => tracing::debug!(%error, "leases are ended later"),
+        }
+        drop(inner);
+        tokio::time::sleep(pause).await;
+        pause = PAUSE_MAX.min(pause * 2);
+    }
 }
 
 /// Does the chores of one node, again and again until it has heard them or is gone.

@@ -1,6 +1,7 @@
 //! What goes in and what comes out.
 
 use std::fmt;
+use std::ops::Range;
 
 use tiffin_core::message::{NodeInfo, PutOptions};
 use tiffin_core::{Generation, Key, Location, SegmentId};
@@ -80,13 +81,28 @@ pub struct GetInto<'a> {
     pub key: Key,
     /// Where the bytes go, in order. There may be more room than bytes; what is not needed is not touched.
     pub targets: Vec<TargetBuf<'a>>,
+    /// Which of the object's bytes; all of them if it does not say. A range that is not inside the object is
+    /// [`Error::OutOfRange`](crate::Error::OutOfRange).
+    pub range: Option<Range<u64>>,
 }
 
 impl<'a> GetInto<'a> {
     /// Reads into this buffer.
     #[must_use]
     pub fn new(key: Key, buffer: &'a mut [u8]) -> Self {
-        Self { key, targets: vec![TargetBuf::from(buffer)] }
+        Self { key, targets: vec![TargetBuf::from(buffer)], range: None }
+    }
+
+    /// Reads into these buffers, one after the other.
+    #[must_use]
+    pub fn scattered(key: Key, targets: Vec<TargetBuf<'a>>) -> Self {
+        Self { key, targets, range: None }
+    }
+
+    /// Reads only these bytes of the object.
+    #[must_use]
+    pub fn range(self, range: Range<u64>) -> Self {
+        Self { range: Some(range), ..self }
     }
 }
 
@@ -95,7 +111,7 @@ impl<'a> GetInto<'a> {
 pub struct Fetched {
     /// Which put of the key.
     pub generation: Generation,
-    /// How many bytes it has.
+    /// How many bytes were read.
     pub len: u64,
 }
 
@@ -157,4 +173,31 @@ pub struct Route {
     pub way: Option<Way>,
     /// Why its memory is not mapped, where it is not; or why there is no connection, where there is none.
     pub why: Option<String>,
+}
+
+/// How full a namespace is to be: bytes of the nodes' memory, reservations included, each copy counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Watermark {
+    /// So many or fewer.
+    AtMost(u64),
+    /// So many or more.
+    AtLeast(u64),
+}
+
+impl Watermark {
+    pub(crate) fn is_reached(self, used: u64) -> bool {
+        match self {
+            Self::AtMost(mark) => used <= mark,
+            Self::AtLeast(mark) => used >= mark,
+        }
+    }
+}
+
+impl fmt::Display for Watermark {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::AtMost(mark) => write!(out, "at most {mark} bytes"),
+            Self::AtLeast(mark) => write!(out, "at least {mark} bytes"),
+        }
+    }
 }

@@ -97,7 +97,7 @@ async fn be_reserver(master: &str) {
         Connection::open(&master.parse().unwrap(), hello, Instant::now() + LONG).await.unwrap();
     let options = PutOptions { replicas: 1, ..PutOptions::default() };
     let items = vec![ReserveItem { key: key("never"), len: MEMORY / 2, options }];
-    let request = Request::Reserve(Reserve { items, avoid: vec![] });
+    let request = Request::Reserve(Reserve { items, ..Reserve::default() });
     let reply = connection.call(&request, Instant::now() + LONG).await.unwrap();
     let Reply::Reserved(reserved) = reply else { panic!("{reply:?}") };
     assert!(matches!(reserved.items[..], [ReserveOutcome::Room(_)]), "{reserved:?}");

@@ -67,7 +67,7 @@ async fn get_into_larger_buffers(client: &Client, objects: &[(tiffin_client::Key
         .zip(&mut buffers)
         .map(|((key, bytes), buffer)| {
             let (head, tail) = buffer.split_at_mut(bytes.len() / 2);
-            GetInto { key: key.clone(), targets: vec![TargetBuf::from(head), TargetBuf::from(tail)] }
+            GetInto::scattered(key.clone(), vec![TargetBuf::from(head), TargetBuf::from(tail)])
         })
         .collect();
     let fetched = client.get_into(&items, GetOptions::default(), soon()).await;

@@ -1,0 +1,324 @@
+//! Leases of samples, and reading through them.
+//!
+//! A lease says to the store that somebody is about to consume a sample; it ends when it is released, when the
+//! sample is gone, or when the client is, never because time passed. It does not make reads right: the stamp does,
+//! as for every read. A sample that is consumed, deleted or replaced under its lease gives a typed error.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use tiffin_core::message::{self, Ack, AckItem, AckOutcome, Found, LeaseItem, LeaseOutcome, Reply, Request};
+use tiffin_core::{Generation, Key, Location};
+use tiffin_transport::TargetBuf;
+
+use crate::inner::Inner;
+use crate::located::{self, Piece, Wanted};
+use crate::manifest::{DecodeError, Manifest, Tensor};
+use crate::names::wait_ms;
+use crate::tend::Chore;
+use crate::{Deadline, Error, batch, get};
+
+/// How much of a sample is read to find its manifest; one that is longer takes a second read.
+const HEAD_BYTES: u64 = 4096;
+
+/// A sample that is leased to this client. Dropping it ends the lease in the background;
+/// [`Client::release`](crate::Client::release) does so at once.
+///
+/// A lease keeps its client connected, and does not survive the loss of that connection: what is read is right all
+/// the same, but the sample may then be given up as one that nobody leases.
+pub struct Lease {
+    grip: Grip,
+    key: Key,
+    generation: Generation,
+    replicas: Vec<Location>,
+    manifest: Manifest,
+}
+
+/// Some tensors of a leased sample to be read into a caller's memory.
+#[derive(Clone, Debug)]
+pub struct LeaseRead<'l, 'a> {
+    /// The sample.
+    pub lease: &'l Lease,
+    /// The names of its tensors, and where their bytes go, in order. There may be more room than bytes.
+    pub tensors: Vec<(String, Vec<TargetBuf<'a>>)>,
+}
+
+/// What an acknowledgement did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Acked {
+    /// It was the last one that was waited for: the sample is gone and its room free.
+    Freed,
+    /// It is in writing; others have yet to consume the sample, or it is retained.
+    Recorded,
+    /// There is no sample of that generation any more: it was consumed, deleted or replaced.
+    Stale,
+}
+
+impl Lease {
+    /// The sample's name.
+    #[must_use]
+    pub fn id(&self) -> &Key {
+        &self.key
+    }
+
+    /// Which put of the name.
+    #[must_use]
+    pub fn generation(&self) -> Generation {
+        self.generation
+    }
+
+    /// What the sample is made of.
+    #[must_use]
+    pub fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    /// Where its copies lay when it was leased.
+    #[must_use]
+    pub fn locations(&self) -> &[Location] {
+        &self.replicas
+    }
+
+    /// Whether it was released.
+    #[must_use]
+    pub fn is_released(&self) -> bool {
+        self.grip.is_released.load(Ordering::SeqCst)
+    }
+
+    /// Reads tensors into the caller's memory: all of them, or an error. After an error the memory's content is
+    /// unspecified, unless it is [`Error::TooSmall`] or [`Error::Invalid`].
+    pub async fn read_into(
+        &self,
+        tensors: Vec<(String, Vec<TargetBuf<'_>>)>,
+        deadline: Deadline,
+    ) -> Result<(), Error> {
+        let _busy = self.grip.inner.enter(deadline)?;
+        let results = read(&self.grip.inner, &[LeaseRead { lease: self, tensors }], deadline).await;
+        results.into_iter().next().unwrap_or_else(|| Err(Error::misfit()))
+    }
+
+    /// Reads tensors into memory of their own.
+    pub async fn read(&self, names: &[&str], deadline: Deadline) -> Result<Vec<Vec<u8>>, Error> {
+        let tensors = names.iter().map(|name| self.tensor(name)).collect::<Result<Vec<_>, _>>()?;
+        let mut buffers: Vec<_> = tensors.iter().map(|it| vec![0; it.bytes as usize]).collect();
+        let targets = buffers.iter_mut().map(|it| vec![TargetBuf::from(it.as_mut_slice())]);
+        let named = names.iter().map(|it| (*it).to_owned()).zip(targets).collect();
+        self.read_into(named, deadline).await?;
+        Ok(buffers)
+    }
+
+    fn tensor(&self, name: &str) -> Result<&Tensor, Error> {
+        let unknown = || Error::invalid(format!("sample `{}` has no tensor `{name}`", self.key));
+        self.manifest.tensor(name).ok_or_else(unknown)
+    }
+
+    fn wanted<'a>(&self, tensors: &[(String, Vec<TargetBuf<'a>>)]) -> Result<Wanted<'a>, Error> {
+        if self.is_released() {
+            return Err(Error::invalid(format!("the lease of sample `{}` was released", self.key)));
+        }
+        let mut pieces = Vec::with_capacity(tensors.len());
+        for (name, targets) in tensors {
+            let tensor = self.tensor(name)?;
+            let small = || Error::TooSmall { key: self.key.clone(), len: tensor.bytes };
+            let targets = get::fit(targets, tensor.bytes).ok_or_else(small)?;
+            pieces.push(Piece { offset: tensor.offset, targets });
+        }
+        let replicas = self.replicas.clone();
+        Ok(Wanted { key: self.key.clone(), generation: self.generation, replicas, pieces })
+    }
+}
+
+impl fmt::Debug for Lease {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("Lease")
+            .field("id", &self.key)
+            .field("generation", &self.generation)
+            .field("is_released", &self.is_released())
+            .finish_non_exhaustive()
+    }
+}
+
+/// The lease itself, ended when dropped.
+struct Grip {
+    inner: Arc<Inner>,
+    /// The life of the master that gave it.
+    epoch: u64,
+    number: u64,
+    is_released: AtomicBool,
+}
+
+impl Drop for Grip {
+    fn drop(&mut self) {
+        if !self.is_released.load(Ordering::SeqCst) {
+            let _gone = self.inner.chores.send(Chore::Release { epoch: self.epoch, lease: self.number });
+        }
+    }
+}
+
+/// A lease whose manifest is not read yet.
+struct Granted {
+    grip: Grip,
+    key: Key,
+    found: Found,
+}
+
+pub(crate) async fn lease(
+    inner: &Arc<Inner>,
+    samples: &[(Key, Option<Generation>)],
+    group: &str,
+    deadline: Deadline,
+) -> Vec<Result<Lease, Error>> {
+    let mut results = Vec::with_capacity(samples.len());
+    for piece in batch::pieces(samples.iter().map(|it| &it.0)) {
+        let samples = samples.get(piece).unwrap_or_default();
+        let items =
+            samples.iter().map(|(key, generation)| LeaseItem { key: key.clone(), generation: *generation });
+        let request = message::Lease { items: items.collect(), group: group.to_owned() };
+        match inner.ask_leases(request, deadline).await {
+            Ok((epoch, leased)) if leased.items.len() == samples.len() => {
+                let answers = samples.iter().zip(leased.items);
+                let granted =
+                    answers.map(|((key, _), outcome)| grant(inner, epoch, key, group, outcome)).collect();
+                results.extend(with_manifests(inner, granted, deadline).await);
+            }
+            Ok(_) => results.extend(batch::all(samples.len(), &Error::misfit())),
+            Err(error) => results.extend(batch::all(samples.len(), &error)),
+        }
+    }
+    results
+}
+
+fn grant(
+    inner: &Arc<Inner>,
+    epoch: u64,
+    key: &Key,
+    group: &str,
+    outcome: LeaseOutcome,
+) -> Result<Granted, Error> {
+    let (key, group) = (key.clone(), group.to_owned());
+    match outcome {
+        LeaseOutcome::Leased(granted) => {
+            let (inner, number) = (Arc::clone(inner), granted.lease);
+            let grip = Grip { inner, epoch, number, is_released: AtomicBool::new(false) };
+            Ok(Granted { grip, key, found: granted.found })
+        }
+        LeaseOutcome::Absent => Err(Error::NotFound { key }),
+        LeaseOutcome::Superseded(generation) => Err(Error::Superseded { key, generation }),
+        LeaseOutcome::Consumed => Err(Error::Consumed { key, group }),
+        LeaseOutcome::NotASample => {
+            Err(Error::NotASample { key, why: "it was put as a plain object".to_owned() })
+        }
+        LeaseOutcome::WrongGroup => Err(Error::WrongGroup { key, group }),
+    }
+}
+
+/// Reads the manifests of what was leased, all at once. What cannot be read is not leased after all.
+async fn with_manifests(
+    inner: &Inner,
+    granted: Vec<Result<Granted, Error>>,
+    deadline: Deadline,
+) -> Vec<Result<Lease, Error>> {
+    let head = |it: &Granted| it.found.len.min(HEAD_BYTES) as usize;
+    let lens = granted.iter().map(|it| it.as_ref().map_or(0, head)).collect();
+    let mut manifests = read_manifests(inner, &granted, lens, deadline).await;
+    let longer: Vec<_> = manifests.iter().map(|it| if let Ok(Err(len)) = it { *len } else { 0 }).collect();
+    if longer.iter().any(|&len| len > 0) {
+        let again = read_manifests(inner, &granted, longer, deadline).await;
+        for (manifest, again) in manifests.iter_mut().zip(again) {
+            if let Ok(Err(_)) = manifest {
+                *manifest = again;
+            }
+        }
+    }
+    let leases = granted.into_iter().zip(manifests).map(|(granted, manifest)| {
+        let Granted { grip, key, found } = granted?;
+        let cut_off = |_| Error::NotASample { key: key.clone(), why: "its header is cut off".to_owned() };
+        let manifest = manifest?.map_err(cut_off)?;
+        Ok(Lease { grip, key, generation: found.generation, replicas: found.replicas, manifest })
+    });
+    leases.collect()
+}
+
+/// A manifest, or how many bytes must be read to have it.
+type MaybeManifest = Result<Manifest, usize>;
+
+async fn read_manifests(
+    inner: &Inner,
+    granted: &[Result<Granted, Error>],
+    lens: Vec<usize>,
+    deadline: Deadline,
+) -> Vec<Result<MaybeManifest, Error>> {
+    let mut heads: Vec<_> = lens.iter().map(|&len| vec![0; len]).collect();
+    let wanted = granted.iter().zip(&mut heads).map(|(granted, head)| {
+        let Granted { key, found, .. } = granted.as_ref().map_err(Error::clone)?;
+        let pieces = vec![Piece { offset: 0, targets: vec![TargetBuf::from(head.as_mut_slice())] }];
+        let (generation, replicas) = (found.generation, found.replicas.clone());
+        Ok(Wanted { key: key.clone(), generation, replicas, pieces })
+    });
+    let outcomes = located::read(inner, wanted.collect(), deadline).await;
+    let decoded = outcomes.into_iter().zip(heads).zip(granted).map(|((outcome, head), granted)| {
+        outcome?;
+        let Granted { key, found, .. } = granted.as_ref().map_err(Error::clone)?;
+        match Manifest::decode(&head, found.len) {
+            Ok(manifest) => Ok(Ok(manifest)),
+            Err(DecodeError::Short(len)) => Ok(Err(len)),
+            Err(error) => Err(Error::NotASample { key: key.clone(), why: error.to_string() }),
+        }
+    });
+    decoded.collect()
+}
+
+pub(crate) async fn read(
+    inner: &Inner,
+    reads: &[LeaseRead<'_, '_>],
+    deadline: Deadline,
+) -> Vec<Result<(), Error>> {
+    let wanted = reads.iter().map(|read| read.lease.wanted(&read.tensors)).collect();
+    located::read(inner, wanted, deadline).await
+}
+
+pub(crate) async fn release(inner: &Inner, leases: &[&Lease], deadline: Deadline) -> Result<(), Error> {
+    let mut by_epoch = std::collections::BTreeMap::<u64, Vec<&Grip>>::new();
+    for lease in leases.iter().filter(|it| !it.is_released()) {
+        by_epoch.entry(lease.grip.epoch).or_default().push(&lease.grip);
+    }
+    for (epoch, grips) in by_epoch {
+        let numbers = grips.iter().map(|it| it.number).collect();
+        inner.end_leases(epoch, numbers, deadline).await?;
+        grips.iter().for_each(|it| it.is_released.store(true, Ordering::SeqCst));
+    }
+    Ok(())
+}
+
+pub(crate) async fn ack(
+    inner: &Inner,
+    samples: &[(Key, Generation)],
+    group: &str,
+    deadline: Deadline,
+) -> Vec<Result<Acked, Error>> {
+    let mut results = Vec::with_capacity(samples.len());
+    for piece in batch::pieces(samples.iter().map(|it| &it.0)) {
+        let samples = samples.get(piece).unwrap_or_default();
+        let items =
+            samples.iter().map(|(key, generation)| AckItem { key: key.clone(), generation: *generation });
+        let ack = Ack { items: items.collect(), group: group.to_owned(), wait_ms: wait_ms(deadline) };
+        match inner.ask(&Request::Ack(ack), deadline).await {
+            Ok(Reply::Acked(outcomes)) if outcomes.len() == samples.len() => {
+                let answers = samples.iter().zip(outcomes);
+                results.extend(answers.map(|((key, _), outcome)| match outcome {
+                    AckOutcome::Freed => Ok(Acked::Freed),
+                    AckOutcome::Recorded => Ok(Acked::Recorded),
+                    AckOutcome::Stale => Ok(Acked::Stale),
+                    AckOutcome::Unconfirmed(nodes) => Err(Error::Unconfirmed { nodes }),
+                    AckOutcome::WrongGroup => {
+                        Err(Error::WrongGroup { key: key.clone(), group: group.to_owned() })
+                    }
+                }));
+            }
+            Ok(_) => results.extend(batch::all(samples.len(), &Error::misfit())),
+            Err(error) => results.extend(batch::all(samples.len(), &error)),
+        }
+    }
+    results
+}

@@ -1,0 +1,93 @@
+//! How long things stay: pins, limits of the namespace, and why something is there or is not.
+
+use tiffin_core::Key;
+use tiffin_core::message::{
+    Await, DeletedMatching, DropPins, NamespaceStat, Pin, PinOutcome, Policy, Reply, Request, Why,
+};
+
+use crate::inner::Inner;
+use crate::names::wait_ms;
+use crate::{Deadline, Error, Watermark, batch};
+
+pub(crate) async fn pin(
+    inner: &Inner,
+    keys: &[Key],
+    owner: &str,
+    on: bool,
+    deadline: Deadline,
+) -> Vec<Result<(), Error>> {
+    let mut results = Vec::with_capacity(keys.len());
+    for piece in batch::pieces(keys) {
+        let keys = keys.get(piece).unwrap_or_default();
+        let pin = Pin { keys: keys.to_vec(), owner: owner.to_owned(), on, wait_ms: wait_ms(deadline) };
+        match inner.ask(&Request::Pin(pin), deadline).await {
+            Ok(Reply::Pinned(outcomes)) if outcomes.len() == keys.len() => {
+                let answers = keys.iter().zip(outcomes);
+                results.extend(answers.map(|(key, outcome)| match outcome {
+                    PinOutcome::Done => Ok(()),
+                    PinOutcome::Absent => Err(Error::NotFound { key: key.clone() }),
+                    PinOutcome::Unconfirmed(nodes) => Err(Error::Unconfirmed { nodes }),
+                    PinOutcome::TooMany => {
+                        Err(Error::invalid(format!("`{key}` has as many pins as an object can have")))
+                    }
+                }));
+            }
+            Ok(_) => results.extend(batch::all(keys.len(), &Error::misfit())),
+            Err(error) => results.extend(batch::all(keys.len(), &error)),
+        }
+    }
+    results
+}
+
+pub(crate) async fn drop_pins(
+    inner: &Inner,
+    owner: &str,
+    deadline: Deadline,
+) -> Result<DeletedMatching, Error> {
+    let drop = DropPins { owner: owner.to_owned(), wait_ms: wait_ms(deadline) };
+    match inner.ask(&Request::DropPins(drop), deadline).await? {
+        Reply::DeletedMatching(dropped) => Ok(dropped),
+        _ => Err(Error::misfit()),
+    }
+}
+
+pub(crate) async fn set_policy(inner: &Inner, policy: Policy, deadline: Deadline) -> Result<(), Error> {
+    match inner.ask(&Request::SetPolicy(policy), deadline).await? {
+        Reply::Done => Ok(()),
+        _ => Err(Error::misfit()),
+    }
+}
+
+pub(crate) async fn wait_usage(
+    inner: &Inner,
+    until: Watermark,
+    deadline: Deadline,
+) -> Result<NamespaceStat, Error> {
+    let (at_most, at_least) = match until {
+        Watermark::AtMost(bytes) => (Some(bytes), None),
+        Watermark::AtLeast(bytes) => (None, Some(bytes)),
+    };
+    let wait = Await { at_most, at_least, wait_ms: deadline.wait_ms() };
+    match inner.ask(&Request::Await(wait), deadline).await? {
+        Reply::Awaited(stat) if until.is_reached(stat.used) => Ok(stat),
+        Reply::Awaited(stat) => {
+            Err(Error::timeout(&format!("waiting for {until} (there are {})", stat.used)))
+        }
+        _ => Err(Error::misfit()),
+    }
+}
+
+pub(crate) async fn why(inner: &Inner, keys: &[Key], deadline: Deadline) -> Vec<Result<Why, Error>> {
+    let mut results = Vec::with_capacity(keys.len());
+    for piece in batch::pieces(keys) {
+        let keys = keys.get(piece).unwrap_or_default();
+        match inner.ask(&Request::Why(keys.to_vec()), deadline).await {
+            Ok(Reply::Why(answers)) if answers.len() == keys.len() => {
+                results.extend(answers.into_iter().map(Ok));
+            }
+            Ok(_) => results.extend(batch::all(keys.len(), &Error::misfit())),
+            Err(error) => results.extend(batch::all(keys.len(), &error)),
+        }
+    }
+    results
+}

@@ -1,0 +1,483 @@
+//! What a sample says of itself: the names, types, shapes and places of its tensors, and free-form metadata.
+//!
+//! `docs/format.md` has the bytes. The decoder takes any bytes: what it accepts is consistent, so that whoever
+//! reads a tensor where the manifest says finds it inside the sample and as large as its type and shape.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::str::FromStr;
+
+/// The most tensors of one sample.
+pub const TENSORS_MAX: usize = 4096;
+/// The most dimensions of one tensor.
+pub const DIMENSIONS_MAX: usize = 32;
+/// The longest name of a tensor, in bytes.
+pub const NAME_BYTES_MAX: usize = 1024;
+/// The most metadata of one sample, in bytes.
+pub const METADATA_BYTES_MAX: usize = 16 << 20;
+/// What the offset of every tensor is a multiple of.
+pub const TENSOR_ALIGN: u64 = 64;
+
+/// How the bytes of a sample begin.
+const MAGIC: [u8; 8] = *b"TFSAMPLE";
+const VERSION: u32 = 1;
+/// The part of the header that every sample has.
+pub(crate) const PRELUDE_BYTES: usize = 32;
+/// No header is longer: it would have more or longer parts than allowed.
+const HEADER_BYTES_MAX: usize =
+    PRELUDE_BYTES + TENSORS_MAX * (TENSOR_BYTES + DIMENSIONS_MAX * 8 + NAME_BYTES_MAX) + METADATA_BYTES_MAX;
+/// The fixed part of a tensor's entry.
+const TENSOR_BYTES: usize = 24;
+
+/// The type of a tensor's elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Dtype {
+    /// Truth values, a byte each.
+    Bool,
+    /// Bytes.
+    U8,
+    /// Signed bytes.
+    I8,
+    /// Unsigned, 16 bits.
+    U16,
+    /// Signed, 16 bits.
+    I16,
+    /// Unsigned, 32 bits.
+    U32,
+    /// Signed, 32 bits.
+    I32,
+    /// Unsigned, 64 bits.
+    U64,
+    /// Signed, 64 bits.
+    I64,
+    /// IEEE half precision.
+    F16,
+    /// The upper half of an [`Self::F32`].
+    Bf16,
+    /// IEEE single precision.
+    F32,
+    /// IEEE double precision.
+    F64,
+    /// Eight bits, four of them exponent.
+    F8E4m3,
+    /// Eight bits, five of them exponent.
+    F8E5m2,
+}
+
+/// Each type with its number in the format, its bytes, its name, and what array libraries call it.
+const DTYPES: [(Dtype, u8, u64, &str, &str); 15] = [
+    (Dtype::Bool, 1, 1, "bool", "bool"),
+    (Dtype::U8, 2, 1, "u8", "uint8"),
+    (Dtype::I8, 3, 1, "i8", "int8"),
+    (Dtype::U16, 4, 2, "u16", "uint16"),
+    (Dtype::I16, 5, 2, "i16", "int16"),
+    (Dtype::U32, 6, 4, "u32", "uint32"),
+    (Dtype::I32, 7, 4, "i32", "int32"),
+    (Dtype::U64, 8, 8, "u64", "uint64"),
+    (Dtype::I64, 9, 8, "i64", "int64"),
+    (Dtype::F16, 10, 2, "f16", "float16"),
+    (Dtype::Bf16, 11, 2, "bf16", "bfloat16"),
+    (Dtype::F32, 12, 4, "f32", "float32"),
+    (Dtype::F64, 13, 8, "f64", "float64"),
+    (Dtype::F8E4m3, 14, 1, "f8e4m3", "float8_e4m3fn"),
+    (Dtype::F8E5m2, 15, 1, "f8e5m2", "float8_e5m2"),
+];
+
+impl Dtype {
+    /// The bytes of one element.
+    #[must_use]
+    pub fn size(self) -> u64 {
+        self.row().2
+    }
+
+    /// The short name, `f32` for example.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        self.row().3
+    }
+
+    /// The name that array libraries use, `float32` for example.
+    #[must_use]
+    pub fn long_name(self) -> &'static str {
+        self.row().4
+    }
+
+    /// All of them.
+    pub fn all() -> impl Iterator<Item = Self> {
+        DTYPES.iter().map(|row| row.0)
+    }
+
+    /// How many bytes a tensor of that shape has; `None` where that overflows.
+    #[must_use]
+    pub fn bytes(self, shape: &[u64]) -> Option<u64> {
+        // An empty dimension makes the whole empty, however large the others are.
+        if shape.contains(&0) {
+            return Some(0);
+        }
+        shape.iter().try_fold(self.size(), |bytes, &length| bytes.checked_mul(length))
+    }
+
+    fn row(self) -> (Self, u8, u64, &'static str, &'static str) {
+        let row = DTYPES.iter().find(|row| row.0 == self);
+        row.copied().unwrap_or((self, 0, 1, "unknown", "unknown"))
+    }
+
+    fn code(self) -> u8 {
+        self.row().1
+    }
+
+    fn of_code(code: u8) -> Option<Self> {
+        DTYPES.iter().find(|row| row.1 == code).map(|row| row.0)
+    }
+}
+
+impl fmt::Display for Dtype {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(self.name())
+    }
+}
+
+/// A name that is no type's.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{name}` is no type of elements; they are {}", DTYPES.map(|row| row.3).join(" "))]
+pub struct UnknownDtype {
+    /// The name.
+    pub name: String,
+}
+
+/// Takes the short and the long names.
+impl FromStr for Dtype {
+    type Err = UnknownDtype;
+
+    fn from_str(name: &str) -> Result<Self, UnknownDtype> {
+        let row = DTYPES.iter().find(|row| row.3 == name || row.4 == name);
+        row.map(|row| row.0).ok_or_else(|| UnknownDtype { name: name.to_owned() })
+    }
+}
+
+/// One tensor of a sample.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tensor {
+    /// Its name, once in the sample.
+    pub name: String,
+    /// The type of its elements.
+    pub dtype: Dtype,
+    /// Its dimensions, the slowest first; none for a scalar.
+    pub shape: Vec<u64>,
+    /// Where in the sample its bytes begin.
+    pub offset: u64,
+    /// How many bytes it has.
+    pub bytes: u64,
+}
+
+/// What a sample is made of.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Manifest {
+    /// What the producer wrote beside the tensors.
+    pub metadata: Vec<u8>,
+    /// The tensors, in the order of their bytes.
+    pub tensors: Vec<Tensor>,
+    /// The bytes of the whole sample.
+    pub len: u64,
+}
+
+/// Why bytes are no sample.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum DecodeError {
+    /// The header goes on: this many bytes are needed.
+    #[error("its header is cut off: it has {0} bytes")]
+    Short(usize),
+    #[error("{0}")]
+    Bad(&'static str),
+}
+
+impl Manifest {
+    /// The tensor of that name.
+    #[must_use]
+    pub fn tensor(&self, name: &str) -> Option<&Tensor> {
+        self.tensors.iter().find(|it| it.name == name)
+    }
+
+    /// Reads the manifest of a whole sample, a [`View`](crate::View) of one for example; the error says why the
+    /// bytes are none.
+    pub fn of(sample: &[u8]) -> Result<Self, String> {
+        Self::decode(sample, sample.len() as u64).map_err(|error| error.to_string())
+    }
+
+    /// Gives tensors their places, in the order given; the error is for people.
+    pub(crate) fn lay_out(mut tensors: Vec<Tensor>, metadata: &[u8]) -> Result<Self, String> {
+        check_parts(&tensors, metadata)?;
+        let too_large = || "the sample is too large".to_owned();
+        let mut end = header_bytes(&tensors, metadata) as u64;
+        for tensor in &mut tensors {
+            tensor.offset = end.checked_next_multiple_of(TENSOR_ALIGN).ok_or_else(too_large)?;
+            end = tensor.offset.checked_add(tensor.bytes).ok_or_else(too_large)?;
+        }
+        Ok(Self { metadata: metadata.to_vec(), tensors, len: end })
+    }
+
+    /// The header's bytes. Between them and the first tensor are zeros.
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let len = header_bytes(&self.tensors, &self.metadata);
+        let mut bytes = Vec::with_capacity(len);
+        bytes.extend(MAGIC);
+        bytes.extend(VERSION.to_le_bytes());
+        bytes.extend((len as u32).to_le_bytes());
+        bytes.extend((self.tensors.len() as u32).to_le_bytes());
+        bytes.extend((self.metadata.len() as u32).to_le_bytes());
+        bytes.extend(self.len.to_le_bytes());
+        for tensor in &self.tensors {
+            bytes.extend(tensor.offset.to_le_bytes());
+            bytes.extend(tensor.bytes.to_le_bytes());
+            bytes.extend((tensor.name.len() as u16).to_le_bytes());
+            bytes.extend([tensor.dtype.code(), tensor.shape.len() as u8]);
+            bytes.extend([0; 4]);
+            tensor.shape.iter().for_each(|length| bytes.extend(length.to_le_bytes()));
+            bytes.extend(tensor.name.as_bytes());
+        }
+        bytes.extend(&self.metadata);
+        bytes
+    }
+
+    /// Reads the header of a sample of `len` bytes from as many of its first bytes as there are.
+    pub(crate) fn decode(bytes: &[u8], len: u64) -> Result<Self, DecodeError> {
+        let mut reader = Reader(bytes);
+        let header = reader.prelude(len)?;
+        if bytes.len() < header.bytes {
+            return Err(DecodeError::Short(header.bytes));
+        }
+        let rest = bytes.get(PRELUDE_BYTES..header.bytes).unwrap_or_default();
+        let mut reader = Reader(rest);
+        let mut tensors = Vec::new();
+        for _ in 0..header.tensors {
+            tensors.push(reader.tensor()?);
+        }
+        let metadata = reader.take(header.metadata)?.to_vec();
+        if !reader.0.is_empty() {
+            return Err(DecodeError::Bad("its header is longer than what is in it"));
+        }
+        let mut end = header.bytes as u64;
+        let mut names = BTreeSet::new();
+        for tensor in &tensors {
+            let fits = tensor.offset >= end && tensor.offset.is_multiple_of(TENSOR_ALIGN);
+            let behind = tensor.offset.checked_add(tensor.bytes).filter(|&it| fits && it <= len);
+            end = behind.ok_or(DecodeError::Bad("a tensor lies where it cannot"))?;
+            if !names.insert(&tensor.name) {
+                return Err(DecodeError::Bad("two tensors have one name"));
+            }
+        }
+        Ok(Self { metadata, tensors, len })
+    }
+}
+
+fn check_parts(tensors: &[Tensor], metadata: &[u8]) -> Result<(), String> {
+    if tensors.is_empty() {
+        return Err("it has no tensors".to_owned());
+    }
+    if tensors.len() > TENSORS_MAX {
+        return Err(format!("it has {} tensors, more than the {TENSORS_MAX} allowed", tensors.len()));
+    }
+    if metadata.len() > METADATA_BYTES_MAX {
+        let len = metadata.len();
+        return Err(format!("its metadata has {len} bytes, more than the {METADATA_BYTES_MAX} allowed"));
+    }
+    let mut names = BTreeSet::new();
+    for Tensor { name, dtype, shape, bytes, .. } in tensors {
+        if name.is_empty() || name.len() > NAME_BYTES_MAX {
+            return Err(format!(
+                "a tensor's name has {} bytes: it must be 1 to {NAME_BYTES_MAX}",
+                name.len()
+            ));
+        }
+        if !names.insert(name) {
+            return Err(format!("two tensors are called `{name}`"));
+        }
+        if shape.len() > DIMENSIONS_MAX {
+            let count = shape.len();
+            return Err(format!("tensor `{name}` has {count} dimensions, more than {DIMENSIONS_MAX}"));
+        }
+        if dtype.bytes(shape) != Some(*bytes) {
+            let wanted = dtype.bytes(shape).map_or("too many".to_owned(), |it| it.to_string());
+            return Err(format!(
+                "tensor `{name}` has {bytes} bytes, but {dtype} of shape {shape:?} is {wanted}"
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn header_bytes(tensors: &[Tensor], metadata: &[u8]) -> usize {
+    let tensors = tensors.iter().map(|it| TENSOR_BYTES + it.shape.len() * 8 + it.name.len());
+    PRELUDE_BYTES + tensors.sum::<usize>() + metadata.len()
+}
+
+struct Prelude {
+    bytes: usize,
+    tensors: usize,
+    metadata: usize,
+}
+
+/// What is left to be decoded.
+struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    fn take(&mut self, count: usize) -> Result<&'a [u8], DecodeError> {
+        let short = DecodeError::Bad("its header ends in the middle of a part");
+        let (taken, rest) = self.0.split_at_checked(count).ok_or(short)?;
+        self.0 = rest;
+        Ok(taken)
+    }
+
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], DecodeError> {
+        let (taken, rest) = self
+            .0
+            .split_first_chunk()
+            .ok_or(DecodeError::Bad("its header ends in the middle of a number"))?;
+        self.0 = rest;
+        Ok(*taken)
+    }
+
+    fn u32(&mut self) -> Result<usize, DecodeError> {
+        Ok(u32::from_le_bytes(self.array()?) as usize)
+    }
+
+    fn u64(&mut self) -> Result<u64, DecodeError> {
+        Ok(u64::from_le_bytes(self.array()?))
+    }
+
+    fn prelude(&mut self, len: u64) -> Result<Prelude, DecodeError> {
+        if self.array()? != MAGIC {
+            return Err(DecodeError::Bad("it does not begin as samples do"));
+        }
+        if self.u32()? != VERSION as usize {
+            return Err(DecodeError::Bad("it has another version of the format"));
+        }
+        let prelude = Prelude { bytes: self.u32()?, tensors: self.u32()?, metadata: self.u32()? };
+        if self.u64()? != len {
+            return Err(DecodeError::Bad("it has another length than it says"));
+        }
+        let fits = (PRELUDE_BYTES..=HEADER_BYTES_MAX).contains(&prelude.bytes) && prelude.bytes as u64 <= len;
+        if !fits || prelude.tensors > TENSORS_MAX || prelude.metadata > METADATA_BYTES_MAX {
+            return Err(DecodeError::Bad("its header is larger than headers are"));
+        }
+        Ok(prelude)
+    }
+
+    fn tensor(&mut self) -> Result<Tensor, DecodeError> {
+        let (offset, bytes) = (self.u64()?, self.u64()?);
+        let name = u16::from_le_bytes(self.array()?) as usize;
+        let [dtype, dimensions] = self.array()?;
+        let _reserved: [u8; 4] = self.array()?;
+        let dtype = Dtype::of_code(dtype).ok_or(DecodeError::Bad("a tensor has a type that is not known"))?;
+        if dimensions as usize > DIMENSIONS_MAX || name > NAME_BYTES_MAX {
+            return Err(DecodeError::Bad("a tensor's name or shape is too long"));
+        }
+        let shape = (0..dimensions).map(|_| self.u64()).collect::<Result<Vec<_>, _>>()?;
+        let name = str::from_utf8(self.take(name)?);
+        let name = name.map_err(|_| DecodeError::Bad("a tensor's name is no text"))?.to_owned();
+        if dtype.bytes(&shape) != Some(bytes) {
+            return Err(DecodeError::Bad("a tensor has other bytes than its type and shape"));
+        }
+        Ok(Tensor { name, dtype, shape, offset, bytes })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tensor(name: &str, dtype: Dtype, shape: &[u64]) -> Tensor {
+        let bytes = dtype.bytes(shape).unwrap();
+        Tensor { name: name.to_owned(), dtype, shape: shape.to_vec(), offset: 0, bytes }
+    }
+
+    fn example() -> Manifest {
+        let tensors = vec![
+            tensor("hidden", Dtype::Bf16, &[3, 5]),
+            tensor("scalar", Dtype::I64, &[]),
+            tensor("nothing", Dtype::F32, &[0, u64::MAX]),
+            tensor("mask", Dtype::Bool, &[65]),
+        ];
+        Manifest::lay_out(tensors, b"{\"step\": 7}").unwrap()
+    }
+
+    #[test]
+    fn a_header_is_read_back_as_it_was_written() {
+        let manifest = example();
+        let bytes = manifest.encode();
+        assert_eq!(Manifest::decode(&bytes, manifest.len), Ok(manifest.clone()));
+        assert!(manifest.tensors.iter().all(|it| it.offset.is_multiple_of(TENSOR_ALIGN)));
+        assert_eq!(manifest.tensor("mask").map(|it| it.offset + it.bytes), Some(manifest.len));
+        // The bytes behind it are not looked at.
+        let more = [bytes, vec![0xff; 100]].concat();
+        assert_eq!(Manifest::decode(&more, manifest.len), Ok(manifest));
+    }
+
+    #[test]
+    fn a_header_that_is_cut_off_says_how_long_it_is() {
+        let manifest = example();
+        let bytes = manifest.encode();
+        for cut in PRELUDE_BYTES..bytes.len() {
+            assert_eq!(Manifest::decode(&bytes[..cut], manifest.len), Err(DecodeError::Short(bytes.len())));
+        }
+        for cut in 0..PRELUDE_BYTES {
+            assert!(Manifest::decode(&bytes[..cut], manifest.len).is_err());
+        }
+    }
+
+    #[test]
+    fn no_change_of_a_header_makes_it_lie() {
+        let manifest = example();
+        let bytes = manifest.encode();
+        for at in 0..bytes.len() {
+            for flip in [1, 0x10, 0x80, 0xff] {
+                let mut changed = bytes.clone();
+                changed[at] ^= flip;
+                let Ok(read) = Manifest::decode(&changed, manifest.len) else { continue };
+                let mut end = bytes.len() as u64;
+                for tensor in &read.tensors {
+                    assert!(
+                        tensor.offset >= end && tensor.offset + tensor.bytes <= manifest.len,
+                        "byte {at}"
+                    );
+                    assert_eq!(tensor.dtype.bytes(&tensor.shape), Some(tensor.bytes), "byte {at}");
+                    end = tensor.offset + tensor.bytes;
+                }
+            }
+        }
+        assert!(Manifest::decode(&bytes, manifest.len + 1).is_err());
+    }
+
+    #[test]
+    fn a_sample_that_makes_no_sense_is_told_why() {
+        let short = Tensor { bytes: 3, ..tensor("t", Dtype::F32, &[1]) };
+        let deep = tensor("deep", Dtype::U8, &[1; DIMENSIONS_MAX + 1]);
+        let huge = Tensor { bytes: 8, ..tensor("huge", Dtype::U8, &[8]) };
+        let huge = Tensor { shape: vec![u64::MAX, 2], ..huge };
+        let a = || tensor("a", Dtype::U8, &[1]);
+        for (tensors, why) in [
+            (vec![], "no tensors"),
+            (vec![a(), a()], "two tensors are called `a`"),
+            (vec![a(), short], "tensor `t` has 3 bytes, but f32 of shape [1] is 4"),
+            (vec![deep], "tensor `deep`"),
+            (vec![huge], "too many"),
+            (vec![tensor("", Dtype::U8, &[1])], "name has 0 bytes"),
+            (vec![a(); TENSORS_MAX + 1], "more than the 4096"),
+        ] {
+            let problem = Manifest::lay_out(tensors, b"").unwrap_err();
+            assert!(problem.contains(why), "{problem}");
+        }
+    }
+
+    #[test]
+    fn types_have_names_sizes_and_numbers_of_their_own() {
+        for dtype in Dtype::all() {
+            assert_eq!(dtype.name().parse(), Ok(dtype));
+            assert_eq!(dtype.long_name().parse(), Ok(dtype));
+            assert_eq!(Dtype::of_code(dtype.code()), Some(dtype));
+            assert_eq!(DTYPES.iter().filter(|row| row.1 == dtype.code()).count(), 1);
+        }
+        assert!("f33".parse::<Dtype>().is_err());
+        assert_eq!(Dtype::Bf16.bytes(&[2, 3]), Some(12));
+    }
+}

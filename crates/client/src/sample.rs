@@ -1,0 +1,157 @@
+//! Samples: groups of tensors that are put as one and consumed.
+//!
+//! A sample is one object, a header and the tensors behind it: so its parts are reserved together, visible
+//! together, validated by one stamp, and freed together. There is no state in which a part of it is missing.
+
+use std::collections::BTreeSet;
+
+use tiffin_core::marks::Consumption;
+use tiffin_core::message::PutOptions;
+use tiffin_core::{Generation, Key, MARKS_MAX, OWNER_BYTES_MAX};
+use tiffin_transport::SourceBuf;
+
+use crate::inner::Inner;
+use crate::manifest::{Dtype, Manifest, TENSOR_ALIGN, Tensor};
+use crate::put;
+use crate::{Deadline, Effect, Error, Patience, Put};
+
+/// What is between the end of one part and the beginning of the next.
+const PADDING: [u8; TENSOR_ALIGN as usize] = [0; TENSOR_ALIGN as usize];
+
+/// One tensor to put.
+#[derive(Clone, Debug)]
+pub struct TensorRef<'a> {
+    /// Its name, once in the sample.
+    pub name: String,
+    /// The type of its elements.
+    pub dtype: Dtype,
+    /// Its dimensions, the slowest first; none for a scalar.
+    pub shape: Vec<u64>,
+    /// Its bytes, in order. They must not change until the put has ended, or what is stored is unspecified.
+    pub parts: Vec<SourceBuf<'a>>,
+}
+
+impl<'a> TensorRef<'a> {
+    /// A tensor whose bytes lie in one piece.
+    #[must_use]
+    pub fn new(name: impl Into<String>, dtype: Dtype, shape: &[u64], bytes: &'a [u8]) -> Self {
+        Self { name: name.into(), dtype, shape: shape.to_vec(), parts: vec![SourceBuf::from(bytes)] }
+    }
+
+    /// How many bytes there are; as many as can be where the sum overflows.
+    fn len(&self) -> u64 {
+        self.parts.iter().fold(0, |sum, part| sum.saturating_add(part.len() as u64))
+    }
+}
+
+/// One sample to put.
+#[derive(Clone, Debug)]
+pub struct SamplePut<'a> {
+    /// Its name.
+    pub id: Key,
+    /// What it is made of: at least one, each with a name of its own.
+    pub tensors: Vec<TensorRef<'a>>,
+    /// Free-form bytes beside the tensors: JSON, for example.
+    pub metadata: &'a [u8],
+    /// Who is to consume it. It is never evicted before.
+    pub consumption: Consumption,
+    /// How it is to be kept: copies, pins, and whether it may replace an older sample of that name. What it says
+    /// of samples is not looked at.
+    pub options: PutOptions,
+}
+
+impl<'a> SamplePut<'a> {
+    /// One copy of these tensors, to be consumed once, in place of an older sample of that name if there is one.
+    #[must_use]
+    pub fn new(id: Key, tensors: Vec<TensorRef<'a>>) -> Self {
+        let options = PutOptions { replicas: 1, ..PutOptions::default() };
+        Self { id, tensors, metadata: &[], consumption: Consumption::Once, options }
+    }
+}
+
+/// A sample that is there: what a producer tells its consumers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SampleRef {
+    /// Its name.
+    pub id: Key,
+    /// Which put of the name it is.
+    pub generation: Generation,
+    /// The bytes of the whole.
+    pub len: u64,
+    /// An older sample of that name is gone, and its refs fail from now on.
+    pub replaced: bool,
+}
+
+pub(crate) async fn put_samples(
+    inner: &Inner,
+    samples: &[SamplePut<'_>],
+    patience: Patience,
+    deadline: Deadline,
+) -> Vec<Result<SampleRef, Error>> {
+    let manifests: Vec<_> = samples.iter().map(manifest).collect();
+    let headers: Vec<_> =
+        manifests.iter().map(|it| it.as_ref().map_or_else(|_| Vec::new(), Manifest::encode)).collect();
+    let good = || samples.iter().zip(&manifests).zip(&headers).filter(|((_, it), _)| it.is_ok());
+    let puts: Vec<_> = good()
+        .filter_map(|((sample, manifest), header)| Some(to_put(sample, manifest.as_ref().ok()?, header)))
+        .collect();
+    let mut stored = put::put(inner, &puts, patience, deadline).await.into_iter();
+    let results = samples.iter().zip(&manifests).map(|(sample, manifest)| {
+        let manifest = manifest.as_ref().map_err(Error::clone)?;
+        let stored = stored.next().unwrap_or_else(|| Err(Error::misfit()))?;
+        match stored.effect {
+            Effect::Kept => Err(Error::Exists { key: sample.id.clone(), generation: stored.generation }),
+            effect => Ok(SampleRef {
+                id: sample.id.clone(),
+                generation: stored.generation,
+                len: manifest.len,
+                replaced: effect == Effect::Replaced,
+            }),
+        }
+    });
+    results.collect()
+}
+
+fn manifest(sample: &SamplePut<'_>) -> Result<Manifest, Error> {
+    let tensors = sample.tensors.iter().map(|it| Tensor {
+        name: it.name.clone(),
+        dtype: it.dtype,
+        shape: it.shape.clone(),
+        offset: 0,
+        bytes: it.len(),
+    });
+    let checked = check_groups(&sample.consumption);
+    let manifest = checked.and_then(|()| Manifest::lay_out(tensors.collect(), sample.metadata));
+    manifest.map_err(|why| Error::invalid(format!("sample `{}`: {why}", sample.id)))
+}
+
+fn check_groups(consumption: &Consumption) -> Result<(), String> {
+    let Consumption::Groups(groups) = consumption else { return Ok(()) };
+    if groups.is_empty() || groups.len() > MARKS_MAX {
+        return Err(format!("it is for {} consumer groups: it must be 1 to {MARKS_MAX}", groups.len()));
+    }
+    let mut names = BTreeSet::new();
+    for group in groups {
+        if group.len() > OWNER_BYTES_MAX {
+            return Err(format!("a group's name has {} bytes, more than {OWNER_BYTES_MAX}", group.len()));
+        }
+        if !names.insert(group) {
+            return Err(format!("it is for the group `{group}` twice"));
+        }
+    }
+    Ok(())
+}
+
+/// The sample as the one object that it is.
+fn to_put<'a>(sample: &SamplePut<'a>, manifest: &Manifest, header: &'a [u8]) -> Put<'a> {
+    let mut parts = vec![SourceBuf::from(header)];
+    let mut end = header.len() as u64;
+    for (tensor, place) in sample.tensors.iter().zip(&manifest.tensors) {
+        let gap = PADDING.get(..(place.offset - end) as usize).unwrap_or_default();
+        parts.push(SourceBuf::from(gap));
+        parts.extend(&tensor.parts);
+        end = place.offset + place.bytes;
+    }
+    let options = PutOptions { sample: Some(sample.consumption.clone()), ..sample.options.clone() };
+    Put { key: sample.id.clone(), parts, options }
+}
