@@ -83,7 +83,12 @@ fn exception<'py>(py: Python<'py>, error: &Error) -> PyResult<Bound<'py, PyAny>>
         Error::Leased { .. } => "Leased",
         Error::Unconfirmed { .. } => "Unconfirmed",
         Error::Contended { .. } => "Contended",
-        Error::Invalid { .. } => "InvalidArgument",
+        Error::Exists { .. } => "Exists",
+        Error::Superseded { .. }
+        | Error::Consumed { .. }
+        | Error::NotASample { .. }
+        | Error::WrongGroup { .. } => "Error",
+        Error::OutOfRange { .. } | Error::Invalid { .. } => "InvalidArgument",
         Error::Unauthenticated { .. } => "Unauthenticated",
         Error::Refused { .. } => "Refused",
         Error::Closed | Error::Forked => "Closed",

@@ -99,7 +99,7 @@ impl Operation for GetIntoAll {
     async fn run(&self, client: &Client, deadline: Deadline) -> Result<Each<Fetched>, Error> {
         let items = self.keys.list.iter().zip(&self.buffers);
         let gets: Vec<_> = items
-            .map(|(key, buffer)| GetInto { key: key.clone(), targets: vec![buffer.as_target()] })
+            .map(|(key, buffer)| GetInto::scattered(key.clone(), vec![buffer.as_target()]))
             .collect();
         Ok(client.get_into(&gets, GetOptions::default(), deadline).await)
     }

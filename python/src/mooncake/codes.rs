@@ -34,7 +34,12 @@ pub(crate) const HEALTH_NO_MASTER: i64 = 2;
 /// The code for an error of the client.
 pub(crate) fn of(error: &Error) -> i64 {
     match error {
-        Error::NotFound { .. } => OBJECT_NOT_FOUND,
+        Error::NotFound { .. } | Error::Superseded { .. } | Error::Consumed { .. } => OBJECT_NOT_FOUND,
+        // Nothing here asks for ranges or samples.
+        Error::OutOfRange { .. }
+        | Error::Exists { .. }
+        | Error::NotASample { .. }
+        | Error::WrongGroup { .. } => INVALID_PARAMS,
         Error::Full { .. } | Error::OverQuota { .. } => NO_AVAILABLE_HANDLE,
         Error::TooSmall { .. } | Error::Invalid { .. } | Error::Closed | Error::Forked => INVALID_PARAMS,
         Error::Contended { .. } => REPLICA_IS_NOT_READY,

@@ -101,7 +101,7 @@ impl MooncakeDistributedStore {
         let get = |(key, ranges): (&KeyArg, &Vec<(u64, u64)>)| {
             let targets = targets(&open, ranges)?;
             let key = key.key().ok_or(codes::OBJECT_NOT_FOUND)?;
-            Ok(GetInto { key, targets })
+            Ok(GetInto::scattered(key, targets))
         };
         let gets = keys.iter().zip(ranges).map(get).collect();
         calls::get_into(py, &open, gets)
