@@ -336,9 +336,6 @@ impl Node {
         if let Some(generation) = self.slots.generation(item.hold) {
             return Some(CommitOutcome::Stored(generation));
         }
-        if self.slots.is_prepared_as(item.hold, namespace, &item.key) {
-            return None;
-        }
         let identity = Identity {
             namespace: namespace.to_owned(),
             key: item.key.clone(),

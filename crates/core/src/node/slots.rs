@@ -190,13 +190,6 @@ impl Slots {
         self.get(hold).filter(|it| it.state == SlotState::Committed).map(|it| it.generation)
     }
 
-    /// Whether the master is being asked about this use of the slot, under this name.
-    pub(super) fn is_prepared_as(&self, hold: Hold, namespace: &str, key: &Key) -> bool {
-        let prepared = self.get(hold).filter(|it| it.state == SlotState::Prepared);
-        let identity = prepared.and_then(|it| it.identity.as_deref());
-        identity.is_some_and(|it| it.namespace == namespace && it.key == *key)
-    }
-
     /// Whatever use of the slot stands now.
     pub(super) fn current(&self, slot: SlotId) -> Option<Hold> {
         let stamp = self.slots.get(slot.0 as usize)?.as_ref()?.stamp;
