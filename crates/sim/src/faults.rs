@@ -81,13 +81,7 @@ impl World {
                     self.crash_client(client);
                 }
             }
-            Fault::ClientStall => {
-                let until = self.now + self.chance.delay(200, 900);
-                if let Some(it) = self.clients.get_mut(client).filter(|it| it.alive) {
-                    it.stopped_until = until;
-                    self.coverage.hit(Point::FaultClientStall);
-                }
-            }
+            Fault::ClientStall => self.stall(client),
             Fault::NodeCrash => {
                 if self.is_up(Party::Node(node)) {
                     self.coverage.hit(Point::FaultNodeCrash);
@@ -120,6 +114,19 @@ impl World {
                 let until = self.now + self.chance.delay(100, 500);
                 self.at(until, Event::ClockGoesOn);
             }
+        }
+    }
+
+    /// A process that is stopped for long often finds its connections closed when it goes on.
+    fn stall(&mut self, client: usize) {
+        let until = self.now + self.chance.delay(200, 900);
+        let cut = self.chance.percent(60);
+        let Some(it) = self.clients.get_mut(client).filter(|it| it.alive) else { return };
+        it.stopped_until = until;
+        let conns: Vec<_> = it.links.values().filter_map(|it| it.conn).collect();
+        self.coverage.hit(Point::FaultClientStall);
+        if cut {
+            conns.into_iter().for_each(|conn| self.break_conn(conn));
         }
     }
 

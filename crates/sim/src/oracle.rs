@@ -143,6 +143,8 @@ pub(crate) struct Oracle {
     /// Nodes that the master has taken in, and has not lost since.
     pub(crate) joined: BTreeSet<SegmentId>,
     pub(crate) lost: BTreeSet<SegmentId>,
+    /// What a node must not have any more once it has heard that it is registered.
+    pub(crate) owing: BTreeMap<SegmentId, Vec<Generation>>,
     lease_ms: u64,
     pub(crate) strict: bool,
 }
@@ -187,6 +189,7 @@ impl Oracle {
         self.newest.clear();
         self.joined.clear();
         self.lost.clear();
+        self.owing.clear();
         self.deleting.clear();
         self.deciding.clear();
         let alive = memories.values().filter(|it| it.alive);
@@ -385,9 +388,11 @@ impl Oracle {
                     }
                 }
             }
-            Reply::Registered(registered) if registered.discard => {
+            Reply::Registered(registered) => {
                 let segment = segment.unwrap_or_default();
-                if !self.lost.contains(&segment) {
+                let dead = self.lives.iter().filter(|(_, it)| it.dead.is_some()).map(|(it, _)| *it);
+                self.owing.insert(segment, dead.collect());
+                if registered.discard && !self.lost.contains(&segment) {
                     self.fail("names", || format!("{segment} must discard all, but was never lost"));
                 }
             }

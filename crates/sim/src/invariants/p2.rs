@@ -79,8 +79,8 @@ impl Oracle {
     pub(crate) fn readmitted(&mut self, segment: SegmentId, memories: &Memories, coverage: &mut Coverage) {
         let Some(memory) = memories.get(&segment) else { return };
         coverage.hit(Point::CheckedReadmission);
-        let dead = self.lives.iter().filter(|(_, it)| it.dead.is_some());
-        let kept = dead.map(|(it, _)| *it).find(|it| copies(memory, *it).next().is_some());
+        let owing = self.owing.remove(&segment).unwrap_or_default();
+        let kept = owing.into_iter().find(|it| copies(memory, *it).next().is_some());
         if let Some(generation) = kept {
             self.fail("p2", || format!("{segment} was readmitted with {generation}, which was deleted"));
         }
