@@ -1,4 +1,4 @@
-//! A store inside one process: put, get, look without copying, delete.
+//! A store inside one process: put, get, look without copying, delete; and a sample that is consumed.
 //!
 //! Run it with `cargo run --example quickstart`.
 
@@ -6,7 +6,10 @@ use std::error::Error;
 use std::io::{self, Write};
 use std::time::Duration;
 
-use tiffin_client::{Deadline, DeleteOptions, Embedded, GetOptions, Key, Pattern, Put};
+use tiffin_client::{
+    Client, Deadline, DeleteOptions, Dtype, Embedded, GetOptions, Key, Patience, Pattern, Put, SamplePut,
+    TensorRef,
+};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
@@ -39,6 +42,34 @@ async fn main() -> Result<(), Box<dyn Error>> {
         writeln!(out, "{key}: deleted: {}", existed?)?;
     }
     writeln!(out, "objects left: {}", client.list(Pattern::All, soon()).await?.len())?;
+    consume_a_sample(client, &mut out, soon()).await?;
     store.stop(soon()).await?;
+    Ok(())
+}
+
+/// What a producer and a consumer of hidden states do.
+async fn consume_a_sample(
+    client: &Client,
+    out: &mut impl Write,
+    deadline: Deadline,
+) -> Result<(), Box<dyn Error>> {
+    let hidden = vec![0_u8; 2 * 16 * 64];
+    let tensors = vec![TensorRef::new("hidden", Dtype::Bf16, &[16, 64], &hidden)];
+    let sample = SamplePut { metadata: b"{\"step\": 1}", ..SamplePut::new(Key::new(b"sample/7")?, tensors) };
+    let mut refs = Vec::new();
+    for stored in client.put_samples(&[sample], Patience::UntilDeadline, deadline).await {
+        refs.push(stored.map(|it| (it.id, it.generation))?);
+    }
+    let wanted: Vec<_> = refs.iter().map(|(id, generation)| (id.clone(), Some(*generation))).collect();
+    for lease in client.lease(&wanted, "trainer", deadline).await {
+        let lease = lease?;
+        for tensor in &lease.manifest().tensors {
+            let bytes = lease.read(&[&tensor.name], deadline).await?.concat();
+            writeln!(out, "{}: {} {:?}, {} bytes", tensor.name, tensor.dtype, tensor.shape, bytes.len())?;
+        }
+    }
+    for acked in client.ack(&refs, "trainer", deadline).await {
+        writeln!(out, "sample/7: {:?}", acked?)?;
+    }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! The Rust client of Tiffin: puts, gets, views, and the names of objects.
+//! The Rust client of Tiffin: puts, gets, views, samples, and the names and lifetimes of objects.
 //!
 //! Every call takes many items and gives each an outcome of its own; a single item is a batch of one. Every
 //! call takes a [`Deadline`] and has ended by then, whatever the other side does.
@@ -22,6 +22,47 @@
 //!     assert_eq!(object?.bytes, b"hello");
 //! }
 //! store.stop(soon()).await?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # How long things stay
+//!
+//! An object stays until it is deleted, replaced, or evicted to make room. [`Client::pin`] keeps it from eviction on
+//! behalf of an owner; [`Client::put_with`] waits for room instead of failing; [`Client::set_policy`] limits a
+//! namespace, and [`Client::wait_usage`] waits until it has emptied or filled so far. [`Client::why`] says who holds
+//! an object, or what took it away.
+//!
+//! # Samples
+//!
+//! A sample is a group of tensors that is put as one and consumed. It is never evicted: it is gone when everybody who
+//! was to consume it has acknowledged it.
+//!
+//! ```
+//! # use std::time::Duration;
+//! use tiffin_client::{Acked, Deadline, Dtype, Embedded, Key, Patience, SamplePut, TensorRef};
+//!
+//! # #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let store = Embedded::start(64 << 20).await?;
+//! # let client = &store.client;
+//! # let soon = || Deadline::after(Duration::from_secs(10));
+//! let mask = TensorRef::new("mask", Dtype::Bool, &[2, 2], &[1, 0, 0, 1]);
+//! let sample = SamplePut::new(Key::new(b"step-1/sample-7")?, vec![mask]);
+//! // Waits for room if there is none.
+//! let mut stored = client.put_samples(&[sample], Patience::UntilDeadline, soon()).await;
+//! let sample = stored.remove(0)?;
+//!
+//! let wanted = [(sample.id.clone(), Some(sample.generation))];
+//! for lease in client.lease(&wanted, "trainer", soon()).await {
+//!     let lease = lease?;
+//!     assert_eq!(lease.manifest().tensors[0].shape, [2, 2]);
+//!     assert_eq!(lease.read(&["mask"], soon()).await?, [[1, 0, 0, 1]]);
+//! }
+//! // The room can be used again when this returns.
+//! let acked = client.ack(&[(sample.id, sample.generation)], "trainer", soon()).await;
+//! assert_eq!(acked, [Ok(Acked::Freed)]);
+//! # store.stop(soon()).await?;
 //! # Ok(())
 //! # }
 //! ```

@@ -17,8 +17,8 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use tiffin_client::{
-    Client, ConnectOptions, Deadline, DeleteOptions, Error, GetOptions, Key, Put, PutOptions, ResolveOptions,
-    Way,
+    Acked, Client, ConnectOptions, Deadline, DeleteOptions, Dtype, Error, GetOptions, Key, Patience, Put,
+    PutOptions, ResolveOptions, SamplePut, TensorRef, Way,
 };
 use tiffin_core::message::{Hello, Reply, Request, Reserve, ReserveItem, ReserveOutcome};
 use tiffin_rpc::Connection;
@@ -36,11 +36,12 @@ const MEMORY: u64 = 16 << 20;
 
 type Test = (&'static str, fn(&Runtime));
 
-const TESTS: [Test; 6] = [
+const TESTS: [Test; 7] = [
     ("processes_of_one_host_share_memory", processes_of_one_host_share_memory),
     ("a_client_killed_between_reserve_and_commit", a_client_killed_between_reserve_and_commit),
     ("clients_killed_under_load", clients_killed_under_load),
     ("a_client_killed_while_it_looks", a_client_killed_while_it_looks),
+    ("a_consumer_killed_with_its_lease", a_consumer_killed_with_its_lease),
     ("a_node_killed_under_its_readers", a_node_killed_under_its_readers),
     ("a_node_that_is_stopped", a_node_that_is_stopped),
 ];
@@ -53,6 +54,7 @@ fn main() {
         ["reserver", master] => runtime.block_on(be_reserver(master)),
         ["putter", master] => runtime.block_on(be_putter(master)),
         ["viewer", master, name] => runtime.block_on(be_viewer(master, name)),
+        ["consumer", master, name] => runtime.block_on(be_consumer(master, name)),
         // What `cargo test` and its relatives may pass: a name to filter by, and flags.
         ref rest if rest.contains(&"--list") => list(),
         ref rest => run(rest.iter().find(|it| !it.starts_with('-')).copied().unwrap_or("")),
@@ -120,6 +122,15 @@ async fn be_viewer(master: &str, name: &str) {
     let client = Client::connect(ConnectOptions::new(master)).await.unwrap();
     let view = only(client.view(&[key(name)], soon()).await).unwrap();
     assert!(view.is_borrowed());
+    ready_until_parent_ends();
+}
+
+/// A consumer that has leased and looks, and never acknowledges.
+async fn be_consumer(master: &str, name: &str) {
+    let client = Client::connect(ConnectOptions::new(master)).await.unwrap();
+    let lease = only(client.lease(&[(key(name), None)], "g", soon()).await).unwrap();
+    let view = only(client.view(&[key(name)], soon()).await).unwrap();
+    assert!(view.is_borrowed() && !lease.is_released());
     ready_until_parent_ends();
 }
 
@@ -201,6 +212,30 @@ fn a_client_killed_while_it_looks(runtime: &Runtime) {
         assert_eq!(node.usage().held, 1 << 20);
         viewer.kill();
         eventually("its view ends", || node.usage().held == 0).await;
+    });
+}
+
+fn a_consumer_killed_with_its_lease(runtime: &Runtime) {
+    let (master, node) = runtime.block_on(start_both());
+    let bytes = pattern(1 << 20);
+    let stat = || master.stat().namespaces.remove(0);
+    let (client, stored) = runtime.block_on(async {
+        let client = connect(&master, true).await;
+        let tensors = vec![TensorRef::new("t", Dtype::U8, &[1 << 20], &bytes)];
+        let samples = [SamplePut::new(key("s"), tensors)];
+        let stored = only(client.put_samples(&samples, Patience::Never, soon()).await).unwrap();
+        (client, stored)
+    });
+    let consumer = Process::start(&["consumer", &master.address().to_string(), "s"]);
+    assert_eq!((stat().samples, stat().samples_leased), (1, 1));
+    consumer.kill();
+    runtime.block_on(async {
+        eventually("its lease comes back", || stat().samples_leased == 0).await;
+        let lease = only(client.lease(&[(key("s"), Some(stored.generation))], "g", soon()).await).unwrap();
+        assert!(lease.read(&["t"], soon()).await.unwrap()[0] == bytes);
+        let acked = client.ack(&[(key("s"), stored.generation)], "g", soon()).await;
+        assert_eq!(acked, [Ok(Acked::Freed)]);
+        eventually("nothing of the dead one is held", || node.usage().free == MEMORY).await;
     });
 }
 

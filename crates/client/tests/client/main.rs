@@ -3,5 +3,7 @@
 #![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "all of it is a test")]
 
 mod faults;
+mod lifetimes;
+mod samples;
 mod store;
 mod support;

@@ -1,0 +1,260 @@
+//! How long things stay: pins, room that is waited for, limits, explanations; and reading parts of objects.
+
+use std::time::Duration;
+
+use tiffin_client::{
+    Cause, Client, ConnectOptions, Deadline, DeleteOptions, Embedded, Error, GetInto, GetOptions, Patience,
+    Pattern, Policy, Put, Watermark, Why,
+};
+use tokio::task::JoinHandle;
+
+use crate::support::{Cluster, eventually, key, only, pattern, pinned, soon};
+
+const MIB: usize = 1 << 20;
+
+fn waiting(cluster: &Cluster) -> u64 {
+    cluster.master.stat().namespaces.iter().map(|it| it.waiting).sum()
+}
+
+/// A pinned put that waits for room, in a task of its own.
+fn patient(client: &Client, name: &'static str, len: usize) -> JoinHandle<Result<(), Error>> {
+    let client = client.clone();
+    tokio::spawn(async move {
+        let bytes = pattern(len, len);
+        let stored = client.put_with(&[pinned(name, &bytes)], Patience::UntilDeadline, soon()).await;
+        only(stored).map(|_| ())
+    })
+}
+
+async fn delete(client: &Client, name: &str) {
+    assert_eq!(client.delete(&[key(name)], DeleteOptions::default(), soon()).await, [Ok(true)], "{name}");
+}
+
+fn quota(bytes: u64) -> Policy {
+    Policy { quota: Some(bytes), max_hold_ms: None }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_put_that_may_wait_is_woken_by_the_delete_that_makes_room() {
+    let cluster = Cluster::one(4 << 20).await;
+    let (one, other) = (cluster.client().await, cluster.tcp_client().await);
+    only(one.put(&[pinned("old", &pattern(1, 3 * MIB))], soon()).await).unwrap();
+    let put = patient(&other, "new", 3 * MIB);
+    eventually("it stands in line", || waiting(&cluster) == 1).await;
+    // Who may not wait is told at once, and does not overtake.
+    let refused = only(one.put(&[pinned("now", &pattern(2, MIB))], soon()).await);
+    assert!(matches!(refused, Err(Error::Full { .. })), "{refused:?}");
+    assert!(!put.is_finished());
+    delete(&one, "old").await;
+    put.await.unwrap().unwrap();
+    let got = only(one.get(&[key("new")], GetOptions::default(), soon()).await).unwrap();
+    assert!(got.bytes == pattern(3 * MIB, 3 * MIB));
+    assert_eq!(waiting(&cluster), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_put_that_waited_in_vain_is_told_how_full_it_is_before_its_deadline() {
+    let cluster = Cluster::one(4 << 20).await;
+    let client = cluster.client().await;
+    let bytes = pattern(1, 3 * MIB);
+    only(client.put(&[pinned("old", &bytes)], soon()).await).unwrap();
+    let short = || Deadline::after(Duration::from_secs(2));
+    let full = only(client.put_with(&[pinned("new", &bytes)], Patience::UntilDeadline, short()).await);
+    assert!(matches!(&full, Err(Error::Full { usage, .. }) if usage.committed == 3 << 20), "{full:?}");
+    client.set_policy(quota(3 << 20), soon()).await.unwrap();
+    let over = only(client.put_with(&[pinned("new", b"x")], Patience::UntilDeadline, short()).await);
+    assert!(matches!(&over, Err(Error::OverQuota { quota, .. }) if quota.limit == 3 << 20), "{over:?}");
+    assert_eq!(waiting(&cluster), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_waits_first_is_served_first_whoever_it_is() {
+    let cluster = Cluster::one(4 << 20).await;
+    let (one, other) = (cluster.client().await, cluster.client().await);
+    let bytes = pattern(1, 2 * MIB);
+    let stored = one.put(&[pinned("a", &bytes), pinned("b", &bytes)], soon()).await;
+    assert!(stored.iter().all(Result::is_ok));
+    let large = patient(&one, "large", 4 * MIB);
+    eventually("the large one stands in line", || waiting(&cluster) == 1).await;
+    let small = patient(&other, "small", MIB);
+    eventually("the small one stands behind it", || waiting(&cluster) == 2).await;
+    delete(&one, "a").await;
+    assert!(!small.is_finished(), "what would fit must not overtake what came first");
+    assert_eq!(waiting(&cluster), 2);
+    delete(&one, "b").await;
+    large.await.unwrap().unwrap();
+    assert!(!small.is_finished());
+    delete(&one, "large").await;
+    small.await.unwrap().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_quota_holds_for_all_clients_of_a_namespace_together() {
+    let cluster = Cluster::one(16 << 20).await;
+    let (one, other) = (cluster.client().await, cluster.tcp_client().await);
+    let options = ConnectOptions { namespace: "elsewhere".to_owned(), ..cluster.options() };
+    let stranger = Client::connect(options).await.unwrap();
+    one.set_policy(quota(2 << 20), soon()).await.unwrap();
+    let bytes = pattern(1, MIB + MIB / 2);
+    only(one.put(&[pinned("a", &bytes)], soon()).await).unwrap();
+    let over = only(other.put(&[pinned("b", &bytes)], soon()).await).unwrap_err();
+    let Error::OverQuota { quota: told, .. } = &over else { panic!("{over:?}") };
+    assert_eq!((told.used, told.limit), (bytes.len() as u64, 2 << 20));
+    assert!(over.is_retryable() && over.hint().is_some());
+    only(stranger.put(&[pinned("b", &bytes)], soon()).await).unwrap();
+
+    // The one waits for what the other frees.
+    let put = patient(&other, "b", MIB + MIB / 2);
+    eventually("it stands in line", || waiting(&cluster) == 1).await;
+    delete(&one, "a").await;
+    put.await.unwrap().unwrap();
+
+    one.set_policy(quota(0), soon()).await.unwrap();
+    let none = only(one.put(&[Put::new(key("c"), b"x")], soon()).await);
+    assert!(matches!(none, Err(Error::OverQuota { .. })), "{none:?}");
+    other.set_policy(Policy::default(), soon()).await.unwrap();
+    only(one.put(&[Put::new(key("c"), b"x")], soon()).await).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pins_belong_to_owners_and_end_without_a_delete() {
+    let cluster = Cluster::one(4 << 20).await;
+    let client = cluster.client().await;
+    let (a, b) = (key("a"), key("b"));
+    let stored = client.put(&[Put::new(a.clone(), b"a"), Put::new(b.clone(), b"b")], soon()).await;
+    assert!(stored.iter().all(Result::is_ok));
+    let pinned = client.pin(&[a.clone(), b.clone(), key("none")], "run-1", soon()).await;
+    assert_eq!(pinned, [Ok(()), Ok(()), Err(Error::NotFound { key: key("none") })]);
+    assert_eq!(client.pin(std::slice::from_ref(&a), "run-2", soon()).await, [Ok(())]);
+    let names = async |owner: &str| {
+        let listed = client.list_pinned(Pattern::All, owner, soon()).await.unwrap();
+        listed.into_iter().map(|it| it.key).collect::<Vec<_>>()
+    };
+    assert_eq!(names("run-1").await, [a.clone(), b.clone()]);
+    assert_eq!(names("run-2").await, std::slice::from_ref(&a));
+    assert!(names("nobody").await.is_empty());
+
+    assert_eq!(client.unpin(std::slice::from_ref(&b), "nobody", soon()).await, [Ok(())]);
+    assert_eq!(client.unpin(std::slice::from_ref(&b), "run-1", soon()).await, [Ok(())]);
+    assert_eq!(client.drop_pins("run-1", soon()).await.unwrap().count, 1);
+    assert_eq!(client.drop_pins("run-1", soon()).await.unwrap().count, 0);
+    assert_eq!(client.drop_pins("nobody", soon()).await.unwrap().count, 0);
+    let Ok(Why::Here(here)) = only(client.why(std::slice::from_ref(&a), soon()).await) else { panic!() };
+    assert_eq!(here.pins, ["run-2"]);
+    let long = only(client.pin(&[a], &"x".repeat(300), soon()).await);
+    assert!(matches!(long, Err(Error::Invalid { .. })), "{long:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_program_can_wait_until_a_namespace_fills_and_empties() {
+    let cluster = Cluster::one(8 << 20).await;
+    let client = cluster.client().await;
+    let watch = |until| {
+        let client = client.clone();
+        tokio::spawn(async move { client.wait_usage(until, soon()).await })
+    };
+    let high = watch(Watermark::AtLeast(2 << 20));
+    let bytes = pattern(1, MIB);
+    for name in ["a", "b"] {
+        assert!(!high.is_finished());
+        only(client.put(&[pinned(name, &bytes)], soon()).await).unwrap();
+    }
+    assert_eq!(high.await.unwrap().unwrap().used, 2 << 20);
+    let low = watch(Watermark::AtMost(1 << 20));
+    delete(&client, "a").await;
+    assert_eq!(low.await.unwrap().unwrap().used, 1 << 20);
+    let never =
+        client.wait_usage(Watermark::AtMost(0), Deadline::after(Duration::from_secs(1))).await.unwrap_err();
+    assert!(matches!(&never, Error::Timeout { what } if what.contains("at most 0 bytes")), "{never:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn why_tells_who_holds_an_object_and_what_took_it_away() {
+    let cluster = Cluster::one(4 << 20).await;
+    let named = |label: &str| ConnectOptions { label: label.to_owned(), ..cluster.options() };
+    let writer = Client::connect(named("the writer")).await.unwrap();
+    let reader = Client::connect(named("the reader")).await.unwrap();
+    only(writer.put(&[pinned("k", b"bytes")], soon()).await).unwrap();
+    let view = only(reader.view(&[key("k")], soon()).await).unwrap();
+    let Ok(Why::Here(here)) = only(writer.why(&[key("k")], soon()).await) else { panic!() };
+    assert_eq!((here.writer.as_str(), here.reader.as_str()), ("the writer", "the reader"));
+    assert_eq!((here.views, here.nodes), (1, vec!["node-0".to_owned()]));
+    drop(view);
+    delete(&reader, "k").await;
+    let mut answers = writer.why(&[key("k"), key("never")], soon()).await;
+    assert_eq!(answers.pop(), Some(Ok(Why::Unknown)));
+    let Some(Ok(Why::Gone(gone))) = answers.pop() else { panic!() };
+    assert_eq!((gone.cause, gone.by.as_str()), (Cause::Deleted, "the reader"));
+}
+
+async fn ranges(client: &Client) {
+    let bytes = pattern(3, 5 * MIB);
+    let stored = only(client.put(&[Put::new(key("k"), &bytes)], soon()).await).unwrap();
+    let len = bytes.len() as u64;
+    for (start, end) in [(0, 0), (0, 1), (0, len), (len, len), (63, 65), (1, 4_500_000), (len - 1, len)] {
+        let mut buffer = vec![0xee; (end - start) as usize + 3];
+        let item = GetInto::new(key("k"), &mut buffer).range(start..end);
+        let fetched = only(client.get_into(&[item], GetOptions::default(), soon()).await).unwrap();
+        assert_eq!((fetched.len, fetched.generation), (end - start, stored.generation));
+        let (filled, spare) = buffer.split_at((end - start) as usize);
+        assert!(filled == &bytes[start as usize..end as usize], "{start}..{end}");
+        assert_eq!(spare, [0xee; 3]);
+    }
+    #[expect(clippy::reversed_empty_ranges, reason = "that is the mistake to be answered")]
+    for range in [0..len + 1, len + 1..len + 1, u64::MAX - 1..u64::MAX, 5..4] {
+        let mut buffer = vec![0xee; 8];
+        let item = GetInto::new(key("k"), &mut buffer).range(range.clone());
+        let fetched = only(client.get_into(&[item], GetOptions::default(), soon()).await);
+        let (start, end) = (range.start, range.end);
+        assert_eq!(fetched, Err(Error::OutOfRange { key: key("k"), len, start, end }));
+        assert_eq!(buffer, [0xee; 8]);
+    }
+    let mut buffer = vec![0; 9];
+    let item = GetInto::new(key("k"), &mut buffer).range(0..10);
+    let fetched = only(client.get_into(&[item], GetOptions::default(), soon()).await);
+    assert_eq!(fetched, Err(Error::TooSmall { key: key("k"), len: 10 }));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_range_is_read_exactly_over_every_way() {
+    let cluster = Cluster::one(16 << 20).await;
+    ranges(&cluster.client().await).await;
+    ranges(&cluster.tcp_client().await).await;
+    let store = Embedded::start(16 << 20).await.unwrap();
+    ranges(&store.client).await;
+    store.stop(soon()).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_regular_expression_that_would_explode_is_refused_or_harmless() {
+    let cluster = Cluster::one(4 << 20).await;
+    let client = cluster.client().await;
+    let name = "a".repeat(10_000);
+    only(client.put(&[Put::new(key(&name), b"v")], soon()).await).unwrap();
+    let huge = Pattern::Regex("((a{1000}){1000}){1000}".to_owned());
+    let refused = client.delete_matching(huge, DeleteOptions::default(), soon()).await;
+    assert!(matches!(&refused, Err(Error::Invalid { .. })), "{refused:?}");
+    let backtracking = Pattern::Regex("^(a+)+$b".to_owned());
+    assert_eq!(client.list(backtracking, soon()).await, Ok(vec![]));
+    assert_eq!(client.list(Pattern::All, soon()).await.unwrap().len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deadline_in_the_past_changes_nothing() {
+    let cluster = Cluster::one(4 << 20).await;
+    let client = cluster.client().await;
+    only(client.put(&[Put::new(key("k"), b"v")], soon()).await).unwrap();
+    let past = Deadline::at(tokio::time::Instant::now());
+    let timeout = Error::Timeout { what: "the call did not end before its deadline".to_owned() };
+    assert_eq!(client.pin(&[key("k")], "run", past).await, [Err(timeout.clone())]);
+    assert_eq!(client.unpin(&[key("k")], "run", past).await, [Err(timeout.clone())]);
+    assert_eq!(client.drop_pins("run", past).await, Err(timeout.clone()));
+    assert_eq!(client.set_policy(quota(0), past).await, Err(timeout.clone()));
+    assert_eq!(client.wait_usage(Watermark::AtLeast(0), past).await, Err(timeout.clone()));
+    assert_eq!(client.why(&[key("k")], past).await, [Err(timeout.clone())]);
+    let put = client.put_with(&[Put::new(key("n"), b"v")], Patience::UntilDeadline, past).await;
+    assert_eq!(put, [Err(timeout.clone())]);
+    assert_eq!(client.lease(&[(key("k"), None)], "g", past).await.pop().unwrap().err(), Some(timeout));
+    only(client.put(&[Put::new(key("n"), b"v")], soon()).await).unwrap();
+    assert!(client.list_pinned(Pattern::All, "run", soon()).await.unwrap().is_empty());
+}
