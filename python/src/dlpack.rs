@@ -159,10 +159,15 @@ impl Tensor {
     /// The bytes in one piece, in the order of the elements.
     pub(crate) fn copied(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(self.len);
-        match &self.layout.axes {
-            None => gather(self.start.as_ptr(), &[], self.len, &mut bytes),
-            Some(axes) => gather(self.start.as_ptr(), axes, self.layout.element_bytes, &mut bytes),
+        let mut axes = self.layout.axes.as_deref().unwrap_or_default();
+        let mut run = if axes.is_empty() { self.len } else { self.layout.element_bytes };
+        // Inner axes whose elements lie side by side are copied at once.
+        while let [outer @ .., (count, distance)] = axes
+            && usize::try_from(*distance) == Ok(run)
+        {
+            (axes, run) = (outer, run * count);
         }
+        gather(self.start.as_ptr(), axes, run, &mut bytes);
         bytes
     }
 

@@ -17,6 +17,7 @@ use pyo3::prelude::*;
 use tiffin_client::{Client, ConnectOptions, Deadline, EmbeddedError, Error};
 use tiffin_server::{Embedded, NodeServer};
 use tokio::sync::OnceCell;
+use tokio::time::timeout_at;
 
 use crate::process::{self, PerProcess};
 use crate::runtime::{self, block_on};
@@ -138,10 +139,10 @@ impl Handle {
         let fresh = || Ok::<_, Error>(State { client: OnceCell::new(), servers: Mutex::new(Servers::None) });
         let state = self.state.get_or_try(fresh)?;
         let connect = || async {
-            let mut options = self.again.clone();
-            options.connect_time = options.connect_time.min(deadline.remaining());
-            options.label = ConnectOptions::new("").label;
-            Client::connect(options).await
+            let options = ConnectOptions { label: ConnectOptions::new("").label, ..self.again.clone() };
+            let what = format!("connecting to `{}` did not end before its deadline", options.address);
+            let connected = timeout_at(deadline.instant(), Client::connect(options)).await;
+            connected.unwrap_or(Err(Error::Timeout { what }))
         };
         state.client.get_or_try_init(connect).await.cloned()
     }

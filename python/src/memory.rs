@@ -12,8 +12,8 @@ use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 
 use pyo3::exceptions::PyTypeError;
-use pyo3::ffi;
 use pyo3::prelude::*;
+use pyo3::{ffi, intern};
 use tiffin_client::{SourceBuf, TargetBuf};
 
 use crate::dlpack::Tensor;
@@ -44,8 +44,8 @@ unsafe impl Sync for Memory {}
 impl Memory {
     /// The bytes of a value that is to be stored.
     pub(crate) fn to_read(value: &Bound<'_, PyAny>) -> PyResult<Self> {
-        match Lender::of(value)? {
-            Lender::Buffer => Self::of_buffer(Buffer::get(value, ffi::PyBUF_FULL_RO)?, value),
+        match Lender::of(value, ffi::PyBUF_FULL_RO)? {
+            Lender::Buffer(buffer) => Self::of_buffer(buffer, value),
             Lender::Tensor => Self::of_tensor(Tensor::take(value)?),
             Lender::None => Err(no_value(value)),
         }
@@ -54,8 +54,8 @@ impl Memory {
     /// The bytes of a buffer that is to be filled.
     pub(crate) fn to_write(buffer: &Bound<'_, PyAny>) -> PyResult<Self> {
         let py = buffer.py();
-        let memory = match Lender::of(buffer)? {
-            Lender::Buffer => Self::of_writable_buffer(buffer)?,
+        let memory = match Lender::of(buffer, ffi::PyBUF_FULL).map_err(|error| not_writable(buffer, error))? {
+            Lender::Buffer(lent) => Self::of_buffer(lent, buffer)?,
             Lender::Tensor => Self::of_tensor(Tensor::take(buffer)?)?,
             Lender::None => {
                 let hint = "give a bytearray, a writable memoryview or array, or a tensor";
@@ -96,17 +96,6 @@ impl Memory {
         Ok(Self { start, len, is_writable: buffer.is_writable(), _owner: Owner::Buffer(buffer) })
     }
 
-    fn of_writable_buffer(object: &Bound<'_, PyAny>) -> PyResult<Self> {
-        match Buffer::get(object, ffi::PyBUF_FULL) {
-            Ok(buffer) => Self::of_buffer(buffer, object),
-            Err(error) => {
-                let readable = Buffer::get(object, ffi::PyBUF_FULL_RO);
-                let is_read_only = readable.is_ok_and(|buffer| !buffer.is_writable());
-                Err(if is_read_only { read_only(object) } else { error })
-            }
-        }
-    }
-
     fn of_tensor(tensor: Tensor) -> PyResult<Self> {
         if !tensor.is_in_one_piece() {
             return Ok(Self::of_copy(tensor.copied()));
@@ -123,25 +112,25 @@ impl Memory {
 
 /// How an object lends its memory.
 enum Lender {
-    Buffer,
+    Buffer(Buffer),
     Tensor,
     None,
 }
 
 impl Lender {
-    fn of(object: &Bound<'_, PyAny>) -> PyResult<Self> {
+    fn of(object: &Bound<'_, PyAny>, flags: i32) -> PyResult<Self> {
+        let is_tensor = || object.hasattr(intern!(object.py(), "__dlpack__"));
         // SAFETY: the object is alive and the interpreter attached.
-        if unsafe { ffi::PyObject_CheckBuffer(object.as_ptr()) } != 0 {
+        if unsafe { ffi::PyObject_CheckBuffer(object.as_ptr()) } == 0 {
+            return Ok(if is_tensor()? { Self::Tensor } else { Self::None });
+        }
+        match Buffer::get(object, flags) {
+            Ok(buffer) => Ok(Self::Buffer(buffer)),
             // An array may have the protocol and yet not be able to say what its elements are, such as
             // bfloat16.
-            let answers = Buffer::get(object, ffi::PyBUF_FULL_RO);
-            return match answers {
-                Err(_) if object.hasattr("__dlpack__")? => Ok(Self::Tensor),
-                Err(error) => Err(error),
-                Ok(_) => Ok(Self::Buffer),
-            };
+            Err(_) if is_tensor()? => Ok(Self::Tensor),
+            Err(error) => Err(error),
         }
-        Ok(if object.hasattr("__dlpack__")? { Self::Tensor } else { Self::None })
     }
 }
 
@@ -236,6 +225,12 @@ fn no_value(value: &Bound<'_, PyAny>) -> PyErr {
         "give bytes, a bytearray, a memoryview, an array or a tensor"
     };
     wrong_type("a value is a bytes-like object or has `__dlpack__`", value, hint)
+}
+
+/// Why a buffer does not lend its memory to be written.
+fn not_writable(buffer: &Bound<'_, PyAny>, error: PyErr) -> PyErr {
+    let readable = Buffer::get(buffer, ffi::PyBUF_FULL_RO);
+    if readable.is_ok_and(|readable| !readable.is_writable()) { read_only(buffer) } else { error }
 }
 
 fn read_only(buffer: &Bound<'_, PyAny>) -> PyErr {

@@ -22,7 +22,7 @@ use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use tokio::runtime::{Builder, Runtime};
 
-use crate::process::PerProcess;
+use crate::process::{self, PerProcess};
 
 /// How many threads carry messages; bytes of a blocking call are copied by the caller's own thread.
 const WORKERS_MAX: usize = 4;
@@ -75,7 +75,7 @@ pub(crate) fn runtime() -> PyResult<&'static Runtime> {
 pub(crate) fn block_on<T: Send>(py: Python<'_>, work: impl AsyncFnOnce() -> T + Send) -> PyResult<T> {
     let engine = engine()?;
     if is_main_thread() {
-        return py.detach(|| engine.runtime.block_on(hearing_signals(work)));
+        return py.detach(|| hearing_signals(engine, work));
     }
     let (result, entry) = py.detach(|| {
         let result = engine.runtime.block_on(work());
@@ -133,13 +133,26 @@ pub(crate) fn leave(py: Python<'_>) {
     }
 }
 
-async fn hearing_signals<T>(work: impl AsyncFnOnce() -> T) -> PyResult<T> {
+/// Waits for some work, and runs signal handlers in between. They run outside the runtime, since they may use
+/// a store themselves.
+fn hearing_signals<T>(engine: &Engine, work: impl AsyncFnOnce() -> T) -> PyResult<T> {
+    let process = process::current();
     let mut work = pin!(work());
     loop {
-        tokio::select! {
-            biased;
-            result = &mut work => return Ok(result),
-            () = tokio::time::sleep(SIGNALS_EVERY) => Python::attach(|py| py.check_signals())?,
+        let turn = engine.runtime.block_on(async {
+            tokio::select! {
+                biased;
+                result = &mut work => Some(result),
+                () = tokio::time::sleep(SIGNALS_EVERY) => None,
+            }
+        });
+        if let Some(result) = turn {
+            return Ok(result);
+        }
+        Python::attach(|py| py.check_signals())?;
+        if process != process::current() {
+            let what = "a signal handler has forked this process in the middle of a call";
+            return Err(PyRuntimeError::new_err(format!("{what}\n\nhint: the child may call again")));
         }
     }
 }

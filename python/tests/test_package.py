@@ -17,7 +17,8 @@ def test_the_version_is_told_the_same_everywhere():
 
 
 def test_type_checkers_find_the_types():
-    assert pathlib.Path(tiffin.__file__).with_name("py.typed").exists()
+    for name in ("py.typed", "_native.pyi"):
+        assert pathlib.Path(tiffin.__file__).with_name(name).exists()
 
 
 def test_the_licence_travels_with_the_wheel():

@@ -190,6 +190,34 @@ def test_a_handler_that_does_not_raise_does_not_end_the_call():
     assert helpers.run(HANDLED) == "[1]\n"
 
 
+HANDLER_THAT_CALLS = """
+import math, os, signal, sys, threading, tiffin
+
+address, pid, folder = arguments
+sys.path.append(folder)
+import helpers
+store = tiffin.connect(address, timeout=math.inf)
+other = tiffin.connect(memory="16MiB")
+heard = []
+
+def handle(*_):
+    heard.append(other.put("k", b"from the handler"))
+    os.kill(pid, signal.SIGCONT)
+
+signal.signal(signal.SIGALRM, handle)
+helpers.stop(pid)
+signal.setitimer(signal.ITIMER_REAL, 0.05)
+print(store.exists("k"), heard, other.get("k"))
+"""
+
+
+def test_a_signal_handler_may_use_a_store():
+    with helpers.up() as (address, pid):
+        folder = str(pathlib.Path(helpers.__file__).parent)
+        shown = helpers.run(HANDLER_THAT_CALLS, address, pid, folder)
+        assert shown == "False [True] b'from the handler'\n"
+
+
 def test_leaving_with_everything_open():
     program = """
 import asyncio, threading, tiffin, tiffin.aio
