@@ -171,10 +171,12 @@ class Reader:
     def python(self, text):
         in_interpreter = text.startswith(">>> ")
         program = f"text = {text!r}\n{DOCTEST}" if in_interpreter else text
-        status, output = self.finish([sys.executable, "-c", program])
+        # A program that names no store makes one of its own; the commands have a usual place to look for one.
+        environment = {name: value for name, value in self.environment.items() if name not in DEFAULT_PORTS}
+        status, output = self.finish([sys.executable, "-c", program], environment)
         assert status == 0, f"the program ended with {status}:\n{output}"
 
-    def finish(self, command):
+    def finish(self, command, environment=None):
         """Status and output of a command that must end in time."""
         try:
             done = subprocess.run(
@@ -184,7 +186,7 @@ class Reader:
                 stderr=subprocess.STDOUT,
                 text=True,
                 cwd=self.folder,
-                env=self.environment,
+                env=environment or self.environment,
                 timeout=SECONDS_MAX,
             )
         except subprocess.TimeoutExpired as late:
