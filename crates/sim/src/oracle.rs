@@ -197,7 +197,8 @@ impl Oracle {
             alive.flat_map(|it| it.slots()).map(|(_, record)| record.generation).collect();
         for (generation, life) in &mut self.lives {
             life.lease_until = Tick(0);
-            if surviving.contains(generation) {
+            let unconfirmed = life.dead.as_ref().is_some_and(|it| !it.confirmed);
+            if unconfirmed || surviving.contains(generation) {
                 (life.gone, life.deletes, life.dead) = (false, 0, None);
             }
         }

@@ -90,6 +90,10 @@ impl Master {
     /// Whether an announced object belongs in the catalog; it is there then.
     fn take_in(&mut self, node: NodeIndex, record: Record) -> bool {
         let Some(member) = self.members.get_mut(node) else { return false };
+        if member.retiring.contains(&record.hold) {
+            // It was taken away meanwhile, and the node has not heard of that yet.
+            return false;
+        }
         member.told.insert(record.hold);
         let news = member.from_earlier_life;
         let namespace = self.catalog.intern(&record.namespace);
