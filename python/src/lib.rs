@@ -7,7 +7,7 @@
 //! | `runtime` | the one tokio runtime, and waiting for it with the interpreter released |
 //! | `promise` | answers for an asyncio loop |
 //! | `handle` | a connected store that survives a fork; everything else stands on it |
-//! | `memory`, `room`, `dlpack` | memory of Python objects, lent to Rust for a call, and ours lent to others |
+//! | `memory`, `room`, `dlpack` | memory of Python objects lent to Rust for a call, and ours lent to others |
 //! | `keys`, `types`, `errors` | arguments in, tuples and exceptions out |
 //! | `operations`, `store`, `view` | the native API |
 //! | `mooncake` | the drop-in for `mooncake.store` |
