@@ -3,7 +3,7 @@
 //! **Invariant (retire before reuse):** when a slot's stamp goes away, that is stored sequentially
 //! consistently and fenced before anything else happens; when a new stamp comes, every other word of the slot
 //! is in place before it. So whoever finds a stamp before and after looking has seen the words and bytes of
-//! that use.
+//! that use. The module `stamp` has the loads, stores and fences that do it.
 //!
 //! **Invariant:** while a slot carries a stamp and is committed, its length and extents do not change.
 //!
@@ -11,10 +11,11 @@
 //! segment: words that race with a new use cannot lead outside the mappings, nor to a large allocation.
 
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::Ordering;
 
 use crate::layout::{self, EXTENTS_MAX, Geometry, INLINE_EXTENTS, SPILLED_EXTENT_BYTES, header, slot};
 use crate::map::Map;
+use crate::stamp::{self, Words};
 use crate::{Extent, TransferError, copy, cut};
 
 /// What a slot is used for.
@@ -34,7 +35,7 @@ pub enum SlotState {
 impl SlotState {
     fn from_word(word: u64) -> Option<Self> {
         match word & 0xff {
-            0 => Some(Self::Free),
+            layout::STATE_FREE => Some(Self::Free),
             1 => Some(Self::Reserved),
             2 => Some(Self::Prepared),
             3 => Some(Self::Committed),
@@ -44,7 +45,7 @@ impl SlotState {
 
     fn to_word(self) -> u64 {
         match self {
-            Self::Free => 0,
+            Self::Free => layout::STATE_FREE,
             Self::Reserved => 1,
             Self::Prepared => 2,
             Self::Committed => 3,
@@ -129,31 +130,17 @@ impl ControlWriter {
         if record.stamp == 0 {
             return self.retire(index);
         }
-        let old_stamp = self.map.load(at + slot::STAMP);
-        let is_new_use = old_stamp != record.stamp;
-        if is_new_use && old_stamp != 0 {
-            self.retire(index);
-        }
-        if !is_new_use {
+        if self.map.load(at + slot::STAMP) == record.stamp {
             self.assert_unmoved(index, record);
         }
-        self.write_words(at, record);
-        // The state follows the words it speaks about, for whoever reads the segment after a crash.
-        self.map.store(at + slot::STATE, state_word(record), Ordering::Release);
-        if is_new_use {
-            self.map.store(at + slot::STAMP, record.stamp, Ordering::SeqCst);
-        }
+        stamp::enter(&*self.map, at, record.stamp, state_word(record), || self.write_words(at, record));
     }
 
     /// Takes the stamp away. When this returns, no copy that ends later validates, so the bytes may be
     /// reused.
     pub fn retire(&mut self, index: u32) {
         let at = self.slot_at(index);
-        self.map.store(at + slot::STAMP, 0, Ordering::SeqCst);
-        // A sequentially consistent store alone does not keep later plain stores behind it on every
-        // processor.
-        fence(Ordering::SeqCst);
-        self.map.store(at + slot::STATE, SlotState::Free.to_word(), Ordering::SeqCst);
+        stamp::retire(&*self.map, at);
     }
 
     /// Puts bytes into the heap, where the node has found room for them.
@@ -161,12 +148,7 @@ impl ControlWriter {
     /// # Panics
     /// If they do not fit.
     pub fn write_heap(&mut self, offset: u64, bytes: &[u8]) {
-        let run = Extent { offset, len: bytes.len() as u64 };
-        let target = self.geometry.in_heap(run).and_then(|run| self.map.target(run));
-        let Some(target) = target else {
-            panic!("{run:?} is outside the heap of {} bytes", self.geometry.heap_bytes);
-        };
-        copy::copy_in(bytes, target);
+        self.fill_heap(offset, bytes);
     }
 
     /// Records that no stamp at or above this one has ever been used.
@@ -189,11 +171,20 @@ impl ControlWriter {
         at.unwrap_or_else(|| panic!("slot {index} of {}", self.geometry.slot_count))
     }
 
-    fn write_words(&mut self, at: u64, record: &SlotRecord) {
+    fn fill_heap(&self, offset: u64, bytes: &[u8]) {
+        let run = Extent { offset, len: bytes.len() as u64 };
+        let target = self.geometry.in_heap(run).and_then(|run| self.map.target(run));
+        let Some(target) = target else {
+            panic!("{run:?} is outside the heap of {} bytes", self.geometry.heap_bytes);
+        };
+        copy::copy_in(bytes, target);
+    }
+
+    fn write_words(&self, at: u64, record: &SlotRecord) {
         if record.extents.len() > INLINE_EXTENTS {
             let words = record.extents.iter().flat_map(|extent| [extent.offset, extent.len]);
             let list: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
-            self.write_heap(record.spill_offset, &list);
+            self.fill_heap(record.spill_offset, &list);
         }
         let words = [
             (slot::NAMESPACE_OFFSET, record.namespace.offset),
@@ -325,25 +316,20 @@ impl ControlReader {
             return Err(TransferError::Forked);
         }
         let at = self.geometry.slot_at(index).ok_or(TransferError::Stale)?;
-        if stamp == 0 || self.map.load(at + slot::STAMP) != stamp {
-            return Err(TransferError::Stale);
-        }
-        fence(Ordering::Acquire);
-        let placement = self.placement(at);
         // What was loaded belongs to this use only if the use is still there; else it is nobody's fault.
-        if self.still(index, stamp) {
-            placement.ok_or(TransferError::Corrupt)
-        } else {
-            Err(TransferError::Stale)
-        }
+        let placement = stamp::look(&*self.map, at, stamp, || self.placement(at));
+        placement.ok_or(TransferError::Stale)?.ok_or(TransferError::Corrupt)
     }
 
     /// Whether the slot carries the stamp now, after everything that was copied before.
     #[must_use]
     pub fn still(&self, index: u32, stamp: u64) -> bool {
-        fence(Ordering::Acquire);
-        let now = self.geometry.slot_at(index).map(|at| self.map.load(at + slot::STAMP));
-        stamp != 0 && now == Some(stamp)
+        self.geometry.slot_at(index).is_some_and(|at| stamp::still(&*self.map, at, stamp))
+    }
+
+    /// Comes between [`Self::load`] and the first byte that a writer stores under the stamp it found.
+    pub(crate) fn before_bytes(&self) {
+        stamp::before_bytes(&*self.map);
     }
 
     /// Reads back every use of every slot. Meant for when nobody writes.
@@ -481,16 +467,19 @@ mod tests {
             let at = 1000 + u64::from(index) * 200;
             let key = format!("key {index}").into_bytes();
             writer.write_heap(at, &key);
+            let marks = vec![0xa0 + index as u8; index as usize];
+            writer.write_heap(at + 50, &marks);
             let mut record = record(77 + u64::from(index), SlotState::Committed, list);
             record.hard_pin = index % 2 == 0;
             record.soft_pin = index % 3 == 0;
             record.namespace = Extent { offset: 0, len: 7 };
             record.key = Extent { offset: at, len: key.len() as u64 };
+            record.marks = Extent { offset: at + 50, len: marks.len() as u64 };
             (record.generation_epoch, record.generation_counter) = (3, u64::from(index));
             record.spill_offset = if list.len() > 2 { at + 100 * u64::from(index) } else { 0 };
             let slot = index * 3;
             writer.write_slot(slot, &record);
-            expected.push(Scanned { slot, record, namespace: b"default".to_vec(), key });
+            expected.push(Scanned { slot, record, namespace: b"default".to_vec(), key, marks });
         }
         writer.set_stamp_high_water(4096);
         writer.set_epoch(3);

@@ -97,6 +97,8 @@ pub mod slot {
 pub const MARKS_OFFSET_BITS: u32 = 40;
 /// The most bytes of an object's marks.
 pub const MARKS_BYTES_MAX: u64 = (1 << 24) - 1;
+/// The state of a slot without a use.
+pub const STATE_FREE: u64 = 0;
 /// The bit of the state word that says "never evict".
 pub const FLAG_HARD_PIN: u64 = 1 << 8;
 /// The bit of the state word that says "evict last".

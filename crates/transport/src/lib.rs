@@ -32,8 +32,12 @@ pub mod local;
 mod map;
 mod mapped;
 mod peer;
+#[cfg(test)]
+mod schedules;
+mod seams;
 pub mod segment;
 pub mod shm;
+mod stamp;
 pub mod tcp;
 
 use std::future::Future;

@@ -4,17 +4,19 @@
 //! inherited by forked children, so that a child can neither write into a segment after its parent was
 //! declared dead, nor keep it alive; in a child [`Map::is_here`] is false and the value does nothing.
 //!
-//! Words are reached as atomics, runs of bytes as [`SourceBuf`] and [`TargetBuf`]: never as references.
+//! Words are reached as little-endian atomics, runs of bytes as [`SourceBuf`] and [`TargetBuf`]: never as references.
 
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::ptr::{self, NonNull};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
 use crate::Extent;
 use crate::buffer::{SourceBuf, TargetBuf};
+use crate::seams::point;
+use crate::stamp::Words;
 
 /// What may be done with a mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,18 +67,6 @@ impl Map {
         self.len as u64
     }
 
-    /// Loads the little-endian word at a byte offset. Relaxed, since nothing stronger is allowed on a
-    /// read-only mapping; callers add fences.
-    pub(crate) fn load(&self, at: u64) -> u64 {
-        u64::from_le(self.word(at).load(Ordering::Relaxed))
-    }
-
-    /// Stores a word at a byte offset, in little-endian order.
-    pub(crate) fn store(&self, at: u64, value: u64, order: Ordering) {
-        assert_eq!(self.access, Access::ReadWrite, "a store into a read-only mapping");
-        self.word(at).store(value.to_le(), order);
-    }
-
     /// The bytes of an extent; `None` if they are not all inside, or in a forked child.
     pub(crate) fn source(&self, extent: Extent) -> Option<SourceBuf<'_>> {
         let (start, len) = self.range(extent)?;
@@ -108,6 +98,23 @@ impl Map {
         // SAFETY: the word is inside the mapping and aligned, since mappings begin at a page; all parties
         // touch words only atomically.
         unsafe { AtomicU64::from_ptr(self.start.add(at as usize).cast().as_ptr()) }
+    }
+}
+
+impl Words for Map {
+    fn load(&self, at: u64) -> u64 {
+        point();
+        u64::from_le(self.word(at).load(Ordering::Relaxed))
+    }
+
+    fn store(&self, at: u64, value: u64, order: Ordering) {
+        assert_eq!(self.access, Access::ReadWrite, "a store into a read-only mapping");
+        point();
+        self.word(at).store(value.to_le(), order);
+    }
+
+    fn fence(&self, order: Ordering) {
+        fence(order);
     }
 }
 
