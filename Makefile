@@ -12,6 +12,7 @@ SOURCES := $(shell find Cargo.toml Cargo.lock crates python python-mooncake READ
              -type f -not -path '*/__pycache__/*' -not -path '*/tests/*' -not -name '*.so' 2>/dev/null)
 
 .PHONY: help run test wheel wheel-310 bench fmt docs clean-venv clean
+.PHONY: miri
 .PHONY: check-fmt check-lint check-unit check-docs check-deny check-python
 
 help: ## List the targets
@@ -66,6 +67,16 @@ dist/.built: $(SOURCES) .venv/ready
 bench: .venv-bench/wheels .venv-peer/ready ## Compare with the official Mooncake wheel, side by side (ARGS=--json for the samples)
 	@bash bench/peer-needs.sh
 	.venv-bench/bin/python bench/compare.py --ours .venv-bench/bin/python --peer .venv-peer/bin/python $(ARGS)
+
+# What Miri can run: code that asks the kernel for nothing. Segments are memory files, which it does not know, so the
+# control segment is left to loom and shuttle, in `check-unit`.
+miri: ## Look for undefined behaviour in allocator, marks, ranges and copy kernel (needs Miri, a part of nightly Rust)
+	@$(CARGO) +nightly miri --version >/dev/null 2>&1 || { \
+	  printf 'error: Miri is not installed\n\nhint: `rustup component add --toolchain nightly miri rust-src`\n' >&2; exit 1; }
+	MIRIFLAGS=-Zmiri-disable-isolation PROPTEST_CASES=4 $(CARGO) +nightly miri test --locked -p tiffin-core --lib -- \
+	  extent:: marks:: node::
+	MIRIFLAGS=-Zmiri-disable-isolation $(CARGO) +nightly miri test --locked -p tiffin-transport --lib -- \
+	  buffer:: copy:: tcp::frame:: shm::wire:: tests::a_range
 
 fmt: .venv/ready ## Format everything
 	$(CARGO) fmt --all
