@@ -4,7 +4,8 @@
 //! inherited by forked children, so that a child can neither write into a segment after its parent was
 //! declared dead, nor keep it alive; in a child [`Map::is_here`] is false and the value does nothing.
 //!
-//! Words are reached as little-endian atomics, runs of bytes as [`SourceBuf`] and [`TargetBuf`]: never as references.
+//! Words are reached as little-endian atomics, runs of bytes as [`SourceBuf`] and [`TargetBuf`]: never as
+//! references.
 
 use std::io;
 use std::os::fd::BorrowedFd;

@@ -3,8 +3,8 @@
 //! at random and by PCT (which finds bugs that need few switches, wherever they are).
 //!
 //! Everything but the threads themselves is production code: [`ControlWriter`], [`ControlReader`],
-//! [`crate::mapped`] by way of [`Local`], the copy kernel. Each rule of [`Rule`] that does not speak of fences
-//! is broken once, to prove that a schedule then goes wrong.
+//! [`crate::mapped`] by way of [`Local`], the copy kernel. Each rule of [`Rule`] that does not speak of
+//! fences is broken once, to prove that a schedule then goes wrong.
 //!
 //! What this cannot see: shuttle runs one thread at a time, so every store is at once everywhere. Stale loads
 //! and reordering, which is what fences are for, are loom's part, in [`crate::stamp`]. Neither sees what
