@@ -39,8 +39,8 @@ pub struct Attach {
     pub pid: i32,
 }
 
-/// Decides who may attach; the text of a refusal is shown to the client. It is asked last, and before anything
-/// is handed over: whoever it lets in is watched, and its death is reported.
+/// Decides who may attach; the text of a refusal is shown to the client. It is asked last, and before
+/// anything is handed over: whoever it lets in is watched, and its death is reported.
 pub type Authorise = Box<dyn Fn(&Attach) -> Result<(), String> + Send + Sync>;
 
 /// What becomes of attached clients.
