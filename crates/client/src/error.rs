@@ -72,8 +72,8 @@ pub enum Error {
         /// The object.
         key: Key,
     },
-    /// It is as asked, but these nodes could not confirm it: that they let go of their copies, or that they have
-    /// a pin or an acknowledgement in writing. They must before they are used again.
+    /// It is as asked, but these nodes could not confirm it: that they let go of their copies, or that they
+    /// have a pin or an acknowledgement in writing. They must before they are used again.
     #[error("done, but not confirmed by: {}", list(.nodes))]
     Unconfirmed {
         /// The names of the nodes.

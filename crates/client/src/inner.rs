@@ -179,8 +179,8 @@ impl Inner {
         Ok(reply)
     }
 
-    /// Asks the master for leases, and says which life of it gave them. An answer that nobody waits for any more
-    /// is undone when it comes.
+    /// Asks the master for leases, and says which life of it gave them. An answer that nobody waits for any
+    /// more is undone when it comes.
     pub(crate) async fn ask_leases(
         &self,
         lease: message::Lease,

@@ -1,8 +1,9 @@
 //! Leases of samples, and reading through them.
 //!
-//! A lease says to the store that somebody is about to consume a sample; it ends when it is released, when the
-//! sample is gone, or when the client is, never because time passed. It does not make reads right: the stamp does,
-//! as for every read. A sample that is consumed, deleted or replaced under its lease gives a typed error.
+//! A lease says to the store that somebody is about to consume a sample; it ends when it is released, when
+//! the sample is gone, or when the client is, never because time passed. It does not make reads right: the
+//! stamp does, as for every read. A sample that is consumed, deleted or replaced under its lease gives a
+//! typed error.
 
 use std::fmt;
 use std::sync::Arc;
@@ -25,8 +26,8 @@ const HEAD_BYTES: u64 = 4096;
 /// A sample that is leased to this client. Dropping it ends the lease in the background;
 /// [`Client::release`](crate::Client::release) does so at once.
 ///
-/// A lease keeps its client connected, and does not survive the loss of that connection: what is read is right all
-/// the same, but the sample may then be given up as one that nobody leases.
+/// A lease keeps its client connected, and does not survive the loss of that connection: what is read is
+/// right all the same, but the sample may then be given up as one that nobody leases.
 pub struct Lease {
     grip: Grip,
     key: Key,
@@ -86,8 +87,8 @@ impl Lease {
         self.grip.is_released.load(Ordering::SeqCst)
     }
 
-    /// Reads tensors into the caller's memory: all of them, or an error. After an error the memory's content is
-    /// unspecified, unless it is [`Error::TooSmall`] or [`Error::Invalid`].
+    /// Reads tensors into the caller's memory: all of them, or an error. After an error the memory's content
+    /// is unspecified, unless it is [`Error::TooSmall`] or [`Error::Invalid`].
     pub async fn read_into(
         &self,
         tensors: Vec<(String, Vec<TargetBuf<'_>>)>,

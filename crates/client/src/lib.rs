@@ -28,15 +28,15 @@
 //!
 //! # How long things stay
 //!
-//! An object stays until it is deleted, replaced, or evicted to make room. [`Client::pin`] keeps it from eviction on
-//! behalf of an owner; [`Client::put_with`] waits for room instead of failing; [`Client::set_policy`] limits a
-//! namespace, and [`Client::wait_usage`] waits until it has emptied or filled so far. [`Client::why`] says who holds
-//! an object, or what took it away.
+//! An object stays until it is deleted, replaced, or evicted to make room. [`Client::pin`] keeps it from
+//! eviction on behalf of an owner; [`Client::put_with`] waits for room instead of failing;
+//! [`Client::set_policy`] limits a namespace, and [`Client::wait_usage`] waits until it has emptied or filled
+//! so far. [`Client::why`] says who holds an object, or what took it away.
 //!
 //! # Samples
 //!
-//! A sample is a group of tensors that is put as one and consumed. It is never evicted: it is gone when everybody who
-//! was to consume it has acknowledged it.
+//! A sample is a group of tensors that is put as one and consumed. It is never evicted: it is gone when
+//! everybody who was to consume it has acknowledged it.
 //!
 //! ```
 //! # use std::time::Duration;
@@ -330,8 +330,8 @@ impl Client {
         lifetimes::set_policy(&self.inner, policy, deadline).await
     }
 
-    /// Waits until the namespace has filled or emptied so far, and says how it is then. The master wakes it: nobody
-    /// polls. [`Error::Timeout`] if the deadline comes first.
+    /// Waits until the namespace has filled or emptied so far, and says how it is then. The master wakes it:
+    /// nobody polls. [`Error::Timeout`] if the deadline comes first.
     pub async fn wait_usage(&self, until: Watermark, deadline: Deadline) -> Result<NamespaceStat, Error> {
         let _busy = self.inner.enter(deadline)?;
         lifetimes::wait_usage(&self.inner, until, deadline).await
@@ -360,8 +360,8 @@ impl Client {
         }
     }
 
-    /// Leases samples on behalf of a consumer group, and reads what they are made of. Where a generation is given,
-    /// another one is [`Error::Superseded`].
+    /// Leases samples on behalf of a consumer group, and reads what they are made of. Where a generation is
+    /// given, another one is [`Error::Superseded`].
     pub async fn lease(
         &self,
         samples: &[(Key, Option<Generation>)],
@@ -374,8 +374,8 @@ impl Client {
         }
     }
 
-    /// Reads tensors of leased samples into the caller's memory: of each sample all that is asked for, or an error.
-    /// The leases are this client's.
+    /// Reads tensors of leased samples into the caller's memory: of each sample all that is asked for, or an
+    /// error. The leases are this client's.
     pub async fn read_leased(
         &self,
         reads: &[LeaseRead<'_, '_>],
@@ -387,14 +387,15 @@ impl Client {
         }
     }
 
-    /// Ends leases of this client without consuming the samples. Those that have ended already are none the worse.
+    /// Ends leases of this client without consuming the samples. Those that have ended already are none the
+    /// worse.
     pub async fn release(&self, leases: &[&Lease], deadline: Deadline) -> Result<(), Error> {
         let _busy = self.inner.enter(deadline)?;
         lease::release(&self.inner, leases, deadline).await
     }
 
-    /// Says that a consumer group is done with samples; no lease is needed for that. What everybody has consumed is
-    /// gone when this returns, and its room can be used by the next call of anybody.
+    /// Says that a consumer group is done with samples; no lease is needed for that. What everybody has
+    /// consumed is gone when this returns, and its room can be used by the next call of anybody.
     pub async fn ack(
         &self,
         samples: &[(Key, Generation)],

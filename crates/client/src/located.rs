@@ -1,8 +1,8 @@
 //! Reading pieces of objects of which the generation and the places are known already.
 //!
-//! All pieces of an object are read from one copy of it, under one stamp; each read holds the stamp against the
-//! slot after its last byte. A stamp is never used twice, so pieces that all pass belong to one object. A copy that
-//! has moved is looked up again, and must be of the same generation.
+//! All pieces of an object are read from one copy of it, under one stamp; each read holds the stamp against
+//! the slot after its last byte. A stamp is never used twice, so pieces that all pass belong to one object. A
+//! copy that has moved is looked up again, and must be of the same generation.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,7 +1,8 @@
 //! What a sample says of itself: the names, types, shapes and places of its tensors, and free-form metadata.
 //!
-//! `docs/format.md` has the bytes. The decoder takes any bytes: what it accepts is consistent, so that whoever
-//! reads a tensor where the manifest says finds it inside the sample and as large as its type and shape.
+//! `docs/format.md` has the bytes. The decoder takes any bytes: what it accepts is consistent, so that
+//! whoever reads a tensor where the manifest says finds it inside the sample and as large as its type and
+//! shape.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -198,8 +199,8 @@ impl Manifest {
         self.tensors.iter().find(|it| it.name == name)
     }
 
-    /// Reads the manifest of a whole sample, a [`View`](crate::View) of one for example; the error says why the
-    /// bytes are none.
+    /// Reads the manifest of a whole sample, a [`View`](crate::View) of one for example; the error says why
+    /// the bytes are none.
     pub fn of(sample: &[u8]) -> Result<Self, String> {
         Self::decode(sample, sample.len() as u64).map_err(|error| error.to_string())
     }

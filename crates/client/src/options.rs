@@ -141,8 +141,8 @@ pub enum Patience {
     /// It fails at once.
     #[default]
     Never,
-    /// It waits in line, first come first served within its namespace, and is woken by what makes room. At the
-    /// deadline it fails in the same way: with how full the store or the namespace is.
+    /// It waits in line, first come first served within its namespace, and is woken by what makes room. At
+    /// the deadline it fails in the same way: with how full the store or the namespace is.
     UntilDeadline,
 }
 

@@ -55,13 +55,14 @@ pub struct SamplePut<'a> {
     pub metadata: &'a [u8],
     /// Who is to consume it. It is never evicted before.
     pub consumption: Consumption,
-    /// How it is to be kept: copies, pins, and whether it may replace an older sample of that name. What it says
-    /// of samples is not looked at.
+    /// How it is to be kept: copies, pins, and whether it may replace an older sample of that name. What it
+    /// says of samples is not looked at.
     pub options: PutOptions,
 }
 
 impl<'a> SamplePut<'a> {
-    /// One copy of these tensors, to be consumed once, in place of an older sample of that name if there is one.
+    /// One copy of these tensors, to be consumed once, in place of an older sample of that name if there is
+    /// one.
     #[must_use]
     pub fn new(id: Key, tensors: Vec<TensorRef<'a>>) -> Self {
         let options = PutOptions { replicas: 1, ..PutOptions::default() };
