@@ -176,6 +176,8 @@ impl Master {
         let replicas = request.options.replicas;
         let done = if replicas == 0 || replicas > REPLICAS_MAX {
             Some(ReserveOutcome::Invalid(format!("{replicas} replicas: it must be 1 to {REPLICAS_MAX}")))
+        } else if let Some(problem) = Marks::problem(&request.options) {
+            Some(ReserveOutcome::Invalid(problem))
         } else if request.options.on_exists == OnExists::Keep {
             let existing = self.catalog.find(visitor.namespace, &request.key);
             let existing = existing.and_then(|index| self.catalog.get(index));
@@ -224,6 +226,8 @@ impl Master {
         if first && let Err(quota) = self.within_quota(namespace, need) {
             return finish(reserving, index, ReserveOutcome::OverQuota(quota));
         }
+        let affordable = self.quota_left(namespace).checked_div(need).unwrap_or(u64::MAX);
+        let wanted = wanted.min(usize::try_from(affordable).unwrap_or(usize::MAX));
         let mut chosen = Vec::new();
         for &node in &candidates {
             if chosen.len() < wanted && self.members.get(node).is_some_and(|it| need <= it.free) {

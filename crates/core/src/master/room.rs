@@ -157,6 +157,13 @@ impl Master {
         Ok(())
     }
 
+    /// How much more the namespace may have as it is.
+    pub(super) fn quota_left(&self, namespace: NamespaceIndex) -> u64 {
+        let limit = self.room.policy(namespace).and_then(|it| it.quota);
+        let limit = limit.filter(|_| !sabotaged!(self.config.sabotage, IgnoreQuota));
+        limit.map_or(u64::MAX, |limit| limit.saturating_sub(self.used(namespace)))
+    }
+
     /// Looks at everybody again who waits for room or for a mark to be passed.
     pub(super) fn wake(&mut self) {
         // Serving one may make room for the next; each is served at most once per change.
