@@ -3,7 +3,7 @@
 //!
 //! The bytes in a node's memory are a list of (kind, length, text): one byte, four bytes little-endian, UTF-8.
 
-use crate::message::PutOptions;
+use crate::{MARKS_MAX, OWNER_BYTES_MAX, message::PutOptions};
 
 const PIN: u8 = 1;
 const ONCE: u8 = 2;
@@ -48,6 +48,24 @@ impl Marks {
         let pins = if options.hard_pin { vec![options.owner.clone()] } else { Vec::new() };
         let sample = options.sample.clone().map(|consumption| SampleMarks { consumption, acked: Vec::new() });
         Self { pins, sample }
+    }
+
+    /// What is wrong with the marks that a put asks for, if anything is.
+    #[must_use]
+    pub fn problem(options: &PutOptions) -> Option<String> {
+        let too_long = |name: &String| name.len() > OWNER_BYTES_MAX;
+        if too_long(&options.owner) {
+            return Some(format!("the owner's name has more than {OWNER_BYTES_MAX} bytes"));
+        }
+        let Some(Consumption::Groups(groups)) = &options.sample else { return None };
+        if groups.is_empty() || groups.len() > MARKS_MAX {
+            return Some(format!("{} consumer groups: there must be 1 to {MARKS_MAX}", groups.len()));
+        }
+        let bad = groups
+            .iter()
+            .enumerate()
+            .find(|(at, name)| too_long(name) || groups.iter().take(*at).any(|earlier| earlier == *name));
+        bad.map(|(_, name)| format!("the consumer group `{name}` is named twice, or its name is too long"))
     }
 
     /// Whether eviction must leave the object alone.
@@ -123,6 +141,20 @@ mod tests {
         ] {
             assert_eq!(Marks::from_bytes(&marks.to_bytes()), Some(marks));
         }
+    }
+
+    #[test]
+    fn marks_that_make_no_sense_are_named() {
+        let groups = |names: &[&str]| PutOptions {
+            sample: Some(Consumption::Groups(names.iter().map(|it| (*it).to_owned()).collect())),
+            ..PutOptions::default()
+        };
+        assert_eq!(Marks::problem(&groups(&["a", "b"])), None);
+        assert!(Marks::problem(&groups(&[])).is_some_and(|it| it.contains("0 consumer groups")));
+        assert!(Marks::problem(&groups(&["a", "b", "a"])).is_some_and(|it| it.contains("`a`")));
+        assert!(Marks::problem(&groups(&vec!["x"; MARKS_MAX + 1])).is_some());
+        let owner = PutOptions { owner: "x".repeat(OWNER_BYTES_MAX + 1), ..PutOptions::default() };
+        assert!(Marks::problem(&owner).is_some_and(|it| it.contains("owner")));
     }
 
     #[test]

@@ -235,7 +235,7 @@ impl Master {
     pub(super) fn node_left(&mut self, node: NodeIndex, conn: ConnId) {
         self.parties.insert(conn, Party::Node(None));
         self.node_away(node, conn);
-        self.lose(node);
+        self.lose(node, Notice::NodeLeft);
         self.effects.push_back(Effect::Disconnect(conn));
     }
 
@@ -244,7 +244,9 @@ impl Master {
         for (node, standing, heard) in nodes {
             match standing {
                 Standing::Ready if heard.after(self.config.silence_ms_max) <= self.now => self.silent(node),
-                Standing::Away(since) if since.after(self.config.away_ms_max) <= self.now => self.lose(node),
+                Standing::Away(since) if since.after(self.config.away_ms_max) <= self.now => {
+                    self.lose(node, Notice::NodeLost)
+                }
                 _ => (),
             }
         }
@@ -283,7 +285,8 @@ impl Master {
         }
     }
 
-    fn lose(&mut self, node: NodeIndex) {
+    /// Forgets a node and what only it held.
+    fn lose(&mut self, node: NodeIndex, notice: fn(String, u64) -> Notice) {
         let name = self.members.name(node);
         let mut lost = 0;
         for index in self.catalog.on_node(node) {
@@ -292,6 +295,6 @@ impl Master {
         }
         self.room.end_grants_on(node);
         self.members.remove(node);
-        self.effects.push_back(Effect::Notice(Notice::NodeLost(name, lost)));
+        self.effects.push_back(Effect::Notice(notice(name, lost)));
     }
 }

@@ -97,6 +97,8 @@ pub enum Notice {
     NodeAway(String),
     /// A node has been away too long; so many objects went with it.
     NodeLost(String, u64),
+    /// A node left for good, as it said; so many objects went with it.
+    NodeLeft(String, u64),
     /// A node that had been declared lost came back and must start empty.
     NodeDiscarded(String),
     /// So many objects with so many bytes left to make room.
@@ -341,8 +343,9 @@ impl Master {
                 };
                 if let Some(old) = self.clients.insert(hello.client, conn) {
                     self.fence(old);
-                    // Answers may be lost with the old connection, and room with them.
+                    // Answers may be lost with the old connection, and room and leases with them.
                     self.lose_sight(hello.client);
+                    self.leases.end_all(hello.client);
                 }
                 self.parties.insert(conn, Party::Client(visitor));
             }

@@ -368,6 +368,7 @@ impl Shared {
             Notice::NodeLost(node, objects) => {
                 tracing::error!(node, objects, "a node is lost, and its objects with it");
             }
+            Notice::NodeLeft(node, objects) => tracing::info!(node, objects, "a node left, with its objects"),
             Notice::NodeDiscarded(node) => {
                 tracing::warn!(node, "a node that had been lost came back, and starts empty");
             }
