@@ -8,6 +8,7 @@
 //! only its own arguments.
 
 mod console;
+mod curve;
 mod doctor;
 mod get;
 mod input;
@@ -15,8 +16,10 @@ mod log;
 mod ls;
 mod master;
 mod node;
+mod pin;
 mod progress;
 mod put;
+mod quota;
 mod reach;
 mod rm;
 mod serve;
@@ -24,12 +27,15 @@ mod settings;
 mod show;
 mod signals;
 mod stat;
+mod torture;
 mod up;
+mod why;
 
 use std::ffi::OsString;
 
 use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
+use rustix::process::{Signal, set_parent_process_death_signal};
 use tiffin_server::config::{CommonArgs, SettingsFile};
 
 use console::{Console, Failure, STATUS_INTERRUPTED, STATUS_OK, STATUS_USAGE};
@@ -46,6 +52,10 @@ struct Cli {
     #[arg(long, global = true)]
     json: bool,
 
+    /// End when the process that started this one does.
+    #[arg(long, global = true, hide = true)]
+    with_parent: bool,
+
     #[command(subcommand)]
     command: Command,
 }
@@ -60,8 +70,17 @@ enum Command {
     Ls(ls::Ls),
     Stat(stat::Stat),
     Rm(rm::Rm),
+    Why(why::Why),
+    Pin(pin::Pin),
+    Unpin(pin::Unpin),
+    Pins(pin::Pins),
+    Quota(quota::Quota),
     Doctor(doctor::Doctor),
     Settings(settings::Settings),
+    Torture(torture::Torture),
+    Curve(curve::Curve),
+    #[command(hide = true)]
+    TortureWorker(torture::Worker),
 }
 
 /// What a command is told beside its own arguments.
@@ -96,6 +115,10 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> i32 {
 
 fn start(cli: Cli, program: OsString, console: &mut Console) -> Result<i32, Failure> {
     console.json = cli.json;
+    if cli.with_parent {
+        let set = set_parent_process_death_signal(Some(Signal::KILL));
+        set.map_err(|error| Failure::new("system", format!("cannot be tied to its parent: {error}")))?;
+    }
     let (common, file) = cli.common.load().map_err(|error| Failure::new("config", error))?;
     let context = Context { program, common, file };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
@@ -119,8 +142,18 @@ async fn dispatch(command: Command, context: &Context, console: &mut Console) ->
         Command::Ls(ls) => unless_interrupted(ls::run(ls, context, console), signals).await,
         Command::Stat(stat) => unless_interrupted(stat::run(stat, context, console), signals).await,
         Command::Rm(rm) => unless_interrupted(rm::run(rm, context, console), signals).await,
+        Command::Why(why) => unless_interrupted(why::run(why, context, console), signals).await,
+        Command::Pin(pin) => unless_interrupted(pin::run(pin, context, console), signals).await,
+        Command::Unpin(unpin) => unless_interrupted(pin::run_unpin(unpin, context, console), signals).await,
+        Command::Pins(pins) => unless_interrupted(pin::run_pins(pins, context, console), signals).await,
+        Command::Quota(quota) => unless_interrupted(quota::run(quota, context, console), signals).await,
         Command::Doctor(doctor) => unless_interrupted(doctor::run(&doctor, context, console), signals).await,
         Command::Settings(settings) => settings::run(&settings, console),
+        Command::Torture(torture) => {
+            unless_interrupted(torture::run(torture, context, console), signals).await
+        }
+        Command::Curve(curve) => unless_interrupted(curve::run(curve, context, console), signals).await,
+        Command::TortureWorker(worker) => torture::work(worker, context, console).await,
     }
 }
 

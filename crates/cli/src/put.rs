@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::ValueEnum;
 use serde_json::Value;
-use tiffin_client::{Effect, Put as Item, Stored};
+use tiffin_client::{Effect, Patience, Put as Item, Stored};
 use tiffin_core::Key;
 use tiffin_core::message::{OnExists, PutOptions};
 use tiffin_server::config::ClientArgs;
@@ -43,6 +43,14 @@ pub(crate) struct Put {
     #[arg(long)]
     pin: bool,
 
+    /// Whose pin that is: a run, say, so that all its pins can be dropped at once.
+    #[arg(long, requires = "pin", value_name = "NAME")]
+    owner: Option<String>,
+
+    /// If there is no room, wait for it until `--timeout`.
+    #[arg(long)]
+    wait: bool,
+
     #[command(flatten)]
     client: ClientArgs,
 }
@@ -70,11 +78,13 @@ pub(crate) async fn run(put: Put, context: &Context, console: &mut Console) -> R
         replicas: put.replicas,
         on_exists: if put.on_exists == IfExists::Replace { OnExists::Replace } else { OnExists::Keep },
         hard_pin: put.pin,
+        owner: put.owner.unwrap_or_default(),
         ..PutOptions::default()
     };
     let parts = pieces.iter().map(|piece| piece.as_slice().into()).collect();
     let item = Item { key: key.clone(), parts, options };
-    let outcome = store.client.put(&[item], store.deadline()).await.pop();
+    let patience = if put.wait { Patience::UntilDeadline } else { Patience::Never };
+    let outcome = store.client.put_with(&[item], patience, store.deadline()).await.pop();
     let stored = match outcome {
         Some(stored) => stored.map_err(|error| store.explain(&error))?,
         None => return Err(Failure::new("internal", "the put has no outcome")),

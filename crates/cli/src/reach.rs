@@ -70,7 +70,8 @@ pub(crate) fn key(text: &OsStr) -> Result<Key, Failure> {
     key.map_err(|error| Failure::new("invalid", error).hint("a key has between one byte and one mebibyte"))
 }
 
-fn explain_connect(error: &Error, address: &str) -> Failure {
+/// Explains why no master was reached.
+pub(crate) fn explain_connect(error: &Error, address: &str) -> Failure {
     let failure = explain(error);
     match error {
         Error::Unreachable { .. } | Error::Timeout { .. } => {
@@ -83,7 +84,8 @@ fn explain_connect(error: &Error, address: &str) -> Failure {
     }
 }
 
-fn explain(error: &Error) -> Failure {
+/// Explains an error of a call.
+pub(crate) fn explain(error: &Error) -> Failure {
     let failure = Failure::new(code(error), error);
     match error.hint() {
         Some(hint) => failure.hint(hint),

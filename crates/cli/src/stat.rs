@@ -1,6 +1,7 @@
 //! `tiffin stat`: describes the store, or one object.
 
 use std::ffi::OsString;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use tiffin_client::{Error, Info, NodeStat, ResolveOptions, Route, Stat as Cluster};
@@ -93,12 +94,39 @@ async fn cluster(store: &Reached, console: &mut Console) -> Result<(), Failure> 
         ways.row([node.info.name.clone(), way(node, &routes)]);
     }
     console.text(format!("{nodes}\n\n{ways}\n"))?;
-    let mut namespaces = Table::new(&["namespace", "objects", "size"]);
-    for namespace in &stat.namespaces {
-        let size = show::size(namespace.bytes);
-        namespaces.row([show::key(namespace.name.as_bytes()), namespace.objects.to_string(), size]);
+    console.text(namespaces(&stat))
+}
+
+fn namespaces(stat: &Cluster) -> Table {
+    let head = [
+        "namespace",
+        "objects",
+        "size",
+        "used",
+        "reserved",
+        "quota",
+        "samples",
+        "leased",
+        "oldest",
+        "waiting",
+    ];
+    let mut table = Table::new(&head);
+    for it in &stat.namespaces {
+        let oldest = Duration::from_secs(it.sample_age_ms / 1000);
+        table.row([
+            show::key(it.name.as_bytes()),
+            it.objects.to_string(),
+            show::size(it.bytes),
+            show::size(it.used),
+            show::size(it.granted),
+            it.quota.map_or_else(|| "-".to_owned(), show::size),
+            it.samples.to_string(),
+            it.samples_leased.to_string(),
+            if it.samples == 0 { "-".to_owned() } else { humantime::format_duration(oldest).to_string() },
+            it.waiting.to_string(),
+        ]);
     }
-    console.text(namespaces)
+    table
 }
 
 /// How this process reaches a node, and why not better.
@@ -137,9 +165,20 @@ fn as_json(stat: &Cluster, routes: &[Route]) -> Value {
             "why": route.and_then(|route| route.why.clone()),
         })
     });
-    let namespaces = stat.namespaces.iter().map(
-        |namespace| json!({ "name": namespace.name, "objects": namespace.objects, "bytes": namespace.bytes }),
-    );
+    let namespaces = stat.namespaces.iter().map(|it| {
+        json!({
+            "name": it.name,
+            "objects": it.objects,
+            "bytes": it.bytes,
+            "used": it.used,
+            "reserved": it.granted,
+            "quota": it.quota,
+            "samples": it.samples,
+            "samples_leased": it.samples_leased,
+            "sample_age_ms": it.sample_age_ms,
+            "waiting": it.waiting,
+        })
+    });
     json!({
         "epoch": stat.epoch,
         "clients": stat.clients,

@@ -5,10 +5,13 @@
 #![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test may fail in any line")]
 
 mod cluster;
+mod curve;
 mod doctor;
+mod lifetimes;
 mod mistakes;
 mod servers;
 mod store;
+mod torture;
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Write};

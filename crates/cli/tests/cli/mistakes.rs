@@ -112,6 +112,10 @@ fn what_is_not_understood_leaves_with_2_and_a_hint() {
         (&["put"], "<KEY>", "usage: tiffin put"),
         (&["rm"], "<KEY>", "usage: tiffin rm"),
         (&["rm", "k", "--prefix", "p"], "--prefix", "usage: tiffin rm"),
+        (&["why"], "<KEY>", "usage: tiffin why"),
+        (&["pins", "--drop"], "--owner", "usage: tiffin pins"),
+        (&["quota", "--set", "1GiB", "--none"], "--none", "usage: tiffin quota"),
+        (&["torture", "--readers", "0"], "0", "--help"),
         (&["put", "k", "--replicas", "0", "--value", "v"], "0", "--help"),
         (&["ls", "--master", "nowhere"], "nowhere", "--help"),
     ] {
@@ -137,10 +141,12 @@ fn what_is_not_understood_leaves_with_2_and_a_hint() {
 
 #[test]
 fn every_command_explains_itself() {
-    let commands = ["up", "master", "node", "put", "get", "ls", "stat", "rm", "doctor", "settings"];
-    for command in commands {
+    let servers = ["up", "master", "node"];
+    let clients = ["put", "get", "ls", "stat", "rm", "why", "pin", "unpin", "pins", "quota"];
+    let others = ["doctor", "settings", "torture", "curve"];
+    for command in servers.iter().chain(&clients).chain(&others) {
         let mut help = tiffin();
-        help.args([command, "--help"]);
+        help.args([*command, "--help"]);
         let text = ran(help, b"").text();
         assert!(text.contains("--json") && text.contains("Usage: tiffin"), "{text}");
     }

@@ -119,7 +119,14 @@ fn json_is_the_same_for_every_command() {
             {
               "bytes": 3,
               "name": "default",
-              "objects": 1
+              "objects": 1,
+              "quota": null,
+              "reserved": 0,
+              "sample_age_ms": 0,
+              "samples": 0,
+              "samples_leased": 0,
+              "used": 64,
+              "waiting": 0
             }
           ],
           "nodes": [

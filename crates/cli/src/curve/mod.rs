@@ -1,0 +1,255 @@
+//! `tiffin curve`: how full a store is while samples are produced and consumed, for a short and for a long lease.
+//!
+//! The workload is one of hidden states on their way to a trainer, made smaller. Its steps follow from a seed and
+//! are taken one after the other, so that two runs can be compared step by step.
+
+mod plot;
+
+use std::collections::VecDeque;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tiffin_client::{
+    Acked, Client, Deadline, Dtype, Error, Generation, Patience, ResolveOptions, SamplePut, TensorRef,
+};
+use tiffin_core::Key;
+use tiffin_core::extent::room_for;
+
+use crate::Context;
+use crate::console::{Console, Failure, STATUS_FAILED, STATUS_OK};
+use crate::reach::explain;
+use crate::show::{self, Table};
+use crate::torture::{Cluster, Dice, Program};
+
+/// How long a lease lasts in the two runs.
+const TTLS: [&str; 2] = ["1s", "300s"];
+/// Tokens of a sample: lognormal, with this mean and spread, and never more than the most.
+const TOKENS_MEAN: f64 = 550.0;
+const TOKENS_SIGMA: f64 = 0.8;
+const TOKENS_MAX: u64 = 3072;
+/// Bytes of a token's hidden states at full size: five layers of 4096 numbers of two bytes.
+const HIDDEN_BYTES: u64 = 5 * 4096 * 2;
+/// Bytes of a token's id, and of its mask.
+const WORD_BYTES: u64 = 8;
+/// Samples that are acknowledged together.
+const QUANTUM: usize = 4;
+/// What may be in use beside what is in flight, whatever was produced before.
+const CONSTANT_BYTES_MAX: u64 = 64 << 10;
+const NAMESPACE: &str = "curve";
+
+/// Shows that memory follows what is in flight, and that the time of leases has no part in it.
+///
+/// It starts a store of its own, twice: with leases of 1 s and of 300 s. Samples of tensors are put, leased, read and
+/// acknowledged, many more than fit. It plots how full the store was after each step, and leaves with 1 unless both
+/// curves are the same and the peak is what was in flight plus a constant.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Curve {
+    /// How many samples are produced.
+    #[arg(long, default_value_t = 300, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    samples: u64,
+
+    /// How many may be in flight.
+    #[arg(long, default_value_t = 16, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=4096))]
+    in_flight: u64,
+
+    /// How much smaller hidden states are than those of an 8B model.
+    #[arg(long, default_value_t = 64, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1024))]
+    scale: u64,
+
+    /// Where chance comes from.
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    seed: u64,
+
+    /// The file that the plot goes into.
+    #[arg(short, long, default_value = "curve.svg", value_name = "FILE")]
+    output: PathBuf,
+}
+
+/// How full the store was after each step, in bytes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Run {
+    in_flight: Vec<u64>,
+    used: Vec<u64>,
+    produced: u64,
+}
+
+impl Run {
+    fn peak(&self) -> u64 {
+        self.used.iter().copied().max().unwrap_or_default()
+    }
+
+    /// The most that was in use beside what was in flight.
+    fn over(&self) -> u64 {
+        let over = self.used.iter().zip(&self.in_flight).map(|(used, flying)| used.saturating_sub(*flying));
+        over.max().unwrap_or_default()
+    }
+}
+
+/// Runs the workload twice, and compares.
+pub(crate) async fn run(curve: Curve, context: &Context, console: &mut Console) -> Result<i32, Failure> {
+    let program = Program::own(context, String::new());
+    let mut runs = Vec::new();
+    for ttl in TTLS {
+        console.note(format!("{} samples, with leases of {ttl}", curve.samples));
+        let memory =
+            (curve.in_flight * (sample_bytes_max(curve.scale) + (64 << 10))).next_multiple_of(1 << 20);
+        let cluster = Cluster::start(&program, &["--lease-ttl", ttl], 1, memory).await?;
+        let (producer, consumer) =
+            (cluster.client(NAMESPACE, "").await?, cluster.client(NAMESPACE, "").await?);
+        runs.push(Line { producer, consumer, curve: &curve }.run().await.map_err(|error| explain(&error))?);
+    }
+    let text = plot::svg(&TTLS, &runs);
+    let fail = |error| Failure::file("write", &curve.output, &error);
+    std::fs::write(&curve.output, text).map_err(fail)?;
+    report(&curve, &runs, console)
+}
+
+fn sample_bytes_max(scale: u64) -> u64 {
+    TOKENS_MAX * (HIDDEN_BYTES.div_ceil(scale).next_multiple_of(2) + 2 * WORD_BYTES)
+}
+
+fn report(curve: &Curve, runs: &[Run], console: &mut Console) -> Result<i32, Failure> {
+    let same = runs.windows(2).all(|pair| pair.first() == pair.last());
+    let good = same && runs.iter().all(|run| run.over() <= CONSTANT_BYTES_MAX);
+    if console.json {
+        let runs = TTLS.iter().zip(runs).map(|(ttl, run)| {
+            json!({ "lease_ttl": ttl, "produced": run.produced, "peak": run.peak(), "over": run.over() })
+        });
+        let runs: Vec<Value> = runs.collect();
+        let file = curve.output.display().to_string();
+        console.value(&json!({ "runs": runs, "same": same, "good": good, "file": file }))?;
+    } else {
+        let mut table = Table::new(&["leases", "produced", "peak", "peak beside what is in flight"]);
+        for (ttl, run) in TTLS.iter().zip(runs) {
+            let sizes = [run.produced, run.peak(), run.over()].map(show::size);
+            table.row([(*ttl).to_owned()].into_iter().chain(sizes));
+        }
+        console.text(table)?;
+        let verdict = if same { "are the same" } else { "differ" };
+        console.note(format!("the curves {verdict}; they are drawn in `{}`", curve.output.display()));
+    }
+    Ok(if good { STATUS_OK } else { STATUS_FAILED })
+}
+
+/// One who produces, and one who consumes.
+struct Line<'a> {
+    producer: Client,
+    consumer: Client,
+    curve: &'a Curve,
+}
+
+/// A sample in flight.
+struct Flying {
+    key: Key,
+    generation: Generation,
+    room: u64,
+}
+
+impl Line<'_> {
+    async fn run(&self) -> Result<Run, Error> {
+        let mut dice = Dice::new(self.curve.seed);
+        let mut run = Run::default();
+        let mut flying = VecDeque::new();
+        let mut count = 0;
+        while count < self.curve.samples || !flying.is_empty() {
+            let is_full = flying.len() as u64 >= self.curve.in_flight || count == self.curve.samples;
+            // Both come in bursts: who is slow for a while lets the other fill or empty the store.
+            let produces = dice.chance(if (count / 32).is_multiple_of(2) { 9 } else { 6 }, 10);
+            if !is_full && (produces || flying.is_empty()) {
+                count += 1;
+                let sample = self.produce(count, &mut dice).await?;
+                run.produced += sample.room;
+                flying.push_back(sample);
+            } else {
+                let quantum = flying.drain(..flying.len().min(QUANTUM)).collect();
+                self.consume(quantum).await?;
+            }
+            run.in_flight.push(flying.iter().map(|it| it.room).sum());
+            run.used.push(self.used().await?);
+        }
+        for client in [&self.producer, &self.consumer] {
+            client.close(soon()).await?;
+        }
+        Ok(run)
+    }
+
+    async fn produce(&self, number: u64, dice: &mut Dice) -> Result<Flying, Error> {
+        let tokens = tokens(dice);
+        let width = HIDDEN_BYTES.div_ceil(self.curve.scale).next_multiple_of(2);
+        let hidden = vec![number as u8; (tokens * width) as usize];
+        let words = vec![1; (tokens * WORD_BYTES) as usize];
+        let tensors = vec![
+            TensorRef::new("hidden", Dtype::Bf16, &[tokens, width / 2], &hidden),
+            TensorRef::new("ids", Dtype::I64, &[tokens], &words),
+            TensorRef::new("mask", Dtype::I64, &[tokens], &words),
+        ];
+        let key = Key::new(format!("sample/{number}").as_bytes())?;
+        let put = SamplePut::new(key.clone(), tensors);
+        let stored = self.producer.put_samples(&[put], Patience::UntilDeadline, soon()).await;
+        let stored = one(stored)?;
+        let room = room_for(stored.len).unwrap_or(u64::MAX);
+        Ok(Flying { key, generation: stored.generation, room })
+    }
+
+    async fn consume(&self, quantum: Vec<Flying>) -> Result<(), Error> {
+        let keys: Vec<Key> = quantum.iter().map(|it| it.key.clone()).collect();
+        // Elsewhere this alone would keep them for the time of a lease, consumed or not.
+        let options = ResolveOptions { lease: true, ..ResolveOptions::default() };
+        self.consumer.resolve(&keys, options, soon()).await;
+        let wanted: Vec<_> = quantum.iter().map(|it| (it.key.clone(), Some(it.generation))).collect();
+        for lease in self.consumer.lease(&wanted, "", soon()).await {
+            let read = lease?.read(&["hidden", "ids", "mask"], soon()).await?;
+            assert!(read.iter().all(|tensor| !tensor.is_empty()), "a tensor came back empty");
+        }
+        let done: Vec<_> = quantum.into_iter().map(|it| (it.key, it.generation)).collect();
+        for acked in self.consumer.ack(&done, "", soon()).await {
+            let acked = acked?;
+            assert!(acked == Acked::Freed, "a sample that was consumed once is {acked:?}");
+        }
+        Ok(())
+    }
+
+    async fn used(&self) -> Result<u64, Error> {
+        let stat = self.producer.stat(soon()).await?;
+        Ok(stat.namespaces.iter().find(|it| it.name == NAMESPACE).map_or(0, |it| it.used))
+    }
+}
+
+/// A length as texts have it: most are short, few are long.
+fn tokens(dice: &mut Dice) -> u64 {
+    let radius = (-2.0 * (1.0 - dice.unit()).ln()).sqrt();
+    let normal = radius * (std::f64::consts::TAU * dice.unit()).cos();
+    let median = TOKENS_MEAN.ln() - TOKENS_SIGMA * TOKENS_SIGMA / 2.0;
+    ((median + TOKENS_SIGMA * normal).exp() as u64).clamp(1, TOKENS_MAX)
+}
+
+fn one<T>(results: Vec<Result<T, Error>>) -> Result<T, Error> {
+    let nothing = || Error::Unreachable { what: "a call of one item has no outcome".to_owned() };
+    results.into_iter().next().unwrap_or_else(|| Err(nothing()))
+}
+
+fn soon() -> Deadline {
+    Deadline::after(Duration::from_secs(10))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lengths_have_the_mean_that_was_measured() {
+        let mut dice = Dice::new(1);
+        let lengths: Vec<u64> = (0..20_000).map(|_| tokens(&mut dice)).collect();
+        let mean = lengths.iter().sum::<u64>() / 20_000;
+        // The few that are cut off make it a little less.
+        assert!((500..=560).contains(&mean), "{mean}");
+        assert!(lengths.iter().all(|it| (1..=TOKENS_MAX).contains(it)));
+    }
+
+    #[test]
+    fn what_outlives_its_use_is_over() {
+        let run = Run { in_flight: vec![10, 0], used: vec![12, 7], produced: 10 };
+        assert_eq!((run.peak(), run.over()), (12, 7));
+    }
+}

@@ -1,0 +1,138 @@
+//! `tiffin pin`, `tiffin unpin` and `tiffin pins`: protection from eviction, by owner.
+
+use std::ffi::OsString;
+
+use serde_json::{Value, json};
+use tiffin_client::{Error, ListItem, Pattern};
+use tiffin_server::config::ClientArgs;
+
+use crate::Context;
+use crate::console::{Console, Failure, STATUS_OK};
+use crate::reach::{Reached, key};
+use crate::show::{self, Table};
+
+/// Protects objects from eviction, on behalf of an owner, until they are unpinned or removed.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Pin {
+    /// The keys.
+    #[arg(required = true, value_name = "KEY")]
+    keys: Vec<OsString>,
+
+    /// Whose pin it is: a run, say, so that all its pins can be dropped at once.
+    #[arg(long, default_value = "", value_name = "NAME")]
+    owner: String,
+
+    #[command(flatten)]
+    client: ClientArgs,
+}
+
+/// Ends pins of an owner. The objects stay where they are, and are evicted when room is needed.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Unpin {
+    #[command(flatten)]
+    pin: Pin,
+}
+
+/// Lists the objects that are pinned and who pins them, or drops all pins of an owner.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Pins {
+    /// Only pins of this owner; the empty one owns what was pinned without a name.
+    #[arg(long, value_name = "NAME")]
+    owner: Option<String>,
+
+    /// End them all.
+    #[arg(long, requires = "owner")]
+    drop: bool,
+
+    #[command(flatten)]
+    client: ClientArgs,
+}
+
+/// Sets pins.
+pub(crate) async fn run(pin: Pin, context: &Context, console: &mut Console) -> Result<i32, Failure> {
+    change(pin, true, context, console).await
+}
+
+/// Ends pins.
+pub(crate) async fn run_unpin(
+    unpin: Unpin,
+    context: &Context,
+    console: &mut Console,
+) -> Result<i32, Failure> {
+    change(unpin.pin, false, context, console).await
+}
+
+async fn change(pin: Pin, on: bool, context: &Context, console: &mut Console) -> Result<i32, Failure> {
+    let keys = pin.keys.iter().map(|text| key(text)).collect::<Result<Vec<_>, _>>()?;
+    let store = Reached::connect(pin.client, context).await?;
+    let (client, deadline) = (&store.client, store.deadline());
+    let outcomes = match on {
+        true => client.pin(&keys, &pin.owner, deadline).await,
+        false => client.unpin(&keys, &pin.owner, deadline).await,
+    };
+    let done = outcomes.iter().filter(|it| it.is_ok()).count();
+    let what = if on { "pinned" } else { "unpinned" };
+    if console.json {
+        console.value(&json!({ what: done, "owner": pin.owner }))?;
+    } else {
+        console.text(format!("{what} {done}"))?;
+    }
+    let failure = outcomes.into_iter().find_map(Result::err).map(|error| store.explain(&error));
+    store.close().await;
+    failure.map_or(Ok(STATUS_OK), Err)
+}
+
+/// Lists pins, or drops them.
+pub(crate) async fn run_pins(pins: Pins, context: &Context, console: &mut Console) -> Result<i32, Failure> {
+    let store = Reached::connect(pins.client, context).await?;
+    match &pins.owner {
+        Some(owner) if pins.drop => drop_all(&store, owner, console).await?,
+        Some(owner) => {
+            let listed = store.client.list_pinned(Pattern::All, owner, store.deadline()).await;
+            write(&listed.map_err(|error| store.explain(&error))?, &store, console)?;
+        }
+        None => {
+            let listed = store.client.list(Pattern::All, store.deadline()).await;
+            let mut items = listed.map_err(|error| store.explain(&error))?;
+            items.retain(|item| !item.pins.is_empty());
+            write(&items, &store, console)?;
+        }
+    }
+    store.close().await;
+    Ok(STATUS_OK)
+}
+
+async fn drop_all(store: &Reached, owner: &str, console: &mut Console) -> Result<(), Failure> {
+    let dropped = store.client.drop_pins(owner, store.deadline()).await;
+    let dropped = dropped.map_err(|error| store.explain(&error))?;
+    if console.json {
+        console.value(&json!({ "unpinned": dropped.count, "owner": owner }))?;
+    } else {
+        console.text(format!("unpinned {}", dropped.count))?;
+    }
+    let nodes = dropped.unconfirmed;
+    if nodes.is_empty() { Ok(()) } else { Err(store.explain(&Error::Unconfirmed { nodes })) }
+}
+
+fn write(items: &[ListItem], store: &Reached, console: &mut Console) -> Result<(), Failure> {
+    if console.json {
+        for item in items {
+            let mut object = show::keyed(item.key.as_bytes());
+            object.insert("bytes".into(), item.len.into());
+            object.insert("pins".into(), json!(item.pins));
+            console.value(&Value::from(object))?;
+        }
+        return Ok(());
+    }
+    if items.is_empty() {
+        console.note(format!("nothing in namespace `{}` is pinned so", store.namespace));
+        return Ok(());
+    }
+    let mut table = Table::new(&["key", "size", "owners"]);
+    for item in items {
+        let owner = |name: &String| if name.is_empty() { "-".to_owned() } else { show::key(name.as_bytes()) };
+        let owners = item.pins.iter().map(owner).collect::<Vec<_>>().join(", ");
+        table.row([show::key(item.key.as_bytes()), show::size(item.len), owners]);
+    }
+    console.text(table)
+}

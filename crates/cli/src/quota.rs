@@ -1,0 +1,68 @@
+//! `tiffin quota`: what a namespace may hold, and for how long.
+
+use std::time::Duration;
+
+use bytesize::ByteSize;
+use serde_json::json;
+use tiffin_client::{NamespaceStat, Policy};
+use tiffin_server::config::ClientArgs;
+
+use crate::Context;
+use crate::console::{Console, Failure, STATUS_OK};
+use crate::reach::Reached;
+use crate::show;
+
+/// Shows what the namespace holds and may hold, or limits it.
+///
+/// A limit takes the place of both that there were. What the namespace holds already stays; puts that would
+/// exceed its quota fail, or wait.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Quota {
+    /// The most memory that the namespace may hold, each copy counted.
+    #[arg(long, value_name = "SIZE")]
+    set: Option<ByteSize>,
+
+    /// No quota any more.
+    #[arg(long, conflicts_with = "set")]
+    none: bool,
+
+    /// Drop samples that nobody has leased for this long.
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    max_hold: Option<Duration>,
+
+    #[command(flatten)]
+    client: ClientArgs,
+}
+
+/// Sets limits where some are given, and shows how things stand.
+pub(crate) async fn run(quota: Quota, context: &Context, console: &mut Console) -> Result<i32, Failure> {
+    let store = Reached::connect(quota.client, context).await?;
+    if quota.set.is_some() || quota.none || quota.max_hold.is_some() {
+        let max_hold_ms = quota.max_hold.map(|it| u64::try_from(it.as_millis()).unwrap_or(u64::MAX));
+        let kept = if quota.set.is_none() && !quota.none { current(&store).await?.quota } else { None };
+        let policy = Policy { quota: quota.set.map(|it| it.as_u64()).or(kept), max_hold_ms };
+        store.client.set_policy(policy, store.deadline()).await.map_err(|error| store.explain(&error))?;
+    }
+    let now = current(&store).await?;
+    if console.json {
+        console.value(&json!({
+            "namespace": store.namespace,
+            "used": now.used,
+            "reserved": now.granted,
+            "quota": now.quota,
+            "waiting": now.waiting,
+        }))?;
+    } else {
+        let limit = now.quota.map_or_else(|| "no quota".to_owned(), |it| format!("of {}", show::size(it)));
+        let namespace = show::key(store.namespace.as_bytes());
+        console.text(format!("namespace `{namespace}` holds {}, {limit}", show::size(now.used)))?;
+    }
+    store.close().await;
+    Ok(STATUS_OK)
+}
+
+/// How this client's namespace is now.
+async fn current(store: &Reached) -> Result<NamespaceStat, Failure> {
+    let stat = store.client.stat(store.deadline()).await.map_err(|error| store.explain(&error))?;
+    Ok(stat.namespaces.into_iter().find(|it| it.name == store.namespace).unwrap_or_default())
+}

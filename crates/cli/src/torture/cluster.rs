@@ -1,0 +1,79 @@
+//! The store that is tortured: one of our own, or one that is named.
+
+use std::path::PathBuf;
+
+use tiffin_client::{Client, ConnectOptions};
+
+use super::crew::{Program, Server};
+use crate::console::Failure;
+
+/// A master and its nodes, if they are ours.
+pub(crate) struct Cluster {
+    /// Where its master is.
+    pub(crate) address: String,
+    /// Its nodes; none if it is somebody else's.
+    pub(crate) nodes: Vec<Server>,
+    _master: Option<Server>,
+    _folder: Option<Folder>,
+}
+
+impl Cluster {
+    /// Starts a master, with these settings, and so many nodes with so much memory.
+    pub(crate) async fn start(
+        program: &Program,
+        settings: &[&str],
+        nodes: usize,
+        memory: u64,
+    ) -> Result<Self, Failure> {
+        let folder = Folder::new()?;
+        let state = folder.0.to_string_lossy().into_owned();
+        let fixed = ["master", "--listen", "127.0.0.1:0", "--http", "off", "--metadata-http", "off"];
+        let state = ["--state-dir", &state];
+        let args = fixed.iter().chain(&state).chain(settings);
+        let master = Server::start(program, args).await?;
+        let address = master.ready.get("master").and_then(|it| it.as_str()).unwrap_or_default().to_owned();
+        let memory = format!("{memory}B");
+        let mut servers = Vec::new();
+        for number in 1..=nodes {
+            let name = format!("node-{number}");
+            let listen = ["--listen", "127.0.0.1:0", "--shared-memory", "on"];
+            let args = ["node", "--master", &address, "--memory", &memory, "--name", &name];
+            servers.push(Server::start(program, args.iter().chain(&listen)).await?);
+        }
+        Ok(Self { address, nodes: servers, _master: Some(master), _folder: Some(folder) })
+    }
+
+    /// One that runs already.
+    pub(crate) fn named(address: String) -> Self {
+        Self { address, nodes: Vec::new(), _master: None, _folder: None }
+    }
+
+    /// A client of it.
+    pub(crate) async fn client(&self, namespace: &str, token: &str) -> Result<Client, Failure> {
+        let options = ConnectOptions {
+            token: token.to_owned(),
+            namespace: namespace.to_owned(),
+            label: format!("tiffin, process {}", std::process::id()),
+            ..ConnectOptions::new(self.address.clone())
+        };
+        Client::connect(options).await.map_err(|error| crate::reach::explain_connect(&error, &self.address))
+    }
+}
+
+/// A folder that goes when it is dropped.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new() -> Result<Self, Failure> {
+        let path = std::env::temp_dir().join(format!("tiffin-{}", std::process::id()));
+        std::fs::create_dir_all(&path).map_err(|error| Failure::file("make the folder", &path, &error))?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        // One that stays behind is small and in the folder for such things.
+        let _stays = std::fs::remove_dir_all(&self.0);
+    }
+}

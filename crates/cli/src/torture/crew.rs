@@ -1,0 +1,205 @@
+//! The processes of a torture: a master, nodes, readers and writers, all of them started here.
+//!
+//! **Invariant:** only processes that were started here are ended here, each by its own handle; and none outlives
+//! the one that started it.
+
+use std::ffi::{OsStr, OsString};
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::time::Duration;
+
+use clap::ValueEnum;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use tokio::io::{AsyncBufReadExt, BufReader, Lines};
+use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+
+use super::tally::Tally;
+use super::worker::{Role, Worker};
+use crate::Context;
+use crate::console::Failure;
+
+/// How long a server may take to be up.
+const START_TIME_MAX: Duration = Duration::from_secs(30);
+/// How long a worker may take to end when it is told to.
+const STOP_TIME_MAX: Duration = Duration::from_secs(30);
+
+/// How children are started: this very program, with nothing of our settings but what is said.
+#[derive(Debug)]
+pub(crate) struct Program {
+    path: OsString,
+    token: String,
+}
+
+impl Program {
+    /// The program that runs now, for children that show this token.
+    pub(crate) fn own(context: &Context, token: String) -> Self {
+        // In the Python wheel the running program is the interpreter; the command is what it was told to run.
+        let ours = std::env::current_exe().ok().filter(|it| it.file_stem() == Some(OsStr::new("tiffin")));
+        let path = ours.map_or_else(|| context.program.clone(), PathBuf::into_os_string);
+        Self { path, token }
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new(&self.path);
+        command.args(["--json", "--with-parent", "--log-level", "off"]);
+        for (name, _) in
+            std::env::vars_os().filter(|(name, _)| name.as_encoded_bytes().starts_with(b"TIFFIN_"))
+        {
+            command.env_remove(name);
+        }
+        if !self.token.is_empty() {
+            command.env("TIFFIN_TOKEN", &self.token);
+        }
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).kill_on_drop(true);
+        command
+    }
+
+    fn spawn(&self, command: &mut Command) -> Result<Child, Failure> {
+        let what = self.path.to_string_lossy();
+        let fail = |error| Failure::new("system", format!("cannot start `{what}`: {error}"));
+        command.spawn().map_err(|error| fail(error).hint("call `tiffin` by the path of its binary"))
+    }
+}
+
+/// A master or a node.
+#[derive(Debug)]
+pub(crate) struct Server {
+    child: Child,
+    args: Vec<OsString>,
+    /// What it said when it was up.
+    pub(crate) ready: Value,
+    // Reading on keeps the pipe open; a server that cannot write would end.
+    _output: Lines<BufReader<ChildStdout>>,
+}
+
+impl Server {
+    /// Starts one, and waits until it says that it is up.
+    pub(crate) async fn start(
+        program: &Program,
+        args: impl IntoIterator<Item = impl Into<OsString>>,
+    ) -> Result<Self, Failure> {
+        let args: Vec<OsString> = args.into_iter().map(Into::into).collect();
+        let mut child = program.spawn(program.command().args(&args))?;
+        let stdout = child.stdout.take().ok_or_else(|| Failure::new("internal", "a child has no output"))?;
+        let mut output = BufReader::new(stdout).lines();
+        let first = timeout(START_TIME_MAX, output.next_line()).await;
+        let line = first.ok().and_then(Result::ok).flatten().unwrap_or_default();
+        let ready = serde_json::from_str(&line).map_err(|_| {
+            let name = args.first().map(|it| it.to_string_lossy().into_owned()).unwrap_or_default();
+            Failure::new("system", format!("the {name} of the torture did not start"))
+                .hint("`tiffin doctor` tells more")
+        })?;
+        Ok(Self { child, args, ready, _output: output })
+    }
+
+    /// Kills it, and starts another like it.
+    pub(crate) async fn kill_and_restart(&mut self, program: &Program) -> Result<(), Failure> {
+        self.child.kill().await?;
+        *self = Self::start(program, self.args.clone()).await?;
+        Ok(())
+    }
+}
+
+/// A reader or a writer.
+#[derive(Debug)]
+pub(crate) struct Member {
+    pub(crate) worker: Worker,
+    child: Child,
+    input: Option<ChildStdin>,
+}
+
+impl Member {
+    /// Starts one that tells `tallies` what it sees.
+    pub(crate) fn start(
+        program: &Program,
+        worker: Worker,
+        tallies: &mpsc::UnboundedSender<Tally>,
+    ) -> Result<Self, Failure> {
+        let mut command = program.command();
+        command.arg("torture-worker").args(words(&worker)).stdin(Stdio::piped());
+        let mut child = program.spawn(&mut command)?;
+        let (input, stdout) = (child.stdin.take(), child.stdout.take());
+        let tallies = tallies.clone();
+        if let Some(stdout) = stdout {
+            tokio::spawn(async move {
+                let mut lines = BufReader::new(stdout).lines();
+                while let Ok(Some(line)) = lines.next_line().await {
+                    // One that was killed may leave half a line.
+                    if let Ok(tally) = serde_json::from_str(&line) {
+                        let _over = tallies.send(tally);
+                    }
+                }
+            });
+        }
+        Ok(Self { worker, child, input })
+    }
+
+    /// Kills it, and starts it anew.
+    pub(crate) async fn kill_and_restart(
+        &mut self,
+        program: &Program,
+        tallies: &mpsc::UnboundedSender<Tally>,
+    ) -> Result<(), Failure> {
+        self.child.kill().await?;
+        let worker = Worker { life: self.worker.life + 1, ..self.worker.clone() };
+        *self = Self::start(program, worker, tallies)?;
+        Ok(())
+    }
+
+    /// Stops it, or lets it go on.
+    pub(crate) fn signal(&self, signal: Signal) {
+        let pid = self.child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
+        if let Some(pid) = pid {
+            // It is ours and not waited for yet, so the number is still its own.
+            let _gone = kill_process(pid, signal);
+        }
+    }
+
+    /// A failure if it has ended by itself.
+    pub(crate) fn check(&mut self) -> Result<(), Failure> {
+        match self.child.try_wait()? {
+            None => Ok(()),
+            Some(status) => Err(self.ended(&status.to_string())),
+        }
+    }
+
+    /// Tells it to end, and waits for that.
+    pub(crate) async fn stop(mut self) -> Result<(), Failure> {
+        self.input = None;
+        match timeout(STOP_TIME_MAX, self.child.wait()).await {
+            Ok(Ok(status)) if status.success() => Ok(()),
+            Ok(Ok(status)) => Err(self.ended(&status.to_string())),
+            Ok(Err(error)) => Err(error.into()),
+            Err(_) => Err(self.ended("no answer to the request to stop")),
+        }
+    }
+
+    fn ended(&self, how: &str) -> Failure {
+        let role = if self.worker.role == Role::Reader { "reader" } else { "writer" };
+        let message = format!("{role} {} of the torture ended by itself: {how}", self.worker.index);
+        Failure::new("torture", message).hint("what it said stands above; run again with the same `--seed`")
+    }
+}
+
+/// A worker as arguments.
+fn words(worker: &Worker) -> Vec<String> {
+    let role = if worker.role == Role::Reader { "reader" } else { "writer" };
+    let mut words = vec![format!("--role={role}")];
+    for (name, number) in [
+        ("index", worker.index),
+        ("life", worker.life),
+        ("writers", worker.writers),
+        ("keys", worker.keys),
+        ("seed", worker.seed),
+    ] {
+        words.push(format!("--{name}={number}"));
+    }
+    words.push(format!("--address={}", worker.address));
+    words.push(format!("--namespace={}", worker.namespace));
+    let sabotage = worker.sabotage.as_ref().and_then(ValueEnum::to_possible_value);
+    words.extend(sabotage.map(|it| format!("--sabotage={}", it.get_name())));
+    words
+}

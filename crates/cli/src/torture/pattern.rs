@@ -1,0 +1,142 @@
+//! Bytes that tell what they are, so that any mixture of two objects is noticed.
+//!
+//! A value begins with its key, its id and its length. Every word behind that follows from these three and from
+//! its own place: a word of another value, of another version, or at another place does not fit.
+
+/// What stands at the beginning: key, id and length.
+pub(crate) const HEAD_BYTES: usize = 24;
+
+const WORD_BYTES: usize = 8;
+/// An odd constant whose multiples look alike nowhere.
+const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// Numbers that follow from a seed.
+#[derive(Clone, Debug)]
+pub(crate) struct Dice(u64);
+
+impl Dice {
+    /// The numbers of this seed.
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// Any number.
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(STEP);
+        mix(self.0)
+    }
+
+    /// A number below `end`; zero if there is none.
+    pub(crate) fn below(&mut self, end: u64) -> u64 {
+        self.next() % end.max(1)
+    }
+
+    /// Heads or tails, where heads come `times` in `of`.
+    pub(crate) fn chance(&mut self, times: u64, of: u64) -> bool {
+        self.below(of) < times
+    }
+
+    /// A number between nought and one.
+    pub(crate) fn unit(&mut self) -> f64 {
+        (self.next() >> 11) as f64 / (1_u64 << 53) as f64
+    }
+
+    /// A length between two others, as many small ones as large ones.
+    pub(crate) fn length(&mut self, least: usize, most: usize) -> usize {
+        let (low, high) = ((least as f64).ln(), (most as f64).ln());
+        ((low + self.unit() * (high - low)).exp() as usize).clamp(least, most)
+    }
+}
+
+/// The bytes of one version of a key.
+pub(crate) fn fill(bytes: &mut [u8], key: u64, id: u64) {
+    let len = bytes.len() as u64;
+    let head = [key, id, len].into_iter();
+    let body = (0..).map(|place| word(key, id, len, place));
+    for (chunk, word) in bytes.chunks_mut(WORD_BYTES).zip(head.chain(body)) {
+        for (byte, value) in chunk.iter_mut().zip(word.to_le_bytes()) {
+            *byte = value;
+        }
+    }
+}
+
+/// The id of the version of this key that the bytes are, all of them; or what is wrong with them.
+pub(crate) fn check(bytes: &[u8], key: u64) -> Result<u64, String> {
+    let word_at = |start: usize| {
+        let word = bytes.get(start..start + WORD_BYTES).and_then(|word| word.try_into().ok());
+        word.map_or(0, u64::from_le_bytes)
+    };
+    let (said_key, id, said_len) = (word_at(0), word_at(WORD_BYTES), word_at(2 * WORD_BYTES));
+    let len = bytes.len() as u64;
+    if said_key != key || said_len != len {
+        return Err(format!("{len} bytes that begin as {said_len} bytes of key {said_key}"));
+    }
+    let body = bytes.get(HEAD_BYTES..).unwrap_or_default();
+    let (words, rest) = body.as_chunks::<WORD_BYTES>();
+    let fits =
+        |(place, bytes): (u64, &[u8; WORD_BYTES])| u64::from_le_bytes(*bytes) == word(key, id, len, place);
+    let wrong = (0..).zip(words).position(|it| !fits(it));
+    let tail = word(key, id, len, words.len() as u64).to_le_bytes();
+    let wrong = wrong.or_else(|| (!tail.starts_with(rest)).then_some(words.len()));
+    match wrong {
+        None => Ok(id),
+        Some(place) => Err(format!(
+            "version {id:x}, {len} bytes long, has others from byte {} on",
+            HEAD_BYTES + place * WORD_BYTES
+        )),
+    }
+}
+
+fn word(key: u64, id: u64, len: u64, place: u64) -> u64 {
+    (mix(key) ^ mix(id.wrapping_add(STEP)) ^ len).wrapping_add(place.wrapping_mul(STEP))
+}
+
+fn mix(mut number: u64) -> u64 {
+    number = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    number = (number ^ (number >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    number ^ (number >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn value(len: usize, key: u64, id: u64) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        fill(&mut bytes, key, id);
+        bytes
+    }
+
+    #[test]
+    fn what_was_filled_is_known_again() {
+        for len in [24, 25, 31, 32, 33, 4096, 4099] {
+            assert_eq!(check(&value(len, 7, 99), 7), Ok(99), "{len}");
+        }
+    }
+
+    #[test]
+    fn every_mixture_is_noticed() {
+        let (new, old) = (value(4099, 7, 100), value(4099, 7, 99));
+        for from in [0, 1, 8, 16, 24, 2048, 4098] {
+            for to in [from + 1, 4099] {
+                let mut mixed = new.clone();
+                mixed[from..to].copy_from_slice(&old[from..to]);
+                assert!(mixed == new || mixed == old || check(&mixed, 7).is_err(), "{from}..{to}");
+            }
+        }
+        assert!(check(&new, 8).is_err(), "another key");
+        assert!(check(&new[..4098], 7).is_err(), "a byte less");
+        assert!(check(&[], 7).is_err(), "nothing");
+        let mut moved = new;
+        moved.copy_within(64..128, 128);
+        assert!(check(&moved, 7).is_err(), "the same bytes at another place");
+    }
+
+    #[test]
+    fn dice_follow_from_their_seed_and_stay_in_range() {
+        let mut dice = Dice::new(1);
+        assert_eq!(dice.clone().next(), Dice::new(1).next());
+        assert!((0..100).all(|_| (24..=4096).contains(&dice.length(24, 4096))));
+        assert_eq!(dice.below(0), 0);
+    }
+}

@@ -1,0 +1,270 @@
+//! `tiffin why`: why an object is still here, or what took it away.
+
+use std::ffi::OsString;
+use std::time::Duration;
+
+use serde_json::{Map, Value, json};
+use tiffin_client::{Cause, Consumption, Gone, Here, Why as Answer};
+use tiffin_core::Key;
+use tiffin_server::config::ClientArgs;
+
+use crate::Context;
+use crate::console::{Console, Failure, STATUS_OK};
+use crate::reach::{Reached, key};
+use crate::show;
+
+/// Says why objects are still here, or what took them away.
+///
+/// Of an object that is here: who put it and read it last, and who keeps it: pins by owner, leases, views. Of one
+/// that is gone: which rule removed it, who, and when.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Why {
+    /// The keys.
+    #[arg(required = true, value_name = "KEY")]
+    keys: Vec<OsString>,
+
+    #[command(flatten)]
+    client: ClientArgs,
+}
+
+/// Asks, and writes one answer for each key.
+pub(crate) async fn run(why: Why, context: &Context, console: &mut Console) -> Result<i32, Failure> {
+    let keys = why.keys.iter().map(|text| key(text)).collect::<Result<Vec<_>, _>>()?;
+    let store = Reached::connect(why.client, context).await?;
+    let answers = store.client.why(&keys, store.deadline()).await;
+    for (key, answer) in keys.iter().zip(answers) {
+        let answer = answer.map_err(|error| store.explain(&error))?;
+        if console.json {
+            console.value(&as_json(key, &answer))?;
+        } else {
+            console.text(as_text(key, &answer))?;
+        }
+    }
+    store.close().await;
+    Ok(STATUS_OK)
+}
+
+fn as_text(key: &Key, answer: &Answer) -> String {
+    let key = show::key(key.as_bytes());
+    match answer {
+        Answer::Here(here) => here_text(&key, here),
+        Answer::Gone(gone) => {
+            let (generation, ago) = (gone.generation, ago(gone.ago_ms));
+            format!("`{key}` is gone: generation {generation} {}, {ago}", cause(gone))
+        }
+        Answer::Unknown => {
+            format!(
+                "nothing is known of `{key}`: it was never here, or it went so long ago that it is forgotten"
+            )
+        }
+    }
+}
+
+fn here_text(key: &str, here: &Here) -> String {
+    let mut lines = vec![
+        format!("`{key}` is here: generation {}, {}", here.found.generation, show::size(here.found.len)),
+        format!("  kept     {}", kept(here)),
+        format!("  nodes    {}", nodes(here)),
+    ];
+    let named = |names: &[String]| names.iter().map(|it| name(it)).collect::<Vec<_>>().join(", ");
+    for (title, text) in [
+        ("pins", named(&here.pins)),
+        ("leases", named(&here.leases)),
+        (
+            "views",
+            if here.views == 0 { String::new() } else { format!("{} look at it in place", here.views) },
+        ),
+        ("sample", here.sample.as_ref().map_or_else(String::new, |it| sample(it, &here.acked))),
+        ("put", format!("{} by {}", ago(here.age_ms), name(&here.writer))),
+        ("used", if here.reader.is_empty() { String::new() } else { used(here) }),
+    ] {
+        if !text.is_empty() {
+            lines.push(format!("  {title:<7}  {text}"));
+        }
+    }
+    lines.join("\n")
+}
+
+/// What keeps it from eviction, the strongest first.
+fn kept(here: &Here) -> String {
+    if !here.pins.is_empty() {
+        "until it is unpinned or removed: pins are never evicted".to_owned()
+    } else if here.sample.is_some() {
+        "until it is consumed or removed: samples are never evicted".to_owned()
+    } else if here.lease_ms > 0 {
+        format!("for {} more, because it was just read; then until room is needed", time(here.lease_ms))
+    } else if here.found.soft_pin {
+        "until room is needed and nothing else is left: it is soft-pinned".to_owned()
+    } else {
+        "until room is needed".to_owned()
+    }
+}
+
+fn nodes(here: &Here) -> String {
+    let away = |node: &String| if here.unreachable.contains(node) { " (cannot be reached)" } else { "" };
+    here.nodes.iter().map(|node| format!("{}{}", name(node), away(node))).collect::<Vec<_>>().join(", ")
+}
+
+fn sample(consumption: &Consumption, acked: &[String]) -> String {
+    let list = |names: &[String]| names.iter().map(|it| name(it)).collect::<Vec<_>>().join(", ");
+    match consumption {
+        Consumption::Once => "waits for the first who consumes it".to_owned(),
+        Consumption::Retained => "stays until it is removed, however often it is consumed".to_owned(),
+        Consumption::Groups(groups) => {
+            let open: Vec<_> = groups.iter().filter(|it| !acked.contains(it)).cloned().collect();
+            let done =
+                if acked.is_empty() { String::new() } else { format!("; consumed by {}", list(acked)) };
+            format!("waits for {}{done}", list(&open))
+        }
+    }
+}
+
+fn used(here: &Here) -> String {
+    format!("{} by {}", ago(here.idle_ms), name(&here.reader))
+}
+
+fn cause(gone: &Gone) -> String {
+    let by = if gone.by.is_empty() { String::new() } else { format!(" by {}", name(&gone.by)) };
+    match gone.cause {
+        Cause::Deleted => format!("was removed{by}"),
+        Cause::Replaced => format!("was replaced{by}"),
+        Cause::Evicted if gone.by.is_empty() => "was evicted to make room".to_owned(),
+        Cause::Evicted => format!("was evicted to make room on {}", name(&gone.by)),
+        Cause::NodeLost if gone.by.is_empty() => "was lost with its last node".to_owned(),
+        Cause::NodeLost => format!("was lost with its last node, {}", name(&gone.by)),
+        Cause::Consumed => format!("was consumed{by}"),
+        Cause::HeldTooLong => "was dropped: nobody leased it for longer than the namespace allows".to_owned(),
+    }
+}
+
+/// What somebody calls itself, which is not to be trusted with a terminal.
+fn name(text: &str) -> String {
+    if text.is_empty() {
+        "nobody in particular".to_owned()
+    } else {
+        format!("`{}`", show::key(text.as_bytes()))
+    }
+}
+
+fn ago(ms: u64) -> String {
+    if ms < 1000 { "just now".to_owned() } else { format!("{} ago", time(ms)) }
+}
+
+/// Seconds are as exact as people want to know.
+fn time(ms: u64) -> String {
+    humantime::format_duration(Duration::from_secs(ms.div_ceil(1000))).to_string()
+}
+
+fn as_json(key: &Key, answer: &Answer) -> Value {
+    let mut object = show::keyed(key.as_bytes());
+    let fields: Map<String, Value> = match answer {
+        Answer::Here(here) => here_json(here),
+        Answer::Gone(gone) => fields(json!({
+            "state": "gone",
+            "generation": gone.generation.to_string(),
+            "cause": cause_word(gone.cause),
+            "by": gone.by,
+            "ago_ms": gone.ago_ms,
+        })),
+        Answer::Unknown => fields(json!({ "state": "unknown" })),
+    };
+    object.extend(fields);
+    object.into()
+}
+
+fn here_json(here: &Here) -> Map<String, Value> {
+    let (consumption, groups) = match &here.sample {
+        None => (None, None),
+        Some(Consumption::Once) => (Some("once"), None),
+        Some(Consumption::Retained) => (Some("retained"), None),
+        Some(Consumption::Groups(groups)) => (Some("groups"), Some(groups)),
+    };
+    fields(json!({
+        "state": "here",
+        "generation": here.found.generation.to_string(),
+        "bytes": here.found.len,
+        "nodes": here.nodes,
+        "unreachable": here.unreachable,
+        "pins": here.pins,
+        "soft_pinned": here.found.soft_pin,
+        "leases": here.leases,
+        "views": here.views,
+        "sample": consumption,
+        "groups": groups,
+        "acked": here.acked,
+        "age_ms": here.age_ms,
+        "idle_ms": here.idle_ms,
+        "lease_ms": here.lease_ms,
+        "writer": here.writer,
+        "reader": here.reader,
+    }))
+}
+
+fn fields(value: Value) -> Map<String, Value> {
+    if let Value::Object(map) = value { map } else { Map::new() }
+}
+
+fn cause_word(cause: Cause) -> &'static str {
+    match cause {
+        Cause::Deleted => "deleted",
+        Cause::Replaced => "replaced",
+        Cause::Evicted => "evicted",
+        Cause::NodeLost => "node_lost",
+        Cause::Consumed => "consumed",
+        Cause::HeldTooLong => "held_too_long",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use expect_test::expect;
+
+    use super::*;
+
+    #[test]
+    fn a_leak_names_its_holder() {
+        let here = Here {
+            nodes: vec!["left".to_owned(), "right".to_owned()],
+            unreachable: vec!["right".to_owned()],
+            pins: vec!["run-7".to_owned()],
+            sample: Some(Consumption::Groups(vec!["a".to_owned(), "b".to_owned()])),
+            acked: vec!["a".to_owned()],
+            leases: vec!["trainer\x1b".to_owned()],
+            views: 2,
+            age_ms: 61_000,
+            idle_ms: 10,
+            writer: "engine".to_owned(),
+            reader: "trainer".to_owned(),
+            ..Here::default()
+        };
+        expect![[r#"
+            `k` is here: generation 0.0, 0 B
+              kept     until it is unpinned or removed: pins are never evicted
+              nodes    `left`, `right` (cannot be reached)
+              pins     `run-7`
+              leases   `trainer\u{1b}`
+              views    2 look at it in place
+              sample   waits for `b`; consumed by `a`
+              put      1m 1s ago by `engine`
+              used     just now by `trainer`"#]]
+        .assert_eq(&as_text(&Key::new(b"k").unwrap(), &Answer::Here(here)));
+    }
+
+    #[test]
+    fn every_cause_is_told_in_words() {
+        let key = Key::new(b"k").unwrap();
+        for (cause, text) in [
+            (Cause::Deleted, "was removed by `x`"),
+            (Cause::Replaced, "was replaced by `x`"),
+            (Cause::Evicted, "was evicted to make room on `x`"),
+            (Cause::NodeLost, "was lost with its last node, `x`"),
+            (Cause::Consumed, "was consumed by `x`"),
+            (Cause::HeldTooLong, "was dropped: nobody leased it for longer than the namespace allows"),
+        ] {
+            let gone = Gone { cause, by: "x".to_owned(), ago_ms: 2000, ..Gone::default() };
+            let said = as_text(&key, &Answer::Gone(gone));
+            assert_eq!(said, format!("`k` is gone: generation 0.0 {text}, 2s ago"));
+        }
+        assert!(as_text(&key, &Answer::Unknown).starts_with("nothing is known of `k`"));
+    }
+}

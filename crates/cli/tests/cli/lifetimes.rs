@@ -1,0 +1,130 @@
+//! Who keeps what, who may have how much, and what became of the rest.
+
+use expect_test::expect;
+
+use crate::Server;
+
+/// What `why` says, without what differs from run to run.
+fn why(store: &Server, key: &str) -> String {
+    let text = store.run(["why", key]).text();
+    let mut shown = String::new();
+    for line in text.lines() {
+        let masked: String = match line.split_once("process ") {
+            Some((before, after)) => {
+                format!("{before}process N{}", after.trim_start_matches(|c: char| c.is_ascii_digit()))
+            }
+            None => line.to_owned(),
+        };
+        shown.push_str(&format!("{masked}\n"));
+    }
+    shown
+}
+
+#[test]
+fn why_tells_who_keeps_an_object_and_what_removed_it() {
+    let store = Server::up(&["--name", "here"]);
+    assert!(why(&store, "k").starts_with("nothing is known of `k`"), "{}", why(&store, "k"));
+    store.run(["put", "k", "--value", "one", "--pin", "--owner", "run-7"]).ok();
+    store.run(["get", "k"]).ok();
+    expect![[r#"
+        `k` is here: generation 1.1, 3 B
+          kept     until it is unpinned or removed: pins are never evicted
+          nodes    `here`
+          pins     `run-7`
+          put      just now by `tiffin, process N`
+          used     just now by `tiffin, process N`
+    "#]]
+    .assert_eq(&why(&store, "k"));
+    store.run(["rm", "k"]).ok();
+    expect![[r#"
+        `k` is gone: generation 1.1 was removed by `tiffin, process N`, just now
+    "#]]
+    .assert_eq(&why(&store, "k"));
+    let json = store.run(["why", "k", "never", "--json"]).text();
+    let lines: Vec<serde_json::Value> =
+        json.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!((&lines[0]["state"], &lines[0]["cause"]), (&"gone".into(), &"deleted".into()), "{json}");
+    assert_eq!((&lines[1]["state"], &lines[1]["key"]), (&"unknown".into(), &"never".into()), "{json}");
+}
+
+#[test]
+fn what_made_room_is_remembered_as_evicted() {
+    let store = Server::up(&[]);
+    let large = vec![1; 20 << 20];
+    store.run_with(["put", "old"], &large).ok();
+    store.run_with(["put", "new"], &large).ok();
+    assert!(why(&store, "old").contains("was evicted to make room"), "{}", why(&store, "old"));
+    assert!(why(&store, "new").contains("until room is needed"), "{}", why(&store, "new"));
+}
+
+#[test]
+fn pins_have_owners_and_end_together() {
+    let store = Server::up(&[]);
+    for key in ["a", "b", "c"] {
+        store.run(["put", key, "--value", key]).ok();
+    }
+    assert_eq!(store.run(["pin", "a", "b", "--owner", "run-1"]).text(), "pinned 2\n");
+    assert_eq!(store.run(["pin", "b"]).text(), "pinned 1\n");
+    expect![[r#"
+        key  size    owners
+        a     1 B     run-1
+        b     1 B  run-1, -
+    "#]]
+    .assert_eq(&store.run(["pins"]).text());
+    assert_eq!(store.run(["pins", "--owner", "", "--json"]).json()["key"], "b");
+    assert_eq!(store.run(["unpin", "a", "--owner", "run-1"]).text(), "unpinned 1\n");
+    assert_eq!(store.run(["pins", "--owner", "run-1", "--drop", "--json"]).json()["unpinned"], 1);
+    assert_eq!(store.run(["pins", "--owner", "run-1"]).text(), "");
+    assert_eq!(store.run(["pins", "--json"]).json()["pins"], serde_json::json!([""]));
+    let absent = store.run(["pin", "nothing", "--json"]);
+    assert!(absent.stderr.contains("not_found"), "{}", absent.stderr);
+    assert_eq!(absent.status, Some(1));
+}
+
+#[test]
+fn a_pinned_object_outlives_pressure_until_its_pin_ends() {
+    let store = Server::up(&[]);
+    let large = vec![1; 20 << 20];
+    store.run_with(["put", "kept"], &large).ok();
+    store.run(["pin", "kept", "--owner", "run"]).ok();
+    assert_eq!(store.run_with(["put", "more", "--json"], &large).error()["code"], "full");
+    store.run(["unpin", "kept", "--owner", "run"]).ok();
+    store.run_with(["put", "more"], &large).ok();
+    assert_eq!(store.run(["get", "kept", "--json"]).error()["code"], "not_found");
+}
+
+#[test]
+fn a_namespace_holds_what_it_may() {
+    let store = Server::up(&[]);
+    let run = |args: &[&str]| store.run(args.iter().chain(&["--namespace", "small"]));
+    assert_eq!(run(&["quota"]).text(), "namespace `small` holds 0 B, no quota\n");
+    assert_eq!(run(&["quota", "--set", "1KiB"]).text(), "namespace `small` holds 0 B, of 1.0 KiB\n");
+    run(&["put", "a", "--value", &"x".repeat(1000), "--pin"]).ok();
+    let error = run(&["put", "b", "--value", "y", "--json"]).error();
+    assert_eq!(error["code"], "over_quota", "{error}");
+    assert_eq!(run(&["quota", "--json", "--max-hold", "1h"]).json()["quota"], 1024);
+    store.run(["put", "b", "--value", "others may", "--pin"]).ok();
+    let stat = store.run(["stat"]).text();
+    let row = stat.lines().find(|line| line.starts_with("small")).unwrap_or_default();
+    let words: Vec<_> = row.split_whitespace().collect();
+    assert_eq!(words.join(" "), "small 1 1000 B 1.0 KiB 0 B 1.0 KiB 0 0 - 0", "{stat}");
+    run(&["quota", "--none"]).ok();
+    run(&["put", "b", "--value", "y"]).ok();
+}
+
+#[test]
+fn a_put_waits_for_room_and_is_woken() {
+    let store = Server::up(&[]);
+    let large = vec![1; 20 << 20];
+    store.run_with(["put", "first", "--pin"], &large).ok();
+    let late = store.run_with(["put", "late", "--wait", "--timeout", "300ms", "--json"], &large).error();
+    assert_eq!(late["code"], "full", "{late}");
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| store.run_with(["put", "second", "--wait", "--timeout", "60s"], &large));
+        let waits = || store.run(["stat", "--json"]).json()["namespaces"][0]["waiting"].clone();
+        while waits() != 1 {}
+        store.run(["rm", "first"]).ok();
+        assert!(waiting.join().unwrap().text().starts_with("created `second`"));
+    });
+    assert!(store.run(["get", "second"]).ok() == large);
+}

@@ -1,0 +1,81 @@
+//! The torture passes on a store that keeps its promises, and notices one that does not.
+
+use rustix::process::Signal;
+use serde_json::Value;
+
+use crate::{Ran, Server, ran, send, tiffin};
+
+/// Few processes: the tests beside this one need the machine too.
+fn torture(more: &[&str]) -> Ran {
+    let mut command = tiffin();
+    let small =
+        ["torture", "--json", "--readers", "2", "--writers", "2", "--keys", "256", "--memory", "8MiB"];
+    command.args(small).args(["--kill-every", "100ms", "--seconds", "120"]).args(more);
+    ran(command, b"")
+}
+
+fn sum(values: &Value, names: &[&str]) -> u64 {
+    names.iter().map(|name| values[name].as_u64().unwrap()).sum()
+}
+
+#[test]
+fn every_way_of_reading_is_tried_and_nothing_is_wrong() {
+    let outcome = torture(&["--seed", "7", "--reads", "4000"]).json();
+    let reads = &outcome["reads"];
+    assert!(sum(reads, &["shared_memory", "tcp", "views", "views_again"]) >= 4000, "{outcome:#}");
+    for way in ["shared_memory", "tcp", "views", "views_again"] {
+        assert!(sum(reads, &[way]) > 0, "{way}: {outcome:#}");
+    }
+    assert_eq!(outcome["wrong"], Value::Array(Vec::new()), "{outcome:#}");
+    for kind in ["readers", "writers", "nodes"] {
+        assert!(sum(&outcome["kills"], &[kind]) > 0, "{kind}: {outcome:#}");
+    }
+    let rest = &outcome["rest"];
+    assert_eq!(rest["live"], rest["in_use"], "{outcome:#}");
+    assert_eq!(sum(rest, &["reserved", "in_view", "left"]), 0, "{outcome:#}");
+    assert_eq!(outcome["seed"], 7);
+}
+
+#[test]
+fn a_mixture_of_two_versions_is_noticed() {
+    let ran = torture(&["--reads", "1000000", "--sabotage", "mix"]);
+    assert_eq!(ran.status, Some(1), "{}", ran.stderr);
+    let outcome: Value = serde_json::from_slice(&ran.stdout).unwrap();
+    let wrong = outcome["wrong"].as_array().unwrap();
+    assert!(wrong.iter().any(|it| it.as_str().unwrap().contains("has others from byte")), "{outcome:#}");
+}
+
+#[test]
+fn memory_that_somebody_still_holds_is_noticed() {
+    let ran = torture(&["--reads", "100", "--sabotage", "leak"]);
+    assert_eq!(ran.status, Some(1), "{}", ran.stderr);
+    let outcome: Value = serde_json::from_slice(&ran.stdout).unwrap();
+    assert_eq!(outcome["wrong"], Value::Array(Vec::new()), "{outcome:#}");
+    assert_eq!(sum(&outcome["rest"], &["in_view"]), 4096, "{outcome:#}");
+}
+
+#[test]
+fn a_store_of_others_is_used_beside_them() {
+    let store = Server::up(&[]);
+    store.run(["put", "theirs", "--value", "v", "--pin"]).ok();
+    let outcome = torture(&["--reads", "500", "--master", store.address()]).json();
+    assert_eq!(sum(&outcome["kills"], &["nodes"]), 0, "{outcome:#}");
+    assert_eq!(outcome["rest"]["live"], outcome["rest"]["in_use"], "{outcome:#}");
+    assert_eq!(store.run(["get", "theirs"]).text(), "v");
+    let stat = store.run(["stat", "--json"]).json();
+    assert_eq!(stat["nodes"][0]["usage"]["objects"], 1, "{stat:#}");
+}
+
+#[test]
+fn nobody_is_left_when_it_is_interrupted() {
+    let store = Server::up(&[]);
+    let mut command = tiffin();
+    command.args(["torture", "--reads", "1000000000", "--master", store.address()]);
+    let mut child = command.spawn().unwrap();
+    let clients = || store.run(["stat", "--json"]).json()["clients"].as_u64().unwrap();
+    // All of its workers are there, and the one that asks.
+    while clients() < 4 {}
+    send(&child, Signal::INT);
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    while clients() != 1 {}
+}
