@@ -108,6 +108,7 @@ impl Master {
             }
             if object.generation() == record.generation {
                 self.catalog.add_replica(index, node, record.hold);
+                self.merge_marks(index, &record.marks);
                 return true;
             }
             let old = self.take_out(index, Cause::Replaced, "");

@@ -109,6 +109,26 @@ impl Master {
         asked
     }
 
+    /// One more copy of an object is known, from before this life of the master. Where its marks say more than
+    /// those of the others they count: the others may have been away when it was said.
+    pub(super) fn merge_marks(&mut self, index: ObjectIndex, written: &Marks) {
+        let Some(object) = self.catalog.get(index) else { return };
+        let known = object.marks().cloned().unwrap_or_default();
+        let mut marks = known.clone();
+        let merge = |into: &mut Vec<String>, from: &[String]| {
+            let more: Vec<_> = from.iter().filter(|it| !into.contains(it)).cloned().collect();
+            into.extend(more);
+        };
+        merge(&mut marks.pins, &written.pins);
+        if let (Some(sample), Some(told)) = (&mut marks.sample, &written.sample) {
+            merge(&mut sample.acked, &told.acked);
+        }
+        if marks != known || marks != *written {
+            self.catalog.mark(index, marks);
+            self.send_marks(vec![index], None);
+        }
+    }
+
     /// Whether a node has other marks in writing than the catalog; they are written anew then.
     pub(super) fn correct_marks(&mut self, index: ObjectIndex, written: &Marks) {
         let marks = self.catalog.get(index).and_then(|it| it.marks().cloned()).unwrap_or_default();
