@@ -9,7 +9,7 @@
 
 use std::ffi::{CStr, c_char};
 use std::mem::ManuallyDrop;
-use std::ptr::NonNull;
+use std::ptr::{self, NonNull};
 
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
@@ -200,10 +200,11 @@ impl Buffer {
     fn copied(&self, py: Python<'_>) -> PyResult<Vec<u8>> {
         const ROWS_FIRST: c_char = b'C' as c_char;
         let mut bytes = vec![0_u8; self.len()];
+        // Python 3.10 wants to be allowed to write it, and does not.
+        let raw = ptr::from_ref(self.raw()).cast_mut();
         // SAFETY: the buffer was filled by its exporter, and there is room for exactly `len` bytes.
-        let status = unsafe {
-            ffi::PyBuffer_ToContiguous(bytes.as_mut_ptr().cast(), self.raw(), self.raw().len, ROWS_FIRST)
-        };
+        let status =
+            unsafe { ffi::PyBuffer_ToContiguous(bytes.as_mut_ptr().cast(), raw, self.raw().len, ROWS_FIRST) };
         if status == -1 { Err(PyErr::fetch(py)) } else { Ok(bytes) }
     }
 }
