@@ -1,8 +1,8 @@
 //! One storage node's decisions: whose bytes lie where, and who may touch them.
 //!
-//! The shell pushes each [`Event`] in with [`Node::handle`], then drains [`Node::poll_effect`] and carries the
-//! effects out *in order* before it does anything else: an answer must not overtake the memory it speaks of.
-//! The data sockets bracket every copy with [`Node::begin_store`]/[`Node::end_store`] and
+//! The shell pushes each [`Event`] in with [`Node::handle`], then drains [`Node::poll_effect`] and carries
+//! the effects out *in order* before it does anything else: an answer must not overtake the memory it speaks
+//! of. The data sockets bracket every copy with [`Node::begin_store`]/[`Node::end_store`] and
 //! [`Node::begin_send`]/[`Node::end_send`].
 
 mod clients;
@@ -22,8 +22,8 @@ use crate::{
     BATCH_ITEMS_MAX, ClientId, ConnId, Extent, Hold, RequestId, SegmentId, SlotId,
     marks::Marks,
     message::{
-        Allocate, Allocated, Commit, CommitItem, CommitOutcome, DecideItem, NodeInfo, Reason, Refusal,
-        Released, Reply, Request, Settle, Settled, Usage,
+        Allocate, Allocated, Commit, CommitItem, CommitOutcome, DecideItem, MarkItem, NodeInfo, Reason,
+        Refusal, Released, Reply, Request, Settle, Settled, Usage,
     },
     sabotage::{Sabotage, sabotaged},
 };
@@ -415,15 +415,7 @@ impl Node {
                 self.maybe_gone(client);
                 Reply::Done
             }
-            Request::Mark(items) => {
-                let mut lost = Vec::new();
-                for item in items {
-                    if !self.slots.mark(item.hold, item.marks, &mut self.effects) {
-                        lost.push(item.hold);
-                    }
-                }
-                Reply::Settled(Settled { lost, usage: self.slots.usage() })
-            }
+            Request::Mark(items) => self.mark(items),
             Request::Inspect(holds) => {
                 Reply::Inspected(holds.into_iter().map(|hold| self.slots.hold_count(hold)).collect())
             }
@@ -442,6 +434,23 @@ impl Node {
             items.push(reservation);
         }
         Reply::Allocated(Allocated { items, usage: self.slots.usage() })
+    }
+
+    fn mark(&mut self, items: Vec<MarkItem>) -> Reply {
+        let mut lost = Vec::new();
+        let mut written = true;
+        for item in items {
+            let marked = self.slots.mark(item.hold, item.marks, &mut self.effects);
+            if !marked && self.slots.state(item.hold).is_none() {
+                lost.push(item.hold);
+            }
+            written &= marked || self.slots.state(item.hold).is_none();
+        }
+        // An object is no less there because there is no room for what was to be written beside it.
+        match written {
+            true => Reply::Settled(Settled { lost, usage: self.slots.usage() }),
+            false => refuse(Reason::Busy, "the node has no room for marks"),
+        }
     }
 
     fn settle(&mut self, settle: Settle) -> Reply {
