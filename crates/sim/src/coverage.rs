@@ -149,6 +149,20 @@ points! {
     ViewRefused,
     /// Somebody looks at what was retired meanwhile.
     ViewOutlives,
+    /// An outcome of a put.
+    PutOverQuota,
+    /// An outcome of a pin.
+    Pinned,
+    /// An outcome of a pin.
+    PinUnconfirmed,
+    /// A sample is leased.
+    SampleLeased,
+    /// A sample is consumed for good.
+    SampleFreed,
+    /// A sample is consumed by one of several.
+    SampleRecorded,
+    /// The invariant was checked on something.
+    CheckedQuota,
     /// The invariant was checked on something.
     CheckedWholeValue,
     /// The invariant was checked on something.

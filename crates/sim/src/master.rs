@@ -139,11 +139,19 @@ impl World {
     }
 
     fn drain_master(&mut self, now: Tick) {
+        let mut rooms = Vec::new();
         while let Some(effect) = self.master.as_mut().and_then(Master::poll_effect) {
             let segment = match &effect {
                 Effect::Reply(conn, ..) | Effect::Ask(conn, ..) => self.segment_of(*conn),
                 Effect::Disconnect(_) | Effect::Notice(_) => None,
             };
+            // What has no bytes costs nothing.
+            if let Effect::Ask(_, _, Request::Allocate(allocate)) = &effect
+                && allocate.items.iter().any(|it| it.len > 0)
+            {
+                let conn = self.conns.values().find(|it| it.client == allocate.client);
+                rooms.extend(conn.map(|it| it.namespace));
+            }
             self.oracle.sees(now, &effect, segment, &self.memories, &mut self.coverage);
             match effect {
                 Effect::Reply(conn, _, reply) if conn.0 >= AUDITOR => self.audit = Some(reply),
@@ -153,6 +161,7 @@ impl World {
                 Effect::Notice(notice) => self.notice(&notice),
             }
         }
+        rooms.into_iter().for_each(|namespace| self.check_quota(namespace));
     }
 
     fn notice(&mut self, notice: &Notice) {
@@ -161,7 +170,7 @@ impl World {
             Notice::NodeReady(_) => Point::NodeReady,
             Notice::NodeSilent(_) => Point::NodeSilent,
             Notice::NodeAway(_) => Point::NodeAway,
-            Notice::NodeLost(..) => Point::NodeLost,
+            Notice::NodeLost(..) | Notice::NodeLeft(..) => Point::NodeLost,
             Notice::NodeDiscarded(_) => Point::NodeDiscarded,
             Notice::Evicted(..) => Point::Evicted,
         });

@@ -10,8 +10,8 @@ use tiffin_core::{
     marks::Marks,
     master::{Effect, Notice},
     message::{
-        Announce, CommitOutcome, Decide, DecideItem, DeleteOutcome, DeletedMatching, OnExists, Record, Reply,
-        Request, ResolveOutcome, Retire,
+        Announce, CommitOutcome, Decide, DecideItem, DeleteOutcome, DeletedMatching, LeaseOutcome, OnExists,
+        Record, Reply, Request, ResolveOutcome, Retire,
     },
     node::SlotState,
 };
@@ -56,7 +56,13 @@ pub(crate) struct Value {
 #[derive(Clone, Debug)]
 pub(crate) struct Life {
     pub(crate) name: Name,
-    pub(crate) pinned: bool,
+    /// The owners of its pins, as the master knows them.
+    pub(crate) pins: BTreeSet<String>,
+    /// Those of them that every node has confirmed to have in writing.
+    pub(crate) written_pins: BTreeSet<String>,
+    pub(crate) sample: bool,
+    /// Its marks were told.
+    marked: bool,
     pub(crate) value: Option<ValueId>,
     pub(crate) lease_until: Tick,
     /// There is a reason why nobody finds it: taken away, replaced or evicted.
@@ -71,6 +77,11 @@ pub(crate) struct Life {
 impl Life {
     pub(crate) fn is_gone(&self) -> bool {
         self.gone || self.deletes > 0
+    }
+
+    /// Eviction must leave it alone.
+    pub(crate) fn is_protected(&self) -> bool {
+        !self.pins.is_empty() || !self.written_pins.is_empty() || self.sample
     }
 }
 
@@ -120,8 +131,9 @@ struct Cause {
     announced: Vec<Record>,
     /// By a node that this life of the master knew nothing of: what it holds may be older than what was seen.
     news: bool,
-    /// Objects are being evicted.
+    /// Objects are being evicted, and it was seen which.
     evicting: bool,
+    evicted: bool,
 }
 
 /// The history, and the verdict.
@@ -145,6 +157,14 @@ pub(crate) struct Oracle {
     pub(crate) lost: BTreeSet<SegmentId>,
     /// What a node must not have any more once it has heard that it is registered.
     pub(crate) owing: BTreeMap<SegmentId, Vec<Generation>>,
+    /// Pins that are not answered yet.
+    pub(crate) pinning: BTreeMap<(ConnId, RequestId), (String, Vec<Option<Generation>>)>,
+    /// Acknowledgements that are not answered yet.
+    pub(crate) acking: BTreeMap<(ConnId, RequestId), (Vec<Generation>, bool)>,
+    /// Samples may be given up for having waited too long, in this life of the master.
+    pub(crate) impatient: bool,
+    /// Something was evicted of which no reachable node had a copy, so nobody knows what.
+    pub(crate) blind: bool,
     lease_ms: u64,
     pub(crate) strict: bool,
 }
@@ -192,11 +212,15 @@ impl Oracle {
         self.owing.clear();
         self.deleting.clear();
         self.deciding.clear();
+        self.pinning.clear();
+        self.acking.clear();
+        (self.impatient, self.blind) = (false, false);
         let alive = memories.values().filter(|it| it.alive);
         let surviving: BTreeSet<_> =
             alive.flat_map(|it| it.slots()).map(|(_, record)| record.generation).collect();
         for (generation, life) in &mut self.lives {
             life.lease_until = Tick(0);
+            life.pins.clear();
             let unconfirmed = life.dead.as_ref().is_some_and(|it| !it.confirmed);
             if unconfirmed || surviving.contains(generation) {
                 (life.gone, life.deletes, life.dead) = (false, 0, None);
@@ -240,8 +264,20 @@ impl Oracle {
                 self.cause.names = names.collect();
                 self.cause.announced = items.clone();
             }
+            (Request::Lease(lease), Speaker::Client(namespace)) => {
+                let names = lease.items.iter().filter_map(|it| Name::of(namespace, &it.key));
+                self.cause.asked = names.collect();
+            }
+            (_, Speaker::Client(namespace)) => {
+                self.hears_of_lifetimes(conn, id, request, namespace, complete)
+            }
             _ => (),
         }
+    }
+
+    /// Names that may be taken away in the course of this event.
+    pub(crate) fn explain(&mut self, name: Name) {
+        self.cause.names.insert(name);
     }
 
     fn begin_deleting(&mut self, conn: ConnId, id: RequestId, names: Vec<Name>, force: bool, complete: bool) {
@@ -250,7 +286,8 @@ impl Oracle {
             let mut of_name = Vec::new();
             for &generation in self.of_name.get(&name).into_iter().flatten() {
                 let Some(life) = self.lives.get_mut(&generation) else { continue };
-                let fresh = !life.is_gone() && !life.brought_back;
+                let vanishes = self.blind && !life.is_protected() || self.impatient && life.sample;
+                let fresh = !life.is_gone() && !life.brought_back && !vanishes;
                 life.deletes += 1;
                 of_name.push(Victim { generation, fresh });
             }
@@ -289,29 +326,31 @@ impl Oracle {
         coverage: &mut Coverage,
     ) {
         let evicting = std::mem::take(&mut self.cause.evicting);
+        let retires = matches!(effect, Effect::Ask(_, _, Request::Retire(_)));
+        self.blind |= evicting && !retires && !std::mem::take(&mut self.cause.evicted);
         match effect {
-            Effect::Notice(Notice::Evicted(..)) => self.cause.evicting = true,
+            Effect::Notice(Notice::Evicted(..)) => (self.cause.evicting, self.cause.evicted) = (true, false),
             Effect::Notice(Notice::NodeReady(name)) => {
                 if let Some(segment) = self.node_names.get(name) {
                     self.lost.remove(segment);
                     self.joined.insert(*segment);
                 }
             }
-            Effect::Notice(Notice::NodeLost(name, _)) => {
+            Effect::Notice(Notice::NodeLost(name, _) | Notice::NodeLeft(name, _)) => {
                 if let Some(segment) = self.node_names.get(name) {
                     self.joined.remove(segment);
                     self.lost.insert(*segment);
                 }
             }
             Effect::Ask(_, _, Request::Retire(Retire { holds })) => {
-                self.cause.evicting = evicting;
+                (self.cause.evicting, self.cause.evicted) = (evicting, evicting);
                 for hold in holds {
                     self.retires(now, segment.unwrap_or_default(), *hold, coverage);
                 }
             }
             Effect::Ask(_, _, Request::Settle(settle)) => {
                 for record in &settle.commit {
-                    self.record(segment.unwrap_or_default(), record);
+                    self.record(segment.unwrap_or_default(), record, false);
                 }
             }
             Effect::Reply(conn, id, reply) => {
@@ -335,7 +374,7 @@ impl Oracle {
                 let Some(deciding) = self.deciding.remove(&to) else { return };
                 let before = self.newest.clone();
                 for (item, outcome) in deciding.items.iter().zip(outcomes) {
-                    self.decided(deciding.segment, item, outcome);
+                    self.decided(deciding.segment, item, outcome, deciding.late);
                 }
                 // What was decided long ago may have been taken away, and something older brought back, since.
                 if deciding.late {
@@ -380,6 +419,16 @@ impl Oracle {
                     }
                 }
             }
+            Reply::Leased(leased) => {
+                let asked = std::mem::take(&mut self.cause.asked);
+                for (name, outcome) in asked.into_iter().zip(&leased.items) {
+                    if let LeaseOutcome::Leased(granted) = outcome {
+                        self.found(name, &granted.found, coverage);
+                    }
+                }
+            }
+            Reply::Pinned(outcomes) => self.pinned(to, outcomes),
+            Reply::Acked(outcomes) => self.acked(to, outcomes, memories, coverage),
             Reply::Announced(refused) => {
                 let segment = segment.unwrap_or_default();
                 for record in std::mem::take(&mut self.cause.announced) {
@@ -401,7 +450,7 @@ impl Oracle {
         }
     }
 
-    fn decided(&mut self, segment: SegmentId, item: &DecideItem, outcome: &CommitOutcome) {
+    fn decided(&mut self, segment: SegmentId, item: &DecideItem, outcome: &CommitOutcome, late: bool) {
         let (CommitOutcome::Stored(generation) | CommitOutcome::Replaced(generation)) = outcome else {
             return;
         };
@@ -413,7 +462,7 @@ impl Oracle {
             len: item.item.len,
             marks: Marks::of(&item.item.options),
         };
-        self.record(segment, &record);
+        self.record(segment, &record, late);
     }
 
     fn taken_in(&mut self, segment: SegmentId, record: &Record) {
@@ -422,12 +471,15 @@ impl Oracle {
             let life = self.seen(name, record.generation);
             life.brought_back |= life.is_gone();
             (life.gone, life.deletes) = (false, 0);
+            // This life of the master knows of pins what the nodes tell it.
+            life.pins.extend(record.marks.pins.iter().cloned());
+            life.lease_until = Tick(0);
         }
-        self.record(segment, record);
+        self.record(segment, record, false);
     }
 
     /// An object is known to lie somewhere.
-    fn record(&mut self, segment: SegmentId, record: &Record) {
+    fn record(&mut self, segment: SegmentId, record: &Record, late: bool) {
         let Some(name) = record_name(record) else { return };
         let value = self.written.get(&(segment, record.hold)).copied();
         self.generation_of.insert((segment, record.hold), record.generation);
@@ -438,7 +490,11 @@ impl Oracle {
             }
         }
         let life = self.seen(name, record.generation);
-        life.pinned |= !record.marks.pins.is_empty();
+        life.sample |= record.marks.sample.is_some();
+        // Pins that are told late may have ended since.
+        if !std::mem::replace(&mut life.marked, true) && !late {
+            life.pins = record.marks.pins.iter().cloned().collect();
+        }
         if let (None, Some(value)) = (life.value, value) {
             life.value = Some(value);
         }
@@ -454,7 +510,10 @@ impl Oracle {
         }
         self.lives.entry(generation).or_insert_with(|| Life {
             name,
-            pinned: false,
+            pins: BTreeSet::new(),
+            written_pins: BTreeSet::new(),
+            sample: false,
+            marked: false,
             value: None,
             lease_until: Tick(0),
             gone: false,
@@ -471,7 +530,8 @@ impl Oracle {
             self.evicted(now, generation, coverage);
         }
         let Some(life) = self.lives.get_mut(&generation) else { return };
-        let explained = self.cause.evicting || self.cause.names.contains(&life.name);
+        let waited = life.sample && self.impatient;
+        let explained = self.cause.evicting || self.cause.names.contains(&life.name) || waited;
         life.gone = true;
         if !explained {
             let name = life.name;

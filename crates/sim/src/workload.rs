@@ -2,12 +2,17 @@
 
 use tiffin_core::{
     EXTENT_ALIGN,
-    message::{Delete, DeleteMatching, List, OnExists, Pattern, PutOptions, Request, Resolve},
+    marks::Consumption,
+    message::{
+        Ack, AckItem, Await, Delete, DeleteMatching, DropPins, Lease, LeaseItem, LeaseOutcome, Leased, List,
+        OnExists, Pattern, Pin, Policy, PutOptions, Release, Request, Resolve,
+    },
     session::{Get, GetRequest, Put, PutRequest},
 };
 
 use crate::{
     client::{ClientEvent, Kind},
+    coverage::Point,
     names::Name,
     world::{Phase, World},
 };
@@ -34,9 +39,10 @@ impl World {
             return;
         }
         match self.chance.below(100) {
-            0..40 => self.begin_put(client, namespace),
-            40..65 => self.begin_get(client, namespace),
-            65..80 => {
+            0..36 => self.begin_put(client, namespace),
+            36..57 => self.begin_get(client, namespace),
+            57..67 => self.change_lifetimes(client, namespace),
+            67..80 => {
                 let keys = vec![self.name(namespace).key()];
                 let resolve = Resolve { keys, touch: true, lease: self.chance.percent(30), locate: true };
                 self.ask_once(client, Kind::Look, Request::Resolve(resolve));
@@ -76,12 +82,78 @@ impl World {
                 on_exists: if self.chance.percent(70) { OnExists::Replace } else { OnExists::Keep },
                 hard_pin: self.chance.percent(self.plan.pin_percent),
                 soft_pin_ms: self.chance.once_in(6).then(|| self.chance.between(1, 300)),
-                ..PutOptions::default()
+                preferred: Vec::new(),
+                owner: self.owner(),
+                sample: self.chance.once_in(6).then(|| self.consumption()),
             };
             values.push(self.oracle.new_value(name, len));
             requests.push(PutRequest { key: name.key(), len, options });
         }
-        self.begin_session(client, Kind::Put { put: Put::new(requests), values });
+        let wait_ms = if self.chance.percent(30) { self.chance.between(1, 200) } else { 0 };
+        self.begin_session(client, Kind::Put { put: Put::new(requests).waiting(wait_ms), values });
+    }
+
+    /// Pins, quotas, leases, and questions about them.
+    fn change_lifetimes(&mut self, client: usize, namespace: u8) {
+        let key = self.name(namespace).key();
+        let owner = self.owner();
+        let wait_ms = self.chance.between(0, 300);
+        let all = self.plan.capacity * self.plan.nodes as u64;
+        let request = match self.chance.below(12) {
+            0..4 => Request::Pin(Pin { keys: vec![key], owner, on: self.chance.percent(40), wait_ms }),
+            4 => Request::DropPins(DropPins { owner, wait_ms }),
+            5 => Request::SetPolicy(Policy {
+                quota: self.chance.percent(60).then(|| self.chance.between(all / 4, all)),
+                max_hold_ms: self.chance.once_in(5).then(|| self.chance.between(50, 500)),
+            }),
+            6 => Request::Await(Await {
+                at_most: Some(self.chance.below(all)),
+                at_least: self.chance.percent(30).then_some(all),
+                wait_ms,
+            }),
+            7 => Request::Why(vec![key]),
+            _ => {
+                let items = vec![LeaseItem { key, generation: None }];
+                Request::Lease(Lease { items, group: self.group() })
+            }
+        };
+        self.ask_once(client, Kind::Question, request);
+    }
+
+    /// What was leased is consumed, or not.
+    pub(crate) fn leased(&mut self, client: usize, leased: Leased) {
+        let namespace = self.clients.get(client).map_or(0, |it| it.namespace);
+        for outcome in leased.items {
+            let LeaseOutcome::Leased(granted) = outcome else { continue };
+            self.coverage.hit(Point::SampleLeased);
+            let generation = granted.found.generation;
+            let name = self.oracle.lives.get(&generation).map(|it| it.name);
+            let request = match name.filter(|_| self.chance.percent(70)) {
+                None => Request::Release(Release { leases: vec![granted.lease] }),
+                Some(name) => {
+                    assert_eq!(name.namespace, namespace, "a lease crosses namespaces");
+                    let items = vec![AckItem { key: name.key(), generation }];
+                    Request::Ack(Ack { items, group: self.group(), wait_ms: self.chance.between(0, 300) })
+                }
+            };
+            self.ask_once(client, Kind::Question, request);
+        }
+    }
+
+    fn owner(&mut self) -> String {
+        self.chance.pick(&["", "run"]).copied().unwrap_or_default().to_owned()
+    }
+
+    fn group(&mut self) -> String {
+        self.chance.pick(&["g", "h"]).copied().unwrap_or_default().to_owned()
+    }
+
+    fn consumption(&mut self) -> Consumption {
+        match self.chance.below(5) {
+            0 => Consumption::Retained,
+            1..3 => Consumption::Groups(vec!["g".to_owned(), "h".to_owned()]),
+            _ => Consumption::Once,
+        }
     }
 
     fn begin_get(&mut self, client: usize, namespace: u8) {

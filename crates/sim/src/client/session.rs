@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use tiffin_core::{
     Hold, SegmentId,
-    message::{DeleteOutcome, Reply, Request, ResolveOutcome},
+    message::{AckOutcome, DeleteOutcome, PinOutcome, Reply, Request, ResolveOutcome},
     session::{CallFailure, Get, GetOutcome, Need, NeedId, Peer, Put, PutOutcome, ReadResult, WriteResult},
 };
 
@@ -270,7 +270,8 @@ impl World {
             PutOutcome::Stored { replaced: false, .. } => Point::PutStored,
             PutOutcome::Stored { replaced: true, .. } => Point::PutReplaced,
             PutOutcome::Exists(_) => Point::PutExists,
-            PutOutcome::Full(_) | PutOutcome::OverQuota(_) => Point::PutFull,
+            PutOutcome::Full(_) => Point::PutFull,
+            PutOutcome::OverQuota(_) => Point::PutOverQuota,
             PutOutcome::Invalid(_) => Point::PutInvalid,
             PutOutcome::Refused(_) => Point::Refused,
             PutOutcome::Unreachable(_) => Point::PutUnreachable,
@@ -325,6 +326,17 @@ impl World {
                     }
                 }
             }
+            Some(Reply::Leased(leased)) => self.leased(client, leased),
+            Some(Reply::Pinned(outcomes)) => outcomes.iter().for_each(|it| match it {
+                PinOutcome::Done => self.coverage.hit(Point::Pinned),
+                PinOutcome::Unconfirmed(_) => self.coverage.hit(Point::PinUnconfirmed),
+                PinOutcome::Absent | PinOutcome::TooMany => (),
+            }),
+            Some(Reply::Acked(outcomes)) => outcomes.iter().for_each(|it| match it {
+                AckOutcome::Freed => self.coverage.hit(Point::SampleFreed),
+                AckOutcome::Recorded => self.coverage.hit(Point::SampleRecorded),
+                AckOutcome::Stale | AckOutcome::Unconfirmed(_) | AckOutcome::WrongGroup => (),
+            }),
             Some(Reply::Listed(_)) => self.coverage.hit(Point::Listed),
             Some(Reply::Refused(_)) => self.coverage.hit(Point::Refused),
             _ => (),

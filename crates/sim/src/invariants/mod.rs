@@ -5,6 +5,7 @@
 //! | [`p1`] | never wrong bytes |
 //! | [`p2`] | delete is immediate, and what is deleted stays so |
 //! | [`p4`] | what is pinned stays; nothing vanishes without a reason |
+//! | [`p6`] | what is consumed is gone; quotas hold (P5) |
 //! | [`memory`] | the books balance, room is used once, nothing leaks |
 //! | [`liveness`] | when faults stop, everything ends |
 
@@ -13,3 +14,4 @@ mod memory;
 mod p1;
 mod p2;
 mod p4;
+mod p6;

@@ -1,7 +1,10 @@
 //! P4: nothing pinned is evicted, and nothing leased. Nothing vanishes without a reason: a lookup misses only
 //! what was deleted, replaced, evicted, or lost with its node.
 
-use tiffin_core::{Generation, SegmentId, Tick, message::Record};
+use tiffin_core::{
+    ConnId, Generation, RequestId, SegmentId, Tick,
+    message::{DropPins, Pin, PinOutcome, Record},
+};
 
 use crate::{
     coverage::{Coverage, Point},
@@ -15,8 +18,9 @@ impl Oracle {
         coverage.hit(Point::CheckedEviction);
         let Some(life) = self.lives.get(&generation) else { return };
         let name = life.name;
-        if life.pinned {
-            self.fail("p4", || format!("{name:?} {generation} is pinned, and was evicted"));
+        if life.is_protected() {
+            let life = life.clone();
+            self.fail("p4", || format!("{name:?} {generation} is protected, and was evicted: {life:?}"));
         } else if life.lease_until > now {
             let until = life.lease_until;
             self.fail("p4", || {
@@ -29,7 +33,10 @@ impl Oracle {
     pub(crate) fn absent(&mut self, name: Name, memories: &Memories, coverage: &mut Coverage) {
         let Some(generation) = self.newest.get(&name).copied() else { return };
         let Some(life) = self.lives.get(&generation).filter(|it| !it.is_gone()) else { return };
-        let pinned = life.pinned;
+        let (pinned, waits) = (life.is_protected(), life.sample);
+        if (self.blind && !pinned) || (self.impatient && waits) {
+            return;
+        }
         if pinned {
             coverage.hit(Point::CheckedPinnedAbsence);
         }
@@ -46,10 +53,53 @@ impl Oracle {
     pub(crate) fn refuses(&mut self, segment: SegmentId, record: &Record) {
         let generation = record.generation;
         let Some(life) = self.lives.get(&generation) else { return };
-        let (name, pinned) = (life.name, life.pinned);
+        let (name, pinned) = (life.name, life.is_protected());
+        if (self.blind && !pinned) || (self.impatient && life.sample) {
+            return;
+        }
         if !life.is_gone() && self.newest.get(&name) == Some(&generation) {
             let which = if pinned { "p4" } else { "names" };
             self.fail(which, || format!("{segment} must drop {name:?} {generation} for no reason"));
+        }
+    }
+
+    /// A client pins, or no longer. The master does so at once; it is a promise when it is answered.
+    pub(crate) fn hears_pin(&mut self, to: (ConnId, RequestId), pin: &Pin, namespace: u8, complete: bool) {
+        let mut pinned = Vec::new();
+        for key in &pin.keys {
+            let newest = Name::of(namespace, key).and_then(|name| self.newest.get(&name)).copied();
+            // A copy that the master does not know of yet cannot be told.
+            pinned.push(newest.filter(|_| pin.on && complete));
+            let Some(life) = newest.and_then(|it| self.lives.get_mut(&it)) else { continue };
+            if pin.on && !life.is_gone() {
+                life.pins.insert(pin.owner.clone());
+            } else if !pin.on {
+                life.pins.remove(&pin.owner);
+                life.written_pins.remove(&pin.owner);
+            }
+        }
+        self.pinning.insert(to, (pin.owner.clone(), pinned));
+    }
+
+    /// An owner's pins all end. So do those that are still to be answered.
+    pub(crate) fn hears_drop_pins(&mut self, drop: &DropPins, namespace: u8) {
+        for life in self.lives.values_mut().filter(|it| it.name.namespace == namespace) {
+            life.pins.remove(&drop.owner);
+            life.written_pins.remove(&drop.owner);
+        }
+    }
+
+    /// Pins are answered: from now on they outlive the master.
+    pub(crate) fn pinned(&mut self, to: (ConnId, RequestId), outcomes: &[PinOutcome]) {
+        let Some((owner, generations)) = self.pinning.remove(&to) else { return };
+        for (generation, outcome) in generations.into_iter().zip(outcomes) {
+            let life = generation.and_then(|it| self.lives.get_mut(&it));
+            if let Some(life) = life
+                && *outcome == PinOutcome::Done
+                && life.pins.contains(&owner)
+            {
+                life.written_pins.insert(owner.clone());
+            }
         }
     }
 }
