@@ -7,7 +7,7 @@ use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 use tiffin_client::{
     Client, Deadline, DeleteOptions, DeletedMatching, Effect, Error, Fetched, GetInto, GetOptions, Info,
-    ListItem, Pattern, Put, PutOptions, ResolveOptions, Route, Stat, Stored, View,
+    ListItem, Patience, Pattern, Put, PutOptions, ResolveOptions, Route, Stat, Stored, View,
 };
 
 use crate::handle::Operation;
@@ -16,13 +16,15 @@ use crate::memory::Memory;
 use crate::room::Room;
 use crate::{errors, types, view};
 
-type Each<T> = Vec<Result<T, Error>>;
+/// One result for each item of a call.
+pub(crate) type Each<T> = Vec<Result<T, Error>>;
 
 /// Stores values.
 pub(crate) struct PutAll {
     pub(crate) keys: Keys,
     pub(crate) values: Vec<Memory>,
     pub(crate) options: PutOptions,
+    pub(crate) patience: Patience,
     /// An object that exists is an error, not an answer.
     pub(crate) refuses_existing: bool,
 }
@@ -39,7 +41,7 @@ impl Operation for PutAll {
                 options: self.options.clone(),
             })
             .collect();
-        Ok(client.put(&puts, deadline).await)
+        Ok(client.put_with(&puts, self.patience, deadline).await)
     }
 
     fn answer(self, py: Python<'_>, outcome: Each<Stored>) -> PyResult<Py<PyAny>> {
@@ -98,9 +100,8 @@ impl Operation for GetIntoAll {
 
     async fn run(&self, client: &Client, deadline: Deadline) -> Result<Each<Fetched>, Error> {
         let items = self.keys.list.iter().zip(&self.buffers);
-        let gets: Vec<_> = items
-            .map(|(key, buffer)| GetInto::scattered(key.clone(), vec![buffer.as_target()]))
-            .collect();
+        let gets: Vec<_> =
+            items.map(|(key, buffer)| GetInto::scattered(key.clone(), vec![buffer.as_target()])).collect();
         Ok(client.get_into(&gets, GetOptions::default(), deadline).await)
     }
 
@@ -212,13 +213,18 @@ impl Operation for DeleteMatching {
 /// Names objects.
 pub(crate) struct List {
     pub(crate) pattern: Pattern,
+    /// Only those that this owner pins.
+    pub(crate) pinned_by: Option<String>,
 }
 
 impl Operation for List {
     type Outcome = Vec<ListItem>;
 
     async fn run(&self, client: &Client, deadline: Deadline) -> Result<Vec<ListItem>, Error> {
-        client.list(self.pattern.clone(), deadline).await
+        match &self.pinned_by {
+            Some(owner) => client.list_pinned(self.pattern.clone(), owner, deadline).await,
+            None => client.list(self.pattern.clone(), deadline).await,
+        }
     }
 
     fn answer(self, py: Python<'_>, outcome: Vec<ListItem>) -> PyResult<Py<PyAny>> {
@@ -259,7 +265,7 @@ impl Operation for Routes {
 }
 
 /// Gives each success as `give` makes it, and what stands for a missing object where one is missing.
-fn gather<T>(
+pub(crate) fn gather<T>(
     py: Python<'_>,
     is_one: bool,
     missing: &Missing,
