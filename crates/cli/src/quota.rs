@@ -14,8 +14,8 @@ use crate::show;
 
 /// Shows what the namespace holds and may hold, or limits it.
 ///
-/// A limit takes the place of both that there were. What the namespace holds already stays; puts that would
-/// exceed its quota fail, or wait.
+/// What the namespace holds already stays; puts that would exceed its quota fail, or wait. A new quota ends
+/// the limit of time, unless that is given again.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Quota {
     /// The most memory that the namespace may hold, each copy counted.

@@ -15,8 +15,8 @@ use crate::show;
 
 /// Says why objects are still here, or what took them away.
 ///
-/// Of an object that is here: who put it and read it last, and who keeps it: pins by owner, leases, views. Of one
-/// that is gone: which rule removed it, who, and when.
+/// Of an object that is here: who put it and read it last, and who keeps it: pins by owner, leases, views. Of
+/// one that is gone: which rule removed it, who, and when.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Why {
     /// The keys.
@@ -68,7 +68,7 @@ fn here_text(key: &str, here: &Here) -> String {
     ];
     let named = |names: &[String]| names.iter().map(|it| name(it)).collect::<Vec<_>>().join(", ");
     for (title, text) in [
-        ("pins", named(&here.pins)),
+        ("pins", owners(&here.pins)),
         ("leases", named(&here.leases)),
         (
             "views",
@@ -83,6 +83,12 @@ fn here_text(key: &str, here: &Here) -> String {
         }
     }
     lines.join("\n")
+}
+
+/// Who pins it; a pin may have been set in nobody's name.
+fn owners(pins: &[String]) -> String {
+    let owner = |it: &String| if it.is_empty() { "no owner".to_owned() } else { name(it) };
+    pins.iter().map(owner).collect::<Vec<_>>().join(", ")
 }
 
 /// What keeps it from eviction, the strongest first.

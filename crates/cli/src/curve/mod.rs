@@ -1,7 +1,8 @@
-//! `tiffin curve`: how full a store is while samples are produced and consumed, for a short and for a long lease.
+//! `tiffin curve`: how full a store is while samples are produced and consumed, for a short and for a long
+//! lease.
 //!
-//! The workload is one of hidden states on their way to a trainer, made smaller. Its steps follow from a seed and
-//! are taken one after the other, so that two runs can be compared step by step.
+//! The workload is one of hidden states on their way to a trainer, made smaller. Its steps follow from a seed
+//! and are taken one after the other, so that two runs can be compared step by step.
 
 mod plot;
 
@@ -40,21 +41,24 @@ const NAMESPACE: &str = "curve";
 
 /// Shows that memory follows what is in flight, and that the time of leases has no part in it.
 ///
-/// It starts a store of its own, twice: with leases of 1 s and of 300 s. Samples of tensors are put, leased, read and
-/// acknowledged, many more than fit. It plots how full the store was after each step, and leaves with 1 unless both
-/// curves are the same and the peak is what was in flight plus a constant.
+/// It starts a store of its own, twice: with leases of 1 s and of 300 s. Samples of tensors are put, leased,
+/// read and acknowledged, many more than fit. It plots how full the store was after each step, and leaves
+/// with 1 unless both curves are the same and the peak is what was in flight plus a constant.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Curve {
     /// How many samples are produced.
-    #[arg(long, default_value_t = 300, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    #[arg(long, default_value_t = 300, value_name = "N")]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     samples: u64,
 
     /// How many may be in flight.
-    #[arg(long, default_value_t = 16, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=4096))]
+    #[arg(long, default_value_t = 16, value_name = "N")]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..=4096))]
     in_flight: u64,
 
     /// How much smaller hidden states are than those of an 8B model.
-    #[arg(long, default_value_t = 64, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1024))]
+    #[arg(long, default_value_t = 64, value_name = "N")]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..=1024))]
     scale: u64,
 
     /// Where chance comes from.

@@ -1,7 +1,7 @@
 //! The processes of a torture: a master, nodes, readers and writers, all of them started here.
 //!
-//! **Invariant:** only processes that were started here are ended here, each by its own handle; and none outlives
-//! the one that started it.
+//! **Invariant:** only processes that were started here are ended here, each by its own handle; and none
+//! outlives the one that started it.
 
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;

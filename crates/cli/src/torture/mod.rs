@@ -1,8 +1,8 @@
 //! `tiffin torture`: real processes and real memory, and nobody believes anybody.
 //!
 //! Readers verify every byte at full speed, through shared memory and through sockets, while writers put anew
-//! under them, remove by force and fill the store so that it evicts; and all the time somebody is killed, stopped
-//! or started again. In the end the memory is compared with the objects that are there.
+//! under them, remove by force and fill the store so that it evicts; and all the time somebody is killed,
+//! stopped or started again. In the end the memory is compared with the objects that are there.
 
 mod cluster;
 mod crew;
@@ -40,12 +40,12 @@ const STALL_TIME: Duration = Duration::from_millis(150);
 /// Wrong things that are shown one by one.
 const WRONG_SHOWN_MAX: usize = 10;
 
-/// Tortures a store: readers that verify every byte, under writers that replace, remove and fill, while readers,
-/// writers and nodes are killed.
+/// Tortures a store: readers that verify every byte, under writers that replace, remove and fill, while
+/// readers, writers and nodes are killed.
 ///
-/// It starts a store of its own, a master and two nodes, unless one is named; there it kills no nodes, and uses a
-/// namespace of its own. It ends after so many reads or so much time. It leaves with 1 if a single byte was
-/// wrong, or if memory is missing when all have stopped.
+/// It starts a store of its own, a master and two nodes, unless one is named; there it kills no nodes, and
+/// uses a namespace of its own. It ends after so many reads or so much time. It leaves with 1 if a single
+/// byte was wrong, or if memory is missing when all have stopped.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Torture {
     /// End after this many verified reads, when readers, writers and a node have been killed.
@@ -65,7 +65,8 @@ pub(crate) struct Torture {
     writers: u64,
 
     /// How many keys they share.
-    #[arg(long, default_value_t = 1024, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 24))]
+    #[arg(long, default_value_t = 1024, value_name = "N")]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..=1 << 24))]
     keys: u64,
 
     /// Memory of each node that is started: too little for all keys, so that it evicts.

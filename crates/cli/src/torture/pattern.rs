@@ -1,7 +1,7 @@
 //! Bytes that tell what they are, so that any mixture of two objects is noticed.
 //!
-//! A value begins with its key, its id and its length. Every word behind that follows from these three and from
-//! its own place: a word of another value, of another version, or at another place does not fit.
+//! A value begins with its key, its id and its length. Every word behind that follows from these three and
+//! from its own place: a word of another value, of another version, or at another place does not fit.
 
 /// What stands at the beginning: key, id and length.
 pub(crate) const HEAD_BYTES: usize = 24;
@@ -60,6 +60,15 @@ pub(crate) fn fill(bytes: &mut [u8], key: u64, id: u64) {
     }
 }
 
+/// Whether these are the bytes from `start` on of one version of a key that has `len` bytes in all.
+pub(crate) fn is_part(bytes: &[u8], key: u64, id: u64, len: usize, start: usize) -> bool {
+    let len = len as u64;
+    let first = start / WORD_BYTES;
+    let words = [key, id, len].into_iter().chain((0..).map(|place| word(key, id, len, place)));
+    let expected = words.skip(first).flat_map(u64::to_le_bytes).skip(start % WORD_BYTES);
+    bytes.iter().copied().eq(expected.take(bytes.len()))
+}
+
 /// The id of the version of this key that the bytes are, all of them; or what is wrong with them.
 pub(crate) fn check(bytes: &[u8], key: u64) -> Result<u64, String> {
     let word_at = |start: usize| {
@@ -112,6 +121,17 @@ mod tests {
         for len in [24, 25, 31, 32, 33, 4096, 4099] {
             assert_eq!(check(&value(len, 7, 99), 7), Ok(99), "{len}");
         }
+    }
+
+    #[test]
+    fn a_part_is_known_by_its_place() {
+        let whole = value(4099, 7, 99);
+        for (start, end) in [(0, 4099), (0, 5), (7, 30), (8, 9), (1000, 2001), (4098, 4099), (9, 9)] {
+            assert!(is_part(&whole[start..end], 7, 99, 4099, start), "{start}..{end}");
+            let other = is_part(&whole[start..end], 7, 98, 4099, start);
+            assert!(!other || end <= 8 || start == end, "{start}..{end} of another version");
+        }
+        assert!(!is_part(&whole[100..200], 7, 99, 4099, 101));
     }
 
     #[test]

@@ -8,9 +8,11 @@ use tokio::time::{Instant, interval};
 
 use super::tally::Rest;
 
-/// How long what the dead held may take to come back. The kernel tells of a death at once, and a node tells its
-/// master within a heartbeat.
-const SETTLE_TIME_MAX: Duration = Duration::from_secs(15);
+/// How long what the dead held may take to come back. The kernel tells of a death at once, and a node tells
+/// its master within a heartbeat.
+const SETTLE_TIME_MAX: Duration = Duration::from_secs(10);
+/// How long it may take when it is known already that something is wrong.
+const HOPELESS_TIME_MAX: Duration = Duration::from_secs(1);
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 const CALL_TIME: Duration = Duration::from_secs(10);
 
@@ -23,19 +25,25 @@ pub(crate) enum Scope<'a> {
     Namespace(&'a str),
 }
 
-/// Compares memory with live objects, then removes these and looks again. What is not right at once may become so
-/// for a while; what is told is the last that was seen.
+/// Compares memory with live objects, then removes these and looks again. What is not right at once may
+/// become so for a while; what is told is the last that was seen.
 pub(crate) async fn look(client: &Client, scope: Scope<'_>) -> Result<Rest, Error> {
-    let mut rest = settled(client, scope, Rest::is_exact).await?;
+    let mut rest = settled(client, scope, SETTLE_TIME_MAX, Rest::is_exact).await?;
     let deadline = || Deadline::after(CALL_TIME);
     client.delete_matching(Pattern::All, DeleteOptions { force: true }, deadline()).await?;
-    let after = settled(client, scope, |it| it.in_use + it.reserved + it.in_view == 0).await?;
-    rest.left = after.in_use + after.reserved + after.in_view;
+    let left = |it: &Rest| it.in_use + it.reserved + it.in_view;
+    let time = if rest.is_exact() { SETTLE_TIME_MAX } else { HOPELESS_TIME_MAX };
+    rest.left = left(&settled(client, scope, time, |it| left(it) == 0).await?);
     Ok(rest)
 }
 
-async fn settled(client: &Client, scope: Scope<'_>, is_good: impl Fn(&Rest) -> bool) -> Result<Rest, Error> {
-    let end = Instant::now() + SETTLE_TIME_MAX;
+async fn settled(
+    client: &Client,
+    scope: Scope<'_>,
+    time: Duration,
+    is_good: impl Fn(&Rest) -> bool,
+) -> Result<Rest, Error> {
+    let end = Instant::now() + time;
     let mut looks = interval(LOOK_EVERY);
     loop {
         looks.tick().await;

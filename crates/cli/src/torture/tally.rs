@@ -12,6 +12,8 @@ pub(crate) struct Tally {
     pub(crate) shared_memory: u64,
     /// The same through sockets.
     pub(crate) tcp: u64,
+    /// Parts of objects, copied either way and found right.
+    pub(crate) ranges: u64,
     /// Objects looked at in place and found right.
     pub(crate) views: u64,
     /// Of these, those that were right once more when the view ended, after much else had happened.
@@ -39,7 +41,7 @@ pub(crate) struct Tally {
 impl Tally {
     /// Reads that were found right.
     pub(crate) fn reads(&self) -> u64 {
-        self.shared_memory + self.tcp + self.views + self.views_again
+        self.shared_memory + self.tcp + self.ranges + self.views + self.views_again
     }
 
     /// Adds what another one says.
@@ -47,6 +49,7 @@ impl Tally {
         for (sum, more) in [
             (&mut self.shared_memory, more.shared_memory),
             (&mut self.tcp, more.tcp),
+            (&mut self.ranges, more.ranges),
             (&mut self.views, more.views),
             (&mut self.views_again, more.views_again),
             (&mut self.retried, more.retried),
@@ -123,6 +126,7 @@ impl Outcome {
             "reads": {
                 "shared_memory": tally.shared_memory,
                 "tcp": tally.tcp,
+                "ranges": tally.ranges,
                 "views": tally.views,
                 "views_again": tally.views_again,
                 "absent": tally.absent,
@@ -149,6 +153,7 @@ impl Outcome {
         for (what, count) in [
             ("reads through shared memory", tally.shared_memory),
             ("reads through sockets", tally.tcp),
+            ("reads of a range, either way", tally.ranges),
             ("views in place", tally.views),
             ("views compared again when they ended", tally.views_again),
             ("races lost and retried", tally.retried),

@@ -1,7 +1,7 @@
 //! One process of a torture: a reader that believes nothing, or a writer that lets nothing rest.
 //!
-//! It works until its standard input ends, and tells what it saw in lines of JSON. What is wrong it tells at once:
-//! it may be killed at any moment.
+//! It works until its standard input ends, and tells what it saw in lines of JSON. What is wrong it tells at
+//! once: it may be killed at any moment.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io::Read;
@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
 use tiffin_client::{
-    Client, ConnectOptions, Deadline, DeleteOptions, Error, Generation, GetOptions, Landing, Put, TargetBuf,
-    View,
+    Client, ConnectOptions, Deadline, DeleteOptions, Error, Generation, GetInto, GetOptions, Landing, Put,
+    TargetBuf, View,
 };
 use tiffin_core::Key;
 
@@ -194,7 +194,15 @@ impl<'a> Landing<'a> for Room<'a> {
 }
 
 /// What a reader has seen of each key: it never sees an older version than before.
-type Seen = BTreeMap<u64, (Generation, u64)>;
+type Seen = BTreeMap<u64, Version>;
+
+/// One version of a key.
+#[derive(Clone, Copy, Debug)]
+struct Version {
+    generation: Generation,
+    id: u64,
+    len: usize,
+}
 
 impl Hands {
     async fn read_on(&mut self, console: &mut Console) -> Result<(), Failure> {
@@ -204,6 +212,8 @@ impl Hands {
         while self.goes_on(console)? {
             if has_shared_memory(&self.worker) && self.dice.chance(1, 4) {
                 self.look(&mut seen, &mut views).await?;
+            } else if self.dice.chance(1, 4) {
+                self.copy_part(&seen, &mut buffers).await?;
             } else {
                 self.copy(&mut seen, &mut buffers).await?;
             }
@@ -234,6 +244,33 @@ impl Hands {
                 }
                 Err(error) => self.excuse(&error)?,
             }
+        }
+        Ok(())
+    }
+
+    /// Reads a range of what was seen before. It says nothing of its version, so that only the same
+    /// generation can be compared.
+    async fn copy_part(&mut self, seen: &Seen, buffers: &mut [Vec<u8>]) -> Result<(), Failure> {
+        let number = self.pick();
+        let (Some(version), Some(buffer)) = (seen.get(&number), buffers.first_mut()) else { return Ok(()) };
+        let start = self.dice.below(version.len as u64) as usize;
+        let end = start + 1 + self.dice.below((version.len - start) as u64) as usize;
+        let Some(room) = buffer.get_mut(..end - start) else { return Ok(()) };
+        let item = GetInto::new(key(number)?, room).range(start as u64..end as u64);
+        match self.client.get_into(&[item], GetOptions::default(), deadline()).await.pop() {
+            Some(Ok(fetched)) if fetched.generation == version.generation => {
+                let bytes = buffer.get(..end - start).unwrap_or_default();
+                if pattern::is_part(bytes, number, version.id, version.len, start) {
+                    self.tally.ranges += 1;
+                } else {
+                    let what = format!("bytes {start} to {end} of version {:x} are others", version.id);
+                    self.tally.wrong.push(format!("key {number}: {what}"));
+                }
+            }
+            // It was replaced, maybe by a shorter one.
+            Some(Ok(_)) | None => {}
+            Some(Err(Error::OutOfRange { .. })) => self.tally.absent += 1,
+            Some(Err(error)) => self.excuse(&error)?,
         }
         Ok(())
     }
@@ -274,16 +311,17 @@ impl Hands {
     }
 
     fn is_right(&mut self, number: u64, generation: Generation, bytes: &[u8], seen: &mut Seen) -> bool {
-        let wrong = match (pattern::check(bytes, number), seen.get(&number)) {
+        let before = seen.get(&number).copied();
+        let wrong = match (pattern::check(bytes, number), before) {
             (Err(what), _) => Some(what),
-            (Ok(id), Some((before, other))) if *before == generation && *other != id => {
-                Some(format!("generation {generation} is version {id:x} now, and was {other:x}"))
+            (Ok(id), Some(before)) if before.generation == generation && before.id != id => {
+                Some(format!("generation {generation} is version {id:x} now, and was {:x}", before.id))
             }
-            (Ok(_), Some((before, _))) if *before > generation => {
-                Some(format!("generation {generation}, although {before} was there before"))
+            (Ok(_), Some(before)) if before.generation > generation => {
+                Some(format!("generation {generation}, although {} was there before", before.generation))
             }
             (Ok(id), _) => {
-                seen.insert(number, (generation, id));
+                seen.insert(number, Version { generation, id, len: bytes.len() });
                 None
             }
         };

@@ -5,6 +5,8 @@ use serde_json::Value;
 
 use crate::{Ran, Server, ran, send, tiffin};
 
+const WAYS: [&str; 5] = ["shared_memory", "tcp", "ranges", "views", "views_again"];
+
 /// Few processes: the tests beside this one need the machine too.
 fn torture(more: &[&str]) -> Ran {
     let mut command = tiffin();
@@ -22,8 +24,8 @@ fn sum(values: &Value, names: &[&str]) -> u64 {
 fn every_way_of_reading_is_tried_and_nothing_is_wrong() {
     let outcome = torture(&["--seed", "7", "--reads", "4000"]).json();
     let reads = &outcome["reads"];
-    assert!(sum(reads, &["shared_memory", "tcp", "views", "views_again"]) >= 4000, "{outcome:#}");
-    for way in ["shared_memory", "tcp", "views", "views_again"] {
+    assert!(sum(reads, &WAYS) >= 4000, "{outcome:#}");
+    for way in WAYS {
         assert!(sum(reads, &[way]) > 0, "{way}: {outcome:#}");
     }
     assert_eq!(outcome["wrong"], Value::Array(Vec::new()), "{outcome:#}");
