@@ -10,7 +10,7 @@ use super::tally::Rest;
 
 /// How long what the dead held may take to come back. The kernel tells of a death at once, and a node tells
 /// its master within a heartbeat.
-const SETTLE_TIME_MAX: Duration = Duration::from_secs(10);
+const SETTLE_TIME_MAX: Duration = Duration::from_secs(15);
 /// How long it may take when it is known already that something is wrong.
 const HOPELESS_TIME_MAX: Duration = Duration::from_secs(1);
 const LOOK_EVERY: Duration = Duration::from_millis(50);

@@ -12,7 +12,7 @@ fn torture(more: &[&str]) -> Ran {
     let mut command = tiffin();
     let small =
         ["torture", "--json", "--readers", "2", "--writers", "2", "--keys", "256", "--memory", "8MiB"];
-    command.args(small).args(["--kill-every", "100ms", "--seconds", "120"]).args(more);
+    command.args(small).args(["--kill-every", "100ms", "--seconds", "3600"]).args(more);
     ran(command, b"")
 }
 
