@@ -1,5 +1,7 @@
 //! The torture passes on a store that keeps its promises, and notices one that does not.
 
+use std::process::Stdio;
+
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -69,15 +71,17 @@ fn a_store_of_others_is_used_beside_them() {
 }
 
 #[test]
-fn nobody_is_left_when_it_is_interrupted() {
+fn nobody_is_left_when_it_is_interrupted_or_killed() {
     let store = Server::up(&[]);
-    let mut command = tiffin();
-    command.args(["torture", "--reads", "1000000000", "--master", store.address()]);
-    let mut child = command.spawn().unwrap();
     let clients = || store.run(["stat", "--json"]).json()["clients"].as_u64().unwrap();
-    // All of its workers are there, and the one that asks.
-    while clients() < 4 {}
-    send(&child, Signal::INT);
-    assert_eq!(child.wait().unwrap().code(), Some(130));
-    while clients() != 1 {}
+    for (signal, status) in [(Signal::INT, Some(130)), (Signal::KILL, None)] {
+        let mut command = tiffin();
+        command.args(["torture", "--reads", "1000000000", "--master", store.address()]);
+        let mut child = command.stderr(Stdio::null()).spawn().unwrap();
+        // Some of its workers are there, beside itself and the one that asks.
+        while clients() < 4 {}
+        send(&child, signal);
+        assert_eq!(child.wait().unwrap().code(), status);
+        while clients() != 1 {}
+    }
 }
