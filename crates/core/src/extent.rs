@@ -233,7 +233,9 @@ mod tests {
     proptest! {
         /// Against a model that is too simple to be wrong: one flag per unit.
         #[test]
-        fn it_agrees_with_a_bitmap(steps in prop::collection::vec((any::<bool>(), 0u64..2000, 0usize..64), 1..200)) {
+        fn it_agrees_with_a_bitmap(
+            steps in prop::collection::vec((any::<bool>(), 0u64..2000, 0usize..64), 1..200)
+        ) {
             const UNITS: usize = 128;
             let mut space = FreeSpace::new(UNITS as u64 * EXTENT_ALIGN);
             let mut used = [false; UNITS];

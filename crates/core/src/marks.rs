@@ -1,7 +1,8 @@
-//! What is written beside an object's name, so that it outlives the master: who pins it and, if it is a sample,
-//! how it is to be consumed and by whom it has been.
+//! What is written beside an object's name, so that it outlives the master: who pins it and, if it is a
+//! sample, how it is to be consumed and by whom it has been.
 //!
-//! The bytes in a node's memory are a list of (kind, length, text): one byte, four bytes little-endian, UTF-8.
+//! The bytes in a node's memory are a list of (kind, length, text): one byte, four bytes little-endian,
+//! UTF-8.
 
 use crate::{MARKS_MAX, OWNER_BYTES_MAX, message::PutOptions};
 

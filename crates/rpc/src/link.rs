@@ -193,7 +193,8 @@ impl Outbox {
             Ok(_) => true,
             Err(Refused::Closed) => false,
             Err(Refused::Full(_)) => {
-                tracing::warn!(peer = %self.shared.peer, "cut off: more than {OUTBOX_BYTES_MAX} bytes wait for it");
+                let peer = self.shared.peer;
+                tracing::warn!(%peer, "cut off: more than {OUTBOX_BYTES_MAX} bytes wait for it");
                 self.close();
                 false
             }

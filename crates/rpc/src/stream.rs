@@ -217,7 +217,8 @@ fn abstract_path(name: &str) -> String {
 fn listen_hint(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::AddrInUse => {
-            "\n\nhint: another process listens there; stop it, or choose another address (port 0 takes a free one)"
+            "\n\nhint: another process listens there; stop it, or choose another address (port 0 takes a \
+             free one)"
         }
         io::ErrorKind::AddrNotAvailable => "\n\nhint: it is not an address of this machine",
         io::ErrorKind::PermissionDenied => "\n\nhint: choose a port above 1023",

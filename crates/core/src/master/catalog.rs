@@ -327,7 +327,8 @@ impl Catalog {
         Some(object)
     }
 
-    /// Counts a use: the object moves to the recent end of its line. With a lease, nobody evicts it until then.
+    /// Counts a use: the object moves to the recent end of its line. With a lease, nobody evicts it until
+    /// then.
     pub(super) fn touch(&mut self, index: ObjectIndex, now: Tick, lease_until: Option<Tick>) {
         self.delist(index);
         if let Some(object) = self.get_mut(index) {
@@ -476,7 +477,8 @@ impl Catalog {
         found
     }
 
-    /// At most `count` objects from number `first` on, looking at no more than `scan` numbers, and where to go on.
+    /// At most `count` objects from number `first` on, looking at no more than `scan` numbers, and where to
+    /// go on.
     pub(super) fn page(
         &self,
         first: u64,

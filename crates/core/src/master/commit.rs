@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use super::{
     Master, Wait,
-    catalog::{NewObject, NodeIndex, ObjectIndex},
+    catalog::{NamespaceIndex, NewObject, NodeIndex, ObjectIndex},
     confirm::Answer,
     members::Standing,
     refuse,
@@ -16,7 +16,9 @@ use crate::{
     BATCH_ITEMS_MAX, ConnId, Generation, Hold, RequestId, Tick,
     extent::room_for,
     marks::Marks,
-    message::{Cause, CommitOutcome, Decide, DecideItem, OnExists, Reason, Record, Request, Settle},
+    message::{
+        Cause, CommitItem, CommitOutcome, Decide, DecideItem, OnExists, Reason, Record, Request, Settle,
+    },
 };
 
 /// What the other nodes of a batch are to be told.
@@ -36,8 +38,9 @@ impl Master {
             replaced.extend(old);
             outcomes.push(outcome);
         }
-        // Until its node has recorded it, a copy is the writer's and goes with it; so the writer, who is free to go
-        // when it is answered, is answered after that. A node that is silent already is not waited for.
+        // Until its node has recorded it, a copy is the writer's and goes with it; so the writer, who is
+        // free to go when it is answered, is answered after that. A node that is silent already is not
+        // waited for.
         let op = self.next_op();
         let mut asked = BTreeMap::new();
         for (other, (settle, replicas)) in others {
@@ -70,9 +73,45 @@ impl Master {
         decide: DecideItem,
         others: &mut Others,
     ) -> (CommitOutcome, Vec<(NodeIndex, Hold)>) {
-        let item = decide.item;
+        let item = &decide.item;
         let namespace = self.catalog.intern(&decide.namespace);
-        let (writer, label) = self.writer(decide.client);
+        let replicas = self.copies(home, item);
+        self.expect(home, item.hold);
+        for &(node, hold) in &replicas {
+            self.room.end_grant(node, hold);
+        }
+        if self.members.get(home).is_some_and(|it| it.retiring.contains(&item.hold)) {
+            // The node asks again about what was stored and taken away meanwhile; it has not heard of that.
+            abort(&replicas, others);
+            return (CommitOutcome::Stale, Vec::new());
+        }
+        let existing = self.catalog.find(namespace, &item.key);
+        let existing = existing.and_then(|index| Some((index, self.catalog.get(index)?)));
+        let Some((index, object)) = existing else {
+            let generation = self.name(namespace, decide, replicas, others);
+            return (CommitOutcome::Stored(generation), Vec::new());
+        };
+        let generation = object.generation();
+        if object.replicas().any(|replica| replicas.contains(&replica)) {
+            // The node asks again because the first answer was lost on the way: perhaps with an earlier life of
+            // the master, which the other copies had heard.
+            if !object.replicas().any(|(node, _)| node == home) {
+                self.catalog.add_replica(index, home, item.hold);
+            }
+            return (CommitOutcome::Stored(generation), Vec::new());
+        }
+        if item.options.on_exists == OnExists::Keep {
+            abort(&replicas, others);
+            return (CommitOutcome::Exists(generation), Vec::new());
+        }
+        let (_, label) = self.writer(decide.client);
+        let old = self.take_out(index, Cause::Replaced, &label);
+        let generation = self.name(namespace, decide, replicas, others);
+        (CommitOutcome::Replaced(generation), old)
+    }
+
+    /// Where the copies of a written object lie, the home first; not those on nodes that nobody knows.
+    fn copies(&self, home: NodeIndex, item: &CommitItem) -> Vec<(NodeIndex, Hold)> {
         let mut replicas = vec![(home, item.hold)];
         for location in &item.others {
             if let Some(node) = self.members.find(location.segment)
@@ -81,44 +120,20 @@ impl Master {
                 replicas.push((node, location.hold()));
             }
         }
-        self.expect(home, item.hold);
-        for &(node, hold) in &replicas {
-            self.room.end_grant(node, hold);
-        }
-        let existing = self.catalog.find(namespace, &item.key);
-        let existing = existing.and_then(|index| Some((index, self.catalog.get(index)?)));
-        let mut old = Vec::new();
-        let abort = |replicas: Vec<(NodeIndex, Hold)>, others: &mut Others| {
-            for (node, hold) in replicas.into_iter().skip(1) {
-                others.entry(node).or_default().0.abort.push(hold);
-            }
-        };
-        if self.members.get(home).is_some_and(|it| it.retiring.contains(&item.hold)) {
-            // The node asks again about what was stored and taken away meanwhile; it has not heard of that yet.
-            abort(replicas, others);
-            return (CommitOutcome::Stale, old);
-        }
-        let mut outcome: fn(Generation) -> CommitOutcome = CommitOutcome::Stored;
-        if let Some((index, object)) = existing {
-            if object.replicas().any(|replica| replicas.contains(&replica)) {
-                // The node asks again because the first answer was lost on the way: perhaps with an earlier life
-                // of the master, which the other copies had heard.
-                let generation = object.generation();
-                if !object.replicas().any(|(node, _)| node == home) {
-                    self.catalog.add_replica(index, home, item.hold);
-                }
-                return (CommitOutcome::Stored(generation), old);
-            }
-            if item.options.on_exists == OnExists::Keep {
-                let generation = object.generation();
-                abort(replicas, others);
-                return (CommitOutcome::Exists(generation), old);
-            }
-            outcome = CommitOutcome::Replaced;
-            old = self.take_out(index, Cause::Replaced, &label);
-        }
+        replicas
+    }
+
+    /// Gives a written object its name, which is free, and notes what its other nodes must be told.
+    fn name(
+        &mut self,
+        namespace: NamespaceIndex,
+        decide: DecideItem,
+        replicas: Vec<(NodeIndex, Hold)>,
+        others: &mut Others,
+    ) -> Generation {
+        let item = decide.item;
+        let (writer, _) = self.writer(decide.client);
         let generation = self.mint_generation();
-        let soft_until = item.options.soft_pin_ms.map_or(Tick(0), |ms| self.now.after(ms));
         let marks = Marks::of(&item.options);
         let record = |hold| Record {
             hold,
@@ -134,29 +149,30 @@ impl Master {
                 member.count_commit(room_for(item.len).unwrap_or(0));
             }
         }
+        let soft_until = item.options.soft_pin_ms.map_or(Tick(0), |ms| self.now.after(ms));
+        let is_sample = marks.sample.is_some();
         let new = NewObject {
             namespace,
             key: item.key,
             generation,
             len: item.len,
-            marks: marks.clone(),
+            marks,
             writer,
             soft_until,
             replicas,
         };
-        if let Some(index) = self.catalog.insert(self.now, new) {
-            if marks.sample.is_some() {
-                self.leases.arrive(namespace, self.now, index);
-            }
-            self.room.note_change();
-            for (node, record) in records {
-                self.expect(node, record.hold);
-                let entry = others.entry(node).or_default();
-                entry.1.push((index, generation, record.hold));
-                entry.0.commit.push(record);
-            }
+        let Some(index) = self.catalog.insert(self.now, new) else { return generation };
+        if is_sample {
+            self.leases.arrive(namespace, self.now, index);
         }
-        (outcome(generation), old)
+        self.room.note_change();
+        for (node, record) in records {
+            self.expect(node, record.hold);
+            let entry = others.entry(node).or_default();
+            entry.1.push((index, generation, record.hold));
+            entry.0.commit.push(record);
+        }
+        generation
     }
 
     /// A node that is joining may announce before it hears that it has this.
@@ -166,5 +182,12 @@ impl Master {
         {
             member.told.insert(hold);
         }
+    }
+}
+
+/// The other copies of an object that gets no name are given back.
+fn abort(replicas: &[(NodeIndex, Hold)], others: &mut Others) {
+    for (node, hold) in replicas.iter().skip(1) {
+        others.entry(*node).or_default().0.abort.push(*hold);
     }
 }

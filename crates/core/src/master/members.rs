@@ -1,8 +1,9 @@
 //! The storage nodes, how they are doing, and what they owe.
 //!
 //! A node is *ready* when everything it holds is in the catalog; *silent* while its connection stands but it
-//! says nothing; *away* once its connection is closed; *lost* when it has been away for longer than the policy
-//! allows. Time alone never loses a node: a stopped process keeps its connection, and keeps its objects.
+//! says nothing; *away* once its connection is closed; *lost* when it has been away for longer than the
+//! policy allows. Time alone never loses a node: a stopped process keeps its connection, and keeps its
+//! objects.
 //!
 //! **Invariant:** a retire that a node has not confirmed is repeated before the node is used again.
 

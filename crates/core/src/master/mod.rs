@@ -241,7 +241,8 @@ impl Master {
         self.serve_the_waiting();
     }
 
-    /// Lets time pass. Time only tidies: it ends soft pins, notices silence, and answers who has waited enough.
+    /// Lets time pass. Time only tidies: it ends soft pins, notices silence, and answers who has waited
+    /// enough.
     pub fn handle_timeout(&mut self, now: Tick) {
         self.now = self.now.max(now);
         self.catalog.end_soft_pins(self.now);

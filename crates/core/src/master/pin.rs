@@ -1,4 +1,5 @@
-//! Pins: protection, not fate. They belong to owners, and are in writing on the nodes before they are answered.
+//! Pins: protection, not fate. They belong to owners, and are in writing on the nodes before they are
+//! answered.
 
 use std::collections::BTreeMap;
 
@@ -109,8 +110,8 @@ impl Master {
         asked
     }
 
-    /// One more copy of an object is known, from before this life of the master. Where its marks say more than
-    /// those of the others they count: the others may have been away when it was said.
+    /// One more copy of an object is known, from before this life of the master. Where its marks say more
+    /// than those of the others they count: the others may have been away when it was said.
     pub(super) fn merge_marks(&mut self, index: ObjectIndex, written: &Marks) {
         let Some(object) = self.catalog.get(index) else { return };
         let known = object.marks().cloned().unwrap_or_default();

@@ -1,7 +1,7 @@
 //! Who may have how much, and who waits for it.
 //!
-//! Puts that may wait stand in line, one line per namespace, first come first served. They are looked at again when
-//! something made room: a node's report, a removal, an unpin, a lease that ran out. Nobody polls.
+//! Puts that may wait stand in line, one line per namespace, first come first served. They are looked at
+//! again when something made room: a node's report, a removal, an unpin, a lease that ran out. Nobody polls.
 //!
 //! **Invariant:** a namespace's reservations and objects never exceed its quota together.
 
@@ -137,7 +137,8 @@ impl Master {
         committed + self.room.granted(namespace)
     }
 
-    /// Whether the namespace may have that much more, after evicting what it no longer needs; else how it stands.
+    /// Whether the namespace may have that much more, after evicting what it no longer needs; else how it
+    /// stands.
     pub(super) fn within_quota(&mut self, namespace: NamespaceIndex, need: u64) -> Result<(), Quota> {
         let limit = self.room.policy(namespace).and_then(|it| it.quota);
         let Some(limit) = limit else { return Ok(()) };

@@ -3,8 +3,8 @@
 //! A sample is one object, whatever it is made of: its parts are reserved, committed, read and freed together
 //! because they lie under one stamp. What this module adds is who has it leased, and who has consumed it.
 //!
-//! **Invariant:** a sample is never evicted: it leaves when it is consumed, deleted, replaced, or has waited for
-//! longer than its namespace's policy allows while nobody leased it.
+//! **Invariant:** a sample is never evicted: it leaves when it is consumed, deleted, replaced, or has waited
+//! for longer than its namespace's policy allows while nobody leased it.
 //! **Invariant:** an acknowledgement is in writing on the nodes before it is answered.
 
 use std::collections::{BTreeMap, BTreeSet};

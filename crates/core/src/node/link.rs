@@ -1,4 +1,5 @@
-//! The node's link to its master: registration, announcing what it holds, and commits that wait for a decision.
+//! The node's link to its master: registration, announcing what it holds, and commits that wait for a
+//! decision.
 //!
 //! After a broken link the node registers again, retires what it owes, asks again about everything prepared,
 //! and announces every committed object, page by page. Only then is it a member.
@@ -85,8 +86,9 @@ impl Link {
 
 impl Node {
     pub(super) fn linked(&mut self, info: NodeInfo) {
-        // Room for clients that never came may have been found for nobody: the answer may be lost with the old
-        // link, and so may be the hint that they are gone. Whoever comes after all is told so, and asks anew.
+        // Room for clients that never came may have been found for nobody: the answer may be lost with the
+        // old link, and so may be the hint that they are gone. Whoever comes after all is told so, and asks
+        // anew.
         for client in self.clients.unreachable_ones() {
             self.strip(client);
         }

@@ -1,7 +1,7 @@
 //! The slots of one segment and the room under them.
 //!
-//! A slot's life: `free → reserved → prepared → committed → free`. The stamp is minted when it is reserved and
-//! withdrawn when it is retired; whoever still names the old stamp is told so and touches nothing.
+//! A slot's life: `free → reserved → prepared → committed → free`. The stamp is minted when it is reserved
+//! and withdrawn when it is retired; whoever still names the old stamp is told so and touches nothing.
 //!
 //! **Invariant:** `free + granted + committed + held = capacity`.
 //! **Invariant:** room returns to the free space only after its slot's stamp was withdrawn and the last hold
@@ -253,8 +253,9 @@ impl Slots {
         true
     }
 
-    /// Writes other marks beside an object; `false` if this use of the slot does not stand, or the heap is full.
-    /// The new ones are written before the slot points to them, so that a crash leaves the old or the new.
+    /// Writes other marks beside an object; `false` if this use of the slot does not stand, or the heap is
+    /// full. The new ones are written before the slot points to them, so that a crash leaves the old or the
+    /// new.
     pub(super) fn mark(&mut self, hold: Hold, marks: Marks, effects: &mut VecDeque<Effect>) -> bool {
         let bytes = marks.to_bytes();
         let Some(room) = self.heap.take_contiguous(bytes.len() as u64) else { return false };

@@ -9,8 +9,9 @@ use crate::{
     message::{Found, NodeInfo, Refusal, Reply, Request, Resolve, ResolveOutcome},
 };
 
-/// How often an object that changes under the reader is resolved anew.
-const TRIES_MAX: u32 = 64;
+/// How often an object that changes under the reader is resolved anew. Large, because the deadline is what
+/// ends a reader that is always overtaken; this only ends one that has none.
+const TRIES_MAX: u32 = 1024;
 
 /// One object to get.
 #[derive(Clone, Debug, PartialEq, Eq)]

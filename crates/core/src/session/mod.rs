@@ -1,8 +1,8 @@
 //! A client's put or get, as a state machine: what to ask whom next, when to retry, when to fall over.
 //!
-//! The shell calls `poll` until it gives nothing more, carries each [`Need`] out (many at a time if it likes),
-//! reports each result, and polls again. When `poll` gives nothing and nothing is under way, the outcomes are
-//! ready. Deadlines are the shell's: it simply stops.
+//! The shell calls `poll` until it gives nothing more, carries each [`Need`] out (many at a time if it
+//! likes), reports each result, and polls again. When `poll` gives nothing and nothing is under way, the
+//! outcomes are ready. Deadlines are the shell's: it simply stops.
 
 mod get;
 mod put;

@@ -81,8 +81,8 @@ impl State {
     }
 }
 
-/// Lets a process map the memory, if it shows the token. The core hears of it here, before it has the memory: from
-/// then on only its goodbye or its death gives back what it holds.
+/// Lets a process map the memory, if it shows the token. The core hears of it here, before it has the
+/// memory: from then on only its goodbye or its death gives back what it holds.
 pub(super) fn admit(shared: &Weak<Shared>, attach: &shm::Attach) -> Result<(), String> {
     let shared = shared.upgrade().ok_or("the node is going away")?;
     if !shared.door.opens_to(&attach.token) {
