@@ -1,0 +1,249 @@
+//! What is said about lifetimes: pins, limits, samples, and explanations.
+
+use super::{Found, NodeInfo, Usage};
+use crate::{
+    Generation, Hold, Key,
+    marks::{Consumption, Marks},
+};
+
+/// New marks for one object.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MarkItem {
+    /// Which.
+    pub hold: Hold,
+    /// What is to be written beside it.
+    pub marks: Marks,
+}
+
+/// See [`Request::Released`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Released {
+    /// The reservations.
+    pub holds: Vec<Hold>,
+    /// How full the node is now.
+    pub usage: Usage,
+}
+
+/// See [`Request::Pin`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Pin {
+    /// The names.
+    pub keys: Vec<Key>,
+    /// Whose pin it is.
+    pub owner: String,
+    /// Whether it is set or ended.
+    pub on: bool,
+    /// See [`Delete::wait_ms`].
+    pub wait_ms: u64,
+}
+
+/// What became of one key of a [`Pin`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PinOutcome {
+    /// It is as asked, and the nodes have it in writing.
+    Done,
+    /// There is no such object.
+    Absent,
+    /// It is as asked, but these nodes could not confirm.
+    Unconfirmed(Vec<String>),
+    /// The object has as many pins as it can have.
+    TooMany,
+}
+
+/// See [`Request::DropPins`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DropPins {
+    /// Whose.
+    pub owner: String,
+    /// See [`Delete::wait_ms`].
+    pub wait_ms: u64,
+}
+
+/// See [`Request::SetPolicy`]. What is absent is not limited.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Policy {
+    /// What the namespace may hold, in bytes.
+    pub quota: Option<u64>,
+    /// How long a sample that nobody leases may wait, in milliseconds.
+    pub max_hold_ms: Option<u64>,
+}
+
+/// See [`Request::Await`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Await {
+    /// Until it holds at most this many bytes.
+    pub at_most: Option<u64>,
+    /// Until it holds at least this many bytes.
+    pub at_least: Option<u64>,
+    /// How long to wait.
+    pub wait_ms: u64,
+}
+
+/// Why an object is there, or is not.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(clippy::large_enum_variant, reason = "the large one is the common one")]
+pub enum Why {
+    /// It is there.
+    Here(Here),
+    /// It was there; what took it away.
+    Gone(Gone),
+    /// Nothing is known of it: it never was, or that was long ago.
+    Unknown,
+}
+
+/// An object that is there.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Here {
+    /// As a resolve would find it.
+    pub found: Found,
+    /// The nodes that hold it.
+    pub nodes: Vec<String>,
+    /// Those of them that cannot be reached now.
+    pub unreachable: Vec<String>,
+    /// Who pins it.
+    pub pins: Vec<String>,
+    /// How it is consumed, if it is a sample.
+    pub sample: Option<Consumption>,
+    /// The groups that have consumed it.
+    pub acked: Vec<String>,
+    /// The clients that have it leased, as they call themselves.
+    pub leases: Vec<String>,
+    /// How many look at it in place.
+    pub views: u64,
+    /// Since when it is there, in milliseconds ago.
+    pub age_ms: u64,
+    /// When it was last used, in milliseconds ago.
+    pub idle_ms: u64,
+    /// For how long its lease keeps it from eviction yet.
+    pub lease_ms: u64,
+    /// Who put it, as it called itself.
+    pub writer: String,
+    /// Who used it last.
+    pub reader: String,
+}
+
+/// An object that was there.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Gone {
+    /// Which put of the key.
+    pub generation: Generation,
+    /// What took it away.
+    pub cause: Cause,
+    /// Who, as it called itself; or which node.
+    pub by: String,
+    /// When, in milliseconds ago.
+    pub ago_ms: u64,
+}
+
+/// What takes objects away.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Cause {
+    /// A client deleted it.
+    #[default]
+    Deleted,
+    /// A newer put of the same key took its place.
+    Replaced,
+    /// It made room for another.
+    Evicted,
+    /// Its last node was lost.
+    NodeLost,
+    /// Everyone who was to consume it did.
+    Consumed,
+    /// Nobody leased it for longer than the namespace's policy allows.
+    HeldTooLong,
+}
+
+/// See [`Request::Lease`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Lease {
+    /// The samples.
+    pub items: Vec<LeaseItem>,
+    /// On behalf of which consumer group.
+    pub group: String,
+}
+
+/// One sample.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LeaseItem {
+    /// Its name.
+    pub key: Key,
+    /// Which put of the key; any if none.
+    pub generation: Option<Generation>,
+}
+
+/// See [`Request::Lease`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Leased {
+    /// In the order asked.
+    pub items: Vec<LeaseOutcome>,
+    /// Every node that the outcomes name.
+    pub nodes: Vec<NodeInfo>,
+}
+
+/// What became of one [`LeaseItem`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LeaseOutcome {
+    /// It is leased, until it is released or the client is gone.
+    Leased(Granted),
+    /// There is no such sample.
+    Absent,
+    /// There is one of another generation.
+    Superseded(Generation),
+    /// The group has consumed it.
+    Consumed,
+    /// The object is no sample.
+    NotASample,
+    /// The group is none of those that the sample is for.
+    WrongGroup,
+}
+
+/// A lease.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Granted {
+    /// Names it.
+    pub lease: u64,
+    /// What was leased, with its locations.
+    pub found: Found,
+}
+
+/// See [`Request::Release`]. Leases that have ended already are none the worse.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Release {
+    /// Which.
+    pub leases: Vec<u64>,
+}
+
+/// See [`Request::Ack`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Ack {
+    /// The samples.
+    pub items: Vec<AckItem>,
+    /// On behalf of which consumer group.
+    pub group: String,
+    /// See [`Delete::wait_ms`].
+    pub wait_ms: u64,
+}
+
+/// One sample that was consumed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AckItem {
+    /// Its name.
+    pub key: Key,
+    /// Which put of the key.
+    pub generation: Generation,
+}
+
+/// What became of one [`AckItem`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AckOutcome {
+    /// It was the last one that was waited for: the sample is gone and its room free.
+    Freed,
+    /// It is in writing; others have yet to consume it, or it is retained.
+    Recorded,
+    /// There is no sample of that generation any more.
+    Stale,
+    /// As asked, but these nodes could not confirm.
+    Unconfirmed(Vec<String>),
+    /// The group is none of those that the sample is for.
+    WrongGroup,
+}
