@@ -282,11 +282,12 @@ impl World {
     /// Whether every copy that any living node holds, or is about to, is known to the master or was declared lost
     /// by it.
     pub(crate) fn everything_is_known(&self) -> bool {
-        let written = |it: &Memory| it.slots().any(|(_, it)| !matches!(it.state, SlotState::Reserved(_)));
+        // Even a mere reservation may become an object by words that a dead master had still sent.
+        let used = |it: &Memory| it.slots().next().is_some();
         self.nodes
             .iter()
             .filter(|it| it.core.is_some())
-            .all(|it| self.oracle.knows(it.segment) || !self.memories.get(&it.segment).is_some_and(written))
+            .all(|it| self.oracle.knows(it.segment) || !self.memories.get(&it.segment).is_some_and(used))
     }
 }
 

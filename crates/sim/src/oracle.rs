@@ -237,7 +237,7 @@ impl Oracle {
         speaker: Speaker,
         complete: bool,
     ) {
-        self.cause = Cause::default();
+        self.begin_event();
         match (request, speaker) {
             (Request::Delete(delete), Speaker::Client(namespace)) => {
                 let names = delete.keys.iter().filter_map(|key| Name::of(namespace, key)).collect();
@@ -280,6 +280,11 @@ impl Oracle {
         self.cause.names.insert(name);
     }
 
+    fn begin_event(&mut self) {
+        self.blind |= self.cause.evicting && !self.cause.evicted;
+        self.cause = Cause::default();
+    }
+
     fn begin_deleting(&mut self, conn: ConnId, id: RequestId, names: Vec<Name>, force: bool, complete: bool) {
         let mut victims = Vec::new();
         for name in names {
@@ -299,7 +304,7 @@ impl Oracle {
 
     /// The master has handled the request. Decisions that are still to be answered have replaced what was there.
     pub(crate) fn heard(&mut self) {
-        self.cause = Cause::default();
+        self.begin_event();
         let mut replaced = Vec::new();
         for Deciding { segment, items, late } in self.deciding.values_mut() {
             *late = true;
