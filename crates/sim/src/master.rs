@@ -99,6 +99,7 @@ impl World {
                 if matches!(speaker, Speaker::Nobody) {
                     self.coverage.hit(Point::FrameFenced);
                 }
+                self.let_time_pass();
                 let complete = self.everything_is_known();
                 self.oracle.hears(conn, id, &request, speaker, complete);
                 self.master_handles(MasterEvent::Request(conn, id, request));
@@ -135,6 +136,14 @@ impl World {
         let now = self.master_now();
         let Some(master) = &mut self.master else { return };
         master.handle(now, event);
+        self.drain_master(now);
+    }
+
+    /// What time alone brings about happens before the event, so that it is not taken for its consequence.
+    fn let_time_pass(&mut self) {
+        let now = self.master_now();
+        let Some(master) = &mut self.master else { return };
+        master.handle_timeout(now);
         self.drain_master(now);
     }
 
