@@ -84,11 +84,12 @@ fn exception<'py>(py: Python<'py>, error: &Error) -> PyResult<Bound<'py, PyAny>>
         Error::Unconfirmed { .. } => "Unconfirmed",
         Error::Contended { .. } => "Contended",
         Error::Exists { .. } => "Exists",
-        Error::Superseded { .. }
-        | Error::Consumed { .. }
-        | Error::NotASample { .. }
-        | Error::WrongGroup { .. } => "Error",
-        Error::OutOfRange { .. } | Error::Invalid { .. } => "InvalidArgument",
+        Error::Superseded { .. } => "Superseded",
+        Error::Consumed { .. } => "Consumed",
+        Error::NotASample { .. } => "NotASample",
+        Error::WrongGroup { .. } => "WrongGroup",
+        Error::OutOfRange { .. } => "OutOfRange",
+        Error::Invalid { .. } => "InvalidArgument",
         Error::Unauthenticated { .. } => "Unauthenticated",
         Error::Refused { .. } => "Refused",
         Error::Closed | Error::Forked => "Closed",
@@ -102,8 +103,23 @@ fn exception<'py>(py: Python<'py>, error: &Error) -> PyResult<Bound<'py, PyAny>>
         exception.setattr("is_retryable", true)?;
     }
     match error {
-        Error::NotFound { key } | Error::Leased { key } | Error::Contended { key } => {
+        Error::NotFound { key }
+        | Error::Leased { key }
+        | Error::Contended { key }
+        | Error::NotASample { key, .. } => {
             exception.setattr("key", keys::show(py, key)?)?;
+        }
+        Error::Superseded { key, generation } | Error::Exists { key, generation } => {
+            exception.setattr("key", keys::show(py, key)?)?;
+            exception.setattr("generation", (generation.epoch, generation.counter))?;
+        }
+        Error::Consumed { key, group } | Error::WrongGroup { key, group } => {
+            exception.setattr("key", keys::show(py, key)?)?;
+            exception.setattr("group", group)?;
+        }
+        Error::OutOfRange { key, len, .. } => {
+            exception.setattr("key", keys::show(py, key)?)?;
+            exception.setattr("size", len)?;
         }
         Error::Full { key, len, usage } => {
             exception.setattr("key", keys::show(py, key)?)?;

@@ -139,7 +139,8 @@ impl<'a, 'py> FromPyObject<'a, 'py> for Missing {
     }
 }
 
-fn is_key(given: &Bound<'_, PyAny>) -> bool {
+/// Whether it is a key by itself, and not many.
+pub(crate) fn is_key(given: &Bound<'_, PyAny>) -> bool {
     given.is_instance_of::<PyString>() || given.is_instance_of::<PyBytes>()
 }
 

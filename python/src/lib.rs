@@ -9,13 +9,14 @@
 //! | `handle` | a connected store that survives a fork; everything else stands on it |
 //! | `memory`, `room`, `dlpack` | memory of Python objects lent to Rust for a call, and ours lent to others |
 //! | `keys`, `types`, `errors` | arguments in, tuples and exceptions out |
-//! | `operations`, `store`, `view` | the native API |
+//! | `operations`, `lifetimes`, `samples`, `store`, `view` | the native API |
 //! | `mooncake` | the drop-in for `mooncake.store` |
 
 mod dlpack;
 mod errors;
 mod handle;
 mod keys;
+mod lifetimes;
 mod memory;
 mod mooncake;
 mod operations;
@@ -23,6 +24,7 @@ mod process;
 mod promise;
 mod room;
 mod runtime;
+mod samples;
 mod store;
 mod types;
 mod view;
@@ -36,6 +38,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_class::<store::Store>()?;
     module.add_class::<view::View>()?;
+    module.add_class::<samples::Lease>()?;
     module.add_function(wrap_pyfunction!(store::connect, module)?)?;
     module.add_function(wrap_pyfunction!(cli, module)?)?;
     let leave = wrap_pyfunction!(runtime::leave, module)?;

@@ -10,7 +10,8 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use tiffin_client::{
-    Client, ConnectOptions, Deadline, DeleteOptions, EmbeddedError, OnExists, Pattern, PutOptions,
+    Client, ConnectOptions, Deadline, DeleteOptions, EmbeddedError, OnExists, Patience, Pattern, Policy,
+    PutOptions,
 };
 use tiffin_core::REPLICAS_MAX;
 use tiffin_server::Embedded;
@@ -18,12 +19,14 @@ use tiffin_server::Embedded;
 use crate::errors::{self, invalid};
 use crate::handle::{Handle, Opened, Operation, Servers};
 use crate::keys::{self, Keys, Missing, Pairs};
+use crate::lifetimes::{self, DropPins, PinAll, SetPolicy, WaitUsage, WhyAll};
 use crate::memory::Memory;
 use crate::operations::{
     DeleteAll, DeleteMatching, Describe, ExistAll, GetAll, GetIntoAll, InfoAll, List, PutAll, Routes, ViewAll,
 };
 use crate::promise;
 use crate::runtime::block_on;
+use crate::samples::{self, AckAll, Caller, LeaseAll, PutSample, Samples, TensorIn};
 
 type Any<'py> = Bound<'py, PyAny>;
 
@@ -114,12 +117,11 @@ impl Store {
         timeout: Option<&Any<'_>>,
         operation: O,
     ) -> PyResult<Py<PyAny>> {
-        let time = keys::time(timeout, self.time)?;
-        if self.is_async {
-            self.handle.start(py, time, operation)
-        } else {
-            self.handle.run(py, time, operation)
-        }
+        self.caller().go(py, timeout, operation)
+    }
+
+    fn caller(&self) -> Caller {
+        Caller { handle: Arc::clone(&self.handle), time: self.time, is_async: self.is_async }
     }
 }
 
@@ -135,7 +137,12 @@ impl Store {
     /// `on_exists` says what to do if the key exists: `"replace"` it, `"keep"` it, or raise an `"error"`
     /// (`tiffin.Exists`). `replicas` is how many copies to make on different nodes; if there are fewer nodes,
     /// there are fewer copies. An object with `pin=True` is never evicted; one with `soft_pin=60` for the
-    /// next 60 seconds only after all others.
+    /// next 60 seconds only after all others. `owner` says whose pin it is, so that `unpin` and `drop_pins`
+    /// find it.
+    ///
+    /// If there is no room, `tiffin.Full` is raised at once, or `tiffin.OverQuota` if it is the namespace that
+    /// may not hold more. With `wait=True` the put waits in line for room until its `timeout`, and is woken by
+    /// what makes room.
     ///
     /// Returns whether the value was stored: `False` if an existing object was kept.
     ///
@@ -150,7 +157,7 @@ impl Store {
     /// >>> store.get("k")
     /// b'newer'
     #[pyo3(signature = (key, value = None, *, on_exists = "replace", replicas = 1, pin = false,
-        soft_pin = None,        timeout = None))]
+        soft_pin = None, owner = "", wait = false, timeout = None))]
     #[expect(clippy::too_many_arguments, reason = "they are given by name, and each is a choice of its own")]
     fn put<'py>(
         &self,
@@ -161,6 +168,8 @@ impl Store {
         replicas: u32,
         pin: bool,
         soft_pin: Option<&Any<'py>>,
+        owner: &str,
+        wait: bool,
         timeout: Option<&Any<'py>>,
     ) -> PyResult<Py<PyAny>> {
         let Pairs { keys, others } = Pairs::parse(key, value, "put", "value")?;
@@ -178,15 +187,16 @@ impl Store {
             let hint = format!("an object has 1 to {REPLICAS_MAX} copies");
             return Err(invalid(py, format!("replicas={replicas}\n\nhint: {hint}")));
         }
-        let soft_pin_ms = match soft_pin {
-            Some(_) => {
-                let time = keys::time(soft_pin, Duration::ZERO)?;
-                Some(u64::try_from(time.as_millis()).unwrap_or(u64::MAX))
-            }
-            None => None,
-        };
-        let options = PutOptions { replicas, on_exists, hard_pin: pin, soft_pin_ms, ..PutOptions::default() };
-        self.go(py, timeout, PutAll { keys, values, options, refuses_existing })
+        let soft_pin_ms = milliseconds(soft_pin)?;
+        if !pin && !owner.is_empty() {
+            let hint = "an owner is that of a pin: add `pin=True`";
+            return Err(invalid(py, format!("owner={owner:?}, but nothing is pinned\n\nhint: {hint}")));
+        }
+        let owner = owner.to_owned();
+        let options =
+            PutOptions { replicas, on_exists, hard_pin: pin, soft_pin_ms, owner, ..PutOptions::default() };
+        let patience = patience(wait);
+        self.go(py, timeout, PutAll { keys, values, options, patience, refuses_existing })
     }
 
     /// The bytes of an object, or of many.
@@ -381,7 +391,8 @@ impl Store {
 
     /// All objects whose key starts with `prefix`, as `tiffin.ObjectInfo`, in the order of their keys.
     ///
-    /// It is no snapshot: what is put or deleted meanwhile may or may not be in the list.
+    /// It is no snapshot: what is put or deleted meanwhile may or may not be in the list. With `pinned_by`
+    /// only what that owner pins is in it.
     ///
     /// >>> import tiffin
     /// >>> store = tiffin.connect()
@@ -390,18 +401,221 @@ impl Store {
     /// >>> [(object.key, object.size) for object in store.list()]
     /// [('a', 1), ('b', 2)]
     #[pyo3(
-        signature = (prefix = None, *, timeout = None),
-        text_signature = "($self, prefix='', *, timeout=None)"
+        signature = (prefix = None, *, pinned_by = None, timeout = None),
+        text_signature = "($self, prefix='', *, pinned_by=None, timeout=None)"
     )]
     fn list<'py>(
         &self,
         py: Python<'py>,
         prefix: Option<&Any<'py>>,
+        pinned_by: Option<String>,
         timeout: Option<&Any<'py>>,
     ) -> PyResult<Py<PyAny>> {
         let prefix = prefix.map(keys::prefix).transpose()?.unwrap_or_default();
         let pattern = if prefix.is_empty() { Pattern::All } else { Pattern::Prefix(prefix) };
-        self.go(py, timeout, List { pattern })
+        self.go(py, timeout, List { pattern, pinned_by })
+    }
+
+    /// Protects an object, or many, from eviction, on behalf of an owner: a run, say.
+    ///
+    /// A pin ends with `unpin`, `drop_pins`, or the object; what is pinned can be deleted. To pin twice is as
+    /// good as once, and each owner's pin stands by itself. A key that does not exist raises
+    /// `tiffin.NotFound`.
+    ///
+    /// >>> import tiffin
+    /// >>> store = tiffin.connect()
+    /// >>> store.put({"a": b"1", "b": b"2"}, pin=True, owner="run-7")
+    /// [True, True]
+    /// >>> store.pin("a", "run-8")
+    /// >>> store.unpin("b", "run-7")
+    /// >>> [object.key for object in store.list(pinned_by="run-7")]
+    /// ['a']
+    /// >>> store.drop_pins("run-7"), store.why("a").pins
+    /// (1, ('run-8',))
+    #[pyo3(signature = (key, owner = "", *, timeout = None))]
+    fn pin<'py>(
+        &self,
+        py: Python<'py>,
+        key: &Any<'py>,
+        owner: &str,
+        timeout: Option<&Any<'py>>,
+    ) -> PyResult<Py<PyAny>> {
+        self.go(py, timeout, PinAll { keys: Keys::parse(key)?, owner: owner.to_owned(), on: true })
+    }
+
+    /// Ends an owner's pin of an object, or of many. The objects stay; where there is no such pin, none is
+    /// ended.
+    #[pyo3(signature = (key, owner = "", *, timeout = None))]
+    fn unpin<'py>(
+        &self,
+        py: Python<'py>,
+        key: &Any<'py>,
+        owner: &str,
+        timeout: Option<&Any<'py>>,
+    ) -> PyResult<Py<PyAny>> {
+        self.go(py, timeout, PinAll { keys: Keys::parse(key)?, owner: owner.to_owned(), on: false })
+    }
+
+    /// Ends all pins of an owner in this namespace, and returns how many there were. The objects stay.
+    #[pyo3(signature = (owner, *, timeout = None))]
+    fn drop_pins<'py>(
+        &self,
+        py: Python<'py>,
+        owner: String,
+        timeout: Option<&Any<'py>>,
+    ) -> PyResult<Py<PyAny>> {
+        self.go(py, timeout, DropPins { owner })
+    }
+
+    /// Limits the namespace, for all its clients, in place of the limits that it had.
+    ///
+    /// `quota` is how many bytes it may hold, all copies counted: a number, or text such as `"8GiB"`. `max_hold`
+    /// is for how many seconds a sample that nobody leases may wait before it is dropped. What is not given is
+    /// not limited. What is there already stays.
+    ///
+    /// >>> import tiffin
+    /// >>> store = tiffin.connect()
+    /// >>> store.set_policy(quota="1MiB")
+    /// >>> try:
+    /// ...     store.put("large", bytes(2 << 20))
+    /// ... except tiffin.OverQuota as error:
+    /// ...     error.quota
+    /// 1048576
+    #[pyo3(signature = (*, quota = None, max_hold = None, timeout = None))]
+    fn set_policy<'py>(
+        &self,
+        py: Python<'py>,
+        quota: Option<&Any<'py>>,
+        max_hold: Option<&Any<'py>>,
+        timeout: Option<&Any<'py>>,
+    ) -> PyResult<Py<PyAny>> {
+        let quota = lifetimes::size(quota)?;
+        let max_hold_ms = milliseconds(max_hold)?;
+        self.go(py, timeout, SetPolicy { policy: Policy { quota, max_hold_ms } })
+    }
+
+    /// Waits until the namespace holds at most, or at least, so many bytes, and says how it is then, as
+    /// `tiffin.Namespace`. Nobody polls: the master wakes it. `tiffin.Timeout` if that comes first.
+    ///
+    /// >>> import tiffin
+    /// >>> store = tiffin.connect()
+    /// >>> store.wait_usage(at_most="64MiB").objects
+    /// 0
+    #[pyo3(signature = (*, at_most = None, at_least = None, timeout = None))]
+    fn wait_usage<'py>(
+        &self,
+        py: Python<'py>,
+        at_most: Option<&Any<'py>>,
+        at_least: Option<&Any<'py>>,
+        timeout: Option<&Any<'py>>,
+    ) -> PyResult<Py<PyAny>> {
+        self.go(py, timeout, WaitUsage::parse(py, at_most, at_least)?)
+    }
+
+    /// Why an object, or each of many, is still here, or what took it away, as `tiffin.Why`.
+    ///
+    /// >>> import tiffin
+    /// >>> store = tiffin.connect()
+    /// >>> store.put("k", b"hello"), store.delete("k")
+    /// (True, True)
+    /// >>> why = store.why("k")
+    /// >>> why.state, why.cause
+    /// ('gone', 'deleted')
+    /// >>> print(why)
+    /// `k` is gone: generation ... was removed by ...
+    #[pyo3(signature = (key, *, timeout = None))]
+    fn why<'py>(&self, py: Python<'py>, key: &Any<'py>, timeout: Option<&Any<'py>>) -> PyResult<Py<PyAny>> {
+        self.go(py, timeout, WhyAll { keys: Keys::parse(key)? })
+    }
+
+    /// Stores a sample: tensors by name, visible as a whole or not at all. Returns its `tiffin.SampleRef`, which
+    /// is what to tell the consumers.
+    ///
+    /// A tensor is an array with `dtype` and `shape`, such as that of numpy or torch in host memory, or anything
+    /// with the buffer protocol. `metadata` is bytes beside them.
+    ///
+    /// A sample is never evicted: it is gone when it was consumed. `consume` says by whom: `"once"` by whoever
+    /// acknowledges it first, a list of names by each of these groups once, `"retained"` any number of times,
+    /// until it is deleted. A sample of that id takes the place of an older one, whose refs then lead nowhere;
+    /// with `replace=False` that is an error (`tiffin.Exists`). `wait` is as for `put`.
+    ///
+    /// >>> import tiffin
+    /// >>> store = tiffin.connect()
+    /// >>> ref = store.put_sample("sample-7", {"ids": b"abc"}, consume=["trainer", "eval"])
+    /// >>> store.ack(ref, "trainer"), store.ack(ref, "eval"), store.ack(ref, "eval")
+    /// ('recorded', 'freed', 'stale')
+    #[pyo3(
+        signature = (id, tensors, *, metadata = None, consume = None, replace = true, wait = false,
+            timeout = None),
+        text_signature = "($self, id, tensors, *, metadata=None, consume='once', replace=True, wait=False, \
+            timeout=None)"
+    )]
+    #[expect(clippy::too_many_arguments, reason = "they are given by name, and each is a choice of its own")]
+    fn put_sample<'py>(
+        &self,
+        py: Python<'py>,
+        id: &Any<'py>,
+        tensors: &Any<'py>,
+        metadata: Option<&Any<'py>>,
+        consume: Option<&Any<'py>>,
+        replace: bool,
+        wait: bool,
+        timeout: Option<&Any<'py>>,
+    ) -> PyResult<Py<PyAny>> {
+        let put = PutSample {
+            id: keys::key(id)?,
+            tensors: TensorIn::all(tensors)?,
+            metadata: samples::metadata(metadata)?,
+            consumption: samples::consumption(consume)?,
+            replace,
+            patience: patience(wait),
+        };
+        self.go(py, timeout, put)
+    }
+
+    /// Leases a sample, or many, on behalf of a consumer group: see `tiffin.Lease`.
+    ///
+    /// A sample is named by its id or by its ref. A ref of a sample that was replaced raises
+    /// `tiffin.Superseded`, one that the group has consumed already `tiffin.Consumed`.
+    ///
+    /// >>> import tiffin
+    /// >>> store = tiffin.connect()
+    /// >>> ref = store.put_sample("sample-7", {"ids": b"abc"})
+    /// >>> with store.lease(ref) as lease:
+    /// ...     bytes(lease.tensors()["ids"])
+    /// b'abc'
+    #[pyo3(signature = (sample, group = "", *, timeout = None))]
+    fn lease<'py>(
+        &self,
+        py: Python<'py>,
+        sample: &Any<'py>,
+        group: &str,
+        timeout: Option<&Any<'py>>,
+    ) -> PyResult<Py<PyAny>> {
+        let samples = Samples::parse(sample)?;
+        self.go(py, timeout, LeaseAll { samples, group: group.to_owned(), caller: self.caller() })
+    }
+
+    /// Says that a consumer group is done with a sample, or with many; no lease is needed for that.
+    ///
+    /// A sample is named by its ref or by its lease. Returns `"freed"` if nobody else was waited for: it is gone
+    /// then, and its room can be used. Else `"recorded"`; or `"stale"` if there is no sample of that generation
+    /// any more, so that to acknowledge twice is harmless.
+    ///
+    /// >>> import tiffin
+    /// >>> store = tiffin.connect()
+    /// >>> refs = [store.put_sample(f"sample-{i}", {"ids": b"abc"}) for i in range(2)]
+    /// >>> store.ack(refs)
+    /// ['freed', 'freed']
+    #[pyo3(signature = (sample, group = "", *, timeout = None))]
+    fn ack<'py>(
+        &self,
+        py: Python<'py>,
+        sample: &Any<'py>,
+        group: &str,
+        timeout: Option<&Any<'py>>,
+    ) -> PyResult<Py<PyAny>> {
+        self.go(py, timeout, AckAll::parse(sample, group.to_owned())?)
     }
 
     /// How full the store is, who is in it, and how many bytes went which way, as `tiffin.Stats`.
@@ -506,4 +720,14 @@ impl Store {
         let arguments = (&again.address, &again.namespace, &again.token, again.shared_memory, seconds);
         Ok((py.import("tiffin")?.getattr("_connect_again")?, arguments.into_pyobject(py)?))
     }
+}
+
+fn patience(wait: bool) -> Patience {
+    if wait { Patience::UntilDeadline } else { Patience::Never }
+}
+
+fn milliseconds(seconds: Option<&Any<'_>>) -> PyResult<Option<u64>> {
+    let Some(seconds) = seconds else { return Ok(None) };
+    let time = keys::time(Some(seconds), Duration::ZERO)?;
+    Ok(Some(u64::try_from(time.as_millis()).unwrap_or(u64::MAX)))
 }

@@ -1,5 +1,7 @@
 //! Makes the tuples of `tiffin.types`.
 
+use std::time::Duration;
+
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use tiffin_client::{Counters, Generation, Key, Route};
@@ -57,9 +59,19 @@ fn node<'py>(py: Python<'py>, stat: &NodeStat) -> PyResult<Bound<'py, PyAny>> {
     class(py, &CLASS, "Node")?.call1((&stat.info.name, stat.alive, usage(py, &stat.usage)?, &stat.info.tcp))
 }
 
-fn namespace<'py>(py: Python<'py>, stat: &NamespaceStat) -> PyResult<Bound<'py, PyAny>> {
+pub(crate) fn namespace<'py>(py: Python<'py>, stat: &NamespaceStat) -> PyResult<Bound<'py, PyAny>> {
     static CLASS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-    class(py, &CLASS, "Namespace")?.call1((&stat.name, stat.objects, stat.bytes))
+    class(py, &CLASS, "Namespace")?.call1((
+        &stat.name,
+        stat.objects,
+        stat.bytes,
+        stat.used,
+        stat.quota,
+        stat.waiting,
+        stat.samples,
+        stat.samples_leased,
+        Duration::from_millis(stat.sample_age_ms).as_secs_f64(),
+    ))
 }
 
 fn traffic<'py>(py: Python<'py>, counters: &Counters) -> PyResult<Bound<'py, PyAny>> {
@@ -86,6 +98,11 @@ fn sum<'a>(usages: impl Iterator<Item = &'a Usage>) -> Usage {
     })
 }
 
-fn class<'py>(py: Python<'py>, cell: &PyOnceLock<Py<PyAny>>, name: &str) -> PyResult<Bound<'py, PyAny>> {
+/// A class of `tiffin.types`.
+pub(crate) fn class<'py>(
+    py: Python<'py>,
+    cell: &PyOnceLock<Py<PyAny>>,
+    name: &str,
+) -> PyResult<Bound<'py, PyAny>> {
     cell.import(py, "tiffin.types", name).cloned()
 }

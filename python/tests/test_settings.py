@@ -24,20 +24,22 @@ def clean(monkeypatch):
 
 
 def test_the_environment_gives_defaults(monkeypatch, cluster):
-    monkeypatch.setenv("TIFFIN_MASTER", cluster)
     monkeypatch.setenv("TIFFIN_NAMESPACE", "here")
     monkeypatch.setenv("TIFFIN_CLIENT_SHARED_MEMORY", "off")
-    with tiffin.connect() as store:
+    with tiffin.connect(cluster) as store:
         assert (store.address, store.namespace) == (cluster, "here")
         store.put("k", b"1")
         assert [route.way for route in store.routes()] == ["tcp"]
-    with tiffin.connect(namespace="there", shared_memory=True) as store:
+    with tiffin.connect(cluster, namespace="there", shared_memory=True) as store:
         assert store.namespace == "there"
         store.put("k", b"1")
         assert [route.way for route in store.routes()] == ["shared memory"]
-    monkeypatch.setenv("TIFFIN_MASTER", "")
+
+
+def test_without_an_address_the_store_is_in_the_process(monkeypatch, cluster):
+    monkeypatch.setenv("TIFFIN_MASTER", cluster)
     with tiffin.connect(memory="16MiB") as store:
-        assert store.address.startswith("unix:")
+        assert store.address.startswith("unix:") and "in this process" in repr(store)
 
 
 def test_the_time_limit_of_a_store(monkeypatch):

@@ -51,7 +51,7 @@ def parameters(function):
     return {name: kinds.get(it.kind, "positional") for name, it in signature.parameters.items()}
 
 
-@pytest.mark.parametrize("name", ["Store", "View"])
+@pytest.mark.parametrize("name", ["Lease", "Store", "View"])
 def test_a_stub_names_every_method_and_parameter(name):
     real, stub = getattr(_native, name), CLASSES[name]
     members = {member for member in vars(real) if member not in UNSPOKEN}
@@ -84,7 +84,7 @@ def test_everything_is_documented():
             value = getattr(module, name)
             if inspect.isclass(value) or callable(value):
                 assert inspect.getdoc(value), name
-    for owner in (tiffin.Store, tiffin.View, tiffin.aio.AsyncStore):
+    for owner in (tiffin.Lease, tiffin.Store, tiffin.View, tiffin.aio.AsyncLease, tiffin.aio.AsyncStore):
         for name, value in vars(owner).items():
             if not name.startswith("_"):
                 assert inspect.getdoc(value), f"{owner.__name__}.{name}"
@@ -93,7 +93,15 @@ def test_everything_is_documented():
 def test_all_is_all():
     for module in (tiffin, tiffin.errors, tiffin.types):
         assert sorted(module.__all__) == module.__all__
-    public = {*tiffin.errors.__all__, *tiffin.types.__all__, "Store", "View", "connect", "__version__"}
+    public = {
+        *tiffin.errors.__all__,
+        *tiffin.types.__all__,
+        "Lease",
+        "Store",
+        "View",
+        "connect",
+        "__version__",
+    }
     assert set(tiffin.__all__) == public
 
 
@@ -112,13 +120,20 @@ def test_examples_are_found_where_they_stand():
         "delete_prefix",
         "delete_regex",
         "list",
+        "pin",
+        "set_policy",
+        "wait_usage",
+        "why",
+        "put_sample",
+        "lease",
+        "ack",
     }
     assert {f"tiffin.Store.{name}" for name in wanted} <= with_examples
     assert {"tiffin", "tiffin.Store", "tiffin.View", "tiffin.connect"} <= with_examples
 
 
 def test_classes_have_their_public_names():
-    for name in ("Store", "View"):
+    for name in ("Lease", "Store", "View"):
         value = getattr(tiffin, name)
         assert (value.__module__, value.__name__) == ("tiffin", name)
 

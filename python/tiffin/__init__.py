@@ -18,10 +18,11 @@ the same for asyncio, `tiffin.errors` says what can go wrong, `tiffin.types` wha
 from __future__ import annotations
 
 from . import _settings
-from ._native import Store, View, __version__
+from ._native import Lease, Store, View, __version__
 from ._native import connect as _connect
 from .errors import (
     Closed,
+    Consumed,
     Contended,
     Error,
     Exists,
@@ -29,33 +30,59 @@ from .errors import (
     InvalidArgument,
     Leased,
     NodeDown,
+    NotASample,
     NotFound,
+    OutOfRange,
+    OverQuota,
     Refused,
+    Superseded,
     Timeout,
     TooSmall,
     Unauthenticated,
     Unconfirmed,
     Unreachable,
+    WrongGroup,
 )
-from .types import Namespace, Node, ObjectInfo, Route, Stats, Traffic, Usage
+from .types import (
+    Manifest,
+    Namespace,
+    Node,
+    ObjectInfo,
+    Route,
+    SampleRef,
+    Stats,
+    TensorInfo,
+    Traffic,
+    Usage,
+    Why,
+)
 
 __all__ = [
     "Closed",
+    "Consumed",
     "Contended",
     "Error",
     "Exists",
     "Full",
     "InvalidArgument",
+    "Lease",
     "Leased",
+    "Manifest",
     "Namespace",
     "Node",
     "NodeDown",
+    "NotASample",
     "NotFound",
     "ObjectInfo",
+    "OutOfRange",
+    "OverQuota",
     "Refused",
     "Route",
+    "SampleRef",
     "Stats",
     "Store",
+    "Superseded",
+    "TensorInfo",
     "Timeout",
     "TooSmall",
     "Traffic",
@@ -64,6 +91,8 @@ __all__ = [
     "Unreachable",
     "Usage",
     "View",
+    "Why",
+    "WrongGroup",
     "__version__",
     "connect",
 ]
@@ -90,9 +119,9 @@ def connect(
     on other hosts. `timeout`, in seconds, is how long connecting may take, and each call that does not say
     otherwise.
 
-    Where an argument is not given, the environment is asked, and then the default is taken: `address`
-    TIFFIN_MASTER, `namespace` TIFFIN_NAMESPACE (`default`), `token` TIFFIN_TOKEN, `shared_memory`
-    TIFFIN_CLIENT_SHARED_MEMORY (`on`), `timeout` TIFFIN_TIMEOUT (`10s`).
+    Which store it is depends on the address alone. Where another argument is not given, the environment is
+    asked, and then the default is taken: `namespace` TIFFIN_NAMESPACE (`default`), `token` TIFFIN_TOKEN,
+    `shared_memory` TIFFIN_CLIENT_SHARED_MEMORY (`on`), `timeout` TIFFIN_TIMEOUT (`10s`).
 
     >>> import tiffin
     >>> with tiffin.connect(memory="64MiB", timeout=2.5) as store:
@@ -107,7 +136,7 @@ def connect(
 
 def _arguments(address, memory, namespace, token, shared_memory, timeout) -> dict:
     return {
-        "address": _settings.text(address, _settings.MASTER),
+        "address": address,
         "memory": _settings.size(memory),
         "namespace": _settings.text(namespace, _settings.NAMESPACE),
         "token": _settings.text(token, _settings.TOKEN),

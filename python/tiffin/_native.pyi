@@ -7,12 +7,14 @@ from typing import Any, Literal, TypeAlias, TypeVar, overload
 
 from typing_extensions import Buffer, CapsuleType, Self
 
-from .types import ObjectInfo, Route, Stats
+from .types import Manifest, Namespace, ObjectInfo, Route, SampleRef, Stats, Why
 
 __version__: str
 
 Key: TypeAlias = str | bytes
 OnExists: TypeAlias = Literal["replace", "keep", "error"]
+Consume: TypeAlias = Literal["once", "retained"] | Iterable[str]
+Acked: TypeAlias = Literal["freed", "recorded", "stale"]
 
 class SupportsDLPack:
     def __dlpack__(self) -> CapsuleType: ...
@@ -49,6 +51,27 @@ class View(Buffer):
     def __dlpack_device__(self) -> tuple[int, int]: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
+class Lease:
+    @property
+    def id(self) -> Key: ...
+    @property
+    def generation(self) -> tuple[int, int]: ...
+    @property
+    def manifest(self) -> Manifest: ...
+    @property
+    def is_released(self) -> bool: ...
+    def tensors(
+        self, names: Sequence[str] | None = None, *, timeout: float | None = None
+    ) -> dict[str, Any]: ...
+    def release(self, *, timeout: float | None = None) -> None: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None: ...
+
 class Store:
     @property
     def address(self) -> str: ...
@@ -66,6 +89,8 @@ class Store:
         replicas: int = 1,
         pin: bool = False,
         soft_pin: float | None = None,
+        owner: str = "",
+        wait: bool = False,
         timeout: float | None = None,
     ) -> bool: ...
     @overload
@@ -78,6 +103,8 @@ class Store:
         replicas: int = 1,
         pin: bool = False,
         soft_pin: float | None = None,
+        owner: str = "",
+        wait: bool = False,
         timeout: float | None = None,
     ) -> builtins.list[bool]: ...
     @overload
@@ -133,7 +160,53 @@ class Store:
     def delete_prefix(self, prefix: Key, *, force: bool = False, timeout: float | None = None) -> int: ...
     def delete_regex(self, pattern: str, *, force: bool = False, timeout: float | None = None) -> int: ...
     def clear(self, *, force: bool = False, timeout: float | None = None) -> int: ...
-    def list(self, prefix: Key = "", *, timeout: float | None = None) -> builtins.list[ObjectInfo]: ...
+    def list(
+        self, prefix: Key = "", *, pinned_by: str | None = None, timeout: float | None = None
+    ) -> builtins.list[ObjectInfo]: ...
+    def pin(self, key: Key | Iterable[Key], owner: str = "", *, timeout: float | None = None) -> None: ...
+    def unpin(self, key: Key | Iterable[Key], owner: str = "", *, timeout: float | None = None) -> None: ...
+    def drop_pins(self, owner: str, *, timeout: float | None = None) -> int: ...
+    def set_policy(
+        self,
+        *,
+        quota: int | str | None = None,
+        max_hold: float | None = None,
+        timeout: float | None = None,
+    ) -> None: ...
+    def wait_usage(
+        self,
+        *,
+        at_most: int | str | None = None,
+        at_least: int | str | None = None,
+        timeout: float | None = None,
+    ) -> Namespace: ...
+    @overload
+    def why(self, key: Key, *, timeout: float | None = None) -> Why: ...
+    @overload
+    def why(self, key: Iterable[Key], *, timeout: float | None = None) -> builtins.list[Why]: ...
+    def put_sample(
+        self,
+        id: Key,
+        tensors: Mapping[str, Value],
+        *,
+        metadata: bytes | bytearray | None = None,
+        consume: Consume = "once",
+        replace: bool = True,
+        wait: bool = False,
+        timeout: float | None = None,
+    ) -> SampleRef: ...
+    @overload
+    def lease(self, sample: Key | SampleRef, group: str = "", *, timeout: float | None = None) -> Lease: ...
+    @overload
+    def lease(
+        self, sample: Iterable[Key | SampleRef], group: str = "", *, timeout: float | None = None
+    ) -> builtins.list[Lease]: ...
+    @overload
+    def ack(self, sample: SampleRef | Lease, group: str = "", *, timeout: float | None = None) -> Acked: ...
+    @overload
+    def ack(
+        self, sample: Iterable[SampleRef | Lease], group: str = "", *, timeout: float | None = None
+    ) -> builtins.list[Acked]: ...
     def stats(self, *, timeout: float | None = None) -> Stats: ...
     def routes(self, *, timeout: float | None = None) -> builtins.list[Route]: ...
     def close(self, *, timeout: float | None = None) -> None: ...

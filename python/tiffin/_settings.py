@@ -1,6 +1,7 @@
 """The environment variables that give `tiffin.connect` its defaults, each declared once.
 
-They are those of the command `tiffin`, so that a program and a shell beside it mean the same store.
+They are those of the command `tiffin`. Which store is meant is not among them: TIFFIN_MASTER is for the
+command only, so that a program that asks for a store of its own never writes into a cluster by accident.
 """
 
 from __future__ import annotations
@@ -10,8 +11,6 @@ import re
 
 from .errors import InvalidArgument
 
-#: The address of the master: `host:port`, `[ipv6]:port` or `unix:@name`. Unset: a store inside the process.
-MASTER = "TIFFIN_MASTER"
 #: The secret that the servers were started with.
 TOKEN = "TIFFIN_TOKEN"
 #: The namespace of all keys. Unset: `default`.

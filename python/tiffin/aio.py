@@ -15,18 +15,18 @@ that was being filled is unspecified, and its memory is held until nothing touch
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from . import _arguments, _settings
-from ._native import Store
+from ._native import Lease, Store
 from ._native import connect as _connect
-from .types import ObjectInfo, Route, Stats
+from .types import Manifest, Namespace, ObjectInfo, Route, SampleRef, Stats
 
 if TYPE_CHECKING:
-    from ._native import Key, OnExists
+    from ._native import Consume, Key, OnExists
 
-__all__ = ["AsyncStore", "connect"]
+__all__ = ["AsyncLease", "AsyncStore", "connect"]
 
 
 async def connect(
@@ -60,6 +60,8 @@ class AsyncStore:
         replicas: int = 1,
         pin: bool = False,
         soft_pin: float | None = None,
+        owner: str = "",
+        wait: bool = False,
         timeout: float | None = None,
     ) -> Any:
         """Store a value, or many: see `tiffin.Store.put`. The value must not change before this has ended."""
@@ -70,6 +72,8 @@ class AsyncStore:
             replicas=replicas,
             pin=pin,
             soft_pin=soft_pin,
+            owner=owner,
+            wait=wait,
             timeout=timeout,
         )
 
@@ -117,9 +121,78 @@ class AsyncStore:
         """Delete every object of the namespace: see `tiffin.Store.clear`."""
         return await self._store.clear(force=force, timeout=timeout)
 
-    async def list(self, prefix: Key = "", *, timeout: float | None = None) -> list[ObjectInfo]:
+    async def list(
+        self, prefix: Key = "", *, pinned_by: str | None = None, timeout: float | None = None
+    ) -> list[ObjectInfo]:
         """All objects whose key starts so: see `tiffin.Store.list`."""
-        return await self._store.list(prefix, timeout=timeout)
+        return await self._store.list(prefix, pinned_by=pinned_by, timeout=timeout)
+
+    async def pin(self, key: Key | Iterable[Key], owner: str = "", *, timeout: float | None = None) -> None:
+        """Protect objects from eviction: see `tiffin.Store.pin`."""
+        await self._store.pin(key, owner, timeout=timeout)
+
+    async def unpin(self, key: Key | Iterable[Key], owner: str = "", *, timeout: float | None = None) -> None:
+        """End an owner's pins of objects: see `tiffin.Store.unpin`."""
+        await self._store.unpin(key, owner, timeout=timeout)
+
+    async def drop_pins(self, owner: str, *, timeout: float | None = None) -> int:
+        """End all pins of an owner: see `tiffin.Store.drop_pins`."""
+        return await self._store.drop_pins(owner, timeout=timeout)
+
+    async def set_policy(
+        self,
+        *,
+        quota: int | str | None = None,
+        max_hold: float | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        """Limit the namespace: see `tiffin.Store.set_policy`."""
+        await self._store.set_policy(quota=quota, max_hold=max_hold, timeout=timeout)
+
+    async def wait_usage(
+        self,
+        *,
+        at_most: int | str | None = None,
+        at_least: int | str | None = None,
+        timeout: float | None = None,
+    ) -> Namespace:
+        """Wait until the namespace is so full or so empty: see `tiffin.Store.wait_usage`."""
+        return await self._store.wait_usage(at_most=at_most, at_least=at_least, timeout=timeout)
+
+    async def why(self, key: Key | Iterable[Key], *, timeout: float | None = None) -> Any:
+        """Why an object, or each of many, is here or gone: see `tiffin.Store.why`."""
+        return await self._store.why(key, timeout=timeout)
+
+    async def put_sample(
+        self,
+        id: Key,
+        tensors: Mapping[str, Any],
+        *,
+        metadata: bytes | bytearray | None = None,
+        consume: Consume = "once",
+        replace: bool = True,
+        wait: bool = False,
+        timeout: float | None = None,
+    ) -> SampleRef:
+        """Store a sample: see `tiffin.Store.put_sample`. The tensors must not change before it has ended."""
+        return await self._store.put_sample(
+            id,
+            tensors,
+            metadata=metadata,
+            consume=consume,
+            replace=replace,
+            wait=wait,
+            timeout=timeout,
+        )
+
+    async def lease(self, sample: Any, group: str = "", *, timeout: float | None = None) -> Any:
+        """Lease a sample, or many: see `tiffin.Store.lease`."""
+        leased = await self._store.lease(sample, group, timeout=timeout)
+        return [AsyncLease(lease) for lease in leased] if isinstance(leased, list) else AsyncLease(leased)
+
+    async def ack(self, sample: Any, group: str = "", *, timeout: float | None = None) -> Any:
+        """Say that a group is done with a sample, or with many: see `tiffin.Store.ack`."""
+        return await self._store.ack(sample, group, timeout=timeout)
 
     async def stats(self, *, timeout: float | None = None) -> Stats:
         """How full the store is, and more: see `tiffin.Store.stats`."""
@@ -156,6 +229,65 @@ class AsyncStore:
 
     def __repr__(self) -> str:
         return repr(self._store).replace("tiffin.Store", "tiffin.aio.AsyncStore", 1)
+
+
+class AsyncLease:
+    """A `tiffin.Lease` whose methods are coroutines. Made by `AsyncStore.lease`.
+
+    >>> import asyncio
+    >>> import tiffin.aio
+    >>> async def main():
+    ...     async with await tiffin.aio.connect() as store:
+    ...         ref = await store.put_sample("s", {"ids": b"abc"})
+    ...         async with await store.lease(ref) as lease:
+    ...             return bytes((await lease.tensors())["ids"])
+    >>> asyncio.run(main())
+    b'abc'
+    """
+
+    __slots__ = ("_lease",)
+
+    def __init__(self, lease: Lease) -> None:
+        self._lease = lease
+
+    async def tensors(
+        self, names: Sequence[str] | None = None, *, timeout: float | None = None
+    ) -> dict[str, Any]:
+        """Read the tensors, or those with these names: see `tiffin.Lease.tensors`."""
+        return await self._lease.tensors(names, timeout=timeout)
+
+    async def release(self, *, timeout: float | None = None) -> None:
+        """End the lease without consuming the sample: see `tiffin.Lease.release`."""
+        await self._lease.release(timeout=timeout)
+
+    @property
+    def id(self) -> Key:
+        """The sample's name."""
+        return self._lease.id
+
+    @property
+    def generation(self) -> tuple[int, int]:
+        """Which put of the name it is."""
+        return self._lease.generation
+
+    @property
+    def manifest(self) -> Manifest:
+        """What the sample is made of."""
+        return self._lease.manifest
+
+    @property
+    def is_released(self) -> bool:
+        """Whether it was released."""
+        return self._lease.is_released
+
+    async def __aenter__(self) -> AsyncLease:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.release()
+
+    def __repr__(self) -> str:
+        return repr(self._lease).replace("tiffin.Lease", "tiffin.aio.AsyncLease", 1)
 
 
 def _given(missing: Any) -> dict[str, Any]:

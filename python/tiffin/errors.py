@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Closed",
+    "Consumed",
     "Contended",
     "Error",
     "Exists",
@@ -38,13 +39,18 @@ __all__ = [
     "InvalidArgument",
     "Leased",
     "NodeDown",
+    "NotASample",
     "NotFound",
+    "OutOfRange",
+    "OverQuota",
     "Refused",
+    "Superseded",
     "Timeout",
     "TooSmall",
     "Unauthenticated",
     "Unconfirmed",
     "Unreachable",
+    "WrongGroup",
 ]
 
 
@@ -68,16 +74,28 @@ class NotFound(Error, KeyError):
 
 
 class Exists(Error):
-    """An object of that name exists, and the put was not to replace it (`on_exists="error"`)."""
+    """An object of that name exists, and was not to be replaced (`on_exists="error"`, `replace=False`)."""
+
+    #: Which put of the key it is; only of a sample.
+    generation: tuple[int, int] | None = None
 
 
 class Full(Error):
     """No node has room for the object, nor anything to evict."""
 
     #: How many bytes the object has.
-    size: int
-    #: How full all nodes are together.
-    usage: Usage
+    size: int | None = None
+    #: How full all nodes are together; not said where it is the namespace that is full.
+    usage: Usage | None = None
+
+
+class OverQuota(Full):
+    """The namespace may not hold that much, and has nothing of its own to evict."""
+
+    #: How many bytes it holds, all copies counted.
+    used: int
+    #: How many bytes it may hold.
+    quota: int
 
 
 class TooSmall(Error):
@@ -107,9 +125,10 @@ class Leased(Error):
 
 
 class Unconfirmed(Error):
-    """The objects cannot be found any more, but some nodes could not confirm that they gave their copies up.
+    """It is as asked, but some nodes could not confirm it.
 
-    They must before they are used again; delete once more to learn when it is confirmed.
+    That is, that they gave their copies up, or that they have a pin or an acknowledgement in writing. They
+    must before they are used again; ask once more to learn when it is confirmed.
     """
 
     #: The names of the nodes.
@@ -122,6 +141,38 @@ class Contended(Error):
 
 class InvalidArgument(Error, ValueError):
     """The request makes no sense."""
+
+
+class OutOfRange(InvalidArgument):
+    """The object is shorter than the range that was asked for. Nothing was read."""
+
+    #: How many bytes the object has.
+    size: int
+
+
+class Superseded(Error):
+    """The sample was replaced: refs of the older generation lead nowhere any more."""
+
+    #: Which put of the id is there now.
+    generation: tuple[int, int]
+
+
+class Consumed(Error):
+    """The group has consumed the sample already."""
+
+    #: The group that asked.
+    group: str
+
+
+class NotASample(Error):
+    """The object was not put as a sample."""
+
+
+class WrongGroup(Error):
+    """The group is none of those that the sample is for."""
+
+    #: The group that asked.
+    group: str
 
 
 class Unauthenticated(Error):

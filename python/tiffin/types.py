@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["Namespace", "Node", "ObjectInfo", "Route", "Stats", "Traffic", "Usage"]
+__all__ = [
+    "Manifest",
+    "Namespace",
+    "Node",
+    "ObjectInfo",
+    "Route",
+    "SampleRef",
+    "Stats",
+    "TensorInfo",
+    "Traffic",
+    "Usage",
+    "Why",
+]
 
 
 class ObjectInfo(NamedTuple):
@@ -59,6 +71,17 @@ class Namespace(NamedTuple):
     objects: int
     #: How many bytes they have, each object counted once.
     size: int
+    #: How many bytes it holds, all copies and reservations counted: this is what a quota limits.
+    used: int = 0
+    #: How many bytes it may hold; `None` if that is not limited.
+    quota: int | None = None
+    #: How many puts wait for room.
+    waiting: int = 0
+    #: How many samples wait to be consumed, and how many of these are leased.
+    samples: int = 0
+    samples_leased: int = 0
+    #: For how many seconds the oldest of them has waited.
+    oldest_sample: float = 0.0
 
 
 class Traffic(NamedTuple):
@@ -102,3 +125,154 @@ class Route(NamedTuple):
     way: str | None
     #: Why its memory is not mapped where it is not, or why there is no connection where there is none.
     why: str | None
+
+
+class SampleRef(NamedTuple):
+    """A sample that was put: what a producer tells its consumers, who give it to `lease` and `ack`."""
+
+    #: Its name: `str` where that is valid UTF-8, else `bytes`.
+    id: str | bytes
+    #: Which put of the name it is.
+    generation: tuple[int, int]
+    #: How many bytes the whole of it has.
+    size: int
+    #: Whether it took the place of an older sample.
+    is_replacement: bool
+
+
+class TensorInfo(NamedTuple):
+    """A tensor of a sample."""
+
+    #: Its name.
+    name: str
+    #: The type of its elements, such as `float32` or `bfloat16`.
+    dtype: str
+    #: Its dimensions, the slowest first; none for a scalar.
+    shape: tuple[int, ...]
+    #: How many bytes it has.
+    size: int
+
+
+class Manifest(NamedTuple):
+    """What a sample is made of."""
+
+    #: The tensors, in the order of their bytes.
+    tensors: tuple[TensorInfo, ...]
+    #: What the producer wrote beside them.
+    metadata: bytes
+    #: How many bytes the whole of it has.
+    size: int
+
+
+class Why(NamedTuple):
+    """Why an object is here, or what took it away. `str(why)` says it in words.
+
+    Times are in seconds.
+    """
+
+    #: Its name: `str` where that is valid UTF-8, else `bytes`.
+    key: str | bytes
+    #: `here`, `gone`, or `unknown`: it never was here, or that was long ago.
+    state: str
+    #: Which put of the key it is, or was.
+    generation: tuple[int, int] | None = None
+    #: Of what is here: how many bytes it has.
+    size: int | None = None
+    #: The nodes that hold it, and those of them that cannot be reached now.
+    nodes: tuple[str, ...] = ()
+    unreachable: tuple[str, ...] = ()
+    #: The owners of its pins.
+    pins: tuple[str, ...] = ()
+    #: Whether it is evicted only after all others.
+    is_soft_pinned: bool = False
+    #: Of a sample: `once`, `retained`, or the groups that consume it; and those that have.
+    consume: str | tuple[str, ...] | None = None
+    acked: tuple[str, ...] = ()
+    #: The clients that have it leased, as they call themselves.
+    leases: tuple[str, ...] = ()
+    #: How many look at it where it lies.
+    views: int = 0
+    #: Since when it is here, when it was last used, and for how long that keeps it from eviction yet.
+    age: float | None = None
+    idle: float | None = None
+    lease_left: float | None = None
+    #: Who put it, and who used it last, as they call themselves.
+    writer: str = ""
+    reader: str = ""
+    #: Of what is gone: `deleted`, `replaced`, `evicted`, `node lost`, `consumed` or `held too long`.
+    cause: str | None = None
+    #: Who took it away, and how long ago.
+    by: str = ""
+    ago: float | None = None
+
+    def __str__(self) -> str:
+        name = _quote(self.key)
+        if self.state == "unknown":
+            return (
+                f"nothing is known of {name}: it was never here, or it went so long ago that it is forgotten"
+            )
+        generation = ".".join(str(number) for number in self.generation)
+        if self.state == "gone":
+            by = f" by {_quote(self.by)}" if self.by else ""
+            what = _CAUSES.get(self.cause, "is gone").format(by=by, on=by.replace(" by ", " on "))
+            return f"{name} is gone: generation {generation} {what}, {_ago(self.ago)}"
+        lines = [f"{name} is here: generation {generation}, {self.size} bytes"]
+        lines += [f"  {title:<7}  {text}" for title, text in self._details() if text]
+        return "\n".join(lines)
+
+    def _details(self) -> list[tuple[str, str]]:
+        away = lambda node: " (cannot be reached)" if node in self.unreachable else ""
+        return [
+            ("kept", self._kept()),
+            ("nodes", ", ".join(f"{_quote(node)}{away(node)}" for node in self.nodes)),
+            ("pins", ", ".join(map(_quote, self.pins))),
+            ("leases", ", ".join(map(_quote, self.leases))),
+            ("views", f"{self.views} look at it in place" if self.views else ""),
+            ("sample", self._waits_for()),
+            ("put", f"{_ago(self.age)} by {_quote(self.writer)}"),
+            ("used", f"{_ago(self.idle)} by {_quote(self.reader)}" if self.reader else ""),
+        ]
+
+    def _kept(self) -> str:
+        if self.pins:
+            return "until it is unpinned or removed: pins are never evicted"
+        if self.consume is not None:
+            return "until it is consumed or removed: samples are never evicted"
+        if self.lease_left:
+            return f"for {self.lease_left:.0f} s more, because it was just read; then until room is needed"
+        if self.is_soft_pinned:
+            return "until room is needed and nothing else is left: it is soft-pinned"
+        return "until room is needed"
+
+    def _waits_for(self) -> str:
+        if self.consume is None:
+            return ""
+        if self.consume == "once":
+            return "waits for the first who consumes it"
+        if self.consume == "retained":
+            return "stays until it is removed, however often it is consumed"
+        waiting = ", ".join(_quote(group) for group in self.consume if group not in self.acked)
+        done = f"; consumed by {', '.join(map(_quote, self.acked))}" if self.acked else ""
+        return f"waits for {waiting}{done}"
+
+
+_CAUSES = {
+    "deleted": "was removed{by}",
+    "replaced": "was replaced{by}",
+    "evicted": "was evicted to make room{on}",
+    "node lost": "was lost with its last node{on}",
+    "consumed": "was consumed{by}",
+    "held too long": "was dropped: nobody leased it for longer than the namespace allows",
+}
+
+
+def _quote(name: str | bytes) -> str:
+    if name == "":
+        return "nobody in particular"
+    # Names are given by others, and must not be able to play with a terminal.
+    text = name.decode(errors="backslashreplace") if isinstance(name, bytes) else name
+    return "`" + "".join(it if it.isprintable() else ascii(it)[1:-1] for it in text) + "`"
+
+
+def _ago(seconds: float) -> str:
+    return "just now" if seconds < 1 else f"{seconds:.0f} s ago"

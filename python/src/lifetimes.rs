@@ -1,0 +1,215 @@
+//! The calls about how long objects stay: pins by owner, limits of the namespace, waiting for it to fill or to
+//! empty, and why an object is here or gone.
+
+use pyo3::IntoPyObjectExt;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyDict, PyTuple};
+use tiffin_client::{
+    Cause, Client, Consumption, Deadline, DeletedMatching, Error, Generation, Gone, Here, Key, NamespaceStat,
+    Policy, Watermark, Why,
+};
+
+use crate::errors::{self, invalid};
+use crate::handle::Operation;
+use crate::keys::{self, Keys, Missing};
+use crate::operations::{Each, gather};
+use crate::types;
+
+/// Sets or ends an owner's pins.
+pub(crate) struct PinAll {
+    pub(crate) keys: Keys,
+    pub(crate) owner: String,
+    pub(crate) on: bool,
+}
+
+impl Operation for PinAll {
+    type Outcome = Each<()>;
+
+    async fn run(&self, client: &Client, deadline: Deadline) -> Result<Each<()>, Error> {
+        Ok(if self.on {
+            client.pin(&self.keys.list, &self.owner, deadline).await
+        } else {
+            client.unpin(&self.keys.list, &self.owner, deadline).await
+        })
+    }
+
+    fn answer(self, py: Python<'_>, outcome: Each<()>) -> PyResult<Py<PyAny>> {
+        gather(py, self.keys.is_one, &Missing(None), outcome, |()| Ok(py.None()))?;
+        Ok(py.None())
+    }
+}
+
+/// Ends all pins of an owner.
+pub(crate) struct DropPins {
+    pub(crate) owner: String,
+}
+
+impl Operation for DropPins {
+    type Outcome = DeletedMatching;
+
+    async fn run(&self, client: &Client, deadline: Deadline) -> Result<DeletedMatching, Error> {
+        client.drop_pins(&self.owner, deadline).await
+    }
+
+    fn answer(self, py: Python<'_>, outcome: DeletedMatching) -> PyResult<Py<PyAny>> {
+        if outcome.unconfirmed.is_empty() {
+            return outcome.count.into_py_any(py);
+        }
+        Err(errors::raise(py, &Error::Unconfirmed { nodes: outcome.unconfirmed }))
+    }
+}
+
+/// Limits the namespace.
+pub(crate) struct SetPolicy {
+    pub(crate) policy: Policy,
+}
+
+impl Operation for SetPolicy {
+    type Outcome = ();
+
+    async fn run(&self, client: &Client, deadline: Deadline) -> Result<(), Error> {
+        client.set_policy(self.policy.clone(), deadline).await
+    }
+
+    fn answer(self, py: Python<'_>, (): ()) -> PyResult<Py<PyAny>> {
+        Ok(py.None())
+    }
+}
+
+/// Waits until the namespace is so full, or so empty.
+pub(crate) struct WaitUsage {
+    until: Watermark,
+}
+
+impl WaitUsage {
+    /// Exactly one of the two marks is given.
+    pub(crate) fn parse(
+        py: Python<'_>,
+        at_most: Option<&Bound<'_, PyAny>>,
+        at_least: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Self> {
+        let until = match (size(at_most)?, size(at_least)?) {
+            (Some(mark), None) => Watermark::AtMost(mark),
+            (None, Some(mark)) => Watermark::AtLeast(mark),
+            _ => {
+                let hint = "give one of them: `at_most=\"1GiB\"` waits for room, `at_least=` for data";
+                return Err(invalid(py, format!("neither or both of at_most and at_least\n\nhint: {hint}")));
+            }
+        };
+        Ok(Self { until })
+    }
+}
+
+impl Operation for WaitUsage {
+    type Outcome = NamespaceStat;
+
+    async fn run(&self, client: &Client, deadline: Deadline) -> Result<NamespaceStat, Error> {
+        client.wait_usage(self.until, deadline).await
+    }
+
+    fn answer(self, py: Python<'_>, outcome: NamespaceStat) -> PyResult<Py<PyAny>> {
+        types::namespace(py, &outcome).map(Bound::unbind)
+    }
+}
+
+/// Says why objects are here, or gone.
+pub(crate) struct WhyAll {
+    pub(crate) keys: Keys,
+}
+
+impl Operation for WhyAll {
+    type Outcome = Each<Why>;
+
+    async fn run(&self, client: &Client, deadline: Deadline) -> Result<Each<Why>, Error> {
+        Ok(client.why(&self.keys.list, deadline).await)
+    }
+
+    fn answer(self, py: Python<'_>, outcome: Each<Why>) -> PyResult<Py<PyAny>> {
+        let answers = self.keys.list.iter().zip(outcome).map(|(key, why)| why.map(|why| (key, why)));
+        gather(py, self.keys.is_one, &Missing(None), answers.collect(), |(key, why)| why_tuple(py, key, &why))
+    }
+}
+
+/// A number of bytes, or text such as `8GiB`.
+pub(crate) fn size(given: Option<&Bound<'_, PyAny>>) -> PyResult<Option<u64>> {
+    static SIZE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    let Some(given) = given else { return Ok(None) };
+    let py = given.py();
+    let bytes = SIZE.import(py, "tiffin._settings", "size")?.call1((given,))?;
+    let most = |_| invalid(py, format!("{given} bytes are more than there can be\n\nhint: leave it out"));
+    bytes.extract().map(Some).map_err(most)
+}
+
+/// Who may consume a sample, as Python says it: a word, or the names of groups.
+pub(crate) fn consumption<'py>(py: Python<'py>, it: &Consumption) -> PyResult<Bound<'py, PyAny>> {
+    match it {
+        Consumption::Once => "once".into_bound_py_any(py),
+        Consumption::Retained => "retained".into_bound_py_any(py),
+        Consumption::Groups(groups) => Ok(PyTuple::new(py, groups)?.into_any()),
+    }
+}
+
+fn why_tuple(py: Python<'_>, key: &Key, why: &Why) -> PyResult<Py<PyAny>> {
+    static CLASS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    let fields = PyDict::new(py);
+    let state = match why {
+        Why::Here(here) => {
+            tell_here(&fields, here)?;
+            "here"
+        }
+        Why::Gone(gone) => {
+            tell_gone(&fields, gone)?;
+            "gone"
+        }
+        Why::Unknown => "unknown",
+    };
+    let class = types::class(py, &CLASS, "Why")?;
+    Ok(class.call((keys::show(py, key)?, state), Some(&fields))?.unbind())
+}
+
+fn tell_here(fields: &Bound<'_, PyDict>, here: &Here) -> PyResult<()> {
+    let py = fields.py();
+    for (name, names) in [
+        ("nodes", &here.nodes),
+        ("unreachable", &here.unreachable),
+        ("pins", &here.pins),
+        ("leases", &here.leases),
+        ("acked", &here.acked),
+    ] {
+        fields.set_item(name, PyTuple::new(py, names)?)?;
+    }
+    for (name, ms) in [("age", here.age_ms), ("idle", here.idle_ms), ("lease_left", here.lease_ms)] {
+        fields.set_item(name, seconds(ms))?;
+    }
+    fields.set_item("generation", generation(here.found.generation))?;
+    fields.set_item("size", here.found.len)?;
+    fields.set_item("is_soft_pinned", here.found.soft_pin)?;
+    fields.set_item("consume", here.sample.as_ref().map(|it| consumption(py, it)).transpose()?)?;
+    fields.set_item("views", here.views)?;
+    fields.set_item("writer", &here.writer)?;
+    fields.set_item("reader", &here.reader)
+}
+
+fn tell_gone(fields: &Bound<'_, PyDict>, gone: &Gone) -> PyResult<()> {
+    let cause = match gone.cause {
+        Cause::Deleted => "deleted",
+        Cause::Replaced => "replaced",
+        Cause::Evicted => "evicted",
+        Cause::NodeLost => "node lost",
+        Cause::Consumed => "consumed",
+        Cause::HeldTooLong => "held too long",
+    };
+    fields.set_item("generation", generation(gone.generation))?;
+    fields.set_item("cause", cause)?;
+    fields.set_item("by", &gone.by)?;
+    fields.set_item("ago", seconds(gone.ago_ms))
+}
+
+fn generation(generation: Generation) -> (u64, u64) {
+    (generation.epoch, generation.counter)
+}
+
+fn seconds(ms: u64) -> f64 {
+    std::time::Duration::from_millis(ms).as_secs_f64()
+}
