@@ -328,7 +328,7 @@ async fn names_that_do_not_fit_one_message_are_announced_and_listed_in_several()
     assert!(matches!(client.resolve(&name(COUNT - 1)).await.0, ResolveOutcome::Found(_)));
     let (mut count, mut cursor) = (0, 0);
     loop {
-        let list = List { pattern: Pattern::All, cursor, limit: 1000 };
+        let list = List { pattern: Pattern::All, pinned_by: None, cursor, limit: 1000 };
         let Reply::Listed(listed) = client.ask(Request::List(list)).await else { panic!() };
         count += listed.items.len();
         cursor = listed.cursor;

@@ -146,7 +146,7 @@ impl Raw {
     async fn reserve_with_nodes(&self, name: &str, len: u64) -> (ReserveOutcome, Vec<NodeInfo>) {
         let options = PutOptions { replicas: 1, ..PutOptions::default() };
         let item = ReserveItem { key: key(name), len, options };
-        let reserve = Reserve { items: vec![item], avoid: Vec::new() };
+        let reserve = Reserve { items: vec![item], ..Reserve::default() };
         let Reply::Reserved(mut reserved) = self.ask(Request::Reserve(reserve)).await else { panic!() };
         (reserved.items.remove(0), reserved.nodes)
     }
