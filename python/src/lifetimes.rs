@@ -1,5 +1,5 @@
-//! The calls about how long objects stay: pins by owner, limits of the namespace, waiting for it to fill or to
-//! empty, and why an object is here or gone.
+//! The calls about how long objects stay: pins by owner, limits of the namespace, waiting for it to fill or
+//! to empty, and why an object is here or gone.
 
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;

@@ -140,9 +140,9 @@ impl Store {
     /// next 60 seconds only after all others. `owner` says whose pin it is, so that `unpin` and `drop_pins`
     /// find it.
     ///
-    /// If there is no room, `tiffin.Full` is raised at once, or `tiffin.OverQuota` if it is the namespace that
-    /// may not hold more. With `wait=True` the put waits in line for room until its `timeout`, and is woken by
-    /// what makes room.
+    /// If there is no room, `tiffin.Full` is raised at once, or `tiffin.OverQuota` if it is the namespace
+    /// that may not hold more. With `wait=True` the put waits in line for room until its `timeout`, and is
+    /// woken by what makes room.
     ///
     /// Returns whether the value was stored: `False` if an existing object was kept.
     ///
@@ -469,9 +469,9 @@ impl Store {
 
     /// Limits the namespace, for all its clients, in place of the limits that it had.
     ///
-    /// `quota` is how many bytes it may hold, all copies counted: a number, or text such as `"8GiB"`. `max_hold`
-    /// is for how many seconds a sample that nobody leases may wait before it is dropped. What is not given is
-    /// not limited. What is there already stays.
+    /// `quota` is how many bytes it may hold, all copies counted: a number, or text such as `"8GiB"`.
+    /// `max_hold` is for how many seconds a sample that nobody leases may wait before it is dropped. What is
+    /// not given is not limited. What is there already stays.
     ///
     /// >>> import tiffin
     /// >>> store = tiffin.connect()
@@ -528,16 +528,16 @@ impl Store {
         self.go(py, timeout, WhyAll { keys: Keys::parse(key)? })
     }
 
-    /// Stores a sample: tensors by name, visible as a whole or not at all. Returns its `tiffin.SampleRef`, which
-    /// is what to tell the consumers.
+    /// Stores a sample: tensors by name, visible as a whole or not at all. Returns its `tiffin.SampleRef`,
+    /// which is what to tell the consumers.
     ///
-    /// A tensor is an array with `dtype` and `shape`, such as that of numpy or torch in host memory, or anything
-    /// with the buffer protocol. `metadata` is bytes beside them.
+    /// A tensor is an array with `dtype` and `shape`, such as that of numpy or torch in host memory, or
+    /// anything with the buffer protocol. `metadata` is bytes beside them.
     ///
-    /// A sample is never evicted: it is gone when it was consumed. `consume` says by whom: `"once"` by whoever
-    /// acknowledges it first, a list of names by each of these groups once, `"retained"` any number of times,
-    /// until it is deleted. A sample of that id takes the place of an older one, whose refs then lead nowhere;
-    /// with `replace=False` that is an error (`tiffin.Exists`). `wait` is as for `put`.
+    /// A sample is never evicted: it is gone when it was consumed. `consume` says by whom: `"once"` by
+    /// whoever acknowledges it first, a list of names by each of these groups once, `"retained"` any number
+    /// of times, until it is deleted. A sample of that id takes the place of an older one, whose refs then
+    /// lead nowhere; with `replace=False` that is an error (`tiffin.Exists`). `wait` is as for `put`.
     ///
     /// >>> import tiffin
     /// >>> store = tiffin.connect()
@@ -598,9 +598,9 @@ impl Store {
 
     /// Says that a consumer group is done with a sample, or with many; no lease is needed for that.
     ///
-    /// A sample is named by its ref or by its lease. Returns `"freed"` if nobody else was waited for: it is gone
-    /// then, and its room can be used. Else `"recorded"`; or `"stale"` if there is no sample of that generation
-    /// any more, so that to acknowledge twice is harmless.
+    /// A sample is named by its ref or by its lease. Returns `"freed"` if nobody else was waited for: it is
+    /// gone then, and its room can be used. Else `"recorded"`; or `"stale"` if there is no sample of that
+    /// generation any more, so that to acknowledge twice is harmless.
     ///
     /// >>> import tiffin
     /// >>> store = tiffin.connect()
