@@ -111,6 +111,9 @@ struct Deleting {
     force: bool,
 }
 
+/// An owner, and what it pins.
+pub(crate) type Pinning = (String, Vec<Option<Generation>>);
+
 /// Decisions that are not answered yet.
 #[derive(Debug)]
 struct Deciding {
@@ -158,7 +161,7 @@ pub(crate) struct Oracle {
     /// What a node must not have any more once it has heard that it is registered.
     pub(crate) owing: BTreeMap<SegmentId, Vec<Generation>>,
     /// Pins that are not answered yet.
-    pub(crate) pinning: BTreeMap<(ConnId, RequestId), (String, Vec<Option<Generation>>)>,
+    pub(crate) pinning: BTreeMap<(ConnId, RequestId), Pinning>,
     /// Acknowledgements that are not answered yet.
     pub(crate) acking: BTreeMap<(ConnId, RequestId), (Vec<Generation>, bool)>,
     /// Samples may be given up for having waited too long, in this life of the master.
@@ -260,7 +263,7 @@ impl Oracle {
             }
             (Request::Announce(Announce { items, .. }), Speaker::Node(segment)) => {
                 self.cause.news = !self.knows(segment);
-                let names = items.iter().filter_map(|it| record_name(it));
+                let names = items.iter().filter_map(record_name);
                 self.cause.names = names.collect();
                 self.cause.announced = items.clone();
             }
