@@ -72,33 +72,11 @@ pub(crate) fn all_or_first_error(py: Python<'_>, results: Vec<PyResult<Py<PyAny>
 }
 
 fn exception<'py>(py: Python<'py>, error: &Error) -> PyResult<Bound<'py, PyAny>> {
-    let class = match error {
-        Error::NotFound { .. } => "NotFound",
-        Error::Full { .. } => "Full",
-        Error::OverQuota { .. } => "OverQuota",
-        Error::TooSmall { .. } => "TooSmall",
-        Error::Timeout { .. } => "Timeout",
-        Error::Unreachable { .. } => "Unreachable",
-        Error::NodeDown { .. } => "NodeDown",
-        Error::Leased { .. } => "Leased",
-        Error::Unconfirmed { .. } => "Unconfirmed",
-        Error::Contended { .. } => "Contended",
-        Error::Exists { .. } => "Exists",
-        Error::Superseded { .. } => "Superseded",
-        Error::Consumed { .. } => "Consumed",
-        Error::NotASample { .. } => "NotASample",
-        Error::WrongGroup { .. } => "WrongGroup",
-        Error::OutOfRange { .. } => "OutOfRange",
-        Error::Invalid { .. } => "InvalidArgument",
-        Error::Unauthenticated { .. } => "Unauthenticated",
-        Error::Refused { .. } => "Refused",
-        Error::Closed | Error::Forked => "Closed",
-    };
     let message = match error.hint() {
         Some(hint) => format!("{error}\n\nhint: {hint}"),
         None => error.to_string(),
     };
-    let exception = new(py, class, &message)?;
+    let exception = new(py, class(error), &message)?;
     if error.is_retryable() {
         exception.setattr("is_retryable", true)?;
     }
@@ -143,6 +121,32 @@ fn exception<'py>(py: Python<'py>, error: &Error) -> PyResult<Bound<'py, PyAny>>
         _ => {}
     }
     Ok(exception)
+}
+
+/// The name of the class for an error.
+fn class(error: &Error) -> &'static str {
+    match error {
+        Error::NotFound { .. } => "NotFound",
+        Error::Full { .. } => "Full",
+        Error::OverQuota { .. } => "OverQuota",
+        Error::TooSmall { .. } => "TooSmall",
+        Error::Timeout { .. } => "Timeout",
+        Error::Unreachable { .. } => "Unreachable",
+        Error::NodeDown { .. } => "NodeDown",
+        Error::Leased { .. } => "Leased",
+        Error::Unconfirmed { .. } => "Unconfirmed",
+        Error::Contended { .. } => "Contended",
+        Error::Exists { .. } => "Exists",
+        Error::Superseded { .. } => "Superseded",
+        Error::Consumed { .. } => "Consumed",
+        Error::NotASample { .. } => "NotASample",
+        Error::WrongGroup { .. } => "WrongGroup",
+        Error::OutOfRange { .. } => "OutOfRange",
+        Error::Invalid { .. } => "InvalidArgument",
+        Error::Unauthenticated { .. } => "Unauthenticated",
+        Error::Refused { .. } => "Refused",
+        Error::Closed | Error::Forked => "Closed",
+    }
 }
 
 fn new<'py>(py: Python<'py>, class: &str, message: &str) -> PyResult<Bound<'py, PyAny>> {
