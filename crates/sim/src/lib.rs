@@ -1,10 +1,10 @@
 //! Whole clusters in one thread, from one seed.
 //!
-//! The parties are the production state machines of `core`, and every message between them goes through `proto`;
-//! only sockets, memory and clocks are simulated. The memory knows for which value each of its units was last
-//! written, so a read that returns anything else is found out. One master, two or three nodes, three to five
-//! clients, a few keys, too little memory, and a storm of faults; then calm, in which everything must come to
-//! rest.
+//! The parties are the production state machines of `core`, and every message between them goes through
+//! `proto`; only sockets, memory and clocks are simulated. The memory knows for which value each of its
+//! units was last written, so a read that returns anything else is found out. One master, two or three
+//! nodes, three to five clients, a few keys, too little memory, and a storm of faults; then calm, in which
+//! everything must come to rest.
 //!
 //! [`run`] plays one seed. [`table`] breaks each rule of `core` in turn and says how many seeds it took until
 //! that was noticed.

@@ -1,7 +1,7 @@
 //! What happened, as one number, and as text for whoever looks for the reason of a failure.
 //!
-//! **Invariant:** everything that leaves a state machine or reaches one is in the number, so that two runs with
-//! the same number are the same run.
+//! **Invariant:** everything that leaves a state machine or reaches one is in the number, so that two runs
+//! with the same number are the same run.
 
 use std::fmt::Write;
 

@@ -170,6 +170,7 @@ impl World {
                 Effect::Notice(notice) => self.notice(&notice),
             }
         }
+        self.oracle.seen_all();
         rooms.into_iter().for_each(|namespace| self.check_quota(namespace));
     }
 
@@ -185,8 +186,8 @@ impl World {
         });
     }
 
-    /// Who speaks on a connection, as the promise sees it: nobody, if a newer connection of the same party has
-    /// been let in. A dead process's last words count as long as no other connection replaced it.
+    /// Who speaks on a connection, as the promise sees it: nobody, if a newer connection of the same party
+    /// has been let in. A dead process's last words count as long as no other connection replaced it.
     fn speaker(&mut self, conn: ConnId, request: &Request) -> Speaker {
         let Some(it) = self.conns.get(&conn).filter(|it| it.greeted) else { return Speaker::Nobody };
         match it.segment {

@@ -1,8 +1,8 @@
 //! A node's simulated memory, which knows what each unit of it was last written for.
 //!
-//! Control memory is what the node's effects say, in the order in which they were carried out. Data memory has
-//! one tag per unit of [`EXTENT_ALIGN`] bytes instead of bytes. It outlives its node's process, as a mapping
-//! does: whoever mapped it can still look.
+//! Control memory is what the node's effects say, in the order in which they were carried out. Data memory
+//! has one tag per unit of [`EXTENT_ALIGN`] bytes instead of bytes. It outlives its node's process, as a
+//! mapping does: whoever mapped it can still look.
 
 use std::collections::BTreeMap;
 

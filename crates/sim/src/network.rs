@@ -1,8 +1,8 @@
 //! Connections as TCP gives them: in order, after some delay, until they break.
 //!
-//! A break loses a suffix of what is under way in each direction. What is left may still arrive late, even after
-//! the caller has a new connection; the two sides notice the break at different times. That is how loss,
-//! duplication and reordering really happen.
+//! A break loses a suffix of what is under way in each direction. What is left may still arrive late, even
+//! after the caller has a new connection; the two sides notice the break at different times. That is how
+//! loss, duplication and reordering really happen.
 
 use std::collections::VecDeque;
 

@@ -1,4 +1,5 @@
-//! The shell of a storage node: it carries effects out in order, keeps its link to the master, and serves bytes.
+//! The shell of a storage node: it carries effects out in order, keeps its link to the master, and serves
+//! bytes.
 
 use tiffin_core::{
     ClientId, ConnId, SegmentId,
@@ -279,8 +280,8 @@ impl World {
         self.node_handles(node, CoreEvent::Mapped(id));
     }
 
-    /// Whether every copy that any living node holds, or is about to, is known to the master or was declared lost
-    /// by it.
+    /// Whether every copy that any living node holds, or is about to, is known to the master or was declared
+    /// lost by it.
     pub(crate) fn everything_is_known(&self) -> bool {
         // Even a mere reservation may become an object by words that a dead master had still sent.
         let used = |it: &Memory| it.slots().next().is_some();

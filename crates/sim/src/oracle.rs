@@ -1,5 +1,6 @@
-//! The oracle watches: what clients write, what the master hears and says, what the nodes record. From that it
-//! knows what may and what may not be seen. It decides nothing, and nothing that it says reaches the parties.
+//! The oracle watches: what clients write, what the master hears and says, what the nodes record. From that
+//! it knows what may and what may not be seen. It decides nothing, and nothing that it says reaches the
+//! parties.
 //!
 //! The promises are checked in [`crate::invariants`], one file each; this file keeps the history they need.
 
@@ -11,7 +12,7 @@ use tiffin_core::{
     master::{Effect, Notice},
     message::{
         Announce, CommitOutcome, Decide, DecideItem, DeleteOutcome, DeletedMatching, LeaseOutcome, OnExists,
-        Record, Reply, Request, ResolveOutcome, Retire,
+        Record, Reply, Request, ResolveOutcome, Resolved, Retire,
     },
     node::SlotState,
 };
@@ -67,9 +68,11 @@ pub(crate) struct Life {
     pub(crate) lease_until: Tick,
     /// There is a reason why nobody finds it: taken away, replaced or evicted.
     pub(crate) gone: bool,
-    /// Another such reason: deletes that were meant for it, answered or not, except those that a lease refused.
+    /// Another such reason: deletes that were meant for it, answered or not, except those that a lease
+    /// refused.
     pub(crate) deletes: u32,
-    /// It was gone, and a node that had not been heard of brought it back: some of its copies may still be leaving.
+    /// It was gone, and a node that had not been heard of brought it back: some of its copies may still be
+    /// leaving.
     pub(crate) brought_back: bool,
     pub(crate) dead: Option<Dead>,
 }
@@ -206,8 +209,8 @@ impl Oracle {
         self.joined.contains(&segment) || self.lost.contains(&segment)
     }
 
-    /// What an earlier life knew about nodes that it could not reach dies with it: until the master keeps that
-    /// durably, copies that survived on such a node may be seen again.
+    /// What an earlier life knew about nodes that it could not reach dies with it: until the master keeps
+    /// that durably, copies that survived on such a node may be seen again.
     pub(crate) fn master_restarts(&mut self, memories: &Memories) {
         self.newest.clear();
         self.joined.clear();
@@ -240,7 +243,7 @@ impl Oracle {
         speaker: Speaker,
         complete: bool,
     ) {
-        self.begin_event();
+        self.cause = Cause::default();
         match (request, speaker) {
             (Request::Delete(delete), Speaker::Client(namespace)) => {
                 let names = delete.keys.iter().filter_map(|key| Name::of(namespace, key)).collect();
@@ -283,9 +286,10 @@ impl Oracle {
         self.cause.names.insert(name);
     }
 
-    fn begin_event(&mut self) {
-        self.blind |= self.cause.evicting && !self.cause.evicted;
-        self.cause = Cause::default();
+    /// The master has nothing more to do for now: an eviction that was told of is over.
+    pub(crate) fn seen_all(&mut self) {
+        let cause = &mut self.cause;
+        self.blind |= std::mem::take(&mut cause.evicting) && !std::mem::take(&mut cause.evicted);
     }
 
     fn begin_deleting(&mut self, conn: ConnId, id: RequestId, names: Vec<Name>, force: bool, complete: bool) {
@@ -305,9 +309,10 @@ impl Oracle {
         self.deleting.insert((conn, id), Deleting { victims, complete, force });
     }
 
-    /// The master has handled the request. Decisions that are still to be answered have replaced what was there.
+    /// The master has handled the request. Decisions that are still to be answered have replaced what was
+    /// there.
     pub(crate) fn heard(&mut self) {
-        self.begin_event();
+        self.cause = Cause::default();
         let mut replaced = Vec::new();
         for Deciding { segment, items, late } in self.deciding.values_mut() {
             *late = true;
@@ -368,6 +373,43 @@ impl Oracle {
         }
     }
 
+    fn resolved(&mut self, now: Tick, resolved: &Resolved, memories: &Memories, coverage: &mut Coverage) {
+        let asked = std::mem::take(&mut self.cause.asked);
+        for (name, outcome) in asked.into_iter().zip(&resolved.items) {
+            match outcome {
+                ResolveOutcome::Found(found) => {
+                    self.found(name, found, coverage);
+                    let until = now.after(self.lease_ms);
+                    let life = self.lives.get_mut(&found.generation).filter(|_| self.cause.lease);
+                    if let Some(life) = life {
+                        life.lease_until = life.lease_until.max(until);
+                    }
+                }
+                ResolveOutcome::Absent => self.absent(name, memories, coverage),
+                ResolveOutcome::Unavailable(_) => (),
+            }
+        }
+    }
+
+    fn deleted_matching(
+        &mut self,
+        to: (ConnId, RequestId),
+        matching: &DeletedMatching,
+        memories: &Memories,
+        coverage: &mut Coverage,
+    ) {
+        let Some(deleting) = self.deleting.remove(&to) else { return };
+        let outcome = match matching.unconfirmed.is_empty() {
+            true => DeleteOutcome::Deleted,
+            false => DeleteOutcome::Unconfirmed(matching.unconfirmed.clone()),
+        };
+        // Where leases refuse, nobody is told which ones did.
+        let complete = deleting.complete && (deleting.force || !self.strict);
+        for (name, victims) in &deleting.victims {
+            self.deleted(*name, victims, &outcome, complete, memories, coverage);
+        }
+    }
+
     fn replies(
         &mut self,
         now: Tick,
@@ -384,7 +426,8 @@ impl Oracle {
                 for (item, outcome) in deciding.items.iter().zip(outcomes) {
                     self.decided(deciding.segment, item, outcome, deciding.late);
                 }
-                // What was decided long ago may have been taken away, and something older brought back, since.
+                // What was decided long ago may have been taken away, and something older brought back,
+                // since.
                 if deciding.late {
                     self.newest = before;
                 }
@@ -398,35 +441,8 @@ impl Oracle {
                     }
                 }
             }
-            Reply::DeletedMatching(DeletedMatching { unconfirmed, .. }) => {
-                let Some(deleting) = self.deleting.remove(&to) else { return };
-                let outcome = match unconfirmed.is_empty() {
-                    true => DeleteOutcome::Deleted,
-                    false => DeleteOutcome::Unconfirmed(unconfirmed.clone()),
-                };
-                // Where leases refuse, nobody is told which ones did.
-                let complete = deleting.complete && (deleting.force || !self.strict);
-                for (name, victims) in &deleting.victims {
-                    self.deleted(*name, victims, &outcome, complete, memories, coverage);
-                }
-            }
-            Reply::Resolved(resolved) => {
-                let asked = std::mem::take(&mut self.cause.asked);
-                for (name, outcome) in asked.into_iter().zip(&resolved.items) {
-                    match outcome {
-                        ResolveOutcome::Found(found) => {
-                            self.found(name, found, coverage);
-                            let until = now.after(self.lease_ms);
-                            let life = self.lives.get_mut(&found.generation).filter(|_| self.cause.lease);
-                            if let Some(life) = life {
-                                life.lease_until = life.lease_until.max(until);
-                            }
-                        }
-                        ResolveOutcome::Absent => self.absent(name, memories, coverage),
-                        ResolveOutcome::Unavailable(_) => (),
-                    }
-                }
-            }
+            Reply::DeletedMatching(matching) => self.deleted_matching(to, matching, memories, coverage),
+            Reply::Resolved(resolved) => self.resolved(now, resolved, memories, coverage),
             Reply::Leased(leased) => {
                 let asked = std::mem::take(&mut self.cause.asked);
                 for (name, outcome) in asked.into_iter().zip(&leased.items) {

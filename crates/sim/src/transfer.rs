@@ -1,8 +1,9 @@
 //! Bytes on their way, a few units at a time, with everything else happening in between.
 //!
-//! Through a mapping the client does the copying, whenever it runs: no message can stop it. Through a socket the
-//! node does, and brackets every piece with `begin_…` and `end_…`. The rules are those of `transport`: a writer
-//! looks at its slot once it has the mapping, a reader loads the record, copies, and looks at the stamp again.
+//! Through a mapping the client does the copying, whenever it runs: no message can stop it. Through a socket
+//! the node does, and brackets every piece with `begin_…` and `end_…`. The rules are those of `transport`: a
+//! writer looks at its slot once it has the mapping, a reader loads the record, copies, and looks at the
+//! stamp again.
 
 use tiffin_core::{
     ClientId, EXTENT_ALIGN, Hold, SegmentId,
@@ -46,7 +47,8 @@ pub(crate) struct Transfer {
     pub(crate) socket: bool,
     /// Units already copied.
     done: u32,
-    /// Through a mapping: all units, once the record is loaded. Through a socket: those of the piece under way.
+    /// Through a mapping: all units, once the record is loaded. Through a socket: those of the piece under
+    /// way.
     units: Option<Vec<usize>>,
     /// What was read.
     tags: Vec<Tag>,

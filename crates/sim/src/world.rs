@@ -1,7 +1,7 @@
 //! One cluster in one thread: its parties, its network, its clock, and the queue of what will happen.
 //!
-//! The parties are the production state machines; this crate is their shell. **Invariant:** whatever happens is
-//! in the queue first, and the queue is emptied in order: the same seed gives the same run.
+//! The parties are the production state machines; this crate is their shell. **Invariant:** whatever happens
+//! is in the queue first, and the queue is emptied in order: the same seed gives the same run.
 
 use std::collections::BTreeMap;
 

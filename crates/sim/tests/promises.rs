@@ -1,4 +1,5 @@
-//! A thousand worlds, in which every promise holds; and worlds with a broken rule each, in which that is noticed.
+//! A thousand worlds, in which every promise holds; and worlds with a broken rule each, in which that is
+//! noticed.
 
 use tiffin_sim::{Coverage, Sabotage, catch, run};
 

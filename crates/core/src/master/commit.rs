@@ -93,8 +93,8 @@ impl Master {
         };
         let generation = object.generation();
         if object.replicas().any(|replica| replicas.contains(&replica)) {
-            // The node asks again because the first answer was lost on the way: perhaps with an earlier life of
-            // the master, which the other copies had heard.
+            // The node asks again because the first answer was lost on the way: perhaps with an earlier life
+            // of the master, which the other copies had heard.
             if !object.replicas().any(|(node, _)| node == home) {
                 self.catalog.add_replica(index, home, item.hold);
             }

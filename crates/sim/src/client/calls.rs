@@ -93,7 +93,8 @@ impl World {
         }
     }
 
-    /// Tells every node that should know it what the client has reserved there, if no room is being looked for.
+    /// Tells every node that should know it what the client has reserved there, if no room is being looked
+    /// for.
     pub(crate) fn tell_what_is_known(&mut self, client: usize) {
         let Some(it) = self.clients.get_mut(client).filter(|it| !it.leaving) else { return };
         let looking = it.calls.values().any(|it| it.reserves && it.waiting.is_none());

@@ -1,14 +1,15 @@
-//! The shell of a client: connections, calls with deadlines, and the rules by which it lets go of what it does
-//! not know of.
+//! The shell of a client: connections, calls with deadlines, and the rules by which it lets go of what it
+//! does not know of.
 //!
 //! The rules, which every real shell must follow too:
 //!
 //! - A call that is given up is forgotten; room that is found for it later is given back.
-//! - `Keep` gives back what the client never heard of, so it is sent only while no `Reserve` is under way, and
-//!   no `Reserve` is sent until it is answered. If its answer is lost the node is avoided until a new connection
-//!   to it is welcomed: until then the old `Keep` may still arrive and would take what was reserved since.
-//! - There is at most one view of an object per client at its node. If the answer to `BeginViews` or `EndViews`
-//!   is lost the view is ended once more; that is idempotent.
+//! - `Keep` gives back what the client never heard of, so it is sent only while no `Reserve` is under way,
+//!   and no `Reserve` is sent until it is answered. If its answer is lost the node is avoided until a new
+//!   connection to it is welcomed: until then the old `Keep` may still arrive and would take what was
+//!   reserved since.
+//! - There is at most one view of an object per client at its node. If the answer to `BeginViews` or
+//!   `EndViews` is lost the view is ended once more; that is idempotent.
 //! - Before it says goodbye a client lets go of every mapping.
 
 mod calls;

@@ -1,5 +1,5 @@
-//! Liveness: when faults stop, every session ends, every node is a member, every view and reservation ends; then
-//! names and memory agree, and a delete of everything leaves nothing.
+//! Liveness: when faults stop, every session ends, every node is a member, every view and reservation ends;
+//! then names and memory agree, and a delete of everything leaves nothing.
 
 use std::collections::BTreeSet;
 

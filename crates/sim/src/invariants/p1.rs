@@ -1,5 +1,5 @@
-//! P1: a read that counts returns exactly one whole value, the one that was committed under that generation. The
-//! bytes under a view never change. Nobody writes where somebody else's object lies.
+//! P1: a read that counts returns exactly one whole value, the one that was committed under that generation.
+//! The bytes under a view never change. Nobody writes where somebody else's object lies.
 
 use tiffin_core::{EXTENT_ALIGN, Generation, Hold, SegmentId, message::Found};
 

@@ -1,9 +1,9 @@
-//! P2: once a delete is answered `Deleted`, no copy validates and no lookup finds it, ever again. `Unconfirmed`:
-//! lookups miss, and once a node that could not confirm is readmitted, its copies do not validate. What replaced
-//! an object is never replaced by it.
+//! P2: once a delete is answered `Deleted`, no copy validates and no lookup finds it, ever again.
+//! `Unconfirmed`: lookups miss, and once a node that could not confirm is readmitted, its copies do not
+//! validate. What replaced an object is never replaced by it.
 //!
-//! Exempt, until the master keeps more than it can be told: copies on a node that was declared lost, for as long
-//! as it is; and copies on a node that has not joined this life of the master yet.
+//! Exempt, until the master keeps more than it can be told: copies on a node that was declared lost, for as
+//! long as it is; and copies on a node that has not joined this life of the master yet.
 
 use tiffin_core::{
     Hold, SegmentId, SlotId,
@@ -39,8 +39,10 @@ impl Oracle {
         for &Victim { generation, fresh } in victims {
             coverage.hit(Point::CheckedDeletedCopies);
             let holders = memories.iter().filter(|(_, it)| copies(it, generation).next().is_some());
-            let (known, exempt): (Vec<_>, Vec<_>) =
-                holders.map(|(segment, _)| *segment).partition(|it| self.joined.contains(it));
+            let reached = |it: &SegmentId| {
+                self.joined.contains(it) && memories.get(it).is_some_and(|memory| memory.alive)
+            };
+            let (known, exempt): (Vec<_>, Vec<_>) = holders.map(|(segment, _)| *segment).partition(reached);
             // What was evicted, replaced or deleted before is not this delete's to confirm.
             if confirmed
                 && fresh

@@ -71,7 +71,7 @@ impl Oracle {
             // A copy that the master does not know of yet cannot be told.
             pinned.push(newest.filter(|_| pin.on && complete));
             let Some(life) = newest.and_then(|it| self.lives.get_mut(&it)) else { continue };
-            if pin.on && !life.is_gone() {
+            if pin.on && !life.is_gone() && !self.blind {
                 life.pins.insert(pin.owner.clone());
             } else if !pin.on {
                 life.pins.remove(&pin.owner);
