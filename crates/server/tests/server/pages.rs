@@ -77,7 +77,7 @@ async fn metrics_tell_what_there_is_and_what_happened() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn keys_and_segments_can_be_looked_at() {
-    let Cluster { master: _master, node, client, http } = cluster().await;
+    let Cluster { master, node, client, http } = cluster().await;
     client.put("k", b"value", Way::Tcp).await;
     client.put("other key/ü", b"value", Way::Tcp).await;
     let mut other = hello(2);
@@ -116,6 +116,9 @@ async fn keys_and_segments_can_be_looked_at() {
     assert_eq!((status, &batch["success"], &batch["data"]["k"]["ok"]), (200, &json!(true), &json!(true)));
     assert_eq!(batch["data"]["hidden"]["error"], "OBJECT_NOT_FOUND");
     assert_eq!(get(&http, "/batch_query_keys").await.0, 400);
+    // A report that the node sent before it heard of the last commit counts that as a reservation still.
+    let told = || master.stat().nodes.iter().map(|it| it.usage.objects).sum::<u64>() == 3;
+    until("the node tells of all objects", told).await;
     let (_, detail) = get(&http, "/get_segments_detail").await;
     assert_eq!(serde_json::from_str::<Value>(&detail).unwrap()[0]["objects"], 3);
     assert_eq!(get(&http, "/nothing").await.0, 404);
