@@ -21,6 +21,8 @@ mod sample;
 mod tests;
 #[cfg(test)]
 mod tests_lifetimes;
+#[cfg(test)]
+mod tests_lost_answers;
 mod why;
 
 use std::collections::{BTreeMap, VecDeque};
