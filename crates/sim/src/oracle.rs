@@ -160,7 +160,8 @@ pub(crate) struct Oracle {
     node_names: BTreeMap<String, SegmentId>,
     /// Nodes that the master has taken in, and has not lost since.
     pub(crate) joined: BTreeSet<SegmentId>,
-    pub(crate) lost: BTreeSet<SegmentId>,
+    /// Nodes that it has lost, and whether it had ever heard what they hold.
+    pub(crate) lost: BTreeMap<SegmentId, bool>,
     /// What a node must not have any more once it has heard that it is registered.
     pub(crate) owing: BTreeMap<SegmentId, Vec<Generation>>,
     /// Pins that are not answered yet.
@@ -206,7 +207,7 @@ impl Oracle {
 
     /// Whether what a node holds is known to this life of the master, or of no account to it.
     pub(crate) fn knows(&self, segment: SegmentId) -> bool {
-        self.joined.contains(&segment) || self.lost.contains(&segment)
+        self.joined.contains(&segment) || self.lost.get(&segment) == Some(&true)
     }
 
     /// What an earlier life knew about nodes that it could not reach dies with it: until the master keeps
@@ -351,8 +352,8 @@ impl Oracle {
             }
             Effect::Notice(Notice::NodeLost(name, _) | Notice::NodeLeft(name, _)) => {
                 if let Some(segment) = self.node_names.get(name) {
-                    self.joined.remove(segment);
-                    self.lost.insert(*segment);
+                    let was_known = self.joined.remove(segment);
+                    self.lost.insert(*segment, was_known);
                 }
             }
             Effect::Ask(_, _, Request::Retire(Retire { holds })) => {
@@ -466,7 +467,7 @@ impl Oracle {
                 let segment = segment.unwrap_or_default();
                 let dead = self.lives.iter().filter(|(_, it)| it.dead.is_some()).map(|(it, _)| *it);
                 self.owing.insert(segment, dead.collect());
-                if registered.discard && !self.lost.contains(&segment) {
+                if registered.discard && !self.lost.contains_key(&segment) {
                     self.fail("names", || format!("{segment} must discard all, but was never lost"));
                 }
             }
