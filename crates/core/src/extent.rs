@@ -1,7 +1,7 @@
 //! Which bytes of a segment are free.
 //!
 //! Best fit with coalescing. An object that fits in no single run is cut into several: fragmentation never
-//! refuses what fits. Room is handed out in multiples of [`EXTENT_ALIGN`](crate::EXTENT_ALIGN).
+//! refuses what fits. Room is handed out in multiples of [`EXTENT_ALIGN`].
 //!
 //! **Invariant:** free runs neither overlap nor touch, and the two indexes list the same runs.
 

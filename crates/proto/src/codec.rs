@@ -4,8 +4,8 @@
 //! nobody knows are skipped and numbers that are missing have their default, so that neighbouring minor
 //! versions understand each other. `message!` and its siblings list the numbers; there are no twin structs.
 //!
-//! Four traits, from small to large: a [`Value`] lies on the wire behind one tag; an [`Item`] stands in a
-//! list; a [`Field`] stands in a message, any number of times; a [`Message`] is a sequence of fields.
+//! Four traits, from small to large: a `Value` lies on the wire behind one tag; an `Item` stands in a
+//! list; a `Field` stands in a message, any number of times; a `Message` is a sequence of fields.
 //!
 //! **Invariant:** whatever the bytes, decoding ends in a value or in [`Malformed`], and memory grows only
 //! with the bytes that were really there.

@@ -15,7 +15,7 @@ pub struct MarkItem {
     pub marks: Marks,
 }
 
-/// See [`Request::Released`].
+/// See [`Request::Released`](super::Request::Released).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Released {
     /// The reservations.
@@ -24,7 +24,7 @@ pub struct Released {
     pub usage: Usage,
 }
 
-/// See [`Request::Pin`].
+/// See [`Request::Pin`](super::Request::Pin).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Pin {
     /// The names.
@@ -33,7 +33,7 @@ pub struct Pin {
     pub owner: String,
     /// Whether it is set or ended.
     pub on: bool,
-    /// See [`Delete::wait_ms`].
+    /// See [`Delete::wait_ms`](super::Delete::wait_ms).
     pub wait_ms: u64,
 }
 
@@ -50,16 +50,16 @@ pub enum PinOutcome {
     TooMany,
 }
 
-/// See [`Request::DropPins`].
+/// See [`Request::DropPins`](super::Request::DropPins).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DropPins {
     /// Whose.
     pub owner: String,
-    /// See [`Delete::wait_ms`].
+    /// See [`Delete::wait_ms`](super::Delete::wait_ms).
     pub wait_ms: u64,
 }
 
-/// See [`Request::SetPolicy`]. What is absent is not limited.
+/// See [`Request::SetPolicy`](super::Request::SetPolicy). What is absent is not limited.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Policy {
     /// What the namespace may hold, in bytes.
@@ -68,7 +68,7 @@ pub struct Policy {
     pub max_hold_ms: Option<u64>,
 }
 
-/// See [`Request::Await`].
+/// See [`Request::Await`](super::Request::Await).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Await {
     /// Until it holds at most this many bytes.
@@ -153,7 +153,7 @@ pub enum Cause {
     HeldTooLong,
 }
 
-/// See [`Request::Lease`].
+/// See [`Request::Lease`](super::Request::Lease).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Lease {
     /// The samples.
@@ -171,7 +171,7 @@ pub struct LeaseItem {
     pub generation: Option<Generation>,
 }
 
-/// See [`Request::Lease`].
+/// See [`Request::Lease`](super::Request::Lease).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Leased {
     /// In the order asked.
@@ -206,21 +206,21 @@ pub struct Granted {
     pub found: Found,
 }
 
-/// See [`Request::Release`]. Leases that have ended already are none the worse.
+/// See [`Request::Release`](super::Request::Release). Leases that have ended already are none the worse.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Release {
     /// Which.
     pub leases: Vec<u64>,
 }
 
-/// See [`Request::Ack`].
+/// See [`Request::Ack`](super::Request::Ack).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ack {
     /// The samples.
     pub items: Vec<AckItem>,
     /// On behalf of which consumer group.
     pub group: String,
-    /// See [`Delete::wait_ms`].
+    /// See [`Delete::wait_ms`](super::Delete::wait_ms).
     pub wait_ms: u64,
 }
 
