@@ -11,7 +11,7 @@ EVERY_CRATE := --workspace --all-targets
 SOURCES := $(shell find Cargo.toml Cargo.lock crates python python-mooncake README.md LICENSE \
              -type f -not -path '*/__pycache__/*' -not -path '*/tests/*' -not -name '*.so' 2>/dev/null)
 
-.PHONY: help run test wheel wheel-310 bench fmt docs clean-venv clean
+.PHONY: help run test wheel wheel-310 bench bench-scale fmt docs clean-venv clean
 .PHONY: miri
 .PHONY: check-fmt check-lint check-unit check-docs check-deny check-python
 
@@ -67,6 +67,9 @@ dist/.built: $(SOURCES) .venv/ready
 bench: .venv-bench/wheels .venv-peer/ready ## Compare with the official Mooncake wheel, side by side (ARGS=--json for the samples)
 	@bash bench/peer-needs.sh
 	.venv-bench/bin/python bench/compare.py --ours .venv-bench/bin/python --peer .venv-peer/bin/python $(ARGS)
+
+bench-scale: ## How the master grows: memory of an object, lookups, eviction at 10 thousand to 10 million objects (ARGS=1000000 bounds them)
+	$(CARGO) bench --locked -p tiffin-core --bench scale -- $(ARGS)
 
 # What Miri can run: code that asks the kernel for nothing. Segments are memory files, which it does not know, so the
 # control segment is left to loom and shuttle, in `check-unit`.

@@ -198,7 +198,7 @@ impl Labels {
         if self.names.len() >= LABELS_MAX {
             return LabelIndex::default();
         }
-        let index = LabelIndex(self.names.len() as u32);
+        let index = LabelIndex(self.names.len() as u16);
         self.names.push(name.to_owned());
         self.numbers.insert(name.to_owned(), index);
         index

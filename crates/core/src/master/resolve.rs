@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::{
     Master, Visitor,
-    catalog::{NamespaceIndex, NodeIndex, Object},
+    catalog::{NamespaceIndex, NodeIndex, Object, ObjectIndex, TOGETHER},
     refuse,
 };
 use crate::{
@@ -58,34 +58,38 @@ impl Master {
             return refuse(Reason::Invalid, "the batch is too large");
         }
         let mut nodes = BTreeSet::new();
-        let outcomes = resolve.keys.iter().map(|key| self.resolve_one(visitor, key, resolve, &mut nodes));
-        let items = outcomes.collect();
+        let mut items = Vec::with_capacity(resolve.keys.len());
+        let lease = resolve.lease.then(|| self.now.after(self.config.lease_ms));
+        for keys in resolve.keys.chunks(TOGETHER) {
+            let mut found = self.catalog.find_all(visitor.namespace, keys);
+            for (found, _) in found.iter_mut().zip(keys) {
+                let outcome = self.outcome(*found, resolve.locate, &mut nodes);
+                if !matches!(outcome, ResolveOutcome::Found(_)) {
+                    *found = None;
+                }
+                items.push(outcome);
+            }
+            if resolve.touch || resolve.lease {
+                self.catalog.touch_all(&found, self.now, lease, visitor.index);
+            }
+        }
         Reply::Resolved(Resolved { items, nodes: self.infos(nodes) })
     }
 
-    fn resolve_one(
-        &mut self,
-        visitor: &Visitor,
-        key: &Key,
-        resolve: &Resolve,
+    fn outcome(
+        &self,
+        index: Option<ObjectIndex>,
+        locate: bool,
         nodes: &mut BTreeSet<NodeIndex>,
     ) -> ResolveOutcome {
-        let index = self.catalog.find(visitor.namespace, key);
-        let Some(index) = index else { return ResolveOutcome::Absent };
-        let Some(object) = self.catalog.get(index) else { return ResolveOutcome::Absent };
+        let object = index.and_then(|index| self.catalog.get(index));
+        let Some(object) = object else { return ResolveOutcome::Absent };
         let readable = |node: NodeIndex| self.members.get(node).is_some_and(|it| it.readable());
         if !object.replicas().any(|(node, _)| readable(node)) {
-            return ResolveOutcome::Unavailable(
-                object.replicas().map(|(node, _)| self.members.name(node)).collect(),
-            );
+            let names = object.replicas().map(|(node, _)| self.members.name(node));
+            return ResolveOutcome::Unavailable(names.collect());
         }
-        let found = self.found(object, resolve.locate, nodes);
-        if resolve.touch || resolve.lease {
-            let lease = resolve.lease.then(|| self.now.after(self.config.lease_ms));
-            self.catalog.touch(index, self.now, lease);
-            self.catalog.read_by(index, visitor.index);
-        }
-        ResolveOutcome::Found(found)
+        ResolveOutcome::Found(self.found(object, locate, nodes))
     }
 
     /// An object as a client sees it, with its locations if it wants them.

@@ -17,9 +17,6 @@ use crate::{
     sabotage::sabotaged,
 };
 
-/// How far into each line eviction looks for an object of a namespace that is over its quota.
-const QUOTA_SCAN_MAX: usize = 4096;
-
 /// What each namespace has reserved and may have, and who waits.
 #[derive(Debug, Default)]
 pub(super) struct Room {
@@ -147,9 +144,8 @@ impl Master {
         }
         let rules = Eviction { soft_pinned_too: self.config.evict_soft_pinned, even_pinned: false };
         while self.used(namespace).saturating_add(need) > limit {
-            let victim = (need <= limit)
-                .then(|| self.catalog.next_victim_of(namespace, self.now, rules, QUOTA_SCAN_MAX))
-                .flatten();
+            let victim =
+                (need <= limit).then(|| self.catalog.next_victim_of(namespace, self.now, rules)).flatten();
             let Some(victim) = victim else {
                 return Err(Quota { used: self.used(namespace), limit });
             };

@@ -149,7 +149,7 @@ impl Master {
             idle_ms: self.ago(object.touched()),
             lease_ms: object.lease_until().0.saturating_sub(self.now.0),
             writer: self.label(object.writer()),
-            reader: object.reader().map_or_else(String::new, |reader| self.label(reader)),
+            reader: self.label(object.reader()),
         })
     }
 

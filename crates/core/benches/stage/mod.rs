@@ -1,0 +1,186 @@
+//! A master with one node, both ends of whose connection are played here: the least that drives the
+//! production path, so that what is measured is the master.
+
+use tiffin_core::master::{Effect, Event, Master, MasterConfig};
+use tiffin_core::message::{
+    Allocated, Announce, CommitItem, Decide, DecideItem, Hello, NodeInfo, PutOptions, Register, Reply,
+    Request, Reserve, ReserveItem, ReserveOutcome, Resolve, Role, Settled, Usage,
+};
+use tiffin_core::sabotage::Sabotage;
+use tiffin_core::{
+    ClientId, ConnId, Extent, Hold, Key, Location, RequestId, Reservation, SegmentId, SlotId, Stamp, Tick,
+};
+
+const CLIENT: ConnId = ConnId(1);
+const NODE: ConnId = ConnId(2);
+const SEGMENT: SegmentId = SegmentId(7);
+/// How long every object is.
+pub(crate) const OBJECT_BYTES: u64 = 4096;
+/// How long a read keeps an object from eviction.
+pub(crate) const LEASE_MS: u64 = 5_000;
+
+/// See the module.
+pub(crate) struct Stage {
+    /// The master.
+    pub(crate) master: Master,
+    /// The time that it is told.
+    pub(crate) now: Tick,
+    usage: Usage,
+    next_id: u64,
+    next_stamp: u64,
+}
+
+impl Stage {
+    /// A master with an empty node that has room for so many objects.
+    pub(crate) fn new(objects_max: u64) -> Self {
+        let config = MasterConfig {
+            epoch: 1,
+            silence_ms_max: u64::MAX,
+            away_ms_max: u64::MAX,
+            lease_ms: LEASE_MS,
+            strict_leases: false,
+            evict_soft_pinned: true,
+            hash_seed: 0x5eed,
+            sabotage: Sabotage::None,
+        };
+        let capacity = objects_max * OBJECT_BYTES;
+        let usage = Usage { capacity, free: capacity, ..Usage::default() };
+        let mut stage = Self { master: Master::new(config), now: Tick(1), usage, next_id: 0, next_stamp: 0 };
+        let hello = Hello { client: ClientId(9), namespace: "default".into(), ..Hello::default() };
+        stage.master.handle(stage.now, Event::Opened(CLIENT, hello));
+        let hello = Hello { role: Role::Node, ..Hello::default() };
+        stage.master.handle(stage.now, Event::Opened(NODE, hello));
+        let info = NodeInfo {
+            segment: SEGMENT,
+            name: "node".into(),
+            unix: "tiffin-node-7".into(),
+            memory: "tiffin-memory-7".into(),
+            tcp: "127.0.0.1:7001".into(),
+            data: "127.0.0.1:7002".into(),
+            host: "here".into(),
+        };
+        stage.ask(NODE, Request::Register(Register { info, usage, epoch: 0 }));
+        stage.ask(NODE, Request::Announce(Announce { items: Vec::new(), last: true }));
+        stage
+    }
+
+    /// What a client asks, answered.
+    pub(crate) fn client(&mut self, request: Request) -> Reply {
+        self.ask(CLIENT, request).expect("the master answers")
+    }
+
+    /// Names new objects, as if their bytes had been written: commits without reservations.
+    pub(crate) fn name(&mut self, keys: impl Iterator<Item = Key>, options: &PutOptions) {
+        let items: Vec<_> = keys.map(|key| self.decide_item(key, options)).collect();
+        self.usage.free -= items.len() as u64 * OBJECT_BYTES;
+        self.ask(NODE, Request::Decide(Decide { items }));
+    }
+
+    /// The item with which the node asks for the name of an object.
+    pub(crate) fn decide_item(&mut self, key: Key, options: &PutOptions) -> DecideItem {
+        let hold = self.hold();
+        let item = CommitItem { hold, key, len: OBJECT_BYTES, options: options.clone(), others: Vec::new() };
+        DecideItem { namespace: "default".into(), item, client: ClientId(9) }
+    }
+
+    /// Puts objects: reserves and commits. How many got room.
+    pub(crate) fn put(&mut self, keys: &[Key], options: &PutOptions) -> usize {
+        let items = keys.iter().map(|key| ReserveItem {
+            key: key.clone(),
+            len: OBJECT_BYTES,
+            options: options.clone(),
+        });
+        let reserve = Reserve { items: items.collect(), avoid: Vec::new(), wait_ms: 0 };
+        let Reply::Reserved(reserved) = self.client(Request::Reserve(reserve)) else {
+            panic!("not a reservation")
+        };
+        let mut items = Vec::with_capacity(keys.len());
+        for (key, outcome) in keys.iter().zip(reserved.items) {
+            let ReserveOutcome::Room(room) = outcome else { continue };
+            let hold = room.first().expect("a copy").location.hold();
+            let item = CommitItem {
+                hold,
+                key: key.clone(),
+                len: OBJECT_BYTES,
+                options: options.clone(),
+                others: Vec::new(),
+            };
+            items.push(DecideItem { namespace: "default".into(), item, client: ClientId(9) });
+        }
+        let count = items.len();
+        self.ask(NODE, Request::Decide(Decide { items }));
+        count
+    }
+
+    fn hold(&mut self) -> Hold {
+        self.next_stamp += 1;
+        Hold { slot: SlotId(self.next_stamp as u32), stamp: Stamp(self.next_stamp) }
+    }
+
+    fn ask(&mut self, conn: ConnId, request: Request) -> Option<Reply> {
+        self.next_id += 1;
+        let id = RequestId(self.next_id);
+        self.master.handle(self.now, Event::Request(conn, id, request));
+        let mut answer = None;
+        while let Some(effect) = self.master.poll_effect() {
+            match effect {
+                Effect::Reply(to, of, reply) if (to, of) == (conn, id) => answer = Some(reply),
+                Effect::Ask(to, of, request) => {
+                    let reply = self.node(request);
+                    self.master.handle(self.now, Event::Reply(to, of, reply));
+                }
+                Effect::Reply(..) | Effect::Disconnect(_) | Effect::Notice(_) => (),
+            }
+        }
+        answer
+    }
+
+    /// The node: it has room where the master thinks that it has.
+    fn node(&mut self, request: Request) -> Reply {
+        match request {
+            Request::Allocate(allocate) => {
+                let items = allocate.items.iter().map(|item| {
+                    let hold = self.hold();
+                    self.usage.free = self.usage.free.checked_sub(OBJECT_BYTES)?;
+                    let location = Location { segment: SEGMENT, slot: hold.slot, stamp: hold.stamp };
+                    let offset = u64::from(hold.slot.0) * OBJECT_BYTES;
+                    Some(Reservation { location, extents: vec![Extent { offset, len: item.len }] })
+                });
+                let items = items.collect();
+                Reply::Allocated(Allocated { items, usage: self.usage })
+            }
+            Request::Retire(retire) => {
+                self.usage.free += retire.holds.len() as u64 * OBJECT_BYTES;
+                Reply::Settled(Settled { lost: Vec::new(), usage: self.usage })
+            }
+            Request::Settle(_) | Request::Mark(_) => {
+                Reply::Settled(Settled { lost: Vec::new(), usage: self.usage })
+            }
+            _ => Reply::Done,
+        }
+    }
+}
+
+/// The key of 64 bytes with that number.
+pub(crate) fn key(number: u64) -> Key {
+    let text = format!("layer-17/tenant-a/model-llama-3-70b/request-prefix/{number:013}");
+    Key::new(text.as_bytes()).expect("not empty")
+}
+
+/// Asks for these keys as a get does.
+pub(crate) fn get(keys: Vec<Key>) -> Request {
+    Request::Resolve(Resolve { keys, touch: true, lease: false, locate: true })
+}
+
+/// Numbers below `count` that look random and are the same in every run.
+pub(crate) struct Numbers(pub(crate) u64);
+
+impl Numbers {
+    /// The next one.
+    pub(crate) fn below(&mut self, count: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % count
+    }
+}

@@ -1,0 +1,343 @@
+//! Which key is which object, and where its replicas lie.
+//!
+//! Objects are numbered; names are found through hash tables of numbers, so that an object costs one record
+//! and one table entry. [`lines`] keeps the order in which they leave.
+//!
+//! At ten million objects nearly everything that a lookup touches is far from the processor. So many names
+//! are looked up in steps, each of which only touches what the next one needs, for all names: the misses
+//! overlap, and a name of a batch costs a fraction of what it costs alone.
+//!
+//! **Invariant:** no hash table is ever iterated; pages of objects follow the numbers.
+
+mod lines;
+mod names;
+mod object;
+mod slab;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+pub(super) use lines::Eviction;
+use lines::{Line, Lines};
+use names::Names;
+pub(super) use object::Object;
+use object::Replica;
+use slab::Slab;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+use crate::{Generation, Hold, Key, Tick, marks::Marks};
+
+/// The place of a node in the master's table. Reused only after everything that names it is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct NodeIndex(pub(super) u16);
+
+/// The number of an object. Reused after the object is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct ObjectIndex(u32);
+
+impl ObjectIndex {
+    pub(super) const MIN: Self = Self(0);
+    pub(super) const MAX: Self = Self(u32::MAX);
+}
+
+/// The number of what a client calls itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct LabelIndex(pub(super) u16);
+
+/// The number of a namespace; never reused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct NamespaceIndex(u32);
+
+const NIL: u32 = u32::MAX;
+/// Names that are looked up together: what they touch fits into the nearest cache.
+pub(super) const TOGETHER: usize = 64;
+
+/// What a new object is.
+#[derive(Debug)]
+pub(super) struct NewObject {
+    pub(super) namespace: NamespaceIndex,
+    pub(super) key: Key,
+    pub(super) generation: Generation,
+    pub(super) len: u64,
+    pub(super) marks: Marks,
+    pub(super) writer: LabelIndex,
+    /// Zero if it has no soft pin.
+    pub(super) soft_until: Tick,
+    /// At least one.
+    pub(super) replicas: Vec<(NodeIndex, Hold)>,
+}
+
+/// One namespace's name and sums.
+#[derive(Debug, Default)]
+pub(super) struct Namespace {
+    pub(super) name: String,
+    pub(super) objects: u64,
+    pub(super) bytes: u64,
+    /// Room of its objects on all nodes, each copy counted.
+    pub(super) committed: u64,
+}
+
+/// What became of names that were looked up together, in their order.
+pub(super) type Together = [Option<ObjectIndex>; TOGETHER];
+
+/// The catalog.
+#[derive(Debug)]
+pub(super) struct Catalog {
+    hash_seed: u64,
+    names: Names,
+    objects: Slab<Object>,
+    lines: Lines,
+    namespaces: Vec<Namespace>,
+    namespace_names: BTreeMap<String, NamespaceIndex>,
+    /// Objects with a soft pin, by the time it ends.
+    soft: BTreeSet<(Tick, u32)>,
+    /// Hard pins, by owner.
+    pins: BTreeSet<(NamespaceIndex, String, u32)>,
+}
+
+impl Catalog {
+    pub(super) fn new(hash_seed: u64) -> Self {
+        Self {
+            hash_seed,
+            names: Names::new(),
+            objects: Slab::new(),
+            lines: Lines::default(),
+            namespaces: Vec::new(),
+            namespace_names: BTreeMap::new(),
+            soft: BTreeSet::new(),
+            pins: BTreeSet::new(),
+        }
+    }
+
+    /// The number of a namespace, made if need be.
+    pub(super) fn intern(&mut self, name: &str) -> NamespaceIndex {
+        if let Some(&index) = self.namespace_names.get(name) {
+            return index;
+        }
+        let index = NamespaceIndex(self.namespaces.len() as u32);
+        self.namespaces.push(Namespace { name: name.to_owned(), ..Namespace::default() });
+        self.namespace_names.insert(name.to_owned(), index);
+        index
+    }
+
+    pub(super) fn namespace(&self, index: NamespaceIndex) -> Option<&Namespace> {
+        self.namespaces.get(index.0 as usize)
+    }
+
+    /// Every namespace.
+    pub(super) fn namespace_indexes(&self) -> impl Iterator<Item = NamespaceIndex> + use<> {
+        (0..self.namespaces.len() as u32).map(NamespaceIndex)
+    }
+
+    pub(super) fn namespace_name(&self, index: NamespaceIndex) -> &str {
+        self.namespaces.get(index.0 as usize).map_or("", |it| it.name.as_str())
+    }
+
+    pub(super) fn soft_pinned(&self) -> u64 {
+        self.soft.len() as u64
+    }
+
+    pub(super) fn get(&self, index: ObjectIndex) -> Option<&Object> {
+        self.objects.get(index.0)
+    }
+
+    pub(super) fn find(&self, namespace: NamespaceIndex, key: &Key) -> Option<ObjectIndex> {
+        self.find_hashed(self.hash(namespace, key), namespace, key)
+    }
+
+    /// Finds at most [`TOGETHER`] names at a time.
+    pub(super) fn find_all(&self, namespace: NamespaceIndex, keys: &[Key]) -> Together {
+        let mut hashes = [0; TOGETHER];
+        let mut found = [None; TOGETHER];
+        let near = keys.len() < 3;
+        for (hash, key) in hashes.iter_mut().zip(keys) {
+            *hash = self.hash(namespace, key);
+        }
+        let hashes = hashes.get(..keys.len()).unwrap_or(&hashes);
+        if !near {
+            let mut sum = 0;
+            hashes.iter().for_each(|&hash| sum ^= self.names.warm(hash));
+            let likely = |hash| self.objects.get(self.names.find(hash, |_| true)?);
+            hashes.iter().for_each(|&hash| sum ^= likely(hash).map_or(0, Object::warm));
+            hashes.iter().for_each(|&hash| sum ^= likely(hash).map_or(0, Object::warm_key));
+            std::hint::black_box(sum);
+        }
+        for ((found, key), &hash) in found.iter_mut().zip(keys).zip(hashes) {
+            *found = self.find_hashed(hash, namespace, key);
+        }
+        found
+    }
+
+    /// Adds an object under a name that is free.
+    pub(super) fn insert(&mut self, now: Tick, new: NewObject) -> Option<ObjectIndex> {
+        let hash = self.hash(new.namespace, &new.key);
+        let object = Object::new(now, new)?;
+        let (namespace, len, soft_until) = (object.namespace(), object.len(), object.soft_until());
+        if let Some(namespace) = self.namespaces.get_mut(namespace.0 as usize) {
+            namespace.objects += 1;
+            namespace.bytes += len;
+            namespace.committed += object.room();
+        }
+        let index = self.objects.insert(object);
+        if soft_until > Tick(0) {
+            self.soft.insert((soft_until, index));
+        }
+        let marks = self.objects.get(index).and_then(Object::marks);
+        for owner in marks.into_iter().flat_map(|it| &it.pins) {
+            self.pins.insert((namespace, owner.clone(), index));
+        }
+        self.names.insert(hash, index);
+        self.lines.enlist(&mut self.objects, ObjectIndex(index));
+        Some(ObjectIndex(index))
+    }
+
+    /// Takes an object out, and tells where its replicas lie.
+    pub(super) fn remove(&mut self, index: ObjectIndex) -> Option<Object> {
+        self.lines.delist(&mut self.objects, index);
+        let object = self.objects.remove(index.0)?;
+        self.names.remove(self.hash(object.namespace(), object.key()), index.0);
+        if object.soft_pin() {
+            self.soft.remove(&(object.soft_until(), index.0));
+        }
+        for owner in object.marks().into_iter().flat_map(|it| &it.pins) {
+            self.pins.remove(&(object.namespace(), owner.clone(), index.0));
+        }
+        if let Some(namespace) = self.namespaces.get_mut(object.namespace().0 as usize) {
+            namespace.objects -= 1;
+            namespace.bytes -= object.len();
+            namespace.committed -= object.room();
+        }
+        Some(object)
+    }
+
+    /// Counts a use: the object moves to the recent end of its line. With a lease, nobody evicts it until
+    /// then.
+    pub(super) fn touch(&mut self, index: ObjectIndex, now: Tick, lease_until: Option<Tick>) {
+        if let Some(object) = self.objects.get_mut(index.0) {
+            object.touch(now, lease_until);
+        }
+        if !self.lines.stays(&self.objects, index) {
+            self.relist(index);
+        }
+    }
+
+    /// Counts uses by a client, of as many objects as were found together.
+    pub(super) fn touch_all(
+        &mut self,
+        found: &Together,
+        now: Tick,
+        lease_until: Option<Tick>,
+        reader: LabelIndex,
+    ) {
+        std::hint::black_box(self.warm_neighbours(found.iter().flatten().copied()));
+        for &index in found.iter().flatten() {
+            self.touch(index, now, lease_until);
+            if let Some(object) = self.objects.get_mut(index.0) {
+                object.read_by(reader);
+            }
+        }
+    }
+
+    /// Ends the soft pins whose time has come.
+    pub(super) fn end_soft_pins(&mut self, now: Tick) {
+        while let Some(&(until, index)) = self.soft.first().filter(|it| it.0 <= now) {
+            self.soft.remove(&(until, index));
+            if let Some(object) = self.objects.get_mut(index) {
+                object.end_soft_pin();
+            }
+            self.relist(ObjectIndex(index));
+        }
+    }
+
+    pub(super) fn next_soft_pin_end(&self) -> Option<Tick> {
+        self.soft.first().map(|it| it.0)
+    }
+
+    /// Writes other marks on an object: it moves to the line that they call for.
+    pub(super) fn mark(&mut self, index: ObjectIndex, marks: Marks) {
+        let Some(object) = self.objects.get_mut(index.0) else { return };
+        let namespace = object.namespace();
+        for owner in &marks.pins {
+            self.pins.insert((namespace, owner.clone(), index.0));
+        }
+        let pins = marks.pins.clone();
+        for owner in object.mark(marks).pins.into_iter().filter(|it| !pins.contains(it)) {
+            self.pins.remove(&(namespace, owner, index.0));
+        }
+        self.relist(index);
+    }
+
+    /// Everything that an owner pins in a namespace.
+    pub(super) fn pinned_by(&self, namespace: NamespaceIndex, owner: &str) -> Vec<ObjectIndex> {
+        let first = (namespace, owner.to_owned(), 0);
+        let last = (namespace, owner.to_owned(), NIL);
+        self.pins.range(first..=last).map(|(_, _, index)| ObjectIndex(*index)).collect()
+    }
+
+    /// Adds one more copy of an object that is known.
+    pub(super) fn add_replica(&mut self, index: ObjectIndex, node: NodeIndex, hold: Hold) {
+        self.lines.delist(&mut self.objects, index);
+        if let Some(object) = self.objects.get_mut(index.0) {
+            object.add(Replica::new((node, hold)));
+            let (room, namespace) = (object.room_of_one(), object.namespace());
+            self.charge(namespace, room, u64::wrapping_add);
+        }
+        self.lines.enlist(&mut self.objects, index);
+    }
+
+    /// Forgets the copy on one node. The whole object if it was the last one.
+    pub(super) fn drop_replica(&mut self, index: ObjectIndex, node: NodeIndex) {
+        let Some(object) = self.get(index).filter(|it| it.on(node).is_some()) else { return };
+        if object.all().count() == 1 {
+            self.remove(index);
+            return;
+        }
+        let (room, namespace) = (object.room_of_one(), object.namespace());
+        self.lines.delist(&mut self.objects, index);
+        if let Some(object) = self.objects.get_mut(index.0) {
+            object.forget(node);
+        }
+        self.charge(namespace, room, u64::wrapping_sub);
+        self.lines.enlist(&mut self.objects, index);
+    }
+
+    /// Shows objects from number `first` on until one is not wanted, looking at no more than `scan` numbers,
+    /// and tells where to go on.
+    pub(super) fn page(
+        &self,
+        first: u64,
+        scan: usize,
+        mut wanted: impl FnMut(ObjectIndex, &Object) -> bool,
+    ) -> u64 {
+        let bound = self.objects.bound();
+        let start = usize::try_from(first).unwrap_or(usize::MAX).min(bound);
+        let end = start.saturating_add(scan).min(bound);
+        for (index, object) in self.objects.range(start..end) {
+            if !wanted(ObjectIndex(index), object) {
+                return u64::from(index);
+            }
+        }
+        if end == bound { 0 } else { end as u64 }
+    }
+
+    fn relist(&mut self, index: ObjectIndex) {
+        self.lines.delist(&mut self.objects, index);
+        self.lines.enlist(&mut self.objects, index);
+    }
+
+    fn charge(&mut self, namespace: NamespaceIndex, room: u64, change: fn(u64, u64) -> u64) {
+        if let Some(it) = self.namespaces.get_mut(namespace.0 as usize) {
+            it.committed = change(it.committed, room);
+        }
+    }
+
+    fn find_hashed(&self, hash: u64, namespace: NamespaceIndex, key: &Key) -> Option<ObjectIndex> {
+        let is = |it: &Object| it.namespace() == namespace && it.key() == key;
+        self.names.find(hash, |index| self.objects.get(index).is_some_and(is)).map(ObjectIndex)
+    }
+
+    fn hash(&self, namespace: NamespaceIndex, key: &Key) -> u64 {
+        xxh3_64_with_seed(key.as_bytes(), self.hash_seed ^ u64::from(namespace.0))
+    }
+}

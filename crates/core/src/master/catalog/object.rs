@@ -1,0 +1,277 @@
+//! The record of one object. Kept small: there may be fifty million.
+
+use super::{LabelIndex, Line, NIL, NamespaceIndex, NewObject, NodeIndex};
+use crate::{Generation, Hold, Key, SlotId, Stamp, Tick, extent::room_for, marks::Marks};
+
+/// A tick in six bytes, which is enough for eight thousand years.
+#[derive(Clone, Copy, Debug)]
+struct Moment([u16; 3]);
+
+impl Moment {
+    fn of(tick: Tick) -> Self {
+        let ms = tick.0.min((1 << 48) - 1);
+        Self([ms as u16, (ms >> 16) as u16, (ms >> 32) as u16])
+    }
+
+    fn tick(self) -> Tick {
+        let [low, middle, high] = self.0;
+        Tick(u64::from(low) | u64::from(middle) << 16 | u64::from(high) << 32)
+    }
+}
+
+/// One copy of an object, and its place in a line of its node.
+#[derive(Clone, Debug)]
+pub(super) struct Replica {
+    stamp: Stamp,
+    slot: SlotId,
+    pub(super) older: u32,
+    pub(super) newer: u32,
+    pub(super) node: NodeIndex,
+    pub(super) line: Line,
+}
+
+impl Replica {
+    pub(super) fn new((node, hold): (NodeIndex, Hold)) -> Self {
+        Self { stamp: hold.stamp, slot: hold.slot, older: NIL, newer: NIL, node, line: Line::Idle }
+    }
+
+    fn hold(&self) -> Hold {
+        Hold { slot: self.slot, stamp: self.stamp }
+    }
+}
+
+/// One object: two cache lines, wherever it lies.
+#[derive(Debug)]
+#[repr(align(32))]
+pub(in crate::master) struct Object {
+    key: Key,
+    generation: Generation,
+    len: u64,
+    first: Replica,
+    /// Nothing in the many objects that have one copy and no marks.
+    extra: Option<Box<Extra>>,
+    namespace: NamespaceIndex,
+    /// How long after its last use nobody may evict it.
+    lease_ms: u32,
+    put: Moment,
+    touched: Moment,
+    writer: LabelIndex,
+    reader: LabelIndex,
+}
+
+/// What few objects have.
+#[derive(Debug, Default)]
+struct Extra {
+    more: Vec<Replica>,
+    marks: Marks,
+    /// Zero if it has no soft pin.
+    soft_until: Tick,
+}
+
+impl Object {
+    /// `None` if it has no replica.
+    pub(super) fn new(now: Tick, new: NewObject) -> Option<Self> {
+        let mut replicas = new.replicas.into_iter().map(Replica::new);
+        let first = replicas.next()?;
+        let extra = Extra { more: replicas.collect(), marks: new.marks, soft_until: new.soft_until };
+        Some(Self {
+            key: new.key,
+            generation: new.generation,
+            len: new.len,
+            first,
+            extra: (!extra.is_nothing()).then(|| Box::new(extra)),
+            namespace: new.namespace,
+            lease_ms: 0,
+            put: Moment::of(now),
+            touched: Moment::of(now),
+            writer: new.writer,
+            reader: LabelIndex::default(),
+        })
+    }
+
+    pub(in crate::master) fn generation(&self) -> Generation {
+        self.generation
+    }
+    pub(in crate::master) fn len(&self) -> u64 {
+        self.len
+    }
+    pub(in crate::master) fn key(&self) -> &Key {
+        &self.key
+    }
+    pub(in crate::master) fn namespace(&self) -> NamespaceIndex {
+        self.namespace
+    }
+    pub(in crate::master) fn put(&self) -> Tick {
+        self.put.tick()
+    }
+    pub(in crate::master) fn writer(&self) -> LabelIndex {
+        self.writer
+    }
+    /// Who used it last; nobody if that is the label of nobody.
+    pub(in crate::master) fn reader(&self) -> LabelIndex {
+        self.reader
+    }
+    pub(in crate::master) fn touched(&self) -> Tick {
+        self.touched.tick()
+    }
+
+    /// Until when nobody may evict it; zero if it was not leased when it was last used.
+    pub(in crate::master) fn lease_until(&self) -> Tick {
+        if self.lease_ms == 0 { Tick(0) } else { self.touched().after(u64::from(self.lease_ms)) }
+    }
+    pub(in crate::master) fn leased(&self, now: Tick) -> bool {
+        self.lease_until() > now
+    }
+
+    pub(in crate::master) fn marks(&self) -> Option<&Marks> {
+        self.extra.as_ref().map(|it| &it.marks)
+    }
+    pub(in crate::master) fn hard_pin(&self) -> bool {
+        self.marks().is_some_and(|it| !it.pins.is_empty())
+    }
+    pub(in crate::master) fn is_sample(&self) -> bool {
+        self.marks().is_some_and(|it| it.sample.is_some())
+    }
+    pub(super) fn soft_until(&self) -> Tick {
+        self.extra.as_ref().map_or(Tick(0), |it| it.soft_until)
+    }
+    pub(in crate::master) fn soft_pin(&self) -> bool {
+        self.soft_until() > Tick(0)
+    }
+
+    /// What one copy takes up.
+    pub(super) fn room_of_one(&self) -> u64 {
+        room_for(self.len).unwrap_or(0)
+    }
+
+    /// What its copies take up together.
+    pub(super) fn room(&self) -> u64 {
+        self.room_of_one() * self.all().count() as u64
+    }
+
+    pub(in crate::master) fn replicas(&self) -> impl Iterator<Item = (NodeIndex, Hold)> + '_ {
+        self.all().map(|it| (it.node, it.hold()))
+    }
+
+    /// The replicas, the first one first.
+    pub(super) fn all(&self) -> impl Iterator<Item = &Replica> {
+        std::iter::once(&self.first).chain(self.extra.iter().flat_map(|it| &it.more))
+    }
+
+    pub(super) fn replica(&self, at: usize) -> Option<&Replica> {
+        match at {
+            0 => Some(&self.first),
+            more => self.extra.as_ref()?.more.get(more - 1),
+        }
+    }
+
+    pub(super) fn replica_mut(&mut self, at: usize) -> Option<&mut Replica> {
+        match at {
+            0 => Some(&mut self.first),
+            more => self.extra.as_mut()?.more.get_mut(more - 1),
+        }
+    }
+
+    /// Something of each cache line of the record, so that it is near afterwards.
+    pub(super) fn warm(&self) -> u64 {
+        self.len ^ u64::from(self.first.older) ^ u64::from(self.lease_ms) ^ self.generation.counter
+    }
+
+    /// The same of the key's bytes.
+    pub(super) fn warm_key(&self) -> u64 {
+        let ends = [self.key.as_bytes().first(), self.key.as_bytes().last()];
+        ends.into_iter().flatten().map(|&byte| u64::from(byte)).sum()
+    }
+
+    pub(super) fn on(&self, node: NodeIndex) -> Option<&Replica> {
+        self.all().find(|it| it.node == node)
+    }
+
+    pub(super) fn on_mut(&mut self, node: NodeIndex) -> Option<&mut Replica> {
+        if self.first.node == node {
+            return Some(&mut self.first);
+        }
+        self.extra.as_mut()?.more.iter_mut().find(|it| it.node == node)
+    }
+
+    pub(super) fn add(&mut self, replica: Replica) {
+        self.extra.get_or_insert_default().more.push(replica);
+    }
+
+    /// Forgets the copy on one node, which is not the only one.
+    pub(super) fn forget(&mut self, node: NodeIndex) {
+        let Some(extra) = &mut self.extra else { return };
+        if self.first.node == node && !extra.more.is_empty() {
+            self.first = extra.more.remove(0);
+        } else {
+            extra.more.retain(|it| it.node != node);
+        }
+        self.tidy();
+    }
+
+    /// A use, at which leases begin and others end.
+    pub(super) fn touch(&mut self, now: Tick, lease_until: Option<Tick>) {
+        let still = self.lease_until();
+        let until = lease_until.map_or(still, |until| until.max(still));
+        self.touched = Moment::of(now);
+        self.lease_ms = until.0.saturating_sub(now.0).min(u64::from(u32::MAX)) as u32;
+    }
+
+    pub(super) fn read_by(&mut self, reader: LabelIndex) {
+        self.reader = reader;
+    }
+
+    /// Writes other marks, and tells the old ones.
+    pub(super) fn mark(&mut self, marks: Marks) -> Marks {
+        let old = std::mem::replace(&mut self.extra.get_or_insert_default().marks, marks);
+        self.tidy();
+        old
+    }
+
+    pub(super) fn end_soft_pin(&mut self) {
+        if let Some(extra) = &mut self.extra {
+            extra.soft_until = Tick(0);
+        }
+        self.tidy();
+    }
+
+    /// The line that its protection and its lease call for.
+    pub(super) fn rightful_line(&self) -> Line {
+        let protected = self.marks().is_some_and(Marks::protect);
+        match (protected, self.soft_pin(), self.lease_ms > 0) {
+            (true, ..) => Line::Pinned,
+            (_, false, false) => Line::Idle,
+            (_, false, true) => Line::Leased,
+            (_, true, false) => Line::SoftIdle,
+            (_, true, true) => Line::SoftLeased,
+        }
+    }
+
+    fn tidy(&mut self) {
+        self.extra.take_if(|it| it.is_nothing());
+    }
+}
+
+impl Extra {
+    fn is_nothing(&self) -> bool {
+        self.more.is_empty() && self.marks == Marks::default() && self.soft_until == Tick(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_object_is_two_cache_lines() {
+        assert_eq!(size_of::<Option<Object>>(), 96);
+    }
+
+    #[test]
+    fn a_moment_is_a_tick() {
+        for ms in [0, 1, 0xffff, 0x1_0000, 0x1234_5678_9abc, (1 << 48) - 1] {
+            assert_eq!(Moment::of(Tick(ms)).tick(), Tick(ms));
+        }
+        assert_eq!(Moment::of(Tick(u64::MAX)).tick(), Tick((1 << 48) - 1));
+    }
+}
