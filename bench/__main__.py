@@ -1,0 +1,204 @@
+"""Compares Tiffin's `mooncake.store` with the official one: the same calls, slice by slice, on this machine.
+
+Three groups: `same host` (another process holds the memory; the peer also in its best shape there, a
+daemon that shares memory), `same process` (the client holds it), and `tcp` (shared memory switched off on
+our side). In each, all servers are up at once, and everybody takes turns of a few milliseconds, the floor
+among them: what memcpy or a loopback socket does with the same sizes. Who goes first changes every time.
+
+Nothing is left behind: every process is ended by its id, also when this one is interrupted or killed.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import pathlib
+import platform
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+import judge
+import rows
+import show
+from sides import Failure, Machine, Store
+
+GROUPS = {
+    "same host": (("tiffin", "same host"), ("mooncake", "same host"), ("mooncake", "daemon")),
+    "same process": (("tiffin", "same process"), ("mooncake", "same process")),
+    "tcp": (("tiffin", "tcp"), ("mooncake", "tcp")),
+}
+# The steady state, the same for everybody: after the warm-up of a client the first slices do not count.
+SLICES_DROPPED = 2
+SCHEMA = "tiffin-bench/1"
+
+
+class Progress:
+    """One line on standard error that is written over and over."""
+
+    def __init__(self, seconds):
+        self.seconds, self.began = seconds, time.monotonic()
+        self.live = sys.stderr.isatty()
+        self.said = None
+
+    def show(self, what):
+        elapsed = time.monotonic() - self.began
+        if self.live:
+            part = min(30, int(30 * elapsed / self.seconds))
+            bar = "#" * part + "." * (30 - part)
+            sys.stderr.write(f"\r[{bar}] {elapsed:4.0f} s  {what:<60}")
+        elif what != self.said:
+            sys.stderr.write(f"{elapsed:4.0f} s  {what}\n")
+        self.said = what
+        sys.stderr.flush()
+
+    def close(self):
+        if self.live:
+            sys.stderr.write("\r" + " " * 110 + "\r")
+
+
+def measure(stores, repetitions, slices, until, progress, samples):
+    """All repetitions of one group; none begins a slice after `until`, and every case gets as many."""
+    for store in stores:
+        store.start()
+    for repetition in range(repetitions):
+        share = (until - time.monotonic()) / (repetitions - repetition)
+        end = time.monotonic() + share
+        for store in stores:
+            store.open()
+        for number in range(slices + SLICES_DROPPED):
+            progress.show(f"{stores[0].shape}, repetition {repetition + 1} of {repetitions}")
+            if time.monotonic() > end and number > SLICES_DROPPED:
+                break
+            turn = number % len(stores)
+            for case in rows.CASES:
+                if number >= SLICES_DROPPED and number % case.every:
+                    continue
+                for store in stores[turn:] + stores[:turn]:
+                    times = store.measure(case, repetition * 1000 + number)
+                    if number >= SLICES_DROPPED:
+                        samples.keep(store.side, store.shape, case, repetition, number, times)
+        for store in stores:
+            store.close()
+
+
+def compare(arguments, folder, progress):
+    samples, idle = judge.Samples(), {}
+    pythons = {"tiffin": arguments.ours, "mooncake": arguments.peer}
+    groups = {name: GROUPS[name] for name in arguments.group or GROUPS}
+    end = time.monotonic() + arguments.seconds_max
+    for index, (name, members) in enumerate(groups.items()):
+        stores = [Store(side, shape, pythons[side], folder) for side, shape in members if pythons[side]]
+        stores.append(Machine(name, folder))
+        now = time.monotonic()
+        try:
+            until = now + (end - now) / (len(groups) - index)
+            measure(stores, arguments.repetitions, arguments.slices, until, progress, samples)
+        finally:
+            for store in stores:
+                store.stop()
+        idle |= {store.name: store.idle_share() for store in stores if isinstance(store, Store)}
+    return samples, idle
+
+
+def version(python, distribution):
+    code = f"import importlib.metadata as m; print(m.version({distribution!r}))"
+    ran = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
+    return ran.stdout.strip() or "unknown"
+
+
+def machine():
+    info = pathlib.Path("/proc/cpuinfo").read_text()
+    names = [line.partition(":")[2].strip() for line in info.splitlines() if line.startswith("model name")]
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    cores = len(os.sched_getaffinity(0))
+    return {
+        "cpu": names[0] if names else platform.machine(),
+        "cores": cores,
+        "memory": memory,
+        "kernel": platform.release(),
+    }
+
+
+def document(arguments, samples, idle, cells, seconds):
+    versions = {}
+    if arguments.ours:
+        versions["tiffin"] = version(arguments.ours, "tiffin")
+    if arguments.peer:
+        versions["mooncake"] = version(arguments.peer, "mooncake-transfer-engine-non-cuda")
+    return {
+        "schema": SCHEMA,
+        "kind": "comparison",
+        "made": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "seconds": seconds,
+        "repetitions": arguments.repetitions,
+        "versions": versions,
+        "machine": machine(),
+        "idle_cores": idle,
+        "targets": [cell for cell in cells if "target" in cell],
+        "beside": [cell for cell in cells if "target" not in cell],
+        "series": judge.series(samples),
+    }
+
+
+def parse():
+    parser = argparse.ArgumentParser(prog="bench", description=__doc__.split("\n")[0])
+    parser.add_argument("--ours", help="the Python of an environment with tiffin and tiffin-mooncake")
+    parser.add_argument("--peer", help="the Python of an environment with the official wheel")
+    parser.add_argument("--repetitions", type=int, default=3, help="new clients on both sides, so often (3)")
+    parser.add_argument("--slices", type=int, default=18, help="turns per case and repetition (18)")
+    parser.add_argument("--group", action="append", choices=GROUPS, help="only this one; may be repeated")
+    parser.add_argument("--seconds-max", type=float, default=480, help="begin nothing after this time (480)")
+    parser.add_argument("--json", action="store_true", help="print everything as JSON instead of tables")
+    parser.add_argument("--output", type=pathlib.Path, help="a folder for comparison.json and report.html")
+    parser.add_argument("--tiffin", help="the command that renders the report")
+    arguments = parser.parse_args()
+    if not (arguments.ours or arguments.peer):
+        parser.error("neither --ours nor --peer is given\n\nhint: `make bench` prepares both and calls this")
+    return arguments
+
+
+def write(arguments, found):
+    """The samples as a file, and the report if there is a command that renders it."""
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    data, page = arguments.output / "comparison.json", arguments.output / "report.html"
+    data.write_text(json.dumps(found, indent=1))
+    print(f"\nwritten: {data}", file=sys.stderr)
+    if arguments.tiffin:
+        subprocess.run([arguments.tiffin, "bench", "report", data, "--output", page], check=True)
+        print(f"written: {page}", file=sys.stderr)
+
+
+def main():
+    arguments = parse()
+    # What is stopped stops its children, also when it is asked to by a signal.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    progress, began = Progress(arguments.seconds_max), time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="tiffin-bench-", ignore_cleanup_errors=True) as folder:
+        try:
+            samples, idle = compare(arguments, folder, progress)
+        except Failure as failure:
+            progress.close()
+            said = pathlib.Path(failure.log).read_text(errors="replace")[-3000:] if failure.log else ""
+            sys.exit(f"error: {failure}\n\nIts last words:\n{said}")
+        except KeyboardInterrupt:
+            progress.close()
+            sys.exit(130)
+        progress.close()
+    cells = judge.cells(samples)
+    found = document(arguments, samples, idle, cells, time.monotonic() - began)
+    if arguments.json:
+        print(json.dumps(found, indent=1))
+    else:
+        print(show.details(cells))
+        for name, cores in idle.items():
+            print(f"idle, {name}: {100 * cores:.1f} % of a core while others were measured")
+        print(show.targets(cells))
+    if arguments.output:
+        write(arguments, found)
+
+
+if __name__ == "__main__":
+    main()

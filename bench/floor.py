@@ -1,0 +1,186 @@
+"""What no store can beat on this machine: one copy of the bytes, one stream of them, one round trip.
+
+It answers the same commands as a worker does, so that its slices lie between those of the two sides. For each
+measure it does the least that must be done: memcpy between as many places as there are keys, a loopback
+stream (one, or as many as are fastest), or one round trip.
+"""
+
+import argparse
+import contextlib
+import ctypes
+import gc
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+
+import rows
+from worker import BUFFER_BYTES, Memory, timed
+
+STREAMS = (1, 2, 4)
+ROUND_TRIP_BYTES = 64
+
+
+def receive(connection, view):
+    got = 0
+    while got < len(view):
+        step = connection.recv_into(view[got:])
+        if step == 0:
+            sys.exit("error: the other end of the loopback went away")
+        got += step
+
+
+def serve(connection):
+    """The other end: answers each request, which is how many bytes come and how many are wanted."""
+    memory = Memory(BUFFER_BYTES)
+    view, head = memoryview(memory.map), bytearray(ROUND_TRIP_BYTES)
+    while True:
+        receive(connection, memoryview(head))
+        comes, wanted = int.from_bytes(head[:8], "little"), int.from_bytes(head[8:16], "little")
+        receive(connection, view[:comes])
+        connection.sendall(view[: max(wanted, 1)])
+
+
+class Stream:
+    """A connection to a process that serves it, and a thread for those who want many of them."""
+
+    def __init__(self, family):
+        near, far = self.pair(family)
+        self.child = os.fork()
+        if self.child == 0:
+            near.close()
+            ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+            with contextlib.suppress(BaseException):
+                serve(far)
+            os._exit(0)
+        far.close()
+        self.connection = near
+        self.go, self.done = threading.Semaphore(0), threading.Semaphore(0)
+        self.work = None
+
+    @staticmethod
+    def pair(family):
+        if family == socket.AF_UNIX:
+            return socket.socketpair()
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            near = socket.create_connection(listener.getsockname(), timeout=20)
+            far, _ = listener.accept()
+        near.settimeout(None)
+        for end in (near, far):
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return near, far
+
+    def exchange(self, out, into):
+        """Sends the bytes of `out` and receives those of `into`; at least one byte is the answer."""
+        head = len(out).to_bytes(8, "little") + len(into).to_bytes(8, "little")
+        self.connection.sendall(head.ljust(ROUND_TRIP_BYTES, b"\0"))
+        if out:
+            self.connection.sendall(out)
+        receive(self.connection, into or memoryview(bytearray(1)))
+
+    def serve_thread(self):
+        while True:
+            self.go.acquire()
+            self.exchange(*self.work)
+            self.done.release()
+
+    def end(self):
+        self.connection.close()
+        os.kill(self.child, signal.SIGKILL)
+        os.waitpid(self.child, 0)
+
+
+class Floor:
+    """Two buffers, an arena of as many places as a case has keys, and the streams."""
+
+    def __init__(self, shape):
+        self.shape = shape
+        # Children are forked before there are threads.
+        self.unix = Stream(socket.AF_UNIX)
+        self.tcp = [Stream(socket.AF_INET) for _ in range(max(STREAMS))]
+        self.near, self.arena = Memory(BUFFER_BYTES), Memory(4 * BUFFER_BYTES)
+        self.near.map[:] = b"\1" * len(self.near.map)
+        self.arena.map[:] = b"\2" * len(self.arena.map)
+        for stream in self.tcp[1:]:
+            threading.Thread(target=stream.serve_thread, daemon=True).start()
+
+    def warm(self, _case, _slice):
+        return {}
+
+    def run(self, case, _slice):
+        trip = self.tcp[0] if self.shape == "tcp" else self.unix
+        nothing, answer = memoryview(b""), memoryview(self.near.map)
+        if case.name == rows.EXIST.name:
+            ask = lambda: trip.exchange(nothing, answer[: case.items])
+            return {"batch_is_exist 128": [timed(ask) for _ in range(case.rounds)]}
+        times = self.streams(case) if self.shape == "tcp" else self.copies(case)
+        if case.copying:
+            # Somebody must be asked for a new name, and told of a new object.
+            ask = lambda: trip.exchange(nothing, answer[: case.size])
+            tell = lambda: trip.exchange(answer[: case.size], nothing)
+            gets, puts = [[timed(call) for _ in range(case.calls)] for call in (ask, tell)]
+            times["put_from"] = times["put"] = puts
+            times["get_into" + rows.NEW] = times["get" + rows.NEW] = gets
+            times["get"] = times["get_into"]
+        return times
+
+    def copies(self, case):
+        """memcpy of what a call moves, between the buffer and each of the places."""
+        size, near = case.call_bytes, self.near.address
+        calls = min(case.calls, len(self.arena.map) // size)
+        places = [self.arena.address + index * size for index in range(calls)]
+        puts = [timed(ctypes.memmove, place, near, size) for place in places]
+        gets = [timed(ctypes.memmove, near, place, size) for _ in range(case.rounds) for place in places]
+        return named(case, puts, gets)
+
+    def streams(self, case):
+        """The stream, or the streams, that are fastest; all of them are kept apart too."""
+        found, best = {}, None
+        for count in STREAMS:
+            puts = [timed(self.spread, case, count, False) for _ in range(case.calls)]
+            gets = [timed(self.spread, case, count, True) for _ in range(case.calls * case.rounds)]
+            every = {name: times for name, times in named(case, puts, gets).items() if rows.NEW not in name}
+            found |= {f"{name}, {count} streams": times for name, times in every.items()}
+            if best is None or sum(gets) < sum(best[1]):
+                best = (puts, gets)
+        return found | named(case, *best)
+
+    def spread(self, case, count, is_get):
+        size = case.call_bytes // count
+        nothing, view = memoryview(b""), memoryview(self.near.map)
+        parts = [view[index * size : (index + 1) * size] for index in range(count)]
+        works = [(nothing, part) if is_get else (part, nothing) for part in parts]
+        for stream, work in list(zip(self.tcp, works, strict=False))[1:]:
+            stream.work = work
+            stream.go.release()
+        self.tcp[0].exchange(*works[0])
+        for stream in self.tcp[1:count]:
+            stream.done.acquire()
+
+    def end(self):
+        for stream in [self.unix, *self.tcp]:
+            stream.end()
+
+
+def named(case, puts, gets):
+    batch = "batch_" if case.items > 1 else ""
+    return {f"{batch}put_from": puts, f"{batch}get_into": gets, f"{batch}get_into{rows.NEW}": gets}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--shape", required=True)
+    floor = Floor(parser.parse_args().shape)
+    gc.disable()
+    print('{"ready": true}', flush=True)
+    for line in sys.stdin:
+        command = json.loads(line)
+        case = rows.case_named(command["case"]) if command["case"] else None
+        print(json.dumps(getattr(floor, command["do"])(case, command["slice"])), flush=True)
+    floor.end()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,135 @@
+"""From times to verdicts: ratios of neighbouring slices, their spread, and whether a target is met.
+
+A slice of ours is compared with the slice of the peer that lies beside it, so that what disturbs the machine
+for longer than a slice disturbs both. The ratio of a cell is the median over all its slices; its spread
+reaches from the least to the greatest median of a repetition.
+"""
+
+import statistics
+
+import rows
+
+
+class Samples:
+    """The microseconds of every call: who, in which shape, case and measure, by repetition and slice."""
+
+    def __init__(self):
+        self.slices = {}
+
+    def keep(self, who, shape, case, repetition, number, times):
+        for measure, values in times.items():
+            slices = self.slices.setdefault((who, shape, case.name, measure), {})
+            slices[repetition, number] = values
+
+    def get(self, who, shape, row):
+        return self.slices.get((who, shape, row.case, row.measure), {})
+
+
+def percentile(values, part):
+    values = sorted(values)
+    return values[min(len(values) - 1, int(len(values) * part))]
+
+
+def pooled(slices):
+    return [value for values in slices.values() for value in values]
+
+
+def compare(ours, others):
+    """How many times faster: the median over slices that both have, and the least and greatest repetition."""
+    ratios = {}
+    for at in ours.keys() & others.keys():
+        ratios.setdefault(at[0], []).append(statistics.median(others[at]) / statistics.median(ours[at]))
+    if not ratios:
+        return None
+    medians = [statistics.median(values) for values in ratios.values()]
+    every = [value for values in ratios.values() for value in values]
+    return statistics.median(every), min(medians), max(medians)
+
+
+def cell(samples, row, column, target):
+    """One cell of the table; `None` if one of the two was not measured."""
+    ours, peer = samples.get("tiffin", column.ours, row), samples.get("mooncake", column.peer, row)
+    floor = samples.get("floor", column.ours, row)
+    if not ours or not peer:
+        return None
+    faster, low, high = compare(ours, peer)
+    p99 = {
+        name: percentile(pooled(slices), 0.99)
+        for name, slices in (("tiffin", ours), ("mooncake", peer), ("floor", floor))
+        if slices
+    }
+    found = {
+        "row": row.title,
+        "column": column.title,
+        "unit": row.unit,
+        "faster": faster,
+        "faster_low": low,
+        "faster_high": high,
+        "of_floor": compare(ours, floor)[0] if floor else None,
+        "p99_faster": p99["mooncake"] / p99["tiffin"],
+        "p99_of_floor": p99["floor"] / p99["tiffin"] if "floor" in p99 else None,
+        "p99_us": p99,
+    }
+    for name, slices in (("tiffin", ours), ("mooncake", peer), ("floor", floor)):
+        if slices:
+            found[name] = rows.in_unit(row, statistics.median(pooled(slices)))
+    return found | verdict(row, target, found)
+
+
+def verdict(row, target, found):
+    """Whether the ratio or the floor is reached, for the median and for the 99th percentile."""
+    if target == ():
+        return {}
+    at_floor = lambda share: row.is_bulk and share is not None and share >= rows.FLOOR_SHARE_WANTED
+    wanted = target if target is None or row.more_is_better else 1 / target
+    by_ratio = lambda faster: wanted is not None and faster >= wanted
+    return {
+        "target": target,
+        "met": by_ratio(found["faster"]) or at_floor(found["of_floor"]),
+        "met_by_floor": not by_ratio(found["faster"]) and at_floor(found["of_floor"]),
+        "p99_met": by_ratio(found["p99_faster"]) or at_floor(found["p99_of_floor"]),
+    }
+
+
+def cells(samples):
+    found = []
+    for row in rows.ROWS + rows.BESIDE:
+        for index, column in enumerate(rows.COLUMNS):
+            target = row.targets[index] if row.targets else ()
+            found.append(cell(samples, row, column, target))
+    return [it for it in found if it]
+
+
+def series(samples):
+    """Every measure of everybody, as `tiffin bench` writes it."""
+    found = []
+    for (who, shape, name, measure), slices in samples.slices.items():
+        case, times = rows.case_named(name), pooled(slices)
+        measure, _, streams = measure.partition(", ")
+        keys = "new" if streams == "new keys" else "known" if "get" in measure else None
+        median = statistics.median(times)
+        found.append(
+            {
+                "source": who,
+                "shape": shape,
+                "workload": measure,
+                "keys": keys if who != "floor" else None,
+                "streams": int(streams.split()[0]) if "streams" in streams else None,
+                "size": case.size,
+                "items": case.items,
+                "clients": 1,
+                "calls": len(times),
+                "seconds": sum(times) / 1e6,
+                "bytes_per_second": 0 if name == rows.EXIST.name else case.call_bytes / median * 1e6,
+                "calls_per_second": 1e6 / median,
+                "micros": {
+                    "mean": statistics.fmean(times),
+                    "p50": median,
+                    "p90": percentile(times, 0.9),
+                    "p99": percentile(times, 0.99),
+                    "p999": percentile(times, 0.999),
+                    "max": max(times),
+                },
+            }
+        )
+    return found

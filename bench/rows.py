@@ -1,0 +1,129 @@
+"""What is measured and what is wanted: the cases, the rows of the table, its columns and their targets.
+
+A case is what one slice of time runs on each side in turn: the same calls on the same keys in the same order.
+A row is one line of the table; its measure is the time of one call in a case.
+"""
+
+import dataclasses
+
+KIB, MIB = 1 << 10, 1 << 20
+# A bulk target is met by its ratio, or by this part of what the machine itself does in the same run.
+FLOOR_SHARE_WANTED = 0.85
+# "At the floor": no ratio counts, only the floor does.
+FLOOR = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One slice: so many keys (or batches of keys) of one size, each read so many times once it is known."""
+
+    name: str
+    size: int
+    items: int = 1
+    calls: int = 1
+    rounds: int = 1
+    # With `put` and `get`, which take and return bytes, beside `put_from` and `get_into`.
+    copying: bool = False
+    # Cases that only draw the curves of the report are run in every third slice.
+    every: int = 1
+
+    @property
+    def call_bytes(self):
+        return self.size * self.items
+
+
+EXIST = Case("exist 128", 4 * KIB, items=128, calls=1, rounds=30)
+CASES = (
+    Case("4 KiB", 4 * KIB, calls=100, copying=True),
+    Case("32 x 4 KiB", 4 * KIB, items=32, calls=4, rounds=4),
+    EXIST,
+    Case("32 x 64 KiB", 64 * KIB, items=32, calls=4, rounds=2),
+    Case("1 MiB", MIB, calls=8, rounds=2),
+    Case("16 MiB", 16 * MIB, calls=3),
+    Case("64 KiB", 64 * KIB, calls=32, every=3),
+    Case("256 KiB", 256 * KIB, calls=16, every=3),
+    Case("4 MiB", 4 * MIB, calls=4, every=3),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Column:
+    """Who is compared with whom. Both sides are named by the shape in which they run."""
+
+    title: str
+    ours: str
+    peer: str
+
+
+COLUMNS = (
+    Column("other process", "same host", "same host"),
+    Column("its best shape", "same host", "daemon"),
+    Column("same process", "same process", "same process"),
+    Column("TCP", "tcp", "tcp"),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One line: a measure, the unit it is shown in, and what is wanted in each of the columns."""
+
+    case: str
+    measure: str
+    unit: str
+    targets: tuple
+
+    @property
+    def title(self):
+        measure, _, beside = self.measure.partition(", ")
+        title = measure if self.case == EXIST.name else f"{measure} {self.case}"
+        return f"{title}, {beside}" if beside else title
+
+    @property
+    def is_bulk(self):
+        return self.unit == "GB/s"
+
+    @property
+    def more_is_better(self):
+        return self.unit != "µs"
+
+
+BULK_1, BULK_16 = (3.5, 1.5, 1.4, 1.2), (3.5, FLOOR, FLOOR, 1.2)
+BATCH_64, BATCH_4 = (5, 2, 1.8, 1.8), (10, 4, 4, 3)
+SMALL_GET, SMALL_PUT = (0.25, 0.15, 0.25, 0.6), (0.3, 0.2, 0.3, 0.6)
+ROWS = (
+    Row("1 MiB", "get_into", "GB/s", BULK_1),
+    Row("1 MiB", "put_from", "GB/s", BULK_1),
+    Row("16 MiB", "get_into", "GB/s", BULK_16),
+    Row("16 MiB", "put_from", "GB/s", BULK_16),
+    Row("32 x 64 KiB", "batch_get_into", "GB/s", BATCH_64),
+    Row("32 x 64 KiB", "batch_put_from", "GB/s", BATCH_64),
+    Row("4 KiB", "get_into", "µs", SMALL_GET),
+    Row("4 KiB", "get", "µs", SMALL_GET),
+    Row("4 KiB", "put_from", "µs", SMALL_PUT),
+    Row("4 KiB", "put", "µs", SMALL_PUT),
+    Row("32 x 4 KiB", "batch_get_into", "k objects/s", BATCH_4),
+    Row(EXIST.name, "batch_is_exist 128", "k keys/s", (3, 4, 4, 2)),
+)
+# Keys that the client has never seen: reported beside the targets, which are for known ones.
+NEW = ", new keys"
+BESIDE = (
+    Row("4 KiB", "get_into" + NEW, "µs", ()),
+    Row("4 KiB", "get" + NEW, "µs", ()),
+    Row("32 x 4 KiB", "batch_get_into" + NEW, "k objects/s", ()),
+    Row("32 x 64 KiB", "batch_get_into" + NEW, "GB/s", ()),
+    Row("1 MiB", "get_into" + NEW, "GB/s", ()),
+    Row("16 MiB", "get_into" + NEW, "GB/s", ()),
+    Row("32 x 4 KiB", "batch_put_from", "k objects/s", ()),
+)
+
+
+def case_named(name):
+    return next(case for case in CASES if case.name == name)
+
+
+def in_unit(row, micros):
+    """A time of one call in the unit of the row."""
+    case = case_named(row.case)
+    if row.unit == "GB/s":
+        return case.call_bytes / micros / 1e3
+    return micros if row.unit == "µs" else case.items / micros * 1e3

@@ -1,0 +1,234 @@
+"""The processes of the two sides and of the floor: all of them started here, and ended here by their ids.
+
+**Invariant:** none outlives the process that started it, also when that one is killed.
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import pathlib
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+from worker import SEGMENT_BYTES, STAGING_BYTES
+
+SETUP_SECONDS_MAX = 30
+CLOSE_SECONDS_MAX = 10
+SLICE_SECONDS_MAX = 60
+HERE = pathlib.Path(__file__).resolve().parent
+
+
+class Failure(Exception):
+    """What went wrong, and the file in which a process may have said why."""
+
+    def __init__(self, what, log=None):
+        super().__init__(what)
+        self.log = log
+
+
+def die_with_parent():
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+
+
+class Process:
+    """A child. Its lines of JSON are read as they come; all else that it says goes to its log."""
+
+    def __init__(self, name, command, folder, environment=None, patience=CLOSE_SECONDS_MAX):
+        self.name, self.patience = name, patience
+        self.log = os.path.join(folder, f"{name.replace(' ', '-').replace(',', '')}.log")
+        with open(self.log, "ab") as log:
+            self.child = subprocess.Popen(
+                [str(word) for word in command],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                cwd=folder,
+                env=dict(os.environ, TMPDIR=folder, **(environment or {})),
+                preexec_fn=die_with_parent,
+            )
+        self.lines = queue.SimpleQueue()
+        threading.Thread(target=self.read, daemon=True).start()
+
+    def read(self):
+        for line in self.child.stdout:
+            # The official client says some things on standard output.
+            if line.startswith("{"):
+                self.lines.put(line)
+        self.lines.put(None)
+
+    def answer(self, seconds=SLICE_SECONDS_MAX):
+        try:
+            line = self.lines.get(timeout=seconds)
+        except queue.Empty:
+            raise Failure(f"{self.name} did not answer in {seconds} s", self.log) from None
+        if line is None:
+            raise Failure(f"{self.name} ended by itself", self.log)
+        return json.loads(line)
+
+    def ask(self, do, case=None, number=0):
+        command = {"do": do, "case": case.name if case else None, "slice": number}
+        with contextlib.suppress(OSError):
+            self.child.stdin.write(json.dumps(command) + "\n")
+            self.child.stdin.flush()
+        return self.answer()
+
+    def cpu_seconds(self):
+        """What it has used so far, all threads together."""
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            fields = pathlib.Path(f"/proc/{self.child.pid}/stat").read_text().rpartition(")")[2].split()
+            return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return 0.0
+
+    def end(self):
+        """Asks, then insists. The end of its input is what a worker waits for."""
+        for ask in (self.child.stdin.close, self.child.terminate, self.child.kill):
+            if self.child.poll() is not None:
+                break
+            with contextlib.suppress(OSError):
+                ask()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.child.wait(self.patience)
+        self.child.wait()
+        self.child.stdout.close()
+
+
+class Store:
+    """One side in one shape: its master, whoever holds the memory, and a client that is measured."""
+
+    def __init__(self, side, shape, python, folder):
+        self.side, self.shape, self.folder = side, shape, folder
+        # The link itself is the environment; resolving it would leave the environment.
+        self.python = pathlib.Path(python).absolute()
+        self.servers, self.workers = [], []
+        self.own_cpu = self.own_seconds = self.all_cpu = self.all_seconds = 0.0
+        self.began = None
+
+    @property
+    def name(self):
+        return f"{self.side}, {self.shape}"
+
+    def start(self):
+        port, metrics = free_ports(2)
+        self.address = f"127.0.0.1:{port}"
+        flags = [f"--rpc_port={port}", "--rpc_address=127.0.0.1", f"--metrics_port={metrics}"]
+        flags += ["--metrics_host=127.0.0.1", "--default_kv_lease_ttl=5000"]
+        self.serve("master", [self.python.with_name("mooncake_master"), *flags])
+        self.wait_for(port, "master")
+        if self.shape == "daemon":
+            (port,) = free_ports(1)
+            flags = ["--host=127.0.0.1", f"--port={port}", f"--master_server_address={self.address}"]
+            flags += ["--metadata_server=P2PHANDSHAKE", "--protocol=tcp"]
+            flags += [f"--global_segment_size={SEGMENT_BYTES}", f"--local_buffer_size={STAGING_BYTES}"]
+            self.serve("daemon", [self.python.with_name("mooncake_client"), *flags])
+            self.wait_for(port, "daemon")
+            self.address = f"127.0.0.1:{port}"
+        elif self.shape != "same process":
+            self.servers.append(self.worker("owner"))
+
+    def open(self):
+        """A new client, warm, and another one that puts what the first has never seen."""
+        self.workers = [self.worker("client"), self.worker("other")]
+        self.workers[0].ask("warm")
+        self.began = (time.monotonic(), self.cpu_seconds())
+
+    def measure(self, case, number):
+        """One slice: the microseconds of each call, by measure."""
+        client, other = self.workers
+        began, cpu = time.monotonic(), self.cpu_seconds()
+        if case.items < 128:
+            other.ask("offer", case, number)
+        times = client.ask("run", case, number)
+        self.own_cpu += self.cpu_seconds() - cpu
+        self.own_seconds += time.monotonic() - began
+        return times
+
+    def close(self):
+        if self.began:
+            self.all_seconds += time.monotonic() - self.began[0]
+            self.all_cpu += self.cpu_seconds() - self.began[1]
+            self.began = None
+        # The one that holds memory, if it does, goes last.
+        for worker in reversed(self.workers):
+            worker.end()
+        self.workers.clear()
+
+    def stop(self):
+        self.close()
+        for server in reversed(self.servers):
+            server.end()
+        self.servers.clear()
+
+    def idle_share(self):
+        """The part of one core that all of its processes used together while others were measured."""
+        return (self.all_cpu - self.own_cpu) / max(self.all_seconds - self.own_seconds, 1e-9)
+
+    def cpu_seconds(self):
+        return sum(process.cpu_seconds() for process in self.servers + self.workers)
+
+    def serve(self, role, command):
+        environment = {"GLOG_logtostderr": "1", "GLOG_minloglevel": "1"}
+        # The official servers take their time to end, and hold nothing that anybody wants.
+        self.servers.append(Process(f"{self.name}, {role}", command, self.folder, environment, patience=2))
+
+    def worker(self, role):
+        command = [self.python, HERE / "worker.py", "--shape", self.shape, "--role", role]
+        environment = {"GLOG_logtostderr": "1", "GLOG_minloglevel": "1"}
+        if self.shape == "tcp":
+            environment["TIFFIN_SHARED_MEMORY"] = "off"
+        process = Process(
+            f"{self.name}, {role}", [*command, "--address", self.address], self.folder, environment
+        )
+        process.answer(SETUP_SECONDS_MAX)
+        return process
+
+    def wait_for(self, port, role):
+        until = time.monotonic() + SETUP_SECONDS_MAX
+        server = self.servers[-1]
+        while time.monotonic() < until and server.child.poll() is None:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+                return
+            time.sleep(0.02)
+        raise Failure(f"the {role} of {self.name} did not listen", server.log)
+
+
+class Machine:
+    """The floor, in the place of a store."""
+
+    side = "floor"
+
+    def __init__(self, shape, folder):
+        self.shape, self.folder = shape, folder
+        self.process = None
+
+    def start(self):
+        pass
+
+    def open(self):
+        command = [sys.executable, HERE / "floor.py", "--shape", self.shape]
+        self.process = Process(f"floor, {self.shape}", command, self.folder)
+        self.process.answer(SETUP_SECONDS_MAX)
+
+    def measure(self, case, number):
+        return self.process.ask("run", case, number)
+
+    def close(self):
+        if self.process:
+            self.process.end()
+            self.process = None
+
+    stop = close
+
+
+def free_ports(count):
+    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [listener.getsockname()[1] for listener in listeners]
+    for listener in listeners:
+        listener.close()
+    return ports

@@ -1,0 +1,192 @@
+"""What runs inside one of the two environments: a client that measures slices when it is told to.
+
+A worker reads one JSON command per line and answers each with one line. Both sides run this very file; what
+differs between shapes is how the store is opened and where the buffers come from.
+"""
+
+import argparse
+import ctypes
+import functools
+import gc
+import json
+import mmap
+import random
+import sys
+import time
+
+import rows
+
+SEGMENT_BYTES = 512 * rows.MIB
+STAGING_BYTES = 64 * rows.MIB
+BUFFER_BYTES = 16 * rows.MIB
+# Enough to have touched nearly all of a segment once, as a store has that has been used for a while.
+WARM_OBJECTS = 24
+
+
+class Memory:
+    """Bytes at a fixed address, as `put_from` and `get_into` want them."""
+
+    def __init__(self, size):
+        self.map = mmap.mmap(-1, size)
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.map))
+
+
+class Lent:
+    """The same, from the allocator whose memory the peer's daemon can map."""
+
+    def __init__(self, size, allocator):
+        self.address = allocator.alloc(size)
+        expect("alloc", self.address != 0, True)
+        self.map = memoryview((ctypes.c_char * size).from_address(self.address)).cast("B")
+
+
+def expect(what, answer, wanted):
+    if answer != wanted:
+        sys.exit(f"error: {what} answered {answer!r} instead of {wanted!r}")
+
+
+def timed(call, *arguments):
+    """The microseconds that one call takes."""
+    began = time.perf_counter_ns()
+    call(*arguments)
+    return (time.perf_counter_ns() - began) / 1e3
+
+
+class Client:
+    """An open store, a buffer to put from and one to get into."""
+
+    def __init__(self, shape, role, address):
+        from mooncake import store as mooncake
+
+        self.store = mooncake.MooncakeDistributedStore()
+        if shape == "daemon":
+            allocator = mooncake.MooncakeHostMemAllocator()
+            self.source, self.target = Lent(BUFFER_BYTES, allocator), Lent(BUFFER_BYTES, allocator)
+            answer = self.store.setup_dummy(SEGMENT_BYTES, STAGING_BYTES, address)
+        else:
+            self.source, self.target = Memory(BUFFER_BYTES), Memory(BUFFER_BYTES)
+            holds = role == "owner" or (role == "client" and shape == "same process")
+            segment = SEGMENT_BYTES if holds else 0
+            answer = self.store.setup("127.0.0.1", "P2PHANDSHAKE", segment, STAGING_BYTES, "tcp", "", address)
+        expect("setup", answer, 0)
+        if role != "owner":
+            # Everybody puts the same bytes, so that what others have put can be checked too.
+            block = random.Random(1).randbytes(64 * rows.KIB)
+            self.source.map[:] = block * (BUFFER_BYTES // len(block))
+            for memory in (self.source, self.target):
+                expect("register_buffer", self.store.register_buffer(memory.address, BUFFER_BYTES), 0)
+
+    def warm(self, _case, _slice):
+        """Touches the segment once, for writing and for reading, and whatever else is made on first use."""
+        keys = [f"warm-{index}" for index in range(WARM_OBJECTS)]
+        for key in keys:
+            expect("put_from", self.store.put_from(key, self.source.address, BUFFER_BYTES), 0)
+        for key in keys:
+            expect("get_into", self.store.get_into(key, self.target.address, BUFFER_BYTES), BUFFER_BYTES)
+        self.remove(keys)
+        return {}
+
+    def offer(self, case, number):
+        """Puts what another client will get without having seen it."""
+        for keys in self.names(case, number, "new"):
+            self.put_all(case, keys)
+        return {}
+
+    def run(self, case, number):
+        """One slice of one case: the microseconds of each call, by measure."""
+        if case.name == rows.EXIST.name:
+            return {"batch_is_exist 128": self.exist(case, number)}
+        batch = "batch_" if case.items > 1 else ""
+        known, new = self.names(case, number, "own"), self.names(case, number, "new")
+        get = functools.partial(self.get_all, case)
+        times = {f"{batch}put_from": [timed(self.put_all, case, keys) for keys in known]}
+        for keys in known:
+            get(keys)
+        times[f"{batch}get_into"] = [timed(get, keys) for _ in range(case.rounds) for keys in known]
+        # Those that return bytes get half of the keys that were never seen: a key is new only once.
+        unseen = new[: len(new) // 2] if case.copying else new
+        ctypes.memset(self.target.address, 0, case.call_bytes)
+        times[f"{batch}get_into{rows.NEW}"] = [timed(get, keys) for keys in unseen]
+        same = self.target.map[: case.call_bytes] == self.source.map[: case.call_bytes]
+        expect("comparing what came back", same, True)
+        if case.copying:
+            times |= self.copying(case, known, new[len(unseen) :])
+        self.remove([key for keys in known + new for key in keys])
+        return times
+
+    def copying(self, case, known, new):
+        """The times of `put` and `get`, which take and return bytes."""
+        value = bytes(self.source.map[: case.size])
+        keys = [f"{key}-copied" for (key,) in known]
+        put = lambda key: expect("put", self.store.put(key, value), 0)
+        get = lambda key: expect("get", len(self.store.get(key)), case.size)
+        times = {"put": [timed(put, key) for key in keys]}
+        expect("comparing what came back", [self.store.get(key) == value for key in keys], [True] * len(keys))
+        times["get"] = [timed(get, key) for _ in range(case.rounds) for key in keys]
+        times[f"get{rows.NEW}"] = [timed(get, key) for (key,) in new]
+        self.remove(keys)
+        return times
+
+    def exist(self, case, number):
+        """The times of asking for many keys, of which every second one exists."""
+        keys = [f"exist-{number}-{index}" for index in range(case.items)]
+        for key in keys[::2]:
+            expect("put_from", self.store.put_from(key, self.source.address, case.size), 0)
+        wanted = [1, 0] * (case.items // 2)
+        ask = lambda: expect("batch_is_exist", self.store.batch_is_exist(keys), wanted)
+        ask()
+        times = [timed(ask) for _ in range(case.rounds)]
+        self.remove(keys[::2])
+        return times
+
+    def names(self, case, number, whose):
+        """The keys of a slice: a list for each call."""
+        name = f"{case.name.replace(' ', '')}-{number}-{whose}"
+        return [[f"{name}-{call}-{item}" for item in range(case.items)] for call in range(case.calls)]
+
+    def put_all(self, case, keys):
+        if case.items == 1:
+            expect("put_from", self.store.put_from(keys[0], self.source.address, case.size), 0)
+            return
+        places, sizes = self.places(self.source, case)
+        expect("batch_put_from", self.store.batch_put_from(keys, places, sizes), [0] * case.items)
+
+    def get_all(self, case, keys):
+        if case.items == 1:
+            expect("get_into", self.store.get_into(keys[0], self.target.address, case.size), case.size)
+            return
+        places, sizes = self.places(self.target, case)
+        expect("batch_get_into", self.store.batch_get_into(keys, places, sizes), sizes)
+
+    @functools.cache  # noqa: B019 (a worker has one client, for as long as it lives)
+    def places(self, memory, case):
+        return [memory.address + index * case.size for index in range(case.items)], [case.size] * case.items
+
+    def remove(self, keys):
+        expect("batch_remove", self.store.batch_remove(keys, True), [0] * len(keys))
+
+    def close(self):
+        for memory in (self.source, self.target):
+            self.store.unregister_buffer(memory.address)
+        self.store.close()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--shape", required=True)
+    parser.add_argument("--role", required=True, choices=("client", "other", "owner"))
+    parser.add_argument("--address", required=True)
+    arguments = parser.parse_args()
+    client = Client(arguments.shape, arguments.role, arguments.address)
+    # A collection in the middle of a slice would be charged to whoever is measured then.
+    gc.disable()
+    print('{"ready": true}', flush=True)
+    for line in sys.stdin:
+        command = json.loads(line)
+        case = rows.case_named(command["case"]) if command["case"] else None
+        print(json.dumps(getattr(client, command["do"])(case, command["slice"])), flush=True)
+    client.close()
+
+
+if __name__ == "__main__":
+    main()
