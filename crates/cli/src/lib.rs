@@ -7,6 +7,7 @@
 //! with a hint, JSON where it is asked for. Settings are those of `tiffin_server::config`; a command adds
 //! only its own arguments.
 
+mod bench;
 mod console;
 mod curve;
 mod doctor;
@@ -79,8 +80,11 @@ enum Command {
     Settings(settings::Settings),
     Torture(torture::Torture),
     Curve(curve::Curve),
+    Bench(bench::Bench),
     #[command(hide = true)]
     TortureWorker(torture::Worker),
+    #[command(hide = true)]
+    BenchWorker(bench::Worker),
 }
 
 /// What a command is told beside its own arguments.
@@ -153,6 +157,8 @@ async fn dispatch(command: Command, context: &Context, console: &mut Console) ->
             unless_interrupted(torture::run(torture, context, console), signals).await
         }
         Command::Curve(curve) => unless_interrupted(curve::run(curve, context, console), signals).await,
+        Command::Bench(bench) => unless_interrupted(bench::run(bench, context, console), signals).await,
+        Command::BenchWorker(worker) => bench::work(worker, console).await,
         Command::TortureWorker(worker) => torture::work(worker, context, console).await,
     }
 }

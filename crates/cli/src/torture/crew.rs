@@ -42,7 +42,8 @@ impl Program {
         Self { path, token }
     }
 
-    fn command(&self) -> Command {
+    /// What starts a child.
+    pub(crate) fn command(&self) -> Command {
         let mut command = Command::new(&self.path);
         command.args(["--json", "--with-parent", "--log-level", "off"]);
         for (name, _) in
@@ -57,7 +58,8 @@ impl Program {
         command
     }
 
-    fn spawn(&self, command: &mut Command) -> Result<Child, Failure> {
+    /// Starts it.
+    pub(crate) fn spawn(&self, command: &mut Command) -> Result<Child, Failure> {
         let what = self.path.to_string_lossy();
         let fail = |error| Failure::new("system", format!("cannot start `{what}`: {error}"));
         command.spawn().map_err(|error| fail(error).hint("call `tiffin` by the path of its binary"))

@@ -4,6 +4,7 @@
 
 #![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test may fail in any line")]
 
+mod bench;
 mod cluster;
 mod curve;
 mod doctor;

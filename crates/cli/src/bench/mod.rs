@@ -1,0 +1,348 @@
+//! `tiffin bench`: how fast the store is on this machine, and how far from what the machine itself can do.
+//!
+//! Clients are processes of their own, in every shape; each workload is prepared, warmed up and then measured for so
+//! long or so many calls. The floor is measured in between, so that both see the same machine.
+
+mod crew;
+mod document;
+mod floor;
+mod html;
+mod plan;
+mod plot;
+mod table;
+mod worker;
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use bytesize::ByteSize;
+use clap::Subcommand;
+
+pub(crate) use worker::{Worker, run as work};
+
+use crate::Context;
+use crate::console::{Console, Failure, STATUS_OK};
+use crate::show;
+use crate::torture::{Cluster, Program};
+use crew::Crew;
+use document::{Document, FLOOR, OURS, Series, Times};
+use plan::{Limit, Shape, Task, Workload};
+
+/// Streams of the floor of sockets.
+const STREAMS: [u64; 3] = [1, 2, 4];
+/// How long a measurement takes, and the most calls of it, when it is to be quick.
+const QUICK: Limit = Limit { seconds: 0.02, calls: 100 };
+/// Memory of the store, when it is to be quick.
+const QUICK_MEMORY: u64 = 256 << 20;
+/// The widest bar of progress, in characters.
+const BAR_CHARS: usize = 24;
+
+/// Measures how fast a store is: puts, gets, batches, samples, pages; in one process, between two, and through
+/// sockets; with one client and with many; and beside it what memory and sockets do without any store.
+///
+/// It starts stores of its own, on loopback, and ends them.
+#[derive(Debug, clap::Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub(crate) struct Bench {
+    #[command(subcommand)]
+    action: Option<Action>,
+
+    /// Measure little of everything, in seconds: to see that it works, not how fast it is.
+    #[arg(long)]
+    quick: bool,
+
+    /// How long each measurement takes.
+    #[arg(long, default_value_t = 0.5, value_name = "N")]
+    seconds: f64,
+
+    /// The most calls of each measurement.
+    #[arg(long, default_value_t = 100_000, value_name = "N")]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
+    calls: u64,
+
+    /// Only this shape; may be repeated.
+    #[arg(long)]
+    shape: Vec<Shape>,
+
+    /// Only this workload; may be repeated.
+    #[arg(long)]
+    workload: Vec<Workload>,
+
+    /// Numbers of client processes at once.
+    #[arg(long, default_value = "1,2,4,8", value_delimiter = ',', value_name = "N,…")]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..=64))]
+    clients: Vec<u64>,
+
+    /// Memory of the stores that are started.
+    #[arg(long, default_value_t = ByteSize::gib(1), value_name = "SIZE")]
+    memory: ByteSize,
+
+    /// A file that `make bench` has written: what it says of the other store goes into the report.
+    #[arg(long, value_name = "FILE")]
+    peer: Option<PathBuf>,
+
+    /// Write a report with plots into this file: one page of HTML that needs nothing else.
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    Report(Report),
+}
+
+/// Makes a page with plots of what benchmarks have written as JSON.
+#[derive(Debug, clap::Args)]
+struct Report {
+    /// What `tiffin bench --json` or `make bench` has written; several are put together.
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
+
+    /// The file that the page goes into.
+    #[arg(short, long, default_value = "report.html", value_name = "FILE")]
+    output: PathBuf,
+}
+
+/// Measures, or shows what was measured.
+pub(crate) async fn run(bench: Bench, context: &Context, console: &mut Console) -> Result<i32, Failure> {
+    if let Some(Action::Report(report)) = &bench.action {
+        return render(report, console);
+    }
+    // What cannot be read or written is better known before than after.
+    let peer = bench.peer.as_deref().map(Document::read).transpose()?;
+    if let Some(path) = &bench.report {
+        write(path, "")?;
+    }
+    let began = Instant::now();
+    let mut run = Run::new(&bench, Program::own(context, String::new()));
+    let measured = run.everything(console).await;
+    run.progress.clear(console);
+    measured?;
+    let mut document = Document::new(run.series, began.elapsed().as_secs_f64());
+    if console.json {
+        console.value(&document)?;
+    } else {
+        console.text(table::table(&document.series))?;
+    }
+    if let Some(peer) = peer {
+        document.add_peer(peer);
+    }
+    if let Some(path) = &bench.report {
+        write(path, &html::page(&document))?;
+        console.note(format!("the report is in `{}`", path.display()));
+    }
+    Ok(STATUS_OK)
+}
+
+fn render(report: &Report, console: &mut Console) -> Result<i32, Failure> {
+    let mut whole: Option<Document> = None;
+    for file in &report.files {
+        let document = Document::read(file)?;
+        match &mut whole {
+            Some(whole) => whole.add(document),
+            None => whole = Some(document),
+        }
+    }
+    if let Some(document) = whole {
+        write(&report.output, &html::page(&document))?;
+        if console.json {
+            console.value(&serde_json::json!({ "report": report.output }))?;
+        } else {
+            console.note(format!("the report is in `{}`", report.output.display()));
+        }
+    }
+    Ok(STATUS_OK)
+}
+
+fn write(path: &Path, text: &str) -> Result<(), Failure> {
+    std::fs::write(path, text).map_err(|error| Failure::file("write", path, &error))
+}
+
+/// A benchmark that is under way.
+struct Run<'a> {
+    bench: &'a Bench,
+    program: Program,
+    limit: Limit,
+    memory: u64,
+    tasks: Vec<Task>,
+    growth: Vec<Task>,
+    series: Vec<Series>,
+    progress: Progress,
+}
+
+impl<'a> Run<'a> {
+    fn new(bench: &'a Bench, program: Program) -> Self {
+        let limit = Limit { seconds: bench.seconds.clamp(0.001, 3600.0), calls: bench.calls };
+        let (limit, memory) =
+            if bench.quick { (QUICK, QUICK_MEMORY) } else { (limit, bench.memory.as_u64()) };
+        let tasks = plan::tasks(&bench.workload, bench.quick);
+        let growth = plan::growth(&bench.workload, bench.quick);
+        let mut run = Self {
+            bench,
+            program,
+            limit,
+            memory,
+            tasks,
+            growth,
+            series: Vec::new(),
+            progress: Progress::default(),
+        };
+        let several = run.shapes().filter(|it| *it != Shape::Process).count();
+        run.progress.steps = run.shapes().count() * run.tasks.len()
+            + several * run.growth.len() * run.clients().len()
+            + run.floors();
+        run
+    }
+
+    fn shapes(&self) -> impl Iterator<Item = Shape> {
+        let wanted = self.bench.shape.clone();
+        Shape::ALL.into_iter().filter(move |it| wanted.is_empty() || wanted.contains(it))
+    }
+
+    fn clients(&self) -> Vec<u64> {
+        if self.bench.quick { vec![1, 2] } else { self.bench.clients.clone() }
+    }
+
+    /// The sizes for which there is a floor: those of single objects.
+    fn sizes(&self) -> Vec<u64> {
+        let gets = self.tasks.iter().filter(|task| task.workload == Workload::Get && task.items == 1);
+        let mut sizes: Vec<u64> = gets.map(|task| task.size).collect();
+        sizes.dedup();
+        sizes
+    }
+
+    fn floors(&self) -> usize {
+        self.sizes().len() * (1 + STREAMS.len()) + 2 + self.growth.len() * self.clients().len()
+    }
+
+    async fn everything(&mut self, console: &mut Console) -> Result<(), Failure> {
+        for shape in self.shapes().collect::<Vec<_>>() {
+            self.shape(shape, console).await?;
+        }
+        self.floor(console)?;
+        Ok(())
+    }
+
+    /// All workloads in one shape.
+    async fn shape(&mut self, shape: Shape, console: &mut Console) -> Result<(), Failure> {
+        let cluster = match shape {
+            Shape::Process => None,
+            Shape::Host | Shape::Tcp => Some(Cluster::start(&self.program, &[], 1, self.memory).await?),
+        };
+        let address = cluster.as_ref().map(|it| it.address.clone()).unwrap_or_default();
+        let mut crew = Crew::start(&self.program, shape, &address, self.memory, 1).await?;
+        for task in self.tasks.clone() {
+            self.progress.step(console, &describe(shape.name(), &task, 1));
+            let times = crew.run(task, self.limit, 1).await?;
+            self.keep(shape, &task, 1, &times);
+        }
+        crew.stop().await;
+        if shape == Shape::Process {
+            return Ok(());
+        }
+        let counts = self.clients();
+        let most = counts.iter().copied().max().unwrap_or(1);
+        let mut crew = Crew::start(&self.program, shape, &address, self.memory, most).await?;
+        for task in self.growth.clone() {
+            for count in &counts {
+                self.progress.step(console, &describe(shape.name(), &task, *count));
+                let times = crew.run(task, self.limit, *count as usize).await?;
+                self.keep(shape, &task, *count, &times);
+            }
+        }
+        crew.stop().await;
+        Ok(())
+    }
+
+    fn keep(&mut self, shape: Shape, task: &Task, clients: u64, times: &Times) {
+        let what = (OURS, shape.name(), task.name());
+        let mut series = Series::new(what, (task.size, task.items, clients), times);
+        series.keys = task.keys().map(ToOwned::to_owned);
+        series.bytes_per_second = times.per_second * task.call_bytes() as f64;
+        // With one client a workload may have been measured alone and as the first of many: the later one counts.
+        self.series.retain(|old| {
+            (&old.shape, &old.workload, &old.keys, old.size, old.items, old.clients)
+                != (&series.shape, &series.workload, &series.keys, series.size, series.items, series.clients)
+        });
+        self.series.push(series);
+    }
+
+    /// What the machine does by itself, under the names of the workloads that it bounds.
+    fn floor(&mut self, console: &mut Console) -> Result<(), Failure> {
+        let fail = |error| Failure::new("system", format!("cannot measure a loopback socket: {error}"));
+        for size in self.sizes() {
+            self.progress.step(console, &format!("floor: memcpy of {}", show::size(size)));
+            let places = (Task { size, ..self.tasks.first().copied().unwrap_or(ANY) }).working_calls();
+            let times = floor::memcpy(size, places, 1, self.limit);
+            for shape in [Shape::Process, Shape::Host] {
+                self.keep_floor(shape, ("memcpy", size, 1), None, &times);
+            }
+            for streams in STREAMS {
+                self.progress.step(console, &format!("floor: {streams} streams of {}", show::size(size)));
+                let times = floor::stream(size, streams, self.limit).map_err(fail)?;
+                self.keep_floor(Shape::Tcp, ("stream", size, 1), Some(streams), &times);
+            }
+        }
+        self.progress.step(console, "floor: a round trip between processes");
+        let times = floor::unix_round_trip(64, self.limit).map_err(fail)?;
+        self.keep_floor(Shape::Host, ("round trip", 64, 1), None, &times);
+        self.progress.step(console, "floor: a round trip through loopback");
+        let times = floor::tcp_round_trip(64, self.limit).map_err(fail)?;
+        self.keep_floor(Shape::Tcp, ("round trip", 64, 1), None, &times);
+        for task in self.growth.clone() {
+            for count in self.clients() {
+                self.progress.step(console, &format!("floor: memcpy by {count} at once"));
+                let times = floor::memcpy(task.size, task.working_calls(), count, self.limit);
+                self.keep_floor(Shape::Host, ("memcpy", task.size, count), None, &times);
+            }
+        }
+        Ok(())
+    }
+
+    fn keep_floor(
+        &mut self,
+        shape: Shape,
+        (name, size, clients): (&str, u64, u64),
+        streams: Option<u64>,
+        times: &Times,
+    ) {
+        let mut series = Series::new((FLOOR, shape.name(), name), (size, 1, clients), times);
+        series.streams = streams;
+        self.series.push(series);
+    }
+}
+
+/// Stands for a task where only sizes matter.
+const ANY: Task = Task { workload: Workload::Get, reads: true, size: 0, items: 1, new_keys: false };
+
+fn describe(shape: &str, task: &Task, clients: u64) -> String {
+    let items = if task.items > 1 { format!("{} x ", task.items) } else { String::new() };
+    let clients = if clients > 1 { format!(", {clients} clients") } else { String::new() };
+    format!("{shape}: {} {items}{}{clients}", task.name(), show::size(task.size))
+}
+
+/// How far it has come, for somebody who watches.
+#[derive(Debug, Default)]
+struct Progress {
+    steps: usize,
+    done: usize,
+}
+
+impl Progress {
+    fn step(&mut self, console: &mut Console, what: &str) {
+        let full = (self.done * BAR_CHARS / self.steps.max(1)).min(BAR_CHARS);
+        self.done += 1;
+        let (full, rest) = ("#".repeat(full), ".".repeat(BAR_CHARS - full));
+        if let Some(terminal) = console.watched() {
+            // A bar that cannot be drawn is no reason to stop.
+            let _ = write!(terminal, "\r\x1b[K[{full}{rest}] {} of {}  {what}", self.done, self.steps)
+                .and_then(|()| terminal.flush());
+        }
+    }
+
+    fn clear(&self, console: &mut Console) {
+        if let Some(terminal) = console.watched() {
+            let _ = write!(terminal, "\r\x1b[K").and_then(|()| terminal.flush());
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! The benchmark measures everything that it promises, and its report needs nothing but itself.
+
+use std::collections::BTreeSet;
+
+use serde_json::Value;
+
+use crate::{ran, tiffin};
+
+/// Elements that have no end.
+const VOID: [&str; 1] = ["meta"];
+
+#[test]
+fn a_quick_run_measures_everything_and_draws_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let page = folder.path().join("page.html");
+    let mut command = tiffin();
+    command.args(["bench", "--quick", "--json", "--report"]).arg(&page);
+    let found = ran(command, b"").json();
+    assert_eq!(found["schema"], "tiffin-bench/1");
+    let series = found["series"].as_array().unwrap();
+    let text = |one: &Value, name: &str| one[name].as_str().unwrap_or_default().to_owned();
+    let mut seen = BTreeSet::new();
+    for one in series {
+        let micros = |name: &str| one["micros"][name].as_f64().unwrap();
+        assert!(one["calls"].as_u64().unwrap() > 0, "{one:#}");
+        assert!(0.0 < micros("p50") && micros("p50") <= micros("p99"), "{one:#}");
+        assert!(micros("p99") <= micros("p999") && micros("p999") <= micros("max"), "{one:#}");
+        seen.insert((text(one, "source"), text(one, "shape"), text(one, "workload"), text(one, "keys")));
+    }
+    for shape in ["same process", "same host", "tcp"] {
+        for (workload, keys) in [
+            ("put_from", ""),
+            ("get_into", "known"),
+            ("get_into", "new"),
+            ("batch_put_from", ""),
+            ("batch_get_into", "known"),
+            ("batch_get_into", "new"),
+            ("batch_is_exist", ""),
+            ("mixed, 4 gets a put", ""),
+            ("get_into, Zipf keys", "known"),
+            ("sample put", ""),
+            ("sample take", ""),
+            ("pages put", ""),
+            ("pages get", "known"),
+        ] {
+            let wanted = ("tiffin".to_owned(), shape.to_owned(), workload.to_owned(), keys.to_owned());
+            assert!(seen.contains(&wanted), "{wanted:?} is missing in {seen:#?}");
+        }
+    }
+    assert!(series.iter().any(|one| one["source"] == "tiffin" && one["clients"] == 2), "{found:#}");
+    check_page(&std::fs::read_to_string(&page).unwrap());
+}
+
+#[test]
+fn a_report_is_made_of_files_and_trusts_none_of_their_words() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let micros = r#"{"mean": 2, "p50": 2, "p90": 2, "p99": 3, "p999": 4, "max": 5}"#;
+    let series = |source: &str, size: u64| {
+        format!(
+            r#"{{"source": "{source}", "shape": "same host", "workload": "get_into", "keys": "known",
+            "size": {size}, "items": 1, "clients": 1, "calls": 9, "seconds": 1, "bytes_per_second": 1e9,
+            "calls_per_second": 1e3, "micros": {micros}}}"#
+        )
+    };
+    let target = r#"{"row": "<script>", "column": "a", "unit": "GB/s", "target": null, "faster": 2,
+        "faster_low": 1, "faster_high": 3, "of_floor": 0.9, "p99_faster": 1, "met": true, "met_by_floor": true,
+        "p99_met": false, "tiffin": 2, "mooncake": 1}"#;
+    for (name, source, targets) in [("a.json", "tiffin", ""), ("b.json", "mooncake", target)] {
+        let text = format!(
+            r#"{{"schema": "tiffin-bench/1", "kind": "comparison", "made": "now", "later": [1],
+            "machine": {{"cpu": "<b>x</b>", "cores": 2, "memory": 3, "kernel": "6"}},
+            "targets": [{targets}], "series": [{}, {}]}}"#,
+            series(source, 4096),
+            series(source, 65536)
+        );
+        std::fs::write(path(name), text).unwrap();
+    }
+    let mut command = tiffin();
+    command.args(["bench", "report"]).args([path("a.json"), path("b.json")]);
+    command.arg("--output").arg(path("page.html"));
+    ran(command, b"").ok();
+    let page = std::fs::read_to_string(path("page.html")).unwrap();
+    check_page(&page);
+    for part in ["✓ met", "✗ missed", "&lt;script&gt;", "&lt;b&gt;x", "class=\"peer\"", "90 % of the floor"]
+    {
+        assert!(page.contains(part), "`{part}` is missing");
+    }
+}
+
+#[test]
+fn a_file_that_is_no_benchmark_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("other.json");
+    for text in ["{}", "no json", r#"{"schema": "tiffin-bench/9"}"#] {
+        std::fs::write(&path, text).unwrap();
+        for arguments in [vec!["bench", "report"], vec!["bench", "--peer"]] {
+            let mut command = tiffin();
+            command.arg("--json").args(arguments).arg(&path);
+            let error = ran(command, b"").error();
+            assert_eq!(error["code"], "invalid", "{error}");
+            assert!(error["message"].as_str().unwrap().contains("other.json"), "{error}");
+        }
+    }
+}
+
+/// Every element that begins ends, in order; nothing is loaded, and nothing runs.
+#[track_caller]
+fn check_page(page: &str) {
+    assert!(page.starts_with("<!DOCTYPE html>"), "{page}");
+    for word in ["http:", "https:", "src=", "href=", "@import", "url(", "<script", "NaN", "inf\""] {
+        assert!(!page.contains(word), "`{word}` in the page");
+    }
+    assert!(page.contains("<svg class=\"plot\"") && page.contains("prefers-color-scheme: dark"));
+    let mut open: Vec<&str> = Vec::new();
+    for part in page.split('<').skip(1) {
+        let (tag, _) = part.split_once('>').unwrap_or_else(|| panic!("`<{part}` does not end"));
+        let name = tag.trim_start_matches('/').split([' ', '/', '\n']).next().unwrap();
+        if let Some(ended) = tag.strip_prefix('/') {
+            assert_eq!(open.pop(), Some(ended), "`</{ended}>` ends something else");
+        } else if !tag.starts_with('!') && !tag.ends_with('/') && !VOID.contains(&name) {
+            open.push(name);
+        }
+    }
+    assert!(open.is_empty(), "{open:?} never end");
+}
