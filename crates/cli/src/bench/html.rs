@@ -206,7 +206,7 @@ fn sizes(document: &Document, shape: &str) -> Vec<Plot> {
             lines,
         };
         plots.push(plot(format!("{title}: median time"), "µs", true, lines(|it| it.micros.p50, true)));
-        plots.push(plot(format!("{title}: throughput"), "GB/s", false, lines(throughput, false)));
+        plots.push(plot(format!("{title}: throughput"), "GB/s", true, lines(throughput, false)));
     }
     plots
 }

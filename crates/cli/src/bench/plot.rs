@@ -15,6 +15,8 @@ const TOP: f64 = 12.0;
 const BOTTOM: f64 = 46.0;
 /// About how many lines help to read a height.
 const MARKS: f64 = 5.0;
+/// With more of them than this, orders of magnitude are shown without what is in between.
+const LOG_MARKS_MAX: usize = 8;
 
 /// What stands on the horizontal axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,7 +126,7 @@ impl Plot {
              text-anchor=\"middle\">{}</text>",
             HEIGHT - 8.0,
             escape(self.across_label),
-            escape(self.unit)
+            escape(&if self.is_log { format!("{}, log scale", self.unit) } else { self.unit.to_owned() })
         );
     }
 
@@ -155,9 +157,15 @@ impl Scale {
         let most = points().map(|(_, y)| y).fold(f64::MIN_POSITIVE, f64::max);
         let least = points().map(|(_, y)| y).filter(|y| *y > 0.0).fold(most, f64::min);
         if plot.is_log {
-            let (low, high) = (least.log10().floor(), most.log10().ceil().max(least.log10().floor() + 1.0));
-            let marks = (low as i32..=high as i32).map(|power| 10_f64.powi(power)).collect();
-            return Self { places, across: plot.across, low, high, is_log: true, marks };
+            let marks = orders(least, most);
+            let ends = marks.first().zip(marks.last()).map(|(low, high)| (low.log10(), high.log10()));
+            let (low, high) = ends.unwrap_or((0.0, 1.0));
+            let mut shown = marks.clone();
+            if marks.len() > LOG_MARKS_MAX {
+                // Only ones and noughts are left where there are many orders of magnitude.
+                shown.retain(|mark| (mark.log10() - mark.log10().round()).abs() < 1e-6);
+            }
+            return Self { places, across: plot.across, low, high, is_log: true, marks: shown };
         }
         let step = nice(most / MARKS);
         let high = (most / step).ceil() * step;
@@ -186,6 +194,17 @@ impl Scale {
         let part = ((value - self.low) / (self.high - self.low).max(f64::MIN_POSITIVE)).clamp(0.0, 1.0);
         HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * part
     }
+}
+
+/// One, two, five and noughts, from the last one below to the first one above.
+fn orders(least: f64, most: f64) -> Vec<f64> {
+    let powers = least.log10().floor() as i32..=most.log10().ceil() as i32;
+    let every = powers.flat_map(|power| [1.0, 2.0, 5.0].map(|digit| digit * 10_f64.powi(power)));
+    let every: Vec<f64> = every.collect();
+    let first = every.iter().rposition(|it| *it <= least * 1.000_001).unwrap_or_default();
+    let last = every.iter().position(|it| *it >= most / 1.000_001).unwrap_or(every.len().saturating_sub(1));
+    // At least two, so that there is a scale.
+    every.get(first..=last.max(first + 1)).unwrap_or(&every).to_vec()
 }
 
 /// A round step of about this size: one, two or five, and noughts.
@@ -258,6 +277,8 @@ mod tests {
         for (step, round) in [(0.9, 1.0), (1.3, 2.0), (0.034, 0.05), (700.0, 1000.0)] {
             assert!((nice(step) - round).abs() < 1e-9, "{step}: {}", nice(step));
         }
+        assert_eq!(orders(3.0, 40.0), [2.0, 5.0, 10.0, 20.0, 50.0]);
+        assert_eq!(orders(7.0, 7.0), [5.0, 10.0]);
         for (value, text) in [(0.0, "0"), (0.25, "0.25"), (10.0, "10"), (1234.0, "1234"), (2.5e6, "2.5 M")] {
             assert_eq!(number(value), text);
         }
