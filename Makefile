@@ -66,7 +66,8 @@ dist/.built: $(SOURCES) .venv/ready
 
 bench: .venv-bench/wheels .venv-peer/ready ## Compare with the official Mooncake wheel, in turns; the table of targets (ARGS=--json)
 	@bash bench/peer-needs.sh
-	.venv-bench/bin/python bench --ours .venv-bench/bin/python --peer .venv-peer/bin/python --output bench-out $(ARGS)
+	.venv-bench/bin/python bench --ours .venv-bench/bin/python --peer .venv-peer/bin/python \
+	  --tiffin .venv-bench/bin/tiffin --output bench-out $(ARGS)
 
 bench-scale: ## How the master grows: memory of an object, lookups, eviction at 10 thousand to 10 million objects (ARGS=1000000 bounds them)
 	$(CARGO) bench --locked -p tiffin-core --bench scale -- $(ARGS)

@@ -1,6 +1,7 @@
 //! What no store can beat on this machine: one copy of the bytes, one stream of them, one round trip.
 //!
-//! It uses plain memory and plain sockets, as many threads as there are streams or clients, and nothing of ours.
+//! It uses plain memory and plain sockets, as many threads as there are streams or clients, and nothing of
+//! ours.
 
 use std::hint::black_box;
 use std::io::{self, Read, Write};
@@ -74,7 +75,7 @@ pub(super) fn stream(size: u64, streams: u64, limit: Limit) -> io::Result<Times>
                         if stop.load(order) {
                             return;
                         }
-                        // The other ends are in this process: a failure shows up as a stream that is cut short.
+                        // The other ends are in this process: what fails here fails there, and ends.
                         let _cut = ask(&mut near, &mut into);
                         done.wait();
                     }

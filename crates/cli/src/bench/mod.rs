@@ -1,7 +1,7 @@
 //! `tiffin bench`: how fast the store is on this machine, and how far from what the machine itself can do.
 //!
-//! Clients are processes of their own, in every shape; each workload is prepared, warmed up and then measured for so
-//! long or so many calls. The floor is measured in between, so that both see the same machine.
+//! Clients are processes of their own, in every shape; each workload is prepared, warmed up and then measured
+//! for so long or so many calls. The floor is measured in the same run, so that both see the same machine.
 
 mod crew;
 mod document;
@@ -37,8 +37,8 @@ const QUICK_MEMORY: u64 = 256 << 20;
 /// The widest bar of progress, in characters.
 const BAR_CHARS: usize = 24;
 
-/// Measures how fast a store is: puts, gets, batches, samples, pages; in one process, between two, and through
-/// sockets; with one client and with many; and beside it what memory and sockets do without any store.
+/// Measures how fast a store is: puts, gets, batches, samples, pages; in one process, between two, and
+/// through sockets; with one client and with many; and beside it what memory and sockets do without a store.
 ///
 /// It starts stores of its own, on loopback, and ends them.
 #[derive(Debug, clap::Args)]
@@ -259,7 +259,7 @@ impl<'a> Run<'a> {
         let mut series = Series::new(what, (task.size, task.items, clients), times);
         series.keys = task.keys().map(ToOwned::to_owned);
         series.bytes_per_second = times.per_second * task.call_bytes() as f64;
-        // With one client a workload may have been measured alone and as the first of many: the later one counts.
+        // With one client a workload may have been measured alone and as the first of many: the later counts.
         self.series.retain(|old| {
             (&old.shape, &old.workload, &old.keys, old.size, old.items, old.clients)
                 != (&series.shape, &series.workload, &series.keys, series.size, series.items, series.clients)

@@ -1,7 +1,7 @@
 //! A plot as SVG: lines over sizes or over numbers of clients. Colours come from the page that it stands in.
 //!
-//! **Invariant:** nothing is told by colour alone: every line has dashes or marks of its own, and every point says in
-//! words what it is.
+//! **Invariant:** nothing is told by colour alone: every line has dashes or marks of its own, and every point
+//! says in words what it is.
 
 use std::fmt::Write as _;
 
@@ -100,8 +100,8 @@ impl Plot {
             let y = scale.y(*mark);
             let _ = writeln!(
                 text,
-                "<path class=\"grid\" d=\"M{LEFT} {y:.1}H{right}\"/><text class=\"tick\" x=\"{}\" y=\"{y:.1}\" \
-                 text-anchor=\"end\" dominant-baseline=\"middle\">{}</text>",
+                "<path class=\"grid\" d=\"M{LEFT} {y:.1}H{right}\"/>\
+                 <text class=\"tick\" x=\"{}\" y=\"{y:.1}\" text-anchor=\"end\" dominant-baseline=\"middle\">{}</text>",
                 LEFT - 7.0,
                 number(*mark)
             );

@@ -1,7 +1,7 @@
 //! One client process of a benchmark: it prepares and runs what it is told, and tells how long calls took.
 //!
-//! A line of JSON is a command, and gets a line of JSON as its answer. Keys, buffers and what a call is made of
-//! are put together before its time begins; what must be tidied up between calls is not part of their time.
+//! A line of JSON is a command, and gets a line of JSON as its answer. Keys, buffers and what a call is made
+//! of are put together before its time begins; what must be tidied up between calls is not part of it.
 
 use std::io::BufRead;
 use std::time::{Duration, Instant};

@@ -64,8 +64,8 @@ fn a_report_is_made_of_files_and_trusts_none_of_their_words() {
         )
     };
     let target = r#"{"row": "<script>", "column": "a", "unit": "GB/s", "target": null, "faster": 2,
-        "faster_low": 1, "faster_high": 3, "of_floor": 0.9, "p99_faster": 1, "met": true, "met_by_floor": true,
-        "p99_met": false, "tiffin": 2, "mooncake": 1}"#;
+        "faster_low": 1, "faster_high": 3, "of_floor": 0.9, "p99_faster": 1, "met": true,
+        "met_by_floor": true, "p99_met": false, "tiffin": 2, "mooncake": 1}"#;
     for (name, source, targets) in [("a.json", "tiffin", ""), ("b.json", "mooncake", target)] {
         let text = format!(
             r#"{{"schema": "tiffin-bench/1", "kind": "comparison", "made": "now", "later": [1],
