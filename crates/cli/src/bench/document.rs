@@ -1,7 +1,7 @@
 //! What a benchmark found, as it is written to a file and read again.
 //!
-//! `make bench` writes the same format, with the table of targets in it; unknown fields are skipped, so that a
-//! file of a later version can be read as far as it is understood.
+//! `make bench` writes the same format, with the table of targets in it; unknown fields are skipped, so that
+//! a file of a later version can be read as far as it is understood.
 
 use std::collections::BTreeMap;
 use std::path::Path;

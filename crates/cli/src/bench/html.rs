@@ -104,9 +104,9 @@ fn targets(targets: &[Target], text: &mut String) {
     let met = targets.iter().map(|it| usize::from(it.met) + usize::from(it.p99_met)).sum::<usize>();
     let _ = write!(
         text,
-        "<section>\n<h2>Targets</h2>\n<p>{met} of {} are met. A cell is the ratio of ours to theirs, and below \
-         it that of the 99th percentiles; a bulk target is also met by 85 % of what the machine itself did in \
-         the same run.</p>\n<div class=\"wide\"><table class=\"targets\">\n<thead><tr><th></th>",
+        "<section>\n<h2>Targets</h2>\n<p>{met} of {} are met. A cell is the ratio of ours to theirs, and \
+         below it that of the 99th percentiles; a bulk target is also met by 85 % of what the machine itself \
+         did in the same run.</p>\n<div class=\"wide\"><table class=\"targets\">\n<thead><tr><th></th>",
         2 * targets.len()
     );
     for column in &columns {

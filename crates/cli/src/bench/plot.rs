@@ -101,7 +101,8 @@ impl Plot {
             let _ = writeln!(
                 text,
                 "<path class=\"grid\" d=\"M{LEFT} {y:.1}H{right}\"/>\
-                 <text class=\"tick\" x=\"{}\" y=\"{y:.1}\" text-anchor=\"end\" dominant-baseline=\"middle\">{}</text>",
+                 <text class=\"tick\" x=\"{}\" y=\"{y:.1}\" \
+                 text-anchor=\"end\" dominant-baseline=\"middle\">{}</text>",
                 LEFT - 7.0,
                 number(*mark)
             );
