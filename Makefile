@@ -12,7 +12,7 @@ SOURCES := $(shell find Cargo.toml Cargo.lock crates python python-mooncake READ
              -type f -not -path '*/__pycache__/*' -not -path '*/tests/*' -not -name '*.so' 2>/dev/null)
 
 .PHONY: help run test wheel wheel-310 bench bench-scale fmt docs clean-venv clean
-.PHONY: miri
+.PHONY: miri simulate sabotage-table
 .PHONY: check-fmt check-lint check-unit check-docs check-deny check-python
 
 help: ## List the targets
@@ -71,6 +71,17 @@ bench: .venv-bench/wheels .venv-peer/ready ## Compare with the official Mooncake
 
 bench-scale: ## How the master grows: memory of an object, lookups, eviction at 10 thousand to 10 million objects (ARGS=1000000 bounds them)
 	$(CARGO) bench --locked -p tiffin-core --bench scale -- $(ARGS)
+
+SEEDS ?= 1000000
+simulate: ## Play a million simulated clusters (SEEDS=, ARGS='--start 1000000 --json')
+	@$(CARGO) build --release --locked -q -p tiffin-sim
+	@target/release/tiffin-sim --seeds $(SEEDS) $(ARGS)
+
+sabotage-table: ## Break each rule in turn, and write into docs/simulation.md how soon the simulation notices
+	@$(CARGO) build --release --locked -q -p tiffin-sim
+	@target/release/tiffin-sim --table --seeds 10000 > target/sabotage-table.md
+	@sed -i -e '/^<!-- table -->$$/,/^<!-- end of the table -->$$/{/^<!--/!d}' \
+	  -e '/^<!-- table -->$$/r target/sabotage-table.md' docs/simulation.md
 
 # What Miri can run: code that asks the kernel for nothing. Segments are memory files, which it does not know, so the
 # control segment is left to loom and shuttle, in `check-unit`.

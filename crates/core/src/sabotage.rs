@@ -4,63 +4,86 @@
 //! simulation must catch every one of them. Without the feature `sabotage` the type has a single value and
 //! every question about it is answered `false` at compile time.
 
-/// Which rule is broken, if any.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Sabotage {
-    /// None: production.
-    #[default]
-    None,
-    /// The reader checks the stamp before the copy and not after it.
-    #[cfg(feature = "sabotage")]
-    CheckBeforeCopyOnly,
-    /// The node frees a retired object's room without changing its stamp.
-    #[cfg(feature = "sabotage")]
-    ReuseBeforeRetire,
-    /// The node reuses room that somebody still looks at.
-    #[cfg(feature = "sabotage")]
-    IgnoreViews,
-    /// The node takes a silent writer for dead and gives its room away.
-    #[cfg(feature = "sabotage")]
-    SilenceIsDeath,
-    /// The node commits a reservation whatever stamp the writer presents.
-    #[cfg(feature = "sabotage")]
-    CommitWithoutFence,
-    /// The master answers a delete before the nodes have confirmed it.
-    #[cfg(feature = "sabotage")]
-    DeleteWithoutConfirmation,
-    /// The master readmits a node without the retires that it owes.
-    #[cfg(feature = "sabotage")]
-    ForgetOwedRetires,
-    /// The master believes a node that it had declared lost.
-    #[cfg(feature = "sabotage")]
-    BelieveTheLost,
-    /// The master evicts pinned objects too.
-    #[cfg(feature = "sabotage")]
-    EvictPinned,
-    /// The master lets a namespace have more than its quota.
-    #[cfg(feature = "sabotage")]
-    IgnoreQuota,
-    /// The master listens to connections that have been replaced.
-    #[cfg(feature = "sabotage")]
-    HearOldConnections,
+/// Declares the variants and, for the table, the list of all of them with the rule that each breaks.
+macro_rules! variants {
+    ($($(#[doc = $doc:literal])+ $variant:ident: $rule:literal,)*) => {
+        /// Which rule is broken, if any.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        pub enum Sabotage {
+            /// None: production.
+            #[default]
+            None,
+            $($(#[doc = $doc])+ #[cfg(feature = "sabotage")] $variant,)*
+        }
+
+        #[cfg(feature = "sabotage")]
+        impl Sabotage {
+            /// Every broken variant.
+            pub const ALL: &[Self] = &[$(Self::$variant,)*];
+
+            /// The rule that it breaks, in a few words.
+            #[must_use]
+            pub fn rule(self) -> &'static str {
+                match self {
+                    Self::None => "none",
+                    $(Self::$variant => $rule,)*
+                }
+            }
+        }
+    };
 }
 
-impl Sabotage {
-    /// Every broken variant.
-    #[cfg(feature = "sabotage")]
-    pub const ALL: [Self; 11] = [
-        Self::IgnoreQuota,
-        Self::CheckBeforeCopyOnly,
-        Self::ReuseBeforeRetire,
-        Self::IgnoreViews,
-        Self::SilenceIsDeath,
-        Self::CommitWithoutFence,
-        Self::DeleteWithoutConfirmation,
-        Self::ForgetOwedRetires,
-        Self::BelieveTheLost,
-        Self::EvictPinned,
-        Self::HearOldConnections,
-    ];
+variants! {
+    /// The reader checks the stamp before the copy and not after it.
+    CheckBeforeCopyOnly: "stamp check, shared memory",
+    /// The node counts bytes that it sent while their object was taken away.
+    SendWithoutCheck: "stamp check, sockets",
+    /// The node frees a retired object's room without changing its stamp.
+    ReuseBeforeRetire: "retire before reuse",
+    /// The node reuses room that somebody still looks at.
+    IgnoreViews: "view count",
+    /// The node takes a silent writer for dead and gives its room away.
+    SilenceIsDeath: "silence is never death",
+    /// The node commits a reservation whatever stamp the writer presents.
+    CommitWithoutFence: "fence of writers",
+    /// The master listens to connections that have been replaced.
+    HearOldConnections: "fence of connections, master",
+    /// The node listens to connections that have been replaced.
+    NodeHearsOldConnections: "fence of connections, node",
+    /// The master answers a delete before the nodes have confirmed it.
+    DeleteWithoutConfirmation: "delete waits for the nodes",
+    /// The master readmits a node without the retires that it owes.
+    ForgetOwedRetires: "owed retires are applied on return",
+    /// The master believes a node that it had declared lost.
+    BelieveTheLost: "a lost node returns empty",
+    /// The master prefers what a joining node tells of, however old it is.
+    PreferOlder: "generation check, joining",
+    /// The master takes an acknowledgement of one generation for one of another.
+    AckAnyGeneration: "generation check, acknowledging",
+    /// The master evicts pinned objects too.
+    EvictPinned: "pin check",
+    /// The master answers a pin before the nodes have it in writing.
+    PinWithoutWriting: "pins are in writing",
+    /// The master evicts leased objects too.
+    EvictLeased: "a lease keeps from eviction",
+    /// The master lets a lease refuse nothing where it is to refuse removal.
+    RemoveLeased: "a strict lease refuses removal",
+    /// The master evicts samples that nobody has consumed.
+    EvictSamples: "unconsumed samples stay",
+    /// The master frees a sample that has waited too long although somebody has leased it.
+    GiveUpLeased: "a lease keeps a sample",
+    /// The leases of a client that is gone go on.
+    LeasesOutliveClients: "leases end with their client",
+    /// The master forgets who has consumed a sample.
+    ForgetAcks: "acknowledgements count",
+    /// The master answers an acknowledgement before the nodes have it in writing.
+    AckWithoutWriting: "acknowledgements are in writing",
+    /// The master lets a namespace have more than its quota.
+    IgnoreQuota: "quota",
+    /// The master lets a put that comes later have room that others wait for.
+    OvertakeTheWaiting: "waiting puts are not overtaken",
+    /// The master serves the last in the line first.
+    ServeTheLast: "waiting puts are served in order",
 }
 
 /// Whether a rule is broken here: `sabotaged!(self.sabotage, IgnoreViews)`.

@@ -45,8 +45,14 @@ points! {
     FaultMasterCrash,
     /// A fault: the master's clock jumps.
     FaultClockJump,
+    /// A fault: the master's clock jumps back.
+    FaultClockBack,
     /// A fault: the master's clock stands still.
     FaultClockStop,
+    /// A fault: the master's clock goes faster or slower than the others.
+    FaultClockRate,
+    /// A fault: a client's clock goes faster or slower than the others.
+    FaultClientClock,
     /// A client closes its handle in good order.
     ClientLeaves,
     /// A frame is lost with its connection.
@@ -163,6 +169,18 @@ points! {
     SampleRecorded,
     /// The invariant was checked on something.
     CheckedQuota,
+    /// The invariant was checked on something.
+    CheckedRival,
+    /// The invariant was checked on something.
+    CheckedOrder,
+    /// The invariant was checked on something.
+    CheckedRefusal,
+    /// The invariant was checked on something.
+    CheckedConsumed,
+    /// The invariant was checked on something.
+    CheckedGivenUp,
+    /// The invariant was checked on something.
+    CheckedLeases,
     /// The invariant was checked on something.
     CheckedWholeValue,
     /// The invariant was checked on something.

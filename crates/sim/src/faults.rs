@@ -18,11 +18,14 @@ pub(crate) enum Fault {
     NodeStop,
     MasterCrash,
     ClockJump,
+    ClockBack,
     ClockStop,
+    ClockRate,
+    ClientClock,
 }
 
 impl Fault {
-    pub(crate) const ALL: [Self; 11] = [
+    pub(crate) const ALL: [Self; 14] = [
         Self::ClientBreak,
         Self::LinkBreak,
         Self::LinkLong,
@@ -33,7 +36,10 @@ impl Fault {
         Self::NodeStop,
         Self::MasterCrash,
         Self::ClockJump,
+        Self::ClockBack,
         Self::ClockStop,
+        Self::ClockRate,
+        Self::ClientClock,
     ];
 }
 
@@ -103,9 +109,29 @@ impl World {
                     self.crash_master(down);
                 }
             }
+            Fault::ClockJump | Fault::ClockBack | Fault::ClockStop | Fault::ClockRate => {
+                self.strike_clock(fault);
+            }
+            Fault::ClientClock => {
+                let rate = self.rate();
+                if let Some(it) = self.clients.get_mut(client).filter(|it| it.alive) {
+                    it.clock_percent = rate;
+                    self.coverage.hit(Point::FaultClientClock);
+                }
+            }
+        }
+    }
+
+    /// The master's clock jumps, stands still, or goes at another rate than the world's.
+    fn strike_clock(&mut self, fault: Fault) {
+        match fault {
             Fault::ClockJump => {
                 self.coverage.hit(Point::FaultClockJump);
                 self.clock.ahead += self.chance.delay(200, 2000) as i64;
+            }
+            Fault::ClockBack => {
+                self.coverage.hit(Point::FaultClockBack);
+                self.clock.ahead -= self.chance.delay(50, 500) as i64;
             }
             Fault::ClockStop => {
                 let stands = self.master_now().0;
@@ -114,7 +140,17 @@ impl World {
                 let until = self.now + self.chance.delay(100, 500);
                 self.at(until, Event::ClockGoesOn);
             }
+            _ => {
+                self.coverage.hit(Point::FaultClockRate);
+                let rate = self.rate();
+                self.clock.go_at(self.now, rate);
+            }
         }
+    }
+
+    /// A clock's rate, in percent of the world's.
+    fn rate(&mut self) -> u64 {
+        *self.chance.pick(&[25, 50, 90, 100, 110, 200, 400]).unwrap_or(&100)
     }
 
     /// A process that is stopped for long often finds its connections closed when it goes on.

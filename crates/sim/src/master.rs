@@ -81,8 +81,10 @@ impl World {
                 if let Some(it) = self.conns.get_mut(&conn) {
                     it.greeted = true;
                 }
-                if hello.role == Role::Client {
-                    self.heard.insert(hello.client, conn);
+                if hello.role == Role::Client
+                    && let Some(old) = self.heard.insert(hello.client, conn)
+                {
+                    self.oracle.client_is_gone(old);
                 }
                 let welcome = Welcome {
                     major: VERSION_MAJOR,
@@ -100,6 +102,10 @@ impl World {
                     self.coverage.hit(Point::FrameFenced);
                 }
                 self.let_time_pass();
+                if let (Request::Reserve(reserve), Speaker::Client(namespace)) = (&request, speaker) {
+                    let others_wait = self.somebody_waits(namespace);
+                    self.oracle.arrives((conn, id), reserve, namespace, others_wait);
+                }
                 let complete = self.everything_is_known();
                 self.oracle.hears(conn, id, &request, speaker, complete);
                 self.master_handles(MasterEvent::Request(conn, id, request));
@@ -111,12 +117,13 @@ impl World {
 
     pub(crate) fn master_closed(&mut self, conn: ConnId) {
         self.heard.retain(|_, it| *it != conn);
+        self.oracle.client_is_gone(conn);
         self.registered.retain(|_, it| *it != conn);
         self.master_handles(MasterEvent::Closed(conn));
     }
 
     pub(crate) fn master_tick(&mut self) {
-        let now = self.master_now();
+        let now = self.tell_time();
         let Some(master) = &mut self.master else { return };
         if master.poll_timeout().is_some_and(|at| at <= now) {
             master.handle_timeout(now);
@@ -128,12 +135,12 @@ impl World {
         let Some(stood) = self.clock.stands_at.take() else { return };
         // It either lost the time or catches up.
         if self.chance.percent(50) {
-            self.clock.ahead = stood as i64 - self.now as i64;
+            self.clock.go_on_from(self.now, stood);
         }
     }
 
     fn master_handles(&mut self, event: MasterEvent) {
-        let now = self.master_now();
+        let now = self.tell_time();
         let Some(master) = &mut self.master else { return };
         master.handle(now, event);
         self.drain_master(now);
@@ -141,7 +148,7 @@ impl World {
 
     /// What time alone brings about happens before the event, so that it is not taken for its consequence.
     fn let_time_pass(&mut self) {
-        let now = self.master_now();
+        let now = self.tell_time();
         let Some(master) = &mut self.master else { return };
         master.handle_timeout(now);
         self.drain_master(now);

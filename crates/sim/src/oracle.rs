@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use tiffin_core::{
     ConnId, Generation, Hold, RequestId, SegmentId, Tick,
-    marks::Marks,
+    marks::{Consumption, Marks},
     master::{Effect, Notice},
     message::{
         Announce, CommitOutcome, Decide, DecideItem, DeleteOutcome, DeletedMatching, LeaseOutcome, OnExists,
@@ -18,7 +18,7 @@ use tiffin_core::{
 };
 
 use crate::{
-    coverage::Coverage,
+    coverage::{Coverage, Point},
     memory::{Memory, ValueId},
     names::{self, Name},
 };
@@ -62,6 +62,10 @@ pub(crate) struct Life {
     /// Those of them that every node has confirmed to have in writing.
     pub(crate) written_pins: BTreeSet<String>,
     pub(crate) sample: bool,
+    /// Each of several groups consumes it.
+    pub(crate) by_groups: bool,
+    /// The groups that have, as every node has confirmed to have in writing.
+    pub(crate) acked: BTreeSet<String>,
     /// Its marks were told.
     marked: bool,
     pub(crate) value: Option<ValueId>,
@@ -117,6 +121,23 @@ struct Deleting {
 /// An owner, and what it pins.
 pub(crate) type Pinning = (String, Vec<Option<Generation>>);
 
+/// Who acknowledges what, and whether every copy that exists was known to the master.
+#[derive(Debug)]
+pub(crate) struct Acking {
+    pub(crate) generations: Vec<Generation>,
+    pub(crate) group: String,
+    pub(crate) complete: bool,
+}
+
+/// A put that came while others waited for room.
+#[derive(Debug)]
+pub(crate) struct InLine {
+    pub(crate) namespace: u8,
+    pub(crate) arrival: u64,
+    /// It is ready to wait.
+    pub(crate) waits: bool,
+}
+
 /// Decisions that are not answered yet.
 #[derive(Debug)]
 struct Deciding {
@@ -131,9 +152,14 @@ struct Deciding {
 struct Cause {
     /// Objects of these names may be taken away.
     names: BTreeSet<Name>,
-    /// Names that were looked up, and with a lease.
+    /// And these very objects.
+    generations: BTreeSet<Generation>,
+    /// A removal that a lease refuses.
+    polite: bool,
+    /// Names that were looked up, and with a lease; or on behalf of which group.
     asked: Vec<Name>,
     lease: bool,
+    group: String,
     announced: Vec<Record>,
     /// By a node that this life of the master knew nothing of: what it holds may be older than what was seen.
     news: bool,
@@ -167,7 +193,12 @@ pub(crate) struct Oracle {
     /// Pins that are not answered yet.
     pub(crate) pinning: BTreeMap<(ConnId, RequestId), Pinning>,
     /// Acknowledgements that are not answered yet.
-    pub(crate) acking: BTreeMap<(ConnId, RequestId), (Vec<Generation>, bool)>,
+    pub(crate) acking: BTreeMap<(ConnId, RequestId), Acking>,
+    /// Leases of samples: through which connection, and of what.
+    pub(crate) leases: BTreeMap<u64, (ConnId, Generation)>,
+    /// Puts that came while others waited for room, and how they stand.
+    pub(crate) line: BTreeMap<(ConnId, RequestId), InLine>,
+    pub(crate) arrivals: u64,
     /// Samples may be given up for having waited too long, in this life of the master.
     pub(crate) impatient: bool,
     /// Something was evicted of which no reachable node had a copy, so nobody knows what.
@@ -221,6 +252,8 @@ impl Oracle {
         self.deciding.clear();
         self.pinning.clear();
         self.acking.clear();
+        self.leases.clear();
+        self.line.clear();
         (self.impatient, self.blind) = (false, false);
         let alive = memories.values().filter(|it| it.alive);
         let surviving: BTreeSet<_> =
@@ -245,6 +278,7 @@ impl Oracle {
         complete: bool,
     ) {
         self.cause = Cause::default();
+        self.cause.polite = self.is_polite(request);
         match (request, speaker) {
             (Request::Delete(delete), Speaker::Client(namespace)) => {
                 let names = delete.keys.iter().filter_map(|key| Name::of(namespace, key)).collect();
@@ -273,7 +307,7 @@ impl Oracle {
             }
             (Request::Lease(lease), Speaker::Client(namespace)) => {
                 let names = lease.items.iter().filter_map(|it| Name::of(namespace, &it.key));
-                self.cause.asked = names.collect();
+                (self.cause.asked, self.cause.group) = (names.collect(), lease.group.clone());
             }
             (_, Speaker::Client(namespace)) => {
                 self.hears_of_lifetimes(conn, id, request, namespace, complete)
@@ -282,9 +316,19 @@ impl Oracle {
         }
     }
 
-    /// Names that may be taken away in the course of this event.
-    pub(crate) fn explain(&mut self, name: Name) {
-        self.cause.names.insert(name);
+    /// What may be taken away in the course of this event.
+    pub(crate) fn explain(&mut self, generation: Generation) {
+        self.cause.generations.insert(generation);
+    }
+
+    /// Whether a request removes only what is not leased.
+    fn is_polite(&self, request: &Request) -> bool {
+        let unforced = match request {
+            Request::Delete(delete) => !delete.force,
+            Request::DeleteMatching(delete) => !delete.force,
+            _ => false,
+        };
+        self.strict && unforced
     }
 
     /// The master has nothing more to do for now: an eviction that was told of is over.
@@ -446,20 +490,23 @@ impl Oracle {
             Reply::Resolved(resolved) => self.resolved(now, resolved, memories, coverage),
             Reply::Leased(leased) => {
                 let asked = std::mem::take(&mut self.cause.asked);
+                let group = std::mem::take(&mut self.cause.group);
                 for (name, outcome) in asked.into_iter().zip(&leased.items) {
                     if let LeaseOutcome::Leased(granted) = outcome {
                         self.found(name, &granted.found, coverage);
+                        self.leased(to.0, granted, &group, coverage);
                     }
                 }
             }
+            Reply::Reserved(reserved) => self.reserved_in_order(to, reserved, coverage),
             Reply::Pinned(outcomes) => self.pinned(to, outcomes),
             Reply::Acked(outcomes) => self.acked(to, outcomes, memories, coverage),
             Reply::Announced(refused) => {
                 let segment = segment.unwrap_or_default();
                 for record in std::mem::take(&mut self.cause.announced) {
                     match refused.contains(&record.hold) {
-                        true => self.refuses(segment, &record),
-                        false => self.taken_in(segment, &record),
+                        true => self.refuses(segment, &record, coverage),
+                        false => self.taken_in(segment, &record, memories),
                     }
                 }
             }
@@ -490,8 +537,9 @@ impl Oracle {
         self.record(segment, &record, late);
     }
 
-    fn taken_in(&mut self, segment: SegmentId, record: &Record) {
+    fn taken_in(&mut self, segment: SegmentId, record: &Record, memories: &Memories) {
         if let Some(name) = record_name(record).filter(|_| self.cause.news) {
+            self.older_is_refused(segment, name, record, memories);
             self.newest.insert(name, record.generation);
             let life = self.seen(name, record.generation);
             life.brought_back |= life.is_gone();
@@ -516,6 +564,8 @@ impl Oracle {
         }
         let life = self.seen(name, record.generation);
         life.sample |= record.marks.sample.is_some();
+        let consumption = record.marks.sample.as_ref().map(|it| &it.consumption);
+        life.by_groups |= matches!(consumption, Some(Consumption::Groups(_)));
         // Pins that are told late may have ended since.
         if !std::mem::replace(&mut life.marked, true) && !late {
             life.pins = record.marks.pins.iter().cloned().collect();
@@ -538,6 +588,8 @@ impl Oracle {
             pins: BTreeSet::new(),
             written_pins: BTreeSet::new(),
             sample: false,
+            by_groups: false,
+            acked: BTreeSet::new(),
             marked: false,
             value: None,
             lease_until: Tick(0),
@@ -556,10 +608,20 @@ impl Oracle {
         }
         let Some(life) = self.lives.get_mut(&generation) else { return };
         let waited = life.sample && self.impatient;
-        let explained = self.cause.evicting || self.cause.names.contains(&life.name) || waited;
+        let asked = self.cause.names.contains(&life.name) || self.cause.generations.contains(&generation);
+        let explained = self.cause.evicting || asked || waited;
         life.gone = true;
+        let (name, leased) = (life.name, life.lease_until > now);
+        if self.cause.polite && !self.cause.evicting {
+            coverage.hit(Point::CheckedRefusal);
+            if leased {
+                self.fail("p2", || format!("{name:?} {generation} is leased, and was removed unforced"));
+            }
+        }
+        if waited && !asked && !self.cause.evicting {
+            self.given_up(name, generation, coverage);
+        }
         if !explained {
-            let name = life.name;
             self.fail("names", || format!("{name:?} {generation} is taken away, and nobody asked for that"));
         }
     }

@@ -27,6 +27,8 @@ pub(crate) struct Plan {
     pub(crate) keys: u64,
     /// How many of a hundred puts are pinned.
     pub(crate) pin_percent: u64,
+    /// How many of a hundred puts are samples.
+    pub(crate) sample_percent: u64,
     /// How long a client rests between two things it does.
     pub(crate) pause_max: u64,
     /// The weight of each fault.
@@ -56,6 +58,7 @@ impl Plan {
             sharing_percent: *chance.pick(&[0, 50, 50, 100]).unwrap_or(&50),
             keys: chance.between(3, 12),
             pin_percent: *chance.pick(&[0, 10, 30, 60]).unwrap_or(&10),
+            sample_percent: *chance.pick(&[5, 15, 50]).unwrap_or(&15),
             pause_max: chance.between(10, 60),
             faults,
             fault_gap: *chance.pick(&[20, 60, 150, 400]).unwrap_or(&60),

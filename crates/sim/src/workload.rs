@@ -38,7 +38,10 @@ impl World {
         if busy {
             return;
         }
+        // Where most objects are samples, most of what is done is to consume them.
+        let consumes = self.plan.sample_percent >= 50 && self.chance.percent(30);
         match self.chance.below(100) {
+            _ if consumes => self.begin_lease(client, namespace),
             0..36 => self.begin_put(client, namespace),
             36..57 => self.begin_get(client, namespace),
             57..67 => self.change_lifetimes(client, namespace),
@@ -84,7 +87,7 @@ impl World {
                 soft_pin_ms: self.chance.once_in(6).then(|| self.chance.between(1, 300)),
                 preferred: Vec::new(),
                 owner: self.owner(),
-                sample: self.chance.once_in(6).then(|| self.consumption()),
+                sample: self.chance.percent(self.plan.sample_percent).then(|| self.consumption()),
             };
             values.push(self.oracle.new_value(name, len));
             requests.push(PutRequest { key: name.key(), len, options });
@@ -99,7 +102,7 @@ impl World {
         let owner = self.owner();
         let wait_ms = self.chance.between(0, 300);
         let all = self.plan.capacity * self.plan.nodes as u64;
-        let request = match self.chance.below(12) {
+        let request = match self.chance.below(14) {
             0..4 => Request::Pin(Pin { keys: vec![key], owner, on: self.chance.percent(40), wait_ms }),
             4 => Request::DropPins(DropPins { owner, wait_ms }),
             5 => Request::SetPolicy(Policy {
@@ -112,12 +115,15 @@ impl World {
                 wait_ms,
             }),
             7 => Request::Why(vec![key]),
-            _ => {
-                let items = vec![LeaseItem { key, generation: None }];
-                Request::Lease(Lease { items, group: self.group() })
-            }
+            _ => return self.begin_lease(client, namespace),
         };
         self.ask_once(client, Kind::Question, request);
+    }
+
+    fn begin_lease(&mut self, client: usize, namespace: u8) {
+        let items = vec![LeaseItem { key: self.name(namespace).key(), generation: None }];
+        let lease = Lease { items, group: self.group() };
+        self.ask_once(client, Kind::Question, Request::Lease(lease));
     }
 
     /// What was leased is consumed, or not.

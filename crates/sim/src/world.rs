@@ -72,10 +72,41 @@ pub(crate) enum Phase {
 }
 
 /// The master's clock, which need not agree with the world's.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Clock {
     pub(crate) ahead: i64,
     pub(crate) stands_at: Option<u64>,
+    /// Since when it goes at its rate, and what it showed then.
+    since: Time,
+    showed: u64,
+    percent: u64,
+    /// The latest time that the master was told: for it, time never goes back.
+    told: u64,
+}
+
+impl Default for Clock {
+    fn default() -> Self {
+        Self { ahead: 0, stands_at: None, since: 0, showed: 0, percent: 100, told: 0 }
+    }
+}
+
+impl Clock {
+    /// What it shows, unless it stands.
+    fn shows(&self, now: Time) -> u64 {
+        let went = (now - self.since) * self.percent / 100;
+        (self.showed + went).saturating_add_signed(self.ahead)
+    }
+
+    /// From now on it goes at that rate.
+    pub(crate) fn go_at(&mut self, now: Time, percent: u64) {
+        self.showed += (now - self.since) * self.percent / 100;
+        (self.since, self.percent) = (now, percent);
+    }
+
+    /// It goes on from where it stood.
+    pub(crate) fn go_on_from(&mut self, now: Time, stood: u64) {
+        self.ahead += stood as i64 - self.shows(now) as i64;
+    }
 }
 
 /// Everything.
@@ -296,9 +327,15 @@ impl World {
         }
     }
 
+    /// What the master's clock shows, as the master sees it.
+    pub(crate) fn tell_time(&mut self) -> Tick {
+        self.clock.told = self.clock.told.max(self.master_now().0);
+        Tick(self.clock.told)
+    }
+
     /// What the master's clock shows.
     pub(crate) fn master_now(&self) -> Tick {
-        Tick(self.clock.stands_at.unwrap_or_else(|| self.now.saturating_add_signed(self.clock.ahead)))
+        Tick(self.clock.stands_at.unwrap_or_else(|| self.clock.shows(self.now)))
     }
 
     /// The node that lives in a segment now.

@@ -311,7 +311,7 @@ impl Master {
 
     fn lease_refuses(&self, index: ObjectIndex, force: bool) -> bool {
         let leased = self.catalog.get(index).is_some_and(|it| it.leased(self.now));
-        self.config.strict_leases && !force && leased
+        self.config.strict_leases && !force && leased && !sabotaged!(self.config.sabotage, RemoveLeased)
     }
 
     fn owe(&mut self, node: NodeIndex, holds: &[Hold]) {

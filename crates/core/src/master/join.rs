@@ -103,7 +103,8 @@ impl Master {
                 self.correct_marks(index, &record.marks);
                 return true;
             }
-            if !news || object.generation() > record.generation {
+            let older = object.generation() > record.generation;
+            if !news || (older && !sabotaged!(self.config.sabotage, PreferOlder)) {
                 return false;
             }
             if object.generation() == record.generation {

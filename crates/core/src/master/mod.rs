@@ -322,6 +322,12 @@ impl Master {
         }
     }
 
+    /// How many copies were taken away whose nodes have not confirmed that yet.
+    #[must_use]
+    pub fn unconfirmed_count(&self) -> usize {
+        self.members.iter().map(|(_, it)| it.retiring.len() + it.owed.len()).sum()
+    }
+
     /// How many operations wait for a node.
     #[must_use]
     pub fn waiting_count(&self) -> usize {
@@ -348,10 +354,17 @@ impl Master {
                     self.fence(old);
                     // Answers may be lost with the old connection, and room and leases with them.
                     self.lose_sight(hello.client);
-                    self.leases.end_all(hello.client);
+                    self.end_leases(hello.client);
                 }
                 self.parties.insert(conn, Party::Client(visitor));
             }
+        }
+    }
+
+    /// A client is gone, or has begun anew and knows of nothing that it had leased.
+    fn end_leases(&mut self, client: ClientId) {
+        if !crate::sabotage::sabotaged!(self.config.sabotage, LeasesOutliveClients) {
+            self.leases.end_all(client);
         }
     }
 
@@ -475,7 +488,7 @@ impl Master {
             Some(Party::Client(visitor)) => {
                 if self.clients.get(&visitor.client) == Some(&conn) {
                     self.clients.remove(&visitor.client);
-                    self.leases.end_all(visitor.client);
+                    self.end_leases(visitor.client);
                 }
                 self.forget_answers(conn);
                 self.lose_sight(visitor.client);

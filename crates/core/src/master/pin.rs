@@ -13,6 +13,7 @@ use crate::{
     BATCH_ITEMS_MAX, ConnId, Generation, MARKS_MAX, OWNER_BYTES_MAX, RequestId,
     marks::Marks,
     message::{DeletedMatching, DropPins, MarkItem, Pin, PinOutcome, Reason, Request},
+    sabotage::sabotaged,
 };
 
 /// Marks that one message writes.
@@ -40,6 +41,9 @@ impl Master {
             });
         }
         let deadline = Some(self.now.after(pin.wait_ms));
+        if sabotaged!(self.config.sabotage, PinWithoutWriting) {
+            marked.clear();
+        }
         self.retire_and_mark(conn, id, Answer::Pin(outcomes), Vec::new(), &marked, deadline);
     }
 

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
     Effect, Master, Op, OpId, Visitor, Wait,
-    catalog::{Eviction, NodeIndex},
+    catalog::{Eviction, NodeIndex, ObjectIndex},
     members::Standing,
     placement::{Wish, rank},
     refuse,
@@ -80,7 +80,8 @@ impl Master {
             queued: false,
         };
         let op = self.next_op();
-        if self.room.has_line(visitor.namespace) {
+        let overtakes = sabotaged!(self.config.sabotage, OvertakeTheWaiting);
+        if self.room.has_line(visitor.namespace) && !overtakes {
             // Who came first is served first: room that is found now belongs to those who wait.
             let full = self.total_usage();
             for item in reserving.items.iter_mut().filter(|it| it.done.is_none()) {
@@ -270,13 +271,9 @@ impl Master {
     /// Evicts on one node until it has room. What was evicted before it turned out not to suffice stays
     /// evicted: it was unused for longest, and the next put needs it anyway.
     fn make_room(&mut self, node: NodeIndex, need: u64) -> bool {
-        let rules = Eviction {
-            soft_pinned_too: self.config.evict_soft_pinned,
-            even_pinned: sabotaged!(self.config.sabotage, EvictPinned),
-        };
         let mut free = self.members.get(node).map_or(0, |it| it.free);
         while free < need {
-            let Some(victim) = self.catalog.next_victim(node, self.now, rules) else { break };
+            let Some(victim) = self.next_victim(node) else { break };
             free += self.catalog.get(victim).and_then(|it| room_for(it.len())).unwrap_or(0);
             self.evict(victim);
         }
@@ -284,6 +281,19 @@ impl Master {
             member.free = free;
         }
         need <= free
+    }
+
+    /// The next object that may leave a node.
+    fn next_victim(&self, node: NodeIndex) -> Option<ObjectIndex> {
+        let samples_too = sabotaged!(self.config.sabotage, EvictSamples);
+        let rules = Eviction {
+            soft_pinned_too: self.config.evict_soft_pinned,
+            even_pinned: samples_too || sabotaged!(self.config.sabotage, EvictPinned),
+        };
+        let now = if sabotaged!(self.config.sabotage, EvictLeased) { Tick(u64::MAX) } else { self.now };
+        let victim = self.catalog.next_victim(node, now, rules)?;
+        let pinned = self.catalog.get(victim).is_some_and(|it| it.hard_pin());
+        (!(samples_too && pinned)).then_some(victim)
     }
 
     /// Answers, or stands in line if there is no room yet and time to wait for it.

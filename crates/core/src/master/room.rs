@@ -105,8 +105,9 @@ impl Room {
         }
     }
 
-    fn heads(&self) -> Vec<OpId> {
-        self.lines.values().filter_map(|line| line.front().copied()).collect()
+    fn heads(&self, last_first: bool) -> Vec<OpId> {
+        let next = |line: &VecDeque<OpId>| if last_first { line.back() } else { line.front() }.copied();
+        self.lines.values().filter_map(next).collect()
     }
 
     pub(super) fn anybody_waits(&self) -> bool {
@@ -164,7 +165,8 @@ impl Master {
     /// Looks at everybody again who waits for room or for a mark to be passed.
     pub(super) fn wake(&mut self) {
         // Serving one may make room for the next; each is served at most once per change.
-        for op in self.room.heads() {
+        let last_first = sabotaged!(self.config.sabotage, ServeTheLast);
+        for op in self.room.heads(last_first) {
             self.try_again(op);
         }
         let watches = self.ops.iter().filter(|(_, op)| matches!(op, Op::Watch(_))).map(|(id, _)| *id);

@@ -22,6 +22,7 @@ use crate::{
         Ack, AckItem, AckOutcome, Cause, Granted, Lease, LeaseItem, LeaseOutcome, Leased, Reason, Release,
         Reply,
     },
+    sabotage::sabotaged,
 };
 
 /// Leases that one client may have.
@@ -187,6 +188,9 @@ impl Master {
             outcomes.push(outcome);
         }
         let deadline = Some(self.now.after(ack.wait_ms));
+        if sabotaged!(self.config.sabotage, AckWithoutWriting) {
+            marked.clear();
+        }
         self.retire_and_mark(conn, id, Answer::Ack(outcomes), gone, &marked, deadline);
     }
 
@@ -198,7 +202,8 @@ impl Master {
         };
         let mut marks = object.marks().cloned().unwrap_or_default();
         let generation: Generation = object.generation();
-        let Some(sample) = marks.sample.as_mut().filter(|_| generation == item.generation) else {
+        let same = generation == item.generation || sabotaged!(self.config.sabotage, AckAnyGeneration);
+        let Some(sample) = marks.sample.as_mut().filter(|_| same) else {
             return stale;
         };
         match &sample.consumption {
@@ -212,7 +217,9 @@ impl Master {
                     sample.acked.push(group.to_owned());
                 }
                 if groups.iter().any(|it| !sample.acked.contains(it)) {
-                    self.catalog.mark(index, marks);
+                    if !sabotaged!(self.config.sabotage, ForgetAcks) {
+                        self.catalog.mark(index, marks);
+                    }
                     return Acked::Mark(index);
                 }
             }
@@ -226,7 +233,8 @@ impl Master {
         for (namespace, policy) in self.room.policies() {
             let Some(max) = policy.max_hold_ms else { continue };
             let old = self.leases.of_namespace(namespace).take_while(|(put, _)| put.after(max) <= self.now);
-            late.extend(old.map(|it| it.1).filter(|&object| !self.leases.is_leased(object)));
+            let even_leased = sabotaged!(self.config.sabotage, GiveUpLeased);
+            late.extend(old.map(|it| it.1).filter(|&it| even_leased || !self.leases.is_leased(it)));
         }
         for index in late {
             let gone = self.take_out(index, Cause::HeldTooLong, "");

@@ -255,14 +255,17 @@ impl Node {
     /// effects.
     pub fn end_send(&mut self, hold: Hold) -> bool {
         let free = self.slots.usage().free;
-        let valid = self.slots.state(hold) == Some(SlotState::Committed);
+        let valid = self.slots.state(hold) == Some(SlotState::Committed)
+            || sabotaged!(self.config.sabotage, SendWithoutCheck);
         self.slots.end_hold(hold);
         self.tell_of_room(free, false);
         valid
     }
 
     fn opened(&mut self, conn: ConnId, client: ClientId, namespace: String) {
-        for old in self.clients.replaced_by(conn, client) {
+        let replaced = self.clients.replaced_by(conn, client);
+        let heard = sabotaged!(self.config.sabotage, NodeHearsOldConnections);
+        for old in replaced.into_iter().filter(|_| !heard) {
             self.clients.close(old);
             self.effects.push_back(Effect::Disconnect(old));
         }

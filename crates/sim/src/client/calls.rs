@@ -49,6 +49,7 @@ impl World {
     /// Asks, as soon as there is a connection.
     pub(crate) fn call(&mut self, client: usize, target: Target, request: Request, purpose: Purpose) {
         let patience = self.chance.between(40, 400);
+        let patience = self.by_its_clock(client, patience);
         let Some(it) = self.clients.get_mut(client) else { return };
         it.next_request += 1;
         let id = RequestId(it.next_request);

@@ -94,6 +94,8 @@ pub(crate) struct Client {
     pub(crate) shares: bool,
     pub(crate) namespace: u8,
     pub(crate) stopped_until: Time,
+    /// How fast its clock goes, in percent of the world's.
+    pub(crate) clock_percent: u64,
     pub(crate) links: BTreeMap<Target, Link>,
     pub(crate) attached: BTreeSet<SegmentId>,
     /// The same, and what it has let go of: the kernel tells all of these of its death.
@@ -117,6 +119,7 @@ impl Client {
             shares: false,
             namespace: 0,
             stopped_until: 0,
+            clock_percent: 100,
             links: BTreeMap::new(),
             attached: BTreeSet::new(),
             watched_by: BTreeSet::new(),
@@ -206,7 +209,14 @@ impl World {
         }
         self.call(client, Target::Master, Request::Heartbeat(Heartbeat::default()), Purpose::Nothing);
         self.tell_what_is_known(client);
-        self.client_at(BEAT_MS, client, ClientEvent::Beat);
+        let pause = self.by_its_clock(client, BEAT_MS);
+        self.client_at(pause, client, ClientEvent::Beat);
+    }
+
+    /// How long it really takes until that much has passed by a client's clock.
+    pub(crate) fn by_its_clock(&self, client: usize, ms: u64) -> u64 {
+        let percent = self.clients.get(client).map_or(100, |it| it.clock_percent);
+        ms * 100 / percent.max(1)
     }
 
     /// Connects, unless it is connected or connecting.

@@ -73,6 +73,7 @@ impl World {
     /// Begins something that takes several steps.
     pub(crate) fn begin_session(&mut self, client: usize, kind: Kind) -> Option<SessionId> {
         let patience = self.chance.delay(900, 3000);
+        let patience = self.by_its_clock(client, patience);
         let it = self.clients.get_mut(client)?;
         it.next_session += 1;
         let id = SessionId(it.next_session);

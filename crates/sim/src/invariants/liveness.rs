@@ -5,7 +5,8 @@ use std::collections::BTreeSet;
 
 use tiffin_core::{
     Hold, SegmentId,
-    message::{DeleteMatching, Pattern, Reply, Request, Resolve, ResolveOutcome},
+    master::Master,
+    message::{DeleteMatching, NodeStat, Pattern, Reply, Request, Resolve, ResolveOutcome},
     node::{Node, SlotState},
 };
 
@@ -23,7 +24,10 @@ impl World {
     /// Ends the storm, and checks that calm follows.
     pub(crate) fn come_to_rest(&mut self) {
         self.end_faults();
-        if !self.wait_for("every session to end", |it| it.is_calm()) || !self.let_words_arrive() {
+        if !self.wait_for("every session to end", |it| it.is_calm())
+            || !self.let_words_arrive()
+            || !self.wait_for("the nodes to confirm", |it| it.everything_is_confirmed())
+        {
             return;
         }
         self.coverage.hit(Point::CheckedLiveness);
@@ -36,10 +40,12 @@ impl World {
         }
         if !self.wait_for("the nodes to forget them", |it| it.nodes.iter().all(knows_nobody))
             || !self.let_words_arrive()
+            || !self.wait_for("the nodes to confirm", |it| it.everything_is_confirmed())
         {
             return;
         }
         self.check_nothing_leaks("when everybody is gone");
+        self.check_leases_ended();
         self.check_agreement();
         for namespace in 0..NAMESPACES.len() as u8 {
             let delete = DeleteMatching { pattern: Pattern::All, force: true, wait_ms: 10_000 };
@@ -56,6 +62,8 @@ impl World {
         self.nodes.iter_mut().for_each(|it| it.stopped_until = it.stopped_until.min(self.now));
         self.clients.iter_mut().for_each(|it| it.stopped_until = it.stopped_until.min(self.now));
         self.clock_goes_on();
+        self.clock.go_at(self.now, 100);
+        self.clients.iter_mut().for_each(|it| it.clock_percent = 100);
     }
 
     /// What is calm may still have said something that is on its way.
@@ -73,9 +81,19 @@ impl World {
         };
         let client = self.clients.iter().filter(|it| it.alive).all(quiet);
         let node = self.nodes.iter().all(|it| it.core.as_ref().is_some_and(Node::is_member));
-        // Nodes that died have been given up by now.
-        let master = self.master.as_ref().is_some_and(|it| it.stat().nodes.iter().all(|it| it.alive));
-        client && node && master && self.transfers.is_empty() && self.nothing_is_reserved()
+        // Nodes that died have been noticed and given up by now.
+        let lives = |it: &NodeStat| it.alive && self.node_of(it.info.segment).is_some();
+        let master = |it: &Master| it.stat().nodes.iter().all(lives);
+        client
+            && node
+            && self.master.as_ref().is_some_and(master)
+            && self.transfers.is_empty()
+            && self.nothing_is_reserved()
+    }
+
+    /// Nothing that was taken away is still there. Samples that have waited too long leave at any time.
+    fn everything_is_confirmed(&self) -> bool {
+        self.master.as_ref().is_some_and(|it| it.unconfirmed_count() == 0)
     }
 
     fn nothing_is_reserved(&self) -> bool {

@@ -38,15 +38,15 @@ impl Oracle {
         };
         for &Victim { generation, fresh } in victims {
             coverage.hit(Point::CheckedDeletedCopies);
-            let holders = memories.iter().filter(|(_, it)| copies(it, generation).next().is_some());
-            let reached = |it: &SegmentId| {
-                self.joined.contains(it) && memories.get(it).is_some_and(|memory| memory.alive)
-            };
-            let (known, exempt): (Vec<_>, Vec<_>) = holders.map(|(segment, _)| *segment).partition(reached);
+            let reached = |(segment, it): &(&SegmentId, &Memory)| it.alive && self.joined.contains(segment);
+            let (known, exempt): (Vec<_>, Vec<_>) = memories.iter().partition(reached);
+            let mut holders = known.into_iter().filter(|(_, it)| copies(it, generation).next().is_some());
+            let holder = holders.next().map(|(segment, _)| *segment);
+            let exempt = exempt.into_iter().map(|(segment, _)| *segment).collect();
             // What was evicted, replaced or deleted before is not this delete's to confirm.
             if confirmed
                 && fresh
-                && let Some(segment) = known.first()
+                && let Some(segment) = holder
             {
                 self.fail("p2", || {
                     format!("{name:?} {generation} was answered {outcome:?}, but {segment} still has it")

@@ -50,7 +50,8 @@ impl Oracle {
     }
 
     /// A node that comes back must drop an object: only one that is gone for a reason.
-    pub(crate) fn refuses(&mut self, segment: SegmentId, record: &Record) {
+    pub(crate) fn refuses(&mut self, segment: SegmentId, record: &Record, coverage: &mut Coverage) {
+        coverage.hit(Point::CheckedRival);
         let generation = record.generation;
         let Some(life) = self.lives.get(&generation) else { return };
         let (name, pinned) = (life.name, life.is_protected());
@@ -61,6 +62,33 @@ impl Oracle {
             let which = if pinned { "p4" } else { "names" };
             self.fail(which, || format!("{segment} must drop {name:?} {generation} for no reason"));
         }
+    }
+
+    /// A node that is new to this life of the master brings an object: not one that is older than what the
+    /// master has.
+    pub(crate) fn older_is_refused(
+        &mut self,
+        segment: SegmentId,
+        name: Name,
+        record: &Record,
+        memories: &Memories,
+    ) {
+        let generation = record.generation;
+        let Some(newest) = self.newest.get(&name).copied().filter(|it| *it > generation) else { return };
+        let Some(life) = self.lives.get(&newest).filter(|it| !it.is_gone()) else { return };
+        if (self.blind && !life.is_protected()) || (self.impatient && life.sample) {
+            return;
+        }
+        // The very same copy may have been decided anew, which its node has not heard yet.
+        if self.generation_of.get(&(segment, record.hold)) == Some(&newest) {
+            return;
+        }
+        // It may be lost with its node, and the older one is all there is.
+        let mut members = memories.iter().filter(|(it, memory)| memory.alive && self.joined.contains(it));
+        if !members.any(|(_, it)| copies(it, newest).next().is_some()) {
+            return;
+        }
+        self.fail("names", || format!("{segment} brings back {name:?} {generation}, older than {newest}"));
     }
 
     /// A client pins, or no longer. The master does so at once; it is a promise when it is answered.

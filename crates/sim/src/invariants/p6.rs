@@ -1,15 +1,16 @@
-//! P6: a sample that everyone has consumed is gone when that is answered, as a deleted object is; and P5: a
-//! namespace is given no more than its quota.
+//! P6: a sample that everyone has consumed is gone when that is answered, as a deleted object is; who has
+//! consumed it does not get it again; leases keep it, and end with their client. P5: a namespace is given no
+//! more than its quota, and those who wait for room are served in order.
 
 use tiffin_core::{
-    ConnId, RequestId,
-    message::{Ack, AckOutcome, DeleteOutcome, Request},
+    ConnId, Generation, RequestId,
+    message::{Ack, AckOutcome, DeleteOutcome, Granted, Request, Reserve, ReserveOutcome, Reserved},
 };
 
 use crate::{
     coverage::{Coverage, Point},
     names::{self, Name},
-    oracle::{Memories, Oracle, Victim},
+    oracle::{Acking, InLine, Memories, Oracle, Victim},
     world::World,
 };
 
@@ -27,21 +28,24 @@ impl Oracle {
             Request::Pin(pin) => self.hears_pin((conn, id), pin, namespace, complete),
             Request::DropPins(drop) => self.hears_drop_pins(drop, namespace),
             Request::SetPolicy(policy) => self.impatient |= policy.max_hold_ms.is_some(),
-            Request::Ack(ack) => self.hears_ack((conn, id), ack, namespace, complete),
+            Request::Ack(ack) => self.hears_ack((conn, id), ack, complete),
+            Request::Release(release) => {
+                release.leases.iter().for_each(|lease| _ = self.leases.remove(lease));
+            }
+            Request::Goodbye => self.client_is_gone(conn),
             _ => (),
         }
     }
 
-    fn hears_ack(&mut self, to: (ConnId, RequestId), ack: &Ack, namespace: u8, complete: bool) {
+    fn hears_ack(&mut self, to: (ConnId, RequestId), ack: &Ack, complete: bool) {
         for item in &ack.items {
-            if let Some(name) = Name::of(namespace, &item.key) {
-                self.explain(name);
-            }
+            self.explain(item.generation);
             if let Some(life) = self.lives.get_mut(&item.generation) {
                 life.deletes += 1;
             }
         }
-        self.acking.insert(to, (ack.items.iter().map(|it| it.generation).collect(), complete));
+        let generations = ack.items.iter().map(|it| it.generation).collect();
+        self.acking.insert(to, Acking { generations, group: ack.group.clone(), complete });
     }
 
     /// Acknowledgements are answered.
@@ -52,7 +56,7 @@ impl Oracle {
         memories: &Memories,
         coverage: &mut Coverage,
     ) {
-        let Some((generations, complete)) = self.acking.remove(&to) else { return };
+        let Some(Acking { generations, group, complete }) = self.acking.remove(&to) else { return };
         for (generation, outcome) in generations.into_iter().zip(outcomes) {
             let Some(life) = self.lives.get_mut(&generation) else { continue };
             match outcome {
@@ -61,7 +65,13 @@ impl Oracle {
                     let victims = [Victim { generation, fresh }];
                     self.deleted(name, &victims, &DeleteOutcome::Deleted, complete, memories, coverage);
                 }
-                AckOutcome::Recorded | AckOutcome::Stale | AckOutcome::WrongGroup => {
+                AckOutcome::Recorded => {
+                    life.deletes = life.deletes.saturating_sub(1);
+                    if life.by_groups && complete {
+                        life.acked.insert(group.clone());
+                    }
+                }
+                AckOutcome::Stale | AckOutcome::WrongGroup => {
                     life.deletes = life.deletes.saturating_sub(1);
                 }
                 AckOutcome::Unconfirmed(_) => (),
@@ -70,7 +80,89 @@ impl Oracle {
     }
 }
 
+impl Oracle {
+    /// A sample is leased: not to a group that has consumed it.
+    pub(crate) fn leased(&mut self, conn: ConnId, granted: &Granted, group: &str, coverage: &mut Coverage) {
+        let generation = granted.found.generation;
+        self.leases.insert(granted.lease, (conn, generation));
+        let Some(life) = self.lives.get(&generation).filter(|it| it.by_groups) else { return };
+        coverage.hit(Point::CheckedConsumed);
+        if life.acked.contains(group) {
+            let name = life.name;
+            self.fail("p6", || format!("{group} has consumed {name:?} {generation}, and leased it again"));
+        }
+    }
+
+    /// A sample is given up for having waited too long: only one that nobody has leased.
+    pub(crate) fn given_up(&mut self, name: Name, generation: Generation, coverage: &mut Coverage) {
+        coverage.hit(Point::CheckedGivenUp);
+        if self.leases.values().any(|(_, leased)| *leased == generation) {
+            self.fail("p6", || format!("{name:?} {generation} is leased, and was given up"));
+        }
+    }
+
+    /// A connection is closed, or was replaced: its leases have ended, and nobody waits for its answers.
+    pub(crate) fn client_is_gone(&mut self, conn: ConnId) {
+        self.leases.retain(|_, (of, _)| *of != conn);
+        self.line.retain(|(of, _), _| *of != conn);
+    }
+
+    /// A put asks for room; `others_wait` for room in the same namespace.
+    pub(crate) fn arrives(
+        &mut self,
+        to: (ConnId, RequestId),
+        reserve: &Reserve,
+        namespace: u8,
+        others_wait: bool,
+    ) {
+        self.arrivals += 1;
+        if others_wait {
+            let waits = reserve.wait_ms > 0;
+            self.line.insert(to, InLine { namespace, arrival: self.arrivals, waits });
+        }
+    }
+
+    /// A put is answered. One that came while others waited has not overtaken anybody who came before it and
+    /// still waits.
+    pub(crate) fn reserved_in_order(
+        &mut self,
+        to: (ConnId, RequestId),
+        reserved: &Reserved,
+        coverage: &mut Coverage,
+    ) {
+        let Some(served) = self.line.remove(&to) else { return };
+        if !reserved.items.iter().any(|it| matches!(it, ReserveOutcome::Room(_))) {
+            return;
+        }
+        coverage.hit(Point::CheckedOrder);
+        let before = |it: &&InLine| it.namespace == served.namespace && it.arrival < served.arrival;
+        let overtaken = self.line.values().filter(|it| it.waits).find(before);
+        if let Some(overtaken) = overtaken.map(|it| format!("{it:?}")) {
+            self.fail("p5", || format!("{served:?} was given room before {overtaken}"));
+        } else if !served.waits {
+            self.fail("p5", || format!("{served:?} was given room that others wait for"));
+        }
+    }
+}
+
 impl World {
+    /// When every client is gone nothing is leased.
+    pub(crate) fn check_leases_ended(&mut self) {
+        let Some(master) = &self.master else { return };
+        self.coverage.hit(Point::CheckedLeases);
+        let leased = master.stat().namespaces.into_iter().find(|it| it.samples_leased > 0);
+        if let Some(stat) = leased {
+            self.oracle.fail("p6", || format!("nobody is left, but samples are leased: {stat:?}"));
+        }
+    }
+
+    /// Whether puts wait for room in a namespace.
+    pub(crate) fn somebody_waits(&self, namespace: u8) -> bool {
+        let Some(master) = &self.master else { return false };
+        let name = names::namespace_name(namespace);
+        master.stat().namespaces.iter().any(|it| it.name == name && it.waiting > 0)
+    }
+
     /// Room is being asked for: what its namespace then has is within its quota.
     pub(crate) fn check_quota(&mut self, namespace: u8) {
         let Some(master) = &self.master else { return };

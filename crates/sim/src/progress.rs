@@ -1,0 +1,69 @@
+//! How far it is, on standard error: one line that is written anew on a terminal, a line now and then
+//! elsewhere.
+
+use std::io::{IsTerminal, Write};
+use std::time::{Duration, Instant};
+
+const BAR_WIDTH: u64 = 30;
+/// How often a terminal shows something new.
+const REDRAW: Duration = Duration::from_millis(100);
+/// How often a log does.
+const LOG: Duration = Duration::from_secs(10);
+
+/// What is counted, and how far it is.
+#[derive(Debug)]
+pub(crate) struct Progress {
+    what: &'static str,
+    total: u64,
+    began: Instant,
+    shown: Instant,
+    on_terminal: bool,
+}
+
+impl Progress {
+    pub(crate) fn new(what: &'static str, total: u64) -> Self {
+        let now = Instant::now();
+        Self { what, total, began: now, shown: now, on_terminal: std::io::stderr().is_terminal() }
+    }
+
+    /// Shows it, unless it was shown a moment ago.
+    pub(crate) fn show(&mut self, done: u64, failed: u64) {
+        let pause = if self.on_terminal { REDRAW } else { LOG };
+        if self.shown.elapsed() < pause {
+            return;
+        }
+        self.shown = Instant::now();
+        let seconds = self.began.elapsed().as_secs_f64();
+        let rate = done as f64 / seconds.max(f64::EPSILON);
+        let left = (self.total.saturating_sub(done) as f64 / rate.max(f64::EPSILON)) as u64;
+        let (what, total) = (self.what, self.total);
+        let text =
+            format!("{done} of {total} {what}, {rate:.0} a second, {failed} failed, {} left", time(left));
+        let mut err = std::io::stderr().lock();
+        // Nothing can be done for somebody who does not want to know.
+        _ = match self.on_terminal {
+            true => {
+                let full = (done * BAR_WIDTH).checked_div(total).unwrap_or(BAR_WIDTH).min(BAR_WIDTH);
+                let bar: String = (0..BAR_WIDTH).map(|at| if at < full { '#' } else { '.' }).collect();
+                write!(err, "\r\x1b[K[{bar}] {text}")
+            }
+            false => writeln!(err, "{text}"),
+        };
+        _ = err.flush();
+    }
+
+    /// Takes the line away, so that something else can be printed.
+    pub(crate) fn clear(&self) {
+        if self.on_terminal {
+            _ = write!(std::io::stderr(), "\r\x1b[K");
+        }
+    }
+}
+
+fn time(seconds: u64) -> String {
+    let (hours, minutes) = (seconds / 3600, seconds / 60 % 60);
+    match hours {
+        0 => format!("{minutes}:{:02}", seconds % 60),
+        _ => format!("{hours}:{minutes:02}:{:02}", seconds % 60),
+    }
+}
