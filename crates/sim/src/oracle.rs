@@ -544,6 +544,10 @@ impl Oracle {
             let life = self.seen(name, record.generation);
             life.brought_back |= life.is_gone();
             (life.gone, life.deletes) = (false, 0);
+            // The last words of a process that died, of which nobody knew when the object was deleted.
+            if memories.get(&segment).is_some_and(|it| !it.alive) {
+                life.dead = None;
+            }
             // This life of the master knows of pins what the nodes tell it.
             life.pins.extend(record.marks.pins.iter().cloned());
             life.lease_until = Tick(0);
