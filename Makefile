@@ -69,8 +69,11 @@ bench: .venv-bench/wheels .venv-peer/ready ## Compare with the official Mooncake
 	.venv-bench/bin/python bench --ours .venv-bench/bin/python --peer .venv-peer/bin/python \
 	  --tiffin .venv-bench/bin/tiffin --output bench-out $(ARGS)
 
-bench-scale: ## How the master grows: memory of an object, lookups, eviction at 10 thousand to 10 million objects (ARGS=1000000 bounds them)
+bench-scale: .venv-bench/wheels .venv-peer/ready ## How it grows with objects and with clients, beside the official wheel (ARGS=1000000 bounds the objects)
 	$(CARGO) bench --locked -p tiffin-core --bench scale -- $(ARGS)
+	@bash bench/peer-needs.sh
+	.venv-bench/bin/python bench/scale.py --ours .venv-bench/bin/python --peer .venv-peer/bin/python --output bench-out \
+	  $(if $(ARGS),--objects-max $(ARGS))
 
 SEEDS ?= 1000000
 simulate: ## Play a million simulated clusters (SEEDS=, ARGS='--start 1000000 --json')

@@ -11,9 +11,7 @@ Nothing is left behind: every process is ended by its id, also when this one is 
 import argparse
 import datetime
 import json
-import os
 import pathlib
-import platform
 import signal
 import subprocess
 import sys
@@ -23,6 +21,7 @@ import time
 import judge
 import rows
 import show
+from about import SCHEMA, Progress, machine, version
 from sides import Failure, Machine, Store
 
 GROUPS = {
@@ -32,31 +31,6 @@ GROUPS = {
 }
 # The steady state, the same for everybody: after the warm-up of a client the first slices do not count.
 SLICES_DROPPED = 2
-SCHEMA = "tiffin-bench/1"
-
-
-class Progress:
-    """One line on standard error that is written over and over."""
-
-    def __init__(self, seconds):
-        self.seconds, self.began = seconds, time.monotonic()
-        self.live = sys.stderr.isatty()
-        self.said = None
-
-    def show(self, what):
-        elapsed = time.monotonic() - self.began
-        if self.live:
-            part = min(30, int(30 * elapsed / self.seconds))
-            bar = "#" * part + "." * (30 - part)
-            sys.stderr.write(f"\r[{bar}] {elapsed:4.0f} s  {what:<60}")
-        elif what != self.said:
-            sys.stderr.write(f"{elapsed:4.0f} s  {what}\n")
-        self.said = what
-        sys.stderr.flush()
-
-    def close(self):
-        if self.live:
-            sys.stderr.write("\r" + " " * 110 + "\r")
 
 
 def measure(stores, repetitions, slices, until, progress, samples):
@@ -101,25 +75,6 @@ def compare(arguments, folder, progress):
                 store.stop()
         idle |= {store.name: store.idle_share() for store in stores if isinstance(store, Store)}
     return samples, idle
-
-
-def version(python, distribution):
-    code = f"import importlib.metadata as m; print(m.version({distribution!r}))"
-    ran = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
-    return ran.stdout.strip() or "unknown"
-
-
-def machine():
-    info = pathlib.Path("/proc/cpuinfo").read_text()
-    names = [line.partition(":")[2].strip() for line in info.splitlines() if line.startswith("model name")]
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    cores = len(os.sched_getaffinity(0))
-    return {
-        "cpu": names[0] if names else platform.machine(),
-        "cores": cores,
-        "memory": memory,
-        "kernel": platform.release(),
-    }
 
 
 def document(arguments, samples, idle, cells, seconds):

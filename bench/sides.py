@@ -72,11 +72,14 @@ class Process:
             raise Failure(f"{self.name} ended by itself", self.log)
         return json.loads(line)
 
-    def ask(self, do, case=None, number=0):
+    def tell(self, do, case=None, number=0):
         command = {"do": do, "case": case.name if case else None, "slice": number}
         with contextlib.suppress(OSError):
             self.child.stdin.write(json.dumps(command) + "\n")
             self.child.stdin.flush()
+
+    def ask(self, do, case=None, number=0):
+        self.tell(do, case, number)
         return self.answer()
 
     def cpu_seconds(self):
@@ -114,7 +117,8 @@ class Store:
     def name(self):
         return f"{self.side}, {self.shape}"
 
-    def start(self):
+    def start(self, segment=SEGMENT_BYTES):
+        self.segment = segment
         port, metrics = free_ports(2)
         self.address = f"127.0.0.1:{port}"
         flags = [f"--rpc_port={port}", "--rpc_address=127.0.0.1", f"--metrics_port={metrics}"]
@@ -125,7 +129,7 @@ class Store:
             (port,) = free_ports(1)
             flags = ["--host=127.0.0.1", f"--port={port}", f"--master_server_address={self.address}"]
             flags += ["--metadata_server=P2PHANDSHAKE", "--protocol=tcp"]
-            flags += [f"--global_segment_size={SEGMENT_BYTES}", f"--local_buffer_size={STAGING_BYTES}"]
+            flags += [f"--global_segment_size={segment}", f"--local_buffer_size={STAGING_BYTES}"]
             self.serve("daemon", [self.python.with_name("mooncake_client"), *flags])
             self.wait_for(port, "daemon")
             self.address = f"127.0.0.1:{port}"
@@ -177,8 +181,14 @@ class Store:
         # The official servers take their time to end, and hold nothing that anybody wants.
         self.servers.append(Process(f"{self.name}, {role}", command, self.folder, environment, patience=2))
 
-    def worker(self, role):
+    def master_bytes(self):
+        """What the master has in memory."""
+        fields = pathlib.Path(f"/proc/{self.servers[0].child.pid}/statm").read_text().split()
+        return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    def worker(self, role, index=0):
         command = [self.python, HERE / "worker.py", "--shape", self.shape, "--role", role]
+        command += ["--index", str(index), "--segment", str(self.segment)]
         environment = {"GLOG_logtostderr": "1", "GLOG_minloglevel": "1"}
         if self.shape == "tcp":
             environment["TIFFIN_SHARED_MEMORY"] = "off"

@@ -21,6 +21,8 @@ STAGING_BYTES = 64 * rows.MIB
 BUFFER_BYTES = 16 * rows.MIB
 # Enough to have touched nearly all of a segment once, as a store has that has been used for a while.
 WARM_OBJECTS = 24
+FILL_BATCH = 1000
+WARM_GETS = 200
 
 
 class Memory:
@@ -45,6 +47,11 @@ def expect(what, answer, wanted):
         sys.exit(f"error: {what} answered {answer!r} instead of {wanted!r}")
 
 
+def long_name(number):
+    """64 bytes that differ everywhere, as hashes do."""
+    return f"{number * 0x9E3779B97F4A7C15 % (1 << 64):016x}{number:048x}"
+
+
 def timed(call, *arguments):
     """The microseconds that one call takes."""
     began = time.perf_counter_ns()
@@ -55,10 +62,11 @@ def timed(call, *arguments):
 class Client:
     """An open store, a buffer to put from and one to get into."""
 
-    def __init__(self, shape, role, address):
+    def __init__(self, shape, role, address, index, segment):
         from mooncake import store as mooncake
 
         self.store = mooncake.MooncakeDistributedStore()
+        self.index = index
         if shape == "daemon":
             allocator = mooncake.MooncakeHostMemAllocator()
             self.source, self.target = Lent(BUFFER_BYTES, allocator), Lent(BUFFER_BYTES, allocator)
@@ -66,7 +74,7 @@ class Client:
         else:
             self.source, self.target = Memory(BUFFER_BYTES), Memory(BUFFER_BYTES)
             holds = role == "owner" or (role == "client" and shape == "same process")
-            segment = SEGMENT_BYTES if holds else 0
+            segment = segment if holds else 0
             answer = self.store.setup("127.0.0.1", "P2PHANDSHAKE", segment, STAGING_BYTES, "tcp", "", address)
         expect("setup", answer, 0)
         if role != "owner":
@@ -139,6 +147,45 @@ class Client:
         self.remove(keys[::2])
         return times
 
+    def flow(self, case, order):
+        """The same call over and over, from one moment on: how often, and how long each took."""
+        keys = [f"flow-{self.index}-{case.name.replace(' ', '')}-{at}" for at in range(case.calls)]
+        if order["workload"] == "get_into":
+            for key in keys:
+                self.put_all(case, [key])
+                self.get_all(case, [key])
+        while time.monotonic() < order["start"]:
+            time.sleep(0.001)
+        began, micros = time.monotonic(), []
+        while time.monotonic() < began + order["seconds"]:
+            if order["workload"] == "get_into":
+                micros += [timed(self.get_all, case, [key]) for key in keys]
+            else:
+                micros += [timed(self.put_all, case, [key]) for key in keys]
+                self.remove(keys)
+        if order["workload"] == "get_into":
+            self.remove(keys)
+        # Tidying up is no part of the time, and sums are exact where only a sample is sent.
+        answer = {"calls": len(micros), "seconds": sum(micros) / 1e6}
+        return answer | {"micros": micros[:: max(1, len(micros) // 2000)]}
+
+    def fill(self, _case, order):
+        """Small objects, of names as long as those of real pages."""
+        for first in range(order["first"], order["end"], FILL_BATCH):
+            keys = [long_name(at) for at in range(first, min(first + FILL_BATCH, order["end"]))]
+            answers = self.store.batch_put_from(keys, [self.source.address] * len(keys), [64] * len(keys))
+            expect("batch_put_from", answers, [0] * len(keys))
+        return {}
+
+    def pick(self, _case, order):
+        """Gets of some of them, none twice."""
+        places = random.Random(2).sample(range(order["count"]), order["gets"])
+        get = lambda key: expect("get_into", self.store.get_into(key, self.target.address, 64), 64)
+        for at in range(WARM_GETS):
+            get(long_name(at))
+        micros = [timed(get, long_name(at)) for at in places]
+        return {"calls": len(micros), "seconds": sum(micros) / 1e6, "micros": micros}
+
     def names(self, case, number, whose):
         """The keys of a slice: a list for each call."""
         name = f"{case.name.replace(' ', '')}-{number}-{whose}"
@@ -176,8 +223,10 @@ def main():
     parser.add_argument("--shape", required=True)
     parser.add_argument("--role", required=True, choices=("client", "other", "owner"))
     parser.add_argument("--address", required=True)
+    parser.add_argument("--index", type=int, default=0)
+    parser.add_argument("--segment", type=int, default=SEGMENT_BYTES)
     arguments = parser.parse_args()
-    client = Client(arguments.shape, arguments.role, arguments.address)
+    client = Client(**vars(arguments))
     # A collection in the middle of a slice would be charged to whoever is measured then.
     gc.disable()
     print('{"ready": true}', flush=True)
