@@ -1,10 +1,12 @@
-//! What calls have in common: one key or many, time limits, what stands for a missing object.
+//! What calls have in common: one key or many, ranges of bytes, time limits, what
+//! stands for a missing object.
 
+use std::ops::Range;
 use std::time::Duration;
 
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyMapping, PyString};
+use pyo3::types::{PyBytes, PyInt, PyMapping, PyString, PyTuple};
 use tiffin_client::Key;
 
 use crate::errors::{self, invalid, wrong_type};
@@ -30,6 +32,27 @@ impl Keys {
             Err(_) => return Err(no_key(given)),
         };
         Ok(Self { list, is_one: false })
+    }
+
+    /// Which bytes of each object are wanted: `(offset, length)` for all of them, or a list with one such pair,
+    /// or `None` for the whole, for each.
+    pub(crate) fn ranges(&self, given: Option<&Bound<'_, PyAny>>) -> PyResult<Vec<Option<Range<u64>>>> {
+        let count = self.list.len();
+        let Some(given) = given else { return Ok(vec![None; count]) };
+        if given.is_instance_of::<PyTuple>() {
+            return Ok(vec![Some(range(given)?); count]);
+        }
+        let Ok(items) = given.try_iter() else { return Err(no_range(given)) };
+        let item = |item: PyResult<Bound<'_, PyAny>>| {
+            item.and_then(|it| if it.is_none() { Ok(None) } else { range(&it).map(Some) })
+        };
+        let ranges = items.map(item).collect::<PyResult<Vec<_>>>()?;
+        if self.is_one || ranges.len() != count {
+            let what = format!("a list of {} ranges for {count} keys", ranges.len());
+            let hint = "one range for each key of a list, or one pair for all; a key may be named twice";
+            return Err(invalid(given.py(), format!("{what}\n\nhint: {hint}")));
+        }
+        Ok(ranges)
     }
 
     /// Gives one result by itself, many as a list.
@@ -78,6 +101,21 @@ impl<'py> Pairs<'py> {
                     others.push(other);
                 }
                 Ok(Self { keys: Keys { list, is_one: false }, others })
+            }
+            (false, Some(second)) if first.cast::<PyMapping>().is_err() && first.try_iter().is_ok() => {
+                let keys = Keys::parse(first)?;
+                let others = match second.try_iter() {
+                    Ok(others) if !is_key(second) => others.collect::<PyResult<Vec<_>>>()?,
+                    _ => {
+                        let wanted = format!("many keys have a list with a {what} for each");
+                        return Err(wrong_type(&wanted, second, &format!("`{call}([key, …], [{what}, …])`")));
+                    }
+                };
+                if keys.list.len() != others.len() {
+                    let what = format!("{} keys, but {} {what}s", keys.list.len(), others.len());
+                    return Err(invalid(first.py(), format!("{what}\n\nhint: give one for each key")));
+                }
+                Ok(Self { keys, others })
             }
             (false, _) => {
                 let hint = format!("many are given as one mapping, `{call}({{key: {what}, …}})`");
@@ -128,8 +166,18 @@ pub(crate) fn time(given: Option<&Bound<'_, PyAny>>, default: Duration) -> PyRes
     Ok(Duration::try_from_secs_f64(seconds).unwrap_or(TIME_MAX).min(TIME_MAX))
 }
 
+/// A time in seconds, as the whole milliseconds that it has.
+pub(crate) fn milliseconds(seconds: Option<&Bound<'_, PyAny>>) -> PyResult<Option<u64>> {
+    let Some(seconds) = seconds else { return Ok(None) };
+    let time = time(Some(seconds), Duration::ZERO)?;
+    Ok(Some(u64::try_from(time.as_millis()).unwrap_or(u64::MAX)))
+}
+
 /// What stands for an object that is not there; without it, that is an error.
 pub(crate) struct Missing(pub(crate) Option<Py<PyAny>>);
+
+/// Nothing stands for it.
+pub(crate) const UNGIVEN: Missing = Missing(None);
 
 impl<'a, 'py> FromPyObject<'a, 'py> for Missing {
     type Error = PyErr;
@@ -142,6 +190,28 @@ impl<'a, 'py> FromPyObject<'a, 'py> for Missing {
 /// Whether it is a key by itself, and not many.
 pub(crate) fn is_key(given: &Bound<'_, PyAny>) -> bool {
     given.is_instance_of::<PyString>() || given.is_instance_of::<PyBytes>()
+}
+
+/// One range of bytes. One that cannot be inside any object is as good as one that is not inside this one.
+fn range(given: &Bound<'_, PyAny>) -> PyResult<Range<u64>> {
+    let Ok((offset, length)) = given.extract::<(Bound<'_, PyAny>, Bound<'_, PyAny>)>() else {
+        return Err(no_range(given));
+    };
+    let number = |it: &Bound<'_, PyAny>| match it.extract::<u64>() {
+        Ok(number) => Ok(number),
+        Err(_) if it.is_instance_of::<PyInt>() && it.gt(0)? => Ok(u64::MAX),
+        Err(_) if it.is_instance_of::<PyInt>() => {
+            let hint = "offset and length count bytes, from the object's first on";
+            Err(invalid(given.py(), format!("range={given}\n\nhint: {hint}")))
+        }
+        Err(_) => Err(no_range(given)),
+    };
+    let (offset, length) = (number(&offset)?, number(&length)?);
+    Ok(offset..offset.saturating_add(length))
+}
+
+fn no_range(given: &Bound<'_, PyAny>) -> PyErr {
+    wrong_type("a range is a pair of integers", given, "`range=(offset, length)`, or a list of such pairs")
 }
 
 fn no_key(given: &Bound<'_, PyAny>) -> PyErr {

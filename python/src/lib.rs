@@ -9,15 +9,18 @@
 //! | `handle` | a connected store that survives a fork; everything else stands on it |
 //! | `memory`, `room`, `dlpack` | memory of Python objects lent to Rust for a call, and ours lent to others |
 //! | `keys`, `types`, `errors` | arguments in, tuples and exceptions out |
-//! | `operations`, `lifetimes`, `samples`, `store`, `view` | the native API |
+//! | `methods` | the one shape of all methods that talk to a store |
+//! | `connect`, `operations`, `lifetimes`, `samples`, `store`, `view` | the native API |
 //! | `mooncake` | the drop-in for `mooncake.store` |
 
+mod connect;
 mod dlpack;
 mod errors;
 mod handle;
 mod keys;
 mod lifetimes;
 mod memory;
+mod methods;
 mod mooncake;
 mod operations;
 mod process;
@@ -39,7 +42,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<store::Store>()?;
     module.add_class::<view::View>()?;
     module.add_class::<samples::Lease>()?;
-    module.add_function(wrap_pyfunction!(store::connect, module)?)?;
+    module.add_function(wrap_pyfunction!(connect::connect, module)?)?;
     module.add_function(wrap_pyfunction!(cli, module)?)?;
     let leave = wrap_pyfunction!(runtime::leave, module)?;
     module.py().import("atexit")?.call_method1("register", (leave,))?;

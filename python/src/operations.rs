@@ -3,21 +3,85 @@
 //! One key gives one result; many give a list in the same order. A call with many keys does all it can, and
 //! if some of them failed it raises the first error, which carries the results of all.
 
+use std::ops::Range;
+
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 use tiffin_client::{
     Client, Deadline, DeleteOptions, DeletedMatching, Effect, Error, Fetched, GetInto, GetOptions, Info,
-    ListItem, Patience, Pattern, Put, PutOptions, ResolveOptions, Route, Stat, Stored, View,
+    ListItem, Part, Patience, Pattern, Put, PutOptions, ResolveOptions, Route, Stat, Stored, View,
 };
+use tiffin_core::REPLICAS_MAX;
 
 use crate::handle::Operation;
 use crate::keys::{Keys, Missing};
 use crate::memory::Memory;
+use crate::methods::Any;
 use crate::room::Room;
-use crate::{errors, types, view};
+use crate::{errors, keys, types, view};
 
 /// One result for each item of a call.
 pub(crate) type Each<T> = Vec<Result<T, Error>>;
+
+/// What a put does if the key exists.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum OnExists {
+    Replace,
+    Keep,
+    Error,
+}
+
+impl OnExists {
+    pub(crate) fn parse(py: Python<'_>, word: &str) -> PyResult<Self> {
+        match word {
+            "replace" => Ok(Self::Replace),
+            "keep" => Ok(Self::Keep),
+            "error" => Ok(Self::Error),
+            other => {
+                let hint = "it is \"replace\", \"keep\" or \"error\"";
+                Err(errors::invalid(py, format!("on_exists={other:?} is unknown\n\nhint: {hint}")))
+            }
+        }
+    }
+}
+
+/// How an object is to be kept, as it was asked for.
+pub(crate) struct Keeping<'a, 'py> {
+    pub(crate) on_exists: OnExists,
+    pub(crate) replicas: u32,
+    pub(crate) pin: bool,
+    pub(crate) soft_pin: Option<&'a Any<'py>>,
+    pub(crate) owner: &'a str,
+}
+
+impl Keeping<'_, '_> {
+    pub(crate) fn options(self, py: Python<'_>) -> PyResult<PutOptions> {
+        let Self { on_exists, replicas, pin, soft_pin, owner } = self;
+        if !(1..=REPLICAS_MAX).contains(&replicas) {
+            let hint = format!("an object has 1 to {REPLICAS_MAX} copies");
+            return Err(errors::invalid(py, format!("replicas={replicas}\n\nhint: {hint}")));
+        }
+        if !pin && !owner.is_empty() {
+            let hint = "an owner is that of a pin: add `pin=True`";
+            return Err(errors::invalid(
+                py,
+                format!("owner={owner:?}, but nothing is pinned\n\nhint: {hint}"),
+            ));
+        }
+        let on_exists = match on_exists {
+            OnExists::Replace => tiffin_client::OnExists::Replace,
+            OnExists::Keep | OnExists::Error => tiffin_client::OnExists::Keep,
+        };
+        let soft_pin_ms = keys::milliseconds(soft_pin)?;
+        let owner = owner.to_owned();
+        Ok(PutOptions { replicas, on_exists, hard_pin: pin, soft_pin_ms, owner, ..PutOptions::default() })
+    }
+}
+
+/// Whether a put waits for room.
+pub(crate) fn patience(wait: bool) -> Patience {
+    if wait { Patience::UntilDeadline } else { Patience::Never }
+}
 
 /// Stores values.
 pub(crate) struct PutAll {
@@ -64,8 +128,8 @@ pub(crate) struct GetAll {
 }
 
 impl GetAll {
-    pub(crate) fn new(keys: Keys, missing: Missing) -> Self {
-        let room = Room::new(keys.list.len());
+    pub(crate) fn new(keys: Keys, ranges: Vec<Option<Range<u64>>>, missing: Missing) -> Self {
+        let room = Room::new(ranges);
         Self { keys, missing, room }
     }
 }
@@ -93,15 +157,21 @@ impl Operation for GetAll {
 pub(crate) struct GetIntoAll {
     pub(crate) keys: Keys,
     pub(crate) buffers: Vec<Memory>,
+    pub(crate) ranges: Vec<Option<Range<u64>>>,
 }
 
 impl Operation for GetIntoAll {
     type Outcome = Each<Fetched>;
 
     async fn run(&self, client: &Client, deadline: Deadline) -> Result<Each<Fetched>, Error> {
-        let items = self.keys.list.iter().zip(&self.buffers);
-        let gets: Vec<_> =
-            items.map(|(key, buffer)| GetInto::scattered(key.clone(), vec![buffer.as_target()])).collect();
+        let items = self.keys.list.iter().zip(&self.buffers).zip(&self.ranges);
+        let gets: Vec<_> = items
+            .map(|((key, buffer), range)| GetInto {
+                key: key.clone(),
+                targets: vec![buffer.as_target()],
+                range: range.clone(),
+            })
+            .collect();
         Ok(client.get_into(&gets, GetOptions::default(), deadline).await)
     }
 
@@ -114,6 +184,7 @@ impl Operation for GetIntoAll {
 /// Looks at objects where they lie.
 pub(crate) struct ViewAll {
     pub(crate) keys: Keys,
+    pub(crate) ranges: Vec<Option<Range<u64>>>,
     pub(crate) missing: Missing,
 }
 
@@ -121,7 +192,10 @@ impl Operation for ViewAll {
     type Outcome = Each<View>;
 
     async fn run(&self, client: &Client, deadline: Deadline) -> Result<Each<View>, Error> {
-        Ok(client.view(&self.keys.list, deadline).await)
+        let items = self.keys.list.iter().zip(&self.ranges);
+        let parts: Vec<_> =
+            items.map(|(key, range)| Part { key: key.clone(), range: range.clone() }).collect();
+        Ok(client.view_parts(&parts, deadline).await)
     }
 
     fn answer(self, py: Python<'_>, outcome: Each<View>) -> PyResult<Py<PyAny>> {

@@ -3,6 +3,7 @@
 //! A large object is read straight into a `bytes` that nobody else knows yet. For a small one it is cheaper
 //! to copy it later than to enter the interpreter in the middle of a call.
 
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -21,6 +22,7 @@ const DIRECT_BYTES_MIN: usize = 64 << 10;
 /// valid.
 pub(crate) struct Room {
     items: Vec<Mutex<Vec<Block>>>,
+    ranges: Vec<Option<Range<u64>>>,
 }
 
 enum Block {
@@ -31,9 +33,9 @@ enum Block {
 }
 
 impl Room {
-    /// Room for so many objects.
-    pub(crate) fn new(count: usize) -> Self {
-        Self { items: (0..count).map(|_| Mutex::default()).collect() }
+    /// Room for objects, or for these ranges of them.
+    pub(crate) fn new(ranges: Vec<Option<Range<u64>>>) -> Self {
+        Self { items: ranges.iter().map(|_| Mutex::default()).collect(), ranges }
     }
 
     /// The `bytes` of an object of that size, which was read into the room that was given for it last.
@@ -82,6 +84,10 @@ impl<'a> Landing<'a> for &'a Room {
         // SAFETY: the block has exactly that many bytes, which stay where they are when its owner moves, and
         // lives as long as the borrow of `self`. Nobody else knows them before they are taken out.
         Some(vec![unsafe { TargetBuf::new(start?, len) }])
+    }
+
+    fn range(&self, item: usize) -> Option<Range<u64>> {
+        self.ranges.get(item)?.clone()
     }
 }
 

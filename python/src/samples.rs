@@ -3,8 +3,8 @@
 //! What a Python object says of its elements, and the memory that tensors are read into, is the business of
 //! `tiffin/_tensors.py`, which knows numpy where that is installed.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
@@ -12,105 +12,118 @@ use pyo3::pybacked::PyBackedBytes;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyMapping, PyString, PyTuple};
 use tiffin_client::{
-    Acked, Client, Consumption, Deadline, Dtype, Error, Generation, Key, Manifest, OnExists, Patience,
-    SamplePut, SampleRef, TensorRef,
+    Acked, Client, Consumption, Deadline, Dtype, Error, Generation, Key, Manifest, Patience, PutOptions,
+    SamplePut, SampleRef, Tensor, TensorRef,
 };
 
-use crate::errors::{invalid, wrong_type};
-use crate::handle::{Handle, Operation};
-use crate::keys::{self, Missing};
+use crate::errors::{self, invalid, wrong_type};
+use crate::handle::Operation;
+use crate::keys::{self, Keys, Pairs, UNGIVEN};
 use crate::memory::Memory;
+use crate::methods::{Any, Caller, methods};
 use crate::operations::{Each, gather};
 use crate::process::Ours;
 use crate::types;
+use crate::view::View;
 
-type Any<'py> = Bound<'py, PyAny>;
-
-/// How calls are made: of which store, with which time limit, and whether for an event loop.
-#[derive(Clone)]
-pub(crate) struct Caller {
-    pub(crate) handle: Arc<Handle>,
-    pub(crate) time: Duration,
-    pub(crate) is_async: bool,
+/// Stores samples.
+pub(crate) struct PutSamples {
+    samples: Vec<SampleIn>,
+    is_one: bool,
+    consumption: Consumption,
+    options: PutOptions,
+    patience: Patience,
 }
 
-impl Caller {
-    /// Waits for the answer, or gives the asyncio future that it will be set on.
-    pub(crate) fn go<O: Operation>(
-        &self,
-        py: Python<'_>,
-        timeout: Option<&Any<'_>>,
-        operation: O,
-    ) -> PyResult<Py<PyAny>> {
-        let time = keys::time(timeout, self.time)?;
-        if self.is_async {
-            self.handle.start(py, time, operation)
-        } else {
-            self.handle.run(py, time, operation)
-        }
-    }
-}
-
-/// Stores one sample.
-pub(crate) struct PutSample {
-    pub(crate) id: Key,
-    pub(crate) tensors: Vec<TensorIn>,
-    pub(crate) metadata: Vec<u8>,
-    pub(crate) consumption: Consumption,
-    pub(crate) replace: bool,
-    pub(crate) patience: Patience,
+/// A sample to be stored.
+struct SampleIn {
+    id: Key,
+    tensors: Vec<TensorIn>,
+    metadata: Vec<u8>,
 }
 
 /// A tensor to be stored.
-pub(crate) struct TensorIn {
+struct TensorIn {
     name: String,
     dtype: Dtype,
     shape: Vec<u64>,
     memory: Memory,
 }
 
-impl Operation for PutSample {
-    type Outcome = SampleRef;
+impl PutSamples {
+    /// One sample or many, with metadata for the one, or a mapping from ids to that of each.
+    pub(crate) fn parse(
+        pairs: Pairs<'_>,
+        metadata: Option<&Any<'_>>,
+        consume: Option<&Any<'_>>,
+        options: PutOptions,
+        patience: Patience,
+    ) -> PyResult<Self> {
+        let Pairs { keys: Keys { list, is_one }, others } = pairs;
+        let mut beside = match metadata {
+            None => BTreeMap::new(),
+            Some(given) if is_one => {
+                list.iter().map(|id| Ok((id.clone(), bytes(given)?))).collect::<PyResult<_>>()?
+            }
+            Some(given) => metadata_of_many(given)?,
+        };
+        let mut samples = Vec::with_capacity(list.len());
+        for (id, tensors) in list.into_iter().zip(&others) {
+            let metadata = beside.remove(&id).unwrap_or_default();
+            samples.push(SampleIn { id, tensors: TensorIn::all(tensors)?, metadata });
+        }
+        if let (Some((id, _)), Some(given)) = (beside.pop_first(), metadata) {
+            let hint = "its ids are those of the samples";
+            return Err(invalid(given.py(), format!("metadata of `{id}`, which is not put\n\nhint: {hint}")));
+        }
+        Ok(Self { samples, is_one, consumption: consumption(consume)?, options, patience })
+    }
+}
 
-    async fn run(&self, client: &Client, deadline: Deadline) -> Result<SampleRef, Error> {
+impl Operation for PutSamples {
+    type Outcome = Each<SampleRef>;
+
+    async fn run(&self, client: &Client, deadline: Deadline) -> Result<Each<SampleRef>, Error> {
+        let puts: Vec<_> =
+            self.samples.iter().map(|it| it.as_put(&self.consumption, &self.options)).collect();
+        Ok(client.put_samples(&puts, self.patience, deadline).await)
+    }
+
+    fn answer(self, py: Python<'_>, outcome: Each<SampleRef>) -> PyResult<Py<PyAny>> {
+        static CLASS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+        // The arrays may be used again before the answer is looked at.
+        drop(self.samples);
+        gather(py, self.is_one, &UNGIVEN, outcome, |it| {
+            let fields =
+                (keys::show(py, &it.id)?, (it.generation.epoch, it.generation.counter), it.len, it.replaced);
+            Ok(types::class(py, &CLASS, "SampleRef")?.call1(fields)?.unbind())
+        })
+    }
+}
+
+impl SampleIn {
+    fn as_put<'a>(&'a self, consumption: &Consumption, options: &PutOptions) -> SamplePut<'a> {
         let tensors = self.tensors.iter().map(|it| TensorRef {
             name: it.name.clone(),
             dtype: it.dtype,
             shape: it.shape.clone(),
             parts: vec![it.memory.as_source()],
         });
-        let mut sample = SamplePut::new(self.id.clone(), tensors.collect());
-        sample.metadata = &self.metadata;
-        sample.consumption = self.consumption.clone();
-        sample.options.on_exists = if self.replace { OnExists::Replace } else { OnExists::Keep };
-        only(client.put_samples(&[sample], self.patience, deadline).await)
-    }
-
-    fn answer(self, py: Python<'_>, outcome: SampleRef) -> PyResult<Py<PyAny>> {
-        static CLASS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-        drop(self.tensors);
-        let SampleRef { id, generation, len, replaced, .. } = outcome;
-        let fields = (keys::show(py, &id)?, (generation.epoch, generation.counter), len, replaced);
-        Ok(types::class(py, &CLASS, "SampleRef")?.call1(fields)?.unbind())
+        SamplePut {
+            id: self.id.clone(),
+            tensors: tensors.collect(),
+            metadata: &self.metadata,
+            consumption: consumption.clone(),
+            options: options.clone(),
+        }
     }
 }
 
 impl TensorIn {
     /// The tensors of a mapping from names to arrays.
-    pub(crate) fn all(given: &Any<'_>) -> PyResult<Vec<Self>> {
-        let hint = "give a mapping from names to arrays, as in {\"mask\": mask}";
-        let Ok(mapping) = given.cast::<PyMapping>() else {
-            return Err(wrong_type("a sample is a mapping", given, hint));
-        };
-        let mut tensors = Vec::new();
-        for item in mapping.items()?.iter() {
-            let (name, value): (Any<'_>, Any<'_>) = item.extract()?;
-            let Ok(text) = name.extract::<String>() else {
-                return Err(wrong_type("the name of a tensor is str", &name, hint));
-            };
-            tensors.push(Self::one(text, &value)?);
-        }
-        Ok(tensors)
+    fn all(given: &Any<'_>) -> PyResult<Vec<Self>> {
+        let tensors = by_name("a sample is a mapping", given)?;
+        tensors.into_iter().map(|(name, value)| Self::one(name, &value)).collect()
     }
 
     fn one(name: String, value: &Any<'_>) -> PyResult<Self> {
@@ -127,9 +140,36 @@ impl TensorIn {
     }
 }
 
+/// Arrays by the names of tensors.
+fn by_name<'py>(wanted: &str, given: &Any<'py>) -> PyResult<Vec<(String, Any<'py>)>> {
+    let hint = "give a mapping from names to arrays, as in {\"mask\": mask}";
+    let Ok(mapping) = given.cast::<PyMapping>() else { return Err(wrong_type(wanted, given, hint)) };
+    let items = mapping.items()?;
+    let named = |item: Any<'py>| {
+        let (name, value): (Any<'py>, Any<'py>) = item.extract()?;
+        match name.extract::<String>() {
+            Ok(text) => Ok((text, value)),
+            Err(_) => Err(wrong_type("the name of a tensor is str", &name, hint)),
+        }
+    };
+    items.iter().map(named).collect()
+}
+
+fn metadata_of_many(given: &Any<'_>) -> PyResult<BTreeMap<Key, Vec<u8>>> {
+    let Ok(mapping) = given.cast::<PyMapping>() else {
+        let hint = "`metadata={id: bytes, …}`, for some or all of the ids";
+        return Err(wrong_type("the metadata of many samples is a mapping", given, hint));
+    };
+    let items = mapping.items()?;
+    let item = |item: Any<'_>| {
+        let (id, given): (Any<'_>, Any<'_>) = item.extract()?;
+        Ok((keys::key(&id)?, bytes(&given)?))
+    };
+    items.iter().map(item).collect()
+}
+
 /// What a producer wrote beside the tensors.
-pub(crate) fn metadata(given: Option<&Any<'_>>) -> PyResult<Vec<u8>> {
-    let Some(given) = given else { return Ok(Vec::new()) };
+fn bytes(given: &Any<'_>) -> PyResult<Vec<u8>> {
     match given.extract::<PyBackedBytes>() {
         Ok(bytes) => Ok(bytes.to_vec()),
         Err(_) => {
@@ -139,7 +179,7 @@ pub(crate) fn metadata(given: Option<&Any<'_>>) -> PyResult<Vec<u8>> {
 }
 
 /// Who is to consume a sample: `once`, `retained`, or the names of groups.
-pub(crate) fn consumption(given: Option<&Any<'_>>) -> PyResult<Consumption> {
+fn consumption(given: Option<&Any<'_>>) -> PyResult<Consumption> {
     let Some(given) = given else { return Ok(Consumption::Once) };
     let hint = "it is \"once\", \"retained\", or a list of the groups that consume it once each";
     if let Ok(word) = given.cast::<PyString>() {
@@ -168,7 +208,7 @@ impl Operation for LeaseAll {
     }
 
     fn answer(self, py: Python<'_>, outcome: Self::Outcome) -> PyResult<Py<PyAny>> {
-        gather(py, self.samples.is_one, &Missing(None), outcome, |lease| {
+        gather(py, self.samples.is_one, &UNGIVEN, outcome, |lease| {
             Lease { lease: Arc::new(Ours::new(lease)), caller: self.caller.clone() }.into_py_any(py)
         })
     }
@@ -205,7 +245,7 @@ impl Operation for AckAll {
     }
 
     fn answer(self, py: Python<'_>, outcome: Each<Acked>) -> PyResult<Py<PyAny>> {
-        gather(py, self.is_one, &Missing(None), outcome, |acked| {
+        gather(py, self.is_one, &UNGIVEN, outcome, |acked| {
             let word = match acked {
                 Acked::Freed => "freed",
                 Acked::Recorded => "recorded",
@@ -272,32 +312,26 @@ pub(crate) struct Lease {
     caller: Caller,
 }
 
-#[pymethods]
 impl Lease {
-    /// The sample's name.
-    #[getter]
-    fn id<'py>(&self, py: Python<'py>) -> PyResult<Any<'py>> {
-        keys::show(py, self.lease.id())
+    /// The tensors with these names, or all.
+    fn chosen(&self, py: Python<'_>, names: Option<Vec<String>>) -> PyResult<Vec<Tensor>> {
+        let manifest = self.lease.manifest();
+        match names {
+            None => Ok(manifest.tensors.clone()),
+            Some(names) => names.iter().map(|name| self.tensor(py, name)).collect(),
+        }
     }
 
-    /// Which put of the name it is.
-    #[getter]
-    fn generation(&self) -> (u64, u64) {
-        let generation = self.lease.generation();
-        (generation.epoch, generation.counter)
+    fn tensor(&self, py: Python<'_>, name: &str) -> PyResult<Tensor> {
+        self.lease.manifest().tensor(name).cloned().ok_or_else(|| {
+            let what = format!("sample `{}` has no tensor `{name}`", self.lease.id());
+            invalid(py, format!("{what}\n\nhint: `lease.manifest` lists them"))
+        })
     }
+}
 
-    /// What the sample is made of, as `tiffin.Manifest`.
-    #[getter]
-    fn manifest<'py>(&self, py: Python<'py>) -> PyResult<Any<'py>> {
-        manifest(py, self.lease.manifest())
-    }
-
-    /// Whether it was released.
-    #[getter]
-    fn is_released(&self) -> bool {
-        self.lease.is_released()
-    }
+methods! {
+    class Lease, with self and py;
 
     /// Reads the tensors, or those with these names, and gives them by name.
     ///
@@ -306,103 +340,203 @@ impl Lease {
     /// bfloat16, come as unsigned integers of the same size, unless the package `ml_dtypes` is installed;
     /// `manifest` has the true type.
     ///
+    /// With `copy=False` they are read-only and look at the bytes where they lie, if this process can map them
+    /// (else they are a copy). They stay what they are after the lease and the sample are gone, and hold the
+    /// whole sample's room until the last of them is.
+    ///
     /// >>> import tiffin
     /// >>> store = tiffin.connect()
     /// >>> ref = store.put_sample("s", {"a": b"1", "b": b"2"})
     /// >>> with store.lease(ref) as lease:
     /// ...     [(name, bytes(tensor)) for name, tensor in lease.tensors().items()]
-    /// ...     list(lease.tensors(["b"]))
+    /// ...     list(lease.tensors(["b"], copy=False))
     /// [('a', b'1'), ('b', b'2')]
     /// ['b']
-    #[pyo3(signature = (names = None, *, timeout = None))]
-    fn tensors<'py>(
-        &self,
-        py: Python<'py>,
-        names: Option<Vec<String>>,
-        timeout: Option<&Any<'py>>,
-    ) -> PyResult<Py<PyAny>> {
-        static ROOM: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-        let manifest = self.lease.manifest();
-        let names = names.unwrap_or_else(|| manifest.tensors.iter().map(|it| it.name.clone()).collect());
-        let mut read = ReadTensors {
-            lease: Arc::clone(&self.lease),
-            buffers: Vec::with_capacity(names.len()),
-            tensors: Vec::with_capacity(names.len()),
-            names,
-        };
-        for name in &read.names {
-            let Some(tensor) = manifest.tensor(name) else {
-                let what = format!("sample `{}` has no tensor `{name}`", self.lease.id());
-                return Err(invalid(py, format!("{what}\n\nhint: `lease.manifest` lists them")));
-            };
-            let shape = PyTuple::new(py, &tensor.shape)?;
-            let room = ROOM.import(py, "tiffin._tensors", "room")?;
-            let made = room.call1((tensor.dtype.long_name(), shape, tensor.bytes))?;
-            let (buffer, shaped): (Any<'py>, Py<PyAny>) = made.extract()?;
-            read.buffers.push(Memory::to_write(&buffer)?);
-            read.tensors.push(shaped);
+    call tensors(names: Option<Vec<String>> = None; copy: bool = true) {
+        let tensors = self.chosen(py, names)?;
+        let lease = Arc::clone(&self.lease);
+        if copy { Read::into_memory(py, lease, tensors)? } else { Read { lease, tensors, how: How::Look } }
+    }
+
+    /// Reads tensors into memory that is there already: a mapping from their names to buffers.
+    ///
+    /// A buffer is anything writable with the buffer protocol or `__dlpack__` that lies in one piece. It has the
+    /// type and shape of its tensor, or is plain bytes; of these there may be more than are needed. If one of
+    /// them does not fit, nothing is read.
+    ///
+    /// >>> import tiffin
+    /// >>> store = tiffin.connect()
+    /// >>> ref = store.put_sample("s", {"a": b"123", "b": b"2"})
+    /// >>> out = bytearray(3)
+    /// >>> with store.lease(ref) as lease:
+    /// ...     lease.get_into({"a": out})
+    /// >>> out
+    /// bytearray(b'123')
+    call get_into(tensors: &Any<'py>) {
+        let (mut list, mut memories) = (Vec::new(), Vec::new());
+        for (name, buffer) in by_name("the tensors to fill are a mapping", tensors)? {
+            let tensor = self.tensor(py, &name)?;
+            fits(&tensor, &buffer)?;
+            memories.push(Memory::to_write(&buffer)?);
+            list.push(tensor);
         }
-        self.caller.go(py, timeout, read)
+        Read { lease: Arc::clone(&self.lease), tensors: list, how: How::Fill(memories) }
     }
 
     /// Ends the lease without consuming the sample. Releasing twice is harmless.
-    #[pyo3(signature = (*, timeout = None))]
-    fn release<'py>(&self, py: Python<'py>, timeout: Option<&Any<'py>>) -> PyResult<Py<PyAny>> {
-        self.caller.go(py, timeout, Release { lease: Arc::clone(&self.lease) })
+    call release() {
+        Release { lease: Arc::clone(&self.lease) }
     }
 
-    fn __enter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
-        slf
-    }
+    others {
+        /// The sample's name.
+        #[getter]
+        fn id<'py>(&self, py: Python<'py>) -> PyResult<Any<'py>> {
+            keys::show(py, self.lease.id())
+        }
 
-    fn __exit__(
-        &self,
-        py: Python<'_>,
-        _kind: &Any<'_>,
-        _error: &Any<'_>,
-        _traceback: &Any<'_>,
-    ) -> PyResult<()> {
-        // The leases of a store end with it.
-        if self.caller.handle.is_closed() { Ok(()) } else { self.release(py, None).map(drop) }
-    }
+        /// Which put of the name it is.
+        #[getter]
+        fn generation(&self) -> (u64, u64) {
+            let generation = self.lease.generation();
+            (generation.epoch, generation.counter)
+        }
 
-    fn __repr__(&self) -> String {
-        let state = match () {
-            () if !self.lease.is_here() => "of the parent process",
-            () if self.is_released() => "released",
-            () => "held",
-        };
-        format!("<tiffin.Lease of {:?}, {state}>", self.lease.id().to_string())
+        /// What the sample is made of, as `tiffin.Manifest`.
+        #[getter]
+        fn manifest<'py>(&self, py: Python<'py>) -> PyResult<Any<'py>> {
+            manifest(py, self.lease.manifest())
+        }
+
+        /// Whether it was released.
+        #[getter]
+        fn is_released(&self) -> bool {
+            self.lease.is_released()
+        }
+
+        fn __enter__(slf: Bound<'_, Self>) -> PyResult<Bound<'_, Self>> {
+            if slf.get().lease.is_here() { Ok(slf) } else { Err(errors::raise(slf.py(), &Error::Forked)) }
+        }
+
+        fn __exit__(
+            &self,
+            py: Python<'_>,
+            _kind: &Any<'_>,
+            _error: &Any<'_>,
+            _traceback: &Any<'_>,
+        ) -> PyResult<()> {
+            // The leases of a store end with it, and a forked child has none to end.
+            if self.caller.handle.is_closed() || !self.lease.is_here() {
+                return Ok(());
+            }
+            self.release(py, None).map(drop)
+        }
+
+        fn __repr__(&self) -> String {
+            let state = match () {
+                () if !self.lease.is_here() => "of the parent process",
+                () if self.is_released() => "released",
+                () => "held",
+            };
+            format!("<tiffin.Lease of {:?}, {state}>", self.lease.id().to_string())
+        }
     }
 }
 
-/// Reads tensors into memory that was made for them.
-struct ReadTensors {
+/// Reads tensors of a leased sample.
+struct Read {
     lease: Arc<Ours<tiffin_client::Lease>>,
-    names: Vec<String>,
-    buffers: Vec<Memory>,
-    tensors: Vec<Py<PyAny>>,
+    tensors: Vec<Tensor>,
+    how: How,
 }
 
-impl Operation for ReadTensors {
-    type Outcome = ();
+/// Where the bytes go.
+enum How {
+    /// Into memory that was made for them, which is then these arrays.
+    Make(Vec<Memory>, Vec<Py<PyAny>>),
+    /// Into the caller's memory.
+    Fill(Vec<Memory>),
+    /// Nowhere: they are looked at where they lie.
+    Look,
+}
 
-    async fn run(&self, _: &Client, deadline: Deadline) -> Result<(), Error> {
+impl Read {
+    fn into_memory(
+        py: Python<'_>,
+        lease: Arc<Ours<tiffin_client::Lease>>,
+        tensors: Vec<Tensor>,
+    ) -> PyResult<Self> {
+        static ROOM: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+        let (mut memories, mut arrays) =
+            (Vec::with_capacity(tensors.len()), Vec::with_capacity(tensors.len()));
+        for tensor in &tensors {
+            let shape = PyTuple::new(py, &tensor.shape)?;
+            let room = ROOM.import(py, "tiffin._tensors", "room")?;
+            let made = room.call1((tensor.dtype.long_name(), shape, tensor.bytes))?;
+            let (buffer, array): (Any<'_>, Py<PyAny>) = made.extract()?;
+            memories.push(Memory::to_write(&buffer)?);
+            arrays.push(array);
+        }
+        Ok(Self { lease, tensors, how: How::Make(memories, arrays) })
+    }
+}
+
+impl Operation for Read {
+    type Outcome = Vec<tiffin_client::View>;
+
+    async fn run(&self, _: &Client, deadline: Deadline) -> Result<Self::Outcome, Error> {
         if !self.lease.is_here() {
             return Err(Error::Forked);
         }
-        let targets = self.buffers.iter().map(|buffer| vec![buffer.as_target()]);
-        let tensors = self.names.iter().cloned().zip(targets).collect();
-        self.lease.read_into(tensors, deadline).await
+        let names = self.tensors.iter().map(|it| it.name.as_str());
+        match &self.how {
+            How::Make(memories, _) | How::Fill(memories) => {
+                let targets = memories.iter().map(|memory| vec![memory.as_target()]);
+                let tensors = names.map(str::to_owned).zip(targets).collect();
+                self.lease.read_into(tensors, deadline).await?;
+                Ok(Vec::new())
+            }
+            How::Look => self.lease.view(&names.collect::<Vec<_>>(), deadline).await,
+        }
     }
 
-    fn answer(self, py: Python<'_>, (): ()) -> PyResult<Py<PyAny>> {
-        drop(self.buffers);
-        let tensors = PyDict::new(py);
-        for (name, tensor) in self.names.iter().zip(self.tensors) {
-            tensors.set_item(name, tensor)?;
+    fn answer(self, py: Python<'_>, views: Self::Outcome) -> PyResult<Py<PyAny>> {
+        static LOOK: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+        let by_name = PyDict::new(py);
+        match self.how {
+            How::Fill(_) => return Ok(py.None()),
+            How::Make(memories, arrays) => {
+                drop(memories);
+                for (tensor, array) in self.tensors.iter().zip(arrays) {
+                    by_name.set_item(&tensor.name, array)?;
+                }
+            }
+            How::Look => {
+                let look = LOOK.import(py, "tiffin._tensors", "look")?;
+                for (tensor, view) in self.tensors.iter().zip(views) {
+                    let shape = PyTuple::new(py, &tensor.shape)?;
+                    let array = look.call1((View::new(view), tensor.dtype.long_name(), shape))?;
+                    by_name.set_item(&tensor.name, array)?;
+                }
+            }
         }
-        Ok(tensors.into_any().unbind())
+        Ok(by_name.into_any().unbind())
+    }
+}
+
+/// Whether a buffer may hold a tensor: by its type and shape, or as plain bytes.
+fn fits(tensor: &Tensor, buffer: &Any<'_>) -> PyResult<()> {
+    static FITS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    let py = buffer.py();
+    let shape = PyTuple::new(py, &tensor.shape)?;
+    let problem = FITS.import(py, "tiffin._tensors", "misfit")?;
+    match problem.call1((buffer, tensor.dtype.long_name(), shape))?.extract::<Option<String>>()? {
+        None => Ok(()),
+        Some(given) => {
+            let wanted = format!("tensor `{}` is {} of shape {:?}", tensor.name, tensor.dtype, tensor.shape);
+            let hint = "give an array like it, or enough plain bytes";
+            Err(invalid(py, format!("{wanted}, and the buffer {given}\n\nhint: {hint}")))
+        }
     }
 }
 
@@ -437,10 +571,4 @@ fn manifest<'py>(py: Python<'py>, manifest: &Manifest) -> PyResult<Any<'py>> {
     let tensors = PyTuple::new(py, tensors.collect::<PyResult<Vec<_>>>()?)?;
     let metadata = pyo3::types::PyBytes::new(py, &manifest.metadata);
     types::class(py, &MANIFEST, "Manifest")?.call1((tensors, metadata, manifest.len))
-}
-
-/// The one result of a call with one item.
-fn only<T>(results: Vec<Result<T, Error>>) -> Result<T, Error> {
-    let none = || Error::Invalid { what: "a call with one item gave no result".to_owned() };
-    results.into_iter().next().unwrap_or_else(|| Err(none()))
 }

@@ -4,6 +4,7 @@ import ast
 import doctest
 import inspect
 import pathlib
+import runpy
 
 import pytest
 import tiffin
@@ -67,6 +68,24 @@ def test_a_stub_gives_the_same_defaults():
         for name, value in expected.items():
             real = inspect.signature(vars(_native.Store)[method])
             assert real.parameters[name].default == value, (method, name)
+
+
+def test_the_stub_of_the_twins_is_that_of_the_originals():
+    written = runpy.run_path(str(pathlib.Path(__file__).parents[1] / "stubs.py"))["written"]()
+    installed = pathlib.Path(tiffin.aio.__file__).with_suffix(".pyi").read_text()
+    assert ast.dump(ast.parse(written)) == ast.dump(ast.parse(installed)), "run `make docs`"
+
+
+def test_twins_have_what_the_originals_have():
+    for original, twin in ((tiffin.Store, tiffin.aio.AsyncStore), (tiffin.Lease, tiffin.aio.AsyncLease)):
+        for name, member in vars(original).items():
+            if name.startswith("_"):
+                continue
+            if inspect.isdatadescriptor(member):
+                assert isinstance(getattr(twin, name), property)
+            else:
+                assert inspect.iscoroutinefunction(getattr(twin, name))
+                assert inspect.signature(getattr(twin, name)) == inspect.signature(member)
 
 
 def test_a_stub_names_every_function():

@@ -14,6 +14,8 @@ __version__: str
 Key: TypeAlias = str | bytes
 OnExists: TypeAlias = Literal["replace", "keep", "error"]
 Consume: TypeAlias = Literal["once", "retained"] | Iterable[str]
+Range: TypeAlias = tuple[int, int]
+Ranges: TypeAlias = Range | Sequence[Range | None]
 Acked: TypeAlias = Literal["freed", "recorded", "stale"]
 
 class SupportsDLPack:
@@ -61,8 +63,9 @@ class Lease:
     @property
     def is_released(self) -> bool: ...
     def tensors(
-        self, names: Sequence[str] | None = None, *, timeout: float | None = None
+        self, names: Sequence[str] | None = None, *, copy: bool = True, timeout: float | None = None
     ) -> dict[str, Any]: ...
+    def get_into(self, tensors: Mapping[str, Value], *, timeout: float | None = None) -> None: ...
     def release(self, *, timeout: float | None = None) -> None: ...
     def __enter__(self) -> Self: ...
     def __exit__(
@@ -108,34 +111,78 @@ class Store:
         timeout: float | None = None,
     ) -> builtins.list[bool]: ...
     @overload
-    def get(self, key: Key, *, timeout: float | None = None) -> bytes: ...
+    def put(
+        self,
+        key: Iterable[Key],
+        value: Iterable[Value],
+        *,
+        on_exists: OnExists = "replace",
+        replicas: int = 1,
+        pin: bool = False,
+        soft_pin: float | None = None,
+        owner: str = "",
+        wait: bool = False,
+        timeout: float | None = None,
+    ) -> builtins.list[bool]: ...
     @overload
-    def get(self, key: Key, *, missing: _Missing, timeout: float | None = None) -> bytes | _Missing: ...
-    @overload
-    def get(self, key: Iterable[Key], *, timeout: float | None = None) -> builtins.list[bytes]: ...
+    def get(self, key: Key, *, range: Range | None = None, timeout: float | None = None) -> bytes: ...
     @overload
     def get(
-        self, key: Iterable[Key], *, missing: _Missing, timeout: float | None = None
+        self, key: Key, *, range: Range | None = None, missing: _Missing, timeout: float | None = None
+    ) -> bytes | _Missing: ...
+    @overload
+    def get(
+        self, key: Iterable[Key], *, range: Ranges | None = None, timeout: float | None = None
+    ) -> builtins.list[bytes]: ...
+    @overload
+    def get(
+        self,
+        key: Iterable[Key],
+        *,
+        range: Ranges | None = None,
+        missing: _Missing,
+        timeout: float | None = None,
     ) -> builtins.list[bytes | _Missing]: ...
     @overload
-    def get_into(self, key: Key, buffer: Value, *, timeout: float | None = None) -> int: ...
+    def get_into(
+        self, key: Key, buffer: Value, *, range: Range | None = None, timeout: float | None = None
+    ) -> int: ...
     @overload
     def get_into(
         self,
         key: Mapping[Key, Value] | Mapping[str, Value] | Mapping[bytes, Value],
         buffer: None = None,
         *,
+        range: Ranges | None = None,
         timeout: float | None = None,
     ) -> builtins.list[int]: ...
     @overload
-    def view(self, key: Key, *, timeout: float | None = None) -> View: ...
+    def get_into(
+        self,
+        key: Iterable[Key],
+        buffer: Iterable[Value],
+        *,
+        range: Ranges | None = None,
+        timeout: float | None = None,
+    ) -> builtins.list[int]: ...
     @overload
-    def view(self, key: Key, *, missing: _Missing, timeout: float | None = None) -> View | _Missing: ...
-    @overload
-    def view(self, key: Iterable[Key], *, timeout: float | None = None) -> builtins.list[View]: ...
+    def view(self, key: Key, *, range: Range | None = None, timeout: float | None = None) -> View: ...
     @overload
     def view(
-        self, key: Iterable[Key], *, missing: _Missing, timeout: float | None = None
+        self, key: Key, *, range: Range | None = None, missing: _Missing, timeout: float | None = None
+    ) -> View | _Missing: ...
+    @overload
+    def view(
+        self, key: Iterable[Key], *, range: Ranges | None = None, timeout: float | None = None
+    ) -> builtins.list[View]: ...
+    @overload
+    def view(
+        self,
+        key: Iterable[Key],
+        *,
+        range: Ranges | None = None,
+        missing: _Missing,
+        timeout: float | None = None,
     ) -> builtins.list[View | _Missing]: ...
     @overload
     def exists(self, key: Key, *, timeout: float | None = None) -> bool: ...
@@ -184,6 +231,7 @@ class Store:
     def why(self, key: Key, *, timeout: float | None = None) -> Why: ...
     @overload
     def why(self, key: Iterable[Key], *, timeout: float | None = None) -> builtins.list[Why]: ...
+    @overload
     def put_sample(
         self,
         id: Key,
@@ -192,9 +240,27 @@ class Store:
         metadata: bytes | bytearray | None = None,
         consume: Consume = "once",
         replace: bool = True,
+        replicas: int = 1,
+        pin: bool = False,
+        owner: str = "",
         wait: bool = False,
         timeout: float | None = None,
     ) -> SampleRef: ...
+    @overload
+    def put_sample(
+        self,
+        id: Mapping[Key, Mapping[str, Value]] | Mapping[str, Mapping[str, Value]],
+        tensors: None = None,
+        *,
+        metadata: Mapping[Key, bytes | bytearray] | Mapping[str, bytes | bytearray] | None = None,
+        consume: Consume = "once",
+        replace: bool = True,
+        replicas: int = 1,
+        pin: bool = False,
+        owner: str = "",
+        wait: bool = False,
+        timeout: float | None = None,
+    ) -> builtins.list[SampleRef]: ...
     @overload
     def lease(self, sample: Key | SampleRef, group: str = "", *, timeout: float | None = None) -> Lease: ...
     @overload

@@ -61,6 +61,35 @@ def room(dtype: str, shape: tuple[int, ...], size: int) -> tuple[Any, Any]:
     return data, data.view(_numpy_type(dtype)).reshape(shape)
 
 
+def look(view: Any, dtype: str, shape: tuple[int, ...]) -> Any:
+    """A tensor that is where it lies, and read-only.
+
+    >>> look(bytes(8), "float32", (2, 1)).tolist()
+    [[0.0], [0.0]]
+    """
+    if numpy is None:
+        code = _FORMATS[_BITS.get(dtype, dtype)]
+        memory = memoryview(view)
+        return memory.cast(code, shape) if len(memory) else memory.cast(code)
+    array = numpy.frombuffer(view, numpy.uint8) if len(view) else numpy.empty(0, numpy.uint8)
+    array.flags.writeable = False
+    return array.view(_numpy_type(dtype)).reshape(shape)
+
+
+def misfit(buffer: Any, dtype: str, shape: tuple[int, ...]) -> str | None:
+    """What a buffer is that is neither such a tensor nor plain bytes.
+
+    >>> misfit(bytearray(8), "float32", (2,))
+    >>> misfit(memoryview(bytearray(8)).cast("i"), "float32", (2,))
+    'is int32 of shape [2]'
+    """
+    given = describe(buffer)
+    plain = given[0] in ("uint8", "int8") and len(given[1]) == 1
+    if plain or given in ((dtype, shape), (_BITS.get(dtype), shape)):
+        return None
+    return f"is {given[0]} of shape {list(given[1])}"
+
+
 def _numpy_type(dtype: str) -> Any:
     if dtype not in _BITS:
         return numpy.dtype(dtype)

@@ -1,5 +1,6 @@
 //! The memory that bytes land in, and the memory that is looked at where it lies: all `unsafe` of this crate.
 
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::slice;
 use std::sync::{Mutex, PoisonError};
@@ -10,14 +11,16 @@ use crate::get::{self, Landing};
 use crate::inner::Inner;
 use crate::{Deadline, Error, GetOptions, Key, Object};
 
-/// Gets objects into fresh memory, which is filled once and not cleared before.
+/// Gets objects into fresh memory, which is filled once and not cleared before. Where a range is given, that is
+/// all that is read.
 pub(crate) async fn get_owned(
     inner: &Inner,
     keys: &[Key],
+    ranges: Vec<Option<Range<u64>>>,
     options: GetOptions,
     deadline: Deadline,
 ) -> Vec<Result<Object, Error>> {
-    let room = Room { items: keys.iter().map(|_| Mutex::default()).collect() };
+    let room = Room { items: keys.iter().map(|_| Mutex::default()).collect(), ranges };
     let outcomes = get::drive(inner, keys, &&room, options, deadline).await;
     let blocks = room.items.into_iter().map(|item| item.into_inner().unwrap_or_else(PoisonError::into_inner));
     let objects = outcomes.into_iter().zip(blocks).map(|(outcome, mut blocks)| {
@@ -37,6 +40,7 @@ pub(crate) async fn get_owned(
 /// borrowed, so a range in one stays valid.
 struct Room {
     items: Vec<Mutex<Vec<Vec<u8>>>>,
+    ranges: Vec<Option<Range<u64>>>,
 }
 
 impl<'a> Landing<'a> for &'a Room {
@@ -53,6 +57,10 @@ impl<'a> Landing<'a> for &'a Room {
         // SAFETY: the block has that much room, and lives unmoved as long as the borrow of `self`: its
         // vector's header may move when another block is added, its bytes do not. Nobody else touches them.
         Some(vec![unsafe { TargetBuf::new(start, len) }])
+    }
+
+    fn range(&self, item: usize) -> Option<Range<u64>> {
+        self.ranges.get(item)?.clone()
     }
 }
 

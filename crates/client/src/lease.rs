@@ -18,7 +18,7 @@ use crate::located::{self, Piece, Wanted};
 use crate::manifest::{DecodeError, Manifest, Tensor};
 use crate::names::wait_ms;
 use crate::tend::Chore;
-use crate::{Deadline, Error, batch, get};
+use crate::{Deadline, Error, Part, View, batch, get, view};
 
 /// How much of a sample is read to find its manifest; one that is longer takes a second read.
 const HEAD_BYTES: u64 = 4096;
@@ -109,15 +109,47 @@ impl Lease {
         Ok(buffers)
     }
 
+    /// Looks at tensors where they lie, without a copy, if they lie in one piece in memory that is mapped here;
+    /// else copies these tensors. What was borrowed stays as it is for as long as its view lives, whatever
+    /// becomes of the lease and of the sample.
+    pub async fn view(&self, names: &[&str], deadline: Deadline) -> Result<Vec<View>, Error> {
+        let _busy = self.grip.inner.enter(deadline)?;
+        self.check_held()?;
+        let mut parts = Vec::with_capacity(names.len());
+        for name in names {
+            let Tensor { offset, bytes, .. } = *self.tensor(name)?;
+            parts.push(Part { key: self.key.clone(), range: Some(offset..offset.saturating_add(bytes)) });
+        }
+        let views = view::view(&self.grip.inner, &parts, deadline).await;
+        views.into_iter().map(|view| self.check_generation(view)).collect()
+    }
+
+    /// A name may belong to another sample by now, whose bytes mean something else.
+    fn check_generation(&self, view: Result<View, Error>) -> Result<View, Error> {
+        let key = || self.key.clone();
+        match view {
+            Ok(view) if view.generation() == self.generation => Ok(view),
+            Ok(view) => Err(Error::Superseded { key: key(), generation: view.generation() }),
+            // Another sample is shorter than this one.
+            Err(Error::OutOfRange { .. }) => Err(Error::Contended { key: key() }),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn check_held(&self) -> Result<(), Error> {
+        if self.is_released() {
+            return Err(Error::invalid(format!("the lease of sample `{}` was released", self.key)));
+        }
+        Ok(())
+    }
+
     fn tensor(&self, name: &str) -> Result<&Tensor, Error> {
         let unknown = || Error::invalid(format!("sample `{}` has no tensor `{name}`", self.key));
         self.manifest.tensor(name).ok_or_else(unknown)
     }
 
     fn wanted<'a>(&self, tensors: &[(String, Vec<TargetBuf<'a>>)]) -> Result<Wanted<'a>, Error> {
-        if self.is_released() {
-            return Err(Error::invalid(format!("the lease of sample `{}` was released", self.key)));
-        }
+        self.check_held()?;
         let mut pieces = Vec::with_capacity(tensors.len());
         for (name, targets) in tensors {
             let tensor = self.tensor(name)?;

@@ -120,7 +120,7 @@ pub use tiffin_core::message::{
 };
 pub use tiffin_core::{ClientId, Generation, Key, KeyError, Location, SegmentId};
 pub use tiffin_transport::{Counters, SourceBuf, TargetBuf};
-pub use types::{Effect, Fetched, GetInto, Info, Object, Put, Replica, Route, Stored, Watermark, Way};
+pub use types::{Effect, Fetched, GetInto, Info, Object, Part, Put, Replica, Route, Stored, Watermark, Way};
 pub use view::View;
 
 use tiffin_server::host;
@@ -175,7 +175,7 @@ impl Client {
         deadline: Deadline,
     ) -> Vec<Result<Object, Error>> {
         match self.inner.enter(deadline) {
-            Ok(_busy) => buffers::get_owned(&self.inner, keys, options, deadline).await,
+            Ok(_busy) => buffers::get_owned(&self.inner, keys, Vec::new(), options, deadline).await,
             Err(error) => batch::all(keys.len(), &error),
         }
     }
@@ -213,9 +213,16 @@ impl Client {
     /// Looks at objects where they lie, without a copy, if they lie in one piece in memory that is mapped
     /// here; else makes a copy. [`View::is_borrowed`] tells which.
     pub async fn view(&self, keys: &[Key], deadline: Deadline) -> Vec<Result<View, Error>> {
+        let parts: Vec<_> = keys.iter().map(|key| Part { key: key.clone(), range: None }).collect();
+        self.view_parts(&parts, deadline).await
+    }
+
+    /// Looks at some bytes of objects as [`Self::view`] looks at all of them. A borrowed view keeps the whole
+    /// object where it is.
+    pub async fn view_parts(&self, parts: &[Part], deadline: Deadline) -> Vec<Result<View, Error>> {
         match self.inner.enter(deadline) {
-            Ok(_busy) => view::view(&self.inner, keys, deadline).await,
-            Err(error) => batch::all(keys.len(), &error),
+            Ok(_busy) => view::view(&self.inner, parts, deadline).await,
+            Err(error) => batch::all(parts.len(), &error),
         }
     }
 

@@ -106,6 +106,16 @@ impl<'a> GetInto<'a> {
     }
 }
 
+/// Some bytes of an object.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// Its name.
+    pub key: Key,
+    /// Which of its bytes; all of them if it does not say. A range that is not inside the object is
+    /// [`Error::OutOfRange`](crate::Error::OutOfRange).
+    pub range: Option<Range<u64>>,
+}
+
 /// An object that was read into a caller's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fetched {

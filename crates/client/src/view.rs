@@ -5,16 +5,17 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
 use tiffin_core::message::{Found, Reply, Request, Resolve, ResolveOutcome};
-use tiffin_core::{Generation, Key, Location, SegmentId};
+use tiffin_core::{Generation, Location, SegmentId};
 use tiffin_transport::MappedRange;
 
 use crate::inner::Inner;
 use crate::running::Running;
 use crate::tend::Chore;
-use crate::{Deadline, Error, GetOptions, batch, buffers};
+use crate::{Deadline, Error, GetOptions, Part, batch, buffers};
 
 /// How often an object that changes meanwhile is looked up anew.
 const TRIES_MAX: u32 = 16;
@@ -29,7 +30,7 @@ pub struct View {
 }
 
 enum Bytes {
-    Borrowed { range: MappedRange, _hold: Hold },
+    Borrowed { range: MappedRange, part: Range<usize>, _hold: Hold },
     Copied(Vec<u8>),
 }
 
@@ -43,7 +44,10 @@ impl View {
     /// The bytes. Fails only in a forked child, where they are not mapped.
     pub fn bytes(&self) -> Result<&[u8], Error> {
         match &self.bytes {
-            Bytes::Borrowed { range, .. } => buffers::held_bytes(range).ok_or(Error::Forked),
+            Bytes::Borrowed { range, part, .. } => {
+                let bytes = buffers::held_bytes(range).ok_or(Error::Forked)?;
+                bytes.get(part.clone()).ok_or_else(Error::misfit)
+            }
             Bytes::Copied(bytes) => Ok(bytes),
         }
     }
@@ -52,7 +56,7 @@ impl View {
     #[must_use]
     pub fn len(&self) -> usize {
         match &self.bytes {
-            Bytes::Borrowed { range, .. } => range.len(),
+            Bytes::Borrowed { part, .. } => part.len(),
             Bytes::Copied(bytes) => bytes.len(),
         }
     }
@@ -108,17 +112,20 @@ enum Step {
     Copy,
 }
 
+/// An object whose view is asked for: its place in the answer, its copy, and which of its bytes.
+type Wanted = (usize, Location, Found, Range<u64>);
+
 /// Views objects, in the order asked.
-pub(crate) async fn view(inner: &Arc<Inner>, keys: &[Key], deadline: Deadline) -> Vec<Result<View, Error>> {
-    let mut views: Vec<Option<Result<View, Error>>> = keys.iter().map(|_| None).collect();
+pub(crate) async fn view(inner: &Arc<Inner>, parts: &[Part], deadline: Deadline) -> Vec<Result<View, Error>> {
+    let mut views: Vec<Option<Result<View, Error>>> = parts.iter().map(|_| None).collect();
     let mut copies = Vec::new();
-    let mut left: Vec<usize> = (0..keys.len()).collect();
+    let mut left: Vec<usize> = (0..parts.len()).collect();
     for _ in 0..TRIES_MAX {
         if left.is_empty() {
             break;
         }
         let mut again = Vec::new();
-        for (index, step) in once(inner, keys, &left, deadline).await {
+        for (index, step) in once(inner, parts, &left, deadline).await {
             match step {
                 Ok(Step::Viewed(view)) => set(&mut views, index, Ok(view)),
                 Ok(Step::Again) => again.push(index),
@@ -130,20 +137,21 @@ pub(crate) async fn view(inner: &Arc<Inner>, keys: &[Key], deadline: Deadline) -
     }
     // What changes all the time is copied: a get knows when to give up.
     copies.extend(left);
-    copy(inner, keys, &copies, &mut views, deadline).await;
+    copy(inner, parts, &copies, &mut views, deadline).await;
     let lost = || Err(Error::Unreachable { what: "the answer does not fit the question".to_owned() });
     views.into_iter().map(|view| view.unwrap_or_else(lost)).collect()
 }
 
 async fn copy(
     inner: &Inner,
-    keys: &[Key],
+    parts: &[Part],
     indexes: &[usize],
     views: &mut [Option<Result<View, Error>>],
     deadline: Deadline,
 ) {
-    let wanted: Vec<_> = indexes.iter().filter_map(|&index| keys.get(index).cloned()).collect();
-    let objects = buffers::get_owned(inner, &wanted, GetOptions::default(), deadline).await;
+    let wanted = indexes.iter().filter_map(|&index| parts.get(index).cloned());
+    let (keys, ranges): (Vec<_>, Vec<_>) = wanted.map(|it| (it.key, it.range)).unzip();
+    let objects = buffers::get_owned(inner, &keys, ranges, GetOptions::default(), deadline).await;
     for (&index, object) in indexes.iter().zip(objects) {
         let view = object.map(|it| View { generation: it.generation, bytes: Bytes::Copied(it.bytes) });
         set(views, index, view);
@@ -159,17 +167,18 @@ fn set(views: &mut [Option<Result<View, Error>>], index: usize, view: Result<Vie
 /// Looks all of them up, and asks each node once.
 async fn once(
     inner: &Arc<Inner>,
-    keys: &[Key],
+    parts: &[Part],
     indexes: &[usize],
     deadline: Deadline,
 ) -> Vec<(usize, Result<Step, Error>)> {
-    let wanted: Vec<_> = indexes.iter().filter_map(|&index| keys.get(index).cloned()).collect();
+    let wanted: Vec<_> = indexes.iter().filter_map(|&index| parts.get(index)).collect();
     let mut steps = Vec::with_capacity(indexes.len());
-    let mut by_node: BTreeMap<SegmentId, Vec<(usize, Location, Found)>> = BTreeMap::new();
-    for piece in batch::pieces(&wanted) {
+    let mut by_node: BTreeMap<SegmentId, Vec<Wanted>> = BTreeMap::new();
+    for piece in batch::pieces(wanted.iter().map(|it| &it.key)) {
         let indexes = indexes.get(piece.clone()).unwrap_or_default();
-        let keys = wanted.get(piece).unwrap_or_default();
-        let resolve = Resolve { keys: keys.to_vec(), touch: true, lease: false, locate: true };
+        let parts = wanted.get(piece).unwrap_or_default();
+        let keys = parts.iter().map(|it| it.key.clone()).collect();
+        let resolve = Resolve { keys, touch: true, lease: false, locate: true };
         let outcomes = match inner.ask(&Request::Resolve(resolve), deadline).await {
             Ok(Reply::Resolved(resolved)) => resolved.items,
             Ok(_) => Vec::new(),
@@ -178,16 +187,13 @@ async fn once(
                 continue;
             }
         };
-        for ((&index, key), outcome) in indexes.iter().zip(keys).zip(outcomes) {
-            match outcome {
-                ResolveOutcome::Absent => steps.push((index, Err(Error::NotFound { key: key.clone() }))),
-                ResolveOutcome::Unavailable(nodes) => {
-                    steps.push((index, Err(Error::NodeDown { key: key.clone(), nodes })));
+        for ((&index, part), outcome) in indexes.iter().zip(parts).zip(outcomes) {
+            match located(inner, part, outcome) {
+                Ok(Some((it, found, range))) => {
+                    by_node.entry(it.segment).or_default().push((index, it, found, range));
                 }
-                ResolveOutcome::Found(found) => match nearest(inner, &found) {
-                    Some(it) => by_node.entry(it.segment).or_default().push((index, it, found)),
-                    None => steps.push((index, Ok(Step::Copy))),
-                },
+                Ok(None) => steps.push((index, Ok(Step::Copy))),
+                Err(error) => steps.push((index, Err(error))),
             }
         }
     }
@@ -199,15 +205,31 @@ async fn once(
     steps
 }
 
-fn nearest(inner: &Inner, found: &Found) -> Option<Location> {
-    found.replicas.iter().copied().min_by_key(|it| inner.distance(it.segment))
+/// The nearest copy of an object and which of its bytes are wanted, if there is a copy.
+fn located(
+    inner: &Inner,
+    part: &Part,
+    outcome: ResolveOutcome,
+) -> Result<Option<(Location, Found, Range<u64>)>, Error> {
+    let key = part.key.clone();
+    let found = match outcome {
+        ResolveOutcome::Absent => return Err(Error::NotFound { key }),
+        ResolveOutcome::Unavailable(nodes) => return Err(Error::NodeDown { key, nodes }),
+        ResolveOutcome::Found(found) => found,
+    };
+    let Range { start, end } = part.range.clone().unwrap_or(0..found.len);
+    if start > end || end > found.len {
+        return Err(Error::OutOfRange { key, len: found.len, start, end });
+    }
+    let nearest = found.replicas.iter().copied().min_by_key(|it| inner.distance(it.segment));
+    Ok(nearest.map(|it| (it, found, start..end)))
 }
 
 /// Begins views at one node.
 async fn begin(
     inner: &Arc<Inner>,
     segment: SegmentId,
-    wanted: Vec<(usize, Location, Found)>,
+    wanted: Vec<Wanted>,
     deadline: Deadline,
 ) -> Vec<(usize, Result<Step, Error>)> {
     let everything = |step: fn() -> Step| wanted.iter().map(|(index, ..)| (*index, Ok(step()))).collect();
@@ -216,8 +238,8 @@ async fn begin(
     if route.attachment().is_none() {
         return everything(|| Step::Copy);
     }
-    let holds: Vec<_> = wanted.iter().map(|(_, location, _)| location.hold()).collect();
-    let locations: Vec<_> = wanted.iter().map(|(_, location, _)| *location).collect();
+    let holds: Vec<_> = wanted.iter().map(|(_, location, ..)| location.hold()).collect();
+    let locations: Vec<_> = wanted.iter().map(|(_, location, ..)| *location).collect();
     let chores = inner.chores.clone();
     let late = move |reply| {
         let Reply::ViewsBegun(begun) = reply else { return };
@@ -228,7 +250,7 @@ async fn begin(
     let request = Request::BeginViews(holds);
     let reply = route.connection.call_or(&request, deadline.instant(), late).await;
     let Ok(Reply::ViewsBegun(begun)) = reply else { return everything(|| Step::Copy) };
-    let steps = wanted.into_iter().zip(begun).map(|((index, location, found), begun)| {
+    let steps = wanted.into_iter().zip(begun).map(|((index, location, found, part), begun)| {
         if !begun {
             return (index, Ok(Step::Again));
         }
@@ -237,7 +259,7 @@ async fn begin(
         let step = match range.filter(|range| range.len() as u64 == found.len) {
             Some(range) => Step::Viewed(View {
                 generation: found.generation,
-                bytes: Bytes::Borrowed { range, _hold: hold },
+                bytes: Bytes::Borrowed { range, part: part.start as usize..part.end as usize, _hold: hold },
             }),
             // It lies in several pieces.
             None => Step::Copy,

@@ -1,0 +1,57 @@
+//! Connecting: to a cluster, or to a store that is made inside this process.
+
+use pyo3::prelude::*;
+use tiffin_client::{Client, ConnectOptions, EmbeddedError};
+use tiffin_server::Embedded;
+
+use crate::handle::{Handle, Opened, Servers};
+use crate::methods::{Any, Caller};
+use crate::store::Store;
+use crate::{errors, keys, promise};
+
+/// Connects: to a store inside this process if no address is given, else to the cluster of that master.
+#[pyfunction]
+#[pyo3(signature = (address, *, memory, namespace, token, shared_memory, timeout, is_async))]
+#[expect(clippy::too_many_arguments, reason = "the package gives them by name, and settles their defaults")]
+pub(crate) fn connect<'py>(
+    py: Python<'py>,
+    address: Option<String>,
+    memory: u64,
+    namespace: Option<String>,
+    token: Option<String>,
+    shared_memory: bool,
+    timeout: &Any<'py>,
+    is_async: bool,
+) -> PyResult<Py<PyAny>> {
+    let time = keys::time(Some(timeout), keys::TIME_MAX)?;
+    let mut options = ConnectOptions::new(address.as_deref().unwrap_or_default());
+    options.shared_memory = shared_memory;
+    options.connect_time = time;
+    options.namespace = namespace.unwrap_or(options.namespace);
+    options.token = token.unwrap_or_default();
+    let is_embedded = address.is_none();
+    let opening = async move { if is_embedded { start(memory, options).await } else { join(options).await } };
+    let store = move |py: Python<'_>, handle| {
+        Ok(Py::new(py, Store { caller: Caller { handle, time, is_async }, is_embedded })?.into_any())
+    };
+    if is_async {
+        return promise::start(py, opening, move |py, opened| {
+            store(py, Handle::new(opened.map_err(|error| errors::raise_start(py, &error))?))
+        });
+    }
+    store(py, Handle::open(py, opening)?)
+}
+
+async fn join(options: ConnectOptions) -> Result<Opened, EmbeddedError> {
+    let client = Client::connect(options.clone()).await?;
+    Ok(Opened { client, again: options, servers: Servers::None })
+}
+
+async fn start(memory: u64, options: ConnectOptions) -> Result<Opened, EmbeddedError> {
+    let server = Embedded::start(memory).await?;
+    let here = tiffin_client::Embedded::options(&server);
+    let again = ConnectOptions { address: here.address, ..options };
+    let here = ConnectOptions { home: here.home, home_memory: here.home_memory, ..again.clone() };
+    let client = Client::connect(here).await?;
+    Ok(Opened { client, again, servers: Servers::Embedded(server) })
+}

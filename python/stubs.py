@@ -1,0 +1,70 @@
+"""Writes `tiffin/aio.pyi` from `tiffin/_native.pyi`: the same methods as coroutines. `make docs` runs it."""
+
+import ast
+import pathlib
+
+FOLDER = pathlib.Path(__file__).parent / "tiffin"
+HEAD = '''"""Types of the asyncio twins. Written by `stubs.py` from `_native.pyi`."""
+
+'''
+TWINS = {"Store": "AsyncStore", "Lease": "AsyncLease"}
+CONNECT = """
+async def connect(
+    address: str | None = None,
+    *,
+    memory: int | str = ...,
+    namespace: str | None = None,
+    token: str | None = None,
+    shared_memory: bool | None = None,
+    timeout: float | None = None,
+) -> AsyncStore: ...
+"""
+
+
+class Rename(ast.NodeTransformer):
+    """Gives a class and the types in it their new names."""
+
+    def visit_Name(self, node: ast.Name) -> ast.Name:
+        return ast.copy_location(ast.Name(TWINS.get(node.id, node.id), node.ctx), node)
+
+
+def twin(node: ast.ClassDef) -> ast.ClassDef:
+    """The class with coroutines for methods."""
+    body = []
+    for member in Rename().visit(node).body:
+        decorators = {it.id for it in member.decorator_list if isinstance(it, ast.Name)}
+        if "property" in decorators:
+            body.append(member)
+        elif not member.name.startswith("_"):
+            body.append(ast.AsyncFunctionDef(**dict(ast.iter_fields(member))))
+        elif member.name in ("__enter__", "__exit__"):
+            fields = dict(ast.iter_fields(member)) | {"name": member.name.replace("__", "__a", 1)}
+            body.append(ast.AsyncFunctionDef(**fields))
+    return ast.ClassDef(TWINS[node.name], node.bases, node.keywords, body, node.decorator_list)
+
+
+def written() -> str:
+    """The stub, formatted by nobody yet."""
+    tree = ast.parse((FOLDER / "_native.pyi").read_text())
+    classes = [twin(node) for node in tree.body if isinstance(node, ast.ClassDef) and node.name in TWINS]
+    connect = ast.parse(CONNECT).body
+    variables = [node for node in tree.body if isinstance(node, ast.Assign)]
+    used = {it.id for part in [*classes, *variables] for it in ast.walk(part) if isinstance(it, ast.Name)}
+    imports = []
+    for node in tree.body:
+        if isinstance(node, ast.Import):
+            imports.append(node)
+        elif isinstance(node, ast.ImportFrom):
+            names = [it for it in node.names if it.name in used]
+            imports += [ast.ImportFrom(node.module, names, node.level)] if names else []
+    ours = [node.target.id for node in tree.body if isinstance(node, ast.AnnAssign)]
+    ours += [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
+    names = [ast.alias(name) for name in sorted(ours) if name in used]
+    first = next(at for at, node in enumerate(imports) if getattr(node, "level", 0))
+    imports.insert(first, ast.ImportFrom("_native", names, 1))
+    body = [*imports, *variables, *classes, *connect]
+    return HEAD + ast.unparse(ast.fix_missing_locations(ast.Module(body, []))) + "\n"
+
+
+if __name__ == "__main__":
+    (FOLDER / "aio.pyi").write_text(written())

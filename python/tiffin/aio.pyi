@@ -1,0 +1,266 @@
+"""Types of the asyncio twins. Written by `stubs.py` from `_native.pyi`."""
+
+import builtins
+from collections.abc import Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, TypeVar, overload
+
+from typing_extensions import Self
+
+from ._native import Acked, Consume, Key, OnExists, Range, Ranges, Value, View
+from .types import Manifest, Namespace, ObjectInfo, Route, SampleRef, Stats, Why
+
+_Missing = TypeVar("_Missing")
+
+class AsyncLease:
+    @property
+    def id(self) -> Key: ...
+    @property
+    def generation(self) -> tuple[int, int]: ...
+    @property
+    def manifest(self) -> Manifest: ...
+    @property
+    def is_released(self) -> bool: ...
+    async def tensors(
+        self, names: Sequence[str] | None = None, *, copy: bool = True, timeout: float | None = None
+    ) -> dict[str, Any]: ...
+    async def get_into(self, tensors: Mapping[str, Value], *, timeout: float | None = None) -> None: ...
+    async def release(self, *, timeout: float | None = None) -> None: ...
+    async def __aenter__(self) -> Self: ...
+    async def __aexit__(
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None: ...
+
+class AsyncStore:
+    @property
+    def address(self) -> str: ...
+    @property
+    def namespace(self) -> str: ...
+    @property
+    def is_closed(self) -> bool: ...
+    @overload
+    async def put(
+        self,
+        key: Key,
+        value: Value,
+        *,
+        on_exists: OnExists = "replace",
+        replicas: int = 1,
+        pin: bool = False,
+        soft_pin: float | None = None,
+        owner: str = "",
+        wait: bool = False,
+        timeout: float | None = None,
+    ) -> bool: ...
+    @overload
+    async def put(
+        self,
+        key: Mapping[Key, Value] | Mapping[str, Value] | Mapping[bytes, Value],
+        value: None = None,
+        *,
+        on_exists: OnExists = "replace",
+        replicas: int = 1,
+        pin: bool = False,
+        soft_pin: float | None = None,
+        owner: str = "",
+        wait: bool = False,
+        timeout: float | None = None,
+    ) -> builtins.list[bool]: ...
+    @overload
+    async def put(
+        self,
+        key: Iterable[Key],
+        value: Iterable[Value],
+        *,
+        on_exists: OnExists = "replace",
+        replicas: int = 1,
+        pin: bool = False,
+        soft_pin: float | None = None,
+        owner: str = "",
+        wait: bool = False,
+        timeout: float | None = None,
+    ) -> builtins.list[bool]: ...
+    @overload
+    async def get(self, key: Key, *, range: Range | None = None, timeout: float | None = None) -> bytes: ...
+    @overload
+    async def get(
+        self, key: Key, *, range: Range | None = None, missing: _Missing, timeout: float | None = None
+    ) -> bytes | _Missing: ...
+    @overload
+    async def get(
+        self, key: Iterable[Key], *, range: Ranges | None = None, timeout: float | None = None
+    ) -> builtins.list[bytes]: ...
+    @overload
+    async def get(
+        self,
+        key: Iterable[Key],
+        *,
+        range: Ranges | None = None,
+        missing: _Missing,
+        timeout: float | None = None,
+    ) -> builtins.list[bytes | _Missing]: ...
+    @overload
+    async def get_into(
+        self, key: Key, buffer: Value, *, range: Range | None = None, timeout: float | None = None
+    ) -> int: ...
+    @overload
+    async def get_into(
+        self,
+        key: Mapping[Key, Value] | Mapping[str, Value] | Mapping[bytes, Value],
+        buffer: None = None,
+        *,
+        range: Ranges | None = None,
+        timeout: float | None = None,
+    ) -> builtins.list[int]: ...
+    @overload
+    async def get_into(
+        self,
+        key: Iterable[Key],
+        buffer: Iterable[Value],
+        *,
+        range: Ranges | None = None,
+        timeout: float | None = None,
+    ) -> builtins.list[int]: ...
+    @overload
+    async def view(self, key: Key, *, range: Range | None = None, timeout: float | None = None) -> View: ...
+    @overload
+    async def view(
+        self, key: Key, *, range: Range | None = None, missing: _Missing, timeout: float | None = None
+    ) -> View | _Missing: ...
+    @overload
+    async def view(
+        self, key: Iterable[Key], *, range: Ranges | None = None, timeout: float | None = None
+    ) -> builtins.list[View]: ...
+    @overload
+    async def view(
+        self,
+        key: Iterable[Key],
+        *,
+        range: Ranges | None = None,
+        missing: _Missing,
+        timeout: float | None = None,
+    ) -> builtins.list[View | _Missing]: ...
+    @overload
+    async def exists(self, key: Key, *, timeout: float | None = None) -> bool: ...
+    @overload
+    async def exists(self, key: Iterable[Key], *, timeout: float | None = None) -> builtins.list[bool]: ...
+    @overload
+    async def info(self, key: Key, *, timeout: float | None = None) -> ObjectInfo: ...
+    @overload
+    async def info(
+        self, key: Key, *, missing: _Missing, timeout: float | None = None
+    ) -> ObjectInfo | _Missing: ...
+    @overload
+    async def info(
+        self, key: Iterable[Key], *, timeout: float | None = None
+    ) -> builtins.list[ObjectInfo]: ...
+    @overload
+    async def info(
+        self, key: Iterable[Key], *, missing: _Missing, timeout: float | None = None
+    ) -> builtins.list[ObjectInfo | _Missing]: ...
+    @overload
+    async def delete(self, key: Key, *, force: bool = False, timeout: float | None = None) -> bool: ...
+    @overload
+    async def delete(
+        self, key: Iterable[Key], *, force: bool = False, timeout: float | None = None
+    ) -> builtins.list[bool]: ...
+    async def delete_prefix(
+        self, prefix: Key, *, force: bool = False, timeout: float | None = None
+    ) -> int: ...
+    async def delete_regex(
+        self, pattern: str, *, force: bool = False, timeout: float | None = None
+    ) -> int: ...
+    async def clear(self, *, force: bool = False, timeout: float | None = None) -> int: ...
+    async def list(
+        self, prefix: Key = "", *, pinned_by: str | None = None, timeout: float | None = None
+    ) -> builtins.list[ObjectInfo]: ...
+    async def pin(
+        self, key: Key | Iterable[Key], owner: str = "", *, timeout: float | None = None
+    ) -> None: ...
+    async def unpin(
+        self, key: Key | Iterable[Key], owner: str = "", *, timeout: float | None = None
+    ) -> None: ...
+    async def drop_pins(self, owner: str, *, timeout: float | None = None) -> int: ...
+    async def set_policy(
+        self, *, quota: int | str | None = None, max_hold: float | None = None, timeout: float | None = None
+    ) -> None: ...
+    async def wait_usage(
+        self,
+        *,
+        at_most: int | str | None = None,
+        at_least: int | str | None = None,
+        timeout: float | None = None,
+    ) -> Namespace: ...
+    @overload
+    async def why(self, key: Key, *, timeout: float | None = None) -> Why: ...
+    @overload
+    async def why(self, key: Iterable[Key], *, timeout: float | None = None) -> builtins.list[Why]: ...
+    @overload
+    async def put_sample(
+        self,
+        id: Key,
+        tensors: Mapping[str, Value],
+        *,
+        metadata: bytes | bytearray | None = None,
+        consume: Consume = "once",
+        replace: bool = True,
+        replicas: int = 1,
+        pin: bool = False,
+        owner: str = "",
+        wait: bool = False,
+        timeout: float | None = None,
+    ) -> SampleRef: ...
+    @overload
+    async def put_sample(
+        self,
+        id: Mapping[Key, Mapping[str, Value]] | Mapping[str, Mapping[str, Value]],
+        tensors: None = None,
+        *,
+        metadata: Mapping[Key, bytes | bytearray] | Mapping[str, bytes | bytearray] | None = None,
+        consume: Consume = "once",
+        replace: bool = True,
+        replicas: int = 1,
+        pin: bool = False,
+        owner: str = "",
+        wait: bool = False,
+        timeout: float | None = None,
+    ) -> builtins.list[SampleRef]: ...
+    @overload
+    async def lease(
+        self, sample: Key | SampleRef, group: str = "", *, timeout: float | None = None
+    ) -> AsyncLease: ...
+    @overload
+    async def lease(
+        self, sample: Iterable[Key | SampleRef], group: str = "", *, timeout: float | None = None
+    ) -> builtins.list[AsyncLease]: ...
+    @overload
+    async def ack(
+        self, sample: SampleRef | AsyncLease, group: str = "", *, timeout: float | None = None
+    ) -> Acked: ...
+    @overload
+    async def ack(
+        self, sample: Iterable[SampleRef | AsyncLease], group: str = "", *, timeout: float | None = None
+    ) -> builtins.list[Acked]: ...
+    async def stats(self, *, timeout: float | None = None) -> Stats: ...
+    async def routes(self, *, timeout: float | None = None) -> builtins.list[Route]: ...
+    async def close(self, *, timeout: float | None = None) -> None: ...
+    async def __aenter__(self) -> Self: ...
+    async def __aexit__(
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None: ...
+
+async def connect(
+    address: str | None = None,
+    *,
+    memory: int | str = ...,
+    namespace: str | None = None,
+    token: str | None = None,
+    shared_memory: bool | None = None,
+    timeout: float | None = None,
+) -> AsyncStore: ...
