@@ -104,7 +104,7 @@ fmt: .venv/ready ## Format everything
 docs: .venv/ready ## Write the generated pages anew: the tests named `reference…` compare them, and update them when told to
 	UPDATE_EXPECT=1 $(CARGO) test -q --locked reference
 	.venv/bin/python python/stubs.py
-	.venv/bin/ruff check -q --fix python/tiffin/aio.pyi && .venv/bin/ruff format -q python/tiffin/aio.pyi
+	.venv/bin/ruff format -q python/tiffin/aio.pyi && .venv/bin/ruff check -q --fix python/tiffin/aio.pyi
 
 clean-venv: ## Remove the virtual environments; the next target that needs one makes it again
 	rm -rf .venv .venv-test .venv-bench .venv-peer

@@ -365,3 +365,113 @@ def test_the_pages_of_the_master_speak_of_what_the_store_does(worker):
     assert worker.eval("fetch(master.metadata, '/metadata?key=a')[0]") == 404
     assert worker.eval("fetch(master.metadata, '/metadata?key=a', 'PUT', 'v')[0]") == 200
     assert worker.eval("fetch(master.metadata, '/metadata?key=a')") == (200, "v")
+
+
+def test_ranges_that_do_not_fit_fail_where_they_do_not(worker):
+    worker.run("master = Master()")
+    assert worker.eval("store.get_into_ranges([1], [['k']], [[[0]]], [[[0]]], [[[1]]])") == []
+    assert worker.eval("connect(master.address)") == 0
+    worker.run("memory = Memory(4096); p = memory.address; store.register_buffer(p, 4096)")
+    worker.run("store.put('a', bytes(range(100))); store.put('b', b'b' * 50)")
+    read = "store.get_into_ranges([p, p + 2048], [['a', 'b'], ['a']], {}, {}, {})"
+    targets, sources = "[[[0, 10], [20]], [[0]]]", "[[[0, 90], [1]], [[5]]]"
+    assert worker.eval(read.format(targets, sources, "[[[5, 10], [49]], [[3]]]")) == [[[5, 10], [49]], [[3]]]
+    assert worker.eval("memory[:5] == bytes(range(5)) and memory[10:20] == bytes(range(90, 100))") is True
+    assert worker.eval("memory[20:69] == b'b' * 49 and memory[2048:2051] == bytes([5, 6, 7])") is True
+    assert worker.eval(read.format(targets, sources, "[[[5, 11], [50]], [[4096]]]")) == [
+        [[5, -600], [-600]],
+        [[-600]],
+    ]
+    assert worker.eval(read.format(targets, sources, "[[[5], [49]], []]")) == [[[-600], [49]], [[-600]]]
+    assert worker.eval("store.get_into_ranges([p], [['a']], [[[2**64 - 1]]], [[[0]]], [[[1]]])") == [[[-600]]]
+    assert worker.eval("store.get_into_ranges([p], [['a']], [[[0]]], [[[2**64 - 1]]], [[[1]]])") == [[[-600]]]
+
+
+PRODUCER = """
+codes, keys = [], [f'{form}-{step}' for step in range(3) for form in ('put', 'from', 'parts', 'batch')]
+
+def begin(address, settings):
+    from mooncake.store import MooncakeDistributedStore
+    NAMES['store'] = MooncakeDistributedStore()
+    return store.setup(dict(local_hostname='localhost', metadata_server='P2PHANDSHAKE', global_segment_size=0,
+                            local_buffer_size='32MB', master_server_addr=address) | settings)
+
+def produce():
+    memory, pinned = Memory(MIB, b'step'), config(with_hard_pin=True)
+    for key in keys:
+        match key.split('-')[0]:
+            case 'put': codes.append(store.put(key, memory[:], pinned))
+            case 'from': codes.append(store.put_from(key, memory.address, MIB, pinned))
+            case 'parts': codes.append(store.put_parts(key, memory[:1000], memory[1000:], config=pinned))
+            case 'batch': codes.extend(store.batch_put_from([key], [memory.address], [MIB], pinned))
+
+producing = threading.Thread(target=produce)
+"""
+
+
+@pytest.fixture
+def producer(worker, start_worker, tmp_path):
+    """Starts a producer on a store of eight objects, where a consumer listens."""
+    made = []
+
+    def start(environment, settings):
+        worker.run("master = Master()")
+        assert worker.eval("connect(master.address, segment=8 * MIB)") == 0
+        folder = tmp_path / "producer"
+        folder.mkdir()
+        made.append(start_worker(folder, environment))
+        made[0].run(PRODUCER)
+        return made[0], made[0].eval(f"begin({worker.eval('master.address')!r}, {settings!r})")
+
+    yield start
+    for it in made:
+        it.end()
+
+
+@pytest.mark.parametrize(
+    ("environment", "settings"),
+    [
+        ({"TIFFIN_PUT_WAIT": "60s"}, {}),
+        ({}, {"put_wait": "1m"}),
+        ({"TIFFIN_PUT_WAIT": "off"}, {"put_wait": 60}),
+    ],
+)
+def test_a_producer_on_a_full_store_waits_if_it_may(worker, producer, environment, settings):
+    """It is not changed for that: the time that its puts have is a setting."""
+    made, code = producer(environment, settings)
+    assert code == 0
+    made.run("producing.start()")
+    assert worker.eval("until(lambda: store.is_exist('batch-1') or store.is_exist('put-2'))") == 1
+    for key in made.eval("keys"):
+        assert worker.eval(f"until(lambda: store.is_exist({key!r}))") == 1, key
+        assert worker.eval(f"store.get({key!r}) == (b'step' * MIB)[:MIB]") is True
+        assert worker.eval(f"store.remove({key!r})") == 0
+    made.run("producing.join()")
+    assert made.eval("codes") == [0] * 12
+
+
+@pytest.mark.parametrize("settings", [{}, {"put_wait": "0.05s"}])
+def test_a_put_on_a_full_store_is_refused(producer, settings):
+    """At once, or when its time to wait is over."""
+    made, code = producer({}, settings)
+    assert code == 0
+    made.run("produce()")
+    assert made.eval("codes") == [0] * 8 + [-200] * 4
+
+
+def test_a_time_to_wait_that_is_none(producer):
+    made, code = producer({}, {"put_wait": "soon"})
+    assert code == -600 and "`put_wait` is `soon`" in made.tail()
+
+
+def test_closing_says_what_is_lost(worker):
+    worker.run("master = Master()")
+    assert worker.eval("connect(master.address)") == 0
+    assert worker.eval(
+        "store.put('plain', b'123'), store.put('wanted', b'4', config(with_hard_pin=True))"
+    ) == (0, 0)
+    assert worker.eval("store.close()") == 0
+    said = "2 objects (4 bytes) have their only copy here, among them 1 pinned and 0 unconsumed: `wanted`"
+    assert said in worker.tail()
+    assert worker.eval("connect(master.address), store.close()") == (0, 0)
+    assert worker.tail().count("have their only copy here") == 1

@@ -157,6 +157,12 @@ memory[8192:8202] == memory[:10], memory[12288:12308] == memory[4096:4116] -> (T
 store.batch_get_into_multi_buffers(['mb'], into, [[10, 19]])          -> [-600]
 store.batch_get_into_multi_buffers(['mb'], into, [[10, 21]])          -> [-800]
 store.batch_get_into_multi_buffers(['missing'], into, [[10, 20]])     -> [-704]
+store.get_into_ranges([p], [['o']], [[[0, 100]]], [[[0, 4000]]], [[[10, 96]]]) -> [[[10, 96]]]
+memory[:10] == b'o' * 10, memory[100:196] == b'o' * 96                -> (True, True)
+store.get_into_ranges([p], [['o']], [[[0]]], [[[4090]]], [[[10]]])    -> [[[-600]]]
+store.get_into_ranges([p], [['missing']], [[[0]]], [[[0]]], [[[10]]]) -> [[[-704]]]
+store.get_into_ranges([p], [['o']], [[[0]]], [[[0]]], [[[0]]])        -> [[[0]]]
+store.get_into_ranges([q], [['o']], [[[0]]], [[[0]]], [[[10]]])       -> [[[-600]]]
 store.unregister_buffer(p)                                            -> 0
 store.unregister_buffer(p)                                            -> -600
 store.get_into('o', p, 8192)                                          -> 4096

@@ -33,6 +33,7 @@ METHODS = {
     "get_into": "key buffer_ptr size",
     "batch_get_into": "keys buffer_ptrs sizes",
     "batch_get_into_multi_buffers": "keys all_buffer_ptrs all_sizes prefer_alloc_in_same_node",
+    "get_into_ranges": "buffer_ptrs all_keys all_dst_offsets all_src_offsets all_sizes",
     "get_buffer": "key",
     "batch_get_buffer": "keys",
     "get_size": "key",

@@ -4,7 +4,7 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyList, PyType};
-use tiffin_client::{EmbeddedError, Error, Key};
+use tiffin_client::{EmbeddedError, Error, Key, Losses};
 use tiffin_server::StartError;
 
 use crate::{keys, types};
@@ -46,6 +46,17 @@ pub(crate) fn exists(py: Python<'_>, key: &Key) -> PyErr {
 /// Something that was closed, and what it was.
 pub(crate) fn closed(py: Python<'_>, what: &str) -> PyErr {
     new(py, "Closed", what).map_or_else(|failure| failure, PyErr::from_value)
+}
+
+/// A store that was to be closed only if nothing is lost with it.
+pub(crate) fn would_lose(py: Python<'_>, losses: &Losses) -> PyErr {
+    let hint = "acknowledge, unpin or copy what is needed, or close with on_loss=\"warn\"";
+    let made = || {
+        let exception = new(py, "WouldLose", &format!("{losses}, so the store stays open\n\nhint: {hint}"))?;
+        exception.setattr("losses", types::losses(py, losses)?)?;
+        PyResult::Ok(exception)
+    };
+    made().map_or_else(|failure| failure, PyErr::from_value)
 }
 
 /// An argument of a type that cannot be used.

@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use pyo3::prelude::*;
-use tiffin_client::{Client, ConnectOptions, Deadline, EmbeddedError, Error};
+use tiffin_client::{Client, ConnectOptions, Deadline, EmbeddedError, Error, Losses};
 use tiffin_server::{Embedded, NodeServer};
 use tokio::sync::OnceCell;
 use tokio::time::timeout_at;
@@ -63,6 +63,14 @@ pub(crate) enum Servers {
 }
 
 impl Servers {
+    fn node(&self) -> Option<&NodeServer> {
+        match self {
+            Self::None => None,
+            Self::Embedded(store) => Some(store.node()),
+            Self::Node(node) => Some(node),
+        }
+    }
+
     async fn shutdown(self, deadline: Deadline) {
         match self {
             Self::None => {}
@@ -192,6 +200,20 @@ impl Handle {
         promise::start(py, work, |py, (operation, outcome)| {
             operation.answer(py, outcome.map_err(|error| errors::raise(py, &error))?)
         })
+    }
+
+    /// What is lost if the store is closed now: nothing, unless a node lives in this process.
+    pub(crate) async fn losses(&self, deadline: Deadline) -> Losses {
+        let held = self.state.here().and_then(|state| {
+            let servers = state.servers.lock().unwrap_or_else(PoisonError::into_inner);
+            let node = servers.node()?;
+            Some((node.inventory(), node.segment()))
+        });
+        match held {
+            Some((records, _)) if records.is_empty() => Losses::default(),
+            Some((records, segment)) => Losses::of_records(records, segment, &self.again, deadline).await,
+            None => Losses::default(),
+        }
     }
 
     /// Ends the store in this process: what is under way is waited for until the deadline, later calls fail,

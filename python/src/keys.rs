@@ -34,8 +34,8 @@ impl Keys {
         Ok(Self { list, is_one: false })
     }
 
-    /// Which bytes of each object are wanted: `(offset, length)` for all of them, or a list with one such pair,
-    /// or `None` for the whole, for each.
+    /// Which bytes of each object are wanted: `(offset, length)` for all of them, or a list with one such
+    /// pair, or `None` for the whole, for each.
     pub(crate) fn ranges(&self, given: Option<&Bound<'_, PyAny>>) -> PyResult<Vec<Option<Range<u64>>>> {
         let count = self.list.len();
         let Some(given) = given else { return Ok(vec![None; count]) };
@@ -108,7 +108,8 @@ impl<'py> Pairs<'py> {
                     Ok(others) if !is_key(second) => others.collect::<PyResult<Vec<_>>>()?,
                     _ => {
                         let wanted = format!("many keys have a list with a {what} for each");
-                        return Err(wrong_type(&wanted, second, &format!("`{call}([key, …], [{what}, …])`")));
+                        let hint = format!("`{call}([key, …], [{what}, …])`");
+                        return Err(wrong_type(&wanted, second, &hint));
                     }
                 };
                 if keys.list.len() != others.len() {

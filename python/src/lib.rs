@@ -10,9 +10,10 @@
 //! | `memory`, `room`, `dlpack` | memory of Python objects lent to Rust for a call, and ours lent to others |
 //! | `keys`, `types`, `errors` | arguments in, tuples and exceptions out |
 //! | `methods` | the one shape of all methods that talk to a store |
-//! | `connect`, `operations`, `lifetimes`, `samples`, `store`, `view` | the native API |
+//! | `connect`, `closing`, `operations`, `lifetimes`, `samples`, `store`, `view` | the native API |
 //! | `mooncake` | the drop-in for `mooncake.store` |
 
+mod closing;
 mod connect;
 mod dlpack;
 mod errors;

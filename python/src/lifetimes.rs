@@ -1,17 +1,19 @@
 //! The calls about how long objects stay: pins by owner, limits of the namespace, waiting for it to fill or
 //! to empty, and why an object is here or gone.
 
+use std::sync::Arc;
+
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyTuple};
 use tiffin_client::{
-    Cause, Client, Consumption, Deadline, DeletedMatching, Error, Generation, Gone, Here, Key, NamespaceStat,
-    Policy, Watermark, Why,
+    Cause, Client, Consumption, Deadline, DeletedMatching, Error, Generation, Gone, Here, Key, Losses,
+    NamespaceStat, Policy, Watermark, Why,
 };
 
 use crate::errors::{self, invalid};
-use crate::handle::Operation;
+use crate::handle::{Handle, Operation};
 use crate::keys::{self, Keys, Missing};
 use crate::operations::{Each, gather};
 use crate::types;
@@ -74,6 +76,41 @@ impl Operation for SetPolicy {
 
     fn answer(self, py: Python<'_>, (): ()) -> PyResult<Py<PyAny>> {
         Ok(py.None())
+    }
+}
+
+/// Tells the limits of the namespace.
+pub(crate) struct ReadPolicy;
+
+impl Operation for ReadPolicy {
+    type Outcome = NamespaceStat;
+
+    async fn run(&self, client: &Client, deadline: Deadline) -> Result<NamespaceStat, Error> {
+        // It holds nothing at least, so this is answered at once.
+        client.wait_usage(Watermark::AtLeast(0), deadline).await
+    }
+
+    fn answer(self, py: Python<'_>, outcome: NamespaceStat) -> PyResult<Py<PyAny>> {
+        static CLASS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+        let fields = (outcome.quota, outcome.max_hold_ms.map(seconds));
+        Ok(types::class(py, &CLASS, "Policy")?.call1(fields)?.unbind())
+    }
+}
+
+/// Tells what is lost if the store is closed now.
+pub(crate) struct TellLosses {
+    pub(crate) handle: Arc<Handle>,
+}
+
+impl Operation for TellLosses {
+    type Outcome = Losses;
+
+    async fn run(&self, _: &Client, deadline: Deadline) -> Result<Losses, Error> {
+        Ok(self.handle.losses(deadline).await)
+    }
+
+    fn answer(self, py: Python<'_>, outcome: Losses) -> PyResult<Py<PyAny>> {
+        types::losses(py, &outcome).map(Bound::unbind)
     }
 }
 

@@ -2,8 +2,8 @@
 //!
 //! All methods that talk to the store have one shape: they read their arguments, make an [`Operation`], and
 //! either wait for its answer or give an asyncio future for it; each takes a `timeout`. [`methods!`] writes
-//! that shape, so a method is its name, its arguments with their defaults, and what it does. The coroutines of
-//! `tiffin.aio` are made of the same methods when that module is imported.
+//! that shape, so a method is its name, its arguments with their defaults, and what it does. The coroutines
+//! of `tiffin.aio` are made of the same methods when that module is imported.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -41,8 +41,8 @@ impl Caller {
     }
 }
 
-/// The methods of a class that has a `caller`: first those that start an operation, which is the value of their
-/// body, then the others as they are. What stands behind a semicolon is given by name.
+/// The methods of a class that has a `caller`: first those that start an operation, which is the value of
+/// their body, then the others as they are. What stands behind a semicolon is given by name.
 macro_rules! methods {
     (
         class $class:ident, with $this:ident and $py:ident;
@@ -60,7 +60,9 @@ macro_rules! methods {
             $(
                 $(#[$meta])*
                 #[pyo3(
-                    signature = ($($arg $(= $default)?,)* *, $($($option = $option_default,)*)? timeout = None)
+                    signature = (
+                        $($arg $(= $default)?,)* *, $($($option = $option_default,)*)? timeout = None
+                    )
                 )]
                 fn $name<'py>(
                     &$this,

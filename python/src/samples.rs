@@ -256,6 +256,27 @@ impl Operation for AckAll {
     }
 }
 
+/// Takes samples away, whoever was to consume them.
+pub(crate) struct AbortAll(AckAll);
+
+impl AbortAll {
+    pub(crate) fn parse(given: &Any<'_>) -> PyResult<Self> {
+        AckAll::parse(given, String::new()).map(Self)
+    }
+}
+
+impl Operation for AbortAll {
+    type Outcome = Each<bool>;
+
+    async fn run(&self, client: &Client, deadline: Deadline) -> Result<Each<bool>, Error> {
+        Ok(client.abort(&self.0.samples, deadline).await)
+    }
+
+    fn answer(self, py: Python<'_>, outcome: Each<bool>) -> PyResult<Py<PyAny>> {
+        gather(py, self.0.is_one, &UNGIVEN, outcome, |was_there| was_there.into_py_any(py))
+    }
+}
+
 /// One sample or many, each by its id or by something that knows its generation.
 pub(crate) struct Samples {
     list: Vec<(Key, Option<Generation>)>,
@@ -340,9 +361,9 @@ methods! {
     /// bfloat16, come as unsigned integers of the same size, unless the package `ml_dtypes` is installed;
     /// `manifest` has the true type.
     ///
-    /// With `copy=False` they are read-only and look at the bytes where they lie, if this process can map them
-    /// (else they are a copy). They stay what they are after the lease and the sample are gone, and hold the
-    /// whole sample's room until the last of them is.
+    /// With `copy=False` they are read-only and look at the bytes where they lie, if this process can map
+    /// them (else they are a copy). They stay what they are after the lease and the sample are gone, and hold
+    /// the whole sample's room until the last of them is.
     ///
     /// >>> import tiffin
     /// >>> store = tiffin.connect()
@@ -360,9 +381,9 @@ methods! {
 
     /// Reads tensors into memory that is there already: a mapping from their names to buffers.
     ///
-    /// A buffer is anything writable with the buffer protocol or `__dlpack__` that lies in one piece. It has the
-    /// type and shape of its tensor, or is plain bytes; of these there may be more than are needed. If one of
-    /// them does not fit, nothing is read.
+    /// A buffer is anything writable with the buffer protocol or `__dlpack__` that lies in one piece. It has
+    /// the type and shape of its tensor, or is plain bytes; of these there may be more than are needed. If
+    /// one of them does not fit, nothing is read.
     ///
     /// >>> import tiffin
     /// >>> store = tiffin.connect()

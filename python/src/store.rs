@@ -10,9 +10,10 @@ use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use tiffin_client::{Deadline, DeleteOptions, Pattern, Policy};
 
-use crate::errors::{self, invalid};
+use crate::closing::{self, OnLoss};
+use crate::errors::invalid;
 use crate::keys::{self, Keys, Missing, Pairs, UNGIVEN};
-use crate::lifetimes::{self, DropPins, PinAll, SetPolicy, WaitUsage, WhyAll};
+use crate::lifetimes::{self, DropPins, PinAll, ReadPolicy, SetPolicy, TellLosses, WaitUsage, WhyAll};
 use crate::memory::Memory;
 use crate::methods::{Any, Caller, methods};
 use crate::operations::{
@@ -21,7 +22,7 @@ use crate::operations::{
 };
 use crate::promise;
 use crate::runtime::block_on;
-use crate::samples::{AckAll, LeaseAll, PutSamples, Samples};
+use crate::samples::{AbortAll, AckAll, LeaseAll, PutSamples, Samples};
 
 /// A store: in this process, or a cluster that it is connected to. Made by `tiffin.connect`.
 ///
@@ -104,9 +105,9 @@ methods! {
     ///
     /// A key that does not exist raises `tiffin.NotFound`, or gives `missing` if that is given.
     ///
-    /// `range=(offset, length)` reads only those bytes. For many keys it is one pair for all, or a list with a
-    /// pair for each (`None` for the whole object), and a key may be named more than once. A range that is not
-    /// inside the object raises `tiffin.OutOfRange`, which has the object's `size`.
+    /// `range=(offset, length)` reads only those bytes. For many keys it is one pair for all, or a list with
+    /// a pair for each (`None` for the whole object), and a key may be named more than once. A range that is
+    /// not inside the object raises `tiffin.OutOfRange`, which has the object's `size`.
     ///
     /// >>> import tiffin
     /// >>> store = tiffin.connect()
@@ -129,7 +130,8 @@ methods! {
     ///
     /// A buffer is anything writable with the buffer protocol or `__dlpack__` that lies in one piece. It may
     /// be larger than the object; what is not needed is not touched. If it is smaller, `tiffin.TooSmall` is
-    /// raised and nothing is written. After any other error its content is unspecified. `range` is as for `get`.
+    /// raised and nothing is written. After any other error its content is unspecified. `range` is as for
+    /// `get`.
     ///
     /// >>> import tiffin
     /// >>> store = tiffin.connect()
@@ -309,6 +311,17 @@ methods! {
         SetPolicy { policy: Policy { quota, max_hold_ms } }
     }
 
+    /// The limits of the namespace, as `tiffin.Policy`: those that `set_policy` has set.
+    ///
+    /// >>> import tiffin
+    /// >>> store = tiffin.connect()
+    /// >>> store.set_policy(quota="1MiB", max_hold=60)
+    /// >>> store.policy()
+    /// Policy(quota=1048576, max_hold=60.0)
+    call policy() {
+        ReadPolicy
+    }
+
     /// Waits until the namespace holds at most, or at least, so many bytes, and says how it is then, as
     /// `tiffin.Namespace`. Nobody polls: the master wakes it. `tiffin.Timeout` if that comes first.
     ///
@@ -397,6 +410,33 @@ methods! {
         AckAll::parse(sample, group.to_owned())?
     }
 
+    /// Takes a sample, or many, away at once, whoever was to consume it, and returns whether it was there.
+    ///
+    /// A sample is named by its ref or by its lease. When the call has returned, it is gone for every process
+    /// and its room is free. A ref of an older put of the id takes nothing away.
+    ///
+    /// >>> import tiffin
+    /// >>> store = tiffin.connect()
+    /// >>> ref = store.put_sample("sample-7", {"ids": b"abc"}, consume="retained")
+    /// >>> store.abort(ref), store.abort(ref)
+    /// (True, False)
+    call abort(sample: &Any<'py>) {
+        AbortAll::parse(sample)?
+    }
+
+    /// What is lost if the store is closed now, as `tiffin.Losses`: the objects whose only copy is in this
+    /// process. A store that is elsewhere loses nothing.
+    ///
+    /// >>> import tiffin
+    /// >>> store = tiffin.connect()
+    /// >>> store.put({"a": b"1", "b": b"2"}, pin=True)
+    /// [True, True]
+    /// >>> store.losses().objects, store.losses().names
+    /// (2, ('a', 'b'))
+    call losses() {
+        TellLosses { handle: Arc::clone(&self.caller.handle) }
+    }
+
     /// How full the store is, who is in it, and how many bytes went which way, as `tiffin.Stats`.
     ///
     /// >>> import tiffin
@@ -426,17 +466,25 @@ methods! {
         /// Lets go of the store. Calls under way are waited for; later ones raise `tiffin.Closed`. A store
         /// that lives in this process ends, and its objects with it; views of them stay valid. Closing twice
         /// is harmless.
-        #[pyo3(signature = (*, timeout = None))]
-        fn close<'py>(&self, py: Python<'py>, timeout: Option<&Any<'py>>) -> PyResult<Py<PyAny>> {
+        ///
+        /// What has its only copy in this process is lost: `losses()` tells what that is. `on_loss` says what
+        /// to do if some of it is pinned or a sample that waits to be consumed: `"warn"` (a line in the log
+        /// `tiffin`), `"error"` (`tiffin.WouldLose`, for any object, and the store stays open) or `"ignore"`.
+        #[pyo3(signature = (*, on_loss = "warn", timeout = None))]
+        fn close<'py>(
+            &self,
+            py: Python<'py>,
+            on_loss: &str,
+            timeout: Option<&Any<'py>>,
+        ) -> PyResult<Py<PyAny>> {
+            let on_loss = OnLoss::parse(py, on_loss)?;
             let deadline = Deadline::after(keys::time(timeout, self.caller.time)?);
             let handle = Arc::clone(&self.caller.handle);
-            let answer = |py: Python<'_>, closed: Result<(), _>| {
-                closed.map(|()| py.None()).map_err(|error| errors::raise(py, &error))
-            };
+            let closing = async move { closing::close(&handle, on_loss, deadline).await };
             if self.caller.is_async {
-                return promise::start(py, async move { handle.close(deadline).await }, answer);
+                return promise::start(py, closing, closing::answer);
             }
-            answer(py, block_on(py, async || handle.close(deadline).await)?)
+            closing::answer(py, block_on(py, async || closing.await)?)
         }
 
         /// Where other processes reach the store: give it to `tiffin.connect`. That of a store inside this
@@ -474,7 +522,7 @@ methods! {
             _error: &Any<'_>,
             _traceback: &Any<'_>,
         ) -> PyResult<()> {
-            self.close(py, None).map(drop)
+            self.close(py, "warn", None).map(drop)
         }
 
         fn __repr__(&self) -> String {

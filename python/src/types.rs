@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use tiffin_client::{Counters, Generation, Key, Route};
+use pyo3::types::{PyDict, PyTuple};
+use tiffin_client::{Counters, Generation, Key, Losses, Route};
 use tiffin_core::message::{ListItem, NamespaceStat, NodeStat, Stat, Usage};
 
 use crate::keys;
@@ -61,17 +62,25 @@ fn node<'py>(py: Python<'py>, stat: &NodeStat) -> PyResult<Bound<'py, PyAny>> {
 
 pub(crate) fn namespace<'py>(py: Python<'py>, stat: &NamespaceStat) -> PyResult<Bound<'py, PyAny>> {
     static CLASS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-    class(py, &CLASS, "Namespace")?.call1((
-        &stat.name,
-        stat.objects,
-        stat.bytes,
-        stat.used,
-        stat.quota,
-        stat.waiting,
-        stat.samples,
-        stat.samples_leased,
-        Duration::from_millis(stat.sample_age_ms).as_secs_f64(),
-    ))
+    let seconds = |ms| Duration::from_millis(ms).as_secs_f64();
+    let samples = PyDict::new(py);
+    samples.set_item("samples", stat.samples)?;
+    samples.set_item("samples_leased", stat.samples_leased)?;
+    samples.set_item("oldest_sample", seconds(stat.sample_age_ms))?;
+    samples.set_item("samples_size", stat.sample_bytes)?;
+    samples.set_item("samples_leased_size", stat.sample_bytes_leased)?;
+    samples.set_item("oldest_leased_sample", seconds(stat.leased_age_ms))?;
+    samples.set_item("max_hold", stat.max_hold_ms.map(seconds))?;
+    let fields = (&stat.name, stat.objects, stat.bytes, stat.used, stat.quota, stat.waiting);
+    class(py, &CLASS, "Namespace")?.call(fields, Some(&samples))
+}
+
+pub(crate) fn losses<'py>(py: Python<'py>, losses: &Losses) -> PyResult<Bound<'py, PyAny>> {
+    static CLASS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    let names = losses.names.iter().map(|(_, key)| keys::show(py, key)).collect::<PyResult<Vec<_>>>()?;
+    let Losses { objects, bytes, pinned, unconsumed, elsewhere, .. } = losses;
+    let fields = (objects, bytes, pinned, unconsumed, PyTuple::new(py, names)?, elsewhere);
+    class(py, &CLASS, "Losses")?.call1(fields)
 }
 
 fn traffic<'py>(py: Python<'py>, counters: &Counters) -> PyResult<Bound<'py, PyAny>> {

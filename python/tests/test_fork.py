@@ -1,8 +1,12 @@
 """Forked children and spawned ones: each has a connection of its own."""
 
+import gc
 import multiprocessing
 import os
 import random
+import signal
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -127,6 +131,100 @@ def test_a_store_that_a_child_opened_is_its_own(store):
             return own.get("k"), store.exists("k")
 
     assert helpers.in_child(work) == (b"1", False)
+
+
+def test_leases_and_views_are_those_of_their_process(any_store):
+    """A child can tell what they are, cannot use them, and ends none of them by using or leaving them."""
+    ref = any_store.put_sample("s", {"x": b"1"}, pin=True, owner="run")
+    any_store.put("k", b"2")
+    lease, view = any_store.lease(ref), any_store.view("k")
+
+    def work():
+        uses = [
+            lease.tensors,
+            lambda: lease.tensors(copy=False),
+            lambda: lease.get_into({"x": bytearray(1)}),
+            lease.release,
+            lease.__enter__,
+            lambda: bytes(view),
+            lambda: memoryview(view),
+            view.__enter__,
+        ]
+        for use in uses:
+            with pytest.raises((tiffin.Closed, BufferError), match="fork"):
+                use()
+        assert "of the parent process" in repr(lease) and "of the parent process" in repr(view)
+        assert (lease.id, lease.generation, lease.manifest.size) == ("s", ref.generation, ref.size)
+        view.release()
+        # The store is another matter: the child has a connection of its own, and leases with it.
+        with any_store.lease(ref) as own:
+            return bytes(own.tensors()["x"]), len(any_store.why("s").leases), any_store.why("s").pins
+
+    assert helpers.in_child(work) == (b"1", 2, ("run",))
+    helpers.in_child(gc.collect)
+    assert len(any_store.why("s").leases) == 1 and any_store.why("k").views == 1
+    assert not lease.is_released and bytes(view) == b"2" and bytes(lease.tensors()["x"]) == b"1"
+    any_store.delete("k")
+    assert bytes(view) == b"2"
+    lease.release()
+    assert any_store.why("s").leases == () and any_store.why("s").pins == ("run",)
+
+
+def test_a_child_that_is_killed_ends_its_own_leases_only(any_store):
+    ref = any_store.put_sample("s", {"x": b"1"}, consume=["a", "b"])
+    lease = any_store.lease(ref, "a")
+    said, telling = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            _held = any_store.lease(ref, "b"), any_store.view("s")
+            os.write(telling, b".")
+            signal.pause()
+        finally:
+            os._exit(1)
+    assert os.read(said, 1) == b"."
+    why = any_store.why("s")
+    assert (len(why.leases), why.views) == (2, 1)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    helpers.eventually(lambda: len(any_store.why("s").leases) == 1 and any_store.why("s").views == 0)
+    assert bytes(lease.tensors()["x"]) == b"1"
+    lease.release()
+
+
+def test_the_death_of_a_parent_ends_its_leases_and_views(cluster):
+    """Also while a child lives that was forked from it, and that has inherited its sockets."""
+    program = """
+import os, signal, tiffin
+store = tiffin.connect(arguments[0])
+ref = store.put_sample("orphan", {"x": b"1"})
+lease, view = store.lease(ref), store.view("orphan")
+if os.fork() == 0:
+    parent = os.getppid()
+    os.close(1)
+    os.close(2)
+    while os.getppid() == parent:
+        pass
+    signal.pause()
+print(len(store.why("orphan").leases), store.why("orphan").views, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", f"arguments = {[cluster]!r}" + program],
+        stdout=subprocess.PIPE,
+        text=True,
+        process_group=0,
+    )
+    try:
+        assert process.stdout.readline() == "1 1\n"
+        assert process.wait(60) == -signal.SIGKILL
+        with tiffin.connect(cluster) as store:
+            helpers.eventually(lambda: store.why("orphan").leases == () and store.why("orphan").views == 0)
+            assert store.delete("orphan")
+    finally:
+        # The child, which is all that is left of the group.
+        os.killpg(process.pid, signal.SIGKILL)
+        process.stdout.close()
 
 
 def test_the_end_of_a_parent_is_an_error_in_its_child():

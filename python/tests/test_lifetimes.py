@@ -1,7 +1,11 @@
-"""How long things stay: pins by owner, limits, waiting for room, and why."""
+"""How long things stay: pins by owner, limits, waiting for room, why, and what closing loses."""
 
 import asyncio
+import os
 import pickle
+import signal
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -127,6 +131,129 @@ def test_what_nobody_leases_is_dropped(store):
     store.put_sample("s", {"x": b"1"})
     helpers.eventually(lambda: store.why("s").state == "gone")
     assert store.why("s").cause == "held too long" and "nobody leased it" in str(store.why("s"))
+
+
+def test_limits_can_be_read(store):
+    assert store.policy() == tiffin.Policy(quota=None, max_hold=None)
+    store.set_policy(quota="1MiB", max_hold=1.5)
+    assert store.policy() == (MIB, 1.5)
+    with tiffin.connect(store.address, namespace="other") as other:
+        assert other.policy() == (None, None)
+    store.set_policy(max_hold=2)
+    assert store.policy() == (None, 2.0) and store.wait_usage(at_least=0).max_hold == 2.0
+    store.set_policy()
+    assert store.policy() == (None, None)
+
+
+def test_a_quota_of_nothing_lets_nothing_in(store):
+    store.set_policy(quota=0)
+    for put in (lambda: store.put("k", b"1"), lambda: store.put_sample("s", {"x": b"1"})):
+        with pytest.raises(tiffin.OverQuota) as caught:
+            put()
+        assert (caught.value.quota, caught.value.used) == (0, 0)
+    with pytest.raises(tiffin.OverQuota):
+        store.put("k", b"1", wait=True, timeout=0.05)
+    assert store.stats().usage.reserved == 0
+
+
+def test_a_deadline_in_the_past(store):
+    store.put("k", b"1")
+    for call in (
+        lambda: store.get("k", timeout=0),
+        lambda: store.put("l", b"1", timeout=0),
+        lambda: store.lease("k", timeout=0),
+        lambda: store.wait_usage(at_most=0, timeout=0),
+    ):
+        with pytest.raises(tiffin.Timeout):
+            call()
+    assert store.stats().usage.reserved == 0
+
+
+def test_a_regular_expression_that_explodes(store):
+    store.put("a" * 64, b"1")
+    assert store.delete_regex("(a*)*(a|aa)*(b|a+)*c$") == 0
+    for pattern in ("(", "(a{1000}){1000}{1000}", "(?=a)"):
+        with pytest.raises((tiffin.InvalidArgument, tiffin.Refused)):
+            store.delete_regex(pattern)
+    assert len(store.list()) == 1
+
+
+# Closing.
+
+
+def test_closing_says_what_is_lost(caplog):
+    with tiffin.connect(memory="64MiB", timeout=30) as store:
+        assert store.losses() == tiffin.Losses()
+        store.put({"plain": b"12", "pinned": b"345"})
+        store.pin("pinned", "run")
+        store.put_sample("sample", {"x": b"1"})
+        losses = store.losses()
+        assert (losses.objects, losses.pinned, losses.unconsumed, losses.elsewhere) == (3, 1, 1, 0)
+        assert losses.names == ("pinned", "sample") and losses.size > 5
+        with pytest.raises(tiffin.WouldLose, match="`pinned`, `sample`") as caught:
+            store.close(on_loss="error")
+        assert caught.value.losses == losses and not store.is_closed
+        assert store.get("plain") == b"12" and caplog.records == []
+        with pytest.raises(tiffin.InvalidArgument):
+            store.close(on_loss="panic")
+    (record,) = caplog.records
+    assert (record.name, record.levelname) == ("tiffin", "WARNING")
+    assert "3 objects" in record.getMessage() and "1 pinned and 1 unconsumed" in record.getMessage()
+
+
+def test_closing_is_silent_where_nobody_wanted_to_keep_anything(caplog):
+    with tiffin.connect(memory="64MiB") as store:
+        store.put("plain", b"1")
+    with tiffin.connect(memory="64MiB") as store:
+        store.put("pinned", b"1", pin=True)
+        store.close(on_loss="ignore")
+    with tiffin.connect(memory="64MiB") as store:
+        store.put("pinned", b"1", pin=True)
+        store.delete("pinned")
+        store.close(on_loss="error")
+    assert caplog.records == []
+
+
+def test_what_has_another_copy_is_not_lost(caplog):
+    """A node that joined the store in this process holds the second copies."""
+    with tiffin.connect(memory="64MiB", timeout=30) as store:
+        with helpers.server("node", "--master", store.address, "--memory", "64MiB", "--json") as node:
+            node.stdout.readline()
+            store.put("two copies", b"1", pin=True, replicas=2)
+            store.put("one copy", b"1", pin=True)
+            here = store.losses()
+            assert (
+                here.elsewhere == 1 and here.objects + here.elsewhere <= 2 and "two copies" not in here.names
+            )
+        helpers.eventually(lambda: store.losses().elsewhere == 0)
+        store.close(on_loss="ignore")
+    with tiffin.connect(memory="64MiB") as store, tiffin.connect(store.address) as guest:
+        guest.put("k", b"1", pin=True)
+        assert guest.losses().objects == 0 and store.losses().objects == 1
+        store.delete("k")
+    assert caplog.records == []
+
+
+def test_a_server_that_is_stopped_says_what_is_lost(tmp_path):
+    command = [sys.executable, "-m", "tiffin", "up", "--listen", "127.0.0.1:0", "--http", "off"]
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"XDG_STATE_HOME": str(tmp_path)},
+    )
+    lines = iter(process.stdout.readline, "")
+    address = next(line for line in lines if line.startswith("  master")).split()[1]
+    with tiffin.connect(address) as store:
+        store.put("wanted", b"123", pin=True)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert (
+        "1 objects (3 bytes) have their only copy here, among them 1 pinned and 0 unconsumed: `wanted`"
+        in said
+    )
 
 
 # Why.

@@ -311,6 +311,36 @@ def test_a_lease_may_be_released_twice_and_acks_need_none(store):
         store.lease(wrong)
 
 
+def test_abort_takes_a_sample_away_whoever_was_to_consume_it(store):
+    for consume in ("once", "retained", ["a", "b"]):
+        old = store.put_sample("s", {"x": b"1"}, consume=consume, pin=True)
+        new = store.put_sample("s", {"x": b"2"}, consume=consume)
+        with store.lease(new, "a") as lease:
+            assert store.abort(old) is False and "s" in store
+            assert [store.abort(lease), store.abort([new, old])] == [True, [False, False]]
+            with pytest.raises(tiffin.NotFound):
+                lease.tensors()
+        assert "s" not in store and store.why("s").cause == "deleted" and store.ack(new, "a") == "stale"
+    store.put("plain", b"1")
+    with pytest.raises(tiffin.InvalidArgument, match="no ref"):
+        store.abort("plain")
+    assert store.stats().usage.used == store.stats().usage.used and "plain" in store
+
+
+def test_samples_are_counted_by_state(store):
+    a, b, c = store.put_sample({name: {"x": bytes(10_000)} for name in "abc"})
+    empty, full = tiffin.Namespace("default", 0, 0), store.wait_usage(at_least=1)
+    assert (full.samples, full.samples_leased) == (3, 0) and full.samples_size == 3 * a.size
+    assert (full.samples_leased_size, full.oldest_leased_sample) == (0, 0.0)
+    with store.lease(b):
+        stat = store.wait_usage(at_least=1)
+        assert (stat.samples_leased, stat.samples_leased_size) == (1, b.size)
+        assert stat.oldest_sample >= stat.oldest_leased_sample >= 0
+    assert store.ack([a, b, c]) == ["freed"] * 3
+    stat = store.wait_usage(at_most=0)
+    assert (stat.samples, stat.samples_size, stat.oldest_sample) == (empty.samples, 0, 0.0)
+
+
 def test_the_same_for_asyncio():
     async def main():
         async with await tiffin.aio.connect(memory="64MiB", timeout=30) as store:

@@ -7,13 +7,14 @@ from typing import Any, Literal, TypeAlias, TypeVar, overload
 
 from typing_extensions import Buffer, CapsuleType, Self
 
-from .types import Manifest, Namespace, ObjectInfo, Route, SampleRef, Stats, Why
+from .types import Losses, Manifest, Namespace, ObjectInfo, Policy, Route, SampleRef, Stats, Why
 
 __version__: str
 
 Key: TypeAlias = str | bytes
 OnExists: TypeAlias = Literal["replace", "keep", "error"]
 Consume: TypeAlias = Literal["once", "retained"] | Iterable[str]
+OnLoss: TypeAlias = Literal["warn", "error", "ignore"]
 Range: TypeAlias = tuple[int, int]
 Ranges: TypeAlias = Range | Sequence[Range | None]
 Acked: TypeAlias = Literal["freed", "recorded", "stale"]
@@ -220,6 +221,7 @@ class Store:
         max_hold: float | None = None,
         timeout: float | None = None,
     ) -> None: ...
+    def policy(self, *, timeout: float | None = None) -> Policy: ...
     def wait_usage(
         self,
         *,
@@ -273,9 +275,16 @@ class Store:
     def ack(
         self, sample: Iterable[SampleRef | Lease], group: str = "", *, timeout: float | None = None
     ) -> builtins.list[Acked]: ...
+    @overload
+    def abort(self, sample: SampleRef | Lease, *, timeout: float | None = None) -> bool: ...
+    @overload
+    def abort(
+        self, sample: Iterable[SampleRef | Lease], *, timeout: float | None = None
+    ) -> builtins.list[bool]: ...
+    def losses(self, *, timeout: float | None = None) -> Losses: ...
     def stats(self, *, timeout: float | None = None) -> Stats: ...
     def routes(self, *, timeout: float | None = None) -> builtins.list[Route]: ...
-    def close(self, *, timeout: float | None = None) -> None: ...
+    def close(self, *, on_loss: OnLoss = "warn", timeout: float | None = None) -> None: ...
     def __contains__(self, key: Key, /) -> bool: ...
     def __enter__(self) -> Self: ...
     def __exit__(

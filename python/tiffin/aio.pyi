@@ -7,8 +7,8 @@ from typing import Any, TypeVar, overload
 
 from typing_extensions import Self
 
-from ._native import Acked, Consume, Key, OnExists, Range, Ranges, Value, View
-from .types import Manifest, Namespace, ObjectInfo, Route, SampleRef, Stats, Why
+from ._native import Acked, Consume, Key, OnExists, OnLoss, Range, Ranges, Value, View
+from .types import Losses, Manifest, Namespace, ObjectInfo, Policy, Route, SampleRef, Stats, Why
 
 _Missing = TypeVar("_Missing")
 
@@ -187,6 +187,7 @@ class AsyncStore:
     async def set_policy(
         self, *, quota: int | str | None = None, max_hold: float | None = None, timeout: float | None = None
     ) -> None: ...
+    async def policy(self, *, timeout: float | None = None) -> Policy: ...
     async def wait_usage(
         self,
         *,
@@ -244,9 +245,16 @@ class AsyncStore:
     async def ack(
         self, sample: Iterable[SampleRef | AsyncLease], group: str = "", *, timeout: float | None = None
     ) -> builtins.list[Acked]: ...
+    @overload
+    async def abort(self, sample: SampleRef | AsyncLease, *, timeout: float | None = None) -> bool: ...
+    @overload
+    async def abort(
+        self, sample: Iterable[SampleRef | AsyncLease], *, timeout: float | None = None
+    ) -> builtins.list[bool]: ...
+    async def losses(self, *, timeout: float | None = None) -> Losses: ...
     async def stats(self, *, timeout: float | None = None) -> Stats: ...
     async def routes(self, *, timeout: float | None = None) -> builtins.list[Route]: ...
-    async def close(self, *, timeout: float | None = None) -> None: ...
+    async def close(self, *, on_loss: OnLoss = "warn", timeout: float | None = None) -> None: ...
     async def __aenter__(self) -> Self: ...
     async def __aexit__(
         self,

@@ -27,7 +27,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .types import Usage
+    from .types import Losses, Usage
 
 __all__ = [
     "Closed",
@@ -50,6 +50,7 @@ __all__ = [
     "Unauthenticated",
     "Unconfirmed",
     "Unreachable",
+    "WouldLose",
     "WrongGroup",
 ]
 
@@ -173,6 +174,13 @@ class WrongGroup(Error):
 
     #: The group that asked.
     group: str
+
+
+class WouldLose(Error):
+    """A store that was to be closed only if nothing is lost with it. It stays open."""
+
+    #: What would be lost, as `tiffin.Losses`.
+    losses: Losses
 
 
 class Unauthenticated(Error):

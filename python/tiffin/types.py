@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 __all__ = [
+    "Losses",
     "Manifest",
     "Namespace",
     "Node",
     "ObjectInfo",
+    "Policy",
     "Route",
     "SampleRef",
     "Stats",
@@ -82,6 +84,37 @@ class Namespace(NamedTuple):
     samples_leased: int = 0
     #: For how many seconds the oldest of them has waited.
     oldest_sample: float = 0.0
+    #: How many bytes the samples have, and how many of these are leased; each sample counted once.
+    samples_size: int = 0
+    samples_leased_size: int = 0
+    #: For how many seconds the oldest sample that is leased has been here.
+    oldest_leased_sample: float = 0.0
+    #: For how many seconds a sample that nobody leases may wait; `None` if that is not limited.
+    max_hold: float | None = None
+
+
+class Policy(NamedTuple):
+    """The limits of a namespace; `None` for what is not limited."""
+
+    #: How many bytes it may hold, all copies counted.
+    quota: int | None = None
+    #: For how many seconds a sample that nobody leases may wait.
+    max_hold: float | None = None
+
+
+class Losses(NamedTuple):
+    """What is lost when a store that lives in this process is closed."""
+
+    #: How many objects have their only copy there, and how many bytes these have.
+    objects: int = 0
+    size: int = 0
+    #: How many of them are pinned, and how many are samples that wait to be consumed.
+    pinned: int = 0
+    unconsumed: int = 0
+    #: The keys of some that are pinned or unconsumed.
+    names: tuple[str | bytes, ...] = ()
+    #: How many objects have another copy, and are not lost.
+    elsewhere: int = 0
 
 
 class Traffic(NamedTuple):

@@ -1,6 +1,7 @@
 //! `tiffin master`: the process that knows the names.
 
 use serde_json::json;
+use tiffin_client::Losses;
 use tiffin_server::MasterServer;
 use tiffin_server::config::MasterArgs;
 
@@ -38,5 +39,12 @@ pub(crate) async fn run(
         let pages = http.map_or_else(String::new, |http| format!(", pages at http://{http}/metrics"));
         console.text(format!("master is up at {address}{pages}"))?;
     }
-    Ok(serve::until_stopped(|_| server.shutdown(), &mut signals, console).await)
+    Ok(serve::until_stopped(
+        server,
+        async |_| Losses::default(),
+        |server, _| server.shutdown(),
+        &mut signals,
+        console,
+    )
+    .await)
 }

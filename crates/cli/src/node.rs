@@ -20,8 +20,8 @@ const JOIN_TIME_MAX: Duration = Duration::from_secs(10);
 
 /// Starts a storage node: it gives memory to the store whose master it is told.
 ///
-/// When the master has taken it in it says so; asked for JSON, in one line. Ctrl-C stops it, and what it
-/// holds is gone then.
+/// When the master has taken it in it says so; asked for JSON, in one line. Ctrl-C stops it, and what has
+/// its only copy there is gone then: it says how much that is, and names what was pinned or not consumed yet.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Node {
     #[command(flatten)]
@@ -38,7 +38,7 @@ pub(crate) async fn run(
     let config = node.args.resolve(&context.common, &context.file);
     let config: NodeConfig = config.map_err(|error| Failure::new("config", error))?;
     tiffin_server::host::raise_file_limit();
-    let (memory, master) = (config.memory, config.master.to_string());
+    let (memory, master, token) = (config.memory, config.master.to_string(), config.token.clone());
     let Some(server) = serve::start(start(config), &mut signals).await? else { return Ok(STATUS_OK) };
     let info = server.info();
     if console.json {
@@ -52,7 +52,9 @@ pub(crate) async fn run(
             info.tcp
         ))?;
     }
-    Ok(serve::until_stopped(|deadline| server.leave(deadline), &mut signals, console).await)
+    let losses = async |server: &NodeServer| serve::losses(server, &master, &token).await;
+    let stop = |server: NodeServer, deadline| server.leave(deadline);
+    Ok(serve::until_stopped(server, losses, stop, &mut signals, console).await)
 }
 
 async fn start(config: NodeConfig) -> Result<NodeServer, Failure> {

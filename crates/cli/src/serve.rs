@@ -5,7 +5,8 @@ use std::future::Future;
 use std::path::Path;
 use std::time::Duration;
 
-use tiffin_server::StartError;
+use tiffin_client::{ConnectOptions, Deadline, Losses};
+use tiffin_server::{NodeServer, StartError};
 use tokio::time::Instant;
 
 use crate::console::{Console, Failure, STATUS_INTERRUPTED, STATUS_OK};
@@ -25,17 +26,34 @@ pub(crate) async fn start<T>(
     }
 }
 
-/// Waits for a signal, then stops the server. A second signal does not wait for that.
-pub(crate) async fn until_stopped<F: Future<Output = ()>>(
-    stop: impl FnOnce(Instant) -> F,
+/// How long it may take to find out what is lost.
+const LOSSES_TIME_MAX: Duration = Duration::from_secs(2);
+
+/// What is lost when this node leaves.
+pub(crate) async fn losses(node: &NodeServer, master: &str, token: &str) -> Losses {
+    let options = ConnectOptions { token: token.to_owned(), ..ConnectOptions::new(master) };
+    Losses::of(node, &options, Deadline::after(LOSSES_TIME_MAX)).await
+}
+
+/// Waits for a signal, says what is lost, then stops the server. A second signal does not wait for that.
+pub(crate) async fn until_stopped<T, F: Future<Output = ()>>(
+    server: T,
+    losses: impl AsyncFnOnce(&T) -> Losses,
+    stop: impl FnOnce(T, Instant) -> F,
     signals: &mut Signals,
     console: &mut Console,
 ) -> i32 {
     signals.next().await;
     console.note("stopping");
+    tokio::select! {
+        losses = losses(&server) => if !losses.is_empty() {
+            console.note(format!("{losses}; they are gone now"));
+        },
+        () = signals.next() => return STATUS_INTERRUPTED,
+    }
     let deadline = Instant::now() + STOP_TIME_MAX;
     tokio::select! {
-        _ = tokio::time::timeout_at(deadline, stop(deadline)) => STATUS_OK,
+        _ = tokio::time::timeout_at(deadline, stop(server, deadline)) => STATUS_OK,
         () = signals.next() => STATUS_INTERRUPTED,
     }
 }

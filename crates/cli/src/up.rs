@@ -12,7 +12,7 @@ use crate::signals::Signals;
 /// Starts a store in this process: a master and a storage node, on loopback unless told otherwise.
 ///
 /// When it is up it says where, and how to use it; asked for JSON, in one line. Ctrl-C stops it, and what it
-/// holds is gone then.
+/// holds is gone then: it says how much that is, and names what was pinned or not consumed yet.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Up {
     #[command(flatten)]
@@ -29,7 +29,7 @@ pub(crate) async fn run(
     let config = up.args.resolve(&context.common, &context.file);
     let config: UpConfig = config.map_err(|error| Failure::new("config", error))?;
     tiffin_server::host::raise_file_limit();
-    let (memory, has_token) = (config.node.memory, !config.node.token.is_empty());
+    let (memory, token) = (config.node.memory, config.node.token.clone());
     let starting = async { tiffin_server::Up::start(config).await.map_err(|error| serve::explain(&error)) };
     let Some(server) = serve::start(starting, &mut signals).await? else { return Ok(STATUS_OK) };
     let address = server.master().address().to_string();
@@ -41,9 +41,11 @@ pub(crate) async fn run(
     } else {
         let search = std::env::var_os("PATH");
         let program = serve::program_name(&context.program, search.as_deref());
-        console.text(welcome(&program, &address, http.as_deref(), memory, has_token))?;
+        console.text(welcome(&program, &address, http.as_deref(), memory, !token.is_empty()))?;
     }
-    Ok(serve::until_stopped(|deadline| server.shutdown(deadline), &mut signals, console).await)
+    let losses = async |server: &tiffin_server::Up| serve::losses(server.node(), &address, &token).await;
+    let stop = |server: tiffin_server::Up, deadline| server.shutdown(deadline);
+    Ok(serve::until_stopped(server, losses, stop, &mut signals, console).await)
 }
 
 fn welcome(program: &str, address: &str, http: Option<&str>, memory: u64, has_token: bool) -> String {

@@ -11,8 +11,8 @@ use crate::get::{self, Landing};
 use crate::inner::Inner;
 use crate::{Deadline, Error, GetOptions, Key, Object};
 
-/// Gets objects into fresh memory, which is filled once and not cleared before. Where a range is given, that is
-/// all that is read.
+/// Gets objects into fresh memory, which is filled once and not cleared before. Where a range is given, that
+/// is all that is read.
 pub(crate) async fn get_owned(
     inner: &Inner,
     keys: &[Key],

@@ -109,9 +109,9 @@ impl Lease {
         Ok(buffers)
     }
 
-    /// Looks at tensors where they lie, without a copy, if they lie in one piece in memory that is mapped here;
-    /// else copies these tensors. What was borrowed stays as it is for as long as its view lives, whatever
-    /// becomes of the lease and of the sample.
+    /// Looks at tensors where they lie, without a copy, if they lie in one piece in memory that is mapped
+    /// here; else copies these tensors. What was borrowed stays as it is for as long as its view lives,
+    /// whatever becomes of the lease and of the sample.
     pub async fn view(&self, names: &[&str], deadline: Deadline) -> Result<Vec<View>, Error> {
         let _busy = self.grip.inner.enter(deadline)?;
         self.check_held()?;
@@ -328,6 +328,7 @@ pub(crate) async fn ack(
     inner: &Inner,
     samples: &[(Key, Generation)],
     group: &str,
+    abort: bool,
     deadline: Deadline,
 ) -> Vec<Result<Acked, Error>> {
     let mut results = Vec::with_capacity(samples.len());
@@ -335,7 +336,8 @@ pub(crate) async fn ack(
         let samples = samples.get(piece).unwrap_or_default();
         let items =
             samples.iter().map(|(key, generation)| AckItem { key: key.clone(), generation: *generation });
-        let ack = Ack { items: items.collect(), group: group.to_owned(), wait_ms: wait_ms(deadline) };
+        let (items, wait_ms) = (items.collect(), wait_ms(deadline));
+        let ack = Ack { items, group: group.to_owned(), wait_ms, abort };
         match inner.ask(&Request::Ack(ack), deadline).await {
             Ok(Reply::Acked(outcomes)) if outcomes.len() == samples.len() => {
                 let answers = samples.iter().zip(outcomes);

@@ -89,6 +89,7 @@ mod lease;
 mod lifetimes;
 mod link;
 mod located;
+mod losses;
 mod manifest;
 mod names;
 mod options;
@@ -107,6 +108,7 @@ pub use embedded::{Embedded, EmbeddedError};
 pub use error::Error;
 pub use get::Landing;
 pub use lease::{Acked, Lease, LeaseRead};
+pub use losses::Losses;
 pub use manifest::{
     DIMENSIONS_MAX, Dtype, METADATA_BYTES_MAX, Manifest, NAME_BYTES_MAX, TENSOR_ALIGN, TENSORS_MAX, Tensor,
     UnknownDtype,
@@ -410,7 +412,20 @@ impl Client {
         deadline: Deadline,
     ) -> Vec<Result<Acked, Error>> {
         match self.inner.enter(deadline) {
-            Ok(_busy) => lease::ack(&self.inner, samples, group, deadline).await,
+            Ok(_busy) => lease::ack(&self.inner, samples, group, false, deadline).await,
+            Err(error) => batch::all(samples.len(), &error),
+        }
+    }
+
+    /// Says that nobody is to consume samples any more, whoever was to: they are gone when this returns, for
+    /// every process, and their room is free. Says of each whether it was there; a ref of another put of the
+    /// name takes nothing away.
+    pub async fn abort(&self, samples: &[(Key, Generation)], deadline: Deadline) -> Vec<Result<bool, Error>> {
+        match self.inner.enter(deadline) {
+            Ok(_busy) => {
+                let acked = lease::ack(&self.inner, samples, "", true, deadline).await;
+                acked.into_iter().map(|it| it.map(|acked| acked == Acked::Freed)).collect()
+            }
             Err(error) => batch::all(samples.len(), &error),
         }
     }

@@ -144,6 +144,19 @@ pub enum Patience {
     /// It waits in line, first come first served within its namespace, and is woken by what makes room. At
     /// the deadline it fails in the same way: with how full the store or the namespace is.
     UntilDeadline,
+    /// The same, but for so long at most, and not beyond the deadline.
+    For(Duration),
+}
+
+impl Patience {
+    /// How long the master may let a put wait, so that its answer still comes in time.
+    pub(crate) fn wait_ms(self, deadline: Deadline) -> u64 {
+        match self {
+            Self::Never => 0,
+            Self::UntilDeadline => deadline.wait_ms(),
+            Self::For(time) => deadline.wait_ms().min(u64::try_from(time.as_millis()).unwrap_or(u64::MAX)),
+        }
+    }
 }
 
 /// How to delete.

@@ -49,8 +49,7 @@ async fn drive(
     patience: Patience,
     deadline: Deadline,
 ) -> Vec<Result<Stored, Error>> {
-    let wait_ms = if patience == Patience::Never { 0 } else { deadline.wait_ms() };
-    let mut session = Session::new(puts.iter().map(request).collect()).waiting(wait_ms);
+    let mut session = Session::new(puts.iter().map(request).collect()).waiting(patience.wait_ms(deadline));
     // Dropped last: what is left is given back when no copy of ours can be under way any more.
     let held = Held::new(&inner.reservations, &inner.chores);
     let held = &held;

@@ -546,6 +546,14 @@ pub struct NamespaceStat {
     pub samples_leased: u64,
     /// How long the oldest of them has waited, in milliseconds.
     pub sample_age_ms: u64,
+    /// The bytes of all samples, each once.
+    pub sample_bytes: u64,
+    /// Of these, the bytes of those that somebody has leased.
+    pub sample_bytes_leased: u64,
+    /// How long the oldest that somebody has leased is there, in milliseconds.
+    pub leased_age_ms: u64,
+    /// How long a sample that nobody leases may wait, in milliseconds; none if that is not limited.
+    pub max_hold_ms: Option<u64>,
     /// Puts that wait for room.
     pub waiting: u64,
 }

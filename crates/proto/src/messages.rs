@@ -75,7 +75,8 @@ message! {
     NodeStat { 1 => info, 2 => alive, 3 => usage, 4 => owed }
     NamespaceStat {
         1 => name, 2 => objects, 3 => bytes, 4 => used, 5 => granted, 6 => quota, 7 => samples,
-        8 => samples_leased, 9 => sample_age_ms, 10 => waiting,
+        8 => samples_leased, 9 => sample_age_ms, 10 => waiting, 11 => sample_bytes, 12 => sample_bytes_leased,
+        13 => leased_age_ms, 14 => max_hold_ms,
     }
     Heartbeat { 1 => usage }
 
@@ -113,7 +114,7 @@ message! {
     Leased { 1 => items, 2 => nodes }
     Granted { 1 => lease, 2 => found }
     Release { 1 => leases }
-    Ack { 1 => items, 2 => group, 3 => wait_ms }
+    Ack { 1 => items, 2 => group, 3 => wait_ms, 4 => abort }
     AckItem { 1 => key, 2 => generation }
 }
 

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use pyo3::prelude::*;
 use tiffin_client::{
-    Client, Deadline, DeleteOptions, Error, GetInto, GetOptions, Info, Key, Pattern, Put, ResolveOptions,
+    Client, Deadline, DeleteOptions, Error, GetInto, GetOptions, Info, Key, Patience, Pattern, Put,
+    ResolveOptions,
 };
 
 use super::arguments::KeyArg;
@@ -21,8 +22,9 @@ const LEASED: ResolveOptions = ResolveOptions { touch: true, lease: true, locate
 /// Puts what can be put; items that have a code already keep it.
 pub(super) fn put(py: Python<'_>, open: &Open, puts: Vec<Result<Put<'_>, i64>>) -> PyResult<Vec<i64>> {
     let (known, puts) = split(puts);
-    let deadline = Deadline::after(open.call_time);
-    let stored = ask(py, open, deadline, async |client| client.put(&puts, deadline).await)?;
+    let deadline = Deadline::after(open.call_time.saturating_add(open.put_wait));
+    let patience = if open.put_wait.is_zero() { Patience::Never } else { Patience::For(open.put_wait) };
+    let stored = ask(py, open, deadline, async |client| client.put_with(&puts, patience, deadline).await)?;
     let codes = stored.into_iter().map(|stored| stored.map_or_else(|error| codes::of(&error), |_| codes::OK));
     Ok(merge(known, codes))
 }

@@ -35,7 +35,7 @@ pub(crate) const HEALTH_NO_MASTER: i64 = 2;
 pub(crate) fn of(error: &Error) -> i64 {
     match error {
         Error::NotFound { .. } | Error::Superseded { .. } | Error::Consumed { .. } => OBJECT_NOT_FOUND,
-        // Nothing here asks for ranges or samples.
+        // A range outside the object; the others are for samples, which nothing here asks for.
         Error::OutOfRange { .. }
         | Error::Exists { .. }
         | Error::NotASample { .. }

@@ -12,6 +12,7 @@ mod enums;
 mod exit;
 mod memory;
 mod open;
+mod ranges;
 mod registry;
 mod settings;
 mod store;

@@ -29,6 +29,9 @@ const METADATA_TIME: Duration = Duration::from_secs(2);
 /// How long closing may take.
 const CLOSE_TIME: Duration = Duration::from_secs(5);
 
+/// How long it may take to find out what is lost by closing.
+const LOSSES_TIME: Duration = Duration::from_secs(1);
+
 /// A store between `setup` and `close`.
 pub(crate) struct Open {
     pub(crate) handle: Arc<Handle>,
@@ -36,6 +39,8 @@ pub(crate) struct Open {
     pub(crate) hostname: String,
     pub(crate) buffer_bytes: u64,
     pub(crate) call_time: Duration,
+    /// How long a put may wait for room.
+    pub(crate) put_wait: Duration,
     /// Memory that was not registered is refused.
     pub(crate) require_registered: bool,
     pub(crate) registry: Registry,
@@ -156,15 +161,20 @@ impl Open {
             hostname,
             buffer_bytes: settings.buffer_bytes,
             call_time: settings.environment.call_time,
+            put_wait: settings.environment.put_wait,
             require_registered: settings.environment.require_registered,
             registry: Registry::default(),
             _port: port,
         }
     }
 
-    /// Ends the client, and then the node: its objects go with it. In a forked child that is only the client
-    /// of that child, and the parent's node keeps serving.
+    /// Says what is lost, and ends the client and then the node: what has its only copy there goes with it.
+    /// In a forked child that is only the client of that child, and the parent's node keeps serving.
     pub(crate) async fn close(&self) {
+        let losses = self.handle.losses(Deadline::after(LOSSES_TIME)).await;
+        if !losses.is_empty() {
+            tell(&format!("close: {losses}; they are gone now"));
+        }
         if let Err(error) = self.handle.close(Deadline::after(CLOSE_TIME)).await {
             tell(&format!("close: {error}"));
         }

@@ -23,6 +23,11 @@ const PORT_TRIES_DEFAULT: u32 = 20;
 /// How long one call may take, unless told otherwise; Mooncake's default.
 const CALL_TIME_DEFAULT: Duration = Duration::from_secs(30);
 
+/// Gives puts a time to wait for room.
+const PUT_WAIT_VARIABLE: &str = "TIFFIN_PUT_WAIT";
+/// The longest time to wait for room, which is as good as for ever.
+const PUT_WAIT_MAX: Duration = Duration::from_secs(86_400 * 365);
+
 /// The parameters of `setup`, in order; the first so many are required.
 const PARAMETERS: [&str; 13] = [
     "local_hostname",
@@ -75,6 +80,8 @@ pub(crate) struct Environment {
     pub(crate) require_registered: bool,
     /// How long one call may take.
     pub(crate) call_time: Duration,
+    /// How long a put may wait for room, beyond that; zero if it is refused at once, as Mooncake does.
+    pub(crate) put_wait: Duration,
 }
 
 /// Why there are no settings.
@@ -97,7 +104,10 @@ impl Settings {
         args: &Bound<'_, PyTuple>,
         named: Option<&Bound<'_, PyDict>>,
     ) -> Result<Self, Problem> {
-        let environment = Environment::read(args.py())?;
+        let mut environment = Environment::read(args.py())?;
+        let put_wait = environ(args.py(), PUT_WAIT_VARIABLE)?;
+        environment.put_wait =
+            put_wait.map_or(Ok(Duration::ZERO), |it| put_wait_of(PUT_WAIT_VARIABLE, &it))?;
         let named_config = match named {
             Some(named) if args.is_empty() && named.len() == 1 => named.get_item("config")?,
             _ => None,
@@ -192,6 +202,9 @@ impl Settings {
                 is_true(&value.str()?.to_string())
             };
         }
+        if let Some(given) = text("put_wait")? {
+            environment.put_wait = put_wait_of("put_wait", &given)?;
+        }
         let buffer_bytes = size("local_buffer_size")?;
         if buffer_bytes > LOCAL_BUFFER_MAX {
             return Err(Problem::Refuse("`local_buffer_size` is larger than 1 TiB".to_owned()));
@@ -213,10 +226,7 @@ impl Environment {
     /// Reads the variables as they are now. Through Python, so that what a program sets in `os.environ`
     /// counts.
     fn read(py: Python<'_>) -> PyResult<Self> {
-        let environ = py.import("os")?.getattr("environ")?;
-        let text = |name: &str| -> PyResult<Option<String>> {
-            environ.call_method1("get", (name,))?.extract::<Option<String>>()
-        };
+        let text = |name: &str| environ(py, name);
         let port = |name: &str, default: u16| -> PyResult<u16> {
             Ok(text(name)?.and_then(|it| it.trim().parse().ok()).filter(|it| *it > 0).unwrap_or(default))
         };
@@ -238,8 +248,39 @@ impl Environment {
             node_shared_memory: shares("TIFFIN_NODE_SHARED_MEMORY")?,
             require_registered: text("TIFFIN_REQUIRE_REGISTERED")?.is_some_and(|it| is_true(&it)),
             call_time: call_ms.map_or(CALL_TIME_DEFAULT, Duration::from_millis),
+            put_wait: Duration::ZERO,
         })
     }
+}
+
+fn environ(py: Python<'_>, name: &str) -> PyResult<Option<String>> {
+    py.import("os")?.getattr("environ")?.call_method1("get", (name,))?.extract()
+}
+
+/// How long a put may wait, as a setting of that name says it.
+fn put_wait_of(name: &str, said: &str) -> Result<Duration, Problem> {
+    parse_time(said).ok_or_else(|| {
+        let hint = "a number and a unit, such as `30s` or `500ms`, or `off`";
+        Problem::Refuse(format!("`{name}` is `{said}`, which is no time\n\nhint: {hint}"))
+    })
+}
+
+/// A time: a number of seconds, or one with a unit; `off` and nothing at all are none.
+fn parse_time(text: &str) -> Option<Duration> {
+    let text = text.trim();
+    if text.is_empty() || is_false(text) {
+        return Some(Duration::ZERO);
+    }
+    let unit_at = text.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(text.len());
+    let (number, unit) = text.split_at(unit_at);
+    let seconds = match unit.trim() {
+        "ms" => 1e-3,
+        "" | "s" | "sec" => 1.0,
+        "m" | "min" => 60.0,
+        "h" => 3600.0,
+        _ => return None,
+    };
+    Duration::try_from_secs_f64(number.parse::<f64>().ok()? * seconds).ok().map(|it| it.min(PUT_WAIT_MAX))
 }
 
 /// A number of bytes, with a suffix such as `KB`, `m` or `GiB` that counts in powers of 1024.

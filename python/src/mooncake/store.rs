@@ -20,6 +20,7 @@ use super::config::{PutForm, ReplicateConfig};
 use super::exit;
 use super::memory::{self, BufferHandle, Lent};
 use super::open::{Open, tell};
+use super::ranges;
 use super::settings::{Problem, Settings};
 use crate::runtime::block_on;
 
@@ -391,6 +392,30 @@ impl MooncakeDistributedStore {
             _ => read,
         };
         Ok(read.into_iter().zip(room).map(exact).collect())
+    }
+
+    /// Read ranges of objects: into each registered buffer, of each of its keys, some fragments, each from
+    /// `src_offset` in the object to `dst_offset` in the buffer. Returns the bytes of each fragment, or a
+    /// negative code: -600 if it is outside the object or the registered memory.
+    fn get_into_ranges(
+        &self,
+        py: Python<'_>,
+        buffer_ptrs: Items<Number>,
+        all_keys: Items<Items<KeyArg>>,
+        all_dst_offsets: Items<Items<Items<Number>>>,
+        all_src_offsets: Items<Items<Items<Number>>>,
+        all_sizes: Items<Items<Items<Number>>>,
+    ) -> PyResult<Vec<Vec<Vec<i64>>>> {
+        let Some(open) = self.open() else { return Ok(Vec::new()) };
+        let ranges = ranges::Ranges {
+            buffers: buffer_ptrs,
+            keys: all_keys,
+            targets: all_dst_offsets,
+            sources: all_src_offsets,
+            sizes: all_sizes,
+        };
+        let (gets, counts) = ranges.gets(&open);
+        Ok(ranges::nest(calls::get_into(py, &open, gets)?, &counts))
     }
 
     /// Returns an object as a `BufferHandle`, or `None` if it cannot be had.

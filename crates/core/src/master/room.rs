@@ -224,9 +224,13 @@ impl Master {
             used: self.used(index),
             granted: self.room.granted(index),
             quota: self.room.policy(index).and_then(|it| it.quota),
+            max_hold_ms: self.room.policy(index).and_then(|it| it.max_hold_ms),
             samples: samples.count,
             samples_leased: samples.leased,
             sample_age_ms: samples.oldest.map_or(0, |put| self.now.0.saturating_sub(put.0)),
+            sample_bytes: samples.bytes,
+            sample_bytes_leased: samples.bytes_leased,
+            leased_age_ms: samples.oldest_leased.map_or(0, |put| self.now.0.saturating_sub(put.0)),
             waiting: self.room.line_len(index),
         }
     }

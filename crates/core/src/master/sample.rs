@@ -52,6 +52,9 @@ pub(super) struct SampleStat {
     pub(super) count: u64,
     pub(super) leased: u64,
     pub(super) oldest: Option<Tick>,
+    pub(super) bytes: u64,
+    pub(super) bytes_leased: u64,
+    pub(super) oldest_leased: Option<Tick>,
 }
 
 impl Leases {
@@ -174,7 +177,7 @@ impl Master {
         let mut outcomes = Vec::with_capacity(ack.items.len());
         let (mut gone, mut marked) = (Vec::new(), Vec::new());
         for (item, it) in ack.items.iter().enumerate() {
-            let outcome = match self.ack_one(visitor, it, &ack.group) {
+            let outcome = match self.ack_one(visitor, it, ack) {
                 Acked::Nothing(outcome) => outcome,
                 Acked::Mark(index) => {
                     marked.push((item, index));
@@ -194,7 +197,7 @@ impl Master {
         self.retire_and_mark(conn, id, Answer::Ack(outcomes), gone, &marked, deadline);
     }
 
-    fn ack_one(&mut self, visitor: &Visitor, item: &AckItem, group: &str) -> Acked {
+    fn ack_one(&mut self, visitor: &Visitor, item: &AckItem, ack: &Ack) -> Acked {
         let stale = Acked::Nothing(AckOutcome::Stale);
         let index = self.catalog.find(visitor.namespace, &item.key);
         let Some((index, object)) = index.and_then(|it| Some((it, self.catalog.get(it)?))) else {
@@ -206,6 +209,10 @@ impl Master {
         let Some(sample) = marks.sample.as_mut().filter(|_| same) else {
             return stale;
         };
+        if ack.abort {
+            return Acked::Free(self.take_out(index, Cause::Deleted, &visitor.label));
+        }
+        let group = &ack.group;
         match &sample.consumption {
             Consumption::Retained => return Acked::Nothing(AckOutcome::Recorded),
             Consumption::Once => (),
@@ -256,8 +263,14 @@ impl Master {
         let mut stat = SampleStat::default();
         for (put, object) in self.leases.of_namespace(namespace) {
             stat.count += 1;
-            stat.leased += u64::from(self.leases.is_leased(object));
             stat.oldest.get_or_insert(put);
+            let bytes = self.catalog.get(object).map_or(0, super::catalog::Object::len);
+            stat.bytes = stat.bytes.saturating_add(bytes);
+            if self.leases.is_leased(object) {
+                stat.leased += 1;
+                stat.bytes_leased = stat.bytes_leased.saturating_add(bytes);
+                stat.oldest_leased.get_or_insert(put);
+            }
         }
         stat
     }

@@ -64,7 +64,15 @@ impl Cluster {
 
     fn ack(&mut self, name: &str, generation: Generation, group: &str) -> AckOutcome {
         let items = vec![AckItem { key: key(name), generation }];
-        match self.ask(Request::Ack(Ack { items, group: group.into(), wait_ms: 500 })) {
+        match self.ask(Request::Ack(Ack { items, group: group.into(), wait_ms: 500, abort: false })) {
+            Some(Reply::Acked(mut outcomes)) => outcomes.remove(0),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn abort(&mut self, name: &str, generation: Generation) -> AckOutcome {
+        let items = vec![AckItem { key: key(name), generation }];
+        match self.ask(Request::Ack(Ack { items, group: String::new(), wait_ms: 500, abort: true })) {
             Some(Reply::Acked(mut outcomes)) => outcomes.remove(0),
             other => panic!("{other:?}"),
         }
@@ -283,6 +291,41 @@ fn a_sample_is_never_evicted_and_is_gone_when_it_was_consumed_once() {
     assert_eq!(cluster.lease("s", None, "g"), LeaseOutcome::Absent);
     assert!(!cluster.is_full("b"));
     assert_eq!(cluster.cause("s").0, Cause::Consumed);
+}
+
+#[test]
+fn a_sample_that_is_aborted_is_gone_whoever_was_to_consume_it() {
+    let mut cluster = Cluster::new(&[UNIT]);
+    for (at, consumption) in
+        [Consumption::Once, groups(&["a", "b"]), Consumption::Retained].into_iter().enumerate()
+    {
+        let this = generation(at as u64 + 1);
+        cluster.put("s", UNIT, sample(consumption));
+        assert!(matches!(cluster.lease("s", None, "a"), LeaseOutcome::Leased(_)));
+        assert_eq!(cluster.abort("s", generation(99)), AckOutcome::Stale);
+        assert!(cluster.is_full("other"));
+        assert_eq!(
+            [cluster.abort("s", this), cluster.abort("s", this)],
+            [AckOutcome::Freed, AckOutcome::Stale]
+        );
+        assert_eq!(cluster.cause("s").0, Cause::Deleted);
+    }
+    cluster.put("plain", UNIT, plain());
+    assert_eq!(cluster.abort("plain", generation(4)), AckOutcome::Stale);
+}
+
+#[test]
+fn samples_are_counted_by_state() {
+    let mut cluster = Cluster::new(&[8 * UNIT]);
+    cluster.policy(None, Some(5_000_000));
+    cluster.put("a", UNIT, sample(Consumption::Once));
+    cluster.put("b", 2 * UNIT, sample(Consumption::Once));
+    cluster.put("plain", UNIT, plain());
+    assert!(matches!(cluster.lease("b", None, ""), LeaseOutcome::Leased(_)));
+    let stat = cluster.master.stat().namespaces.remove(0);
+    assert_eq!((stat.samples, stat.sample_bytes), (2, 3 * UNIT));
+    assert_eq!((stat.samples_leased, stat.sample_bytes_leased), (1, 2 * UNIT));
+    assert_eq!(stat.max_hold_ms, Some(5_000_000));
 }
 
 #[test]

@@ -222,6 +222,8 @@ pub struct Ack {
     pub group: String,
     /// See [`Delete::wait_ms`](super::Delete::wait_ms).
     pub wait_ms: u64,
+    /// Nobody is to consume them any more, whatever their groups are: they are gone at once.
+    pub abort: bool,
 }
 
 /// One sample that was consumed.

@@ -23,7 +23,7 @@ use crate::{
     marks::Marks,
     message::{
         Allocate, Allocated, Commit, CommitItem, CommitOutcome, DecideItem, MarkItem, NodeInfo, Reason,
-        Refusal, Released, Reply, Request, Settle, Settled, Usage,
+        Record, Refusal, Released, Reply, Request, Settle, Settled, Usage,
     },
     sabotage::{Sabotage, sabotaged},
 };
@@ -196,6 +196,12 @@ impl Node {
     #[must_use]
     pub fn poll_effect(&mut self) -> Option<Effect> {
         self.effects.pop_front()
+    }
+
+    /// Every committed object.
+    #[must_use]
+    pub fn inventory(&self) -> Vec<Record> {
+        self.slots.inventory(0, usize::MAX).0
     }
 
     /// How full it is.

@@ -76,11 +76,9 @@ fn lifetime_request() -> impl Strategy<Value = Request> {
         keys().prop_map(Request::Why),
         (vec(lease, 0..4), text()).prop_map(|(items, group)| Request::Lease(Lease { items, group })),
         vec(number(), 0..9).prop_map(|leases| Request::Release(Release { leases })),
-        (vec(ack, 0..4), text(), number()).prop_map(|(items, group, wait_ms)| Request::Ack(Ack {
-            items,
-            group,
-            wait_ms
-        })),
+        (vec(ack, 0..4), text(), number(), flag()).prop_map(|(items, group, wait_ms, abort)| {
+            Request::Ack(Ack { items, group, wait_ms, abort })
+        }),
     ]
 }
 
@@ -409,16 +407,30 @@ fn list_item() -> impl Strategy<Value = ListItem> {
 
 fn namespace_stat() -> impl Strategy<Value = NamespaceStat> {
     let numbers = (number(), number(), number(), number(), number());
-    (text(), numbers, option::of(number()), (number(), number(), number())).prop_map(
+    let limits = (option::of(number()), option::of(number()));
+    let ages = (number(), number(), number());
+    (text(), numbers, limits, (number(), number(), number()), ages).prop_map(
         |(
             name,
             (objects, bytes, used, granted, samples),
-            quota,
+            (quota, max_hold_ms),
             (samples_leased, sample_age_ms, waiting),
-        )| {
-            let stat =
-                NamespaceStat { name, objects, bytes, used, granted, quota, ..NamespaceStat::default() };
-            NamespaceStat { samples, samples_leased, sample_age_ms, waiting, ..stat }
+            (sample_bytes, sample_bytes_leased, leased_age_ms),
+        )| NamespaceStat {
+            name,
+            objects,
+            bytes,
+            used,
+            granted,
+            quota,
+            samples,
+            samples_leased,
+            sample_age_ms,
+            sample_bytes,
+            sample_bytes_leased,
+            leased_age_ms,
+            max_hold_ms,
+            waiting,
         },
     )
 }

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
-use tiffin_core::message::{Hello, NodeInfo, Request, Usage, Welcome};
+use tiffin_core::message::{Hello, NodeInfo, Record, Request, Usage, Welcome};
 use tiffin_core::node::{Event, Node, NodeConfig as CoreConfig};
 use tiffin_core::sabotage::Sabotage;
 use tiffin_core::{ClientId, ConnId, RequestId, SegmentId};
@@ -199,6 +199,12 @@ impl NodeServer {
     #[must_use]
     pub fn usage(&self) -> Usage {
         self.shared.lock().core.usage()
+    }
+
+    /// Every object that it holds a copy of.
+    #[must_use]
+    pub fn inventory(&self) -> Vec<Record> {
+        self.shared.lock().core.inventory()
     }
 
     /// Clients that are connected, map the memory or hold something.

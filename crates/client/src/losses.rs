@@ -1,0 +1,179 @@
+//! What is lost when a node leaves for good: the objects whose only copy it holds.
+//!
+//! A node cannot hand its objects over. A copy elsewhere that is put anew is another put of the name: refs of
+//! the old one fail, and who pins it and who has consumed it would have to be written down at the same moment
+//! as the name moves, which only the master could do. So what would be lost is told instead, before it is.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use tiffin_core::message::{NodeStat, Record};
+use tiffin_core::{Generation, Key, NAMESPACE_DEFAULT, SegmentId};
+use tiffin_server::NodeServer;
+
+use crate::{Client, ConnectOptions, Deadline, Error, ResolveOptions};
+
+/// So many objects are named, at most.
+const NAMES_MAX: usize = 8;
+
+/// Objects that are gone when a node leaves, as it was when they were counted. [`Display`](fmt::Display) says
+/// it in words.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Losses {
+    /// How many objects have their only copy there.
+    pub objects: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// How many of these are pinned.
+    pub pinned: u64,
+    /// How many of these are samples that wait to be consumed.
+    pub unconsumed: u64,
+    /// The namespace and the name of some that are pinned or unconsumed.
+    pub names: Vec<(String, Key)>,
+    /// How many objects that it holds have another copy, and are not lost.
+    pub elsewhere: u64,
+}
+
+impl Losses {
+    /// What is lost if this node leaves now. The options say how its master is reached; what that cannot say
+    /// in time counts as lost.
+    pub async fn of(node: &NodeServer, options: &ConnectOptions, deadline: Deadline) -> Self {
+        Self::of_records(node.inventory(), node.segment(), options, deadline).await
+    }
+
+    /// The same for the objects that a node held.
+    pub async fn of_records(
+        records: Vec<Record>,
+        leaving: SegmentId,
+        options: &ConnectOptions,
+        deadline: Deadline,
+    ) -> Self {
+        let mut by_namespace: BTreeMap<String, Vec<Record>> = BTreeMap::new();
+        for record in records {
+            by_namespace.entry(record.namespace.clone()).or_default().push(record);
+        }
+        let mut losses = Self::default();
+        for (namespace, records) in by_namespace {
+            let kept = match kept(&namespace, &records, leaving, options, deadline).await {
+                Ok(kept) => kept,
+                Err(error) => {
+                    tracing::debug!(%error, namespace, "nobody can say what has another copy");
+                    BTreeSet::new()
+                }
+            };
+            for record in records {
+                if kept.contains(&(record.key.clone(), record.generation)) {
+                    losses.elsewhere += 1;
+                } else {
+                    losses.count(record);
+                }
+            }
+        }
+        losses
+    }
+
+    /// Whether nothing is lost.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.objects == 0
+    }
+
+    /// Whether something is lost that somebody wanted to keep.
+    #[must_use]
+    pub fn is_precious(&self) -> bool {
+        self.pinned + self.unconsumed > 0
+    }
+
+    fn count(&mut self, record: Record) {
+        self.objects += 1;
+        self.bytes = self.bytes.saturating_add(record.len);
+        self.pinned += u64::from(!record.marks.pins.is_empty());
+        self.unconsumed += u64::from(record.marks.sample.is_some());
+        if record.marks.protect() && self.names.len() < NAMES_MAX {
+            self.names.push((record.namespace, record.key));
+        }
+    }
+}
+
+/// Those of the objects that have a copy on another node that answers.
+async fn kept(
+    namespace: &str,
+    records: &[Record],
+    leaving: SegmentId,
+    options: &ConnectOptions,
+    deadline: Deadline,
+) -> Result<BTreeSet<(Key, Generation)>, Error> {
+    let options = ConnectOptions {
+        namespace: namespace.to_owned(),
+        connect_time: options.connect_time.min(deadline.remaining()),
+        home: None,
+        home_memory: None,
+        ..options.clone()
+    };
+    let client = Client::connect(options).await?;
+    let is_other = |node: &NodeStat| node.alive && node.info.segment != leaving;
+    let mut kept = BTreeSet::new();
+    if client.stat(deadline).await?.nodes.iter().any(is_other) {
+        let keys: Vec<_> = records.iter().map(|it| it.key.clone()).collect();
+        let locate = ResolveOptions { touch: false, lease: false, locate: true };
+        for (key, info) in keys.iter().zip(client.resolve(&keys, locate, deadline).await) {
+            if let Ok(Some(info)) = info
+                && info.replicas.iter().any(|it| it.location.segment != leaving)
+            {
+                kept.insert((key.clone(), info.generation));
+            }
+        }
+    }
+    // What it says in parting is a courtesy.
+    let _closed = client.close(deadline).await;
+    Ok(kept)
+}
+
+impl fmt::Display for Losses {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { objects, bytes, pinned, unconsumed, names, .. } = self;
+        write!(out, "{objects} objects ({bytes} bytes) have their only copy here")?;
+        if !self.is_precious() {
+            return Ok(());
+        }
+        write!(out, ", among them {pinned} pinned and {unconsumed} unconsumed:")?;
+        for (at, (namespace, key)) in names.iter().enumerate() {
+            let comma = if at == 0 { "" } else { "," };
+            write!(out, "{comma} `{key}`")?;
+            if namespace != NAMESPACE_DEFAULT {
+                write!(out, " of namespace `{namespace}`")?;
+            }
+        }
+        if (names.len() as u64) < *pinned.max(unconsumed) { write!(out, ", …") } else { Ok(()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tiffin_core::marks::{Marks, SampleMarks};
+
+    use super::*;
+
+    fn record(namespace: &str, key: &str, marks: Marks) -> Record {
+        let (namespace, key) = (namespace.to_owned(), Key::new(key.as_bytes()).unwrap());
+        Record { hold: Default::default(), namespace, key, generation: Generation::default(), len: 7, marks }
+    }
+
+    #[test]
+    fn what_somebody_wanted_to_keep_is_named() {
+        let mut losses = Losses::default();
+        assert!(losses.is_empty());
+        losses.count(record("default", "plain", Marks::default()));
+        assert_eq!(losses.to_string(), "1 objects (7 bytes) have their only copy here");
+        losses.count(record("default", "a", Marks { pins: vec!["run".to_owned()], sample: None }));
+        losses.count(record("b", "b", Marks { pins: vec![], sample: Some(SampleMarks::default()) }));
+        let named = ", among them 1 pinned and 1 unconsumed: `a`, `b` of namespace `b`";
+        assert_eq!(losses.to_string(), format!("3 objects (21 bytes) have their only copy here{named}"));
+        for number in 0..NAMES_MAX {
+            let key = number.to_string();
+            losses.count(record("default", &key, Marks { pins: vec![String::new()], sample: None }));
+        }
+        assert_eq!(losses.names.len(), NAMES_MAX);
+        assert!(losses.to_string().ends_with(", …"));
+    }
+}

@@ -1,0 +1,77 @@
+//! Closing a store, and saying what is lost with it.
+
+use std::time::Duration;
+
+use pyo3::intern;
+use pyo3::prelude::*;
+use tiffin_client::{Deadline, Error, Losses};
+
+use crate::errors::{self, invalid};
+use crate::handle::Handle;
+
+/// How long it may take to find out what is lost; closing itself has the rest of its time.
+const LOSSES_TIME_MAX: Duration = Duration::from_secs(2);
+
+/// What closing does if something is lost.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum OnLoss {
+    Warn,
+    Error,
+    Ignore,
+}
+
+impl OnLoss {
+    pub(crate) fn parse(py: Python<'_>, word: &str) -> PyResult<Self> {
+        match word {
+            "warn" => Ok(Self::Warn),
+            "error" => Ok(Self::Error),
+            "ignore" => Ok(Self::Ignore),
+            other => {
+                let hint = "it is \"warn\", \"error\" or \"ignore\"";
+                Err(invalid(py, format!("on_loss={other:?} is unknown\n\nhint: {hint}")))
+            }
+        }
+    }
+}
+
+/// What came of it.
+pub(crate) enum Closed {
+    /// It is closed; these objects are gone, and that is to be told.
+    Done(Option<Losses>),
+    /// It is not: these objects would be gone.
+    WouldLose(Losses),
+    Failed(Error),
+}
+
+/// Finds out what is lost where that is asked for, and closes the store.
+pub(crate) async fn close(handle: &Handle, on_loss: OnLoss, deadline: Deadline) -> Closed {
+    let losses = if on_loss == OnLoss::Ignore || handle.is_closed() {
+        Losses::default()
+    } else {
+        handle.losses(deadline.min(Deadline::after(LOSSES_TIME_MAX))).await
+    };
+    if on_loss == OnLoss::Error && !losses.is_empty() {
+        return Closed::WouldLose(losses);
+    }
+    match handle.close(deadline).await {
+        Ok(()) => Closed::Done(Some(losses).filter(Losses::is_precious)),
+        Err(error) => Closed::Failed(error),
+    }
+}
+
+/// Tells Python.
+pub(crate) fn answer(py: Python<'_>, closed: Closed) -> PyResult<Py<PyAny>> {
+    match closed {
+        Closed::Done(None) => {}
+        Closed::Done(Some(losses)) => warn(py, &losses)?,
+        Closed::WouldLose(losses) => return Err(errors::would_lose(py, &losses)),
+        Closed::Failed(error) => return Err(errors::raise(py, &error)),
+    }
+    Ok(py.None())
+}
+
+fn warn(py: Python<'_>, losses: &Losses) -> PyResult<()> {
+    let log = py.import("logging")?.call_method1(intern!(py, "getLogger"), ("tiffin",))?;
+    let line = format!("a store was closed: {losses}; they are gone now");
+    log.call_method1(intern!(py, "warning"), ("%s", line)).map(drop)
+}
