@@ -369,7 +369,8 @@ def test_the_pages_of_the_master_speak_of_what_the_store_does(worker):
 
 def test_ranges_that_do_not_fit_fail_where_they_do_not(worker):
     worker.run("master = Master()")
-    assert worker.eval("store.get_into_ranges([1], [['k']], [[[0]]], [[[0]]], [[[1]]])") == []
+    worker.run("from mooncake.store import MooncakeDistributedStore as Store")
+    assert worker.eval("Store().get_into_ranges([1], [['k']], [[[0]]], [[[0]]], [[[1]]])") == []
     assert worker.eval("connect(master.address)") == 0
     worker.run("memory = Memory(4096); p = memory.address; store.register_buffer(p, 4096)")
     worker.run("store.put('a', bytes(range(100))); store.put('b', b'b' * 50)")

@@ -36,6 +36,7 @@ mod view;
 use std::ffi::OsString;
 
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
 
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -47,6 +48,9 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(cli, module)?)?;
     let leave = wrap_pyfunction!(runtime::leave, module)?;
     module.py().import("atexit")?.call_method1("register", (leave,))?;
+    let forked = PyDict::new(module.py());
+    forked.set_item("after_in_child", wrap_pyfunction!(runtime::forked, module)?)?;
+    module.py().import("os")?.call_method("register_at_fork", (), Some(&forked))?;
     mooncake::register(module)
 }
 

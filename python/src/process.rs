@@ -13,8 +13,9 @@
 
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
 
 /// The process that this code runs in. Asked anew each time, since a fork changes it.
 pub(crate) fn current() -> u32 {
@@ -42,6 +43,13 @@ impl<T: Send + Sync> PerProcess<T> {
         // SAFETY: an entry that was published is not freed before `self` is dropped.
         let entry = unsafe { self.newest.load(Ordering::Acquire).as_ref() }?;
         (entry.process == current()).then_some(&entry.value)
+    }
+
+    /// What a forked child has inherited, as long as it has made nothing of its own.
+    pub(crate) fn inherited(&self) -> Option<&T> {
+        // SAFETY: an entry that was published is not freed before `self` is dropped.
+        let entry = unsafe { self.newest.load(Ordering::Acquire).as_ref() }?;
+        (entry.process != current()).then_some(&entry.value)
     }
 
     /// The value of this process, made now if it has none. Several threads may make one at the same time; one
@@ -90,6 +98,53 @@ impl<T> Drop for PerProcess<T> {
     fn drop(&mut self) {
         drop(self.take());
     }
+}
+
+/// The epoll instance that watches the sockets of a runtime.
+///
+/// A child has inherited every socket of its parent. The other sides do not see the parent end for as long as
+/// the child has them open, and so would take what is bound to a connection, such as a lease, to be in use. A
+/// runtime cannot be asked for its sockets; the kernel can.
+pub(crate) struct Poller {
+    process: u32,
+    /// Its number; -1 if it is not known, or means nothing in this process any more.
+    number: AtomicI32,
+}
+
+impl Poller {
+    /// The one that watches this file.
+    pub(crate) fn of(file: &impl AsRawFd) -> Self {
+        let number = AtomicI32::new(find_poller(file.as_raw_fd()).unwrap_or(-1));
+        Self { process: current(), number }
+    }
+
+    /// In a child, closes all that it watches.
+    pub(crate) fn close_inherited(&self) {
+        if self.process == current() {
+            return;
+        }
+        // Once: after this, and in a child of the child, the numbers mean something else.
+        for file in watched_by(self.number.swap(-1, Ordering::SeqCst)) {
+            // SAFETY: it is a file of the parent's runtime, which a child neither uses nor drops: this is the
+            // only owner that the child's copy of it has.
+            drop(unsafe { OwnedFd::from_raw_fd(file) });
+        }
+    }
+}
+
+fn watched_by(poller: RawFd) -> Vec<RawFd> {
+    let Ok(info) = std::fs::read_to_string(format!("/proc/self/fdinfo/{poller}")) else { return Vec::new() };
+    let watched = info.lines().filter_map(|line| line.strip_prefix("tfd:")?.split_whitespace().next());
+    watched.filter_map(|file| file.parse().ok()).filter(|file| *file >= 0).collect()
+}
+
+fn find_poller(file: RawFd) -> Option<RawFd> {
+    let files = std::fs::read_dir("/proc/self/fd").ok()?;
+    let mut numbers = files.filter_map(|it| it.ok()?.file_name().to_str()?.parse::<RawFd>().ok());
+    numbers.find(|number| {
+        let kind = std::fs::read_link(format!("/proc/self/fd/{number}"));
+        kind.is_ok_and(|it| it.as_os_str() == "anon_inode:[eventpoll]") && watched_by(*number).contains(&file)
+    })
 }
 
 /// A value that is dropped only in the process that made it, and forgotten in its children.

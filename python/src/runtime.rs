@@ -20,9 +20,10 @@ use std::time::Duration;
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
+use tokio::net::UnixStream;
 use tokio::runtime::{Builder, Runtime};
 
-use crate::process::{self, PerProcess};
+use crate::process::{self, PerProcess, Poller};
 
 /// How many threads carry messages; bytes of a blocking call are copied by the caller's own thread.
 const WORKERS_MAX: usize = 4;
@@ -42,6 +43,8 @@ struct Engine {
     is_leaving: AtomicBool,
     /// How many threads are on their way into the interpreter, or are couriers inside.
     entering: AtomicUsize,
+    /// Watches all sockets of the runtime.
+    poller: Poller,
 }
 
 /// A thread's leave to enter the interpreter.
@@ -133,6 +136,15 @@ pub(crate) fn leave(py: Python<'_>) {
     }
 }
 
+/// Called by Python in a forked child, before anything else runs there: closes the sockets of its parent,
+/// which would otherwise outlive the parent with the child.
+#[pyfunction]
+pub(crate) fn forked() {
+    if let Some(engine) = ENGINE.inherited() {
+        engine.poller.close_inherited();
+    }
+}
+
 /// Waits for some work, and runs signal handlers in between. They run outside the runtime, since they may use
 /// a store themselves.
 fn hearing_signals<T>(engine: &Engine, work: impl AsyncFnOnce() -> T) -> PyResult<T> {
@@ -177,9 +189,16 @@ fn make() -> io::Result<Engine> {
         .thread_name("tiffin")
         .enable_all()
         .build()?;
+    let poller = {
+        // A socket that was registered with the runtime shows who watches its sockets.
+        let _inside = runtime.enter();
+        let (marker, _other) = UnixStream::pair()?;
+        Poller::of(&marker)
+    };
     let (courier, parcels) = mpsc::channel();
     std::thread::Builder::new().name("tiffin-courier".to_owned()).spawn(move || carry(&parcels))?;
-    Ok(Engine { runtime, courier, is_leaving: AtomicBool::new(false), entering: AtomicUsize::new(0) })
+    let (is_leaving, entering) = (AtomicBool::new(false), AtomicUsize::new(0));
+    Ok(Engine { runtime, courier, is_leaving, entering, poller })
 }
 
 /// Delivers parcels, as many at a time as there are, until the interpreter ends.
