@@ -112,39 +112,52 @@ pub(crate) struct Poller {
 }
 
 impl Poller {
-    /// The one that watches this file.
-    pub(crate) fn of(file: &impl AsRawFd) -> Self {
-        let number = AtomicI32::new(find_poller(file.as_raw_fd()).unwrap_or(-1));
+    /// The one that watches this socket.
+    pub(crate) fn of(socket: &impl AsRawFd) -> Self {
+        let number = AtomicI32::new(find_poller(socket.as_raw_fd()).unwrap_or(-1));
         Self { process: current(), number }
     }
 
-    /// In a child, closes all that it watches.
+    /// In a child, closes all sockets that it watches.
     pub(crate) fn close_inherited(&self) {
         if self.process == current() {
             return;
         }
         // Once: after this, and in a child of the child, the numbers mean something else.
-        for file in watched_by(self.number.swap(-1, Ordering::SeqCst)) {
-            // SAFETY: it is a file of the parent's runtime, which a child neither uses nor drops: this is the
+        for socket in watched_by(self.number.swap(-1, Ordering::SeqCst)) {
+            // SAFETY: it is a socket of the parent's runtime, which a child neither uses nor drops: this is the
             // only owner that the child's copy of it has.
-            drop(unsafe { OwnedFd::from_raw_fd(file) });
+            drop(unsafe { OwnedFd::from_raw_fd(socket) });
         }
     }
 }
 
+/// The sockets that an epoll instance watches. It names each by its number when it was told of it and by the
+/// socket itself; where this process has something else by that number, that is not meant.
 fn watched_by(poller: RawFd) -> Vec<RawFd> {
     let Ok(info) = std::fs::read_to_string(format!("/proc/self/fdinfo/{poller}")) else { return Vec::new() };
-    let watched = info.lines().filter_map(|line| line.strip_prefix("tfd:")?.split_whitespace().next());
-    watched.filter_map(|file| file.parse().ok()).filter(|file| *file >= 0).collect()
+    let watched = info.lines().filter_map(|line| {
+        let number = line.strip_prefix("tfd:")?.split_whitespace().next()?.parse().ok()?;
+        let inode = line.split_whitespace().find_map(|word| word.strip_prefix("ino:"))?;
+        let inode = u64::from_str_radix(inode, 16).ok()?;
+        (kind(number)? == format!("socket:[{inode}]")).then_some(number)
+    });
+    watched.collect()
 }
 
-fn find_poller(file: RawFd) -> Option<RawFd> {
+fn find_poller(socket: RawFd) -> Option<RawFd> {
     let files = std::fs::read_dir("/proc/self/fd").ok()?;
     let mut numbers = files.filter_map(|it| it.ok()?.file_name().to_str()?.parse::<RawFd>().ok());
     numbers.find(|number| {
-        let kind = std::fs::read_link(format!("/proc/self/fd/{number}"));
-        kind.is_ok_and(|it| it.as_os_str() == "anon_inode:[eventpoll]") && watched_by(*number).contains(&file)
+        kind(*number).is_some_and(|it| it == "anon_inode:[eventpoll]")
+            && watched_by(*number).contains(&socket)
     })
+}
+
+/// What a number stands for in this process.
+fn kind(number: RawFd) -> Option<String> {
+    let target = std::fs::read_link(format!("/proc/self/fd/{number}")).ok()?;
+    target.into_os_string().into_string().ok()
 }
 
 /// A value that is dropped only in the process that made it, and forgotten in its children.
