@@ -125,8 +125,8 @@ impl Poller {
         }
         // Once: after this, and in a child of the child, the numbers mean something else.
         for socket in watched_by(self.number.swap(-1, Ordering::SeqCst)) {
-            // SAFETY: it is a socket of the parent's runtime, which a child neither uses nor drops: this is the
-            // only owner that the child's copy of it has.
+            // SAFETY: it is a socket of the parent's runtime, which a child neither uses nor drops, so the
+            // child's copy of it has no other owner.
             drop(unsafe { OwnedFd::from_raw_fd(socket) });
         }
     }
