@@ -28,8 +28,9 @@ use crate::samples::{AbortAll, AckAll, LeaseAll, PutSamples, Samples};
 ///
 /// Where a method takes a key it takes many just as well. One key gives one result. Many give a list of
 /// results in the same order: any iterable of keys, and for `put` and `get_into` a mapping from keys to
-/// values or buffers. A call with many keys does all it can; if some of them failed, it raises the error of
-/// the first one, and `error.results` tells about each key.
+/// values or buffers, or a list of keys and one of what goes with each. A call with many keys does all it
+/// can; if some of them failed, it raises the error of the first one, and `error.results` tells about each
+/// key.
 ///
 /// A key is `str` or `bytes`; a `str` is its UTF-8, so `"k"` and `b"k"` are the same key. Every method takes
 /// a `timeout` in seconds, which is that of the store unless given, and raises `tiffin.Timeout` when it has
@@ -348,16 +349,20 @@ methods! {
         WhyAll { keys: Keys::parse(key)? }
     }
 
-    /// Stores a sample: tensors by name, visible as a whole or not at all. Returns its `tiffin.SampleRef`,
-    /// which is what to tell the consumers.
+    /// Stores a sample, or many: tensors by name, visible as a whole or not at all. Returns its
+    /// `tiffin.SampleRef`, which is what to tell the consumers. Many are given as
+    /// `put_sample({id: tensors, …})`.
     ///
     /// A tensor is an array with `dtype` and `shape`, such as that of numpy or torch in host memory, or
-    /// anything with the buffer protocol. `metadata` is bytes beside them.
+    /// anything with the buffer protocol. It is stored from where it lies; if it does not lie in one piece,
+    /// in the order of its elements. `metadata` is bytes beside the tensors; for many samples, a mapping from
+    /// ids to bytes.
     ///
     /// A sample is never evicted: it is gone when it was consumed. `consume` says by whom: `"once"` by
     /// whoever acknowledges it first, a list of names by each of these groups once, `"retained"` any number
     /// of times, until it is deleted. A sample of that id takes the place of an older one, whose refs then
-    /// lead nowhere; with `replace=False` that is an error (`tiffin.Exists`). `wait` is as for `put`.
+    /// lead nowhere; with `replace=False` that is an error (`tiffin.Exists`). `replicas`, `pin`, `owner` and
+    /// `wait` are as for `put`.
     ///
     /// >>> import tiffin
     /// >>> store = tiffin.connect()
