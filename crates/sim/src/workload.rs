@@ -139,8 +139,8 @@ impl World {
                 Some(name) => {
                     assert_eq!(name.namespace, namespace, "a lease crosses namespaces");
                     let items = vec![AckItem { key: name.key(), generation }];
-                    let wait_ms = self.chance.between(0, 300);
-                    Request::Ack(Ack { items, group: self.group(), wait_ms, abort: false })
+                    let (group, wait_ms) = (self.group(), self.chance.between(0, 300));
+                    Request::Ack(Ack { items, group, wait_ms, abort: false })
                 }
             };
             self.ask_once(client, Kind::Question, request);
