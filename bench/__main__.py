@@ -123,7 +123,6 @@ def write(arguments, found):
     print(f"\nwritten: {data}", file=sys.stderr)
     if arguments.tiffin:
         subprocess.run([arguments.tiffin, "bench", "report", data, "--output", page], check=True)
-        print(f"written: {page}", file=sys.stderr)
 
 
 def main():
@@ -137,7 +136,7 @@ def main():
         except Failure as failure:
             progress.close()
             said = pathlib.Path(failure.log).read_text(errors="replace")[-3000:] if failure.log else ""
-            sys.exit(f"error: {failure}\n\nIts last words:\n{said}")
+            sys.exit(f"error: {failure}" + (f"\n\nIts last words:\n{said}" if said else ""))
         except KeyboardInterrupt:
             progress.close()
             sys.exit(130)

@@ -180,7 +180,7 @@ def main():
         except Failure as failure:
             progress.close()
             said = pathlib.Path(failure.log).read_text(errors="replace")[-3000:] if failure.log else ""
-            sys.exit(f"error: {failure}\n\nIts last words:\n{said}")
+            sys.exit(f"error: {failure}" + (f"\n\nIts last words:\n{said}" if said else ""))
     progress.close()
     print(show(clients, objects, memory))
     if arguments.output:

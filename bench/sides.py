@@ -42,17 +42,20 @@ class Process:
     def __init__(self, name, command, folder, environment=None, patience=CLOSE_SECONDS_MAX):
         self.name, self.patience = name, patience
         self.log = os.path.join(folder, f"{name.replace(' ', '-').replace(',', '')}.log")
-        with open(self.log, "ab") as log:
-            self.child = subprocess.Popen(
-                [str(word) for word in command],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                cwd=folder,
-                env=dict(os.environ, TMPDIR=folder, **(environment or {})),
-                preexec_fn=die_with_parent,
-            )
+        try:
+            with open(self.log, "ab") as log:
+                self.child = subprocess.Popen(
+                    [str(word) for word in command],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    text=True,
+                    cwd=folder,
+                    env=dict(os.environ, TMPDIR=folder, **(environment or {})),
+                    preexec_fn=die_with_parent,
+                )
+        except OSError as error:
+            raise Failure(f"{name} cannot be started: {error}") from None
         self.lines = queue.SimpleQueue()
         threading.Thread(target=self.read, daemon=True).start()
 
