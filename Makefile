@@ -11,9 +11,9 @@ EVERY_CRATE := --workspace --all-targets
 SOURCES := $(shell find Cargo.toml Cargo.lock crates python python-mooncake README.md LICENSE \
              -type f -not -path '*/__pycache__/*' -not -path '*/tests/*' -not -name '*.so' 2>/dev/null)
 
-.PHONY: help run test wheel wheel-310 bench bench-scale fmt docs clean-venv clean
+.PHONY: help run test wheel wheel-310 bench bench-scale bench-instructions fmt docs clean-venv clean
 .PHONY: miri simulate sabotage-table
-.PHONY: check-fmt check-lint check-unit check-docs check-deny check-python
+.PHONY: check-fmt check-lint check-unit check-docs check-deny check-instructions check-python
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | while IFS=$$'\t' read -r target what; do \
@@ -24,7 +24,7 @@ run: ## Build and start a store on loopback (ARGS='--memory 8GiB' adds flags); C
 	@exec target/release/tiffin up $(ARGS)
 
 test: ## Set up and run every check, as the continuous integration does
-	+@bash .ci/parts fmt lint unit docs deny python
+	+@bash .ci/parts fmt lint unit docs deny instructions python
 
 check-fmt: .venv/ready # Is everything formatted?
 	$(CARGO) fmt --all --check
@@ -49,6 +49,10 @@ check-deny: # Licences, bans and sources; `tidy` checks the licences too, for ma
 	@if $(CARGO) deny --version >/dev/null 2>&1; then \
 	  set -x; $(CARGO) deny --offline check licenses bans sources; \
 	else echo 'cargo-deny is not installed; only the licence test of tidy ran'; fi
+
+check-instructions: # The hot paths take no more instructions than they did; skipped, and said so, where valgrind cannot be had
+	@bash bench/instructions-needs.sh
+	$(PYTHON) bench/instructions.py --cargo $(CARGO)
 
 check-python: .venv-test/wheels # The installed wheels, and what the documents show
 	.venv-test/bin/pytest -c python/pyproject.toml --rootdir=. python/tests python-mooncake/tests $(ARGS)
@@ -85,6 +89,10 @@ sabotage-table: ## Break each rule in turn, and write into docs/simulation.md ho
 	@target/release/tiffin-sim --table --seeds 10000 > target/sabotage-table.md
 	@sed -i -e '/^<!-- table -->$$/,/^<!-- end of the table -->$$/{/^<!--/!d}' \
 	  -e '/^<!-- table -->$$/r target/sabotage-table.md' docs/simulation.md
+
+bench-instructions: ## Count the instructions of the hot paths (UPDATE=1 writes them down as what they should be)
+	@bash bench/instructions-needs.sh
+	$(PYTHON) bench/instructions.py --cargo $(CARGO) $(if $(UPDATE),--update)
 
 # What Miri can run: code that asks the kernel for nothing. Segments are memory files, which it does not know, so the
 # control segment is left to loom and shuttle, in `check-unit`.

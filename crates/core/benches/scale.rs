@@ -12,9 +12,9 @@ mod stage;
 
 use std::time::Instant;
 
-use stage::{LEASE_MS, Numbers, Stage, get, key};
+use stage::{LEASE_MS, Numbers, Stage, exists, get, key};
 use tiffin_core::Key;
-use tiffin_core::message::{PutOptions, Reply, Request, Resolve};
+use tiffin_core::message::{PutOptions, Reply, Request};
 
 const SIZES: [u64; 3] = [10_000, 1_000_000, 10_000_000];
 /// Lookups of one measurement, in rounds.
@@ -77,7 +77,6 @@ fn measure(objects: u64) -> Column {
         stage.now = stage.now.after(1);
     }
     let bytes = (resident() - before) as f64 / objects as f64;
-    let exists = |keys| Request::Resolve(Resolve { keys, touch: false, lease: true, locate: false });
     let get_1_ns = lookups(&mut stage, objects, 1, get);
     let get_128_ns = lookups(&mut stage, objects, 128, get);
     let get_10k_ns = lookups(&mut stage, objects, 10_000, get);

@@ -172,6 +172,11 @@ pub(crate) fn get(keys: Vec<Key>) -> Request {
     Request::Resolve(Resolve { keys, touch: true, lease: false, locate: true })
 }
 
+/// Asks whether these keys are there, as `exists` does.
+pub(crate) fn exists(keys: Vec<Key>) -> Request {
+    Request::Resolve(Resolve { keys, touch: false, lease: true, locate: false })
+}
+
 /// Numbers below `count` that look random and are the same in every run.
 pub(crate) struct Numbers(pub(crate) u64);
 
