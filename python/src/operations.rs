@@ -209,14 +209,14 @@ pub(crate) struct ExistAll {
 }
 
 impl Operation for ExistAll {
-    type Outcome = Each<Option<Info>>;
+    type Outcome = Each<bool>;
 
-    async fn run(&self, client: &Client, deadline: Deadline) -> Result<Each<Option<Info>>, Error> {
-        Ok(client.resolve(&self.keys.list, ResolveOptions::default(), deadline).await)
+    async fn run(&self, client: &Client, deadline: Deadline) -> Result<Each<bool>, Error> {
+        Ok(client.exists(&self.keys.list, ResolveOptions::default(), deadline).await)
     }
 
-    fn answer(self, py: Python<'_>, outcome: Each<Option<Info>>) -> PyResult<Py<PyAny>> {
-        gather(py, self.keys.is_one, &Missing(None), outcome, |info| info.is_some().into_py_any(py))
+    fn answer(self, py: Python<'_>, outcome: Each<bool>) -> PyResult<Py<PyAny>> {
+        gather(py, self.keys.is_one, &Missing(None), outcome, |exists| exists.into_py_any(py))
     }
 }
 

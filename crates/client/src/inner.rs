@@ -161,6 +161,7 @@ impl Inner {
                 if matches!(
                     request,
                     Request::Resolve(_)
+                        | Request::Exists(_)
                         | Request::List(_)
                         | Request::Stat
                         | Request::Why(_)

@@ -242,6 +242,19 @@ impl Client {
         }
     }
 
+    /// Whether objects are there: the cheapest question. What `options` say of locations does not matter.
+    pub async fn exists(
+        &self,
+        keys: &[Key],
+        options: ResolveOptions,
+        deadline: Deadline,
+    ) -> Vec<Result<bool, Error>> {
+        match self.inner.enter(deadline) {
+            Ok(_busy) => names::exists(&self.inner, keys, options, deadline).await,
+            Err(error) => batch::all(keys.len(), &error),
+        }
+    }
+
     /// Deletes objects, and says of each whether it existed.
     ///
     /// After `Ok` no copy can be read any more, by anybody; only views that began before still see it. A node

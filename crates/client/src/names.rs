@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use tiffin_core::message::{
-    Delete, DeleteMatching, DeleteOutcome, DeletedMatching, Found, List, ListItem, Listed, NodeInfo, Pattern,
-    Reply, Request, Resolve, ResolveOutcome, Stat,
+    Delete, DeleteMatching, DeleteOutcome, DeletedMatching, Exists, Found, List, ListItem, Listed, NodeInfo,
+    Pattern, Presence, Reply, Request, Resolve, ResolveOutcome, Stat,
 };
 use tiffin_core::{Key, SegmentId};
 
@@ -43,6 +43,40 @@ pub(crate) async fn resolve(
         }
     }
     results
+}
+
+/// Whether objects are there. Only of those on nodes that cannot be reached is more asked: which nodes.
+pub(crate) async fn exists(
+    inner: &Inner,
+    keys: &[Key],
+    options: ResolveOptions,
+    deadline: Deadline,
+) -> Vec<Result<bool, Error>> {
+    let mut results = Vec::with_capacity(keys.len());
+    for piece in batch::pieces(keys) {
+        let keys = keys.get(piece).unwrap_or_default();
+        let exists = Exists { keys: keys.to_vec(), touch: options.touch, lease: options.lease };
+        match inner.ask(&Request::Exists(exists), deadline).await {
+            Ok(Reply::Present(items)) if items.len() == keys.len() => {
+                for (key, presence) in keys.iter().zip(items) {
+                    results.push(match presence {
+                        Presence::Here => Ok(true),
+                        Presence::Absent => Ok(false),
+                        Presence::Unavailable => exists_somewhere(inner, key, deadline).await,
+                    });
+                }
+            }
+            Ok(_) => results.extend(batch::all(keys.len(), &Error::misfit())),
+            Err(error) => results.extend(batch::all(keys.len(), &error)),
+        }
+    }
+    results
+}
+
+/// An object could not be reached a moment ago; where it is, or whether it can be reached now.
+async fn exists_somewhere(inner: &Inner, key: &Key, deadline: Deadline) -> Result<bool, Error> {
+    let found = resolve(inner, std::slice::from_ref(key), ResolveOptions::default(), deadline).await;
+    found.into_iter().next().unwrap_or(Ok(None)).map(|it| it.is_some())
 }
 
 pub(crate) async fn delete(

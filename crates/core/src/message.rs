@@ -7,7 +7,7 @@
 //!
 //! | from → to       | requests |
 //! |-----------------|----------|
-//! | client → master | `Reserve`, `Resolve`, `Delete`, `DeleteMatching`, `List`, `Stat`, `Heartbeat`, |
+//! | client → master | `Reserve`, `Resolve`, `Exists`, `Delete`, `DeleteMatching`, `List`, `Stat`, `Heartbeat`, |
 //! |                 | `Pin`, `DropPins`, `SetPolicy`, `Await`, `Why`, `Lease`, `Release`, `Ack` |
 //! | node → master   | `Register`, `Announce`, `Decide`, `Heartbeat`, `Released`, `Goodbye` |
 //! | master → node   | `Allocate`, `Settle`, `Retire`, `ClientGone`, `Mark`, `Inspect` |
@@ -89,6 +89,8 @@ pub enum Request {
     Reserve(Reserve),
     /// Finds objects.
     Resolve(Resolve),
+    /// Asks whether objects are there, and nothing else of them.
+    Exists(Exists),
     /// Makes objects invisible and gives their room back.
     Delete(Delete),
     /// The same for all that match.
@@ -164,6 +166,8 @@ pub enum Reply {
     Reserved(Reserved),
     /// To `Resolve`.
     Resolved(Resolved),
+    /// To `Exists`, in the order asked.
+    Present(Vec<Presence>),
     /// To `Delete`, in the order asked.
     Deleted(Vec<DeleteOutcome>),
     /// To `DeleteMatching` and `DropPins`.
@@ -399,6 +403,29 @@ pub struct Found {
     pub leased: bool,
     /// It is a sample.
     pub sample: bool,
+}
+
+/// See [`Request::Exists`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Exists {
+    /// The names.
+    pub keys: Vec<Key>,
+    /// See [`Resolve::touch`].
+    pub touch: bool,
+    /// See [`Resolve::lease`].
+    pub lease: bool,
+}
+
+/// What became of one key of an [`Exists`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Presence {
+    /// There is no such object.
+    #[default]
+    Absent,
+    /// It can be read.
+    Here,
+    /// It exists, but the nodes that hold it cannot be reached now; a [`Resolve`] tells which.
+    Unavailable,
 }
 
 /// See [`Request::Delete`].

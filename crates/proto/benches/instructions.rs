@@ -63,7 +63,7 @@ fn lookups() {
     for (name, count, ask) in [
         ("resolve 1 key", 1, get as fn(Vec<Key>) -> Request),
         ("resolve 128 keys", 128, get),
-        ("resolve 128 keys, presence only", 128, exists),
+        ("tell the presence of 128 keys", 128, exists),
     ] {
         let requests: Vec<_> = (0..REPEATS).map(|_| ask(keys(&mut numbers, count))).collect();
         measured(name, || {

@@ -159,7 +159,7 @@ kinds! {
     9 => Register, 10 => Announce, 11 => Decide, 12 => Allocate, 13 => Settle, 14 => Retire,
     15 => ClientGone, 16 => Commit, 17 => Abort, 18 => BeginViews, 19 => EndViews, 21 => Keep,
     22 => Mark, 23 => Inspect, 24 => Released, 25 => Pin, 26 => DropPins, 27 => SetPolicy, 28 => Await,
-    29 => Why, 30 => Lease, 31 => Release, 32 => Ack;
+    29 => Why, 30 => Lease, 31 => Release, 32 => Ack, 33 => Exists;
     7 => Stat, 20 => Goodbye,
 }
 
@@ -168,7 +168,8 @@ kinds! {
     257 => Welcome, 258 => Refused, 260 => Reserved, 261 => Resolved, 262 => Deleted,
     263 => DeletedMatching, 264 => Listed, 265 => Stat, 266 => Registered, 267 => Announced,
     268 => Decided, 269 => Allocated, 270 => Settled, 271 => Committed, 272 => ViewsBegun,
-    273 => Inspected, 274 => Pinned, 275 => Awaited, 276 => Why, 277 => Leased, 278 => Acked;
+    273 => Inspected, 274 => Pinned, 275 => Awaited, 276 => Why, 277 => Leased, 278 => Acked,
+    279 => Present;
     259 => Done,
 }
 

@@ -8,11 +8,11 @@ use tiffin_core::marks::{Consumption, Marks, SampleMarks};
 use tiffin_core::message::{
     Ack, AckItem, AckOutcome, Allocate, AllocateItem, Allocated, Announce, Await, Cause, Commit, CommitItem,
     CommitOutcome, Decide, DecideItem, Delete, DeleteMatching, DeleteOutcome, DeletedMatching, DropPins,
-    Found, Gone, Granted, Heartbeat, Hello, Here, Lease, LeaseItem, LeaseOutcome, Leased, List, ListItem,
-    Listed, MarkItem, NamespaceStat, NodeInfo, NodeStat, OnExists, Pattern, Pin, PinOutcome, Policy,
-    PutOptions, Quota, Reason, Record, Refusal, Register, Registered, Release, Released, Reserve,
-    ReserveItem, ReserveOutcome, Reserved, Resolve, ResolveOutcome, Resolved, Retire, Role, Settle, Settled,
-    Stat, Usage, Welcome, Why,
+    Exists, Found, Gone, Granted, Heartbeat, Hello, Here, Lease, LeaseItem, LeaseOutcome, Leased, List,
+    ListItem, Listed, MarkItem, NamespaceStat, NodeInfo, NodeStat, OnExists, Pattern, Pin, PinOutcome,
+    Policy, Presence, PutOptions, Quota, Reason, Record, Refusal, Register, Registered, Release, Released,
+    Reserve, ReserveItem, ReserveOutcome, Reserved, Resolve, ResolveOutcome, Resolved, Retire, Role, Settle,
+    Settled, Stat, Usage, Welcome, Why,
 };
 use tiffin_core::{ClientId, EXTENTS_MAX, Extent, Generation, Hold, Location, REPLICAS_MAX, Reservation};
 
@@ -29,6 +29,7 @@ choices! {
         Invalid = 0, Unauthenticated = 1, Version = 2, NotForYou = 3, Busy = 4, Unreachable = 5, Closing = 6;
         else Invalid
     }
+    Presence { Absent = 0, Here = 1, Unavailable = 2 }
     Cause { Deleted = 0, Replaced = 1, Evicted = 2, NodeLost = 3, Consumed = 4, HeldTooLong = 5 }
 }
 
@@ -59,6 +60,7 @@ message! {
 
     Resolve { 1 => keys, 2 => touch, 3 => lease, 4 => locate }
     Resolved { 1 => items, 2 => nodes }
+    Exists { 1 => keys, 2 => touch, 3 => lease }
     Found { 1 => generation, 2 => len, 3 => replicas, 4 => hard_pin, 5 => soft_pin, 6 => leased, 7 => sample }
 
     Delete { 1 => keys, 2 => force, 3 => wait_ms }

@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use bytesize::ByteSize;
 use tiffin_core::message::{
-    CommitOutcome, DeleteOutcome, Pattern, Reply, Request, ReserveOutcome, ResolveOutcome, Stat, Usage,
+    CommitOutcome, DeleteOutcome, Pattern, Presence, Reply, Request, ReserveOutcome, ResolveOutcome, Stat,
+    Usage,
 };
 
 /// The upper bounds of the histogram of value sizes, in bytes.
@@ -94,6 +95,7 @@ impl Counters {
             Request::Decide(decide) => (Op::PutEnd, decide.items.len()),
             Request::Resolve(resolve) if resolve.locate => (Op::GetReplicaList, resolve.keys.len()),
             Request::Resolve(resolve) => (Op::ExistKey, resolve.keys.len()),
+            Request::Exists(exists) => (Op::ExistKey, exists.keys.len()),
             Request::Delete(delete) => (Op::Remove, delete.keys.len()),
             Request::DeleteMatching(delete) if delete.pattern == Pattern::All => (Op::RemoveAll, 1),
             Request::DeleteMatching(_) => (Op::RemoveByRegex, 1),
@@ -145,6 +147,10 @@ impl Counters {
                     add(&self.hit_bytes, bytes);
                 }
                 self.outcome(op, resolved.items.len(), resolved.items.len() - found);
+            }
+            Reply::Present(items) => {
+                let missed = items.iter().filter(|&&it| it != Presence::Here).count();
+                self.outcome(Op::ExistKey, items.len(), missed);
             }
             Reply::Deleted(outcomes) => {
                 let failed = |it: &&DeleteOutcome| **it != DeleteOutcome::Deleted;

@@ -12,7 +12,7 @@ use tiffin_core::{
     master::{Effect, Notice},
     message::{
         Announce, CommitOutcome, Decide, DecideItem, DeleteOutcome, DeletedMatching, LeaseOutcome, OnExists,
-        Record, Reply, Request, ResolveOutcome, Resolved, Retire,
+        Presence, Record, Reply, Request, ResolveOutcome, Resolved, Retire,
     },
     node::SlotState,
 };
@@ -293,6 +293,10 @@ impl Oracle {
                 let names = resolve.keys.iter().filter_map(|key| Name::of(namespace, key));
                 (self.cause.asked, self.cause.lease) = (names.collect(), resolve.lease);
             }
+            (Request::Exists(exists), Speaker::Client(namespace)) => {
+                let names = exists.keys.iter().filter_map(|key| Name::of(namespace, key));
+                self.cause.asked = names.collect();
+            }
             (Request::Decide(Decide { items }), Speaker::Node(segment)) => {
                 let replacing = items.iter().filter(|it| it.item.options.on_exists == OnExists::Replace);
                 self.cause.names = replacing.filter_map(name_of).collect();
@@ -488,6 +492,11 @@ impl Oracle {
             }
             Reply::DeletedMatching(matching) => self.deleted_matching(to, matching, memories, coverage),
             Reply::Resolved(resolved) => self.resolved(now, resolved, memories, coverage),
+            Reply::Present(items) => {
+                let asked = std::mem::take(&mut self.cause.asked);
+                let absent = asked.into_iter().zip(items).filter(|it| *it.1 == Presence::Absent);
+                absent.for_each(|(name, _)| self.absent(name, memories, coverage));
+            }
             Reply::Leased(leased) => {
                 let asked = std::mem::take(&mut self.cause.asked);
                 let group = std::mem::take(&mut self.cause.group);

@@ -4,8 +4,8 @@ use tiffin_core::{
     EXTENT_ALIGN,
     marks::Consumption,
     message::{
-        Ack, AckItem, Await, Delete, DeleteMatching, DropPins, Lease, LeaseItem, LeaseOutcome, Leased, List,
-        OnExists, Pattern, Pin, Policy, PutOptions, Release, Request, Resolve,
+        Ack, AckItem, Await, Delete, DeleteMatching, DropPins, Exists, Lease, LeaseItem, LeaseOutcome,
+        Leased, List, OnExists, Pattern, Pin, Policy, PutOptions, Release, Request, Resolve,
     },
     session::{Get, GetRequest, Put, PutRequest},
 };
@@ -58,9 +58,14 @@ impl World {
                 self.ask_once(client, Kind::Question, Request::DeleteMatching(delete));
             }
             92..96 => {
-                let keys = (0..self.chance.between(1, 4)).map(|_| self.name(namespace).key()).collect();
-                let resolve = Resolve { keys, touch: false, lease: self.chance.percent(20), locate: false };
-                self.ask_once(client, Kind::Question, Request::Resolve(resolve));
+                let keys: Vec<_> =
+                    (0..self.chance.between(1, 4)).map(|_| self.name(namespace).key()).collect();
+                let lease = self.chance.percent(20);
+                let request = match keys.len() % 2 == 0 && !lease {
+                    true => Request::Exists(Exists { keys, touch: false, lease }),
+                    false => Request::Resolve(Resolve { keys, touch: false, lease, locate: false }),
+                };
+                self.ask_once(client, Kind::Question, request);
             }
             96..98 => {
                 let pattern = match self.chance.once_in(4) {

@@ -78,6 +78,19 @@ pub(super) fn look(
     Ok(merge(known, codes))
 }
 
+/// Tells for each key whether it can be read, or what `failed` makes of the failure.
+pub(super) fn exist(
+    py: Python<'_>,
+    open: &Open,
+    keys: &[KeyArg],
+    failed: impl Fn(&Error) -> i64,
+) -> PyResult<Vec<i64>> {
+    let (known, keys) = split(keys.iter().map(|key| key.key().ok_or(0)).collect());
+    let deadline = Deadline::after(open.call_time);
+    let answers = ask(py, open, deadline, async |client| client.exists(&keys, LEASED, deadline).await)?;
+    Ok(merge(known, answers.into_iter().map(|it| it.map_or_else(|error| failed(&error), i64::from))))
+}
+
 /// Removes keys.
 pub(super) fn remove(
     py: Python<'_>,

@@ -460,7 +460,7 @@ impl MooncakeDistributedStore {
             Error::NodeDown { .. } => 0,
             error => codes::of(error),
         };
-        calls::look(py, &open, &keys.0, failed, |info| i64::from(info.is_some()))
+        calls::exist(py, &open, &keys.0, failed)
     }
 
     /// Remove an object. Returns 0, -704 if there is none, or -706 if a lease refuses: force=True does it all

@@ -3,8 +3,8 @@
 
 use tiffin_core::master::{Effect, Event, Master, MasterConfig};
 use tiffin_core::message::{
-    Allocated, Announce, CommitItem, Decide, DecideItem, Hello, NodeInfo, PutOptions, Register, Reply,
-    Request, Reserve, ReserveItem, ReserveOutcome, Resolve, Role, Settled, Usage,
+    Allocated, Announce, CommitItem, Decide, DecideItem, Exists, Hello, NodeInfo, PutOptions, Register,
+    Reply, Request, Reserve, ReserveItem, ReserveOutcome, Resolve, Role, Settled, Usage,
 };
 use tiffin_core::sabotage::Sabotage;
 use tiffin_core::{
@@ -174,7 +174,7 @@ pub(crate) fn get(keys: Vec<Key>) -> Request {
 
 /// Asks whether these keys are there, as `exists` does.
 pub(crate) fn exists(keys: Vec<Key>) -> Request {
-    Request::Resolve(Resolve { keys, touch: false, lease: true, locate: false })
+    Request::Exists(Exists { keys, touch: true, lease: true })
 }
 
 /// Numbers below `count` that look random and are the same in every run.

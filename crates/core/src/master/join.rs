@@ -242,6 +242,9 @@ impl Master {
     }
 
     pub(super) fn notice_silence(&mut self) {
+        if self.next_silence().is_none_or(|at| at > self.now) {
+            return;
+        }
         let nodes: Vec<_> = self.members.iter().map(|(node, it)| (node, it.standing, it.heard)).collect();
         for (node, standing, heard) in nodes {
             match standing {

@@ -25,7 +25,10 @@ mod tests_lifetimes;
 mod tests_lost_answers;
 mod why;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::Arc,
+};
 
 use catalog::{Catalog, LabelIndex, NamespaceIndex, NodeIndex};
 use confirm::Confirming;
@@ -110,7 +113,7 @@ pub enum Notice {
 /// Who is at the other end of a connection.
 #[derive(Debug)]
 enum Party {
-    Client(Visitor),
+    Client(Arc<Visitor>),
     Node(Option<NodeIndex>),
 }
 
@@ -356,7 +359,7 @@ impl Master {
                     self.lose_sight(hello.client);
                     self.end_leases(hello.client);
                 }
-                self.parties.insert(conn, Party::Client(visitor));
+                self.parties.insert(conn, Party::Client(Arc::new(visitor)));
             }
         }
     }
@@ -382,14 +385,14 @@ impl Master {
         match self.parties.get(&conn) {
             None => (),
             Some(Party::Client(visitor)) => {
-                let visitor = visitor.clone();
+                let visitor = Arc::clone(visitor);
                 self.client_request(conn, id, &visitor, request);
             }
             Some(&Party::Node(node)) => self.node_request(conn, id, node, request),
         }
     }
 
-    fn client_request(&mut self, conn: ConnId, id: RequestId, visitor: &Visitor, request: Request) {
+    fn client_request(&mut self, conn: ConnId, id: RequestId, visitor: &Arc<Visitor>, request: Request) {
         let reply = match request {
             Request::Reserve(reserve) => return self.reserve(conn, id, visitor, reserve),
             Request::Delete(delete) => return self.delete(conn, id, visitor, delete),
@@ -403,6 +406,7 @@ impl Master {
             Request::Release(release) => self.release(visitor, &release),
             Request::SetPolicy(policy) => self.set_policy(visitor.namespace, policy),
             Request::Resolve(resolve) => self.resolve(visitor, &resolve),
+            Request::Exists(exists) => self.exists(visitor, &exists),
             Request::List(list) => self.list(visitor.namespace, &list),
             Request::Stat => Reply::Stat(self.stat()),
             Request::Heartbeat(_) => Reply::Done,

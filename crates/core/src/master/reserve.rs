@@ -4,7 +4,10 @@
 //! where no node has any, it evicts just enough on the best one. The nodes allocate; what they refuse is
 //! planned again. A node that refused an item twice is not asked for it again, so rounds end.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use super::{
     Effect, Master, Op, OpId, Visitor, Wait,
@@ -32,7 +35,7 @@ const REFUSALS_MAX: u32 = 2;
 pub(super) struct Reserving {
     conn: ConnId,
     id: RequestId,
-    visitor: Visitor,
+    visitor: Arc<Visitor>,
     avoid: Vec<SegmentId>,
     items: Vec<Item>,
     /// Nodes that have not answered yet in this round.
@@ -63,7 +66,7 @@ impl Reserving {
 }
 
 impl Master {
-    pub(super) fn reserve(&mut self, conn: ConnId, id: RequestId, visitor: &Visitor, reserve: Reserve) {
+    pub(super) fn reserve(&mut self, conn: ConnId, id: RequestId, visitor: &Arc<Visitor>, reserve: Reserve) {
         if reserve.items.len() > BATCH_ITEMS_MAX {
             let reply = refuse(Reason::Invalid, "the batch is too large");
             return self.effects.push_back(Effect::Reply(conn, id, reply));
@@ -72,7 +75,7 @@ impl Master {
         let mut reserving = Reserving {
             conn,
             id,
-            visitor: visitor.clone(),
+            visitor: Arc::clone(visitor),
             avoid: reserve.avoid,
             items,
             outstanding: 0,

@@ -10,8 +10,8 @@ use super::{
 use crate::{
     BATCH_ITEMS_MAX, Hold, Key, Location,
     message::{
-        Found, List, ListItem, Listed, NamespaceStat, NodeInfo, Pattern, Reason, Reply, Resolve,
-        ResolveOutcome, Resolved,
+        Exists, Found, List, ListItem, Listed, NamespaceStat, NodeInfo, Pattern, Presence, Reason, Reply,
+        Resolve, ResolveOutcome, Resolved,
     },
 };
 
@@ -70,10 +70,52 @@ impl Master {
                 items.push(outcome);
             }
             if resolve.touch || resolve.lease {
-                self.catalog.touch_all(&found, self.now, lease, visitor.index);
+                self.catalog.touch_all(
+                    found.get(..keys.len()).unwrap_or(&[]),
+                    self.now,
+                    lease,
+                    visitor.index,
+                );
             }
         }
         Reply::Resolved(Resolved { items, nodes: self.infos(nodes) })
+    }
+
+    pub(super) fn exists(&mut self, visitor: &Visitor, exists: &Exists) -> Reply {
+        if exists.keys.len() > BATCH_ITEMS_MAX {
+            return refuse(Reason::Invalid, "the batch is too large");
+        }
+        let mut items = Vec::with_capacity(exists.keys.len());
+        let lease = exists.lease.then(|| self.now.after(self.config.lease_ms));
+        for keys in exists.keys.chunks(TOGETHER) {
+            let mut found = self.catalog.find_all(visitor.namespace, keys);
+            for (found, _) in found.iter_mut().zip(keys) {
+                let presence = self.presence(*found);
+                if presence != Presence::Here {
+                    *found = None;
+                }
+                items.push(presence);
+            }
+            if exists.touch || exists.lease {
+                self.catalog.touch_all(
+                    found.get(..keys.len()).unwrap_or(&[]),
+                    self.now,
+                    lease,
+                    visitor.index,
+                );
+            }
+        }
+        Reply::Present(items)
+    }
+
+    fn presence(&self, index: Option<ObjectIndex>) -> Presence {
+        let object = index.and_then(|index| self.catalog.get(index));
+        let readable = |node: NodeIndex| self.members.get(node).is_some_and(|it| it.readable());
+        match object {
+            None => Presence::Absent,
+            Some(object) if object.replicas().any(|(node, _)| readable(node)) => Presence::Here,
+            Some(_) => Presence::Unavailable,
+        }
     }
 
     fn outcome(

@@ -4,9 +4,9 @@ use super::*;
 use crate::{
     Key, Location, Reservation, SlotId, Stamp,
     message::{
-        Commit, CommitItem, CommitOutcome, Delete, DeleteMatching, DeleteOutcome, DeletedMatching, List,
-        NodeInfo, OnExists, Pattern, PutOptions, Reserve, ReserveItem, ReserveOutcome, Resolve,
-        ResolveOutcome,
+        Commit, CommitItem, CommitOutcome, Delete, DeleteMatching, DeleteOutcome, DeletedMatching, Exists,
+        List, NodeInfo, OnExists, Pattern, Presence, PutOptions, Reserve, ReserveItem, ReserveOutcome,
+        Resolve, ResolveOutcome,
     },
     node::{self, Node, NodeConfig},
 };
@@ -612,4 +612,19 @@ fn a_put_is_answered_when_every_copy_is_recorded() {
         ending(&mut cluster, other);
         assert!(matches!(cluster.replies.get(&id), Some(Reply::Committed(_))), "{:?}", cluster.replies);
     }
+}
+
+#[test]
+fn exists_tells_what_is_there_and_what_cannot_be_reached() {
+    let mut cluster = Cluster::new(&[64 * UNIT, 64 * UNIT]);
+    cluster.put("here", 10, PutOptions { replicas: 1, ..PutOptions::default() });
+    let keys = ["here", "nowhere"].map(key).to_vec();
+    let exists = |cluster: &mut Cluster| {
+        let exists = Exists { keys: keys.clone(), touch: true, lease: true };
+        cluster.ask(Request::Exists(exists)).unwrap()
+    };
+    assert_eq!(exists(&mut cluster), Reply::Present(vec![Presence::Here, Presence::Absent]));
+    cluster.unlink(0);
+    cluster.unlink(1);
+    assert_eq!(exists(&mut cluster), Reply::Present(vec![Presence::Unavailable, Presence::Absent]));
 }

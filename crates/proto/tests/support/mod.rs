@@ -14,6 +14,7 @@ pub(crate) fn request() -> impl Strategy<Value = Request> {
         hello().prop_map(Request::Hello),
         reserve().prop_map(Request::Reserve),
         resolve().prop_map(Request::Resolve),
+        exists().prop_map(Request::Exists),
         (vec(key(), 0..4), flag(), number()).prop_map(|(keys, force, wait_ms)| Request::Delete(Delete {
             keys,
             force,
@@ -156,6 +157,7 @@ pub(crate) fn reply() -> impl Strategy<Value = Reply> {
             .prop_map(|(items, nodes)| Reply::Reserved(Reserved { items, nodes })),
         (vec(resolve_outcome(), 0..4), vec(node_info(), 0..3))
             .prop_map(|(items, nodes)| Reply::Resolved(Resolved { items, nodes })),
+        vec(presence(), 0..200).prop_map(Reply::Present),
         vec(delete_outcome(), 0..5).prop_map(Reply::Deleted),
         (number(), texts()).prop_map(|(count, unconfirmed)| {
             Reply::DeletedMatching(DeletedMatching { count, unconfirmed })
@@ -312,6 +314,14 @@ fn resolve() -> impl Strategy<Value = Resolve> {
         lease,
         locate,
     })
+}
+
+fn exists() -> impl Strategy<Value = Exists> {
+    (vec(key(), 0..6), flag(), flag()).prop_map(|(keys, touch, lease)| Exists { keys, touch, lease })
+}
+
+fn presence() -> impl Strategy<Value = Presence> {
+    prop_oneof![Just(Presence::Absent), Just(Presence::Here), Just(Presence::Unavailable)]
 }
 
 fn pattern() -> impl Strategy<Value = Pattern> {

@@ -52,6 +52,8 @@ pub(super) struct NamespaceIndex(u32);
 const NIL: u32 = u32::MAX;
 /// Names that are looked up together: what they touch fits into the nearest cache.
 pub(super) const TOGETHER: usize = 64;
+/// Names for which it pays.
+const FEW: usize = 3;
 
 /// What a new object is.
 #[derive(Debug)]
@@ -150,12 +152,11 @@ impl Catalog {
     pub(super) fn find_all(&self, namespace: NamespaceIndex, keys: &[Key]) -> Together {
         let mut hashes = [0; TOGETHER];
         let mut found = [None; TOGETHER];
-        let near = keys.len() < 3;
         for (hash, key) in hashes.iter_mut().zip(keys) {
             *hash = self.hash(namespace, key);
         }
         let hashes = hashes.get(..keys.len()).unwrap_or(&hashes);
-        if !near {
+        if keys.len() >= FEW {
             let mut sum = 0;
             hashes.iter().for_each(|&hash| sum ^= self.names.warm(hash));
             let likely = |hash| self.objects.get(self.names.find(hash, |_| true)?);
@@ -225,12 +226,14 @@ impl Catalog {
     /// Counts uses by a client, of as many objects as were found together.
     pub(super) fn touch_all(
         &mut self,
-        found: &Together,
+        found: &[Option<ObjectIndex>],
         now: Tick,
         lease_until: Option<Tick>,
         reader: LabelIndex,
     ) {
-        std::hint::black_box(self.warm_neighbours(found.iter().flatten().copied()));
+        if found.len() >= FEW {
+            std::hint::black_box(self.warm_neighbours(found.iter().flatten().copied()));
+        }
         for &index in found.iter().flatten() {
             self.touch(index, now, lease_until);
             if let Some(object) = self.objects.get_mut(index.0) {
