@@ -16,8 +16,8 @@ import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BASELINE = ROOT / "bench" / "instructions.json"
-# What other versions of the C library may make of it. A change of ours beyond that wants a look.
-TOLERANCE = 0.03
+# What the compiler may make of code that did not change, because other code around it did: we have seen 4 %.
+TOLERANCE = 0.05
 # The function of the benchmark that surrounds what counts.
 MEASURED = "instructions::counted"
 

@@ -231,9 +231,9 @@ impl Hand {
                 }
                 Workload::Exists => {
                     let began = Instant::now();
-                    let found = self.client.resolve(&keys, ResolveOptions::default(), soon()).await;
+                    let found = self.client.exists(&keys, ResolveOptions::default(), soon()).await;
                     let time = began.elapsed();
-                    let there = all(found)?.into_iter().flatten().count();
+                    let there = all(found)?.into_iter().filter(|there| *there).count();
                     assert_eq!(there, keys.len().div_ceil(2), "of all keys so many exist");
                     time
                 }
@@ -242,9 +242,9 @@ impl Hand {
                     let beyond = self.names(PAGES)?;
                     let prefix = [keys.clone(), beyond].concat();
                     let began = Instant::now();
-                    let found = self.client.resolve(&prefix, ResolveOptions::default(), soon()).await;
+                    let found = self.client.exists(&prefix, ResolveOptions::default(), soon()).await;
                     let time = began.elapsed();
-                    let there = all(found)?.into_iter().flatten().count();
+                    let there = all(found)?.into_iter().filter(|there| *there).count();
                     assert_eq!(there, keys.len(), "of a prefix so many pages exist");
                     time + self.get(&keys, task.size).await?
                 }
