@@ -139,6 +139,7 @@ impl Master {
         let readable = |node: NodeIndex| self.members.get(node).is_some_and(|it| it.readable());
         let mut replicas = Vec::new();
         if locate {
+            replicas.reserve_exact(object.replicas().count());
             for (node, hold) in object.replicas().filter(|(node, _)| readable(*node)) {
                 replicas.extend(self.location(node, hold));
                 nodes.insert(node);
