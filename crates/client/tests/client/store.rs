@@ -38,6 +38,8 @@ async fn round_trips(client: &Client, expected: Way) {
         assert_eq!(view.is_borrowed(), expected != Way::Tcp, "{key}");
         assert!(view.bytes().unwrap() == bytes, "{key}");
     }
+    let there = client.exists(&keys, ResolveOptions::default(), soon()).await;
+    assert!(there.iter().all(|it| *it == Ok(true)), "{there:?}");
     let options = ResolveOptions { locate: true, ..ResolveOptions::default() };
     for (info, (_, bytes)) in client.resolve(&keys, options, soon()).await.into_iter().zip(&objects) {
         let info = info.unwrap().unwrap();
@@ -56,6 +58,8 @@ async fn round_trips(client: &Client, expected: Way) {
     for info in client.resolve(&keys, ResolveOptions::default(), soon()).await {
         assert_eq!(info, Ok(None));
     }
+    let there = client.exists(&keys, ResolveOptions::default(), soon()).await;
+    assert!(there.iter().all(|it| *it == Ok(false)), "{there:?}");
     assert_eq!(client.routes().into_iter().map(|it| it.way).collect::<Vec<_>>(), [Some(expected)]);
 }
 
