@@ -440,6 +440,12 @@ impl Oracle {
         }
     }
 
+    fn present(&mut self, items: &[Presence], memories: &Memories, coverage: &mut Coverage) {
+        let asked = std::mem::take(&mut self.cause.asked);
+        let absent = asked.into_iter().zip(items).filter(|it| *it.1 == Presence::Absent);
+        absent.for_each(|(name, _)| self.absent(name, memories, coverage));
+    }
+
     fn deleted_matching(
         &mut self,
         to: (ConnId, RequestId),
@@ -492,11 +498,7 @@ impl Oracle {
             }
             Reply::DeletedMatching(matching) => self.deleted_matching(to, matching, memories, coverage),
             Reply::Resolved(resolved) => self.resolved(now, resolved, memories, coverage),
-            Reply::Present(items) => {
-                let asked = std::mem::take(&mut self.cause.asked);
-                let absent = asked.into_iter().zip(items).filter(|it| *it.1 == Presence::Absent);
-                absent.for_each(|(name, _)| self.absent(name, memories, coverage));
-            }
+            Reply::Present(items) => self.present(items, memories, coverage),
             Reply::Leased(leased) => {
                 let asked = std::mem::take(&mut self.cause.asked);
                 let group = std::mem::take(&mut self.cause.group);
