@@ -8,7 +8,8 @@
 //! | from → to       | requests |
 //! |-----------------|----------|
 //! | client → master | `Reserve`, `Resolve`, `Exists`, `Delete`, `DeleteMatching`, `List`, `Stat`, |
-//! |                 | `Heartbeat`, `Pin`, `DropPins`, `SetPolicy`, `Await`, `Why`, `Lease`, `Release`, `Ack` |
+//! |                 | `Heartbeat`, `Pin`, `DropPins`, `SetPolicy`, `Await`, `Why`, `Lease`, `Release`, |
+//! |                 | `Ack` |
 //! | node → master   | `Register`, `Announce`, `Decide`, `Heartbeat`, `Released`, `Goodbye` |
 //! | master → node   | `Allocate`, `Settle`, `Retire`, `ClientGone`, `Mark`, `Inspect` |
 //! | client → node   | `Commit`, `Abort`, `Keep`, `BeginViews`, `EndViews`, `Goodbye` |
