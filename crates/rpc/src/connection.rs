@@ -1,23 +1,21 @@
 //! Many calls at once over one stream.
 //!
-//! A caller writes its own frame and then waits for its answer; one task per connection reads the answers
-//! and hands them to whoever waits for that id.
-//!
-//! **Invariant:** an id is in the table exactly as long as somebody cares for the answer: a call that is
-//! dropped or late takes its id with it, or leaves there what is to be done with the answer when it comes
-//! ([`Connection::call_or`]). An answer to nobody is ignored.
+//! A caller writes its own frame and then waits for its answer: a task in the runtime, a thread at the stream
+//! itself (`desk` says how the two get along). A call that is dropped or late takes its id with it, or leaves
+//! there what is to be done with the answer when it comes ([`Connection::call_or`]).
 
-use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tiffin_core::RequestId;
-use tiffin_core::message::{Hello, Reason, Refusal, Reply, Request, Welcome};
-use tiffin_proto::Incoming;
+use tiffin_core::message::{Hello, Reply, Request, Welcome};
+use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, timeout_at};
 
-use crate::{Address, CallError, Dialed, Inbox, Outbox, dial, greet};
+use crate::desk::{Asked, Desk, Late, Slot, Table, Waited};
+use crate::link::Ticket;
+use crate::{Address, CallError, Dialed, Outbox, dial, greet};
 
 /// A connection for calls. Clones call over the same stream, which is closed when the last one is dropped.
 #[derive(Clone, Debug)]
@@ -30,32 +28,27 @@ struct Shared {
     address: Address,
     outbox: Outbox,
     next_id: AtomicU64,
-    waiting: Arc<Waiting>,
+    desk: Arc<Desk>,
+    // A thread that finds no room in the outbox waits with its help.
+    runtime: Handle,
 }
 
 /// The most answers that may be late at a time. A peer that owes more is cut off.
 const LATE_MAX: usize = 4096;
-
-/// What to do with an answer that came after its call was given up.
-type Late = Box<dyn FnOnce(Reply) + Send>;
-
-/// Who waits for which answer; nothing when there will be no more answers. The lock is held for one look
-/// into the table.
-#[derive(Debug)]
-struct Waiting(Mutex<Option<Table>>);
-
-#[derive(Default)]
-struct Table {
-    callers: BTreeMap<RequestId, oneshot::Sender<Reply>>,
-    /// Calls that were given up, but whose answers matter.
-    late: BTreeMap<RequestId, Late>,
-}
 
 /// A place in the table, given up when dropped.
 struct Place<'a> {
     id: RequestId,
     shared: &'a Shared,
     answer: oneshot::Receiver<Reply>,
+    late: Option<Late>,
+}
+
+/// The same for a thread.
+struct ThreadPlace<'a> {
+    id: RequestId,
+    shared: &'a Shared,
+    slot: Arc<Slot>,
     late: Option<Late>,
 }
 
@@ -97,6 +90,24 @@ impl Connection {
         self.call_inner(request, deadline, Some(Box::new(late))).await
     }
 
+    /// Like [`Self::call`], from a thread that may wait: it writes to the socket and reads from it itself, which
+    /// is the shortest way to an answer. Tasks and any number of threads may call at the same time.
+    ///
+    /// It must not be called from a task: it would hold up all others of its runtime.
+    pub fn call_blocking(&self, request: &Request, deadline: Instant) -> Result<Reply, CallError> {
+        self.call_blocking_inner(request, deadline, None)
+    }
+
+    /// Like [`Self::call_or`], from a thread that may wait.
+    pub fn call_blocking_or(
+        &self,
+        request: &Request,
+        deadline: Instant,
+        late: impl FnOnce(Reply) + Send + 'static,
+    ) -> Result<Reply, CallError> {
+        self.call_blocking_inner(request, deadline, Some(Box::new(late)))
+    }
+
     /// Answers a request that came through the channel given to [`Self::open_with`].
     pub fn reply(&self, id: RequestId, reply: &Reply) {
         self.shared.outbox.reply(id, reply);
@@ -131,32 +142,59 @@ impl Connection {
         late: Option<Late>,
     ) -> Result<Reply, CallError> {
         let shared = &*self.shared;
-        let lost = || CallError::Lost { address: shared.address.clone() };
-        let timeout = || {
-            let what = tiffin_proto::request_kind(request).name;
-            CallError::Timeout { address: shared.address.clone(), what }
-        };
-        let id = RequestId(shared.next_id.fetch_add(1, Ordering::Relaxed));
+        let id = shared.next_id();
         let frame = tiffin_proto::encode_request(id, request)?;
-        let mut place = shared.enter(id, late).ok_or_else(lost)?;
+        let mut place = shared.enter(id, late).ok_or_else(|| shared.lost())?;
         let ticket = match timeout_at(deadline, shared.outbox.send_waiting(frame)).await {
-            Ok(sent) => sent.map_err(|_| lost())?,
+            Ok(sent) => sent.map_err(|_| shared.lost())?,
             Err(_) => {
                 // It was not sent, so there will be no answer.
                 place.late = None;
-                return Err(timeout());
+                return Err(shared.timeout(request));
             }
         };
         match timeout_at(deadline, &mut place.answer).await {
-            Ok(Ok(Reply::Refused(refusal))) => Err(CallError::Refused(refusal)),
-            Ok(Ok(reply)) => Ok(reply),
-            Ok(Err(_)) => Err(lost()),
+            Ok(Ok(reply)) => accepted(reply),
+            Ok(Err(_)) => Err(shared.lost()),
             Err(_) => {
-                // A peer that did not even take the request in would keep all later ones waiting too.
-                if !shared.outbox.has_passed(ticket) {
-                    shared.outbox.close();
+                shared.check_passed(ticket);
+                Err(shared.timeout(request))
+            }
+        }
+    }
+
+    fn call_blocking_inner(
+        &self,
+        request: &Request,
+        deadline: Instant,
+        late: Option<Late>,
+    ) -> Result<Reply, CallError> {
+        let shared = &*self.shared;
+        let id = shared.next_id();
+        let frame = tiffin_proto::encode_request(id, request)?;
+        let slot = Arc::new(Slot::default());
+        let mut place = shared.enter_thread(id, late, Arc::clone(&slot)).ok_or_else(|| shared.lost())?;
+        let ticket = match shared.outbox.try_send(frame) {
+            Ok(ticket) => ticket,
+            Err(None) => return Err(shared.lost()),
+            Err(Some(frame)) => {
+                let sending = timeout_at(deadline, shared.outbox.send_waiting(frame));
+                match shared.runtime.block_on(sending) {
+                    Ok(sent) => sent.map_err(|_| shared.lost())?,
+                    Err(_) => {
+                        // It was not sent, so there will be no answer.
+                        place.late = None;
+                        return Err(shared.timeout(request));
+                    }
                 }
-                Err(timeout())
+            }
+        };
+        match shared.desk.wait(&slot, deadline.into_std()) {
+            Waited::Answered(reply) => accepted(reply),
+            Waited::Ended => Err(shared.lost()),
+            Waited::TimedOut => {
+                shared.check_passed(ticket);
+                Err(shared.timeout(request))
             }
         }
     }
@@ -165,13 +203,13 @@ impl Connection {
         address: &Address,
         hello: Hello,
         deadline: Instant,
-        incoming: Option<mpsc::Sender<(RequestId, Request)>>,
+        incoming: Option<Asked>,
     ) -> Result<(Self, Welcome), CallError> {
         let Dialed { welcome, outbox, inbox } = dial(address, hello, deadline).await?;
-        let waiting = Arc::new(Waiting(Mutex::new(Some(Table::default()))));
-        tokio::spawn(deliver(inbox, waiting.clone(), incoming));
+        let desk = Desk::new(inbox, incoming);
+        tokio::spawn(Arc::clone(&desk).watch());
         let next_id = AtomicU64::new(greet::HELLO_ID.0 + 1);
-        let shared = Shared { address: address.clone(), outbox, next_id, waiting };
+        let shared = Shared { address: address.clone(), outbox, next_id, desk, runtime: Handle::current() };
         Ok((Self { shared: Arc::new(shared) }, welcome))
     }
 }
@@ -183,89 +221,87 @@ impl Drop for Shared {
 }
 
 impl Shared {
+    fn next_id(&self) -> RequestId {
+        RequestId(self.next_id.fetch_add(1, Ordering::Relaxed))
+    }
+
     fn enter(&self, id: RequestId, late: Option<Late>) -> Option<Place<'_>> {
         let (sender, answer) = oneshot::channel();
-        self.waiting.lock().as_mut()?.callers.insert(id, sender);
+        self.desk.table().as_mut()?.tasks.insert(id, sender);
         Some(Place { id, shared: self, answer, late })
     }
-}
 
-impl Waiting {
-    fn lock(&self) -> MutexGuard<'_, Option<Table>> {
-        // Nothing in the table can be half done.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    fn enter_thread(&self, id: RequestId, late: Option<Late>, slot: Arc<Slot>) -> Option<ThreadPlace<'_>> {
+        self.desk.table().as_mut()?.threads.insert(id, Arc::clone(&slot));
+        Some(ThreadPlace { id, shared: self, slot, late })
     }
 
-    /// Hands an answer to whoever cares.
-    fn answer(&self, id: RequestId, reply: Reply) {
-        let mut table = self.lock();
+    /// A peer that did not even take the request in would keep all later ones waiting too.
+    fn check_passed(&self, ticket: Ticket) {
+        if !self.outbox.has_passed(ticket) {
+            self.outbox.close();
+        }
+    }
+
+    fn lost(&self) -> CallError {
+        CallError::Lost { address: self.address.clone() }
+    }
+
+    fn timeout(&self, request: &Request) -> CallError {
+        let what = tiffin_proto::request_kind(request).name;
+        CallError::Timeout { address: self.address.clone(), what }
+    }
+
+    /// Gives up a place: `remove` takes it out of the table and says whether it was there, `answer` finds an
+    /// answer that was delivered already: to a caller that took it, or in the moment that it gave up.
+    fn give_up(
+        &self,
+        id: RequestId,
+        late: Option<Late>,
+        remove: impl FnOnce(&mut Table) -> bool,
+        answer: impl FnOnce() -> Option<Reply>,
+    ) {
+        let mut table = self.desk.table();
         let Some(known) = table.as_mut() else { return };
-        if let Some(caller) = known.callers.remove(&id) {
-            // Its place is given up under this lock, so the caller either takes the answer or finds it there.
-            let _taken = caller.send(reply);
-        } else if let Some(late) = known.late.remove(&id) {
+        let is_waiting = remove(known);
+        let Some(late) = late else { return };
+        if !is_waiting {
             drop(table);
-            late(reply);
+            if let Some(reply) = answer() {
+                late(reply);
+            }
+            return;
+        }
+        known.late.insert(id, late);
+        if known.late.len() > LATE_MAX {
+            drop(table);
+            self.outbox.close();
         }
     }
 }
 
 impl Drop for Place<'_> {
     fn drop(&mut self) {
-        let mut table = self.shared.waiting.lock();
-        let Some(known) = table.as_mut() else { return };
-        let is_waiting = known.callers.remove(&self.id).is_some();
-        let Some(late) = self.late.take() else { return };
-        if is_waiting {
-            known.late.insert(self.id, late);
-            if known.late.len() > LATE_MAX {
-                drop(table);
-                self.shared.outbox.close();
-            }
-            return;
-        }
-        drop(table);
-        // The answer was delivered: to a caller that took it, or in the moment that it gave up.
-        if let Ok(reply) = self.answer.try_recv() {
-            late(reply);
-        }
+        let (id, late) = (self.id, self.late.take());
+        let remove = |table: &mut Table| table.tasks.remove(&id).is_some();
+        self.shared.give_up(id, late, remove, || self.answer.try_recv().ok());
     }
 }
 
-impl std::fmt::Debug for Table {
-    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let (callers, late) = (self.callers.len(), self.late.len());
-        out.debug_struct("Table").field("callers", &callers).field("late", &late).finish()
+impl Drop for ThreadPlace<'_> {
+    fn drop(&mut self) {
+        let (id, late) = (self.id, self.late.take());
+        let remove = |table: &mut Table| table.threads.remove(&id).is_some();
+        self.shared.give_up(id, late, remove, || self.slot.take());
+        // The seat may have been left to this thread, which does not want it any more.
+        self.shared.desk.leave();
     }
 }
 
-/// Hands every message to whom it concerns, until the connection ends; then nobody waits any more.
-async fn deliver(
-    mut inbox: Inbox,
-    waiting: Arc<Waiting>,
-    incoming: Option<mpsc::Sender<(RequestId, Request)>>,
-) {
-    while let Some(message) = inbox.next().await {
-        match message {
-            Incoming::Reply(id, reply) => waiting.answer(id, reply),
-            Incoming::Request(id, request) => {
-                let refusal = match &incoming {
-                    None => refusal(Reason::NotForYou, "this side answers no requests"),
-                    Some(incoming) => match incoming.try_send((id, request)) {
-                        Ok(()) => continue,
-                        // Waiting here would hold up the very answers that make room.
-                        Err(_) => refusal(Reason::Busy, "too many requests at once"),
-                    },
-                };
-                inbox.outbox().reply(id, &refusal);
-            }
-        }
+/// A refusal is an error.
+fn accepted(reply: Reply) -> Result<Reply, CallError> {
+    match reply {
+        Reply::Refused(refusal) => Err(CallError::Refused(refusal)),
+        reply => Ok(reply),
     }
-    // What is left is dropped outside the lock: it may be anybody's code.
-    let table = waiting.lock().take();
-    drop(table);
-}
-
-fn refusal(reason: Reason, message: &str) -> Reply {
-    Reply::Refused(Refusal { reason, message: message.to_owned() })
 }

@@ -33,11 +33,12 @@ pub struct Dialed {
 /// themselves.
 pub async fn dial(address: &Address, hello: Hello, deadline: Instant) -> Result<Dialed, CallError> {
     let timeout = |what| CallError::Timeout { address: address.clone(), what };
+    let failed = |source| CallError::Connect { address: address.clone(), source: Arc::new(source) };
     let stream = timeout_at(deadline, Stream::connect(address))
         .await
         .map_err(|_| timeout("the attempt to connect"))?
-        .map_err(|source| CallError::Connect { address: address.clone(), source: Arc::new(source) })?;
-    let (outbox, mut inbox) = link::split(stream, Side::Dialing, PAYLOAD_BYTES_MAX);
+        .map_err(failed)?;
+    let (outbox, mut inbox) = link::split(stream, Side::Dialing, PAYLOAD_BYTES_MAX).map_err(failed)?;
     let hello = Hello { major: VERSION_MAJOR, minor: VERSION_MINOR, ..hello };
     let frame = tiffin_proto::encode_request(HELLO_ID, &Request::Hello(hello))?;
     // A fresh socket has room for a hello; if it does not, the deadline below notices.
@@ -72,8 +73,15 @@ impl Greeting {
     /// Waits for the hello. Whoever is silent, speaks another protocol or another major version is sent
     /// away in here, with a line in the log; then there is nothing to do.
     pub async fn receive(stream: Stream, deadline: Instant) -> Option<Self> {
-        let (outbox, mut inbox) = link::split(stream, Side::Accepting, HELLO_BYTES_MAX);
-        let peer = inbox.peer();
+        let peer = stream.peer();
+        let split = link::split(stream, Side::Accepting, HELLO_BYTES_MAX);
+        let (outbox, mut inbox) = match split {
+            Ok(split) => split,
+            Err(error) => {
+                tracing::warn!(%peer, %error, "cut off: its connection cannot be watched");
+                return None;
+            }
+        };
         let refuse = |reason, message| Refusal { reason, message };
         let refusal = match timeout_at(deadline, inbox.receive()).await {
             Ok(Ok(Incoming::Request(id, Request::Hello(hello)))) if hello.major == VERSION_MAJOR => {

@@ -14,9 +14,11 @@
 
 mod address;
 mod connection;
+mod desk;
 mod greet;
 mod link;
 mod stream;
+mod watch;
 
 use std::io;
 use std::sync::Arc;

@@ -11,10 +11,9 @@
 //! other.
 
 use std::collections::VecDeque;
-use std::io;
+use std::io::{self, IoSlice};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use bytes::{Buf, BytesMut};
 use tiffin_core::RequestId;
 use tiffin_core::message::{Reason, Refusal, Reply, Request};
 use tiffin_proto::codec::EncodeError;
@@ -24,6 +23,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, timeout_at};
 
+use crate::watch::{Readable, writable};
 use crate::{Peer, Stream};
 
 /// The most bytes that may wait for a peer to read, beside the frame that reaches the limit.
@@ -35,6 +35,10 @@ const BACKLOG_BYTES_MAX: usize = 8 << 20;
 const READ_BYTES_MIN: usize = 16 << 10;
 /// A larger buffer is given back when it is empty.
 const IDLE_BYTES_MAX: usize = 1 << 20;
+/// How many frames are handed to the system at once.
+const VECTOR_MAX: usize = 64;
+/// While a peer's requests are still being worked off, this much may be gathered before it is sent.
+const GATHER_BYTES_MAX: usize = 64 << 10;
 
 /// Sends messages to one peer. Clones send to the same one.
 #[derive(Clone, Debug)]
@@ -46,7 +50,10 @@ pub struct Outbox {
 #[derive(Debug)]
 pub struct Inbox {
     shared: Arc<Shared>,
-    buffer: BytesMut,
+    readable: Arc<Readable>,
+    /// What came in; the first `taken` bytes are done with.
+    buffer: Vec<u8>,
+    taken: usize,
     payload_bytes_max: usize,
     side: Side,
 }
@@ -115,6 +122,8 @@ struct Queue {
     bytes: usize,
     // A task is writing, or about to.
     flushing: bool,
+    // The inbox has more requests at hand, whose answers may go out together.
+    gathering: bool,
     // All bytes that were ever accepted, and ever given to the system.
     accepted: u64,
     written: u64,
@@ -125,7 +134,12 @@ struct Queue {
 /// # Panics
 ///
 /// Outside a tokio runtime.
-pub(crate) fn split(stream: Stream, side: Side, payload_bytes_max: usize) -> (Outbox, Inbox) {
+pub(crate) fn split(stream: Stream, side: Side, payload_bytes_max: usize) -> io::Result<(Outbox, Inbox)> {
+    let readable = match side {
+        Side::Dialing => Readable::new_shared(&stream)?,
+        Side::Accepting => Readable::new(&stream)?,
+    };
+    let readable = Arc::new(readable);
     let shared = Arc::new(Shared {
         peer: stream.peer(),
         stream,
@@ -134,7 +148,8 @@ pub(crate) fn split(stream: Stream, side: Side, payload_bytes_max: usize) -> (Ou
         closed: watch::Sender::new(false),
         runtime: Handle::current(),
     });
-    (Outbox { shared: shared.clone() }, Inbox { shared, buffer: BytesMut::new(), payload_bytes_max, side })
+    let outbox = Outbox { shared: shared.clone() };
+    Ok((outbox, Inbox { shared, readable, buffer: Vec::new(), taken: 0, payload_bytes_max, side }))
 }
 
 impl Outbox {
@@ -214,6 +229,14 @@ impl Outbox {
         }
     }
 
+    /// Sends a frame if there is room; gives it back if there is none, nothing if the connection has ended.
+    pub(crate) fn try_send(&self, frame: Vec<u8>) -> Result<Ticket, Option<Vec<u8>>> {
+        self.shared.offer(frame).map_err(|refused| match refused {
+            Refused::Closed => None,
+            Refused::Full(frame) => Some(frame),
+        })
+    }
+
     /// The frame is with the system.
     pub(crate) fn has_passed(&self, ticket: Ticket) -> bool {
         self.shared.lock().written >= ticket.0
@@ -226,19 +249,13 @@ impl Inbox {
     /// Requests that nobody here understands are refused from in here; answers that nobody understands
     /// become refusals, so that whoever waits for them hears why.
     pub async fn next(&mut self) -> Option<Incoming> {
-        let peer = self.shared.peer;
         match self.receive().await {
-            Ok(message) => return Some(message),
-            Err(Ended::Closed) => {}
-            Err(ended @ (Ended::Torn | Ended::Broken(_))) => {
-                tracing::debug!(%peer, %ended, "the connection broke");
-            }
-            Err(ended @ (Ended::Garbage(_) | Ended::TooLong(..))) => {
-                tracing::warn!(%peer, %ended, "cut off");
+            Ok(message) => Some(message),
+            Err(ended) => {
+                self.end(&ended);
+                None
             }
         }
-        self.shared.close();
-        None
     }
 
     /// The other end.
@@ -260,31 +277,35 @@ impl Inbox {
 
     pub(crate) async fn receive(&mut self) -> Result<Incoming, Ended> {
         loop {
-            if *self.shared.closed.borrow() {
-                return Err(Ended::Closed);
-            }
             if self.side == Side::Accepting {
                 self.shared.wait_for(|queue| queue.bytes <= BACKLOG_BYTES_MAX).await;
             }
             if let Some(message) = self.pop()? {
+                // The answer to the last of several requests takes those to the others with it.
+                self.shared.lock().gathering = self.side == Side::Accepting && self.has_whole();
                 return Ok(message);
             }
-            self.shared.stream.readable().await?;
-            self.buffer.reserve(READ_BYTES_MIN);
-            match self.shared.stream.try_read(&mut self.buffer) {
-                Ok(0) if self.buffer.is_empty() => return Err(Ended::Closed),
-                Ok(0) => return Err(Ended::Torn),
+            // Unless that one has no answer yet.
+            self.shared.send_gathered();
+            let readable = Arc::clone(&self.readable);
+            let mut ready = readable.ready().await?;
+            match self.read(Stream::try_read) {
+                Ok(is_short) if is_short && self.readable.tells_ends() => ready.clear_ready(),
                 Ok(_) => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(error) => return Err(error.into()),
+                Err(Ended::Broken(error)) if error.kind() == io::ErrorKind::WouldBlock => ready.clear_ready(),
+                Err(ended) => return Err(ended),
             }
         }
     }
 
     /// The next message that has arrived whole.
-    fn pop(&mut self) -> Result<Option<Incoming>, Ended> {
+    pub(crate) fn pop(&mut self) -> Result<Option<Incoming>, Ended> {
+        if *self.shared.closed.borrow() {
+            return Err(Ended::Closed);
+        }
         loop {
-            let Some((head, rest)) = self.buffer.split_first_chunk::<HEADER_BYTES>() else { return Ok(None) };
+            let waiting = self.buffer.get(self.taken..).unwrap_or_default();
+            let Some((head, rest)) = waiting.split_first_chunk::<HEADER_BYTES>() else { return Ok(None) };
             let header = frame::decode_header(head)?;
             let len = header.len as usize;
             if len > self.payload_bytes_max {
@@ -293,9 +314,13 @@ impl Inbox {
             let Some(payload) = rest.get(..len) else { return Ok(None) };
             frame::verify(&header, payload)?;
             let decoded = tiffin_proto::decode(&header, payload);
-            self.buffer.advance(HEADER_BYTES + len);
-            if self.buffer.is_empty() && self.buffer.capacity() > IDLE_BYTES_MAX {
-                self.buffer = BytesMut::new();
+            self.taken += HEADER_BYTES + len;
+            if self.taken == self.buffer.len() {
+                self.taken = 0;
+                self.buffer.clear();
+                if self.buffer.capacity() > IDLE_BYTES_MAX {
+                    self.buffer = Vec::new();
+                }
             }
             match decoded {
                 Ok(message) => return Ok(Some(message)),
@@ -306,6 +331,49 @@ impl Inbox {
                 }
             }
         }
+    }
+
+    /// Takes in what `read` finds; whether that was less than there was room for.
+    pub(crate) fn read(
+        &mut self,
+        read: impl FnOnce(&Stream, &mut Vec<u8>) -> io::Result<usize>,
+    ) -> Result<bool, Ended> {
+        if self.taken > 0 && self.buffer.capacity() - self.buffer.len() < READ_BYTES_MIN {
+            self.buffer.drain(..self.taken);
+            self.taken = 0;
+        }
+        self.buffer.reserve(READ_BYTES_MIN);
+        let room = self.buffer.capacity() - self.buffer.len();
+        match read(&self.shared.stream, &mut self.buffer) {
+            Ok(0) if self.buffer.len() == self.taken => Err(Ended::Closed),
+            Ok(0) => Err(Ended::Torn),
+            Ok(read) => Ok(read < room),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Who tells when there is something to read.
+    pub(crate) fn readable(&self) -> &Arc<Readable> {
+        &self.readable
+    }
+
+    /// Ends the connection, with a line in the log if the peer is to blame.
+    pub(crate) fn end(&self, ended: &Ended) {
+        let peer = self.shared.peer;
+        match ended {
+            Ended::Closed => {}
+            Ended::Torn | Ended::Broken(_) => tracing::debug!(%peer, %ended, "the connection broke"),
+            Ended::Garbage(_) | Ended::TooLong(..) => tracing::warn!(%peer, %ended, "cut off"),
+        }
+        self.shared.close();
+    }
+
+    /// Another message has arrived whole.
+    fn has_whole(&self) -> bool {
+        let waiting = self.buffer.get(self.taken..).unwrap_or_default();
+        let Some((head, rest)) = waiting.split_first_chunk::<HEADER_BYTES>() else { return false };
+        frame::decode_header(head).is_ok_and(|header| rest.len() >= header.len as usize)
     }
 
     /// Refuses a request; makes a refusal of an answer.
@@ -372,20 +440,34 @@ impl Shared {
         queue.bytes += frame.len();
         queue.frames.push_back(frame);
         let ticket = Ticket(queue.accepted);
-        if queue.flushing {
+        if queue.flushing || (queue.gathering && queue.bytes < GATHER_BYTES_MAX) {
             return Ok(ticket);
         }
+        if self.write(queue) { Ok(ticket) } else { Err(Refused::Closed) }
+    }
+
+    /// Sends what was gathered, if no answer has done that.
+    fn send_gathered(self: &Arc<Self>) {
+        let mut queue = self.lock();
+        queue.gathering = false;
+        if !queue.flushing && !queue.frames.is_empty() {
+            self.write(queue);
+        }
+    }
+
+    /// Writes what the socket takes, and leaves the rest to a task; false if the connection is at its end.
+    fn write(self: &Arc<Self>, mut queue: MutexGuard<'_, Queue>) -> bool {
         match queue.write(&self.stream) {
-            Ok(true) => Ok(ticket),
+            Ok(true) => true,
             Ok(false) => {
                 queue.flushing = true;
                 self.runtime.spawn(flush(self.clone()));
-                Ok(ticket)
+                true
             }
             Err(_) => {
                 drop(queue);
                 self.close();
-                Err(Refused::Closed)
+                false
             }
         }
     }
@@ -393,7 +475,7 @@ impl Shared {
 
 /// Writes what is queued until nothing is.
 async fn flush(shared: Arc<Shared>) {
-    while shared.stream.writable().await.is_ok() {
+    while writable(&shared.stream).await.is_ok() {
         if *shared.closed.borrow() {
             return;
         }
@@ -414,9 +496,13 @@ async fn flush(shared: Arc<Shared>) {
 impl Queue {
     /// Writes until the queue is empty (true) or the socket is full (false).
     fn write(&mut self, stream: &Stream) -> io::Result<bool> {
-        while let Some(front) = self.frames.front() {
-            let rest = front.get(self.front_taken..).unwrap_or_default();
-            let taken = match stream.try_write(rest) {
+        while !self.frames.is_empty() {
+            let mut skip = self.front_taken;
+            let mut slices = Vec::with_capacity(VECTOR_MAX.min(self.frames.len()));
+            for frame in self.frames.iter().take(VECTOR_MAX) {
+                slices.push(IoSlice::new(frame.get(std::mem::take(&mut skip)..).unwrap_or_default()));
+            }
+            let mut taken = match stream.try_write(&slices) {
                 Ok(taken) => taken,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
@@ -424,8 +510,13 @@ impl Queue {
             };
             self.bytes -= taken;
             self.written += taken as u64;
-            self.front_taken += taken;
-            if taken == rest.len() {
+            while let Some(front) = self.frames.front() {
+                let rest = front.len() - self.front_taken;
+                if taken < rest {
+                    self.front_taken += taken;
+                    break;
+                }
+                taken -= rest;
                 self.frames.pop_front();
                 self.front_taken = 0;
             }

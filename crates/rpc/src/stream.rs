@@ -1,13 +1,16 @@
 //! Streams of bytes and those who listen for them, TCP and Unix alike.
 
 use std::fmt;
-use std::io;
+use std::io::{self, IoSlice};
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, BorrowedFd};
-use std::time::Duration;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
-use bytes::BytesMut;
-use rustix::net::Shutdown;
+use rustix::buffer::spare_capacity;
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, recv, sendmsg, sockopt};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 
 use crate::Address;
@@ -18,15 +21,20 @@ const ACCEPT_PAUSE_MS_MIN: u64 = 1;
 const ACCEPT_PAUSE_MS_MAX: u64 = 1000;
 /// How long to wait before a full Unix socket is tried again.
 const CONNECT_PAUSE: Duration = Duration::from_millis(5);
+/// The longest a read waits before it looks at its deadline again, in milliseconds.
+const PATIENCE_MS_MAX: u64 = 1 << 16;
 
-/// A connected stream. Reading and writing need no exclusive access: one task reads while others write.
+/// A connected stream. Reading and writing need no exclusive access: one reads while others write.
+///
+/// The socket itself is a blocking one and stays out of the runtime's hands; whoever must not wait says so with
+/// each call. So a thread can wait in the kernel for its answer ([`Self::read_until`]), and nobody else is woken
+/// for the bytes that it reads.
 #[derive(Debug)]
-pub struct Stream(Kind);
-
-#[derive(Debug)]
-enum Kind {
-    Tcp(TcpStream),
-    Unix(UnixStream),
+pub struct Stream {
+    socket: Arc<OwnedFd>,
+    peer: Peer,
+    /// How long the system lets a waiting read wait, in milliseconds; zero before the first.
+    patience_ms: AtomicU64,
 }
 
 /// Who is at the other end, as far as the system knows.
@@ -75,7 +83,7 @@ impl Stream {
             Address::Tcp { host, port } => Self::from_tcp(TcpStream::connect((host.as_str(), *port)).await?),
             Address::Unix { name } => loop {
                 match UnixStream::connect(abstract_path(name)).await {
-                    Ok(stream) => return Ok(Self(Kind::Unix(stream))),
+                    Ok(stream) => return Self::from_unix(stream),
                     // The listener's queue is full, and the system gives no event for room in it.
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                         tokio::time::sleep(CONNECT_PAUSE).await;
@@ -89,46 +97,66 @@ impl Stream {
     /// Who is at the other end.
     #[must_use]
     pub fn peer(&self) -> Peer {
-        match &self.0 {
-            Kind::Tcp(stream) => stream.peer_addr().map_or(Peer::Gone, Peer::Tcp),
-            Kind::Unix(stream) => stream
-                .peer_cred()
-                .map_or(Peer::Gone, |found| Peer::Unix { uid: found.uid(), pid: found.pid() }),
-        }
+        self.peer
     }
 
     fn from_tcp(stream: TcpStream) -> io::Result<Self> {
         // Messages are written whole, so there is nothing to gather.
         stream.set_nodelay(true)?;
-        Ok(Self(Kind::Tcp(stream)))
+        let peer = stream.peer_addr().map_or(Peer::Gone, Peer::Tcp);
+        let stream = stream.into_std()?;
+        stream.set_nonblocking(false)?;
+        Ok(Self::new(stream.into(), peer))
     }
 
-    pub(crate) async fn readable(&self) -> io::Result<()> {
-        match &self.0 {
-            Kind::Tcp(stream) => stream.readable().await,
-            Kind::Unix(stream) => stream.readable().await,
+    fn from_unix(stream: UnixStream) -> io::Result<Self> {
+        let found = stream.peer_cred();
+        let peer = found.map_or(Peer::Gone, |found| Peer::Unix { uid: found.uid(), pid: found.pid() });
+        let stream = stream.into_std()?;
+        stream.set_nonblocking(false)?;
+        Ok(Self::new(stream.into(), peer))
+    }
+
+    fn new(socket: OwnedFd, peer: Peer) -> Self {
+        Self { socket: Arc::new(socket), peer, patience_ms: AtomicU64::new(0) }
+    }
+
+    /// The socket, for who watches it.
+    pub(crate) fn socket(&self) -> &Arc<OwnedFd> {
+        &self.socket
+    }
+
+    /// Appends what is there; `WouldBlock` if nothing is, zero at the end.
+    pub(crate) fn try_read(&self, buffer: &mut Vec<u8>) -> io::Result<usize> {
+        Ok(recv(&*self.socket, spare_capacity(buffer), RecvFlags::DONTWAIT)?.0)
+    }
+
+    /// The same, but waits in this thread until something is there; `TimedOut` if that is too late.
+    pub(crate) fn read_until(&self, buffer: &mut Vec<u8>, deadline: Instant) -> io::Result<usize> {
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let left_ms = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
+            if left_ms == 0 {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            // Of one's own time a power of two: most calls find it set.
+            let patience = (1 << left_ms.ilog2()).min(PATIENCE_MS_MAX);
+            if self.patience_ms.swap(patience, Ordering::Relaxed) != patience {
+                let patience = Some(Duration::from_millis(patience));
+                sockopt::set_socket_timeout(&*self.socket, sockopt::Timeout::Recv, patience)?;
+            }
+            match recv(&*self.socket, spare_capacity(buffer), RecvFlags::empty()) {
+                Ok((_, read)) => return Ok(read),
+                Err(Errno::AGAIN | Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
         }
     }
 
-    pub(crate) fn try_read(&self, buffer: &mut BytesMut) -> io::Result<usize> {
-        match &self.0 {
-            Kind::Tcp(stream) => stream.try_read_buf(buffer),
-            Kind::Unix(stream) => stream.try_read_buf(buffer),
-        }
-    }
-
-    pub(crate) async fn writable(&self) -> io::Result<()> {
-        match &self.0 {
-            Kind::Tcp(stream) => stream.writable().await,
-            Kind::Unix(stream) => stream.writable().await,
-        }
-    }
-
-    pub(crate) fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
-        match &self.0 {
-            Kind::Tcp(stream) => stream.try_write(bytes),
-            Kind::Unix(stream) => stream.try_write(bytes),
-        }
+    /// Writes as much as there is room for.
+    pub(crate) fn try_write(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        Ok(sendmsg(&*self.socket, slices, &mut SendAncillaryBuffer::default(), flags)?)
     }
 
     /// Ends both directions at once; whoever waits for this stream is woken.
@@ -140,10 +168,7 @@ impl Stream {
 
 impl AsFd for Stream {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        match &self.0 {
-            Kind::Tcp(stream) => stream.as_fd(),
-            Kind::Unix(stream) => stream.as_fd(),
-        }
+        self.socket.as_fd()
     }
 }
 
@@ -204,7 +229,7 @@ impl Listener {
     async fn try_accept(&self) -> io::Result<Stream> {
         match &self.kind {
             ListenerKind::Tcp(listener) => Stream::from_tcp(listener.accept().await?.0),
-            ListenerKind::Unix(listener) => Ok(Stream(Kind::Unix(listener.accept().await?.0))),
+            ListenerKind::Unix(listener) => Stream::from_unix(listener.accept().await?.0),
         }
     }
 }

@@ -622,3 +622,118 @@ async fn what_is_too_large_to_send_is_never_sent() {
         "{error:?}"
     );
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn threads_and_tasks_call_over_one_connection_and_each_gets_its_own_answer() {
+    for address in [any_port(), unix_name()] {
+        let address = server(address, echo).await;
+        let (connection, _) = Connection::open(&address, hello(), patient()).await.unwrap();
+        let threads: Vec<_> = (0..4)
+            .map(|thread| {
+                let connection = connection.clone();
+                tokio::task::spawn_blocking(move || {
+                    for round in 0..200 {
+                        let number = (thread * 200 + round) % 97;
+                        let reply = connection.call_blocking(&numbered(number), patient()).unwrap();
+                        assert_eq!(reply, Reply::ViewsBegun(vec![true; number as usize]));
+                    }
+                })
+            })
+            .collect();
+        let tasks: Vec<_> = (0..4)
+            .map(|task| {
+                let connection = connection.clone();
+                tokio::spawn(async move {
+                    for round in 0..200 {
+                        let number = (task * 200 + round) % 89;
+                        let reply = connection.call(&numbered(number), patient()).await.unwrap();
+                        assert_eq!(reply, Reply::ViewsBegun(vec![true; number as usize]));
+                    }
+                })
+            })
+            .collect();
+        for worker in threads.into_iter().chain(tasks) {
+            worker.await.unwrap();
+        }
+        // With the threads gone, the task watches again: it notices the end.
+        connection.close();
+        connection.closed().await;
+        let gone =
+            tokio::task::spawn_blocking(move || connection.call_blocking(&Request::Goodbye, patient()));
+        assert!(matches!(gone.await.unwrap(), Err(CallError::Lost { .. })));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_thread_gives_up_at_its_deadline_and_its_late_answer_is_told() {
+    // The first request is answered after the second.
+    let address = server(any_port(), |outbox, mut inbox| async move {
+        let mut kept = None;
+        while let Some(Incoming::Request(id, request)) = inbox.next().await {
+            match (request, kept) {
+                (Request::Goodbye, None) => kept = Some(id),
+                (_, Some(first)) => {
+                    outbox.reply(first, &Reply::ViewsBegun(vec![true]));
+                    outbox.reply(id, &Reply::Done);
+                    kept = None;
+                }
+                (_, None) => outbox.reply(id, &Reply::Done),
+            }
+        }
+    })
+    .await;
+    let (connection, _) = Connection::open(&address, hello(), patient()).await.unwrap();
+    let again = connection.clone();
+    let (told, mut tells) = mpsc::channel(1);
+    let late = move |reply| told.try_send(reply).unwrap();
+    let late = tokio::task::spawn_blocking(move || {
+        let soon = Instant::now() + Duration::from_millis(20);
+        again.call_blocking_or(&Request::Goodbye, soon, late)
+    });
+    assert!(matches!(late.await.unwrap(), Err(CallError::Timeout { .. })));
+    assert_eq!(connection.call(&numbered(0), patient()).await.unwrap(), Reply::Done);
+    assert_eq!(tells.recv().await, Some(Reply::ViewsBegun(vec![true])));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn threads_that_wait_hear_of_the_end_and_of_others_answers_being_late() {
+    // Nobody is answered; then the stream dies.
+    let (ready, mut is_ready) = mpsc::channel(4);
+    let address = server(any_port(), move |outbox, mut inbox| {
+        let ready = ready.clone();
+        async move {
+            for _ in 0..3 {
+                inbox.next().await.unwrap();
+                ready.send(()).await.unwrap();
+            }
+            outbox.close();
+        }
+    })
+    .await;
+    let (connection, _) = Connection::open(&address, hello(), patient()).await.unwrap();
+    let call = |deadline: Instant| {
+        let connection = connection.clone();
+        tokio::task::spawn_blocking(move || connection.call_blocking(&Request::Goodbye, deadline))
+    };
+    // The first sits at the stream and gives up; the second must take over to hear anything.
+    let (first, second) = (call(Instant::now() + Duration::from_millis(20)), call(patient()));
+    is_ready.recv().await.unwrap();
+    is_ready.recv().await.unwrap();
+    assert!(matches!(first.await.unwrap(), Err(CallError::Timeout { .. })));
+    let third = connection.call(&Request::Goodbye, patient()).await;
+    assert!(matches!(third, Err(CallError::Lost { .. })));
+    assert!(matches!(second.await.unwrap(), Err(CallError::Lost { .. })));
+}
+
+#[tokio::test]
+async fn the_answers_to_requests_that_came_together_leave_together() {
+    let address = server(any_port(), echo).await;
+    let mut stream = raw_let_in(&address).await;
+    let asked: Vec<u8> =
+        (1..=100).flat_map(|id| encode_request(RequestId(id), &Request::Goodbye).unwrap()).collect();
+    stream.write_all(&asked).await.unwrap();
+    for id in 1..=100 {
+        let Incoming::Reply(found, Reply::Done) = read_frame(&mut stream).await.unwrap() else { panic!() };
+        assert_eq!(found, RequestId(id));
+    }
+}
