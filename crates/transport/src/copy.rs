@@ -7,7 +7,7 @@
 
 use xxhash_rust::xxh3::Xxh3;
 
-use crate::buffer::{Run, SourceBuf, TargetBuf};
+use crate::buffer::{SourceBuf, TargetBuf};
 
 /// How much is copied at a time into a private buffer to be hashed: it stays in the first-level cache.
 const HASH_PIECE_BYTES: usize = 16 << 10;
@@ -38,19 +38,46 @@ pub fn copy_in(source: &[u8], target: TargetBuf<'_>) {
 }
 
 /// The xxh3-64 of the bytes of the ranges, in order.
-///
-/// It hashes a private copy of each piece, for the bytes may be written by others meanwhile.
 #[must_use]
-pub fn checksum<'a>(sources: impl IntoIterator<Item = SourceBuf<'a>, IntoIter: DoubleEndedIterator>) -> u64 {
-    let mut hash = Xxh3::new();
-    let mut piece = [0; HASH_PIECE_BYTES];
-    let mut run = Run::new(sources);
-    while let Some(source) = run.next_piece(HASH_PIECE_BYTES) {
-        let Some(copied) = piece.get_mut(..source.len()) else { break };
-        copy_out(source, copied);
-        hash.update(copied);
+pub fn checksum<'a>(sources: impl IntoIterator<Item = SourceBuf<'a>>) -> u64 {
+    let mut hash = Checksum::default();
+    sources.into_iter().for_each(|source| hash.update(source));
+    hash.finish()
+}
+
+/// The xxh3-64 of bytes that come one range after the other.
+///
+/// It hashes a private copy of each piece, for the bytes may be written by others meanwhile. A caller that has just
+/// moved them, or is about to, finds or leaves them in the cache.
+pub struct Checksum {
+    hash: Xxh3,
+    piece: [u8; HASH_PIECE_BYTES],
+}
+
+impl Checksum {
+    /// Takes in the next bytes.
+    pub fn update(&mut self, source: SourceBuf<'_>) {
+        let mut rest = source;
+        while !rest.is_empty() {
+            let (head, tail) = rest.split_at(HASH_PIECE_BYTES);
+            let Some(copied) = self.piece.get_mut(..head.len()) else { break };
+            copy_out(head, copied);
+            self.hash.update(copied);
+            rest = tail;
+        }
     }
-    hash.digest()
+
+    /// The checksum of all of them.
+    #[must_use]
+    pub fn finish(&self) -> u64 {
+        self.hash.digest()
+    }
+}
+
+impl Default for Checksum {
+    fn default() -> Self {
+        Self { hash: Xxh3::new(), piece: [0; HASH_PIECE_BYTES] }
+    }
 }
 
 /// The same copy, a few bytes at a time, with a chance for others before each: no processor promises more.

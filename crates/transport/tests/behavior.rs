@@ -2,16 +2,22 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
-use tiffin_transport::Counters;
 use tiffin_transport::behavior::{self, Shelf, Stage};
 use tiffin_transport::faults::{FaultyConnect, Flaky, Plan};
 use tiffin_transport::local::Local;
 use tiffin_transport::shm::{self, Shm};
+use tiffin_transport::tcp::frame::{HELLO_BYTES, WelcomeHead};
 use tiffin_transport::tcp::{self, Connect, Identity, Tcp, TcpConnect};
+use tiffin_transport::{
+    Capability, Counters, Instant, Outcomes, ReadOp, TargetBuf, TransferError, Transport, WriteOp,
+};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
+use tokio::runtime::Handle;
 use tokio::sync::mpsc;
-use tokio::task::{JoinHandle, JoinSet};
+use tokio::task::{JoinHandle, JoinSet, block_in_place};
 
 /// Ends a server with its stage.
 struct Ends(JoinHandle<()>);
@@ -40,18 +46,21 @@ async fn shared_memory(counters: &Arc<Counters>) -> Stage {
     Stage { shelf, transport, is_lossy: false, keep: Box::new((Ends(task), receiver)) }
 }
 
-async fn over_tcp(counters: &Arc<Counters>, connect: Box<dyn Connect>, is_lossy: bool) -> Stage {
+async fn data_socket(counters: &Arc<Counters>) -> (Arc<Shelf>, String, Ends) {
     let shelf = Arc::new(Shelf::new());
-    let segment = shelf.memory().geometry().segment;
     let keeper = Arc::clone(&shelf) as Arc<dyn tcp::Keeper>;
     let server =
         tcp::Server::new(Arc::clone(shelf.memory()), keeper, Box::new(|_| Ok(())), Arc::clone(counters));
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let address = listener.local_addr().expect("a bound address").to_string();
-    let task = tokio::spawn(server.run(listener));
-    let identity = Identity { client: 1, segment, token: String::new() };
+    (shelf, address, Ends(tokio::spawn(server.run(listener))))
+}
+
+async fn over_tcp(counters: &Arc<Counters>, connect: Box<dyn Connect>, is_lossy: bool) -> Stage {
+    let (shelf, address, keep) = data_socket(counters).await;
+    let identity = Identity { client: 1, segment: shelf.memory().geometry().segment, token: String::new() };
     let transport = Arc::new(Tcp::with_connect(address, identity, Arc::clone(counters), connect));
-    Stage { shelf, transport, is_lossy, keep: Box::new(Ends(task)) }
+    Stage { shelf, transport, is_lossy, keep: Box::new(keep) }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 3)]
@@ -78,6 +87,62 @@ async fn through_tcp() {
     assert!(counters.tcp.read() > 0 && counters.tcp.written() > 0);
     assert!(counters.served.read() >= counters.tcp.read(), "what was read was sent");
     assert_eq!(counters.shm.read() + counters.local.read(), 0);
+}
+
+/// The same transport, used by threads that wait in their sockets.
+struct InThread {
+    tcp: Tcp,
+    runtime: Handle,
+}
+
+impl Transport for InThread {
+    fn capability(&self) -> Capability {
+        self.tcp.capability()
+    }
+
+    fn read<'a>(&'a self, ops: &'a [ReadOp<'a>], deadline: Instant) -> Outcomes<'a> {
+        Box::pin(async move { block_in_place(|| self.tcp.read_blocking(ops, deadline, &self.runtime)) })
+    }
+
+    fn write<'a>(&'a self, ops: &'a [WriteOp<'a>], deadline: Instant) -> Outcomes<'a> {
+        Box::pin(async move { block_in_place(|| self.tcp.write_blocking(ops, deadline, &self.runtime)) })
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 3)]
+async fn through_tcp_from_threads() {
+    let counters = Arc::new(Counters::default());
+    behavior::all(|| async {
+        let (shelf, address, keep) = data_socket(&counters).await;
+        let identity =
+            Identity { client: 1, segment: shelf.memory().geometry().segment, token: String::new() };
+        let tcp = Tcp::new(address, identity, Arc::clone(&counters));
+        let transport = Arc::new(InThread { tcp, runtime: Handle::current() });
+        Stage { shelf, transport, is_lossy: false, keep: Box::new(keep) }
+    })
+    .await;
+    assert!(counters.tcp.read() > 0 && counters.tcp.written() > 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 3)]
+async fn a_thread_that_waits_in_a_socket_gives_up_at_its_deadline() {
+    // It accepts connections, and is silent from then on.
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let silent = tokio::spawn(async move {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let mut hello = [0; HELLO_BYTES];
+        stream.read_exact(&mut hello).await.unwrap();
+        stream.write_all(&WelcomeHead::encode(Ok(()), "")).await.unwrap();
+        stream.read_to_end(&mut Vec::new()).await
+    });
+    let tcp = Tcp::new(address, Identity { client: 1, segment: 1, token: String::new() }, Arc::default());
+    let mut bytes = [0; 100];
+    let op = ReadOp { slot: 0, stamp: 1, offset: 0, targets: vec![TargetBuf::from(&mut bytes[..])] };
+    let soon = Instant::now() + Duration::from_millis(30);
+    let outcomes = block_in_place(|| tcp.read_blocking(&[op], soon, &Handle::current()));
+    assert_eq!(outcomes, [Err(TransferError::Timeout)]);
+    silent.await.unwrap().expect("the stream that was half done is closed");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 3)]

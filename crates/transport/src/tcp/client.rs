@@ -1,29 +1,39 @@
 //! A client's end of the data socket.
 //!
 //! A batch is cut into chunks. They are dealt out to a few streams, each of which keeps several requests on
-//! the way. Everything happens inside the caller's future: when that is dropped or its deadline passes, no
-//! buffer is touched any more, and the streams that it used are closed.
+//! the way; small ones are asked for, and answered, many at a time. Everything happens inside the caller's future:
+//! when that is dropped or its deadline passes, no buffer is touched any more, and the streams that it used are
+//! closed. A caller that is a thread waits in the socket itself, and so do a few helpers if there is much to move.
 
 use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
+use std::time::Duration;
 
+use tokio::runtime::Handle;
 use tokio::time::timeout_at;
 
-use super::frame::{ReplyHead, ReplyKind, RequestHead, RequestKind, Status};
+use super::frame::{REPLY_BYTES, ReplyHead, ReplyKind, RequestHead, RequestKind, Status};
+use super::line::{AHEAD_BYTES, Line, PIECE_BYTES};
 use super::pool::{Connect, Identity, Lent, Pool, STREAMS_MAX, TcpConnect};
-use super::stream::{Wire, receive_all, receive_array, send_all};
+use super::stream::Wire;
 use crate::buffer::{Buf, Run, SourceBuf, TargetBuf};
+use crate::copy::Checksum;
 use crate::local::moved;
 use crate::{
     CHUNK_BYTES_MAX, Capability, Counters, Instant, Outcome, Outcomes, ReadOp, TransferError, Transport,
     WriteOp, copy,
 };
 
-/// How many requests are on the way on one stream, so that the node never waits for the next.
-const WINDOW_MAX: usize = 4;
+/// How many requests, and how many bytes, are on the way on one stream, so that the node never waits for the next.
+const WINDOW_MAX: usize = 128;
+/// See [`WINDOW_MAX`].
+const WINDOW_BYTES_MAX: u64 = 2 * CHUNK_BYTES_MAX;
+
+/// A thread that waits in a socket may come back that much before its deadline.
+const GRAIN: Duration = Duration::from_millis(1);
 
 /// Reaches the memory of a node through its data socket.
 pub struct Tcp {
@@ -69,20 +79,51 @@ impl Tcp {
         if Instant::now() >= deadline {
             return batch.outcomes(&TransferError::Timeout);
         }
-        let streams =
-            usize::try_from(batch.bytes() / CHUNK_BYTES_MAX).unwrap_or(STREAMS_MAX).clamp(1, STREAMS_MAX);
-        let workers = (0..streams).map(|number| {
+        let workers = (0..streams(&batch)).map(|number| {
             let batch = &batch;
-            Box::pin(async move { self.work(batch, number == 0).await })
+            Box::pin(async move { self.work(batch, number == 0, None).await })
                 as Pin<Box<dyn Future<Output = ()> + Send>>
         });
         let in_time = timeout_at(deadline, until_settled(workers.collect(), &batch)).await.is_ok();
+        self.outcomes(batch, in_time)
+    }
+
+    /// The same, in this thread.
+    fn run_blocking<B: Cargo>(&self, batch: Batch<B>, deadline: Instant, runtime: &Handle) -> Vec<Outcome> {
+        if Instant::now() >= deadline {
+            return batch.outcomes(&TransferError::Timeout);
+        }
+        let until = Some(deadline.into_std());
+        let work = |is_first| {
+            let work = timeout_at(deadline, self.work(&batch, is_first, until));
+            // Whoever is late has closed its stream, and what it did not settle is told below.
+            let _late = runtime.block_on(work);
+        };
+        std::thread::scope(|scope| {
+            for _ in 1..streams(&batch).min(helpers_max()) {
+                scope.spawn(|| work(false));
+            }
+            work(true);
+        });
+        let is_late = Instant::now() + GRAIN >= deadline;
+        let outcomes = self.outcomes(batch, !is_late);
+        let honest = |outcome| match outcome {
+            // A stream on which time ran out looks broken.
+            Err(TransferError::Lost { .. }) if is_late => Err(TransferError::Timeout),
+            outcome => outcome,
+        };
+        outcomes.into_iter().map(honest).collect()
+    }
+
+    fn outcomes<B: Cargo>(&self, batch: Batch<B>, in_time: bool) -> Vec<Outcome> {
         let unfinished = if in_time { self.pool.lost("every stream broke") } else { TransferError::Timeout };
         batch.outcomes(&unfinished)
     }
 
     /// One stream's share. The first worker waits for a stream; the others only help if one is to be had.
-    async fn work<B: Cargo>(&self, batch: &Batch<B>, is_first: bool) {
+    ///
+    /// With `until`, it waits in the thread that polls it.
+    async fn work<B: Cargo>(&self, batch: &Batch<B>, is_first: bool, until: Option<std::time::Instant>) {
         let lent = if is_first {
             self.pool.lend().await
         } else {
@@ -96,6 +137,7 @@ impl Tcp {
             // The others may have streams already; if not, this is what there is to say.
             Err(error) => return batch.explain(error),
         };
+        lent.line.wait_in_thread(until);
         match self.exchange(&mut lent, batch).await {
             Ok(()) => lent.hand_back(),
             Err(error) => drop((lent, error)),
@@ -105,23 +147,28 @@ impl Tcp {
     /// Asks and hears until there is nothing left to ask. `Err`: the stream broke, and its chunks are marked.
     async fn exchange<B: Cargo>(&self, lent: &mut Lent<'_>, batch: &Batch<B>) -> Result<(), TransferError> {
         let mut asked: VecDeque<(u64, Chunk<B>)> = VecDeque::new();
-        let mut next_id = 0;
+        let (mut next_id, mut bytes) = (0, 0);
         loop {
-            let mut broken = None;
-            while asked.len() < WINDOW_MAX && broken.is_none() {
+            let known = asked.len();
+            // Half of the window is empty before it is filled again, so that requests travel together.
+            while known <= WINDOW_MAX / 2 && asked.len() < WINDOW_MAX && bytes < WINDOW_BYTES_MAX {
                 let Some(chunk) = batch.next() else { break };
                 next_id += 1;
-                let request = chunk.request(next_id);
-                broken = B::ask(&mut lent.wire, &request, &chunk.bufs).await.err();
+                bytes += chunk.len;
                 asked.push_back((next_id, chunk));
             }
+            let new = asked.iter().skip(known);
+            let broken = if asked.len() > known { B::ask(&mut lent.line, new).await.err() } else { None };
             let outcome = match (broken, asked.front()) {
                 (None, None) => return Ok(()),
-                (None, Some((id, chunk))) => B::hear(&mut lent.wire, *id, chunk).await,
+                (None, Some((id, chunk))) => B::hear(&mut lent.line, *id, chunk).await,
                 (Some(error), _) => Err(Broken::from(error)),
             };
             match (outcome, asked.pop_front()) {
-                (Ok(outcome), Some((_, chunk))) => batch.settle(chunk.op, outcome),
+                (Ok(outcome), Some((_, chunk))) => {
+                    bytes -= chunk.len;
+                    batch.settle(chunk.op, outcome);
+                }
                 (Err(Broken(why)), front) => {
                     let lost = self.pool.lost(why);
                     for (_, chunk) in front.into_iter().chain(asked) {
@@ -159,6 +206,35 @@ impl Transport for Tcp {
     }
 }
 
+impl Tcp {
+    /// Reads from a thread that may wait; the runtime connects where that is needed.
+    pub fn read_blocking(&self, ops: &[ReadOp<'_>], deadline: Instant, runtime: &Handle) -> Vec<Outcome> {
+        let parts = ops.iter().map(|op| (op.slot, op.stamp, op.offset, op.targets.as_slice()));
+        let outcomes = self.run_blocking(Batch::new(parts), deadline, runtime);
+        self.counters.tcp.add_read(moved(&outcomes, ops.iter().map(ReadOp::bytes)));
+        outcomes
+    }
+
+    /// Writes from a thread that may wait.
+    pub fn write_blocking(&self, ops: &[WriteOp<'_>], deadline: Instant, runtime: &Handle) -> Vec<Outcome> {
+        let parts = ops.iter().map(|op| (op.slot, op.stamp, op.offset, op.sources.as_slice()));
+        let outcomes = self.run_blocking(Batch::new(parts), deadline, runtime);
+        self.counters.tcp.add_written(moved(&outcomes, ops.iter().map(WriteOp::bytes)));
+        outcomes
+    }
+}
+
+/// How many streams are worth their while.
+fn streams<B: Cargo>(batch: &Batch<B>) -> usize {
+    usize::try_from(batch.bytes() / CHUNK_BYTES_MAX).unwrap_or(STREAMS_MAX).clamp(1, STREAMS_MAX)
+}
+
+/// How many threads may move bytes at the same time: a stream keeps one processor busy here and, on the same machine,
+/// another at its other end.
+fn helpers_max() -> usize {
+    std::thread::available_parallelism().map_or(1, |count| count.get().div_ceil(2))
+}
+
 /// Why a stream is of no use any more.
 struct Broken(String);
 
@@ -168,23 +244,23 @@ impl<E: std::error::Error> From<E> for Broken {
     }
 }
 
+type ClientLine = Line<Box<dyn Wire>>;
+
 /// What is asked and heard, by the direction in which the bytes go.
-trait Cargo: Buf + Send + Sync {
+trait Cargo: Buf + Send + Sync + Sized {
     const KIND: RequestKind;
 
-    /// The checksum that goes with the request.
-    fn checksum(bufs: &[Self]) -> u64;
-
-    /// Sends the request, with its bytes if it has any.
-    fn ask(
-        wire: &mut Box<dyn Wire>,
-        request: &RequestHead,
-        bufs: &[Self],
-    ) -> impl Future<Output = std::io::Result<()>> + Send;
+    /// Sends the requests, with their bytes if they have any.
+    fn ask<'a>(
+        line: &mut ClientLine,
+        new: impl Iterator<Item = &'a (u64, Chunk<Self>)> + Send,
+    ) -> impl Future<Output = std::io::Result<()>> + Send
+    where
+        Self: 'a;
 
     /// Receives the answer, with its bytes if it has any.
     fn hear(
-        wire: &mut Box<dyn Wire>,
+        line: &mut ClientLine,
         id: u64,
         chunk: &Chunk<Self>,
     ) -> impl Future<Output = Result<Outcome, Broken>> + Send;
@@ -193,54 +269,120 @@ trait Cargo: Buf + Send + Sync {
 impl Cargo for SourceBuf<'_> {
     const KIND: RequestKind = RequestKind::Write;
 
-    fn checksum(bufs: &[Self]) -> u64 {
-        copy::checksum(bufs.iter().copied())
+    async fn ask<'a>(
+        line: &mut ClientLine,
+        new: impl Iterator<Item = &'a (u64, Chunk<Self>)> + Send,
+    ) -> std::io::Result<()>
+    where
+        Self: 'a,
+    {
+        // Small ones travel together, as long as they are few bytes.
+        let mut small: Vec<&(u64, Chunk<Self>)> = Vec::new();
+        let mut bytes = 0;
+        for asked in new {
+            let len = asked.1.len as usize;
+            if bytes + len > PIECE_BYTES {
+                write_small(line, &small).await?;
+                small.clear();
+                bytes = 0;
+            }
+            if len > AHEAD_BYTES {
+                write_large(line, asked).await?;
+            } else {
+                small.push(asked);
+                bytes += len;
+            }
+        }
+        write_small(line, &small).await
     }
 
-    async fn ask(wire: &mut Box<dyn Wire>, request: &RequestHead, bufs: &[Self]) -> std::io::Result<()> {
-        let head = request.encode();
-        let all: Vec<_> = std::iter::once(SourceBuf::from(&head[..])).chain(bufs.iter().copied()).collect();
-        send_all(wire, all).await
-    }
-
-    async fn hear(wire: &mut Box<dyn Wire>, id: u64, _: &Chunk<Self>) -> Result<Outcome, Broken> {
-        let reply = reply(wire, id, ReplyKind::Written).await?;
+    async fn hear(line: &mut ClientLine, id: u64, _: &Chunk<Self>) -> Result<Outcome, Broken> {
+        let reply = reply(line, id, ReplyKind::Written, true).await?;
         Ok(outcome_of(reply.status))
     }
+}
+
+async fn write_small(line: &mut ClientLine, small: &[&(u64, Chunk<SourceBuf<'_>>)]) -> std::io::Result<()> {
+    let frames: Vec<_> = small
+        .iter()
+        .map(|(id, chunk)| {
+            let sum = copy::checksum(chunk.bufs.iter().copied());
+            (chunk.request(*id).encode(), &chunk.bufs, sum.to_le_bytes())
+        })
+        .collect();
+    let mut all = Vec::new();
+    for (head, bufs, sum) in &frames {
+        all.push(SourceBuf::from(&head[..]));
+        all.extend(bufs.iter().copied());
+        all.push(SourceBuf::from(&sum[..]));
+    }
+    line.send(all).await
+}
+
+/// Each piece is hashed just before it is sent: so the kernel finds it in the cache.
+async fn write_large(line: &mut ClientLine, asked: &(u64, Chunk<SourceBuf<'_>>)) -> std::io::Result<()> {
+    let (id, chunk) = asked;
+    let head = chunk.request(*id).encode();
+    let mut run = Run::new(chunk.bufs.iter().copied());
+    let mut all = vec![SourceBuf::from(&head[..])];
+    let mut hash = Box::<Checksum>::default();
+    loop {
+        let pieces = run.take(PIECE_BYTES as u64);
+        pieces.iter().for_each(|piece| hash.update(*piece));
+        all.extend(pieces);
+        if run.is_done() {
+            break;
+        }
+        line.send(all).await?;
+        all = Vec::new();
+    }
+    let sum = hash.finish().to_le_bytes();
+    all.push(SourceBuf::from(&sum[..]));
+    line.send(all).await
 }
 
 impl Cargo for TargetBuf<'_> {
     const KIND: RequestKind = RequestKind::Read;
 
-    fn checksum(_: &[Self]) -> u64 {
-        0
+    async fn ask<'a>(
+        line: &mut ClientLine,
+        new: impl Iterator<Item = &'a (u64, Chunk<Self>)> + Send,
+    ) -> std::io::Result<()>
+    where
+        Self: 'a,
+    {
+        let heads: Vec<u8> = new.flat_map(|(id, chunk)| chunk.request(*id).encode()).collect();
+        line.send([SourceBuf::from(&heads[..])]).await
     }
 
-    async fn ask(wire: &mut Box<dyn Wire>, request: &RequestHead, _: &[Self]) -> std::io::Result<()> {
-        send_all(wire, [SourceBuf::from(&request.encode()[..])]).await
-    }
-
-    async fn hear(wire: &mut Box<dyn Wire>, id: u64, chunk: &Chunk<Self>) -> Result<Outcome, Broken> {
-        let data = reply(wire, id, ReplyKind::Data).await?;
+    async fn hear(line: &mut ClientLine, id: u64, chunk: &Chunk<Self>) -> Result<Outcome, Broken> {
+        // In front of many bytes only the header is received: they are to go straight to where they belong.
+        let is_small = chunk.len as usize <= AHEAD_BYTES - 2 * REPLY_BYTES;
+        let data = reply(line, id, ReplyKind::Data, is_small).await?;
         if data.status != Status::Ok {
             return Ok(outcome_of(data.status));
         }
         if data.len != chunk.len {
             return Err(Broken("it sent another length than was asked for".to_owned()));
         }
-        receive_all(wire, chunk.bufs.iter().copied()).await?;
-        let trailer = reply(wire, id, ReplyKind::Trailer).await?;
+        let mut hash = Box::<Checksum>::default();
+        line.fill(chunk.bufs.iter().copied(), |piece| hash.update(piece)).await?;
+        let trailer = reply(line, id, ReplyKind::Trailer, true).await?;
         if trailer.status != Status::Ok {
             return Ok(outcome_of(trailer.status));
         }
-        let is_whole = copy::checksum(chunk.bufs.iter().map(|target| target.as_source())) == trailer.checksum;
-        Ok(if is_whole { Ok(()) } else { Err(TransferError::Corrupt) })
+        Ok(if hash.finish() == trailer.checksum { Ok(()) } else { Err(TransferError::Corrupt) })
     }
 }
 
 /// Receives the header of the answer to this very request.
-async fn reply(wire: &mut Box<dyn Wire>, id: u64, kind: ReplyKind) -> Result<ReplyHead, Broken> {
-    let reply = ReplyHead::decode(&receive_array(wire).await?)?;
+async fn reply(
+    line: &mut ClientLine,
+    id: u64,
+    kind: ReplyKind,
+    is_greedy: bool,
+) -> Result<ReplyHead, Broken> {
+    let reply = ReplyHead::decode(&line.array(is_greedy).await?)?;
     if reply.id != id || reply.kind != kind {
         return Err(Broken("it answered what was not asked".to_owned()));
     }
@@ -275,7 +417,6 @@ impl<B: Cargo> Chunk<B> {
             stamp: self.stamp,
             offset: self.offset,
             len: self.len,
-            checksum: B::checksum(&self.bufs),
         }
     }
 }

@@ -3,8 +3,8 @@
 //! ```text
 //! hello     magic u32 · version u32 · client u64 · segment u64 · token bytes u32 · zero u32 · token
 //! welcome   magic u32 · version u32 · status u32 · reason bytes u32 · reason
-//! request   kind u32 · slot u32 · id u64 · stamp u64 · offset u64 · length u64 · xxh3 u64
-//!           WRITE (1) is followed by the bytes; READ (2) has a zero for the checksum
+//! request   kind u32 · slot u32 · id u64 · stamp u64 · offset u64 · length u64
+//!           WRITE (1) is followed by the bytes and their xxh3 u64; READ (2) by nothing
 //! reply     kind u32 · status u32 · id u64 · length u64 · xxh3 u64
 //!           WRITTEN (1); DATA (2), if its status is ok, is followed by the bytes and a TRAILER (3)
 //! ```
@@ -16,14 +16,16 @@ use crate::{CHUNK_BYTES_MAX, REASON_BYTES_MAX, TOKEN_BYTES_MAX};
 /// `TFD1`, in that order.
 pub const DATA_MAGIC: u32 = u32::from_le_bytes(*b"TFD1");
 /// Other versions are refused.
-pub const DATA_VERSION: u32 = 1;
+pub const DATA_VERSION: u32 = 2;
 
 /// Bytes of a hello before its token.
 pub const HELLO_BYTES: usize = 32;
 /// Bytes of a welcome before its reason.
 pub const WELCOME_BYTES: usize = 16;
 /// Bytes of a request's header.
-pub const REQUEST_BYTES: usize = 48;
+pub const REQUEST_BYTES: usize = 40;
+/// Bytes of the checksum behind those of a write.
+pub const CHECKSUM_BYTES: usize = 8;
 /// Bytes of a reply's header.
 pub const REPLY_BYTES: usize = 32;
 
@@ -151,8 +153,6 @@ pub struct RequestHead {
     pub offset: u64,
     /// How long it is.
     pub len: u64,
-    /// Of a write: the xxh3-64 of the bytes.
-    pub checksum: u64,
 }
 
 impl RequestHead {
@@ -164,7 +164,7 @@ impl RequestHead {
             RequestKind::Read => 2,
         };
         let head = Builder::default().u32(kind).u32(self.slot).u64(self.id).u64(self.stamp);
-        head.u64(self.offset).u64(self.len).u64(self.checksum).0
+        head.u64(self.offset).u64(self.len).0
     }
 
     /// Reads the header.
@@ -177,8 +177,8 @@ impl RequestHead {
         };
         let head = (|| {
             let (slot, id, stamp) = (fields.u32()?, fields.u64()?, fields.u64()?);
-            let (offset, len, checksum) = (fields.u64()?, fields.u64()?, fields.u64()?);
-            Some(Self { kind, slot, id, stamp, offset, len, checksum })
+            let (offset, len) = (fields.u64()?, fields.u64()?);
+            Some(Self { kind, slot, id, stamp, offset, len })
         })();
         let head = head.ok_or(FrameError::Nonsense)?;
         if head.len > CHUNK_BYTES_MAX {
@@ -295,8 +295,7 @@ mod tests {
             assert_eq!(reason, b"no");
         }
         for kind in [RequestKind::Write, RequestKind::Read] {
-            let head =
-                RequestHead { kind, slot: 1, id: 2, stamp: 3, offset: 4, len: CHUNK_BYTES_MAX, checksum: 6 };
+            let head = RequestHead { kind, slot: 1, id: 2, stamp: 3, offset: 4, len: CHUNK_BYTES_MAX };
             assert_eq!(RequestHead::decode(head.encode().first_chunk().unwrap()), Ok(head));
         }
         for kind in [ReplyKind::Written, ReplyKind::Data, ReplyKind::Trailer] {
@@ -321,8 +320,7 @@ mod tests {
         assert_eq!(RequestHead::decode(&[0; REQUEST_BYTES]), Err(FrameError::Nonsense));
         assert_eq!(ReplyHead::decode(&[9; REPLY_BYTES]), Err(FrameError::Nonsense));
         let kind = RequestKind::Read;
-        let too_long =
-            RequestHead { kind, slot: 0, id: 0, stamp: 1, offset: 0, len: CHUNK_BYTES_MAX + 1, checksum: 0 };
+        let too_long = RequestHead { kind, slot: 0, id: 0, stamp: 1, offset: 0, len: CHUNK_BYTES_MAX + 1 };
         assert_eq!(RequestHead::decode(too_long.encode().first_chunk().unwrap()), Err(FrameError::Length));
     }
 }

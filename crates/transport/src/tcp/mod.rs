@@ -16,9 +16,11 @@
 
 mod client;
 pub mod frame;
+mod line;
 mod pool;
 mod server;
 pub mod stream;
+mod sums;
 
 pub use client::Tcp;
 pub use pool::{Connect, Connecting, Identity, STREAMS_MAX, TcpConnect};

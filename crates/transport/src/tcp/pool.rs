@@ -11,7 +11,8 @@ use tokio::net::TcpStream;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
 use super::frame::{HelloHead, Unwelcome, WelcomeHead};
-use super::stream::{Wire, receive_array, receive_vec, send_all};
+use super::line::Line;
+use super::stream::{Socket, Wire};
 use crate::buffer::SourceBuf;
 use crate::{TOKEN_BYTES_MAX, TransferError};
 
@@ -34,9 +35,8 @@ pub struct TcpConnect;
 impl Connect for TcpConnect {
     fn connect<'a>(&'a self, address: &'a str) -> Connecting<'a> {
         Box::pin(async move {
-            let stream = TcpStream::connect(address).await?;
-            stream.set_nodelay(true)?;
-            Ok(Box::new(stream) as Box<dyn Wire>)
+            let socket = Socket::new(TcpStream::connect(address).await?)?;
+            Ok(Box::new(socket) as Box<dyn Wire>)
         })
     }
 }
@@ -58,20 +58,20 @@ pub(super) struct Pool {
     identity: Identity,
     connect: Box<dyn Connect>,
     permits: Semaphore,
-    idle: Mutex<Vec<Box<dyn Wire>>>,
+    idle: Mutex<Vec<Line<Box<dyn Wire>>>>,
 }
 
 /// A stream that one transfer uses alone. It goes back only if it is handed back; otherwise it is closed.
 pub(super) struct Lent<'a> {
     pool: &'a Pool,
     _permit: SemaphorePermit<'a>,
-    pub(super) wire: Box<dyn Wire>,
+    pub(super) line: Line<Box<dyn Wire>>,
 }
 
 impl Lent<'_> {
     /// Everything asked on it was answered: the next transfer may use it.
     pub(super) fn hand_back(self) {
-        self.pool.idle.lock().unwrap_or_else(PoisonError::into_inner).push(self.wire);
+        self.pool.idle.lock().unwrap_or_else(PoisonError::into_inner).push(self.line);
     }
 }
 
@@ -106,32 +106,33 @@ impl Pool {
     async fn stream<'a>(&'a self, permit: SemaphorePermit<'a>) -> Result<Lent<'a>, TransferError> {
         loop {
             let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
-            let wire = match idle {
+            let line = match idle {
                 // One that the node has closed meanwhile is of no use.
-                Some(wire) if !wire.is_quiet() => continue,
-                Some(wire) => wire,
+                Some(line) if !line.is_quiet() => continue,
+                Some(line) => line,
                 None => self.open().await?,
             };
-            return Ok(Lent { pool: self, _permit: permit, wire });
+            return Ok(Lent { pool: self, _permit: permit, line });
         }
     }
 
     /// Opens a new stream and introduces the client.
-    async fn open(&self) -> Result<Box<dyn Wire>, TransferError> {
+    async fn open(&self) -> Result<Line<Box<dyn Wire>>, TransferError> {
         let refused = |reason| TransferError::Refused { peer: self.address.clone(), reason };
         let Identity { client, segment, token } = &self.identity;
         if token.len() > TOKEN_BYTES_MAX {
             return Err(refused(format!("a token has at most {TOKEN_BYTES_MAX} bytes")));
         }
-        let mut wire = self.connect.connect(&self.address).await.map_err(|error| self.lost(error))?;
+        let wire = self.connect.connect(&self.address).await.map_err(|error| self.lost(error))?;
+        let mut line = Line::new(wire);
         let hello = HelloHead::encode(*client, *segment, token);
-        send_all(&mut wire, [SourceBuf::from(&hello[..])]).await.map_err(|error| self.lost(error))?;
-        let head = receive_array(&mut wire).await.map_err(|error| self.lost(error))?;
+        line.send([SourceBuf::from(&hello[..])]).await.map_err(|error| self.lost(error))?;
+        let head = line.array(false).await.map_err(|error| self.lost(error))?;
         let head = WelcomeHead::decode(&head).map_err(|error| self.lost(error))?;
-        let reason = receive_vec(&mut wire, head.reason_bytes).await.map_err(|error| self.lost(error))?;
+        let reason = line.vec(head.reason_bytes).await.map_err(|error| self.lost(error))?;
         let reason = String::from_utf8_lossy(&reason).into_owned();
         match head.status {
-            Ok(()) => Ok(wire),
+            Ok(()) => Ok(line),
             Err(Unwelcome::Refused) => Err(refused(reason)),
             Err(Unwelcome::OtherSegment) => Err(self.lost(reason)),
         }

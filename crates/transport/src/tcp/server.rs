@@ -11,12 +11,16 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use super::frame::{
-    FrameError, HelloHead, ReplyHead, ReplyKind, RequestHead, RequestKind, Status, Unwelcome, WelcomeHead,
+    CHECKSUM_BYTES, FrameError, HelloHead, REQUEST_BYTES, ReplyHead, ReplyKind, RequestHead, RequestKind,
+    Status, Unwelcome, WelcomeHead,
 };
-use super::stream::{Wire, receive_all, receive_array, receive_vec, send_all};
-use crate::buffer::{SourceBuf, TargetBuf};
+use super::line::{AHEAD_BYTES, Line, PIECE_BYTES};
+use super::stream::Wire;
+use super::sums::Sums;
+use crate::buffer::{Run, SourceBuf, TargetBuf};
+use crate::copy::{self, Checksum};
 use crate::segment::NodeMemory;
-use crate::{CHUNK_BYTES_MAX, Counters, Extent, copy};
+use crate::{CHUNK_BYTES_MAX, Counters, Extent};
 
 /// The most connections to one data socket.
 const CONNECTIONS_MAX: usize = 4096;
@@ -91,8 +95,18 @@ pub struct Server {
     keeper: Arc<dyn Keeper>,
     authorise: Authorise,
     counters: Arc<Counters>,
+    sums: Sums,
     /// How many connections each client has.
     open: Mutex<BTreeMap<u64, usize>>,
+}
+
+/// One connection: what came in, and answers that may wait for company.
+struct Served<W> {
+    line: Line<W>,
+    client: u64,
+    /// Answers that are whole and private: their bytes, if any, have been copied and the stamp was there afterwards.
+    answers: Vec<u8>,
+    discard: Vec<u8>,
 }
 
 impl Server {
@@ -104,7 +118,8 @@ impl Server {
         authorise: Authorise,
         counters: Arc<Counters>,
     ) -> Arc<Self> {
-        Arc::new(Self { memory, keeper, authorise, counters, open: Mutex::default() })
+        let (sums, open) = (Sums::default(), Mutex::default());
+        Arc::new(Self { memory, keeper, authorise, counters, sums, open })
     }
 
     /// Serves until it is dropped; that ends every connection.
@@ -136,45 +151,51 @@ impl Server {
     }
 
     /// Serves one connection to its end.
-    pub async fn serve(&self, mut wire: impl Wire, is_full: bool) -> Result<(), ServeError> {
-        let client = timeout(HELLO_TIME_MAX, self.welcome(&mut wire, is_full)).await??;
+    pub async fn serve(&self, wire: impl Wire, is_full: bool) -> Result<(), ServeError> {
+        let mut line = Line::new(wire);
+        let client = timeout(HELLO_TIME_MAX, self.welcome(&mut line, is_full)).await??;
         let _open = self.open(client);
-        let mut discard = vec![0; DISCARD_BYTES];
+        let mut served = Served { line, client, answers: Vec::new(), discard: vec![0; DISCARD_BYTES] };
         loop {
-            let Some(head) = next_request(&mut wire).await? else { return Ok(()) };
+            // What is answered leaves when there is nothing more to answer at hand.
+            if served.line.ahead_bytes() < REQUEST_BYTES || served.answers.len() > PIECE_BYTES {
+                served.flush().await?;
+            }
+            let Some(head) = next_request(&mut served.line).await? else { return Ok(()) };
             match head.kind {
-                RequestKind::Write => self.store(&mut wire, client, &head, &mut discard).await?,
-                RequestKind::Read => self.send(&mut wire, &head).await?,
+                RequestKind::Write => self.store(&mut served, &head).await?,
+                RequestKind::Read if head.len as usize <= AHEAD_BYTES => self.send_small(&mut served, &head),
+                RequestKind::Read => self.send(&mut served, &head).await?,
             }
         }
     }
 
     /// Hears the hello and answers it.
-    async fn welcome(&self, wire: &mut impl Wire, is_full: bool) -> Result<u64, ServeError> {
-        let head = HelloHead::decode(&receive_array(wire).await?);
+    async fn welcome(&self, line: &mut Line<impl Wire>, is_full: bool) -> Result<u64, ServeError> {
+        let head = HelloHead::decode(&line.array(false).await?);
         let head = match head {
             Ok(head) => head,
             // Whoever speaks another protocol is not told anything in this one.
             Err(FrameError::Magic) => return Err(FrameError::Magic.into()),
-            Err(error) => return refuse(wire, Unwelcome::Refused, error.to_string()).await,
+            Err(error) => return refuse(line, Unwelcome::Refused, error.to_string()).await,
         };
-        let token = receive_vec(wire, head.token_bytes).await?;
+        let token = line.vec(head.token_bytes).await?;
         let Ok(token) = String::from_utf8(token) else {
-            return refuse(wire, Unwelcome::Refused, "the token is not text".to_owned()).await;
+            return refuse(line, Unwelcome::Refused, "the token is not text".to_owned()).await;
         };
         if is_full {
             let reason = format!("there are {CONNECTIONS_MAX} connections already");
-            return refuse(wire, Unwelcome::Refused, reason).await;
+            return refuse(line, Unwelcome::Refused, reason).await;
         }
         if let Err(reason) = (self.authorise)(&Hello { client: head.client, token }) {
-            return refuse(wire, Unwelcome::Refused, reason).await;
+            return refuse(line, Unwelcome::Refused, reason).await;
         }
         let here = self.memory.geometry().segment;
         if head.segment != here {
             let reason = format!("this is segment {here:016x}, and you asked for {:016x}", head.segment);
-            return refuse(wire, Unwelcome::OtherSegment, reason).await;
+            return refuse(line, Unwelcome::OtherSegment, reason).await;
         }
-        send_all(wire, [SourceBuf::from(&WelcomeHead::encode(Ok(()), "")[..])]).await?;
+        line.send([SourceBuf::from(&WelcomeHead::encode(Ok(()), "")[..])]).await?;
         Ok(head.client)
     }
 
@@ -191,62 +212,91 @@ impl Server {
     }
 
     /// Receives the bytes of a write straight into the segment.
-    async fn store(
-        &self,
-        wire: &mut impl Wire,
-        client: u64,
-        head: &RequestHead,
-        discard: &mut [u8],
-    ) -> Result<(), ServeError> {
-        let begun = self.keeper.begin_store(client, head.slot, head.stamp, head.offset, head.len);
+    async fn store<W: Wire>(&self, served: &mut Served<W>, head: &RequestHead) -> Result<(), ServeError> {
+        let begun = self.keeper.begin_store(served.client, head.slot, head.stamp, head.offset, head.len);
         let status = if let Some(extents) = begun {
             let _hold = StoreHold { keeper: &*self.keeper, head };
             match self.targets(&extents, head.len) {
                 Some(targets) => {
-                    timeout(CHUNK_TIME_MAX, receive_all(wire, targets.iter().copied())).await??;
-                    let sources = targets.into_iter().map(TargetBuf::as_source);
-                    let is_whole = copy::checksum(sources) == head.checksum;
+                    let mut hash = Box::<Checksum>::default();
+                    let fill = served.line.fill(targets, |piece| hash.update(piece));
+                    timeout(CHUNK_TIME_MAX, fill).await??;
+                    let sum: [u8; CHECKSUM_BYTES] =
+                        timeout(CHUNK_TIME_MAX, served.line.array(true)).await??;
+                    let is_whole = hash.finish() == u64::from_le_bytes(sum);
                     if is_whole { Status::Ok } else { Status::BadChecksum }
                 }
                 None => {
                     tracing::error!(?head, ?extents, "the keeper gave extents that are not the range");
-                    self.skip(wire, head.len, discard).await?;
+                    served.skip(head.len).await?;
                     Status::Stale
                 }
             }
         } else {
-            self.skip(wire, head.len, discard).await?;
+            served.skip(head.len).await?;
             self.why_not(head)
         };
         if status == Status::Ok {
             self.counters.served.add_written(head.len);
         }
-        let reply = ReplyHead { kind: ReplyKind::Written, status, id: head.id, len: 0, checksum: 0 };
-        self.reply(wire, &reply).await
+        served.answer(&ReplyHead { kind: ReplyKind::Written, status, id: head.id, len: 0, checksum: 0 });
+        Ok(())
     }
 
-    /// Sends the bytes of a read straight from the segment, and then says whether they count.
-    async fn send(&self, wire: &mut impl Wire, head: &RequestHead) -> Result<(), ServeError> {
-        let mut reply =
+    /// Copies the bytes of a small read, and then says whether they count: so all of it leaves at once, together with
+    /// others, and nothing is held meanwhile.
+    fn send_small<W: Wire>(&self, served: &mut Served<W>, head: &RequestHead) {
+        let reply =
             ReplyHead { kind: ReplyKind::Data, status: Status::Ok, id: head.id, len: head.len, checksum: 0 };
-        let Some(extents) = self.keeper.begin_send(head.slot, head.stamp, head.offset, head.len) else {
+        let begun = self.keeper.begin_send(head.slot, head.stamp, head.offset, head.len);
+        let Some(extents) = begun else {
             let status = self.why_not(head);
-            return self.reply(wire, &ReplyHead { status, len: 0, ..reply }).await;
+            return served.answer(&ReplyHead { status, len: 0, ..reply });
         };
         let hold = SendHold::new(&*self.keeper, head);
         let Some(sources) = self.sources(&extents, head.len) else {
             tracing::error!(?head, ?extents, "the keeper gave extents that are not the range");
-            return self.reply(wire, &ReplyHead { status: Status::Stale, len: 0, ..reply }).await;
+            return served.answer(&ReplyHead { status: Status::Stale, len: 0, ..reply });
         };
-        let head_bytes = reply.encode();
-        let all: Vec<_> = std::iter::once(SourceBuf::from(&head_bytes[..])).chain(sources.clone()).collect();
-        timeout(CHUNK_TIME_MAX, send_all(wire, all)).await??;
-        // The bytes are with the kernel now, so what becomes of the space no longer matters to them.
-        reply.checksum = copy::checksum(sources);
-        reply.status = if hold.end() { Status::Ok } else { Status::Stale };
-        reply.kind = ReplyKind::Trailer;
+        served.answer(&reply);
+        let start = served.answers.len();
+        for source in sources {
+            let from = served.answers.len();
+            served.answers.resize(from + source.len(), 0);
+            copy::copy_out(source, served.answers.get_mut(from..).unwrap_or_default());
+        }
+        let status = if hold.end() { Status::Ok } else { Status::Stale };
+        let checksum = copy::checksum(served.answers.get(start..).map(SourceBuf::from));
         self.counters.served.add_read(head.len);
-        self.reply(wire, &reply).await
+        served.answer(&ReplyHead { kind: ReplyKind::Trailer, status, checksum, ..reply });
+    }
+
+    /// Sends the bytes of a read straight from the segment, and then says whether they count.
+    async fn send<W: Wire>(&self, served: &mut Served<W>, head: &RequestHead) -> Result<(), ServeError> {
+        let reply =
+            ReplyHead { kind: ReplyKind::Data, status: Status::Ok, id: head.id, len: head.len, checksum: 0 };
+        let Some(extents) = self.keeper.begin_send(head.slot, head.stamp, head.offset, head.len) else {
+            let status = self.why_not(head);
+            served.answer(&ReplyHead { status, len: 0, ..reply });
+            return Ok(());
+        };
+        let hold = SendHold::new(&*self.keeper, head);
+        let Some(sources) = self.sources(&extents, head.len) else {
+            tracing::error!(?head, ?extents, "the keeper gave extents that are not the range");
+            served.answer(&ReplyHead { status: Status::Stale, len: 0, ..reply });
+            return Ok(());
+        };
+        served.answer(&reply);
+        let known = self.sums.find(head);
+        let checksum = timeout(CHUNK_TIME_MAX, served.send(sources, known)).await??;
+        // The bytes are with the kernel now, so what becomes of the space no longer matters to them.
+        let status = if hold.end() { Status::Ok } else { Status::Stale };
+        if status == Status::Ok && known.is_none() {
+            self.sums.keep(head, checksum);
+        }
+        self.counters.served.add_read(head.len);
+        served.answer(&ReplyHead { kind: ReplyKind::Trailer, status, checksum, ..reply });
+        Ok(())
     }
 
     /// Tells a range that is too large from a use that is gone.
@@ -270,46 +320,81 @@ impl Server {
         let targets = self.targets(extents, len)?;
         Some(targets.into_iter().map(TargetBuf::as_source).collect())
     }
+}
 
-    /// Reads past bytes that have no place to go.
-    async fn skip(&self, wire: &mut impl Wire, len: u64, discard: &mut [u8]) -> Result<(), ServeError> {
+impl<W: Wire> Served<W> {
+    fn answer(&mut self, reply: &ReplyHead) {
+        self.answers.extend(reply.encode());
+    }
+
+    /// Sends what was answered so far.
+    async fn flush(&mut self) -> Result<(), ServeError> {
+        if self.answers.is_empty() {
+            return Ok(());
+        }
+        let sent = self.line.send([SourceBuf::from(&self.answers[..])]);
+        timeout(CHUNK_TIME_MAX, sent).await??;
+        self.answers.clear();
+        Ok(())
+    }
+
+    /// Sends what was answered so far, and these bytes; what their checksum is. If that is not known, each piece is
+    /// hashed just before it is sent, so that the kernel finds it in the cache.
+    async fn send(&mut self, sources: Vec<SourceBuf<'_>>, known: Option<u64>) -> io::Result<u64> {
+        let mut run = Run::new(sources);
+        let mut hash = Box::<Checksum>::default();
+        let piece_bytes = if known.is_some() { CHUNK_BYTES_MAX } else { PIECE_BYTES as u64 };
+        while !run.is_done() {
+            let pieces = run.take(piece_bytes);
+            if known.is_none() {
+                pieces.iter().for_each(|piece| hash.update(*piece));
+            }
+            let answers = SourceBuf::from(&self.answers[..]);
+            self.line.send(std::iter::once(answers).chain(pieces)).await?;
+            self.answers.clear();
+        }
+        Ok(known.unwrap_or_else(|| hash.finish()))
+    }
+
+    /// Reads past bytes that have no place to go, and their checksum.
+    async fn skip(&mut self, len: u64) -> Result<(), ServeError> {
         debug_assert!(len <= CHUNK_BYTES_MAX);
         timeout(CHUNK_TIME_MAX, async {
             let mut left = usize::try_from(len).unwrap_or(usize::MAX);
             while left > 0 {
-                let (piece, _) = TargetBuf::from(&mut *discard).split_at(left);
-                receive_all(wire, [piece]).await?;
+                let (piece, _) = TargetBuf::from(&mut self.discard[..]).split_at(left);
+                self.line.fill([piece], |_| ()).await?;
                 left -= piece.len();
             }
+            let _sum: [u8; CHECKSUM_BYTES] = self.line.array(true).await?;
             Ok(())
         })
         .await?
     }
-
-    async fn reply(&self, wire: &mut impl Wire, reply: &ReplyHead) -> Result<(), ServeError> {
-        timeout(CHUNK_TIME_MAX, send_all(wire, [SourceBuf::from(&reply.encode()[..])])).await??;
-        Ok(())
-    }
 }
 
 /// The next request; `None` if the client closed the connection before it.
-async fn next_request(wire: &mut impl Wire) -> Result<Option<RequestHead>, ServeError> {
-    let mut first = [0];
+async fn next_request(line: &mut Line<impl Wire>) -> Result<Option<RequestHead>, ServeError> {
     // A client may be silent between requests for as long as it likes.
-    match receive_all(wire, [TargetBuf::from(&mut first[..])]).await {
-        Ok(()) => {}
+    let first: [u8; 1] = match line.array(true).await {
+        Ok(first) => first,
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
         Err(error) => return Err(error.into()),
+    };
+    // Usually all of it is there.
+    let rest: [u8; REQUEST_BYTES - 1] = match line.peek::<{ REQUEST_BYTES - 1 }>() {
+        Some(_) => line.array(true).await?,
+        None => timeout(CHUNK_TIME_MAX, line.array(true)).await??,
+    };
+    let mut bytes = [0; REQUEST_BYTES];
+    for (to, from) in bytes.iter_mut().zip(first.iter().chain(&rest)) {
+        *to = *from;
     }
-    let mut bytes = [0; super::frame::REQUEST_BYTES];
-    let (start, rest) = TargetBuf::from(&mut bytes[..]).split_at(first.len());
-    copy::copy_in(&first, start);
-    timeout(CHUNK_TIME_MAX, receive_all(wire, [rest])).await??;
     Ok(Some(RequestHead::decode(&bytes)?))
 }
 
-async fn refuse(wire: &mut impl Wire, why: Unwelcome, reason: String) -> Result<u64, ServeError> {
-    send_all(wire, [SourceBuf::from(&WelcomeHead::encode(Err(why), &reason)[..])]).await?;
+async fn refuse(line: &mut Line<impl Wire>, why: Unwelcome, reason: String) -> Result<u64, ServeError> {
+    line.send([SourceBuf::from(&WelcomeHead::encode(Err(why), &reason)[..])]).await?;
     Err(ServeError::Refused(reason))
 }
 

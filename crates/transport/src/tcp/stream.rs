@@ -5,17 +5,23 @@
 
 use std::future::poll_fn;
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
+use std::time::{Duration, Instant};
 
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
 use tokio::net::TcpStream;
 
 use crate::buffer::{Run, SourceBuf, TargetBuf};
 
 /// How many ranges are handed to the kernel at once.
-const VECTOR_MAX: usize = 64;
+const VECTOR_MAX: usize = 256;
+/// The longest a thread waits for a socket before it looks at its deadline again, in milliseconds.
+const PATIENCE_MS_MAX: u64 = 1 << 16;
 
 /// A stream of bytes, to and from ranges of memory.
 pub trait Wire: Send + Sync + Unpin {
@@ -36,6 +42,120 @@ pub trait Wire: Send + Sync + Unpin {
 
     /// Whether the stream is open and nothing has come in, as it must be between transfers.
     fn is_quiet(&self) -> bool;
+
+    /// From now on, waits in the thread that polls, until this moment at most; or, with none, as a task does. Whether
+    /// it can.
+    fn wait_in_thread(&mut self, until: Option<Instant>) -> bool {
+        until.is_none()
+    }
+}
+
+/// A client's connection, which tasks and threads may use in turn. The socket is a blocking one: a task says with
+/// each call that it does not wait, and is told by the runtime when to try again; a thread waits in the call.
+#[derive(Debug)]
+pub(super) struct Socket {
+    file: Arc<OwnedFd>,
+    /// The runtime watches it, because a task uses it. It is not watched while threads do: they would wake others.
+    watched: Option<AsyncFd<Arc<OwnedFd>>>,
+    until: Option<Instant>,
+    patience_ms: u64,
+}
+
+impl Socket {
+    pub(super) fn new(stream: TcpStream) -> io::Result<Self> {
+        stream.set_nodelay(true)?;
+        let stream = stream.into_std()?;
+        stream.set_nonblocking(false)?;
+        Ok(Self { file: Arc::new(stream.into()), watched: None, until: None, patience_ms: 0 })
+    }
+
+    fn watched(&mut self) -> io::Result<&AsyncFd<Arc<OwnedFd>>> {
+        if self.watched.is_none() {
+            let file = Arc::clone(&self.file);
+            // SAFETY: the registration holds the descriptor, and nobody can take it out of the `Arc`, so it stays
+            // open and the same for as long as it is registered.
+            let watched = unsafe { AsyncFd::register(file) };
+            self.watched = Some(watched.map_err(io::Error::from)?);
+        }
+        self.watched.as_ref().ok_or_else(|| io::ErrorKind::Other.into())
+    }
+
+    /// Waits in this thread until `try_it` has moved something.
+    fn in_thread(
+        &mut self,
+        until: Instant,
+        mut try_it: impl FnMut(&OwnedFd) -> io::Result<usize>,
+    ) -> io::Result<usize> {
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            let left_ms = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
+            if left_ms == 0 {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            // A power of two of what is left: most calls find it set.
+            let patience_ms = (1 << left_ms.ilog2()).min(PATIENCE_MS_MAX);
+            if self.patience_ms != patience_ms {
+                let patience = Some(Duration::from_millis(patience_ms));
+                set_socket_timeout(&*self.file, Timeout::Recv, patience)?;
+                set_socket_timeout(&*self.file, Timeout::Send, patience)?;
+                self.patience_ms = patience_ms;
+            }
+            match try_it(&self.file) {
+                Err(error)
+                    if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
+                moved => return moved,
+            }
+        }
+    }
+}
+
+impl Wire for Socket {
+    fn poll_receive(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        targets: &[TargetBuf<'_>],
+    ) -> Poll<io::Result<usize>> {
+        if let Some(until) = self.until {
+            return Poll::Ready(self.in_thread(until, |file| receive(file, targets, 0)));
+        }
+        let watched = self.watched()?;
+        loop {
+            let mut ready = ready!(watched.poll_read_ready(context))?;
+            if let Ok(received) = ready.try_io(|file| receive(&**file.get_ref(), targets, libc::MSG_DONTWAIT))
+            {
+                return Poll::Ready(received);
+            }
+        }
+    }
+
+    fn poll_send(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        sources: &[SourceBuf<'_>],
+    ) -> Poll<io::Result<usize>> {
+        if let Some(until) = self.until {
+            return Poll::Ready(self.in_thread(until, |file| send(file, sources, 0)));
+        }
+        let watched = self.watched()?;
+        loop {
+            let mut ready = ready!(watched.poll_write_ready(context))?;
+            if let Ok(sent) = ready.try_io(|file| send(&**file.get_ref(), sources, libc::MSG_DONTWAIT)) {
+                return Poll::Ready(sent);
+            }
+        }
+    }
+
+    fn is_quiet(&self) -> bool {
+        is_quiet(&*self.file)
+    }
+
+    fn wait_in_thread(&mut self, until: Option<Instant>) -> bool {
+        self.until = until;
+        if until.is_some() {
+            self.watched = None;
+        }
+        true
+    }
 }
 
 impl Wire for TcpStream {
@@ -46,7 +166,7 @@ impl Wire for TcpStream {
     ) -> Poll<io::Result<usize>> {
         loop {
             ready!(self.poll_read_ready(context))?;
-            match self.try_io(Interest::READABLE, || receive(&*self, targets, 0)) {
+            match self.try_io(Interest::READABLE, || receive(&*self, targets, libc::MSG_DONTWAIT)) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 received => return Poll::Ready(received),
             }
@@ -60,7 +180,7 @@ impl Wire for TcpStream {
     ) -> Poll<io::Result<usize>> {
         loop {
             ready!(self.poll_write_ready(context))?;
-            match self.try_io(Interest::WRITABLE, || send(&*self, sources)) {
+            match self.try_io(Interest::WRITABLE, || send(&*self, sources, libc::MSG_DONTWAIT)) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 sent => return Poll::Ready(sent),
             }
@@ -68,9 +188,7 @@ impl Wire for TcpStream {
     }
 
     fn is_quiet(&self) -> bool {
-        let mut byte = [0];
-        let peeked = receive(self, &[TargetBuf::from(&mut byte[..])], libc::MSG_PEEK);
-        peeked.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
+        is_quiet(self)
     }
 }
 
@@ -94,37 +212,10 @@ impl<W: Wire + ?Sized> Wire for Box<W> {
     fn is_quiet(&self) -> bool {
         (**self).is_quiet()
     }
-}
 
-/// Fills all ranges.
-pub(super) async fn receive_all(
-    wire: &mut (impl Wire + ?Sized),
-    targets: impl IntoIterator<Item = TargetBuf<'_>, IntoIter: DoubleEndedIterator>,
-) -> io::Result<()> {
-    let mut run = Run::new(targets);
-    while !run.is_done() {
-        let next: Vec<_> = run.peek(VECTOR_MAX).collect();
-        let received = poll_fn(|context| Pin::new(&mut *wire).poll_receive(context, &next)).await?;
-        if received == 0 {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-        run.take(received as u64);
+    fn wait_in_thread(&mut self, until: Option<Instant>) -> bool {
+        (**self).wait_in_thread(until)
     }
-    Ok(())
-}
-
-/// Receives exactly as many bytes as the array has.
-pub(super) async fn receive_array<const N: usize>(wire: &mut (impl Wire + ?Sized)) -> io::Result<[u8; N]> {
-    let mut bytes = [0; N];
-    receive_all(wire, [TargetBuf::from(&mut bytes[..])]).await?;
-    Ok(bytes)
-}
-
-/// Receives `len` bytes; the caller has checked that they are few.
-pub(super) async fn receive_vec(wire: &mut (impl Wire + ?Sized), len: usize) -> io::Result<Vec<u8>> {
-    let mut bytes = vec![0; len];
-    receive_all(wire, [TargetBuf::from(&mut bytes[..])]).await?;
-    Ok(bytes)
 }
 
 /// Sends all ranges.
@@ -144,6 +235,13 @@ pub(super) async fn send_all(
     Ok(())
 }
 
+fn is_quiet(socket: &impl AsRawFd) -> bool {
+    let mut byte = [0];
+    let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
+    let peeked = receive(socket, &[TargetBuf::from(&mut byte[..])], flags);
+    peeked.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
+}
+
 fn receive(socket: &impl AsRawFd, targets: &[TargetBuf<'_>], flags: libc::c_int) -> io::Result<usize> {
     let vector =
         |target: &TargetBuf<'_>| libc::iovec { iov_base: target.as_mut_ptr().cast(), iov_len: target.len() };
@@ -151,18 +249,18 @@ fn receive(socket: &impl AsRawFd, targets: &[TargetBuf<'_>], flags: libc::c_int)
     let mut message = message(&mut vectors);
     // SAFETY: the message points at `vectors`, which lives through the call, and each of them at memory that
     // is mapped and writable, as the type promises.
-    let received = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, flags | libc::MSG_DONTWAIT) };
+    let received = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, flags) };
     usize::try_from(received).map_err(|_| io::Error::last_os_error())
 }
 
-fn send(socket: &impl AsRawFd, sources: &[SourceBuf<'_>]) -> io::Result<usize> {
+fn send(socket: &impl AsRawFd, sources: &[SourceBuf<'_>], flags: libc::c_int) -> io::Result<usize> {
     let vector = |source: &SourceBuf<'_>| libc::iovec {
         iov_base: source.as_ptr().cast_mut().cast(),
         iov_len: source.len(),
     };
     let mut vectors: Vec<_> = sources.iter().take(VECTOR_MAX).map(vector).collect();
     let message = message(&mut vectors);
-    let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
+    let flags = flags | libc::MSG_NOSIGNAL;
     // SAFETY: the message points at `vectors`, which lives through the call, and each of them at memory that
     // is mapped and readable, as the type promises; the kernel only reads it.
     let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, flags) };
@@ -173,7 +271,7 @@ fn message(vectors: &mut [libc::iovec]) -> libc::msghdr {
     // SAFETY: all fields are integers or pointers, for which zero means "none".
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
     message.msg_iov = vectors.as_mut_ptr();
-    // The field's type differs between C libraries; there are at most 64.
+    // The field's type differs between C libraries; there are few.
     message.msg_iovlen = vectors.len() as _;
     message
 }

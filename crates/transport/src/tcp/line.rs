@@ -1,0 +1,136 @@
+//! A wire that is read a little ahead.
+//!
+//! Headers and small transfers come in together, as many as one call to the kernel finds; the bytes of large ones go
+//! straight to where they belong.
+//!
+//! **Invariant:** what was read ahead belongs to what is asked for next, in order.
+
+use std::future::poll_fn;
+use std::io;
+use std::pin::Pin;
+use std::time::Instant;
+
+use super::stream::{Wire, send_all};
+use crate::buffer::{Run, SourceBuf, TargetBuf};
+use crate::copy;
+
+/// How much is read ahead. Transfers up to this size are worth a copy, to save a call.
+pub(super) const AHEAD_BYTES: usize = 64 << 10;
+/// How much is received before it is looked at: it is still in the cache then.
+pub(super) const PIECE_BYTES: usize = 512 << 10;
+/// How many ranges are handed out at once.
+const VECTOR_MAX: usize = 255;
+
+/// A wire and what was read ahead from it.
+pub(super) struct Line<W> {
+    wire: W,
+    ahead: Box<[u8]>,
+    start: usize,
+    end: usize,
+}
+
+impl<W: Wire> Line<W> {
+    pub(super) fn new(wire: W) -> Self {
+        Self { wire, ahead: vec![0; AHEAD_BYTES].into_boxed_slice(), start: 0, end: 0 }
+    }
+
+    /// Nothing has come in that nobody asked for, and the other end is there.
+    pub(super) fn is_quiet(&self) -> bool {
+        self.start == self.end && self.wire.is_quiet()
+    }
+
+    /// See [`Wire::wait_in_thread`].
+    pub(super) fn wait_in_thread(&mut self, until: Option<Instant>) -> bool {
+        self.wire.wait_in_thread(until)
+    }
+
+    /// How many bytes were read ahead.
+    pub(super) fn ahead_bytes(&self) -> usize {
+        self.end - self.start
+    }
+
+    /// The next bytes that were read ahead, without taking them.
+    pub(super) fn peek<const N: usize>(&self) -> Option<&[u8; N]> {
+        self.ahead.get(self.start..self.end)?.first_chunk()
+    }
+
+    /// Sends all ranges.
+    pub(super) async fn send(
+        &mut self,
+        sources: impl IntoIterator<Item = SourceBuf<'_>, IntoIter: DoubleEndedIterator>,
+    ) -> io::Result<()> {
+        send_all(&mut self.wire, sources).await
+    }
+
+    /// Receives exactly as many bytes as the array has, and what comes behind them if `is_greedy`.
+    pub(super) async fn array<const N: usize>(&mut self, is_greedy: bool) -> io::Result<[u8; N]> {
+        loop {
+            if let Some(found) = self.peek() {
+                let found = *found;
+                self.start += N;
+                return Ok(found);
+            }
+            self.make_room();
+            let most = if is_greedy { AHEAD_BYTES } else { N - self.ahead_bytes() };
+            let room = self.ahead.get_mut(self.end..).unwrap_or_default();
+            let (room, _) = TargetBuf::from(room).split_at(most);
+            self.end += receive_some(&mut self.wire, &[room]).await?;
+        }
+    }
+
+    /// Receives `len` bytes; the caller has checked that they are few.
+    pub(super) async fn vec(&mut self, len: usize) -> io::Result<Vec<u8>> {
+        let mut bytes = vec![0; len];
+        self.fill([TargetBuf::from(&mut bytes[..])], |_| ()).await?;
+        Ok(bytes)
+    }
+
+    /// Fills all ranges, and shows each piece soon after it came in. What comes behind them is read ahead.
+    pub(super) async fn fill(
+        &mut self,
+        targets: impl IntoIterator<Item = TargetBuf<'_>, IntoIter: DoubleEndedIterator>,
+        mut seen: impl FnMut(SourceBuf<'_>),
+    ) -> io::Result<()> {
+        let mut run = Run::new(targets);
+        while self.start < self.end {
+            let Some(target) = run.next_piece(self.end - self.start) else { return Ok(()) };
+            let from = self.ahead.get(self.start..self.start + target.len()).unwrap_or_default();
+            copy::copy_in(from, target);
+            seen(target.as_source());
+            self.start += target.len();
+        }
+        (self.start, self.end) = (0, 0);
+        while !run.is_done() {
+            let mut next = Vec::new();
+            let mut left = PIECE_BYTES;
+            for target in run.peek(VECTOR_MAX) {
+                let (piece, _) = target.split_at(left);
+                left -= piece.len();
+                next.push(piece);
+                if left == 0 {
+                    break;
+                }
+            }
+            let wanted: usize = next.iter().map(|piece| piece.len()).sum();
+            if wanted < PIECE_BYTES {
+                next.push(TargetBuf::from(&mut self.ahead[..]));
+            }
+            let received = receive_some(&mut self.wire, &next).await?;
+            run.take(received.min(wanted) as u64).into_iter().for_each(|piece| seen(piece.as_source()));
+            self.end = received.saturating_sub(wanted);
+        }
+        Ok(())
+    }
+
+    fn make_room(&mut self) {
+        if self.start > 0 {
+            self.ahead.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
+        }
+    }
+}
+
+async fn receive_some(wire: &mut (impl Wire + ?Sized), targets: &[TargetBuf<'_>]) -> io::Result<usize> {
+    let received = poll_fn(|context| Pin::new(&mut *wire).poll_receive(context, targets)).await?;
+    if received == 0 { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(received) }
+}
