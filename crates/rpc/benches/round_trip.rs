@@ -1,8 +1,8 @@
 //! How far a call is from the floor: the same number of bytes there and back over a plain socket.
 //!
-//! `cargo bench -p tiffin-rpc` prints, for Unix and TCP sockets, the median and the 99th percentile of a plain
-//! ping-pong between two threads, of a call from a thread, of a call from a task, and of a call from a thread
-//! that waits for a task, all taken in turns in one run.
+//! `cargo bench -p tiffin-rpc` prints, for Unix and TCP sockets, the median and the 99th percentile of a
+//! plain ping-pong between two threads, of a call from a thread, of a call from a task, and of a call from
+//! a thread that waits for a task, all taken in turns in one run.
 
 #![expect(clippy::unwrap_used, clippy::print_stdout, reason = "a benchmark that cannot go on panics")]
 
@@ -15,7 +15,7 @@ use tiffin_core::message::{Hello, Reply, Request, Resolve, Resolved, Welcome};
 use tiffin_core::{ClientId, Key, RequestId};
 use tiffin_proto::{Incoming, encode_reply, encode_request};
 use tiffin_rpc::{Address, Connection, Greeting, Inbox, Listener, Outbox};
-use tokio::runtime::{Builder, Runtime};
+use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::time::Instant;
 
 const ROUNDS: usize = 15;
@@ -69,100 +69,106 @@ fn ping(mut stream: impl Read + Write, asked: usize, answered: usize) -> impl Fn
     }
 }
 
-fn quantiles(mut times: Vec<Duration>) -> (Duration, Duration) {
-    times.sort_unstable();
-    let at = |share: usize| times.get(times.len() * share / 100).copied().unwrap_or_default();
-    (at(50), at(99))
+fn plain(kind: &str, asked: usize, answered: usize) -> Contender {
+    if kind == "unix" {
+        let (near, far) = UnixStream::pair().unwrap();
+        echo(far, asked, answered);
+        let ping = ping(near, asked, answered);
+        return timed(ping);
+    }
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let far = listener.accept().unwrap().0;
+    near.set_nodelay(true).unwrap();
+    far.set_nodelay(true).unwrap();
+    echo(far, asked, answered);
+    let ping = ping(near, asked, answered);
+    timed(ping)
 }
 
-fn median(mut times: Vec<Duration>) -> f64 {
+/// Calls many times, and tells how long each took.
+type Contender = Box<dyn FnMut() -> Vec<Duration>>;
+
+fn timed(mut call: impl FnMut() + 'static) -> Contender {
+    Box::new(move || {
+        let time = |_| {
+            let from = std::time::Instant::now();
+            call();
+            from.elapsed()
+        };
+        (0..CALLS).map(time).collect()
+    })
+}
+
+fn deadline() -> Instant {
+    Instant::now() + Duration::from_secs(60)
+}
+
+fn from_thread(connection: Connection) -> Contender {
+    timed(move || drop(connection.call_blocking(&request(), deadline()).unwrap()))
+}
+
+fn thread_for_task(connection: Connection, runtime: Handle) -> Contender {
+    timed(move || drop(runtime.block_on(connection.call(&request(), deadline())).unwrap()))
+}
+
+fn from_task(connection: Connection, runtime: Handle) -> Contender {
+    Box::new(move || {
+        let connection = connection.clone();
+        let calls = async move {
+            let mut times = Vec::new();
+            for _ in 0..CALLS {
+                let from = std::time::Instant::now();
+                connection.call(&request(), deadline()).await.unwrap();
+                times.push(from.elapsed());
+            }
+            times
+        };
+        runtime.block_on(runtime.spawn(calls)).unwrap()
+    })
+}
+
+fn quantile(times: &mut [Duration], percent: usize) -> Duration {
     times.sort_unstable();
-    times.get(times.len() / 2).map_or(0.0, |time| time.as_secs_f64() * 1e6)
+    times.get(times.len() * percent / 100).copied().unwrap_or_default()
+}
+
+fn race(kind: &str, contenders: &mut [(&str, Contender)]) {
+    let mut found = vec![(Vec::new(), Vec::new()); contenders.len()];
+    for _ in 0..ROUNDS {
+        for ((_, contender), (halves, tails)) in contenders.iter_mut().zip(&mut found) {
+            let mut times = contender();
+            halves.push(quantile(&mut times, 50));
+            tails.push(quantile(&mut times, 99));
+        }
+    }
+    let micros = |times: &mut [Duration]| quantile(times, 50).as_secs_f64() * 1e6;
+    let mut floor = None;
+    for ((name, _), (mut halves, mut tails)) in contenders.iter().zip(found) {
+        let (half, tail) = (micros(&mut halves), micros(&mut tails));
+        let ratio = half / *floor.get_or_insert(half);
+        println!("{kind:5} {name:24} p50 {half:7.1} us  p99 {tail:7.1} us  {ratio:5.2} x the floor");
+    }
 }
 
 fn main() {
     let asked = encode_request(RequestId(1), &request()).unwrap().len();
     let answered = encode_reply(RequestId(1), &reply()).unwrap().len();
     let client = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-    for (kind, address) in
-        [("unix", format!("unix:@tiffin-bench-{}", std::process::id())), ("tcp", "127.0.0.1:0".to_owned())]
-    {
-        let (_server, address) = server(&address);
+    let unix = format!("unix:@tiffin-bench-{}", std::process::id());
+    for (kind, address) in [("unix", unix.as_str()), ("tcp", "127.0.0.1:0")] {
+        let (_server, address) = server(address);
         let hello = Hello { namespace: "default".into(), client: ClientId(1), ..Hello::default() };
-        let deadline = Instant::now() + Duration::from_secs(600);
-        let (connection, _) = client.block_on(Connection::open(&address, hello, deadline)).unwrap();
-        let floor: Box<dyn FnMut()> = if kind == "unix" {
-            let (near, far) = UnixStream::pair().unwrap();
-            echo(far, asked, answered);
-            Box::new(ping(near, asked, answered))
-        } else {
-            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-            let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-            let far = listener.accept().unwrap().0;
-            near.set_nodelay(true).unwrap();
-            far.set_nodelay(true).unwrap();
-            echo(far, asked, answered);
-            Box::new(ping(near, asked, answered))
-        };
-        let deadline = || Instant::now() + Duration::from_secs(30);
-        let by_thread = connection.clone();
-        let waiting = connection.clone();
-        let handle = client.handle().clone();
-        let mut contenders: Vec<(&str, Box<dyn FnMut()>)> = vec![
-            ("plain socket", floor),
-            (
-                "call from a thread",
-                Box::new(move || {
-                    by_thread.call_blocking(&request(), deadline()).unwrap();
-                }),
-            ),
-            (
-                "thread waits for a task",
-                Box::new(move || {
-                    handle.block_on(waiting.call(&request(), deadline())).unwrap();
-                }),
-            ),
-        ];
-        let mut found: Vec<(Vec<Duration>, Vec<Duration>)> = vec![Default::default(); contenders.len() + 1];
-        for _ in 0..ROUNDS {
-            for ((_, contender), (medians, tails)) in contenders.iter_mut().zip(&mut found) {
-                let times = (0..CALLS).map(|_| {
-                    let from = std::time::Instant::now();
-                    contender();
-                    from.elapsed()
-                });
-                let (half, tail) = quantiles(times.collect());
-                medians.push(half);
-                tails.push(tail);
-            }
-            let connection = connection.clone();
-            let times = client.block_on(async {
-                client
-                    .spawn(async move {
-                        let mut times = Vec::new();
-                        for _ in 0..CALLS {
-                            let from = std::time::Instant::now();
-                            connection.call(&request(), deadline()).await.unwrap();
-                            times.push(from.elapsed());
-                        }
-                        times
-                    })
-                    .await
-                    .unwrap()
-            });
-            let (half, tail) = quantiles(times);
-            let (medians, tails) = found.last_mut().unwrap();
-            medians.push(half);
-            tails.push(tail);
-        }
-        let names = contenders.iter().map(|it| it.0).chain(["call from a task"]);
-        let floor = median(found.first().unwrap().0.clone());
-        for (name, (medians, tails)) in names.zip(found) {
-            let (half, tail) = (median(medians), median(tails));
-            println!(
-                "{kind:5} {name:24} p50 {half:7.1} us  p99 {tail:7.1} us  {:5.2} x the floor",
-                half / floor
-            );
-        }
+        let (connection, _) = client.block_on(Connection::open(&address, hello, deadline())).unwrap();
+        let handle = client.handle();
+        race(
+            kind,
+            &mut [
+                ("plain socket", plain(kind, asked, answered)),
+                ("call from a thread", from_thread(connection.clone())),
+                ("thread waits for a task", thread_for_task(connection.clone(), handle.clone())),
+                ("call from a task", from_task(connection, handle.clone())),
+            ],
+        );
     }
 }

@@ -90,8 +90,8 @@ impl Connection {
         self.call_inner(request, deadline, Some(Box::new(late))).await
     }
 
-    /// Like [`Self::call`], from a thread that may wait: it writes to the socket and reads from it itself, which
-    /// is the shortest way to an answer. Tasks and any number of threads may call at the same time.
+    /// Like [`Self::call`], from a thread that may wait: it writes to the socket and reads from it itself,
+    /// which is the shortest way to an answer. Tasks and any number of threads may call at the same time.
     ///
     /// It must not be called from a task: it would hold up all others of its runtime.
     pub fn call_blocking(&self, request: &Request, deadline: Instant) -> Result<Reply, CallError> {

@@ -1,17 +1,17 @@
 //! Who reads the answers of a connection, and who gets them.
 //!
-//! There is one seat at which a stream is read. Usually nobody sits there and a task watches the stream; it sits
-//! down when something has come in. A thread that waits for an answer sits down itself while the seat is free,
-//! makes the task look away, waits in the kernel, and hands out whatever comes, to others too, until it has its
-//! own answer. So that answer takes no detour over another thread. When it gets up it wakes another thread that
-//! waits, which takes the seat, or lets the task watch again.
+//! There is one seat at which a stream is read. Usually nobody sits there and a task watches the stream;
+//! it sits down when something has come in. A thread that waits for an answer sits down itself while the
+//! seat is free, makes the task look away, waits in the kernel, and hands out whatever comes, to others
+//! too, until it has its own answer. So that answer takes no detour over another thread. When it gets up
+//! it wakes another thread that waits, which takes the seat, or lets the task watch again.
 //!
-//! **Invariant:** whoever gets up has handed out every whole message that was read, and has seen to it that
-//! somebody watches: a thread that waits, or the task. That is decided under the seat's lock, and so is sitting
-//! down; a thread is in the table before it looks at the seat.
+//! **Invariant:** whoever gets up has handed out every whole message that was read, and has seen to it
+//! that somebody watches: a thread that waits, or the task. That is decided under the seat's lock, and so
+//! is sitting down; a thread is in the table before it looks at the seat.
 //!
-//! **Invariant:** an id is in the table exactly as long as somebody cares for the answer. An answer to nobody is
-//! ignored.
+//! **Invariant:** an id is in the table exactly as long as somebody cares for the answer. An answer to
+//! nobody is ignored.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -146,8 +146,8 @@ impl Desk {
         }
     }
 
-    /// Makes sure that somebody watches: called by a thread that is no longer in the table, because the seat may
-    /// have been left to it.
+    /// Makes sure that somebody watches: called by a thread that is no longer in the table, because the
+    /// seat may have been left to it.
     pub(crate) fn leave(&self) {
         let mut seat = self.seat();
         if matches!(seat.state, SeatState::Free(_)) && seat.is_silent {

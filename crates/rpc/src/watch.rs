@@ -1,7 +1,7 @@
 //! Tells tasks when a socket can be read or written.
 //!
-//! The runtime's own streams wake somebody for every byte that comes in and, on Unix sockets, for every message
-//! that the peer has taken out. Here a socket is watched only for what somebody waits for.
+//! The runtime's own streams wake somebody for every byte that comes in and, on Unix sockets, for every
+//! message that the peer has taken out. Here a socket is watched only for what somebody waits for.
 //!
 //! **Invariant:** everything `unsafe` of this crate is here.
 
@@ -44,8 +44,9 @@ impl Readable {
         self.watched.readable().await
     }
 
-    /// The end of a stream is an event of its own, and not lost with one for bytes that came just before it. Where
-    /// that is so, a read that finds less than it has room for need not be followed by another that finds nothing.
+    /// The end of a stream is an event of its own, and not lost with one for bytes that came just before
+    /// it. Where that is so, a read that finds less than it has room for need not be followed by another
+    /// that finds nothing.
     pub(crate) fn tells_ends(&self) -> bool {
         !self.is_nested
     }
@@ -74,7 +75,7 @@ pub(crate) async fn writable(stream: &Stream) -> io::Result<()> {
 }
 
 fn register(file: Arc<OwnedFd>, interest: Interest) -> io::Result<AsyncFd<Arc<OwnedFd>>> {
-    // SAFETY: the descriptor is owned by the value that goes into the registration, and nobody can take it out
-    // of an `Arc` of which that is one holder: it stays open for as long as it is registered.
+    // SAFETY: the descriptor is owned by the value that goes into the registration, and nobody can take it
+    // out of an `Arc` of which that is one holder: it stays open for as long as it is registered.
     unsafe { AsyncFd::register_with_interest(file, interest) }.map_err(io::Error::from)
 }

@@ -32,6 +32,7 @@ pub mod local;
 mod map;
 mod mapped;
 mod peer;
+mod populate;
 #[cfg(test)]
 mod schedules;
 mod seams;

@@ -27,6 +27,22 @@ impl Local {
     pub fn view(&self, slot: u32, stamp: u64) -> Option<MappedRange> {
         MappedRange::of(self.memory.reader(), &self.memory.data, slot, stamp)
     }
+
+    /// Reads in this thread, from begin to end.
+    #[must_use]
+    pub fn read_blocking(&self, ops: &[ReadOp<'_>], deadline: Instant) -> Vec<Outcome> {
+        let outcomes = mapped::read_blocking(self.memory.reader(), &self.memory.data, ops, deadline);
+        self.counters.local.add_read(moved(&outcomes, ops.iter().map(ReadOp::bytes)));
+        outcomes
+    }
+
+    /// Writes in this thread, from begin to end.
+    #[must_use]
+    pub fn write_blocking(&self, ops: &[WriteOp<'_>], deadline: Instant) -> Vec<Outcome> {
+        let outcomes = mapped::write_blocking(self.memory.reader(), &self.memory.data, ops, deadline);
+        self.counters.local.add_written(moved(&outcomes, ops.iter().map(WriteOp::bytes)));
+        outcomes
+    }
 }
 
 impl Transport for Local {

@@ -58,6 +58,24 @@ impl Map {
         Ok(map)
     }
 
+    /// Asks for huge pages where the system gives them to who asks. What it does otherwise is right too.
+    pub(crate) fn prefer_huge_pages(&self) {
+        // SAFETY: the range is mapped, and the advice changes nothing about what is read or written there.
+        let _advised = unsafe { madvise(self.start.as_ptr().cast(), self.len, Advice::LinuxHugepage) };
+    }
+
+    /// Makes the pages of a range present, so that the first to touch them need not wait for the kernel.
+    /// It touches no byte. The range must begin at a page.
+    pub(crate) fn populate(&self, extent: Extent) -> io::Result<()> {
+        let (start, len) = self.range(extent).ok_or(io::ErrorKind::InvalidInput)?;
+        let advice = match self.access {
+            Access::ReadOnly => Advice::LinuxPopulateRead,
+            Access::ReadWrite => Advice::LinuxPopulateWrite,
+        };
+        // SAFETY: the range is inside the mapping, and its bytes stay as they are.
+        Ok(unsafe { madvise(start.as_ptr().cast(), len, advice) }?)
+    }
+
     /// Whether this is the process that made the mapping.
     pub(crate) fn is_here(&self) -> bool {
         self.process == std::process::id()

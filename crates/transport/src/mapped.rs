@@ -24,9 +24,25 @@ pub(crate) async fn read(
 ) -> Vec<Outcome> {
     let mut outcomes = Vec::with_capacity(ops.len());
     for op in ops {
-        outcomes.push(read_one(control, data, op, deadline).await);
+        let outcome = match begin_read(control, data, op) {
+            Ok(steps) => steps.all(deadline).await.and_then(|()| end_read(control, op)),
+            Err(error) => Err(error),
+        };
+        outcomes.push(outcome);
     }
     outcomes
+}
+
+/// The same, from a thread that may be busy for as long as it takes.
+pub(crate) fn read_blocking(
+    control: &ControlReader,
+    data: &Map,
+    ops: &[ReadOp<'_>],
+    deadline: Instant,
+) -> Vec<Outcome> {
+    let read =
+        |op| begin_read(control, data, op)?.all_blocking(deadline).and_then(|()| end_read(control, op));
+    ops.iter().map(read).collect()
 }
 
 /// Copies ranges into a segment.
@@ -38,21 +54,47 @@ pub(crate) async fn write(
 ) -> Vec<Outcome> {
     let mut outcomes = Vec::with_capacity(ops.len());
     for op in ops {
-        outcomes.push(write_one(control, data, op, deadline).await);
+        let outcome = match begin_write(control, data, op) {
+            Ok(steps) => steps.all(deadline).await.and_then(|()| end_write(control, op)),
+            Err(error) => Err(error),
+        };
+        outcomes.push(outcome);
     }
     outcomes
 }
 
-async fn read_one(control: &ControlReader, data: &Map, op: &ReadOp<'_>, deadline: Instant) -> Outcome {
+/// The same, from a thread that may be busy for as long as it takes.
+pub(crate) fn write_blocking(
+    control: &ControlReader,
+    data: &Map,
+    ops: &[WriteOp<'_>],
+    deadline: Instant,
+) -> Vec<Outcome> {
+    let write =
+        |op| begin_write(control, data, op)?.all_blocking(deadline).and_then(|()| end_write(control, op));
+    ops.iter().map(write).collect()
+}
+
+fn begin_read<'a>(
+    control: &ControlReader,
+    data: &'a Map,
+    op: &ReadOp<'a>,
+) -> Result<Steps<'a>, TransferError> {
     let pieces = control.load(op.slot, op.stamp)?.range(op.offset, op.bytes())?;
     let sources: Option<Vec<_>> = pieces.into_iter().map(|piece| data.source(piece)).collect();
-    let sources = sources.ok_or(TransferError::Corrupt)?;
-    in_steps(&sources, &op.targets, deadline).await?;
+    Ok(Steps::new(&sources.ok_or(TransferError::Corrupt)?, &op.targets))
+}
+
+fn end_read(control: &ControlReader, op: &ReadOp<'_>) -> Outcome {
     let is_believed = is_broken(Rule::CheckAfterCopy) || control.still(op.slot, op.stamp);
     if is_believed { Ok(()) } else { Err(TransferError::Stale) }
 }
 
-async fn write_one(control: &ControlReader, data: &Map, op: &WriteOp<'_>, deadline: Instant) -> Outcome {
+fn begin_write<'a>(
+    control: &ControlReader,
+    data: &'a Map,
+    op: &WriteOp<'a>,
+) -> Result<Steps<'a>, TransferError> {
     let placement = control.load(op.slot, op.stamp)?;
     if placement.state != SlotState::Reserved {
         return Err(TransferError::Stale);
@@ -61,32 +103,52 @@ async fn write_one(control: &ControlReader, data: &Map, op: &WriteOp<'_>, deadli
     let targets: Option<Vec<_>> = pieces.into_iter().map(|piece| data.target(piece)).collect();
     let targets = targets.ok_or(TransferError::Corrupt)?;
     control.before_bytes();
-    in_steps(&op.sources, &targets, deadline).await?;
+    Ok(Steps::new(&op.sources, &targets))
+}
+
+fn end_write(control: &ControlReader, op: &WriteOp<'_>) -> Outcome {
     if control.still(op.slot, op.stamp) { Ok(()) } else { Err(TransferError::Stale) }
 }
 
-/// Copies as many bytes as both lists have in common.
-async fn in_steps(sources: &[SourceBuf<'_>], targets: &[TargetBuf<'_>], deadline: Instant) -> Outcome {
-    let mut sources = Run::new(sources.iter().copied());
-    let mut targets = Run::new(targets.iter().copied());
-    let mut room = STEP_BYTES;
-    if Instant::now() >= deadline {
-        return Err(TransferError::Timeout);
+/// A copy of as many bytes as both lists have in common, a step at a time.
+struct Steps<'a> {
+    sources: Run<SourceBuf<'a>>,
+    targets: Run<TargetBuf<'a>>,
+}
+
+impl<'a> Steps<'a> {
+    fn new(sources: &[SourceBuf<'a>], targets: &[TargetBuf<'a>]) -> Self {
+        Self { sources: Run::new(sources.iter().copied()), targets: Run::new(targets.iter().copied()) }
     }
-    loop {
-        let most = room.min(sources.front_bytes()).min(targets.front_bytes());
-        let (Some(source), Some(target)) = (sources.next_piece(most), targets.next_piece(most)) else {
-            return Ok(());
-        };
-        copy(source, target);
-        room -= most;
-        if room == 0 {
-            room = STEP_BYTES;
-            tokio::task::yield_now().await;
-            if Instant::now() >= deadline {
-                return Err(TransferError::Timeout);
-            }
+
+    /// Copies a step; whether that was all.
+    fn step(&mut self, deadline: Instant) -> Result<bool, TransferError> {
+        if Instant::now() >= deadline {
+            return Err(TransferError::Timeout);
         }
+        let mut room = STEP_BYTES;
+        while room > 0 {
+            let most = room.min(self.sources.front_bytes()).min(self.targets.front_bytes());
+            let (Some(source), Some(target)) = (self.sources.next_piece(most), self.targets.next_piece(most))
+            else {
+                return Ok(true);
+            };
+            copy(source, target);
+            room -= most;
+        }
+        Ok(false)
+    }
+
+    async fn all(mut self, deadline: Instant) -> Outcome {
+        while !self.step(deadline)? {
+            tokio::task::yield_now().await;
+        }
+        Ok(())
+    }
+
+    fn all_blocking(mut self, deadline: Instant) -> Outcome {
+        while !self.step(deadline)? {}
+        Ok(())
     }
 }
 

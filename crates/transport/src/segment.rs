@@ -16,6 +16,7 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create
 use crate::control::{ControlReader, ControlWriter};
 use crate::layout::{DATA_BYTES_MAX, Geometry, HEAP_BYTES_MAX, SLOTS_MAX};
 use crate::map::{Access, Map};
+use crate::populate;
 
 /// The seals of a control segment.
 pub(crate) const CONTROL_SEALS: SealFlags =
@@ -79,10 +80,16 @@ impl NodeMemory {
         seal(&control_file, CONTROL_SEALS)?;
         let (data_file, data) = memory_file("tiffin-data", geometry.data_bytes)?;
         seal(&data_file, DATA_SEALS)?;
+        data.prefer_huge_pages();
         let control = Arc::new(control);
         let writer = ControlWriter::initialise(Arc::clone(&control), geometry);
         let reader = ControlReader::new(control, geometry);
         Ok((Arc::new(Self { control_file, data_file, data: Arc::new(data), reader }), writer))
+    }
+
+    /// Makes the memory for the bytes present, in a thread of its own, so that no put waits for it.
+    pub fn populate_ahead(&self) {
+        populate::whole(&self.data);
     }
 
     /// Its sizes and its name.

@@ -153,6 +153,11 @@ pub struct StorageArgs {
     /// `on`.
     #[arg(long, env = "TIFFIN_NODE_SHARED_MEMORY", value_name = "SWITCH")]
     pub shared_memory: Option<Switch>,
+
+    /// Whether the node takes all of its memory from the system soon after it starts, so that no put waits
+    /// for that. Default: `on`.
+    #[arg(long, env = "TIFFIN_NODE_POPULATE", value_name = "SWITCH")]
+    pub populate: Option<Switch>,
 }
 
 /// Settings of a storage node that is a process of its own.
@@ -387,6 +392,8 @@ pub struct NodeConfig {
     pub advertise: Option<String>,
     /// See [`StorageArgs::shared_memory`].
     pub shared_memory: bool,
+    /// See [`StorageArgs::populate`].
+    pub populate: bool,
     /// The shared secret, both shown to the master and expected of clients; empty for none.
     pub token: String,
     /// Listen where other machines can reach it even without a token. Only for stores that stand in for
@@ -526,7 +533,7 @@ impl NodeArgs {
 impl StorageArgs {
     fn over(self, file: &SettingsFile) -> Self {
         let (mut args, said) = (self, file.storage.clone());
-        fill!(args from said: memory, name, advertise, shared_memory);
+        fill!(args from said: memory, name, advertise, shared_memory, populate);
         args
     }
 
@@ -536,6 +543,7 @@ impl StorageArgs {
             name: self.name.unwrap_or_default(),
             advertise: self.advertise,
             shared_memory: self.shared_memory.unwrap_or(Switch::On) == Switch::On,
+            populate: self.populate.unwrap_or(Switch::On) == Switch::On,
             token: common.token()?,
             ..NodeConfig::default()
         })
@@ -602,6 +610,7 @@ impl Default for NodeConfig {
             data_listen: None,
             advertise: None,
             shared_memory: true,
+            populate: true,
             token: String::new(),
             exposed: false,
         }

@@ -95,6 +95,7 @@ fn a_node_takes_flags_before_the_file_and_the_file_before_defaults() {
                 data_listen: None,
                 advertise: None,
                 shared_memory: false,
+                populate: true,
                 token: "secret",
                 exposed: false,
             }"#]],

@@ -135,6 +135,9 @@ impl NodeServer {
         let geometry = geometry(segment, config.memory);
         let (memory, writer) = NodeMemory::create(geometry)?;
         let (sockets, info) = bind(&config, segment).await?;
+        if config.populate {
+            memory.populate_ahead();
+        }
         let core = Node::new(CoreConfig {
             segment,
             capacity: geometry.data_bytes,

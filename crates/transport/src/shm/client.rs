@@ -16,7 +16,7 @@ use super::wire::{ANSWER_BYTES, Answer, Request};
 use crate::control::ControlReader;
 use crate::map::{Access, Map};
 use crate::segment::{CONTROL_SEALS, DATA_SEALS};
-use crate::{Instant, TOKEN_BYTES_MAX, TransferError, peer};
+use crate::{Instant, TOKEN_BYTES_MAX, TransferError, peer, populate};
 
 /// Why a node's memory could not be mapped. The data socket may still work.
 #[derive(Debug, thiserror::Error)]
@@ -69,7 +69,7 @@ pub struct Attachment {
     reader: ControlReader,
     data: Arc<Map>,
     data_file: OwnedFd,
-    data_writable: OnceLock<Map>,
+    data_writable: OnceLock<Arc<Map>>,
     mapping: Mutex<()>,
 }
 
@@ -119,6 +119,9 @@ impl Attachment {
         if !self.data.is_here() {
             return Err(TransferError::Forked);
         }
+        if let Some(map) = self.data_writable.get() {
+            return Ok(map);
+        }
         let _one_at_a_time = self.mapping.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(map) = self.data_writable.get() {
             return Ok(map);
@@ -128,7 +131,9 @@ impl Attachment {
             peer: self.name.clone(),
             why: format!("its memory cannot be mapped for writing: {error}"),
         })?;
-        Ok(self.data_writable.get_or_init(|| map))
+        let map = self.data_writable.get_or_init(|| Arc::new(map));
+        populate::existing(map, &self.data_file);
+        Ok(map)
     }
 }
 
@@ -158,6 +163,7 @@ async fn connect(name: &str, segment: u64, client: u64, token: &str) -> Result<A
     if reader.geometry().segment != segment {
         return Err(unusable("it is another segment than the one asked for"));
     }
+    populate::existing(&data, &data_file);
     let socket = stream.into_std().map_err(unreachable)?;
     let (data_writable, mapping) = (OnceLock::new(), Mutex::new(()));
     Ok(Attachment { name: name.to_owned(), socket, reader, data, data_file, data_writable, mapping })

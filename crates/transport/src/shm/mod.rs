@@ -52,6 +52,28 @@ impl Shm {
         MappedRange::of(self.attachment.reader(), self.attachment.data(), slot, stamp)
     }
 
+    /// Reads in this thread, from begin to end.
+    #[must_use]
+    pub fn read_blocking(&self, ops: &[ReadOp<'_>], deadline: Instant) -> Vec<Outcome> {
+        let (control, data) = (self.attachment.reader(), self.attachment.data());
+        let outcomes = self.unless_lost(mapped::read_blocking(control, data, ops, deadline));
+        self.counters.shm.add_read(moved(&outcomes, ops.iter().map(ReadOp::bytes)));
+        outcomes
+    }
+
+    /// Writes in this thread, from begin to end.
+    #[must_use]
+    pub fn write_blocking(&self, ops: &[WriteOp<'_>], deadline: Instant) -> Vec<Outcome> {
+        let data = match self.attachment.data_writable() {
+            Ok(data) => data,
+            Err(error) => return vec![Err(error); ops.len()],
+        };
+        let outcomes = mapped::write_blocking(self.attachment.reader(), data, ops, deadline);
+        let outcomes = self.unless_lost(outcomes);
+        self.counters.shm.add_written(moved(&outcomes, ops.iter().map(WriteOp::bytes)));
+        outcomes
+    }
+
     /// A dead node no longer changes stamps, so what it left behind proves nothing.
     fn unless_lost(&self, outcomes: Vec<Outcome>) -> Vec<Outcome> {
         if self.attachment.is_connected() {

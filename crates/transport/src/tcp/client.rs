@@ -1,9 +1,10 @@
 //! A client's end of the data socket.
 //!
-//! A batch is cut into chunks. They are dealt out to a few streams, each of which keeps several requests on
-//! the way; small ones are asked for, and answered, many at a time. Everything happens inside the caller's future:
-//! when that is dropped or its deadline passes, no buffer is touched any more, and the streams that it used are
-//! closed. A caller that is a thread waits in the socket itself, and so do a few helpers if there is much to move.
+//! A batch is cut into chunks. They are dealt out to a few streams, each of which keeps several requests
+//! on the way; small ones are asked for, and answered, many at a time. Everything happens inside the
+//! caller's future: when that is dropped or its deadline passes, no buffer is touched any more, and the
+//! streams that it used are closed. A caller that is a thread waits in the socket itself, and so do a few
+//! helpers if there is much to move.
 
 use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
@@ -27,7 +28,8 @@ use crate::{
     WriteOp, copy,
 };
 
-/// How many requests, and how many bytes, are on the way on one stream, so that the node never waits for the next.
+/// How many requests, and how many bytes, are on the way on one stream, so that the node never waits for
+/// the next.
 const WINDOW_MAX: usize = 128;
 /// See [`WINDOW_MAX`].
 const WINDOW_BYTES_MAX: u64 = 2 * CHUNK_BYTES_MAX;
@@ -229,8 +231,8 @@ fn streams<B: Cargo>(batch: &Batch<B>) -> usize {
     usize::try_from(batch.bytes() / CHUNK_BYTES_MAX).unwrap_or(STREAMS_MAX).clamp(1, STREAMS_MAX)
 }
 
-/// How many threads may move bytes at the same time: a stream keeps one processor busy here and, on the same machine,
-/// another at its other end.
+/// How many threads may move bytes at the same time: a stream keeps one processor busy here and, on the
+/// same machine, another at its other end.
 fn helpers_max() -> usize {
     std::thread::available_parallelism().map_or(1, |count| count.get().div_ceil(2))
 }

@@ -1,7 +1,7 @@
 //! A wire that is read a little ahead.
 //!
-//! Headers and small transfers come in together, as many as one call to the kernel finds; the bytes of large ones go
-//! straight to where they belong.
+//! Headers and small transfers come in together, as many as one call to the kernel finds; the bytes of
+//! large ones go straight to where they belong.
 //!
 //! **Invariant:** what was read ahead belongs to what is asked for next, in order.
 

@@ -104,7 +104,8 @@ pub struct Server {
 struct Served<W> {
     line: Line<W>,
     client: u64,
-    /// Answers that are whole and private: their bytes, if any, have been copied and the stamp was there afterwards.
+    /// Answers that are whole and private: their bytes, if any, have been copied and the stamp was there
+    /// afterwards.
     answers: Vec<u8>,
     discard: Vec<u8>,
 }
@@ -243,8 +244,8 @@ impl Server {
         Ok(())
     }
 
-    /// Copies the bytes of a small read, and then says whether they count: so all of it leaves at once, together with
-    /// others, and nothing is held meanwhile.
+    /// Copies the bytes of a small read, and then says whether they count: so all of it leaves at once,
+    /// together with others, and nothing is held meanwhile.
     fn send_small<W: Wire>(&self, served: &mut Served<W>, head: &RequestHead) {
         let reply =
             ReplyHead { kind: ReplyKind::Data, status: Status::Ok, id: head.id, len: head.len, checksum: 0 };
@@ -338,8 +339,8 @@ impl<W: Wire> Served<W> {
         Ok(())
     }
 
-    /// Sends what was answered so far, and these bytes; what their checksum is. If that is not known, each piece is
-    /// hashed just before it is sent, so that the kernel finds it in the cache.
+    /// Sends what was answered so far, and these bytes; what their checksum is. If that is not known, each
+    /// piece is hashed just before it is sent, so that the kernel finds it in the cache.
     async fn send(&mut self, sources: Vec<SourceBuf<'_>>, known: Option<u64>) -> io::Result<u64> {
         let mut run = Run::new(sources);
         let mut hash = Box::<Checksum>::default();

@@ -43,19 +43,21 @@ pub trait Wire: Send + Sync + Unpin {
     /// Whether the stream is open and nothing has come in, as it must be between transfers.
     fn is_quiet(&self) -> bool;
 
-    /// From now on, waits in the thread that polls, until this moment at most; or, with none, as a task does. Whether
-    /// it can.
+    /// From now on, waits in the thread that polls, until this moment at most; or, with none, as a task
+    /// does. Whether it can.
     fn wait_in_thread(&mut self, until: Option<Instant>) -> bool {
         until.is_none()
     }
 }
 
-/// A client's connection, which tasks and threads may use in turn. The socket is a blocking one: a task says with
-/// each call that it does not wait, and is told by the runtime when to try again; a thread waits in the call.
+/// A client's connection, which tasks and threads may use in turn. The socket is a blocking one: a task
+/// says with each call that it does not wait, and is told by the runtime when to try again; a thread waits
+/// in the call.
 #[derive(Debug)]
 pub(super) struct Socket {
     file: Arc<OwnedFd>,
-    /// The runtime watches it, because a task uses it. It is not watched while threads do: they would wake others.
+    /// The runtime watches it, because a task uses it. It is not watched while threads do: they would wake
+    /// others.
     watched: Option<AsyncFd<Arc<OwnedFd>>>,
     until: Option<Instant>,
     patience_ms: u64,
@@ -72,8 +74,8 @@ impl Socket {
     fn watched(&mut self) -> io::Result<&AsyncFd<Arc<OwnedFd>>> {
         if self.watched.is_none() {
             let file = Arc::clone(&self.file);
-            // SAFETY: the registration holds the descriptor, and nobody can take it out of the `Arc`, so it stays
-            // open and the same for as long as it is registered.
+            // SAFETY: the registration holds the descriptor, and nobody can take it out of the `Arc`, so
+            // it stays open and the same for as long as it is registered.
             let watched = unsafe { AsyncFd::register(file) };
             self.watched = Some(watched.map_err(io::Error::from)?);
         }

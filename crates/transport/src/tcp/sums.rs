@@ -1,8 +1,8 @@
 //! Checksums of what was sent, kept so that what is read often is hashed once.
 //!
-//! Bytes under a committed stamp do not change, and a stamp is never used twice; so a checksum that was computed while
-//! the stamp was there is that of every later read of the same range of the same use. If the bytes differ all the same,
-//! whoever reads them finds out.
+//! Bytes under a committed stamp do not change, and a stamp is never used twice; so a checksum that was
+//! computed while the stamp was there is that of every later read of the same range of the same use. If
+//! the bytes differ all the same, whoever reads them finds out.
 
 use std::sync::{Mutex, PoisonError};
 

@@ -1,0 +1,227 @@
+//! How far the ways of moving bytes are from the floor of this machine: `cargo bench -p tiffin-transport`.
+//!
+//! - `copy`: the copy kernel against the C library's `memcpy`, between the same buffers;
+//! - `check`: a read of 1 MiB through a mapping, stamp check and all, against the bare copy of the same
+//!   bytes;
+//! - `tcp`: reads and writes through the data socket against two plain sockets that move as many bytes.
+//!
+//! In each group the contenders take turns in one run, and medians are compared.
+
+#![expect(clippy::unwrap_used, clippy::print_stdout, reason = "a benchmark that cannot go on panics")]
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tiffin_transport::behavior::{Place, Shelf, soon};
+use tiffin_transport::copy::copy;
+use tiffin_transport::local::Local;
+use tiffin_transport::tcp::{self, Identity, Tcp};
+use tiffin_transport::{Counters, ReadOp, SourceBuf, TargetBuf, WriteOp};
+use tokio::runtime::{Builder, Runtime};
+
+const ROUNDS: usize = 41;
+
+/// Lets the contenders take turns; the median time of each, in seconds.
+fn race(contenders: &mut [&mut dyn FnMut()]) -> Vec<f64> {
+    let mut times = vec![Vec::new(); contenders.len()];
+    for round in 0..=ROUNDS {
+        for (contender, times) in contenders.iter_mut().zip(&mut times) {
+            let from = std::time::Instant::now();
+            contender();
+            let taken = from.elapsed();
+            // The first round warms up.
+            if round > 0 {
+                times.push(taken);
+            }
+        }
+    }
+    times.into_iter().map(median).collect()
+}
+
+fn median(mut times: Vec<Duration>) -> f64 {
+    times.sort_unstable();
+    times.get(times.len() / 2).map_or(0.0, Duration::as_secs_f64)
+}
+
+fn say(what: &str, bytes: usize, floor: f64, ours: f64) {
+    let rate = |time: f64| bytes as f64 / time / 1e9;
+    println!(
+        "{what:38} floor {:6.2} GB/s  ours {:6.2} GB/s  {:5.1} %",
+        rate(floor),
+        rate(ours),
+        100.0 * floor / ours
+    );
+}
+
+fn copies() {
+    for bytes in [4 << 10, 64 << 10, 1 << 20, 4 << 20, 16 << 20] {
+        let source = vec![7_u8; bytes];
+        let (mut one, mut other) = (vec![0_u8; bytes], vec![0_u8; bytes]);
+        let times = (1_usize << 20).div_ceil(bytes);
+        let found = race(&mut [
+            &mut || (0..times).for_each(|_| one.copy_from_slice(std::hint::black_box(&source))),
+            &mut || {
+                (0..times).for_each(|_| copy(SourceBuf::from(&source[..]), TargetBuf::from(&mut other[..])));
+            },
+        ]);
+        let [floor, ours] = found[..] else { return };
+        say(&format!("copy {} KiB", bytes >> 10), bytes * times, floor, ours);
+    }
+}
+
+fn check() {
+    const BYTES: usize = 1 << 20;
+    let shelf = Shelf::new();
+    let local = Local::new(Arc::clone(shelf.memory()), Arc::new(Counters::default()));
+    let place = shelf.reserve(&[BYTES as u64]);
+    let bytes = vec![7; BYTES];
+    put_local(&local, place, &bytes);
+    shelf.commit(place);
+    let view = local.view(place.slot, place.stamp).unwrap();
+    let mut target = vec![0; BYTES];
+    let target = TargetBuf::from(&mut target[..]);
+    // Both into the same memory, many times: the difference is small.
+    let (mut bare, mut checked) = (Vec::new(), Vec::new());
+    for _ in 0..ROUNDS {
+        let found = race(&mut [&mut || copy(view.source().unwrap(), target), &mut || {
+            let targets = vec![target];
+            let op = ReadOp { slot: place.slot, stamp: place.stamp, offset: 0, targets };
+            assert_eq!(local.read_blocking(&[op], soon()), [Ok(())]);
+        }]);
+        let [one, other] = found[..] else { return };
+        bare.push(Duration::from_secs_f64(one));
+        checked.push(Duration::from_secs_f64(other));
+    }
+    let (bare, checked) = (median(bare), median(checked));
+    println!(
+        "check: bare copy of 1 MiB {:.2} us, read with its check {:.2} us: {:+.2} %",
+        bare * 1e6,
+        checked * 1e6,
+        100.0 * (checked - bare) / bare
+    );
+}
+
+fn put_local(local: &Local, place: Place, bytes: &[u8]) {
+    let sources = vec![SourceBuf::from(bytes)];
+    let op = WriteOp { slot: place.slot, stamp: place.stamp, offset: 0, sources };
+    assert_eq!(local.write_blocking(&[op], soon()), [Ok(())]);
+}
+
+/// Two plain sockets: so many bytes come for each request of 40 bytes, or go and are answered by 32.
+fn plain(bytes: usize, is_read: bool, streams: usize) -> impl FnMut() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let pairs: Vec<TcpStream> = (0..streams)
+        .map(|_| {
+            let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            let mut far = listener.accept().unwrap().0;
+            near.set_nodelay(true).unwrap();
+            far.set_nodelay(true).unwrap();
+            std::thread::spawn(move || {
+                let mut memory = vec![7; bytes / streams];
+                let (mut head, tail) = ([0; 40], [0; 32]);
+                while far.read_exact(&mut head).is_ok() {
+                    if is_read {
+                        far.write_all(&memory).unwrap();
+                    } else {
+                        far.read_exact(&mut memory).unwrap();
+                        far.write_all(&tail).unwrap();
+                    }
+                }
+            });
+            near
+        })
+        .collect();
+    let mut memory = vec![7; bytes];
+    move || {
+        let share = |mut near: &TcpStream, memory: &mut [u8]| {
+            near.write_all(&[0; 40]).unwrap();
+            if is_read {
+                near.read_exact(memory).unwrap();
+            } else {
+                near.write_all(memory).unwrap();
+                near.read_exact(&mut [0; 32]).unwrap();
+            }
+        };
+        let mut shares = pairs.iter().zip(memory.chunks_mut(bytes / streams));
+        let first = shares.next().unwrap();
+        std::thread::scope(|scope| {
+            for (near, memory) in shares {
+                scope.spawn(move || share(near, memory));
+            }
+            share(first.0, first.1);
+        });
+    }
+}
+
+fn sockets(runtime: &Runtime) {
+    let shelf = Arc::new(Shelf::new());
+    let keeper = Arc::clone(&shelf) as Arc<dyn tcp::Keeper>;
+    let server = tcp::Server::new(Arc::clone(shelf.memory()), keeper, Box::new(|_| Ok(())), Arc::default());
+    let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    runtime.spawn(server.run(listener));
+    let segment = shelf.memory().geometry().segment;
+    let client = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let tcp = Tcp::new(address, Identity { client: 1, segment, token: String::new() }, Arc::default());
+    let local = Local::new(Arc::clone(shelf.memory()), Arc::default());
+
+    for (count, bytes) in [(1, 4 << 10), (32, 4 << 10), (32, 64 << 10), (1, 1 << 20), (1, 16 << 20)] {
+        let mut memory = vec![7; count * bytes];
+        let places: Vec<_> = (0..count).map(|_| shelf.reserve(&[bytes as u64])).collect();
+        let mut write = || {
+            let ops: Vec<_> = places
+                .iter()
+                .zip(memory.chunks(bytes))
+                .map(|(place, memory)| WriteOp {
+                    slot: place.slot,
+                    stamp: place.stamp,
+                    offset: 0,
+                    sources: vec![SourceBuf::from(memory)],
+                })
+                .collect();
+            assert!(tcp.write_blocking(&ops, soon(), client.handle()).iter().all(Result::is_ok));
+        };
+        let mut floor = plain(count * bytes, false, 1);
+        let found = race(&mut [&mut floor, &mut write]);
+        let [floor, ours] = found[..] else { return };
+        say(&format!("tcp write {count} x {} KiB", bytes >> 10), count * bytes, floor, ours);
+
+        for place in &places {
+            put_local(&local, *place, memory.get(..bytes).unwrap());
+            shelf.commit(*place);
+        }
+        let mut read = || {
+            let ops: Vec<_> = places
+                .iter()
+                .zip(memory.chunks_mut(bytes))
+                .map(|(place, memory)| ReadOp {
+                    slot: place.slot,
+                    stamp: place.stamp,
+                    offset: 0,
+                    targets: vec![TargetBuf::from(memory)],
+                })
+                .collect();
+            assert!(tcp.read_blocking(&ops, soon(), client.handle()).iter().all(Result::is_ok));
+        };
+        let mut floor = plain(count * bytes, true, 1);
+        let mut more: Vec<_> =
+            [2, 4].into_iter().map(|streams| plain(count * bytes, true, streams)).collect();
+        let [two, four] = &mut more[..] else { return };
+        let found = race(&mut [&mut floor, &mut read, two, four]);
+        let [floor, ours, two, four] = found[..] else { return };
+        say(&format!("tcp read {count} x {} KiB, 1 stream", bytes >> 10), count * bytes, floor, ours);
+        if count == 1 && bytes >= 1 << 20 {
+            let best = floor.min(two).min(four);
+            say(&format!("tcp read {count} x {} KiB, best of 1, 2, 4", bytes >> 10), bytes, best, ours);
+        }
+    }
+}
+
+fn main() {
+    let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    copies();
+    check();
+    sockets(&runtime);
+}
