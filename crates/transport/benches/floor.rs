@@ -23,14 +23,14 @@ use tokio::runtime::{Builder, Runtime};
 
 const ROUNDS: usize = 41;
 
-/// Lets the contenders take turns; the median time of each, in seconds.
-fn race(contenders: &mut [&mut dyn FnMut()]) -> Vec<f64> {
+/// Lets the contenders take turns of so many times; the median time of each, in seconds.
+fn race(count: usize, contenders: &mut [&mut dyn FnMut()]) -> Vec<f64> {
     let mut times = vec![Vec::new(); contenders.len()];
     for round in 0..=ROUNDS {
         for (contender, times) in contenders.iter_mut().zip(&mut times) {
             let from = std::time::Instant::now();
-            contender();
-            let taken = from.elapsed();
+            (0..count).for_each(|_| contender());
+            let taken = from.elapsed() / u32::try_from(count).unwrap();
             // The first round warms up.
             if round > 0 {
                 times.push(taken);
@@ -38,6 +38,11 @@ fn race(contenders: &mut [&mut dyn FnMut()]) -> Vec<f64> {
         }
     }
     times.into_iter().map(median).collect()
+}
+
+/// What is small is done many times in one turn.
+fn turn(bytes: usize) -> usize {
+    (4_usize << 20).div_ceil(bytes).min(200)
 }
 
 fn median(mut times: Vec<Duration>) -> f64 {
@@ -59,15 +64,14 @@ fn copies() {
     for bytes in [4 << 10, 64 << 10, 1 << 20, 4 << 20, 16 << 20] {
         let source = vec![7_u8; bytes];
         let (mut one, mut other) = (vec![0_u8; bytes], vec![0_u8; bytes]);
-        let times = (1_usize << 20).div_ceil(bytes);
-        let found = race(&mut [
-            &mut || (0..times).for_each(|_| one.copy_from_slice(std::hint::black_box(&source))),
-            &mut || {
-                (0..times).for_each(|_| copy(SourceBuf::from(&source[..]), TargetBuf::from(&mut other[..])));
-            },
-        ]);
+        let found = race(
+            turn(bytes),
+            &mut [&mut || one.copy_from_slice(std::hint::black_box(&source)), &mut || {
+                copy(SourceBuf::from(&source[..]), TargetBuf::from(&mut other[..]))
+            }],
+        );
         let [floor, ours] = found[..] else { return };
-        say(&format!("copy {} KiB", bytes >> 10), bytes * times, floor, ours);
+        say(&format!("copy {} KiB", bytes >> 10), bytes, floor, ours);
     }
 }
 
@@ -85,11 +89,14 @@ fn check() {
     // Both into the same memory, many times: the difference is small.
     let (mut bare, mut checked) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
-        let found = race(&mut [&mut || copy(view.source().unwrap(), target), &mut || {
-            let targets = vec![target];
-            let op = ReadOp { slot: place.slot, stamp: place.stamp, offset: 0, targets };
-            assert_eq!(local.read_blocking(&[op], soon()), [Ok(())]);
-        }]);
+        let found = race(
+            1,
+            &mut [&mut || copy(view.source().unwrap(), target), &mut || {
+                let targets = vec![target];
+                let op = ReadOp { slot: place.slot, stamp: place.stamp, offset: 0, targets };
+                assert_eq!(local.read_blocking(&[op], soon()), [Ok(())]);
+            }],
+        );
         let [one, other] = found[..] else { return };
         bare.push(Duration::from_secs_f64(one));
         checked.push(Duration::from_secs_f64(other));
@@ -155,7 +162,7 @@ fn plain(bytes: usize, is_read: bool, streams: usize) -> impl FnMut() {
     }
 }
 
-fn sockets(runtime: &Runtime) {
+fn sockets(runtime: &Runtime, cases: &[(usize, usize)]) {
     let shelf = Arc::new(Shelf::new());
     let keeper = Arc::clone(&shelf) as Arc<dyn tcp::Keeper>;
     let server = tcp::Server::new(Arc::clone(shelf.memory()), keeper, Box::new(|_| Ok(())), Arc::default());
@@ -167,7 +174,7 @@ fn sockets(runtime: &Runtime) {
     let tcp = Tcp::new(address, Identity { client: 1, segment, token: String::new() }, Arc::default());
     let local = Local::new(Arc::clone(shelf.memory()), Arc::default());
 
-    for (count, bytes) in [(1, 4 << 10), (32, 4 << 10), (32, 64 << 10), (1, 1 << 20), (1, 16 << 20)] {
+    for &(count, bytes) in cases {
         let mut memory = vec![7; count * bytes];
         let places: Vec<_> = (0..count).map(|_| shelf.reserve(&[bytes as u64])).collect();
         let mut write = || {
@@ -184,7 +191,7 @@ fn sockets(runtime: &Runtime) {
             assert!(tcp.write_blocking(&ops, soon(), client.handle()).iter().all(Result::is_ok));
         };
         let mut floor = plain(count * bytes, false, 1);
-        let found = race(&mut [&mut floor, &mut write]);
+        let found = race(turn(count * bytes), &mut [&mut floor, &mut write]);
         let [floor, ours] = found[..] else { return };
         say(&format!("tcp write {count} x {} KiB", bytes >> 10), count * bytes, floor, ours);
 
@@ -209,7 +216,7 @@ fn sockets(runtime: &Runtime) {
         let mut more: Vec<_> =
             [2, 4].into_iter().map(|streams| plain(count * bytes, true, streams)).collect();
         let [two, four] = &mut more[..] else { return };
-        let found = race(&mut [&mut floor, &mut read, two, four]);
+        let found = race(turn(count * bytes), &mut [&mut floor, &mut read, two, four]);
         let [floor, ours, two, four] = found[..] else { return };
         say(&format!("tcp read {count} x {} KiB, 1 stream", bytes >> 10), count * bytes, floor, ours);
         if count == 1 && bytes >= 1 << 20 {
@@ -221,7 +228,17 @@ fn sockets(runtime: &Runtime) {
 
 fn main() {
     let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    copies();
-    check();
-    sockets(&runtime);
+    let group = std::env::args().nth(1).unwrap_or_default();
+    let is_chosen = |name: &str| group.starts_with('-') || group.is_empty() || group == name;
+    if is_chosen("copy") {
+        copies();
+    }
+    if is_chosen("check") {
+        check();
+    }
+    if is_chosen("tcp") {
+        let cases = [(1, 4 << 10), (32, 4 << 10), (32, 64 << 10), (1, 1 << 20), (1, 16 << 20)];
+        let chosen = std::env::args().nth(2).and_then(|number| number.parse::<usize>().ok());
+        sockets(&runtime, chosen.and_then(|number| cases.get(number..=number)).unwrap_or(&cases));
+    }
 }

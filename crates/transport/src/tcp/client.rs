@@ -97,9 +97,10 @@ impl Tcp {
         }
         let until = Some(deadline.into_std());
         let work = |is_first| {
-            let work = timeout_at(deadline, self.work(&batch, is_first, until));
-            // Whoever is late has closed its stream, and what it did not settle is told below.
-            let _late = runtime.block_on(work);
+            // Whoever is late has closed its stream, and what it did not settle is told below. The clock of the
+            // future is that of the runtime, so it is made in there.
+            let _late =
+                runtime.block_on(async { timeout_at(deadline, self.work(&batch, is_first, until)).await });
         };
         std::thread::scope(|scope| {
             for _ in 1..streams(&batch).min(helpers_max()) {
