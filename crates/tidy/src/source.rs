@@ -21,6 +21,7 @@ pub const UNSAFE_MODULES: &[&str] = &[
     "crates/rpc/src/watch.rs",
     "crates/transport/src/buffer.rs",
     "crates/transport/src/copy.rs",
+    "crates/transport/src/home.rs",
     "crates/transport/src/map.rs",
     "crates/transport/src/peer.rs",
     "crates/transport/src/tcp/stream.rs",

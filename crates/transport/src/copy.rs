@@ -57,7 +57,13 @@ pub fn checksum<'a>(sources: impl IntoIterator<Item = SourceBuf<'a>>) -> u64 {
     hash.finish()
 }
 
-/// The xxh3-64 of bytes that come one range after the other.
+/// The xxh3-64 of bytes that nobody else touches.
+#[must_use]
+pub fn checksum_private(bytes: &[u8]) -> u64 {
+    xxhash_rust::xxh3::xxh3_64(bytes)
+}
+
+/// The xxh3-64 of bytes that come one range after the other. It is large, and meant to be used again.
 ///
 /// It hashes a private copy of each piece, for the bytes may be written by others meanwhile. A caller that
 /// has just moved them, or is about to, finds or leaves them in the cache.
@@ -67,6 +73,16 @@ pub struct Checksum {
 }
 
 impl Checksum {
+    /// Begins anew.
+    pub fn reset(&mut self) {
+        self.hash.reset();
+    }
+
+    /// Takes in the next bytes, which nobody else touches.
+    pub fn update_private(&mut self, bytes: &[u8]) {
+        self.hash.update(bytes);
+    }
+
     /// Takes in the next bytes.
     pub fn update(&mut self, source: SourceBuf<'_>) {
         let mut rest = source;

@@ -17,7 +17,7 @@
 //! **Invariant:** no `&[u8]` is ever formed over memory that somebody else may write. Such bytes are touched
 //! only by the copy kernel and by system calls.
 //!
-//! **Invariant:** everything `unsafe` is in `buffer`, `copy`, `map`, `peer` and `tcp::stream`.
+//! **Invariant:** everything `unsafe` is in `buffer`, `copy`, `home`, `map`, `peer` and `tcp::stream`.
 
 #[cfg(any(test, feature = "testkit"))]
 pub mod behavior;
@@ -27,6 +27,7 @@ pub mod copy;
 #[cfg(any(test, feature = "testkit"))]
 pub mod faults;
 mod fields;
+mod home;
 pub mod layout;
 pub mod local;
 mod map;

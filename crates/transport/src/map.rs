@@ -16,6 +16,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
 use crate::Extent;
 use crate::buffer::{SourceBuf, TargetBuf};
+use crate::home;
 use crate::seams::point;
 use crate::stamp::Words;
 
@@ -52,7 +53,7 @@ impl Map {
         // SAFETY: the kernel chooses an unused address, so no memory of this process is replaced.
         let start = unsafe { mmap(ptr::null_mut(), len, protection, MapFlags::SHARED, file, 0)? };
         let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::Other)?;
-        let map = Self { start, len, access, process: std::process::id() };
+        let map = Self { start, len, access, process: home::process() };
         // SAFETY: the range was mapped just now, and the advice changes nothing for this process.
         unsafe { madvise(map.start.as_ptr().cast(), map.len, Advice::LinuxDontFork)? };
         Ok(map)
@@ -78,7 +79,7 @@ impl Map {
 
     /// Whether this is the process that made the mapping.
     pub(crate) fn is_here(&self) -> bool {
-        self.process == std::process::id()
+        self.process == home::process()
     }
 
     /// How many bytes.

@@ -9,7 +9,7 @@
 use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -21,11 +21,10 @@ use super::line::{AHEAD_BYTES, Line, PIECE_BYTES};
 use super::pool::{Connect, Identity, Lent, Pool, STREAMS_MAX, TcpConnect};
 use super::stream::Wire;
 use crate::buffer::{Buf, Run, SourceBuf, TargetBuf};
-use crate::copy::Checksum;
 use crate::local::moved;
 use crate::{
     CHUNK_BYTES_MAX, Capability, Counters, Instant, Outcome, Outcomes, ReadOp, TransferError, Transport,
-    WriteOp, copy,
+    WriteOp,
 };
 
 /// How many requests, and how many bytes, are on the way on one stream, so that the node never waits for
@@ -235,7 +234,9 @@ fn streams<B: Cargo>(batch: &Batch<B>) -> usize {
 /// How many threads may move bytes at the same time: a stream keeps one processor busy here and, on the
 /// same machine, another at its other end.
 fn helpers_max() -> usize {
-    std::thread::available_parallelism().map_or(1, |count| count.get().div_ceil(2))
+    // Finding out takes longer than a small transfer.
+    static COUNT: OnceLock<usize> = OnceLock::new();
+    *COUNT.get_or_init(|| std::thread::available_parallelism().map_or(1, |count| count.get().div_ceil(2)))
 }
 
 /// Why a stream is of no use any more.
@@ -306,13 +307,12 @@ impl Cargo for SourceBuf<'_> {
 }
 
 async fn write_small(line: &mut ClientLine, small: &[&(u64, Chunk<SourceBuf<'_>>)]) -> std::io::Result<()> {
-    let frames: Vec<_> = small
-        .iter()
-        .map(|(id, chunk)| {
-            let sum = copy::checksum(chunk.bufs.iter().copied());
-            (chunk.request(*id).encode(), &chunk.bufs, sum.to_le_bytes())
-        })
-        .collect();
+    let mut frames = Vec::with_capacity(small.len());
+    for (id, chunk) in small {
+        line.hash().reset();
+        chunk.bufs.iter().for_each(|buf| line.hash().update(*buf));
+        frames.push((chunk.request(*id).encode(), &chunk.bufs, line.hash().finish().to_le_bytes()));
+    }
     let mut all = Vec::new();
     for (head, bufs, sum) in &frames {
         all.push(SourceBuf::from(&head[..]));
@@ -328,10 +328,10 @@ async fn write_large(line: &mut ClientLine, asked: &(u64, Chunk<SourceBuf<'_>>))
     let head = chunk.request(*id).encode();
     let mut run = Run::new(chunk.bufs.iter().copied());
     let mut all = vec![SourceBuf::from(&head[..])];
-    let mut hash = Box::<Checksum>::default();
+    line.hash().reset();
     loop {
         let pieces = run.take(PIECE_BYTES as u64);
-        pieces.iter().for_each(|piece| hash.update(*piece));
+        pieces.iter().for_each(|piece| line.hash().update(*piece));
         all.extend(pieces);
         if run.is_done() {
             break;
@@ -339,7 +339,7 @@ async fn write_large(line: &mut ClientLine, asked: &(u64, Chunk<SourceBuf<'_>>))
         line.send(all).await?;
         all = Vec::new();
     }
-    let sum = hash.finish().to_le_bytes();
+    let sum = line.hash().finish().to_le_bytes();
     all.push(SourceBuf::from(&sum[..]));
     line.send(all).await
 }
@@ -368,13 +368,12 @@ impl Cargo for TargetBuf<'_> {
         if data.len != chunk.len {
             return Err(Broken("it sent another length than was asked for".to_owned()));
         }
-        let mut hash = Box::<Checksum>::default();
-        line.fill(chunk.bufs.iter().copied(), |piece| hash.update(piece)).await?;
+        let sum = line.fill_hashed(chunk.bufs.iter().copied()).await?;
         let trailer = reply(line, id, ReplyKind::Trailer, true).await?;
         if trailer.status != Status::Ok {
             return Ok(outcome_of(trailer.status));
         }
-        Ok(if hash.finish() == trailer.checksum { Ok(()) } else { Err(TransferError::Corrupt) })
+        Ok(if sum == trailer.checksum { Ok(()) } else { Err(TransferError::Corrupt) })
     }
 }
 

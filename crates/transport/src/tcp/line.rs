@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use super::stream::{Wire, send_all};
 use crate::buffer::{Run, SourceBuf, TargetBuf};
-use crate::copy;
+use crate::copy::{self, Checksum};
 
 /// How much is read ahead. Transfers up to this size are worth a copy, to save a call.
 pub(super) const AHEAD_BYTES: usize = 64 << 10;
@@ -27,11 +27,12 @@ pub(super) struct Line<W> {
     ahead: Box<[u8]>,
     start: usize,
     end: usize,
+    hash: Box<Checksum>,
 }
 
 impl<W: Wire> Line<W> {
     pub(super) fn new(wire: W) -> Self {
-        Self { wire, ahead: vec![0; AHEAD_BYTES].into_boxed_slice(), start: 0, end: 0 }
+        Self { wire, ahead: vec![0; AHEAD_BYTES].into_boxed_slice(), start: 0, end: 0, hash: Box::default() }
     }
 
     /// Nothing has come in that nobody asked for, and the other end is there.
@@ -81,22 +82,46 @@ impl<W: Wire> Line<W> {
     /// Receives `len` bytes; the caller has checked that they are few.
     pub(super) async fn vec(&mut self, len: usize) -> io::Result<Vec<u8>> {
         let mut bytes = vec![0; len];
-        self.fill([TargetBuf::from(&mut bytes[..])], |_| ()).await?;
+        self.fill([TargetBuf::from(&mut bytes[..])]).await?;
         Ok(bytes)
     }
 
-    /// Fills all ranges, and shows each piece soon after it came in. What comes behind them is read ahead.
+    /// A checksum to be filled while bytes are sent; it is the same each time.
+    pub(super) fn hash(&mut self) -> &mut Checksum {
+        &mut self.hash
+    }
+
+    /// Fills all ranges. What comes behind them is read ahead.
     pub(super) async fn fill(
         &mut self,
         targets: impl IntoIterator<Item = TargetBuf<'_>, IntoIter: DoubleEndedIterator>,
-        mut seen: impl FnMut(SourceBuf<'_>),
+    ) -> io::Result<()> {
+        self.fill_inner(targets, false).await
+    }
+
+    /// The same, and the checksum of the bytes: each piece is hashed soon after it came in.
+    pub(super) async fn fill_hashed(
+        &mut self,
+        targets: impl IntoIterator<Item = TargetBuf<'_>, IntoIter: DoubleEndedIterator>,
+    ) -> io::Result<u64> {
+        self.hash.reset();
+        self.fill_inner(targets, true).await?;
+        Ok(self.hash.finish())
+    }
+
+    async fn fill_inner(
+        &mut self,
+        targets: impl IntoIterator<Item = TargetBuf<'_>, IntoIter: DoubleEndedIterator>,
+        is_hashed: bool,
     ) -> io::Result<()> {
         let mut run = Run::new(targets);
         while self.start < self.end {
             let Some(target) = run.next_piece(self.end - self.start) else { return Ok(()) };
             let from = self.ahead.get(self.start..self.start + target.len()).unwrap_or_default();
             copy::copy_in(from, target);
-            seen(target.as_source());
+            if is_hashed {
+                self.hash.update_private(from);
+            }
             self.start += target.len();
         }
         (self.start, self.end) = (0, 0);
@@ -116,7 +141,10 @@ impl<W: Wire> Line<W> {
                 next.push(TargetBuf::from(&mut self.ahead[..]));
             }
             let received = receive_some(&mut self.wire, &next).await?;
-            run.take(received.min(wanted) as u64).into_iter().for_each(|piece| seen(piece.as_source()));
+            let pieces = run.take(received.min(wanted) as u64);
+            if is_hashed {
+                pieces.into_iter().for_each(|piece| self.hash.update(piece.as_source()));
+            }
             self.end = received.saturating_sub(wanted);
         }
         Ok(())

@@ -18,7 +18,7 @@ use super::line::{AHEAD_BYTES, Line, PIECE_BYTES};
 use super::stream::Wire;
 use super::sums::Sums;
 use crate::buffer::{Run, SourceBuf, TargetBuf};
-use crate::copy::{self, Checksum};
+use crate::copy;
 use crate::segment::NodeMemory;
 use crate::{CHUNK_BYTES_MAX, Counters, Extent};
 
@@ -219,12 +219,10 @@ impl Server {
             let _hold = StoreHold { keeper: &*self.keeper, head };
             match self.targets(&extents, head.len) {
                 Some(targets) => {
-                    let mut hash = Box::<Checksum>::default();
-                    let fill = served.line.fill(targets, |piece| hash.update(piece));
-                    timeout(CHUNK_TIME_MAX, fill).await??;
+                    let found = timeout(CHUNK_TIME_MAX, served.line.fill_hashed(targets)).await??;
                     let sum: [u8; CHECKSUM_BYTES] =
                         timeout(CHUNK_TIME_MAX, served.line.array(true)).await??;
-                    let is_whole = hash.finish() == u64::from_le_bytes(sum);
+                    let is_whole = found == u64::from_le_bytes(sum);
                     if is_whole { Status::Ok } else { Status::BadChecksum }
                 }
                 None => {
@@ -267,7 +265,7 @@ impl Server {
             copy::copy_out(source, served.answers.get_mut(from..).unwrap_or_default());
         }
         let status = if hold.end() { Status::Ok } else { Status::Stale };
-        let checksum = copy::checksum(served.answers.get(start..).map(SourceBuf::from));
+        let checksum = copy::checksum_private(served.answers.get(start..).unwrap_or_default());
         self.counters.served.add_read(head.len);
         served.answer(&ReplyHead { kind: ReplyKind::Trailer, status, checksum, ..reply });
     }
@@ -343,18 +341,18 @@ impl<W: Wire> Served<W> {
     /// piece is hashed just before it is sent, so that the kernel finds it in the cache.
     async fn send(&mut self, sources: Vec<SourceBuf<'_>>, known: Option<u64>) -> io::Result<u64> {
         let mut run = Run::new(sources);
-        let mut hash = Box::<Checksum>::default();
+        self.line.hash().reset();
         let piece_bytes = if known.is_some() { CHUNK_BYTES_MAX } else { PIECE_BYTES as u64 };
         while !run.is_done() {
             let pieces = run.take(piece_bytes);
             if known.is_none() {
-                pieces.iter().for_each(|piece| hash.update(*piece));
+                pieces.iter().for_each(|piece| self.line.hash().update(*piece));
             }
             let answers = SourceBuf::from(&self.answers[..]);
             self.line.send(std::iter::once(answers).chain(pieces)).await?;
             self.answers.clear();
         }
-        Ok(known.unwrap_or_else(|| hash.finish()))
+        Ok(known.unwrap_or_else(|| self.line.hash().finish()))
     }
 
     /// Reads past bytes that have no place to go, and their checksum.
@@ -364,7 +362,7 @@ impl<W: Wire> Served<W> {
             let mut left = usize::try_from(len).unwrap_or(usize::MAX);
             while left > 0 {
                 let (piece, _) = TargetBuf::from(&mut self.discard[..]).split_at(left);
-                self.line.fill([piece], |_| ()).await?;
+                self.line.fill([piece]).await?;
                 left -= piece.len();
             }
             let _sum: [u8; CHECKSUM_BYTES] = self.line.array(true).await?;
