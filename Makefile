@@ -11,7 +11,7 @@ EVERY_CRATE := --workspace --all-targets
 SOURCES := $(shell find Cargo.toml Cargo.lock crates python python-mooncake README.md LICENSE \
              -type f -not -path '*/__pycache__/*' -not -path '*/tests/*' -not -name '*.so' 2>/dev/null)
 
-.PHONY: help run test wheel wheel-310 bench bench-scale bench-instructions fmt docs clean-venv clean
+.PHONY: help run test wheel wheel-310 bench bench-check bench-scale bench-instructions fmt docs clean-venv clean
 .PHONY: miri simulate sabotage-table
 .PHONY: check-fmt check-lint check-unit check-docs check-deny check-instructions check-python
 
@@ -72,6 +72,10 @@ bench: .venv-bench/wheels .venv-peer/ready ## Compare with the official Mooncake
 	@bash bench/peer-needs.sh
 	.venv-bench/bin/python bench --ours .venv-bench/bin/python --peer .venv-peer/bin/python \
 	  --tiffin .venv-bench/bin/tiffin --output bench-out $(ARGS)
+
+bench-check: ## How far calls, copies, the stamp check and the data socket are from the floor of this machine
+	$(CARGO) bench --locked -p tiffin-rpc --bench round_trip
+	$(CARGO) bench --locked -p tiffin-transport --bench floor
 
 bench-scale: .venv-bench/wheels .venv-peer/ready ## How it grows with objects and with clients, beside the official wheel (ARGS=1000000 bounds the objects)
 	$(CARGO) bench --locked -p tiffin-core --bench scale -- $(ARGS)

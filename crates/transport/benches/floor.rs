@@ -3,7 +3,9 @@
 //! - `copy`: the copy kernel against the C library's `memcpy`, between the same buffers;
 //! - `check`: a read of 1 MiB through a mapping, stamp check and all, against the bare copy of the same
 //!   bytes;
-//! - `tcp`: reads and writes through the data socket against two plain sockets that move as many bytes.
+//! - `tcp`: reads and writes through the data socket against two plain sockets that move as many bytes;
+//!   and against the same with one pass that copies and hashes them, because a checksum is promised for
+//!   what leaves a host.
 //!
 //! In each group the contenders take turns in one run, and medians are compared.
 
@@ -15,7 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tiffin_transport::behavior::{Place, Shelf, soon};
-use tiffin_transport::copy::copy;
+use tiffin_transport::copy::{checksum, copy};
 use tiffin_transport::local::Local;
 use tiffin_transport::tcp::{self, Identity, Tcp};
 use tiffin_transport::{Counters, ReadOp, SourceBuf, TargetBuf, WriteOp};
@@ -53,7 +55,7 @@ fn median(mut times: Vec<Duration>) -> f64 {
 fn say(what: &str, bytes: usize, floor: f64, ours: f64) {
     let rate = |time: f64| bytes as f64 / time / 1e9;
     println!(
-        "{what:38} floor {:6.2} GB/s  ours {:6.2} GB/s  {:5.1} %",
+        "{what:42} floor {:6.2} GB/s  ours {:6.2} GB/s  {:5.1} %",
         rate(floor),
         rate(ours),
         100.0 * floor / ours
@@ -191,9 +193,15 @@ fn sockets(runtime: &Runtime, cases: &[(usize, usize)]) {
             assert!(tcp.write_blocking(&ops, soon(), client.handle()).iter().all(Result::is_ok));
         };
         let mut floor = plain(count * bytes, false, 1);
-        let found = race(turn(count * bytes), &mut [&mut floor, &mut write]);
-        let [floor, ours] = found[..] else { return };
-        say(&format!("tcp write {count} x {} KiB", bytes >> 10), count * bytes, floor, ours);
+        let other = vec![7; count * bytes];
+        let mut hash = || {
+            std::hint::black_box(checksum([SourceBuf::from(&other[..])]));
+        };
+        let found = race(turn(count * bytes), &mut [&mut floor, &mut write, &mut hash]);
+        let [floor, ours, hashed] = found[..] else { return };
+        let what = format!("tcp write {count} x {} KiB", bytes >> 10);
+        say(&what, count * bytes, floor, ours);
+        say(&format!("{what}, one hash"), count * bytes, floor + hashed, ours);
 
         for place in &places {
             put_local(&local, *place, memory.get(..bytes).unwrap());
@@ -218,10 +226,12 @@ fn sockets(runtime: &Runtime, cases: &[(usize, usize)]) {
         let [two, four] = &mut more[..] else { return };
         let found = race(turn(count * bytes), &mut [&mut floor, &mut read, two, four]);
         let [floor, ours, two, four] = found[..] else { return };
-        say(&format!("tcp read {count} x {} KiB, 1 stream", bytes >> 10), count * bytes, floor, ours);
+        let what = format!("tcp read {count} x {} KiB", bytes >> 10);
+        say(&what, count * bytes, floor, ours);
+        say(&format!("{what}, one hash"), count * bytes, floor + hashed, ours);
         if count == 1 && bytes >= 1 << 20 {
             let best = floor.min(two).min(four);
-            say(&format!("tcp read {count} x {} KiB, best of 1, 2, 4", bytes >> 10), bytes, best, ours);
+            say(&format!("{what}, best of 1, 2, 4 streams"), bytes, best, ours);
         }
     }
 }

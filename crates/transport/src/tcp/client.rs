@@ -96,8 +96,8 @@ impl Tcp {
         }
         let until = Some(deadline.into_std());
         let work = |is_first| {
-            // Whoever is late has closed its stream, and what it did not settle is told below. The clock of the
-            // future is that of the runtime, so it is made in there.
+            // Whoever is late has closed its stream, and what it did not settle is told below. The clock
+            // of the future is that of the runtime, so it is made in there.
             let _late =
                 runtime.block_on(async { timeout_at(deadline, self.work(&batch, is_first, until)).await });
         };
