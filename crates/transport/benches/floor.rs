@@ -164,16 +164,21 @@ fn plain(bytes: usize, is_read: bool, streams: usize) -> impl FnMut() {
     }
 }
 
-fn sockets(runtime: &Runtime, cases: &[(usize, usize)]) {
+/// A little node and its data socket, and a client of it.
+fn data_socket(runtime: &Runtime) -> (Arc<Shelf>, Tcp) {
     let shelf = Arc::new(Shelf::new());
     let keeper = Arc::clone(&shelf) as Arc<dyn tcp::Keeper>;
     let server = tcp::Server::new(Arc::clone(shelf.memory()), keeper, Box::new(|_| Ok(())), Arc::default());
     let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
     let address = listener.local_addr().unwrap().to_string();
     runtime.spawn(server.run(listener));
-    let segment = shelf.memory().geometry().segment;
+    let identity = Identity { client: 1, segment: shelf.memory().geometry().segment, token: String::new() };
+    (shelf, Tcp::new(address, identity, Arc::default()))
+}
+
+fn sockets(runtime: &Runtime, cases: &[(usize, usize)]) {
+    let (shelf, tcp) = data_socket(runtime);
     let client = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-    let tcp = Tcp::new(address, Identity { client: 1, segment, token: String::new() }, Arc::default());
     let local = Local::new(Arc::clone(shelf.memory()), Arc::default());
 
     for &(count, bytes) in cases {
