@@ -95,7 +95,7 @@ impl World {
                 sample: self.chance.percent(self.plan.sample_percent).then(|| self.consumption()),
             };
             values.push(self.oracle.new_value(name, len));
-            requests.push(PutRequest { key: name.key(), len, options });
+            requests.push(PutRequest { key: name.key(), len, options, ready: Vec::new() });
         }
         let wait_ms = if self.chance.percent(30) { self.chance.between(1, 200) } else { 0 };
         self.begin_session(client, Kind::Put { put: Put::new(requests).waiting(wait_ms), values });

@@ -23,6 +23,8 @@ pub struct PutRequest {
     pub len: u64,
     /// How it is to be kept.
     pub options: PutOptions,
+    /// Room that was reserved for it before; empty to reserve some now.
+    pub ready: Vec<Reservation>,
 }
 
 /// What became of one [`PutRequest`].
@@ -108,9 +110,10 @@ impl Put {
             written: Vec::new(),
             outcome: None,
         };
-        let items: Vec<_> = requests.into_iter().map(item).collect();
-        Self {
-            to_reserve: (0..items.len()).collect(),
+        let mut items: Vec<_> = requests.into_iter().map(item).collect();
+        let ready: Vec<_> = items.iter_mut().map(|it| std::mem::take(&mut it.request.ready)).collect();
+        let mut put = Self {
+            to_reserve: Vec::new(),
             items,
             pending: BTreeMap::new(),
             needs: VecDeque::new(),
@@ -120,7 +123,14 @@ impl Put {
             to_commit: BTreeMap::new(),
             to_abort: BTreeMap::new(),
             wait_ms: 0,
+        };
+        for (index, ready) in ready.into_iter().enumerate() {
+            match ready.is_empty() {
+                true => put.to_reserve.push(index),
+                false => put.reserved_one(index, ReserveOutcome::Room(ready)),
+            }
         }
+        put
     }
 
     /// Lets the master wait that long for room, where there is none.

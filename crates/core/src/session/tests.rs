@@ -15,14 +15,17 @@ fn location(segment: u64, stamp: u64) -> Location {
     Location { segment: SegmentId(segment), slot: SlotId(0), stamp: Stamp(stamp) }
 }
 
-fn put_of(count: usize) -> Put {
-    let options = PutOptions { replicas: 1, on_exists: OnExists::Keep, ..PutOptions::default() };
-    let request = |index| PutRequest {
+fn request(index: usize, ready: &[Location]) -> PutRequest {
+    PutRequest {
         key: Key::new(format!("k{index}").as_bytes()).unwrap(),
         len: 10,
-        options: options.clone(),
-    };
-    Put::new((0..count).map(request).collect())
+        options: PutOptions { replicas: 1, on_exists: OnExists::Keep, ..PutOptions::default() },
+        ready: ready.iter().map(|&location| Reservation { location, extents: vec![] }).collect(),
+    }
+}
+
+fn put_of(count: usize) -> Put {
+    Put::new((0..count).map(|index| request(index, &[])).collect())
 }
 
 fn get_of_one() -> Get {
@@ -149,6 +152,45 @@ fn a_commit_without_an_answer_is_asked_again_with_the_same_stamp() {
     assert_eq!((again.1, &again.2), (peer, &request));
     put.replied(again.0, Ok(Reply::Committed(vec![CommitOutcome::Stale])));
     assert!(matches!(call(put.poll()).2, Request::Reserve(_)), "a stale reservation starts over");
+}
+
+#[test]
+fn an_item_with_room_begins_with_its_bytes_and_the_others_reserve() {
+    let mut put = Put::new(vec![request(0, &[location(1, 1), location(2, 2)]), request(1, &[])]);
+    assert_eq!(put.reserved().collect::<Vec<_>>(), [location(1, 1), location(2, 2)]);
+    let writes = [write(put.poll()), write(put.poll())];
+    assert_eq!(writes.map(|(_, item, location)| (item, location.segment.0)), [(0, 1), (0, 2)]);
+    let (_, _, asked) = call(put.poll());
+    let Request::Reserve(reserve) = asked else { panic!("{asked:?}") };
+    assert_eq!(reserve.items.into_iter().map(|it| it.key).collect::<Vec<_>>(), [request(1, &[]).key]);
+    writes.iter().for_each(|(id, ..)| put.written(*id, WriteResult::Written));
+    let (_, peer, asked) = call(put.poll());
+    let Request::Commit(commit) = asked else { panic!("{asked:?}") };
+    assert_eq!(peer, Peer::Node(SegmentId(1)));
+    assert_eq!(
+        (commit.items[0].hold, &*commit.items[0].others),
+        (location(1, 1).hold(), &[location(2, 2)][..])
+    );
+}
+
+#[test]
+fn room_that_is_gone_when_it_is_needed_is_reserved_anew() {
+    for is_written in [true, false] {
+        let mut put = Put::new(vec![request(0, &[location(1, 1)])]);
+        let (id, ..) = write(put.poll());
+        if is_written {
+            put.written(id, WriteResult::Written);
+            let (id, ..) = call(put.poll());
+            put.replied(id, Ok(Reply::Committed(vec![CommitOutcome::Stale])));
+        } else {
+            put.written(id, WriteResult::Stale);
+        }
+        assert_eq!(put.reserved().count(), 0);
+        let (id, peer, asked) = call(put.poll());
+        assert!(matches!((peer, &asked), (Peer::Master, Request::Reserve(it)) if it.items.len() == 1));
+        put.replied(id, reserved(vec![room(&[location(2, 2)])]));
+        assert_eq!(write(put.poll()).2, location(2, 2));
+    }
 }
 
 #[test]
