@@ -97,7 +97,7 @@ pub enum Error {
         /// The first byte that was not wanted any more.
         end: u64,
     },
-    /// A sample of that name exists, and was not to be replaced.
+    /// An object of that name exists, and was not to be replaced.
     #[error("`{key}` exists as generation {generation} and was not replaced")]
     Exists {
         /// Its name.

@@ -301,6 +301,11 @@ impl Inner {
         self.nodes().get(&segment)?.link.last()
     }
 
+    /// Whether a node was met, and was not told goodbye.
+    pub(crate) fn knows(&self, segment: SegmentId) -> bool {
+        self.nodes().contains_key(&segment)
+    }
+
     /// What people call a node.
     pub(crate) fn node_name(&self, segment: SegmentId) -> String {
         let known = self.nodes().get(&segment).map(|node| node.info.name.clone());
@@ -395,7 +400,23 @@ impl Inner {
         });
         quiet.await.map_err(|_| Error::timeout("waiting for calls that are under way"))?;
         goodbye(self.leave(), deadline.instant()).await;
+        self.give_up_room(deadline).await;
         Ok(())
+    }
+
+    /// Gives back what is still reserved on nodes that hear no goodbye yet, because of views.
+    async fn give_up_room(&self, deadline: Deadline) {
+        let mut running = Running::new();
+        let left: Vec<_> =
+            self.nodes().iter().map(|(segment, node)| (*segment, node.link.current())).collect();
+        for (segment, route) in left {
+            let Some(route) = route.filter(|_| !self.reservations.on(segment).is_empty()) else { continue };
+            running.push(async move {
+                // Who does not hear it hears the goodbye, or sees this process end.
+                let _unheard = route.connection.call(&Request::Keep(Vec::new()), deadline.instant()).await;
+            });
+        }
+        running.all().await;
     }
 
     /// Everybody who has not heard goodbye yet and may: nodes on which something is still in view must wait.

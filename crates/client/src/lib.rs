@@ -29,7 +29,8 @@
 //! # How long things stay
 //!
 //! An object stays until it is deleted, replaced, or evicted to make room. [`Client::pin`] keeps it from
-//! eviction on behalf of an owner; [`Client::put_with`] waits for room instead of failing;
+//! eviction on behalf of an owner; [`Client::put_with`] waits for room instead of failing, and
+//! [`Client::reserve`] asks for it ahead of the bytes;
 //! [`Client::set_policy`] limits a namespace, and [`Client::wait_usage`] waits until it has emptied or filled
 //! so far. [`Client::why`] says who holds an object, or what took it away.
 //!
@@ -95,6 +96,7 @@ mod names;
 mod options;
 mod put;
 mod reservations;
+mod reserved;
 mod route;
 mod running;
 mod sample;
@@ -114,6 +116,7 @@ pub use manifest::{
     UnknownDtype,
 };
 pub use options::{ConnectOptions, Deadline, DeleteOptions, GetOptions, Patience, ResolveOptions};
+pub use reserved::{Reserved, Room};
 pub use sample::{SamplePut, SampleRef, TensorRef};
 pub use tiffin_core::marks::Consumption;
 pub use tiffin_core::message::{
@@ -165,6 +168,35 @@ impl Client {
     ) -> Vec<Result<Stored, Error>> {
         match self.inner.enter(deadline) {
             Ok(_busy) => put::put(&self.inner, puts, patience, deadline).await,
+            Err(error) => batch::all(puts.len(), &error),
+        }
+    }
+
+    /// Reserves room ahead of the bytes: what is reserved can be put, however full the store is by then. Who
+    /// may wait stands in the same line as puts.
+    ///
+    /// What finds no room fails with [`Error::Full`] or [`Error::OverQuota`], as a put would. A name that
+    /// exists, and is not to be replaced, fails with [`Error::Exists`] at once.
+    pub async fn reserve(
+        &self,
+        rooms: &[Room],
+        patience: Patience,
+        deadline: Deadline,
+    ) -> Vec<Result<Reserved, Error>> {
+        match self.inner.enter(deadline) {
+            Ok(_busy) => reserved::reserve(&self.inner, rooms, patience, deadline).await,
+            Err(error) => batch::all(rooms.len(), &error),
+        }
+    }
+
+    /// Stores objects in room that this client has reserved, each as [`Reserved::put`] does.
+    pub async fn put_reserved(
+        &self,
+        puts: &[(&Reserved, Vec<SourceBuf<'_>>)],
+        deadline: Deadline,
+    ) -> Vec<Result<Stored, Error>> {
+        match self.inner.enter(deadline) {
+            Ok(_busy) => reserved::put_reserved(&self.inner, puts, deadline).await,
             Err(error) => batch::all(puts.len(), &error),
         }
     }
@@ -507,6 +539,7 @@ mod tests {
         check::<Error>();
         check::<Embedded>();
         check::<Lease>();
+        check::<Reserved>();
     }
 
     #[test]

@@ -10,6 +10,7 @@ use tokio::time::timeout_at;
 
 use crate::inner::{Inner, call_failure};
 use crate::reservations::Held;
+use crate::reserved::Grip;
 use crate::running::Running;
 use crate::{Deadline, Effect, Error, Patience, Put, Stored, batch};
 
@@ -35,10 +36,22 @@ pub(crate) async fn put(
     patience: Patience,
     deadline: Deadline,
 ) -> Vec<Result<Stored, Error>> {
+    put_ready(inner, puts, Vec::new(), patience, deadline).await
+}
+
+/// Puts into room that was reserved before: there is some for each, or for none.
+pub(crate) async fn put_ready(
+    inner: &Inner,
+    puts: &[Put<'_>],
+    ready: Vec<Grip>,
+    patience: Patience,
+    deadline: Deadline,
+) -> Vec<Result<Stored, Error>> {
     let mut outcomes = Vec::with_capacity(puts.len());
+    let mut ready = ready.into_iter();
     for piece in batch::pieces(puts.iter().map(|put| &put.key)) {
         let puts = puts.get(piece).unwrap_or_default();
-        outcomes.extend(drive(inner, puts, patience, deadline).await);
+        outcomes.extend(drive(inner, puts, &mut ready, patience, deadline).await);
     }
     outcomes
 }
@@ -46,13 +59,16 @@ pub(crate) async fn put(
 async fn drive(
     inner: &Inner,
     puts: &[Put<'_>],
+    ready: &mut (dyn Iterator<Item = Grip> + Send),
     patience: Patience,
     deadline: Deadline,
 ) -> Vec<Result<Stored, Error>> {
-    let mut session = Session::new(puts.iter().map(request).collect()).waiting(patience.wait_ms(deadline));
     // Dropped last: what is left is given back when no copy of ours can be under way any more.
     let held = Held::new(&inner.reservations, &inner.chores);
     let held = &held;
+    let ready = puts.iter().map(|_| ready.next().map(|grip| grip.hand_over(held)).unwrap_or_default());
+    let requests = puts.iter().zip(ready).map(|(put, ready)| request(put, ready)).collect();
+    let mut session = Session::new(requests).waiting(patience.wait_ms(deadline));
     let mut failures = Vec::new();
     // Why items could not be written, where they could not.
     let mut unwritten = BTreeMap::new();
@@ -106,10 +122,15 @@ async fn drive(
     answers.collect()
 }
 
-fn request(put: &Put<'_>) -> PutRequest {
-    let options = PutOptions { replicas: put.options.replicas.max(1), ..put.options.clone() };
+fn request(put: &Put<'_>, ready: Vec<Reservation>) -> PutRequest {
     // Buffers that overlap can be longer together than memory; no node has that much room.
-    PutRequest { key: put.key.clone(), len: put.len().unwrap_or(u64::MAX), options }
+    let len = put.len().unwrap_or(u64::MAX);
+    PutRequest { key: put.key.clone(), len, options: plain(&put.options), ready }
+}
+
+/// The options as the master understands them.
+pub(crate) fn plain(options: &PutOptions) -> PutOptions {
+    PutOptions { replicas: options.replicas.max(1), ..options.clone() }
 }
 
 async fn call(

@@ -11,6 +11,8 @@
 //!    knows that it holds there ([`Request::Keep`](tiffin_core::message::Request::Keep)), and gives the
 //!    rest back. No reservation may be on its way meanwhile: the node would take it for one that was lost.
 //!    The lock [`Reservations::gate`] sees to that.
+//! 4. Room that was reserved ahead of its bytes ([`Reserved`](crate::Reserved)) is known like that of a put,
+//!    until it is used, released or dropped.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -84,6 +86,11 @@ impl<'a> Held<'a> {
     pub(crate) fn take(&self, location: Location) {
         self.all.add(location);
         lock(&self.mine).insert(location);
+    }
+
+    /// Somebody else answers for it from now on.
+    pub(crate) fn let_go(&self, location: Location) {
+        lock(&self.mine).remove(&location);
     }
 
     /// The node says that it is an object now, or free.

@@ -147,7 +147,9 @@ async fn work_off(client: Weak<Inner>, segment: SegmentId, mut work: PerNode) {
             Ok(()) => return,
             Err(error) => tracing::debug!(%segment, %error, "chores are left for later"),
         }
-        if inner.last_route(segment).is_some_and(|route| route.is_node_gone()) {
+        let is_gone = inner.last_route(segment).is_some_and(|route| route.is_node_gone());
+        // A client that was closed has said goodbye, and has nothing there any more.
+        if is_gone || !inner.knows(segment) {
             break;
         }
         drop(inner);

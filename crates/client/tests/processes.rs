@@ -18,7 +18,7 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use tiffin_client::{
     Acked, Client, ConnectOptions, Deadline, DeleteOptions, Dtype, Error, GetOptions, Key, Patience, Put,
-    PutOptions, ResolveOptions, SamplePut, TensorRef, Way,
+    PutOptions, ResolveOptions, Room, SamplePut, TensorRef, Way,
 };
 use tiffin_core::message::{Hello, Reply, Request, Reserve, ReserveItem, ReserveOutcome};
 use tiffin_rpc::Connection;
@@ -36,9 +36,10 @@ const MEMORY: u64 = 16 << 20;
 
 type Test = (&'static str, fn(&Runtime));
 
-const TESTS: [Test; 7] = [
+const TESTS: [Test; 8] = [
     ("processes_of_one_host_share_memory", processes_of_one_host_share_memory),
     ("a_client_killed_between_reserve_and_commit", a_client_killed_between_reserve_and_commit),
+    ("a_client_killed_with_room_reserved_ahead", a_client_killed_with_room_reserved_ahead),
     ("clients_killed_under_load", clients_killed_under_load),
     ("a_client_killed_while_it_looks", a_client_killed_while_it_looks),
     ("a_consumer_killed_with_its_lease", a_consumer_killed_with_its_lease),
@@ -52,6 +53,7 @@ fn main() {
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["node", master, name] => runtime.block_on(be_node(master, name)),
         ["reserver", master] => runtime.block_on(be_reserver(master)),
+        ["hoarder", master] => runtime.block_on(be_hoarder(master)),
         ["putter", master] => runtime.block_on(be_putter(master)),
         ["viewer", master, name] => runtime.block_on(be_viewer(master, name)),
         ["consumer", master, name] => runtime.block_on(be_consumer(master, name)),
@@ -105,6 +107,14 @@ async fn be_reserver(master: &str) {
     let reply = connection.call(&request, Instant::now() + LONG).await.unwrap();
     let Reply::Reserved(reserved) = reply else { panic!("{reply:?}") };
     assert!(matches!(reserved.items[..], [ReserveOutcome::Room(_)]), "{reserved:?}");
+    ready_until_parent_ends();
+}
+
+/// A client that has all room reserved, and never has anything to put into it.
+async fn be_hoarder(master: &str) {
+    let client = Client::connect(ConnectOptions::new(master)).await.unwrap();
+    let rooms = [Room::new(key("never"), MEMORY)];
+    let _reserved = only(client.reserve(&rooms, Patience::Never, soon()).await).unwrap();
     ready_until_parent_ends();
 }
 
@@ -176,6 +186,21 @@ fn a_client_killed_between_reserve_and_commit(runtime: &Runtime) {
         let client = connect(&master, true).await;
         let bytes = pattern(MEMORY as usize / 2 + 1);
         only(client.put(&[Put::new(key("living"), &bytes)], soon()).await).unwrap();
+        eventually("the dead one is forgotten", || node.client_count() == 1).await;
+    });
+}
+
+fn a_client_killed_with_room_reserved_ahead(runtime: &Runtime) {
+    let (master, node) = runtime.block_on(start_both());
+    let hoarder = Process::start(&["hoarder", &master.address().to_string()]);
+    runtime.block_on(async {
+        assert_eq!(node.usage().granted, MEMORY);
+        let client = connect(&master, true).await;
+        let puts = [Put::new(key("living"), b"bytes")];
+        let full = only(client.put(&puts, soon()).await).unwrap_err();
+        assert!(matches!(full, Error::Full { .. }), "{full:?}");
+        hoarder.kill();
+        only(client.put_with(&puts, Patience::UntilDeadline, soon()).await).unwrap();
         eventually("the dead one is forgotten", || node.client_count() == 1).await;
     });
 }

@@ -7,8 +7,8 @@ use std::task::Poll;
 use std::time::Duration;
 
 use tiffin_client::{
-    Client, ConnectOptions, DeleteOptions, Effect, Error, GetOptions, Key, OnExists, Pattern, Put,
-    PutOptions, ResolveOptions,
+    Client, ConnectOptions, DeleteOptions, Effect, Error, GetOptions, Key, OnExists, Patience, Pattern, Put,
+    PutOptions, ResolveOptions, Room, SourceBuf,
 };
 use tiffin_server::{Address, MasterConfig, MasterServer, NodeConfig, NodeServer};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -126,6 +126,28 @@ async fn a_reservation_whose_answer_was_lost_is_given_back_before_the_next_one()
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn room_reserved_ahead_survives_a_new_connection_to_the_master() {
+    let cluster = Cluster::one(4 << 20).await;
+    let proxy = Proxy::start(cluster.master.address()).await;
+    for shared_memory in [true, false] {
+        let options = ConnectOptions { shared_memory, ..ConnectOptions::new(&proxy.address) };
+        let client = Client::connect(options).await.unwrap();
+        let rooms = [Room::new(key("ahead"), 1000)];
+        let reserved = only(client.reserve(&rooms, Patience::Never, soon()).await).unwrap();
+        let granted = cluster.nodes[0].usage().granted;
+        proxy.cut.send_modify(|count| *count += 1);
+        eventually("the master sees it go", || cluster.master.stat().clients == 0).await;
+        // This says to the node what is known, and whatever is not goes.
+        only(client.put(&[Put::new(key("n"), b"n")], soon()).await).unwrap();
+        assert!(granted > 0 && cluster.nodes[0].usage().granted == granted);
+        reserved.put(vec![SourceBuf::from(&[7; 1000][..])], soon()).await.unwrap();
+        let got = only(client.get(&[key("ahead")], GetOptions::default(), soon()).await).unwrap();
+        assert_eq!((got.bytes, cluster.nodes[0].usage().granted), (vec![7; 1000], 0));
+        client.close(soon()).await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_put_or_get_that_is_dropped_at_any_point_leaves_nothing_behind() {
     let cluster = Cluster::one(256 << 20).await;
     let bytes = pattern(3, 9 << 20);
@@ -139,6 +161,11 @@ async fn a_put_or_get_that_is_dropped_at_any_point_leaves_nothing_behind() {
                 finished += 1;
             }
             let keys: Vec<_> = puts.iter().map(|put| put.key.clone()).collect();
+            let rooms = [Room::new(key(format!("c/{polls}")), 3)];
+            if let Some(reserved) = drop_after(polls, client.reserve(&rooms, Patience::Never, soon())).await {
+                let reserved = only(reserved).unwrap();
+                drop(drop_after(polls, reserved.put(vec![SourceBuf::from(&b"abc"[..])], soon())).await);
+            }
             drop(drop_after(polls, client.view(&keys, soon())).await);
             drop(drop_after(polls, client.get(&keys, GetOptions::default(), soon())).await);
             client.delete(&keys, DeleteOptions::default(), soon()).await.into_iter().for_each(|it| {

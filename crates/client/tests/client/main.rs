@@ -4,6 +4,7 @@
 
 mod faults;
 mod lifetimes;
+mod reserved;
 mod samples;
 mod store;
 mod support;

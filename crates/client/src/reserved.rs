@@ -1,0 +1,276 @@
+//! Room that is reserved before there are bytes to put into it.
+//!
+//! **Invariant:** what a [`Grip`] holds is known to [`Reservations`](crate::reservations::Reservations), so
+//! that a node which asks what is still needed does not take it away. A grip ends in one of two ways: it is
+//! handed over to a put, or dropped, and then its room is given back.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tiffin_core::message::{PutOptions, Reply, Request, Reserve, ReserveItem, ReserveOutcome};
+use tiffin_core::{Key, Location, Reservation, SegmentId};
+use tiffin_transport::SourceBuf;
+
+use crate::inner::Inner;
+use crate::reservations::Held;
+use crate::running::Running;
+use crate::tend::Chore;
+use crate::{Deadline, Error, Patience, Put, Stored, batch, put};
+
+/// Room to be reserved for one object.
+#[derive(Clone, Debug)]
+pub struct Room {
+    /// The object's name. Reserving does not claim it: of two who have room for one name, both may put.
+    pub key: Key,
+    /// The object's bytes, exactly.
+    pub len: u64,
+    /// How the object is to be kept. Zero replicas means one.
+    pub options: PutOptions,
+}
+
+impl Room {
+    /// Room for one copy, which takes the place of an older object of that name if there is one.
+    #[must_use]
+    pub fn new(key: Key, len: u64) -> Self {
+        Self { key, len, options: PutOptions { replicas: 1, ..PutOptions::default() } }
+    }
+}
+
+/// Room in the store that is this client's: nobody else gets it, and it counts as used by the namespace.
+///
+/// It ends with [`Self::put`], with [`Self::release`], when it is dropped (the room is then given back in the
+/// background), when the client is closed, or when its process ends; never because time passed. It keeps its
+/// client connected.
+///
+/// A broken connection is survived as far as the node can tell that the client is still there. If a node goes
+/// away with the room, the put reserves anew, with the patience that was asked for at first.
+pub struct Reserved {
+    inner: Arc<Inner>,
+    room: Room,
+    patience: Patience,
+    /// `None` after it was used or released.
+    grip: Mutex<Option<Grip>>,
+}
+
+impl Reserved {
+    /// The object's name.
+    #[must_use]
+    pub fn key(&self) -> &Key {
+        &self.room.key
+    }
+
+    /// How many bytes are to be put.
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "room for no bytes is no special case")]
+    pub fn len(&self) -> u64 {
+        self.room.len
+    }
+
+    /// Whether it was neither used nor released yet.
+    #[must_use]
+    pub fn is_held(&self) -> bool {
+        self.grip().is_some()
+    }
+
+    /// Stores the object: exactly as many bytes as there is room for. When it has succeeded, everybody can
+    /// read the object.
+    ///
+    /// With another number of bytes it fails with [`Error::Invalid`], and the room stays reserved. Otherwise
+    /// the room is used up, also where the put fails or its future is dropped: it is given back then.
+    pub async fn put(&self, parts: Vec<SourceBuf<'_>>, deadline: Deadline) -> Result<Stored, Error> {
+        let _busy = self.inner.enter(deadline)?;
+        let stored = put_reserved(&self.inner, &[(self, parts)], deadline).await;
+        stored.into_iter().next().unwrap_or_else(|| Err(Error::misfit()))
+    }
+
+    /// Gives the room back, and waits until the nodes have heard it. After an error those that have not are
+    /// told in the background. Releasing what was used or released is harmless.
+    pub async fn release(&self, deadline: Deadline) -> Result<(), Error> {
+        let _busy = self.inner.enter(deadline)?;
+        let grip = self.grip().take();
+        match grip {
+            Some(grip) => grip.give_back(deadline).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Takes the room for these bytes, if they are as many.
+    fn take(&self, inner: &Inner, put: &Put<'_>) -> Result<Grip, Error> {
+        let Room { key, len, .. } = &self.room;
+        if !std::ptr::eq(inner, &raw const *self.inner) {
+            return Err(Error::invalid(format!("the room for `{key}` was reserved by another client")));
+        }
+        if put.len() != Some(*len) {
+            let given = put.len().map_or_else(|| "more than all".to_owned(), |len| len.to_string());
+            let what = format!("`{key}` has room for exactly {len} bytes, and {given} bytes were given");
+            return Err(Error::invalid(what));
+        }
+        let used = || Error::invalid(format!("the room for `{key}` was used or released already"));
+        self.grip().take().ok_or_else(used)
+    }
+
+    fn grip(&self) -> MutexGuard<'_, Option<Grip>> {
+        // Each use takes it or looks at it, so nothing can be half done.
+        self.grip.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Reserved {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("Reserved")
+            .field("key", &self.room.key)
+            .field("len", &self.room.len)
+            .field("is_held", &self.is_held())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Reservations that are given back when they are dropped.
+pub(crate) struct Grip {
+    inner: Arc<Inner>,
+    ready: Vec<Reservation>,
+}
+
+impl Grip {
+    /// Takes over what an answer has brought.
+    fn new(inner: &Arc<Inner>, held: &Held<'_>, ready: Vec<Reservation>) -> Self {
+        let grip = Self { inner: Arc::clone(inner), ready };
+        grip.locations().for_each(|location| held.let_go(location));
+        grip
+    }
+
+    /// From now on it is the business of a put.
+    pub(crate) fn hand_over(mut self, held: &Held<'_>) -> Vec<Reservation> {
+        self.locations().for_each(|location| held.take(location));
+        std::mem::take(&mut self.ready)
+    }
+
+    fn locations(&self) -> impl Iterator<Item = Location> + '_ {
+        self.ready.iter().map(|it| it.location)
+    }
+
+    async fn give_back(self, deadline: Deadline) -> Result<(), Error> {
+        let inner = Arc::clone(&self.inner);
+        let held = Held::new(&inner.reservations, &inner.chores);
+        let mut running = Running::new();
+        for reservation in self.hand_over(&held) {
+            let (inner, held) = (&inner, &held);
+            running.push(async move { abort(inner, held, reservation.location, deadline).await });
+        }
+        // What is still held at the end is left to the background.
+        running.all().await.into_iter().collect()
+    }
+}
+
+impl Drop for Grip {
+    fn drop(&mut self) {
+        let left: Vec<_> = self.locations().collect();
+        if !left.is_empty() {
+            let _gone = self.inner.chores.send(Chore::Abort(left));
+        }
+    }
+}
+
+async fn abort(inner: &Inner, held: &Held<'_>, location: Location, deadline: Deadline) -> Result<(), Error> {
+    let request = Request::Abort(vec![location.hold()]);
+    inner.ask_node(location.segment, &request, deadline).await?;
+    held.settle(location);
+    Ok(())
+}
+
+pub(crate) async fn reserve(
+    inner: &Arc<Inner>,
+    rooms: &[Room],
+    patience: Patience,
+    deadline: Deadline,
+) -> Vec<Result<Reserved, Error>> {
+    let mut results = Vec::with_capacity(rooms.len());
+    for piece in batch::pieces(rooms.iter().map(|it| &it.key)) {
+        let rooms = rooms.get(piece).unwrap_or_default();
+        results.extend(reserve_piece(inner, rooms, patience, deadline).await);
+    }
+    // A node that knows its client does not mistake a broken connection to the master for its end. Who
+    // cannot be reached now may be when there is something to write.
+    let mut running = Running::new();
+    let segments: BTreeSet<_> = results.iter().flatten().flat_map(segments).collect();
+    for segment in segments {
+        running.push(async move { inner.route(segment, deadline).await.is_ok() });
+    }
+    running.all().await;
+    results
+}
+
+fn segments(reserved: &Reserved) -> Vec<SegmentId> {
+    reserved.grip().iter().flat_map(Grip::locations).map(|it| it.segment).collect()
+}
+
+async fn reserve_piece(
+    inner: &Arc<Inner>,
+    rooms: &[Room],
+    patience: Patience,
+    deadline: Deadline,
+) -> Vec<Result<Reserved, Error>> {
+    let items = rooms.iter().map(|room| ReserveItem {
+        key: room.key.clone(),
+        len: room.len,
+        options: put::plain(&room.options),
+    });
+    let wait_ms = patience.wait_ms(deadline);
+    let request = Request::Reserve(Reserve { items: items.collect(), wait_ms, ..Reserve::default() });
+    let held = Held::new(&inner.reservations, &inner.chores);
+    match inner.reserve(&request, &held, deadline).await {
+        Ok(Reply::Reserved(reserved)) if reserved.items.len() == rooms.len() => {
+            let answers = rooms.iter().zip(reserved.items);
+            answers.map(|(room, outcome)| answer(inner, &held, room, patience, outcome)).collect()
+        }
+        Ok(Reply::Refused(refusal)) => batch::all(rooms.len(), &refusal.into()),
+        Ok(_) => batch::all(rooms.len(), &Error::misfit()),
+        Err(error) => batch::all(rooms.len(), &error),
+    }
+}
+
+fn answer(
+    inner: &Arc<Inner>,
+    held: &Held<'_>,
+    room: &Room,
+    patience: Patience,
+    outcome: ReserveOutcome,
+) -> Result<Reserved, Error> {
+    let (key, len) = (room.key.clone(), room.len);
+    match outcome {
+        ReserveOutcome::Room(ready) => {
+            let grip = Mutex::new(Some(Grip::new(inner, held, ready)));
+            Ok(Reserved { inner: Arc::clone(inner), room: room.clone(), patience, grip })
+        }
+        ReserveOutcome::Exists(generation) => Err(Error::Exists { key, generation }),
+        ReserveOutcome::Full(usage) => Err(Error::Full { key, len, usage }),
+        ReserveOutcome::OverQuota(quota) => Err(Error::OverQuota { key, quota }),
+        ReserveOutcome::Invalid(what) => Err(Error::Invalid { what }),
+    }
+}
+
+pub(crate) async fn put_reserved(
+    inner: &Inner,
+    items: &[(&Reserved, Vec<SourceBuf<'_>>)],
+    deadline: Deadline,
+) -> Vec<Result<Stored, Error>> {
+    let (mut puts, mut grips, mut refused) = (Vec::new(), Vec::new(), Vec::with_capacity(items.len()));
+    for (reserved, parts) in items {
+        let Room { key, options, .. } = &reserved.room;
+        let put = Put { key: key.clone(), parts: parts.clone(), options: options.clone() };
+        match reserved.take(inner, &put) {
+            Ok(grip) => {
+                grips.push(grip);
+                puts.push(put);
+                refused.push(None);
+            }
+            Err(error) => refused.push(Some(error)),
+        }
+    }
+    let patience = items.iter().map(|(it, _)| it.patience).max_by_key(|it| it.wait_ms(deadline));
+    let stored = put::put_ready(inner, &puts, grips, patience.unwrap_or_default(), deadline).await;
+    let mut stored = stored.into_iter();
+    let mut next = || stored.next().unwrap_or_else(|| Err(Error::misfit()));
+    refused.into_iter().map(|it| it.map_or_else(&mut next, Err)).collect()
+}

@@ -1,0 +1,174 @@
+//! Room that is reserved ahead of the bytes: whose it is, and how it comes back.
+
+use std::time::Duration;
+
+use tiffin_client::{
+    Client, Deadline, Effect, Embedded, Error, GetOptions, OnExists, Patience, Policy, Put, PutOptions,
+    Reserved, Room, SourceBuf,
+};
+
+use crate::support::{Cluster, eventually, key, only, pattern, pinned, soon};
+
+const MIB: u64 = 1 << 20;
+
+async fn reserve(client: &Client, name: &str, len: u64) -> Result<Reserved, Error> {
+    only(client.reserve(&[Room::new(key(name), len)], Patience::Never, soon()).await)
+}
+
+fn parts(bytes: &[u8]) -> Vec<SourceBuf<'_>> {
+    vec![SourceBuf::from(bytes)]
+}
+
+fn granted(cluster: &Cluster) -> u64 {
+    cluster.nodes[0].usage().granted
+}
+
+fn waiting(cluster: &Cluster) -> u64 {
+    cluster.master.stat().namespaces.iter().map(|it| it.waiting).sum()
+}
+
+async fn bytes_of(client: &Client, name: &str) -> Vec<u8> {
+    only(client.get(&[key(name)], GetOptions::default(), soon()).await).unwrap().bytes
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_reserved_is_room_for_nobody_else_and_can_be_put() {
+    let cluster = Cluster::one(4 * MIB).await;
+    for client in [cluster.client().await, cluster.tcp_client().await] {
+        let other = cluster.client().await;
+        let reserved = reserve(&client, "k", 4 * MIB).await.unwrap();
+        assert_eq!((reserved.key(), reserved.len(), reserved.is_held()), (&key("k"), 4 * MIB, true));
+        assert_eq!(granted(&cluster), 4 * MIB);
+        let full = only(other.put(&[Put::new(key("n"), b"x")], soon()).await);
+        assert!(matches!(&full, Err(Error::Full { usage, .. }) if usage.granted == 4 * MIB), "{full:?}");
+        let full = reserve(&other, "n", 1).await;
+        assert!(matches!(full, Err(Error::Full { len: 1, .. })), "{full:?}");
+
+        let bytes = pattern(1, 4 << 20);
+        let (front, back) = bytes.split_at(1000);
+        let parts = vec![SourceBuf::from(front), SourceBuf::from(back)];
+        reserved.put(parts, soon()).await.unwrap();
+        assert!(!reserved.is_held() && granted(&cluster) == 0);
+        assert!(bytes_of(&other, "k").await == bytes);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn room_that_is_dropped_or_released_wakes_whoever_waits_for_it() {
+    let cluster = Cluster::one(4 * MIB).await;
+    let (one, other) = (cluster.client().await, cluster.client().await);
+    for is_dropped in [true, false] {
+        let reserved = reserve(&one, "k", 3 * MIB).await.unwrap();
+        let waiter = other.clone();
+        let put = tokio::spawn(async move {
+            let bytes = pattern(2, 2 << 20);
+            only(waiter.put_with(&[pinned("n", &bytes)], Patience::UntilDeadline, soon()).await).unwrap();
+            // First come, first served: who reserves stands in the same line.
+            let rooms = [Room::new(key("m"), 2 * MIB)];
+            only(waiter.reserve(&rooms, Patience::UntilDeadline, soon()).await).unwrap()
+        });
+        eventually("it stands in line", || waiting(&cluster) == 1).await;
+        if is_dropped {
+            drop(reserved);
+        } else {
+            reserved.release(soon()).await.unwrap();
+            reserved.release(soon()).await.unwrap();
+            let used = reserved.put(parts(&[0; 3 << 20]), soon()).await.unwrap_err();
+            assert!(matches!(&used, Error::Invalid { what } if what.contains("released")), "{used:?}");
+        }
+        drop(put.await.unwrap());
+        eventually("all of it comes back", || granted(&cluster) == 0).await;
+        assert_eq!(other.delete(&[key("n")], Default::default(), soon()).await, [Ok(true)]);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn another_number_of_bytes_is_refused_and_the_room_is_kept() {
+    let cluster = Cluster::one(4 * MIB).await;
+    let (client, other) = (cluster.client().await, cluster.client().await);
+    let reserved = reserve(&client, "k", 3).await.unwrap();
+    for wrong in [&b""[..], b"12", b"1234"] {
+        let error = reserved.put(parts(wrong), soon()).await.unwrap_err();
+        assert!(matches!(&error, Error::Invalid { what } if what.contains("exactly 3 bytes")), "{error:?}");
+    }
+    let late = reserved.put(parts(b"123"), Deadline::after(Duration::ZERO)).await;
+    assert!(matches!(late, Err(Error::Timeout { .. })), "{late:?}");
+    let foreign = only(other.put_reserved(&[(&reserved, parts(b"123"))], soon()).await);
+    assert!(matches!(foreign, Err(Error::Invalid { .. })), "{foreign:?}");
+    assert!(reserved.is_held() && granted(&cluster) > 0);
+    reserved.put(parts(b"123"), soon()).await.unwrap();
+    assert_eq!(bytes_of(&client, "k").await, b"123");
+    let twice = reserved.put(parts(b"456"), soon()).await;
+    assert!(matches!(twice, Err(Error::Invalid { .. })), "{twice:?}");
+    assert_eq!((bytes_of(&client, "k").await, granted(&cluster)), (b"123".to_vec(), 0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_are_reserved_and_put_in_one_call_with_an_outcome_each() {
+    let cluster = Cluster::start(&[4 * MIB, 4 * MIB], "").await;
+    let client = cluster.client().await;
+    let twice = PutOptions { replicas: 2, ..PutOptions::default() };
+    let keep = PutOptions { on_exists: OnExists::Keep, ..PutOptions::default() };
+    only(client.put(&[Put::new(key("old"), b"old")], soon()).await).unwrap();
+    let rooms = [
+        Room { options: twice, ..Room::new(key("a"), 1) },
+        Room::new(key("huge"), 64 * MIB),
+        Room { options: keep.clone(), ..Room::new(key("old"), 1) },
+        Room { options: keep, ..Room::new(key("b"), 1) },
+        Room::new(key("empty"), 0),
+    ];
+    let mut reserved = client.reserve(&rooms, Patience::Never, soon()).await.into_iter();
+    let (a, huge, old) =
+        (reserved.next().unwrap().unwrap(), reserved.next().unwrap(), reserved.next().unwrap());
+    let (b, empty) = (reserved.next().unwrap().unwrap(), reserved.next().unwrap().unwrap());
+    assert!(matches!(huge, Err(Error::Full { .. })), "{huge:?}");
+    assert!(matches!(&old, Err(Error::Exists { key: it, .. }) if *it == key("old")), "{old:?}");
+    // A reservation claims no name: another put may come first.
+    only(client.put(&[Put::new(key("b"), b"first")], soon()).await).unwrap();
+    let puts = [(&a, parts(b"1")), (&a, parts(b"2")), (&b, parts(b"3")), (&empty, parts(b""))];
+    let stored = client.put_reserved(&puts, soon()).await;
+    assert!(matches!(&stored[0], Ok(it) if it.effect == Effect::Created), "{stored:?}");
+    assert!(matches!(&stored[1], Err(Error::Invalid { .. })), "{stored:?}");
+    assert!(matches!(&stored[2], Ok(it) if it.effect == Effect::Kept), "{stored:?}");
+    assert!(stored[3].is_ok(), "{stored:?}");
+    for (name, bytes) in [("a", &b"1"[..]), ("b", b"first"), ("empty", b"")] {
+        assert_eq!(bytes_of(&client, name).await, bytes);
+    }
+    eventually("nothing is left", || cluster.nodes.iter().all(|it| it.usage().granted == 0)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn reserved_room_counts_against_the_quota() {
+    let cluster = Cluster::one(4 * MIB).await;
+    let client = cluster.client().await;
+    client.set_policy(Policy { quota: Some(MIB), max_hold_ms: None }, soon()).await.unwrap();
+    let reserved = reserve(&client, "k", MIB).await.unwrap();
+    let over = reserve(&client, "n", 1).await.unwrap_err();
+    assert!(matches!(&over, Error::OverQuota { quota, .. } if quota.used == MIB), "{over:?}");
+    drop(reserved);
+    let rooms = [Room::new(key("n"), MIB)];
+    only(client.reserve(&rooms, Patience::UntilDeadline, soon()).await).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn room_ends_with_its_client_also_where_a_view_is_left() {
+    for is_looking in [false, true] {
+        let store = Embedded::start(4 * MIB).await.unwrap();
+        let options = store.client.options().clone();
+        let client = Client::connect(options).await.unwrap();
+        only(client.put(&[Put::new(key("seen"), b"seen")], soon()).await).unwrap();
+        let view = only(client.view(&[key("seen")], soon()).await).unwrap();
+        let view = is_looking.then_some(view);
+        let reserved = reserve(&client, "k", MIB).await.unwrap();
+        client.close(soon()).await.unwrap();
+        assert_eq!(reserved.put(parts(&[0; MIB as usize]), soon()).await, Err(Error::Closed));
+        assert_eq!(reserved.release(soon()).await, Err(Error::Closed));
+        let none = reserve(&client, "k", 1).await;
+        assert!(matches!(none, Err(Error::Closed)), "{none:?}");
+        // All of the room can be had again, but for what is looked at.
+        let rooms = [Room::new(key("n"), 3 * MIB)];
+        let all = only(store.client.reserve(&rooms, Patience::UntilDeadline, soon()).await).unwrap();
+        drop((reserved, view, all));
+        store.stop(soon()).await.unwrap();
+    }
+}
