@@ -9,6 +9,7 @@ use tiffin_transport::{TransferError, WriteOp};
 use tokio::time::timeout_at;
 
 use crate::inner::{Inner, call_failure};
+use crate::names;
 use crate::reservations::Held;
 use crate::reserved::Grip;
 use crate::running::Running;
@@ -68,7 +69,9 @@ async fn drive(
     let held = &held;
     let ready = puts.iter().map(|_| ready.next().map(|grip| grip.hand_over(held)).unwrap_or_default());
     let requests = puts.iter().zip(ready).map(|(put, ready)| request(put, ready)).collect();
-    let mut session = Session::new(requests).waiting(patience.wait_ms(deadline));
+    let mut session = Session::new(requests)
+        .waiting(patience.wait_ms(deadline))
+        .confirming(names::wait_ms(deadline));
     let mut failures = Vec::new();
     // Why items could not be written, where they could not.
     let mut unwritten = BTreeMap::new();
@@ -217,11 +220,13 @@ async fn write(
 
 fn answer(outcome: PutOutcome, put: &Put<'_>, failures: &[Error], is_late: bool) -> Result<Stored, Error> {
     match outcome {
-        PutOutcome::Stored { generation, copies, replaced } => {
+        PutOutcome::Stored { generation, copies, replaced, unconfirmed } => {
             let effect = if replaced { Effect::Replaced } else { Effect::Created };
-            Ok(Stored { generation, copies, effect })
+            Ok(Stored { generation, copies, effect, unconfirmed })
         }
-        PutOutcome::Exists(generation) => Ok(Stored { generation, copies: 0, effect: Effect::Kept }),
+        PutOutcome::Exists(generation) => {
+            Ok(Stored { generation, copies: 0, effect: Effect::Kept, unconfirmed: Vec::new() })
+        }
         PutOutcome::Full(usage) => {
             Err(Error::Full { key: put.key.clone(), len: put.len().unwrap_or(u64::MAX), usage })
         }

@@ -36,7 +36,7 @@ impl<'a> Put<'a> {
 }
 
 /// An object that can be read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stored {
     /// Which put of the key it is; if an older object was kept, that one's.
     pub generation: Generation,
@@ -45,6 +45,9 @@ pub struct Stored {
     pub copies: u32,
     /// What became of the name.
     pub effect: Effect,
+    /// Nodes that could not confirm in time that the object which was replaced is gone: until they do, who
+    /// knows where it lies there may still read it. Lookups find the new one.
+    pub unconfirmed: Vec<String>,
 }
 
 /// What a put did to the name.

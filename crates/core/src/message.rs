@@ -9,7 +9,7 @@
 //! |-----------------|----------|
 //! | client → master | `Reserve`, `Resolve`, `Exists`, `Delete`, `DeleteMatching`, `List`, `Stat`, |
 //! |                 | `Heartbeat`, `Pin`, `DropPins`, `SetPolicy`, `Await`, `Why`, `Lease`, `Release`, |
-//! |                 | `Ack` |
+//! |                 | `Ack`, `Cancel` |
 //! | node → master   | `Register`, `Announce`, `Decide`, `Heartbeat`, `Released`, `Goodbye` |
 //! | master → node   | `Allocate`, `Settle`, `Retire`, `ClientGone`, `Mark`, `Inspect` |
 //! | client → node   | `Commit`, `Abort`, `Keep`, `BeginViews`, `EndViews`, `Goodbye` |
@@ -24,7 +24,7 @@ pub use lifetime::{
 };
 
 use crate::{
-    ClientId, Generation, Hold, Key, Location, Reservation, SegmentId,
+    ClientId, Generation, Hold, Key, Location, RequestId, Reservation, SegmentId,
     marks::{Consumption, Marks},
 };
 
@@ -138,6 +138,9 @@ pub enum Request {
     Release(Release),
     /// Says that samples are consumed.
     Ack(Ack),
+    /// Says that nobody waits for an earlier request on this connection any more: a put that waits for room,
+    /// or a watch, is answered now, as if its time were up.
+    Cancel(RequestId),
     /// A client has written its bytes.
     Commit(Commit),
     /// A client lets go of reservations.
@@ -161,7 +164,7 @@ pub enum Reply {
     /// To anything that cannot be done at all.
     Refused(Refusal),
     /// To requests that only need to be heard: `Abort`, `Keep`, `EndViews`, `Goodbye`, `ClientGone`,
-    /// `Heartbeat`, `Released`, `SetPolicy`, `Release`.
+    /// `Heartbeat`, `Released`, `SetPolicy`, `Release`, `Cancel`.
     Done,
     /// To `Reserve`.
     Reserved(Reserved),
@@ -646,6 +649,9 @@ pub struct Record {
 pub struct Commit {
     /// One per object.
     pub items: Vec<CommitItem>,
+    /// How long to wait for the nodes to confirm that a replaced object is gone, before the answer is
+    /// `Unconfirmed`.
+    pub wait_ms: u64,
 }
 
 /// One object whose bytes are written.
@@ -670,10 +676,21 @@ pub enum CommitOutcome {
     Stored(Generation),
     /// It can be read; an older object of that name is gone.
     Replaced(Generation),
+    /// The same, but some nodes could not confirm that the older object is gone.
+    Unconfirmed(Replacement),
     /// An object of that name exists and was kept.
     Exists(Generation),
     /// The reservation no longer stands.
     Stale,
+}
+
+/// An object took the place of another, whose copies may not all be gone.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Replacement {
+    /// Which put of the key is there now.
+    pub generation: Generation,
+    /// Nodes that could not confirm; they must before they are readmitted.
+    pub nodes: Vec<String>,
 }
 
 /// See [`Request::Decide`].
@@ -681,6 +698,8 @@ pub enum CommitOutcome {
 pub struct Decide {
     /// One per prepared object.
     pub items: Vec<DecideItem>,
+    /// See [`Commit::wait_ms`].
+    pub wait_ms: u64,
 }
 
 /// One prepared object.

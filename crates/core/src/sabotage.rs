@@ -52,6 +52,12 @@ variants! {
     NodeHearsOldConnections: "fence of connections, node",
     /// The master answers a delete before the nodes have confirmed it.
     DeleteWithoutConfirmation: "delete waits for the nodes",
+    /// The master answers a delete of what is gone although its copies may still be read.
+    ForgetGhosts: "a repeated delete waits too",
+    /// The master takes objects away that were put after a drop began.
+    DropNewer: "a drop spares what was put since",
+    /// The master answers a replacement before the nodes have confirmed that the old object is gone.
+    ReplaceWithoutConfirmation: "replace waits for the nodes",
     /// The master readmits a node without the retires that it owes.
     ForgetOwedRetires: "owed retires are applied on return",
     /// The master believes a node that it had declared lost.

@@ -10,7 +10,7 @@
 //! **Invariant:** whatever the bytes, decoding ends in a value or in [`Malformed`], and memory grows only
 //! with the bytes that were really there.
 
-use tiffin_core::{BATCH_ITEMS_MAX, ClientId, Key, KeyError, SegmentId, SlotId, Stamp};
+use tiffin_core::{BATCH_ITEMS_MAX, ClientId, Key, KeyError, RequestId, SegmentId, SlotId, Stamp};
 
 use crate::frame::{HEADER_BYTES, PAYLOAD_BYTES_MAX};
 
@@ -635,7 +635,7 @@ macro_rules! names {
     )*};
 }
 
-counts! { Stamp(u64), SlotId(u32) }
+counts! { Stamp(u64), SlotId(u32), RequestId(u64) }
 names! { SegmentId, ClientId }
 
 /// Enums whose cases carry nothing: a varint. The first case is the default. A number that nobody knows is

@@ -11,10 +11,12 @@ use tiffin_core::message::{
     Exists, Found, Gone, Granted, Heartbeat, Hello, Here, Lease, LeaseItem, LeaseOutcome, Leased, List,
     ListItem, Listed, MarkItem, NamespaceStat, NodeInfo, NodeStat, OnExists, Pattern, Pin, PinOutcome,
     Policy, Presence, PutOptions, Quota, Reason, Record, Refusal, Register, Registered, Release, Released,
-    Reserve, ReserveItem, ReserveOutcome, Reserved, Resolve, ResolveOutcome, Resolved, Retire, Role, Settle,
-    Settled, Stat, Usage, Welcome, Why,
+    Replacement, Reserve, ReserveItem, ReserveOutcome, Reserved, Resolve, ResolveOutcome, Resolved, Retire,
+    Role, Settle, Settled, Stat, Usage, Welcome, Why,
 };
-use tiffin_core::{ClientId, EXTENTS_MAX, Extent, Generation, Hold, Location, REPLICAS_MAX, Reservation};
+use tiffin_core::{
+    ClientId, EXTENTS_MAX, Extent, Generation, Hold, Location, REPLICAS_MAX, RequestId, Reservation,
+};
 
 use crate::codec::{Arm, Fault, Field, Malformed, Message, Reader, Value, Wire, Writer, only_field};
 
@@ -91,9 +93,10 @@ message! {
     MarkItem { 1 => hold, 2 => marks }
     Released { 1 => holds, 2 => usage }
 
-    Commit { 1 => items }
+    Commit { 1 => items, 2 => wait_ms }
     CommitItem { 1 => hold, 2 => key, 3 => len, 4 => options, 5 => others }
-    Decide { 1 => items }
+    Decide { 1 => items, 2 => wait_ms }
+    Replacement { 1 => generation, 2 => nodes }
     DecideItem { 1 => namespace, 2 => item, 3 => client }
     Allocate { 1 => client, 2 => items }
     AllocateItem { 1 => len, 2 => name_len, 3 => marks_len }
@@ -124,7 +127,7 @@ oneof! {
     ReserveOutcome { 1 => Room, 2 => Exists, 3 => Full, 4 => Invalid, 5 => OverQuota; }
     ResolveOutcome { 1 => Found, 3 => Unavailable; 2 => Absent }
     DeleteOutcome { 4 => Unconfirmed; 1 => Deleted, 2 => Absent, 3 => Leased }
-    CommitOutcome { 1 => Stored, 2 => Replaced, 3 => Exists; 4 => Stale }
+    CommitOutcome { 1 => Stored, 2 => Replaced, 3 => Exists, 5 => Unconfirmed; 4 => Stale }
     Pattern { 2 => Prefix, 3 => Regex; 1 => All }
     Consumption { 2 => Groups; 1 => Once, 3 => Retained }
     PinOutcome { 3 => Unconfirmed; 1 => Done, 2 => Absent, 4 => TooMany }
@@ -135,13 +138,19 @@ oneof! {
     AckOutcome { 4 => Unconfirmed; 1 => Freed, 2 => Recorded, 3 => Stale, 5 => WrongGroup }
 }
 
-/// A client that is a whole message is its field 1.
-impl Message for ClientId {
-    fn encode(&self, out: &mut Writer) {
-        self.put(1, out);
-    }
+/// What is a whole message by itself is its field 1.
+macro_rules! single {
+    ($($name:ident),*) => {$(
+        impl Message for $name {
+            fn encode(&self, out: &mut Writer) {
+                self.put(1, out);
+            }
 
-    fn decode(input: &mut Reader<'_>) -> Result<Self, Malformed> {
-        only_field(input)
-    }
+            fn decode(input: &mut Reader<'_>) -> Result<Self, Malformed> {
+                only_field(input)
+            }
+        }
+    )*};
 }
+
+single! { ClientId, RequestId }

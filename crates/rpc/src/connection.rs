@@ -42,6 +42,8 @@ struct Place<'a> {
     shared: &'a Shared,
     answer: oneshot::Receiver<Reply>,
     late: Option<Late>,
+    /// The peer may keep this request waiting for long, and should know when nobody waits any more.
+    lingers: bool,
 }
 
 /// The same for a thread.
@@ -50,6 +52,7 @@ struct ThreadPlace<'a> {
     shared: &'a Shared,
     slot: Arc<Slot>,
     late: Option<Late>,
+    lingers: bool,
 }
 
 impl Connection {
@@ -144,12 +147,12 @@ impl Connection {
         let shared = &*self.shared;
         let id = shared.next_id();
         let frame = tiffin_proto::encode_request(id, request)?;
-        let mut place = shared.enter(id, late).ok_or_else(|| shared.lost())?;
+        let mut place = shared.enter(id, late, lingers(request)).ok_or_else(|| shared.lost())?;
         let ticket = match timeout_at(deadline, shared.outbox.send_waiting(frame)).await {
             Ok(sent) => sent.map_err(|_| shared.lost())?,
             Err(_) => {
                 // It was not sent, so there will be no answer.
-                place.late = None;
+                (place.late, place.lingers) = (None, false);
                 return Err(shared.timeout(request));
             }
         };
@@ -174,6 +177,7 @@ impl Connection {
         let frame = tiffin_proto::encode_request(id, request)?;
         let slot = Arc::new(Slot::default());
         let mut place = shared.enter_thread(id, late, Arc::clone(&slot)).ok_or_else(|| shared.lost())?;
+        place.lingers = lingers(request);
         let ticket = match shared.outbox.try_send(frame) {
             Ok(ticket) => ticket,
             Err(None) => return Err(shared.lost()),
@@ -183,7 +187,7 @@ impl Connection {
                     Ok(sent) => sent.map_err(|_| shared.lost())?,
                     Err(_) => {
                         // It was not sent, so there will be no answer.
-                        place.late = None;
+                        (place.late, place.lingers) = (None, false);
                         return Err(shared.timeout(request));
                     }
                 }
@@ -225,15 +229,21 @@ impl Shared {
         RequestId(self.next_id.fetch_add(1, Ordering::Relaxed))
     }
 
-    fn enter(&self, id: RequestId, late: Option<Late>) -> Option<Place<'_>> {
+    fn enter(&self, id: RequestId, late: Option<Late>, lingers: bool) -> Option<Place<'_>> {
         let (sender, answer) = oneshot::channel();
         self.desk.table().as_mut()?.tasks.insert(id, sender);
-        Some(Place { id, shared: self, answer, late })
+        Some(Place { id, shared: self, answer, late, lingers })
+    }
+
+    /// Tells the peer that nobody waits for an answer any more.
+    fn cancel(&self, request: RequestId) {
+        // If it cannot be said the connection is at its end, and with it the waiting.
+        let _unsaid = self.outbox.request(self.next_id(), &Request::Cancel(request));
     }
 
     fn enter_thread(&self, id: RequestId, late: Option<Late>, slot: Arc<Slot>) -> Option<ThreadPlace<'_>> {
         self.desk.table().as_mut()?.threads.insert(id, Arc::clone(&slot));
-        Some(ThreadPlace { id, shared: self, slot, late })
+        Some(ThreadPlace { id, shared: self, slot, late, lingers: false })
     }
 
     /// A peer that did not even take the request in would keep all later ones waiting too.
@@ -253,30 +263,32 @@ impl Shared {
     }
 
     /// Gives up a place: `remove` takes it out of the table and says whether it was there, `answer` finds an
-    /// answer that was delivered already: to a caller that took it, or in the moment that it gave up.
+    /// answer that was delivered already: to a caller that took it, or in the moment that it gave up. Says
+    /// whether the answer is still to come.
     fn give_up(
         &self,
         id: RequestId,
         late: Option<Late>,
         remove: impl FnOnce(&mut Table) -> bool,
         answer: impl FnOnce() -> Option<Reply>,
-    ) {
+    ) -> bool {
         let mut table = self.desk.table();
-        let Some(known) = table.as_mut() else { return };
+        let Some(known) = table.as_mut() else { return false };
         let is_waiting = remove(known);
-        let Some(late) = late else { return };
+        let Some(late) = late else { return is_waiting };
         if !is_waiting {
             drop(table);
             if let Some(reply) = answer() {
                 late(reply);
             }
-            return;
+            return false;
         }
         known.late.insert(id, late);
         if known.late.len() > LATE_MAX {
             drop(table);
             self.outbox.close();
         }
+        true
     }
 }
 
@@ -284,7 +296,10 @@ impl Drop for Place<'_> {
     fn drop(&mut self) {
         let (id, late) = (self.id, self.late.take());
         let remove = |table: &mut Table| table.tasks.remove(&id).is_some();
-        self.shared.give_up(id, late, remove, || self.answer.try_recv().ok());
+        let was_waiting = self.shared.give_up(id, late, remove, || self.answer.try_recv().ok());
+        if was_waiting && self.lingers {
+            self.shared.cancel(id);
+        }
     }
 }
 
@@ -292,10 +307,18 @@ impl Drop for ThreadPlace<'_> {
     fn drop(&mut self) {
         let (id, late) = (self.id, self.late.take());
         let remove = |table: &mut Table| table.threads.remove(&id).is_some();
-        self.shared.give_up(id, late, remove, || self.slot.take());
+        let was_waiting = self.shared.give_up(id, late, remove, || self.slot.take());
+        if was_waiting && self.lingers {
+            self.shared.cancel(id);
+        }
         // The seat may have been left to this thread, which does not want it any more.
         self.shared.desk.leave();
     }
+}
+
+/// Whether the peer may keep a request waiting for long, and should know when nobody waits for it any more.
+fn lingers(request: &Request) -> bool {
+    matches!(request, Request::Reserve(_) | Request::Await(_))
 }
 
 /// A refusal is an error.

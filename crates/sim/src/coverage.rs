@@ -137,6 +137,14 @@ points! {
     DeleteUnconfirmed,
     /// A delete by pattern that took something.
     DeletedMatching,
+    /// A drop takes more than one piece.
+    WorkedOn,
+    /// Something takes the place of what a node could not confirm to be gone.
+    ReplaceUnconfirmed,
+    /// A delete of what is gone already, which a node has not confirmed.
+    RepeatedUnconfirmed,
+    /// A client does not wait for an answer any more.
+    Cancelled,
     /// A delete by pattern that a node could not confirm.
     MatchingUnconfirmed,
     /// A lookup.
@@ -189,6 +197,8 @@ points! {
     CheckedScribble,
     /// The invariant was checked on something.
     CheckedDeletedCopies,
+    /// The invariant was checked on something.
+    CheckedReplaced,
     /// The invariant was checked on something.
     CheckedResurrection,
     /// The invariant was checked on something.

@@ -70,7 +70,7 @@ impl World {
             Fault::ClientBreak => self.break_something(client),
             Fault::LinkBreak => self.break_link(node, 0),
             Fault::LinkLong => {
-                let away = self.plan.away_ms_max + self.chance.below(200);
+                let away = self.plan.bar_ms + self.chance.below(200);
                 self.break_link(node, away);
             }
             Fault::DataBreak => {

@@ -42,6 +42,7 @@ impl World {
     pub(crate) fn start_master(&mut self) {
         self.epoch += 1;
         self.clock = Clock::default();
+        self.working = false;
         self.heard.clear();
         self.registered.clear();
         self.oracle.master_restarts(&self.memories);
@@ -54,6 +55,7 @@ impl World {
             lease_ms: self.plan.lease_ms,
             strict_leases: self.plan.strict_leases,
             evict_soft_pinned: self.plan.evict_soft_pinned,
+            piece_objects_max: self.plan.piece_objects_max,
             hash_seed: self.chance.any(),
             sabotage: self.sabotage,
         }));
@@ -139,6 +141,16 @@ impl World {
         }
     }
 
+    /// The master does a piece of the work that it cannot do in one go.
+    pub(crate) fn master_works(&mut self) {
+        self.working = false;
+        let now = self.tell_time();
+        let Some(master) = &mut self.master else { return };
+        self.coverage.hit(Point::WorkedOn);
+        master.work(now);
+        self.drain_master(now);
+    }
+
     fn master_handles(&mut self, event: MasterEvent) {
         let now = self.tell_time();
         let Some(master) = &mut self.master else { return };
@@ -178,6 +190,11 @@ impl World {
             }
         }
         self.oracle.seen_all();
+        if !self.working && self.master.as_ref().is_some_and(Master::has_work) {
+            self.working = true;
+            let delay = self.chance.delay(2, 30);
+            self.at(self.now + delay, Event::MasterWorks(self.epoch));
+        }
         rooms.into_iter().for_each(|namespace| self.check_quota(namespace));
     }
 

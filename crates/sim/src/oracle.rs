@@ -12,7 +12,7 @@ use tiffin_core::{
     master::{Effect, Notice},
     message::{
         Announce, CommitOutcome, Decide, DecideItem, DeleteOutcome, DeletedMatching, LeaseOutcome, OnExists,
-        Presence, Record, Reply, Request, ResolveOutcome, Resolved, Retire,
+        Presence, Record, Replacement, Reply, Request, ResolveOutcome, Resolved, Retire,
     },
     node::SlotState,
 };
@@ -105,8 +105,10 @@ pub(crate) struct Dead {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Victim {
     pub(crate) generation: Generation,
-    /// Nothing else had taken it away before.
-    pub(crate) fresh: bool,
+    /// No node that had not been heard of brought it back: all of its copies are known.
+    pub(crate) known: bool,
+    /// Something else had taken it away before.
+    pub(crate) gone: bool,
 }
 
 /// A delete that is not answered yet: for each name what it is meant for.
@@ -116,6 +118,8 @@ struct Deleting {
     /// Every copy that exists was known to the master.
     complete: bool,
     force: bool,
+    /// Copies of what was being decided then: nobody knows yet which generation that is.
+    undecided: Vec<(SegmentId, Hold)>,
 }
 
 /// An owner, and what it pins.
@@ -145,6 +149,10 @@ struct Deciding {
     items: Vec<DecideItem>,
     /// Other things have happened since they were made.
     late: bool,
+    /// What each of them takes the place of.
+    replaced: Vec<Option<Generation>>,
+    /// Every copy that exists was known to the master.
+    complete: bool,
 }
 
 /// What the event that the master handles now may be the reason for.
@@ -181,6 +189,10 @@ pub(crate) struct Oracle {
     /// The newest generation of each name that was seen in this life of the master.
     pub(crate) newest: BTreeMap<Name, Generation>,
     deleting: BTreeMap<(ConnId, RequestId), Deleting>,
+    /// Other copies of what was decided, which their nodes may not have heard of.
+    pub(crate) decided_too: BTreeMap<(SegmentId, Hold), Generation>,
+    /// What this life of the master has taken away.
+    retired: BTreeSet<(SegmentId, Hold)>,
     deciding: BTreeMap<(ConnId, RequestId), Deciding>,
     cause: Cause,
     node_names: BTreeMap<String, SegmentId>,
@@ -249,6 +261,7 @@ impl Oracle {
         self.lost.clear();
         self.owing.clear();
         self.deleting.clear();
+        self.retired.clear();
         self.deciding.clear();
         self.pinning.clear();
         self.acking.clear();
@@ -297,10 +310,12 @@ impl Oracle {
                 let names = exists.keys.iter().filter_map(|key| Name::of(namespace, key));
                 self.cause.asked = names.collect();
             }
-            (Request::Decide(Decide { items }), Speaker::Node(segment)) => {
+            (Request::Decide(Decide { items, .. }), Speaker::Node(segment)) => {
                 let replacing = items.iter().filter(|it| it.item.options.on_exists == OnExists::Replace);
                 self.cause.names = replacing.filter_map(name_of).collect();
-                let deciding = Deciding { segment, items: items.clone(), late: false };
+                let replaced = items.iter().map(|it| name_of(it).and_then(|name| self.standing(name)));
+                let replaced = replaced.collect();
+                let deciding = Deciding { segment, items: items.clone(), late: false, replaced, complete };
                 self.deciding.insert((conn, id), deciding);
             }
             (Request::Announce(Announce { items, .. }), Speaker::Node(segment)) => {
@@ -318,6 +333,14 @@ impl Oracle {
             }
             _ => (),
         }
+    }
+
+    /// The object that has a name, as far as anybody can tell.
+    fn standing(&self, name: Name) -> Option<Generation> {
+        let newest = self.newest.get(&name).copied()?;
+        let life = self.lives.get(&newest)?;
+        let vanishes = self.blind && !life.is_protected() || self.impatient && life.sample;
+        (!life.is_gone() && !life.brought_back && !vanishes).then_some(newest)
     }
 
     /// What may be taken away in the course of this event.
@@ -347,15 +370,21 @@ impl Oracle {
             let mut of_name = Vec::new();
             for &generation in self.of_name.get(&name).into_iter().flatten() {
                 let Some(life) = self.lives.get_mut(&generation) else { continue };
-                let vanishes = self.blind && !life.is_protected() || self.impatient && life.sample;
-                let fresh = !life.is_gone() && !life.brought_back && !vanishes;
+                let (known, gone) = (!life.brought_back, life.is_gone());
                 life.deletes += 1;
-                of_name.push(Victim { generation, fresh });
+                of_name.push(Victim { generation, known, gone });
             }
             self.cause.names.insert(name);
             victims.push((name, of_name));
         }
-        self.deleting.insert((conn, id), Deleting { victims, complete, force });
+        let decided = self.deciding.values();
+        let items = decided.flat_map(|it| it.items.iter().map(|item| (it.segment, &item.item)));
+        let copies = items.flat_map(|(home, item)| {
+            let others = item.others.iter().map(|it| (it.segment, it.hold()));
+            others.chain(std::iter::once((home, item.hold)))
+        });
+        let undecided = copies.collect();
+        self.deleting.insert((conn, id), Deleting { victims, complete, force, undecided });
     }
 
     /// The master has handled the request. Decisions that are still to be answered have replaced what was
@@ -363,7 +392,7 @@ impl Oracle {
     pub(crate) fn heard(&mut self) {
         self.cause = Cause::default();
         let mut replaced = Vec::new();
-        for Deciding { segment, items, late } in self.deciding.values_mut() {
+        for Deciding { segment, items, late, .. } in self.deciding.values_mut() {
             *late = true;
             let new = items.iter().filter(|it| !self.generation_of.contains_key(&(*segment, it.item.hold)));
             let new = new.filter(|it| it.item.options.on_exists == OnExists::Replace);
@@ -481,6 +510,9 @@ impl Oracle {
                 for (item, outcome) in deciding.items.iter().zip(outcomes) {
                     self.decided(deciding.segment, item, outcome, deciding.late);
                 }
+                for (outcome, old) in outcomes.iter().zip(&deciding.replaced) {
+                    self.replaced(outcome, *old, deciding.complete, memories, coverage);
+                }
                 // What was decided long ago may have been taken away, and something older brought back,
                 // since.
                 if deciding.late {
@@ -491,6 +523,10 @@ impl Oracle {
                 let Some(deleting) = self.deleting.remove(&to) else { return };
                 for ((name, victims), outcome) in deleting.victims.iter().zip(outcomes) {
                     self.deleted(*name, victims, outcome, deleting.complete, memories, coverage);
+                    let again = !victims.is_empty() && victims.iter().all(|it| it.gone);
+                    if again && matches!(outcome, DeleteOutcome::Unconfirmed(_)) {
+                        coverage.hit(Point::RepeatedUnconfirmed);
+                    }
                     if *outcome == DeleteOutcome::Leased {
                         self.spared(victims, deleting.force);
                     }
@@ -534,7 +570,10 @@ impl Oracle {
     }
 
     fn decided(&mut self, segment: SegmentId, item: &DecideItem, outcome: &CommitOutcome, late: bool) {
-        let (CommitOutcome::Stored(generation) | CommitOutcome::Replaced(generation)) = outcome else {
+        let (CommitOutcome::Stored(generation)
+        | CommitOutcome::Replaced(generation)
+        | CommitOutcome::Unconfirmed(Replacement { generation, .. })) = outcome
+        else {
             return;
         };
         let record = Record {
@@ -545,6 +584,12 @@ impl Oracle {
             len: item.item.len,
             marks: Marks::of(&item.item.options),
         };
+        let others = item.item.others.iter().map(|it| (it.segment, it.hold()));
+        self.decided_too.extend(others.clone().map(|it| (it, *generation)));
+        // A node that was lost meanwhile asks again about what was stored and taken away before.
+        if !late {
+            others.chain([(segment, item.item.hold)]).for_each(|it| _ = self.retired.remove(&it));
+        }
         self.record(segment, &record, late);
     }
 
@@ -617,13 +662,25 @@ impl Oracle {
 
     /// The master takes an object away: there must be a reason.
     fn retires(&mut self, now: Tick, segment: SegmentId, hold: Hold, coverage: &mut Coverage) {
+        // What is gone may be asked for any number of times.
+        let again = !self.retired.insert((segment, hold));
         let Some(generation) = self.generation_of.get(&(segment, hold)).copied() else { return };
+        if again || self.lives.get(&generation).is_some_and(|it| it.gone) {
+            return;
+        }
         if self.cause.evicting {
             self.evicted(now, generation, coverage);
         }
         let Some(life) = self.lives.get_mut(&generation) else { return };
         let waited = life.sample && self.impatient;
-        let asked = self.cause.names.contains(&life.name) || self.cause.generations.contains(&generation);
+        let dropped = |it: &Deleting| {
+            let mut victims = it.victims.iter().flat_map(|(_, of)| of);
+            victims.any(|it| it.generation == generation) || it.undecided.contains(&(segment, hold))
+        };
+        let asked = self.cause.names.contains(&life.name)
+            || self.cause.generations.contains(&generation)
+            || life.deletes > 0
+            || self.deleting.values().any(dropped);
         let explained = self.cause.evicting || asked || waited;
         life.gone = true;
         let (name, leased) = (life.name, life.lease_until > now);

@@ -16,9 +16,12 @@ pub(crate) struct Plan {
     pub(crate) heap_bytes: u64,
     pub(crate) silence_ms_max: u64,
     pub(crate) away_ms_max: u64,
+    /// How long a link stays broken that stays broken for long.
+    pub(crate) bar_ms: u64,
     pub(crate) lease_ms: u64,
     pub(crate) strict_leases: bool,
     pub(crate) evict_soft_pinned: bool,
+    pub(crate) piece_objects_max: usize,
     pub(crate) delay_usual: u64,
     pub(crate) delay_seldom: u64,
     /// How many of a hundred clients share the nodes' memory.
@@ -39,6 +42,30 @@ pub(crate) struct Plan {
 
 impl Plan {
     pub(crate) fn draw(chance: &mut Chance) -> Self {
+        let mut plan = Self::draw_any(chance);
+        let only = |faults: &[(Fault, u64)]| {
+            let rate = |fault: &Fault| faults.iter().find(|it| it.0 == *fault).map_or(0, |it| it.1);
+            Fault::ALL.iter().map(rate).collect()
+        };
+        match chance.below(8) {
+            // Nodes are away for long without being lost, while masters come and go: rivals for a name meet.
+            0 => {
+                plan.faults = only(&[(Fault::LinkLong, 10), (Fault::MasterCrash, 4)]);
+                (plan.fault_gap, plan.away_ms_max, plan.bar_ms) = (60, 1500, 250);
+                plan.keys = plan.keys.min(5);
+            }
+            // Connections break all the time, and words arrive late.
+            1 => {
+                plan.faults = only(&[(Fault::ClientBreak, 1)]);
+                (plan.fault_gap, plan.delay_seldom) = (10, 80);
+                plan.keys = plan.keys.min(4);
+            }
+            _ => (),
+        }
+        plan
+    }
+
+    fn draw_any(chance: &mut Chance) -> Self {
         let faults = Fault::ALL.iter().map(|_| if chance.percent(55) { chance.between(1, 10) } else { 0 });
         let faults = faults.collect();
         let slot_count = chance.between(10, 40);
@@ -50,9 +77,11 @@ impl Plan {
             heap_bytes: slot_count * EXTENT_ALIGN * chance.between(1, 2),
             silence_ms_max: 150,
             away_ms_max: 400,
+            bar_ms: 400,
             lease_ms: chance.between(20, 200),
             strict_leases: chance.percent(30),
             evict_soft_pinned: chance.percent(70),
+            piece_objects_max: chance.between(1, 3) as usize,
             delay_usual: chance.between(1, 6),
             delay_seldom: chance.between(10, 80),
             sharing_percent: *chance.pick(&[0, 50, 50, 100]).unwrap_or(&50),

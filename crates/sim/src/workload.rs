@@ -98,7 +98,11 @@ impl World {
             requests.push(PutRequest { key: name.key(), len, options, ready: Vec::new() });
         }
         let wait_ms = if self.chance.percent(30) { self.chance.between(1, 200) } else { 0 };
-        self.begin_session(client, Kind::Put { put: Put::new(requests).waiting(wait_ms), values });
+        let confirm_ms = self.chance.between(0, 300);
+        self.begin_session(
+            client,
+            Kind::Put { put: Put::new(requests).waiting(wait_ms).confirming(confirm_ms), values },
+        );
     }
 
     /// Pins, quotas, leases, and questions about them.

@@ -56,6 +56,8 @@ pub(crate) enum Event {
     ClockGoesOn,
     Tick,
     MasterStarts,
+    /// This life of the master goes on with what it cannot do in one go.
+    MasterWorks(u64),
     NodeStarts(usize),
     ClientStarts(usize),
 }
@@ -122,6 +124,8 @@ pub(crate) struct World {
     next_event: u64,
     pub(crate) master: Option<Master>,
     pub(crate) epoch: u64,
+    /// The master will go on with its work.
+    pub(crate) working: bool,
     /// The newest connection of each client that the master has let in.
     pub(crate) heard: BTreeMap<ClientId, ConnId>,
     /// The connection through which each node registered last.
@@ -155,6 +159,7 @@ impl World {
             next_event: 0,
             master: None,
             epoch: 0,
+            working: false,
             heard: BTreeMap::new(),
             registered: BTreeMap::new(),
             nodes: Vec::new(),
@@ -256,6 +261,11 @@ impl World {
                 self.at(self.now + TICK_MS, Event::Tick);
             }
             Event::MasterStarts => self.start_master(),
+            Event::MasterWorks(epoch) => {
+                if epoch == self.epoch {
+                    self.master_works();
+                }
+            }
             Event::NodeStarts(node) => self.start_node(node),
             Event::ClientStarts(client) => self.start_client(client),
         }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tiffin_client::{
     Cause, Client, ConnectOptions, Deadline, DeleteOptions, Embedded, Error, GetInto, GetOptions, Patience,
-    Pattern, Policy, Put, Watermark, Why,
+    Pattern, Policy, Put, ResolveOptions, Watermark, Why,
 };
 use tokio::task::JoinHandle;
 
@@ -50,6 +50,55 @@ async fn a_put_that_may_wait_is_woken_by_the_delete_that_makes_room() {
     let got = only(one.get(&[key("new")], GetOptions::default(), soon()).await).unwrap();
     assert!(got.bytes == pattern(3 * MIB, 3 * MIB));
     assert_eq!(waiting(&cluster), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_put_that_nobody_waits_for_any_more_leaves_the_line() {
+    let cluster = Cluster::one(4 << 20).await;
+    let (one, other) = (cluster.client().await, cluster.client().await);
+    only(one.put(&[pinned("old", &pattern(1, 3 * MIB))], soon()).await).unwrap();
+    let dropped = patient(&other, "dropped", 3 * MIB);
+    eventually("it stands in line", || waiting(&cluster) == 1).await;
+    let behind = patient(&other, "behind", 3 * MIB);
+    eventually("so does the other", || waiting(&cluster) == 2).await;
+    dropped.abort();
+    eventually("it has left", || waiting(&cluster) == 1).await;
+    // The room is for whoever waits, and not for who has left.
+    delete(&one, "old").await;
+    behind.await.unwrap().unwrap();
+    assert_eq!(waiting(&cluster), 0);
+}
+
+/// Many more than one piece of a drop takes.
+const MANY: usize = 16_000;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn others_are_answered_while_a_large_namespace_is_dropped() {
+    let cluster = Cluster::one(256 << 20).await;
+    let crowded = ConnectOptions { namespace: "crowded".to_owned(), ..cluster.options() };
+    let crowded = Client::connect(crowded).await.unwrap();
+    let other = cluster.client().await;
+    only(other.put(&[pinned("mine", b"here")], soon()).await).unwrap();
+    let names: Vec<_> = (0..MANY).map(|it| format!("k{it}")).collect();
+    let puts: Vec<_> = names.iter().map(|name| Put::new(key(name), b"x")).collect();
+    assert!(crowded.put(&puts, soon()).await.iter().all(Result::is_ok));
+    let dropping = crowded.clone();
+    let drop = async move { dropping.delete_matching(Pattern::All, DeleteOptions::default(), soon()).await };
+    let drop = tokio::spawn(drop);
+    // Each answer was given between two pieces, or before the first, or after the last.
+    let mut left = Vec::new();
+    while !drop.is_finished() {
+        let stat = other.stat(soon()).await.unwrap();
+        left.push(stat.namespaces.iter().find(|it| it.name == "crowded").unwrap().objects);
+        assert!(
+            only(other.resolve(&[key("mine")], ResolveOptions::default(), soon()).await).unwrap().is_some()
+        );
+    }
+    let dropped = drop.await.unwrap().unwrap();
+    assert_eq!((dropped.count, dropped.unconfirmed), (MANY as u64, vec![]));
+    assert!(left.is_sorted_by(|a, b| a >= b), "{left:?}");
+    assert!(left.iter().any(|it| (1..MANY as u64).contains(it)), "nobody was let in: {left:?}");
+    eventually("all room is back", || cluster.nodes[0].usage().objects == 1).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

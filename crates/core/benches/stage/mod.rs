@@ -39,6 +39,7 @@ impl Stage {
             away_ms_max: u64::MAX,
             lease_ms: LEASE_MS,
             strict_leases: false,
+            piece_objects_max: tiffin_core::master::PIECE_OBJECTS_MAX,
             evict_soft_pinned: true,
             hash_seed: 0x5eed,
             sabotage: Sabotage::None,
@@ -73,7 +74,7 @@ impl Stage {
     pub(crate) fn name(&mut self, keys: impl Iterator<Item = Key>, options: &PutOptions) {
         let items: Vec<_> = keys.map(|key| self.decide_item(key, options)).collect();
         self.usage.free -= items.len() as u64 * OBJECT_BYTES;
-        self.ask(NODE, Request::Decide(Decide { items }));
+        self.ask(NODE, Request::Decide(Decide { items, wait_ms: 0 }));
     }
 
     /// The item with which the node asks for the name of an object.
@@ -108,7 +109,7 @@ impl Stage {
             items.push(DecideItem { namespace: "default".into(), item, client: ClientId(9) });
         }
         let count = items.len();
-        self.ask(NODE, Request::Decide(Decide { items }));
+        self.ask(NODE, Request::Decide(Decide { items, wait_ms: 0 }));
         count
     }
 

@@ -33,8 +33,10 @@ impl Master {
         let mut outcomes = Vec::with_capacity(decide.items.len());
         let mut replaced = Vec::new();
         let mut others = Others::new();
-        for item in decide.items {
+        let mut items: BTreeMap<NodeIndex, Vec<usize>> = BTreeMap::new();
+        for (index, item) in decide.items.into_iter().enumerate() {
             let (outcome, old) = self.decide_one(node, item, &mut others);
+            old.iter().for_each(|(node, _)| items.entry(*node).or_default().push(index));
             replaced.extend(old);
             outcomes.push(outcome);
         }
@@ -42,14 +44,19 @@ impl Master {
         // free to go when it is answered, is answered after that. A node that is silent already is not
         // waited for.
         let op = self.next_op();
-        let mut asked = BTreeMap::new();
+        let mut copies = BTreeMap::new();
         for (other, (settle, replicas)) in others {
             let id = self.ask(other, Request::Settle(settle), Wait::Settle(replicas, Some(op)));
             let speaks = self.members.get(other).is_some_and(|it| it.standing != Standing::Silent);
-            asked.extend(id.filter(|_| speaks).map(|id| (id, other)));
+            copies.extend(id.filter(|_| speaks).map(|id| (id, other)));
         }
-        asked.extend(self.retire(replaced, Some(op)));
-        self.answer_when(op, (conn, id), Answer::Decide(outcomes), BTreeMap::new(), asked, None);
+        let retired = self.retire(replaced, Some(op));
+        let mut answer = Answer::Decide(outcomes);
+        for (node, indexes) in items.iter().filter(|(node, _)| !retired.values().any(|it| it == *node)) {
+            answer.unconfirmed(&self.members.name(*node), indexes);
+        }
+        let deadline = Some(self.now.after(decide.wait_ms));
+        self.answer_when(op, (conn, id), answer, items, (retired, copies), deadline);
     }
 
     /// Forgets replicas that their node could not commit.

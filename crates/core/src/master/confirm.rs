@@ -5,18 +5,19 @@
 //! before the node is used again.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use super::{
     Effect, Master, Op, OpId, Visitor, Wait,
     catalog::{NodeIndex, ObjectIndex},
+    ghosts::Name,
     refuse,
-    resolve::Matcher,
 };
 use crate::{
     BATCH_ITEMS_MAX, ConnId, Hold, RequestId, Tick,
     message::{
-        AckOutcome, Cause, CommitOutcome, Delete, DeleteMatching, DeleteOutcome, DeletedMatching, PinOutcome,
-        Reason, Reply, Request, Retire,
+        AckOutcome, Cause, CommitOutcome, Delete, DeleteOutcome, DeletedMatching, PinOutcome, Reason,
+        Replacement, Reply, Request, Retire,
     },
     sabotage::sabotaged,
 };
@@ -34,6 +35,8 @@ pub(super) struct Confirming {
     /// Which items of the answer hang on which node.
     items: BTreeMap<NodeIndex, Vec<usize>>,
     asked: BTreeMap<RequestId, NodeIndex>,
+    /// Those of them that are waited for beyond the deadline.
+    patient: BTreeSet<RequestId>,
     deadline: Option<Tick>,
 }
 
@@ -48,7 +51,7 @@ pub(super) enum Answer {
 }
 
 impl Answer {
-    fn unconfirmed(&mut self, name: &str, items: &[usize]) {
+    pub(super) fn unconfirmed(&mut self, name: &str, items: &[usize]) {
         match self {
             Self::Delete(outcomes) => {
                 for &index in items {
@@ -83,7 +86,20 @@ impl Answer {
                 }
             }
             // The new object is stored whatever became of the old one; its node will retire it on return.
-            Self::Decide(_) => (),
+            Self::Decide(outcomes) => {
+                for &index in items {
+                    match outcomes.get_mut(index) {
+                        Some(CommitOutcome::Unconfirmed(it)) => it.nodes.push(name.to_owned()),
+                        Some(outcome) => {
+                            if let CommitOutcome::Replaced(generation) = *outcome {
+                                let nodes = vec![name.to_owned()];
+                                *outcome = CommitOutcome::Unconfirmed(Replacement { generation, nodes });
+                            }
+                        }
+                        None => (),
+                    }
+                }
+            }
         }
     }
 
@@ -108,6 +124,7 @@ impl Master {
         let mut gone = Vec::new();
         for (item, key) in delete.keys.iter().enumerate() {
             let index = self.catalog.find(visitor.namespace, key);
+            let ghosts = self.ghosts.of(visitor.namespace, key);
             outcomes.push(match index {
                 None => DeleteOutcome::Absent,
                 Some(index) if self.lease_refuses(index, delete.force) => DeleteOutcome::Leased,
@@ -117,40 +134,14 @@ impl Master {
                     DeleteOutcome::Deleted
                 }
             });
+            // Copies of what had that name before may not be gone yet: they are asked for once more.
+            let refused = outcomes.last() == Some(&DeleteOutcome::Leased);
+            if !refused && !sabotaged!(self.config.sabotage, ForgetGhosts) {
+                gone.extend(ghosts.into_iter().map(|replica| (item, replica)));
+            }
         }
         let deadline = Some(self.now.after(delete.wait_ms));
         self.confirm(conn, id, Answer::Delete(outcomes), gone, deadline);
-    }
-
-    pub(super) fn delete_matching(
-        &mut self,
-        conn: ConnId,
-        id: RequestId,
-        visitor: &Visitor,
-        delete: &DeleteMatching,
-    ) {
-        let matcher = match Matcher::new(&delete.pattern) {
-            Ok(matcher) => matcher,
-            Err(problem) => {
-                let reply = refuse(Reason::Invalid, &problem);
-                return self.effects.push_back(Effect::Reply(conn, id, reply));
-            }
-        };
-        let mut victims = Vec::new();
-        self.catalog.page(0, usize::MAX, |index, object| {
-            if object.namespace() == visitor.namespace && matcher.matches(object.key()) {
-                victims.push(index);
-            }
-            true
-        });
-        victims.retain(|&index| !self.lease_refuses(index, delete.force));
-        let count = victims.len() as u64;
-        let label = &visitor.label;
-        let gone = victims.into_iter().flat_map(|index| self.take_out(index, Cause::Deleted, label));
-        let gone: Vec<_> = gone.map(|replica| (0, replica)).collect();
-        let deadline = Some(self.now.after(delete.wait_ms));
-        let answer = Answer::Matching(DeletedMatching { count, unconfirmed: Vec::new() });
-        self.confirm(conn, id, answer, gone, deadline);
     }
 
     /// Retires replicas, each of which an item of the answer hangs on, and answers when that is confirmed.
@@ -193,29 +184,37 @@ impl Master {
                 answer.unconfirmed(&self.members.name(*node), indexes);
             }
         }
-        self.answer_when(op, (conn, id), answer, items, asked, deadline);
+        self.answer_when(op, (conn, id), answer, items, (asked, BTreeMap::new()), deadline);
     }
 
-    /// Answers when all that was asked of nodes is confirmed.
+    /// Answers when all that was asked of nodes is confirmed: the former until the deadline, the latter in any
+    /// case.
     pub(super) fn answer_when(
         &mut self,
         op: OpId,
         (conn, id): (ConnId, RequestId),
         answer: Answer,
         items: BTreeMap<NodeIndex, Vec<usize>>,
-        asked: BTreeMap<RequestId, NodeIndex>,
+        (mut asked, patient): (BTreeMap<RequestId, NodeIndex>, BTreeMap<RequestId, NodeIndex>),
         deadline: Option<Tick>,
     ) {
+        let is_decision = matches!(answer, Answer::Decide(_));
+        if is_decision && sabotaged!(self.config.sabotage, ReplaceWithoutConfirmation) {
+            asked.clear();
+        }
+        asked.extend(&patient);
+        let patient: BTreeSet<_> = patient.into_keys().collect();
         let outstanding: BTreeSet<_> = asked.keys().copied().collect();
         let at_once = outstanding.is_empty() || sabotaged!(self.config.sabotage, DeleteWithoutConfirmation);
         if at_once {
             return self.effects.push_back(Effect::Reply(conn, id, answer.into_reply()));
         }
-        let confirming = Confirming { conn, id, answer, outstanding, items, asked, deadline };
+        let confirming = Confirming { conn, id, answer, outstanding, items, asked, patient, deadline };
         self.ops.insert(op, Op::Confirm(confirming));
     }
 
-    /// Tells the nodes to take replicas away, and which of them could be told. The others owe it.
+    /// Tells the nodes to take replicas away, and which of them could be told. The others owe it. What is gone
+    /// already is confirmed like the rest.
     pub(super) fn retire(
         &mut self,
         replicas: Vec<(NodeIndex, Hold)>,
@@ -248,11 +247,13 @@ impl Master {
         if let Some(member) = self.members.get_mut(node) {
             holds.iter().for_each(|hold| _ = member.retiring.remove(hold));
         }
+        holds.iter().for_each(|hold| self.ghosts.lay(node, *hold));
         self.confirmed(id, op);
     }
 
     pub(super) fn confirmed(&mut self, id: RequestId, op: Option<OpId>) {
         let Some(op) = op else { return };
+        self.drop_confirmed(op, id);
         let Some(Op::Confirm(confirming)) = self.ops.get_mut(&op) else { return };
         confirming.outstanding.remove(&id);
         if confirming.outstanding.is_empty() {
@@ -264,6 +265,9 @@ impl Master {
     pub(super) fn unconfirmed(&mut self, node: NodeIndex, id: RequestId, holds: &[Hold], op: Option<OpId>) {
         self.owe(node, holds);
         let name = self.members.name(node);
+        if let Some(op) = op {
+            self.drop_unconfirmed(op, id, &name);
+        }
         if let Some(op) = op
             && let Some(Op::Confirm(confirming)) = self.ops.get_mut(&op)
         {
@@ -280,18 +284,28 @@ impl Master {
         let late: Vec<_> = self.ops.iter().filter(|(_, op)| late(op)).map(|(id, _)| *id).collect();
         for op in late {
             let Some(Op::Confirm(confirming)) = self.ops.get_mut(&op) else { continue };
-            for id in std::mem::take(&mut confirming.outstanding) {
+            confirming.deadline = None;
+            let late: Vec<_> = confirming.outstanding.difference(&confirming.patient).copied().collect();
+            for id in late {
+                confirming.outstanding.remove(&id);
                 let Some(node) = confirming.asked.get(&id) else { continue };
                 let items = confirming.items.get(node).cloned().unwrap_or_default();
                 confirming.answer.unconfirmed(&self.members.name(*node), &items);
             }
-            self.end_confirm(op);
+            if confirming.outstanding.is_empty() {
+                self.end_confirm(op);
+            }
         }
+        let late = |op: &Op| matches!(op, Op::Drop(it) if it.deadline <= self.now);
+        let late: Vec<_> = self.ops.iter().filter(|(_, op)| late(op)).map(|(id, _)| *id).collect();
+        late.into_iter().for_each(|op| self.maybe_end_drop(op));
     }
 
     pub(super) fn next_end_of_waiting(&self) -> Option<Tick> {
         let deadline = |op: &Op| match op {
             Op::Confirm(confirming) => confirming.deadline,
+            // One whose time is up has work to do, which needs no waking.
+            Op::Drop(dropping) => Some(dropping.deadline).filter(|it| *it > self.now),
             Op::Reserve(_) | Op::Watch(_) | Op::Why(_) => None,
         };
         self.ops.values().filter_map(deadline).chain(self.next_parked_end()).min()
@@ -299,17 +313,31 @@ impl Master {
 
     /// Takes an object out of the catalog, and notes why; its replicas are still to be retired.
     pub(super) fn take_out(&mut self, index: ObjectIndex, cause: Cause, by: &str) -> Vec<(NodeIndex, Hold)> {
-        let Some(object) = self.catalog.remove(index) else { return Vec::new() };
+        let Some((name, replicas)) = self.forget(index, cause, by) else { return Vec::new() };
+        for &(node, hold) in &replicas {
+            self.ghosts.insert(&name, node, hold);
+        }
+        replicas
+    }
+
+    /// Takes an object out of the catalog, and notes why; its replicas are no more, or nobody can say.
+    pub(super) fn forget(
+        &mut self,
+        index: ObjectIndex,
+        cause: Cause,
+        by: &str,
+    ) -> Option<(Arc<Name>, Vec<(NodeIndex, Hold)>)> {
+        let object = self.catalog.remove(index)?;
         if object.is_sample() {
             self.leases.leave(object.namespace(), object.put(), index);
         }
-        let (namespace, key) = (object.namespace(), object.key().clone());
-        self.history.note(self.now, namespace, key, object.generation(), (cause, by));
+        let name = Arc::new(Name { namespace: object.namespace(), key: object.key().clone() });
+        self.history.note(self.now, Arc::clone(&name), object.generation(), (cause, by));
         self.room.note_change();
-        object.replicas().collect()
+        Some((name, object.replicas().collect()))
     }
 
-    fn lease_refuses(&self, index: ObjectIndex, force: bool) -> bool {
+    pub(super) fn lease_refuses(&self, index: ObjectIndex, force: bool) -> bool {
         let leased = self.catalog.get(index).is_some_and(|it| it.leased(self.now));
         self.config.strict_leases && !force && leased && !sabotaged!(self.config.sabotage, RemoveLeased)
     }

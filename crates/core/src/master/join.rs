@@ -4,10 +4,12 @@
 //! still holds may have been deleted meanwhile, and nobody kept a list for it.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use super::{
     Effect, Master, Notice, Party, Wait,
     catalog::{LabelIndex, NewObject, NodeIndex, ObjectIndex},
+    ghosts::Name,
     members::{Member, Standing},
     refuse,
 };
@@ -35,7 +37,7 @@ impl Master {
                 conn: Some(conn),
                 heard: self.now,
                 retiring: BTreeSet::new(),
-                owed: Vec::new(),
+                owed: BTreeSet::new(),
                 discard: was_lost,
                 told: BTreeSet::new(),
                 from_earlier_life: !same_life || sabotaged!(self.config.sabotage, BelieveTheLost),
@@ -48,7 +50,8 @@ impl Master {
         // The answer may be lost: it is owed until the node announces, which it does after it has retired.
         let owes = self.members.get(node).map(|it| (it.discard, it.owed.clone()));
         let (discard, owed) = owes.unwrap_or_default();
-        let retire = if sabotaged!(self.config.sabotage, ForgetOwedRetires) { Vec::new() } else { owed };
+        let retire = if sabotaged!(self.config.sabotage, ForgetOwedRetires) { BTreeSet::new() } else { owed };
+        let retire = retire.into_iter().collect();
         Reply::Registered(Registered { epoch: self.config.epoch, discard, retire })
     }
 
@@ -69,16 +72,18 @@ impl Master {
 
     pub(super) fn announce(&mut self, node: NodeIndex, announce: Announce) -> Reply {
         self.hear(node);
+        // What it was told when it registered it has done; this answer may be lost too.
+        self.has_done_what_it_owed(node);
         let mut retire = Vec::new();
         for record in announce.items {
             let hold = record.hold;
-            if !self.take_in(node, record) {
+            if let Err(name) = self.take_in(node, record) {
                 retire.push(hold);
+                self.ghosts.insert(&Arc::new(name), node, hold);
             }
         }
         if let Some(member) = self.members.get_mut(node) {
-            // What it was told when it registered it has done; this answer may be lost too.
-            member.owed.clone_from(&retire);
+            member.owed = retire.iter().copied().collect();
             member.discard = false;
         }
         if announce.last {
@@ -87,35 +92,47 @@ impl Master {
         Reply::Announced(retire)
     }
 
-    /// Whether an announced object belongs in the catalog; it is there then.
-    fn take_in(&mut self, node: NodeIndex, record: Record) -> bool {
-        let Some(member) = self.members.get_mut(node) else { return false };
+    /// The node knows what it owed: it has done that before it said anything else.
+    fn has_done_what_it_owed(&mut self, node: NodeIndex) {
+        let Some(member) = self.members.get_mut(node) else { return };
+        for hold in std::mem::take(&mut member.owed) {
+            // What it was asked for since is confirmed by its answer.
+            if !member.retiring.contains(&hold) {
+                self.ghosts.lay(node, hold);
+            }
+        }
+    }
+
+    /// Takes an announced object into the catalog if it belongs there; else tells what it was called.
+    fn take_in(&mut self, node: NodeIndex, record: Record) -> Result<(), Name> {
+        let namespace = self.catalog.intern(&record.namespace);
+        let refused = |key| Err(Name { namespace, key });
+        let Some(member) = self.members.get_mut(node) else { return refused(record.key) };
         if member.retiring.contains(&record.hold) {
             // It was taken away meanwhile, and the node has not heard of that yet.
-            return false;
+            return refused(record.key);
         }
         member.told.insert(record.hold);
         let news = member.from_earlier_life;
-        let namespace = self.catalog.intern(&record.namespace);
         let existing = self.catalog.find(namespace, &record.key);
         if let Some((index, object)) = existing.and_then(|it| Some((it, self.catalog.get(it)?))) {
             if object.replicas().any(|replica| replica == (node, record.hold)) {
                 self.correct_marks(index, &record.marks);
-                return true;
+                return Ok(());
             }
             let older = object.generation() > record.generation;
             if !news || (older && !sabotaged!(self.config.sabotage, PreferOlder)) {
-                return false;
+                return refused(record.key);
             }
             if object.generation() == record.generation {
                 self.catalog.add_replica(index, node, record.hold);
                 self.merge_marks(index, &record.marks);
-                return true;
+                return Ok(());
             }
             let old = self.take_out(index, Cause::Replaced, "");
             self.retire(old, None);
         } else if !news {
-            return false;
+            return refused(record.key);
         }
         let new = NewObject {
             namespace,
@@ -132,7 +149,7 @@ impl Master {
         if let Some(index) = index.filter(|_| is_sample) {
             self.leases.arrive(namespace, self.now, index);
         }
-        index.is_some()
+        Ok(())
     }
 
     /// The node has told everything: what it did not tell of, it does not have.
@@ -158,9 +175,7 @@ impl Master {
     pub(super) fn heartbeat(&mut self, node: NodeIndex, beat: Heartbeat) -> Reply {
         self.hear(node);
         // It has heard the answer to all that it announced, or it would not beat.
-        if let Some(member) = self.members.get_mut(node) {
-            member.owed.clear();
-        }
+        self.has_done_what_it_owed(node);
         if let Some(usage) = beat.usage {
             self.report(node, usage);
         }
@@ -191,7 +206,7 @@ impl Master {
         let last = self.catalog.get(index).is_some_and(|it| it.replicas().count() == 1);
         if last {
             let name = self.members.name(node);
-            self.take_out(index, Cause::NodeLost, &name);
+            self.forget(index, Cause::NodeLost, &name);
         } else {
             self.catalog.drop_replica(index, node);
         }
@@ -299,6 +314,7 @@ impl Master {
             lost += u64::from(self.catalog.get(index).is_none());
         }
         self.room.end_grants_on(node);
+        self.ghosts.forget(node);
         self.members.remove(node);
         self.effects.push_back(Effect::Notice(notice(name, lost)));
     }

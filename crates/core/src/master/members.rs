@@ -41,7 +41,7 @@ pub(super) struct Member {
     /// Retires that it was asked for and has not confirmed yet.
     pub(super) retiring: BTreeSet<Hold>,
     /// Retires that it must apply before it is used again.
-    pub(super) owed: Vec<Hold>,
+    pub(super) owed: BTreeSet<Hold>,
     /// It had been declared lost, so it must retire everything before it is used again.
     pub(super) discard: bool,
     /// While it is joining: the objects it told of.

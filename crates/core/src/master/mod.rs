@@ -9,6 +9,8 @@
 mod catalog;
 mod commit;
 mod confirm;
+mod drop;
+mod ghosts;
 mod join;
 mod members;
 mod pin;
@@ -19,6 +21,8 @@ mod room;
 mod sample;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tests_drops;
 #[cfg(test)]
 mod tests_lifetimes;
 #[cfg(test)]
@@ -32,6 +36,9 @@ use std::{
 
 use catalog::{Catalog, LabelIndex, NamespaceIndex, NodeIndex};
 use confirm::Confirming;
+use drop::Dropping;
+pub use drop::PIECE_OBJECTS_MAX;
+use ghosts::Ghosts;
 use members::Members;
 use reserve::Reserving;
 use room::{Room, Watching};
@@ -59,6 +66,8 @@ pub struct MasterConfig {
     pub strict_leases: bool,
     /// Whether soft-pinned objects may be evicted when nothing else is left.
     pub evict_soft_pinned: bool,
+    /// Objects that one piece of a drop takes away, see [`Master::work`].
+    pub piece_objects_max: usize,
     /// Drawn at random by the shell, so that nobody can choose keys that collide.
     pub hash_seed: u64,
     /// For the simulation only.
@@ -134,6 +143,7 @@ struct Visitor {
 enum Op {
     Reserve(Reserving),
     Confirm(Confirming),
+    Drop(Box<Dropping>),
     Watch(Watching),
     Why(Explaining),
 }
@@ -174,6 +184,9 @@ pub struct Master {
     room: Room,
     leases: Leases,
     history: History,
+    ghosts: Ghosts,
+    /// Drops under way, the next one first.
+    jobs: VecDeque<OpId>,
     labels: Labels,
     /// When leases will have run out that keep waiting puts from evicting.
     lease_end: Option<Tick>,
@@ -228,6 +241,8 @@ impl Master {
             room: Room::default(),
             leases: Leases::default(),
             history: History::default(),
+            ghosts: Ghosts::default(),
+            jobs: VecDeque::new(),
             labels: Labels::default(),
             lease_end: None,
             effects: VecDeque::new(),
@@ -328,7 +343,7 @@ impl Master {
     /// How many copies were taken away whose nodes have not confirmed that yet.
     #[must_use]
     pub fn unconfirmed_count(&self) -> usize {
-        self.members.iter().map(|(_, it)| it.retiring.len() + it.owed.len()).sum()
+        self.ghosts.len()
     }
 
     /// How many operations wait for a node.
@@ -402,6 +417,7 @@ impl Master {
             Request::Await(until) => return self.watch(conn, id, visitor.namespace, until),
             Request::Why(keys) => return self.why(conn, id, visitor.namespace, &keys),
             Request::Ack(ack) => return self.ack(conn, id, visitor, &ack),
+            Request::Cancel(id) => self.cancel(conn, id),
             Request::Lease(lease) => self.lease(visitor, &lease),
             Request::Release(release) => self.release(visitor, &release),
             Request::SetPolicy(policy) => self.set_policy(visitor.namespace, policy),
@@ -515,13 +531,29 @@ impl Master {
             Op::Reserve(it) => it.is_parked_for(conn),
             Op::Watch(it) => it.conn == conn,
             Op::Why(it) => it.conn == conn,
-            Op::Confirm(_) => false,
+            // What was asked for is done, whoever hears of it.
+            Op::Confirm(_) | Op::Drop(_) => false,
         });
         for id in moot.map(|(id, _)| *id).collect::<Vec<_>>() {
             if let Some(Op::Reserve(reserving)) = self.ops.remove(&id) {
                 self.end_reserve(id, reserving);
             }
         }
+    }
+
+    /// Nobody waits for this answer any more: who stands in a line leaves it.
+    fn cancel(&mut self, conn: ConnId, id: RequestId) -> Reply {
+        let now = self.now;
+        for op in self.ops.values_mut() {
+            match op {
+                Op::Reserve(it) if it.is_of(conn, id) => it.end_at(now),
+                Op::Watch(it) if it.is_of(conn, id) => it.end_at(now),
+                _ => (),
+            }
+        }
+        self.end_waiting();
+        self.end_watches();
+        Reply::Done
     }
 
     /// What a client calls itself, by its number.

@@ -56,7 +56,7 @@ mod tests {
             usage: Usage::default(),
             free,
             retiring: Default::default(),
-            owed: vec![],
+            owed: Default::default(),
             discard: false,
             told: Default::default(),
             from_earlier_life: false,

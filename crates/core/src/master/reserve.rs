@@ -55,6 +55,15 @@ struct Item {
 }
 
 impl Reserving {
+    pub(super) fn is_of(&self, conn: ConnId, id: RequestId) -> bool {
+        (self.conn, self.id) == (conn, id)
+    }
+
+    /// It waits no longer than until then.
+    pub(super) fn end_at(&mut self, at: Tick) {
+        self.deadline = self.deadline.min(at);
+    }
+
     /// Whether it waits for room on behalf of that connection.
     pub(super) fn is_parked_for(&self, conn: ConnId) -> bool {
         self.conn == conn && self.is_parked()

@@ -39,6 +39,17 @@ pub(super) struct Watching {
     deadline: Tick,
 }
 
+impl Watching {
+    pub(super) fn is_of(&self, conn: ConnId, id: RequestId) -> bool {
+        (self.conn, self.id) == (conn, id)
+    }
+
+    /// It waits no longer than until then.
+    pub(super) fn end_at(&mut self, at: Tick) {
+        self.deadline = self.deadline.min(at);
+    }
+}
+
 impl Room {
     pub(super) fn note_change(&mut self) {
         self.changed = true;

@@ -40,6 +40,7 @@ impl Cluster {
             away_ms_max: 2_000,
             lease_ms: 100,
             strict_leases: false,
+            piece_objects_max: PIECE_OBJECTS_MAX,
             evict_soft_pinned: true,
             hash_seed: 3,
             sabotage: Sabotage::None,
@@ -227,7 +228,11 @@ impl Cluster {
         self.node_event(index, opened);
         self.node_event(
             index,
-            node::Event::Request { conn: CLIENT, id, request: Request::Commit(Commit { items }) },
+            node::Event::Request {
+                conn: CLIENT,
+                id,
+                request: Request::Commit(Commit { items, wait_ms: 500 }),
+            },
         );
         id
     }

@@ -68,7 +68,7 @@ fn a_question_that_crosses_a_removal_is_stale_and_leaves_no_ghost() {
     // The node has not heard of the removal, and asks about the same object once more.
     let item = CommitItem { hold, key: key("k"), len: UNIT, options: plain(), others: vec![] };
     let decide = DecideItem { namespace: "default".into(), client: ClientId(7), item };
-    let asked = Request::Decide(Decide { items: vec![decide] });
+    let asked = Request::Decide(Decide { items: vec![decide], wait_ms: 500 });
     cluster.event(Event::Request(cluster.links[0], RequestId(77), asked));
     assert!(!cluster.has("k"));
     cluster.let_go(0);

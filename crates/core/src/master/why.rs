@@ -1,10 +1,12 @@
 //! Why something is still here, or why it is gone.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 
 use super::{
     Effect, Master, Op, OpId, Wait,
     catalog::{NamespaceIndex, NodeIndex, ObjectIndex},
+    ghosts::Name,
     refuse,
 };
 use crate::{
@@ -23,8 +25,7 @@ pub(super) struct History {
 
 #[derive(Debug)]
 struct Past {
-    namespace: NamespaceIndex,
-    key: Key,
+    name: Arc<Name>,
     generation: Generation,
     cause: Cause,
     by: String,
@@ -44,19 +45,18 @@ impl History {
     pub(super) fn note(
         &mut self,
         at: Tick,
-        namespace: NamespaceIndex,
-        key: Key,
+        name: Arc<Name>,
         generation: Generation,
         (cause, by): (Cause, &str),
     ) {
         if self.past.len() == HISTORY_MAX {
             self.past.pop_front();
         }
-        self.past.push_back(Past { namespace, key, generation, cause, by: by.to_owned(), at });
+        self.past.push_back(Past { name, generation, cause, by: by.to_owned(), at });
     }
 
     fn last(&self, namespace: NamespaceIndex, key: &Key) -> Option<&Past> {
-        self.past.iter().rev().find(|it| it.namespace == namespace && it.key == *key)
+        self.past.iter().rev().find(|it| it.name.namespace == namespace && it.name.key == *key)
     }
 }
 

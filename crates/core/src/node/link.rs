@@ -10,8 +10,8 @@ use super::{Effect, Node, slots::SlotState};
 use crate::{
     ConnId, Hold, RequestId,
     message::{
-        Announce, CommitOutcome, Decide, DecideItem, Heartbeat, NodeInfo, Register, Registered, Reply,
-        Request,
+        Announce, CommitOutcome, Decide, DecideItem, Heartbeat, NodeInfo, Register, Registered, Replacement,
+        Reply, Request,
     },
 };
 
@@ -26,6 +26,8 @@ struct Waiting {
     /// Known outcomes; a gap for each item that was asked.
     outcomes: Vec<Option<CommitOutcome>>,
     asked: Vec<DecideItem>,
+    /// How long the client lets the master wait.
+    wait_ms: u64,
 }
 
 #[derive(Debug, Default)]
@@ -64,10 +66,12 @@ impl Link {
         id: RequestId,
         outcomes: Vec<Option<CommitOutcome>>,
         asked: Vec<DecideItem>,
+        wait_ms: u64,
     ) -> Option<Effect> {
         let request = self.next_id();
-        let effect = Effect::AskMaster(request, Request::Decide(Decide { items: asked.clone() }));
-        self.waiting.insert(request, Waiting { conn, id, outcomes, asked });
+        let decide = Decide { items: asked.clone(), wait_ms };
+        let effect = Effect::AskMaster(request, Request::Decide(decide));
+        self.waiting.insert(request, Waiting { conn, id, outcomes, asked, wait_ms });
         // Before it is registered the master would not know whose objects these are; they are asked then.
         matches!(self.stage, Stage::Announcing(..) | Stage::Member).then_some(effect)
     }
@@ -156,7 +160,7 @@ impl Node {
                 continue;
             }
             let id = self.link.next_id();
-            let decide = Decide { items: waiting.asked.clone() };
+            let decide = Decide { items: waiting.asked.clone(), wait_ms: waiting.wait_ms };
             self.link.waiting.insert(id, waiting);
             self.effects.push_back(Effect::AskMaster(id, Request::Decide(decide)));
         }
@@ -175,7 +179,9 @@ impl Node {
         for (item, outcome) in waiting.asked.drain(..).zip(&decided) {
             let hold = item.item.hold;
             match outcome {
-                CommitOutcome::Stored(generation) | CommitOutcome::Replaced(generation) => {
+                CommitOutcome::Stored(generation)
+                | CommitOutcome::Replaced(generation)
+                | CommitOutcome::Unconfirmed(Replacement { generation, .. }) => {
                     // It may have been deleted since; then it was stored, and is gone.
                     self.slots.commit(hold, *generation, &mut self.effects);
                 }

@@ -335,7 +335,7 @@ impl Node {
             let reply = Reply::Committed(outcomes.into_iter().flatten().collect());
             return self.effects.push_back(Effect::Reply { conn, id, reply });
         }
-        let request = self.link.ask(conn, id, outcomes, asked);
+        let request = self.link.ask(conn, id, outcomes, asked, commit.wait_ms);
         self.effects.extend(request);
     }
 

@@ -94,7 +94,7 @@ impl Bench {
             options: PutOptions::default(),
             others: vec![],
         };
-        self.client(Request::Commit(Commit { items: vec![item] }))
+        self.client(Request::Commit(Commit { items: vec![item], wait_ms: 0 }))
     }
 
     fn put(&mut self, len: u64) -> Location {

@@ -13,6 +13,8 @@ use crate::{
 
 /// How often an object is reserved and written anew, after its node went away.
 const TRIES_MAX: u32 = 4;
+/// How long nodes may take to confirm that a replaced object is gone, unless the shell says otherwise.
+const CONFIRM_MS: u64 = 2_000;
 
 /// One object to put.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,6 +40,8 @@ pub enum PutOutcome {
         copies: u32,
         /// An older object of that name is gone.
         replaced: bool,
+        /// Nodes that could not confirm so: what they hold of it can still be read by who knows where it lies.
+        unconfirmed: Vec<String>,
     },
     /// An object of that name exists and was kept.
     Exists(Generation),
@@ -97,6 +101,7 @@ pub struct Put {
     to_commit: BTreeMap<SegmentId, Vec<usize>>,
     to_abort: BTreeMap<SegmentId, Vec<Hold>>,
     wait_ms: u64,
+    confirm_ms: u64,
 }
 
 impl Put {
@@ -123,6 +128,7 @@ impl Put {
             to_commit: BTreeMap::new(),
             to_abort: BTreeMap::new(),
             wait_ms: 0,
+            confirm_ms: CONFIRM_MS,
         };
         for (index, ready) in ready.into_iter().enumerate() {
             match ready.is_empty() {
@@ -137,6 +143,12 @@ impl Put {
     #[must_use]
     pub fn waiting(self, wait_ms: u64) -> Self {
         Self { wait_ms, ..self }
+    }
+
+    /// Lets the master wait that long for the nodes to confirm that replaced objects are gone.
+    #[must_use]
+    pub fn confirming(self, confirm_ms: u64) -> Self {
+        Self { confirm_ms, ..self }
     }
 
     /// The next thing to do. `None` while results are awaited, or when all is done.
@@ -241,9 +253,16 @@ impl Put {
     fn committed_one(&mut self, index: usize, outcome: CommitOutcome) {
         let Some(item) = self.items.get_mut(index) else { return };
         let copies = item.written.len() as u32;
+        let stored = |generation, replaced, unconfirmed| PutOutcome::Stored {
+            generation,
+            copies,
+            replaced,
+            unconfirmed,
+        };
         let outcome = match outcome {
-            CommitOutcome::Stored(generation) => PutOutcome::Stored { generation, copies, replaced: false },
-            CommitOutcome::Replaced(generation) => PutOutcome::Stored { generation, copies, replaced: true },
+            CommitOutcome::Stored(generation) => stored(generation, false, Vec::new()),
+            CommitOutcome::Replaced(generation) => stored(generation, true, Vec::new()),
+            CommitOutcome::Unconfirmed(it) => stored(it.generation, true, it.nodes),
             CommitOutcome::Exists(generation) => PutOutcome::Exists(generation),
             CommitOutcome::Stale => {
                 self.abort_others(index);
@@ -301,7 +320,7 @@ impl Put {
             let items = indexes.iter().filter_map(|&index| self.commit_item(index)).collect();
             self.call(
                 Peer::Node(segment),
-                Request::Commit(Commit { items }),
+                Request::Commit(Commit { items, wait_ms: self.confirm_ms }),
                 Pending::Commit(segment, indexes),
             );
         }

@@ -102,7 +102,7 @@ fn a_batch_is_one_message_to_each_peer() {
     assert_eq!(
         put.into_outcomes(),
         [
-            PutOutcome::Stored { generation: GENERATION, copies: 1, replaced: false },
+            PutOutcome::Stored { generation: GENERATION, copies: 1, replaced: false, unconfirmed: vec![] },
             PutOutcome::Exists(GENERATION)
         ]
     );

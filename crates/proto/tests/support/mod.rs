@@ -34,15 +34,16 @@ pub(crate) fn request() -> impl Strategy<Value = Request> {
             epoch
         })),
         (vec(record(), 0..4), flag()).prop_map(|(items, last)| Request::Announce(Announce { items, last })),
-        vec((text(), number(), commit_item()), 0..4).prop_map(|items| {
+        (vec((text(), number(), commit_item()), 0..4), number()).prop_map(|(items, wait_ms)| {
             let item = |(namespace, client, item)| DecideItem { namespace, client: ClientId(client), item };
-            Request::Decide(Decide { items: items.into_iter().map(item).collect() })
+            Request::Decide(Decide { items: items.into_iter().map(item).collect(), wait_ms })
         }),
         allocate().prop_map(Request::Allocate),
         (vec(record(), 0..3), holds()).prop_map(|(commit, abort)| Request::Settle(Settle { commit, abort })),
         holds().prop_map(|holds| Request::Retire(Retire { holds })),
         number().prop_map(|id| Request::ClientGone(ClientId(id))),
-        vec(commit_item(), 0..4).prop_map(|items| Request::Commit(Commit { items })),
+        (vec(commit_item(), 0..4), number())
+            .prop_map(|(items, wait_ms)| Request::Commit(Commit { items, wait_ms })),
         holds().prop_map(Request::Abort),
         holds().prop_map(Request::Keep),
         holds().prop_map(Request::BeginViews),
@@ -61,6 +62,7 @@ fn lifetime_request() -> impl Strategy<Value = Request> {
     prop_oneof![
         vec(mark, 0..4).prop_map(Request::Mark),
         holds().prop_map(Request::Inspect),
+        number().prop_map(|id| Request::Cancel(RequestId(id))),
         (holds(), usage()).prop_map(|(holds, usage)| Request::Released(Released { holds, usage })),
         (keys(), text(), flag(), number()).prop_map(|(keys, owner, on, wait_ms)| Request::Pin(Pin {
             keys,
@@ -406,6 +408,8 @@ fn commit_outcome() -> impl Strategy<Value = CommitOutcome> {
         generation().prop_map(CommitOutcome::Stored),
         generation().prop_map(CommitOutcome::Replaced),
         generation().prop_map(CommitOutcome::Exists),
+        (generation(), texts())
+            .prop_map(|(generation, nodes)| CommitOutcome::Unconfirmed(Replacement { generation, nodes })),
         Just(CommitOutcome::Stale),
     ]
 }

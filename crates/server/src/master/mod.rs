@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tiffin_core::master::{Effect, Event, Master, MasterConfig as CoreConfig, Notice};
+use tiffin_core::master::{Effect, Event, Master, MasterConfig as CoreConfig, Notice, PIECE_OBJECTS_MAX};
 use tiffin_core::message::{Hello, Reason, Refusal, Reply, Request, Role, Stat, Welcome};
 use tiffin_core::sabotage::Sabotage;
 use tiffin_core::{ConnId, RequestId, Tick};
@@ -33,6 +33,8 @@ use crate::{StartError, host, http};
 const BEATS_PER_SILENCE: u32 = 4;
 /// The rarest heartbeat.
 const HEARTBEAT_MAX: Duration = Duration::from_secs(5);
+/// Between two pieces of work the lock is free for at least this long, so that others get in.
+const WORK_REST: Duration = Duration::from_millis(1);
 /// The timer rests at least this long between two looks, whatever the core says.
 const TIMER_REST: Duration = Duration::from_millis(1);
 
@@ -53,6 +55,8 @@ pub(crate) struct Shared {
     state: Mutex<State>,
     /// The core wants to be woken earlier than the timer sleeps.
     earlier: Notify,
+    /// The core has work to do.
+    work: Notify,
     started: Instant,
     epoch: u64,
     heartbeat: Duration,
@@ -100,6 +104,7 @@ impl MasterServer {
             tasks.spawn(listen::serve(listener, Arc::clone(&shared)));
         }
         tasks.spawn(run_timer(Arc::clone(&shared)));
+        tasks.spawn(run_work(Arc::clone(&shared)));
         let http = pages.as_ref().map(|it| it.address().clone());
         let metadata_http = metadata.as_ref().map(|it| it.address().clone());
         if let Some(pages) = pages {
@@ -240,6 +245,7 @@ impl Shared {
             lease_ms: ms(config.lease_ttl),
             strict_leases: config.lease_mode == LeaseMode::Strict,
             evict_soft_pinned: config.evict_soft_pinned,
+            piece_objects_max: PIECE_OBJECTS_MAX,
             hash_seed: draw
                 .map_err(|source| StartError::System { what: "drawing a random number", source })?,
             sabotage: Sabotage::default(),
@@ -247,6 +253,7 @@ impl Shared {
         Ok(Self {
             state: Mutex::new(State { core, conns: BTreeMap::new(), next_conn: 0, armed: None }),
             earlier: Notify::new(),
+            work: Notify::new(),
             started: Instant::now(),
             epoch,
             heartbeat: HEARTBEAT_MAX.min(config.silence / BEATS_PER_SILENCE),
@@ -356,6 +363,9 @@ impl Shared {
         if is_earlier {
             self.earlier.notify_one();
         }
+        if state.core.has_work() {
+            self.work.notify_one();
+        }
     }
 
     fn notice(&self, notice: &Notice) {
@@ -400,6 +410,24 @@ impl State {
                 self.core.handle(now, Event::Reply(conn, id, Reply::Refused(refusal)));
             }
         }
+    }
+}
+
+/// Lets the core do what it cannot do in one go, piece by piece. Draining a piece says whether there is another.
+async fn run_work(shared: Arc<Shared>) {
+    loop {
+        shared.work.notified().await;
+        let mut answers = Vec::new();
+        {
+            let mut state = shared.lock();
+            let now = shared.now();
+            state.core.work(now);
+            shared.drain(&mut state, now, None, &mut answers);
+        }
+        for (outbox, id, reply) in answers {
+            outbox.reply(id, &reply);
+        }
+        tokio::time::sleep(WORK_REST).await;
     }
 }
 

@@ -187,7 +187,7 @@ impl Place {
         let options = PutOptions { replicas: 1, ..PutOptions::default() };
         let hold = self.reservation.location.hold();
         let item = CommitItem { hold, key: key(name), len, options, others: Vec::new() };
-        let request = Request::Commit(Commit { items: vec![item] });
+        let request = Request::Commit(Commit { items: vec![item], wait_ms: 5_000 });
         let reply = self.node.call(&request, patient()).await.unwrap();
         let Reply::Committed(mut outcomes) = reply else { panic!("{reply:?}") };
         outcomes.remove(0)

@@ -35,6 +35,11 @@ pub(crate) struct Call {
 }
 
 impl Call {
+    /// The master may keep it waiting, and has heard of it.
+    fn lingers(&self) -> bool {
+        self.reserves && self.waiting.is_none()
+    }
+
     /// Somebody waits for the answer.
     pub(crate) fn matters(&self) -> bool {
         !matches!(self.purpose, Purpose::Nothing | Purpose::Keep(_))
@@ -165,6 +170,10 @@ impl World {
                 self.conn_lost(client, conn);
             }
             return;
+        }
+        if call.lingers() {
+            self.coverage.hit(Point::Cancelled);
+            self.call(client, call.target, Request::Cancel(id), Purpose::Nothing);
         }
         self.call_failed(client, &call);
         if call.reserves {

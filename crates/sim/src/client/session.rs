@@ -277,7 +277,10 @@ impl World {
             PutOutcome::Refused(_) => Point::Refused,
             PutOutcome::Unreachable(_) => Point::PutUnreachable,
         });
-        if let PutOutcome::Stored { generation, .. } = outcome {
+        if let PutOutcome::Stored { generation, unconfirmed, .. } = outcome {
+            if !unconfirmed.is_empty() {
+                self.coverage.hit(Point::ReplaceUnconfirmed);
+            }
             self.oracle.acknowledged(value, *generation);
         }
     }

@@ -1,13 +1,14 @@
-//! P2: once a delete is answered `Deleted`, no copy validates and no lookup finds it, ever again.
-//! `Unconfirmed`: lookups miss, and once a node that could not confirm is readmitted, its copies do not
-//! validate. What replaced an object is never replaced by it.
+//! P2: once a delete is answered `Deleted` or `Absent`, no copy validates and no lookup finds it, ever again,
+//! whatever had taken it away before. `Unconfirmed`: lookups miss, and once a node that could not confirm is
+//! readmitted, its copies do not validate. What replaced an object is never replaced by it, and the same holds
+//! for the object that was replaced.
 //!
 //! Exempt, until the master keeps more than it can be told: copies on a node that was declared lost, for as
 //! long as it is; and copies on a node that has not joined this life of the master yet.
 
 use tiffin_core::{
-    Hold, SegmentId, SlotId,
-    message::{DeleteOutcome, Found},
+    Generation, Hold, SegmentId, SlotId,
+    message::{CommitOutcome, DeleteOutcome, Found},
     node::SlotRecord,
 };
 
@@ -36,16 +37,15 @@ impl Oracle {
             DeleteOutcome::Deleted | DeleteOutcome::Absent => true,
             DeleteOutcome::Unconfirmed(_) => false,
         };
-        for &Victim { generation, fresh } in victims {
+        for &Victim { generation, known, .. } in victims {
             coverage.hit(Point::CheckedDeletedCopies);
             let reached = |(segment, it): &(&SegmentId, &Memory)| it.alive && self.joined.contains(segment);
-            let (known, exempt): (Vec<_>, Vec<_>) = memories.iter().partition(reached);
-            let mut holders = known.into_iter().filter(|(_, it)| copies(it, generation).next().is_some());
+            let (reached, exempt): (Vec<_>, Vec<_>) = memories.iter().partition(reached);
+            let mut holders = reached.into_iter().filter(|(_, it)| copies(it, generation).next().is_some());
             let holder = holders.next().map(|(segment, _)| *segment);
             let exempt = exempt.into_iter().map(|(segment, _)| *segment).collect();
-            // What was evicted, replaced or deleted before is not this delete's to confirm.
             if confirmed
-                && fresh
+                && known
                 && let Some(segment) = holder
             {
                 self.fail("p2", || {
@@ -55,9 +55,30 @@ impl Oracle {
             if let Some(life) = self.lives.get_mut(&generation)
                 && !life.dead.as_ref().is_some_and(|it| it.confirmed)
             {
-                life.dead = Some(Dead { confirmed: confirmed && fresh, exempt });
+                life.dead = Some(Dead { confirmed: confirmed && known, exempt });
             }
         }
+    }
+
+    /// A decision is answered: what it took the place of is gone as if it were deleted.
+    pub(crate) fn replaced(
+        &mut self,
+        outcome: &CommitOutcome,
+        old: Option<Generation>,
+        complete: bool,
+        memories: &Memories,
+        coverage: &mut Coverage,
+    ) {
+        let outcome = match outcome {
+            CommitOutcome::Replaced(_) => DeleteOutcome::Deleted,
+            CommitOutcome::Unconfirmed(it) => DeleteOutcome::Unconfirmed(it.nodes.clone()),
+            CommitOutcome::Stored(_) | CommitOutcome::Exists(_) | CommitOutcome::Stale => return,
+        };
+        let Some(generation) = old else { return };
+        let Some(name) = self.lives.get(&generation).map(|it| it.name) else { return };
+        coverage.hit(Point::CheckedReplaced);
+        let victims = [Victim { generation, known: true, gone: false }];
+        self.deleted(name, &victims, &outcome, complete, memories, coverage);
     }
 
     /// A lookup finds an object.

@@ -80,7 +80,8 @@ impl Oracle {
             return;
         }
         // The very same copy may have been decided anew, which its node has not heard yet.
-        if self.generation_of.get(&(segment, record.hold)) == Some(&newest) {
+        let place = (segment, record.hold);
+        if [&self.generation_of, &self.decided_too].iter().any(|it| it.get(&place) == Some(&newest)) {
             return;
         }
         // It may be lost with its node, and the older one is all there is.

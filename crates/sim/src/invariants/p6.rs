@@ -61,8 +61,8 @@ impl Oracle {
             let Some(life) = self.lives.get_mut(&generation) else { continue };
             match outcome {
                 AckOutcome::Freed => {
-                    let (name, fresh) = (life.name, life.deletes == 1 && !life.brought_back);
-                    let victims = [Victim { generation, fresh }];
+                    let (name, known) = (life.name, !life.brought_back);
+                    let victims = [Victim { generation, known, gone: false }];
                     self.deleted(name, &victims, &DeleteOutcome::Deleted, complete, memories, coverage);
                 }
                 AckOutcome::Recorded => {

@@ -1,0 +1,246 @@
+//! Dropping all that matches a pattern, a piece at a time.
+//!
+//! A namespace may hold millions of objects, and others want answers meanwhile. So a drop is a job: each piece
+//! takes away a bounded number of objects, and the shell calls [`Master::work`] for the next one when it has
+//! let others in. Pieces wait for the nodes: only a few messages of a job are under way at a time, so that what
+//! others ask of the nodes is not kept waiting either.
+//!
+//! **Invariant:** a drop takes what was there when it began, and nothing that was put since.
+//! **Invariant:** it goes on to its end even if whoever asked for it is gone, and is answered when every node
+//! has confirmed, or after its time is up and every name is gone.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{
+    Effect, Master, Op, OpId, Visitor,
+    catalog::{NamespaceIndex, NodeIndex},
+    members::Standing,
+    refuse,
+    resolve::Matcher,
+};
+use crate::{
+    ConnId, Generation, Hold, Key, RequestId, Tick,
+    message::{Cause, DeleteMatching, DeletedMatching, Reason, Reply},
+    sabotage::sabotaged,
+};
+
+/// Objects that one piece of a drop takes away, unless the operator decides otherwise.
+pub const PIECE_OBJECTS_MAX: usize = 1 << 11;
+/// Objects that one piece looks at, for each that it may take.
+const SCAN_FACTOR: usize = 8;
+/// Messages of one drop that may wait for nodes at a time.
+const BATCHES_MAX: usize = 4;
+
+/// A drop under way.
+pub(super) struct Dropping {
+    conn: ConnId,
+    id: RequestId,
+    namespace: NamespaceIndex,
+    label: String,
+    matcher: Matcher,
+    force: bool,
+    /// What was put later stays.
+    newest: Generation,
+    stage: Stage,
+    count: u64,
+    unconfirmed: BTreeSet<String>,
+    outstanding: BTreeMap<RequestId, NodeIndex>,
+    pub(super) deadline: Tick,
+}
+
+/// How far it is.
+#[derive(Debug)]
+enum Stage {
+    /// Objects, from this number on.
+    Objects(u64),
+    /// Every name is gone. Copies that others took away, and that are still to be confirmed: behind this key.
+    Ghosts(Key),
+    /// Everything was asked for.
+    Done,
+}
+
+impl std::fmt::Debug for Dropping {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { conn, id, stage, count, .. } = self;
+        write!(out, "Dropping {count} for {conn:?} {id:?}, {stage:?}")
+    }
+}
+
+impl Master {
+    /// Whether there is a piece of work to be done now.
+    #[must_use]
+    pub fn has_work(&self) -> bool {
+        self.jobs.iter().any(|job| self.is_ready(*job))
+    }
+
+    /// Does one piece of work, if there is any; jobs take turns. The shell drains the effects, lets others in,
+    /// and calls again while [`Self::has_work`] says so.
+    pub fn work(&mut self, now: Tick) {
+        self.handle_timeout(now);
+        for _ in 0..self.jobs.len() {
+            let Some(job) = self.jobs.pop_front() else { break };
+            self.jobs.push_back(job);
+            if self.is_ready(job) {
+                self.drop_piece(job);
+                break;
+            }
+        }
+        self.serve_the_waiting();
+    }
+
+    pub(super) fn delete_matching(
+        &mut self,
+        conn: ConnId,
+        id: RequestId,
+        visitor: &Visitor,
+        delete: &DeleteMatching,
+    ) {
+        let matcher = match Matcher::new(&delete.pattern) {
+            Ok(matcher) => matcher,
+            Err(problem) => {
+                let reply = refuse(Reason::Invalid, &problem);
+                return self.effects.push_back(Effect::Reply(conn, id, reply));
+            }
+        };
+        let dropping = Dropping {
+            conn,
+            id,
+            namespace: visitor.namespace,
+            label: visitor.label.clone(),
+            matcher,
+            force: delete.force,
+            newest: Generation { epoch: self.config.epoch, counter: self.next_generation },
+            stage: Stage::Objects(0),
+            count: 0,
+            unconfirmed: BTreeSet::new(),
+            outstanding: BTreeMap::new(),
+            deadline: self.now.after(delete.wait_ms),
+        };
+        let op = self.next_op();
+        self.ops.insert(op, Op::Drop(Box::new(dropping)));
+        self.jobs.push_back(op);
+        // What is small is done at once.
+        self.drop_piece(op);
+    }
+
+    /// A node has taken away what it was asked for.
+    pub(super) fn drop_confirmed(&mut self, op: OpId, id: RequestId) {
+        if let Some(Op::Drop(dropping)) = self.ops.get_mut(&op) {
+            dropping.outstanding.remove(&id);
+            self.go_on_dropping(op);
+        }
+    }
+
+    /// A node will not confirm.
+    pub(super) fn drop_unconfirmed(&mut self, op: OpId, id: RequestId, node: &str) {
+        if let Some(Op::Drop(dropping)) = self.ops.get_mut(&op) {
+            dropping.unconfirmed.insert(node.to_owned());
+            dropping.outstanding.remove(&id);
+            self.go_on_dropping(op);
+        }
+    }
+
+    /// Answers, if every name is gone and nobody is waited for any more.
+    pub(super) fn maybe_end_drop(&mut self, op: OpId) {
+        let Some(Op::Drop(dropping)) = self.ops.get(&op) else { return };
+        let late = dropping.deadline <= self.now;
+        let over = matches!(dropping.stage, Stage::Done) && (late || dropping.outstanding.is_empty());
+        if !over {
+            return;
+        }
+        self.jobs.retain(|job| *job != op);
+        let Some(Op::Drop(mut dropping)) = self.ops.remove(&op) else { return };
+        let late = dropping.outstanding.values().map(|node| self.members.name(*node));
+        dropping.unconfirmed.extend(late);
+        let unconfirmed = dropping.unconfirmed.into_iter().collect();
+        let reply = Reply::DeletedMatching(DeletedMatching { count: dropping.count, unconfirmed });
+        self.effects.push_back(Effect::Reply(dropping.conn, dropping.id, reply));
+    }
+
+    /// The last pieces are small, and not worth another turn.
+    fn go_on_dropping(&mut self, op: OpId) {
+        let Some(Op::Drop(dropping)) = self.ops.get(&op) else { return };
+        if matches!(dropping.stage, Stage::Ghosts(_)) && self.is_ready(op) {
+            self.drop_piece(op);
+        }
+        self.maybe_end_drop(op);
+    }
+
+    /// Whether the next piece of a drop may be done. A node that does not speak is not waited for, nor is
+    /// any node once the time is up.
+    fn is_ready(&self, op: OpId) -> bool {
+        let Some(Op::Drop(dropping)) = self.ops.get(&op) else { return false };
+        let speaks = |node: &&NodeIndex| {
+            let standing = self.members.get(**node).map(|it| it.standing);
+            matches!(standing, Some(Standing::Ready | Standing::Joining))
+        };
+        let waits = dropping.outstanding.values().filter(speaks).count();
+        let late = dropping.deadline <= self.now;
+        match dropping.stage {
+            Stage::Objects(_) => late || waits < BATCHES_MAX,
+            // What the drop itself has asked for is then confirmed, or its node is known not to.
+            Stage::Ghosts(_) => late || dropping.outstanding.is_empty(),
+            Stage::Done => false,
+        }
+    }
+
+    fn drop_piece(&mut self, op: OpId) {
+        let Some(Op::Drop(mut dropping)) = self.ops.remove(&op) else { return };
+        let (replicas, stage) = match std::mem::replace(&mut dropping.stage, Stage::Done) {
+            Stage::Ghosts(after) => self.piece_of_ghosts(&dropping, &after),
+            Stage::Objects(first) => self.piece_of_objects(&mut dropping, first),
+            Stage::Done => (Vec::new(), Stage::Done),
+        };
+        dropping.stage = stage;
+        let nodes: BTreeSet<_> = replicas.iter().map(|(node, _)| *node).collect();
+        let asked = self.retire(replicas, Some(op));
+        for node in nodes.into_iter().filter(|node| !asked.values().any(|it| it == node)) {
+            dropping.unconfirmed.insert(self.members.name(node));
+        }
+        if !sabotaged!(self.config.sabotage, DeleteWithoutConfirmation) {
+            dropping.outstanding.extend(asked);
+        }
+        self.ops.insert(op, Op::Drop(dropping));
+        self.go_on_dropping(op);
+    }
+
+    /// Copies that others took away: their nodes are asked once more, and the answer waits for them too.
+    fn piece_of_ghosts(&self, dropping: &Dropping, after: &Key) -> (Vec<(NodeIndex, Hold)>, Stage) {
+        let mut looked_at = 0;
+        let mut last = after;
+        let mut replicas = Vec::new();
+        for (key, node, hold) in self.ghosts.after(dropping.namespace, after) {
+            if looked_at >= self.config.piece_objects_max && key != last {
+                return (replicas, Stage::Ghosts(last.clone()));
+            }
+            looked_at += 1;
+            last = key;
+            let known = || dropping.unconfirmed.contains(&self.members.name(node));
+            let wanted = dropping.matcher.matches(key) && !known();
+            replicas.extend(wanted.then_some((node, hold)));
+        }
+        (replicas, Stage::Done)
+    }
+
+    fn piece_of_objects(&mut self, dropping: &mut Dropping, first: u64) -> (Vec<(NodeIndex, Hold)>, Stage) {
+        let max = self.config.piece_objects_max.max(1);
+        let newer_too = sabotaged!(self.config.sabotage, DropNewer);
+        let mut victims = Vec::new();
+        let next = self.catalog.page(first, max.saturating_mul(SCAN_FACTOR), |index, object| {
+            if victims.len() == max {
+                return false;
+            }
+            let mine = object.namespace() == dropping.namespace
+                && (object.generation() <= dropping.newest || newer_too)
+                && dropping.matcher.matches(object.key());
+            victims.extend(mine.then_some(index));
+            true
+        });
+        victims.retain(|&index| !self.lease_refuses(index, dropping.force));
+        dropping.count += victims.len() as u64;
+        let taken =
+            victims.into_iter().flat_map(|index| self.take_out(index, Cause::Deleted, &dropping.label));
+        let replicas = taken.collect();
+        (replicas, if next == 0 { Stage::Ghosts(Key(Box::default())) } else { Stage::Objects(next) })
+    }
+}

@@ -1,0 +1,80 @@
+//! Copies whose names are gone, and which their nodes have not yet confirmed to have withdrawn: until then a
+//! reader that knows where they lie may still validate them.
+//!
+//! **Invariant:** a copy is here from the moment its name is taken away until its node has confirmed, has told
+//! what it holds after it was told of this, or is lost.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use super::catalog::{NamespaceIndex, NodeIndex};
+use crate::{Hold, Key, SlotId, Stamp};
+
+/// What an object was called.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Name {
+    pub(super) namespace: NamespaceIndex,
+    pub(super) key: Key,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Ghosts {
+    by_name: BTreeSet<(Arc<Name>, NodeIndex, Hold)>,
+    names: BTreeMap<(NodeIndex, Hold), Arc<Name>>,
+}
+
+/// The least and the greatest hold there may be.
+const HOLD_MIN: Hold = Hold { slot: SlotId(0), stamp: Stamp(0) };
+const HOLD_MAX: Hold = Hold { slot: SlotId(u32::MAX), stamp: Stamp(u64::MAX) };
+
+impl Ghosts {
+    pub(super) fn len(&self) -> usize {
+        self.names.len()
+    }
+
+    /// A copy's name was taken away.
+    pub(super) fn insert(&mut self, name: &Arc<Name>, node: NodeIndex, hold: Hold) {
+        if let Some(old) = self.names.insert((node, hold), Arc::clone(name)) {
+            self.by_name.remove(&(old, node, hold));
+        }
+        self.by_name.insert((Arc::clone(name), node, hold));
+    }
+
+    /// The copy validates no more.
+    pub(super) fn lay(&mut self, node: NodeIndex, hold: Hold) {
+        if let Some(name) = self.names.remove(&(node, hold)) {
+            self.by_name.remove(&(name, node, hold));
+        }
+    }
+
+    /// Nobody can speak for the copies on this node any more.
+    pub(super) fn forget(&mut self, node: NodeIndex) {
+        let all = self.names.range((node, HOLD_MIN)..=(node, HOLD_MAX));
+        let holds: Vec<_> = all.map(|((_, hold), _)| *hold).collect();
+        holds.into_iter().for_each(|hold| self.lay(node, hold));
+    }
+
+    /// The copies of what was called so.
+    pub(super) fn of(&self, namespace: NamespaceIndex, key: &Key) -> Vec<(NodeIndex, Hold)> {
+        if self.names.is_empty() {
+            return Vec::new();
+        }
+        let name = Arc::new(Name { namespace, key: key.clone() });
+        let first = (Arc::clone(&name), NodeIndex(0), HOLD_MIN);
+        let last = (name, NodeIndex(u16::MAX), HOLD_MAX);
+        self.by_name.range(first..=last).map(|(_, node, hold)| (*node, *hold)).collect()
+    }
+
+    /// The copies of a namespace whose keys come after `after`, in the order of the keys.
+    pub(super) fn after<'a>(
+        &'a self,
+        namespace: NamespaceIndex,
+        after: &Key,
+    ) -> impl Iterator<Item = (&'a Key, NodeIndex, Hold)> + use<'a> {
+        let name = Arc::new(Name { namespace, key: after.clone() });
+        let first = (name, NodeIndex(u16::MAX), HOLD_MAX);
+        let rest = self.by_name.range(first..).take_while(move |it| it.0.namespace == namespace);
+        rest.map(|(name, node, hold)| (&name.key, *node, *hold))
+    }
+}
