@@ -9,12 +9,13 @@ use std::ops::Range;
 use std::sync::Weak;
 
 use tiffin_core::message::Reply;
-use tiffin_core::session::{Get as Session, GetOutcome, GetRequest, Need, NeedId, ReadResult};
+use tiffin_core::session::{Get as Session, GetOutcome, Need, NeedId, ReadResult};
 use tiffin_core::{Key, Location, SegmentId};
 use tiffin_transport::{ReadOp, TargetBuf, TransferError};
 use tokio::time::timeout_at;
 
 use crate::inner::{Inner, call_failure};
+use crate::known;
 use crate::put::unreachable;
 use crate::running::Running;
 use crate::{Deadline, Error, Fetched, GetInto, GetOptions, batch};
@@ -41,8 +42,8 @@ enum Done {
     Read(Vec<(NeedId, ReadResult)>),
 }
 
-/// Reads that go to one node together.
-type Reads<'a> = BTreeMap<SegmentId, Vec<(NeedId, ReadOp<'a>)>>;
+/// Reads that go to one node together; those of which the master was not asked apart.
+type Reads<'a> = BTreeMap<(SegmentId, bool), Vec<(NeedId, ReadOp<'a>)>>;
 
 pub(crate) async fn get_into(
     inner: &Inner,
@@ -80,7 +81,8 @@ async fn drive_piece<'a>(
     options: GetOptions,
     deadline: Deadline,
 ) -> Vec<Result<Fetched, Error>> {
-    let requests = keys.iter().map(|key| GetRequest { key: key.clone() }).collect();
+    let requests = known::recall(inner, keys, options);
+    let before: Vec<_> = requests.iter().map(|it| it.known.as_ref().map(|it| it.generation)).collect();
     let mut session = Session::new(requests, options.lease, distance(inner));
     let mut failures = Vec::new();
     let mut running = Running::new();
@@ -92,16 +94,18 @@ async fn drive_piece<'a>(
                 Need::Call { id, request, .. } => {
                     running.push(async move { Done::Called(id, inner.ask(&request, deadline).await) });
                 }
-                Need::Read { id, item, location, len } => match op(landing, first + item, location, len) {
-                    Some(op) => reads.entry(location.segment).or_default().push((id, op)),
-                    // The memory does not fit the object, or the object does not have what is wanted.
-                    None => session.read(id, ReadResult::TooSmall),
-                },
+                Need::Read { id, item, location, len, unasked } => {
+                    match op(landing, first + item, location, len) {
+                        Some(op) => reads.entry((location.segment, unasked)).or_default().push((id, op)),
+                        // The memory does not fit the object, or the object does not have what is wanted.
+                        None => session.read(id, ReadResult::TooSmall),
+                    }
+                }
                 Need::Write { .. } => {}
             }
         }
-        for (segment, reads) in reads {
-            running.push(read(inner, segment, reads, deadline));
+        for ((segment, unasked), reads) in reads {
+            running.push(read(inner, segment, unasked, reads, deadline));
         }
         match timeout_at(deadline.instant(), running.next()).await {
             Ok(Some(Done::Called(id, Ok(reply)))) => session.replied(id, Ok(reply)),
@@ -118,7 +122,10 @@ async fn drive_piece<'a>(
     }
     drop(running);
     let is_late = is_late || deadline.has_passed();
-    let outcomes = session.into_outcomes().into_iter().zip(keys).enumerate();
+    let outcomes = session.into_outcomes();
+    known::take_in(inner, keys, &before, &outcomes);
+    known::tell_soon(inner);
+    let outcomes = outcomes.into_iter().zip(keys).enumerate();
     let answers = outcomes.map(|(item, (outcome, key))| {
         let range = landing.range(first + item);
         answer(outcome, key, range, &failures, is_late)
@@ -144,12 +151,23 @@ fn op<'a>(landing: &impl Landing<'a>, item: usize, location: Location, len: u64)
 async fn read<'a>(
     inner: &Inner,
     segment: SegmentId,
+    unasked: bool,
     reads: Vec<(NeedId, ReadOp<'a>)>,
     deadline: Deadline,
 ) -> Done {
     let (ids, ops): (Vec<_>, Vec<_>) = reads.into_iter().unzip();
-    let outcomes = match inner.route(segment, deadline).await {
-        Ok(route) => route.read(&ops, deadline).await,
+    let outcomes: Vec<_> = match inner.route(segment, deadline).await {
+        Ok(route) => {
+            let outcomes = route.read(&ops, deadline).await;
+            // A member hears of every delete, so what it still holds is still what the master once said it is.
+            let epoch = inner.current_master().map(|it| it.epoch);
+            let holds = |op: &ReadOp<'_>| epoch.is_some_and(|it| route.holds(op.slot, op.stamp, it));
+            let counts = |op: &ReadOp<'_>| !unasked || holds(op);
+            let counted = outcomes.into_iter().zip(&ops);
+            counted
+                .map(|(it, op)| it.and(if counts(op) { Ok(()) } else { Err(TransferError::Stale) }))
+                .collect()
+        }
         Err(error) => {
             let failed = ReadResult::Unreachable(error.to_string());
             return Done::Read(ids.into_iter().map(|id| (id, failed.clone())).collect());

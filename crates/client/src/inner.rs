@@ -21,6 +21,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{Notify, mpsc};
 use tokio::time::{Instant, timeout_at};
 
+use crate::known::{self, Memory};
 use crate::link::{Link, Usable};
 use crate::reservations::{Held, Reservations};
 use crate::route::{self, OpenRoute, Traveller};
@@ -43,6 +44,8 @@ pub(crate) struct Master {
     pub(crate) epoch: u64,
     pub(crate) connection: Connection,
     pub(crate) heartbeat: Duration,
+    /// A lease refuses unforced removal.
+    strict_leases: bool,
 }
 
 impl Usable for Master {
@@ -68,6 +71,7 @@ pub(crate) struct Inner {
     pub(crate) runtime: Handle,
     pub(crate) reservations: Reservations,
     pub(crate) chores: mpsc::UnboundedSender<Chore>,
+    pub(crate) known: Memory,
     traveller: Traveller,
     address: Address,
     master: Arc<Link<Master>>,
@@ -114,6 +118,7 @@ impl Inner {
             runtime: Handle::current(),
             reservations: Reservations::default(),
             chores,
+            known: Memory::new(known::KNOWN_MAX, drawn),
             traveller,
             master: Arc::new(Link::new(format!("`{address}`"), Duration::ZERO)),
             address,
@@ -246,6 +251,8 @@ impl Inner {
             if let Request::Reserve(reserve) = &mut request {
                 reserve.wait_ms = reserve.wait_ms.min(deadline.wait_ms());
             }
+            // What this client uses must not make way for what it puts.
+            known::tell_all(self);
             let chores = self.chores.clone();
             let abort = move |reply| {
                 let _gone = chores.send(Chore::Late(reply));
@@ -294,6 +301,11 @@ impl Inner {
         };
         let open = |last| route::open(self.traveller.clone(), info, last);
         link.get(&self.runtime, deadline, open).await
+    }
+
+    /// The way to a node, if it is open.
+    pub(crate) fn current_route(&self, segment: SegmentId) -> Option<Arc<OpenRoute>> {
+        self.nodes().get(&segment)?.link.current()
     }
 
     /// The way to a node as it is or last was.
@@ -478,9 +490,15 @@ impl Inner {
                 epoch: welcome.epoch,
                 connection,
                 heartbeat: Duration::from_millis(welcome.heartbeat_ms),
+                strict_leases: welcome.strict_leases,
             })
         };
         self.master.get(&self.runtime, deadline, open).await
+    }
+
+    /// Whether leases refuse removals, as far as is known.
+    pub(crate) fn has_strict_leases(&self) -> bool {
+        self.master.last().is_none_or(|it| it.strict_leases)
     }
 
     /// The connection to the master, if it is open.

@@ -86,6 +86,7 @@ mod embedded;
 mod error;
 mod get;
 mod inner;
+mod known;
 mod lease;
 mod lifetimes;
 mod link;

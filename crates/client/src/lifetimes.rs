@@ -6,6 +6,7 @@ use tiffin_core::message::{
 };
 
 use crate::inner::Inner;
+use crate::known;
 use crate::names::wait_ms;
 use crate::{Deadline, Error, Watermark, batch};
 
@@ -78,6 +79,8 @@ pub(crate) async fn wait_usage(
 }
 
 pub(crate) async fn why(inner: &Inner, keys: &[Key], deadline: Deadline) -> Vec<Result<Why, Error>> {
+    // Who read last is part of the answer.
+    known::tell_all(inner);
     let mut results = Vec::with_capacity(keys.len());
     for piece in batch::pieces(keys) {
         let keys = keys.get(piece).unwrap_or_default();

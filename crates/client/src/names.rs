@@ -10,6 +10,7 @@ use tiffin_core::message::{
 use tiffin_core::{Key, SegmentId};
 
 use crate::inner::Inner;
+use crate::known;
 use crate::{Deadline, DeleteOptions, Error, Info, Replica, ResolveOptions, batch};
 
 /// Objects of one page, where all pages are wanted.
@@ -52,6 +53,21 @@ pub(crate) async fn exists(
     options: ResolveOptions,
     deadline: Deadline,
 ) -> Vec<Result<bool, Error>> {
+    let known = known::is_there(inner, keys, options);
+    known::tell_soon(inner);
+    let unknown: Vec<_> =
+        keys.iter().zip(&known).filter(|(_, known)| !**known).map(|(key, _)| key.clone()).collect();
+    let mut asked = ask_for(inner, &unknown, options, deadline).await.into_iter();
+    let answer = |known| if known { Some(Ok(true)) } else { asked.next() };
+    known.into_iter().filter_map(answer).collect()
+}
+
+async fn ask_for(
+    inner: &Inner,
+    keys: &[Key],
+    options: ResolveOptions,
+    deadline: Deadline,
+) -> Vec<Result<bool, Error>> {
     let mut results = Vec::with_capacity(keys.len());
     for piece in batch::pieces(keys) {
         let keys = keys.get(piece).unwrap_or_default();
@@ -88,6 +104,8 @@ pub(crate) async fn delete(
     let mut results = Vec::with_capacity(keys.len());
     for piece in batch::pieces(keys) {
         let keys = keys.get(piece).unwrap_or_default();
+        // A node that cannot be reached may leave what is known here standing.
+        inner.known.forget(keys);
         let delete = Delete { keys: keys.to_vec(), force: options.force, wait_ms: wait_ms(deadline) };
         match inner.ask(&Request::Delete(delete), deadline).await {
             Ok(Reply::Deleted(outcomes)) if outcomes.len() == keys.len() => {

@@ -115,7 +115,13 @@ async fn drive(
     }
     drop(running);
     let is_late = is_late || deadline.has_passed();
-    let outcomes = session.into_outcomes().into_iter().zip(puts).enumerate();
+    let outcomes = session.into_outcomes();
+    for (put, outcome) in puts.iter().zip(&outcomes) {
+        if let PutOutcome::Stored { generation, replicas, .. } = outcome {
+            inner.known.learn(&put.key, *generation, put.len().unwrap_or(u64::MAX), replicas);
+        }
+    }
+    let outcomes = outcomes.into_iter().zip(puts).enumerate();
     let answers = outcomes.map(|(item, (outcome, put))| match (outcome, unwritten.remove(&item)) {
         // It is only full because the node that had room cannot be reached.
         (PutOutcome::Full(_), Some(why)) if !is_late => Err(Error::Unreachable { what: why }),
@@ -220,7 +226,8 @@ async fn write(
 
 fn answer(outcome: PutOutcome, put: &Put<'_>, failures: &[Error], is_late: bool) -> Result<Stored, Error> {
     match outcome {
-        PutOutcome::Stored { generation, copies, replaced, unconfirmed } => {
+        PutOutcome::Stored { generation, replicas, replaced, unconfirmed } => {
+            let copies = replicas.len() as u32;
             let effect = if replaced { Effect::Replaced } else { Effect::Created };
             Ok(Stored { generation, copies, effect, unconfirmed })
         }

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use tiffin_core::message::{Hello, NodeInfo, Welcome};
 use tiffin_rpc::{Address, Connection};
+use tiffin_transport::control::ControlReader;
 use tiffin_transport::local::Local;
 use tiffin_transport::segment::NodeMemory;
 use tiffin_transport::shm::{AttachError, Attachment, Shm, attach};
@@ -91,6 +92,25 @@ impl OpenRoute {
     pub(crate) async fn write(&self, ops: &[WriteOp<'_>], deadline: Deadline) -> Vec<Outcome> {
         let outcomes = self.transport().write(ops, deadline.instant()).await;
         self.unless_gone(outcomes)
+    }
+
+    /// Whether the memory is mapped here, its node is a member in this life of the master, and that use of a slot is an object:
+    /// after all that was read before.
+    ///
+    /// In this order: a node that was away is a member again only after it has let go of what it owed, so a use that
+    /// is still there after that was found is not among it.
+    pub(crate) fn holds(&self, slot: u32, stamp: u64, epoch: u64) -> bool {
+        let is_member = |it: &ControlReader| it.is_member() && it.epoch() == epoch;
+        let is_held = self.control().is_some_and(|it| is_member(it) && it.is_committed(slot, stamp));
+        is_held && !self.is_node_gone()
+    }
+
+    fn control(&self) -> Option<&ControlReader> {
+        match &self.mover {
+            Mover::Local(local, _) => Some(local.control()),
+            Mover::Shm(shm) => Some(shm.attachment().reader()),
+            Mover::Tcp(_) => None,
+        }
     }
 
     /// The bytes of a use where they lie, if they can be looked at there. The caller holds a view at the

@@ -13,6 +13,7 @@ use tokio::sync::mpsc;
 use tokio::time::MissedTickBehavior;
 
 use crate::inner::{Inner, locations};
+use crate::known;
 use crate::{Deadline, Error};
 
 /// How long one try may take.
@@ -76,6 +77,7 @@ pub(crate) async fn run(
             _ = beat.tick() => {
                 let Some(inner) = client.upgrade() else { return };
                 inner.prune();
+                known::tell_all(&inner);
                 // On a connection that is broken there is nothing to say; the next call opens a new one.
                 if let Some(master) = inner.current_master() {
                     let deadline = Deadline::after(TRY_TIME_MAX);

@@ -20,6 +20,7 @@ pub mod extent;
 pub mod marks;
 pub mod master;
 pub mod message;
+mod names;
 pub mod node;
 pub mod sabotage;
 pub mod session;

@@ -79,6 +79,8 @@ pub struct Welcome {
     pub heartbeat_ms: u64,
     /// From a node: its memory.
     pub segment: SegmentId,
+    /// From a master: leases refuse unforced removal, so a get must take its lease before it is answered.
+    pub strict_leases: bool,
 }
 
 /// Everything that can be asked.
@@ -684,11 +686,13 @@ pub enum CommitOutcome {
     Stale,
 }
 
-/// An object took the place of another, whose copies may not all be gone.
+/// An object has a name whose earlier object may still be read: not all copies of that are gone.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Replacement {
     /// Which put of the key is there now.
     pub generation: Generation,
+    /// It took the earlier one's place; else that was taken away before.
+    pub replaced: bool,
     /// Nodes that could not confirm; they must before they are readmitted.
     pub nodes: Vec<String>,
 }

@@ -90,6 +90,10 @@ variants! {
     OvertakeTheWaiting: "waiting puts are not overtaken",
     /// The master serves the last in the line first.
     ServeTheLast: "waiting puts are served in order",
+    /// The node goes on to say that it is a member when nobody tells it of deletes any more.
+    StayMember: "only a member's memory is read unasked",
+    /// The master answers a put while what had that name before can still be read.
+    ForgetWhatLeaves: "a put waits for what it follows",
 }
 
 /// Whether a rule is broken here: `sabotaged!(self.sabotage, IgnoreViews)`.

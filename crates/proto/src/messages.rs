@@ -46,7 +46,7 @@ message! {
         1 => major, 2 => minor, 3 => token, 4 => namespace, 5 => role, 6 => client, 7 => label, 8 => home,
         9 => host,
     }
-    Welcome { 1 => major, 2 => minor, 3 => epoch, 4 => heartbeat_ms, 5 => segment }
+    Welcome { 1 => major, 2 => minor, 3 => epoch, 4 => heartbeat_ms, 5 => segment, 6 => strict_leases }
     Refusal { 1 => reason, 2 => message }
 
     PutOptions {
@@ -96,7 +96,7 @@ message! {
     Commit { 1 => items, 2 => wait_ms }
     CommitItem { 1 => hold, 2 => key, 3 => len, 4 => options, 5 => others }
     Decide { 1 => items, 2 => wait_ms }
-    Replacement { 1 => generation, 2 => nodes }
+    Replacement { 1 => generation, 2 => nodes, 3 => replaced }
     DecideItem { 1 => namespace, 2 => item, 3 => client }
     Allocate { 1 => client, 2 => items }
     AllocateItem { 1 => len, 2 => name_len, 3 => marks_len }

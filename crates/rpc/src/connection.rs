@@ -15,7 +15,7 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::desk::{Asked, Desk, Late, Slot, Table, Waited};
 use crate::link::Ticket;
-use crate::{Address, CallError, Dialed, Outbox, dial, greet};
+use crate::{Address, CallError, Dialed, Outbox, SendError, dial, greet};
 
 /// A connection for calls. Clones call over the same stream, which is closed when the last one is dropped.
 #[derive(Clone, Debug)]
@@ -109,6 +109,11 @@ impl Connection {
         late: impl FnOnce(Reply) + Send + 'static,
     ) -> Result<Reply, CallError> {
         self.call_blocking_inner(request, deadline, Some(Box::new(late)))
+    }
+
+    /// Says something whose answer matters to nobody. It is heard before what is sent later.
+    pub fn tell(&self, request: &Request) -> Result<(), SendError> {
+        self.shared.outbox.request(self.shared.next_id(), request)
     }
 
     /// Answers a request that came through the channel given to [`Self::open_with`].

@@ -123,6 +123,16 @@ points! {
     SocketRead,
     /// A copy through a socket that lost its race, and knew it.
     SocketReadStale,
+    /// A get that asked nobody.
+    KnownRead,
+    /// A get that asked nobody at first, and had to.
+    KnownReadStale,
+    /// The master hears what was used without asking it.
+    UsesTold,
+    /// A put is answered, and older copies of its name were looked for.
+    CheckedSuperseded,
+    /// A get is compared with what was acknowledged before it began.
+    CheckedNewest,
     /// An object in several pieces.
     SeveralExtents,
     /// An object in so many pieces that their list spills.

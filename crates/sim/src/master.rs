@@ -45,7 +45,7 @@ impl World {
         self.working = false;
         self.heard.clear();
         self.registered.clear();
-        self.oracle.master_restarts(&self.memories);
+        self.oracle.master_restarts(self.epoch, &self.memories);
         self.oracle.rules(self.plan.lease_ms, self.plan.strict_leases);
         self.log.line(self.now, "master starts", &[self.epoch], &[]);
         self.master = Some(Master::new(MasterConfig {

@@ -6,7 +6,10 @@
 
 use std::collections::BTreeMap;
 
-use tiffin_core::{EXTENT_ALIGN, Extent, Hold, SlotId, Stamp, node::SlotRecord};
+use tiffin_core::{
+    EXTENT_ALIGN, Extent, Hold, SlotId, Stamp,
+    node::{SlotRecord, SlotState},
+};
 
 /// Names one put by one client: the value that it writes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -27,6 +30,8 @@ pub(crate) struct Memory {
     heap: Vec<u8>,
     /// Its node's process lives.
     pub(crate) alive: bool,
+    /// It says that its node is a member of the cluster.
+    pub(crate) member: bool,
 }
 
 impl Memory {
@@ -36,6 +41,7 @@ impl Memory {
             slots: BTreeMap::new(),
             heap: vec![0; heap_bytes as usize],
             alive: true,
+            member: false,
         }
     }
 
@@ -47,6 +53,12 @@ impl Memory {
     /// Whether the slot carries that stamp.
     pub(crate) fn stands(&self, hold: Hold) -> bool {
         self.load(hold).is_some()
+    }
+
+    /// Whether the slot carries that stamp and is committed, on a node that is sure to hear of every delete.
+    pub(crate) fn vouches_for(&self, hold: Hold) -> bool {
+        let is_committed = self.load(hold).is_some_and(|it| it.state == SlotState::Committed);
+        self.alive && self.member && is_committed
     }
 
     /// Every slot with a stamp.

@@ -58,6 +58,11 @@ pub(crate) struct Conn {
 }
 
 impl Conn {
+    /// Nothing that the master has said to a node is still on its way.
+    pub(crate) fn is_heard(&self) -> bool {
+        self.segment.is_none() || !self.caller_open || self.down.frames.is_empty()
+    }
+
     fn pipe(&mut self, way: Way) -> &mut Pipe {
         match way {
             Way::Up => &mut self.up,

@@ -227,6 +227,11 @@ impl World {
                     self.store(segment, effect);
                 }
                 Effect::StampMark(mark) => self.log.line(self.now, "mark", &[segment.0, mark], &[]),
+                Effect::Membership(member) => {
+                    if let Some(memory) = self.memories.get_mut(&segment) {
+                        memory.member = member;
+                    }
+                }
                 Effect::Epoch(epoch) => self.log.line(self.now, "epoch", &[segment.0, epoch], &[]),
             }
         }

@@ -185,9 +185,13 @@ pub(crate) struct Oracle {
     pub(crate) written: BTreeMap<(SegmentId, Hold), ValueId>,
     pub(crate) lives: BTreeMap<Generation, Life>,
     pub(crate) generation_of: BTreeMap<(SegmentId, Hold), Generation>,
-    of_name: BTreeMap<Name, BTreeSet<Generation>>,
+    pub(crate) of_name: BTreeMap<Name, BTreeSet<Generation>>,
     /// The newest generation of each name that was seen in this life of the master.
     pub(crate) newest: BTreeMap<Name, Generation>,
+    /// Which life of the master this is.
+    pub(crate) epoch: u64,
+    /// The newest generation of each name that a client was told of, in this life of the master.
+    pub(crate) acknowledged: BTreeMap<Name, Generation>,
     deleting: BTreeMap<(ConnId, RequestId), Deleting>,
     /// Other copies of what was decided, which their nodes may not have heard of.
     pub(crate) decided_too: BTreeMap<(SegmentId, Hold), Generation>,
@@ -200,6 +204,8 @@ pub(crate) struct Oracle {
     pub(crate) joined: BTreeSet<SegmentId>,
     /// Nodes that it has lost, and whether it had ever heard what they hold.
     pub(crate) lost: BTreeMap<SegmentId, bool>,
+    /// Puts that were answered although an older copy may still be read, on a node that could not be told.
+    pub(crate) shadowed: BTreeSet<Generation>,
     /// What a node must not have any more once it has heard that it is registered.
     pub(crate) owing: BTreeMap<SegmentId, Vec<Generation>>,
     /// Pins that are not answered yet.
@@ -255,8 +261,10 @@ impl Oracle {
 
     /// What an earlier life knew about nodes that it could not reach dies with it: until the master keeps
     /// that durably, copies that survived on such a node may be seen again.
-    pub(crate) fn master_restarts(&mut self, memories: &Memories) {
+    pub(crate) fn master_restarts(&mut self, epoch: u64, memories: &Memories) {
+        self.epoch = epoch;
         self.newest.clear();
+        self.acknowledged.clear();
         self.joined.clear();
         self.lost.clear();
         self.owing.clear();
@@ -509,6 +517,7 @@ impl Oracle {
                 let before = self.newest.clone();
                 for (item, outcome) in deciding.items.iter().zip(outcomes) {
                     self.decided(deciding.segment, item, outcome, deciding.late);
+                    self.supersedes(item, outcome, memories, coverage);
                 }
                 for (outcome, old) in outcomes.iter().zip(&deciding.replaced) {
                     self.replaced(outcome, *old, deciding.complete, memories, coverage);
@@ -598,7 +607,12 @@ impl Oracle {
             self.older_is_refused(segment, name, record, memories);
             self.newest.insert(name, record.generation);
             let life = self.seen(name, record.generation);
-            life.brought_back |= life.is_gone();
+            if life.is_gone() {
+                // Its pins went with it; what brings it back knows only its own.
+                life.brought_back = true;
+                life.pins.clear();
+                life.written_pins.clear();
+            }
             (life.gone, life.deletes) = (false, 0);
             // The last words of a process that died, of which nobody knew when the object was deleted.
             if memories.get(&segment).is_some_and(|it| !it.alive) {
@@ -721,6 +735,6 @@ fn record_name(record: &Record) -> Option<Name> {
     Name::of(names::namespace(record.namespace.as_bytes())?, &record.key)
 }
 
-fn name_of(item: &DecideItem) -> Option<Name> {
+pub(crate) fn name_of(item: &DecideItem) -> Option<Name> {
     Name::of(names::namespace(item.namespace.as_bytes())?, &item.item.key)
 }

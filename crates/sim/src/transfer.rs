@@ -45,6 +45,7 @@ pub(crate) struct Transfer {
     /// What is written; nothing if it is a read.
     pub(crate) write: Option<ValueId>,
     pub(crate) socket: bool,
+    unasked: bool,
     /// Units already copied.
     done: u32,
     /// Through a mapping: all units, once the record is loaded. Through a socket: those of the piece under
@@ -76,6 +77,8 @@ pub(crate) struct Order {
     pub(crate) hold: Hold,
     pub(crate) len: u64,
     pub(crate) write: Option<ValueId>,
+    /// A read at a place that the client knew, without asking the master.
+    pub(crate) unasked: bool,
 }
 
 impl World {
@@ -95,6 +98,7 @@ impl World {
             len: order.len,
             write: order.write,
             socket,
+            unasked: order.unasked,
             done: 0,
             units: None,
             tags: Vec::new(),
@@ -107,6 +111,11 @@ impl World {
         let delay = self.chance.delay(4, 60);
         match (socket, self.node_of(order.segment)) {
             (false, _) => self.client_at(delay, order.client, ClientEvent::Step(id)),
+            // Only a mapping can be looked at again after the copy.
+            (true, _) if order.unasked => {
+                self.node_is_done(id);
+                self.client_at(delay, order.client, ClientEvent::Transferred(id, Ended::Stale));
+            }
             (true, Some(node)) => self.node_at(delay, node, NodeEvent::Chunk(id)),
             (true, None) => {
                 self.node_is_done(id);
@@ -180,7 +189,11 @@ impl World {
             return self.client_at(pause, client, ClientEvent::Step(id));
         }
         let unchecked = self.sabotage == Sabotage::CheckBeforeCopyOnly && transfer.write.is_none();
-        let whole = unchecked || memory.stands(transfer.hold);
+        let stands = match transfer.unasked {
+            true => memory.vouches_for(transfer.hold),
+            false => memory.stands(transfer.hold),
+        };
+        let whole = unchecked || stands;
         if whole {
             self.validated(id);
         }
@@ -255,6 +268,11 @@ impl World {
         let Some(transfer) = self.transfers.get(&id).filter(|it| !it.client_done) else { return };
         let (client, session, need) = (transfer.client, transfer.session, transfer.need);
         let (write, socket) = (transfer.write.is_some(), transfer.socket);
+        match (transfer.unasked, ended) {
+            (true, Ended::Whole) => self.coverage.hit(Point::KnownRead),
+            (true, Ended::Stale) => self.coverage.hit(Point::KnownReadStale),
+            _ => (),
+        }
         self.log.line(self.now, "transferred", &[id.0, ended as u64], &[]);
         match (ended, write, socket) {
             (Ended::Whole, true, false) => self.coverage.hit(Point::MappedWritten),

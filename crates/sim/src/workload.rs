@@ -4,7 +4,7 @@ use tiffin_core::{
     EXTENT_ALIGN,
     marks::Consumption,
     message::{
-        Ack, AckItem, Await, Delete, DeleteMatching, DropPins, Exists, Lease, LeaseItem, LeaseOutcome,
+        Ack, AckItem, Await, Delete, DeleteMatching, DropPins, Exists, Found, Lease, LeaseItem, LeaseOutcome,
         Leased, List, OnExists, Pattern, Pin, Policy, PutOptions, Release, Request, Resolve,
     },
     session::{Get, GetRequest, Put, PutRequest},
@@ -175,12 +175,24 @@ impl World {
     fn begin_get(&mut self, client: usize, namespace: u8) {
         let count = if self.chance.percent(80) { 1 } else { 3 };
         let names: Vec<_> = (0..count).map(|_| self.name(namespace)).collect();
-        let requests = names.iter().map(|it| GetRequest { key: it.key() }).collect();
+        let newest: Vec<_> = names.iter().map(|it| self.oracle.newest_acknowledged(*it)).collect();
+        let Some(it) = self.clients.get_mut(client) else { return };
+        let attached = it.attached.clone();
+        let mut recall = |name: &Name| {
+            let known = it.known.find(&name.key())?;
+            let near = known.replicas.iter().copied().filter(|it| attached.contains(&it.segment));
+            let near: Vec<_> = near.collect();
+            (!near.is_empty()).then(|| Found { replicas: near, ..known.clone() })
+        };
+        let requests: Vec<_> =
+            names.iter().map(|name| GetRequest { key: name.key(), known: recall(name) }).collect();
+        let before = requests.iter().map(|it| it.known.as_ref().map(|it| it.generation)).zip(newest);
+        let before = before.collect();
         let buffers = (0..count).map(|_| if self.chance.once_in(30) { 50 } else { u64::MAX }).collect();
         let lease = self.chance.percent(25);
         let near = format!("host{client}");
         let get = Get::new(requests, lease, Box::new(move |it| u8::from(it.host != near)));
-        self.begin_session(client, Kind::Get { get, names, buffers });
+        self.begin_session(client, Kind::Get { get, names, buffers, before });
     }
 
     fn begin_delete(&mut self, client: usize, namespace: u8) {

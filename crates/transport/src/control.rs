@@ -166,6 +166,13 @@ impl ControlWriter {
         self.map.store(header::MASTER_EPOCH, epoch, Ordering::SeqCst);
     }
 
+    /// Says whether the node is a member of its cluster. When this returns, no read that ends later counts as one
+    /// of a member's memory, or does.
+    pub fn set_member(&mut self, is_member: bool) {
+        self.map.store(header::MEMBER, u64::from(is_member), Ordering::SeqCst);
+        self.map.fence(Ordering::SeqCst);
+    }
+
     fn slot_at(&self, index: u32) -> u64 {
         let at = self.geometry.slot_at(index);
         at.unwrap_or_else(|| panic!("slot {index} of {}", self.geometry.slot_count))
@@ -308,6 +315,22 @@ impl ControlReader {
     #[must_use]
     pub fn epoch(&self) -> u64 {
         self.map.load(header::MASTER_EPOCH)
+    }
+
+    /// Whether the node is a member of its cluster now, after everything that was copied before. While it is, it
+    /// hears of every delete before the delete is answered.
+    #[must_use]
+    pub fn is_member(&self) -> bool {
+        self.map.fence(Ordering::Acquire);
+        self.map.is_here() && self.map.load(header::MEMBER) == 1
+    }
+
+    /// Whether the slot holds a committed use of that stamp now.
+    #[must_use]
+    pub fn is_committed(&self, index: u32, stamp: u64) -> bool {
+        let Some(at) = self.geometry.slot_at(index).filter(|_| self.map.is_here()) else { return false };
+        let state = stamp::look(&*self.map, at, stamp, || self.map.load(at + slot::STATE));
+        state.and_then(SlotState::from_word) == Some(SlotState::Committed)
     }
 
     /// Where the bytes of a use lie.
@@ -493,6 +516,10 @@ mod tests {
         let reader = ControlReader::open(Arc::new(map.unwrap())).unwrap();
         assert_eq!(reader.geometry(), GEOMETRY);
         assert_eq!((reader.stamp_high_water(), reader.epoch()), (4096, 3));
+        for is_member in [false, true, false] {
+            writer.set_member(is_member);
+            assert_eq!(reader.is_member(), is_member);
+        }
         assert_eq!(reader.scan(), Ok(expected.clone()));
         for Scanned { slot, record, .. } in expected {
             let placement = reader.load(slot, record.stamp).unwrap();
@@ -509,13 +536,15 @@ mod tests {
         let reader = memory.reader();
         writer.write_slot(1, &record(5, SlotState::Reserved, &[(0, 10)]));
         assert_eq!(reader.load(1, 5).unwrap().state, SlotState::Reserved);
+        assert!(!reader.is_committed(1, 5));
         writer.write_slot(1, &record(5, SlotState::Committed, &[(0, 10)]));
         assert_eq!(reader.load(1, 5).unwrap().state, SlotState::Committed);
+        assert!(reader.is_committed(1, 5));
         writer.write_slot(1, &record(6, SlotState::Reserved, &[(20, 30)]));
         assert_eq!(reader.load(1, 6).unwrap().extents, extents(&[(20, 30)]));
         for (slot, stamp) in [(1, 5), (1, 0), (2, 5), (2, 0), (15, 6), (16, 6), (u32::MAX, 6)] {
             assert_eq!(reader.load(slot, stamp), Err(TransferError::Stale), "{slot} {stamp}");
-            assert!(!reader.still(slot, stamp));
+            assert!(!reader.still(slot, stamp) && !reader.is_committed(slot, stamp));
         }
         writer.write_slot(1, &SlotRecord::default());
         assert!(!reader.still(1, 6), "a record without a stamp retires");

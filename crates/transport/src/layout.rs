@@ -60,6 +60,8 @@ pub mod header {
     pub const STAMP_HIGH_WATER: u64 = 64;
     /// The life of the master that the node last belonged to.
     pub const MASTER_EPOCH: u64 = 72;
+    /// One while the node is a member of its cluster, and so hears of every delete; else zero.
+    pub const MEMBER: u64 = 80;
 }
 
 /// Byte offsets of the words of a slot.

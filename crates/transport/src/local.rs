@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::control::ControlReader;
 use crate::segment::NodeMemory;
 use crate::{
     Capability, Counters, Instant, MappedRange, Outcome, Outcomes, ReadOp, Transport, WriteOp, mapped,
@@ -42,6 +43,14 @@ impl Local {
         let outcomes = mapped::write_blocking(self.memory.reader(), &self.memory.data, ops, deadline);
         self.counters.local.add_written(moved(&outcomes, ops.iter().map(WriteOp::bytes)));
         outcomes
+    }
+}
+
+impl Local {
+    /// What the memory says of itself.
+    #[must_use]
+    pub fn control(&self) -> &ControlReader {
+        self.memory.reader()
     }
 }
 

@@ -9,16 +9,17 @@ use super::{
     Master, Wait,
     catalog::{NamespaceIndex, NewObject, NodeIndex, ObjectIndex},
     confirm::Answer,
-    members::Standing,
+    members::{Member, Standing},
     refuse,
 };
 use crate::{
-    BATCH_ITEMS_MAX, ConnId, Generation, Hold, RequestId, Tick,
+    BATCH_ITEMS_MAX, ConnId, Generation, Hold, Key, RequestId, Tick,
     extent::room_for,
     marks::Marks,
     message::{
         Cause, CommitItem, CommitOutcome, Decide, DecideItem, OnExists, Reason, Record, Request, Settle,
     },
+    sabotage::sabotaged,
 };
 
 /// What the other nodes of a batch are to be told.
@@ -92,11 +93,12 @@ impl Master {
             abort(&replicas, others);
             return (CommitOutcome::Stale, Vec::new());
         }
+        let before = self.still_leaving(namespace, &item.key);
         let existing = self.catalog.find(namespace, &item.key);
         let existing = existing.and_then(|index| Some((index, self.catalog.get(index)?)));
         let Some((index, object)) = existing else {
             let generation = self.name(namespace, decide, replicas, others);
-            return (CommitOutcome::Stored(generation), Vec::new());
+            return (CommitOutcome::Stored(generation), before);
         };
         let generation = object.generation();
         if object.replicas().any(|replica| replicas.contains(&replica)) {
@@ -105,16 +107,30 @@ impl Master {
             if !object.replicas().any(|(node, _)| node == home) {
                 self.catalog.add_replica(index, home, item.hold);
             }
-            return (CommitOutcome::Stored(generation), Vec::new());
+            return (CommitOutcome::Stored(generation), before);
         }
         if item.options.on_exists == OnExists::Keep {
             abort(&replicas, others);
             return (CommitOutcome::Exists(generation), Vec::new());
         }
         let (_, label) = self.writer(decide.client);
-        let old = self.take_out(index, Cause::Replaced, &label);
+        let mut old = self.take_out(index, Cause::Replaced, &label);
+        old.extend(before);
         let generation = self.name(namespace, decide, replicas, others);
         (CommitOutcome::Replaced(generation), old)
+    }
+
+    /// Copies of older objects of that name that somebody who knows where they lie may still read. Asking their
+    /// nodes once more is harmless, and then they say that they have let go. A joining node is read by nobody who
+    /// has not asked, and lets go of what it owes before that changes.
+    fn still_leaving(&self, namespace: NamespaceIndex, key: &Key) -> Vec<(NodeIndex, Hold)> {
+        if sabotaged!(self.config.sabotage, ForgetWhatLeaves) {
+            return Vec::new();
+        }
+        let mut leaving = self.ghosts.of(namespace, key);
+        let is_joining = |it: &Member| it.standing == Standing::Joining;
+        leaving.retain(|(node, _)| self.members.get(*node).is_some_and(|it| !is_joining(it)));
+        leaving
     }
 
     /// Where the copies of a written object lie, the home first; not those on nodes that nobody knows.

@@ -91,10 +91,14 @@ impl Answer {
                     match outcomes.get_mut(index) {
                         Some(CommitOutcome::Unconfirmed(it)) => it.nodes.push(name.to_owned()),
                         Some(outcome) => {
-                            if let CommitOutcome::Replaced(generation) = *outcome {
-                                let nodes = vec![name.to_owned()];
-                                *outcome = CommitOutcome::Unconfirmed(Replacement { generation, nodes });
-                            }
+                            let (generation, replaced) = match *outcome {
+                                CommitOutcome::Replaced(generation) => (generation, true),
+                                CommitOutcome::Stored(generation) => (generation, false),
+                                _ => continue,
+                            };
+                            let nodes = vec![name.to_owned()];
+                            let replacement = Replacement { generation, replaced, nodes };
+                            *outcome = CommitOutcome::Unconfirmed(replacement);
                         }
                         None => (),
                     }

@@ -210,7 +210,7 @@ fn replace_on_another_node(before: impl FnOnce(&mut Cluster)) -> (Cluster, Reque
 #[test]
 fn a_replace_names_the_nodes_that_could_not_confirm_in_time() {
     let generation = Generation { epoch: 5, counter: 2 };
-    let unconfirmed = Replacement { generation, nodes: vec!["node2".into()] };
+    let unconfirmed = Replacement { generation, replaced: true, nodes: vec!["node2".into()] };
     let unconfirmed = Some(Reply::Committed(vec![CommitOutcome::Unconfirmed(unconfirmed)]));
     let (mut away, id) = replace_on_another_node(|cluster| cluster.unlink(1));
     assert_eq!(away.replies.remove(&id), unconfirmed);

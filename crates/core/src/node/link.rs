@@ -13,6 +13,7 @@ use crate::{
         Announce, CommitOutcome, Decide, DecideItem, Heartbeat, NodeInfo, Register, Registered, Replacement,
         Reply, Request,
     },
+    sabotage::sabotaged,
 };
 
 /// Objects per announcement, so that a large node neither makes a huge frame nor stalls the master.
@@ -55,10 +56,6 @@ impl Link {
         matches!(self.stage, Stage::Member)
     }
 
-    pub(super) fn broken(&mut self) {
-        self.stage = Stage::Broken;
-    }
-
     /// Asks the master about prepared objects: now if it listens, else as soon as it does.
     pub(super) fn ask(
         &mut self,
@@ -96,6 +93,7 @@ impl Node {
         for client in self.clients.unreachable_ones() {
             self.strip(client);
         }
+        self.unlinked();
         let id = self.link.next_id();
         self.link.stage = Stage::Registering(id);
         let register = Register { info, usage: self.slots.usage(), epoch: self.link.epoch };
@@ -119,12 +117,25 @@ impl Node {
                 self.retire_all(retire);
                 match next {
                     Some(first) => self.announce(first),
-                    None => self.link.stage = Stage::Member,
+                    None => self.taken_in(),
                 }
             }
             (_, Reply::Decided(outcomes)) => self.decided(id, outcomes),
             _ => (),
         }
+    }
+
+    /// Nobody tells it of deletes any more.
+    pub(super) fn unlinked(&mut self) {
+        if self.link.is_member() && !sabotaged!(self.config.sabotage, StayMember) {
+            self.effects.push_back(Effect::Membership(false));
+        }
+        self.link.stage = Stage::Broken;
+    }
+
+    fn taken_in(&mut self) {
+        self.link.stage = Stage::Member;
+        self.effects.push_back(Effect::Membership(true));
     }
 
     fn registered(&mut self, registered: Registered) {

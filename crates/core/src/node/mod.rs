@@ -112,6 +112,9 @@ pub enum Effect {
     StampMark(u64),
     /// Remember which life of the master the memory belongs to.
     Epoch(u64),
+    /// Say in the memory whether the node is a member of its cluster: while it is, it hears of every delete, and
+    /// who knows a location need not ask the master.
+    Membership(bool),
     /// Answer a client.
     Reply {
         /// On this connection.
@@ -175,7 +178,7 @@ impl Node {
             Event::Linked(info) => self.linked(info),
             Event::MasterRequest(id, request) => self.master_request(id, request),
             Event::MasterReply(id, reply) => self.master_reply(id, reply),
-            Event::Unlinked => self.link.broken(),
+            Event::Unlinked => self.unlinked(),
             Event::Beat => self.beat(),
         }
         self.tell_of_room(free, is_answered);

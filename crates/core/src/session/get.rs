@@ -1,5 +1,6 @@
 //! Getting objects: resolve, copy from the nearest copy, check the stamp; resolve again if it changed, fall
-//! over to another copy if a node is gone.
+//! over to another copy if a node is gone. Where a location is known, the copy comes first and the master is
+//! asked only if that fails.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -18,6 +19,8 @@ const TRIES_MAX: u32 = 1024;
 pub struct GetRequest {
     /// Its name.
     pub key: Key,
+    /// Where it was last seen, if the shell can read there at once.
+    pub known: Option<Found>,
 }
 
 /// What became of one [`GetRequest`].
@@ -61,6 +64,8 @@ struct Item {
     untried: Vec<Location>,
     /// Nodes that failed this item.
     failed: BTreeSet<SegmentId>,
+    /// What is tried is only what was known before.
+    unasked: bool,
     outcome: Option<GetOutcome>,
 }
 
@@ -92,14 +97,15 @@ impl Get {
         let item = |request: GetRequest| Item {
             key: request.key,
             tries: 0,
-            found: Found::default(),
-            untried: Vec::new(),
+            untried: request.known.as_ref().map(|it| it.replicas.clone()).unwrap_or_default(),
+            unasked: request.known.is_some(),
+            found: request.known.unwrap_or_default(),
             failed: BTreeSet::new(),
             outcome: None,
         };
         let items: Vec<_> = requests.into_iter().map(item).collect();
-        Self {
-            to_resolve: (0..items.len()).collect(),
+        let mut get = Self {
+            to_resolve: Vec::new(),
             items,
             lease,
             distance,
@@ -107,7 +113,14 @@ impl Get {
             needs: VecDeque::new(),
             next_id: 0,
             nodes: BTreeMap::new(),
+        };
+        for index in 0..get.items.len() {
+            match get.items.get(index).is_some_and(|it| it.untried.is_empty()) {
+                true => get.ask(index),
+                false => get.try_next(index),
+            }
         }
+        get
     }
 
     /// The next thing to do. `None` while results are awaited, or when all is done.
@@ -165,6 +178,8 @@ impl Get {
         let Some(Pending::Read(index, location)) = self.pending.remove(&id) else { return };
         let Some(item) = self.items.get_mut(index) else { return };
         match result {
+            // Whatever is wrong with what was known, the master knows better.
+            result if item.unasked && result != ReadResult::Valid => self.ask(index),
             ReadResult::Valid => item.outcome = Some(GetOutcome::Read(item.found.clone())),
             ReadResult::TooSmall => item.outcome = Some(GetOutcome::TooSmall(item.found.len)),
             ReadResult::Stale => {
@@ -209,10 +224,17 @@ impl Get {
             item.outcome = Some(GetOutcome::Unavailable(item.failed.iter().map(name).collect()));
             return;
         };
-        let len = item.found.len;
+        let (len, unasked) = (item.found.len, item.unasked);
         let id = self.next_id();
         self.pending.insert(id, Pending::Read(index, location));
-        self.needs.push_back(Need::Read { id, item: index, location, len });
+        self.needs.push_back(Need::Read { id, item: index, location, len, unasked });
+    }
+
+    fn ask(&mut self, index: usize) {
+        if let Some(item) = self.items.get_mut(index) {
+            item.unasked = false;
+            self.to_resolve.push(index);
+        }
     }
 
     fn finish(&mut self, index: usize, outcome: GetOutcome) {

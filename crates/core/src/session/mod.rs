@@ -5,11 +5,13 @@
 //! outcomes are ready. Deadlines are the shell's: it simply stops.
 
 mod get;
+mod known;
 mod put;
 #[cfg(test)]
 mod tests;
 
 pub use get::{Distance, Get, GetOutcome, GetRequest, ReadResult};
+pub use known::Known;
 pub use put::{Put, PutOutcome, PutRequest, WriteResult};
 
 use crate::{Location, Reservation, SegmentId, message::Request};
@@ -58,6 +60,8 @@ pub enum Need {
         location: Location,
         /// How long the object is.
         len: u64,
+        /// The master was not asked, so the node must be a member of its cluster after the copy.
+        unasked: bool,
     },
 }
 

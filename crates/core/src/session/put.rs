@@ -32,12 +32,12 @@ pub struct PutRequest {
 /// What became of one [`PutRequest`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PutOutcome {
-    /// It can be read; so many copies were made.
+    /// It can be read.
     Stored {
         /// Which put of the key.
         generation: Generation,
-        /// How many copies.
-        copies: u32,
+        /// Where its copies are.
+        replicas: Vec<Location>,
         /// An older object of that name is gone.
         replaced: bool,
         /// Nodes that could not confirm so: what they hold of it can still be read by who knows where it lies.
@@ -252,17 +252,16 @@ impl Put {
 
     fn committed_one(&mut self, index: usize, outcome: CommitOutcome) {
         let Some(item) = self.items.get_mut(index) else { return };
-        let copies = item.written.len() as u32;
-        let stored = |generation, replaced, unconfirmed| PutOutcome::Stored {
+        let stored = |written: &mut Vec<Location>, generation, replaced, unconfirmed| PutOutcome::Stored {
             generation,
-            copies,
+            replicas: std::mem::take(written),
             replaced,
             unconfirmed,
         };
         let outcome = match outcome {
-            CommitOutcome::Stored(generation) => stored(generation, false, Vec::new()),
-            CommitOutcome::Replaced(generation) => stored(generation, true, Vec::new()),
-            CommitOutcome::Unconfirmed(it) => stored(it.generation, true, it.nodes),
+            CommitOutcome::Stored(generation) => stored(&mut item.written, generation, false, Vec::new()),
+            CommitOutcome::Replaced(generation) => stored(&mut item.written, generation, true, Vec::new()),
+            CommitOutcome::Unconfirmed(it) => stored(&mut item.written, it.generation, it.replaced, it.nodes),
             CommitOutcome::Exists(generation) => PutOutcome::Exists(generation),
             CommitOutcome::Stale => {
                 self.abort_others(index);

@@ -29,7 +29,7 @@ fn put_of(count: usize) -> Put {
 }
 
 fn get_of_one() -> Get {
-    let request = GetRequest { key: Key::new(b"k").unwrap() };
+    let request = GetRequest { key: Key::new(b"k").unwrap(), known: None };
     Get::new(vec![request], false, Box::new(|node| node.segment.0 as u8))
 }
 
@@ -102,7 +102,12 @@ fn a_batch_is_one_message_to_each_peer() {
     assert_eq!(
         put.into_outcomes(),
         [
-            PutOutcome::Stored { generation: GENERATION, copies: 1, replaced: false, unconfirmed: vec![] },
+            PutOutcome::Stored {
+                generation: GENERATION,
+                replicas: vec![location(1, 1)],
+                replaced: false,
+                unconfirmed: vec![]
+            },
             PutOutcome::Exists(GENERATION)
         ]
     );
@@ -136,7 +141,7 @@ fn a_copy_that_fails_is_given_back_and_the_others_are_committed() {
     let (id, peer, _) = call(put.poll());
     assert_eq!(peer, Peer::Node(SegmentId(2)));
     put.replied(id, Ok(Reply::Committed(vec![CommitOutcome::Stored(GENERATION)])));
-    assert!(matches!(put.into_outcomes()[0], PutOutcome::Stored { copies: 1, .. }));
+    assert!(matches!(put.into_outcomes()[0], PutOutcome::Stored { ref replicas, .. } if replicas.len() == 1));
 }
 
 #[test]
@@ -278,4 +283,42 @@ fn a_small_buffer_and_a_lost_master_are_outcomes() {
 #[test]
 fn a_hold_is_the_location_without_its_segment() {
     assert_eq!(location(4, 9).hold(), Hold { slot: SlotId(0), stamp: Stamp(9) });
+}
+
+fn known_get(replicas: &[Location]) -> Get {
+    let found = Found { generation: GENERATION, len: 10, replicas: replicas.to_vec(), ..Found::default() };
+    let request = GetRequest { key: Key::new(b"k").unwrap(), known: Some(found) };
+    Get::new(vec![request], false, Box::new(|node| node.segment.0 as u8))
+}
+
+#[test]
+fn a_known_object_is_read_without_asking() {
+    let mut get = known_get(&[location(1, 5)]);
+    let Some(Need::Read { id, location: from, len, unasked, .. }) = get.poll() else { panic!("no read") };
+    assert_eq!((from, len, unasked), (location(1, 5), 10, true));
+    assert!(get.poll().is_none());
+    get.read(id, ReadResult::Valid);
+    assert!(get.is_done() && get.poll().is_none());
+    assert!(
+        matches!(get.into_outcomes().as_slice(), [GetOutcome::Read(found)] if found.generation == GENERATION)
+    );
+}
+
+#[test]
+fn what_was_known_wrongly_is_asked() {
+    let wrong = [ReadResult::Stale, ReadResult::TooSmall, ReadResult::Unreachable("gone".into())];
+    for result in wrong {
+        let mut get = known_get(&[location(1, 5)]);
+        let (id, _) = read(get.poll());
+        get.read(id, result);
+        let (id, peer, request) = call(get.poll());
+        assert!(matches!((peer, request), (Peer::Master, Request::Resolve(_))));
+        // The same node may have the new one, and this time it counts for itself.
+        get.replied(id, resolved(found(&[location(1, 6)])));
+        let Some(Need::Read { id, unasked, .. }) = get.poll() else { panic!("no read") };
+        assert!(!unasked);
+        get.read(id, ReadResult::Unreachable("gone".into()));
+        assert!(get.is_done());
+        assert_eq!(get.into_outcomes(), [GetOutcome::Unavailable(vec!["n1".into()])]);
+    }
 }

@@ -148,9 +148,9 @@ fn marks() -> impl Strategy<Value = Marks> {
 /// Any reply.
 pub(crate) fn reply() -> impl Strategy<Value = Reply> {
     prop_oneof![
-        (small(), small(), number(), number(), segment()).prop_map(
-            |(major, minor, epoch, heartbeat_ms, segment)| {
-                Reply::Welcome(Welcome { major, minor, epoch, heartbeat_ms, segment })
+        (small(), small(), number(), number(), segment(), any::<bool>()).prop_map(
+            |(major, minor, epoch, heartbeat_ms, segment, strict_leases)| {
+                Reply::Welcome(Welcome { major, minor, epoch, heartbeat_ms, segment, strict_leases })
             }
         ),
         (reason(), text()).prop_map(|(reason, message)| Reply::Refused(Refusal { reason, message })),
@@ -408,8 +408,9 @@ fn commit_outcome() -> impl Strategy<Value = CommitOutcome> {
         generation().prop_map(CommitOutcome::Stored),
         generation().prop_map(CommitOutcome::Replaced),
         generation().prop_map(CommitOutcome::Exists),
-        (generation(), texts())
-            .prop_map(|(generation, nodes)| CommitOutcome::Unconfirmed(Replacement { generation, nodes })),
+        (generation(), any::<bool>(), texts()).prop_map(|(generation, replaced, nodes)| {
+            CommitOutcome::Unconfirmed(Replacement { generation, replaced, nodes })
+        }),
         Just(CommitOutcome::Stale),
     ]
 }

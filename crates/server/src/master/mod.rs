@@ -59,6 +59,7 @@ pub(crate) struct Shared {
     work: Notify,
     started: Instant,
     epoch: u64,
+    strict_leases: bool,
     heartbeat: Duration,
     door: Door,
     counters: Counters,
@@ -189,7 +190,8 @@ impl Host for Shared {
 
     fn welcome(&self) -> Welcome {
         let heartbeat_ms = u64::try_from(self.heartbeat.as_millis()).unwrap_or(u64::MAX);
-        Welcome { epoch: self.epoch, heartbeat_ms, ..Welcome::default() }
+        let strict_leases = self.strict_leases;
+        Welcome { epoch: self.epoch, heartbeat_ms, strict_leases, ..Welcome::default() }
     }
 
     async fn visit(self: Arc<Self>, hello: Hello, outbox: Outbox, mut inbox: Inbox) {
@@ -256,6 +258,7 @@ impl Shared {
             work: Notify::new(),
             started: Instant::now(),
             epoch,
+            strict_leases: config.lease_mode == LeaseMode::Strict,
             heartbeat: HEARTBEAT_MAX.min(config.silence / BEATS_PER_SILENCE),
             door: Door::new(config.token.clone(), true),
             counters: Counters::default(),

@@ -55,6 +55,7 @@ impl State {
                 Effect::Heap { offset, bytes } => self.writer.write_heap(offset, &bytes),
                 Effect::StampMark(mark) => self.writer.set_stamp_high_water(mark),
                 Effect::Epoch(epoch) => self.writer.set_epoch(epoch),
+                Effect::Membership(is_member) => self.writer.set_member(is_member),
                 Effect::Reply { conn, id, reply } => {
                     if let Some((outbox, _)) = self.conns.get(&conn) {
                         answers.push((outbox.clone(), id, reply));

@@ -144,10 +144,11 @@ impl Drop for Linked<'_> {
         if self.0.state.is_poisoned() {
             return;
         }
+        // Before the master notices: then it answers deletes without this node.
+        self.0.handle(Event::Unlinked);
         if let Some(outbox) = self.0.lock().master.take() {
             outbox.close();
         }
-        self.0.handle(Event::Unlinked);
     }
 }
 

@@ -21,6 +21,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use tiffin_core::{
     ClientId, ConnId, RequestId, SegmentId,
     message::{Heartbeat, Hello, Reply, Request, Role, VERSION_MAJOR, VERSION_MINOR},
+    session::Known,
 };
 
 pub(crate) use calls::{Call, Purpose};
@@ -37,6 +38,8 @@ use crate::{
 
 /// How often a client gives a sign of life and tells the nodes what it knows of.
 const BEAT_MS: u64 = 120;
+/// How many objects a client remembers the place of: fewer than there are.
+const KNOWN_MAX: usize = 6;
 
 /// What a client does by itself.
 #[derive(Debug)]
@@ -105,6 +108,8 @@ pub(crate) struct Client {
     pub(crate) sessions: BTreeMap<SessionId, Session>,
     pub(crate) next_session: u64,
     pub(crate) views: BTreeMap<ViewKey, View>,
+    /// Where it last saw objects.
+    pub(crate) known: Known,
     /// Whom it still has to say goodbye to.
     pub(crate) goodbyes: BTreeSet<Target>,
 }
@@ -128,6 +133,7 @@ impl Client {
             sessions: BTreeMap::new(),
             next_session: 0,
             views: BTreeMap::new(),
+            known: Known::new(KNOWN_MAX, 0),
             goodbyes: BTreeSet::new(),
         }
     }
@@ -208,6 +214,7 @@ impl World {
             link.keep_due |= matches!(target, Target::Node(_)) && link.up;
         }
         self.call(client, Target::Master, Request::Heartbeat(Heartbeat::default()), Purpose::Nothing);
+        self.tell_used(client);
         self.tell_what_is_known(client);
         let pause = self.by_its_clock(client, BEAT_MS);
         self.client_at(pause, client, ClientEvent::Beat);

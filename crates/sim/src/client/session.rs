@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use tiffin_core::{
-    Hold, SegmentId,
-    message::{AckOutcome, DeleteOutcome, PinOutcome, Reply, Request, ResolveOutcome},
+    Generation, Hold, SegmentId,
+    message::{AckOutcome, DeleteOutcome, Found, PinOutcome, Reply, Request, Resolve, ResolveOutcome},
     session::{CallFailure, Get, GetOutcome, Need, NeedId, Peer, Put, PutOutcome, ReadResult, WriteResult},
 };
 
@@ -32,6 +32,9 @@ pub(crate) enum Kind {
         names: Vec<Name>,
         /// The size of each buffer.
         buffers: Vec<u64>,
+        /// What was known of each object, and the newest generation of it that anybody had been told of, when
+        /// the get began.
+        before: Vec<(Option<Generation>, Generation)>,
     },
     /// A question whose answer is only looked at.
     Question,
@@ -83,6 +86,17 @@ impl World {
         Some(id)
     }
 
+    /// Tells the master what was used without asking it.
+    pub(crate) fn tell_used(&mut self, client: usize) {
+        let Some(it) = self.clients.get_mut(client) else { return };
+        let keys = it.known.take_used(usize::MAX);
+        if !keys.is_empty() {
+            self.coverage.hit(Point::UsesTold);
+            let resolve = Resolve { keys, touch: true, lease: false, locate: false };
+            self.call(client, Target::Master, Request::Resolve(resolve), Purpose::Nothing);
+        }
+    }
+
     /// Asks one question.
     pub(crate) fn ask_once(&mut self, client: usize, kind: Kind, request: Request) {
         if let Some(id) = self.begin_session(client, kind) {
@@ -110,7 +124,7 @@ impl World {
             Kind::Question | Kind::Look => false,
         });
         if done && let Some(session) = it.sessions.remove(&id) {
-            self.session_ended(session);
+            self.session_ended(client, session);
         }
     }
 
@@ -128,12 +142,13 @@ impl World {
                 let (segment, hold) = (reservation.location.segment, reservation.location.hold());
                 self.oracle.will_write(segment, hold, value);
                 let len = reservation.extents.iter().map(|it| it.len).sum();
-                let order = Order { client, session, need: id, segment, hold, len, write: Some(value) };
+                let write = Some(value);
+                let order = Order { client, session, need: id, segment, hold, len, write, unasked: false };
                 // A client makes contact with a node as soon as it has room there.
                 self.connect(client, Target::Node(segment));
                 self.start(order);
             }
-            Need::Read { id, item, location, len } => {
+            Need::Read { id, item, location, len, unasked } => {
                 let buffer = match self.clients.get(client).and_then(|it| it.sessions.get(&session)) {
                     Some(Session { kind: Kind::Get { buffers, .. }, .. }) => {
                         buffers.get(item).copied().unwrap_or(0)
@@ -146,7 +161,7 @@ impl World {
                 }
                 let (segment, hold) = (location.segment, location.hold());
                 self.connect(client, Target::Node(segment));
-                self.start(Order { client, session, need: id, segment, hold, len, write: None });
+                self.start(Order { client, session, need: id, segment, hold, len, write: None, unasked });
             }
         }
     }
@@ -249,23 +264,23 @@ impl World {
         }
     }
 
-    fn session_ended(&mut self, session: Session) {
+    fn session_ended(&mut self, client: usize, session: Session) {
         match session.kind {
             Kind::Put { put, values } => {
                 for (value, outcome) in values.into_iter().zip(put.into_outcomes()) {
-                    self.put_ended(value, &outcome);
+                    self.put_ended(client, value, &outcome);
                 }
             }
-            Kind::Get { get, names, .. } => {
-                for (name, outcome) in names.into_iter().zip(get.into_outcomes()) {
-                    self.get_ended(name, &outcome);
+            Kind::Get { get, names, before, .. } => {
+                for ((name, before), outcome) in names.into_iter().zip(before).zip(get.into_outcomes()) {
+                    self.get_ended(client, name, before, &outcome);
                 }
             }
             Kind::Question | Kind::Look => (),
         }
     }
 
-    fn put_ended(&mut self, value: ValueId, outcome: &PutOutcome) {
+    fn put_ended(&mut self, client: usize, value: ValueId, outcome: &PutOutcome) {
         self.log.note(|| format!("{value:?} {outcome:?}"));
         self.coverage.hit(match outcome {
             PutOutcome::Stored { replaced: false, .. } => Point::PutStored,
@@ -277,20 +292,40 @@ impl World {
             PutOutcome::Refused(_) => Point::Refused,
             PutOutcome::Unreachable(_) => Point::PutUnreachable,
         });
-        if let PutOutcome::Stored { generation, unconfirmed, .. } = outcome {
+        if let PutOutcome::Stored { generation, replicas, unconfirmed, .. } = outcome {
             if !unconfirmed.is_empty() {
                 self.coverage.hit(Point::ReplaceUnconfirmed);
             }
             self.oracle.acknowledged(value, *generation);
+            let stored = self.oracle.value(value).copied();
+            if let (Some(it), Some(value)) = (self.clients.get_mut(client), stored) {
+                let (generation, replicas) = (*generation, replicas.clone());
+                let found = Found { generation, len: value.len, replicas, ..Found::default() };
+                it.known.learn(&value.name.key(), &found);
+            }
         }
     }
 
-    fn get_ended(&mut self, name: Name, outcome: &GetOutcome) {
+    fn get_ended(
+        &mut self,
+        client: usize,
+        name: Name,
+        (known, newest): (Option<Generation>, Generation),
+        outcome: &GetOutcome,
+    ) {
         self.log.note(|| format!("{name:?} {outcome:?}"));
+        if let Some(it) = self.clients.get_mut(client) {
+            match (outcome, known) {
+                (GetOutcome::Read(found), _) => it.known.learn(&name.key(), found),
+                (_, Some(generation)) => it.known.forget(&name.key(), generation),
+                _ => (),
+            }
+        }
         match outcome {
             GetOutcome::Read(found) => {
                 self.coverage.hit(Point::GetRead);
                 self.oracle.got(name, found);
+                self.oracle.got_after(name, found, newest, &mut self.coverage);
             }
             GetOutcome::Absent => self.coverage.hit(Point::GetAbsent),
             GetOutcome::TooSmall(_) => self.coverage.hit(Point::GetTooSmall),

@@ -52,6 +52,13 @@ impl Oracle {
         if stored.is_some_and(|it| it != value) {
             self.fail("p1", || format!("{generation} was acknowledged to {value:?}, but it is {stored:?}"));
         }
+        let name = self.value(value).map(|it| it.name);
+        if let Some(name) =
+            name.filter(|_| generation.epoch == self.epoch && !self.shadowed.contains(&generation))
+        {
+            let newest = self.acknowledged.entry(name).or_default();
+            *newest = generation.max(*newest);
+        }
     }
 
     /// A client was told which object it has read.

@@ -8,7 +8,7 @@
 
 use tiffin_core::{
     Generation, Hold, SegmentId, SlotId,
-    message::{CommitOutcome, DeleteOutcome, Found},
+    message::{CommitOutcome, DecideItem, DeleteOutcome, Found},
     node::SlotRecord,
 };
 
@@ -17,7 +17,7 @@ use crate::{
     memory::Memory,
     names::Name,
     node::name_in_heap,
-    oracle::{Dead, Memories, Oracle, Victim, copies},
+    oracle::{Dead, Memories, Oracle, Victim, copies, name_of},
 };
 
 impl Oracle {
@@ -98,6 +98,62 @@ impl Oracle {
         self.seen(name, generation);
     }
 
+    /// A put is answered: nobody can read what was there before without asking, whatever took it away, except on
+    /// a node that could not be told.
+    pub(crate) fn supersedes(
+        &mut self,
+        item: &DecideItem,
+        outcome: &CommitOutcome,
+        memories: &Memories,
+        coverage: &mut Coverage,
+    ) {
+        let generation = match outcome {
+            CommitOutcome::Stored(generation) | CommitOutcome::Replaced(generation) => *generation,
+            CommitOutcome::Unconfirmed(it) => {
+                self.shadowed.insert(it.generation);
+                return;
+            }
+            CommitOutcome::Exists(_) | CommitOutcome::Stale => return,
+        };
+        let Some(name) = name_of(item) else { return };
+        coverage.hit(Point::CheckedSuperseded);
+        // What an earlier life stored may be news to this one, from a node that it had not heard from.
+        let first = Generation { counter: 0, ..generation };
+        let older = self.of_name.get(&name).into_iter().flat_map(|it| it.range(first..generation));
+        let older: Vec<_> = older.collect();
+        let still = |memory: &Memory| older.iter().any(|it| copies(memory, **it).next().is_some());
+        for (segment, _) in memories.iter().filter(|(_, it)| it.alive && it.member && still(it)) {
+            if self.joined.contains(segment) {
+                let what =
+                    || format!("{name:?} {generation} was stored, but {segment} still has an older one");
+                return self.fail("p2", what);
+            }
+            self.shadowed.insert(generation);
+        }
+    }
+
+    /// A get has ended that began after a put of `newest` had been answered.
+    pub(crate) fn got_after(
+        &mut self,
+        name: Name,
+        found: &Found,
+        newest: Generation,
+        coverage: &mut Coverage,
+    ) {
+        coverage.hit(Point::CheckedNewest);
+        // A new life of the master does not know yet what nodes hold that it has not heard from.
+        let same_life = newest.epoch == self.epoch && found.generation.epoch == self.epoch;
+        if same_life && found.generation < newest {
+            let found = found.generation;
+            self.fail("p2", || format!("a get of {name:?} read {found} after {newest} was acknowledged"));
+        }
+    }
+
+    /// The newest generation of a name that anybody was told of.
+    pub(crate) fn newest_acknowledged(&self, name: Name) -> Generation {
+        self.acknowledged.get(&name).copied().unwrap_or_default()
+    }
+
     /// A node has been told what it owes, and goes on to tell what it holds.
     pub(crate) fn readmitted(&mut self, segment: SegmentId, memories: &Memories, coverage: &mut Coverage) {
         let Some(memory) = memories.get(&segment) else { return };
@@ -121,7 +177,9 @@ impl Oracle {
         let generation = record.generation;
         let life = self.lives.get(&generation);
         let (name, dead) = (life.map(|it| it.name), life.and_then(|it| it.dead.as_ref()));
-        if dead.is_some_and(|it| it.confirmed && !it.exempt.contains(&segment)) {
+        // A node that was stopped for long may do what it was told before it was given up.
+        let exempt = |it: &Dead| it.exempt.contains(&segment) || self.lost.contains_key(&segment);
+        if dead.is_some_and(|it| it.confirmed && !exempt(it)) {
             self.fail("p2", || format!("{segment} commits {hold:?} as {generation}, which was deleted"));
         }
         if name.is_some() && name_in_heap(memory, record) != name {

@@ -10,7 +10,6 @@
 //! **Invariant:** no hash table is ever iterated; pages of objects follow the numbers.
 
 mod lines;
-mod names;
 mod object;
 mod slab;
 #[cfg(test)]
@@ -20,13 +19,16 @@ use std::collections::{BTreeMap, BTreeSet};
 
 pub(super) use lines::Eviction;
 use lines::{Line, Lines};
-use names::Names;
 pub(super) use object::Object;
 use object::Replica;
 use slab::Slab;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use crate::{Generation, Hold, Key, Tick, marks::Marks};
+use crate::{
+    Generation, Hold, Key, Tick,
+    marks::Marks,
+    names::{NIL, Names},
+};
 
 /// The place of a node in the master's table. Reused only after everything that names it is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -49,7 +51,6 @@ pub(super) struct LabelIndex(pub(super) u16);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct NamespaceIndex(u32);
 
-const NIL: u32 = u32::MAX;
 /// Names that are looked up together: what they touch fits into the nearest cache.
 pub(super) const TOGETHER: usize = 64;
 /// Names for which it pays.

@@ -1,0 +1,169 @@
+//! What the client has heard of objects, so that it need not ask again.
+//!
+//! Locations are used only where the memory is mapped here: there the stamp and the node's membership can be
+//! looked at after the copy, which is what makes the answer of a get that asked nobody as good as any other.
+//!
+//! What is used in this way is told to the master a moment later, so that eviction knows it, and in any case before
+//! this client asks for room.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tiffin_core::message::{Found, Request, Resolve};
+use tiffin_core::session::{GetOutcome, GetRequest, Known};
+use tiffin_core::{Generation, Key, Location, SegmentId};
+
+use crate::inner::Inner;
+use crate::route::OpenRoute;
+use crate::{GetOptions, ResolveOptions};
+
+/// Objects whose place is remembered. Each costs some two hundred bytes.
+pub(crate) const KNOWN_MAX: usize = 1 << 17;
+/// After so many uses the master is told at once.
+const USED_MAX: usize = 512;
+/// After that time it is told anyway: a lease is to protect what was just read.
+const TELL_AFTER: Duration = Duration::from_millis(10);
+/// The most uses that one message tells of.
+const TOLD_MAX: usize = 4096;
+
+/// What a client knows, for all of its handles.
+pub(crate) struct Memory {
+    state: Mutex<State>,
+    /// Somebody will tell the master soon.
+    is_due: AtomicBool,
+}
+
+struct State {
+    known: Known,
+    /// Uses that were never told are told with a lease, if any of them was made with one.
+    lease: bool,
+}
+
+impl Memory {
+    pub(crate) fn new(capacity: usize, seed: u64) -> Self {
+        let state = Mutex::new(State { known: Known::new(capacity, seed), lease: false });
+        Self { state, is_due: AtomicBool::new(false) }
+    }
+
+    /// What this client has stored is known as well.
+    pub(crate) fn learn(&self, key: &Key, generation: Generation, len: u64, replicas: &[Location]) {
+        let found = Found { generation, len, replicas: replicas.to_vec(), ..Found::default() };
+        self.lock().known.learn(key, &found);
+    }
+
+    pub(crate) fn forget(&self, keys: &[Key]) {
+        let mut state = self.lock();
+        keys.iter().for_each(|key| state.known.remove(key));
+    }
+
+    /// What to tell the master, if there is anything. `enough` is how much makes it worth a message.
+    fn used(&self, enough: usize) -> Option<Request> {
+        let mut state = self.lock();
+        if state.known.used_count() < enough {
+            return None;
+        }
+        let lease = std::mem::take(&mut state.lease);
+        let keys = state.known.take_used(TOLD_MAX);
+        (!keys.is_empty()).then_some(Request::Resolve(Resolve { keys, touch: true, lease, locate: false }))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // A panic leaves nothing half done that matters: what is known may be wrong anyway.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Routes to mapped memory, looked up once per batch.
+#[derive(Default)]
+struct Mapped(BTreeMap<SegmentId, Option<Arc<OpenRoute>>>);
+
+impl Mapped {
+    fn get(&mut self, inner: &Inner, segment: SegmentId) -> Option<&Arc<OpenRoute>> {
+        let look = || inner.current_route(segment).filter(|it| it.attachment().is_some());
+        self.0.entry(segment).or_insert_with(look).as_ref()
+    }
+}
+
+/// What to get, and where each object was last seen, if it can be read there without asking.
+pub(crate) fn recall(inner: &Inner, keys: &[Key], options: GetOptions) -> Vec<GetRequest> {
+    let mut mapped = Mapped::default();
+    // Where a lease may refuse a removal, it must be taken before the get is answered.
+    let is_connected = inner.current_master().is_some();
+    let may = is_connected && !(options.lease && inner.has_strict_leases());
+    let mut state = inner.known.lock();
+    state.lease |= options.lease;
+    let recall = |key: &Key| {
+        let found = state.known.find(key).filter(|_| may)?;
+        let near: Vec<_> =
+            found.replicas.iter().copied().filter(|it| mapped.get(inner, it.segment).is_some()).collect();
+        (!near.is_empty()).then(|| Found { replicas: near, ..found.clone() })
+    };
+    let known: Vec<_> = keys.iter().map(recall).collect();
+    drop(state);
+    keys.iter().zip(known).map(|(key, known)| GetRequest { key: key.clone(), known }).collect()
+}
+
+/// Whether objects that are known are certainly there. `false` says nothing.
+pub(crate) fn is_there(inner: &Inner, keys: &[Key], options: ResolveOptions) -> Vec<bool> {
+    let epoch = inner.current_master().map(|it| it.epoch);
+    let Some(epoch) = epoch.filter(|_| !(options.lease && inner.has_strict_leases())) else {
+        return vec![false; keys.len()];
+    };
+    let mut mapped = Mapped::default();
+    let mut state = inner.known.lock();
+    state.lease |= options.lease;
+    let mut is_there = |key: &Key| {
+        let is_use = options.touch || options.lease;
+        let found = if is_use { state.known.find(key) } else { state.known.peek(key) };
+        let mut replicas = found.map(|it| it.replicas.as_slice()).unwrap_or_default().iter();
+        replicas.any(|it| {
+            mapped.get(inner, it.segment).is_some_and(|route| route.holds(it.slot.0, it.stamp.0, epoch))
+        })
+    };
+    keys.iter().map(&mut is_there).collect()
+}
+
+/// Takes in what a batch of gets has found out. `before` is what was known of each.
+pub(crate) fn take_in(inner: &Inner, keys: &[Key], before: &[Option<Generation>], outcomes: &[GetOutcome]) {
+    let mut state = inner.known.lock();
+    for ((key, before), outcome) in keys.iter().zip(before).zip(outcomes) {
+        match (outcome, before) {
+            (GetOutcome::Read(found), Some(before)) if found.generation == *before => {}
+            (GetOutcome::Read(found), _) => state.known.learn(key, found),
+            (_, Some(before)) => state.known.forget(key, *before),
+            (_, None) => {}
+        }
+    }
+}
+
+/// Tells the master what was used: now if there is enough of it, else in a moment. Nobody waits for that.
+pub(crate) fn tell_soon(inner: &Inner) {
+    tell(inner, USED_MAX);
+    if inner.known.lock().known.used_count() == 0 || inner.known.is_due.swap(true, Ordering::AcqRel) {
+        return;
+    }
+    let client = inner.weak();
+    inner.runtime.spawn(async move {
+        tokio::time::sleep(TELL_AFTER).await;
+        if let Some(inner) = client.upgrade() {
+            inner.known.is_due.store(false, Ordering::Release);
+            tell_all(&inner);
+        }
+    });
+}
+
+/// Tells the master all that was used. It hears this before what is sent to it next.
+pub(crate) fn tell_all(inner: &Inner) {
+    while tell(inner, 1) {}
+}
+
+fn tell(inner: &Inner, enough: usize) -> bool {
+    let Some(master) = inner.current_master() else { return false };
+    let Some(request) = inner.known.used(enough) else { return false };
+    if let Err(error) = master.connection.tell(&request) {
+        tracing::debug!(%error, "the master was not told what was used");
+    }
+    true
+}

@@ -1,0 +1,237 @@
+//! Where objects lie, as far as a client has heard: so that a get of a known object asks nobody.
+//!
+//! What is known may be out of date, and is used all the same: a location names a use of a slot, and the
+//! reader finds out by itself that the use has ended. Such a read also requires that the node is a member of
+//! its cluster, because a node that the master has given up is not told of deletes any more.
+//!
+//! Gets that ask nobody would hide from the master what is used. So every use is noted here, once however often
+//! it happens, until it is taken away to be told.
+//!
+//! **Invariant:** at most as many objects are known as the capacity says. Those that were not used since the
+//! hand last passed them are forgotten first.
+
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+use crate::{Generation, Key, message::Found, names::Names};
+
+/// What one client has heard of objects.
+#[derive(Debug)]
+pub struct Known {
+    places: Names,
+    entries: Vec<Entry>,
+    /// Where the search for something to forget goes on.
+    hand: usize,
+    capacity: usize,
+    hash_seed: u64,
+    /// Entries that were used and of which nobody was told yet.
+    used: Vec<u32>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    key: Key,
+    found: Found,
+    /// Used since the hand last passed.
+    is_recent: bool,
+    /// Listed in `used`.
+    is_noted: bool,
+    /// What is known is of no use any more; the place is free.
+    is_forgotten: bool,
+}
+
+impl Known {
+    /// Knows nothing yet, and never more than `capacity` objects. The seed need not be secret: keys come from the
+    /// client's own process.
+    #[must_use]
+    pub fn new(capacity: usize, hash_seed: u64) -> Self {
+        let capacity = capacity.min(u32::MAX as usize);
+        Self { places: Names::new(), entries: Vec::new(), hand: 0, capacity, hash_seed, used: Vec::new() }
+    }
+
+    /// Remembers where an object lies. Something newer that is known of it stays.
+    pub fn learn(&mut self, key: &Key, found: &Found) {
+        if found.replicas.is_empty() || self.capacity == 0 {
+            return;
+        }
+        if let Some(entry) = self.place(key).and_then(|at| self.entries.get_mut(at)) {
+            if entry.found.generation <= found.generation {
+                entry.found.clone_from(found);
+            }
+            return;
+        }
+        let entry = Entry {
+            key: key.clone(),
+            found: found.clone(),
+            is_recent: false,
+            is_noted: false,
+            is_forgotten: false,
+        };
+        let at = if self.entries.len() < self.capacity {
+            self.entries.push(entry);
+            self.entries.len() - 1
+        } else {
+            let at = self.make_room();
+            if let Some(place) = self.entries.get_mut(at) {
+                *place = Entry { is_noted: place.is_noted, ..entry };
+            }
+            at
+        };
+        self.places.insert(hash(self.hash_seed, key), at as u32);
+    }
+
+    /// Where the object lies, as far as is known. It counts as used.
+    pub fn find(&mut self, key: &Key) -> Option<&Found> {
+        let at = self.place(key)?;
+        let entry = self.entries.get_mut(at)?;
+        entry.is_recent = true;
+        if !std::mem::replace(&mut entry.is_noted, true) {
+            self.used.push(at as u32);
+        }
+        Some(&entry.found)
+    }
+
+    /// Where the object lies, as far as is known. It does not count as used.
+    #[must_use]
+    pub fn peek(&self, key: &Key) -> Option<&Found> {
+        Some(&self.entries.get(self.place(key)?)?.found)
+    }
+
+    /// That generation of the object is not where it was said to be. Something newer that is known stays.
+    pub fn forget(&mut self, key: &Key, generation: Generation) {
+        let known = self.peek(key).map(|it| it.generation);
+        if known.is_some_and(|it| it <= generation) {
+            self.remove(key);
+        }
+    }
+
+    /// The object is not where it was said to be, whatever it was.
+    pub fn remove(&mut self, key: &Key) {
+        let Some(at) = self.place(key) else { return };
+        self.places.remove(hash(self.hash_seed, key), at as u32);
+        if let Some(entry) = self.entries.get_mut(at) {
+            (entry.is_forgotten, entry.is_recent) = (true, false);
+        }
+    }
+
+    /// How many uses nobody was told of.
+    #[must_use]
+    pub fn used_count(&self) -> usize {
+        self.used.len()
+    }
+
+    /// Takes away what was used, oldest first, at most `most` of it.
+    pub fn take_used(&mut self, most: usize) -> Vec<Key> {
+        let mut keys = Vec::new();
+        for at in self.used.drain(..most.min(self.used.len())) {
+            if let Some(entry) = self.entries.get_mut(at as usize) {
+                entry.is_noted = false;
+                if !entry.is_forgotten {
+                    keys.push(entry.key.clone());
+                }
+            }
+        }
+        keys
+    }
+
+    fn place(&self, key: &Key) -> Option<usize> {
+        let is_it = |at: u32| self.entries.get(at as usize).is_some_and(|it| it.key == *key);
+        self.places.find(hash(self.hash_seed, key), is_it).map(|at| at as usize)
+    }
+
+    /// A place that may be used again, empty. The hand passes everything at most twice.
+    fn make_room(&mut self) -> usize {
+        loop {
+            let at = self.hand;
+            self.hand = (at + 1) % self.entries.len().max(1);
+            let Some(entry) = self.entries.get_mut(at) else { return at };
+            if entry.is_forgotten {
+                return at;
+            }
+            if !std::mem::take(&mut entry.is_recent) {
+                let key = entry.key.clone();
+                self.remove(&key);
+                return at;
+            }
+        }
+    }
+}
+
+fn hash(seed: u64, key: &Key) -> u64 {
+    xxh3_64_with_seed(key.as_bytes(), seed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Location, SegmentId, SlotId, Stamp};
+
+    fn key(number: u64) -> Key {
+        Key::new(format!("key {number}").as_bytes()).unwrap()
+    }
+
+    fn found(counter: u64) -> Found {
+        let location = Location { segment: SegmentId(1), slot: SlotId(0), stamp: Stamp(counter) };
+        let generation = Generation { epoch: 1, counter };
+        Found { generation, len: 10, replicas: vec![location], ..Found::default() }
+    }
+
+    #[test]
+    fn the_newest_is_known_whatever_the_order() {
+        let mut known = Known::new(8, 0);
+        assert_eq!(known.find(&key(1)), None);
+        for (counter, newest) in [(5, 5), (3, 5), (7, 7), (6, 7)] {
+            known.learn(&key(1), &found(counter));
+            assert_eq!(known.find(&key(1)), Some(&found(newest)));
+        }
+        known.forget(&key(1), found(6).generation);
+        assert!(known.peek(&key(1)).is_some(), "an older one is gone, which says nothing of this one");
+        known.forget(&key(1), found(7).generation);
+        assert_eq!(known.peek(&key(1)), None);
+        known.learn(&key(1), &Found::default());
+        assert_eq!(known.peek(&key(1)), None, "without a place there is nothing to know");
+    }
+
+    #[test]
+    fn what_is_not_used_is_forgotten_first() {
+        let mut known = Known::new(4, 0);
+        (0..4).for_each(|number| known.learn(&key(number), &found(number)));
+        for new in 4..1000 {
+            // The one that is used again and again stays.
+            assert!(known.find(&key(0)).is_some(), "before {new}");
+            known.learn(&key(new), &found(new));
+            assert!(known.peek(&key(new)).is_some());
+            assert_eq!((0..=new).filter(|it| known.peek(&key(*it)).is_some()).count(), 4);
+        }
+    }
+
+    #[test]
+    fn uses_are_told_once_each_in_order() {
+        let mut known = Known::new(4, 0);
+        (0..3).for_each(|number| known.learn(&key(number), &found(number)));
+        for number in [2, 0, 2, 1, 0] {
+            known.find(&key(number));
+        }
+        known.remove(&key(0));
+        assert_eq!((known.used_count(), known.take_used(1)), (3, vec![key(2)]));
+        assert_eq!(known.take_used(9), [key(1)], "what is gone was not used");
+        known.find(&key(2));
+        assert_eq!(known.take_used(9), [key(2)], "used again");
+        assert!(known.peek(&key(1)).is_some());
+        assert_eq!(known.used_count(), 0, "looking is no use");
+    }
+
+    #[test]
+    fn places_are_used_again() {
+        let mut known = Known::new(2, 0);
+        for number in 0..100 {
+            known.learn(&key(number), &found(number));
+            known.find(&key(number));
+            known.remove(&key(number));
+        }
+        assert!(known.entries.len() <= 2 && known.used.len() <= 2);
+        assert!((0..100).all(|number| known.peek(&key(number)).is_none()));
+        let mut nothing = Known::new(0, 0);
+        nothing.learn(&key(1), &found(1));
+        assert_eq!(nothing.peek(&key(1)), None);
+    }
+}
