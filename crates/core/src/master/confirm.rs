@@ -56,21 +56,19 @@ impl Answer {
             Self::Delete(outcomes) => {
                 for &index in items {
                     match outcomes.get_mut(index) {
-                        Some(DeleteOutcome::Unconfirmed(names)) => names.push(name.to_owned()),
+                        Some(DeleteOutcome::Unconfirmed(names)) => note(names, name),
                         Some(outcome) => *outcome = DeleteOutcome::Unconfirmed(vec![name.to_owned()]),
                         None => (),
                     }
                 }
             }
             Self::Matching(matching) => {
-                if !matching.unconfirmed.iter().any(|it| it == name) {
-                    matching.unconfirmed.push(name.to_owned());
-                }
+                note(&mut matching.unconfirmed, name);
             }
             Self::Pin(outcomes) => {
                 for &index in items {
                     match outcomes.get_mut(index) {
-                        Some(PinOutcome::Unconfirmed(names)) => names.push(name.to_owned()),
+                        Some(PinOutcome::Unconfirmed(names)) => note(names, name),
                         Some(outcome) => *outcome = PinOutcome::Unconfirmed(vec![name.to_owned()]),
                         None => (),
                     }
@@ -79,7 +77,7 @@ impl Answer {
             Self::Ack(outcomes) => {
                 for &index in items {
                     match outcomes.get_mut(index) {
-                        Some(AckOutcome::Unconfirmed(names)) => names.push(name.to_owned()),
+                        Some(AckOutcome::Unconfirmed(names)) => note(names, name),
                         Some(outcome) => *outcome = AckOutcome::Unconfirmed(vec![name.to_owned()]),
                         None => (),
                     }
@@ -89,7 +87,7 @@ impl Answer {
             Self::Decide(outcomes) => {
                 for &index in items {
                     match outcomes.get_mut(index) {
-                        Some(CommitOutcome::Unconfirmed(it)) => it.nodes.push(name.to_owned()),
+                        Some(CommitOutcome::Unconfirmed(it)) => note(&mut it.nodes, name),
                         Some(outcome) => {
                             let (generation, replaced) = match *outcome {
                                 CommitOutcome::Replaced(generation) => (generation, true),
@@ -115,6 +113,13 @@ impl Answer {
             Self::Pin(outcomes) => Reply::Pinned(outcomes),
             Self::Ack(outcomes) => Reply::Acked(outcomes),
         }
+    }
+}
+
+/// Names a node once, however many copies it has.
+fn note(names: &mut Vec<String>, name: &str) {
+    if !names.iter().any(|it| it == name) {
+        names.push(name.to_owned());
     }
 }
 

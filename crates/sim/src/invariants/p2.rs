@@ -71,8 +71,11 @@ impl Oracle {
     ) {
         let outcome = match outcome {
             CommitOutcome::Replaced(_) => DeleteOutcome::Deleted,
-            CommitOutcome::Unconfirmed(it) => DeleteOutcome::Unconfirmed(it.nodes.clone()),
-            CommitOutcome::Stored(_) | CommitOutcome::Exists(_) | CommitOutcome::Stale => return,
+            CommitOutcome::Unconfirmed(it) if it.replaced => DeleteOutcome::Unconfirmed(it.nodes.clone()),
+            CommitOutcome::Unconfirmed(_)
+            | CommitOutcome::Stored(_)
+            | CommitOutcome::Exists(_)
+            | CommitOutcome::Stale => return,
         };
         let Some(generation) = old else { return };
         let Some(name) = self.lives.get(&generation).map(|it| it.name) else { return };
