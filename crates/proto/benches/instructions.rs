@@ -173,7 +173,7 @@ fn commit(at: u64, rooms: Vec<Option<tiffin_core::Reservation>>) -> Request {
         options: plain(),
         others: Vec::new(),
     });
-    Request::Commit(Commit { items: items.collect() })
+    Request::Commit(Commit { items: items.collect(), wait_ms: 0 })
 }
 
 /// Drains the effects, and tells the replies among them.

@@ -25,6 +25,9 @@ use crate::{
 /// Replicas that one message takes away, so that a large one does not keep the others waiting.
 const RETIRE_HOLDS_MAX: usize = 1 << 14;
 
+/// Where an object lay.
+type Replicas = Vec<(NodeIndex, Hold)>;
+
 /// An answer that waits for nodes to confirm.
 #[derive(Debug)]
 pub(super) struct Confirming {
@@ -335,7 +338,7 @@ impl Master {
         index: ObjectIndex,
         cause: Cause,
         by: &str,
-    ) -> Option<(Arc<Name>, Vec<(NodeIndex, Hold)>)> {
+    ) -> Option<(Arc<Name>, Replicas)> {
         let object = self.catalog.remove(index)?;
         if object.is_sample() {
             self.leases.leave(object.namespace(), object.put(), index);

@@ -206,14 +206,12 @@ impl Master {
 
     /// Copies that others took away: their nodes are asked once more, and the answer waits for them too.
     fn piece_of_ghosts(&self, dropping: &Dropping, after: &Key) -> (Vec<(NodeIndex, Hold)>, Stage) {
-        let mut looked_at = 0;
         let mut last = after;
         let mut replicas = Vec::new();
-        for (key, node, hold) in self.ghosts.after(dropping.namespace, after) {
+        for (looked_at, (key, node, hold)) in self.ghosts.after(dropping.namespace, after).enumerate() {
             if looked_at >= self.config.piece_objects_max && key != last {
                 return (replicas, Stage::Ghosts(last.clone()));
             }
-            looked_at += 1;
             last = key;
             let known = || dropping.unconfirmed.contains(&self.members.name(node));
             let wanted = dropping.matcher.matches(key) && !known();
