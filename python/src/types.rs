@@ -71,6 +71,11 @@ pub(crate) fn namespace<'py>(py: Python<'py>, stat: &NamespaceStat) -> PyResult<
     samples.set_item("samples_leased_size", stat.sample_bytes_leased)?;
     samples.set_item("oldest_leased_sample", seconds(stat.leased_age_ms))?;
     samples.set_item("max_hold", stat.max_hold_ms.map(seconds))?;
+    let owners = PyDict::new(py);
+    for it in &stat.owners {
+        owners.set_item(&it.owner, (it.objects, it.bytes))?;
+    }
+    samples.set_item("owners", owners)?;
     let fields = (&stat.name, stat.objects, stat.bytes, stat.used, stat.quota, stat.waiting);
     class(py, &CLASS, "Namespace")?.call(fields, Some(&samples))
 }

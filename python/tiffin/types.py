@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 __all__ = [
@@ -91,6 +93,8 @@ class Namespace(NamedTuple):
     oldest_leased_sample: float = 0.0
     #: For how many seconds a sample that nobody leases may wait; `None` if that is not limited.
     max_hold: float | None = None
+    #: Who pins most, the most bytes first: owner to (objects, bytes); the empty name is for pins without an owner.
+    owners: Mapping[str, tuple[int, int]] = MappingProxyType({})
 
 
 class Policy(NamedTuple):

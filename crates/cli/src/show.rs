@@ -63,6 +63,11 @@ pub(crate) struct Table {
 }
 
 impl Table {
+    /// Whether it has nothing but its head.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.rows.len() <= 1
+    }
+
     /// A table with this head.
     pub(crate) fn new(head: &[&str]) -> Self {
         Self { rows: vec![head.iter().map(ToString::to_string).collect()], is_left: false }

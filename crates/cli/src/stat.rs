@@ -94,7 +94,22 @@ async fn cluster(store: &Reached, console: &mut Console) -> Result<(), Failure> 
         ways.row([node.info.name.clone(), way(node, &routes)]);
     }
     console.text(format!("{nodes}\n\n{ways}\n"))?;
-    console.text(namespaces(&stat))
+    console.text(namespaces(&stat))?;
+    let owners = owners(&stat);
+    if owners.is_empty() { Ok(()) } else { console.text(format!("\n{owners}")) }
+}
+
+/// Who pins what: so that what is never given back names its holder.
+fn owners(stat: &Cluster) -> Table {
+    let mut table = Table::new(&["pinned by", "namespace", "objects", "size"]);
+    for namespace in &stat.namespaces {
+        for it in &namespace.owners {
+            let owner = if it.owner.is_empty() { "no owner".to_owned() } else { show::key(it.owner.as_bytes()) };
+            let name = show::key(namespace.name.as_bytes());
+            table.row([owner, name, it.objects.to_string(), show::size(it.bytes)]);
+        }
+    }
+    table
 }
 
 fn namespaces(stat: &Cluster) -> Table {
@@ -166,6 +181,8 @@ fn as_json(stat: &Cluster, routes: &[Route]) -> Value {
         })
     });
     let namespaces = stat.namespaces.iter().map(|it| {
+        let owners = it.owners.iter();
+        let owners = owners.map(|it| json!({ "owner": it.owner, "objects": it.objects, "bytes": it.bytes }));
         json!({
             "name": it.name,
             "objects": it.objects,
@@ -177,6 +194,7 @@ fn as_json(stat: &Cluster, routes: &[Route]) -> Value {
             "samples_leased": it.samples_leased,
             "sample_age_ms": it.sample_age_ms,
             "waiting": it.waiting,
+            "owners": owners.collect::<Vec<_>>(),
         })
     });
     json!({

@@ -589,6 +589,22 @@ pub struct NamespaceStat {
     pub max_hold_ms: Option<u64>,
     /// Puts that wait for room.
     pub waiting: u64,
+    /// Who pins most of it, the most bytes first: at most [`OWNERS_MAX`].
+    pub owners: Vec<OwnerStat>,
+}
+
+/// The most owners that a [`NamespaceStat`] names.
+pub const OWNERS_MAX: usize = 64;
+
+/// What one owner pins in one namespace.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OwnerStat {
+    /// Who; empty for pins that nobody put a name to.
+    pub owner: String,
+    /// How many objects.
+    pub objects: u64,
+    /// Their bytes, each object once.
+    pub bytes: u64,
 }
 
 /// See [`Request::Heartbeat`].

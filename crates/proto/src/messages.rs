@@ -9,7 +9,7 @@ use tiffin_core::message::{
     Ack, AckItem, AckOutcome, Allocate, AllocateItem, Allocated, Announce, Await, Cause, Commit, CommitItem,
     CommitOutcome, Decide, DecideItem, Delete, DeleteMatching, DeleteOutcome, DeletedMatching, DropPins,
     Exists, Found, Gone, Granted, Heartbeat, Hello, Here, Lease, LeaseItem, LeaseOutcome, Leased, List,
-    ListItem, Listed, MarkItem, NamespaceStat, NodeInfo, NodeStat, OnExists, Pattern, Pin, PinOutcome,
+    ListItem, Listed, MarkItem, NamespaceStat, OwnerStat, NodeInfo, NodeStat, OnExists, Pattern, Pin, PinOutcome,
     Policy, Presence, PutOptions, Quota, Reason, Record, Refusal, Register, Registered, Release, Released,
     Replacement, Reserve, ReserveItem, ReserveOutcome, Reserved, Resolve, ResolveOutcome, Resolved, Retire,
     Role, Settle, Settled, Stat, Usage, Welcome, Why,
@@ -80,8 +80,9 @@ message! {
     NamespaceStat {
         1 => name, 2 => objects, 3 => bytes, 4 => used, 5 => granted, 6 => quota, 7 => samples,
         8 => samples_leased, 9 => sample_age_ms, 10 => waiting, 11 => sample_bytes, 12 => sample_bytes_leased,
-        13 => leased_age_ms, 14 => max_hold_ms,
+        13 => leased_age_ms, 14 => max_hold_ms, 15 => owners,
     }
+    OwnerStat { 1 => owner, 2 => objects, 3 => bytes }
     Heartbeat { 1 => usage }
 
     Register { 1 => info, 2 => usage, 3 => epoch }

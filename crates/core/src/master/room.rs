@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     ConnId, Hold, RequestId, Tick,
-    message::{Await, Cause, NamespaceStat, Policy, Quota, Reply},
+    message::{Await, Cause, NamespaceStat, OWNERS_MAX, OwnerStat, Policy, Quota, Reply},
     sabotage::sabotaged,
 };
 
@@ -243,7 +243,20 @@ impl Master {
             sample_bytes_leased: samples.bytes_leased,
             leased_age_ms: samples.oldest_leased.map_or(0, |put| self.now.0.saturating_sub(put.0)),
             waiting: self.room.line_len(index),
+            owners: self.owner_stats(index),
         }
+    }
+
+    fn owner_stats(&self, index: NamespaceIndex) -> Vec<OwnerStat> {
+        let stat = |(owner, pinned): (&str, Pinned)| OwnerStat {
+            owner: owner.to_owned(),
+            objects: pinned.objects,
+            bytes: pinned.bytes,
+        };
+        let mut owners: Vec<_> = self.catalog.owners(index).map(stat).collect();
+        owners.sort_by_key(|it| std::cmp::Reverse(it.bytes));
+        owners.truncate(OWNERS_MAX);
+        owners
     }
 
     /// Takes one object away to make room for others.

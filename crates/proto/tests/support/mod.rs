@@ -424,13 +424,15 @@ fn namespace_stat() -> impl Strategy<Value = NamespaceStat> {
     let numbers = (number(), number(), number(), number(), number());
     let limits = (option::of(number()), option::of(number()));
     let ages = (number(), number(), number());
-    (text(), numbers, limits, (number(), number(), number()), ages).prop_map(
+    let owner = (text(), number(), number());
+    let owner = owner.prop_map(|(owner, objects, bytes)| OwnerStat { owner, objects, bytes });
+    (text(), numbers, limits, (number(), number(), number()), (ages, vec(owner, 0..3))).prop_map(
         |(
             name,
             (objects, bytes, used, granted, samples),
             (quota, max_hold_ms),
             (samples_leased, sample_age_ms, waiting),
-            (sample_bytes, sample_bytes_leased, leased_age_ms),
+            ((sample_bytes, sample_bytes_leased, leased_age_ms), owners),
         )| NamespaceStat {
             name,
             objects,
@@ -446,6 +448,7 @@ fn namespace_stat() -> impl Strategy<Value = NamespaceStat> {
             leased_age_ms,
             max_hold_ms,
             waiting,
+            owners,
         },
     )
 }

@@ -16,6 +16,7 @@ mod slab;
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::collections::btree_map::Entry;
 
 pub(super) use lines::Eviction;
 use lines::{Line, Lines};
@@ -71,6 +72,31 @@ pub(super) struct NewObject {
     pub(super) replicas: Vec<(NodeIndex, Hold)>,
 }
 
+/// What one owner pins in one namespace.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Pinned {
+    pub(super) objects: u64,
+    pub(super) bytes: u64,
+}
+
+type Owners = BTreeMap<(NamespaceIndex, String), Pinned>;
+
+impl Pinned {
+    fn add(&mut self, len: u64) {
+        (self.objects, self.bytes) = (self.objects + 1, self.bytes + len);
+    }
+}
+
+/// Takes one object off what an owner pins. Who pins nothing is not kept.
+fn subtract(owners: &mut Owners, owner: (NamespaceIndex, String), len: u64) {
+    let Entry::Occupied(mut entry) = owners.entry(owner) else { return };
+    let pinned = entry.get_mut();
+    (pinned.objects, pinned.bytes) = (pinned.objects - 1, pinned.bytes - len);
+    if pinned.objects == 0 {
+        entry.remove();
+    }
+}
+
 /// One namespace's name and sums.
 #[derive(Debug, Default)]
 pub(super) struct Namespace {
@@ -97,6 +123,8 @@ pub(super) struct Catalog {
     soft: BTreeSet<(Tick, u32)>,
     /// Hard pins, by owner.
     pins: BTreeSet<(NamespaceIndex, String, u32)>,
+    /// What that comes to, by owner.
+    owners: Owners,
 }
 
 impl Catalog {
@@ -110,6 +138,7 @@ impl Catalog {
             namespace_names: BTreeMap::new(),
             soft: BTreeSet::new(),
             pins: BTreeSet::new(),
+            owners: Owners::new(),
         }
     }
 
@@ -188,6 +217,7 @@ impl Catalog {
         let marks = self.objects.get(index).and_then(Object::marks);
         for owner in marks.into_iter().flat_map(|it| &it.pins) {
             self.pins.insert((namespace, owner.clone(), index));
+            self.owners.entry((namespace, owner.clone())).or_default().add(len);
         }
         self.names.insert(hash, index);
         self.lines.enlist(&mut self.objects, ObjectIndex(index));
@@ -204,6 +234,7 @@ impl Catalog {
         }
         for owner in object.marks().into_iter().flat_map(|it| &it.pins) {
             self.pins.remove(&(object.namespace(), owner.clone(), index.0));
+            subtract(&mut self.owners, (object.namespace(), owner.clone()), object.len());
         }
         if let Some(namespace) = self.namespaces.get_mut(object.namespace().0 as usize) {
             namespace.objects -= 1;
@@ -261,15 +292,25 @@ impl Catalog {
     /// Writes other marks on an object: it moves to the line that they call for.
     pub(super) fn mark(&mut self, index: ObjectIndex, marks: Marks) {
         let Some(object) = self.objects.get_mut(index.0) else { return };
-        let namespace = object.namespace();
+        let (namespace, len) = (object.namespace(), object.len());
         for owner in &marks.pins {
-            self.pins.insert((namespace, owner.clone(), index.0));
+            if self.pins.insert((namespace, owner.clone(), index.0)) {
+                self.owners.entry((namespace, owner.clone())).or_default().add(len);
+            }
         }
         let pins = marks.pins.clone();
         for owner in object.mark(marks).pins.into_iter().filter(|it| !pins.contains(it)) {
-            self.pins.remove(&(namespace, owner, index.0));
+            if self.pins.remove(&(namespace, owner.clone(), index.0)) {
+                subtract(&mut self.owners, (namespace, owner), len);
+            }
         }
         self.relist(index);
+    }
+
+    /// Who pins how much in a namespace, in the order of the names.
+    pub(super) fn owners(&self, namespace: NamespaceIndex) -> impl Iterator<Item = (&str, Pinned)> {
+        let all = self.owners.range((namespace, String::new())..);
+        all.take_while(move |it| it.0.0 == namespace).map(|((_, owner), pinned)| (owner.as_str(), *pinned))
     }
 
     /// Everything that an owner pins in a namespace.
