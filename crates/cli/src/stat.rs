@@ -104,7 +104,8 @@ fn owners(stat: &Cluster) -> Table {
     let mut table = Table::new(&["pinned by", "namespace", "objects", "size"]);
     for namespace in &stat.namespaces {
         for it in &namespace.owners {
-            let owner = if it.owner.is_empty() { "no owner".to_owned() } else { show::key(it.owner.as_bytes()) };
+            let owner =
+                if it.owner.is_empty() { "no owner".to_owned() } else { show::key(it.owner.as_bytes()) };
             let name = show::key(namespace.name.as_bytes());
             table.row([owner, name, it.objects.to_string(), show::size(it.bytes)]);
         }

@@ -69,9 +69,8 @@ async fn drive(
     let held = &held;
     let ready = puts.iter().map(|_| ready.next().map(|grip| grip.hand_over(held)).unwrap_or_default());
     let requests = puts.iter().zip(ready).map(|(put, ready)| request(put, ready)).collect();
-    let mut session = Session::new(requests)
-        .waiting(patience.wait_ms(deadline))
-        .confirming(names::wait_ms(deadline));
+    let mut session =
+        Session::new(requests).waiting(patience.wait_ms(deadline)).confirming(names::wait_ms(deadline));
     let mut failures = Vec::new();
     // Why items could not be written, where they could not.
     let mut unwritten = BTreeMap::new();

@@ -9,10 +9,10 @@ use tiffin_core::message::{
     Ack, AckItem, AckOutcome, Allocate, AllocateItem, Allocated, Announce, Await, Cause, Commit, CommitItem,
     CommitOutcome, Decide, DecideItem, Delete, DeleteMatching, DeleteOutcome, DeletedMatching, DropPins,
     Exists, Found, Gone, Granted, Heartbeat, Hello, Here, Lease, LeaseItem, LeaseOutcome, Leased, List,
-    ListItem, Listed, MarkItem, NamespaceStat, OwnerStat, NodeInfo, NodeStat, OnExists, Pattern, Pin, PinOutcome,
-    Policy, Presence, PutOptions, Quota, Reason, Record, Refusal, Register, Registered, Release, Released,
-    Replacement, Reserve, ReserveItem, ReserveOutcome, Reserved, Resolve, ResolveOutcome, Resolved, Retire,
-    Role, Settle, Settled, Stat, Usage, Welcome, Why,
+    ListItem, Listed, MarkItem, NamespaceStat, NodeInfo, NodeStat, OnExists, OwnerStat, Pattern, Pin,
+    PinOutcome, Policy, Presence, PutOptions, Quota, Reason, Record, Refusal, Register, Registered, Release,
+    Released, Replacement, Reserve, ReserveItem, ReserveOutcome, Reserved, Resolve, ResolveOutcome, Resolved,
+    Retire, Role, Settle, Settled, Stat, Usage, Welcome, Why,
 };
 use tiffin_core::{
     ClientId, EXTENTS_MAX, Extent, Generation, Hold, Location, REPLICAS_MAX, RequestId, Reservation,

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use super::{
     Effect, Master, Op, OpId,
-    catalog::{Eviction, NamespaceIndex, NodeIndex},
+    catalog::{Eviction, NamespaceIndex, NodeIndex, Pinned},
 };
 use crate::{
     ConnId, Hold, RequestId, Tick,

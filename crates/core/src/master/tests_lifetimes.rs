@@ -119,11 +119,22 @@ fn each_owner_has_a_pin_of_its_own_and_all_of_an_owner_go_in_one_call() {
     cluster.pin("a", "two", true);
     assert_eq!(cluster.pinned_by("one"), ["a", "b"]);
     assert_eq!(cluster.pinned_by("two"), ["a", "c"]);
+    let owners = |cluster: &Cluster| {
+        let stat = cluster.master.stat();
+        let owners = stat.namespaces.into_iter().flat_map(|it| it.owners);
+        owners.map(|it| (it.owner, it.objects, it.bytes)).collect::<Vec<_>>()
+    };
+    let both = [("one".to_owned(), 2, 2 * UNIT), ("two".to_owned(), 2, 2 * UNIT)];
+    assert_eq!(owners(&cluster), both);
     let dropped = cluster.ask(Request::DropPins(DropPins { owner: "one".into(), wait_ms: 500 }));
     assert_eq!(dropped, Some(Reply::DeletedMatching(DeletedMatching { count: 2, unconfirmed: vec![] })));
     assert!(cluster.pinned_by("one").is_empty());
     let Why::Here(here) = cluster.why("a") else { panic!() };
     assert_eq!(here.pins, ["two"]);
+    assert_eq!(owners(&cluster), both[1..]);
+    cluster.delete("a", true);
+    cluster.pin("c", "two", false);
+    assert_eq!(owners(&cluster), []);
 }
 
 #[test]

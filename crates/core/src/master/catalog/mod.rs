@@ -15,8 +15,8 @@ mod slab;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 
 pub(super) use lines::Eviction;
 use lines::{Line, Lines};
