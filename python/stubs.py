@@ -7,7 +7,7 @@ FOLDER = pathlib.Path(__file__).parent / "tiffin"
 HEAD = '''"""Types of the asyncio twins. Written by `stubs.py` from `_native.pyi`."""
 
 '''
-TWINS = {"Store": "AsyncStore", "Lease": "AsyncLease"}
+TWINS = {"Store": "AsyncStore", "Lease": "AsyncLease", "Reservation": "AsyncReservation"}
 CONNECT = """
 async def connect(
     address: str | None = None,

@@ -10,7 +10,8 @@
 //! | `memory`, `room`, `dlpack` | memory of Python objects lent to Rust for a call, and ours lent to others |
 //! | `keys`, `types`, `errors` | arguments in, tuples and exceptions out |
 //! | `methods` | the one shape of all methods that talk to a store |
-//! | `connect`, `closing`, `operations`, `lifetimes`, `samples`, `store`, `view` | the native API |
+//! | `connect`, `closing`, `store`, `operations`, `view` | the native API |
+//! | `lifetimes`, `reservation`, `samples` | its calls about how long things stay, room, and samples |
 //! | `mooncake` | the drop-in for `mooncake.store` |
 
 mod closing;
@@ -26,6 +27,7 @@ mod mooncake;
 mod operations;
 mod process;
 mod promise;
+mod reservation;
 mod room;
 mod runtime;
 mod samples;
@@ -44,6 +46,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<store::Store>()?;
     module.add_class::<view::View>()?;
     module.add_class::<samples::Lease>()?;
+    module.add_class::<reservation::Reservation>()?;
     module.add_function(wrap_pyfunction!(connect::connect, module)?)?;
     module.add_function(wrap_pyfunction!(cli, module)?)?;
     let leave = wrap_pyfunction!(runtime::leave, module)?;

@@ -21,6 +21,7 @@ use crate::operations::{
     PutAll, Routes, ViewAll, patience,
 };
 use crate::promise;
+use crate::reservation::ReserveAll;
 use crate::runtime::block_on;
 use crate::samples::{AbortAll, AckAll, LeaseAll, PutSamples, Samples};
 
@@ -100,6 +101,35 @@ methods! {
         let options = Keeping { on_exists, replicas, pin, soft_pin, owner }.options(py)?;
         let refuses_existing = on_exists == OnExists::Error;
         PutAll { keys, values, options, patience: patience(wait), refuses_existing }
+    }
+
+    /// Reserves room ahead of the data, for one object or for many: `reserve(key, nbytes)` or
+    /// `reserve({key: nbytes, …})`. Gives a `tiffin.Reservation`, which is what to put the data into.
+    ///
+    /// What is reserved can be put, however full the store is by then; until then nobody else gets the room,
+    /// and it counts as used by the namespace. `nbytes` is a number, or text such as `"8MiB"`: exactly as
+    /// many bytes as are put later. The other arguments are those of `put`, for the object that is to come;
+    /// with `wait=True` room is waited for in the same line. A key that exists, and is not to be replaced,
+    /// raises `tiffin.Exists` at once. The name itself is not claimed: another put may come first.
+    ///
+    /// >>> import tiffin
+    /// >>> store = tiffin.connect(memory="64MiB")
+    /// >>> with store.reserve("k", 5, wait=True) as reservation:
+    /// ...     reservation.put(b"hello")
+    /// True
+    /// >>> store.get("k")
+    /// b'hello'
+    #[expect(clippy::too_many_arguments, reason = "they are given by name, and each is a choice of its own")]
+    call reserve(
+        key: &Any<'py>, nbytes: Option<&Any<'py>> = None;
+        on_exists: &str = "replace", replicas: u32 = 1, pin: bool = false, soft_pin: Option<&Any<'py>> = None,
+        owner: &str = "", wait: bool = false,
+    ) {
+        let pairs = Pairs::parse(key, nbytes, "reserve", "nbytes")?;
+        let on_exists = OnExists::parse(py, on_exists)?;
+        let options = Keeping { on_exists, replicas, pin, soft_pin, owner }.options(py)?;
+        let refuses_existing = on_exists == OnExists::Error;
+        ReserveAll::parse(pairs, &options, patience(wait), refuses_existing, self.caller.clone())?
     }
 
     /// The bytes of an object, or of many.

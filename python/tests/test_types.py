@@ -52,7 +52,7 @@ def parameters(function):
     return {name: kinds.get(it.kind, "positional") for name, it in signature.parameters.items()}
 
 
-@pytest.mark.parametrize("name", ["Lease", "Store", "View"])
+@pytest.mark.parametrize("name", ["Lease", "Reservation", "Store", "View"])
 def test_a_stub_names_every_method_and_parameter(name):
     real, stub = getattr(_native, name), CLASSES[name]
     members = {member for member in vars(real) if member not in UNSPOKEN}
@@ -77,7 +77,8 @@ def test_the_stub_of_the_twins_is_that_of_the_originals():
 
 
 def test_twins_have_what_the_originals_have():
-    for original, twin in ((tiffin.Store, tiffin.aio.AsyncStore), (tiffin.Lease, tiffin.aio.AsyncLease)):
+    for kind in ("Store", "Lease", "Reservation"):
+        original, twin = getattr(tiffin, kind), getattr(tiffin.aio, f"Async{kind}")
         for name, member in vars(original).items():
             if name.startswith("_"):
                 continue
@@ -103,7 +104,8 @@ def test_everything_is_documented():
             value = getattr(module, name)
             if inspect.isclass(value) or callable(value):
                 assert inspect.getdoc(value), name
-    for owner in (tiffin.Lease, tiffin.Store, tiffin.View, tiffin.aio.AsyncLease, tiffin.aio.AsyncStore):
+    twins = [getattr(tiffin.aio, f"Async{name}") for name in ("Lease", "Reservation", "Store")]
+    for owner in (tiffin.Lease, tiffin.Reservation, tiffin.Store, tiffin.View, *twins):
         for name, value in vars(owner).items():
             if not name.startswith("_"):
                 assert inspect.getdoc(value), f"{owner.__name__}.{name}"
@@ -116,6 +118,7 @@ def test_all_is_all():
         *tiffin.errors.__all__,
         *tiffin.types.__all__,
         "Lease",
+        "Reservation",
         "Store",
         "View",
         "connect",
@@ -130,6 +133,7 @@ def test_examples_are_found_where_they_stand():
     with_examples = {test.name for test in finder.find(tiffin) if test.examples}
     wanted = {
         "put",
+        "reserve",
         "get",
         "get_into",
         "view",
@@ -152,7 +156,7 @@ def test_examples_are_found_where_they_stand():
 
 
 def test_classes_have_their_public_names():
-    for name in ("Lease", "Store", "View"):
+    for name in ("Lease", "Reservation", "Store", "View"):
         value = getattr(tiffin, name)
         assert (value.__module__, value.__name__) == ("tiffin", name)
 

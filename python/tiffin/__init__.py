@@ -18,7 +18,7 @@ the same for asyncio, `tiffin.errors` says what can go wrong, `tiffin.types` wha
 from __future__ import annotations
 
 from . import _settings
-from ._native import Lease, Store, View, __version__
+from ._native import Lease, Reservation, Store, View, __version__
 from ._native import connect as _connect
 from .errors import (
     Closed,
@@ -82,6 +82,7 @@ __all__ = [
     "OverQuota",
     "Policy",
     "Refused",
+    "Reservation",
     "Route",
     "SampleRef",
     "Stats",

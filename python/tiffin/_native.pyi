@@ -76,6 +76,23 @@ class Lease:
         _traceback: TracebackType | None,
     ) -> None: ...
 
+class Reservation:
+    @property
+    def key(self) -> Key: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def is_held(self) -> bool: ...
+    def put(self, value: Value, *, timeout: float | None = None) -> bool: ...
+    def release(self, *, timeout: float | None = None) -> None: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None: ...
+
 class Store:
     @property
     def address(self) -> str: ...
@@ -125,6 +142,48 @@ class Store:
         wait: bool = False,
         timeout: float | None = None,
     ) -> builtins.list[bool]: ...
+    @overload
+    def reserve(
+        self,
+        key: Key,
+        nbytes: int | str,
+        *,
+        on_exists: OnExists = "replace",
+        replicas: int = 1,
+        pin: bool = False,
+        soft_pin: float | None = None,
+        owner: str = "",
+        wait: bool = False,
+        timeout: float | None = None,
+    ) -> Reservation: ...
+    @overload
+    def reserve(
+        self,
+        key: Mapping[Key, int | str] | Mapping[str, int | str] | Mapping[bytes, int | str],
+        nbytes: None = None,
+        *,
+        on_exists: OnExists = "replace",
+        replicas: int = 1,
+        pin: bool = False,
+        soft_pin: float | None = None,
+        owner: str = "",
+        wait: bool = False,
+        timeout: float | None = None,
+    ) -> builtins.list[Reservation]: ...
+    @overload
+    def reserve(
+        self,
+        key: Iterable[Key],
+        nbytes: Iterable[int | str],
+        *,
+        on_exists: OnExists = "replace",
+        replicas: int = 1,
+        pin: bool = False,
+        soft_pin: float | None = None,
+        owner: str = "",
+        wait: bool = False,
+        timeout: float | None = None,
+    ) -> builtins.list[Reservation]: ...
     @overload
     def get(self, key: Key, *, range: Range | None = None, timeout: float | None = None) -> bytes: ...
     @overload

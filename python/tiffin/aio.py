@@ -13,8 +13,8 @@ A task that is cancelled stops its call. A put may then have stored its object o
 that was being filled is unspecified, and its memory is held until nothing touches it any more. A value must
 not change before its put has ended.
 
-The methods are those of `tiffin.Store` and `tiffin.Lease`: they are made of them below, and `aio.pyi` is
-written by `stubs.py`.
+The methods are those of `tiffin.Store`, `tiffin.Lease` and `tiffin.Reservation`: they are made of them below,
+and `aio.pyi` is written by `stubs.py`.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ import inspect
 from typing import Any
 
 from . import _arguments, _settings
-from ._native import Lease, Store
+from ._native import Lease, Reservation, Store
 from ._native import connect as _connect
 
-__all__ = ["AsyncLease", "AsyncStore", "connect"]
+__all__ = ["AsyncLease", "AsyncReservation", "AsyncStore", "connect"]
 
 
 async def connect(
@@ -77,12 +77,16 @@ def _coroutine(origin: str, member: Any) -> Any:
     @functools.wraps(member)
     async def call(self, *arguments, **options):
         answer = await member(self._twin, *arguments, **options)
-        if isinstance(answer, list):
-            return [AsyncLease(it) if isinstance(it, Lease) else it for it in answer]
-        return AsyncLease(answer) if isinstance(answer, Lease) else answer
+        return [_awaited(it) for it in answer] if isinstance(answer, list) else _awaited(answer)
 
     call.__doc__ = f"{inspect.getdoc(member).partition('.')[0]}. A coroutine: see `{origin}`."
     return call
+
+
+def _awaited(answer: Any) -> Any:
+    if isinstance(answer, Lease):
+        return AsyncLease(answer)
+    return AsyncReservation(answer) if isinstance(answer, Reservation) else answer
 
 
 class AsyncStore(_Twin):
@@ -114,3 +118,25 @@ class AsyncLease(_Twin):
 
     async def __aexit__(self, *_: object) -> None:
         await self.release()
+
+
+class AsyncReservation(_Twin):
+    """A `tiffin.Reservation` whose methods are coroutines. Made by `AsyncStore.reserve`.
+
+    >>> import asyncio
+    >>> import tiffin.aio
+    >>> async def main():
+    ...     async with await tiffin.aio.connect() as store:
+    ...         async with await store.reserve("k", 5) as reservation:
+    ...             await reservation.put(b"hello")
+    ...         return await store.get("k")
+    >>> asyncio.run(main())
+    b'hello'
+    """
+
+    __slots__ = ()
+    _original = Reservation
+
+    async def __aexit__(self, *_: object) -> None:
+        if self.is_held:
+            await self.release()

@@ -34,6 +34,23 @@ class AsyncLease:
         _traceback: TracebackType | None,
     ) -> None: ...
 
+class AsyncReservation:
+    @property
+    def key(self) -> Key: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def is_held(self) -> bool: ...
+    async def put(self, value: Value, *, timeout: float | None = None) -> bool: ...
+    async def release(self, *, timeout: float | None = None) -> None: ...
+    async def __aenter__(self) -> Self: ...
+    async def __aexit__(
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None: ...
+
 class AsyncStore:
     @property
     def address(self) -> str: ...
@@ -83,6 +100,48 @@ class AsyncStore:
         wait: bool = False,
         timeout: float | None = None,
     ) -> builtins.list[bool]: ...
+    @overload
+    async def reserve(
+        self,
+        key: Key,
+        nbytes: int | str,
+        *,
+        on_exists: OnExists = "replace",
+        replicas: int = 1,
+        pin: bool = False,
+        soft_pin: float | None = None,
+        owner: str = "",
+        wait: bool = False,
+        timeout: float | None = None,
+    ) -> AsyncReservation: ...
+    @overload
+    async def reserve(
+        self,
+        key: Mapping[Key, int | str] | Mapping[str, int | str] | Mapping[bytes, int | str],
+        nbytes: None = None,
+        *,
+        on_exists: OnExists = "replace",
+        replicas: int = 1,
+        pin: bool = False,
+        soft_pin: float | None = None,
+        owner: str = "",
+        wait: bool = False,
+        timeout: float | None = None,
+    ) -> builtins.list[AsyncReservation]: ...
+    @overload
+    async def reserve(
+        self,
+        key: Iterable[Key],
+        nbytes: Iterable[int | str],
+        *,
+        on_exists: OnExists = "replace",
+        replicas: int = 1,
+        pin: bool = False,
+        soft_pin: float | None = None,
+        owner: str = "",
+        wait: bool = False,
+        timeout: float | None = None,
+    ) -> builtins.list[AsyncReservation]: ...
     @overload
     async def get(self, key: Key, *, range: Range | None = None, timeout: float | None = None) -> bytes: ...
     @overload

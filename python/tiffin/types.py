@@ -43,7 +43,7 @@ class Usage(NamedTuple):
     capacity: int
     #: In nobody's use.
     free: int
-    #: Given to puts that are under way.
+    #: Given to puts that are under way, or reserved ahead of their data.
     reserved: int
     #: Of objects that can be read.
     used: int

@@ -1,0 +1,203 @@
+//! Room that is reserved ahead of the data, and putting into it.
+
+use std::sync::Arc;
+
+use pyo3::IntoPyObjectExt;
+use pyo3::prelude::*;
+use tiffin_client::{Client, Deadline, Effect, Error, Patience, PutOptions, Reserved, Room, Stored};
+
+use crate::handle::Operation;
+use crate::keys::{self, Pairs, UNGIVEN};
+use crate::memory::Memory;
+use crate::methods::{Any, Caller, methods};
+use crate::operations::{Each, gather};
+use crate::process::Ours;
+use crate::{errors, lifetimes};
+
+/// Reserves room.
+pub(crate) struct ReserveAll {
+    rooms: Vec<Room>,
+    is_one: bool,
+    patience: Patience,
+    refuses_existing: bool,
+    caller: Caller,
+}
+
+impl ReserveAll {
+    /// Keys with how many bytes each is to have.
+    pub(crate) fn parse(
+        pairs: Pairs<'_>,
+        options: &PutOptions,
+        patience: Patience,
+        refuses_existing: bool,
+        caller: Caller,
+    ) -> PyResult<Self> {
+        let is_one = pairs.keys.is_one;
+        let rooms = pairs.keys.list.into_iter().zip(&pairs.others).map(|(key, nbytes)| {
+            let len = lifetimes::size(Some(nbytes))?.unwrap_or_default();
+            Ok(Room { key, len, options: options.clone() })
+        });
+        let rooms = rooms.collect::<PyResult<_>>()?;
+        Ok(Self { rooms, is_one, patience, refuses_existing, caller })
+    }
+}
+
+impl Operation for ReserveAll {
+    type Outcome = Each<Reserved>;
+
+    async fn run(&self, client: &Client, deadline: Deadline) -> Result<Each<Reserved>, Error> {
+        Ok(client.reserve(&self.rooms, self.patience, deadline).await)
+    }
+
+    fn answer(self, py: Python<'_>, outcome: Each<Reserved>) -> PyResult<Py<PyAny>> {
+        gather(py, self.is_one, &UNGIVEN, outcome, |reserved| {
+            let (reserved, caller) = (Arc::new(Ours::new(reserved)), self.caller.clone());
+            Reservation { reserved, refuses_existing: self.refuses_existing, caller }.into_py_any(py)
+        })
+    }
+}
+
+/// Room that is reserved for one object. Made by `tiffin.Store.reserve`.
+///
+/// It ends when it was put into, when it is released, and when it is dropped, the store is closed or the
+/// process ends; never because time passed. As a context manager it is released at the end, unless it was
+/// used.
+///
+/// >>> import tiffin
+/// >>> store = tiffin.connect()
+/// >>> first, second = store.reserve({"a": 1, "b": "1MiB"})
+/// >>> first.put(b"1"), first.is_held
+/// (True, False)
+/// >>> second.release()
+/// >>> store.list()
+/// [ObjectInfo(key='a', size=1, ...)]
+///
+/// A reservation belongs to the process that asked for it; in a forked child it raises `tiffin.Closed`.
+#[pyclass(frozen, module = "tiffin")]
+pub(crate) struct Reservation {
+    reserved: Arc<Ours<Reserved>>,
+    refuses_existing: bool,
+    caller: Caller,
+}
+
+methods! {
+    class Reservation, with self and py;
+
+    /// Stores a value in the room, as `tiffin.Store.put` does; it has exactly `nbytes` bytes.
+    ///
+    /// If it has more or fewer, `tiffin.InvalidArgument` is raised and the room stays reserved. Otherwise the
+    /// reservation is used up, also where the put fails: the room is given back then. Returns whether the
+    /// value was stored: `False` if an existing object was kept.
+    ///
+    /// >>> import tiffin
+    /// >>> store = tiffin.connect()
+    /// >>> reservation = store.reserve("k", 3)
+    /// >>> try:
+    /// ...     reservation.put(b"four")
+    /// ... except tiffin.InvalidArgument as error:
+    /// ...     print(error)
+    /// `k` has room for exactly 3 bytes, and 4 bytes were given
+    /// >>> reservation.put(b"abc")
+    /// True
+    call put(value: &Any<'py>) {
+        let value = Memory::to_read(value)?;
+        PutReserved { reserved: Arc::clone(&self.reserved), value, refuses_existing: self.refuses_existing }
+    }
+
+    /// Gives the room back. Whoever waits for room is woken. Releasing what was used or released is harmless.
+    call release() {
+        Release { reserved: Arc::clone(&self.reserved) }
+    }
+
+    others {
+        /// The name of the object to come.
+        #[getter]
+        fn key<'py>(&self, py: Python<'py>) -> PyResult<Any<'py>> {
+            keys::show(py, self.reserved.key())
+        }
+
+        /// How many bytes it is to have.
+        #[getter]
+        fn nbytes(&self) -> u64 {
+            self.reserved.len()
+        }
+
+        /// Whether the room is still there to be put into.
+        #[getter]
+        fn is_held(&self) -> bool {
+            self.reserved.is_here() && !self.caller.handle.is_closed() && self.reserved.is_held()
+        }
+
+        fn __enter__(slf: Bound<'_, Self>) -> PyResult<Bound<'_, Self>> {
+            if slf.get().reserved.is_here() { Ok(slf) } else { Err(errors::raise(slf.py(), &Error::Forked)) }
+        }
+
+        fn __exit__(
+            &self,
+            py: Python<'_>,
+            _kind: &Any<'_>,
+            _error: &Any<'_>,
+            _traceback: &Any<'_>,
+        ) -> PyResult<()> {
+            // What a store has reserved ends with it, and a forked child has nothing to give back.
+            if self.is_held() { self.release(py, None).map(drop) } else { Ok(()) }
+        }
+
+        fn __repr__(&self) -> String {
+            let state = match () {
+                () if !self.reserved.is_here() => "of the parent process",
+                () if self.is_held() => "held",
+                () => "ended",
+            };
+            let (key, nbytes) = (self.reserved.key().to_string(), self.nbytes());
+            format!("<tiffin.Reservation of {nbytes} bytes for {key:?}, {state}>")
+        }
+    }
+}
+
+/// Stores a value in reserved room.
+struct PutReserved {
+    reserved: Arc<Ours<Reserved>>,
+    value: Memory,
+    refuses_existing: bool,
+}
+
+impl Operation for PutReserved {
+    type Outcome = Stored;
+
+    async fn run(&self, _: &Client, deadline: Deadline) -> Result<Stored, Error> {
+        if !self.reserved.is_here() {
+            return Err(Error::Forked);
+        }
+        self.reserved.put(vec![self.value.as_source()], deadline).await
+    }
+
+    fn answer(self, py: Python<'_>, stored: Stored) -> PyResult<Py<PyAny>> {
+        // The value may be used again before the answer is looked at.
+        drop(self.value);
+        match stored.effect {
+            Effect::Kept if self.refuses_existing => Err(errors::exists(py, self.reserved.key())),
+            effect => (effect != Effect::Kept).into_py_any(py),
+        }
+    }
+}
+
+/// Gives reserved room back.
+struct Release {
+    reserved: Arc<Ours<Reserved>>,
+}
+
+impl Operation for Release {
+    type Outcome = ();
+
+    async fn run(&self, _: &Client, deadline: Deadline) -> Result<(), Error> {
+        if !self.reserved.is_here() {
+            return Err(Error::Forked);
+        }
+        self.reserved.release(deadline).await
+    }
+
+    fn answer(self, py: Python<'_>, (): ()) -> PyResult<Py<PyAny>> {
+        Ok(py.None())
+    }
+}
