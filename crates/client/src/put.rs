@@ -115,11 +115,7 @@ async fn drive(
     drop(running);
     let is_late = is_late || deadline.has_passed();
     let outcomes = session.into_outcomes();
-    for (put, outcome) in puts.iter().zip(&outcomes) {
-        if let PutOutcome::Stored { generation, replicas, .. } = outcome {
-            inner.known.learn(&put.key, *generation, put.len().unwrap_or(u64::MAX), replicas);
-        }
-    }
+    learn(inner, puts, &outcomes);
     let outcomes = outcomes.into_iter().zip(puts).enumerate();
     let answers = outcomes.map(|(item, (outcome, put))| match (outcome, unwritten.remove(&item)) {
         // It is only full because the node that had room cannot be reached.
@@ -128,6 +124,15 @@ async fn drive(
         (outcome, _) => answer(outcome, put, &failures, is_late),
     });
     answers.collect()
+}
+
+/// Remembers where the objects are, for those who read them next.
+fn learn(inner: &Inner, puts: &[Put<'_>], outcomes: &[PutOutcome]) {
+    for (put, outcome) in puts.iter().zip(outcomes) {
+        if let PutOutcome::Stored { generation, replicas, .. } = outcome {
+            inner.known.learn(&put.key, *generation, put.len().unwrap_or(u64::MAX), replicas);
+        }
+    }
 }
 
 fn request(put: &Put<'_>, ready: Vec<Reservation>) -> PutRequest {
