@@ -93,7 +93,8 @@ class Namespace(NamedTuple):
     oldest_leased_sample: float = 0.0
     #: For how many seconds a sample that nobody leases may wait; `None` if that is not limited.
     max_hold: float | None = None
-    #: Who pins most, the most bytes first: owner to (objects, bytes); the empty name is for pins without an owner.
+    #: Who pins most, the most bytes first: owner to (objects, bytes). The empty name is for pins without an
+    #: owner.
     owners: Mapping[str, tuple[int, int]] = MappingProxyType({})
 
 

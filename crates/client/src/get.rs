@@ -159,7 +159,8 @@ async fn read<'a>(
     let outcomes: Vec<_> = match inner.route(segment, deadline).await {
         Ok(route) => {
             let outcomes = route.read(&ops, deadline).await;
-            // A member hears of every delete, so what it still holds is still what the master once said it is.
+            // A member hears of every delete, so what it still holds is still what the master once said it
+            // is.
             let epoch = inner.current_master().map(|it| it.epoch);
             let holds = |op: &ReadOp<'_>| epoch.is_some_and(|it| route.holds(op.slot, op.stamp, it));
             let counts = |op: &ReadOp<'_>| !unasked || holds(op);

@@ -3,8 +3,8 @@
 //! Locations are used only where the memory is mapped here: there the stamp and the node's membership can be
 //! looked at after the copy, which is what makes the answer of a get that asked nobody as good as any other.
 //!
-//! What is used in this way is told to the master a moment later, so that eviction knows it, and in any case before
-//! this client asks for room.
+//! What is used in this way is told to the master a moment later, so that eviction knows it, and in any
+//! case before this client asks for room.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -94,11 +94,11 @@ impl OpenRoute {
         self.unless_gone(outcomes)
     }
 
-    /// Whether the memory is mapped here, its node is a member in this life of the master, and that use of a slot is an object:
-    /// after all that was read before.
+    /// Whether the memory is mapped here, its node is a member in this life of the master, and that use of
+    /// a slot is an object: after all that was read before.
     ///
-    /// In this order: a node that was away is a member again only after it has let go of what it owed, so a use that
-    /// is still there after that was found is not among it.
+    /// In this order: a node that was away is a member again only after it has let go of what it owed, so
+    /// a use that is still there after that was found is not among it.
     pub(crate) fn holds(&self, slot: u32, stamp: u64, epoch: u64) -> bool {
         let is_member = |it: &ControlReader| it.is_member() && it.epoch() == epoch;
         let is_held = self.control().is_some_and(|it| is_member(it) && it.is_committed(slot, stamp));

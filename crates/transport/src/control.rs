@@ -166,8 +166,8 @@ impl ControlWriter {
         self.map.store(header::MASTER_EPOCH, epoch, Ordering::SeqCst);
     }
 
-    /// Says whether the node is a member of its cluster. When this returns, no read that ends later counts as one
-    /// of a member's memory, or does.
+    /// Says whether the node is a member of its cluster. When this returns, no read that ends later counts
+    /// as one of a member's memory, or does.
     pub fn set_member(&mut self, is_member: bool) {
         self.map.store(header::MEMBER, u64::from(is_member), Ordering::SeqCst);
         self.map.fence(Ordering::SeqCst);
@@ -317,8 +317,8 @@ impl ControlReader {
         self.map.load(header::MASTER_EPOCH)
     }
 
-    /// Whether the node is a member of its cluster now, after everything that was copied before. While it is, it
-    /// hears of every delete before the delete is answered.
+    /// Whether the node is a member of its cluster now, after everything that was copied before. While it
+    /// is, it hears of every delete before the delete is answered.
     #[must_use]
     pub fn is_member(&self) -> bool {
         self.map.fence(Ordering::Acquire);

@@ -120,9 +120,9 @@ impl Master {
         (CommitOutcome::Replaced(generation), old)
     }
 
-    /// Copies of older objects of that name that somebody who knows where they lie may still read. Asking their
-    /// nodes once more is harmless, and then they say that they have let go. A joining node is read by nobody who
-    /// has not asked, and lets go of what it owes before that changes.
+    /// Copies of older objects of that name that somebody who knows where they lie may still read. Asking
+    /// their nodes once more is harmless, and then they say that they have let go. A joining node is read
+    /// by nobody who has not asked, and lets go of what it owes before that changes.
     fn still_leaving(&self, namespace: NamespaceIndex, key: &Key) -> Vec<(NodeIndex, Hold)> {
         if sabotaged!(self.config.sabotage, ForgetWhatLeaves) {
             return Vec::new();

@@ -199,8 +199,8 @@ impl Master {
         self.answer_when(op, (conn, id), answer, items, (asked, BTreeMap::new()), deadline);
     }
 
-    /// Answers when all that was asked of nodes is confirmed: the former until the deadline, the latter in any
-    /// case.
+    /// Answers when all that was asked of nodes is confirmed: the former until the deadline, the latter in
+    /// any case.
     pub(super) fn answer_when(
         &mut self,
         op: OpId,
@@ -225,8 +225,8 @@ impl Master {
         self.ops.insert(op, Op::Confirm(confirming));
     }
 
-    /// Tells the nodes to take replicas away, and which of them could be told. The others owe it. What is gone
-    /// already is confirmed like the rest.
+    /// Tells the nodes to take replicas away, and which of them could be told. The others owe it. What is
+    /// gone already is confirmed like the rest.
     pub(super) fn retire(
         &mut self,
         replicas: Vec<(NodeIndex, Hold)>,

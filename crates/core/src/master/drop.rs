@@ -1,9 +1,9 @@
 //! Dropping all that matches a pattern, a piece at a time.
 //!
-//! A namespace may hold millions of objects, and others want answers meanwhile. So a drop is a job: each piece
-//! takes away a bounded number of objects, and the shell calls [`Master::work`] for the next one when it has
-//! let others in. Pieces wait for the nodes: only a few messages of a job are under way at a time, so that what
-//! others ask of the nodes is not kept waiting either.
+//! A namespace may hold millions of objects, and others want answers meanwhile. So a drop is a job: each
+//! piece takes away a bounded number of objects, and the shell calls [`Master::work`] for the next one
+//! when it has let others in. Pieces wait for the nodes: only a few messages of a job are under way at a
+//! time, so that what others ask of the nodes is not kept waiting either.
 //!
 //! **Invariant:** a drop takes what was there when it began, and nothing that was put since.
 //! **Invariant:** it goes on to its end even if whoever asked for it is gone, and is answered when every node
@@ -73,8 +73,8 @@ impl Master {
         self.jobs.iter().any(|job| self.is_ready(*job))
     }
 
-    /// Does one piece of work, if there is any; jobs take turns. The shell drains the effects, lets others in,
-    /// and calls again while [`Self::has_work`] says so.
+    /// Does one piece of work, if there is any; jobs take turns. The shell drains the effects, lets others
+    /// in, and calls again while [`Self::has_work`] says so.
     pub fn work(&mut self, now: Tick) {
         self.handle_timeout(now);
         for _ in 0..self.jobs.len() {

@@ -1,8 +1,8 @@
 //! Copies whose names are gone, and which their nodes have not yet confirmed to have withdrawn: until then a
 //! reader that knows where they lie may still validate them.
 //!
-//! **Invariant:** a copy is here from the moment its name is taken away until its node has confirmed, has told
-//! what it holds after it was told of this, or is lost.
+//! **Invariant:** a copy is here from the moment its name is taken away until its node has confirmed, has
+//! told what it holds after it was told of this, or is lost.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -112,8 +112,8 @@ pub enum Effect {
     StampMark(u64),
     /// Remember which life of the master the memory belongs to.
     Epoch(u64),
-    /// Say in the memory whether the node is a member of its cluster: while it is, it hears of every delete, and
-    /// who knows a location need not ask the master.
+    /// Say in the memory whether the node is a member of its cluster: while it is, it hears of every
+    /// delete, and who knows a location need not ask the master.
     Membership(bool),
     /// Answer a client.
     Reply {

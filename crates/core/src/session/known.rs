@@ -4,8 +4,8 @@
 //! reader finds out by itself that the use has ended. Such a read also requires that the node is a member of
 //! its cluster, because a node that the master has given up is not told of deletes any more.
 //!
-//! Gets that ask nobody would hide from the master what is used. So every use is noted here, once however often
-//! it happens, until it is taken away to be told.
+//! Gets that ask nobody would hide from the master what is used. So every use is noted here, once however
+//! often it happens, until it is taken away to be told.
 //!
 //! **Invariant:** at most as many objects are known as the capacity says. Those that were not used since the
 //! hand last passed them are forgotten first.
@@ -40,8 +40,8 @@ struct Entry {
 }
 
 impl Known {
-    /// Knows nothing yet, and never more than `capacity` objects. The seed need not be secret: keys come from the
-    /// client's own process.
+    /// Knows nothing yet, and never more than `capacity` objects. The seed need not be secret: keys come
+    /// from the client's own process.
     #[must_use]
     pub fn new(capacity: usize, hash_seed: u64) -> Self {
         let capacity = capacity.min(u32::MAX as usize);

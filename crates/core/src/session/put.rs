@@ -40,7 +40,8 @@ pub enum PutOutcome {
         replicas: Vec<Location>,
         /// An older object of that name is gone.
         replaced: bool,
-        /// Nodes that could not confirm so: what they hold of it can still be read by who knows where it lies.
+        /// Nodes that could not confirm so: what they hold of it can still be read by who knows where it
+        /// lies.
         unconfirmed: Vec<String>,
     },
     /// An object of that name exists and was kept.

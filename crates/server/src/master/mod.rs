@@ -416,7 +416,8 @@ impl State {
     }
 }
 
-/// Lets the core do what it cannot do in one go, piece by piece. Draining a piece says whether there is another.
+/// Lets the core do what it cannot do in one go, piece by piece. Draining a piece says whether there is
+/// another.
 async fn run_work(shared: Arc<Shared>) {
     loop {
         shared.work.notified().await;

@@ -255,7 +255,8 @@ impl NodeServer {
     /// ready still go out until the deadline, then every connection is closed.
     pub async fn leave(mut self, deadline: Instant) {
         self.shared.is_leaving.store(true, Ordering::Release);
-        // From now on deletes are answered without this node, so nobody may trust what it holds without asking.
+        // From now on deletes are answered without this node, so nobody may trust what it holds without
+        // asking.
         self.shared.handle(Event::Unlinked);
         let master = self.shared.lock().master.clone();
         if let Some(master) = master

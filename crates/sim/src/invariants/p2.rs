@@ -1,7 +1,7 @@
-//! P2: once a delete is answered `Deleted` or `Absent`, no copy validates and no lookup finds it, ever again,
-//! whatever had taken it away before. `Unconfirmed`: lookups miss, and once a node that could not confirm is
-//! readmitted, its copies do not validate. What replaced an object is never replaced by it, and the same holds
-//! for the object that was replaced.
+//! P2: once a delete is answered `Deleted` or `Absent`, no copy validates and no lookup finds it, ever
+//! again, whatever had taken it away before. `Unconfirmed`: lookups miss, and once a node that could not
+//! confirm is readmitted, its copies do not validate. What replaced an object is never replaced by it, and
+//! the same holds for the object that was replaced.
 //!
 //! Exempt, until the master keeps more than it can be told: copies on a node that was declared lost, for as
 //! long as it is; and copies on a node that has not joined this life of the master yet.
@@ -101,8 +101,8 @@ impl Oracle {
         self.seen(name, generation);
     }
 
-    /// A put is answered: nobody can read what was there before without asking, whatever took it away, except on
-    /// a node that could not be told.
+    /// A put is answered: nobody can read what was there before without asking, whatever took it away,
+    /// except on a node that could not be told.
     pub(crate) fn supersedes(
         &mut self,
         item: &DecideItem,
