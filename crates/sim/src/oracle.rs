@@ -512,22 +512,7 @@ impl Oracle {
         coverage: &mut Coverage,
     ) {
         match reply {
-            Reply::Decided(outcomes) => {
-                let Some(deciding) = self.deciding.remove(&to) else { return };
-                let before = self.newest.clone();
-                for (item, outcome) in deciding.items.iter().zip(outcomes) {
-                    self.decided(deciding.segment, item, outcome, deciding.late);
-                    self.supersedes(item, outcome, memories, coverage);
-                }
-                for (outcome, old) in outcomes.iter().zip(&deciding.replaced) {
-                    self.replaced(outcome, *old, deciding.complete, memories, coverage);
-                }
-                // What was decided long ago may have been taken away, and something older brought back,
-                // since.
-                if deciding.late {
-                    self.newest = before;
-                }
-            }
+            Reply::Decided(outcomes) => self.all_decided(to, outcomes, memories, coverage),
             Reply::Deleted(outcomes) => {
                 let Some(deleting) = self.deleting.remove(&to) else { return };
                 for ((name, victims), outcome) in deleting.victims.iter().zip(outcomes) {
@@ -575,6 +560,29 @@ impl Oracle {
                 }
             }
             _ => (),
+        }
+    }
+
+    fn all_decided(
+        &mut self,
+        to: (ConnId, RequestId),
+        outcomes: &[CommitOutcome],
+        memories: &Memories,
+        coverage: &mut Coverage,
+    ) {
+        let Some(deciding) = self.deciding.remove(&to) else { return };
+        let before = self.newest.clone();
+        for (item, outcome) in deciding.items.iter().zip(outcomes) {
+            self.decided(deciding.segment, item, outcome, deciding.late);
+            self.supersedes(item, outcome, memories, coverage);
+        }
+        for (outcome, old) in outcomes.iter().zip(&deciding.replaced) {
+            self.replaced(outcome, *old, deciding.complete, memories, coverage);
+        }
+        // What was decided long ago may have been taken away, and something older brought back,
+        // since.
+        if deciding.late {
+            self.newest = before;
         }
     }
 

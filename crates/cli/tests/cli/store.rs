@@ -120,6 +120,7 @@ fn json_is_the_same_for_every_command() {
               "bytes": 3,
               "name": "default",
               "objects": 1,
+              "owners": [],
               "quota": null,
               "reserved": 0,
               "sample_age_ms": 0,

@@ -277,6 +277,10 @@ impl NodeServer {
 
 impl Drop for NodeServer {
     fn drop(&mut self) {
+        // Whoever has the memory mapped must not trust it any more when this returns.
+        if !self.shared.state.is_poisoned() {
+            self.shared.handle(Event::Unlinked);
+        }
         self.tasks.abort_all();
         self.shared.close_all();
     }

@@ -220,8 +220,9 @@ impl Server {
         let mut byte = [0];
         tokio::select! {
             biased;
-            _ = process.readable() => return self.report(Event::Dead { client }).await,
+            // Who was forgotten before it died is not reported, whichever is noticed first.
             _ = &mut end => return,
+            _ = process.readable() => return self.report(Event::Dead { client }).await,
             // Nothing is ever said on this socket after the answer: bytes end it as well as silence does.
             _ = stream.read(&mut byte) => {}
         }
@@ -229,8 +230,8 @@ impl Server {
         self.report(Event::HungUp { client }).await;
         tokio::select! {
             biased;
-            _ = process.readable() => self.report(Event::Dead { client }).await,
             _ = &mut end => {}
+            _ = process.readable() => self.report(Event::Dead { client }).await,
         }
     }
 
