@@ -240,6 +240,9 @@ fn tell_gone(fields: &Bound<'_, PyDict>, gone: &Gone) -> PyResult<()> {
     fields.set_item("generation", generation(gone.generation))?;
     fields.set_item("cause", cause)?;
     fields.set_item("by", &gone.by)?;
+    fields.set_item("node", &gone.node)?;
+    fields.set_item("for_key", gone.for_key.as_ref().map(|key| keys::show(fields.py(), key)).transpose()?)?;
+    fields.set_item("reader", &gone.reader)?;
     fields.set_item("ago", seconds(gone.ago_ms))
 }
 

@@ -239,9 +239,13 @@ class Why(NamedTuple):
     reader: str = ""
     #: Of what is gone: `deleted`, `replaced`, `evicted`, `node lost`, `consumed` or `held too long`.
     cause: str | None = None
-    #: Who took it away, and how long ago.
+    #: Who took it away, and how long ago; for what was evicted, whose put needed the room.
     by: str = ""
     ago: float | None = None
+    #: The node that was lost with it, or on which it made room; empty where it was in the way of a quota.
+    node: str = ""
+    #: What it made room for.
+    for_key: str | bytes | None = None
 
     def __str__(self) -> str:
         name = _quote(self.key)
@@ -252,7 +256,9 @@ class Why(NamedTuple):
         generation = ".".join(str(number) for number in self.generation)
         if self.state == "gone":
             by = f" by {_quote(self.by)}" if self.by else ""
-            what = _CAUSES.get(self.cause, "is gone").format(by=by, on=by.replace(" by ", " on "))
+            on = f" on {_quote(self.node)}" if self.node else ""
+            room = on if self.for_key is None else f"{on} for a put of {_quote(self.for_key)}"
+            what = _CAUSES.get(self.cause, "is gone").format(by=by, on=on, room=room)
             return f"{name} is gone: generation {generation} {what}, {_ago(self.ago)}"
         lines = [f"{name} is here: generation {generation}, {self.size} bytes"]
         lines += [f"  {title:<7}  {text}" for title, text in self._details() if text]
@@ -297,7 +303,7 @@ class Why(NamedTuple):
 _CAUSES = {
     "deleted": "was removed{by}",
     "replaced": "was replaced{by}",
-    "evicted": "was evicted to make room{on}",
+    "evicted": "was evicted to make room{room}{by}",
     "node lost": "was lost with its last node{on}",
     "consumed": "was consumed{by}",
     "held too long": "was dropped: nobody leased it for longer than the namespace allows",

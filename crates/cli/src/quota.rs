@@ -50,12 +50,16 @@ pub(crate) async fn run(quota: Quota, context: &Context, console: &mut Console) 
             "used": now.used,
             "reserved": now.granted,
             "quota": now.quota,
+            "max_hold_ms": now.max_hold_ms,
             "waiting": now.waiting,
         }))?;
     } else {
         let limit = now.quota.map_or_else(|| "no quota".to_owned(), |it| format!("of {}", show::size(it)));
         let namespace = show::key(store.namespace.as_bytes());
-        console.text(format!("namespace `{namespace}` holds {}, {limit}", show::size(now.used)))?;
+        let hold = now.max_hold_ms.map(|ms| humantime::format_duration(Duration::from_millis(ms)));
+        let hold =
+            hold.map_or_else(String::new, |it| format!("; samples that nobody leases wait {it} at most"));
+        console.text(format!("namespace `{namespace}` holds {}, {limit}{hold}", show::size(now.used)))?;
     }
     store.close().await;
     Ok(STATUS_OK)

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use tiffin_client::{Error, Info, NodeStat, ResolveOptions, Route, Stat as Cluster};
+use tiffin_client::{Error, Held, Info, NodeStat, ResolveOptions, Route, Stat as Cluster};
 use tiffin_core::Key;
 use tiffin_server::config::ClientArgs;
 
@@ -95,8 +95,12 @@ async fn cluster(store: &Reached, console: &mut Console) -> Result<(), Failure> 
     }
     console.text(format!("{nodes}\n\n{ways}\n"))?;
     console.text(namespaces(&stat))?;
-    let owners = owners(&stat);
-    if owners.is_empty() { Ok(()) } else { console.text(format!("\n{owners}")) }
+    for table in [owners(&stat), holders(&stat)] {
+        if !table.is_empty() {
+            console.text(format!("\n{table}"))?;
+        }
+    }
+    Ok(())
 }
 
 /// Who pins what: so that what is never given back names its holder.
@@ -111,6 +115,31 @@ fn owners(stat: &Cluster) -> Table {
         }
     }
     table
+}
+
+/// Which clients keep what from being freed.
+fn holders(stat: &Cluster) -> Table {
+    let mut table = Table::new(&["namespace", "kept", "by", "objects", "size"]);
+    for namespace in &stat.namespaces {
+        for it in &namespace.holders {
+            let who = if it.who.is_empty() { "-".to_owned() } else { show::key(it.who.as_bytes()) };
+            table.row([
+                show::key(namespace.name.as_bytes()),
+                held(it.held).to_owned(),
+                who,
+                it.objects.to_string(),
+                show::size(it.bytes),
+            ]);
+        }
+    }
+    table
+}
+
+fn held(held: Held) -> &'static str {
+    match held {
+        Held::Leased => "leased",
+        Held::Reserved => "reserved",
+    }
 }
 
 fn namespaces(stat: &Cluster) -> Table {
@@ -194,8 +223,12 @@ fn as_json(stat: &Cluster, routes: &[Route]) -> Value {
             "samples": it.samples,
             "samples_leased": it.samples_leased,
             "sample_age_ms": it.sample_age_ms,
+            "max_hold_ms": it.max_hold_ms,
             "waiting": it.waiting,
             "owners": owners.collect::<Vec<_>>(),
+            "holders": it.holders.iter().map(|it| json!({
+                "kept": held(it.held), "by": it.who, "objects": it.objects, "bytes": it.bytes,
+            })).collect::<Vec<_>>(),
         })
     });
     json!({

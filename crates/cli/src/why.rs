@@ -50,7 +50,11 @@ fn as_text(key: &Key, answer: &Answer) -> String {
         Answer::Here(here) => here_text(&key, here),
         Answer::Gone(gone) => {
             let (generation, ago) = (gone.generation, ago(gone.ago_ms));
-            format!("`{key}` is gone: generation {generation} {}, {ago}", cause(gone))
+            let reader = match gone.reader.is_empty() {
+                true => String::new(),
+                false => format!("; last used by {}", name(&gone.reader)),
+            };
+            format!("`{key}` is gone: generation {generation} {}, {ago}{reader}", cause(gone))
         }
         Answer::Unknown => {
             format!(
@@ -134,13 +138,23 @@ fn cause(gone: &Gone) -> String {
     match gone.cause {
         Cause::Deleted => format!("was removed{by}"),
         Cause::Replaced => format!("was replaced{by}"),
-        Cause::Evicted if gone.by.is_empty() => "was evicted to make room".to_owned(),
-        Cause::Evicted => format!("was evicted to make room on {}", name(&gone.by)),
-        Cause::NodeLost if gone.by.is_empty() => "was lost with its last node".to_owned(),
-        Cause::NodeLost => format!("was lost with its last node, {}", name(&gone.by)),
+        Cause::Evicted => format!("was evicted to make room{}{by}", room(gone)),
+        Cause::NodeLost if gone.node.is_empty() => "was lost with its last node".to_owned(),
+        Cause::NodeLost => format!("was lost with its last node, {}", name(&gone.node)),
         Cause::Consumed => format!("was consumed{by}"),
         Cause::HeldTooLong => "was dropped: nobody leased it for longer than the namespace allows".to_owned(),
     }
+}
+
+/// Where it made room, and for what.
+fn room(gone: &Gone) -> String {
+    let place = match (gone.node.is_empty(), &gone.for_key) {
+        (false, _) => format!(" on {}", name(&gone.node)),
+        (true, Some(_)) => " within the namespace's quota".to_owned(),
+        (true, None) => String::new(),
+    };
+    let put = |key: &Key| format!(" for a put of `{}`", show::key(key.as_bytes()));
+    format!("{place}{}", gone.for_key.as_ref().map_or_else(String::new, put))
 }
 
 /// What somebody calls itself, which is not to be trusted with a terminal.
@@ -170,6 +184,9 @@ fn as_json(key: &Key, answer: &Answer) -> Value {
             "generation": gone.generation.to_string(),
             "cause": cause_word(gone.cause),
             "by": gone.by,
+            "node": gone.node,
+            "for": gone.for_key.as_ref().map(|key| show::key(key.as_bytes())),
+            "reader": gone.reader,
             "ago_ms": gone.ago_ms,
         })),
         Answer::Unknown => fields(json!({ "state": "unknown" })),

@@ -121,8 +121,8 @@ pub use reserved::{Reserved, Room};
 pub use sample::{SamplePut, SampleRef, TensorRef};
 pub use tiffin_core::marks::Consumption;
 pub use tiffin_core::message::{
-    Cause, DeletedMatching, Found, Gone, Here, List, ListItem, Listed, NamespaceStat, NodeInfo, NodeStat,
-    OnExists, Pattern, Policy, PutOptions, Quota, Stat, Usage, Why,
+    Cause, DeletedMatching, Found, Gone, Held, Here, Holder, List, ListItem, Listed, NamespaceStat, NodeInfo,
+    NodeStat, OnExists, Pattern, Policy, PutOptions, Quota, Stat, Usage, Why,
 };
 pub use tiffin_core::{ClientId, Generation, Key, KeyError, Location, SegmentId};
 pub use tiffin_transport::{Counters, SourceBuf, TargetBuf};

@@ -591,6 +591,8 @@ pub struct NamespaceStat {
     pub waiting: u64,
     /// Who pins most of it, the most bytes first: at most [`OWNERS_MAX`].
     pub owners: Vec<OwnerStat>,
+    /// Which clients keep what, the largest first: at most [`HOLDERS_MAX`].
+    pub holders: Vec<Holder>,
 }
 
 /// The most owners that a [`NamespaceStat`] names.
@@ -605,6 +607,32 @@ pub struct OwnerStat {
     pub objects: u64,
     /// Their bytes, each object once.
     pub bytes: u64,
+}
+
+/// The most [`NamespaceStat::holders`].
+pub const HOLDERS_MAX: usize = 256;
+
+/// A client that keeps a part of a namespace from being freed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Holder {
+    /// How.
+    pub held: Held,
+    /// What the client calls itself.
+    pub who: String,
+    /// How many objects or reservations.
+    pub objects: u64,
+    /// Their bytes: of objects each once, of reservations each copy.
+    pub bytes: u64,
+}
+
+/// How something is kept from being freed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Held {
+    /// It is reserved, to be written.
+    #[default]
+    Reserved,
+    /// It is a sample, and leased.
+    Leased,
 }
 
 /// See [`Request::Heartbeat`].

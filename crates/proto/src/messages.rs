@@ -8,11 +8,11 @@ use tiffin_core::marks::{Consumption, Marks, SampleMarks};
 use tiffin_core::message::{
     Ack, AckItem, AckOutcome, Allocate, AllocateItem, Allocated, Announce, Await, Cause, Commit, CommitItem,
     CommitOutcome, Decide, DecideItem, Delete, DeleteMatching, DeleteOutcome, DeletedMatching, DropPins,
-    Exists, Found, Gone, Granted, Heartbeat, Hello, Here, Lease, LeaseItem, LeaseOutcome, Leased, List,
-    ListItem, Listed, MarkItem, NamespaceStat, NodeInfo, NodeStat, OnExists, OwnerStat, Pattern, Pin,
-    PinOutcome, Policy, Presence, PutOptions, Quota, Reason, Record, Refusal, Register, Registered, Release,
-    Released, Replacement, Reserve, ReserveItem, ReserveOutcome, Reserved, Resolve, ResolveOutcome, Resolved,
-    Retire, Role, Settle, Settled, Stat, Usage, Welcome, Why,
+    Exists, Found, Gone, Granted, Heartbeat, Held, Hello, Here, Holder, Lease, LeaseItem, LeaseOutcome,
+    Leased, List, ListItem, Listed, MarkItem, NamespaceStat, NodeInfo, NodeStat, OnExists, OwnerStat,
+    Pattern, Pin, PinOutcome, Policy, Presence, PutOptions, Quota, Reason, Record, Refusal, Register,
+    Registered, Release, Released, Replacement, Reserve, ReserveItem, ReserveOutcome, Reserved, Resolve,
+    ResolveOutcome, Resolved, Retire, Role, Settle, Settled, Stat, Usage, Welcome, Why,
 };
 use tiffin_core::{
     ClientId, EXTENTS_MAX, Extent, Generation, Hold, Location, REPLICAS_MAX, RequestId, Reservation,
@@ -32,6 +32,7 @@ choices! {
         else Invalid
     }
     Presence { Absent = 0, Here = 1, Unavailable = 2 }
+    Held { Reserved = 0, Leased = 1 }
     Cause { Deleted = 0, Replaced = 1, Evicted = 2, NodeLost = 3, Consumed = 4, HeldTooLong = 5 }
 }
 
@@ -80,9 +81,10 @@ message! {
     NamespaceStat {
         1 => name, 2 => objects, 3 => bytes, 4 => used, 5 => granted, 6 => quota, 7 => samples,
         8 => samples_leased, 9 => sample_age_ms, 10 => waiting, 11 => sample_bytes, 12 => sample_bytes_leased,
-        13 => leased_age_ms, 14 => max_hold_ms, 15 => owners,
+        13 => leased_age_ms, 14 => max_hold_ms, 15 => owners, 16 => holders,
     }
     OwnerStat { 1 => owner, 2 => objects, 3 => bytes }
+    Holder { 1 => held, 2 => who, 3 => objects, 4 => bytes }
     Heartbeat { 1 => usage }
 
     Register { 1 => info, 2 => usage, 3 => epoch }
@@ -114,7 +116,7 @@ message! {
         1 => found, 2 => nodes, 3 => unreachable, 4 => pins, 5 => sample, 6 => acked, 7 => leases, 8 => views,
         9 => age_ms, 10 => idle_ms, 11 => lease_ms, 12 => writer, 13 => reader,
     }
-    Gone { 1 => generation, 2 => cause, 3 => by, 4 => ago_ms }
+    Gone { 1 => generation, 2 => cause, 3 => by, 4 => ago_ms, 5 => node, 6 => for_key, 7 => reader }
     Lease { 1 => items, 2 => group }
     LeaseItem { 1 => key, 2 => generation }
     Leased { 1 => items, 2 => nodes }

@@ -140,7 +140,7 @@ impl World {
     /// The connection breaks on its way. Each side notices in its own time.
     pub(crate) fn break_conn(&mut self, id: ConnId) {
         let (noticed, half_open) = (self.chance.below(25), self.chance.delay(40, 500));
-        let late = if self.chance.percent(60) { self.chance.below(120) } else { 0 };
+        let late = if self.chance.percent(self.plan.late_percent) { self.chance.below(120) } else { 0 };
         let (up_left, down_left) = (self.chance.any() as usize, self.chance.any() as usize);
         let now = self.now;
         let Some(conn) = self.conns.get_mut(&id) else { return };

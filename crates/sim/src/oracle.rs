@@ -196,7 +196,7 @@ pub(crate) struct Oracle {
     /// Other copies of what was decided, which their nodes may not have heard of.
     pub(crate) decided_too: BTreeMap<(SegmentId, Hold), Generation>,
     /// What this life of the master has taken away.
-    retired: BTreeSet<(SegmentId, Hold)>,
+    pub(crate) retired: BTreeSet<(SegmentId, Hold)>,
     deciding: BTreeMap<(ConnId, RequestId), Deciding>,
     cause: Cause,
     node_names: BTreeMap<String, SegmentId>,

@@ -32,6 +32,12 @@ pub(crate) struct Plan {
     pub(crate) pin_percent: u64,
     /// How many of a hundred puts are samples.
     pub(crate) sample_percent: u64,
+    /// How often a client tells the nodes what it knows of.
+    pub(crate) beat_ms: u64,
+    /// How many of a hundred connections that break let through late what was under way.
+    pub(crate) late_percent: u64,
+    /// How many of a hundred things that a client does are views.
+    pub(crate) look_percent: u64,
     /// How long a client rests between two things it does.
     pub(crate) pause_max: u64,
     /// The weight of each fault.
@@ -57,8 +63,10 @@ impl Plan {
             // Connections break all the time, and words arrive late.
             1 => {
                 plan.faults = only(&[(Fault::ClientBreak, 1)]);
-                (plan.fault_gap, plan.delay_seldom) = (10, 80);
-                plan.keys = plan.keys.min(4);
+                (plan.fault_gap, plan.delay_seldom, plan.late_percent) = (8, 80, 100);
+                (plan.beat_ms, plan.pause_max, plan.sharing_percent) = (60, 10, 100);
+                plan.look_percent = 50;
+                (plan.capacity, plan.keys) = (20 * EXTENT_ALIGN, plan.keys.min(4));
             }
             _ => (),
         }
@@ -88,6 +96,9 @@ impl Plan {
             keys: chance.between(3, 12),
             pin_percent: *chance.pick(&[0, 10, 30, 60]).unwrap_or(&10),
             sample_percent: *chance.pick(&[5, 15, 50]).unwrap_or(&15),
+            beat_ms: 120,
+            look_percent: 0,
+            late_percent: 60,
             pause_max: chance.between(10, 60),
             faults,
             fault_gap: *chance.pick(&[20, 60, 150, 400]).unwrap_or(&60),

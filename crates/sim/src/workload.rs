@@ -39,17 +39,15 @@ impl World {
             return;
         }
         // Where most objects are samples, most of what is done is to consume them.
+        let looks = self.chance.percent(self.plan.look_percent);
         let consumes = self.plan.sample_percent >= 50 && self.chance.percent(30);
         match self.chance.below(100) {
+            _ if looks => self.begin_look(client, namespace),
             _ if consumes => self.begin_lease(client, namespace),
             0..36 => self.begin_put(client, namespace),
             36..57 => self.begin_get(client, namespace),
             57..67 => self.change_lifetimes(client, namespace),
-            67..80 => {
-                let keys = vec![self.name(namespace).key()];
-                let resolve = Resolve { keys, touch: true, lease: self.chance.percent(30), locate: true };
-                self.ask_once(client, Kind::Look, Request::Resolve(resolve));
-            }
+            67..80 => self.begin_look(client, namespace),
             80..90 => self.begin_delete(client, namespace),
             90..92 => {
                 let pattern = self.pattern();
@@ -193,6 +191,12 @@ impl World {
         let near = format!("host{client}");
         let get = Get::new(requests, lease, Box::new(move |it| u8::from(it.host != near)));
         self.begin_session(client, Kind::Get { get, names, buffers, before });
+    }
+
+    fn begin_look(&mut self, client: usize, namespace: u8) {
+        let keys = vec![self.name(namespace).key()];
+        let resolve = Resolve { keys, touch: true, lease: self.chance.percent(30), locate: true };
+        self.ask_once(client, Kind::Look, Request::Resolve(resolve));
     }
 
     fn begin_delete(&mut self, client: usize, namespace: u8) {

@@ -8,7 +8,7 @@ const PART_SEEDS: u64 = 1000;
 /// What each world must at least go through.
 const EVENTS_MIN: u64 = 2000;
 /// How many worlds a broken rule may survive.
-const SABOTAGE_SEEDS_MAX: u64 = 3000;
+const SABOTAGE_SEEDS_MAX: u64 = 6000;
 /// The rules are broken in that many tests.
 const SABOTAGE_PARTS: usize = 4;
 

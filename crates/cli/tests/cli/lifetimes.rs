@@ -53,7 +53,10 @@ fn what_made_room_is_remembered_as_evicted() {
     let large = vec![1; 20 << 20];
     store.run_with(["put", "old"], &large).ok();
     store.run_with(["put", "new"], &large).ok();
-    assert!(why(&store, "old").contains("was evicted to make room"), "{}", why(&store, "old"));
+    let gone = "was evicted to make room on `here` for a put of `new` by `tiffin, process N`";
+    assert!(why(&store, "old").contains(gone), "{}", why(&store, "old"));
+    let json = store.run(["why", "old", "--json"]).json();
+    assert_eq!((&json["node"], &json["for"]), (&"here".into(), &"new".into()), "{json}");
     assert!(why(&store, "new").contains("until room is needed"), "{}", why(&store, "new"));
 }
 

@@ -118,6 +118,8 @@ fn json_is_the_same_for_every_command() {
           "namespaces": [
             {
               "bytes": 3,
+              "holders": [],
+              "max_hold_ms": null,
               "name": "default",
               "objects": 1,
               "owners": [],

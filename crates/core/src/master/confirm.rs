@@ -344,7 +344,8 @@ impl Master {
             self.leases.leave(object.namespace(), object.put(), index);
         }
         let name = Arc::new(Name { namespace: object.namespace(), key: object.key().clone() });
-        self.history.note(self.now, Arc::clone(&name), object.generation(), (cause, by));
+        let generation = object.generation();
+        self.history.note(self.now, Arc::clone(&name), generation, (cause, by), object.reader());
         self.room.note_change();
         Some((name, object.replicas().collect()))
     }

@@ -206,7 +206,8 @@ impl Master {
         let last = self.catalog.get(index).is_some_and(|it| it.replicas().count() == 1);
         if last {
             let name = self.members.name(node);
-            self.forget(index, Cause::NodeLost, &name);
+            self.forget(index, Cause::NodeLost, "");
+            self.history.went_with(name);
         } else {
             self.catalog.drop_replica(index, node);
         }

@@ -17,7 +17,7 @@ use super::{
     refuse,
 };
 use crate::{
-    BATCH_ITEMS_MAX, ConnId, Hold, REPLICAS_MAX, RequestId, Reservation, SegmentId, Tick,
+    BATCH_ITEMS_MAX, ConnId, Hold, Key, REPLICAS_MAX, RequestId, Reservation, SegmentId, Tick,
     extent::room_for,
     marks::Marks,
     message::{
@@ -168,7 +168,8 @@ impl Master {
             let namespace = reserving.visitor.namespace;
             match next() {
                 Some(reservation) => {
-                    self.room.grant(node, reservation.location.hold(), namespace, room);
+                    let who = reserving.visitor.index;
+                    self.room.grant(node, reservation.location.hold(), (namespace, who), room);
                     item.got.push((node, reservation));
                 }
                 None => {
@@ -236,7 +237,8 @@ impl Master {
         let candidates = self.candidates(reserving, item, need);
         let namespace = reserving.visitor.namespace;
         let first = item.got.is_empty();
-        if first && let Err(quota) = self.within_quota(namespace, need) {
+        let whose = (reserving.visitor.label.as_str(), &item.request.key);
+        if first && let Err(quota) = self.within_quota(namespace, need, whose) {
             return finish(reserving, index, ReserveOutcome::OverQuota(quota));
         }
         let affordable = self.quota_left(namespace).checked_div(need).unwrap_or(u64::MAX);
@@ -249,7 +251,7 @@ impl Master {
         }
         // Fewer copies than wanted are better than evicting for more, and no copy is no object.
         if chosen.is_empty() && first {
-            chosen.extend(candidates.into_iter().find(|&node| self.make_room(node, need)));
+            chosen.extend(candidates.into_iter().find(|&node| self.make_room(node, need, whose)));
         }
         for &node in &chosen {
             if let Some(member) = self.members.get_mut(node) {
@@ -282,12 +284,12 @@ impl Master {
 
     /// Evicts on one node until it has room. What was evicted before it turned out not to suffice stays
     /// evicted: it was unused for longest, and the next put needs it anyway.
-    fn make_room(&mut self, node: NodeIndex, need: u64) -> bool {
+    fn make_room(&mut self, node: NodeIndex, need: u64, whose: (&str, &Key)) -> bool {
         let mut free = self.members.get(node).map_or(0, |it| it.free);
         while free < need {
             let Some(victim) = self.next_victim(node) else { break };
             free += self.catalog.get(victim).and_then(|it| room_for(it.len())).unwrap_or(0);
-            self.evict(victim);
+            self.evict(victim, Some(node), whose);
         }
         if let Some(member) = self.members.get_mut(node) {
             member.free = free;

@@ -9,11 +9,13 @@ use std::collections::{BTreeMap, VecDeque};
 
 use super::{
     Effect, Master, Op, OpId,
-    catalog::{Eviction, NamespaceIndex, NodeIndex, Pinned},
+    catalog::{Eviction, LabelIndex, NamespaceIndex, NodeIndex, ObjectIndex, Pinned},
 };
 use crate::{
-    ConnId, Hold, RequestId, Tick,
-    message::{Await, Cause, NamespaceStat, OWNERS_MAX, OwnerStat, Policy, Quota, Reply},
+    ConnId, Hold, Key, RequestId, Tick,
+    message::{
+        Await, Cause, HOLDERS_MAX, Held, Holder, NamespaceStat, OWNERS_MAX, OwnerStat, Policy, Quota, Reply,
+    },
     sabotage::sabotaged,
 };
 
@@ -23,10 +25,18 @@ pub(super) struct Room {
     policies: BTreeMap<NamespaceIndex, Policy>,
     granted: BTreeMap<NamespaceIndex, u64>,
     /// What each reservation is charged to.
-    grants: BTreeMap<(NodeIndex, Hold), (NamespaceIndex, u64)>,
+    grants: BTreeMap<(NodeIndex, Hold), Grant>,
     lines: BTreeMap<NamespaceIndex, VecDeque<OpId>>,
     /// Something changed that puts or watchers may be waiting for.
     changed: bool,
+}
+
+/// What a reservation is charged to, and who has it.
+#[derive(Clone, Copy, Debug)]
+struct Grant {
+    namespace: NamespaceIndex,
+    who: LabelIndex,
+    room: u64,
 }
 
 /// Somebody who wants to know when a namespace has filled or emptied so far.
@@ -75,13 +85,19 @@ impl Room {
     }
 
     /// Planned room became a reservation.
-    pub(super) fn grant(&mut self, node: NodeIndex, hold: Hold, namespace: NamespaceIndex, room: u64) {
-        self.grants.insert((node, hold), (namespace, room));
+    pub(super) fn grant(
+        &mut self,
+        node: NodeIndex,
+        hold: Hold,
+        (namespace, who): (NamespaceIndex, LabelIndex),
+        room: u64,
+    ) {
+        self.grants.insert((node, hold), Grant { namespace, who, room });
     }
 
     /// A reservation became an object, or nothing.
     pub(super) fn end_grant(&mut self, node: NodeIndex, hold: Hold) {
-        if let Some((namespace, room)) = self.grants.remove(&(node, hold)) {
+        if let Some(Grant { namespace, room, .. }) = self.grants.remove(&(node, hold)) {
             self.unplan(namespace, room);
             self.changed = true;
         }
@@ -148,7 +164,12 @@ impl Master {
 
     /// Whether the namespace may have that much more, after evicting what it no longer needs; else how it
     /// stands.
-    pub(super) fn within_quota(&mut self, namespace: NamespaceIndex, need: u64) -> Result<(), Quota> {
+    pub(super) fn within_quota(
+        &mut self,
+        namespace: NamespaceIndex,
+        need: u64,
+        whose: (&str, &Key),
+    ) -> Result<(), Quota> {
         let limit = self.room.policy(namespace).and_then(|it| it.quota);
         let Some(limit) = limit else { return Ok(()) };
         if sabotaged!(self.config.sabotage, IgnoreQuota) {
@@ -161,7 +182,7 @@ impl Master {
             let Some(victim) = victim else {
                 return Err(Quota { used: self.used(namespace), limit });
             };
-            self.evict(victim);
+            self.evict(victim, None, whose);
         }
         Ok(())
     }
@@ -244,6 +265,7 @@ impl Master {
             leased_age_ms: samples.oldest_leased.map_or(0, |put| self.now.0.saturating_sub(put.0)),
             waiting: self.room.line_len(index),
             owners: self.owner_stats(index),
+            holders: self.holders(index),
         }
     }
 
@@ -259,13 +281,36 @@ impl Master {
         owners
     }
 
-    /// Takes one object away to make room for others.
-    pub(super) fn evict(&mut self, victim: super::catalog::ObjectIndex) {
+    /// Which clients keep what of a namespace, so that a leak has a name.
+    fn holders(&self, index: NamespaceIndex) -> Vec<Holder> {
+        let mut sums: BTreeMap<(Held, String), (u64, u64)> = BTreeMap::new();
+        let mut add = |held, who: String, bytes: u64| {
+            let sum = sums.entry((held, who)).or_default();
+            *sum = (sum.0 + 1, sum.1.saturating_add(bytes));
+        };
+        for (object, label) in self.leases.held() {
+            if let Some(object) = self.catalog.get(object).filter(|it| it.namespace() == index) {
+                add(Held::Leased, label.to_owned(), object.len());
+            }
+        }
+        for grant in self.room.grants.values().filter(|it| it.namespace == index) {
+            add(Held::Reserved, self.label(grant.who), grant.room);
+        }
+        let holder = |((held, who), (objects, bytes))| Holder { held, who, objects, bytes };
+        let mut holders: Vec<_> = sums.into_iter().map(holder).collect();
+        holders.sort_by_key(|it| std::cmp::Reverse(it.bytes));
+        holders.truncate(HOLDERS_MAX);
+        holders
+    }
+
+    /// Takes one object away to make room for another, on a node or within a quota.
+    pub(super) fn evict(&mut self, victim: ObjectIndex, node: Option<NodeIndex>, (by, key): (&str, &Key)) {
         let bytes = self.catalog.get(victim).map_or(0, super::catalog::Object::len);
         self.evicted_objects += 1;
         self.evicted_bytes += bytes;
         self.effects.push_back(Effect::Notice(super::Notice::Evicted(1, bytes)));
-        let gone = self.take_out(victim, Cause::Evicted, "");
+        let gone = self.take_out(victim, Cause::Evicted, by);
+        self.history.made_room(node.map_or_else(String::new, |node| self.members.name(node)), key);
         // Nobody waits for the answer: what needs the room follows on the same connection, in order.
         self.retire(gone, None);
     }

@@ -101,6 +101,11 @@ impl Leases {
         }
     }
 
+    /// Every lease: of what, and whose.
+    pub(super) fn held(&self) -> impl Iterator<Item = (ObjectIndex, &str)> {
+        self.leases.values().map(|it| (it.object, it.label.as_str()))
+    }
+
     fn of_object(&self, object: ObjectIndex) -> impl Iterator<Item = u64> + '_ {
         self.by_object.range((object, 0)..=(object, u64::MAX)).map(|it| it.1)
     }

@@ -5,9 +5,9 @@ use crate::{
     Generation,
     marks::Consumption,
     message::{
-        Ack, AckItem, AckOutcome, Await, Cause, CommitOutcome, DeletedMatching, DropPins, Lease, LeaseItem,
-        LeaseOutcome, List, Pattern, Pin, PinOutcome, Policy, PutOptions, Release, Reserve, ReserveItem,
-        ReserveOutcome, Why,
+        Ack, AckItem, AckOutcome, Await, Cause, CommitOutcome, DeletedMatching, DropPins, Held, Lease,
+        LeaseItem, LeaseOutcome, List, Pattern, Pin, PinOutcome, Policy, PutOptions, Release, Reserve,
+        ReserveItem, ReserveOutcome, Why,
     },
 };
 
@@ -415,10 +415,43 @@ fn why_tells_who_holds_an_object_or_what_took_it_away() {
     assert_eq!(cluster.why("never"), Why::Unknown);
     cluster.put("b", UNIT, plain());
     cluster.put("c", UNIT, plain());
-    assert_eq!(cluster.cause("b").0, Cause::Evicted);
+    let Why::Gone(gone) = cluster.why("b") else { panic!() };
+    assert_eq!((gone.cause, gone.by.as_str(), gone.node.as_str()), (Cause::Evicted, "client 7", "node1"));
+    assert_eq!(gone.for_key, Some(key("c")));
     cluster.delete("c", true);
     assert_eq!(cluster.cause("c"), (Cause::Deleted, "client 7".into()));
     cluster.unlink(0);
     cluster.wait(2_000);
-    assert_eq!(cluster.cause("a"), (Cause::NodeLost, "node1".into()));
+    let Why::Gone(gone) = cluster.why("a") else { panic!() };
+    assert_eq!(
+        (gone.cause, gone.node.as_str(), gone.reader.as_str()),
+        (Cause::NodeLost, "node1", "client 7")
+    );
+}
+
+#[test]
+fn what_was_in_the_way_of_a_quota_says_so() {
+    let mut cluster = Cluster::new(&[8 * UNIT]);
+    cluster.policy(Some(UNIT), None);
+    cluster.put("old", UNIT, plain());
+    cluster.put("new", UNIT, plain());
+    let Why::Gone(gone) = cluster.why("old") else { panic!() };
+    assert_eq!((gone.cause, gone.node.as_str(), gone.for_key), (Cause::Evicted, "", Some(key("new"))));
+}
+
+#[test]
+fn what_clients_keep_has_their_name() {
+    let mut cluster = Cluster::new(&[64 * UNIT]);
+    cluster.put("s", 7, sample(Consumption::Once));
+    let LeaseOutcome::Leased(granted) = cluster.lease("s", None, "") else { panic!() };
+    cluster.reserve("new", 2 * UNIT, plain());
+    let holders = |cluster: &Cluster| {
+        let holders = cluster.master.stat().namespaces.remove(0).holders.into_iter();
+        holders.map(|it| (it.held, it.who, it.objects, it.bytes)).collect::<Vec<_>>()
+    };
+    let expected =
+        [(Held::Reserved, "client 7".to_owned(), 1, 2 * UNIT), (Held::Leased, "client 7".to_owned(), 1, 7)];
+    assert_eq!(holders(&cluster), expected);
+    cluster.ask(Request::Release(Release { leases: vec![granted.lease] }));
+    assert_eq!(holders(&cluster), [expected[0].clone()]);
 }

@@ -2,10 +2,11 @@
 
 use super::{tests::*, *};
 use crate::{
-    Hold,
+    Hold, MARKS_MAX, OWNER_BYTES_MAX, SlotId, Stamp,
+    marks::Marks,
     message::{
-        CommitItem, CommitOutcome, Decide, DecideItem, DeleteOutcome, NodeInfo, Policy, PutOptions, Register,
-        Registered, ReserveOutcome, Usage,
+        Announce, CommitItem, CommitOutcome, Decide, DecideItem, DeleteOutcome, NodeInfo, Pin, PinOutcome,
+        Policy, PutOptions, Record, Register, Registered, ReserveOutcome, ResolveOutcome, Usage, Why,
     },
     node,
 };
@@ -98,4 +99,145 @@ fn every_copy_counts_against_the_quota() {
     assert_eq!(copies(cluster.reserve("a", UNIT, twice.clone())), 2);
     assert_eq!(copies(cluster.reserve("b", UNIT, twice.clone())), 1);
     assert!(matches!(cluster.reserve("c", UNIT, twice), ReserveOutcome::OverQuota(_)));
+}
+
+/// Two nodes with an object of the same name each, of which the first one's is older: the first was away when it
+/// was replaced.
+fn rivals() -> Cluster {
+    let mut cluster = Cluster::new(&[4 * UNIT, 4 * UNIT]);
+    let on = |node: &str| PutOptions { preferred: vec![node.into()], ..plain() };
+    cluster.put("k", UNIT, on("node1"));
+    cluster.unlink(0);
+    assert!(matches!(cluster.put("k", UNIT, on("node2")), CommitOutcome::Unconfirmed(_)));
+    cluster
+}
+
+impl Cluster {
+    /// Another life of the master begins; only these nodes register, in this order.
+    fn restart_with(&mut self, epoch: u64, nodes: &[usize]) {
+        self.master = Master::new(MasterConfig { epoch, ..self.master.config });
+        self.open(CLIENT, 7);
+        for &index in nodes {
+            self.nodes[index].handle(node::Event::Unlinked);
+            self.link(index);
+        }
+    }
+
+    /// The generation that a name has, and on how many nodes.
+    fn found(&mut self, name: &str) -> (u64, usize) {
+        match self.resolve(name, false) {
+            ResolveOutcome::Found(found) => (found.generation.counter, found.replicas.len()),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn pins(&mut self, name: &str) -> Vec<String> {
+        match self.ask(Request::Why(vec![key(name)])) {
+            Some(Reply::Why(answers)) => match &answers[..] {
+                [Why::Here(here)] => here.pins.clone(),
+                other => panic!("{other:?}"),
+            },
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn of_rivals_for_a_name_the_newer_wins_whoever_comes_first() {
+    for order in [[0, 1], [1, 0]] {
+        let mut cluster = rivals();
+        cluster.restart_with(6, &order);
+        assert_eq!(cluster.found("k"), (2, 1), "{order:?}");
+        assert_eq!((cluster.nodes[0].usage().objects, cluster.nodes[1].usage().objects), (0, 1), "{order:?}");
+    }
+}
+
+#[test]
+fn a_refusal_of_what_was_announced_is_owed_until_the_node_has_heard_it() {
+    let mut cluster = rivals();
+    cluster.restart_with(6, &[1]);
+    // The first node announces its old copy, and its link breaks before it hears that it must drop it.
+    cluster.register_in_vain();
+    cluster.next_conn += 1;
+    let conn = ConnId(cluster.next_conn);
+    cluster.event(Event::Opened(conn, Hello { role: Role::Node, ..Hello::default() }));
+    let info = NodeInfo { segment: SegmentId(1), name: "node1".into(), ..NodeInfo::default() };
+    let register = Register { info, usage: Usage::default(), epoch: 5 };
+    cluster.event(Event::Request(conn, RequestId(901), Request::Register(register)));
+    let hold = Hold { slot: SlotId(0), stamp: Stamp(1) };
+    let record = Record {
+        hold,
+        namespace: "default".into(),
+        key: key("k"),
+        generation: Generation { epoch: 5, counter: 1 },
+        len: UNIT,
+        marks: Marks::default(),
+    };
+    let announce = Announce { items: vec![record], last: true };
+    cluster.event(Event::Request(conn, RequestId(902), Request::Announce(announce)));
+    assert_eq!(cluster.replies.remove(&RequestId(902)), Some(Reply::Announced(vec![hold])));
+    cluster.event(Event::Closed(conn));
+    assert_eq!(cluster.register_in_vain().retire, [hold]);
+    cluster.link(0);
+    assert_eq!((cluster.nodes[0].usage().objects, cluster.master.unconfirmed_count()), (0, 0));
+}
+
+#[test]
+fn a_copy_that_a_joining_node_has_yet_to_hear_of_is_not_forgotten() {
+    let mut cluster = Cluster::new(&[4 * UNIT, 4 * UNIT]);
+    let twice = PutOptions { replicas: 2, ..plain() };
+    let ReserveOutcome::Room(room) = cluster.reserve("k", UNIT, twice.clone()) else { panic!() };
+    let (home, other) = (room[0].location, room[1].location);
+    let joining = other.segment.0 as usize - 1;
+    // The other node's link breaks; it registers, and announces before it hears that it has a copy.
+    cluster.unlink(joining);
+    cluster.next_conn += 1;
+    let conn = ConnId(cluster.next_conn);
+    cluster.event(Event::Opened(conn, Hello { role: Role::Node, ..Hello::default() }));
+    let info = NodeInfo { segment: other.segment, name: "joining".into(), ..NodeInfo::default() };
+    let register = Register { info, usage: Usage { capacity: 4 * UNIT, ..Usage::default() }, epoch: 5 };
+    cluster.event(Event::Request(conn, RequestId(901), Request::Register(register)));
+    cluster.send_commit("k", UNIT, twice, &room);
+    let announce = Announce { items: vec![], last: true };
+    cluster.event(Event::Request(conn, RequestId(902), Request::Announce(announce)));
+    let ResolveOutcome::Found(found) = cluster.resolve("k", false) else { panic!() };
+    assert_eq!(found.replicas, [home, other]);
+}
+
+#[test]
+fn a_pin_that_one_copy_has_in_writing_counts_for_all_of_them() {
+    let mut cluster = Cluster::new(&[4 * UNIT, 4 * UNIT]);
+    cluster.put("k", UNIT, PutOptions { replicas: 2, ..plain() });
+    cluster.unlink(0);
+    let pin = Pin { keys: vec![key("k")], owner: "run".into(), on: true, wait_ms: 500 };
+    let unconfirmed = PinOutcome::Unconfirmed(vec!["node1".into()]);
+    assert_eq!(cluster.ask(Request::Pin(pin)), Some(Reply::Pinned(vec![unconfirmed])));
+    cluster.restart_with(6, &[0, 1]);
+    assert_eq!(cluster.pins("k"), ["run"]);
+    // The other one has it in writing now, too.
+    cluster.restart_with(7, &[0]);
+    assert_eq!(cluster.pins("k"), ["run"]);
+}
+
+#[test]
+fn an_object_stays_when_its_node_has_no_room_for_what_is_to_be_written_beside_it() {
+    let mut cluster = Cluster::new(&[64 * UNIT]);
+    let owner = |index: usize| format!("{index:0>OWNER_BYTES_MAX$}");
+    let mut pin = |name: &str, index: usize| {
+        if index == 0 {
+            cluster.put(name, 1, plain());
+        }
+        let pin = Pin { keys: vec![key(name)], owner: owner(index), on: true, wait_ms: 500 };
+        match cluster.ask(Request::Pin(pin)) {
+            Some(Reply::Pinned(mut outcomes)) => outcomes.remove(0),
+            other => panic!("{other:?}"),
+        }
+    };
+    // Names and marks have little memory here: before long there is no room for another owner.
+    let names: Vec<_> = (0..16).map(|it| format!("k{it}")).collect();
+    let pins = names.iter().flat_map(|name| (0..MARKS_MAX - 1).map(move |index| (name, index)));
+    let refused = pins.map(|(name, index)| (name, pin(name, index))).find(|it| it.1 != PinOutcome::Done);
+    let (name, outcome) = refused.expect("the heap is larger than all marks");
+    assert_eq!(outcome, PinOutcome::Unconfirmed(vec!["node1".into()]));
+    assert!(cluster.has(name));
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::{
     Effect, Master, Op, OpId, Wait,
-    catalog::{NamespaceIndex, NodeIndex, ObjectIndex},
+    catalog::{LabelIndex, NamespaceIndex, NodeIndex, ObjectIndex},
     ghosts::Name,
     refuse,
 };
@@ -30,6 +30,9 @@ struct Past {
     cause: Cause,
     by: String,
     at: Tick,
+    node: String,
+    for_key: Option<Key>,
+    reader: LabelIndex,
 }
 
 /// An answer that waits for the nodes to say who looks.
@@ -48,11 +51,35 @@ impl History {
         name: Arc<Name>,
         generation: Generation,
         (cause, by): (Cause, &str),
+        reader: LabelIndex,
     ) {
         if self.past.len() == HISTORY_MAX {
             self.past.pop_front();
         }
-        self.past.push_back(Past { name, generation, cause, by: by.to_owned(), at });
+        self.past.push_back(Past {
+            name,
+            generation,
+            cause,
+            by: by.to_owned(),
+            at,
+            node: String::new(),
+            for_key: None,
+            reader,
+        });
+    }
+
+    /// Notes where the last removal made room, and for what.
+    pub(super) fn made_room(&mut self, node: String, key: &Key) {
+        if let Some(past) = self.past.back_mut() {
+            (past.node, past.for_key) = (node, Some(key.clone()));
+        }
+    }
+
+    /// Notes the node that the last removal is due to.
+    pub(super) fn went_with(&mut self, node: String) {
+        if let Some(past) = self.past.back_mut() {
+            past.node = node;
+        }
     }
 
     fn last(&self, namespace: NamespaceIndex, key: &Key) -> Option<&Past> {
@@ -118,6 +145,9 @@ impl Master {
             cause: past.cause,
             by: past.by.clone(),
             ago_ms: self.ago(past.at),
+            node: past.node.clone(),
+            for_key: past.for_key.clone(),
+            reader: self.label(past.reader),
         })
     }
 

@@ -81,7 +81,6 @@ pub struct Await {
 
 /// Why an object is there, or is not.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[expect(clippy::large_enum_variant, reason = "the large one is the common one")]
 pub enum Why {
     /// It is there.
     Here(Here),
@@ -129,10 +128,16 @@ pub struct Gone {
     pub generation: Generation,
     /// What took it away.
     pub cause: Cause,
-    /// Who, as it called itself; or which node.
+    /// Who, as it called itself: for what was evicted, whose put needed the room.
     pub by: String,
     /// When, in milliseconds ago.
     pub ago_ms: u64,
+    /// The node that was lost with it, or on which it made room; empty where it was in the way of a quota.
+    pub node: String,
+    /// What it made room for.
+    pub for_key: Option<Key>,
+    /// Who used it last.
+    pub reader: String,
 }
 
 /// What takes objects away.

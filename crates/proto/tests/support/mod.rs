@@ -118,12 +118,18 @@ fn lifetime_reply() -> impl Strategy<Value = Reply> {
 fn why() -> impl Strategy<Value = Why> {
     use Cause::*;
     let cause = select(&[Deleted, Replaced, Evicted, NodeLost, Consumed, HeldTooLong][..]);
-    let gone = (generation(), cause, text(), number()).prop_map(|(generation, cause, by, ago_ms)| Gone {
-        generation,
-        cause,
-        by,
-        ago_ms,
-    });
+    let due = (text(), option::of(key()), text());
+    let gone = (generation(), cause, text(), number(), due).prop_map(
+        |(generation, cause, by, ago_ms, (node, for_key, reader))| Gone {
+            generation,
+            cause,
+            by,
+            ago_ms,
+            node,
+            for_key,
+            reader,
+        },
+    );
     let lists = (texts(), texts(), texts(), texts(), texts());
     let numbers = (number(), number(), number(), number());
     let here = (found(), lists, option::of(consumption()), numbers, text(), text()).prop_map(
@@ -426,13 +432,14 @@ fn namespace_stat() -> impl Strategy<Value = NamespaceStat> {
     let ages = (number(), number(), number());
     let owner = (text(), number(), number());
     let owner = owner.prop_map(|(owner, objects, bytes)| OwnerStat { owner, objects, bytes });
-    (text(), numbers, limits, (number(), number(), number()), (ages, vec(owner, 0..3))).prop_map(
+    let held = (vec(owner, 0..3), vec(holder(), 0..3));
+    (text(), numbers, limits, (number(), number(), number()), (ages, held)).prop_map(
         |(
             name,
             (objects, bytes, used, granted, samples),
             (quota, max_hold_ms),
             (samples_leased, sample_age_ms, waiting),
-            ((sample_bytes, sample_bytes_leased, leased_age_ms), owners),
+            ((sample_bytes, sample_bytes_leased, leased_age_ms), (owners, holders)),
         )| NamespaceStat {
             name,
             objects,
@@ -449,8 +456,19 @@ fn namespace_stat() -> impl Strategy<Value = NamespaceStat> {
             max_hold_ms,
             waiting,
             owners,
+            holders,
         },
     )
+}
+
+fn holder() -> impl Strategy<Value = Holder> {
+    let held = select(&[Held::Leased, Held::Reserved][..]);
+    (held, text(), number(), number()).prop_map(|(held, who, objects, bytes)| Holder {
+        held,
+        who,
+        objects,
+        bytes,
+    })
 }
 
 fn stat() -> impl Strategy<Value = Stat> {

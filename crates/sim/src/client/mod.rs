@@ -36,8 +36,6 @@ use crate::{
     world::{Event, Party, Phase, Time, World},
 };
 
-/// How often a client gives a sign of life and tells the nodes what it knows of.
-const BEAT_MS: u64 = 120;
 /// How many objects a client remembers the place of: fewer than there are.
 const KNOWN_MAX: usize = 6;
 
@@ -158,7 +156,7 @@ impl World {
         self.log.line(self.now, "client starts", &[client as u64, id.0], &[]);
         self.connect(client, Target::Master);
         self.client_at(1, client, ClientEvent::Work);
-        self.client_at(BEAT_MS, client, ClientEvent::Beat);
+        self.client_at(self.plan.beat_ms, client, ClientEvent::Beat);
     }
 
     /// The process dies. Its sockets close and the kernel tells the nodes, in any order.
@@ -216,7 +214,7 @@ impl World {
         self.call(client, Target::Master, Request::Heartbeat(Heartbeat::default()), Purpose::Nothing);
         self.tell_used(client);
         self.tell_what_is_known(client);
-        let pause = self.by_its_clock(client, BEAT_MS);
+        let pause = self.by_its_clock(client, self.plan.beat_ms);
         self.client_at(pause, client, ClientEvent::Beat);
     }
 

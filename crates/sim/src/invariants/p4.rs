@@ -2,7 +2,7 @@
 //! what was deleted, replaced, evicted, or lost with its node.
 
 use tiffin_core::{
-    ConnId, Generation, RequestId, SegmentId, Tick,
+    ConnId, Generation, Hold, RequestId, SegmentId, Tick,
     message::{DropPins, Pin, PinOutcome, Record},
 };
 
@@ -41,7 +41,11 @@ impl Oracle {
             coverage.hit(Point::CheckedPinnedAbsence);
         }
         let members = memories.iter().filter(|(segment, it)| it.alive && self.joined.contains(segment));
-        let mut holders = members.filter(|(_, it)| copies(it, generation).next().is_some());
+        // What this life of the master took away may still be there until its node confirms, also if another
+        // node brought the name back meanwhile, and is lost.
+        let kept = |segment: SegmentId, hold: Hold| !self.retired.contains(&(segment, hold));
+        let mut holders =
+            members.filter(|(segment, it)| copies(it, generation).any(|hold| kept(**segment, hold)));
         if let Some((segment, _)) = holders.next() {
             let segment = *segment;
             let which = if pinned { "p4" } else { "names" };
