@@ -279,14 +279,16 @@ mod tests {
         for (cause, text) in [
             (Cause::Deleted, "was removed by `x`"),
             (Cause::Replaced, "was replaced by `x`"),
-            (Cause::Evicted, "was evicted to make room on `x`"),
-            (Cause::NodeLost, "was lost with its last node, `x`"),
+            (Cause::Evicted, "was evicted to make room on `n` for a put of `new` by `x`"),
+            (Cause::NodeLost, "was lost with its last node, `n`"),
             (Cause::Consumed, "was consumed by `x`"),
             (Cause::HeldTooLong, "was dropped: nobody leased it for longer than the namespace allows"),
         ] {
-            let gone = Gone { cause, by: "x".to_owned(), ago_ms: 2000, ..Gone::default() };
+            let (by, node, reader) = ("x".to_owned(), "n".to_owned(), "r".to_owned());
+            let for_key = Some(Key::new(b"new").unwrap());
+            let gone = Gone { cause, by, node, for_key, reader, ago_ms: 2000, ..Gone::default() };
             let said = as_text(&key, &Answer::Gone(gone));
-            assert_eq!(said, format!("`k` is gone: generation 0.0 {text}, 2s ago"));
+            assert_eq!(said, format!("`k` is gone: generation 0.0 {text}, 2s ago; last used by `r`"));
         }
         assert!(as_text(&key, &Answer::Unknown).starts_with("nothing is known of `k`"));
     }

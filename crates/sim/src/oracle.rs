@@ -703,7 +703,9 @@ impl Oracle {
             || self.cause.generations.contains(&generation)
             || life.deletes > 0
             || self.deleting.values().any(dropped);
-        let explained = self.cause.evicting || asked || waited;
+        // What was evicted unseen is asked for when its node is back.
+        let unseen = self.blind && !life.is_protected();
+        let explained = self.cause.evicting || asked || waited || unseen;
         life.gone = true;
         let (name, leased) = (life.name, life.lease_until > now);
         if self.cause.polite && !self.cause.evicting {

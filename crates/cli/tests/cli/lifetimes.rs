@@ -9,12 +9,10 @@ fn why(store: &Server, key: &str) -> String {
     let text = store.run(["why", key]).text();
     let mut shown = String::new();
     for line in text.lines() {
-        let masked: String = match line.split_once("process ") {
-            Some((before, after)) => {
-                format!("{before}process N{}", after.trim_start_matches(|c: char| c.is_ascii_digit()))
-            }
-            None => line.to_owned(),
-        };
+        let mut parts = line.split("process ");
+        let first = parts.next().unwrap_or_default().to_owned();
+        let digits = |part: &str| part.trim_start_matches(|c: char| c.is_ascii_digit()).to_owned();
+        let masked = parts.fold(first, |line, part| format!("{line}process N{}", digits(part)));
         shown.push_str(&format!("{masked}\n"));
     }
     shown
@@ -37,7 +35,7 @@ fn why_tells_who_keeps_an_object_and_what_removed_it() {
     .assert_eq(&why(&store, "k"));
     store.run(["rm", "k"]).ok();
     expect![[r#"
-        `k` is gone: generation 1.1 was removed by `tiffin, process N`, just now
+        `k` is gone: generation 1.1 was removed by `tiffin, process N`, just now; last used by `tiffin, process N`
     "#]]
     .assert_eq(&why(&store, "k"));
     let json = store.run(["why", "k", "never", "--json"]).text();
@@ -53,10 +51,11 @@ fn what_made_room_is_remembered_as_evicted() {
     let large = vec![1; 20 << 20];
     store.run_with(["put", "old"], &large).ok();
     store.run_with(["put", "new"], &large).ok();
-    let gone = "was evicted to make room on `here` for a put of `new` by `tiffin, process N`";
-    assert!(why(&store, "old").contains(gone), "{}", why(&store, "old"));
+    let gone = why(&store, "old");
+    assert!(gone.contains("was evicted to make room on `127.0.0.1"), "{gone}");
+    assert!(gone.contains("for a put of `new` by `tiffin, process N`"), "{gone}");
     let json = store.run(["why", "old", "--json"]).json();
-    assert_eq!((&json["node"], &json["for"]), (&"here".into(), &"new".into()), "{json}");
+    assert_eq!((&json["cause"], &json["for"]), (&"evicted".into(), &"new".into()), "{json}");
     assert!(why(&store, "new").contains("until room is needed"), "{}", why(&store, "new"));
 }
 

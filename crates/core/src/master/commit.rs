@@ -122,13 +122,14 @@ impl Master {
 
     /// Copies of older objects of that name that somebody who knows where they lie may still read. Asking
     /// their nodes once more is harmless, and then they say that they have let go. A joining node is read
-    /// by nobody who has not asked, and lets go of what it owes before that changes.
+    /// by nobody who has not asked, and lets go of what it owes before that changes; but that it joins is sure
+    /// only once it announces: that it registers may have been said long ago, on a connection that it gave up.
     fn still_leaving(&self, namespace: NamespaceIndex, key: &Key) -> Vec<(NodeIndex, Hold)> {
         if sabotaged!(self.config.sabotage, ForgetWhatLeaves) {
             return Vec::new();
         }
         let mut leaving = self.ghosts.of(namespace, key);
-        let is_joining = |it: &Member| it.standing == Standing::Joining;
+        let is_joining = |it: &Member| it.standing == Standing::Joining && it.announces;
         leaving.retain(|(node, _)| self.members.get(*node).is_some_and(|it| !is_joining(it)));
         leaving
     }

@@ -39,6 +39,7 @@ impl Master {
                 retiring: BTreeSet::new(),
                 owed: BTreeSet::new(),
                 discard: was_lost,
+                announces: false,
                 told: BTreeSet::new(),
                 from_earlier_life: !same_life || sabotaged!(self.config.sabotage, BelieveTheLost),
             }),
@@ -67,6 +68,7 @@ impl Master {
         member.standing = Standing::Joining;
         member.conn = Some(conn);
         member.told.clear();
+        member.announces = false;
         Some(node)
     }
 
@@ -85,6 +87,7 @@ impl Master {
         if let Some(member) = self.members.get_mut(node) {
             member.owed = retire.iter().copied().collect();
             member.discard = false;
+            member.announces = true;
         }
         if announce.last {
             self.end_joining(node);

@@ -44,6 +44,8 @@ pub(super) struct Member {
     pub(super) owed: BTreeSet<Hold>,
     /// It had been declared lost, so it must retire everything before it is used again.
     pub(super) discard: bool,
+    /// While it is joining: it has said something since it was told that it is registered.
+    pub(super) announces: bool,
     /// While it is joining: the objects it told of.
     pub(super) told: BTreeSet<Hold>,
     /// It belonged to an earlier life of the master, so what it holds may be news.

@@ -58,6 +58,7 @@ mod tests {
             retiring: Default::default(),
             owed: Default::default(),
             discard: false,
+            announces: false,
             told: Default::default(),
             from_earlier_life: false,
         }

@@ -125,13 +125,18 @@ impl Oracle {
         let older = self.of_name.get(&name).into_iter().flat_map(|it| it.range(first..generation));
         let older: Vec<_> = older.collect();
         let still = |memory: &Memory| older.iter().any(|it| copies(memory, **it).next().is_some());
-        for (segment, _) in memories.iter().filter(|(_, it)| it.alive && it.member && still(it)) {
-            if self.joined.contains(segment) {
+        let any: Vec<_> = self.of_name.get(&name).into_iter().flatten().collect();
+        let unheard = |memory: &Memory| any.iter().any(|it| copies(memory, **it).next().is_some());
+        for (segment, memory) in memories.iter().filter(|(_, it)| it.alive) {
+            let joined = self.joined.contains(segment);
+            if joined && memory.member && still(memory) {
                 let what =
                     || format!("{name:?} {generation} was stored, but {segment} still has an older one");
                 return self.fail("p2", what);
             }
-            self.shadowed.insert(generation);
+            if !joined && unheard(memory) {
+                self.shadowed.insert(generation);
+            }
         }
     }
 
