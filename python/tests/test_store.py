@@ -384,14 +384,15 @@ def test_a_store_that_stopped_becomes_a_timeout():
         store.put("k", b"1")
         helpers.stop(pid)
         with pytest.raises(tiffin.Timeout):
-            store.get("k", timeout=0.2)
+            store.get("l", timeout=0.2)
         with pytest.raises(tiffin.Timeout):
             store.get(["k", "l"], timeout=0.2)
+        assert store.get("k", timeout=30) == b"1", "where it lies is known, so nobody is asked"
         os.kill(pid, signal.SIGCONT)
-        assert store.get("k", timeout=30) == b"1"
+        assert store.get("l", default=None, timeout=30) is None
         os.kill(pid, signal.SIGKILL)
         with pytest.raises((tiffin.Unreachable, tiffin.Timeout)):
-            store.get("k", timeout=1)
+            store.get("l", timeout=1)
 
 
 def test_connecting_to_nobody_says_to_whom():

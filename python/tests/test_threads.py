@@ -161,7 +161,7 @@ timer = threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT))
 timer.start()
 buffer = bytearray(8)
 try:
-    store.get_into("k", buffer)
+    store.get_into("never seen, so the store is asked", buffer)
 except KeyboardInterrupt:
     print("interrupted")
     buffer.append(0)
