@@ -52,7 +52,7 @@ fn as_text(key: &Key, answer: &Answer) -> String {
             let (generation, ago) = (gone.generation, ago(gone.ago_ms));
             let reader = match gone.reader.is_empty() {
                 true => String::new(),
-                false => format!("; last used by {}", name(&gone.reader)),
+                false => format!("\n  used     last by {}", name(&gone.reader)),
             };
             format!("`{key}` is gone: generation {generation} {}, {ago}{reader}", cause(gone))
         }
@@ -288,7 +288,7 @@ mod tests {
             let for_key = Some(Key::new(b"new").unwrap());
             let gone = Gone { cause, by, node, for_key, reader, ago_ms: 2000, ..Gone::default() };
             let said = as_text(&key, &Answer::Gone(gone));
-            assert_eq!(said, format!("`k` is gone: generation 0.0 {text}, 2s ago; last used by `r`"));
+            assert_eq!(said, format!("`k` is gone: generation 0.0 {text}, 2s ago\n  used     last by `r`"));
         }
         assert!(as_text(&key, &Answer::Unknown).starts_with("nothing is known of `k`"));
     }

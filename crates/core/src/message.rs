@@ -17,11 +17,13 @@
 //! The bytes themselves travel beside this, in `transport`: through shared memory or a data socket.
 
 mod lifetime;
+mod stat;
 
 pub use lifetime::{
     Ack, AckItem, AckOutcome, Await, Cause, DropPins, Gone, Granted, Here, Lease, LeaseItem, LeaseOutcome,
     Leased, MarkItem, Pin, PinOutcome, Policy, Release, Released, Why,
 };
+pub use stat::{HOLDERS_MAX, Held, Holder, NamespaceStat, NodeStat, OWNERS_MAX, OwnerStat, Stat};
 
 use crate::{
     ClientId, Generation, Hold, Key, Location, RequestId, Reservation, SegmentId,
@@ -524,115 +526,6 @@ pub struct ListItem {
     pub replicas: u32,
     /// Who pins it.
     pub pins: Vec<String>,
-}
-
-/// What the master knows of the cluster.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Stat {
-    /// Which life of the master this is.
-    pub epoch: u64,
-    /// Connected clients.
-    pub clients: u64,
-    /// The nodes, dead ones that may come back included.
-    pub nodes: Vec<NodeStat>,
-    /// The namespaces.
-    pub namespaces: Vec<NamespaceStat>,
-    /// Objects and bytes evicted since the master started.
-    pub evicted_objects: u64,
-    /// See [`Self::evicted_objects`].
-    pub evicted_bytes: u64,
-    /// Objects that a soft pin protects.
-    pub soft_pinned: u64,
-}
-
-/// One node, as the master sees it.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct NodeStat {
-    /// How to reach it.
-    pub info: NodeInfo,
-    /// It answers.
-    pub alive: bool,
-    /// As it last said.
-    pub usage: Usage,
-    /// Retires that it must apply before it is readmitted.
-    pub owed: u64,
-}
-
-/// One namespace.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct NamespaceStat {
-    /// Its name.
-    pub name: String,
-    /// Objects in it.
-    pub objects: u64,
-    /// Their bytes, each object once.
-    pub bytes: u64,
-    /// What it holds of the nodes' memory, reservations included, each copy counted.
-    pub used: u64,
-    /// Of that, reserved by writers.
-    pub granted: u64,
-    /// What it may hold; none if it is not limited.
-    pub quota: Option<u64>,
-    /// Samples that wait to be consumed.
-    pub samples: u64,
-    /// Of these, how many somebody has leased.
-    pub samples_leased: u64,
-    /// How long the oldest of them has waited, in milliseconds.
-    pub sample_age_ms: u64,
-    /// The bytes of all samples, each once.
-    pub sample_bytes: u64,
-    /// Of these, the bytes of those that somebody has leased.
-    pub sample_bytes_leased: u64,
-    /// How long the oldest that somebody has leased is there, in milliseconds.
-    pub leased_age_ms: u64,
-    /// How long a sample that nobody leases may wait, in milliseconds; none if that is not limited.
-    pub max_hold_ms: Option<u64>,
-    /// Puts that wait for room.
-    pub waiting: u64,
-    /// Who pins most of it, the most bytes first: at most [`OWNERS_MAX`].
-    pub owners: Vec<OwnerStat>,
-    /// Which clients keep what, the largest first: at most [`HOLDERS_MAX`].
-    pub holders: Vec<Holder>,
-}
-
-/// The most owners that a [`NamespaceStat`] names.
-pub const OWNERS_MAX: usize = 64;
-
-/// What one owner pins in one namespace.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct OwnerStat {
-    /// Who; empty for pins that nobody put a name to.
-    pub owner: String,
-    /// How many objects.
-    pub objects: u64,
-    /// Their bytes, each object once.
-    pub bytes: u64,
-}
-
-/// The most [`NamespaceStat::holders`].
-pub const HOLDERS_MAX: usize = 256;
-
-/// A client that keeps a part of a namespace from being freed.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Holder {
-    /// How.
-    pub held: Held,
-    /// What the client calls itself.
-    pub who: String,
-    /// How many objects or reservations.
-    pub objects: u64,
-    /// Their bytes: of objects each once, of reservations each copy.
-    pub bytes: u64,
-}
-
-/// How something is kept from being freed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Held {
-    /// It is reserved, to be written.
-    #[default]
-    Reserved,
-    /// It is a sample, and leased.
-    Leased,
 }
 
 /// See [`Request::Heartbeat`].

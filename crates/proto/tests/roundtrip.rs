@@ -79,7 +79,7 @@ fn the_generators_know_every_kind() {
     let mut runner =
         TestRunner::new_with_rng(Config::default(), TestRng::deterministic_rng(RngAlgorithm::ChaCha));
     let mut seen = BTreeSet::new();
-    for _ in 0..1000 {
+    for _ in 0..3000 {
         let request = support::request().new_tree(&mut runner).unwrap().current();
         let reply = support::reply().new_tree(&mut runner).unwrap().current();
         seen.insert(tiffin_proto::request_kind(&request).number);

@@ -27,7 +27,7 @@ const PATIENCE_MS_MAX: u64 = 1 << 16;
 /// A connected stream. Reading and writing need no exclusive access: one reads while others write.
 ///
 /// The socket itself is a blocking one and stays out of the runtime's hands; whoever must not wait says so
-/// with each call. So a thread can wait in the kernel for its answer ([`Self::read_until`]), and nobody
+/// with each call. So a thread can wait in the kernel for its answer (`read_until`), and nobody
 /// else is woken for the bytes that it reads.
 #[derive(Debug)]
 pub struct Stream {

@@ -220,6 +220,8 @@ points! {
     /// The invariant was checked on something.
     CheckedBooks,
     /// The invariant was checked on something.
+    CheckedMembership,
+    /// The invariant was checked on something.
     CheckedRest,
     /// The invariant was checked on something.
     CheckedLiveness,

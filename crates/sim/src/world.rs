@@ -210,6 +210,7 @@ impl World {
         }
         self.happen(event);
         self.check_books();
+        self.check_membership();
         self.oracle.broken.is_none()
     }
 

@@ -35,7 +35,8 @@ fn why_tells_who_keeps_an_object_and_what_removed_it() {
     .assert_eq(&why(&store, "k"));
     store.run(["rm", "k"]).ok();
     expect![[r#"
-        `k` is gone: generation 1.1 was removed by `tiffin, process N`, just now; last used by `tiffin, process N`
+        `k` is gone: generation 1.1 was removed by `tiffin, process N`, just now
+          used     last by `tiffin, process N`
     "#]]
     .assert_eq(&why(&store, "k"));
     let json = store.run(["why", "k", "never", "--json"]).text();

@@ -122,8 +122,9 @@ impl Master {
 
     /// Copies of older objects of that name that somebody who knows where they lie may still read. Asking
     /// their nodes once more is harmless, and then they say that they have let go. A joining node is read
-    /// by nobody who has not asked, and lets go of what it owes before that changes; but that it joins is sure
-    /// only once it announces: that it registers may have been said long ago, on a connection that it gave up.
+    /// by nobody who has not asked, and lets go of what it owes before that changes; but that it joins is
+    /// sure only once it announces: that it registers may have been said long ago, on a connection that it
+    /// gave up.
     fn still_leaving(&self, namespace: NamespaceIndex, key: &Key) -> Vec<(NodeIndex, Hold)> {
         if sabotaged!(self.config.sabotage, ForgetWhatLeaves) {
             return Vec::new();

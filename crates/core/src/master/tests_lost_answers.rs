@@ -101,8 +101,8 @@ fn every_copy_counts_against_the_quota() {
     assert!(matches!(cluster.reserve("c", UNIT, twice), ReserveOutcome::OverQuota(_)));
 }
 
-/// Two nodes with an object of the same name each, of which the first one's is older: the first was away when it
-/// was replaced.
+/// Two nodes with an object of the same name each, of which the first one's is older: the first was away
+/// when it was replaced.
 fn rivals() -> Cluster {
     let mut cluster = Cluster::new(&[4 * UNIT, 4 * UNIT]);
     let on = |node: &str| PutOptions { preferred: vec![node.into()], ..plain() };

@@ -83,9 +83,10 @@ impl World {
         };
         let client = self.clients.iter().filter(|it| it.alive).all(quiet);
         let node = self.nodes.iter().all(|it| it.core.as_ref().is_some_and(Node::is_member));
-        // Nodes that died have been noticed and given up by now.
+        // Nodes that died have been noticed and given up by now, and this life of the master knows all others.
         let lives = |it: &NodeStat| it.alive && self.node_of(it.info.segment).is_some();
-        let master = |it: &Master| it.stat().nodes.iter().all(lives);
+        let knows = |nodes: &[NodeStat]| nodes.len() == self.nodes.len() && nodes.iter().all(lives);
+        let master = |it: &Master| knows(&it.stat().nodes);
         client
             && node
             && self.master.as_ref().is_some_and(master)

@@ -1,7 +1,8 @@
 //! P2: once a delete is answered `Deleted` or `Absent`, no copy validates and no lookup finds it, ever
 //! again, whatever had taken it away before. `Unconfirmed`: lookups miss, and once a node that could not
 //! confirm is readmitted, its copies do not validate. What replaced an object is never replaced by it, and
-//! the same holds for the object that was replaced.
+//! the same holds for the object that was replaced. Memory that nobody tells of deletes says so, which is what
+//! those who read it without asking go by.
 //!
 //! Exempt, until the master keeps more than it can be told: copies on a node that was declared lost, for as
 //! long as it is; and copies on a node that has not joined this life of the master yet.
@@ -18,7 +19,26 @@ use crate::{
     names::Name,
     node::name_in_heap,
     oracle::{Dead, Memories, Oracle, Victim, copies, name_of},
+    world::World,
 };
+
+impl World {
+    /// No memory says that it is a member's unless the node is one.
+    pub(crate) fn check_membership(&mut self) {
+        for shell in &self.nodes {
+            let Some(core) = &shell.core else { continue };
+            let says = self.memories.get(&shell.segment).is_some_and(|it| it.member);
+            if !says {
+                continue;
+            }
+            self.coverage.hit(Point::CheckedMembership);
+            if !core.is_member() {
+                let segment = shell.segment;
+                return self.oracle.fail("p2", || format!("{segment} says that it is a member, but is not"));
+            }
+        }
+    }
+}
 
 impl Oracle {
     /// A delete is answered.
