@@ -118,8 +118,6 @@ struct Deleting {
     /// Every copy that exists was known to the master.
     complete: bool,
     force: bool,
-    /// Copies of what was being decided then: nobody knows yet which generation that is.
-    undecided: Vec<(SegmentId, Hold)>,
 }
 
 /// An owner, and what it pins.
@@ -197,6 +195,8 @@ pub(crate) struct Oracle {
     pub(crate) decided_too: BTreeMap<(SegmentId, Hold), Generation>,
     /// What this life of the master has taken away.
     pub(crate) retired: BTreeSet<(SegmentId, Hold)>,
+    /// Copies of what was being decided when its name was deleted: nobody knew yet which generation that is.
+    undecided: BTreeSet<(SegmentId, Hold)>,
     deciding: BTreeMap<(ConnId, RequestId), Deciding>,
     cause: Cause,
     node_names: BTreeMap<String, SegmentId>,
@@ -386,13 +386,14 @@ impl Oracle {
             victims.push((name, of_name));
         }
         let decided = self.deciding.values();
-        let items = decided.flat_map(|it| it.items.iter().map(|item| (it.segment, &item.item)));
-        let copies = items.flat_map(|(home, item)| {
+        let items = decided.flat_map(|it| it.items.iter().map(|item| (it.segment, item)));
+        let meant = |item: &DecideItem| name_of(item).is_some_and(|it| victims.iter().any(|of| of.0 == it));
+        let copies = items.filter(|(_, item)| meant(item)).flat_map(|(home, DecideItem { item, .. })| {
             let others = item.others.iter().map(|it| (it.segment, it.hold()));
             others.chain(std::iter::once((home, item.hold)))
         });
-        let undecided = copies.collect();
-        self.deleting.insert((conn, id), Deleting { victims, complete, force, undecided });
+        self.undecided.extend(copies);
+        self.deleting.insert((conn, id), Deleting { victims, complete, force });
     }
 
     /// The master has handled the request. Decisions that are still to be answered have replaced what was
@@ -695,19 +696,20 @@ impl Oracle {
         }
         let Some(life) = self.lives.get_mut(&generation) else { return };
         let waited = life.sample && self.impatient;
-        let dropped = |it: &Deleting| {
-            let mut victims = it.victims.iter().flat_map(|(_, of)| of);
-            victims.any(|it| it.generation == generation) || it.undecided.contains(&(segment, hold))
-        };
+        let dropped =
+            |it: &Deleting| it.victims.iter().flat_map(|(_, of)| of).any(|it| it.generation == generation);
         let asked = self.cause.names.contains(&life.name)
             || self.cause.generations.contains(&generation)
             || life.deletes > 0
+            || self.undecided.contains(&(segment, hold))
             || self.deleting.values().any(dropped);
         // What was evicted unseen is asked for when its node is back.
         let unseen = self.blind && !life.is_protected();
         let explained = self.cause.evicting || asked || waited || unseen;
         life.gone = true;
-        let (name, leased) = (life.name, life.lease_until > now);
+        // What somebody else took away by force is not refused; it may only not be confirmed yet.
+        let by_another = life.dead.is_some() || life.deletes > 1;
+        let (name, leased) = (life.name, life.lease_until > now && !by_another);
         if self.cause.polite && !self.cause.evicting {
             coverage.hit(Point::CheckedRefusal);
             if leased {
@@ -717,6 +719,8 @@ impl Oracle {
         if waited && !asked && !self.cause.evicting {
             self.given_up(name, generation, coverage);
         }
+        // Leases end with what they are of, also if a node that was away brings that back.
+        self.leases.retain(|_, (_, leased)| *leased != generation);
         if !explained {
             self.fail("names", || format!("{name:?} {generation} is taken away, and nobody asked for that"));
         }

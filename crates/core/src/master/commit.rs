@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use super::{
     Master, Wait,
-    catalog::{NamespaceIndex, NewObject, NodeIndex, ObjectIndex},
+    catalog::{NamespaceIndex, NewObject, NodeIndex, Object, ObjectIndex},
     confirm::Answer,
     members::{Member, Standing},
     refuse,
@@ -88,14 +88,15 @@ impl Master {
         for &(node, hold) in &replicas {
             self.room.end_grant(node, hold);
         }
-        if self.members.get(home).is_some_and(|it| it.retiring.contains(&item.hold)) {
+        let before = self.still_leaving(namespace, &item.key);
+        let existing = self.catalog.find(namespace, &item.key);
+        let existing = existing.and_then(|index| Some((index, self.catalog.get(index)?)));
+        let is_known = |(_, it): &(ObjectIndex, &Object)| it.replicas().any(|it| replicas.contains(&it));
+        if !existing.as_ref().is_some_and(is_known) && self.ghosts.has_any(&replicas) {
             // The node asks again about what was stored and taken away meanwhile; it has not heard of that.
             abort(&replicas, others);
             return (CommitOutcome::Stale, Vec::new());
         }
-        let before = self.still_leaving(namespace, &item.key);
-        let existing = self.catalog.find(namespace, &item.key);
-        let existing = existing.and_then(|index| Some((index, self.catalog.get(index)?)));
         let Some((index, object)) = existing else {
             let generation = self.name(namespace, decide, replicas, others);
             return (CommitOutcome::Stored(generation), before);

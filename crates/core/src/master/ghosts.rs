@@ -55,6 +55,11 @@ impl Ghosts {
         holds.into_iter().for_each(|hold| self.lay(node, hold));
     }
 
+    /// Whether one of these copies had a name that is gone.
+    pub(super) fn has_any(&self, copies: &[(NodeIndex, Hold)]) -> bool {
+        copies.iter().any(|copy| self.names.contains_key(copy))
+    }
+
     /// The copies of what was called so.
     pub(super) fn of(&self, namespace: NamespaceIndex, key: &Key) -> Vec<(NodeIndex, Hold)> {
         if self.names.is_empty() {

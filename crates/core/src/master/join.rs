@@ -14,7 +14,7 @@ use super::{
     refuse,
 };
 use crate::{
-    ConnId, Tick,
+    ConnId, Hold, Tick,
     message::{Announce, Cause, Heartbeat, Reason, Record, Register, Registered, Released, Reply, Usage},
     sabotage::sabotaged,
 };
@@ -84,13 +84,13 @@ impl Master {
                 self.ghosts.insert(&Arc::new(name), node, hold);
             }
         }
+        if announce.last {
+            retire.extend(self.end_joining(node));
+        }
         if let Some(member) = self.members.get_mut(node) {
             member.owed = retire.iter().copied().collect();
             member.discard = false;
             member.announces = true;
-        }
-        if announce.last {
-            self.end_joining(node);
         }
         Reply::Announced(retire)
     }
@@ -155,11 +155,14 @@ impl Master {
         Ok(())
     }
 
-    /// The node has told everything: what it did not tell of, it does not have.
-    fn end_joining(&mut self, node: NodeIndex) {
-        let Some(member) = self.members.get_mut(node) else { return };
+    /// The node has told everything: what it did not tell of, it does not have. It may have the bytes, if it
+    /// never heard that they became a copy; whoever was told of that copy must not read them any more, so it
+    /// is to be taken away.
+    fn end_joining(&mut self, node: NodeIndex) -> Vec<Hold> {
+        let mut untold = Vec::new();
+        let Some(member) = self.members.get_mut(node) else { return untold };
         if member.standing != Standing::Joining {
-            return;
+            return untold;
         }
         member.standing = Standing::Ready;
         member.from_earlier_life = false;
@@ -167,12 +170,16 @@ impl Master {
         let name = member.info.name.clone();
         for index in self.catalog.on_node(node) {
             let Some(object) = self.catalog.get(index) else { continue };
-            if !object.replicas().any(|(on, hold)| on == node && told.contains(&hold)) {
-                self.drop_replica(index, node);
-            }
+            let hold = object.replicas().find(|(on, _)| *on == node).map(|(_, hold)| hold);
+            let Some(hold) = hold.filter(|hold| !told.contains(hold)) else { continue };
+            let name = Name { namespace: object.namespace(), key: object.key().clone() };
+            self.drop_replica(index, node);
+            self.ghosts.insert(&Arc::new(name), node, hold);
+            untold.push(hold);
         }
         self.room.note_change();
         self.effects.push_back(Effect::Notice(Notice::NodeReady(name)));
+        untold
     }
 
     pub(super) fn heartbeat(&mut self, node: NodeIndex, beat: Heartbeat) -> Reply {

@@ -59,8 +59,6 @@ impl World {
     fn end_faults(&mut self) {
         self.phase = Phase::Calm;
         self.log.line(self.now, "calm", &[], &[]);
-        self.nodes.iter_mut().for_each(|it| it.stopped_until = it.stopped_until.min(self.now));
-        self.clients.iter_mut().for_each(|it| it.stopped_until = it.stopped_until.min(self.now));
         self.clock_goes_on();
         self.clock.go_at(self.now, 100);
         self.clients.iter_mut().for_each(|it| it.clock_percent = 100);
@@ -81,13 +79,16 @@ impl World {
                 && !it.calls.values().any(|it| it.matters())
                 && it.links.values().all(|it| it.conn.is_none() || it.up)
         };
+        let stops = self.nodes.iter().map(|it| it.stopped_until);
+        let goes_on = stops.chain(self.clients.iter().map(|it| it.stopped_until)).all(|it| it <= self.now);
         let client = self.clients.iter().filter(|it| it.alive).all(quiet);
         let node = self.nodes.iter().all(|it| it.core.as_ref().is_some_and(Node::is_member));
         // Nodes that died have been noticed and given up by now, and this life of the master knows all others.
         let lives = |it: &NodeStat| it.alive && self.node_of(it.info.segment).is_some();
         let knows = |nodes: &[NodeStat]| nodes.len() == self.nodes.len() && nodes.iter().all(lives);
         let master = |it: &Master| knows(&it.stat().nodes);
-        client
+        goes_on
+            && client
             && node
             && self.master.as_ref().is_some_and(master)
             && self.transfers.is_empty()
