@@ -14,6 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::{
     Effect, Master, Op, OpId, Visitor,
     catalog::{NamespaceIndex, NodeIndex},
+    ghosts::Ghost,
     members::Standing,
     refuse,
     resolve::Matcher,
@@ -53,8 +54,8 @@ pub(super) struct Dropping {
 enum Stage {
     /// Objects, from this number on.
     Objects(u64),
-    /// Every name is gone. Copies that others took away, and that are still to be confirmed: behind this key.
-    Ghosts(Key),
+    /// Every name is gone. Copies that others took away, and that are still to be confirmed: behind this one.
+    Ghosts(Ghost),
     /// Everything was asked for.
     Done,
 }
@@ -157,11 +158,18 @@ impl Master {
         self.effects.push_back(Effect::Reply(dropping.conn, dropping.id, reply));
     }
 
-    /// The last pieces are small, and not worth another turn.
+    /// That nothing is left to be asked for is seen at once. A piece, however small, is for a turn of its own:
+    /// many drops may hear of one node in one event.
     fn go_on_dropping(&mut self, op: OpId) {
         let Some(Op::Drop(dropping)) = self.ops.get(&op) else { return };
-        if matches!(dropping.stage, Stage::Ghosts(_)) && self.is_ready(op) {
-            self.drop_piece(op);
+        let is_last = match &dropping.stage {
+            Stage::Ghosts(after) => {
+                self.is_ready(op) && self.ghosts.after(dropping.namespace, after).next().is_none()
+            }
+            Stage::Objects(_) | Stage::Done => false,
+        };
+        if is_last && let Some(Op::Drop(dropping)) = self.ops.get_mut(&op) {
+            dropping.stage = Stage::Done;
         }
         self.maybe_end_drop(op);
     }
@@ -205,14 +213,15 @@ impl Master {
     }
 
     /// Copies that others took away: their nodes are asked once more, and the answer waits for them too.
-    fn piece_of_ghosts(&self, dropping: &Dropping, after: &Key) -> (Vec<(NodeIndex, Hold)>, Stage) {
-        let mut last = after;
+    fn piece_of_ghosts(&self, dropping: &Dropping, after: &Ghost) -> (Vec<(NodeIndex, Hold)>, Stage) {
+        let max = self.config.piece_objects_max.max(1);
         let mut replicas = Vec::new();
+        let mut last = None;
         for (looked_at, (key, node, hold)) in self.ghosts.after(dropping.namespace, after).enumerate() {
-            if looked_at >= self.config.piece_objects_max && key != last {
-                return (replicas, Stage::Ghosts(last.clone()));
+            if let Some((key, node, hold)) = last.filter(|_| looked_at >= max) {
+                return (replicas, Stage::Ghosts(Ghost { key: Key::clone(key), node, hold }));
             }
-            last = key;
+            last = Some((key, node, hold));
             let known = || dropping.unconfirmed.contains(&self.members.name(node));
             let wanted = dropping.matcher.matches(key) && !known();
             replicas.extend(wanted.then_some((node, hold)));
@@ -239,6 +248,6 @@ impl Master {
         let taken =
             victims.into_iter().flat_map(|index| self.take_out(index, Cause::Deleted, &dropping.label));
         let replicas = taken.collect();
-        (replicas, if next == 0 { Stage::Ghosts(Key(Box::default())) } else { Stage::Objects(next) })
+        (replicas, if next == 0 { Stage::Ghosts(Ghost::default()) } else { Stage::Objects(next) })
     }
 }

@@ -5,6 +5,7 @@
 //! told what it holds after it was told of this, or is lost.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
 use std::sync::Arc;
 
 use super::catalog::{NamespaceIndex, NodeIndex};
@@ -15,6 +16,20 @@ use crate::{Hold, Key, SlotId, Stamp};
 pub(super) struct Name {
     pub(super) namespace: NamespaceIndex,
     pub(super) key: Key,
+}
+
+/// One such copy. The least of them is none that there may be.
+#[derive(Clone, Debug)]
+pub(super) struct Ghost {
+    pub(super) key: Key,
+    pub(super) node: NodeIndex,
+    pub(super) hold: Hold,
+}
+
+impl Default for Ghost {
+    fn default() -> Self {
+        Self { key: Key(Box::default()), node: NodeIndex(0), hold: HOLD_MIN }
+    }
 }
 
 /// See the module.
@@ -71,15 +86,18 @@ impl Ghosts {
         self.by_name.range(first..=last).map(|(_, node, hold)| (*node, *hold)).collect()
     }
 
-    /// The copies of a namespace whose keys come after `after`, in the order of the keys.
+    /// The copies of a namespace that come after `after`, in the order of the keys.
     pub(super) fn after<'a>(
         &'a self,
         namespace: NamespaceIndex,
-        after: &Key,
+        after: &Ghost,
     ) -> impl Iterator<Item = (&'a Key, NodeIndex, Hold)> + use<'a> {
-        let name = Arc::new(Name { namespace, key: after.clone() });
-        let first = (name, NodeIndex(u16::MAX), HOLD_MAX);
-        let rest = self.by_name.range(first..).take_while(move |it| it.0.namespace == namespace);
+        let name = Arc::new(Name { namespace, key: after.key.clone() });
+        let before = (name, after.node, after.hold);
+        let rest = self
+            .by_name
+            .range((Bound::Excluded(before), Bound::Unbounded))
+            .take_while(move |it| it.0.namespace == namespace);
         rest.map(|(name, node, hold)| (&name.key, *node, *hold))
     }
 }

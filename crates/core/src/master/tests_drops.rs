@@ -32,6 +32,15 @@ impl Cluster {
         (0..count).for_each(|index| _ = self.put(&format!("k{index}"), 1, plain()));
     }
 
+    /// How many copies the first node, which is held up, was asked to take away since this was last called.
+    fn copies_asked_for(&mut self) -> usize {
+        let asked = std::mem::take(&mut self.held_up[0]).into_iter().map(|(_, request)| match request {
+            Request::Retire(retire) => retire.holds.len(),
+            _ => 0,
+        });
+        asked.sum()
+    }
+
     fn left(&self) -> u64 {
         self.master.stat().namespaces.iter().map(|it| it.objects).sum()
     }
@@ -131,6 +140,41 @@ fn a_drop_is_answered_without_a_node_that_does_not_confirm_but_not_before_every_
     let again = cluster.drop_all();
     while cluster.work() {}
     assert_eq!(cluster.dropped(again), confirmed(0));
+}
+
+#[test]
+fn one_turn_asks_for_a_bounded_number_of_copies_that_others_took_away() {
+    const PIECE: usize = 3;
+    // Copies of many names, or of one name that was replaced again and again.
+    for one_name in [false, true] {
+        let mut cluster = in_pieces_of(PIECE, &[64 * UNIT]);
+        let name = |index: usize| if one_name { "k".to_owned() } else { format!("k{index:02}") };
+        let reserve = |index| match cluster.reserve(&name(index), 1, plain()) {
+            ReserveOutcome::Room(room) => room,
+            other => panic!("{other:?}"),
+        };
+        let rooms: Vec<_> = (0..20).map(reserve).collect();
+        cluster.hold_up(0);
+        for (index, room) in rooms.iter().enumerate() {
+            cluster.send_commit(&name(index), 1, plain(), room);
+            cluster.delete(&name(index), true);
+        }
+        let owed = cluster.master.unconfirmed_count();
+        assert_eq!(owed, 20);
+        cluster.wait(500);
+        cluster.held_up[0].clear();
+        let id = cluster.drop_all();
+        // From here on nothing is waited for, so that there is always another piece to be done.
+        cluster.wait(500);
+        assert_eq!(cluster.dropped(id), None);
+        let mut turns = vec![cluster.copies_asked_for()];
+        while cluster.work() {
+            turns.push(cluster.copies_asked_for());
+        }
+        assert!(turns.iter().all(|&asked| asked <= PIECE), "one turn asks for too many: {turns:?}");
+        assert_eq!(turns.iter().sum::<usize>(), owed, "{turns:?}");
+        assert_eq!(cluster.dropped(id), unconfirmed(0, "node1"));
+    }
 }
 
 #[test]
