@@ -545,10 +545,13 @@ impl Oracle {
             Reply::Acked(outcomes) => self.acked(to, outcomes, memories, coverage),
             Reply::Announced(refused) => {
                 let segment = segment.unwrap_or_default();
-                for record in std::mem::take(&mut self.cause.announced) {
+                let announced = std::mem::take(&mut self.cause.announced);
+                let untold = refused.iter().filter(|hold| !announced.iter().any(|it| it.hold == **hold));
+                untold.for_each(|hold| self.untold(segment, *hold, memories));
+                for record in &announced {
                     match refused.contains(&record.hold) {
-                        true => self.refuses(segment, &record, coverage),
-                        false => self.taken_in(segment, &record, memories),
+                        true => self.refuses(segment, record, coverage),
+                        false => self.taken_in(segment, record, memories),
                     }
                 }
             }
@@ -612,6 +615,11 @@ impl Oracle {
     }
 
     fn taken_in(&mut self, segment: SegmentId, record: &Record, memories: &Memories) {
+        // The very same copy may have been decided anew, which its node had not heard yet.
+        let anew = self.generation_of.get(&(segment, record.hold)).copied();
+        if anew.is_some_and(|it| it > record.generation && it.epoch == self.epoch) {
+            return;
+        }
         if let Some(name) = record_name(record).filter(|_| self.cause.news) {
             self.older_is_refused(segment, name, record, memories);
             self.newest.insert(name, record.generation);

@@ -4,6 +4,7 @@
 use tiffin_core::{
     ConnId, Generation, Hold, RequestId, SegmentId, Tick,
     message::{DropPins, Pin, PinOutcome, Record},
+    node::SlotState,
 };
 
 use crate::{
@@ -69,6 +70,16 @@ impl Oracle {
         if !life.is_gone() && self.newest.get(&name) == Some(&generation) {
             let which = if pinned { "p4" } else { "names" };
             self.fail(which, || format!("{segment} must drop {name:?} {generation} for no reason"));
+        }
+    }
+
+    /// A node that has told everything must drop a copy that it did not tell of: it never heard that this
+    /// became one.
+    pub(crate) fn untold(&mut self, segment: SegmentId, hold: Hold, memories: &Memories) {
+        self.retired.insert((segment, hold));
+        let slot = memories.get(&segment).and_then(|it| it.load(hold));
+        if slot.is_some_and(|it| it.state == SlotState::Committed) {
+            self.fail("names", || format!("{segment} must drop {hold:?}, which it committed"));
         }
     }
 
