@@ -2,11 +2,11 @@
 
 use super::{tests::*, *};
 use crate::{
-    Hold, MARKS_MAX, OWNER_BYTES_MAX, SlotId, Stamp,
+    Hold, Location, MARKS_MAX, OWNER_BYTES_MAX, SlotId, Stamp,
     marks::Marks,
     message::{
         Announce, CommitItem, CommitOutcome, Decide, DecideItem, DeleteOutcome, NodeInfo, Pin, PinOutcome,
-        Policy, PutOptions, Record, Register, Registered, ReserveOutcome, ResolveOutcome, Usage, Why,
+        Policy, PutOptions, Record, Register, Registered, ReserveOutcome, ResolveOutcome, Why,
     },
     node,
 };
@@ -14,16 +14,33 @@ use crate::{
 impl Cluster {
     /// The first node registers on a connection that breaks before it hears the answer.
     fn register_in_vain(&mut self) -> Registered {
+        let (conn, registered) = self.register(0);
+        self.event(Event::Closed(conn));
+        registered
+    }
+
+    /// A node registers on a connection of which it hears nothing.
+    fn register(&mut self, index: usize) -> (ConnId, Registered) {
         self.next_conn += 1;
         let conn = ConnId(self.next_conn);
         self.event(Event::Opened(conn, Hello { role: Role::Node, ..Hello::default() }));
-        let info = NodeInfo { segment: SegmentId(1), name: "node1".into(), ..NodeInfo::default() };
-        let register = Register { info, usage: Usage::default(), epoch: 5 };
+        let (segment, name) = (SegmentId(index as u64 + 1), format!("node{}", index + 1));
+        let info = NodeInfo { segment, name, ..NodeInfo::default() };
+        let register = Register { info, usage: self.nodes[index].usage(), epoch: 5 };
         let id = RequestId(900);
         self.event(Event::Request(conn, id, Request::Register(register)));
-        self.event(Event::Closed(conn));
         match self.replies.remove(&id) {
-            Some(Reply::Registered(registered)) => registered,
+            Some(Reply::Registered(registered)) => (conn, registered),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// On such a connection it tells all that it holds, and is to be told what it must drop.
+    fn announce(&mut self, conn: ConnId, items: Vec<Record>) -> Vec<Hold> {
+        let id = RequestId(902);
+        self.event(Event::Request(conn, id, Request::Announce(Announce { items, last: true })));
+        match self.replies.remove(&id) {
+            Some(Reply::Announced(refused)) => refused,
             other => panic!("{other:?}"),
         }
     }
@@ -158,12 +175,7 @@ fn a_refusal_of_what_was_announced_is_owed_until_the_node_has_heard_it() {
     cluster.restart_with(6, &[1]);
     // The first node announces its old copy, and its link breaks before it hears that it must drop it.
     cluster.register_in_vain();
-    cluster.next_conn += 1;
-    let conn = ConnId(cluster.next_conn);
-    cluster.event(Event::Opened(conn, Hello { role: Role::Node, ..Hello::default() }));
-    let info = NodeInfo { segment: SegmentId(1), name: "node1".into(), ..NodeInfo::default() };
-    let register = Register { info, usage: Usage::default(), epoch: 5 };
-    cluster.event(Event::Request(conn, RequestId(901), Request::Register(register)));
+    let (conn, _) = cluster.register(0);
     let hold = Hold { slot: SlotId(0), stamp: Stamp(1) };
     let record = Record {
         hold,
@@ -173,9 +185,7 @@ fn a_refusal_of_what_was_announced_is_owed_until_the_node_has_heard_it() {
         len: UNIT,
         marks: Marks::default(),
     };
-    let announce = Announce { items: vec![record], last: true };
-    cluster.event(Event::Request(conn, RequestId(902), Request::Announce(announce)));
-    assert_eq!(cluster.replies.remove(&RequestId(902)), Some(Reply::Announced(vec![hold])));
+    assert_eq!(cluster.announce(conn, vec![record]), [hold]);
     cluster.event(Event::Closed(conn));
     assert_eq!(cluster.register_in_vain().retire, [hold]);
     cluster.link(0);
@@ -191,17 +201,90 @@ fn a_copy_that_a_joining_node_has_yet_to_hear_of_is_not_forgotten() {
     let joining = other.segment.0 as usize - 1;
     // The other node's link breaks; it registers, and announces before it hears that it has a copy.
     cluster.unlink(joining);
-    cluster.next_conn += 1;
-    let conn = ConnId(cluster.next_conn);
-    cluster.event(Event::Opened(conn, Hello { role: Role::Node, ..Hello::default() }));
-    let info = NodeInfo { segment: other.segment, name: "joining".into(), ..NodeInfo::default() };
-    let register = Register { info, usage: Usage { capacity: 4 * UNIT, ..Usage::default() }, epoch: 5 };
-    cluster.event(Event::Request(conn, RequestId(901), Request::Register(register)));
+    let (conn, _) = cluster.register(joining);
     cluster.send_commit("k", UNIT, twice, &room);
-    let announce = Announce { items: vec![], last: true };
-    cluster.event(Event::Request(conn, RequestId(902), Request::Announce(announce)));
+    assert_eq!(cluster.announce(conn, vec![]), []);
     let ResolveOutcome::Found(found) = cluster.resolve("k", false) else { panic!() };
     assert_eq!(found.replicas, [home, other]);
+}
+
+/// An object with two copies, of which one is on a node that never hears that it became one: its link breaks
+/// before. The locations of both.
+fn with_an_unheard_copy() -> (Cluster, [Location; 2]) {
+    let mut cluster = Cluster::new(&[4 * UNIT, 4 * UNIT]);
+    let twice = PutOptions { replicas: 2, ..plain() };
+    let ReserveOutcome::Room(room) = cluster.reserve("k", UNIT, twice.clone()) else { panic!() };
+    let (home, other) = (room[0].location, room[1].location);
+    let away = other.segment.0 as usize - 1;
+    // The writer stays connected to that node, so its room is not given back for that reason.
+    let opened = node::Event::Opened { conn: CLIENT, client: ClientId(7), namespace: "default".into() };
+    cluster.node_event(away, opened);
+    cluster.hold_up(away);
+    cluster.send_commit("k", UNIT, twice, &room);
+    let ResolveOutcome::Found(found) = cluster.resolve("k", false) else { panic!() };
+    assert_eq!(found.replicas, [home, other]);
+    cluster.unlink(away);
+    cluster.held_up[away].clear();
+    cluster.let_go(away);
+    (cluster, [home, other])
+}
+
+#[test]
+fn a_copy_that_its_node_never_heard_of_is_taken_away_when_it_returns() {
+    let (mut cluster, [home, other]) = with_an_unheard_copy();
+    let away = other.segment.0 as usize - 1;
+    assert_eq!(cluster.nodes[away].usage().granted, UNIT);
+    cluster.link(away);
+    let ResolveOutcome::Found(found) = cluster.resolve("k", false) else { panic!() };
+    assert_eq!(found.replicas, [home]);
+    // Whoever was told where it lies reads nothing there.
+    assert_eq!(cluster.nodes[away].usage().free, 4 * UNIT);
+    cluster.node_event(away, node::Event::Beat);
+    assert_eq!(cluster.master.unconfirmed_count(), 0);
+    assert_eq!(cluster.delete("k", true), Some(DeleteOutcome::Deleted));
+}
+
+#[test]
+fn a_delete_is_not_confirmed_before_a_node_has_heard_to_drop_what_it_did_not_tell_of() {
+    let (mut cluster, [_, other]) = with_an_unheard_copy();
+    let away = other.segment.0 as usize - 1;
+    let name = format!("node{}", away + 1);
+    // It comes back, and its link breaks again before it hears the answer.
+    let (conn, registered) = cluster.register(away);
+    assert_eq!(registered.retire, []);
+    assert_eq!(cluster.announce(conn, vec![]), [other.hold()]);
+    cluster.event(Event::Closed(conn));
+    assert_eq!(cluster.delete("k", true), Some(DeleteOutcome::Unconfirmed(vec![name.clone()])));
+    assert_eq!(cluster.delete("k", true), Some(DeleteOutcome::Unconfirmed(vec![name])));
+    cluster.link(away);
+    assert_eq!(cluster.nodes[away].usage().free, 4 * UNIT);
+    assert_eq!(cluster.delete("k", true), Some(DeleteOutcome::Absent));
+}
+
+#[test]
+fn a_question_about_what_was_deleted_is_stale_while_any_copy_is_not_confirmed() {
+    let mut cluster = Cluster::new(&[4 * UNIT, 4 * UNIT]);
+    let twice = PutOptions { replicas: 2, ..plain() };
+    let ReserveOutcome::Room(room) = cluster.reserve("k", UNIT, twice.clone()) else { panic!() };
+    assert!(matches!(cluster.commit("k", UNIT, twice.clone(), &room), CommitOutcome::Stored(_)));
+    let (home, other) = (room[0].location, room[1].location);
+    let (asking, slow) = (home.segment.0 as usize - 1, other.segment.0 as usize - 1);
+    // The home is away for so long that the master forgets what it owes; the other one is only slow.
+    cluster.hold_up(slow);
+    cluster.unlink(asking);
+    assert_eq!(cluster.delete("k", true), None);
+    cluster.wait(2_000);
+    cluster.link(asking);
+    // The home never heard that the object was stored: what was prepared there is asked about once more.
+    let item =
+        CommitItem { hold: home.hold(), key: key("k"), len: UNIT, options: twice, others: vec![other] };
+    let decide = DecideItem { namespace: "default".into(), client: ClientId(7), item };
+    let asked = Request::Decide(Decide { items: vec![decide], wait_ms: 500 });
+    cluster.event(Event::Request(cluster.links[asking], RequestId(77), asked));
+    assert!(!cluster.has("k"));
+    cluster.let_go(slow);
+    assert!(!cluster.has("k"));
+    assert_eq!((cluster.nodes[slow].usage().objects, cluster.master.unconfirmed_count()), (0, 0));
 }
 
 #[test]
