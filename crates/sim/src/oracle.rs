@@ -450,7 +450,7 @@ impl Oracle {
             }
             Effect::Ask(_, _, Request::Settle(settle)) => {
                 for record in &settle.commit {
-                    self.record(segment.unwrap_or_default(), record, false);
+                    self.settles(segment.unwrap_or_default(), record);
                 }
             }
             Effect::Reply(conn, id, reply) => {
@@ -612,6 +612,20 @@ impl Oracle {
             others.chain([(segment, item.item.hold)]).for_each(|it| _ = self.retired.remove(&it));
         }
         self.record(segment, &record, late);
+    }
+
+    /// A node is told of its copy, perhaps long before the decision is answered; so it is known what the
+    /// home has.
+    fn settles(&mut self, segment: SegmentId, record: &Record) {
+        let is_other = |it: &DecideItem| {
+            it.item.others.iter().any(|it| it.segment == segment && it.hold() == record.hold)
+        };
+        for deciding in self.deciding.values() {
+            for item in deciding.items.iter().filter(|it| is_other(it)) {
+                self.generation_of.insert((deciding.segment, item.item.hold), record.generation);
+            }
+        }
+        self.record(segment, record, false);
     }
 
     fn taken_in(&mut self, segment: SegmentId, record: &Record, memories: &Memories) {
