@@ -20,6 +20,7 @@ use std::time::Duration;
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
+use tiffin_client::while_waiting_is;
 use tokio::net::UnixStream;
 use tokio::runtime::{Builder, Runtime};
 
@@ -81,7 +82,7 @@ pub(crate) fn block_on<T: Send>(py: Python<'_>, work: impl AsyncFnOnce() -> T + 
         return py.detach(|| hearing_signals(engine, work));
     }
     let (result, entry) = py.detach(|| {
-        let result = engine.runtime.block_on(work());
+        let result = while_waiting_is(true, || engine.runtime.block_on(work()));
         match engine.entry() {
             Some(entry) => (result, entry),
             None => stay_outside(),
@@ -151,13 +152,14 @@ fn hearing_signals<T>(engine: &Engine, work: impl AsyncFnOnce() -> T) -> PyResul
     let process = process::current();
     let mut work = pin!(work());
     loop {
-        let turn = engine.runtime.block_on(async {
+        let turn = async {
             tokio::select! {
                 biased;
                 result = &mut work => Some(result),
                 () = tokio::time::sleep(SIGNALS_EVERY) => None,
             }
-        });
+        };
+        let turn = while_waiting_is(true, || engine.runtime.block_on(turn));
         if let Some(result) = turn {
             return Ok(result);
         }

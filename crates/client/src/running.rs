@@ -6,7 +6,9 @@
 
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
-use std::task::Poll;
+use std::task::{Context, Poll};
+
+use tiffin_rpc::{may_wait, while_waiting_is};
 
 /// One of the things.
 pub(crate) type Job<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -28,23 +30,26 @@ impl<'a, T> Running<'a, T> {
     /// The next result, as soon as there is one; `None` when nothing is under way. Dropping this future loses
     /// nothing.
     pub(crate) async fn next(&mut self) -> Option<T> {
-        poll_fn(|context| {
-            // All are polled at every wake. They are as many as nodes are involved, so that is cheap.
-            let ready =
-                self.jobs.iter_mut().enumerate().find_map(|(index, job)| match job.as_mut().poll(context) {
-                    Poll::Ready(result) => Some((index, result)),
-                    Poll::Pending => None,
-                });
-            match ready {
-                Some((index, result)) => {
-                    drop(self.jobs.swap_remove(index));
-                    Poll::Ready(Some(result))
-                }
-                None if self.jobs.is_empty() => Poll::Ready(None),
-                None => Poll::Pending,
+        // One that waits in the socket would keep the others from beginning.
+        let alone = self.jobs.len() == 1;
+        poll_fn(|context| while_waiting_is(alone && may_wait(), || self.poll(context))).await
+    }
+
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<T>> {
+        // All are polled at every wake. They are as many as nodes are involved, so that is cheap.
+        let ready =
+            self.jobs.iter_mut().enumerate().find_map(|(index, job)| match job.as_mut().poll(context) {
+                Poll::Ready(result) => Some((index, result)),
+                Poll::Pending => None,
+            });
+        match ready {
+            Some((index, result)) => {
+                drop(self.jobs.swap_remove(index));
+                Poll::Ready(Some(result))
             }
-        })
-        .await
+            None if self.jobs.is_empty() => Poll::Ready(None),
+            None => Poll::Pending,
+        }
     }
 
     /// All results, in the order in which they come.

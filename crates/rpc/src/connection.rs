@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use tiffin_core::RequestId;
 use tiffin_core::message::{Hello, Reply, Request, Welcome};
@@ -15,7 +16,11 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::desk::{Asked, Desk, Late, Slot, Table, Waited};
 use crate::link::Ticket;
-use crate::{Address, CallError, Dialed, Outbox, SendError, dial, greet};
+use crate::{Address, CallError, Dialed, Outbox, SendError, dial, greet, may_wait};
+
+/// How long a thread that may wait does so in the socket. Most answers come sooner; for the others it waits as a task
+/// does, and can be interrupted.
+const LINGER_TIME_MAX: Duration = Duration::from_millis(4);
 
 /// A connection for calls. Clones call over the same stream, which is closed when the last one is dropped.
 #[derive(Clone, Debug)]
@@ -161,6 +166,10 @@ impl Connection {
                 return Err(shared.timeout(request));
             }
         };
+        if may_wait() {
+            let until = deadline.min(Instant::now() + LINGER_TIME_MAX).into_std();
+            shared.desk.linger(until, || !place.answer.is_empty());
+        }
         match timeout_at(deadline, &mut place.answer).await {
             Ok(Ok(reply)) => accepted(reply),
             Ok(Err(_)) => Err(shared.lost()),

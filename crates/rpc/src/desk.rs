@@ -146,6 +146,21 @@ impl Desk {
         }
     }
 
+    /// Reads in this thread until something has come that `is_done` looks for, or for a moment, unless somebody
+    /// reads already. It is handed out as ever.
+    pub(crate) fn linger(&self, until: Instant, is_done: impl Fn() -> bool) {
+        let Some(mut sitting) = self.sit_down(true) else { return };
+        let mut handed_out = sitting.hand_out();
+        while !is_done() {
+            let read = |stream: &Stream, buffer: &mut Vec<u8>| stream.read_until(buffer, until);
+            match handed_out.and_then(|()| sitting.read(read)) {
+                Ok(_) => handed_out = Ok(()),
+                Err(Ended::Broken(error)) if error.kind() == io::ErrorKind::TimedOut => return,
+                Err(ended) => return sitting.end(&ended),
+            }
+        }
+    }
+
     /// Makes sure that somebody watches: called by a thread that is no longer in the table, because the
     /// seat may have been left to it.
     pub(crate) fn leave(&self) {

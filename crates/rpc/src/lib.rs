@@ -17,6 +17,7 @@ mod connection;
 mod desk;
 mod greet;
 mod link;
+mod patience;
 mod stream;
 mod watch;
 
@@ -30,6 +31,7 @@ pub use address::{Address, AddressError};
 pub use connection::Connection;
 pub use greet::{Dialed, Greeting, HELLO_BYTES_MAX, dial};
 pub use link::{Inbox, OUTBOX_BYTES_MAX, Outbox, SendError};
+pub use patience::{may_wait, while_waiting_is};
 pub use stream::{ListenError, Listener, Peer, Stream};
 
 /// Why a call has no answer.
