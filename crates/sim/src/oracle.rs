@@ -628,6 +628,19 @@ impl Oracle {
         self.record(segment, record, false);
     }
 
+    /// A lookup tells what a copy is that its node asks about once more, before that is answered: a node that
+    /// was lost may ask about what was stored and deleted before.
+    pub(crate) fn named_anew(&mut self, place: (SegmentId, Hold), generation: Generation) {
+        let asked =
+            |it: &Deciding| it.segment == place.0 && it.items.iter().any(|it| it.item.hold == place.1);
+        if let Some(known) = self.generation_of.get_mut(&place)
+            && *known < generation
+            && self.deciding.values().any(asked)
+        {
+            *known = generation;
+        }
+    }
+
     fn taken_in(&mut self, segment: SegmentId, record: &Record, memories: &Memories) {
         // The very same copy may have been decided anew, which its node had not heard yet.
         let anew = self.generation_of.get(&(segment, record.hold)).copied();

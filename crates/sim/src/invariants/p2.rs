@@ -118,6 +118,7 @@ impl Oracle {
         if generation < newest {
             self.fail("p2", || format!("a lookup of {name:?} found {generation} after {newest} was seen"));
         }
+        found.replicas.iter().for_each(|it| self.named_anew((it.segment, it.hold()), generation));
         self.seen(name, generation);
     }
 
