@@ -143,6 +143,7 @@ impl World {
 
     /// The master does a piece of the work that it cannot do in one go.
     pub(crate) fn master_works(&mut self) {
+        self.let_time_pass();
         self.working = false;
         let now = self.tell_time();
         let Some(master) = &mut self.master else { return };
@@ -152,6 +153,7 @@ impl World {
     }
 
     fn master_handles(&mut self, event: MasterEvent) {
+        self.let_time_pass();
         let now = self.tell_time();
         let Some(master) = &mut self.master else { return };
         master.handle(now, event);

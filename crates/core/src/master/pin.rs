@@ -31,13 +31,12 @@ impl Master {
             let index = self.catalog.find(namespace, key);
             outcomes.push(match index {
                 None => PinOutcome::Absent,
-                Some(index) => match self.pin_one(index, &pin.owner, pin.on) {
-                    None => PinOutcome::TooMany,
-                    Some(changed) => {
-                        marked.extend(changed.then_some((item, index)));
-                        PinOutcome::Done
-                    }
-                },
+                Some(index) if !self.pin_one(index, &pin.owner, pin.on) => PinOutcome::TooMany,
+                // Also what was said before: it may not be in writing everywhere yet.
+                Some(index) => {
+                    marked.push((item, index));
+                    PinOutcome::Done
+                }
             });
         }
         let deadline = Some(self.now.after(pin.wait_ms));
@@ -65,16 +64,17 @@ impl Master {
         self.retire_and_mark(conn, id, answer, Vec::new(), &marked, deadline);
     }
 
-    /// Sets or ends one pin; whether that changed anything, or nothing if there are too many.
-    fn pin_one(&mut self, index: ObjectIndex, owner: &str, on: bool) -> Option<bool> {
-        let mut marks = self.catalog.get(index)?.marks().cloned().unwrap_or_default();
+    /// Sets or ends one pin, unless it is so already; `false` if there are too many.
+    fn pin_one(&mut self, index: ObjectIndex, owner: &str, on: bool) -> bool {
+        let Some(object) = self.catalog.get(index) else { return false };
+        let mut marks = object.marks().cloned().unwrap_or_default();
         let has = marks.pins.iter().any(|it| it == owner);
         if has == on {
-            return Some(false);
+            return true;
         }
         if on {
             if marks.pins.len() >= MARKS_MAX {
-                return None;
+                return false;
             }
             marks.pins.push(owner.to_owned());
         } else {
@@ -83,7 +83,7 @@ impl Master {
             self.room.note_change();
         }
         self.catalog.mark(index, marks);
-        Some(true)
+        true
     }
 
     /// Tells the nodes what the catalog says of these objects. A node that is away is told when it is back.

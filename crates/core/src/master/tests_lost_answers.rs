@@ -303,6 +303,28 @@ fn a_pin_that_one_copy_has_in_writing_counts_for_all_of_them() {
 }
 
 #[test]
+fn a_pin_is_not_confirmed_by_asking_again() {
+    for on in [true, false] {
+        let mut cluster = Cluster::new(&[4 * UNIT]);
+        cluster.put("k", UNIT, plain());
+        let pin = |on| Request::Pin(Pin { keys: vec![key("k")], owner: "run".into(), on, wait_ms: 500 });
+        let done = Some(Reply::Pinned(vec![PinOutcome::Done]));
+        assert_eq!(cluster.ask(pin(!on)), done);
+        cluster.unlink(0);
+        let unconfirmed = Some(Reply::Pinned(vec![PinOutcome::Unconfirmed(vec!["node1".into()])]));
+        assert_eq!(cluster.ask(pin(on)), unconfirmed);
+        assert_eq!(cluster.ask(pin(on)), unconfirmed);
+        // Nobody was told of it but this life of the master.
+        cluster.restart_with(6, &[0]);
+        assert_eq!(cluster.pins("k").is_empty(), on);
+        assert_eq!(cluster.ask(pin(on)), done);
+        assert_eq!(cluster.ask(pin(on)), done);
+        cluster.restart_with(7, &[0]);
+        assert_eq!(cluster.pins("k").is_empty(), !on);
+    }
+}
+
+#[test]
 fn an_object_stays_when_its_node_has_no_room_for_what_is_to_be_written_beside_it() {
     let mut cluster = Cluster::new(&[64 * UNIT]);
     let owner = |index: usize| format!("{index:0>OWNER_BYTES_MAX$}");

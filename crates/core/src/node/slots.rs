@@ -257,6 +257,10 @@ impl Slots {
     /// full. The new ones are written before the slot points to them, so that a crash leaves the old or the
     /// new.
     pub(super) fn mark(&mut self, hold: Hold, marks: Marks, effects: &mut VecDeque<Effect>) -> bool {
+        let written = self.get(hold).and_then(|it| it.identity.as_ref()).map(|it| &it.marks);
+        if written == Some(&marks) {
+            return true;
+        }
         let bytes = marks.to_bytes();
         let Some(room) = self.heap.take_contiguous(bytes.len() as u64) else { return false };
         let Some(slot) = self.get_mut(hold).filter(|it| it.identity.is_some()) else {
