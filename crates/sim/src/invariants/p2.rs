@@ -1,8 +1,8 @@
 //! P2: once a delete is answered `Deleted` or `Absent`, no copy validates and no lookup finds it, ever
 //! again, whatever had taken it away before. `Unconfirmed`: lookups miss, and once a node that could not
 //! confirm is readmitted, its copies do not validate. What replaced an object is never replaced by it, and
-//! the same holds for the object that was replaced. Memory that nobody tells of deletes says so, which is what
-//! those who read it without asking go by.
+//! the same holds for the object that was replaced. Memory that nobody tells of deletes says so, which is
+//! what those who read it without asking go by.
 //!
 //! Exempt, until the master keeps more than it can be told: copies on a node that was declared lost, for as
 //! long as it is; and copies on a node that has not joined this life of the master yet.
