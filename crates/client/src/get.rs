@@ -162,12 +162,14 @@ async fn read<'a>(
             // A member hears of every delete, so what it still holds is still what the master once said it
             // is.
             let epoch = inner.current_master().map(|it| it.epoch);
-            let holds = |op: &ReadOp<'_>| epoch.is_some_and(|it| route.holds(op.slot, op.stamp, it));
-            let counts = |op: &ReadOp<'_>| !unasked || holds(op);
-            let counted = outcomes.into_iter().zip(&ops);
-            counted
-                .map(|(it, op)| it.and(if counts(op) { Ok(()) } else { Err(TransferError::Stale) }))
-                .collect()
+            let uses = ops.iter().map(|op| (op.slot, op.stamp));
+            let counts = match (unasked, epoch) {
+                (false, _) => vec![true; ops.len()],
+                (true, Some(epoch)) => route.holds(uses, epoch),
+                (true, None) => vec![false; ops.len()],
+            };
+            let counted = outcomes.into_iter().zip(counts);
+            counted.map(|(it, counts)| if counts { it } else { it.and(Err(TransferError::Stale)) }).collect()
         }
         Err(error) => {
             let failed = ReadResult::Unreachable(error.to_string());

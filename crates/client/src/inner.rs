@@ -26,6 +26,7 @@ use crate::link::{Link, Usable};
 use crate::reservations::{Held, Reservations};
 use crate::route::{self, OpenRoute, Traveller};
 use crate::running::Running;
+use crate::spares::Spares;
 use crate::tend::{self, Chore};
 use crate::{ConnectOptions, Deadline, Error, Route, host};
 
@@ -72,6 +73,7 @@ pub(crate) struct Inner {
     pub(crate) reservations: Reservations,
     pub(crate) chores: mpsc::UnboundedSender<Chore>,
     pub(crate) known: Memory,
+    pub(crate) spares: Spares,
     traveller: Traveller,
     address: Address,
     master: Arc<Link<Master>>,
@@ -119,6 +121,7 @@ impl Inner {
             reservations: Reservations::default(),
             chores,
             known: Memory::new(known::KNOWN_MAX, drawn),
+            spares: Spares::default(),
             traveller,
             master: Arc::new(Link::new(format!("`{address}`"), Duration::ZERO)),
             address,

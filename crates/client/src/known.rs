@@ -105,24 +105,43 @@ pub(crate) fn recall(inner: &Inner, keys: &[Key], options: GetOptions) -> Vec<Ge
     keys.iter().zip(known).map(|(key, known)| GetRequest { key: key.clone(), known }).collect()
 }
 
+/// Where one of the objects asked for was last seen.
+struct Use {
+    index: usize,
+    slot: u32,
+    stamp: u64,
+}
+
 /// Whether objects that are known are certainly there. `false` says nothing.
 pub(crate) fn is_there(inner: &Inner, keys: &[Key], options: ResolveOptions) -> Vec<bool> {
     let epoch = inner.current_master().map(|it| it.epoch);
     let Some(epoch) = epoch.filter(|_| !(options.lease && inner.has_strict_leases())) else {
         return vec![false; keys.len()];
     };
-    let mut mapped = Mapped::default();
+    let is_use = options.touch || options.lease;
+    let mut by_segment: BTreeMap<SegmentId, Vec<Use>> = BTreeMap::new();
     let mut state = inner.known.lock();
     state.lease |= options.lease;
-    let mut is_there = |key: &Key| {
-        let is_use = options.touch || options.lease;
+    for (index, key) in keys.iter().enumerate() {
         let found = if is_use { state.known.find(key) } else { state.known.peek(key) };
-        let mut replicas = found.map(|it| it.replicas.as_slice()).unwrap_or_default().iter();
-        replicas.any(|it| {
-            mapped.get(inner, it.segment).is_some_and(|route| route.holds(it.slot.0, it.stamp.0, epoch))
-        })
-    };
-    keys.iter().map(&mut is_there).collect()
+        for replica in found.map(|it| it.replicas.as_slice()).unwrap_or_default() {
+            let uses = by_segment.entry(replica.segment).or_default();
+            uses.push(Use { index, slot: replica.slot.0, stamp: replica.stamp.0 });
+        }
+    }
+    drop(state);
+    let mut mapped = Mapped::default();
+    let mut there = vec![false; keys.len()];
+    for (segment, uses) in by_segment {
+        let Some(route) = mapped.get(inner, segment) else { continue };
+        let held = route.holds(uses.iter().map(|it| (it.slot, it.stamp)), epoch);
+        for (it, _) in uses.iter().zip(held).filter(|(_, held)| *held) {
+            if let Some(there) = there.get_mut(it.index) {
+                *there = true;
+            }
+        }
+    }
+    there
 }
 
 /// Takes in what a batch of gets has found out. `before` is what was known of each.

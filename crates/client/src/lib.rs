@@ -101,6 +101,7 @@ mod reserved;
 mod route;
 mod running;
 mod sample;
+mod spares;
 mod tend;
 mod types;
 mod view;
@@ -125,6 +126,7 @@ pub use tiffin_core::message::{
     NodeStat, OnExists, Pattern, Policy, PutOptions, Quota, Stat, Usage, Why,
 };
 pub use tiffin_core::{ClientId, Generation, Key, KeyError, Location, SegmentId};
+pub use tiffin_rpc::while_waiting_is;
 pub use tiffin_transport::{Counters, SourceBuf, TargetBuf};
 pub use types::{Effect, Fetched, GetInto, Info, Object, Part, Put, Replica, Route, Stored, Watermark, Way};
 pub use view::View;

@@ -6,14 +6,14 @@ use tiffin_core::message::{CommitOutcome, PutOptions, Reply, Request};
 use tiffin_core::session::{Need, NeedId, Peer, Put as Session, PutOutcome, PutRequest, WriteResult};
 use tiffin_core::{Location, Reservation, SegmentId};
 use tiffin_transport::{TransferError, WriteOp};
-use tokio::time::timeout_at;
+use tokio::time::{Instant, timeout_at};
 
 use crate::inner::{Inner, call_failure};
 use crate::names;
 use crate::reservations::Held;
 use crate::reserved::Grip;
 use crate::running::Running;
-use crate::{Deadline, Effect, Error, Patience, Put, Stored, batch};
+use crate::{Deadline, Effect, Error, Patience, Put, Stored, batch, spares};
 
 /// What was carried out.
 enum Done {
@@ -67,7 +67,11 @@ async fn drive(
     // Dropped last: what is left is given back when no copy of ours can be under way any more.
     let held = Held::new(&inner.reservations, &inner.chores);
     let held = &held;
-    let ready = puts.iter().map(|_| ready.next().map(|grip| grip.hand_over(held)).unwrap_or_default());
+    let at_hand = |put| {
+        let room = inner.spares.take(put, Instant::now());
+        room.inspect(|it| held.take(it.location)).into_iter().collect()
+    };
+    let ready = puts.iter().map(|put| ready.next().map_or_else(|| at_hand(put), |grip| grip.hand_over(held)));
     let requests = puts.iter().zip(ready).map(|(put, ready)| request(put, ready)).collect();
     let mut session =
         Session::new(requests).waiting(patience.wait_ms(deadline)).confirming(names::wait_ms(deadline));
@@ -113,6 +117,9 @@ async fn drive(
         }
     }
     drop(running);
+    if let Some(order) = puts.last().and_then(|put| inner.spares.order(put)) {
+        spares::ask(inner, order);
+    }
     let is_late = is_late || deadline.has_passed();
     let outcomes = session.into_outcomes();
     learn(inner, puts, &outcomes);

@@ -94,15 +94,21 @@ impl OpenRoute {
         self.unless_gone(outcomes)
     }
 
-    /// Whether the memory is mapped here, its node is a member in this life of the master, and that use of
-    /// a slot is an object: after all that was read before.
+    /// For each of these uses of slots: whether the memory is mapped here, its node is a member in this life
+    /// of the master, and the use is an object: after all that was read before.
     ///
     /// In this order: a node that was away is a member again only after it has let go of what it owed, so
     /// a use that is still there after that was found is not among it.
-    pub(crate) fn holds(&self, slot: u32, stamp: u64, epoch: u64) -> bool {
+    pub(crate) fn holds(&self, uses: impl Iterator<Item = (u32, u64)>, epoch: u64) -> Vec<bool> {
         let is_member = |it: &ControlReader| it.is_member() && it.epoch() == epoch;
-        let is_held = self.control().is_some_and(|it| is_member(it) && it.is_committed(slot, stamp));
-        is_held && !self.is_node_gone()
+        let control = self.control();
+        let is_held = |(slot, stamp)| control.is_some_and(|it| is_member(it) && it.is_committed(slot, stamp));
+        let mut held: Vec<_> = uses.map(is_held).collect();
+        // The kernel is asked once for all: a node that is there now was there when they were looked at.
+        if held.contains(&true) && self.is_node_gone() {
+            held.fill(false);
+        }
+        held
     }
 
     fn control(&self) -> Option<&ControlReader> {

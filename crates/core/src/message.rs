@@ -279,6 +279,9 @@ pub struct Reserve {
     pub avoid: Vec<SegmentId>,
     /// How long to wait for room where there is none, before the answer is `Full`.
     pub wait_ms: u64,
+    /// It is for objects that may come, to have at hand: the names only say how long they may be. There is
+    /// none where room is short or rationed, nothing is evicted for it, and nobody waits for it.
+    pub spare: bool,
 }
 
 /// One object to be.

@@ -54,7 +54,7 @@ message! {
         1 => replicas, 2 => on_exists, 3 => hard_pin, 4 => soft_pin_ms, 5 => preferred,
         6 => owner, 7 => sample,
     }
-    Reserve { 1 => items, 2 => avoid, 3 => wait_ms }
+    Reserve { 1 => items, 2 => avoid, 3 => wait_ms, 4 => spare }
     Quota { 1 => used, 2 => limit }
     ReserveItem { 1 => key, 2 => len, 3 => options }
     Reserved { 1 => items, 2 => nodes }

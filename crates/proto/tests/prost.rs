@@ -156,7 +156,10 @@ fn a_reserve_is_protobuf() {
     let item = ReserveItem { key: Key::new(b"\xff\x00").unwrap(), len: u64::MAX, options };
     let avoid = vec![SegmentId(1), SegmentId(u64::MAX)];
     check(
-        Incoming::Request(RequestId(1), Request::Reserve(Reserve { items: vec![item], avoid, wait_ms: 0 })),
+        Incoming::Request(
+            RequestId(1),
+            Request::Reserve(Reserve { items: vec![item], avoid, ..Reserve::default() }),
+        ),
         &WireReserve {
             items: vec![WireReserveItem {
                 key: b"\xff\x00".to_vec(),

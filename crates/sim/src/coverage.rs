@@ -123,6 +123,8 @@ points! {
     SocketRead,
     /// A copy through a socket that lost its race, and knew it.
     SocketReadStale,
+    /// A put into room that was at hand.
+    PutAtHand,
     /// A get that asked nobody.
     KnownRead,
     /// A get that asked nobody at first, and had to.

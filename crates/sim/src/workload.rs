@@ -5,7 +5,8 @@ use tiffin_core::{
     marks::Consumption,
     message::{
         Ack, AckItem, Await, Delete, DeleteMatching, DropPins, Exists, Found, Lease, LeaseItem, LeaseOutcome,
-        Leased, List, OnExists, Pattern, Pin, Policy, PutOptions, Release, Request, Resolve,
+        Leased, List, OnExists, Pattern, Pin, Policy, PutOptions, Release, Request, Reserve, ReserveItem,
+        Resolve,
     },
     session::{Get, GetRequest, Put, PutRequest},
 };
@@ -44,7 +45,8 @@ impl World {
         match self.chance.below(100) {
             _ if looks => self.begin_look(client, namespace),
             _ if consumes => self.begin_lease(client, namespace),
-            0..36 => self.begin_put(client, namespace),
+            0..4 => self.begin_stock(client),
+            4..36 => self.begin_put(client, namespace),
             36..57 => self.begin_get(client, namespace),
             57..67 => self.change_lifetimes(client, namespace),
             67..80 => self.begin_look(client, namespace),
@@ -82,6 +84,15 @@ impl World {
         let (mut requests, mut values) = (Vec::new(), Vec::new());
         for _ in 0..count {
             let name = self.name(namespace);
+            let spare = self.clients.get_mut(client).and_then(|it| it.spares.pop());
+            if let Some((len, room)) = spare {
+                self.coverage.hit(Point::PutAtHand);
+                let on_exists = if self.chance.percent(70) { OnExists::Replace } else { OnExists::Keep };
+                let options = PutOptions { replicas: 1, on_exists, ..PutOptions::default() };
+                values.push(self.oracle.new_value(name, len));
+                requests.push(PutRequest { key: name.key(), len, options, ready: vec![room] });
+                continue;
+            }
             let len = self.len();
             let options = PutOptions {
                 replicas: if self.chance.once_in(60) { 0 } else { self.chance.between(1, 2) as u32 },
@@ -101,6 +112,18 @@ impl World {
             client,
             Kind::Put { put: Put::new(requests).waiting(wait_ms).confirming(confirm_ms), values },
         );
+    }
+
+    /// Asks for room to have at hand.
+    fn begin_stock(&mut self, client: usize) {
+        let len = self.len();
+        // As long as any name.
+        let key = Name { namespace: 0, key: 11 }.key();
+        let options = PutOptions { replicas: 1, ..PutOptions::default() };
+        let item = ReserveItem { key, len, options };
+        let items = vec![item; self.chance.between(1, 3) as usize];
+        let reserve = Reserve { items, spare: true, ..Reserve::default() };
+        self.ask_once(client, Kind::Stock(len), Request::Reserve(reserve));
     }
 
     /// Pins, quotas, leases, and questions about them.

@@ -172,3 +172,32 @@ async fn room_ends_with_its_client_also_where_a_view_is_left() {
         store.stop(soon()).await.unwrap();
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_puts_many_of_one_size_has_room_at_hand_until_it_stops() {
+    let cluster = Cluster::one(64 * MIB).await;
+    for client in [cluster.client().await, cluster.tcp_client().await] {
+        let bytes = pattern(7, 4096);
+        let put = |number: usize| Put::new(key(format!("k{number}")), &bytes);
+        // There is room at hand once a moment was quick enough, however slow the machine is.
+        let mut number = 0;
+        let many = async {
+            while granted(&cluster) == 0 {
+                only(client.put(&[put(number)], soon()).await).unwrap();
+                number = (number + 1) % 100;
+            }
+        };
+        assert!(tokio::time::timeout(Duration::from_secs(60), many).await.is_ok(), "there never was any");
+        let at_hand = granted(&cluster);
+        only(client.put(&[put(number)], soon()).await).unwrap();
+        assert!(granted(&cluster) <= at_hand, "a put reserves nothing while there is room at hand");
+        let batch: Vec<_> = (0..100).map(put).collect();
+        for stored in client.put(&batch, soon()).await {
+            stored.unwrap();
+        }
+        for number in [0, 57, 99] {
+            assert_eq!(bytes_of(&client, &format!("k{number}")).await, bytes);
+        }
+        eventually("all of it is given back", || granted(&cluster) == 0).await;
+    }
+}

@@ -91,7 +91,7 @@ impl Stage {
             len: OBJECT_BYTES,
             options: options.clone(),
         });
-        let reserve = Reserve { items: items.collect(), avoid: Vec::new(), wait_ms: 0 };
+        let reserve = Reserve { items: items.collect(), ..Reserve::default() };
         let Reply::Reserved(reserved) = self.client(Request::Reserve(reserve)) else {
             panic!("not a reservation")
         };

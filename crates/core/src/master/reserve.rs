@@ -37,6 +37,8 @@ pub(super) struct Reserving {
     id: RequestId,
     visitor: Arc<Visitor>,
     avoid: Vec<SegmentId>,
+    /// For objects that may come; see [`Reserve::spare`].
+    spare: bool,
     items: Vec<Item>,
     /// Nodes that have not answered yet in this round.
     outstanding: u32,
@@ -80,15 +82,18 @@ impl Master {
             let reply = refuse(Reason::Invalid, "the batch is too large");
             return self.effects.push_back(Effect::Reply(conn, id, reply));
         }
-        let items = reserve.items.into_iter().map(|request| self.first_look(visitor, request)).collect();
+        let spare = reserve.spare;
+        let look = |request| self.first_look(visitor, request, spare);
+        let items = reserve.items.into_iter().map(look).collect();
         let mut reserving = Reserving {
             conn,
             id,
             visitor: Arc::clone(visitor),
             avoid: reserve.avoid,
+            spare,
             items,
             outstanding: 0,
-            deadline: self.now.after(reserve.wait_ms),
+            deadline: self.now.after(if spare { 0 } else { reserve.wait_ms }),
             queued: false,
         };
         let op = self.next_op();
@@ -186,13 +191,13 @@ impl Master {
     }
 
     /// What can be said of an item without asking any node.
-    fn first_look(&self, visitor: &Visitor, request: ReserveItem) -> Item {
+    fn first_look(&self, visitor: &Visitor, request: ReserveItem, spare: bool) -> Item {
         let replicas = request.options.replicas;
         let done = if replicas == 0 || replicas > REPLICAS_MAX {
             Some(ReserveOutcome::Invalid(format!("{replicas} replicas: it must be 1 to {REPLICAS_MAX}")))
         } else if let Some(problem) = Marks::problem(&request.options) {
             Some(ReserveOutcome::Invalid(problem))
-        } else if request.options.on_exists == OnExists::Keep {
+        } else if request.options.on_exists == OnExists::Keep && !spare {
             let existing = self.catalog.find(visitor.namespace, &request.key);
             let existing = existing.and_then(|index| self.catalog.get(index));
             existing.map(|it| ReserveOutcome::Exists(it.generation()))
@@ -236,6 +241,9 @@ impl Master {
         let need = room_for(item.request.len).unwrap_or(u64::MAX);
         let candidates = self.candidates(reserving, item, need);
         let namespace = reserving.visitor.namespace;
+        if reserving.spare {
+            return self.plan_spare(reserving, index, &candidates, need);
+        }
         let first = item.got.is_empty();
         let whose = (reserving.visitor.label.as_str(), &item.request.key);
         if first && let Err(quota) = self.within_quota(namespace, need, whose) {
@@ -263,6 +271,30 @@ impl Master {
             return finish(reserving, index, ReserveOutcome::Full(self.total_usage()));
         }
         chosen
+    }
+
+    /// The node to ask for room to have at hand: one that is less than half full, and where nobody counts.
+    fn plan_spare(
+        &mut self,
+        reserving: &mut Reserving,
+        index: usize,
+        candidates: &[NodeIndex],
+        need: u64,
+    ) -> Vec<NodeIndex> {
+        let namespace = reserving.visitor.namespace;
+        let is_rationed = self.room.policy(namespace).is_some_and(|it| it.quota.is_some());
+        let has_plenty = |node: &&NodeIndex| {
+            let member = self.members.get(**node).filter(|_| !is_rationed);
+            member.is_some_and(|it| it.free.saturating_sub(need) >= it.usage.capacity / 2)
+        };
+        let Some(&node) = candidates.iter().find(has_plenty) else {
+            return finish(reserving, index, ReserveOutcome::Full(self.total_usage()));
+        };
+        if let Some(member) = self.members.get_mut(node) {
+            member.free = member.free.saturating_sub(need);
+        }
+        self.room.plan(namespace, need);
+        vec![node]
     }
 
     /// Nodes that might take the item, best first.

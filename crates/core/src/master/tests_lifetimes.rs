@@ -6,8 +6,8 @@ use crate::{
     marks::Consumption,
     message::{
         Ack, AckItem, AckOutcome, Await, Cause, CommitOutcome, DeletedMatching, DropPins, Held, Lease,
-        LeaseItem, LeaseOutcome, List, Pattern, Pin, PinOutcome, Policy, PutOptions, Release, Reserve,
-        ReserveItem, ReserveOutcome, Why,
+        LeaseItem, LeaseOutcome, List, OnExists, Pattern, Pin, PinOutcome, Policy, PutOptions, Release,
+        Reserve, ReserveItem, ReserveOutcome, Why,
     },
 };
 
@@ -454,4 +454,24 @@ fn what_clients_keep_has_their_name() {
     assert_eq!(holders(&cluster), expected);
     cluster.ask(Request::Release(Release { leases: vec![granted.lease] }));
     assert_eq!(holders(&cluster), [expected[0].clone()]);
+}
+
+#[test]
+fn room_to_have_at_hand_is_given_only_where_plenty_is_free() {
+    let mut cluster = Cluster::new(&[8 * UNIT]);
+    cluster.put("k", UNIT, plain());
+    let keep = PutOptions { on_exists: OnExists::Keep, ..plain() };
+    let spare = |cluster: &mut Cluster, count: usize| {
+        let item = ReserveItem { key: key("k"), len: UNIT, options: keep.clone() };
+        let items = vec![item; count];
+        let reserve = Reserve { items, spare: true, wait_ms: 1000, ..Reserve::default() };
+        let Some(Reply::Reserved(reserved)) = cluster.ask(Request::Reserve(reserve)) else { panic!() };
+        reserved.items.iter().filter(|it| matches!(it, ReserveOutcome::Room(_))).count()
+    };
+    cluster.policy(Some(8 * UNIT), None);
+    assert_eq!(spare(&mut cluster, 1), 0, "what is rationed is nobody's to keep");
+    cluster.policy(None, None);
+    assert_eq!(spare(&mut cluster, 5), 3, "half of the memory stays free, and the name is none");
+    assert_eq!(spare(&mut cluster, 1), 0);
+    assert!(matches!(cluster.why("k"), Why::Here(_)), "nothing is evicted for it");
 }

@@ -338,6 +338,7 @@ impl Put {
                 items: items.collect(),
                 avoid: self.avoid.iter().copied().collect(),
                 wait_ms: self.wait_ms,
+                spare: false,
             };
             self.call(Peer::Master, Request::Reserve(reserve), Pending::Reserve(indexes));
         }

@@ -308,11 +308,8 @@ fn options() -> impl Strategy<Value = PutOptions> {
 
 fn reserve() -> impl Strategy<Value = Reserve> {
     let item = (key(), number(), options()).prop_map(|(key, len, options)| ReserveItem { key, len, options });
-    (vec(item, 0..4), vec(segment(), 0..20), number()).prop_map(|(items, avoid, wait_ms)| Reserve {
-        items,
-        avoid,
-        wait_ms,
-    })
+    (vec(item, 0..4), vec(segment(), 0..20), number(), flag())
+        .prop_map(|(items, avoid, wait_ms, spare)| Reserve { items, avoid, wait_ms, spare })
 }
 
 fn resolve() -> impl Strategy<Value = Resolve> {

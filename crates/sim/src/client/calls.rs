@@ -197,6 +197,17 @@ impl World {
         }
     }
 
+    /// Gives back what is at hand.
+    pub(crate) fn give_back_spares(&mut self, client: usize) {
+        // Who leaves has said goodbye to what it had.
+        let it = self.clients.get_mut(client).filter(|it| it.alive && !it.leaving);
+        let spares = it.map(|it| std::mem::take(&mut it.spares));
+        for (_, room) in spares.unwrap_or_default() {
+            let target = Target::Node(room.location.segment);
+            self.call(client, target, Request::Abort(vec![room.location.hold()]), Purpose::Nothing);
+        }
+    }
+
     /// Nobody waits for this room any more.
     pub(crate) fn give_back(&mut self, client: usize, reserved: Reserved) {
         for outcome in reserved.items {

@@ -19,7 +19,7 @@ mod view;
 use std::collections::{BTreeMap, BTreeSet};
 
 use tiffin_core::{
-    ClientId, ConnId, RequestId, SegmentId,
+    ClientId, ConnId, RequestId, Reservation, SegmentId,
     message::{Heartbeat, Hello, Reply, Request, Role, VERSION_MAJOR, VERSION_MINOR},
     session::Known,
 };
@@ -106,6 +106,8 @@ pub(crate) struct Client {
     pub(crate) sessions: BTreeMap<SessionId, Session>,
     pub(crate) next_session: u64,
     pub(crate) views: BTreeMap<ViewKey, View>,
+    /// Room that it has at hand, and for how many bytes.
+    pub(crate) spares: Vec<(u64, Reservation)>,
     /// Where it last saw objects.
     pub(crate) known: Known,
     /// Whom it still has to say goodbye to.
@@ -131,6 +133,7 @@ impl Client {
             sessions: BTreeMap::new(),
             next_session: 0,
             views: BTreeMap::new(),
+            spares: Vec::new(),
             known: Known::new(KNOWN_MAX, 0),
             goodbyes: BTreeSet::new(),
         }

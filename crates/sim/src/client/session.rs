@@ -4,7 +4,9 @@ use std::collections::BTreeSet;
 
 use tiffin_core::{
     Generation, Hold, SegmentId,
-    message::{AckOutcome, DeleteOutcome, Found, PinOutcome, Reply, Request, Resolve, ResolveOutcome},
+    message::{
+        AckOutcome, DeleteOutcome, Found, PinOutcome, Reply, Request, ReserveOutcome, Resolve, ResolveOutcome,
+    },
     session::{CallFailure, Get, GetOutcome, Need, NeedId, Peer, Put, PutOutcome, ReadResult, WriteResult},
 };
 
@@ -14,7 +16,7 @@ use crate::{
     memory::ValueId,
     names::Name,
     transfer::{Order, TransferId},
-    world::World,
+    world::{Phase, World},
 };
 
 /// Names a session of a client.
@@ -40,6 +42,8 @@ pub(crate) enum Kind {
     Question,
     /// A lookup, after which the client would like a view.
     Look,
+    /// A wish for room to have at hand, for so many bytes.
+    Stock(u64),
 }
 
 /// One thing under way.
@@ -55,6 +59,7 @@ impl std::fmt::Debug for Session {
             Kind::Get { .. } => "get",
             Kind::Question => "question",
             Kind::Look => "look",
+            Kind::Stock(_) => "stock",
         };
         write!(out, "{kind} with {} copies under way", self.transfers.len())
     }
@@ -67,7 +72,8 @@ impl Client {
             Kind::Put { put, .. } => Some(put),
             _ => None,
         });
-        let locations = puts.flat_map(Put::reserved).filter(|it| it.segment == segment);
+        let spares = self.spares.iter().map(|(_, it)| it.location);
+        let locations = puts.flat_map(Put::reserved).chain(spares).filter(|it| it.segment == segment);
         locations.map(tiffin_core::Location::hold).collect()
     }
 }
@@ -112,7 +118,7 @@ impl World {
             let need = match &mut session.kind {
                 Kind::Put { put, .. } => put.poll(),
                 Kind::Get { get, .. } => get.poll(),
-                Kind::Question | Kind::Look => None,
+                Kind::Question | Kind::Look | Kind::Stock(_) => None,
             };
             let Some(need) = need else { break };
             self.carry_out(client, id, need);
@@ -121,7 +127,7 @@ impl World {
         let done = it.sessions.get(&id).is_some_and(|it| match &it.kind {
             Kind::Put { put, .. } => put.is_done(),
             Kind::Get { get, .. } => get.is_done(),
-            Kind::Question | Kind::Look => false,
+            Kind::Question | Kind::Look | Kind::Stock(_) => false,
         });
         if done && let Some(session) = it.sessions.remove(&id) {
             self.session_ended(client, session);
@@ -276,7 +282,7 @@ impl World {
                     self.get_ended(client, name, before, &outcome);
                 }
             }
-            Kind::Question | Kind::Look => (),
+            Kind::Question | Kind::Look | Kind::Stock(_) => (),
         }
     }
 
@@ -339,8 +345,24 @@ impl World {
     /// A question was answered, or not.
     pub(crate) fn simple_answered(&mut self, client: usize, id: SessionId, reply: Option<Reply>) {
         let Some(it) = self.clients.get_mut(client) else { return };
-        let Some(session) = it.sessions.remove(&id) else { return };
+        let Some(session) = it.sessions.remove(&id) else {
+            if let Some(Reply::Reserved(reserved)) = reply {
+                self.give_back(client, reserved);
+            }
+            return;
+        };
         match reply {
+            Some(Reply::Reserved(reserved)) => {
+                let Kind::Stock(len) = session.kind else { return };
+                if self.phase != Phase::Storm {
+                    return self.give_back(client, reserved);
+                }
+                let rooms = reserved.items.into_iter().filter_map(|it| match it {
+                    ReserveOutcome::Room(rooms) => Some(rooms),
+                    _ => None,
+                });
+                it.spares.extend(rooms.flatten().map(|room| (len, room)));
+            }
             Some(Reply::Deleted(outcomes)) => outcomes.iter().for_each(|it| {
                 self.coverage.hit(match it {
                     DeleteOutcome::Deleted => Point::Deleted,

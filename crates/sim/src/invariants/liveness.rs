@@ -62,6 +62,7 @@ impl World {
         self.clock_goes_on();
         self.clock.go_at(self.now, 100);
         self.clients.iter_mut().for_each(|it| it.clock_percent = 100);
+        (0..self.clients.len()).for_each(|client| self.give_back_spares(client));
     }
 
     /// What is calm may still have said something that is on its way.

@@ -1,0 +1,289 @@
+//! Room at hand for small objects, so that putting one asks nobody for room.
+//!
+//! Who has put several objects of one size in a row will put more of them. So room for some is reserved ahead,
+//! behind the caller's back; a put then writes and commits: one call instead of two, each of which goes on to
+//! somebody else. The master gives such room only where plenty is free ([`Reserve::spare`]), and it is given
+//! back as soon as nothing of that size was put for a moment, so nobody misses it.
+//!
+//! **Invariant:** what lies on a shelf is known to [`Reservations`](crate::reservations::Reservations), as that
+//! of a put is. It leaves the shelf with a put, or is given back.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use tiffin_core::message::{PutOptions, Reply, Request, Reserve, ReserveItem, ReserveOutcome};
+use tiffin_core::{Key, Location, Reservation};
+use tokio::time::Instant;
+
+use crate::inner::Inner;
+use crate::reservations::Held;
+use crate::tend::Chore;
+use crate::{Deadline, Put};
+
+/// The largest objects that room is kept for; larger ones take longer to copy than to ask for.
+const LEN_MAX: u64 = 2 << 20;
+/// After that many puts of one size in a row more are expected.
+const ROW_MIN: u64 = 8;
+/// The most room of one size.
+const ROOMS_MAX: u64 = 64;
+/// The most room of one size, in bytes.
+const BYTES_MAX: u64 = 8 << 20;
+/// How many sizes there may be room for at a time.
+const SIZES_MAX: usize = 8;
+/// Puts that are further apart are not in a row, and room that was not used for so long is given back.
+const MOMENT: Duration = Duration::from_millis(250);
+/// How long nothing is asked for after there was none.
+const REST: Duration = Duration::from_secs(1);
+/// How long asking may take.
+const ASK_TIME_MAX: Duration = Duration::from_secs(2);
+/// Names are reckoned in steps of so many bytes.
+const NAME_STEP: usize = 64;
+
+/// What room is for: objects of exactly so many bytes, with names of at most so many.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Size {
+    len: u64,
+    key_len: usize,
+}
+
+#[derive(Debug)]
+struct Shelf {
+    rooms: Vec<Reservation>,
+    /// How many were put in a row.
+    row: u64,
+    last: Instant,
+    is_asking: bool,
+    /// There was none when it was asked for last; not before then is it asked for again.
+    asks_from: Instant,
+}
+
+#[derive(Debug, Default)]
+struct Store {
+    shelves: BTreeMap<Size, Shelf>,
+    /// Somebody sees to it that what is not used is given back.
+    is_kept: bool,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(crate) struct Spares {
+    store: Mutex<Store>,
+}
+
+/// Room that should be asked for.
+#[derive(Debug)]
+pub(crate) struct Order {
+    size: Size,
+    count: u64,
+}
+
+impl Spares {
+    /// Notes a put, and has room for it if there is some at hand.
+    pub(crate) fn take(&self, put: &Put<'_>, now: Instant) -> Option<Reservation> {
+        let size = size_of(put)?;
+        let Store { shelves, .. } = &mut *self.store();
+        if !shelves.contains_key(&size) && shelves.len() >= SIZES_MAX {
+            return None;
+        }
+        let new = || Shelf { rooms: Vec::new(), row: 0, last: now, is_asking: false, asks_from: now };
+        let shelf = shelves.entry(size).or_insert_with(new);
+        shelf.row = if now.duration_since(shelf.last) < MOMENT { shelf.row + 1 } else { 1 };
+        shelf.last = now;
+        shelf.rooms.pop()
+    }
+
+    /// What to ask for now, after a put of that kind.
+    pub(crate) fn order(&self, put: &Put<'_>) -> Option<Order> {
+        let size = size_of(put)?;
+        let mut store = self.store();
+        let shelf = store.shelves.get_mut(&size)?;
+        let there = shelf.rooms.len() as u64;
+        let most = ROOMS_MAX.min(BYTES_MAX / size.len.max(1)).min(shelf.row);
+        if shelf.is_asking || shelf.last < shelf.asks_from || shelf.row < ROW_MIN || there * 2 > most {
+            return None;
+        }
+        shelf.is_asking = true;
+        Some(Order { size, count: most - there })
+    }
+
+    /// Puts what was asked for on its shelf; gives back what there is no shelf for. The second is whether
+    /// somebody must begin to look after it.
+    fn stock(&self, size: Size, rooms: Vec<Reservation>, now: Instant) -> (Vec<Reservation>, bool) {
+        let mut store = self.store();
+        let Some(shelf) = store.shelves.get_mut(&size) else { return (rooms, false) };
+        shelf.is_asking = false;
+        if rooms.is_empty() {
+            shelf.asks_from = now + REST;
+        }
+        shelf.rooms.extend(rooms);
+        (Vec::new(), !std::mem::replace(&mut store.is_kept, true))
+    }
+
+    /// Takes away what was not used for a moment. The second is whether there are shelves left to look after.
+    fn clear(&self, now: Instant) -> (Vec<Location>, bool) {
+        let mut store = self.store();
+        let mut unused = Vec::new();
+        store.shelves.retain(|_, shelf| {
+            let is_used = shelf.is_asking || now.duration_since(shelf.last) < MOMENT;
+            if !is_used {
+                unused.extend(shelf.rooms.drain(..).map(|it| it.location));
+            }
+            is_used
+        });
+        store.is_kept = !store.shelves.is_empty();
+        (unused, store.is_kept)
+    }
+
+    fn store(&self) -> MutexGuard<'_, Store> {
+        // Each use is one change of one shelf, so nothing can be half done.
+        self.store.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Only plain objects: whatever else is asked for decides where there is room, and how much.
+fn size_of(put: &Put<'_>) -> Option<Size> {
+    let len = put.len().filter(|len| *len <= LEN_MAX)?;
+    let PutOptions { replicas, on_exists: _, hard_pin, soft_pin_ms: _, preferred, owner: _, sample } =
+        &put.options;
+    let is_plain = *replicas <= 1 && !hard_pin && preferred.is_empty() && sample.is_none();
+    let key_len = put.key.as_bytes().len().next_multiple_of(NAME_STEP);
+    is_plain.then_some(Size { len, key_len })
+}
+
+/// Asks for room, behind the caller's back.
+pub(crate) fn ask(inner: &Inner, order: Order) {
+    inner.runtime.spawn(fetch(inner.weak(), order));
+}
+
+async fn fetch(client: Weak<Inner>, Order { size, count }: Order) {
+    let Some(inner) = client.upgrade() else { return };
+    let rooms = reserve(&inner, size, count).await;
+    let (left, needs_keeper) = inner.spares.stock(size, rooms, Instant::now());
+    let left: Vec<_> = left.into_iter().map(|it| it.location).collect();
+    if !left.is_empty() {
+        let _gone = inner.chores.send(Chore::Abort(left));
+    }
+    if needs_keeper {
+        inner.runtime.spawn(keep(client));
+    }
+}
+
+async fn reserve(inner: &Inner, size: Size, count: u64) -> Vec<Reservation> {
+    let Ok(key) = Key::new(&vec![b'-'; size.key_len]) else { return Vec::new() };
+    let options = PutOptions { replicas: 1, ..PutOptions::default() };
+    let item = ReserveItem { key, len: size.len, options };
+    let items = (0..count).map(|_| item.clone()).collect();
+    let request = Request::Reserve(Reserve { items, spare: true, ..Reserve::default() });
+    let held = Held::new(&inner.reservations, &inner.chores);
+    let deadline = Deadline::after(ASK_TIME_MAX);
+    let Ok(Reply::Reserved(reserved)) = inner.reserve(&request, &held, deadline).await else {
+        return Vec::new();
+    };
+    let rooms = reserved.items.into_iter().filter_map(|it| match it {
+        ReserveOutcome::Room(rooms) => Some(rooms),
+        _ => None,
+    });
+    let rooms: Vec<_> = rooms.flatten().collect();
+    rooms.iter().for_each(|it| held.let_go(it.location));
+    rooms
+}
+
+/// Gives back what is not used, until nothing is there. A client that does nothing has no room and no timer.
+async fn keep(client: Weak<Inner>) {
+    loop {
+        tokio::time::sleep(MOMENT).await;
+        let Some(inner) = client.upgrade() else { return };
+        let (unused, is_kept) = inner.spares.clear(Instant::now());
+        if !unused.is_empty() {
+            let _gone = inner.chores.send(Chore::Abort(unused));
+        }
+        if !is_kept {
+            return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tiffin_core::{Location, SegmentId, SlotId, Stamp};
+
+    use super::*;
+
+    fn room(stamp: u64) -> Reservation {
+        let location = Location { segment: SegmentId(1), slot: SlotId(stamp as u32), stamp: Stamp(stamp) };
+        Reservation { location, extents: Vec::new() }
+    }
+
+    fn put(name: &str, bytes: &'static [u8]) -> Put<'static> {
+        Put::new(Key::new(name.as_bytes()).unwrap(), bytes)
+    }
+
+    #[test]
+    fn after_some_puts_in_a_row_room_is_asked_for_once_and_used() {
+        let spares = Spares::default();
+        let now = Instant::now();
+        let put = put("k", b"four");
+        for _ in 1..ROW_MIN {
+            assert!(spares.take(&put, now).is_none() && spares.order(&put).is_none());
+        }
+        assert!(spares.take(&put, now).is_none());
+        let order = spares.order(&put).unwrap();
+        assert_eq!((order.size, order.count), (Size { len: 4, key_len: NAME_STEP }, ROW_MIN));
+        assert!(spares.order(&put).is_none(), "it is being asked for");
+        assert_eq!(spares.stock(order.size, vec![room(1), room(2)], now), (Vec::new(), true));
+        assert_eq!(spares.take(&put, now), Some(room(2)));
+        let longer = Key::new(&[b'k'; NAME_STEP + 1]).unwrap();
+        assert_eq!(spares.take(&Put::new(longer, b"four"), now), None, "its name would not fit");
+        let order = spares.order(&put).unwrap();
+        assert_eq!(order.count, ROW_MIN, "one is there, and one more was put");
+        assert_eq!(spares.stock(order.size, vec![room(3)], now), (Vec::new(), false), "that is looked after");
+    }
+
+    #[test]
+    fn what_was_not_used_for_a_moment_is_given_back() {
+        let spares = Spares::default();
+        let now = Instant::now();
+        let put = put("k", b"four");
+        (0..ROW_MIN).for_each(|_| drop(spares.take(&put, now)));
+        let order = spares.order(&put).unwrap();
+        assert_eq!(spares.clear(now + MOMENT), (Vec::new(), true), "an answer is still to come");
+        spares.stock(order.size, vec![room(1)], now);
+        assert_eq!(spares.clear(now), (Vec::new(), true));
+        assert_eq!(spares.clear(now + MOMENT), (vec![room(1).location], false));
+        let (left, _) = spares.stock(order.size, vec![room(2)], now);
+        assert_eq!(left, [room(2)], "nobody wants it any more");
+        assert!(spares.take(&put, now + MOMENT).is_none());
+        assert!(spares.order(&put).is_none(), "the row begins anew");
+    }
+
+    #[test]
+    fn where_there_was_none_nobody_asks_again_at_once() {
+        let spares = Spares::default();
+        let now = Instant::now();
+        let put = put("k", b"four");
+        (0..ROW_MIN).for_each(|_| drop(spares.take(&put, now)));
+        let order = spares.order(&put).unwrap();
+        spares.stock(order.size, Vec::new(), now);
+        drop(spares.take(&put, now));
+        assert!(spares.order(&put).is_none());
+        drop(spares.take(&put, now + REST));
+        (0..ROW_MIN).for_each(|_| drop(spares.take(&put, now + REST)));
+        assert!(spares.order(&put).is_some());
+    }
+
+    #[test]
+    fn only_plain_small_objects_have_room_at_hand() {
+        let plain = put("k", b"four");
+        assert!(size_of(&plain).is_some());
+        let options = |options| Put { options, ..plain.clone() };
+        let no = [
+            PutOptions { replicas: 2, ..PutOptions::default() },
+            PutOptions { hard_pin: true, ..PutOptions::default() },
+            PutOptions { preferred: vec!["n".into()], ..PutOptions::default() },
+        ];
+        assert!(no.into_iter().all(|it| size_of(&options(it)).is_none()));
+        let large = vec![0; LEN_MAX as usize + 1];
+        assert!(size_of(&Put::new(Key::new(b"k").unwrap(), &large)).is_none());
+    }
+}
