@@ -98,7 +98,9 @@ pub(crate) fn recall(inner: &Inner, keys: &[Key], options: GetOptions) -> Vec<Ge
         let found = state.known.find(key).filter(|_| may)?;
         let near: Vec<_> =
             found.replicas.iter().copied().filter(|it| mapped.get(inner, it.segment).is_some()).collect();
-        (!near.is_empty()).then(|| Found { replicas: near, ..found.clone() })
+        let Found { generation, len, hard_pin, soft_pin, leased, sample, .. } = *found;
+        let found = Found { generation, len, replicas: near, hard_pin, soft_pin, leased, sample };
+        (!found.replicas.is_empty()).then_some(found)
     };
     let known: Vec<_> = keys.iter().map(recall).collect();
     drop(state);

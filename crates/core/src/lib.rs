@@ -26,6 +26,7 @@ pub mod sabotage;
 pub mod session;
 
 use std::fmt;
+use std::sync::Arc;
 
 /// The longest key, in bytes.
 pub const KEY_BYTES_MAX: usize = 1 << 20;
@@ -166,8 +167,9 @@ pub struct Reservation {
 }
 
 /// The name of an object within its namespace: any bytes, at least one, at most [`KEY_BYTES_MAX`].
+/// Clones share the bytes: a name is written down once and then handed from question to answer.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Key(Box<[u8]>);
+pub struct Key(Arc<[u8]>);
 
 /// A key that is empty or longer than [`KEY_BYTES_MAX`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -183,15 +185,10 @@ pub enum KeyError {
 impl Key {
     /// Checks and copies the bytes.
     pub fn new(bytes: &[u8]) -> Result<Self, KeyError> {
-        Self::from_boxed(bytes.into())
-    }
-
-    /// Checks the bytes and takes them over.
-    pub fn from_boxed(bytes: Box<[u8]>) -> Result<Self, KeyError> {
         match bytes.len() {
             0 => Err(KeyError::Empty),
             len if len > KEY_BYTES_MAX => Err(KeyError::TooLong(len)),
-            _ => Ok(Self(bytes)),
+            _ => Ok(Self(bytes.into())),
         }
     }
 

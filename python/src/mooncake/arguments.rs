@@ -7,12 +7,16 @@ use tiffin_core::Key;
 
 /// A key: text, which is stored as UTF-8, or bytes. It may be empty or too long; [`KeyArg::key`] tells.
 #[derive(Clone, Debug)]
-pub(crate) struct KeyArg(Vec<u8>);
+pub(crate) struct KeyArg(Option<Key>);
 
 impl KeyArg {
+    fn new(bytes: &[u8]) -> Self {
+        Self(Key::new(bytes).ok())
+    }
+
     /// The key, or nothing where no object can have it.
     pub(crate) fn key(&self) -> Option<Key> {
-        Key::new(&self.0).ok()
+        self.0.clone()
     }
 }
 
@@ -22,13 +26,13 @@ impl<'a, 'py> FromPyObject<'a, 'py> for KeyArg {
     fn extract(object: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
         if let Ok(text) = object.cast::<PyString>() {
             let text = text.to_cow().map_err(|_| PyTypeError::new_err("a key must be valid Unicode text"))?;
-            return Ok(Self(text.as_bytes().to_vec()));
+            return Ok(Self::new(text.as_bytes()));
         }
         if let Ok(bytes) = object.cast::<PyBytes>() {
-            return Ok(Self(bytes.as_bytes().to_vec()));
+            return Ok(Self::new(bytes.as_bytes()));
         }
         if let Ok(bytes) = object.cast::<PyByteArray>() {
-            return Ok(Self(bytes.to_vec()));
+            return Ok(Self::new(&bytes.to_vec()));
         }
         Err(PyTypeError::new_err(format!("a key must be str or bytes, not {}", type_name(&object))))
     }

@@ -28,7 +28,7 @@ pub(super) struct Ghost {
 
 impl Default for Ghost {
     fn default() -> Self {
-        Self { key: Key(Box::default()), node: NodeIndex(0), hold: HOLD_MIN }
+        Self { key: Key(Arc::default()), node: NodeIndex(0), hold: HOLD_MIN }
     }
 }
 
