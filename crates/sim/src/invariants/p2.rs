@@ -147,7 +147,15 @@ impl Oracle {
         let older: Vec<_> = older.collect();
         let still = |memory: &Memory| older.iter().any(|it| copies(memory, **it).next().is_some());
         let any: Vec<_> = self.of_name.get(&name).into_iter().flatten().collect();
-        let unheard = |memory: &Memory| any.iter().any(|it| copies(memory, **it).next().is_some());
+        // A node that has not heard from this life of the master may still hear of a copy from the last one.
+        let is_any = |segment: SegmentId, hold: Hold| {
+            let known = self.generation_of.get(&(segment, hold));
+            known.is_some_and(|it| any.contains(&it))
+        };
+        let unheard = |segment: SegmentId, memory: &Memory| {
+            any.iter().any(|it| copies(memory, **it).next().is_some())
+                || memory.slots().any(|(hold, _)| is_any(segment, hold))
+        };
         for (segment, memory) in memories.iter().filter(|(_, it)| it.alive) {
             let joined = self.joined.contains(segment);
             if joined && memory.member && still(memory) {
@@ -155,7 +163,7 @@ impl Oracle {
                     || format!("{name:?} {generation} was stored, but {segment} still has an older one");
                 return self.fail("p2", what);
             }
-            if !joined && unheard(memory) {
+            if !joined && unheard(*segment, memory) {
                 self.shadowed.insert(generation);
             }
         }
