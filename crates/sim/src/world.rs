@@ -340,8 +340,13 @@ impl World {
 
     /// What the master's clock shows, as the master sees it.
     pub(crate) fn tell_time(&mut self) -> Tick {
-        self.clock.told = self.clock.told.max(self.master_now().0);
+        self.clock.told = self.told_time().0;
         Tick(self.clock.told)
+    }
+
+    /// What it would be told now.
+    pub(crate) fn told_time(&self) -> Tick {
+        Tick(self.clock.told.max(self.master_now().0))
     }
 
     /// What the master's clock shows.

@@ -84,7 +84,8 @@ impl World {
         let goes_on = stops.chain(self.clients.iter().map(|it| it.stopped_until)).all(|it| it <= self.now);
         let client = self.clients.iter().filter(|it| it.alive).all(quiet);
         let node = self.nodes.iter().all(|it| it.core.as_ref().is_some_and(Node::is_member));
-        // Nodes that died have been noticed and given up by now, and this life of the master knows all others.
+        // Nodes that died have been noticed and given up by now, and this life of the master knows all the
+        // others.
         let lives = |it: &NodeStat| it.alive && self.node_of(it.info.segment).is_some();
         let knows = |nodes: &[NodeStat]| nodes.len() == self.nodes.len() && nodes.iter().all(lives);
         let master = |it: &Master| knows(&it.stat().nodes);
@@ -96,9 +97,12 @@ impl World {
             && self.nothing_is_reserved()
     }
 
-    /// Nothing that was taken away is still there. Samples that have waited too long leave at any time.
+    /// Nothing that was taken away is still there. Samples that have waited too long leave at any time: none
+    /// is about to.
     fn everything_is_confirmed(&self) -> bool {
-        self.master.as_ref().is_some_and(|it| it.unconfirmed_count() == 0)
+        let now = self.told_time();
+        let rests = |it: &Master| it.unconfirmed_count() == 0 && it.poll_timeout().is_none_or(|at| at > now);
+        self.master.as_ref().is_some_and(rests)
     }
 
     fn nothing_is_reserved(&self) -> bool {
