@@ -98,7 +98,8 @@ impl World {
             Fault::NodeStop => {
                 let until = self.now + self.chance.delay(200, 700);
                 if let Some(it) = self.nodes.get_mut(node).filter(|it| it.core.is_some()) {
-                    it.stopped_until = until;
+                    // What waits for the end of another stop waits on.
+                    it.stopped_until = it.stopped_until.max(until);
                     self.coverage.hit(Point::FaultNodeStop);
                 }
             }
@@ -158,7 +159,7 @@ impl World {
         let until = self.now + self.chance.delay(200, 900);
         let cut = self.chance.percent(60);
         let Some(it) = self.clients.get_mut(client).filter(|it| it.alive) else { return };
-        it.stopped_until = until;
+        it.stopped_until = it.stopped_until.max(until);
         let conns: Vec<_> = it.links.values().filter_map(|it| it.conn).collect();
         self.coverage.hit(Point::FaultClientStall);
         if cut {

@@ -116,8 +116,9 @@ impl Oracle {
         let mut pinned = Vec::new();
         for key in &pin.keys {
             let newest = Name::of(namespace, key).and_then(|name| self.newest.get(&name)).copied();
-            // A copy that the master does not know of yet cannot be told.
-            pinned.push(newest.filter(|_| pin.on && complete));
+            let all_known = newest.and_then(|it| self.lives.get(&it)).is_some_and(|it| !it.brought_back);
+            // A copy that the master does not know of yet cannot be told, nor one that is still leaving.
+            pinned.push(newest.filter(|_| pin.on && complete && all_known));
             let Some(life) = newest.and_then(|it| self.lives.get_mut(&it)) else { continue };
             if pin.on && !life.is_gone() && !self.blind {
                 life.pins.insert(pin.owner.clone());

@@ -67,7 +67,8 @@ impl Oracle {
                 }
                 AckOutcome::Recorded => {
                     life.deletes = life.deletes.saturating_sub(1);
-                    if life.by_groups && complete {
+                    // A copy that is still leaving is not told.
+                    if life.by_groups && complete && !life.brought_back {
                         life.acked.insert(group.clone());
                     }
                 }
