@@ -1,9 +1,11 @@
 //! Turns errors of the client into the exceptions of `tiffin.errors`.
 
+use std::collections::BTreeSet;
+
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyList, PyType};
+use pyo3::types::{PyList, PyTuple, PyType};
 use tiffin_client::{EmbeddedError, Error, Key, Losses};
 use tiffin_server::StartError;
 
@@ -41,6 +43,32 @@ pub(crate) fn exists(py: Python<'_>, key: &Key) -> PyErr {
         PyResult::Ok(exception)
     };
     made().map_or_else(|failure| failure, PyErr::from_value)
+}
+
+/// Warns of puts that are done, but whose older objects of the same names some nodes may still show. Fails
+/// where the caller wants warnings to be errors.
+pub(crate) fn warn_unconfirmed<'a>(
+    py: Python<'_>,
+    puts: impl Iterator<Item = (&'a Key, &'a [String])>,
+) -> PyResult<()> {
+    let puts: Vec<_> = puts.filter(|(_, nodes)| !nodes.is_empty()).collect();
+    let Some((first, _)) = puts.first() else { return Ok(()) };
+    let nodes: BTreeSet<_> = puts.iter().flat_map(|(_, nodes)| *nodes).collect();
+    let names: Vec<_> = nodes.iter().map(|it| format!("`{it}`")).collect();
+    let more = if puts.len() > 1 { format!(" and {} more", puts.len() - 1) } else { String::new() };
+    let warning = new(
+        py,
+        "UnconfirmedWarning",
+        &format!(
+            "`{first}`{more}: stored, but {} could not confirm that the older object is gone; who knows where \
+             it lies there may still read it",
+            names.join(", ")
+        ),
+    )?;
+    let keys = puts.iter().map(|(key, _)| keys::show(py, key)).collect::<PyResult<Vec<_>>>()?;
+    warning.setattr("keys", PyTuple::new(py, keys)?)?;
+    warning.setattr("nodes", PyTuple::new(py, nodes)?)?;
+    py.import("warnings")?.call_method1("warn", (warning,)).map(drop)
 }
 
 /// Something that was closed, and what it was.

@@ -213,6 +213,7 @@ fn tell_here(fields: &Bound<'_, PyDict>, here: &Here) -> PyResult<()> {
         ("pins", &here.pins),
         ("leases", &here.leases),
         ("acked", &here.acked),
+        ("viewers", &here.viewers),
     ] {
         fields.set_item(name, PyTuple::new(py, names)?)?;
     }
@@ -224,6 +225,8 @@ fn tell_here(fields: &Bound<'_, PyDict>, here: &Here) -> PyResult<()> {
     fields.set_item("is_soft_pinned", here.found.soft_pin)?;
     fields.set_item("consume", here.sample.as_ref().map(|it| consumption(py, it)).transpose()?)?;
     fields.set_item("views", here.views)?;
+    fields.set_item("viewers_more", here.viewers_more)?;
+    fields.set_item("sends", here.sends)?;
     fields.set_item("writer", &here.writer)?;
     fields.set_item("reader", &here.reader)
 }

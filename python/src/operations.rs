@@ -111,6 +111,10 @@ impl Operation for PutAll {
     fn answer(self, py: Python<'_>, outcome: Each<Stored>) -> PyResult<Py<PyAny>> {
         // The values may be used again before the answer is looked at.
         drop(self.values);
+        let kept_on = self.keys.list.iter().zip(&outcome).filter_map(|(key, stored)| {
+            stored.as_ref().ok().map(|stored| (key, stored.unconfirmed.as_slice()))
+        });
+        errors::warn_unconfirmed(py, kept_on)?;
         let results = self.keys.list.iter().zip(outcome).map(|(key, stored)| match stored {
             Ok(Stored { effect: Effect::Kept, .. }) if self.refuses_existing => Err(errors::exists(py, key)),
             Ok(stored) => (stored.effect != Effect::Kept).into_py_any(py),

@@ -175,6 +175,7 @@ impl Operation for PutReserved {
     fn answer(self, py: Python<'_>, stored: Stored) -> PyResult<Py<PyAny>> {
         // The value may be used again before the answer is looked at.
         drop(self.value);
+        errors::warn_unconfirmed(py, [(self.reserved.key(), stored.unconfirmed.as_slice())].into_iter())?;
         match stored.effect {
             Effect::Kept if self.refuses_existing => Err(errors::exists(py, self.reserved.key())),
             effect => (effect != Effect::Kept).into_py_any(py),

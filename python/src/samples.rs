@@ -93,6 +93,8 @@ impl Operation for PutSamples {
         static CLASS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
         // The arrays may be used again before the answer is looked at.
         drop(self.samples);
+        let stored = outcome.iter().filter_map(|it| it.as_ref().ok());
+        errors::warn_unconfirmed(py, stored.map(|it| (&it.id, it.unconfirmed.as_slice())))?;
         gather(py, self.is_one, &UNGIVEN, outcome, |it| {
             let fields =
                 (keys::show(py, &it.id)?, (it.generation.epoch, it.generation.counter), it.len, it.replaced);

@@ -77,7 +77,9 @@ methods! {
     /// that may not hold more. With `wait=True` the put waits in line for room until its `timeout`, and is
     /// woken by what makes room.
     ///
-    /// Returns whether the value was stored: `False` if an existing object was kept.
+    /// Returns whether the value was stored: `False` if an existing object was kept. If nodes could not
+    /// confirm in time that the object which was replaced is gone, there is a `tiffin.UnconfirmedWarning`
+    /// with their names.
     ///
     /// >>> import tiffin
     /// >>> store = tiffin.connect()
@@ -392,7 +394,7 @@ methods! {
     /// whoever acknowledges it first, a list of names by each of these groups once, `"retained"` any number
     /// of times, until it is deleted. A sample of that id takes the place of an older one, whose refs then
     /// lead nowhere; with `replace=False` that is an error (`tiffin.Exists`). `replicas`, `pin`, `owner` and
-    /// `wait` are as for `put`.
+    /// `wait` are as for `put`, and so is `tiffin.UnconfirmedWarning`.
     ///
     /// >>> import tiffin
     /// >>> store = tiffin.connect()

@@ -6,7 +6,7 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyTuple};
 use tiffin_client::{Counters, Generation, Key, Losses, Route};
-use tiffin_core::message::{ListItem, NamespaceStat, NodeStat, Stat, Usage};
+use tiffin_core::message::{Held, Holder, ListItem, NamespaceStat, NodeStat, Stat, Usage};
 
 use crate::keys;
 
@@ -57,7 +57,22 @@ pub(crate) fn route<'py>(py: Python<'py>, route: &Route) -> PyResult<Bound<'py, 
 
 fn node<'py>(py: Python<'py>, stat: &NodeStat) -> PyResult<Bound<'py, PyAny>> {
     static CLASS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-    class(py, &CLASS, "Node")?.call1((&stat.info.name, stat.alive, usage(py, &stat.usage)?, &stat.info.tcp))
+    let holders = holders(py, &stat.holders)?;
+    let fields = (&stat.info.name, stat.alive, usage(py, &stat.usage)?, &stat.info.tcp, holders);
+    class(py, &CLASS, "Node")?.call1(fields)
+}
+
+fn holders<'py>(py: Python<'py>, holders: &[Holder]) -> PyResult<Bound<'py, PyTuple>> {
+    static CLASS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    let holder = |it: &Holder| {
+        let kept = match it.held {
+            Held::Reserved => "reserved",
+            Held::Leased => "leased",
+            Held::Viewed => "in view",
+        };
+        class(py, &CLASS, "Holder")?.call1((kept, &it.who, it.objects, it.bytes))
+    };
+    PyTuple::new(py, holders.iter().map(holder).collect::<PyResult<Vec<_>>>()?)
 }
 
 pub(crate) fn namespace<'py>(py: Python<'py>, stat: &NamespaceStat) -> PyResult<Bound<'py, PyAny>> {
@@ -76,6 +91,7 @@ pub(crate) fn namespace<'py>(py: Python<'py>, stat: &NamespaceStat) -> PyResult<
         owners.set_item(&it.owner, (it.objects, it.bytes))?;
     }
     samples.set_item("owners", owners)?;
+    samples.set_item("holders", holders(py, &stat.holders)?)?;
     let fields = (&stat.name, stat.objects, stat.bytes, stat.used, stat.quota, stat.waiting);
     class(py, &CLASS, "Namespace")?.call(fields, Some(&samples))
 }

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import warnings
 
 import pytest
 import tiffin
@@ -256,6 +257,65 @@ def test_a_server_that_is_stopped_says_what_is_lost(tmp_path):
     )
 
 
+# Puts that follow what a node could not confirm.
+
+
+def test_a_put_warns_of_nodes_that_could_not_confirm(recwarn):
+    with tiffin.connect(memory="64MiB", timeout=30) as store:
+        node = ("node", "--master", store.address, "--memory", "64MiB", "--name", "other", "--json")
+        with helpers.server(*node) as process:
+            process.stdout.readline()
+            sample = {"t": b"1"}
+            for key in "abc":
+                store.put(key, b"old", replicas=2)
+                store.put_sample(key + "s", sample, replicas=2)
+                assert store.info(key).replicas == 2
+            room = store.reserve("c", 3)
+            assert list(recwarn) == []
+            helpers.stop(process.pid)
+            with pytest.warns(tiffin.UnconfirmedWarning) as caught:
+                assert store.put("a", b"new", timeout=2) is True
+            warning = caught.pop(tiffin.UnconfirmedWarning)
+            assert (warning.message.keys, warning.message.nodes) == (("a",), ("other",))
+            assert "`other`" in str(warning.message) and warning.filename == __file__
+            assert store.get("a") == b"new"
+            with pytest.warns(tiffin.UnconfirmedWarning) as caught:
+                assert store.put_sample("as", sample, timeout=2).is_replacement
+            assert caught.pop(tiffin.UnconfirmedWarning).message.keys == ("as",)
+            with pytest.warns(tiffin.UnconfirmedWarning):
+                assert room.put(b"new", timeout=2) is True
+            # Whoever wants an error has one; the value is stored all the same.
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", tiffin.UnconfirmedWarning)
+                with pytest.raises(tiffin.UnconfirmedWarning):
+                    store.put("b", b"new", timeout=2)
+            assert store.get("b") == b"new"
+
+
+# Who keeps what.
+
+
+def test_a_leak_names_its_holder(cluster):
+    holders = lambda store: store.stats().nodes[0].holders
+    with tiffin.connect(cluster, timeout=30) as store, tiffin.connect(cluster, timeout=30) as other:
+        store.put("k", bytes(100_000))
+        view = other.view("k")
+        assert view.is_borrowed and holders(store) == ()
+        (viewer,) = store.why("k").viewers
+        store.delete("k")
+        helpers.eventually(lambda: holders(store))
+        (holder,) = holders(store)
+        assert (holder.kept, holder.who, holder.objects) == ("in view", viewer, 1) and holder.size >= 100_000
+        view.release()
+        helpers.eventually(lambda: not holders(store) and store.stats().usage.in_view == 0)
+        ref = store.put_sample("s", {"t": b"123"})
+        with other.lease(ref):
+            (namespace,) = store.stats().namespaces
+            (holder,) = namespace.holders
+            assert (holder.kept, holder.objects, holder.size) == ("leased", 1, ref.size)
+        store.ack(ref)
+
+
 # Why.
 
 
@@ -269,7 +329,10 @@ def test_why(store):
     assert gone.cause == "deleted" and gone.ago >= 0 and "was removed" in str(gone)
     assert str(unknown).startswith("nothing is known of `c`")
     with store.view("a"):
-        assert store.why("a").views == 1 and "look at it" in str(store.why("a"))
+        seen = store.why("a")
+        assert (seen.views, seen.viewers_more, seen.sends) == (1, 0, 0) and len(seen.viewers) == 1
+        assert f"1 look at it in place: `{seen.viewers[0]}`" in str(seen)
+        assert str(os.getpid()) in seen.viewers[0]
     store.put("a", b"")
     assert store.why("a").pins == ()
     assert pickle.loads(pickle.dumps(here)) == here

@@ -49,6 +49,7 @@ __all__ = [
     "TooSmall",
     "Unauthenticated",
     "Unconfirmed",
+    "UnconfirmedWarning",
     "Unreachable",
     "WouldLose",
     "WrongGroup",
@@ -134,6 +135,21 @@ class Unconfirmed(Error):
 
     #: The names of the nodes.
     nodes: list[str]
+
+
+class UnconfirmedWarning(UserWarning):
+    """A put is done, but some nodes could not confirm in time that the older object of that name is gone.
+
+    Lookups find the new one. Until those nodes hear of it, a reader that knows where the old one lies there may
+    still read it; a delete of the name, or another put, says whether that is over. A warning, not an error,
+    because the value is stored: with `warnings.simplefilter("error", tiffin.UnconfirmedWarning)` the put raises
+    it, and the value is stored all the same.
+    """
+
+    #: What was put.
+    keys: tuple[str | bytes, ...] = ()
+    #: The names of the nodes.
+    nodes: tuple[str, ...] = ()
 
 
 class Contended(Error):

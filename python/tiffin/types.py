@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 __all__ = [
+    "Holder",
     "Losses",
     "Manifest",
     "Namespace",
@@ -53,6 +54,19 @@ class Usage(NamedTuple):
     objects: int
 
 
+class Holder(NamedTuple):
+    """A client that keeps something from being freed."""
+
+    #: How: `reserved` is room for what is to be written; `leased` are samples; `in view` are objects that are
+    #: gone, but that it still looks at.
+    kept: str
+    #: What the client calls itself.
+    who: str
+    #: How many objects or reservations, and their bytes.
+    objects: int
+    size: int
+
+
 class Node(NamedTuple):
     """A storage node."""
 
@@ -64,6 +78,8 @@ class Node(NamedTuple):
     usage: Usage
     #: `host:port` where other hosts reach it; empty if they do not.
     address: str
+    #: Who looks at objects that are gone, as it last said: those that keep most of its room first.
+    holders: tuple[Holder, ...] = ()
 
 
 class Namespace(NamedTuple):
@@ -96,6 +112,8 @@ class Namespace(NamedTuple):
     #: Who pins most, the most bytes first: owner to (objects, bytes). The empty name is for pins without an
     #: owner.
     owners: Mapping[str, tuple[int, int]] = MappingProxyType({})
+    #: Which clients keep most of it, by leases and reservations, the most bytes first.
+    holders: tuple[Holder, ...] = ()
 
 
 class Policy(NamedTuple):
@@ -230,6 +248,11 @@ class Why(NamedTuple):
     leases: tuple[str, ...] = ()
     #: How many look at it where it lies.
     views: int = 0
+    #: The clients that do, as they call themselves, and how many more there are.
+    viewers: tuple[str, ...] = ()
+    viewers_more: int = 0
+    #: How many copies of it are on their way through sockets.
+    sends: int = 0
     #: Since when it is here, when it was last used, and for how long that keeps it from eviction yet.
     age: float | None = None
     idle: float | None = None
@@ -271,11 +294,18 @@ class Why(NamedTuple):
             ("nodes", ", ".join(f"{_quote(node)}{away(node)}" for node in self.nodes)),
             ("pins", ", ".join(map(_quote, self.pins))),
             ("leases", ", ".join(map(_quote, self.leases))),
-            ("views", f"{self.views} look at it in place" if self.views else ""),
+            ("views", self._views()),
+            ("sends", f"{self.sends} are under way" if self.sends else ""),
             ("sample", self._waits_for()),
             ("put", f"{_ago(self.age)} by {_quote(self.writer)}"),
             ("used", f"{_ago(self.idle)} by {_quote(self.reader)}" if self.reader else ""),
         ]
+
+    def _views(self) -> str:
+        if not self.views:
+            return ""
+        who = [*map(_quote, self.viewers), *([f"{self.viewers_more} more"] if self.viewers_more else [])]
+        return f"{self.views} look at it in place" + (f": {', '.join(who)}" if who else "")
 
     def _kept(self) -> str:
         if self.pins:

@@ -117,6 +117,7 @@ fn report(key: &Key, bytes: u64, wanted: u32, stored: &Stored, console: &mut Con
         object.insert("generation".into(), stored.generation.to_string().into());
         object.insert("copies".into(), stored.copies.into());
         object.insert("effect".into(), effect.into());
+        object.insert("unconfirmed".into(), stored.unconfirmed.clone().into());
         return console.value(&Value::from(object));
     }
     let (key, size, generation) = (show::key(key.as_bytes()), show::size(bytes), stored.generation);
@@ -126,6 +127,14 @@ fn report(key: &Key, bytes: u64, wanted: u32, stored: &Stored, console: &mut Con
     }
     if stored.effect != Effect::Kept && stored.copies < wanted {
         console.note(format!("note: {} of {wanted} copies were made: no other node has room", stored.copies));
+    }
+    if !stored.unconfirmed.is_empty() {
+        let nodes: Vec<_> = stored.unconfirmed.iter().map(|it| show::key(it.as_bytes())).collect();
+        console.note(format!(
+            "warning: {} could not confirm that the older object of this name is gone: until then, who knows \
+             where it lies there may still read it",
+            nodes.join(", ")
+        ));
     }
     Ok(())
 }

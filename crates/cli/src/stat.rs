@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use tiffin_client::{Error, Held, Info, NodeStat, ResolveOptions, Route, Stat as Cluster};
+use tiffin_client::{Error, Held, Holder, Info, NodeStat, ResolveOptions, Route, Stat as Cluster};
 use tiffin_core::Key;
 use tiffin_server::config::ClientArgs;
 
@@ -95,7 +95,7 @@ async fn cluster(store: &Reached, console: &mut Console) -> Result<(), Failure> 
     }
     console.text(format!("{nodes}\n\n{ways}\n"))?;
     console.text(namespaces(&stat))?;
-    for table in [owners(&stat), holders(&stat)] {
+    for table in [owners(&stat), holders(&stat), viewers(&stat)] {
         if !table.is_empty() {
             console.text(format!("\n{table}"))?;
         }
@@ -135,10 +135,23 @@ fn holders(stat: &Cluster) -> Table {
     table
 }
 
+/// Which clients look at what is gone, so that its room cannot be used again.
+fn viewers(stat: &Cluster) -> Table {
+    let mut table = Table::new(&["node", "in view of", "objects gone", "size"]);
+    for node in &stat.nodes {
+        for it in &node.holders {
+            let who = if it.who.is_empty() { "-".to_owned() } else { show::key(it.who.as_bytes()) };
+            table.row([node.info.name.clone(), who, it.objects.to_string(), show::size(it.bytes)]);
+        }
+    }
+    table
+}
+
 fn held(held: Held) -> &'static str {
     match held {
         Held::Leased => "leased",
         Held::Reserved => "reserved",
+        Held::Viewed => "in view",
     }
 }
 
@@ -206,6 +219,7 @@ fn as_json(stat: &Cluster, routes: &[Route]) -> Value {
                 "in_view": usage.held,
                 "objects": usage.objects,
             },
+            "holders": holders_json(&node.holders),
             "way": route.and_then(|route| route.way).map(|way| way.to_string()),
             "why": route.and_then(|route| route.why.clone()),
         })
@@ -226,9 +240,7 @@ fn as_json(stat: &Cluster, routes: &[Route]) -> Value {
             "max_hold_ms": it.max_hold_ms,
             "waiting": it.waiting,
             "owners": owners.collect::<Vec<_>>(),
-            "holders": it.holders.iter().map(|it| json!({
-                "kept": held(it.held), "by": it.who, "objects": it.objects, "bytes": it.bytes,
-            })).collect::<Vec<_>>(),
+            "holders": holders_json(&it.holders),
         })
     });
     json!({
@@ -239,4 +251,9 @@ fn as_json(stat: &Cluster, routes: &[Route]) -> Value {
         "nodes": nodes.collect::<Vec<_>>(),
         "namespaces": namespaces.collect::<Vec<_>>(),
     })
+}
+
+fn holders_json(holders: &[Holder]) -> Vec<Value> {
+    let holder = |it: &Holder| json!({ "kept": held(it.held), "by": it.who, "objects": it.objects, "bytes": it.bytes });
+    holders.iter().map(holder).collect()
 }

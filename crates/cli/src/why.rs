@@ -74,10 +74,8 @@ fn here_text(key: &str, here: &Here) -> String {
     for (title, text) in [
         ("pins", owners(&here.pins)),
         ("leases", named(&here.leases)),
-        (
-            "views",
-            if here.views == 0 { String::new() } else { format!("{} look at it in place", here.views) },
-        ),
+        ("views", views(here)),
+        ("sends", if here.sends == 0 { String::new() } else { format!("{} are under way", here.sends) }),
         ("sample", here.sample.as_ref().map_or_else(String::new, |it| sample(it, &here.acked))),
         ("put", format!("{} by {}", ago(here.age_ms), name(&here.writer))),
         ("used", if here.reader.is_empty() { String::new() } else { used(here) }),
@@ -87,6 +85,19 @@ fn here_text(key: &str, here: &Here) -> String {
         }
     }
     lines.join("\n")
+}
+
+/// Who looks at it in place: that keeps its memory, even after it is removed.
+fn views(here: &Here) -> String {
+    let mut who: Vec<_> = here.viewers.iter().map(|it| name(it)).collect();
+    if here.viewers_more > 0 {
+        who.push(format!("{} more", here.viewers_more));
+    }
+    match (here.views, who.is_empty()) {
+        (0, _) => String::new(),
+        (count, true) => format!("{count} look at it in place"),
+        (count, false) => format!("{count} look at it in place: {}", who.join(", ")),
+    }
 }
 
 /// Who pins it; a pin may have been set in nobody's name.
@@ -212,6 +223,9 @@ fn here_json(here: &Here) -> Map<String, Value> {
         "soft_pinned": here.found.soft_pin,
         "leases": here.leases,
         "views": here.views,
+        "viewers": here.viewers,
+        "viewers_more": here.viewers_more,
+        "sends": here.sends,
         "sample": consumption,
         "groups": groups,
         "acked": here.acked,
@@ -253,7 +267,10 @@ mod tests {
             sample: Some(Consumption::Groups(vec!["a".to_owned(), "b".to_owned()])),
             acked: vec!["a".to_owned()],
             leases: vec!["trainer\x1b".to_owned()],
-            views: 2,
+            views: 3,
+            viewers: vec!["dashboard".to_owned(), "trainer".to_owned()],
+            viewers_more: 1,
+            sends: 4,
             age_ms: 61_000,
             idle_ms: 10,
             writer: "engine".to_owned(),
@@ -266,7 +283,8 @@ mod tests {
               nodes    `left`, `right` (cannot be reached)
               pins     `run-7`
               leases   `trainer\u{1b}`
-              views    2 look at it in place
+              views    3 look at it in place: `dashboard`, `trainer`, 1 more
+              sends    4 are under way
               sample   waits for `b`; consumed by `a`
               put      1m 1s ago by `engine`
               used     just now by `trainer`"#]]

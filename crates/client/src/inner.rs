@@ -1,6 +1,6 @@
 //! What all handles of one client share: connections, and what is to be tidied up behind them.
 //!
-//! **Invariant:** no lock is held across I/O, but for the gate of [`Reservations`].
+//! **Invariant:** no lock is held across I/O, but for the gates of [`Reservations`] and [`Leases`].
 //!
 //! **Invariant:** a node hears `Goodbye` only when nothing of this client can touch its memory any more: no
 //! operation is under way, and no view is left.
@@ -22,6 +22,7 @@ use tokio::sync::{Notify, mpsc};
 use tokio::time::{Instant, timeout_at};
 
 use crate::known::{self, Memory};
+use crate::leases::Leases;
 use crate::link::{Link, Usable};
 use crate::reservations::{Held, Reservations};
 use crate::route::{self, OpenRoute, Traveller};
@@ -71,6 +72,7 @@ pub(crate) struct Inner {
     pub(crate) counters: Arc<Counters>,
     pub(crate) runtime: Handle,
     pub(crate) reservations: Reservations,
+    pub(crate) leases: Leases,
     pub(crate) chores: mpsc::UnboundedSender<Chore>,
     pub(crate) known: Memory,
     pub(crate) spares: Spares,
@@ -119,6 +121,7 @@ impl Inner {
             counters,
             runtime: Handle::current(),
             reservations: Reservations::default(),
+            leases: Leases::default(),
             chores,
             known: Memory::new(known::KNOWN_MAX, drawn),
             spares: Spares::default(),
@@ -160,6 +163,11 @@ impl Inner {
         if self.closed.load(Ordering::SeqCst) { Err(Error::Closed) } else { Ok(busy) }
     }
 
+    /// Whether it was closed: it has said goodbye, or is about to.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::SeqCst)
+    }
+
     /// Asks the master, and remembers the nodes that the answer names.
     pub(crate) async fn ask(&self, request: &Request, deadline: Deadline) -> Result<Reply, Error> {
         let master = self.master(deadline).await?;
@@ -195,30 +203,59 @@ impl Inner {
         lease: message::Lease,
         deadline: Deadline,
     ) -> Result<(u64, Leased), Error> {
-        let master = self.master(deadline).await?;
-        let (epoch, chores) = (master.epoch, self.chores.clone());
-        let late = move |reply| {
-            if let Reply::Leased(leased) = reply {
-                leases(&leased).for_each(|lease| _ = chores.send(Chore::Release { epoch, lease }));
+        let request = Request::Lease(lease);
+        let mut is_second = false;
+        loop {
+            let gate = timeout_at(deadline.instant(), self.leases.gate.read()).await;
+            let gate = gate.map_err(|_| Error::timeout("waiting to lease"))?;
+            // First the connection: if it is a new one, that something is owed is known when it is there.
+            let master = self.master(deadline).await?;
+            if self.leases.owed().is_some() {
+                drop(gate);
+                self.keep_leases(deadline).await?;
+                continue;
             }
-        };
-        match master.connection.call_or(&Request::Lease(lease), deadline.instant(), late).await? {
-            Reply::Leased(leased) => {
-                self.learn(&leased.nodes);
-                Ok((epoch, leased))
+            let (epoch, chores) = (master.epoch, self.chores.clone());
+            let late = move |reply| {
+                if let Reply::Leased(leased) = reply {
+                    leases(&leased).for_each(|lease| _ = chores.send(Chore::Release { epoch, lease }));
+                }
+            };
+            match master.connection.call_or(&request, deadline.instant(), late).await {
+                Ok(Reply::Leased(leased)) => {
+                    self.learn(&leased.nodes);
+                    leases(&leased).for_each(|lease| self.leases.add(epoch, lease));
+                    return Ok((epoch, leased));
+                }
+                // The master may have gone away and come back unnoticed. If it had leased anything, it hears
+                // that we do not know of it.
+                Err(CallError::Lost { .. }) if !is_second => is_second = true,
+                reply => return reply.map_err(Error::from).and(Err(Error::misfit())),
             }
-            _ => Err(Error::misfit()),
         }
     }
 
+    /// Connects to the master, if need be, and tells it which leases are known, if it must hear that.
+    pub(crate) async fn keep_leases(&self, deadline: Deadline) -> Result<(), Error> {
+        let alone = timeout_at(deadline.instant(), self.leases.gate.write()).await;
+        let _alone = alone.map_err(|_| Error::timeout("waiting to say what is leased"))?;
+        let master = self.master(deadline).await?;
+        let Some(owed) = self.leases.owed() else { return Ok(()) };
+        let request = Request::KeepLeases(self.leases.of(master.epoch));
+        master.connection.call(&request, deadline.instant()).await?;
+        self.leases.told(owed);
+        Ok(())
+    }
+
     /// Ends leases that a life of the master gave. Another life does not know them, and its own have the same
-    /// numbers.
+    /// numbers. From here on they are not kept for the case that the connection breaks.
     pub(crate) async fn end_leases(
         &self,
         epoch: u64,
         leases: Vec<u64>,
         deadline: Deadline,
     ) -> Result<(), Error> {
+        leases.iter().for_each(|lease| self.leases.remove(epoch, *lease));
         let master = self.master(deadline).await?;
         if master.epoch != epoch {
             return Ok(());
@@ -488,6 +525,7 @@ impl Inner {
                 let nodes = inner.nodes();
                 let met = nodes.iter().filter(|(_, node)| node.link.last().is_some());
                 inner.reservations.owe(met.map(|(segment, _)| *segment));
+                inner.leases.owe();
             }
             Ok(Master {
                 epoch: welcome.epoch,

@@ -26,8 +26,10 @@ const HEAD_BYTES: u64 = 4096;
 /// A sample that is leased to this client. Dropping it ends the lease in the background;
 /// [`Client::release`](crate::Client::release) does so at once.
 ///
-/// A lease keeps its client connected, and does not survive the loss of that connection: what is read is
-/// right all the same, but the sample may then be given up as one that nobody leases.
+/// A lease keeps its client connected. If the connection breaks, the client opens another one by itself and has
+/// its leases as before, unless it was away for longer than the master's `lease_grace`, or the master itself
+/// began a new life: then the sample may be given up as one that nobody leases. What is read is right all the
+/// same.
 pub struct Lease {
     grip: Grip,
     key: Key,
@@ -184,6 +186,7 @@ struct Grip {
 impl Drop for Grip {
     fn drop(&mut self) {
         if !self.is_released.load(Ordering::SeqCst) {
+            self.inner.leases.remove(self.epoch, self.number);
             let _gone = self.inner.chores.send(Chore::Release { epoch: self.epoch, lease: self.number });
         }
     }

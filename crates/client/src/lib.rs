@@ -88,6 +88,7 @@ mod get;
 mod inner;
 mod known;
 mod lease;
+mod leases;
 mod lifetimes;
 mod link;
 mod located;

@@ -81,6 +81,8 @@ pub struct SampleRef {
     pub len: u64,
     /// An older sample of that name is gone, and its refs fail from now on.
     pub replaced: bool,
+    /// See [`Stored::unconfirmed`](crate::Stored::unconfirmed).
+    pub unconfirmed: Vec<String>,
 }
 
 pub(crate) async fn put_samples(
@@ -107,6 +109,7 @@ pub(crate) async fn put_samples(
                 generation: stored.generation,
                 len: manifest.len,
                 replaced: effect == Effect::Replaced,
+                unconfirmed: stored.unconfirmed,
             }),
         }
     });

@@ -1,10 +1,10 @@
-//! What is done behind the callers' backs: room given back, views ended, signs of life.
+//! What is done behind the callers' backs: room given back, views ended, leases kept, signs of life.
 //!
 //! **Invariant:** a view is ended at most once. If the answer to `EndViews` is lost it is not said again: the
 //! node counts views per object, and a second end would be that of another view of the same object.
 
 use std::collections::BTreeMap;
-use std::sync::Weak;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tiffin_core::message::{Heartbeat, Reply, Request};
@@ -12,7 +12,7 @@ use tiffin_core::{Hold, Location, SegmentId};
 use tokio::sync::mpsc;
 use tokio::time::MissedTickBehavior;
 
-use crate::inner::{Inner, locations};
+use crate::inner::{Inner, Master, locations};
 use crate::known;
 use crate::{Deadline, Error};
 
@@ -64,7 +64,13 @@ pub(crate) async fn run(
     beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut batch = Vec::new();
     loop {
+        let master = client.upgrade().and_then(|inner| inner.current_master());
         tokio::select! {
+            () = ended(master) => {
+                let Some(inner) = client.upgrade() else { return };
+                // If that fails there is another try with every sign of life.
+                care_for_leases(&inner);
+            }
             received = chores.recv_many(&mut batch, CHORES_MAX) => {
                 let Some(inner) = client.upgrade().filter(|_| received > 0) else { return };
                 for (epoch, leases) in releases(&batch) {
@@ -77,6 +83,7 @@ pub(crate) async fn run(
             _ = beat.tick() => {
                 let Some(inner) = client.upgrade() else { return };
                 inner.prune();
+                care_for_leases(&inner);
                 known::tell_all(&inner);
                 // On a connection that is broken there is nothing to say; the next call opens a new one.
                 if let Some(master) = inner.current_master() {
@@ -90,6 +97,29 @@ pub(crate) async fn run(
                 }
             }
         }
+    }
+}
+
+/// What is leased stays so only while the master sees this client, or will soon see it again.
+fn care_for_leases(inner: &Arc<Inner>) {
+    let is_seen = inner.current_master().is_some() && inner.leases.owed().is_none();
+    if inner.leases.is_empty() || is_seen || inner.is_closed() {
+        return;
+    }
+    let client = Arc::downgrade(inner);
+    inner.runtime.spawn(async move {
+        let Some(inner) = client.upgrade() else { return };
+        if let Err(error) = inner.keep_leases(Deadline::after(TRY_TIME_MAX)).await {
+            tracing::debug!(%error, "the master does not know yet what is leased");
+        }
+    });
+}
+
+/// Waits for the end of a connection, if there is one.
+async fn ended(master: Option<Arc<Master>>) {
+    match master {
+        Some(master) => master.connection.closed().await,
+        None => std::future::pending().await,
     }
 }
 

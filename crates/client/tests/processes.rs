@@ -376,7 +376,9 @@ impl Drop for Process {
 }
 
 async fn start_master() -> MasterServer {
-    MasterServer::start(MasterConfig::default()).await.unwrap()
+    // What ends with a process ends because somebody has proof of its death.
+    let config = MasterConfig { lease_grace: Duration::from_secs(3600), ..MasterConfig::default() };
+    MasterServer::start(config).await.unwrap()
 }
 
 async fn start_both() -> (MasterServer, NodeServer) {

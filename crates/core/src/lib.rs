@@ -44,6 +44,8 @@ pub const EXTENT_ALIGN: u64 = 64;
 pub const OWNER_BYTES_MAX: usize = 256;
 /// The most consumer groups of a sample, and the most pins of an object.
 pub const MARKS_MAX: usize = 64;
+/// The most clients that an answer names of those who look at something.
+pub const VIEWERS_MAX: usize = 16;
 /// The namespace of a client that names none.
 pub const NAMESPACE_DEFAULT: &str = "default";
 
@@ -73,6 +75,12 @@ impl fmt::Display for SegmentId {
 /// Names one client handle for its whole life, across reconnects. Drawn at random by the client.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ClientId(pub u64);
+
+impl std::fmt::Display for ClientId {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(out, "{:016x}", self.0)
+    }
+}
 
 /// Names one connection of one shell; never reused by that shell. A party that reconnects has a new one,
 /// and whatever still arrives through the old one is ignored.

@@ -9,8 +9,9 @@
 //! |-----------------|----------|
 //! | client → master | `Reserve`, `Resolve`, `Exists`, `Delete`, `DeleteMatching`, `List`, `Stat`, |
 //! |                 | `Heartbeat`, `Pin`, `DropPins`, `SetPolicy`, `Await`, `Why`, `Lease`, `Release`, |
-//! |                 | `Ack`, `Cancel` |
-//! | node → master   | `Register`, `Announce`, `Decide`, `Heartbeat`, `Released`, `Goodbye` |
+//! |                 | `KeepLeases`, `Ack`, `Cancel` |
+//! | node → master   | `Register`, `Announce`, `Decide`, `Heartbeat`, `Released`, `ClientDied`, |
+//! |                 | `Goodbye` |
 //! | master → node   | `Allocate`, `Settle`, `Retire`, `ClientGone`, `Mark`, `Inspect` |
 //! | client → node   | `Commit`, `Abort`, `Keep`, `BeginViews`, `EndViews`, `Goodbye` |
 //!
@@ -21,7 +22,7 @@ mod stat;
 
 pub use lifetime::{
     Ack, AckItem, AckOutcome, Await, Cause, DropPins, Gone, Granted, Here, Lease, LeaseItem, LeaseOutcome,
-    Leased, MarkItem, Pin, PinOutcome, Policy, Release, Released, Why,
+    Leased, MarkItem, Pin, PinOutcome, Policy, Release, Released, Viewer, Views, Why,
 };
 pub use stat::{HOLDERS_MAX, Held, Holder, NamespaceStat, NodeStat, OWNERS_MAX, OwnerStat, Stat};
 
@@ -126,6 +127,8 @@ pub enum Request {
     Inspect(Vec<Hold>),
     /// A node tells of reservations that ended without the master.
     Released(Released),
+    /// A node has proof that a client's process is dead.
+    ClientDied(ClientId),
     /// Protects objects from eviction, or no longer.
     Pin(Pin),
     /// Ends every pin of an owner.
@@ -140,6 +143,9 @@ pub enum Request {
     Lease(Lease),
     /// Ends leases.
     Release(Release),
+    /// Tells, first of all on a new connection, which leases the client knows of, so that the rest of its
+    /// leases end: the answers that granted them were lost.
+    KeepLeases(Vec<u64>),
     /// Says that samples are consumed.
     Ack(Ack),
     /// Says that nobody waits for an earlier request on this connection any more: a put that waits for room,
@@ -194,8 +200,8 @@ pub enum Reply {
     Allocated(Allocated),
     /// To `Settle`, `Retire` and `Mark`.
     Settled(Settled),
-    /// To `Inspect`, in the order asked: how many look.
-    Inspected(Vec<u64>),
+    /// To `Inspect`, in the order asked.
+    Inspected(Vec<Views>),
     /// To `Pin`, in the order asked.
     Pinned(Vec<PinOutcome>),
     /// To `Await`, once it is so or the time is up.
@@ -532,10 +538,13 @@ pub struct ListItem {
 }
 
 /// See [`Request::Heartbeat`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Heartbeat {
     /// From a node.
     pub usage: Option<Usage>,
+    /// From a node: the clients that look at objects which are gone, those that hold most first, at most
+    /// [`VIEWERS_MAX`](crate::VIEWERS_MAX).
+    pub viewers: Vec<Viewer>,
 }
 
 /// See [`Request::Register`].

@@ -80,6 +80,8 @@ variants! {
     GiveUpLeased: "a lease keeps a sample",
     /// The leases of a client that is gone go on.
     LeasesOutliveClients: "leases end with their client",
+    /// The master ends the leases of a client whose connection broke, although it lives.
+    LeasesEndWithConnections: "leases outlive a connection",
     /// The master forgets who has consumed a sample.
     ForgetAcks: "acknowledgements count",
     /// The master answers an acknowledgement before the nodes have it in writing.

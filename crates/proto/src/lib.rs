@@ -159,7 +159,8 @@ kinds! {
     9 => Register, 10 => Announce, 11 => Decide, 12 => Allocate, 13 => Settle, 14 => Retire,
     15 => ClientGone, 16 => Commit, 17 => Abort, 18 => BeginViews, 19 => EndViews, 21 => Keep,
     22 => Mark, 23 => Inspect, 24 => Released, 25 => Pin, 26 => DropPins, 27 => SetPolicy, 28 => Await,
-    29 => Why, 30 => Lease, 31 => Release, 32 => Ack, 33 => Exists, 34 => Cancel;
+    29 => Why, 30 => Lease, 31 => Release, 32 => Ack, 33 => Exists, 34 => Cancel,
+    35 => KeepLeases, 36 => ClientDied;
     7 => Stat, 20 => Goodbye,
 }
 

@@ -12,7 +12,7 @@ use tiffin_core::message::{
     Leased, List, ListItem, Listed, MarkItem, NamespaceStat, NodeInfo, NodeStat, OnExists, OwnerStat,
     Pattern, Pin, PinOutcome, Policy, Presence, PutOptions, Quota, Reason, Record, Refusal, Register,
     Registered, Release, Released, Replacement, Reserve, ReserveItem, ReserveOutcome, Reserved, Resolve,
-    ResolveOutcome, Resolved, Retire, Role, Settle, Settled, Stat, Usage, Welcome, Why,
+    ResolveOutcome, Resolved, Retire, Role, Settle, Settled, Stat, Usage, Viewer, Views, Welcome, Why,
 };
 use tiffin_core::{
     ClientId, EXTENTS_MAX, Extent, Generation, Hold, Location, REPLICAS_MAX, RequestId, Reservation,
@@ -32,7 +32,7 @@ choices! {
         else Invalid
     }
     Presence { Absent = 0, Here = 1, Unavailable = 2 }
-    Held { Reserved = 0, Leased = 1 }
+    Held { Reserved = 0, Leased = 1, Viewed = 2 }
     Cause { Deleted = 0, Replaced = 1, Evicted = 2, NodeLost = 3, Consumed = 4, HeldTooLong = 5 }
 }
 
@@ -77,7 +77,7 @@ message! {
         1 => epoch, 2 => clients, 3 => nodes, 4 => namespaces, 5 => evicted_objects, 6 => evicted_bytes,
         7 => soft_pinned,
     }
-    NodeStat { 1 => info, 2 => alive, 3 => usage, 4 => owed }
+    NodeStat { 1 => info, 2 => alive, 3 => usage, 4 => owed, 5 => holders }
     NamespaceStat {
         1 => name, 2 => objects, 3 => bytes, 4 => used, 5 => granted, 6 => quota, 7 => samples,
         8 => samples_leased, 9 => sample_age_ms, 10 => waiting, 11 => sample_bytes, 12 => sample_bytes_leased,
@@ -85,7 +85,9 @@ message! {
     }
     OwnerStat { 1 => owner, 2 => objects, 3 => bytes }
     Holder { 1 => held, 2 => who, 3 => objects, 4 => bytes }
-    Heartbeat { 1 => usage }
+    Heartbeat { 1 => usage, 2 => viewers }
+    Viewer { 1 => client, 2 => objects, 3 => bytes }
+    Views { 1 => count, 2 => clients, 3 => more, 4 => sends }
 
     Register { 1 => info, 2 => usage, 3 => epoch }
     Registered { 1 => epoch, 2 => discard, 3 => retire }
@@ -114,7 +116,8 @@ message! {
     Await { 1 => at_most, 2 => at_least, 3 => wait_ms }
     Here {
         1 => found, 2 => nodes, 3 => unreachable, 4 => pins, 5 => sample, 6 => acked, 7 => leases, 8 => views,
-        9 => age_ms, 10 => idle_ms, 11 => lease_ms, 12 => writer, 13 => reader,
+        9 => age_ms, 10 => idle_ms, 11 => lease_ms, 12 => writer, 13 => reader, 14 => viewers,
+        15 => viewers_more, 16 => sends,
     }
     Gone { 1 => generation, 2 => cause, 3 => by, 4 => ago_ms, 5 => node, 6 => for_key, 7 => reader }
     Lease { 1 => items, 2 => group }

@@ -202,6 +202,8 @@ points! {
     /// The invariant was checked on something.
     CheckedLeases,
     /// The invariant was checked on something.
+    CheckedLeasesKept,
+    /// The invariant was checked on something.
     CheckedWholeValue,
     /// The invariant was checked on something.
     CheckedView,

@@ -46,7 +46,7 @@ impl World {
         self.heard.clear();
         self.registered.clear();
         self.oracle.master_restarts(self.epoch, &self.memories);
-        self.oracle.rules(self.plan.lease_ms, self.plan.strict_leases);
+        self.oracle.rules(self.plan.lease_ms, self.plan.lease_grace_ms, self.plan.strict_leases);
         self.log.line(self.now, "master starts", &[self.epoch], &[]);
         self.master = Some(Master::new(MasterConfig {
             epoch: self.epoch,
@@ -54,6 +54,7 @@ impl World {
             away_ms_max: self.plan.away_ms_max,
             lease_ms: self.plan.lease_ms,
             strict_leases: self.plan.strict_leases,
+            lease_grace_ms: self.plan.lease_grace_ms,
             evict_soft_pinned: self.plan.evict_soft_pinned,
             piece_objects_max: self.plan.piece_objects_max,
             hash_seed: self.chance.any(),
@@ -83,10 +84,12 @@ impl World {
                 if let Some(it) = self.conns.get_mut(&conn) {
                     it.greeted = true;
                 }
-                if hello.role == Role::Client
-                    && let Some(old) = self.heard.insert(hello.client, conn)
-                {
-                    self.oracle.client_is_gone(old);
+                if hello.role == Role::Client {
+                    let now = self.tell_time();
+                    self.oracle.client_comes(conn, hello.client, now);
+                    if let Some(old) = self.heard.insert(hello.client, conn) {
+                        self.oracle.conn_is_gone(old);
+                    }
                 }
                 let welcome = Welcome {
                     major: VERSION_MAJOR,
@@ -95,7 +98,11 @@ impl World {
                     heartbeat_ms: 50,
                     ..Welcome::default()
                 };
+                let is_client = hello.role == Role::Client;
                 self.master_handles(MasterEvent::Opened(conn, hello));
+                if is_client {
+                    self.check_leases_kept();
+                }
                 self.send_reply(conn, Way::Down, id, &Reply::Welcome(welcome));
             }
             Incoming::Request(id, request) => {
@@ -118,8 +125,12 @@ impl World {
     }
 
     pub(crate) fn master_closed(&mut self, conn: ConnId) {
-        self.heard.retain(|_, it| *it != conn);
-        self.oracle.client_is_gone(conn);
+        let now = self.tell_time();
+        let left = self.heard.extract_if(.., |_, it| *it == conn).next();
+        if let Some((client, _)) = left {
+            self.oracle.client_goes_away(client, now);
+        }
+        self.oracle.conn_is_gone(conn);
         self.registered.retain(|_, it| *it != conn);
         self.master_handles(MasterEvent::Closed(conn));
     }

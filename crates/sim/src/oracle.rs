@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use tiffin_core::{
-    ConnId, Generation, Hold, RequestId, SegmentId, Tick,
+    ClientId, ConnId, Generation, Hold, RequestId, SegmentId, Tick,
     marks::{Consumption, Marks},
     master::{Effect, Notice},
     message::{
@@ -212,8 +212,12 @@ pub(crate) struct Oracle {
     pub(crate) pinning: BTreeMap<(ConnId, RequestId), Pinning>,
     /// Acknowledgements that are not answered yet.
     pub(crate) acking: BTreeMap<(ConnId, RequestId), Acking>,
-    /// Leases of samples: through which connection, and of what.
-    pub(crate) leases: BTreeMap<u64, (ConnId, Generation)>,
+    /// Leases of samples: whose, and of what.
+    pub(crate) leases: BTreeMap<u64, (ClientId, Generation)>,
+    /// Whose connection each is.
+    pub(crate) speakers: BTreeMap<ConnId, ClientId>,
+    /// Clients whose connection broke, since when, as long as they have not come back.
+    pub(crate) away: BTreeMap<ClientId, Tick>,
     /// Puts that came while others waited for room, and how they stand.
     pub(crate) line: BTreeMap<(ConnId, RequestId), InLine>,
     pub(crate) arrivals: u64,
@@ -222,6 +226,7 @@ pub(crate) struct Oracle {
     /// Something was evicted of which no reachable node had a copy, so nobody knows what.
     pub(crate) blind: bool,
     lease_ms: u64,
+    pub(crate) lease_grace_ms: u64,
     pub(crate) strict: bool,
 }
 
@@ -233,8 +238,8 @@ impl Oracle {
         }
     }
 
-    pub(crate) fn rules(&mut self, lease_ms: u64, strict: bool) {
-        (self.lease_ms, self.strict) = (lease_ms, strict);
+    pub(crate) fn rules(&mut self, lease_ms: u64, lease_grace_ms: u64, strict: bool) {
+        (self.lease_ms, self.lease_grace_ms, self.strict) = (lease_ms, lease_grace_ms, strict);
     }
 
     pub(crate) fn new_value(&mut self, name: Name, len: u64) -> ValueId {
@@ -274,6 +279,8 @@ impl Oracle {
         self.pinning.clear();
         self.acking.clear();
         self.leases.clear();
+        self.speakers.clear();
+        self.away.clear();
         self.line.clear();
         (self.impatient, self.blind) = (false, false);
         let alive = memories.values().filter(|it| it.alive);
@@ -336,6 +343,7 @@ impl Oracle {
                 let names = lease.items.iter().filter_map(|it| Name::of(namespace, &it.key));
                 (self.cause.asked, self.cause.group) = (names.collect(), lease.group.clone());
             }
+            (Request::ClientDied(client), Speaker::Node(_)) => self.client_is_gone(*client),
             (_, Speaker::Client(namespace)) => {
                 self.hears_of_lifetimes(conn, id, request, namespace, complete)
             }
@@ -752,7 +760,7 @@ impl Oracle {
             }
         }
         if waited && !asked && !self.cause.evicting {
-            self.given_up(name, generation, coverage);
+            self.given_up(name, generation, now, coverage);
         }
         // Leases end with what they are of, also if a node that was away brings that back.
         self.leases.retain(|_, (_, leased)| *leased != generation);

@@ -164,9 +164,15 @@ impl World {
             self.coverage.hit(Point::SampleLeased);
             let generation = granted.found.generation;
             let name = self.oracle.lives.get(&generation).map(|it| it.name);
-            let request = match name.filter(|_| self.chance.percent(70)) {
-                None => Request::Release(Release { leases: vec![granted.lease] }),
-                Some(name) => {
+            let request = match (self.chance.below(10), name) {
+                // Some take their time.
+                (0, _) => {
+                    let it = self.clients.get_mut(client).filter(|it| !it.leaving);
+                    it.into_iter().for_each(|it| _ = it.leases.insert(granted.lease));
+                    continue;
+                }
+                (1..4, _) | (_, None) => Request::Release(Release { leases: vec![granted.lease] }),
+                (_, Some(name)) => {
                     assert_eq!(name.namespace, namespace, "a lease crosses namespaces");
                     let items = vec![AckItem { key: name.key(), generation }];
                     let (group, wait_ms) = (self.group(), self.chance.between(0, 300));

@@ -1,5 +1,6 @@
 //! Calls of the client, with Mooncake's codes for what comes back. Each waits with the interpreter released.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use pyo3::prelude::*;
@@ -25,6 +26,11 @@ pub(super) fn put(py: Python<'_>, open: &Open, puts: Vec<Result<Put<'_>, i64>>) 
     let deadline = Deadline::after(open.call_time.saturating_add(open.put_wait));
     let patience = if open.put_wait.is_zero() { Patience::Never } else { Patience::For(open.put_wait) };
     let stored = ask(py, open, deadline, async |client| client.put_with(&puts, patience, deadline).await)?;
+    let unconfirmed = stored.iter().filter_map(|it| it.as_ref().ok()).flat_map(|it| it.unconfirmed.clone());
+    let nodes: BTreeSet<_> = unconfirmed.collect();
+    if !nodes.is_empty() {
+        tell_unconfirmed(&Error::Unconfirmed { nodes: nodes.into_iter().collect() });
+    }
     let codes = stored.into_iter().map(|stored| stored.map_or_else(|error| codes::of(&error), |_| codes::OK));
     Ok(merge(known, codes))
 }

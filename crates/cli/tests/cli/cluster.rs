@@ -26,6 +26,26 @@ fn copies_lie_on_different_nodes_and_survive_the_death_of_one() {
 }
 
 #[test]
+fn a_put_warns_of_nodes_that_could_not_confirm() {
+    // A node that is gone may come back within the hour, with what it has not heard of.
+    let master = Server::master(&["--away", "1h"]);
+    let mut nodes = ["left", "right"].map(|name| Server::node(&master, &["--name", name]));
+    for key in ["a", "b"] {
+        assert_eq!(master.run(["put", key, "--replicas", "2", "--value", "1", "--json"]).json()["copies"], 2);
+    }
+    nodes[0].stop(Signal::KILL);
+    let put = master.run(["put", "a", "--value", "2"]);
+    let warning = "warning: left could not confirm that the older object of this name is gone: until then, who \
+                   knows where it lies there may still read it\n";
+    assert_eq!(put.stderr, warning);
+    assert_eq!(put.text(), "replaced `a`: 1 B, generation 1.3\n");
+    let put = master.run(["put", "b", "--value", "2", "--json"]).json();
+    assert_eq!((&put["effect"], &put["unconfirmed"]), (&json!("replaced"), &json!(["left"])));
+    let kept = master.run(["put", "b", "--value", "3", "--on-exists", "keep", "--json"]).json();
+    assert_eq!((&kept["effect"], &kept["unconfirmed"]), (&json!("kept"), &json!([])));
+}
+
+#[test]
 fn stat_says_which_way_each_node_is_reached_and_why_not_better() {
     let master = Server::master(&[]);
     let nodes = [

@@ -76,14 +76,16 @@ fn json_is_the_same_for_every_command() {
           "copies": 1,
           "effect": "created",
           "generation": "1.1",
-          "key": "a"
+          "key": "a",
+          "unconfirmed": []
         }
         {
           "bytes": 3,
           "copies": 0,
           "effect": "kept",
           "generation": "1.1",
-          "key": "a"
+          "key": "a",
+          "unconfirmed": []
         }
         {
           "bytes": 3,
@@ -135,6 +137,7 @@ fn json_is_the_same_for_every_command() {
           "nodes": [
             {
               "alive": true,
+              "holders": [],
               "host": "HOST",
               "name": "here",
               "owed": 0,

@@ -3,13 +3,18 @@
 use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::slice;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
 use tiffin_client::{
-    Client, ConnectOptions, DeleteOptions, Effect, Error, GetOptions, Key, OnExists, Patience, Pattern, Put,
-    PutOptions, ResolveOptions, Room, SourceBuf,
+    Client, ConnectOptions, Consumption, DeleteOptions, Dtype, Effect, Error, GetOptions, Key, OnExists,
+    Patience, Pattern, Put, PutOptions, ResolveOptions, Room, SamplePut, SourceBuf, TensorRef,
 };
+use tiffin_core::ClientId;
+use tiffin_core::message::{Hello, Lease, LeaseItem, Reply, Request};
+use tiffin_rpc::Connection;
 use tiffin_server::{Address, MasterConfig, MasterServer, NodeConfig, NodeServer};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
@@ -29,6 +34,8 @@ struct Proxy {
     holds: watch::Sender<bool>,
     /// Counts up to end all connections.
     cut: watch::Sender<u64>,
+    /// How many connections there were.
+    accepted: Arc<AtomicU64>,
 }
 
 impl Proxy {
@@ -37,10 +44,13 @@ impl Proxy {
         let address = listener.local_addr().unwrap().to_string();
         let (holds, cut) = (watch::Sender::new(false), watch::Sender::new(0));
         let (held, ended, master) = (holds.subscribe(), cut.subscribe(), master.to_string());
+        let accepted = Arc::new(AtomicU64::new(0));
+        let counter = Arc::clone(&accepted);
         tokio::spawn(async move {
             loop {
                 let (near, _) = listener.accept().await.unwrap();
                 let far = TcpStream::connect(&master).await.unwrap();
+                counter.fetch_add(1, Ordering::SeqCst);
                 let ((near_in, near_out), (far_in, far_out)) = (near.into_split(), far.into_split());
                 let (held, mut ended) = (held.clone(), ended.clone());
                 ended.mark_unchanged();
@@ -54,7 +64,7 @@ impl Proxy {
                 });
             }
         });
-        Self { address, holds, cut }
+        Self { address, holds, cut, accepted }
     }
 }
 
@@ -123,6 +133,91 @@ async fn a_reservation_whose_answer_was_lost_is_given_back_before_the_next_one()
     let found = client.resolve(&keys, ResolveOptions::default(), soon()).await;
     let found: Vec<_> = found.into_iter().map(|it| it.unwrap().is_some()).collect();
     assert_eq!(found, [true, false, true]);
+}
+
+fn leased(cluster: &Cluster) -> u64 {
+    cluster.master.stat().namespaces.first().map_or(0, |it| it.samples_leased)
+}
+
+/// Two samples, and a client behind a proxy.
+async fn samples_behind_a_proxy() -> (Cluster, Proxy, Client) {
+    let cluster = Cluster::one(4 << 20).await;
+    let proxy = Proxy::start(cluster.master.address()).await;
+    let client = Client::connect(ConnectOptions::new(&proxy.address)).await.unwrap();
+    for id in ["s", "t"] {
+        let tensors = vec![TensorRef::new("x", Dtype::U8, &[3], b"123")];
+        let sample = SamplePut { consumption: Consumption::Retained, ..SamplePut::new(key(id), tensors) };
+        only(client.put_samples(&[sample], Patience::Never, soon()).await).unwrap();
+    }
+    (cluster, proxy, client)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lease_survives_a_broken_connection_though_nobody_calls() {
+    let (cluster, proxy, client) = samples_behind_a_proxy().await;
+    let held = only(client.lease(&[(key("s"), None)], "g", soon()).await).unwrap();
+    for round in 1..=3 {
+        proxy.cut.send_modify(|count| *count += 1);
+        eventually("the client comes back", || proxy.accepted.load(Ordering::SeqCst) > round).await;
+        assert_eq!(leased(&cluster), 1);
+    }
+    // Before anything else is leased the master has heard what the client knows of.
+    let other = only(client.lease(&[(key("t"), None)], "g", soon()).await).unwrap();
+    assert_eq!(leased(&cluster), 2);
+    assert_eq!(held.read(&["x"], soon()).await.unwrap(), [b"123"]);
+    client.release(&[&held], soon()).await.unwrap();
+    assert_eq!(leased(&cluster), 1);
+    drop(other);
+    eventually("all leases end", || leased(&cluster) == 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lease_whose_answer_was_lost_ends_before_the_next_one() {
+    let (cluster, proxy, client) = samples_behind_a_proxy().await;
+    proxy.holds.send_replace(true);
+    let wanted = [(key("s"), None)];
+    tokio::select! {
+        _ = client.lease(&wanted, "g", soon()) => panic!("the answer is held back"),
+        () = eventually("it is leased", || leased(&cluster) == 1) => {}
+    }
+    proxy.cut.send_modify(|count| *count += 1);
+    eventually("the master sees it go", || cluster.master.stat().clients == 0).await;
+    assert_eq!(leased(&cluster), 1);
+    proxy.holds.send_replace(false);
+    let other = only(client.lease(&[(key("t"), None)], "g", soon()).await).unwrap();
+    assert_eq!(leased(&cluster), 1, "only what the client knows of");
+    drop(other);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lease_ends_when_its_client_has_been_away_for_too_long() {
+    let config = MasterConfig { lease_grace: Duration::from_millis(1), ..MasterConfig::default() };
+    let master = MasterServer::start(config).await.unwrap();
+    let mut cluster = Cluster { nodes: Vec::new(), master };
+    cluster.add(4 << 20).await;
+    let tensors = vec![TensorRef::new("x", Dtype::U8, &[3], b"123")];
+    let client = cluster.client().await;
+    only(client.put_samples(&[SamplePut::new(key("s"), tensors)], Patience::Never, soon()).await).unwrap();
+    // Somebody whom no node ever sees, and who goes without a word.
+    let hello = Hello { client: ClientId(7), namespace: "default".to_owned(), ..Hello::default() };
+    let until = Instant::now() + LONG;
+    let (connection, _) = Connection::open(cluster.master.address(), hello, until).await.unwrap();
+    let items = vec![LeaseItem { key: key("s"), generation: None }];
+    let lease = Request::Lease(Lease { items, group: String::new() });
+    assert!(matches!(connection.call(&lease, until).await, Ok(Reply::Leased(_))));
+    assert_eq!(leased(&cluster), 1);
+    connection.close();
+    eventually("the lease ends", || leased(&cluster) == 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_was_closed_does_not_come_back_for_its_leases() {
+    let (cluster, proxy, client) = samples_behind_a_proxy().await;
+    let held = only(client.lease(&[(key("s"), None)], "g", soon()).await).unwrap();
+    client.close(soon()).await.unwrap();
+    assert_eq!((leased(&cluster), cluster.master.stat().clients), (0, 0));
+    drop((held, client));
+    assert_eq!(proxy.accepted.load(Ordering::SeqCst), 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]

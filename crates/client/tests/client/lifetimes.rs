@@ -228,6 +228,7 @@ async fn why_tells_who_holds_an_object_and_what_took_it_away() {
     let Ok(Why::Here(here)) = only(writer.why(&[key("k")], soon()).await) else { panic!() };
     assert_eq!((here.writer.as_str(), here.reader.as_str()), ("the writer", "the reader"));
     assert_eq!((here.views, here.nodes), (1, vec!["node-0".to_owned()]));
+    assert_eq!((here.viewers, here.viewers_more, here.sends), (vec!["the reader".to_owned()], 0, 0));
     drop(view);
     delete(&reader, "k").await;
     let mut answers = writer.why(&[key("k"), key("never")], soon()).await;

@@ -39,6 +39,7 @@ impl Stage {
             away_ms_max: u64::MAX,
             lease_ms: LEASE_MS,
             strict_leases: false,
+            lease_grace_ms: 10_000,
             piece_objects_max: tiffin_core::master::PIECE_OBJECTS_MAX,
             evict_soft_pinned: true,
             hash_seed: 0x5eed,

@@ -14,7 +14,7 @@ use super::{
     refuse,
 };
 use crate::{
-    ConnId, Hold, Tick,
+    ConnId, Hold, Tick, VIEWERS_MAX,
     message::{Announce, Cause, Heartbeat, Reason, Record, Register, Registered, Released, Reply, Usage},
     sabotage::sabotaged,
 };
@@ -36,6 +36,7 @@ impl Master {
                 standing: Standing::Joining,
                 conn: Some(conn),
                 heard: self.now,
+                viewers: Vec::new(),
                 retiring: BTreeSet::new(),
                 owed: BTreeSet::new(),
                 discard: was_lost,
@@ -188,6 +189,10 @@ impl Master {
         self.has_done_what_it_owed(node);
         if let Some(usage) = beat.usage {
             self.report(node, usage);
+            if let Some(member) = self.members.get_mut(node) {
+                member.viewers = beat.viewers;
+                member.viewers.truncate(VIEWERS_MAX);
+            }
         }
         Reply::Done
     }

@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::catalog::NodeIndex;
 use crate::{
     ConnId, Hold, SegmentId, Tick,
-    message::{NodeInfo, NodeStat, Usage},
+    message::{NodeInfo, NodeStat, Usage, Viewer},
 };
 
 /// How a node is doing.
@@ -38,6 +38,8 @@ pub(super) struct Member {
     pub(super) usage: Usage,
     /// What is free as far as the master can tell: what the node said last, less what was asked for since.
     pub(super) free: u64,
+    /// Who looks at what is gone, as it last said.
+    pub(super) viewers: Vec<Viewer>,
     /// Retires that it was asked for and has not confirmed yet.
     pub(super) retiring: BTreeSet<Hold>,
     /// Retires that it must apply before it is used again.
@@ -71,6 +73,7 @@ impl Member {
             alive: self.standing == Standing::Ready,
             usage: self.usage,
             owed: self.owed.len() as u64,
+            holders: Vec::new(),
         }
     }
 
@@ -83,6 +86,9 @@ impl Member {
 
     pub(super) fn report(&mut self, now: Tick, usage: Usage) {
         self.usage = usage;
+        if usage.held == 0 {
+            self.viewers.clear();
+        }
         self.free = usage.free;
         self.heard = now;
     }

@@ -47,7 +47,7 @@ use why::{Explaining, History};
 
 use crate::{
     ClientId, ConnId, Generation, Hold, RequestId, SegmentId, Tick,
-    message::{Hello, Reason, Refusal, Reply, Request, Role, Stat},
+    message::{Held, Hello, Holder, NodeStat, Reason, Refusal, Reply, Request, Role, Stat, Viewer},
     sabotage::Sabotage,
 };
 
@@ -64,6 +64,9 @@ pub struct MasterConfig {
     pub lease_ms: u64,
     /// Whether a lease also refuses unforced removal.
     pub strict_leases: bool,
+    /// How long the leases of samples are kept for a client whose connection broke, unless it is known to be
+    /// dead.
+    pub lease_grace_ms: u64,
     /// Whether soft-pinned objects may be evicted when nothing else is left.
     pub evict_soft_pinned: bool,
     /// Objects that one piece of a drop takes away, see [`Master::work`].
@@ -269,6 +272,7 @@ impl Master {
         self.notice_silence();
         self.end_waiting();
         self.end_watches();
+        self.end_leases_of_the_away();
         self.end_holding();
         self.serve_the_waiting();
     }
@@ -292,6 +296,7 @@ impl Master {
             self.next_end_of_waiting(),
             self.next_watch_end(),
             self.next_end_of_holding(),
+            self.leases.next_end(),
             self.lease_end,
         ];
         wishes.into_iter().flatten().min()
@@ -309,12 +314,25 @@ impl Master {
         Stat {
             epoch: self.config.epoch,
             clients: self.clients.len() as u64,
-            nodes: self.members.iter().map(|(_, member)| member.stat()).collect(),
+            nodes: self.node_stats(),
             namespaces: self.namespace_stats(),
             evicted_objects: self.evicted_objects,
             evicted_bytes: self.evicted_bytes,
             soft_pinned: self.catalog.soft_pinned(),
         }
+    }
+
+    fn node_stats(&self) -> Vec<NodeStat> {
+        let stats = self.members.iter().map(|(_, member)| {
+            let holder = |it: &Viewer| Holder {
+                held: Held::Viewed,
+                who: self.client_name(it.client),
+                objects: it.objects,
+                bytes: it.bytes,
+            };
+            NodeStat { holders: member.viewers.iter().map(holder).collect(), ..member.stat() }
+        });
+        stats.collect()
     }
 
     /// Answers the shell's own pages, as it would a client of that namespace: `Resolve`, `List` and `Stat`.
@@ -368,21 +386,16 @@ impl Master {
                     label: hello.label,
                     index,
                 };
+                // What it had leased is its own again.
+                self.leases.come_back(hello.client);
                 if let Some(old) = self.clients.insert(hello.client, conn) {
                     self.fence(old);
-                    // Answers may be lost with the old connection, and room and leases with them.
+                    // Answers may be lost with the old connection, and room with them.
                     self.lose_sight(hello.client);
-                    self.end_leases(hello.client);
+                    self.client_broke(hello.client, false);
                 }
                 self.parties.insert(conn, Party::Client(Arc::new(visitor)));
             }
-        }
-    }
-
-    /// A client is gone, or has begun anew and knows of nothing that it had leased.
-    fn end_leases(&mut self, client: ClientId) {
-        if !crate::sabotage::sabotaged!(self.config.sabotage, LeasesOutliveClients) {
-            self.leases.end_all(client);
         }
     }
 
@@ -426,8 +439,10 @@ impl Master {
             Request::List(list) => self.list(visitor.namespace, &list),
             Request::Stat => Reply::Stat(self.stat()),
             Request::Heartbeat(_) => Reply::Done,
+            Request::KeepLeases(leases) => self.keep_leases(visitor.client, &leases),
             Request::Goodbye => {
                 self.effects.push_back(Effect::Reply(conn, id, Reply::Done));
+                self.end_leases(visitor.client);
                 return self.closed(conn);
             }
             _ => refuse(Reason::NotForYou, "the master does not answer this request to a client"),
@@ -442,12 +457,17 @@ impl Master {
             (Request::Decide(decide), Some(node)) => return self.decide(conn, id, node, decide),
             (Request::Heartbeat(beat), Some(node)) => self.heartbeat(node, beat),
             (Request::Released(released), Some(node)) => self.released(node, &released),
+            (Request::ClientDied(client), Some(_)) => self.client_died(client),
             (Request::Goodbye, Some(node)) => {
                 self.effects.push_back(Effect::Reply(conn, id, Reply::Done));
                 return self.node_left(node, conn);
             }
             (
-                Request::Announce(_) | Request::Decide(_) | Request::Heartbeat(_) | Request::Released(_),
+                Request::Announce(_)
+                | Request::Decide(_)
+                | Request::Heartbeat(_)
+                | Request::Released(_)
+                | Request::ClientDied(_),
                 None,
             ) => refuse(Reason::Invalid, "a node must register first"),
             _ => refuse(Reason::NotForYou, "the master does not answer this request to a node"),
@@ -508,7 +528,7 @@ impl Master {
             Some(Party::Client(visitor)) => {
                 if self.clients.get(&visitor.client) == Some(&conn) {
                     self.clients.remove(&visitor.client);
-                    self.end_leases(visitor.client);
+                    self.client_broke(visitor.client, true);
                 }
                 self.forget_answers(conn);
                 self.lose_sight(visitor.client);
@@ -559,6 +579,14 @@ impl Master {
     /// What a client calls itself, by its number.
     fn label(&self, index: LabelIndex) -> String {
         self.labels.names.get(index.0 as usize).cloned().unwrap_or_default()
+    }
+
+    /// What people can know a client by: what it calls itself, or its number while it is not connected.
+    fn client_name(&self, client: ClientId) -> String {
+        match self.clients.get(&client).and_then(|conn| self.parties.get(conn)) {
+            Some(Party::Client(visitor)) => visitor.label.clone(),
+            _ => format!("client {client}, which is not connected"),
+        }
     }
 
     /// What a client that wrote something calls itself.

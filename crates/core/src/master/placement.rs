@@ -55,6 +55,7 @@ mod tests {
             heard: Tick(0),
             usage: Usage::default(),
             free,
+            viewers: Vec::new(),
             retiring: Default::default(),
             owed: Default::default(),
             discard: false,

@@ -5,6 +5,9 @@
 //!
 //! **Invariant:** a sample is never evicted: it leaves when it is consumed, deleted, replaced, or has waited
 //! for longer than its namespace's policy allows while nobody leased it.
+//! **Invariant:** a lease ends when it is released, when its sample is gone, when its client says goodbye or is
+//! proven dead, or when the client's connection has been broken for longer than the operator allows. A client
+//! that comes back in time has its leases as before.
 //! **Invariant:** an acknowledgement is in writing on the nodes before it is answered.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -35,6 +38,8 @@ pub(super) struct Leases {
     leases: BTreeMap<u64, Held>,
     by_object: BTreeSet<(ObjectIndex, u64)>,
     by_client: BTreeSet<(ClientId, u64)>,
+    /// Clients that have leases and are not connected: until when these are kept for them.
+    away: BTreeMap<ClientId, Tick>,
     /// Samples by namespace and by the time they were put.
     waiting: BTreeSet<(NamespaceIndex, Tick, ObjectIndex)>,
 }
@@ -79,10 +84,21 @@ impl Leases {
         true
     }
 
-    /// A client is gone: nothing of it is leased any more.
-    pub(super) fn end_all(&mut self, client: ClientId) {
-        let leases: Vec<_> = self.of_client(client).collect();
+    /// Ends the leases of a client, apart from those that it says it knows of.
+    fn end_all_but(&mut self, client: ClientId, known: &[u64]) {
+        let known: BTreeSet<_> = known.iter().copied().collect();
+        let leases: Vec<_> = self.of_client(client).filter(|it| !known.contains(it)).collect();
         leases.into_iter().for_each(|lease| _ = self.end(lease, client));
+    }
+
+    /// A client is connected again.
+    pub(super) fn come_back(&mut self, client: ClientId) {
+        self.away.remove(&client);
+    }
+
+    /// When the first client that is not connected loses its leases.
+    pub(super) fn next_end(&self) -> Option<Tick> {
+        self.away.values().min().copied()
     }
 
     /// A sample is there, and waits to be consumed.
@@ -172,6 +188,44 @@ impl Master {
             self.leases.end(lease, visitor.client);
         }
         Reply::Done
+    }
+
+    /// A client that connected again tells which leases it knows of.
+    pub(super) fn keep_leases(&mut self, client: ClientId, known: &[u64]) -> Reply {
+        self.leases.end_all_but(client, known);
+        Reply::Done
+    }
+
+    /// A client's connection broke, and it may come back; or it is back already, by a new one.
+    pub(super) fn client_broke(&mut self, client: ClientId, is_away: bool) {
+        if sabotaged!(self.config.sabotage, LeasesEndWithConnections) {
+            return self.end_leases(client);
+        }
+        if is_away && self.leases.of_client(client).next().is_some() {
+            self.leases.away.insert(client, self.now.after(self.config.lease_grace_ms));
+        }
+    }
+
+    /// A node has proof that a client is dead.
+    pub(super) fn client_died(&mut self, client: ClientId) -> Reply {
+        self.end_leases(client);
+        Reply::Done
+    }
+
+    /// A client is gone for good: nothing of it is leased any more.
+    pub(super) fn end_leases(&mut self, client: ClientId) {
+        self.leases.away.remove(&client);
+        if !sabotaged!(self.config.sabotage, LeasesOutliveClients) {
+            self.leases.end_all_but(client, &[]);
+        }
+    }
+
+    /// Ends the leases of those who have been away for too long.
+    pub(super) fn end_leases_of_the_away(&mut self) {
+        let late = self.leases.away.iter().filter(|(_, until)| **until <= self.now).map(|it| *it.0);
+        for client in late.collect::<Vec<_>>() {
+            self.end_leases(client);
+        }
     }
 
     pub(super) fn ack(&mut self, conn: ConnId, id: RequestId, visitor: &Visitor, ack: &Ack) {

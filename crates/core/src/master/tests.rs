@@ -40,6 +40,7 @@ impl Cluster {
             away_ms_max: 2_000,
             lease_ms: 100,
             strict_leases: false,
+            lease_grace_ms: 300,
             piece_objects_max: PIECE_OBJECTS_MAX,
             evict_soft_pinned: true,
             hash_seed: 3,

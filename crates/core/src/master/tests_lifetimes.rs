@@ -7,8 +7,9 @@ use crate::{
     message::{
         Ack, AckItem, AckOutcome, Await, Cause, CommitOutcome, DeletedMatching, DropPins, Held, Lease,
         LeaseItem, LeaseOutcome, List, OnExists, Pattern, Pin, PinOutcome, Policy, PutOptions, Release,
-        Reserve, ReserveItem, ReserveOutcome, Why,
+        Reserve, ReserveItem, ReserveOutcome, ResolveOutcome, Why,
     },
+    node,
 };
 
 fn owned(owner: &str) -> PutOptions {
@@ -395,10 +396,144 @@ fn a_lease_ends_with_its_release_or_its_client_and_only_then_is_a_sample_held_to
     assert!(!cluster.has("s"));
     cluster.put("u", UNIT, sample(Consumption::Once));
     cluster.lease("u", None, "g");
-    cluster.event(Event::Closed(CLIENT));
+    cluster.ask(Request::Goodbye);
     cluster.open(CLIENT, 7);
     cluster.wait(300);
     assert!(!cluster.has("u"));
+}
+
+/// A sample that the client has leased; and how many are leased.
+fn leased() -> (Cluster, u64) {
+    let mut cluster = Cluster::with(&[8 * UNIT], |config| config.lease_grace_ms = 300);
+    cluster.put("s", UNIT, sample(Consumption::Once));
+    let LeaseOutcome::Leased(granted) = cluster.lease("s", None, "g") else { panic!() };
+    assert_eq!(count_leased(&cluster), 1);
+    (cluster, granted.lease)
+}
+
+fn count_leased(cluster: &Cluster) -> u64 {
+    cluster.master.stat().namespaces[0].samples_leased
+}
+
+#[test]
+fn a_lease_outlives_a_broken_connection_of_a_client_that_comes_back_in_time() {
+    let (mut cluster, lease) = leased();
+    cluster.event(Event::Closed(CLIENT));
+    cluster.wait(299);
+    assert_eq!(count_leased(&cluster), 1);
+    cluster.open(CLIENT, 7);
+    assert_eq!(cluster.ask(Request::KeepLeases(vec![lease, 999])), Some(Reply::Done));
+    cluster.wait(10_000);
+    assert_eq!(count_leased(&cluster), 1);
+    // A new connection that replaces the old one before that is seen to be broken is as good.
+    cluster.open(ConnId(2), 7);
+    cluster.event(Event::Closed(CLIENT));
+    cluster.wait(10_000);
+    assert_eq!(count_leased(&cluster), 1);
+    let release = Request::Release(Release { leases: vec![lease] });
+    cluster.event(Event::Request(ConnId(2), RequestId(1), release));
+    assert_eq!(count_leased(&cluster), 0);
+}
+
+#[test]
+fn a_lease_ends_when_its_client_has_been_away_for_too_long() {
+    let (mut cluster, _) = leased();
+    cluster.event(Event::Closed(CLIENT));
+    let ends = cluster.now.after(300);
+    assert!(cluster.master.poll_timeout().is_some_and(|at| at <= ends));
+    cluster.wait(300);
+    assert_eq!(count_leased(&cluster), 0);
+    // Who comes back then may lease anew.
+    cluster.open(CLIENT, 7);
+    assert!(matches!(cluster.lease("s", None, "g"), LeaseOutcome::Leased(_)));
+}
+
+#[test]
+fn a_lease_whose_answer_was_lost_ends_when_the_client_says_what_it_knows_of() {
+    let (mut cluster, known) = leased();
+    let LeaseOutcome::Leased(_lost) = cluster.lease("s", None, "g") else { panic!() };
+    let LeaseOutcome::Leased(other) = ({
+        cluster.put("t", UNIT, sample(Consumption::Once));
+        cluster.lease("t", None, "g")
+    }) else {
+        panic!()
+    };
+    cluster.event(Event::Closed(CLIENT));
+    cluster.open(CLIENT, 7);
+    cluster.ask(Request::KeepLeases(vec![known]));
+    assert_eq!(count_leased(&cluster), 1);
+    let Why::Here(here) = cluster.why("s") else { panic!() };
+    assert_eq!(here.leases, ["client 7"], "one of two is left");
+    // What is listed but not held, or somebody else's, changes nothing.
+    cluster.open(ConnId(2), 8);
+    cluster.event(Event::Request(ConnId(2), RequestId(1), Request::KeepLeases(vec![known, other.lease])));
+    assert_eq!(count_leased(&cluster), 1);
+}
+
+#[test]
+fn a_lease_ends_at_once_when_a_node_has_proof_that_its_client_is_dead() {
+    // The proof may come before or after the connection is seen to be closed.
+    for closed_first in [false, true] {
+        let (mut cluster, _) = leased();
+        if closed_first {
+            cluster.event(Event::Closed(CLIENT));
+        }
+        assert_eq!(count_leased(&cluster), 1);
+        cluster.node_event(0, node::Event::Dead(ClientId(8)));
+        assert_eq!(count_leased(&cluster), 1, "that was another one");
+        cluster.node_event(0, node::Event::Dead(ClientId(7)));
+        assert_eq!(count_leased(&cluster), 0);
+    }
+    // That a client of the node's own process lets go of the memory is no proof.
+    let (mut cluster, _) = leased();
+    cluster.node_event(0, node::Event::Detached(ClientId(7)));
+    assert_eq!(count_leased(&cluster), 1);
+}
+
+#[test]
+fn a_client_cannot_declare_another_one_dead() {
+    let (mut cluster, _) = leased();
+    cluster.open(ConnId(2), 8);
+    cluster.event(Event::Request(ConnId(2), RequestId(1), Request::ClientDied(ClientId(7))));
+    assert!(matches!(cluster.replies.remove(&RequestId(1)), Some(Reply::Refused(_))));
+    assert_eq!(count_leased(&cluster), 1);
+}
+
+#[test]
+fn who_looks_at_an_object_has_a_name_and_so_has_who_keeps_what_is_gone() {
+    let mut cluster = Cluster::new(&[8 * UNIT]);
+    cluster.put("k", 2 * UNIT, plain());
+    let ResolveOutcome::Found(found) = cluster.resolve("k", false) else { panic!() };
+    let hold = found.replicas[0].hold();
+    cluster.node_event(0, node::Event::Mapped(ClientId(7)));
+    cluster.node_request(0, Request::BeginViews(vec![hold, hold]));
+    // Somebody who talks to the node, but not to the master.
+    cluster.node_event(0, node::Event::Mapped(ClientId(9)));
+    let opened =
+        node::Event::Opened { conn: ConnId(9), client: ClientId(9), namespace: "default".to_owned() };
+    cluster.node_event(0, opened);
+    let request = Request::BeginViews(vec![hold]);
+    cluster.node_event(0, node::Event::Request { conn: ConnId(9), id: RequestId(5), request });
+    let Why::Here(here) = cluster.why("k") else { panic!() };
+    let stranger = "client 0000000000000009, which is not connected";
+    assert_eq!((here.views, here.viewers_more, here.sends), (3, 0, 0));
+    assert_eq!(here.viewers, [stranger, "client 7"]);
+    assert!(cluster.nodes[0].begin_send(hold, 0, 1).is_some());
+    let Why::Here(here) = cluster.why("k") else { panic!() };
+    assert_eq!((here.views, here.sends), (3, 1));
+    cluster.nodes[0].end_send(hold);
+
+    let holders = |cluster: &Cluster| cluster.master.stat().nodes.remove(0).holders;
+    cluster.node_event(0, node::Event::Beat);
+    assert_eq!(holders(&cluster), [], "what is there keeps nothing from being used again");
+    cluster.delete("k", true);
+    cluster.node_event(0, node::Event::Beat);
+    let holder = |who: &str| Holder { held: Held::Viewed, who: who.into(), objects: 1, bytes: 2 * UNIT };
+    assert_eq!(holders(&cluster), [holder("client 7"), holder(stranger)]);
+    cluster.node_event(0, node::Event::Dead(ClientId(9)));
+    cluster.node_event(0, node::Event::Dead(ClientId(7)));
+    assert_eq!(holders(&cluster), []);
+    assert_eq!(cluster.nodes[0].usage().held, 0);
 }
 
 #[test]

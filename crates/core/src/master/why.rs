@@ -10,8 +10,8 @@ use super::{
     refuse,
 };
 use crate::{
-    BATCH_ITEMS_MAX, ConnId, Generation, Hold, Key, RequestId, Tick,
-    message::{Cause, Found, Gone, Here, Reason, Reply, Request, Why},
+    BATCH_ITEMS_MAX, ConnId, Generation, Hold, Key, RequestId, Tick, VIEWERS_MAX,
+    message::{Cause, Found, Gone, Here, Reason, Reply, Request, Views, Why},
 };
 
 /// Removals that are remembered.
@@ -117,13 +117,19 @@ impl Master {
     }
 
     /// A node said who looks, or did not.
-    pub(super) fn inspected(&mut self, op: OpId, items: &[usize], views: &[u64]) {
+    pub(super) fn inspected(&mut self, op: OpId, items: &[usize], views: &[Views]) {
+        let name = |it: &Views| it.clients.iter().take(VIEWERS_MAX).map(|it| self.client_name(*it)).collect();
+        let names: Vec<Vec<String>> = views.iter().map(name).collect();
         let Some(Op::Why(explaining)) = self.ops.get_mut(&op) else { return };
         explaining.outstanding -= 1;
-        for (item, views) in items.iter().zip(views) {
-            if let Some(Why::Here(here)) = explaining.answers.get_mut(*item) {
-                here.views += views;
-            }
+        for ((item, views), names) in items.iter().zip(views).zip(names) {
+            let Some(Why::Here(here)) = explaining.answers.get_mut(*item) else { continue };
+            here.views += views.count;
+            here.sends += views.sends;
+            here.viewers_more += views.more;
+            here.viewers.extend(names);
+            here.viewers.sort_unstable();
+            here.viewers.dedup();
         }
         self.explained(op);
     }
@@ -175,6 +181,9 @@ impl Master {
             acked: acked.unwrap_or_default(),
             leases: self.leaseholders(index),
             views: 0,
+            viewers: Vec::new(),
+            viewers_more: 0,
+            sends: 0,
             age_ms: self.ago(object.put()),
             idle_ms: self.ago(object.touched()),
             lease_ms: object.lease_until().0.saturating_sub(self.now.0),

@@ -2,7 +2,7 @@
 
 use super::{Found, NodeInfo, Usage};
 use crate::{
-    Generation, Hold, Key,
+    ClientId, Generation, Hold, Key,
     marks::{Consumption, Marks},
 };
 
@@ -22,6 +22,30 @@ pub struct Released {
     pub holds: Vec<Hold>,
     /// How full the node is now.
     pub usage: Usage,
+}
+
+/// Who uses one object where it lies, see [`Request::Inspect`](super::Request::Inspect).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Views {
+    /// How many views there are.
+    pub count: u64,
+    /// Whose they are, at most [`VIEWERS_MAX`](crate::VIEWERS_MAX) of them.
+    pub clients: Vec<ClientId>,
+    /// How many more clients have some.
+    pub more: u64,
+    /// How many copies are being sent through sockets.
+    pub sends: u64,
+}
+
+/// A client that looks at objects which are gone, so that their room cannot be used again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Viewer {
+    /// Who.
+    pub client: ClientId,
+    /// How many objects.
+    pub objects: u64,
+    /// Their room.
+    pub bytes: u64,
 }
 
 /// See [`Request::Pin`](super::Request::Pin).
@@ -109,6 +133,13 @@ pub struct Here {
     pub leases: Vec<String>,
     /// How many look at it in place.
     pub views: u64,
+    /// The clients that do, as they call themselves, each once, and at most
+    /// [`VIEWERS_MAX`](crate::VIEWERS_MAX) for each node.
+    pub viewers: Vec<String>,
+    /// How many more clients do.
+    pub viewers_more: u64,
+    /// How many copies of it are being sent through sockets.
+    pub sends: u64,
     /// Since when it is there, in milliseconds ago.
     pub age_ms: u64,
     /// When it was last used, in milliseconds ago.
@@ -188,7 +219,7 @@ pub struct Leased {
 /// What became of one [`LeaseItem`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LeaseOutcome {
-    /// It is leased, until it is released or the client is gone.
+    /// It is leased, until it is released or the client is dead, or has been away for too long.
     Leased(Granted),
     /// There is no such sample.
     Absent,

@@ -32,6 +32,8 @@ pub struct NodeStat {
     pub usage: Usage,
     /// Retires that it must apply before it is readmitted.
     pub owed: u64,
+    /// Which clients look at objects that are gone, as it last said: those that hold most of its room first.
+    pub holders: Vec<Holder>,
 }
 
 /// One namespace.
@@ -97,7 +99,7 @@ pub struct Holder {
     pub who: String,
     /// How many objects or reservations.
     pub objects: u64,
-    /// Their bytes: of objects each once, of reservations each copy.
+    /// Their bytes: of objects each once, of reservations each copy; of what is looked at, the room.
     pub bytes: u64,
 }
 
@@ -109,4 +111,6 @@ pub enum Held {
     Reserved,
     /// It is a sample, and leased.
     Leased,
+    /// It is gone, and still looked at.
+    Viewed,
 }

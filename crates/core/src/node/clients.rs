@@ -6,7 +6,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::{ClientId, ConnId, Hold};
+use crate::{
+    ClientId, ConnId, Hold, VIEWERS_MAX,
+    message::{Viewer, Views},
+};
 
 /// One client, as the node sees it.
 #[derive(Debug, Default)]
@@ -32,6 +35,8 @@ impl Client {
 pub(super) struct Clients {
     clients: BTreeMap<ClientId, Client>,
     by_conn: BTreeMap<ConnId, (ClientId, String)>,
+    /// Who looks at what, each once however often it does.
+    by_view: BTreeSet<(Hold, ClientId)>,
 }
 
 /// What a client that is gone, or says goodbye, leaves behind.
@@ -123,6 +128,7 @@ impl Clients {
 
     pub(super) fn begin_view(&mut self, client: ClientId, hold: Hold) {
         *self.clients.entry(client).or_default().views.entry(hold).or_default() += 1;
+        self.by_view.insert((hold, client));
     }
 
     /// Ends one view, and says whether there was one to end.
@@ -132,8 +138,44 @@ impl Clients {
         *count -= 1;
         if *count == 0 {
             it.views.remove(&hold);
+            self.by_view.remove(&(hold, client));
         }
         true
+    }
+
+    /// Who looks at an object, beside the sends of it.
+    pub(super) fn views(&self, hold: Hold) -> Views {
+        let mut views = Views::default();
+        for client in self.viewers(hold) {
+            let count = self.clients.get(&client).and_then(|it| it.views.get(&hold));
+            views.count += count.map_or(0, |&count| u64::from(count));
+            if views.clients.len() < VIEWERS_MAX {
+                views.clients.push(client);
+            } else {
+                views.more += 1;
+            }
+        }
+        views
+    }
+
+    /// Who looks at these objects, which have so much room: those that look at most of it, first.
+    pub(super) fn viewers_of(&self, held: impl Iterator<Item = (Hold, u64)>) -> Vec<Viewer> {
+        let mut sums: BTreeMap<ClientId, (u64, u64)> = BTreeMap::new();
+        for (hold, room) in held {
+            for client in self.viewers(hold) {
+                let sum = sums.entry(client).or_default();
+                *sum = (sum.0 + 1, sum.1.saturating_add(room));
+            }
+        }
+        let viewer = |(client, (objects, bytes))| Viewer { client, objects, bytes };
+        let mut viewers: Vec<_> = sums.into_iter().map(viewer).collect();
+        viewers.sort_by_key(|it| std::cmp::Reverse(it.bytes));
+        viewers.truncate(VIEWERS_MAX);
+        viewers
+    }
+
+    fn viewers(&self, hold: Hold) -> impl Iterator<Item = ClientId> + '_ {
+        self.by_view.range((hold, ClientId(0))..=(hold, ClientId(u64::MAX))).map(|it| it.1)
     }
 
     /// Takes from a client everything it held, and forgets it if it is not connected either.
@@ -141,6 +183,7 @@ impl Clients {
         let Some(it) = self.clients.get_mut(&client) else { return Leavings::default() };
         let reservations = std::mem::take(&mut it.reservations).into_iter().collect();
         let views = std::mem::take(&mut it.views);
+        views.keys().for_each(|hold| _ = self.by_view.remove(&(*hold, client)));
         let views = views.into_iter().flat_map(|(hold, count)| (0..count).map(move |_| hold)).collect();
         if self.unreachable(client) {
             self.clients.remove(&client);
@@ -168,6 +211,38 @@ mod tests {
         clients.begin_view(WHO, HOLD);
         assert!(clients.end_view(WHO, HOLD));
         assert!(!clients.end_view(WHO, HOLD));
+    }
+
+    #[test]
+    fn a_bounded_number_of_those_who_look_is_named_and_the_rest_counted() {
+        let mut clients = Clients::default();
+        let extra = 3;
+        for client in 0..(VIEWERS_MAX + extra) as u64 {
+            clients.begin_view(ClientId(client), HOLD);
+            clients.begin_view(ClientId(client), HOLD);
+        }
+        let views = clients.views(HOLD);
+        let named: Vec<_> = (0..VIEWERS_MAX as u64).map(ClientId).collect();
+        let count = 2 * (VIEWERS_MAX + extra) as u64;
+        assert_eq!(views, Views { count, clients: named, more: extra as u64, sends: 0 });
+        assert!(clients.end_view(ClientId(0), HOLD));
+        assert_eq!(clients.views(HOLD).more, extra as u64, "one of its two views is left");
+        clients.strip(ClientId(0));
+        assert_eq!(clients.views(HOLD).more, extra as u64 - 1);
+    }
+
+    #[test]
+    fn who_keeps_most_room_is_named_first() {
+        let mut clients = Clients::default();
+        let other = Hold { slot: SlotId(4), stamp: Stamp(10) };
+        clients.begin_view(WHO, HOLD);
+        clients.begin_view(ClientId(2), HOLD);
+        clients.begin_view(ClientId(2), other);
+        let viewer = |client, objects, bytes| Viewer { client: ClientId(client), objects, bytes };
+        let held = || [(HOLD, 64), (other, 128)].into_iter();
+        assert_eq!(clients.viewers_of(held()), [viewer(2, 2, 192), viewer(1, 1, 64)]);
+        clients.strip(ClientId(2));
+        assert_eq!(clients.viewers_of(held()), [viewer(1, 1, 64)]);
     }
 
     #[test]

@@ -102,7 +102,8 @@ impl Node {
 
     pub(super) fn beat(&mut self) {
         if self.link.is_member() {
-            let beat = Heartbeat { usage: Some(self.slots.usage()) };
+            let viewers = self.clients.viewers_of(self.slots.parked());
+            let beat = Heartbeat { usage: Some(self.slots.usage()), viewers };
             self.link.tell(Request::Heartbeat(beat), &mut self.effects);
         }
     }

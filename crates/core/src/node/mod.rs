@@ -23,7 +23,7 @@ use crate::{
     marks::Marks,
     message::{
         Allocate, Allocated, Commit, CommitItem, CommitOutcome, DecideItem, MarkItem, NodeInfo, Reason,
-        Record, Refusal, Released, Reply, Request, Settle, Settled, Usage,
+        Record, Refusal, Released, Reply, Request, Settle, Settled, Usage, Views,
     },
     sabotage::{Sabotage, sabotaged},
 };
@@ -70,6 +70,8 @@ pub enum Event {
     Mapped(ClientId),
     /// A client's process is dead: the kernel says so.
     Dead(ClientId),
+    /// A client of the node's own process touches the memory no more.
+    Detached(ClientId),
     /// A client opened a connection for bytes.
     DataOpened(ClientId),
     /// A client's connection for bytes is closed, and no copy for it is under way any more.
@@ -169,7 +171,14 @@ impl Node {
             Event::Request { conn, id, request } => self.client_request(conn, id, request),
             Event::Closed(conn) => self.closed(conn),
             Event::Mapped(client) => self.clients.map(client),
-            Event::Dead(client) => self.dead(client),
+            Event::Dead(client) => {
+                self.dead(client);
+                // What else was bound to its life ends now, and not when its silence has been long enough.
+                if self.link.is_member() {
+                    self.link.tell(Request::ClientDied(client), &mut self.effects);
+                }
+            }
+            Event::Detached(client) => self.dead(client),
             Event::DataOpened(client) => self.clients.open_data(client),
             Event::DataClosed(client) => {
                 self.clients.close_data(client);
@@ -429,11 +438,16 @@ impl Node {
             }
             Request::Mark(items) => self.mark(items),
             Request::Inspect(holds) => {
-                Reply::Inspected(holds.into_iter().map(|hold| self.slots.hold_count(hold)).collect())
+                Reply::Inspected(holds.into_iter().map(|hold| self.views(hold)).collect())
             }
             _ => refuse(Reason::NotForYou, "a storage node does not answer this request"),
         };
         self.effects.push_back(Effect::AnswerMaster(id, reply));
+    }
+
+    fn views(&self, hold: Hold) -> Views {
+        let views = self.clients.views(hold);
+        Views { sends: self.slots.hold_count(hold).saturating_sub(views.count), ..views }
     }
 
     fn allocate(&mut self, allocate: &Allocate) -> Reply {

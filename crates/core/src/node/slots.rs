@@ -282,6 +282,11 @@ impl Slots {
         self.holds.get(&hold).map_or(0, |&count| u64::from(count))
     }
 
+    /// What is gone but still held, and its room.
+    pub(super) fn parked(&self) -> impl Iterator<Item = (Hold, u64)> + '_ {
+        self.parked.iter().map(|(hold, parked)| (*hold, room(&parked.extents)))
+    }
+
     /// Withdraws the stamp, and frees the room or parks it until the last hold ends. What is gone already
     /// stays so: `false` then.
     pub(super) fn retire(&mut self, hold: Hold, effects: &mut VecDeque<Effect>) -> bool {

@@ -27,7 +27,8 @@ pub(crate) fn request() -> impl Strategy<Value = Request> {
             Request::List(List { pattern, pinned_by, cursor, limit })
         }),
         Just(Request::Stat),
-        option::of(usage()).prop_map(|usage| Request::Heartbeat(Heartbeat { usage })),
+        (option::of(usage()), vec(viewer(), 0..4))
+            .prop_map(|(usage, viewers)| Request::Heartbeat(Heartbeat { usage, viewers })),
         (node_info(), usage(), number()).prop_map(|(info, usage, epoch)| Request::Register(Register {
             info,
             usage,
@@ -79,6 +80,8 @@ fn lifetime_request() -> impl Strategy<Value = Request> {
         keys().prop_map(Request::Why),
         (vec(lease, 0..4), text()).prop_map(|(items, group)| Request::Lease(Lease { items, group })),
         vec(number(), 0..9).prop_map(|leases| Request::Release(Release { leases })),
+        vec(number(), 0..9).prop_map(Request::KeepLeases),
+        number().prop_map(|client| Request::ClientDied(ClientId(client))),
         (vec(ack, 0..4), text(), number(), flag()).prop_map(|(items, group, wait_ms, abort)| {
             Request::Ack(Ack { items, group, wait_ms, abort })
         }),
@@ -105,7 +108,7 @@ fn lifetime_reply() -> impl Strategy<Value = Reply> {
         (number(), found()).prop_map(|(lease, found)| L::Leased(Granted { lease, found })),
     ];
     prop_oneof![
-        vec(number(), 0..9).prop_map(Reply::Inspected),
+        vec(views(), 0..9).prop_map(Reply::Inspected),
         vec(pinned, 0..5).prop_map(Reply::Pinned),
         namespace_stat().prop_map(Reply::Awaited),
         vec(why(), 0..4).prop_map(Reply::Why),
@@ -132,10 +135,13 @@ fn why() -> impl Strategy<Value = Why> {
     );
     let lists = (texts(), texts(), texts(), texts(), texts());
     let numbers = (number(), number(), number(), number());
-    let here = (found(), lists, option::of(consumption()), numbers, text(), text()).prop_map(
-        |(found, (nodes, unreachable, pins, acked, leases), sample, numbers, writer, reader)| {
+    let seen = (texts(), number(), number());
+    let here = (found(), lists, option::of(consumption()), (numbers, seen), text(), text()).prop_map(
+        |(found, (nodes, unreachable, pins, acked, leases), sample, (numbers, seen), writer, reader)| {
             let (views, age_ms, idle_ms, lease_ms) = numbers;
+            let (viewers, viewers_more, sends) = seen;
             let here = Here { found, nodes, unreachable, pins, sample, acked, leases, ..Here::default() };
+            let here = Here { viewers, viewers_more, sends, ..here };
             Here { views, age_ms, idle_ms, lease_ms, writer, reader, ..here }
         },
     );
@@ -459,7 +465,7 @@ fn namespace_stat() -> impl Strategy<Value = NamespaceStat> {
 }
 
 fn holder() -> impl Strategy<Value = Holder> {
-    let held = select(&[Held::Leased, Held::Reserved][..]);
+    let held = select(&[Held::Leased, Held::Reserved, Held::Viewed][..]);
     (held, text(), number(), number()).prop_map(|(held, who, objects, bytes)| Holder {
         held,
         who,
@@ -468,13 +474,23 @@ fn holder() -> impl Strategy<Value = Holder> {
     })
 }
 
+fn viewer() -> impl Strategy<Value = Viewer> {
+    (number(), number(), number()).prop_map(|(client, objects, bytes)| Viewer {
+        client: ClientId(client),
+        objects,
+        bytes,
+    })
+}
+
+fn views() -> impl Strategy<Value = Views> {
+    (number(), vec(number().prop_map(ClientId), 0..4), number(), number())
+        .prop_map(|(count, clients, more, sends)| Views { count, clients, more, sends })
+}
+
 fn stat() -> impl Strategy<Value = Stat> {
-    let node = (node_info(), flag(), usage(), number()).prop_map(|(info, alive, usage, owed)| NodeStat {
-        info,
-        alive,
-        usage,
-        owed,
-    });
+    let node = (node_info(), flag(), usage(), number(), vec(holder(), 0..3));
+    let node =
+        node.prop_map(|(info, alive, usage, owed, holders)| NodeStat { info, alive, usage, owed, holders });
     (vec(node, 0..3), vec(namespace_stat(), 0..3), (number(), number(), number(), number(), number()))
         .prop_map(|(nodes, namespaces, (epoch, clients, evicted_objects, evicted_bytes, soft_pinned))| Stat {
             epoch,

@@ -35,6 +35,8 @@ pub const NODE_LISTEN_DEFAULT: &str = "127.0.0.1:0";
 pub const MEMORY_DEFAULT: ByteSize = ByteSize::gib(1);
 /// How long a lease lasts if nothing else is said; Mooncake has the same.
 pub const LEASE_TTL_DEFAULT: Duration = Duration::from_secs(10);
+/// See [`MasterArgs::lease_grace`].
+pub const LEASE_GRACE_DEFAULT: Duration = Duration::from_secs(10);
 /// See [`MasterArgs::silence`].
 pub const SILENCE_DEFAULT: Duration = Duration::from_secs(10);
 /// See [`MasterArgs::away`].
@@ -110,6 +112,13 @@ pub struct MasterArgs {
     /// Default: `relaxed`.
     #[arg(long, env = "TIFFIN_MASTER_LEASE_MODE", value_name = "MODE")]
     pub lease_mode: Option<LeaseMode>,
+
+    /// How long the leases of samples are kept for a client whose connection broke, so that it may come back. A
+    /// client that is known to be dead, or says goodbye, loses them at once. Default: `10s`.
+    #[arg(long, env = "TIFFIN_MASTER_LEASE_GRACE", value_name = "TIME")]
+    #[arg(value_parser = humantime::parse_duration)]
+    #[serde(deserialize_with = "file::duration")]
+    pub lease_grace: Option<Duration>,
 
     /// A node that is connected but said nothing for this long is not used. Default: `10s`.
     #[arg(long, env = "TIFFIN_MASTER_SILENCE", value_name = "TIME", value_parser = humantime::parse_duration)]
@@ -364,6 +373,8 @@ pub struct MasterConfig {
     pub lease_ttl: Duration,
     /// See [`MasterArgs::lease_mode`].
     pub lease_mode: LeaseMode,
+    /// See [`MasterArgs::lease_grace`].
+    pub lease_grace: Duration,
     /// See [`MasterArgs::silence`].
     pub silence: Duration,
     /// See [`MasterArgs::away`].
@@ -489,7 +500,7 @@ impl MasterArgs {
     pub fn resolve(self, common: &CommonArgs, file: &SettingsFile) -> Result<MasterConfig, ConfigError> {
         let (mut args, said) = (self, file.master.clone());
         fill!(args from said: listen, http, metadata_http, state_dir);
-        fill!(args from said: lease_ttl, lease_mode, silence, away, evict_soft_pinned);
+        fill!(args from said: lease_ttl, lease_mode, lease_grace, silence, away, evict_soft_pinned);
         let state_dir = match args.state_dir {
             Some(folder) => folder,
             None => default_state_dir(args.xdg_state_home)?,
@@ -503,6 +514,7 @@ impl MasterArgs {
             token: common.token()?,
             lease_ttl: args.lease_ttl.unwrap_or(LEASE_TTL_DEFAULT),
             lease_mode: args.lease_mode.unwrap_or_default(),
+            lease_grace: args.lease_grace.unwrap_or(LEASE_GRACE_DEFAULT),
             silence: args.silence.unwrap_or(SILENCE_DEFAULT),
             away: args.away.unwrap_or(AWAY_DEFAULT),
             evict_soft_pinned: args.evict_soft_pinned.unwrap_or(true),
@@ -591,6 +603,7 @@ impl Default for MasterConfig {
             token: String::new(),
             lease_ttl: LEASE_TTL_DEFAULT,
             lease_mode: LeaseMode::default(),
+            lease_grace: LEASE_GRACE_DEFAULT,
             silence: SILENCE_DEFAULT,
             away: AWAY_DEFAULT,
             evict_soft_pinned: true,
@@ -635,6 +648,7 @@ impl MasterConfig {
             }
         }
         check_duration("lease_ttl", self.lease_ttl, Duration::from_millis(1), "10s")?;
+        check_duration("lease_grace", self.lease_grace, Duration::from_millis(1), "10s")?;
         check_duration("silence", self.silence, SILENCE_MIN, "10s")?;
         check_duration("away", self.away, Duration::from_millis(1), "10s")
     }

@@ -65,6 +65,7 @@ fn a_master_has_defaults() {
                 token: "",
                 lease_ttl: 10s,
                 lease_mode: Relaxed,
+                lease_grace: 10s,
                 silence: 10s,
                 away: 10s,
                 evict_soft_pinned: true,

@@ -246,6 +246,7 @@ impl Shared {
             away_ms_max: ms(config.away),
             lease_ms: ms(config.lease_ttl),
             strict_leases: config.lease_mode == LeaseMode::Strict,
+            lease_grace_ms: ms(config.lease_grace),
             evict_soft_pinned: config.evict_soft_pinned,
             piece_objects_max: PIECE_OBJECTS_MAX,
             hash_seed: draw

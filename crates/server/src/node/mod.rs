@@ -248,7 +248,7 @@ impl NodeServer {
 
     /// That client touches nothing any more.
     pub fn detach_local(&self, client: ClientId) {
-        self.shared.handle(Event::Dead(client));
+        self.shared.handle(Event::Detached(client));
     }
 
     /// Leaves the cluster for good: the master hears of it and forgets what the node holds, answers that are

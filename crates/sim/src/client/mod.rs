@@ -10,6 +10,8 @@
 //!   reserved since.
 //! - There is at most one view of an object per client at its node. If the answer to `BeginViews` or
 //!   `EndViews` is lost the view is ended once more; that is idempotent.
+//! - First of all on a new connection the master hears which leases the client knows of, so that the rest
+//!   end. All calls on the old connection have failed by then, so no lease can be on its way.
 //! - Before it says goodbye a client lets go of every mapping.
 
 mod calls;
@@ -31,6 +33,7 @@ pub(crate) use view::{View, ViewKey};
 use crate::{
     coverage::Point,
     names,
+    network::Way,
     node::NodeEvent,
     transfer::{Ended, TransferId},
     world::{Event, Party, Phase, Time, World},
@@ -108,6 +111,9 @@ pub(crate) struct Client {
     pub(crate) views: BTreeMap<ViewKey, View>,
     /// Room that it has at hand, and for how many bytes.
     pub(crate) spares: Vec<(u64, Reservation)>,
+    /// What it has leased and means to keep, and which life of the master gave that.
+    pub(crate) leases: BTreeSet<u64>,
+    pub(crate) leased_in: u64,
     /// Where it last saw objects.
     pub(crate) known: Known,
     /// Whom it still has to say goodbye to.
@@ -134,6 +140,8 @@ impl Client {
             next_session: 0,
             views: BTreeMap::new(),
             spares: Vec::new(),
+            leases: BTreeSet::new(),
+            leased_in: 0,
             known: Known::new(KNOWN_MAX, 0),
             goodbyes: BTreeSet::new(),
         }
@@ -284,10 +292,26 @@ impl World {
     pub(crate) fn client_receives(&mut self, client: usize, conn: ConnId, incoming: tiffin_proto::Incoming) {
         let Some(target) = self.clients.get(client).and_then(|it| it.target_of(conn)) else { return };
         match incoming {
-            tiffin_proto::Incoming::Reply(_, Reply::Welcome(_)) => self.welcomed(client, target),
+            tiffin_proto::Incoming::Reply(_, Reply::Welcome(welcome)) => {
+                if target == Target::Master {
+                    self.tell_leases(client, conn, welcome.epoch);
+                }
+                self.welcomed(client, target);
+            }
             tiffin_proto::Incoming::Reply(id, reply) => self.call_answered(client, id, reply),
             tiffin_proto::Incoming::Request(..) => (),
         }
+    }
+
+    /// Says which leases it knows of; another life of the master gave none of them.
+    fn tell_leases(&mut self, client: usize, conn: ConnId, epoch: u64) {
+        let Some(it) = self.clients.get_mut(client) else { return };
+        if std::mem::replace(&mut it.leased_in, epoch) != epoch {
+            return it.leases.clear();
+        }
+        it.next_request += 1;
+        let (id, leases) = (RequestId(it.next_request), it.leases.iter().copied().collect());
+        self.send_request(conn, Way::Up, id, &Request::KeepLeases(leases));
     }
 
     fn welcomed(&mut self, client: usize, target: Target) {
@@ -329,6 +353,7 @@ impl World {
         it.leaving = true;
         it.views.clear();
         it.calls.clear();
+        it.leases.clear();
         it.attached.clear();
         it.goodbyes = it.links.keys().copied().collect();
         for link in it.links.values_mut() {

@@ -33,6 +33,7 @@ impl World {
         self.coverage.hit(Point::CheckedLiveness);
         self.check_nothing_leaks("when nothing is under way");
         self.check_agreement();
+        self.check_leases_kept();
         self.phase = Phase::Leaving;
         (0..self.clients.len()).for_each(|client| self.leave(client));
         if !self.wait_for("every client to leave", |it| it.clients.iter().all(|it| !it.alive)) {

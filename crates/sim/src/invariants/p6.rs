@@ -1,10 +1,15 @@
 //! P6: a sample that everyone has consumed is gone when that is answered, as a deleted object is; who has
-//! consumed it does not get it again; leases keep it, and end with their client. P5: a namespace is given no
+//! consumed it does not get it again; leases keep it, outlive connections, and end with their client. P5: a namespace is given no
 //! more than its quota, and those who wait for room are served in order.
 
+use std::collections::BTreeSet;
+
 use tiffin_core::{
-    ConnId, Generation, RequestId,
-    message::{Ack, AckOutcome, DeleteOutcome, Granted, Request, Reserve, ReserveOutcome, Reserved},
+    ClientId, ConnId, Generation, RequestId, Tick,
+    message::{
+        Ack, AckOutcome, DeleteOutcome, Granted, Reply, Request, Reserve, ReserveOutcome, Reserved, Resolve,
+        ResolveOutcome,
+    },
 };
 
 use crate::{
@@ -32,7 +37,15 @@ impl Oracle {
             Request::Release(release) => {
                 release.leases.iter().for_each(|lease| _ = self.leases.remove(lease));
             }
-            Request::Goodbye => self.client_is_gone(conn),
+            Request::KeepLeases(known) => {
+                let client = self.speakers.get(&conn).copied();
+                self.leases.retain(|lease, (of, _)| Some(*of) != client || known.contains(lease));
+            }
+            Request::Goodbye => {
+                let client = self.speakers.get(&conn).copied();
+                client.into_iter().for_each(|client| self.client_is_gone(client));
+                self.conn_is_gone(conn);
+            }
             _ => (),
         }
     }
@@ -85,7 +98,8 @@ impl Oracle {
     /// A sample is leased: not to a group that has consumed it.
     pub(crate) fn leased(&mut self, conn: ConnId, granted: &Granted, group: &str, coverage: &mut Coverage) {
         let generation = granted.found.generation;
-        self.leases.insert(granted.lease, (conn, generation));
+        let Some(&client) = self.speakers.get(&conn) else { return };
+        self.leases.insert(granted.lease, (client, generation));
         let Some(life) = self.lives.get(&generation).filter(|it| it.by_groups) else { return };
         coverage.hit(Point::CheckedConsumed);
         if life.acked.contains(group) {
@@ -95,17 +109,51 @@ impl Oracle {
     }
 
     /// A sample is given up for having waited too long: only one that nobody has leased.
-    pub(crate) fn given_up(&mut self, name: Name, generation: Generation, coverage: &mut Coverage) {
+    pub(crate) fn given_up(
+        &mut self,
+        name: Name,
+        generation: Generation,
+        now: Tick,
+        coverage: &mut Coverage,
+    ) {
         coverage.hit(Point::CheckedGivenUp);
-        if self.leases.values().any(|(_, leased)| *leased == generation) {
+        if self.leases.values().any(|(of, leased)| *leased == generation && self.keeps_leases(*of, now)) {
             self.fail("p6", || format!("{name:?} {generation} is leased, and was given up"));
         }
     }
 
-    /// A connection is closed, or was replaced: its leases have ended, and nobody waits for its answers.
-    pub(crate) fn client_is_gone(&mut self, conn: ConnId) {
-        self.leases.retain(|_, (of, _)| *of != conn);
+    /// A client connects, and has its leases as before, unless it was away for too long.
+    pub(crate) fn client_comes(&mut self, conn: ConnId, client: ClientId, now: Tick) {
+        self.speakers.insert(conn, client);
+        if !self.keeps_leases(client, now) {
+            self.client_is_gone(client);
+        }
+        self.away.remove(&client);
+    }
+
+    /// A client's connection is closed, and it may come back.
+    pub(crate) fn client_goes_away(&mut self, client: ClientId, now: Tick) {
+        self.away.insert(client, now);
+    }
+
+    /// A client said goodbye or is dead, and its leases have ended.
+    pub(crate) fn client_is_gone(&mut self, client: ClientId) {
+        self.leases.retain(|_, (of, _)| *of != client);
+    }
+
+    /// A connection is closed, or was replaced: nobody waits for its answers.
+    pub(crate) fn conn_is_gone(&mut self, conn: ConnId) {
         self.line.retain(|(of, _), _| *of != conn);
+    }
+
+    fn keeps_leases(&self, client: ClientId, now: Tick) -> bool {
+        self.away.get(&client).is_none_or(|since| now < since.after(self.lease_grace_ms))
+    }
+
+    /// Samples that a client has leased which is connected, or was a moment ago.
+    fn leased_samples(&self, now: Tick) -> BTreeSet<Generation> {
+        let kept = self.leases.values().filter(|(client, _)| self.keeps_leases(*client, now));
+        kept.map(|(_, generation)| *generation).collect()
     }
 
     /// A put asks for room; `others_wait` for room in the same namespace.
@@ -147,6 +195,36 @@ impl Oracle {
 }
 
 impl World {
+    /// What living clients have leased is leased, however often their connections broke.
+    pub(crate) fn check_leases_kept(&mut self) {
+        let now = self.tell_time();
+        let Some(master) = &mut self.master else { return };
+        let mut expected = [0; names::NAMESPACES.len()];
+        for generation in self.oracle.leased_samples(now) {
+            let Some(name) = self.oracle.lives.get(&generation).map(|it| it.name) else { continue };
+            let resolve = Resolve { keys: vec![name.key()], touch: false, lease: false, locate: false };
+            let reply = master.look(now, names::namespace_name(name.namespace), Request::Resolve(resolve));
+            // What it was is gone where nobody could be told of that.
+            let is_there = |it: &ResolveOutcome| match it {
+                ResolveOutcome::Found(found) => found.generation == generation,
+                _ => false,
+            };
+            let is_there = matches!(reply, Reply::Resolved(it) if it.items.iter().any(is_there));
+            let count = expected.get_mut(name.namespace as usize);
+            count.into_iter().for_each(|it| *it += u64::from(is_there));
+        }
+        for stat in master.stat().namespaces {
+            let mut all = (0..).zip(&expected).filter(|(_, count)| **count > 0);
+            let Some((_, &count)) = all.find(|(it, _)| names::namespace_name(*it) == stat.name) else {
+                continue;
+            };
+            self.coverage.hit(Point::CheckedLeasesKept);
+            if stat.samples_leased < count {
+                self.oracle.fail("p6", || format!("{count} samples should be leased: {stat:?}"));
+            }
+        }
+    }
+
     /// When every client is gone nothing is leased.
     pub(crate) fn check_leases_ended(&mut self) {
         let Some(master) = &self.master else { return };
