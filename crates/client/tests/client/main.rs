@@ -4,6 +4,7 @@
 
 mod faults;
 mod lifetimes;
+mod mistakes;
 mod reserved;
 mod samples;
 mod store;
