@@ -60,8 +60,8 @@ pub(crate) fn warn_unconfirmed<'a>(
         py,
         "UnconfirmedWarning",
         &format!(
-            "`{first}`{more}: stored, but {} could not confirm that the older object is gone; who knows where \
-             it lies there may still read it",
+            "`{first}`{more}: stored, but {} could not confirm that the older object is gone; who knows \
+             where it lies there may still read it",
             names.join(", ")
         ),
     )?;

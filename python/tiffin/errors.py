@@ -140,10 +140,10 @@ class Unconfirmed(Error):
 class UnconfirmedWarning(UserWarning):
     """A put is done, but some nodes could not confirm in time that the older object of that name is gone.
 
-    Lookups find the new one. Until those nodes hear of it, a reader that knows where the old one lies there may
-    still read it; a delete of the name, or another put, says whether that is over. A warning, not an error,
-    because the value is stored: with `warnings.simplefilter("error", tiffin.UnconfirmedWarning)` the put raises
-    it, and the value is stored all the same.
+    Lookups find the new one. Until those nodes hear of it, a reader that knows where the old one lies there
+    may still read it; a delete of the name, or another put, says whether that is over. A warning, not an
+    error, because the value is stored: with `warnings.simplefilter("error", tiffin.UnconfirmedWarning)` the
+    put raises it, and the value is stored all the same.
     """
 
     #: What was put.

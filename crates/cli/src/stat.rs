@@ -254,6 +254,8 @@ fn as_json(stat: &Cluster, routes: &[Route]) -> Value {
 }
 
 fn holders_json(holders: &[Holder]) -> Vec<Value> {
-    let holder = |it: &Holder| json!({ "kept": held(it.held), "by": it.who, "objects": it.objects, "bytes": it.bytes });
-    holders.iter().map(holder).collect()
+    let holders = holders
+        .iter()
+        .map(|it| json!({ "kept": held(it.held), "by": it.who, "objects": it.objects, "bytes": it.bytes }));
+    holders.collect()
 }

@@ -26,10 +26,10 @@ const HEAD_BYTES: u64 = 4096;
 /// A sample that is leased to this client. Dropping it ends the lease in the background;
 /// [`Client::release`](crate::Client::release) does so at once.
 ///
-/// A lease keeps its client connected. If the connection breaks, the client opens another one by itself and has
-/// its leases as before, unless it was away for longer than the master's `lease_grace`, or the master itself
-/// began a new life: then the sample may be given up as one that nobody leases. What is read is right all the
-/// same.
+/// A lease keeps its client connected. If the connection breaks, the client opens another one by itself and
+/// has its leases as before, unless it was away for longer than the master's `lease_grace`, or the master
+/// itself began a new life: then the sample may be given up as one that nobody leases. What is read is right
+/// all the same.
 pub struct Lease {
     grip: Grip,
     key: Key,

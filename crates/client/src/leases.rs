@@ -1,13 +1,13 @@
 //! What this client has leased, so that a broken connection ends nothing that is still wanted.
 //!
-//! The master keeps the leases of a client whose connection broke until it is back, for as long as the operator
-//! allows (`lease_grace`). Two things follow:
+//! The master keeps the leases of a client whose connection broke until it is back, for as long as the
+//! operator allows (`lease_grace`). Two things follow:
 //!
 //! 1. A client that has leases and lost its connection opens a new one at once, also if nobody calls.
 //! 2. An answer that was lost with its connection may have granted leases that nobody knows of. So after the
 //!    connection was replaced, and before anything else is leased, the master is told which are known
-//!    ([`Request::KeepLeases`](tiffin_core::message::Request::KeepLeases)), and ends the rest. No lease may be on
-//!    its way meanwhile: the lock [`Leases::gate`] sees to that.
+//!    ([`Request::KeepLeases`](tiffin_core::message::Request::KeepLeases)), and ends the rest. No lease may
+//!    be on its way meanwhile: the lock [`Leases::gate`] sees to that.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,8 +23,8 @@ pub(crate) struct Leases {
     /// How often a connection was replaced, and for how many of these the master was told.
     replaced: AtomicU64,
     told: AtomicU64,
-    /// Held for reading from before a `Lease` is sent until its answer is in [`Self::known`], for writing while
-    /// `KeepLeases` is said. Every wait for it has a deadline.
+    /// Held for reading from before a `Lease` is sent until its answer is in [`Self::known`], for writing
+    /// while `KeepLeases` is said. Every wait for it has a deadline.
     pub(crate) gate: RwLock<()>,
 }
 

@@ -45,9 +45,9 @@ pub struct Stored {
     pub copies: u32,
     /// What became of the name.
     pub effect: Effect,
-    /// Nodes that could not confirm in time that the older object of that name is gone, be it replaced by this
-    /// put or deleted shortly before: until they do, who
-    /// knows where it lies there may still read it. Lookups find the new one.
+    /// Nodes that could not confirm in time that the older object of that name is gone, be it replaced by
+    /// this put or deleted shortly before: until they do, who knows where it lies there may still read it.
+    /// Lookups find the new one.
     pub unconfirmed: Vec<String>,
 }
 

@@ -35,8 +35,8 @@ fn a_put_warns_of_nodes_that_could_not_confirm() {
     }
     nodes[0].stop(Signal::KILL);
     let put = master.run(["put", "a", "--value", "2"]);
-    let warning = "warning: left could not confirm that the older object of this name is gone: until then, who \
-                   knows where it lies there may still read it\n";
+    let warning = "warning: left could not confirm that the older object of this name is gone: until then, \
+                   who knows where it lies there may still read it\n";
     assert_eq!(put.stderr, warning);
     assert_eq!(put.text(), "replaced `a`: 1 B, generation 1.3\n");
     let put = master.run(["put", "b", "--value", "2", "--json"]).json();

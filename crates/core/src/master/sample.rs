@@ -5,9 +5,9 @@
 //!
 //! **Invariant:** a sample is never evicted: it leaves when it is consumed, deleted, replaced, or has waited
 //! for longer than its namespace's policy allows while nobody leased it.
-//! **Invariant:** a lease ends when it is released, when its sample is gone, when its client says goodbye or is
-//! proven dead, or when the client's connection has been broken for longer than the operator allows. A client
-//! that comes back in time has its leases as before.
+//! **Invariant:** a lease ends when it is released, when its sample is gone, when its client says goodbye or
+//! is proven dead, or when the client's connection has been broken for longer than the operator allows. A
+//! client that comes back in time has its leases as before.
 //! **Invariant:** an acknowledgement is in writing on the nodes before it is answered.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -113,8 +113,8 @@ pub struct MasterArgs {
     #[arg(long, env = "TIFFIN_MASTER_LEASE_MODE", value_name = "MODE")]
     pub lease_mode: Option<LeaseMode>,
 
-    /// How long the leases of samples are kept for a client whose connection broke, so that it may come back. A
-    /// client that is known to be dead, or says goodbye, loses them at once. Default: `10s`.
+    /// How long the leases of samples are kept for a client whose connection broke, so that it may come back.
+    /// A client that is known to be dead, or says goodbye, loses them at once. Default: `10s`.
     #[arg(long, env = "TIFFIN_MASTER_LEASE_GRACE", value_name = "TIME")]
     #[arg(value_parser = humantime::parse_duration)]
     #[serde(deserialize_with = "file::duration")]

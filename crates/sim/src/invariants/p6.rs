@@ -1,6 +1,6 @@
 //! P6: a sample that everyone has consumed is gone when that is answered, as a deleted object is; who has
-//! consumed it does not get it again; leases keep it, outlive connections, and end with their client. P5: a namespace is given no
-//! more than its quota, and those who wait for room are served in order.
+//! consumed it does not get it again; leases keep it, outlive connections, and end with their client. P5: a
+//! namespace is given no more than its quota, and those who wait for room are served in order.
 
 use std::collections::BTreeSet;
 
