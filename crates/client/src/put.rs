@@ -67,12 +67,7 @@ async fn drive(
     // Dropped last: what is left is given back when no copy of ours can be under way any more.
     let held = Held::new(&inner.reservations, &inner.chores);
     let held = &held;
-    let at_hand = |put| {
-        let room = inner.spares.take(put, Instant::now());
-        room.inspect(|it| held.take(it.location)).into_iter().collect()
-    };
-    let ready = puts.iter().map(|put| ready.next().map_or_else(|| at_hand(put), |grip| grip.hand_over(held)));
-    let requests = puts.iter().zip(ready).map(|(put, ready)| request(put, ready)).collect();
+    let requests = puts.iter().map(|put| request(put, room_for(inner, held, put, ready.next()))).collect();
     let mut session =
         Session::new(requests).waiting(patience.wait_ms(deadline)).confirming(names::wait_ms(deadline));
     let mut failures = Vec::new();
@@ -117,9 +112,7 @@ async fn drive(
         }
     }
     drop(running);
-    if let Some(order) = puts.last().and_then(|put| inner.spares.order(put)) {
-        spares::ask(inner, order);
-    }
+    spares::restock(inner, puts);
     let is_late = is_late || deadline.has_passed();
     let outcomes = session.into_outcomes();
     learn(inner, puts, &outcomes);
@@ -138,6 +131,17 @@ fn learn(inner: &Inner, puts: &[Put<'_>], outcomes: &[PutOutcome]) {
     for (put, outcome) in puts.iter().zip(outcomes) {
         if let PutOutcome::Stored { generation, replicas, .. } = outcome {
             inner.known.learn(&put.key, *generation, put.len().unwrap_or(u64::MAX), replicas);
+        }
+    }
+}
+
+/// Room that a put need not ask for: what was reserved for it, or what is at hand.
+fn room_for(inner: &Inner, held: &Held<'_>, put: &Put<'_>, ready: Option<Grip>) -> Vec<Reservation> {
+    match ready {
+        Some(grip) => grip.hand_over(held),
+        None => {
+            let room = inner.spares.take(put, Instant::now());
+            room.inspect(|it| held.take(it.location)).into_iter().collect()
         }
     }
 }

@@ -1,12 +1,12 @@
 //! Room at hand for small objects, so that putting one asks nobody for room.
 //!
-//! Who has put several objects of one size in a row will put more of them. So room for some is reserved ahead,
-//! behind the caller's back; a put then writes and commits: one call instead of two, each of which goes on to
-//! somebody else. The master gives such room only where plenty is free ([`Reserve::spare`]), and it is given
-//! back as soon as nothing of that size was put for a moment, so nobody misses it.
+//! Who has put several objects of one size in a row will put more of them. So room for some is reserved
+//! ahead, behind the caller's back; a put then writes and commits: one call instead of two, each of which
+//! goes on to somebody else. The master gives such room only where plenty is free ([`Reserve::spare`]), and
+//! it is given back as soon as nothing of that size was put for a moment, so nobody misses it.
 //!
-//! **Invariant:** what lies on a shelf is known to [`Reservations`](crate::reservations::Reservations), as that
-//! of a put is. It leaves the shelf with a put, or is given back.
+//! **Invariant:** what lies on a shelf is known to [`Reservations`](crate::reservations::Reservations), as
+//! that of a put is. It leaves the shelf with a put, or is given back.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError, Weak};
@@ -73,7 +73,7 @@ pub(crate) struct Spares {
 
 /// Room that should be asked for.
 #[derive(Debug)]
-pub(crate) struct Order {
+struct Order {
     size: Size,
     count: u64,
 }
@@ -94,7 +94,7 @@ impl Spares {
     }
 
     /// What to ask for now, after a put of that kind.
-    pub(crate) fn order(&self, put: &Put<'_>) -> Option<Order> {
+    fn order(&self, put: &Put<'_>) -> Option<Order> {
         let size = size_of(put)?;
         let mut store = self.store();
         let shelf = store.shelves.get_mut(&size)?;
@@ -151,9 +151,11 @@ fn size_of(put: &Put<'_>) -> Option<Size> {
     is_plain.then_some(Size { len, key_len })
 }
 
-/// Asks for room, behind the caller's back.
-pub(crate) fn ask(inner: &Inner, order: Order) {
-    inner.runtime.spawn(fetch(inner.weak(), order));
+/// Asks for room, behind the caller's back, if more of what was put last is expected.
+pub(crate) fn restock(inner: &Inner, puts: &[Put<'_>]) {
+    if let Some(order) = puts.last().and_then(|put| inner.spares.order(put)) {
+        inner.runtime.spawn(fetch(inner.weak(), order));
+    }
 }
 
 async fn fetch(client: Weak<Inner>, Order { size, count }: Order) {

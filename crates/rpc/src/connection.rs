@@ -18,8 +18,8 @@ use crate::desk::{Asked, Desk, Late, Slot, Table, Waited};
 use crate::link::Ticket;
 use crate::{Address, CallError, Dialed, Outbox, SendError, dial, greet, may_wait};
 
-/// How long a thread that may wait does so in the socket. Most answers come sooner; for the others it waits as a task
-/// does, and can be interrupted.
+/// How long a thread that may wait does so in the socket. Most answers come sooner; for the others it waits
+/// as a task does, and can be interrupted.
 const LINGER_TIME_MAX: Duration = Duration::from_millis(4);
 
 /// A connection for calls. Clones call over the same stream, which is closed when the last one is dropped.

@@ -146,8 +146,8 @@ impl Desk {
         }
     }
 
-    /// Reads in this thread until something has come that `is_done` looks for, or for a moment, unless somebody
-    /// reads already. It is handed out as ever.
+    /// Reads in this thread until something has come that `is_done` looks for, or for a moment, unless
+    /// somebody reads already. It is handed out as ever.
     pub(crate) fn linger(&self, until: Instant, is_done: impl Fn() -> bool) {
         let Some(mut sitting) = self.sit_down(true) else { return };
         let mut handed_out = sitting.hand_out();

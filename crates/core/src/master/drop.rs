@@ -158,8 +158,8 @@ impl Master {
         self.effects.push_back(Effect::Reply(dropping.conn, dropping.id, reply));
     }
 
-    /// That nothing is left to be asked for is seen at once. A piece, however small, is for a turn of its own:
-    /// many drops may hear of one node in one event.
+    /// That nothing is left to be asked for is seen at once. A piece, however small, is for a turn of its
+    /// own: many drops may hear of one node in one event.
     fn go_on_dropping(&mut self, op: OpId) {
         let Some(Op::Drop(dropping)) = self.ops.get(&op) else { return };
         let is_last = match &dropping.stage {
