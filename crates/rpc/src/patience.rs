@@ -1,7 +1,8 @@
 //! Whether the thread that polls a call may wait in the kernel for its answer.
 //!
 //! A task must not: it would hold up all others of its runtime. A thread that has nothing else to do, because
-//! its caller waits for this very answer, should: then the answer takes no detour over a thread of the runtime.
+//! its caller waits for this very answer, should: then the answer takes no detour over a thread of the
+//! runtime.
 
 use std::cell::Cell;
 
