@@ -1,7 +1,7 @@
 //! The copy kernel: the only code that loads or stores bytes that others may be writing.
 //!
 //! On x86-64 it is inline assembly: the compiler neither assumes the absence of races nor moves anything
-//! across. Up to [`STREAM_BYTES_MIN`] that is one instruction, `rep movsb`, with which the processor moves
+//! across. Up to `STREAM_BYTES_MIN` that is one instruction, `rep movsb`, with which the processor moves
 //! whole cache lines; beyond, where it knows AVX2, a loop whose stores go past the caches, which saves
 //! reading what is overwritten anyway, followed by the fence that such stores need. Elsewhere, and under
 //! Miri, it is a loop over atomics. A racing copy gives unspecified bytes; that they were those asked for

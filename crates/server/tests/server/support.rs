@@ -1,7 +1,7 @@
 //! A client made of raw calls, and the little that the tests share. Nothing sleeps: what cannot be waited for
 //! with an event is looked at again and again, giving way to others in between.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tiffin_core::message::{
@@ -74,6 +74,9 @@ pub(crate) struct Raw {
     pub(crate) hello: Hello,
     pub(crate) master: Connection,
     pub(crate) counters: Arc<Counters>,
+    /// The way to the node that was used last. A node that saw its only connection end, late, would take
+    /// away what this client has reserved since.
+    last: Mutex<Option<Place>>,
 }
 
 /// A reservation and how to get there.
@@ -87,7 +90,7 @@ pub(crate) struct Place {
 impl Raw {
     pub(crate) async fn connect(master: &Address, hello: Hello) -> Result<Self, CallError> {
         let (connection, _) = Connection::open(master, hello.clone(), patient()).await?;
-        Ok(Self { hello, master: connection, counters: Arc::default() })
+        Ok(Self { hello, master: connection, counters: Arc::default(), last: Mutex::default() })
     }
 
     pub(crate) async fn ask(&self, request: Request) -> Reply {
@@ -110,7 +113,9 @@ impl Raw {
     pub(crate) async fn put(&self, name: &str, bytes: &[u8], way: Way) -> CommitOutcome {
         let place = self.place(name, bytes.len() as u64, way).await;
         place.write(bytes).await;
-        place.commit(name, bytes.len() as u64).await
+        let outcome = place.commit(name, bytes.len() as u64).await;
+        *self.last.lock().unwrap() = Some(place);
+        outcome
     }
 
     pub(crate) async fn resolve(&self, name: &str) -> (ResolveOutcome, Vec<NodeInfo>) {
