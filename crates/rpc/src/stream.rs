@@ -109,7 +109,7 @@ impl Stream {
         Ok(Self::new(stream.into(), peer))
     }
 
-    fn from_unix(stream: UnixStream) -> io::Result<Self> {
+    pub(crate) fn from_unix(stream: UnixStream) -> io::Result<Self> {
         let found = stream.peer_cred();
         let peer = found.map_or(Peer::Gone, |found| Peer::Unix { uid: found.uid(), pid: found.pid() });
         let stream = stream.into_std()?;

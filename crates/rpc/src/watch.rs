@@ -9,7 +9,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use rustix::event::epoll;
+use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use tokio::io::Interest;
 use tokio::io::unix::{AsyncFd, AsyncFdReadyGuard};
 
@@ -57,8 +57,19 @@ impl Readable {
     }
 
     /// Speaks again, at once if there is something to read.
+    ///
+    /// The system tells nobody of bytes that came while it was silent if the watcher still lists the socket
+    /// for earlier ones, which nobody ever takes off that list. So where there are some, the socket is added
+    /// anew: what is new on the list is always told.
     pub(crate) fn speak(&self) -> io::Result<()> {
-        self.change(epoll::EventFlags::IN)
+        self.change(epoll::EventFlags::IN)?;
+        let mut socket = [PollFd::new(&*self.socket, PollFlags::IN)];
+        if poll(&mut socket, Some(&Timespec::default()))? > 0 {
+            let watcher = &**self.watched.get_ref();
+            epoll::delete(watcher, &*self.socket)?;
+            epoll::add(watcher, &*self.socket, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
+        }
+        Ok(())
     }
 
     fn change(&self, flags: epoll::EventFlags) -> io::Result<()> {
@@ -78,4 +89,37 @@ fn register(file: Arc<OwnedFd>, interest: Interest) -> io::Result<AsyncFd<Arc<Ow
     // SAFETY: the descriptor is owned by the value that goes into the registration, and nobody can take it
     // out of an `Arc` of which that is one holder: it stays open for as long as it is registered.
     unsafe { AsyncFd::register_with_interest(file, interest) }.map_err(io::Error::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio::io::AsyncWriteExt;
+    use tokio::net::UnixStream;
+
+    use super::*;
+
+    /// A thread that reads looks away from what comes meanwhile, and whoever watches hears of it afterwards:
+    /// also if the watcher had noticed the socket before.
+    #[tokio::test]
+    async fn what_came_while_it_was_silent_is_told_when_it_speaks_again() {
+        let (near, mut far) = UnixStream::pair().unwrap();
+        let stream = Stream::from_unix(near).unwrap();
+        let readable = Readable::new_shared(&stream).unwrap();
+        let mut buffer = Vec::with_capacity(16);
+        for _ in 0..10 {
+            far.write_all(b"noticed").await.unwrap();
+            readable.ready().await.unwrap().clear_ready();
+            readable.be_silent().unwrap();
+            assert_eq!(stream.try_read(&mut buffer).unwrap(), 7);
+            buffer.clear();
+            far.write_all(b"meanwhile").await.unwrap();
+            readable.speak().unwrap();
+            let told = tokio::time::timeout(Duration::from_secs(10), readable.ready()).await;
+            told.expect("it is told").unwrap().clear_ready();
+            assert_eq!(stream.try_read(&mut buffer).unwrap(), 9);
+            buffer.clear();
+        }
+    }
 }
