@@ -466,8 +466,8 @@ connect(master.address)                                               -> 0
 memory = Memory(64)
 store.put('k', b'v'), store.get('k')                                  -> (0, b'v')
 master.kill()
-in_time(30, lambda: store.get('k'))                                   -> b''
 in_time(30, lambda: store.put('n', b'v'))                             -> -900
+in_time(30, lambda: store.get('k'))                                   -> b''
 in_time(30, lambda: store.is_exist('k'))                              -> -900
 in_time(30, lambda: store.batch_is_exist(['k']))                      -> [-900]
 in_time(30, lambda: store.get_into('k', memory.address, 64))          -> -900
