@@ -448,6 +448,10 @@ impl Oracle {
                 if let Some(segment) = self.node_names.get(name) {
                     let was_known = self.joined.remove(segment);
                     self.lost.insert(*segment, was_known);
+                    // What went with its last node is leased no more, also if a node that has yet to join
+                    // brings it back.
+                    let there: BTreeSet<_> = self.copies_on(*segment).collect();
+                    self.leases.retain(|_, (_, leased)| !there.contains(leased));
                 }
             }
             Effect::Ask(_, _, Request::Retire(Retire { holds })) => {
@@ -658,8 +662,12 @@ impl Oracle {
         if let Some(name) = record_name(record).filter(|_| self.cause.news) {
             self.older_is_refused(segment, name, record, memories);
             self.newest.insert(name, record.generation);
+            let was_gone = self.lives.get(&record.generation).is_some_and(Life::is_gone);
+            if was_gone {
+                self.leases.retain(|_, (_, leased)| *leased != record.generation);
+            }
             let life = self.seen(name, record.generation);
-            if life.is_gone() {
+            if was_gone {
                 // Its pins went with it; what brings it back knows only its own.
                 life.brought_back = true;
                 life.pins.clear();
@@ -767,6 +775,11 @@ impl Oracle {
         if !explained {
             self.fail("names", || format!("{name:?} {generation} is taken away, and nobody asked for that"));
         }
+    }
+
+    /// What is known to have been on a node.
+    fn copies_on(&self, segment: SegmentId) -> impl Iterator<Item = Generation> + '_ {
+        self.generation_of.iter().filter(move |((on, _), _)| *on == segment).map(|(_, it)| *it)
     }
 
     /// A lease kept the newest of these.
