@@ -448,10 +448,8 @@ impl Oracle {
                 if let Some(segment) = self.node_names.get(name) {
                     let was_known = self.joined.remove(segment);
                     self.lost.insert(*segment, was_known);
-                    // What went with its last node is leased no more, also if a node that has yet to join
-                    // brings it back.
-                    let there: BTreeSet<_> = self.copies_on(*segment).collect();
-                    self.leases.retain(|_, (_, leased)| !there.contains(leased));
+                    let segment = *segment;
+                    self.leases_end_with(segment);
                 }
             }
             Effect::Ask(_, _, Request::Retire(Retire { holds })) => {
@@ -774,22 +772,6 @@ impl Oracle {
         self.leases.retain(|_, (_, leased)| *leased != generation);
         if !explained {
             self.fail("names", || format!("{name:?} {generation} is taken away, and nobody asked for that"));
-        }
-    }
-
-    /// What is known to have been on a node.
-    fn copies_on(&self, segment: SegmentId) -> impl Iterator<Item = Generation> + '_ {
-        self.generation_of.iter().filter(move |((on, _), _)| *on == segment).map(|(_, it)| *it)
-    }
-
-    /// A lease kept the newest of these.
-    fn spared(&mut self, victims: &[Victim], force: bool) {
-        let newest = victims.iter().map(|it| it.generation).max();
-        let Some(life) = newest.and_then(|it| self.lives.get_mut(&it)) else { return };
-        life.deletes = life.deletes.saturating_sub(1);
-        if force || !self.strict {
-            let name = life.name;
-            self.fail("names", || format!("a delete of {name:?} was refused by a lease, which may not"));
         }
     }
 }

@@ -234,4 +234,15 @@ impl Oracle {
             });
         }
     }
+
+    /// A lease kept the newest of these.
+    pub(crate) fn spared(&mut self, victims: &[Victim], force: bool) {
+        let newest = victims.iter().map(|it| it.generation).max();
+        let Some(life) = newest.and_then(|it| self.lives.get_mut(&it)) else { return };
+        life.deletes = life.deletes.saturating_sub(1);
+        if force || !self.strict {
+            let name = life.name;
+            self.fail("names", || format!("a delete of {name:?} was refused by a lease, which may not"));
+        }
+    }
 }

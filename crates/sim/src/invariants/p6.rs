@@ -5,7 +5,7 @@
 use std::collections::BTreeSet;
 
 use tiffin_core::{
-    ClientId, ConnId, Generation, RequestId, Tick,
+    ClientId, ConnId, Generation, RequestId, SegmentId, Tick,
     message::{
         Ack, AckOutcome, DeleteOutcome, Granted, Reply, Request, Reserve, ReserveOutcome, Reserved, Resolve,
         ResolveOutcome,
@@ -154,6 +154,14 @@ impl Oracle {
     fn leased_samples(&self, now: Tick) -> BTreeSet<Generation> {
         let kept = self.leases.values().filter(|(client, _)| self.keeps_leases(*client, now));
         kept.map(|(_, generation)| *generation).collect()
+    }
+
+    /// A node is lost. What went with its last node is leased no more, also if a node that has yet to join
+    /// brings it back.
+    pub(crate) fn leases_end_with(&mut self, lost: SegmentId) {
+        let there = self.generation_of.iter().filter(|((segment, _), _)| *segment == lost);
+        let there: BTreeSet<_> = there.map(|(_, generation)| *generation).collect();
+        self.leases.retain(|_, (_, leased)| !there.contains(leased));
     }
 
     /// A put asks for room; `others_wait` for room in the same namespace.
