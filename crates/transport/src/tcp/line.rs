@@ -137,7 +137,8 @@ impl<W: Wire> Line<W> {
                 }
             }
             let wanted: usize = next.iter().map(|piece| piece.len()).sum();
-            if wanted < PIECE_BYTES {
+            // Only behind the last range: what comes before the others is theirs.
+            if wanted < PIECE_BYTES && next.len() < VECTOR_MAX {
                 next.push(TargetBuf::from(&mut self.ahead[..]));
             }
             let received = receive_some(&mut self.wire, &next).await?;
@@ -161,4 +162,55 @@ impl<W: Wire> Line<W> {
 async fn receive_some(wire: &mut (impl Wire + ?Sized), targets: &[TargetBuf<'_>]) -> io::Result<usize> {
     let received = poll_fn(|context| Pin::new(&mut *wire).poll_receive(context, targets)).await?;
     if received == 0 { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(received) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::{Context, Poll};
+
+    use super::*;
+
+    /// A wire on which everything has come in already.
+    struct Arrived(Vec<u8>);
+
+    impl Wire for Arrived {
+        fn poll_receive(
+            mut self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+            targets: &[TargetBuf<'_>],
+        ) -> Poll<io::Result<usize>> {
+            let mut received = 0;
+            for target in targets {
+                let (target, _) = target.split_at(self.0.len());
+                let bytes: Vec<_> = self.0.drain(..target.len()).collect();
+                copy::copy_in(&bytes, target);
+                received += bytes.len();
+            }
+            Poll::Ready(Ok(received))
+        }
+
+        fn poll_send(
+            self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+            _: &[SourceBuf<'_>],
+        ) -> Poll<io::Result<usize>> {
+            Poll::Ready(Err(io::ErrorKind::Unsupported.into()))
+        }
+
+        fn is_quiet(&self) -> bool {
+            self.0.is_empty()
+        }
+    }
+
+    #[tokio::test]
+    async fn more_ranges_than_are_handed_out_at_once_are_filled_in_order() {
+        for count in [1, VECTOR_MAX - 1, VECTOR_MAX, VECTOR_MAX + 1, 3 * VECTOR_MAX + 7] {
+            let sent: Vec<u8> = (0..count * 13).map(|at| ((at * 31) ^ (at >> 8)) as u8).collect();
+            let mut line = Line::new(Arrived([&sent[..], b"behind!!"].concat()));
+            let mut filled = vec![0; sent.len()];
+            line.fill(filled.chunks_mut(13).map(TargetBuf::from).collect::<Vec<_>>()).await.unwrap();
+            assert!(filled == sent, "{count} ranges");
+            assert_eq!(&line.array(true).await.unwrap(), b"behind!!", "{count} ranges");
+        }
+    }
 }
