@@ -17,3 +17,11 @@ def cluster():
     """The address of a store in a process of its own, reached over TCP on loopback."""
     with helpers.up("--memory", "256MiB") as (address, _):
         yield address
+
+
+@pytest.fixture
+def small():
+    """A namespace that may hold a mebibyte."""
+    with tiffin.connect(memory="64MiB", timeout=30) as store:
+        store.set_policy(quota=1 << 20)
+        yield store

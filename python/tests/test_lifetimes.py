@@ -18,14 +18,6 @@ import helpers
 MIB = 1 << 20
 
 
-@pytest.fixture
-def small():
-    """A namespace that may hold a mebibyte."""
-    with tiffin.connect(memory="64MiB", timeout=30) as store:
-        store.set_policy(quota=MIB)
-        yield store
-
-
 def keys(listed):
     return [info.key for info in listed]
 
