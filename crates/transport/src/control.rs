@@ -169,8 +169,7 @@ impl ControlWriter {
     /// Says whether the node is a member of its cluster. When this returns, no read that ends later counts
     /// as one of a member's memory, or does.
     pub fn set_member(&mut self, is_member: bool) {
-        self.map.store(header::MEMBER, u64::from(is_member), Ordering::SeqCst);
-        self.map.fence(Ordering::SeqCst);
+        stamp::set_member(&*self.map, is_member);
     }
 
     fn slot_at(&self, index: u32) -> u64 {
@@ -321,8 +320,7 @@ impl ControlReader {
     /// is, it hears of every delete before the delete is answered.
     #[must_use]
     pub fn is_member(&self) -> bool {
-        self.map.fence(Ordering::Acquire);
-        self.map.is_here() && self.map.load(header::MEMBER) == 1
+        self.map.is_here() && stamp::is_member(&*self.map)
     }
 
     /// Whether the slot holds a committed use of that stamp now.

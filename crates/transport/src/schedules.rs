@@ -44,6 +44,7 @@ const SEED: u64 = 0x7469_6666_696e;
 const WRONG_BYTES: &str = "bytes of another use were accepted";
 const WRONG_WORDS: &str = "words of another use were believed";
 const DAMAGE: &str = "a sound slot was called damaged";
+const DELETED: &str = "what was deleted was read unasked";
 
 /// One use: which slot it has, where its bytes lie, and what they are.
 #[derive(Debug)]
@@ -90,6 +91,10 @@ enum Order {
     RetireThenReuse,
     /// The other way round.
     ReuseThenRetire,
+    /// The node leaves its cluster after each use, and is a member again once it has retired that use.
+    RetireThenReturn,
+    /// The other way round.
+    ReturnThenRetire,
 }
 
 /// What the master would answer: the newest use that can be read.
@@ -97,12 +102,22 @@ enum Order {
 struct Published {
     newest: Mutex<Option<usize>>,
     changed: Condvar,
+    /// How many uses were deleted, the oldest first.
+    deleted: Mutex<usize>,
 }
 
 impl Published {
     fn publish(&self, at: usize) {
         *self.newest.lock().unwrap() = Some(at);
         self.changed.notify_all();
+    }
+
+    fn delete(&self, at: usize) {
+        *self.deleted.lock().unwrap() = at + 1;
+    }
+
+    fn is_deleted(&self, at: usize) -> bool {
+        *self.deleted.lock().unwrap() > at
     }
 
     /// The newest use, once it is this one or a later one.
@@ -132,6 +147,13 @@ async fn write(local: &Local, of: &Use) -> Outcome {
     local.write(&[op], far()).await.remove(0)
 }
 
+/// Else a fair schedule would hardly ever let a reader find a use before it goes.
+fn linger() {
+    for _ in 0..shuttle::rand::thread_rng().gen_range(0..LINGER_POINTS_MAX) {
+        point();
+    }
+}
+
 /// The node, and the writer whom it waits for: put, publish, unpublish, retire, and again.
 fn node(writer: &mut ControlWriter, local: &Local, published: &Published, order: Order) {
     for (at, of) in USES.iter().enumerate() {
@@ -152,10 +174,7 @@ fn node(writer: &mut ControlWriter, local: &Local, published: &Published, order:
             retired.inspect(|before| writer.retire(before.slot));
         }
         published.publish(at);
-        // Else a fair schedule would hardly ever let a reader find the use before it goes.
-        for _ in 0..shuttle::rand::thread_rng().gen_range(0..LINGER_POINTS_MAX) {
-            point();
-        }
+        linger();
     }
 }
 
@@ -209,6 +228,60 @@ fn scenario(order: Order) {
     }
 }
 
+/// A node that is away whenever something is deleted: the delete is answered without it.
+fn leaving_node(writer: &mut ControlWriter, local: &Local, published: &Published, order: Order) {
+    writer.set_member(true);
+    for (at, of) in USES.iter().enumerate() {
+        writer.write_slot(of.slot, &of.record(SlotState::Reserved));
+        block_on(write(local, of)).expect("the writer has the room to itself");
+        writer.write_slot(of.slot, &of.record(SlotState::Committed));
+        published.publish(at);
+        linger();
+        writer.set_member(false);
+        published.delete(at);
+        if order == Order::ReturnThenRetire {
+            writer.set_member(true);
+        }
+        linger();
+        writer.retire(of.slot);
+        if order == Order::RetireThenReturn {
+            writer.set_member(true);
+        }
+    }
+}
+
+/// Reads what it has known of since it was published, and asks nobody whether it is still there.
+fn unasking_reader(local: &Local, published: &Published) {
+    for least in 0..USES.len() {
+        let at = published.newest(least);
+        let of = &USES[at];
+        let was_deleted = published.is_deleted(at);
+        let mut found = vec![0; of.len()];
+        let targets = vec![TargetBuf::from(found.as_mut_slice())];
+        let op = ReadOp { slot: of.slot, stamp: of.stamp, offset: 0, targets };
+        let outcome = block_on(local.read(&[op], far())).remove(0);
+        let control = local.control();
+        if outcome.is_ok() && control.is_member() && control.is_committed(of.slot, of.stamp) {
+            assert_eq!(found, of.content(), "{WRONG_BYTES}, in a read of {of:?}");
+            assert!(!was_deleted, "{DELETED}: {of:?}");
+        }
+    }
+}
+
+fn scenario_of_leaving(order: Order) {
+    let (memory, mut writer) = NodeMemory::create(GEOMETRY).unwrap();
+    let local = Local::new(memory, Arc::new(Counters::default()));
+    let published = Arc::new(Published::default());
+    let readers: Vec<_> = (0..2)
+        .map(|_| {
+            let (local, published) = (local.clone(), Arc::clone(&published));
+            thread::spawn(move || unasking_reader(&local, &published))
+        })
+        .collect();
+    leaving_node(&mut writer, &local, &published, order);
+    readers.into_iter().for_each(|it| it.join().unwrap());
+}
+
 fn run(scheduler: impl Scheduler + 'static, rule: Option<Rule>, order: Order) {
     // An access to one of shuttle's own atomics is where it may switch.
     schedule(|| {
@@ -217,15 +290,20 @@ fn run(scheduler: impl Scheduler + 'static, rule: Option<Rule>, order: Order) {
     break_rule(rule);
     let mut config = Config::new();
     config.failure_persistence = FailurePersistence::None;
-    Runner::new(scheduler, config).run(move || scenario(order));
+    Runner::new(scheduler, config).run(move || match order {
+        Order::RetireThenReuse | Order::ReuseThenRetire => scenario(order),
+        Order::RetireThenReturn | Order::ReturnThenRetire => scenario_of_leaving(order),
+    });
 }
 
 #[test]
 fn no_schedule_makes_a_read_lie() {
-    run(RandomScheduler::new_from_seed(SEED, SCHEDULES), None, Order::RetireThenReuse);
-    for depth in 1..=PCT_DEPTH {
-        let scheduler = PctScheduler::new_from_seed(SEED, depth, SCHEDULES / PCT_DEPTH);
-        run(scheduler, None, Order::RetireThenReuse);
+    for order in [Order::RetireThenReuse, Order::RetireThenReturn] {
+        run(RandomScheduler::new_from_seed(SEED, SCHEDULES), None, order);
+        for depth in 1..=PCT_DEPTH {
+            let scheduler = PctScheduler::new_from_seed(SEED, depth, SCHEDULES / PCT_DEPTH);
+            run(scheduler, None, order);
+        }
     }
 }
 
@@ -233,7 +311,7 @@ fn no_schedule_makes_a_read_lie() {
 fn seen(scheduler: impl Scheduler + 'static, rule: Option<Rule>, order: Order) -> Option<&'static str> {
     let panic = catch_unwind(AssertUnwindSafe(|| run(scheduler, rule, order))).err()?;
     let said = panic.downcast_ref::<String>().cloned().unwrap_or_default();
-    let known = [WRONG_BYTES, WRONG_WORDS, DAMAGE].into_iter().find(|known| said.contains(known));
+    let known = [WRONG_BYTES, WRONG_WORDS, DAMAGE, DELETED].into_iter().find(|known| said.contains(known));
     Some(known.unwrap_or_else(|| panic!("{rule:?}, {order:?}: the test itself went wrong: {said}")))
 }
 
@@ -246,6 +324,7 @@ fn each_broken_rule_is_caught_by_both_ways_of_drawing_schedules() {
         (Some(Rule::RetireBeforeWords), sound, &[WRONG_BYTES, WRONG_WORDS, DAMAGE]),
         (Some(Rule::StampAfterWords), sound, &[WRONG_WORDS, DAMAGE]),
         (None, reuse_first, &[WRONG_BYTES]),
+        (None, Order::ReturnThenRetire, &[DELETED]),
     ] {
         let random = RandomScheduler::new_from_seed(SEED, SCHEDULES_BROKEN);
         let pct = PctScheduler::new_from_seed(SEED, PCT_DEPTH, SCHEDULES_BROKEN);

@@ -7,12 +7,16 @@
 //!
 //! **Invariant:** whoever finds a stamp finds the words of its use: [`enter`] stores them first.
 //!
+//! **Invariant (only a member's memory is read unasked):** a node says that it is a member again only after it
+//! has retired all that it was told to while it was none. A reader that finds a member with
+//! [`is_member`], and the stamp with [`look`] after that, has found what no delete has taken away.
+//!
 //! The functions are generic over [`Words`] so that the checkers run these very lines: shuttle over the real
 //! mapping (`schedules.rs`), loom over words that it lets be stale (below).
 
 use std::sync::atomic::Ordering;
 
-use crate::layout::{self, slot};
+use crate::layout::{self, header, slot};
 use crate::seams::{Rule, is_broken};
 
 /// Memory as the protocol sees it: 64-bit words at byte offsets, and fences.
@@ -88,6 +92,24 @@ pub(crate) fn before_bytes(words: &impl Words) {
     }
 }
 
+/// Says whether the node is a member of its cluster. When this returns, no read that ends later counts as one
+/// of a member's memory, or does.
+pub(crate) fn set_member(words: &impl Words, is_member: bool) {
+    words.store(header::MEMBER, u64::from(is_member), Ordering::SeqCst);
+    // What comes then is not seen before it.
+    if !is_broken(Rule::FenceAfterMember) {
+        words.fence(Ordering::SeqCst);
+    }
+}
+
+/// Whether the node is a member now, after everything that was loaded or copied before.
+pub(crate) fn is_member(words: &impl Words) -> bool {
+    if !is_broken(Rule::FenceBeforeMember) {
+        words.fence(Ordering::Acquire);
+    }
+    words.load(header::MEMBER) == 1
+}
+
 #[cfg(test)]
 mod tests {
     //! All executions of two or three threads that the memory model of the language allows, stale loads
@@ -104,6 +126,7 @@ mod tests {
     /// The words of a slot that matter here: its length is the one word beside stamp and state, and the byte
     /// that belongs to it is a word too.
     struct Model {
+        member: AtomicU64,
         stamp: AtomicU64,
         state: AtomicU64,
         len: AtomicU64,
@@ -117,11 +140,13 @@ mod tests {
     impl Model {
         fn new() -> Arc<Self> {
             let word = AtomicU64::new;
-            Arc::new(Self { stamp: word(OLD), state: word(3), len: word(OLD), byte: word(OLD) })
+            let member = word(1);
+            Arc::new(Self { member, stamp: word(OLD), state: word(3), len: word(OLD), byte: word(OLD) })
         }
 
         fn word(&self, at: u64) -> &AtomicU64 {
             match at {
+                header::MEMBER => &self.member,
                 slot::STAMP => &self.stamp,
                 slot::STATE => &self.state,
                 slot::LEN => &self.len,
@@ -206,10 +231,50 @@ mod tests {
         writer.join().unwrap();
     }
 
-    const MODELS: [(&str, fn()); 3] = [
+    /// The node is a member again, and has retired what it was told to before. The reader has known the use
+    /// from before that, and asks nobody.
+    fn returning_node_and_reader() {
+        let words = Model::new();
+        set_member(&*words, false);
+        let reader = loom::thread::spawn({
+            let words = Arc::clone(&words);
+            move || {
+                let is_held = is_member(&*words) && look(&*words, 0, OLD, || ()).is_some();
+                assert!(!is_held, "what the node had to retire was read");
+            }
+        });
+        let back_first = is_broken(Rule::RetireBeforeMember);
+        if back_first {
+            set_member(&*words, true);
+        }
+        retire(&*words, 0);
+        if !back_first {
+            set_member(&*words, true);
+        }
+        reader.join().unwrap();
+    }
+
+    /// The node leaves, and then something becomes known that a member would have heard of.
+    fn leaving_node_and_reader() {
+        let words = Model::new();
+        let reader = loom::thread::spawn({
+            let words = Arc::clone(&words);
+            move || {
+                let news = words.load(BYTE);
+                assert!(!is_member(&*words) || news == OLD, "a node that has left was taken for a member");
+            }
+        });
+        set_member(&*words, false);
+        words.store(BYTE, NEW, Ordering::Relaxed);
+        reader.join().unwrap();
+    }
+
+    const MODELS: [(&str, fn()); 5] = [
         ("node_and_reader", node_and_reader),
         ("node_and_early_reader", node_and_early_reader),
         ("node_writer_and_reader", node_writer_and_reader),
+        ("returning_node_and_reader", returning_node_and_reader),
+        ("leaving_node_and_reader", leaving_node_and_reader),
     ];
 
     /// The first model in which a read goes wrong.
@@ -238,6 +303,9 @@ mod tests {
             (Rule::FenceAfterStamp, "node_and_early_reader"),
             (Rule::StampAfterWords, "node_and_early_reader"),
             (Rule::FenceBeforeBytes, "node_writer_and_reader"),
+            (Rule::RetireBeforeMember, "returning_node_and_reader"),
+            (Rule::FenceBeforeMember, "leaving_node_and_reader"),
+            (Rule::FenceAfterMember, "leaving_node_and_reader"),
         ] {
             assert_eq!(failing(Some(rule)), Some(expected), "{rule:?}");
         }

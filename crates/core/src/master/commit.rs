@@ -92,7 +92,8 @@ impl Master {
         let existing = self.catalog.find(namespace, &item.key);
         let existing = existing.and_then(|index| Some((index, self.catalog.get(index)?)));
         let is_known = |(_, it): &(ObjectIndex, &Object)| it.replicas().any(|it| replicas.contains(&it));
-        if !existing.as_ref().is_some_and(is_known) && self.ghosts.has_any(&replicas) {
+        let was_taken = !existing.as_ref().is_some_and(is_known) && self.ghosts.has_any(&replicas);
+        if was_taken && !sabotaged!(self.config.sabotage, NameGhosts) {
             // The node asks again about what was stored and taken away meanwhile; it has not heard of that.
             abort(&replicas, others);
             return (CommitOutcome::Stale, Vec::new());

@@ -340,6 +340,7 @@ impl Master {
         by: &str,
     ) -> Option<(Arc<Name>, Replicas)> {
         let object = self.catalog.remove(index)?;
+        self.unwritten.forget(index);
         if object.is_sample() {
             self.leases.leave(object.namespace(), object.put(), index);
         }

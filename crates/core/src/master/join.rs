@@ -121,7 +121,7 @@ impl Master {
         let existing = self.catalog.find(namespace, &record.key);
         if let Some((index, object)) = existing.and_then(|it| Some((it, self.catalog.get(it)?))) {
             if object.replicas().any(|replica| replica == (node, record.hold)) {
-                self.correct_marks(index, &record.marks);
+                self.correct_marks(index, node, &record.marks);
                 return Ok(());
             }
             let older = object.generation() > record.generation;
@@ -173,6 +173,10 @@ impl Master {
             let Some(object) = self.catalog.get(index) else { continue };
             let hold = object.replicas().find(|(on, _)| *on == node).map(|(_, hold)| hold);
             let Some(hold) = hold.filter(|hold| !told.contains(hold)) else { continue };
+            if sabotaged!(self.config.sabotage, KeepUntold) {
+                self.drop_replica(index, node);
+                continue;
+            }
             let name = Name { namespace: object.namespace(), key: object.key().clone() };
             self.drop_replica(index, node);
             self.ghosts.insert(&Arc::new(name), node, hold);
@@ -255,7 +259,7 @@ impl Master {
                 Some((_, Wait::Allocate(op, items))) => self.not_allocated(node, op, &items),
                 Some((_, Wait::Retire(holds, op))) => self.unconfirmed(node, id, &holds, op),
                 // What was to be put in writing is corrected when it comes back.
-                Some((_, Wait::Mark(_, op))) => self.unconfirmed(node, id, &[], op),
+                Some((_, Wait::Mark(objects, op))) => self.not_marked(node, id, &objects, op),
                 Some((_, Wait::Inspect(op, items))) => self.inspected(op, &items, &[]),
                 // It tells what it committed when it comes back.
                 Some((_, Wait::Settle(_, op))) => self.confirmed(id, op),

@@ -40,6 +40,7 @@ use drop::Dropping;
 pub use drop::PIECE_OBJECTS_MAX;
 use ghosts::Ghosts;
 use members::Members;
+use pin::Unwritten;
 use reserve::Reserving;
 use room::{Room, Watching};
 use sample::Leases;
@@ -188,6 +189,7 @@ pub struct Master {
     leases: Leases,
     history: History,
     ghosts: Ghosts,
+    unwritten: Unwritten,
     /// Drops under way, the next one first.
     jobs: VecDeque<OpId>,
     labels: Labels,
@@ -245,6 +247,7 @@ impl Master {
             leases: Leases::default(),
             history: History::default(),
             ghosts: Ghosts::default(),
+            unwritten: Unwritten::default(),
             jobs: VecDeque::new(),
             labels: Labels::default(),
             lease_end: None,
@@ -494,12 +497,18 @@ impl Master {
                 self.report(node, settled.usage);
                 self.retired(node, id, &holds, op);
             }
-            (Wait::Settle(objects, op) | Wait::Mark(objects, op), Reply::Settled(settled)) => {
+            (Wait::Settle(objects, op), Reply::Settled(settled)) => {
                 self.report(node, settled.usage);
                 self.settled(node, &objects, &settled.lost);
                 self.confirmed(id, op);
             }
-            (Wait::Mark(_, op), _) => self.unconfirmed(node, id, &[], op),
+            (Wait::Mark(objects, op), Reply::Settled(settled)) => {
+                self.report(node, settled.usage);
+                self.marked(node, id, &objects);
+                self.settled(node, &objects, &settled.lost);
+                self.confirmed(id, op);
+            }
+            (Wait::Mark(objects, op), _) => self.not_marked(node, id, &objects, op),
             (Wait::Inspect(op, items), Reply::Inspected(views)) => self.inspected(op, &items, &views),
             (Wait::Inspect(op, items), _) => self.inspected(op, &items, &[]),
             // A node that refuses what it must do is not to be trusted with the name.

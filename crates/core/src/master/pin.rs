@@ -1,7 +1,7 @@
 //! Pins: protection, not fate. They belong to owners, and are in writing on the nodes before they are
 //! answered.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
     Master, OpId, Wait,
@@ -10,7 +10,7 @@ use super::{
     refuse,
 };
 use crate::{
-    BATCH_ITEMS_MAX, ConnId, Generation, MARKS_MAX, OWNER_BYTES_MAX, RequestId,
+    BATCH_ITEMS_MAX, ConnId, Generation, Hold, MARKS_MAX, OWNER_BYTES_MAX, RequestId,
     marks::Marks,
     message::{DeletedMatching, DropPins, MarkItem, Pin, PinOutcome, Reason, Request},
     sabotage::sabotaged,
@@ -18,6 +18,43 @@ use crate::{
 
 /// Marks that one message writes.
 const MARK_ITEMS_MAX: usize = 1 << 13;
+
+/// What nodes may have otherwise in writing than the catalog says, with the message that tells them, if one
+/// is under way. A node that was away is told when it is back.
+#[derive(Debug, Default)]
+pub(super) struct Unwritten(BTreeMap<(ObjectIndex, NodeIndex), Option<RequestId>>);
+
+impl Unwritten {
+    fn note(&mut self, object: ObjectIndex, node: NodeIndex, message: Option<RequestId>) {
+        self.0.insert((object, node), message);
+    }
+
+    /// It is in writing, unless there is something newer to write.
+    fn confirmed(&mut self, object: ObjectIndex, node: NodeIndex, message: Option<RequestId>) {
+        if self.0.get(&(object, node)) == Some(&message) {
+            self.0.remove(&(object, node));
+        }
+    }
+
+    /// The message may have been lost.
+    fn unconfirmed(&mut self, object: ObjectIndex, node: NodeIndex, message: RequestId) {
+        if let Some(last) = self.0.get_mut(&(object, node)).filter(|it| **it == Some(message)) {
+            *last = None;
+        }
+    }
+
+    /// The object is gone, and its number will be another's.
+    pub(super) fn forget(&mut self, object: ObjectIndex) {
+        let of_it = (object, NodeIndex(0))..=(object, NodeIndex(u16::MAX));
+        for place in self.0.range(of_it).map(|(place, _)| *place).collect::<Vec<_>>() {
+            self.0.remove(&place);
+        }
+    }
+
+    fn objects(&self) -> impl Iterator<Item = ObjectIndex> {
+        self.0.keys().map(|(object, _)| *object)
+    }
+}
 
 impl Master {
     pub(super) fn pin(&mut self, conn: ConnId, id: RequestId, namespace: NamespaceIndex, pin: &Pin) {
@@ -58,7 +95,12 @@ impl Master {
         for &index in &pinned {
             self.pin_one(index, &drop.owner, false);
         }
-        let marked: Vec<_> = pinned.into_iter().map(|index| (0, index)).collect();
+        // An earlier call may have ended these pins and not heard that it is in writing; so whoever asks
+        // again waits for what is not, whoever asked for it.
+        let is_here = |it: &ObjectIndex| self.catalog.get(*it).is_some_and(|it| it.namespace() == namespace);
+        let unwritten = self.unwritten.objects().filter(is_here);
+        let marked: BTreeSet<_> = pinned.into_iter().chain(unwritten).collect();
+        let marked: Vec<_> = marked.into_iter().map(|index| (0, index)).collect();
         let answer = Answer::Matching(DeletedMatching { count, unconfirmed: Vec::new() });
         let deadline = Some(self.now.after(drop.wait_ms));
         self.retire_and_mark(conn, id, answer, Vec::new(), &marked, deadline);
@@ -106,12 +148,34 @@ impl Master {
             for chunk in items.chunks(MARK_ITEMS_MAX) {
                 let request = Request::Mark(chunk.iter().map(|it| it.0.clone()).collect());
                 let objects = chunk.iter().map(|(item, index, generation)| (*index, *generation, item.hold));
-                if let Some(id) = self.ask(node, request, Wait::Mark(objects.collect(), op)) {
-                    asked.insert(id, node);
-                }
+                let told = self.ask(node, request, Wait::Mark(objects.collect(), op));
+                asked.extend(told.map(|id| (id, node)));
+                chunk.iter().for_each(|(_, index, _)| self.unwritten.note(*index, node, told));
             }
         }
         asked
+    }
+
+    /// A node has marks in writing.
+    pub(super) fn marked(
+        &mut self,
+        node: NodeIndex,
+        id: RequestId,
+        objects: &[(ObjectIndex, Generation, Hold)],
+    ) {
+        objects.iter().for_each(|(index, ..)| self.unwritten.confirmed(*index, node, Some(id)));
+    }
+
+    /// A node may or may not have marks in writing.
+    pub(super) fn not_marked(
+        &mut self,
+        node: NodeIndex,
+        id: RequestId,
+        objects: &[(ObjectIndex, Generation, Hold)],
+        op: Option<OpId>,
+    ) {
+        objects.iter().for_each(|(index, ..)| self.unwritten.unconfirmed(*index, node, id));
+        self.unconfirmed(node, id, &[], op);
     }
 
     /// One more copy of an object is known, from before this life of the master. Where its marks say more
@@ -135,9 +199,11 @@ impl Master {
     }
 
     /// Whether a node has other marks in writing than the catalog; they are written anew then.
-    pub(super) fn correct_marks(&mut self, index: ObjectIndex, written: &Marks) {
+    pub(super) fn correct_marks(&mut self, index: ObjectIndex, node: NodeIndex, written: &Marks) {
         let marks = self.catalog.get(index).and_then(|it| it.marks().cloned()).unwrap_or_default();
-        if marks != *written {
+        if marks == *written {
+            self.unwritten.confirmed(index, node, None);
+        } else {
             self.send_marks(vec![index], None);
         }
     }

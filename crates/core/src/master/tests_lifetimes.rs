@@ -165,6 +165,35 @@ fn a_node_that_was_away_is_told_of_the_pins_that_changed() {
 }
 
 #[test]
+fn dropping_pins_again_waits_for_what_the_first_time_left_unwritten() {
+    let mut cluster = Cluster::new(&[4 * UNIT]);
+    cluster.put("a", UNIT, owned("run"));
+    let drop = || Request::DropPins(DropPins { owner: "run".into(), wait_ms: 500 });
+    let dropped = |count, unconfirmed: &[&str]| {
+        let unconfirmed = unconfirmed.iter().map(|it| (*it).to_owned()).collect();
+        Some(Reply::DeletedMatching(DeletedMatching { count, unconfirmed }))
+    };
+    cluster.unlink(0);
+    assert_eq!(cluster.ask(drop()), dropped(1, &["node1"]));
+    assert_eq!(cluster.ask(drop()), dropped(0, &["node1"]), "it is still not in writing");
+    cluster.link(0);
+    assert_eq!(cluster.ask(drop()), dropped(0, &[]));
+    cluster.restart_master(6);
+    assert!(cluster.has("a") && cluster.pinned_by("run").is_empty());
+}
+
+#[test]
+fn dropping_pins_again_does_not_ask_for_what_is_in_writing() {
+    let mut cluster = Cluster::new(&[4 * UNIT]);
+    cluster.put("a", UNIT, owned("run"));
+    let drop = || Request::DropPins(DropPins { owner: "run".into(), wait_ms: 500 });
+    assert!(cluster.ask(drop()).is_some());
+    cluster.hold_up(0);
+    let none = DeletedMatching { count: 0, unconfirmed: vec![] };
+    assert_eq!(cluster.ask(drop()), Some(Reply::DeletedMatching(none)));
+}
+
+#[test]
 fn a_put_waits_for_room_and_is_woken_by_what_makes_it() {
     let mut cluster = Cluster::new(&[UNIT]);
     cluster.put("a", UNIT, pinned());
