@@ -158,18 +158,12 @@ async fn read<'a>(
     let (ids, ops): (Vec<_>, Vec<_>) = reads.into_iter().unzip();
     let outcomes: Vec<_> = match inner.route(segment, deadline).await {
         Ok(route) => {
-            let outcomes = route.read(&ops, deadline).await;
-            // A member hears of every delete, so what it still holds is still what the master once said it
-            // is.
             let epoch = inner.current_master().map(|it| it.epoch);
-            let uses = ops.iter().map(|op| (op.slot, op.stamp));
-            let counts = match (unasked, epoch) {
-                (false, _) => vec![true; ops.len()],
-                (true, Some(epoch)) => route.holds(uses, epoch),
-                (true, None) => vec![false; ops.len()],
-            };
-            let counted = outcomes.into_iter().zip(counts);
-            counted.map(|(it, counts)| if counts { it } else { it.and(Err(TransferError::Stale)) }).collect()
+            match (unasked, epoch) {
+                (false, _) => route.read(&ops, deadline).await,
+                (true, Some(epoch)) => route.read_unasked(&ops, epoch, deadline).await,
+                (true, None) => vec![Err(TransferError::Stale); ops.len()],
+            }
         }
         Err(error) => {
             let failed = ReadResult::Unreachable(error.to_string());

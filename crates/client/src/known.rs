@@ -1,7 +1,8 @@
 //! What the client has heard of objects, so that it need not ask again.
 //!
-//! Locations are used only where the memory is mapped here: there the stamp and the node's membership can be
-//! looked at after the copy, which is what makes the answer of a get that asked nobody as good as any other.
+//! After the bytes were copied it is made sure that the node is a member and still holds that use: by looking
+//! at its memory where that is mapped here, else by the node itself, in the same answer that brings the bytes.
+//! That makes the answer of a get that asked nobody as good as any other.
 //!
 //! What is used in this way is told to the master a moment later, so that eviction knows it, and in any
 //! case before this client asks for room.
@@ -75,20 +76,23 @@ impl Memory {
     }
 }
 
-/// Routes to mapped memory, looked up once per batch.
+/// Routes that are open, looked up once per batch.
 #[derive(Default)]
-struct Mapped(BTreeMap<SegmentId, Option<Arc<OpenRoute>>>);
+struct Routes(BTreeMap<SegmentId, Option<Arc<OpenRoute>>>);
 
-impl Mapped {
-    fn get(&mut self, inner: &Inner, segment: SegmentId) -> Option<&Arc<OpenRoute>> {
-        let look = || inner.current_route(segment).filter(|it| it.attachment().is_some());
-        self.0.entry(segment).or_insert_with(look).as_ref()
+impl Routes {
+    fn open(&mut self, inner: &Inner, segment: SegmentId) -> Option<&Arc<OpenRoute>> {
+        self.0.entry(segment).or_insert_with(|| inner.current_route(segment)).as_ref()
+    }
+
+    fn mapped(&mut self, inner: &Inner, segment: SegmentId) -> Option<&Arc<OpenRoute>> {
+        self.open(inner, segment).filter(|it| it.attachment().is_some())
     }
 }
 
 /// What to get, and where each object was last seen, if it can be read there without asking.
 pub(crate) fn recall(inner: &Inner, keys: &[Key], options: GetOptions) -> Vec<GetRequest> {
-    let mut mapped = Mapped::default();
+    let mut routes = Routes::default();
     // Where a lease may refuse a removal, it must be taken before the get is answered.
     let is_connected = inner.current_master().is_some();
     let may = is_connected && !(options.lease && inner.has_strict_leases());
@@ -96,10 +100,14 @@ pub(crate) fn recall(inner: &Inner, keys: &[Key], options: GetOptions) -> Vec<Ge
     state.lease |= options.lease;
     let recall = |key: &Key| {
         let found = state.known.find(key).filter(|_| may)?;
-        let near: Vec<_> =
-            found.replicas.iter().copied().filter(|it| mapped.get(inner, it.segment).is_some()).collect();
+        let is_open = |it: &Location| routes.open(inner, it.segment).is_some();
+        let mut open: Vec<_> = found.replicas.iter().copied().filter(is_open).collect();
+        // The last is read first.
+        if open.len() > 1 {
+            open.sort_by_key(|it| routes.mapped(inner, it.segment).is_some());
+        }
         let Found { generation, len, hard_pin, soft_pin, leased, sample, .. } = *found;
-        let found = Found { generation, len, replicas: near, hard_pin, soft_pin, leased, sample };
+        let found = Found { generation, len, replicas: open, hard_pin, soft_pin, leased, sample };
         (!found.replicas.is_empty()).then_some(found)
     };
     let known: Vec<_> = keys.iter().map(recall).collect();
@@ -132,10 +140,10 @@ pub(crate) fn is_there(inner: &Inner, keys: &[Key], options: ResolveOptions) -> 
         }
     }
     drop(state);
-    let mut mapped = Mapped::default();
+    let mut routes = Routes::default();
     let mut there = vec![false; keys.len()];
     for (segment, uses) in by_segment {
-        let Some(route) = mapped.get(inner, segment) else { continue };
+        let Some(route) = routes.mapped(inner, segment) else { continue };
         let held = route.holds(uses.iter().map(|it| (it.slot, it.stamp)), epoch);
         for (it, _) in uses.iter().zip(held).filter(|(_, held)| *held) {
             if let Some(there) = there.get_mut(it.index) {

@@ -89,6 +89,24 @@ impl OpenRoute {
         self.unless_gone(outcomes)
     }
 
+    /// Reads what is known from this life of the master, and was not asked for since. A member hears of
+    /// every delete, so what it still holds is still what the master once said it is. In mapped memory that
+    /// is looked up after the bytes were copied; through a socket the node says it after it has sent them.
+    pub(crate) async fn read_unasked(
+        &self,
+        ops: &[ReadOp<'_>],
+        epoch: u64,
+        deadline: Deadline,
+    ) -> Vec<Outcome> {
+        if let Mover::Tcp(tcp) = &self.mover {
+            return tcp.read_unasked(ops, epoch, deadline.instant()).await;
+        }
+        let outcomes = self.read(ops, deadline).await;
+        let held = self.holds(ops.iter().map(|op| (op.slot, op.stamp)), epoch);
+        let counted = outcomes.into_iter().zip(held);
+        counted.map(|(it, is_held)| if is_held { it } else { it.and(Err(TransferError::Stale)) }).collect()
+    }
+
     pub(crate) async fn write(&self, ops: &[WriteOp<'_>], deadline: Deadline) -> Vec<Outcome> {
         let outcomes = self.transport().write(ops, deadline.instant()).await;
         self.unless_gone(outcomes)

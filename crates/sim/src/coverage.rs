@@ -125,10 +125,14 @@ points! {
     SocketReadStale,
     /// A put into room that was at hand.
     PutAtHand,
-    /// A get that asked nobody.
+    /// A get that asked nobody, through shared memory.
     KnownRead,
     /// A get that asked nobody at first, and had to.
     KnownReadStale,
+    /// A get that asked nobody, through a socket.
+    KnownSocketRead,
+    /// A get through a socket that asked nobody at first, and had to.
+    KnownSocketReadStale,
     /// The master hears what was used without asking it.
     UsesTold,
     /// A put is answered, and older copies of its name were looked for.

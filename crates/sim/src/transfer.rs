@@ -111,11 +111,6 @@ impl World {
         let delay = self.chance.delay(4, 60);
         match (socket, self.node_of(order.segment)) {
             (false, _) => self.client_at(delay, order.client, ClientEvent::Step(id)),
-            // Only a mapping can be looked at again after the copy.
-            (true, _) if order.unasked => {
-                self.node_is_done(id);
-                self.client_at(delay, order.client, ClientEvent::Transferred(id, Ended::Stale));
-            }
             (true, Some(node)) => self.node_at(delay, node, NodeEvent::Chunk(id)),
             (true, None) => {
                 self.node_is_done(id);
@@ -218,7 +213,7 @@ impl World {
         let len = (u64::from(pace) * EXTENT_ALIGN).min(transfer.len.saturating_sub(offset));
         let extents = match transfer.write {
             Some(_) => core.begin_store(transfer.client_id, transfer.hold, offset, len),
-            None => core.begin_send(transfer.hold, offset, len),
+            None => core.begin_send(transfer.hold, offset, len, transfer.unasked.then(|| core.epoch())),
         };
         transfer.units = extents.map(|it| all_units(&it));
         match transfer.units.is_some() {
@@ -248,7 +243,7 @@ impl World {
                 core.end_store(transfer.hold);
                 true
             }
-            None => core.end_send(transfer.hold),
+            None => core.end_send(transfer.hold, transfer.unasked.then(|| core.epoch())),
         };
         let (more, wanted) = (transfer.done < transfer.total(), !transfer.client_done && !transfer.broken);
         self.drain_node(node);
@@ -268,9 +263,11 @@ impl World {
         let Some(transfer) = self.transfers.get(&id).filter(|it| !it.client_done) else { return };
         let (client, session, need) = (transfer.client, transfer.session, transfer.need);
         let (write, socket) = (transfer.write.is_some(), transfer.socket);
-        match (transfer.unasked, ended) {
-            (true, Ended::Whole) => self.coverage.hit(Point::KnownRead),
-            (true, Ended::Stale) => self.coverage.hit(Point::KnownReadStale),
+        match (transfer.unasked, ended, socket) {
+            (true, Ended::Whole, false) => self.coverage.hit(Point::KnownRead),
+            (true, Ended::Stale, false) => self.coverage.hit(Point::KnownReadStale),
+            (true, Ended::Whole, true) => self.coverage.hit(Point::KnownSocketRead),
+            (true, Ended::Stale, true) => self.coverage.hit(Point::KnownSocketReadStale),
             _ => (),
         }
         self.log.line(self.now, "transferred", &[id.0, ended as u64], &[]);

@@ -4,7 +4,7 @@ use tiffin_core::{
     EXTENT_ALIGN,
     marks::Consumption,
     message::{
-        Ack, AckItem, Await, Delete, DeleteMatching, DropPins, Exists, Found, Lease, LeaseItem, LeaseOutcome,
+        Ack, AckItem, Await, Delete, DeleteMatching, DropPins, Exists, Lease, LeaseItem, LeaseOutcome,
         Leased, List, OnExists, Pattern, Pin, Policy, PutOptions, Release, Request, Reserve, ReserveItem,
         Resolve,
     },
@@ -206,10 +206,10 @@ impl World {
         let Some(it) = self.clients.get_mut(client) else { return };
         let attached = it.attached.clone();
         let mut recall = |name: &Name| {
-            let known = it.known.find(&name.key())?;
-            let near = known.replicas.iter().copied().filter(|it| attached.contains(&it.segment));
-            let near: Vec<_> = near.collect();
-            (!near.is_empty()).then(|| Found { replicas: near, ..known.clone() })
+            // The last is read first.
+            let mut known = it.known.find(&name.key())?.clone();
+            known.replicas.sort_by_key(|it| attached.contains(&it.segment));
+            Some(known)
         };
         let requests: Vec<_> =
             names.iter().map(|name| GetRequest { key: name.key(), known: recall(name) }).collect();

@@ -28,6 +28,8 @@ const SLOT_COUNT: u32 = 512;
 const HEAP_BYTES: u64 = 1 << 20;
 /// How often something is tried again on a stage on which connections break.
 const TRIES_MAX: usize = 1000;
+/// Not the number of any life of the master.
+const NO_EPOCH: u64 = 0;
 /// Longer than anything here takes.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -46,6 +48,10 @@ pub struct Shelf {
     state: Mutex<ShelfState>,
     /// Retires the object of the next send while it is under way.
     is_retiring_sends: AtomicBool,
+    /// The life of the master in which it is a member; [`NO_EPOCH`] if it is none.
+    epoch: AtomicU64,
+    /// Is no member any more once the next send is under way.
+    is_leaving_in_sends: AtomicBool,
     opened: AtomicU64,
     closed: AtomicU64,
 }
@@ -88,7 +94,10 @@ impl Shelf {
             holds: BTreeMap::new(),
         };
         let (opened, closed) = (AtomicU64::new(0), AtomicU64::new(0));
-        Self { memory, state: Mutex::new(state), is_retiring_sends: AtomicBool::new(false), opened, closed }
+        let (epoch, off) = (AtomicU64::new(NO_EPOCH), || AtomicBool::new(false));
+        let (is_retiring_sends, is_leaving_in_sends) = (off(), off());
+        let state = Mutex::new(state);
+        Self { memory, state, is_retiring_sends, epoch, is_leaving_in_sends, opened, closed }
     }
 
     /// Its memory.
@@ -144,6 +153,20 @@ impl Shelf {
     /// From now on, or no more: whatever is sent is retired while it is under way.
     pub fn retire_sends(&self, is_on: bool) {
         self.is_retiring_sends.store(is_on, Ordering::SeqCst);
+    }
+
+    /// It is a member in that life of the master from now on.
+    pub fn join(&self, epoch: u64) {
+        self.epoch.store(epoch, Ordering::SeqCst);
+    }
+
+    /// From now on, or no more: it stops being a member whenever something is sent.
+    pub fn leave_in_sends(&self, is_on: bool) {
+        self.is_leaving_in_sends.store(is_on, Ordering::SeqCst);
+    }
+
+    fn vouches(&self, unasked: Option<u64>) -> bool {
+        unasked.is_none_or(|epoch| epoch == self.epoch.load(Ordering::SeqCst))
     }
 
     /// Holds that have begun and not ended.
@@ -202,16 +225,29 @@ impl Keeper for Shelf {
         self.end(Place { slot, stamp });
     }
 
-    fn begin_send(&self, slot: u32, stamp: u64, offset: u64, len: u64) -> Option<Vec<Extent>> {
+    fn begin_send(
+        &self,
+        slot: u32,
+        stamp: u64,
+        offset: u64,
+        len: u64,
+        unasked: Option<u64>,
+    ) -> Option<Vec<Extent>> {
+        if !self.vouches(unasked) {
+            return None;
+        }
         let extents = self.begin(Place { slot, stamp }, offset, len, false);
+        if self.is_leaving_in_sends.load(Ordering::SeqCst) {
+            self.join(NO_EPOCH);
+        }
         if self.is_retiring_sends.load(Ordering::SeqCst) {
             self.retire(Place { slot, stamp });
         }
         extents
     }
 
-    fn end_send(&self, slot: u32, stamp: u64) -> bool {
-        self.end(Place { slot, stamp })
+    fn end_send(&self, slot: u32, stamp: u64, unasked: Option<u64>) -> bool {
+        self.end(Place { slot, stamp }) && self.vouches(unasked)
     }
 
     fn opened(&self, _: u64) {
@@ -263,7 +299,7 @@ impl Stage {
     }
 
     /// Reserves, writes the pattern and commits.
-    async fn put(&self, lens: &[u64]) -> Place {
+    pub async fn put(&self, lens: &[u64]) -> Place {
         let place = self.shelf.reserve(lens);
         let bytes = pattern(place.stamp, lens.iter().sum());
         assert_eq!(self.write(place, 0, &[&bytes]).await, Ok(()), "writing {lens:?}");

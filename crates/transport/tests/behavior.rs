@@ -89,6 +89,42 @@ async fn through_tcp() {
     assert_eq!(counters.shm.read() + counters.local.read(), 0);
 }
 
+/// A reader that has asked nobody counts only what a member sends, in the life of the master that it knows.
+#[tokio::test(flavor = "multi_thread", worker_threads = 3)]
+async fn through_tcp_unasked() {
+    let counters = Arc::new(Counters::default());
+    let (shelf, address, _server) = data_socket(&counters).await;
+    let identity = Identity { client: 1, segment: shelf.memory().geometry().segment, token: String::new() };
+    let tcp = Arc::new(Tcp::new(address, identity, counters));
+    let transport = Arc::clone(&tcp) as Arc<dyn Transport>;
+    let stage = Stage { shelf: Arc::clone(&shelf), transport, is_lossy: false, keep: Box::new(()) };
+    for len in [10, 100_000, 5_000_000] {
+        let place = stage.put(&[len]).await;
+        let read = async |epoch| {
+            let mut bytes = vec![0; len as usize];
+            let targets = vec![TargetBuf::from(&mut bytes[..])];
+            let op = ReadOp { slot: place.slot, stamp: place.stamp, offset: 0, targets };
+            let outcome = tcp.read_unasked(&[op], epoch, behavior::soon()).await.remove(0);
+            if outcome.is_ok() {
+                behavior::assert_pattern(place.stamp, 0, &bytes);
+            }
+            outcome
+        };
+        assert_eq!(read(6).await, Err(TransferError::Stale), "it is no member");
+        shelf.join(6);
+        assert_eq!(read(6).await, Ok(()));
+        assert_eq!(read(5).await, Err(TransferError::Stale), "another life of the master");
+        shelf.leave_in_sends(true);
+        assert_eq!(read(6).await, Err(TransferError::Stale), "it left while the bytes were on their way");
+        shelf.leave_in_sends(false);
+        shelf.join(7);
+        shelf.retire(place);
+        assert_eq!(read(7).await, Err(TransferError::Stale), "it is gone");
+        shelf.join(0);
+    }
+    assert_eq!(shelf.holds(), 0);
+}
+
 /// The same transport, used by threads that wait in their sockets.
 struct InThread {
     tcp: Tcp,

@@ -99,6 +99,7 @@ async fn nonsense_at_the_data_socket_harms_nobody() {
         stamp: place.stamp,
         offset: 0,
         len: 1000,
+        unasked: None,
     };
     for round in 0..200 {
         // Nonsense from the start, behind a good hello, behind a good request, and good things cut short or
@@ -181,7 +182,7 @@ async fn bytes_that_were_damaged_on_the_way_do_not_count() {
     let (slot, stamp) = (place.slot, place.stamp);
     let checksum = checksum([SourceBuf::from(&bytes[..])]);
     let kind = RequestKind::Write;
-    let write = RequestHead { kind, slot, id: 5, stamp, offset: 0, len: 100 };
+    let write = RequestHead { kind, slot, id: 5, stamp, offset: 0, len: 100, unasked: None };
     let mut bent = bytes.clone();
     bent[50] ^= 1;
     let hello = HelloHead::encode(7, shelf.memory().geometry().segment, TOKEN);

@@ -108,6 +108,40 @@ async fn with_shared_memory_switched_off_every_byte_crosses_a_socket() {
     assert_eq!(client.routes()[0].why.as_deref(), Some("switched off"));
 }
 
+/// What the master was asked so far, by everybody.
+fn asked(cluster: &Cluster) -> u64 {
+    let summary = cluster.master.summary();
+    let count = summary.split("Requests: ").nth(1).and_then(|it| it.split(' ').next());
+    count.and_then(|it| it.parse().ok()).expect("the summary tells of requests")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn gets_of_a_known_object_do_not_ask_the_master() {
+    const GETS: u64 = 500;
+    let cluster = Cluster::one(64 << 20).await;
+    let other = cluster.client().await;
+    for client in [cluster.client().await, cluster.tcp_client().await] {
+        let (name, bytes) = (key("known"), pattern(7, 5000));
+        only(other.put(&[Put::new(name.clone(), &bytes)], soon()).await).unwrap();
+        let get = async || only(client.get(std::slice::from_ref(&name), GetOptions::default(), soon()).await);
+        assert!(get().await.unwrap().bytes == bytes);
+        let before = asked(&cluster);
+        for _ in 0..GETS {
+            assert!(get().await.unwrap().bytes == bytes);
+        }
+        // Signs of life and what was used are told in few messages, however long it takes.
+        let more = asked(&cluster) - before;
+        assert!(more < GETS / 2, "{more} questions for {GETS} gets");
+        // The one who knows where it was finds out that it is gone, and what came instead.
+        only(other.delete(std::slice::from_ref(&name), DeleteOptions::default(), soon()).await).unwrap();
+        assert_eq!(get().await.map(|_| ()), Err(Error::NotFound { key: name.clone() }));
+        let newer = pattern(8, 5000);
+        only(other.put(&[Put::new(name.clone(), &newer)], soon()).await).unwrap();
+        assert!(get().await.unwrap().bytes == newer);
+        only(other.delete(std::slice::from_ref(&name), DeleteOptions::default(), soon()).await).unwrap();
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn an_embedded_store_is_reached_directly() {
     let store = Embedded::start(64 << 20).await.unwrap();

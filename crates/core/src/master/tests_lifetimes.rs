@@ -547,10 +547,10 @@ fn who_looks_at_an_object_has_a_name_and_so_has_who_keeps_what_is_gone() {
     let stranger = "client 0000000000000009, which is not connected";
     assert_eq!((here.views, here.viewers_more, here.sends), (3, 0, 0));
     assert_eq!(here.viewers, [stranger, "client 7"]);
-    assert!(cluster.nodes[0].begin_send(hold, 0, 1).is_some());
+    assert!(cluster.nodes[0].begin_send(hold, 0, 1, None).is_some());
     let Why::Here(here) = cluster.why("k") else { panic!() };
     assert_eq!((here.views, here.sends), (3, 1));
-    cluster.nodes[0].end_send(hold);
+    cluster.nodes[0].end_send(hold, None);
 
     let holders = |cluster: &Cluster| cluster.master.stat().nodes.remove(0).holders;
     cluster.node_event(0, node::Event::Beat);

@@ -52,6 +52,10 @@ pub(super) struct Link {
 }
 
 impl Link {
+    pub(super) fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
     pub(super) fn is_member(&self) -> bool {
         matches!(self.stage, Stage::Member)
     }

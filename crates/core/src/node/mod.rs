@@ -222,6 +222,12 @@ impl Node {
         self.slots.usage()
     }
 
+    /// The life of the master that it last belonged to.
+    #[must_use]
+    pub fn epoch(&self) -> u64 {
+        self.link.epoch()
+    }
+
     /// How many clients it knows.
     #[must_use]
     pub fn client_count(&self) -> usize {
@@ -260,8 +266,14 @@ impl Node {
 
     /// Before an object's bytes are sent: where they lie, if it can be read. Its room stays as it is until
     /// [`Self::end_send`].
-    pub fn begin_send(&mut self, hold: Hold, offset: u64, len: u64) -> Option<Vec<Extent>> {
-        if self.slots.state(hold)? != SlotState::Committed {
+    pub fn begin_send(
+        &mut self,
+        hold: Hold,
+        offset: u64,
+        len: u64,
+        unasked: Option<u64>,
+    ) -> Option<Vec<Extent>> {
+        if self.slots.state(hold)? != SlotState::Committed || !self.vouches(unasked) {
             return None;
         }
         let extents = self.slots.cut(hold, offset, len)?;
@@ -269,15 +281,23 @@ impl Node {
         Some(extents)
     }
 
-    /// After the bytes are sent: whether the object was there all the time, so that they count. There may be
-    /// effects.
-    pub fn end_send(&mut self, hold: Hold) -> bool {
+    /// After the bytes are sent: whether the object was there all the time, so that they count. A reader who
+    /// has asked nobody where it lies says in which life of the master it knew that (`unasked`), and then
+    /// they count only if the node is a member in that life: else it may not have heard of a delete. There
+    /// may be effects.
+    pub fn end_send(&mut self, hold: Hold, unasked: Option<u64>) -> bool {
         let free = self.slots.usage().free;
-        let valid = self.slots.state(hold) == Some(SlotState::Committed)
-            || sabotaged!(self.config.sabotage, SendWithoutCheck);
+        let stands = self.slots.state(hold) == Some(SlotState::Committed) && self.vouches(unasked);
+        let valid = stands || sabotaged!(self.config.sabotage, SendWithoutCheck);
         self.slots.end_hold(hold);
         self.tell_of_room(free, false);
         valid
+    }
+
+    /// Whether what it holds is what the master would name, for a reader who has not asked.
+    fn vouches(&self, unasked: Option<u64>) -> bool {
+        let is_member = self.link.is_member() || sabotaged!(self.config.sabotage, StayMember);
+        unasked.is_none_or(|epoch| is_member && epoch == self.link.epoch())
     }
 
     fn opened(&mut self, conn: ConnId, client: ClientId, namespace: String) {

@@ -302,14 +302,31 @@ fn bytes_sent_while_the_object_was_deleted_do_not_count() {
     let mut bench = Bench::new();
     let location = bench.put(100);
     let hold = location.hold();
-    assert!(bench.node.begin_send(hold, 0, 100).is_some());
-    assert!(bench.node.end_send(hold));
-    assert!(bench.node.begin_send(hold, 0, 100).is_some());
+    assert!(bench.node.begin_send(hold, 0, 100, None).is_some());
+    assert!(bench.node.end_send(hold, None));
+    assert!(bench.node.begin_send(hold, 0, 100, None).is_some());
     bench.retire(location);
     assert_eq!(bench.node.usage().held, 2 * UNIT);
-    assert!(!bench.node.end_send(hold));
+    assert!(!bench.node.end_send(hold, None));
     assert_eq!(bench.free(), 8);
-    assert_eq!(bench.node.begin_send(hold, 0, 1), None);
+    assert_eq!(bench.node.begin_send(hold, 0, 1, None), None);
+}
+
+#[test]
+fn bytes_for_who_has_not_asked_count_only_from_a_member_in_that_life_of_the_master() {
+    let mut bench = Bench::new();
+    let hold = bench.put(100).hold();
+    for (unasked, counts) in [(None, true), (Some(5), true), (Some(4), false), (Some(6), false)] {
+        let begins = bench.node.begin_send(hold, 0, 100, unasked).is_some();
+        assert_eq!(begins, counts, "{unasked:?}");
+        assert!(!begins || bench.node.end_send(hold, unasked), "{unasked:?}");
+    }
+    assert!(bench.node.begin_send(hold, 0, 100, Some(5)).is_some());
+    bench.node.handle(Event::Unlinked);
+    assert!(!bench.node.end_send(hold, Some(5)), "it left while the bytes were sent");
+    assert!(bench.node.begin_send(hold, 0, 100, Some(5)).is_none());
+    assert!(bench.node.begin_send(hold, 0, 100, None).is_some(), "the master named it");
+    assert!(bench.node.end_send(hold, None));
 }
 
 #[test]
@@ -374,7 +391,7 @@ fn a_settled_reservation_is_an_object_and_a_stale_one_is_reported() {
     let Reply::Settled(settled) = bench.master(Request::Settle(settle)) else { panic!() };
     assert_eq!(settled.lost, [gone]);
     assert_eq!(settled.usage.objects, 1);
-    assert!(bench.node.begin_send(hold, 0, 10).is_some());
+    assert!(bench.node.begin_send(hold, 0, 10, None).is_some());
 }
 
 #[test]

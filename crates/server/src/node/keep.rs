@@ -126,13 +126,20 @@ impl tcp::Keeper for Shared {
         self.ended(|state| state.core.end_store(hold(slot, stamp)));
     }
 
-    fn begin_send(&self, slot: u32, stamp: u64, offset: u64, len: u64) -> Option<Vec<transport::Extent>> {
-        let extents = self.lock().core.begin_send(hold(slot, stamp), offset, len)?;
+    fn begin_send(
+        &self,
+        slot: u32,
+        stamp: u64,
+        offset: u64,
+        len: u64,
+        unasked: Option<u64>,
+    ) -> Option<Vec<transport::Extent>> {
+        let extents = self.lock().core.begin_send(hold(slot, stamp), offset, len, unasked)?;
         Some(extents.into_iter().map(extent).collect())
     }
 
-    fn end_send(&self, slot: u32, stamp: u64) -> bool {
-        self.ended(|state| state.core.end_send(hold(slot, stamp)))
+    fn end_send(&self, slot: u32, stamp: u64, unasked: Option<u64>) -> bool {
+        self.ended(|state| state.core.end_send(hold(slot, stamp), unasked))
     }
 
     fn opened(&self, client: u64) {

@@ -192,7 +192,7 @@ impl Transport for Tcp {
     fn read<'a>(&'a self, ops: &'a [ReadOp<'a>], deadline: Instant) -> Outcomes<'a> {
         Box::pin(async move {
             let parts = ops.iter().map(|op| (op.slot, op.stamp, op.offset, op.targets.as_slice()));
-            let outcomes = self.run(Batch::new(parts), deadline).await;
+            let outcomes = self.run(Batch::new(parts, None), deadline).await;
             self.counters.tcp.add_read(moved(&outcomes, ops.iter().map(ReadOp::bytes)));
             outcomes
         })
@@ -201,7 +201,7 @@ impl Transport for Tcp {
     fn write<'a>(&'a self, ops: &'a [WriteOp<'a>], deadline: Instant) -> Outcomes<'a> {
         Box::pin(async move {
             let parts = ops.iter().map(|op| (op.slot, op.stamp, op.offset, op.sources.as_slice()));
-            let outcomes = self.run(Batch::new(parts), deadline).await;
+            let outcomes = self.run(Batch::new(parts, None), deadline).await;
             self.counters.tcp.add_written(moved(&outcomes, ops.iter().map(WriteOp::bytes)));
             outcomes
         })
@@ -209,10 +209,20 @@ impl Transport for Tcp {
 }
 
 impl Tcp {
+    /// Reads what the caller knows of from that life of the master, and has asked nobody about since. The
+    /// node itself says, after the bytes, whether it is a member in that life and the uses are its objects;
+    /// where it is not so, the read is [`TransferError::Stale`].
+    pub async fn read_unasked(&self, ops: &[ReadOp<'_>], epoch: u64, deadline: Instant) -> Vec<Outcome> {
+        let parts = ops.iter().map(|op| (op.slot, op.stamp, op.offset, op.targets.as_slice()));
+        let outcomes = self.run(Batch::new(parts, Some(epoch)), deadline).await;
+        self.counters.tcp.add_read(moved(&outcomes, ops.iter().map(ReadOp::bytes)));
+        outcomes
+    }
+
     /// Reads from a thread that may wait; the runtime connects where that is needed.
     pub fn read_blocking(&self, ops: &[ReadOp<'_>], deadline: Instant, runtime: &Handle) -> Vec<Outcome> {
         let parts = ops.iter().map(|op| (op.slot, op.stamp, op.offset, op.targets.as_slice()));
-        let outcomes = self.run_blocking(Batch::new(parts), deadline, runtime);
+        let outcomes = self.run_blocking(Batch::new(parts, None), deadline, runtime);
         self.counters.tcp.add_read(moved(&outcomes, ops.iter().map(ReadOp::bytes)));
         outcomes
     }
@@ -220,7 +230,7 @@ impl Tcp {
     /// Writes from a thread that may wait.
     pub fn write_blocking(&self, ops: &[WriteOp<'_>], deadline: Instant, runtime: &Handle) -> Vec<Outcome> {
         let parts = ops.iter().map(|op| (op.slot, op.stamp, op.offset, op.sources.as_slice()));
-        let outcomes = self.run_blocking(Batch::new(parts), deadline, runtime);
+        let outcomes = self.run_blocking(Batch::new(parts, None), deadline, runtime);
         self.counters.tcp.add_written(moved(&outcomes, ops.iter().map(WriteOp::bytes)));
         outcomes
     }
@@ -408,6 +418,7 @@ struct Chunk<B> {
     offset: u64,
     len: u64,
     bufs: Vec<B>,
+    unasked: Option<u64>,
 }
 
 impl<B: Cargo> Chunk<B> {
@@ -419,6 +430,7 @@ impl<B: Cargo> Chunk<B> {
             stamp: self.stamp,
             offset: self.offset,
             len: self.len,
+            unasked: self.unasked,
         }
     }
 }
@@ -437,7 +449,7 @@ struct BatchState<B> {
 }
 
 impl<B: Cargo> Batch<B> {
-    fn new<'a>(parts: impl Iterator<Item = (u32, u64, u64, &'a [B])>) -> Self
+    fn new<'a>(parts: impl Iterator<Item = (u32, u64, u64, &'a [B])>, unasked: Option<u64>) -> Self
     where
         B: 'a,
     {
@@ -449,7 +461,7 @@ impl<B: Cargo> Batch<B> {
             loop {
                 let bufs = run.take(CHUNK_BYTES_MAX);
                 let len = bufs.iter().map(|buf| buf.bytes() as u64).sum();
-                state.chunks.push_back(Chunk { op, slot, stamp, offset, len, bufs });
+                state.chunks.push_back(Chunk { op, slot, stamp, offset, len, bufs, unasked });
                 // An offset that overflows is out of range, and the node says so.
                 offset = offset.saturating_add(len);
                 // A range of no bytes is asked for too: whether the stamp is still there is an answer.

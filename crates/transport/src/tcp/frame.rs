@@ -3,8 +3,9 @@
 //! ```text
 //! hello     magic u32 · version u32 · client u64 · segment u64 · token bytes u32 · zero u32 · token
 //! welcome   magic u32 · version u32 · status u32 · reason bytes u32 · reason
-//! request   kind u32 · slot u32 · id u64 · stamp u64 · offset u64 · length u64
-//!           WRITE (1) is followed by the bytes and their xxh3 u64; READ (2) by nothing
+//! request   kind u32 · slot u32 · id u64 · stamp u64 · offset u64 · length u64 · epoch u64
+//!           WRITE (1) is followed by the bytes and their xxh3 u64; READ (2) and READ_UNASKED (3), which
+//!           alone has an epoch that is not zero, by nothing
 //! reply     kind u32 · status u32 · id u64 · length u64 · xxh3 u64
 //!           WRITTEN (1); DATA (2), if its status is ok, is followed by the bytes and a TRAILER (3)
 //! ```
@@ -16,14 +17,14 @@ use crate::{CHUNK_BYTES_MAX, REASON_BYTES_MAX, TOKEN_BYTES_MAX};
 /// `TFD1`, in that order.
 pub const DATA_MAGIC: u32 = u32::from_le_bytes(*b"TFD1");
 /// Other versions are refused.
-pub const DATA_VERSION: u32 = 2;
+pub const DATA_VERSION: u32 = 3;
 
 /// Bytes of a hello before its token.
 pub const HELLO_BYTES: usize = 32;
 /// Bytes of a welcome before its reason.
 pub const WELCOME_BYTES: usize = 16;
 /// Bytes of a request's header.
-pub const REQUEST_BYTES: usize = 40;
+pub const REQUEST_BYTES: usize = 48;
 /// Bytes of the checksum behind those of a write.
 pub const CHECKSUM_BYTES: usize = 8;
 /// Bytes of a reply's header.
@@ -153,32 +154,39 @@ pub struct RequestHead {
     pub offset: u64,
     /// How long it is.
     pub len: u64,
+    /// The life of the master from which a reader knows of the use, if it has not asked whether it is still
+    /// what the cluster would name.
+    pub unasked: Option<u64>,
 }
 
 impl RequestHead {
     /// The header.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
-        let kind = match self.kind {
-            RequestKind::Write => 1,
-            RequestKind::Read => 2,
+        let kind = match (self.kind, self.unasked) {
+            (RequestKind::Write, _) => 1,
+            (RequestKind::Read, None) => 2,
+            (RequestKind::Read, Some(_)) => 3,
         };
         let head = Builder::default().u32(kind).u32(self.slot).u64(self.id).u64(self.stamp);
-        head.u64(self.offset).u64(self.len).0
+        head.u64(self.offset).u64(self.len).u64(self.unasked.unwrap_or(0)).0
     }
 
     /// Reads the header.
     pub fn decode(bytes: &[u8; REQUEST_BYTES]) -> Result<Self, FrameError> {
         let mut fields = Fields(bytes);
         let kind = match fields.u32() {
-            Some(1) => RequestKind::Write,
-            Some(2) => RequestKind::Read,
+            Some(1) => (RequestKind::Write, false),
+            Some(2) => (RequestKind::Read, false),
+            Some(3) => (RequestKind::Read, true),
             _ => return Err(FrameError::Nonsense),
         };
+        let (kind, is_unasked) = kind;
         let head = (|| {
             let (slot, id, stamp) = (fields.u32()?, fields.u64()?, fields.u64()?);
-            let (offset, len) = (fields.u64()?, fields.u64()?);
-            Some(Self { kind, slot, id, stamp, offset, len })
+            let (offset, len, epoch) = (fields.u64()?, fields.u64()?, fields.u64()?);
+            let unasked = is_unasked.then_some(epoch);
+            (is_unasked || epoch == 0).then_some(Self { kind, slot, id, stamp, offset, len, unasked })
         })();
         let head = head.ok_or(FrameError::Nonsense)?;
         if head.len > CHUNK_BYTES_MAX {
@@ -294,8 +302,14 @@ mod tests {
             assert_eq!(WelcomeHead::decode(head), Ok(WelcomeHead { status, reason_bytes: 2 }));
             assert_eq!(reason, b"no");
         }
-        for kind in [RequestKind::Write, RequestKind::Read] {
-            let head = RequestHead { kind, slot: 1, id: 2, stamp: 3, offset: 4, len: CHUNK_BYTES_MAX };
+        for (kind, unasked) in [
+            (RequestKind::Write, None),
+            (RequestKind::Read, None),
+            (RequestKind::Read, Some(0)),
+            (RequestKind::Read, Some(u64::MAX)),
+        ] {
+            let len = CHUNK_BYTES_MAX;
+            let head = RequestHead { kind, slot: 1, id: 2, stamp: 3, offset: 4, len, unasked };
             assert_eq!(RequestHead::decode(head.encode().first_chunk().unwrap()), Ok(head));
         }
         for kind in [ReplyKind::Written, ReplyKind::Data, ReplyKind::Trailer] {
@@ -320,7 +334,8 @@ mod tests {
         assert_eq!(RequestHead::decode(&[0; REQUEST_BYTES]), Err(FrameError::Nonsense));
         assert_eq!(ReplyHead::decode(&[9; REPLY_BYTES]), Err(FrameError::Nonsense));
         let kind = RequestKind::Read;
-        let too_long = RequestHead { kind, slot: 0, id: 0, stamp: 1, offset: 0, len: CHUNK_BYTES_MAX + 1 };
+        let len = CHUNK_BYTES_MAX + 1;
+        let too_long = RequestHead { kind, slot: 0, id: 0, stamp: 1, offset: 0, len, unasked: None };
         assert_eq!(RequestHead::decode(too_long.encode().first_chunk().unwrap()), Err(FrameError::Length));
     }
 }

@@ -48,10 +48,20 @@ pub trait Keeper: Send + Sync {
     fn end_store(&self, slot: u32, stamp: u64);
 
     /// Somebody wants to read this range: where it lies, from now on held; `None` if there is no such use.
-    fn begin_send(&self, slot: u32, stamp: u64, offset: u64, len: u64) -> Option<Vec<Extent>>;
+    ///
+    /// With `unasked`, the reader has asked nobody whether the use is still what the cluster would name, and
+    /// knows where it lies from that life of the master: then it must be a use of a member in that life.
+    fn begin_send(
+        &self,
+        slot: u32,
+        stamp: u64,
+        offset: u64,
+        len: u64,
+        unasked: Option<u64>,
+    ) -> Option<Vec<Extent>>;
 
-    /// That read has ended, well or not; whether the use is still valid.
-    fn end_send(&self, slot: u32, stamp: u64) -> bool;
+    /// That read has ended, well or not; whether the use is still valid, and more than that as above.
+    fn end_send(&self, slot: u32, stamp: u64, unasked: Option<u64>) -> bool;
 
     /// A client has opened its first connection.
     fn opened(&self, client: u64);
@@ -247,7 +257,7 @@ impl Server {
     fn send_small<W: Wire>(&self, served: &mut Served<W>, head: &RequestHead) {
         let reply =
             ReplyHead { kind: ReplyKind::Data, status: Status::Ok, id: head.id, len: head.len, checksum: 0 };
-        let begun = self.keeper.begin_send(head.slot, head.stamp, head.offset, head.len);
+        let begun = self.begin_send(head);
         let Some(extents) = begun else {
             let status = self.why_not(head);
             return served.answer(&ReplyHead { status, len: 0, ..reply });
@@ -274,7 +284,7 @@ impl Server {
     async fn send<W: Wire>(&self, served: &mut Served<W>, head: &RequestHead) -> Result<(), ServeError> {
         let reply =
             ReplyHead { kind: ReplyKind::Data, status: Status::Ok, id: head.id, len: head.len, checksum: 0 };
-        let Some(extents) = self.keeper.begin_send(head.slot, head.stamp, head.offset, head.len) else {
+        let Some(extents) = self.begin_send(head) else {
             let status = self.why_not(head);
             served.answer(&ReplyHead { status, len: 0, ..reply });
             return Ok(());
@@ -296,6 +306,10 @@ impl Server {
         self.counters.served.add_read(head.len);
         served.answer(&ReplyHead { kind: ReplyKind::Trailer, status, checksum, ..reply });
         Ok(())
+    }
+
+    fn begin_send(&self, head: &RequestHead) -> Option<Vec<Extent>> {
+        self.keeper.begin_send(head.slot, head.stamp, head.offset, head.len, head.unasked)
     }
 
     /// Tells a range that is too large from a use that is gone.
@@ -455,14 +469,14 @@ impl<'a> SendHold<'a> {
     /// Ends the hold; whether the use is still valid.
     fn end(mut self) -> bool {
         self.is_ended = true;
-        self.keeper.end_send(self.head.slot, self.head.stamp)
+        self.keeper.end_send(self.head.slot, self.head.stamp, self.head.unasked)
     }
 }
 
 impl Drop for SendHold<'_> {
     fn drop(&mut self) {
         if !self.is_ended {
-            self.keeper.end_send(self.head.slot, self.head.stamp);
+            self.keeper.end_send(self.head.slot, self.head.stamp, self.head.unasked);
         }
     }
 }
