@@ -15,7 +15,7 @@ use tiffin_core::message::{
 };
 use tiffin_core::session::CallFailure;
 use tiffin_core::{ClientId, Location, SegmentId};
-use tiffin_rpc::{Address, CallError, Connection};
+use tiffin_rpc::{Address, CallError, Connection, Reach};
 use tiffin_transport::Counters;
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, mpsc};
@@ -518,8 +518,9 @@ impl Inner {
     pub(crate) async fn master(&self, deadline: Deadline) -> Result<Arc<Master>, Error> {
         let (address, hello) = (self.address.clone(), self.traveller.hello.clone());
         let (time, me) = (self.options.connect_time, Weak::clone(&self.me));
+        let reach = Reach::near_if(self.options.shared_memory);
         let open = |last: Option<Arc<Master>>| async move {
-            let opened = Connection::open(&address, hello, Instant::now() + time).await;
+            let opened = Connection::open_by(&address, reach, hello, Instant::now() + time).await;
             let (connection, welcome) = opened?;
             if let Some(inner) = me.upgrade().filter(|_| last.is_some()) {
                 let nodes = inner.nodes();

@@ -74,8 +74,8 @@ pub struct ConnectOptions {
     pub namespace: String,
     /// A name for people, shown in lists of clients.
     pub label: String,
-    /// Whether the memory of nodes on this host may be mapped. Switching it off sends every byte through a
-    /// socket, as if all nodes were on other hosts.
+    /// Whether the memory of nodes on this host may be mapped. Switching it off sends every byte through TCP,
+    /// as if the master and all nodes were on other hosts.
     pub shared_memory: bool,
     /// The node that lives in this process, if one does: the best home for puts.
     pub home: Option<SegmentId>,

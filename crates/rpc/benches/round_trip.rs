@@ -1,8 +1,9 @@
 //! How far a call is from the floor: the same number of bytes there and back over a plain socket.
 //!
-//! `cargo bench -p tiffin-rpc` prints, for Unix and TCP sockets, the median and the 99th percentile of a
-//! plain ping-pong between two threads, of a call from a thread, of a call from a task, and of a call from
-//! a thread that waits for a task, all taken in turns in one run.
+//! `cargo bench -p tiffin-rpc` prints, for Unix sockets, for TCP, and for the Unix twin of a TCP port, the
+//! median and the 99th percentile of a plain ping-pong between two threads, of a call from a thread, of a
+//! call from a task, and of a call from a thread that waits for a task, all taken in turns in one run. The
+//! twin's floor is that of TCP, in whose place it is.
 
 #![expect(clippy::unwrap_used, clippy::print_stdout, reason = "a benchmark that cannot go on panics")]
 
@@ -14,7 +15,7 @@ use std::time::Duration;
 use tiffin_core::message::{Hello, Reply, Request, Resolve, Resolved, Welcome};
 use tiffin_core::{ClientId, Key, RequestId};
 use tiffin_proto::{Incoming, encode_reply, encode_request};
-use tiffin_rpc::{Address, Connection, Greeting, Inbox, Listener, Outbox};
+use tiffin_rpc::{Address, Connection, Greeting, Inbox, Listener, Outbox, Reach};
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::time::Instant;
 
@@ -156,10 +157,15 @@ fn main() {
     let answered = encode_reply(RequestId(1), &reply()).unwrap().len();
     let client = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let unix = format!("unix:@tiffin-bench-{}", std::process::id());
-    for (kind, address) in [("unix", unix.as_str()), ("tcp", "127.0.0.1:0")] {
+    for (kind, address, reach) in [
+        ("unix", unix.as_str(), Reach::Far),
+        ("tcp", "127.0.0.1:0", Reach::Far),
+        ("twin", "127.0.0.1:0", Reach::Near),
+    ] {
         let (_server, address) = server(address);
         let hello = Hello { namespace: "default".into(), client: ClientId(1), ..Hello::default() };
-        let (connection, _) = client.block_on(Connection::open(&address, hello, deadline())).unwrap();
+        let (connection, _) =
+            client.block_on(Connection::open_by(&address, reach, hello, deadline())).unwrap();
         let handle = client.handle();
         race(
             kind,

@@ -16,7 +16,7 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::desk::{Asked, Desk, Late, Slot, Table, Waited};
 use crate::link::Ticket;
-use crate::{Address, CallError, Dialed, Outbox, SendError, dial, greet, may_wait};
+use crate::{Address, CallError, Dialed, Outbox, Reach, SendError, dial, greet, may_wait};
 
 /// How long a thread that may wait does so in the socket. Most answers come sooner; for the others it waits
 /// as a task does, and can be interrupted.
@@ -67,7 +67,17 @@ impl Connection {
         hello: Hello,
         deadline: Instant,
     ) -> Result<(Self, Welcome), CallError> {
-        Self::open_inner(address, hello, deadline, None).await
+        Self::open_by(address, Reach::Far, hello, deadline).await
+    }
+
+    /// Like [`Self::open`], on the shortest way if `reach` says so.
+    pub async fn open_by(
+        address: &Address,
+        reach: Reach,
+        hello: Hello,
+        deadline: Instant,
+    ) -> Result<(Self, Welcome), CallError> {
+        Ok(Self::begin(address, dial(address, reach, hello, deadline).await?, None))
     }
 
     /// Connects and says hello. Requests of the peer go to `incoming`, to be answered with
@@ -78,7 +88,7 @@ impl Connection {
         deadline: Instant,
         incoming: mpsc::Sender<(RequestId, Request)>,
     ) -> Result<(Self, Welcome), CallError> {
-        Self::open_inner(address, hello, deadline, Some(incoming)).await
+        Ok(Self::begin(address, dial(address, Reach::Far, hello, deadline).await?, Some(incoming)))
     }
 
     /// Asks, and waits for the answer until the deadline. A refusal is an error.
@@ -217,18 +227,13 @@ impl Connection {
         }
     }
 
-    async fn open_inner(
-        address: &Address,
-        hello: Hello,
-        deadline: Instant,
-        incoming: Option<Asked>,
-    ) -> Result<(Self, Welcome), CallError> {
-        let Dialed { welcome, outbox, inbox } = dial(address, hello, deadline).await?;
+    fn begin(address: &Address, dialed: Dialed, incoming: Option<Asked>) -> (Self, Welcome) {
+        let Dialed { welcome, outbox, inbox } = dialed;
         let desk = Desk::new(inbox, incoming);
         tokio::spawn(Arc::clone(&desk).watch());
         let next_id = AtomicU64::new(greet::HELLO_ID.0 + 1);
         let shared = Shared { address: address.clone(), outbox, next_id, desk, runtime: Handle::current() };
-        Ok((Self { shared: Arc::new(shared) }, welcome))
+        (Self { shared: Arc::new(shared) }, welcome)
     }
 }
 

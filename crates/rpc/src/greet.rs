@@ -9,7 +9,7 @@ use tiffin_proto::frame::{FrameError, PAYLOAD_BYTES_MAX};
 use tokio::time::{Instant, timeout_at};
 
 use crate::link::{self, Ended, Side};
-use crate::{Address, CallError, Inbox, Outbox, Peer, Stream};
+use crate::{Address, CallError, Inbox, Outbox, Peer, Reach, Stream};
 
 /// The longest payload from a peer that was not let in yet.
 pub const HELLO_BYTES_MAX: usize = 16 << 10;
@@ -31,10 +31,15 @@ pub struct Dialed {
 ///
 /// For calls, [`crate::Connection`] is more convenient; this is for those who handle every message
 /// themselves.
-pub async fn dial(address: &Address, hello: Hello, deadline: Instant) -> Result<Dialed, CallError> {
+pub async fn dial(
+    address: &Address,
+    reach: Reach,
+    hello: Hello,
+    deadline: Instant,
+) -> Result<Dialed, CallError> {
     let timeout = |what| CallError::Timeout { address: address.clone(), what };
     let failed = |source| CallError::Connect { address: address.clone(), source: Arc::new(source) };
-    let stream = timeout_at(deadline, Stream::connect(address))
+    let stream = timeout_at(deadline, Stream::connect(address, reach))
         .await
         .map_err(|_| timeout("the attempt to connect"))?
         .map_err(failed)?;

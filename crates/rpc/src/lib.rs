@@ -3,7 +3,8 @@
 //!
 //! A connection begins with a `Hello` and a `Welcome`; behind that, both sides may ask. From below to above:
 //!
-//! - [`Address`], [`Stream`] and [`Listener`]: TCP, and Unix sockets with abstract names.
+//! - [`Address`], [`Stream`] and [`Listener`]: TCP, and Unix sockets with abstract names. Every TCP listener
+//!   on loopback has a Unix twin, for who may use it ([`Reach`]).
 //! - [`Outbox`] and [`Inbox`]: the two ends of one stream. Sending never waits and takes no hop where the
 //!   socket has room; receiving survives any bytes.
 //! - [`dial`] and [`Greeting`]: the handshake, from the calling and from the answering side.
@@ -19,6 +20,7 @@ mod greet;
 mod link;
 mod patience;
 mod stream;
+mod twin;
 mod watch;
 
 use std::io;
@@ -33,6 +35,7 @@ pub use greet::{Dialed, Greeting, HELLO_BYTES_MAX, dial};
 pub use link::{Inbox, OUTBOX_BYTES_MAX, Outbox, SendError};
 pub use patience::{may_wait, while_waiting_is};
 pub use stream::{ListenError, Listener, Peer, Stream};
+pub use twin::Reach;
 
 /// Why a call has no answer.
 #[derive(Clone, Debug, thiserror::Error)]

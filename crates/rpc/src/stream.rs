@@ -11,9 +11,10 @@ use std::time::{Duration, Instant};
 use rustix::buffer::spare_capacity;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, recv, sendmsg, sockopt};
-use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream, lookup_host};
 
 use crate::Address;
+use crate::twin::{self, Reach, abstract_path};
 
 /// How long `accept` waits before it tries again after an error, at first and at most.
 const ACCEPT_PAUSE_MS_MIN: u64 = 1;
@@ -72,14 +73,16 @@ pub struct Listener {
 
 #[derive(Debug)]
 enum ListenerKind {
-    Tcp(TcpListener),
+    // Closed in this order, so that whoever gets the port next gets its twin as well.
+    Tcp { twin: Option<UnixListener>, listener: TcpListener },
     Unix(UnixListener),
 }
 
 impl Stream {
     /// Connects. There is no deadline in here: the caller drops the future when its own has come.
-    pub async fn connect(address: &Address) -> io::Result<Self> {
+    pub async fn connect(address: &Address, reach: Reach) -> io::Result<Self> {
         match address {
+            Address::Tcp { host, port } if reach == Reach::Near => Self::connect_near(host, *port).await,
             Address::Tcp { host, port } => Self::from_tcp(TcpStream::connect((host.as_str(), *port)).await?),
             Address::Unix { name } => loop {
                 match UnixStream::connect(abstract_path(name)).await {
@@ -98,6 +101,23 @@ impl Stream {
     #[must_use]
     pub fn peer(&self) -> Peer {
         self.peer
+    }
+
+    /// Tries the addresses of the host in turn, each through its twin first.
+    async fn connect_near(host: &str, port: u16) -> io::Result<Self> {
+        // The listener compares with this one: see `SO_PEERCRED`.
+        let own = rustix::process::geteuid().as_raw();
+        let mut last = None;
+        for address in lookup_host((host, port)).await? {
+            if let Some(stream) = twin::connect(address, own).await {
+                return Ok(stream);
+            }
+            match TcpStream::connect(address).await {
+                Ok(stream) => return Self::from_tcp(stream),
+                Err(error) => last = Some(error),
+            }
+        }
+        Err(last.unwrap_or_else(|| io::Error::new(io::ErrorKind::NotFound, "the host has no address")))
     }
 
     fn from_tcp(stream: TcpStream) -> io::Result<Self> {
@@ -184,7 +204,8 @@ impl fmt::Display for Peer {
 }
 
 impl Listener {
-    /// Begins to listen. Port 0 takes any free one: see [`Self::local_address`].
+    /// Begins to listen. Port 0 takes any free one: see [`Self::local_address`]. What listens on loopback has
+    /// a Unix twin besides, for who connects with [`Reach::Near`].
     pub async fn bind(address: &Address) -> Result<Self, ListenError> {
         Self::try_bind(address).await.map_err(|source| ListenError { address: address.clone(), source })
     }
@@ -215,9 +236,9 @@ impl Listener {
         match address {
             Address::Tcp { host, port } => {
                 let listener = TcpListener::bind((host.as_str(), *port)).await?;
-                let port = listener.local_addr()?.port();
-                let address = Address::Tcp { host: host.clone(), port };
-                Ok(Self { kind: ListenerKind::Tcp(listener), address })
+                let at = listener.local_addr()?;
+                let address = Address::Tcp { host: host.clone(), port: at.port() };
+                Ok(Self { kind: ListenerKind::Tcp { twin: twin::listen(at), listener }, address })
             }
             Address::Unix { name } => {
                 let listener = UnixListener::bind(abstract_path(name))?;
@@ -228,15 +249,16 @@ impl Listener {
 
     async fn try_accept(&self) -> io::Result<Stream> {
         match &self.kind {
-            ListenerKind::Tcp(listener) => Stream::from_tcp(listener.accept().await?.0),
+            ListenerKind::Tcp { twin: None, listener } => Stream::from_tcp(listener.accept().await?.0),
+            // Of two that wait, each is as likely the next: those who come one way keep nobody out who comes
+            // the other.
+            ListenerKind::Tcp { twin: Some(twin), listener } => tokio::select! {
+                accepted = listener.accept() => Stream::from_tcp(accepted?.0),
+                accepted = twin.accept() => Stream::from_unix(accepted?.0),
+            },
             ListenerKind::Unix(listener) => Stream::from_unix(listener.accept().await?.0),
         }
     }
-}
-
-/// Tokio takes a path that begins with a zero byte for an abstract name.
-fn abstract_path(name: &str) -> String {
-    format!("\0{name}")
 }
 
 fn listen_hint(error: &io::Error) -> &'static str {

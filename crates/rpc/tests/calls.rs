@@ -15,8 +15,8 @@ use tiffin_core::{BATCH_ITEMS_MAX, ClientId, Hold, Key, RequestId, SlotId, Stamp
 use tiffin_proto::frame::{self, HEADER_BYTES, PAYLOAD_BYTES_MAX};
 use tiffin_proto::{Incoming, decode, encode_reply, encode_request};
 use tiffin_rpc::{
-    Address, CallError, Connection, Greeting, Inbox, Listener, OUTBOX_BYTES_MAX, Outbox, Peer, SendError,
-    dial,
+    Address, CallError, Connection, Greeting, Inbox, Listener, OUTBOX_BYTES_MAX, Outbox, Peer, Reach,
+    SendError, Stream, dial,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -150,10 +150,76 @@ async fn a_call_is_answered_over_tcp_and_over_unix() {
 async fn a_unix_peer_is_known_by_its_process() {
     let address = unix_name();
     let listener = Listener::bind(&address).await.unwrap();
-    let (ours, theirs) = tokio::join!(listener.accept(), tiffin_rpc::Stream::connect(&address));
+    let (ours, theirs) = tokio::join!(listener.accept(), Stream::connect(&address, Reach::Near));
     let pid = i32::try_from(std::process::id()).unwrap();
     assert!(matches!(ours.peer(), Peer::Unix { pid: Some(found), .. } if found == pid));
     assert!(matches!(theirs.unwrap().peer(), Peer::Unix { .. }));
+}
+
+#[tokio::test]
+async fn who_is_near_comes_in_through_the_twin_and_who_is_not_through_the_port() {
+    for (address, reach, through_twin) in [
+        ("127.0.0.1:0", Reach::Near, true),
+        ("127.0.0.1:0", Reach::Far, false),
+        ("127.0.0.2:0", Reach::Near, true),
+        ("[::1]:0", Reach::Near, true),
+        ("localhost:0", Reach::Near, true),
+        ("localhost:0", Reach::Far, false),
+    ] {
+        let listener = Listener::bind(&address.parse().unwrap()).await.unwrap();
+        let address = listener.local_address();
+        let (ours, theirs) = tokio::join!(listener.accept(), Stream::connect(address, reach));
+        let is_unix = |peer| matches!(peer, Peer::Unix { .. });
+        let found = (is_unix(ours.peer()), is_unix(theirs.unwrap().peer()));
+        assert_eq!(found, (through_twin, through_twin), "{address}, {reach:?}");
+    }
+}
+
+/// What others listen on has no twin: a proxy, a tunnel, or a server where the name was taken.
+#[tokio::test]
+async fn who_is_near_finds_a_port_without_a_twin_too() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string().parse().unwrap();
+    let (accepted, stream) = tokio::join!(listener.accept(), Stream::connect(&address, Reach::Near));
+    assert!(accepted.is_ok() && matches!(stream.unwrap().peer(), Peer::Tcp(_)));
+    drop(listener);
+    let error = Connection::open_by(&address, Reach::Near, hello(), patient()).await.unwrap_err();
+    assert!(matches!(&error, CallError::Connect { .. }), "{error}");
+    assert!(error.to_string().contains(&format!("cannot connect to `{address}`")), "{error}");
+}
+
+/// A wildcard is reached at any address of the machine, through the twin at the usual one.
+#[tokio::test]
+async fn a_wildcard_has_the_twin_of_localhost() {
+    for (wildcard, near, other) in [("0.0.0.0", "127.0.0.1", "127.0.0.2"), ("::", "::1", "127.0.0.1")] {
+        let any = Address::Tcp { host: wildcard.to_owned(), port: 0 };
+        let listener = Listener::bind(&any).await.unwrap();
+        let Address::Tcp { port, .. } = *listener.local_address() else { panic!() };
+        for (host, through_twin) in [(near, true), (other, false)] {
+            let address = Address::Tcp { host: host.to_owned(), port };
+            let (ours, theirs) = tokio::join!(listener.accept(), Stream::connect(&address, Reach::Near));
+            assert_eq!(matches!(ours.peer(), Peer::Unix { .. }), through_twin, "{address}");
+            assert_eq!(matches!(theirs.unwrap().peer(), Peer::Unix { .. }), through_twin, "{address}");
+        }
+    }
+}
+
+/// Many wait at both doors at once: all are let in.
+#[tokio::test]
+async fn both_ways_in_are_served() {
+    const EACH: usize = 20;
+    let listener = Listener::bind(&any_port()).await.unwrap();
+    let mut waiting = Vec::new();
+    for reach in [Reach::Far, Reach::Near] {
+        for _ in 0..EACH {
+            waiting.push(Stream::connect(listener.local_address(), reach).await.unwrap());
+        }
+    }
+    let mut through_twin = 0;
+    for _ in 0..2 * EACH {
+        through_twin += usize::from(matches!(listener.accept().await.peer(), Peer::Unix { .. }));
+    }
+    assert_eq!(through_twin, EACH);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -584,7 +650,7 @@ async fn a_client_survives_any_bytes() {
             std::future::pending::<()>().await;
         })
         .await;
-        let error = dial(&address, hello(), patient()).await.unwrap_err();
+        let error = dial(&address, Reach::Far, hello(), patient()).await.unwrap_err();
         assert!(matches!(error, CallError::Protocol { .. }), "{error}");
     }
 }
@@ -598,7 +664,7 @@ async fn a_welcome_of_another_major_is_not_accepted() {
         std::future::pending::<()>().await;
     })
     .await;
-    let error = dial(&address, hello(), patient()).await.unwrap_err();
+    let error = dial(&address, Reach::Far, hello(), patient()).await.unwrap_err();
     assert!(matches!(error, CallError::Protocol { .. }), "{error}");
 }
 

@@ -191,7 +191,7 @@ impl Drop for Inside<'_> {
 
 #[cfg(test)]
 mod tests {
-    use tiffin_rpc::{CallError, Connection};
+    use tiffin_rpc::{CallError, Connection, Reach};
 
     use super::*;
 
@@ -255,6 +255,26 @@ mod tests {
         while open().await.is_err() {
             assert!(Instant::now() < deadline, "the place never became free");
         }
+        serving.abort();
+    }
+
+    /// The twin lets in whom the port lets in: who uses it is of our own user, and all others stay with TCP.
+    #[tokio::test]
+    async fn without_a_token_both_ways_of_a_loopback_port_lead_in() {
+        let listener = Listener::bind(&"127.0.0.1:0".parse().unwrap()).await.unwrap();
+        let address = listener.local_address().clone();
+        let room = Arc::new(Room(Door::new(String::new(), false)));
+        let serving = tokio::spawn(serve(listener, Arc::clone(&room)));
+        let hello = Hello { namespace: "default".into(), client: ClientId(1), ..Hello::default() };
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let mut open = Vec::new();
+        for reach in [Reach::Far, Reach::Near] {
+            let opened = Connection::open_by(&address, reach, hello.clone(), deadline).await;
+            let (connection, _) = opened.unwrap_or_else(|error| panic!("{reach:?}: {error}"));
+            assert_eq!(connection.address(), &address, "people are told the port, whichever way it was");
+            open.push(connection);
+        }
+        assert_eq!((room.0.inside(), room.0.refused()), (2, 0));
         serving.abort();
     }
 

@@ -227,7 +227,9 @@ impl<'a> Run<'a> {
     async fn shape(&mut self, shape: Shape, console: &mut Console) -> Result<(), Failure> {
         let cluster = match shape {
             Shape::Process => None,
-            Shape::Host | Shape::Tcp => Some(Cluster::start(&self.program, &[], 1, self.memory).await?),
+            Shape::Host | Shape::Tcp => {
+                Some(Cluster::start(&self.program, &[], 1, self.memory, shape == Shape::Host).await?)
+            }
         };
         let address = cluster.as_ref().map(|it| it.address.clone()).unwrap_or_default();
         let mut crew = Crew::start(&self.program, shape, &address, self.memory, 1).await?;

@@ -98,7 +98,7 @@ pub(crate) async fn run(curve: Curve, context: &Context, console: &mut Console) 
         console.note(format!("{} samples, with leases of {ttl}", curve.samples));
         let memory =
             (curve.in_flight * (sample_bytes_max(curve.scale) + (64 << 10))).next_multiple_of(1 << 20);
-        let cluster = Cluster::start(&program, &["--lease-ttl", ttl], 1, memory).await?;
+        let cluster = Cluster::start(&program, &["--lease-ttl", ttl], 1, memory, true).await?;
         let (producer, consumer) =
             (cluster.client(NAMESPACE, "").await?, cluster.client(NAMESPACE, "").await?);
         runs.push(Line { producer, consumer, curve: &curve }.run().await.map_err(|error| explain(&error))?);

@@ -18,12 +18,13 @@ pub(crate) struct Cluster {
 }
 
 impl Cluster {
-    /// Starts a master, with these settings, and so many nodes with so much memory.
+    /// Starts a master, with these settings, and so many nodes with so much memory, which share it or not.
     pub(crate) async fn start(
         program: &Program,
         settings: &[&str],
         nodes: usize,
         memory: u64,
+        shared: bool,
     ) -> Result<Self, Failure> {
         let folder = Folder::new()?;
         let state = folder.0.to_string_lossy().into_owned();
@@ -32,11 +33,11 @@ impl Cluster {
         let args = fixed.iter().chain(&state).chain(settings);
         let master = Server::start(program, args).await?;
         let address = master.ready.get("master").and_then(|it| it.as_str()).unwrap_or_default().to_owned();
-        let memory = format!("{memory}B");
+        let (memory, shared) = (format!("{memory}B"), if shared { "on" } else { "off" });
         let mut servers = Vec::new();
         for number in 1..=nodes {
             let name = format!("node-{number}");
-            let listen = ["--listen", "127.0.0.1:0", "--shared-memory", "on"];
+            let listen = ["--listen", "127.0.0.1:0", "--shared-memory", shared];
             let args = ["node", "--master", &address, "--memory", &memory, "--name", &name];
             servers.push(Server::start(program, args.iter().chain(&listen)).await?);
         }

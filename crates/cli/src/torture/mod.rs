@@ -99,7 +99,7 @@ pub(crate) async fn run(torture: Torture, context: &Context, console: &mut Conso
     let cluster = match &torture.master {
         Some(address) => Cluster::named(address.clone()),
         // A node that was killed is soon given up, so that its keys are free again.
-        None => Cluster::start(&program, &["--away", "300ms"], NODES, torture.memory.as_u64()).await?,
+        None => Cluster::start(&program, &["--away", "300ms"], NODES, torture.memory.as_u64(), true).await?,
     };
     let client = cluster.client(&namespace, &token).await?;
     console.note(format!("seed {seed}, store at {}", cluster.address));

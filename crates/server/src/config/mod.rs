@@ -158,8 +158,8 @@ pub struct StorageArgs {
     #[arg(long, env = "TIFFIN_NODE_ADVERTISE", value_name = "HOST")]
     pub advertise: Option<String>,
 
-    /// Whether processes of this machine may map the memory instead of copying through sockets. Default:
-    /// `on`.
+    /// Whether processes of this machine may map the memory instead of copying through sockets; if not, the
+    /// node goes to its master as from another machine, too. Default: `on`.
     #[arg(long, env = "TIFFIN_NODE_SHARED_MEMORY", value_name = "SWITCH")]
     pub shared_memory: Option<Switch>,
 
@@ -223,8 +223,8 @@ pub struct ClientArgs {
     #[serde(deserialize_with = "file::duration")]
     pub timeout: Option<Duration>,
 
-    /// Whether the memory of nodes on this machine is mapped instead of copied through sockets. Default:
-    /// `on`.
+    /// Whether the memory of nodes on this machine is mapped instead of copied through sockets; if not, the
+    /// master is asked as from another machine, too. Default: `on`.
     #[arg(long, env = "TIFFIN_CLIENT_SHARED_MEMORY", value_name = "SWITCH")]
     pub shared_memory: Option<Switch>,
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use tiffin_core::message::{Hello, Reason, Reply, Role};
 use tiffin_core::node::Event;
 use tiffin_proto::Incoming;
-use tiffin_rpc::{CallError, Dialed, dial};
+use tiffin_rpc::{CallError, Dialed, Reach, dial};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, sleep_until};
 
 use super::{HELLO_TIME_MAX, Shared};
@@ -68,7 +68,9 @@ pub(super) async fn run(shared: Arc<Shared>) {
             host: shared.info.host.clone(),
             ..Hello::default()
         };
-        match dial(&shared.master, hello, Instant::now() + HELLO_TIME_MAX).await {
+        // Where memory is not shared, the node stands for one of another host.
+        let reach = Reach::near_if(shared.attachments.is_some());
+        match dial(&shared.master, reach, hello, Instant::now() + HELLO_TIME_MAX).await {
             Ok(dialed) => {
                 let why = serve(&shared, dialed).await;
                 if shared.is_leaving.load(Ordering::Acquire) {
