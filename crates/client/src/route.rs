@@ -11,12 +11,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tiffin_core::message::{Hello, NodeInfo, Welcome};
-use tiffin_rpc::{Address, Connection};
+use tiffin_rpc::{Address, Connection, may_wait};
 use tiffin_transport::control::ControlReader;
 use tiffin_transport::local::Local;
 use tiffin_transport::segment::NodeMemory;
 use tiffin_transport::shm::{AttachError, Attachment, Shm, attach};
-use tiffin_transport::tcp::{Identity, Tcp};
+use tiffin_transport::tcp::{Identity, Manner, Tcp};
 use tiffin_transport::{Counters, MappedRange, Outcome, ReadOp, TransferError, Transport, WriteOp};
 use tokio::time::Instant;
 
@@ -85,6 +85,9 @@ impl OpenRoute {
     }
 
     pub(crate) async fn read(&self, ops: &[ReadOp<'_>], deadline: Deadline) -> Vec<Outcome> {
+        if let Mover::Tcp(tcp) = &self.mover {
+            return tcp.read_as(ops, manner(None), deadline.instant()).await;
+        }
         let outcomes = self.transport().read(ops, deadline.instant()).await;
         self.unless_gone(outcomes)
     }
@@ -99,7 +102,7 @@ impl OpenRoute {
         deadline: Deadline,
     ) -> Vec<Outcome> {
         if let Mover::Tcp(tcp) = &self.mover {
-            return tcp.read_unasked(ops, epoch, deadline.instant()).await;
+            return tcp.read_as(ops, manner(Some(epoch)), deadline.instant()).await;
         }
         let outcomes = self.read(ops, deadline).await;
         let held = self.holds(ops.iter().map(|op| (op.slot, op.stamp)), epoch);
@@ -108,6 +111,9 @@ impl OpenRoute {
     }
 
     pub(crate) async fn write(&self, ops: &[WriteOp<'_>], deadline: Deadline) -> Vec<Outcome> {
+        if let Mover::Tcp(tcp) = &self.mover {
+            return tcp.write_as(ops, manner(None), deadline.instant()).await;
+        }
         let outcomes = self.transport().write(ops, deadline.instant()).await;
         self.unless_gone(outcomes)
     }
@@ -166,6 +172,11 @@ impl OpenRoute {
         let lost = TransferError::Lost { peer, why: "the node in this process was stopped".to_owned() };
         outcomes.into_iter().map(|outcome| outcome.and(Err(lost.clone()))).collect()
     }
+}
+
+/// How bytes go through a socket, for the thread that polls now.
+fn manner(unasked: Option<u64>) -> Manner {
+    Manner { unasked, lingers: may_wait() }
 }
 
 /// Opens the way to a node. `last` is the one that broke, if there was one.

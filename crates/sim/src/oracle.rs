@@ -75,9 +75,9 @@ pub(crate) struct Life {
     /// Another such reason: deletes that were meant for it, answered or not, except those that a lease
     /// refused.
     pub(crate) deletes: u32,
-    /// It was gone, and a node that had not been heard of brought it back: some of its copies may still be
-    /// leaving.
-    pub(crate) brought_back: bool,
+    /// How often it was gone, and a node that had not been heard of brought it back: then some of its copies
+    /// may still be leaving.
+    pub(crate) returns: u32,
     pub(crate) dead: Option<Dead>,
 }
 
@@ -105,8 +105,8 @@ pub(crate) struct Dead {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Victim {
     pub(crate) generation: Generation,
-    /// No node that had not been heard of brought it back: all of its copies are known.
-    pub(crate) known: bool,
+    /// See [`Life::returns`]: a delete is not meant for what comes back after it began.
+    pub(crate) returns: u32,
     /// Something else had taken it away before.
     pub(crate) gone: bool,
 }
@@ -356,7 +356,7 @@ impl Oracle {
         let newest = self.newest.get(&name).copied()?;
         let life = self.lives.get(&newest)?;
         let vanishes = self.blind && !life.is_protected() || self.impatient && life.sample;
-        (!life.is_gone() && !life.brought_back && !vanishes).then_some(newest)
+        (!life.is_gone() && life.returns == 0 && !vanishes).then_some(newest)
     }
 
     /// What may be taken away in the course of this event.
@@ -386,9 +386,9 @@ impl Oracle {
             let mut of_name = Vec::new();
             for &generation in self.of_name.get(&name).into_iter().flatten() {
                 let Some(life) = self.lives.get_mut(&generation) else { continue };
-                let (known, gone) = (!life.brought_back, life.is_gone());
+                let (returns, gone) = (life.returns, life.is_gone());
                 life.deletes += 1;
-                of_name.push(Victim { generation, known, gone });
+                of_name.push(Victim { generation, returns, gone });
             }
             self.cause.names.insert(name);
             victims.push((name, of_name));
@@ -667,7 +667,7 @@ impl Oracle {
             let life = self.seen(name, record.generation);
             if was_gone {
                 // Its pins went with it; what brings it back knows only its own.
-                life.brought_back = true;
+                life.returns += 1;
                 life.pins.clear();
                 life.written_pins.clear();
             }
@@ -727,7 +727,7 @@ impl Oracle {
             lease_until: Tick(0),
             gone: false,
             deletes: 0,
-            brought_back: false,
+            returns: 0,
             dead: None,
         })
     }

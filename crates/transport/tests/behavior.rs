@@ -9,7 +9,7 @@ use tiffin_transport::faults::{FaultyConnect, Flaky, Plan};
 use tiffin_transport::local::Local;
 use tiffin_transport::shm::{self, Shm};
 use tiffin_transport::tcp::frame::{HELLO_BYTES, WelcomeHead};
-use tiffin_transport::tcp::{self, Connect, Identity, Tcp, TcpConnect};
+use tiffin_transport::tcp::{self, Connect, Identity, Manner, Tcp, TcpConnect};
 use tiffin_transport::{
     Capability, Counters, Instant, Outcomes, ReadOp, TargetBuf, TransferError, Transport, WriteOp,
 };
@@ -89,6 +89,39 @@ async fn through_tcp() {
     assert_eq!(counters.shm.read() + counters.local.read(), 0);
 }
 
+/// The same transport, used by somebody who waits for nothing else.
+struct Lingering(Tcp);
+
+impl Transport for Lingering {
+    fn capability(&self) -> Capability {
+        self.0.capability()
+    }
+
+    fn read<'a>(&'a self, ops: &'a [ReadOp<'a>], deadline: Instant) -> Outcomes<'a> {
+        let manner = Manner { lingers: true, ..Manner::default() };
+        Box::pin(self.0.read_as(ops, manner, deadline))
+    }
+
+    fn write<'a>(&'a self, ops: &'a [WriteOp<'a>], deadline: Instant) -> Outcomes<'a> {
+        let manner = Manner { lingers: true, ..Manner::default() };
+        Box::pin(self.0.write_as(ops, manner, deadline))
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 8)]
+async fn through_tcp_of_those_who_linger() {
+    let counters = Arc::new(Counters::default());
+    let make = || async {
+        let (shelf, address, keep) = data_socket(&counters).await;
+        let segment = shelf.memory().geometry().segment;
+        let identity = Identity { client: 1, segment, token: String::new() };
+        let transport = Arc::new(Lingering(Tcp::new(address, identity, Arc::clone(&counters))));
+        Stage { shelf, transport, is_lossy: false, keep: Box::new(keep) }
+    };
+    behavior::all(make).await;
+    assert!(counters.tcp.read() > 0 && counters.tcp.written() > 0);
+}
+
 /// A reader that has asked nobody counts only what a member sends, in the life of the master that it knows.
 #[tokio::test(flavor = "multi_thread", worker_threads = 3)]
 async fn through_tcp_unasked() {
@@ -98,13 +131,14 @@ async fn through_tcp_unasked() {
     let tcp = Arc::new(Tcp::new(address, identity, counters));
     let transport = Arc::clone(&tcp) as Arc<dyn Transport>;
     let stage = Stage { shelf: Arc::clone(&shelf), transport, is_lossy: false, keep: Box::new(()) };
-    for len in [10, 100_000, 5_000_000] {
+    for (len, lingers) in [(10, true), (10, false), (100_000, true), (5_000_000, false)] {
         let place = stage.put(&[len]).await;
         let read = async |epoch| {
             let mut bytes = vec![0; len as usize];
             let targets = vec![TargetBuf::from(&mut bytes[..])];
             let op = ReadOp { slot: place.slot, stamp: place.stamp, offset: 0, targets };
-            let outcome = tcp.read_unasked(&[op], epoch, behavior::soon()).await.remove(0);
+            let manner = Manner { unasked: Some(epoch), lingers };
+            let outcome = tcp.read_as(&[op], manner, behavior::soon()).await.remove(0);
             if outcome.is_ok() {
                 behavior::assert_pattern(place.stamp, 0, &bytes);
             }

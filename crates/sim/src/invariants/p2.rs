@@ -57,7 +57,11 @@ impl Oracle {
             DeleteOutcome::Deleted | DeleteOutcome::Absent => true,
             DeleteOutcome::Unconfirmed(_) => false,
         };
-        for &Victim { generation, known, .. } in victims {
+        for &Victim { generation, returns, .. } in victims {
+            if self.lives.get(&generation).is_some_and(|it| it.returns != returns) {
+                continue;
+            }
+            let known = returns == 0;
             coverage.hit(Point::CheckedDeletedCopies);
             let reached = |(segment, it): &(&SegmentId, &Memory)| it.alive && self.joined.contains(segment);
             let (reached, exempt): (Vec<_>, Vec<_>) = memories.iter().partition(reached);
@@ -98,9 +102,11 @@ impl Oracle {
             | CommitOutcome::Stale => return,
         };
         let Some(generation) = old else { return };
-        let Some(name) = self.lives.get(&generation).map(|it| it.name) else { return };
+        let Some((name, returns)) = self.lives.get(&generation).map(|it| (it.name, it.returns)) else {
+            return;
+        };
         coverage.hit(Point::CheckedReplaced);
-        let victims = [Victim { generation, known: true, gone: false }];
+        let victims = [Victim { generation, returns, gone: false }];
         self.deleted(name, &victims, &outcome, complete, memories, coverage);
     }
 

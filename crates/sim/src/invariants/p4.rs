@@ -116,7 +116,7 @@ impl Oracle {
         let mut pinned = Vec::new();
         for key in &pin.keys {
             let newest = Name::of(namespace, key).and_then(|name| self.newest.get(&name)).copied();
-            let all_known = newest.and_then(|it| self.lives.get(&it)).is_some_and(|it| !it.brought_back);
+            let all_known = newest.and_then(|it| self.lives.get(&it)).is_some_and(|it| it.returns == 0);
             // A copy that the master does not know of yet cannot be told, nor one that is still leaving.
             pinned.push(newest.filter(|_| pin.on && complete && all_known));
             let Some(life) = newest.and_then(|it| self.lives.get_mut(&it)) else { continue };

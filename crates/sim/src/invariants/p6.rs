@@ -74,14 +74,14 @@ impl Oracle {
             let Some(life) = self.lives.get_mut(&generation) else { continue };
             match outcome {
                 AckOutcome::Freed => {
-                    let (name, known) = (life.name, !life.brought_back);
-                    let victims = [Victim { generation, known, gone: false }];
+                    let (name, returns) = (life.name, life.returns);
+                    let victims = [Victim { generation, returns, gone: false }];
                     self.deleted(name, &victims, &DeleteOutcome::Deleted, complete, memories, coverage);
                 }
                 AckOutcome::Recorded => {
                     life.deletes = life.deletes.saturating_sub(1);
                     // A copy that is still leaving is not told.
-                    if life.by_groups && complete && !life.brought_back {
+                    if life.by_groups && complete && life.returns == 0 {
                         life.acked.insert(group.clone());
                     }
                 }

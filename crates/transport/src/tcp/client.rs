@@ -19,7 +19,7 @@ use tokio::time::timeout_at;
 use super::frame::{REPLY_BYTES, ReplyHead, ReplyKind, RequestHead, RequestKind, Status};
 use super::line::{AHEAD_BYTES, Line, PIECE_BYTES};
 use super::pool::{Connect, Identity, Lent, Pool, STREAMS_MAX, TcpConnect};
-use super::stream::Wire;
+use super::stream::{Waits, Wire};
 use crate::buffer::{Buf, Run, SourceBuf, TargetBuf};
 use crate::local::moved;
 use crate::{
@@ -35,6 +35,20 @@ const WINDOW_BYTES_MAX: u64 = 2 * CHUNK_BYTES_MAX;
 
 /// A thread that waits in a socket may come back that much before its deadline.
 const GRAIN: Duration = Duration::from_millis(1);
+
+/// How long a thread waits in a socket before it leaves that to the runtime, so that it can be interrupted.
+const LINGER_TIME_MAX: Duration = Duration::from_millis(16);
+
+/// How bytes are moved for somebody in particular.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Manner {
+    /// The reader knows of the uses from that life of the master, and has asked nobody about them since. The
+    /// node itself says, after the bytes, whether it is a member in that life and the uses are its objects;
+    /// where it is not so, the read is [`TransferError::Stale`].
+    pub unasked: Option<u64>,
+    /// Whoever polls is a thread that waits for nothing else, so it may wait a moment in the socket.
+    pub lingers: bool,
+}
 
 /// Reaches the memory of a node through its data socket.
 pub struct Tcp {
@@ -75,14 +89,21 @@ impl Tcp {
     }
 
     /// Moves all chunks, or as many as can be moved until the deadline.
-    async fn run<B: Cargo>(&self, batch: Batch<B>, deadline: Instant) -> Vec<Outcome> {
+    async fn run<B: Cargo>(&self, batch: Batch<B>, lingers: bool, deadline: Instant) -> Vec<Outcome> {
         // A timer lets work that is ready pass even when it is too late.
-        if Instant::now() >= deadline {
+        let now = Instant::now();
+        if now >= deadline {
             return batch.outcomes(&TransferError::Timeout);
         }
-        let workers = (0..streams(&batch)).map(|number| {
+        // Several streams want somebody who is there for all of them.
+        let lingers = lingers && streams(&batch).min(helpers_max()) == 1;
+        let (waits, streams) = match lingers {
+            true => (Waits::ThreadFirst(deadline.min(now + LINGER_TIME_MAX).into_std()), 1),
+            false => (Waits::InTask, streams(&batch)),
+        };
+        let workers = (0..streams).map(|number| {
             let batch = &batch;
-            Box::pin(async move { self.work(batch, number == 0, None).await })
+            Box::pin(async move { self.work(batch, number == 0, waits).await })
                 as Pin<Box<dyn Future<Output = ()> + Send>>
         });
         let in_time = timeout_at(deadline, until_settled(workers.collect(), &batch)).await.is_ok();
@@ -94,12 +115,12 @@ impl Tcp {
         if Instant::now() >= deadline {
             return batch.outcomes(&TransferError::Timeout);
         }
-        let until = Some(deadline.into_std());
+        let waits = Waits::InThread(deadline.into_std());
         let work = |is_first| {
             // Whoever is late has closed its stream, and what it did not settle is told below. The clock
             // of the future is that of the runtime, so it is made in there.
             let _late =
-                runtime.block_on(async { timeout_at(deadline, self.work(&batch, is_first, until)).await });
+                runtime.block_on(async { timeout_at(deadline, self.work(&batch, is_first, waits)).await });
         };
         std::thread::scope(|scope| {
             for _ in 1..streams(&batch).min(helpers_max()) {
@@ -123,9 +144,7 @@ impl Tcp {
     }
 
     /// One stream's share. The first worker waits for a stream; the others only help if one is to be had.
-    ///
-    /// With `until`, it waits in the thread that polls it.
-    async fn work<B: Cargo>(&self, batch: &Batch<B>, is_first: bool, until: Option<std::time::Instant>) {
+    async fn work<B: Cargo>(&self, batch: &Batch<B>, is_first: bool, waits: Waits) {
         let lent = if is_first {
             self.pool.lend().await
         } else {
@@ -139,7 +158,7 @@ impl Tcp {
             // The others may have streams already; if not, this is what there is to say.
             Err(error) => return batch.explain(error),
         };
-        lent.line.wait_in_thread(until);
+        lent.line.wait(waits);
         match self.exchange(&mut lent, batch).await {
             Ok(()) => lent.hand_back(),
             Err(error) => drop((lent, error)),
@@ -190,32 +209,28 @@ impl Transport for Tcp {
     }
 
     fn read<'a>(&'a self, ops: &'a [ReadOp<'a>], deadline: Instant) -> Outcomes<'a> {
-        Box::pin(async move {
-            let parts = ops.iter().map(|op| (op.slot, op.stamp, op.offset, op.targets.as_slice()));
-            let outcomes = self.run(Batch::new(parts, None), deadline).await;
-            self.counters.tcp.add_read(moved(&outcomes, ops.iter().map(ReadOp::bytes)));
-            outcomes
-        })
+        Box::pin(self.read_as(ops, Manner::default(), deadline))
     }
 
     fn write<'a>(&'a self, ops: &'a [WriteOp<'a>], deadline: Instant) -> Outcomes<'a> {
-        Box::pin(async move {
-            let parts = ops.iter().map(|op| (op.slot, op.stamp, op.offset, op.sources.as_slice()));
-            let outcomes = self.run(Batch::new(parts, None), deadline).await;
-            self.counters.tcp.add_written(moved(&outcomes, ops.iter().map(WriteOp::bytes)));
-            outcomes
-        })
+        Box::pin(self.write_as(ops, Manner::default(), deadline))
     }
 }
 
 impl Tcp {
-    /// Reads what the caller knows of from that life of the master, and has asked nobody about since. The
-    /// node itself says, after the bytes, whether it is a member in that life and the uses are its objects;
-    /// where it is not so, the read is [`TransferError::Stale`].
-    pub async fn read_unasked(&self, ops: &[ReadOp<'_>], epoch: u64, deadline: Instant) -> Vec<Outcome> {
+    /// Reads, in another manner than a [`Transport`] does.
+    pub async fn read_as(&self, ops: &[ReadOp<'_>], manner: Manner, deadline: Instant) -> Vec<Outcome> {
         let parts = ops.iter().map(|op| (op.slot, op.stamp, op.offset, op.targets.as_slice()));
-        let outcomes = self.run(Batch::new(parts, Some(epoch)), deadline).await;
+        let outcomes = self.run(Batch::new(parts, manner.unasked), manner.lingers, deadline).await;
         self.counters.tcp.add_read(moved(&outcomes, ops.iter().map(ReadOp::bytes)));
+        outcomes
+    }
+
+    /// The same for writes, which are never unasked.
+    pub async fn write_as(&self, ops: &[WriteOp<'_>], manner: Manner, deadline: Instant) -> Vec<Outcome> {
+        let parts = ops.iter().map(|op| (op.slot, op.stamp, op.offset, op.sources.as_slice()));
+        let outcomes = self.run(Batch::new(parts, None), manner.lingers, deadline).await;
+        self.counters.tcp.add_written(moved(&outcomes, ops.iter().map(WriteOp::bytes)));
         outcomes
     }
 

@@ -8,9 +8,8 @@
 use std::future::poll_fn;
 use std::io;
 use std::pin::Pin;
-use std::time::Instant;
 
-use super::stream::{Wire, send_all};
+use super::stream::{Waits, Wire, send_all};
 use crate::buffer::{Run, SourceBuf, TargetBuf};
 use crate::copy::{self, Checksum};
 
@@ -40,9 +39,9 @@ impl<W: Wire> Line<W> {
         self.start == self.end && self.wire.is_quiet()
     }
 
-    /// See [`Wire::wait_in_thread`].
-    pub(super) fn wait_in_thread(&mut self, until: Option<Instant>) -> bool {
-        self.wire.wait_in_thread(until)
+    /// See [`Wire::wait`].
+    pub(super) fn wait(&mut self, how: Waits) -> bool {
+        self.wire.wait(how)
     }
 
     /// How many bytes were read ahead.

@@ -22,7 +22,7 @@ mod server;
 pub mod stream;
 mod sums;
 
-pub use client::Tcp;
+pub use client::{Manner, Tcp};
 pub use pool::{Connect, Connecting, Identity, STREAMS_MAX, TcpConnect};
 pub use server::{Authorise, Hello, Keeper, ServeError, Server};
-pub use stream::Wire;
+pub use stream::{Waits, Wire};

@@ -43,11 +43,21 @@ pub trait Wire: Send + Sync + Unpin {
     /// Whether the stream is open and nothing has come in, as it must be between transfers.
     fn is_quiet(&self) -> bool;
 
-    /// From now on, waits in the thread that polls, until this moment at most; or, with none, as a task
-    /// does. Whether it can.
-    fn wait_in_thread(&mut self, until: Option<Instant>) -> bool {
-        until.is_none()
+    /// How it waits from now on. Whether it can.
+    fn wait(&mut self, how: Waits) -> bool {
+        how == Waits::InTask
     }
+}
+
+/// How one waits for a wire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Waits {
+    /// As a task does: the runtime says when to try again.
+    InTask,
+    /// In the thread that polls, until this moment at the latest.
+    InThread(Instant),
+    /// In the thread that polls until this moment, and then as a task.
+    ThreadFirst(Instant),
 }
 
 /// A client's connection, which tasks and threads may use in turn. The socket is a blocking one: a task
@@ -59,7 +69,7 @@ pub(super) struct Socket {
     /// The runtime watches it, because a task uses it. It is not watched while threads do: they would wake
     /// others.
     watched: Option<AsyncFd<Arc<OwnedFd>>>,
-    until: Option<Instant>,
+    waits: Waits,
     patience_ms: u64,
 }
 
@@ -68,7 +78,7 @@ impl Socket {
         stream.set_nodelay(true)?;
         let stream = stream.into_std()?;
         stream.set_nonblocking(false)?;
-        Ok(Self { file: Arc::new(stream.into()), watched: None, until: None, patience_ms: 0 })
+        Ok(Self { file: Arc::new(stream.into()), watched: None, waits: Waits::InTask, patience_ms: 0 })
     }
 
     fn watched(&mut self) -> io::Result<&AsyncFd<Arc<OwnedFd>>> {
@@ -80,6 +90,22 @@ impl Socket {
             self.watched = Some(watched.map_err(io::Error::from)?);
         }
         self.watched.as_ref().ok_or_else(|| io::ErrorKind::Other.into())
+    }
+
+    /// Moves something if it is for this thread to wait for that; `None` if it is for the runtime.
+    fn here(&mut self, try_it: impl FnMut(&OwnedFd) -> io::Result<usize>) -> Option<io::Result<usize>> {
+        match self.waits {
+            Waits::InTask => None,
+            Waits::InThread(until) => Some(self.in_thread(until, try_it)),
+            Waits::ThreadFirst(until) => {
+                let moved = self.in_thread(until, try_it);
+                let is_late = moved.as_ref().is_err_and(|it| it.kind() == io::ErrorKind::TimedOut);
+                if is_late {
+                    self.waits = Waits::InTask;
+                }
+                Some(moved).filter(|_| !is_late)
+            }
+        }
     }
 
     /// Waits in this thread until `try_it` has moved something.
@@ -117,8 +143,8 @@ impl Wire for Socket {
         context: &mut Context<'_>,
         targets: &[TargetBuf<'_>],
     ) -> Poll<io::Result<usize>> {
-        if let Some(until) = self.until {
-            return Poll::Ready(self.in_thread(until, |file| receive(file, targets, 0)));
+        if let Some(received) = self.here(|file| receive(file, targets, 0)) {
+            return Poll::Ready(received);
         }
         let watched = self.watched()?;
         loop {
@@ -135,8 +161,8 @@ impl Wire for Socket {
         context: &mut Context<'_>,
         sources: &[SourceBuf<'_>],
     ) -> Poll<io::Result<usize>> {
-        if let Some(until) = self.until {
-            return Poll::Ready(self.in_thread(until, |file| send(file, sources, 0)));
+        if let Some(sent) = self.here(|file| send(file, sources, 0)) {
+            return Poll::Ready(sent);
         }
         let watched = self.watched()?;
         loop {
@@ -151,9 +177,9 @@ impl Wire for Socket {
         is_quiet(&*self.file)
     }
 
-    fn wait_in_thread(&mut self, until: Option<Instant>) -> bool {
-        self.until = until;
-        if until.is_some() {
+    fn wait(&mut self, how: Waits) -> bool {
+        self.waits = how;
+        if how != Waits::InTask {
             self.watched = None;
         }
         true
@@ -215,8 +241,8 @@ impl<W: Wire + ?Sized> Wire for Box<W> {
         (**self).is_quiet()
     }
 
-    fn wait_in_thread(&mut self, until: Option<Instant>) -> bool {
-        (**self).wait_in_thread(until)
+    fn wait(&mut self, how: Waits) -> bool {
+        (**self).wait(how)
     }
 }
 
@@ -276,4 +302,39 @@ fn message(vectors: &mut [libc::iovec]) -> libc::msghdr {
     // The field's type differs between C libraries; there are few.
     message.msg_iovlen = vectors.len() as _;
     message
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::Future;
+
+    use tokio::io::AsyncWriteExt;
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    /// What comes in too late for the thread comes in by the runtime.
+    #[tokio::test]
+    async fn who_has_lingered_long_enough_waits_as_a_task() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let near = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (mut far, _) = listener.accept().await.unwrap();
+        let mut near = Socket::new(near).unwrap();
+        for waits in [Waits::ThreadFirst(Instant::now()), Waits::InTask] {
+            assert!(near.wait(waits));
+            let mut found = [0; 4];
+            let targets = [TargetBuf::from(&mut found[..])];
+            let mut receiving = poll_fn(|context| Pin::new(&mut near).poll_receive(context, &targets));
+            let early = poll_fn(|context| Poll::Ready(Pin::new(&mut receiving).poll(context).is_pending()));
+            assert!(early.await, "nothing was sent yet");
+            far.write_all(b"late").await.unwrap();
+            assert_eq!(receiving.await.unwrap(), 4);
+            assert_eq!(&found, b"late");
+        }
+        assert!(near.wait(Waits::InThread(Instant::now())));
+        let mut found = [0; 4];
+        let targets = [TargetBuf::from(&mut found[..])];
+        let late = poll_fn(|context| Pin::new(&mut near).poll_receive(context, &targets)).await;
+        assert_eq!(late.map_err(|it| it.kind()), Err(io::ErrorKind::TimedOut));
+    }
 }
