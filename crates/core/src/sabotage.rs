@@ -62,8 +62,6 @@ variants! {
     ForgetOwedRetires: "owed retires are applied on return",
     /// The master believes a node that it had declared lost.
     BelieveTheLost: "a lost node returns empty",
-    /// The master forgets copies that a joining node did not tell of, and does not have them taken away.
-    KeepUntold: "untold copies are taken away",
     /// The master names a written object again whose copies it has had taken away.
     NameGhosts: "what was taken away gets no name again",
     /// The master prefers what a joining node tells of, however old it is.

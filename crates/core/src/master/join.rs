@@ -173,10 +173,6 @@ impl Master {
             let Some(object) = self.catalog.get(index) else { continue };
             let hold = object.replicas().find(|(on, _)| *on == node).map(|(_, hold)| hold);
             let Some(hold) = hold.filter(|hold| !told.contains(hold)) else { continue };
-            if sabotaged!(self.config.sabotage, KeepUntold) {
-                self.drop_replica(index, node);
-                continue;
-            }
             let name = Name { namespace: object.namespace(), key: object.key().clone() };
             self.drop_replica(index, node);
             self.ghosts.insert(&Arc::new(name), node, hold);
