@@ -171,6 +171,8 @@ class Other:
 
     def stop(self):
         self.process.send_signal(signal.SIGSTOP)
+        # A process that is busy runs on for a moment.
+        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED)
 
     def resume(self):
         self.process.send_signal(signal.SIGCONT)

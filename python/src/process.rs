@@ -17,9 +17,9 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr;
 use std::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
 
-/// The process that this code runs in. Asked anew each time, since a fork changes it.
+/// The process that this code runs in. Looked up anew each time, since a fork changes it.
 pub(crate) fn current() -> u32 {
-    std::process::id()
+    tiffin_client::this_process()
 }
 
 /// One value for each process that uses it.

@@ -11,6 +11,7 @@
 //! end the thread in the middle of our code. [`leave`] is called before that, and from then on other threads
 //! stay outside; only threads that nobody waits for are left by then.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::io;
 use std::pin::pin;
@@ -223,5 +224,17 @@ fn carry(parcels: &mpsc::Receiver<Parcel>) {
 
 /// Python runs its signal handlers on the thread that the process began with.
 fn is_main_thread() -> bool {
-    rustix::thread::gettid() == rustix::process::getpid()
+    thread_local! {
+        /// The process in which the kernel was asked, and what it said: a fork makes any thread the main one.
+        static ASKED: Cell<Option<(u32, bool)>> = const { Cell::new(None) };
+    }
+    let process = process::current();
+    match ASKED.get() {
+        Some((asked_in, is_main)) if asked_in == process => is_main,
+        _ => {
+            let is_main = rustix::thread::gettid() == rustix::process::getpid();
+            ASKED.set(Some((process, is_main)));
+            is_main
+        }
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use tiffin_core::{BATCH_ITEMS_MAX, Key};
+use tiffin_core::BATCH_ITEMS_MAX;
 
 use crate::Error;
 
@@ -12,11 +12,14 @@ const ITEMS_MAX: usize = BATCH_ITEMS_MAX / 4;
 const KEY_BYTES_MAX: usize = 16 << 20;
 
 /// Cuts a list of items with such keys into pieces that fit.
-pub(crate) fn pieces<'a>(keys: impl IntoIterator<Item = &'a Key>) -> Vec<Range<usize>> {
+pub(crate) fn pieces<'a, K>(keys: impl IntoIterator<Item = &'a K>) -> Vec<Range<usize>>
+where
+    K: AsRef<[u8]> + ?Sized + 'a,
+{
     let mut pieces = Vec::new();
     let (mut start, mut end, mut bytes) = (0, 0, 0);
     for key in keys {
-        let more = key.as_bytes().len();
+        let more = key.as_ref().len();
         if end > start && (end - start == ITEMS_MAX || bytes + more > KEY_BYTES_MAX) {
             pieces.push(start..end);
             (start, bytes) = (end, 0);
@@ -36,6 +39,8 @@ pub(crate) fn all<T>(count: usize, error: &Error) -> Vec<Result<T, Error>> {
 
 #[cfg(test)]
 mod tests {
+    use tiffin_core::Key;
+
     use super::*;
 
     fn keys(lens: &[usize]) -> Vec<Key> {

@@ -16,7 +16,7 @@ use tiffin_core::message::{
 use tiffin_core::session::CallFailure;
 use tiffin_core::{ClientId, Location, SegmentId};
 use tiffin_rpc::{Address, CallError, Connection, Reach};
-use tiffin_transport::Counters;
+use tiffin_transport::{Counters, this_process};
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, mpsc};
 use tokio::time::{Instant, timeout_at};
@@ -133,7 +133,7 @@ impl Inner {
             closed: AtomicBool::new(false),
             busy: AtomicUsize::new(0),
             idle: Notify::new(),
-            process: std::process::id(),
+            process: this_process(),
             me: Weak::clone(me),
             options,
         });
@@ -155,7 +155,7 @@ impl Inner {
         if deadline.has_passed() {
             return Err(Error::timeout("the call"));
         }
-        if self.process != std::process::id() {
+        if self.process != this_process() {
             return Err(Error::Forked);
         }
         self.busy.fetch_add(1, Ordering::SeqCst);
@@ -321,7 +321,14 @@ impl Inner {
         request: &Request,
         deadline: Deadline,
     ) -> Result<Reply, Error> {
-        let route = self.route(segment, deadline).await?;
+        // Whether its memory is still there need not be asked for that: a node that is gone does not answer,
+        // and who has written there has looked afterwards.
+        let link = self.nodes().get(&segment).map(|node| Arc::clone(&node.link));
+        let open = link.and_then(|link| link.current_if(|route| !route.connection.is_closed()));
+        let route = match open {
+            Some(route) => route,
+            None => self.route(segment, deadline).await?,
+        };
         Ok(route.connection.call(request, deadline.instant()).await?)
     }
 

@@ -1,8 +1,8 @@
 //! What the client has heard of objects, so that it need not ask again.
 //!
 //! After the bytes were copied it is made sure that the node is a member and still holds that use: by looking
-//! at its memory where that is mapped here, else by the node itself, in the same answer that brings the bytes.
-//! That makes the answer of a get that asked nobody as good as any other.
+//! at its memory where that is mapped here, else by the node itself, in the same answer that brings the
+//! bytes. That makes the answer of a get that asked nobody as good as any other.
 //!
 //! What is used in this way is told to the master a moment later, so that eviction knows it, and in any
 //! case before this client asks for room.
@@ -12,9 +12,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tiffin_core::message::{Found, Request, Resolve};
+use tiffin_core::message::{Exists, Found, Request};
 use tiffin_core::session::{GetOutcome, GetRequest, Known};
-use tiffin_core::{Generation, Key, Location, SegmentId};
+use tiffin_core::{Generation, Key, Keys, Location, SegmentId};
 
 use crate::inner::Inner;
 use crate::route::OpenRoute;
@@ -67,7 +67,8 @@ impl Memory {
         }
         let lease = std::mem::take(&mut state.lease);
         let keys = state.known.take_used(TOLD_MAX);
-        (!keys.is_empty()).then_some(Request::Resolve(Resolve { keys, touch: true, lease, locate: false }))
+        let keys: Keys = keys.iter().collect();
+        (!keys.is_empty()).then_some(Request::Exists(Exists { keys, touch: true, lease }))
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -117,33 +118,33 @@ pub(crate) fn recall(inner: &Inner, keys: &[Key], options: GetOptions) -> Vec<Ge
 
 /// Where one of the objects asked for was last seen.
 struct Use {
+    segment: SegmentId,
     index: usize,
     slot: u32,
     stamp: u64,
 }
 
 /// Whether objects that are known are certainly there. `false` says nothing.
-pub(crate) fn is_there(inner: &Inner, keys: &[Key], options: ResolveOptions) -> Vec<bool> {
+pub(crate) fn is_there(inner: &Inner, keys: &Keys, options: ResolveOptions) -> Vec<bool> {
+    let mut there = vec![false; keys.len()];
     let epoch = inner.current_master().map(|it| it.epoch);
-    let Some(epoch) = epoch.filter(|_| !(options.lease && inner.has_strict_leases())) else {
-        return vec![false; keys.len()];
-    };
+    let Some(epoch) = epoch.filter(|_| !(options.lease && inner.has_strict_leases())) else { return there };
     let is_use = options.touch || options.lease;
-    let mut by_segment: BTreeMap<SegmentId, Vec<Use>> = BTreeMap::new();
+    let mut uses = Vec::with_capacity(keys.len());
     let mut state = inner.known.lock();
     state.lease |= options.lease;
     for (index, key) in keys.iter().enumerate() {
         let found = if is_use { state.known.find(key) } else { state.known.peek(key) };
         for replica in found.map(|it| it.replicas.as_slice()).unwrap_or_default() {
-            let uses = by_segment.entry(replica.segment).or_default();
-            uses.push(Use { index, slot: replica.slot.0, stamp: replica.stamp.0 });
+            let Location { segment, slot, stamp } = *replica;
+            uses.push(Use { segment, index, slot: slot.0, stamp: stamp.0 });
         }
     }
     drop(state);
-    let mut routes = Routes::default();
-    let mut there = vec![false; keys.len()];
-    for (segment, uses) in by_segment {
-        let Some(route) = routes.mapped(inner, segment) else { continue };
+    uses.sort_unstable_by_key(|it| it.segment);
+    for uses in uses.chunk_by(|one, other| one.segment == other.segment) {
+        let route = uses.first().and_then(|it| inner.current_route(it.segment));
+        let Some(route) = route.filter(|it| it.attachment().is_some()) else { continue };
         let held = route.holds(uses.iter().map(|it| (it.slot, it.stamp)), epoch);
         for (it, _) in uses.iter().zip(held).filter(|(_, held)| *held) {
             if let Some(there) = there.get_mut(it.index) {

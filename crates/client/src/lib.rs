@@ -126,9 +126,9 @@ pub use tiffin_core::message::{
     Cause, DeletedMatching, Found, Gone, Held, Here, Holder, List, ListItem, Listed, NamespaceStat, NodeInfo,
     NodeStat, OnExists, Pattern, Policy, PutOptions, Quota, Stat, Usage, Why,
 };
-pub use tiffin_core::{ClientId, Generation, Key, KeyError, Location, SegmentId};
+pub use tiffin_core::{ClientId, Generation, Key, KeyError, Keys, Location, SegmentId};
 pub use tiffin_rpc::while_waiting_is;
-pub use tiffin_transport::{Counters, SourceBuf, TargetBuf};
+pub use tiffin_transport::{Counters, SourceBuf, TargetBuf, this_process};
 pub use types::{Effect, Fetched, GetInto, Info, Object, Part, Put, Replica, Route, Stored, Watermark, Way};
 pub use view::View;
 
@@ -282,6 +282,17 @@ impl Client {
     pub async fn exists(
         &self,
         keys: &[Key],
+        options: ResolveOptions,
+        deadline: Deadline,
+    ) -> Vec<Result<bool, Error>> {
+        self.exist(&keys.iter().collect(), options, deadline).await
+    }
+
+    /// The same for names that lie in one piece of memory, which is cheaper to make of names that are not at
+    /// hand as keys.
+    pub async fn exist(
+        &self,
+        keys: &Keys,
         options: ResolveOptions,
         deadline: Deadline,
     ) -> Vec<Result<bool, Error>> {

@@ -49,8 +49,13 @@ impl<T: Usable + Send + Sync + 'static> Link<T> {
 
     /// The connection, if it is open.
     pub(crate) fn current(&self) -> Option<Arc<T>> {
+        self.current_if(T::is_usable)
+    }
+
+    /// The connection, if it was opened and is still good for what it is wanted for.
+    pub(crate) fn current_if(&self, is_good: impl FnOnce(&T) -> bool) -> Option<Arc<T>> {
         match &*self.lock() {
-            State::Open(it) if it.is_usable() => Some(Arc::clone(it)),
+            State::Open(it) if is_good(it) => Some(Arc::clone(it)),
             _ => None,
         }
     }

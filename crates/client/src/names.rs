@@ -7,7 +7,7 @@ use tiffin_core::message::{
     Delete, DeleteMatching, DeleteOutcome, DeletedMatching, Exists, Found, List, ListItem, Listed, NodeInfo,
     Pattern, Presence, Reply, Request, Resolve, ResolveOutcome, Stat,
 };
-use tiffin_core::{Key, SegmentId};
+use tiffin_core::{Key, Keys, SegmentId};
 
 use crate::inner::Inner;
 use crate::known;
@@ -49,49 +49,56 @@ pub(crate) async fn resolve(
 /// Whether objects are there. Only of those on nodes that cannot be reached is more asked: which nodes.
 pub(crate) async fn exists(
     inner: &Inner,
-    keys: &[Key],
+    keys: &Keys,
     options: ResolveOptions,
     deadline: Deadline,
 ) -> Vec<Result<bool, Error>> {
-    let known = known::is_there(inner, keys, options);
+    let there = known::is_there(inner, keys, options);
     known::tell_soon(inner);
-    let unknown: Vec<_> =
-        keys.iter().zip(&known).filter(|(_, known)| !**known).map(|(key, _)| key.clone()).collect();
-    let mut asked = ask_for(inner, &unknown, options, deadline).await.into_iter();
-    let answer = |known| if known { Some(Ok(true)) } else { asked.next() };
-    known.into_iter().filter_map(answer).collect()
+    let mut unknown = Vec::with_capacity(keys.len());
+    unknown.extend(there.iter().enumerate().filter(|(_, there)| !**there).map(|(place, _)| place));
+    let mut answers: Vec<_> = there.into_iter().map(Ok).collect();
+    for piece in batch::pieces(unknown.iter().filter_map(|&place| keys.get(place))) {
+        let places = unknown.get(piece).unwrap_or_default();
+        let asked = ask_for(inner, keys.pick(places), options, deadline).await;
+        for (place, answer) in places.iter().zip(asked) {
+            if let Some(place) = answers.get_mut(*place) {
+                *place = answer;
+            }
+        }
+    }
+    answers
 }
 
 async fn ask_for(
     inner: &Inner,
-    keys: &[Key],
+    keys: Keys,
     options: ResolveOptions,
     deadline: Deadline,
 ) -> Vec<Result<bool, Error>> {
-    let mut results = Vec::with_capacity(keys.len());
-    for piece in batch::pieces(keys) {
-        let keys = keys.get(piece).unwrap_or_default();
-        let exists = Exists { keys: keys.to_vec(), touch: options.touch, lease: options.lease };
-        match inner.ask(&Request::Exists(exists), deadline).await {
-            Ok(Reply::Present(items)) if items.len() == keys.len() => {
-                for (key, presence) in keys.iter().zip(items) {
-                    results.push(match presence {
-                        Presence::Here => Ok(true),
-                        Presence::Absent => Ok(false),
-                        Presence::Unavailable => exists_somewhere(inner, key, deadline).await,
-                    });
-                }
-            }
-            Ok(_) => results.extend(batch::all(keys.len(), &Error::misfit())),
-            Err(error) => results.extend(batch::all(keys.len(), &error)),
-        }
+    let count = keys.len();
+    let request = Request::Exists(Exists { keys, touch: options.touch, lease: options.lease });
+    let items = match inner.ask(&request, deadline).await {
+        Ok(Reply::Present(items)) if items.len() == count => items,
+        Ok(_) => return batch::all(count, &Error::misfit()),
+        Err(error) => return batch::all(count, &error),
+    };
+    let Request::Exists(Exists { keys, .. }) = request else { return Vec::new() };
+    let mut answers = Vec::with_capacity(count);
+    for (name, presence) in keys.iter().zip(items) {
+        answers.push(match presence {
+            Presence::Here => Ok(true),
+            Presence::Absent => Ok(false),
+            Presence::Unavailable => exists_somewhere(inner, name, deadline).await,
+        });
     }
-    results
+    answers
 }
 
 /// An object could not be reached a moment ago; where it is, or whether it can be reached now.
-async fn exists_somewhere(inner: &Inner, key: &Key, deadline: Deadline) -> Result<bool, Error> {
-    let found = resolve(inner, std::slice::from_ref(key), ResolveOptions::default(), deadline).await;
+async fn exists_somewhere(inner: &Inner, name: &[u8], deadline: Deadline) -> Result<bool, Error> {
+    let key = Key::new(name).map_err(|error| Error::Invalid { what: error.to_string() })?;
+    let found = resolve(inner, &[key], ResolveOptions::default(), deadline).await;
     found.into_iter().next().unwrap_or(Ok(None)).map(|it| it.is_some())
 }
 

@@ -17,6 +17,7 @@
 //! **Invariant:** no byte of user data and no pointer enters this crate, only extents and lengths.
 
 pub mod extent;
+mod keys;
 pub mod marks;
 pub mod master;
 pub mod message;
@@ -27,6 +28,8 @@ pub mod session;
 
 use std::fmt;
 use std::sync::Arc;
+
+pub use keys::Keys;
 
 /// The longest key, in bytes.
 pub const KEY_BYTES_MAX: usize = 1 << 20;
@@ -193,17 +196,28 @@ pub enum KeyError {
 impl Key {
     /// Checks and copies the bytes.
     pub fn new(bytes: &[u8]) -> Result<Self, KeyError> {
-        match bytes.len() {
-            0 => Err(KeyError::Empty),
-            len if len > KEY_BYTES_MAX => Err(KeyError::TooLong(len)),
-            _ => Ok(Self(bytes.into())),
-        }
+        Self::check(bytes)?;
+        Ok(Self(bytes.into()))
     }
 
     /// The bytes.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
+    }
+
+    fn check(bytes: &[u8]) -> Result<(), KeyError> {
+        match bytes.len() {
+            0 => Err(KeyError::Empty),
+            len if len > KEY_BYTES_MAX => Err(KeyError::TooLong(len)),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl AsRef<[u8]> for Key {
+    fn as_ref(&self) -> &[u8] {
+        self.as_bytes()
     }
 }
 

@@ -27,7 +27,7 @@ pub use lifetime::{
 pub use stat::{HOLDERS_MAX, Held, Holder, NamespaceStat, NodeStat, OWNERS_MAX, OwnerStat, Stat};
 
 use crate::{
-    ClientId, Generation, Hold, Key, Location, RequestId, Reservation, SegmentId,
+    ClientId, Generation, Hold, Key, Keys, Location, RequestId, Reservation, SegmentId,
     marks::{Consumption, Marks},
 };
 
@@ -426,7 +426,7 @@ pub struct Found {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Exists {
     /// The names.
-    pub keys: Vec<Key>,
+    pub keys: Keys,
     /// See [`Resolve::touch`].
     pub touch: bool,
     /// See [`Resolve::lease`].

@@ -103,6 +103,12 @@ fn frames() {
         (0..REPEATS).for_each(|_| _ = black_box(tiffin_proto::encode_request(RequestId(1), &request)));
     });
     measured("decode a request for 128 keys", || (0..REPEATS).for_each(|_| decode(&asked)));
+    let question = exists(keys(&mut numbers, 128));
+    let asked = tiffin_proto::encode_request(RequestId(1), &question).unwrap();
+    measured("encode a question for 128 keys", || {
+        (0..REPEATS).for_each(|_| _ = black_box(tiffin_proto::encode_request(RequestId(1), &question)));
+    });
+    measured("decode a question for 128 keys", || (0..REPEATS).for_each(|_| decode(&asked)));
     for (name, decoded, reply) in [
         ("encode 128 locations", "decode 128 locations", reply),
         ("encode the presence of 128 keys", "decode the presence of 128 keys", present),

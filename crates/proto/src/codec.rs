@@ -10,7 +10,7 @@
 //! **Invariant:** whatever the bytes, decoding ends in a value or in [`Malformed`], and memory grows only
 //! with the bytes that were really there.
 
-use tiffin_core::{BATCH_ITEMS_MAX, ClientId, Key, KeyError, RequestId, SegmentId, SlotId, Stamp};
+use tiffin_core::{BATCH_ITEMS_MAX, ClientId, KeyError, RequestId, SegmentId, SlotId, Stamp};
 
 use crate::frame::{HEADER_BYTES, PAYLOAD_BYTES_MAX};
 
@@ -176,7 +176,7 @@ impl Writer {
         }
     }
 
-    fn is_full(&self) -> bool {
+    pub(crate) fn is_full(&self) -> bool {
         self.bytes.len() > HEADER_BYTES + PAYLOAD_BYTES_MAX
     }
 
@@ -196,7 +196,8 @@ impl Writer {
         self.varint(u64::from(number) << 3 | wire as u64);
     }
 
-    fn slice(&mut self, bytes: &[u8]) {
+    #[inline]
+    pub(crate) fn slice(&mut self, bytes: &[u8]) {
         self.varint(bytes.len() as u64);
         if !self.is_full() {
             self.bytes.extend_from_slice(bytes);
@@ -220,11 +221,21 @@ impl Writer {
         }
     }
 
-    fn list<T: Item>(&mut self, number: u32, items: &[T]) {
-        if items.len() > T::LIST_MAX && self.too_many.is_none() {
-            self.too_many = Some((items.len(), T::LIST_MAX));
+    /// Makes room for so many bytes at once, unless they could not be sent anyway.
+    pub(crate) fn reserve(&mut self, bytes: usize) {
+        self.bytes.reserve(bytes.min(PAYLOAD_BYTES_MAX));
+    }
+
+    /// Whether a list of so many may be written.
+    pub(crate) fn takes(&mut self, items: usize, max: usize) -> bool {
+        if items > max && self.too_many.is_none() {
+            self.too_many = Some((items, max));
         }
-        if self.too_many.is_some() || items.is_empty() {
+        self.too_many.is_none()
+    }
+
+    fn list<T: Item>(&mut self, number: u32, items: &[T]) {
+        if !self.takes(items.len(), T::LIST_MAX) || items.is_empty() {
             return;
         }
         if T::ITEM_WIRE != Wire::Bytes {
@@ -309,7 +320,12 @@ impl<'a> Reader<'a> {
         Ok(u64::from_le_bytes(*bytes))
     }
 
-    fn slice(&mut self) -> Result<&'a [u8], Fault> {
+    /// How many bytes are left.
+    pub(crate) fn len(&self) -> usize {
+        self.rest.len()
+    }
+
+    pub(crate) fn slice(&mut self) -> Result<&'a [u8], Fault> {
         let len = usize::try_from(self.varint()?).map_err(|_| Fault::Truncated)?;
         self.take(len)
     }
@@ -321,7 +337,7 @@ impl<'a> Reader<'a> {
 }
 
 /// Refuses a known field of an unexpected wire type.
-fn expect(found: Wire, wanted: Wire) -> Result<(), Fault> {
+pub(crate) fn expect(found: Wire, wanted: Wire) -> Result<(), Fault> {
     if found == wanted { Ok(()) } else { Err(Fault::Tag(found as u64)) }
 }
 
@@ -561,27 +577,6 @@ impl Value for Vec<u8> {
 
     fn absent() -> Result<Self, Malformed> {
         Ok(Self::new())
-    }
-}
-
-/// There is no default key: a message that lacks one is malformed.
-impl Value for Key {
-    const WIRE: Wire = Wire::Bytes;
-
-    fn write(&self, out: &mut Writer) {
-        out.slice(self.as_bytes());
-    }
-
-    fn read(input: &mut Reader<'_>) -> Result<Self, Malformed> {
-        Ok(Self::new(input.slice()?).map_err(Fault::Key)?)
-    }
-
-    fn is_default(&self) -> bool {
-        false
-    }
-
-    fn absent() -> Result<Self, Malformed> {
-        Err(Fault::Missing.into())
     }
 }
 

@@ -9,6 +9,7 @@
 #[macro_use]
 pub mod codec;
 pub mod frame;
+mod keys;
 mod messages;
 
 use tiffin_core::RequestId;

@@ -21,8 +21,8 @@ impl Name {
         Key::new(text.as_bytes()).expect("it is short and not empty")
     }
 
-    pub(crate) fn of(namespace: u8, key: &Key) -> Option<Self> {
-        let key = KEYS.iter().position(|it| it.as_bytes() == key.as_bytes())? as u8;
+    pub(crate) fn of(namespace: u8, key: &(impl AsRef<[u8]> + ?Sized)) -> Option<Self> {
+        let key = KEYS.iter().position(|it| it.as_bytes() == key.as_ref())? as u8;
         Some(Self { namespace, key })
     }
 }

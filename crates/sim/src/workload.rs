@@ -62,7 +62,7 @@ impl World {
                     (0..self.chance.between(1, 4)).map(|_| self.name(namespace).key()).collect();
                 let lease = self.chance.percent(20);
                 let request = match keys.len() % 2 == 0 && !lease {
-                    true => Request::Exists(Exists { keys, touch: false, lease }),
+                    true => Request::Exists(Exists { keys: keys.iter().collect(), touch: false, lease }),
                     false => Request::Resolve(Resolve { keys, touch: false, lease, locate: false }),
                 };
                 self.ask_once(client, Kind::Question, request);

@@ -8,8 +8,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
 
-/// The number of this process.
-pub(crate) fn process() -> u32 {
+/// The number of this process. A forked child finds its own.
+#[must_use]
+pub fn process() -> u32 {
     static PAGE: OnceLock<Option<&'static AtomicU32>> = OnceLock::new();
     let Some(page) = PAGE.get_or_init(page) else { return std::process::id() };
     match page.load(Ordering::Relaxed) {

@@ -49,6 +49,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub use tokio::time::Instant;
 
 pub use crate::buffer::{SourceBuf, TargetBuf};
+pub use crate::home::process as this_process;
 pub use crate::mapped::MappedRange;
 
 /// The most bytes one request of the data socket moves, so that the stamp is checked at least that often.

@@ -7,8 +7,8 @@
 //!
 //! **Invariant:** whoever finds a stamp finds the words of its use: [`enter`] stores them first.
 //!
-//! **Invariant (only a member's memory is read unasked):** a node says that it is a member again only after it
-//! has retired all that it was told to while it was none. A reader that finds a member with
+//! **Invariant (only a member's memory is read unasked):** a node says that it is a member again only after
+//! it has retired all that it was told to while it was none. A reader that finds a member with
 //! [`is_member`], and the stamp with [`look`] after that, has found what no delete has taken away.
 //!
 //! The functions are generic over [`Words`] so that the checkers run these very lines: shuttle over the real

@@ -3,7 +3,7 @@
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyList, PyString, PyTuple};
-use tiffin_core::Key;
+use tiffin_core::{Key, Keys};
 
 /// A key: text, which is stored as UTF-8, or bytes. It may be empty or too long; [`KeyArg::key`] tells.
 #[derive(Clone, Debug)]
@@ -24,18 +24,79 @@ impl<'a, 'py> FromPyObject<'a, 'py> for KeyArg {
     type Error = PyErr;
 
     fn extract(object: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
-        if let Ok(text) = object.cast::<PyString>() {
-            let text = text.to_cow().map_err(|_| PyTypeError::new_err("a key must be valid Unicode text"))?;
-            return Ok(Self::new(text.as_bytes()));
-        }
-        if let Ok(bytes) = object.cast::<PyBytes>() {
-            return Ok(Self::new(bytes.as_bytes()));
-        }
-        if let Ok(bytes) = object.cast::<PyByteArray>() {
-            return Ok(Self::new(&bytes.to_vec()));
-        }
-        Err(PyTypeError::new_err(format!("a key must be str or bytes, not {}", type_name(&object))))
+        with_name(&object, Self::new)
     }
+}
+
+/// Many keys that are only asked about. They lie in one piece of memory: an allocation for each would be most
+/// of what the question costs.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct NameArgs {
+    /// Those that an object can have.
+    pub(crate) keys: Keys,
+    /// The places of the others in the list that was given, counted up.
+    unfit: Vec<usize>,
+}
+
+impl NameArgs {
+    /// How many were given.
+    pub(crate) fn len(&self) -> usize {
+        self.keys.len() + self.unfit.len()
+    }
+
+    /// Puts an answer for those that no object can have between the answers for the others.
+    pub(crate) fn merge<A: Copy>(&self, answers: impl IntoIterator<Item = A>, unfit: A) -> Vec<A> {
+        let (mut answers, mut places) = (answers.into_iter(), self.unfit.iter().peekable());
+        let mut last = unfit;
+        let merge = |place| {
+            if places.next_if(|it| **it == place).is_some() {
+                return unfit;
+            }
+            // One failure may stand for all.
+            last = answers.next().unwrap_or(last);
+            last
+        };
+        (0..self.len()).map(merge).collect()
+    }
+
+    fn add(&mut self, name: &[u8]) {
+        if self.keys.push(name).is_err() {
+            self.unfit.push(self.len());
+        }
+    }
+}
+
+impl From<&KeyArg> for NameArgs {
+    fn from(key: &KeyArg) -> Self {
+        let mut names = Self::default();
+        names.add(key.0.as_ref().map(Key::as_bytes).unwrap_or_default());
+        names
+    }
+}
+
+impl<'a, 'py> FromPyObject<'a, 'py> for NameArgs {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
+        let mut names = Self { keys: Keys::with_capacity(count(&object), 0), unfit: Vec::new() };
+        each(object, |item| with_name(&item, |name| names.add(name)))?;
+        Ok(names)
+    }
+}
+
+/// Looks at the bytes of a key.
+fn with_name<R>(object: &Bound<'_, PyAny>, look: impl FnOnce(&[u8]) -> R) -> PyResult<R> {
+    if let Ok(text) = object.cast::<PyString>() {
+        let text = text.to_cow().map_err(|_| PyTypeError::new_err("a key must be valid Unicode text"))?;
+        return Ok(look(text.as_bytes()));
+    }
+    if let Ok(bytes) = object.cast::<PyBytes>() {
+        return Ok(look(bytes.as_bytes()));
+    }
+    if let Ok(bytes) = object.cast::<PyByteArray>() {
+        return Ok(look(&bytes.to_vec()));
+    }
+    Err(PyTypeError::new_err(format!("a key must be str or bytes, not {}", type_name(object))))
 }
 
 /// An address, a size or a count: an integer from 0 to 2^64 - 1. A bool counts as one, a float does not.
@@ -90,17 +151,36 @@ where
     type Error = PyErr;
 
     fn extract(object: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
-        if let Ok(list) = object.cast::<PyList>() {
-            return list.iter().map(|item| Ok(item.extract()?)).collect::<PyResult<_>>().map(Self);
-        }
-        if let Ok(tuple) = object.cast::<PyTuple>() {
-            return tuple.iter().map(|item| Ok(item.extract()?)).collect::<PyResult<_>>().map(Self);
-        }
-        if object.is_instance_of::<PyString>() || object.is_instance_of::<PyBytes>() {
-            return Err(PyTypeError::new_err(format!("a list is needed, not {}", type_name(&object))));
-        }
-        object.try_iter()?.map(|item| Ok(item?.extract()?)).collect::<PyResult<_>>().map(Self)
+        let mut items = Vec::with_capacity(count(&object));
+        each(object, |item| {
+            items.push(item.extract()?);
+            Ok(())
+        })?;
+        Ok(Self(items))
     }
+}
+
+/// How many items there certainly are.
+fn count(object: &Bound<'_, PyAny>) -> usize {
+    let list = object.cast::<PyList>().map(PyListMethods::len);
+    list.or_else(|_| object.cast::<PyTuple>().map(PyTupleMethods::len)).unwrap_or(0)
+}
+
+/// Takes the items of a list, a tuple or any other iterable but text and bytes one by one.
+fn each<'py>(
+    object: Borrowed<'_, 'py, PyAny>,
+    mut take: impl FnMut(Bound<'py, PyAny>) -> PyResult<()>,
+) -> PyResult<()> {
+    if let Ok(list) = object.cast::<PyList>() {
+        return list.iter().try_for_each(take);
+    }
+    if let Ok(tuple) = object.cast::<PyTuple>() {
+        return tuple.iter().try_for_each(take);
+    }
+    if object.is_instance_of::<PyString>() || object.is_instance_of::<PyBytes>() {
+        return Err(PyTypeError::new_err(format!("a list is needed, not {}", type_name(&object))));
+    }
+    object.try_iter()?.try_for_each(|item| take(item?))
 }
 
 /// The type of an object, for messages.

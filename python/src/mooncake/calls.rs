@@ -9,7 +9,7 @@ use tiffin_client::{
     ResolveOptions,
 };
 
-use super::arguments::KeyArg;
+use super::arguments::{KeyArg, NameArgs};
 use super::codes;
 use super::open::{Open, tell};
 
@@ -88,13 +88,13 @@ pub(super) fn look(
 pub(super) fn exist(
     py: Python<'_>,
     open: &Open,
-    keys: &[KeyArg],
+    names: &NameArgs,
     failed: impl Fn(&Error) -> i64,
 ) -> PyResult<Vec<i64>> {
-    let (known, keys) = split(keys.iter().map(|key| key.key().ok_or(0)).collect());
     let deadline = Deadline::after(open.call_time);
-    let answers = ask(py, open, deadline, async |client| client.exists(&keys, LEASED, deadline).await)?;
-    Ok(merge(known, answers.into_iter().map(|it| it.map_or_else(|error| failed(&error), i64::from))))
+    let answers = ask(py, open, deadline, async |client| client.exist(&names.keys, LEASED, deadline).await)?;
+    let codes = answers.into_iter().map(|it| it.map_or_else(|error| failed(&error), i64::from));
+    Ok(names.merge(codes, 0))
 }
 
 /// Removes keys.

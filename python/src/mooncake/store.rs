@@ -13,7 +13,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyTuple};
 use tiffin_client::{DeleteOptions, Error, GetInto, Pattern, Put, SourceBuf, TargetBuf};
 
-use super::arguments::{Flag, Items, KeyArg, Number};
+use super::arguments::{Flag, Items, KeyArg, NameArgs, Number};
 use super::calls;
 use super::codes;
 use super::config::{PutForm, ReplicateConfig};
@@ -447,20 +447,20 @@ impl MooncakeDistributedStore {
 
     /// Returns 1 if an object can be read, 0 if not, or a negative code. It is then leased.
     fn is_exist(&self, py: Python<'_>, key: KeyArg) -> PyResult<i64> {
-        first(self.batch_is_exist(py, Items(vec![key]))?)
+        first(self.batch_is_exist(py, NameArgs::from(&key))?)
     }
 
     /// Returns for each key 1 if it can be read, 0 if not, or a negative code. What can be read is then
     /// leased.
-    fn batch_is_exist(&self, py: Python<'_>, keys: Items<KeyArg>) -> PyResult<Vec<i64>> {
-        let Some(open) = self.open() else { return Ok(vec![codes::INVALID_PARAMS; keys.0.len()]) };
+    fn batch_is_exist(&self, py: Python<'_>, keys: NameArgs) -> PyResult<Vec<i64>> {
+        let Some(open) = self.open() else { return Ok(vec![codes::INVALID_PARAMS; keys.len()]) };
         // What lies on a node that is gone cannot be read. A negative code would pass for a hit where the
         // answer is used as a truth value.
         let failed = |error: &Error| match error {
             Error::NodeDown { .. } => 0,
             error => codes::of(error),
         };
-        calls::exist(py, &open, &keys.0, failed)
+        calls::exist(py, &open, &keys, failed)
     }
 
     /// Remove an object. Returns 0, -704 if there is none, or -706 if a lease refuses: force=True does it all

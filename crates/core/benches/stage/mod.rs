@@ -176,7 +176,7 @@ pub(crate) fn get(keys: Vec<Key>) -> Request {
 
 /// Asks whether these keys are there, as `exists` does.
 pub(crate) fn exists(keys: Vec<Key>) -> Request {
-    Request::Exists(Exists { keys, touch: true, lease: true })
+    Request::Exists(Exists { keys: keys.iter().collect(), touch: true, lease: true })
 }
 
 /// Numbers below `count` that look random and are the same in every run.

@@ -87,7 +87,11 @@ impl Master {
         }
         let mut items = Vec::with_capacity(exists.keys.len());
         let lease = exists.lease.then(|| self.now.after(self.config.lease_ms));
-        for keys in exists.keys.chunks(TOGETHER) {
+        let mut names = exists.keys.iter();
+        for together in (0..exists.keys.len()).step_by(TOGETHER) {
+            let mut keys = [&[][..]; TOGETHER];
+            keys.iter_mut().zip(&mut names).for_each(|(place, name)| *place = name);
+            let keys = keys.get(..exists.keys.len() - together).unwrap_or(&keys);
             let mut found = self.catalog.find_all(visitor.namespace, keys);
             for (found, _) in found.iter_mut().zip(keys) {
                 let presence = self.presence(*found);

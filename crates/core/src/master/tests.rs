@@ -626,7 +626,7 @@ fn exists_tells_what_is_there_and_what_cannot_be_reached() {
     cluster.put("here", 10, PutOptions { replicas: 1, ..PutOptions::default() });
     let keys = ["here", "nowhere"].map(key).to_vec();
     let exists = |cluster: &mut Cluster| {
-        let exists = Exists { keys: keys.clone(), touch: true, lease: true };
+        let exists = Exists { keys: keys.iter().collect(), touch: true, lease: true };
         cluster.ask(Request::Exists(exists)).unwrap()
     };
     assert_eq!(exists(&mut cluster), Reply::Present(vec![Presence::Here, Presence::Absent]));

@@ -76,11 +76,11 @@ impl Known {
             }
             at
         };
-        self.places.insert(hash(self.hash_seed, key), at as u32);
+        self.places.insert(hash(self.hash_seed, key.as_bytes()), at as u32);
     }
 
     /// Where the object lies, as far as is known. It counts as used.
-    pub fn find(&mut self, key: &Key) -> Option<&Found> {
+    pub fn find(&mut self, key: &(impl AsRef<[u8]> + ?Sized)) -> Option<&Found> {
         let at = self.place(key)?;
         let entry = self.entries.get_mut(at)?;
         entry.is_recent = true;
@@ -92,7 +92,7 @@ impl Known {
 
     /// Where the object lies, as far as is known. It does not count as used.
     #[must_use]
-    pub fn peek(&self, key: &Key) -> Option<&Found> {
+    pub fn peek(&self, key: &(impl AsRef<[u8]> + ?Sized)) -> Option<&Found> {
         Some(&self.entries.get(self.place(key)?)?.found)
     }
 
@@ -107,7 +107,7 @@ impl Known {
     /// The object is not where it was said to be, whatever it was.
     pub fn remove(&mut self, key: &Key) {
         let Some(at) = self.place(key) else { return };
-        self.places.remove(hash(self.hash_seed, key), at as u32);
+        self.places.remove(hash(self.hash_seed, key.as_bytes()), at as u32);
         if let Some(entry) = self.entries.get_mut(at) {
             (entry.is_forgotten, entry.is_recent) = (true, false);
         }
@@ -133,8 +133,9 @@ impl Known {
         keys
     }
 
-    fn place(&self, key: &Key) -> Option<usize> {
-        let is_it = |at: u32| self.entries.get(at as usize).is_some_and(|it| it.key == *key);
+    fn place(&self, key: &(impl AsRef<[u8]> + ?Sized)) -> Option<usize> {
+        let key = key.as_ref();
+        let is_it = |at: u32| self.entries.get(at as usize).is_some_and(|it| it.key.as_bytes() == key);
         self.places.find(hash(self.hash_seed, key), is_it).map(|at| at as usize)
     }
 
@@ -156,8 +157,8 @@ impl Known {
     }
 }
 
-fn hash(seed: u64, key: &Key) -> u64 {
-    xxh3_64_with_seed(key.as_bytes(), seed)
+fn hash(seed: u64, key: &[u8]) -> u64 {
+    xxh3_64_with_seed(key, seed)
 }
 
 #[cfg(test)]

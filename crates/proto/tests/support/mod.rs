@@ -328,7 +328,11 @@ fn resolve() -> impl Strategy<Value = Resolve> {
 }
 
 fn exists() -> impl Strategy<Value = Exists> {
-    (vec(key(), 0..6), flag(), flag()).prop_map(|(keys, touch, lease)| Exists { keys, touch, lease })
+    (vec(key(), 0..6), flag(), flag()).prop_map(|(keys, touch, lease)| Exists {
+        keys: keys.iter().collect(),
+        touch,
+        lease,
+    })
 }
 
 fn presence() -> impl Strategy<Value = Presence> {

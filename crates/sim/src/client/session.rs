@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use tiffin_core::{
     Generation, Hold, SegmentId,
     message::{
-        AckOutcome, DeleteOutcome, Found, PinOutcome, Reply, Request, ReserveOutcome, Resolve, ResolveOutcome,
+        AckOutcome, DeleteOutcome, Exists, Found, PinOutcome, Reply, Request, ReserveOutcome, ResolveOutcome,
     },
     session::{CallFailure, Get, GetOutcome, Need, NeedId, Peer, Put, PutOutcome, ReadResult, WriteResult},
 };
@@ -98,8 +98,8 @@ impl World {
         let keys = it.known.take_used(usize::MAX);
         if !keys.is_empty() {
             self.coverage.hit(Point::UsesTold);
-            let resolve = Resolve { keys, touch: true, lease: false, locate: false };
-            self.call(client, Target::Master, Request::Resolve(resolve), Purpose::Nothing);
+            let exists = Exists { keys: keys.iter().collect(), touch: true, lease: false };
+            self.call(client, Target::Master, Request::Exists(exists), Purpose::Nothing);
         }
     }
 

@@ -175,15 +175,16 @@ impl Catalog {
     }
 
     pub(super) fn find(&self, namespace: NamespaceIndex, key: &Key) -> Option<ObjectIndex> {
+        let key = key.as_bytes();
         self.find_hashed(self.hash(namespace, key), namespace, key)
     }
 
     /// Finds at most [`TOGETHER`] names at a time.
-    pub(super) fn find_all(&self, namespace: NamespaceIndex, keys: &[Key]) -> Together {
+    pub(super) fn find_all(&self, namespace: NamespaceIndex, keys: &[impl AsRef<[u8]>]) -> Together {
         let mut hashes = [0; TOGETHER];
         let mut found = [None; TOGETHER];
         for (hash, key) in hashes.iter_mut().zip(keys) {
-            *hash = self.hash(namespace, key);
+            *hash = self.hash(namespace, key.as_ref());
         }
         let hashes = hashes.get(..keys.len()).unwrap_or(&hashes);
         if keys.len() >= FEW {
@@ -195,14 +196,14 @@ impl Catalog {
             std::hint::black_box(sum);
         }
         for ((found, key), &hash) in found.iter_mut().zip(keys).zip(hashes) {
-            *found = self.find_hashed(hash, namespace, key);
+            *found = self.find_hashed(hash, namespace, key.as_ref());
         }
         found
     }
 
     /// Adds an object under a name that is free.
     pub(super) fn insert(&mut self, now: Tick, new: NewObject) -> Option<ObjectIndex> {
-        let hash = self.hash(new.namespace, &new.key);
+        let hash = self.hash(new.namespace, new.key.as_bytes());
         let object = Object::new(now, new)?;
         let (namespace, len, soft_until) = (object.namespace(), object.len(), object.soft_until());
         if let Some(namespace) = self.namespaces.get_mut(namespace.0 as usize) {
@@ -228,7 +229,7 @@ impl Catalog {
     pub(super) fn remove(&mut self, index: ObjectIndex) -> Option<Object> {
         self.lines.delist(&mut self.objects, index);
         let object = self.objects.remove(index.0)?;
-        self.names.remove(self.hash(object.namespace(), object.key()), index.0);
+        self.names.remove(self.hash(object.namespace(), object.key().as_bytes()), index.0);
         if object.soft_pin() {
             self.soft.remove(&(object.soft_until(), index.0));
         }
@@ -377,12 +378,12 @@ impl Catalog {
         }
     }
 
-    fn find_hashed(&self, hash: u64, namespace: NamespaceIndex, key: &Key) -> Option<ObjectIndex> {
-        let is = |it: &Object| it.namespace() == namespace && it.key() == key;
+    fn find_hashed(&self, hash: u64, namespace: NamespaceIndex, key: &[u8]) -> Option<ObjectIndex> {
+        let is = |it: &Object| it.namespace() == namespace && it.key().as_bytes() == key;
         self.names.find(hash, |index| self.objects.get(index).is_some_and(is)).map(ObjectIndex)
     }
 
-    fn hash(&self, namespace: NamespaceIndex, key: &Key) -> u64 {
-        xxh3_64_with_seed(key.as_bytes(), self.hash_seed ^ u64::from(namespace.0))
+    fn hash(&self, namespace: NamespaceIndex, key: &[u8]) -> u64 {
+        xxh3_64_with_seed(key, self.hash_seed ^ u64::from(namespace.0))
     }
 }

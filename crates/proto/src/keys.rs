@@ -1,0 +1,60 @@
+//! Names of objects: one by one, and many in one piece of memory. On the wire a list is the same either way.
+
+use tiffin_core::{Key, Keys};
+
+use crate::codec::{Fault, Field, Malformed, Reader, Value, Wire, Writer, expect};
+
+/// There is no default key: a message that lacks one is malformed.
+impl Value for Key {
+    const WIRE: Wire = Wire::Bytes;
+
+    fn write(&self, out: &mut Writer) {
+        out.slice(self.as_bytes());
+    }
+
+    fn read(input: &mut Reader<'_>) -> Result<Self, Malformed> {
+        Ok(Self::new(input.slice()?).map_err(Fault::Key)?)
+    }
+
+    fn is_default(&self) -> bool {
+        false
+    }
+
+    fn absent() -> Result<Self, Malformed> {
+        Err(Fault::Missing.into())
+    }
+}
+
+impl Field for Keys {
+    fn put(&self, number: u32, out: &mut Writer) {
+        if !out.takes(self.len(), Key::ITEMS_MAX) {
+            return;
+        }
+        // A tag and, for nearly all, one or two bytes of length.
+        out.reserve(self.bytes_len() + 3 * self.len());
+        for name in self.iter() {
+            if out.is_full() {
+                return;
+            }
+            out.tag(number, Wire::Bytes);
+            out.slice(name);
+        }
+    }
+
+    fn merge(slot: &mut Option<Self>, wire: Wire, input: &mut Reader<'_>) -> Result<(), Malformed> {
+        expect(wire, Wire::Bytes)?;
+        let left = input.len();
+        let name = input.slice()?;
+        // Most names of a list are about as long as the first; each has a tag and a length in front.
+        let likely = Key::ITEMS_MAX.min(1 + left / (name.len() + 2));
+        let names = slot.get_or_insert_with(|| Self::with_capacity(likely, left));
+        if names.len() == Key::ITEMS_MAX {
+            return Err(Fault::TooMany(Key::ITEMS_MAX).into());
+        }
+        Ok(names.push(name).map_err(Fault::Key)?)
+    }
+
+    fn finish(slot: Option<Self>) -> Result<Self, Malformed> {
+        Ok(slot.unwrap_or_default())
+    }
+}
