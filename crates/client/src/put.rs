@@ -68,6 +68,8 @@ async fn drive(
     let held = Held::new(&inner.reservations, &inner.chores);
     let held = &held;
     let requests = puts.iter().map(|put| request(put, room_for(inner, held, put, ready.next()))).collect();
+    // Now, and not when these are done: so it happens while they are copied.
+    spares::restock(inner, puts);
     let mut session =
         Session::new(requests).waiting(patience.wait_ms(deadline)).confirming(names::wait_ms(deadline));
     let mut failures = Vec::new();
@@ -112,7 +114,6 @@ async fn drive(
         }
     }
     drop(running);
-    spares::restock(inner, puts);
     let is_late = is_late || deadline.has_passed();
     let outcomes = session.into_outcomes();
     learn(inner, puts, &outcomes);

@@ -1,13 +1,15 @@
 //! Room at hand for small objects, so that putting one asks nobody for room.
 //!
-//! Who has put several objects of one size in a row will put more of them. So room for some is reserved
-//! ahead, behind the caller's back; a put then writes and commits: one call instead of two, each of which
-//! goes on to somebody else. The master gives such room only where plenty is free ([`Reserve::spare`]), and
-//! it is given back as soon as nothing of that size was put for a moment, so nobody misses it.
+//! Who has put several objects of one size in a row will put more of them, and who has done so a while ago
+//! will do it again. So room for some is reserved ahead, behind the caller's back; a put then writes and
+//! commits: one call instead of two, each of which goes on to somebody else. The master gives such room only
+//! where plenty is free ([`Reserve::spare`]), and it is given back as soon as nothing of that size was put
+//! for a moment, so nobody misses it. How long the last row was is remembered, not the room.
 //!
 //! **Invariant:** what lies on a shelf is known to [`Reservations`](crate::reservations::Reservations), as
 //! that of a put is. It leaves the shelf with a put, or is given back.
 
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
@@ -23,13 +25,13 @@ use crate::{Deadline, Put};
 
 /// The largest objects that room is kept for; larger ones take longer to copy than to ask for.
 const LEN_MAX: u64 = 2 << 20;
-/// After that many puts of one size in a row more are expected.
-const ROW_MIN: u64 = 8;
+/// After that many puts of one size in a row more are expected, and such rows are remembered.
+const ROW_MIN: u64 = 4;
 /// The most room of one size.
 const ROOMS_MAX: u64 = 64;
 /// The most room of one size, in bytes.
 const BYTES_MAX: u64 = 8 << 20;
-/// How many sizes there may be room for at a time.
+/// How many sizes are kept in mind.
 const SIZES_MAX: usize = 8;
 /// Puts that are further apart are not in a row, and room that was not used for so long is given back.
 const MOMENT: Duration = Duration::from_millis(250);
@@ -50,8 +52,10 @@ struct Size {
 #[derive(Debug)]
 struct Shelf {
     rooms: Vec<Reservation>,
-    /// How many were put in a row.
+    /// How many were put in a row so far.
     row: u64,
+    /// How many the row before had, if it was one.
+    before: u64,
     last: Instant,
     is_asking: bool,
     /// There was none when it was asked for last; not before then is it asked for again.
@@ -84,11 +88,19 @@ impl Spares {
         let size = size_of(put)?;
         let Store { shelves, .. } = &mut *self.store();
         if !shelves.contains_key(&size) && shelves.len() >= SIZES_MAX {
-            return None;
+            let idle = shelves.iter().filter(|(_, it)| it.rooms.is_empty() && !it.is_asking);
+            let oldest = idle.min_by_key(|(_, it)| it.last).map(|(size, _)| *size)?;
+            shelves.remove(&oldest);
         }
-        let new = || Shelf { rooms: Vec::new(), row: 0, last: now, is_asking: false, asks_from: now };
+        let new =
+            || Shelf { rooms: Vec::new(), row: 0, before: 0, last: now, is_asking: false, asks_from: now };
         let shelf = shelves.entry(size).or_insert_with(new);
-        shelf.row = if now.duration_since(shelf.last) < MOMENT { shelf.row + 1 } else { 1 };
+        if now.duration_since(shelf.last) < MOMENT {
+            shelf.row += 1;
+        } else {
+            shelf.before = if shelf.row >= ROW_MIN { shelf.row } else { 0 };
+            shelf.row = 1;
+        }
         shelf.last = now;
         shelf.rooms.pop()
     }
@@ -99,8 +111,14 @@ impl Spares {
         let mut store = self.store();
         let shelf = store.shelves.get_mut(&size)?;
         let there = shelf.rooms.len() as u64;
-        let most = ROOMS_MAX.min(BYTES_MAX / size.len.max(1)).min(shelf.row);
-        if shelf.is_asking || shelf.last < shelf.asks_from || shelf.row < ROW_MIN || there * 2 > most {
+        // As many more as the row before had; if this one is longer, or the first, as many as so far.
+        let expected = match shelf.row.cmp(&shelf.before) {
+            Ordering::Less => shelf.before - shelf.row,
+            Ordering::Greater if shelf.row >= ROW_MIN => shelf.row,
+            Ordering::Equal | Ordering::Greater => 0,
+        };
+        let most = ROOMS_MAX.min(BYTES_MAX / size.len.max(1)).min(expected);
+        if shelf.is_asking || shelf.last < shelf.asks_from || most == 0 || there * 2 > most {
             return None;
         }
         shelf.is_asking = true;
@@ -115,23 +133,22 @@ impl Spares {
         shelf.is_asking = false;
         if rooms.is_empty() {
             shelf.asks_from = now + REST;
+            return (rooms, false);
         }
         shelf.rooms.extend(rooms);
         (Vec::new(), !std::mem::replace(&mut store.is_kept, true))
     }
 
-    /// Takes away what was not used for a moment. The second is whether there are shelves left to look after.
+    /// Takes away what was not used for a moment. The second is whether there is room left to look after.
     fn clear(&self, now: Instant) -> (Vec<Location>, bool) {
         let mut store = self.store();
         let mut unused = Vec::new();
-        store.shelves.retain(|_, shelf| {
-            let is_used = shelf.is_asking || now.duration_since(shelf.last) < MOMENT;
-            if !is_used {
+        for shelf in store.shelves.values_mut() {
+            if !shelf.is_asking && now.duration_since(shelf.last) >= MOMENT {
                 unused.extend(shelf.rooms.drain(..).map(|it| it.location));
             }
-            is_used
-        });
-        store.is_kept = !store.shelves.is_empty();
+        }
+        store.is_kept = store.shelves.values().any(|it| it.is_asking || !it.rooms.is_empty());
         (unused, store.is_kept)
     }
 
@@ -253,10 +270,48 @@ mod tests {
         spares.stock(order.size, vec![room(1)], now);
         assert_eq!(spares.clear(now), (Vec::new(), true));
         assert_eq!(spares.clear(now + MOMENT), (vec![room(1).location], false));
-        let (left, _) = spares.stock(order.size, vec![room(2)], now);
-        assert_eq!(left, [room(2)], "nobody wants it any more");
         assert!(spares.take(&put, now + MOMENT).is_none());
-        assert!(spares.order(&put).is_none(), "the row begins anew");
+    }
+
+    #[test]
+    fn a_row_is_expected_to_be_as_long_as_the_last_one() {
+        let spares = Spares::default();
+        let put = put("k", b"four");
+        let mut now = Instant::now();
+        (0..10).for_each(|_| drop(spares.take(&put, now)));
+        for expected in [9, 9] {
+            now += MOMENT;
+            assert!(spares.take(&put, now).is_none());
+            let order = spares.order(&put).unwrap();
+            assert_eq!(order.count, expected, "with the first, for the others");
+            spares.stock(order.size, (0..expected).map(room).collect(), now);
+            for _ in 0..expected {
+                assert!(spares.order(&put).is_none(), "there is enough");
+                assert!(spares.take(&put, now).is_some());
+            }
+            assert!(spares.order(&put).is_none(), "it is over, for all one knows");
+        }
+        assert!(spares.take(&put, now).is_none());
+        assert_eq!(spares.order(&put).unwrap().count, 11, "it is not");
+        // A row that is none is not remembered.
+        now += MOMENT;
+        drop(spares.stock(size_of(&put).unwrap(), Vec::new(), now));
+        drop(spares.take(&put, now));
+        drop(spares.take(&put, now + MOMENT));
+        assert!(spares.order(&put).is_none());
+    }
+
+    #[test]
+    fn sizes_that_were_not_used_lately_are_forgotten_first() {
+        let spares = Spares::default();
+        let mut now = Instant::now();
+        let sizes: Vec<_> = (0..SIZES_MAX as u64 + 3).map(|len| vec![0_u8; len as usize]).collect();
+        for bytes in &sizes {
+            drop(spares.take(&Put::new(Key::new(b"k").unwrap(), bytes), now));
+            now += Duration::from_millis(1);
+        }
+        let kept: Vec<_> = spares.store().shelves.keys().map(|it| it.len).collect();
+        assert_eq!(kept, (3..SIZES_MAX as u64 + 3).collect::<Vec<_>>());
     }
 
     #[test]
@@ -270,7 +325,6 @@ mod tests {
         drop(spares.take(&put, now));
         assert!(spares.order(&put).is_none());
         drop(spares.take(&put, now + REST));
-        (0..ROW_MIN).for_each(|_| drop(spares.take(&put, now + REST)));
         assert!(spares.order(&put).is_some());
     }
 
