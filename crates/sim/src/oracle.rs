@@ -567,8 +567,10 @@ impl Oracle {
             }
             Reply::Registered(registered) => {
                 let segment = segment.unwrap_or_default();
-                let dead = self.lives.iter().filter(|(_, it)| it.dead.is_some()).map(|(it, _)| *it);
-                self.owing.insert(segment, dead.collect());
+                // What was deleted when this life of the master had not heard of the node is not owed.
+                let owes = |it: &Life| it.dead.as_ref().is_some_and(|it| !it.exempt.contains(&segment));
+                let owing = self.lives.iter().filter(|(_, it)| owes(it)).map(|(it, _)| *it).collect();
+                self.owing.insert(segment, owing);
                 if registered.discard && !self.lost.contains_key(&segment) {
                     self.fail("names", || format!("{segment} must discard all, but was never lost"));
                 }
