@@ -158,8 +158,8 @@ fn releases(chores: &[Chore]) -> BTreeMap<u64, Vec<u64>> {
 async fn release(client: Weak<Inner>, epoch: u64, leases: Vec<u64>) {
     let mut pause = PAUSE_MIN;
     for _ in 0..TRIES_MAX {
-        // A client that is gone has said goodbye, and has no leases.
-        let Some(inner) = client.upgrade() else { return };
+        // A client that is gone or closed has said goodbye, and has no leases.
+        let Some(inner) = client.upgrade().filter(|it| !it.is_closed()) else { return };
         match inner.end_leases(epoch, leases.clone(), Deadline::after(TRY_TIME_MAX)).await {
             Ok(()) => return,
             Err(error) => tracing::debug!(%error, "leases are ended later"),
