@@ -257,6 +257,9 @@ pub enum OnExists {
     Keep,
 }
 
+/// In [`PutOptions::soft_pin_ms`]: the master knows how long.
+pub const SOFT_PIN_DEFAULT: u64 = u64::MAX;
+
 /// How an object is to be kept.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PutOptions {
@@ -266,7 +269,8 @@ pub struct PutOptions {
     pub on_exists: OnExists,
     /// Never evicted.
     pub hard_pin: bool,
-    /// Evicted after all others, for this many milliseconds.
+    /// Evicted after all others, for this many milliseconds; [`SOFT_PIN_DEFAULT`] for as long as the master's
+    /// setting says.
     pub soft_pin_ms: Option<u64>,
     /// Names of nodes to try first, in order.
     pub preferred: Vec<String>,

@@ -55,6 +55,7 @@ impl World {
             lease_ms: self.plan.lease_ms,
             strict_leases: self.plan.strict_leases,
             lease_grace_ms: self.plan.lease_grace_ms,
+            soft_pin_ms: 1000,
             evict_soft_pinned: self.plan.evict_soft_pinned,
             piece_objects_max: self.plan.piece_objects_max,
             hash_seed: self.chance.any(),

@@ -4,14 +4,12 @@ use std::time::Duration;
 
 use pyo3::prelude::*;
 use tiffin_core::REPLICAS_MAX;
-use tiffin_core::message::{OnExists, PutOptions};
+use tiffin_core::message::{OnExists, PutOptions, SOFT_PIN_DEFAULT};
 
 use super::arguments::{Flag, Items, Number};
 use super::codes;
 use super::enums::{ObjectDataType, SoftPinAction};
 
-/// How long a soft pin lasts that names no time; Mooncake's default.
-const SOFT_PIN_DEFAULT: Duration = Duration::from_secs(30 * 60);
 /// The longest soft pin; Mooncake's default.
 const SOFT_PIN_MAX: Duration = Duration::from_secs(24 * 3600);
 
@@ -93,7 +91,7 @@ impl ReplicateConfig {
     fn soft_pin_ms(&self) -> Result<Option<u64>, i64> {
         let max_ms = SOFT_PIN_MAX.as_millis() as u64;
         match (self.soft_pin_action, self.soft_pin_ttl_ms) {
-            (SoftPinAction::Enable, None) => Ok(Some(SOFT_PIN_DEFAULT.as_millis() as u64)),
+            (SoftPinAction::Enable, None) => Ok(Some(SOFT_PIN_DEFAULT)),
             // A pin of no time is none.
             (SoftPinAction::Enable, Some(0)) => Ok(None),
             (SoftPinAction::Enable, Some(ttl_ms)) if ttl_ms <= max_ms => Ok(Some(ttl_ms)),

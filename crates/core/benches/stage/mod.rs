@@ -41,6 +41,7 @@ impl Stage {
             strict_leases: false,
             lease_grace_ms: 10_000,
             piece_objects_max: tiffin_core::master::PIECE_OBJECTS_MAX,
+            soft_pin_ms: 1000,
             evict_soft_pinned: true,
             hash_seed: 0x5eed,
             sabotage: Sabotage::None,

@@ -17,7 +17,8 @@ use crate::{
     extent::room_for,
     marks::Marks,
     message::{
-        Cause, CommitItem, CommitOutcome, Decide, DecideItem, OnExists, Reason, Record, Request, Settle,
+        Cause, CommitItem, CommitOutcome, Decide, DecideItem, OnExists, Reason, Record, Request,
+        SOFT_PIN_DEFAULT, Settle,
     },
     sabotage::sabotaged,
 };
@@ -176,7 +177,11 @@ impl Master {
                 member.count_commit(room_for(item.len).unwrap_or(0));
             }
         }
-        let soft_until = item.options.soft_pin_ms.map_or(Tick(0), |ms| self.now.after(ms));
+        let soft_until = match item.options.soft_pin_ms {
+            None => Tick(0),
+            Some(SOFT_PIN_DEFAULT) => self.now.after(self.config.soft_pin_ms),
+            Some(ms) => self.now.after(ms),
+        };
         let is_sample = marks.sample.is_some();
         let new = NewObject {
             namespace,

@@ -68,6 +68,8 @@ pub struct MasterConfig {
     /// How long the leases of samples are kept for a client whose connection broke, unless it is known to be
     /// dead.
     pub lease_grace_ms: u64,
+    /// How long a soft pin lasts for which nobody has said it.
+    pub soft_pin_ms: u64,
     /// Whether soft-pinned objects may be evicted when nothing else is left.
     pub evict_soft_pinned: bool,
     /// Objects that one piece of a drop takes away, see [`Master::work`].

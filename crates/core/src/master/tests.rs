@@ -42,6 +42,7 @@ impl Cluster {
             strict_leases: false,
             lease_grace_ms: 300,
             piece_objects_max: PIECE_OBJECTS_MAX,
+            soft_pin_ms: 1000,
             evict_soft_pinned: true,
             hash_seed: 3,
             sabotage: Sabotage::None,

@@ -7,7 +7,7 @@ use crate::{
     message::{
         Ack, AckItem, AckOutcome, Await, Cause, CommitOutcome, DeletedMatching, DropPins, Held, Lease,
         LeaseItem, LeaseOutcome, List, OnExists, Pattern, Pin, PinOutcome, Policy, PutOptions, Release,
-        Reserve, ReserveItem, ReserveOutcome, ResolveOutcome, Why,
+        Reserve, ReserveItem, ReserveOutcome, ResolveOutcome, SOFT_PIN_DEFAULT, Why,
     },
     node,
 };
@@ -109,6 +109,19 @@ fn a_pin_set_later_protects_and_an_unpinned_object_may_go() {
     assert_eq!(cluster.pin("a", "run", false), PinOutcome::Done);
     assert!(!cluster.is_full("b"));
     assert_eq!(cluster.pin("nothing", "run", true), PinOutcome::Absent);
+}
+
+#[test]
+fn a_soft_pin_without_a_time_lasts_as_long_as_the_master_says() {
+    let mut cluster = Cluster::new(&[4 * UNIT]);
+    let soft = |soft_pin_ms| PutOptions { soft_pin_ms, ..plain() };
+    let puts = [("none", None), ("short", Some(10)), ("default", Some(SOFT_PIN_DEFAULT))];
+    puts.into_iter().for_each(|(name, ms)| _ = cluster.put(name, UNIT, soft(ms)));
+    assert_eq!(cluster.master.stat().soft_pinned, 2);
+    cluster.wait(10);
+    assert_eq!(cluster.master.stat().soft_pinned, 1);
+    cluster.wait(1000);
+    assert_eq!(cluster.master.stat().soft_pinned, 0);
 }
 
 #[test]

@@ -37,6 +37,8 @@ pub const MEMORY_DEFAULT: ByteSize = ByteSize::gib(1);
 pub const LEASE_TTL_DEFAULT: Duration = Duration::from_secs(10);
 /// See [`MasterArgs::lease_grace`].
 pub const LEASE_GRACE_DEFAULT: Duration = Duration::from_secs(10);
+/// See [`MasterArgs::soft_pin_ttl`].
+pub const SOFT_PIN_TTL_DEFAULT: Duration = Duration::from_secs(30 * 60);
 /// See [`MasterArgs::silence`].
 pub const SILENCE_DEFAULT: Duration = Duration::from_secs(10);
 /// See [`MasterArgs::away`].
@@ -130,6 +132,13 @@ pub struct MasterArgs {
     #[arg(long, env = "TIFFIN_MASTER_AWAY", value_name = "TIME", value_parser = humantime::parse_duration)]
     #[serde(deserialize_with = "file::duration")]
     pub away: Option<Duration>,
+
+    /// How long a soft pin lasts where the put does not say it, as those of `mooncake.store` may not. Default:
+    /// `30m`.
+    #[arg(long, env = "TIFFIN_MASTER_SOFT_PIN_TTL", value_name = "TIME")]
+    #[arg(value_parser = humantime::parse_duration)]
+    #[serde(deserialize_with = "file::duration")]
+    pub soft_pin_ttl: Option<Duration>,
 
     /// Whether soft-pinned objects may be evicted when nothing else is left. Default: `true`.
     #[arg(long, env = "TIFFIN_MASTER_EVICT_SOFT_PINNED", value_name = "BOOL")]
@@ -379,6 +388,8 @@ pub struct MasterConfig {
     pub silence: Duration,
     /// See [`MasterArgs::away`].
     pub away: Duration,
+    /// See [`MasterArgs::soft_pin_ttl`].
+    pub soft_pin_ttl: Duration,
     /// See [`MasterArgs::evict_soft_pinned`].
     pub evict_soft_pinned: bool,
     /// Listen where other machines can reach it even without a token. Only `mooncake_master` does, as
@@ -500,7 +511,8 @@ impl MasterArgs {
     pub fn resolve(self, common: &CommonArgs, file: &SettingsFile) -> Result<MasterConfig, ConfigError> {
         let (mut args, said) = (self, file.master.clone());
         fill!(args from said: listen, http, metadata_http, state_dir);
-        fill!(args from said: lease_ttl, lease_mode, lease_grace, silence, away, evict_soft_pinned);
+        fill!(args from said: lease_ttl, lease_mode, lease_grace, silence, away);
+        fill!(args from said: soft_pin_ttl, evict_soft_pinned);
         let state_dir = match args.state_dir {
             Some(folder) => folder,
             None => default_state_dir(args.xdg_state_home)?,
@@ -517,6 +529,7 @@ impl MasterArgs {
             lease_grace: args.lease_grace.unwrap_or(LEASE_GRACE_DEFAULT),
             silence: args.silence.unwrap_or(SILENCE_DEFAULT),
             away: args.away.unwrap_or(AWAY_DEFAULT),
+            soft_pin_ttl: args.soft_pin_ttl.unwrap_or(SOFT_PIN_TTL_DEFAULT),
             evict_soft_pinned: args.evict_soft_pinned.unwrap_or(true),
             exposed: false,
         };
@@ -606,6 +619,7 @@ impl Default for MasterConfig {
             lease_grace: LEASE_GRACE_DEFAULT,
             silence: SILENCE_DEFAULT,
             away: AWAY_DEFAULT,
+            soft_pin_ttl: SOFT_PIN_TTL_DEFAULT,
             evict_soft_pinned: true,
             exposed: false,
         }

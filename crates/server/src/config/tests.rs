@@ -68,6 +68,7 @@ fn a_master_has_defaults() {
                 lease_grace: 10s,
                 silence: 10s,
                 away: 10s,
+                soft_pin_ttl: 1800s,
                 evict_soft_pinned: true,
                 exposed: false,
             }"#]],

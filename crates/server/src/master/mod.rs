@@ -247,6 +247,7 @@ impl Shared {
             lease_ms: ms(config.lease_ttl),
             strict_leases: config.lease_mode == LeaseMode::Strict,
             lease_grace_ms: ms(config.lease_grace),
+            soft_pin_ms: ms(config.soft_pin_ttl),
             evict_soft_pinned: config.evict_soft_pinned,
             piece_objects_max: PIECE_OBJECTS_MAX,
             hash_seed: draw

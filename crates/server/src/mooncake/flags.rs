@@ -48,7 +48,7 @@ pub const FLAGS: &[(&str, Kind, Use)] = &[
     ("cxl_path", Text, Ignored),
     ("cxl_size", Number, Ignored),
     ("default_kv_lease_ttl", Time, Honoured),
-    ("default_kv_soft_pin_ttl", Time, Ignored),
+    ("default_kv_soft_pin_ttl", Time, Honoured),
     ("drop_log_memory", Bool, Ignored),
     ("dynamic_replication_admission_qps_threshold", Decimal, Ignored),
     ("dynamic_replication_heat_window_seconds", Number, Ignored),

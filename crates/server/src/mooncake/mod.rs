@@ -153,7 +153,7 @@ fn master_config(values: &Values, environment: &Environment) -> Result<MasterCon
     // Addresses and times are Mooncake's business here.
     let own =
         MasterArgs { listen: None, http: Some(OffOr::Off), metadata_http: None, lease_ttl: None, ..own };
-    let own = MasterArgs { silence: None, away: None, evict_soft_pinned: None, ..own };
+    let own = MasterArgs { silence: None, away: None, soft_pin_ttl: None, evict_soft_pinned: None, ..own };
     let config = own.resolve(&environment.common, &SettingsFile::default())?;
     let rpc_port = port(values, "rpc_port", 0)?;
     let rpc_port = if rpc_port == 0 { port(values, "port", RPC_PORT)? } else { rpc_port };
@@ -174,6 +174,7 @@ fn master_config(values: &Values, environment: &Environment) -> Result<MasterCon
     // No lease at all is written as zero there; the shortest one has the same effect.
     let lease = values.get("default_kv_lease_ttl").and_then(|value| milliseconds(value));
     let lease_ttl = lease.map_or(config.lease_ttl, |ms| Duration::from_millis(ms.max(1)));
+    let soft_pin = values.get("default_kv_soft_pin_ttl").and_then(|value| milliseconds(value));
     let evict = values.get("allow_evict_soft_pinned_objects").is_none_or(|value| is_true(value));
     let config = MasterConfig {
         listen: vec![listen],
@@ -182,6 +183,7 @@ fn master_config(values: &Values, environment: &Environment) -> Result<MasterCon
         lease_ttl,
         silence: client_ttl,
         away: client_ttl,
+        soft_pin_ttl: soft_pin.map_or(config.soft_pin_ttl, Duration::from_millis),
         evict_soft_pinned: evict,
         exposed: true,
         ..config

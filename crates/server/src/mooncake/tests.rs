@@ -27,6 +27,7 @@ fn without_flags_it_is_mooncakes_master() {
     assert_eq!(plan.config.metadata_http, None);
     assert_eq!(plan.config.lease_ttl, Duration::from_secs(10));
     assert_eq!((plan.config.silence, plan.config.away), (CLIENT_TTL, CLIENT_TTL));
+    assert_eq!(plan.config.soft_pin_ttl, Duration::from_secs(1800));
     assert!(plan.config.evict_soft_pinned && plan.config.exposed && plan.report);
     let [warning] = plan.warnings.as_slice() else { panic!("{:?}", plan.warnings) };
     assert!(warning.starts_with("anybody who reaches this machine can read and write"), "{warning}");
@@ -48,6 +49,14 @@ fn flags_can_be_written_in_every_way_of_gflags() {
         ("--rpc_port 1234 --", "0.0.0.0:1234"),
     ] {
         assert_eq!(planned(line).unwrap().config.listen[0].to_string(), expected, "{line}");
+    }
+    for (line, expected_ms) in [
+        ("--default_kv_soft_pin_ttl=5000", 5000),
+        ("--default_kv_soft_pin_ttl 7", 7),
+        ("--default_kv_soft_pin_ttl=0", 0),
+    ] {
+        let ttl = planned(line).unwrap().config.soft_pin_ttl;
+        assert_eq!(ttl, Duration::from_millis(expected_ms), "{line}");
     }
     for (line, expected) in [
         ("--allow_evict_soft_pinned_objects", true),
