@@ -133,8 +133,8 @@ pub struct MasterArgs {
     #[serde(deserialize_with = "file::duration")]
     pub away: Option<Duration>,
 
-    /// How long a soft pin lasts where the put does not say it, as those of `mooncake.store` may not. Default:
-    /// `30m`.
+    /// How long a soft pin lasts where the put does not say it, as those of `mooncake.store` may not.
+    /// Default: `30m`.
     #[arg(long, env = "TIFFIN_MASTER_SOFT_PIN_TTL", value_name = "TIME")]
     #[arg(value_parser = humantime::parse_duration)]
     #[serde(deserialize_with = "file::duration")]
