@@ -140,7 +140,7 @@ impl World {
                 let readmitted = matches!(reply, Reply::Registered(_)).then_some(shell.segment);
                 self.node_handles(node, CoreEvent::MasterReply(id, reply));
                 if let Some(segment) = readmitted {
-                    self.oracle.readmitted(segment, &self.memories, &mut self.coverage);
+                    self.oracle.readmitted(conn, segment, &self.memories, &mut self.coverage);
                 }
             }
             Incoming::Request(id, request) => {

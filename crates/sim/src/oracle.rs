@@ -19,6 +19,7 @@ use tiffin_core::{
 
 use crate::{
     coverage::{Coverage, Point},
+    invariants::p2::{Dead, Victim},
     memory::{Memory, ValueId},
     names::{self, Name},
 };
@@ -90,25 +91,6 @@ impl Life {
     pub(crate) fn is_protected(&self) -> bool {
         !self.pins.is_empty() || !self.written_pins.is_empty() || self.sample
     }
-}
-
-/// A deletion that was answered.
-#[derive(Clone, Debug)]
-pub(crate) struct Dead {
-    /// Every node confirmed.
-    pub(crate) confirmed: bool,
-    /// Segments whose copies nobody could speak for: their nodes were lost.
-    pub(crate) exempt: Vec<SegmentId>,
-}
-
-/// An object that a delete is meant for.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Victim {
-    pub(crate) generation: Generation,
-    /// See [`Life::returns`]: a delete is not meant for what comes back after it began.
-    pub(crate) returns: u32,
-    /// Something else had taken it away before.
-    pub(crate) gone: bool,
 }
 
 /// A delete that is not answered yet: for each name what it is meant for.
@@ -207,7 +189,7 @@ pub(crate) struct Oracle {
     /// Puts that were answered although an older copy may still be read, on a node that could not be told.
     pub(crate) shadowed: BTreeSet<Generation>,
     /// What a node must not have any more once it has heard that it is registered.
-    pub(crate) owing: BTreeMap<SegmentId, Vec<Generation>>,
+    pub(crate) owing: BTreeMap<ConnId, Vec<Generation>>,
     /// Pins that are not answered yet.
     pub(crate) pinning: BTreeMap<(ConnId, RequestId), Pinning>,
     /// Acknowledgements that are not answered yet.
@@ -570,7 +552,7 @@ impl Oracle {
                 // What was deleted when this life of the master had not heard of the node is not owed.
                 let owes = |it: &Life| it.dead.as_ref().is_some_and(|it| !it.exempt.contains(&segment));
                 let owing = self.lives.iter().filter(|(_, it)| owes(it)).map(|(it, _)| *it).collect();
-                self.owing.insert(segment, owing);
+                self.owing.insert(to.0, owing);
                 if registered.discard && !self.lost.contains_key(&segment) {
                     self.fail("names", || format!("{segment} must discard all, but was never lost"));
                 }
@@ -589,7 +571,11 @@ impl Oracle {
         let Some(deciding) = self.deciding.remove(&to) else { return };
         let before = self.newest.clone();
         for (item, outcome) in deciding.items.iter().zip(outcomes) {
-            self.decided(deciding.segment, item, outcome, deciding.late);
+            // Asked once more before the first answer, it may be long ago, too.
+            let same = |it: &DecideItem| it.item.hold == item.item.hold;
+            let mut others = self.deciding.values().filter(|it| it.segment == deciding.segment);
+            let is_late = deciding.late || others.any(|it| it.items.iter().any(same));
+            self.decided(deciding.segment, item, outcome, is_late);
             self.supersedes(item, outcome, memories, coverage);
         }
         for (outcome, old) in outcomes.iter().zip(&deciding.replaced) {
@@ -666,6 +652,10 @@ impl Oracle {
             if was_gone {
                 self.leases.retain(|_, (_, leased)| *leased != record.generation);
             }
+            // A drop that has begun may take it or spare it.
+            let meant = |it: &Victim| it.generation == record.generation;
+            let deletes = self.deleting.values().flat_map(|it| &it.victims);
+            let under_way = deletes.filter(|(_, of)| of.iter().any(meant)).count() as u32;
             let life = self.seen(name, record.generation);
             if was_gone {
                 // Its pins went with it; what brings it back knows only its own.
@@ -673,9 +663,11 @@ impl Oracle {
                 life.pins.clear();
                 life.written_pins.clear();
             }
-            (life.gone, life.deletes) = (false, 0);
-            // The last words of a process that died, of which nobody knew when the object was deleted.
-            if memories.get(&segment).is_some_and(|it| !it.alive) {
+            (life.gone, life.deletes) = (false, under_way);
+            // The last words of a process that died, or what a node has heard from an earlier life of the
+            // master: nobody knew of that when the object was deleted.
+            let unheard = life.dead.as_ref().is_some_and(|it| it.exempt.contains(&segment));
+            if unheard || memories.get(&segment).is_some_and(|it| !it.alive) {
                 life.dead = None;
             }
             // This life of the master knows of pins what the nodes tell it.

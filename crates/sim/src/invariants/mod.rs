@@ -12,6 +12,6 @@
 mod liveness;
 mod memory;
 mod p1;
-mod p2;
+pub(crate) mod p2;
 mod p4;
 mod p6;

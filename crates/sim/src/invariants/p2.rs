@@ -8,7 +8,7 @@
 //! long as it is; and copies on a node that has not joined this life of the master yet.
 
 use tiffin_core::{
-    Generation, Hold, SegmentId, SlotId,
+    ConnId, Generation, Hold, SegmentId, SlotId,
     message::{CommitOutcome, DecideItem, DeleteOutcome, Found},
     node::SlotRecord,
 };
@@ -18,9 +18,28 @@ use crate::{
     memory::Memory,
     names::Name,
     node::name_in_heap,
-    oracle::{Dead, Memories, Oracle, Victim, copies, name_of},
+    oracle::{Memories, Oracle, copies, name_of},
     world::World,
 };
+
+/// A deletion that was answered.
+#[derive(Clone, Debug)]
+pub(crate) struct Dead {
+    /// Every node confirmed.
+    pub(crate) confirmed: bool,
+    /// Segments whose copies nobody could speak for: their nodes were lost.
+    pub(crate) exempt: Vec<SegmentId>,
+}
+
+/// An object that a delete is meant for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Victim {
+    pub(crate) generation: Generation,
+    /// See [`Life::returns`](crate::oracle::Life::returns): a delete is not meant for what comes back after it began.
+    pub(crate) returns: u32,
+    /// Something else had taken it away before.
+    pub(crate) gone: bool,
+}
 
 impl World {
     /// No memory says that it is a member's unless the node is one.
@@ -198,10 +217,16 @@ impl Oracle {
     }
 
     /// A node has been told what it owes, and goes on to tell what it holds.
-    pub(crate) fn readmitted(&mut self, segment: SegmentId, memories: &Memories, coverage: &mut Coverage) {
+    pub(crate) fn readmitted(
+        &mut self,
+        conn: ConnId,
+        segment: SegmentId,
+        memories: &Memories,
+        coverage: &mut Coverage,
+    ) {
         let Some(memory) = memories.get(&segment) else { return };
         coverage.hit(Point::CheckedReadmission);
-        let owing = self.owing.remove(&segment).unwrap_or_default();
+        let owing = self.owing.remove(&conn).unwrap_or_default();
         let kept = owing.into_iter().find(|it| copies(memory, *it).next().is_some());
         if let Some(generation) = kept {
             self.fail("p2", || format!("{segment} was readmitted with {generation}, which was deleted"));

@@ -14,8 +14,9 @@ use tiffin_core::{
 
 use crate::{
     coverage::{Coverage, Point},
+    invariants::p2::Victim,
     names::{self, Name},
-    oracle::{Acking, InLine, Memories, Oracle, Victim},
+    oracle::{Acking, InLine, Memories, Oracle},
     world::World,
 };
 
