@@ -35,7 +35,7 @@ pub(crate) struct Dead {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Victim {
     pub(crate) generation: Generation,
-    /// See [`Life::returns`](crate::oracle::Life::returns): a delete is not meant for what comes back after it began.
+    /// How often it had come back before: a delete is not meant for what comes back after it began.
     pub(crate) returns: u32,
     /// Something else had taken it away before.
     pub(crate) gone: bool,
