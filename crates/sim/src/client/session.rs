@@ -305,7 +305,8 @@ impl World {
             self.oracle.acknowledged(value, *generation);
             let stored = self.oracle.value(value).copied();
             if let (Some(it), Some(value)) = (self.clients.get_mut(client), stored) {
-                let (generation, replicas) = (*generation, replicas.clone());
+                // Only the home is sure to have it under that generation, see `client/src/put.rs`.
+                let (generation, replicas) = (*generation, replicas.iter().copied().take(1).collect());
                 let found = Found { generation, len: value.len, replicas, ..Found::default() };
                 it.known.learn(&value.name.key(), &found);
             }
