@@ -49,9 +49,8 @@ impl Memory {
     }
 
     /// What this client has stored is known as well.
-    pub(crate) fn learn(&self, key: &Key, generation: Generation, len: u64, replicas: &[Location]) {
-        let found = Found { generation, len, replicas: replicas.to_vec(), ..Found::default() };
-        self.lock().known.learn(key, &found);
+    pub(crate) fn learn_put(&self, key: &Key, generation: Generation, len: u64, replicas: &[Location]) {
+        self.lock().known.learn_put(key, generation, len, replicas);
     }
 
     pub(crate) fn forget(&self, keys: &[Key]) {

@@ -285,12 +285,12 @@ impl Client {
         options: ResolveOptions,
         deadline: Deadline,
     ) -> Vec<Result<bool, Error>> {
-        self.exist(&keys.iter().collect(), options, deadline).await
+        self.exists_packed(&keys.iter().collect(), options, deadline).await
     }
 
     /// The same for names that lie in one piece of memory, which is cheaper to make of names that are not at
     /// hand as keys.
-    pub async fn exist(
+    pub async fn exists_packed(
         &self,
         keys: &Keys,
         options: ResolveOptions,

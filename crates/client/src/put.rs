@@ -131,10 +131,7 @@ async fn drive(
 fn learn(inner: &Inner, puts: &[Put<'_>], outcomes: &[PutOutcome]) {
     for (put, outcome) in puts.iter().zip(outcomes) {
         if let PutOutcome::Stored { generation, replicas, .. } = outcome {
-            // The first is the home, which has it under that generation. Another life of the master may have
-            // given the other copies an older one, of which it hears only when their nodes join it.
-            let home = replicas.get(..1).unwrap_or_default();
-            inner.known.learn(&put.key, *generation, put.len().unwrap_or(u64::MAX), home);
+            inner.known.learn_put(&put.key, *generation, put.len().unwrap_or(u64::MAX), replicas);
         }
     }
 }

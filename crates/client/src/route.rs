@@ -112,7 +112,7 @@ impl OpenRoute {
 
     pub(crate) async fn write(&self, ops: &[WriteOp<'_>], deadline: Deadline) -> Vec<Outcome> {
         if let Mover::Tcp(tcp) = &self.mover {
-            return tcp.write_as(ops, manner(None), deadline.instant()).await;
+            return tcp.write_as(ops, may_wait(), deadline.instant()).await;
         }
         let outcomes = self.transport().write(ops, deadline.instant()).await;
         self.unless_gone(outcomes)
@@ -174,7 +174,7 @@ impl OpenRoute {
     }
 }
 
-/// How bytes go through a socket, for the thread that polls now.
+/// How bytes are read through a socket, for the thread that polls now.
 fn manner(unasked: Option<u64>) -> Manner {
     Manner { unasked, lingers: may_wait() }
 }

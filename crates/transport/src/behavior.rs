@@ -17,6 +17,7 @@ use crate::layout::Geometry;
 use crate::map::{Access, Map};
 use crate::segment::NodeMemory;
 use crate::tcp::Keeper;
+use crate::tcp::frame::RequestHead;
 use crate::{
     CHUNK_BYTES_MAX, Extent, Instant, Outcome, ReadOp, SourceBuf, TargetBuf, TransferError, Transport,
     WriteOp,
@@ -217,37 +218,30 @@ impl ShelfState {
 }
 
 impl Keeper for Shelf {
-    fn begin_store(&self, _: u64, slot: u32, stamp: u64, offset: u64, len: u64) -> Option<Vec<Extent>> {
-        self.begin(Place { slot, stamp }, offset, len, true)
+    fn begin_store(&self, _: u64, range: &RequestHead) -> Option<Vec<Extent>> {
+        self.begin(place(range), range.offset, range.len, true)
     }
 
-    fn end_store(&self, slot: u32, stamp: u64) {
-        self.end(Place { slot, stamp });
+    fn end_store(&self, range: &RequestHead) {
+        self.end(place(range));
     }
 
-    fn begin_send(
-        &self,
-        slot: u32,
-        stamp: u64,
-        offset: u64,
-        len: u64,
-        unasked: Option<u64>,
-    ) -> Option<Vec<Extent>> {
-        if !self.vouches(unasked) {
+    fn begin_send(&self, range: &RequestHead) -> Option<Vec<Extent>> {
+        if !self.vouches(range.unasked) {
             return None;
         }
-        let extents = self.begin(Place { slot, stamp }, offset, len, false);
+        let extents = self.begin(place(range), range.offset, range.len, false);
         if self.is_leaving_in_sends.load(Ordering::SeqCst) {
             self.join(NO_EPOCH);
         }
         if self.is_retiring_sends.load(Ordering::SeqCst) {
-            self.retire(Place { slot, stamp });
+            self.retire(place(range));
         }
         extents
     }
 
-    fn end_send(&self, slot: u32, stamp: u64, unasked: Option<u64>) -> bool {
-        self.end(Place { slot, stamp }) && self.vouches(unasked)
+    fn end_send(&self, range: &RequestHead) -> bool {
+        self.end(place(range)) && self.vouches(range.unasked)
     }
 
     fn opened(&self, _: u64) {
@@ -257,6 +251,10 @@ impl Keeper for Shelf {
     fn closed(&self, _: u64) {
         self.closed.fetch_add(1, Ordering::SeqCst);
     }
+}
+
+fn place(range: &RequestHead) -> Place {
+    Place { slot: range.slot, stamp: range.stamp }
 }
 
 /// A little node, and a transport that reaches it.

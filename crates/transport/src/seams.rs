@@ -23,9 +23,6 @@ pub(crate) enum Rule {
     FenceBeforeCheck,
     /// A writer passes on that the use before its own was retired.
     FenceBeforeBytes,
-    /// A node is a member again after it has retired what it owed; this order is its own, not this crate's.
-    #[cfg_attr(not(test), expect(dead_code, reason = "only the checkers' node has that order"))]
-    RetireBeforeMember,
     /// Saying that the node has left is fenced off from whatever comes then.
     FenceAfterMember,
     /// Asking whether the node is a member is fenced off from what was loaded before.

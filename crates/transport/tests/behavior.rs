@@ -103,8 +103,7 @@ impl Transport for Lingering {
     }
 
     fn write<'a>(&'a self, ops: &'a [WriteOp<'a>], deadline: Instant) -> Outcomes<'a> {
-        let manner = Manner { lingers: true, ..Manner::default() };
-        Box::pin(self.0.write_as(ops, manner, deadline))
+        Box::pin(self.0.write_as(ops, true, deadline))
     }
 }
 

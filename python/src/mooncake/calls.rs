@@ -92,7 +92,8 @@ pub(super) fn exist(
     failed: impl Fn(&Error) -> i64,
 ) -> PyResult<Vec<i64>> {
     let deadline = Deadline::after(open.call_time);
-    let answers = ask(py, open, deadline, async |client| client.exist(&names.keys, LEASED, deadline).await)?;
+    let answers =
+        ask(py, open, deadline, async |client| client.exists_packed(&names.keys, LEASED, deadline).await)?;
     let codes = answers.into_iter().map(|it| it.map_or_else(|error| failed(&error), i64::from));
     Ok(names.merge(codes, 0))
 }

@@ -12,7 +12,7 @@
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use crate::{Generation, Key, message::Found, names::Names};
+use crate::{Generation, Key, Location, message::Found, names::Names};
 
 /// What one client has heard of objects.
 #[derive(Debug)]
@@ -48,7 +48,15 @@ impl Known {
         Self { places: Names::new(), entries: Vec::new(), hand: 0, capacity, hash_seed, used: Vec::new() }
     }
 
-    /// Remembers where an object lies. Something newer that is known of it stays.
+    /// Remembers where the bytes of one's own put lie: at its home, the first of its copies, which has them
+    /// under that generation. Of the others only the master can tell. Another life of it may have given them
+    /// an older one, and this life hears of that only when their nodes join it.
+    pub fn learn_put(&mut self, key: &Key, generation: Generation, len: u64, copies: &[Location]) {
+        let replicas = copies.iter().copied().take(1).collect();
+        self.learn(key, &Found { generation, len, replicas, ..Found::default() });
+    }
+
+    /// Remembers where an object lies, as the master said. Something newer that is known of it stays.
     pub fn learn(&mut self, key: &Key, found: &Found) {
         if found.replicas.is_empty() || self.capacity == 0 {
             return;
@@ -164,7 +172,7 @@ fn hash(seed: u64, key: &[u8]) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Location, SegmentId, SlotId, Stamp};
+    use crate::{SegmentId, SlotId, Stamp};
 
     fn key(number: u64) -> Key {
         Key::new(format!("key {number}").as_bytes()).unwrap()
@@ -190,6 +198,17 @@ mod tests {
         assert_eq!(known.peek(&key(1)), None);
         known.learn(&key(1), &Found::default());
         assert_eq!(known.peek(&key(1)), None, "without a place there is nothing to know");
+    }
+
+    #[test]
+    fn of_ones_own_put_only_the_home_is_known() {
+        let mut known = Known::new(8, 0);
+        let copies: Vec<_> = [5, 6].into_iter().flat_map(|counter| found(counter).replicas).collect();
+        known.learn_put(&key(1), found(5).generation, 10, &copies);
+        assert_eq!(known.peek(&key(1)), Some(&found(5)), "the first copy, and no other");
+        let both = Found { replicas: copies.clone(), ..found(5) };
+        known.learn(&key(1), &both);
+        assert_eq!(known.peek(&key(1)), Some(&both), "the master knows");
     }
 
     #[test]

@@ -7,6 +7,7 @@ use tiffin_core::node::{EXTENTS_INLINE, Effect, Event, SlotRecord, SlotState};
 use tiffin_core::{ClientId, Extent, Hold, RequestId, SlotId, Stamp};
 use tiffin_rpc::{Outbox, SendError};
 use tiffin_transport::layout::SPILLED_EXTENT_BYTES;
+use tiffin_transport::tcp::frame::RequestHead;
 use tiffin_transport::{self as transport, control, shm, tcp};
 use tokio::sync::mpsc;
 
@@ -110,36 +111,24 @@ pub(super) async fn hear(shared: Arc<Shared>, mut events: mpsc::Receiver<shm::Ev
 }
 
 impl tcp::Keeper for Shared {
-    fn begin_store(
-        &self,
-        client: u64,
-        slot: u32,
-        stamp: u64,
-        offset: u64,
-        len: u64,
-    ) -> Option<Vec<transport::Extent>> {
-        let extents = self.lock().core.begin_store(ClientId(client), hold(slot, stamp), offset, len)?;
+    fn begin_store(&self, client: u64, range: &RequestHead) -> Option<Vec<transport::Extent>> {
+        let core = &mut self.lock().core;
+        let extents = core.begin_store(ClientId(client), hold(range), range.offset, range.len)?;
         Some(extents.into_iter().map(extent).collect())
     }
 
-    fn end_store(&self, slot: u32, stamp: u64) {
-        self.ended(|state| state.core.end_store(hold(slot, stamp)));
+    fn end_store(&self, range: &RequestHead) {
+        self.ended(|state| state.core.end_store(hold(range)));
     }
 
-    fn begin_send(
-        &self,
-        slot: u32,
-        stamp: u64,
-        offset: u64,
-        len: u64,
-        unasked: Option<u64>,
-    ) -> Option<Vec<transport::Extent>> {
-        let extents = self.lock().core.begin_send(hold(slot, stamp), offset, len, unasked)?;
+    fn begin_send(&self, range: &RequestHead) -> Option<Vec<transport::Extent>> {
+        let core = &mut self.lock().core;
+        let extents = core.begin_send(hold(range), range.offset, range.len, range.unasked)?;
         Some(extents.into_iter().map(extent).collect())
     }
 
-    fn end_send(&self, slot: u32, stamp: u64, unasked: Option<u64>) -> bool {
-        self.ended(|state| state.core.end_send(hold(slot, stamp), unasked))
+    fn end_send(&self, range: &RequestHead) -> bool {
+        self.ended(|state| state.core.end_send(hold(range), range.unasked))
     }
 
     fn opened(&self, client: u64) {
@@ -151,8 +140,8 @@ impl tcp::Keeper for Shared {
     }
 }
 
-fn hold(slot: u32, stamp: u64) -> Hold {
-    Hold { slot: SlotId(slot), stamp: Stamp(stamp) }
+fn hold(range: &RequestHead) -> Hold {
+    Hold { slot: SlotId(range.slot), stamp: Stamp(range.stamp) }
 }
 
 fn extent(extent: Extent) -> transport::Extent {

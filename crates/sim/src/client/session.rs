@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use tiffin_core::{
     Generation, Hold, SegmentId,
     message::{
-        AckOutcome, DeleteOutcome, Exists, Found, PinOutcome, Reply, Request, ReserveOutcome, ResolveOutcome,
+        AckOutcome, DeleteOutcome, Exists, PinOutcome, Reply, Request, ReserveOutcome, ResolveOutcome,
     },
     session::{CallFailure, Get, GetOutcome, Need, NeedId, Peer, Put, PutOutcome, ReadResult, WriteResult},
 };
@@ -305,10 +305,7 @@ impl World {
             self.oracle.acknowledged(value, *generation);
             let stored = self.oracle.value(value).copied();
             if let (Some(it), Some(value)) = (self.clients.get_mut(client), stored) {
-                // Only the home is sure to have it under that generation, see `client/src/put.rs`.
-                let (generation, replicas) = (*generation, replicas.iter().copied().take(1).collect());
-                let found = Found { generation, len: value.len, replicas, ..Found::default() };
-                it.known.learn(&value.name.key(), &found);
+                it.known.learn_put(&value.name.key(), *generation, value.len, replicas);
             }
         }
     }

@@ -39,7 +39,7 @@ const GRAIN: Duration = Duration::from_millis(1);
 /// How long a thread waits in a socket before it leaves that to the runtime, so that it can be interrupted.
 const LINGER_TIME_MAX: Duration = Duration::from_millis(16);
 
-/// How bytes are moved for somebody in particular.
+/// How bytes are read for somebody in particular.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Manner {
     /// The reader knows of the uses from that life of the master, and has asked nobody about them since. The
@@ -213,7 +213,7 @@ impl Transport for Tcp {
     }
 
     fn write<'a>(&'a self, ops: &'a [WriteOp<'a>], deadline: Instant) -> Outcomes<'a> {
-        Box::pin(self.write_as(ops, Manner::default(), deadline))
+        Box::pin(self.write_as(ops, false, deadline))
     }
 }
 
@@ -226,10 +226,10 @@ impl Tcp {
         outcomes
     }
 
-    /// The same for writes, which are never unasked.
-    pub async fn write_as(&self, ops: &[WriteOp<'_>], manner: Manner, deadline: Instant) -> Vec<Outcome> {
+    /// Writes, for somebody who may [linger](Manner::lingers).
+    pub async fn write_as(&self, ops: &[WriteOp<'_>], lingers: bool, deadline: Instant) -> Vec<Outcome> {
         let parts = ops.iter().map(|op| (op.slot, op.stamp, op.offset, op.sources.as_slice()));
-        let outcomes = self.run(Batch::new(parts, None), manner.lingers, deadline).await;
+        let outcomes = self.run(Batch::new(parts, None), lingers, deadline).await;
         self.counters.tcp.add_written(moved(&outcomes, ops.iter().map(WriteOp::bytes)));
         outcomes
     }

@@ -42,26 +42,18 @@ const KEEPALIVE: Duration = Duration::from_secs(15);
 pub trait Keeper: Send + Sync {
     /// A client wants to write this range of its reservation: where it lies, from now on held; `None` if the
     /// client holds no such reservation, or it is already being committed.
-    fn begin_store(&self, client: u64, slot: u32, stamp: u64, offset: u64, len: u64) -> Option<Vec<Extent>>;
+    fn begin_store(&self, client: u64, range: &RequestHead) -> Option<Vec<Extent>>;
 
     /// That write has ended, well or not.
-    fn end_store(&self, slot: u32, stamp: u64);
+    fn end_store(&self, range: &RequestHead);
 
     /// Somebody wants to read this range: where it lies, from now on held; `None` if there is no such use.
     ///
-    /// With `unasked`, the reader has asked nobody whether the use is still what the cluster would name, and
-    /// knows where it lies from that life of the master: then it must be a use of a member in that life.
-    fn begin_send(
-        &self,
-        slot: u32,
-        stamp: u64,
-        offset: u64,
-        len: u64,
-        unasked: Option<u64>,
-    ) -> Option<Vec<Extent>>;
+    /// With [`RequestHead::unasked`] the use must also be one of a member in that life of the master.
+    fn begin_send(&self, range: &RequestHead) -> Option<Vec<Extent>>;
 
     /// That read has ended, well or not; whether the use is still valid, and more than that as above.
-    fn end_send(&self, slot: u32, stamp: u64, unasked: Option<u64>) -> bool;
+    fn end_send(&self, range: &RequestHead) -> bool;
 
     /// A client has opened its first connection.
     fn opened(&self, client: u64);
@@ -224,7 +216,7 @@ impl Server {
 
     /// Receives the bytes of a write straight into the segment.
     async fn store<W: Wire>(&self, served: &mut Served<W>, head: &RequestHead) -> Result<(), ServeError> {
-        let begun = self.keeper.begin_store(served.client, head.slot, head.stamp, head.offset, head.len);
+        let begun = self.keeper.begin_store(served.client, head);
         let status = if let Some(extents) = begun {
             let _hold = StoreHold { keeper: &*self.keeper, head };
             match self.targets(&extents, head.len) {
@@ -257,7 +249,7 @@ impl Server {
     fn send_small<W: Wire>(&self, served: &mut Served<W>, head: &RequestHead) {
         let reply =
             ReplyHead { kind: ReplyKind::Data, status: Status::Ok, id: head.id, len: head.len, checksum: 0 };
-        let begun = self.begin_send(head);
+        let begun = self.keeper.begin_send(head);
         let Some(extents) = begun else {
             let status = self.why_not(head);
             return served.answer(&ReplyHead { status, len: 0, ..reply });
@@ -284,7 +276,7 @@ impl Server {
     async fn send<W: Wire>(&self, served: &mut Served<W>, head: &RequestHead) -> Result<(), ServeError> {
         let reply =
             ReplyHead { kind: ReplyKind::Data, status: Status::Ok, id: head.id, len: head.len, checksum: 0 };
-        let Some(extents) = self.begin_send(head) else {
+        let Some(extents) = self.keeper.begin_send(head) else {
             let status = self.why_not(head);
             served.answer(&ReplyHead { status, len: 0, ..reply });
             return Ok(());
@@ -306,10 +298,6 @@ impl Server {
         self.counters.served.add_read(head.len);
         served.answer(&ReplyHead { kind: ReplyKind::Trailer, status, checksum, ..reply });
         Ok(())
-    }
-
-    fn begin_send(&self, head: &RequestHead) -> Option<Vec<Extent>> {
-        self.keeper.begin_send(head.slot, head.stamp, head.offset, head.len, head.unasked)
     }
 
     /// Tells a range that is too large from a use that is gone.
@@ -450,7 +438,7 @@ struct StoreHold<'a> {
 
 impl Drop for StoreHold<'_> {
     fn drop(&mut self) {
-        self.keeper.end_store(self.head.slot, self.head.stamp);
+        self.keeper.end_store(self.head);
     }
 }
 
@@ -469,14 +457,14 @@ impl<'a> SendHold<'a> {
     /// Ends the hold; whether the use is still valid.
     fn end(mut self) -> bool {
         self.is_ended = true;
-        self.keeper.end_send(self.head.slot, self.head.stamp, self.head.unasked)
+        self.keeper.end_send(self.head)
     }
 }
 
 impl Drop for SendHold<'_> {
     fn drop(&mut self) {
         if !self.is_ended {
-            self.keeper.end_send(self.head.slot, self.head.stamp, self.head.unasked);
+            self.keeper.end_send(self.head);
         }
     }
 }
