@@ -3,8 +3,9 @@
 use toml::{Table, Value};
 
 /// Who may depend on whom. Arrows only point down: bytes and decisions meet in the shells.
-pub const DIRECTION: [(&str, &[&str]); 10] = [
-    ("tiffin-core", &[]),
+pub const DIRECTION: [(&str, &[&str]); 11] = [
+    ("tiffin-throttle", &[]),
+    ("tiffin-core", &["tiffin-throttle"]),
     ("tiffin-transport", &[]),
     ("tiffin-tidy", &[]),
     ("tiffin-proto", &["tiffin-core"]),
@@ -44,7 +45,9 @@ pub fn check(path: &str, text: &str) -> Vec<String> {
         if need.starts_with("tiffin-") && !allowed.contains(&need.as_str()) {
             complaints.push(format!("{path}:1: `{name}` must not know `{need}`"));
         }
-        if name == "tiffin-core" && CORE_FORBIDDEN.contains(&need.as_str()) {
+        if matches!(name.as_str(), "tiffin-core" | "tiffin-throttle")
+            && CORE_FORBIDDEN.contains(&need.as_str())
+        {
             complaints.push(format!("{path}:1: `{name}` decides, and must not know `{need}`"));
         }
     }

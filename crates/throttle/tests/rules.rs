@@ -1,0 +1,170 @@
+//! The rules one by one, and all of them after every step of a seeded run, in which every broken variant is
+//! noticed.
+
+use std::collections::BTreeMap;
+
+use rand::RngExt;
+use rand_chacha::{ChaCha8Rng, rand_core::SeedableRng};
+use tiffin_throttle::{Config, End, Sabotage, Throttle, Token, Verdict};
+
+const CONFIG: Config = Config {
+    keys_max: 3,
+    bytes_max: 100,
+    done_ttl: 30,
+    failed_ttl: 5,
+    cooldown: 7,
+    deadline: 50,
+    sabotage: Sabotage::None,
+};
+
+fn acquired(verdict: Verdict) -> Token {
+    match verdict {
+        Verdict::Acquired(token) => token,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn one_asker_works_and_the_others_are_told_why_not() {
+    let mut throttle = Throttle::new(CONFIG);
+    let token = acquired(throttle.reserve(0, &1, 10));
+    assert_eq!(throttle.reserve(1, &1, 10), Verdict::Running);
+    assert!(throttle.finish(2, token, End::Done));
+    assert_eq!(throttle.reserve(31, &1, 10), Verdict::Done);
+    acquired(throttle.reserve(32, &1, 10));
+}
+
+#[test]
+fn what_failed_is_tried_again_sooner_and_what_was_given_up_at_once() {
+    let mut throttle = Throttle::new(CONFIG);
+    let token = acquired(throttle.reserve(0, &1, 10));
+    assert!(throttle.finish(0, token, End::Failed));
+    assert_eq!(throttle.reserve(4, &1, 10), Verdict::Failed);
+    let token = acquired(throttle.reserve(5, &1, 10));
+    assert!(throttle.finish(5, token, End::Cancelled));
+    acquired(throttle.reserve(5, &1, 10));
+}
+
+#[test]
+fn keys_and_bytes_under_way_are_bounded_but_one_large_key_may_run_alone() {
+    let mut throttle = Throttle::new(CONFIG);
+    let large = acquired(throttle.reserve(0, &0, 1000));
+    assert_eq!(throttle.reserve(0, &1, 1), Verdict::Busy);
+    assert!(throttle.finish(0, large, End::Cancelled));
+    for key in 1..=3 {
+        acquired(throttle.reserve(0, &key, 30));
+    }
+    assert_eq!(throttle.reserve(0, &4, 1), Verdict::Busy);
+}
+
+#[test]
+fn pressure_is_seen_by_all_for_a_while() {
+    let mut throttle = Throttle::new(CONFIG);
+    throttle.press(0);
+    assert_eq!(throttle.reserve(6, &1, 10), Verdict::Cooldown);
+    acquired(throttle.reserve(7, &1, 10));
+}
+
+#[test]
+fn work_that_is_late_fails_once_and_its_token_means_nothing() {
+    let mut throttle = Throttle::new(CONFIG);
+    let token = acquired(throttle.reserve(0, &1, 10));
+    assert_eq!(throttle.next_late(), Some(50));
+    assert_eq!(throttle.take_late(49), Vec::<i32>::new());
+    assert_eq!(throttle.reserve(49, &1, 10), Verdict::Running, "time does not forget what runs");
+    assert_eq!(throttle.take_late(50), vec![1]);
+    assert!(!throttle.finish(51, token, End::Done));
+    assert_eq!(throttle.reserve(51, &1, 10), Verdict::Failed);
+}
+
+/// What the run knows of each key, kept without the throttle's help.
+#[derive(Default)]
+struct Model {
+    running: BTreeMap<u8, (Token, u64)>,
+    ended: BTreeMap<u8, (bool, u64)>,
+    cool_until: u64,
+}
+
+impl Model {
+    fn allows(&self, now: u64, key: u8, verdict: &Verdict) -> bool {
+        let ended = self.ended.get(&key).filter(|(_, until)| now < *until);
+        match verdict {
+            Verdict::Running => self.running.contains_key(&key),
+            _ if self.running.contains_key(&key) => false,
+            Verdict::Failed => ended.is_some_and(|it| it.0),
+            Verdict::Done => ended.is_some_and(|it| !it.0),
+            _ if ended.is_some() => false,
+            Verdict::Cooldown => now < self.cool_until,
+            _ if now < self.cool_until => false,
+            Verdict::Acquired(_) => true,
+            Verdict::Busy => !self.running.is_empty(),
+        }
+    }
+}
+
+/// Thousands of steps from one seed; the first rule that was broken.
+fn run(seed: u64, sabotage: Sabotage) -> Result<(), String> {
+    let mut chance = ChaCha8Rng::seed_from_u64(seed);
+    let mut throttle = Throttle::new(Config { sabotage, ..CONFIG });
+    let (mut model, mut now) = (Model::default(), 0);
+    for step in 0..4000 {
+        let problem = |what: String| Err(format!("seed {seed}, step {step}: {what}"));
+        now += chance.random_range(0..4);
+        for key in throttle.take_late(now) {
+            let Some((_, since)) = model.running.remove(&key) else {
+                return problem(format!("{key} is late and does not run"));
+            };
+            if now < since + CONFIG.deadline {
+                return problem(format!("{key} is late too soon"));
+            }
+            model.ended.insert(key, (true, now + CONFIG.failed_ttl));
+        }
+        let key = chance.random_range(0..6);
+        match chance.random_range(0..8) {
+            0 => {
+                throttle.press(now);
+                model.cool_until = now + CONFIG.cooldown;
+            }
+            1..=2 => {
+                let Some((token, _)) = model.running.remove(&key) else { continue };
+                let ends = [End::Resident, End::Done, End::Failed, End::Cancelled];
+                let end = ends[chance.random_range(0..ends.len())];
+                if !throttle.finish(now, token, end) {
+                    return problem(format!("{key} could not be ended"));
+                }
+                match end {
+                    End::Cancelled => _ = model.ended.remove(&key),
+                    End::Failed => _ = model.ended.insert(key, (true, now + CONFIG.failed_ttl)),
+                    _ => _ = model.ended.insert(key, (false, now + CONFIG.done_ttl)),
+                }
+            }
+            _ => {
+                let verdict = throttle.reserve(now, &key, chance.random_range(1..60));
+                if !model.allows(now, key, &verdict) {
+                    return problem(format!("{key}: {verdict:?}"));
+                }
+                if let Verdict::Acquired(token) = verdict {
+                    model.running.insert(key, (token, now));
+                }
+            }
+        }
+        throttle.check().or_else(problem)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn the_rules_hold_after_every_step() {
+    for seed in 0..200 {
+        run(seed, Sabotage::None).unwrap();
+    }
+}
+
+#[test]
+fn every_broken_variant_is_noticed() {
+    use Sabotage::{FailureIsSuccess, ForgetRunning, IgnoreCooldown, NoBounds, RunTwice};
+    for sabotage in [RunTwice, IgnoreCooldown, NoBounds, FailureIsSuccess, ForgetRunning] {
+        let noticed = (0..50).find_map(|seed| run(seed, sabotage).err());
+        assert!(noticed.is_some(), "{sabotage:?} was not noticed");
+    }
+}
