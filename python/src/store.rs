@@ -341,7 +341,7 @@ methods! {
     /// 1048576
     call set_policy(; quota: Option<&Any<'py>> = None, max_hold: Option<&Any<'py>> = None) {
         let (quota, max_hold_ms) = (lifetimes::size(quota)?, keys::milliseconds(max_hold)?);
-        SetPolicy { policy: Policy { quota, max_hold_ms } }
+        SetPolicy { policy: Policy { quota, max_hold_ms, demotion: None } }
     }
 
     /// The limits of the namespace, as `tiffin.Policy`: those that `set_policy` has set.

@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use bytesize::ByteSize;
+use clap::ValueEnum as _;
 use serde_json::json;
-use tiffin_client::{NamespaceStat, Policy};
+use tiffin_client::{Demotion, NamespaceStat, Policy};
 use tiffin_server::config::ClientArgs;
 
 use crate::Context;
@@ -30,17 +31,56 @@ pub(crate) struct Quota {
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     max_hold: Option<Duration>,
 
+    /// What becomes of its objects when memory is short and their nodes have disks.
+    #[arg(long, value_enum)]
+    demotion: Option<Demote>,
+
     #[command(flatten)]
     client: ClientArgs,
+}
+
+/// See [`Demotion`].
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum Demote {
+    /// They go to disk before their memory is used again.
+    OnPressure,
+    /// Every object has a copy on disk soon after it was put.
+    WriteThrough,
+    /// Nothing goes to disk.
+    Never,
+}
+
+impl From<Demote> for Demotion {
+    fn from(it: Demote) -> Self {
+        match it {
+            Demote::OnPressure => Self::OnPressure,
+            Demote::WriteThrough => Self::WriteThrough,
+            Demote::Never => Self::Never,
+        }
+    }
+}
+
+impl From<Demotion> for Demote {
+    fn from(it: Demotion) -> Self {
+        match it {
+            Demotion::OnPressure => Self::OnPressure,
+            Demotion::WriteThrough => Self::WriteThrough,
+            Demotion::Never => Self::Never,
+        }
+    }
 }
 
 /// Sets limits where some are given, and shows how things stand.
 pub(crate) async fn run(quota: Quota, context: &Context, console: &mut Console) -> Result<i32, Failure> {
     let store = Reached::connect(quota.client, context).await?;
-    if quota.set.is_some() || quota.none || quota.max_hold.is_some() {
+    let changes = quota.set.is_some() || quota.none || quota.max_hold.is_some();
+    if changes || quota.demotion.is_some() {
         let max_hold_ms = quota.max_hold.map(|it| u64::try_from(it.as_millis()).unwrap_or(u64::MAX));
-        let kept = if quota.set.is_none() && !quota.none { current(&store).await?.quota } else { None };
-        let policy = Policy { quota: quota.set.map(|it| it.as_u64()).or(kept), max_hold_ms };
+        let before = current(&store).await?;
+        let kept = if quota.set.is_none() && !quota.none { before.quota } else { None };
+        let max_hold_ms = max_hold_ms.or(before.max_hold_ms.filter(|_| !changes));
+        let demotion = Some(quota.demotion.map_or(before.demotion, Demotion::from));
+        let policy = Policy { quota: quota.set.map(|it| it.as_u64()).or(kept), max_hold_ms, demotion };
         store.client.set_policy(policy, store.deadline()).await.map_err(|error| store.explain(&error))?;
     }
     let now = current(&store).await?;
@@ -51,6 +91,7 @@ pub(crate) async fn run(quota: Quota, context: &Context, console: &mut Console) 
             "reserved": now.granted,
             "quota": now.quota,
             "max_hold_ms": now.max_hold_ms,
+            "demotion": Demote::from(now.demotion).to_possible_value().map(|it| it.get_name().to_owned()),
             "waiting": now.waiting,
         }))?;
     } else {

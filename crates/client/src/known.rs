@@ -67,7 +67,12 @@ impl Memory {
         let lease = std::mem::take(&mut state.lease);
         let keys = state.known.take_used(TOLD_MAX);
         let keys: Keys = keys.iter().collect();
-        (!keys.is_empty()).then_some(Request::Exists(Exists { keys, touch: true, lease }))
+        (!keys.is_empty()).then_some(Request::Exists(Exists {
+            keys,
+            touch: true,
+            lease,
+            ..Exists::default()
+        }))
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

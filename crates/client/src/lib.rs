@@ -123,8 +123,8 @@ pub use reserved::{Reserved, Room};
 pub use sample::{SamplePut, SampleRef, TensorRef};
 pub use tiffin_core::marks::Consumption;
 pub use tiffin_core::message::{
-    Cause, DeletedMatching, Found, Gone, Held, Here, Holder, List, ListItem, Listed, NamespaceStat, NodeInfo,
-    NodeStat, OnExists, Pattern, Policy, PutOptions, Quota, SOFT_PIN_DEFAULT, Stat, Usage, Why,
+    Cause, DeletedMatching, Demotion, Found, Gone, Held, Here, Holder, List, ListItem, Listed, NamespaceStat,
+    NodeInfo, NodeStat, OnExists, Pattern, Policy, PutOptions, Quota, SOFT_PIN_DEFAULT, Stat, Usage, Why,
 };
 pub use tiffin_core::{ClientId, Generation, Key, KeyError, Keys, Location, SegmentId};
 pub use tiffin_rpc::while_waiting_is;

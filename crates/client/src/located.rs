@@ -142,7 +142,7 @@ async fn read_node(
 /// Finds the copies of objects that have moved, if they are still what was wanted.
 async fn look_up(inner: &Inner, items: &mut BTreeMap<usize, Item<'_>>, stale: &[usize], deadline: Deadline) {
     let keys = stale.iter().filter_map(|index| Some(items.get(index)?.wanted.key.clone())).collect();
-    let resolve = Resolve { keys, touch: false, lease: false, locate: true };
+    let resolve = Resolve { keys, touch: false, lease: false, locate: true, ..Resolve::default() };
     let outcomes = match inner.ask(&Request::Resolve(resolve), deadline).await {
         Ok(Reply::Resolved(resolved)) if resolved.items.len() == stale.len() => Ok(resolved.items),
         Ok(_) => Err(Error::misfit()),

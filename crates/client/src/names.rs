@@ -28,7 +28,7 @@ pub(crate) async fn resolve(
     let mut results = Vec::with_capacity(keys.len());
     for piece in batch::pieces(keys) {
         let keys = keys.get(piece).unwrap_or_default();
-        let resolve = Resolve { keys: keys.to_vec(), touch, lease, locate };
+        let resolve = Resolve { keys: keys.to_vec(), touch, lease, locate, ..Resolve::default() };
         match inner.ask(&Request::Resolve(resolve), deadline).await {
             Ok(Reply::Resolved(resolved)) if resolved.items.len() == keys.len() => {
                 let nodes: BTreeMap<_, _> = resolved.nodes.into_iter().map(|it| (it.segment, it)).collect();
@@ -77,7 +77,8 @@ async fn ask_for(
     deadline: Deadline,
 ) -> Vec<Result<bool, Error>> {
     let count = keys.len();
-    let request = Request::Exists(Exists { keys, touch: options.touch, lease: options.lease });
+    let request =
+        Request::Exists(Exists { keys, touch: options.touch, lease: options.lease, ..Exists::default() });
     let items = match inner.ask(&request, deadline).await {
         Ok(Reply::Present(items)) if items.len() == count => items,
         Ok(_) => return batch::all(count, &Error::misfit()),

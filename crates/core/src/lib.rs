@@ -1,11 +1,12 @@
 //! Every decision of Tiffin, and no I/O.
 //!
-//! Three state machines live here, one per party:
+//! Four state machines live here, one per party:
 //!
 //! - [`master::Master`] owns the truth about names: which key is which object, where its replicas lie,
 //!   what may be evicted, who is a member.
 //! - [`node::Node`] owns the truth about bytes: which extents of its segment are free, reserved, committed
 //!   or still looked at, and the stamps that make reads true.
+//! - [`disk::Disk`] owns the truth about what lies on one disk beside a node's memory.
 //! - [`session`] is a client's put or get: what to ask whom next, when to retry, when to fall over.
 //!
 //! A shell owns sockets, memory and the clock. It hands each event in together with the time, then drains
@@ -16,6 +17,7 @@
 //!
 //! **Invariant:** no byte of user data and no pointer enters this crate, only extents and lengths.
 
+pub mod disk;
 pub mod extent;
 mod keys;
 pub mod marks;
@@ -98,6 +100,11 @@ pub struct RequestId(pub u64);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SlotId(pub u32);
 
+impl SlotId {
+    /// The slot of every copy on a disk. A disk has no control segment: the stamp alone says which it is.
+    pub const DISK: Self = Self(u32::MAX);
+}
+
 /// Names one use of one slot. Only the node writes stamps and it never uses one twice; zero is nobody's.
 /// It is the reader's proof that bytes are still those it asked for, and the writer's fencing token.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -149,6 +156,20 @@ pub struct Hold {
     pub slot: SlotId,
     /// The use of that record.
     pub stamp: Stamp,
+}
+
+impl Hold {
+    /// That copy on a disk.
+    #[must_use]
+    pub fn on_disk(stamp: Stamp) -> Self {
+        Self { slot: SlotId::DISK, stamp }
+    }
+
+    /// Whether it is a copy on a disk.
+    #[must_use]
+    pub fn is_on_disk(self) -> bool {
+        self.slot == SlotId::DISK
+    }
 }
 
 /// A run of bytes in a segment.

@@ -9,22 +9,28 @@
 //! |-----------------|----------|
 //! | client → master | `Reserve`, `Resolve`, `Exists`, `Delete`, `DeleteMatching`, `List`, `Stat`, |
 //! |                 | `Heartbeat`, `Pin`, `DropPins`, `SetPolicy`, `Await`, `Why`, `Lease`, `Release`, |
-//! |                 | `KeepLeases`, `Ack`, `Cancel` |
+//! |                 | `KeepLeases`, `Ack`, `Cancel`, `Prefetch` |
 //! | node → master   | `Register`, `Announce`, `Decide`, `Heartbeat`, `Released`, `ClientDied`, |
 //! |                 | `Goodbye` |
 //! | master → node   | `Allocate`, `Settle`, `Retire`, `ClientGone`, `Mark`, `Inspect` |
+//! | master → disk   | `Demote`, `Promote`, `Retire`, `Mark` |
+//! | disk → master   | `Register`, `Announce`, `Heartbeat`, `Dropped`, `Goodbye` |
 //! | client → node   | `Commit`, `Abort`, `Keep`, `BeginViews`, `EndViews`, `Goodbye` |
 //!
 //! The bytes themselves travel beside this, in `transport`: through shared memory or a data socket.
 
 mod lifetime;
 mod stat;
+mod tier;
 
 pub use lifetime::{
     Ack, AckItem, AckOutcome, Await, Cause, DropPins, Gone, Granted, Here, Lease, LeaseItem, LeaseOutcome,
     Leased, MarkItem, Pin, PinOutcome, Policy, Release, Released, Viewer, Views, Why,
 };
 pub use stat::{HOLDERS_MAX, Held, Holder, NamespaceStat, NodeStat, OWNERS_MAX, OwnerStat, Stat};
+pub use tier::{
+    Ahead, DemoteItem, Demotion, Dropped, Moved, Prefetch, PrefetchOutcome, PromoteItem, TierStat,
+};
 
 use crate::{
     ClientId, Generation, Hold, Key, Keys, Location, RequestId, Reservation, SegmentId,
@@ -151,6 +157,14 @@ pub enum Request {
     /// Says that nobody waits for an earlier request on this connection any more: a put that waits for room,
     /// or a watch, is answered now, as if its time were up.
     Cancel(RequestId),
+    /// Brings objects that only a disk has into memory, before they are asked for.
+    Prefetch(Prefetch),
+    /// The master has a disk write down objects that lie in the memory beside it.
+    Demote(Vec<DemoteItem>),
+    /// The master has a disk read objects into reservations of the memory beside it.
+    Promote(Vec<PromoteItem>),
+    /// A disk tells of copies that it no longer has.
+    Dropped(Dropped),
     /// A client has written its bytes.
     Commit(Commit),
     /// A client lets go of reservations.
@@ -174,7 +188,7 @@ pub enum Reply {
     /// To anything that cannot be done at all.
     Refused(Refusal),
     /// To requests that only need to be heard: `Abort`, `Keep`, `EndViews`, `Goodbye`, `ClientGone`,
-    /// `Heartbeat`, `Released`, `SetPolicy`, `Release`, `Cancel`.
+    /// `Heartbeat`, `Released`, `Dropped`, `SetPolicy`, `Release`, `Cancel`.
     Done,
     /// To `Reserve`.
     Reserved(Reserved),
@@ -212,6 +226,10 @@ pub enum Reply {
     Leased(Leased),
     /// To `Ack`, in the order asked.
     Acked(Vec<AckOutcome>),
+    /// To `Prefetch`, in the order asked.
+    Prefetched(Vec<PrefetchOutcome>),
+    /// To `Demote` and `Promote`.
+    Moved(Moved),
     /// To `Commit`, in the order asked.
     Committed(Vec<CommitOutcome>),
     /// To `BeginViews`, in the order asked: whether the view began.
@@ -372,6 +390,8 @@ pub struct NodeInfo {
     pub memory: String,
     /// Which machine it is on.
     pub host: String,
+    /// It is not memory but a disk, beside this memory.
+    pub beside: Option<SegmentId>,
 }
 
 /// See [`Request::Resolve`].
@@ -385,6 +405,9 @@ pub struct Resolve {
     pub lease: bool,
     /// Wants locations, not only sizes.
     pub locate: bool,
+    /// How long to wait for objects that are on their way from a disk into memory, before the answer names
+    /// the disk.
+    pub wait_ms: u64,
 }
 
 /// See [`Request::Resolve`].
@@ -435,6 +458,8 @@ pub struct Exists {
     pub touch: bool,
     /// See [`Resolve::lease`].
     pub lease: bool,
+    /// What only a disk has is to be in memory soon. The answer is the same, and does not wait for it.
+    pub ahead: Ahead,
 }
 
 /// What became of one key of an [`Exists`].
@@ -560,6 +585,8 @@ pub struct Register {
     pub usage: Usage,
     /// The life of the master that it last belonged to; zero if none.
     pub epoch: u64,
+    /// Of a disk: no stamp from here on was used.
+    pub stamps: u64,
 }
 
 /// See [`Request::Register`].

@@ -6,7 +6,10 @@
 
 /// Declares the variants and, for the table, the list of all of them with the rule that each breaks.
 macro_rules! variants {
-    ($($(#[doc = $doc:literal])+ $variant:ident: $rule:literal,)*) => {
+    (
+        $($(#[doc = $doc:literal])+ $variant:ident: $rule:literal,)*
+        disks: $($(#[doc = $disk_doc:literal])+ $disk:ident: $disk_rule:literal,)*
+    ) => {
         /// Which rule is broken, if any.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         pub enum Sabotage {
@@ -14,12 +17,15 @@ macro_rules! variants {
             #[default]
             None,
             $($(#[doc = $doc])+ #[cfg(feature = "sabotage")] $variant,)*
+            $($(#[doc = $disk_doc])+ #[cfg(feature = "sabotage")] $disk,)*
         }
 
         #[cfg(feature = "sabotage")]
         impl Sabotage {
-            /// Every broken variant.
+            /// Every broken variant, but those of the disks.
             pub const ALL: &[Self] = &[$(Self::$variant,)*];
+            /// The broken variants of the disks, which the simulation does not have yet.
+            pub const DISKS: &[Self] = &[$(Self::$disk,)*];
 
             /// The rule that it breaks, in a few words.
             #[must_use]
@@ -27,6 +33,7 @@ macro_rules! variants {
                 match self {
                     Self::None => "none",
                     $(Self::$variant => $rule,)*
+                    $(Self::$disk => $disk_rule,)*
                 }
             }
         }
@@ -98,6 +105,25 @@ variants! {
     StayMember: "only a member's memory is read unasked",
     /// The master answers a put while what had that name before can still be read.
     ForgetWhatLeaves: "a put waits for what it follows",
+    disks:
+    /// The master does not know of a copy on a disk before it is written.
+    ShelveUnseen: "a delete meets demotions under way",
+    /// A disk confirms that a copy is gone before that is so for good.
+    ForgetLater: "deletes on disks are for good",
+    /// A disk says that an object is written before it is so for good.
+    ShelveTooSoon: "memory leaves after the disk has it",
+    /// The master names a copy in memory whose bytes could not be read from the disk.
+    PublishUnread: "promotion publishes what was read",
+    /// The master forgets to end a promotion's token.
+    LoseToken: "T1: every promotion ends",
+    /// The master lets a get wait although nothing is on its way.
+    WaitForNothing: "T6: only what is on its way is waited for",
+    /// The master brings keys that lie behind a gap.
+    PromoteBehindGaps: "T12: only the leading run is brought",
+    /// A probe counts as a use.
+    ProbeTouches: "T14: a probe changes nothing",
+    /// What comes back drives out what is in use.
+    PromoteOverHot: "promotion yields to what is hot",
 }
 
 /// Whether a rule is broken here: `sabotaged!(self.sabotage, IgnoreViews)`.

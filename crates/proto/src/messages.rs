@@ -6,13 +6,14 @@
 
 use tiffin_core::marks::{Consumption, Marks, SampleMarks};
 use tiffin_core::message::{
-    Ack, AckItem, AckOutcome, Allocate, AllocateItem, Allocated, Announce, Await, Cause, Commit, CommitItem,
-    CommitOutcome, Decide, DecideItem, Delete, DeleteMatching, DeleteOutcome, DeletedMatching, DropPins,
-    Exists, Found, Gone, Granted, Heartbeat, Held, Hello, Here, Holder, Lease, LeaseItem, LeaseOutcome,
-    Leased, List, ListItem, Listed, MarkItem, NamespaceStat, NodeInfo, NodeStat, OnExists, OwnerStat,
-    Pattern, Pin, PinOutcome, Policy, Presence, PutOptions, Quota, Reason, Record, Refusal, Register,
-    Registered, Release, Released, Replacement, Reserve, ReserveItem, ReserveOutcome, Reserved, Resolve,
-    ResolveOutcome, Resolved, Retire, Role, Settle, Settled, Stat, Usage, Viewer, Views, Welcome, Why,
+    Ack, AckItem, AckOutcome, Ahead, Allocate, AllocateItem, Allocated, Announce, Await, Cause, Commit,
+    CommitItem, CommitOutcome, Decide, DecideItem, Delete, DeleteMatching, DeleteOutcome, DeletedMatching,
+    DemoteItem, Demotion, DropPins, Dropped, Exists, Found, Gone, Granted, Heartbeat, Held, Hello, Here,
+    Holder, Lease, LeaseItem, LeaseOutcome, Leased, List, ListItem, Listed, MarkItem, Moved, NamespaceStat,
+    NodeInfo, NodeStat, OnExists, OwnerStat, Pattern, Pin, PinOutcome, Policy, Prefetch, PrefetchOutcome,
+    Presence, PromoteItem, PutOptions, Quota, Reason, Record, Refusal, Register, Registered, Release,
+    Released, Replacement, Reserve, ReserveItem, ReserveOutcome, Reserved, Resolve, ResolveOutcome, Resolved,
+    Retire, Role, Settle, Settled, Stat, TierStat, Usage, Viewer, Views, Welcome, Why,
 };
 use tiffin_core::{
     ClientId, EXTENTS_MAX, Extent, Generation, Hold, Location, REPLICAS_MAX, RequestId, Reservation,
@@ -32,6 +33,9 @@ choices! {
         else Invalid
     }
     Presence { Absent = 0, Here = 1, Unavailable = 2 }
+    Demotion { OnPressure = 0, WriteThrough = 1, Never = 2 }
+    Ahead { Nothing = 0, LeadingRun = 1, All = 2; else Nothing }
+    PrefetchOutcome { Absent = 0, Resident = 1, Done = 2, Running = 3, Failed = 4, Skipped = 5; else Skipped }
     Held { Reserved = 0, Leased = 1, Viewed = 2 }
     Cause { Deleted = 0, Replaced = 1, Evicted = 2, NodeLost = 3, Consumed = 4, HeldTooLong = 5 }
 }
@@ -59,11 +63,11 @@ message! {
     ReserveItem { 1 => key, 2 => len, 3 => options }
     Reserved { 1 => items, 2 => nodes }
     Usage { 1 => capacity, 2 => free, 3 => granted, 4 => committed, 5 => held, 6 => objects }
-    NodeInfo { 1 => segment, 2 => name, 3 => tcp, 4 => data, 5 => unix, 6 => memory, 7 => host }
+    NodeInfo { 1 => segment, 2 => name, 3 => tcp, 4 => data, 5 => unix, 6 => memory, 7 => host, 8 => beside }
 
-    Resolve { 1 => keys, 2 => touch, 3 => lease, 4 => locate }
+    Resolve { 1 => keys, 2 => touch, 3 => lease, 4 => locate, 5 => wait_ms }
     Resolved { 1 => items, 2 => nodes }
-    Exists { 1 => keys, 2 => touch, 3 => lease }
+    Exists { 1 => keys, 2 => touch, 3 => lease, 4 => ahead }
     Found { 1 => generation, 2 => len, 3 => replicas, 4 => hard_pin, 5 => soft_pin, 6 => leased, 7 => sample }
 
     Delete { 1 => keys, 2 => force, 3 => wait_ms }
@@ -75,13 +79,25 @@ message! {
 
     Stat {
         1 => epoch, 2 => clients, 3 => nodes, 4 => namespaces, 5 => evicted_objects, 6 => evicted_bytes,
-        7 => soft_pinned,
+        7 => soft_pinned, 8 => tier,
     }
+    TierStat {
+        1 => shelved, 2 => demoted_objects, 3 => demoted_bytes, 4 => demotions_failed, 5 => evicted_unshelved,
+        6 => promoted_objects, 7 => promoted_bytes, 8 => promoted_used, 9 => promoted_unused,
+        10 => prefetch_redundant, 11 => prefetch_joined, 12 => prefetch_failed, 13 => prefetch_skipped,
+        14 => gets_from_memory, 15 => gets_from_disk, 16 => gets_waited, 17 => gets_late, 18 => waited_ms,
+        19 => disk_evicted, 20 => disk_corrupt,
+    }
+    DemoteItem { 1 => source, 2 => record }
+    PromoteItem { 1 => hold, 2 => into }
+    Moved { 1 => items, 2 => usage }
+    Dropped { 1 => items, 2 => corrupt, 3 => usage }
+    Prefetch { 1 => keys, 2 => ahead, 3 => wait_ms }
     NodeStat { 1 => info, 2 => alive, 3 => usage, 4 => owed, 5 => holders }
     NamespaceStat {
         1 => name, 2 => objects, 3 => bytes, 4 => used, 5 => granted, 6 => quota, 7 => samples,
         8 => samples_leased, 9 => sample_age_ms, 10 => waiting, 11 => sample_bytes, 12 => sample_bytes_leased,
-        13 => leased_age_ms, 14 => max_hold_ms, 15 => owners, 16 => holders,
+        13 => leased_age_ms, 14 => max_hold_ms, 15 => owners, 16 => holders, 17 => demotion,
     }
     OwnerStat { 1 => owner, 2 => objects, 3 => bytes }
     Holder { 1 => held, 2 => who, 3 => objects, 4 => bytes }
@@ -89,7 +105,7 @@ message! {
     Viewer { 1 => client, 2 => objects, 3 => bytes }
     Views { 1 => count, 2 => clients, 3 => more, 4 => sends }
 
-    Register { 1 => info, 2 => usage, 3 => epoch }
+    Register { 1 => info, 2 => usage, 3 => epoch, 4 => stamps }
     Registered { 1 => epoch, 2 => discard, 3 => retire }
     Announce { 1 => items, 2 => last }
     Record { 1 => hold, 2 => namespace, 3 => key, 4 => generation, 5 => len, 6 => marks }
@@ -112,7 +128,7 @@ message! {
 
     Pin { 1 => keys, 2 => owner, 3 => on, 4 => wait_ms }
     DropPins { 1 => owner, 2 => wait_ms }
-    Policy { 1 => quota, 2 => max_hold_ms }
+    Policy { 1 => quota, 2 => max_hold_ms, 3 => demotion }
     Await { 1 => at_most, 2 => at_least, 3 => wait_ms }
     Here {
         1 => found, 2 => nodes, 3 => unreachable, 4 => pins, 5 => sample, 6 => acked, 7 => leases, 8 => views,
@@ -160,3 +176,25 @@ macro_rules! single {
 }
 
 single! { ClientId, RequestId }
+
+/// What is boxed because it is large lies on the wire like what is not.
+impl<T: Value> Value for Box<T> {
+    const WIRE: Wire = T::WIRE;
+    const ITEMS_MAX: usize = T::ITEMS_MAX;
+
+    fn write(&self, out: &mut Writer) {
+        T::write(self, out);
+    }
+
+    fn read(input: &mut Reader<'_>) -> Result<Self, Malformed> {
+        T::read(input).map(Self::new)
+    }
+
+    fn is_default(&self) -> bool {
+        T::is_default(self)
+    }
+
+    fn absent() -> Result<Self, Malformed> {
+        T::absent().map(Self::new)
+    }
+}

@@ -58,6 +58,7 @@ impl World {
             soft_pin_ms: 1000,
             evict_soft_pinned: self.plan.evict_soft_pinned,
             piece_objects_max: self.plan.piece_objects_max,
+            tier: tiffin_core::master::TierConfig::default(),
             hash_seed: self.chance.any(),
             sabotage: self.sabotage,
         }));
@@ -221,6 +222,7 @@ impl World {
             Notice::NodeLost(..) | Notice::NodeLeft(..) => Point::NodeLost,
             Notice::NodeDiscarded(_) => Point::NodeDiscarded,
             Notice::Evicted(..) => Point::Evicted,
+            Notice::Prefetched { .. } => return,
         });
     }
 

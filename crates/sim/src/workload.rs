@@ -62,8 +62,19 @@ impl World {
                     (0..self.chance.between(1, 4)).map(|_| self.name(namespace).key()).collect();
                 let lease = self.chance.percent(20);
                 let request = match keys.len() % 2 == 0 && !lease {
-                    true => Request::Exists(Exists { keys: keys.iter().collect(), touch: false, lease }),
-                    false => Request::Resolve(Resolve { keys, touch: false, lease, locate: false }),
+                    true => Request::Exists(Exists {
+                        keys: keys.iter().collect(),
+                        touch: false,
+                        lease,
+                        ..Exists::default()
+                    }),
+                    false => Request::Resolve(Resolve {
+                        keys,
+                        touch: false,
+                        lease,
+                        locate: false,
+                        ..Resolve::default()
+                    }),
                 };
                 self.ask_once(client, Kind::Question, request);
             }
@@ -138,6 +149,7 @@ impl World {
             5 => Request::SetPolicy(Policy {
                 quota: self.chance.percent(60).then(|| self.chance.between(all / 4, all)),
                 max_hold_ms: self.chance.once_in(5).then(|| self.chance.between(50, 500)),
+                demotion: None,
             }),
             6 => Request::Await(Await {
                 at_most: Some(self.chance.below(all)),
@@ -224,7 +236,8 @@ impl World {
 
     fn begin_look(&mut self, client: usize, namespace: u8) {
         let keys = vec![self.name(namespace).key()];
-        let resolve = Resolve { keys, touch: true, lease: self.chance.percent(30), locate: true };
+        let resolve =
+            Resolve { keys, touch: true, lease: self.chance.percent(30), locate: true, ..Resolve::default() };
         self.ask_once(client, Kind::Look, Request::Resolve(resolve));
     }
 

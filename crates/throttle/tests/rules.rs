@@ -127,8 +127,12 @@ fn run(seed: u64, sabotage: Sabotage) -> Result<(), String> {
             }
             1..=2 => {
                 let Some((token, _)) = model.running.remove(&key) else { continue };
-                let ends = [End::Resident, End::Done, End::Failed, End::Cancelled];
-                let end = ends[chance.random_range(0..ends.len())];
+                let end = match chance.random_range(0..4) {
+                    0 => End::Resident,
+                    1 => End::Done,
+                    2 => End::Failed,
+                    _ => End::Cancelled,
+                };
                 if !throttle.finish(now, token, end) {
                     return problem(format!("{key} could not be ended"));
                 }

@@ -31,7 +31,7 @@ async fn delete(client: &Client, name: &str) {
 }
 
 fn quota(bytes: u64) -> Policy {
-    Policy { quota: Some(bytes), max_hold_ms: None }
+    Policy { quota: Some(bytes), ..Policy::default() }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -169,7 +169,7 @@ async fn mistakes_with_room_and_time() {
     let cluster = Cluster::one(4 << 20).await;
     let poor = ConnectOptions { namespace: "poor".to_owned(), ..cluster.options() };
     let poor = Client::connect(poor).await.unwrap();
-    poor.set_policy(Policy { quota: Some(0), max_hold_ms: None }, soon()).await.unwrap();
+    poor.set_policy(Policy { quota: Some(0), ..Policy::default() }, soon()).await.unwrap();
     let before = ledger(&cluster);
     let nothing = Quota { used: 0, limit: 0 };
     let full = |error: &Error| matches!(error, Error::OverQuota { quota, .. } if *quota == nothing);

@@ -141,7 +141,7 @@ async fn many_are_reserved_and_put_in_one_call_with_an_outcome_each() {
 async fn reserved_room_counts_against_the_quota() {
     let cluster = Cluster::one(4 * MIB).await;
     let client = cluster.client().await;
-    client.set_policy(Policy { quota: Some(MIB), max_hold_ms: None }, soon()).await.unwrap();
+    client.set_policy(Policy { quota: Some(MIB), ..Policy::default() }, soon()).await.unwrap();
     let reserved = reserve(&client, "k", MIB).await.unwrap();
     let over = reserve(&client, "n", 1).await.unwrap_err();
     assert!(matches!(&over, Error::OverQuota { quota, .. } if quota.used == MIB), "{over:?}");

@@ -1,7 +1,7 @@
 //! A master with one node, both ends of whose connection are played here: the least that drives the
 //! production path, so that what is measured is the master.
 
-use tiffin_core::master::{Effect, Event, Master, MasterConfig};
+use tiffin_core::master::{Effect, Event, Master, MasterConfig, TierConfig};
 use tiffin_core::message::{
     Allocated, Announce, CommitItem, Decide, DecideItem, Exists, Hello, NodeInfo, PutOptions, Register,
     Reply, Request, Reserve, ReserveItem, ReserveOutcome, Resolve, Role, Settled, Usage,
@@ -43,6 +43,7 @@ impl Stage {
             piece_objects_max: tiffin_core::master::PIECE_OBJECTS_MAX,
             soft_pin_ms: 1000,
             evict_soft_pinned: true,
+            tier: TierConfig::default(),
             hash_seed: 0x5eed,
             sabotage: Sabotage::None,
         };
@@ -61,8 +62,9 @@ impl Stage {
             tcp: "127.0.0.1:7001".into(),
             data: "127.0.0.1:7002".into(),
             host: "here".into(),
+            beside: None,
         };
-        stage.ask(NODE, Request::Register(Register { info, usage, epoch: 0 }));
+        stage.ask(NODE, Request::Register(Register { info, usage, epoch: 0, stamps: 0 }));
         stage.ask(NODE, Request::Announce(Announce { items: Vec::new(), last: true }));
         stage
     }
@@ -172,12 +174,12 @@ pub(crate) fn key(number: u64) -> Key {
 
 /// Asks for these keys as a get does.
 pub(crate) fn get(keys: Vec<Key>) -> Request {
-    Request::Resolve(Resolve { keys, touch: true, lease: false, locate: true })
+    Request::Resolve(Resolve { keys, touch: true, lease: false, locate: true, ..Resolve::default() })
 }
 
 /// Asks whether these keys are there, as `exists` does.
 pub(crate) fn exists(keys: Vec<Key>) -> Request {
-    Request::Exists(Exists { keys: keys.iter().collect(), touch: true, lease: true })
+    Request::Exists(Exists { keys: keys.iter().collect(), touch: true, lease: true, ..Exists::default() })
 }
 
 /// Numbers below `count` that look random and are the same in every run.

@@ -71,7 +71,7 @@ impl Master {
         for (index, generation, hold) in replicas {
             let same = self.catalog.get(*index).is_some_and(|it| it.generation() == *generation);
             if same && lost.contains(hold) {
-                self.catalog.drop_replica(*index, node);
+                self.lose_copy(*index, node, Cause::NodeLost);
             }
         }
     }
@@ -198,6 +198,7 @@ impl Master {
             self.leases.arrive(namespace, self.now, index);
         }
         self.room.note_change();
+        self.maybe_write_through(index);
         for (node, record) in records {
             self.expect(node, record.hold);
             let entry = others.entry(node).or_default();

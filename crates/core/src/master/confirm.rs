@@ -311,6 +311,9 @@ impl Master {
         let late = |op: &Op| matches!(op, Op::Drop(it) if it.deadline <= self.now);
         let late: Vec<_> = self.ops.iter().filter(|(_, op)| late(op)).map(|(id, _)| *id).collect();
         late.into_iter().for_each(|op| self.maybe_end_drop(op));
+        let late = |op: &Op| matches!(op, Op::Fetch(it) if it.deadline() <= self.now);
+        let late: Vec<_> = self.ops.iter().filter(|(_, op)| late(op)).map(|(id, _)| *id).collect();
+        late.into_iter().for_each(|op| self.end_fetch(op));
     }
 
     pub(super) fn next_end_of_waiting(&self) -> Option<Tick> {
@@ -318,6 +321,7 @@ impl Master {
             Op::Confirm(confirming) => confirming.deadline,
             // One whose time is up has work to do, which needs no waking.
             Op::Drop(dropping) => Some(dropping.deadline).filter(|it| *it > self.now),
+            Op::Fetch(fetching) => Some(fetching.deadline()),
             Op::Reserve(_) | Op::Watch(_) | Op::Why(_) => None,
         };
         self.ops.values().filter_map(deadline).chain(self.next_parked_end()).min()
@@ -341,6 +345,7 @@ impl Master {
     ) -> Option<(Arc<Name>, Replicas)> {
         let object = self.catalog.remove(index)?;
         self.unwritten.forget(index);
+        self.promotion_is_moot(index, object.generation());
         if object.is_sample() {
             self.leases.leave(object.namespace(), object.put(), index);
         }

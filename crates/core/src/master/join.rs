@@ -43,6 +43,7 @@ impl Master {
                 announces: false,
                 told: BTreeSet::new(),
                 from_earlier_life: !same_life || sabotaged!(self.config.sabotage, BelieveTheLost),
+                next_stamp: register.stamps,
             }),
         };
         let Some(node) = node else {
@@ -70,6 +71,7 @@ impl Master {
         member.conn = Some(conn);
         member.told.clear();
         member.announces = false;
+        member.next_stamp = member.next_stamp.max(register.stamps);
         Some(node)
     }
 
@@ -121,6 +123,8 @@ impl Master {
         let existing = self.catalog.find(namespace, &record.key);
         if let Some((index, object)) = existing.and_then(|it| Some((it, self.catalog.get(it)?))) {
             if object.replicas().any(|replica| replica == (node, record.hold)) {
+                // It may have been on its way there when the node was last heard of.
+                self.catalog.complete(index, node, record.hold);
                 self.correct_marks(index, node, &record.marks);
                 return Ok(());
             }
@@ -174,11 +178,12 @@ impl Master {
             let hold = object.replicas().find(|(on, _)| *on == node).map(|(_, hold)| hold);
             let Some(hold) = hold.filter(|hold| !told.contains(hold)) else { continue };
             let name = Name { namespace: object.namespace(), key: object.key().clone() };
-            self.drop_replica(index, node);
+            self.lose_copy(index, node, Cause::NodeLost);
             self.ghosts.insert(&Arc::new(name), node, hold);
             untold.push(hold);
         }
         self.room.note_change();
+        self.tier.stir();
         self.effects.push_back(Effect::Notice(Notice::NodeReady(name)));
         untold
     }
@@ -216,16 +221,19 @@ impl Master {
         Reply::Done
     }
 
-    /// Forgets the copy on one node, and the object with its last copy.
-    fn drop_replica(&mut self, index: ObjectIndex, node: NodeIndex) {
-        let last = self.catalog.get(index).is_some_and(|it| it.replicas().count() == 1);
-        if last {
-            let name = self.members.name(node);
-            self.forget(index, Cause::NodeLost, "");
-            self.history.went_with(name);
-        } else {
-            self.catalog.drop_replica(index, node);
+    /// Forgets the copy on one node, and the object with its last copy that can be read. What is still being
+    /// written elsewhere is taken away then.
+    pub(super) fn lose_copy(&mut self, index: ObjectIndex, node: NodeIndex, cause: Cause) {
+        let last = self.catalog.get(index).is_some_and(|it| it.copies().all(|(on, _)| on == node));
+        if !last {
+            return self.catalog.drop_replica(index, node);
         }
+        let name = self.members.name(node);
+        let Some((object, mut rest)) = self.forget(index, cause, "") else { return };
+        self.history.went_with(name);
+        rest.retain(|(on, _)| *on != node);
+        rest.iter().for_each(|(on, hold)| self.ghosts.insert(&object, *on, *hold));
+        self.retire(rest, None);
     }
 
     /// The node said something, so it is not silent.
@@ -257,6 +265,12 @@ impl Master {
                 // What was to be put in writing is corrected when it comes back.
                 Some((_, Wait::Mark(objects, op))) => self.not_marked(node, id, &objects, op),
                 Some((_, Wait::Inspect(op, items))) => self.inspected(op, &items, &[]),
+                Some((_, Wait::Demote(_))) => self.disk_away(node),
+                Some((_, Wait::PromoteRoom(generation, charged))) => {
+                    self.promotion_has_room(node, generation, charged, None);
+                }
+                Some((_, Wait::Promote(generation))) => self.promotion_broke(generation, false),
+                Some((_, Wait::PromoteSettle(generation))) => self.promotion_broke(generation, true),
                 // It tells what it committed when it comes back.
                 Some((_, Wait::Settle(_, op))) => self.confirmed(id, op),
                 None => (),
@@ -280,7 +294,7 @@ impl Master {
         for (node, standing, heard) in nodes {
             match standing {
                 Standing::Ready if heard.after(self.config.silence_ms_max) <= self.now => self.silent(node),
-                Standing::Away(since) if since.after(self.config.away_ms_max) <= self.now => {
+                Standing::Away(since) if since.after(self.away_ms_max(node)) <= self.now => {
                     self.lose(node, Notice::NodeLost)
                 }
                 _ => (),
@@ -289,12 +303,18 @@ impl Master {
     }
 
     pub(super) fn next_silence(&self) -> Option<Tick> {
-        let next = self.members.iter().filter_map(|(_, it)| match it.standing {
+        let next = self.members.iter().filter_map(|(node, it)| match it.standing {
             Standing::Ready => Some(it.heard.after(self.config.silence_ms_max)),
-            Standing::Away(since) => Some(since.after(self.config.away_ms_max)),
+            Standing::Away(since) => Some(since.after(self.away_ms_max(node))),
             Standing::Joining | Standing::Silent => None,
         });
         next.min()
+    }
+
+    /// How long that one may be away. A disk keeps what it has while its node is started again.
+    fn away_ms_max(&self, node: NodeIndex) -> u64 {
+        let is_disk = self.members.get(node).is_some_and(Member::is_disk);
+        if is_disk { self.tier.config.away_ms_max } else { self.config.away_ms_max }
     }
 
     fn silent(&mut self, node: NodeIndex) {
@@ -326,7 +346,7 @@ impl Master {
         let name = self.members.name(node);
         let mut lost = 0;
         for index in self.catalog.on_node(node) {
-            self.drop_replica(index, node);
+            self.lose_copy(index, node, Cause::NodeLost);
             lost += u64::from(self.catalog.get(index).is_none());
         }
         self.room.end_grants_on(node);

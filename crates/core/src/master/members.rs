@@ -52,6 +52,8 @@ pub(super) struct Member {
     pub(super) told: BTreeSet<Hold>,
     /// It belonged to an earlier life of the master, so what it holds may be news.
     pub(super) from_earlier_life: bool,
+    /// Of a disk: the stamp of the next copy that it is sent.
+    pub(super) next_stamp: u64,
 }
 
 /// All nodes.
@@ -62,6 +64,11 @@ pub(super) struct Members {
 }
 
 impl Member {
+    /// Whether it is not memory.
+    pub(super) fn is_disk(&self) -> bool {
+        self.info.beside.is_some()
+    }
+
     pub(super) fn readable(&self) -> bool {
         // What a joining node holds from before is as good as ever: only new objects must wait.
         matches!(self.standing, Standing::Ready | Standing::Joining)
@@ -110,6 +117,22 @@ impl Members {
     pub(super) fn iter(&self) -> impl Iterator<Item = (NodeIndex, &Member)> {
         let numbered = self.members.iter().enumerate();
         numbered.filter_map(|(index, member)| Some((NodeIndex(index as u16), member.as_ref()?)))
+    }
+
+    /// Every disk whose memory is known, and that memory.
+    pub(super) fn disks(&self) -> impl Iterator<Item = (NodeIndex, NodeIndex)> + '_ {
+        let beside = |(disk, it): (NodeIndex, &Member)| Some((disk, self.find(it.info.beside?)?));
+        self.iter().filter_map(beside)
+    }
+
+    /// The memory beside a disk.
+    pub(super) fn beside(&self, disk: NodeIndex) -> Option<NodeIndex> {
+        self.find(self.get(disk)?.info.beside?)
+    }
+
+    /// How many copies the disks have, as they last said.
+    pub(super) fn disk_objects(&self) -> u64 {
+        self.iter().filter(|(_, it)| it.is_disk()).map(|(_, it)| it.usage.objects).sum()
     }
 
     pub(super) fn name(&self, node: NodeIndex) -> String {

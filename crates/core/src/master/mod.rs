@@ -27,6 +27,7 @@ mod tests_drops;
 mod tests_lifetimes;
 #[cfg(test)]
 mod tests_lost_answers;
+mod tier;
 mod why;
 
 use std::{
@@ -44,11 +45,13 @@ use pin::Unwritten;
 use reserve::Reserving;
 use room::{Room, Watching};
 use sample::Leases;
+use tier::{Fetching, Leaving, Tier};
+pub use tier::{PROMOTER, TierConfig};
 use why::{Explaining, History};
 
 use crate::{
     ClientId, ConnId, Generation, Hold, RequestId, SegmentId, Tick,
-    message::{Held, Hello, Holder, NodeStat, Reason, Refusal, Reply, Request, Role, Stat, Viewer},
+    message::{Held, Hello, Holder, Moved, NodeStat, Reason, Refusal, Reply, Request, Role, Stat, Viewer},
     sabotage::Sabotage,
 };
 
@@ -74,6 +77,8 @@ pub struct MasterConfig {
     pub evict_soft_pinned: bool,
     /// Objects that one piece of a drop takes away, see [`Master::work`].
     pub piece_objects_max: usize,
+    /// How the disks are used.
+    pub tier: TierConfig,
     /// Drawn at random by the shell, so that nobody can choose keys that collide.
     pub hash_seed: u64,
     /// For the simulation only.
@@ -123,6 +128,19 @@ pub enum Notice {
     NodeDiscarded(String),
     /// So many objects with so many bytes left to make room.
     Evicted(u64, u64),
+    /// Somebody will soon ask for objects: so many, and what that means for how many of them.
+    Prefetched {
+        /// All that were named.
+        keys: u64,
+        /// In memory already.
+        resident: u64,
+        /// On their way from a disk.
+        running: u64,
+        /// Could not be read a short while ago.
+        failed: u64,
+        /// Not begun.
+        skipped: u64,
+    },
 }
 
 /// Who is at the other end of a connection.
@@ -152,6 +170,7 @@ enum Op {
     Drop(Box<Dropping>),
     Watch(Watching),
     Why(Explaining),
+    Fetch(Box<Fetching>),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -170,6 +189,14 @@ enum Wait {
     Mark(Vec<(catalog::ObjectIndex, Generation, Hold)>, Option<OpId>),
     /// Who looks at these items of an explanation.
     Inspect(OpId, Vec<usize>),
+    /// Objects go to a disk.
+    Demote(Vec<Leaving>),
+    /// Room for an object that comes back from a disk, and what that is charged to.
+    PromoteRoom(Generation, (NamespaceIndex, u64)),
+    /// Its bytes.
+    Promote(Generation),
+    /// Its slot.
+    PromoteSettle(Generation),
 }
 
 /// The master's whole state.
@@ -192,6 +219,7 @@ pub struct Master {
     history: History,
     ghosts: Ghosts,
     unwritten: Unwritten,
+    tier: Tier,
     /// Drops under way, the next one first.
     jobs: VecDeque<OpId>,
     labels: Labels,
@@ -250,6 +278,7 @@ impl Master {
             history: History::default(),
             ghosts: Ghosts::default(),
             unwritten: Unwritten::default(),
+            tier: Tier::new(config.tier),
             jobs: VecDeque::new(),
             labels: Labels::default(),
             lease_end: None,
@@ -267,6 +296,7 @@ impl Master {
             Event::Closed(conn) => self.closed(conn),
         }
         self.serve_the_waiting();
+        self.shelve_ahead();
     }
 
     /// Lets time pass. Time only tidies: it ends soft pins, notices silence, and answers who has waited
@@ -279,7 +309,10 @@ impl Master {
         self.end_watches();
         self.end_leases_of_the_away();
         self.end_holding();
+        self.end_late_promotions();
+        self.end_rests();
         self.serve_the_waiting();
+        self.shelve_ahead();
     }
 
     /// Looks again at who waits for room, if anything changed that they wait for.
@@ -302,6 +335,8 @@ impl Master {
             self.next_watch_end(),
             self.next_end_of_holding(),
             self.leases.next_end(),
+            self.tier.promotions.next_late(),
+            self.tier.next_end_of_rest(self.now),
             self.lease_end,
         ];
         wishes.into_iter().flatten().min()
@@ -324,6 +359,7 @@ impl Master {
             evicted_objects: self.evicted_objects,
             evicted_bytes: self.evicted_bytes,
             soft_pinned: self.catalog.soft_pinned(),
+            tier: Box::new(self.tier_stat()),
         }
     }
 
@@ -367,6 +403,11 @@ impl Master {
     #[must_use]
     pub fn unconfirmed_count(&self) -> usize {
         self.ghosts.len()
+    }
+
+    /// What is wrong with the books, if anything is. For tests and simulations.
+    pub fn check(&self) -> Result<(), String> {
+        self.tier.promotions.check()
     }
 
     /// How many operations wait for a node.
@@ -439,7 +480,11 @@ impl Master {
             Request::Lease(lease) => self.lease(visitor, &lease),
             Request::Release(release) => self.release(visitor, &release),
             Request::SetPolicy(policy) => self.set_policy(visitor.namespace, policy),
-            Request::Resolve(resolve) => self.resolve(visitor, &resolve),
+            Request::Prefetch(prefetch) => return self.prefetch(conn, id, visitor, &prefetch),
+            Request::Resolve(resolve) => match self.maybe_wait_for_promotion(conn, id, visitor, resolve) {
+                Some(resolve) => self.resolve(visitor, &resolve),
+                None => return,
+            },
             Request::Exists(exists) => self.exists(visitor, &exists),
             Request::List(list) => self.list(visitor.namespace, &list),
             Request::Stat => Reply::Stat(self.stat()),
@@ -463,6 +508,7 @@ impl Master {
             (Request::Heartbeat(beat), Some(node)) => self.heartbeat(node, beat),
             (Request::Released(released), Some(node)) => self.released(node, &released),
             (Request::ClientDied(client), Some(_)) => self.client_died(client),
+            (Request::Dropped(dropped), Some(disk)) => self.dropped(disk, &dropped),
             (Request::Goodbye, Some(node)) => {
                 self.effects.push_back(Effect::Reply(conn, id, Reply::Done));
                 return self.node_left(node, conn);
@@ -472,7 +518,8 @@ impl Master {
                 | Request::Decide(_)
                 | Request::Heartbeat(_)
                 | Request::Released(_)
-                | Request::ClientDied(_),
+                | Request::ClientDied(_)
+                | Request::Dropped(_),
                 None,
             ) => refuse(Reason::Invalid, "a node must register first"),
             _ => refuse(Reason::NotForYou, "the master does not answer this request to a node"),
@@ -511,6 +558,27 @@ impl Master {
                 self.confirmed(id, op);
             }
             (Wait::Mark(objects, op), _) => self.not_marked(node, id, &objects, op),
+            (Wait::Demote(leaving), Reply::Moved(moved)) => {
+                self.report(node, moved.usage);
+                self.demoted(node, &leaving, &moved);
+            }
+            (Wait::Demote(leaving), _) => self.demoted(node, &leaving, &Moved::default()),
+            (Wait::PromoteRoom(generation, charged), reply) => {
+                let room = match reply {
+                    Reply::Allocated(mut allocated) => allocated.items.pop().flatten(),
+                    _ => None,
+                };
+                self.promotion_has_room(node, generation, charged, room);
+            }
+            (Wait::Promote(generation), reply) => {
+                let done = matches!(reply, Reply::Moved(it) if it.items == [true]);
+                self.promotion_has_bytes(generation, done);
+            }
+            (Wait::PromoteSettle(generation), Reply::Settled(settled)) => {
+                self.report(node, settled.usage);
+                self.promotion_is_settled(generation, &settled.lost);
+            }
+            (Wait::PromoteSettle(generation), _) => self.promotion_broke(generation, false),
             (Wait::Inspect(op, items), Reply::Inspected(views)) => self.inspected(op, &items, &views),
             (Wait::Inspect(op, items), _) => self.inspected(op, &items, &[]),
             // A node that refuses what it must do is not to be trusted with the name.
@@ -562,12 +630,18 @@ impl Master {
             Op::Reserve(it) => it.is_parked_for(conn),
             Op::Watch(it) => it.conn == conn,
             Op::Why(it) => it.conn == conn,
+            Op::Fetch(it) => it.conn == conn,
             // What was asked for is done, whoever hears of it.
             Op::Confirm(_) | Op::Drop(_) => false,
         });
         for id in moot.map(|(id, _)| *id).collect::<Vec<_>>() {
-            if let Some(Op::Reserve(reserving)) = self.ops.remove(&id) {
-                self.end_reserve(id, reserving);
+            match self.ops.remove(&id) {
+                Some(Op::Reserve(reserving)) => self.end_reserve(id, reserving),
+                Some(Op::Fetch(fetching)) => {
+                    self.ops.insert(id, Op::Fetch(fetching));
+                    self.end_fetch(id);
+                }
+                _ => (),
             }
         }
     }
@@ -579,6 +653,7 @@ impl Master {
             match op {
                 Op::Reserve(it) if it.is_of(conn, id) => it.end_at(now),
                 Op::Watch(it) if it.is_of(conn, id) => it.end_at(now),
+                Op::Fetch(it) if it.is_of(conn, id) => it.end_at(now),
                 _ => (),
             }
         }

@@ -62,6 +62,7 @@ mod tests {
             announces: false,
             told: Default::default(),
             from_earlier_life: false,
+            next_stamp: 0,
         }
     }
 

@@ -131,8 +131,14 @@ impl Master {
         let late = |op: &Op| matches!(op, Op::Reserve(it) if it.is_parked() && it.deadline <= self.now);
         let late: Vec<_> = self.ops.iter().filter(|(_, op)| late(op)).map(|(id, _)| *id).collect();
         for op in late {
-            if let Some(Op::Reserve(reserving)) = self.ops.remove(&op) {
-                self.end_reserve(op, reserving);
+            // A disk that cannot keep up costs nobody a put: what may be evicted is looked at once more.
+            if self.members.disks().next().is_some() {
+                self.try_again(op);
+            }
+            match self.ops.remove(&op) {
+                Some(Op::Reserve(reserving)) if reserving.is_parked() => self.end_reserve(op, reserving),
+                Some(other) => _ = self.ops.insert(op, other),
+                None => (),
             }
         }
     }
@@ -259,7 +265,8 @@ impl Master {
         }
         // Fewer copies than wanted are better than evicting for more, and no copy is no object.
         if chosen.is_empty() && first {
-            chosen.extend(candidates.into_iter().find(|&node| self.make_room(node, need, whose)));
+            let may_wait = self.now < reserving.deadline;
+            chosen.extend(candidates.into_iter().find(|&node| self.make_room(node, need, whose, may_wait)));
         }
         for &node in &chosen {
             if let Some(member) = self.members.get_mut(node) {
@@ -306,6 +313,7 @@ impl Master {
         };
         let possible = self.members.iter().filter(|(node, member)| {
             member.standing == Standing::Ready
+                && !member.is_disk()
                 && need <= member.usage.capacity
                 && !reserving.avoid.contains(&member.info.segment)
                 && !item.got.iter().any(|(has, _)| has == node)
@@ -314,12 +322,17 @@ impl Master {
         rank(possible, wish)
     }
 
-    /// Evicts on one node until it has room. What was evicted before it turned out not to suffice stays
-    /// evicted: it was unused for longest, and the next put needs it anyway.
-    fn make_room(&mut self, node: NodeIndex, need: u64, whose: (&str, &Key)) -> bool {
+    /// Evicts on one node until it has room: first what its disk has, too. A put that may wait waits for the
+    /// disk, so that nothing is lost. What was evicted before it turned out not to suffice stays evicted: it
+    /// was unused for longest, and the next put needs it anyway.
+    fn make_room(&mut self, node: NodeIndex, need: u64, whose: (&str, &Key), may_wait: bool) -> bool {
         let mut free = self.members.get(node).map_or(0, |it| it.free);
         while free < need {
-            let Some(victim) = self.next_victim(node) else { break };
+            let mut victim = self.next_victim(node, true);
+            if victim.is_none() && !(may_wait && self.is_being_shelved(node)) {
+                victim = self.next_victim(node, false);
+            }
+            let Some(victim) = victim else { break };
             free += self.catalog.get(victim).and_then(|it| room_for(it.len())).unwrap_or(0);
             self.evict(victim, Some(node), whose);
         }
@@ -330,10 +343,11 @@ impl Master {
     }
 
     /// The next object that may leave a node.
-    fn next_victim(&self, node: NodeIndex) -> Option<ObjectIndex> {
+    fn next_victim(&self, node: NodeIndex, shelved_only: bool) -> Option<ObjectIndex> {
         let samples_too = sabotaged!(self.config.sabotage, EvictSamples);
         let rules = Eviction {
             soft_pinned_too: self.config.evict_soft_pinned,
+            shelved_only,
             even_pinned: samples_too || sabotaged!(self.config.sabotage, EvictPinned),
         };
         let now = if sabotaged!(self.config.sabotage, EvictLeased) { Tick(u64::MAX) } else { self.now };
@@ -394,7 +408,9 @@ impl Master {
 
     fn total_usage(&self) -> Usage {
         let mut total = Usage::default();
-        for (_, member) in self.members.iter().filter(|(_, it)| it.standing == Standing::Ready) {
+        for (_, member) in
+            self.members.iter().filter(|(_, it)| it.standing == Standing::Ready && !it.is_disk())
+        {
             total.capacity += member.usage.capacity;
             total.free += member.usage.free;
             total.granted += member.usage.granted;

@@ -10,8 +10,8 @@ use super::{
 use crate::{
     BATCH_ITEMS_MAX, Hold, Key, Location,
     message::{
-        Exists, Found, List, ListItem, Listed, NamespaceStat, NodeInfo, Pattern, Presence, Reason, Reply,
-        Resolve, ResolveOutcome, Resolved,
+        Ahead, Exists, Found, List, ListItem, Listed, NamespaceStat, NodeInfo, Pattern, Presence, Reason,
+        Reply, Resolve, ResolveOutcome, Resolved,
     },
 };
 
@@ -69,6 +69,9 @@ impl Master {
                 }
                 items.push(outcome);
             }
+            if resolve.touch && resolve.locate {
+                found.iter().flatten().for_each(|index| self.count_get(*index));
+            }
             if resolve.touch || resolve.lease {
                 self.catalog.touch_all(
                     found.get(..keys.len()).unwrap_or(&[]),
@@ -81,11 +84,24 @@ impl Master {
         Reply::Resolved(Resolved { items, nodes: self.infos(nodes) })
     }
 
+    /// Counts where a get finds its bytes.
+    fn count_get(&mut self, index: ObjectIndex) {
+        let Some(object) = self.catalog.get(index) else { return };
+        if self.is_in_memory(object) {
+            self.tier.stat.gets_from_memory += 1;
+            self.count_memory_hit(index);
+        } else {
+            self.tier.stat.gets_from_disk += 1;
+            self.count_disk_hit(index);
+        }
+    }
+
     pub(super) fn exists(&mut self, visitor: &Visitor, exists: &Exists) -> Reply {
         if exists.keys.len() > BATCH_ITEMS_MAX {
             return refuse(Reason::Invalid, "the batch is too large");
         }
         let mut items = Vec::with_capacity(exists.keys.len());
+        let mut ahead = Vec::new();
         let lease = exists.lease.then(|| self.now.after(self.config.lease_ms));
         let mut names = exists.keys.iter();
         for together in (0..exists.keys.len()).step_by(TOGETHER) {
@@ -100,6 +116,9 @@ impl Master {
                 }
                 items.push(presence);
             }
+            if exists.ahead != Ahead::Nothing {
+                ahead.extend(found.iter().take(keys.len()));
+            }
             if exists.touch || exists.lease {
                 self.catalog.touch_all(
                     found.get(..keys.len()).unwrap_or(&[]),
@@ -109,6 +128,9 @@ impl Master {
                 );
             }
         }
+        if !ahead.is_empty() {
+            self.bring(&ahead, exists.ahead);
+        }
         Reply::Present(items)
     }
 
@@ -117,7 +139,7 @@ impl Master {
         let readable = |node: NodeIndex| self.members.get(node).is_some_and(|it| it.readable());
         match object {
             None => Presence::Absent,
-            Some(object) if object.replicas().any(|(node, _)| readable(node)) => Presence::Here,
+            Some(object) if object.copies().any(|(node, _)| readable(node)) => Presence::Here,
             Some(_) => Presence::Unavailable,
         }
     }
@@ -131,8 +153,8 @@ impl Master {
         let object = index.and_then(|index| self.catalog.get(index));
         let Some(object) = object else { return ResolveOutcome::Absent };
         let readable = |node: NodeIndex| self.members.get(node).is_some_and(|it| it.readable());
-        if !object.replicas().any(|(node, _)| readable(node)) {
-            let names = object.replicas().map(|(node, _)| self.members.name(node));
+        if !object.copies().any(|(node, _)| readable(node)) {
+            let names = object.copies().map(|(node, _)| self.members.name(node));
             return ResolveOutcome::Unavailable(names.collect());
         }
         ResolveOutcome::Found(self.found(object, locate, nodes))
@@ -143,8 +165,8 @@ impl Master {
         let readable = |node: NodeIndex| self.members.get(node).is_some_and(|it| it.readable());
         let mut replicas = Vec::new();
         if locate {
-            replicas.reserve_exact(object.replicas().count());
-            for (node, hold) in object.replicas().filter(|(node, _)| readable(*node)) {
+            replicas.reserve_exact(object.copies().count());
+            for (node, hold) in object.copies().filter(|(node, _)| readable(*node)) {
                 replicas.extend(self.location(node, hold));
                 nodes.insert(node);
             }
@@ -203,7 +225,7 @@ fn list_item(object: &Object) -> ListItem {
         key: object.key().clone(),
         generation: object.generation(),
         len: object.len(),
-        replicas: object.replicas().count() as u32,
+        replicas: object.copies().count() as u32,
         pins: object.marks().map(|it| it.pins.clone()).unwrap_or_default(),
     }
 }

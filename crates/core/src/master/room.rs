@@ -175,7 +175,8 @@ impl Master {
         if sabotaged!(self.config.sabotage, IgnoreQuota) {
             return Ok(());
         }
-        let rules = Eviction { soft_pinned_too: self.config.evict_soft_pinned, even_pinned: false };
+        let soft_pinned_too = self.config.evict_soft_pinned;
+        let rules = Eviction { soft_pinned_too, ..Eviction::default() };
         while self.used(namespace).saturating_add(need) > limit {
             let victim =
                 (need <= limit).then(|| self.catalog.next_victim_of(namespace, self.now, rules)).flatten();
@@ -257,6 +258,7 @@ impl Master {
             granted: self.room.granted(index),
             quota: self.room.policy(index).and_then(|it| it.quota),
             max_hold_ms: self.room.policy(index).and_then(|it| it.max_hold_ms),
+            demotion: self.demotion(index),
             samples: samples.count,
             samples_leased: samples.leased,
             sample_age_ms: samples.oldest.map_or(0, |put| self.now.0.saturating_sub(put.0)),
@@ -309,6 +311,11 @@ impl Master {
         self.evicted_objects += 1;
         self.evicted_bytes += bytes;
         self.effects.push_back(Effect::Notice(super::Notice::Evicted(1, bytes)));
+        if self.leave_memory(victim, node) {
+            return;
+        }
+        let might_be_shelved = node.is_some_and(|node| self.is_beside_a_disk(node));
+        self.tier.stat.evicted_unshelved += u64::from(might_be_shelved);
         let gone = self.take_out(victim, Cause::Evicted, by);
         self.history.made_room(node.map_or_else(String::new, |node| self.members.name(node)), key);
         // Nobody waits for the answer: what needs the room follows on the same connection, in order.

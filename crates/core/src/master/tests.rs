@@ -44,6 +44,7 @@ impl Cluster {
             piece_objects_max: PIECE_OBJECTS_MAX,
             soft_pin_ms: 1000,
             evict_soft_pinned: true,
+            tier: TierConfig::default(),
             hash_seed: 3,
             sabotage: Sabotage::None,
         };
@@ -247,7 +248,8 @@ impl Cluster {
     }
 
     pub(super) fn resolve(&mut self, name: &str, lease: bool) -> ResolveOutcome {
-        let resolve = Resolve { keys: vec![key(name)], touch: lease, lease, locate: true };
+        let resolve =
+            Resolve { keys: vec![key(name)], touch: lease, lease, locate: true, ..Resolve::default() };
         match self.ask(Request::Resolve(resolve)) {
             Some(Reply::Resolved(mut resolved)) => resolved.items.remove(0),
             other => panic!("{other:?}"),
@@ -627,7 +629,7 @@ fn exists_tells_what_is_there_and_what_cannot_be_reached() {
     cluster.put("here", 10, PutOptions { replicas: 1, ..PutOptions::default() });
     let keys = ["here", "nowhere"].map(key).to_vec();
     let exists = |cluster: &mut Cluster| {
-        let exists = Exists { keys: keys.iter().collect(), touch: true, lease: true };
+        let exists = Exists { keys: keys.iter().collect(), touch: true, lease: true, ..Exists::default() };
         cluster.ask(Request::Exists(exists)).unwrap()
     };
     assert_eq!(exists(&mut cluster), Reply::Present(vec![Presence::Here, Presence::Absent]));

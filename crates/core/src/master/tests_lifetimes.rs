@@ -52,7 +52,10 @@ impl Cluster {
     }
 
     fn policy(&mut self, quota: Option<u64>, max_hold_ms: Option<u64>) {
-        assert_eq!(self.ask(Request::SetPolicy(Policy { quota, max_hold_ms })), Some(Reply::Done));
+        assert_eq!(
+            self.ask(Request::SetPolicy(Policy { quota, max_hold_ms, ..Policy::default() })),
+            Some(Reply::Done)
+        );
     }
 
     fn lease(&mut self, name: &str, generation: Option<Generation>, group: &str) -> LeaseOutcome {

@@ -26,7 +26,7 @@ impl Cluster {
         self.event(Event::Opened(conn, Hello { role: Role::Node, ..Hello::default() }));
         let (segment, name) = (SegmentId(index as u64 + 1), format!("node{}", index + 1));
         let info = NodeInfo { segment, name, ..NodeInfo::default() };
-        let register = Register { info, usage: self.nodes[index].usage(), epoch: 5 };
+        let register = Register { info, usage: self.nodes[index].usage(), epoch: 5, stamps: 0 };
         let id = RequestId(900);
         self.event(Event::Request(conn, id, Request::Register(register)));
         match self.replies.remove(&id) {
@@ -107,7 +107,7 @@ fn room_is_given_back_that_was_found_for_a_client_whose_answer_was_lost() {
 #[test]
 fn every_copy_counts_against_the_quota() {
     let mut cluster = Cluster::new(&[4 * UNIT, 4 * UNIT]);
-    cluster.ask(Request::SetPolicy(Policy { quota: Some(3 * UNIT), max_hold_ms: None }));
+    cluster.ask(Request::SetPolicy(Policy { quota: Some(3 * UNIT), ..Policy::default() }));
     let twice = PutOptions { replicas: 2, ..plain() };
     let copies = |outcome: ReserveOutcome| match outcome {
         ReserveOutcome::Room(reservations) => reservations.len(),

@@ -1,6 +1,6 @@
 //! What is said about lifetimes: pins, limits, samples, and explanations.
 
-use super::{Found, NodeInfo, Usage};
+use super::{Demotion, Found, NodeInfo, Usage};
 use crate::{
     ClientId, Generation, Hold, Key,
     marks::{Consumption, Marks},
@@ -90,6 +90,8 @@ pub struct Policy {
     pub quota: Option<u64>,
     /// How long a sample that nobody leases may wait, in milliseconds.
     pub max_hold_ms: Option<u64>,
+    /// What becomes of its objects when memory is short; absent, as the master's settings say.
+    pub demotion: Option<Demotion>,
 }
 
 /// See [`Request::Await`](super::Request::Await).

@@ -1,6 +1,6 @@
 //! What the master knows of the cluster, of its nodes and of its namespaces.
 
-use super::{NodeInfo, Usage};
+use super::{Demotion, NodeInfo, TierStat, Usage};
 
 /// What the master knows of the cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -19,6 +19,8 @@ pub struct Stat {
     pub evicted_bytes: u64,
     /// Objects that a soft pin protects.
     pub soft_pinned: u64,
+    /// How the disks are doing.
+    pub tier: Box<TierStat>,
 }
 
 /// One node, as the master sees it.
@@ -65,6 +67,8 @@ pub struct NamespaceStat {
     pub leased_age_ms: u64,
     /// How long a sample that nobody leases may wait, in milliseconds; none if that is not limited.
     pub max_hold_ms: Option<u64>,
+    /// What becomes of its objects when memory is short.
+    pub demotion: Demotion,
     /// Puts that wait for room.
     pub waiting: u64,
     /// Who pins most of it, the most bytes first: at most [`OWNERS_MAX`].

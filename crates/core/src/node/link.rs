@@ -100,7 +100,7 @@ impl Node {
         self.unlinked();
         let id = self.link.next_id();
         self.link.stage = Stage::Registering(id);
-        let register = Register { info, usage: self.slots.usage(), epoch: self.link.epoch };
+        let register = Register { info, usage: self.slots.usage(), epoch: self.link.epoch, stamps: 0 };
         self.effects.push_back(Effect::AskMaster(id, Request::Register(register)));
     }
 

@@ -13,6 +13,8 @@ use crate::{
 /// How often an object that changes under the reader is resolved anew. Large, because the deadline is what
 /// ends a reader that is always overtaken; this only ends one that has none.
 const TRIES_MAX: u32 = 1024;
+/// How long a batch waits for objects that are on their way from a disk into memory, unless it is told.
+pub(super) const PROMOTION_WAIT_MS: u64 = 10;
 
 /// One object to get.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -82,6 +84,7 @@ pub type Distance = Box<dyn Fn(&NodeInfo) -> u8 + Send>;
 pub struct Get {
     items: Vec<Item>,
     lease: bool,
+    wait_ms: u64,
     distance: Distance,
     pending: BTreeMap<NeedId, Pending>,
     needs: VecDeque<Need>,
@@ -108,6 +111,7 @@ impl Get {
             to_resolve: Vec::new(),
             items,
             lease,
+            wait_ms: PROMOTION_WAIT_MS,
             distance,
             pending: BTreeMap::new(),
             needs: VecDeque::new(),
@@ -123,13 +127,20 @@ impl Get {
         get
     }
 
+    /// Waits that long for objects that are on their way from a disk into memory.
+    #[must_use]
+    pub fn wait_for_promotion(self, wait_ms: u64) -> Self {
+        Self { wait_ms, ..self }
+    }
+
     /// The next thing to do. `None` while results are awaited, or when all is done.
     #[must_use]
     pub fn poll(&mut self) -> Option<Need> {
         if !self.to_resolve.is_empty() {
             let indexes = std::mem::take(&mut self.to_resolve);
             let keys = indexes.iter().filter_map(|&index| Some(self.items.get(index)?.key.clone()));
-            let resolve = Resolve { keys: keys.collect(), touch: true, lease: self.lease, locate: true };
+            let (keys, lease, wait_ms) = (keys.collect(), self.lease, self.wait_ms);
+            let resolve = Resolve { keys, touch: true, lease, locate: true, wait_ms };
             let id = self.next_id();
             self.pending.insert(id, Pending::Resolve(indexes));
             self.needs.push_back(Need::Call { id, peer: Peer::Master, request: Request::Resolve(resolve) });
@@ -202,7 +213,11 @@ impl Get {
             ResolveOutcome::Absent => self.finish(index, GetOutcome::Absent),
             ResolveOutcome::Unavailable(names) => self.finish(index, GetOutcome::Unavailable(names)),
             ResolveOutcome::Found(found) => {
-                let distance = |it: &Location| self.nodes.get(&it.segment).map_or(u8::MAX, &self.distance);
+                // Any memory is nearer than any disk.
+                let distance = |it: &Location| {
+                    let node = self.nodes.get(&it.segment);
+                    (it.hold().is_on_disk(), node.map_or(u8::MAX, &self.distance))
+                };
                 let mut untried = found.replicas.clone();
                 untried.sort_by_key(|it| std::cmp::Reverse(distance(it)));
                 if let Some(item) = self.items.get_mut(index) {

@@ -29,11 +29,9 @@ pub(crate) fn request() -> impl Strategy<Value = Request> {
         Just(Request::Stat),
         (option::of(usage()), vec(viewer(), 0..4))
             .prop_map(|(usage, viewers)| Request::Heartbeat(Heartbeat { usage, viewers })),
-        (node_info(), usage(), number()).prop_map(|(info, usage, epoch)| Request::Register(Register {
-            info,
-            usage,
-            epoch
-        })),
+        (node_info(), usage(), number(), number()).prop_map(|(info, usage, epoch, stamps)| {
+            Request::Register(Register { info, usage, epoch, stamps })
+        }),
         (vec(record(), 0..4), flag()).prop_map(|(items, last)| Request::Announce(Announce { items, last })),
         (vec((text(), number(), commit_item()), 0..4), number()).prop_map(|(items, wait_ms)| {
             let item = |(namespace, client, item)| DecideItem { namespace, client: ClientId(client), item };
@@ -51,7 +49,31 @@ pub(crate) fn request() -> impl Strategy<Value = Request> {
         holds().prop_map(Request::EndViews),
         Just(Request::Goodbye),
         lifetime_request(),
+        tier_request(),
     ]
+}
+
+/// Any request about disks.
+fn tier_request() -> impl Strategy<Value = Request> {
+    let demote = (hold(), record()).prop_map(|(source, record)| DemoteItem { source, record });
+    let promote = (hold(), hold()).prop_map(|(hold, into)| PromoteItem { hold, into });
+    prop_oneof![
+        vec(demote, 0..4).prop_map(Request::Demote),
+        vec(promote, 0..4).prop_map(Request::Promote),
+        (vec(record(), 0..4), flag(), usage())
+            .prop_map(|(items, corrupt, usage)| { Request::Dropped(Dropped { items, corrupt, usage }) }),
+        (vec(key(), 0..4), ahead(), number())
+            .prop_map(|(keys, ahead, wait_ms)| { Request::Prefetch(Prefetch { keys, ahead, wait_ms }) }),
+    ]
+}
+
+fn ahead() -> impl Strategy<Value = Ahead> {
+    select(vec![Ahead::Nothing, Ahead::LeadingRun, Ahead::All])
+}
+
+fn prefetch_outcome() -> impl Strategy<Value = PrefetchOutcome> {
+    use PrefetchOutcome::{Absent, Done, Failed, Resident, Running, Skipped};
+    select(vec![Absent, Resident, Done, Running, Failed, Skipped])
 }
 
 /// Any request about pins, quotas, samples and explanations.
@@ -72,8 +94,9 @@ fn lifetime_request() -> impl Strategy<Value = Request> {
             wait_ms
         })),
         (text(), number()).prop_map(|(owner, wait_ms)| Request::DropPins(DropPins { owner, wait_ms })),
-        (option::of(number()), option::of(number()))
-            .prop_map(|(quota, max_hold_ms)| Request::SetPolicy(Policy { quota, max_hold_ms })),
+        (option::of(number()), option::of(number()), option::of(demotion())).prop_map(
+            |(quota, max_hold_ms, demotion)| Request::SetPolicy(Policy { quota, max_hold_ms, demotion })
+        ),
         (option::of(number()), option::of(number()), number()).prop_map(|(at_most, at_least, wait_ms)| {
             Request::Await(Await { at_most, at_least, wait_ms })
         }),
@@ -191,6 +214,8 @@ pub(crate) fn reply() -> impl Strategy<Value = Reply> {
         (holds(), usage()).prop_map(|(lost, usage)| Reply::Settled(Settled { lost, usage })),
         vec(commit_outcome(), 0..5).prop_map(Reply::Committed),
         vec(flag(), 0..200).prop_map(Reply::ViewsBegun),
+        vec(prefetch_outcome(), 0..20).prop_map(Reply::Prefetched),
+        (vec(flag(), 0..20), usage()).prop_map(|(items, usage)| Reply::Moved(Moved { items, usage })),
         lifetime_reply(),
     ]
 }
@@ -260,8 +285,8 @@ fn usage() -> impl Strategy<Value = Usage> {
 }
 
 fn node_info() -> impl Strategy<Value = NodeInfo> {
-    (segment(), text(), text(), text(), text(), text(), text()).prop_map(
-        |(segment, name, tcp, data, unix, memory, host)| NodeInfo {
+    (segment(), text(), text(), text(), text(), text(), text(), option::of(segment())).prop_map(
+        |(segment, name, tcp, data, unix, memory, host, beside)| NodeInfo {
             segment,
             name,
             tcp,
@@ -269,6 +294,7 @@ fn node_info() -> impl Strategy<Value = NodeInfo> {
             unix,
             memory,
             host,
+            beside,
         },
     )
 }
@@ -319,19 +345,45 @@ fn reserve() -> impl Strategy<Value = Reserve> {
 }
 
 fn resolve() -> impl Strategy<Value = Resolve> {
-    (vec(key(), 0..6), flag(), flag(), flag()).prop_map(|(keys, touch, lease, locate)| Resolve {
-        keys,
-        touch,
-        lease,
-        locate,
-    })
+    (vec(key(), 0..6), flag(), flag(), flag(), number())
+        .prop_map(|(keys, touch, lease, locate, wait_ms)| Resolve { keys, touch, lease, locate, wait_ms })
 }
 
 fn exists() -> impl Strategy<Value = Exists> {
-    (vec(key(), 0..6), flag(), flag()).prop_map(|(keys, touch, lease)| Exists {
+    (vec(key(), 0..6), flag(), flag(), ahead()).prop_map(|(keys, touch, lease, ahead)| Exists {
         keys: keys.iter().collect(),
         touch,
         lease,
+        ahead,
+    })
+}
+
+fn demotion() -> impl Strategy<Value = Demotion> {
+    select(vec![Demotion::OnPressure, Demotion::WriteThrough, Demotion::Never])
+}
+
+fn tier_stat() -> impl Strategy<Value = TierStat> {
+    vec(number(), 20).prop_map(|it| TierStat {
+        shelved: it[0],
+        demoted_objects: it[1],
+        demoted_bytes: it[2],
+        demotions_failed: it[3],
+        evicted_unshelved: it[4],
+        promoted_objects: it[5],
+        promoted_bytes: it[6],
+        promoted_used: it[7],
+        promoted_unused: it[8],
+        prefetch_redundant: it[9],
+        prefetch_joined: it[10],
+        prefetch_failed: it[11],
+        prefetch_skipped: it[12],
+        gets_from_memory: it[13],
+        gets_from_disk: it[14],
+        gets_waited: it[15],
+        gets_late: it[16],
+        waited_ms: it[17],
+        disk_evicted: it[18],
+        disk_corrupt: it[19],
     })
 }
 
@@ -435,7 +487,7 @@ fn list_item() -> impl Strategy<Value = ListItem> {
 
 fn namespace_stat() -> impl Strategy<Value = NamespaceStat> {
     let numbers = (number(), number(), number(), number(), number());
-    let limits = (option::of(number()), option::of(number()));
+    let limits = (option::of(number()), option::of(number()), demotion());
     let ages = (number(), number(), number());
     let owner = (text(), number(), number());
     let owner = owner.prop_map(|(owner, objects, bytes)| OwnerStat { owner, objects, bytes });
@@ -444,7 +496,7 @@ fn namespace_stat() -> impl Strategy<Value = NamespaceStat> {
         |(
             name,
             (objects, bytes, used, granted, samples),
-            (quota, max_hold_ms),
+            (quota, max_hold_ms, demotion),
             (samples_leased, sample_age_ms, waiting),
             ((sample_bytes, sample_bytes_leased, leased_age_ms), (owners, holders)),
         )| NamespaceStat {
@@ -454,6 +506,7 @@ fn namespace_stat() -> impl Strategy<Value = NamespaceStat> {
             used,
             granted,
             quota,
+            demotion,
             samples,
             samples_leased,
             sample_age_ms,
@@ -495,8 +548,9 @@ fn stat() -> impl Strategy<Value = Stat> {
     let node = (node_info(), flag(), usage(), number(), vec(holder(), 0..3));
     let node =
         node.prop_map(|(info, alive, usage, owed, holders)| NodeStat { info, alive, usage, owed, holders });
-    (vec(node, 0..3), vec(namespace_stat(), 0..3), (number(), number(), number(), number(), number()))
-        .prop_map(|(nodes, namespaces, (epoch, clients, evicted_objects, evicted_bytes, soft_pinned))| Stat {
+    let numbers = (number(), number(), number(), number(), number());
+    (vec(node, 0..3), vec(namespace_stat(), 0..3), numbers, tier_stat()).prop_map(
+        |(nodes, namespaces, (epoch, clients, evicted_objects, evicted_bytes, soft_pinned), tier)| Stat {
             epoch,
             clients,
             nodes,
@@ -504,5 +558,7 @@ fn stat() -> impl Strategy<Value = Stat> {
             evicted_objects,
             evicted_bytes,
             soft_pinned,
-        })
+            tier: Box::new(tier),
+        },
+    )
 }

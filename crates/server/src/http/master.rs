@@ -196,7 +196,7 @@ async fn batch_query_keys(State(shared): Server, Query(names): Query<Names>) -> 
 fn resolve(shared: &Shared, keys: &[&str], lease: bool) -> Result<Resolved, String> {
     let keys = keys.iter().map(|key| Key::new(key.as_bytes())).collect::<Result<Vec<_>, _>>();
     let keys = keys.map_err(|error| error.to_string())?;
-    let resolve = Resolve { keys, touch: lease, lease, locate: true };
+    let resolve = Resolve { keys, touch: lease, lease, locate: true, ..Resolve::default() };
     match shared.look(NAMESPACE_DEFAULT, Request::Resolve(resolve)) {
         Reply::Resolved(resolved) => Ok(resolved),
         _ => Err("the keys could not be looked up".to_owned()),

@@ -119,7 +119,8 @@ impl Raw {
     }
 
     pub(crate) async fn resolve(&self, name: &str) -> (ResolveOutcome, Vec<NodeInfo>) {
-        let resolve = Resolve { keys: vec![key(name)], touch: true, lease: false, locate: true };
+        let resolve =
+            Resolve { keys: vec![key(name)], touch: true, lease: false, locate: true, ..Resolve::default() };
         let Reply::Resolved(mut resolved) = self.ask(Request::Resolve(resolve)).await else { panic!() };
         (resolved.items.remove(0), resolved.nodes)
     }

@@ -98,7 +98,8 @@ impl World {
         let keys = it.known.take_used(usize::MAX);
         if !keys.is_empty() {
             self.coverage.hit(Point::UsesTold);
-            let exists = Exists { keys: keys.iter().collect(), touch: true, lease: false };
+            let exists =
+                Exists { keys: keys.iter().collect(), touch: true, lease: false, ..Exists::default() };
             self.call(client, Target::Master, Request::Exists(exists), Purpose::Nothing);
         }
     }

@@ -141,7 +141,13 @@ impl World {
         for namespace in 0..NAMESPACES.len() as u8 {
             for key in 0..KEYS.len() as u8 {
                 let name = Name { namespace, key };
-                let resolve = Resolve { keys: vec![name.key()], touch: false, lease: false, locate: true };
+                let resolve = Resolve {
+                    keys: vec![name.key()],
+                    touch: false,
+                    lease: false,
+                    locate: true,
+                    ..Resolve::default()
+                };
                 match self.audit(namespace, Request::Resolve(resolve)) {
                     Some(Reply::Resolved(resolved)) => match resolved.items.into_iter().next() {
                         Some(ResolveOutcome::Found(found)) => {

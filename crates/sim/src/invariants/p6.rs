@@ -211,7 +211,13 @@ impl World {
         let mut expected = [0; names::NAMESPACES.len()];
         for generation in self.oracle.leased_samples(now) {
             let Some(name) = self.oracle.lives.get(&generation).map(|it| it.name) else { continue };
-            let resolve = Resolve { keys: vec![name.key()], touch: false, lease: false, locate: false };
+            let resolve = Resolve {
+                keys: vec![name.key()],
+                touch: false,
+                lease: false,
+                locate: false,
+                ..Resolve::default()
+            };
             let reply = master.look(now, names::namespace_name(name.namespace), Request::Resolve(resolve));
             // What it was is gone where nobody could be told of that.
             let is_there = |it: &ResolveOutcome| match it {

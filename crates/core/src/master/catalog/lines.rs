@@ -24,9 +24,24 @@ pub(super) enum Line {
     SoftLeased = 3,
     /// With a hard pin: nothing is ever evicted from here.
     Pinned = 4,
+    /// As `Idle`, with a copy on a disk: nothing is lost when the one in memory goes.
+    ShelvedIdle = 5,
+    /// As `Leased`, with a copy on a disk.
+    ShelvedLeased = 6,
+    /// As `SoftIdle`, with a copy on a disk.
+    ShelvedSoftIdle = 7,
+    /// As `SoftLeased`, with a copy on a disk.
+    ShelvedSoftLeased = 8,
+    /// Copies on disks, which choose themselves what leaves, and those that cannot be read yet.
+    Aside = 9,
 }
 
-const LINE_COUNT: usize = 5;
+const LINE_COUNT: usize = 10;
+/// The lines of copies in memory that are also on a disk.
+const SHELVED: [Line; 4] =
+    [Line::ShelvedIdle, Line::ShelvedLeased, Line::ShelvedSoftIdle, Line::ShelvedSoftLeased];
+/// The lines of copies that may have to go to a disk, the hard-pinned ones last.
+const UNSHELVED: [Line; 5] = [Line::Idle, Line::Leased, Line::SoftIdle, Line::SoftLeased, Line::Pinned];
 
 /// The ends of a line.
 #[derive(Clone, Copy, Debug)]
@@ -45,6 +60,8 @@ const NOBODY: Ends = Ends { oldest: NIL, newest: NIL, touched: Tick(0), lease_un
 #[derive(Clone, Copy, Debug, Default)]
 pub(in crate::master) struct Eviction {
     pub(in crate::master) soft_pinned_too: bool,
+    /// Only what has a copy on a disk.
+    pub(in crate::master) shelved_only: bool,
     /// Only when sabotaged.
     pub(in crate::master) even_pinned: bool,
 }
@@ -53,6 +70,8 @@ pub(in crate::master) struct Eviction {
 #[derive(Debug, Default)]
 pub(super) struct Lines {
     nodes: Vec<Vec<[Ends; LINE_COUNT]>>,
+    /// By node, the room of what may leave at once because a disk has it, too.
+    shelved: Vec<u64>,
 }
 
 impl Lines {
@@ -81,10 +100,13 @@ impl Lines {
     /// Hangs every replica of an object at the recent end of its rightful line.
     pub(super) fn enlist(&mut self, objects: &mut Slab<Object>, index: ObjectIndex) {
         let Some(object) = objects.get(index.0) else { return };
-        let (line, namespace) = (object.rightful_line(), object.namespace());
+        let (namespace, room) = (object.namespace(), object.room_of_one());
+        let in_memory = object.line_in_memory();
         let mut at = 0;
         while let Some(replica) = objects.get_mut(index.0).and_then(|it| it.replica_mut(at)) {
             let node = replica.node;
+            let line = if replica.is_in_memory() { in_memory } else { Line::Aside };
+            self.count(node, line, room, u64::wrapping_add);
             let ends = self.ends(node, namespace, line);
             let newest = std::mem::replace(&mut ends.newest, index.0);
             (replica.older, replica.newer, replica.line) = (newest, NIL, line);
@@ -102,7 +124,9 @@ impl Lines {
         let mut at = 0;
         while let Some((object, replica)) = objects.get(index.0).and_then(|it| Some((it, it.replica(at)?))) {
             let (older, newer, node, line) = (replica.older, replica.newer, replica.node, replica.line);
-            let ends = self.ends(node, object.namespace(), line);
+            let (namespace, room) = (object.namespace(), object.room_of_one());
+            self.count(node, line, room, u64::wrapping_sub);
+            let ends = self.ends(node, namespace, line);
             match objects.get_mut(newer).and_then(|it| it.on_mut(node)) {
                 Some(other) => other.older = older,
                 None => ends.newest = older,
@@ -119,14 +143,23 @@ impl Lines {
     /// so where it is the oldest, too.
     pub(super) fn stays(&mut self, objects: &Slab<Object>, index: ObjectIndex) -> bool {
         let Some(object) = objects.get(index.0) else { return true };
-        let line = object.rightful_line();
-        if object.all().any(|it| it.newer != NIL || it.line != line) {
+        if object.all().any(|it| it.newer != NIL || it.line != object.rightful_line(it)) {
             return false;
         }
         for replica in object.all().filter(|it| it.older == NIL) {
-            self.ends(replica.node, object.namespace(), line).set_oldest(objects, index.0);
+            self.ends(replica.node, object.namespace(), replica.line).set_oldest(objects, index.0);
         }
         true
+    }
+
+    fn count(&mut self, node: NodeIndex, line: Line, room: u64, change: fn(u64, u64) -> u64) {
+        if SHELVED.contains(&line) {
+            let node = node.0 as usize;
+            if self.shelved.len() <= node {
+                self.shelved.resize(node + 1, 0);
+            }
+            self.shelved.get_mut(node).into_iter().for_each(|it| *it = change(*it, room));
+        }
     }
 }
 
@@ -151,9 +184,14 @@ fn victim<'a>(
         let may_go = heads.filter(|it| it.oldest != NIL && it.lease_until <= now);
         may_go.map(|it| (it.touched, it.oldest)).min()
     };
-    oldest(&[Line::Idle, Line::Leased])
-        .or_else(|| oldest(&[Line::SoftIdle, Line::SoftLeased]).filter(|_| rules.soft_pinned_too))
-        .or_else(|| oldest(&[Line::Pinned]).filter(|_| rules.even_pinned))
+    let plain = [Line::ShelvedIdle, Line::ShelvedLeased, Line::Idle, Line::Leased];
+    let soft = [Line::ShelvedSoftIdle, Line::ShelvedSoftLeased, Line::SoftIdle, Line::SoftLeased];
+    let some = |lines: &[Line; 4]| {
+        if rules.shelved_only { oldest(lines.get(..2).unwrap_or(lines)) } else { oldest(lines) }
+    };
+    some(&plain)
+        .or_else(|| some(&soft).filter(|_| rules.soft_pinned_too))
+        .or_else(|| oldest(&[Line::Pinned]).filter(|_| rules.even_pinned && !rules.shelved_only))
         .map(|(_, index)| ObjectIndex(index))
 }
 
@@ -178,10 +216,47 @@ impl Catalog {
         victim(self.lines.of_namespace(namespace), now, rules)
     }
 
+    /// The room of what could leave a node at once, because a disk has it, too.
+    pub(in crate::master) fn shelved_room(&self, node: NodeIndex) -> u64 {
+        self.lines.shelved.get(node.0 as usize).copied().unwrap_or(0)
+    }
+
+    /// The object on a node that was unused for longest and is not on a disk, of those that are wanted there.
+    /// Looks at no more than `scan` objects of a line.
+    pub(in crate::master) fn next_to_shelve(
+        &self,
+        node: NodeIndex,
+        scan: usize,
+        wanted: impl Fn(NamespaceIndex) -> bool,
+        may: impl Fn(&Object) -> bool,
+    ) -> Option<ObjectIndex> {
+        let mut best: Option<(Tick, u32)> = None;
+        let namespaces = self.lines.of_node(node).enumerate();
+        for (_, ends) in namespaces.filter(|(index, _)| wanted(NamespaceIndex(*index as u32))) {
+            for line in UNSHELVED {
+                let mut next = ends.get(line as usize).map_or(NIL, |it| it.oldest);
+                let mut left = scan;
+                while let Some(object) = self.objects.get(next).filter(|_| left > 0) {
+                    if best.is_some_and(|(touched, _)| touched <= object.touched()) {
+                        break;
+                    }
+                    if may(object) {
+                        best = Some((object.touched(), next));
+                        break;
+                    }
+                    next = object.on(node).map_or(NIL, |it| it.newer);
+                    left -= 1;
+                }
+            }
+        }
+        best.map(|(_, index)| ObjectIndex(index))
+    }
+
     /// When the next lease ends that keeps an object from eviction.
     pub(in crate::master) fn next_lease_end(&self, now: Tick) -> Option<Tick> {
         let lines = self.lines.nodes.iter().flatten();
-        let leased = lines.flat_map(|it| [it.get(Line::Leased as usize), it.get(Line::SoftLeased as usize)]);
+        let all = [Line::Leased, Line::SoftLeased, Line::ShelvedLeased, Line::ShelvedSoftLeased];
+        let leased = lines.flat_map(|it| all.map(|line| it.get(line as usize)));
         let held = leased.flatten().filter(|it| it.oldest != NIL);
         held.map(|it| it.lease_until).filter(|&until| until > now).min()
     }
@@ -222,7 +297,7 @@ impl Catalog {
                     let (mut older, mut next) = (NIL, ends.oldest);
                     while let Some(object) = self.objects.get(next) {
                         let replica = object.on(node).unwrap();
-                        assert_eq!((replica.older, replica.line), (older, object.rightful_line()));
+                        assert_eq!((replica.older, replica.line), (older, object.rightful_line(replica)));
                         assert_eq!((replica.line as usize, object.namespace().0 as usize), (line, namespace));
                         if older == NIL {
                             let said = (ends.touched, ends.lease_until);

@@ -323,13 +323,19 @@ impl Catalog {
 
     /// Adds one more copy of an object that is known.
     pub(super) fn add_replica(&mut self, index: ObjectIndex, node: NodeIndex, hold: Hold) {
-        self.lines.delist(&mut self.objects, index);
-        if let Some(object) = self.objects.get_mut(index.0) {
-            object.add(Replica::new((node, hold)));
-            let (room, namespace) = (object.room_of_one(), object.namespace());
-            self.charge(namespace, room, u64::wrapping_add);
-        }
-        self.lines.enlist(&mut self.objects, index);
+        self.change_replicas(index, |object| object.add(Replica::new((node, hold))));
+    }
+
+    /// Adds a copy that is being written: nobody reads it, but it is taken away with the others.
+    pub(super) fn add_pending(&mut self, index: ObjectIndex, node: NodeIndex, hold: Hold) {
+        self.change_replicas(index, |object| object.add(Replica::pending((node, hold))));
+    }
+
+    /// A copy that was being written can be read from now on; `false` if there is none such.
+    pub(super) fn complete(&mut self, index: ObjectIndex, node: NodeIndex, hold: Hold) -> bool {
+        let mut completed = false;
+        self.change_replicas(index, |object| completed = object.complete(node, hold));
+        completed
     }
 
     /// Forgets the copy on one node. The whole object if it was the last one.
@@ -339,12 +345,18 @@ impl Catalog {
             self.remove(index);
             return;
         }
-        let (room, namespace) = (object.room_of_one(), object.namespace());
+        self.change_replicas(index, |object| object.forget(node));
+    }
+
+    /// Changes where an object lies, and the books with it.
+    fn change_replicas(&mut self, index: ObjectIndex, change: impl FnOnce(&mut Object)) {
         self.lines.delist(&mut self.objects, index);
         if let Some(object) = self.objects.get_mut(index.0) {
-            object.forget(node);
+            let (namespace, before) = (object.namespace(), object.room());
+            change(object);
+            let now = object.room();
+            self.charge(namespace, now.wrapping_sub(before), u64::wrapping_add);
         }
-        self.charge(namespace, room, u64::wrapping_sub);
         self.lines.enlist(&mut self.objects, index);
     }
 

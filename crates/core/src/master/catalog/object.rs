@@ -28,15 +28,37 @@ pub(super) struct Replica {
     pub(super) newer: u32,
     pub(super) node: NodeIndex,
     pub(super) line: Line,
+    /// It is being written, and cannot be read yet. But it must be taken away with the others.
+    pending: bool,
 }
 
 impl Replica {
     pub(super) fn new((node, hold): (NodeIndex, Hold)) -> Self {
-        Self { stamp: hold.stamp, slot: hold.slot, older: NIL, newer: NIL, node, line: Line::Idle }
+        Self {
+            stamp: hold.stamp,
+            slot: hold.slot,
+            older: NIL,
+            newer: NIL,
+            node,
+            line: Line::Idle,
+            pending: false,
+        }
+    }
+
+    pub(super) fn pending((node, hold): (NodeIndex, Hold)) -> Self {
+        Self { pending: true, ..Self::new((node, hold)) }
     }
 
     fn hold(&self) -> Hold {
         Hold { slot: self.slot, stamp: self.stamp }
+    }
+
+    pub(super) fn is_in_memory(&self) -> bool {
+        !self.hold().is_on_disk() && !self.pending
+    }
+
+    fn is_shelved(&self) -> bool {
+        self.hold().is_on_disk() && !self.pending
     }
 }
 
@@ -144,13 +166,40 @@ impl Object {
         room_for(self.len).unwrap_or(0)
     }
 
-    /// What its copies take up together.
+    /// What its copies take up in memory together.
     pub(super) fn room(&self) -> u64 {
-        self.room_of_one() * self.all().count() as u64
+        self.room_of_one() * self.in_memory().count() as u64
     }
 
+    /// Every copy, also those that are only being written.
     pub(in crate::master) fn replicas(&self) -> impl Iterator<Item = (NodeIndex, Hold)> + '_ {
         self.all().map(|it| (it.node, it.hold()))
+    }
+
+    /// The copies that can be read, those in memory first.
+    pub(in crate::master) fn copies(&self) -> impl Iterator<Item = (NodeIndex, Hold)> + '_ {
+        let on_disks = self.all().filter(|it| it.is_shelved()).map(|it| (it.node, it.hold()));
+        self.in_memory().chain(on_disks)
+    }
+
+    /// The copies in memory that can be read.
+    pub(in crate::master) fn in_memory(&self) -> impl Iterator<Item = (NodeIndex, Hold)> + '_ {
+        self.all().filter(|it| it.is_in_memory()).map(|it| (it.node, it.hold()))
+    }
+
+    /// Whether it is in memory, or on its way there.
+    pub(in crate::master) fn is_or_will_be_in_memory(&self) -> bool {
+        self.all().any(|it| !it.hold().is_on_disk())
+    }
+
+    /// The copy on a disk that can be read.
+    pub(in crate::master) fn shelved(&self) -> Option<(NodeIndex, Hold)> {
+        self.all().find(|it| it.is_shelved()).map(|it| (it.node, it.hold()))
+    }
+
+    /// Whether it is on a disk, or on its way there.
+    pub(in crate::master) fn is_or_will_be_shelved(&self) -> bool {
+        self.all().any(|it| it.hold().is_on_disk())
     }
 
     /// The replicas, the first one first.
@@ -194,6 +243,12 @@ impl Object {
         self.extra.as_mut()?.more.iter_mut().find(|it| it.node == node)
     }
 
+    /// A copy that was being written can be read from now on; `false` if there is none such.
+    pub(super) fn complete(&mut self, node: NodeIndex, hold: Hold) -> bool {
+        let replica = self.on_mut(node).filter(|it| it.pending && it.hold() == hold);
+        replica.map(|it| it.pending = false).is_some()
+    }
+
     pub(super) fn add(&mut self, replica: Replica) {
         self.extra.get_or_insert_default().more.push(replica);
     }
@@ -235,16 +290,25 @@ impl Object {
         self.tidy();
     }
 
-    /// The line that its protection and its lease call for.
-    pub(super) fn rightful_line(&self) -> Line {
+    /// The line that its protection, its lease and a copy on a disk call for, for its copies in memory.
+    pub(super) fn line_in_memory(&self) -> Line {
         let protected = self.marks().is_some_and(Marks::protect);
-        match (protected, self.soft_pin(), self.lease_ms > 0) {
+        match (protected, self.soft_pin(), self.lease_ms > 0, self.shelved().is_some()) {
             (true, ..) => Line::Pinned,
-            (_, false, false) => Line::Idle,
-            (_, false, true) => Line::Leased,
-            (_, true, false) => Line::SoftIdle,
-            (_, true, true) => Line::SoftLeased,
+            (_, false, false, false) => Line::Idle,
+            (_, false, true, false) => Line::Leased,
+            (_, true, false, false) => Line::SoftIdle,
+            (_, true, true, false) => Line::SoftLeased,
+            (_, false, false, true) => Line::ShelvedIdle,
+            (_, false, true, true) => Line::ShelvedLeased,
+            (_, true, false, true) => Line::ShelvedSoftIdle,
+            (_, true, true, true) => Line::ShelvedSoftLeased,
         }
+    }
+
+    /// The line that one of its copies belongs in.
+    pub(super) fn rightful_line(&self, replica: &Replica) -> Line {
+        if replica.is_in_memory() { self.line_in_memory() } else { Line::Aside }
     }
 
     fn tidy(&mut self) {

@@ -56,7 +56,7 @@ fn leased_and_hard_pinned_objects_stay_and_soft_pinned_ones_leave_last() {
     put(&mut catalog, 4, "plain", false, 0);
     catalog.touch(leased, Tick(5), Some(Tick(50)));
     assert_eq!(victims(&mut catalog, 10, Eviction::default()), ["plain"]);
-    let rules = Eviction { soft_pinned_too: true, even_pinned: false };
+    let rules = Eviction { soft_pinned_too: true, ..Eviction::default() };
     assert_eq!(victims(&mut catalog, 10, rules), ["soft"]);
     assert_eq!(victims(&mut catalog, 51, rules), ["leased"]);
     assert_eq!(victims(&mut catalog, 51, rules), Vec::<String>::new());

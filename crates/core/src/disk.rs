@@ -1,0 +1,539 @@
+//! One disk's decisions: which copies it has, and which of them count.
+//!
+//! A disk stands beside the memory of its node and is a member of its own: it joins the master, tells what it
+//! holds, and is told what to write, to read and to forget. Its shell keeps the bytes in a log and tells when
+//! something is there, or gone, *for good*: so that it is so after a crash, too.
+//!
+//! **Invariant:** a copy is announced and read only after it is there for good.
+//! **Invariant:** that a copy is gone is confirmed only after it is gone for good, however far it had come.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use crate::{
+    Hold, RequestId, SegmentId, Stamp,
+    marks::Marks,
+    message::{
+        Announce, Dropped, Heartbeat, Moved, NodeInfo, Reason, Record, Refusal, Register, Registered, Reply,
+        Request, Settled, Usage, Views,
+    },
+    sabotage::{Sabotage, sabotaged},
+};
+
+/// Copies per announcement.
+const ANNOUNCE_ITEMS_MAX: usize = 8192;
+/// The mean length of the names on a page: keys may be long, messages may not.
+const ANNOUNCE_BYTES_MAX: usize = ANNOUNCE_ITEMS_MAX << 10;
+
+/// What a disk is.
+#[derive(Clone, Copy, Debug)]
+pub struct DiskConfig {
+    /// Its name, drawn at random when it was first used.
+    pub segment: SegmentId,
+    /// The life of the master that it last belonged to; zero if none.
+    pub epoch: u64,
+    /// No stamp from here on was used.
+    pub stamps: u64,
+    /// For the simulation only.
+    pub sabotage: Sabotage,
+}
+
+/// What happened outside.
+#[derive(Clone, Debug)]
+pub enum Event {
+    /// The master let the disk in; it must register.
+    Linked(NodeInfo),
+    /// The link to the master is broken.
+    Unlinked,
+    /// The master asks.
+    MasterRequest(RequestId, Request),
+    /// The master answers.
+    MasterReply(RequestId, Reply),
+    /// Time for a sign of life.
+    Beat,
+    /// A copy is there for good, or could not be written and is not there.
+    Stored(Stamp, bool),
+    /// Copies are gone for good.
+    Forgotten(Vec<Stamp>),
+    /// Other marks are written beside a copy, or could not be.
+    Marked(Stamp, bool),
+    /// A copy was read into memory, or could not be. The reservation that it was read into.
+    Loaded(Hold, bool),
+    /// The log let go of copies to make room: they are gone for good.
+    Evicted(Vec<Stamp>),
+    /// A copy turned out to be unreadable: it is gone for good.
+    Corrupt(Stamp),
+}
+
+/// What the shell must now do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// Write down what lies there in the memory beside it, and say [`Event::Stored`].
+    Store {
+        /// Where it lies in memory.
+        source: Hold,
+        /// What it is; the stamp of its hold is the name of the copy.
+        record: Record,
+    },
+    /// Read a copy into a reservation of the memory beside it, and say [`Event::Loaded`].
+    Load {
+        /// Which copy.
+        stamp: Stamp,
+        /// Its bytes.
+        len: u64,
+        /// Where to.
+        into: Hold,
+    },
+    /// Let go of copies, and say [`Event::Forgotten`].
+    Forget(Vec<Stamp>),
+    /// Write other marks beside a copy, and say [`Event::Marked`].
+    Mark(Stamp, Marks),
+    /// Remember for good which life of the master it belongs to, before anything that follows.
+    Epoch(u64),
+    /// Ask the master.
+    AskMaster(RequestId, Request),
+    /// Answer the master.
+    AnswerMaster(RequestId, Reply),
+}
+
+/// How far a copy has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Writing,
+    Stored,
+    /// Taken away; the log may still have it.
+    Leaving,
+}
+
+#[derive(Debug)]
+struct Copy {
+    state: State,
+    record: Record,
+}
+
+#[derive(Debug, Default)]
+enum Stage {
+    #[default]
+    Broken,
+    Registering(RequestId),
+    /// It lets go of what it owes before it says more: of what it holds from this copy on, or that it is a
+    /// member.
+    Clearing(Option<Stamp>),
+    /// The page that was announced last, and the copy where the next one begins.
+    Announcing(RequestId, Option<Stamp>),
+    Member,
+}
+
+/// A request of the master that waits for the log.
+#[derive(Debug)]
+struct Waiting {
+    /// What it waits for; see [`Answer`] for what that is.
+    left: BTreeSet<Hold>,
+    answer: Answer,
+}
+
+#[derive(Debug)]
+enum Answer {
+    /// Which of these are done.
+    Moved(Vec<Hold>, BTreeSet<Hold>),
+    /// Copies that it has not.
+    Settled(Vec<Hold>),
+    /// The same, unless a mark could not be written.
+    Marked(Vec<Hold>, bool),
+}
+
+/// The state of one disk.
+#[derive(Debug)]
+pub struct Disk {
+    config: DiskConfig,
+    copies: BTreeMap<Stamp, Copy>,
+    /// How many of them can be read, and how many are on their way out.
+    stored: u64,
+    leaving: u64,
+    stage: Stage,
+    epoch: u64,
+    next_id: u64,
+    stamps: u64,
+    /// As the shell last said.
+    capacity: u64,
+    used: u64,
+    waiting: BTreeMap<RequestId, Waiting>,
+    effects: VecDeque<Effect>,
+}
+
+impl Disk {
+    /// A disk with what its log was found to hold.
+    #[must_use]
+    pub fn new(config: DiskConfig, recovered: Vec<Record>) -> Self {
+        let stamps = recovered.iter().map(|it| it.hold.stamp.0 + 1).max().unwrap_or(0).max(config.stamps);
+        let copy = |record: Record| (record.hold.stamp, Copy { state: State::Stored, record });
+        let copies: BTreeMap<_, _> = recovered.into_iter().map(copy).collect();
+        Self {
+            config,
+            stored: copies.len() as u64,
+            leaving: 0,
+            copies,
+            stage: Stage::Broken,
+            epoch: config.epoch,
+            next_id: 0,
+            stamps,
+            capacity: 0,
+            used: 0,
+            waiting: BTreeMap::new(),
+            effects: VecDeque::new(),
+        }
+    }
+
+    /// How full the log is, in bytes.
+    pub fn report(&mut self, capacity: u64, used: u64) {
+        (self.capacity, self.used) = (capacity, used);
+    }
+
+    /// Takes in one event.
+    pub fn handle(&mut self, event: Event) {
+        match event {
+            Event::Linked(info) => self.linked(info),
+            Event::Unlinked => self.stage = Stage::Broken,
+            Event::MasterRequest(id, request) => self.asked(id, request),
+            Event::MasterReply(id, reply) => self.answered(id, reply),
+            Event::Beat => self.beat(),
+            Event::Stored(stamp, done) => self.stored(stamp, done),
+            Event::Forgotten(stamps) => self.forgotten(&stamps),
+            Event::Marked(stamp, done) => self.marked(stamp, done),
+            Event::Loaded(into, done) => self.ended(into, done),
+            Event::Evicted(stamps) => self.dropped(&stamps, false),
+            Event::Corrupt(stamp) => self.dropped(&[stamp], true),
+        }
+    }
+
+    /// The next thing to do, oldest first.
+    #[must_use]
+    pub fn poll_effect(&mut self) -> Option<Effect> {
+        self.effects.pop_front()
+    }
+
+    /// Whether the master has taken in everything that this disk holds.
+    #[must_use]
+    pub fn is_member(&self) -> bool {
+        matches!(self.stage, Stage::Member)
+    }
+
+    /// How full it is.
+    #[must_use]
+    pub fn usage(&self) -> Usage {
+        let (capacity, committed) = (self.capacity, self.used);
+        let free = capacity.saturating_sub(committed);
+        Usage { capacity, free, committed, objects: self.stored, ..Usage::default() }
+    }
+
+    /// Every copy that can be read.
+    #[must_use]
+    pub fn inventory(&self) -> Vec<Record> {
+        let stored = self.copies.values().filter(|it| it.state == State::Stored);
+        stored.map(|it| it.record.clone()).collect()
+    }
+
+    /// How many bytes a copy has, if it can be read. A reader who has asked nobody where it lies says in
+    /// which life of the master it knew that (`unasked`). To be asked before the bytes are read and again
+    /// after that: they count only if the answer is the same.
+    #[must_use]
+    pub fn readable(&self, stamp: Stamp, unasked: Option<u64>) -> Option<u64> {
+        let vouches = unasked.is_none_or(|epoch| self.is_member() && epoch == self.epoch);
+        let copy = self.copies.get(&stamp).filter(|it| it.state == State::Stored && vouches)?;
+        Some(copy.record.len)
+    }
+
+    fn linked(&mut self, info: NodeInfo) {
+        // What the old life or the old connection asked, nobody waits for.
+        self.waiting.clear();
+        let id = self.next_id();
+        self.stage = Stage::Registering(id);
+        let (epoch, stamps) = (self.epoch, self.stamps);
+        let register = Register { info, usage: self.usage(), epoch, stamps };
+        self.effects.push_back(Effect::AskMaster(id, Request::Register(register)));
+    }
+
+    fn asked(&mut self, id: RequestId, request: Request) {
+        let reply = match request {
+            Request::Demote(items) => {
+                let order: Vec<_> = items.iter().map(|it| it.record.hold).collect();
+                let mut left = BTreeSet::new();
+                for item in items {
+                    left.extend(self.store(item.source, item.record));
+                }
+                let mut done = BTreeSet::new();
+                if sabotaged!(self.config.sabotage, ShelveTooSoon) {
+                    std::mem::swap(&mut left, &mut done);
+                }
+                return self.wait(id, left, Answer::Moved(order, done));
+            }
+            Request::Promote(items) => {
+                let order: Vec<_> = items.iter().map(|it| it.into).collect();
+                let mut left = BTreeSet::new();
+                for item in items {
+                    let Some(len) = self.readable(item.hold.stamp, None) else { continue };
+                    left.insert(item.into);
+                    self.effects.push_back(Effect::Load { stamp: item.hold.stamp, len, into: item.into });
+                }
+                return self.wait(id, left, Answer::Moved(order, BTreeSet::new()));
+            }
+            Request::Retire(retire) => {
+                let left = self.retire(&retire.holds);
+                return self.wait(id, left, Answer::Settled(Vec::new()));
+            }
+            Request::Mark(items) => {
+                let (mut left, mut lost) = (BTreeSet::new(), Vec::new());
+                for item in items {
+                    match self.copies.get_mut(&item.hold.stamp).filter(|it| it.state != State::Leaving) {
+                        None => lost.push(item.hold),
+                        Some(copy) => {
+                            copy.record.marks = item.marks.clone();
+                            left.insert(item.hold);
+                            // What is being written says so once it is there.
+                            if copy.state == State::Stored {
+                                self.effects.push_back(Effect::Mark(item.hold.stamp, item.marks));
+                            }
+                        }
+                    }
+                }
+                return self.wait(id, left, Answer::Marked(lost, true));
+            }
+            Request::Inspect(holds) => Reply::Inspected(vec![Views::default(); holds.len()]),
+            Request::ClientGone(_) => Reply::Done,
+            _ => {
+                let message = "a disk does not answer this request".to_owned();
+                Reply::Refused(Refusal { reason: Reason::NotForYou, message })
+            }
+        };
+        self.effects.push_back(Effect::AnswerMaster(id, reply));
+    }
+
+    /// Begins to write a copy; its hold, unless there is one already.
+    fn store(&mut self, source: Hold, record: Record) -> Option<Hold> {
+        let hold = record.hold;
+        self.stamps = self.stamps.max(hold.stamp.0.saturating_add(1));
+        if !hold.is_on_disk() || self.copies.contains_key(&hold.stamp) {
+            return None;
+        }
+        self.copies.insert(hold.stamp, Copy { state: State::Writing, record: record.clone() });
+        self.effects.push_back(Effect::Store { source, record });
+        Some(hold)
+    }
+
+    /// Begins to let go of copies, and tells which of them are not gone yet.
+    fn retire(&mut self, holds: &[Hold]) -> BTreeSet<Hold> {
+        let (mut left, mut now) = (BTreeSet::new(), Vec::new());
+        for &hold in holds {
+            let Some(copy) = self.copies.get_mut(&hold.stamp) else { continue };
+            left.insert(hold);
+            match copy.state {
+                State::Leaving => continue,
+                // It is forgotten once it is there.
+                State::Writing => (),
+                State::Stored => {
+                    self.stored -= 1;
+                    now.push(hold.stamp);
+                }
+            }
+            copy.state = State::Leaving;
+            self.leaving += 1;
+        }
+        if !now.is_empty() {
+            self.effects.push_back(Effect::Forget(now));
+        }
+        if sabotaged!(self.config.sabotage, ForgetLater) {
+            left.clear();
+        }
+        left
+    }
+
+    fn wait(&mut self, id: RequestId, left: BTreeSet<Hold>, answer: Answer) {
+        self.waiting.insert(id, Waiting { left, answer });
+        self.maybe_answer(id);
+    }
+
+    fn maybe_answer(&mut self, id: RequestId) {
+        if self.waiting.get(&id).is_none_or(|it| !it.left.is_empty()) {
+            return;
+        }
+        let Some(waiting) = self.waiting.remove(&id) else { return };
+        let usage = self.usage();
+        let reply = match waiting.answer {
+            Answer::Moved(order, done) => {
+                Reply::Moved(Moved { items: order.iter().map(|it| done.contains(it)).collect(), usage })
+            }
+            Answer::Settled(lost) | Answer::Marked(lost, true) => Reply::Settled(Settled { lost, usage }),
+            Answer::Marked(_, false) => {
+                let message = "the disk could not write marks".to_owned();
+                Reply::Refused(Refusal { reason: Reason::Busy, message })
+            }
+        };
+        self.effects.push_back(Effect::AnswerMaster(id, reply));
+    }
+
+    /// Something that requests may wait for has ended.
+    fn ended(&mut self, hold: Hold, done: bool) {
+        self.end_some(hold, done, |_| true);
+    }
+
+    /// A copy is there, or will not be: who waits for something else of it waits on.
+    fn end_moves(&mut self, hold: Hold, done: bool) {
+        self.end_some(hold, done, |it| matches!(it, Answer::Moved(..)));
+    }
+
+    fn end_some(&mut self, hold: Hold, done: bool, which: impl Fn(&Answer) -> bool) {
+        let awaits = |it: &Waiting| it.left.contains(&hold) && which(&it.answer);
+        let waiting: Vec<_> = self.waiting.iter().filter(|(_, it)| awaits(it)).map(|(id, _)| *id).collect();
+        for id in waiting {
+            if let Some(it) = self.waiting.get_mut(&id) {
+                it.left.remove(&hold);
+                match &mut it.answer {
+                    Answer::Moved(_, all) if done => _ = all.insert(hold),
+                    Answer::Marked(_, all) => *all &= done,
+                    Answer::Moved(..) | Answer::Settled(_) => (),
+                }
+            }
+            self.maybe_answer(id);
+        }
+    }
+
+    fn stored(&mut self, stamp: Stamp, done: bool) {
+        let hold = Hold::on_disk(stamp);
+        let Some(copy) = self.copies.get_mut(&stamp) else { return };
+        match (copy.state, done) {
+            // It was taken away while it was written.
+            (State::Leaving, true) => {
+                self.end_moves(hold, false);
+                self.effects.push_back(Effect::Forget(vec![stamp]));
+            }
+            (State::Writing, true) => {
+                copy.state = State::Stored;
+                self.stored += 1;
+                let marks = copy.record.marks.clone();
+                let is_awaited =
+                    |it: &Waiting| matches!(it.answer, Answer::Marked(..)) && it.left.contains(&hold);
+                if self.waiting.values().any(is_awaited) {
+                    self.effects.push_back(Effect::Mark(stamp, marks));
+                }
+                // Who waits for its marks waits on.
+                self.end_moves(hold, true);
+            }
+            (State::Stored, _) => (),
+            (_, false) => {
+                self.remove(stamp);
+                self.ended(hold, false);
+                self.go_on();
+            }
+        }
+    }
+
+    fn forgotten(&mut self, stamps: &[Stamp]) {
+        for stamp in stamps {
+            self.remove(*stamp);
+            self.ended(Hold::on_disk(*stamp), false);
+        }
+        self.go_on();
+    }
+
+    fn remove(&mut self, stamp: Stamp) -> Option<Copy> {
+        let copy = self.copies.remove(&stamp)?;
+        match copy.state {
+            State::Writing => (),
+            State::Stored => self.stored -= 1,
+            State::Leaving => self.leaving -= 1,
+        }
+        Some(copy)
+    }
+
+    fn marked(&mut self, stamp: Stamp, done: bool) {
+        self.ended(Hold::on_disk(stamp), done);
+    }
+
+    /// The log has copies no more, and nobody asked for that.
+    fn dropped(&mut self, stamps: &[Stamp], corrupt: bool) {
+        let mut items = Vec::new();
+        for stamp in stamps {
+            let Some(copy) = self.remove(*stamp) else { continue };
+            self.ended(Hold::on_disk(*stamp), false);
+            if copy.state == State::Stored {
+                items.push(copy.record);
+            }
+        }
+        let tells = matches!(self.stage, Stage::Announcing(..) | Stage::Member);
+        if !items.is_empty() && tells {
+            let dropped = Dropped { items, corrupt, usage: self.usage() };
+            self.tell(Request::Dropped(dropped));
+        }
+        self.go_on();
+    }
+
+    fn answered(&mut self, id: RequestId, reply: Reply) {
+        match (&self.stage, reply) {
+            (Stage::Registering(asked), Reply::Registered(registered)) if *asked == id => {
+                self.registered(&registered);
+            }
+            (Stage::Announcing(asked, next), Reply::Announced(retire)) if *asked == id => {
+                self.stage = Stage::Clearing(*next);
+                self.retire(&retire);
+                self.go_on();
+            }
+            _ => (),
+        }
+    }
+
+    fn registered(&mut self, registered: &Registered) {
+        self.epoch = registered.epoch;
+        self.effects.push_back(Effect::Epoch(registered.epoch));
+        self.retire(&registered.retire);
+        if registered.discard {
+            let all: Vec<_> = self.copies.keys().map(|stamp| Hold::on_disk(*stamp)).collect();
+            self.retire(&all);
+        }
+        self.stage = Stage::Clearing(Some(Stamp(0)));
+        self.go_on();
+    }
+
+    /// Goes on to join, once it has let go of what it owes: whatever it says next means that it has.
+    fn go_on(&mut self) {
+        let Stage::Clearing(next) = self.stage else { return };
+        if self.leaving > 0 && !sabotaged!(self.config.sabotage, ForgetLater) {
+            return;
+        }
+        match next {
+            Some(first) => self.announce(first),
+            None => self.stage = Stage::Member,
+        }
+    }
+
+    fn announce(&mut self, first: Stamp) {
+        let (mut items, mut bytes, mut next) = (Vec::new(), 0, None);
+        for (stamp, copy) in self.copies.range(first..).filter(|(_, it)| it.state == State::Stored) {
+            if items.len() >= ANNOUNCE_ITEMS_MAX || bytes >= ANNOUNCE_BYTES_MAX {
+                next = Some(*stamp);
+                break;
+            }
+            bytes += copy.record.key.as_bytes().len();
+            items.push(copy.record.clone());
+        }
+        let id = self.next_id();
+        self.stage = Stage::Announcing(id, next);
+        let announce = Announce { items, last: next.is_none() };
+        self.effects.push_back(Effect::AskMaster(id, Request::Announce(announce)));
+    }
+
+    fn beat(&mut self) {
+        if self.is_member() {
+            let beat = Heartbeat { usage: Some(self.usage()), viewers: Vec::new() };
+            self.tell(Request::Heartbeat(beat));
+        }
+    }
+
+    fn tell(&mut self, request: Request) {
+        let id = self.next_id();
+        self.effects.push_back(Effect::AskMaster(id, request));
+    }
+
+    fn next_id(&mut self) -> RequestId {
+        self.next_id += 1;
+        RequestId(self.next_id)
+    }
+}

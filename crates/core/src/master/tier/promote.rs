@@ -1,0 +1,496 @@
+//! Bringing objects from a disk back into memory: because somebody will ask for them soon, because they were
+//! used again, or because somebody wants it so.
+//!
+//! A promotion goes in four steps, each a message: room in the memory beside the disk, the bytes into it, the
+//! slot that says what they are, and then the catalog. The throttle knows it from the first step to its end,
+//! and every path has an end: no room, a disk that cannot read, an object that was taken away, a member that
+//! is gone, a deadline.
+//!
+//! Who asks for what is on its way waits for the end of it, up to a budget, and is woken by it.
+//!
+//! **Invariant:** the copy in memory is in the catalog, as one that cannot be read yet, from before its bytes
+//! are read: whatever takes the object away takes it away, too, and what comes late touches nothing newer.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use tiffin_throttle::{Config, End, Throttle, Token, Verdict};
+
+use super::sketch::Sketch;
+use crate::master::{
+    Effect, Master, Notice, Op, OpId, Visitor, Wait,
+    catalog::{Eviction, LabelIndex, NamespaceIndex, NodeIndex, Object, ObjectIndex},
+    members::Standing,
+    refuse,
+};
+use crate::{
+    BATCH_ITEMS_MAX, ClientId, ConnId, Generation, Hold, RequestId, Reservation, Tick,
+    extent::room_for,
+    marks::Marks,
+    message::{
+        Ahead, Allocate, AllocateItem, Prefetch, PrefetchOutcome, PromoteItem, Reason, Reply, Request,
+        Resolve, Settle,
+    },
+    sabotage::sabotaged,
+};
+
+/// Who reserves room for what comes back from a disk: no client, and none may call itself so.
+pub const PROMOTER: ClientId = ClientId(u64::MAX);
+/// What is used this often while only a disk has it comes back.
+const HITS: u8 = 2;
+
+/// One object on its way into memory.
+#[derive(Debug)]
+struct Promoting {
+    token: Token,
+    index: ObjectIndex,
+    /// Where it lies on a disk.
+    from: (NodeIndex, Hold),
+    /// The memory beside it.
+    node: NodeIndex,
+    /// The room there, once there is some.
+    hold: Option<Hold>,
+}
+
+/// All that is on its way, and who waits for it.
+#[derive(Debug)]
+pub(in crate::master) struct Promotions {
+    throttle: Throttle<Generation>,
+    running: BTreeMap<Generation, Promoting>,
+    waiting: BTreeMap<Generation, BTreeSet<OpId>>,
+    /// What was brought and nobody has read yet.
+    unread: BTreeMap<ObjectIndex, Generation>,
+    sketch: Sketch,
+}
+
+/// Somebody who waits for objects to come into memory.
+#[derive(Debug)]
+pub(in crate::master) struct Fetching {
+    pub(in crate::master) conn: ConnId,
+    id: RequestId,
+    visitor: Arc<Visitor>,
+    ask: Ask,
+    awaited: BTreeSet<Generation>,
+    since: Tick,
+    deadline: Tick,
+}
+
+/// What it is to be answered with.
+#[derive(Debug)]
+enum Ask {
+    Resolve(Resolve),
+    /// What is known of each key, and which promotion tells the rest.
+    Prefetch(Vec<(PrefetchOutcome, Option<(ObjectIndex, Generation)>)>),
+}
+
+impl Fetching {
+    pub(in crate::master) fn is_of(&self, conn: ConnId, id: RequestId) -> bool {
+        (self.conn, self.id) == (conn, id)
+    }
+
+    /// It waits no longer than until then.
+    pub(in crate::master) fn end_at(&mut self, at: Tick) {
+        self.deadline = self.deadline.min(at);
+    }
+
+    pub(in crate::master) fn deadline(&self) -> Tick {
+        self.deadline
+    }
+}
+
+impl Promotions {
+    pub(super) fn new(config: Config) -> Self {
+        Self {
+            throttle: Throttle::new(config),
+            running: BTreeMap::new(),
+            waiting: BTreeMap::new(),
+            unread: BTreeMap::new(),
+            sketch: Sketch::default(),
+        }
+    }
+
+    /// When the next promotion has taken too long.
+    pub(in crate::master) fn next_late(&self) -> Option<Tick> {
+        self.throttle.next_late().map(Tick)
+    }
+
+    /// What is wrong with the books, if anything is.
+    pub(in crate::master) fn check(&self) -> Result<(), String> {
+        self.throttle.check()?;
+        if self.throttle.running() != self.running.len() {
+            let (tokens, running) = (self.throttle.running(), self.running.len());
+            return Err(format!("T1: {tokens} tokens are out for {running} promotions"));
+        }
+        Ok(())
+    }
+}
+
+impl Master {
+    pub(in crate::master) fn prefetch(
+        &mut self,
+        conn: ConnId,
+        id: RequestId,
+        visitor: &Arc<Visitor>,
+        prefetch: &Prefetch,
+    ) {
+        if prefetch.keys.len() > BATCH_ITEMS_MAX {
+            let reply = refuse(Reason::Invalid, "the batch is too large");
+            return self.effects.push_back(Effect::Reply(conn, id, reply));
+        }
+        let found: Vec<_> =
+            prefetch.keys.iter().map(|key| self.catalog.find(visitor.namespace, key)).collect();
+        let outcomes = self.bring(&found, prefetch.ahead);
+        let mut awaited = BTreeSet::new();
+        let mut items = Vec::with_capacity(outcomes.len());
+        for (index, outcome) in found.iter().zip(outcomes) {
+            let object = index.and_then(|index| Some((index, self.catalog.get(index)?.generation())));
+            let running = object.filter(|_| outcome == PrefetchOutcome::Running);
+            awaited.extend(running.map(|(_, generation)| generation));
+            items.push((outcome, running));
+        }
+        let deadline = self.now.after(prefetch.wait_ms);
+        let (visitor, since) = (Arc::clone(visitor), self.now);
+        let ask = Ask::Prefetch(items);
+        self.fetch(Fetching { conn, id, visitor, ask, awaited, since, deadline });
+    }
+
+    /// Parks a resolve of objects that are on their way, if it may wait for them. Else gives it back.
+    pub(in crate::master) fn maybe_wait_for_promotion(
+        &mut self,
+        conn: ConnId,
+        id: RequestId,
+        visitor: &Arc<Visitor>,
+        resolve: Resolve,
+    ) -> Option<Resolve> {
+        let runs = !self.tier.promotions.running.is_empty();
+        if resolve.wait_ms == 0 || !(runs || sabotaged!(self.config.sabotage, WaitForNothing)) {
+            return Some(resolve);
+        }
+        let mut awaited = BTreeSet::new();
+        for key in &resolve.keys {
+            let object = self.catalog.find(visitor.namespace, key).and_then(|it| self.catalog.get(it));
+            let Some(object) = object.filter(|it| !self.is_in_memory(it)) else { continue };
+            let generation = object.generation();
+            let is_awaited = self.tier.promotions.running.contains_key(&generation)
+                || sabotaged!(self.config.sabotage, WaitForNothing);
+            awaited.extend(is_awaited.then_some(generation));
+        }
+        if awaited.is_empty() {
+            return Some(resolve);
+        }
+        let deadline = self.now.after(resolve.wait_ms);
+        let (visitor, since) = (Arc::clone(visitor), self.now);
+        let ask = Ask::Resolve(Resolve { wait_ms: 0, ..resolve });
+        self.fetch(Fetching { conn, id, visitor, ask, awaited, since, deadline });
+        None
+    }
+
+    /// Begins to bring objects, those of a list that are wanted. Looks at all of them before it begins any.
+    pub(in crate::master) fn bring(
+        &mut self,
+        found: &[Option<ObjectIndex>],
+        ahead: Ahead,
+    ) -> Vec<PrefetchOutcome> {
+        let run = match ahead {
+            Ahead::Nothing => 0,
+            Ahead::All => found.len(),
+            Ahead::LeadingRun if sabotaged!(self.config.sabotage, PromoteBehindGaps) => found.len(),
+            Ahead::LeadingRun => found.iter().position(Option::is_none).unwrap_or(found.len()),
+        };
+        let mut outcomes = Vec::with_capacity(found.len());
+        for (at, index) in found.iter().enumerate() {
+            outcomes.push(match index {
+                None => PrefetchOutcome::Absent,
+                Some(index) if at < run => self.promote(*index),
+                Some(_) => PrefetchOutcome::Skipped,
+            });
+        }
+        if ahead != Ahead::Nothing {
+            let count = |what| outcomes.iter().filter(|it| **it == what).count() as u64;
+            self.effects.push_back(Effect::Notice(Notice::Prefetched {
+                keys: found.len() as u64,
+                resident: count(PrefetchOutcome::Resident),
+                running: count(PrefetchOutcome::Running),
+                failed: count(PrefetchOutcome::Failed),
+                skipped: count(PrefetchOutcome::Skipped),
+            }));
+        }
+        outcomes
+    }
+
+    /// A get was answered with a copy on a disk: what is used again comes back.
+    pub(in crate::master) fn count_disk_hit(&mut self, index: ObjectIndex) {
+        let Some(object) = self.catalog.get(index) else { return };
+        let Generation { epoch, counter } = object.generation();
+        let hash = (counter ^ epoch.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        if self.tier.promotions.sketch.count(hash) >= HITS && self.tier.config.promote_on_hit {
+            self.promote(index);
+        }
+    }
+
+    /// A get was answered with a copy in memory that may have been brought there for it.
+    pub(in crate::master) fn count_memory_hit(&mut self, index: ObjectIndex) {
+        if !self.tier.promotions.unread.is_empty() && self.tier.promotions.unread.remove(&index).is_some() {
+            self.tier.stat.promoted_used += 1;
+        }
+    }
+
+    /// An object leaves memory, perhaps before anybody read what was brought there.
+    pub(super) fn note_unread_leaves(&mut self, index: ObjectIndex) {
+        if self.tier.promotions.unread.remove(&index).is_some() {
+            self.tier.stat.promoted_unused += 1;
+        }
+    }
+
+    /// Whether it can be read from memory.
+    pub(in crate::master) fn is_in_memory(&self, object: &Object) -> bool {
+        object.in_memory().any(|(node, _)| self.members.get(node).is_some_and(|it| it.readable()))
+    }
+
+    /// Begins to bring one object into memory.
+    fn promote(&mut self, index: ObjectIndex) -> PrefetchOutcome {
+        let Some(object) = self.catalog.get(index) else { return PrefetchOutcome::Absent };
+        let (generation, len, namespace) = (object.generation(), object.len(), object.namespace());
+        if self.is_in_memory(object) {
+            self.tier.stat.prefetch_redundant += 1;
+            return PrefetchOutcome::Resident;
+        }
+        if self.tier.promotions.running.contains_key(&generation) {
+            self.tier.stat.prefetch_joined += 1;
+            return PrefetchOutcome::Running;
+        }
+        let ready = |it: NodeIndex| self.members.get(it).is_some_and(|it| it.standing == Standing::Ready);
+        let from = object.shelved().filter(|(disk, _)| ready(*disk));
+        let node = from.and_then(|(disk, _)| self.members.beside(disk)).filter(|node| ready(*node));
+        let free_of_it = !object.is_or_will_be_in_memory();
+        let Some((from, node)) = from.zip(node).filter(|_| free_of_it) else { return self.skip() };
+        let token = match self.tier.promotions.throttle.reserve(self.now.0, &generation, len) {
+            Verdict::Acquired(token) => token,
+            Verdict::Running | Verdict::Done => {
+                self.tier.stat.prefetch_joined += 1;
+                return PrefetchOutcome::Skipped;
+            }
+            Verdict::Failed => return PrefetchOutcome::Failed,
+            Verdict::Cooldown | Verdict::Busy => return self.skip(),
+        };
+        let need = room_for(len).unwrap_or(u64::MAX);
+        if self.quota_left(namespace) < need || !self.make_cold_room(node, need, index) {
+            self.tier.promotions.throttle.press(self.now.0);
+            self.tier.promotions.throttle.finish(self.now.0, token, End::Cancelled);
+            return self.skip();
+        }
+        if let Some(member) = self.members.get_mut(node) {
+            member.free = member.free.saturating_sub(need);
+        }
+        self.room.plan(namespace, need);
+        let promoting = Promoting { token, index, from, node, hold: None };
+        self.tier.promotions.running.insert(generation, promoting);
+        let allocate = Allocate { client: PROMOTER, items: self.allocation(index).into_iter().collect() };
+        // A ready node is connected, so this cannot fail.
+        self.ask(node, Request::Allocate(allocate), Wait::PromoteRoom(generation, (namespace, need)));
+        PrefetchOutcome::Running
+    }
+
+    fn skip(&mut self) -> PrefetchOutcome {
+        self.tier.stat.prefetch_skipped += 1;
+        PrefetchOutcome::Skipped
+    }
+
+    fn allocation(&self, index: ObjectIndex) -> Option<AllocateItem> {
+        let object = self.catalog.get(index)?;
+        let name = self.catalog.namespace_name(object.namespace()).len() + object.key().as_bytes().len();
+        let marks = object.marks().map_or(0, |it: &Marks| it.to_bytes().len());
+        Some(AllocateItem { len: object.len(), name_len: name as u64, marks_len: marks as u64 })
+    }
+
+    /// Makes room for what comes back, out of what is on a disk too and was not used for a while: what comes
+    /// back drives out nothing that is hotter.
+    fn make_cold_room(&mut self, node: NodeIndex, need: u64, for_it: ObjectIndex) -> bool {
+        let Some(key) = self.catalog.get(for_it).map(|it| it.key().clone()) else { return false };
+        let mut free = self.members.get(node).map_or(0, |it| it.free);
+        let rules = Eviction { shelved_only: true, ..Eviction::default() };
+        while free < need {
+            let victim = self.catalog.next_victim(node, self.now, rules);
+            let victim = victim.and_then(|index| Some((index, self.catalog.get(index)?)));
+            let Some((victim, object)) = victim else { break };
+            let protect_ms = self.tier.config.protect_ms;
+            let hot = object.touched().after(protect_ms) > self.now;
+            if hot && !sabotaged!(self.config.sabotage, PromoteOverHot) {
+                break;
+            }
+            free += room_for(object.len()).unwrap_or(0);
+            self.evict(victim, Some(node), ("prefetch", &key));
+        }
+        if let Some(member) = self.members.get_mut(node) {
+            member.free = free;
+        }
+        need <= free
+    }
+
+    /// There is room for what comes back, or not.
+    pub(in crate::master) fn promotion_has_room(
+        &mut self,
+        node: NodeIndex,
+        generation: Generation,
+        (namespace, need): (NamespaceIndex, u64),
+        room: Option<Reservation>,
+    ) {
+        let Some(promoting) = self.tier.promotions.running.get_mut(&generation) else {
+            self.room.unplan(namespace, need);
+            return self.abort_all(room.into_iter().map(|it| (node, it.location.hold())).collect());
+        };
+        let Some(reservation) = room else {
+            self.room.unplan(namespace, need);
+            self.tier.promotions.throttle.press(self.now.0);
+            return self.end_promotion(generation, End::Failed, true);
+        };
+        let hold = reservation.location.hold();
+        promoting.hold = Some(hold);
+        let (index, (disk, from)) = (promoting.index, promoting.from);
+        self.room.grant(node, hold, (namespace, LabelIndex::default()), need);
+        self.catalog.add_pending(index, node, hold);
+        let item = PromoteItem { hold: from, into: hold };
+        if self.ask(disk, Request::Promote(vec![item]), Wait::Promote(generation)).is_none() {
+            self.end_promotion(generation, End::Failed, true);
+        }
+    }
+
+    /// The bytes are in memory, or not.
+    pub(in crate::master) fn promotion_has_bytes(&mut self, generation: Generation, done: bool) {
+        let Some(promoting) = self.tier.promotions.running.get(&generation) else { return };
+        let done = done || sabotaged!(self.config.sabotage, PublishUnread);
+        let (index, node) = (promoting.index, promoting.node);
+        let record = promoting.hold.filter(|_| done).and_then(|hold| self.record(index, hold));
+        let Some(record) = record else { return self.end_promotion(generation, End::Failed, true) };
+        let settle = Settle { commit: vec![record], abort: Vec::new() };
+        if self.ask(node, Request::Settle(settle), Wait::PromoteSettle(generation)).is_none() {
+            self.end_promotion(generation, End::Failed, true);
+        }
+    }
+
+    /// The slot says what it holds, or the node had no such slot any more.
+    pub(in crate::master) fn promotion_is_settled(&mut self, generation: Generation, lost: &[Hold]) {
+        let Some(promoting) = self.tier.promotions.running.get(&generation) else { return };
+        let (index, node) = (promoting.index, promoting.node);
+        let Some(hold) = promoting.hold.filter(|hold| !lost.contains(hold)) else {
+            return self.end_promotion(generation, End::Failed, true);
+        };
+        self.room.end_grant(node, hold);
+        self.catalog.complete(index, node, hold);
+        let protected = self.now.after(self.tier.config.protect_ms);
+        self.catalog.touch(index, self.now, Some(protected));
+        let len = self.catalog.get(index).map_or(0, Object::len);
+        if let Some(member) = self.members.get_mut(node) {
+            member.count_commit(room_for(len).unwrap_or(0));
+        }
+        self.tier.stat.promoted_objects += 1;
+        self.tier.stat.promoted_bytes += len;
+        self.tier.promotions.unread.insert(index, generation);
+        self.end_promotion(generation, End::Done, false);
+    }
+
+    /// The memory or the disk of a promotion is gone for now. If the memory may have heard what the bytes
+    /// are, the copy stays in the catalog until the node is back and says so.
+    pub(in crate::master) fn promotion_broke(&mut self, generation: Generation, maybe_settled: bool) {
+        self.end_promotion(generation, End::Failed, !maybe_settled);
+    }
+
+    /// The object was taken away, and the copy that was being written with it.
+    pub(in crate::master) fn promotion_is_moot(&mut self, index: ObjectIndex, generation: Generation) {
+        self.note_unread_leaves(index);
+        self.end_promotion(generation, End::Cancelled, false);
+    }
+
+    /// Ends promotions that have taken too long. What a disk still does for them goes into room that stays
+    /// aside until it is done.
+    pub(in crate::master) fn end_late_promotions(&mut self) {
+        for generation in self.tier.promotions.throttle.take_late(self.now.0) {
+            self.end_promotion(generation, End::Failed, true);
+        }
+    }
+
+    /// The one end of every promotion: its token, its room, and those who wait for it.
+    fn end_promotion(&mut self, generation: Generation, end: End, give_back: bool) {
+        let Some(promoting) = self.tier.promotions.running.remove(&generation) else { return };
+        let Promoting { token, index, node, hold, .. } = promoting;
+        if !sabotaged!(self.config.sabotage, LoseToken) {
+            self.tier.promotions.throttle.finish(self.now.0, token, end);
+        }
+        if end == End::Failed {
+            self.tier.stat.prefetch_failed += 1;
+        }
+        if let Some(hold) = hold {
+            self.room.end_grant(node, hold);
+            if give_back {
+                self.catalog.drop_replica(index, node);
+                self.abort_all(vec![(node, hold)]);
+            }
+        }
+        self.room.note_change();
+        for op in self.tier.promotions.waiting.remove(&generation).unwrap_or_default() {
+            if let Some(Op::Fetch(fetching)) = self.ops.get_mut(&op) {
+                fetching.awaited.remove(&generation);
+                if fetching.awaited.is_empty() {
+                    self.end_fetch(op);
+                }
+            }
+        }
+    }
+
+    fn fetch(&mut self, fetching: Fetching) {
+        let op = self.next_op();
+        for generation in &fetching.awaited {
+            self.tier.promotions.waiting.entry(*generation).or_default().insert(op);
+        }
+        let at_once = fetching.awaited.is_empty() || fetching.deadline <= self.now;
+        self.ops.insert(op, Op::Fetch(Box::new(fetching)));
+        if at_once {
+            self.end_fetch(op);
+        }
+    }
+
+    /// Answers who has waited for objects to come into memory.
+    pub(in crate::master) fn end_fetch(&mut self, op: OpId) {
+        let Some(Op::Fetch(fetching)) = self.ops.remove(&op) else { return };
+        let Fetching { conn, id, visitor, ask, awaited, since, .. } = *fetching;
+        for generation in &awaited {
+            if let Some(waiting) = self.tier.promotions.waiting.get_mut(generation) {
+                waiting.remove(&op);
+            }
+        }
+        if !self.parties.contains_key(&conn) {
+            return;
+        }
+        let reply = match ask {
+            Ask::Resolve(resolve) => {
+                let in_time = awaited.is_empty();
+                *(if in_time { &mut self.tier.stat.gets_waited } else { &mut self.tier.stat.gets_late }) += 1;
+                self.tier.stat.waited_ms += self.now.0 - since.0;
+                self.resolve(&visitor, &resolve)
+            }
+            Ask::Prefetch(items) => {
+                let outcome = |(outcome, running): (PrefetchOutcome, Option<(ObjectIndex, Generation)>)| {
+                    running.map_or(outcome, |it| self.outcome_of(it, &awaited))
+                };
+                Reply::Prefetched(items.into_iter().map(outcome).collect())
+            }
+        };
+        self.effects.push_back(Effect::Reply(conn, id, reply));
+    }
+
+    fn outcome_of(
+        &self,
+        (index, generation): (ObjectIndex, Generation),
+        still_running: &BTreeSet<Generation>,
+    ) -> PrefetchOutcome {
+        let object = self.catalog.get(index).filter(|it| it.generation() == generation);
+        match object {
+            None => PrefetchOutcome::Absent,
+            Some(object) if self.is_in_memory(object) => PrefetchOutcome::Done,
+            Some(_) if still_running.contains(&generation) => PrefetchOutcome::Running,
+            Some(_) => PrefetchOutcome::Failed,
+        }
+    }
+}
