@@ -3,15 +3,16 @@
 use toml::{Table, Value};
 
 /// Who may depend on whom. Arrows only point down: bytes and decisions meet in the shells.
-pub const DIRECTION: [(&str, &[&str]); 11] = [
+pub const DIRECTION: [(&str, &[&str]); 12] = [
     ("tiffin-throttle", &[]),
     ("tiffin-core", &["tiffin-throttle"]),
     ("tiffin-transport", &[]),
+    ("tiffin-ssd", &[]),
     ("tiffin-tidy", &[]),
     ("tiffin-proto", &["tiffin-core"]),
-    ("tiffin-sim", &["tiffin-core", "tiffin-proto"]),
+    ("tiffin-sim", &["tiffin-core", "tiffin-proto", "tiffin-ssd"]),
     ("tiffin-rpc", &["tiffin-core", "tiffin-proto", "tiffin-transport"]),
-    ("tiffin-server", &["tiffin-core", "tiffin-proto", "tiffin-transport", "tiffin-rpc"]),
+    ("tiffin-server", &["tiffin-core", "tiffin-proto", "tiffin-transport", "tiffin-rpc", "tiffin-ssd"]),
     ("tiffin-client", &["tiffin-core", "tiffin-proto", "tiffin-transport", "tiffin-rpc", "tiffin-server"]),
     ("tiffin-cli", &["tiffin-core", "tiffin-server", "tiffin-client"]),
     ("tiffin-python", &["tiffin-core", "tiffin-client", "tiffin-server", "tiffin-cli"]),

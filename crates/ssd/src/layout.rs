@@ -1,0 +1,528 @@
+//! The bytes on the disk. `docs/format.md` shows them; all numbers are little-endian.
+//!
+//! Everything that is read is held against its checksum first, and every length against a limit, because what
+//! lies on a disk can be anything. The checksums of headers are seeded with the log's id, so that the bytes
+//! of
+//! another log, or a user's payload that looks like a header, are not taken for ours.
+
+use std::sync::Arc;
+
+use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
+
+use crate::types::{Generation, Name, OpenFault, Record, RecordId};
+
+/// Memory, offsets and lengths of all disk work are multiples of this.
+pub const BLOCK: u64 = 4096;
+/// Payloads have a checksum for each so many bytes.
+pub const SUM_BYTES: u64 = 1 << 20;
+/// What comes before the first segment: two superblocks, and room.
+pub const HEAD_BYTES: u64 = 1 << 20;
+/// The format this program reads and writes.
+pub const VERSION: u32 = 1;
+/// The longest namespace.
+pub const NAMESPACE_BYTES_MAX: usize = 4096;
+/// The longest key.
+pub const KEY_BYTES_MAX: usize = 64 << 10;
+/// The longest marks.
+pub const MARKS_BYTES_MAX: usize = 256 << 10;
+/// The longest header of an entry.
+pub(crate) const HEADER_BYTES_MAX: u64 = 512 << 10;
+/// The most bytes of notes in one entry.
+pub(crate) const NOTES_BYTES_MAX: usize = 256 << 10;
+
+const SUPER_MAGIC: u64 = u64::from_le_bytes(*b"TIFFNSSD");
+const SEGMENT_MAGIC: u32 = u32::from_le_bytes(*b"TFSG");
+const ENTRY_MAGIC: u32 = u32::from_le_bytes(*b"TFSE");
+const TRAILER_MAGIC: u32 = u32::from_le_bytes(*b"TFSX");
+const ENTRY_FIXED: usize = 96;
+const KIND_RECORD: u8 = 1;
+const KIND_NOTES: u8 = 2;
+const FLAG_PROTECTED: u8 = 1;
+const NOTE_FIXED: usize = 16;
+const NOTE_FORGET: u8 = 1;
+const NOTE_MARK: u8 = 2;
+
+/// What the first block says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Super {
+    pub(crate) log: u64,
+    pub(crate) segment_bytes: u64,
+    pub(crate) segments: u64,
+}
+
+/// What the first block of a segment says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SegmentHead {
+    /// Names this use of the segment; never used twice.
+    pub(crate) life: u64,
+    /// No sequence number at or above it had been used when the segment was opened.
+    pub(crate) floor: u64,
+}
+
+/// What the last block of a sealed segment says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Trailer {
+    pub(crate) life: u64,
+    pub(crate) index_offset: u64,
+    pub(crate) index_bytes: u64,
+    pub(crate) index_sum: u64,
+}
+
+/// An entry of the log: where it lies in which use of a segment, its place in the order of all, and what it
+/// is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Entry {
+    pub(crate) life: u64,
+    pub(crate) offset: u64,
+    pub(crate) sequence: u64,
+    pub(crate) body: Body,
+}
+
+/// What an entry is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Body {
+    /// A record, followed by its payload.
+    Record { id: RecordId, record: Record, sums: Arc<[u64]> },
+    /// Words about other records.
+    Notes(Vec<Note>),
+}
+
+/// A word about a record that lies elsewhere.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Note {
+    /// It must not come back: a tombstone.
+    Forget(RecordId),
+    /// Its marks are these now.
+    Mark { id: RecordId, protected: bool, marks: Vec<u8> },
+}
+
+impl Note {
+    pub(crate) fn bytes(&self) -> usize {
+        match self {
+            Self::Forget(_) => NOTE_FIXED,
+            Self::Mark { marks, .. } => NOTE_FIXED + marks.len(),
+        }
+    }
+}
+
+/// An entry's header as it was read, with its own size on the disk and without its padding.
+#[derive(Debug)]
+pub(crate) struct Decoded {
+    pub(crate) entry: Entry,
+    /// The bytes of the header without padding: what an index holds.
+    pub(crate) compact_bytes: usize,
+    /// The bytes that the entry takes up in its segment.
+    pub(crate) extent: u64,
+    /// The bytes of the header with padding.
+    pub(crate) header_bytes: u64,
+}
+
+/// The next multiple of a block.
+pub(crate) fn blocks_up(bytes: u64) -> u64 {
+    bytes.div_ceil(BLOCK) * BLOCK
+}
+
+/// The checksums of a payload that lies in these pieces.
+pub fn sums<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> Arc<[u64]> {
+    let mut out = Vec::new();
+    let mut hasher = xxhash_rust::xxh3::Xxh3::new();
+    let mut room = SUM_BYTES as usize;
+    for mut piece in pieces {
+        while !piece.is_empty() {
+            let (now, later) = piece.split_at(room.min(piece.len()));
+            if now.len() == SUM_BYTES as usize {
+                out.push(xxh3_64(now));
+            } else {
+                hasher.update(now);
+                room -= now.len();
+                if room == 0 {
+                    out.push(hasher.digest());
+                    hasher.reset();
+                    room = SUM_BYTES as usize;
+                }
+            }
+            piece = later;
+        }
+    }
+    if room < SUM_BYTES as usize {
+        out.push(hasher.digest());
+    }
+    out.into()
+}
+
+/// Whether the bytes that begin at block `first` of a payload fit their checksums.
+#[must_use]
+pub fn verify(bytes: &[u8], sums: &[u64], first: usize) -> bool {
+    let mut sums = sums.get(first..).unwrap_or_default().iter();
+    bytes.chunks(SUM_BYTES as usize).all(|chunk| sums.next() == Some(&xxh3_64(chunk)))
+}
+
+impl Super {
+    pub(crate) fn encode(self) -> Vec<u8> {
+        let mut body = Vec::new();
+        body.extend(self.log.to_le_bytes());
+        body.extend(self.segment_bytes.to_le_bytes());
+        body.extend(self.segments.to_le_bytes());
+        let mut block = Vec::with_capacity(BLOCK as usize);
+        block.extend(SUPER_MAGIC.to_le_bytes());
+        block.extend(VERSION.to_le_bytes());
+        block.extend(0u32.to_le_bytes());
+        block.extend(xxh3_64(&body).to_le_bytes());
+        block.extend(body);
+        block.resize(BLOCK as usize, 0);
+        block
+    }
+
+    /// Nothing where there was never anything.
+    pub(crate) fn decode(block: &[u8]) -> Result<Option<Self>, OpenFault> {
+        let u64_at = |at| le_u64(block, at).unwrap_or(0);
+        if block.iter().all(|byte| *byte == 0) {
+            return Ok(None);
+        }
+        let version = le_u32(block, 8).unwrap_or(0);
+        if u64_at(0) != SUPER_MAGIC {
+            return Err(OpenFault::NotOurs);
+        }
+        if version != VERSION {
+            return Err(OpenFault::Version { found: version, known: VERSION });
+        }
+        let body = block.get(24..48).unwrap_or_default();
+        if xxh3_64(body) != u64_at(16) {
+            return Err(OpenFault::NotOurs);
+        }
+        Ok(Some(Self { log: u64_at(24), segment_bytes: u64_at(32), segments: u64_at(40) }))
+    }
+}
+
+impl SegmentHead {
+    pub(crate) fn encode(self, log: u64, segment: u32, segment_bytes: u64) -> Vec<u8> {
+        let mut body = Vec::new();
+        body.extend(self.life.to_le_bytes());
+        body.extend(self.floor.to_le_bytes());
+        body.extend(u64::from(segment).to_le_bytes());
+        body.extend(segment_bytes.to_le_bytes());
+        checked_block(SEGMENT_MAGIC, log, &body)
+    }
+
+    pub(crate) fn decode(block: &[u8], log: u64, segment: u32) -> Option<Self> {
+        let body = open_block(block, SEGMENT_MAGIC, log, 32)?;
+        let head = Self { life: le_u64(body, 0)?, floor: le_u64(body, 8)? };
+        (le_u64(body, 16)? == u64::from(segment)).then_some(head)
+    }
+}
+
+impl Trailer {
+    pub(crate) fn encode(self, log: u64) -> Vec<u8> {
+        let mut body = Vec::new();
+        for word in [self.life, self.index_offset, self.index_bytes, self.index_sum] {
+            body.extend(word.to_le_bytes());
+        }
+        checked_block(TRAILER_MAGIC, log, &body)
+    }
+
+    pub(crate) fn decode(block: &[u8], log: u64) -> Option<Self> {
+        let body = open_block(block, TRAILER_MAGIC, log, 32)?;
+        Some(Self {
+            life: le_u64(body, 0)?,
+            index_offset: le_u64(body, 8)?,
+            index_bytes: le_u64(body, 16)?,
+            index_sum: le_u64(body, 24)?,
+        })
+    }
+}
+
+fn checked_block(magic: u32, log: u64, body: &[u8]) -> Vec<u8> {
+    let mut block = Vec::with_capacity(BLOCK as usize);
+    block.extend(magic.to_le_bytes());
+    block.extend(VERSION.to_le_bytes());
+    block.extend(xxh3_64_with_seed(body, log).to_le_bytes());
+    block.extend(body);
+    block.resize(BLOCK as usize, 0);
+    block
+}
+
+fn open_block(block: &[u8], magic: u32, log: u64, body_bytes: usize) -> Option<&[u8]> {
+    let body = block.get(16..16 + body_bytes)?;
+    let good = le_u32(block, 0)? == magic
+        && le_u32(block, 4)? == VERSION
+        && le_u64(block, 8)? == xxh3_64_with_seed(body, log);
+    good.then_some(body)
+}
+
+impl Entry {
+    /// The header without padding: what an index holds.
+    pub(crate) fn encode(&self, log: u64) -> Vec<u8> {
+        let mut bytes = vec![0; 16];
+        let variable = self.variable();
+        let header_bytes = blocks_up((ENTRY_FIXED + variable.len()) as u64);
+        bytes.extend((header_bytes as u32).to_le_bytes());
+        bytes.extend((variable.len() as u32).to_le_bytes());
+        for word in [self.life, self.offset, self.sequence] {
+            bytes.extend(word.to_le_bytes());
+        }
+        let (kind, flags) = match &self.body {
+            Body::Record { id, record, sums } => {
+                for word in [id.0, record.generation.epoch, record.generation.counter, record.payload_bytes] {
+                    bytes.extend(word.to_le_bytes());
+                }
+                let lens =
+                    [record.name.namespace.len(), record.name.key.len(), record.marks.len(), sums.len()];
+                for len in lens {
+                    bytes.extend((len as u32).to_le_bytes());
+                }
+                (KIND_RECORD, if record.protected { FLAG_PROTECTED } else { 0 })
+            }
+            Body::Notes(notes) => {
+                bytes.resize(ENTRY_FIXED - 4, 0);
+                bytes.extend((notes.len() as u32).to_le_bytes());
+                (KIND_NOTES, 0)
+            }
+        };
+        bytes.extend(variable);
+        // The kind lies before the checksum in the header, and is part of its seed instead.
+        let sum = xxh3_64_with_seed(bytes.get(16..).unwrap_or_default(), seed(log, kind, flags));
+        let mut head = Vec::with_capacity(bytes.len());
+        head.extend(ENTRY_MAGIC.to_le_bytes());
+        head.extend([kind, flags, 0, 0]);
+        head.extend(sum.to_le_bytes());
+        head.extend(bytes.get(16..).unwrap_or_default());
+        head
+    }
+
+    fn variable(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        match &self.body {
+            Body::Record { record, sums, .. } => {
+                out.extend(record.name.namespace.as_bytes());
+                out.extend(&record.name.key);
+                out.extend(&record.marks);
+                for sum in sums.iter() {
+                    out.extend(sum.to_le_bytes());
+                }
+            }
+            Body::Notes(notes) => notes.iter().for_each(|note| note.encode(&mut out)),
+        }
+        out
+    }
+
+    /// The bytes of a record's header without padding.
+    pub(crate) fn record_bytes(record: &Record) -> u64 {
+        let sums = record.payload_bytes.div_ceil(SUM_BYTES) * 8;
+        (ENTRY_FIXED + record.name.namespace.len() + record.name.key.len() + record.marks.len()) as u64 + sums
+    }
+
+    /// The bytes of the header of these notes without padding.
+    pub(crate) fn notes_bytes(notes: &[Note]) -> u64 {
+        ENTRY_FIXED as u64 + notes.iter().map(|note| note.bytes() as u64).sum::<u64>()
+    }
+
+    /// The header that begins with these bytes, if there is a good one.
+    pub(crate) fn decode(bytes: &[u8], log: u64) -> Option<Decoded> {
+        if le_u32(bytes, 0)? != ENTRY_MAGIC {
+            return None;
+        }
+        let (kind, flags) = (*bytes.get(4)?, *bytes.get(5)?);
+        let header_bytes = u64::from(le_u32(bytes, 16)?);
+        let compact_bytes = ENTRY_FIXED + le_u32(bytes, 20)? as usize;
+        if header_bytes > HEADER_BYTES_MAX || header_bytes != blocks_up(compact_bytes as u64) {
+            return None;
+        }
+        let compact = bytes.get(..compact_bytes)?;
+        if xxh3_64_with_seed(compact.get(16..)?, seed(log, kind, flags)) != le_u64(bytes, 8)? {
+            return None;
+        }
+        let body = match kind {
+            KIND_RECORD => decode_record(compact, flags)?,
+            KIND_NOTES => Body::Notes(decode_notes(compact)?),
+            _ => return None,
+        };
+        let payload = if let Body::Record { record, .. } = &body { record.payload_bytes } else { 0 };
+        let entry =
+            Self { life: le_u64(bytes, 24)?, offset: le_u64(bytes, 32)?, sequence: le_u64(bytes, 40)?, body };
+        Some(Decoded { entry, compact_bytes, extent: header_bytes + blocks_up(payload), header_bytes })
+    }
+
+    /// How many bytes must be there to decode the header that begins with these; nothing if none begins here.
+    pub(crate) fn wanted(bytes: &[u8]) -> Option<u64> {
+        let header_bytes = u64::from(le_u32(bytes, 16)?);
+        (le_u32(bytes, 0)? == ENTRY_MAGIC && header_bytes <= HEADER_BYTES_MAX).then_some(header_bytes)
+    }
+}
+
+fn decode_record(compact: &[u8], flags: u8) -> Option<Body> {
+    let len_at = |at| Some(le_u32(compact, at)? as usize);
+    let (namespace, key, marks, count) = (len_at(80)?, len_at(84)?, len_at(88)?, len_at(92)?);
+    let payload_bytes = le_u64(compact, 72)?;
+    let mut rest = compact.get(ENTRY_FIXED..)?;
+    let mut take = |len: usize| {
+        let (now, later) = rest.split_at_checked(len)?;
+        rest = later;
+        Some(now)
+    };
+    let namespace = std::str::from_utf8(take(namespace)?).ok()?.to_owned();
+    let key = take(key)?.to_vec();
+    let marks = take(marks)?.to_vec();
+    let sums: Option<Arc<[u64]>> = take(count.checked_mul(8)?)?
+        .chunks(8)
+        .map(|chunk| Some(u64::from_le_bytes(chunk.try_into().ok()?)))
+        .collect();
+    let sums = sums?;
+    if !rest.is_empty() || sums.len() as u64 != payload_bytes.div_ceil(SUM_BYTES) {
+        return None;
+    }
+    let record = Record {
+        name: Arc::new(Name { namespace, key }),
+        generation: Generation { epoch: le_u64(compact, 56)?, counter: le_u64(compact, 64)? },
+        marks,
+        protected: flags & FLAG_PROTECTED != 0,
+        payload_bytes,
+    };
+    Some(Body::Record { id: RecordId(le_u64(compact, 48)?), record, sums })
+}
+
+impl Note {
+    fn encode(&self, out: &mut Vec<u8>) {
+        let (kind, flags, id, marks): (u8, u8, RecordId, &[u8]) = match self {
+            Self::Forget(id) => (NOTE_FORGET, 0, *id, &[]),
+            Self::Mark { id, protected, marks } => {
+                (NOTE_MARK, if *protected { FLAG_PROTECTED } else { 0 }, *id, marks)
+            }
+        };
+        out.extend([kind, flags, 0, 0]);
+        out.extend((marks.len() as u32).to_le_bytes());
+        out.extend(id.0.to_le_bytes());
+        out.extend(marks);
+    }
+}
+
+fn decode_notes(compact: &[u8]) -> Option<Vec<Note>> {
+    let count = le_u32(compact, ENTRY_FIXED - 4)?;
+    let mut rest = compact.get(ENTRY_FIXED..)?;
+    let mut notes = Vec::new();
+    for _ in 0..count {
+        let (fixed, later) = rest.split_at_checked(NOTE_FIXED)?;
+        let (marks, later) = later.split_at_checked(le_u32(fixed, 4)? as usize)?;
+        let id = RecordId(le_u64(fixed, 8)?);
+        notes.push(match *fixed.first()? {
+            NOTE_FORGET => Note::Forget(id),
+            NOTE_MARK => {
+                Note::Mark { id, protected: fixed.get(1)? & FLAG_PROTECTED != 0, marks: marks.to_vec() }
+            }
+            _ => return None,
+        });
+        rest = later;
+    }
+    rest.is_empty().then_some(notes)
+}
+
+fn seed(log: u64, kind: u8, flags: u8) -> u64 {
+    log ^ (u64::from(kind) << 8 | u64::from(flags))
+}
+
+fn le_u32(bytes: &[u8], at: usize) -> Option<u32> {
+    bytes.get(at..at + 4)?.try_into().ok().map(u32::from_le_bytes)
+}
+
+fn le_u64(bytes: &[u8], at: usize) -> Option<u64> {
+    bytes.get(at..at + 8)?.try_into().ok().map(u64::from_le_bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LOG: u64 = 77;
+
+    fn entries() -> Vec<Entry> {
+        let record = |namespace: &str, key: &[u8], payload_bytes: u64, protected| Record {
+            name: Arc::new(Name { namespace: namespace.into(), key: key.into() }),
+            generation: Generation { epoch: 3, counter: 9 },
+            marks: vec![7; key.len() / 2],
+            protected,
+            payload_bytes,
+        };
+        let body = |record: Record| {
+            let sums = (0..record.payload_bytes.div_ceil(SUM_BYTES)).collect();
+            Body::Record { id: RecordId(5), record, sums }
+        };
+        let notes = vec![
+            Note::Forget(RecordId(1)),
+            Note::Mark { id: RecordId(2), protected: true, marks: vec![1, 2, 3] },
+            Note::Mark { id: RecordId(3), protected: false, marks: vec![] },
+        ];
+        let bodies = [
+            body(record("", b"", 0, false)),
+            body(record("a", b"key", 1, true)),
+            body(record("namespace", &[9; 5000], SUM_BYTES + 1, false)),
+            Body::Notes(notes),
+            Body::Notes(Vec::new()),
+        ];
+        bodies.into_iter().map(|body| Entry { life: 4, offset: 8192, sequence: 6, body }).collect()
+    }
+
+    #[test]
+    fn entries_come_back_as_they_were() {
+        for entry in entries() {
+            let bytes = entry.encode(LOG);
+            let decoded = Entry::decode(&bytes, LOG).unwrap();
+            assert_eq!(decoded.entry, entry);
+            assert_eq!(decoded.compact_bytes, bytes.len());
+            match &entry.body {
+                Body::Record { record, .. } => assert_eq!(Entry::record_bytes(record), bytes.len() as u64),
+                Body::Notes(notes) => assert_eq!(Entry::notes_bytes(notes), bytes.len() as u64),
+            }
+        }
+    }
+
+    #[test]
+    fn any_changed_byte_is_noticed() {
+        for entry in entries() {
+            let good = entry.encode(LOG);
+            for at in (0..good.len()).filter(|at| !(6..8).contains(at)) {
+                let mut bad = good.clone();
+                bad[at] ^= 0x10;
+                assert!(Entry::decode(&bad, LOG).is_none(), "byte {at} of {entry:?}");
+            }
+            assert!(Entry::decode(&good, LOG + 1).is_none(), "another log's entry is not ours");
+            for end in 0..good.len() {
+                assert!(Entry::decode(&good[..end], LOG).is_none());
+            }
+        }
+    }
+
+    #[test]
+    fn fixed_blocks_come_back_and_notice_changes() {
+        let (head, trailer) = (
+            SegmentHead { life: 5, floor: 70 },
+            Trailer { life: 5, index_offset: 1 << 20, index_bytes: 99, index_sum: 3 },
+        );
+        let block = head.encode(LOG, 2, 4 << 20);
+        assert_eq!(SegmentHead::decode(&block, LOG, 2), Some(head));
+        assert_eq!(SegmentHead::decode(&block, LOG, 3), None, "it lies in another segment");
+        assert_eq!(Trailer::decode(&trailer.encode(LOG), LOG), Some(trailer));
+        assert_eq!(Trailer::decode(&trailer.encode(LOG), 1), None);
+        let sup = Super { log: LOG, segment_bytes: 4 << 20, segments: 9 };
+        assert_eq!(Super::decode(&sup.encode()), Ok(Some(sup)));
+        assert_eq!(Super::decode(&[0; 4096]), Ok(None));
+        let mut other = sup.encode();
+        other[8] = 9;
+        assert_eq!(Super::decode(&other), Err(OpenFault::Version { found: 9, known: VERSION }));
+        other[0] ^= 1;
+        assert_eq!(Super::decode(&other), Err(OpenFault::NotOurs));
+    }
+
+    #[test]
+    fn checksums_do_not_depend_on_the_pieces() {
+        let bytes: Vec<u8> = (0..(2 * SUM_BYTES + 5)).map(|n| (n * 7 % 251) as u8).collect();
+        let whole = sums([&bytes[..]]);
+        assert_eq!(whole.len(), 3);
+        for cut in [1, 4096, SUM_BYTES as usize, SUM_BYTES as usize + 3] {
+            let (a, b) = bytes.split_at(cut);
+            assert_eq!(sums([a, b]), whole, "cut at {cut}");
+        }
+        assert!(verify(&bytes, &whole, 0));
+        assert!(verify(&bytes[SUM_BYTES as usize..], &whole, 1));
+        assert!(!verify(&bytes[1..], &whole, 0));
+        assert!(!verify(&bytes, &whole[..2], 0), "a checksum is missing");
+    }
+}

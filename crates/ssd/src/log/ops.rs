@@ -1,0 +1,309 @@
+//! Operations: how each begins, and how it ends: with one answer, by its deadline at the latest.
+
+use std::sync::Arc;
+
+use super::write::{Append, Waiter};
+use super::{Effect, FORGET_IDS_MAX, Health, Log};
+use crate::layout::{BLOCK, KEY_BYTES_MAX, MARKS_BYTES_MAX, NAMESPACE_BYTES_MAX, Note};
+use crate::sabotage::sabotaged;
+use crate::types::{Answer, AppendError, ChangeError, Fault, OpId, ReadError, Record, RecordId, Tick};
+
+/// An operation that has not been answered.
+#[derive(Debug)]
+pub(super) struct Op {
+    pub(super) deadline: Tick,
+    pub(super) kind: Kind,
+}
+
+/// What it is, and how far it has come.
+#[derive(Debug)]
+pub(super) enum Kind {
+    /// Waits to be written.
+    AppendQueued,
+    /// Is being written, or waits for its sync.
+    AppendWriting {
+        /// Nobody wants it any more.
+        cancelled: bool,
+    },
+    /// Is durable, and waits for a tombstone before it is answered.
+    AppendSettling(Result<RecordId, AppendError>),
+    Read,
+    Mark,
+    Forget {
+        /// Tombstones that are not durable yet.
+        waiting: u32,
+        found: u64,
+    },
+    Flush,
+}
+
+impl Log {
+    pub(super) fn begin(&mut self, op: OpId, deadline: Tick, kind: Kind) {
+        let had = self.ops.insert(op, Op { deadline, kind });
+        assert!(had.is_none(), "{op:?} is under way twice");
+        self.deadlines.insert((deadline, op));
+    }
+
+    /// Answers an operation, unless it has been.
+    pub(super) fn answer(&mut self, op: OpId, answer: Answer) {
+        match self.ops.remove(&op) {
+            Some(known) => {
+                self.deadlines.remove(&(known.deadline, op));
+                if matches!(known.kind, Kind::Read) {
+                    self.reads -= 1;
+                }
+                self.effects.push(Effect::Answer { op, answer });
+            }
+            None => self.stats.late += 1,
+        }
+    }
+
+    /// Answers an operation that never began.
+    pub(super) fn refuse(&mut self, op: OpId, answer: Answer) {
+        self.effects.push(Effect::Answer { op, answer });
+    }
+
+    pub(super) fn ask_append(&mut self, op: OpId, record: Record, sums: Arc<[u64]>, deadline: Tick) {
+        if let Err(error) = self.may_append(&record, &sums) {
+            return self.refuse(op, Answer::Append(Err(error)));
+        }
+        let (extent, ..) = Self::extent_of(&record);
+        if record.protected {
+            self.protected_asked += extent;
+        }
+        self.append_bytes += extent;
+        self.begin(op, deadline, Kind::AppendQueued);
+        let ticket = self.ticket();
+        self.appends.push_back(Append { op, record, sums, ticket });
+    }
+
+    fn may_append(&self, record: &Record, sums: &[u64]) -> Result<(), AppendError> {
+        match &self.health {
+            Health::Ready => {}
+            Health::Failed(fault) => return Err(AppendError::Failed(fault.clone())),
+            Health::Recovering | Health::Unusable(_) => return Err(AppendError::Busy),
+        }
+        let (extent, header_bytes, compact) = Self::extent_of(record);
+        let bytes_max = self.segment_bytes - 2 * BLOCK - crate::layout::blocks_up(compact);
+        let name = &record.name;
+        let names_fit = name.namespace.len() <= NAMESPACE_BYTES_MAX && name.key.len() <= KEY_BYTES_MAX;
+        let fits = extent <= bytes_max && header_bytes <= crate::layout::HEADER_BYTES_MAX;
+        if !fits || !names_fit || record.marks.len() > MARKS_BYTES_MAX {
+            return Err(AppendError::TooLarge { bytes: extent, bytes_max });
+        }
+        assert_eq!(
+            sums.len() as u64,
+            record.payload_bytes.div_ceil(crate::layout::SUM_BYTES),
+            "checksums that are not those of the payload"
+        );
+        if let Some((id, there)) = self.find(name).and_then(|id| Some((id, self.record(id)?.generation))) {
+            if there == record.generation {
+                return Err(AppendError::Exists(id));
+            } else if there > record.generation {
+                return Err(AppendError::Stale { newest: there });
+            }
+        }
+        let (protected_bytes, protected_bytes_max) =
+            (self.protected_bytes() + self.protected_asked, self.protected_bytes_max());
+        if record.protected && protected_bytes + extent > protected_bytes_max {
+            return Err(AppendError::Full { protected_bytes, protected_bytes_max });
+        }
+        let limits = &self.config.limits;
+        let busy = self.appends.len() >= limits.queue_ops_max
+            || (self.append_bytes > 0 && self.append_bytes + extent > limits.queue_bytes_max);
+        if busy { Err(AppendError::Busy) } else { Ok(()) }
+    }
+
+    pub(super) fn ask_mark(
+        &mut self,
+        op: OpId,
+        id: RecordId,
+        marks: Vec<u8>,
+        protected: bool,
+        deadline: Tick,
+    ) {
+        if let Err(error) = self.may_mark(id, &marks, protected) {
+            return self.refuse(op, Answer::Mark(Err(error)));
+        }
+        self.protect(id, protected);
+        if let Some(live) = self.records.get_mut(&id) {
+            live.record.marks.clone_from(&marks);
+        }
+        self.begin(op, deadline, Kind::Mark);
+        self.queue_note(Note::Mark { id, protected, marks }, Some(Waiter(op)));
+        if sabotaged!(self.config.sabotage, MarkBeforeDurable) {
+            self.answer(op, Answer::Mark(Ok(())));
+        }
+    }
+
+    fn may_mark(&self, id: RecordId, marks: &[u8], protected: bool) -> Result<(), ChangeError> {
+        self.may_change()?;
+        let Some(live) = self.records.get(&id) else { return Err(ChangeError::Gone) };
+        // What is being erased can no longer be kept.
+        if self.segments.get(live.segment as usize).is_none_or(|s| s.state == super::State::Erasing) {
+            return Err(ChangeError::Gone);
+        }
+        // A record carries its marks in its header when it is carried, and that must fit a segment as before.
+        let mut with_marks = live.record.clone();
+        with_marks.marks = marks.to_vec();
+        let (extent, header_bytes, compact) = Self::extent_of(&with_marks);
+        let bytes_max = self.segment_bytes - 2 * BLOCK - crate::layout::blocks_up(compact);
+        let too_large = extent > bytes_max || header_bytes > crate::layout::HEADER_BYTES_MAX;
+        if marks.len() > MARKS_BYTES_MAX || too_large {
+            return Err(ChangeError::TooLarge {
+                bytes: marks.len() as u64,
+                bytes_max: MARKS_BYTES_MAX as u64,
+            });
+        }
+        let (protected_bytes, protected_bytes_max) =
+            (self.protected_bytes() + self.protected_asked, self.protected_bytes_max());
+        let more = protected && !live.record.protected;
+        if more && protected_bytes + live.extent > protected_bytes_max {
+            return Err(ChangeError::Full { protected_bytes, protected_bytes_max });
+        }
+        Ok(())
+    }
+
+    /// Whether changes are taken at all.
+    fn may_change(&self) -> Result<(), ChangeError> {
+        match &self.health {
+            Health::Ready if self.notes.len() >= self.config.limits.notes_max => Err(ChangeError::Busy),
+            Health::Ready => Ok(()),
+            Health::Failed(fault) => Err(ChangeError::Failed(fault.clone())),
+            Health::Recovering | Health::Unusable(_) => Err(ChangeError::Busy),
+        }
+    }
+
+    pub(super) fn ask_forget(&mut self, op: OpId, ids: &[RecordId], deadline: Tick) {
+        if ids.len() > FORGET_IDS_MAX {
+            return self.refuse(op, Answer::Forget(Err(ChangeError::Busy)));
+        }
+        if let Err(error) = self.may_change() {
+            // A disk that takes no tombstones must not serve what was to be forgotten either.
+            if matches!(error, ChangeError::Failed(_)) {
+                ids.iter().for_each(|id| drop(self.remove(*id)));
+            }
+            return self.refuse(op, Answer::Forget(Err(error)));
+        }
+        self.begin(op, deadline, Kind::Forget { waiting: 0, found: 0 });
+        let (mut waiting, mut found) = (0, 0);
+        for id in ids {
+            if self.bury(*id, Some(Waiter(op))).is_some() {
+                waiting += 1;
+                found += 1;
+            } else if self.tombs.get(id).is_some_and(|tomb| tomb.at.is_none()) {
+                // Somebody else forgets it, and that is not durable yet: a tombstone of one's own tells when.
+                self.queue_note(Note::Forget(*id), Some(Waiter(op)));
+                waiting += 1;
+            }
+        }
+        self.stats.forgotten += found;
+        if let Some(Op { kind: Kind::Forget { waiting: w, found: f }, .. }) = self.ops.get_mut(&op) {
+            (*w, *f) = (waiting, found);
+        }
+        if waiting == 0 || sabotaged!(self.config.sabotage, ForgetBeforeDurable) {
+            self.answer(op, Answer::Forget(Ok(found)));
+        }
+    }
+
+    pub(super) fn ask_flush(&mut self, op: OpId, deadline: Tick) {
+        match &self.health {
+            Health::Ready => {
+                self.begin(op, deadline, Kind::Flush);
+                self.flushes.insert((self.next_ticket, op));
+            }
+            Health::Failed(fault) => {
+                self.refuse(op, Answer::Flush(Err(ChangeError::Failed(fault.clone()))));
+            }
+            Health::Recovering | Health::Unusable(_) => {
+                self.refuse(op, Answer::Flush(Err(ChangeError::Busy)))
+            }
+        }
+    }
+
+    pub(super) fn pump_flushes(&mut self) {
+        let oldest = self.outstanding.first().copied().unwrap_or(self.next_ticket);
+        while let Some((ticket, op)) = self.flushes.first().copied().filter(|(ticket, _)| *ticket <= oldest) {
+            self.flushes.remove(&(ticket, op));
+            self.answer(op, Answer::Flush(Ok(())));
+        }
+    }
+
+    pub(super) fn cancel(&mut self, op: OpId) {
+        let Some(known) = self.ops.get_mut(&op) else { return };
+        match &mut known.kind {
+            Kind::AppendQueued => {
+                self.unqueue(op);
+                self.answer(op, Answer::Append(Err(AppendError::Cancelled)));
+            }
+            // Whether it is on the disk is not known: the answer comes when it cannot come back.
+            Kind::AppendWriting { cancelled } => *cancelled = true,
+            // It is durable and named already.
+            Kind::AppendSettling(_) => {}
+            Kind::Read => self.answer(op, Answer::Read(Err(ReadError::Cancelled))),
+            Kind::Mark => self.answer(op, Answer::Mark(Err(ChangeError::Cancelled))),
+            Kind::Forget { .. } => self.answer(op, Answer::Forget(Err(ChangeError::Cancelled))),
+            Kind::Flush => self.answer(op, Answer::Flush(Err(ChangeError::Cancelled))),
+        }
+    }
+
+    /// Answers whatever has waited for too long. What it waits for goes on.
+    pub(super) fn expire(&mut self, now: Tick) {
+        while let Some((_, op)) = self.deadlines.first().copied().filter(|(deadline, _)| *deadline <= now) {
+            let Some(known) = self.ops.get(&op) else { return };
+            let answer = match known.kind {
+                Kind::AppendQueued => {
+                    self.unqueue(op);
+                    Answer::Append(Err(AppendError::TimedOut))
+                }
+                Kind::AppendWriting { .. } => Answer::Append(Err(AppendError::TimedOut)),
+                Kind::AppendSettling(Ok(id)) => {
+                    self.bury(id, None);
+                    Answer::Append(Err(AppendError::TimedOut))
+                }
+                Kind::AppendSettling(_) => Answer::Append(Err(AppendError::TimedOut)),
+                Kind::Read => Answer::Read(Err(ReadError::TimedOut)),
+                Kind::Mark => Answer::Mark(Err(ChangeError::TimedOut)),
+                Kind::Forget { .. } => Answer::Forget(Err(ChangeError::TimedOut)),
+                Kind::Flush => Answer::Flush(Err(ChangeError::TimedOut)),
+            };
+            self.answer(op, answer);
+        }
+    }
+
+    /// The disk has failed: all that waits for a write is told.
+    pub(super) fn fail_changes(&mut self, fault: &Fault) {
+        let waiting: Vec<OpId> = self.ops.keys().copied().collect();
+        for op in waiting {
+            let Some(known) = self.ops.get(&op) else { continue };
+            let answer = match known.kind {
+                Kind::Read => continue,
+                // Its caller does not learn its name, so it must not stay.
+                Kind::AppendSettling(Ok(id)) => {
+                    self.remove(id);
+                    Answer::Append(Err(AppendError::Failed(fault.clone())))
+                }
+                Kind::AppendQueued | Kind::AppendWriting { .. } | Kind::AppendSettling(_) => {
+                    Answer::Append(Err(AppendError::Failed(fault.clone())))
+                }
+                Kind::Mark => Answer::Mark(Err(ChangeError::Failed(fault.clone()))),
+                Kind::Forget { .. } => Answer::Forget(Err(ChangeError::Failed(fault.clone()))),
+                Kind::Flush => Answer::Flush(Err(ChangeError::Failed(fault.clone()))),
+            };
+            self.answer(op, answer);
+        }
+    }
+
+    /// Takes an append back that has not been written.
+    fn unqueue(&mut self, op: OpId) {
+        let Some(at) = self.appends.iter().position(|append| append.op == op) else { return };
+        if let Some(append) = self.appends.remove(at) {
+            let (extent, ..) = Self::extent_of(&append.record);
+            self.append_bytes -= extent;
+            if append.record.protected {
+                self.protected_asked -= extent;
+            }
+            self.outstanding.remove(&append.ticket);
+        }
+    }
+}

@@ -1,0 +1,623 @@
+//! Recovery: what a restart finds by reading the log.
+//!
+//! A sealed segment is read by its index alone, which was written when all it tells of was durable. Any
+//! other is
+//! scanned block by block, and payloads are held against their checksums: what was cut off by a crash is
+//! dropped
+//! together with what is damaged, and costs only itself. The newest segment goes on where its last entry
+//! ends.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use super::table::{Live, Segment, State, Tomb};
+use super::{Done, Effect, Health, Into, Io, Log, Part};
+use crate::layout::{
+    BLOCK, Body, Decoded, Entry, HEAD_BYTES, Note, SUM_BYTES, SegmentHead, Super, Trailer, blocks_up, verify,
+};
+use crate::sabotage::sabotaged;
+use crate::types::{Event, Fault, IoId, OpenFault, RecordId, Recovery};
+
+/// Segments that are read at a time.
+const JOBS_MAX: usize = 16;
+/// The most bytes of one read.
+const LOAD_BYTES: u64 = 1 << 20;
+
+/// What a disk writes whole or not at all. All that a head says lies in its first sector.
+const SECTOR: usize = 512;
+
+/// What has been read so far.
+#[derive(Debug)]
+pub(super) struct Recoverer {
+    wants: BTreeMap<IoId, Want>,
+    waiting: VecDeque<u32>,
+    jobs: BTreeMap<u32, Job>,
+    copies: BTreeMap<RecordId, Candidate>,
+    tombs: BTreeMap<RecordId, u32>,
+    marks: BTreeMap<RecordId, Marked>,
+    report: Recovery,
+}
+
+/// What a piece of disk work is for.
+#[derive(Debug)]
+enum Want {
+    Supers,
+    /// A superblock is written; then the next thing is done.
+    SuperWritten(usize),
+    SuperSynced(usize),
+    Segment(u32),
+}
+
+/// A segment that is being read.
+#[derive(Debug)]
+struct Job {
+    stage: Stage,
+    head: SegmentHead,
+    trailer: bool,
+    indexed: bool,
+    /// Where the next entry would go.
+    end: u64,
+    index: Vec<u8>,
+    unreadable: u64,
+}
+
+#[derive(Debug)]
+enum Stage {
+    Head,
+    Trailer,
+    Index {
+        trailer: Trailer,
+        bytes: Vec<u8>,
+    },
+    /// Looks for a header from here on.
+    Hunt {
+        offset: u64,
+        len: u64,
+    },
+    /// Holds the payload of an entry against its checksums.
+    Payload {
+        decoded: Box<Decoded>,
+        block: u64,
+    },
+}
+
+/// The best copy of a record so far.
+#[derive(Debug)]
+struct Candidate {
+    live: Live,
+    good: bool,
+}
+
+#[derive(Debug)]
+struct Marked {
+    sequence: u64,
+    protected: bool,
+    marks: Vec<u8>,
+    segment: u32,
+}
+
+impl Log {
+    pub(super) fn recover_start(&mut self) {
+        self.recoverer = Some(Box::new(Recoverer {
+            wants: BTreeMap::new(),
+            waiting: VecDeque::new(),
+            jobs: BTreeMap::new(),
+            copies: BTreeMap::new(),
+            tombs: BTreeMap::new(),
+            marks: BTreeMap::new(),
+            report: Recovery::default(),
+        }));
+        self.load(0, 2 * BLOCK, Want::Supers);
+    }
+
+    fn load(&mut self, at: u64, len: u64, want: Want) {
+        let io = self.io(Io::Recover);
+        if let Some(recoverer) = &mut self.recoverer {
+            recoverer.wants.insert(io, want);
+        }
+        self.effects.push(Effect::Read { io, at, len, into: Into::Log });
+    }
+
+    fn unusable(&mut self, fault: OpenFault) {
+        self.recoverer = None;
+        self.health = Health::Unusable(fault.clone());
+        self.effects.push(Effect::Event(Event::Unusable(fault)));
+    }
+
+    pub(super) fn recover_done(&mut self, io: IoId, result: Done) {
+        let Some(want) = self.recoverer.as_mut().and_then(|recoverer| recoverer.wants.remove(&io)) else {
+            return;
+        };
+        match (want, result) {
+            (Want::Supers, Done::Bytes(bytes)) => match self.supers(&bytes) {
+                Ok(stale) if stale => self.write_super(0),
+                Ok(_) => self.read_segments(),
+                Err(fault) => self.unusable(fault),
+            },
+            (Want::SuperWritten(copy), Done::Ok) => {
+                let io = self.io(Io::Recover);
+                if let Some(recoverer) = &mut self.recoverer {
+                    recoverer.wants.insert(io, Want::SuperSynced(copy));
+                }
+                self.effects.push(Effect::Sync { io });
+            }
+            (Want::SuperSynced(0), Done::Ok) => self.write_super(1),
+            (Want::SuperSynced(_), Done::Ok) => self.read_segments(),
+            (Want::Segment(number), result) => self.segment_loaded(number, result),
+            (_, Done::Failed(fault)) => self.unusable(OpenFault::Disk(fault)),
+            (want, result) => {
+                let text = format!("the driver answered {want:?} with {result:?}");
+                self.unusable(OpenFault::Disk(Fault::new(crate::types::FaultKind::Other, text)));
+            }
+        }
+    }
+
+    /// Reads the superblocks; true if they must be written (anew).
+    fn supers(&mut self, bytes: &[u8]) -> Result<bool, OpenFault> {
+        let copies =
+            [0, BLOCK as usize].map(|at| Super::decode(bytes.get(at..at + BLOCK as usize).unwrap_or(&[1])));
+        let found = match &copies {
+            [Ok(Some(found)), _] | [_, Ok(Some(found))] => Some(*found),
+            [Err(error), _] | [_, Err(error)] => return Err(error.clone()),
+            [Ok(None), Ok(None)] => None,
+        };
+        let asked = self.config.segment_bytes;
+        if let (Some(found), Some(asked)) = (found, asked)
+            && found.segment_bytes != asked
+        {
+            return Err(OpenFault::SegmentBytes { found: found.segment_bytes, asked });
+        }
+        let budget = self.config.budget_bytes;
+        let shape = super::shape(budget, found.map(|found| found.segment_bytes).or(asked));
+        let (segment_bytes, count) = match (shape, found) {
+            (Ok(shape), _) => shape,
+            (Err(_), Some(found)) => {
+                let found = HEAD_BYTES + found.segments * found.segment_bytes;
+                return Err(OpenFault::Shrunk { found, budget });
+            }
+            (Err(text), None) => {
+                return Err(OpenFault::Disk(Fault::new(crate::types::FaultKind::NoSpace, text)));
+            }
+        };
+        if let Some(found) = found.filter(|found| found.segments > count) {
+            return Err(OpenFault::Shrunk { found: HEAD_BYTES + found.segments * segment_bytes, budget });
+        }
+        self.log = found.map_or(self.config.log, |found| found.log);
+        self.segment_bytes = segment_bytes;
+        self.segments = (0..count).map(|_| Segment::free()).collect();
+        let wanted = Super { log: self.log, segment_bytes, segments: count };
+        Ok(copies.iter().any(|copy| *copy != Ok(Some(wanted))))
+    }
+
+    /// One copy after the other, so that one of them is always whole.
+    fn write_super(&mut self, copy: usize) {
+        let count = self.segments.len() as u64;
+        let block = Super { log: self.log, segment_bytes: self.segment_bytes, segments: count }.encode();
+        let io = self.io(Io::Recover);
+        if let Some(recoverer) = &mut self.recoverer {
+            recoverer.wants.insert(io, Want::SuperWritten(copy));
+        }
+        let parts = vec![Part::Bytes(block)];
+        self.count_written(&parts);
+        self.effects.push(Effect::Write { io, at: copy as u64 * BLOCK, parts });
+    }
+
+    fn read_segments(&mut self) {
+        let count = self.segments.len() as u32;
+        if let Some(recoverer) = &mut self.recoverer {
+            recoverer.waiting = (0..count).collect();
+        }
+        self.more_jobs();
+    }
+
+    fn more_jobs(&mut self) {
+        loop {
+            let Some(recoverer) = &mut self.recoverer else { return };
+            if recoverer.jobs.len() >= JOBS_MAX {
+                return;
+            }
+            let Some(number) = recoverer.waiting.pop_front() else { break };
+            let head = SegmentHead { life: 0, floor: 0 };
+            let job = Job {
+                stage: Stage::Head,
+                head,
+                trailer: false,
+                indexed: false,
+                end: 0,
+                index: Vec::new(),
+                unreadable: 0,
+            };
+            recoverer.jobs.insert(number, job);
+            self.load(self.at(number, 0), BLOCK, Want::Segment(number));
+        }
+        if self.recoverer.as_ref().is_some_and(|recoverer| recoverer.jobs.is_empty()) {
+            self.recovered();
+        }
+    }
+
+    /// The next read of a segment has ended: decides what to read next, or that this was all.
+    fn segment_loaded(&mut self, number: u32, result: Done) {
+        let Some(mut job) = self.recoverer.as_mut().and_then(|recoverer| recoverer.jobs.remove(&number))
+        else {
+            return;
+        };
+        let loaded = match result {
+            Done::Bytes(bytes) => Some(bytes),
+            _ => None,
+        };
+        let more = match std::mem::replace(&mut job.stage, Stage::Head) {
+            Stage::Head => self.head_loaded(number, &mut job, loaded),
+            Stage::Trailer => self.trailer_loaded(&mut job, loaded),
+            Stage::Index { trailer, bytes } => self.index_loaded(number, &mut job, trailer, bytes, loaded),
+            Stage::Hunt { offset, len } => self.hunt_loaded(number, &mut job, offset, len, loaded),
+            Stage::Payload { decoded, block } => {
+                self.payload_loaded(number, &mut job, decoded, block, loaded)
+            }
+        };
+        if let Some((offset, len)) = more {
+            if let Some(recoverer) = &mut self.recoverer {
+                recoverer.jobs.insert(number, job);
+            }
+            self.load(self.at(number, offset), len, Want::Segment(number));
+        } else {
+            self.segment_read(number, job);
+            self.more_jobs();
+        }
+    }
+
+    /// Each of these returns what to read next in the segment.
+    fn head_loaded(&mut self, number: u32, job: &mut Job, loaded: Option<Vec<u8>>) -> Option<(u64, u64)> {
+        let Some(bytes) = loaded else {
+            // Whatever lies here may be readable another time: it is neither used nor forgotten.
+            self.segment(number).state = State::Bad;
+            self.unsure += 1;
+            if let Some(recoverer) = &mut self.recoverer {
+                recoverer.report.blocks_unreadable += 1;
+            }
+            return None;
+        };
+        // An erased head is all zeros. A damaged one does not matter where the segment has an index.
+        match SegmentHead::decode(&bytes, self.log, number) {
+            Some(head) => job.head = head,
+            None if bytes.iter().take(SECTOR).all(|byte| *byte == 0) => return None,
+            None => {}
+        }
+        job.stage = Stage::Trailer;
+        Some((self.segment_bytes - BLOCK, BLOCK))
+    }
+
+    fn trailer_loaded(&mut self, job: &mut Job, loaded: Option<Vec<u8>>) -> Option<(u64, u64)> {
+        let trailer = loaded.and_then(|bytes| Trailer::decode(&bytes, self.log));
+        let fits = |trailer: &Trailer| {
+            (trailer.life == job.head.life || job.head.life == 0)
+                && trailer.index_offset.is_multiple_of(BLOCK)
+                && trailer.index_offset.checked_add(blocks_up(trailer.index_bytes))
+                    == Some(self.segment_bytes - BLOCK)
+        };
+        match trailer.filter(fits) {
+            Some(trailer) => {
+                job.trailer = true;
+                job.head.life = trailer.life;
+                let len = trailer.index_bytes.clamp(1, LOAD_BYTES);
+                job.stage = Stage::Index { trailer, bytes: Vec::new() };
+                Some((trailer.index_offset.min(self.segment_bytes - BLOCK), blocks_up(len)))
+            }
+            None if job.head.life == 0 => None,
+            None => self.hunt(job, BLOCK, LOAD_BYTES),
+        }
+    }
+
+    fn index_loaded(
+        &mut self,
+        number: u32,
+        job: &mut Job,
+        trailer: Trailer,
+        mut bytes: Vec<u8>,
+        loaded: Option<Vec<u8>>,
+    ) -> Option<(u64, u64)> {
+        let Some(loaded) = loaded else { return self.hunt(job, BLOCK, LOAD_BYTES) };
+        bytes.extend(loaded);
+        if (bytes.len() as u64) < trailer.index_bytes {
+            let offset = trailer.index_offset + bytes.len() as u64;
+            let len = blocks_up((trailer.index_bytes - bytes.len() as u64).min(LOAD_BYTES));
+            job.stage = Stage::Index { trailer, bytes };
+            return Some((offset, len));
+        }
+        bytes.truncate(trailer.index_bytes as usize);
+        if xxhash_rust::xxh3::xxh3_64(&bytes) != trailer.index_sum {
+            return self.hunt(job, BLOCK, LOAD_BYTES);
+        }
+        job.indexed = true;
+        let mut rest = bytes.as_slice();
+        while let Some(decoded) = Entry::decode(rest, self.log) {
+            rest = rest.get(decoded.compact_bytes..).unwrap_or_default();
+            self.found(number, job, decoded, true);
+        }
+        let segment = self.segment(number);
+        segment.state = State::Sealed;
+        segment.used = trailer.index_offset;
+        None
+    }
+
+    fn hunt(&mut self, job: &mut Job, offset: u64, len: u64) -> Option<(u64, u64)> {
+        let end = self.segment_bytes - BLOCK;
+        if offset >= end {
+            return None;
+        }
+        let len = len.min(end - offset);
+        job.stage = Stage::Hunt { offset, len };
+        Some((offset, len))
+    }
+
+    /// Looks for headers in what was loaded, and goes on behind it.
+    fn hunt_loaded(
+        &mut self,
+        number: u32,
+        job: &mut Job,
+        offset: u64,
+        len: u64,
+        loaded: Option<Vec<u8>>,
+    ) -> Option<(u64, u64)> {
+        let Some(bytes) = loaded else {
+            // One bad block must not cost its neighbours: they are read one by one.
+            if len > BLOCK {
+                return self.hunt(job, offset, BLOCK);
+            }
+            job.unreadable += 1;
+            return self.hunt(job, offset + BLOCK, LOAD_BYTES);
+        };
+        let mut position = 0;
+        while let Some(rest) = bytes.get(position as usize..).filter(|rest| !rest.is_empty()) {
+            let here = offset + position;
+            let Some(decoded) = self.entry_at(rest, job.head.life, here) else {
+                let wanted = Entry::wanted(rest).unwrap_or(0);
+                let cut = wanted > rest.len() as u64 && here + wanted < self.segment_bytes && position > 0;
+                if cut {
+                    return self.hunt(job, here, LOAD_BYTES);
+                }
+                if sabotaged!(self.config.sabotage, StopAtBadBlock) {
+                    return None;
+                }
+                position += BLOCK;
+                continue;
+            };
+            let Body::Record { record, sums, .. } = &decoded.entry.body else {
+                position += decoded.extent;
+                self.found(number, job, decoded, true);
+                continue;
+            };
+            let (begin, payload) = (decoded.header_bytes as usize, record.payload_bytes as usize);
+            if let Some(payload) = rest.get(begin..begin + payload) {
+                let good = verify(payload, sums, 0) || sabotaged!(self.config.sabotage, BelieveTail);
+                position += decoded.extent;
+                self.found(number, job, decoded, good);
+                continue;
+            }
+            return Self::payload(job, Box::new(decoded), 0);
+        }
+        self.hunt(job, offset + bytes.len() as u64, LOAD_BYTES)
+    }
+
+    /// A good header that belongs exactly here, of an entry that ends before the segment does.
+    fn entry_at(&self, bytes: &[u8], life: u64, offset: u64) -> Option<Decoded> {
+        let decoded = Entry::decode(bytes, self.log)?;
+        let ours = decoded.entry.life == life && decoded.entry.offset == offset;
+        (ours && offset + decoded.extent < self.segment_bytes).then_some(decoded)
+    }
+
+    fn payload(job: &mut Job, decoded: Box<Decoded>, block: u64) -> Option<(u64, u64)> {
+        let offset = decoded.entry.offset + decoded.header_bytes + block * SUM_BYTES;
+        let end = decoded.entry.offset + decoded.extent;
+        job.stage = Stage::Payload { decoded, block };
+        Some((offset, (end - offset).min(SUM_BYTES)))
+    }
+
+    fn payload_loaded(
+        &mut self,
+        number: u32,
+        job: &mut Job,
+        decoded: Box<Decoded>,
+        block: u64,
+        loaded: Option<Vec<u8>>,
+    ) -> Option<(u64, u64)> {
+        let next = decoded.entry.offset + decoded.extent;
+        let Body::Record { record, sums, .. } = &decoded.entry.body else {
+            return self.hunt(job, next, LOAD_BYTES);
+        };
+        let rest = record.payload_bytes - block * SUM_BYTES;
+        if loaded.is_none() {
+            job.unreadable += 1;
+        }
+        let good = loaded.is_some_and(|bytes| {
+            let bytes = bytes.get(..rest.min(SUM_BYTES) as usize).unwrap_or_default();
+            verify(bytes, sums, block as usize)
+        });
+        let good = good || sabotaged!(self.config.sabotage, BelieveTail);
+        if good && rest > SUM_BYTES {
+            return Self::payload(job, decoded, block + 1);
+        }
+        self.found(number, job, *decoded, good);
+        self.hunt(job, next, LOAD_BYTES)
+    }
+
+    /// Takes an entry in.
+    fn found(&mut self, number: u32, job: &mut Job, decoded: Decoded, good: bool) {
+        let Decoded { entry, header_bytes, extent, .. } = decoded;
+        // An index tells of good entries only: it is believed without a look at their payloads.
+        if good && !job.indexed {
+            job.index.extend(entry.encode(self.log));
+        }
+        job.end = job.end.max(entry.offset + extent);
+        let ids = sabotaged!(self.config.sabotage, ReuseIds);
+        if !ids {
+            self.next_sequence = self.next_sequence.max(entry.sequence + 1);
+        }
+        let Some(recoverer) = &mut self.recoverer else { return };
+        match entry.body {
+            Body::Record { id, record, sums } => {
+                let live = Live {
+                    record,
+                    sums,
+                    segment: number,
+                    offset: entry.offset,
+                    header_bytes,
+                    extent,
+                    sequence: entry.sequence,
+                    touch: entry.sequence,
+                    copies: 1,
+                    marks_at: None,
+                    marks_sequence: 0,
+                };
+                recoverer.take(id, Candidate { live, good });
+                self.segment(number).ids.push(id);
+            }
+            Body::Notes(notes) => {
+                for note in notes {
+                    let id = recoverer.note(note, entry.sequence, number);
+                    if let Some(segment) = self.segments.get_mut(number as usize) {
+                        segment.noted.push(id);
+                    }
+                }
+            }
+        }
+    }
+
+    /// A segment has been read to its end.
+    fn segment_read(&mut self, number: u32, job: Job) {
+        let sabotage = sabotaged!(self.config.sabotage, ReuseIds);
+        let segment = self.segment(number);
+        segment.life = job.head.life;
+        if job.head.life == 0 {
+            return;
+        }
+        let sealed = segment.state == State::Sealed;
+        if !sealed {
+            segment.state = State::Sealing { writing: false };
+            segment.used = job.end.max(BLOCK);
+            segment.index_bytes = job.index.len() as u64;
+            segment.index = job.index;
+            segment.unsure = job.unreadable > 0;
+            if segment.unsure {
+                self.unsure += 1;
+            }
+            // What has a trailer was closed before, and must not grow.
+            if !job.trailer && job.unreadable == 0 {
+                let newer = self.open.filter(|open| self.segment(*open).life > job.head.life);
+                self.open = newer.or(Some(number));
+            }
+        }
+        self.next_life = self.next_life.max(job.head.life + 1);
+        if !sabotage {
+            self.next_sequence = self.next_sequence.max(job.head.floor);
+        }
+        if let Some(recoverer) = &mut self.recoverer {
+            recoverer.report.segments += 1;
+            recoverer.report.segments_scanned += u64::from(!sealed);
+            recoverer.report.blocks_unreadable += job.unreadable;
+        }
+    }
+
+    /// All has been read: decides what counts.
+    fn recovered(&mut self) {
+        let Some(recoverer) = self.recoverer.take() else { return };
+        let Recoverer { mut copies, tombs, marks, mut report, .. } = *recoverer;
+        self.health = Health::Ready;
+        self.touch = self.next_sequence;
+        self.settle_segments();
+        for (id, number) in tombs {
+            let dead = copies.remove(&id);
+            report.records_forgotten += u64::from(dead.is_some());
+            let copies = dead.map_or(0, |dead| dead.live.copies);
+            if copies > 0 || self.unsure > 0 {
+                self.tombs.insert(id, Tomb { copies, at: Some(number) });
+            }
+        }
+        for (id, marked) in marks {
+            let Some(candidate) = copies.get_mut(&id) else { continue };
+            if marked.sequence > candidate.live.sequence {
+                candidate.live.marks_at = Some(marked.segment);
+                candidate.live.marks_sequence = marked.sequence;
+                candidate.live.record.protected = marked.protected;
+                candidate.live.record.marks = marked.marks;
+            }
+        }
+        for (id, candidate) in copies {
+            self.settle_record(id, candidate, &mut report);
+        }
+        report.records = self.records.len() as u64;
+        report.payload_bytes = self.stats.payload_bytes;
+        self.effects.push(Effect::Event(Event::Recovered(report)));
+    }
+
+    /// The newest segment that was not closed goes on; others are closed.
+    fn settle_segments(&mut self) {
+        let newest = self.segments.iter().map(|segment| segment.life).max().unwrap_or(0);
+        self.open =
+            self.open.filter(|open| self.segments.get(*open as usize).is_some_and(|s| s.life == newest));
+        for number in 0..self.segments.len() as u32 {
+            let open = self.open == Some(number);
+            let segment = self.segment(number);
+            match segment.state {
+                State::Free => drop(self.free.insert(number)),
+                State::Sealing { .. } if open => segment.state = State::Open,
+                State::Sealing { .. } => drop(self.sealing.insert(number)),
+                _ => {}
+            }
+        }
+    }
+
+    fn settle_record(&mut self, id: RecordId, candidate: Candidate, report: &mut Recovery) {
+        let Candidate { live, good } = candidate;
+        let bury = |log: &mut Self, id, copies| {
+            log.tombs.insert(id, Tomb { copies, at: None });
+            log.queue_note(Note::Forget(id), None);
+        };
+        if !good {
+            report.records_bad += 1;
+            return bury(self, id, live.copies);
+        }
+        let there =
+            self.find(&live.record.name).and_then(|other| Some((other, self.record(other)?.generation)));
+        let Some((other, there)) = there else { return self.insert(id, live) };
+        report.records_superseded += 1;
+        let newer = (live.record.generation, id) > (there, other);
+        if newer != sabotaged!(self.config.sabotage, PreferOlder) {
+            let copies = self.remove(other).map_or(0, |other| other.copies);
+            bury(self, other, copies);
+            self.insert(id, live);
+        } else {
+            bury(self, id, live.copies);
+        }
+    }
+}
+
+impl Recoverer {
+    /// Keeps the better of two copies: a good one, then the later.
+    fn take(&mut self, id: RecordId, candidate: Candidate) {
+        let Some(known) = self.copies.get_mut(&id) else {
+            self.copies.insert(id, candidate);
+            return;
+        };
+        let copies = known.live.copies + 1;
+        if (candidate.good, candidate.live.sequence) > (known.good, known.live.sequence) {
+            *known = candidate;
+        }
+        known.live.copies = copies;
+    }
+
+    fn note(&mut self, note: Note, sequence: u64, segment: u32) -> RecordId {
+        match note {
+            Note::Forget(id) => {
+                self.tombs.insert(id, segment);
+                id
+            }
+            Note::Mark { id, protected, marks } => {
+                let marked = Marked { sequence, protected, marks, segment };
+                // Notes of one entry have one sequence number, and come in their order.
+                if self.marks.get(&id).is_none_or(|known| known.sequence <= sequence) {
+                    self.marks.insert(id, marked);
+                }
+                id
+            }
+        }
+    }
+}

@@ -1,0 +1,360 @@
+//! A disk in memory that keeps live and durable bytes apart, and a rig that drives a [`Log`] on it.
+//!
+//! A crash drops what was not durable: each 512-byte sector written since the last sync, or by a write that
+//! had
+//! not ended, is kept or lost on its own. Whoever drives the rig decides in which order disk work ends, how,
+//! and
+//! whether at all.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::layout::sums;
+use crate::log::{Checks, Config, Done, Effect, Input, Into, Log, Part};
+use crate::types::{Answer, Event, Fault, FaultKind, IoId, OpId, Record, RecordId, Span, StageId, Tick};
+
+/// What a disk writes whole or not at all.
+pub const SECTOR: u64 = 512;
+
+/// More disk work than any log could have left to do.
+const SETTLE_IOS_MAX: u64 = 50_000;
+
+type Sector = [u8; SECTOR as usize];
+
+/// The disk.
+#[derive(Debug, Default)]
+pub struct SimDisk {
+    live: BTreeMap<u64, Sector>,
+    durable: BTreeMap<u64, Sector>,
+    /// Sectors that differ, or may.
+    dirty: BTreeMap<u64, ()>,
+    bad: BTreeMap<u64, ()>,
+    written_end: u64,
+}
+
+impl SimDisk {
+    /// An empty disk.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// What lies there now.
+    ///
+    /// # Errors
+    /// When a sector of it was made unreadable.
+    pub fn read(&self, at: u64, len: u64) -> Result<Vec<u8>, Fault> {
+        let (first, end) = (at / SECTOR, (at + len).div_ceil(SECTOR));
+        if let Some((bad, ())) = self.bad.range(first..end).next() {
+            return Err(Fault::new(FaultKind::Io, format!("sector {bad} cannot be read")));
+        }
+        let mut bytes = Vec::with_capacity(((end - first) * SECTOR) as usize);
+        for sector in first..end {
+            match self.live.get(&sector) {
+                Some(sector) => bytes.extend(sector),
+                None => bytes.extend([0; SECTOR as usize]),
+            }
+        }
+        bytes.drain(..(at - first * SECTOR) as usize);
+        bytes.truncate(len as usize);
+        Ok(bytes)
+    }
+
+    /// The end of what was ever written.
+    #[must_use]
+    pub fn written_end(&self) -> u64 {
+        self.written_end
+    }
+
+    /// Changes a bit of what lies there, live and durable.
+    pub fn flip(&mut self, at: u64, bit: u8) {
+        for sectors in [&mut self.live, &mut self.durable] {
+            let sector = sectors.entry(at / SECTOR).or_insert([0; SECTOR as usize]);
+            if let Some(byte) = sector.get_mut((at % SECTOR) as usize) {
+                *byte ^= 1 << (bit % 8);
+            }
+        }
+    }
+
+    /// Makes a sector unreadable, or readable again. A write makes it readable too.
+    pub fn spoil(&mut self, at: u64, unreadable: bool) {
+        match unreadable {
+            true => drop(self.bad.insert(at / SECTOR, ())),
+            false => drop(self.bad.remove(&(at / SECTOR))),
+        }
+    }
+
+    fn write(&mut self, at: u64, bytes: &[u8]) {
+        assert!(
+            at.is_multiple_of(SECTOR) && (bytes.len() as u64).is_multiple_of(SECTOR),
+            "a write at {at} is not aligned"
+        );
+        self.written_end = self.written_end.max(at + bytes.len() as u64);
+        for (sector, chunk) in (at / SECTOR..).zip(bytes.chunks(SECTOR as usize)) {
+            if let Ok(chunk) = chunk.try_into() {
+                self.live.insert(sector, chunk);
+                self.dirty.insert(sector, ());
+                self.bad.remove(&sector);
+            }
+        }
+    }
+
+    /// What a sync that begins now will make durable.
+    fn unsynced(&self) -> Vec<(u64, Sector)> {
+        self.dirty.keys().filter_map(|sector| Some((*sector, *self.live.get(sector)?))).collect()
+    }
+
+    fn harden(&mut self, sectors: Vec<(u64, Sector)>) {
+        for (number, sector) in sectors {
+            if self.live.get(&number) == Some(&sector) {
+                self.dirty.remove(&number);
+            }
+            self.durable.insert(number, sector);
+        }
+    }
+
+    /// What is not durable is kept or lost, sector by sector.
+    fn crash(&mut self, keep: &mut dyn FnMut() -> bool) {
+        for sector in std::mem::take(&mut self.dirty).into_keys() {
+            if keep()
+                && let Some(bytes) = self.live.get(&sector)
+            {
+                self.durable.insert(sector, *bytes);
+            }
+        }
+        self.live = self.durable.clone();
+    }
+}
+
+/// What a rig says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Said {
+    /// The answer to an operation; for a read that succeeded with its bytes.
+    Answer(OpId, Answer, Option<Vec<u8>>),
+    /// What else happened.
+    Event(Event),
+}
+
+/// How a piece of disk work ends.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// As it should.
+    Ok,
+    /// With this failure; of a write, the leading sectors may have been written.
+    Fail(Fault),
+}
+
+#[derive(Debug)]
+enum Work {
+    Write { at: u64, bytes: Vec<u8> },
+    Sync { sectors: Vec<(u64, Sector)> },
+    Read { at: u64, len: u64, into: Into },
+}
+
+/// A log on a simulated disk. Disk work ends when [`Rig::finish`] says so.
+#[derive(Debug)]
+pub struct Rig {
+    /// The log.
+    pub log: Log,
+    /// The disk.
+    pub disk: SimDisk,
+    payloads: BTreeMap<OpId, Arc<Vec<u8>>>,
+    destinations: BTreeMap<OpId, Vec<u8>>,
+    stages: BTreeMap<StageId, Vec<u8>>,
+    work: BTreeMap<IoId, Work>,
+    landed: Option<(IoId, Vec<u8>)>,
+}
+
+impl Rig {
+    /// Opens a log on a disk.
+    #[must_use]
+    pub fn open(config: Config, disk: SimDisk) -> Self {
+        let (log, effects) = Log::open(config);
+        let mut rig = Self {
+            log,
+            disk,
+            payloads: BTreeMap::new(),
+            destinations: BTreeMap::new(),
+            stages: BTreeMap::new(),
+            work: BTreeMap::new(),
+            landed: None,
+        };
+        let said = rig.carry_out(effects);
+        assert!(said.is_empty(), "a log that has read nothing says {said:?}");
+        rig
+    }
+
+    /// Appends a record with this payload.
+    pub fn append(
+        &mut self,
+        op: OpId,
+        record: Record,
+        payload: Vec<u8>,
+        deadline: Tick,
+        now: Tick,
+    ) -> Vec<Said> {
+        let sums = sums([payload.as_slice()]);
+        self.payloads.insert(op, Arc::new(payload));
+        self.apply(Input::Append { op, record, sums, deadline }, now)
+    }
+
+    /// Reads.
+    pub fn read(&mut self, op: OpId, id: RecordId, span: Span, deadline: Tick, now: Tick) -> Vec<Said> {
+        self.apply(Input::Read { op, id, span, deadline }, now)
+    }
+
+    /// Anything else.
+    pub fn apply(&mut self, input: Input, now: Tick) -> Vec<Said> {
+        let effects = self.log.apply(input, now);
+        self.carry_out(effects)
+    }
+
+    /// The disk work that has not ended, in the order in which it began.
+    #[must_use]
+    pub fn pending(&self) -> Vec<IoId> {
+        self.work.keys().copied().collect()
+    }
+
+    /// Whether a piece of disk work is a read.
+    #[must_use]
+    pub fn is_read(&self, io: IoId) -> bool {
+        matches!(self.work.get(&io), Some(Work::Read { .. }))
+    }
+
+    /// Ends a piece of disk work, and tells the log.
+    pub fn finish(&mut self, io: IoId, fate: Fate, now: Tick) -> Vec<Said> {
+        let Some(work) = self.work.remove(&io) else { return Vec::new() };
+        let result = match (work, fate) {
+            (Work::Write { at, bytes }, Fate::Ok) => {
+                self.disk.write(at, &bytes);
+                Done::Ok
+            }
+            (Work::Write { at, mut bytes }, Fate::Fail(fault)) => {
+                bytes.truncate(bytes.len() / 2 / SECTOR as usize * SECTOR as usize);
+                self.disk.write(at, &bytes);
+                Done::Failed(fault)
+            }
+            (Work::Sync { sectors }, Fate::Ok) => {
+                self.disk.harden(sectors);
+                Done::Ok
+            }
+            (Work::Read { at, len, into }, Fate::Ok) => self.finish_read(io, at, len, into),
+            (Work::Sync { .. } | Work::Read { .. }, Fate::Fail(fault)) => Done::Failed(fault),
+        };
+        let effects = self.log.apply(Input::Done { io, result }, now);
+        let said = self.carry_out(effects);
+        self.landed = None;
+        said
+    }
+
+    /// Ends all disk work as it should, and what follows from it, until there is none.
+    pub fn settle(&mut self, now: Tick) -> Vec<Said> {
+        let mut said = Vec::new();
+        let mut count = 0;
+        while let Some(io) = self.work.keys().next().copied() {
+            said.extend(self.finish(io, Fate::Ok, now));
+            count += 1;
+            assert!(count < SETTLE_IOS_MAX, "liveness: disk work without end\n{}", self.log.describe());
+        }
+        said
+    }
+
+    /// The machine stops. `keep` decides for each sector that is not durable whether it is.
+    #[must_use]
+    pub fn crash(mut self, keep: &mut dyn FnMut() -> bool) -> SimDisk {
+        for work in self.work.into_values() {
+            if let Work::Write { at, bytes } = work {
+                for (sector, chunk) in (0..).zip(bytes.chunks(SECTOR as usize)) {
+                    if keep() {
+                        self.disk.write(at + sector * SECTOR, chunk);
+                    }
+                }
+            }
+        }
+        self.disk.crash(keep);
+        self.disk
+    }
+
+    fn finish_read(&mut self, io: IoId, at: u64, len: u64, into: Into) -> Done {
+        let bytes = match self.disk.read(at, len) {
+            Ok(bytes) => bytes,
+            Err(fault) => return Done::Failed(fault),
+        };
+        let fit = |checks: &Checks| if checks.fit(&bytes) { Done::Ok } else { Done::Corrupt };
+        match into {
+            Into::Log => Done::Bytes(bytes),
+            Into::Op { op, span, checks } => {
+                let result = fit(&checks);
+                let end = (span.offset + span.len) as usize;
+                let bytes = bytes.get(span.offset as usize..end).unwrap_or_default().to_vec();
+                self.destinations.insert(op, bytes.clone());
+                self.landed = Some((io, bytes));
+                result
+            }
+            Into::Stage { stage, checks } => {
+                let result = fit(&checks);
+                self.stages.insert(stage, bytes);
+                result
+            }
+        }
+    }
+
+    fn carry_out(&mut self, effects: Vec<Effect>) -> Vec<Said> {
+        let mut said = Vec::new();
+        for effect in effects {
+            match effect {
+                Effect::Write { io, at, parts } => {
+                    let bytes = self.gather(parts);
+                    self.work.insert(io, Work::Write { at, bytes });
+                }
+                Effect::Sync { io } => {
+                    self.work.insert(io, Work::Sync { sectors: self.disk.unsynced() });
+                }
+                Effect::Read { io, at, len, into } => {
+                    self.work.insert(io, Work::Read { at, len, into });
+                }
+                Effect::Copy { io, to, from } => {
+                    if let Some((_, bytes)) = self.landed.as_ref().filter(|(landed, _)| *landed == io) {
+                        let end = (from.offset + from.len) as usize;
+                        let bytes = bytes.get(from.offset as usize..end).unwrap_or_default().to_vec();
+                        self.destinations.insert(to, bytes);
+                    }
+                }
+                Effect::Unstage { stage } => drop(self.stages.remove(&stage)),
+                Effect::Answer { op, answer } => {
+                    self.payloads.remove(&op);
+                    let bytes = self.destinations.remove(&op);
+                    let bytes = match &answer {
+                        Answer::Read(Ok(_)) => Some(bytes.unwrap_or_default()),
+                        _ => None,
+                    };
+                    said.push(Said::Answer(op, answer, bytes));
+                }
+                Effect::Event(event) => said.push(Said::Event(event)),
+            }
+        }
+        said
+    }
+
+    fn gather(&self, parts: Vec<Part>) -> Vec<u8> {
+        let mut out = Vec::new();
+        for part in parts {
+            match part {
+                Part::Bytes(bytes) => out.extend(bytes),
+                Part::Payload { op, len } => {
+                    let payload =
+                        self.payloads.get(&op).map(|payload| payload.as_slice()).unwrap_or_default();
+                    assert_eq!(payload.len() as u64, len, "the payload of {op:?} is not what it was");
+                    out.extend(payload);
+                }
+                Part::Stage { stage, len } => {
+                    let bytes = self.stages.get(&stage).map(Vec::as_slice).unwrap_or_default();
+                    assert_eq!(bytes.len() as u64, len, "{stage:?} is not what it was");
+                    out.extend(bytes);
+                }
+                Part::Zeros(len) => out.resize(out.len() + len as usize, 0),
+            }
+        }
+        out
+    }
+}

@@ -1,0 +1,658 @@
+//! A log, a simulated disk and a model of what the log owes, driven by one seed.
+//!
+//! The model knows each append by its generation, which is used once. At every moment it must be true that a
+//! record has its bytes or is absent, that nothing comes back, and that what was promised is there.
+
+#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "a failure here is a failed test")]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use tiffin_ssd::sim::{Fate, Rig, Said, SimDisk};
+use tiffin_ssd::{
+    Answer, AppendError, ChangeError, Config, Event, Fault, FaultKind, Generation, Health, Input, Left,
+    Limits, Name, OpId, ReadError, Record, RecordId, Sabotage, Span,
+};
+
+const MIB: u64 = 1 << 20;
+
+/// All chance comes from here.
+struct Chance(ChaCha8Rng);
+
+impl Chance {
+    fn below(&mut self, end: u64) -> u64 {
+        if end == 0 { 0 } else { self.0.next_u64() % end }
+    }
+
+    fn percent(&mut self, chance: u64) -> bool {
+        self.below(100) < chance
+    }
+
+    fn pick<T: Copy>(&mut self, of: &[T]) -> Option<T> {
+        of.get(self.below(of.len() as u64) as usize).copied()
+    }
+}
+
+/// What is known of an append.
+#[derive(Clone, Debug)]
+struct Owed {
+    name: Arc<Name>,
+    payload: u64,
+    status: Status,
+    /// Its name in the log, once that is known.
+    id: Option<RecordId>,
+    /// The marks that were answered, and those asked for since.
+    marks: Vec<u8>,
+    protected: bool,
+    asked: Vec<(Vec<u8>, bool)>,
+    /// Its bytes, or its header, were damaged.
+    damaged: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Status {
+    /// It may be there after a restart.
+    Unknown,
+    /// It is there.
+    Live,
+    /// It is to be forgotten: it cannot be read, but may be there after a restart.
+    Leaving,
+    /// It must never be seen again.
+    Gone,
+}
+
+/// An operation under way.
+#[derive(Clone, Debug)]
+enum Asked {
+    Append(u64),
+    Read(u64, Span),
+    Mark(u64, Vec<u8>, bool),
+    Forget(Vec<u64>),
+    Flush,
+}
+
+pub(crate) struct World {
+    chance: Chance,
+    config: Config,
+    rig: Option<Rig>,
+    now: u64,
+    next_op: u64,
+    next_generation: u64,
+    owed: BTreeMap<u64, Owed>,
+    by_id: BTreeMap<RecordId, u64>,
+    ops: BTreeMap<OpId, Asked>,
+    ids_seen: BTreeSet<RecordId>,
+    keys: u64,
+    /// How many of a hundred are protected.
+    protective: u64,
+    faults: bool,
+    /// More is appended than forgotten.
+    hungry: bool,
+    lost_io: u64,
+    seen: BTreeMap<String, u64>,
+}
+
+/// Plays a seed; the text says what was wrong.
+pub(crate) fn play(seed: u64, sabotage: Sabotage, events: u64) -> Result<BTreeMap<String, u64>, String> {
+    let run = || {
+        let mut world = World::new(seed, sabotage);
+        for _ in 0..events {
+            world.step();
+        }
+        world.end();
+        world.seen
+    };
+    catch_unwind(AssertUnwindSafe(run)).map_err(|panic| {
+        let text = panic.downcast_ref::<String>().cloned();
+        text.or_else(|| panic.downcast_ref::<&str>().map(|s| (*s).to_owned())).unwrap_or_default()
+    })
+}
+
+fn payload(generation: u64, len: u64) -> Vec<u8> {
+    let mut state = generation.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut bytes = Vec::with_capacity(len as usize + 8);
+    while (bytes.len() as u64) < len {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        bytes.extend(state.to_le_bytes());
+    }
+    bytes.truncate(len as usize);
+    bytes
+}
+
+impl World {
+    fn new(seed: u64, sabotage: Sabotage) -> Self {
+        let mut chance = Chance(ChaCha8Rng::seed_from_u64(seed));
+        let segment = if chance.percent(70) { MIB } else { 2 * MIB };
+        let segments = 6 + chance.below(5);
+        let mut limits = Limits::default();
+        if chance.percent(30) {
+            limits.queue_ops_max = 4;
+            limits.write_bytes_max = 64 << 10;
+        }
+        let config = Config {
+            log: seed + 1,
+            budget_bytes: MIB + segments * segment + chance.below(MIB),
+            segment_bytes: Some(segment),
+            limits,
+            sabotage,
+        };
+        let hungry = chance.percent(60);
+        let keys = 4 + chance.below(if hungry { 1500 } else { 120 });
+        let protective = chance.pick(&[2, 12, 70]).unwrap();
+        let mut world = Self {
+            chance,
+            config,
+            rig: Some(Rig::open(config, SimDisk::new())),
+            now: 0,
+            next_op: 1,
+            next_generation: 1,
+            owed: BTreeMap::new(),
+            by_id: BTreeMap::new(),
+            ops: BTreeMap::new(),
+            ids_seen: BTreeSet::new(),
+            keys,
+            faults: true,
+            hungry,
+            protective,
+            lost_io: 0,
+            seen: BTreeMap::new(),
+        };
+        world.recover();
+        world
+    }
+
+    fn see(&mut self, what: &str) {
+        *self.seen.entry(what.to_owned()).or_default() += 1;
+    }
+
+    fn rig(&mut self) -> &mut Rig {
+        self.rig.as_mut().unwrap()
+    }
+
+    fn op(&mut self) -> OpId {
+        self.next_op += 1;
+        OpId(self.next_op)
+    }
+
+    fn deadline(&mut self) -> u64 {
+        let rare = self.chance.percent(5);
+        self.now + if rare { 1 + self.chance.below(5) } else { 10_000_000 }
+    }
+
+    fn step(&mut self) {
+        self.now += 1;
+        if matches!(self.rig().log.health(), Health::Failed(_)) && self.chance.percent(3) {
+            self.crash();
+        }
+        if self.hungry && self.chance.percent(12) {
+            self.append();
+        }
+        match self.chance.below(1000) {
+            0..180 => self.append(),
+            180..300 => self.read(),
+            300..380 if self.hungry && !self.now.is_multiple_of(4) => {}
+            300..380 => self.forget(),
+            380..430 => self.mark(),
+            430..440 => self.flush(),
+            440..460 => self.cancel(),
+            460..463 => self.damage(),
+            463..465 => self.spoil(),
+            465..468 => self.crash(),
+            468..470 => self.tick(),
+            _ => self.finish_one(),
+        }
+        self.check();
+    }
+
+    fn check(&mut self) {
+        let budget = self.config.budget_bytes;
+        let rig = self.rig();
+        rig.log.check();
+        assert!(rig.disk.written_end() <= budget, "budget: {} of {budget}", rig.disk.written_end());
+    }
+
+    fn append(&mut self) {
+        let generation = self.next_generation;
+        self.next_generation += 1;
+        // Mostly the newest generation of its key; sometimes one that an earlier append overtakes.
+        let key = self.chance.below(self.keys);
+        let name = Arc::new(Name { namespace: format!("n{}", key % 3), key: key.to_le_bytes().to_vec() });
+        let segment = self.config.segment_bytes.unwrap();
+        let len = match self.chance.below(100) {
+            0..5 => 0,
+            5..70 => self.chance.below(30_000),
+            70..97 => self.chance.below(200_000),
+            _ => self.chance.below(segment + 50_000),
+        };
+        let protected = self.chance.percent(self.protective);
+        let marks = vec![generation as u8; self.chance.below(40) as usize];
+        let owed = Owed {
+            name: Arc::clone(&name),
+            payload: len,
+            status: Status::Unknown,
+            id: None,
+            marks: marks.clone(),
+            protected,
+            asked: Vec::new(),
+            damaged: false,
+        };
+        self.owed.insert(generation, owed);
+        let record = Record {
+            name,
+            generation: Generation { epoch: generation >> 4, counter: generation },
+            marks,
+            protected,
+            payload_bytes: len,
+        };
+        let (op, deadline, now) = (self.op(), self.deadline(), self.now);
+        self.ops.insert(op, Asked::Append(generation));
+        let said = self.rig().append(op, record, payload(generation, len), deadline, now);
+        self.hear(said);
+    }
+
+    fn known(&mut self, status: Status) -> Option<(u64, RecordId)> {
+        let all: Vec<(u64, RecordId)> = self
+            .owed
+            .iter()
+            .filter(|(_, owed)| owed.status == status)
+            .filter_map(|(generation, owed)| Some((*generation, owed.id?)))
+            .collect();
+        self.chance.pick(&all)
+    }
+
+    fn read(&mut self) {
+        let status = if self.chance.percent(90) { Status::Live } else { Status::Gone };
+        let Some((generation, id)) = self.known(status) else { return };
+        let len = self.owed[&generation].payload;
+        let times = if self.chance.percent(30) { 3 } else { 1 };
+        for _ in 0..times {
+            let offset = if self.chance.percent(70) { 0 } else { self.chance.below(len + 1) };
+            let len =
+                if self.chance.percent(70) { len - offset } else { self.chance.below(len - offset + 1) };
+            let span = Span { offset, len };
+            let (op, deadline, now) = (self.op(), self.deadline(), self.now);
+            self.ops.insert(op, Asked::Read(generation, span));
+            let said = self.rig().read(op, id, span, deadline, now);
+            self.hear(said);
+        }
+    }
+
+    fn forget(&mut self) {
+        let (mut ids, mut generations) = (Vec::new(), Vec::new());
+        for _ in 0..=self.chance.below(3) {
+            let status = if self.chance.percent(85) { Status::Live } else { Status::Leaving };
+            let Some((generation, id)) = self.known(status) else { continue };
+            ids.push(id);
+            generations.push(generation);
+            self.owed.get_mut(&generation).unwrap().status = Status::Leaving;
+        }
+        let (op, deadline, now) = (self.op(), self.deadline(), self.now);
+        self.ops.insert(op, Asked::Forget(generations));
+        let said = self.rig().apply(Input::Forget { op, ids, deadline }, now);
+        self.hear(said);
+    }
+
+    fn mark(&mut self) {
+        let Some((generation, id)) = self.known(Status::Live) else { return };
+        let marks: Vec<u8> = (0..self.chance.below(60)).map(|n| n as u8 ^ self.now as u8).collect();
+        let protected = self.chance.percent(35);
+        let owed = self.owed.get_mut(&generation).unwrap();
+        owed.asked.push((marks.clone(), protected));
+        let (op, deadline, now) = (self.op(), self.deadline(), self.now);
+        self.ops.insert(op, Asked::Mark(generation, marks.clone(), protected));
+        let said = self.rig().apply(Input::Mark { op, id, marks, protected, deadline }, now);
+        self.hear(said);
+    }
+
+    fn flush(&mut self) {
+        let (op, deadline, now) = (self.op(), self.deadline(), self.now);
+        self.ops.insert(op, Asked::Flush);
+        let said = self.rig().apply(Input::Flush { op, deadline }, now);
+        self.hear(said);
+    }
+
+    fn cancel(&mut self) {
+        let ops: Vec<OpId> = self.ops.keys().copied().collect();
+        let Some(op) = self.chance.pick(&ops) else { return };
+        let now = self.now;
+        let said = self.rig().apply(Input::Cancel { op }, now);
+        self.hear(said);
+    }
+
+    fn tick(&mut self) {
+        let now = self.now;
+        let said = self.rig().apply(Input::Tick, now);
+        self.hear(said);
+    }
+
+    /// Flips a bit somewhere; whoever's bytes those may be is no longer owed.
+    fn damage(&mut self) {
+        if !self.faults {
+            return;
+        }
+        let Some((generation, id)) = self.known(Status::Live) else { return };
+        let Some((at, len)) = self.rig().log.place_of(id) else { return };
+        let at = at + self.chance.below(len);
+        let bit = self.chance.below(8) as u8;
+        self.rig().disk.flip(at, bit);
+        self.owed.get_mut(&generation).unwrap().damaged = true;
+        self.see("bit flip");
+    }
+
+    /// Makes a block of a live record unreadable for a while.
+    fn spoil(&mut self) {
+        if !self.faults {
+            return;
+        }
+        let Some((generation, id)) = self.known(Status::Live) else { return };
+        let Some((at, len)) = self.rig().log.place_of(id) else { return };
+        let at = at + self.chance.below(len);
+        let heal = self.chance.percent(50);
+        self.rig().disk.spoil(at, true);
+        if heal {
+            let pending = self.rig().pending();
+            let reads: Vec<_> =
+                pending.into_iter().filter(|io| self.rig.as_ref().unwrap().is_read(*io)).collect();
+            for io in reads {
+                self.finish(io, Fate::Ok);
+            }
+            self.rig().disk.spoil(at, false);
+        } else {
+            self.owed.get_mut(&generation).unwrap().damaged = true;
+        }
+        self.see("unreadable sector");
+    }
+
+    fn finish_one(&mut self) {
+        let pending = self.rig().pending();
+        let Some(io) = self.chance.pick(&pending) else { return };
+        let fault = self.faults && self.chance.below(4000) == 0;
+        if self.faults && self.chance.below(3000) == 0 && self.lost_io < 2 {
+            // It will never end; the operation ends by its deadline.
+            self.lost_io += 1;
+            self.see("lost completion");
+            self.now += 20_000_000;
+            self.tick();
+            return self.crash();
+        }
+        let kind = if self.chance.percent(50) { FaultKind::Io } else { FaultKind::NoSpace };
+        match fault {
+            true => {
+                self.see(&format!("disk says {kind:?}"));
+                self.finish(io, Fate::Fail(Fault::new(kind, "as the simulation wants it")));
+            }
+            false => self.finish(io, Fate::Ok),
+        }
+    }
+
+    fn finish(&mut self, io: tiffin_ssd::IoId, fate: Fate) {
+        let now = self.now;
+        let said = self.rig().finish(io, fate, now);
+        self.hear(said);
+    }
+
+    fn hear(&mut self, said: Vec<Said>) {
+        for said in said {
+            match said {
+                Said::Answer(op, answer, bytes) => {
+                    let asked = self.ops.remove(&op).unwrap_or_else(|| panic!("{op:?} was answered twice"));
+                    self.answered(asked, answer, bytes);
+                }
+                Said::Event(event) => self.event(event),
+            }
+        }
+    }
+
+    fn answered(&mut self, asked: Asked, answer: Answer, bytes: Option<Vec<u8>>) {
+        match (asked, answer) {
+            (Asked::Append(generation), Answer::Append(result)) => self.append_answered(generation, result),
+            (Asked::Read(generation, span), Answer::Read(result)) => {
+                self.read_answered(generation, span, result, bytes)
+            }
+            (Asked::Mark(generation, marks, protected), Answer::Mark(result)) => {
+                let owed = self.owed.get_mut(&generation).unwrap();
+                match result {
+                    Ok(()) => {
+                        // Whatever was asked for before this cannot be what is found.
+                        let at = owed.asked.iter().position(|asked| *asked == (marks.clone(), protected));
+                        if let Some(at) = at {
+                            owed.asked.drain(..=at);
+                        }
+                        (owed.marks, owed.protected) = (marks, protected);
+                        self.see("mark");
+                    }
+                    Err(ChangeError::Gone | ChangeError::Full { .. } | ChangeError::TooLarge { .. }) => {
+                        owed.asked.retain(|asked| *asked != (marks.clone(), protected));
+                        self.see("mark refused");
+                    }
+                    Err(_) => self.see("mark not sure"),
+                }
+            }
+            (Asked::Forget(generations), Answer::Forget(result)) => match result {
+                Ok(_) => {
+                    self.see("forget");
+                    for generation in generations {
+                        self.owed.get_mut(&generation).unwrap().status = Status::Gone;
+                    }
+                }
+                Err(error) => {
+                    assert!(!matches!(error, ChangeError::Gone | ChangeError::Full { .. }), "{error}");
+                    self.see("forget not sure");
+                }
+            },
+            (Asked::Flush, Answer::Flush(result)) => {
+                self.see(if result.is_ok() { "flush" } else { "flush failed" })
+            }
+            (asked, answer) => panic!("{asked:?} was answered with {answer:?}"),
+        }
+    }
+
+    fn append_answered(&mut self, generation: u64, result: Result<RecordId, AppendError>) {
+        let owed = self.owed.get_mut(&generation).unwrap();
+        match result {
+            Ok(id) => {
+                owed.status = Status::Live;
+                owed.id = Some(id);
+                assert!(self.ids_seen.insert(id), "ids: {id} was used twice");
+                self.by_id.insert(id, generation);
+                self.see("append");
+            }
+            Err(AppendError::TimedOut) => self.see("append timed out"),
+            Err(AppendError::Failed(_)) => self.see("append failed"),
+            Err(error) => {
+                owed.status = Status::Gone;
+                let text = match error {
+                    AppendError::Full { .. } => "append full",
+                    AppendError::Stale { .. } => "append stale",
+                    AppendError::Cancelled => "append cancelled",
+                    AppendError::TooLarge { .. } => "append too large",
+                    AppendError::Busy => "append busy",
+                    _ => panic!("an append was answered with {error:?}"),
+                };
+                self.see(text);
+            }
+        }
+    }
+
+    fn read_answered(
+        &mut self,
+        generation: u64,
+        span: Span,
+        result: Result<u64, ReadError>,
+        bytes: Option<Vec<u8>>,
+    ) {
+        let owed = self.owed[&generation].clone();
+        match result {
+            Ok(len) => {
+                assert_eq!(len, span.len);
+                let all = payload(generation, owed.payload);
+                let expected = &all[span.offset as usize..(span.offset + span.len) as usize];
+                assert!(bytes.unwrap() == expected, "bytes: wrong bytes of {owed:?}");
+                self.see("read");
+            }
+            Err(ReadError::Gone) => {
+                let leaving = self.rig().log.leaving();
+                let replaced = self.replaced(generation) || owed.id.is_some_and(|id| leaving.contains(&id));
+                assert!(owed.status != Status::Live || replaced, "lost: {owed:?}");
+                self.see("read gone");
+            }
+            Err(ReadError::Corrupt) => {
+                assert!(owed.damaged, "corrupt without cause: {owed:?}");
+                self.see("read corrupt");
+            }
+            Err(ReadError::Failed(_)) => self.see("read failed"),
+            Err(ReadError::TimedOut) => self.see("read timed out"),
+            Err(ReadError::Cancelled) => self.see("read cancelled"),
+            Err(ReadError::Busy) => {}
+            Err(error) => panic!("a read was answered with {error:?}"),
+        }
+    }
+
+    /// Whether a newer generation of its key is there, or may be.
+    fn replaced(&self, generation: u64) -> bool {
+        let name = &self.owed[&generation].name;
+        self.owed.range(generation + 1..).any(|(_, owed)| owed.name == *name && owed.status != Status::Gone)
+    }
+
+    fn event(&mut self, event: Event) {
+        match event {
+            Event::Left(left, ids) => {
+                self.see(&format!("{left:?}"));
+                for id in ids {
+                    let Some(generation) = self.by_id.get(&id).copied() else { continue };
+                    let owed = self.owed.get_mut(&generation).unwrap();
+                    if left == Left::Evicted {
+                        let asked = owed.asked.iter().any(|(_, protected)| !protected);
+                        assert!(!owed.protected || asked, "protected: evicted {owed:?}");
+                    }
+                    if left == Left::Corrupt {
+                        assert!(owed.damaged, "corrupt without cause: {owed:?}");
+                        // Nothing was promised about when it is durable.
+                        if owed.status == Status::Live {
+                            owed.status = Status::Leaving;
+                        }
+                    } else {
+                        owed.status = Status::Gone;
+                    }
+                }
+            }
+            Event::Failed(_) => self.see("disk failed"),
+            Event::Unusable(fault) => panic!("unusable: {fault}"),
+            Event::Recovered(report) => {
+                self.see("recovered");
+                if report.records_bad > 0 {
+                    self.see("recovered bad records");
+                }
+                if report.records_superseded > 0 {
+                    self.see("recovered several generations");
+                }
+                if report.segments_scanned > 1 {
+                    self.see("scanned several segments");
+                }
+            }
+        }
+    }
+
+    fn crash(&mut self) {
+        self.see("crash");
+        // What was being erased may be gone.
+        for id in self.rig().log.leaving() {
+            if let Some(generation) = self.by_id.get(&id) {
+                let owed = self.owed.get_mut(generation).unwrap();
+                assert!(!owed.protected || owed.asked.iter().any(|(_, p)| !p), "protected: erasing {owed:?}");
+                if owed.status == Status::Live {
+                    owed.status = Status::Leaving;
+                }
+            }
+        }
+        self.ops.clear();
+        let keep_percent = self.chance.pick(&[0, 10, 50, 90, 100]).unwrap();
+        let rig = self.rig.take().unwrap();
+        let chance = &mut self.chance;
+        let disk = rig.crash(&mut || chance.percent(keep_percent));
+        self.rig = Some(Rig::open(self.config, disk));
+        self.lost_io = 0;
+        self.recover();
+    }
+
+    /// Reads the log, sometimes with a crash in between, and holds what it found against what it owes.
+    fn recover(&mut self) {
+        while matches!(self.rig().log.health(), Health::Recovering) {
+            let pending = self.rig().pending();
+            let io = self.chance.pick(&pending).unwrap();
+            self.finish(io, Fate::Ok);
+        }
+        let rig = self.rig.as_ref().unwrap();
+        let found: BTreeMap<u64, (RecordId, Record)> =
+            rig.log.records().map(|(id, record)| (record.generation.counter, (id, record.clone()))).collect();
+        for (generation, (id, record)) in &found {
+            let owed = self.owed.get_mut(generation).unwrap();
+            assert_ne!(owed.status, Status::Gone, "came back: {id} {owed:?}");
+            assert_eq!((&owed.name, owed.payload), (&record.name, record.payload_bytes));
+            let pair = (record.marks.clone(), record.protected);
+            let known = pair == (owed.marks.clone(), owed.protected) || owed.asked.contains(&pair);
+            assert!(known, "marks: {pair:?} found, {owed:?}");
+            if let Some(before) = owed.id {
+                assert_eq!(before, *id, "ids: a record has another id");
+            } else {
+                assert!(self.ids_seen.insert(*id), "ids: {id} was used twice");
+            }
+            // What was found is owed from now on; a second restart must find it too.
+            owed.id = Some(*id);
+            owed.status = Status::Live;
+            (owed.marks, owed.protected) = pair;
+            owed.asked.clear();
+            self.by_id.insert(*id, *generation);
+        }
+        let replaced: BTreeSet<u64> = self.owed.keys().copied().filter(|g| self.replaced(*g)).collect();
+        for (generation, owed) in &mut self.owed {
+            if found.contains_key(generation) {
+                continue;
+            }
+            let may = owed.damaged || replaced.contains(generation);
+            assert!(owed.status != Status::Live || may, "lost in a crash: {owed:?}");
+            // What a restart did not find must not be found by a later one.
+            if !owed.damaged {
+                owed.status = Status::Gone;
+            } else {
+                owed.status = Status::Leaving;
+            }
+        }
+    }
+
+    /// All faults stop: every operation ends, and everything that is there can be read.
+    fn end(&mut self) {
+        self.faults = false;
+        if matches!(self.rig().log.health(), Health::Failed(_)) {
+            self.crash();
+        }
+        for _ in 0..2 {
+            let now = self.now;
+            let said = self.rig().settle(now);
+            self.hear(said);
+            self.check();
+            let waiting = self.ops.len();
+            let text = self.rig().log.describe();
+            assert_eq!(waiting, 0, "liveness: {:?} waits\n{text}", self.ops.values().next());
+            for generation in self.owed.keys().copied().collect::<Vec<_>>() {
+                let owed = &self.owed[&generation];
+                let (Status::Live, Some(id)) = (owed.status, owed.id) else { continue };
+                let span = Span { offset: 0, len: owed.payload };
+                let (op, now) = (self.op(), self.now);
+                self.ops.insert(op, Asked::Read(generation, span));
+                let said = self.rig().read(op, id, span, now + 1000, now);
+                self.hear(said);
+            }
+            let now = self.now;
+            let said = self.rig().settle(now);
+            self.hear(said);
+            assert_eq!(self.rig().log.in_flight(), 0);
+            self.crash();
+        }
+    }
+}
