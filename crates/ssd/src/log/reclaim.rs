@@ -73,10 +73,10 @@ impl Log {
     /// The records that have not been said to be evicted and that a crash at this moment may take along.
     pub fn leaving(&self) -> Vec<RecordId> {
         let mut ids: Vec<RecordId> = self.going.iter().copied().collect();
-        if let Some(reclaim) = self.reclaim.as_ref().filter(|reclaim| reclaim.erasing) {
-            let here = self.records.iter().filter(|(_, live)| live.segment == reclaim.victim);
-            ids.extend(here.map(|(id, _)| *id));
-        }
+        let erasing = |live: &super::Live| {
+            self.segments.get(live.segment as usize).is_some_and(|segment| segment.state == State::Erasing)
+        };
+        ids.extend(self.records.iter().filter(|(_, live)| erasing(live)).map(|(id, _)| *id));
         ids
     }
 
@@ -87,7 +87,8 @@ impl Log {
         if self.free_segments() < RESERVE_SEGMENTS {
             return true;
         }
-        // What the open segment can take needs no other; else what is carried would take its place again and again.
+        // What the open segment can take needs no other; else what is carried would take its place again and
+        // again.
         let waits = self.appends.front().is_some_and(|append| {
             let (extent, _, compact) = Self::extent_of(&append.record);
             !self.open_fits(extent, compact)

@@ -58,6 +58,8 @@ struct Job {
     end: u64,
     index: Vec<u8>,
     unreadable: u64,
+    /// Where more than a block could not be read last.
+    failed_at: u64,
 }
 
 #[derive(Debug)]
@@ -225,6 +227,7 @@ impl Log {
                 end: 0,
                 index: Vec::new(),
                 unreadable: 0,
+                failed_at: 0,
             };
             recoverer.jobs.insert(number, job);
             self.load(self.at(number, 0), BLOCK, Want::Segment(number));
@@ -360,6 +363,7 @@ impl Log {
         let Some(bytes) = loaded else {
             // One bad block must not cost its neighbours: they are read one by one.
             if len > BLOCK {
+                job.failed_at = offset;
                 return self.hunt(job, offset, BLOCK);
             }
             job.unreadable += 1;
@@ -370,9 +374,9 @@ impl Log {
             let here = offset + position;
             let Some(decoded) = self.entry_at(rest, job.head.life, here) else {
                 let wanted = Entry::wanted(rest).unwrap_or(0);
-                let cut = wanted > rest.len() as u64 && here + wanted < self.segment_bytes && position > 0;
-                if cut {
-                    return self.hunt(job, here, LOAD_BYTES);
+                let cut = wanted > rest.len() as u64 && here + wanted < self.segment_bytes;
+                if cut && (position > 0 || len < wanted) && job.failed_at != here {
+                    return self.hunt(job, here, wanted);
                 }
                 if sabotaged!(self.config.sabotage, StopAtBadBlock) {
                     return None;

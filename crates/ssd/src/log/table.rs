@@ -240,7 +240,8 @@ impl Log {
             let Segment { state, life, used, live, protected, readers, pending, stuck, .. } = segment;
             text += &format!(
                 "{number}: {state:?} life {life} used {used} live {live} protected {protected} \
-                 readers {readers} pending {pending} stuck {stuck}\n"
+                 readers {readers} pending {pending} stuck {stuck} ids {:?}\n",
+                segment.ids
             );
         }
         text

@@ -75,7 +75,8 @@ impl Log {
     /// A place in the open segment, or none yet: then another segment is on its way, or room must be made.
     pub(super) fn place(&mut self, extent: u64, index_bytes: u64, reserve: bool) -> Option<(u32, u64)> {
         let segment_bytes = self.segment_bytes;
-        // A segment that was opened from the reserve is for what makes room, until the reserve is whole again.
+        // A segment that was opened from the reserve is for what makes room, until the reserve is whole
+        // again.
         if !reserve && self.free_segments() < RESERVE_SEGMENTS {
             return None;
         }

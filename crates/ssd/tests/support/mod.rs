@@ -91,6 +91,8 @@ pub(crate) struct World {
     faults: bool,
     /// More is appended than forgotten.
     hungry: bool,
+    /// How the log was before the last crash.
+    before: String,
     lost_io: u64,
     seen: BTreeMap<String, u64>,
 }
@@ -158,6 +160,7 @@ impl World {
             keys,
             faults: true,
             hungry,
+            before: String::new(),
             protective,
             lost_io: 0,
             seen: BTreeMap::new(),
@@ -573,6 +576,7 @@ impl World {
         self.ops.clear();
         let keep_percent = self.chance.pick(&[0, 10, 50, 90, 100]).unwrap();
         let rig = self.rig.take().unwrap();
+        self.before = rig.log.describe();
         let chance = &mut self.chance;
         let disk = rig.crash(&mut || chance.percent(keep_percent));
         self.rig = Some(Rig::open(self.config, disk));
@@ -615,7 +619,12 @@ impl World {
                 continue;
             }
             let may = owed.damaged || replaced.contains(generation);
-            assert!(owed.status != Status::Live || may, "lost in a crash: {owed:?}");
+            assert!(
+                owed.status != Status::Live || may,
+                "lost in a crash: {owed:?}\n{}{}",
+                self.before,
+                rig.log.describe()
+            );
             // What a restart did not find must not be found by a later one.
             if !owed.damaged {
                 owed.status = Status::Gone;
