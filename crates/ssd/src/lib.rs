@@ -7,7 +7,7 @@
 //! # Two layers
 //! - [`Log`] decides and does no I/O: [`Log::apply`] takes an [`Input`] and returns [`Effect`]s. A simulation
 //!   drives it on a disk in memory (`sim::SimDisk`, feature `sim`).
-//! - `Shelf` drives it on a real disk, with io_uring or with blocking threads.
+//! - [`Shelf`] drives it on a real disk, with io_uring or with blocking threads.
 //!
 //! # Operations
 //! Each is named by an [`OpId`] of the caller's and gets exactly one [`Answer`], by its deadline at the
@@ -24,13 +24,19 @@
 //!
 //! Records leave by themselves too: [`Event::Left`] says which and why, after it is durable.
 
+mod engine;
+mod jobs;
 mod layout;
 mod log;
+mod memory;
+mod place;
 mod sabotage;
+mod shelf;
 #[cfg(feature = "sim")]
 pub mod sim;
 mod types;
 
+pub use engine::{Drive, Driven};
 pub use layout::{
     BLOCK, HEAD_BYTES, KEY_BYTES_MAX, MARKS_BYTES_MAX, NAMESPACE_BYTES_MAX, SUM_BYTES, VERSION, sums, verify,
 };
@@ -38,7 +44,10 @@ pub use log::{
     Checks, Config, Done, Effect, FORGET_IDS_MAX, Health, Input, Into, Limits, Log, Part, RESERVE_SEGMENTS,
     SEGMENT_BYTES_CHOSEN_MAX, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, SEGMENTS_MIN, shape,
 };
+pub use memory::Pieces;
+pub use place::OpenError;
 pub use sabotage::Sabotage;
+pub use shelf::{INBOX_MAX, Opened, Shelf, ShelfConfig, wait};
 pub use types::{
     Answer, AppendError, ChangeError, Event, Fault, FaultKind, Generation, IoId, Left, Name, OpId, OpenFault,
     ReadError, Record, RecordId, Recovery, Span, StageId, Stats, Tick,

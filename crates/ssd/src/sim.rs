@@ -239,7 +239,12 @@ impl Rig {
                 Done::Ok
             }
             (Work::Read { at, len, into }, Fate::Ok) => self.finish_read(io, at, len, into),
-            (Work::Sync { .. } | Work::Read { .. }, Fate::Fail(fault)) => Done::Failed(fault),
+            (Work::Sync { sectors }, Fate::Fail(fault)) => {
+                // As with real ones, no later sync makes durable what a failed one has not.
+                self.disk.dirty.retain(|sector, ()| !sectors.iter().any(|(synced, _)| synced == sector));
+                Done::Failed(fault)
+            }
+            (Work::Read { .. }, Fate::Fail(fault)) => Done::Failed(fault),
         };
         let effects = self.log.apply(Input::Done { io, result }, now);
         let said = self.carry_out(effects);

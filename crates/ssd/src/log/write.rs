@@ -363,7 +363,8 @@ impl Log {
         }
         self.stats.appends += 1;
         self.stats.appended_bytes += record.payload_bytes;
-        self.settle(op, Ok(id));
+        let kept = cancelled == Some(true);
+        self.settle(op, if kept { Err(AppendError::Cancelled) } else { Ok(id) });
         match there {
             Some((older, _)) => self.supersede(older, Waiter(op)),
             None => self.note_durable(op),

@@ -68,7 +68,8 @@ enum Status {
 #[derive(Clone, Debug)]
 enum Asked {
     Append(u64),
-    Read(u64, Span),
+    /// Whether it is in flight.
+    Read(u64, Span, bool),
     Mark(u64, Vec<u8>, bool),
     Forget(Vec<u64>),
     Flush,
@@ -202,8 +203,8 @@ impl World {
             300..380 => self.forget(),
             380..430 => self.mark(),
             430..440 => self.flush(),
-            440..460 => self.cancel(),
-            460..463 => self.damage(),
+            440..455 => self.cancel(),
+            455..463 => self.damage(),
             463..465 => self.spoil(),
             465..468 => self.crash(),
             468..470 => self.tick(),
@@ -279,9 +280,12 @@ impl World {
                 if self.chance.percent(70) { len - offset } else { self.chance.below(len - offset + 1) };
             let span = Span { offset, len };
             let (op, deadline, now) = (self.op(), self.deadline(), self.now);
-            self.ops.insert(op, Asked::Read(generation, span));
+            self.ops.insert(op, Asked::Read(generation, span, false));
             let said = self.rig().read(op, id, span, deadline, now);
             self.hear(said);
+            if let Some(Asked::Read(_, _, flying)) = self.ops.get_mut(&op) {
+                *flying = true;
+            }
         }
     }
 
@@ -338,13 +342,18 @@ impl World {
         if !self.faults {
             return;
         }
-        let Some((generation, id)) = self.known(Status::Live) else { return };
+        let newest = self.by_id.last_key_value().map(|(id, generation)| (*generation, *id));
+        let newest = newest.filter(|_| self.chance.percent(50));
+        let Some((generation, id)) = newest.or_else(|| self.known(Status::Live)) else { return };
         let Some((at, len)) = self.rig().log.place_of(id) else { return };
         let at = at + self.chance.below(len);
         let bit = self.chance.below(8) as u8;
         self.rig().disk.flip(at, bit);
         self.owed.get_mut(&generation).unwrap().damaged = true;
         self.see("bit flip");
+        if self.chance.percent(40) {
+            self.crash();
+        }
     }
 
     /// Makes a block of a live record unreadable for a while.
@@ -414,7 +423,9 @@ impl World {
     fn answered(&mut self, asked: Asked, answer: Answer, bytes: Option<Vec<u8>>) {
         match (asked, answer) {
             (Asked::Append(generation), Answer::Append(result)) => self.append_answered(generation, result),
-            (Asked::Read(generation, span), Answer::Read(result)) => {
+            (Asked::Read(generation, span, flying), Answer::Read(result)) => {
+                let stopped = flying && result == Err(ReadError::Gone) && !self.owed[&generation].damaged;
+                assert!(!stopped, "readers: a read in flight was stopped");
                 self.read_answered(generation, span, result, bytes)
             }
             (Asked::Mark(generation, marks, protected), Answer::Mark(result)) => {
@@ -463,6 +474,12 @@ impl World {
                 owed.id = Some(id);
                 assert!(self.ids_seen.insert(id), "ids: {id} was used twice");
                 self.by_id.insert(id, generation);
+                let name = Arc::clone(&owed.name);
+                for (_, older) in self.owed.range_mut(..generation).filter(|(_, older)| older.name == name) {
+                    if older.status == Status::Live {
+                        older.status = Status::Gone;
+                    }
+                }
                 self.see("append");
             }
             Err(AppendError::TimedOut) => self.see("append timed out"),
@@ -653,7 +670,7 @@ impl World {
                 let (Status::Live, Some(id)) = (owed.status, owed.id) else { continue };
                 let span = Span { offset: 0, len: owed.payload };
                 let (op, now) = (self.op(), self.now);
-                self.ops.insert(op, Asked::Read(generation, span));
+                self.ops.insert(op, Asked::Read(generation, span, true));
                 let said = self.rig().read(op, id, span, now + 1000, now);
                 self.hear(said);
             }

@@ -1,0 +1,407 @@
+//! Disk work of the log, cut into raw work: straight from and to the memory of operations where alignment allows,
+//! else through aligned buffers that are registered with the kernel.
+//!
+//! A job's memory is held until its last raw work has ended, whatever became of the operation.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use crate::engine::{Engine, Outcome, RAWS_MAX, Raw};
+use crate::layout::{BLOCK, SUM_BYTES, blocks_up, verify};
+use crate::log::{Checks, Done};
+use crate::memory::{Buffer, Pieces, Run};
+use crate::types::{Fault, FaultKind, IoId, Span};
+
+/// Aligned buffers for what is not aligned, of 1 MiB each.
+pub(crate) const BUFFERS: usize = 32;
+/// How many of them writes may have.
+const WRITE_BUFFERS_MAX: usize = 16;
+/// Smaller runs are copied together rather than written one by one.
+const DIRECT_BYTES_MIN: u64 = 64 << 10;
+
+/// A part of a write.
+#[derive(Debug)]
+pub(crate) enum Source {
+    Bytes(Vec<u8>),
+    Pieces(Pieces),
+    Buffer(Arc<Buffer>, u64),
+    Zeros(u64),
+}
+
+/// Where a read's bytes go.
+#[derive(Debug)]
+pub(crate) enum Dest {
+    Log,
+    Pieces { pieces: Pieces, span: Span, checks: Checks },
+    Buffer { buffer: Arc<Buffer>, checks: Checks },
+}
+
+/// A piece of the log's disk work.
+#[derive(Debug)]
+pub(crate) enum Work {
+    Write { at: u64, sources: Vec<Source> },
+    Read { at: u64, len: u64, dest: Dest },
+    Sync,
+}
+
+#[derive(Debug)]
+struct Job {
+    work: Work,
+    len: u64,
+    /// How far raw work has been issued.
+    next: u64,
+    flying: usize,
+    fault: Option<Fault>,
+    corrupt: bool,
+    bytes: Vec<u8>,
+}
+
+struct Flying {
+    io: IoId,
+    position: u64,
+    len: u64,
+    run: Option<Run>,
+    buffer: Option<u16>,
+    raw: Raw,
+}
+
+/// A job that has ended, with the destination of a read for those who share it.
+pub(crate) struct Ended {
+    pub(crate) io: IoId,
+    pub(crate) done: Done,
+    pub(crate) landed: Option<Pieces>,
+}
+
+/// All jobs, and the buffers.
+pub(crate) struct Jobs {
+    // Dropped before the buffers, which it may have registered with the kernel.
+    engine: Box<dyn Engine>,
+    jobs: BTreeMap<IoId, Job>,
+    reads: VecDeque<IoId>,
+    writes: VecDeque<IoId>,
+    flying: BTreeMap<u64, Flying>,
+    next_token: u64,
+    free: Vec<u16>,
+    write_buffers: usize,
+    buffers: Vec<Buffer>,
+    outcomes: Vec<(u64, Outcome)>,
+}
+
+impl Jobs {
+    pub(crate) fn new(engine: Box<dyn Engine>, buffers: Vec<Buffer>) -> Self {
+        Self {
+            engine,
+            jobs: BTreeMap::new(),
+            reads: VecDeque::new(),
+            writes: VecDeque::new(),
+            flying: BTreeMap::new(),
+            next_token: 0,
+            free: (0..buffers.len() as u16).collect(),
+            write_buffers: 0,
+            buffers,
+            outcomes: Vec::new(),
+        }
+    }
+
+    pub(crate) fn add(&mut self, io: IoId, work: Work) {
+        let len = match &work {
+            Work::Read { len, .. } => *len,
+            Work::Write { sources, .. } => sources.iter().map(Source::len).sum(),
+            Work::Sync => 1,
+        };
+        let bytes = match &work {
+            Work::Read { dest: Dest::Log, .. } => vec![0; len as usize],
+            _ => Vec::new(),
+        };
+        match &work {
+            Work::Read { .. } => self.reads.push_back(io),
+            Work::Write { .. } | Work::Sync => self.writes.push_back(io),
+        }
+        self.jobs.insert(io, Job { work, len, next: 0, flying: 0, fault: None, corrupt: false, bytes });
+    }
+
+    /// Whether nothing is in the hands of the kernel.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.flying.is_empty()
+    }
+
+    /// Issues what there is room for: reads and writes in turns.
+    pub(crate) fn issue(&mut self) {
+        let (mut read, mut write) = (true, true);
+        while (read || write) && self.flying.len() < RAWS_MAX {
+            read = read && self.issue_read();
+            write = write && self.flying.len() < RAWS_MAX && self.issue_write();
+        }
+        self.engine.kick();
+    }
+
+    fn issue_read(&mut self) -> bool {
+        let Some(io) = self.reads.front().copied() else { return false };
+        let Some(job) = self.jobs.get_mut(&io) else { return false };
+        let Work::Read { at, dest, .. } = &job.work else { return false };
+        let (at, position) = (*at, job.next);
+        let len = SUM_BYTES.min(job.len - position);
+        let direct = match dest {
+            Dest::Log => None,
+            Dest::Buffer { buffer, .. } => buffer.run().part(position as usize, blocks_up(len) as usize),
+            Dest::Pieces { pieces, span, .. } => direct_run(pieces, *span, position, len),
+        };
+        let (run, buffer) = match direct {
+            Some(run) => (run, None),
+            None => {
+                let Some(number) = self.free.pop() else { return false };
+                let run = self.buffers.get(number as usize).map(Buffer::run);
+                let Some(run) = run.and_then(|run| run.part(0, blocks_up(len) as usize)) else {
+                    return false;
+                };
+                (run, Some(number))
+            }
+        };
+        job.next += len;
+        job.flying += 1;
+        if job.next == job.len {
+            self.reads.pop_front();
+        }
+        let raw = Raw::Read { at: at + position, run, buffer };
+        self.fly(Flying { io, position, len, run: Some(run), buffer, raw });
+        true
+    }
+
+    fn issue_write(&mut self) -> bool {
+        let Some(io) = self.writes.front().copied() else { return false };
+        let Some(job) = self.jobs.get_mut(&io) else { return false };
+        let (flying, len) = match &job.work {
+            Work::Read { .. } => return false,
+            Work::Sync => (Flying { io, position: 0, len: 0, run: None, buffer: None, raw: Raw::Sync }, 1),
+            Work::Write { at, sources } => {
+                let (at, position) = (*at, job.next);
+                let (run, buffer) = match direct_source(sources, position) {
+                    Some(run) => (run, None),
+                    None => {
+                        if self.write_buffers >= WRITE_BUFFERS_MAX {
+                            return false;
+                        }
+                        let Some(number) = self.free.pop() else { return false };
+                        let Some(whole) = self.buffers.get(number as usize).map(Buffer::run) else {
+                            return false;
+                        };
+                        // SAFETY: the buffer is ours, and was free: nothing else uses it.
+                        let len = gather(sources, position, unsafe { whole.bytes_mut() });
+                        let Some(run) = whole.part(0, len) else { return false };
+                        self.write_buffers += 1;
+                        (run, Some(number))
+                    }
+                };
+                let raw = Raw::Write { at: at + position, run, buffer };
+                let len = run.len() as u64;
+                (Flying { io, position, len, run: Some(run), buffer, raw }, len)
+            }
+        };
+        job.next += len;
+        job.flying += 1;
+        if job.next >= job.len {
+            self.writes.pop_front();
+        }
+        self.fly(flying);
+        true
+    }
+
+    fn fly(&mut self, flying: Flying) {
+        self.next_token += 1;
+        self.engine.submit(self.next_token, flying.raw);
+        self.flying.insert(self.next_token, flying);
+    }
+
+    /// What has ended since.
+    pub(crate) fn collect(&mut self) -> Vec<Ended> {
+        let mut outcomes = std::mem::take(&mut self.outcomes);
+        self.engine.collect(&mut outcomes);
+        let mut ended = Vec::new();
+        for (token, outcome) in outcomes.drain(..) {
+            let Some(flying) = self.flying.remove(&token) else { continue };
+            let again =
+                [rustix::io::Errno::AGAIN, rustix::io::Errno::INTR].map(rustix::io::Errno::raw_os_error);
+            if outcome.is_err_and(|code| again.contains(&code)) {
+                self.fly(flying);
+                continue;
+            }
+            ended.extend(self.landed(flying, outcome));
+        }
+        self.outcomes = outcomes;
+        ended
+    }
+
+    fn landed(&mut self, flying: Flying, outcome: Outcome) -> Option<Ended> {
+        let job = self.jobs.get_mut(&flying.io)?;
+        job.flying -= 1;
+        let wanted = flying.run.map_or(0, Run::len);
+        match outcome {
+            Err(code) => job.fault = Some(fault(code, &flying.raw)),
+            Ok(moved) if moved != wanted => {
+                let text = format!("{moved} of {wanted} bytes were moved by {:?}", flying.raw);
+                job.fault = Some(Fault::new(FaultKind::Io, text));
+            }
+            Ok(_) => arrived(job, &flying),
+        }
+        if let Some(number) = flying.buffer {
+            self.free.push(number);
+            if matches!(flying.raw, Raw::Write { .. }) {
+                self.write_buffers -= 1;
+            }
+        }
+        if job.flying > 0 || job.next < job.len {
+            return None;
+        }
+        let job = self.jobs.remove(&flying.io)?;
+        let done = match (job.fault, job.corrupt, &job.work) {
+            (Some(fault), ..) => Done::Failed(fault),
+            (None, true, _) => Done::Corrupt,
+            (None, false, Work::Read { dest: Dest::Log, .. }) => Done::Bytes(job.bytes),
+            _ => Done::Ok,
+        };
+        let landed = match job.work {
+            Work::Read { dest: Dest::Pieces { pieces, .. }, .. } => Some(pieces),
+            _ => None,
+        };
+        Some(Ended { io: flying.io, done, landed })
+    }
+}
+
+impl Drop for Jobs {
+    fn drop(&mut self) {
+        // Memory must not be given back under the kernel's hands, also where a panic brought us here.
+        while !self.flying.is_empty() {
+            self.engine.kick();
+            drop(self.collect());
+            std::thread::yield_now();
+        }
+    }
+}
+
+/// Holds bytes that were read against their checksum, and takes them to where they belong.
+fn arrived(job: &mut Job, flying: &Flying) {
+    let (Some(run), Work::Read { dest, .. }) = (flying.run, &job.work) else { return };
+    // SAFETY: the job holds the memory (or the buffer is ours), and the disk has ended.
+    let bytes = unsafe { run.bytes() };
+    let bytes = bytes.get(..flying.len as usize).unwrap_or_default();
+    let block = (flying.position / SUM_BYTES) as usize;
+    match dest {
+        Dest::Log => {
+            let (begin, end) = (flying.position as usize, (flying.position + flying.len) as usize);
+            if let Some(to) = job.bytes.get_mut(begin..end) {
+                to.copy_from_slice(bytes);
+            }
+        }
+        Dest::Buffer { checks, .. } => job.corrupt |= !verify(bytes, &checks.sums, checks.first + block),
+        Dest::Pieces { pieces, span, checks } => {
+            job.corrupt |= !verify(bytes, &checks.sums, checks.first + block);
+            if flying.buffer.is_some() {
+                let begin = span.offset.max(flying.position);
+                let end = (span.offset + span.len).min(flying.position + flying.len);
+                let inner = (begin - flying.position) as usize..(end.max(begin) - flying.position) as usize;
+                pieces.write(begin - span.offset, bytes.get(inner).unwrap_or_default());
+            }
+        }
+    }
+}
+
+impl Source {
+    fn len(&self) -> u64 {
+        match self {
+            Self::Bytes(bytes) => bytes.len() as u64,
+            Self::Pieces(pieces) => pieces.len(),
+            Self::Buffer(_, len) | Self::Zeros(len) => *len,
+        }
+    }
+
+    /// Whole blocks that the disk can take from where they are.
+    fn direct(&self, offset: u64) -> Option<Run> {
+        let run = match self {
+            Self::Pieces(pieces) => pieces.run_at(offset, SUM_BYTES)?,
+            Self::Buffer(buffer, len) => {
+                buffer.run().part(offset as usize, (len - offset).min(SUM_BYTES) as usize)?
+            }
+            Self::Bytes(_) | Self::Zeros(_) => return None,
+        };
+        let whole = run.len() as u64 / BLOCK * BLOCK;
+        run.part(0, whole as usize).filter(|run| run.is_aligned() && whole >= DIRECT_BYTES_MIN)
+    }
+
+    fn copy(&self, offset: u64, to: &mut [u8]) {
+        match self {
+            Self::Bytes(bytes) => {
+                let from = bytes.get(offset as usize..).unwrap_or_default();
+                to.copy_from_slice(from.get(..to.len()).unwrap_or_default());
+            }
+            Self::Pieces(pieces) => pieces.read(offset, to),
+            Self::Buffer(buffer, _) => {
+                if let Some(run) = buffer.run().part(offset as usize, to.len()) {
+                    // SAFETY: the read that filled the buffer has ended, and nothing writes it since.
+                    to.copy_from_slice(unsafe { run.bytes() });
+                }
+            }
+            Self::Zeros(_) => to.fill(0),
+        }
+    }
+}
+
+/// What can be written from where it is, from this position on.
+fn direct_source(sources: &[Source], position: u64) -> Option<Run> {
+    let mut begin = 0;
+    for source in sources {
+        if position < begin + source.len() {
+            return source.direct(position - begin);
+        }
+        begin += source.len();
+    }
+    None
+}
+
+/// Copies from this position on until the buffer is full, all is there, or the rest can be written from where it is.
+fn gather(sources: &[Source], position: u64, to: &mut [u8]) -> usize {
+    let (mut begin, mut filled) = (0, 0);
+    for source in sources {
+        let (end, here) = (begin + source.len(), position + filled as u64);
+        if here < end {
+            let whole = filled as u64 % BLOCK == 0 && filled > 0;
+            if whole && source.direct(here - begin).is_some() {
+                break;
+            }
+            let len = ((end - here) as usize).min(to.len() - filled);
+            if let Some(to) = to.get_mut(filled..filled + len) {
+                source.copy(here - begin, to);
+            }
+            filled += len;
+        }
+        begin = end;
+    }
+    filled
+}
+
+/// The destination of a whole block of the checksum, if the disk can put it there.
+fn direct_run(pieces: &Pieces, span: Span, position: u64, len: u64) -> Option<Run> {
+    let inside = span.offset <= position && position + len <= span.offset + span.len;
+    if !inside {
+        return None;
+    }
+    let run = pieces.run_at(position - span.offset, len)?;
+    (run.len() as u64 == len && run.is_aligned()).then_some(run)
+}
+
+fn fault(code: i32, raw: &Raw) -> Fault {
+    use rustix::io::Errno;
+    let errno = Errno::from_raw_os_error(code);
+    let kind = match errno {
+        Errno::IO => FaultKind::Io,
+        Errno::NOSPC | Errno::DQUOT => FaultKind::NoSpace,
+        Errno::ROFS => FaultKind::ReadOnly,
+        Errno::NODEV | Errno::NXIO | Errno::STALE => FaultKind::Vanished,
+        _ => FaultKind::Other,
+    };
+    let (what, at, len) = match raw {
+        Raw::Read { at, run, .. } => ("a read", *at, run.len()),
+        Raw::Write { at, run, .. } => ("a write", *at, run.len()),
+        Raw::Sync => ("a sync", 0, 0),
+    };
+    Fault::new(kind, format!("{what} of {len} bytes at {at} failed: {errno}"))
+}

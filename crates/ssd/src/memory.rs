@@ -1,0 +1,247 @@
+//! Memory that disk work reads and writes: somebody else's, in pieces, or our own, aligned.
+//!
+//! All of it is kept alive by a guard that every piece of disk work under way holds, so that the kernel never
+//! touches memory that was given back, whatever became of the operation.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::any::Any;
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use crate::layout::BLOCK;
+
+/// A run of bytes in memory that somebody keeps alive.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Run {
+    at: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: a run is an address; who may use it is decided by those that hold its guard.
+unsafe impl Send for Run {}
+// SAFETY: as above.
+unsafe impl Sync for Run {}
+
+impl Run {
+    pub(crate) fn len(self) -> usize {
+        self.len
+    }
+
+    pub(crate) fn as_ptr(self) -> *mut u8 {
+        self.at.as_ptr()
+    }
+
+    /// Whether the disk can be given this memory as it is.
+    pub(crate) fn is_aligned(self) -> bool {
+        (self.at.as_ptr() as usize as u64).is_multiple_of(BLOCK) && (self.len as u64).is_multiple_of(BLOCK)
+    }
+
+    /// Some of it. Nothing where it does not reach.
+    pub(crate) fn part(self, offset: usize, len: usize) -> Option<Self> {
+        let end = offset.checked_add(len)?;
+        if end > self.len {
+            return None;
+        }
+        // SAFETY: `offset` is inside the run, which is one piece of memory.
+        let at = unsafe { self.at.add(offset) };
+        Some(Self { at, len })
+    }
+
+    /// The bytes.
+    ///
+    /// # Safety
+    /// The memory is alive, and nobody writes it, while the slice is used.
+    pub(crate) unsafe fn bytes<'a>(self) -> &'a [u8] {
+        // SAFETY: the caller's word; the pointer is not null.
+        unsafe { std::slice::from_raw_parts(self.at.as_ptr(), self.len) }
+    }
+
+    /// The bytes, to be written.
+    ///
+    /// # Safety
+    /// The memory is alive, and nobody else uses it, while the slice is used.
+    pub(crate) unsafe fn bytes_mut<'a>(self) -> &'a mut [u8] {
+        // SAFETY: the caller's word; the pointer is not null.
+        unsafe { std::slice::from_raw_parts_mut(self.at.as_ptr(), self.len) }
+    }
+}
+
+/// The memory of a payload: pieces that follow one another, and a guard that keeps them alive.
+#[derive(Clone)]
+pub struct Pieces {
+    runs: Arc<[Run]>,
+    len: u64,
+    _guard: Arc<dyn Any + Send + Sync>,
+}
+
+impl Pieces {
+    /// Memory that belongs to others.
+    ///
+    /// # Safety
+    /// Each piece is valid for reads (and, as a destination, for writes) of its length until `guard` is dropped,
+    /// by any thread. Until then nobody writes a source, and nobody reads or writes a destination: also not
+    /// after the operation was answered with an error, because the disk may not have ended. The guard is
+    /// dropped when it has.
+    pub unsafe fn new(
+        pieces: impl IntoIterator<Item = (NonNull<u8>, usize)>,
+        guard: Arc<dyn Any + Send + Sync>,
+    ) -> Self {
+        let runs: Arc<[Run]> =
+            pieces.into_iter().filter(|(_, len)| *len > 0).map(|(at, len)| Run { at, len }).collect();
+        let len = runs.iter().map(|run| run.len as u64).sum();
+        Self { runs, len, _guard: guard }
+    }
+
+    /// Aligned memory of our own, full of zeros.
+    #[must_use]
+    pub fn zeroed(len: u64) -> Self {
+        let buffer = Arc::new(Buffer::new(len as usize));
+        let run = buffer.run().part(0, len as usize);
+        let runs: Arc<[Run]> = run.into_iter().filter(|run| run.len > 0).collect();
+        Self { runs, len, _guard: buffer }
+    }
+
+    /// A copy of these bytes in aligned memory of our own.
+    #[must_use]
+    pub fn copy_of(bytes: &[u8]) -> Self {
+        let pieces = Self::zeroed(bytes.len() as u64);
+        pieces.write(0, bytes);
+        pieces
+    }
+
+    /// How many bytes there are.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// A copy of the bytes. As a destination: after the operation has been answered with success.
+    #[must_use]
+    pub fn to_vec(&self) -> Vec<u8> {
+        let mut bytes = vec![0; self.len as usize];
+        self.read(0, &mut bytes);
+        bytes
+    }
+
+    /// The checksums of the bytes.
+    pub(crate) fn sums(&self) -> Arc<[u64]> {
+        // SAFETY: the guard keeps the memory alive, and nobody writes a source.
+        crate::layout::sums(self.runs.iter().map(|run| unsafe { run.bytes() }))
+    }
+
+    /// The longest run that begins at this byte, of at most so many.
+    pub(crate) fn run_at(&self, mut offset: u64, len: u64) -> Option<Run> {
+        for run in self.runs.iter() {
+            if offset < run.len as u64 {
+                let len = len.min(run.len as u64 - offset);
+                return run.part(offset as usize, len as usize);
+            }
+            offset -= run.len as u64;
+        }
+        None
+    }
+
+    /// Copies bytes from here, as many as there are.
+    pub(crate) fn read(&self, mut offset: u64, mut to: &mut [u8]) {
+        while let Some(run) = self.run_at(offset, to.len() as u64).filter(|run| run.len > 0) {
+            let (now, later) = to.split_at_mut(run.len);
+            // SAFETY: the guard keeps the memory alive, and `now` is as long as the run and our own.
+            unsafe { std::ptr::copy_nonoverlapping(run.as_ptr().cast_const(), now.as_mut_ptr(), run.len) };
+            offset += run.len as u64;
+            to = later;
+        }
+    }
+
+    /// Copies bytes to here, as many as there is room for.
+    pub(crate) fn write(&self, mut offset: u64, mut from: &[u8]) {
+        while let Some(run) = self.run_at(offset, from.len() as u64).filter(|run| run.len > 0) {
+            let (now, later) = from.split_at(run.len);
+            // SAFETY: the guard keeps the memory alive, nobody else uses a destination, and `now` is as long.
+            unsafe { std::ptr::copy_nonoverlapping(now.as_ptr(), run.as_ptr(), run.len) };
+            offset += run.len as u64;
+            from = later;
+        }
+    }
+}
+
+impl fmt::Debug for Pieces {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes in {} pieces", self.len, self.runs.len())
+    }
+}
+
+/// Aligned memory of our own: whole blocks, at least one.
+#[derive(Debug)]
+pub(crate) struct Buffer {
+    at: NonNull<u8>,
+    layout: Layout,
+}
+
+// SAFETY: the memory is ours alone, and moves with the value.
+unsafe impl Send for Buffer {}
+// SAFETY: shared, it only gives its address away.
+unsafe impl Sync for Buffer {}
+
+impl Buffer {
+    pub(crate) fn new(len: usize) -> Self {
+        let block = BLOCK as usize;
+        let size = len.div_ceil(block).max(1) * block;
+        let layout = match Layout::from_size_align(size, block) {
+            Ok(layout) => layout,
+            Err(error) => panic!("a buffer of {len} bytes: {error}"),
+        };
+        // SAFETY: the size is not zero.
+        let at = unsafe { alloc_zeroed(layout) };
+        match NonNull::new(at) {
+            Some(at) => Self { at, layout },
+            None => handle_alloc_error(layout),
+        }
+    }
+
+    pub(crate) fn run(&self) -> Run {
+        Run { at: self.at, len: self.layout.size() }
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        // SAFETY: it was allocated with this layout, and nobody has the address without a guard on this value.
+        unsafe { dealloc(self.at.as_ptr(), self.layout) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_follow_one_another() {
+        let (mut a, mut b) = ([1u8; 5], [2u8; 7]);
+        let at = |bytes: &mut [u8]| (NonNull::new(bytes.as_mut_ptr()).unwrap(), bytes.len());
+        // SAFETY: both arrays live until the end of this function, and only the pieces use them.
+        let pieces = unsafe { Pieces::new([at(&mut a), at(&mut b)], Arc::new(())) };
+        assert_eq!(pieces.to_vec(), [1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2]);
+        pieces.write(3, &[9; 4]);
+        assert_eq!(pieces.to_vec(), [1, 1, 1, 9, 9, 9, 9, 2, 2, 2, 2, 2]);
+        assert_eq!(pieces.run_at(5, 100).unwrap().len(), 7);
+        assert_eq!(pieces.run_at(4, 100).unwrap().len(), 1);
+        assert!(pieces.run_at(12, 1).is_none());
+        assert_eq!(pieces.sums(), crate::layout::sums([pieces.to_vec().as_slice()]));
+    }
+
+    #[test]
+    fn our_own_memory_is_aligned() {
+        for len in [0u64, 1, 4096, 4097] {
+            let pieces = Pieces::zeroed(len);
+            assert_eq!(pieces.len(), len);
+            assert!(pieces.run_at(0, 4096).is_none_or(|run| run.len() < 4096 || run.is_aligned()));
+        }
+    }
+}

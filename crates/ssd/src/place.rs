@@ -1,0 +1,187 @@
+//! Where a log lies: a directory of a filesystem, or a block device. Locked, sized, and opened past the cache.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FallocateFlags, FlockOperation, OFlags};
+use thiserror::Error;
+
+use crate::layout::HEAD_BYTES;
+use crate::types::OpenFault;
+
+const RECORDS: &str = "records.tiffin";
+const LOCK: &str = "lock";
+
+/// Why a log cannot be opened.
+#[derive(Debug, Error)]
+pub enum OpenError {
+    /// The path is a plain file.
+    #[error("`{0}` is a file\n\nhint: give a directory on the disk that is to be used, or a block device")]
+    NotADirectory(PathBuf),
+    /// Somebody else uses it.
+    #[error("`{path}` is in use by {by}\n\nhint: give each node a directory of its own, or stop the other")]
+    InUse {
+        /// The path.
+        path: PathBuf,
+        /// Who has it: `pid N` where that is known.
+        by: String,
+    },
+    /// It is larger than the disk.
+    #[error(
+        "{budget_bytes} bytes do not fit `{path}`: {free_bytes} are free and {held_bytes} are held by the log\n\n\
+         hint: give at most {} bytes", free_bytes + held_bytes
+    )]
+    TooLarge {
+        /// The path.
+        path: PathBuf,
+        /// What was asked for.
+        budget_bytes: u64,
+        /// What the filesystem has left, or the device has.
+        free_bytes: u64,
+        /// What the log has already.
+        held_bytes: u64,
+    },
+    /// The sizes are not possible.
+    #[error("{0}")]
+    Shape(String),
+    /// The filesystem has no direct I/O.
+    #[error(
+        "`{0}` does not permit direct I/O\n\nhint: use a filesystem on a disk, such as ext4 or xfs; not tmpfs"
+    )]
+    NoDirect(PathBuf),
+    /// The engine that was asked for cannot be used.
+    #[error("{0}\n\nhint: ask for another engine, or let it be chosen")]
+    Engine(String),
+    /// The system says no.
+    #[error("`{path}` cannot be {what}: {error}\n\nhint: see that the path exists and may be written")]
+    System {
+        /// The path.
+        path: PathBuf,
+        /// What was tried.
+        what: &'static str,
+        /// What the system said.
+        error: std::io::Error,
+    },
+    /// What lies there cannot be used.
+    #[error("`{path}`: {fault}")]
+    Fault {
+        /// The path.
+        path: PathBuf,
+        /// Why.
+        fault: OpenFault,
+    },
+}
+
+/// An open place: the file for direct I/O, and the lock that goes with it.
+#[derive(Debug)]
+pub(crate) struct Place {
+    pub(crate) file: OwnedFd,
+    pub(crate) lock: File,
+}
+
+impl Place {
+    /// Opens and locks a place, and sets its room aside.
+    pub(crate) fn open(path: &Path, budget_bytes: u64, end: u64) -> Result<Self, OpenError> {
+        let system = |what, error| OpenError::System { path: path.to_owned(), what, error };
+        match fs::metadata(path) {
+            Ok(found) if found.file_type().is_block_device() => return Self::device(path, budget_bytes),
+            Ok(found) if !found.is_dir() => return Err(OpenError::NotADirectory(path.to_owned())),
+            Ok(_) => {}
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                fs::create_dir(path).map_err(|error| system("created", error))?;
+            }
+            Err(error) => return Err(system("looked at", error)),
+        }
+        let lock = lock(path, &path.join(LOCK), true)?;
+        let records = path.join(RECORDS);
+        let held_bytes = fs::metadata(&records).map_or(0, |found| found.blocks() * 512);
+        let room = rustix::fs::statvfs(path).map_err(|error| system("looked at", error.into()))?;
+        let free_bytes = room.f_bavail * room.f_frsize;
+        if budget_bytes > free_bytes + held_bytes {
+            let path = path.to_owned();
+            return Err(OpenError::TooLarge { path, budget_bytes, free_bytes, held_bytes });
+        }
+        let file = direct(&records, true)?;
+        rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, end)
+            .map_err(|error| system("given its room", error.into()))?;
+        file.sync_all().map_err(|error| system("synced", error))?;
+        // The name of the file must be as durable as its bytes.
+        File::open(path).and_then(|folder| folder.sync_all()).map_err(|error| system("synced", error))?;
+        Ok(Self { file: file.into(), lock })
+    }
+
+    fn device(path: &Path, budget_bytes: u64) -> Result<Self, OpenError> {
+        let lock = lock(path, path, false)?;
+        let mut file = direct(path, false)?;
+        let size = file.seek(SeekFrom::End(0)).map_err(|error| OpenError::System {
+            path: path.to_owned(),
+            what: "measured",
+            error,
+        })?;
+        if budget_bytes > size {
+            let path = path.to_owned();
+            return Err(OpenError::TooLarge { path, budget_bytes, free_bytes: size, held_bytes: 0 });
+        }
+        Ok(Self { file: file.into(), lock })
+    }
+
+    /// The size of the segments of the log that lies in a directory already, as far as a glance can tell.
+    pub(crate) fn segment_bytes(path: &Path) -> Option<u64> {
+        let metadata = fs::metadata(path).ok()?;
+        let at = if metadata.is_dir() { path.join(RECORDS) } else { path.to_owned() };
+        let mut block = vec![0; crate::layout::BLOCK as usize];
+        let mut file = File::open(at).ok()?;
+        for _ in 0..2 {
+            file.read_exact(&mut block).ok()?;
+            if let Ok(Some(found)) = crate::layout::Super::decode(&block) {
+                return Some(found.segment_bytes);
+            }
+        }
+        None
+    }
+}
+
+fn direct(path: &Path, create: bool) -> Result<File, OpenError> {
+    let opened = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(create)
+        .truncate(false)
+        .mode(0o600)
+        .custom_flags(OFlags::DIRECT.bits() as i32)
+        .open(path);
+    opened.map_err(|error| match error.raw_os_error() {
+        Some(code) if code == rustix::io::Errno::INVAL.raw_os_error() => OpenError::NoDirect(path.to_owned()),
+        _ => OpenError::System { path: path.to_owned(), what: "opened", error },
+    })
+}
+
+/// Takes the lock, and writes down who has it.
+fn lock(path: &Path, at: &Path, own: bool) -> Result<File, OpenError> {
+    let system = |what, error| OpenError::System { path: path.to_owned(), what, error };
+    let opened = OpenOptions::new().read(true).write(true).create(own).truncate(false).open(at);
+    let mut file = opened.map_err(|error| system("locked", error))?;
+    if let Err(error) = rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        if error != rustix::io::Errno::WOULDBLOCK {
+            return Err(system("locked", error.into()));
+        }
+        let mut pid = String::new();
+        let known = own && file.read_to_string(&mut pid).is_ok() && !pid.trim().is_empty();
+        let by = if known { format!("pid {}", pid.trim()) } else { "another process".to_owned() };
+        return Err(OpenError::InUse { path: path.to_owned(), by });
+    }
+    if own {
+        let written =
+            file.set_len(0).and_then(|()| file.write_all(format!("{}\n", std::process::id()).as_bytes()));
+        written.map_err(|error| system("locked", error))?;
+    }
+    Ok(file)
+}
+
+/// The bytes that a log of so many segments takes up.
+pub(crate) fn end_of(segment_bytes: u64, segments: u64) -> u64 {
+    HEAD_BYTES + segment_bytes * segments
+}

@@ -1,0 +1,509 @@
+//! A log on a real disk: one thread drives it, and whoever asks is answered by a callback.
+//!
+//! The inbox is bounded: when it is full, the answer is `Busy` at once. Callbacks run on the driving thread, and
+//! must not block. Dropping the shelf waits until all operations have been answered and the kernel has let go of
+//! all memory.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::sync_channel;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+
+use crate::engine::{Drive, Driven, start};
+use crate::jobs::{BUFFERS, Dest, Ended, Jobs, Source, Work};
+use crate::layout::SUM_BYTES;
+use crate::log::{Config, Effect, Input, Into, Limits, Log, Part};
+use crate::memory::{Buffer, Pieces};
+use crate::place::{OpenError, Place, end_of};
+use crate::sabotage::Sabotage;
+use crate::types::{
+    Answer, AppendError, ChangeError, Event, OpId, ReadError, Record, RecordId, Recovery, Span, StageId,
+    Stats,
+};
+
+/// Requests that wait for the driving thread at most.
+pub const INBOX_MAX: usize = 16 << 10;
+
+/// What a shelf is to be.
+#[derive(Clone, Debug)]
+pub struct ShelfConfig {
+    /// A directory, which is made if its parent exists, or a block device.
+    pub path: PathBuf,
+    /// The most bytes it may take up.
+    pub budget_bytes: u64,
+    /// See [`Config::segment_bytes`].
+    pub segment_bytes: Option<u64>,
+    /// Limits of what is under way.
+    pub limits: Limits,
+    /// Which engine is wanted.
+    pub drive: Drive,
+}
+
+/// An open shelf, and what it found.
+pub struct Opened {
+    /// The shelf.
+    pub shelf: Shelf,
+    /// What a restart found, in numbers.
+    pub recovery: Recovery,
+    /// What is there.
+    pub records: Vec<(RecordId, Record)>,
+    /// Which engine is used, and why.
+    pub driven: Driven,
+}
+
+/// A log on a real disk.
+pub struct Shelf {
+    inbox: Arc<Inbox>,
+    thread: Option<JoinHandle<()>>,
+}
+
+type Reply = Box<dyn FnOnce(Answer) + Send>;
+type Listener = Box<dyn FnMut(Event) + Send>;
+
+struct Inbox {
+    queue: Mutex<Queue>,
+    stats: Mutex<Stats>,
+    wake: Arc<OwnedFd>,
+    next_op: AtomicU64,
+}
+
+#[derive(Default)]
+struct Queue {
+    requests: VecDeque<Request>,
+    closed: bool,
+}
+
+struct Request {
+    input: Asked,
+    pieces: Option<Pieces>,
+    reply: Option<Reply>,
+}
+
+/// An input whose deadline is still a time to wait.
+enum Asked {
+    Append { op: OpId, record: Record, sums: Arc<[u64]>, within: Duration },
+    Read { op: OpId, id: RecordId, span: Span, within: Duration },
+    Mark { op: OpId, id: RecordId, marks: Vec<u8>, protected: bool, within: Duration },
+    Forget { op: OpId, ids: Vec<RecordId>, within: Duration },
+    Flush { op: OpId, within: Duration },
+    Cancel { op: OpId },
+}
+
+impl Shelf {
+    /// Opens a place, reads what is there, and starts. `listen` hears of what happens beside answers.
+    ///
+    /// # Errors
+    /// When the place cannot be used: in words, with a hint.
+    pub fn open(
+        config: &ShelfConfig,
+        listen: impl FnMut(Event) + Send + 'static,
+    ) -> Result<Opened, OpenError> {
+        let segment_bytes = config.segment_bytes.or_else(|| Place::segment_bytes(&config.path));
+        let (segment_bytes, segments) =
+            crate::log::shape(config.budget_bytes, segment_bytes).map_err(OpenError::Shape)?;
+        let place = Place::open(&config.path, config.budget_bytes, end_of(segment_bytes, segments))?;
+        let system = |what, error: rustix::io::Errno| OpenError::System {
+            path: config.path.clone(),
+            what,
+            error: error.into(),
+        };
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let wake = Arc::new(wake.map_err(|error| system("given an eventfd", error))?);
+        let Place { file, lock } = place;
+        let file = Arc::new(file);
+        let buffers: Vec<Buffer> = (0..BUFFERS).map(|_| Buffer::new(SUM_BYTES as usize)).collect();
+        let (engine, driven) = start(config.drive, &file, &wake, &buffers).map_err(OpenError::Engine)?;
+        let (log, effects) = Log::open(Config {
+            log: random().map_err(|error| OpenError::System {
+                path: config.path.clone(),
+                what: "given an id",
+                error,
+            })?,
+            budget_bytes: config.budget_bytes,
+            segment_bytes: Some(segment_bytes),
+            limits: config.limits,
+            sabotage: Sabotage::None,
+        });
+        let inbox = Arc::new(Inbox {
+            queue: Mutex::default(),
+            stats: Mutex::default(),
+            wake,
+            next_op: AtomicU64::new(1),
+        });
+        let mut driver = Driver {
+            log,
+            jobs: Jobs::new(engine, buffers),
+            inbox: Arc::clone(&inbox),
+            ops: BTreeMap::new(),
+            stages: BTreeMap::new(),
+            listen: Box::new(listen),
+            started: Instant::now(),
+            recovered: None,
+        };
+        driver.carry_out(effects, None);
+        let recovery =
+            driver.recover().map_err(|fault| OpenError::Fault { path: config.path.clone(), fault })?;
+        let records = driver.log.records().map(|(id, record)| (id, record.clone())).collect();
+        let thread = thread::Builder::new().name("tiffin-ssd".to_owned()).spawn(move || {
+            driver.run();
+            drop(driver);
+            drop((file, lock));
+        });
+        let thread = thread.map_err(|error| OpenError::System {
+            path: config.path.clone(),
+            what: "given a thread",
+            error,
+        })?;
+        Ok(Opened { shelf: Self { inbox, thread: Some(thread) }, recovery, records, driven })
+    }
+
+    /// Keeps a record. Its checksums are made on the calling thread.
+    ///
+    /// # Panics
+    /// When the payload has not as many bytes as the record says.
+    pub fn append(
+        &self,
+        record: Record,
+        payload: Pieces,
+        within: Duration,
+        done: impl FnOnce(Result<RecordId, AppendError>) + Send + 'static,
+    ) -> OpId {
+        assert_eq!(payload.len(), record.payload_bytes, "a payload that is not the record's");
+        let op = self.inbox.op();
+        let sums = payload.sums();
+        let reply: Reply = Box::new(|answer| {
+            done(if let Answer::Append(result) = answer { result } else { Err(AppendError::Busy) });
+        });
+        self.inbox.ask(Asked::Append { op, record, sums, within }, Some(payload), Some(reply));
+        op
+    }
+
+    /// Reads into memory. The bytes are good when `done` is called with success.
+    ///
+    /// # Panics
+    /// When the memory has not as many bytes as the span.
+    pub fn read(
+        &self,
+        id: RecordId,
+        span: Span,
+        into: Pieces,
+        within: Duration,
+        done: impl FnOnce(Result<u64, ReadError>) + Send + 'static,
+    ) -> OpId {
+        assert_eq!(into.len(), span.len, "memory that is not as long as what is read");
+        let op = self.inbox.op();
+        let reply: Reply = Box::new(|answer| {
+            done(if let Answer::Read(result) = answer { result } else { Err(ReadError::Busy) });
+        });
+        self.inbox.ask(Asked::Read { op, id, span, within }, Some(into), Some(reply));
+        op
+    }
+
+    /// Gives a record other marks, and protects it or not.
+    pub fn mark(
+        &self,
+        id: RecordId,
+        marks: Vec<u8>,
+        protected: bool,
+        within: Duration,
+        done: impl FnOnce(Result<(), ChangeError>) + Send + 'static,
+    ) -> OpId {
+        let op = self.inbox.op();
+        let reply: Reply = Box::new(|answer| {
+            done(if let Answer::Mark(result) = answer { result } else { Err(ChangeError::Busy) });
+        });
+        self.inbox.ask(Asked::Mark { op, id, marks, protected, within }, None, Some(reply));
+        op
+    }
+
+    /// Lets records go for good.
+    pub fn forget(
+        &self,
+        ids: Vec<RecordId>,
+        within: Duration,
+        done: impl FnOnce(Result<u64, ChangeError>) + Send + 'static,
+    ) -> OpId {
+        let op = self.inbox.op();
+        let reply: Reply = Box::new(|answer| {
+            done(if let Answer::Forget(result) = answer { result } else { Err(ChangeError::Busy) });
+        });
+        self.inbox.ask(Asked::Forget { op, ids, within }, None, Some(reply));
+        op
+    }
+
+    /// Answers when all that was asked for before has ended.
+    pub fn flush(
+        &self,
+        within: Duration,
+        done: impl FnOnce(Result<(), ChangeError>) + Send + 'static,
+    ) -> OpId {
+        let op = self.inbox.op();
+        let reply: Reply = Box::new(|answer| {
+            done(if let Answer::Flush(result) = answer { result } else { Err(ChangeError::Busy) });
+        });
+        self.inbox.ask(Asked::Flush { op, within }, None, Some(reply));
+        op
+    }
+
+    /// An operation is no longer wanted; it is answered all the same.
+    pub fn cancel(&self, op: OpId) {
+        self.inbox.ask(Asked::Cancel { op }, None, None);
+    }
+
+    /// Counters, and how things are, as of a moment ago.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        *self.inbox.stats.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Shelf {
+    fn drop(&mut self) {
+        self.inbox.lock().closed = true;
+        self.inbox.wake();
+        if let Some(thread) = self.thread.take() {
+            drop(thread.join());
+        }
+    }
+}
+
+/// Waits for the answer of one operation: `wait(|done| shelf.flush(within, done))`.
+///
+/// # Panics
+/// When the shelf's thread has died.
+pub fn wait<T: Send + 'static>(ask: impl FnOnce(Box<dyn FnOnce(T) + Send>) -> OpId) -> T {
+    let (send, receive) = sync_channel(1);
+    ask(Box::new(move |answer| drop(send.send(answer))));
+    match receive.recv() {
+        Ok(answer) => answer,
+        Err(_) => panic!("the thread of a shelf has died"),
+    }
+}
+
+impl Inbox {
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn op(&self) -> OpId {
+        OpId(self.next_op.fetch_add(1, Ordering::Relaxed))
+    }
+
+    fn wake(&self) {
+        // It can only fail when it has been signalled already.
+        let _ = rustix::io::write(&self.wake, &1u64.to_le_bytes());
+    }
+
+    fn ask(&self, input: Asked, pieces: Option<Pieces>, reply: Option<Reply>) {
+        let mut queue = self.lock();
+        let full = queue.closed || queue.requests.len() >= INBOX_MAX;
+        if full && !matches!(input, Asked::Cancel { .. }) {
+            drop(queue);
+            if let Some(reply) = reply {
+                reply(busy(&input));
+            }
+            return;
+        }
+        let first = queue.requests.is_empty();
+        queue.requests.push_back(Request { input, pieces, reply });
+        drop(queue);
+        if first {
+            self.wake();
+        }
+    }
+}
+
+fn busy(input: &Asked) -> Answer {
+    match input {
+        Asked::Append { .. } => Answer::Append(Err(AppendError::Busy)),
+        Asked::Read { .. } => Answer::Read(Err(ReadError::Busy)),
+        Asked::Mark { .. } => Answer::Mark(Err(ChangeError::Busy)),
+        Asked::Forget { .. } => Answer::Forget(Err(ChangeError::Busy)),
+        Asked::Flush { .. } | Asked::Cancel { .. } => Answer::Flush(Err(ChangeError::Busy)),
+    }
+}
+
+struct Driver {
+    // Dropped first: its engine must let go of all memory.
+    jobs: Jobs,
+    log: Log,
+    inbox: Arc<Inbox>,
+    ops: BTreeMap<OpId, (Option<Pieces>, Option<Reply>)>,
+    stages: BTreeMap<StageId, Arc<Buffer>>,
+    listen: Listener,
+    started: Instant,
+    recovered: Option<Result<Recovery, crate::types::OpenFault>>,
+}
+
+impl Driver {
+    fn now(&self) -> u64 {
+        self.started.elapsed().as_millis() as u64
+    }
+
+    fn recover(&mut self) -> Result<Recovery, crate::types::OpenFault> {
+        loop {
+            if let Some(recovered) = self.recovered.take() {
+                return recovered;
+            }
+            self.turn();
+        }
+    }
+
+    fn run(&mut self) {
+        loop {
+            let closed = self.take_requests();
+            self.turn();
+            if closed && self.ops.is_empty() && self.jobs.is_idle() {
+                return;
+            }
+        }
+    }
+
+    /// Waits for something to happen, and takes it in.
+    fn turn(&mut self) {
+        self.jobs.issue();
+        let mut ended = self.jobs.collect();
+        if ended.is_empty() && self.inbox.lock().requests.is_empty() {
+            self.wait();
+            ended = self.jobs.collect();
+        }
+        for Ended { io, done, landed } in ended {
+            let now = self.now();
+            let effects = self.log.apply(Input::Done { io, result: done }, now);
+            self.carry_out(effects, landed);
+        }
+        let now = self.now();
+        if self.log.next_deadline().is_some_and(|deadline| deadline <= now) {
+            let effects = self.log.apply(Input::Tick, now);
+            self.carry_out(effects, None);
+        }
+        *self.inbox.stats.lock().unwrap_or_else(PoisonError::into_inner) = self.log.stats();
+    }
+
+    fn wait(&self) {
+        let left = self.log.next_deadline().map(|deadline| deadline.saturating_sub(self.now()));
+        let closing = self.inbox.lock().closed;
+        let left = left.or(closing.then_some(10));
+        let timeout =
+            left.map(|ms| Timespec { tv_sec: (ms / 1000) as i64, tv_nsec: (ms % 1000 * 1_000_000) as i64 });
+        let mut fds = [PollFd::new(&self.inbox.wake, PollFlags::IN)];
+        let _ = poll(&mut fds, timeout.as_ref());
+        let mut count = [0; 8];
+        let _ = rustix::io::read(&self.inbox.wake, &mut count);
+    }
+
+    /// True when the shelf is closed.
+    fn take_requests(&mut self) -> bool {
+        let (requests, closed) = {
+            let mut queue = self.inbox.lock();
+            (std::mem::take(&mut queue.requests), queue.closed)
+        };
+        for Request { input, pieces, reply } in requests {
+            let now = self.now();
+            let due = |within: Duration| now.saturating_add(within.as_millis() as u64);
+            let (op, input) = match input {
+                Asked::Append { op, record, sums, within } => {
+                    (op, Input::Append { op, record, sums, deadline: due(within) })
+                }
+                Asked::Read { op, id, span, within } => {
+                    (op, Input::Read { op, id, span, deadline: due(within) })
+                }
+                Asked::Mark { op, id, marks, protected, within } => {
+                    (op, Input::Mark { op, id, marks, protected, deadline: due(within) })
+                }
+                Asked::Forget { op, ids, within } => (op, Input::Forget { op, ids, deadline: due(within) }),
+                Asked::Flush { op, within } => (op, Input::Flush { op, deadline: due(within) }),
+                Asked::Cancel { op } => (op, Input::Cancel { op }),
+            };
+            if reply.is_some() {
+                self.ops.insert(op, (pieces, reply));
+            }
+            let effects = self.log.apply(input, now);
+            self.carry_out(effects, None);
+        }
+        closed
+    }
+
+    fn carry_out(&mut self, effects: Vec<Effect>, landed: Option<Pieces>) {
+        for effect in effects {
+            match effect {
+                Effect::Write { io, at, parts } => {
+                    let sources = parts.into_iter().map(|part| self.source(part)).collect();
+                    self.jobs.add(io, Work::Write { at, sources });
+                }
+                Effect::Sync { io } => self.jobs.add(io, Work::Sync),
+                Effect::Read { io, at, len, into } => {
+                    let dest = self.dest(into, len);
+                    self.jobs.add(io, Work::Read { at, len, dest });
+                }
+                Effect::Copy { to, from, .. } => self.copy(landed.as_ref(), to, from),
+                Effect::Unstage { stage } => drop(self.stages.remove(&stage)),
+                Effect::Answer { op, answer } => {
+                    if let Some((_, Some(reply))) = self.ops.remove(&op) {
+                        reply(answer);
+                    }
+                }
+                Effect::Event(Event::Recovered(recovery)) => self.recovered = Some(Ok(recovery)),
+                Effect::Event(Event::Unusable(fault)) => self.recovered = Some(Err(fault)),
+                Effect::Event(event) => (self.listen)(event),
+            }
+        }
+    }
+
+    fn pieces(&self, op: OpId, len: u64) -> Pieces {
+        // An operation that was answered is not asked for its memory; if it were, nothing of its caller's is used.
+        let known = self.ops.get(&op).and_then(|(pieces, _)| pieces.clone());
+        known.unwrap_or_else(|| Pieces::zeroed(len))
+    }
+
+    fn source(&self, part: Part) -> Source {
+        match part {
+            Part::Bytes(bytes) => Source::Bytes(bytes),
+            Part::Payload { op, len } => Source::Pieces(self.pieces(op, len)),
+            Part::Stage { stage, len } => match self.stages.get(&stage) {
+                Some(buffer) => Source::Buffer(Arc::clone(buffer), len),
+                None => Source::Zeros(len),
+            },
+            Part::Zeros(len) => Source::Zeros(len),
+        }
+    }
+
+    fn dest(&mut self, into: Into, len: u64) -> Dest {
+        match into {
+            Into::Log => Dest::Log,
+            Into::Op { op, span, checks } => Dest::Pieces { pieces: self.pieces(op, span.len), span, checks },
+            Into::Stage { stage, checks } => {
+                let buffer = Arc::new(Buffer::new(len as usize));
+                self.stages.insert(stage, Arc::clone(&buffer));
+                Dest::Buffer { buffer, checks }
+            }
+        }
+    }
+
+    fn copy(&self, landed: Option<&Pieces>, to: OpId, from: Span) {
+        let Some((landed, (Some(pieces), _))) = landed.zip(self.ops.get(&to)) else { return };
+        let mut offset = 0;
+        let mut chunk = vec![0; from.len.min(SUM_BYTES) as usize];
+        while offset < from.len {
+            let len = (from.len - offset).min(SUM_BYTES) as usize;
+            if let Some(chunk) = chunk.get_mut(..len) {
+                landed.read(from.offset + offset, chunk);
+                pieces.write(offset, chunk);
+            }
+            offset += len as u64;
+        }
+    }
+}
+
+fn random() -> std::io::Result<u64> {
+    use std::io::Read;
+    let mut bytes = [0; 8];
+    std::fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(u64::from_le_bytes(bytes))
+}
