@@ -1,4 +1,5 @@
-//! Disk work of the log, cut into raw work: straight from and to the memory of operations where alignment allows,
+//! Disk work of the log, cut into raw work: straight from and to the memory of operations where alignment
+//! allows,
 //! else through aligned buffers that are registered with the kernel.
 //!
 //! A job's memory is held until its last raw work has ended, whatever became of the operation.
@@ -357,13 +358,14 @@ fn direct_source(sources: &[Source], position: u64) -> Option<Run> {
     None
 }
 
-/// Copies from this position on until the buffer is full, all is there, or the rest can be written from where it is.
+/// Copies from this position on until the buffer is full, all is there, or the rest can be written from
+/// where it is.
 fn gather(sources: &[Source], position: u64, to: &mut [u8]) -> usize {
     let (mut begin, mut filled) = (0, 0);
     for source in sources {
         let (end, here) = (begin + source.len(), position + filled as u64);
         if here < end {
-            let whole = filled as u64 % BLOCK == 0 && filled > 0;
+            let whole = (filled as u64).is_multiple_of(BLOCK) && filled > 0;
             if whole && source.direct(here - begin).is_some() {
                 break;
             }

@@ -24,6 +24,7 @@
 //!
 //! Records leave by themselves too: [`Event::Left`] says which and why, after it is durable.
 
+pub mod bench;
 mod engine;
 mod jobs;
 mod layout;

@@ -79,7 +79,8 @@ impl Pieces {
     /// Memory that belongs to others.
     ///
     /// # Safety
-    /// Each piece is valid for reads (and, as a destination, for writes) of its length until `guard` is dropped,
+    /// Each piece is valid for reads (and, as a destination, for writes) of its length until `guard` is
+    /// dropped,
     /// by any thread. Until then nobody writes a source, and nobody reads or writes a destination: also not
     /// after the operation was answered with an error, because the disk may not have ended. The guard is
     /// dropped when it has.
@@ -212,7 +213,8 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // SAFETY: it was allocated with this layout, and nobody has the address without a guard on this value.
+        // SAFETY: it was allocated with this layout, and nobody has the address without a guard on this
+        // value.
         unsafe { dealloc(self.at.as_ptr(), self.layout) }
     }
 }

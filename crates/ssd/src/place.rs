@@ -1,4 +1,5 @@
-//! Where a log lies: a directory of a filesystem, or a block device. Locked, sized, and opened past the cache.
+//! Where a log lies: a directory of a filesystem, or a block device. Locked, sized, and opened past the
+//! cache.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};

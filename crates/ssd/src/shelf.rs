@@ -1,7 +1,9 @@
 //! A log on a real disk: one thread drives it, and whoever asks is answered by a callback.
 //!
-//! The inbox is bounded: when it is full, the answer is `Busy` at once. Callbacks run on the driving thread, and
-//! must not block. Dropping the shelf waits until all operations have been answered and the kernel has let go of
+//! The inbox is bounded: when it is full, the answer is `Busy` at once. Callbacks run on the driving thread,
+//! and
+//! must not block. Dropping the shelf waits until all operations have been answered and the kernel has let
+//! go of
 //! all memory.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -457,7 +459,8 @@ impl Driver {
     }
 
     fn pieces(&self, op: OpId, len: u64) -> Pieces {
-        // An operation that was answered is not asked for its memory; if it were, nothing of its caller's is used.
+        // An operation that was answered is not asked for its memory; if it were, nothing of its caller's is
+        // used.
         let known = self.ops.get(&op).and_then(|(pieces, _)| pieces.clone());
         known.unwrap_or_else(|| Pieces::zeroed(len))
     }

@@ -50,7 +50,7 @@ const COVERED: &[&str] = &[
 #[test]
 fn what_was_promised_is_there_and_nothing_comes_back() {
     let mut seen: BTreeMap<String, u64> = BTreeMap::new();
-    for seed in 0..40 {
+    for seed in 0..30 {
         match play(seed, Sabotage::None, EVENTS) {
             Ok(more) => more.into_iter().for_each(|(what, count)| *seen.entry(what).or_default() += count),
             Err(error) => panic!("seed {seed}: {error}"),
@@ -67,8 +67,7 @@ fn every_broken_rule_is_noticed() {
     std::panic::set_hook(Box::new(|_| {}));
     let mut unnoticed = Vec::new();
     for sabotage in Sabotage::ALL {
-        let noticed = (0..60).find(|seed| play(*seed, *sabotage, EVENTS).is_err());
-        eprintln!("{sabotage:?}: seed {noticed:?}");
+        let noticed = (0..80).find(|seed| play(*seed, *sabotage, EVENTS).is_err());
         if noticed.is_none() {
             unnoticed.push(*sabotage);
         }

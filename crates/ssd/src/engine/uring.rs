@@ -66,7 +66,8 @@ impl Engine for Uring {
         {
             let mut queue = self.ring.submission();
             for entry in &self.waiting {
-                // SAFETY: whoever submitted this keeps the memory alive, and to itself, until it is collected.
+                // SAFETY: whoever submitted this keeps the memory alive, and to itself, until it is
+                // collected.
                 if unsafe { queue.push(entry) }.is_err() {
                     break;
                 }
