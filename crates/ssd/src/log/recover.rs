@@ -367,6 +367,7 @@ impl Log {
                 return self.hunt(job, offset, BLOCK);
             }
             job.unreadable += 1;
+            job.end = job.end.max(offset + BLOCK);
             return self.hunt(job, offset + BLOCK, LOAD_BYTES);
         };
         let mut position = 0;
@@ -504,7 +505,7 @@ impl Log {
                 self.unsure += 1;
             }
             // What has a trailer was closed before, and must not grow.
-            if !job.trailer && job.unreadable == 0 {
+            if !job.trailer {
                 let newer = self.open.filter(|open| self.segment(*open).life > job.head.life);
                 self.open = newer.or(Some(number));
             }
@@ -555,8 +556,12 @@ impl Log {
     /// The newest segment that was not closed goes on; others are closed.
     fn settle_segments(&mut self) {
         let newest = self.segments.iter().map(|segment| segment.life).max().unwrap_or(0);
-        self.open =
-            self.open.filter(|open| self.segments.get(*open as usize).is_some_and(|s| s.life == newest));
+        let free = self.segments.iter().filter(|segment| segment.state == State::Free).count() as u64;
+        // What could not be read here is out of the way once there is an index; but room comes first.
+        let goes_on = |segment: &Segment| {
+            segment.life == newest && (!segment.unsure || free <= super::RESERVE_SEGMENTS)
+        };
+        self.open = self.open.filter(|open| self.segments.get(*open as usize).is_some_and(goes_on));
         for number in 0..self.segments.len() as u32 {
             let open = self.open == Some(number);
             let segment = self.segment(number);
