@@ -95,12 +95,24 @@ async fn cluster(store: &Reached, console: &mut Console) -> Result<(), Failure> 
     }
     console.text(format!("{nodes}\n\n{ways}\n"))?;
     console.text(namespaces(&stat))?;
+    if stat.nodes.iter().any(|node| node.info.beside.is_some()) {
+        console.text(format!("\n{}", disks(&stat)))?;
+    }
     for table in [owners(&stat), holders(&stat), viewers(&stat)] {
         if !table.is_empty() {
             console.text(format!("\n{table}"))?;
         }
     }
     Ok(())
+}
+
+/// What the disks have done, as far as anything happened.
+fn disks(stat: &Cluster) -> Table {
+    let mut table = Table::new(&["disks", "count"]);
+    for (_, what, count) in stat.tier.named().into_iter().filter(|it| it.2 > 0) {
+        table.row([what.to_owned(), count.to_string()]);
+    }
+    table
 }
 
 /// Who pins what: so that what is never given back names its holder.
@@ -248,6 +260,7 @@ fn as_json(stat: &Cluster, routes: &[Route]) -> Value {
         "clients": stat.clients,
         "evicted": { "objects": stat.evicted_objects, "bytes": stat.evicted_bytes },
         "soft_pinned": stat.soft_pinned,
+        "tier": stat.tier.named().into_iter().map(|(name, _, count)| (name.to_owned(), count.into())).collect::<serde_json::Map<_, _>>(),
         "nodes": nodes.collect::<Vec<_>>(),
         "namespaces": namespaces.collect::<Vec<_>>(),
     })

@@ -84,6 +84,9 @@ async fn drive_piece<'a>(
     let requests = known::recall(inner, keys, options);
     let before: Vec<_> = requests.iter().map(|it| it.known.as_ref().map(|it| it.generation)).collect();
     let mut session = Session::new(requests, options.lease, distance(inner));
+    if let Some(ms) = options.promotion_wait_ms {
+        session = session.wait_for_promotion(ms);
+    }
     let mut failures = Vec::new();
     let mut running = Running::new();
     let mut is_late = deadline.has_passed();

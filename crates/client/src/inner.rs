@@ -183,6 +183,7 @@ impl Inner {
                         | Request::Why(_)
                         | Request::Pin(_)
                         | Request::SetPolicy(_)
+                        | Request::Prefetch(_)
                 ) =>
             {
                 let master = self.master(deadline).await?;

@@ -96,6 +96,7 @@ mod losses;
 mod manifest;
 mod names;
 mod options;
+mod prefetch;
 mod put;
 mod reservations;
 mod reserved;
@@ -123,8 +124,9 @@ pub use reserved::{Reserved, Room};
 pub use sample::{SamplePut, SampleRef, TensorRef};
 pub use tiffin_core::marks::Consumption;
 pub use tiffin_core::message::{
-    Cause, DeletedMatching, Demotion, Found, Gone, Held, Here, Holder, List, ListItem, Listed, NamespaceStat,
-    NodeInfo, NodeStat, OnExists, Pattern, Policy, PutOptions, Quota, SOFT_PIN_DEFAULT, Stat, Usage, Why,
+    Ahead, Cause, DeletedMatching, Demotion, Found, Gone, Held, Here, Holder, List, ListItem, Listed,
+    NamespaceStat, NodeInfo, NodeStat, OnExists, Pattern, Policy, PrefetchOutcome, PutOptions, Quota,
+    SOFT_PIN_DEFAULT, Stat, TierStat, Usage, Why,
 };
 pub use tiffin_core::{ClientId, Generation, Key, KeyError, Keys, Location, SegmentId};
 pub use tiffin_rpc::while_waiting_is;
@@ -298,6 +300,20 @@ impl Client {
     ) -> Vec<Result<bool, Error>> {
         match self.inner.enter(deadline) {
             Ok(_busy) => names::exists(&self.inner, keys, options, deadline).await,
+            Err(error) => batch::all(keys.len(), &error),
+        }
+    }
+
+    /// Brings objects that only a disk has into memory, and says what became of each, once all have ended or
+    /// the deadline comes. What is dropped before that goes on, and nobody waits for it.
+    pub async fn prefetch(
+        &self,
+        keys: &[Key],
+        ahead: Ahead,
+        deadline: Deadline,
+    ) -> Vec<Result<PrefetchOutcome, Error>> {
+        match self.inner.enter(deadline) {
+            Ok(_busy) => prefetch::prefetch(&self.inner, keys, ahead, deadline).await,
             Err(error) => batch::all(keys.len(), &error),
         }
     }

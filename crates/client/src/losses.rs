@@ -115,7 +115,7 @@ async fn kept(
     let mut kept = BTreeSet::new();
     if client.stat(deadline).await?.nodes.iter().any(is_other) {
         let keys: Vec<_> = records.iter().map(|it| it.key.clone()).collect();
-        let locate = ResolveOptions { touch: false, lease: false, locate: true };
+        let locate = ResolveOptions { locate: true, ..ResolveOptions::default() };
         for (key, info) in keys.iter().zip(client.resolve(&keys, locate, deadline).await) {
             if let Ok(Some(info)) = info
                 && info.replicas.iter().any(|it| it.location.segment != leaving)

@@ -24,7 +24,7 @@ pub(crate) async fn resolve(
     options: ResolveOptions,
     deadline: Deadline,
 ) -> Vec<Result<Option<Info>, Error>> {
-    let ResolveOptions { touch, lease, locate } = options;
+    let ResolveOptions { touch, lease, locate, .. } = options;
     let mut results = Vec::with_capacity(keys.len());
     for piece in batch::pieces(keys) {
         let keys = keys.get(piece).unwrap_or_default();
@@ -78,7 +78,7 @@ async fn ask_for(
 ) -> Vec<Result<bool, Error>> {
     let count = keys.len();
     let request =
-        Request::Exists(Exists { keys, touch: options.touch, lease: options.lease, ..Exists::default() });
+        Request::Exists(Exists { keys, touch: options.touch, lease: options.lease, ahead: options.ahead });
     let items = match inner.ask(&request, deadline).await {
         Ok(Reply::Present(items)) if items.len() == count => items,
         Ok(_) => return batch::all(count, &Error::misfit()),

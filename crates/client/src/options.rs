@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use tiffin_core::NAMESPACE_DEFAULT;
 use tiffin_core::SegmentId;
+use tiffin_core::message::Ahead;
 use tiffin_transport::segment::NodeMemory;
 use tokio::time::Instant;
 
@@ -122,6 +123,9 @@ impl std::fmt::Debug for ConnectOptions {
 pub struct GetOptions {
     /// Protects the objects from eviction for the master's lease time.
     pub lease: bool,
+    /// How many milliseconds a batch waits for objects that are on their way from a disk into memory, before
+    /// it reads them from the disk. Never waits when nothing is on its way. Ten if not said.
+    pub promotion_wait_ms: Option<u64>,
 }
 
 /// How to look objects up.
@@ -133,6 +137,9 @@ pub struct ResolveOptions {
     pub lease: bool,
     /// Wants to know where the copies lie: fills [`Info::replicas`](crate::Info::replicas).
     pub locate: bool,
+    /// Where only presence is asked for: which objects are to be in memory soon, that only a disk has. The
+    /// answer is the same.
+    pub ahead: Ahead,
 }
 
 /// What a put does that finds no room.

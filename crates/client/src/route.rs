@@ -190,8 +190,16 @@ pub(crate) async fn open(
         Ok(attachment) => (Some(attachment), None),
         Err(why) => (None, Some(why)),
     };
+    // A disk has no sockets of its own: requests would go to the node whose memory is beside it. This client
+    // may be there already, and a node hears each client on one connection; so it comes as somebody else.
+    let mut hello = traveller.hello.clone();
+    if info.beside.is_some() {
+        hello.client.0 ^= info.segment.0;
+    }
+    let is_near = info.beside.is_some() && traveller.shared_memory && info.host == hello.host;
     let address = match &attached {
         Some(_) => format!("unix:@{}", info.unix),
+        None if is_near && !info.unix.is_empty() => format!("unix:@{}", info.unix),
         None if info.tcp.is_empty() || info.data.is_empty() => {
             let why = why_not_shared.unwrap_or_default();
             let what = format!("node `{}` listens for its own host only, and its memory: {why}", info.name);
@@ -205,7 +213,7 @@ pub(crate) async fn open(
         Error::Timeout { what } => Error::Timeout { what: format!("node `{}`: {what}", info.name) },
         error => error,
     };
-    let opened = Connection::open(&address, traveller.hello.clone(), deadline).await;
+    let opened = Connection::open(&address, hello, deadline).await;
     let (connection, welcome) = opened.map_err(|error| named(error.into()))?;
     check_segment(&info, &welcome, &address)?;
     let mover = mover(&traveller, &info, attached);
@@ -228,7 +236,7 @@ fn mover(traveller: &Traveller, info: &NodeInfo, attached: Option<Arc<Attachment
 }
 
 fn check_segment(info: &NodeInfo, welcome: &Welcome, address: &Address) -> Result<(), Error> {
-    if welcome.segment == info.segment {
+    if welcome.segment == info.beside.unwrap_or(info.segment) {
         return Ok(());
     }
     let what = format!("node `{}` is gone: another one answers at `{address}`", info.name);

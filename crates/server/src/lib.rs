@@ -58,6 +58,9 @@ pub enum StartError {
         /// What to do.
         hint: &'static str,
     },
+    /// A disk cannot be used.
+    #[error("{0}")]
+    Disk(String),
     /// The system gave something else than it should.
     #[error("{what}: {source}")]
     System {
@@ -66,4 +69,11 @@ pub enum StartError {
         /// What the system says.
         source: io::Error,
     },
+}
+
+impl StartError {
+    /// A disk cannot be used, as its log says it.
+    pub(crate) fn disk(error: impl std::fmt::Display) -> Self {
+        Self::Disk(error.to_string())
+    }
 }

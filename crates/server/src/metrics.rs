@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use bytesize::ByteSize;
 use tiffin_core::message::{
-    CommitOutcome, DeleteOutcome, Pattern, Presence, Reply, Request, ReserveOutcome, ResolveOutcome, Stat,
-    Usage,
+    CommitOutcome, DeleteOutcome, NodeStat, Pattern, Presence, Reply, Request, ReserveOutcome,
+    ResolveOutcome, Stat, Usage,
 };
 
 /// The upper bounds of the histogram of value sizes, in bytes.
@@ -249,8 +249,9 @@ fn cluster(page: &mut Page, snapshot: &Snapshot<'_>) {
     page.gauge("master_key_count", "Objects that can be found", keys(stat));
     page.gauge("master_soft_pin_key_count", "Objects that a soft pin protects", stat.soft_pinned);
     page.gauge("master_active_clients", "Clients that are connected", stat.clients);
-    page.gauge("master_allocated_file_size_bytes", "Bytes in files: there is no such tier yet", 0);
-    page.gauge("master_total_file_capacity_bytes", "Bytes that files may have: there is no such tier yet", 0);
+    let disks = sum(stat.nodes.iter().filter(|node| node.alive && node.info.beside.is_some()));
+    page.gauge("master_allocated_file_size_bytes", "Bytes in use, on all disks", allocated(&disks));
+    page.gauge("master_total_file_capacity_bytes", "Bytes of all disks", disks.capacity);
     let name = "master_value_size_bytes";
     page.head(name, "histogram", "Sizes of values for which room was asked");
     let mut sum = 0;
@@ -326,6 +327,11 @@ fn own(page: &mut Page, snapshot: &Snapshot<'_>) {
     page.counter("tiffin_connections_refused_total", "Connections that were not let in", snapshot.refused);
     page.counter("tiffin_requests_refused_total", "Requests refused whole", get(&snapshot.counters.refusals));
     page.gauge("tiffin_operations_waiting", "Operations that wait for a node", snapshot.waiting);
+    let [(name, help, level), counters @ ..] = stat.tier.named();
+    page.gauge(&format!("tiffin_tier_{name}"), help, level);
+    for (name, help, count) in counters {
+        page.counter(&format!("tiffin_tier_{name}_total"), help, count);
+    }
     page.head("tiffin_node_alive", "gauge", "Whether the node answers");
     for node in &stat.nodes {
         page.sample("tiffin_node_alive", &[("node", &node.info.name)], u64::from(node.alive));
@@ -365,9 +371,14 @@ fn own(page: &mut Page, snapshot: &Snapshot<'_>) {
     }
 }
 
+/// All memory.
 fn total(stat: &Stat) -> Usage {
+    sum(stat.nodes.iter().filter(|node| node.alive && node.info.beside.is_none()))
+}
+
+fn sum<'a>(nodes: impl Iterator<Item = &'a NodeStat>) -> Usage {
     let mut total = Usage::default();
-    for node in stat.nodes.iter().filter(|node| node.alive) {
+    for node in nodes {
         total.capacity += node.usage.capacity;
         total.free += node.usage.free;
     }

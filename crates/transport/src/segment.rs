@@ -13,6 +13,8 @@ use std::sync::Arc;
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 
+use crate::Extent;
+use crate::buffer::TargetBuf;
 use crate::control::{ControlReader, ControlWriter};
 use crate::layout::{DATA_BYTES_MAX, Geometry, HEAP_BYTES_MAX, SLOTS_MAX};
 use crate::map::{Access, Map};
@@ -68,6 +70,13 @@ pub struct NodeMemory {
 }
 
 impl NodeMemory {
+    /// The memory of these extents; nothing if one of them is not inside. Who may touch it is for the
+    /// keeper of the slots to say.
+    #[must_use]
+    pub fn targets(&self, extents: &[Extent]) -> Option<Vec<TargetBuf<'_>>> {
+        extents.iter().map(|&extent| self.data.target(extent)).collect()
+    }
+
     /// Makes a new segment, and the one hand that may write its records.
     pub fn create(geometry: Geometry) -> Result<(Arc<Self>, ControlWriter), SegmentError> {
         check_sizes(&geometry)?;

@@ -18,7 +18,8 @@ const REMOVE_TIME_MAX: Duration = Duration::from_secs(10);
 /// How long the master may take to show that it lives.
 const HEALTH_TIME_MAX: Duration = Duration::from_secs(2);
 /// Mooncake's reads and probes protect what they find for a while.
-const LEASED: ResolveOptions = ResolveOptions { touch: true, lease: true, locate: false };
+const LEASED: ResolveOptions =
+    ResolveOptions { touch: true, lease: true, locate: false, ahead: Ahead::Nothing };
 
 /// Puts what can be put; items that have a code already keep it.
 pub(super) fn put(py: Python<'_>, open: &Open, puts: Vec<Result<Put<'_>, i64>>) -> PyResult<Vec<i64>> {
@@ -43,7 +44,7 @@ pub(super) fn get_into(
 ) -> PyResult<Vec<i64>> {
     let (known, gets) = split(gets);
     let deadline = Deadline::after(open.call_time);
-    let options = GetOptions { lease: true };
+    let options = GetOptions { lease: true, ..GetOptions::default() };
     let read = ask(py, open, deadline, async |client| client.get_into(&gets, options, deadline).await)?;
     let codes = read.into_iter().map(|read| match read {
         Ok(fetched) => i64::try_from(fetched.len).unwrap_or(i64::MAX),
@@ -58,7 +59,7 @@ pub(super) fn get(py: Python<'_>, open: &Open, keys: &[KeyArg]) -> PyResult<Vec<
         keys.iter().map(|key| key.key().filter(|_| open.buffer_bytes > 0).ok_or(None)).collect();
     let (known, keys) = split(keys);
     let deadline = Deadline::after(open.call_time);
-    let options = GetOptions { lease: true };
+    let options = GetOptions { lease: true, ..GetOptions::default() };
     let objects = ask(py, open, deadline, async |client| client.get(&keys, options, deadline).await)?;
     let values = objects.into_iter().map(|object| {
         object.ok().map(|object| object.bytes).filter(|bytes| bytes.len() as u64 <= open.buffer_bytes)
@@ -148,7 +149,7 @@ pub(super) fn remove_matching(
 pub(super) fn master_answers(py: Python<'_>, open: &Open) -> PyResult<bool> {
     let deadline = Deadline::after(HEALTH_TIME_MAX.min(open.call_time));
     let Ok(key) = Key::new(b"health") else { return Ok(false) };
-    let options = ResolveOptions { touch: false, lease: false, locate: false };
+    let options = ResolveOptions::default();
     let looked = ask(py, open, deadline, async |client| client.resolve(&[key], options, deadline).await)?;
     Ok(looked.iter().all(|it| matches!(it, Ok(_) | Err(Error::NodeDown { .. }))))
 }

@@ -139,3 +139,41 @@ pub struct TierStat {
     /// Copies on disks that turned out to be unreadable.
     pub disk_corrupt: u64,
 }
+
+impl TierStat {
+    /// Every number with its name and what it counts, for pages and tables. The first is a level, the others
+    /// only grow.
+    #[must_use]
+    pub fn named(&self) -> [(&'static str, &'static str, u64); 20] {
+        [
+            ("shelved_objects", "Copies on disks", self.shelved),
+            ("demoted_objects", "Objects written to disks", self.demoted_objects),
+            ("demoted_bytes", "Bytes written to disks", self.demoted_bytes),
+            ("demotions_failed", "Objects that could not be written to a disk", self.demotions_failed),
+            ("evicted_unshelved", "Objects evicted before a disk had them", self.evicted_unshelved),
+            ("promoted_objects", "Objects brought back into memory", self.promoted_objects),
+            ("promoted_bytes", "Bytes brought back into memory", self.promoted_bytes),
+            ("promoted_used", "Of these objects, those that were read", self.promoted_used),
+            (
+                "promoted_unused",
+                "Of these objects, those that left before they were read",
+                self.promoted_unused,
+            ),
+            ("prefetch_redundant", "Prefetches of what was in memory", self.prefetch_redundant),
+            ("prefetch_joined", "Prefetches of what was on its way or had just come", self.prefetch_joined),
+            ("prefetch_failed", "Prefetches that could not be read", self.prefetch_failed),
+            ("prefetch_skipped", "Prefetches not begun, for lack of room", self.prefetch_skipped),
+            ("gets_from_memory", "Gets that the master answered with memory", self.gets_from_memory),
+            ("gets_from_disk", "Gets that the master answered with a disk", self.gets_from_disk),
+            (
+                "gets_waited",
+                "Batches of gets that waited for a prefetch, and had it in time",
+                self.gets_waited,
+            ),
+            ("gets_late", "Batches of gets that waited for a prefetch in vain", self.gets_late),
+            ("waited_ms", "How long these waited, in milliseconds", self.waited_ms),
+            ("disk_evicted", "Copies that disks gave up to make room", self.disk_evicted),
+            ("disk_corrupt", "Copies on disks that were unreadable", self.disk_corrupt),
+        ]
+    }
+}

@@ -264,6 +264,12 @@ impl Node {
         self.tell_of_room(free, false);
     }
 
+    /// Whether that use of a slot is not an object yet, but may become one.
+    #[must_use]
+    pub fn may_become_an_object(&self, hold: Hold) -> bool {
+        self.slots.state(hold).is_some_and(|it| it != SlotState::Committed)
+    }
+
     /// Before an object's bytes are sent: where they lie, if it can be read. Its room stays as it is until
     /// [`Self::end_send`].
     pub fn begin_send(

@@ -23,7 +23,7 @@ use serde::{Deserialize, Deserializer};
 use toml::de::{DeTable, DeValue};
 
 use super::nearest::nearest;
-use super::{ClientArgs, CommonArgs, ConfigError, MasterArgs, NodeArgs, StorageArgs};
+use super::{ClientArgs, CommonArgs, ConfigError, MasterArgs, NodeArgs, StorageArgs, TierArgs};
 
 /// The longest settings file.
 const FILE_BYTES_MAX: u64 = 1 << 20;
@@ -35,6 +35,8 @@ pub struct SettingsFile {
     pub common: CommonArgs,
     /// Under `[master]`.
     pub master: MasterArgs,
+    /// Under `[master]` too: the disks.
+    pub tier: TierArgs,
     /// Under `[node]`.
     pub node: NodeArgs,
     /// Under `[node]` too: the memory, which `tiffin up` takes as well.
@@ -73,6 +75,7 @@ impl SettingsFile {
         Ok(Self {
             common: deserialize(text, path)?,
             master: table!(master, text, path),
+            tier: table!(master, text, path),
             node: table!(node, text, path),
             storage: table!(node, text, path),
             client: table!(client, text, path),
@@ -154,6 +157,6 @@ fn line_of(text: &str, at: usize) -> usize {
     text.as_bytes().iter().take(at).filter(|&&byte| byte == b'\n').count() + 1
 }
 
-fn first_line(text: &str) -> &str {
+pub(super) fn first_line(text: &str) -> &str {
     text.lines().next().unwrap_or_default()
 }

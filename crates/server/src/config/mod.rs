@@ -10,6 +10,7 @@
 mod file;
 pub mod nearest;
 pub mod page;
+mod tier;
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -24,6 +25,7 @@ use tiffin_transport::TOKEN_BYTES_MAX;
 use tiffin_transport::layout::DATA_BYTES_MAX;
 
 pub use file::SettingsFile;
+pub use tier::{Demotion, Engine, SsdConfig, SsdError, TierArgs, TierConfig};
 
 /// Where a master listens if nothing else is said.
 pub const LISTEN_DEFAULT: &str = "127.0.0.1:7400";
@@ -144,6 +146,11 @@ pub struct MasterArgs {
     #[arg(long, env = "TIFFIN_MASTER_EVICT_SOFT_PINNED", value_name = "BOOL")]
     pub evict_soft_pinned: Option<bool>,
 
+    /// The disks.
+    #[command(flatten)]
+    #[serde(skip)]
+    pub tier: TierArgs,
+
     /// Not ours: where the default of `state_dir` lies.
     #[arg(long, env = "XDG_STATE_HOME", hide = true)]
     #[serde(skip)]
@@ -176,6 +183,12 @@ pub struct StorageArgs {
     /// for that. Default: `on`.
     #[arg(long, env = "TIFFIN_NODE_POPULATE", value_name = "SWITCH")]
     pub populate: Option<Switch>,
+
+    /// Disks for what memory has no room for, such as `path=/data/tiffin,size=100GiB`; several are parted by
+    /// `;`, or given one by one. Default: none.
+    #[arg(long, env = "TIFFIN_NODE_SSD", value_name = "path=DIR,size=SIZE", value_delimiter = ';')]
+    #[serde(deserialize_with = "tier::disks")]
+    pub ssd: Vec<SsdConfig>,
 }
 
 /// Settings of a storage node that is a process of its own.
@@ -392,6 +405,8 @@ pub struct MasterConfig {
     pub soft_pin_ttl: Duration,
     /// See [`MasterArgs::evict_soft_pinned`].
     pub evict_soft_pinned: bool,
+    /// See [`MasterArgs::tier`].
+    pub tier: TierConfig,
     /// Listen where other machines can reach it even without a token. Only `mooncake_master` does, as
     /// Mooncake's.
     pub exposed: bool,
@@ -416,6 +431,8 @@ pub struct NodeConfig {
     pub shared_memory: bool,
     /// See [`StorageArgs::populate`].
     pub populate: bool,
+    /// See [`StorageArgs::ssd`].
+    pub ssd: Vec<SsdConfig>,
     /// The shared secret, both shown to the master and expected of clients; empty for none.
     pub token: String,
     /// Listen where other machines can reach it even without a token. Only for stores that stand in for
@@ -531,6 +548,7 @@ impl MasterArgs {
             away: args.away.unwrap_or(AWAY_DEFAULT),
             soft_pin_ttl: args.soft_pin_ttl.unwrap_or(SOFT_PIN_TTL_DEFAULT),
             evict_soft_pinned: args.evict_soft_pinned.unwrap_or(true),
+            tier: args.tier.over(file.tier.clone()),
             exposed: false,
         };
         config.check()?;
@@ -559,6 +577,9 @@ impl StorageArgs {
     fn over(self, file: &SettingsFile) -> Self {
         let (mut args, said) = (self, file.storage.clone());
         fill!(args from said: memory, name, advertise, shared_memory, populate);
+        if args.ssd.is_empty() {
+            args.ssd = said.ssd;
+        }
         args
     }
 
@@ -569,6 +590,7 @@ impl StorageArgs {
             advertise: self.advertise,
             shared_memory: self.shared_memory.unwrap_or(Switch::On) == Switch::On,
             populate: self.populate.unwrap_or(Switch::On) == Switch::On,
+            ssd: self.ssd,
             token: common.token()?,
             ..NodeConfig::default()
         })
@@ -621,6 +643,7 @@ impl Default for MasterConfig {
             away: AWAY_DEFAULT,
             soft_pin_ttl: SOFT_PIN_TTL_DEFAULT,
             evict_soft_pinned: true,
+            tier: TierConfig::default(),
             exposed: false,
         }
     }
@@ -638,6 +661,7 @@ impl Default for NodeConfig {
             advertise: None,
             shared_memory: true,
             populate: true,
+            ssd: Vec::new(),
             token: String::new(),
             exposed: false,
         }
@@ -661,6 +685,7 @@ impl MasterConfig {
                 check_is_tcp(name, address, name != "listen")?;
             }
         }
+        self.tier.check()?;
         check_duration("lease_ttl", self.lease_ttl, Duration::from_millis(1), "10s")?;
         check_duration("lease_grace", self.lease_grace, Duration::from_millis(1), "10s")?;
         check_duration("silence", self.silence, SILENCE_MIN, "10s")?;

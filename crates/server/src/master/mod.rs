@@ -14,9 +14,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tiffin_core::master::{
-    Effect, Event, Master, MasterConfig as CoreConfig, Notice, PIECE_OBJECTS_MAX, TierConfig,
-};
+use tiffin_core::master::{Effect, Event, Master, MasterConfig as CoreConfig, Notice, PIECE_OBJECTS_MAX};
 use tiffin_core::message::{Hello, Reason, Refusal, Reply, Request, Role, Stat, Welcome};
 use tiffin_core::sabotage::Sabotage;
 use tiffin_core::{ConnId, RequestId, Tick};
@@ -252,7 +250,7 @@ impl Shared {
             soft_pin_ms: ms(config.soft_pin_ttl),
             evict_soft_pinned: config.evict_soft_pinned,
             piece_objects_max: PIECE_OBJECTS_MAX,
-            tier: TierConfig::default(),
+            tier: config.tier.core(),
             hash_seed: draw
                 .map_err(|source| StartError::System { what: "drawing a random number", source })?,
             sabotage: Sabotage::default(),

@@ -18,7 +18,8 @@ use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
 use crate::config::{
-    CommonArgs, ConfigError, LogConfig, LogFormat, MasterArgs, MasterConfig, OffOr, SettingsFile,
+    CommonArgs, ConfigError, Demotion, LogConfig, LogFormat, MasterArgs, MasterConfig, OffOr, SettingsFile,
+    TierConfig,
 };
 use crate::{MasterServer, StartError, host};
 use flags::{FLAGS, FlagError, Use, Values, is_true, milliseconds};
@@ -185,11 +186,26 @@ fn master_config(values: &Values, environment: &Environment) -> Result<MasterCon
         away: client_ttl,
         soft_pin_ttl: soft_pin.map_or(config.soft_pin_ttl, Duration::from_millis),
         evict_soft_pinned: evict,
+        tier: tier_config(values, config.tier),
         exposed: true,
         ..config
     };
     config.check()?;
     Ok(config)
+}
+
+/// What goes to disks. Who says nothing has them used where there are some: a client that gives a disk to the
+/// cluster wants that.
+fn tier_config(values: &Values, otherwise: TierConfig) -> TierConfig {
+    let said = |name: &str| values.get(name).map(|value| is_true(value));
+    let demotion = match (said("enable_offload"), said("offload_on_evict")) {
+        (_, Some(true)) => Demotion::OnPressure,
+        (Some(true), _) => Demotion::WriteThrough,
+        (Some(false), _) => Demotion::Never,
+        (None, _) => otherwise.demotion,
+    };
+    let promote_on_hit = said("promotion_on_hit").unwrap_or(otherwise.promote_on_hit);
+    TierConfig { demotion, promote_on_hit, ..otherwise }
 }
 
 fn port(values: &Values, name: &'static str, default: u16) -> Result<u16, FlagError> {

@@ -1,16 +1,19 @@
 //! Carries out what the core of a node decides, and brings it what its sockets see.
 
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
-use tiffin_core::message::Reply;
+use tiffin_core::message::{NodeInfo, Reply};
 use tiffin_core::node::{EXTENTS_INLINE, Effect, Event, SlotRecord, SlotState};
 use tiffin_core::{ClientId, Extent, Hold, RequestId, SlotId, Stamp};
-use tiffin_rpc::{Outbox, SendError};
+use tiffin_rpc::{Address, Outbox, SendError};
 use tiffin_transport::layout::SPILLED_EXTENT_BYTES;
 use tiffin_transport::tcp::frame::RequestHead;
 use tiffin_transport::{self as transport, control, shm, tcp};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
+use super::disk::Beside;
+use super::link::{self, Said};
 use super::{Shared, State};
 
 /// An answer to be sent when the lock is released.
@@ -25,6 +28,7 @@ impl Shared {
             state.core.handle(event);
             state.drain(&mut answers);
         }
+        self.decided.notify_waiters();
         for (outbox, id, reply) in answers {
             outbox.reply(id, &reply);
         }
@@ -32,8 +36,13 @@ impl Shared {
 }
 
 impl Shared {
+    fn disk(&self, segment: u64) -> Option<Arc<Beside>> {
+        let disks = self.disks.get()?.iter().filter_map(Weak::upgrade);
+        disks.into_iter().find(|it| it.segment().0 == segment)
+    }
+
     /// The end of a copy may have made room, which the master is told of.
-    fn ended<T>(&self, end: impl FnOnce(&mut State) -> T) -> T {
+    pub(super) fn ended<T>(&self, end: impl FnOnce(&mut State) -> T) -> T {
         let mut answers = Vec::new();
         let mut state = self.lock();
         let result = end(&mut state);
@@ -83,6 +92,57 @@ impl State {
     }
 }
 
+impl link::Linked for Shared {
+    fn master(&self) -> &Address {
+        &self.master
+    }
+
+    fn token(&self) -> &str {
+        &self.token
+    }
+
+    fn info(&self) -> &NodeInfo {
+        &self.info
+    }
+
+    // Where memory is not shared, the node stands for one of another host.
+    fn is_near(&self) -> bool {
+        self.attachments.is_some()
+    }
+
+    fn is_leaving(&self) -> bool {
+        self.is_leaving.load(Ordering::Acquire)
+    }
+
+    fn is_member(&self) -> bool {
+        self.lock().core.is_member()
+    }
+
+    fn status(&self) -> &watch::Sender<link::LinkStatus> {
+        &self.status
+    }
+
+    fn redirect(&self, master: Option<Outbox>) -> Option<Outbox> {
+        if self.state.is_poisoned() {
+            return None;
+        }
+        std::mem::replace(&mut self.lock().master, master)
+    }
+
+    fn hear(&self, said: Said) {
+        if self.state.is_poisoned() {
+            return;
+        }
+        self.handle(match said {
+            Said::Linked => Event::Linked(self.info.clone()),
+            Said::Unlinked => Event::Unlinked,
+            Said::Request(id, request) => Event::MasterRequest(id, request),
+            Said::Reply(id, reply) => Event::MasterReply(id, reply),
+            Said::Beat => Event::Beat,
+        });
+    }
+}
+
 /// Lets a process map the memory, if it shows the token. The core hears of it here, before it has the
 /// memory: from then on only its goodbye or its death gives back what it holds.
 pub(super) fn admit(shared: &Weak<Shared>, attach: &shm::Attach) -> Result<(), String> {
@@ -129,6 +189,18 @@ impl tcp::Keeper for Shared {
 
     fn end_send(&self, range: &RequestHead) -> bool {
         self.ended(|state| state.core.end_send(hold(range), range.unasked))
+    }
+
+    fn has_disk(&self, segment: u64) -> bool {
+        self.disk(segment).is_some()
+    }
+
+    fn begin_fetch(&self, segment: u64, range: &RequestHead) -> Option<tcp::Fetch> {
+        self.disk(segment)?.fetch(range)
+    }
+
+    fn end_fetch(&self, segment: u64, range: &RequestHead) -> bool {
+        self.disk(segment).is_some_and(|it| it.counts(range))
     }
 
     fn opened(&self, client: u64) {

@@ -1,20 +1,20 @@
-//! The node's end of its link to the master: it is made again for ever, with growing pauses.
+//! The link of a member, a node or a disk, to its master: it is made again for ever, with growing pauses.
 //!
 //! **Invariant:** what the core says to the master leaves on the link that stood when it was said, or not at
 //! all: the link is set and cleared under the core's lock.
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use tiffin_core::message::{Hello, Reason, Reply, Role};
-use tiffin_core::node::Event;
+use tiffin_core::RequestId;
+use tiffin_core::message::{Hello, NodeInfo, Reason, Reply, Request, Role};
 use tiffin_proto::Incoming;
-use tiffin_rpc::{CallError, Dialed, Reach, dial};
+use tiffin_rpc::{Address, CallError, Dialed, Outbox, Reach, dial};
+use tokio::sync::watch;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, sleep_until};
 
-use super::{HELLO_TIME_MAX, Shared};
+use super::HELLO_TIME_MAX;
 use crate::host;
 
 /// The pause before the first new attempt, and the longest one.
@@ -57,31 +57,66 @@ impl fmt::Display for LinkStatus {
     }
 }
 
-/// Keeps the node linked to its master until this is dropped.
-pub(super) async fn run(shared: Arc<Shared>) {
+/// What happens on a link.
+pub(super) enum Said {
+    /// It stands, and the member must register.
+    Linked,
+    /// It is broken.
+    Unlinked,
+    /// The master asks.
+    Request(RequestId, Request),
+    /// The master answers.
+    Reply(RequestId, Reply),
+    /// Time for a sign of life.
+    Beat,
+}
+
+/// Who is linked to a master.
+pub(super) trait Linked: Send + Sync {
+    /// Where the master is.
+    fn master(&self) -> &Address;
+    /// The shared secret.
+    fn token(&self) -> &str;
+    /// What the master is told of it.
+    fn info(&self) -> &NodeInfo;
+    /// Whether it may go to its master by a shortcut of this host.
+    fn is_near(&self) -> bool;
+    /// The link is not made again.
+    fn is_leaving(&self) -> bool;
+    /// Whether the master has taken it in.
+    fn is_member(&self) -> bool;
+    /// How the link is doing.
+    fn status(&self) -> &watch::Sender<LinkStatus>;
+    /// Where what it says to the master goes; gives back where it went before.
+    fn redirect(&self, master: Option<Outbox>) -> Option<Outbox>;
+    /// Something happened.
+    fn hear(&self, said: Said);
+}
+
+/// Keeps a member linked to its master until this is dropped.
+pub(super) async fn run(shared: Arc<impl Linked>) {
     let mut pause = PAUSE_MIN;
-    loop {
+    while !shared.is_leaving() {
         let hello = Hello {
-            token: shared.token.clone(),
+            token: shared.token().to_owned(),
             role: Role::Node,
             label: host::label(),
-            host: shared.info.host.clone(),
+            host: shared.info().host.clone(),
             ..Hello::default()
         };
-        // Where memory is not shared, the node stands for one of another host.
-        let reach = Reach::near_if(shared.attachments.is_some());
-        match dial(&shared.master, reach, hello, Instant::now() + HELLO_TIME_MAX).await {
+        let reach = Reach::near_if(shared.is_near());
+        match dial(shared.master(), reach, hello, Instant::now() + HELLO_TIME_MAX).await {
             Ok(dialed) => {
-                let why = serve(&shared, dialed).await;
-                if shared.is_leaving.load(Ordering::Acquire) {
+                let why = serve(&*shared, dialed).await;
+                if shared.is_leaving() {
                     return;
                 }
-                if *shared.status.borrow() == LinkStatus::Member {
+                if *shared.status().borrow() == LinkStatus::Member {
                     pause = PAUSE_MIN;
                 }
-                shared.set_status(LinkStatus::Unreachable(why));
+                set_status(&*shared, LinkStatus::Unreachable(why));
             }
-            Err(error) => shared.set_status(status_of(&error)),
+            Err(error) => set_status(&*shared, status_of(&error)),
         }
         sleep(pause.mul_f64(jitter())).await;
         pause = PAUSE_MAX.min(pause * 2);
@@ -89,11 +124,11 @@ pub(super) async fn run(shared: Arc<Shared>) {
 }
 
 /// Speaks with the master until the link breaks; why it did.
-async fn serve(shared: &Shared, dialed: Dialed) -> String {
+async fn serve(shared: &impl Linked, dialed: Dialed) -> String {
     let Dialed { welcome, outbox, mut inbox } = dialed;
     let beat = Duration::from_millis(welcome.heartbeat_ms).clamp(HEARTBEAT_MIN, HEARTBEAT_MAX);
     let silence_max = SILENCE_MIN.max(beat * BEATS_UNANSWERED_MAX);
-    let linked = Linked::begin(shared, outbox);
+    let _linked = Standing::begin(shared, outbox);
     let mut beats = interval(beat);
     beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut heard = Instant::now();
@@ -103,15 +138,17 @@ async fn serve(shared: &Shared, dialed: Dialed) -> String {
                 heard = Instant::now();
                 match message {
                     None => return "it closed the connection".to_owned(),
-                    Some(Incoming::Request(id, request)) => shared.handle(Event::MasterRequest(id, request)),
-                    Some(Incoming::Reply(_, Reply::Refused(refusal))) if !linked.is_member() => {
+                    Some(Incoming::Request(id, request)) => shared.hear(Said::Request(id, request)),
+                    Some(Incoming::Reply(_, Reply::Refused(refusal))) if !shared.is_member() => {
                         return refusal.message;
                     }
-                    Some(Incoming::Reply(id, reply)) => shared.handle(Event::MasterReply(id, reply)),
+                    Some(Incoming::Reply(id, reply)) => shared.hear(Said::Reply(id, reply)),
                 }
-                linked.tell();
+                if *shared.status().borrow() != LinkStatus::Member && shared.is_member() {
+                    set_status(shared, LinkStatus::Member);
+                }
             }
-            _ = beats.tick() => shared.handle(Event::Beat),
+            _ = beats.tick() => shared.hear(Said::Beat),
             () = sleep_until(heard + silence_max) => {
                 return format!("it said nothing for {}", humantime::format_duration(silence_max));
             }
@@ -120,64 +157,49 @@ async fn serve(shared: &Shared, dialed: Dialed) -> String {
 }
 
 /// The link, as long as it stands.
-struct Linked<'a>(&'a Shared);
+struct Standing<'a, L: Linked>(&'a L);
 
-impl<'a> Linked<'a> {
-    fn begin(shared: &'a Shared, outbox: tiffin_rpc::Outbox) -> Self {
-        shared.lock().master = Some(outbox);
-        shared.set_status(LinkStatus::Joining);
-        shared.handle(Event::Linked(shared.info.clone()));
+impl<'a, L: Linked> Standing<'a, L> {
+    fn begin(shared: &'a L, outbox: Outbox) -> Self {
+        shared.redirect(Some(outbox));
+        set_status(shared, LinkStatus::Joining);
+        shared.hear(Said::Linked);
         Self(shared)
-    }
-
-    fn is_member(&self) -> bool {
-        self.0.lock().core.is_member()
-    }
-
-    fn tell(&self) {
-        if *self.0.status.borrow() != LinkStatus::Member && self.is_member() {
-            self.0.set_status(LinkStatus::Member);
-        }
     }
 }
 
-impl Drop for Linked<'_> {
+impl<L: Linked> Drop for Standing<'_, L> {
     fn drop(&mut self) {
-        if self.0.state.is_poisoned() {
-            return;
-        }
-        // Before the master notices: then it answers deletes without this node.
-        self.0.handle(Event::Unlinked);
-        if let Some(outbox) = self.0.lock().master.take() {
+        // Before the master notices: then it answers deletes without this member.
+        self.0.hear(Said::Unlinked);
+        if let Some(outbox) = self.0.redirect(None) {
             outbox.close();
         }
     }
 }
 
-impl Shared {
-    /// Says once how the link is doing, however often it is tried.
-    fn set_status(&self, new: LinkStatus) {
-        let is_news = self.status.send_if_modified(|status| {
-            // Attempts in between are no news to who knows that the master is away.
-            let is_news = *status != new && !(is_away(status) && new == LinkStatus::Joining);
-            if *status != new {
-                *status = new.clone();
-            }
-            is_news
-        });
-        let (master, node) = (&self.master, &self.info.name);
-        match new {
-            _ if !is_news => {}
-            LinkStatus::Starting | LinkStatus::Joining => {}
-            LinkStatus::Member => tracing::info!(%master, node, "the node is a member"),
-            LinkStatus::Unreachable(why) => {
-                let why = why.lines().next().unwrap_or_default();
-                tracing::warn!(%master, node, why, "the master is away; trying again");
-            }
-            LinkStatus::Refused(why) => {
-                let why = why.lines().next().unwrap_or_default();
-                tracing::error!(%master, node, why, "the master refuses the node; trying again");
-            }
+/// Says once how the link is doing, however often it is tried.
+fn set_status(shared: &impl Linked, new: LinkStatus) {
+    let is_news = shared.status().send_if_modified(|status| {
+        // Attempts in between are no news to who knows that the master is away.
+        let is_news = *status != new && !(is_away(status) && new == LinkStatus::Joining);
+        if *status != new {
+            *status = new.clone();
+        }
+        is_news
+    });
+    let (master, node) = (shared.master(), &shared.info().name);
+    match new {
+        _ if !is_news => {}
+        LinkStatus::Starting | LinkStatus::Joining => {}
+        LinkStatus::Member => tracing::info!(%master, node, "the node is a member"),
+        LinkStatus::Unreachable(why) => {
+            let why = why.lines().next().unwrap_or_default();
+            tracing::warn!(%master, node, why, "the master is away; trying again");
+        }
+        LinkStatus::Refused(why) => {
+            let why = why.lines().next().unwrap_or_default();
+            tracing::error!(%master, node, why, "the master refuses the node; trying again");
         }
     }
 }

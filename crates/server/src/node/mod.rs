@@ -7,13 +7,16 @@
 //!
 //! It runs as a daemon and inside a client's process alike, and handles no signals.
 
+mod disk;
 mod keep;
+mod lent;
 mod link;
+mod shelf;
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::Duration;
 
 use tiffin_core::message::{Hello, NodeInfo, Record, Request, Usage, Welcome};
@@ -28,10 +31,11 @@ use tiffin_transport::layout::Geometry;
 use tiffin_transport::segment::NodeMemory;
 use tiffin_transport::{shm, tcp};
 use tokio::net::{TcpListener, UnixListener};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout_at};
 
+use disk::Beside;
 pub use link::LinkStatus;
 
 use crate::config::NodeConfig;
@@ -59,6 +63,7 @@ const SHM_EVENTS_MAX: usize = 1024;
 #[derive(Debug)]
 pub struct NodeServer {
     shared: Arc<Shared>,
+    disks: Vec<Arc<Beside>>,
     status: watch::Receiver<LinkStatus>,
     tasks: JoinSet<()>,
 }
@@ -101,6 +106,10 @@ pub(crate) struct Shared {
     status: watch::Sender<LinkStatus>,
     /// The link to the master is not made again.
     is_leaving: AtomicBool,
+    /// Something was decided: slots may have become objects.
+    decided: Notify,
+    /// The disks beside the memory, once they are open.
+    disks: OnceLock<Vec<Weak<Beside>>>,
 }
 
 struct State {
@@ -158,32 +167,32 @@ impl NodeServer {
             door: Door::new(config.token.clone(), false),
             status,
             is_leaving: AtomicBool::new(false),
+            decided: Notify::new(),
+            disks: OnceLock::new(),
         });
-        let tasks = spawn(&shared, sockets, heard);
+        let mut tasks = spawn(&shared, sockets, heard);
+        let mut disks = Vec::new();
+        for (number, ssd) in config.ssd.iter().enumerate() {
+            disks.push(Beside::open(ssd, number, &shared, &mut tasks).await?);
+        }
+        // Nobody can have set it before.
+        let _set = shared.disks.set(disks.iter().map(Arc::downgrade).collect());
         let info = &shared.info;
         tracing::info!(
             name = info.name, segment = %info.segment, memory = geometry.data_bytes, requests = info.tcp,
             bytes = info.data, shared_memory = config.shared_memory, "the node is up"
         );
-        Ok(Self { shared, status: watched, tasks })
+        Ok(Self { shared, disks, status: watched, tasks })
     }
 
     /// Waits until the master has taken in the node and everything it holds. Some refusals need not be waited
     /// out: they are told at once.
     pub async fn joined(&self, deadline: Instant) -> Result<(), JoinError> {
-        let mut status = self.status.clone();
-        let master = self.shared.master.clone();
-        let decided = |status: &LinkStatus| matches!(status, LinkStatus::Member | LinkStatus::Refused(_));
-        let outcome = timeout_at(deadline, status.wait_for(decided)).await;
-        match outcome.map(|found| found.map(|found| found.clone())) {
-            Ok(Ok(LinkStatus::Refused(why))) => Err(JoinError::Refused { master, why }),
-            Ok(Ok(_)) => Ok(()),
-            Ok(Err(_)) => Err(JoinError::Timeout { master, why: "the node was stopped".to_owned() }),
-            Err(_) => {
-                let why = self.status.borrow().to_string();
-                Err(JoinError::Timeout { master, why })
-            }
+        join(self.status.clone(), &self.shared.master, deadline).await?;
+        for disk in &self.disks {
+            join(disk.watch(), &self.shared.master, deadline).await?;
         }
+        Ok(())
     }
 
     /// How the link to the master is doing.
@@ -251,6 +260,18 @@ impl NodeServer {
         self.shared.handle(Event::Detached(client));
     }
 
+    /// How full its disks are, in their order.
+    #[must_use]
+    pub fn disk_usages(&self) -> Vec<Usage> {
+        self.disks.iter().map(|it| it.usage()).collect()
+    }
+
+    /// What the logs of its disks have done, in their order.
+    #[must_use]
+    pub fn disk_stats(&self) -> Vec<tiffin_ssd::Stats> {
+        self.disks.iter().map(|it| it.stats()).collect()
+    }
+
     /// Leaves the cluster for good: the master hears of it and forgets what the node holds, answers that are
     /// ready still go out until the deadline, then every connection is closed.
     pub async fn leave(mut self, deadline: Instant) {
@@ -268,6 +289,10 @@ impl NodeServer {
         let outboxes = self.shared.outboxes();
         for outbox in outboxes {
             outbox.flush(deadline).await;
+        }
+        for disk in &self.disks {
+            // What is under way ends well, or is cut off as a crash would.
+            let _ = timeout_at(deadline, disk.flush()).await;
         }
         self.tasks.shutdown().await;
         self.shared.close_all();
@@ -363,6 +388,26 @@ impl Shared {
     }
 }
 
+/// Waits until a member of this node is taken in.
+async fn join(
+    mut status: watch::Receiver<LinkStatus>,
+    master: &Address,
+    deadline: Instant,
+) -> Result<(), JoinError> {
+    let master = master.clone();
+    let decided = |status: &LinkStatus| matches!(status, LinkStatus::Member | LinkStatus::Refused(_));
+    let outcome = timeout_at(deadline, status.wait_for(decided)).await;
+    match outcome.map(|found| found.map(|found| found.clone())) {
+        Ok(Ok(LinkStatus::Refused(why))) => Err(JoinError::Refused { master, why }),
+        Ok(Ok(_)) => Ok(()),
+        Ok(Err(_)) => Err(JoinError::Timeout { master, why: "the node was stopped".to_owned() }),
+        Err(_) => {
+            let why = status.borrow().to_string();
+            Err(JoinError::Timeout { master, why })
+        }
+    }
+}
+
 impl std::fmt::Debug for Shared {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         out.debug_struct("Shared").field("info", &self.info).finish_non_exhaustive()
@@ -425,6 +470,11 @@ async fn bind(config: &NodeConfig, segment: SegmentId) -> Result<(Sockets, NodeI
         info.data = advertised(&data, config).to_string();
         sockets.requests = Some(listener);
         sockets.bytes = Some(bytes);
+    } else if !config.ssd.is_empty() {
+        // What lies on a disk is read through a socket, also by who maps the memory.
+        let (bytes, data) = bind_data(&loopback()).await?;
+        info.data = data.to_string();
+        sockets.bytes = Some(bytes);
     }
     if config.shared_memory {
         info.unix = format!("tiffin-{segment}");
@@ -441,6 +491,10 @@ async fn bind(config: &NodeConfig, segment: SegmentId) -> Result<(Sockets, NodeI
         info.tcp.clone()
     };
     Ok((sockets, info))
+}
+
+fn loopback() -> Address {
+    Address::Tcp { host: "127.0.0.1".to_owned(), port: 0 }
 }
 
 async fn bind_data(address: &Address) -> Result<(TcpListener, Address), ListenError> {

@@ -15,6 +15,7 @@
 //! taken for the answer to something else.
 
 mod client;
+mod fetched;
 pub mod frame;
 mod line;
 mod pool;
@@ -23,6 +24,7 @@ pub mod stream;
 mod sums;
 
 pub use client::{Manner, Tcp};
+pub use fetched::{Bytes, Fetch};
 pub use pool::{Connect, Connecting, Identity, STREAMS_MAX, TcpConnect};
 pub use server::{Authorise, Hello, Keeper, ServeError, Server};
 pub use stream::{Waits, Wire};

@@ -10,6 +10,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
+use super::fetched::Fetch;
 use super::frame::{
     CHECKSUM_BYTES, FrameError, HelloHead, REQUEST_BYTES, ReplyHead, ReplyKind, RequestHead, RequestKind,
     Status, Unwelcome, WelcomeHead,
@@ -28,7 +29,7 @@ const CONNECTIONS_MAX: usize = 4096;
 const HELLO_TIME_MAX: Duration = Duration::from_secs(10);
 /// How long the bytes of one chunk may take. A client that is slower loses its connection, so that it cannot
 /// keep a hold on space that others need.
-const CHUNK_TIME_MAX: Duration = Duration::from_secs(60);
+pub(super) const CHUNK_TIME_MAX: Duration = Duration::from_secs(60);
 /// How long to rest when no connection can be accepted, which means that descriptors have run out.
 const ACCEPT_REST: Duration = Duration::from_millis(50);
 /// Bytes that are not wanted are read in pieces of this size and dropped.
@@ -54,6 +55,25 @@ pub trait Keeper: Send + Sync {
 
     /// That read has ended, well or not; whether the use is still valid, and more than that as above.
     fn end_send(&self, range: &RequestHead) -> bool;
+
+    /// Whether that is a disk beside the memory, whose bytes are fetched before they are sent.
+    fn has_disk(&self, segment: u64) -> bool {
+        let _none = segment;
+        false
+    }
+
+    /// Begins to fetch this range from a disk; `None` if there is no such copy. As for
+    /// [`Self::begin_send`], with [`RequestHead::unasked`].
+    fn begin_fetch(&self, segment: u64, range: &RequestHead) -> Option<Fetch> {
+        let _none = (segment, range);
+        None
+    }
+
+    /// The bytes were sent: whether the copy is still valid, so that they count.
+    fn end_fetch(&self, segment: u64, range: &RequestHead) -> bool {
+        let _none = (segment, range);
+        false
+    }
 
     /// A client has opened its first connection.
     fn opened(&self, client: u64);
@@ -94,17 +114,17 @@ pub enum ServeError {
 /// Moves bytes between a node's memory and the clients on its data socket.
 pub struct Server {
     memory: Arc<NodeMemory>,
-    keeper: Arc<dyn Keeper>,
+    pub(super) keeper: Arc<dyn Keeper>,
     authorise: Authorise,
-    counters: Arc<Counters>,
+    pub(super) counters: Arc<Counters>,
     sums: Sums,
     /// How many connections each client has.
     open: Mutex<BTreeMap<u64, usize>>,
 }
 
 /// One connection: what came in, and answers that may wait for company.
-struct Served<W> {
-    line: Line<W>,
+pub(super) struct Served<W> {
+    pub(super) line: Line<W>,
     client: u64,
     /// Answers that are whole and private: their bytes, if any, have been copied and the stamp was there
     /// afterwards.
@@ -156,9 +176,13 @@ impl Server {
     /// Serves one connection to its end.
     pub async fn serve(&self, wire: impl Wire, is_full: bool) -> Result<(), ServeError> {
         let mut line = Line::new(wire);
-        let client = timeout(HELLO_TIME_MAX, self.welcome(&mut line, is_full)).await??;
+        let HelloHead { client, segment, .. } =
+            timeout(HELLO_TIME_MAX, self.welcome(&mut line, is_full)).await??;
         let _open = self.open(client);
         let mut served = Served { line, client, answers: Vec::new(), discard: vec![0; DISCARD_BYTES] };
+        if segment != self.memory.geometry().segment {
+            return self.serve_disk(&mut served, segment).await;
+        }
         loop {
             // What is answered leaves when there is nothing more to answer at hand.
             if served.line.ahead_bytes() < REQUEST_BYTES || served.answers.len() > PIECE_BYTES {
@@ -174,7 +198,7 @@ impl Server {
     }
 
     /// Hears the hello and answers it.
-    async fn welcome(&self, line: &mut Line<impl Wire>, is_full: bool) -> Result<u64, ServeError> {
+    async fn welcome(&self, line: &mut Line<impl Wire>, is_full: bool) -> Result<HelloHead, ServeError> {
         let head = HelloHead::decode(&line.array(false).await?);
         let head = match head {
             Ok(head) => head,
@@ -194,12 +218,12 @@ impl Server {
             return refuse(line, Unwelcome::Refused, reason).await;
         }
         let here = self.memory.geometry().segment;
-        if head.segment != here {
+        if head.segment != here && !self.keeper.has_disk(head.segment) {
             let reason = format!("this is segment {here:016x}, and you asked for {:016x}", head.segment);
             return refuse(line, Unwelcome::OtherSegment, reason).await;
         }
         line.send([SourceBuf::from(&WelcomeHead::encode(Ok(()), "")[..])]).await?;
-        Ok(head.client)
+        Ok(head)
     }
 
     /// Counts the client's connections; the count sinks when the returned value is dropped.
@@ -311,8 +335,7 @@ impl Server {
 
     /// The memory of the extents, if they are inside the segment and exactly `len` bytes.
     fn targets(&self, extents: &[Extent], len: u64) -> Option<Vec<TargetBuf<'_>>> {
-        let targets: Vec<_> =
-            extents.iter().map(|&extent| self.memory.data.target(extent)).collect::<Option<_>>()?;
+        let targets = self.memory.targets(extents)?;
         (targets.iter().map(|target| target.len() as u64).sum::<u64>() == len).then_some(targets)
     }
 
@@ -324,12 +347,12 @@ impl Server {
 }
 
 impl<W: Wire> Served<W> {
-    fn answer(&mut self, reply: &ReplyHead) {
+    pub(super) fn answer(&mut self, reply: &ReplyHead) {
         self.answers.extend(reply.encode());
     }
 
     /// Sends what was answered so far.
-    async fn flush(&mut self) -> Result<(), ServeError> {
+    pub(super) async fn flush(&mut self) -> Result<(), ServeError> {
         if self.answers.is_empty() {
             return Ok(());
         }
@@ -358,7 +381,7 @@ impl<W: Wire> Served<W> {
     }
 
     /// Reads past bytes that have no place to go, and their checksum.
-    async fn skip(&mut self, len: u64) -> Result<(), ServeError> {
+    pub(super) async fn skip(&mut self, len: u64) -> Result<(), ServeError> {
         debug_assert!(len <= CHUNK_BYTES_MAX);
         timeout(CHUNK_TIME_MAX, async {
             let mut left = usize::try_from(len).unwrap_or(usize::MAX);
@@ -375,7 +398,7 @@ impl<W: Wire> Served<W> {
 }
 
 /// The next request; `None` if the client closed the connection before it.
-async fn next_request(line: &mut Line<impl Wire>) -> Result<Option<RequestHead>, ServeError> {
+pub(super) async fn next_request(line: &mut Line<impl Wire>) -> Result<Option<RequestHead>, ServeError> {
     // A client may be silent between requests for as long as it likes.
     let first: [u8; 1] = match line.array(true).await {
         Ok(first) => first,
@@ -394,7 +417,7 @@ async fn next_request(line: &mut Line<impl Wire>) -> Result<Option<RequestHead>,
     Ok(Some(RequestHead::decode(&bytes)?))
 }
 
-async fn refuse(line: &mut Line<impl Wire>, why: Unwelcome, reason: String) -> Result<u64, ServeError> {
+async fn refuse(line: &mut Line<impl Wire>, why: Unwelcome, reason: String) -> Result<HelloHead, ServeError> {
     line.send([SourceBuf::from(&WelcomeHead::encode(Err(why), &reason)[..])]).await?;
     Err(ServeError::Refused(reason))
 }

@@ -275,13 +275,13 @@ impl Master {
             let writing = self.tier.writing.entry(disk).or_default();
             (writing.objects, writing.bytes) =
                 (writing.objects.saturating_sub(1), writing.bytes.saturating_sub(it.len));
-            if !done {
-                writing.rest_until = self.now.after(REST_MS);
-                self.tier.stat.demotions_failed += 1;
-            }
             // What was taken away meanwhile took this copy with it.
             if self.catalog.get(it.index).is_none_or(|object| object.generation() != it.generation) {
                 continue;
+            }
+            if !done {
+                writing.rest_until = self.now.after(REST_MS);
+                self.tier.stat.demotions_failed += 1;
             }
             if done {
                 if sabotaged!(self.config.sabotage, ShelveUnseen) {
@@ -290,6 +290,8 @@ impl Master {
                 self.complete(it.index, disk, it.hold);
             } else {
                 self.catalog.drop_replica(it.index, disk);
+                // Where every object is to have a copy, it is tried again.
+                self.maybe_write_through(it.index);
             }
         }
         self.tier.stir();

@@ -1,0 +1,68 @@
+//! Bringing objects that only a disk has into memory, before they are asked for.
+
+use tiffin_core::Key;
+use tiffin_core::message::{Ahead, Prefetch, PrefetchOutcome, Reply, Request};
+
+use crate::inner::Inner;
+use crate::{Deadline, Error, batch};
+
+/// Keys that one message names: the first are under way while the next are looked at.
+const CHUNK_KEYS: usize = 128;
+
+pub(crate) async fn prefetch(
+    inner: &Inner,
+    keys: &[Key],
+    ahead: Ahead,
+    deadline: Deadline,
+) -> Vec<Result<PrefetchOutcome, Error>> {
+    let mut results = Vec::with_capacity(keys.len());
+    let (mut asked, mut is_behind_a_gap) = (Vec::new(), false);
+    // All of them are begun before any is waited for.
+    for chunk in keys.chunks(CHUNK_KEYS) {
+        if is_behind_a_gap {
+            results.extend(chunk.iter().map(|_| Ok(PrefetchOutcome::Skipped)));
+            continue;
+        }
+        let begun = ask(inner, chunk, ahead, 0, deadline).await;
+        let is_gap = |it: &Result<PrefetchOutcome, Error>| matches!(it, Ok(PrefetchOutcome::Absent));
+        is_behind_a_gap = ahead == Ahead::LeadingRun && begun.iter().any(is_gap);
+        asked.push((results.len(), chunk));
+        results.extend(begun);
+    }
+    for (first, chunk) in asked {
+        let places = first..first + chunk.len();
+        let is_running = |it: &Result<PrefetchOutcome, Error>| matches!(it, Ok(PrefetchOutcome::Running));
+        if !results.get(places.clone()).is_some_and(|it| it.iter().any(is_running)) {
+            continue;
+        }
+        let ended = ask(inner, chunk, ahead, deadline.wait_ms(), deadline).await;
+        for (place, outcome) in results.get_mut(places).unwrap_or_default().iter_mut().zip(ended) {
+            // What was on its way and is in memory now has come; all else is as it was.
+            match (&place, outcome) {
+                (Ok(PrefetchOutcome::Running), Ok(PrefetchOutcome::Resident)) => {
+                    *place = Ok(PrefetchOutcome::Done)
+                }
+                (Ok(PrefetchOutcome::Running), outcome) => *place = outcome,
+                _ => (),
+            }
+        }
+    }
+    results
+}
+
+async fn ask(
+    inner: &Inner,
+    keys: &[Key],
+    ahead: Ahead,
+    wait_ms: u64,
+    deadline: Deadline,
+) -> Vec<Result<PrefetchOutcome, Error>> {
+    let prefetch = Prefetch { keys: keys.to_vec(), ahead, wait_ms };
+    match inner.ask(&Request::Prefetch(prefetch), deadline).await {
+        Ok(Reply::Prefetched(outcomes)) if outcomes.len() == keys.len() => {
+            outcomes.into_iter().map(Ok).collect()
+        }
+        Ok(_) => batch::all(keys.len(), &Error::misfit()),
+        Err(error) => batch::all(keys.len(), &error),
+    }
+}

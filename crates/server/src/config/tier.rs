@@ -1,0 +1,264 @@
+//! Settings of the tier below memory: where disks are, and what goes there.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use bytesize::ByteSize;
+use clap::{Args, ValueEnum};
+use serde::{Deserialize, Deserializer};
+use tiffin_core::message::Demotion as CoreDemotion;
+
+use super::nearest::nearest;
+use super::{ConfigError, Switch, check_duration, file};
+
+/// See [`TierArgs::prefetch_cooldown`].
+pub(super) const PREFETCH_COOLDOWN_DEFAULT: Duration = Duration::from_secs(5);
+/// See [`TierArgs::prefetch_dedup_ttl`].
+pub(super) const PREFETCH_DEDUP_TTL_DEFAULT: Duration = Duration::from_secs(30);
+/// See [`TierArgs::disk_away`].
+pub(super) const DISK_AWAY_DEFAULT: Duration = Duration::from_secs(3600);
+/// The smallest budget of a disk.
+pub(super) const SSD_BYTES_MIN: u64 = 64 << 20;
+
+/// Settings of the tier that the master knows.
+#[derive(Clone, Debug, Default, Args, Deserialize)]
+#[serde(default)]
+pub struct TierArgs {
+    /// What becomes of objects where nodes have disks, unless their namespace says otherwise: they go to disk
+    /// before their memory is used again (`on-pressure`), have a copy there soon after they were put
+    /// (`write-through`), or never go there (`never`). Default: `on-pressure`.
+    #[arg(long, env = "TIFFIN_MASTER_DEMOTION", value_name = "WHEN")]
+    pub demotion: Option<Demotion>,
+
+    /// Whether what is read a second time while only a disk has it comes back into memory. Default: `on`.
+    #[arg(long, env = "TIFFIN_MASTER_PROMOTE_ON_HIT", value_name = "SWITCH")]
+    pub promote_on_hit: Option<Switch>,
+
+    /// How long no prefetch begins after one found no room in memory. Default: `5s`.
+    #[arg(long, env = "TIFFIN_MASTER_PREFETCH_COOLDOWN", value_name = "TIME")]
+    #[arg(value_parser = humantime::parse_duration)]
+    #[serde(deserialize_with = "file::duration")]
+    pub prefetch_cooldown: Option<Duration>,
+
+    /// How long what was prefetched is not prefetched again. Default: `30s`.
+    #[arg(long, env = "TIFFIN_MASTER_PREFETCH_DEDUP_TTL", value_name = "TIME")]
+    #[arg(value_parser = humantime::parse_duration)]
+    #[serde(deserialize_with = "file::duration")]
+    pub prefetch_dedup_ttl: Option<Duration>,
+
+    /// A disk whose node has been away for this long is lost, and what it holds with it. Default: `1h`.
+    #[arg(long, env = "TIFFIN_MASTER_DISK_AWAY", value_name = "TIME")]
+    #[arg(value_parser = humantime::parse_duration)]
+    #[serde(deserialize_with = "file::duration")]
+    pub disk_away: Option<Duration>,
+}
+
+/// See [`TierArgs::demotion`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Demotion {
+    /// Before their memory is used again.
+    #[default]
+    OnPressure,
+    /// Soon after they were put.
+    WriteThrough,
+    /// Never.
+    Never,
+}
+
+impl From<Demotion> for CoreDemotion {
+    fn from(it: Demotion) -> Self {
+        match it {
+            Demotion::OnPressure => Self::OnPressure,
+            Demotion::WriteThrough => Self::WriteThrough,
+            Demotion::Never => Self::Never,
+        }
+    }
+}
+
+/// What a master needs to know of the tier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TierConfig {
+    /// See [`TierArgs::demotion`].
+    pub demotion: Demotion,
+    /// See [`TierArgs::promote_on_hit`].
+    pub promote_on_hit: bool,
+    /// See [`TierArgs::prefetch_cooldown`].
+    pub prefetch_cooldown: Duration,
+    /// See [`TierArgs::prefetch_dedup_ttl`].
+    pub prefetch_dedup_ttl: Duration,
+    /// See [`TierArgs::disk_away`].
+    pub disk_away: Duration,
+}
+
+impl Default for TierConfig {
+    fn default() -> Self {
+        Self {
+            demotion: Demotion::default(),
+            promote_on_hit: true,
+            prefetch_cooldown: PREFETCH_COOLDOWN_DEFAULT,
+            prefetch_dedup_ttl: PREFETCH_DEDUP_TTL_DEFAULT,
+            disk_away: DISK_AWAY_DEFAULT,
+        }
+    }
+}
+
+impl TierArgs {
+    /// Flags and environment first, then the file, then the defaults.
+    pub(super) fn over(self, said: Self) -> TierConfig {
+        let otherwise = TierConfig::default();
+        let switch = self.promote_on_hit.or(said.promote_on_hit);
+        TierConfig {
+            demotion: self.demotion.or(said.demotion).unwrap_or_default(),
+            promote_on_hit: switch.is_none_or(|it| it == Switch::On),
+            prefetch_cooldown: self
+                .prefetch_cooldown
+                .or(said.prefetch_cooldown)
+                .unwrap_or(otherwise.prefetch_cooldown),
+            prefetch_dedup_ttl: self
+                .prefetch_dedup_ttl
+                .or(said.prefetch_dedup_ttl)
+                .unwrap_or(otherwise.prefetch_dedup_ttl),
+            disk_away: self.disk_away.or(said.disk_away).unwrap_or(otherwise.disk_away),
+        }
+    }
+}
+
+impl TierConfig {
+    /// Refuses what makes no sense.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        check_duration("prefetch_cooldown", self.prefetch_cooldown, Duration::ZERO, "5s")?;
+        check_duration("prefetch_dedup_ttl", self.prefetch_dedup_ttl, Duration::ZERO, "30s")?;
+        check_duration("disk_away", self.disk_away, Duration::from_millis(1), "1h")
+    }
+
+    /// As the decisions take it.
+    #[must_use]
+    pub fn core(&self) -> tiffin_core::master::TierConfig {
+        let ms = |duration: Duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
+        let mut tier = tiffin_core::master::TierConfig {
+            demotion: self.demotion.into(),
+            promote_on_hit: self.promote_on_hit,
+            away_ms_max: ms(self.disk_away),
+            ..tiffin_core::master::TierConfig::default()
+        };
+        tier.throttle.cooldown = ms(self.prefetch_cooldown);
+        tier.throttle.done_ttl = ms(self.prefetch_dedup_ttl);
+        tier
+    }
+}
+
+/// A directory on a disk, or a block device, and how much of it may be used: `path=/data/tiffin,size=100GiB`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SsdConfig {
+    /// Where.
+    pub path: PathBuf,
+    /// How many bytes.
+    pub size: u64,
+    /// How it is read and written.
+    pub engine: Engine,
+}
+
+/// How a disk is read and written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Engine {
+    /// By io_uring where the kernel lets us, else by blocking calls; the log says which, and why.
+    #[default]
+    Auto,
+    /// By io_uring, or not at all.
+    Uring,
+    /// By blocking calls.
+    Blocking,
+}
+
+/// Why a text does not describe a disk.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{text}` is no disk: {why}\n\nhint: write it like `path=/data/tiffin,size=100GiB`")]
+pub struct SsdError {
+    text: String,
+    why: String,
+}
+
+impl FromStr for SsdConfig {
+    type Err = SsdError;
+
+    fn from_str(text: &str) -> Result<Self, SsdError> {
+        let fail = |why: String| SsdError { text: text.to_owned(), why };
+        let (mut path, mut size, mut engine) = (None, None, Engine::Auto);
+        for part in text.split(',') {
+            let Some((key, value)) = part.split_once('=') else {
+                return Err(fail(format!("`{part}` has no `=`")));
+            };
+            match key.trim() {
+                "path" => path = Some(PathBuf::from(value)),
+                "size" => size = Some(value.parse::<ByteSize>().map_err(|why| fail(format!("size: {why}")))?),
+                "engine" => {
+                    engine = match value {
+                        "auto" => Engine::Auto,
+                        "uring" => Engine::Uring,
+                        "blocking" => Engine::Blocking,
+                        _ => return Err(fail(format!("engine `{value}` is not auto, uring or blocking"))),
+                    }
+                }
+                other => {
+                    let near = nearest(other, ["path", "size", "engine"].into_iter());
+                    let near = near.map(|it| format!("; did you mean `{it}`?")).unwrap_or_default();
+                    return Err(fail(format!("there is no `{other}`{near}")));
+                }
+            }
+        }
+        let path =
+            path.filter(|it| !it.as_os_str().is_empty()).ok_or_else(|| fail("no path is given".into()))?;
+        let size = size.ok_or_else(|| fail("no size is given".into()))?.as_u64();
+        if size < SSD_BYTES_MIN {
+            let least = ByteSize::b(SSD_BYTES_MIN).display().iec().to_string();
+            return Err(fail(format!("a size of less than {least} is of no use")));
+        }
+        Ok(Self { path, size, engine })
+    }
+}
+
+/// Reads disks from a settings file: one text, or a list of them.
+pub(super) fn disks<'de, D: Deserializer<'de>>(value: D) -> Result<Vec<SsdConfig>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum OneOrMany {
+        One(String),
+        Many(Vec<String>),
+    }
+    let texts = match OneOrMany::deserialize(value)? {
+        OneOrMany::One(text) => vec![text],
+        OneOrMany::Many(texts) => texts,
+    };
+    let parse = |text: String| {
+        text.parse().map_err(|error: SsdError| serde::de::Error::custom(file::first_line(&error.to_string())))
+    };
+    texts.into_iter().map(parse).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(text: &str, expected: &str) {
+        let found = match text.parse::<SsdConfig>() {
+            Ok(it) => format!("{} {} {:?}", it.path.display(), it.size, it.engine),
+            Err(error) => error.why,
+        };
+        assert_eq!(found, expected, "{text}");
+    }
+
+    #[test]
+    fn a_disk_is_a_path_and_a_size() {
+        check("path=/a,size=1GiB", "/a 1073741824 Auto");
+        check("size=64MiB,path=b,engine=blocking", "b 67108864 Blocking");
+        check("path=/a", "no size is given");
+        check("size=1GiB", "no path is given");
+        check("path=,size=1GiB", "no path is given");
+        check("path=/a,size=1MiB", "a size of less than 64 MiB is of no use");
+        check("path=/a,sise=1GiB", "there is no `sise`; did you mean `size`?");
+        check("/a", "`/a` has no `=`");
+        check("path=/a,size=1GiB,engine=x", "engine `x` is not auto, uring or blocking");
+    }
+}

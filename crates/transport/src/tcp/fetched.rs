@@ -1,0 +1,91 @@
+//! Serving bytes that must be fetched first: from a disk beside the node's memory.
+//!
+//! Requests are answered in the order in which they came, but those that are here already are all begun: a disk
+//! is fast only if it has much to do at a time.
+
+use std::collections::VecDeque;
+use std::future::Future;
+use std::pin::Pin;
+
+use tokio::time::timeout;
+
+use super::frame::{REQUEST_BYTES, ReplyHead, ReplyKind, RequestHead, RequestKind, Status};
+use super::server::{CHUNK_TIME_MAX, ServeError, Served, Server, next_request};
+use super::stream::Wire;
+use crate::buffer::SourceBuf;
+use crate::copy;
+
+/// Requests of one connection that are under way at a time.
+const FETCHES_MAX: usize = 32;
+
+/// Bytes that were fetched, private to whoever asked for them.
+pub type Bytes = Box<dyn AsRef<[u8]> + Send + Sync>;
+
+/// Bytes on their way; nothing if they cannot be had. It goes on whether or not anybody waits for it.
+pub type Fetch = Pin<Box<dyn Future<Output = Option<Bytes>> + Send>>;
+
+impl Server {
+    /// Serves one connection to a disk to its end.
+    pub(super) async fn serve_disk<W: Wire>(
+        &self,
+        served: &mut Served<W>,
+        segment: u64,
+    ) -> Result<(), ServeError> {
+        let mut begun: VecDeque<(RequestHead, Option<Fetch>)> = VecDeque::new();
+        loop {
+            let is_one_here = served.line.ahead_bytes() >= REQUEST_BYTES;
+            if begun.is_empty() || (is_one_here && begun.len() < FETCHES_MAX) {
+                if begun.is_empty() && !is_one_here {
+                    served.flush().await?;
+                }
+                let Some(head) = next_request(&mut served.line).await? else { return Ok(()) };
+                if head.kind == RequestKind::Write {
+                    // Nobody writes to a disk but its node.
+                    served.skip(head.len).await?;
+                    let kind = ReplyKind::Written;
+                    served.answer(&ReplyHead {
+                        kind,
+                        status: Status::Stale,
+                        id: head.id,
+                        len: 0,
+                        checksum: 0,
+                    });
+                    continue;
+                }
+                begun.push_back((head, self.keeper.begin_fetch(segment, &head)));
+                continue;
+            }
+            let Some((head, fetch)) = begun.pop_front() else { continue };
+            self.send_fetched(served, segment, &head, fetch).await?;
+        }
+    }
+
+    async fn send_fetched<W: Wire>(
+        &self,
+        served: &mut Served<W>,
+        segment: u64,
+        head: &RequestHead,
+        fetch: Option<Fetch>,
+    ) -> Result<(), ServeError> {
+        let reply =
+            ReplyHead { kind: ReplyKind::Data, status: Status::Ok, id: head.id, len: head.len, checksum: 0 };
+        let bytes = match fetch {
+            Some(fetch) => timeout(CHUNK_TIME_MAX, fetch).await?,
+            None => None,
+        };
+        let bytes = bytes.filter(|it| (**it).as_ref().len() as u64 == head.len);
+        let Some(bytes) = bytes else {
+            served.answer(&ReplyHead { status: Status::Stale, len: 0, ..reply });
+            return Ok(());
+        };
+        let bytes = (*bytes).as_ref();
+        served.answer(&reply);
+        served.flush().await?;
+        timeout(CHUNK_TIME_MAX, served.line.send([SourceBuf::from(bytes)])).await??;
+        let status = if self.keeper.end_fetch(segment, head) { Status::Ok } else { Status::Stale };
+        let checksum = copy::checksum_private(bytes);
+        self.counters.served.add_read(head.len);
+        served.answer(&ReplyHead { kind: ReplyKind::Trailer, status, checksum, ..reply });
+        Ok(())
+    }
+}
