@@ -10,6 +10,7 @@
     reason = "all of it is a test"
 )]
 
+use std::collections::BTreeMap;
 use std::env;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::process::{Child, Command, Stdio};
@@ -17,8 +18,8 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use tiffin_client::{
-    Acked, Client, ConnectOptions, Deadline, DeleteOptions, Dtype, Error, GetOptions, Key, Patience, Put,
-    PutOptions, ResolveOptions, Room, SamplePut, TensorRef, Way,
+    Acked, Ahead, Client, ConnectOptions, Deadline, DeleteOptions, Dtype, Error, GetOptions, Key, Patience,
+    Put, PutOptions, ResolveOptions, Room, SamplePut, TensorRef, Way,
 };
 use tiffin_core::message::{Hello, Reply, Request, Reserve, ReserveItem, ReserveOutcome};
 use tiffin_rpc::Connection;
@@ -36,7 +37,7 @@ const MEMORY: u64 = 16 << 20;
 
 type Test = (&'static str, fn(&Runtime));
 
-const TESTS: [Test; 8] = [
+const TESTS: [Test; 9] = [
     ("processes_of_one_host_share_memory", processes_of_one_host_share_memory),
     ("a_client_killed_between_reserve_and_commit", a_client_killed_between_reserve_and_commit),
     ("a_client_killed_with_room_reserved_ahead", a_client_killed_with_room_reserved_ahead),
@@ -45,6 +46,7 @@ const TESTS: [Test; 8] = [
     ("a_consumer_killed_with_its_lease", a_consumer_killed_with_its_lease),
     ("a_node_killed_under_its_readers", a_node_killed_under_its_readers),
     ("a_node_that_is_stopped", a_node_that_is_stopped),
+    ("a_node_killed_with_its_disk", a_node_killed_with_its_disk),
 ];
 
 fn main() {
@@ -52,6 +54,9 @@ fn main() {
     let arguments: Vec<String> = env::args().skip(1).collect();
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["node", master, name] => runtime.block_on(be_node(master, name)),
+        ["disk", master, folder] => runtime.block_on(be_node_with_disk(master, folder)),
+        // Not a role but the long run of a test, by hand.
+        ["kill", times] => kill_with_disk(&runtime, times.parse().unwrap()),
         ["reserver", master] => runtime.block_on(be_reserver(master)),
         ["hoarder", master] => runtime.block_on(be_hoarder(master)),
         ["putter", master] => runtime.block_on(be_putter(master)),
@@ -85,6 +90,20 @@ async fn be_node(master: &str, name: &str) {
         master: master.parse().unwrap(),
         memory: MEMORY,
         name: name.to_owned(),
+        ..NodeConfig::default()
+    };
+    let node = NodeServer::start(config).await.unwrap();
+    node.joined(Instant::now() + LONG).await.unwrap();
+    ready_until_parent_ends();
+}
+
+/// A node whose memory is small beside its disk.
+async fn be_node_with_disk(master: &str, folder: &str) {
+    let config = NodeConfig {
+        master: master.parse().unwrap(),
+        memory: MEMORY / 4,
+        name: "shelf".to_owned(),
+        ssd: vec![format!("path={folder},size=128MiB").parse().unwrap()],
         ..NodeConfig::default()
     };
     let node = NodeServer::start(config).await.unwrap();
@@ -300,6 +319,74 @@ fn a_node_killed_under_its_readers(runtime: &Runtime) {
             assert!(matches!(got, Err(Error::NodeDown { .. })), "{got:?}");
         });
     }
+}
+
+/// How often a node is killed whenever tests are run. `processes kill 1000` does it more often.
+const KILLS: usize = 6;
+/// Objects that are put, read, deleted and brought back between two kills.
+const STEPS: usize = 150;
+
+fn a_node_killed_with_its_disk(runtime: &Runtime) {
+    kill_with_disk(runtime, KILLS);
+}
+
+/// Kills a node again and again while objects go to its disk and come back: every key has its bytes afterwards,
+/// or is absent; and what was deleted stays so.
+fn kill_with_disk(runtime: &Runtime, times: usize) {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let folder = folder.path().join("log").to_str().unwrap().to_owned();
+    let master = runtime.block_on(start_master());
+    let address = master.address().to_string();
+    // For each key, which put of it was acknowledged last; nothing if its deletion was.
+    let mut model: BTreeMap<usize, Option<usize>> = BTreeMap::new();
+    let (mut puts, mut recovered, mut absent) = (0, 0, 0);
+    for round in 0..times {
+        let node = Process::start(&["disk", &address, &folder]);
+        runtime.block_on(async {
+            let client = connect(&master, round % 2 == 0).await;
+            for (it, state) in &mut model {
+                let got = only(client.get(&[key(&format!("k{it}"))], GetOptions::default(), soon()).await);
+                match (&state, got) {
+                    (Some(put), Ok(object)) => {
+                        assert!(object.bytes == shelved(*it, *put), "round {round}, k{it}: other bytes");
+                        recovered += 1;
+                    }
+                    // Its memory died with the process before the disk had it.
+                    (Some(_), Err(Error::NotFound { .. })) => (*state, absent) = (None, absent + 1),
+                    (None, Err(Error::NotFound { .. })) => {}
+                    (state, got) => panic!("round {round}, k{it}: {state:?} {:?}", got.map(|it| it.len)),
+                }
+            }
+            for step in 0..STEPS {
+                let it = (step * 7 + round * 13) % 60;
+                let name = key(&format!("k{it}"));
+                match step % 5 {
+                    4 => {
+                        only(client.delete(&[name], DeleteOptions::default(), soon()).await).unwrap();
+                        model.insert(it, None);
+                    }
+                    3 => _ = client.prefetch(&[name], Ahead::All, soon()).await,
+                    _ => {
+                        puts += 1;
+                        let bytes = shelved(it, puts);
+                        let put = [Put::new(name, &bytes)];
+                        only(client.put_with(&put, Patience::UntilDeadline, soon()).await).unwrap();
+                        model.insert(it, Some(puts));
+                    }
+                }
+            }
+        });
+        node.kill();
+    }
+    println!("{times} kills: {recovered} objects were there afterwards, {absent} were not");
+    assert!(recovered > 0, "no object survived");
+}
+
+/// The bytes of one put of one key.
+fn shelved(it: usize, put: usize) -> Vec<u8> {
+    (0..96 << 10)
+        .map(|at: usize| (at.wrapping_mul(31) ^ (at >> 8) ^ it.wrapping_mul(97) ^ put) as u8)
+        .collect()
 }
 
 fn a_node_that_is_stopped(runtime: &Runtime) {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use pyo3::prelude::*;
 use tiffin_client::{
-    Client, Deadline, DeleteOptions, Error, GetInto, GetOptions, Info, Key, Patience, Pattern, Put,
+    Ahead, Client, Deadline, DeleteOptions, Error, GetInto, GetOptions, Info, Key, Patience, Pattern, Put,
     ResolveOptions,
 };
 

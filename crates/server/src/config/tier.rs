@@ -202,7 +202,7 @@ impl FromStr for SsdConfig {
                     }
                 }
                 other => {
-                    let near = nearest(other, ["path", "size", "engine"].into_iter());
+                    let near = nearest(other, ["path", "size", "engine"]);
                     let near = near.map(|it| format!("; did you mean `{it}`?")).unwrap_or_default();
                     return Err(fail(format!("there is no `{other}`{near}")));
                 }
