@@ -70,6 +70,13 @@ fn a_master_has_defaults() {
                 away: 10s,
                 soft_pin_ttl: 1800s,
                 evict_soft_pinned: true,
+                tier: TierConfig {
+                    demotion: OnPressure,
+                    promote_on_hit: true,
+                    prefetch_cooldown: 5s,
+                    prefetch_dedup_ttl: 30s,
+                    disk_away: 3600s,
+                },
                 exposed: false,
             }"#]],
     );
@@ -98,6 +105,7 @@ fn a_node_takes_flags_before_the_file_and_the_file_before_defaults() {
                 advertise: None,
                 shared_memory: false,
                 populate: true,
+                ssd: [],
                 token: "secret",
                 exposed: false,
             }"#]],

@@ -256,7 +256,7 @@ mod tests {
         check("path=/a", "no size is given");
         check("size=1GiB", "no path is given");
         check("path=,size=1GiB", "no path is given");
-        check("path=/a,size=1MiB", "a size of less than 64 MiB is of no use");
+        check("path=/a,size=1MiB", "a size of less than 64.0 MiB is of no use");
         check("path=/a,sise=1GiB", "there is no `sise`; did you mean `size`?");
         check("/a", "`/a` has no `=`");
         check("path=/a,size=1GiB,engine=x", "engine `x` is not auto, uring or blocking");
