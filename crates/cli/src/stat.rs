@@ -255,12 +255,13 @@ fn as_json(stat: &Cluster, routes: &[Route]) -> Value {
             "holders": holders_json(&it.holders),
         })
     });
+    let tier = stat.tier.named().into_iter().map(|(name, _, count)| (name.to_owned(), count.into()));
     json!({
         "epoch": stat.epoch,
         "clients": stat.clients,
         "evicted": { "objects": stat.evicted_objects, "bytes": stat.evicted_bytes },
         "soft_pinned": stat.soft_pinned,
-        "tier": stat.tier.named().into_iter().map(|(name, _, count)| (name.to_owned(), count.into())).collect::<serde_json::Map<_, _>>(),
+        "tier": tier.collect::<serde_json::Map<_, _>>(),
         "nodes": nodes.collect::<Vec<_>>(),
         "namespaces": namespaces.collect::<Vec<_>>(),
     })

@@ -330,8 +330,8 @@ fn a_node_killed_with_its_disk(runtime: &Runtime) {
     kill_with_disk(runtime, KILLS);
 }
 
-/// Kills a node again and again while objects go to its disk and come back: every key has its bytes afterwards,
-/// or is absent; and what was deleted stays so.
+/// Kills a node again and again while objects go to its disk and come back: every key has its bytes
+/// afterwards, or is absent; and what was deleted stays so.
 fn kill_with_disk(runtime: &Runtime, times: usize) {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let folder = folder.path().join("log").to_str().unwrap().to_owned();
@@ -356,7 +356,9 @@ fn kill_with_disk(runtime: &Runtime, times: usize) {
                         (*state, absent) = (None, absent + 1);
                     }
                     (None, Err(Error::NotFound { .. } | Error::NodeDown { .. })) => {}
-                    (state, got) => panic!("round {round}, k{it}: {state:?} {:?}", got.map(|it| it.bytes.len())),
+                    (state, got) => {
+                        panic!("round {round}, k{it}: {state:?} {:?}", got.map(|it| it.bytes.len()))
+                    }
                 }
             }
             for step in 0..STEPS {

@@ -1,9 +1,9 @@
-//! A disk's shell: it owns the `core::disk::Disk` and the log that it decides about, and moves bytes between the
-//! log and the memory of the node beside it.
+//! A disk's shell: it owns the `core::disk::Disk` and the log that it decides about, and moves bytes between
+//! the log and the memory of the node beside it.
 //!
 //! The log knows its records by numbers of its own, the cluster knows copies by stamps; the stamp is written
-//! with the record, in front of its marks. What the disk must remember of itself, its name and the life of the
-//! master that it belongs to, is a record like any other, under a namespace that no client can have.
+//! with the record, in front of its marks. What the disk must remember of itself, its name and the life of
+//! the master that it belongs to, is a record like any other, under a namespace that no client can have.
 //!
 //! **Invariant:** a log that can no longer promise what it is asked for, because its disk failed, makes the disk
 //! leave the master's sight: what was to be forgotten is owed then, and not confirmed.
@@ -180,8 +180,8 @@ impl Beside {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // The core panics only if an invariant is broken; a disk that forgets what happened then is worse than
-        // one that says so, and every answer is checked against the core anyway.
+        // The core panics only if an invariant is broken; a disk that forgets what happened then is worse
+        // than one that says so, and every answer is checked against the core anyway.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -44,8 +44,8 @@ impl Drop for Held {
     }
 }
 
-/// The bytes of an object, to be read; nothing if it is not there. The master may speak of an object before the
-/// node has heard that it is one: that is waited for.
+/// The bytes of an object, to be read; nothing if it is not there. The master may speak of an object before
+/// the node has heard that it is one: that is waited for.
 pub(super) async fn source(node: &Arc<Node>, hold: Hold, len: u64) -> Option<Pieces> {
     let deadline = Instant::now() + HEARD_TIME_MAX;
     let extents = loop {
@@ -74,8 +74,8 @@ fn pieces(node: &Arc<Node>, extents: &[Extent], held: Held) -> Option<Pieces> {
     let extents: Vec<_> = extents.iter().map(extent).collect();
     let targets = node.memory.targets(&extents)?;
     let runs = targets.iter().filter_map(|it| Some((NonNull::new(it.as_mut_ptr())?, it.len())));
-    // SAFETY: the memory is mapped for as long as the node's `Shared` lives, which the guard keeps. The slot is
-    // held until the guard is dropped: an object's bytes are not written again before that, and nobody reads
-    // or writes a reservation but the disk that it was made for.
+    // SAFETY: the memory is mapped for as long as the node's `Shared` lives, which the guard keeps. The slot
+    // is held until the guard is dropped: an object's bytes are not written again before that, and nobody
+    // reads or writes a reservation but the disk that it was made for.
     Some(unsafe { Pieces::new(runs, Arc::new(held)) })
 }

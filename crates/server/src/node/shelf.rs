@@ -15,8 +15,8 @@ use crate::config::{Engine, SsdConfig};
 
 /// How long a read may take, whoever waits for it.
 const READ_TIME_MAX: Duration = Duration::from_secs(30);
-/// How long what must be done may take: as long as it takes. A disk that hangs is waited for, and what hangs on
-/// it is not confirmed meanwhile.
+/// How long what must be done may take: as long as it takes. A disk that hangs is waited for, and what hangs
+/// on it is not confirmed meanwhile.
 const CHANGE_TIME_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
 /// How long to rest before a log that was too busy is asked again.
 const BUSY_REST: Duration = Duration::from_millis(5);

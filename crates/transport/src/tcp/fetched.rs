@@ -1,7 +1,7 @@
 //! Serving bytes that must be fetched first: from a disk beside the node's memory.
 //!
-//! Requests are answered in the order in which they came, but those that are here already are all begun: a disk
-//! is fast only if it has much to do at a time.
+//! Requests are answered in the order in which they came, but those that are here already are all begun: a
+//! disk is fast only if it has much to do at a time.
 
 use std::collections::VecDeque;
 use std::future::Future;

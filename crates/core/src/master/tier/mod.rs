@@ -5,8 +5,8 @@
 //! node means for disks exactly what it means for memory.
 //!
 //! Objects are written *ahead*: those that were unused for longest, while what is free and what is on the
-//! disk already is less than a share of the memory. So a put that needs room finds objects that lose nothing by
-//! leaving. Only when it finds none does it wait for the disk, if it may wait at all.
+//! disk already is less than a share of the memory. So a put that needs room finds objects that lose nothing
+//! by leaving. Only when it finds none does it wait for the disk, if it may wait at all.
 //!
 //! **Invariant:** a copy is in the catalog, as one that cannot be read yet, from before its disk hears of it
 //! until the disk has said that there is none: so whatever takes the object away takes that copy away, too.
