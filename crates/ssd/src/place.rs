@@ -32,7 +32,7 @@ pub enum OpenError {
     },
     /// It is larger than the disk.
     #[error(
-        "{budget_bytes} bytes do not fit `{path}`: {free_bytes} are free and {held_bytes} are held by the log\n\n\
+        "{budget_bytes} bytes do not fit `{path}`: {free_bytes} are free, the log holds {held_bytes}\n\n\
          hint: give at most {} bytes", free_bytes + held_bytes
     )]
     TooLarge {
@@ -49,9 +49,7 @@ pub enum OpenError {
     #[error("{0}")]
     Shape(String),
     /// The filesystem has no direct I/O.
-    #[error(
-        "`{0}` does not permit direct I/O\n\nhint: use a filesystem on a disk, such as ext4 or xfs; not tmpfs"
-    )]
+    #[error("`{0}` does not permit direct I/O\n\nhint: use a filesystem on a disk, such as ext4 or xfs")]
     NoDirect(PathBuf),
     /// The engine that was asked for cannot be used.
     #[error("{0}\n\nhint: ask for another engine, or let it be chosen")]

@@ -182,7 +182,8 @@ fn torture(args: &Args) -> Result<(), String> {
             look(&mut known, &opened).map_err(|text| format!("seed {} round {round}: {text}", args.seed))?;
         if args.json || round + 1 == args.rounds {
             let word = format!(
-                "{{\"round\": {round}, \"records\": {}, \"recovered\": {recovered}, \"bad\": {bad}, \"read\": {read}, \"engine\": \"{}\"}}",
+                "{{\"round\": {round}, \"records\": {}, \"recovered\": {recovered}, \"bad\": {bad}, \
+                 \"read\": {read}, \"engine\": \"{}\"}}",
                 opened.recovery.records, opened.driven
             );
             say(&word);

@@ -27,7 +27,7 @@ use std::sync::Arc;
 use crate::layout::HEAD_BYTES;
 use crate::sabotage::Sabotage;
 use crate::types::{
-    Answer, Event, Fault, IoId, OpId, OpenFault, Record, RecordId, Span, StageId, Stats, Tick,
+    Answer, Event, Fault, IoId, OpId, OpenFault, Record, RecordId, Recovery, Span, StageId, Stats, Tick,
 };
 
 use ops::Op;
@@ -358,6 +358,8 @@ pub struct Log {
     reclaim: Option<Reclaim>,
     carries: BTreeMap<u64, Carry>,
     recoverer: Option<Box<Recoverer>>,
+    /// What a restart found, and the notes that must be durable before it is said.
+    announce: Option<(u64, Recovery)>,
     stats: Stats,
     effects: Vec<Effect>,
 }
@@ -418,6 +420,7 @@ impl Log {
             reclaim: None,
             carries: BTreeMap::new(),
             recoverer: None,
+            announce: None,
             stats: Stats::default(),
             effects: Vec::new(),
         };
@@ -538,6 +541,7 @@ impl Log {
         self.pump_seal();
         self.pump_sync();
         self.pump_flushes();
+        self.pump_announce();
     }
 
     /// Something could not be written: nothing more is, and whoever waits for it is told.
@@ -546,6 +550,9 @@ impl Log {
             return;
         }
         self.health = Health::Failed(fault.clone());
+        if let Some((_, report)) = self.announce.take() {
+            self.effects.push(Effect::Event(Event::Recovered(report)));
+        }
         self.appends.clear();
         self.append_bytes = 0;
         self.notes.clear();

@@ -550,7 +550,16 @@ impl Log {
         }
         report.records = self.records.len() as u64;
         report.payload_bytes = self.stats.payload_bytes;
-        self.effects.push(Effect::Event(Event::Recovered(report)));
+        // What lost against a newer generation must be durably gone before anybody builds on the newer.
+        self.announce = Some((self.notes_queued, report));
+    }
+
+    /// Says that the log was read, once what that left to be forgotten is durable.
+    pub(super) fn pump_announce(&mut self) {
+        let ready = self.announce.is_some_and(|(notes, _)| self.notes_committed >= notes);
+        if ready && let Some((_, report)) = self.announce.take() {
+            self.effects.push(Effect::Event(Event::Recovered(report)));
+        }
     }
 
     /// The newest segment that was not closed goes on; others are closed.

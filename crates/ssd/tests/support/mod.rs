@@ -92,6 +92,7 @@ pub(crate) struct World {
     faults: bool,
     /// More is appended than forgotten.
     hungry: bool,
+    announced: bool,
     /// How the log was before the last crash.
     before: String,
     lost_io: u64,
@@ -161,6 +162,7 @@ impl World {
             keys,
             faults: true,
             hungry,
+            announced: false,
             before: String::new(),
             protective,
             lost_io: 0,
@@ -565,6 +567,7 @@ impl World {
             Event::Unusable(fault) => panic!("unusable: {fault}"),
             Event::Recovered(report) => {
                 self.see("recovered");
+                self.announced = true;
                 if report.records_bad > 0 {
                     self.see("recovered bad records");
                 }
@@ -603,7 +606,8 @@ impl World {
 
     /// Reads the log, sometimes with a crash in between, and holds what it found against what it owes.
     fn recover(&mut self) {
-        while matches!(self.rig().log.health(), Health::Recovering) {
+        self.announced = false;
+        while !self.announced {
             let pending = self.rig().pending();
             let io = self.chance.pick(&pending).unwrap();
             self.finish(io, Fate::Ok);
