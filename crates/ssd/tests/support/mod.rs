@@ -92,6 +92,8 @@ pub(crate) struct World {
     faults: bool,
     /// More is appended than forgotten.
     hungry: bool,
+    /// Reads take long.
+    lazy: bool,
     announced: bool,
     /// How the log was before the last crash.
     before: String,
@@ -146,6 +148,7 @@ impl World {
             sabotage,
         };
         let hungry = chance.percent(60);
+        let lazy = chance.percent(25);
         let keys = 4 + chance.below(if hungry { 1500 } else { 120 });
         let protective = chance.pick(&[2, 12, 70]).unwrap();
         let mut world = Self {
@@ -162,6 +165,7 @@ impl World {
             keys,
             faults: true,
             hungry,
+            lazy,
             announced: false,
             before: String::new(),
             protective,
@@ -385,6 +389,9 @@ impl World {
     fn finish_one(&mut self) {
         let pending = self.rig().pending();
         let Some(io) = self.chance.pick(&pending) else { return };
+        if self.lazy && self.rig().is_read(io) && self.chance.percent(97) {
+            return;
+        }
         let fault = self.faults && self.chance.below(4000) == 0;
         if self.faults && self.chance.below(3000) == 0 && self.lost_io < 2 {
             // It will never end; the operation ends by its deadline.
