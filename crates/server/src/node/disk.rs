@@ -5,8 +5,8 @@
 //! with the record, in front of its marks. What the disk must remember of itself, its name and the life of
 //! the master that it belongs to, is a record like any other, under a namespace that no client can have.
 //!
-//! **Invariant:** a log that can no longer promise what it is asked for, because its disk failed, makes the disk
-//! leave the master's sight: what was to be forgotten is owed then, and not confirmed.
+//! **Invariant:** a log that can no longer promise what it is asked for, because its disk failed, makes the
+//! disk leave the master's sight: what was to be forgotten is owed then, and not confirmed.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};

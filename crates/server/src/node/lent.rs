@@ -1,7 +1,7 @@
 //! Memory of the node that is lent to its disk: the bytes of slots that are held meanwhile.
 //!
-//! **Invariant:** the hold on a slot ends when the disk has let go of its memory, which may be long after whoever
-//! asked has given up.
+//! **Invariant:** the hold on a slot ends when the disk has let go of its memory, which may be long after
+//! whoever asked has given up.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
