@@ -12,7 +12,7 @@ SOURCES := $(shell find Cargo.toml Cargo.lock crates python python-mooncake READ
              -type f -not -path '*/__pycache__/*' -not -path '*/tests/*' -not -name '*.so' 2>/dev/null)
 
 .PHONY: help run test wheel wheel-310 bench bench-check bench-scale bench-instructions fmt docs clean-venv clean
-.PHONY: miri simulate sabotage-table
+.PHONY: miri simulate sabotage-table bench-ssd torture-ssd
 .PHONY: check-fmt check-lint check-unit check-docs check-deny check-instructions check-python
 
 help: ## List the targets
@@ -82,6 +82,17 @@ bench-scale: .venv-bench/wheels .venv-peer/ready ## How it grows with objects an
 	@bash bench/peer-needs.sh
 	.venv-bench/bin/python bench/scale.py --ours .venv-bench/bin/python --peer .venv-peer/bin/python --output bench-out \
 	  $(if $(ARGS),--objects-max $(ARGS))
+
+FOLDER ?= target/tmp
+bench-ssd: ## What a disk can do, and what the tier below memory makes of it (FOLDER= on the disk to try, ARGS=--json)
+	@mkdir -p $(FOLDER)
+	$(CARGO) run --release --locked -q -p tiffin-ssd --bin ssd-bench -- --path $(FOLDER)/raw --gib 1 --record-mib 1 $(ARGS)
+	@rm -rf $(FOLDER)/raw
+	$(CARGO) bench --locked -q -p tiffin-client --bench ssd -- $(abspath $(FOLDER)) $(ARGS)
+
+torture-ssd: ## Kill a log, and a node with its disk, a thousand times each (ROUNDS=)
+	$(CARGO) run --release --locked -q -p tiffin-ssd --bin ssd-torture -- --rounds $(or $(ROUNDS),1000)
+	$(CARGO) test --release --locked -q -p tiffin-client --test processes -- kill $(or $(ROUNDS),1000)
 
 SEEDS ?= 1000000
 simulate: ## Play a million simulated clusters (SEEDS=, ARGS='--start 1000000 --json')
