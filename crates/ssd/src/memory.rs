@@ -131,6 +131,20 @@ impl Pieces {
         bytes
     }
 
+    /// The bytes of memory of our own, [`Pieces::zeroed`], after the operation has been answered with success:
+    /// without a copy if nobody else has hold of them any more.
+    #[must_use]
+    pub fn into_bytes(self) -> Bytes {
+        let copy = |it: &Self| Bytes::Copied(it.to_vec());
+        let len = self.len as usize;
+        let Self { runs, _guard: guard, .. } = self;
+        match guard.downcast::<Buffer>().map(Arc::try_unwrap) {
+            Ok(Ok(buffer)) => Bytes::Own(buffer, len),
+            Ok(Err(buffer)) => copy(&Self { runs, len: len as u64, _guard: buffer }),
+            Err(guard) => copy(&Self { runs, len: len as u64, _guard: guard }),
+        }
+    }
+
     /// The checksums of the bytes.
     pub(crate) fn sums(&self) -> Arc<[u64]> {
         // SAFETY: the guard keeps the memory alive, and nobody writes a source.
@@ -178,9 +192,28 @@ impl fmt::Debug for Pieces {
     }
 }
 
+/// Bytes that nobody else has hold of.
+#[derive(Debug)]
+pub enum Bytes {
+    /// Where they were read to, and how many they are.
+    Own(Buffer, usize),
+    /// A copy of them.
+    Copied(Vec<u8>),
+}
+
+impl AsRef<[u8]> for Bytes {
+    fn as_ref(&self) -> &[u8] {
+        match self {
+            // SAFETY: the buffer is alive and has that many bytes; it was the last hold on that memory.
+            Self::Own(buffer, len) => unsafe { std::slice::from_raw_parts(buffer.at.as_ptr(), *len) },
+            Self::Copied(bytes) => bytes,
+        }
+    }
+}
+
 /// Aligned memory of our own: whole blocks, at least one.
 #[derive(Debug)]
-pub(crate) struct Buffer {
+pub struct Buffer {
     at: NonNull<u8>,
     layout: Layout,
 }

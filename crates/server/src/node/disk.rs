@@ -165,7 +165,7 @@ impl Beside {
         let reading = self.shelf.read(id, span, room.clone());
         Some(Box::pin(async move {
             match reading.await {
-                Ok(_) => Some(Box::new(room.to_vec()) as tiffin_transport::tcp::Bytes),
+                Ok(_) => Some(Box::new(room.into_bytes()) as tiffin_transport::tcp::Bytes),
                 Err(error) => {
                     tracing::debug!(%error, "a copy on disk could not be read");
                     None
