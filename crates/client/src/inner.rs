@@ -5,7 +5,7 @@
 //! **Invariant:** a node hears `Goodbye` only when nothing of this client can touch its memory any more: no
 //! operation is under way, and no view is left.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
@@ -63,6 +63,8 @@ impl Usable for Master {
 
 struct Node {
     info: NodeInfo,
+    /// The master tells it what is published there, as the master said last.
+    is_near: bool,
     link: Arc<Link<OpenRoute>>,
 }
 
@@ -309,6 +311,7 @@ impl Inner {
             };
             if let Reply::Reserved(reserved) = &reply {
                 self.learn(&reserved.nodes);
+                self.learn_near(reserved);
                 locations(reserved).for_each(|location| held.take(location));
             }
             return Ok(reply);
@@ -381,10 +384,25 @@ impl Inner {
                 Some(node) => node.info = info.clone(),
                 None => {
                     let link = Arc::new(Link::new(format!("node `{}`", info.name), NODE_REST));
-                    nodes.insert(info.segment, Node { info: info.clone(), link });
+                    nodes.insert(info.segment, Node { info: info.clone(), is_near: false, link });
                 }
             }
         }
+    }
+
+    fn learn_near(&self, reserved: &Reserved) {
+        let mut nodes = self.nodes();
+        for info in &reserved.nodes {
+            if let Some(node) = nodes.get_mut(&info.segment) {
+                node.is_near = reserved.near.contains(&info.segment);
+            }
+        }
+    }
+
+    /// The nodes that need not be asked for what is put there.
+    pub(crate) fn near(&self) -> BTreeSet<SegmentId> {
+        let nodes = self.nodes();
+        nodes.iter().filter(|(_, node)| node.is_near).map(|(segment, _)| *segment).collect()
     }
 
     /// How far a node is: zero is nearest.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use tiffin_core::message::{CommitOutcome, PutOptions, Reply, Request};
+use tiffin_core::message::{CommitOutcome, Publish, PublishItem, PutOptions, Reply, Request};
 use tiffin_core::session::{Need, NeedId, Peer, Put as Session, PutOutcome, PutRequest, WriteResult};
 use tiffin_core::{Location, Reservation, SegmentId};
 use tiffin_transport::{TransferError, WriteOp};
@@ -70,8 +70,8 @@ async fn drive(
     let requests = puts.iter().map(|put| request(put, room_for(inner, held, put, ready.next()))).collect();
     // Now, and not when these are done: so it happens while they are copied.
     spares::restock(inner, puts);
-    let mut session =
-        Session::new(requests).waiting(patience.wait_ms(deadline)).confirming(names::wait_ms(deadline));
+    let session = Session::new(requests).publishing(inner.near());
+    let mut session = session.waiting(patience.wait_ms(deadline)).confirming(names::wait_ms(deadline));
     let mut failures = Vec::new();
     // Why items could not be written, where they could not.
     let mut unwritten = BTreeMap::new();
@@ -167,6 +167,13 @@ async fn call(
     deadline: Deadline,
 ) -> Done {
     let reply = match peer {
+        Peer::Master if matches!(request, Request::Publish(_)) => {
+            let reply = inner.ask(&request, deadline).await;
+            if let (Request::Publish(publish), Ok(Reply::Published(outcomes))) = (&request, &reply) {
+                published(held, publish, outcomes);
+            }
+            reply
+        }
         Peer::Master => inner.reserve(&request, held, deadline).await,
         Peer::Node(segment) => {
             let reply = inner.ask_node(segment, &request, deadline).await;
@@ -197,6 +204,14 @@ fn settle(held: &Held<'_>, segment: SegmentId, request: &Request, reply: &Reply)
             }
         }
         _ => {}
+    }
+}
+
+/// Strikes off what has become objects, or is taken back by the master's word.
+fn published(held: &Held<'_>, publish: &Publish, outcomes: &[Option<CommitOutcome>]) {
+    let settled = publish.items.iter().zip(outcomes).filter(|(_, outcome)| outcome.is_some());
+    for (PublishItem { home, item }, _) in settled {
+        held.settle(Location { segment: *home, slot: item.hold.slot, stamp: item.hold.stamp });
     }
 }
 

@@ -104,6 +104,11 @@ impl OpenRoute {
         if let Mover::Tcp(tcp) = &self.mover {
             return tcp.read_as(ops, manner(Some(epoch)), deadline.instant()).await;
         }
+        let is_there = |op: &ReadOp<'_>| self.control().is_some_and(|it| it.is_committed(op.slot, op.stamp));
+        if !ops.iter().any(is_there) {
+            // What was put just now its node may not have heard of yet: it would be copied in vain.
+            return ops.iter().map(|_| Err(TransferError::Stale)).collect();
+        }
         let outcomes = self.read(ops, deadline).await;
         let held = self.holds(ops.iter().map(|op| (op.slot, op.stamp)), epoch);
         let counted = outcomes.into_iter().zip(held);

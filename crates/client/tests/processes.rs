@@ -25,6 +25,7 @@ use tiffin_core::message::{Hello, Reply, Request, Reserve, ReserveItem, ReserveO
 use tiffin_rpc::Connection;
 use tiffin_server::{MasterConfig, MasterServer, NodeConfig, NodeServer};
 use tokio::runtime::Runtime;
+use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 /// Longer than anything here takes, on any machine.
@@ -37,7 +38,7 @@ const MEMORY: u64 = 16 << 20;
 
 type Test = (&'static str, fn(&Runtime));
 
-const TESTS: [Test; 9] = [
+const TESTS: [Test; 10] = [
     ("processes_of_one_host_share_memory", processes_of_one_host_share_memory),
     ("a_client_killed_between_reserve_and_commit", a_client_killed_between_reserve_and_commit),
     ("a_client_killed_with_room_reserved_ahead", a_client_killed_with_room_reserved_ahead),
@@ -47,12 +48,14 @@ const TESTS: [Test; 9] = [
     ("a_node_killed_under_its_readers", a_node_killed_under_its_readers),
     ("a_node_that_is_stopped", a_node_that_is_stopped),
     ("a_node_killed_with_its_disk", a_node_killed_with_its_disk),
+    ("a_master_killed_under_puts", a_master_killed_under_puts),
 ];
 
 fn main() {
     let runtime = Runtime::new().unwrap();
     let arguments: Vec<String> = env::args().skip(1).collect();
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["master", address] => runtime.block_on(be_master(address)),
         ["node", master, name] => runtime.block_on(be_node(master, name)),
         ["disk", master, folder] => runtime.block_on(be_node_with_disk(master, folder)),
         // Not a role but the long run of a test, by hand.
@@ -84,6 +87,12 @@ fn run(filter: &str) {
 }
 
 // The roles of children.
+
+async fn be_master(address: &str) {
+    let config = MasterConfig { listen: vec![address.parse().unwrap()], ..MasterConfig::default() };
+    let _master = MasterServer::start(config).await.unwrap();
+    ready_until_parent_ends();
+}
 
 async fn be_node(master: &str, name: &str) {
     let config = NodeConfig {
@@ -429,6 +438,72 @@ fn a_node_that_is_stopped(runtime: &Runtime) {
 }
 
 // Helpers.
+
+/// Puts, one after the other, until one fails, and tells of each that was acknowledged.
+async fn put_until_it_fails(client: Client, prefix: String, acknowledged: mpsc::UnboundedSender<Key>) {
+    for number in 0.. {
+        let key = key(&format!("{prefix}/{number}"));
+        let deadline = Deadline::after(SHORT);
+        if only(client.put(&[Put::new(key.clone(), prefix.as_bytes())], deadline).await).is_err() {
+            return;
+        }
+        let _nobody_counts = acknowledged.send(key);
+    }
+}
+
+fn a_master_killed_under_puts(runtime: &Runtime) {
+    let address = format!("unix:@tiffin-client-test-{}", std::process::id());
+    let mut master = Process::start(&["master", &address]);
+    let config = NodeConfig { master: address.parse().unwrap(), memory: MEMORY, ..NodeConfig::default() };
+    let node = runtime.block_on(NodeServer::start(config)).unwrap();
+    let mut all = Vec::new();
+    for round in 0..4 {
+        let joined = async { node.joined(Instant::now() + LONG).await.unwrap() };
+        runtime.block_on(joined);
+        let (sender, mut acknowledged) = mpsc::unbounded_channel();
+        let writers = [0, 1].map(|writer| {
+            let (address, sender, prefix) = (address.clone(), sender.clone(), format!("{round}/{writer}"));
+            runtime.spawn(async move {
+                let client = Client::connect(ConnectOptions::new(address)).await.unwrap();
+                put_until_it_fails(client, prefix, sender).await;
+            })
+        });
+        drop(sender);
+        runtime.block_on(async {
+            for _ in 0..100 {
+                all.push(acknowledged.recv().await.unwrap());
+            }
+        });
+        master.kill();
+        runtime.block_on(async {
+            while let Some(key) = acknowledged.recv().await {
+                all.push(key);
+            }
+            for writer in writers {
+                writer.await.unwrap();
+            }
+        });
+        master = Process::start(&["master", &address]);
+        runtime.block_on(async {
+            let client = Client::connect(ConnectOptions::new(address.clone())).await.unwrap();
+            // The node comes back in its own time.
+            let (mut lost, mut look) = (all.clone(), tokio::time::interval(LOOK));
+            let until = Instant::now() + LONG;
+            while !lost.is_empty() {
+                assert!(
+                    Instant::now() < until,
+                    "they were acknowledged before the master was killed: {lost:?}"
+                );
+                look.tick().await;
+                let infos = client.resolve(&lost, ResolveOptions::default(), soon()).await;
+                let mut found = infos.into_iter().map(|it| it.unwrap().is_some());
+                lost.retain(|_| !found.next().unwrap());
+            }
+            client.close(soon()).await.unwrap();
+        });
+    }
+    drop(master);
+}
 
 /// A child, killed when it is dropped.
 struct Process(Child);

@@ -7,8 +7,8 @@
 //!
 //! | from → to       | requests |
 //! |-----------------|----------|
-//! | client → master | `Reserve`, `Resolve`, `Exists`, `Delete`, `DeleteMatching`, `List`, `Stat`, |
-//! |                 | `Heartbeat`, `Pin`, `DropPins`, `SetPolicy`, `Await`, `Why`, `Lease`, `Release`, |
+//! | client → master | `Reserve`, `Publish`, `Resolve`, `Exists`, `Delete`, `DeleteMatching`, `List`, |
+//! | | `Stat`, `Heartbeat`, `Pin`, `DropPins`, `SetPolicy`, `Await`, `Why`, `Lease`, `Release`, |
 //! |                 | `KeepLeases`, `Ack`, `Cancel`, `Prefetch` |
 //! | node → master   | `Register`, `Announce`, `Decide`, `Heartbeat`, `Released`, `ClientDied`, |
 //! |                 | `Goodbye` |
@@ -60,6 +60,7 @@ pub struct Hello {
     /// A name for people: host and process.
     pub label: String,
     /// The storage node that lives in the client's process, if there is one: the best home for its puts.
+    /// From a node: itself.
     pub home: Option<SegmentId>,
     /// Which machine this is, so that the master can prefer a node of the same one.
     pub host: String,
@@ -73,6 +74,10 @@ pub enum Role {
     Client,
     /// Holds memory.
     Node,
+    /// A second connection of a node, opened before the first: what the master entrusts to the node is
+    /// put there, and wakes nobody. The node looks there before it heeds anything else that the master
+    /// says.
+    Ledger,
 }
 
 /// The answer to a [`Hello`] that was let in.
@@ -99,6 +104,8 @@ pub enum Request {
     Hello(Hello),
     /// Finds room for new objects.
     Reserve(Reserve),
+    /// A client has written its bytes, and asks the master itself for the names.
+    Publish(Publish),
     /// Finds objects.
     Resolve(Resolve),
     /// Asks whether objects are there, and nothing else of them.
@@ -121,7 +128,7 @@ pub enum Request {
     Decide(Decide),
     /// The master asks for room on behalf of a client.
     Allocate(Allocate),
-    /// The master tells a node the fate of a reservation that was decided through another node.
+    /// The master tells a node the fate of a reservation that was not decided through it.
     Settle(Settle),
     /// The master takes objects away.
     Retire(Retire),
@@ -131,7 +138,8 @@ pub enum Request {
     Mark(Vec<MarkItem>),
     /// The master asks who looks at objects.
     Inspect(Vec<Hold>),
-    /// A node tells of reservations that ended without the master.
+    /// A node tells of reservations that end without the master. What was published before the answer is not
+    /// among them any more: the node has heard of that first.
     Released(Released),
     /// A node has proof that a client's process is dead.
     ClientDied(ClientId),
@@ -192,6 +200,8 @@ pub enum Reply {
     Done,
     /// To `Reserve`.
     Reserved(Reserved),
+    /// To `Publish`, in the order asked; nothing where the home node is to be asked with a `Commit`.
+    Published(Vec<Option<CommitOutcome>>),
     /// To `Resolve`.
     Resolved(Resolved),
     /// To `Exists`, in the order asked.
@@ -330,6 +340,8 @@ pub struct Reserved {
     pub items: Vec<ReserveOutcome>,
     /// Every node that the outcomes name.
     pub nodes: Vec<NodeInfo>,
+    /// Those of them that a [`Publish`] is for: what the master tells them arrives even if it dies.
+    pub near: Vec<SegmentId>,
 }
 
 /// What became of one [`ReserveItem`].
@@ -598,6 +610,8 @@ pub struct Registered {
     pub discard: bool,
     /// What it must retire before it is used: deleted while it was away.
     pub retire: Vec<Hold>,
+    /// What it must commit before that: published, and perhaps never heard of.
+    pub commit: Vec<Record>,
 }
 
 /// See [`Request::Announce`].
@@ -675,6 +689,24 @@ pub struct Replacement {
     pub replaced: bool,
     /// Nodes that could not confirm; they must before they are readmitted.
     pub nodes: Vec<String>,
+}
+
+/// See [`Request::Publish`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Publish {
+    /// One per object.
+    pub items: Vec<PublishItem>,
+    /// See [`Commit::wait_ms`].
+    pub wait_ms: u64,
+}
+
+/// One object whose bytes are written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PublishItem {
+    /// The node that has it.
+    pub home: SegmentId,
+    /// What that would be told.
+    pub item: CommitItem,
 }
 
 /// See [`Request::Decide`].

@@ -51,6 +51,14 @@ variants! {
     IgnoreViews: "view count",
     /// The node takes a silent writer for dead and gives its room away.
     SilenceIsDeath: "silence is never death",
+    /// The node gives the room of a reservation back that the master may have named.
+    EndUnasked: "a reservation ends after the master was asked",
+    /// The master answers who has published before its node is sure to hear of it.
+    AnswerUnsent: "a put is answered when its node will hear of it",
+    /// The master does not tell a node again what it has named there, when it returns.
+    ForgetPublished: "what was published is told again",
+    /// The master names what is published in room that was given back.
+    PublishEnded: "what has ended is not published",
     /// The node commits a reservation whatever stamp the writer presents.
     CommitWithoutFence: "fence of writers",
     /// The master listens to connections that have been replaced.

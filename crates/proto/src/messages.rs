@@ -11,9 +11,10 @@ use tiffin_core::message::{
     DemoteItem, Demotion, DropPins, Dropped, Exists, Found, Gone, Granted, Heartbeat, Held, Hello, Here,
     Holder, Lease, LeaseItem, LeaseOutcome, Leased, List, ListItem, Listed, MarkItem, Moved, NamespaceStat,
     NodeInfo, NodeStat, OnExists, OwnerStat, Pattern, Pin, PinOutcome, Policy, Prefetch, PrefetchOutcome,
-    Presence, PromoteItem, PutOptions, Quota, Reason, Record, Refusal, Register, Registered, Release,
-    Released, Replacement, Reserve, ReserveItem, ReserveOutcome, Reserved, Resolve, ResolveOutcome, Resolved,
-    Retire, Role, Settle, Settled, Stat, TierStat, Usage, Viewer, Views, Welcome, Why,
+    Presence, PromoteItem, Publish, PublishItem, PutOptions, Quota, Reason, Record, Refusal, Register,
+    Registered, Release, Released, Replacement, Reserve, ReserveItem, ReserveOutcome, Reserved, Resolve,
+    ResolveOutcome, Resolved, Retire, Role, Settle, Settled, Stat, TierStat, Usage, Viewer, Views, Welcome,
+    Why,
 };
 use tiffin_core::{
     ClientId, EXTENTS_MAX, Extent, Generation, Hold, Location, REPLICAS_MAX, RequestId, Reservation,
@@ -25,7 +26,7 @@ use crate::codec::{Arm, Fault, Field, Malformed, Message, Reader, Value, Wire, W
 const HOLDS_MAX: usize = 1 << 20;
 
 choices! {
-    Role { Client = 0, Node = 1 }
+    Role { Client = 0, Node = 1, Ledger = 2 }
     OnExists { Replace = 0, Keep = 1 }
     // A no for an unknown reason is still a no.
     Reason {
@@ -61,7 +62,7 @@ message! {
     Reserve { 1 => items, 2 => avoid, 3 => wait_ms, 4 => spare }
     Quota { 1 => used, 2 => limit }
     ReserveItem { 1 => key, 2 => len, 3 => options }
-    Reserved { 1 => items, 2 => nodes }
+    Reserved { 1 => items, 2 => nodes, 3 => near }
     Usage { 1 => capacity, 2 => free, 3 => granted, 4 => committed, 5 => held, 6 => objects }
     NodeInfo { 1 => segment, 2 => name, 3 => tcp, 4 => data, 5 => unix, 6 => memory, 7 => host, 8 => beside }
 
@@ -106,7 +107,7 @@ message! {
     Views { 1 => count, 2 => clients, 3 => more, 4 => sends }
 
     Register { 1 => info, 2 => usage, 3 => epoch, 4 => stamps }
-    Registered { 1 => epoch, 2 => discard, 3 => retire }
+    Registered { 1 => epoch, 2 => discard, 3 => retire, 4 => commit }
     Announce { 1 => items, 2 => last }
     Record { 1 => hold, 2 => namespace, 3 => key, 4 => generation, 5 => len, 6 => marks }
     Marks { 1 => pins, 2 => sample }
@@ -116,6 +117,8 @@ message! {
 
     Commit { 1 => items, 2 => wait_ms }
     CommitItem { 1 => hold, 2 => key, 3 => len, 4 => options, 5 => others }
+    Publish { 1 => items, 2 => wait_ms }
+    PublishItem { 1 => home, 2 => item }
     Decide { 1 => items, 2 => wait_ms }
     Replacement { 1 => generation, 2 => nodes, 3 => replaced }
     DecideItem { 1 => namespace, 2 => item, 3 => client }

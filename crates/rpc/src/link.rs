@@ -159,6 +159,22 @@ impl Outbox {
         if self.send(frame) { Ok(()) } else { Err(SendError::Closed) }
     }
 
+    /// Asks at once, and says whether the whole question is where it will reach the peer whatever becomes
+    /// of this process: with a peer on this machine, in the socket that only it reads. What waits for a
+    /// slow peer, or is still to cross a network, is not.
+    pub fn entrust(&self, id: RequestId, request: &Request) -> Result<bool, SendError> {
+        let frame = tiffin_proto::encode_request(id, request)?;
+        let is_near = matches!(self.shared.peer, Peer::Unix { .. });
+        match self.shared.offer_at_once(frame) {
+            Ok(ticket) => Ok(is_near && self.has_passed(ticket)),
+            Err(Refused::Closed) => Err(SendError::Closed),
+            Err(Refused::Full(_)) => {
+                self.cut_off();
+                Err(SendError::Closed)
+            }
+        }
+    }
+
     /// Answers. If the connection has ended there is nobody to be told; if the answer is too large, the
     /// peer hears that instead.
     pub fn reply(&self, id: RequestId, reply: &Reply) {
@@ -170,6 +186,16 @@ impl Outbox {
         if let Ok(frame) = frame {
             self.send(frame);
         }
+    }
+
+    /// What is sent from now on goes out together, with [`Self::send_gathered`].
+    pub fn gather(&self) {
+        self.shared.lock().gathering = true;
+    }
+
+    /// Sends what was gathered.
+    pub fn send_gathered(&self) {
+        self.shared.send_gathered();
     }
 
     /// Ends the connection; what is queued is lost. The other side's calls fail, this side's inbox ends.
@@ -208,12 +234,16 @@ impl Outbox {
             Ok(_) => true,
             Err(Refused::Closed) => false,
             Err(Refused::Full(_)) => {
-                let peer = self.shared.peer;
-                tracing::warn!(%peer, "cut off: more than {OUTBOX_BYTES_MAX} bytes wait for it");
-                self.close();
+                self.cut_off();
                 false
             }
         }
+    }
+
+    fn cut_off(&self) {
+        let peer = self.shared.peer;
+        tracing::warn!(%peer, "cut off: more than {OUTBOX_BYTES_MAX} bytes wait for it");
+        self.close();
     }
 
     /// Sends a frame, and waits for room where there is none.
@@ -254,6 +284,49 @@ impl Inbox {
             Err(ended) => {
                 self.end(&ended);
                 None
+            }
+        }
+    }
+
+    /// From now on nobody is woken by what comes in, until [`Self::take`] looks. Only for who connected.
+    pub fn be_silent(&self) -> io::Result<()> {
+        self.readable.be_silent()
+    }
+
+    /// Everything that has come in; nothing more will come if that was the end.
+    pub fn take(&mut self) -> (Vec<Incoming>, bool) {
+        let mut words = Vec::new();
+        loop {
+            let is_short = match self.read(Stream::try_read) {
+                Ok(is_short) => is_short,
+                Err(Ended::Broken(error)) if error.kind() == io::ErrorKind::WouldBlock => true,
+                Err(_) => return (words, true),
+            };
+            loop {
+                match self.pop() {
+                    Ok(Some(message)) => words.push(message),
+                    Ok(None) => break,
+                    Err(_) => return (words, true),
+                }
+            }
+            if is_short {
+                return (words, false);
+            }
+        }
+    }
+
+    /// Ends the connection, and has everything that the peer had sent before that: also if it is gone, or
+    /// could not be written to any more. What it sends from now on fails on its side.
+    pub fn last_words(&mut self) -> Vec<Incoming> {
+        self.shared.close();
+        let mut words = Vec::new();
+        loop {
+            while let Ok(Some(message)) = self.decode() {
+                words.push(message);
+            }
+            // There is an end: the socket takes nothing in any more.
+            if self.read(Stream::try_read).is_err() {
+                return words;
             }
         }
     }
@@ -303,6 +376,11 @@ impl Inbox {
         if *self.shared.closed.borrow() {
             return Err(Ended::Closed);
         }
+        self.decode()
+    }
+
+    /// The same, whether the connection stands or not.
+    fn decode(&mut self) -> Result<Option<Incoming>, Ended> {
         loop {
             let waiting = self.buffer.get(self.taken..).unwrap_or_default();
             let Some((head, rest)) = waiting.split_first_chunk::<HEADER_BYTES>() else { return Ok(None) };
@@ -428,7 +506,17 @@ impl Shared {
 
     /// Queues a frame and writes as much as the socket takes.
     fn offer(self: &Arc<Self>, frame: Vec<u8>) -> Result<Ticket, Refused> {
+        self.push(self.lock(), frame)
+    }
+
+    /// The same, and does not wait for what else there will be to send.
+    fn offer_at_once(self: &Arc<Self>, frame: Vec<u8>) -> Result<Ticket, Refused> {
         let mut queue = self.lock();
+        queue.gathering = false;
+        self.push(queue, frame)
+    }
+
+    fn push(self: &Arc<Self>, mut queue: MutexGuard<'_, Queue>, frame: Vec<u8>) -> Result<Ticket, Refused> {
         if *self.closed.borrow() {
             return Err(Refused::Closed);
         }

@@ -84,10 +84,10 @@ impl Door {
             );
         }
         match hello.role {
-            Role::Node if !self.nodes_enter => {
+            Role::Node | Role::Ledger if !self.nodes_enter => {
                 refuse(Reason::NotForYou, "this is a storage node, which talks to clients only")
             }
-            Role::Node => Ok(()),
+            Role::Node | Role::Ledger => Ok(()),
             Role::Client if hello.client == ClientId(0) => {
                 refuse(Reason::Invalid, "a client must say which one it is")
             }

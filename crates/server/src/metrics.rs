@@ -93,6 +93,7 @@ impl Counters {
                 (Op::PutStart, reserve.items.len())
             }
             Request::Decide(decide) => (Op::PutEnd, decide.items.len()),
+            Request::Publish(publish) => (Op::PutEnd, publish.items.len()),
             Request::Resolve(resolve) if resolve.locate => (Op::GetReplicaList, resolve.keys.len()),
             Request::Resolve(resolve) => (Op::ExistKey, resolve.keys.len()),
             Request::Exists(exists) => (Op::ExistKey, exists.keys.len()),
@@ -128,11 +129,9 @@ impl Counters {
                     reserved.items.iter().filter(failed).count(),
                 );
             }
-            Reply::Decided(outcomes) => {
-                let failed =
-                    |it: &&CommitOutcome| matches!(it, CommitOutcome::Exists(_) | CommitOutcome::Stale);
-                self.outcome(Op::PutEnd, outcomes.len(), outcomes.iter().filter(failed).count());
-            }
+            Reply::Decided(outcomes) => self.decided(outcomes.iter()),
+            // The rest is decided when the node asks.
+            Reply::Published(outcomes) => self.decided(outcomes.iter().flatten()),
             Reply::Resolved(resolved) => {
                 let lens = resolved.items.iter().filter_map(|it| match it {
                     ResolveOutcome::Found(found) => Some(found.len),
@@ -164,6 +163,11 @@ impl Counters {
             }
             _ => {}
         }
+    }
+
+    fn decided<'a>(&self, outcomes: impl Iterator<Item = &'a CommitOutcome> + Clone) {
+        let failed = |it: &&CommitOutcome| matches!(it, CommitOutcome::Exists(_) | CommitOutcome::Stale);
+        self.outcome(Op::PutEnd, outcomes.clone().count(), outcomes.filter(failed).count());
     }
 
     /// Something was evicted.

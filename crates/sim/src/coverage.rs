@@ -125,6 +125,12 @@ points! {
     SocketReadStale,
     /// A put into room that was at hand.
     PutAtHand,
+    /// An object is named without its node.
+    Published,
+    /// The node must be asked.
+    NotPublished,
+    /// Who has asked the master looks at what the node has not heard of yet.
+    ViewUnheard,
     /// A get that asked nobody, through shared memory.
     KnownRead,
     /// A get that asked nobody at first, and had to.
@@ -215,6 +221,8 @@ points! {
     CheckedScribble,
     /// The invariant was checked on something.
     CheckedDeletedCopies,
+    /// The invariant was checked on something.
+    CheckedPublished,
     /// The invariant was checked on something.
     CheckedReplaced,
     /// The invariant was checked on something.

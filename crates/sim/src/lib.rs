@@ -14,6 +14,7 @@
 mod chance;
 mod client;
 mod coverage;
+mod deciding;
 mod faults;
 mod invariants;
 mod log;

@@ -102,6 +102,9 @@ impl World {
                 };
                 let is_client = hello.role == Role::Client;
                 self.master_handles(MasterEvent::Opened(conn, hello));
+                if self.conns.get(&conn).is_some_and(|it| it.near) {
+                    self.master_handles(MasterEvent::Near(conn));
+                }
                 if is_client {
                     self.check_leases_kept();
                 }
@@ -185,7 +188,9 @@ impl World {
         let mut rooms = Vec::new();
         while let Some(effect) = self.master.as_mut().and_then(Master::poll_effect) {
             let segment = match &effect {
-                Effect::Reply(conn, ..) | Effect::Ask(conn, ..) => self.segment_of(*conn),
+                Effect::Reply(conn, ..) | Effect::Ask(conn, ..) | Effect::Entrust(conn, ..) => {
+                    self.segment_of(*conn)
+                }
                 Effect::Disconnect(_) | Effect::Notice(_) => None,
             };
             // What has no bytes costs nothing.
@@ -200,6 +205,13 @@ impl World {
                 Effect::Reply(conn, _, reply) if conn.0 >= AUDITOR => self.audit = Some(reply),
                 Effect::Reply(conn, id, reply) => self.send_reply(conn, Way::Down, id, &reply),
                 Effect::Ask(conn, id, request) => self.send_request(conn, Way::Down, id, &request),
+                Effect::Entrust(conn, id, request) => {
+                    let taken = self.takes(conn);
+                    self.entrust(conn, id, &request);
+                    if let Some(master) = self.master.as_mut().filter(|_| taken) {
+                        master.sent(id);
+                    }
+                }
                 Effect::Disconnect(conn) => self.disconnect(conn),
                 Effect::Notice(notice) => self.notice(&notice),
             }

@@ -61,6 +61,11 @@ impl Memory {
         self.alive && self.member && is_committed
     }
 
+    /// The use of a slot that stands.
+    pub(crate) fn current(&self, slot: SlotId) -> Option<Hold> {
+        self.slots.get(&slot).map(|it| Hold { slot, stamp: it.stamp })
+    }
+
     /// Every slot with a stamp.
     pub(crate) fn slots(&self) -> impl Iterator<Item = (Hold, &SlotRecord)> {
         self.slots.iter().map(|(&slot, it)| (Hold { slot, stamp: it.stamp }, it))

@@ -3,6 +3,11 @@
 //! A break loses a suffix of what is under way in each direction. What is left may still arrive late, even
 //! after the caller has a new connection; the two sides notice the break at different times. That is how
 //! loss, duplication and reordering really happen.
+//!
+//! Between the master and a node that is near it is otherwise: what the master has said is in the node's
+//! socket, and the node hears all of it before it notices that the link is broken, whoever broke it. What
+//! is entrusted to it lies in a socket of its own, and the node looks there before it heeds anything
+//! else, or after a while.
 
 use std::collections::VecDeque;
 
@@ -49,18 +54,28 @@ pub(crate) struct Conn {
     pub(crate) namespace: u8,
     /// The calling node's memory.
     pub(crate) segment: Option<SegmentId>,
+    /// It is that of a node near the master.
+    pub(crate) near: bool,
     pub(crate) caller_open: bool,
     pub(crate) server_open: bool,
     /// The server has let it in.
     pub(crate) greeted: bool,
     up: Pipe,
     down: Pipe,
+    /// What was entrusted to a node that is near, and it has not looked at.
+    ledger: VecDeque<Vec<u8>>,
 }
 
 impl Conn {
     /// Nothing that the master has said to a node is still on its way.
     pub(crate) fn is_heard(&self) -> bool {
-        self.segment.is_none() || !self.caller_open || self.down.frames.is_empty()
+        let is_read = self.down.frames.is_empty() && self.ledger.is_empty();
+        self.segment.is_none() || !self.caller_open || is_read
+    }
+
+    /// There are words in the socket of a node that is near.
+    pub(crate) fn is_still_heard(&self) -> bool {
+        self.near && self.caller_open && !(self.down.frames.is_empty() && self.ledger.is_empty())
     }
 
     fn pipe(&mut self, way: Way) -> &mut Pipe {
@@ -88,11 +103,13 @@ impl World {
                 Party::Node(node) => self.nodes.get(node).map(|it| it.segment),
                 Party::Client(_) | Party::Master => None,
             },
+            near: matches!(caller, Party::Node(node) if node < self.plan.near_nodes),
             caller_open: true,
             server_open: listens,
             greeted: false,
             up: Pipe::default(),
             down: Pipe::default(),
+            ledger: VecDeque::new(),
         };
         self.conns.insert(id, conn);
         if listens {
@@ -109,6 +126,46 @@ impl World {
         self.coverage.sent(tiffin_proto::request_kind(request).number);
         let frame = tiffin_proto::encode_request(id, request).expect("what the core says can be said");
         self.send(conn, way, frame);
+    }
+
+    /// Whether what is said to a node now is with it at once. It may be slow to take it.
+    pub(crate) fn takes(&mut self, id: ConnId) -> bool {
+        let is_slow = self.chance.once_in(8);
+        let conn = self.conns.get(&id);
+        conn.is_some_and(|it| it.near && it.server_open && it.down.left.is_none() && !is_slow)
+    }
+
+    /// Puts something into the ledger of a node that is near.
+    pub(crate) fn entrust(&mut self, conn: ConnId, id: RequestId, request: &Request) {
+        if !self.conns.get(&conn).is_some_and(|it| it.near && it.server_open && it.down.left.is_none()) {
+            return self.send_request(conn, Way::Down, id, request);
+        }
+        self.log.note(|| format!("{conn:?} entrusted {id:?} {request:?}"));
+        self.coverage.sent(tiffin_proto::request_kind(request).number);
+        let frame = tiffin_proto::encode_request(id, request).expect("what the core says can be said");
+        self.log.line(self.now, "entrust", &[conn.0], &frame);
+        let delay = self.chance.delay(self.plan.delay_usual * 4, self.plan.delay_seldom * 2);
+        if let Some(it) = self.conns.get_mut(&conn) {
+            it.ledger.push_back(frame);
+        }
+        self.at(self.now + delay, Event::Look(conn));
+    }
+
+    /// A node looks at what was entrusted to it.
+    pub(crate) fn look_at_ledger(&mut self, id: ConnId) {
+        let Some(conn) = self.conns.get(&id) else { return };
+        let Party::Node(node) = conn.caller else { return };
+        let (caller, life) = (conn.caller, conn.caller_life);
+        let wake = self.stopped_until(caller);
+        if wake > self.now {
+            return self.at(wake, Event::Look(id));
+        }
+        let same_life = self.is_up(caller) && self.life(caller) == life;
+        let Some(conn) = self.conns.get_mut(&id) else { return };
+        let words = std::mem::take(&mut conn.ledger);
+        for frame in words.into_iter().filter(|_| same_life) {
+            self.node_receives(node, id, Way::Down, decode(&frame));
+        }
     }
 
     pub(crate) fn send_reply(&mut self, conn: ConnId, way: Way, id: RequestId, reply: &Reply) {
@@ -144,14 +201,16 @@ impl World {
         let (up_left, down_left) = (self.chance.any() as usize, self.chance.any() as usize);
         let now = self.now;
         let Some(conn) = self.conns.get_mut(&id) else { return };
-        for (pipe, left) in [(&mut conn.up, up_left), (&mut conn.down, down_left)] {
+        let near = conn.near;
+        for (pipe, left, near) in [(&mut conn.up, up_left, false), (&mut conn.down, down_left, near)] {
             if pipe.left.is_none() {
-                pipe.left = Some(left % (pipe.frames.len() + 1));
+                pipe.left = Some(if near { pipe.frames.len() } else { left % (pipe.frames.len() + 1) });
             }
         }
+        let heard = if near { conn.down.last_at } else { 0 };
         conn.up.not_before = conn.up.not_before.max(now + late);
         let server_at = now + late + half_open;
-        self.at(now + noticed, Event::CallerCloses(id));
+        self.at(heard.max(now) + noticed, Event::CallerCloses(id));
         self.at(server_at, Event::ServerCloses(id));
     }
 
@@ -193,6 +252,9 @@ impl World {
         });
         if wake > self.now {
             return self.at(wake, Event::Pump(id, way));
+        }
+        if way == Way::Down {
+            self.look_at_ledger(id);
         }
         let same_life = self.is_up(receiver) && self.life(receiver) == life;
         let Some(conn) = self.conns.get_mut(&id) else { return };

@@ -260,6 +260,8 @@ impl World {
             }
             Effect::Withdraw { slot } => {
                 self.log.line(self.now, "withdraw", &[segment.0, u64::from(slot.0)], &[]);
+                let hold = memory.current(slot);
+                hold.into_iter().for_each(|it| self.oracle.withdrawn(segment, it, &mut self.coverage));
                 memory.withdraw(slot);
             }
             Effect::Heap { offset, bytes } => {

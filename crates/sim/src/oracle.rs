@@ -8,17 +8,18 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use tiffin_core::{
     ClientId, ConnId, Generation, Hold, RequestId, SegmentId, Tick,
-    marks::{Consumption, Marks},
+    marks::Consumption,
     master::{Effect, Notice},
     message::{
-        Announce, CommitOutcome, Decide, DecideItem, DeleteOutcome, DeletedMatching, LeaseOutcome, OnExists,
-        Presence, Record, Replacement, Reply, Request, ResolveOutcome, Resolved, Retire,
+        Announce, Decide, DecideItem, DeleteOutcome, DeletedMatching, LeaseOutcome, OnExists, Presence,
+        Publish, PublishItem, Record, Registered, Reply, Request, ResolveOutcome, Resolved, Retire,
     },
     node::SlotState,
 };
 
 use crate::{
     coverage::{Coverage, Point},
+    deciding::Deciding,
     invariants::p2::{Dead, Victim},
     memory::{Memory, ValueId},
     names::{self, Name},
@@ -122,24 +123,11 @@ pub(crate) struct InLine {
     pub(crate) waits: bool,
 }
 
-/// Decisions that are not answered yet.
-#[derive(Debug)]
-struct Deciding {
-    segment: SegmentId,
-    items: Vec<DecideItem>,
-    /// Other things have happened since they were made.
-    late: bool,
-    /// What each of them takes the place of.
-    replaced: Vec<Option<Generation>>,
-    /// Every copy that exists was known to the master.
-    complete: bool,
-}
-
 /// What the event that the master handles now may be the reason for.
 #[derive(Debug, Default)]
-struct Cause {
+pub(crate) struct Cause {
     /// Objects of these names may be taken away.
-    names: BTreeSet<Name>,
+    pub(crate) names: BTreeSet<Name>,
     /// And these very objects.
     generations: BTreeSet<Generation>,
     /// A removal that a lease refuses.
@@ -179,8 +167,8 @@ pub(crate) struct Oracle {
     pub(crate) retired: BTreeSet<(SegmentId, Hold)>,
     /// Copies of what was being decided when its name was deleted: nobody knew yet which generation that is.
     undecided: BTreeSet<(SegmentId, Hold)>,
-    deciding: BTreeMap<(ConnId, RequestId), Deciding>,
-    cause: Cause,
+    pub(crate) deciding: BTreeMap<(ConnId, RequestId), Deciding>,
+    pub(crate) cause: Cause,
     node_names: BTreeMap<String, SegmentId>,
     /// Nodes that the master has taken in, and has not lost since.
     pub(crate) joined: BTreeSet<SegmentId>,
@@ -194,6 +182,12 @@ pub(crate) struct Oracle {
     pub(crate) pinning: BTreeMap<(ConnId, RequestId), Pinning>,
     /// Acknowledgements that are not answered yet.
     pub(crate) acking: BTreeMap<(ConnId, RequestId), Acking>,
+    /// What was published, as its writers were told.
+    pub(crate) published: BTreeSet<(SegmentId, Hold)>,
+    /// What was named without its node, by this life of the master.
+    pub(crate) entrusted: BTreeSet<(SegmentId, Hold)>,
+    /// What any life of the master has told its node to let go of.
+    pub(crate) ordered: BTreeSet<(SegmentId, Hold)>,
     /// Leases of samples: whose, and of what.
     pub(crate) leases: BTreeMap<u64, (ClientId, Generation)>,
     /// Whose connection each is.
@@ -257,6 +251,7 @@ impl Oracle {
         self.owing.clear();
         self.deleting.clear();
         self.retired.clear();
+        self.entrusted.clear();
         self.deciding.clear();
         self.pinning.clear();
         self.acking.clear();
@@ -308,12 +303,17 @@ impl Oracle {
                 self.cause.asked = names.collect();
             }
             (Request::Decide(Decide { items, .. }), Speaker::Node(segment)) => {
-                let replacing = items.iter().filter(|it| it.item.options.on_exists == OnExists::Replace);
-                self.cause.names = replacing.filter_map(name_of).collect();
-                let replaced = items.iter().map(|it| name_of(it).and_then(|name| self.standing(name)));
-                let replaced = replaced.collect();
-                let deciding = Deciding { segment, items: items.clone(), late: false, replaced, complete };
-                self.deciding.insert((conn, id), deciding);
+                let items = items.iter().map(|it| (segment, it.clone())).collect();
+                self.begin_deciding((conn, id), items, complete);
+            }
+            (Request::Publish(Publish { items, .. }), Speaker::Client(namespace)) => {
+                let client = self.speakers.get(&conn).copied().unwrap_or_default();
+                let namespace = names::namespace_name(namespace);
+                let item = |it: &PublishItem| {
+                    let item = it.item.clone();
+                    (it.home, DecideItem { namespace: namespace.to_owned(), client, item })
+                };
+                self.begin_deciding((conn, id), items.iter().map(item).collect(), complete);
             }
             (Request::Announce(Announce { items, .. }), Speaker::Node(segment)) => {
                 self.cause.news = !self.knows(segment);
@@ -334,7 +334,7 @@ impl Oracle {
     }
 
     /// The object that has a name, as far as anybody can tell.
-    fn standing(&self, name: Name) -> Option<Generation> {
+    pub(crate) fn standing(&self, name: Name) -> Option<Generation> {
         let newest = self.newest.get(&name).copied()?;
         let life = self.lives.get(&newest)?;
         let vanishes = self.blind && !life.is_protected() || self.impatient && life.sample;
@@ -376,11 +376,11 @@ impl Oracle {
             victims.push((name, of_name));
         }
         let decided = self.deciding.values();
-        let items = decided.flat_map(|it| it.items.iter().map(|item| (it.segment, item)));
+        let items = decided.flat_map(|it| &it.items);
         let meant = |item: &DecideItem| name_of(item).is_some_and(|it| victims.iter().any(|of| of.0 == it));
         let copies = items.filter(|(_, item)| meant(item)).flat_map(|(home, DecideItem { item, .. })| {
             let others = item.others.iter().map(|it| (it.segment, it.hold()));
-            others.chain(std::iter::once((home, item.hold)))
+            others.chain(std::iter::once((*home, item.hold)))
         });
         self.undecided.extend(copies);
         self.deleting.insert((conn, id), Deleting { victims, complete, force });
@@ -391,11 +391,11 @@ impl Oracle {
     pub(crate) fn heard(&mut self) {
         self.cause = Cause::default();
         let mut replaced = Vec::new();
-        for Deciding { segment, items, late, .. } in self.deciding.values_mut() {
+        for Deciding { items, late, .. } in self.deciding.values_mut() {
             *late = true;
-            let new = items.iter().filter(|it| !self.generation_of.contains_key(&(*segment, it.item.hold)));
-            let new = new.filter(|it| it.item.options.on_exists == OnExists::Replace);
-            replaced.extend(new.filter_map(name_of));
+            let new = items.iter().filter(|it| !self.generation_of.contains_key(&(it.0, it.1.item.hold)));
+            let new = new.filter(|it| it.1.item.options.on_exists == OnExists::Replace);
+            replaced.extend(new.filter_map(|it| name_of(&it.1)));
         }
         for name in replaced {
             for generation in self.of_name.get(&name).into_iter().flatten() {
@@ -435,12 +435,22 @@ impl Oracle {
                 }
             }
             Effect::Ask(_, _, Request::Retire(Retire { holds })) => {
+                self.orders(segment, holds);
                 (self.cause.evicting, self.cause.evicted) = (evicting, evicting);
                 for hold in holds {
                     self.retires(now, segment.unwrap_or_default(), *hold, coverage);
                 }
             }
+            Effect::Entrust(_, _, Request::Settle(settle)) => {
+                let segment = segment.unwrap_or_default();
+                self.orders(Some(segment), &settle.abort);
+                for record in &settle.commit {
+                    self.entrusted.insert((segment, record.hold));
+                    self.record(segment, record, false);
+                }
+            }
             Effect::Ask(_, _, Request::Settle(settle)) => {
+                self.orders(segment, &settle.abort);
                 for record in &settle.commit {
                     self.settles(segment.unwrap_or_default(), record);
                 }
@@ -505,7 +515,14 @@ impl Oracle {
         coverage: &mut Coverage,
     ) {
         match reply {
-            Reply::Decided(outcomes) => self.all_decided(to, outcomes, memories, coverage),
+            Reply::Decided(outcomes) => {
+                self.retires_undecided(to, outcomes);
+                self.all_decided(to, outcomes.iter().map(Some), memories, coverage);
+            }
+            Reply::Published(outcomes) => {
+                self.told_of_published(to, outcomes, memories);
+                self.all_decided(to, outcomes.iter().map(Option::as_ref), memories, coverage);
+            }
             Reply::Deleted(outcomes) => {
                 let Some(deleting) = self.deleting.remove(&to) else { return };
                 for ((name, victims), outcome) in deleting.victims.iter().zip(outcomes) {
@@ -536,6 +553,7 @@ impl Oracle {
             Reply::Pinned(outcomes) => self.pinned(to, outcomes),
             Reply::Acked(outcomes) => self.acked(to, outcomes, memories, coverage),
             Reply::Announced(refused) => {
+                self.orders(segment, refused);
                 let segment = segment.unwrap_or_default();
                 let announced = std::mem::take(&mut self.cause.announced);
                 let untold = refused.iter().filter(|hold| !announced.iter().any(|it| it.hold == **hold));
@@ -547,95 +565,24 @@ impl Oracle {
                     }
                 }
             }
-            Reply::Registered(registered) => {
-                let segment = segment.unwrap_or_default();
-                // What was deleted when this life of the master had not heard of the node is not owed.
-                let owes = |it: &Life| it.dead.as_ref().is_some_and(|it| !it.exempt.contains(&segment));
-                let owing = self.lives.iter().filter(|(_, it)| owes(it)).map(|(it, _)| *it).collect();
-                self.owing.insert(to.0, owing);
-                if registered.discard && !self.lost.contains_key(&segment) {
-                    self.fail("names", || format!("{segment} must discard all, but was never lost"));
-                }
-            }
+            Reply::Registered(registered) => self.registers(to.0, registered, segment),
             _ => (),
         }
     }
 
-    fn all_decided(
-        &mut self,
-        to: (ConnId, RequestId),
-        outcomes: &[CommitOutcome],
-        memories: &Memories,
-        coverage: &mut Coverage,
-    ) {
-        let Some(deciding) = self.deciding.remove(&to) else { return };
-        let before = self.newest.clone();
-        for (item, outcome) in deciding.items.iter().zip(outcomes) {
-            // Asked once more before the first answer, it may be long ago, too.
-            let same = |it: &DecideItem| it.item.hold == item.item.hold;
-            let mut others = self.deciding.values().filter(|it| it.segment == deciding.segment);
-            let is_late = deciding.late || others.any(|it| it.items.iter().any(same));
-            self.decided(deciding.segment, item, outcome, is_late);
-            self.supersedes(item, outcome, memories, coverage);
+    fn registers(&mut self, conn: ConnId, registered: &Registered, segment: Option<SegmentId>) {
+        self.orders(segment, &registered.retire);
+        let segment = segment.unwrap_or_default();
+        if registered.discard {
+            self.published.retain(|it| it.0 != segment);
+            self.entrusted.retain(|it| it.0 != segment);
         }
-        for (outcome, old) in outcomes.iter().zip(&deciding.replaced) {
-            self.replaced(outcome, *old, deciding.complete, memories, coverage);
-        }
-        // What was decided long ago may have been taken away, and something older brought back,
-        // since.
-        if deciding.late {
-            self.newest = before;
-        }
-    }
-
-    fn decided(&mut self, segment: SegmentId, item: &DecideItem, outcome: &CommitOutcome, late: bool) {
-        let (CommitOutcome::Stored(generation)
-        | CommitOutcome::Replaced(generation)
-        | CommitOutcome::Unconfirmed(Replacement { generation, .. })) = outcome
-        else {
-            return;
-        };
-        let record = Record {
-            hold: item.item.hold,
-            namespace: item.namespace.clone(),
-            key: item.item.key.clone(),
-            generation: *generation,
-            len: item.item.len,
-            marks: Marks::of(&item.item.options),
-        };
-        let others = item.item.others.iter().map(|it| (it.segment, it.hold()));
-        self.decided_too.extend(others.clone().map(|it| (it, *generation)));
-        // A node that was lost meanwhile asks again about what was stored and taken away before.
-        if !late {
-            others.chain([(segment, item.item.hold)]).for_each(|it| _ = self.retired.remove(&it));
-        }
-        self.record(segment, &record, late);
-    }
-
-    /// A node is told of its copy, perhaps long before the decision is answered; so it is known what the
-    /// home has.
-    fn settles(&mut self, segment: SegmentId, record: &Record) {
-        let is_other = |it: &DecideItem| {
-            it.item.others.iter().any(|it| it.segment == segment && it.hold() == record.hold)
-        };
-        for deciding in self.deciding.values() {
-            for item in deciding.items.iter().filter(|it| is_other(it)) {
-                self.generation_of.insert((deciding.segment, item.item.hold), record.generation);
-            }
-        }
-        self.record(segment, record, false);
-    }
-
-    /// A lookup tells what a copy is that its node asks about once more, before that is answered: a node that
-    /// was lost may ask about what was stored and deleted before.
-    pub(crate) fn named_anew(&mut self, place: (SegmentId, Hold), generation: Generation) {
-        let asked =
-            |it: &Deciding| it.segment == place.0 && it.items.iter().any(|it| it.item.hold == place.1);
-        if let Some(known) = self.generation_of.get_mut(&place)
-            && *known < generation
-            && self.deciding.values().any(asked)
-        {
-            *known = generation;
+        // What was deleted when this life of the master had not heard of the node is not owed.
+        let owes = |it: &Life| it.dead.as_ref().is_some_and(|it| !it.exempt.contains(&segment));
+        let owing = self.lives.iter().filter(|(_, it)| owes(it)).map(|(it, _)| *it).collect();
+        self.owing.insert(conn, owing);
+        if registered.discard && !self.lost.contains_key(&segment) {
+            self.fail("names", || format!("{segment} must discard all, but was never lost"));
         }
     }
 
@@ -678,7 +625,7 @@ impl Oracle {
     }
 
     /// An object is known to lie somewhere.
-    fn record(&mut self, segment: SegmentId, record: &Record, late: bool) {
+    pub(crate) fn record(&mut self, segment: SegmentId, record: &Record, late: bool) {
         let Some(name) = record_name(record) else { return };
         let value = self.written.get(&(segment, record.hold)).copied();
         self.generation_of.insert((segment, record.hold), record.generation);

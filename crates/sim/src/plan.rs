@@ -9,6 +9,8 @@ use crate::{chance::Chance, faults::Fault};
 #[derive(Debug)]
 pub(crate) struct Plan {
     pub(crate) nodes: usize,
+    /// How many of them are near the master: nothing that it said to them is lost.
+    pub(crate) near_nodes: usize,
     pub(crate) clients: usize,
     /// Bytes of each node's memory.
     pub(crate) capacity: u64,
@@ -80,6 +82,7 @@ impl Plan {
         let slot_count = chance.between(10, 40);
         Self {
             nodes: chance.between(2, 3) as usize,
+            near_nodes: chance.below(4) as usize,
             clients: chance.between(3, 5) as usize,
             capacity: chance.between(20, 72) * EXTENT_ALIGN,
             slot_count: slot_count as u32,

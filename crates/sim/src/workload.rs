@@ -119,10 +119,9 @@ impl World {
         }
         let wait_ms = if self.chance.percent(30) { self.chance.between(1, 200) } else { 0 };
         let confirm_ms = self.chance.between(0, 300);
-        self.begin_session(
-            client,
-            Kind::Put { put: Put::new(requests).waiting(wait_ms).confirming(confirm_ms), values },
-        );
+        let near = self.clients.get(client).map(|it| it.near.clone()).unwrap_or_default();
+        let put = Put::new(requests).waiting(wait_ms).confirming(confirm_ms).publishing(near);
+        self.begin_session(client, Kind::Put { put, values });
     }
 
     /// Asks for room to have at hand.

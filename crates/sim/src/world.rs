@@ -44,6 +44,8 @@ pub(crate) enum Party {
 pub(crate) enum Event {
     /// The next frame of a connection arrives.
     Pump(ConnId, Way),
+    /// A node looks into its ledger.
+    Look(ConnId),
     /// The calling side notices that a connection is closed.
     CallerCloses(ConnId),
     /// The serving side notices.
@@ -233,6 +235,7 @@ impl World {
     fn happen(&mut self, event: Event) {
         match event {
             Event::Pump(conn, way) => self.pump(conn, way),
+            Event::Look(conn) => self.look_at_ledger(conn),
             Event::CallerCloses(conn) => self.caller_closes(conn),
             Event::ServerCloses(conn) => self.server_closes(conn),
             Event::Node(node, life, event) => {
@@ -274,6 +277,9 @@ impl World {
 
     fn caller_closes(&mut self, id: ConnId) {
         let Some(conn) = self.conns.get_mut(&id) else { return };
+        if conn.is_still_heard() {
+            return self.at(self.now + 1, Event::CallerCloses(id));
+        }
         if !std::mem::replace(&mut conn.caller_open, false) {
             return;
         }

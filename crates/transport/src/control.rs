@@ -30,6 +30,8 @@ pub enum SlotState {
     Prepared,
     /// It can be read.
     Committed,
+    /// Nobody may fill it any more, and it is about to be free, unless it was published before.
+    Ending,
 }
 
 impl SlotState {
@@ -39,6 +41,7 @@ impl SlotState {
             1 => Some(Self::Reserved),
             2 => Some(Self::Prepared),
             3 => Some(Self::Committed),
+            4 => Some(Self::Ending),
             _ => None,
         }
     }
@@ -49,6 +52,7 @@ impl SlotState {
             Self::Reserved => 1,
             Self::Prepared => 2,
             Self::Committed => 3,
+            Self::Ending => 4,
         }
     }
 }

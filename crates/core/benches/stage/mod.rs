@@ -130,7 +130,7 @@ impl Stage {
         while let Some(effect) = self.master.poll_effect() {
             match effect {
                 Effect::Reply(to, of, reply) if (to, of) == (conn, id) => answer = Some(reply),
-                Effect::Ask(to, of, request) => {
+                Effect::Ask(to, of, request) | Effect::Entrust(to, of, request) => {
                     let reply = self.node(request);
                     self.master.handle(self.now, Event::Reply(to, of, reply));
                 }

@@ -13,18 +13,26 @@ use super::{
     refuse,
 };
 use crate::{
-    BATCH_ITEMS_MAX, ConnId, Generation, Hold, Key, RequestId, Tick,
+    BATCH_ITEMS_MAX, ClientId, ConnId, Generation, Hold, Key, RequestId, Tick,
     extent::room_for,
     marks::Marks,
     message::{
-        Cause, CommitItem, CommitOutcome, Decide, DecideItem, OnExists, Reason, Record, Request,
-        SOFT_PIN_DEFAULT, Settle,
+        Cause, CommitItem, CommitOutcome, Decide, OnExists, Reason, Record, Request, SOFT_PIN_DEFAULT, Settle,
     },
     sabotage::sabotaged,
 };
 
-/// What the other nodes of a batch are to be told.
-type Others = BTreeMap<NodeIndex, (Settle, Vec<(ObjectIndex, Generation, Hold)>)>;
+/// What the nodes of a batch are to be told, beside the one that asks.
+pub(super) type Others = BTreeMap<NodeIndex, (Settle, Vec<(ObjectIndex, Generation, Hold)>)>;
+
+/// A written object that is to have a name.
+pub(super) struct Written {
+    pub(super) namespace: NamespaceIndex,
+    pub(super) client: ClientId,
+    pub(super) item: CommitItem,
+    /// Its home hears of it by the answer, and not with the others.
+    pub(super) home_asks: bool,
+}
 
 impl Master {
     pub(super) fn decide(&mut self, conn: ConnId, id: RequestId, node: NodeIndex, decide: Decide) {
@@ -37,7 +45,9 @@ impl Master {
         let mut others = Others::new();
         let mut items: BTreeMap<NodeIndex, Vec<usize>> = BTreeMap::new();
         for (index, item) in decide.items.into_iter().enumerate() {
-            let (outcome, old) = self.decide_one(node, item, &mut others);
+            let namespace = self.catalog.intern(&item.namespace);
+            let written = Written { namespace, client: item.client, item: item.item, home_asks: true };
+            let (outcome, old) = self.decide_one(node, written, &mut others);
             old.iter().for_each(|(node, _)| items.entry(*node).or_default().push(index));
             replaced.extend(old);
             outcomes.push(outcome);
@@ -69,21 +79,24 @@ impl Master {
         lost: &[Hold],
     ) {
         for (index, generation, hold) in replicas {
-            let same = self.catalog.get(*index).is_some_and(|it| it.generation() == *generation);
-            if same && lost.contains(hold) {
+            let has = |it: &Object| {
+                it.generation() == *generation && it.replicas().any(|copy| copy == (node, *hold))
+            };
+            if lost.contains(hold) && self.catalog.get(*index).is_some_and(has) {
                 self.lose_copy(*index, node, Cause::NodeLost);
             }
         }
     }
 
-    fn decide_one(
+    /// Decides on one object, and which copies must go for it.
+    pub(super) fn decide_one(
         &mut self,
         home: NodeIndex,
-        decide: DecideItem,
+        written: Written,
         others: &mut Others,
     ) -> (CommitOutcome, Vec<(NodeIndex, Hold)>) {
-        let item = &decide.item;
-        let namespace = self.catalog.intern(&decide.namespace);
+        let Written { namespace, client, item, home_asks } = &written;
+        let (namespace, client, home_asks) = (*namespace, *client, *home_asks);
         let replicas = self.copies(home, item);
         self.expect(home, item.hold);
         for &(node, hold) in &replicas {
@@ -96,11 +109,11 @@ impl Master {
         let was_taken = !existing.as_ref().is_some_and(is_known) && self.ghosts.has_any(&replicas);
         if was_taken && !sabotaged!(self.config.sabotage, NameGhosts) {
             // The node asks again about what was stored and taken away meanwhile; it has not heard of that.
-            abort(&replicas, others);
+            abort(&replicas, home_asks, others);
             return (CommitOutcome::Stale, Vec::new());
         }
         let Some((index, object)) = existing else {
-            let generation = self.name(namespace, decide, replicas, others);
+            let generation = self.name(written, replicas, others);
             return (CommitOutcome::Stored(generation), before);
         };
         let generation = object.generation();
@@ -113,13 +126,13 @@ impl Master {
             return (CommitOutcome::Stored(generation), before);
         }
         if item.options.on_exists == OnExists::Keep {
-            abort(&replicas, others);
+            abort(&replicas, home_asks, others);
             return (CommitOutcome::Exists(generation), Vec::new());
         }
-        let (_, label) = self.writer(decide.client);
+        let (_, label) = self.writer(client);
         let mut old = self.take_out(index, Cause::Replaced, &label);
         old.extend(before);
-        let generation = self.name(namespace, decide, replicas, others);
+        let generation = self.name(written, replicas, others);
         (CommitOutcome::Replaced(generation), old)
     }
 
@@ -154,24 +167,24 @@ impl Master {
     /// Gives a written object its name, which is free, and notes what its other nodes must be told.
     fn name(
         &mut self,
-        namespace: NamespaceIndex,
-        decide: DecideItem,
+        written: Written,
         replicas: Vec<(NodeIndex, Hold)>,
         others: &mut Others,
     ) -> Generation {
-        let item = decide.item;
-        let (writer, _) = self.writer(decide.client);
+        let Written { namespace, client, item, home_asks } = written;
+        let (writer, _) = self.writer(client);
         let generation = self.mint_generation();
         let marks = Marks::of(&item.options);
         let record = |hold| Record {
             hold,
-            namespace: decide.namespace.clone(),
+            namespace: self.catalog.namespace_name(namespace).to_owned(),
             key: item.key.clone(),
             generation,
             len: item.len,
             marks: marks.clone(),
         };
-        let records: Vec<_> = replicas.iter().skip(1).map(|&(node, hold)| (node, record(hold))).collect();
+        let heard = usize::from(home_asks);
+        let records: Vec<_> = replicas.iter().skip(heard).map(|&(node, hold)| (node, record(hold))).collect();
         for &(node, _) in &replicas {
             if let Some(member) = self.members.get_mut(node) {
                 member.count_commit(room_for(item.len).unwrap_or(0));
@@ -218,9 +231,9 @@ impl Master {
     }
 }
 
-/// The other copies of an object that gets no name are given back.
-fn abort(replicas: &[(NodeIndex, Hold)], others: &mut Others) {
-    for (node, hold) in replicas.iter().skip(1) {
+/// The copies of an object that gets no name are given back.
+fn abort(replicas: &[(NodeIndex, Hold)], home_asks: bool, others: &mut Others) {
+    for (node, hold) in replicas.iter().skip(usize::from(home_asks)) {
         others.entry(*node).or_default().0.abort.push(*hold);
     }
 }

@@ -49,6 +49,8 @@ pub(super) enum Answer {
     Delete(Vec<DeleteOutcome>),
     Matching(DeletedMatching),
     Decide(Vec<CommitOutcome>),
+    /// And which items lie on which node.
+    Publish(Vec<Option<CommitOutcome>>, BTreeMap<NodeIndex, Vec<usize>>),
     Pin(Vec<PinOutcome>),
     Ack(Vec<AckOutcome>),
 }
@@ -89,20 +91,12 @@ impl Answer {
             // The new object is stored whatever became of the old one; its node will retire it on return.
             Self::Decide(outcomes) => {
                 for &index in items {
-                    match outcomes.get_mut(index) {
-                        Some(CommitOutcome::Unconfirmed(it)) => note(&mut it.nodes, name),
-                        Some(outcome) => {
-                            let (generation, replaced) = match *outcome {
-                                CommitOutcome::Replaced(generation) => (generation, true),
-                                CommitOutcome::Stored(generation) => (generation, false),
-                                _ => continue,
-                            };
-                            let nodes = vec![name.to_owned()];
-                            let replacement = Replacement { generation, replaced, nodes };
-                            *outcome = CommitOutcome::Unconfirmed(replacement);
-                        }
-                        None => (),
-                    }
+                    outcomes.get_mut(index).into_iter().for_each(|it| unconfirm(it, name));
+                }
+            }
+            Self::Publish(outcomes, _) => {
+                for &index in items {
+                    outcomes.get_mut(index).into_iter().flatten().for_each(|it| unconfirm(it, name));
                 }
             }
         }
@@ -113,10 +107,23 @@ impl Answer {
             Self::Delete(outcomes) => Reply::Deleted(outcomes),
             Self::Matching(matching) => Reply::DeletedMatching(matching),
             Self::Decide(outcomes) => Reply::Decided(outcomes),
+            Self::Publish(outcomes, _) => Reply::Published(outcomes),
             Self::Pin(outcomes) => Reply::Pinned(outcomes),
             Self::Ack(outcomes) => Reply::Acked(outcomes),
         }
     }
+}
+
+/// A node did not confirm that what had this name before is gone.
+fn unconfirm(outcome: &mut CommitOutcome, name: &str) {
+    let (generation, replaced) = match outcome {
+        CommitOutcome::Unconfirmed(it) => return note(&mut it.nodes, name),
+        CommitOutcome::Replaced(generation) => (*generation, true),
+        CommitOutcome::Stored(generation) => (*generation, false),
+        CommitOutcome::Exists(_) | CommitOutcome::Stale => return,
+    };
+    let nodes = vec![name.to_owned()];
+    *outcome = CommitOutcome::Unconfirmed(Replacement { generation, replaced, nodes });
 }
 
 /// Names a node once, however many copies it has.
@@ -210,7 +217,7 @@ impl Master {
         (mut asked, patient): (BTreeMap<RequestId, NodeIndex>, BTreeMap<RequestId, NodeIndex>),
         deadline: Option<Tick>,
     ) {
-        let is_decision = matches!(answer, Answer::Decide(_));
+        let is_decision = matches!(answer, Answer::Decide(_) | Answer::Publish(..));
         if is_decision && sabotaged!(self.config.sabotage, ReplaceWithoutConfirmation) {
             asked.clear();
         }
@@ -220,6 +227,9 @@ impl Master {
         let at_once = outstanding.is_empty() || sabotaged!(self.config.sabotage, DeleteWithoutConfirmation);
         if at_once {
             return self.effects.push_back(Effect::Reply(conn, id, answer.into_reply()));
+        }
+        if let Some(deadline) = deadline {
+            self.deadlines.list(deadline, op);
         }
         let confirming = Confirming { conn, id, answer, outstanding, items, asked, patient, deadline };
         self.ops.insert(op, Op::Confirm(confirming));
@@ -291,40 +301,48 @@ impl Master {
 
     /// Answers who has waited long enough. The nodes are still expected to confirm.
     pub(super) fn end_waiting(&mut self) {
-        self.end_parked();
-        let late = |op: &Op| matches!(op, Op::Confirm(it) if it.deadline.is_some_and(|at| at <= self.now));
-        let late: Vec<_> = self.ops.iter().filter(|(_, op)| late(op)).map(|(id, _)| *id).collect();
-        for op in late {
-            let Some(Op::Confirm(confirming)) = self.ops.get_mut(&op) else { continue };
-            confirming.deadline = None;
-            let late: Vec<_> = confirming.outstanding.difference(&confirming.patient).copied().collect();
-            for id in late {
-                confirming.outstanding.remove(&id);
-                let Some(node) = confirming.asked.get(&id) else { continue };
-                let items = confirming.items.get(node).cloned().unwrap_or_default();
-                confirming.answer.unconfirmed(&self.members.name(*node), &items);
-            }
-            if confirming.outstanding.is_empty() {
-                self.end_confirm(op);
+        for op in self.deadlines.take_due(self.now) {
+            match self.ops.get(&op) {
+                Some(Op::Reserve(_)) => self.end_parked(op),
+                Some(Op::Confirm(_)) => self.confirm_no_longer(op),
+                Some(Op::Watch(_)) => self.end_watch(op),
+                Some(Op::Fetch(it)) if it.deadline() <= self.now => self.end_fetch(op),
+                Some(Op::Fetch(_) | Op::Drop(_) | Op::Why(_)) | None => (),
             }
         }
-        let late = |op: &Op| matches!(op, Op::Drop(it) if it.deadline <= self.now);
-        let late: Vec<_> = self.ops.iter().filter(|(_, op)| late(op)).map(|(id, _)| *id).collect();
+        // One whose time is up may end at any event, when it has asked for everything.
+        let late = |op: &OpId| matches!(self.ops.get(op), Some(Op::Drop(it)) if it.deadline <= self.now);
+        let late: Vec<_> = self.jobs.iter().copied().filter(late).collect();
         late.into_iter().for_each(|op| self.maybe_end_drop(op));
-        let late = |op: &Op| matches!(op, Op::Fetch(it) if it.deadline() <= self.now);
-        let late: Vec<_> = self.ops.iter().filter(|(_, op)| late(op)).map(|(id, _)| *id).collect();
-        late.into_iter().for_each(|op| self.end_fetch(op));
+    }
+
+    /// Answers who has waited for nodes to confirm, if that time is up, but for what is waited for in any
+    /// case.
+    fn confirm_no_longer(&mut self, op: OpId) {
+        let Some(Op::Confirm(confirming)) = self.ops.get_mut(&op) else { return };
+        if confirming.deadline.is_none_or(|at| at > self.now) {
+            return;
+        }
+        confirming.deadline = None;
+        let late: Vec<_> = confirming.outstanding.difference(&confirming.patient).copied().collect();
+        for id in late {
+            confirming.outstanding.remove(&id);
+            let Some(node) = confirming.asked.get(&id) else { continue };
+            let items = confirming.items.get(node).cloned().unwrap_or_default();
+            confirming.answer.unconfirmed(&self.members.name(*node), &items);
+        }
+        if confirming.outstanding.is_empty() {
+            self.end_confirm(op);
+        }
     }
 
     pub(super) fn next_end_of_waiting(&self) -> Option<Tick> {
-        let deadline = |op: &Op| match op {
-            Op::Confirm(confirming) => confirming.deadline,
-            // One whose time is up has work to do, which needs no waking.
-            Op::Drop(dropping) => Some(dropping.deadline).filter(|it| *it > self.now),
-            Op::Fetch(fetching) => Some(fetching.deadline()),
-            Op::Reserve(_) | Op::Watch(_) | Op::Why(_) => None,
+        // A drop whose time is up has work to do, which needs no waking.
+        let deadline = |op: &OpId| match self.ops.get(op) {
+            Some(Op::Drop(dropping)) => Some(dropping.deadline).filter(|it| *it > self.now),
+            _ => None,
         };
-        self.ops.values().filter_map(deadline).chain(self.next_parked_end()).min()
+        self.jobs.iter().filter_map(deadline).chain(self.deadlines.next()).min()
     }
 
     /// Takes an object out of the catalog, and notes why; its replicas are still to be retired.
@@ -368,8 +386,25 @@ impl Master {
         }
     }
 
+    /// What was published cannot be said to have reached its node: the writer must ask that itself.
+    pub(super) fn not_published(&mut self, id: RequestId, op: OpId) {
+        if let Some(Op::Confirm(confirming)) = self.ops.get_mut(&op)
+            && confirming.outstanding.contains(&id)
+            && let Some(node) = confirming.asked.get(&id)
+            && let Answer::Publish(outcomes, homes) = &mut confirming.answer
+        {
+            for &index in homes.get(node).into_iter().flatten() {
+                outcomes.get_mut(index).into_iter().for_each(|it| *it = None);
+            }
+        }
+        self.confirmed(id, Some(op));
+    }
+
     fn end_confirm(&mut self, op: OpId) {
         if let Some(Op::Confirm(confirming)) = self.ops.remove(&op) {
+            if let Some(deadline) = confirming.deadline {
+                self.deadlines.strike(deadline, op);
+            }
             let reply = confirming.answer.into_reply();
             self.effects.push_back(Effect::Reply(confirming.conn, confirming.id, reply));
         }

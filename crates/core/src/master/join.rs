@@ -3,7 +3,7 @@
 //! **Invariant:** a node that was declared lost in this life of the master comes back empty: names that it
 //! still holds may have been deleted meanwhile, and nobody kept a list for it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::{
@@ -35,10 +35,12 @@ impl Master {
                 info: register.info,
                 standing: Standing::Joining,
                 conn: Some(conn),
+                is_near: self.near.contains(&conn),
                 heard: self.now,
                 viewers: Vec::new(),
                 retiring: BTreeSet::new(),
                 owed: BTreeSet::new(),
+                unheard: BTreeMap::new(),
                 discard: was_lost,
                 announces: false,
                 told: BTreeSet::new(),
@@ -55,7 +57,12 @@ impl Master {
         let (discard, owed) = owes.unwrap_or_default();
         let retire = if sabotaged!(self.config.sabotage, ForgetOwedRetires) { BTreeSet::new() } else { owed };
         let retire = retire.into_iter().collect();
-        Reply::Registered(Registered { epoch: self.config.epoch, discard, retire })
+        Reply::Registered(Registered {
+            epoch: self.config.epoch,
+            discard,
+            retire,
+            commit: self.unheard(node),
+        })
     }
 
     /// A node that is known registers again: its old connection says nothing any more.
@@ -64,7 +71,9 @@ impl Master {
             self.fence(old);
             self.node_away(node, old);
         }
+        let is_near = self.near.contains(&conn);
         let member = self.members.get_mut(node)?;
+        member.is_near = is_near;
         member.info = register.info.clone();
         member.report(self.now, register.usage);
         member.standing = Standing::Joining;
@@ -101,6 +110,7 @@ impl Master {
     /// The node knows what it owed: it has done that before it said anything else.
     fn has_done_what_it_owed(&mut self, node: NodeIndex) {
         let Some(member) = self.members.get_mut(node) else { return };
+        member.unheard.clear();
         for hold in std::mem::take(&mut member.owed) {
             // What it was asked for since is confirmed by its answer.
             if !member.retiring.contains(&hold) {
@@ -273,6 +283,13 @@ impl Master {
                 Some((_, Wait::PromoteSettle(generation))) => self.promotion_broke(generation, true),
                 // It tells what it committed when it comes back.
                 Some((_, Wait::Settle(_, op))) => self.confirmed(id, op),
+                // It is told again when it comes back.
+                Some((_, Wait::Publish(objects, op))) => {
+                    if let Some(member) = self.members.get_mut(node) {
+                        member.unheard.extend(objects.into_iter().map(|it| (it.2, (it.0, it.1))));
+                    }
+                    self.not_published(id, op);
+                }
                 None => (),
             }
         }
@@ -338,6 +355,13 @@ impl Master {
         });
         for (id, op) in copies.collect::<Vec<_>>() {
             self.confirmed(id, op);
+        }
+        let published = self.waits.iter().filter_map(|(id, (on, wait))| match wait {
+            Wait::Publish(_, op) if *on == node => Some((*id, *op)),
+            _ => None,
+        });
+        for (id, op) in published.collect::<Vec<_>>() {
+            self.not_published(id, op);
         }
     }
 

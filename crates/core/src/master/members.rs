@@ -9,9 +9,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::catalog::NodeIndex;
+use super::catalog::{NodeIndex, ObjectIndex};
 use crate::{
-    ConnId, Hold, SegmentId, Tick,
+    ConnId, Generation, Hold, SegmentId, Tick,
     message::{NodeInfo, NodeStat, Usage, Viewer},
 };
 
@@ -34,6 +34,8 @@ pub(super) struct Member {
     pub(super) info: NodeInfo,
     pub(super) standing: Standing,
     pub(super) conn: Option<ConnId>,
+    /// What it is told through that arrives, whatever becomes of the master.
+    pub(super) is_near: bool,
     pub(super) heard: Tick,
     pub(super) usage: Usage,
     /// What is free as far as the master can tell: what the node said last, less what was asked for since.
@@ -44,6 +46,8 @@ pub(super) struct Member {
     pub(super) retiring: BTreeSet<Hold>,
     /// Retires that it must apply before it is used again.
     pub(super) owed: BTreeSet<Hold>,
+    /// What was published there, and it has not confirmed: it is told again when it registers.
+    pub(super) unheard: BTreeMap<Hold, (ObjectIndex, Generation)>,
     /// It had been declared lost, so it must retire everything before it is used again.
     pub(super) discard: bool,
     /// While it is joining: it has said something since it was told that it is registered.

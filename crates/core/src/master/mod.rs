@@ -9,12 +9,14 @@
 mod catalog;
 mod commit;
 mod confirm;
+mod deadlines;
 mod drop;
 mod ghosts;
 mod join;
 mod members;
 mod pin;
 mod placement;
+mod publish;
 mod reserve;
 mod resolve;
 mod room;
@@ -27,16 +29,19 @@ mod tests_drops;
 mod tests_lifetimes;
 #[cfg(test)]
 mod tests_lost_answers;
+#[cfg(test)]
+mod tests_publish;
 mod tier;
 mod why;
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     sync::Arc,
 };
 
 use catalog::{Catalog, LabelIndex, NamespaceIndex, NodeIndex};
 use confirm::Confirming;
+use deadlines::Deadlines;
 use drop::Dropping;
 pub use drop::PIECE_OBJECTS_MAX;
 use ghosts::Ghosts;
@@ -96,6 +101,9 @@ pub enum Event {
     Reply(ConnId, RequestId, Reply),
     /// The connection is closed.
     Closed(ConnId),
+    /// What is sent through this connection is with the other side at once, so that it arrives whatever
+    /// becomes of the sender: said of a node, before it registers.
+    Near(ConnId),
 }
 
 /// What the shell must now do.
@@ -105,6 +113,8 @@ pub enum Effect {
     Reply(ConnId, RequestId, Reply),
     /// Ask a node.
     Ask(ConnId, RequestId, Request),
+    /// Ask a node that is near, and say so with [`Master::sent`] if the question is with it.
+    Entrust(ConnId, RequestId, Request),
     /// Close a connection that a newer one has replaced.
     Disconnect(ConnId),
     /// Tell the operator.
@@ -185,6 +195,8 @@ enum Wait {
     Retire(Vec<Hold>, Option<OpId>),
     /// Replicas were committed; those that were not must be forgotten.
     Settle(Vec<(catalog::ObjectIndex, Generation, Hold)>, Option<OpId>),
+    /// The same for objects that were published there.
+    Publish(Vec<(catalog::ObjectIndex, Generation, Hold)>, OpId),
     /// Marks were put in writing; a node that has no such object is no holder of it.
     Mark(Vec<(catalog::ObjectIndex, Generation, Hold)>, Option<OpId>),
     /// Who looks at these items of an explanation.
@@ -208,7 +220,11 @@ pub struct Master {
     members: Members,
     parties: BTreeMap<ConnId, Party>,
     clients: BTreeMap<ClientId, ConnId>,
+    /// See [`Event::Near`].
+    near: BTreeSet<ConnId>,
     ops: BTreeMap<OpId, Op>,
+    /// When they must be answered, but for drops.
+    deadlines: Deadlines,
     waits: BTreeMap<RequestId, (NodeIndex, Wait)>,
     next_id: u64,
     next_generation: u64,
@@ -267,7 +283,9 @@ impl Master {
             members: Members::default(),
             parties: BTreeMap::new(),
             clients: BTreeMap::new(),
+            near: BTreeSet::new(),
             ops: BTreeMap::new(),
+            deadlines: Deadlines::default(),
             waits: BTreeMap::new(),
             next_id: 0,
             next_generation: 0,
@@ -294,6 +312,7 @@ impl Master {
             Event::Request(conn, id, request) => self.request(conn, id, request),
             Event::Reply(conn, id, reply) => self.reply(conn, id, reply),
             Event::Closed(conn) => self.closed(conn),
+            Event::Near(conn) => _ = self.near.insert(conn),
         }
         self.serve_the_waiting();
         self.shelve_ahead();
@@ -306,7 +325,6 @@ impl Master {
         self.catalog.end_soft_pins(self.now);
         self.notice_silence();
         self.end_waiting();
-        self.end_watches();
         self.end_leases_of_the_away();
         self.end_holding();
         self.end_late_promotions();
@@ -332,7 +350,6 @@ impl Master {
             self.catalog.next_soft_pin_end(),
             self.next_silence(),
             self.next_end_of_waiting(),
-            self.next_watch_end(),
             self.next_end_of_holding(),
             self.leases.next_end(),
             self.tier.promotions.next_late(),
@@ -418,6 +435,8 @@ impl Master {
 
     fn opened(&mut self, conn: ConnId, hello: Hello) {
         match hello.role {
+            // The shell's business.
+            Role::Ledger => (),
             Role::Node => {
                 self.parties.insert(conn, Party::Node(None));
             }
@@ -451,6 +470,7 @@ impl Master {
             return;
         }
         self.parties.remove(&old);
+        self.near.remove(&old);
         self.forget_answers(old);
         self.effects.push_back(Effect::Disconnect(old));
     }
@@ -469,6 +489,7 @@ impl Master {
     fn client_request(&mut self, conn: ConnId, id: RequestId, visitor: &Arc<Visitor>, request: Request) {
         let reply = match request {
             Request::Reserve(reserve) => return self.reserve(conn, id, visitor, reserve),
+            Request::Publish(publish) => return self.publish(conn, id, visitor, publish),
             Request::Delete(delete) => return self.delete(conn, id, visitor, delete),
             Request::DeleteMatching(delete) => return self.delete_matching(conn, id, visitor, &delete),
             Request::Pin(pin) => return self.pin(conn, id, visitor.namespace, &pin),
@@ -583,6 +604,7 @@ impl Master {
             (Wait::Inspect(op, items), _) => self.inspected(op, &items, &[]),
             // A node that refuses what it must do is not to be trusted with the name.
             (Wait::Retire(holds, op), _) => self.unconfirmed(node, id, &holds, op),
+            (Wait::Publish(objects, op), reply) => self.heard_of(node, id, &objects, op, reply),
             (Wait::Settle(replicas, op), _) => {
                 let lost: Vec<_> = replicas.iter().map(|it| it.2).collect();
                 self.settled(node, &replicas, &lost);
@@ -600,6 +622,7 @@ impl Master {
     }
 
     fn closed(&mut self, conn: ConnId) {
+        self.near.remove(&conn);
         match self.parties.remove(&conn) {
             None => (),
             Some(Party::Node(None)) => (),
@@ -649,16 +672,16 @@ impl Master {
     /// Nobody waits for this answer any more: who stands in a line leaves it.
     fn cancel(&mut self, conn: ConnId, id: RequestId) -> Reply {
         let now = self.now;
-        for op in self.ops.values_mut() {
-            match op {
+        for (op, waiting) in &mut self.ops {
+            match waiting {
                 Op::Reserve(it) if it.is_of(conn, id) => it.end_at(now),
                 Op::Watch(it) if it.is_of(conn, id) => it.end_at(now),
                 Op::Fetch(it) if it.is_of(conn, id) => it.end_at(now),
-                _ => (),
+                _ => continue,
             }
+            self.deadlines.list(now, *op);
         }
         self.end_waiting();
-        self.end_watches();
         Reply::Done
     }
 
@@ -683,12 +706,16 @@ impl Master {
         }
     }
 
-    /// Asks a node and remembers what for. `false` if it is not connected.
+    /// Asks a node and remembers what for. `None` if it is not connected.
     fn ask(&mut self, node: NodeIndex, request: Request, wait: Wait) -> Option<RequestId> {
         let conn = self.members.get(node)?.conn?;
         let id = self.next_id();
+        let effect = match wait {
+            Wait::Publish(..) => Effect::Entrust(conn, id, request),
+            _ => Effect::Ask(conn, id, request),
+        };
         self.waits.insert(id, (node, wait));
-        self.effects.push_back(Effect::Ask(conn, id, request));
+        self.effects.push_back(effect);
         Some(id)
     }
 

@@ -52,6 +52,8 @@ mod tests {
             info,
             standing: Standing::Ready,
             conn: None,
+            is_near: false,
+            unheard: Default::default(),
             heard: Tick(0),
             usage: Usage::default(),
             free,

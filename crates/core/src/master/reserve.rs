@@ -15,6 +15,7 @@ use super::{
     members::Standing,
     placement::{Wish, rank},
     refuse,
+    room::Terms,
 };
 use crate::{
     BATCH_ITEMS_MAX, ConnId, Hold, Key, REPLICAS_MAX, RequestId, Reservation, SegmentId, Tick,
@@ -27,6 +28,10 @@ use crate::{
     sabotage::sabotaged,
 };
 
+/// Where memory is short, a namespace has at most this part of a node reserved if it is to have some at hand.
+const SPARE_SHARE: u64 = 16;
+/// What room at hand is called where it is told what something made way for.
+const SPARE_NAME: &[u8] = b"(room at hand)";
 /// How often a node may refuse an item before it is not asked again.
 const REFUSALS_MAX: u32 = 2;
 
@@ -126,29 +131,21 @@ impl Master {
         }
     }
 
-    /// Answers the puts that have waited for room long enough.
-    pub(super) fn end_parked(&mut self) {
-        let late = |op: &Op| matches!(op, Op::Reserve(it) if it.is_parked() && it.deadline <= self.now);
-        let late: Vec<_> = self.ops.iter().filter(|(_, op)| late(op)).map(|(id, _)| *id).collect();
-        for op in late {
-            // A disk that cannot keep up costs nobody a put: what may be evicted is looked at once more.
-            if self.members.disks().next().is_some() {
-                self.try_again(op);
-            }
-            match self.ops.remove(&op) {
-                Some(Op::Reserve(reserving)) if reserving.is_parked() => self.end_reserve(op, reserving),
-                Some(other) => _ = self.ops.insert(op, other),
-                None => (),
-            }
+    /// Answers a put that has waited for room long enough.
+    pub(super) fn end_parked(&mut self, op: OpId) {
+        let is_late = |it: &Reserving| it.is_parked() && it.deadline <= self.now;
+        if !matches!(self.ops.get(&op), Some(Op::Reserve(it)) if is_late(it)) {
+            return;
         }
-    }
-
-    pub(super) fn next_parked_end(&self) -> Option<Tick> {
-        let deadline = |op: &Op| match op {
-            Op::Reserve(reserving) if reserving.is_parked() => Some(reserving.deadline),
-            _ => None,
-        };
-        self.ops.values().filter_map(deadline).min()
+        // A disk that cannot keep up costs nobody a put: what may be evicted is looked at once more.
+        if self.members.disks().next().is_some() {
+            self.try_again(op);
+        }
+        match self.ops.remove(&op) {
+            Some(Op::Reserve(reserving)) if reserving.is_parked() => self.end_reserve(op, reserving),
+            Some(other) => _ = self.ops.insert(op, other),
+            None => (),
+        }
     }
 
     pub(super) fn allocated(&mut self, node: NodeIndex, op: OpId, items: &[usize], allocated: Allocated) {
@@ -173,6 +170,7 @@ impl Master {
     ) {
         let Some(Op::Reserve(mut reserving)) = self.ops.remove(&op) else { return };
         reserving.outstanding -= 1;
+        let namespace_len = self.catalog.namespace_name(reserving.visitor.namespace).len();
         for &index in items {
             let Some(item) = reserving.items.get_mut(index) else { continue };
             let room = room_for(item.request.len).unwrap_or(0);
@@ -180,7 +178,9 @@ impl Master {
             match next() {
                 Some(reservation) => {
                     let who = reserving.visitor.index;
-                    self.room.grant(node, reservation.location.hold(), (namespace, who), room);
+                    let name_len = (namespace_len + item.request.key.as_bytes().len()) as u64;
+                    let terms = Terms { client: reserving.visitor.client, len: item.request.len, name_len };
+                    self.room.grant(node, reservation.location.hold(), (namespace, who), room, Some(terms));
                     item.got.push((node, reservation));
                 }
                 None => {
@@ -280,7 +280,9 @@ impl Master {
         chosen
     }
 
-    /// The node to ask for room to have at hand: one that is less than half full, and where nobody counts.
+    /// The node to ask for room to have at hand, where nobody counts: one that is less than half full, or
+    /// else one with something to evict, which the puts to come would evict anyway. Of that a namespace
+    /// has little, and nothing while anybody waits.
     fn plan_spare(
         &mut self,
         reserving: &mut Reserving,
@@ -294,7 +296,20 @@ impl Master {
             let member = self.members.get(**node).filter(|_| !is_rationed);
             member.is_some_and(|it| it.free.saturating_sub(need) >= it.usage.capacity / 2)
         };
-        let Some(&node) = candidates.iter().find(has_plenty) else {
+        let node = match candidates.iter().find(has_plenty) {
+            Some(&node) => Some(node),
+            None if is_rationed || self.room.anybody_waits() => None,
+            None => {
+                let whose = (reserving.visitor.label.clone(), Key(Arc::from(SPARE_NAME)));
+                let has = self.room.granted(namespace).saturating_add(need);
+                let is_little = |node: &NodeIndex| {
+                    self.members.get(*node).is_some_and(|it| has <= it.usage.capacity / SPARE_SHARE)
+                };
+                let little: Vec<_> = candidates.iter().copied().filter(is_little).collect();
+                little.into_iter().find(|&node| self.make_room(node, need, (&whose.0, &whose.1), true))
+            }
+        };
+        let Some(node) = node else {
             return finish(reserving, index, ReserveOutcome::Full(self.total_usage()));
         };
         if let Some(member) = self.members.get_mut(node) {
@@ -366,10 +381,12 @@ impl Master {
                 reserving.queued = true;
                 self.room.queue(reserving.visitor.namespace, op);
             }
+            self.deadlines.list(reserving.deadline, op);
             self.ops.insert(op, Op::Reserve(reserving));
             return;
         }
         if reserving.queued {
+            self.deadlines.strike(reserving.deadline, op);
             self.room.leave_line(reserving.visitor.namespace, op);
         }
         let mut nodes = BTreeSet::new();
@@ -389,7 +406,10 @@ impl Master {
             return self.abort_all(holds);
         }
         nodes.extend(locations.iter().filter_map(|it| self.members.find(it.segment)));
-        let reply = Reply::Reserved(Reserved { items: outcomes, nodes: self.infos(nodes) });
+        let is_near = |node: &&NodeIndex| self.members.get(**node).is_some_and(|it| it.is_near);
+        let near = nodes.iter().filter(is_near);
+        let near = near.filter_map(|node| Some(self.members.get(*node)?.info.segment)).collect();
+        let reply = Reply::Reserved(Reserved { items: outcomes, nodes: self.infos(nodes), near });
         self.effects.push_back(Effect::Reply(reserving.conn, reserving.id, reply));
     }
 

@@ -12,7 +12,7 @@ use super::{
     catalog::{Eviction, LabelIndex, NamespaceIndex, NodeIndex, ObjectIndex, Pinned},
 };
 use crate::{
-    ConnId, Hold, Key, RequestId, Tick,
+    ClientId, ConnId, Hold, Key, RequestId, Tick,
     message::{
         Await, Cause, HOLDERS_MAX, Held, Holder, NamespaceStat, OWNERS_MAX, OwnerStat, Policy, Quota, Reply,
     },
@@ -37,6 +37,18 @@ struct Grant {
     namespace: NamespaceIndex,
     who: LabelIndex,
     room: u64,
+    /// None if no client has it.
+    terms: Option<Terms>,
+}
+
+/// Whose a reservation is, and what for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Terms {
+    pub(super) client: ClientId,
+    /// The bytes of the object, exactly.
+    pub(super) len: u64,
+    /// The most bytes of its name, that of the namespace included.
+    pub(super) name_len: u64,
 }
 
 /// Somebody who wants to know when a namespace has filled or emptied so far.
@@ -91,8 +103,21 @@ impl Room {
         hold: Hold,
         (namespace, who): (NamespaceIndex, LabelIndex),
         room: u64,
+        terms: Option<Terms>,
     ) {
-        self.grants.insert((node, hold), Grant { namespace, who, room });
+        self.grants.insert((node, hold), Grant { namespace, who, room, terms });
+    }
+
+    /// Whether such a reservation stands.
+    pub(super) fn is_granted(
+        &self,
+        node: NodeIndex,
+        hold: Hold,
+        namespace: NamespaceIndex,
+        fits: impl Fn(&Terms) -> bool,
+    ) -> bool {
+        let grant = self.grants.get(&(node, hold));
+        grant.is_some_and(|it| it.namespace == namespace && it.terms.as_ref().is_some_and(fits))
     }
 
     /// A reservation became an object, or nothing.
@@ -152,6 +177,7 @@ impl Master {
     pub(super) fn watch(&mut self, conn: ConnId, id: RequestId, namespace: NamespaceIndex, until: Await) {
         let deadline = self.now.after(until.wait_ms);
         let op = self.next_op();
+        self.deadlines.list(deadline, op);
         self.ops.insert(op, Op::Watch(Watching { conn, id, namespace, until, deadline }));
         self.look_at_watch(op);
     }
@@ -212,10 +238,9 @@ impl Master {
         std::mem::take(&mut self.room.changed)
     }
 
-    /// Answers the watchers whose time is up.
-    pub(super) fn end_watches(&mut self) {
-        let late = self.ops.iter().filter(|(_, op)| matches!(op, Op::Watch(it) if it.deadline <= self.now));
-        for op in late.map(|(id, _)| *id).collect::<Vec<_>>() {
+    /// Answers a watcher whose time is up.
+    pub(super) fn end_watch(&mut self, op: OpId) {
+        if matches!(self.ops.get(&op), Some(Op::Watch(it)) if it.deadline <= self.now) {
             self.answer_watch(op);
         }
     }
@@ -234,17 +259,10 @@ impl Master {
 
     fn answer_watch(&mut self, op: OpId) {
         if let Some(Op::Watch(watching)) = self.ops.remove(&op) {
+            self.deadlines.strike(watching.deadline, op);
             let stat = self.namespace_stat(watching.namespace);
             self.effects.push_back(Effect::Reply(watching.conn, watching.id, Reply::Awaited(stat)));
         }
-    }
-
-    pub(super) fn next_watch_end(&self) -> Option<Tick> {
-        let deadline = |op: &Op| match op {
-            Op::Watch(watching) => Some(watching.deadline),
-            _ => None,
-        };
-        self.ops.values().filter_map(deadline).min()
     }
 
     pub(super) fn namespace_stat(&self, index: NamespaceIndex) -> NamespaceStat {

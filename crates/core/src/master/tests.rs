@@ -26,6 +26,10 @@ pub(super) struct Cluster {
     pub(super) next_conn: u64,
     pub(super) replies: BTreeMap<RequestId, Reply>,
     pub(super) notices: Vec<Notice>,
+    /// What is said to a node that is near is with it, also if it is held up.
+    pub(super) takes_at_once: bool,
+    /// Nodes that link from now on are near.
+    pub(super) is_near: bool,
 }
 
 impl Cluster {
@@ -60,6 +64,8 @@ impl Cluster {
             next_conn: 100,
             replies: BTreeMap::new(),
             notices: Vec::new(),
+            takes_at_once: true,
+            is_near: true,
         };
         for (&capacity, segment) in capacities.iter().zip(1..) {
             let config = NodeConfig {
@@ -94,6 +100,9 @@ impl Cluster {
         self.links[index] = ConnId(self.next_conn);
         let hello = Hello { role: Role::Node, ..Hello::default() };
         self.event(Event::Opened(self.links[index], hello));
+        if self.is_near {
+            self.event(Event::Near(self.links[index]));
+        }
         let name = format!("node{}", index + 1);
         let info = NodeInfo { segment: SegmentId(index as u64 + 1), name, ..NodeInfo::default() };
         self.node_event(index, node::Event::Linked(info));
@@ -154,15 +163,23 @@ impl Cluster {
                     Some(index) => self.node_event(index, node::Event::MasterReply(id, reply)),
                     None => _ = self.replies.insert(id, reply),
                 },
-                Effect::Ask(conn, id, request) => {
-                    let Some(index) = self.links.iter().position(|it| *it == conn) else { continue };
-                    if self.is_held_up[index] {
-                        self.held_up[index].push_back((id, request));
-                    } else {
-                        self.node_event(index, node::Event::MasterRequest(id, request));
+                Effect::Entrust(conn, id, request) => {
+                    self.deliver(conn, id, request);
+                    if self.takes_at_once {
+                        self.master.sent(id);
                     }
                 }
+                Effect::Ask(conn, id, request) => self.deliver(conn, id, request),
             }
+        }
+    }
+
+    fn deliver(&mut self, conn: ConnId, id: RequestId, request: Request) {
+        let Some(index) = self.links.iter().position(|it| *it == conn) else { return };
+        if self.is_held_up[index] {
+            self.held_up[index].push_back((id, request));
+        } else {
+            self.node_event(index, node::Event::MasterRequest(id, request));
         }
     }
 
@@ -277,7 +294,7 @@ pub(super) fn plain() -> PutOptions {
     PutOptions { replicas: 1, ..PutOptions::default() }
 }
 
-fn keep() -> PutOptions {
+pub(super) fn keep() -> PutOptions {
     PutOptions { on_exists: OnExists::Keep, ..plain() }
 }
 
@@ -285,7 +302,7 @@ pub(super) fn pinned() -> PutOptions {
     PutOptions { hard_pin: true, ..plain() }
 }
 
-fn twice() -> PutOptions {
+pub(super) fn twice() -> PutOptions {
     PutOptions { replicas: 2, ..plain() }
 }
 

@@ -655,3 +655,32 @@ fn room_to_have_at_hand_is_given_only_where_plenty_is_free() {
     assert_eq!(spare(&mut cluster, 1), 0);
     assert!(matches!(cluster.why("k"), Why::Here(_)), "nothing is evicted for it");
 }
+
+#[test]
+fn in_a_full_store_a_little_room_to_have_at_hand_takes_the_place_of_what_was_not_used_for_longest() {
+    let spare = |cluster: &mut Cluster| {
+        let item = ReserveItem { key: key("k"), len: UNIT, options: plain() };
+        let reserve = Reserve { items: vec![item; 8], spare: true, ..Reserve::default() };
+        let Some(Reply::Reserved(reserved)) = cluster.ask(Request::Reserve(reserve)) else { panic!() };
+        reserved.items.iter().filter(|it| matches!(it, ReserveOutcome::Room(_))).count()
+    };
+    let full = |options: fn() -> PutOptions| {
+        let mut cluster = Cluster::new(&[64 * UNIT]);
+        for number in 0..64 {
+            cluster.put(&format!("{number}"), UNIT, options());
+        }
+        cluster
+    };
+    let mut cluster = full(plain);
+    assert_eq!(spare(&mut cluster), 4, "a sixteenth of the memory");
+    let left: Vec<_> = (0..64).filter(|number| !cluster.has(&format!("{number}"))).collect();
+    assert_eq!(left, [0, 1, 2, 3]);
+    let Why::Gone(gone) = cluster.why("0") else { panic!() };
+    assert_eq!((gone.cause, gone.by.as_str()), (Cause::Evicted, "client 7"));
+    assert_eq!(spare(&mut cluster), 0, "it has that");
+    assert_eq!(spare(&mut full(pinned)), 0, "there is nothing to evict");
+    let mut cluster = full(pinned);
+    let items = vec![ReserveItem { key: key("late"), len: UNIT, options: plain() }];
+    cluster.send(Request::Reserve(Reserve { items, wait_ms: 1000, ..Reserve::default() }));
+    assert_eq!(spare(&mut cluster), 0, "somebody waits");
+}

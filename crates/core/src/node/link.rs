@@ -1,8 +1,8 @@
 //! The node's link to its master: registration, announcing what it holds, and commits that wait for a
 //! decision.
 //!
-//! After a broken link the node registers again, retires what it owes, asks again about everything prepared,
-//! and announces every committed object, page by page. Only then is it a member.
+//! After a broken link the node registers again, retires what it owes, commits what was published, asks again
+//! about everything prepared, and announces every committed object, page by page. Only then is it a member.
 
 use std::collections::BTreeMap;
 
@@ -10,8 +10,8 @@ use super::{Effect, Node, slots::SlotState};
 use crate::{
     ConnId, Hold, RequestId,
     message::{
-        Announce, CommitOutcome, Decide, DecideItem, Heartbeat, NodeInfo, Register, Registered, Replacement,
-        Reply, Request,
+        Announce, CommitOutcome, Decide, DecideItem, Heartbeat, NodeInfo, Register, Registered, Released,
+        Replacement, Reply, Request,
     },
     sabotage::sabotaged,
 };
@@ -29,6 +29,8 @@ struct Waiting {
     asked: Vec<DecideItem>,
     /// How long the client lets the master wait.
     wait_ms: u64,
+    /// The master was asked, on the link that stands.
+    is_asked: bool,
 }
 
 #[derive(Debug, Default)]
@@ -49,6 +51,8 @@ pub(super) struct Link {
     next_id: u64,
     epoch: u64,
     waiting: BTreeMap<RequestId, Waiting>,
+    /// Reservations that end when the master has answered.
+    ending: BTreeMap<RequestId, Vec<Hold>>,
 }
 
 impl Link {
@@ -60,27 +64,23 @@ impl Link {
         matches!(self.stage, Stage::Member)
     }
 
-    /// Asks the master about prepared objects: now if it listens, else as soon as it does.
-    pub(super) fn ask(
-        &mut self,
-        conn: ConnId,
-        id: RequestId,
-        outcomes: Vec<Option<CommitOutcome>>,
-        asked: Vec<DecideItem>,
-        wait_ms: u64,
-    ) -> Option<Effect> {
-        let request = self.next_id();
-        let decide = Decide { items: asked.clone(), wait_ms };
-        let effect = Effect::AskMaster(request, Request::Decide(decide));
-        self.waiting.insert(request, Waiting { conn, id, outcomes, asked, wait_ms });
-        // Before it is registered the master would not know whose objects these are; they are asked then.
-        matches!(self.stage, Stage::Announcing(..) | Stage::Member).then_some(effect)
-    }
-
     /// Tells the master something that needs no answer.
     pub(super) fn tell(&mut self, request: Request, effects: &mut std::collections::VecDeque<Effect>) {
         let id = self.next_id();
         effects.push_back(Effect::AskMaster(id, request));
+    }
+
+    /// Tells the master of reservations that are to end, and of the room there is.
+    pub(super) fn tell_of_ends(
+        &mut self,
+        released: Released,
+        effects: &mut std::collections::VecDeque<Effect>,
+    ) {
+        let id = self.next_id();
+        if !released.holds.is_empty() {
+            self.ending.insert(id, released.holds.clone());
+        }
+        effects.push_back(Effect::AskMaster(id, Request::Released(released)));
     }
 
     fn next_id(&mut self) -> RequestId {
@@ -90,6 +90,19 @@ impl Link {
 }
 
 impl Node {
+    /// Asks the master about prepared objects: now if it listens, else as soon as it does.
+    pub(super) fn ask_about(
+        &mut self,
+        (conn, id): (ConnId, RequestId),
+        outcomes: Vec<Option<CommitOutcome>>,
+        asked: Vec<DecideItem>,
+        wait_ms: u64,
+    ) {
+        // Before it is registered the master would not know whose objects these are; they are asked then.
+        let may_speak = matches!(self.link.stage, Stage::Announcing(..) | Stage::Member);
+        self.present(Waiting { conn, id, outcomes, asked, wait_ms, is_asked: false }, may_speak);
+    }
+
     pub(super) fn linked(&mut self, info: NodeInfo) {
         // Room for clients that never came may have been found for nobody: the answer may be lost with the
         // old link, and so may be the hint that they are gone. Whoever comes after all is told so, and asks
@@ -126,6 +139,10 @@ impl Node {
                 }
             }
             (_, Reply::Decided(outcomes)) => self.decided(id, outcomes),
+            (_, Reply::Done) => {
+                let holds = self.link.ending.remove(&id).unwrap_or_default();
+                self.ended(&holds);
+            }
             _ => (),
         }
     }
@@ -136,17 +153,30 @@ impl Node {
             self.effects.push_back(Effect::Membership(false));
         }
         self.link.stage = Stage::Broken;
+        // These answers are lost.
+        self.released.extend(std::mem::take(&mut self.link.ending).into_values().flatten());
     }
 
     fn taken_in(&mut self) {
         self.link.stage = Stage::Member;
         self.effects.push_back(Effect::Membership(true));
+        let unasked = self.link.waiting.extract_if(.., |_, it| !it.is_asked);
+        for (_, waiting) in unasked.collect::<Vec<_>>() {
+            self.present(waiting, true);
+        }
     }
 
     fn registered(&mut self, registered: Registered) {
+        if self.link.epoch != registered.epoch {
+            // What the last life of the master had to say about them was heard before its link broke, and
+            // this one does not know of them.
+            let holds = std::mem::take(&mut self.released);
+            self.ended(&holds);
+        }
         self.link.epoch = registered.epoch;
         self.effects.push_back(Effect::Epoch(registered.epoch));
         self.retire_all(registered.retire);
+        self.commit_all(registered.commit);
         if registered.discard {
             let (records, _) = self.slots.inventory(0, usize::MAX);
             self.retire_all(records.into_iter().map(|it| it.hold).collect());
@@ -155,31 +185,39 @@ impl Node {
         self.announce(0);
     }
 
-    /// Presents what is prepared once more. What was retired in between needs no answer but that.
+    /// Presents what is prepared once more.
     fn ask_again(&mut self) {
-        let ids: Vec<_> = self.link.waiting.keys().copied().collect();
-        for old in ids {
-            let Some(mut waiting) = self.link.waiting.remove(&old) else { continue };
-            let stands = |slots: &super::Slots, item: &DecideItem| {
-                slots.state(item.item.hold) == Some(SlotState::Prepared)
-            };
-            let mut kept =
-                waiting.asked.iter().map(|item| stands(&self.slots, item)).collect::<Vec<_>>().into_iter();
-            for gap in waiting.outcomes.iter_mut().filter(|it| it.is_none()) {
-                if !kept.next().unwrap_or(false) {
-                    *gap = Some(CommitOutcome::Stale);
-                }
+        for (_, waiting) in std::mem::take(&mut self.link.waiting) {
+            self.present(waiting, true);
+        }
+    }
+
+    /// Asks about what stands of it. What was retired in between needs no answer but that.
+    fn present(&mut self, mut waiting: Waiting, may_speak: bool) {
+        let stands = |slots: &super::Slots, item: &DecideItem| {
+            matches!(slots.state(item.item.hold), Some(SlotState::Prepared | SlotState::Committed))
+        };
+        let mut kept =
+            waiting.asked.iter().map(|item| stands(&self.slots, item)).collect::<Vec<_>>().into_iter();
+        for gap in waiting.outcomes.iter_mut().filter(|it| it.is_none()) {
+            if !kept.next().unwrap_or(false) {
+                *gap = Some(CommitOutcome::Stale);
             }
-            waiting.asked.retain(|item| stands(&self.slots, item));
-            if waiting.asked.is_empty() {
-                self.answer(waiting);
-                continue;
-            }
-            let id = self.link.next_id();
+        }
+        waiting.asked.retain(|item| stands(&self.slots, item));
+        if waiting.asked.is_empty() {
+            return self.answer(waiting);
+        }
+        // What is committed already, because it was published, the master would take for new, before it
+        // knows of everything that is.
+        let is_committed = |it: &DecideItem| self.slots.state(it.item.hold) == Some(SlotState::Committed);
+        waiting.is_asked = self.link.is_member() || (may_speak && !waiting.asked.iter().any(is_committed));
+        let id = self.link.next_id();
+        if waiting.is_asked {
             let decide = Decide { items: waiting.asked.clone(), wait_ms: waiting.wait_ms };
-            self.link.waiting.insert(id, waiting);
             self.effects.push_back(Effect::AskMaster(id, Request::Decide(decide)));
         }
+        self.link.waiting.insert(id, waiting);
     }
 
     fn announce(&mut self, first: usize) {

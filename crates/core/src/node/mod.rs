@@ -141,7 +141,7 @@ pub struct Node {
     slots: Slots,
     clients: Clients,
     link: Link,
-    /// Reservations that ended without the master, which it is still to be told of.
+    /// Reservations that end without the master, which it is still to be told of.
     released: Vec<Hold>,
     effects: VecDeque<Effect>,
 }
@@ -200,7 +200,7 @@ impl Node {
         let grew = free_before < usage.free && !is_answered;
         if (grew || !self.released.is_empty()) && self.link.is_member() {
             let holds = std::mem::take(&mut self.released);
-            self.link.tell(Request::Released(Released { holds, usage }), &mut self.effects);
+            self.link.tell_of_ends(Released { holds, usage }, &mut self.effects);
         }
     }
 
@@ -271,7 +271,8 @@ impl Node {
     }
 
     /// Before an object's bytes are sent: where they lie, if it can be read. Its room stays as it is until
-    /// [`Self::end_send`].
+    /// [`Self::end_send`]. Who has asked the master where it lies may read it even before this node has heard
+    /// that it is an object.
     pub fn begin_send(
         &mut self,
         hold: Hold,
@@ -279,7 +280,7 @@ impl Node {
         len: u64,
         unasked: Option<u64>,
     ) -> Option<Vec<Extent>> {
-        if self.slots.state(hold)? != SlotState::Committed || !self.vouches(unasked) {
+        if !self.vouches(hold, unasked) {
             return None;
         }
         let extents = self.slots.cut(hold, offset, len)?;
@@ -293,17 +294,19 @@ impl Node {
     /// may be effects.
     pub fn end_send(&mut self, hold: Hold, unasked: Option<u64>) -> bool {
         let free = self.slots.usage().free;
-        let stands = self.slots.state(hold) == Some(SlotState::Committed) && self.vouches(unasked);
-        let valid = stands || sabotaged!(self.config.sabotage, SendWithoutCheck);
+        let valid = self.vouches(hold, unasked) || sabotaged!(self.config.sabotage, SendWithoutCheck);
         self.slots.end_hold(hold);
         self.tell_of_room(free, false);
         valid
     }
 
-    /// Whether what it holds is what the master would name, for a reader who has not asked.
-    fn vouches(&self, unasked: Option<u64>) -> bool {
+    /// Whether this use of a slot stands; and, for a reader who has not asked, whether it is what the master
+    /// would name.
+    fn vouches(&self, hold: Hold, unasked: Option<u64>) -> bool {
+        let Some(state) = self.slots.state(hold) else { return false };
         let is_member = self.link.is_member() || sabotaged!(self.config.sabotage, StayMember);
-        unasked.is_none_or(|epoch| is_member && epoch == self.link.epoch())
+        let is_named = |epoch| is_member && epoch == self.link.epoch() && state == SlotState::Committed;
+        unasked.is_none_or(is_named)
     }
 
     fn opened(&mut self, conn: ConnId, client: ClientId, namespace: String) {
@@ -373,36 +376,36 @@ impl Node {
             let reply = Reply::Committed(outcomes.into_iter().flatten().collect());
             return self.effects.push_back(Effect::Reply { conn, id, reply });
         }
-        let request = self.link.ask(conn, id, outcomes, asked, commit.wait_ms);
-        self.effects.extend(request);
+        self.ask_about((conn, id), outcomes, asked, commit.wait_ms);
     }
 
     /// Records the object as written. An outcome if there is nothing to ask the master.
     fn prepare(&mut self, client: ClientId, namespace: &str, item: &CommitItem) -> Option<CommitOutcome> {
-        // A commit that is sent again, because the first answer was lost, has the same answer.
-        if let Some(generation) = self.slots.generation(item.hold) {
-            return Some(CommitOutcome::Stored(generation));
+        // A commit that is sent again, because the first answer was lost, or of what was published, has
+        // the same answer. Only the master can tell whether what it replaces is gone.
+        if self.slots.state(item.hold) == Some(SlotState::Committed) {
+            return None;
         }
         let identity = Identity {
             namespace: namespace.to_owned(),
             key: item.key.clone(),
             marks: Marks::of(&item.options),
         };
-        let prepared = self.slots.prepare(client, item.hold, item.len, identity, &mut self.effects);
+        let prepared = self.slots.prepare(Some(client), item.hold, item.len, identity, &mut self.effects);
         self.clients.unreserved(client, item.hold);
         (!prepared).then_some(CommitOutcome::Stale)
     }
 
     fn abort(&mut self, client: ClientId, hold: Hold) {
         if self.clients.unreserved(client, hold) {
-            self.slots.retire(hold, &mut self.effects);
-            self.released.push(hold);
+            self.end_reservation(hold);
         }
     }
 
     fn begin_view(&mut self, client: ClientId, hold: Hold) -> bool {
-        // A view is a promise about mapped memory; who copies through a socket needs none.
-        let begins = self.clients.maps(client) && self.slots.state(hold) == Some(SlotState::Committed);
+        // A view is a promise about mapped memory; who copies through a socket needs none. Who knows the
+        // place has asked the master, which may have named what this node has not heard of yet.
+        let begins = self.clients.maps(client) && self.slots.state(hold).is_some();
         if begins {
             self.clients.begin_view(client, hold);
             self.slots.begin_hold(hold);
@@ -440,11 +443,30 @@ impl Node {
     fn strip(&mut self, client: ClientId) {
         let leavings = self.clients.strip(client);
         for hold in leavings.reservations {
-            self.slots.retire(hold, &mut self.effects);
-            self.released.push(hold);
+            self.end_reservation(hold);
         }
         for hold in leavings.views {
             self.slots.end_hold(hold);
+        }
+    }
+
+    /// Its client is gone, or does not want it any more. It may have published the object before that,
+    /// and the word of it be on its way: so the room is free only once the master, who publishes it no
+    /// more after it has heard of this, has answered.
+    fn end_reservation(&mut self, hold: Hold) {
+        if sabotaged!(self.config.sabotage, EndUnasked) {
+            self.slots.retire(hold, &mut self.effects);
+        }
+        self.slots.end(hold, &mut self.effects);
+        self.released.push(hold);
+    }
+
+    /// The master has nothing more to say about these reservations.
+    fn ended(&mut self, holds: &[Hold]) {
+        for hold in holds {
+            if self.slots.state(*hold) == Some(SlotState::Ending) {
+                self.slots.retire(*hold, &mut self.effects);
+            }
         }
     }
 
@@ -506,19 +528,7 @@ impl Node {
     }
 
     fn settle(&mut self, settle: Settle) -> Reply {
-        let mut lost = Vec::new();
-        for record in settle.commit {
-            let hold = record.hold;
-            if let Some(SlotState::Reserved(client)) = self.slots.state(hold) {
-                let identity = Identity { namespace: record.namespace, key: record.key, marks: record.marks };
-                self.slots.prepare(client, hold, record.len, identity, &mut self.effects);
-                self.clients.unreserved(client, hold);
-            }
-            let prepared = matches!(self.slots.state(hold), Some(SlotState::Prepared | SlotState::Committed));
-            if !(prepared && self.slots.commit(hold, record.generation, &mut self.effects)) {
-                lost.push(hold);
-            }
-        }
+        let lost = self.commit_all(settle.commit);
         for hold in settle.abort {
             if let Some(SlotState::Reserved(client)) = self.slots.state(hold) {
                 self.clients.unreserved(client, hold);
@@ -526,6 +536,27 @@ impl Node {
             self.slots.retire(hold, &mut self.effects);
         }
         Reply::Settled(Settled { lost, usage: self.slots.usage() })
+    }
+
+    /// Reservations became objects, as the master says; those that could not, because they no longer stand.
+    fn commit_all(&mut self, records: Vec<Record>) -> Vec<Hold> {
+        let mut lost = Vec::new();
+        for record in records {
+            let hold = record.hold;
+            let state = self.slots.state(hold);
+            if matches!(state, Some(SlotState::Reserved(_) | SlotState::Ending)) {
+                let identity = Identity { namespace: record.namespace, key: record.key, marks: record.marks };
+                self.slots.prepare(None, hold, record.len, identity, &mut self.effects);
+            }
+            if let Some(SlotState::Reserved(client)) = state {
+                self.clients.unreserved(client, hold);
+            }
+            let prepared = matches!(self.slots.state(hold), Some(SlotState::Prepared | SlotState::Committed));
+            if !(prepared && self.slots.commit(hold, record.generation, &mut self.effects)) {
+                lost.push(hold);
+            }
+        }
+        lost
     }
 }
 

@@ -1,6 +1,7 @@
 //! The slots of one segment and the room under them.
 //!
-//! A slot's life: `free → reserved → prepared → committed → free`. The stamp is minted when it is reserved
+//! A slot's life: `free → reserved → prepared → committed → free`, or `reserved → ending → free` where the
+//! master must be asked first whether it was published. The stamp is minted when it is reserved
 //! and withdrawn when it is retired; whoever still names the old stamp is told so and touches nothing.
 //!
 //! **Invariant:** `free + granted + committed + held = capacity`.
@@ -32,6 +33,9 @@ const EXTENT_BYTES: u64 = 16;
 pub enum SlotState {
     /// A client writes it.
     Reserved(ClientId),
+    /// Its client is gone or does not want it, and nobody may write it. It may have been published before
+    /// that, and ends when the master has had its say.
+    Ending,
     /// It is written, and the master is asked.
     Prepared,
     /// It can be read.
@@ -185,21 +189,17 @@ impl Slots {
         self.get(hold).map(|slot| slot.state)
     }
 
-    /// What a committed slot is called, if this use of it is committed.
-    pub(super) fn generation(&self, hold: Hold) -> Option<Generation> {
-        self.get(hold).filter(|it| it.state == SlotState::Committed).map(|it| it.generation)
-    }
-
     /// Whatever use of the slot stands now.
     pub(super) fn current(&self, slot: SlotId) -> Option<Hold> {
         let stamp = self.slots.get(slot.0 as usize)?.as_ref()?.stamp;
         Some(Hold { slot, stamp })
     }
 
-    /// Records that the object is written; `false` if the reservation is not this client's, of this length.
+    /// Records that the object is written, as its client says or else the master; `false` if the
+    /// reservation is not this client's, of this length.
     pub(super) fn prepare(
         &mut self,
-        client: ClientId,
+        writer: Option<ClientId>,
         hold: Hold,
         len: u64,
         identity: Identity,
@@ -208,7 +208,8 @@ impl Slots {
         let anybody = sabotaged!(self.config.sabotage, CommitWithoutFence);
         let Some(slot) = self.get_mut(hold) else { return false };
         let mine = match slot.state {
-            SlotState::Reserved(writer) => writer == client || anybody,
+            SlotState::Reserved(client) => writer.is_none_or(|it| it == client) || anybody,
+            SlotState::Ending => writer.is_none(),
             SlotState::Prepared | SlotState::Committed => false,
         };
         if !mine || slot.len != len {
@@ -227,6 +228,16 @@ impl Slots {
         slot.state = SlotState::Prepared;
         effects.push_back(Effect::Slot { slot: hold.slot, record: record(slot) });
         true
+    }
+
+    /// The reservation is to end. Nobody writes or commits it any more, unless it was published.
+    pub(super) fn end(&mut self, hold: Hold, effects: &mut VecDeque<Effect>) {
+        if let Some(slot) = self.get_mut(hold)
+            && matches!(slot.state, SlotState::Reserved(_))
+        {
+            slot.state = SlotState::Ending;
+            effects.push_back(Effect::Slot { slot: hold.slot, record: record(slot) });
+        }
     }
 
     /// Records that the object can be read; `false` if this use of the slot no longer stands.

@@ -27,7 +27,7 @@ impl Bench {
             sabotage: Sabotage::None,
         };
         let mut bench = Self { node: Node::new(config), next_id: 0, effects: Vec::new() };
-        bench.join(Registered { epoch: 5, discard: false, retire: vec![] });
+        bench.join(Registered { epoch: 5, ..Registered::default() });
         bench.handle(Event::Opened { conn: CONN, client: WRITER, namespace: "default".into() });
         bench
     }
@@ -102,6 +102,15 @@ impl Bench {
         assert_eq!(self.commit(location, len), None);
         self.answer(Reply::Decided(vec![CommitOutcome::Stored(GENERATION)]));
         location
+    }
+
+    /// The master hears that reservations end, and answers.
+    fn let_end(&mut self) {
+        let asked = self.effects.iter().find_map(|it| match it {
+            Effect::AskMaster(id, Request::Released(_)) => Some(*id),
+            _ => None,
+        });
+        self.handle(Event::MasterReply(asked.unwrap(), Reply::Done));
     }
 
     fn retire(&mut self, location: Location) {
@@ -180,8 +189,10 @@ fn a_commit_needs_the_stamp_the_client_and_the_length_of_its_reservation() {
 fn a_commit_sent_again_has_the_same_answer() {
     let mut bench = Bench::new();
     let location = bench.put(100);
-    let stored = Some(Reply::Committed(vec![CommitOutcome::Stored(GENERATION)]));
-    assert_eq!(bench.commit(location, 100), stored);
+    assert_eq!(bench.commit(location, 100), None, "the master knows whether what it replaces is gone");
+    let id = RequestId(bench.next_id);
+    bench.answer(Reply::Decided(vec![CommitOutcome::Stored(GENERATION)]));
+    assert_eq!(bench.reply_to(id), Some(Reply::Committed(vec![CommitOutcome::Stored(GENERATION)])));
     bench.retire(location);
     assert_eq!(bench.commit(location, 100), Some(Reply::Committed(vec![CommitOutcome::Stale])));
 }
@@ -221,6 +232,7 @@ fn a_writer_that_maps_the_memory_keeps_its_room_until_it_is_proven_dead() {
     bench.master(Request::ClientGone(WRITER));
     assert_eq!(bench.free(), 7);
     bench.handle(Event::Dead(WRITER));
+    bench.let_end();
     assert_eq!(bench.free(), 8);
 }
 
@@ -232,6 +244,7 @@ fn a_writer_that_says_goodbye_gives_everything_back() {
     bench.client(Request::BeginViews(vec![location.hold()]));
     bench.reserve(UNIT);
     bench.client(Request::Goodbye);
+    bench.let_end();
     bench.retire(location);
     assert_eq!(bench.free(), 8);
 }
@@ -245,6 +258,7 @@ fn a_writer_that_only_has_sockets_is_gone_with_the_last_of_them() {
     bench.handle(Event::Closed(CONN));
     assert_eq!(bench.free(), 7);
     bench.handle(Event::DataClosed(WRITER));
+    bench.let_end();
     assert_eq!((bench.free(), bench.node.usage().held), (7, UNIT), "a copy is still under way");
     bench.node.end_store(hold);
     assert_eq!(bench.free(), 8);
@@ -258,6 +272,7 @@ fn a_client_that_never_came_is_gone_when_the_master_says_so() {
     bench.master(Request::Allocate(allocate));
     assert_eq!(bench.free(), 7);
     bench.master(Request::ClientGone(ClientId(8)));
+    bench.let_end();
     assert_eq!(bench.free(), 8);
 }
 
@@ -279,9 +294,111 @@ fn what_a_client_does_not_know_of_is_given_back_when_it_says_what_it_knows() {
     let known = bench.reserve(UNIT).unwrap().location.hold();
     bench.reserve(UNIT);
     bench.client(Request::Keep(vec![known]));
+    bench.let_end();
     assert_eq!(bench.free(), 7);
     bench.client(Request::Abort(vec![known]));
+    bench.let_end();
     assert_eq!(bench.free(), 8);
+}
+
+/// An object of the reservation that everybody here makes.
+fn record(hold: Hold) -> Record {
+    Record {
+        hold,
+        namespace: "default".into(),
+        key: Key::new(b"k").unwrap(),
+        generation: GENERATION,
+        len: UNIT,
+        marks: Marks::default(),
+    }
+}
+
+#[test]
+fn a_reservation_ends_when_the_master_has_answered_and_not_if_it_was_published_before() {
+    let ends: [fn(&mut Bench, Hold); 4] = [
+        |bench, hold| drop(bench.client(Request::Abort(vec![hold]))),
+        |bench, _| drop(bench.client(Request::Keep(vec![]))),
+        |bench, _| drop(bench.client(Request::Goodbye)),
+        |bench, _| bench.handle(Event::Dead(WRITER)),
+    ];
+    for (index, end) in ends.into_iter().enumerate() {
+        let mut bench = Bench::new();
+        let location = bench.reserve(UNIT).unwrap().location;
+        end(&mut bench, location.hold());
+        assert_eq!(bench.free(), 7, "end {index}: the master may have named it");
+        assert!(bench.node.begin_store(WRITER, location.hold(), 0, 1).is_none(), "end {index}");
+        let told = bench.effects.clone();
+        let stale = Some(Reply::Committed(vec![CommitOutcome::Stale]));
+        assert_eq!(bench.commit(location, UNIT), stale, "end {index}: its writer cannot go back");
+        let settle = Settle { commit: vec![record(location.hold())], abort: vec![] };
+        let Reply::Settled(settled) = bench.master(Request::Settle(settle)) else { panic!() };
+        assert_eq!(settled.lost, [], "end {index}");
+        bench.effects = told;
+        bench.let_end();
+        assert_eq!(bench.node.inventory(), [record(location.hold())], "end {index}");
+    }
+}
+
+#[test]
+fn a_reservation_that_ends_while_the_master_is_away_ends_when_it_is_back() {
+    let mut bench = Bench::new();
+    let held = bench.reserve(UNIT).unwrap().location.hold();
+    let lost = bench.reserve(UNIT).unwrap().location.hold();
+    bench.client(Request::Abort(vec![lost]));
+    bench.handle(Event::Unlinked);
+    bench.client(Request::Abort(vec![held]));
+    assert_eq!(bench.free(), 6, "the answer to the first is lost, the second was never told");
+    bench.join(Registered { epoch: 5, ..Registered::default() });
+    assert_eq!(bench.free(), 6, "the same life of the master may have named them");
+    bench.let_end();
+    assert_eq!(bench.free(), 8);
+    let held = bench.reserve(UNIT).unwrap().location.hold();
+    bench.handle(Event::Unlinked);
+    bench.client(Request::Abort(vec![held]));
+    bench.join(Registered { epoch: 6, ..Registered::default() });
+    assert_eq!(bench.free(), 8, "another life has not");
+}
+
+#[test]
+fn what_was_published_unheard_is_committed_before_it_is_announced() {
+    let mut bench = Bench::new();
+    let location = bench.reserve(UNIT).unwrap().location;
+    let kept = bench.reserve(UNIT).unwrap().location;
+    assert_eq!(bench.commit(location, UNIT), None, "its writer asks the node");
+    let id = RequestId(bench.next_id);
+    bench.handle(Event::Unlinked);
+    bench.handle(Event::Linked(NodeInfo::default()));
+    let commit = vec![record(location.hold())];
+    bench.answer(Reply::Registered(Registered { epoch: 5, commit, ..Registered::default() }));
+    let announced = bench.effects.iter().find_map(|it| match it {
+        Effect::AskMaster(_, Request::Announce(announce)) => Some(announce.items.clone()),
+        _ => None,
+    });
+    assert_eq!(announced, Some(vec![record(location.hold())]));
+    let asks = |it: &Effect| matches!(it, Effect::AskMaster(_, Request::Decide(_)));
+    assert!(!bench.effects.iter().any(asks), "the master would take it for new");
+    bench.answer(Reply::Announced(vec![]));
+    assert!(bench.reply_to(id).is_none() && bench.effects.iter().any(asks), "now it knows of it");
+    assert_eq!(bench.commit(kept, UNIT), None, "other reservations stand");
+}
+
+#[test]
+fn who_has_asked_the_master_reads_what_the_node_has_not_heard_of_yet() {
+    let mut bench = Bench::new();
+    bench.handle(Event::Mapped(WRITER));
+    let hold = bench.reserve(UNIT).unwrap().location.hold();
+    assert_eq!(
+        bench.node.begin_send(hold, 0, UNIT, Some(5)),
+        None,
+        "it is no object, for all the node knows"
+    );
+    assert!(bench.node.begin_send(hold, 0, UNIT, None).is_some());
+    assert!(bench.node.end_send(hold, None));
+    assert_eq!(bench.client(Request::BeginViews(vec![hold])), Some(Reply::ViewsBegun(vec![true])));
+    bench.client(Request::Abort(vec![hold]));
+    bench.let_end();
+    assert_eq!((bench.free(), bench.node.usage().held), (7, UNIT), "what is looked at stays");
+    assert_eq!(bench.node.begin_send(hold, 0, UNIT, None), None);
 }
 
 #[test]
@@ -353,7 +470,11 @@ fn a_broken_link_asks_again_and_a_lost_node_starts_empty() {
     bench.commit(location, UNIT);
     bench.handle(Event::Unlinked);
     bench.handle(Event::Linked(NodeInfo::default()));
-    bench.answer(Reply::Registered(Registered { epoch: 5, discard: false, retire: vec![old.hold()] }));
+    bench.answer(Reply::Registered(Registered {
+        epoch: 5,
+        retire: vec![old.hold()],
+        ..Registered::default()
+    }));
     let asked: Vec<_> = bench
         .effects
         .iter()
@@ -370,7 +491,7 @@ fn a_broken_link_asks_again_and_a_lost_node_starts_empty() {
     let mut bench = Bench::new();
     bench.put(UNIT);
     bench.handle(Event::Unlinked);
-    bench.join(Registered { epoch: 5, discard: true, retire: vec![] });
+    bench.join(Registered { epoch: 5, discard: true, ..Registered::default() });
     assert_eq!(bench.free(), 8);
 }
 
@@ -378,14 +499,7 @@ fn a_broken_link_asks_again_and_a_lost_node_starts_empty() {
 fn a_settled_reservation_is_an_object_and_a_stale_one_is_reported() {
     let mut bench = Bench::new();
     let hold = bench.reserve(10).unwrap().location.hold();
-    let record = |hold| Record {
-        hold,
-        namespace: "default".into(),
-        key: Key::new(b"k").unwrap(),
-        generation: GENERATION,
-        len: 10,
-        marks: Marks::default(),
-    };
+    let record = |hold| Record { len: 10, ..record(hold) };
     let gone = Hold { stamp: Stamp(99), ..hold };
     let settle = Settle { commit: vec![record(hold), record(gone)], abort: vec![] };
     let Reply::Settled(settled) = bench.master(Request::Settle(settle)) else { panic!() };

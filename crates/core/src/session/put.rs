@@ -1,4 +1,5 @@
-//! Putting objects: reserve, write every copy, commit through the home node.
+//! Putting objects: reserve, write every copy, commit. One plain copy on a node that is near the master is
+//! published there; everything else, and whatever that does not settle, is committed through the home node.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -6,8 +7,8 @@ use super::{CallFailure, Need, NeedId, Peer};
 use crate::{
     Generation, Hold, Key, Location, Reservation, SegmentId,
     message::{
-        Commit, CommitItem, CommitOutcome, NodeInfo, PutOptions, Quota, Refusal, Reply, Request, Reserve,
-        ReserveItem, ReserveOutcome, Usage,
+        Commit, CommitItem, CommitOutcome, NodeInfo, Publish, PublishItem, PutOptions, Quota, Refusal, Reply,
+        Request, Reserve, ReserveItem, ReserveOutcome, Usage,
     },
 };
 
@@ -80,11 +81,19 @@ struct Item {
     outcome: Option<PutOutcome>,
 }
 
+impl Item {
+    /// Nothing is to be written beside it.
+    fn is_plain(&self) -> bool {
+        !self.request.options.hard_pin && self.request.options.sample.is_none()
+    }
+}
+
 #[derive(Debug)]
 enum Pending {
     Reserve(Vec<usize>),
     Write(usize),
     Commit(SegmentId, Vec<usize>),
+    Publish(Vec<usize>),
     /// The answer matters to nobody.
     Abort,
 }
@@ -98,7 +107,10 @@ pub struct Put {
     next_id: u64,
     avoid: BTreeSet<SegmentId>,
     nodes: BTreeMap<SegmentId, NodeInfo>,
+    /// Nodes that the master tells what is published there.
+    near: BTreeSet<SegmentId>,
     to_reserve: Vec<usize>,
+    to_publish: Vec<usize>,
     to_commit: BTreeMap<SegmentId, Vec<usize>>,
     to_abort: BTreeMap<SegmentId, Vec<Hold>>,
     wait_ms: u64,
@@ -126,6 +138,8 @@ impl Put {
             next_id: 0,
             avoid: BTreeSet::new(),
             nodes: BTreeMap::new(),
+            near: BTreeSet::new(),
+            to_publish: Vec::new(),
             to_commit: BTreeMap::new(),
             to_abort: BTreeMap::new(),
             wait_ms: 0,
@@ -150,6 +164,12 @@ impl Put {
     #[must_use]
     pub fn confirming(self, confirm_ms: u64) -> Self {
         Self { confirm_ms, ..self }
+    }
+
+    /// These nodes are known to be near the master: see [`Reserved::near`](crate::message::Reserved::near).
+    #[must_use]
+    pub fn publishing(self, near: BTreeSet<SegmentId>) -> Self {
+        Self { near, ..self }
     }
 
     /// The next thing to do. `None` while results are awaited, or when all is done.
@@ -189,6 +209,9 @@ impl Put {
     pub fn replied(&mut self, id: NeedId, result: Result<Reply, CallFailure>) {
         match (self.pending.remove(&id), result) {
             (Some(Pending::Reserve(items)), Ok(Reply::Reserved(reserved))) => {
+                // What is said of a node now counts.
+                reserved.nodes.iter().for_each(|it| _ = self.near.remove(&it.segment));
+                self.near.extend(reserved.near);
                 self.nodes.extend(reserved.nodes.into_iter().map(|it| (it.segment, it)));
                 for (index, outcome) in items.into_iter().zip(reserved.items) {
                     self.reserved_one(index, outcome);
@@ -199,6 +222,17 @@ impl Put {
                     self.committed_one(index, outcome);
                 }
             }
+            (Some(Pending::Publish(items)), Ok(Reply::Published(outcomes))) => {
+                let mut outcomes = outcomes.into_iter();
+                for index in items {
+                    match outcomes.next().flatten() {
+                        Some(outcome) => self.committed_one(index, outcome),
+                        None => self.commit(index),
+                    }
+                }
+            }
+            // The home node knows what became of it, or finds out.
+            (Some(Pending::Publish(items)), _) => items.into_iter().for_each(|index| self.commit(index)),
             (Some(Pending::Reserve(items)), failed) => {
                 let outcome = failure(failed);
                 items.into_iter().for_each(|index| self.finish(index, outcome.clone()));
@@ -227,9 +261,18 @@ impl Put {
         if !item.writing.is_empty() {
             return;
         }
-        match item.written.first() {
-            Some(home) => self.to_commit.entry(home.segment).or_default().push(index),
-            None => self.again(index, "no node that had room could be reached"),
+        match item.written.as_slice() {
+            [home] if self.near.contains(&home.segment) && item.is_plain() => self.to_publish.push(index),
+            [_, ..] => self.commit(index),
+            [] => self.again(index, "no node that had room could be reached"),
+        }
+    }
+
+    /// The home node is to be asked.
+    fn commit(&mut self, index: usize) {
+        let home = self.items.get(index).and_then(|it| it.written.first());
+        if let Some(home) = home {
+            self.to_commit.entry(home.segment).or_default().push(index);
         }
     }
 
@@ -315,6 +358,15 @@ impl Put {
     fn plan(&mut self) {
         for (segment, holds) in std::mem::take(&mut self.to_abort) {
             self.call(Peer::Node(segment), Request::Abort(holds), Pending::Abort);
+        }
+        if !self.to_publish.is_empty() {
+            let indexes = std::mem::take(&mut self.to_publish);
+            let items = indexes.iter().filter_map(|&index| {
+                let home = self.items.get(index)?.written.first()?.segment;
+                Some(PublishItem { home, item: self.commit_item(index)? })
+            });
+            let publish = Publish { items: items.collect(), wait_ms: self.confirm_ms };
+            self.call(Peer::Master, Request::Publish(publish), Pending::Publish(indexes));
         }
         for (segment, indexes) in std::mem::take(&mut self.to_commit) {
             let items = indexes.iter().filter_map(|&index| self.commit_item(index)).collect();

@@ -39,7 +39,7 @@ fn room(locations: &[Location]) -> ReserveOutcome {
 }
 
 fn reserved(items: Vec<ReserveOutcome>) -> Result<Reply, CallFailure> {
-    Ok(Reply::Reserved(Reserved { items, nodes: vec![] }))
+    Ok(Reply::Reserved(Reserved { items, ..Reserved::default() }))
 }
 
 fn resolved(outcome: ResolveOutcome) -> Result<Reply, CallFailure> {
@@ -111,6 +111,58 @@ fn a_batch_is_one_message_to_each_peer() {
             PutOutcome::Exists(GENERATION)
         ]
     );
+}
+
+#[test]
+fn what_lies_near_the_master_is_published_and_what_that_does_not_settle_is_committed() {
+    let near =
+        |items| Ok(Reply::Reserved(Reserved { items, near: vec![SegmentId(1)], ..Reserved::default() }));
+    let outcome = || CommitOutcome::Stored(GENERATION);
+    type Answer = Result<Reply, CallFailure>;
+    let answers: [(Answer, usize); 4] = [
+        (Ok(Reply::Published(vec![Some(outcome()), Some(outcome())])), 0),
+        (Ok(Reply::Published(vec![None, Some(outcome())])), 1),
+        (Ok(Reply::Published(vec![])), 2),
+        (lost(), 2),
+    ];
+    for (answer, left) in answers {
+        let mut put = put_of(3);
+        let (id, ..) = call(put.poll());
+        let rooms = vec![room(&[location(1, 1)]), room(&[location(1, 2)]), room(&[location(2, 3)])];
+        put.replied(id, near(rooms));
+        let writes = [write(put.poll()), write(put.poll()), write(put.poll())];
+        writes.iter().for_each(|(id, ..)| put.written(*id, WriteResult::Written));
+        let (publish, peer, request) = call(put.poll());
+        let homes = |it: &crate::message::Publish| it.items.iter().all(|it| it.home == SegmentId(1));
+        assert!(matches!((peer, &request), (Peer::Master, Request::Publish(it)) if homes(it)));
+        let (commit, peer, request) = call(put.poll());
+        assert!(matches!((peer, &request), (Peer::Node(_), Request::Commit(it)) if it.items.len() == 1));
+        put.replied(commit, Ok(Reply::Committed(vec![outcome()])));
+        put.replied(publish, answer.clone());
+        if left > 0 {
+            let (id, peer, request) = call(put.poll());
+            assert_eq!(peer, Peer::Node(SegmentId(1)));
+            assert!(matches!(&request, Request::Commit(it) if it.items.len() == left), "{answer:?}");
+            assert_eq!(put.reserved().count(), left, "they are still its own");
+            put.replied(id, Ok(Reply::Committed(vec![outcome(); left])));
+        }
+        assert!(put.is_done() && put.poll().is_none(), "{answer:?}");
+        assert!(put.into_outcomes().iter().all(|it| matches!(it, PutOutcome::Stored { .. })));
+    }
+}
+
+#[test]
+fn what_has_marks_or_several_copies_is_committed() {
+    let marked = PutOptions { replicas: 1, hard_pin: true, ..PutOptions::default() };
+    let plain = PutOptions { replicas: 2, ..PutOptions::default() };
+    for (options, ready) in [(marked, vec![location(1, 1)]), (plain, vec![location(1, 1), location(2, 2)])] {
+        let request = PutRequest { options, ..request(0, &ready) };
+        let mut put = Put::new(vec![request]).publishing([SegmentId(1), SegmentId(2)].into());
+        let writes: Vec<_> = ready.iter().map(|_| write(put.poll())).collect();
+        writes.iter().for_each(|(id, ..)| put.written(*id, WriteResult::Written));
+        let (_, peer, request) = call(put.poll());
+        assert!(matches!((peer, request), (Peer::Node(_), Request::Commit(_))));
+    }
 }
 
 #[test]

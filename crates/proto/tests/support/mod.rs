@@ -37,6 +37,10 @@ pub(crate) fn request() -> impl Strategy<Value = Request> {
             let item = |(namespace, client, item)| DecideItem { namespace, client: ClientId(client), item };
             Request::Decide(Decide { items: items.into_iter().map(item).collect(), wait_ms })
         }),
+        (vec((number(), commit_item()), 0..4), number()).prop_map(|(items, wait_ms)| {
+            let item = |(home, item)| PublishItem { home: SegmentId(home), item };
+            Request::Publish(Publish { items: items.into_iter().map(item).collect(), wait_ms })
+        }),
         allocate().prop_map(Request::Allocate),
         (vec(record(), 0..3), holds()).prop_map(|(commit, abort)| Request::Settle(Settle { commit, abort })),
         holds().prop_map(|holds| Request::Retire(Retire { holds })),
@@ -190,8 +194,8 @@ pub(crate) fn reply() -> impl Strategy<Value = Reply> {
         ),
         (reason(), text()).prop_map(|(reason, message)| Reply::Refused(Refusal { reason, message })),
         Just(Reply::Done),
-        (vec(reserve_outcome(), 0..4), vec(node_info(), 0..3))
-            .prop_map(|(items, nodes)| Reply::Reserved(Reserved { items, nodes })),
+        (vec(reserve_outcome(), 0..4), vec(node_info(), 0..3), vec(number().prop_map(SegmentId), 0..3))
+            .prop_map(|(items, nodes, near)| Reply::Reserved(Reserved { items, nodes, near })),
         (vec(resolve_outcome(), 0..4), vec(node_info(), 0..3))
             .prop_map(|(items, nodes)| Reply::Resolved(Resolved { items, nodes })),
         vec(presence(), 0..200).prop_map(Reply::Present),
@@ -202,13 +206,12 @@ pub(crate) fn reply() -> impl Strategy<Value = Reply> {
         (vec(list_item(), 0..4), number())
             .prop_map(|(items, cursor)| Reply::Listed(Listed { items, cursor })),
         stat().prop_map(Reply::Stat),
-        (number(), flag(), holds()).prop_map(|(epoch, discard, retire)| Reply::Registered(Registered {
-            epoch,
-            discard,
-            retire
-        })),
+        (number(), flag(), holds(), vec(record(), 0..3)).prop_map(|(epoch, discard, retire, commit)| {
+            Reply::Registered(Registered { epoch, discard, retire, commit })
+        }),
         holds().prop_map(Reply::Announced),
         vec(commit_outcome(), 0..5).prop_map(Reply::Decided),
+        vec(option::of(commit_outcome()), 0..5).prop_map(Reply::Published),
         (vec(option::of(reservation()), 0..5), usage())
             .prop_map(|(items, usage)| Reply::Allocated(Allocated { items, usage })),
         (holds(), usage()).prop_map(|(lost, usage)| Reply::Settled(Settled { lost, usage })),

@@ -3,7 +3,8 @@
 //!
 //! A connection's task receives a message, locks, lets the core decide, and drains the effects. What is asked
 //! of nodes and answered to them is sent under the lock, so that it leaves in the order in which it was
-//! decided; answers to clients are sent after it is released.
+//! decided; answers to clients are sent after it is released. Who has published is answered when the word
+//! of it is in the socket of a node of this machine, which outlives this process.
 //!
 //! **Invariant:** the core's effects are drained before the lock is released. **Invariant:** whenever the
 //! core wants to be woken, the timer task sleeps no longer than that.
@@ -17,9 +18,9 @@ use std::time::Duration;
 use tiffin_core::master::{Effect, Event, Master, MasterConfig as CoreConfig, Notice, PIECE_OBJECTS_MAX};
 use tiffin_core::message::{Hello, Reason, Refusal, Reply, Request, Role, Stat, Welcome};
 use tiffin_core::sabotage::Sabotage;
-use tiffin_core::{ConnId, RequestId, Tick};
+use tiffin_core::{ConnId, RequestId, SegmentId, Tick};
 use tiffin_proto::Incoming;
-use tiffin_rpc::{Address, Inbox, Listener, Outbox, SendError};
+use tiffin_rpc::{Address, Inbox, Listener, Outbox, Peer, SendError};
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -69,6 +70,8 @@ pub(crate) struct Shared {
 struct State {
     core: Master,
     conns: BTreeMap<ConnId, Conn>,
+    /// Of nodes that have not opened their first connection yet.
+    ledgers: BTreeMap<SegmentId, Outbox>,
     next_conn: u64,
     /// How long the timer sleeps.
     armed: Option<Tick>,
@@ -78,6 +81,15 @@ struct State {
 struct Conn {
     outbox: Outbox,
     is_node: bool,
+    /// Where a node that is near finds what is entrusted to it.
+    ledger: Option<Outbox>,
+}
+
+impl Conn {
+    fn close(self) {
+        self.outbox.close();
+        self.ledger.into_iter().for_each(|ledger| ledger.close());
+    }
 }
 
 /// An answer to be sent when the lock is released.
@@ -195,6 +207,20 @@ impl Host for Shared {
     }
 
     async fn visit(self: Arc<Self>, hello: Hello, outbox: Outbox, mut inbox: Inbox) {
+        if hello.role == Role::Ledger {
+            let segment = hello.home.unwrap_or_default();
+            // Across a network nothing would be sure to arrive.
+            if matches!(outbox.peer(), Peer::Unix { .. }) {
+                self.lock().ledgers.insert(segment, outbox.clone());
+            }
+            // A node says nothing there.
+            while inbox.next().await.is_some() {}
+            let mut state = self.lock();
+            if state.ledgers.get(&segment).is_some_and(Outbox::is_closed) {
+                state.ledgers.remove(&segment);
+            }
+            return;
+        }
         let visit = Visit::begin(&self, hello, outbox);
         while let Some(message) = inbox.next().await {
             match message {
@@ -213,14 +239,20 @@ struct Visit<'a> {
 
 impl<'a> Visit<'a> {
     fn begin(shared: &'a Shared, hello: Hello, outbox: Outbox) -> Self {
+        let is_node = hello.role == Role::Node;
+        let is_near = is_node && matches!(outbox.peer(), Peer::Unix { .. });
         let conn = {
             let mut state = shared.lock();
+            let ledger = hello.home.filter(|_| is_node).and_then(|it| state.ledgers.remove(&it));
             state.next_conn += 1;
             let conn = ConnId(state.next_conn);
-            state.conns.insert(conn, Conn { outbox, is_node: hello.role == Role::Node });
+            state.conns.insert(conn, Conn { outbox, is_node, ledger });
             conn
         };
         shared.handle(Event::Opened(conn, hello), None);
+        if is_near {
+            shared.handle(Event::Near(conn), None);
+        }
         Self { shared, conn }
     }
 }
@@ -231,7 +263,8 @@ impl Drop for Visit<'_> {
         if self.shared.state.is_poisoned() {
             return;
         }
-        self.shared.lock().conns.remove(&self.conn);
+        let conn = self.shared.lock().conns.remove(&self.conn);
+        conn.into_iter().for_each(Conn::close);
         self.shared.handle(Event::Closed(self.conn), None);
     }
 }
@@ -256,7 +289,13 @@ impl Shared {
             sabotage: Sabotage::default(),
         });
         Ok(Self {
-            state: Mutex::new(State { core, conns: BTreeMap::new(), next_conn: 0, armed: None }),
+            state: Mutex::new(State {
+                core,
+                conns: BTreeMap::new(),
+                ledgers: BTreeMap::new(),
+                next_conn: 0,
+                armed: None,
+            }),
             earlier: Notify::new(),
             work: Notify::new(),
             started: Instant::now(),
@@ -355,10 +394,15 @@ impl Shared {
                         None => {}
                     }
                 }
-                Effect::Ask(conn, id, request) => state.ask(now, conn, id, &request),
+                Effect::Ask(conn, id, request) => drop(state.ask(now, conn, id, &request, Outbox::request)),
+                Effect::Entrust(conn, id, request) => {
+                    if state.entrust(now, conn, id, &request) {
+                        state.core.sent(id);
+                    }
+                }
                 Effect::Disconnect(conn) => {
                     if let Some(it) = state.conns.remove(&conn) {
-                        it.outbox.close();
+                        it.close();
                     }
                 }
                 Effect::Notice(notice) => self.notice(&notice),
@@ -403,22 +447,41 @@ impl Shared {
             Ok(mut state) => std::mem::take(&mut state.conns),
             Err(poisoned) => std::mem::take(&mut PoisonError::into_inner(poisoned).conns),
         };
-        conns.into_values().for_each(|conn| conn.outbox.close());
+        conns.into_values().for_each(Conn::close);
     }
 }
 
 impl State {
-    fn ask(&mut self, now: Tick, conn: ConnId, id: RequestId, request: &Request) {
-        let Some(it) = self.conns.get(&conn) else { return };
-        match it.outbox.request(id, request) {
+    /// Whether the node is sure to hear it.
+    fn entrust(&mut self, now: Tick, conn: ConnId, id: RequestId, request: &Request) -> bool {
+        let ledger = self.conns.get(&conn).and_then(|it| it.ledger.as_ref());
+        match ledger.map(|it| it.entrust(id, request)) {
+            Some(Ok(is_there)) => is_there,
+            // It goes the way of all else that is asked.
+            None | Some(Err(_)) => self.ask(now, conn, id, request, Outbox::entrust) == Some(true),
+        }
+    }
+
+    /// What `send` says, if there is somebody to send it to.
+    fn ask<T>(
+        &mut self,
+        now: Tick,
+        conn: ConnId,
+        id: RequestId,
+        request: &Request,
+        send: fn(&Outbox, RequestId, &Request) -> Result<T, SendError>,
+    ) -> Option<T> {
+        match send(&self.conns.get(&conn)?.outbox, id, request) {
+            Ok(sent) => return Some(sent),
             // What is asked on a connection that has ended is answered by its end.
-            Ok(()) | Err(SendError::Closed) => {}
+            Err(SendError::Closed) => {}
             Err(SendError::TooLarge(error)) => {
                 tracing::error!(%error, "a request to a node cannot be sent");
                 let refusal = Refusal { reason: Reason::Invalid, message: error.to_string() };
                 self.core.handle(now, Event::Reply(conn, id, Reply::Refused(refusal)));
             }
         }
+        None
     }
 }
 

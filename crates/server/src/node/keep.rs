@@ -129,6 +129,14 @@ impl link::Linked for Shared {
         std::mem::replace(&mut self.lock().master, master)
     }
 
+    fn has_ledger(&self) -> bool {
+        true
+    }
+
+    fn has_reservations(&self) -> bool {
+        self.lock().core.usage().granted > 0
+    }
+
     fn hear(&self, said: Said) {
         if self.state.is_poisoned() {
             return;
@@ -236,6 +244,7 @@ fn written(record: &SlotRecord) -> control::SlotRecord {
         stamp: record.stamp.0,
         state: match record.state {
             SlotState::Reserved(_) => control::SlotState::Reserved,
+            SlotState::Ending => control::SlotState::Ending,
             SlotState::Prepared => control::SlotState::Prepared,
             SlotState::Committed => control::SlotState::Committed,
         },

@@ -2,15 +2,22 @@
 //!
 //! **Invariant:** what the core says to the master leaves on the link that stood when it was said, or not at
 //! all: the link is set and cleared under the core's lock.
+//!
+//! Beside the link there is a ledger, where the master and the node are on one host: a second connection
+//! that wakes nobody. The master writes there what was published, and the node looks when it hears
+//! anything else, and every few milliseconds while room is reserved that might be published.
+//!
+//! **Invariant:** before anything that came through the link is heeded, everything in the ledger is; and
+//! all of both is before the link is taken for broken.
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tiffin_core::RequestId;
-use tiffin_core::message::{Hello, NodeInfo, Reason, Reply, Request, Role};
+use tiffin_core::message::{Hello, NodeInfo, Reason, Reply, Request, Role, Welcome};
 use tiffin_proto::Incoming;
-use tiffin_rpc::{Address, CallError, Dialed, Outbox, Reach, dial};
+use tiffin_rpc::{Address, CallError, Dialed, Inbox, Outbox, Peer, Reach, dial};
 use tokio::sync::watch;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, sleep_until};
 
@@ -27,6 +34,10 @@ const HEARTBEAT_MIN: Duration = Duration::from_millis(20);
 const HEARTBEAT_MAX: Duration = Duration::from_secs(60);
 /// The master may leave so many heartbeats unanswered, and at least [`SILENCE_MIN`] must pass.
 const BEATS_UNANSWERED_MAX: u32 = 8;
+/// How long the ledger is left alone at least and at most, while there may be something in it.
+const LOOK_PAUSE_MIN: Duration = Duration::from_millis(2);
+/// See [`LOOK_PAUSE_MIN`].
+const LOOK_PAUSE_MAX: Duration = Duration::from_millis(128);
 /// See [`BEATS_UNANSWERED_MAX`].
 const SILENCE_MIN: Duration = Duration::from_secs(5);
 
@@ -91,6 +102,14 @@ pub(super) trait Linked: Send + Sync {
     fn redirect(&self, master: Option<Outbox>) -> Option<Outbox>;
     /// Something happened.
     fn hear(&self, said: Said);
+    /// What the master entrusts to it lies in a ledger.
+    fn has_ledger(&self) -> bool {
+        false
+    }
+    /// Whether room is reserved that might be published.
+    fn has_reservations(&self) -> bool {
+        false
+    }
 }
 
 /// Keeps a member linked to its master until this is dropped.
@@ -101,13 +120,15 @@ pub(super) async fn run(shared: Arc<impl Linked>) {
             token: shared.token().to_owned(),
             role: Role::Node,
             label: host::label(),
+            home: Some(shared.info().segment),
             host: shared.info().host.clone(),
             ..Hello::default()
         };
         let reach = Reach::near_if(shared.is_near());
+        let ledger = Ledger::open(&*shared, reach, hello.clone()).await;
         match dial(shared.master(), reach, hello, Instant::now() + HELLO_TIME_MAX).await {
             Ok(dialed) => {
-                let why = serve(&*shared, dialed).await;
+                let why = serve(&*shared, dialed, ledger).await;
                 if shared.is_leaving() {
                     return;
                 }
@@ -123,30 +144,97 @@ pub(super) async fn run(shared: Arc<impl Linked>) {
     }
 }
 
-/// Speaks with the master until the link breaks; why it did.
-async fn serve(shared: &impl Linked, dialed: Dialed) -> String {
+/// Speaks with the master until the link breaks; why it did. Whatever the master had sent by then is
+/// heard, before the link is taken for broken: it may have answered somebody who believes that.
+async fn serve(shared: &impl Linked, dialed: Dialed, mut ledger: Ledger) -> String {
     let Dialed { welcome, outbox, mut inbox } = dialed;
+    let _linked = Standing::begin(shared, outbox.clone());
+    let why = converse(shared, &welcome, (&mut inbox, &outbox), &mut ledger).await;
+    let last = inbox.last_words();
+    let words = ledger.0.iter_mut().flat_map(Inbox::last_words);
+    words.chain(last).for_each(|message| heed(shared, message));
+    why
+}
+
+fn heed(shared: &impl Linked, message: Incoming) {
+    match message {
+        Incoming::Request(id, request) => shared.hear(Said::Request(id, request)),
+        Incoming::Reply(id, reply) => shared.hear(Said::Reply(id, reply)),
+    }
+}
+
+/// Where the master puts what it entrusts to this node, if both are on one host.
+struct Ledger(Option<Inbox>);
+
+impl Ledger {
+    async fn open(shared: &impl Linked, reach: Reach, hello: Hello) -> Self {
+        let hello = Hello { role: Role::Ledger, ..hello };
+        if reach == Reach::Far || !shared.has_ledger() {
+            return Self(None);
+        }
+        let dialed = dial(shared.master(), reach, hello, Instant::now() + HELLO_TIME_MAX).await.ok();
+        let near = dialed.map(|it| it.inbox).filter(|it| matches!(it.peer(), Peer::Unix { .. }));
+        Self(near.filter(|it| it.be_silent().is_ok()))
+    }
+
+    /// Heeds all that is there, and says whether there was anything; an error if there will be no more.
+    fn look(&mut self, shared: &impl Linked, outbox: &Outbox) -> Result<bool, String> {
+        let Some(inbox) = &mut self.0 else { return Ok(false) };
+        let (words, is_end) = inbox.take();
+        let is_news = !words.is_empty();
+        if is_news {
+            outbox.gather();
+            words.into_iter().for_each(|message| heed(shared, message));
+            outbox.send_gathered();
+        }
+        if is_end { Err("it closed the ledger".to_owned()) } else { Ok(is_news) }
+    }
+}
+
+async fn converse(
+    shared: &impl Linked,
+    welcome: &Welcome,
+    (inbox, outbox): (&mut Inbox, &Outbox),
+    ledger: &mut Ledger,
+) -> String {
     let beat = Duration::from_millis(welcome.heartbeat_ms).clamp(HEARTBEAT_MIN, HEARTBEAT_MAX);
     let silence_max = SILENCE_MIN.max(beat * BEATS_UNANSWERED_MAX);
-    let _linked = Standing::begin(shared, outbox);
     let mut beats = interval(beat);
     beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut heard = Instant::now();
+    let (mut looked, mut pause) = (heard, LOOK_PAUSE_MIN);
     loop {
+        // Room for objects without bytes is none; it was asked for lately, then.
+        let is_reserved = pause < LOOK_PAUSE_MAX || shared.has_reservations();
+        let may_be_entrusted = ledger.0.is_some() && is_reserved;
         tokio::select! {
             message = inbox.next() => {
                 heard = Instant::now();
+                let Some(message) = message else { return "it closed the connection".to_owned() };
+                let end = ledger.look(shared, outbox).err();
+                if matches!(message, Incoming::Request(_, Request::Allocate(_))) {
+                    (looked, pause) = (heard, LOOK_PAUSE_MIN);
+                }
                 match message {
-                    None => return "it closed the connection".to_owned(),
-                    Some(Incoming::Request(id, request)) => shared.hear(Said::Request(id, request)),
-                    Some(Incoming::Reply(_, Reply::Refused(refusal))) if !shared.is_member() => {
+                    Incoming::Reply(_, Reply::Refused(refusal)) if !shared.is_member() => {
                         return refusal.message;
                     }
-                    Some(Incoming::Reply(id, reply)) => shared.hear(Said::Reply(id, reply)),
+                    message => heed(shared, message),
                 }
                 if *shared.status().borrow() != LinkStatus::Member && shared.is_member() {
                     set_status(shared, LinkStatus::Member);
                 }
+                if let Some(why) = end {
+                    return why;
+                }
+            }
+            () = sleep_until(looked + pause), if may_be_entrusted => {
+                let is_news = match ledger.look(shared, outbox) {
+                    Ok(is_news) => is_news,
+                    Err(why) => return why,
+                };
+                pause = if is_news { LOOK_PAUSE_MIN } else { LOOK_PAUSE_MAX.min(pause * 2) };
+                looked = Instant::now();
             }
             _ = beats.tick() => shared.hear(Said::Beat),
             () = sleep_until(heard + silence_max) => {

@@ -59,7 +59,8 @@ async fn metrics_tell_what_there_is_and_what_happened() {
         "mem_cache_hit_nums_ 1".to_owned(),
         "valid_get_rate 0.5".to_owned(),
         format!("tiffin_epoch {}", master.epoch()),
-        "tiffin_connections 2".to_owned(),
+        // That of the client, and the node's two.
+        "tiffin_connections 3".to_owned(),
         "tiffin_node_alive{node=\"node one\"} 1".to_owned(),
         "tiffin_node_owed_retires{node=\"node one\"} 0".to_owned(),
         format!("tiffin_node_bytes{{node=\"node one\",state=\"free\"}} {free}"),

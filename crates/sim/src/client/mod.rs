@@ -111,6 +111,8 @@ pub(crate) struct Client {
     pub(crate) views: BTreeMap<ViewKey, View>,
     /// Room that it has at hand, and for how many bytes.
     pub(crate) spares: Vec<(u64, Reservation)>,
+    /// Nodes that were said to be near the master, when room there was at hand.
+    pub(crate) near: BTreeSet<SegmentId>,
     /// What it has leased and means to keep, and which life of the master gave that.
     pub(crate) leases: BTreeSet<u64>,
     pub(crate) leased_in: u64,
@@ -140,6 +142,7 @@ impl Client {
             next_session: 0,
             views: BTreeMap::new(),
             spares: Vec::new(),
+            near: BTreeSet::new(),
             leases: BTreeSet::new(),
             leased_in: 0,
             known: Known::new(KNOWN_MAX, 0),

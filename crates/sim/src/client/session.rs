@@ -201,7 +201,14 @@ impl World {
     ) {
         let Some(it) = self.clients.get_mut(client) else { return };
         match it.sessions.get_mut(&id).map(|it| &mut it.kind) {
-            Some(Kind::Put { put, .. }) => put.replied(need, result),
+            Some(Kind::Put { put, .. }) => {
+                if let Ok(Reply::Published(outcomes)) = &result {
+                    let point =
+                        |it: &Option<_>| if it.is_some() { Point::Published } else { Point::NotPublished };
+                    outcomes.iter().for_each(|it| self.coverage.hit(point(it)));
+                }
+                put.replied(need, result);
+            }
             Some(Kind::Get { get, .. }) => get.replied(need, result),
             _ => {
                 // The session was given up after it had asked for room.
@@ -353,6 +360,7 @@ impl World {
         match reply {
             Some(Reply::Reserved(reserved)) => {
                 let Kind::Stock(len) = session.kind else { return };
+                it.near.extend(&reserved.near);
                 if self.phase != Phase::Storm {
                     return self.give_back(client, reserved);
                 }

@@ -57,7 +57,10 @@ impl World {
         let key = (location.segment, location.hold());
         // The record is loaded first: if the view begins, the stamp stood, and so do the extents.
         let record = self.memories.get(&location.segment).and_then(|memory| memory.load(location.hold()));
-        let Some(record) = record.filter(|it| it.state == SlotState::Committed) else { return };
+        let Some(record) = record else { return };
+        if record.state != SlotState::Committed {
+            self.coverage.hit(Point::ViewUnheard);
+        }
         if it.views.contains_key(&key) {
             return;
         }

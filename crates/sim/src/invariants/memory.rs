@@ -33,7 +33,7 @@ impl World {
                 let room: u64 = record.extents.iter().filter_map(|it| room_for(it.len)).sum();
                 match record.state {
                     SlotState::Committed => (committed, objects) = (committed + room, objects + 1),
-                    SlotState::Reserved(_) | SlotState::Prepared => granted += room,
+                    SlotState::Reserved(_) | SlotState::Ending | SlotState::Prepared => granted += room,
                 }
             }
             let sum = usage.free + usage.granted + usage.committed + usage.held;

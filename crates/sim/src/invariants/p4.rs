@@ -81,6 +81,7 @@ impl Oracle {
         if slot.is_some_and(|it| it.state == SlotState::Committed) {
             self.fail("names", || format!("{segment} must drop {hold:?}, which it committed"));
         }
+        self.untold_published(segment, hold);
     }
 
     /// A node that is new to this life of the master brings an object: not one that is older than what the

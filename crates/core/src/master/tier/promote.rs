@@ -349,7 +349,7 @@ impl Master {
         let hold = reservation.location.hold();
         promoting.hold = Some(hold);
         let (index, (disk, from)) = (promoting.index, promoting.from);
-        self.room.grant(node, hold, (namespace, LabelIndex::default()), need);
+        self.room.grant(node, hold, (namespace, LabelIndex::default()), need, None);
         self.catalog.add_pending(index, node, hold);
         let item = PromoteItem { hold: from, into: hold };
         if self.ask(disk, Request::Promote(vec![item]), Wait::Promote(generation)).is_none() {
@@ -445,6 +445,7 @@ impl Master {
             self.tier.promotions.waiting.entry(*generation).or_default().insert(op);
         }
         let at_once = fetching.awaited.is_empty() || fetching.deadline <= self.now;
+        self.deadlines.list(fetching.deadline, op);
         self.ops.insert(op, Op::Fetch(Box::new(fetching)));
         if at_once {
             self.end_fetch(op);
@@ -454,7 +455,8 @@ impl Master {
     /// Answers who has waited for objects to come into memory.
     pub(in crate::master) fn end_fetch(&mut self, op: OpId) {
         let Some(Op::Fetch(fetching)) = self.ops.remove(&op) else { return };
-        let Fetching { conn, id, visitor, ask, awaited, since, .. } = *fetching;
+        let Fetching { conn, id, visitor, ask, awaited, since, deadline } = *fetching;
+        self.deadlines.strike(deadline, op);
         for generation in &awaited {
             if let Some(waiting) = self.tier.promotions.waiting.get_mut(generation) {
                 waiting.remove(&op);

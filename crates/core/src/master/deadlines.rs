@@ -1,0 +1,63 @@
+//! When operations that wait must be answered at the latest, the next one first: so that an event looks
+//! at those whose time is up, however many wait.
+//!
+//! **Invariant:** every operation that waits is listed for its deadline, or for an earlier time. One that
+//! has ended, or is listed for an earlier time too, costs a look that finds nothing to do.
+
+use std::collections::BTreeSet;
+
+use super::OpId;
+use crate::Tick;
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Deadlines {
+    listed: BTreeSet<(Tick, OpId)>,
+}
+
+impl Deadlines {
+    /// The operation is to be looked at then.
+    pub(super) fn list(&mut self, at: Tick, op: OpId) {
+        self.listed.insert((at, op));
+    }
+
+    /// The operation has ended, which was listed for then.
+    pub(super) fn strike(&mut self, at: Tick, op: OpId) {
+        self.listed.remove(&(at, op));
+    }
+
+    /// Takes away what is to be looked at by now.
+    pub(super) fn take_due(&mut self, now: Tick) -> Vec<OpId> {
+        let mut due = Vec::new();
+        while let Some((_, op)) = self.listed.first().copied().filter(|(at, _)| *at <= now) {
+            self.listed.pop_first();
+            due.push(op);
+        }
+        due
+    }
+
+    /// When there is something to look at.
+    pub(super) fn next(&self) -> Option<Tick> {
+        self.listed.first().map(|(at, _)| *at)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_due_is_taken_once_and_in_order() {
+        let mut deadlines = Deadlines::default();
+        assert_eq!((deadlines.next(), deadlines.take_due(Tick(9))), (None, vec![]));
+        for (at, op) in [(5, 1), (3, 2), (7, 3), (3, 4), (3, 4), (4, 5)] {
+            deadlines.list(Tick(at), OpId(op));
+        }
+        deadlines.strike(Tick(4), OpId(5));
+        deadlines.strike(Tick(4), OpId(1));
+        assert_eq!(deadlines.next(), Some(Tick(3)));
+        assert_eq!(deadlines.take_due(Tick(2)), []);
+        assert_eq!(deadlines.take_due(Tick(5)), [OpId(2), OpId(4), OpId(1)]);
+        assert_eq!((deadlines.take_due(Tick(5)), deadlines.next()), (vec![], Some(Tick(7))));
+    }
+}

@@ -1,0 +1,137 @@
+//! Naming objects at the word of who wrote them, while their nodes hear of it behind its back.
+//!
+//! A put needs one round trip then: its writer asks the master, which names the object, tells its node and
+//! answers. Two things make that as good as asking through the node:
+//!
+//! - The answer waits until the node is sure to hear of it, whatever becomes of the master: until the
+//!   word is with the node's end of a connection that is [near](super::Event::Near), or the node has
+//!   confirmed it. A node hears all that is there before it takes a link for broken.
+//! - A node gives the room of a reservation back only after the master has answered that it is to end, so
+//!   that the word of a publication arrives first, and none comes later: what has ended cannot be
+//!   published.
+//!
+//! What cannot be done like that is left to the home node, see [`Request::Commit`].
+
+use std::collections::BTreeMap;
+
+use super::{
+    Effect, Master, OpId, Visitor, Wait,
+    catalog::{NodeIndex, ObjectIndex},
+    commit::{Others, Written},
+    confirm::Answer,
+    members::Standing,
+    refuse,
+};
+use crate::{
+    BATCH_ITEMS_MAX, ConnId, Generation, Hold, RequestId,
+    marks::Marks,
+    message::{Publish, PublishItem, Reason, Record, Reply, Request},
+    sabotage::sabotaged,
+};
+
+impl Master {
+    pub(super) fn publish(&mut self, conn: ConnId, id: RequestId, visitor: &Visitor, publish: Publish) {
+        if publish.items.len() > BATCH_ITEMS_MAX {
+            let reply = refuse(Reason::Invalid, "the batch is too large");
+            return self.effects.push_back(Effect::Reply(conn, id, reply));
+        }
+        let mut outcomes = Vec::with_capacity(publish.items.len());
+        let mut replaced = Vec::new();
+        let mut told = Others::new();
+        let mut homes: BTreeMap<NodeIndex, Vec<usize>> = BTreeMap::new();
+        let mut items: BTreeMap<NodeIndex, Vec<usize>> = BTreeMap::new();
+        for (index, item) in publish.items.into_iter().enumerate() {
+            let Some(home) = self.home_of(visitor, &item) else {
+                outcomes.push(None);
+                continue;
+            };
+            let (namespace, client) = (visitor.namespace, visitor.client);
+            let written = Written { namespace, client, item: item.item, home_asks: false };
+            let (outcome, old) = self.decide_one(home, written, &mut told);
+            old.iter().for_each(|(node, _)| items.entry(*node).or_default().push(index));
+            homes.entry(home).or_default().push(index);
+            replaced.extend(old);
+            outcomes.push(Some(outcome));
+        }
+        let op = self.next_op();
+        let mut sent = BTreeMap::new();
+        for (node, (settle, objects)) in told {
+            let id = self.ask(node, Request::Settle(settle), Wait::Publish(objects, op));
+            sent.extend(id.map(|id| (id, node)));
+        }
+        if sabotaged!(self.config.sabotage, AnswerUnsent) {
+            sent.clear();
+        }
+        let retired = self.retire(replaced, Some(op));
+        let mut answer = Answer::Publish(outcomes, homes);
+        for (node, indexes) in items.iter().filter(|(node, _)| !retired.values().any(|it| it == *node)) {
+            answer.unconfirmed(&self.members.name(*node), indexes);
+        }
+        let deadline = Some(self.now.after(publish.wait_ms));
+        self.answer_when(op, (conn, id), answer, items, (retired, sent), deadline);
+    }
+
+    /// What was [entrusted](Effect::Entrust) to a node is with it.
+    pub fn sent(&mut self, id: RequestId) {
+        if let Some((_, Wait::Publish(_, op))) = self.waits.get(&id) {
+            let op = *op;
+            self.confirmed(id, Some(op));
+        }
+    }
+
+    /// A node has heard of what was published there, or refuses what it must do.
+    pub(super) fn heard_of(
+        &mut self,
+        node: NodeIndex,
+        id: RequestId,
+        objects: &[(ObjectIndex, Generation, Hold)],
+        op: OpId,
+        reply: Reply,
+    ) {
+        if let Reply::Settled(settled) = reply {
+            self.report(node, settled.usage);
+            self.settled(node, objects, &settled.lost);
+            return self.confirmed(id, Some(op));
+        }
+        let lost: Vec<_> = objects.iter().map(|it| it.2).collect();
+        self.settled(node, objects, &lost);
+        self.not_published(id, op);
+    }
+
+    /// What a node that registers may not have heard of, though it was published.
+    pub(super) fn unheard(&self, node: NodeIndex) -> Vec<Record> {
+        if sabotaged!(self.config.sabotage, ForgetPublished) {
+            return Vec::new();
+        }
+        let unheard = self.members.get(node).into_iter().flat_map(|it| &it.unheard);
+        let records = unheard.filter_map(|(hold, (index, generation))| {
+            let object = self.catalog.get(*index).filter(|it| it.generation() == *generation)?;
+            object.replicas().any(|it| it == (node, *hold)).then(|| Record {
+                hold: *hold,
+                namespace: self.catalog.namespace_name(object.namespace()).to_owned(),
+                key: object.key().clone(),
+                generation: *generation,
+                len: object.len(),
+                // What was pinned since is put in writing when the node tells of the object.
+                marks: Marks::default(),
+            })
+        });
+        records.collect()
+    }
+
+    /// The node that has what a client would publish, if it is near and this is all there is to it: one copy
+    /// without marks, in room that is the client's as far as anybody knows.
+    fn home_of(&self, visitor: &Visitor, publish: &PublishItem) -> Option<NodeIndex> {
+        let PublishItem { home, item } = publish;
+        let node = self.members.find(*home)?;
+        let member = self.members.get(node)?;
+        let is_there = member.is_near && member.standing == Standing::Ready;
+        let is_plain = item.others.is_empty() && Marks::of(&item.options) == Marks::default();
+        let name_len = self.catalog.namespace_name(visitor.namespace).len() + item.key.as_bytes().len();
+        let fits = self.room.is_granted(node, item.hold, visitor.namespace, |it| {
+            it.client == visitor.client && it.len == item.len && name_len as u64 <= it.name_len
+        });
+        let fits = fits || sabotaged!(self.config.sabotage, PublishEnded);
+        (is_there && is_plain && fits).then_some(node)
+    }
+}

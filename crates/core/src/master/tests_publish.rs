@@ -1,0 +1,247 @@
+//! What was written is published without its node, one test for each rule.
+
+use super::{tests::*, *};
+use crate::{
+    Reservation,
+    message::{
+        CommitItem, CommitOutcome, DeleteOutcome, Publish, PublishItem, PutOptions, Record, Replacement,
+        ReserveOutcome, ResolveOutcome,
+    },
+    node,
+};
+
+impl Cluster {
+    /// Room for an object of ten bytes.
+    fn room(&mut self, name: &str) -> Reservation {
+        match self.reserve(name, 10, plain()) {
+            ReserveOutcome::Room(mut room) => room.remove(0),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn send_publish(&mut self, name: &str, options: PutOptions, room: &Reservation) -> RequestId {
+        let item =
+            CommitItem { hold: room.location.hold(), key: key(name), len: 10, options, others: vec![] };
+        let items = vec![PublishItem { home: room.location.segment, item }];
+        self.send(Request::Publish(Publish { items, wait_ms: 500 }))
+    }
+
+    /// What became of it, or that its node is to be asked; nothing while there is no answer.
+    fn published(&mut self, id: RequestId) -> Option<Option<CommitOutcome>> {
+        match self.replies.remove(&id) {
+            Some(Reply::Published(mut outcomes)) => Some(outcomes.remove(0)),
+            None => None,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn publish(&mut self, name: &str, options: PutOptions) -> Option<Option<CommitOutcome>> {
+        let room = self.room(name);
+        let id = self.send_publish(name, options, &room);
+        self.published(id)
+    }
+
+    fn inventory(&self, index: usize) -> Vec<String> {
+        let name = |it: Record| String::from_utf8_lossy(it.key.as_bytes()).into_owned();
+        self.nodes[index].inventory().into_iter().map(name).collect()
+    }
+}
+
+fn stored(counter: u64) -> Option<Option<CommitOutcome>> {
+    Some(Some(CommitOutcome::Stored(generation(counter))))
+}
+
+/// The home node is to be asked.
+const ASK: Option<Option<CommitOutcome>> = Some(None);
+
+#[test]
+fn what_is_published_can_be_found_and_its_node_has_it() {
+    let mut cluster = Cluster::new(&[10 * UNIT]);
+    assert_eq!(cluster.publish("a", plain()), stored(1));
+    assert_eq!(cluster.inventory(0), ["a"]);
+    let usage = cluster.nodes[0].usage();
+    assert_eq!((usage.objects, usage.granted), (1, 0));
+    assert_eq!(cluster.master.stat().namespaces[0].granted, 0);
+    assert!(cluster.has("a"));
+    assert_eq!(cluster.publish("a", plain()), Some(Some(CommitOutcome::Replaced(generation(2)))));
+    assert_eq!(cluster.publish("a", keep()), Some(Some(CommitOutcome::Exists(generation(2)))));
+    let usage = cluster.nodes[0].usage();
+    assert_eq!((usage.objects, usage.granted), (1, 0), "what got no name is given back");
+    assert_eq!(cluster.delete("a", false), Some(DeleteOutcome::Deleted));
+    assert_eq!(cluster.nodes[0].usage().free, 10 * UNIT);
+}
+
+#[test]
+fn the_answer_waits_until_the_word_is_with_the_node() {
+    for is_taken in [true, false] {
+        let mut cluster = Cluster::new(&[10 * UNIT]);
+        let room = cluster.room("a");
+        cluster.takes_at_once = is_taken;
+        cluster.hold_up(0);
+        let id = cluster.send_publish("a", plain(), &room);
+        assert_eq!(cluster.published(id), is_taken.then_some(stored(1).flatten()));
+        assert_eq!(cluster.inventory(0), [""; 0]);
+        cluster.let_go(0);
+        assert_eq!(cluster.published(id), (!is_taken).then_some(stored(1).flatten()));
+        assert_eq!(cluster.inventory(0), ["a"]);
+    }
+}
+
+#[test]
+fn what_did_not_reach_its_node_is_asked_of_it_and_told_again() {
+    let mut cluster = Cluster::new(&[10 * UNIT]);
+    let room = cluster.room("a");
+    cluster.node_event(0, node::Event::Mapped(ClientId(7)));
+    cluster.takes_at_once = false;
+    cluster.hold_up(0);
+    let id = cluster.send_publish("a", plain(), &room);
+    assert_eq!(cluster.published(id), None);
+    cluster.held_up[0].clear();
+    cluster.unlink(0);
+    assert_eq!(cluster.published(id), ASK);
+    cluster.let_go(0);
+    cluster.link(0);
+    assert_eq!(cluster.inventory(0), ["a"], "it stands nevertheless");
+    assert!(cluster.has("a"));
+    let again = cluster.commit("a", 10, plain(), &[room]);
+    assert_eq!(again, CommitOutcome::Stored(generation(1)), "and who asks the node hears that");
+}
+
+#[test]
+fn what_was_deleted_since_is_not_told_again() {
+    let mut cluster = Cluster::new(&[10 * UNIT]);
+    let room = cluster.room("a");
+    cluster.node_event(0, node::Event::Mapped(ClientId(7)));
+    cluster.hold_up(0);
+    let id = cluster.send_publish("a", plain(), &room);
+    assert_eq!(cluster.published(id), stored(1), "it is with the node");
+    cluster.held_up[0].clear();
+    cluster.unlink(0);
+    assert_eq!(cluster.delete("a", false), Some(DeleteOutcome::Unconfirmed(vec!["node1".into()])));
+    cluster.let_go(0);
+    cluster.link(0);
+    assert_eq!(cluster.inventory(0), [""; 0]);
+    assert_eq!(cluster.nodes[0].usage().free, 10 * UNIT);
+    assert_eq!(cluster.delete("a", false), Some(DeleteOutcome::Absent));
+}
+
+#[test]
+fn a_silent_node_is_asked_by_who_publishes() {
+    let mut cluster = Cluster::new(&[10 * UNIT]);
+    let (first, second) = (cluster.room("a"), cluster.room("b"));
+    cluster.takes_at_once = false;
+    cluster.hold_up(0);
+    let id = cluster.send_publish("a", plain(), &first);
+    cluster.wait(1_000);
+    assert_eq!(cluster.published(id), ASK, "it became silent");
+    let id = cluster.send_publish("b", plain(), &second);
+    assert_eq!(cluster.published(id), ASK, "it is silent");
+    cluster.let_go(0);
+    assert_eq!(cluster.inventory(0), ["a"]);
+}
+
+#[test]
+fn only_one_plain_copy_in_ones_own_room_on_a_near_node_is_published() {
+    let mut cluster = Cluster::new(&[20 * UNIT, 20 * UNIT]);
+    let room = cluster.room("a");
+    for options in [pinned(), PutOptions { sample: Some(crate::marks::Consumption::Once), ..plain() }] {
+        let id = cluster.send_publish("a", options, &room);
+        assert_eq!(cluster.published(id), ASK, "it has marks");
+    }
+    let id =
+        cluster.send_publish("a name that is longer than the one that there is room for", plain(), &room);
+    assert_eq!(cluster.published(id), ASK);
+    let CommitItem { hold, .. } =
+        CommitItem { hold: room.location.hold(), key: key("a"), len: 10, options: plain(), others: vec![] };
+    let other = CommitItem { hold, key: key("a"), len: 11, options: plain(), others: vec![] };
+    let two = CommitItem { len: 10, others: vec![room.location], ..other.clone() };
+    for item in [other, two] {
+        let items = vec![PublishItem { home: room.location.segment, item }];
+        let reply = cluster.ask(Request::Publish(Publish { items, wait_ms: 0 }));
+        assert_eq!(reply, Some(Reply::Published(vec![None])), "another length, or another copy");
+    }
+    cluster.open(ConnId(2), 8);
+    let (mine, id) = (room.location.hold(), RequestId(77));
+    let item = CommitItem { hold: mine, key: key("a"), len: 10, options: plain(), others: vec![] };
+    let items = vec![PublishItem { home: room.location.segment, item }];
+    cluster.event(Event::Request(ConnId(2), id, Request::Publish(Publish { items, wait_ms: 0 })));
+    assert_eq!(cluster.published(id), ASK, "another client's room");
+    let id = cluster.send_publish("a", plain(), &room);
+    assert_eq!(cluster.published(id), stored(1));
+    let id = cluster.send_publish("a", plain(), &room);
+    assert_eq!(cluster.published(id), ASK, "it is used up");
+    let index = room.location.segment.0 as usize - 1;
+    cluster.is_near = false;
+    cluster.unlink(index);
+    cluster.link(index);
+    let far = PutOptions { preferred: vec![format!("node{}", index + 1)], ..plain() };
+    let ReserveOutcome::Room(room) = cluster.reserve("b", 10, far) else { panic!() };
+    let id = cluster.send_publish("b", plain(), &room[0]);
+    assert_eq!(cluster.published(id), ASK, "it is far");
+}
+
+#[test]
+fn what_has_ended_is_published_no_more_and_what_was_published_does_not_end() {
+    let mut cluster = Cluster::new(&[10 * UNIT]);
+    let (late, early) = (cluster.room("late"), cluster.room("early"));
+    cluster.node_event(0, node::Event::Mapped(ClientId(7)));
+    cluster.node_request(0, Request::Abort(vec![late.location.hold()]));
+    let id = cluster.send_publish("late", plain(), &late);
+    assert_eq!(cluster.published(id), ASK);
+    assert_eq!(cluster.commit("late", 10, plain(), &[late]), CommitOutcome::Stale);
+    cluster.hold_up(0);
+    let id = cluster.send_publish("early", plain(), &early);
+    assert_eq!(cluster.published(id), stored(1));
+    // Its writer dies before the node hears of it: the answer to that is behind the word.
+    let word = std::mem::take(&mut cluster.held_up[0]);
+    cluster.nodes[0].handle(node::Event::Dead(ClientId(7)));
+    cluster.held_up[0] = word;
+    cluster.let_go(0);
+    cluster.node_event(0, node::Event::Beat);
+    assert_eq!(cluster.inventory(0), ["early"]);
+    assert_eq!(cluster.nodes[0].usage().granted, 0);
+}
+
+#[test]
+fn a_replacement_waits_for_what_it_replaces() {
+    let mut cluster = Cluster::new(&[10 * UNIT, 10 * UNIT]);
+    let first = PutOptions { preferred: vec!["node1".into()], ..plain() };
+    assert_eq!(cluster.put("a", 10, first), CommitOutcome::Stored(generation(1)));
+    let elsewhere = PutOptions { preferred: vec!["node2".into()], ..plain() };
+    let ReserveOutcome::Room(room) = cluster.reserve("a", 10, elsewhere) else { panic!() };
+    cluster.hold_up(0);
+    let id = cluster.send_publish("a", plain(), &room[0]);
+    assert_eq!(cluster.published(id), None);
+    cluster.wait(500);
+    let replacement = Replacement { generation: generation(2), replaced: true, nodes: vec!["node1".into()] };
+    assert_eq!(cluster.published(id), Some(Some(CommitOutcome::Unconfirmed(replacement))));
+    cluster.let_go(0);
+    assert_eq!((cluster.inventory(0), cluster.inventory(1)), (vec![], vec!["a".to_owned()]));
+}
+
+#[test]
+fn a_batch_is_told_to_each_node_at_once_and_each_item_has_its_outcome() {
+    let mut cluster = Cluster::new(&[20 * UNIT]);
+    let rooms = [cluster.room("a"), cluster.room("b"), cluster.room("c")];
+    let item = |name: &str, room: &Reservation| PublishItem {
+        home: room.location.segment,
+        item: CommitItem {
+            hold: room.location.hold(),
+            key: key(name),
+            len: 10,
+            options: plain(),
+            others: vec![],
+        },
+    };
+    let mut items: Vec<_> = ["a", "b", "c"].iter().zip(&rooms).map(|(name, room)| item(name, room)).collect();
+    items[1].home = SegmentId(99);
+    cluster.hold_up(0);
+    let reply = cluster.ask(Request::Publish(Publish { items, wait_ms: 0 }));
+    let outcomes =
+        [Some(CommitOutcome::Stored(generation(1))), None, Some(CommitOutcome::Stored(generation(2)))];
+    assert_eq!(reply, Some(Reply::Published(outcomes.to_vec())));
+    assert_eq!(cluster.held_up[0].len(), 1);
+    assert!(matches!(cluster.resolve("a", false), ResolveOutcome::Found(_)), "though its node is behind");
+    cluster.let_go(0);
+    assert_eq!(cluster.inventory(0), ["a", "c"]);
+}
