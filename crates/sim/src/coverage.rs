@@ -101,8 +101,6 @@ points! {
     Promoted,
     /// An object could not be read into memory.
     PromotionFailed,
-    /// The room for what comes back is gone.
-    PromotionUnroomed,
     /// Somebody asked for objects ahead.
     Prefetched,
     /// An outcome of a prefetch.

@@ -762,8 +762,8 @@ impl Oracle {
                 return coverage.hit(Point::LeftMemory);
             }
         }
-        // What was never a copy goes without its object.
-        if was_pending {
+        // What was never a copy goes without its object, unless that is evicted.
+        if was_pending && !self.cause.evicting {
             return;
         }
         let Some(life) = self.lives.get_mut(&generation) else { return };

@@ -123,6 +123,29 @@ impl Plan {
             throttle,
             ..TierConfig::default()
         };
+        if chance.percent(40) {
+            self.draw_busy_disks(chance);
+        }
+    }
+
+    /// Everything is on a disk, little of it fits into memory, all of it is wanted there, and the disk is slow:
+    /// promotions fail, are late, and meet the next ones.
+    fn draw_busy_disks(&mut self, chance: &mut Chance) {
+        let rate = |fault: &Fault| match fault {
+            Fault::DiskSlow => 10,
+            Fault::DiskFails | Fault::DiskFlip => 4,
+            Fault::DiskLink | Fault::LinkBreak => 1,
+            _ => 0,
+        };
+        self.faults = Fault::ALL.iter().map(rate).collect();
+        self.fault_gap = 40;
+        (self.capacity, self.keys) = (24 * EXTENT_ALIGN, self.keys.min(6));
+        (self.disks, self.disk_capacity) = (self.nodes, self.capacity * 6);
+        (self.tier_percent, self.sample_percent, self.pin_percent) = (50, 0, 0);
+        self.tier.demotion = Demotion::WriteThrough;
+        let throttle = &mut self.tier.throttle;
+        (throttle.deadline, throttle.bytes_max) = (chance.between(10, 60), 60 * EXTENT_ALIGN);
+        (throttle.done_ttl, throttle.failed_ttl, throttle.cooldown) = (5, 1, 2);
     }
 
     fn draw_any(chance: &mut Chance) -> Self {

@@ -432,7 +432,7 @@ impl World {
         let Some(disk) = shell.disk.as_mut() else { return };
         let from = (disk.segment, Hold::on_disk(stamp));
         let Some(extents) = extents else {
-            self.coverage.hit(Point::PromotionUnroomed);
+            self.coverage.hit(Point::PromotionFailed);
             return self.disk_handles_later(node, CoreEvent::Loaded(into, false));
         };
         disk.log.loading.insert(into, Loading { stamp, units: all_units(&extents), done: 0 });
