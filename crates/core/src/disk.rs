@@ -6,6 +6,11 @@
 //!
 //! **Invariant:** a copy is announced and read only after it is there for good.
 //! **Invariant:** that a copy is gone is confirmed only after it is gone for good, however far it had come.
+//! **Invariant:** it tells a master what it holds only once it knows what became of all that it was writing:
+//! another life of the master has not heard of that, and could not have it taken away.
+
+#[cfg(test)]
+mod tests;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -58,7 +63,8 @@ pub enum Event {
     Marked(Stamp, bool),
     /// A copy was read into memory, or could not be. The reservation that it was read into.
     Loaded(Hold, bool),
-    /// The log let go of copies to make room: they are gone for good.
+    /// The log let go of copies to make room: they are gone for good. Never of what is pinned, as its marks
+    /// say or those that are being written.
     Evicted(Vec<Stamp>),
     /// A copy turned out to be unreadable: it is gone for good.
     Corrupt(Stamp),
@@ -67,14 +73,18 @@ pub enum Event {
 /// What the shell must now do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// Write down what lies there in the memory beside it, and say [`Event::Stored`].
+    /// Write down what lies there in the memory beside it, and say [`Event::Stored`]. The bytes are read
+    /// between [`begin_demotion`](crate::node::Node::begin_demotion) and
+    /// [`end_demotion`](crate::node::Node::end_demotion).
     Store {
         /// Where it lies in memory.
         source: Hold,
         /// What it is; the stamp of its hold is the name of the copy.
         record: Record,
     },
-    /// Read a copy into a reservation of the memory beside it, and say [`Event::Loaded`].
+    /// Read a copy into a reservation of the memory beside it, and say [`Event::Loaded`]. The bytes are
+    /// written between [`begin_store`](crate::node::Node::begin_store), on behalf of
+    /// [`PROMOTER`](crate::master::PROMOTER), and [`end_store`](crate::node::Node::end_store).
     Load {
         /// Which copy.
         stamp: Stamp,
@@ -107,7 +117,18 @@ enum State {
 #[derive(Debug)]
 struct Copy {
     state: State,
+    /// What the log has for good, its marks included.
     record: Record,
+    /// Marks that are being written. One after the other, so that it is known which of them are there.
+    marking: Option<Marks>,
+    /// Marks to be written next.
+    next_marks: Option<Marks>,
+}
+
+impl Copy {
+    fn new(state: State, record: Record) -> Self {
+        Self { state, record, marking: None, next_marks: None }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -115,9 +136,9 @@ enum Stage {
     #[default]
     Broken,
     Registering(RequestId),
-    /// It lets go of what it owes before it says more: of what it holds from this copy on, or that it is a
-    /// member.
-    Clearing(Option<Stamp>),
+    /// It lets go of what it owes, and ends what it was writing, before it says more: what it holds from this
+    /// copy on, or that it is a member. The copies that this hangs on.
+    Clearing(Option<Stamp>, BTreeSet<Stamp>),
     /// The page that was announced last, and the copy where the next one begins.
     Announcing(RequestId, Option<Stamp>),
     Member,
@@ -146,9 +167,8 @@ enum Answer {
 pub struct Disk {
     config: DiskConfig,
     copies: BTreeMap<Stamp, Copy>,
-    /// How many of them can be read, and how many are on their way out.
+    /// How many of them can be read.
     stored: u64,
-    leaving: u64,
     stage: Stage,
     epoch: u64,
     next_id: u64,
@@ -165,12 +185,11 @@ impl Disk {
     #[must_use]
     pub fn new(config: DiskConfig, recovered: Vec<Record>) -> Self {
         let stamps = recovered.iter().map(|it| it.hold.stamp.0 + 1).max().unwrap_or(0).max(config.stamps);
-        let copy = |record: Record| (record.hold.stamp, Copy { state: State::Stored, record });
+        let copy = |record: Record| (record.hold.stamp, Copy::new(State::Stored, record));
         let copies: BTreeMap<_, _> = recovered.into_iter().map(copy).collect();
         Self {
             config,
             stored: copies.len() as u64,
-            leaving: 0,
             copies,
             stage: Stage::Broken,
             epoch: config.epoch,
@@ -199,7 +218,7 @@ impl Disk {
             Event::Stored(stamp, done) => self.stored(stamp, done),
             Event::Forgotten(stamps) => self.forgotten(&stamps),
             Event::Marked(stamp, done) => self.marked(stamp, done),
-            Event::Loaded(into, done) => self.ended(into, done),
+            Event::Loaded(into, done) => self.end_moves(into, done),
             Event::Evicted(stamps) => self.dropped(&stamps, false),
             Event::Corrupt(stamp) => self.dropped(&[stamp], true),
         }
@@ -286,14 +305,14 @@ impl Disk {
                     match self.copies.get_mut(&item.hold.stamp).filter(|it| it.state != State::Leaving) {
                         None => lost.push(item.hold),
                         Some(copy) => {
-                            copy.record.marks = item.marks.clone();
+                            copy.next_marks = Some(item.marks);
                             left.insert(item.hold);
-                            // What is being written says so once it is there.
-                            if copy.state == State::Stored {
-                                self.effects.push_back(Effect::Mark(item.hold.stamp, item.marks));
-                            }
+                            self.write_marks(item.hold.stamp);
                         }
                     }
+                }
+                if sabotaged!(self.config.sabotage, MarkTooSoon) {
+                    left.clear();
                 }
                 return self.wait(id, left, Answer::Marked(lost, true));
             }
@@ -314,7 +333,7 @@ impl Disk {
         if !hold.is_on_disk() || self.copies.contains_key(&hold.stamp) {
             return None;
         }
-        self.copies.insert(hold.stamp, Copy { state: State::Writing, record: record.clone() });
+        self.copies.insert(hold.stamp, Copy::new(State::Writing, record.clone()));
         self.effects.push_back(Effect::Store { source, record });
         Some(hold)
     }
@@ -335,7 +354,6 @@ impl Disk {
                 }
             }
             copy.state = State::Leaving;
-            self.leaving += 1;
         }
         if !now.is_empty() {
             self.effects.push_back(Effect::Forget(now));
@@ -370,30 +388,66 @@ impl Disk {
         self.effects.push_back(Effect::AnswerMaster(id, reply));
     }
 
-    /// Something that requests may wait for has ended.
-    fn ended(&mut self, hold: Hold, done: bool) {
-        self.end_some(hold, done, |_| true);
-    }
-
-    /// A copy is there, or will not be: who waits for something else of it waits on.
-    fn end_moves(&mut self, hold: Hold, done: bool) {
-        self.end_some(hold, done, |it| matches!(it, Answer::Moved(..)));
-    }
-
-    fn end_some(&mut self, hold: Hold, done: bool, which: impl Fn(&Answer) -> bool) {
-        let awaits = |it: &Waiting| it.left.contains(&hold) && which(&it.answer);
-        let waiting: Vec<_> = self.waiting.iter().filter(|(_, it)| awaits(it)).map(|(id, _)| *id).collect();
-        for id in waiting {
-            if let Some(it) = self.waiting.get_mut(&id) {
-                it.left.remove(&hold);
-                match &mut it.answer {
-                    Answer::Moved(_, all) if done => _ = all.insert(hold),
-                    Answer::Marked(_, all) => *all &= done,
-                    Answer::Moved(..) | Answer::Settled(_) => (),
-                }
-            }
-            self.maybe_answer(id);
+    /// Has the marks written that are to be, if the copy is there and nothing else is being written.
+    fn write_marks(&mut self, stamp: Stamp) {
+        let copy = self.copies.get_mut(&stamp).filter(|it| it.state == State::Stored && it.marking.is_none());
+        let Some(copy) = copy else { return };
+        if let Some(marks) = copy.next_marks.take() {
+            copy.marking = Some(marks.clone());
+            self.effects.push_back(Effect::Mark(stamp, marks));
         }
+    }
+
+    /// A copy is there or in memory, or will not be: who waits for something else of it waits on.
+    fn end_moves(&mut self, hold: Hold, done: bool) {
+        self.end_some(hold, |answer| match answer {
+            Answer::Moved(_, all) => {
+                if done {
+                    all.insert(hold);
+                }
+                true
+            }
+            Answer::Settled(_) | Answer::Marked(..) => false,
+        });
+    }
+
+    /// A copy's marks are there, or could not be written.
+    fn end_marks(&mut self, hold: Hold, done: bool) {
+        self.end_some(hold, |answer| match answer {
+            Answer::Marked(_, all) => {
+                *all &= done;
+                true
+            }
+            Answer::Moved(..) | Answer::Settled(_) => false,
+        });
+    }
+
+    /// A copy is gone for good: nobody waits for anything of it any more.
+    fn end_all(&mut self, hold: Hold) {
+        // Whoever still waits for others is not told that it is there.
+        for it in self.waiting.values_mut() {
+            if let Answer::Moved(_, done) = &mut it.answer {
+                done.remove(&hold);
+            }
+        }
+        self.end_some(hold, |answer| {
+            if let Answer::Marked(lost, _) = answer {
+                lost.push(hold);
+            }
+            true
+        });
+    }
+
+    /// Answers those for whom something was the last that they waited for.
+    fn end_some(&mut self, hold: Hold, mut ends: impl FnMut(&mut Answer) -> bool) {
+        let mut ended = Vec::new();
+        for (id, it) in &mut self.waiting {
+            if it.left.contains(&hold) && ends(&mut it.answer) {
+                it.left.remove(&hold);
+                ended.push(*id);
+            }
+        }
+        ended.into_iter().for_each(|id| self.maybe_answer(id));
     }
 
     fn stored(&mut self, stamp: Stamp, done: bool) {
@@ -408,19 +462,16 @@ impl Disk {
             (State::Writing, true) => {
                 copy.state = State::Stored;
                 self.stored += 1;
-                let marks = copy.record.marks.clone();
-                let is_awaited =
-                    |it: &Waiting| matches!(it.answer, Answer::Marked(..)) && it.left.contains(&hold);
-                if self.waiting.values().any(is_awaited) {
-                    self.effects.push_back(Effect::Mark(stamp, marks));
-                }
-                // Who waits for its marks waits on.
+                self.cleared(stamp);
+                // Others may have come meanwhile; whoever waits for those waits on.
+                self.write_marks(stamp);
                 self.end_moves(hold, true);
+                self.go_on();
             }
             (State::Stored, _) => (),
             (_, false) => {
                 self.remove(stamp);
-                self.ended(hold, false);
+                self.end_all(hold);
                 self.go_on();
             }
         }
@@ -429,23 +480,38 @@ impl Disk {
     fn forgotten(&mut self, stamps: &[Stamp]) {
         for stamp in stamps {
             self.remove(*stamp);
-            self.ended(Hold::on_disk(*stamp), false);
+            self.end_all(Hold::on_disk(*stamp));
         }
         self.go_on();
     }
 
     fn remove(&mut self, stamp: Stamp) -> Option<Copy> {
+        self.cleared(stamp);
         let copy = self.copies.remove(&stamp)?;
-        match copy.state {
-            State::Writing => (),
-            State::Stored => self.stored -= 1,
-            State::Leaving => self.leaving -= 1,
-        }
+        self.stored -= u64::from(copy.state == State::Stored);
         Some(copy)
     }
 
+    /// Nothing hangs on that copy any more.
+    fn cleared(&mut self, stamp: Stamp) {
+        if let Stage::Clearing(_, on) = &mut self.stage {
+            on.remove(&stamp);
+        }
+    }
+
     fn marked(&mut self, stamp: Stamp, done: bool) {
-        self.ended(Hold::on_disk(stamp), done);
+        let Some(copy) = self.copies.get_mut(&stamp) else { return };
+        let written = copy.marking.take();
+        if let Some(marks) = written.filter(|_| done) {
+            copy.record.marks = marks;
+        }
+        match (copy.state, copy.next_marks.is_some()) {
+            // Who asked for the first of several waits for the last.
+            (State::Stored, true) => self.write_marks(stamp),
+            (State::Stored, false) => self.end_marks(Hold::on_disk(stamp), done),
+            // It is on its way out, and then everybody is told.
+            (State::Writing | State::Leaving, _) => (),
+        }
     }
 
     /// The log has copies no more, and nobody asked for that.
@@ -453,12 +519,13 @@ impl Disk {
         let mut items = Vec::new();
         for stamp in stamps {
             let Some(copy) = self.remove(*stamp) else { continue };
-            self.ended(Hold::on_disk(*stamp), false);
+            self.end_all(Hold::on_disk(*stamp));
             if copy.state == State::Stored {
                 items.push(copy.record);
             }
         }
-        let tells = matches!(self.stage, Stage::Announcing(..) | Stage::Member);
+        // What it has not announced yet it need not tell of, but may.
+        let tells = matches!(self.stage, Stage::Clearing(..) | Stage::Announcing(..) | Stage::Member);
         if !items.is_empty() && tells {
             let dropped = Dropped { items, corrupt, usage: self.usage() };
             self.tell(Request::Dropped(dropped));
@@ -472,8 +539,9 @@ impl Disk {
                 self.registered(&registered);
             }
             (Stage::Announcing(asked, next), Reply::Announced(retire)) if *asked == id => {
-                self.stage = Stage::Clearing(*next);
-                self.retire(&retire);
+                let next = *next;
+                let left = self.retire(&retire);
+                self.stage = Stage::Clearing(next, left.iter().map(|it| it.stamp).collect());
                 self.go_on();
             }
             _ => (),
@@ -488,19 +556,21 @@ impl Disk {
             let all: Vec<_> = self.copies.keys().map(|stamp| Hold::on_disk(*stamp)).collect();
             self.retire(&all);
         }
-        self.stage = Stage::Clearing(Some(Stamp(0)));
+        let under_way = self.copies.iter().filter(|(_, it)| it.state != State::Stored);
+        let under_way = under_way.filter(|_| !sabotaged!(self.config.sabotage, ForgetLater));
+        let under_way = under_way.filter(|(_, it)| {
+            it.state == State::Leaving || !sabotaged!(self.config.sabotage, AnnounceTooSoon)
+        });
+        self.stage = Stage::Clearing(Some(Stamp(0)), under_way.map(|(stamp, _)| *stamp).collect());
         self.go_on();
     }
 
     /// Goes on to join, once it has let go of what it owes: whatever it says next means that it has.
     fn go_on(&mut self) {
-        let Stage::Clearing(next) = self.stage else { return };
-        if self.leaving > 0 && !sabotaged!(self.config.sabotage, ForgetLater) {
-            return;
-        }
-        match next {
-            Some(first) => self.announce(first),
-            None => self.stage = Stage::Member,
+        match &self.stage {
+            Stage::Clearing(Some(first), on) if on.is_empty() => self.announce(*first),
+            Stage::Clearing(None, on) if on.is_empty() => self.stage = Stage::Member,
+            _ => (),
         }
     }
 

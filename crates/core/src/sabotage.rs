@@ -6,10 +6,7 @@
 
 /// Declares the variants and, for the table, the list of all of them with the rule that each breaks.
 macro_rules! variants {
-    (
-        $($(#[doc = $doc:literal])+ $variant:ident: $rule:literal,)*
-        disks: $($(#[doc = $disk_doc:literal])+ $disk:ident: $disk_rule:literal,)*
-    ) => {
+    ($($(#[doc = $doc:literal])+ $variant:ident: $rule:literal,)*) => {
         /// Which rule is broken, if any.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         pub enum Sabotage {
@@ -17,15 +14,12 @@ macro_rules! variants {
             #[default]
             None,
             $($(#[doc = $doc])+ #[cfg(feature = "sabotage")] $variant,)*
-            $($(#[doc = $disk_doc])+ #[cfg(feature = "sabotage")] $disk,)*
         }
 
         #[cfg(feature = "sabotage")]
         impl Sabotage {
-            /// Every broken variant, but those of the disks.
+            /// Every broken variant.
             pub const ALL: &[Self] = &[$(Self::$variant,)*];
-            /// The broken variants of the disks, which the simulation does not have yet.
-            pub const DISKS: &[Self] = &[$(Self::$disk,)*];
 
             /// The rule that it breaks, in a few words.
             #[must_use]
@@ -33,7 +27,6 @@ macro_rules! variants {
                 match self {
                     Self::None => "none",
                     $(Self::$variant => $rule,)*
-                    $(Self::$disk => $disk_rule,)*
                 }
             }
         }
@@ -113,25 +106,44 @@ variants! {
     StayMember: "only a member's memory is read unasked",
     /// The master answers a put while what had that name before can still be read.
     ForgetWhatLeaves: "a put waits for what it follows",
-    disks:
     /// The master does not know of a copy on a disk before it is written.
     ShelveUnseen: "a delete meets demotions under way",
     /// A disk confirms that a copy is gone before that is so for good.
     ForgetLater: "deletes on disks are for good",
     /// A disk says that an object is written before it is so for good.
-    ShelveTooSoon: "memory leaves after the disk has it",
+    ShelveTooSoon: "T17: memory leaves after the disk has it",
+    /// A disk tells what it holds while it is still writing what an earlier life of the master sent it.
+    AnnounceTooSoon: "a disk joins when it knows what it has",
+    /// A disk says that marks are written before it is so for good.
+    MarkTooSoon: "marks on disks are for good",
+    /// The master writes objects to disks that are never to go there.
+    ShelveForbidden: "a namespace may keep off disks",
+    /// The master evicts what no disk has although the put could wait for the disk.
+    EvictUnshelved: "who may wait loses nothing",
     /// The master names a copy in memory whose bytes could not be read from the disk.
     PublishUnread: "promotion publishes what was read",
+    /// The master does not know of a copy that comes into memory before it is there.
+    PromoteUnseen: "a delete meets promotions under way",
     /// The master forgets to end a promotion's token.
     LoseToken: "T1: every promotion ends",
+    /// Nobody wakes those who wait for what is on its way.
+    WakeNobody: "T3: who waits is woken",
     /// The master lets a get wait although nothing is on its way.
     WaitForNothing: "T6: only what is on its way is waited for",
     /// The master brings keys that lie behind a gap.
     PromoteBehindGaps: "T12: only the leading run is brought",
+    /// A probe says that what could not be brought is not there.
+    ProbeForgets: "T13: a probe's answer is unchanged",
     /// A probe counts as a use.
     ProbeTouches: "T14: a probe changes nothing",
+    /// What was brought back may be evicted at once.
+    PromoteUnprotected: "T15: what was brought stays a while",
     /// What comes back drives out what is in use.
-    PromoteOverHot: "promotion yields to what is hot",
+    PromoteOverHot: "T16: promotion yields to what is hot",
+    /// The master takes the answer to a promotion that it gave up for one to the next.
+    HearLatePromotions: "T18: what comes late touches nothing newer",
+    /// A node gives room away while a disk still reads into it.
+    PromoteUnheld: "T19: room stays aside while it is written",
 }
 
 /// Whether a rule is broken here: `sabotaged!(self.sabotage, IgnoreViews)`.

@@ -53,6 +53,76 @@ points! {
     FaultClockRate,
     /// A fault: a client's clock goes faster or slower than the others.
     FaultClientClock,
+    /// A fault: the network breaks a disk's link to the master.
+    FaultDiskLink,
+    /// A fault: it stays broken for long.
+    FaultDiskLinkLong,
+    /// A fault: a device answers with errors for a while.
+    FaultDiskFails,
+    /// A fault: a device is slow for a while.
+    FaultDiskSlow,
+    /// A fault: a record on a disk is not what it was.
+    FaultDiskFlip,
+    /// A fault: a device never answers.
+    FaultDiskLoses,
+    /// A process finds its disk with copies.
+    DiskRecovered,
+    /// A process dies while its disk is at work.
+    DiskCrashUnderWay,
+    /// A device's answer is lost.
+    DiskLostCompletion,
+    /// Marks are on a disk.
+    DiskMarked,
+    /// Marks could not be written to a disk.
+    DiskMarkFailed,
+    /// Copies are gone from a disk.
+    DiskForgot,
+    /// A disk lets go of copies to make room.
+    DiskEvicted,
+    /// A disk has no room, nor anything to let go of.
+    DiskFull,
+    /// A copy on a disk is found to be unreadable.
+    DiskCorrupt,
+    /// A client reads from a disk.
+    DiskRead,
+    /// A client reads from a disk what leaves meanwhile.
+    DiskReadStale,
+    /// A client's read from a disk fails.
+    DiskReadFailed,
+    /// An object is on a disk.
+    Demoted,
+    /// An object could not be written to a disk.
+    DemotionFailed,
+    /// An object is gone before it is written to a disk.
+    DemotionUnsourced,
+    /// An object leaves memory and stays on a disk.
+    LeftMemory,
+    /// An object is read from a disk into memory.
+    Promoted,
+    /// An object could not be read into memory.
+    PromotionFailed,
+    /// Somebody asked for objects ahead.
+    Prefetched,
+    /// An outcome of a prefetch.
+    PrefetchAbsent,
+    /// An outcome of a prefetch.
+    PrefetchResident,
+    /// An outcome of a prefetch.
+    PrefetchDone,
+    /// An outcome of a prefetch.
+    PrefetchRunning,
+    /// An outcome of a prefetch.
+    PrefetchFailed,
+    /// An outcome of a prefetch.
+    PrefetchSkipped,
+    /// The invariant was checked on something.
+    CheckedSurvival,
+    /// The invariant was checked on something.
+    CheckedLeadingRun,
+    /// The invariant was checked on something.
+    CheckedCold,
+    /// The invariant was checked on something.
+    CheckedProbe,
     /// A client closes its handle in good order.
     ClientLeaves,
     /// A frame is lost with its connection.

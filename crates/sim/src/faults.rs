@@ -22,10 +22,25 @@ pub(crate) enum Fault {
     ClockStop,
     ClockRate,
     ClientClock,
+    DiskLink,
+    DiskLinkLong,
+    DiskFails,
+    DiskSlow,
+    DiskFlip,
+    DiskLoses,
 }
 
 impl Fault {
-    pub(crate) const ALL: [Self; 14] = [
+    /// The faults of disks, the last of all.
+    pub(crate) const DISKS: [Self; 6] = [
+        Self::DiskLink,
+        Self::DiskLinkLong,
+        Self::DiskFails,
+        Self::DiskSlow,
+        Self::DiskFlip,
+        Self::DiskLoses,
+    ];
+    pub(crate) const ALL: [Self; 20] = [
         Self::ClientBreak,
         Self::LinkBreak,
         Self::LinkLong,
@@ -40,6 +55,12 @@ impl Fault {
         Self::ClockStop,
         Self::ClockRate,
         Self::ClientClock,
+        Self::DiskLink,
+        Self::DiskLinkLong,
+        Self::DiskFails,
+        Self::DiskSlow,
+        Self::DiskFlip,
+        Self::DiskLoses,
     ];
 }
 
@@ -113,6 +134,12 @@ impl World {
             Fault::ClockJump | Fault::ClockBack | Fault::ClockStop | Fault::ClockRate => {
                 self.strike_clock(fault);
             }
+            Fault::DiskLink
+            | Fault::DiskLinkLong
+            | Fault::DiskFails
+            | Fault::DiskSlow
+            | Fault::DiskFlip
+            | Fault::DiskLoses => self.strike_disk(fault, node),
             Fault::ClientClock => {
                 let rate = self.rate();
                 if let Some(it) = self.clients.get_mut(client).filter(|it| it.alive) {
@@ -121,6 +148,42 @@ impl World {
                 }
             }
         }
+    }
+
+    /// What goes wrong with a disk, or with its link.
+    fn strike_disk(&mut self, fault: Fault, node: usize) {
+        let now = self.now;
+        let (until, away) = (now + self.chance.delay(100, 500), self.plan.bar_ms + self.chance.below(200));
+        let drawn = self.chance.any();
+        let Some(disk) = self.disk(node).filter(|it| it.core.is_some()) else { return };
+        let point = match fault {
+            Fault::DiskFails => {
+                disk.log.fails_until = until;
+                Point::FaultDiskFails
+            }
+            Fault::DiskSlow => {
+                disk.log.slow_until = until;
+                Point::FaultDiskSlow
+            }
+            Fault::DiskLoses => {
+                disk.log.loses = 1 + (drawn % 2) as u32;
+                Point::FaultDiskLoses
+            }
+            Fault::DiskFlip => {
+                let count = disk.log.kept.len().max(1);
+                let Some(kept) = disk.log.kept.values_mut().nth(drawn as usize % count) else { return };
+                kept.flipped = true;
+                Point::FaultDiskFlip
+            }
+            _ => {
+                let barred_until = if fault == Fault::DiskLink { 0 } else { now + away };
+                disk.barred_until = disk.barred_until.max(barred_until);
+                let Some(link) = disk.link else { return };
+                self.break_conn(link);
+                if fault == Fault::DiskLink { Point::FaultDiskLink } else { Point::FaultDiskLinkLong }
+            }
+        };
+        self.coverage.hit(point);
     }
 
     /// The master's clock jumps, stands still, or goes at another rate than the world's.

@@ -2,7 +2,7 @@
 
 use tiffin_core::{
     ClientId, ConnId, RequestId, SegmentId, Tick,
-    master::{Effect, Event as MasterEvent, Master, MasterConfig, Notice},
+    master::{Effect, Event as MasterEvent, Master, MasterConfig, Notice, PROMOTER},
     message::{Hello, Reply, Request, Role, VERSION_MAJOR, VERSION_MINOR, Welcome},
 };
 use tiffin_proto::Incoming;
@@ -11,7 +11,7 @@ use crate::{
     coverage::Point,
     names,
     network::Way,
-    oracle::Speaker,
+    oracle::{Speaker, copies},
     world::{Clock, Event, Party, World},
 };
 
@@ -46,6 +46,7 @@ impl World {
         self.heard.clear();
         self.registered.clear();
         self.oracle.master_restarts(self.epoch, &self.memories);
+        self.oracle.shelving.restart(self.plan.tier.protect_ms);
         self.oracle.rules(self.plan.lease_ms, self.plan.lease_grace_ms, self.plan.strict_leases);
         self.log.line(self.now, "master starts", &[self.epoch], &[]);
         self.master = Some(Master::new(MasterConfig {
@@ -58,7 +59,7 @@ impl World {
             soft_pin_ms: 1000,
             evict_soft_pinned: self.plan.evict_soft_pinned,
             piece_objects_max: self.plan.piece_objects_max,
-            tier: tiffin_core::master::TierConfig::default(),
+            tier: self.plan.tier,
             hash_seed: self.chance.any(),
             sabotage: self.sabotage,
         }));
@@ -122,10 +123,24 @@ impl World {
                 }
                 let complete = self.everything_is_known();
                 self.oracle.hears(conn, id, &request, speaker, complete);
+                if let Speaker::Client(namespace) = speaker {
+                    self.begin_probe(namespace, &request);
+                    self.is_patient = matches!(&request, Request::Reserve(it) if it.wait_ms > 0 && !it.spare);
+                }
                 self.master_handles(MasterEvent::Request(conn, id, request));
+                self.is_patient = false;
+                self.end_probe();
                 self.oracle.heard();
             }
-            Incoming::Reply(id, reply) => self.master_handles(MasterEvent::Reply(conn, id, reply)),
+            Incoming::Reply(id, reply) => {
+                self.let_time_pass();
+                let now = self.told_time();
+                let segment = self.segment_of(conn);
+                if segment.is_some_and(|it| self.registered.get(&it) == Some(&conn)) {
+                    self.oracle.hears_answer((conn, id), now, &reply);
+                }
+                self.master_handles(MasterEvent::Reply(conn, id, reply));
+            }
         }
     }
 
@@ -199,6 +214,15 @@ impl World {
             {
                 let conn = self.conns.values().find(|it| it.client == allocate.client);
                 rooms.extend(conn.map(|it| it.namespace));
+                // For what comes back from a disk, the length of the name tells whose it is.
+                let is_of =
+                    |it: &u8, len: u64| (names::namespace_name(*it).len() + names::KEY_BYTES) as u64 == len;
+                let items = allocate.items.iter().filter(|_| allocate.client == PROMOTER);
+                rooms.extend(items.flat_map(|item| (0..2u8).filter(|it| is_of(it, item.name_len))));
+            }
+            self.watch_probe(&effect, segment);
+            if self.is_patient {
+                self.watch_patience(now, &effect, segment);
             }
             self.oracle.sees(now, &effect, segment, &self.memories, &mut self.coverage);
             match effect {
@@ -234,7 +258,7 @@ impl World {
             Notice::NodeLost(..) | Notice::NodeLeft(..) => Point::NodeLost,
             Notice::NodeDiscarded(_) => Point::NodeDiscarded,
             Notice::Evicted(..) => Point::Evicted,
-            Notice::Prefetched { .. } => return,
+            Notice::Prefetched { .. } => Point::Prefetched,
         });
     }
 
@@ -253,6 +277,25 @@ impl World {
                     true => Speaker::Node(segment),
                     false => Speaker::Nobody,
                 }
+            }
+        }
+    }
+
+    /// A put that may wait evicts something.
+    fn watch_patience(&mut self, now: Tick, effect: &Effect, segment: Option<SegmentId>) {
+        let Effect::Ask(_, _, Request::Retire(retire)) = effect else { return };
+        let Some(memory) = segment.filter(|it| !self.oracle.shelving.is_disk(*it)) else { return };
+        if !self.oracle.is_evicting() {
+            return;
+        }
+        let disks = self.ready_disks();
+        for hold in &retire.holds {
+            let Some(generation) = self.oracle.generation_of.get(&(memory, *hold)).copied() else { continue };
+            // Where it lies in several memories it may have had to leave another.
+            let holders = self.memories.iter().filter(|(it, _)| !self.oracle.shelving.is_disk(**it));
+            let is_one = holders.filter(|(_, it)| copies(it, generation).next().is_some()).count() == 1;
+            if is_one && !self.oracle.shelving.is_shelved(generation) {
+                self.oracle.evicted_for_a_patient_put(now, generation, &disks, memory);
             }
         }
     }

@@ -11,6 +11,8 @@ use tiffin_core::{
     node::{SlotRecord, SlotState},
 };
 
+use crate::names::Name;
+
 /// Names one put by one client: the value that it writes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct ValueId(pub(crate) u32);
@@ -26,7 +28,10 @@ pub(crate) struct Tag {
 #[derive(Debug)]
 pub(crate) struct Memory {
     units: Vec<Tag>,
-    slots: BTreeMap<SlotId, SlotRecord>,
+    /// At most one use of a slot; a disk has one slot for all.
+    slots: BTreeMap<Hold, SlotRecord>,
+    /// Of a disk: what its copies are called.
+    names: BTreeMap<Stamp, Name>,
     heap: Vec<u8>,
     /// Its node's process lives.
     pub(crate) alive: bool,
@@ -39,15 +44,42 @@ impl Memory {
         Self {
             units: vec![Tag::default(); (capacity / EXTENT_ALIGN) as usize],
             slots: BTreeMap::new(),
+            names: BTreeMap::new(),
             heap: vec![0; heap_bytes as usize],
             alive: true,
             member: false,
         }
     }
 
+    /// What lies on a disk for good. It outlives every process.
+    pub(crate) fn of_disk() -> Self {
+        Self::new(0, 0)
+    }
+
+    /// A copy is on the disk for good.
+    pub(crate) fn keep(&mut self, record: SlotRecord, name: Option<Name>) {
+        let stamp = record.stamp;
+        self.names.extend(name.map(|name| (stamp, name)));
+        self.slots.insert(Hold::on_disk(stamp), record);
+    }
+
+    /// It is gone for good.
+    pub(crate) fn forget(&mut self, stamp: Stamp) {
+        self.slots.remove(&Hold::on_disk(stamp));
+    }
+
+    pub(crate) fn forget_all(&mut self) {
+        self.slots.clear();
+    }
+
+    /// What a copy on a disk is called.
+    pub(crate) fn name_on_disk(&self, record: &SlotRecord) -> Option<Name> {
+        self.names.get(&record.stamp).copied()
+    }
+
     /// The record of a slot, if it carries that stamp.
     pub(crate) fn load(&self, hold: Hold) -> Option<&SlotRecord> {
-        self.slots.get(&hold.slot).filter(|it| it.stamp == hold.stamp)
+        self.slots.get(&hold)
     }
 
     /// Whether the slot carries that stamp.
@@ -63,20 +95,22 @@ impl Memory {
 
     /// The use of a slot that stands.
     pub(crate) fn current(&self, slot: SlotId) -> Option<Hold> {
-        self.slots.get(&slot).map(|it| Hold { slot, stamp: it.stamp })
+        let all = Hold { slot, stamp: Stamp(0) }..=Hold { slot, stamp: Stamp(u64::MAX) };
+        self.slots.range(all).next().map(|(hold, _)| *hold)
     }
 
     /// Every slot with a stamp.
     pub(crate) fn slots(&self) -> impl Iterator<Item = (Hold, &SlotRecord)> {
-        self.slots.iter().map(|(&slot, it)| (Hold { slot, stamp: it.stamp }, it))
+        self.slots.iter().map(|(&hold, it)| (hold, it))
     }
 
     pub(crate) fn write_slot(&mut self, slot: SlotId, record: SlotRecord) {
-        self.slots.insert(slot, record);
+        self.withdraw(slot);
+        self.slots.insert(Hold { slot, stamp: record.stamp }, record);
     }
 
     pub(crate) fn withdraw(&mut self, slot: SlotId) {
-        self.slots.remove(&slot);
+        self.slots.retain(|hold, _| hold.slot != slot);
     }
 
     /// Stores into the heap; `false` if the bytes lie outside of it.

@@ -8,6 +8,9 @@ pub(crate) const NAMESPACES: [&str; 2] = ["default", "other"];
 pub(crate) const KEYS: [&str; 12] =
     ["a/0", "a/1", "a/2", "a/3", "a/4", "a/5", "b/0", "b/1", "b/2", "b/3", "b/4", "b/5"];
 
+/// The length of each of them.
+pub(crate) const KEY_BYTES: usize = 3;
+
 /// A key of a namespace, by number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Name {

@@ -101,6 +101,7 @@ impl World {
             namespace: names::namespace(hello.namespace.as_bytes()).unwrap_or(0),
             segment: match caller {
                 Party::Node(node) => self.nodes.get(node).map(|it| it.segment),
+                Party::Disk(node) => self.disk(node).map(|it| it.segment),
                 Party::Client(_) | Party::Master => None,
             },
             near: matches!(caller, Party::Node(node) if node < self.plan.near_nodes),
@@ -284,6 +285,7 @@ impl World {
         match receiver {
             Party::Master => self.master_receives(id, incoming),
             Party::Node(node) => self.node_receives(node, id, way, incoming),
+            Party::Disk(node) => self.disk_receives(node, id, incoming),
             Party::Client(client) => self.client_receives(client, id, incoming),
         }
     }

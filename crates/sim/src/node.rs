@@ -10,6 +10,7 @@ use tiffin_proto::Incoming;
 
 use crate::{
     coverage::Point,
+    disk::{DiskEvent, DiskShell},
     memory::Memory,
     names,
     network::Way,
@@ -36,6 +37,8 @@ pub(crate) enum NodeEvent {
     Dead(ClientId),
     /// A client fetches the mapping.
     Attach(usize, u32),
+    /// The disk beside its memory.
+    Disk(DiskEvent),
 }
 
 /// One node.
@@ -49,6 +52,8 @@ pub(crate) struct NodeShell {
     pub(crate) linked: bool,
     /// The network keeps it from the master until then.
     pub(crate) barred_until: Time,
+    /// The disk beside its memory, which outlives its process.
+    pub(crate) disk: Option<Box<DiskShell>>,
 }
 
 impl NodeShell {
@@ -61,6 +66,7 @@ impl NodeShell {
             link: None,
             linked: false,
             barred_until: 0,
+            disk: None,
         }
     }
 }
@@ -78,12 +84,16 @@ impl World {
         };
         let Some(shell) = self.nodes.get_mut(node) else { return };
         let life = shell.life + 1;
-        *shell = NodeShell { core: Some(Node::new(config)), life, segment, ..NodeShell::absent() };
+        let disk = shell.disk.take();
+        *shell = NodeShell { core: Some(Node::new(config)), life, segment, disk, ..NodeShell::absent() };
         self.memories.insert(segment, Memory::new(config.capacity, config.heap_bytes));
         self.oracle.node_starts(segment, &node_name(node, life));
         self.log.line(self.now, "node starts", &[node as u64, segment.0], &[]);
         self.node_at(0, node, NodeEvent::Link);
         self.node_at(BEAT_MS, node, NodeEvent::Beat);
+        if self.plan.has_disk(node) {
+            self.start_disk(node);
+        }
     }
 
     /// A node's process dies. Its memory stays for whoever mapped it.
@@ -100,6 +110,7 @@ impl World {
             self.caller_hangs_up(link);
         }
         self.transfers_lose_node(segment);
+        self.crash_disk(node);
         self.at(self.now + down_ms, Event::NodeStarts(node));
     }
 
@@ -120,6 +131,7 @@ impl World {
                 self.node_handles(node, CoreEvent::Dead(client));
             }
             NodeEvent::Attach(client, life) => self.attach(node, client, life),
+            NodeEvent::Disk(event) => self.disk_does(node, event),
         }
     }
 
@@ -292,10 +304,15 @@ impl World {
     pub(crate) fn everything_is_known(&self) -> bool {
         // Even a mere reservation may become an object by words that a dead master had still sent.
         let used = |it: &Memory| it.slots().next().is_some();
-        self.nodes
-            .iter()
-            .filter(|it| it.core.is_some())
-            .all(|it| self.oracle.knows(it.segment) || !self.memories.get(&it.segment).is_some_and(used))
+        let is_used = |segment| self.memories.get(&segment).is_some_and(used);
+        // A disk has what it has whether its process lives or not.
+        let mut disks = self.nodes.iter().filter_map(|it| it.disk.as_ref());
+        let of_disks = disks.all(|it| {
+            let has_any = is_used(it.segment) || !it.log.appending.is_empty();
+            self.oracle.knows(it.segment) || !has_any
+        });
+        let mut nodes = self.nodes.iter().filter(|it| it.core.is_some());
+        of_disks && nodes.all(|it| self.oracle.knows(it.segment) || !is_used(it.segment))
     }
 }
 
@@ -306,6 +323,9 @@ fn node_name(node: usize, life: u32) -> String {
 
 /// Whose memory the heap says this is.
 pub(crate) fn name_in_heap(memory: &Memory, record: &tiffin_core::node::SlotRecord) -> Option<names::Name> {
+    if let Some(name) = memory.name_on_disk(record) {
+        return Some(name);
+    }
     let (namespace, key) = memory.name(record)?;
     let namespace = names::namespace(namespace)?;
     names::Name::of(namespace, &tiffin_core::Key::new(key).ok()?)

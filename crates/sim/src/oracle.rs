@@ -21,6 +21,7 @@ use crate::{
     coverage::{Coverage, Point},
     deciding::Deciding,
     invariants::p2::{Dead, Victim},
+    invariants::tier::Shelving,
     memory::{Memory, ValueId},
     names::{self, Name},
 };
@@ -204,6 +205,7 @@ pub(crate) struct Oracle {
     lease_ms: u64,
     pub(crate) lease_grace_ms: u64,
     pub(crate) strict: bool,
+    pub(crate) shelving: Shelving,
 }
 
 impl Oracle {
@@ -326,6 +328,7 @@ impl Oracle {
                 (self.cause.asked, self.cause.group) = (names.collect(), lease.group.clone());
             }
             (Request::ClientDied(client), Speaker::Node(_)) => self.client_is_gone(*client),
+            (Request::Dropped(dropped), Speaker::Node(disk)) => self.hears_dropped(disk, dropped),
             (_, Speaker::Client(namespace)) => {
                 self.hears_of_lifetimes(conn, id, request, namespace, complete)
             }
@@ -339,6 +342,11 @@ impl Oracle {
         let life = self.lives.get(&newest)?;
         let vanishes = self.blind && !life.is_protected() || self.impatient && life.sample;
         (!life.is_gone() && life.returns == 0 && !vanishes).then_some(newest)
+    }
+
+    /// Whether the master has just said that it evicts something.
+    pub(crate) fn is_evicting(&self) -> bool {
+        self.cause.evicting
     }
 
     /// What may be taken away in the course of this event.
@@ -431,6 +439,7 @@ impl Oracle {
                     let was_known = self.joined.remove(segment);
                     self.lost.insert(*segment, was_known);
                     let segment = *segment;
+                    self.shelving.lost(segment);
                     self.leases_end_with(segment);
                 }
             }
@@ -449,11 +458,20 @@ impl Oracle {
                     self.record(segment, record, false);
                 }
             }
-            Effect::Ask(_, _, Request::Settle(settle)) => {
+            Effect::Ask(conn, id, Request::Settle(settle)) => {
                 self.orders(segment, &settle.abort);
+                let segment = segment.unwrap_or_default();
                 for record in &settle.commit {
-                    self.settles(segment.unwrap_or_default(), record);
+                    self.settles_promotion((*conn, *id), segment, record);
+                    self.settles(segment, record);
                 }
+                settle.abort.iter().for_each(|hold| self.gives_back(segment, *hold));
+            }
+            Effect::Ask(conn, id, Request::Demote(items)) => {
+                self.demotes((*conn, *id), segment.unwrap_or_default(), items);
+            }
+            Effect::Ask(_, _, Request::Promote(items)) => {
+                items.iter().for_each(|it| self.promotes(segment.unwrap_or_default(), it.into));
             }
             Effect::Reply(conn, id, reply) => {
                 self.replies(now, (*conn, *id), reply, segment, memories, coverage);
@@ -565,7 +583,11 @@ impl Oracle {
                     }
                 }
             }
-            Reply::Registered(registered) => self.registers(to.0, registered, segment),
+            Reply::Registered(registered) => {
+                let at = segment.unwrap_or_default();
+                registered.retire.iter().for_each(|hold| _ = self.shelving.leaves((at, *hold)));
+                self.registers(to.0, registered, segment);
+            }
             _ => (),
         }
     }
@@ -592,6 +614,7 @@ impl Oracle {
         if anew.is_some_and(|it| it > record.generation && it.epoch == self.epoch) {
             return;
         }
+        self.shelving.arrives((segment, record.hold), record.generation);
         if let Some(name) = record_name(record).filter(|_| self.cause.news) {
             self.older_is_refused(segment, name, record, memories);
             self.newest.insert(name, record.generation);
@@ -677,12 +700,21 @@ impl Oracle {
     fn retires(&mut self, now: Tick, segment: SegmentId, hold: Hold, coverage: &mut Coverage) {
         // What is gone may be asked for any number of times.
         let again = !self.retired.insert((segment, hold));
+        let was_pending = self.shelving.leaves((segment, hold));
         let Some(generation) = self.generation_of.get(&(segment, hold)).copied() else { return };
         if again || self.lives.get(&generation).is_some_and(|it| it.gone) {
             return;
         }
         if self.cause.evicting {
             self.evicted(now, generation, coverage);
+            // It only leaves memory.
+            if self.shelving.is_shelved(generation) {
+                return coverage.hit(Point::LeftMemory);
+            }
+        }
+        // What was never a copy goes without its object, unless that is evicted.
+        if was_pending && !self.cause.evicting {
+            return;
         }
         let Some(life) = self.lives.get_mut(&generation) else { return };
         let waited = life.sample && self.impatient;
@@ -692,6 +724,7 @@ impl Oracle {
             || self.cause.generations.contains(&generation)
             || life.deletes > 0
             || self.undecided.contains(&(segment, hold))
+            || self.undecided.iter().any(|it| self.generation_of.get(it) == Some(&generation))
             || self.deleting.values().any(dropped);
         // What was evicted unseen is asked for when its node is back.
         let unseen = self.blind && !life.is_protected();
@@ -724,7 +757,7 @@ pub(crate) fn copies(memory: &Memory, generation: Generation) -> impl Iterator<I
     readable.map(|(hold, _)| hold)
 }
 
-fn record_name(record: &Record) -> Option<Name> {
+pub(crate) fn record_name(record: &Record) -> Option<Name> {
     Name::of(names::namespace(record.namespace.as_bytes())?, &record.key)
 }
 

@@ -1,7 +1,7 @@
 //! What kind of world a seed gives. Not every fault happens in every world: some broken rules show only where
 //! it is otherwise quiet.
 
-use tiffin_core::EXTENT_ALIGN;
+use tiffin_core::{EXTENT_ALIGN, master::TierConfig, message::Demotion};
 
 use crate::{chance::Chance, faults::Fault};
 
@@ -47,6 +47,14 @@ pub(crate) struct Plan {
     pub(crate) faults: Vec<u64>,
     /// How long it takes from one fault to the next.
     pub(crate) fault_gap: u64,
+    /// How many of the nodes have a disk.
+    pub(crate) disks: usize,
+    /// Bytes of each of them.
+    pub(crate) disk_capacity: u64,
+    /// How many of a hundred things that a client does are about them.
+    pub(crate) tier_percent: u64,
+    /// How they are used.
+    pub(crate) tier: TierConfig,
 }
 
 impl Plan {
@@ -76,9 +84,77 @@ impl Plan {
         plan
     }
 
+    pub(crate) fn has_disks(&self) -> bool {
+        self.disks > 0
+    }
+
+    pub(crate) fn has_disk(&self, node: usize) -> bool {
+        node < self.disks
+    }
+
+    /// In some worlds there are disks, and then they fail in their own ways.
+    pub(crate) fn draw_disks(&mut self, chance: &mut Chance) {
+        if !chance.percent(35) {
+            return;
+        }
+        self.disks = chance.between(1, self.nodes as u64) as usize;
+        self.disk_capacity = self.capacity * chance.between(2, 8) / 4;
+        for fault in Fault::DISKS {
+            let rate = if chance.percent(60) { chance.between(1, 10) } else { 0 };
+            if let Some(weight) = self.faults.get_mut(fault as usize) {
+                *weight = rate;
+            }
+        }
+        let throttle = tiffin_throttle::Config {
+            keys_max: chance.between(1, 4) as usize,
+            bytes_max: chance.between(4, 40) * EXTENT_ALIGN,
+            done_ttl: chance.between(1, 200),
+            failed_ttl: chance.between(1, 60),
+            cooldown: chance.between(1, 60),
+            deadline: chance.between(20, 300),
+            ..tiffin_throttle::Config::default()
+        };
+        // Where fewer keys are fought for by more, more is read again that has left memory.
+        self.tier_percent = *chance.pick(&[10, 25, 40]).unwrap_or(&25);
+        self.tier = TierConfig {
+            ahead_percent: chance.between(10, 70) as u8,
+            promote_on_hit: chance.percent(60),
+            demotion: if chance.percent(40) { Demotion::WriteThrough } else { Demotion::OnPressure },
+            protect_ms: *chance.pick(&[5, 30, 150]).unwrap_or(&30),
+            away_ms_max: *chance.pick(&[400, 2000, 100_000]).unwrap_or(&400),
+            throttle,
+            ..TierConfig::default()
+        };
+        if chance.percent(40) {
+            self.draw_busy_disks(chance);
+        }
+    }
+
+    /// Everything is on a disk, little of it fits into memory, all of it is wanted there, and the disk is slow:
+    /// promotions fail, are late, and meet the next ones.
+    fn draw_busy_disks(&mut self, chance: &mut Chance) {
+        let rate = |fault: &Fault| match fault {
+            Fault::DiskSlow => 10,
+            Fault::DiskFails | Fault::DiskFlip => 4,
+            Fault::DiskLink | Fault::LinkBreak => 1,
+            _ => 0,
+        };
+        self.faults = Fault::ALL.iter().map(rate).collect();
+        self.fault_gap = 40;
+        (self.capacity, self.keys) = (24 * EXTENT_ALIGN, self.keys.min(6));
+        (self.disks, self.disk_capacity) = (self.nodes, self.capacity * 6);
+        (self.tier_percent, self.sample_percent, self.pin_percent) = (50, 0, 0);
+        self.tier.demotion = Demotion::WriteThrough;
+        let throttle = &mut self.tier.throttle;
+        (throttle.deadline, throttle.bytes_max) = (chance.between(10, 60), 60 * EXTENT_ALIGN);
+        (throttle.done_ttl, throttle.failed_ttl, throttle.cooldown) = (5, 1, 2);
+    }
+
     fn draw_any(chance: &mut Chance) -> Self {
-        let faults = Fault::ALL.iter().map(|_| if chance.percent(55) { chance.between(1, 10) } else { 0 });
-        let faults = faults.collect();
+        let faults = Fault::ALL.iter().filter(|it| !Fault::DISKS.contains(it));
+        let faults = faults.map(|_| if chance.percent(55) { chance.between(1, 10) } else { 0 });
+        let mut faults: Vec<_> = faults.collect();
+        faults.resize(Fault::ALL.len(), 0);
         let slot_count = chance.between(10, 40);
         Self {
             nodes: chance.between(2, 3) as usize,
@@ -107,6 +183,10 @@ impl Plan {
             pause_max: chance.between(10, 60),
             faults,
             fault_gap: *chance.pick(&[20, 60, 150, 400]).unwrap_or(&60),
+            disks: 0,
+            disk_capacity: 0,
+            tier_percent: 0,
+            tier: TierConfig::default(),
         }
     }
 }

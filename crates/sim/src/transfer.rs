@@ -62,6 +62,10 @@ pub(crate) struct Transfer {
 }
 
 impl Transfer {
+    pub(crate) fn is_unasked(&self) -> bool {
+        self.unasked
+    }
+
     fn total(&self) -> u32 {
         self.len.div_ceil(EXTENT_ALIGN) as u32
     }
@@ -109,7 +113,9 @@ impl World {
         };
         self.transfers.insert(id, transfer);
         let delay = self.chance.delay(4, 60);
-        match (socket, self.node_of(order.segment)) {
+        let node =
+            if order.hold.is_on_disk() { self.disk_of(order.segment) } else { self.node_of(order.segment) };
+        match (socket, node) {
             (false, _) => self.client_at(delay, order.client, ClientEvent::Step(id)),
             (true, Some(node)) => self.node_at(delay, node, NodeEvent::Chunk(id)),
             (true, None) => {
@@ -200,6 +206,9 @@ impl World {
         let pace = self.chance.between(1, 4) as u32;
         let (copying, late) = (self.chance.delay(4, 60), self.chance.percent(50));
         let Some(transfer) = self.transfers.get_mut(&id).filter(|it| !it.node_done) else { return };
+        if transfer.hold.is_on_disk() {
+            return self.disk_chunk(node, id);
+        }
         if !std::mem::replace(&mut transfer.data_open, true) {
             let client = transfer.client_id;
             self.node_handles(node, CoreEvent::DataOpened(client));
@@ -226,6 +235,9 @@ impl World {
     pub(crate) fn chunk_done(&mut self, node: usize, id: TransferId) {
         let travel = self.chance.delay(4, 40);
         let Some(transfer) = self.transfers.get_mut(&id) else { return };
+        if transfer.hold.is_on_disk() {
+            return self.disk_chunk_done(node, id);
+        }
         let Some(memory) = self.memories.get_mut(&transfer.segment) else { return };
         let Some(core) = self.nodes.get_mut(node).and_then(|it| it.core.as_mut()) else { return };
         for (place, unit) in (transfer.done..).zip(transfer.units.take().unwrap_or_default()) {
@@ -301,13 +313,21 @@ impl World {
         }
     }
 
+    /// A copy was read from a disk, all of it, and counts.
+    pub(crate) fn has_read(&mut self, id: TransferId, tags: Vec<Tag>, units: u32) {
+        if let Some(transfer) = self.transfers.get_mut(&id) {
+            (transfer.tags, transfer.done) = (tags, units);
+        }
+        self.validated(id);
+    }
+
     /// A read counts from here on.
     fn validated(&mut self, id: TransferId) {
         let Some(transfer) = self.transfers.get(&id).filter(|it| it.write.is_none()) else { return };
         self.oracle.read(transfer.segment, transfer.hold, transfer.len, &transfer.tags, &mut self.coverage);
     }
 
-    fn end_socket(&mut self, node: usize, id: TransferId, ended: Ended) {
+    pub(crate) fn end_socket(&mut self, node: usize, id: TransferId, ended: Ended) {
         let travel = self.chance.delay(4, 40);
         let Some(transfer) = self.transfers.get(&id) else { return };
         let (client, listens) = (transfer.client, !transfer.client_done && !transfer.broken);

@@ -4,9 +4,9 @@ use tiffin_core::{
     EXTENT_ALIGN,
     marks::Consumption,
     message::{
-        Ack, AckItem, Await, Delete, DeleteMatching, DropPins, Exists, Lease, LeaseItem, LeaseOutcome,
-        Leased, List, OnExists, Pattern, Pin, Policy, PutOptions, Release, Request, Reserve, ReserveItem,
-        Resolve,
+        Ack, AckItem, Ahead, Await, Delete, DeleteMatching, Demotion, DropPins, Exists, Lease, LeaseItem,
+        LeaseOutcome, Leased, List, OnExists, Pattern, Pin, Policy, Prefetch, PutOptions, Release, Request,
+        Reserve, ReserveItem, Resolve,
     },
     session::{Get, GetRequest, Put, PutRequest},
 };
@@ -42,7 +42,9 @@ impl World {
         // Where most objects are samples, most of what is done is to consume them.
         let looks = self.chance.percent(self.plan.look_percent);
         let consumes = self.plan.sample_percent >= 50 && self.chance.percent(30);
+        let tiers = self.plan.has_disks() && self.chance.percent(self.plan.tier_percent);
         match self.chance.below(100) {
+            _ if tiers => self.begin_tier(client, namespace),
             _ if looks => self.begin_look(client, namespace),
             _ if consumes => self.begin_lease(client, namespace),
             0..4 => self.begin_stock(client),
@@ -219,7 +221,7 @@ impl World {
         let mut recall = |name: &Name| {
             // The last is read first.
             let mut known = it.known.find(&name.key())?.clone();
-            known.replicas.sort_by_key(|it| attached.contains(&it.segment));
+            known.replicas.sort_by_key(|it| (!it.hold().is_on_disk(), attached.contains(&it.segment)));
             Some(known)
         };
         let requests: Vec<_> =
@@ -229,8 +231,35 @@ impl World {
         let buffers = (0..count).map(|_| if self.chance.once_in(30) { 50 } else { u64::MAX }).collect();
         let lease = self.chance.percent(25);
         let near = format!("host{client}");
-        let get = Get::new(requests, lease, Box::new(move |it| u8::from(it.host != near)));
+        let mut get = Get::new(requests, lease, Box::new(move |it| u8::from(it.host != near)));
+        if self.plan.has_disks() {
+            get = get.wait_for_promotion(self.chance.between(0, 60));
+        }
         self.begin_session(client, Kind::Get { get, names, buffers, before });
+    }
+
+    /// What is done about disks: many ask for the same keys in the same order.
+    fn begin_tier(&mut self, client: usize, namespace: u8) {
+        let count = self.chance.between(1, self.plan.keys.min(6));
+        let keys: Vec<_> = (0..count as u8).map(|key| Name { namespace, key }.key()).collect();
+        let ahead = if self.chance.percent(70) { Ahead::LeadingRun } else { Ahead::All };
+        let request = match self.chance.below(20) {
+            0..12 => {
+                let keys = keys.iter().collect();
+                Request::Exists(Exists { keys, touch: false, lease: false, ahead, ..Exists::default() })
+            }
+            12..19 => {
+                let wait_ms = if self.chance.percent(70) { self.chance.between(1, 200) } else { 0 };
+                Request::Prefetch(Prefetch { keys, ahead, wait_ms })
+            }
+            _ => {
+                let all =
+                    [None, Some(Demotion::OnPressure), Some(Demotion::WriteThrough), Some(Demotion::Never)];
+                let demotion = self.chance.pick(&all).copied().flatten();
+                Request::SetPolicy(Policy { demotion, ..Policy::default() })
+            }
+        };
+        self.ask_once(client, Kind::Question, request);
     }
 
     fn begin_look(&mut self, client: usize, namespace: u8) {

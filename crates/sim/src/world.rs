@@ -12,6 +12,7 @@ use crate::{
     client::{Client, ClientEvent},
     coverage::Coverage,
     faults::Fault,
+    invariants::tier::Probe,
     log::Log,
     memory::Memory,
     network::{Conn, Way},
@@ -36,6 +37,8 @@ const TICK_MS: u64 = 10;
 pub(crate) enum Party {
     Master,
     Node(usize),
+    /// The disk of a node, in the same process.
+    Disk(usize),
     Client(usize),
 }
 
@@ -145,12 +148,18 @@ pub(crate) struct World {
     pub(crate) log: Log,
     /// What the master answered to the simulation itself.
     pub(crate) audit: Option<Reply>,
+    /// The question that the master is about to answer.
+    pub(crate) probe: Option<Probe>,
+    /// It handles a put that may wait.
+    pub(crate) is_patient: bool,
 }
 
 impl World {
     pub(crate) fn new(seed: u64, sabotage: Sabotage, keep_text: bool) -> Self {
         let mut chance = Chance::new(seed);
-        let plan = Plan::draw(&mut chance);
+        // Disks are drawn from elsewhere: a world without them is what it was before there were any.
+        let mut plan = Plan::draw(&mut chance);
+        plan.draw_disks(&mut Chance::new(!seed));
         let mut world = Self {
             sabotage,
             now: 0,
@@ -176,6 +185,8 @@ impl World {
             coverage: Coverage::default(),
             log: Log::new(keep_text),
             audit: None,
+            probe: None,
+            is_patient: false,
             plan,
             chance,
         };
@@ -213,6 +224,7 @@ impl World {
         self.happen(event);
         self.check_books();
         self.check_membership();
+        self.check_tier();
         self.oracle.broken.is_none()
     }
 
@@ -296,6 +308,7 @@ impl World {
                 self.at(self.stopped_until(caller), Event::CallerCloses(id));
             }
             Party::Node(node) => self.link_lost(node, id),
+            Party::Disk(node) => self.disk_link_lost(node, id),
             Party::Client(client) => self.conn_lost(client, id),
             Party::Master => (),
         }
@@ -316,14 +329,14 @@ impl World {
         match server {
             Party::Master => self.master_closed(id),
             Party::Node(node) => self.node_closed(node, id),
-            Party::Client(_) => (),
+            Party::Client(_) | Party::Disk(_) => (),
         }
     }
 
     pub(crate) fn is_up(&self, party: Party) -> bool {
         match party {
             Party::Master => self.master.is_some(),
-            Party::Node(node) => self.nodes.get(node).is_some_and(|it| it.core.is_some()),
+            Party::Node(node) | Party::Disk(node) => self.nodes.get(node).is_some_and(|it| it.core.is_some()),
             Party::Client(client) => self.clients.get(client).is_some_and(|it| it.alive),
         }
     }
@@ -331,7 +344,7 @@ impl World {
     pub(crate) fn life(&self, party: Party) -> u32 {
         match party {
             Party::Master => self.epoch as u32,
-            Party::Node(node) => self.nodes.get(node).map_or(0, |it| it.life),
+            Party::Node(node) | Party::Disk(node) => self.nodes.get(node).map_or(0, |it| it.life),
             Party::Client(client) => self.clients.get(client).map_or(0, |it| it.life),
         }
     }
@@ -339,7 +352,7 @@ impl World {
     pub(crate) fn stopped_until(&self, party: Party) -> Time {
         match party {
             Party::Master => 0,
-            Party::Node(node) => self.nodes.get(node).map_or(0, |it| it.stopped_until),
+            Party::Node(node) | Party::Disk(node) => self.nodes.get(node).map_or(0, |it| it.stopped_until),
             Party::Client(client) => self.clients.get(client).map_or(0, |it| it.stopped_until),
         }
     }

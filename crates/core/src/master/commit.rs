@@ -79,10 +79,10 @@ impl Master {
         lost: &[Hold],
     ) {
         for (index, generation, hold) in replicas {
-            let has = |it: &Object| {
-                it.generation() == *generation && it.replicas().any(|copy| copy == (node, *hold))
-            };
-            if lost.contains(hold) && self.catalog.get(*index).is_some_and(has) {
+            // A disk that could not write a copy may have another by now.
+            let is_it = |it: &Object| it.replicas().any(|it| it == (node, *hold));
+            let same = self.catalog.get(*index).filter(|it| it.generation() == *generation);
+            if same.is_some_and(is_it) && lost.contains(hold) {
                 self.lose_copy(*index, node, Cause::NodeLost);
             }
         }

@@ -14,7 +14,7 @@ use super::{
     refuse,
 };
 use crate::{
-    BATCH_ITEMS_MAX, ConnId, Hold, RequestId, Tick,
+    BATCH_ITEMS_MAX, ConnId, Generation, Hold, RequestId, Tick,
     message::{
         AckOutcome, Cause, CommitOutcome, Delete, DeleteOutcome, DeletedMatching, PinOutcome, Reason,
         Replacement, Reply, Request, Retire,
@@ -51,7 +51,8 @@ pub(super) enum Answer {
     Decide(Vec<CommitOutcome>),
     /// And which items lie on which node.
     Publish(Vec<Option<CommitOutcome>>, BTreeMap<NodeIndex, Vec<usize>>),
-    Pin(Vec<PinOutcome>),
+    /// And which objects they are of.
+    Pin(Vec<PinOutcome>, Vec<(usize, ObjectIndex, Generation)>),
     Ack(Vec<AckOutcome>),
 }
 
@@ -70,7 +71,7 @@ impl Answer {
             Self::Matching(matching) => {
                 note(&mut matching.unconfirmed, name);
             }
-            Self::Pin(outcomes) => {
+            Self::Pin(outcomes, _) => {
                 for &index in items {
                     match outcomes.get_mut(index) {
                         Some(PinOutcome::Unconfirmed(names)) => note(names, name),
@@ -108,7 +109,7 @@ impl Answer {
             Self::Matching(matching) => Reply::DeletedMatching(matching),
             Self::Decide(outcomes) => Reply::Decided(outcomes),
             Self::Publish(outcomes, _) => Reply::Published(outcomes),
-            Self::Pin(outcomes) => Reply::Pinned(outcomes),
+            Self::Pin(outcomes, _) => Reply::Pinned(outcomes),
             Self::Ack(outcomes) => Reply::Acked(outcomes),
         }
     }
@@ -191,7 +192,7 @@ impl Master {
             items.entry(*node).or_default().push(*item);
         }
         for (item, index) in marked {
-            for (node, _) in self.catalog.get(*index).into_iter().flat_map(|it| it.replicas()) {
+            for (node, _) in self.catalog.get(*index).into_iter().flat_map(|it| self.written_beside(it)) {
                 items.entry(node).or_default().push(*item);
             }
         }
@@ -400,11 +401,24 @@ impl Master {
         self.confirmed(id, Some(op));
     }
 
+    /// What is gone meanwhile is not pinned: its disk may have let go of the last copy before it heard of the
+    /// pin.
+    fn look_at_pinned(&self, answer: &mut Answer) {
+        let Answer::Pin(outcomes, pinned) = answer else { return };
+        for (item, index, generation) in pinned {
+            let stands = self.catalog.get(*index).is_some_and(|it| it.generation() == *generation);
+            if let Some(outcome) = outcomes.get_mut(*item).filter(|it| !stands && **it == PinOutcome::Done) {
+                *outcome = PinOutcome::Absent;
+            }
+        }
+    }
+
     fn end_confirm(&mut self, op: OpId) {
-        if let Some(Op::Confirm(confirming)) = self.ops.remove(&op) {
+        if let Some(Op::Confirm(mut confirming)) = self.ops.remove(&op) {
             if let Some(deadline) = confirming.deadline {
                 self.deadlines.strike(deadline, op);
             }
+            self.look_at_pinned(&mut confirming.answer);
             let reply = confirming.answer.into_reply();
             self.effects.push_back(Effect::Reply(confirming.conn, confirming.id, reply));
         }

@@ -87,6 +87,8 @@ impl Master {
             }
         }
         self.serve_the_waiting();
+        self.shelve_ahead();
+        self.answer_the_woken();
     }
 
     pub(super) fn delete_matching(

@@ -45,7 +45,6 @@ impl Master {
                 announces: false,
                 told: BTreeSet::new(),
                 from_earlier_life: !same_life || sabotaged!(self.config.sabotage, BelieveTheLost),
-                next_stamp: register.stamps,
             }),
         };
         let Some(node) = node else {
@@ -80,7 +79,6 @@ impl Master {
         member.conn = Some(conn);
         member.told.clear();
         member.announces = false;
-        member.next_stamp = member.next_stamp.max(register.stamps);
         Some(node)
     }
 
@@ -267,6 +265,7 @@ impl Master {
         member.standing = Standing::Away(self.now);
         let name = member.info.name.clone();
         self.effects.push_back(Effect::Notice(Notice::NodeAway(name)));
+        self.end_promotions_at(node);
         let asked: Vec<_> = self.waits.iter().filter(|(_, (on, _))| *on == node).map(|(id, _)| *id).collect();
         for id in asked {
             match self.waits.remove(&id) {
@@ -276,11 +275,11 @@ impl Master {
                 Some((_, Wait::Mark(objects, op))) => self.not_marked(node, id, &objects, op),
                 Some((_, Wait::Inspect(op, items))) => self.inspected(op, &items, &[]),
                 Some((_, Wait::Demote(_))) => self.disk_away(node),
-                Some((_, Wait::PromoteRoom(generation, charged))) => {
-                    self.promotion_has_room(node, generation, charged, None);
+                // The promotion has ended.
+                Some((_, Wait::PromoteRoom(id, charged))) => {
+                    self.promotion_has_room(node, id, charged, None);
                 }
-                Some((_, Wait::Promote(generation))) => self.promotion_broke(generation, false),
-                Some((_, Wait::PromoteSettle(generation))) => self.promotion_broke(generation, true),
+                Some((_, Wait::Promote(_) | Wait::PromoteSettle(_))) => (),
                 // It tells what it committed when it comes back.
                 Some((_, Wait::Settle(_, op))) => self.confirmed(id, op),
                 // It is told again when it comes back.
@@ -375,6 +374,7 @@ impl Master {
         }
         self.room.end_grants_on(node);
         self.ghosts.forget(node);
+        self.tier.forget(node);
         self.members.remove(node);
         self.effects.push_back(Effect::Notice(notice(name, lost)));
     }

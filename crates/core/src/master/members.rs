@@ -56,8 +56,6 @@ pub(super) struct Member {
     pub(super) told: BTreeSet<Hold>,
     /// It belonged to an earlier life of the master, so what it holds may be news.
     pub(super) from_earlier_life: bool,
-    /// Of a disk: the stamp of the next copy that it is sent.
-    pub(super) next_stamp: u64,
 }
 
 /// All nodes.

@@ -31,6 +31,8 @@ mod tests_lifetimes;
 mod tests_lost_answers;
 #[cfg(test)]
 mod tests_publish;
+#[cfg(test)]
+mod tests_tier;
 mod tier;
 mod why;
 
@@ -50,7 +52,7 @@ use pin::Unwritten;
 use reserve::Reserving;
 use room::{Room, Watching};
 use sample::Leases;
-use tier::{Fetching, Leaving, Tier};
+use tier::{Fetching, Leaving, PromotionId, Tier};
 pub use tier::{PROMOTER, TierConfig};
 use why::{Explaining, History};
 
@@ -204,11 +206,11 @@ enum Wait {
     /// Objects go to a disk.
     Demote(Vec<Leaving>),
     /// Room for an object that comes back from a disk, and what that is charged to.
-    PromoteRoom(Generation, (NamespaceIndex, u64)),
+    PromoteRoom(PromotionId, (NamespaceIndex, u64)),
     /// Its bytes.
-    Promote(Generation),
+    Promote(PromotionId),
     /// Its slot.
-    PromoteSettle(Generation),
+    PromoteSettle(PromotionId),
 }
 
 /// The master's whole state.
@@ -296,7 +298,7 @@ impl Master {
             history: History::default(),
             ghosts: Ghosts::default(),
             unwritten: Unwritten::default(),
-            tier: Tier::new(config.tier),
+            tier: Tier::new(config.tier, config.epoch),
             jobs: VecDeque::new(),
             labels: Labels::default(),
             lease_end: None,
@@ -316,6 +318,7 @@ impl Master {
         }
         self.serve_the_waiting();
         self.shelve_ahead();
+        self.answer_the_woken();
     }
 
     /// Lets time pass. Time only tidies: it ends soft pins, notices silence, and answers who has waited
@@ -331,6 +334,7 @@ impl Master {
         self.end_rests();
         self.serve_the_waiting();
         self.shelve_ahead();
+        self.answer_the_woken();
     }
 
     /// Looks again at who waits for room, if anything changed that they wait for.
@@ -424,7 +428,21 @@ impl Master {
 
     /// What is wrong with the books, if anything is. For tests and simulations.
     pub fn check(&self) -> Result<(), String> {
-        self.tier.promotions.check()
+        self.check_tier()
+    }
+
+    /// When an object was last used, and until when nobody may evict it. For tests and simulations.
+    #[must_use]
+    pub fn last_use(&self, namespace: &str, key: &crate::Key) -> Option<(Tick, Tick)> {
+        let namespace = self.catalog.namespace_index(namespace)?;
+        let object = self.catalog.get(self.catalog.find(namespace, key)?)?;
+        Some((object.touched(), object.lease_until()))
+    }
+
+    /// How many objects are on their way between memory and disks.
+    #[must_use]
+    pub fn moving_count(&self) -> usize {
+        self.tier.moving_count()
     }
 
     /// How many operations wait for a node.
@@ -584,22 +602,24 @@ impl Master {
                 self.demoted(node, &leaving, &moved);
             }
             (Wait::Demote(leaving), _) => self.demoted(node, &leaving, &Moved::default()),
-            (Wait::PromoteRoom(generation, charged), reply) => {
-                let room = match reply {
-                    Reply::Allocated(mut allocated) => allocated.items.pop().flatten(),
-                    _ => None,
-                };
-                self.promotion_has_room(node, generation, charged, room);
+            (Wait::PromoteRoom(id, charged), Reply::Allocated(mut allocated)) => {
+                // Without waking anybody, as for a put.
+                if let Some(member) = self.members.get_mut(node) {
+                    member.report(self.now, allocated.usage);
+                }
+                self.promotion_has_room(node, id, charged, allocated.items.pop().flatten());
             }
-            (Wait::Promote(generation), reply) => {
-                let done = matches!(reply, Reply::Moved(it) if it.items == [true]);
-                self.promotion_has_bytes(generation, done);
+            (Wait::PromoteRoom(id, charged), _) => self.promotion_has_room(node, id, charged, None),
+            (Wait::Promote(id), Reply::Moved(moved)) => {
+                self.report(node, moved.usage);
+                self.promotion_has_bytes(id, moved.items == [true]);
             }
-            (Wait::PromoteSettle(generation), Reply::Settled(settled)) => {
+            (Wait::Promote(id), _) => self.promotion_broke(id),
+            (Wait::PromoteSettle(id), Reply::Settled(settled)) => {
                 self.report(node, settled.usage);
-                self.promotion_is_settled(generation, &settled.lost);
+                self.promotion_is_settled(id, &settled.lost);
             }
-            (Wait::PromoteSettle(generation), _) => self.promotion_broke(generation, false),
+            (Wait::PromoteSettle(id), _) => self.promotion_broke(id),
             (Wait::Inspect(op, items), Reply::Inspected(views)) => self.inspected(op, &items, &views),
             (Wait::Inspect(op, items), _) => self.inspected(op, &items, &[]),
             // A node that refuses what it must do is not to be trusted with the name.

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
     Master, OpId, Wait,
-    catalog::{NamespaceIndex, NodeIndex, ObjectIndex},
+    catalog::{NamespaceIndex, NodeIndex, Object, ObjectIndex},
     confirm::Answer,
     refuse,
 };
@@ -80,7 +80,10 @@ impl Master {
         if sabotaged!(self.config.sabotage, PinWithoutWriting) {
             marked.clear();
         }
-        self.retire_and_mark(conn, id, Answer::Pin(outcomes), Vec::new(), &marked, deadline);
+        let generation = |index| self.catalog.get(index).map(Object::generation);
+        let pinned = marked.iter().filter_map(|&(item, index)| Some((item, index, generation(index)?)));
+        let answer = Answer::Pin(outcomes, pinned.collect());
+        self.retire_and_mark(conn, id, answer, Vec::new(), &marked, deadline);
     }
 
     pub(super) fn drop_pins(
@@ -138,7 +141,7 @@ impl Master {
         for index in indexes {
             let Some(object) = self.catalog.get(index) else { continue };
             let marks = object.marks().cloned().unwrap_or_default();
-            for (node, hold) in object.replicas() {
+            for (node, hold) in self.written_beside(object) {
                 let item = MarkItem { hold, marks: marks.clone() };
                 by_node.entry(node).or_default().push((item, index, object.generation()));
             }
@@ -154,6 +157,16 @@ impl Master {
             }
         }
         asked
+    }
+
+    /// The copies that marks must be written beside. What is on its way into memory, and is not told yet what
+    /// it is, will be told its marks with that.
+    pub(super) fn written_beside<'a>(
+        &'a self,
+        object: &'a Object,
+    ) -> impl Iterator<Item = (NodeIndex, Hold)> + 'a {
+        let promotions = &self.tier.promotions;
+        object.replicas().filter(|(node, _)| !promotions.is_unsettled(object.generation(), *node))
     }
 
     /// A node has marks in writing.

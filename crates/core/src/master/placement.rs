@@ -64,7 +64,6 @@ mod tests {
             announces: false,
             told: Default::default(),
             from_earlier_life: false,
-            next_stamp: 0,
         }
     }
 

@@ -137,8 +137,9 @@ impl Master {
         if !matches!(self.ops.get(&op), Some(Op::Reserve(it)) if is_late(it)) {
             return;
         }
-        // A disk that cannot keep up costs nobody a put: what may be evicted is looked at once more.
-        if self.members.disks().next().is_some() {
+        // A disk that cannot keep up costs nobody a put: what may be evicted is looked at once more. Who is not
+        // the first in its line has no claim on that.
+        if self.members.disks().next().is_some() && self.room.is_first(op) {
             self.try_again(op);
         }
         match self.ops.remove(&op) {
@@ -266,7 +267,7 @@ impl Master {
         // Fewer copies than wanted are better than evicting for more, and no copy is no object.
         if chosen.is_empty() && first {
             let may_wait = self.now < reserving.deadline;
-            chosen.extend(candidates.into_iter().find(|&node| self.make_room(node, need, whose, may_wait)));
+            chosen.extend(self.make_room_somewhere(&candidates, need, whose, may_wait));
         }
         for &node in &chosen {
             if let Some(member) = self.members.get_mut(node) {
@@ -337,17 +338,32 @@ impl Master {
         rank(possible, wish)
     }
 
-    /// Evicts on one node until it has room: first what its disk has, too. A put that may wait waits for the
-    /// disk, so that nothing is lost. What was evicted before it turned out not to suffice stays evicted: it
-    /// was unused for longest, and the next put needs it anyway.
-    fn make_room(&mut self, node: NodeIndex, need: u64, whose: (&str, &Key), may_wait: bool) -> bool {
+    /// Makes room on one of these nodes: first of all with what disks have, too. A put that may wait waits for a
+    /// disk, so that nothing is lost.
+    fn make_room_somewhere(
+        &mut self,
+        candidates: &[NodeIndex],
+        need: u64,
+        whose: (&str, &Key),
+        may_wait: bool,
+    ) -> Option<NodeIndex> {
+        let lossless = candidates.iter().copied().find(|&node| self.make_room(node, need, whose, true));
+        if lossless.is_some() {
+            return lossless;
+        }
+        let waits = may_wait && !sabotaged!(self.config.sabotage, EvictUnshelved);
+        if waits && candidates.iter().any(|&node| self.is_being_shelved(node, need)) {
+            return None;
+        }
+        candidates.iter().copied().find(|&node| self.make_room(node, need, whose, false))
+    }
+
+    /// Evicts on one node until it has room. What was evicted before it turned out not to suffice stays
+    /// evicted: it was unused for longest, and the next put needs it anyway.
+    fn make_room(&mut self, node: NodeIndex, need: u64, whose: (&str, &Key), shelved_only: bool) -> bool {
         let mut free = self.members.get(node).map_or(0, |it| it.free);
         while free < need {
-            let mut victim = self.next_victim(node, true);
-            if victim.is_none() && !(may_wait && self.is_being_shelved(node)) {
-                victim = self.next_victim(node, false);
-            }
-            let Some(victim) = victim else { break };
+            let Some(victim) = self.next_victim(node, shelved_only) else { break };
             free += self.catalog.get(victim).and_then(|it| room_for(it.len())).unwrap_or(0);
             self.evict(victim, Some(node), whose);
         }

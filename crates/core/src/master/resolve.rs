@@ -10,9 +10,10 @@ use super::{
 use crate::{
     BATCH_ITEMS_MAX, Hold, Key, Location,
     message::{
-        Ahead, Exists, Found, List, ListItem, Listed, NamespaceStat, NodeInfo, Pattern, Presence, Reason,
-        Reply, Resolve, ResolveOutcome, Resolved,
+        Ahead, Exists, Found, List, ListItem, Listed, NamespaceStat, NodeInfo, Pattern, PrefetchOutcome,
+        Presence, Reason, Reply, Resolve, ResolveOutcome, Resolved,
     },
+    sabotage::sabotaged,
 };
 
 /// Objects that one page may look at, so that a listing never stalls the others for long.
@@ -119,7 +120,8 @@ impl Master {
             if exists.ahead != Ahead::Nothing {
                 ahead.extend(found.iter().take(keys.len()));
             }
-            if exists.touch || exists.lease {
+            let probes = sabotaged!(self.config.sabotage, ProbeTouches) && exists.ahead != Ahead::Nothing;
+            if exists.touch || exists.lease || probes {
                 self.catalog.touch_all(
                     found.get(..keys.len()).unwrap_or(&[]),
                     self.now,
@@ -129,7 +131,13 @@ impl Master {
             }
         }
         if !ahead.is_empty() {
-            self.bring(&ahead, exists.ahead);
+            let outcomes = self.bring(&ahead, exists.ahead);
+            for (item, outcome) in items.iter_mut().zip(outcomes) {
+                let failed = matches!(outcome, PrefetchOutcome::Failed | PrefetchOutcome::Skipped);
+                if failed && sabotaged!(self.config.sabotage, ProbeForgets) {
+                    *item = Presence::Absent;
+                }
+            }
         }
         Reply::Present(items)
     }

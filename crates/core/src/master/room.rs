@@ -162,6 +162,11 @@ impl Room {
         self.lines.values().filter_map(next).collect()
     }
 
+    /// Whether nobody in its line came before it.
+    pub(super) fn is_first(&self, op: OpId) -> bool {
+        self.lines.values().any(|line| line.front() == Some(&op))
+    }
+
     pub(super) fn anybody_waits(&self) -> bool {
         self.lines.values().any(|line| !line.is_empty())
     }
@@ -171,6 +176,7 @@ impl Master {
     pub(super) fn set_policy(&mut self, namespace: NamespaceIndex, policy: Policy) -> Reply {
         self.room.policies.insert(namespace, policy);
         self.room.note_change();
+        self.tier.stir();
         Reply::Done
     }
 

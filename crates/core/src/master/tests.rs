@@ -10,6 +10,7 @@ use crate::{
     },
     node::{self, Node, NodeConfig},
 };
+use crate::{disk, master::tests_tier::TestDisk};
 
 pub(super) const CLIENT: ConnId = ConnId(1);
 pub(super) const UNIT: u64 = 64;
@@ -30,6 +31,8 @@ pub(super) struct Cluster {
     pub(super) takes_at_once: bool,
     /// Nodes that link from now on are near.
     pub(super) is_near: bool,
+    /// See `tests_tier`.
+    pub(super) disks: Vec<TestDisk>,
 }
 
 impl Cluster {
@@ -66,6 +69,7 @@ impl Cluster {
             notices: Vec::new(),
             takes_at_once: true,
             is_near: true,
+            disks: Vec::new(),
         };
         for (&capacity, segment) in capacities.iter().zip(1..) {
             let config = NodeConfig {
@@ -159,6 +163,14 @@ impl Cluster {
             match effect {
                 Effect::Notice(notice) => self.notices.push(notice),
                 Effect::Disconnect(_) => (),
+                Effect::Reply(conn, id, reply) if self.disk_at(conn).is_some() => {
+                    let index = self.disk_at(conn).unwrap();
+                    self.disk_event(index, disk::Event::MasterReply(id, reply));
+                }
+                Effect::Ask(conn, id, request) if self.disk_at(conn).is_some() => {
+                    let index = self.disk_at(conn).unwrap();
+                    self.disk_event(index, disk::Event::MasterRequest(id, request));
+                }
                 Effect::Reply(conn, id, reply) => match self.links.iter().position(|it| *it == conn) {
                     Some(index) => self.node_event(index, node::Event::MasterReply(id, reply)),
                     None => _ = self.replies.insert(id, reply),

@@ -256,7 +256,8 @@ impl Node {
         self.effects.push_back(Effect::Reply { conn: waiting.conn, id: waiting.id, reply });
     }
 
-    fn retire_all(&mut self, holds: Vec<Hold>) {
+    /// Takes objects away, however far they have come.
+    pub(super) fn retire_all(&mut self, holds: Vec<Hold>) {
         for hold in holds {
             if let Some(SlotState::Reserved(client)) = self.slots.state(hold) {
                 self.clients.unreserved(client, hold);

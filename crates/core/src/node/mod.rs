@@ -253,7 +253,9 @@ impl Node {
             return None;
         }
         let extents = self.slots.cut(hold, offset, len)?;
-        self.slots.begin_hold(hold);
+        if !(client == crate::master::PROMOTER && sabotaged!(self.config.sabotage, PromoteUnheld)) {
+            self.slots.begin_hold(hold);
+        }
         Some(extents)
     }
 
@@ -298,6 +300,27 @@ impl Node {
         self.slots.end_hold(hold);
         self.tell_of_room(free, false);
         valid
+    }
+
+    /// Before an object is written to the disk beside this memory: where its bytes lie, if this node has heard
+    /// what they are. It must not ask another life of the master about what its disk tells that life of. Its
+    /// room stays as it is until [`Self::end_demotion`].
+    pub fn begin_demotion(&mut self, hold: Hold, len: u64) -> Option<Vec<Extent>> {
+        if self.slots.state(hold) != Some(SlotState::Committed) {
+            return None;
+        }
+        let extents = self.slots.cut(hold, 0, len)?;
+        self.slots.begin_hold(hold);
+        Some(extents)
+    }
+
+    /// After its bytes are read: whether the object was there all the time. There may be effects.
+    pub fn end_demotion(&mut self, hold: Hold) -> bool {
+        let free = self.slots.usage().free;
+        let stands = self.slots.state(hold) == Some(SlotState::Committed);
+        self.slots.end_hold(hold);
+        self.tell_of_room(free, false);
+        stands
     }
 
     /// Whether this use of a slot stands; and, for a reader who has not asked, whether it is what the master
@@ -475,9 +498,7 @@ impl Node {
             Request::Allocate(allocate) => self.allocate(&allocate),
             Request::Settle(settle) => self.settle(settle),
             Request::Retire(retire) => {
-                for hold in retire.holds {
-                    self.slots.retire(hold, &mut self.effects);
-                }
+                self.retire_all(retire.holds);
                 Reply::Settled(Settled { lost: Vec::new(), usage: self.slots.usage() })
             }
             Request::ClientGone(client) => {

@@ -38,7 +38,7 @@ impl Drop for Held {
             return;
         }
         self.node.ended(|state| match self.kept {
-            Kept::Sent => _ = state.core.end_send(self.hold, None),
+            Kept::Sent => _ = state.core.end_demotion(self.hold),
             Kept::Stored => state.core.end_store(self.hold),
         });
     }
@@ -52,7 +52,7 @@ pub(super) async fn source(node: &Arc<Node>, hold: Hold, len: u64) -> Option<Pie
         let decided = node.decided.notified();
         {
             let core = &mut node.lock().core;
-            match core.begin_send(hold, 0, len, None) {
+            match core.begin_demotion(hold, len) {
                 Some(extents) => break extents,
                 None if core.may_become_an_object(hold) => {}
                 None => return None,

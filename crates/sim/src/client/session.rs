@@ -5,7 +5,8 @@ use std::collections::BTreeSet;
 use tiffin_core::{
     Generation, Hold, SegmentId,
     message::{
-        AckOutcome, DeleteOutcome, Exists, PinOutcome, Reply, Request, ReserveOutcome, ResolveOutcome,
+        AckOutcome, DeleteOutcome, Exists, PinOutcome, PrefetchOutcome, Reply, Request, ReserveOutcome,
+        ResolveOutcome,
     },
     session::{CallFailure, Get, GetOutcome, Need, NeedId, Peer, Put, PutOutcome, ReadResult, WriteResult},
 };
@@ -167,7 +168,9 @@ impl World {
                     return self.session_read(client, session, transfer, id, ReadResult::TooSmall);
                 }
                 let (segment, hold) = (location.segment, location.hold());
-                self.connect(client, Target::Node(segment));
+                if !hold.is_on_disk() {
+                    self.connect(client, Target::Node(segment));
+                }
                 self.start(Order { client, session, need: id, segment, hold, len, write: None, unasked });
             }
         }
@@ -404,6 +407,16 @@ impl World {
                 AckOutcome::Freed => self.coverage.hit(Point::SampleFreed),
                 AckOutcome::Recorded => self.coverage.hit(Point::SampleRecorded),
                 AckOutcome::Stale | AckOutcome::Unconfirmed(_) | AckOutcome::WrongGroup => (),
+            }),
+            Some(Reply::Prefetched(outcomes)) => outcomes.iter().for_each(|it| {
+                self.coverage.hit(match it {
+                    PrefetchOutcome::Absent => Point::PrefetchAbsent,
+                    PrefetchOutcome::Resident => Point::PrefetchResident,
+                    PrefetchOutcome::Done => Point::PrefetchDone,
+                    PrefetchOutcome::Running => Point::PrefetchRunning,
+                    PrefetchOutcome::Failed => Point::PrefetchFailed,
+                    PrefetchOutcome::Skipped => Point::PrefetchSkipped,
+                });
             }),
             Some(Reply::Listed(_)) => self.coverage.hit(Point::Listed),
             Some(Reply::Refused(_)) => self.coverage.hit(Point::Refused),

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 
 use tiffin_core::{
     Hold, SegmentId,
+    disk::Disk,
     master::Master,
     message::{DeleteMatching, NodeStat, Pattern, Reply, Request, Resolve, ResolveOutcome},
     node::{Node, SlotState},
@@ -12,6 +13,7 @@ use tiffin_core::{
 
 use crate::{
     coverage::Point,
+    disk::DiskShell,
     names::{KEYS, NAMESPACES, Name},
     node::name_in_heap,
     world::{Phase, REST_EVENTS_MAX, World},
@@ -64,6 +66,14 @@ impl World {
         self.clock.go_at(self.now, 100);
         self.clients.iter_mut().for_each(|it| it.clock_percent = 100);
         (0..self.clients.len()).for_each(|client| self.give_back_spares(client));
+        for node in 0..self.nodes.len() {
+            let Some(disk) = self.disk(node) else { continue };
+            (disk.log.fails_until, disk.log.slow_until, disk.log.loses) = (0, 0, 0);
+            // What is never answered ends with its process.
+            if disk.log.has_lost {
+                self.crash_node(node, 20);
+            }
+        }
     }
 
     /// What is calm may still have said something that is on its way.
@@ -87,12 +97,16 @@ impl World {
         let node = self.nodes.iter().all(|it| it.core.as_ref().is_some_and(Node::is_member));
         // Nodes that died have been noticed and given up by now, and this life of the master knows all the
         // others.
-        let lives = |it: &NodeStat| it.alive && self.node_of(it.info.segment).is_some();
-        let knows = |nodes: &[NodeStat]| nodes.len() == self.nodes.len() && nodes.iter().all(lives);
-        let master = |it: &Master| knows(&it.stat().nodes);
+        let is_up = |it: SegmentId| self.node_of(it).is_some() || self.disk_of(it).is_some();
+        let lives = |it: &NodeStat| it.alive && is_up(it.info.segment);
+        let members = self.nodes.len() + self.disks().count();
+        let knows = |nodes: &[NodeStat]| nodes.len() == members && nodes.iter().all(lives);
+        let master = |it: &Master| knows(&it.stat().nodes) && it.moving_count() == 0;
+        let disk = |it: &DiskShell| it.log.rests() && it.core.as_ref().is_some_and(Disk::is_member);
         goes_on
             && client
             && node
+            && self.disks().all(disk)
             && self.master.as_ref().is_some_and(master)
             && self.transfers.is_empty()
             && self.nothing_is_reserved()
@@ -102,8 +116,11 @@ impl World {
     /// is about to.
     fn everything_is_confirmed(&self) -> bool {
         let now = self.told_time();
-        let rests = |it: &Master| it.unconfirmed_count() == 0 && it.poll_timeout().is_none_or(|at| at > now);
-        self.master.as_ref().is_some_and(rests)
+        let rests = |it: &Master| {
+            let moves = it.unconfirmed_count() + it.moving_count();
+            moves == 0 && it.poll_timeout().is_none_or(|at| at > now)
+        };
+        self.master.as_ref().is_some_and(rests) && self.disks().all(|it| it.log.rests())
     }
 
     fn nothing_is_reserved(&self) -> bool {
@@ -132,7 +149,10 @@ impl World {
             clients.map(|it| (it.id, &it.sessions, &it.views, &it.calls, it.leaving, &it.goodbyes)).collect();
         let nodes: Vec<_> = self.nodes.iter().filter_map(|it| it.core.as_ref()).collect();
         let nodes: Vec<_> = nodes.iter().map(|it| (it.is_member(), it.client_count(), it.usage())).collect();
-        format!("{clients:?} {nodes:?} and {} transfers", self.transfers.len())
+        let disks: Vec<_> = self.disks().map(|it| (it, it.core.as_ref().map(Disk::is_member))).collect();
+        let master = self.master.as_ref().map(|it| (it.moving_count(), it.stat().nodes));
+        let disks = format!("{disks:?} {master:?}");
+        format!("{clients:?} {nodes:?} {disks} and {} transfers", self.transfers.len())
     }
 
     /// Every copy that the master knows of is there, and every copy that is there is known.
@@ -165,12 +185,18 @@ impl World {
             let Some(memory) = self.memories.get(&shell.segment) else { continue };
             let readable = memory.slots().filter(|(_, it)| it.state == SlotState::Committed);
             there.extend(readable.map(|(hold, _)| (shell.segment, hold)));
+            let Some(disk) = &shell.disk else { continue };
+            there.extend(disk.log.kept.keys().map(|stamp| (disk.segment, Hold::on_disk(*stamp))));
         }
         if known != there {
             let ghosts: Vec<_> = known.difference(&there).map(|it| (it, self.story(*it))).collect();
             let leaks: Vec<_> = there.difference(&known).map(|it| (it, self.story(*it))).collect();
             self.oracle.fail("memory", || format!("known but not there: {ghosts:?}; unknown: {leaks:?}"));
         }
+    }
+
+    fn disks(&self) -> impl Iterator<Item = &DiskShell> {
+        self.nodes.iter().filter_map(|it| it.disk.as_deref())
     }
 
     fn story(&self, place: (SegmentId, Hold)) -> String {
@@ -183,7 +209,8 @@ impl World {
 }
 
 fn is_empty(node: &crate::node::NodeShell) -> bool {
-    node.core.as_ref().is_none_or(|it| it.usage().free == it.usage().capacity)
+    let has_none = node.disk.as_ref().is_none_or(|it| it.log.kept.is_empty() && it.log.rests());
+    has_none && node.core.as_ref().is_none_or(|it| it.usage().free == it.usage().capacity)
 }
 
 fn knows_nobody(node: &crate::node::NodeShell) -> bool {

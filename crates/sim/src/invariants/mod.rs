@@ -7,6 +7,7 @@
 //! | [`p4`] | what is pinned stays; nothing vanishes without a reason |
 //! | [`p6`] | what is consumed is gone; quotas hold (P5) |
 //! | [`p8`] | what was published stays, whoever dies |
+//! | [`tier`] | what is on a disk outlives crashes (P8); probes and promotions harm nobody |
 //! | [`memory`] | the books balance, room is used once, nothing leaks |
 //! | [`liveness`] | when faults stop, everything ends |
 
@@ -17,3 +18,4 @@ pub(crate) mod p2;
 mod p4;
 mod p6;
 mod p8;
+pub(crate) mod tier;

@@ -57,6 +57,7 @@ impl Oracle {
     /// A node that comes back must drop an object: only one that is gone for a reason.
     pub(crate) fn refuses(&mut self, segment: SegmentId, record: &Record, coverage: &mut Coverage) {
         coverage.hit(Point::CheckedRival);
+        self.shelving.leaves((segment, record.hold));
         let generation = record.generation;
         let Some(life) = self.lives.get(&generation) else { return };
         let (name, pinned) = (life.name, life.is_protected());
@@ -77,6 +78,11 @@ impl Oracle {
     /// became one.
     pub(crate) fn untold(&mut self, segment: SegmentId, hold: Hold, memories: &Memories) {
         self.retired.insert((segment, hold));
+        self.shelving.leaves((segment, hold));
+        // A disk may have written it after it had told of all that was there.
+        if self.shelving.is_disk(segment) {
+            return;
+        }
         let slot = memories.get(&segment).and_then(|it| it.load(hold));
         if slot.is_some_and(|it| it.state == SlotState::Committed) {
             self.fail("names", || format!("{segment} must drop {hold:?}, which it committed"));

@@ -33,7 +33,10 @@ impl Oracle {
         match request {
             Request::Pin(pin) => self.hears_pin((conn, id), pin, namespace, complete),
             Request::DropPins(drop) => self.hears_drop_pins(drop, namespace),
-            Request::SetPolicy(policy) => self.impatient |= policy.max_hold_ms.is_some(),
+            Request::SetPolicy(policy) => {
+                self.impatient |= policy.max_hold_ms.is_some();
+                self.shelving.sets_policy(namespace, policy.clone());
+            }
             Request::Ack(ack) => self.hears_ack((conn, id), ack, complete),
             Request::Release(release) => {
                 release.leases.iter().for_each(|lease| _ = self.leases.remove(lease));

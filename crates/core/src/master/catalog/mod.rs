@@ -153,6 +153,11 @@ impl Catalog {
         index
     }
 
+    /// The number of a namespace, if anybody has named it.
+    pub(super) fn namespace_index(&self, name: &str) -> Option<NamespaceIndex> {
+        self.namespace_names.get(name).copied()
+    }
+
     pub(super) fn namespace(&self, index: NamespaceIndex) -> Option<&Namespace> {
         self.namespaces.get(index.0 as usize)
     }

@@ -187,19 +187,24 @@ impl Object {
         self.all().filter(|it| it.is_in_memory()).map(|it| (it.node, it.hold()))
     }
 
-    /// Whether it is in memory, or on its way there.
-    pub(in crate::master) fn is_or_will_be_in_memory(&self) -> bool {
-        self.all().any(|it| !it.hold().is_on_disk())
+    /// The copies on disks that can be read.
+    pub(in crate::master) fn shelved(&self) -> impl Iterator<Item = (NodeIndex, Hold)> + '_ {
+        self.all().filter(|it| it.is_shelved()).map(|it| (it.node, it.hold()))
     }
 
-    /// The copy on a disk that can be read.
-    pub(in crate::master) fn shelved(&self) -> Option<(NodeIndex, Hold)> {
-        self.all().find(|it| it.is_shelved()).map(|it| (it.node, it.hold()))
+    /// Whether a node has a copy, or will have one.
+    pub(in crate::master) fn is_on(&self, node: NodeIndex) -> bool {
+        self.on(node).is_some()
     }
 
-    /// Whether it is on a disk, or on its way there.
-    pub(in crate::master) fn is_or_will_be_shelved(&self) -> bool {
-        self.all().any(|it| it.hold().is_on_disk())
+    /// Whether a copy is only being written.
+    pub(in crate::master) fn is_pending(&self, node: NodeIndex) -> bool {
+        self.on(node).is_some_and(|it| it.pending)
+    }
+
+    /// The disks that it is on, or on its way to, and whether it is only on its way.
+    pub(in crate::master) fn on_disks(&self) -> impl Iterator<Item = (NodeIndex, bool)> + '_ {
+        self.all().filter(|it| it.hold().is_on_disk()).map(|it| (it.node, it.pending))
     }
 
     /// The replicas, the first one first.
@@ -293,7 +298,7 @@ impl Object {
     /// The line that its protection, its lease and a copy on a disk call for, for its copies in memory.
     pub(super) fn line_in_memory(&self) -> Line {
         let protected = self.marks().is_some_and(Marks::protect);
-        match (protected, self.soft_pin(), self.lease_ms > 0, self.shelved().is_some()) {
+        match (protected, self.soft_pin(), self.lease_ms > 0, self.shelved().next().is_some()) {
             (true, ..) => Line::Pinned,
             (_, false, false, false) => Line::Idle,
             (_, false, true, false) => Line::Leased,

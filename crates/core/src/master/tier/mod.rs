@@ -5,9 +5,12 @@
 //! node means for disks exactly what it means for memory.
 //!
 //! Objects are written *ahead*: those that were unused for longest, while what is free and what is on the
-//! disk already is less than a share of the memory. So a put that needs room finds objects that lose nothing
-//! by leaving. Only when it finds none does it wait for the disk, if it may wait at all.
+//! disk already, or on its way there, is less than a share of the memory. So a put that needs room finds
+//! objects that lose nothing by leaving. Only when it finds none does it wait for the disk, if it may wait at
+//! all, and then as much is written as it needs.
 //!
+//! **Invariant:** a copy on a disk has a stamp that no other copy on any disk has, or ever had: it says which
+//! life of the master gave it.
 //! **Invariant:** a copy is in the catalog, as one that cannot be read yet, from before its disk hears of it
 //! until the disk has said that there is none: so whatever takes the object away takes that copy away, too.
 
@@ -17,7 +20,7 @@ mod sketch;
 use std::collections::{BTreeMap, VecDeque};
 
 pub use promote::PROMOTER;
-pub(super) use promote::{Fetching, Promotions};
+pub(super) use promote::{Fetching, PromotionId, Promotions};
 
 use super::{
     Master, Wait,
@@ -36,8 +39,12 @@ const WRITING_OBJECTS_MAX: usize = 512;
 const WRITING_BYTES_MAX: u64 = 64 << 20;
 /// Objects that one message sends to a disk.
 const DEMOTE_ITEMS_MAX: usize = 64;
+/// How many bits a life of the master has for its stamps, at most.
+const STAMP_BITS_MAX: u32 = 40;
 /// How long nothing is written to a disk after it failed.
 const REST_MS: u64 = 1000;
+/// The same, if it may only be that the memory beside it has not heard yet of what was put there.
+const RETRY_MS: u64 = 20;
 
 /// What the operator decides about disks.
 #[derive(Clone, Copy, Debug)]
@@ -74,6 +81,8 @@ impl Default for TierConfig {
 struct Writing {
     objects: usize,
     bytes: u64,
+    /// The room of these objects in memory.
+    room: u64,
     /// Nothing is written before then: the disk failed.
     rest_until: Tick,
 }
@@ -96,17 +105,20 @@ pub(super) struct Tier {
     eager: BTreeMap<NodeIndex, VecDeque<(ObjectIndex, Generation)>>,
     /// Something changed that may call for writing ahead.
     stirred: bool,
+    /// The stamp of the next copy on a disk.
+    next_stamp: u64,
     pub(super) promotions: Promotions,
     pub(super) stat: TierStat,
 }
 
 impl Tier {
-    pub(super) fn new(config: TierConfig) -> Self {
+    pub(super) fn new(config: TierConfig, epoch: u64) -> Self {
         Self {
             config,
             writing: BTreeMap::new(),
             eager: BTreeMap::new(),
             stirred: false,
+            next_stamp: first_stamp(epoch),
             promotions: Promotions::new(config.throttle),
             stat: TierStat::default(),
         }
@@ -115,6 +127,17 @@ impl Tier {
     /// Something changed that may call for writing ahead.
     pub(super) fn stir(&mut self) {
         self.stirred = true;
+    }
+
+    /// How many objects are on their way between memory and disks.
+    pub(super) fn moving_count(&self) -> usize {
+        self.promotions.running_count() + self.writing.values().map(|it| it.objects).sum::<usize>()
+    }
+
+    /// A node or disk is lost, and its number will be another's.
+    pub(super) fn forget(&mut self, node: NodeIndex) {
+        self.writing.remove(&node);
+        self.eager.remove(&node);
     }
 
     /// When a disk has rested enough.
@@ -127,9 +150,9 @@ impl Master {
     /// An object has its name: perhaps it is to be written through.
     pub(super) fn maybe_write_through(&mut self, index: ObjectIndex) {
         let Some(object) = self.catalog.get(index) else { return };
-        if self.demotion(object.namespace()) == Demotion::WriteThrough && may_be_shelved(object) {
-            let homes = object.in_memory().map(|(node, _)| node);
-            let home = homes.into_iter().find(|node| self.disks_beside(*node).next().is_some());
+        if self.demotion(object.namespace()) == Demotion::WriteThrough && !object.is_sample() {
+            let mut homes = object.in_memory().map(|(node, _)| node);
+            let home = homes.find(|node| self.members.disks().any(|(_, beside)| beside == *node));
             if let Some(home) = home {
                 let entry = (index, object.generation());
                 self.tier.eager.entry(home).or_default().push_back(entry);
@@ -142,7 +165,7 @@ impl Master {
     pub(super) fn shelve_ahead(&mut self) {
         if std::mem::take(&mut self.tier.stirred) {
             let disks: Vec<_> = self.members.disks().collect();
-            disks.into_iter().for_each(|(disk, node)| while self.shelve_some(disk, node) {});
+            disks.into_iter().for_each(|(disk, node)| while self.shelve_some(disk, node, 0) {});
         }
     }
 
@@ -158,11 +181,11 @@ impl Master {
         }
     }
 
-    /// Whether room on that node is about to come from its disk, so that it pays to wait.
-    pub(super) fn is_being_shelved(&mut self, node: NodeIndex) -> bool {
-        self.tier.stir();
-        self.shelve_ahead();
+    /// Whether so much room on that node is about to come from its disk, so that it pays to wait.
+    pub(super) fn is_being_shelved(&mut self, node: NodeIndex, need: u64) -> bool {
+        let short = need.saturating_sub(self.members.get(node).map_or(0, |it| it.free));
         let disks: Vec<_> = self.disks_beside(node).collect();
+        disks.iter().for_each(|disk| while self.shelve_some(*disk, node, short) {});
         disks.iter().any(|disk| self.tier.writing.get(disk).is_some_and(|it| it.objects > 0))
     }
 
@@ -184,8 +207,9 @@ impl Master {
         own.unwrap_or(self.tier.config.demotion)
     }
 
-    /// Sends one message with objects to a disk; `false` if there is nothing to send.
-    fn shelve_some(&mut self, disk: NodeIndex, node: NodeIndex) -> bool {
+    /// Sends one message with objects to a disk; `false` if there is nothing to send. If the memory beside it is
+    /// `short` of room, at least that much is to be under way.
+    fn shelve_some(&mut self, disk: NodeIndex, node: NodeIndex, short: u64) -> bool {
         let ready = |it: NodeIndex| self.members.get(it).is_some_and(|it| it.standing == Standing::Ready);
         let rests = self.tier.writing.get(&disk).is_some_and(|it| it.rest_until > self.now);
         if !ready(disk) || !ready(node) || rests {
@@ -193,7 +217,7 @@ impl Master {
         }
         let (mut items, mut leaving) = (Vec::new(), Vec::new());
         while items.len() < DEMOTE_ITEMS_MAX {
-            let Some(index) = self.next_to_shelve(disk, node) else { break };
+            let Some(index) = self.next_to_shelve(disk, node, short) else { break };
             let Some((item, entry)) = self.begin_demotion(index, disk, node) else { break };
             items.push(item);
             leaving.push(entry);
@@ -207,30 +231,52 @@ impl Master {
     }
 
     /// The next object to go from a memory to its disk, if there is any need.
-    fn next_to_shelve(&mut self, disk: NodeIndex, node: NodeIndex) -> Option<ObjectIndex> {
+    fn next_to_shelve(&mut self, disk: NodeIndex, node: NodeIndex, short: u64) -> Option<ObjectIndex> {
         let writing = self.tier.writing.entry(disk).or_default();
         if writing.objects >= WRITING_OBJECTS_MAX || writing.bytes >= WRITING_BYTES_MAX {
             return None;
         }
+        let capacity = self.members.get(disk)?.usage.capacity;
         while let Some((index, generation)) = self.tier.eager.get_mut(&node).and_then(VecDeque::pop_front) {
             let object = self.catalog.get(index).filter(|it| it.generation() == generation);
-            if object.is_some_and(|it| may_be_shelved(it) && it.in_memory().any(|(on, _)| on == node)) {
+            let object = object.filter(|it| self.demotion(it.namespace()) != Demotion::Never);
+            if object
+                .is_some_and(|it| self.may_be_shelved(it, disk) && it.in_memory().any(|(on, _)| on == node))
+            {
                 return Some(index);
             }
         }
         let member = self.members.get(node)?;
+        // On a small disk what is written ahead would drive out what was written ahead before.
         let ahead = member.usage.capacity / 100 * u64::from(self.tier.config.ahead_percent);
-        if member.free.saturating_add(self.catalog.shelved_room(node)) >= ahead {
+        let ahead = ahead.min(capacity / 2);
+        let disks = self.disks_beside(node).filter_map(|it| self.tier.writing.get(&it));
+        let under_way: u64 = disks.map(|it| it.room).sum();
+        let soon_free = member.free.saturating_add(self.catalog.shelved_room(node)).saturating_add(under_way);
+        if soon_free >= ahead && under_way >= short {
             return None;
         }
-        let capacity = self.members.get(disk)?.usage.capacity;
         self.catalog.next_to_shelve(
             node,
             WRITING_OBJECTS_MAX * 2,
-            |namespace| self.demotion(namespace) != Demotion::Never,
+            |namespace| {
+                let never = self.demotion(namespace) == Demotion::Never;
+                !never || sabotaged!(self.config.sabotage, ShelveForbidden)
+            },
             // What a pin keeps in memory makes no room by being on a disk.
-            |object| may_be_shelved(object) && !object.hard_pin() && object.len() < capacity / 2,
+            |object| self.may_be_shelved(object, disk) && !object.hard_pin(),
         )
+    }
+
+    /// Whether an object may have a copy on that disk, and has none; nor on another, unless it was on its way
+    /// there when that went away. The life of a sample is in memory.
+    fn may_be_shelved(&self, object: &Object, disk: NodeIndex) -> bool {
+        let capacity = self.members.get(disk).map_or(0, |it| it.usage.capacity);
+        let is_away = |it: NodeIndex| self.members.get(it).is_none_or(|it| it.conn.is_none());
+        let mut others = object.on_disks();
+        !object.is_sample()
+            && object.len() < capacity / 2
+            && others.all(|(on, pending)| pending && on != disk && is_away(on))
     }
 
     fn begin_demotion(
@@ -242,15 +288,15 @@ impl Master {
         let object = self.catalog.get(index)?;
         let (_, source) = object.in_memory().find(|(on, _)| *on == node)?;
         let (generation, len) = (object.generation(), object.len());
-        let member = self.members.get_mut(disk)?;
-        let hold = Hold::on_disk(Stamp(member.next_stamp));
-        member.next_stamp += 1;
+        let hold = Hold::on_disk(Stamp(self.tier.next_stamp));
+        self.tier.next_stamp += 1;
         let item = DemoteItem { source, record: self.record(index, hold)? };
         if !sabotaged!(self.config.sabotage, ShelveUnseen) {
             self.catalog.add_pending(index, disk, hold);
         }
         let writing = self.tier.writing.entry(disk).or_default();
         (writing.objects, writing.bytes) = (writing.objects + 1, writing.bytes + len);
+        writing.room += room_for(len).unwrap_or(0);
         Some((item, Leaving { index, generation, hold, len }))
     }
 
@@ -275,12 +321,16 @@ impl Master {
             let writing = self.tier.writing.entry(disk).or_default();
             (writing.objects, writing.bytes) =
                 (writing.objects.saturating_sub(1), writing.bytes.saturating_sub(it.len));
+            writing.room = writing.room.saturating_sub(room_for(it.len).unwrap_or(0));
             // What was taken away meanwhile took this copy with it.
-            if self.catalog.get(it.index).is_none_or(|object| object.generation() != it.generation) {
-                continue;
-            }
-            if !done {
-                writing.rest_until = self.now.after(REST_MS);
+            let is_it = |object: &&Object| object.replicas().any(|copy| copy == (disk, it.hold));
+            let object = self.catalog.get(it.index).filter(|object| object.generation() == it.generation);
+            let unseen = sabotaged!(self.config.sabotage, ShelveUnseen);
+            let Some(object) = object.filter(|object| is_it(object) || unseen) else { continue };
+            if !done && object.in_memory().next().is_some() {
+                // The bytes were there, so it was the disk that failed, unless they are very new.
+                let is_young = object.put().after(REST_MS) > self.now;
+                writing.rest_until = self.now.after(if is_young { RETRY_MS } else { REST_MS });
                 self.tier.stat.demotions_failed += 1;
             }
             if done {
@@ -307,8 +357,10 @@ impl Master {
     }
 
     /// A disk is gone for now. What was on its way there it tells of when it is back, or it does not have it.
+    /// Who waits for room that the disk would have made looks elsewhere.
     pub(super) fn disk_away(&mut self, disk: NodeIndex) {
         self.tier.writing.remove(&disk);
+        self.room.note_change();
     }
 
     /// A disk no longer has copies, and nobody asked it to let go of them.
@@ -336,12 +388,11 @@ impl Master {
         Reply::Done
     }
 
-    /// Takes an object out of the memory of one node, or of all; it stays on its disk. `false` if no disk has
-    /// it that could be read.
+    /// Takes an object out of the memory of one node, or of all; it stays on its disk, even if that is away
+    /// for now. `false` if no disk has it.
     pub(super) fn leave_memory(&mut self, index: ObjectIndex, node: Option<NodeIndex>) -> bool {
         let Some(object) = self.catalog.get(index) else { return false };
-        let readable = |disk: NodeIndex| self.members.get(disk).is_some_and(|it| it.readable());
-        if !object.shelved().is_some_and(|(disk, _)| readable(disk)) {
+        if object.shelved().next().is_none() {
             return false;
         }
         let leaving = object.in_memory().filter(|(on, _)| node.is_none_or(|node| node == *on));
@@ -358,13 +409,46 @@ impl Master {
         true
     }
 
+    /// What is wrong with the books of the tier, if anything is.
+    pub(super) fn check_tier(&self) -> Result<(), String> {
+        let mut under_way: BTreeMap<NodeIndex, (usize, u64)> = BTreeMap::new();
+        for (disk, wait) in self.waits.values() {
+            let Wait::Demote(leaving) = wait else { continue };
+            let sum = under_way.entry(*disk).or_default();
+            leaving.iter().for_each(|it| *sum = (sum.0 + 1, sum.1 + it.len));
+        }
+        let written = self.tier.writing.iter().map(|(disk, it)| (*disk, (it.objects, it.bytes)));
+        let written: BTreeMap<_, _> = written.filter(|(_, it)| *it != (0, 0)).collect();
+        if written != under_way {
+            return Err(format!("books: {written:?} are said to be written, {under_way:?} are"));
+        }
+        self.check_promotions()
+    }
+
     /// What the tier has done so far.
     pub(super) fn tier_stat(&self) -> TierStat {
         TierStat { shelved: self.members.disk_objects(), ..self.tier.stat }
     }
 }
 
-/// Whether an object may have a copy on a disk, and has none. The life of a sample is in memory.
-fn may_be_shelved(object: &Object) -> bool {
-    !object.is_sample() && !object.is_or_will_be_shelved() && room_for(object.len()).is_some()
+/// The first stamp of a life of the master. Lives are counted one by one, and then each has a great many; or
+/// they are microseconds of a clock, and then each has several for every microsecond until the next begins.
+fn first_stamp(epoch: u64) -> u64 {
+    let bits = epoch.leading_zeros().saturating_sub(1).min(STAMP_BITS_MAX);
+    (epoch << bits).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lives_have_stamps_of_their_own() {
+        let today = 1_795_000_000_000_000;
+        let lives = [(1, 2, 1 << 40), (8000, 8001, 1 << 40), (today, today + 1_000_000, 4_000_000)];
+        for (life, next, at_least) in lives {
+            assert!(first_stamp(next) - first_stamp(life) >= at_least, "{life}");
+        }
+        assert!(first_stamp(u64::MAX) > 0);
+    }
 }

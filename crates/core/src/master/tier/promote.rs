@@ -22,6 +22,7 @@ use super::sketch::Sketch;
 use crate::master::{
     Effect, Master, Notice, Op, OpId, Visitor, Wait,
     catalog::{Eviction, LabelIndex, NamespaceIndex, NodeIndex, Object, ObjectIndex},
+    ghosts::Name,
     members::Standing,
     refuse,
 };
@@ -41,11 +42,20 @@ pub const PROMOTER: ClientId = ClientId(u64::MAX);
 /// What is used this often while only a disk has it comes back.
 const HITS: u8 = 2;
 
+/// Which promotion of which object: one that comes after it is another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::master) struct PromotionId {
+    generation: Generation,
+    token: u64,
+}
+
 /// One object on its way into memory.
 #[derive(Debug)]
 struct Promoting {
     token: Token,
     index: ObjectIndex,
+    /// The memory was told what the bytes are.
+    settling: bool,
     /// Where it lies on a disk.
     from: (NodeIndex, Hold),
     /// The memory beside it.
@@ -60,6 +70,9 @@ pub(in crate::master) struct Promotions {
     throttle: Throttle<Generation>,
     running: BTreeMap<Generation, Promoting>,
     waiting: BTreeMap<Generation, BTreeSet<OpId>>,
+    /// Those of them who wait for nothing any more: they are answered once it is known what has come of all
+    /// that is being done.
+    woken: Vec<OpId>,
     /// What was brought and nobody has read yet.
     unread: BTreeMap<ObjectIndex, Generation>,
     sketch: Sketch,
@@ -106,9 +119,14 @@ impl Promotions {
             throttle: Throttle::new(config),
             running: BTreeMap::new(),
             waiting: BTreeMap::new(),
+            woken: Vec::new(),
             unread: BTreeMap::new(),
             sketch: Sketch::default(),
         }
+    }
+
+    pub(super) fn running_count(&self) -> usize {
+        self.running.len()
     }
 
     /// When the next promotion has taken too long.
@@ -116,14 +134,14 @@ impl Promotions {
         self.throttle.next_late().map(Tick)
     }
 
-    /// What is wrong with the books, if anything is.
-    pub(in crate::master) fn check(&self) -> Result<(), String> {
-        self.throttle.check()?;
-        if self.throttle.running() != self.running.len() {
-            let (tokens, running) = (self.throttle.running(), self.running.len());
-            return Err(format!("T1: {tokens} tokens are out for {running} promotions"));
-        }
-        Ok(())
+    /// The promotion that somebody speaks of, if it still runs.
+    fn get(&self, id: PromotionId, broken: bool) -> Option<&Promoting> {
+        self.running.get(&id.generation).filter(|it| it.token.number() == id.token || broken)
+    }
+
+    /// Whether a copy in memory has no name of its own yet, and will be told its marks with that.
+    pub(in crate::master) fn is_unsettled(&self, generation: Generation, node: NodeIndex) -> bool {
+        self.running.get(&generation).is_some_and(|it| it.node == node && !it.settling)
     }
 }
 
@@ -262,10 +280,12 @@ impl Master {
             return PrefetchOutcome::Running;
         }
         let ready = |it: NodeIndex| self.members.get(it).is_some_and(|it| it.standing == Standing::Ready);
-        let from = object.shelved().filter(|(disk, _)| ready(*disk));
-        let node = from.and_then(|(disk, _)| self.members.beside(disk)).filter(|node| ready(*node));
-        let free_of_it = !object.is_or_will_be_in_memory();
-        let Some((from, node)) = from.zip(node).filter(|_| free_of_it) else { return self.skip() };
+        // What a node had when it was last heard of it may still have.
+        let way = object.shelved().find_map(|(disk, hold)| {
+            let node = self.members.beside(disk).filter(|it| ready(*it) && !object.is_on(*it))?;
+            ready(disk).then_some(((disk, hold), node))
+        });
+        let Some((from, node)) = way else { return self.skip() };
         let token = match self.tier.promotions.throttle.reserve(self.now.0, &generation, len) {
             Verdict::Acquired(token) => token,
             Verdict::Running | Verdict::Done => {
@@ -276,8 +296,12 @@ impl Master {
             Verdict::Cooldown | Verdict::Busy => return self.skip(),
         };
         let need = room_for(len).unwrap_or(u64::MAX);
-        if self.quota_left(namespace) < need || !self.make_cold_room(node, need, index) {
-            self.tier.promotions.throttle.press(self.now.0);
+        // That one namespace has had its share says nothing about the others.
+        let affordable = self.quota_left(namespace) >= need;
+        if !affordable || !self.make_cold_room(node, need, index) {
+            if affordable {
+                self.tier.promotions.throttle.press(self.now.0);
+            }
             self.tier.promotions.throttle.finish(self.now.0, token, End::Cancelled);
             return self.skip();
         }
@@ -285,11 +309,12 @@ impl Master {
             member.free = member.free.saturating_sub(need);
         }
         self.room.plan(namespace, need);
-        let promoting = Promoting { token, index, from, node, hold: None };
+        let id = PromotionId { generation, token: token.number() };
+        let promoting = Promoting { token, index, settling: false, from, node, hold: None };
         self.tier.promotions.running.insert(generation, promoting);
         let allocate = Allocate { client: PROMOTER, items: self.allocation(index).into_iter().collect() };
         // A ready node is connected, so this cannot fail.
-        self.ask(node, Request::Allocate(allocate), Wait::PromoteRoom(generation, (namespace, need)));
+        self.ask(node, Request::Allocate(allocate), Wait::PromoteRoom(id, (namespace, need)));
         PrefetchOutcome::Running
     }
 
@@ -329,92 +354,117 @@ impl Master {
         need <= free
     }
 
-    /// There is room for what comes back, or not.
+    /// There is room for what comes back, or not: then memory is short, unless its node is gone.
     pub(in crate::master) fn promotion_has_room(
         &mut self,
         node: NodeIndex,
-        generation: Generation,
+        id: PromotionId,
         (namespace, need): (NamespaceIndex, u64),
         room: Option<Reservation>,
     ) {
-        let Some(promoting) = self.tier.promotions.running.get_mut(&generation) else {
+        let Some(promoting) = self.tier.promotions.get(id, self.hears_the_late()) else {
             self.room.unplan(namespace, need);
             return self.abort_all(room.into_iter().map(|it| (node, it.location.hold())).collect());
         };
         let Some(reservation) = room else {
             self.room.unplan(namespace, need);
-            self.tier.promotions.throttle.press(self.now.0);
-            return self.end_promotion(generation, End::Failed, true);
+            if self.members.get(node).is_some_and(|it| it.standing == Standing::Ready) {
+                self.tier.promotions.throttle.press(self.now.0);
+            }
+            return self.end_promotion(id.generation, End::Failed);
         };
         let hold = reservation.location.hold();
-        promoting.hold = Some(hold);
         let (index, (disk, from)) = (promoting.index, promoting.from);
+        if let Some(promoting) = self.tier.promotions.running.get_mut(&id.generation) {
+            promoting.hold = Some(hold);
+        }
         self.room.grant(node, hold, (namespace, LabelIndex::default()), need, None);
-        self.catalog.add_pending(index, node, hold);
+        if !sabotaged!(self.config.sabotage, PromoteUnseen) {
+            self.catalog.add_pending(index, node, hold);
+        }
         let item = PromoteItem { hold: from, into: hold };
-        if self.ask(disk, Request::Promote(vec![item]), Wait::Promote(generation)).is_none() {
-            self.end_promotion(generation, End::Failed, true);
+        if self.ask(disk, Request::Promote(vec![item]), Wait::Promote(id)).is_none() {
+            self.end_promotion(id.generation, End::Failed);
         }
     }
 
     /// The bytes are in memory, or not.
-    pub(in crate::master) fn promotion_has_bytes(&mut self, generation: Generation, done: bool) {
-        let Some(promoting) = self.tier.promotions.running.get(&generation) else { return };
+    pub(in crate::master) fn promotion_has_bytes(&mut self, id: PromotionId, done: bool) {
+        let Some(promoting) = self.tier.promotions.get(id, self.hears_the_late()) else { return };
         let done = done || sabotaged!(self.config.sabotage, PublishUnread);
         let (index, node) = (promoting.index, promoting.node);
         let record = promoting.hold.filter(|_| done).and_then(|hold| self.record(index, hold));
-        let Some(record) = record else { return self.end_promotion(generation, End::Failed, true) };
+        let Some(record) = record else { return self.end_promotion(id.generation, End::Failed) };
+        if let Some(promoting) = self.tier.promotions.running.get_mut(&id.generation) {
+            promoting.settling = true;
+        }
         let settle = Settle { commit: vec![record], abort: Vec::new() };
-        if self.ask(node, Request::Settle(settle), Wait::PromoteSettle(generation)).is_none() {
-            self.end_promotion(generation, End::Failed, true);
+        if self.ask(node, Request::Settle(settle), Wait::PromoteSettle(id)).is_none() {
+            self.end_promotion(id.generation, End::Failed);
         }
     }
 
     /// The slot says what it holds, or the node had no such slot any more.
-    pub(in crate::master) fn promotion_is_settled(&mut self, generation: Generation, lost: &[Hold]) {
-        let Some(promoting) = self.tier.promotions.running.get(&generation) else { return };
+    pub(in crate::master) fn promotion_is_settled(&mut self, id: PromotionId, lost: &[Hold]) {
+        let Some(promoting) = self.tier.promotions.get(id, self.hears_the_late()) else { return };
         let (index, node) = (promoting.index, promoting.node);
         let Some(hold) = promoting.hold.filter(|hold| !lost.contains(hold)) else {
-            return self.end_promotion(generation, End::Failed, true);
+            return self.end_promotion(id.generation, End::Failed);
         };
         self.room.end_grant(node, hold);
+        if sabotaged!(self.config.sabotage, PromoteUnseen) {
+            self.catalog.add_pending(index, node, hold);
+        }
         self.catalog.complete(index, node, hold);
         let protected = self.now.after(self.tier.config.protect_ms);
-        self.catalog.touch(index, self.now, Some(protected));
+        let protected = Some(protected).filter(|_| !sabotaged!(self.config.sabotage, PromoteUnprotected));
+        self.catalog.touch(index, self.now, protected);
         let len = self.catalog.get(index).map_or(0, Object::len);
-        if let Some(member) = self.members.get_mut(node) {
-            member.count_commit(room_for(len).unwrap_or(0));
-        }
         self.tier.stat.promoted_objects += 1;
         self.tier.stat.promoted_bytes += len;
-        self.tier.promotions.unread.insert(index, generation);
-        self.end_promotion(generation, End::Done, false);
+        self.tier.promotions.unread.insert(index, id.generation);
+        self.end_promotion(id.generation, End::Done);
     }
 
-    /// The memory or the disk of a promotion is gone for now. If the memory may have heard what the bytes
-    /// are, the copy stays in the catalog until the node is back and says so.
-    pub(in crate::master) fn promotion_broke(&mut self, generation: Generation, maybe_settled: bool) {
-        self.end_promotion(generation, End::Failed, !maybe_settled);
+    /// The node or disk refuses what it must do.
+    pub(in crate::master) fn promotion_broke(&mut self, id: PromotionId) {
+        if self.tier.promotions.get(id, self.hears_the_late()).is_some() {
+            self.end_promotion(id.generation, End::Failed);
+        }
+    }
+
+    /// The memory or the disk of promotions is gone for now: they end, whatever step they were at, unless they
+    /// need the disk no more.
+    pub(in crate::master) fn end_promotions_at(&mut self, gone: NodeIndex) {
+        let there = |it: &Promoting| it.node == gone || (it.from.0 == gone && !it.settling);
+        let running = self.tier.promotions.running.iter();
+        let ended: Vec<_> = running.filter(|(_, it)| there(it)).map(|(generation, _)| *generation).collect();
+        ended.into_iter().for_each(|generation| self.end_promotion(generation, End::Failed));
+    }
+
+    /// Only when sabotaged: what comes late is taken for what is awaited now.
+    fn hears_the_late(&self) -> bool {
+        sabotaged!(self.config.sabotage, HearLatePromotions)
     }
 
     /// The object was taken away, and the copy that was being written with it.
     pub(in crate::master) fn promotion_is_moot(&mut self, index: ObjectIndex, generation: Generation) {
         self.note_unread_leaves(index);
-        self.end_promotion(generation, End::Cancelled, false);
+        self.end_promotion(generation, End::Cancelled);
     }
 
     /// Ends promotions that have taken too long. What a disk still does for them goes into room that stays
     /// aside until it is done.
     pub(in crate::master) fn end_late_promotions(&mut self) {
         for generation in self.tier.promotions.throttle.take_late(self.now.0) {
-            self.end_promotion(generation, End::Failed, true);
+            self.end_promotion(generation, End::Failed);
         }
     }
 
     /// The one end of every promotion: its token, its room, and those who wait for it.
-    fn end_promotion(&mut self, generation: Generation, end: End, give_back: bool) {
+    fn end_promotion(&mut self, generation: Generation, end: End) {
         let Some(promoting) = self.tier.promotions.running.remove(&generation) else { return };
-        let Promoting { token, index, node, hold, .. } = promoting;
+        let Promoting { token, index, settling, node, hold, .. } = promoting;
         if !sabotaged!(self.config.sabotage, LoseToken) {
             self.tier.promotions.throttle.finish(self.now.0, token, end);
         }
@@ -423,19 +473,86 @@ impl Master {
         }
         if let Some(hold) = hold {
             self.room.end_grant(node, hold);
-            if give_back {
+            if end == End::Failed {
+                self.give_up_copy(index, (node, hold), settling);
+            }
+        }
+        self.room.note_change();
+        let waiting = self.tier.promotions.waiting.remove(&generation).unwrap_or_default();
+        if sabotaged!(self.config.sabotage, WakeNobody) {
+            return;
+        }
+        for op in waiting {
+            if let Some(Op::Fetch(fetching)) = self.ops.get_mut(&op) {
+                fetching.awaited.remove(&generation);
+                if fetching.awaited.is_empty() {
+                    self.tier.promotions.woken.push(op);
+                }
+            }
+        }
+    }
+
+    /// A copy that was to be in memory will not be. If its node may have heard what the bytes are it may
+    /// have the copy, and must take it away like any other; if it is away, it tells when it is back.
+    fn give_up_copy(&mut self, index: ObjectIndex, (node, hold): (NodeIndex, Hold), settling: bool) {
+        let is_there = self.members.get(node).is_some_and(|it| it.conn.is_some());
+        match (settling, is_there) {
+            (true, false) => (),
+            (true, true) => {
+                let Some(object) = self.catalog.get(index) else { return };
+                let name = Name { namespace: object.namespace(), key: object.key().clone() };
+                self.catalog.drop_replica(index, node);
+                self.ghosts.insert(&Arc::new(name), node, hold);
+                self.retire(vec![(node, hold)], None);
+            }
+            (false, _) => {
                 self.catalog.drop_replica(index, node);
                 self.abort_all(vec![(node, hold)]);
             }
         }
-        self.room.note_change();
-        for op in self.tier.promotions.waiting.remove(&generation).unwrap_or_default() {
-            if let Some(Op::Fetch(fetching)) = self.ops.get_mut(&op) {
-                fetching.awaited.remove(&generation);
-                if fetching.awaited.is_empty() {
-                    self.end_fetch(op);
-                }
+    }
+
+    /// Answers those who wait for nothing any more.
+    pub(in crate::master) fn answer_the_woken(&mut self) {
+        while let Some(op) = self.tier.promotions.woken.pop() {
+            self.end_fetch(op);
+        }
+    }
+
+    /// What is wrong with the books, if anything is.
+    pub(super) fn check_promotions(&self) -> Result<(), String> {
+        let Promotions { throttle, running, waiting, .. } = &self.tier.promotions;
+        throttle.check()?;
+        if throttle.running() != running.len() {
+            let (tokens, running) = (throttle.running(), running.len());
+            return Err(format!("T1: {tokens} tokens are out for {running} promotions"));
+        }
+        for (generation, it) in running {
+            let id = PromotionId { generation: *generation, token: it.token.number() };
+            let awaited = |(_, wait): &(NodeIndex, Wait)| match wait {
+                Wait::PromoteRoom(of, _) | Wait::Promote(of) | Wait::PromoteSettle(of) => *of == id,
+                _ => false,
+            };
+            let count = self.waits.values().filter(|it| awaited(it)).count();
+            let object = self.catalog.get(it.index).filter(|it| it.generation() == *generation);
+            let is_pending = object.is_some_and(|object| object.is_pending(it.node));
+            if count != 1 || object.is_none() || (it.hold.is_some() && !is_pending) {
+                return Err(format!("T1: {it:?} waits for {count} answers, for {object:?}"));
             }
+        }
+        let fetches = self.ops.values().filter_map(|op| match op {
+            Op::Fetch(fetching) => Some(fetching),
+            _ => None,
+        });
+        for fetching in fetches {
+            let nothing = fetching.awaited.iter().find(|it| !running.contains_key(it));
+            if fetching.awaited.is_empty() || nothing.is_some() {
+                return Err(format!("T6: {fetching:?} waits for what is not on its way"));
+            }
+        }
+        match waiting.keys().find(|it| !running.contains_key(it)) {
+            Some(generation) => Err(format!("T3: nobody will wake those who wait for {generation}")),
+            None => Ok(()),
         }
     }
 

@@ -1,0 +1,538 @@
+//! The shell of a disk beside a node's memory, in the same process: it keeps a link of its own to the master,
+//! a log that outlives the process, and moves bytes between that and the memory.
+
+mod log;
+
+use std::collections::BTreeMap;
+
+use tiffin_core::{
+    ConnId, EXTENT_ALIGN, Hold, RequestId, SegmentId, Stamp,
+    disk::{Disk, DiskConfig, Effect, Event as CoreEvent},
+    extent::room_for,
+    master::PROMOTER,
+    message::{Hello, MarkItem, NodeInfo, Record, Reply, Request, Role, VERSION_MAJOR, VERSION_MINOR},
+};
+use tiffin_proto::Incoming;
+
+pub(crate) use log::{Appending, DiskLog, Kept, Loading};
+
+use crate::{
+    coverage::Point,
+    memory::{Memory, all_units},
+    network::Way,
+    node::NodeEvent,
+    oracle::record_name,
+    transfer::{Ended, TransferId},
+    world::{Party, Phase, Time, World},
+};
+
+/// How often a disk gives a sign of life.
+const BEAT_MS: u64 = 50;
+
+/// What a disk does by itself.
+#[derive(Debug)]
+pub(crate) enum DiskEvent {
+    Beat,
+    /// It connects to the master.
+    Link,
+    /// The bytes of a copy are read from memory.
+    Copied(Stamp),
+    /// They are written.
+    Appended(Stamp),
+    /// Copies are taken out.
+    Forgotten(Vec<Stamp>),
+    /// Marks are written.
+    Marked(Stamp),
+    /// A few more units of a copy are in memory.
+    Load(Hold),
+}
+
+/// What the master asked for, until it is answered.
+#[derive(Debug)]
+enum Asked {
+    Demote(Vec<Stamp>),
+    Retire(Vec<Stamp>),
+    Mark(Vec<MarkItem>),
+}
+
+/// One disk.
+#[derive(Debug, Default)]
+pub(crate) struct DiskShell {
+    pub(crate) core: Option<Disk>,
+    pub(crate) segment: SegmentId,
+    pub(crate) log: DiskLog,
+    pub(crate) link: Option<ConnId>,
+    linked: bool,
+    /// The network keeps it from the master until then.
+    pub(crate) barred_until: Time,
+    asked: BTreeMap<RequestId, Asked>,
+}
+
+impl World {
+    /// The disk that a node's process has.
+    pub(crate) fn disk(&mut self, node: usize) -> Option<&mut DiskShell> {
+        self.nodes.get_mut(node)?.disk.as_deref_mut()
+    }
+
+    /// The node whose process has that disk, if it lives.
+    pub(crate) fn disk_of(&self, segment: SegmentId) -> Option<usize> {
+        let has = |it: &crate::node::NodeShell| it.disk.as_ref().is_some_and(|it| it.segment == segment);
+        self.nodes.iter().position(|it| it.core.is_some() && has(it))
+    }
+
+    /// A node's process starts, and finds its disk as it was left.
+    pub(crate) fn start_disk(&mut self, node: usize) {
+        let sabotage = self.sabotage;
+        let (segment, capacity) = (self.chance.any(), self.plan.disk_capacity);
+        let Some(shell) = self.nodes.get_mut(node) else { return };
+        let memory = shell.segment;
+        if shell.disk.is_none() {
+            let segment = SegmentId(segment);
+            let log = DiskLog::new(capacity);
+            shell.disk = Some(Box::new(DiskShell { segment, log, ..DiskShell::default() }));
+            self.memories.insert(segment, Memory::of_disk());
+            self.oracle.node_starts(segment, &disk_name(node));
+        }
+        let Some(disk) = self.disk(node) else { return };
+        let config = DiskConfig { segment: disk.segment, epoch: disk.log.epoch, stamps: 0, sabotage };
+        let records = disk.log.records();
+        disk.core = Some(Disk::new(config, records.clone()));
+        let segment = disk.segment;
+        self.oracle.disk_starts(segment, memory, &records, &mut self.coverage);
+        if !records.is_empty() {
+            self.coverage.hit(Point::DiskRecovered);
+        }
+        self.node_at(0, node, NodeEvent::Disk(DiskEvent::Link));
+        self.node_at(BEAT_MS, node, NodeEvent::Disk(DiskEvent::Beat));
+    }
+
+    /// The process dies.
+    pub(crate) fn crash_disk(&mut self, node: usize) {
+        let Some(disk) = self.nodes.get_mut(node).and_then(|it| it.disk.as_mut()) else { return };
+        let (link, segment) = (disk.link.take(), disk.segment);
+        let under_way = !disk.log.rests();
+        disk.core = None;
+        (disk.linked, disk.barred_until) = (false, 0);
+        disk.asked.clear();
+        disk.log.crash(&mut self.chance);
+        let records = disk.log.records();
+        if under_way {
+            self.coverage.hit(Point::DiskCrashUnderWay);
+        }
+        if let Some(memory) = self.memories.get_mut(&segment) {
+            memory.member = false;
+            memory.forget_all();
+        }
+        records.iter().for_each(|record| self.is_kept(segment, record));
+        if let Some(link) = link {
+            self.caller_hangs_up(link);
+        }
+        self.transfers_lose_node(segment);
+    }
+
+    pub(crate) fn disk_does(&mut self, node: usize, event: DiskEvent) {
+        match event {
+            DiskEvent::Beat => {
+                self.disk_handles(node, CoreEvent::Beat);
+                self.node_at(BEAT_MS, node, NodeEvent::Disk(DiskEvent::Beat));
+            }
+            DiskEvent::Link => self.disk_links(node),
+            DiskEvent::Copied(stamp) => self.copied(node, stamp),
+            DiskEvent::Appended(stamp) => self.appended(node, stamp),
+            DiskEvent::Forgotten(stamps) => self.forgotten(node, stamps),
+            DiskEvent::Marked(stamp) => {
+                let now = self.now;
+                let Some(log) = self.disk(node).map(|it| &mut it.log) else { return };
+                let Some(marks) = log.marking.remove(&stamp) else { return };
+                let done = log.fails_until <= now;
+                if let Some(kept) = log.kept.get_mut(&stamp).filter(|_| done) {
+                    kept.record.marks = marks;
+                }
+                self.coverage.hit(if done { Point::DiskMarked } else { Point::DiskMarkFailed });
+                self.disk_handles(node, CoreEvent::Marked(stamp, done));
+            }
+            DiskEvent::Load(into) => self.loads(node, into),
+        }
+    }
+
+    /// When something ends that the device is asked for now; nothing if that is lost.
+    fn io(&mut self, node: usize, event: DiskEvent) {
+        let now = self.now;
+        let delay = self.chance.delay(6, 60);
+        let Some(log) = self.disk(node).map(|it| &mut it.log) else { return };
+        if log.loses > 0 {
+            log.loses -= 1;
+            log.has_lost = true;
+            return self.coverage.hit(Point::DiskLostCompletion);
+        }
+        let delay = if log.slow_until > now { delay * 10 } else { delay };
+        self.node_at(delay, node, NodeEvent::Disk(event));
+    }
+
+    fn disk_links(&mut self, node: usize) {
+        let now = self.now;
+        let storm = self.phase == Phase::Storm;
+        let Some(disk) = self.disk(node).filter(|it| it.link.is_none() && it.core.is_some()) else { return };
+        if disk.barred_until > now && storm {
+            let delay = disk.barred_until - now;
+            return self.node_at(delay, node, NodeEvent::Disk(DiskEvent::Link));
+        }
+        let (major, minor) = (VERSION_MAJOR, VERSION_MINOR);
+        let hello = Hello { major, minor, role: Role::Node, host: format!("host{node}"), ..Hello::default() };
+        let conn = self.open(Party::Disk(node), Party::Master, hello);
+        if let Some(disk) = self.disk(node) {
+            disk.link = Some(conn);
+        }
+    }
+
+    /// The link to the master broke; it is made again, sooner or later.
+    pub(crate) fn disk_link_lost(&mut self, node: usize, conn: ConnId) {
+        let Some(disk) = self.disk(node).filter(|it| it.link == Some(conn)) else { return };
+        disk.link = None;
+        disk.asked.clear();
+        if std::mem::replace(&mut disk.linked, false) {
+            self.disk_handles(node, CoreEvent::Unlinked);
+        }
+        let delay = self.chance.delay(20, 100);
+        self.node_at(delay, node, NodeEvent::Disk(DiskEvent::Link));
+    }
+
+    pub(crate) fn disk_receives(&mut self, node: usize, conn: ConnId, incoming: Incoming) {
+        let Some(beside) = self.nodes.get(node).map(|it| it.segment) else { return };
+        let Some(disk) = self.disk(node).filter(|it| it.link == Some(conn)) else { return };
+        match incoming {
+            Incoming::Reply(_, Reply::Welcome(_)) => {
+                disk.linked = true;
+                let (segment, host) = (disk.segment, format!("host{node}"));
+                let name = disk_name(node);
+                let info = NodeInfo { segment, name, host, beside: Some(beside), ..NodeInfo::default() };
+                self.disk_handles(node, CoreEvent::Linked(info));
+            }
+            Incoming::Reply(id, reply) => self.disk_handles(node, CoreEvent::MasterReply(id, reply)),
+            Incoming::Request(id, request) => {
+                let stamps = |holds: &[Hold]| holds.iter().map(|it| it.stamp).collect();
+                let asked = match &request {
+                    Request::Demote(items) => {
+                        Some(Asked::Demote(items.iter().map(|it| it.record.hold.stamp).collect()))
+                    }
+                    Request::Retire(retire) => Some(Asked::Retire(stamps(&retire.holds))),
+                    Request::Mark(items) => Some(Asked::Mark(items.clone())),
+                    _ => None,
+                };
+                asked.into_iter().for_each(|it| _ = disk.asked.insert(id, it));
+                self.disk_handles(node, CoreEvent::MasterRequest(id, request));
+            }
+        }
+    }
+
+    /// Hands an event in and carries the effects out, in order, before anything else.
+    fn disk_handles(&mut self, node: usize, event: CoreEvent) {
+        let Some(disk) = self.disk(node) else { return };
+        let (capacity, used) = (disk.log.capacity, disk.log.used());
+        let Some(core) = disk.core.as_mut() else { return };
+        core.report(capacity, used);
+        core.handle(event);
+        while let Some(effect) = self.disk(node).and_then(|it| it.core.as_mut()).and_then(Disk::poll_effect) {
+            self.disk_acts(node, effect);
+        }
+        let Some(disk) = self.disk(node) else { return };
+        let (segment, member) = (disk.segment, disk.core.as_ref().is_some_and(Disk::is_member));
+        if let Some(memory) = self.memories.get_mut(&segment) {
+            memory.member = member;
+        }
+    }
+
+    fn disk_acts(&mut self, node: usize, effect: Effect) {
+        let Some(disk) = self.disk(node) else { return };
+        let (segment, link) = (disk.segment, disk.link.filter(|_| disk.linked));
+        self.log.note(|| format!("{segment} {effect:?}"));
+        match effect {
+            Effect::Store { source, record } => self.begin_append(node, source, record),
+            Effect::Load { stamp, len, into } => self.begin_load(node, stamp, len, into),
+            Effect::Forget(stamps) => {
+                if let Some(disk) = self.disk(node) {
+                    disk.log.forgetting.extend(&stamps);
+                }
+                self.io(node, DiskEvent::Forgotten(stamps));
+            }
+            Effect::Mark(stamp, marks) => {
+                if let Some(disk) = self.disk(node) {
+                    disk.log.marking.insert(stamp, marks);
+                }
+                self.io(node, DiskEvent::Marked(stamp));
+            }
+            Effect::Epoch(epoch) => {
+                if let Some(disk) = self.disk(node) {
+                    disk.log.epoch = epoch;
+                }
+            }
+            Effect::AskMaster(id, request) => {
+                let Some(link) = link else { return };
+                if matches!(request, Request::Announce(_)) {
+                    // Whatever it owed is gone for good by now.
+                    self.oracle.readmitted(link, segment, &self.memories, &mut self.coverage);
+                }
+                self.send_request(link, Way::Up, id, &request);
+            }
+            Effect::AnswerMaster(id, reply) => {
+                self.check_answer(node, id, &reply);
+                if let Some(link) = link {
+                    self.send_reply(link, Way::Up, id, &reply);
+                }
+            }
+        }
+    }
+
+    /// What a disk says is so for good.
+    fn check_answer(&mut self, node: usize, id: RequestId, reply: &Reply) {
+        let Some(disk) = self.disk(node) else { return };
+        let log = &disk.log;
+        let wrong = match (disk.asked.remove(&id), reply) {
+            (Some(Asked::Demote(stamps)), Reply::Moved(moved)) => {
+                let said = stamps.iter().zip(&moved.items).filter(|it| *it.1);
+                let wrong = said.map(|it| it.0).find(|it| !log.kept.contains_key(it));
+                wrong.map(|it| ("p8", format!("{it:?} is said to be on a disk, and is not for good")))
+            }
+            (Some(Asked::Retire(stamps)), Reply::Settled(_)) => {
+                let is_there = |it: &&Stamp| log.kept.contains_key(it) || log.appending.contains_key(it);
+                let wrong = stamps.iter().find(is_there);
+                wrong.map(|it| ("p2", format!("{it:?} is said to be gone, and is not for good")))
+            }
+            (Some(Asked::Mark(items)), Reply::Settled(_)) => {
+                let newer = |item: &MarkItem| {
+                    disk.asked.values().any(|it| match it {
+                        Asked::Mark(others) => others.iter().any(|it| it.hold == item.hold),
+                        Asked::Demote(_) | Asked::Retire(_) => false,
+                    })
+                };
+                let differs = |item: &&MarkItem| {
+                    let kept = log.kept.get(&item.hold.stamp);
+                    kept.is_some_and(|it| it.record.marks != item.marks) && !newer(item)
+                };
+                let forgotten = |item: &&MarkItem| !log.forgetting.contains(&item.hold.stamp);
+                let wrong = items.iter().filter(forgotten).find(differs);
+                wrong.map(|it| ("p4", format!("{it:?} is said to be in writing, and is not for good")))
+            }
+            _ => None,
+        };
+        if let Some((which, what)) = wrong {
+            self.oracle.fail(which, || what);
+        }
+    }
+
+    /// The oracle hears of every copy that is there for good.
+    fn is_kept(&mut self, segment: SegmentId, record: &Record) {
+        let Some(memory) = self.memories.get_mut(&segment) else { return };
+        let slot = log::slot(record);
+        memory.keep(slot.clone(), record_name(record));
+        self.oracle.committed(segment, memory, record.hold.slot, &slot);
+    }
+
+    fn begin_append(&mut self, node: usize, source: Hold, record: Record) {
+        let stamp = record.hold.stamp;
+        let need = room_for(record.len).unwrap_or(0);
+        let Some(disk) = self.disk(node) else { return };
+        let victims = disk.log.victims(need);
+        let fits = disk.log.used() + need <= disk.log.capacity || !victims.is_empty();
+        if !victims.is_empty() {
+            self.disk_evicts(node, victims);
+        }
+        let Some(core) = self.nodes.get_mut(node).and_then(|it| it.core.as_mut()) else { return };
+        let extents = if fits { core.begin_demotion(source, record.len) } else { None };
+        let Some(extents) = extents else {
+            self.coverage.hit(if fits { Point::DemotionUnsourced } else { Point::DiskFull });
+            return self.disk_handles_later(node, CoreEvent::Stored(stamp, false));
+        };
+        let appending = Appending { source, record, units: all_units(&extents), tags: None };
+        if let Some(disk) = self.disk(node) {
+            disk.log.appending.insert(stamp, appending);
+        }
+        self.io(node, DiskEvent::Copied(stamp));
+    }
+
+    /// An effect cannot be answered before the effects that follow it are carried out.
+    fn disk_handles_later(&mut self, node: usize, event: CoreEvent) {
+        if let Some(core) = self.disk(node).and_then(|it| it.core.as_mut()) {
+            core.handle(event);
+        }
+    }
+
+    fn disk_evicts(&mut self, node: usize, victims: Vec<Stamp>) {
+        self.coverage.hit(Point::DiskEvicted);
+        self.let_go(node, &victims);
+        self.disk_handles_later(node, CoreEvent::Evicted(victims));
+    }
+
+    /// Copies are gone for good.
+    fn let_go(&mut self, node: usize, stamps: &[Stamp]) {
+        let Some(disk) = self.disk(node) else { return };
+        let segment = disk.segment;
+        for stamp in stamps {
+            disk.log.kept.remove(stamp);
+            disk.log.marking.remove(stamp);
+        }
+        if let Some(memory) = self.memories.get_mut(&segment) {
+            stamps.iter().for_each(|stamp| memory.forget(*stamp));
+        }
+        stamps.iter().for_each(|stamp| self.oracle.disk_lets_go(segment, Hold::on_disk(*stamp)));
+    }
+
+    /// The bytes are read: those that lie there now.
+    fn copied(&mut self, node: usize, stamp: Stamp) {
+        let Some(shell) = self.nodes.get_mut(node) else { return };
+        let (Some(core), Some(disk)) = (shell.core.as_mut(), shell.disk.as_mut()) else { return };
+        let Some(appending) = disk.log.appending.get_mut(&stamp) else { return };
+        let memory = self.memories.get(&shell.segment);
+        let units = std::mem::take(&mut appending.units).into_iter();
+        let tags = units.filter_map(|unit| memory?.read_unit(unit)).collect();
+        appending.tags = Some(tags);
+        let stands = core.end_demotion(appending.source);
+        if !stands {
+            disk.log.appending.remove(&stamp);
+        }
+        self.drain_node(node);
+        match stands {
+            true => self.io(node, DiskEvent::Appended(stamp)),
+            false => {
+                self.coverage.hit(Point::DemotionUnsourced);
+                self.disk_handles(node, CoreEvent::Stored(stamp, false));
+            }
+        }
+    }
+
+    fn appended(&mut self, node: usize, stamp: Stamp) {
+        let now = self.now;
+        let Some(disk) = self.disk(node) else { return };
+        let segment = disk.segment;
+        let Some(appending) = disk.log.appending.remove(&stamp) else { return };
+        let done = disk.log.fails_until <= now;
+        if done {
+            let record = appending.record.clone();
+            let kept =
+                Kept { record: record.clone(), tags: appending.tags.unwrap_or_default(), flipped: false };
+            disk.log.kept.insert(stamp, kept);
+            self.is_kept(segment, &record);
+        }
+        self.coverage.hit(if done { Point::Demoted } else { Point::DemotionFailed });
+        self.disk_handles(node, CoreEvent::Stored(stamp, done));
+    }
+
+    fn forgotten(&mut self, node: usize, stamps: Vec<Stamp>) {
+        let Some(disk) = self.disk(node) else { return };
+        stamps.iter().for_each(|stamp| _ = disk.log.forgetting.remove(stamp));
+        self.coverage.hit(Point::DiskForgot);
+        self.let_go(node, &stamps);
+        self.disk_handles(node, CoreEvent::Forgotten(stamps));
+    }
+
+    fn begin_load(&mut self, node: usize, stamp: Stamp, len: u64, into: Hold) {
+        let Some(shell) = self.nodes.get_mut(node) else { return };
+        let segment = shell.segment;
+        let extents = shell.core.as_mut().and_then(|it| it.begin_store(PROMOTER, into, 0, len));
+        let Some(disk) = shell.disk.as_mut() else { return };
+        let from = (disk.segment, Hold::on_disk(stamp));
+        let Some(extents) = extents else {
+            self.coverage.hit(Point::PromotionFailed);
+            return self.disk_handles_later(node, CoreEvent::Loaded(into, false));
+        };
+        disk.log.loading.insert(into, Loading { stamp, units: all_units(&extents), done: 0 });
+        if let Some(value) = self.oracle.written.get(&from).copied() {
+            self.oracle.will_write(segment, into, value);
+        }
+        self.io(node, DiskEvent::Load(into));
+    }
+
+    /// A few more units of a copy are written into memory, if it is still there and whole.
+    fn loads(&mut self, node: usize, into: Hold) {
+        let pace = self.chance.between(1, 4) as usize;
+        let now = self.now;
+        let Some(shell) = self.nodes.get_mut(node) else { return };
+        let (segment, Some(disk)) = (shell.segment, shell.disk.as_mut()) else { return };
+        let Some(loading) = disk.log.loading.get_mut(&into) else { return };
+        let Some(memory) = self.memories.get_mut(&segment) else { return };
+        let (stamp, fails) = (loading.stamp, disk.log.fails_until > now);
+        let kept = disk.log.kept.get(&stamp);
+        let flipped = kept.is_some_and(|it| it.flipped);
+        let whole = kept.filter(|it| !it.flipped && !fails);
+        let first = loading.done;
+        for place in first..(first + pace).min(loading.units.len()) {
+            let Some(&unit) = loading.units.get(place) else { break };
+            // What a device reads before it finds out is anything.
+            let tag = whole.and_then(|it| it.tags.get(place)).copied().unwrap_or_default();
+            self.oracle.writes(memory, unit, into, &mut self.coverage);
+            memory.write_unit(unit, tag);
+            loading.done += 1;
+        }
+        let done = loading.done >= loading.units.len();
+        if whole.is_some() && !done {
+            return self.io(node, DiskEvent::Load(into));
+        }
+        let done = whole.is_some();
+        disk.log.loading.remove(&into);
+        self.coverage.hit(if done { Point::Promoted } else { Point::PromotionFailed });
+        if let Some(core) = self.nodes.get_mut(node).and_then(|it| it.core.as_mut()) {
+            core.end_store(into);
+        }
+        self.drain_node(node);
+        self.disk_handles(node, CoreEvent::Loaded(into, done));
+        if flipped && !fails {
+            self.is_corrupt(node, stamp);
+        }
+    }
+
+    fn is_corrupt(&mut self, node: usize, stamp: Stamp) {
+        self.coverage.hit(Point::DiskCorrupt);
+        self.let_go(node, &[stamp]);
+        self.disk_handles(node, CoreEvent::Corrupt(stamp));
+    }
+
+    /// A client wants a piece of a copy, or the first one.
+    pub(crate) fn disk_chunk(&mut self, node: usize, id: TransferId) {
+        let reading = self.chance.delay(6, 60);
+        let Some(transfer) = self.transfers.get(&id) else { return };
+        match self.disk_vouches(node, transfer.hold.stamp, transfer.is_unasked()) == Some(transfer.len) {
+            true => self.node_at(reading, node, NodeEvent::ChunkDone(id)),
+            false => self.end_socket(node, id, Ended::Stale),
+        }
+    }
+
+    /// It was read: it counts if it could be read before and after that.
+    pub(crate) fn disk_chunk_done(&mut self, node: usize, id: TransferId) {
+        let now = self.now;
+        let Some(transfer) = self.transfers.get(&id) else { return };
+        let (stamp, len, unasked) = (transfer.hold.stamp, transfer.len, transfer.is_unasked());
+        let stands = self.disk_vouches(node, stamp, unasked) == Some(len);
+        let Some(disk) = self.disk(node) else { return };
+        let fails = disk.log.fails_until > now;
+        let kept = disk.log.kept.get(&stamp).map(|it| (it.tags.clone(), it.flipped));
+        match kept {
+            _ if fails => {
+                self.coverage.hit(Point::DiskReadFailed);
+                self.end_socket(node, id, Ended::Unreachable);
+            }
+            Some((_, true)) => {
+                self.end_socket(node, id, Ended::Unreachable);
+                self.is_corrupt(node, stamp);
+            }
+            Some((tags, false)) if stands => {
+                self.coverage.hit(Point::DiskRead);
+                self.has_read(id, tags, len.div_ceil(EXTENT_ALIGN) as u32);
+                self.end_socket(node, id, Ended::Whole);
+            }
+            _ => {
+                self.coverage.hit(Point::DiskReadStale);
+                self.end_socket(node, id, Ended::Stale);
+            }
+        }
+    }
+
+    fn disk_vouches(&self, node: usize, stamp: Stamp, unasked: bool) -> Option<u64> {
+        let disk = self.nodes.get(node)?.disk.as_ref()?;
+        disk.core.as_ref()?.readable(stamp, unasked.then_some(disk.log.epoch))
+    }
+}
+
+/// The same in every life of its node: the disk is the same.
+fn disk_name(node: usize) -> String {
+    format!("d{node}")
+}
