@@ -89,9 +89,14 @@ impl Executor {
     fn move_on(&mut self, job: &mut Job, store: &mut Store) -> Option<Outcome> {
         match job.op.kind {
             OpKind::Probe => {
-                let has = |record: &&tiffin_kv::PageRecord| store.contains_key(&self.key(&job.op, record.hash));
+                let has =
+                    |record: &&tiffin_kv::PageRecord| store.contains_key(&self.key(&job.op, record.hash));
                 let leading = job.op.records.iter().take_while(has).count() as u32;
-                return Some(if job.fails_at.is_some() { Outcome::Failed } else { Outcome::Done { leading } });
+                return Some(if job.fails_at.is_some() {
+                    Outcome::Failed
+                } else {
+                    Outcome::Done { leading }
+                });
             }
             OpKind::Drop if job.fails_at.is_some() => return Some(Outcome::Failed),
             OpKind::Drop => {

@@ -72,11 +72,13 @@ impl World {
         for (id, client) in &self.clients {
             let Some(table) = &client.table else { continue };
             let computed = (client.computed / page_tokens) as usize;
-            for (position, (index, content)) in table.iter().zip(&client.contents).enumerate().take(computed) {
+            for (position, (index, content)) in table.iter().zip(&client.contents).enumerate().take(computed)
+            {
                 for rank in &self.ranks {
                     let found = rank.executor.memory(PageId { tier: Tier::Device, index: *index });
                     if found != of_rank(*content, rank.executor.rank) {
-                        let what = format!("{id:?} computes on page {index} at {position}, which holds {found:x}");
+                        let what =
+                            format!("{id:?} computes on page {index} at {position}, which holds {found:x}");
                         return Err(Broken::new("content", what));
                     }
                 }
@@ -88,7 +90,10 @@ impl World {
     fn check_store(&self) -> Checked {
         for (key, (_, found)) in &self.store {
             if self.truth.of_key(*key) != Some(*found) {
-                return Err(Broken::new("K1", format!("the store has {found:x} under a key of another page")));
+                return Err(Broken::new(
+                    "K1",
+                    format!("the store has {found:x} under a key of another page"),
+                ));
             }
         }
         Ok(())
@@ -109,7 +114,10 @@ impl World {
             let engine = &rank.engine;
             let (requests, ops) = (engine.request_count(), engine.op_count());
             if requests > 0 || ops > 0 {
-                return Err(Broken::new("liveness", format!("{requests} requests and {ops} operations are left")));
+                return Err(Broken::new(
+                    "liveness",
+                    format!("{requests} requests and {ops} operations are left"),
+                ));
             }
             for tier in Tier::BOTH {
                 let pages = engine.pages(tier);

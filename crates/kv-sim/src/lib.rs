@@ -9,6 +9,7 @@
 mod chance;
 mod coverage;
 mod executor;
+pub mod exhaustive;
 mod invariants;
 mod plan;
 mod play;
@@ -53,22 +54,16 @@ pub fn run(seed: u64, sabotage: Sabotage, keeps_log: bool) -> Report {
             let text = panic.downcast_ref::<String>().cloned();
             let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
             let text = text.unwrap_or_else(|| "a panic without words".to_owned());
-            // An assertion of the engine names its invariant first.
-            let named = text.split_once(": ").filter(|(name, _)| name.len() == 2);
-            Some(match named {
-                Some((invariant, what)) => Broken::new(invariant, what),
-                None => Broken::new("panic", text),
-            })
+            // An assertion of the engine names its invariant.
+            let is_name =
+                |word: &&str| matches!(word.as_bytes(), [b'K' | b'V' | b'O' | b'L' | b'C', _, b':']);
+            let named =
+                text.split_whitespace().find(is_name).unwrap_or("panic:").trim_end_matches(':').to_owned();
+            Some(Broken::new(&named, text))
         }
     };
-    let mut report = Report {
-        seed,
-        events: 0,
-        broken,
-        coverage: Coverage::default(),
-        digest: 0,
-        text: String::new(),
-    };
+    let mut report =
+        Report { seed, events: 0, broken, coverage: Coverage::default(), digest: 0, text: String::new() };
     if let Some(world) = world {
         report.events = world.events;
         report.digest = world.ranks.iter().fold(0, |digest, rank| digest ^ rank.engine.digest());

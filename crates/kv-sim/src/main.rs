@@ -58,7 +58,11 @@ fn play(args: &Args) -> std::io::Result<bool> {
             failed += 1;
             match args.json {
                 true => {
-                    writeln!(out, "{}", json!({"seed": seed, "invariant": broken.invariant, "what": broken.what}))?;
+                    writeln!(
+                        out,
+                        "{}",
+                        json!({"seed": seed, "invariant": broken.invariant, "what": broken.what})
+                    )?;
                 }
                 false => writeln!(out, "seed {seed} breaks {}: {}", broken.invariant, broken.what)?,
             }
@@ -76,7 +80,10 @@ fn play(args: &Args) -> std::io::Result<bool> {
         writeln!(out, "{summary}")?;
     } else {
         let rate = seeds as f64 / seconds.max(f64::EPSILON);
-        writeln!(out, "{seeds} seeds from {start}: {events} events, {failed} failed ({rate:.0} seeds a second)")?;
+        writeln!(
+            out,
+            "{seeds} seeds from {start}: {events} events, {failed} failed ({rate:.0} seeds a second)"
+        )?;
         if !missing.is_empty() {
             writeln!(out, "never exercised: {}", missing.join(", "))?;
         }
@@ -96,7 +103,10 @@ fn print_table(args: &Args) -> std::io::Result<bool> {
         });
         writeln!(out, "{}", json!(rows.collect::<Vec<_>>()))?;
     } else {
-        writeln!(out, "| bug | breaks | seen in | seeds until noticed | noticed as |\n|---|---|---|---|---|")?;
+        writeln!(
+            out,
+            "| bug | breaks | seen in | seeds until noticed | noticed as |\n|---|---|---|---|---|"
+        )?;
         for it in &caught {
             let (bug, origin) = (it.sabotage, it.sabotage.origin());
             let seeds = it.seeds.map_or_else(|| "not noticed".to_owned(), |seeds| seeds.to_string());

@@ -1,16 +1,14 @@
 //! What a seed decides before anything happens: the engine's shape, and what will go wrong.
 
 use tiffin_kv::sabotage::Sabotage;
-use tiffin_kv::{
-    Budgets, Config, Eviction, IndexKind, Namespace, PrefetchStop, StoreConfig, WritePolicy,
-};
+use tiffin_kv::{Budgets, Config, Eviction, IndexKind, Namespace, PrefetchStop, StoreConfig, WritePolicy};
 
 use crate::chance::Chance;
 
 /// Events of a usual seed, and of one in [`LONG_EVERY`].
-const EVENTS: u64 = 180;
+const EVENTS: u64 = 150;
 const EVENTS_LONG: u64 = 2500;
-const LONG_EVERY: u64 = 50;
+const LONG_EVERY: u64 = 100;
 
 /// How often things go wrong, each in a hundred events or operations.
 #[derive(Clone, Copy, Debug)]
@@ -33,13 +31,19 @@ pub(crate) struct Plan {
     /// Different tokens: fewer of them make more prefixes equal.
     pub(crate) vocabulary: u64,
     pub(crate) prompt_tokens_max: u64,
+    /// Conversations that are begun again and again.
+    pub(crate) subjects: Vec<Vec<u32>>,
     pub(crate) requests_max: usize,
+    /// How often in a hundred an operation stops when it is asked to.
+    pub(crate) cancel: u64,
+    /// The model computes whole prompts at once, so that chance has no part in it.
+    pub(crate) is_plain: bool,
 }
 
 impl Plan {
     pub(crate) fn new(seed: u64, chance: &mut Chance, sabotage: Sabotage) -> Self {
         let page_tokens = chance.between(1, 3) as u32;
-        let device_pages = chance.between(5, 14) as u32;
+        let device_pages = chance.between(5, 11) as u32;
         let pick = |chance: &mut Chance| match chance.below(3) {
             0 => Eviction::Lru,
             1 => Eviction::S3Fifo,
@@ -65,8 +69,9 @@ impl Plan {
         let config = Config {
             page_tokens,
             device_pages,
-            host_pages: chance.between(3, 16) as u32,
-            store: (!chance.percent(5)).then_some(StoreConfig { threshold_pages: chance.between(1, 2) as u32, stop }),
+            host_pages: chance.between(3, 11) as u32,
+            store: (!chance.percent(5))
+                .then_some(StoreConfig { threshold_pages: chance.between(1, 2) as u32, stop }),
             index: if chance.percent(60) { IndexKind::Radix } else { IndexKind::Flat },
             eviction: pick(chance),
             write,
@@ -91,13 +96,21 @@ impl Plan {
             repeat_ack: level * 5,
         };
         let long = seed % LONG_EVERY == LONG_EVERY - 1;
+        let vocabulary = chance.between(1, 3);
+        let prompt_tokens_max = u64::from(page_tokens) * chance.between(2, 6);
+        let subjects = (0..chance.between(1, 5))
+            .map(|_| (0..prompt_tokens_max).map(|_| chance.below(vocabulary) as u32).collect())
+            .collect();
         Self {
             config,
             events: if long { EVENTS_LONG } else { EVENTS },
             faults,
-            vocabulary: chance.between(1, 3),
-            prompt_tokens_max: u64::from(page_tokens) * chance.between(2, 6),
+            vocabulary,
+            prompt_tokens_max,
+            subjects,
             requests_max: chance.between(2, 7) as usize,
+            cancel: 60,
+            is_plain: false,
         }
     }
 }

@@ -50,9 +50,8 @@ impl World {
         self.requests_made += 1;
         let id = ReqId(self.requests_made);
         let space = SpaceId(u32::from(self.chance.percent(15)));
-        let length = self.chance.between(1, self.plan.prompt_tokens_max);
-        let vocabulary = self.plan.vocabulary;
-        let tokens: Vec<u32> = (0..length).map(|_| self.chance.below(vocabulary) as u32).collect();
+        let tokens = self.prompt();
+        let length = tokens.len() as u64;
         let media = if self.chance.percent(8) {
             self.coverage.hit("media");
             let content = vec![self.chance.below(2) as u8];
@@ -63,8 +62,15 @@ impl World {
         self.learn(space, &tokens, &media)?;
         let contents = self.contents(space, &tokens, &media);
         let goal = self.chance.between(1, 5);
-        let client =
-            Client { space, tokens: tokens.clone(), media: media.clone(), contents, table: None, computed: 0, goal };
+        let client = Client {
+            space,
+            tokens: tokens.clone(),
+            media: media.clone(),
+            contents,
+            table: None,
+            computed: 0,
+            goal,
+        };
         let deadline = self.chance.percent(20).then(|| self.now + self.chance.below(40));
         let priority = if self.chance.percent(10) { 9 } else { 3 };
         let prompt = Prompt::Tokens { tokens, media };
@@ -76,14 +82,29 @@ impl World {
         self.tell(&Input::Submit(Submit { request: id, space, prompt, priority, deadline }))
     }
 
-    fn learn(&mut self, space: SpaceId, tokens: &[u32], media: &[Media]) -> Checked {
+    /// Mostly something that was said before, as far as it went or with another end.
+    fn prompt(&mut self) -> Vec<u32> {
+        let most = self.plan.prompt_tokens_max;
+        let subject = self.chance.below(self.plan.subjects.len() as u64) as usize;
+        let mut tokens = self.plan.subjects.get(subject).cloned().unwrap_or_default();
+        tokens.truncate(if self.chance.percent(50) { most } else { self.chance.between(1, most) } as usize);
+        if self.chance.percent(30) {
+            let same = self.chance.between(0, tokens.len() as u64) as usize;
+            let vocabulary = self.plan.vocabulary;
+            let changed = tokens.iter_mut().skip(same);
+            changed.for_each(|token| *token = self.chance.below(vocabulary) as u32);
+        }
+        tokens
+    }
+
+    pub(crate) fn learn(&mut self, space: SpaceId, tokens: &[u32], media: &[Media]) -> Checked {
         let config = self.plan.config;
         let Some(namespace) = self.spaces.get(space.0 as usize) else { return Ok(()) };
         let learnt = self.truth.learn(namespace, config.page_tokens, tokens, media, config.ranks);
         learnt.map_err(|what| Broken::new("K4", what))
     }
 
-    fn running(&self) -> Vec<ReqId> {
+    pub(crate) fn running(&self) -> Vec<ReqId> {
         self.clients.iter().filter(|(_, client)| client.table.is_some()).map(|(id, _)| *id).collect()
     }
 
@@ -96,13 +117,15 @@ impl World {
     }
 
     /// One pass of the model for one request: some of its prompt, or the token that comes next.
-    fn compute(&mut self, id: ReqId) -> Checked {
+    pub(crate) fn compute(&mut self, id: ReqId) -> Checked {
         self.check_tables()?;
         let page = self.plan.config.page_tokens;
         let Some(client) = self.clients.get_mut(&id) else { return Ok(()) };
         let length = client.tokens.len() as u32;
         let left = u64::from(length - client.computed);
-        let upto = client.computed + self.chance.between(1, left.max(1)).min(left) as u32;
+        let most = left.max(1);
+        let pass = if self.plan.is_plain { most } else { self.chance.between(1, most) };
+        let upto = client.computed + pass.min(left) as u32;
         let table = client.table.clone().unwrap_or_default();
         for position in client.computed / page..upto.div_ceil(page) {
             let is_full = (position + 1) * page <= upto;
@@ -118,9 +141,11 @@ impl World {
         client.computed = upto;
         let mut generated = Vec::new();
         if upto == length && client.goal > 0 {
-            let count = self.chance.between(1, client.goal.min(3));
+            let most = client.goal.min(3);
+            let count = if self.plan.is_plain { most } else { self.chance.between(1, most) };
             client.goal -= count;
-            generated = (0..count).map(|_| self.chance.below(self.plan.vocabulary) as u32).collect();
+            let vocabulary = if self.plan.is_plain { 1 } else { self.plan.vocabulary };
+            generated = (0..count).map(|_| self.chance.below(vocabulary) as u32).collect();
             client.tokens.extend(&generated);
         }
         let is_over = upto == length && generated.is_empty();
@@ -198,7 +223,9 @@ impl World {
         // Loads are short, so they are sought out.
         let sought: Vec<_> = self.clients.keys().copied().filter(|id| loading(self, id)).collect();
         let sought = self.chance.pick(&sought).filter(|_| self.chance.percent(50));
-        let Some(id) = sought.or_else(|| self.some_client()) else { return self.tell(&Input::Retract(ReqId(0))) };
+        let Some(id) = sought.or_else(|| self.some_client()) else {
+            return self.tell(&Input::Retract(ReqId(0)));
+        };
         let state = self.ranks.first().and_then(|rank| rank.engine.state(id));
         self.coverage.hit(match state {
             Some(tiffin_kv::State::Loading) => "retract in Loading",
@@ -212,7 +239,7 @@ impl World {
 
     /// What seldom happens.
     fn rare(&mut self) -> Checked {
-        match self.chance.below(14) {
+        match self.chance.below(17) {
             0..3 => self.vanish_silently(),
             3..6 => self.vanish(),
             6..8 => self.clear(),
@@ -269,7 +296,9 @@ impl World {
         self.tell(&Input::Clear(space))?;
         let Some(rank) = self.ranks.first() else { return Ok(()) };
         match rank.engine.residents().find(|copy| copy.space == space) {
-            Some(copy) => Err(Broken::new("K4", format!("{copy:?} is found after its namespace was cleared"))),
+            Some(copy) => {
+                Err(Broken::new("K4", format!("{copy:?} is found after its namespace was cleared")))
+            }
             None => Ok(()),
         }
     }
@@ -331,8 +360,11 @@ impl World {
     fn round(&mut self) -> Checked {
         self.now += 7;
         for place in 0..self.ranks.len() {
-            let ops: Vec<_> =
-                self.ranks.get(place).map(|it| it.executor.jobs.keys().copied().collect()).unwrap_or_default();
+            let ops: Vec<_> = self
+                .ranks
+                .get(place)
+                .map(|it| it.executor.jobs.keys().copied().collect())
+                .unwrap_or_default();
             for op in ops {
                 while self.ranks.get(place).is_some_and(|it| it.executor.jobs.contains_key(&op)) {
                     self.step_io(place, op);

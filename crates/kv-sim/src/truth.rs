@@ -90,6 +90,11 @@ impl Truth {
         self.keys.get(&(rank, root, hash)).copied()
     }
 
+    /// Every key, with what it must stand for.
+    pub(crate) fn keys(&self) -> impl Iterator<Item = (StoreKey, Content)> {
+        self.by_key.iter().map(|(key, content)| (*key, *content))
+    }
+
     pub(crate) fn of_key(&self, key: StoreKey) -> Option<Content> {
         self.by_key.get(&key).copied()
     }

@@ -235,7 +235,7 @@ impl World {
             }
             let is_stuck = rank.executor.jobs.get(&op).is_none_or(|job| job.stuck_until > self.now);
             if !is_stuck
-                && self.chance.percent(60)
+                && self.chance.percent(self.plan.cancel)
                 && let Some(outcome) = rank.executor.cancel(op)
             {
                 rank.acks.push((op, outcome));
@@ -308,8 +308,10 @@ impl World {
     /// The all-gather of a step.
     pub(crate) fn gather(&mut self) -> Checked {
         let acks: Vec<LocalAcks> = self.ranks.iter().map(|rank| rank.engine.agree()).collect();
-        let all: BTreeSet<OpId> = acks.iter().flat_map(|LocalAcks(acks)| acks.iter().map(|(op, _)| *op)).collect();
-        let outcome = |acks: &LocalAcks, op| acks.0.iter().find(|(it, _)| *it == op).map(|(_, outcome)| *outcome);
+        let all: BTreeSet<OpId> =
+            acks.iter().flat_map(|LocalAcks(acks)| acks.iter().map(|(op, _)| *op)).collect();
+        let outcome =
+            |acks: &LocalAcks, op| acks.0.iter().find(|(it, _)| *it == op).map(|(_, outcome)| *outcome);
         let by_all = |op: &OpId| acks.iter().all(|acks| outcome(acks, *op).is_some());
         let ended: Vec<_> = all.iter().copied().filter(by_all).collect();
         let differ = ended.iter().any(|op| {
@@ -320,6 +322,13 @@ impl World {
         self.coverage.hit_if(differ, "ranks disagreed");
         self.tell(&Input::Agreed(acks))?;
         self.check_noticed(&ended)
+    }
+
+    /// The store has every page that may exist, for every rank.
+    pub(crate) fn fill_store(&mut self) {
+        let root = self.roots.first().copied().unwrap_or_default();
+        self.store = self.truth.keys().map(|(key, content)| (key, (root, content))).collect();
+        self.was_stored.extend(self.store.keys());
     }
 
     /// What a client's pages must hold, with the namespace as it is.

@@ -91,15 +91,8 @@ impl Namespace {
 
     pub(crate) fn root_with(&self, page_tokens: u32, sabotage: Sabotage) -> ChainHash {
         let weights = if sabotaged!(sabotage, ForgetWeightVersion) { 0 } else { self.weight_version };
-        let words = [
-            &self.model,
-            &self.revision,
-            &self.dtype,
-            &self.layout,
-            &self.tenant,
-            &self.lora,
-            &self.salt,
-        ];
+        let words =
+            [&self.model, &self.revision, &self.dtype, &self.layout, &self.tenant, &self.lora, &self.salt];
         let mut hasher = Hasher::new(b"root").part(SCHEME);
         if sabotaged!(sabotage, UnframedKey) {
             hasher = hasher.part(words.map(String::as_str).concat().as_bytes());

@@ -89,8 +89,7 @@ pub enum OpKind {
 
 impl OpKind {
     /// Every kind.
-    pub const ALL: [Self; 6] =
-        [Self::Probe, Self::Fetch, Self::Load, Self::Save, Self::Backup, Self::Drop];
+    pub const ALL: [Self; 6] = [Self::Probe, Self::Fetch, Self::Load, Self::Save, Self::Backup, Self::Drop];
 }
 
 /// An operation to carry out. It ends with exactly one [`Outcome`] (L1).
@@ -269,8 +268,10 @@ pub enum Refusal {
     #[error("the prompt of request {0:?} is empty\n\nhint: a prompt has at least one token")]
     Empty(ReqId),
     /// It needs more pages than the device has.
-    #[error("request {request:?} needs {pages} pages of {capacity} on the device\n\nhint: shorten the prompt, \
-             or give the device more pages")]
+    #[error(
+        "request {request:?} needs {pages} pages of {capacity} on the device\n\nhint: shorten the prompt, \
+             or give the device more pages"
+    )]
     TooLong {
         /// Which one.
         request: ReqId,
@@ -280,12 +281,16 @@ pub enum Refusal {
         capacity: u32,
     },
     /// Positions do not count up from 0, or a hash stands twice.
-    #[error("the hashes of request {0:?} are out of order at page {1}\n\nhint: name every full page once, \
-             from position 0 on")]
+    #[error(
+        "the hashes of request {0:?} are out of order at page {1}\n\nhint: name every full page once, \
+             from position 0 on"
+    )]
     HashesOutOfOrder(ReqId, u32),
     /// There are more hashes than full pages.
-    #[error("request {request:?} names {hashes} pages, and its tokens fill {pages}\n\nhint: leave out the page \
-             that is not full")]
+    #[error(
+        "request {request:?} names {hashes} pages, and its tokens fill {pages}\n\nhint: leave out the page \
+             that is not full"
+    )]
     PagesDoNotDivide {
         /// Which one.
         request: ReqId,
@@ -295,8 +300,10 @@ pub enum Refusal {
         pages: u32,
     },
     /// It says that more or less is computed than can be.
-    #[error("request {request:?} cannot have {upto} of {tokens} tokens computed\n\nhint: count up, and say what \
-             was generated in the same call")]
+    #[error(
+        "request {request:?} cannot have {upto} of {tokens} tokens computed\n\nhint: count up, and say what \
+             was generated in the same call"
+    )]
     Progress {
         /// Which one.
         request: ReqId,
@@ -306,7 +313,9 @@ pub enum Refusal {
         tokens: u32,
     },
     /// There are more or fewer answers than ranks.
-    #[error("{0} ranks answered, there are {1}\n\nhint: every rank joins every gather, with an empty list if need be")]
+    #[error(
+        "{0} ranks answered, there are {1}\n\nhint: every rank joins every gather, with an empty list if need be"
+    )]
     Ranks(usize, u32),
 }
 

@@ -56,7 +56,8 @@ impl Engine {
         self.running.insert(turn);
         let waits = self.load(id, &found);
         let found_count = found.cells.len() as u32;
-        let mut slots: Vec<_> = found.cells.into_iter().map(|(cell, source)| Slot::Shared(cell, source)).collect();
+        let mut slots: Vec<_> =
+            found.cells.into_iter().map(|(cell, source)| Slot::Shared(cell, source)).collect();
         slots.extend((found_count..total).map(|_| Slot::Private(self.inventory.take_private(id))));
         let request = self.request_mut(id);
         request.slots = slots;
@@ -165,7 +166,16 @@ impl Engine {
                 }
             }
             let deadline = self.now + self.config.op_patience;
-            self.issue(Order { id: op, kind: OpKind::Load, space, root, root_hash, items, deadline, waiter: Some(id) });
+            self.issue(Order {
+                id: op,
+                kind: OpKind::Load,
+                space,
+                root,
+                root_hash,
+                items,
+                deadline,
+                waiter: Some(id),
+            });
             waits.push(op);
         }
         waits

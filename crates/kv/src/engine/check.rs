@@ -176,7 +176,10 @@ impl Engine {
         if matches!(request.state, State::Prefilling | State::Decoding) {
             let pages = self.pages_for(request.length);
             if (request.slots.len() as u32) < pages {
-                broken("O2", format!("{id:?} has {} pages for {} tokens", request.slots.len(), request.length))?;
+                broken(
+                    "O2",
+                    format!("{id:?} has {} pages for {} tokens", request.slots.len(), request.length),
+                )?;
             }
         }
         Ok(())

@@ -80,7 +80,8 @@ impl Engine {
 
     /// The operation has ended everywhere. It happens once (L1).
     pub(super) fn end(&mut self, id: OpId, outcome: Outcome) {
-        let kept = sabotaged!(self.config.sabotage, ApplyTwice).then(|| self.ledger.find(id).cloned()).flatten();
+        let kept =
+            sabotaged!(self.config.sabotage, ApplyTwice).then(|| self.ledger.find(id).cloned()).flatten();
         let Some(op) = kept.or_else(|| self.ledger.close(id)) else {
             self.stats.stray_acks += 1;
             return;
@@ -93,7 +94,9 @@ impl Engine {
                 count
             }
             Outcome::Done { leading } => leading,
-            Outcome::Failed if sabotaged!(self.config.sabotage, IgnoreSaveFailure) && op.kind == OpKind::Save => {
+            Outcome::Failed
+                if sabotaged!(self.config.sabotage, IgnoreSaveFailure) && op.kind == OpKind::Save =>
+            {
                 count
             }
             Outcome::Failed => 0,
@@ -137,9 +140,6 @@ impl Engine {
                 cell.is_prefetched = true;
                 cell.stored = Stored::Yes;
             }
-        }
-        if sabotaged!(self.config.sabotage, PublishByAdmission) {
-            self.name_by_admission(op, leading);
         }
     }
 
@@ -289,18 +289,6 @@ impl Engine {
             self.inventory.hold(cell, Tier::Host);
             self.inventory.settle(cell, Tier::Device, op, false);
             self.inventory.release(cell, Tier::Host);
-        }
-    }
-
-    fn name_by_admission(&mut self, op: &LiveOp, leading: u32) {
-        let asked: Vec<_> = op.items.iter().take(leading as usize).collect();
-        for pair in asked.windows(2) {
-            if let [earlier, later] = pair
-                && later.record.position > earlier.record.position + 1
-                && let Some(cell) = later.cell
-            {
-                self.inventory.cell_mut(cell).hash = earlier.record.hash;
-            }
         }
     }
 }

@@ -1,8 +1,6 @@
 //! What a request produces on the device, and how it leaves it.
 
-use super::{
-    Effect, Ending, Engine, ReqId, Slot, Source, State, Tier, chain_with, sabotaged,
-};
+use super::{Effect, Ending, Engine, ReqId, Slot, Source, State, Tier, chain_with, sabotaged};
 use crate::message::{Refusal, RetractReason};
 
 impl Engine {

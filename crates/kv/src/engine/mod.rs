@@ -28,10 +28,10 @@ use crate::config::{Config, ConfigError};
 use crate::hash::{ChainHash, chain_with};
 use crate::index::RootId;
 use crate::inventory::{CellId, Inventory, Residency};
-use crate::ledger::{Item, LiveOp, Order, Ledger};
+use crate::ledger::{Item, Ledger, LiveOp, Order};
 use crate::message::{
-    Effect, Ending, Input, Medium, OpId, OpKind, Outcome, Pressure, Prompt, Refusal, ReqId, SpaceId,
-    Submit, Tick, Tier,
+    Effect, Ending, Input, Medium, OpId, OpKind, Outcome, Pressure, Prompt, Refusal, ReqId, SpaceId, Submit,
+    Tick, Tier,
 };
 use crate::policy::{self, PrefetchStop};
 use crate::pool::PageCounts;
@@ -169,14 +169,8 @@ impl Engine {
         let (hashes, length) = match prompt {
             Prompt::Tokens { tokens, media } => {
                 let root = known.root_hash;
-                let hashes = chain_with(
-                    root,
-                    0,
-                    self.config.page_tokens,
-                    tokens,
-                    media,
-                    self.config.sabotage,
-                );
+                let hashes =
+                    chain_with(root, 0, self.config.page_tokens, tokens, media, self.config.sabotage);
                 (hashes, tokens.len() as u32)
             }
             Prompt::Hashes { tokens, pages } => (pages.iter().map(|(_, hash)| *hash).collect(), *tokens),

@@ -69,7 +69,8 @@ impl Engine {
                     return Err(Refusal::PagesDoNotDivide { request, hashes, pages: full });
                 }
                 let mut seen = BTreeSet::new();
-                let is_out = |(at, (position, hash)): &(u32, &(u32, _))| at != position || !seen.insert(*hash);
+                let is_out =
+                    |(at, (position, hash)): &(u32, &(u32, _))| at != position || !seen.insert(*hash);
                 if let Some((at, _)) = (0..).zip(&pages).find(is_out) {
                     return Err(Refusal::HashesOutOfOrder(request, at));
                 }
@@ -112,7 +113,8 @@ impl Engine {
         while self.ledger.room(OpKind::Probe) > 0
             && let Some(turn) = self.asking.pop_first()
         {
-            let is_clearing = self.spaces.get(&self.request(turn.request).space).is_some_and(|it| it.is_clearing());
+            let is_clearing =
+                self.spaces.get(&self.request(turn.request).space).is_some_and(|it| it.is_clearing());
             if is_clearing { skipped.push(turn) } else { self.probe(turn.request) }
         }
         self.asking.extend(skipped);
@@ -123,12 +125,8 @@ impl Engine {
         let usable = self.usable_pages(request.length).min(request.hashes.len() as u32);
         let hashes = request.hashes.get(..usable as usize).unwrap_or_default();
         let start = self.match_hashes(request.root, hashes).host;
-        let record = |(position, hash)| PageRecord {
-            position,
-            hash,
-            source: Place::Store,
-            target: Place::Nowhere,
-        };
+        let record =
+            |(position, hash)| PageRecord { position, hash, source: Place::Store, target: Place::Nowhere };
         let missing = (0..).zip(hashes.iter().copied()).skip(start as usize);
         let items: Vec<_> = missing.map(|page| Item { record: record(page), cell: None }).collect();
         if items.is_empty() {
@@ -151,7 +149,8 @@ impl Engine {
     pub(super) fn probed(&mut self, op: &LiveOp, leading: u32) {
         let Some(&id) = op.waiters.first() else { return };
         let request = self.request(id);
-        if request.state != State::Prefetching || request.root != op.root || !self.inventory.is_live(op.root) {
+        if request.state != State::Prefetching || request.root != op.root || !self.inventory.is_live(op.root)
+        {
             return;
         }
         let asked_from = op.items.first().map_or(0, |item| item.record.position);
@@ -164,10 +163,8 @@ impl Engine {
     fn plan_fetch(&self, id: ReqId, has: &std::ops::Range<u32>) -> FetchPlan {
         let request = self.request(id);
         let hashes = request.hashes.get(..has.end as usize).unwrap_or_default();
-        let cells = self.inventory.walk(request.root, hashes);
         let mut plan = FetchPlan::default();
-        for position in 0..hashes.len() as u32 {
-            let id = cells.get(position as usize).copied();
+        for (position, id) in (0..).zip(self.inventory.locate(request.root, hashes)) {
             let cell = id.map(|id| self.inventory.cell(id));
             let residency = cell.map_or(Residency::Absent, |cell| cell.residency(Tier::Host));
             let on_device = cell.is_some_and(|cell| cell.is_valid(Tier::Device));
@@ -225,7 +222,8 @@ impl Engine {
             self.inventory.pin(*id, Tier::Host);
         }
         let has_room = self.inventory.make_room(Tier::Host, count);
-        let is_there = held.last().is_none_or(|id| self.inventory.find(*id).is_some_and(|it| it.is_valid(Tier::Host)));
+        let is_there =
+            held.last().is_none_or(|id| self.inventory.find(*id).is_some_and(|it| it.is_valid(Tier::Host)));
         assert!(is_there, "O4: making room took what the request relies on");
         for id in held.iter().filter(|_| protects) {
             self.inventory.unpin(*id, Tier::Host);
@@ -254,6 +252,11 @@ impl Engine {
             let target = Place::Page(PageId { tier: Tier::Host, index });
             let record = PageRecord { position, hash, source: Place::Store, target };
             items.push(Item { record, cell: Some(cell) });
+            if sabotaged!(self.config.sabotage, PublishByAdmission)
+                && let Some(name) = hashes.get(asked_from as usize + at)
+            {
+                self.inventory.cell_mut(cell).hash = *name;
+            }
         }
         cells.into_iter().rev().for_each(|cell| self.inventory.reap(cell));
         if items.is_empty() {
@@ -261,7 +264,16 @@ impl Engine {
         }
         self.stats.fetch_issued += items.len() as u64;
         let deadline = self.now + self.config.op_patience;
-        self.issue(Order { id: op, kind: OpKind::Fetch, space, root, root_hash, items, deadline, waiter: Some(id) });
+        self.issue(Order {
+            id: op,
+            kind: OpKind::Fetch,
+            space,
+            root,
+            root_hash,
+            items,
+            deadline,
+            waiter: Some(id),
+        });
         self.request_mut(id).waits.insert(op);
     }
 

@@ -3,7 +3,9 @@
 //! What is under a root that is gone cannot be found any more, from one moment to the next, however much it is
 //! (the root's id is a part of every lookup). Its pages leave step by step.
 
-use super::{ChainHash, Engine, LiveOp, Medium, OpKind, Order, ReqId, RootId, SpaceId, State, Tier, sabotaged};
+use super::{
+    ChainHash, Engine, LiveOp, Medium, OpKind, Order, ReqId, RootId, SpaceId, State, Tier, sabotaged,
+};
 use crate::hash::Namespace;
 use crate::inventory::Stored;
 use crate::message::RetractReason;
@@ -69,8 +71,12 @@ impl Engine {
     /// Whoever waits for something of the old root need not. Who computes goes on, and publishes nothing more;
     /// with other weights there is no going on.
     fn leave_root(&mut self, space: SpaceId, retracts: Option<RetractReason>) {
-        let of: Vec<(ReqId, State)> =
-            self.requests.iter().filter(|(_, it)| it.space == space).map(|(id, it)| (*id, it.state)).collect();
+        let of: Vec<(ReqId, State)> = self
+            .requests
+            .iter()
+            .filter(|(_, it)| it.space == space)
+            .map(|(id, it)| (*id, it.state))
+            .collect();
         for (id, state) in of {
             match state {
                 State::Submitted | State::Prefetching => self.stop_prefetch(id, false),
@@ -98,7 +104,16 @@ impl Engine {
             let op = self.ledger.next_id();
             let deadline = self.now + self.config.op_patience;
             let kind = OpKind::Drop;
-            self.issue(Order { id: op, kind, space: id, root, root_hash, items: vec![], deadline, waiter: None });
+            self.issue(Order {
+                id: op,
+                kind,
+                space: id,
+                root,
+                root_hash,
+                items: vec![],
+                deadline,
+                waiter: None,
+            });
         }
     }
 
@@ -119,8 +134,12 @@ impl Engine {
             return;
         };
         let lost = |hash: &ChainHash| hashes.contains(hash);
-        let cells: Vec<_> =
-            self.inventory.cells().filter(|(_, it)| it.root == root && lost(&it.hash)).map(|(id, _)| id).collect();
+        let cells: Vec<_> = self
+            .inventory
+            .cells()
+            .filter(|(_, it)| it.root == root && lost(&it.hash))
+            .map(|(id, _)| id)
+            .collect();
         let reads = |kind| match medium {
             Medium::Store => kind == OpKind::Fetch || kind == OpKind::Probe,
             Medium::Tier(tier) => super::complete::source_tier(kind) == Some(tier),
@@ -142,8 +161,13 @@ impl Engine {
                 if tier == Tier::Device {
                     self.retract_holders(&cells);
                 }
-                cells.iter().filter(|id| self.inventory.find(**id).is_some()).copied().collect::<Vec<_>>()
-                    .into_iter().for_each(|id| self.inventory.lose(id, tier));
+                cells
+                    .iter()
+                    .filter(|id| self.inventory.find(**id).is_some())
+                    .copied()
+                    .collect::<Vec<_>>()
+                    .into_iter()
+                    .for_each(|id| self.inventory.lose(id, tier));
             }
         }
     }
@@ -154,7 +178,9 @@ impl Engine {
             .requests
             .iter()
             .filter(|(_, it)| it.state.is_running() && it.slots.iter().any(holds))
-            .filter(|(_, it)| !(sabotaged!(self.config.sabotage, ForgetDecodingRows) && it.state == State::Decoding))
+            .filter(|(_, it)| {
+                !(sabotaged!(self.config.sabotage, ForgetDecodingRows) && it.state == State::Decoding)
+            })
             .map(|(id, _)| *id)
             .collect();
         for id in holders {

@@ -146,7 +146,16 @@ impl Engine {
             }
         }
         let deadline = self.now + self.config.op_patience;
-        self.issue(Order { id: op, kind: OpKind::Save, space, root, root_hash, items, deadline, waiter: request });
+        self.issue(Order {
+            id: op,
+            kind: OpKind::Save,
+            space,
+            root,
+            root_hash,
+            items,
+            deadline,
+            waiter: request,
+        });
         if let Some(request) = request {
             self.request_mut(request).waits.insert(op);
         }
@@ -221,12 +230,22 @@ impl Engine {
             cell.stored = Stored::Pending(op);
             let index = cell.copy(Tier::Host).page().unwrap_or(u32::MAX);
             let source = Place::Page(PageId { tier: Tier::Host, index });
-            let record = PageRecord { position: cell.position, hash: cell.hash, source, target: Place::Store };
+            let record =
+                PageRecord { position: cell.position, hash: cell.hash, source, target: Place::Store };
             items.push(Item { record, cell: Some(*id) });
         }
         self.confuse_hashes(&mut items);
         let deadline = self.now + self.config.op_patience;
-        self.issue(Order { id: op, kind: OpKind::Backup, space, root, root_hash, items, deadline, waiter: None });
+        self.issue(Order {
+            id: op,
+            kind: OpKind::Backup,
+            space,
+            root,
+            root_hash,
+            items,
+            deadline,
+            waiter: None,
+        });
     }
 
     /// Two ways in which lists of pages and of hashes that lie beside each other have come apart.

@@ -40,14 +40,14 @@ impl Pair {
         let mut parent = None;
         for (at, hash) in path(steps).into_iter().enumerate() {
             let key = (root, steps[..=at].to_vec());
-            let cell = self.cells.insert(Cell::new(root, hash, at as u32, parent));
+            let cell = CellId(self.cells.insert(Cell::new(root, hash, at as u32, parent)));
             let is_new = self.index.insert(root, parent, hash, cell);
             assert_eq!(is_new, !self.naive.contains_key(&key), "{key:?}");
             if is_new {
                 self.naive.insert(key, cell);
                 parent = Some(cell);
             } else {
-                self.cells.remove(cell);
+                self.cells.remove(cell.0);
                 parent = self.naive.get(&key).copied();
             }
         }
@@ -57,15 +57,17 @@ impl Pair {
     fn remove(&mut self, root: RootId, steps: &[u8]) {
         let key = (root, steps.to_vec());
         let Some(cell) = self.naive.get(&key).copied() else { return };
-        let behind =
-            self.naive.keys().any(|(r, other)| *r == root && other.len() > steps.len() && other.starts_with(steps));
+        let behind = self
+            .naive
+            .keys()
+            .any(|(r, other)| *r == root && other.len() > steps.len() && other.starts_with(steps));
         if self.index.leaves_first() {
             assert_eq!(self.index.may_remove(cell), !behind, "{key:?}");
         }
         if !behind {
             let hash = path(steps)[steps.len() - 1];
             self.index.remove(root, hash, cell);
-            self.cells.remove(cell);
+            self.cells.remove(cell.0);
             self.naive.remove(&key);
         }
     }
@@ -73,7 +75,8 @@ impl Pair {
     fn check(&self, root: RootId, steps: &[u8]) {
         let mut found = vec![];
         self.index.walk(root, &path(steps), &mut found);
-        let known = (1..=steps.len()).map_while(|len| self.naive.get(&(root, steps[..len].to_vec())).copied());
+        let known =
+            (1..=steps.len()).map_while(|len| self.naive.get(&(root, steps[..len].to_vec())).copied());
         assert_eq!(found, known.collect::<Vec<_>>(), "{root:?} {steps:?}");
     }
 }
@@ -102,7 +105,7 @@ fn v4_a_dropped_root_hides_everything_at_once_and_what_was_under_it_can_still_le
         let mut found = vec![];
         pair.index.walk(RootId(0), &path(&[1, 2, 3]), &mut found);
         assert_eq!(found, []);
-        let cell = pair.cells.insert(Cell::new(RootId(0), ChainHash::foreign(1), 0, None));
+        let cell = CellId(pair.cells.insert(Cell::new(RootId(0), ChainHash::foreign(1), 0, None)));
         assert!(!pair.index.insert(RootId(0), None, ChainHash::foreign(1), cell));
         for len in (1..=3).rev() {
             pair.remove(RootId(0), &[1, 2, 3][..len]);

@@ -31,6 +31,12 @@ impl Index for FlatIndex {
         }
     }
 
+    fn locate(&self, root: RootId, hashes: &[ChainHash]) -> Vec<Option<CellId>> {
+        let is_live = self.roots.contains(&root);
+        let find = |hash: &ChainHash| self.cells.get(&(root, *hash)).copied().filter(|_| is_live);
+        hashes.iter().map(find).collect()
+    }
+
     fn insert(&mut self, root: RootId, _parent: Option<CellId>, hash: ChainHash, cell: CellId) -> bool {
         self.roots.contains(&root) && self.cells.try_insert((root, hash), cell).is_ok()
     }

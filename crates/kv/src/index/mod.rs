@@ -30,6 +30,15 @@ pub(crate) trait Index {
     /// The cells of the leading hashes that have one, added to `found`.
     fn walk(&self, root: RootId, hashes: &[ChainHash], found: &mut Vec<CellId>);
 
+    /// The cell of each of these hashes, also behind one that has none where the index can tell.
+    fn locate(&self, root: RootId, hashes: &[ChainHash]) -> Vec<Option<CellId>> {
+        let mut found = Vec::with_capacity(hashes.len());
+        self.walk(root, hashes, &mut found);
+        let mut cells: Vec<_> = found.into_iter().map(Some).collect();
+        cells.resize(hashes.len(), None);
+        cells
+    }
+
     /// Enters a cell behind its parent, or behind the root. False if there is a cell of that hash already,
     /// or no such parent.
     fn insert(&mut self, root: RootId, parent: Option<CellId>, hash: ChainHash, cell: CellId) -> bool;
@@ -81,6 +90,10 @@ impl Index for AnyIndex {
 
     fn walk(&self, root: RootId, hashes: &[ChainHash], found: &mut Vec<CellId>) {
         either!(self, index => index.walk(root, hashes, found));
+    }
+
+    fn locate(&self, root: RootId, hashes: &[ChainHash]) -> Vec<Option<CellId>> {
+        either!(self, index => index.locate(root, hashes))
     }
 
     fn insert(&mut self, root: RootId, parent: Option<CellId>, hash: ChainHash, cell: CellId) -> bool {

@@ -84,7 +84,8 @@ impl RadixIndex {
         let run = head.run.split_off(at);
         let children = std::mem::take(&mut head.children);
         let first = run.first().map(|(hash, _)| *hash).expect("a split leaves something behind it");
-        let tail = self.nodes.insert(Node { parent: Some(node), run: run.clone(), children: children.clone() });
+        let tail =
+            self.nodes.insert(Node { parent: Some(node), run: run.clone(), children: children.clone() });
         self.nodes.get_mut(node).children.insert(first, tail);
         for child in children.into_values() {
             self.nodes.get_mut(child).parent = Some(tail);

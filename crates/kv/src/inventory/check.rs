@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use super::{Cell, CellId, Inventory, Residency, of};
 use crate::digest::Digest;
+use crate::hash::ChainHash;
 use crate::index::{Index, RootId};
 use crate::message::{OpId, Tier};
 use crate::pool::PageState;
@@ -39,7 +40,10 @@ impl Inventory {
         }
         for tier in Tier::BOTH {
             if *of(tier, &indexed) != self.counts(tier).indexed {
-                return Err(("O2", format!("{tier:?}: {} copies, {:?}", of(tier, &indexed), self.counts(tier))));
+                return Err((
+                    "O2",
+                    format!("{tier:?}: {} copies, {:?}", of(tier, &indexed), self.counts(tier)),
+                ));
             }
             if *of(tier, &queued) != of(tier, &self.evictors).len() || idle != self.idle {
                 return Err(("O4", format!("{tier:?}: the line of those to leave is not what it should be")));
@@ -63,7 +67,30 @@ impl Inventory {
         if !is_behind || (parent.is_none() && !may_be_alone) {
             return Err(("O6", format!("{id:?} at {} stands behind {parent:?}", cell.position)));
         }
-        Ok(())
+        match self.path(id).filter(|_| self.is_live(cell.root)) {
+            Some((hashes, cells)) if self.walk(cell.root, &hashes) != cells => {
+                Err(("O6", format!("{id:?} is not where its path leads to")))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The way to a cell from its root, if all before it is there.
+    fn path(&self, id: CellId) -> Option<(Vec<ChainHash>, Vec<CellId>)> {
+        let mut path = (Vec::new(), Vec::new());
+        let mut next = id;
+        loop {
+            let cell = self.find(next)?;
+            path.0.push(cell.hash);
+            path.1.push(next);
+            match cell.parent {
+                Some(parent) => next = parent,
+                None => break,
+            }
+        }
+        path.0.reverse();
+        path.1.reverse();
+        Some(path)
     }
 
     fn check_copy(
@@ -78,7 +105,10 @@ impl Inventory {
         if (copy.pins, copy.holds) != (said(&uses.pins), said(&uses.holds)) {
             let known = (said(&uses.pins), said(&uses.holds));
             let found = (copy.pins, copy.holds);
-            return Err(("O1", format!("{id:?} in {tier:?}: pins and holds are {found:?}, should be {known:?}")));
+            return Err((
+                "O1",
+                format!("{id:?} in {tier:?}: pins and holds are {found:?}, should be {known:?}"),
+            ));
         }
         let page = copy.page().and_then(|page| self.pool(tier).states().get(page as usize).copied());
         let is_right = match (copy.residency, page) {

@@ -96,15 +96,11 @@ pub(crate) struct Inventory {
 
 impl Inventory {
     pub(crate) fn new(config: &Config) -> Self {
-        let evictor =
-            |tier, pages| Evictor::new(tier, config.eviction, pages, config.sabotage, config.rank);
+        let evictor = |tier, pages| Evictor::new(tier, config.eviction, pages, config.sabotage, config.rank);
         Self {
             cells: Arena::default(),
             index: AnyIndex::new(config.index, config.sabotage),
-            pools: [
-                Pool::new(Tier::Device, config.device_pages),
-                Pool::new(Tier::Host, config.host_pages),
-            ],
+            pools: [Pool::new(Tier::Device, config.device_pages), Pool::new(Tier::Host, config.host_pages)],
             evictors: [evictor(Tier::Device, config.device_pages), evictor(Tier::Host, config.host_pages)],
             roots: BTreeMap::new(),
             roots_made: 0,
@@ -179,6 +175,11 @@ impl Inventory {
         found
     }
 
+    /// The cell of each hash, if there is one.
+    pub(crate) fn locate(&self, root: RootId, hashes: &[ChainHash]) -> Vec<Option<CellId>> {
+        self.index.locate(root, hashes)
+    }
+
     // ---- Roots and cells.
 
     pub(crate) fn add_root(&mut self, space: SpaceId) -> RootId {
@@ -207,8 +208,12 @@ impl Inventory {
     /// The cells of these hashes, made where there is none. Fewer if a hash stands elsewhere already, or if
     /// the root is gone.
     pub(crate) fn enter(&mut self, root: RootId, hashes: &[ChainHash]) -> Vec<CellId> {
-        let mut cells = self.walk(root, hashes);
-        for (position, hash) in (0..).zip(hashes).skip(cells.len()) {
+        let mut cells: Vec<CellId> = Vec::with_capacity(hashes.len());
+        for (position, (hash, known)) in (0..).zip(hashes.iter().zip(self.locate(root, hashes))) {
+            if let Some(known) = known.filter(|id| self.cell(*id).position == position) {
+                cells.push(known);
+                continue;
+            }
             let parent = cells.last().copied();
             let id = CellId(self.cells.insert(Cell::new(root, *hash, position, parent)));
             if !self.index.insert(root, parent, *hash, id) {

@@ -66,7 +66,8 @@ impl Inventory {
     pub(super) fn refresh(&mut self, id: CellId, tier: Tier) {
         let copy = self.cell(id).copy(tier);
         let is_idle = matches!(copy.residency, Residency::Valid(_)) && !copy.is_used() && !copy.is_leaving;
-        let inner = self.index.leaves_first() && copy.behind > 0 && !sabotaged!(self.sabotage, EvictInnerPages);
+        let inner =
+            self.index.leaves_first() && copy.behind > 0 && !sabotaged!(self.sabotage, EvictInnerPages);
         let may_leave = is_idle && !(inner && self.is_live(self.cell(id).root));
         if is_idle != copy.is_idle {
             self.room_changes += 1;
