@@ -1,7 +1,8 @@
 //! The small scope, completely: two requests, four device pages, two ranks, in every order of events.
 //!
-//! Breadth first over everything that may happen next, with states that were seen left out. A state is what the
-//! engines share (their digest), what each rank has heard, what its memories hold and what it still does.
+//! Breadth first over everything that may happen next, with states that were seen left out. A state is what
+//! the engines share (their digest), what each rank has heard, what its memories hold and what it still
+//! does.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::hash::{Hash, Hasher};

@@ -44,8 +44,8 @@ impl World {
         self.check_store()
     }
 
-    /// Every copy that can be matched holds what its name says (V1, V2, O1, O3), and what is believed to be in
-    /// the store was put there.
+    /// Every copy that can be matched holds what its name says (V1, V2, O1, O3), and what is believed to be
+    /// in the store was put there.
     fn check_residents(&self) -> Checked {
         for rank in &self.ranks {
             for copy in rank.engine.residents() {

@@ -1,10 +1,10 @@
-//! Engines of a KV hierarchy on one or several ranks, in one thread and from one seed: the same seed gives the
-//! same run, to the last byte.
+//! Engines of a KV hierarchy on one or several ranks, in one thread and from one seed: the same seed gives
+//! the same run, to the last byte.
 //!
-//! The content oracle is the main weapon: every page of the simulated memories holds a number that says what was
-//! last written to it, copies read and write at any time between their issue and their end, and whatever can
-//! be matched, is computed on or lies in the store is compared with what it must hold, after every event. A
-//! wrong-KV bug of whatever kind becomes "this page holds something else".
+//! The content oracle is the main weapon: every page of the simulated memories holds a number that says what
+//! was last written to it, copies read and write at any time between their issue and their end, and whatever
+//! can be matched, is computed on or lies in the store is compared with what it must hold, after every
+//! event. A wrong-KV bug of whatever kind becomes "this page holds something else".
 
 mod chance;
 mod coverage;

@@ -97,7 +97,8 @@ fn print_table(args: &Args) -> std::io::Result<bool> {
     if args.json {
         let rows = caught.iter().map(|it| {
             json!({
-                "bug": format!("{:?}", it.sabotage), "breaks": it.sabotage.invariant(), "seen": it.sabotage.origin(),
+                "bug": format!("{:?}", it.sabotage), "breaks": it.sabotage.invariant(),
+                "seen": it.sabotage.origin(),
                 "seeds": it.seeds, "noticed": it.broken.as_ref().map(|it| &it.invariant),
             })
         });

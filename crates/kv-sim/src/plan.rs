@@ -85,16 +85,7 @@ impl Plan {
             events: true,
             sabotage,
         };
-        let level = chance.below(3);
-        let faults = Faults {
-            abort: [1, 2, 5].get(level as usize).copied().unwrap_or_default(),
-            retract: level,
-            rare: [0, 1, 4].get(level as usize).copied().unwrap_or_default(),
-            stuck: level * 4,
-            fail: level * 5,
-            lose_ack: level * 4,
-            repeat_ack: level * 5,
-        };
+        let faults = Faults::draw(chance);
         let long = seed % LONG_EVERY == LONG_EVERY - 1;
         let vocabulary = chance.between(1, 3);
         let prompt_tokens_max = u64::from(page_tokens) * chance.between(2, 6);
@@ -111,6 +102,22 @@ impl Plan {
             requests_max: chance.between(2, 7) as usize,
             cancel: 60,
             is_plain: false,
+        }
+    }
+}
+
+impl Faults {
+    /// Few, some or many of them.
+    fn draw(chance: &mut Chance) -> Self {
+        let level = chance.below(3);
+        Self {
+            abort: [1, 2, 5].get(level as usize).copied().unwrap_or_default(),
+            retract: level,
+            rare: [0, 1, 4].get(level as usize).copied().unwrap_or_default(),
+            stuck: level * 4,
+            fail: level * 5,
+            lose_ack: level * 4,
+            repeat_ack: level * 5,
         }
     }
 }

@@ -1,9 +1,9 @@
 //! What every page must hold, known without the engine's help.
 //!
-//! The true content of a page is a number made from everything that changes its bytes: the namespace, all tokens
-//! up to its end, the media among them. It is made by another function than the engine's hashes, from the whole
-//! prefix each time, so that a chain that restarts, a key that leaves something out or two parts that run
-//! together give one hash for two contents, or a hash that nobody should have.
+//! The true content of a page is a number made from everything that changes its bytes: the namespace, all
+//! tokens up to its end, the media among them. It is made by another function than the engine's hashes, from
+//! the whole prefix each time, so that a chain that restarts, a key that leaves something out or two parts
+//! that run together give one hash for two contents, or a hash that nobody should have.
 
 use std::collections::BTreeMap;
 

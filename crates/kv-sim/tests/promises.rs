@@ -1,5 +1,6 @@
-//! Ten thousand worlds, in which every invariant holds after every event; and worlds with a broken rule each, in
-//! which that is noticed. In parts, so that every core has something to do; each part leaves no case untried.
+//! Ten thousand worlds, in which every invariant holds after every event; and worlds with a broken rule
+//! each, in which that is noticed. In parts, so that every core has something to do; each part leaves no
+//! case untried.
 
 use tiffin_kv_sim::{Coverage, Sabotage, catch, run};
 

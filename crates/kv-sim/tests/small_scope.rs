@@ -1,5 +1,5 @@
-//! Two requests, four device pages, two ranks: every order of events, to the end. Reading and writing are searched
-//! apart, and each fault by itself, which keeps a search at some ten thousand states.
+//! Two requests, four device pages, two ranks: every order of events, to the end. Reading and writing are
+//! searched apart, and each fault by itself, which keeps a search at some ten thousand states.
 
 use tiffin_kv::{IndexKind, WritePolicy};
 use tiffin_kv_sim::Sabotage;

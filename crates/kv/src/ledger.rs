@@ -1,8 +1,8 @@
 //! The operations under way. They own the pins and the pages that they use; requests do not (O1).
 //!
-//! **Invariants.** An operation is in the ledger from its issue until its own end is heard of, whatever happens
-//! to whoever wanted it (O1, O3), and then never again (L1). What it holds of its lane's budget is taken when
-//! it is issued and given back when it leaves, once (L8).
+//! **Invariants.** An operation is in the ledger from its issue until its own end is heard of, whatever
+//! happens to whoever wanted it (O1, O3), and then never again (L1). What it holds of its lane's budget is
+//! taken when it is issued and given back when it leaves, once (L8).
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,8 +1,8 @@
 //! What the engine is told and what it answers: its whole vocabulary.
 //!
-//! An engine is told [`Input`]s, each at a [`Tick`], and answers with [`Effect`]s, which its shell carries out
-//! in order. It never waits: what takes time is an [`Operation`] that it issues and whose [`Outcome`] it is
-//! told later, by the operation's id (L5, L6).
+//! An engine is told [`Input`]s, each at a [`Tick`], and answers with [`Effect`]s, which its shell carries
+//! out in order. It never waits: what takes time is an [`Operation`] that it issues and whose [`Outcome`] it
+//! is told later, by the operation's id (L5, L6).
 
 use crate::hash::{ChainHash, Media, Namespace};
 use crate::ranks::LocalAcks;
@@ -314,7 +314,7 @@ pub enum Refusal {
     },
     /// There are more or fewer answers than ranks.
     #[error(
-        "{0} ranks answered, there are {1}\n\nhint: every rank joins every gather, with an empty list if need be"
+        "{0} ranks answered, there are {1}\n\nhint: every rank joins every gather, with an empty list too"
     )]
     Ranks(usize, u32),
 }

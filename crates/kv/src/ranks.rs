@@ -1,9 +1,9 @@
 //! How ranks agree: by operation, in one all-gather per step, in which every rank always joins (C2).
 //!
-//! Every rank carries out every operation on its own part of the pages, and hears of its ends at its own time.
-//! What a rank has heard it puts into a [`LocalAcks`]; the lists of all ranks, in the order of ranks, are one
-//! input that all of them apply. An operation has ended when every rank has said so, and what counts is what
-//! every rank has: the least.
+//! Every rank carries out every operation on its own part of the pages, and hears of its ends at its own
+//! time. What a rank has heard it puts into a [`LocalAcks`]; the lists of all ranks, in the order of ranks,
+//! are one input that all of them apply. An operation has ended when every rank has said so, and what counts
+//! is what every rank has: the least.
 
 use crate::message::{OpId, Outcome};
 

@@ -1,11 +1,11 @@
 //! The engine: `apply(input, now)` changes the state and answers what is to be done.
 //!
-//! It is a value. It does no I/O, has no thread, reads no clock, draws no number, and iterates over nothing whose
-//! order could differ: the same inputs give the same effects, on every rank and in every run (C1, L6).
+//! It is a value. It does no I/O, has no thread, reads no clock, draws no number, and iterates over nothing
+//! whose order could differ: the same inputs give the same effects, on every rank and in every run (C1, L6).
 //!
-//! Each flow has a file: [`prefetch`](self) asks and fetches, `admit` loads and makes requests ready, `compute`
-//! takes what they produce, `write` brings it down the hierarchy, `complete` ends operations, `space` defines
-//! and clears namespaces, `check` tells whether all of it is as it must be.
+//! Each flow has a file: [`prefetch`](self) asks and fetches, `admit` loads and makes requests ready,
+//! `compute` takes what they produce, `write` brings it down the hierarchy, `complete` ends operations,
+//! `space` defines and clears namespaces, `check` tells whether all of it is as it must be.
 
 mod admit;
 mod check;

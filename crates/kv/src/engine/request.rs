@@ -5,8 +5,8 @@
 //!                              ▲         └──────────┴────────────┘ retract
 //!                              └───────────────────────┘
 //! ```
-//! Every state may be skipped that has nothing to do. An abort ends a request in every state (L2). A state owns
-//! no pages that an operation uses: those belong to the operation.
+//! Every state may be skipped that has nothing to do. An abort ends a request in every state (L2). A state
+//! owns no pages that an operation uses: those belong to the operation.
 
 use std::collections::BTreeSet;
 

@@ -1,7 +1,7 @@
 //! Namespaces: defined, defined anew, cleared; and pages that turn out to be lost.
 //!
-//! What is under a root that is gone cannot be found any more, from one moment to the next, however much it is
-//! (the root's id is a part of every lookup). Its pages leave step by step.
+//! What is under a root that is gone cannot be found any more, from one moment to the next, however much it
+//! is (the root's id is a part of every lookup). Its pages leave step by step.
 
 use super::{
     ChainHash, Engine, LiveOp, Medium, OpKind, Order, ReqId, RootId, SpaceId, State, Tier, sabotaged,
@@ -68,8 +68,8 @@ impl Engine {
         self.leave_root(id, None);
     }
 
-    /// Whoever waits for something of the old root need not. Who computes goes on, and publishes nothing more;
-    /// with other weights there is no going on.
+    /// Whoever waits for something of the old root need not. Who computes goes on, and publishes nothing
+    /// more; with other weights there is no going on.
     fn leave_root(&mut self, space: SpaceId, retracts: Option<RetractReason>) {
         let of: Vec<(ReqId, State)> = self
             .requests

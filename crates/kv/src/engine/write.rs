@@ -1,7 +1,7 @@
 //! Down the hierarchy: from the device to the host, and from the host to the store.
 //!
-//! A save or a backup pins its source until its own end, so a request need not wait for it (O1). A request ends
-//! when its pages are in the host; nobody waits for a backup.
+//! A save or a backup pins its source until its own end, so a request need not wait for it (O1). A request
+//! ends when its pages are in the host; nobody waits for a backup.
 
 use super::{
     CellId, Ending, Engine, Item, OpKind, Order, ReqId, Residency, Slot, State, Tier, policy, sabotaged,
@@ -109,8 +109,9 @@ impl Engine {
         }
     }
 
-    /// Under write-back: what will leave the device next is saved first. Where no page was taken since the last
-    /// time nothing is about to leave, and a host that is smaller than the device would only be churned.
+    /// Under write-back: what will leave the device next is saved first. Where no page was taken since the
+    /// last time nothing is about to leave, and a host that is smaller than the device would only be
+    /// churned.
     fn save_ahead(&mut self) {
         let taken = self.inventory.pool(Tier::Device).taken();
         if taken == self.saved_ahead_at {

@@ -1,7 +1,7 @@
 //! A radix tree over pages: a node is a run of pages without a branch, and a branch splits it.
 //!
-//! **Invariant:** every cell knows its node and its place in the node's run; no run but a root's is empty; the
-//! children of a node differ in their first hash.
+//! **Invariant:** every cell knows its node and its place in the node's run; no run but a root's is empty;
+//! the children of a node differ in their first hash.
 
 use std::collections::BTreeMap;
 

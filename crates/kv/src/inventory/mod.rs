@@ -1,9 +1,9 @@
 //! What is where: cells, the index that finds them, the pages of both tiers, and who may leave.
 //!
-//! **Invariants.** A page has one use at a time (O2). A copy can be matched only once it is settled (V1). What
-//! is pinned or held does not leave (O1). Room is made for all or for nothing, with as few victims as that
-//! takes (O5). In a tree a copy leaves a tier before the one that it stands behind, whatever the policy, and what
-//! is claimed of a prefix is always a leading run: there is never a hole in it (V4).
+//! **Invariants.** A page has one use at a time (O2). A copy can be matched only once it is settled (V1).
+//! What is pinned or held does not leave (O1). Room is made for all or for nothing, with as few victims as
+//! that takes (O5). In a tree a copy leaves a tier before the one that it stands behind, whatever the
+//! policy, and what is claimed of a prefix is always a leading run: there is never a hole in it (V4).
 
 mod cell;
 mod check;
@@ -391,7 +391,8 @@ impl Inventory {
         Settled::Published
     }
 
-    /// The bytes of this copy are lost: nobody matches it any more, and its page is free when nobody reads it.
+    /// The bytes of this copy are lost: nobody matches it any more, and its page is free when nobody reads
+    /// it.
     pub(crate) fn lose(&mut self, id: CellId, tier: Tier) {
         let Residency::Valid(page) = self.cell(id).residency(tier) else { return };
         self.tell(id, tier, false);

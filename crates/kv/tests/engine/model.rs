@@ -85,7 +85,8 @@ proptest! {
 
     #[test]
     fn with_little_room_it_never_finds_more_than_was_computed(turns in turns(), which in 0usize..3) {
-        let eviction = [Eviction::Lru, Eviction::S3Fifo, Eviction::CostAware { base: 1, per_position: 1 }][which];
+        let by_cost = Eviction::CostAware { base: 1, per_position: 1 };
+        let eviction = [Eviction::Lru, Eviction::S3Fifo, by_cost][which];
         for index in [IndexKind::Radix, IndexKind::Flat] {
             let config = Config { eviction, ..config(8, 5, index) };
             play(config, &turns, |shell, naive, turn, found| {

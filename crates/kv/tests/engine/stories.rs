@@ -23,9 +23,9 @@ fn tokens(of: u32, count: u32) -> Vec<u32> {
 
 #[test]
 fn the_story_of_293() {
-    // A long request, others that push its pages out of device and host, the same request again: its pages come
-    // back from the store through the host to the device. With 439 tokens, pages of 64 and four ranks exactly
-    // 24 page reads leave the store.
+    // A long request, others that push its pages out of device and host, the same request again: its pages
+    // come back from the store through the host to the device. With 439 tokens, pages of 64 and four ranks
+    // exactly 24 page reads leave the store.
     for index in [IndexKind::Radix, IndexKind::Flat] {
         let mut shell = Shell::new(Config {
             page_tokens: 64,
