@@ -105,6 +105,9 @@ sabotage-table: ## Break each rule in turn, and write into docs/simulation.md ho
 	@sed -i -e '/^<!-- table -->$$/,/^<!-- end of the table -->$$/{/^<!--/!d}' \
 	  -e '/^<!-- table -->$$/r target/sabotage-table.md' docs/simulation.md
 
+bench-kv: ## What the control plane of the KV hierarchy costs, per operation and for a whole trace (ARGS=1000000 requests)
+	$(CARGO) bench --locked -p tiffin-kv-replay --bench kv -- $(ARGS)
+
 KV_SEEDS ?= 100000
 kv-simulate: ## Play a hundred thousand simulated KV hierarchies (KV_SEEDS=, ARGS='--start 1000000 --json')
 	@$(CARGO) build --release --locked -q -p tiffin-kv-sim

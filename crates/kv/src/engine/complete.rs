@@ -183,8 +183,9 @@ impl Engine {
     /// What the operation was to bring: nothing, where a broken rule has taken it away before.
     fn settle(&mut self, op: OpId, cell: CellId, tier: Tier, is_good: bool) -> Option<Settled> {
         let sabotage = self.config.sabotage;
-        let is_early = sabotaged!(sabotage, PublishSaveEarly) || sabotaged!(sabotage, PublishLoadEarly);
-        let is_taken = is_early || sabotaged!(sabotage, FreeLosingTarget);
+        let mut is_taken = sabotaged!(sabotage, PublishSaveEarly);
+        is_taken |= sabotaged!(sabotage, PublishLoadEarly);
+        is_taken |= sabotaged!(sabotage, FreeLosingTarget);
         let residency = self.inventory.find(cell).map(|cell| cell.residency(tier));
         let is_pending = matches!(residency, Some(Residency::Pending(by, _)) if by == op);
         if is_taken && !is_pending {
