@@ -12,7 +12,7 @@ SOURCES := $(shell find Cargo.toml Cargo.lock crates python python-mooncake READ
              -type f -not -path '*/__pycache__/*' -not -path '*/tests/*' -not -name '*.so' 2>/dev/null)
 
 .PHONY: help run test wheel wheel-310 bench bench-check bench-scale bench-instructions fmt docs clean-venv clean
-.PHONY: miri simulate sabotage-table bench-ssd torture-ssd
+.PHONY: miri simulate sabotage-table bench-ssd torture-ssd kv-simulate kv-zoo bench-kv
 .PHONY: check-fmt check-lint check-unit check-docs check-deny check-instructions check-python
 
 help: ## List the targets
@@ -104,6 +104,20 @@ sabotage-table: ## Break each rule in turn, and write into docs/simulation.md ho
 	@target/release/tiffin-sim --table --seeds 10000 > target/sabotage-table.md
 	@sed -i -e '/^<!-- table -->$$/,/^<!-- end of the table -->$$/{/^<!--/!d}' \
 	  -e '/^<!-- table -->$$/r target/sabotage-table.md' docs/simulation.md
+
+bench-kv: ## What the control plane of the KV hierarchy costs, per operation and for a whole trace (ARGS=1000000 requests)
+	$(CARGO) bench --locked -p tiffin-kv-replay --bench kv -- $(ARGS)
+
+KV_SEEDS ?= 100000
+kv-simulate: ## Play a hundred thousand simulated KV hierarchies (KV_SEEDS=, ARGS='--start 1000000 --json')
+	@$(CARGO) build --release --locked -q -p tiffin-kv-sim
+	@target/release/tiffin-kv-sim --seeds $(KV_SEEDS) $(ARGS)
+
+kv-zoo: ## Put each bug of the zoo into the KV hierarchy, and write into docs/kv.md how soon the simulation notices
+	@$(CARGO) build --release --locked -q -p tiffin-kv-sim
+	@target/release/tiffin-kv-sim --table --seeds 10000 > target/kv-zoo.md
+	@sed -i -e '/^<!-- table -->$$/,/^<!-- end of the table -->$$/{/^<!--/!d}' \
+	  -e '/^<!-- table -->$$/r target/kv-zoo.md' docs/kv.md
 
 bench-instructions: ## Count the instructions of the hot paths (UPDATE=1 writes them down as what they should be)
 	@bash bench/instructions-needs.sh

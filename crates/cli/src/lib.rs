@@ -13,6 +13,7 @@ mod curve;
 mod doctor;
 mod get;
 mod input;
+mod kv;
 mod log;
 mod ls;
 mod master;
@@ -81,6 +82,7 @@ enum Command {
     Torture(torture::Torture),
     Curve(curve::Curve),
     Bench(bench::Bench),
+    Kv(kv::Kv),
     #[command(hide = true)]
     TortureWorker(torture::Worker),
     #[command(hide = true)]
@@ -158,6 +160,7 @@ async fn dispatch(command: Command, context: &Context, console: &mut Console) ->
         }
         Command::Curve(curve) => unless_interrupted(curve::run(curve, context, console), signals).await,
         Command::Bench(bench) => unless_interrupted(bench::run(bench, context, console), signals).await,
+        Command::Kv(kv) => unless_interrupted(kv::run(kv, console), signals).await,
         Command::BenchWorker(worker) => bench::work(worker, console).await,
         Command::TortureWorker(worker) => torture::work(worker, context, console).await,
     }

@@ -8,7 +8,7 @@ mod document;
 mod floor;
 mod html;
 mod plan;
-mod plot;
+pub(crate) mod plot;
 mod table;
 mod worker;
 

@@ -20,7 +20,7 @@ const LOG_MARKS_MAX: usize = 8;
 
 /// What stands on the horizontal axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Across {
+pub(crate) enum Across {
     /// Sizes, each as far from its double as from its half.
     Bytes,
     /// Numbers of clients, or of objects, each as far from the next.
@@ -29,32 +29,32 @@ pub(super) enum Across {
 
 /// A line: what it shows, the class that gives it its look, and its points.
 #[derive(Clone, Debug)]
-pub(super) struct Line {
-    pub(super) label: String,
-    pub(super) class: &'static str,
-    pub(super) points: Vec<(f64, f64)>,
+pub(crate) struct Line {
+    pub(crate) label: String,
+    pub(crate) class: &'static str,
+    pub(crate) points: Vec<(f64, f64)>,
 }
 
 /// A plot.
 #[derive(Clone, Debug)]
-pub(super) struct Plot {
-    pub(super) title: String,
-    pub(super) across: Across,
-    pub(super) across_label: &'static str,
-    pub(super) unit: &'static str,
+pub(crate) struct Plot {
+    pub(crate) title: String,
+    pub(crate) across: Across,
+    pub(crate) across_label: &'static str,
+    pub(crate) unit: &'static str,
     /// Heights are orders of magnitude, as times are.
-    pub(super) is_log: bool,
-    pub(super) lines: Vec<Line>,
+    pub(crate) is_log: bool,
+    pub(crate) lines: Vec<Line>,
 }
 
 impl Plot {
     /// Whether there is anything to see of ours or of others: the floor alone says nothing.
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         !self.lines.iter().any(|line| line.class != "floor" && !line.points.is_empty())
     }
 
     /// The plot and its legend, as a figure.
-    pub(super) fn figure(&self) -> String {
+    pub(crate) fn figure(&self) -> String {
         let mut text = format!("<figure>\n<figcaption>{}</figcaption>\n", escape(&self.title));
         let lines = || self.lines.iter().filter(|line| !line.points.is_empty());
         text.push_str("<ul class=\"legend\">");
@@ -242,7 +242,7 @@ fn mark(class: &str, x: f64, y: f64, said: &str) -> String {
 }
 
 /// A number as short as it can be read.
-pub(super) fn number(value: f64) -> String {
+pub(crate) fn number(value: f64) -> String {
     let (value, tail) = match value {
         _ if value >= 1e6 => (value / 1e6, " M"),
         _ if value >= 1e4 => (value / 1e3, " k"),
@@ -258,7 +258,7 @@ pub(super) fn number(value: f64) -> String {
 }
 
 /// Text that stands for itself on a page.
-pub(super) fn escape(text: &str) -> String {
+pub(crate) fn escape(text: &str) -> String {
     let replace = |c| match c {
         '&' => "&amp;".to_owned(),
         '<' => "&lt;".to_owned(),

@@ -8,6 +8,7 @@ mod bench;
 mod cluster;
 mod curve;
 mod doctor;
+mod kv;
 mod lifetimes;
 mod mistakes;
 mod servers;

@@ -1,0 +1,242 @@
+//! `tiffin kv replay`: a trace through the hierarchy in virtual time, one policy beside another.
+
+use std::fs::File;
+use std::io::BufReader;
+use std::path::PathBuf;
+
+use bytesize::ByteSize;
+use serde_json::json;
+use tiffin_kv::{Budgets, Config, StoreConfig};
+use tiffin_kv_replay::generate::{Traffic, generate};
+use tiffin_kv_replay::trace::{self, TraceRequest};
+use tiffin_kv_replay::{Compared, Machine, Report, compare};
+
+use super::html;
+use super::policy::Words;
+use crate::console::{Console, Failure, STATUS_OK};
+use crate::show::{self, Table};
+
+/// The most policies that are compared in one call.
+const POLICIES_MAX: usize = 4;
+
+/// Replays a trace of requests through device, host and store, and tells what was found where.
+///
+/// Time is virtual: pages move at the bandwidths given, prompts are computed one after the other. Every
+/// policy is replayed three times: as it is, without asking the store, and with a device that holds
+/// everything. A trace has one JSON object a line, as Mooncake's public ones: `timestamp`, `input_length`,
+/// `output_length`, `hash_ids`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Replay {
+    /// The file with the trace.
+    #[arg(value_name = "TRACE", required_unless_present = "generate")]
+    trace: Option<PathBuf>,
+
+    /// Make a trace of so many requests instead: conversations and agents.
+    #[arg(long, value_name = "N", conflicts_with = "trace")]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
+    generate: Option<u64>,
+
+    /// Where the chance of a made trace comes from.
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    seed: u64,
+
+    /// Requests a second of a made trace.
+    #[arg(long, default_value_t = 2.0, value_name = "N")]
+    rate: f64,
+
+    /// Pages on the device.
+    #[arg(long, default_value_t = 1000, value_name = "N")]
+    device_pages: u32,
+
+    /// Pages in host memory.
+    #[arg(long, default_value_t = 10_000, value_name = "N")]
+    host_pages: u32,
+
+    /// Pages that the store keeps: `none`, `infinite` or a number.
+    #[arg(long, default_value = "infinite", value_name = "PAGES", value_parser = parse_store)]
+    l3: Store,
+
+    /// How the hierarchy is used, as in `eviction=s3-fifo,write=back,stop=best-effort,index=flat`; said
+    /// again, the policies stand side by side.
+    #[arg(long = "policy", value_name = "WORDS", default_value = "eviction=lru")]
+    policies: Vec<Words>,
+
+    /// Pages that must be missing before the store is asked.
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    threshold: u32,
+
+    /// Requests on the device at once.
+    #[arg(long, default_value_t = 256, value_name = "N")]
+    running: u32,
+
+    /// Tokens of a page, and of a block of the trace.
+    #[arg(long, default_value_t = 512, value_name = "N")]
+    page_tokens: u32,
+
+    /// Bytes of a page.
+    #[arg(long, default_value = "34MiB", value_name = "SIZE")]
+    page_bytes: ByteSize,
+
+    /// Bytes a second between store and host.
+    #[arg(long, default_value = "12GB", value_name = "SIZE")]
+    l3_bandwidth: ByteSize,
+
+    /// Bytes a second between host and device.
+    #[arg(long, default_value = "50GB", value_name = "SIZE")]
+    device_bandwidth: ByteSize,
+
+    /// Prompt tokens that are computed a second.
+    #[arg(long, default_value_t = 40_000, value_name = "N")]
+    prefill: u64,
+
+    /// The file that a report with plots goes into.
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+}
+
+/// What the store keeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Store {
+    None,
+    Infinite,
+    Pages(u64),
+}
+
+fn parse_store(text: &str) -> Result<Store, String> {
+    match text {
+        "none" => Ok(Store::None),
+        "infinite" => Ok(Store::Infinite),
+        number => {
+            number.parse().map(Store::Pages).map_err(|_| "`none`, `infinite` or a number of pages".to_owned())
+        }
+    }
+}
+
+/// Replays the trace for every policy, and shows what came of it.
+pub(crate) async fn run(replay: Replay, console: &mut Console) -> Result<i32, Failure> {
+    if replay.policies.len() > POLICIES_MAX {
+        let text = format!("{} policies, {POLICIES_MAX} at most", replay.policies.len());
+        return Err(Failure::new("usage", text).hint("compare them in several calls"));
+    }
+    let trace = load(&replay)?;
+    console.note(format!("{} requests", trace.len()));
+    let output = replay.output.clone();
+    let work = tokio::task::spawn_blocking(move || play(&replay, &trace));
+    let compared = work.await.map_err(|error| Failure::new("internal", error))??;
+    if let Some(path) = output {
+        let fail = |error| Failure::file("write", &path, &error);
+        std::fs::write(&path, html::page(&compared)).map_err(fail)?;
+        console.note(format!("the report is in `{}`", path.display()));
+    }
+    if console.json {
+        console.value(&json!({ "policies": compared }))?;
+    } else {
+        console.text(table(&compared))?;
+    }
+    Ok(STATUS_OK)
+}
+
+fn load(replay: &Replay) -> Result<Vec<TraceRequest>, Failure> {
+    let Some(path) = &replay.trace else {
+        let traffic = Traffic {
+            requests: replay.generate.unwrap_or_default(),
+            rate: replay.rate,
+            page_tokens: replay.page_tokens,
+            seed: replay.seed,
+            ..Traffic::default()
+        };
+        return Ok(generate(&traffic));
+    };
+    let file = File::open(path).map_err(|error| Failure::file("read", path, &error))?;
+    trace::read(BufReader::new(file), replay.page_tokens)
+        .map_err(|error| Failure::new("trace", format!("`{}`, {error}", path.display())))
+}
+
+fn play(replay: &Replay, trace: &[TraceRequest]) -> Result<Vec<Compared>, Failure> {
+    let mut machine = Machine {
+        page_tokens: replay.page_tokens,
+        page_bytes: replay.page_bytes.as_u64(),
+        prefill_tokens_per_second: replay.prefill,
+        ..Machine::default()
+    };
+    for link in [&mut machine.fetch, &mut machine.backup] {
+        link.bytes_per_second = replay.l3_bandwidth.as_u64();
+    }
+    for link in [&mut machine.load, &mut machine.save] {
+        link.bytes_per_second = replay.device_bandwidth.as_u64();
+    }
+    let has_store = replay.l3 != Store::None;
+    let budget = (replay.host_pages / 4).max(1);
+    let config = Config {
+        page_tokens: replay.page_tokens,
+        device_pages: replay.device_pages,
+        host_pages: replay.host_pages,
+        store: has_store
+            .then_some(StoreConfig { threshold_pages: replay.threshold, stop: Default::default() }),
+        budgets: Budgets { probes: 256, fetch_pages: budget, save_pages: budget, backup_pages: budget },
+        running_max: replay.running,
+        op_patience: 120_000_000,
+        hint_patience: 10_000_000,
+        ..Config::default()
+    };
+    let pages = match replay.l3 {
+        Store::Pages(pages) => Some(pages),
+        Store::None | Store::Infinite => None,
+    };
+    let policies = replay.policies.iter().map(|words| words.policy(config, replay.threshold, pages));
+    let fail = |error| Failure::new("config", error);
+    policies.map(|policy| compare(trace, &machine, &policy).map_err(fail)).collect()
+}
+
+/// A row of the table: what it is called, and how it is read from a report.
+pub(super) type Row = (&'static str, fn(&Report) -> String);
+
+/// What is shown of every report.
+pub(super) const ROWS: [Row; 17] = [
+    ("requests", |it| it.requests.to_string()),
+    ("hit rate, tokens", |it| percent(it.hits.rate())),
+    ("  device", |it| percent(part(it.hits.device_tokens, it))),
+    ("  host", |it| percent(part(it.hits.host_tokens, it))),
+    ("  store", |it| percent(part(it.hits.store_tokens, it))),
+    ("TTFT p50", |it| seconds(it.ttft.p50)),
+    ("TTFT p95", |it| seconds(it.ttft.p95)),
+    ("TTFT p99", |it| seconds(it.ttft.p99)),
+    ("prefetch accuracy", |it| percent(it.prefetch.accuracy())),
+    ("prefetch in time", |it| percent(it.prefetch.timeliness())),
+    ("store → host", |it| show::size(it.edges.fetch_bytes)),
+    ("host → device", |it| show::size(it.edges.load_bytes)),
+    ("device → host", |it| show::size(it.edges.save_bytes)),
+    ("host → store", |it| show::size(it.edges.backup_bytes)),
+    ("duplicate pages", |it| it.duplicate_pages.to_string()),
+    ("retractions", |it| it.retractions.to_string()),
+    ("replayed in", |it| seconds(it.wall_seconds)),
+];
+
+/// All reports, in the order of the table's columns. What does not depend on the policy stands once.
+pub(super) fn columns(compared: &[Compared]) -> Vec<&Report> {
+    let mut columns: Vec<_> = compared.iter().flat_map(|it| [&it.policy, &it.no_prefetch]).collect();
+    columns.extend(compared.first().map(|it| &it.infinite));
+    columns
+}
+
+fn table(compared: &[Compared]) -> Table {
+    let columns = columns(compared);
+    let head: Vec<&str> = std::iter::once("").chain(columns.iter().map(|it| it.policy.as_str())).collect();
+    let mut table = Table::new(&head);
+    for (name, value) in ROWS {
+        table.row(std::iter::once(name.to_owned()).chain(columns.iter().map(|it| value(it))));
+    }
+    table
+}
+
+fn part(tokens: u64, report: &Report) -> f64 {
+    tokens as f64 / (report.hits.asked_tokens as f64).max(1.0)
+}
+
+fn percent(part: f64) -> String {
+    format!("{:.1} %", part * 100.0)
+}
+
+fn seconds(seconds: f64) -> String {
+    if seconds < 10.0 { format!("{seconds:.3} s") } else { format!("{seconds:.1} s") }
+}

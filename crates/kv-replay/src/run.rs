@@ -1,0 +1,303 @@
+//! The replay: a trace through the engine, event by event, in virtual time.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::time::Instant;
+
+use hashbrown::HashMap;
+use tiffin_kv::{
+    CachedTokens, ChainHash, Config, ConfigError, Effect, Engine, Input, Namespace, OpId, OpKind, Operation,
+    Outcome, Prompt, ReqId, SpaceId, StoreConfig, Submit,
+};
+use xxhash_rust::xxh3::Xxh3DefaultBuilder;
+
+use crate::machine::{Link, Machine};
+use crate::report::{Compared, Edges, Hits, Percentiles, Prefetch, Report};
+use crate::store::Store;
+use crate::trace::TraceRequest;
+
+const SPACE: SpaceId = SpaceId(0);
+/// Points of the curve of times.
+const CURVE_POINTS: usize = 100;
+
+/// How the hierarchy is used.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Policy {
+    /// What it is called in reports.
+    pub name: String,
+    /// Sizes, index, eviction, writing, prefetching. Times are in microseconds.
+    pub config: Config,
+    /// Pages that the store keeps; nothing for as many as come.
+    pub store_pages: Option<u64>,
+}
+
+/// Replays a trace.
+///
+/// # Errors
+/// If there can be no engine like that.
+pub fn replay(trace: &[TraceRequest], machine: &Machine, policy: &Policy) -> Result<Report, ConfigError> {
+    let began = Instant::now();
+    let config = Config { page_tokens: machine.page_tokens, events: false, ..policy.config };
+    let mut run = Run::new(trace, machine, Engine::new(config)?, policy.store_pages);
+    run.apply(Input::Define(SPACE, Namespace::default()));
+    run.play();
+    Ok(run.report(&policy.name, began.elapsed().as_secs_f64()))
+}
+
+/// Replays a trace three times: as the policy has it, without asking the store, and with a device that holds
+/// everything.
+///
+/// # Errors
+/// If there can be no engine like that.
+pub fn compare(trace: &[TraceRequest], machine: &Machine, policy: &Policy) -> Result<Compared, ConfigError> {
+    let never = |store: StoreConfig| StoreConfig { threshold_pages: u32::MAX, ..store };
+    let without = Policy {
+        name: format!("{}, no prefetch", policy.name),
+        config: Config { store: policy.config.store.map(never), ..policy.config },
+        store_pages: policy.store_pages,
+    };
+    let all: u64 = trace.iter().map(|request| request.hash_ids.len() as u64 + 1).sum();
+    let device_pages = u32::try_from(all).unwrap_or(tiffin_kv::config::PAGES_MAX);
+    let endless = Policy {
+        name: "infinite device".to_owned(),
+        config: Config { device_pages, host_pages: 0, store: None, ..policy.config },
+        store_pages: None,
+    };
+    Ok(Compared {
+        policy: replay(trace, machine, policy)?,
+        no_prefetch: replay(trace, machine, &without)?,
+        infinite: replay(trace, machine, &endless)?,
+    })
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Event {
+    Ended(OpId, u32),
+    Prefilled(ReqId, u32),
+    Decoded(ReqId, u32),
+    Alarm,
+}
+
+/// A request that is here.
+#[derive(Clone, Copy, Debug)]
+struct Served {
+    arrived: u64,
+    input: u32,
+    output: u32,
+    /// Counts how often it was made ready: what was begun before it was retracted is void.
+    round: u32,
+    is_prefilled: bool,
+}
+
+struct Run<'a> {
+    trace: &'a [TraceRequest],
+    machine: &'a Machine,
+    engine: Engine,
+    store: Store,
+    events: BinaryHeap<Reverse<(u64, u64, Event)>>,
+    made: u64,
+    now: u64,
+    /// Until when each edge is busy, and the device.
+    busy: [u64; OpKind::ALL.len()],
+    device_busy: u64,
+    alarm: u64,
+    served: HashMap<ReqId, Served, Xxh3DefaultBuilder>,
+    ttft: Vec<u64>,
+    hits: Hits,
+    edges: Edges,
+    refused: u64,
+    steps: u64,
+}
+
+impl<'a> Run<'a> {
+    fn new(trace: &'a [TraceRequest], machine: &'a Machine, engine: Engine, pages_max: Option<u64>) -> Self {
+        Self {
+            trace,
+            machine,
+            engine,
+            store: Store::new(pages_max),
+            events: BinaryHeap::new(),
+            made: 0,
+            now: 0,
+            busy: [0; OpKind::ALL.len()],
+            device_busy: 0,
+            alarm: u64::MAX,
+            served: HashMap::default(),
+            ttft: Vec::with_capacity(trace.len()),
+            hits: Hits::default(),
+            edges: Edges::default(),
+            refused: 0,
+            steps: 0,
+        }
+    }
+
+    fn play(&mut self) {
+        let mut arrivals = (1..).zip(self.trace.iter()).peekable();
+        loop {
+            let next_event = self.events.peek().map_or(u64::MAX, |Reverse((at, ..))| *at);
+            let arrives = arrivals.peek().map_or(u64::MAX, |(_, request)| request.timestamp * 1000);
+            if let Some((id, request)) = arrivals.next_if(|_| arrives <= next_event) {
+                self.now = self.now.max(arrives);
+                self.arrive(ReqId(id), request);
+            } else if let Some(Reverse((at, _, event))) = self.events.pop() {
+                self.now = self.now.max(at);
+                self.happen(event);
+            } else {
+                return;
+            }
+            self.watch_alarm();
+        }
+    }
+
+    fn arrive(&mut self, id: ReqId, request: &TraceRequest) {
+        let full = (request.input_length / self.machine.page_tokens) as usize;
+        let hashes = request.hash_ids.iter().take(full).map(|id| ChainHash::foreign(*id));
+        let pages = (0..).zip(hashes).collect();
+        let input = request.input_length.max(1);
+        let served =
+            Served { arrived: self.now, input, output: request.output_length, round: 0, is_prefilled: false };
+        self.served.insert(id, served);
+        self.hits.asked_tokens += u64::from(input);
+        let prompt = Prompt::Hashes { tokens: input, pages };
+        self.apply(Input::Submit(Submit { request: id, space: SPACE, prompt, priority: 0, deadline: None }));
+    }
+
+    fn happen(&mut self, event: Event) {
+        match event {
+            Event::Ended(op, leading) => self.apply(Input::Complete(op, Outcome::Done { leading })),
+            Event::Prefilled(id, round) => {
+                let Some(served) = self.served.get_mut(&id).filter(|it| it.round == round) else { return };
+                if !std::mem::replace(&mut served.is_prefilled, true) {
+                    self.ttft.push(self.now - served.arrived);
+                }
+                let (input, output) = (served.input, served.output);
+                self.apply(Input::Computed { request: id, upto: input, generated: Vec::new() });
+                self.plan(self.now + u64::from(output) * self.machine.decode_us, Event::Decoded(id, round));
+            }
+            Event::Decoded(id, round) => {
+                if self.served.get(&id).is_some_and(|it| it.round == round) {
+                    self.apply(Input::Finish(id));
+                }
+            }
+            Event::Alarm => {
+                self.alarm = u64::MAX;
+                self.apply(Input::Tick);
+            }
+        }
+    }
+
+    fn apply(&mut self, input: Input) {
+        self.steps += 1;
+        for effect in self.engine.apply(input, self.now) {
+            match effect {
+                Effect::Issue(op) => self.carry_out(&op),
+                Effect::Ready { request, cached, .. } => self.ready(request, cached),
+                Effect::Retracted(request, _) => {
+                    if let Some(served) = self.served.get_mut(&request) {
+                        served.round += 1;
+                    }
+                }
+                Effect::Ended(request, _) => drop(self.served.remove(&request)),
+                Effect::Refused(_) => self.refused += 1,
+                _ => {}
+            }
+        }
+    }
+
+    fn ready(&mut self, id: ReqId, cached: CachedTokens) {
+        let Some(served) = self.served.get_mut(&id) else { return };
+        served.round += 1;
+        if !served.is_prefilled {
+            self.hits.device_tokens += u64::from(cached.device);
+            self.hits.host_tokens += u64::from(cached.host);
+            self.hits.store_tokens += u64::from(cached.store);
+            self.hits.requests += u64::from(cached.total() > 0);
+        }
+        let left = u64::from(served.input - cached.total());
+        let takes = left * 1_000_000 / self.machine.prefill_tokens_per_second.max(1);
+        self.device_busy = self.device_busy.max(self.now) + takes;
+        let event = Event::Prefilled(id, served.round);
+        self.plan(self.device_busy, event);
+    }
+
+    fn carry_out(&mut self, op: &Operation) {
+        let records = || op.records.iter();
+        let leading = match op.kind {
+            OpKind::Probe | OpKind::Fetch => {
+                records().take_while(|record| self.store.has(record.hash)).count()
+            }
+            _ => op.records.len(),
+        };
+        if matches!(op.kind, OpKind::Fetch | OpKind::Backup) {
+            records().take(leading).for_each(|record| self.store.touch(record.hash));
+        }
+        let bytes = leading as u64 * self.machine.page_bytes;
+        let edges = &mut self.edges;
+        let (link, moved) = match op.kind {
+            OpKind::Probe | OpKind::Drop => {
+                let at = self.now + self.machine.fetch.latency_us;
+                return self.plan(at, Event::Ended(op.id, leading as u32));
+            }
+            OpKind::Fetch => (self.machine.fetch, &mut edges.fetch_bytes),
+            OpKind::Load => (self.machine.load, &mut edges.load_bytes),
+            OpKind::Save => (self.machine.save, &mut edges.save_bytes),
+            OpKind::Backup => (self.machine.backup, &mut edges.backup_bytes),
+        };
+        *moved += bytes;
+        let at = self.travel(op.kind, link, bytes);
+        self.plan(at, Event::Ended(op.id, leading as u32));
+    }
+
+    /// When the bytes have gone over the edge, behind those that were there before.
+    fn travel(&mut self, kind: OpKind, link: Link, bytes: u64) -> u64 {
+        let now = self.now;
+        let Some(busy) = self.busy.get_mut(kind as usize) else { return now };
+        *busy = (*busy).max(now) + link.busy_us(bytes);
+        *busy + link.latency_us
+    }
+
+    fn plan(&mut self, at: u64, event: Event) {
+        self.made += 1;
+        self.events.push(Reverse((at, self.made, event)));
+    }
+
+    /// Time alone may change something: the engine says when.
+    fn watch_alarm(&mut self) {
+        if let Some(at) = self.engine.next_alarm().filter(|at| *at < self.alarm) {
+            self.alarm = at;
+            self.plan(at, Event::Alarm);
+        }
+    }
+
+    fn report(mut self, policy: &str, wall_seconds: f64) -> Report {
+        let stats = self.engine.stats();
+        let ttft = Percentiles::of(&mut self.ttft);
+        let count = self.ttft.len();
+        let at = |point: usize| self.ttft.get(point * count.saturating_sub(1) / CURVE_POINTS).copied();
+        let ttft_curve = (1..=CURVE_POINTS).filter_map(at).map(|micros| micros as f64 / 1e6).collect();
+        Report {
+            policy: policy.to_owned(),
+            requests: count as u64,
+            refused: self.refused,
+            hits: self.hits,
+            ttft,
+            ttft_curve,
+            prefetch: Prefetch {
+                probes: stats.probes,
+                fetched: stats.fetched,
+                used: stats.prefetch_used,
+                wasted: stats.prefetch_wasted,
+                joined: stats.joined,
+                in_time_requests: stats.prefetch_in_time,
+                late_requests: stats.prefetch_late,
+            },
+            edges: self.edges,
+            duplicate_pages: stats.duplicates,
+            evicted_pages: [stats.evicted_device, stats.evicted_host],
+            retractions: stats.retractions,
+            virtual_seconds: self.now as f64 / 1e6,
+            steps: self.steps,
+            wall_seconds,
+        }
+    }
+}

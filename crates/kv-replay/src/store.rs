@@ -1,0 +1,41 @@
+//! The store at the bottom: which pages it has. It keeps those that were used last.
+
+use std::collections::BTreeMap;
+
+use hashbrown::HashMap;
+use tiffin_kv::ChainHash;
+use xxhash_rust::xxh3::Xxh3DefaultBuilder;
+
+/// Pages by name, with the order in which they were used.
+#[derive(Debug, Default)]
+pub(crate) struct Store {
+    uses: HashMap<ChainHash, u64, Xxh3DefaultBuilder>,
+    order: BTreeMap<u64, ChainHash>,
+    count: u64,
+    /// None for as many as come.
+    pages_max: Option<u64>,
+}
+
+impl Store {
+    pub(crate) fn new(pages_max: Option<u64>) -> Self {
+        Self { pages_max, ..Self::default() }
+    }
+
+    pub(crate) fn has(&self, hash: ChainHash) -> bool {
+        self.uses.contains_key(&hash)
+    }
+
+    /// The page is put, or read.
+    pub(crate) fn touch(&mut self, hash: ChainHash) {
+        self.count += 1;
+        if let Some(before) = self.uses.insert(hash, self.count) {
+            self.order.remove(&before);
+        }
+        self.order.insert(self.count, hash);
+        while self.pages_max.is_some_and(|most| self.order.len() as u64 > most) {
+            if let Some((_, oldest)) = self.order.pop_first() {
+                self.uses.remove(&oldest);
+            }
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! Traces: requests with their arrival, their lengths and the pages of their prompts.
+//!
+//! The format is that of Mooncake's public traces, one JSON object a line: `timestamp` in milliseconds,
+//! `input_length` and `output_length` in tokens, `hash_ids` of the blocks of the prompt, already chained:
+//! equal ids are equal prefixes.
+
+use std::io::BufRead;
+
+use serde::{Deserialize, Serialize};
+
+/// The longest line that is read.
+pub const LINE_BYTES_MAX: usize = 16 << 20;
+
+/// A request of a trace.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TraceRequest {
+    /// When it comes, in milliseconds.
+    pub timestamp: u64,
+    /// Tokens of its prompt.
+    pub input_length: u32,
+    /// Tokens that it generates.
+    pub output_length: u32,
+    /// The blocks of its prompt, the last of which may not be full.
+    pub hash_ids: Vec<u64>,
+}
+
+/// Why a trace cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum TraceError {
+    /// The file.
+    #[error("line {line} cannot be read: {error}\n\nhint: check the file and the disk that it is on")]
+    Read {
+        /// Where, from 1 on.
+        line: u64,
+        /// Why.
+        error: std::io::Error,
+    },
+    /// A line.
+    #[error(
+        "line {line} is no request: {error}\n\nhint: a line is a JSON object with `timestamp`, \
+         `input_length`, `output_length` and `hash_ids`"
+    )]
+    Parse {
+        /// Where, from 1 on.
+        line: u64,
+        /// Why.
+        error: serde_json::Error,
+    },
+    /// A request whose blocks do not fit its length.
+    #[error(
+        "line {line} has {blocks} blocks for {tokens} tokens\n\nhint: a block is {page_tokens} tokens; \
+         `--page-tokens` says otherwise"
+    )]
+    Blocks {
+        /// Where, from 1 on.
+        line: u64,
+        /// How many there are.
+        blocks: usize,
+        /// How many tokens.
+        tokens: u32,
+        /// How many tokens of a block.
+        page_tokens: u32,
+    },
+    /// A line without end.
+    #[error("line {line} is longer than {LINE_BYTES_MAX} bytes\n\nhint: is this a trace?")]
+    TooLong {
+        /// Where, from 1 on.
+        line: u64,
+    },
+}
+
+/// Reads a trace; requests come in the order of their times.
+///
+/// # Errors
+/// The first line that is no request, with its number.
+pub fn read(mut from: impl BufRead, page_tokens: u32) -> Result<Vec<TraceRequest>, TraceError> {
+    let mut requests = Vec::new();
+    let mut bytes = Vec::new();
+    for line in 1.. {
+        bytes.clear();
+        let most = LINE_BYTES_MAX as u64 + 1;
+        let read = std::io::Read::take(&mut from, most).read_until(b'\n', &mut bytes);
+        if read.map_err(|error| TraceError::Read { line, error })? == 0 {
+            break;
+        }
+        if bytes.len() > LINE_BYTES_MAX {
+            return Err(TraceError::TooLong { line });
+        }
+        if bytes.trim_ascii().is_empty() {
+            continue;
+        }
+        let parsed = serde_json::from_slice(&bytes);
+        let request: TraceRequest = parsed.map_err(|error| TraceError::Parse { line, error })?;
+        let (blocks, tokens) = (request.hash_ids.len(), request.input_length);
+        if blocks as u64 > u64::from(tokens).div_ceil(u64::from(page_tokens.max(1))) {
+            return Err(TraceError::Blocks { line, blocks, tokens, page_tokens });
+        }
+        requests.push(request);
+    }
+    requests.sort_by_key(|request| request.timestamp);
+    Ok(requests)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_that_is_no_request_is_named() {
+        let good = r#"{"timestamp": 5, "input_length": 600, "output_length": 2, "hash_ids": [1, 2]}"#;
+        let early = r#"{"timestamp": 1, "input_length": 3, "output_length": 2, "hash_ids": []}"#;
+        let read = |text: &str| read(text.as_bytes(), 512);
+        let requests = read(&format!("{good}\n\n{early}\n")).unwrap();
+        assert_eq!(requests.iter().map(|it| it.timestamp).collect::<Vec<_>>(), [1, 5]);
+        for (text, says) in [
+            (format!("{good}\nnonsense"), "line 2 is no request"),
+            (format!("{good}\n{{\"timestamp\": 1}}"), "line 2 is no request: missing field"),
+            (good.replace("[1, 2]", "[1, 2, 3]"), "line 1 has 3 blocks for 600 tokens"),
+            (good.replace("600", "-600"), "line 1 is no request"),
+        ] {
+            let error = read(&text).unwrap_err().to_string();
+            assert!(error.starts_with(says) && error.contains("\n\nhint: "), "{error}");
+        }
+    }
+}

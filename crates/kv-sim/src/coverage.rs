@@ -1,0 +1,97 @@
+//! What was exercised. A simulation that never met a fault proves nothing about it.
+
+use std::collections::BTreeMap;
+
+/// Everything that must happen somewhere in a thousand seeds.
+const CASES: &[&str] = &[
+    "ready from device",
+    "ready from host",
+    "ready from store",
+    "ready from nothing",
+    "probe",
+    "fetch",
+    "load",
+    "save",
+    "backup",
+    "drop",
+    "joined a fetch",
+    "stopped prefetch late",
+    "must recompute",
+    "retracted for room",
+    "retracted for loss",
+    "retracted for redefinition",
+    "refused",
+    "grant",
+    "finished",
+    "aborted",
+    "abort in Submitted",
+    "abort in Prefetching",
+    "abort in Waiting",
+    "abort in Loading",
+    "abort in Prefilling",
+    "abort in Decoding",
+    "abort in Draining",
+    "abort in WritingBack",
+    "retract in Loading",
+    "retract in Prefilling",
+    "retract in Decoding",
+    "cancel hint",
+    "ack lost",
+    "ack repeated",
+    "ack late",
+    "partial result",
+    "failure on one rank",
+    "vanished silently",
+    "vanished store",
+    "vanished host",
+    "vanished device",
+    "stuck past its deadline",
+    "cleared",
+    "defined anew",
+    "pressure",
+    "restart with a warm store",
+    "evicted device",
+    "evicted host",
+    "quarantined page",
+    "computed what another had",
+    "save skipped",
+    "ranks disagreed",
+    "generated a full page",
+    "media",
+    "ended too long",
+];
+
+/// How often each case happened.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Coverage(BTreeMap<&'static str, u64>);
+
+impl Coverage {
+    pub(crate) fn hit(&mut self, case: &'static str) {
+        *self.0.entry(case).or_default() += 1;
+    }
+
+    pub(crate) fn hit_if(&mut self, happened: bool, case: &'static str) {
+        if happened {
+            self.hit(case);
+        }
+    }
+
+    /// Adds what happened elsewhere.
+    pub fn add(&mut self, other: &Self) {
+        for (case, count) in &other.0 {
+            *self.0.entry(case).or_default() += count;
+        }
+    }
+
+    /// The cases that never happened.
+    #[must_use]
+    pub fn missing(&self) -> Vec<&'static str> {
+        CASES.iter().copied().filter(|case| !self.0.contains_key(case)).collect()
+    }
+
+    /// How often each happened.
+    #[must_use]
+    pub fn counts(&self) -> &BTreeMap<&'static str, u64> {
+        &self.0
+    }
+}

@@ -1,0 +1,135 @@
+//! What carries operations out on one rank: memories that remember what was last written to each page, and
+//! copies that read and write at any time between their issue and their end.
+
+use std::collections::BTreeMap;
+
+use tiffin_kv::{ChainHash, OpId, OpKind, Operation, Outcome, PageId, Place, StoreKey, Tick, Tier};
+
+use crate::truth::{Content, GARBAGE, LOST, part};
+
+/// The store that all ranks share: under each key its root, and what was written.
+pub(crate) type Store = BTreeMap<StoreKey, (ChainHash, Content)>;
+
+/// An operation that is carried out.
+#[derive(Clone, Debug)]
+pub(crate) struct Job {
+    pub(crate) op: Operation,
+    next: usize,
+    /// What was read and is to be written.
+    read: Option<Content>,
+    /// Nothing moves before.
+    pub(crate) stuck_until: Tick,
+    /// At which record it fails, if it does.
+    pub(crate) fails_at: Option<usize>,
+}
+
+/// One rank's memories and what goes on in them.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Executor {
+    pub(crate) rank: u32,
+    pub(crate) ranks: u32,
+    pub(crate) device: Vec<Content>,
+    pub(crate) host: Vec<Content>,
+    pub(crate) jobs: BTreeMap<OpId, Job>,
+    /// How operations ended, for those who did not hear it.
+    pub(crate) ended: BTreeMap<OpId, Outcome>,
+}
+
+impl Executor {
+    pub(crate) fn new(rank: u32, ranks: u32, device_pages: u32, host_pages: u32) -> Self {
+        Self {
+            rank,
+            ranks,
+            device: vec![0; device_pages as usize],
+            host: vec![0; host_pages as usize],
+            ..Self::default()
+        }
+    }
+
+    pub(crate) fn begin(&mut self, op: Operation, stuck_until: Tick, fails_at: Option<usize>) {
+        self.jobs.insert(op.id, Job { op, next: 0, read: None, stuck_until, fails_at });
+    }
+
+    pub(crate) fn memory(&self, page: PageId) -> Content {
+        let memory = if page.tier == Tier::Device { &self.device } else { &self.host };
+        memory.get(page.index as usize).copied().unwrap_or_default()
+    }
+
+    pub(crate) fn write(&mut self, page: PageId, content: Content) {
+        let memory = if page.tier == Tier::Device { &mut self.device } else { &mut self.host };
+        if let Some(place) = memory.get_mut(page.index as usize) {
+            *place = content;
+        }
+    }
+
+    pub(crate) fn key(&self, op: &Operation, hash: ChainHash) -> StoreKey {
+        StoreKey::new(op.root, &part(self.rank, self.ranks), hash)
+    }
+
+    /// One read or one write of one operation. Says how it ended, if it did.
+    pub(crate) fn step(&mut self, id: OpId, store: &mut Store) -> Option<Outcome> {
+        let mut job = self.jobs.remove(&id)?;
+        let outcome = self.move_on(&mut job, store);
+        match outcome {
+            Some(outcome) => drop(self.ended.insert(id, outcome)),
+            None => drop(self.jobs.insert(id, job)),
+        }
+        outcome
+    }
+
+    /// The operation stops where it is.
+    pub(crate) fn cancel(&mut self, id: OpId) -> Option<Outcome> {
+        let job = self.jobs.remove(&id)?;
+        let leading = if job.op.kind == OpKind::Probe { 0 } else { job.next as u32 };
+        let outcome = if job.op.kind == OpKind::Drop { Outcome::Failed } else { Outcome::Done { leading } };
+        self.ended.insert(id, outcome);
+        Some(outcome)
+    }
+
+    fn move_on(&mut self, job: &mut Job, store: &mut Store) -> Option<Outcome> {
+        match job.op.kind {
+            OpKind::Probe => {
+                let has =
+                    |record: &&tiffin_kv::PageRecord| store.contains_key(&self.key(&job.op, record.hash));
+                let leading = job.op.records.iter().take_while(has).count() as u32;
+                return Some(if job.fails_at.is_some() {
+                    Outcome::Failed
+                } else {
+                    Outcome::Done { leading }
+                });
+            }
+            OpKind::Drop if job.fails_at.is_some() => return Some(Outcome::Failed),
+            OpKind::Drop => {
+                // One call drops what all ranks have; for the others there is nothing left.
+                store.retain(|_, (root, _)| *root != job.op.root);
+                return Some(Outcome::Done { leading: 0 });
+            }
+            OpKind::Fetch | OpKind::Load | OpKind::Save | OpKind::Backup => {}
+        }
+        let Some(record) = job.op.records.get(job.next).copied() else {
+            return Some(Outcome::Done { leading: job.next as u32 });
+        };
+        let key = self.key(&job.op, record.hash);
+        if let Some(content) = job.read.take() {
+            let fails = job.fails_at == Some(job.next);
+            let written = if fails { GARBAGE } else { content };
+            match record.target {
+                Place::Page(page) => self.write(page, written),
+                Place::Store if !fails => drop(store.insert(key, (job.op.root, written))),
+                Place::Store | Place::Nowhere => {}
+            }
+            if fails {
+                return Some(Outcome::Failed);
+            }
+            job.next += 1;
+            return None;
+        }
+        job.read = match record.source {
+            Place::Page(page) => Some(self.memory(page)).filter(|content| *content != LOST),
+            Place::Store => store.get(&key).map(|(_, content)| *content),
+            Place::Nowhere => None,
+        };
+        // What the store does not have any more ends the run.
+        job.read.is_none().then_some(Outcome::Done { leading: job.next as u32 })
+    }
+}

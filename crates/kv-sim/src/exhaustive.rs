@@ -1,0 +1,274 @@
+//! The small scope, completely: two requests, four device pages, two ranks, in every order of events.
+//!
+//! Breadth first over everything that may happen next, with states that were seen left out. A state is what
+//! the engines share (their digest), what each rank has heard, what its memories hold and what it still
+//! does.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::hash::{Hash, Hasher};
+
+use tiffin_kv::sabotage::Sabotage;
+use tiffin_kv::{
+    Budgets, Config, Eviction, IndexKind, Input, OpId, PrefetchStop, Prompt, ReqId, SpaceId, StoreConfig,
+    Submit, WritePolicy,
+};
+use xxhash_rust::xxh3::Xxh3;
+
+use crate::chance::Chance;
+use crate::plan::{Faults, Plan};
+use crate::world::{Broken, Checked, Client, World};
+
+/// What is searched.
+#[derive(Clone, Copy, Debug)]
+pub struct Scope {
+    /// How pages are looked up.
+    pub index: IndexKind,
+    /// Pages in host memory.
+    pub host_pages: u32,
+    /// What goes down the hierarchy.
+    pub write: WritePolicy,
+    /// Tokens, and so pages, of each prompt.
+    pub prompt_tokens: usize,
+    /// Tokens that each request generates.
+    pub generates: u64,
+    /// Whether the store has the prompts already.
+    pub is_warm: bool,
+    /// Operations that may fail on one rank.
+    pub failures: u32,
+    /// Requests that may be aborted.
+    pub aborts: u32,
+    /// Times that every deadline may pass.
+    pub ticks: u32,
+    /// Which rule is broken.
+    pub sabotage: Sabotage,
+}
+
+/// What a search found.
+#[derive(Clone, Debug)]
+pub struct Search {
+    /// States that differ.
+    pub states: usize,
+    /// Ways from one to another.
+    pub steps: usize,
+    /// What was broken, if anything.
+    pub broken: Option<Broken>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Submit(u64),
+    /// An operation is carried out on a rank, or fails there, and the rank hears of it.
+    Carry(usize, OpId, bool),
+    Gather,
+    Compute(ReqId),
+    Abort(ReqId),
+    Tick,
+}
+
+/// A world and what may still go wrong in it.
+#[derive(Clone)]
+struct Node {
+    world: World,
+    prompt_tokens: usize,
+    generates: u64,
+    submitted: u64,
+    failures: u32,
+    aborts: u32,
+    ticks: u32,
+}
+
+/// The prompts: they share a page and part at the second.
+const PROMPTS: [&[u32]; 2] = [&[0, 0, 0], &[0, 1, 0]];
+
+/// Searches a scope to its end.
+#[must_use]
+pub fn search(scope: Scope) -> Search {
+    let mut found = Search { states: 0, steps: 0, broken: None };
+    let first = match start(&scope) {
+        Ok(first) => first,
+        Err(broken) => return Search { broken: Some(broken), ..found },
+    };
+    let mut seen = BTreeSet::from([key(&first)]);
+    let mut next = VecDeque::from([first]);
+    while let Some(node) = next.pop_front() {
+        found.states += 1;
+        for step in steps(&node) {
+            found.steps += 1;
+            let mut after = node.clone();
+            let taken = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| take(&mut after, step)));
+            let broken = match taken {
+                Ok(Ok(())) => None,
+                Ok(Err(broken)) => Some(broken),
+                Err(_) => Some(Broken::new("panic", format!("in {step:?}"))),
+            };
+            if broken.is_some() {
+                return Search { broken, ..found };
+            }
+            if seen.insert(key(&after)) {
+                next.push_back(after);
+            }
+        }
+        if let Err(broken) = check_end(&node) {
+            return Search { broken: Some(broken), ..found };
+        }
+    }
+    found
+}
+
+fn start(scope: &Scope) -> Checked<Node> {
+    let config = Config {
+        page_tokens: 1,
+        device_pages: 4,
+        host_pages: scope.host_pages,
+        store: Some(StoreConfig { threshold_pages: 1, stop: PrefetchStop::WaitComplete }),
+        index: scope.index,
+        eviction: Eviction::Lru,
+        write: scope.write,
+        budgets: Budgets { probes: 2, fetch_pages: 2, save_pages: 2, backup_pages: 1 },
+        running_max: 2,
+        op_pages_max: 2,
+        op_patience: 10,
+        hint_patience: 10,
+        ranks: 2,
+        rank: 0,
+        events: true,
+        sabotage: scope.sabotage,
+    };
+    let faults = Faults { abort: 0, retract: 0, rare: 0, stuck: 0, fail: 0, lose_ack: 0, repeat_ack: 0 };
+    let plan = Plan {
+        config,
+        events: 0,
+        faults,
+        vocabulary: 1,
+        prompt_tokens_max: 3,
+        subjects: Vec::new(),
+        requests_max: 2,
+        cancel: 100,
+        is_plain: true,
+    };
+    let mut world = World::with(plan, Chance::new(0), false)?;
+    world.faults_end = true;
+    for prompt in PROMPTS.map(|prompt| prompt.get(..scope.prompt_tokens).unwrap_or(prompt)) {
+        world.learn(SpaceId(0), prompt, &[])?;
+    }
+    if scope.is_warm {
+        world.fill_store();
+    }
+    let Scope { prompt_tokens, generates, failures, aborts, ticks, .. } = *scope;
+    Ok(Node { world, prompt_tokens, generates, submitted: 0, failures, aborts, ticks })
+}
+
+fn steps(node: &Node) -> Vec<Step> {
+    let mut steps = Vec::new();
+    let world = &node.world;
+    if (node.submitted as usize) < PROMPTS.len() {
+        steps.push(Step::Submit(node.submitted));
+    }
+    for (place, rank) in world.ranks.iter().enumerate() {
+        for op in rank.executor.jobs.keys() {
+            steps.push(Step::Carry(place, *op, true));
+            if node.failures > 0 {
+                steps.push(Step::Carry(place, *op, false));
+            }
+        }
+    }
+    if world.ranks.iter().any(|rank| !rank.engine.agree().0.is_empty()) {
+        steps.push(Step::Gather);
+    }
+    steps.extend(world.running().into_iter().map(Step::Compute));
+    if node.aborts > 0 {
+        steps.extend(world.clients.keys().map(|id| Step::Abort(*id)));
+    }
+    if node.ticks > 0 {
+        steps.push(Step::Tick);
+    }
+    steps
+}
+
+fn take(node: &mut Node, step: Step) -> Checked {
+    take_alone(node, step)?;
+    // What was told to stop has stopped, and is heard of at once.
+    for place in 0..node.world.ranks.len() {
+        while node.world.ranks.get(place).is_some_and(|rank| !rank.acks.is_empty()) {
+            node.world.deliver(place, 0)?;
+        }
+    }
+    Ok(())
+}
+
+fn take_alone(node: &mut Node, step: Step) -> Checked {
+    let world = &mut node.world;
+    match step {
+        Step::Submit(which) => {
+            node.submitted += 1;
+            let mut tokens = PROMPTS.get(which as usize).copied().unwrap_or_default().to_vec();
+            tokens.truncate(node.prompt_tokens);
+            let space = SpaceId(0);
+            let contents = world.contents(space, &tokens, &[]);
+            let media = Vec::new();
+            let client = Client {
+                space,
+                tokens: tokens.clone(),
+                media: Vec::new(),
+                contents,
+                table: None,
+                computed: 0,
+                goal: node.generates,
+            };
+            let request = ReqId(which + 1);
+            world.clients.insert(request, client);
+            let prompt = Prompt::Tokens { tokens, media };
+            world.tell(&Input::Submit(Submit { request, space, prompt, priority: 0, deadline: None }))
+        }
+        Step::Carry(place, op, succeeds) => {
+            if !succeeds {
+                node.failures -= 1;
+            }
+            if let Some(job) = world.ranks.get_mut(place).and_then(|rank| rank.executor.jobs.get_mut(&op)) {
+                job.fails_at = (!succeeds).then_some(0);
+            }
+            while world.ranks.get(place).is_some_and(|rank| rank.executor.jobs.contains_key(&op)) {
+                world.step_io(place, op);
+            }
+            Ok(())
+        }
+        Step::Gather => world.gather(),
+        Step::Compute(id) => world.compute(id),
+        Step::Abort(id) => {
+            node.aborts -= 1;
+            world.tell(&Input::Abort(id))
+        }
+        Step::Tick => {
+            node.ticks -= 1;
+            world.now += 10;
+            world.tell(&Input::Tick)
+        }
+    }
+}
+
+/// Where nothing can happen any more but that time passes, everything is over.
+fn check_end(node: &Node) -> Checked {
+    let waits = steps(node).into_iter().any(|step| !matches!(step, Step::Tick));
+    if waits { Ok(()) } else { node.world.check_rest() }
+}
+
+fn key(node: &Node) -> u128 {
+    let mut hasher = Xxh3::new();
+    let world = &node.world;
+    (node.submitted, node.failures, node.aborts, node.ticks, world.now).hash(&mut hasher);
+    for rank in &world.ranks {
+        rank.engine.digest().hash(&mut hasher);
+        hasher.update(format!("{:?} {:?}", rank.engine.agree(), rank.acks).as_bytes());
+        rank.executor.device.hash(&mut hasher);
+        rank.executor.host.hash(&mut hasher);
+        rank.executor.jobs.keys().for_each(|op| op.hash(&mut hasher));
+    }
+    for (id, client) in &world.clients {
+        (id, client.computed, client.goal, &client.table).hash(&mut hasher);
+    }
+    for (key, (_, content)) in &world.store {
+        (key.0, content).hash(&mut hasher);
+    }
+    hasher.write_u8(0);
+    hasher.digest128()
+}

@@ -1,0 +1,131 @@
+//! What must hold after every event, beside what the engine says of itself.
+
+use tiffin_kv::{Engine, OpId, PageId, Tier};
+
+use crate::truth::of_rank;
+use crate::world::{Broken, Checked, World};
+
+/// What an engine had before an input: room is made only as far as it is needed (O5).
+pub(crate) struct Room([(u64, u64, u64); 2]);
+
+impl Room {
+    pub(crate) fn of(engine: &Engine) -> Self {
+        Self(Tier::BOTH.map(|tier| {
+            let (taken, evicted) = engine.room_made(tier);
+            (taken, evicted, u64::from(engine.pages(tier).free))
+        }))
+    }
+
+    pub(crate) fn check(&self, engine: &Engine) -> Checked {
+        for (tier, (taken, evicted, free)) in Tier::BOTH.into_iter().zip(self.0) {
+            let (taken_now, evicted_now) = engine.room_made(tier);
+            let (more, gone) = (taken_now - taken, evicted_now - evicted);
+            if gone > more.saturating_sub(free) {
+                let what = format!("{gone} copies left {tier:?} for {more} pages, with {free} free");
+                return Err(Broken::new("O5", what));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl World {
+    /// Everything, on every rank.
+    pub(crate) fn check(&mut self) -> Checked {
+        for rank in &self.ranks {
+            rank.engine.check().map_err(|violation| Broken::new(violation.invariant, violation.what))?;
+        }
+        let digests: Vec<_> = self.ranks.iter().map(|rank| rank.engine.digest()).collect();
+        if digests.windows(2).any(|pair| pair.first() != pair.last()) {
+            return Err(Broken::new("C1", "the digests of the ranks differ"));
+        }
+        self.check_residents()?;
+        self.check_tables()?;
+        self.check_store()
+    }
+
+    /// Every copy that can be matched holds what its name says (V1, V2, O1, O3), and what is believed to be
+    /// in the store was put there.
+    fn check_residents(&self) -> Checked {
+        for rank in &self.ranks {
+            for copy in rank.engine.residents() {
+                let Some(content) = self.truth.of_hash(copy.hash) else {
+                    return Err(Broken::new("K3", format!("nobody has a page called {:?}", copy.hash)));
+                };
+                let found = rank.executor.memory(copy.page);
+                if found != of_rank(content, rank.executor.rank) {
+                    return Err(Broken::new("content", format!("{copy:?} holds {found:x}")));
+                }
+                let root = self.roots.get(copy.space.0 as usize).copied().unwrap_or_default();
+                let key = || self.truth.key(rank.executor.rank, root, copy.hash);
+                if copy.is_stored && !key().is_some_and(|key| self.was_stored.contains(&key)) {
+                    return Err(Broken::new("V2", format!("{copy:?} was never stored")));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whatever is computed with holds what it should: this is where wrong output would come from.
+    pub(crate) fn check_tables(&self) -> Checked {
+        let page_tokens = self.plan.config.page_tokens;
+        for (id, client) in &self.clients {
+            let Some(table) = &client.table else { continue };
+            let computed = (client.computed / page_tokens) as usize;
+            for (position, (index, content)) in table.iter().zip(&client.contents).enumerate().take(computed)
+            {
+                for rank in &self.ranks {
+                    let found = rank.executor.memory(PageId { tier: Tier::Device, index: *index });
+                    if found != of_rank(*content, rank.executor.rank) {
+                        let what =
+                            format!("{id:?} computes on page {index} at {position}, which holds {found:x}");
+                        return Err(Broken::new("content", what));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn check_store(&self) -> Checked {
+        for (key, (_, found)) in &self.store {
+            if self.truth.of_key(*key) != Some(*found) {
+                return Err(Broken::new(
+                    "K1",
+                    format!("the store has {found:x} under a key of another page"),
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// What all have heard of is over (L9).
+    pub(crate) fn check_noticed(&self, ops: &[OpId]) -> Checked {
+        let is_live = |op: &&OpId| self.ranks.iter().any(|rank| rank.engine.is_live(**op));
+        match ops.iter().find(is_live) {
+            Some(op) => Err(Broken::new("L9", format!("{op:?} has ended everywhere, and nobody noticed"))),
+            None => Ok(()),
+        }
+    }
+
+    /// When nothing goes wrong any more, everything ends: no request, no operation and no page is left over.
+    pub(crate) fn check_rest(&self) -> Checked {
+        for rank in &self.ranks {
+            let engine = &rank.engine;
+            let (requests, ops) = (engine.request_count(), engine.op_count());
+            if requests > 0 || ops > 0 {
+                return Err(Broken::new(
+                    "liveness",
+                    format!("{requests} requests and {ops} operations are left"),
+                ));
+            }
+            for tier in Tier::BOTH {
+                let pages = engine.pages(tier);
+                if pages.free + pages.indexed != pages.total() {
+                    return Err(Broken::new("liveness", format!("{tier:?} is at rest with {pages:?}")));
+                }
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,134 @@
+//! What a seed decides before anything happens: the engine's shape, and what will go wrong.
+
+use tiffin_kv::sabotage::Sabotage;
+use tiffin_kv::{Budgets, Config, Eviction, IndexKind, Namespace, PrefetchStop, StoreConfig, WritePolicy};
+
+use crate::chance::Chance;
+
+/// Events of a usual seed, and of one in [`LONG_EVERY`].
+const EVENTS: u64 = 150;
+const EVENTS_LONG: u64 = 2500;
+const LONG_EVERY: u64 = 100;
+
+/// How often things go wrong, each in a hundred events or operations.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Faults {
+    pub(crate) abort: u64,
+    pub(crate) retract: u64,
+    pub(crate) rare: u64,
+    pub(crate) stuck: u64,
+    pub(crate) fail: u64,
+    pub(crate) lose_ack: u64,
+    pub(crate) repeat_ack: u64,
+}
+
+/// What a seed decides.
+#[derive(Clone, Debug)]
+pub(crate) struct Plan {
+    pub(crate) config: Config,
+    pub(crate) events: u64,
+    pub(crate) faults: Faults,
+    /// Different tokens: fewer of them make more prefixes equal.
+    pub(crate) vocabulary: u64,
+    pub(crate) prompt_tokens_max: u64,
+    /// Conversations that are begun again and again.
+    pub(crate) subjects: Vec<Vec<u32>>,
+    pub(crate) requests_max: usize,
+    /// How often in a hundred an operation stops when it is asked to.
+    pub(crate) cancel: u64,
+    /// The model computes whole prompts at once, so that chance has no part in it.
+    pub(crate) is_plain: bool,
+}
+
+impl Plan {
+    pub(crate) fn new(seed: u64, chance: &mut Chance, sabotage: Sabotage) -> Self {
+        let page_tokens = chance.between(1, 3) as u32;
+        let device_pages = chance.between(5, 11) as u32;
+        let pick = |chance: &mut Chance| match chance.below(3) {
+            0 => Eviction::Lru,
+            1 => Eviction::S3Fifo,
+            _ => Eviction::CostAware { base: 3, per_position: 1 },
+        };
+        let write = match chance.below(4) {
+            0 => WritePolicy::Selective { hits: 1 },
+            1 => WritePolicy::Back,
+            _ => WritePolicy::Through,
+        };
+        let stop = match chance.below(4) {
+            0 => PrefetchStop::BestEffort,
+            1 => PrefetchStop::WaitComplete,
+            _ => PrefetchStop::Timeout { base: chance.between(5, 60), per_page: 3, most: 80 },
+        };
+        let budget = |chance: &mut Chance| chance.between(1, 8) as u32;
+        let budgets = Budgets {
+            probes: chance.between(1, 4) as u32,
+            fetch_pages: budget(chance),
+            save_pages: budget(chance),
+            backup_pages: budget(chance),
+        };
+        let config = Config {
+            page_tokens,
+            device_pages,
+            host_pages: chance.between(3, 11) as u32,
+            store: (!chance.percent(5))
+                .then_some(StoreConfig { threshold_pages: chance.between(1, 2) as u32, stop }),
+            index: if chance.percent(60) { IndexKind::Radix } else { IndexKind::Flat },
+            eviction: pick(chance),
+            write,
+            budgets,
+            running_max: chance.between(1, 4) as u32,
+            op_pages_max: chance.between(1, 5) as u32,
+            op_patience: chance.between(20, 60),
+            hint_patience: chance.between(5, 15),
+            ranks: chance.pick(&[1, 1, 2, 2, 3]).unwrap_or(1),
+            rank: 0,
+            events: true,
+            sabotage,
+        };
+        let faults = Faults::draw(chance);
+        let long = seed % LONG_EVERY == LONG_EVERY - 1;
+        let vocabulary = chance.between(1, 3);
+        let prompt_tokens_max = u64::from(page_tokens) * chance.between(2, 6);
+        let subjects = (0..chance.between(1, 5))
+            .map(|_| (0..prompt_tokens_max).map(|_| chance.below(vocabulary) as u32).collect())
+            .collect();
+        Self {
+            config,
+            events: if long { EVENTS_LONG } else { EVENTS },
+            faults,
+            vocabulary,
+            prompt_tokens_max,
+            subjects,
+            requests_max: chance.between(2, 7) as usize,
+            cancel: 60,
+            is_plain: false,
+        }
+    }
+}
+
+impl Faults {
+    /// Few, some or many of them.
+    fn draw(chance: &mut Chance) -> Self {
+        let level = chance.below(3);
+        Self {
+            abort: [1, 2, 5].get(level as usize).copied().unwrap_or_default(),
+            retract: level,
+            rare: [0, 1, 4].get(level as usize).copied().unwrap_or_default(),
+            stuck: level * 4,
+            fail: level * 5,
+            lose_ack: level * 4,
+            repeat_ack: level * 5,
+        }
+    }
+}
+
+/// The namespaces of a seed: alike enough that a careless key would take one for the other.
+pub(crate) fn namespaces() -> [Namespace; 2] {
+    let make = |model: &str, revision: &str| Namespace {
+        model: model.to_owned(),
+        revision: revision.to_owned(),
+        weight_version: 1,
+        ..Namespace::default()
+    };
+    [make("ab", "c"), make("a", "bc")]
+}

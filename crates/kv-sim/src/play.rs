@@ -1,0 +1,387 @@
+//! What happens: requests, copies, acks, faults; and at the end, when faults stop, everything that is left.
+
+use tiffin_kv::{
+    ChainHash, Input, Media, Medium, OpId, PageId, Pressure, Prompt, ReqId, SpaceId, Submit, Tier,
+};
+
+use crate::truth::{LOST, of_rank};
+use crate::world::{Broken, Checked, Client, World};
+
+/// What a page holds of which only a part was computed.
+const PARTIAL: u64 = 2;
+/// Rounds in which everything must have ended once faults have.
+const REST_ROUNDS_MAX: u32 = 400;
+
+impl World {
+    /// Everything, from the first event to rest.
+    pub(crate) fn play(&mut self) -> Checked {
+        for _ in 0..self.plan.events {
+            self.now += self.chance.below(3);
+            self.events += 1;
+            self.event()?;
+        }
+        self.come_to_rest()
+    }
+
+    fn event(&mut self) -> Checked {
+        let faults = self.plan.faults;
+        match self.chance.below(100) {
+            0..12 => self.submit(),
+            12..32 => self.compute_some(),
+            32..70 => {
+                self.move_some();
+                self.check()
+            }
+            70..84 => self.deliver_some(),
+            84..94 if self.ranks.len() > 1 => self.gather(),
+            84..94 => self.deliver_some(),
+            94..97 => self.tell(&Input::Tick),
+            _ if self.chance.percent(faults.abort * 10) => self.abort_some(),
+            _ if self.chance.percent(faults.retract * 10) => self.retract_some(),
+            _ if self.chance.percent(faults.rare * 12) => self.rare(),
+            _ => self.tell(&Input::Tick),
+        }
+    }
+
+    fn submit(&mut self) -> Checked {
+        if self.clients.len() >= self.plan.requests_max {
+            return self.tell(&Input::Tick);
+        }
+        self.requests_made += 1;
+        let id = ReqId(self.requests_made);
+        let space = SpaceId(u32::from(self.chance.percent(15)));
+        let tokens = self.prompt();
+        let length = tokens.len() as u64;
+        let media = if self.chance.percent(8) {
+            self.coverage.hit("media");
+            let content = vec![self.chance.below(2) as u8];
+            vec![Media { at: self.chance.below(length) as u32, content }]
+        } else {
+            Vec::new()
+        };
+        self.learn(space, &tokens, &media)?;
+        let contents = self.contents(space, &tokens, &media);
+        let goal = self.chance.between(1, 5);
+        let client = Client {
+            space,
+            tokens: tokens.clone(),
+            media: media.clone(),
+            contents,
+            table: None,
+            computed: 0,
+            goal,
+        };
+        let deadline = self.chance.percent(20).then(|| self.now + self.chance.below(40));
+        let priority = if self.chance.percent(10) { 9 } else { 3 };
+        let prompt = Prompt::Tokens { tokens, media };
+        let pages = client.tokens.len() as u32;
+        let fits = pages.div_ceil(self.plan.config.page_tokens) <= self.plan.config.device_pages;
+        if fits {
+            self.clients.insert(id, client);
+        }
+        self.tell(&Input::Submit(Submit { request: id, space, prompt, priority, deadline }))
+    }
+
+    /// Mostly something that was said before, as far as it went or with another end.
+    fn prompt(&mut self) -> Vec<u32> {
+        let most = self.plan.prompt_tokens_max;
+        let subject = self.chance.below(self.plan.subjects.len() as u64) as usize;
+        let mut tokens = self.plan.subjects.get(subject).cloned().unwrap_or_default();
+        tokens.truncate(if self.chance.percent(50) { most } else { self.chance.between(1, most) } as usize);
+        if self.chance.percent(30) {
+            let same = self.chance.between(0, tokens.len() as u64) as usize;
+            let vocabulary = self.plan.vocabulary;
+            let changed = tokens.iter_mut().skip(same);
+            changed.for_each(|token| *token = self.chance.below(vocabulary) as u32);
+        }
+        tokens
+    }
+
+    pub(crate) fn learn(&mut self, space: SpaceId, tokens: &[u32], media: &[Media]) -> Checked {
+        let config = self.plan.config;
+        let Some(namespace) = self.spaces.get(space.0 as usize) else { return Ok(()) };
+        let learnt = self.truth.learn(namespace, config.page_tokens, tokens, media, config.ranks);
+        learnt.map_err(|what| Broken::new("K4", what))
+    }
+
+    pub(crate) fn running(&self) -> Vec<ReqId> {
+        self.clients.iter().filter(|(_, client)| client.table.is_some()).map(|(id, _)| *id).collect()
+    }
+
+    fn compute_some(&mut self) -> Checked {
+        let running = self.running();
+        match self.chance.pick(&running) {
+            Some(id) => self.compute(id),
+            None => self.tell(&Input::Tick),
+        }
+    }
+
+    /// One pass of the model for one request: some of its prompt, or the token that comes next.
+    pub(crate) fn compute(&mut self, id: ReqId) -> Checked {
+        self.check_tables()?;
+        let page = self.plan.config.page_tokens;
+        let Some(client) = self.clients.get_mut(&id) else { return Ok(()) };
+        let length = client.tokens.len() as u32;
+        let left = u64::from(length - client.computed);
+        let most = left.max(1);
+        let pass = if self.plan.is_plain { most } else { self.chance.between(1, most) };
+        let upto = client.computed + pass.min(left) as u32;
+        let table = client.table.clone().unwrap_or_default();
+        for position in client.computed / page..upto.div_ceil(page) {
+            let is_full = (position + 1) * page <= upto;
+            let content = client.contents.get(position as usize).copied().filter(|_| is_full);
+            let Some(index) = table.get(position as usize).copied() else {
+                return Err(Broken::new("O2", format!("{id:?} has no page for token {upto}")));
+            };
+            for rank in &mut self.ranks {
+                let content = content.map_or(PARTIAL, |content| of_rank(content, rank.executor.rank));
+                rank.executor.write(PageId { tier: Tier::Device, index }, content);
+            }
+        }
+        client.computed = upto;
+        let mut generated = Vec::new();
+        if upto == length && client.goal > 0 {
+            let most = client.goal.min(3);
+            let count = if self.plan.is_plain { most } else { self.chance.between(1, most) };
+            client.goal -= count;
+            let vocabulary = if self.plan.is_plain { 1 } else { self.plan.vocabulary };
+            generated = (0..count).map(|_| self.chance.below(vocabulary) as u32).collect();
+            client.tokens.extend(&generated);
+        }
+        let is_over = upto == length && generated.is_empty();
+        let (space, tokens, media) = (client.space, client.tokens.clone(), client.media.clone());
+        if tokens.len() / page as usize > client.contents.len() {
+            self.coverage.hit("generated a full page");
+            self.learn(space, &tokens, &media)?;
+            let contents = self.contents(space, &tokens, &media);
+            if let Some(client) = self.clients.get_mut(&id) {
+                client.contents = contents;
+            }
+        }
+        self.tell(&Input::Computed { request: id, upto, generated })?;
+        if is_over && self.clients.get(&id).is_some_and(|client| client.table.is_some()) {
+            self.leave_device(id);
+            self.tell(&Input::Finish(id))?;
+        }
+        Ok(())
+    }
+
+    /// A few reads and writes, anywhere.
+    fn move_some(&mut self) {
+        let place = self.chance.below(self.ranks.len() as u64) as usize;
+        let now = self.now;
+        let ready = |world: &Self| -> Vec<OpId> {
+            let jobs = world.ranks.get(place).map(|rank| &rank.executor.jobs);
+            let moves = jobs.into_iter().flatten().filter(|(_, job)| job.stuck_until <= now);
+            moves.map(|(op, _)| *op).collect()
+        };
+        if let Some(op) = self.chance.pick(&ready(self)) {
+            for _ in 0..self.chance.between(1, 6) {
+                self.step_io(place, op);
+            }
+        }
+    }
+
+    fn deliver_some(&mut self) -> Checked {
+        let place = self.chance.below(self.ranks.len() as u64) as usize;
+        let count = self.ranks.get(place).map_or(0, |rank| rank.acks.len());
+        let at = self.chance.below(count as u64) as usize;
+        self.deliver(place, at)
+    }
+
+    fn some_client(&mut self) -> Option<ReqId> {
+        let ids: Vec<_> = self.clients.keys().copied().collect();
+        self.chance.pick(&ids)
+    }
+
+    fn abort_some(&mut self) -> Checked {
+        let Some(id) = self.some_client() else { return self.tell(&Input::Abort(ReqId(0))) };
+        let state = self.ranks.first().and_then(|rank| rank.engine.state(id));
+        self.coverage.hit(match state {
+            Some(tiffin_kv::State::Submitted) => "abort in Submitted",
+            Some(tiffin_kv::State::Prefetching) => "abort in Prefetching",
+            Some(tiffin_kv::State::Waiting) => "abort in Waiting",
+            Some(tiffin_kv::State::Loading) => "abort in Loading",
+            Some(tiffin_kv::State::Prefilling) => "abort in Prefilling",
+            Some(tiffin_kv::State::Decoding) => "abort in Decoding",
+            Some(tiffin_kv::State::Draining) => "abort in Draining",
+            Some(tiffin_kv::State::WritingBack) => "abort in WritingBack",
+            None => "abort of the unknown",
+        });
+        self.tell(&Input::Abort(id))?;
+        if self.clients.contains_key(&id) {
+            return Err(Broken::new("L2", format!("{id:?} was aborted in {state:?} and is still here")));
+        }
+        self.tell(&Input::Abort(id))
+    }
+
+    fn retract_some(&mut self) -> Checked {
+        let loading = |world: &Self, id: &ReqId| {
+            let state = world.ranks.first().and_then(|rank| rank.engine.state(*id));
+            state == Some(tiffin_kv::State::Loading)
+        };
+        // Loads are short, so they are sought out.
+        let sought: Vec<_> = self.clients.keys().copied().filter(|id| loading(self, id)).collect();
+        let sought = self.chance.pick(&sought).filter(|_| self.chance.percent(50));
+        let Some(id) = sought.or_else(|| self.some_client()) else {
+            return self.tell(&Input::Retract(ReqId(0)));
+        };
+        let state = self.ranks.first().and_then(|rank| rank.engine.state(id));
+        self.coverage.hit(match state {
+            Some(tiffin_kv::State::Loading) => "retract in Loading",
+            Some(tiffin_kv::State::Prefilling) => "retract in Prefilling",
+            Some(tiffin_kv::State::Decoding) => "retract in Decoding",
+            _ => "retract elsewhere",
+        });
+        self.leave_device(id);
+        self.tell(&Input::Retract(id))
+    }
+
+    /// What seldom happens.
+    fn rare(&mut self) -> Checked {
+        match self.chance.below(17) {
+            0..3 => self.vanish_silently(),
+            3..6 => self.vanish(),
+            6..8 => self.clear(),
+            8..9 => self.redefine(),
+            9..13 => {
+                self.coverage.hit("pressure");
+                let all = [Medium::Store, Medium::Tier(Tier::Host), Medium::Tier(Tier::Device)];
+                let medium = self.chance.pick(&all).unwrap_or(Medium::Store);
+                let levels = [Pressure::Calm, Pressure::Calm, Pressure::Tight, Pressure::Full];
+                let pressure = self.chance.pick(&levels).unwrap_or_default();
+                self.tell(&Input::Pressure(medium, pressure))
+            }
+            _ => self.restart(),
+        }
+    }
+
+    /// The store loses what it likes, and says nothing.
+    fn vanish_silently(&mut self) -> Checked {
+        let keys: Vec<_> = self.store.keys().copied().collect();
+        if let Some(key) = self.chance.pick(&keys) {
+            self.coverage.hit("vanished silently");
+            self.store.remove(&key);
+        }
+        self.check()
+    }
+
+    /// A copy is lost, and that is said.
+    fn vanish(&mut self) -> Checked {
+        let Some(rank) = self.ranks.first() else { return Ok(()) };
+        let residents: Vec<_> = rank.engine.residents().collect();
+        let Some(copy) = self.chance.pick(&residents) else { return self.tell(&Input::Tick) };
+        let hashes: Vec<ChainHash> = vec![copy.hash];
+        if copy.is_stored && self.chance.percent(50) {
+            self.coverage.hit("vanished store");
+            for rank in &self.ranks {
+                let root = self.roots.get(copy.space.0 as usize).copied().unwrap_or_default();
+                if let Some(key) = self.truth.key(rank.executor.rank, root, copy.hash) {
+                    self.store.remove(&key);
+                }
+            }
+            return self.tell(&Input::Vanished(copy.space, Medium::Store, hashes));
+        }
+        let tier = copy.page.tier;
+        self.coverage.hit(if tier == Tier::Device { "vanished device" } else { "vanished host" });
+        for rank in &mut self.ranks {
+            rank.executor.write(copy.page, LOST);
+        }
+        self.tell(&Input::Vanished(copy.space, Medium::Tier(tier), hashes))
+    }
+
+    fn clear(&mut self) -> Checked {
+        self.coverage.hit("cleared");
+        let space = SpaceId(self.chance.below(2) as u32);
+        self.tell(&Input::Clear(space))?;
+        let Some(rank) = self.ranks.first() else { return Ok(()) };
+        match rank.engine.residents().find(|copy| copy.space == space) {
+            Some(copy) => {
+                Err(Broken::new("K4", format!("{copy:?} is found after its namespace was cleared")))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// The weights change under the running engine.
+    fn redefine(&mut self) -> Checked {
+        self.coverage.hit("defined anew");
+        let place = self.chance.below(2) as u32;
+        if let Some(namespace) = self.spaces.get_mut(place as usize) {
+            namespace.weight_version += 1;
+        }
+        self.roots = self.spaces.iter().map(|it| it.root(self.plan.config.page_tokens)).collect();
+        let space = SpaceId(place);
+        let of: Vec<_> = self.clients.iter().filter(|(_, it)| it.space == space).map(|(id, _)| *id).collect();
+        for id in of {
+            let Some(client) = self.clients.get(&id) else { continue };
+            let (tokens, media) = (client.tokens.clone(), client.media.clone());
+            self.learn(space, &tokens, &media)?;
+            let contents = self.contents(space, &tokens, &media);
+            if let Some(client) = self.clients.get_mut(&id) {
+                client.contents = contents;
+            }
+        }
+        let namespace = self.spaces.get(place as usize).cloned().unwrap_or_default();
+        self.tell(&Input::Define(space, namespace))
+    }
+
+    /// Faults stop. Every request ends in bounded time, and nothing is left over.
+    fn come_to_rest(&mut self) -> Checked {
+        self.faults_end = true;
+        for medium in [Medium::Store, Medium::Tier(Tier::Host), Medium::Tier(Tier::Device)] {
+            self.tell(&Input::Pressure(medium, Pressure::Calm))?;
+        }
+        for rank in &mut self.ranks {
+            for job in rank.executor.jobs.values_mut() {
+                (job.stuck_until, job.fails_at) = (0, None);
+            }
+        }
+        for _ in 0..REST_ROUNDS_MAX {
+            self.round()?;
+            let is_over = |world: &Self| {
+                world.ranks.iter().all(|rank| rank.engine.request_count() + rank.engine.op_count() == 0)
+            };
+            if is_over(self) {
+                break;
+            }
+        }
+        let stats = self.ranks.first().map(|rank| rank.engine.stats()).unwrap_or_default();
+        self.coverage.hit_if(stats.joined > 0, "joined a fetch");
+        self.coverage.hit_if(stats.prefetch_late > 0, "stopped prefetch late");
+        self.coverage.hit_if(stats.evicted_device > 0, "evicted device");
+        self.coverage.hit_if(stats.evicted_host > 0, "evicted host");
+        self.coverage.hit_if(stats.abandoned > 0, "quarantined page");
+        self.coverage.hit_if(stats.duplicates > 0, "computed what another had");
+        self.coverage.hit_if(stats.saves_skipped > 0, "save skipped");
+        self.check_rest()
+    }
+
+    fn round(&mut self) -> Checked {
+        self.now += 7;
+        for place in 0..self.ranks.len() {
+            let ops: Vec<_> = self
+                .ranks
+                .get(place)
+                .map(|it| it.executor.jobs.keys().copied().collect())
+                .unwrap_or_default();
+            for op in ops {
+                while self.ranks.get(place).is_some_and(|it| it.executor.jobs.contains_key(&op)) {
+                    self.step_io(place, op);
+                }
+            }
+            while self.ranks.get(place).is_some_and(|it| !it.acks.is_empty()) {
+                self.deliver(place, 0)?;
+            }
+        }
+        if self.ranks.len() > 1 {
+            self.gather()?;
+        }
+        for id in self.running() {
+            if self.clients.get(&id).is_some_and(|client| client.table.is_some()) {
+                self.compute(id)?;
+            }
+        }
+        self.tell(&Input::Tick)
+    }
+}

@@ -1,0 +1,350 @@
+//! A world: engines on all ranks, what carries their operations out, requests, and what goes wrong.
+//!
+//! Every input but the end of an operation is told to all ranks at the same moment; what they answer must be
+//! the same. Ends are told to each rank at its own time, and agreed on in gathers.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+
+use tiffin_kv::sabotage::Sabotage;
+use tiffin_kv::{
+    Config, Effect, Ending, Engine, Input, LocalAcks, Media, Namespace, OpId, OpKind, Outcome, ReqId,
+    RetractReason, SpaceId, Tick,
+};
+
+use crate::chance::Chance;
+use crate::coverage::Coverage;
+use crate::executor::{Executor, Store};
+use crate::plan::{Plan, namespaces};
+use crate::truth::{Content, Truth, content};
+
+/// A promise that was not kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Broken {
+    /// The name of the invariant.
+    pub invariant: String,
+    /// What was seen.
+    pub what: String,
+}
+
+impl Broken {
+    pub(crate) fn new(invariant: &str, what: impl Into<String>) -> Self {
+        Self { invariant: invariant.to_owned(), what: what.into() }
+    }
+}
+
+pub(crate) type Checked<T = ()> = Result<T, Broken>;
+
+/// A request, as the scheduler sees it.
+#[derive(Clone, Debug)]
+pub(crate) struct Client {
+    pub(crate) space: SpaceId,
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) media: Vec<Media>,
+    /// What each of its full pages must hold.
+    pub(crate) contents: Vec<Content>,
+    /// Its pages, while it is computed.
+    pub(crate) table: Option<Vec<u32>>,
+    pub(crate) computed: u32,
+    /// Tokens that are still to be generated.
+    pub(crate) goal: u64,
+}
+
+/// A rank.
+#[derive(Clone, Debug)]
+pub(crate) struct Rank {
+    pub(crate) engine: Engine,
+    pub(crate) executor: Executor,
+    /// Ends that are on their way to the engine.
+    pub(crate) acks: Vec<(OpId, Outcome)>,
+}
+
+/// Everything.
+#[derive(Clone, Debug)]
+pub(crate) struct World {
+    pub(crate) plan: Plan,
+    pub(crate) chance: Chance,
+    pub(crate) ranks: Vec<Rank>,
+    pub(crate) store: Store,
+    /// Keys that the store ever had, since it was last cleared of them.
+    pub(crate) was_stored: BTreeSet<tiffin_kv::StoreKey>,
+    pub(crate) truth: Truth,
+    pub(crate) spaces: Vec<Namespace>,
+    /// Where the chains of each namespace begin.
+    pub(crate) roots: Vec<tiffin_kv::ChainHash>,
+    pub(crate) clients: BTreeMap<ReqId, Client>,
+    pub(crate) requests_made: u64,
+    pub(crate) now: Tick,
+    pub(crate) coverage: Coverage,
+    pub(crate) events: u64,
+    pub(crate) faults_end: bool,
+    pub(crate) log: Option<String>,
+}
+
+impl World {
+    pub(crate) fn new(seed: u64, sabotage: Sabotage, keeps_log: bool) -> Checked<Self> {
+        let mut chance = Chance::new(seed);
+        let plan = Plan::new(seed, &mut chance, sabotage);
+        Self::with(plan, chance, keeps_log)
+    }
+
+    pub(crate) fn with(plan: Plan, chance: Chance, keeps_log: bool) -> Checked<Self> {
+        let mut world = Self {
+            ranks: make_ranks(&plan.config),
+            chance,
+            plan,
+            store: Store::new(),
+            was_stored: BTreeSet::new(),
+            truth: Truth::default(),
+            spaces: namespaces().to_vec(),
+            roots: Vec::new(),
+            clients: BTreeMap::new(),
+            requests_made: 0,
+            now: 0,
+            coverage: Coverage::default(),
+            events: 0,
+            faults_end: false,
+            log: keeps_log.then(String::new),
+        };
+        let config = world.plan.config;
+        world.note(|| format!("{config:?}"));
+        world.define_all()?;
+        Ok(world)
+    }
+
+    pub(crate) fn note(&mut self, text: impl FnOnce() -> String) {
+        if let Some(log) = &mut self.log {
+            // Writing to a string cannot fail.
+            let _ = writeln!(log, "{:>6} {}", self.now, text());
+        }
+    }
+
+    pub(crate) fn define_all(&mut self) -> Checked {
+        self.roots = self.spaces.iter().map(|it| it.root(self.plan.config.page_tokens)).collect();
+        for (id, namespace) in (0..).zip(self.spaces.clone()) {
+            self.tell(&Input::Define(SpaceId(id), namespace))?;
+        }
+        Ok(())
+    }
+
+    /// The process ends and begins again: memories are lost, the store is not.
+    pub(crate) fn restart(&mut self) -> Checked {
+        self.note(|| "restart".to_owned());
+        self.coverage.hit_if(!self.store.is_empty(), "restart with a warm store");
+        self.ranks = make_ranks(&self.plan.config);
+        self.clients.clear();
+        self.define_all()
+    }
+
+    /// Tells all ranks the same, checks that they answer the same, and does what they say.
+    pub(crate) fn tell(&mut self, input: &Input) -> Checked {
+        self.note(|| format!("{input:?}"));
+        let now = self.now;
+        let mut answers = Vec::new();
+        for rank in &mut self.ranks {
+            let before = crate::invariants::Room::of(&rank.engine);
+            answers.push(rank.engine.apply(input.clone(), now));
+            before.check(&rank.engine)?;
+        }
+        let effects = answers.first().cloned().unwrap_or_default();
+        if answers.iter().any(|answer| *answer != effects) {
+            return Err(Broken::new("C1", format!("ranks answer {input:?} differently: {answers:?}")));
+        }
+        for effect in effects {
+            self.note(|| format!("    {effect:?}"));
+            self.carry_out(effect)?;
+        }
+        self.check()
+    }
+
+    fn carry_out(&mut self, effect: Effect) -> Checked {
+        match effect {
+            Effect::Issue(op) => self.begin(op)?,
+            Effect::CancelHint(op) => self.cancel(op),
+            Effect::Ready { request, cached, pages } => self.ready(request, cached, pages)?,
+            Effect::Grant { request, pages } => {
+                self.coverage.hit("grant");
+                if let Some(table) = self.clients.get_mut(&request).and_then(|it| it.table.as_mut()) {
+                    table.extend(pages);
+                }
+            }
+            Effect::MustRecompute { .. } => self.coverage.hit("must recompute"),
+            Effect::Retracted(request, why) => {
+                self.coverage.hit(match why {
+                    RetractReason::NoRoom => "retracted for room",
+                    RetractReason::Vanished => "retracted for loss",
+                    RetractReason::Redefined => "retracted for redefinition",
+                });
+                self.leave_device(request);
+            }
+            Effect::Ended(request, how) => {
+                self.coverage.hit(match how {
+                    Ending::Finished => "finished",
+                    Ending::Aborted => "aborted",
+                    Ending::TooLong => "ended too long",
+                });
+                if self.clients.remove(&request).is_none() {
+                    return Err(Broken::new("L1", format!("{request:?} ends twice")));
+                }
+            }
+            Effect::Refused(_) => self.coverage.hit("refused"),
+            Effect::Stored(..) | Effect::Removed(..) => {}
+        }
+        Ok(())
+    }
+
+    pub(crate) fn leave_device(&mut self, request: ReqId) {
+        if let Some(client) = self.clients.get_mut(&request) {
+            client.table = None;
+            client.computed = 0;
+        }
+    }
+
+    fn begin(&mut self, op: tiffin_kv::Operation) -> Checked {
+        self.coverage.hit(match op.kind {
+            OpKind::Probe => "probe",
+            OpKind::Fetch => "fetch",
+            OpKind::Load => "load",
+            OpKind::Save => "save",
+            OpKind::Backup => "backup",
+            OpKind::Drop => "drop",
+        });
+        let faults = self.plan.faults;
+        let is_calm = self.faults_end;
+        for rank in &mut self.ranks {
+            let is_stuck = !is_calm && self.chance.percent(faults.stuck);
+            let delay = if is_stuck { self.chance.between(50, 200) } else { 0 };
+            let fails = !is_calm && self.chance.percent(faults.fail);
+            let at = self.chance.below(op.records.len() as u64) as usize;
+            self.coverage.hit_if(self.now + delay > op.deadline, "stuck past its deadline");
+            self.coverage.hit_if(fails && rank.executor.ranks > 1, "failure on one rank");
+            if rank.executor.ended.contains_key(&op.id) || rank.executor.jobs.contains_key(&op.id) {
+                return Err(Broken::new("L1", format!("{:?} is issued twice", op.id)));
+            }
+            rank.executor.begin(op.clone(), self.now + delay, fails.then_some(at));
+        }
+        Ok(())
+    }
+
+    fn cancel(&mut self, op: OpId) {
+        self.coverage.hit("cancel hint");
+        for rank in &mut self.ranks {
+            if let Some(outcome) = rank.executor.ended.get(&op) {
+                rank.acks.push((op, *outcome));
+                continue;
+            }
+            let is_stuck = rank.executor.jobs.get(&op).is_none_or(|job| job.stuck_until > self.now);
+            if !is_stuck
+                && self.chance.percent(self.plan.cancel)
+                && let Some(outcome) = rank.executor.cancel(op)
+            {
+                rank.acks.push((op, outcome));
+            }
+        }
+    }
+
+    fn ready(&mut self, id: ReqId, cached: tiffin_kv::CachedTokens, pages: Vec<u32>) -> Checked {
+        let Some(client) = self.clients.get_mut(&id) else {
+            return Err(Broken::new("L2", format!("{id:?} is ready and unknown")));
+        };
+        let found = cached.total();
+        self.coverage.hit_if(cached.device > 0, "ready from device");
+        self.coverage.hit_if(cached.host > 0, "ready from host");
+        self.coverage.hit_if(cached.store > 0, "ready from store");
+        self.coverage.hit_if(found == 0, "ready from nothing");
+        if found as usize >= client.tokens.len() {
+            return Err(Broken::new("K5", format!("{id:?} has nothing left to compute")));
+        }
+        client.table = Some(pages);
+        client.computed = found;
+        self.check_tables()
+    }
+
+    /// One read or write of an operation on some rank; its end sets out for the engine.
+    pub(crate) fn step_io(&mut self, place: usize, op: OpId) {
+        let Some(rank) = self.ranks.get_mut(place) else { return };
+        let stored = self.store.len();
+        let ended = rank.executor.step(op, &mut self.store);
+        if self.store.len() > stored {
+            self.was_stored.extend(self.store.keys());
+        }
+        let Some(outcome) = ended else { return };
+        let faults = self.plan.faults;
+        if !self.faults_end && self.chance.percent(faults.lose_ack) {
+            self.coverage.hit("ack lost");
+            return;
+        }
+        rank.acks.push((op, outcome));
+        if !self.faults_end && self.chance.percent(faults.repeat_ack) {
+            self.coverage.hit("ack repeated");
+            rank.acks.push((op, outcome));
+        }
+        self.note(|| format!("    {op:?} ended on rank {place}: {outcome:?}"));
+    }
+
+    /// An end arrives at its engine, in whatever order.
+    pub(crate) fn deliver(&mut self, place: usize, at: usize) -> Checked {
+        let Some(rank) = self.ranks.get_mut(place).filter(|rank| at < rank.acks.len()) else { return Ok(()) };
+        let (op, outcome) = rank.acks.swap_remove(at);
+        self.coverage.hit_if(!rank.engine.is_live(op), "ack late");
+        if let Outcome::Done { leading } = outcome {
+            self.coverage.hit_if(leading > 0, "partial result");
+        }
+        if self.ranks.len() > 1 {
+            self.note(|| format!("rank {place} hears of {op:?}: {outcome:?}"));
+            let now = self.now;
+            if let Some(rank) = self.ranks.get_mut(place) {
+                let effects = rank.engine.apply(Input::Complete(op, outcome), now);
+                if !effects.is_empty() {
+                    return Err(Broken::new("C3", format!("a rank does {effects:?} by itself")));
+                }
+            }
+            return self.check();
+        }
+        self.tell(&Input::Complete(op, outcome))?;
+        self.check_noticed(&[op])
+    }
+
+    /// The all-gather of a step.
+    pub(crate) fn gather(&mut self) -> Checked {
+        let acks: Vec<LocalAcks> = self.ranks.iter().map(|rank| rank.engine.agree()).collect();
+        let all: BTreeSet<OpId> =
+            acks.iter().flat_map(|LocalAcks(acks)| acks.iter().map(|(op, _)| *op)).collect();
+        let outcome =
+            |acks: &LocalAcks, op| acks.0.iter().find(|(it, _)| *it == op).map(|(_, outcome)| *outcome);
+        let by_all = |op: &OpId| acks.iter().all(|acks| outcome(acks, *op).is_some());
+        let ended: Vec<_> = all.iter().copied().filter(by_all).collect();
+        let differ = ended.iter().any(|op| {
+            let mut outcomes = acks.iter().map(|acks| outcome(acks, *op));
+            let first = outcomes.next();
+            outcomes.any(|other| Some(other) != first)
+        });
+        self.coverage.hit_if(differ, "ranks disagreed");
+        self.tell(&Input::Agreed(acks))?;
+        self.check_noticed(&ended)
+    }
+
+    /// The store has every page that may exist, for every rank.
+    pub(crate) fn fill_store(&mut self) {
+        let root = self.roots.first().copied().unwrap_or_default();
+        self.store = self.truth.keys().map(|(key, content)| (key, (root, content))).collect();
+        self.was_stored.extend(self.store.keys());
+    }
+
+    /// What a client's pages must hold, with the namespace as it is.
+    pub(crate) fn contents(&self, space: SpaceId, tokens: &[u32], media: &[Media]) -> Vec<Content> {
+        let page = self.plan.config.page_tokens;
+        let Some(namespace) = self.spaces.get(space.0 as usize) else { return Vec::new() };
+        let pages = tokens.len() as u32 / page;
+        (1..=pages).map(|count| content(namespace, page, tokens, media, count)).collect()
+    }
+}
+
+fn make_ranks(config: &Config) -> Vec<Rank> {
+    let rank = |rank| {
+        let engine = Engine::new(Config { rank, ..*config });
+        let executor = Executor::new(rank, config.ranks, config.device_pages, config.host_pages);
+        engine.map(|engine| Rank { engine, executor, acks: Vec::new() })
+    };
+    (0..config.ranks).filter_map(|place| rank(place).ok()).collect()
+}

@@ -1,0 +1,84 @@
+//! Ten thousand worlds, in which every invariant holds after every event; and worlds with a broken rule
+//! each, in which that is noticed. In parts, so that every core has something to do; each part leaves no
+//! case untried.
+
+use tiffin_kv_sim::{Coverage, Sabotage, catch, run};
+
+/// As many as each part plays; `tiffin-kv-sim --seeds` plays any number.
+const PART_SEEDS: u64 = 1000;
+/// What each world must at least go through.
+const EVENTS_MIN: u64 = 150;
+/// How many worlds a broken rule may survive.
+const SABOTAGE_SEEDS_MAX: u64 = 3000;
+
+fn keep_every_invariant(part: u64) {
+    let mut coverage = Coverage::default();
+    let first = part * PART_SEEDS;
+    for seed in first..first + PART_SEEDS {
+        let report = run(seed, Sabotage::None, false);
+        assert_eq!(
+            report.broken, None,
+            "\n\nhint: `tiffin-kv-sim --start {seed} --seeds 1 --log` shows the run"
+        );
+        assert!(report.events >= EVENTS_MIN, "seed {seed} had {} events", report.events);
+        coverage.add(&report.coverage);
+    }
+    assert_eq!(coverage.missing(), Vec::<&str>::new(), "never exercised in {PART_SEEDS} seeds from {first}");
+}
+
+macro_rules! parts {
+    ($($name:ident = $part:literal,)*) => {
+        $(#[test]
+        fn $name() {
+            keep_every_invariant($part);
+        })*
+    };
+}
+
+parts! {
+    seeds_from_0_keep_every_invariant = 0,
+    seeds_from_1000_keep_every_invariant = 1,
+    seeds_from_2000_keep_every_invariant = 2,
+    seeds_from_3000_keep_every_invariant = 3,
+    seeds_from_4000_keep_every_invariant = 4,
+    seeds_from_5000_keep_every_invariant = 5,
+    seeds_from_6000_keep_every_invariant = 6,
+    seeds_from_7000_keep_every_invariant = 7,
+    seeds_from_8000_keep_every_invariant = 8,
+    seeds_from_9000_keep_every_invariant = 9,
+}
+
+#[test]
+fn every_bug_of_the_zoo_is_noticed() {
+    // Broken rules trip the assertions of the engine; nobody needs to read each of them.
+    std::panic::set_hook(Box::new(|_| ()));
+    let caught = Sabotage::ALL.iter().map(|sabotage| catch(*sabotage, 0, SABOTAGE_SEEDS_MAX));
+    let missed: Vec<_> = caught.filter(|it| it.seeds.is_none()).map(|it| it.sabotage).collect();
+    drop(std::panic::take_hook());
+    assert_eq!(missed, [], "not noticed in {SABOTAGE_SEEDS_MAX} seeds");
+}
+
+#[test]
+fn every_bug_of_the_zoo_is_in_the_document() {
+    let page = include_str!("../../../docs/kv.md");
+    let missing: Vec<_> =
+        Sabotage::ALL.iter().filter(|it| !page.contains(&format!("| `{it:?}` |"))).collect();
+    assert!(missing.is_empty(), "not in docs/kv.md: {missing:?}\n\nhint: `make kv-zoo` writes it");
+    let count = format!("{0} of {0}", Sabotage::ALL.len());
+    let readme = include_str!("../../../README.md");
+    assert!(readme.contains(&count), "the README should say that {count} bugs are noticed");
+}
+
+#[test]
+fn the_same_seed_gives_the_same_log() {
+    for seed in 0..5 {
+        let (once, twice) = (run(seed, Sabotage::None, true), run(seed, Sabotage::None, true));
+        assert!(once.text.len() > 10_000, "seed {seed} says almost nothing");
+        assert!(once.text == twice.text, "seed {seed} tells two stories");
+        assert_eq!(
+            run(seed, Sabotage::None, false).digest,
+            once.digest,
+            "keeping the text changes something"
+        );
+    }
+}

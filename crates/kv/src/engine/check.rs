@@ -1,0 +1,187 @@
+//! Whether everything is as it must be, and a digest of all that ranks share.
+
+use std::collections::BTreeMap;
+
+use super::complete::{source_tier, target_tier};
+use super::{Engine, ReqId, Request, Slot, State};
+use crate::digest::Digest;
+use crate::hash::ChainHash;
+use crate::inventory::{Stored, Uses};
+use crate::message::{PageId, SpaceId, Tier};
+use crate::pool::PageState;
+
+/// An invariant that does not hold.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{invariant}: {what}")]
+pub struct Violation {
+    /// Its name.
+    pub invariant: &'static str,
+    /// What was found.
+    pub what: String,
+}
+
+/// A copy that can be matched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Resident {
+    /// The namespace.
+    pub space: SpaceId,
+    /// Which page of which prefix.
+    pub hash: ChainHash,
+    /// Where it stands in its prefix.
+    pub position: u32,
+    /// Where its bytes are.
+    pub page: PageId,
+    /// Whether the store is believed to have it.
+    pub is_stored: bool,
+}
+
+fn broken(invariant: &'static str, what: impl Into<String>) -> Result<(), Violation> {
+    Err(Violation { invariant, what: what.into() })
+}
+
+impl Engine {
+    /// Holds everything against the invariants. It looks at all there is, so it is for tests.
+    ///
+    /// # Errors
+    /// The first invariant that does not hold.
+    pub fn check(&self) -> Result<(), Violation> {
+        let uses = self.uses()?;
+        let name = |(invariant, what)| Violation { invariant, what };
+        self.inventory.check(&uses).map_err(name)?;
+        self.ledger.check().map_err(name)?;
+        self.check_private()?;
+        self.check_waits()?;
+        self.requests.iter().try_for_each(|(id, request)| self.check_request(*id, request))
+    }
+
+    /// A digest of everything that ranks share: equal inputs give equal digests.
+    #[must_use]
+    pub fn digest(&self) -> u128 {
+        let mut digest = Digest::default();
+        self.inventory.digest(&mut digest);
+        for op in self.ledger.iter() {
+            digest.add(&(op.id, op.kind, op.space, op.root, op.cut, op.deadline, op.is_abandoned));
+            digest.add(&(&op.waiters, &op.votes));
+            for item in &op.items {
+                digest.add(&item.record);
+            }
+        }
+        for (id, request) in &self.requests {
+            digest.add(&(id, request.state, request.turn, request.alarm, request.length, request.computed));
+            digest.add(&(&request.slots, &request.waits, request.entered, request.promised));
+        }
+        digest.add(&(&self.spaces, &self.asking, &self.waiting, &self.running, &self.alarms));
+        digest.add(&(&self.saves, &self.backups, &self.pressures));
+        digest.finish()
+    }
+
+    /// Every copy that can be matched.
+    pub fn residents(&self) -> impl Iterator<Item = Resident> {
+        self.inventory.residents().filter_map(|(root, cell, tier, index)| {
+            let (space, _) = self.space_of(root)?;
+            let page = PageId { tier, index };
+            let is_stored = cell.stored == Stored::Yes;
+            Some(Resident { space, hash: cell.hash, position: cell.position, page, is_stored })
+        })
+    }
+
+    /// Who uses what, as operations and requests have it.
+    fn uses(&self) -> Result<Uses, Violation> {
+        let mut uses = Uses::default();
+        for op in self.ledger.iter() {
+            for cell in op.items.iter().filter_map(|item| item.cell) {
+                if let Some(tier) = source_tier(op.kind) {
+                    *uses.pins.entry((cell, tier)).or_default() += 1;
+                }
+                if let Some(tier) = target_tier(op.kind)
+                    && let Some(other) = uses.pending.insert((cell, tier), op.id)
+                {
+                    broken("L7", format!("{other:?} and {:?} both bring {cell:?} to {tier:?}", op.id))?;
+                }
+            }
+        }
+        for slot in self.requests.values().flat_map(|request| &request.slots) {
+            if let Slot::Shared(cell, _) = slot {
+                *uses.holds.entry((*cell, Tier::Device)).or_default() += 1;
+            }
+        }
+        Ok(uses)
+    }
+
+    /// Every private page is a page of its request, once.
+    fn check_private(&self) -> Result<(), Violation> {
+        let mut owners = BTreeMap::new();
+        for (id, request) in &self.requests {
+            for slot in &request.slots {
+                if let Slot::Private(page) = slot
+                    && let Some(other) = owners.insert(*page, *id)
+                {
+                    broken("O2", format!("page {page} belongs to {other:?} and {id:?}"))?;
+                }
+            }
+        }
+        for (page, state) in (0..).zip(self.inventory.pool(Tier::Device).states()) {
+            let owner = match state {
+                PageState::Private(owner) => Some(owner),
+                _ => None,
+            };
+            if owner != owners.get(&page) {
+                broken("O2", format!("page {page} is {state:?}, {:?} has it", owners.get(&page)))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Who waits is known to what it waits for, and the other way round (L7).
+    fn check_waits(&self) -> Result<(), Violation> {
+        for (id, request) in &self.requests {
+            for op in &request.waits {
+                if !self.ledger.find(*op).is_some_and(|live| live.waiters.contains(id)) {
+                    broken("L7", format!("{id:?} waits for {op:?}, which does not know of it"))?;
+                }
+            }
+        }
+        for op in self.ledger.iter() {
+            let knows = |id: &ReqId| self.requests.get(id).is_some_and(|it| it.waits.contains(&op.id));
+            if !op.waiters.iter().all(knows) {
+                broken("L7", format!("{:?} has waiters that do not know of it", op.id))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn check_request(&self, id: ReqId, request: &Request) -> Result<(), Violation> {
+        let lines = (
+            self.asking.contains(&request.turn),
+            self.waiting.contains(&request.turn),
+            self.running.contains(&request.turn),
+        );
+        let is_right = match request.state {
+            State::Submitted => lines.0 && !lines.2,
+            State::Prefetching => !lines.0 && !lines.2,
+            State::Waiting => lines == (false, true, false),
+            State::Loading | State::Prefilling | State::Decoding => lines == (false, false, true),
+            State::Draining | State::WritingBack => lines == (false, false, false),
+        };
+        if !is_right {
+            broken("L2", format!("{id:?} is {:?} and stands in {lines:?}", request.state))?;
+        }
+        let waits_for = matches!(request.state, State::Prefetching | State::Loading | State::WritingBack);
+        if waits_for && request.waits.is_empty() {
+            broken("L3", format!("{id:?} is {:?} and waits for nothing", request.state))?;
+        }
+        if request.alarm.is_some_and(|at| at <= self.now) {
+            broken("L3", format!("{id:?} is {:?} past its deadline", request.state))?;
+        }
+        if matches!(request.state, State::Prefilling | State::Decoding) {
+            let pages = self.pages_for(request.length);
+            if (request.slots.len() as u32) < pages {
+                broken(
+                    "O2",
+                    format!("{id:?} has {} pages for {} tokens", request.slots.len(), request.length),
+                )?;
+            }
+        }
+        Ok(())
+    }
+}

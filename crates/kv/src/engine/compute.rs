@@ -1,0 +1,174 @@
+//! What a request produces on the device, and how it leaves it.
+
+use super::{Effect, Ending, Engine, ReqId, Slot, Source, State, Tier, chain_with, sabotaged};
+use crate::message::{Refusal, RetractReason};
+
+impl Engine {
+    pub(super) fn computed(&mut self, id: ReqId, upto: u32, generated: &[u32]) {
+        let Some(request) = self.requests.get(&id) else {
+            self.stats.ignored += 1;
+            return;
+        };
+        if !matches!(request.state, State::Prefilling | State::Decoding) {
+            // It was retracted, or ended, while this was on its way.
+            self.stats.ignored += 1;
+            return;
+        }
+        let tokens = request.length.saturating_add(generated.len() as u32);
+        let is_short = upto < request.length && !generated.is_empty();
+        if upto < request.computed || upto > request.length || is_short {
+            return self.refuse(Refusal::Progress { request: id, upto, tokens });
+        }
+        self.append(id, generated);
+        let request = self.request_mut(id);
+        request.computed = upto;
+        if upto >= request.prompt_length {
+            request.state = State::Decoding;
+        }
+        self.enter_computed(id);
+        self.grow(id);
+    }
+
+    fn append(&mut self, id: ReqId, generated: &[u32]) {
+        let page = self.config.page_tokens;
+        let sabotage = self.config.sabotage;
+        let request = self.request_mut(id);
+        request.length += generated.len() as u32;
+        let Some(tokens) = &mut request.tokens else { return };
+        tokens.extend_from_slice(generated);
+        let hashed = request.hashes.len() as u32;
+        let before = match request.hashes.last() {
+            Some(last) if !sabotaged!(sabotage, RestartChain) => *last,
+            _ => request.root_hash,
+        };
+        let rest = tokens.get((hashed * page) as usize..).unwrap_or_default();
+        let more = chain_with(before, hashed, page, rest, &request.media, sabotage);
+        request.hashes.extend(more);
+    }
+
+    /// Pages that are full can be matched from now on, unless there is another copy of them (V1, O7).
+    fn enter_computed(&mut self, id: ReqId) {
+        let request = self.request(id);
+        let full = (request.computed / self.config.page_tokens).min(request.hashes.len() as u32);
+        let from = request.entered;
+        if full <= from {
+            return;
+        }
+        let root = request.root;
+        let hashes = request.hashes.get(..full as usize).unwrap_or_default().to_vec();
+        let cells = self.inventory.enter(root, &hashes);
+        let mut entered = Vec::new();
+        for (position, cell) in (0..).zip(&cells) {
+            let Some(Slot::Private(page)) = self.request(id).slots.get(position).copied() else { continue };
+            if sabotaged!(self.config.sabotage, FreeLosingTarget) {
+                self.free_losing_target(*cell);
+            }
+            if self.inventory.adopt(*cell, id, page) {
+                if let Some(slot) = self.request_mut(id).slots.get_mut(position) {
+                    *slot = Slot::Shared(*cell, Source::Device);
+                }
+                entered.push(*cell);
+            } else {
+                self.stats.duplicates += u64::from(position >= from as usize);
+            }
+        }
+        cells.into_iter().rev().for_each(|cell| self.inventory.reap(cell));
+        self.request_mut(id).entered = full;
+        self.save_computed(entered);
+    }
+
+    /// The request has room for the token that comes next, or somebody leaves for it.
+    fn grow(&mut self, id: ReqId) {
+        let request = self.request(id);
+        let wanted = self.pages_for(request.length.saturating_add(1));
+        let missing = wanted.saturating_sub(request.slots.len() as u32);
+        if missing == 0 || request.state != State::Decoding {
+            return;
+        }
+        while !self.inventory.make_room(Tier::Device, missing) {
+            // Whoever came last, of those that matter least, leaves first: the first one always goes on.
+            let Some(last) = self.running.last().copied() else { return };
+            self.unseat(last.request, Some(RetractReason::NoRoom));
+            if last.request == id {
+                return;
+            }
+        }
+        let pages: Vec<_> = (0..missing).map(|_| self.inventory.take_private(id)).collect();
+        let request = self.request_mut(id);
+        request.slots.extend(pages.iter().map(|page| Slot::Private(*page)));
+        self.effects.push(Effect::Grant { request: id, pages });
+    }
+
+    pub(super) fn finish(&mut self, id: ReqId) {
+        match self.state(id) {
+            Some(State::Prefilling | State::Decoding) => {}
+            _ => {
+                self.stats.ignored += 1;
+                return;
+            }
+        }
+        self.keep_shared_only(id);
+        self.request_mut(id).state = State::Draining;
+        self.drain(id);
+    }
+
+    /// What nobody else can use goes at once; what can be matched stays held until it is on its way.
+    fn keep_shared_only(&mut self, id: ReqId) {
+        let request = self.request_mut(id);
+        let turn = request.turn;
+        let slots = std::mem::take(&mut request.slots);
+        let (shared, private): (Vec<_>, Vec<_>) =
+            slots.into_iter().partition(|slot| matches!(slot, Slot::Shared(..)));
+        request.slots = shared;
+        self.running.remove(&turn);
+        for slot in private {
+            if let Slot::Private(page) = slot {
+                self.inventory.free_private(id, page);
+            }
+        }
+    }
+
+    /// Right in every state, and when it is said again (L2).
+    pub(super) fn abort(&mut self, id: ReqId) {
+        let Some(state) = self.state(id) else {
+            self.stats.ignored += 1;
+            return;
+        };
+        let is_at_the_end = matches!(state, State::Draining | State::WritingBack);
+        assert!(
+            !(is_at_the_end && sabotaged!(self.config.sabotage, NoAbortAtTheEnd)),
+            "L2: nobody handles an abort in {state:?}"
+        );
+        if sabotaged!(self.config.sabotage, AbortFreesTargets) {
+            self.forget_ops_of(id);
+        }
+        if sabotaged!(self.config.sabotage, AbortUnpins) {
+            self.unpin_ops_of(id);
+        }
+        self.end_request(id, Ending::Aborted);
+    }
+
+    pub(super) fn retract_for_shell(&mut self, id: ReqId) {
+        match self.state(id) {
+            Some(state) if state.is_running() => {
+                self.stats.retractions += 1;
+                self.unseat(id, None);
+            }
+            // There is nothing on the device to be given up, or nothing left to be computed there.
+            _ => self.stats.ignored += 1,
+        }
+    }
+
+    /// The request is over, wherever it was.
+    pub(super) fn end_request(&mut self, id: ReqId, how: Ending) {
+        self.leave_ops(id);
+        self.vacate(id);
+        self.set_alarm(id, None);
+        let turn = self.request(id).turn;
+        self.asking.remove(&turn);
+        self.waiting.remove(&turn);
+        self.saves.retain(|job| job.request != Some(id));
+        self.requests.remove(&id);
+        self.effects.push(Effect::Ended(id, how));
+    }
+}

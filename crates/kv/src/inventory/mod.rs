@@ -1,0 +1,454 @@
+//! What is where: cells, the index that finds them, the pages of both tiers, and who may leave.
+//!
+//! **Invariants.** A page has one use at a time (O2). A copy can be matched only once it is settled (V1).
+//! What is pinned or held does not leave (O1). Room is made for all or for nothing, with as few victims as
+//! that takes (O5). In a tree a copy leaves a tier before the one that it stands behind, whatever the
+//! policy, and what is claimed of a prefix is always a leading run: there is never a hole in it (V4).
+
+mod cell;
+mod check;
+mod evict;
+mod room;
+
+use std::collections::BTreeMap;
+
+pub(crate) use cell::{Cell, CellId, Residency, Stored};
+pub(crate) use check::Uses;
+use evict::Evictor;
+
+use crate::arena::Arena;
+use crate::config::Config;
+use crate::hash::ChainHash;
+use crate::index::{AnyIndex, Index, RootId};
+use crate::message::{OpId, ReqId, SpaceId, Tier};
+use crate::policy::USES_MAX;
+use crate::pool::{PageCounts, PageState, Pool};
+use crate::sabotage::{Sabotage, sabotaged};
+
+/// Places that are looked at in one step for what is left of namespaces that are gone.
+const SWEEP_PLACES_MAX: usize = 64;
+
+/// What belongs to a tier.
+fn of<T>(tier: Tier, [device, host]: &[T; 2]) -> &T {
+    match tier {
+        Tier::Device => device,
+        Tier::Host => host,
+    }
+}
+
+/// What belongs to a tier.
+fn of_mut<T>(tier: Tier, [device, host]: &mut [T; 2]) -> &mut T {
+    match tier {
+        Tier::Device => device,
+        Tier::Host => host,
+    }
+}
+
+/// What is known of a root.
+#[derive(Clone, Copy, Debug)]
+struct Root {
+    space: SpaceId,
+    is_live: bool,
+    cells: u64,
+}
+
+/// What became of a copy that an operation brought.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Settled {
+    /// It can be matched.
+    Published,
+    /// Its page is free.
+    Dropped,
+}
+
+/// A copy that came or went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Change {
+    pub(crate) tier: Tier,
+    pub(crate) space: SpaceId,
+    pub(crate) hash: ChainHash,
+    pub(crate) is_there: bool,
+}
+
+/// What is where.
+#[derive(Clone, Debug)]
+pub(crate) struct Inventory {
+    cells: Arena<Cell>,
+    index: AnyIndex,
+    pools: [Pool; 2],
+    evictors: [Evictor; 2],
+    roots: BTreeMap<RootId, Root>,
+    roots_made: u32,
+    /// Copies that nothing uses, by tier: an upper bound of what could leave.
+    idle: [u32; 2],
+    /// Copies that left to make room, by tier.
+    evicted: [u64; 2],
+    /// Copies that came from the store and left before anybody used them.
+    wasted: u64,
+    /// Counts what may have made room on the device, or less room needed.
+    room_changes: u64,
+    /// Counts uses, so that there is an order of them that no clock decides (C1).
+    uses: u64,
+    sweep_from: usize,
+    changes: Option<Vec<Change>>,
+    sabotage: Sabotage,
+}
+
+impl Inventory {
+    pub(crate) fn new(config: &Config) -> Self {
+        let evictor = |tier, pages| Evictor::new(tier, config.eviction, pages, config.sabotage, config.rank);
+        Self {
+            cells: Arena::default(),
+            index: AnyIndex::new(config.index, config.sabotage),
+            pools: [Pool::new(Tier::Device, config.device_pages), Pool::new(Tier::Host, config.host_pages)],
+            evictors: [evictor(Tier::Device, config.device_pages), evictor(Tier::Host, config.host_pages)],
+            roots: BTreeMap::new(),
+            roots_made: 0,
+            idle: [0; 2],
+            evicted: [0; 2],
+            wasted: 0,
+            room_changes: 0,
+            uses: 0,
+            sweep_from: 0,
+            changes: config.events.then(Vec::new),
+            sabotage: config.sabotage,
+        }
+    }
+
+    // ---- What is known.
+
+    pub(crate) fn pool(&self, tier: Tier) -> &Pool {
+        of(tier, &self.pools)
+    }
+
+    fn pool_mut(&mut self, tier: Tier) -> &mut Pool {
+        of_mut(tier, &mut self.pools)
+    }
+
+    pub(crate) fn counts(&self, tier: Tier) -> PageCounts {
+        self.pool(tier).counts()
+    }
+
+    pub(crate) fn evicted(&self) -> [u64; 2] {
+        self.evicted
+    }
+
+    /// A number that grows with everything that may make room on the device.
+    pub(crate) fn room_changes(&self) -> u64 {
+        self.room_changes
+    }
+
+    pub(crate) fn wasted(&self) -> u64 {
+        self.wasted
+    }
+
+    pub(crate) fn find(&self, id: CellId) -> Option<&Cell> {
+        self.cells.find(id.0)
+    }
+
+    #[track_caller]
+    pub(crate) fn cell(&self, id: CellId) -> &Cell {
+        self.cells.get(id.0)
+    }
+
+    #[track_caller]
+    pub(crate) fn cell_mut(&mut self, id: CellId) -> &mut Cell {
+        self.cells.get_mut(id.0)
+    }
+
+    pub(crate) fn cells(&self) -> impl Iterator<Item = (CellId, &Cell)> {
+        self.cells.iter().map(|(id, cell)| (CellId(id), cell))
+    }
+
+    pub(crate) fn is_live(&self, root: RootId) -> bool {
+        self.roots.get(&root).is_some_and(|it| it.is_live)
+    }
+
+    pub(crate) fn changes(&mut self) -> Vec<Change> {
+        self.changes.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    /// The cells of the leading hashes that have one.
+    pub(crate) fn walk(&self, root: RootId, hashes: &[ChainHash]) -> Vec<CellId> {
+        let mut found = Vec::with_capacity(hashes.len());
+        self.index.walk(root, hashes, &mut found);
+        found
+    }
+
+    /// The cell of each hash, if there is one.
+    pub(crate) fn locate(&self, root: RootId, hashes: &[ChainHash]) -> Vec<Option<CellId>> {
+        self.index.locate(root, hashes)
+    }
+
+    // ---- Roots and cells.
+
+    pub(crate) fn add_root(&mut self, space: SpaceId) -> RootId {
+        let root = RootId(self.roots_made);
+        self.roots_made += 1;
+        self.roots.insert(root, Root { space, is_live: true, cells: 0 });
+        self.index.add_root(root);
+        root
+    }
+
+    /// Nothing under this root is found any more. What is left of it leaves step by step.
+    pub(crate) fn retire_root(&mut self, root: RootId) {
+        self.index.drop_root(root);
+        if let Some(it) = self.roots.get_mut(&root) {
+            it.is_live = false;
+        }
+        self.forget_root(root);
+    }
+
+    fn forget_root(&mut self, root: RootId) {
+        if self.roots.get(&root).is_some_and(|it| !it.is_live && it.cells == 0) {
+            self.roots.remove(&root);
+        }
+    }
+
+    /// The cells of these hashes, made where there is none. Fewer if a hash stands elsewhere already, or if
+    /// the root is gone.
+    pub(crate) fn enter(&mut self, root: RootId, hashes: &[ChainHash]) -> Vec<CellId> {
+        let mut cells: Vec<CellId> = Vec::with_capacity(hashes.len());
+        for (position, (hash, known)) in (0..).zip(hashes.iter().zip(self.locate(root, hashes))) {
+            if let Some(known) = known.filter(|id| self.cell(*id).position == position) {
+                cells.push(known);
+                continue;
+            }
+            let parent = cells.last().copied();
+            let id = CellId(self.cells.insert(Cell::new(root, *hash, position, parent)));
+            if !self.index.insert(root, parent, *hash, id) {
+                self.cells.remove(id.0);
+                break;
+            }
+            if let Some(it) = self.roots.get_mut(&root) {
+                it.cells += 1;
+            }
+            cells.push(id);
+        }
+        cells
+    }
+
+    /// Takes a cell out if nothing is left of it, and those before it as well.
+    pub(crate) fn reap(&mut self, id: CellId) {
+        let mut next = Some(id);
+        while let Some(id) = next
+            && let Some(cell) = self.cells.find(id.0)
+            && cell.is_empty()
+            && self.index.may_remove(id)
+        {
+            let (root, hash) = (cell.root, cell.hash);
+            next = cell.parent;
+            self.index.remove(root, hash, id);
+            self.cells.remove(id.0);
+            if let Some(it) = self.roots.get_mut(&root) {
+                it.cells -= 1;
+            }
+            self.forget_root(root);
+        }
+    }
+
+    /// Looks at a few places for copies whose namespace is gone.
+    pub(crate) fn sweep(&mut self) {
+        if !self.roots.values().any(|root| !root.is_live) {
+            return;
+        }
+        let from = self.sweep_from;
+        let ids = self.cells.at_places(from, SWEEP_PLACES_MAX);
+        self.sweep_from = if ids.is_empty() { 0 } else { from + SWEEP_PLACES_MAX };
+        for id in ids.into_iter().flatten().map(CellId) {
+            if self.find(id).is_none_or(|cell| self.is_live(cell.root)) {
+                continue;
+            }
+            for tier in Tier::BOTH {
+                let copy = self.find(id).map(|cell| *cell.copy(tier));
+                if copy.is_some_and(|copy| matches!(copy.residency, Residency::Valid(_)) && !copy.is_used()) {
+                    self.remove_copy(id, tier);
+                }
+            }
+            self.reap(id);
+        }
+    }
+
+    // ---- Uses.
+
+    /// A request computes with this copy, or will once it is there.
+    pub(crate) fn hold(&mut self, id: CellId, tier: Tier) {
+        let copy = self.cell_mut(id).copy_mut(tier);
+        copy.holds += 1;
+        copy.facts.uses = (copy.facts.uses + 1).min(USES_MAX);
+        self.refresh(id, tier);
+    }
+
+    /// It does not any more.
+    pub(crate) fn release(&mut self, id: CellId, tier: Tier) {
+        let last_use = self.uses;
+        let copy = self.cell_mut(id).copy_mut(tier);
+        assert!(copy.holds > 0, "O1: {id:?} is released more often than held");
+        copy.holds -= 1;
+        copy.facts.last_use = last_use;
+        self.unused(id, tier);
+    }
+
+    /// What is released from now on was used later than what was before.
+    pub(crate) fn next_use(&mut self) {
+        self.uses += 1;
+    }
+
+    /// An operation reads this copy.
+    pub(crate) fn pin(&mut self, id: CellId, tier: Tier) {
+        self.cell_mut(id).copy_mut(tier).pins += 1;
+        self.refresh(id, tier);
+    }
+
+    /// It does not any more.
+    pub(crate) fn unpin(&mut self, id: CellId, tier: Tier) {
+        let last_use = self.uses;
+        let hides = sabotaged!(self.sabotage, HideOverUnpin);
+        let copy = self.cell_mut(id).copy_mut(tier);
+        assert!(copy.pins > 0 || hides, "O1: {id:?} is unpinned more often than pinned");
+        copy.pins = copy.pins.saturating_sub(if hides { 2 } else { 1 });
+        copy.facts.last_use = copy.facts.last_use.max(last_use);
+        self.unused(id, tier);
+    }
+
+    /// A use has ended: what is lost or empty leaves with its last one.
+    fn unused(&mut self, id: CellId, tier: Tier) {
+        let copy = *self.cell(id).copy(tier);
+        if let Residency::Lost(page) = copy.residency
+            && !copy.is_used()
+        {
+            self.set_absent(id, tier, page, PageState::Indexed(id));
+        }
+        self.refresh(id, tier);
+        self.reap(id);
+    }
+
+    // ---- Pages.
+
+    /// A page for a request to compute in. Room was made.
+    pub(crate) fn take_private(&mut self, request: ReqId) -> u32 {
+        self.pool_mut(Tier::Device).take(PageState::Private(request))
+    }
+
+    pub(crate) fn free_private(&mut self, request: ReqId, page: u32) {
+        self.room_changes += 1;
+        self.pool_mut(Tier::Device).give_back(page, PageState::Private(request));
+    }
+
+    /// What a request computed in a page of its own can be matched from now on, and the request goes on to
+    /// hold it. False if there is another copy, or nobody to find it: then the page stays the request's.
+    pub(crate) fn adopt(&mut self, id: CellId, request: ReqId, page: u32) -> bool {
+        let tier = Tier::Device;
+        if self.cell(id).residency(tier) != Residency::Absent || !self.may_settle(id) {
+            return false;
+        }
+        self.pool_mut(Tier::Device).change(page, PageState::Private(request), PageState::Indexed(id));
+        self.adjust_behind(id, tier, true);
+        self.set_valid(id, tier, page);
+        self.cell_mut(id).copy_mut(tier).holds += 1;
+        self.refresh(id, tier);
+        true
+    }
+
+    /// An operation will bring a copy, into this page. Room was made.
+    pub(crate) fn stage(&mut self, id: CellId, tier: Tier, op: OpId) -> u32 {
+        assert_eq!(self.cell(id).residency(tier), Residency::Absent, "L7: {id:?} in {tier:?}");
+        let page = self.pool_mut(tier).take(PageState::Staged(op));
+        self.cell_mut(id).copy_mut(tier).residency = Residency::Pending(op, page);
+        self.adjust_behind(id, tier, true);
+        page
+    }
+
+    /// Nobody waits for the operation any more: its page is out of reach until it ends (O3).
+    pub(crate) fn quarantine(&mut self, id: CellId, tier: Tier, op: OpId) {
+        if let Some(Residency::Pending(by, page)) = self.find(id).map(|cell| cell.residency(tier))
+            && by == op
+        {
+            self.pool_mut(tier).change(page, PageState::Staged(op), PageState::Quarantined(op));
+        }
+    }
+
+    /// The operation ended: its copy can be matched if it is good, and is gone otherwise (V1, V2).
+    pub(crate) fn settle(&mut self, id: CellId, tier: Tier, op: OpId, is_good: bool) -> Settled {
+        let residency = self.cell(id).residency(tier);
+        let Residency::Pending(by, page) = residency else {
+            panic!("V1: {id:?} is {residency:?} in {tier:?}, and {op:?} was to bring it")
+        };
+        assert_eq!(by, op, "L5: another operation brings {id:?}");
+        let staged = PageState::Staged(op);
+        let is_staged = self.pool(tier).states().get(page as usize) == Some(&staged);
+        let was = if is_staged { staged } else { PageState::Quarantined(op) };
+        if !is_good || !self.may_settle(id) {
+            self.set_absent(id, tier, page, was);
+            self.reap(id);
+            return Settled::Dropped;
+        }
+        self.pool_mut(tier).change(page, was, PageState::Indexed(id));
+        self.set_valid(id, tier, page);
+        if sabotaged!(self.sabotage, DoubleOwner) {
+            self.pool_mut(tier).give_back(page, PageState::Indexed(id));
+        }
+        Settled::Published
+    }
+
+    /// The bytes of this copy are lost: nobody matches it any more, and its page is free when nobody reads
+    /// it.
+    pub(crate) fn lose(&mut self, id: CellId, tier: Tier) {
+        let Residency::Valid(page) = self.cell(id).residency(tier) else { return };
+        self.tell(id, tier, false);
+        self.cell_mut(id).copy_mut(tier).residency = Residency::Lost(page);
+        self.unused(id, tier);
+    }
+
+    /// Whether anybody would find a copy that comes now.
+    fn may_settle(&self, id: CellId) -> bool {
+        self.is_live(self.cell(id).root)
+    }
+
+    fn set_valid(&mut self, id: CellId, tier: Tier, page: u32) {
+        self.room_changes += 1;
+        let last_use = self.uses;
+        let cell = self.cells.get_mut(id.0);
+        of_mut(tier, &mut self.evictors).came(cell);
+        let copy = cell.copy_mut(tier);
+        copy.residency = Residency::Valid(page);
+        copy.facts.last_use = last_use;
+        self.refresh(id, tier);
+        self.tell(id, tier, true);
+    }
+
+    fn set_absent(&mut self, id: CellId, tier: Tier, page: u32, was: PageState) {
+        self.room_changes += 1;
+        self.pool_mut(tier).give_back(page, was);
+        self.cell_mut(id).copy_mut(tier).residency = Residency::Absent;
+        self.refresh(id, tier);
+        self.adjust_behind(id, tier, false);
+    }
+
+    /// Takes a copy that nobody uses out of its tier.
+    fn remove_copy(&mut self, id: CellId, tier: Tier) {
+        let Residency::Valid(page) = self.cell(id).residency(tier) else { return };
+        self.tell(id, tier, false);
+        let cell = self.cells.get_mut(id.0);
+        if tier == Tier::Host && std::mem::take(&mut cell.is_prefetched) {
+            self.wasted += 1;
+        }
+        self.set_absent(id, tier, page, PageState::Indexed(id));
+    }
+
+    fn adjust_behind(&mut self, id: CellId, tier: Tier, more: bool) {
+        let Some(parent) = self.cell(id).parent else { return };
+        let Some(cell) = self.cells.find_mut(parent.0) else { return };
+        let behind = &mut cell.copy_mut(tier).behind;
+        *behind = if more { *behind + 1 } else { *behind - 1 };
+        self.refresh(parent, tier);
+    }
+
+    fn tell(&mut self, id: CellId, tier: Tier, is_there: bool) {
+        let cell = self.cells.get(id.0);
+        let root = self.roots.get(&cell.root);
+        if let Some((changes, root)) = self.changes.as_mut().zip(root) {
+            changes.push(Change { tier, space: root.space, hash: cell.hash, is_there });
+        }
+    }
+}

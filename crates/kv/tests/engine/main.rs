@@ -1,0 +1,7 @@
+//! The engine from outside: stories with an end, and properties against a naive model.
+
+#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that fails panics")]
+
+mod model;
+mod stories;
+mod support;

@@ -1,0 +1,264 @@
+//! Stories of requests, told to an engine whose operations are carried out at once.
+
+use crate::support::{SPACE, Shell};
+use tiffin_kv::{
+    CachedTokens, ChainHash, Config, ConfigError, Ending, Engine, Eviction, IndexKind, Input, LocalAcks,
+    Medium, Namespace, OpId, OpKind, Outcome, PrefetchStop, Pressure, Prompt, ReqId, State, StoreConfig,
+    Submit, Tier, WritePolicy,
+};
+
+fn small() -> Config {
+    Config {
+        page_tokens: 4,
+        device_pages: 8,
+        host_pages: 16,
+        store: Some(StoreConfig { threshold_pages: 1, stop: PrefetchStop::WaitComplete }),
+        ..Config::default()
+    }
+}
+
+fn tokens(of: u32, count: u32) -> Vec<u32> {
+    (0..count).map(|at| of * 1000 + at).collect()
+}
+
+#[test]
+fn the_story_of_293() {
+    // A long request, others that push its pages out of device and host, the same request again: its pages
+    // come back from the store through the host to the device. With 439 tokens, pages of 64 and four ranks
+    // exactly 24 page reads leave the store.
+    for index in [IndexKind::Radix, IndexKind::Flat] {
+        let mut shell = Shell::new(Config {
+            page_tokens: 64,
+            device_pages: 8,
+            host_pages: 8,
+            store: Some(StoreConfig { threshold_pages: 4, stop: PrefetchStop::WaitComplete }),
+            ranks: 4,
+            index,
+            ..Config::default()
+        });
+        let long = tokens(1, 439);
+        assert_eq!(shell.serve(1, &long, &[]).total(), 0);
+        for other in 2..5 {
+            shell.serve(other, &tokens(other as u32, 450), &[]);
+        }
+        assert_eq!(shell.moved(OpKind::Fetch), 0);
+        let cached = shell.serve(9, &long, &[]);
+        assert_eq!(cached, CachedTokens { store: 384, ..CachedTokens::default() });
+        assert_eq!((shell.moved(OpKind::Fetch), shell.moved(OpKind::Load)), (24, 24));
+        shell.expect_rest();
+    }
+}
+
+#[test]
+fn a_prompt_is_found_where_it_is_and_one_token_is_left() {
+    let mut shell = Shell::new(small());
+    let prompt = tokens(1, 16);
+    assert_eq!(shell.serve(1, &prompt, &[7, 7, 7, 7]).total(), 0);
+    let device = |device| CachedTokens { device, ..CachedTokens::default() };
+    assert_eq!(shell.serve(2, &prompt, &[]), device(12), "K5");
+    let mut longer = prompt.clone();
+    longer.extend([7, 7, 7, 7, 8]);
+    assert_eq!(shell.serve(3, &longer, &[]), device(20), "what was generated is found too");
+    let found = shell.engine().match_prefix(SPACE, &Prompt::Tokens { tokens: longer, media: vec![] });
+    assert_eq!((found.device, found.host), (5, 5));
+    shell.expect_rest();
+}
+
+#[test]
+fn what_has_left_the_device_comes_back_from_the_host() {
+    for eviction in [Eviction::Lru, Eviction::S3Fifo, Eviction::CostAware { base: 1, per_position: 1 }] {
+        let mut shell = Shell::new(Config { eviction, ..small() });
+        let prompt = tokens(1, 17);
+        shell.serve(1, &prompt, &[]);
+        shell.serve(2, &tokens(2, 31), &[]);
+        let cached = shell.serve(3, &prompt, &[]);
+        assert_eq!(cached.total(), 16, "{eviction:?}");
+        assert!(cached.host > 0, "{eviction:?}: {cached:?}");
+        assert_eq!(shell.moved(OpKind::Fetch), 0);
+    }
+}
+
+#[test]
+fn write_policies_differ_in_what_goes_down() {
+    for (write, saved) in
+        [(WritePolicy::Through, 4), (WritePolicy::Selective { hits: 1 }, 0), (WritePolicy::Back, 0)]
+    {
+        let mut shell = Shell::new(Config { write, ..small() });
+        shell.serve(1, &tokens(1, 17), &[]);
+        assert_eq!((shell.moved(OpKind::Save), shell.moved(OpKind::Backup)), (saved, saved), "{write:?}");
+        shell.serve(2, &tokens(1, 17), &[]);
+        let after = if write == WritePolicy::Back { 0 } else { 4 };
+        assert_eq!(shell.moved(OpKind::Save), after, "{write:?}");
+        shell.serve(3, &tokens(2, 13), &[]);
+        shell.serve(4, &tokens(3, 13), &[]);
+        let more = shell.moved(OpKind::Save) - after;
+        assert_eq!(more > 0, !matches!(write, WritePolicy::Selective { .. }), "{write:?}");
+        shell.expect_rest();
+    }
+}
+
+#[test]
+fn l3_a_late_store_holds_nobody_up() {
+    let mut shell = Shell::new(Config {
+        store: Some(StoreConfig {
+            threshold_pages: 1,
+            stop: PrefetchStop::Timeout { base: 10, per_page: 0, most: 10 },
+        }),
+        ..small()
+    });
+    shell.held.insert(OpKind::Probe);
+    shell.submit(1, &tokens(1, 9));
+    assert_eq!(shell.engine().state(ReqId(1)), Some(State::Prefetching));
+    shell.now = 10;
+    shell.tell(Input::Tick);
+    assert_eq!(shell.engine().state(ReqId(1)), Some(State::Prefilling));
+    shell.release();
+    assert_eq!(shell.engine().stats().prefetch_late, 1);
+    shell.compute(1, 9, &[]);
+    shell.expect_rest();
+}
+
+#[test]
+fn l7_a_joiner_survives_the_abort_of_who_began() {
+    let mut shell = Shell::new(small());
+    let prompt = tokens(1, 17);
+    shell.serve(1, &prompt, &[]);
+    let config = small();
+    let stored = shell.stored.clone();
+    let mut shell = Shell::new(Config { running_max: 2, ..config });
+    shell.stored = stored;
+    shell.held.insert(OpKind::Fetch);
+    shell.submit(1, &prompt);
+    shell.submit(2, &prompt);
+    assert_eq!(shell.engine().stats().joined, 1);
+    shell.tell(Input::Abort(ReqId(1)));
+    assert_eq!(shell.ended[&ReqId(1)], Ending::Aborted);
+    shell.release();
+    assert_eq!(shell.ready[&ReqId(2)].store, 16);
+    assert_eq!(shell.moved(OpKind::Fetch), 4, "one fetch for both");
+    shell.compute(2, 17, &[]);
+    shell.expect_rest();
+}
+
+#[test]
+fn priority_and_age_decide_and_not_who_prefetched() {
+    let mut shell = Shell::new(Config { running_max: 1, ..small() });
+    shell.submit(1, &tokens(1, 9));
+    shell.submit(2, &tokens(2, 9));
+    let prompt = Prompt::Tokens { tokens: tokens(3, 9), media: vec![] };
+    let urgent = Submit { request: ReqId(3), space: SPACE, prompt, priority: 5, deadline: None };
+    shell.tell(Input::Submit(urgent));
+    shell.submit(4, &tokens(4, 9));
+    let mut order = vec![];
+    for _ in 0..4 {
+        let running = (1..=4).find(|id| shell.engine().state(ReqId(*id)) == Some(State::Prefilling)).unwrap();
+        order.push(running);
+        shell.compute(running, 9, &[]);
+    }
+    assert_eq!(order, [1, 3, 2, 4]);
+}
+
+#[test]
+fn k4_new_weights_and_a_cleared_namespace_hide_everything_at_once() {
+    for clears in [false, true] {
+        let mut shell = Shell::new(small());
+        let prompt = tokens(1, 17);
+        shell.serve(1, &prompt, &[]);
+        let input = match clears {
+            true => Input::Clear(SPACE),
+            false => {
+                let namespace =
+                    Namespace { model: "m".to_owned(), weight_version: 2, ..Namespace::default() };
+                Input::Define(SPACE, namespace)
+            }
+        };
+        shell.tell(input);
+        assert_eq!(shell.engine().residents().count(), 0);
+        assert_eq!(shell.serve(2, &prompt, &[]).total(), 0);
+        assert_eq!(shell.serve(3, &prompt, &[]).total(), 16);
+        for _ in 0..10 {
+            shell.tell(Input::Tick);
+        }
+        assert_eq!(shell.engine().pages(Tier::Device).indexed, 4, "what cannot be found has left");
+        shell.expect_rest();
+    }
+}
+
+#[test]
+fn full_is_an_answer() {
+    let mut shell = Shell::new(small());
+    shell.tell(Input::Pressure(Medium::Store, Pressure::Full));
+    shell.serve(1, &tokens(1, 17), &[]);
+    assert_eq!((shell.moved(OpKind::Probe), shell.moved(OpKind::Backup)), (0, 0));
+    shell.tell(Input::Pressure(Medium::Store, Pressure::Calm));
+    assert_eq!(shell.moved(OpKind::Backup), 4, "backups go on when the store is calm again");
+}
+
+#[test]
+fn bad_input_has_an_answer_and_changes_nothing() {
+    let mut shell = Shell::new(small());
+    let digest = shell.engine().digest();
+    let hash = ChainHash::foreign;
+    let hashes = |tokens, pages: Vec<(u32, ChainHash)>| Prompt::Hashes { tokens, pages };
+    for (prompt, says) in [
+        (Prompt::Tokens { tokens: vec![], media: vec![] }, "is empty"),
+        (Prompt::Tokens { tokens: vec![1; 33], media: vec![] }, "needs 9 pages of 8"),
+        (hashes(9, vec![(0, hash(1)), (1, hash(2)), (2, hash(3))]), "names 3 pages, and its tokens fill 2"),
+        (hashes(9, vec![(1, hash(1)), (0, hash(2))]), "out of order at page 0"),
+        (hashes(9, vec![(0, hash(1)), (1, hash(1))]), "out of order at page 1"),
+    ] {
+        shell.tell(Input::Submit(Submit {
+            request: ReqId(1),
+            space: SPACE,
+            prompt,
+            priority: 0,
+            deadline: None,
+        }));
+        let said = shell.refused.pop().unwrap();
+        assert!(said.contains(says) && said.contains("\n\nhint: "), "{said}");
+    }
+    shell.tell(Input::Complete(OpId(77), Outcome::Done { leading: 9 }));
+    shell.tell(Input::Agreed(vec![LocalAcks::default(); 3]));
+    assert!(shell.refused.pop().unwrap().starts_with("3 ranks answered, there are 1"));
+    for unknown in [Input::Abort(ReqId(5)), Input::Finish(ReqId(5)), Input::Retract(ReqId(5))] {
+        shell.tell(unknown);
+    }
+    shell.tell(Input::Computed { request: ReqId(5), upto: 1, generated: vec![] });
+    let stats = shell.engine().stats();
+    assert_eq!((stats.stray_acks, stats.ignored, stats.refused), (1, 4, 6));
+    assert_eq!(shell.engine().digest(), digest);
+    shell.submit(1, &tokens(1, 3));
+    assert_eq!(shell.ready[&ReqId(1)].total(), 0, "a prompt that is shorter than a page is served");
+    shell.submit(1, &tokens(1, 3));
+    assert!(shell.refused.pop().unwrap().contains("already here"));
+    for (upto, generated) in [(4, vec![]), (2, vec![1])] {
+        shell.tell(Input::Computed { request: ReqId(1), upto, generated });
+        assert!(shell.refused.pop().unwrap().contains("cannot have"));
+    }
+    let none = Engine::new(Config { device_pages: 0, ..small() });
+    assert_eq!(none.err(), Some(ConfigError::DevicePages(0)));
+}
+
+#[test]
+fn without_a_host_there_is_a_device_and_without_a_store_a_host() {
+    let mut shell = Shell::new(Config { host_pages: 0, store: None, ..small() });
+    shell.serve(1, &tokens(1, 17), &[]);
+    assert_eq!(shell.serve(2, &tokens(1, 17), &[]).device, 16);
+    assert_eq!(shell.moved(OpKind::Save), 0);
+    shell.expect_rest();
+    let mut shell = Shell::new(Config { store: None, ..small() });
+    shell.serve(1, &tokens(1, 17), &[]);
+    assert_eq!(
+        (shell.moved(OpKind::Save), shell.moved(OpKind::Backup), shell.moved(OpKind::Probe)),
+        (4, 0, 0)
+    );
+}
+
+#[test]
+fn a_request_that_outgrows_the_device_ends() {
+    let mut shell = Shell::new(Config { device_pages: 2, ..small() });
+    shell.submit(1, &tokens(1, 8));
+    shell.tell(Input::Computed { request: ReqId(1), upto: 8, generated: vec![1] });
+    assert_eq!(shell.ended[&ReqId(1)], Ending::TooLong);
+    shell.expect_rest();
+}
