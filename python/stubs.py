@@ -7,18 +7,27 @@ FOLDER = pathlib.Path(__file__).parent / "tiffin"
 HEAD = '''"""Types of the asyncio twins. Written by `stubs.py` from `_native.pyi`."""
 
 '''
-TWINS = {"Store": "AsyncStore", "Lease": "AsyncLease", "Reservation": "AsyncReservation"}
+TWINS = {
+    "Store": "AsyncStore",
+    "Lease": "AsyncLease",
+    "Prefetch": "AsyncPrefetch",
+    "Reservation": "AsyncReservation",
+}
 CONNECT = """
 async def connect(
     address: str | None = None,
     *,
     memory: int | str = ...,
+    ssd: str | Iterable[str] = (),
     namespace: str | None = None,
     token: str | None = None,
     shared_memory: bool | None = None,
     timeout: float | None = None,
 ) -> AsyncStore: ...
 """
+
+#: What a twin has that its original has not.
+MORE = {"Prefetch": "def __await__(self) -> Generator[Any, None, Outcome | list[Outcome]]: ..."}
 
 
 class Rename(ast.NodeTransformer):
@@ -40,6 +49,7 @@ def twin(node: ast.ClassDef) -> ast.ClassDef:
         elif member.name in ("__enter__", "__exit__"):
             fields = dict(ast.iter_fields(member)) | {"name": member.name.replace("__", "__a", 1)}
             body.append(ast.AsyncFunctionDef(**fields))
+    body += ast.parse(MORE.get(node.name, "")).body
     return ast.ClassDef(TWINS[node.name], node.bases, node.keywords, body, node.decorator_list)
 
 
@@ -56,6 +66,8 @@ def written() -> str:
             imports.append(node)
         elif isinstance(node, ast.ImportFrom):
             names = [it for it in node.names if it.name in used]
+            if node.module == "collections.abc":
+                names.insert(0, ast.alias("Generator"))
             imports += [ast.ImportFrom(node.module, names, node.level)] if names else []
     ours = [node.target.id for node in tree.body if isinstance(node, ast.AnnAssign)]
     ours += [node.name for node in tree.body if isinstance(node, ast.ClassDef)]

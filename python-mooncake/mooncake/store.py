@@ -6,8 +6,13 @@ import os as _os
 from tiffin._native import mooncake as _native
 
 BufferHandle = _native.BufferHandle
+Descriptor = _native.Descriptor
+DiskDescriptor = _native.DiskDescriptor
+ExistOptions = _native.ExistOptions
+MemoryDescriptor = _native.MemoryDescriptor
 MooncakeDistributedStore = _native.MooncakeDistributedStore
 ObjectDataType = _native.ObjectDataType
+ReplicaDescriptor = _native.ReplicaDescriptor
 ReplicaStatus = _native.ReplicaStatus
 ReplicateConfig = _native.ReplicateConfig
 SoftPinAction = _native.SoftPinAction
@@ -63,8 +68,13 @@ def _processors(text):
 
 __all__ = [
     "BufferHandle",
+    "Descriptor",
+    "DiskDescriptor",
+    "ExistOptions",
+    "MemoryDescriptor",
     "MooncakeDistributedStore",
     "ObjectDataType",
+    "ReplicaDescriptor",
     "ReplicaStatus",
     "ReplicateConfig",
     "SoftPinAction",

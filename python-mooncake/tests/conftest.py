@@ -73,11 +73,23 @@ class Worker:
 
 
 @pytest.fixture
-def worker(tmp_path):
+def start_ours(tmp_path):
+    """Starts a process that uses our drop-in, with the names of `worker.py`, in such an environment."""
+    made = []
+
+    def start(environment=()):
+        made.append(Worker(sys.executable, tmp_path, environment))
+        return made[-1]
+
+    yield start
+    for worker in made:
+        worker.end()
+
+
+@pytest.fixture
+def worker(start_ours):
     """A process that uses our drop-in, with the names of `worker.py`."""
-    made = Worker(sys.executable, tmp_path)
-    yield made
-    made.end()
+    return start_ours()
 
 
 @pytest.fixture(scope="session")

@@ -1,8 +1,11 @@
 //! Connecting: to a cluster, or to a store that is made inside this process.
 
+use std::sync::Arc;
+
 use pyo3::prelude::*;
 use tiffin_client::{Client, ConnectOptions, EmbeddedError};
-use tiffin_server::Embedded;
+use tiffin_server::config::SsdConfig;
+use tiffin_server::{Embedded, NodeConfig};
 
 use crate::handle::{Handle, Opened, Servers};
 use crate::methods::{Any, Caller};
@@ -11,12 +14,13 @@ use crate::{errors, keys, promise};
 
 /// Connects: to a store inside this process if no address is given, else to the cluster of that master.
 #[pyfunction]
-#[pyo3(signature = (address, *, memory, namespace, token, shared_memory, timeout, is_async))]
+#[pyo3(signature = (address, *, memory, ssd, namespace, token, shared_memory, timeout, is_async))]
 #[expect(clippy::too_many_arguments, reason = "the package gives them by name, and settles their defaults")]
 pub(crate) fn connect<'py>(
     py: Python<'py>,
     address: Option<String>,
     memory: u64,
+    ssd: Vec<String>,
     namespace: Option<String>,
     token: Option<String>,
     shared_memory: bool,
@@ -30,7 +34,15 @@ pub(crate) fn connect<'py>(
     options.namespace = namespace.unwrap_or(options.namespace);
     options.token = token.unwrap_or_default();
     let is_embedded = address.is_none();
-    let opening = async move { if is_embedded { start(memory, options).await } else { join(options).await } };
+    if !is_embedded && !ssd.is_empty() {
+        let hint = "disks belong to a store inside this process; those of a cluster are its nodes', as in \
+                    `tiffin node --ssd path=/data/tiffin,size=100GiB`";
+        return Err(errors::invalid(py, format!("ssd= beside an address\n\nhint: {hint}")));
+    }
+    let ssd = ssd.iter().map(|text| text.parse()).collect::<Result<Vec<SsdConfig>, _>>();
+    let ssd = ssd.map_err(|error| errors::invalid(py, error.to_string()))?;
+    let node = NodeConfig { memory, ssd, ..NodeConfig::default() };
+    let opening = async move { if is_embedded { start(node, options).await } else { join(options).await } };
     let store = move |py: Python<'_>, handle| {
         Ok(Py::new(py, Store { caller: Caller { handle, time, is_async }, is_embedded })?.into_any())
     };
@@ -47,8 +59,8 @@ async fn join(options: ConnectOptions) -> Result<Opened, EmbeddedError> {
     Ok(Opened { client, again: options, servers: Servers::None })
 }
 
-async fn start(memory: u64, options: ConnectOptions) -> Result<Opened, EmbeddedError> {
-    let server = Embedded::start(memory).await?;
+async fn start(node: NodeConfig, options: ConnectOptions) -> Result<Opened, EmbeddedError> {
+    let server = Embedded::start_node(node, Arc::default()).await?;
     let here = tiffin_client::Embedded::options(&server);
     let again = ConnectOptions { address: here.address, ..options };
     let here = ConnectOptions { home: here.home, home_memory: here.home_memory, ..again.clone() };

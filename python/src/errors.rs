@@ -22,7 +22,10 @@ pub(crate) fn raise_start(py: Python<'_>, error: &EmbeddedError) -> PyErr {
         EmbeddedError::Connect(error) => raise(py, error),
         EmbeddedError::Start(error) => {
             let class = match error {
-                StartError::Config(_) | StartError::Memory(_) | StartError::Disk(_) => "InvalidArgument",
+                StartError::Config(_)
+                | StartError::Memory(_)
+                | StartError::Disk(_)
+                | StartError::DiskInUse(_) => "InvalidArgument",
                 StartError::Listen(_) | StartError::State { .. } | StartError::System { .. } => "Error",
             };
             new(py, class, &error.to_string()).map_or_else(|failure| failure, PyErr::from_value)

@@ -12,6 +12,7 @@
 //! | `methods` | the one shape of all methods that talk to a store |
 //! | `connect`, `closing`, `store`, `operations`, `view` | the native API |
 //! | `lifetimes`, `reservation`, `samples` | its calls about how long things stay, room, and samples |
+//! | `prefetch` | its calls about what only a disk has |
 //! | `mooncake` | the drop-in for `mooncake.store` |
 
 mod closing;
@@ -25,6 +26,7 @@ mod memory;
 mod methods;
 mod mooncake;
 mod operations;
+mod prefetch;
 mod process;
 mod promise;
 mod reservation;
@@ -47,6 +49,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<view::View>()?;
     module.add_class::<samples::Lease>()?;
     module.add_class::<reservation::Reservation>()?;
+    module.add_class::<prefetch::Prefetch>()?;
     module.add_function(wrap_pyfunction!(connect::connect, module)?)?;
     module.add_function(wrap_pyfunction!(cli, module)?)?;
     let leave = wrap_pyfunction!(runtime::leave, module)?;

@@ -8,8 +8,8 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyTuple};
 use tiffin_client::{
-    Cause, Client, Consumption, Deadline, DeletedMatching, Error, Generation, Gone, Here, Key, Losses,
-    NamespaceStat, Policy, Watermark, Why,
+    Cause, Client, Consumption, Deadline, DeletedMatching, Demotion, Error, Generation, Gone, Here, Key,
+    Losses, NamespaceStat, Policy, Watermark, Why,
 };
 
 use crate::errors::{self, invalid};
@@ -92,7 +92,7 @@ impl Operation for ReadPolicy {
 
     fn answer(self, py: Python<'_>, outcome: NamespaceStat) -> PyResult<Py<PyAny>> {
         static CLASS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-        let fields = (outcome.quota, outcome.max_hold_ms.map(seconds));
+        let fields = (outcome.quota, outcome.max_hold_ms.map(seconds), demotion_word(outcome.demotion));
         Ok(types::class(py, &CLASS, "Policy")?.call1(fields)?.unbind())
     }
 }
@@ -165,6 +165,25 @@ impl Operation for WhyAll {
     fn answer(self, py: Python<'_>, outcome: Each<Why>) -> PyResult<Py<PyAny>> {
         let answers = self.keys.list.iter().zip(outcome).map(|(key, why)| why.map(|why| (key, why)));
         gather(py, self.keys.is_one, &Missing(None), answers.collect(), |(key, why)| why_tuple(py, key, &why))
+    }
+}
+
+/// What becomes of objects when memory is short, as Python says it.
+pub(crate) fn demotion(py: Python<'_>, word: Option<&str>) -> PyResult<Option<Demotion>> {
+    let Some(word) = word else { return Ok(None) };
+    let known = [Demotion::OnPressure, Demotion::WriteThrough, Demotion::Never];
+    let found = known.into_iter().find(|it| demotion_word(*it) == word);
+    found.map(Some).ok_or_else(|| {
+        let hint = "it is \"on-pressure\", \"write-through\" or \"never\"";
+        invalid(py, format!("demotion={word:?} is unknown\n\nhint: {hint}"))
+    })
+}
+
+pub(crate) fn demotion_word(demotion: Demotion) -> &'static str {
+    match demotion {
+        Demotion::OnPressure => "on-pressure",
+        Demotion::WriteThrough => "write-through",
+        Demotion::Never => "never",
     }
 }
 

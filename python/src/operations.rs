@@ -8,8 +8,8 @@ use std::ops::Range;
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 use tiffin_client::{
-    Client, Deadline, DeleteOptions, DeletedMatching, Effect, Error, Fetched, GetInto, GetOptions, Info,
-    ListItem, Part, Patience, Pattern, Put, PutOptions, ResolveOptions, Route, Stat, Stored, View,
+    Ahead, Client, Deadline, DeleteOptions, DeletedMatching, Effect, Error, Fetched, GetInto, GetOptions,
+    Info, ListItem, Part, Patience, Pattern, Put, PutOptions, ResolveOptions, Route, Stat, Stored, View,
 };
 use tiffin_core::REPLICAS_MAX;
 
@@ -210,13 +210,16 @@ impl Operation for ViewAll {
 /// Whether objects exist.
 pub(crate) struct ExistAll {
     pub(crate) keys: Keys,
+    /// Which of them are to be in memory soon.
+    pub(crate) ahead: Ahead,
 }
 
 impl Operation for ExistAll {
     type Outcome = Each<bool>;
 
     async fn run(&self, client: &Client, deadline: Deadline) -> Result<Each<bool>, Error> {
-        Ok(client.exists(&self.keys.list, ResolveOptions::default(), deadline).await)
+        let options = ResolveOptions { ahead: self.ahead, ..ResolveOptions::default() };
+        Ok(client.exists(&self.keys.list, options, deadline).await)
     }
 
     fn answer(self, py: Python<'_>, outcome: Each<bool>) -> PyResult<Py<PyAny>> {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
-use tiffin_client::{Deadline, DeleteOptions, Pattern, Policy};
+use tiffin_client::{Ahead, Deadline, DeleteOptions, Pattern, Policy};
 
 use crate::closing::{self, OnLoss};
 use crate::errors::invalid;
@@ -20,6 +20,7 @@ use crate::operations::{
     DeleteAll, DeleteMatching, Describe, ExistAll, GetAll, GetIntoAll, InfoAll, Keeping, List, OnExists,
     PutAll, Routes, ViewAll, patience,
 };
+use crate::prefetch::{self, Begin};
 use crate::promise;
 use crate::reservation::ReserveAll;
 use crate::runtime::block_on;
@@ -207,8 +208,31 @@ methods! {
     /// [True, False]
     /// >>> "a" in store
     /// True
-    call exists(key: &Any<'py>) {
-        ExistAll { keys: Keys::parse(key)? }
+    ///
+    /// `prefetch` says which objects that only a disk has are to come into memory meanwhile: `"none"`, `"all"`,
+    /// or those in front of the first key that does not exist (`"leading"`), which is what a cache of prefixes
+    /// can use. The answer is the same and does not wait for them.
+    call exists(key: &Any<'py>; prefetch: &str = "none") {
+        ExistAll { keys: Keys::parse(key)?, ahead: prefetch::ahead(py, prefetch)? }
+    }
+
+    /// Brings an object that only a disk has into memory before it is asked for, or many: at once, and in the
+    /// background. Gives a `tiffin.Prefetch`, to wait for the end of it or to cancel it.
+    ///
+    /// With `leading=True` only those in front of the first key that does not exist are brought. It does not
+    /// count as a use of the objects, and no other process brings the same ones at the same time. When memory
+    /// has no room but by letting go of what is used more, they stay where they are. `timeout` is how long all
+    /// of it may take.
+    ///
+    /// >>> import tiffin
+    /// >>> store = tiffin.connect()
+    /// >>> store.put("a", b"1")
+    /// True
+    /// >>> store.prefetch(["a", "b"]).result()
+    /// ['resident', 'absent']
+    call prefetch(key: &Any<'py>; leading: bool = false) {
+        let ahead = if leading { Ahead::LeadingRun } else { Ahead::All };
+        Begin { keys: Keys::parse(key)?, ahead, caller: self.caller.clone() }
     }
 
     /// What is known of an object, or of many, as `tiffin.ObjectInfo`. Does not count as a use of it.
@@ -331,6 +355,10 @@ methods! {
     /// `max_hold` is for how many seconds a sample that nobody leases may wait before it is dropped. What is
     /// not given is not limited. What is there already stays.
     ///
+    /// `demotion` says what becomes of its objects where nodes have disks: they go there before their memory is
+    /// used again (`"on-pressure"`), have a copy there soon after they were put (`"write-through"`), or never
+    /// go there (`"never"`). What is not given is as the master's settings say.
+    ///
     /// >>> import tiffin
     /// >>> store = tiffin.connect()
     /// >>> store.set_policy(quota="1MiB")
@@ -339,9 +367,12 @@ methods! {
     /// ... except tiffin.OverQuota as error:
     /// ...     error.quota
     /// 1048576
-    call set_policy(; quota: Option<&Any<'py>> = None, max_hold: Option<&Any<'py>> = None) {
+    call set_policy(;
+        quota: Option<&Any<'py>> = None, max_hold: Option<&Any<'py>> = None, demotion: Option<&str> = None,
+    ) {
         let (quota, max_hold_ms) = (lifetimes::size(quota)?, keys::milliseconds(max_hold)?);
-        SetPolicy { policy: Policy { quota, max_hold_ms, demotion: None } }
+        let demotion = lifetimes::demotion(py, demotion)?;
+        SetPolicy { policy: Policy { quota, max_hold_ms, demotion } }
     }
 
     /// The limits of the namespace, as `tiffin.Policy`: those that `set_policy` has set.
@@ -350,7 +381,7 @@ methods! {
     /// >>> store = tiffin.connect()
     /// >>> store.set_policy(quota="1MiB", max_hold=60)
     /// >>> store.policy()
-    /// Policy(quota=1048576, max_hold=60.0)
+    /// Policy(quota=1048576, max_hold=60.0, demotion='on-pressure')
     call policy() {
         ReadPolicy
     }
@@ -545,7 +576,7 @@ methods! {
 
         fn __contains__(&self, py: Python<'_>, key: &Any<'_>) -> PyResult<bool> {
             let keys = Keys { list: vec![keys::key(key)?], is_one: true };
-            self.caller.go(py, None, ExistAll { keys })?.extract(py)
+            self.caller.go(py, None, ExistAll { keys, ahead: Ahead::Nothing })?.extract(py)
         }
 
         fn __enter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {

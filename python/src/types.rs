@@ -6,9 +6,9 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyTuple};
 use tiffin_client::{Counters, Generation, Key, Losses, Route};
-use tiffin_core::message::{Held, Holder, ListItem, NamespaceStat, NodeStat, Stat, Usage};
+use tiffin_core::message::{Held, Holder, ListItem, NamespaceStat, NodeStat, Stat, TierStat, Usage};
 
-use crate::keys;
+use crate::{keys, lifetimes};
 
 pub(crate) fn object_info<'py>(
     py: Python<'py>,
@@ -34,18 +34,23 @@ pub(crate) fn usage<'py>(py: Python<'py>, usage: &Usage) -> PyResult<Bound<'py, 
 
 pub(crate) fn stats<'py>(py: Python<'py>, stat: &Stat, counters: &Counters) -> PyResult<Bound<'py, PyAny>> {
     static CLASS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-    let living = stat.nodes.iter().filter(|node| node.alive).map(|node| &node.usage);
+    let living = |is_disk: bool| {
+        let nodes = stat.nodes.iter().filter(move |it| it.alive && it.info.beside.is_some() == is_disk);
+        sum(nodes.map(|node| &node.usage))
+    };
     let nodes: Vec<_> = stat.nodes.iter().map(|stat| node(py, stat)).collect::<PyResult<_>>()?;
     let namespaces: Vec<_> =
         stat.namespaces.iter().map(|stat| namespace(py, stat)).collect::<PyResult<_>>()?;
     class(py, &CLASS, "Stats")?.call1((
-        usage(py, &sum(living))?,
+        usage(py, &living(false))?,
         nodes,
         namespaces,
         stat.clients,
         stat.evicted_objects,
         stat.evicted_bytes,
         traffic(py, counters)?,
+        usage(py, &living(true))?,
+        tier(py, &stat.tier)?,
     ))
 }
 
@@ -58,7 +63,8 @@ pub(crate) fn route<'py>(py: Python<'py>, route: &Route) -> PyResult<Bound<'py, 
 fn node<'py>(py: Python<'py>, stat: &NodeStat) -> PyResult<Bound<'py, PyAny>> {
     static CLASS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
     let holders = holders(py, &stat.holders)?;
-    let fields = (&stat.info.name, stat.alive, usage(py, &stat.usage)?, &stat.info.tcp, holders);
+    let is_disk = stat.info.beside.is_some();
+    let fields = (&stat.info.name, stat.alive, usage(py, &stat.usage)?, &stat.info.tcp, holders, is_disk);
     class(py, &CLASS, "Node")?.call1(fields)
 }
 
@@ -86,6 +92,7 @@ pub(crate) fn namespace<'py>(py: Python<'py>, stat: &NamespaceStat) -> PyResult<
     samples.set_item("samples_leased_size", stat.sample_bytes_leased)?;
     samples.set_item("oldest_leased_sample", seconds(stat.leased_age_ms))?;
     samples.set_item("max_hold", stat.max_hold_ms.map(seconds))?;
+    samples.set_item("demotion", lifetimes::demotion_word(stat.demotion))?;
     let owners = PyDict::new(py);
     for it in &stat.owners {
         owners.set_item(&it.owner, (it.objects, it.bytes))?;
@@ -102,6 +109,15 @@ pub(crate) fn losses<'py>(py: Python<'py>, losses: &Losses) -> PyResult<Bound<'p
     let Losses { objects, bytes, pinned, unconsumed, elsewhere, .. } = losses;
     let fields = (objects, bytes, pinned, unconsumed, PyTuple::new(py, names)?, elsewhere);
     class(py, &CLASS, "Losses")?.call1(fields)
+}
+
+fn tier<'py>(py: Python<'py>, stat: &TierStat) -> PyResult<Bound<'py, PyAny>> {
+    static CLASS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    let fields = PyDict::new(py);
+    for (name, _, count) in stat.named() {
+        fields.set_item(name, count)?;
+    }
+    class(py, &CLASS, "Tier")?.call((), Some(&fields))
 }
 
 fn traffic<'py>(py: Python<'py>, counters: &Counters) -> PyResult<Bound<'py, PyAny>> {

@@ -111,3 +111,16 @@ def eventually(condition):
     while not condition():
         assert time.monotonic() < deadline, "it did not come about"
         pause.wait(0.01)
+
+
+@contextlib.contextmanager
+def disk_folder(*wanted):
+    """A folder on a filesystem with direct I/O: below the first of these that has it, or beside the build."""
+    for parent in (*wanted, pathlib.Path(__file__).parents[2] / "target"):
+        with contextlib.suppress(OSError), tempfile.TemporaryDirectory(dir=parent) as name:
+            probe = pathlib.Path(name, "probe")
+            os.close(os.open(probe, os.O_CREAT | os.O_RDWR | os.O_DIRECT))
+            probe.unlink()
+            yield pathlib.Path(name)
+            return
+    raise AssertionError(f"none of {[*map(str, wanted)]} has direct I/O: set TMPDIR to a folder on a disk")

@@ -52,7 +52,7 @@ def parameters(function):
     return {name: kinds.get(it.kind, "positional") for name, it in signature.parameters.items()}
 
 
-@pytest.mark.parametrize("name", ["Lease", "Reservation", "Store", "View"])
+@pytest.mark.parametrize("name", ["Lease", "Prefetch", "Reservation", "Store", "View"])
 def test_a_stub_names_every_method_and_parameter(name):
     real, stub = getattr(_native, name), CLASSES[name]
     members = {member for member in vars(real) if member not in UNSPOKEN}
@@ -77,7 +77,7 @@ def test_the_stub_of_the_twins_is_that_of_the_originals():
 
 
 def test_twins_have_what_the_originals_have():
-    for kind in ("Store", "Lease", "Reservation"):
+    for kind in ("Store", "Lease", "Prefetch", "Reservation"):
         original, twin = getattr(tiffin, kind), getattr(tiffin.aio, f"Async{kind}")
         for name, member in vars(original).items():
             if name.startswith("_"):
@@ -104,8 +104,8 @@ def test_everything_is_documented():
             value = getattr(module, name)
             if inspect.isclass(value) or callable(value):
                 assert inspect.getdoc(value), name
-    twins = [getattr(tiffin.aio, f"Async{name}") for name in ("Lease", "Reservation", "Store")]
-    for owner in (tiffin.Lease, tiffin.Reservation, tiffin.Store, tiffin.View, *twins):
+    twins = [getattr(tiffin.aio, f"Async{name}") for name in ("Lease", "Prefetch", "Reservation", "Store")]
+    for owner in (tiffin.Lease, tiffin.Prefetch, tiffin.Reservation, tiffin.Store, tiffin.View, *twins):
         for name, value in vars(owner).items():
             if not name.startswith("_"):
                 assert inspect.getdoc(value), f"{owner.__name__}.{name}"
@@ -118,6 +118,7 @@ def test_all_is_all():
         *tiffin.errors.__all__,
         *tiffin.types.__all__,
         "Lease",
+        "Prefetch",
         "Reservation",
         "Store",
         "View",
@@ -138,6 +139,7 @@ def test_examples_are_found_where_they_stand():
         "get_into",
         "view",
         "exists",
+        "prefetch",
         "info",
         "delete",
         "delete_prefix",
@@ -156,7 +158,7 @@ def test_examples_are_found_where_they_stand():
 
 
 def test_classes_have_their_public_names():
-    for name in ("Lease", "Reservation", "Store", "View"):
+    for name in ("Lease", "Prefetch", "Reservation", "Store", "View"):
         value = getattr(tiffin, name)
         assert (value.__module__, value.__name__) == ("tiffin", name)
 

@@ -17,8 +17,10 @@ the same for asyncio, `tiffin.errors` says what can go wrong, `tiffin.types` wha
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from . import _settings
-from ._native import Lease, Reservation, Store, View, __version__
+from ._native import Lease, Prefetch, Reservation, Store, View, __version__
 from ._native import connect as _connect
 from .errors import (
     Closed,
@@ -57,6 +59,7 @@ from .types import (
     SampleRef,
     Stats,
     TensorInfo,
+    Tier,
     Traffic,
     Usage,
     Why,
@@ -84,6 +87,7 @@ __all__ = [
     "OutOfRange",
     "OverQuota",
     "Policy",
+    "Prefetch",
     "Refused",
     "Reservation",
     "Route",
@@ -92,6 +96,7 @@ __all__ = [
     "Store",
     "Superseded",
     "TensorInfo",
+    "Tier",
     "Timeout",
     "TooSmall",
     "Traffic",
@@ -113,6 +118,7 @@ def connect(
     address: str | None = None,
     *,
     memory: int | str = _settings.MEMORY_DEFAULT,
+    ssd: str | Iterable[str] = (),
     namespace: str | None = None,
     token: str | None = None,
     shared_memory: bool | None = None,
@@ -122,9 +128,12 @@ def connect(
 
     Without an address the store is inside this process, has `memory` bytes (a number, or text such as
     `"8GiB"`), and ends with it. Other processes of the same user on this host may join it at `store.address`.
+    What memory has no room for goes to `ssd`, a directory on a disk and how much of it may be used, as in
+    `"path=/data/tiffin,size=100GiB"`, or several of them; what lies there is there again for the next store
+    that is given the same directory.
 
-    With an address, such as `"host:port"`, it is the cluster of the master that listens there; `memory` then
-    means nothing. `token` is the secret that its servers were started with.
+    With an address, such as `"host:port"`, it is the cluster of the master that listens there, whose nodes
+    have memory and disks of their own. `token` is the secret that its servers were started with.
 
     All keys are in `namespace`. `shared_memory=False` sends every byte through sockets, as if all nodes were
     on other hosts. `timeout`, in seconds, is how long connecting may take, and each call that does not say
@@ -142,13 +151,15 @@ def connect(
     True
     b'hello'
     """
-    return _connect(**_arguments(address, memory, namespace, token, shared_memory, timeout), is_async=False)
+    arguments = _arguments(address, memory, ssd, namespace, token, shared_memory, timeout)
+    return _connect(**arguments, is_async=False)
 
 
-def _arguments(address, memory, namespace, token, shared_memory, timeout) -> dict:
+def _arguments(address, memory, ssd, namespace, token, shared_memory, timeout) -> dict:
     return {
         "address": address,
         "memory": _settings.size(memory),
+        "ssd": [ssd] if isinstance(ssd, str) else list(ssd),
         "namespace": _settings.text(namespace, _settings.NAMESPACE),
         "token": _settings.text(token, _settings.TOKEN),
         "shared_memory": _settings.switch(shared_memory, _settings.SHARED_MEMORY),

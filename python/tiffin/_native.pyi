@@ -18,6 +18,9 @@ OnLoss: TypeAlias = Literal["warn", "error", "ignore"]
 Range: TypeAlias = tuple[int, int]
 Ranges: TypeAlias = Range | Sequence[Range | None]
 Acked: TypeAlias = Literal["freed", "recorded", "stale"]
+Ahead: TypeAlias = Literal["none", "leading", "all"]
+Demotion: TypeAlias = Literal["on-pressure", "write-through", "never"]
+Outcome: TypeAlias = Literal["absent", "resident", "done", "running", "failed", "skipped"]
 
 class SupportsDLPack:
     def __dlpack__(self) -> CapsuleType: ...
@@ -92,6 +95,12 @@ class Reservation:
         _error: BaseException | None,
         _traceback: TracebackType | None,
     ) -> None: ...
+
+class Prefetch:
+    @property
+    def is_done(self) -> bool: ...
+    def result(self, *, timeout: float | None = None) -> Outcome | list[Outcome]: ...
+    def cancel(self, *, timeout: float | None = None) -> bool: ...
 
 class Store:
     @property
@@ -245,9 +254,14 @@ class Store:
         timeout: float | None = None,
     ) -> builtins.list[View | _Missing]: ...
     @overload
-    def exists(self, key: Key, *, timeout: float | None = None) -> bool: ...
+    def exists(self, key: Key, *, prefetch: Ahead = "none", timeout: float | None = None) -> bool: ...
     @overload
-    def exists(self, key: Iterable[Key], *, timeout: float | None = None) -> builtins.list[bool]: ...
+    def exists(
+        self, key: Iterable[Key], *, prefetch: Ahead = "none", timeout: float | None = None
+    ) -> builtins.list[bool]: ...
+    def prefetch(
+        self, key: Key | Iterable[Key], *, leading: bool = False, timeout: float | None = None
+    ) -> Prefetch: ...
     @overload
     def info(self, key: Key, *, timeout: float | None = None) -> ObjectInfo: ...
     @overload
@@ -278,6 +292,7 @@ class Store:
         *,
         quota: int | str | None = None,
         max_hold: float | None = None,
+        demotion: Demotion | None = None,
         timeout: float | None = None,
     ) -> None: ...
     def policy(self, *, timeout: float | None = None) -> Policy: ...
@@ -358,6 +373,7 @@ def connect(
     address: str | None,
     *,
     memory: int,
+    ssd: Sequence[str],
     namespace: str | None,
     token: str | None,
     shared_memory: bool,

@@ -13,34 +13,36 @@ A task that is cancelled stops its call. A put may then have stored its object o
 that was being filled is unspecified, and its memory is held until nothing touches it any more. A value must
 not change before its put has ended.
 
-The methods are those of `tiffin.Store`, `tiffin.Lease` and `tiffin.Reservation`: they are made of them below,
-and `aio.pyi` is written by `stubs.py`.
+The methods are those of `tiffin.Store`, `tiffin.Lease`, `tiffin.Reservation` and `tiffin.Prefetch`: they are
+made of them below, and `aio.pyi` is written by `stubs.py`.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+from collections.abc import Generator, Iterable
 from typing import Any
 
 from . import _arguments, _settings
-from ._native import Lease, Reservation, Store
+from ._native import Lease, Prefetch, Reservation, Store
 from ._native import connect as _connect
 
-__all__ = ["AsyncLease", "AsyncReservation", "AsyncStore", "connect"]
+__all__ = ["AsyncLease", "AsyncPrefetch", "AsyncReservation", "AsyncStore", "connect"]
 
 
 async def connect(
     address: str | None = None,
     *,
     memory: int | str = _settings.MEMORY_DEFAULT,
+    ssd: str | Iterable[str] = (),
     namespace: str | None = None,
     token: str | None = None,
     shared_memory: bool | None = None,
     timeout: float | None = None,
 ) -> AsyncStore:
     """Connect to a store; the arguments are those of `tiffin.connect`."""
-    arguments = _arguments(address, memory, namespace, token, shared_memory, timeout)
+    arguments = _arguments(address, memory, ssd, namespace, token, shared_memory, timeout)
     return AsyncStore(await _connect(**arguments, is_async=True))
 
 
@@ -84,9 +86,8 @@ def _coroutine(origin: str, member: Any) -> Any:
 
 
 def _awaited(answer: Any) -> Any:
-    if isinstance(answer, Lease):
-        return AsyncLease(answer)
-    return AsyncReservation(answer) if isinstance(answer, Reservation) else answer
+    twin = _TWINS.get(type(answer))
+    return answer if twin is None else twin(answer)
 
 
 class AsyncStore(_Twin):
@@ -140,3 +141,29 @@ class AsyncReservation(_Twin):
     async def __aexit__(self, *_: object) -> None:
         if self.is_held:
             await self.release()
+
+
+class AsyncPrefetch(_Twin):
+    """A `tiffin.Prefetch` whose methods are coroutines. Made by `AsyncStore.prefetch`.
+
+    To await it is to await its result.
+
+    >>> import asyncio
+    >>> import tiffin.aio
+    >>> async def main():
+    ...     async with await tiffin.aio.connect() as store:
+    ...         await store.put("a", b"1")
+    ...         prefetch = await store.prefetch(["a", "b"])
+    ...         return await prefetch
+    >>> asyncio.run(main())
+    ['resident', 'absent']
+    """
+
+    __slots__ = ()
+    _original = Prefetch
+
+    def __await__(self) -> Generator[Any, None, str | list[str]]:
+        return self.result().__await__()
+
+
+_TWINS = {Lease: AsyncLease, Prefetch: AsyncPrefetch, Reservation: AsyncReservation}

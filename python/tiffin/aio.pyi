@@ -1,13 +1,26 @@
 """Types of the asyncio twins. Written by `stubs.py` from `_native.pyi`."""
 
 import builtins
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, TypeVar, overload
 
 from typing_extensions import Self
 
-from ._native import Acked, Consume, Key, OnExists, OnLoss, Range, Ranges, Value, View
+from ._native import (
+    Acked,
+    Ahead,
+    Consume,
+    Demotion,
+    Key,
+    OnExists,
+    OnLoss,
+    Outcome,
+    Range,
+    Ranges,
+    Value,
+    View,
+)
 from .types import Losses, Manifest, Namespace, ObjectInfo, Policy, Route, SampleRef, Stats, Why
 
 _Missing = TypeVar("_Missing")
@@ -50,6 +63,13 @@ class AsyncReservation:
         _error: BaseException | None,
         _traceback: TracebackType | None,
     ) -> None: ...
+
+class AsyncPrefetch:
+    @property
+    def is_done(self) -> bool: ...
+    async def result(self, *, timeout: float | None = None) -> Outcome | list[Outcome]: ...
+    async def cancel(self, *, timeout: float | None = None) -> bool: ...
+    def __await__(self) -> Generator[Any, None, Outcome | list[Outcome]]: ...
 
 class AsyncStore:
     @property
@@ -203,9 +223,14 @@ class AsyncStore:
         timeout: float | None = None,
     ) -> builtins.list[View | _Missing]: ...
     @overload
-    async def exists(self, key: Key, *, timeout: float | None = None) -> bool: ...
+    async def exists(self, key: Key, *, prefetch: Ahead = "none", timeout: float | None = None) -> bool: ...
     @overload
-    async def exists(self, key: Iterable[Key], *, timeout: float | None = None) -> builtins.list[bool]: ...
+    async def exists(
+        self, key: Iterable[Key], *, prefetch: Ahead = "none", timeout: float | None = None
+    ) -> builtins.list[bool]: ...
+    async def prefetch(
+        self, key: Key | Iterable[Key], *, leading: bool = False, timeout: float | None = None
+    ) -> AsyncPrefetch: ...
     @overload
     async def info(self, key: Key, *, timeout: float | None = None) -> ObjectInfo: ...
     @overload
@@ -244,7 +269,12 @@ class AsyncStore:
     ) -> None: ...
     async def drop_pins(self, owner: str, *, timeout: float | None = None) -> int: ...
     async def set_policy(
-        self, *, quota: int | str | None = None, max_hold: float | None = None, timeout: float | None = None
+        self,
+        *,
+        quota: int | str | None = None,
+        max_hold: float | None = None,
+        demotion: Demotion | None = None,
+        timeout: float | None = None,
     ) -> None: ...
     async def policy(self, *, timeout: float | None = None) -> Policy: ...
     async def wait_usage(
@@ -326,6 +356,7 @@ async def connect(
     address: str | None = None,
     *,
     memory: int | str = ...,
+    ssd: str | Iterable[str] = (),
     namespace: str | None = None,
     token: str | None = None,
     shared_memory: bool | None = None,

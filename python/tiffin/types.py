@@ -18,6 +18,7 @@ __all__ = [
     "SampleRef",
     "Stats",
     "TensorInfo",
+    "Tier",
     "Traffic",
     "Usage",
     "Why",
@@ -80,6 +81,8 @@ class Node(NamedTuple):
     address: str
     #: Who looks at objects that are gone, as it last said: those that keep most of its room first.
     holders: tuple[Holder, ...] = ()
+    #: Whether it is not memory but the disk beside the memory of a node.
+    is_disk: bool = False
 
 
 class Namespace(NamedTuple):
@@ -109,6 +112,8 @@ class Namespace(NamedTuple):
     oldest_leased_sample: float = 0.0
     #: For how many seconds a sample that nobody leases may wait; `None` if that is not limited.
     max_hold: float | None = None
+    #: What becomes of its objects where nodes have disks: `on-pressure`, `write-through` or `never`.
+    demotion: str = "on-pressure"
     #: Who pins most, the most bytes first: owner to (objects, bytes). The empty name is for pins without an
     #: owner.
     owners: Mapping[str, tuple[int, int]] = MappingProxyType({})
@@ -123,6 +128,8 @@ class Policy(NamedTuple):
     quota: int | None = None
     #: For how many seconds a sample that nobody leases may wait.
     max_hold: float | None = None
+    #: What becomes of its objects where nodes have disks: `on-pressure`, `write-through` or `never`.
+    demotion: str = "on-pressure"
 
 
 class Losses(NamedTuple):
@@ -154,12 +161,48 @@ class Traffic(NamedTuple):
     tcp_written: int
 
 
+class Tier(NamedTuple):
+    """What went to disks and came back, of the whole cluster, since the master started."""
+
+    #: How many copies lie on disks now.
+    shelved_objects: int = 0
+    #: How many objects were written to disks, and their bytes; and how many could not be.
+    demoted_objects: int = 0
+    demoted_bytes: int = 0
+    demotions_failed: int = 0
+    #: How many were evicted from memory before a disk had them: it could not keep up.
+    evicted_unshelved: int = 0
+    #: How many objects came back into memory, and their bytes.
+    promoted_objects: int = 0
+    promoted_bytes: int = 0
+    #: Of these, how many were read before they left again, and how many were not.
+    promoted_used: int = 0
+    promoted_unused: int = 0
+    #: Prefetches of what was in memory, of what was on its way or had just come, that could not be read, and
+    #: that were not begun for lack of room.
+    prefetch_redundant: int = 0
+    prefetch_joined: int = 0
+    prefetch_failed: int = 0
+    prefetch_skipped: int = 0
+    #: Gets that the master answered with memory, and with a disk. What a client knows is read without asking.
+    gets_from_memory: int = 0
+    gets_from_disk: int = 0
+    #: Batches of gets that waited for what was on its way and had it in time, or too late; and for how many
+    #: milliseconds all of them waited.
+    gets_waited: int = 0
+    gets_late: int = 0
+    waited_ms: int = 0
+    #: Copies that disks gave up to make room, and that turned out to be unreadable.
+    disk_evicted: int = 0
+    disk_corrupt: int = 0
+
+
 class Stats(NamedTuple):
     """What the master knows of the cluster, and what this store did."""
 
-    #: How full all nodes are together.
+    #: How full the memory of all nodes is together.
     usage: Usage
-    #: The nodes, those that do not answer included.
+    #: The nodes and their disks, those that do not answer included.
     nodes: list[Node]
     #: The namespaces.
     namespaces: list[Namespace]
@@ -170,6 +213,10 @@ class Stats(NamedTuple):
     evicted_bytes: int
     #: How many bytes this store has moved.
     traffic: Traffic
+    #: How full the disks of all nodes are together.
+    disk_usage: Usage = Usage(0, 0, 0, 0, 0, 0)
+    #: What went to disks and came back, since the master started.
+    tier: Tier = Tier()
 
 
 class Route(NamedTuple):

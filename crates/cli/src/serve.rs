@@ -64,7 +64,9 @@ pub(crate) fn explain(error: &StartError) -> Failure {
         StartError::Config(_) => ("config", "`tiffin settings` lists every setting"),
         StartError::Listen(_) => ("listen", "choose another address; port 0 is any free one"),
         StartError::Memory(_) => ("memory", "`tiffin doctor` tells what this machine can give"),
-        StartError::Disk(_) => ("disk", "`--ssd` names the disks; without it the node has memory only"),
+        StartError::Disk(_) | StartError::DiskInUse(_) => {
+            ("disk", "`--ssd` names the disks; without it the node has memory only")
+        }
         StartError::State { .. } => ("state", "name a folder that you may write to with `--state-dir`"),
         StartError::System { .. } => ("system", "`tiffin doctor` tells what this machine can do"),
     };

@@ -31,6 +31,8 @@ use crate::spares::Spares;
 use crate::tend::{self, Chore};
 use crate::{ConnectOptions, Deadline, Error, Route, host};
 
+/// How far disks are: further than any memory.
+const DISTANCE_OF_DISKS: u8 = 4;
 /// How long a node that could not be reached is left alone.
 const NODE_REST: Duration = Duration::from_millis(500);
 /// How long a node may take to hear what is reserved there.
@@ -117,6 +119,7 @@ impl Inner {
             home_memory: options.home_memory.clone(),
             connect_time: options.connect_time,
             counters: Arc::clone(&counters),
+            disk_reads: Arc::default(),
         };
         let (chores, todo) = mpsc::unbounded_channel();
         let inner = Arc::new_cyclic(|me| Self {
@@ -405,10 +408,19 @@ impl Inner {
         nodes.iter().filter(|(_, node)| node.is_near).map(|(segment, _)| *segment).collect()
     }
 
+    /// How much was read from disks.
+    pub(crate) fn disk_reads(&self) -> u64 {
+        self.traveller.disk_reads.load(Ordering::Relaxed)
+    }
+
     /// How far a node is: zero is nearest.
     pub(crate) fn distance(&self, segment: SegmentId) -> u8 {
         let nodes = self.nodes();
         let Some(node) = nodes.get(&segment) else { return u8::MAX };
+        if node.info.beside.is_some() {
+            // Memory is read first, wherever it is.
+            return DISTANCE_OF_DISKS;
+        }
         match node.link.current().map(|route| route.attachment().is_some()) {
             Some(true) => 0,
             // One that was not tried yet may turn out to be near.

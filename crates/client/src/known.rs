@@ -105,7 +105,9 @@ pub(crate) fn recall(inner: &Inner, keys: &[Key], options: GetOptions) -> Vec<Ge
     state.lease |= options.lease;
     let recall = |key: &Key| {
         let found = state.known.find(key).filter(|_| may)?;
-        let is_open = |it: &Location| routes.open(inner, it.segment).is_some();
+        // What lies on a disk may be in memory by now, or on its way: only the master knows.
+        let is_open =
+            |it: &Location| routes.open(inner, it.segment).is_some_and(|route| !route.leads_to_disk());
         let mut open: Vec<_> = found.replicas.iter().copied().filter(is_open).collect();
         // The last is read first.
         if open.len() > 1 {

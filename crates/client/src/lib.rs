@@ -526,6 +526,12 @@ impl Client {
         &self.inner.counters
     }
 
+    /// How many objects, or parts of objects that were asked for one by one, this client has read from disks.
+    #[must_use]
+    pub fn disk_reads(&self) -> u64 {
+        self.inner.disk_reads()
+    }
+
     /// The name of this client, the same for its whole life.
     #[must_use]
     pub fn id(&self) -> ClientId {

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use tiffin_core::message::{
-    Delete, DeleteMatching, DeleteOutcome, DeletedMatching, Exists, Found, List, ListItem, Listed, NodeInfo,
-    Pattern, Presence, Reply, Request, Resolve, ResolveOutcome, Stat,
+    Ahead, Delete, DeleteMatching, DeleteOutcome, DeletedMatching, Exists, Found, List, ListItem, Listed,
+    NodeInfo, Pattern, Presence, Reply, Request, Resolve, ResolveOutcome, Stat,
 };
 use tiffin_core::{Key, Keys, SegmentId};
 
@@ -50,7 +50,7 @@ pub(crate) async fn resolve(
 pub(crate) async fn exists(
     inner: &Inner,
     keys: &Keys,
-    options: ResolveOptions,
+    mut options: ResolveOptions,
     deadline: Deadline,
 ) -> Vec<Result<bool, Error>> {
     let there = known::is_there(inner, keys, options);
@@ -61,6 +61,10 @@ pub(crate) async fn exists(
     for piece in batch::pieces(unknown.iter().filter_map(|&place| keys.get(place))) {
         let places = unknown.get(piece).unwrap_or_default();
         let asked = ask_for(inner, keys.pick(places), options, deadline).await;
+        // The run that leads ends at the first gap, also where that is in an earlier message.
+        if options.ahead == Ahead::LeadingRun && asked.iter().any(|it| !matches!(it, Ok(true))) {
+            options.ahead = Ahead::Nothing;
+        }
         for (place, answer) in places.iter().zip(asked) {
             if let Some(place) = answers.get_mut(*place) {
                 *place = answer;

@@ -8,6 +8,7 @@
 //! the same id: what it has reserved or looks at outlives them.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tiffin_core::message::{Hello, NodeInfo, Welcome};
@@ -34,6 +35,8 @@ pub(crate) struct Traveller {
     pub(crate) home_memory: Option<Arc<NodeMemory>>,
     pub(crate) connect_time: Duration,
     pub(crate) counters: Arc<Counters>,
+    /// How much was read from disks: see [`Client::disk_reads`](crate::Client::disk_reads).
+    pub(crate) disk_reads: Arc<AtomicU64>,
 }
 
 /// A way that was found.
@@ -42,6 +45,8 @@ pub(crate) struct OpenRoute {
     mover: Mover,
     /// Why the memory is not mapped.
     pub(crate) why_not_shared: Option<String>,
+    /// Where reads are counted, if this leads to a disk.
+    disk_reads: Option<Arc<AtomicU64>>,
 }
 
 enum Mover {
@@ -79,6 +84,11 @@ impl OpenRoute {
         }
     }
 
+    /// Whether a disk is read there, and no memory.
+    pub(crate) fn leads_to_disk(&self) -> bool {
+        self.disk_reads.is_some()
+    }
+
     /// Whether the node is certainly gone, and with it all that it kept for this client.
     pub(crate) fn is_node_gone(&self) -> bool {
         self.attachment().is_some_and(|it| !it.is_connected())
@@ -86,7 +96,7 @@ impl OpenRoute {
 
     pub(crate) async fn read(&self, ops: &[ReadOp<'_>], deadline: Deadline) -> Vec<Outcome> {
         if let Mover::Tcp(tcp) = &self.mover {
-            return tcp.read_as(ops, manner(None), deadline.instant()).await;
+            return self.counted(tcp.read_as(ops, manner(None), deadline.instant()).await);
         }
         let outcomes = self.transport().read(ops, deadline.instant()).await;
         self.unless_gone(outcomes)
@@ -102,7 +112,7 @@ impl OpenRoute {
         deadline: Deadline,
     ) -> Vec<Outcome> {
         if let Mover::Tcp(tcp) = &self.mover {
-            return tcp.read_as(ops, manner(Some(epoch)), deadline.instant()).await;
+            return self.counted(tcp.read_as(ops, manner(Some(epoch)), deadline.instant()).await);
         }
         let is_there = |op: &ReadOp<'_>| self.control().is_some_and(|it| it.is_committed(op.slot, op.stamp));
         if !ops.iter().any(is_there) {
@@ -138,6 +148,14 @@ impl OpenRoute {
             held.fill(false);
         }
         held
+    }
+
+    /// Counts what came from a disk. Disks are read through sockets only.
+    fn counted(&self, outcomes: Vec<Outcome>) -> Vec<Outcome> {
+        if let Some(reads) = &self.disk_reads {
+            reads.fetch_add(outcomes.iter().filter(|it| it.is_ok()).count() as u64, Ordering::Relaxed);
+        }
+        outcomes
     }
 
     fn control(&self) -> Option<&ControlReader> {
@@ -222,7 +240,8 @@ pub(crate) async fn open(
     let (connection, welcome) = opened.map_err(|error| named(error.into()))?;
     check_segment(&info, &welcome, &address)?;
     let mover = mover(&traveller, &info, attached);
-    Ok(OpenRoute { connection, mover, why_not_shared })
+    let disk_reads = info.beside.map(|_| Arc::clone(&traveller.disk_reads));
+    Ok(OpenRoute { connection, mover, why_not_shared, disk_reads })
 }
 
 fn mover(traveller: &Traveller, info: &NodeInfo, attached: Option<Arc<Attachment>>) -> Mover {

@@ -61,6 +61,9 @@ pub enum StartError {
     /// A disk cannot be used.
     #[error("{0}")]
     Disk(String),
+    /// A disk is used by another node.
+    #[error("{0}")]
+    DiskInUse(String),
     /// The system gave something else than it should.
     #[error("{what}: {source}")]
     System {

@@ -33,13 +33,18 @@ impl Embedded {
 
     /// The same, counting the bytes that move where the caller can see them.
     pub async fn start_with(memory: u64, counters: Arc<Counters>) -> Result<Self, StartError> {
+        Self::start_node(NodeConfig { memory, ..NodeConfig::default() }, counters).await
+    }
+
+    /// The same with a node as it is described here, disks and all. Where its master is, and that it listens
+    /// for its own host only, goes without saying.
+    pub async fn start_node(node: NodeConfig, counters: Arc<Counters>) -> Result<Self, StartError> {
         let drawn =
             host::draw().map_err(|source| StartError::System { what: "drawing a random number", source })?;
         let address = Address::Unix { name: format!("tiffin-{drawn:016x}") };
         let master = MasterConfig { listen: vec![address], ..MasterConfig::default() };
         let master = MasterServer::start(master).await?;
-        let node =
-            NodeConfig { master: master.address().clone(), memory, listen: None, ..NodeConfig::default() };
+        let node = NodeConfig { master: master.address().clone(), listen: None, ..node };
         let node = NodeServer::start_with(node, counters).await?;
         join(&node).await?;
         Ok(Self { node, master })

@@ -16,6 +16,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::fs::{FlockOperation, flock};
 
 use crate::engine::{Drive, Driven, start};
 use crate::jobs::{BUFFERS, Dest, Ended, Jobs, Source, Work};
@@ -155,6 +156,9 @@ impl Shelf {
         let thread = thread::Builder::new().name("tiffin-ssd".to_owned()).spawn(move || {
             driver.run();
             drop(driver);
+            // Not by closing alone: a child that was forked meanwhile has the same file open, and would keep it
+            // locked. Should it fail, closing does what it can.
+            let _unlocked = flock(&lock, FlockOperation::Unlock);
             drop((file, lock));
         });
         let thread = thread.map_err(|error| OpenError::System {

@@ -11,6 +11,8 @@ use tiffin_client::{
 
 use super::arguments::{KeyArg, NameArgs};
 use super::codes;
+use super::config::ExistOptions;
+use super::descriptors::ReplicaDescriptor;
 use super::open::{Open, tell};
 
 /// How long a removal waits for nodes to confirm, at most. A node that is stopped must not stop its callers.
@@ -20,6 +22,10 @@ const HEALTH_TIME_MAX: Duration = Duration::from_secs(2);
 /// Mooncake's reads and probes protect what they find for a while.
 const LEASED: ResolveOptions =
     ResolveOptions { touch: true, lease: true, locate: false, ahead: Ahead::Nothing };
+
+/// A probe that brings what only a disk has into memory is none: it takes no lease and is no use.
+const AHEAD: ResolveOptions =
+    ResolveOptions { touch: false, lease: false, locate: false, ahead: Ahead::LeadingRun };
 
 /// Puts what can be put; items that have a code already keep it.
 pub(super) fn put(py: Python<'_>, open: &Open, puts: Vec<Result<Put<'_>, i64>>) -> PyResult<Vec<i64>> {
@@ -44,7 +50,7 @@ pub(super) fn get_into(
 ) -> PyResult<Vec<i64>> {
     let (known, gets) = split(gets);
     let deadline = Deadline::after(open.call_time);
-    let options = GetOptions { lease: true, ..GetOptions::default() };
+    let options = GetOptions { lease: true, promotion_wait_ms: open.promotion_wait_ms };
     let read = ask(py, open, deadline, async |client| client.get_into(&gets, options, deadline).await)?;
     let codes = read.into_iter().map(|read| match read {
         Ok(fetched) => i64::try_from(fetched.len).unwrap_or(i64::MAX),
@@ -59,7 +65,7 @@ pub(super) fn get(py: Python<'_>, open: &Open, keys: &[KeyArg]) -> PyResult<Vec<
         keys.iter().map(|key| key.key().filter(|_| open.buffer_bytes > 0).ok_or(None)).collect();
     let (known, keys) = split(keys);
     let deadline = Deadline::after(open.call_time);
-    let options = GetOptions { lease: true, ..GetOptions::default() };
+    let options = GetOptions { lease: true, promotion_wait_ms: open.promotion_wait_ms };
     let objects = ask(py, open, deadline, async |client| client.get(&keys, options, deadline).await)?;
     let values = objects.into_iter().map(|object| {
         object.ok().map(|object| object.bytes).filter(|bytes| bytes.len() as u64 <= open.buffer_bytes)
@@ -85,16 +91,40 @@ pub(super) fn look(
     Ok(merge(known, codes))
 }
 
+/// Tells the copies of each key; no copies where there is no such object.
+pub(super) fn copies(py: Python<'_>, open: &Open, keys: &[KeyArg]) -> PyResult<Vec<Vec<ReplicaDescriptor>>> {
+    let (known, keys) = split(keys.iter().map(|key| key.key().ok_or_else(Vec::new)).collect());
+    let deadline = Deadline::after(open.call_time);
+    let options = ResolveOptions { locate: true, ..LEASED };
+    let infos = ask(py, open, deadline, async |client| client.resolve(&keys, options, deadline).await)?;
+    // One failure may stand for all.
+    let mut infos = infos.into_iter();
+    let copies = keys.iter().map(|_| match infos.next() {
+        Some(Ok(Some(info))) => ReplicaDescriptor::of(&info),
+        Some(Ok(None) | Err(_)) | None => Vec::new(),
+    });
+    Ok(merge(known, copies.collect::<Vec<_>>()))
+}
+
+/// How many objects the client has read from disks.
+pub(super) fn disk_reads(py: Python<'_>, open: &Open) -> PyResult<u64> {
+    let deadline = Deadline::after(open.call_time);
+    let counted = open.handle.call(py, deadline, async |client| Ok(client.disk_reads()))?;
+    Ok(counted.unwrap_or_default())
+}
+
 /// Tells for each key whether it can be read, or what `failed` makes of the failure.
 pub(super) fn exist(
     py: Python<'_>,
     open: &Open,
     names: &NameArgs,
+    wanted: ExistOptions,
     failed: impl Fn(&Error) -> i64,
 ) -> PyResult<Vec<i64>> {
     let deadline = Deadline::after(open.call_time);
+    let options = if wanted.prefetch_to_memory { AHEAD } else { LEASED };
     let answers =
-        ask(py, open, deadline, async |client| client.exists_packed(&names.keys, LEASED, deadline).await)?;
+        ask(py, open, deadline, async |client| client.exists_packed(&names.keys, options, deadline).await)?;
     let codes = answers.into_iter().map(|it| it.map_or_else(|error| failed(&error), i64::from));
     Ok(names.merge(codes, 0))
 }

@@ -1,4 +1,5 @@
-//! `ReplicateConfig`: how an object is to be kept, in both generations of spellings, and what it comes to.
+//! `ReplicateConfig`: how an object is to be kept, in both generations of spellings, and what it comes to; and
+//! `ExistOptions`, what a probe is to do.
 
 use std::time::Duration;
 
@@ -98,6 +99,40 @@ impl ReplicateConfig {
             (SoftPinAction::Preserve | SoftPinAction::Disable, None) => Ok(None),
             _ => Err(codes::INVALID_PARAMS),
         }
+    }
+}
+
+/// What a probe does beside answering.
+#[pyclass(module = "mooncake.store", from_py_object)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct ExistOptions {
+    pub(crate) prefetch_to_memory: bool,
+}
+
+#[pymethods]
+impl ExistOptions {
+    #[new]
+    #[pyo3(
+        signature = (prefetch_to_memory=Flag(false)),
+        text_signature = "(prefetch_to_memory=False)"
+    )]
+    fn new(prefetch_to_memory: Flag) -> Self {
+        Self { prefetch_to_memory: prefetch_to_memory.0 }
+    }
+
+    /// Whether objects that only a disk has are brought into memory, up to the first key that is not there.
+    #[getter]
+    fn prefetch_to_memory(&self) -> bool {
+        self.prefetch_to_memory
+    }
+    #[setter]
+    fn set_prefetch_to_memory(&mut self, value: Flag) {
+        self.prefetch_to_memory = value.0;
+    }
+
+    fn __repr__(&self) -> String {
+        let yes = if self.prefetch_to_memory { "True" } else { "False" };
+        format!("ExistOptions(prefetch_to_memory={yes})")
     }
 }
 

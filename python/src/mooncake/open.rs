@@ -9,13 +9,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tiffin_client::{Client, ConnectOptions, Deadline};
-use tiffin_server::config::MEMORY_BYTES_MIN;
+use tiffin_server::config::{MEMORY_BYTES_MIN, SsdConfig};
 use tiffin_server::{Address, NodeConfig, NodeServer, StartError, host};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream, lookup_host};
 use tokio::time::timeout;
 
 use super::codes;
+use super::disk::Claim;
 use super::registry::Registry;
 use super::settings::{Environment, Settings};
 use crate::handle::{Handle, Opened, Servers};
@@ -26,6 +27,10 @@ const CONNECT_TIME: Duration = Duration::from_secs(4);
 const JOIN_TIME: Duration = Duration::from_secs(10);
 /// How long the metadata server may take.
 const METADATA_TIME: Duration = Duration::from_secs(2);
+/// How long a disk may take to be let go of by who had it before.
+const DISK_TIME: Duration = Duration::from_secs(2);
+/// How long to rest before it is tried again.
+const DISK_REST: Duration = Duration::from_millis(20);
 /// How long closing may take.
 const CLOSE_TIME: Duration = Duration::from_secs(5);
 
@@ -44,6 +49,10 @@ pub(crate) struct Open {
     /// Memory that was not registered is refused.
     pub(crate) require_registered: bool,
     pub(crate) registry: Registry,
+    /// How long a get waits for what is on its way from a disk into memory, if that was said.
+    pub(crate) promotion_wait_ms: Option<u64>,
+    /// Keeps the directory of the disk, so that no other store takes it.
+    _claim: Option<Claim>,
     /// Keeps the port of a client without a segment, so that nobody else gets that name.
     _port: Option<TcpSocket>,
 }
@@ -126,7 +135,18 @@ impl Open {
         master: &Address,
         options: ConnectOptions,
     ) -> Result<Self, Failure> {
-        let (node, hostname) = start_node(settings, name, master).await?;
+        let (claim, ssd) = match &settings.disk {
+            Some(disk) => {
+                let claimed = disk.claim().map_err(|what| Failure::new(codes::INVALID_PARAMS, what))?;
+                let (claim, ssd, warning) = claimed;
+                if let Some(warning) = warning {
+                    tell(&format!("warning: {warning}"));
+                }
+                (Some(claim), vec![ssd])
+            }
+            None => (None, Vec::new()),
+        };
+        let (node, hostname) = start_node(settings, name, master, ssd).await?;
         let joined = node.joined(tokio::time::Instant::now() + JOIN_TIME).await;
         joined.map_err(|error| Failure::new(name.code(), error.to_string()))?;
         let here = ConnectOptions {
@@ -141,7 +161,7 @@ impl Open {
         node.attach_local(client.id());
         // A forked child has no node: it comes back as a client like any other.
         let opened = Opened { client, again: options, servers: Servers::Node(node) };
-        Ok(Self::made(settings, hostname, opened, None))
+        Ok(Self { _claim: claim, ..Self::made(settings, hostname, opened, None) })
     }
 
     fn without_segment(settings: &Settings, name: &Name, opened: Opened) -> Result<Self, Failure> {
@@ -164,6 +184,8 @@ impl Open {
             put_wait: settings.environment.put_wait,
             require_registered: settings.environment.require_registered,
             registry: Registry::default(),
+            promotion_wait_ms: settings.ssd_get_wait_ms,
+            _claim: None,
             _port: port,
         }
     }
@@ -268,6 +290,7 @@ async fn start_node(
     settings: &Settings,
     name: &Name,
     master: &Address,
+    ssd: Vec<SsdConfig>,
 ) -> Result<(NodeServer, String), Failure> {
     let environment = &settings.environment;
     let exposed = !name.ip.is_loopback() && environment.token.is_empty();
@@ -287,9 +310,10 @@ async fn start_node(
             shared_memory: environment.node_shared_memory,
             token: environment.token.clone(),
             exposed,
+            ssd: ssd.clone(),
             ..NodeConfig::default()
         };
-        match NodeServer::start(config).await {
+        match start_when_free(config).await {
             Ok(node) => return Ok((node, name.with(port))),
             Err(error @ StartError::Listen(_)) => last = Some(error),
             Err(error) => return Err(Failure::new(codes::INVALID_PARAMS, error.to_string())),
@@ -297,6 +321,20 @@ async fn start_node(
     }
     let why = last.map_or_else(|| "no port was tried".to_owned(), |error| error.to_string());
     Err(Failure::new(name.code(), why))
+}
+
+/// Starts a node. The directory of its disk is this store's own, so who still has it is a store of this process
+/// that was closed a moment ago.
+async fn start_when_free(config: NodeConfig) -> Result<NodeServer, StartError> {
+    let deadline = tokio::time::Instant::now() + DISK_TIME;
+    loop {
+        match NodeServer::start(config.clone()).await {
+            Err(StartError::DiskInUse(_)) if tokio::time::Instant::now() < deadline => {
+                tokio::time::sleep(DISK_REST).await;
+            }
+            other => return other,
+        }
+    }
 }
 
 /// A port of this client's own, bound but not listened on.

@@ -6,7 +6,10 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyTuple};
 
+use tiffin_server::config::Engine;
+
 use super::arguments::{Flag, Number};
+use super::disk::DiskSettings;
 
 /// Segment and buffer of a dict that does not name them; Mooncake's default.
 const SIZE_DEFAULT: u64 = 16 << 20;
@@ -20,6 +23,8 @@ const LOCAL_BUFFER_MAX: u64 = 1 << 40;
 const PORTS_DEFAULT: (u16, u16) = (12_300, 14_300);
 /// How often it looks, unless told otherwise.
 const PORT_TRIES_DEFAULT: u32 = 20;
+/// Where the disk is, unless told otherwise; Mooncake's default.
+const DISK_PATH_DEFAULT: &str = "/data/file_storage";
 /// How long one call may take, unless told otherwise; Mooncake's default.
 const CALL_TIME_DEFAULT: Duration = Duration::from_secs(30);
 
@@ -29,7 +34,7 @@ const PUT_WAIT_VARIABLE: &str = "TIFFIN_PUT_WAIT";
 const PUT_WAIT_MAX: Duration = Duration::from_secs(86_400 * 365);
 
 /// The parameters of `setup`, in order; the first so many are required.
-const PARAMETERS: [&str; 13] = [
+const PARAMETERS: [&str; 16] = [
     "local_hostname",
     "metadata_server",
     "global_segment_size",
@@ -43,6 +48,9 @@ const PARAMETERS: [&str; 13] = [
     "tenant_id",
     "enable_client_http_server",
     "client_http_port",
+    "ssd_prefetch_cooldown_sec",
+    "ssd_prefetch_dedup_ttl_sec",
+    "ssd_get_wait_ms",
 ];
 const REQUIRED: usize = 7;
 /// Other spellings that clients use.
@@ -63,6 +71,12 @@ pub(crate) struct Settings {
     pub(crate) master: String,
     /// What is asked for and has no effect, for the log.
     pub(crate) ignored: Vec<&'static str>,
+    /// What else the user should hear.
+    pub(crate) warnings: Vec<String>,
+    /// The disk beside the node in this process, if there is to be one.
+    pub(crate) disk: Option<DiskSettings>,
+    /// How long a get waits for what is on its way from a disk into memory, if that was said.
+    pub(crate) ssd_get_wait_ms: Option<u64>,
     /// From the environment.
     pub(crate) environment: Environment,
 }
@@ -82,6 +96,76 @@ pub(crate) struct Environment {
     pub(crate) call_time: Duration,
     /// How long a put may wait for room, beyond that; zero if it is refused at once, as Mooncake does.
     pub(crate) put_wait: Duration,
+    /// How long a get waits for what is on its way from a disk; wins over what `setup` was told.
+    pub(crate) ssd_get_wait_ms: Option<u64>,
+    /// What it says of the disk.
+    disk: DiskEnvironment,
+}
+
+/// What the environment says of the disk, as text.
+#[derive(Clone, Debug, Default)]
+struct DiskEnvironment {
+    path: Option<String>,
+    /// The first of these that says a size is believed.
+    sizes: Vec<(&'static str, String)>,
+    uses_uring: Option<bool>,
+}
+
+/// What `setup` was told of the tier below memory.
+struct Tier {
+    is_on: bool,
+    path: String,
+    cooldown_sec: Option<u64>,
+    dedup_ttl_sec: Option<u64>,
+    get_wait_ms: Option<u64>,
+}
+
+impl Tier {
+    /// What it comes to: the disk, and what the user should hear.
+    fn settle(
+        &self,
+        segment_bytes: u64,
+        environment: &Environment,
+    ) -> Result<(Option<DiskSettings>, Vec<String>), Problem> {
+        let mut warnings = Vec::new();
+        let masters = [
+            ("ssd_prefetch_cooldown_sec", self.cooldown_sec, 5, "TIFFIN_MASTER_PREFETCH_COOLDOWN"),
+            ("ssd_prefetch_dedup_ttl_sec", self.dedup_ttl_sec, 30, "TIFFIN_MASTER_PREFETCH_DEDUP_TTL"),
+        ];
+        for (name, given, default, variable) in masters {
+            if let Some(given) = given.filter(|it| *it != default) {
+                warnings.push(format!(
+                    "{name}={given} has no effect: all clients share one throttle, that of the master; \
+                     set {variable}={given}s in its environment"
+                ));
+            }
+        }
+        if !self.is_on {
+            return Ok((None, warnings));
+        }
+        if segment_bytes == 0 {
+            let what = "enable_ssd_offload has no effect without a segment: a disk stands beside memory";
+            warnings.push(what.to_owned());
+            return Ok((None, warnings));
+        }
+        let said = &environment.disk;
+        let path = Some(self.path.clone()).filter(|it| !it.is_empty()).or_else(|| said.path.clone());
+        let mut size = None;
+        for (name, given) in &said.sizes {
+            match parse_size(given) {
+                Some(0) => {}
+                Some(bytes) => size = size.or(Some(bytes)),
+                None => return Err(Problem::Refuse(format!("{name} is `{given}`, which is no size"))),
+            }
+        }
+        let engine = match said.uses_uring {
+            None => Engine::Auto,
+            Some(true) => Engine::Uring,
+            Some(false) => Engine::Blocking,
+        };
+        let path = path.unwrap_or_else(|| DISK_PATH_DEFAULT.to_owned()).into();
+        Ok((Some(DiskSettings { path, size, engine }), warnings))
+    }
 }
 
 /// Why there are no settings.
@@ -146,25 +230,35 @@ impl Settings {
         if value(7).is_some_and(|engine| !engine.is_none()) {
             ignored.push("engine");
         }
-        if flag(8)?.0 {
-            ignored.push("enable_ssd_offload");
-        }
         if flag(11)?.0 {
             ignored.push("enable_client_http_server");
         }
         // These are checked for their type only.
-        for index in [5, 9, 10] {
+        for index in [5, 10] {
             text(index)?;
         }
         size(12)?;
+        let given = |index: usize| value(index).map(|_| size(index).map(|it| it.0)).transpose();
+        let tier = Tier {
+            is_on: flag(8)?.0,
+            path: text(9)?,
+            cooldown_sec: given(13)?,
+            dedup_ttl_sec: given(14)?,
+            get_wait_ms: given(15)?,
+        };
+        let segment_bytes = size(2)?.0;
+        let (disk, warnings) = tier.settle(segment_bytes, &environment)?;
         Ok(Self {
             local_hostname: text(0)?,
             metadata_server: text(1)?,
-            segment_bytes: size(2)?.0,
+            segment_bytes,
             buffer_bytes: size(3)?.0,
             protocol: text(4)?,
             master: text(6)?,
             ignored,
+            warnings,
+            disk,
+            ssd_get_wait_ms: environment.ssd_get_wait_ms.or(tier.get_wait_ms),
             environment,
         })
     }
@@ -190,10 +284,8 @@ impl Settings {
             },
         };
         let mut ignored = Vec::new();
-        for name in ["enable_ssd_offload", "enable_client_http_server"] {
-            if text(name)?.is_some_and(|value| is_true(&value)) {
-                ignored.push(name);
-            }
+        if text("enable_client_http_server")?.is_some_and(|value| is_true(&value)) {
+            ignored.push("enable_client_http_server");
         }
         if let Some(value) = config.get_item("require_registered")? {
             environment.require_registered = if value.is_instance_of::<PyBool>() {
@@ -209,14 +301,33 @@ impl Settings {
         if buffer_bytes > LOCAL_BUFFER_MAX {
             return Err(Problem::Refuse("`local_buffer_size` is larger than 1 TiB".to_owned()));
         }
+        let number = |name: &str| match text(name)? {
+            None => Ok(None),
+            Some(given) => match given.trim().parse() {
+                Ok(number) => Ok(Some(number)),
+                Err(_) => Err(Problem::Refuse(format!("`{name}` is `{given}`, which is no number"))),
+            },
+        };
+        let tier = Tier {
+            is_on: text("enable_ssd_offload")?.is_some_and(|value| is_true(&value)),
+            path: text("ssd_offload_path")?.unwrap_or_default(),
+            cooldown_sec: number("ssd_prefetch_cooldown_sec")?,
+            dedup_ttl_sec: number("ssd_prefetch_dedup_ttl_sec")?,
+            get_wait_ms: number("ssd_get_wait_ms")?,
+        };
+        let segment_bytes = size("global_segment_size")?;
+        let (disk, warnings) = tier.settle(segment_bytes, &environment)?;
         Ok(Self {
             local_hostname: required("local_hostname")?,
             metadata_server: required("metadata_server")?,
-            segment_bytes: size("global_segment_size")?,
+            segment_bytes,
             buffer_bytes,
             protocol: text("protocol")?.unwrap_or_else(|| "tcp".to_owned()),
             master: text("master_server_addr")?.unwrap_or_else(|| MASTER_DEFAULT.to_owned()),
             ignored,
+            warnings,
+            disk,
+            ssd_get_wait_ms: environment.ssd_get_wait_ms.or(tier.get_wait_ms),
             environment,
         })
     }
@@ -249,6 +360,23 @@ impl Environment {
             require_registered: text("TIFFIN_REQUIRE_REGISTERED")?.is_some_and(|it| is_true(&it)),
             call_time: call_ms.map_or(CALL_TIME_DEFAULT, Duration::from_millis),
             put_wait: Duration::ZERO,
+            ssd_get_wait_ms: text("MOONCAKE_SSD_GET_WAIT_MS")?.and_then(|it| it.trim().parse().ok()),
+            disk: DiskEnvironment::read(py)?,
+        })
+    }
+}
+
+impl DiskEnvironment {
+    fn read(py: Python<'_>) -> PyResult<Self> {
+        let text = |name: &str| Ok::<_, PyErr>(environ(py, name)?.filter(|it| !it.trim().is_empty()));
+        let mut sizes = Vec::new();
+        for name in ["MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES", "MOONCAKE_OFFLOAD_BUCKET_MAX_TOTAL_SIZE"] {
+            sizes.extend(text(name)?.map(|given| (name, given)));
+        }
+        Ok(Self {
+            path: text("MOONCAKE_OFFLOAD_FILE_STORAGE_PATH")?,
+            sizes,
+            uses_uring: text("MOONCAKE_OFFLOAD_USE_URING")?.map(|it| is_true(&it)),
         })
     }
 }

@@ -16,7 +16,8 @@ use tiffin_client::{DeleteOptions, Error, GetInto, Pattern, Put, SourceBuf, Targ
 use super::arguments::{Flag, Items, KeyArg, NameArgs, Number};
 use super::calls;
 use super::codes;
-use super::config::{PutForm, ReplicateConfig};
+use super::config::{ExistOptions, PutForm, ReplicateConfig};
+use super::descriptors::ReplicaDescriptor;
 use super::exit;
 use super::memory::{self, BufferHandle, Lent};
 use super::open::{Open, tell};
@@ -135,11 +136,16 @@ impl MooncakeDistributedStore {
     /// :param rdma_devices: has no effect
     /// :param master_server_addr: host:port of the master
     /// :param engine: has no effect
-    /// :param enable_ssd_offload: has no effect yet
-    /// :param ssd_offload_path: has no effect yet
+    /// :param enable_ssd_offload: whether the segment has a disk, for what does not fit its memory
+    /// :param ssd_offload_path: a directory on that disk, which ranks may share; without one
+    ///     MOONCAKE_OFFLOAD_FILE_STORAGE_PATH says it, or it is "/data/file_storage"
     /// :param tenant_id: has no effect: there is one tenant
     /// :param enable_client_http_server: has no effect
     /// :param client_http_port: has no effect
+    ///
+    /// By name only, beyond Mooncake's: `ssd_get_wait_ms` is how long a get waits for what is on its way from a
+    /// disk into memory (10); `ssd_prefetch_cooldown_sec` and `ssd_prefetch_dedup_ttl_sec` are settings of the
+    /// master here, and have no effect.
     ///
     /// A dict has the same names as keys, and sizes may have suffixes, as in "4GB"; `device_name` and
     /// `master_server_address` are understood too, and unknown keys are ignored.
@@ -166,6 +172,9 @@ impl MooncakeDistributedStore {
         };
         if !settings.ignored.is_empty() {
             tell(&format!("warning: setup ignores {}", settings.ignored.join(", ")));
+        }
+        for warning in &settings.warnings {
+            tell(&format!("warning: {warning}"));
         }
         self.end(py)?;
         let (open, code) = match block_on(py, async || Open::new(&settings).await)? {
@@ -446,13 +455,27 @@ impl MooncakeDistributedStore {
     }
 
     /// Returns 1 if an object can be read, 0 if not, or a negative code. It is then leased.
-    fn is_exist(&self, py: Python<'_>, key: KeyArg) -> PyResult<i64> {
-        first(self.batch_is_exist(py, NameArgs::from(&key))?)
+    ///
+    /// :param options: `ExistOptions(prefetch_to_memory=True)` brings it into memory if only a disk has it. The
+    ///     answer is the same, nothing is leased, and it does not count as a use.
+    #[pyo3(signature = (key, options=None), text_signature = "($self, key)")]
+    fn is_exist(&self, py: Python<'_>, key: KeyArg, options: Option<ExistOptions>) -> PyResult<i64> {
+        first(self.batch_is_exist(py, NameArgs::from(&key), options)?)
     }
 
     /// Returns for each key 1 if it can be read, 0 if not, or a negative code. What can be read is then
     /// leased.
-    fn batch_is_exist(&self, py: Python<'_>, keys: NameArgs) -> PyResult<Vec<i64>> {
+    ///
+    /// :param options: `ExistOptions(prefetch_to_memory=True)` brings what only a disk has into memory, from
+    ///     the first key to the one before the first that is not there: what a prefix cache can use. The answer
+    ///     is the same, nothing is leased, and it does not count as a use.
+    #[pyo3(signature = (keys, options=None), text_signature = "($self, keys)")]
+    fn batch_is_exist(
+        &self,
+        py: Python<'_>,
+        keys: NameArgs,
+        options: Option<ExistOptions>,
+    ) -> PyResult<Vec<i64>> {
         let Some(open) = self.open() else { return Ok(vec![codes::INVALID_PARAMS; keys.len()]) };
         // What lies on a node that is gone cannot be read. A negative code would pass for a hit where the
         // answer is used as a truth value.
@@ -460,7 +483,38 @@ impl MooncakeDistributedStore {
             Error::NodeDown { .. } => 0,
             error => codes::of(error),
         };
-        calls::exist(py, &open, &keys, failed)
+        calls::exist(py, &open, &keys, options.unwrap_or_default(), failed)
+    }
+
+    /// Returns where the copies of an object are, each as a `ReplicaDescriptor`: none if there is no such
+    /// object. It is then leased.
+    fn get_replica_desc(&self, py: Python<'_>, key: KeyArg) -> PyResult<Vec<ReplicaDescriptor>> {
+        match self.open() {
+            Some(open) => Ok(calls::copies(py, &open, &[key])?.pop().unwrap_or_default()),
+            None => Ok(Vec::new()),
+        }
+    }
+
+    /// Returns where the copies of many objects are, by key. Keys of which there is no object are left out.
+    fn batch_get_replica_desc<'py>(
+        &self,
+        py: Python<'py>,
+        keys: Items<Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyDict>> {
+        let found = PyDict::new(py);
+        let Some(open) = self.open() else { return Ok(found) };
+        let names = keys.0.iter().map(|key| key.extract()).collect::<PyResult<Vec<KeyArg>>>()?;
+        for (key, copies) in keys.0.iter().zip(calls::copies(py, &open, &names)?) {
+            if !copies.is_empty() {
+                found.set_item(key, copies)?;
+            }
+        }
+        Ok(found)
+    }
+
+    /// Returns how many objects this client has read from disks, its own and those of others.
+    fn get_offload_rpc_read_count(&self, py: Python<'_>) -> PyResult<u64> {
+        self.open().map_or(Ok(0), |open| calls::disk_reads(py, &open))
     }
 
     /// Remove an object. Returns 0, -704 if there is none, or -706 if a lease refuses: force=True does it all

@@ -85,7 +85,9 @@ async fn leader() -> Response {
 
 async fn all_segments(State(shared): Server) -> Response {
     let stat = shared.stat();
-    let names = stat.nodes.iter().filter(|node| node.alive).map(|node| format!("{}\n", node.info.name));
+    // Disks are no segments: who asks wants to know where there is memory.
+    let segments = stat.nodes.iter().filter(|node| node.alive && node.info.beside.is_none());
+    let names = segments.map(|node| format!("{}\n", node.info.name));
     text(StatusCode::OK, names.collect::<String>())
 }
 
@@ -97,7 +99,7 @@ async fn segments_detail(State(shared): Server) -> Response {
             "capacity": node.usage.capacity, "used": allocated(&node.usage), "free": node.usage.free,
             "granted": node.usage.granted, "committed": node.usage.committed, "held": node.usage.held,
             "objects": node.usage.objects, "owed": node.owed, "requests": node.info.tcp,
-            "bytes": node.info.data,
+            "bytes": node.info.data, "disk": node.info.beside.is_some(),
         })
     });
     answer(StatusCode::OK, &Value::Array(nodes.collect()))
@@ -155,7 +157,7 @@ async fn query_key(State(shared): Server, Query(names): Query<Names>) -> Respons
     let nodes = by_segment(&resolved);
     match resolved.items.first() {
         Some(ResolveOutcome::Found(found)) => {
-            let lines = descriptors(found, &nodes).into_iter().map(|line| format!("{line}\n"));
+            let lines = descriptors(found, &nodes, false).into_iter().map(|line| format!("{line}\n"));
             text(StatusCode::OK, lines.collect::<String>())
         }
         Some(ResolveOutcome::Unavailable(_)) => problem(UNAVAILABLE, "REPLICA_IS_NOT_READY"),
@@ -182,8 +184,8 @@ async fn batch_query_keys(State(shared): Server, Query(names): Query<Names>) -> 
         let none = Vec::<Value>::new();
         let value = match outcome {
             ResolveOutcome::Found(found) => json!({
-                "ok": true, "error": null, "values": descriptors(found, &nodes), "disk_values": none,
-                "local_disk_values": none, "nof_values": none,
+                "ok": true, "error": null, "values": descriptors(found, &nodes, false), "disk_values": none,
+                "local_disk_values": descriptors(found, &nodes, true), "nof_values": none,
             }),
             ResolveOutcome::Absent => missing("OBJECT_NOT_FOUND"),
             ResolveOutcome::Unavailable(_) => missing("REPLICA_IS_NOT_READY"),
@@ -207,9 +209,9 @@ fn by_segment(resolved: &Resolved) -> BTreeMap<u64, &NodeInfo> {
     resolved.nodes.iter().map(|node| (node.segment.0, node)).collect()
 }
 
-/// Where each replica lies, in the shape of Mooncake's buffer descriptors. An address in a node's memory
-/// means nothing outside it, so the slot and its stamp stand for it.
-fn descriptors(found: &Found, nodes: &BTreeMap<u64, &NodeInfo>) -> Vec<Value> {
+/// Where each replica in memory lies, or each on a disk, in the shape of Mooncake's buffer descriptors. An
+/// address in a node's memory means nothing outside it, so the slot and its stamp stand for it.
+fn descriptors(found: &Found, nodes: &BTreeMap<u64, &NodeInfo>, on_disk: bool) -> Vec<Value> {
     let describe = |location: &Location| {
         let node = nodes.get(&location.segment.0);
         let endpoint = node.map(|it| if it.data.is_empty() { &it.name } else { &it.data });
@@ -218,7 +220,8 @@ fn descriptors(found: &Found, nodes: &BTreeMap<u64, &NodeInfo>) -> Vec<Value> {
             "segment_name_": node.map(|it| &it.name), "slot": location.slot.0, "stamp": location.stamp.0,
         })
     };
-    found.replicas.iter().map(describe).collect()
+    let is_on_disk = |it: &&Location| nodes.get(&it.segment.0).is_some_and(|node| node.beside.is_some());
+    found.replicas.iter().filter(|it| is_on_disk(it) == on_disk).map(describe).collect()
 }
 
 fn missing(error: &str) -> Value {

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tiffin_ssd::{
-    AppendError, ChangeError, Drive, Event, FORGET_IDS_MAX, Limits, OpId, Pieces, ReadError, Record,
-    RecordId, ShelfConfig, Span, Stats,
+    AppendError, ChangeError, Drive, Event, FORGET_IDS_MAX, Limits, OpId, OpenError, Pieces, ReadError,
+    Record, RecordId, ShelfConfig, Span, Stats,
 };
 use tokio::sync::{mpsc, oneshot};
 
@@ -47,7 +47,10 @@ impl Shelf {
         // The node may be going away, and then nobody listens.
         let listen = move |event| _ = tell.send(event);
         let opened = tokio::task::spawn_blocking(move || tiffin_ssd::Shelf::open(&config, listen)).await;
-        let opened = opened.map_err(StartError::disk)?.map_err(StartError::disk)?;
+        let opened = opened.map_err(StartError::disk)?.map_err(|error| match error {
+            OpenError::InUse { .. } => StartError::DiskInUse(error.to_string()),
+            error => StartError::disk(error),
+        })?;
         let shelf = Self { shelf: Arc::new(opened.shelf), engine: opened.driven.to_string() };
         Ok((shelf, opened.records, events))
     }

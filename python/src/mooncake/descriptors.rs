@@ -1,0 +1,114 @@
+//! What `get_replica_desc` tells of the copies of an object.
+//!
+//! Mooncake's copies are of one kind each, and asking one for what another kind has raises `RuntimeError`. Ours
+//! lie in memory or on the disk of a node, which Mooncake calls a local disk.
+
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
+use tiffin_client::{Info, Replica};
+
+use super::enums::ReplicaStatus;
+
+/// Where the bytes of a copy in memory are.
+#[pyclass(module = "mooncake.store", frozen)]
+#[derive(Clone, Debug)]
+pub(crate) struct Descriptor {
+    /// How many bytes the object has.
+    #[pyo3(get)]
+    size: u64,
+    /// Always 0: an address in a node's memory means nothing outside it.
+    #[pyo3(get)]
+    buffer_address: u64,
+    /// The name of the segment, as `get_hostname()` tells it there.
+    #[pyo3(get)]
+    transport_endpoint: String,
+}
+
+/// A copy in memory.
+#[pyclass(module = "mooncake.store", frozen)]
+#[derive(Clone, Debug)]
+pub(crate) struct MemoryDescriptor {
+    /// Where its bytes are.
+    #[pyo3(get)]
+    buffer_descriptor: Descriptor,
+}
+
+/// A copy in a file that every client can read, which there is none of.
+#[pyclass(module = "mooncake.store", frozen)]
+#[derive(Clone, Debug)]
+pub(crate) struct DiskDescriptor {
+    /// The file.
+    #[pyo3(get)]
+    file_path: String,
+    /// How many bytes the object has.
+    #[pyo3(get)]
+    object_size: u64,
+}
+
+/// One copy of an object.
+#[pyclass(module = "mooncake.store", frozen)]
+#[derive(Clone, Debug)]
+pub(crate) struct ReplicaDescriptor {
+    buffer: Descriptor,
+    is_on_disk: bool,
+}
+
+impl ReplicaDescriptor {
+    /// All copies of an object.
+    pub(crate) fn of(info: &Info) -> Vec<Self> {
+        let describe = |replica: &Replica| Self {
+            buffer: Descriptor {
+                size: info.len,
+                buffer_address: 0,
+                transport_endpoint: replica.node.name.clone(),
+            },
+            is_on_disk: replica.node.beside.is_some(),
+        };
+        info.replicas.iter().map(describe).collect()
+    }
+}
+
+#[pymethods]
+impl ReplicaDescriptor {
+    /// How far the copy is: always `COMPLETE`, since others are not shown.
+    #[getter]
+    fn status(&self) -> ReplicaStatus {
+        ReplicaStatus::Complete
+    }
+
+    /// Whether it lies in memory.
+    fn is_memory_replica(&self) -> bool {
+        !self.is_on_disk
+    }
+
+    /// Whether it lies in a file that every client can read: never.
+    fn is_disk_replica(&self) -> bool {
+        false
+    }
+
+    /// Whether it lies on the disk of a node, which reads it for everybody.
+    fn is_local_disk_replica(&self) -> bool {
+        self.is_on_disk
+    }
+
+    /// Returns where it lies in memory; raises `RuntimeError` if it does not.
+    fn get_memory_descriptor(&self) -> PyResult<MemoryDescriptor> {
+        if self.is_on_disk {
+            return Err(PyRuntimeError::new_err("Expected MemoryDescriptor"));
+        }
+        Ok(MemoryDescriptor { buffer_descriptor: self.buffer.clone() })
+    }
+
+    /// Raises `RuntimeError`: no copy lies in a file that every client can read.
+    fn get_disk_descriptor(&self) -> PyResult<DiskDescriptor> {
+        Err(PyRuntimeError::new_err("Expected DiskDescriptor"))
+    }
+
+    fn __repr__(&self) -> String {
+        let kind = if self.is_on_disk { "local disk" } else { "memory" };
+        format!(
+            "<ReplicaDescriptor: {kind} of {}, {} bytes>",
+            self.buffer.transport_endpoint, self.buffer.size
+        )
+    }
+}

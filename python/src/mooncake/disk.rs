@@ -1,0 +1,131 @@
+//! The disk of a store that is set up with `enable_ssd_offload`: how much of it is used, and which directory is
+//! this store's own.
+//!
+//! Ranks of one host are commonly given the same path. Each takes a directory of its own below it, the first
+//! in order that nobody has, so that a rank which starts again finds what was left there. What lies on a disk
+//! belongs to the cluster, so it does not matter which rank brings it back.
+//!
+//! **Invariant:** a directory is claimed by a lock that is held for as long as the store is open, and by one
+//! store at a time.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Component, Path, PathBuf};
+
+use rustix::fs::{FlockOperation, flock, statvfs};
+use rustix::io::Errno;
+use tiffin_server::config::{Engine, SsdConfig};
+
+use crate::process;
+
+/// How much of a disk is used unless told otherwise, if it has that much; Mooncake's default.
+const SIZE_DEFAULT: u64 = 2 << 40;
+/// Stores that may share one path.
+const RANKS_MAX: u32 = 1024;
+/// What was said of the disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct DiskSettings {
+    /// The directory that ranks may share.
+    pub(crate) path: PathBuf,
+    /// How many bytes this store may use there, if that was said.
+    pub(crate) size: Option<u64>,
+    /// How it is read and written.
+    pub(crate) engine: Engine,
+}
+
+/// A directory that is this store's own until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Claim {
+    lock: File,
+    /// A forked child has the same lock, and must leave it alone.
+    process: u32,
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        if self.process == process::current() {
+            // Closing alone would leave it locked where a forked child has it too. Nothing is to be done
+            // where even that fails: it is unlocked when the last process that has it ends.
+            let _unlocked = flock(&self.lock, FlockOperation::Unlock);
+        }
+    }
+}
+
+impl DiskSettings {
+    /// Takes a directory of its own, and says how the node is to use it and what the user should hear; or
+    /// what is wrong.
+    pub(crate) fn claim(&self) -> Result<(Claim, SsdConfig, Option<String>), String> {
+        self.check()?;
+        let cannot = |what: &str, path: &Path, error: io::Error| {
+            format!("`{}` cannot be {what}: {error}\n\nhint: see that it may be written", path.display())
+        };
+        for rank in 0..RANKS_MAX {
+            let at = self.path.join(format!("rank-{rank}.lock"));
+            let opened = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&at);
+            let lock = opened.map_err(|error| cannot("opened", &at, error))?;
+            match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => {
+                    let claim = Claim { lock, process: process::current() };
+                    let path = self.path.join(format!("rank-{rank}"));
+                    let (size, warning) = self.size_at(&path)?;
+                    return Ok((claim, SsdConfig { path, size, engine: self.engine }, warning));
+                }
+                Err(Errno::WOULDBLOCK) => {}
+                Err(error) => return Err(cannot("locked", &at, error.into())),
+            }
+        }
+        Err(format!("{RANKS_MAX} stores use `{}` already", self.path.display()))
+    }
+
+    fn check(&self) -> Result<(), String> {
+        let hint = "name a directory on a disk with `ssd_offload_path` or MOONCAKE_OFFLOAD_FILE_STORAGE_PATH";
+        let fail =
+            |why: &str| Err(format!("the disk's path is `{}`: {why}\n\nhint: {hint}", self.path.display()));
+        if !self.path.is_absolute() {
+            return fail("it is not absolute");
+        }
+        if self.path.components().any(|it| it == Component::ParentDir) {
+            return fail("it has `..` in it");
+        }
+        match fs::metadata(&self.path) {
+            Ok(found) if found.is_dir() => Ok(()),
+            Ok(_) => fail("it is no directory"),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => fail("there is no such directory"),
+            Err(error) => fail(&error.to_string()),
+        }
+    }
+
+    /// How many bytes to use: what was asked for, as far as there is room. Who asked for nothing keeps what
+    /// is there, or takes half of what is free, so that the next one finds some too: all of it is set aside
+    /// at once.
+    fn size_at(&self, path: &Path) -> Result<(u64, Option<String>), String> {
+        let room = statvfs(&self.path).map_err(|error| {
+            format!("`{}` cannot be looked at: {}", self.path.display(), io::Error::from(error))
+        })?;
+        let free = room.f_bavail.saturating_mul(room.f_frsize);
+        let held = held_bytes(path);
+        let (size, wanted) = match self.size {
+            Some(said) if said <= free.saturating_add(held) => (said, said),
+            // Some of it is left to others: a filesystem that is full to the brim is no good to anybody.
+            Some(said) => ((free / 10 * 9).saturating_add(held), said),
+            None if held > 0 => (held, held),
+            None => (SIZE_DEFAULT.min(free / 2), SIZE_DEFAULT),
+        };
+        let warning = (size < wanted).then(|| {
+            format!(
+                "the disk at `{}` has {free} bytes free, so {size} are used and not {wanted}; \
+                 MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES says how many each store is to take",
+                self.path.display()
+            )
+        });
+        Ok((size, warning))
+    }
+}
+
+/// What the files of a directory take up; nothing where there is none.
+fn held_bytes(path: &Path) -> u64 {
+    let Ok(entries) = fs::read_dir(path) else { return 0 };
+    let files = entries.filter_map(|entry| entry.and_then(|it| it.metadata()).ok());
+    files.map(|found| found.blocks().saturating_mul(512)).fold(0, u64::saturating_add)
+}

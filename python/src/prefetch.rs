@@ -1,0 +1,168 @@
+//! Bringing objects that only a disk has into memory: what is begun, and how it is waited for.
+//!
+//! A prefetch runs by itself from the moment it was asked for. What Python holds of it is a [`Prefetch`]: it may
+//! be waited for any number of times, cancelled, or forgotten, and then goes on.
+
+use pyo3::IntoPyObjectExt;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use tiffin_client::{Ahead, Client, Deadline, Error, Key, PrefetchOutcome};
+use tokio::sync::watch;
+use tokio::task::AbortHandle;
+use tokio::time::timeout_at;
+
+use crate::errors;
+use crate::handle::Operation;
+use crate::keys::{Keys, UNGIVEN};
+use crate::methods::{Any, Caller, methods};
+use crate::operations::{Each, gather};
+
+/// What became of all keys, as soon as that is known.
+type Told = watch::Receiver<Option<Each<PrefetchOutcome>>>;
+
+/// Which objects a probe brings into memory, as Python says it.
+pub(crate) fn ahead(py: Python<'_>, word: &str) -> PyResult<Ahead> {
+    match word {
+        "none" => Ok(Ahead::Nothing),
+        "leading" => Ok(Ahead::LeadingRun),
+        "all" => Ok(Ahead::All),
+        other => {
+            let hint = "it is \"none\", \"leading\" or \"all\"";
+            Err(errors::invalid(py, format!("prefetch={other:?} is unknown\n\nhint: {hint}")))
+        }
+    }
+}
+
+/// Begins a prefetch.
+pub(crate) struct Begin {
+    pub(crate) keys: Keys,
+    pub(crate) ahead: Ahead,
+    pub(crate) caller: Caller,
+}
+
+impl Operation for Begin {
+    type Outcome = (Told, AbortHandle);
+
+    async fn run(&self, client: &Client, deadline: Deadline) -> Result<Self::Outcome, Error> {
+        let (tell, told) = watch::channel(None);
+        let work = work(client.clone(), self.keys.list.clone(), self.ahead, deadline, tell);
+        Ok((told, tokio::spawn(work).abort_handle()))
+    }
+
+    fn answer(self, py: Python<'_>, (told, task): Self::Outcome) -> PyResult<Py<PyAny>> {
+        Prefetch { caller: self.caller, is_one: self.keys.is_one, told, task }.into_py_any(py)
+    }
+}
+
+async fn work(
+    client: Client,
+    keys: Vec<Key>,
+    ahead: Ahead,
+    deadline: Deadline,
+    tell: watch::Sender<Option<Each<PrefetchOutcome>>>,
+) {
+    let outcomes = client.prefetch(&keys, ahead, deadline).await;
+    tell.send_replace(Some(outcomes));
+}
+
+/// Objects on their way into memory. Made by `tiffin.Store.prefetch`.
+///
+/// It goes on by itself, whether or not anybody waits for it or keeps this.
+#[pyclass(frozen, module = "tiffin")]
+pub(crate) struct Prefetch {
+    caller: Caller,
+    is_one: bool,
+    told: Told,
+    task: AbortHandle,
+}
+
+methods! {
+    class Prefetch, with self and py;
+
+    /// Waits for the end, and says what became of each key, in the order in which they were given; for one
+    /// key, of that one.
+    ///
+    /// `"done"`: it is in memory now. `"resident"`: it was already. `"absent"`: there is no such object.
+    /// `"skipped"`: it was not begun, because memory has no room for it, too much is under way, or it lies
+    /// behind a gap. `"failed"`: it could not be read, now or a short while ago. `"running"`: the time of the
+    /// prefetch was over, and it is still on its way.
+    ///
+    /// Raises `tiffin.Timeout` if `timeout` comes first, and the prefetch goes on; and
+    /// `concurrent.futures.CancelledError` if it was cancelled.
+    call result() {
+        Wait { told: self.told.clone(), is_one: self.is_one }
+    }
+
+    /// Begins nothing more, and lets nobody wait for it any longer. What was begun still comes into memory.
+    /// Returns whether the prefetch was under way.
+    call cancel() {
+        Cancel { told: self.told.clone(), task: self.task.clone() }
+    }
+
+    others {
+        /// Whether it has ended, or was cancelled.
+        #[getter]
+        fn is_done(&self) -> bool {
+            self.told.borrow().is_some() || self.told.has_changed().is_err()
+        }
+    }
+}
+
+struct Wait {
+    told: Told,
+    is_one: bool,
+}
+
+impl Operation for Wait {
+    /// Nothing if it was cancelled.
+    type Outcome = Option<Each<PrefetchOutcome>>;
+
+    async fn run(&self, _: &Client, deadline: Deadline) -> Result<Self::Outcome, Error> {
+        let mut told = self.told.clone();
+        let ended = timeout_at(deadline.instant(), told.wait_for(Option::is_some)).await;
+        match ended {
+            Ok(Ok(outcomes)) => Ok(outcomes.clone()),
+            Ok(Err(_)) => Ok(None),
+            Err(_) => Err(Error::Timeout { what: "the prefetch has not ended yet".to_owned() }),
+        }
+    }
+
+    fn answer(self, py: Python<'_>, outcome: Self::Outcome) -> PyResult<Py<PyAny>> {
+        static CANCELLED: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+        let Some(outcomes) = outcome else {
+            let class = CANCELLED.import(py, "concurrent.futures", "CancelledError")?;
+            return Err(PyErr::from_value(class.call1(("the prefetch was cancelled",))?));
+        };
+        gather(py, self.is_one, &UNGIVEN, outcomes, |outcome| word(outcome).into_py_any(py))
+    }
+}
+
+struct Cancel {
+    told: Told,
+    task: AbortHandle,
+}
+
+impl Operation for Cancel {
+    type Outcome = bool;
+
+    async fn run(&self, _: &Client, _: Deadline) -> Result<bool, Error> {
+        let is_under_way = self.told.borrow().is_none() && self.told.has_changed().is_ok();
+        self.task.abort();
+        Ok(is_under_way)
+    }
+
+    fn answer(self, py: Python<'_>, outcome: bool) -> PyResult<Py<PyAny>> {
+        outcome.into_py_any(py)
+    }
+}
+
+fn word(outcome: PrefetchOutcome) -> &'static str {
+    match outcome {
+        PrefetchOutcome::Absent => "absent",
+        PrefetchOutcome::Resident => "resident",
+        PrefetchOutcome::Done => "done",
+        PrefetchOutcome::Running => "running",
+        PrefetchOutcome::Failed => "failed",
+        PrefetchOutcome::Skipped => "skipped",
+    }
+}
