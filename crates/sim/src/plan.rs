@@ -123,7 +123,6 @@ impl Plan {
             protect_ms: *chance.pick(&[5, 30, 150]).unwrap_or(&30),
             away_ms_max: *chance.pick(&[400, 2000, 100_000]).unwrap_or(&400),
             throttle,
-            ..TierConfig::default()
         };
         if chance.percent(40) {
             self.draw_busy_disks(chance);

@@ -246,7 +246,7 @@ impl World {
         let request = match self.chance.below(20) {
             0..12 => {
                 let keys = keys.iter().collect();
-                Request::Exists(Exists { keys, touch: false, lease: false, ahead, ..Exists::default() })
+                Request::Exists(Exists { keys, touch: false, lease: false, ahead })
             }
             12..19 => {
                 let wait_ms = if self.chance.percent(70) { self.chance.between(1, 200) } else { 0 };
