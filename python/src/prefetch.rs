@@ -1,7 +1,7 @@
 //! Bringing objects that only a disk has into memory: what is begun, and how it is waited for.
 //!
-//! A prefetch runs by itself from the moment it was asked for. What Python holds of it is a [`Prefetch`]: it may
-//! be waited for any number of times, cancelled, or forgotten, and then goes on.
+//! A prefetch runs by itself from the moment it was asked for. What Python holds of it is a [`Prefetch`]: it
+//! may be waited for any number of times, cancelled, or forgotten, and then goes on.
 
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;

@@ -209,9 +209,9 @@ methods! {
     /// >>> "a" in store
     /// True
     ///
-    /// `prefetch` says which objects that only a disk has are to come into memory meanwhile: `"none"`, `"all"`,
-    /// or those in front of the first key that does not exist (`"leading"`), which is what a cache of prefixes
-    /// can use. The answer is the same and does not wait for them.
+    /// `prefetch` says which objects that only a disk has are to come into memory meanwhile: `"none"`,
+    /// `"all"`, or those in front of the first key that does not exist (`"leading"`), which is what a cache
+    /// of prefixes can use. The answer is the same and does not wait for them.
     call exists(key: &Any<'py>; prefetch: &str = "none") {
         ExistAll { keys: Keys::parse(key)?, ahead: prefetch::ahead(py, prefetch)? }
     }
@@ -221,8 +221,8 @@ methods! {
     ///
     /// With `leading=True` only those in front of the first key that does not exist are brought. It does not
     /// count as a use of the objects, and no other process brings the same ones at the same time. When memory
-    /// has no room but by letting go of what is used more, they stay where they are. `timeout` is how long all
-    /// of it may take.
+    /// has no room but by letting go of what is used more, they stay where they are. `timeout` is how long
+    /// all of it may take.
     ///
     /// >>> import tiffin
     /// >>> store = tiffin.connect()
@@ -355,9 +355,9 @@ methods! {
     /// `max_hold` is for how many seconds a sample that nobody leases may wait before it is dropped. What is
     /// not given is not limited. What is there already stays.
     ///
-    /// `demotion` says what becomes of its objects where nodes have disks: they go there before their memory is
-    /// used again (`"on-pressure"`), have a copy there soon after they were put (`"write-through"`), or never
-    /// go there (`"never"`). What is not given is as the master's settings say.
+    /// `demotion` says what becomes of its objects where nodes have disks: they go there before their memory
+    /// is used again (`"on-pressure"`), have a copy there soon after they were put (`"write-through"`), or
+    /// never go there (`"never"`). What is not given is as the master's settings say.
     ///
     /// >>> import tiffin
     /// >>> store = tiffin.connect()

@@ -3,8 +3,9 @@
 //! - `offload`: puts that wait for room, several times what the memory holds, so at the pace of the disk;
 //! - `read`: gets of what only the disk has, in any order, many at a time;
 //! - `promote`: explicit prefetch of what only the disk has;
-//! - `gap`: a probe, a pause of 50 ms as a scheduler makes it, a get; with nothing done in the pause, with what
-//!   is used a second time brought back, and with prefetch on the probe. The three take turns on keys of their own.
+//! - `gap`: a probe, a pause of 50 ms as a scheduler makes it, a get; with nothing done in the pause, with
+//!   what is used a second time brought back, and with prefetch on the probe. The three take turns on keys of
+//!   their own.
 //!
 //! What the disk itself can do is told by `ssd-bench` beside it (`make bench-ssd` runs both).
 
@@ -186,13 +187,15 @@ fn main() {
                 format!(r#"{{"way":"{name}","from_memory":{share:.3},"p50_ms":{p50:.3},"p99_ms":{p99:.3}}}"#)
             });
             println!(
-                r#"{{"offload_gb_s":{offload:.3},"read_gb_s":{read:.3},"read_p50_ms":{read_ms:.3},"promote_gb_s":{promote:.3},"promoted":{promoted},"gap":[{}]}}"#,
+                r#"{{"offload_gb_s":{offload:.3},"read_gb_s":{read:.3},"read_p50_ms":{read_ms:.3},{}{}]}}"#,
+                format_args!(r#""promote_gb_s":{promote:.3},"promoted":{promoted},"gap":["#),
                 gaps.collect::<Vec<_>>().join(",")
             );
             return;
         }
         println!("offload   {offload:6.2} GB/s   puts of 1 MiB that wait for room");
-        println!("read      {read:6.2} GB/s   gets of 1 MiB from disk, {DEPTH} at a time, median {read_ms:.2} ms");
+        let depth = format_args!("{DEPTH} at a time, median {read_ms:.2} ms");
+        println!("read      {read:6.2} GB/s   gets of 1 MiB from disk, {depth}");
         println!("promote   {promote:6.2} GB/s   prefetch of {promoted} objects of 1 MiB");
         println!("\nafter a probe and a pause of 50 ms, a get of {BATCH} objects of 1 MiB:");
         for (name, share, p50, p99) in gaps {

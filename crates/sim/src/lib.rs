@@ -3,8 +3,8 @@
 //! The parties are the production state machines of `core`, and every message between them goes through
 //! `proto`; only sockets, memory and clocks are simulated. The memory knows for which value each of its
 //! units was last written, so a read that returns anything else is found out. One master, two or three
-//! nodes, some of them with a disk, three to five clients, a few keys, too little memory, and a storm of faults; then calm, in which
-//! everything must come to rest.
+//! nodes, some of them with a disk, three to five clients, a few keys, too little memory, and a storm of
+//! faults; then calm, in which everything must come to rest.
 //!
 //! [`run`] plays one seed. [`catch`] breaks a rule of `core` and says how many seeds it took until that was
 //! noticed.

@@ -129,8 +129,8 @@ impl Plan {
         }
     }
 
-    /// Everything is on a disk, little of it fits into memory, all of it is wanted there, and the disk is slow:
-    /// promotions fail, are late, and meet the next ones.
+    /// Everything is on a disk, little of it fits into memory, all of it is wanted there, and the disk is
+    /// slow: promotions fail, are late, and meet the next ones.
     fn draw_busy_disks(&mut self, chance: &mut Chance) {
         let rate = |fault: &Fault| match fault {
             Fault::DiskSlow => 10,

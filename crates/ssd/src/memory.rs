@@ -131,8 +131,8 @@ impl Pieces {
         bytes
     }
 
-    /// The bytes of memory of our own, [`Pieces::zeroed`], after the operation has been answered with success:
-    /// without a copy if nobody else has hold of them any more.
+    /// The bytes of memory of our own, [`Pieces::zeroed`], after the operation has been answered with
+    /// success: without a copy if nobody else has hold of them any more.
     #[must_use]
     pub fn into_bytes(self) -> Bytes {
         let copy = |it: &Self| Bytes::Copied(it.to_vec());

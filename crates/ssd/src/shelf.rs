@@ -156,8 +156,8 @@ impl Shelf {
         let thread = thread::Builder::new().name("tiffin-ssd".to_owned()).spawn(move || {
             driver.run();
             drop(driver);
-            // Not by closing alone: a child that was forked meanwhile has the same file open, and would keep it
-            // locked. Should it fail, closing does what it can.
+            // Not by closing alone: a child that was forked meanwhile has the same file open, and would keep
+            // it locked. Should it fail, closing does what it can.
             let _unlocked = flock(&lock, FlockOperation::Unlock);
             drop((file, lock));
         });

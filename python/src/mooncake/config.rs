@@ -1,5 +1,5 @@
-//! `ReplicateConfig`: how an object is to be kept, in both generations of spellings, and what it comes to; and
-//! `ExistOptions`, what a probe is to do.
+//! `ReplicateConfig`: how an object is to be kept, in both generations of spellings, and what it comes to;
+//! and `ExistOptions`, what a probe is to do.
 
 use std::time::Duration;
 

@@ -1,7 +1,7 @@
 //! What `get_replica_desc` tells of the copies of an object.
 //!
-//! Mooncake's copies are of one kind each, and asking one for what another kind has raises `RuntimeError`. Ours
-//! lie in memory or on the disk of a node, which Mooncake calls a local disk.
+//! Mooncake's copies are of one kind each, and asking one for what another kind has raises `RuntimeError`.
+//! Ours lie in memory or on the disk of a node, which Mooncake calls a local disk.
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;

@@ -1,5 +1,5 @@
-//! The disk of a store that is set up with `enable_ssd_offload`: how much of it is used, and which directory is
-//! this store's own.
+//! The disk of a store that is set up with `enable_ssd_offload`: how much of it is used, and which directory
+//! is this store's own.
 //!
 //! Ranks of one host are commonly given the same path. Each takes a directory of its own below it, the first
 //! in order that nobody has, so that a rank which starts again finds what was left there. What lies on a disk

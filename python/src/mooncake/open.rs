@@ -323,8 +323,8 @@ async fn start_node(
     Err(Failure::new(name.code(), why))
 }
 
-/// Starts a node. The directory of its disk is this store's own, so who still has it is a store of this process
-/// that was closed a moment ago.
+/// Starts a node. The directory of its disk is this store's own, so who still has it is a store of this
+/// process that was closed a moment ago.
 async fn start_when_free(config: NodeConfig) -> Result<NodeServer, StartError> {
     let deadline = tokio::time::Instant::now() + DISK_TIME;
     loop {

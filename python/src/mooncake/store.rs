@@ -143,9 +143,9 @@ impl MooncakeDistributedStore {
     /// :param enable_client_http_server: has no effect
     /// :param client_http_port: has no effect
     ///
-    /// By name only, beyond Mooncake's: `ssd_get_wait_ms` is how long a get waits for what is on its way from a
-    /// disk into memory (10); `ssd_prefetch_cooldown_sec` and `ssd_prefetch_dedup_ttl_sec` are settings of the
-    /// master here, and have no effect.
+    /// By name only, beyond Mooncake's: `ssd_get_wait_ms` is how long a get waits for what is on its way from
+    /// a disk into memory (10); `ssd_prefetch_cooldown_sec` and `ssd_prefetch_dedup_ttl_sec` are settings of
+    /// the master here, and have no effect.
     ///
     /// A dict has the same names as keys, and sizes may have suffixes, as in "4GB"; `device_name` and
     /// `master_server_address` are understood too, and unknown keys are ignored.
@@ -456,8 +456,8 @@ impl MooncakeDistributedStore {
 
     /// Returns 1 if an object can be read, 0 if not, or a negative code. It is then leased.
     ///
-    /// :param options: `ExistOptions(prefetch_to_memory=True)` brings it into memory if only a disk has it. The
-    ///     answer is the same, nothing is leased, and it does not count as a use.
+    /// :param options: `ExistOptions(prefetch_to_memory=True)` brings it into memory if only a disk has it.
+    /// The answer is the same, nothing is leased, and it does not count as a use.
     #[pyo3(signature = (key, options=None), text_signature = "($self, key)")]
     fn is_exist(&self, py: Python<'_>, key: KeyArg, options: Option<ExistOptions>) -> PyResult<i64> {
         first(self.batch_is_exist(py, NameArgs::from(&key), options)?)
@@ -467,8 +467,8 @@ impl MooncakeDistributedStore {
     /// leased.
     ///
     /// :param options: `ExistOptions(prefetch_to_memory=True)` brings what only a disk has into memory, from
-    ///     the first key to the one before the first that is not there: what a prefix cache can use. The answer
-    ///     is the same, nothing is leased, and it does not count as a use.
+    ///     the first key to the one before the first that is not there: what a prefix cache can use. The
+    ///     answer is the same, nothing is leased, and it does not count as a use.
     #[pyo3(signature = (keys, options=None), text_signature = "($self, keys)")]
     fn batch_is_exist(
         &self,

@@ -137,8 +137,8 @@ impl Master {
         if !matches!(self.ops.get(&op), Some(Op::Reserve(it)) if is_late(it)) {
             return;
         }
-        // A disk that cannot keep up costs nobody a put: what may be evicted is looked at once more. Who is not
-        // the first in its line has no claim on that.
+        // A disk that cannot keep up costs nobody a put: what may be evicted is looked at once more. Who is
+        // not the first in its line has no claim on that.
         if self.members.disks().next().is_some() && self.room.is_first(op) {
             self.try_again(op);
         }
@@ -338,8 +338,8 @@ impl Master {
         rank(possible, wish)
     }
 
-    /// Makes room on one of these nodes: first of all with what disks have, too. A put that may wait waits for a
-    /// disk, so that nothing is lost.
+    /// Makes room on one of these nodes: first of all with what disks have, too. A put that may wait waits
+    /// for a disk, so that nothing is lost.
     fn make_room_somewhere(
         &mut self,
         candidates: &[NodeIndex],

@@ -302,9 +302,9 @@ impl Node {
         valid
     }
 
-    /// Before an object is written to the disk beside this memory: where its bytes lie, if this node has heard
-    /// what they are. It must not ask another life of the master about what its disk tells that life of. Its
-    /// room stays as it is until [`Self::end_demotion`].
+    /// Before an object is written to the disk beside this memory: where its bytes lie, if this node has
+    /// heard what they are. It must not ask another life of the master about what its disk tells that life
+    /// of. Its room stays as it is until [`Self::end_demotion`].
     pub fn begin_demotion(&mut self, hold: Hold, len: u64) -> Option<Vec<Extent>> {
         if self.slots.state(hold) != Some(SlotState::Committed) {
             return None;

@@ -207,8 +207,8 @@ impl Master {
         own.unwrap_or(self.tier.config.demotion)
     }
 
-    /// Sends one message with objects to a disk; `false` if there is nothing to send. If the memory beside it is
-    /// `short` of room, at least that much is to be under way.
+    /// Sends one message with objects to a disk; `false` if there is nothing to send. If the memory beside it
+    /// is `short` of room, at least that much is to be under way.
     fn shelve_some(&mut self, disk: NodeIndex, node: NodeIndex, short: u64) -> bool {
         let ready = |it: NodeIndex| self.members.get(it).is_some_and(|it| it.standing == Standing::Ready);
         let rests = self.tier.writing.get(&disk).is_some_and(|it| it.rest_until > self.now);

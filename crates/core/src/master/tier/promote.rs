@@ -433,8 +433,8 @@ impl Master {
         }
     }
 
-    /// The memory or the disk of promotions is gone for now: they end, whatever step they were at, unless they
-    /// need the disk no more.
+    /// The memory or the disk of promotions is gone for now: they end, whatever step they were at, unless
+    /// they need the disk no more.
     pub(in crate::master) fn end_promotions_at(&mut self, gone: NodeIndex) {
         let there = |it: &Promoting| it.node == gone || (it.from.0 == gone && !it.settling);
         let running = self.tier.promotions.running.iter();
