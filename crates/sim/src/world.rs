@@ -159,7 +159,9 @@ impl World {
         let mut chance = Chance::new(seed);
         // Disks are drawn from elsewhere: a world without them is what it was before there were any.
         let mut plan = Plan::draw(&mut chance);
-        plan.draw_disks(&mut Chance::new(!seed));
+        if seed >= crate::DISK_SEEDS {
+            plan.draw_disks(&mut Chance::new(!seed));
+        }
         let mut world = Self {
             sabotage,
             now: 0,

@@ -13,7 +13,7 @@ pub const DIRECTION: [(&str, &[&str]); 15] = [
     ("tiffin-kv-sim", &["tiffin-kv"]),
     ("tiffin-kv-replay", &["tiffin-kv"]),
     ("tiffin-proto", &["tiffin-core"]),
-    ("tiffin-sim", &["tiffin-core", "tiffin-proto", "tiffin-ssd"]),
+    ("tiffin-sim", &["tiffin-core", "tiffin-proto", "tiffin-ssd", "tiffin-throttle"]),
     ("tiffin-rpc", &["tiffin-core", "tiffin-proto", "tiffin-transport"]),
     ("tiffin-server", &["tiffin-core", "tiffin-proto", "tiffin-transport", "tiffin-rpc", "tiffin-ssd"]),
     ("tiffin-client", &["tiffin-core", "tiffin-proto", "tiffin-transport", "tiffin-rpc", "tiffin-server"]),

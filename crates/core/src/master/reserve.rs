@@ -307,7 +307,7 @@ impl Master {
                     self.members.get(*node).is_some_and(|it| has <= it.usage.capacity / SPARE_SHARE)
                 };
                 let little: Vec<_> = candidates.iter().copied().filter(is_little).collect();
-                little.into_iter().find(|&node| self.make_room(node, need, (&whose.0, &whose.1), true))
+                self.make_room_somewhere(&little, need, (&whose.0, &whose.1), true)
             }
         };
         let Some(node) = node else {

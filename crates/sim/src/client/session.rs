@@ -355,10 +355,8 @@ impl World {
     pub(crate) fn simple_answered(&mut self, client: usize, id: SessionId, reply: Option<Reply>) {
         let Some(it) = self.clients.get_mut(client) else { return };
         let Some(session) = it.sessions.remove(&id) else {
-            if let Some(Reply::Reserved(reserved)) = reply {
-                self.give_back(client, reserved);
-            }
-            return;
+            let Some(Reply::Reserved(reserved)) = reply else { return };
+            return self.give_back(client, reserved);
         };
         match reply {
             Some(Reply::Reserved(reserved)) => {
