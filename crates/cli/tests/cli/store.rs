@@ -155,7 +155,29 @@ fn json_is_the_same_for_every_command() {
               "why": null
             }
           ],
-          "soft_pinned": 0
+          "soft_pinned": 0,
+          "tier": {
+            "demoted_bytes": 0,
+            "demoted_objects": 0,
+            "demotions_failed": 0,
+            "disk_corrupt": 0,
+            "disk_evicted": 0,
+            "evicted_unshelved": 0,
+            "gets_from_disk": 0,
+            "gets_from_memory": 1,
+            "gets_late": 0,
+            "gets_waited": 0,
+            "prefetch_failed": 0,
+            "prefetch_joined": 0,
+            "prefetch_redundant": 0,
+            "prefetch_skipped": 0,
+            "promoted_bytes": 0,
+            "promoted_objects": 0,
+            "promoted_unused": 0,
+            "promoted_used": 0,
+            "shelved_objects": 0,
+            "waited_ms": 0
+          }
         }
         {
           "absent": 1,
