@@ -56,8 +56,8 @@ impl World {
         let patience = self.chance.between(40, 400);
         let patience = self.by_its_clock(client, patience);
         let Some(it) = self.clients.get_mut(client) else { return };
-        it.next_request += 1;
-        let id = RequestId(it.next_request);
+        let id = it.next_request();
+        it.last_request = id;
         let reserves = matches!(request, Request::Reserve(_));
         it.calls.insert(id, Call { target, waiting: Some(request), purpose, reserves });
         if !matches!(purpose, Purpose::Goodbye(_) | Purpose::EndView(_)) {
@@ -113,7 +113,7 @@ impl World {
             let Target::Node(segment) = target else { continue };
             let Some(it) = self.clients.get_mut(client) else { return };
             let known: Vec<Hold> = it.reserved_on(segment);
-            let id = RequestId(it.next_request + 1);
+            let id = it.next_request();
             if let Some(link) = it.links.get_mut(&target) {
                 (link.keep_due, link.keep) = (false, Some(id));
             }
@@ -141,7 +141,7 @@ impl World {
                 self.flush(client, Target::Master);
             }
             Purpose::BeginView(key) => self.view_answered(client, key, &reply),
-            Purpose::EndView(key) => it.view_is_over(key),
+            Purpose::EndView(key) => it.view_is_over(key, id),
             Purpose::Goodbye(target) => self.goodbye_said(client, target),
             Purpose::Nothing => (),
         }

@@ -105,7 +105,7 @@ pub(crate) struct Client {
     /// The same, and what it has let go of: the kernel tells all of these of its death.
     pub(crate) watched_by: BTreeSet<SegmentId>,
     pub(crate) calls: BTreeMap<RequestId, Call>,
-    pub(crate) next_request: u64,
+    pub(crate) last_request: RequestId,
     pub(crate) sessions: BTreeMap<SessionId, Session>,
     pub(crate) next_session: u64,
     pub(crate) views: BTreeMap<ViewKey, View>,
@@ -137,7 +137,7 @@ impl Client {
             attached: BTreeSet::new(),
             watched_by: BTreeSet::new(),
             calls: BTreeMap::new(),
-            next_request: 0,
+            last_request: RequestId(0),
             sessions: BTreeMap::new(),
             next_session: 0,
             views: BTreeMap::new(),
@@ -148,6 +148,11 @@ impl Client {
             known: Known::new(KNOWN_MAX, 0),
             goodbyes: BTreeSet::new(),
         }
+    }
+
+    /// What its next call will be known by.
+    pub(crate) fn next_request(&self) -> RequestId {
+        RequestId(self.last_request.0 + 1)
     }
 
     pub(crate) fn target_of(&self, conn: ConnId) -> Option<Target> {
@@ -312,8 +317,8 @@ impl World {
         if std::mem::replace(&mut it.leased_in, epoch) != epoch {
             return it.leases.clear();
         }
-        it.next_request += 1;
-        let (id, leases) = (RequestId(it.next_request), it.leases.iter().copied().collect());
+        it.last_request = it.next_request();
+        let (id, leases) = (it.last_request, it.leases.iter().copied().collect());
         self.send_request(conn, Way::Up, id, &Request::KeepLeases(leases));
     }
 

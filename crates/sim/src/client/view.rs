@@ -1,7 +1,7 @@
 //! Views: bytes looked at where they lie, for as long as the client likes.
 
 use tiffin_core::{
-    Hold, SegmentId,
+    Hold, RequestId, SegmentId,
     message::{Found, Reply, Request},
     node::SlotState,
 };
@@ -29,15 +29,17 @@ enum State {
 /// One view.
 #[derive(Debug)]
 pub(crate) struct View {
+    /// The call that asked for it.
+    asked: RequestId,
     state: State,
     units: Vec<usize>,
     len: u64,
 }
 
 impl Client {
-    /// The node has confirmed the end. A view that began since stays.
-    pub(crate) fn view_is_over(&mut self, key: ViewKey) {
-        if self.views.get(&key).is_some_and(|it| it.state == State::Ending) {
+    /// The node has confirmed an end. A view that was asked for since stays.
+    pub(crate) fn view_is_over(&mut self, key: ViewKey, end: RequestId) {
+        if self.views.get(&key).is_some_and(|it| it.state == State::Ending && it.asked < end) {
             self.views.remove(&key);
         }
     }
@@ -64,7 +66,12 @@ impl World {
         if it.views.contains_key(&key) {
             return;
         }
-        let view = View { state: State::Beginning, units: all_units(&record.extents), len: record.len };
+        let view = View {
+            asked: it.next_request(),
+            state: State::Beginning,
+            units: all_units(&record.extents),
+            len: record.len,
+        };
         it.views.insert(key, view);
         let target = Target::Node(key.0);
         self.call(client, target, Request::BeginViews(vec![key.1]), Purpose::BeginView(key));
