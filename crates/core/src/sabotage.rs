@@ -21,13 +21,6 @@ macro_rules! variants {
             /// Every broken variant.
             pub const ALL: &[Self] = &[$(Self::$variant,)*];
 
-            /// Whether it breaks a rule of disks, which only worlds with disks can notice. They are the last.
-            #[must_use]
-            pub fn is_of_disks(self) -> bool {
-                let first = Self::ALL.iter().position(|it| *it == Self::ShelveUnseen);
-                Self::ALL.iter().position(|it| *it == self) >= first
-            }
-
             /// The rule that it breaks, in a few words.
             #[must_use]
             pub fn rule(self) -> &'static str {

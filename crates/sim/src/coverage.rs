@@ -59,6 +59,8 @@ points! {
     FaultDiskLinkLong,
     /// A fault: a device answers with errors for a while.
     FaultDiskFails,
+    /// A fault: something else fills a device for a while.
+    FaultDiskFills,
     /// A fault: a device is slow for a while.
     FaultDiskSlow,
     /// A fault: a record on a disk is not what it was.
@@ -327,22 +329,6 @@ impl Default for Coverage {
     }
 }
 
-/// How the names begin of what is only met where there are disks.
-const OF_DISKS: [&str; 12] = [
-    "Disk",
-    "FaultDisk",
-    "Demot",
-    "Promot",
-    "Prefetch",
-    "LeftMemory",
-    "CheckedSurvival",
-    "CheckedLeadingRun",
-    "CheckedCold",
-    "CheckedProbe",
-    "Dropped",
-    "Moved",
-];
-
 impl Coverage {
     pub(crate) fn hit(&mut self, point: Point) {
         if let Some(count) = self.points.get_mut(point as usize) {
@@ -370,13 +356,10 @@ impl Coverage {
         points.chain(kinds).collect()
     }
 
-    /// The names that were never met. Those of disks only where there were any.
+    /// The names that were never met.
     #[must_use]
     pub fn missing(&self) -> Vec<&'static str> {
-        let counts = self.counts();
-        let has_disks = counts.iter().any(|(name, count)| *name == Point::Demoted.name() && *count > 0);
-        let is_due = |name: &str| has_disks || !OF_DISKS.iter().any(|it| name.starts_with(it));
-        let missing = counts.into_iter().filter(|(name, count)| *count == 0 && is_due(name));
+        let missing = self.counts().into_iter().filter(|(_, count)| *count == 0);
         missing.map(|(name, _)| name).collect()
     }
 }

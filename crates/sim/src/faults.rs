@@ -28,19 +28,21 @@ pub(crate) enum Fault {
     DiskSlow,
     DiskFlip,
     DiskLoses,
+    DiskFills,
 }
 
 impl Fault {
     /// The faults of disks, the last of all.
-    pub(crate) const DISKS: [Self; 6] = [
+    pub(crate) const DISKS: [Self; 7] = [
         Self::DiskLink,
         Self::DiskLinkLong,
         Self::DiskFails,
         Self::DiskSlow,
         Self::DiskFlip,
         Self::DiskLoses,
+        Self::DiskFills,
     ];
-    pub(crate) const ALL: [Self; 20] = [
+    pub(crate) const ALL: [Self; 21] = [
         Self::ClientBreak,
         Self::LinkBreak,
         Self::LinkLong,
@@ -61,6 +63,7 @@ impl Fault {
         Self::DiskSlow,
         Self::DiskFlip,
         Self::DiskLoses,
+        Self::DiskFills,
     ];
 }
 
@@ -139,7 +142,8 @@ impl World {
             | Fault::DiskFails
             | Fault::DiskSlow
             | Fault::DiskFlip
-            | Fault::DiskLoses => self.strike_disk(fault, node),
+            | Fault::DiskLoses
+            | Fault::DiskFills => self.strike_disk(fault, node),
             Fault::ClientClock => {
                 let rate = self.rate();
                 if let Some(it) = self.clients.get_mut(client).filter(|it| it.alive) {
@@ -164,6 +168,10 @@ impl World {
             Fault::DiskSlow => {
                 disk.log.slow_until = until;
                 Point::FaultDiskSlow
+            }
+            Fault::DiskFills => {
+                disk.log.full_until = until;
+                Point::FaultDiskFills
             }
             Fault::DiskLoses => {
                 disk.log.loses = 1 + (drawn % 2) as u32;

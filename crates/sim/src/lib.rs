@@ -54,11 +54,6 @@ pub struct Report {
     pub text: String,
 }
 
-/// Worlds from this seed on may have disks beside the memory of their nodes. `tiffin-sim` plays them when it
-/// is told to start there; they are not among those that every change is tried with, because a few of them
-/// break promises in ways that are not understood yet (docs/simulation.md).
-pub const DISK_SEEDS: u64 = 1 << 32;
-
 /// Plays one seed. `keep_text` keeps a log for people, which takes much longer.
 #[must_use]
 pub fn run(seed: u64, sabotage: Sabotage, keep_text: bool) -> Report {

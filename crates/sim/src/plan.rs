@@ -98,7 +98,7 @@ impl Plan {
             return;
         }
         self.disks = chance.between(1, self.nodes as u64) as usize;
-        self.disk_capacity = self.capacity * chance.between(2, 8) / 4;
+        self.disk_capacity = self.capacity * chance.between(1, 12) / 6;
         for fault in Fault::DISKS {
             let rate = if chance.percent(60) { chance.between(1, 10) } else { 0 };
             if let Some(weight) = self.faults.get_mut(fault as usize) {
@@ -134,7 +134,7 @@ impl Plan {
     fn draw_busy_disks(&mut self, chance: &mut Chance) {
         let rate = |fault: &Fault| match fault {
             Fault::DiskSlow => 10,
-            Fault::DiskFails | Fault::DiskFlip => 4,
+            Fault::DiskFails | Fault::DiskFlip | Fault::DiskFills => 4,
             Fault::DiskLink | Fault::LinkBreak => 1,
             _ => 0,
         };

@@ -157,11 +157,9 @@ pub(crate) struct World {
 impl World {
     pub(crate) fn new(seed: u64, sabotage: Sabotage, keep_text: bool) -> Self {
         let mut chance = Chance::new(seed);
-        // Disks are drawn from elsewhere: a world without them is what it was before there were any.
         let mut plan = Plan::draw(&mut chance);
-        if seed >= crate::DISK_SEEDS {
-            plan.draw_disks(&mut Chance::new(!seed));
-        }
+        // Disks are drawn from elsewhere: a world without them is what it was before there were any.
+        plan.draw_disks(&mut Chance::new(!seed));
         let mut world = Self {
             sabotage,
             now: 0,

@@ -79,6 +79,7 @@ impl Master {
         member.conn = Some(conn);
         member.told.clear();
         member.announces = false;
+        self.members.note_kinds();
         Some(node)
     }
 
@@ -229,10 +230,11 @@ impl Master {
         Reply::Done
     }
 
-    /// Forgets the copy on one node, and the object with its last copy that can be read. What is still being
-    /// written elsewhere is taken away then.
+    /// Forgets the copy on one node, and the object with its last copy. One that is being written to a disk
+    /// may be there already, whatever became of the answer: the disk will tell. What is still being brought
+    /// back into memory is taken away with the last.
     pub(super) fn lose_copy(&mut self, index: ObjectIndex, node: NodeIndex, cause: Cause) {
-        let last = self.catalog.get(index).is_some_and(|it| it.copies().all(|(on, _)| on == node));
+        let last = self.catalog.get(index).is_some_and(|it| it.homes().all(|on| on == node));
         if !last {
             return self.catalog.drop_replica(index, node);
         }

@@ -63,6 +63,7 @@ pub(super) struct Member {
 pub(super) struct Members {
     members: Vec<Option<Member>>,
     by_segment: BTreeMap<SegmentId, NodeIndex>,
+    has_disks: bool,
 }
 
 impl Member {
@@ -127,6 +128,16 @@ impl Members {
         self.iter().filter_map(beside)
     }
 
+    /// Whether there is anything but memory.
+    pub(super) fn has_disks(&self) -> bool {
+        self.has_disks
+    }
+
+    /// To be called when a member may have become something else.
+    pub(super) fn note_kinds(&mut self) {
+        self.has_disks = self.members.iter().flatten().any(Member::is_disk);
+    }
+
     /// The memory beside a disk.
     pub(super) fn beside(&self, disk: NodeIndex) -> Option<NodeIndex> {
         self.find(self.get(disk)?.info.beside?)
@@ -150,6 +161,7 @@ impl Members {
             self.members.push(None);
         }
         *self.members.get_mut(free)? = Some(member);
+        self.note_kinds();
         Some(index)
     }
 
@@ -157,6 +169,7 @@ impl Members {
     pub(super) fn remove(&mut self, node: NodeIndex) {
         if let Some(member) = self.members.get_mut(node.0 as usize).and_then(Option::take) {
             self.by_segment.remove(&member.info.segment);
+            self.note_kinds();
         }
     }
 }

@@ -71,7 +71,7 @@ impl Master {
                 items.push(outcome);
             }
             if resolve.touch && resolve.locate {
-                found.iter().flatten().for_each(|index| self.count_get(*index));
+                self.count_gets(found.iter().flatten());
             }
             if resolve.touch || resolve.lease {
                 self.catalog.touch_all(
@@ -85,15 +85,21 @@ impl Master {
         Reply::Resolved(Resolved { items, nodes: self.infos(nodes) })
     }
 
-    /// Counts where a get finds its bytes.
-    fn count_get(&mut self, index: ObjectIndex) {
-        let Some(object) = self.catalog.get(index) else { return };
-        if self.is_in_memory(object) {
-            self.tier.stat.gets_from_memory += 1;
-            self.count_memory_hit(index);
-        } else {
-            self.tier.stat.gets_from_disk += 1;
-            self.count_disk_hit(index);
+    /// Counts where gets find their bytes.
+    fn count_gets<'a>(&mut self, found: impl Iterator<Item = &'a ObjectIndex>) {
+        if !self.members.has_disks() {
+            self.tier.stat.gets_from_memory += found.count() as u64;
+            return;
+        }
+        for &index in found {
+            let Some(object) = self.catalog.get(index) else { continue };
+            if self.is_in_memory(object) {
+                self.tier.stat.gets_from_memory += 1;
+                self.count_memory_hit(index);
+            } else {
+                self.tier.stat.gets_from_disk += 1;
+                self.count_disk_hit(index);
+            }
         }
     }
 
@@ -162,7 +168,7 @@ impl Master {
         let Some(object) = object else { return ResolveOutcome::Absent };
         let readable = |node: NodeIndex| self.members.get(node).is_some_and(|it| it.readable());
         if !object.copies().any(|(node, _)| readable(node)) {
-            let names = object.copies().map(|(node, _)| self.members.name(node));
+            let names = object.homes().map(|node| self.members.name(node));
             return ResolveOutcome::Unavailable(names.collect());
         }
         ResolveOutcome::Found(self.found(object, locate, nodes))

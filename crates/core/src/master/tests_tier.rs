@@ -420,6 +420,44 @@ fn a_disk_that_is_back_completes_or_gives_up_what_was_on_its_way() {
 }
 
 #[test]
+fn what_was_on_its_way_to_a_disk_outlives_the_memory_that_it_came_from() {
+    for is_there in [false, true] {
+        let mut cluster = Cluster::tiered(&[4], |_| ());
+        cluster.write_through();
+        cluster.disks[0].held_up = true;
+        cluster.put("a", UNIT, pinned());
+        let Some(disk::Effect::Store { record, .. }) = cluster.disks[0].to_do.pop_front() else { panic!() };
+        if is_there {
+            cluster.disks[0].log.insert(record.hold.stamp, record);
+        }
+        cluster.crash_disk(0);
+        cluster.unlink(0);
+        cluster.wait(2000);
+        let away = ResolveOutcome::Unavailable(vec!["disk1".to_owned()]);
+        assert_eq!(cluster.resolve("a", false), away, "nobody knows whether the disk has it");
+        cluster.link_disk(0);
+        assert_eq!(cluster.where_is("a"), (false, is_there));
+        assert_eq!(cluster.has("a"), is_there);
+        cluster.stat();
+    }
+}
+
+#[test]
+fn what_a_disk_could_not_take_is_gone_with_the_memory_that_it_came_from() {
+    let mut cluster = Cluster::tiered(&[4], |_| ());
+    cluster.write_through();
+    cluster.disks[0].held_up = true;
+    cluster.put("a", UNIT, plain());
+    cluster.unlink(0);
+    cluster.wait(2000);
+    assert!(matches!(cluster.resolve("a", false), ResolveOutcome::Unavailable(_)));
+    cluster.disks[0].fails = true;
+    cluster.let_disk_go(0);
+    assert_eq!(cluster.resolve("a", false), ResolveOutcome::Absent);
+    cluster.stat();
+}
+
+#[test]
 fn who_waits_for_a_disk_that_goes_away_looks_elsewhere() {
     let mut cluster = Cluster::tiered(&[1], |_| ());
     cluster.put("a", UNIT, plain());

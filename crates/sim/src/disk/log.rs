@@ -54,6 +54,8 @@ pub(crate) struct DiskLog {
     pub(crate) loading: BTreeMap<Hold, Loading>,
     /// The device answers with errors until then.
     pub(crate) fails_until: Time,
+    /// Something else has filled it until then.
+    pub(crate) full_until: Time,
     /// It is slow until then.
     pub(crate) slow_until: Time,
     /// So many of the next completions are lost, until its process starts anew.
@@ -98,7 +100,8 @@ impl DiskLog {
             }
         }
         self.loading.clear();
-        (self.fails_until, self.slow_until, self.loses, self.has_lost) = (0, 0, 0, false);
+        (self.fails_until, self.full_until, self.slow_until) = (0, 0, 0);
+        (self.loses, self.has_lost) = (0, false);
     }
 
     /// What it was found to hold.

@@ -144,7 +144,7 @@ impl World {
                 let now = self.now;
                 let Some(log) = self.disk(node).map(|it| &mut it.log) else { return };
                 let Some(marks) = log.marking.remove(&stamp) else { return };
-                let done = log.fails_until <= now;
+                let done = log.fails_until.max(log.full_until) <= now;
                 if let Some(kept) = log.kept.get_mut(&stamp).filter(|_| done) {
                     kept.record.marks = marks;
                 }
@@ -331,9 +331,11 @@ impl World {
     fn begin_append(&mut self, node: usize, source: Hold, record: Record) {
         let stamp = record.hold.stamp;
         let need = room_for(record.len).unwrap_or(0);
+        let now = self.now;
         let Some(disk) = self.disk(node) else { return };
         let victims = disk.log.victims(need);
         let fits = disk.log.used() + need <= disk.log.capacity || !victims.is_empty();
+        let fits = fits && disk.log.full_until <= now;
         if !victims.is_empty() {
             self.disk_evicts(node, victims);
         }

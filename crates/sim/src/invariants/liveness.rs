@@ -68,7 +68,7 @@ impl World {
         (0..self.clients.len()).for_each(|client| self.give_back_spares(client));
         for node in 0..self.nodes.len() {
             let Some(disk) = self.disk(node) else { continue };
-            (disk.log.fails_until, disk.log.slow_until, disk.log.loses) = (0, 0, 0);
+            (disk.log.fails_until, disk.log.full_until, disk.log.slow_until, disk.log.loses) = (0, 0, 0, 0);
             // What is never answered ends with its process.
             if disk.log.has_lost {
                 self.crash_node(node, 20);

@@ -182,6 +182,11 @@ impl Object {
         self.in_memory().chain(on_disks)
     }
 
+    /// Where it is, or may turn out to be: a disk that it is on its way to may have it already.
+    pub(in crate::master) fn homes(&self) -> impl Iterator<Item = NodeIndex> + '_ {
+        self.all().filter(|it| !it.pending || it.hold().is_on_disk()).map(|it| it.node)
+    }
+
     /// The copies in memory that can be read.
     pub(in crate::master) fn in_memory(&self) -> impl Iterator<Item = (NodeIndex, Hold)> + '_ {
         self.all().filter(|it| it.is_in_memory()).map(|it| (it.node, it.hold()))

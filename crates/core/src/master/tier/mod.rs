@@ -339,7 +339,7 @@ impl Master {
                 }
                 self.complete(it.index, disk, it.hold);
             } else {
-                self.catalog.drop_replica(it.index, disk);
+                self.lose_copy(it.index, disk, Cause::NodeLost);
                 // Where every object is to have a copy, it is tried again.
                 self.maybe_write_through(it.index);
             }
