@@ -7,7 +7,9 @@
 //! Miri, it is a loop over atomics. A racing copy gives unspecified bytes; that they were those asked for
 //! is proven afterwards, by the stamp.
 
-use xxhash_rust::xxh3::Xxh3;
+use std::hash::Hasher;
+
+use twox_hash::xxhash3_64::{DEFAULT_SECRET_LENGTH, RawHasher, SecretBuffer};
 
 use crate::buffer::{SourceBuf, TargetBuf};
 
@@ -60,7 +62,7 @@ pub fn checksum<'a>(sources: impl IntoIterator<Item = SourceBuf<'a>>) -> u64 {
 /// The xxh3-64 of bytes that nobody else touches.
 #[must_use]
 pub fn checksum_private(bytes: &[u8]) -> u64 {
-    xxhash_rust::xxh3::xxh3_64(bytes)
+    twox_hash::XxHash3_64::oneshot(bytes)
 }
 
 /// The xxh3-64 of bytes that come one range after the other. It is large, and meant to be used again.
@@ -68,19 +70,19 @@ pub fn checksum_private(bytes: &[u8]) -> u64 {
 /// It hashes a private copy of each piece, for the bytes may be written by others meanwhile. A caller that
 /// has just moved them, or is about to, finds or leaves them in the cache.
 pub struct Checksum {
-    hash: Xxh3,
+    hash: RawHasher<&'static [u8; DEFAULT_SECRET_LENGTH]>,
     piece: [u8; HASH_PIECE_BYTES],
 }
 
 impl Checksum {
     /// Begins anew.
     pub fn reset(&mut self) {
-        self.hash.reset();
+        self.hash = RawHasher::new(SecretBuffer::default());
     }
 
     /// Takes in the next bytes, which nobody else touches.
     pub fn update_private(&mut self, bytes: &[u8]) {
-        self.hash.update(bytes);
+        self.hash.write(bytes);
     }
 
     /// Takes in the next bytes.
@@ -90,7 +92,7 @@ impl Checksum {
             let (head, tail) = rest.split_at(HASH_PIECE_BYTES);
             let Some(copied) = self.piece.get_mut(..head.len()) else { break };
             copy_out(head, copied);
-            self.hash.update(copied);
+            self.hash.write(copied);
             rest = tail;
         }
     }
@@ -98,13 +100,13 @@ impl Checksum {
     /// The checksum of all of them.
     #[must_use]
     pub fn finish(&self) -> u64 {
-        self.hash.digest()
+        self.hash.finish()
     }
 }
 
 impl Default for Checksum {
     fn default() -> Self {
-        Self { hash: Xxh3::new(), piece: [0; HASH_PIECE_BYTES] }
+        Self { hash: RawHasher::new(SecretBuffer::default()), piece: [0; HASH_PIECE_BYTES] }
     }
 }
 
@@ -288,11 +290,11 @@ mod tests {
     #[test]
     fn a_checksum_does_not_depend_on_how_the_bytes_are_cut() {
         let bytes = pattern(HASH_PIECE_BYTES * 2 + 77);
-        let whole = xxhash_rust::xxh3::xxh3_64(&bytes);
+        let whole = twox_hash::XxHash3_64::oneshot(&bytes);
         for at in [0, 1, 77, HASH_PIECE_BYTES, HASH_PIECE_BYTES + 1, bytes.len()] {
             let (head, tail) = bytes.split_at(at);
             assert_eq!(checksum([SourceBuf::from(head), SourceBuf::from(tail)]), whole, "cut at {at}");
         }
-        assert_eq!(checksum([]), xxhash_rust::xxh3::xxh3_64(b""));
+        assert_eq!(checksum([]), 0x2d06_8005_38d3_94c2, "the xxh3-64 of nothing");
     }
 }
