@@ -151,6 +151,11 @@ fn exception<'py>(py: Python<'py>, error: &Error) -> PyResult<Bound<'py, PyAny>>
             exception.setattr("used", quota.used)?;
             exception.setattr("quota", quota.limit)?;
         }
+        Error::Behind { key, backlog } => {
+            exception.setattr("key", keys::show(py, key)?)?;
+            exception.setattr("refs", backlog.refs)?;
+            exception.setattr("used", backlog.bytes)?;
+        }
         Error::TooSmall { key, len } => {
             exception.setattr("key", keys::show(py, key)?)?;
             exception.setattr("size", len)?;
@@ -171,6 +176,7 @@ fn class(error: &Error) -> &'static str {
         Error::NotFound { .. } => "NotFound",
         Error::Full { .. } => "Full",
         Error::OverQuota { .. } => "OverQuota",
+        Error::Behind { .. } => "Behind",
         Error::TooSmall { .. } => "TooSmall",
         Error::Timeout { .. } => "Timeout",
         Error::Unreachable { .. } => "Unreachable",
@@ -191,7 +197,8 @@ fn class(error: &Error) -> &'static str {
     }
 }
 
-fn new<'py>(py: Python<'py>, class: &str, message: &str) -> PyResult<Bound<'py, PyAny>> {
+/// An exception of that class.
+pub(crate) fn new<'py>(py: Python<'py>, class: &str, message: &str) -> PyResult<Bound<'py, PyAny>> {
     static MODULE: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
     let module = MODULE.get_or_try_init(py, || py.import("tiffin.errors").map(Bound::unbind))?;
     module.bind(py).getattr(class)?.cast_into::<PyType>()?.call1((message,))

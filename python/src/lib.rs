@@ -34,6 +34,7 @@ mod room;
 mod runtime;
 mod samples;
 mod store;
+mod streams;
 mod types;
 mod view;
 

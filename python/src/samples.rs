@@ -211,9 +211,14 @@ impl Operation for LeaseAll {
 
     fn answer(self, py: Python<'_>, outcome: Self::Outcome) -> PyResult<Py<PyAny>> {
         gather(py, self.samples.is_one, &UNGIVEN, outcome, |lease| {
-            Lease { lease: Arc::new(Ours::new(lease)), caller: self.caller.clone() }.into_py_any(py)
+            self::lease(lease, &self.caller).into_py_any(py)
         })
     }
+}
+
+/// A lease as Python sees it.
+pub(crate) fn lease(lease: tiffin_client::Lease, caller: &Caller) -> Lease {
+    Lease { lease: Arc::new(Ours::new(lease)), caller: caller.clone() }
 }
 
 /// Says that a group is done with samples.
@@ -221,11 +226,12 @@ pub(crate) struct AckAll {
     samples: Vec<(Key, Generation)>,
     is_one: bool,
     group: String,
+    unless_leased: bool,
 }
 
 impl AckAll {
     /// Refs and leases name the generation that was consumed; an id alone does not.
-    pub(crate) fn parse(given: &Any<'_>, group: String) -> PyResult<Self> {
+    pub(crate) fn parse(given: &Any<'_>, group: String, unless_leased: bool) -> PyResult<Self> {
         let Samples { list, is_one } = Samples::parse(given)?;
         let named = list.into_iter().map(|(key, generation)| {
             let generation = generation.ok_or_else(|| {
@@ -235,7 +241,7 @@ impl AckAll {
             })?;
             Ok((key, generation))
         });
-        Ok(Self { samples: named.collect::<PyResult<_>>()?, is_one, group })
+        Ok(Self { samples: named.collect::<PyResult<_>>()?, is_one, group, unless_leased })
     }
 }
 
@@ -243,6 +249,9 @@ impl Operation for AckAll {
     type Outcome = Each<Acked>;
 
     async fn run(&self, client: &Client, deadline: Deadline) -> Result<Each<Acked>, Error> {
+        if self.unless_leased {
+            return Ok(client.ack_unless_leased(&self.samples, &self.group, deadline).await);
+        }
         Ok(client.ack(&self.samples, &self.group, deadline).await)
     }
 
@@ -262,8 +271,8 @@ impl Operation for AckAll {
 pub(crate) struct AbortAll(AckAll);
 
 impl AbortAll {
-    pub(crate) fn parse(given: &Any<'_>) -> PyResult<Self> {
-        AckAll::parse(given, String::new()).map(Self)
+    pub(crate) fn parse(given: &Any<'_>, unless_leased: bool) -> PyResult<Self> {
+        AckAll::parse(given, String::new(), unless_leased).map(Self)
     }
 }
 
@@ -271,7 +280,7 @@ impl Operation for AbortAll {
     type Outcome = Each<bool>;
 
     async fn run(&self, client: &Client, deadline: Deadline) -> Result<Each<bool>, Error> {
-        Ok(client.abort(&self.0.samples, deadline).await)
+        Ok(client.abort(&self.0.samples, self.0.unless_leased, deadline).await)
     }
 
     fn answer(self, py: Python<'_>, outcome: Each<bool>) -> PyResult<Py<PyAny>> {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
-use tiffin_client::{Ahead, Deadline, DeleteOptions, Pattern, Policy};
+use tiffin_client::{Ahead, Deadline, DeleteOptions, Generation, Pattern, Policy, Pull, PutOptions};
 
 use crate::closing::{self, OnLoss};
 use crate::errors::invalid;
@@ -25,6 +25,7 @@ use crate::promise;
 use crate::reservation::ReserveAll;
 use crate::runtime::block_on;
 use crate::samples::{AbortAll, AckAll, LeaseAll, PutSamples, Samples};
+use crate::streams::{DropAll, End, Look, Open, PullNext};
 
 /// A store: in this process, or a cluster that it is connected to. Made by `tiffin.connect`.
 ///
@@ -427,6 +428,10 @@ methods! {
     /// lead nowhere; with `replace=False` that is an error (`tiffin.Exists`). `replicas`, `pin`, `owner` and
     /// `wait` are as for `put`, and so is `tiffin.UnconfirmedWarning`.
     ///
+    /// With `stream` it is the next in the stream of that name, from where consumers `pull` it. An id that
+    /// somebody has consumed from the stream is used up, so that a put may be repeated: it raises
+    /// `tiffin.Exists`. If too much is in flight, `tiffin.Behind` is raised, or waited for with `wait=True`.
+    ///
     /// >>> import tiffin
     /// >>> store = tiffin.connect()
     /// >>> ref = store.put_sample("sample-7", {"ids": b"abc"}, consume=["trainer", "eval"])
@@ -435,16 +440,17 @@ methods! {
     #[expect(clippy::too_many_arguments, reason = "they are given by name, and each is a choice of its own")]
     #[pyo3(
         text_signature = "($self, id, tensors=None, *, metadata=None, consume='once', replace=True, \
-            replicas=1, pin=False, owner='', wait=False, timeout=None)"
+            replicas=1, pin=False, owner='', wait=False, stream='', timeout=None)"
     )]
     call put_sample(
         id: &Any<'py>, tensors: Option<&Any<'py>> = None;
         metadata: Option<&Any<'py>> = None, consume: Option<&Any<'py>> = None, replace: bool = true,
-        replicas: u32 = 1, pin: bool = false, owner: &str = "", wait: bool = false,
+        replicas: u32 = 1, pin: bool = false, owner: &str = "", wait: bool = false, stream: &str = "",
     ) {
         let pairs = Pairs::parse(id, tensors, "put_sample", "tensors")?;
         let on_exists = if replace { OnExists::Replace } else { OnExists::Error };
         let options = Keeping { on_exists, replicas, pin, soft_pin: None, owner }.options(py)?;
+        let options = PutOptions { stream: stream.to_owned(), ..options };
         PutSamples::parse(pairs, metadata, consume, options, patience(wait))?
     }
 
@@ -469,27 +475,115 @@ methods! {
     /// gone then, and its room can be used. Else `"recorded"`; or `"stale"` if there is no sample of that
     /// generation any more, so that to acknowledge twice is harmless.
     ///
+    /// With `unless_leased=True` nothing is done to what somebody has leased, and it is `"recorded"`: if
+    /// everybody says this after letting go of a lease, the last one frees the sample.
+    ///
     /// >>> import tiffin
     /// >>> store = tiffin.connect()
     /// >>> refs = [store.put_sample(f"sample-{i}", {"ids": b"abc"}) for i in range(2)]
     /// >>> store.ack(refs)
     /// ['freed', 'freed']
-    call ack(sample: &Any<'py>, group: &str = "") {
-        AckAll::parse(sample, group.to_owned())?
+    call ack(sample: &Any<'py>, group: &str = ""; unless_leased: bool = false) {
+        AckAll::parse(sample, group.to_owned(), unless_leased)?
     }
 
     /// Takes a sample, or many, away at once, whoever was to consume it, and returns whether it was there.
     ///
     /// A sample is named by its ref or by its lease. When the call has returned, it is gone for every process
-    /// and its room is free. A ref of an older put of the id takes nothing away.
+    /// and its room is free. A ref of an older put of the id takes nothing away; and with `unless_leased=True`
+    /// nothing that somebody has leased is taken away.
     ///
     /// >>> import tiffin
     /// >>> store = tiffin.connect()
     /// >>> ref = store.put_sample("sample-7", {"ids": b"abc"}, consume="retained")
     /// >>> store.abort(ref), store.abort(ref)
     /// (True, False)
-    call abort(sample: &Any<'py>) {
-        AbortAll::parse(sample)?
+    call abort(sample: &Any<'py>; unless_leased: bool = false) {
+        AbortAll::parse(sample, unless_leased)?
+    }
+
+    /// Opens a stream, or only asks how it stands, and tells that as `tiffin.Stream`.
+    ///
+    /// A stream is made of the samples that are put with its name, in that order. `refs_high` and `bytes_high`
+    /// limit what may be in flight, which is what was put, or is about to be, and not everybody has consumed:
+    /// at a high mark no more is taken in until it is at or below the low marks, which are three quarters of
+    /// the high ones unless given. What is not given stays as it is.
+    ///
+    /// With `group` this store belongs to that group of consumers, and takes `window` samples before it
+    /// acknowledges any. If that could never be so many, `tiffin.InvalidArgument` says why.
+    ///
+    /// >>> import tiffin
+    /// >>> store = tiffin.connect()
+    /// >>> stream = store.open_stream("train", refs_high=8)
+    /// >>> stream.refs, stream.marks
+    /// (0, (8, 6, 0, 0))
+    #[expect(clippy::too_many_arguments, reason = "they are given by name, and each is a choice of its own")]
+    call open_stream(
+        name: &str;
+        refs_high: Option<u64> = None, refs_low: Option<u64> = None, bytes_high: Option<&Any<'py>> = None,
+        bytes_low: Option<&Any<'py>> = None, group: Option<&str> = None, window: u64 = 0,
+    ) {
+        Open::parse(name, (refs_high, refs_low), (bytes_high, bytes_low), (group, window))?
+    }
+
+    /// Ends a stream: nothing is appended any more. Who pulls from it gets `tiffin.EndOfStream` behind the
+    /// last sample; or, with a `failure`, `tiffin.StreamFailed` at once.
+    ///
+    /// >>> import tiffin
+    /// >>> store = tiffin.connect()
+    /// >>> store.end_stream("train").is_ended
+    /// True
+    call end_stream(name: &str; failure: Option<String> = None) {
+        End { name: name.to_owned(), failure }
+    }
+
+    /// Takes away all samples of a stream that are left, and returns how many. Who pulls from it gets
+    /// `tiffin.StreamFailed`.
+    ///
+    /// >>> import tiffin
+    /// >>> store = tiffin.connect()
+    /// >>> ref = store.put_sample("sample-7", {"ids": b"abc"}, stream="train")
+    /// >>> store.drop_stream("train"), store.abort(ref)
+    /// (1, False)
+    call drop_stream(name: &str) {
+        DropAll { name: name.to_owned() }
+    }
+
+    /// Leases the next samples of a stream that nobody else of the group has, and gives a list of
+    /// `tiffin.Lease`, in the order of the stream.
+    ///
+    /// It waits until there are `at_least` so many, and gives `at_most` so many. At its `timeout` it gives
+    /// what there is, which may be nothing. Behind the last sample it raises `tiffin.EndOfStream`; if the stream
+    /// has failed, `tiffin.StreamFailed`.
+    ///
+    /// What is pulled comes again to the group if its lease is released, or its process dies, before it is
+    /// acknowledged; after the group's `ack` it never comes again.
+    ///
+    /// >>> import tiffin
+    /// >>> store = tiffin.connect()
+    /// >>> for i in range(3):
+    /// ...     ref = store.put_sample(f"sample-{i}", {"ids": b"abc"}, stream="train")
+    /// >>> window = store.pull("train", at_least=2, at_most=2)
+    /// >>> [lease.id for lease in window], store.ack(window)
+    /// (['sample-0', 'sample-1'], ['freed', 'freed'])
+    call pull(stream: &str, group: &str = ""; at_least: u32 = 1, at_most: u32 = 1) {
+        let (stream, group) = (stream.to_owned(), group.to_owned());
+        let pull = Pull { stream, group, at_least, at_most: at_most.max(at_least) };
+        PullNext { pull, caller: self.caller.clone() }
+    }
+
+    /// Looks at the samples of a stream behind a place, whoever has them, and gives a list of
+    /// `tiffin.SampleRef`. Nothing is taken, and consumed samples are not seen. A place is the generation of a
+    /// ref; it waits for the first sample behind it, and at its `timeout` gives an empty list.
+    ///
+    /// >>> import tiffin
+    /// >>> store = tiffin.connect()
+    /// >>> ref = store.put_sample("sample-7", {"ids": b"abc"}, stream="train")
+    /// >>> [it.id for it in store.tail("train")], store.tail("train", behind=ref.generation, timeout=0.01)
+    /// (['sample-7'], [])
+    call tail(stream: &str; behind: (u64, u64) = (0, 0), at_most: u32 = 256) {
+        let behind = Generation { epoch: behind.0, counter: behind.1 };
+        Look { stream: stream.to_owned(), behind, at_most }
     }
 
     /// What is lost if the store is closed now, as `tiffin.Losses`: the objects whose only copy is in this

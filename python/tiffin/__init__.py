@@ -23,9 +23,11 @@ from . import _settings
 from ._native import Lease, Prefetch, Reservation, Store, View, __version__
 from ._native import connect as _connect
 from .errors import (
+    Behind,
     Closed,
     Consumed,
     Contended,
+    EndOfStream,
     Error,
     Exists,
     Full,
@@ -37,6 +39,7 @@ from .errors import (
     OutOfRange,
     OverQuota,
     Refused,
+    StreamFailed,
     Superseded,
     Timeout,
     TooSmall,
@@ -48,6 +51,7 @@ from .errors import (
     WrongGroup,
 )
 from .types import (
+    Group,
     Holder,
     Losses,
     Manifest,
@@ -58,6 +62,7 @@ from .types import (
     Route,
     SampleRef,
     Stats,
+    Stream,
     TensorInfo,
     Tier,
     Traffic,
@@ -66,12 +71,15 @@ from .types import (
 )
 
 __all__ = [
+    "Behind",
     "Closed",
     "Consumed",
     "Contended",
+    "EndOfStream",
     "Error",
     "Exists",
     "Full",
+    "Group",
     "Holder",
     "InvalidArgument",
     "Lease",
@@ -94,6 +102,8 @@ __all__ = [
     "SampleRef",
     "Stats",
     "Store",
+    "Stream",
+    "StreamFailed",
     "Superseded",
     "TensorInfo",
     "Tier",

@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeAlias, TypeVar, overload
 
 from typing_extensions import Buffer, CapsuleType, Self
 
-from .types import Losses, Manifest, Namespace, ObjectInfo, Policy, Route, SampleRef, Stats, Why
+from .types import Losses, Manifest, Namespace, ObjectInfo, Policy, Route, SampleRef, Stats, Stream, Why
 
 __version__: str
 
@@ -320,6 +320,7 @@ class Store:
         pin: bool = False,
         owner: str = "",
         wait: bool = False,
+        stream: str = "",
         timeout: float | None = None,
     ) -> SampleRef: ...
     @overload
@@ -335,6 +336,7 @@ class Store:
         pin: bool = False,
         owner: str = "",
         wait: bool = False,
+        stream: str = "",
         timeout: float | None = None,
     ) -> builtins.list[SampleRef]: ...
     @overload
@@ -344,17 +346,68 @@ class Store:
         self, sample: Iterable[Key | SampleRef], group: str = "", *, timeout: float | None = None
     ) -> builtins.list[Lease]: ...
     @overload
-    def ack(self, sample: SampleRef | Lease, group: str = "", *, timeout: float | None = None) -> Acked: ...
+    def ack(
+        self,
+        sample: SampleRef | Lease,
+        group: str = "",
+        *,
+        unless_leased: bool = False,
+        timeout: float | None = None,
+    ) -> Acked: ...
     @overload
     def ack(
-        self, sample: Iterable[SampleRef | Lease], group: str = "", *, timeout: float | None = None
+        self,
+        sample: Iterable[SampleRef | Lease],
+        group: str = "",
+        *,
+        unless_leased: bool = False,
+        timeout: float | None = None,
     ) -> builtins.list[Acked]: ...
     @overload
-    def abort(self, sample: SampleRef | Lease, *, timeout: float | None = None) -> bool: ...
+    def abort(
+        self, sample: SampleRef | Lease, *, unless_leased: bool = False, timeout: float | None = None
+    ) -> bool: ...
     @overload
     def abort(
-        self, sample: Iterable[SampleRef | Lease], *, timeout: float | None = None
+        self,
+        sample: Iterable[SampleRef | Lease],
+        *,
+        unless_leased: bool = False,
+        timeout: float | None = None,
     ) -> builtins.list[bool]: ...
+    def open_stream(
+        self,
+        name: str,
+        *,
+        refs_high: int | None = None,
+        refs_low: int | None = None,
+        bytes_high: int | str | None = None,
+        bytes_low: int | str | None = None,
+        group: str | None = None,
+        window: int = 0,
+        timeout: float | None = None,
+    ) -> Stream: ...
+    def end_stream(
+        self, name: str, *, failure: str | None = None, timeout: float | None = None
+    ) -> Stream: ...
+    def drop_stream(self, name: str, *, timeout: float | None = None) -> int: ...
+    def pull(
+        self,
+        stream: str,
+        group: str = "",
+        *,
+        at_least: int = 1,
+        at_most: int = 1,
+        timeout: float | None = None,
+    ) -> builtins.list[Lease]: ...
+    def tail(
+        self,
+        stream: str,
+        *,
+        behind: tuple[int, int] = (0, 0),
+        at_most: int = 256,
+        timeout: float | None = None,
+    ) -> builtins.list[SampleRef]: ...
     def losses(self, *, timeout: float | None = None) -> Losses: ...
     def stats(self, *, timeout: float | None = None) -> Stats: ...
     def routes(self, *, timeout: float | None = None) -> builtins.list[Route]: ...

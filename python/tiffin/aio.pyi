@@ -21,7 +21,7 @@ from ._native import (
     Value,
     View,
 )
-from .types import Losses, Manifest, Namespace, ObjectInfo, Policy, Route, SampleRef, Stats, Why
+from .types import Losses, Manifest, Namespace, ObjectInfo, Policy, Route, SampleRef, Stats, Stream, Why
 
 _Missing = TypeVar("_Missing")
 
@@ -301,6 +301,7 @@ class AsyncStore:
         pin: bool = False,
         owner: str = "",
         wait: bool = False,
+        stream: str = "",
         timeout: float | None = None,
     ) -> SampleRef: ...
     @overload
@@ -316,6 +317,7 @@ class AsyncStore:
         pin: bool = False,
         owner: str = "",
         wait: bool = False,
+        stream: str = "",
         timeout: float | None = None,
     ) -> builtins.list[SampleRef]: ...
     @overload
@@ -328,18 +330,67 @@ class AsyncStore:
     ) -> builtins.list[AsyncLease]: ...
     @overload
     async def ack(
-        self, sample: SampleRef | AsyncLease, group: str = "", *, timeout: float | None = None
+        self,
+        sample: SampleRef | AsyncLease,
+        group: str = "",
+        *,
+        unless_leased: bool = False,
+        timeout: float | None = None,
     ) -> Acked: ...
     @overload
     async def ack(
-        self, sample: Iterable[SampleRef | AsyncLease], group: str = "", *, timeout: float | None = None
+        self,
+        sample: Iterable[SampleRef | AsyncLease],
+        group: str = "",
+        *,
+        unless_leased: bool = False,
+        timeout: float | None = None,
     ) -> builtins.list[Acked]: ...
     @overload
-    async def abort(self, sample: SampleRef | AsyncLease, *, timeout: float | None = None) -> bool: ...
+    async def abort(
+        self, sample: SampleRef | AsyncLease, *, unless_leased: bool = False, timeout: float | None = None
+    ) -> bool: ...
     @overload
     async def abort(
-        self, sample: Iterable[SampleRef | AsyncLease], *, timeout: float | None = None
+        self,
+        sample: Iterable[SampleRef | AsyncLease],
+        *,
+        unless_leased: bool = False,
+        timeout: float | None = None,
     ) -> builtins.list[bool]: ...
+    async def open_stream(
+        self,
+        name: str,
+        *,
+        refs_high: int | None = None,
+        refs_low: int | None = None,
+        bytes_high: int | str | None = None,
+        bytes_low: int | str | None = None,
+        group: str | None = None,
+        window: int = 0,
+        timeout: float | None = None,
+    ) -> Stream: ...
+    async def end_stream(
+        self, name: str, *, failure: str | None = None, timeout: float | None = None
+    ) -> Stream: ...
+    async def drop_stream(self, name: str, *, timeout: float | None = None) -> int: ...
+    async def pull(
+        self,
+        stream: str,
+        group: str = "",
+        *,
+        at_least: int = 1,
+        at_most: int = 1,
+        timeout: float | None = None,
+    ) -> builtins.list[AsyncLease]: ...
+    async def tail(
+        self,
+        stream: str,
+        *,
+        behind: tuple[int, int] = (0, 0),
+        at_most: int = 256,
+        timeout: float | None = None,
+    ) -> builtins.list[SampleRef]: ...
     async def losses(self, *, timeout: float | None = None) -> Losses: ...
     async def stats(self, *, timeout: float | None = None) -> Stats: ...
     async def routes(self, *, timeout: float | None = None) -> builtins.list[Route]: ...

@@ -30,9 +30,11 @@ if TYPE_CHECKING:
     from .types import Losses, Usage
 
 __all__ = [
+    "Behind",
     "Closed",
     "Consumed",
     "Contended",
+    "EndOfStream",
     "Error",
     "Exists",
     "Full",
@@ -44,6 +46,7 @@ __all__ = [
     "OutOfRange",
     "OverQuota",
     "Refused",
+    "StreamFailed",
     "Superseded",
     "Timeout",
     "TooSmall",
@@ -98,6 +101,30 @@ class OverQuota(Full):
     used: int
     #: How many bytes it may hold.
     quota: int
+
+
+class Behind(Full):
+    """The consumers of a stream are behind: it takes in no more until they have caught up."""
+
+    #: How many samples are in flight, those counted that are about to be put.
+    refs: int
+    #: How many bytes they have.
+    used: int
+
+
+class EndOfStream(Error):
+    """There is nothing more in the stream for this group, and nothing will come."""
+
+    #: How many samples other consumers of the group have and have not acknowledged. They come again if those
+    #: die: who waits for them pulls once more after acknowledging its own.
+    outstanding: int
+
+
+class StreamFailed(Error):
+    """Somebody ended the stream because something went wrong."""
+
+    #: What, as it was said.
+    failure: str
 
 
 class TooSmall(Error):

@@ -243,6 +243,52 @@ class SampleRef(NamedTuple):
     is_replacement: bool
 
 
+class Group(NamedTuple):
+    """A group of consumers of a stream."""
+
+    #: Its name.
+    name: str
+    #: Samples that nobody of the group has.
+    ready: int
+    #: Samples that somebody of the group has and has not acknowledged.
+    out: int
+    #: How often a sample was given to one of the group, in this life of the master.
+    delivered: int
+    #: Samples that the group has acknowledged, each counted once, in this life of the master.
+    acked: int
+    #: How many stores belong to it.
+    consumers: int
+    #: How many samples these take together before they acknowledge any.
+    window: int
+
+
+class Stream(NamedTuple):
+    """How a stream stands."""
+
+    #: Samples that are there.
+    refs: int
+    #: Their bytes.
+    size: int
+    #: Samples that are about to be put.
+    reserved: int
+    #: The marks: of samples the high and the low one, of bytes the high and the low one. 0 is none.
+    marks: tuple[int, int, int, int]
+    #: Whether no more is taken in, until it is at or below the low marks.
+    is_shut: bool
+    #: Whether it has ended.
+    is_ended: bool
+    #: What went wrong, if something did.
+    failure: str | None
+    #: Samples that were put, in this life of the master.
+    appended: int
+    #: Samples that were there when this life of the master began.
+    recovered: int
+    #: Samples that everybody has consumed, in this life of the master.
+    consumed: int
+    #: Who consumes it.
+    groups: tuple[Group, ...]
+
+
 class TensorInfo(NamedTuple):
     """A tensor of a sample."""
 

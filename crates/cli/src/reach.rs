@@ -99,6 +99,7 @@ fn code(error: &Error) -> &'static str {
         Error::NotFound { .. } => "not_found",
         Error::Full { .. } => "full",
         Error::OverQuota { .. } => "over_quota",
+        Error::Behind { .. } => "behind",
         Error::TooSmall { .. } => "too_small",
         Error::Timeout { .. } => "timeout",
         Error::Unreachable { .. } => "unreachable",

@@ -1,6 +1,6 @@
 //! What can go wrong, one variant per thing that a caller would handle differently.
 
-use tiffin_core::message::{Quota, Reason, Refusal, Usage};
+use tiffin_core::message::{Backlog, Quota, Reason, Refusal, Usage};
 use tiffin_core::{Generation, Key, KeyError};
 use tiffin_rpc::{AddressError, CallError};
 
@@ -37,6 +37,18 @@ pub enum Error {
         key: Key,
         /// What the namespace holds and may hold.
         quota: Quota,
+    },
+    /// The stream takes in no more until its consumers have caught up.
+    #[error(
+        "the consumers are behind: `{key}` is not taken in, because {} samples with {} bytes are in flight in its \
+         stream, whose high marks are {} and {} (0 is none)",
+        backlog.refs, backlog.bytes, backlog.limits.refs_high, backlog.limits.bytes_high
+    )]
+    Behind {
+        /// The sample that was not taken in.
+        key: Key,
+        /// What is in flight, and what may be.
+        backlog: Backlog,
     },
     /// The buffer is smaller than the object, or than what is wanted of it. Nothing was written into it.
     #[error("`{key}` has {len} bytes to be read, more than the buffer holds")]
@@ -175,6 +187,7 @@ impl Error {
             Self::OverQuota { .. } => {
                 "delete or unpin what the namespace no longer needs, or raise its quota"
             }
+            Self::Behind { .. } => "let the put wait, see that every group acknowledges, or raise the marks",
             Self::TooSmall { .. } => "give a buffer of at least that many bytes",
             Self::Timeout { .. } => {
                 "allow more time; if that does not help, the other side is stopped or cut off"
@@ -213,6 +226,7 @@ impl Error {
         match self {
             Self::Full { .. }
             | Self::OverQuota { .. }
+            | Self::Behind { .. }
             | Self::Timeout { .. }
             | Self::Unreachable { .. }
             | Self::NodeDown { .. }

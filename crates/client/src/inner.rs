@@ -11,7 +11,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use tiffin_core::message::{
-    self, Hello, LeaseOutcome, Leased, NodeInfo, Release, Reply, Request, ReserveOutcome, Reserved, Role,
+    self, EndStream, Hello, LeaseOutcome, Leased, NodeInfo, Release, Reply, Request, ReserveOutcome,
+    Reserved, Role,
 };
 use tiffin_core::session::CallFailure;
 use tiffin_core::{ClientId, Location, SegmentId};
@@ -189,6 +190,9 @@ impl Inner {
                         | Request::Pin(_)
                         | Request::SetPolicy(_)
                         | Request::Prefetch(_)
+                        | Request::OpenStream(_)
+                        | Request::EndStream(EndStream { drop: false, .. })
+                        | Request::Pull(_)
                 ) =>
             {
                 let master = self.master(deadline).await?;
@@ -209,9 +213,23 @@ impl Inner {
         lease: message::Lease,
         deadline: Deadline,
     ) -> Result<(u64, Leased), Error> {
-        let request = Request::Lease(lease);
+        match self.ask_for_leases(Request::Lease(lease), deadline).await? {
+            (epoch, Reply::Leased(leased)) => Ok((epoch, leased)),
+            _ => Err(Error::misfit()),
+        }
+    }
+
+    /// The same for every request whose answer leases something.
+    pub(crate) async fn ask_for_leases(
+        &self,
+        mut request: Request,
+        deadline: Deadline,
+    ) -> Result<(u64, Reply), Error> {
         let mut is_second = false;
         loop {
+            if let Request::Pull(pull) = &mut request {
+                pull.wait_ms = pull.wait_ms.min(deadline.wait_ms());
+            }
             let gate = timeout_at(deadline.instant(), self.leases.gate.read()).await;
             let gate = gate.map_err(|_| Error::timeout("waiting to lease"))?;
             // First the connection: if it is a new one, that something is owed is known when it is there.
@@ -223,20 +241,22 @@ impl Inner {
             }
             let (epoch, chores) = (master.epoch, self.chores.clone());
             let late = move |reply| {
-                if let Reply::Leased(leased) = reply {
-                    leases(&leased).for_each(|lease| _ = chores.send(Chore::Release { epoch, lease }));
+                if let Some(leased) = leased_in(&reply) {
+                    leases(leased).for_each(|lease| _ = chores.send(Chore::Release { epoch, lease }));
                 }
             };
             match master.connection.call_or(&request, deadline.instant(), late).await {
-                Ok(Reply::Leased(leased)) => {
-                    self.learn(&leased.nodes);
-                    leases(&leased).for_each(|lease| self.leases.add(epoch, lease));
-                    return Ok((epoch, leased));
+                Ok(reply) => {
+                    if let Some(leased) = leased_in(&reply) {
+                        self.learn(&leased.nodes);
+                        leases(leased).for_each(|lease| self.leases.add(epoch, lease));
+                    }
+                    return Ok((epoch, reply));
                 }
                 // The master may have gone away and come back unnoticed. If it had leased anything, it hears
                 // that we do not know of it.
                 Err(CallError::Lost { .. }) if !is_second => is_second = true,
-                reply => return reply.map_err(Error::from).and(Err(Error::misfit())),
+                Err(error) => return Err(error.into()),
             }
         }
     }
@@ -623,6 +643,14 @@ pub(crate) fn locations(reserved: &Reserved) -> impl Iterator<Item = Location> +
 }
 
 /// Every lease of an answer.
+fn leased_in(reply: &Reply) -> Option<&Leased> {
+    match reply {
+        Reply::Leased(leased) => Some(leased),
+        Reply::Pulled(pulled) => Some(&pulled.leased),
+        _ => None,
+    }
+}
+
 pub(crate) fn leases(leased: &Leased) -> impl Iterator<Item = u64> + '_ {
     leased.items.iter().filter_map(|it| match it {
         LeaseOutcome::Leased(granted) => Some(granted.lease),

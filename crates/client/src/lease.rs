@@ -225,6 +225,19 @@ pub(crate) async fn lease(
     results
 }
 
+/// Leases that were given together with the names of their samples.
+pub(crate) async fn with_names(
+    inner: &Arc<Inner>,
+    epoch: u64,
+    keys: Vec<Key>,
+    group: &str,
+    outcomes: Vec<LeaseOutcome>,
+    deadline: Deadline,
+) -> Vec<Result<Lease, Error>> {
+    let granted = keys.iter().zip(outcomes).map(|(key, outcome)| grant(inner, epoch, key, group, outcome));
+    with_manifests(inner, granted.collect(), deadline).await
+}
+
 fn grant(
     inner: &Arc<Inner>,
     epoch: u64,
@@ -327,20 +340,30 @@ pub(crate) async fn release(inner: &Inner, leases: &[&Lease], deadline: Deadline
     Ok(())
 }
 
+/// How samples are acknowledged.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct How {
+    /// By everybody, and not only by one group.
+    pub(crate) abort: bool,
+    /// But for those that somebody has leased.
+    pub(crate) unless_leased: bool,
+}
+
 pub(crate) async fn ack(
     inner: &Inner,
     samples: &[(Key, Generation)],
     group: &str,
-    abort: bool,
+    how: How,
     deadline: Deadline,
 ) -> Vec<Result<Acked, Error>> {
+    let How { abort, unless_leased } = how;
     let mut results = Vec::with_capacity(samples.len());
     for piece in batch::pieces(samples.iter().map(|it| &it.0)) {
         let samples = samples.get(piece).unwrap_or_default();
         let items =
             samples.iter().map(|(key, generation)| AckItem { key: key.clone(), generation: *generation });
         let (items, wait_ms) = (items.collect(), wait_ms(deadline));
-        let ack = Ack { items, group: group.to_owned(), wait_ms, abort };
+        let ack = Ack { items, group: group.to_owned(), wait_ms, abort, unless_leased };
         match inner.ask(&Request::Ack(ack), deadline).await {
             Ok(Reply::Acked(outcomes)) if outcomes.len() == samples.len() => {
                 let answers = samples.iter().zip(outcomes);

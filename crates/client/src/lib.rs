@@ -104,6 +104,7 @@ mod route;
 mod running;
 mod sample;
 mod spares;
+mod stream;
 mod tend;
 mod types;
 mod view;
@@ -122,11 +123,13 @@ pub use manifest::{
 pub use options::{ConnectOptions, Deadline, DeleteOptions, GetOptions, Patience, ResolveOptions};
 pub use reserved::{Reserved, Room};
 pub use sample::{SamplePut, SampleRef, TensorRef};
+pub use stream::{Pull, Pulled, Seen, StreamEnd};
 pub use tiffin_core::marks::Consumption;
 pub use tiffin_core::message::{
-    Ahead, Cause, DeletedMatching, Demotion, Found, Gone, Held, Here, Holder, List, ListItem, Listed,
-    NamespaceStat, NodeInfo, NodeStat, OnExists, Pattern, Policy, PrefetchOutcome, PutOptions, Quota,
-    SOFT_PIN_DEFAULT, Stat, TierStat, Usage, Why,
+    Ahead, Attach, Backlog, Cause, DeletedMatching, Demotion, Found, Gone, GroupStat, Held, Here, Holder,
+    List, ListItem, Listed, NamespaceStat, NodeInfo, NodeStat, OnExists, OpenStream, Pattern, Policy,
+    PrefetchOutcome, PutOptions, Quota, SOFT_PIN_DEFAULT, Stat, StreamLimits, StreamStat, TierStat, Usage,
+    Why,
 };
 pub use tiffin_core::{ClientId, Generation, Key, KeyError, Keys, Location, SegmentId};
 pub use tiffin_rpc::while_waiting_is;
@@ -488,18 +491,96 @@ impl Client {
         deadline: Deadline,
     ) -> Vec<Result<Acked, Error>> {
         match self.inner.enter(deadline) {
-            Ok(_busy) => lease::ack(&self.inner, samples, group, false, deadline).await,
+            Ok(_busy) => lease::ack(&self.inner, samples, group, lease::How::default(), deadline).await,
             Err(error) => batch::all(samples.len(), &error),
         }
     }
 
-    /// Says that nobody is to consume samples any more, whoever was to: they are gone when this returns, for
-    /// every process, and their room is free. Says of each whether it was there; a ref of another put of the
-    /// name takes nothing away.
-    pub async fn abort(&self, samples: &[(Key, Generation)], deadline: Deadline) -> Vec<Result<bool, Error>> {
+    /// The same, but for samples that somebody has leased: they are [`Acked::Recorded`], and nothing is done.
+    /// If everybody who lets go of a lease says this, the last one frees the sample.
+    pub async fn ack_unless_leased(
+        &self,
+        samples: &[(Key, Generation)],
+        group: &str,
+        deadline: Deadline,
+    ) -> Vec<Result<Acked, Error>> {
         match self.inner.enter(deadline) {
             Ok(_busy) => {
-                let acked = lease::ack(&self.inner, samples, "", true, deadline).await;
+                lease::ack(
+                    &self.inner,
+                    samples,
+                    group,
+                    lease::How { unless_leased: true, abort: false },
+                    deadline,
+                )
+                .await
+            }
+            Err(error) => batch::all(samples.len(), &error),
+        }
+    }
+
+    /// Opens a stream, or only asks how it stands: sets its limits, and lets this client belong to a group of
+    /// consumers. A window that could never be filled is [`Error::Invalid`], with the arithmetic.
+    ///
+    /// A stream is made of the samples that were put with its name ([`PutOptions::stream`]), in that order.
+    pub async fn open_stream(&self, open: OpenStream, deadline: Deadline) -> Result<StreamStat, Error> {
+        let _busy = self.inner.enter(deadline)?;
+        stream::open(&self.inner, open, deadline).await
+    }
+
+    /// Ends a stream: nothing is appended any more. Every reader sees that behind the last sample; what went
+    /// wrong, if something did, at once.
+    pub async fn end_stream(
+        &self,
+        name: &str,
+        failure: Option<String>,
+        deadline: Deadline,
+    ) -> Result<StreamStat, Error> {
+        let _busy = self.inner.enter(deadline)?;
+        stream::end(&self.inner, name, failure, deadline).await
+    }
+
+    /// Takes away all samples of a stream that are left, and says how many there were and which nodes could
+    /// not confirm. Its readers see a failure.
+    pub async fn drop_stream(&self, name: &str, deadline: Deadline) -> Result<DeletedMatching, Error> {
+        let _busy = self.inner.enter(deadline)?;
+        stream::drop_all(&self.inner, name, deadline).await
+    }
+
+    /// Leases the next samples of a stream that nobody else of the group has, or has acknowledged. The master
+    /// wakes who waits: nobody polls. At the deadline it is what there is, which may be nothing.
+    ///
+    /// What is pulled comes again to the group when its lease ends without an acknowledgement.
+    pub async fn pull(&self, pull: &Pull, deadline: Deadline) -> Result<Pulled, Error> {
+        let _busy = self.inner.enter(deadline)?;
+        stream::pull(&self.inner, pull, deadline).await
+    }
+
+    /// Looks at what is in a stream behind a place, whoever has it, and takes nothing. It waits for the first.
+    pub async fn look(
+        &self,
+        stream: &str,
+        behind: Generation,
+        at_most: u32,
+        deadline: Deadline,
+    ) -> Result<Seen, Error> {
+        let _busy = self.inner.enter(deadline)?;
+        stream::look(&self.inner, stream, behind, at_most, deadline).await
+    }
+
+    /// Says that nobody is to consume samples any more, whoever was to: they are gone when this returns, for
+    /// every process, and their room is free. Says of each whether it was there; a ref of another put of the
+    /// name takes nothing away, and what somebody has leased stays if so asked.
+    pub async fn abort(
+        &self,
+        samples: &[(Key, Generation)],
+        unless_leased: bool,
+        deadline: Deadline,
+    ) -> Vec<Result<bool, Error>> {
+        match self.inner.enter(deadline) {
+            Ok(_busy) => {
+                let how = lease::How { abort: true, unless_leased };
+                let acked = lease::ack(&self.inner, samples, "", how, deadline).await;
                 acked.into_iter().map(|it| it.map(|acked| acked == Acked::Freed)).collect()
             }
             Err(error) => batch::all(samples.len(), &error),

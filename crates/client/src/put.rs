@@ -269,6 +269,7 @@ fn answer(outcome: PutOutcome, put: &Put<'_>, failures: &[Error], is_late: bool)
             Err(Error::Full { key: put.key.clone(), len: put.len().unwrap_or(u64::MAX), usage })
         }
         PutOutcome::OverQuota(quota) => Err(Error::OverQuota { key: put.key.clone(), quota }),
+        PutOutcome::Behind(backlog) => Err(Error::Behind { key: put.key.clone(), backlog }),
         PutOutcome::Invalid(what) => Err(Error::Invalid { what }),
         PutOutcome::Refused(refusal) => Err(refusal.into()),
         PutOutcome::Unreachable(what) => Err(unreachable(what, failures, is_late, "the put")),

@@ -246,6 +246,7 @@ fn answer(
         ReserveOutcome::Exists(generation) => Err(Error::Exists { key, generation }),
         ReserveOutcome::Full(usage) => Err(Error::Full { key, len, usage }),
         ReserveOutcome::OverQuota(quota) => Err(Error::OverQuota { key, quota }),
+        ReserveOutcome::Behind(backlog) => Err(Error::Behind { key, backlog }),
         ReserveOutcome::Invalid(what) => Err(Error::Invalid { what }),
     }
 }

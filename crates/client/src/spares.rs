@@ -161,8 +161,7 @@ impl Spares {
 /// Only plain objects: whatever else is asked for decides where there is room, and how much.
 fn size_of(put: &Put<'_>) -> Option<Size> {
     let len = put.len().filter(|len| *len <= LEN_MAX)?;
-    let PutOptions { replicas, on_exists: _, hard_pin, soft_pin_ms: _, preferred, owner: _, sample } =
-        &put.options;
+    let PutOptions { replicas, hard_pin, preferred, sample, .. } = &put.options;
     let is_plain = *replicas <= 1 && !hard_pin && preferred.is_empty() && sample.is_none();
     let key_len = put.key.as_bytes().len().next_multiple_of(NAME_STEP);
     is_plain.then_some(Size { len, key_len })

@@ -11,6 +11,7 @@ const ONCE: u8 = 2;
 const RETAINED: u8 = 3;
 const GROUP: u8 = 4;
 const ACKED: u8 = 5;
+const STREAM: u8 = 6;
 
 /// How a sample is consumed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -31,6 +32,8 @@ pub struct SampleMarks {
     pub consumption: Consumption,
     /// The groups that have.
     pub acked: Vec<String>,
+    /// The stream that it is in; none if empty.
+    pub stream: String,
 }
 
 /// See the module.
@@ -47,7 +50,11 @@ impl Marks {
     #[must_use]
     pub fn of(options: &PutOptions) -> Self {
         let pins = if options.hard_pin { vec![options.owner.clone()] } else { Vec::new() };
-        let sample = options.sample.clone().map(|consumption| SampleMarks { consumption, acked: Vec::new() });
+        let sample = options.sample.clone().map(|consumption| SampleMarks {
+            consumption,
+            acked: Vec::new(),
+            stream: options.stream.clone(),
+        });
         Self { pins, sample }
     }
 
@@ -57,6 +64,15 @@ impl Marks {
         let too_long = |name: &String| name.len() > OWNER_BYTES_MAX;
         if too_long(&options.owner) {
             return Some(format!("the owner's name has more than {OWNER_BYTES_MAX} bytes"));
+        }
+        if too_long(&options.stream) {
+            return Some(format!("the stream's name has more than {OWNER_BYTES_MAX} bytes"));
+        }
+        if !options.stream.is_empty() && matches!(options.sample, None | Some(Consumption::Retained)) {
+            return Some(format!(
+                "only a sample that is consumed once, or by each of its groups, can be in the stream `{}`",
+                options.stream
+            ));
         }
         let Some(Consumption::Groups(groups)) = &options.sample else { return None };
         if groups.is_empty() || groups.len() > MARKS_MAX {
@@ -87,6 +103,9 @@ impl Marks {
             Consumption::Groups(groups) => groups.iter().for_each(|group| push(&mut bytes, GROUP, group)),
         }
         sample.acked.iter().for_each(|group| push(&mut bytes, ACKED, group));
+        if !sample.stream.is_empty() {
+            push(&mut bytes, STREAM, &sample.stream);
+        }
         bytes
     }
 
@@ -111,6 +130,7 @@ impl Marks {
                 (GROUP, Consumption::Groups(groups)) => groups.push(text),
                 (GROUP, _) => it.consumption = Consumption::Groups(vec![text]),
                 (ACKED, _) => it.acked.push(text),
+                (STREAM, _) => it.stream = text,
                 _ => return None,
             }
             marks.sample = Some(it);
@@ -132,11 +152,15 @@ mod tests {
     #[test]
     fn marks_are_read_back_as_they_were_written() {
         let group = |names: &[&str]| names.iter().map(|it| (*it).to_owned()).collect::<Vec<_>>();
-        let sample = |consumption, acked: &[&str]| Some(SampleMarks { consumption, acked: group(acked) });
+        let sample = |consumption, acked: &[&str]| {
+            Some(SampleMarks { consumption, acked: group(acked), stream: String::new() })
+        };
+        let streamed = SampleMarks { stream: "train".into(), ..SampleMarks::default() };
         for marks in [
             Marks::default(),
             Marks { pins: group(&["", "run-7"]), sample: None },
             Marks { pins: vec![], sample: sample(Consumption::Once, &[]) },
+            Marks { pins: vec![], sample: Some(streamed) },
             Marks { pins: vec![], sample: sample(Consumption::Retained, &["a"]) },
             Marks { pins: group(&["x"]), sample: sample(Consumption::Groups(group(&["a", "b"])), &["b"]) },
         ] {
@@ -154,6 +178,11 @@ mod tests {
         assert!(Marks::problem(&groups(&[])).is_some_and(|it| it.contains("0 consumer groups")));
         assert!(Marks::problem(&groups(&["a", "b", "a"])).is_some_and(|it| it.contains("`a`")));
         assert!(Marks::problem(&groups(&vec!["x"; MARKS_MAX + 1])).is_some());
+        let stream = |sample| PutOptions { sample, stream: "s".into(), ..PutOptions::default() };
+        assert_eq!(Marks::problem(&stream(Some(Consumption::Once))), None);
+        for wrong in [stream(None), stream(Some(Consumption::Retained))] {
+            assert!(Marks::problem(&wrong).is_some_and(|it| it.contains("stream `s`")));
+        }
         let owner = PutOptions { owner: "x".repeat(OWNER_BYTES_MAX + 1), ..PutOptions::default() };
         assert!(Marks::problem(&owner).is_some_and(|it| it.contains("owner")));
     }

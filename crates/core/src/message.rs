@@ -9,7 +9,7 @@
 //! |-----------------|----------|
 //! | client → master | `Reserve`, `Publish`, `Resolve`, `Exists`, `Delete`, `DeleteMatching`, `List`, |
 //! | | `Stat`, `Heartbeat`, `Pin`, `DropPins`, `SetPolicy`, `Await`, `Why`, `Lease`, `Release`, |
-//! |                 | `KeepLeases`, `Ack`, `Cancel`, `Prefetch` |
+//! |                 | `KeepLeases`, `Ack`, `Cancel`, `Prefetch`, `OpenStream`, `EndStream`, `Pull` |
 //! | node → master   | `Register`, `Announce`, `Decide`, `Heartbeat`, `Released`, `ClientDied`, |
 //! |                 | `Goodbye` |
 //! | master → node   | `Allocate`, `Settle`, `Retire`, `ClientGone`, `Mark`, `Inspect` |
@@ -21,6 +21,7 @@
 
 mod lifetime;
 mod stat;
+mod stream;
 mod tier;
 
 pub use lifetime::{
@@ -28,6 +29,9 @@ pub use lifetime::{
     Leased, MarkItem, Pin, PinOutcome, Policy, Release, Released, Viewer, Views, Why,
 };
 pub use stat::{HOLDERS_MAX, Held, Holder, NamespaceStat, NodeStat, OWNERS_MAX, OwnerStat, Stat};
+pub use stream::{
+    Attach, Backlog, EndStream, GroupStat, OpenStream, Pull, Pulled, StreamEnd, StreamLimits, StreamStat,
+};
 pub use tier::{
     Ahead, DemoteItem, Demotion, Dropped, Moved, Prefetch, PrefetchOutcome, PromoteItem, TierStat,
 };
@@ -165,6 +169,12 @@ pub enum Request {
     /// Says that nobody waits for an earlier request on this connection any more: a put that waits for room,
     /// or a watch, is answered now, as if its time were up.
     Cancel(RequestId),
+    /// Opens a stream, or only asks how it stands. A consumer whose window cannot be filled is refused.
+    OpenStream(OpenStream),
+    /// Ends a stream: nothing is appended any more.
+    EndStream(EndStream),
+    /// Leases the next samples of a stream that nobody else of the group has, or has acknowledged.
+    Pull(Pull),
     /// Brings objects that only a disk has into memory, before they are asked for.
     Prefetch(Prefetch),
     /// The master has a disk write down objects that lie in the memory beside it.
@@ -236,6 +246,10 @@ pub enum Reply {
     Leased(Leased),
     /// To `Ack`, in the order asked.
     Acked(Vec<AckOutcome>),
+    /// To `OpenStream` and `EndStream`.
+    Stream(StreamStat),
+    /// To `Pull`, once there is enough, or no more, or the time is up.
+    Pulled(Pulled),
     /// To `Prefetch`, in the order asked.
     Prefetched(Vec<PrefetchOutcome>),
     /// To `Demote` and `Promote`.
@@ -306,6 +320,8 @@ pub struct PutOptions {
     pub owner: String,
     /// It is a sample, to be consumed so.
     pub sample: Option<Consumption>,
+    /// The stream that the sample is appended to; none if empty.
+    pub stream: String,
 }
 
 /// See [`Request::Reserve`].
@@ -357,6 +373,8 @@ pub enum ReserveOutcome {
     Invalid(String),
     /// The namespace may not hold that much.
     OverQuota(Quota),
+    /// The stream takes in no more until its consumers have caught up.
+    Behind(Backlog),
 }
 
 /// What a namespace holds and may hold, in bytes.

@@ -6,7 +6,11 @@
 
 /// Declares the variants and, for the table, the list of all of them with the rule that each breaks.
 macro_rules! variants {
-    ($($(#[doc = $doc:literal])+ $variant:ident: $rule:literal,)*) => {
+    (
+        $($(#[doc = $doc:literal])+ $variant:ident: $rule:literal,)*
+        streams:
+        $($(#[doc = $stream_doc:literal])+ $stream:ident: $stream_rule:literal,)*
+    ) => {
         /// Which rule is broken, if any.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         pub enum Sabotage {
@@ -14,12 +18,16 @@ macro_rules! variants {
             #[default]
             None,
             $($(#[doc = $doc])+ #[cfg(feature = "sabotage")] $variant,)*
+            $($(#[doc = $stream_doc])+ #[cfg(feature = "sabotage")] $stream,)*
         }
 
         #[cfg(feature = "sabotage")]
         impl Sabotage {
-            /// Every broken variant.
+            /// Every broken variant that simulated clusters must notice.
             pub const ALL: &[Self] = &[$(Self::$variant,)*];
+
+            /// Those that pipelines of producers and consumers must notice, which `master::stream` plays.
+            pub const OF_STREAMS: &[Self] = &[$(Self::$stream,)*];
 
             /// The rule that it breaks, in a few words.
             #[must_use]
@@ -27,6 +35,7 @@ macro_rules! variants {
                 match self {
                     Self::None => "none",
                     $(Self::$variant => $rule,)*
+                    $(Self::$stream => $stream_rule,)*
                 }
             }
         }
@@ -144,6 +153,18 @@ variants! {
     HearLatePromotions: "T18: what comes late touches nothing newer",
     /// A node gives room away while a disk still reads into it.
     PromoteUnheld: "T19: room stays aside while it is written",
+
+    streams:
+    /// The master gives a sample to a second consumer of a group while the first has it.
+    PullTwice: "a sample is with one consumer of a group",
+    /// The master does not give a sample to anybody again whose consumer died.
+    LosePulled: "what a consumer leaves undone comes again",
+    /// The master forgets what a group has acknowledged in a stream.
+    ForgetConsumed: "a name in a stream is used up once acknowledged",
+    /// The master takes in more than the high mark of a stream.
+    OverfillStreams: "a stream stops at its high mark",
+    /// The master lets consumers in whose windows cannot be filled.
+    AnyWindow: "a window that cannot be filled is refused",
 }
 
 /// Whether a rule is broken here: `sabotaged!(self.sabotage, IgnoreViews)`.

@@ -6,15 +6,15 @@
 
 use tiffin_core::marks::{Consumption, Marks, SampleMarks};
 use tiffin_core::message::{
-    Ack, AckItem, AckOutcome, Ahead, Allocate, AllocateItem, Allocated, Announce, Await, Cause, Commit,
-    CommitItem, CommitOutcome, Decide, DecideItem, Delete, DeleteMatching, DeleteOutcome, DeletedMatching,
-    DemoteItem, Demotion, DropPins, Dropped, Exists, Found, Gone, Granted, Heartbeat, Held, Hello, Here,
-    Holder, Lease, LeaseItem, LeaseOutcome, Leased, List, ListItem, Listed, MarkItem, Moved, NamespaceStat,
-    NodeInfo, NodeStat, OnExists, OwnerStat, Pattern, Pin, PinOutcome, Policy, Prefetch, PrefetchOutcome,
-    Presence, PromoteItem, Publish, PublishItem, PutOptions, Quota, Reason, Record, Refusal, Register,
-    Registered, Release, Released, Replacement, Reserve, ReserveItem, ReserveOutcome, Reserved, Resolve,
-    ResolveOutcome, Resolved, Retire, Role, Settle, Settled, Stat, TierStat, Usage, Viewer, Views, Welcome,
-    Why,
+    Ack, AckItem, AckOutcome, Ahead, Allocate, AllocateItem, Allocated, Announce, Attach, Await, Backlog,
+    Cause, Commit, CommitItem, CommitOutcome, Decide, DecideItem, Delete, DeleteMatching, DeleteOutcome,
+    DeletedMatching, DemoteItem, Demotion, DropPins, Dropped, EndStream, Exists, Found, Gone, Granted,
+    GroupStat, Heartbeat, Held, Hello, Here, Holder, Lease, LeaseItem, LeaseOutcome, Leased, List, ListItem,
+    Listed, MarkItem, Moved, NamespaceStat, NodeInfo, NodeStat, OnExists, OpenStream, OwnerStat, Pattern,
+    Pin, PinOutcome, Policy, Prefetch, PrefetchOutcome, Presence, PromoteItem, Publish, PublishItem, Pull,
+    Pulled, PutOptions, Quota, Reason, Record, Refusal, Register, Registered, Release, Released, Replacement,
+    Reserve, ReserveItem, ReserveOutcome, Reserved, Resolve, ResolveOutcome, Resolved, Retire, Role, Settle,
+    Settled, Stat, StreamEnd, StreamLimits, StreamStat, TierStat, Usage, Viewer, Views, Welcome, Why,
 };
 use tiffin_core::{
     ClientId, EXTENTS_MAX, Extent, Generation, Hold, Location, REPLICAS_MAX, RequestId, Reservation,
@@ -57,7 +57,7 @@ message! {
 
     PutOptions {
         1 => replicas, 2 => on_exists, 3 => hard_pin, 4 => soft_pin_ms, 5 => preferred,
-        6 => owner, 7 => sample,
+        6 => owner, 7 => sample, 8 => stream,
     }
     Reserve { 1 => items, 2 => avoid, 3 => wait_ms, 4 => spare }
     Quota { 1 => used, 2 => limit }
@@ -111,7 +111,7 @@ message! {
     Announce { 1 => items, 2 => last }
     Record { 1 => hold, 2 => namespace, 3 => key, 4 => generation, 5 => len, 6 => marks }
     Marks { 1 => pins, 2 => sample }
-    SampleMarks { 1 => consumption, 2 => acked }
+    SampleMarks { 1 => consumption, 2 => acked, 3 => stream }
     MarkItem { 1 => hold, 2 => marks }
     Released { 1 => holds, 2 => usage }
 
@@ -144,12 +144,28 @@ message! {
     Leased { 1 => items, 2 => nodes }
     Granted { 1 => lease, 2 => found }
     Release { 1 => leases }
-    Ack { 1 => items, 2 => group, 3 => wait_ms, 4 => abort }
+    Ack { 1 => items, 2 => group, 3 => wait_ms, 4 => abort, 5 => unless_leased }
     AckItem { 1 => key, 2 => generation }
+
+    OpenStream { 1 => name, 2 => limits, 3 => attach }
+    StreamLimits { 1 => refs_high, 2 => refs_low, 3 => bytes_high, 4 => bytes_low }
+    Attach { 1 => group, 2 => window }
+    EndStream { 1 => name, 2 => failure, 3 => drop, 4 => wait_ms }
+    StreamEnd { 1 => failure, 2 => outstanding }
+    Pull { 1 => stream, 2 => group, 3 => items_min, 4 => items_max, 5 => wait_ms, 6 => behind }
+    Pulled { 1 => keys, 2 => leased, 3 => end }
+    StreamStat {
+        1 => refs, 2 => bytes, 3 => granted, 4 => granted_bytes, 5 => limits, 6 => is_shut, 7 => end, 8 => appended,
+        9 => recovered, 10 => consumed, 11 => groups,
+    }
+    GroupStat {
+        1 => group, 2 => ready, 3 => out, 4 => delivered, 5 => acked, 6 => consumers, 7 => window,
+    }
+    Backlog { 1 => refs, 2 => bytes, 3 => limits }
 }
 
 oneof! {
-    ReserveOutcome { 1 => Room, 2 => Exists, 3 => Full, 4 => Invalid, 5 => OverQuota; }
+    ReserveOutcome { 1 => Room, 2 => Exists, 3 => Full, 4 => Invalid, 5 => OverQuota, 6 => Behind; }
     ResolveOutcome { 1 => Found, 3 => Unavailable; 2 => Absent }
     DeleteOutcome { 4 => Unconfirmed; 1 => Deleted, 2 => Absent, 3 => Leased }
     CommitOutcome { 1 => Stored, 2 => Replaced, 3 => Exists, 5 => Unconfirmed; 4 => Stale }

@@ -115,6 +115,7 @@ impl World {
                 preferred: Vec::new(),
                 owner: self.owner(),
                 sample: self.chance.percent(self.plan.sample_percent).then(|| self.consumption()),
+                stream: String::new(),
             };
             values.push(self.oracle.new_value(name, len));
             requests.push(PutRequest { key: name.key(), len, options, ready: Vec::new() });
@@ -189,7 +190,7 @@ impl World {
                     assert_eq!(name.namespace, namespace, "a lease crosses namespaces");
                     let items = vec![AckItem { key: name.key(), generation }];
                     let (group, wait_ms) = (self.group(), self.chance.between(0, 300));
-                    Request::Ack(Ack { items, group, wait_ms, abort: false })
+                    Request::Ack(Ack { items, group, wait_ms, ..Ack::default() })
                 }
             };
             self.ask_once(client, Kind::Question, request);

@@ -40,7 +40,7 @@ pub(crate) fn of(error: &Error) -> i64 {
         | Error::Exists { .. }
         | Error::NotASample { .. }
         | Error::WrongGroup { .. } => INVALID_PARAMS,
-        Error::Full { .. } | Error::OverQuota { .. } => NO_AVAILABLE_HANDLE,
+        Error::Full { .. } | Error::OverQuota { .. } | Error::Behind { .. } => NO_AVAILABLE_HANDLE,
         Error::TooSmall { .. } | Error::Invalid { .. } | Error::Closed | Error::Forked => INVALID_PARAMS,
         Error::Contended { .. } => REPLICA_IS_NOT_READY,
         Error::Leased { .. } => OBJECT_HAS_LEASE,

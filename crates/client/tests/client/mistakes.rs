@@ -65,7 +65,7 @@ async fn mistakes_with_samples() {
         Err(Error::Superseded { generation, .. }) if *generation == stored
     );
     mistake!(cluster, before, "an ack of the wrong generation", ack("s", wrong).await, Ok(Acked::Stale));
-    let abort = client.abort(&[(key("s"), wrong)], soon()).await;
+    let abort = client.abort(&[(key("s"), wrong)], false, soon()).await;
     mistake!(cluster, before, "an abort of the wrong generation", only(abort), Ok(false));
     mistake!(cluster, before, "an ack of what never was", ack("never", stored).await, Ok(Acked::Stale));
     mistake!(cluster, before, "an ack of what is no sample", ack("plain", stored).await, Ok(Acked::Stale));

@@ -112,6 +112,17 @@ impl Master {
             abort(&replicas, home_asks, others);
             return (CommitOutcome::Stale, Vec::new());
         }
+        let is_asked_again = existing.as_ref().is_some_and(is_known);
+        if let Some(generation) =
+            self.used_up(namespace, &item.options, &item.key).filter(|_| !is_asked_again)
+        {
+            abort(&replicas, home_asks, others);
+            return (CommitOutcome::Exists(generation), Vec::new());
+        }
+        if !is_asked_again && self.is_over(namespace, &item.options).is_some() {
+            abort(&replicas, home_asks, others);
+            return (CommitOutcome::Stale, Vec::new());
+        }
         let Some((index, object)) = existing else {
             let generation = self.name(written, replicas, others);
             return (CommitOutcome::Stored(generation), before);
@@ -209,6 +220,7 @@ impl Master {
         let Some(index) = self.catalog.insert(self.now, new) else { return generation };
         if is_sample {
             self.leases.arrive(namespace, self.now, index);
+            self.enter_stream(index, true);
         }
         self.room.note_change();
         self.maybe_write_through(index);

@@ -308,6 +308,7 @@ impl Master {
                 Some(Op::Confirm(_)) => self.confirm_no_longer(op),
                 Some(Op::Watch(_)) => self.end_watch(op),
                 Some(Op::Fetch(it)) if it.deadline() <= self.now => self.end_fetch(op),
+                Some(Op::Pull(_)) => self.end_pull(op),
                 Some(Op::Fetch(_) | Op::Drop(_) | Op::Why(_)) | None => (),
             }
         }
@@ -367,6 +368,7 @@ impl Master {
         self.promotion_is_moot(index, object.generation());
         if object.is_sample() {
             self.leases.leave(object.namespace(), object.put(), index);
+            self.leave_stream(&object, cause);
         }
         let name = Arc::new(Name { namespace: object.namespace(), key: object.key().clone() });
         let generation = object.generation();

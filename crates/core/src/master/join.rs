@@ -165,6 +165,7 @@ impl Master {
         let index = self.catalog.insert(self.now, new);
         if let Some(index) = index.filter(|_| is_sample) {
             self.leases.arrive(namespace, self.now, index);
+            self.enter_stream(index, false);
         }
         Ok(())
     }

@@ -21,6 +21,7 @@ mod reserve;
 mod resolve;
 mod room;
 mod sample;
+mod stream;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
@@ -52,6 +53,7 @@ use pin::Unwritten;
 use reserve::Reserving;
 use room::{Room, Watching};
 use sample::Leases;
+use stream::{Pulling, Streams};
 use tier::{Fetching, Leaving, PromotionId, Tier};
 pub use tier::{PROMOTER, TierConfig};
 use why::{Explaining, History};
@@ -183,6 +185,7 @@ enum Op {
     Watch(Watching),
     Why(Explaining),
     Fetch(Box<Fetching>),
+    Pull(Box<Pulling>),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -234,6 +237,7 @@ pub struct Master {
     evicted_bytes: u64,
     room: Room,
     leases: Leases,
+    streams: Streams,
     history: History,
     ghosts: Ghosts,
     unwritten: Unwritten,
@@ -295,6 +299,7 @@ impl Master {
             evicted_bytes: 0,
             room: Room::default(),
             leases: Leases::default(),
+            streams: Streams::default(),
             history: History::default(),
             ghosts: Ghosts::default(),
             unwritten: Unwritten::default(),
@@ -316,6 +321,7 @@ impl Master {
             Event::Closed(conn) => self.closed(conn),
             Event::Near(conn) => _ = self.near.insert(conn),
         }
+        self.serve_the_pulling();
         self.serve_the_waiting();
         self.shelve_ahead();
         self.answer_the_woken();
@@ -332,6 +338,7 @@ impl Master {
         self.end_holding();
         self.end_late_promotions();
         self.end_rests();
+        self.serve_the_pulling();
         self.serve_the_waiting();
         self.shelve_ahead();
         self.answer_the_woken();
@@ -428,6 +435,7 @@ impl Master {
 
     /// What is wrong with the books, if anything is. For tests and simulations.
     pub fn check(&self) -> Result<(), String> {
+        self.check_streams()?;
         self.check_tier()
     }
 
@@ -515,6 +523,9 @@ impl Master {
             Request::Await(until) => return self.watch(conn, id, visitor.namespace, until),
             Request::Why(keys) => return self.why(conn, id, visitor.namespace, &keys),
             Request::Ack(ack) => return self.ack(conn, id, visitor, &ack),
+            Request::OpenStream(open) => self.open_stream(visitor, open),
+            Request::EndStream(end) => return self.end_stream(conn, id, visitor, end),
+            Request::Pull(pull) => return self.pull(conn, id, visitor, pull),
             Request::Cancel(id) => self.cancel(conn, id),
             Request::Lease(lease) => self.lease(visitor, &lease),
             Request::Release(release) => self.release(visitor, &release),
@@ -674,6 +685,7 @@ impl Master {
             Op::Watch(it) => it.conn == conn,
             Op::Why(it) => it.conn == conn,
             Op::Fetch(it) => it.conn == conn,
+            Op::Pull(it) => it.conn == conn,
             // What was asked for is done, whoever hears of it.
             Op::Confirm(_) | Op::Drop(_) => false,
         });
@@ -684,6 +696,7 @@ impl Master {
                     self.ops.insert(id, Op::Fetch(fetching));
                     self.end_fetch(id);
                 }
+                Some(Op::Pull(pulling)) => self.forget_pull(id, &pulling),
                 _ => (),
             }
         }
@@ -697,6 +710,7 @@ impl Master {
                 Op::Reserve(it) if it.is_of(conn, id) => it.end_at(now),
                 Op::Watch(it) if it.is_of(conn, id) => it.end_at(now),
                 Op::Fetch(it) if it.is_of(conn, id) => it.end_at(now),
+                Op::Pull(it) if it.is_of(conn, id) => it.end_at(now),
                 _ => continue,
             }
             self.deadlines.list(now, *op);

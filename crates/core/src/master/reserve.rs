@@ -15,7 +15,8 @@ use super::{
     members::Standing,
     placement::{Wish, rank},
     refuse,
-    room::Terms,
+    room::{Line, Terms},
+    stream::StreamIndex,
 };
 use crate::{
     BATCH_ITEMS_MAX, ConnId, Hold, Key, REPLICAS_MAX, RequestId, Reservation, SegmentId, Tick,
@@ -49,8 +50,9 @@ pub(super) struct Reserving {
     outstanding: u32,
     /// Until when it may wait for room.
     deadline: Tick,
-    /// It stands in its namespace's line.
+    /// It stands in its line.
     queued: bool,
+    line: Line,
 }
 
 #[derive(Debug)]
@@ -59,6 +61,8 @@ struct Item {
     got: Vec<(NodeIndex, Reservation)>,
     refusals: BTreeMap<NodeIndex, u32>,
     done: Option<ReserveOutcome>,
+    /// The stream that counts it, as long as it has no room.
+    counted: Option<StreamIndex>,
 }
 
 impl Reserving {
@@ -88,6 +92,11 @@ impl Master {
             return self.effects.push_back(Effect::Reply(conn, id, reply));
         }
         let spare = reserve.spare;
+        let stream = reserve.items.first().map(|it| it.options.stream.clone()).unwrap_or_default();
+        if reserve.items.iter().any(|it| it.options.stream != stream) {
+            let reply = refuse(Reason::Invalid, "the batch is for more than one stream");
+            return self.effects.push_back(Effect::Reply(conn, id, reply));
+        }
         let look = |request| self.first_look(visitor, request, spare);
         let items = reserve.items.into_iter().map(look).collect();
         let mut reserving = Reserving {
@@ -100,10 +109,11 @@ impl Master {
             outstanding: 0,
             deadline: self.now.after(if spare { 0 } else { reserve.wait_ms }),
             queued: false,
+            line: (visitor.namespace, stream),
         };
         let op = self.next_op();
         let overtakes = sabotaged!(self.config.sabotage, OvertakeTheWaiting);
-        if self.room.has_line(visitor.namespace) && !overtakes {
+        if self.room.has_line(&reserving.line) && !overtakes {
             // Who came first is served first: room that is found now belongs to those who wait.
             let full = self.total_usage();
             for item in reserving.items.iter_mut().filter(|it| it.done.is_none()) {
@@ -119,7 +129,7 @@ impl Master {
         match self.ops.remove(&op) {
             Some(Op::Reserve(mut reserving)) if reserving.is_parked() => {
                 for item in &mut reserving.items {
-                    if matches!(item.done, Some(ReserveOutcome::Full(_) | ReserveOutcome::OverQuota(_))) {
+                    if is_short(item) {
                         item.done = None;
                         item.refusals.clear();
                     }
@@ -174,6 +184,7 @@ impl Master {
         let namespace_len = self.catalog.namespace_name(reserving.visitor.namespace).len();
         for &index in items {
             let Some(item) = reserving.items.get_mut(index) else { continue };
+            let stream = item.counted.take().map(|it| (it, item.request.len));
             let room = room_for(item.request.len).unwrap_or(0);
             let namespace = reserving.visitor.namespace;
             match next() {
@@ -181,11 +192,13 @@ impl Master {
                     let who = reserving.visitor.index;
                     let name_len = (namespace_len + item.request.key.as_bytes().len()) as u64;
                     let terms = Terms { client: reserving.visitor.client, len: item.request.len, name_len };
-                    self.room.grant(node, reservation.location.hold(), (namespace, who), room, Some(terms));
+                    let hold = reservation.location.hold();
+                    self.room.grant(node, hold, (namespace, who), room, Some(terms), stream);
                     item.got.push((node, reservation));
                 }
                 None => {
                     self.room.unplan(namespace, room);
+                    item.counted = stream.map(|it| it.0);
                     *item.refusals.entry(node).or_default() += 1;
                 }
             }
@@ -204,6 +217,10 @@ impl Master {
             Some(ReserveOutcome::Invalid(format!("{replicas} replicas: it must be 1 to {REPLICAS_MAX}")))
         } else if let Some(problem) = Marks::problem(&request.options) {
             Some(ReserveOutcome::Invalid(problem))
+        } else if let Some(why) = self.is_over(visitor.namespace, &request.options) {
+            Some(ReserveOutcome::Invalid(why))
+        } else if let Some(it) = self.used_up(visitor.namespace, &request.options, &request.key) {
+            Some(ReserveOutcome::Exists(it))
         } else if request.options.on_exists == OnExists::Keep && !spare {
             let existing = self.catalog.find(visitor.namespace, &request.key);
             let existing = existing.and_then(|index| self.catalog.get(index));
@@ -211,7 +228,7 @@ impl Master {
         } else {
             None
         };
-        Item { request, got: Vec::new(), refusals: BTreeMap::new(), done }
+        Item { request, got: Vec::new(), refusals: BTreeMap::new(), done, counted: None }
     }
 
     /// Plans the next round, or ends.
@@ -252,9 +269,19 @@ impl Master {
             return self.plan_spare(reserving, index, &candidates, need);
         }
         let first = item.got.is_empty();
+        if first && item.counted.is_none() {
+            let counted = match self.admit(&reserving.visitor, &item.request.options, item.request.len) {
+                Ok(counted) => counted,
+                Err(backlog) => return self.finish(reserving, index, ReserveOutcome::Behind(backlog)),
+            };
+            if let Some(item) = reserving.items.get_mut(index) {
+                item.counted = counted;
+            }
+        }
+        let Some(item) = reserving.items.get(index) else { return Vec::new() };
         let whose = (reserving.visitor.label.as_str(), &item.request.key);
         if first && let Err(quota) = self.within_quota(namespace, need, whose) {
-            return finish(reserving, index, ReserveOutcome::OverQuota(quota));
+            return self.finish(reserving, index, ReserveOutcome::OverQuota(quota));
         }
         let affordable = self.quota_left(namespace).checked_div(need).unwrap_or(u64::MAX);
         let wanted = wanted.min(usize::try_from(affordable).unwrap_or(usize::MAX));
@@ -276,7 +303,8 @@ impl Master {
             self.room.plan(namespace, need);
         }
         if chosen.is_empty() {
-            return finish(reserving, index, ReserveOutcome::Full(self.total_usage()));
+            let full = ReserveOutcome::Full(self.total_usage());
+            return self.finish(reserving, index, full);
         }
         chosen
     }
@@ -311,7 +339,8 @@ impl Master {
             }
         };
         let Some(node) = node else {
-            return finish(reserving, index, ReserveOutcome::Full(self.total_usage()));
+            let full = ReserveOutcome::Full(self.total_usage());
+            return self.finish(reserving, index, full);
         };
         if let Some(member) = self.members.get_mut(node) {
             member.free = member.free.saturating_sub(need);
@@ -389,13 +418,11 @@ impl Master {
 
     /// Answers, or stands in line if there is no room yet and time to wait for it.
     pub(super) fn end_reserve(&mut self, op: OpId, mut reserving: Reserving) {
-        let short =
-            |it: &Item| matches!(it.done, Some(ReserveOutcome::Full(_) | ReserveOutcome::OverQuota(_)));
         let is_there = self.parties.contains_key(&reserving.conn);
-        if is_there && self.now < reserving.deadline && reserving.items.iter().any(short) {
+        if is_there && self.now < reserving.deadline && reserving.items.iter().any(is_short) {
             if !reserving.queued {
                 reserving.queued = true;
-                self.room.queue(reserving.visitor.namespace, op);
+                self.room.queue(reserving.line.clone(), op);
             }
             self.deadlines.list(reserving.deadline, op);
             self.ops.insert(op, Op::Reserve(reserving));
@@ -403,7 +430,7 @@ impl Master {
         }
         if reserving.queued {
             self.deadlines.strike(reserving.deadline, op);
-            self.room.leave_line(reserving.visitor.namespace, op);
+            self.room.leave_line(&reserving.line, op);
         }
         let mut nodes = BTreeSet::new();
         let mut outcomes = Vec::with_capacity(reserving.items.len());
@@ -442,6 +469,27 @@ impl Master {
         }
     }
 
+    /// One item is done for this round: with what it has got, or else with that outcome. Nobody is to be
+    /// asked.
+    fn finish(
+        &mut self,
+        reserving: &mut Reserving,
+        index: usize,
+        otherwise: ReserveOutcome,
+    ) -> Vec<NodeIndex> {
+        if let Some(item) = reserving.items.get_mut(index) {
+            let got = std::mem::take(&mut item.got);
+            item.done = Some(match got.is_empty() {
+                true => otherwise,
+                false => ReserveOutcome::Room(got.into_iter().map(|(_, it)| it).collect()),
+            });
+            if let Some(stream) = item.counted.take() {
+                self.room.unplan_stream(stream, item.request.len);
+            }
+        }
+        Vec::new()
+    }
+
     fn total_usage(&self) -> Usage {
         let mut total = Usage::default();
         for (_, member) in
@@ -458,14 +506,8 @@ impl Master {
     }
 }
 
-/// One item is done for this round: with what it has got, or else with that outcome. Nobody is to be asked.
-fn finish(reserving: &mut Reserving, index: usize, otherwise: ReserveOutcome) -> Vec<NodeIndex> {
-    if let Some(item) = reserving.items.get_mut(index) {
-        let got = std::mem::take(&mut item.got);
-        item.done = Some(match got.is_empty() {
-            true => otherwise,
-            false => ReserveOutcome::Room(got.into_iter().map(|(_, it)| it).collect()),
-        });
-    }
-    Vec::new()
+/// Whether an item was not given what it may wait for.
+fn is_short(item: &Item) -> bool {
+    use ReserveOutcome::{Behind, Full, OverQuota};
+    matches!(item.done, Some(Full(_) | OverQuota(_) | Behind(_)))
 }

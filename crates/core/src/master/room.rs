@@ -2,6 +2,7 @@
 //!
 //! Puts that may wait stand in line, one line per namespace, first come first served. They are looked at
 //! again when something made room: a node's report, a removal, an unpin, a lease that ran out. Nobody polls.
+//! Puts into a stream stand in a line of their own, so that consumers who are behind keep nobody else waiting.
 //!
 //! **Invariant:** a namespace's reservations and objects never exceed its quota together.
 
@@ -10,6 +11,7 @@ use std::collections::{BTreeMap, VecDeque};
 use super::{
     Effect, Master, Op, OpId,
     catalog::{Eviction, LabelIndex, NamespaceIndex, NodeIndex, ObjectIndex, Pinned},
+    stream::StreamIndex,
 };
 use crate::{
     ClientId, ConnId, Hold, Key, RequestId, Tick,
@@ -26,10 +28,15 @@ pub(super) struct Room {
     granted: BTreeMap<NamespaceIndex, u64>,
     /// What each reservation is charged to.
     grants: BTreeMap<(NodeIndex, Hold), Grant>,
-    lines: BTreeMap<NamespaceIndex, VecDeque<OpId>>,
+    lines: BTreeMap<Line, VecDeque<OpId>>,
+    /// What is about to be put into each stream: samples, and their bytes.
+    streams: BTreeMap<StreamIndex, (u64, u64)>,
     /// Something changed that puts or watchers may be waiting for.
     changed: bool,
 }
+
+/// Who waits together: those of a namespace who put into the same stream, or into none.
+pub(super) type Line = (NamespaceIndex, String);
 
 /// What a reservation is charged to, and who has it.
 #[derive(Clone, Copy, Debug)]
@@ -39,6 +46,8 @@ struct Grant {
     room: u64,
     /// None if no client has it.
     terms: Option<Terms>,
+    /// The stream that it is for, if it is the first copy of a sample, and the sample's bytes.
+    stream: Option<(StreamIndex, u64)>,
 }
 
 /// Whose a reservation is, and what for.
@@ -104,8 +113,9 @@ impl Room {
         (namespace, who): (NamespaceIndex, LabelIndex),
         room: u64,
         terms: Option<Terms>,
+        stream: Option<(StreamIndex, u64)>,
     ) {
-        self.grants.insert((node, hold), Grant { namespace, who, room, terms });
+        self.grants.insert((node, hold), Grant { namespace, who, room, terms, stream });
     }
 
     /// Whether such a reservation stands.
@@ -122,8 +132,9 @@ impl Room {
 
     /// A reservation became an object, or nothing.
     pub(super) fn end_grant(&mut self, node: NodeIndex, hold: Hold) {
-        if let Some(Grant { namespace, room, .. }) = self.grants.remove(&(node, hold)) {
+        if let Some(Grant { namespace, room, stream, .. }) = self.grants.remove(&(node, hold)) {
             self.unplan(namespace, room);
+            stream.into_iter().for_each(|(index, len)| self.unplan_stream(index, len));
             self.changed = true;
         }
     }
@@ -138,21 +149,46 @@ impl Room {
         self.granted.get(&namespace).copied().unwrap_or(0)
     }
 
-    pub(super) fn has_line(&self, namespace: NamespaceIndex) -> bool {
-        self.lines.get(&namespace).is_some_and(|it| !it.is_empty())
+    /// A sample is about to be put into a stream.
+    pub(super) fn plan_stream(&mut self, index: StreamIndex, len: u64) {
+        let planned = self.streams.entry(index).or_default();
+        *planned = (planned.0 + 1, planned.1.saturating_add(len));
+    }
+
+    /// It is there, or will not be.
+    pub(super) fn unplan_stream(&mut self, index: StreamIndex, len: u64) {
+        let planned = self.streams.entry(index).or_default();
+        *planned = (planned.0.saturating_sub(1), planned.1.saturating_sub(len));
+        if *planned == (0, 0) {
+            self.streams.remove(&index);
+        }
+    }
+
+    /// How many samples are about to be put into a stream, and their bytes.
+    pub(super) fn stream_granted(&self, index: StreamIndex) -> (u64, u64) {
+        self.streams.get(&index).copied().unwrap_or_default()
+    }
+
+    /// Whether anybody waits whom a put must not overtake: in its own line, or for room.
+    pub(super) fn has_line(&self, line: &Line) -> bool {
+        let waits = |line: &Line| self.lines.get(line).is_some_and(|it| !it.is_empty());
+        waits(line) || waits(&(line.0, String::new()))
     }
 
     pub(super) fn line_len(&self, namespace: NamespaceIndex) -> u64 {
-        self.lines.get(&namespace).map_or(0, |it| it.len() as u64)
+        self.lines.iter().filter(|it| it.0.0 == namespace).map(|it| it.1.len() as u64).sum()
     }
 
-    pub(super) fn queue(&mut self, namespace: NamespaceIndex, op: OpId) {
-        self.lines.entry(namespace).or_default().push_back(op);
+    pub(super) fn queue(&mut self, line: Line, op: OpId) {
+        self.lines.entry(line).or_default().push_back(op);
     }
 
-    pub(super) fn leave_line(&mut self, namespace: NamespaceIndex, op: OpId) {
-        if let Some(line) = self.lines.get_mut(&namespace) {
-            line.retain(|it| *it != op);
+    pub(super) fn leave_line(&mut self, line: &Line, op: OpId) {
+        if let Some(waiting) = self.lines.get_mut(line) {
+            waiting.retain(|it| *it != op);
+            if waiting.is_empty() {
+                self.lines.remove(line);
+            }
             self.changed = true;
         }
     }

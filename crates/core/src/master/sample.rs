@@ -17,6 +17,7 @@ use super::{
     catalog::{NamespaceIndex, NodeIndex, ObjectIndex},
     confirm::Answer,
     refuse,
+    stream::StreamIndex,
 };
 use crate::{
     BATCH_ITEMS_MAX, ClientId, ConnId, Generation, Hold, RequestId, Tick,
@@ -42,13 +43,19 @@ pub(super) struct Leases {
     away: BTreeMap<ClientId, Tick>,
     /// Samples by namespace and by the time they were put.
     waiting: BTreeSet<(NamespaceIndex, Tick, ObjectIndex)>,
+    /// What was pulled from a stream by leases that have ended.
+    put_back: Vec<Pulled>,
 }
+
+/// What was pulled, from which stream, by which group.
+type Pulled = (StreamIndex, String, Generation);
 
 #[derive(Debug)]
 struct Held {
     object: ObjectIndex,
     client: ClientId,
     label: String,
+    pulled: Option<Pulled>,
 }
 
 /// The sums of a namespace's samples.
@@ -63,14 +70,29 @@ pub(super) struct SampleStat {
 }
 
 impl Leases {
-    fn grant(&mut self, object: ObjectIndex, visitor: &Visitor) -> u64 {
+    fn grant(&mut self, object: ObjectIndex, visitor: &Visitor, pulled: Option<Pulled>) -> u64 {
         self.next += 1;
         let lease = self.next;
-        let held = Held { object, client: visitor.client, label: visitor.label.clone() };
+        let held = Held { object, client: visitor.client, label: visitor.label.clone(), pulled };
         self.leases.insert(lease, held);
         self.by_object.insert((object, lease));
         self.by_client.insert((visitor.client, lease));
         lease
+    }
+
+    /// Leases what was pulled from a stream.
+    pub(super) fn grant_pulled(&mut self, object: ObjectIndex, visitor: &Visitor, pulled: Pulled) -> u64 {
+        self.grant(object, visitor, Some(pulled))
+    }
+
+    /// What was pulled by leases that have ended since this was asked last.
+    pub(super) fn take_put_back(&mut self) -> Vec<Pulled> {
+        std::mem::take(&mut self.put_back)
+    }
+
+    /// How many more leases a client may have.
+    pub(super) fn left_for(&self, client: ClientId) -> usize {
+        LEASES_PER_CLIENT_MAX.saturating_sub(self.of_client(client).count())
     }
 
     /// Ends a lease, if the client has it.
@@ -81,6 +103,7 @@ impl Leases {
         let Some(held) = self.leases.remove(&lease) else { return false };
         self.by_object.remove(&(held.object, lease));
         self.by_client.remove(&(held.client, lease));
+        self.put_back.extend(held.pulled);
         true
     }
 
@@ -180,7 +203,7 @@ impl Master {
         }
         let found = self.found(object, true, nodes);
         self.catalog.touch(index, self.now, None);
-        LeaseOutcome::Leased(Granted { lease: self.leases.grant(index, visitor), found })
+        LeaseOutcome::Leased(Granted { lease: self.leases.grant(index, visitor, None), found })
     }
 
     pub(super) fn release(&mut self, visitor: &Visitor, release: &Release) -> Reply {
@@ -203,6 +226,8 @@ impl Master {
         }
         if is_away && self.leases.of_client(client).next().is_some() {
             self.leases.away.insert(client, self.now.after(self.config.lease_grace_ms));
+        } else if is_away {
+            self.streams.detach(client);
         }
     }
 
@@ -215,6 +240,7 @@ impl Master {
     /// A client is gone for good: nothing of it is leased any more.
     pub(super) fn end_leases(&mut self, client: ClientId) {
         self.leases.away.remove(&client);
+        self.streams.detach(client);
         if !sabotaged!(self.config.sabotage, LeasesOutliveClients) {
             self.leases.end_all_but(client, &[]);
         }
@@ -268,10 +294,14 @@ impl Master {
         let Some(sample) = marks.sample.as_mut().filter(|_| same) else {
             return stale;
         };
+        if ack.unless_leased && self.leases.is_leased(index) {
+            return Acked::Nothing(AckOutcome::Recorded);
+        }
         if ack.abort {
             return Acked::Free(self.take_out(index, Cause::Deleted, &visitor.label));
         }
         let group = &ack.group;
+        let stream = sample.stream.clone();
         match &sample.consumption {
             Consumption::Retained => return Acked::Nothing(AckOutcome::Recorded),
             Consumption::Once => (),
@@ -283,6 +313,7 @@ impl Master {
                     sample.acked.push(group.to_owned());
                 }
                 if groups.iter().any(|it| !sample.acked.contains(it)) {
+                    self.ack_in_stream(visitor, &stream, generation, group);
                     if !sabotaged!(self.config.sabotage, ForgetAcks) {
                         self.catalog.mark(index, marks);
                     }
@@ -290,6 +321,7 @@ impl Master {
                 }
             }
         }
+        self.ack_in_stream(visitor, &stream, generation, group);
         Acked::Free(self.take_out(index, Cause::Consumed, &visitor.label))
     }
 

@@ -68,7 +68,7 @@ impl Cluster {
 
     fn ack(&mut self, name: &str, generation: Generation, group: &str) -> AckOutcome {
         let items = vec![AckItem { key: key(name), generation }];
-        match self.ask(Request::Ack(Ack { items, group: group.into(), wait_ms: 500, abort: false })) {
+        match self.ask(Request::Ack(Ack { items, group: group.into(), wait_ms: 500, ..Ack::default() })) {
             Some(Reply::Acked(mut outcomes)) => outcomes.remove(0),
             other => panic!("{other:?}"),
         }
@@ -76,7 +76,13 @@ impl Cluster {
 
     fn abort(&mut self, name: &str, generation: Generation) -> AckOutcome {
         let items = vec![AckItem { key: key(name), generation }];
-        match self.ask(Request::Ack(Ack { items, group: String::new(), wait_ms: 500, abort: true })) {
+        match self.ask(Request::Ack(Ack {
+            items,
+            group: String::new(),
+            wait_ms: 500,
+            abort: true,
+            ..Ack::default()
+        })) {
             Some(Reply::Acked(mut outcomes)) => outcomes.remove(0),
             other => panic!("{other:?}"),
         }

@@ -262,6 +262,8 @@ pub struct Ack {
     pub wait_ms: u64,
     /// Nobody is to consume them any more, whatever their groups are: they are gone at once.
     pub abort: bool,
+    /// Nothing is done, and the answer is `Recorded`, where somebody has the sample leased.
+    pub unless_leased: bool,
 }
 
 /// One sample that was consumed.

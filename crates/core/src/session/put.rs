@@ -7,8 +7,8 @@ use super::{CallFailure, Need, NeedId, Peer};
 use crate::{
     Generation, Hold, Key, Location, Reservation, SegmentId,
     message::{
-        Commit, CommitItem, CommitOutcome, NodeInfo, Publish, PublishItem, PutOptions, Quota, Refusal, Reply,
-        Request, Reserve, ReserveItem, ReserveOutcome, Usage,
+        Backlog, Commit, CommitItem, CommitOutcome, NodeInfo, Publish, PublishItem, PutOptions, Quota,
+        Refusal, Reply, Request, Reserve, ReserveItem, ReserveOutcome, Usage,
     },
 };
 
@@ -51,6 +51,8 @@ pub enum PutOutcome {
     Full(Usage),
     /// The namespace may not hold that much.
     OverQuota(Quota),
+    /// The stream takes in no more until its consumers have caught up.
+    Behind(Backlog),
     /// The request makes no sense.
     Invalid(String),
     /// The master or every possible node refused.
@@ -290,6 +292,7 @@ impl Put {
             ReserveOutcome::Exists(generation) => self.finish(index, PutOutcome::Exists(generation)),
             ReserveOutcome::Full(usage) => self.finish(index, PutOutcome::Full(usage)),
             ReserveOutcome::OverQuota(quota) => self.finish(index, PutOutcome::OverQuota(quota)),
+            ReserveOutcome::Behind(backlog) => self.finish(index, PutOutcome::Behind(backlog)),
             ReserveOutcome::Invalid(why) => self.finish(index, PutOutcome::Invalid(why)),
         }
     }

@@ -109,10 +109,72 @@ fn lifetime_request() -> impl Strategy<Value = Request> {
         vec(number(), 0..9).prop_map(|leases| Request::Release(Release { leases })),
         vec(number(), 0..9).prop_map(Request::KeepLeases),
         number().prop_map(|client| Request::ClientDied(ClientId(client))),
-        (vec(ack, 0..4), text(), number(), flag()).prop_map(|(items, group, wait_ms, abort)| {
-            Request::Ack(Ack { items, group, wait_ms, abort })
-        }),
+        (vec(ack, 0..4), text(), number(), flag(), flag()).prop_map(
+            |(items, group, wait_ms, abort, unless_leased)| {
+                Request::Ack(Ack { items, group, wait_ms, abort, unless_leased })
+            }
+        ),
+        stream_request(),
     ]
+}
+
+/// Any request about streams.
+fn stream_request() -> impl Strategy<Value = Request> {
+    let attach = (text(), number()).prop_map(|(group, window)| Attach { group, window });
+    prop_oneof![
+        (text(), option::of(limits()), option::of(attach))
+            .prop_map(|(name, limits, attach)| Request::OpenStream(OpenStream { name, limits, attach })),
+        (text(), option::of(text()), flag(), number()).prop_map(|(name, failure, drop, wait_ms)| {
+            Request::EndStream(EndStream { name, failure, drop, wait_ms })
+        }),
+        (text(), text(), small(), small(), number(), option::of(generation())).prop_map(
+            |(stream, group, items_min, items_max, wait_ms, behind)| {
+                Request::Pull(Pull { stream, group, items_min, items_max, wait_ms, behind })
+            }
+        ),
+    ]
+}
+
+fn limits() -> impl Strategy<Value = StreamLimits> {
+    (number(), number(), number(), number()).prop_map(|(refs_high, refs_low, bytes_high, bytes_low)| {
+        StreamLimits { refs_high, refs_low, bytes_high, bytes_low }
+    })
+}
+
+fn stream_end() -> impl Strategy<Value = StreamEnd> {
+    (option::of(text()), number()).prop_map(|(failure, outstanding)| StreamEnd { failure, outstanding })
+}
+
+fn stream_stat() -> impl Strategy<Value = StreamStat> {
+    let group = (text(), (number(), number(), number()), (number(), number(), number())).prop_map(
+        |(group, (ready, out, delivered), (acked, consumers, window))| GroupStat {
+            group,
+            ready,
+            out,
+            delivered,
+            acked,
+            consumers,
+            window,
+        },
+    );
+    let numbers = (number(), number(), number(), number());
+    let counts = (number(), number(), number());
+    (numbers, limits(), flag(), option::of(stream_end()), counts, vec(group, 0..4)).prop_map(
+        |((refs, bytes, granted, granted_bytes), limits, is_shut, end, counts, groups)| {
+            let (appended, recovered, consumed) = counts;
+            let stat = StreamStat {
+                refs,
+                bytes,
+                granted,
+                granted_bytes,
+                limits,
+                is_shut,
+                end,
+                ..Default::default()
+            };
+            StreamStat { appended, recovered, consumed, groups, ..stat }
+        },
+    )
 }
 
 /// Any reply about pins, quotas, samples and explanations.
@@ -142,6 +204,17 @@ fn lifetime_reply() -> impl Strategy<Value = Reply> {
         (vec(leased, 0..4), vec(node_info(), 0..3))
             .prop_map(|(items, nodes)| Reply::Leased(Leased { items, nodes })),
         vec(acked, 0..5).prop_map(Reply::Acked),
+        stream_stat().prop_map(Reply::Stream),
+        (vec((key(), number(), found()), 0..4), vec(node_info(), 0..3), option::of(stream_end())).prop_map(
+            |(pulled, nodes, end)| {
+                let lease = |(_, lease, found): &(Key, u64, Found)| {
+                    L::Leased(Granted { lease: *lease, found: found.clone() })
+                };
+                let items = pulled.iter().map(lease).collect();
+                let keys = pulled.into_iter().map(|it| it.0).collect();
+                Reply::Pulled(Pulled { keys, leased: Leased { items, nodes }, end })
+            }
+        ),
     ]
 }
 
@@ -180,7 +253,11 @@ fn consumption() -> impl Strategy<Value = Consumption> {
 }
 
 fn marks() -> impl Strategy<Value = Marks> {
-    let sample = (consumption(), texts()).prop_map(|(consumption, acked)| SampleMarks { consumption, acked });
+    let sample = (consumption(), texts(), text()).prop_map(|(consumption, acked, stream)| SampleMarks {
+        consumption,
+        acked,
+        stream,
+    });
     (texts(), option::of(sample)).prop_map(|(pins, sample)| Marks { pins, sample })
 }
 
@@ -327,9 +404,9 @@ fn reason() -> impl Strategy<Value = Reason> {
 
 fn options() -> impl Strategy<Value = PutOptions> {
     let on_exists = select(&[OnExists::Replace, OnExists::Keep][..]);
-    let marks = (text(), option::of(consumption()));
+    let marks = (text(), option::of(consumption()), text());
     (small(), on_exists, flag(), option::of(number()), texts(), marks).prop_map(
-        |(replicas, on_exists, hard_pin, soft_pin_ms, preferred, (owner, sample))| PutOptions {
+        |(replicas, on_exists, hard_pin, soft_pin_ms, preferred, (owner, sample, stream))| PutOptions {
             replicas,
             on_exists,
             hard_pin,
@@ -337,6 +414,7 @@ fn options() -> impl Strategy<Value = PutOptions> {
             preferred,
             owner,
             sample,
+            stream,
         },
     )
 }
@@ -436,6 +514,11 @@ fn reserve_outcome() -> impl Strategy<Value = ReserveOutcome> {
         usage().prop_map(ReserveOutcome::Full),
         text().prop_map(ReserveOutcome::Invalid),
         (number(), number()).prop_map(|(used, limit)| ReserveOutcome::OverQuota(Quota { used, limit })),
+        (number(), number(), limits()).prop_map(|(refs, bytes, limits)| ReserveOutcome::Behind(Backlog {
+            refs,
+            bytes,
+            limits
+        })),
     ]
 }
 

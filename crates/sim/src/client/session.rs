@@ -305,6 +305,8 @@ impl World {
             PutOutcome::Exists(_) => Point::PutExists,
             PutOutcome::Full(_) => Point::PutFull,
             PutOutcome::OverQuota(_) => Point::PutOverQuota,
+            // Simulated clients put into no stream: pipelines are played in `core`.
+            PutOutcome::Behind(_) => Point::PutFull,
             PutOutcome::Invalid(_) => Point::PutInvalid,
             PutOutcome::Refused(_) => Point::Refused,
             PutOutcome::Unreachable(_) => Point::PutUnreachable,

@@ -378,7 +378,7 @@ impl Master {
         if let Some(promoting) = self.tier.promotions.running.get_mut(&id.generation) {
             promoting.hold = Some(hold);
         }
-        self.room.grant(node, hold, (namespace, LabelIndex::default()), need, None);
+        self.room.grant(node, hold, (namespace, LabelIndex::default()), need, None, None);
         if !sabotaged!(self.config.sabotage, PromoteUnseen) {
             self.catalog.add_pending(index, node, hold);
         }

@@ -1,0 +1,140 @@
+//! Streams: samples in the order in which they were put, pulled by consumer groups.
+//!
+//! What is pulled is leased, so that everything that holds of leases holds here: it comes again to the group
+//! when this client dies, or lets go of the lease without an acknowledgement.
+
+use std::sync::Arc;
+
+use tiffin_core::message::{
+    self, DeletedMatching, EndStream, LeaseOutcome, OpenStream, Reply, Request, StreamStat,
+};
+use tiffin_core::{Generation, Key};
+
+use crate::inner::Inner;
+use crate::lease::{self, Lease};
+use crate::names::wait_ms;
+use crate::{Deadline, Error};
+
+/// The end of a stream.
+pub use tiffin_core::message::StreamEnd;
+
+/// What to pull from a stream.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Pull {
+    /// Which.
+    pub stream: String,
+    /// On behalf of which consumer group.
+    pub group: String,
+    /// Fewer come only at the end of the stream, or of the time.
+    pub at_least: u32,
+    /// At most this many.
+    pub at_most: u32,
+}
+
+/// What was pulled.
+#[derive(Debug, Default)]
+pub struct Pulled {
+    /// The samples, in the order of the stream.
+    pub leases: Vec<Lease>,
+    /// There is no more, or something went wrong.
+    pub end: Option<StreamEnd>,
+}
+
+/// What somebody who only looks sees of a stream.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Seen {
+    /// The names of the samples, which put of the name, and their bytes, in the order of the stream.
+    pub samples: Vec<(Key, Generation, u64)>,
+    /// There is no more, or something went wrong.
+    pub end: Option<StreamEnd>,
+}
+
+pub(crate) async fn open(inner: &Inner, open: OpenStream, deadline: Deadline) -> Result<StreamStat, Error> {
+    match inner.ask(&Request::OpenStream(open), deadline).await? {
+        Reply::Stream(stat) => Ok(stat),
+        _ => Err(Error::misfit()),
+    }
+}
+
+pub(crate) async fn end(
+    inner: &Inner,
+    name: &str,
+    failure: Option<String>,
+    deadline: Deadline,
+) -> Result<StreamStat, Error> {
+    let end = EndStream { name: name.to_owned(), failure, drop: false, wait_ms: 0 };
+    match inner.ask(&Request::EndStream(end), deadline).await? {
+        Reply::Stream(stat) => Ok(stat),
+        _ => Err(Error::misfit()),
+    }
+}
+
+pub(crate) async fn drop_all(
+    inner: &Inner,
+    name: &str,
+    deadline: Deadline,
+) -> Result<DeletedMatching, Error> {
+    let end = EndStream { name: name.to_owned(), failure: None, drop: true, wait_ms: wait_ms(deadline) };
+    match inner.ask(&Request::EndStream(end), deadline).await? {
+        Reply::DeletedMatching(dropped) => Ok(dropped),
+        _ => Err(Error::misfit()),
+    }
+}
+
+pub(crate) async fn pull(inner: &Arc<Inner>, pull: &Pull, deadline: Deadline) -> Result<Pulled, Error> {
+    loop {
+        let request = Request::Pull(message::Pull {
+            stream: pull.stream.clone(),
+            group: pull.group.clone(),
+            items_min: pull.at_least,
+            items_max: pull.at_most,
+            wait_ms: deadline.wait_ms(),
+            behind: None,
+        });
+        let (epoch, reply) = inner.ask_for_leases(request, deadline).await?;
+        let Reply::Pulled(pulled) = reply else { return Err(Error::misfit()) };
+        let given = !pulled.keys.is_empty();
+        let leases = lease::with_names(inner, epoch, pulled.keys, &pull.group, pulled.leased.items, deadline);
+        let mut kept = Vec::new();
+        for lease in leases.await {
+            match lease {
+                Ok(lease) => kept.push(lease),
+                // It was taken away meanwhile, so nobody is to have it.
+                Err(Error::NotFound { .. } | Error::Superseded { .. } | Error::Consumed { .. }) => (),
+                // What was let go of comes again.
+                Err(error) => return Err(error),
+            }
+        }
+        if !given || !kept.is_empty() || deadline.has_passed() {
+            return Ok(Pulled { leases: kept, end: pulled.end });
+        }
+    }
+}
+
+pub(crate) async fn look(
+    inner: &Inner,
+    stream: &str,
+    behind: Generation,
+    at_most: u32,
+    deadline: Deadline,
+) -> Result<Seen, Error> {
+    let request = Request::Pull(message::Pull {
+        stream: stream.to_owned(),
+        group: String::new(),
+        items_min: 1,
+        items_max: at_most,
+        wait_ms: deadline.wait_ms(),
+        behind: Some(behind),
+    });
+    match inner.ask(&request, deadline).await? {
+        Reply::Pulled(pulled) => {
+            let found = pulled.leased.items.into_iter().filter_map(|it| match it {
+                LeaseOutcome::Leased(granted) => Some((granted.found.generation, granted.found.len)),
+                _ => None,
+            });
+            let samples = pulled.keys.into_iter().zip(found).map(|(key, (it, len))| (key, it, len)).collect();
+            Ok(Seen { samples, end: pulled.end })
+        }
+        _ => Err(Error::misfit()),
+    }
+}

@@ -1,0 +1,40 @@
+"""A feature store for hidden states: samples from producers to trainers, whose lifetimes the store owns.
+
+>>> from tiffin.features import FeatureStore, SampleRef
+>>> features = FeatureStore("run-7", memory="64MiB")
+>>> ref = features.put({"hidden": memoryview(bytes(24)).cast("f")}, sample_id="s0")
+>>> told = ref.to_json()                          # what the producer tells the trainer
+>>> tensors, handle = features.get(SampleRef.from_json(told))
+>>> features.release(handle)                      # the last release frees it
+
+docs/features.md has the whole story. Everything here imports without torch, without numpy and without
+mooncake.
+"""
+
+from __future__ import annotations
+
+from .backend import Backend, Mooncake, Own, mooncake_setup
+from .errors import BadRef, ConsumerBehind, NotAvailable
+from .pool import Buffer, BufferPool
+from .records import DTYPES, SCHEMA_VERSION, FeatureHandle, FeatureSpec, SampleRef
+from .store import FeatureStore
+from .stream import Consumer
+
+__all__ = [
+    "DTYPES",
+    "SCHEMA_VERSION",
+    "Backend",
+    "BadRef",
+    "Buffer",
+    "BufferPool",
+    "Consumer",
+    "ConsumerBehind",
+    "FeatureHandle",
+    "FeatureSpec",
+    "FeatureStore",
+    "Mooncake",
+    "NotAvailable",
+    "Own",
+    "SampleRef",
+    "mooncake_setup",
+]

@@ -1,0 +1,19 @@
+"""What can go wrong in a feature store, as the exceptions that pipelines expect."""
+
+from __future__ import annotations
+
+
+class NotAvailable(KeyError):
+    """The sample cannot be had: it is freed, aborted, superseded, consumed, or not there."""
+
+    def __str__(self) -> str:
+        # A KeyError shows its argument as code; this one is a sentence.
+        return Exception.__str__(self)
+
+
+class BadRef(NotAvailable, ValueError):
+    """The ref is not of this store, of another version, or does not match what is stored."""
+
+
+class ConsumerBehind(MemoryError):
+    """The namespace or the stream may not hold more: the consumer is behind."""

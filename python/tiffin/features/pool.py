@@ -1,0 +1,113 @@
+"""Buffers that are used again and again, so that registering them with a network card happens once."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable
+from typing import Any
+
+
+class Buffer:
+    """Memory that was taken from a pool. It is safe to use until it is released, and by nobody else."""
+
+    def __init__(self, pool: BufferPool, memory: bytearray) -> None:
+        self._pool, self._memory = pool, memory
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(memory)) if memory else 0
+        self.nbytes = len(memory)
+
+    @property
+    def view(self) -> memoryview:
+        """Its bytes, to be read and written."""
+        return memoryview(self._memory)
+
+    def release(self) -> None:
+        """Say that nothing uses it any more: it is safe, and the next who asks gets it."""
+        self._pool._give_back(self)
+
+    def discard(self) -> None:
+        """Say that something may still write to it: it is never used again."""
+        self._pool._forget(self)
+
+    def __enter__(self) -> Buffer:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        # After an error nobody knows whether a transfer still writes to it.
+        if kind is None:
+            self.release()
+        else:
+            self.discard()
+
+
+class BufferPool:
+    """Buffers of powers of two, each registered once, and reused as soon as they are released.
+
+    `register(address, nbytes)` and `unregister(address)` are called once for each buffer that is made. At
+    most `max_bytes` are kept for reuse; what is taken beyond that is let go of when it is released.
+
+    >>> pool = BufferPool(max_bytes=1 << 20)
+    >>> with pool.take(1000) as buffer:
+    ...     buffer.view[:3] = b"abc"
+    >>> pool.take(900).address == buffer.address, pool.made
+    (True, 1)
+    """
+
+    def __init__(
+        self,
+        *,
+        max_bytes: int = 1 << 30,
+        register: Callable[[int, int], Any] | None = None,
+        unregister: Callable[[int], Any] | None = None,
+    ) -> None:
+        self._register, self._unregister = register, unregister
+        self._max = max_bytes
+        self._lock = threading.Lock()
+        self._free: dict[int, list[Buffer]] = {}
+        self._kept = 0
+        self._unsafe: list[Buffer] = []
+        #: How many buffers were made, all in all.
+        self.made = 0
+        #: How many are in use now.
+        self.in_use = 0
+
+    def take(self, nbytes: int) -> Buffer:
+        """A buffer of at least so many bytes, which nobody else uses until it is released."""
+        size = 1 << max(12, (max(nbytes, 1) - 1).bit_length())
+        with self._lock:
+            self.in_use += 1
+            free = self._free.get(size)
+            if free:
+                self._kept -= size
+                return free.pop()
+            self.made += 1
+        buffer = Buffer(self, bytearray(size))
+        if self._register is not None:
+            self._register(buffer.address, size)
+        return buffer
+
+    def close(self) -> None:
+        """Let go of every buffer that nobody uses."""
+        with self._lock:
+            free, self._free, self._kept = self._free, {}, 0
+        for buffer in (it for buffers in free.values() for it in buffers):
+            self._drop(buffer)
+
+    def _give_back(self, buffer: Buffer) -> None:
+        with self._lock:
+            self.in_use -= 1
+            if self._kept + buffer.nbytes <= self._max:
+                self._kept += buffer.nbytes
+                self._free.setdefault(buffer.nbytes, []).append(buffer)
+                return
+        self._drop(buffer)
+
+    def _forget(self, buffer: Buffer) -> None:
+        # Its memory stays where it is, and registered: whatever still writes there hits nothing else.
+        with self._lock:
+            self.in_use -= 1
+            self._unsafe.append(buffer)
+
+    def _drop(self, buffer: Buffer) -> None:
+        if self._unregister is not None:
+            self._unregister(buffer.address)

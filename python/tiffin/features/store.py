@@ -1,0 +1,717 @@
+"""The feature store: put, get, release, abort and the rest of the contract, on top of samples.
+
+Everything that decides is in the index: generations, leases, tombstones and consumption live in our master
+and are seen by all processes at once. What is kept here is what this process has leased, and what it could
+not finish: frees that failed, which are tried again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import logging
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import tiffin
+
+from .backend import Backend, Mooncake, Own, Torn, connect_index, keys_left
+from .errors import BadRef, ConsumerBehind, NotAvailable
+from .records import DTYPES, SCHEMA_VERSION, FeatureHandle, FeatureSpec, SampleRef, as_ref, to_number, to_pair
+from .stream import Consumer
+
+_log = logging.getLogger("tiffin")
+#: The fields of a ref that `put` takes from its metadata.
+_FIELDS = (
+    "run_id",
+    "source_task_id",
+    "strategy",
+    "target_model_version",
+    "draft_weight_version",
+    "tokenizer_version",
+    "num_tokens",
+)
+_GONE = (
+    tiffin.NotFound,
+    tiffin.Superseded,
+    tiffin.Consumed,
+    tiffin.WrongGroup,
+    tiffin.NotASample,
+    tiffin.Contended,
+)
+#: How many samples are asked for their age at a time.
+_LOOK_MAX = 4096
+
+
+class FeatureStore:
+    """Samples of hidden states, from producers to trainers, with lifetimes that need no code of the caller's.
+
+    Without `store` and `address` it is inside this process; `address` joins a cluster of ours, in a namespace
+    that is called as `store_id`; `store` is a connected `tiffin.Store` to be used instead. With `backend` the
+    tensors lie in a Mooncake cluster that runs already (`tiffin.features.Mooncake`), and only the index with
+    us.
+
+    `auth` is the secret that is expected, or a function that says whether a credential is right; `credential`
+    is what this process presents, also to the servers. `max_resident_bytes` limits the namespace across all
+    processes; `max_hold_age_s` frees what nobody has leased for so long. With `retain_on_release` a release
+    only ends the lease; else the last release frees the sample. `stream` and `groups` append every put to a
+    stream, which consumers of these groups read with `consumer`. `wait_s` is how long a put may wait for
+    room.
+
+    >>> from tiffin.features import FeatureStore
+    >>> features = FeatureStore("run-7", memory="64MiB")
+    >>> ref = features.put({"ids": bytes(8)}, sample_id="s0", metadata={"num_tokens": 8})
+    >>> tensors, handle = features.get(ref)
+    >>> len(tensors["ids"]), features.health()["active_leases"]
+    (8, 1)
+    >>> features.release(handle, reason="trained")
+    >>> features.health()["resident_samples"]
+    0
+    """
+
+    def __init__(
+        self,
+        store_id: str,
+        *,
+        store: tiffin.Store | None = None,
+        address: str | None = None,
+        backend: Backend | Own | None = None,
+        auth: str | Callable[[str | None], bool] | None = None,
+        credential: str | None = None,
+        max_resident_bytes: int | str | None = None,
+        max_hold_age_s: float | None = None,
+        retain_on_release: bool = False,
+        max_release_attempts: int = 3,
+        replica_num: int = 1,
+        hard_pin: bool = True,
+        stream: str = "",
+        groups: Sequence[str] = (),
+        wait_s: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+        **connect: Any,
+    ) -> None:
+        if not store_id or "/" in store_id:
+            raise ValueError(f"store_id={store_id!r}: it is a name without slashes")
+        self.store_id, self.stream, self.groups = store_id, stream, tuple(groups)
+        self._auth, self._credential = auth, credential
+        self._check_credential()
+        self._owns_index = store is None
+        self.index = connect_index(store_id, address, credential, **connect) if store is None else store
+        self.backend = backend or Own()
+        self._external: Backend | None = None if isinstance(self.backend, Own) else self.backend
+        self.max_resident_bytes, self.max_hold_age_s = max_resident_bytes, max_hold_age_s
+        self._retain, self._tries_max = retain_on_release, max_release_attempts
+        self._replicas, self._hard_pin = replica_num, hard_pin
+        self._wait_s, self._clock = wait_s, clock
+        self._lock = threading.Lock()
+        self._leases: dict[str, tuple[tiffin.Lease, Any]] = {}
+        self._pending: dict[tuple[str, int], _Pending] = {}
+        self._attempts: dict[str, tuple[int, tuple[str, ...]]] = {}
+        self._force_freed = 0
+        if max_resident_bytes is not None or max_hold_age_s is not None:
+            self.index.set_policy(quota=max_resident_bytes, max_hold=max_hold_age_s)
+
+    # What is put and read.
+
+    def put(
+        self, tensors: Mapping[str, Any], *, sample_id: str, metadata: Mapping[str, Any] | None = None
+    ) -> SampleRef:
+        """Store the tensors of a sample, all or none, and give its ref.
+
+        An older sample of that id is superseded: its refs fail from now on. Raises `ValueError` for no
+        tensors or elements that are none of the ten types, `MemoryError` if the namespace or the stream is
+        full because the consumer is behind, `RuntimeError` if it could not be written; nothing is left behind
+        then.
+        """
+        self._check_credential()
+        if not tensors:
+            raise ValueError(f"sample `{sample_id}` has no tensors")
+        tensors = {name: _plain(value) for name, value in tensors.items()}
+        record = self._record(sample_id, tensors, dict(metadata or {}))
+        try:
+            if self._external is None:
+                native = self._put_index(sample_id, tensors, record)
+                return _with_generation(record, to_number(native.generation), native.generation)
+            return self._put_external(self._external, sample_id, tensors, record)
+        except tiffin.Full as error:
+            raise ConsumerBehind(f"the consumer is behind: {error}") from error
+        except tiffin.Exists as error:
+            raise ValueError(f"sample `{sample_id}` was consumed from its stream: {error}") from error
+        except tiffin.InvalidArgument as error:
+            raise ValueError(str(error)) from error
+        except tiffin.Error as error:
+            raise RuntimeError(f"sample `{sample_id}` could not be written: {error}") from error
+
+    def get(
+        self,
+        ref: Any,
+        *,
+        device: str = "cpu",
+        names: Iterable[str] | None = None,
+        group: str = "",
+        lend: bool = False,
+    ) -> tuple[dict[str, Any], FeatureHandle]:
+        """The tensors of a sample, or those with these names, and a handle that leases it.
+
+        They are in memory of their own, which nothing in the store changes; with `lend=True` they are
+        read-only and look at the bytes where they lie, if those are on this host. Torch tensors if torch was
+        imported, else numpy arrays. Raises `KeyError` for whatever cannot be had: freed, aborted, superseded,
+        never there, or a ref that does not match what is stored.
+        """
+        self._check_credential()
+        ref = self._checked(ref)
+        try:
+            lease = self.index.lease(self._native(ref), group or (self.groups[0] if self.groups else ""))
+        except _GONE as error:
+            raise NotAvailable(f"sample `{ref.sample_id}` is not available: {error}") from error
+        try:
+            stored = self._stored(lease)
+            self._compare(ref, stored)
+            wanted = list(ref.feature_specs) if names is None else list(names)
+            if unknown := [name for name in wanted if name not in stored.feature_specs]:
+                raise NotAvailable(f"sample `{ref.sample_id}` has no tensors {unknown}")
+            tensors = self._read(lease, stored, wanted, lend)
+        except _GONE as error:
+            self._let_go(lease)
+            raise NotAvailable(f"sample `{ref.sample_id}` is not available: {error}") from error
+        except BaseException:
+            self._let_go(lease)
+            raise
+        handle = FeatureHandle(ref.sample_id, ref.metadata["generation"], uuid.uuid4().hex)
+        with self._lock:
+            self._leases[handle.lease_token] = (lease, stored)
+        return {name: _on_device(tensor, device) for name, tensor in tensors.items()}, handle
+
+    def release(self, handle: FeatureHandle, *, reason: str = "") -> None:
+        """End a lease. The last release of a sample frees it, unless it is retained or read from a stream.
+
+        A handle of a superseded sample, or one that was released, does nothing. Never raises: a free that
+        failed is tried again by `gc`, and by the drains.
+        """
+        with self._lock:
+            lease, stored = self._leases.pop(handle.lease_token, (None, None))
+        if lease is None:
+            return
+        self._let_go(lease)
+        if self._retain or self.stream:
+            return
+        native = tiffin.SampleRef(lease.id, lease.generation, 0, False)
+        self._free(handle.sample_id, handle.generation, stored, lambda: self._consume(native))
+
+    def abort(self, sample_id: str, *, reason: str = "") -> None:
+        """Free a sample now, whoever has it leased. Every process is told so at once.
+
+        Never raises: a free that failed is tried again by `gc`, and by the drains.
+        """
+        stored = None
+        if self._external is not None:
+            stored = self._look_up(sample_id)
+        generation = stored.metadata["generation"] if stored is not None else 0
+        self._free(sample_id, generation, stored, lambda: self._delete(sample_id))
+
+    def ack(self, refs: Iterable[Any], *, group: str = "") -> list[str]:
+        """Say that a group is done with samples, such as those of an optimizer step, in one call.
+
+        Gives for each `"freed"`, `"recorded"` where other groups have yet to consume it, or `"stale"`. What
+        is freed is gone for everybody when this returns, and so is its room.
+        """
+        refs = [self._checked(ref) for ref in refs]
+        group = group or (self.groups[0] if self.groups else "")
+        natives = [self._native(ref) for ref in refs]
+        if self._external is None:
+            return self.index.ack(natives, group)
+        tombs = [self._bury(ref) for ref in refs]
+        outcomes = self.index.ack(natives, group)
+        for ref, tomb, outcome in zip(refs, tombs, outcomes, strict=True):
+            if outcome == "recorded":
+                self.index.delete(tomb)
+            else:
+                self._clean(ref.sample_id, ref.metadata["generation"], list(ref.feature_keys.values()), tomb)
+        return outcomes
+
+    # What others wrote, or were about to.
+
+    def adopt(self, ref: Any) -> bool:
+        """Take note of a sample that another process wrote, and say whether it is there.
+
+        Its lifetime is the store's business whoever wrote it, so this is a lookup. Raises `ValueError` for a
+        ref without a generation.
+        """
+        ref = as_ref(ref)
+        if not isinstance(ref.generation, int):
+            raise ValueError(f"the ref of sample `{ref.sample_id}` has no generation")
+        with self._lock:
+            self._attempts.pop(ref.sample_id, None)
+        stored = self._look_up(ref.sample_id)
+        return stored is not None and stored.metadata["generation"] == ref.generation
+
+    def track_external_attempt(
+        self, sample_id: str, *, generation: int, feature_names: Iterable[str]
+    ) -> None:
+        """Remember what a server is about to write, so that it can be reclaimed if its response is lost."""
+        with self._lock:
+            self._attempts[sample_id] = (generation, tuple(feature_names))
+
+    def discard_external_attempts(self) -> None:
+        """Free what tracked attempts have written and nobody adopted. `RuntimeError` lists what failed."""
+        with self._lock:
+            attempts = dict(self._attempts)
+        failed = []
+        for sample_id, (generation, names) in attempts.items():
+            keys = [self._key(sample_id, generation, name) for name in names]
+            self.abort(sample_id, reason="an attempt without a response")
+            left = keys_left(self._external, keys) if self._external is not None else []
+            if left or any(pending == sample_id for pending, _ in self._pending):
+                failed.append(sample_id)
+                continue
+            with self._lock:
+                self._attempts.pop(sample_id, None)
+        if failed:
+            raise RuntimeError(f"could not be reclaimed: {', '.join(failed)}")
+
+    # What was not finished.
+
+    def drain_pending_removals(
+        self,
+        max_attempts: int = 8,
+        retry_interval_s: float = 0.25,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
+        """Finish every free that failed, within bounds. `RuntimeError` names what is left; it stays noted."""
+        self._drain(None, max_attempts, retry_interval_s, sleep)
+
+    def drain_sample_removals(
+        self,
+        sample_ids: Iterable[str],
+        max_attempts: int = 8,
+        retry_interval_s: float = 0.25,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
+        """The same for these samples only."""
+        self._drain(set(sample_ids), max_attempts, retry_interval_s, sleep)
+
+    def gc(self, now: float | None = None) -> dict[str, int]:
+        """Free what nobody has leased for longer than `max_hold_age_s`, and try failed frees again.
+
+        Also takes up what processes that died have left undone. Says what was freed, and what is pending.
+        """
+        later = 0.0 if now is None else max(0.0, now - self._clock())
+        count, size = self._end_holding(later) if self.max_hold_age_s is not None else (0, 0)
+        self._force_freed += count
+        for pending in list(self._pending.values()):
+            if pending.tries < self._tries_max:
+                self._try_again(pending)
+        if self._external is not None:
+            self._sweep(self._external)
+        return {"force_freed": count, "force_freed_bytes": size, "release_pending": len(self._pending)}
+
+    def health(self) -> dict[str, Any]:
+        """How the store stands, across all processes; what is pending and provisional, of this process."""
+        stat = self.index.wait_usage(at_least=0)
+        ages = [why.age for why in self._samples()]
+        return {
+            "store_id": self.store_id,
+            "backend": self.backend.name,
+            "resident_samples": len(ages),
+            "resident_bytes": stat.samples_size,
+            "max_resident_bytes": self.max_resident_bytes,
+            "active_leases": stat.samples_leased,
+            "release_pending": len(self._pending),
+            "provisional_external": len(self._attempts),
+            "oldest_age_s": max(ages, default=0.0),
+            "avg_age_s": sum(ages) / len(ages) if ages else 0.0,
+            "force_freed_total": self._force_freed,
+            "hard_pin": self._hard_pin,
+            "auth_required": self._auth is not None or self._credential is not None,
+        }
+
+    @staticmethod
+    def estimate_bytes(specs: Mapping[str, FeatureSpec] | Iterable[FeatureSpec]) -> int:
+        """How many bytes tensors of these specs have."""
+        return sum(spec.nbytes for spec in (specs.values() if isinstance(specs, Mapping) else specs))
+
+    def consumer(self, group: str = "", *, window: int = 1, timeout: float | None = None) -> Consumer:
+        """Read the stream as one of a group that takes `window` samples before it acknowledges any."""
+        if not self.stream:
+            raise ValueError('this store has no stream\n\nhint: `FeatureStore(…, stream="train")`')
+        return Consumer(self, group or (self.groups[0] if self.groups else ""), window, timeout)
+
+    def drop_run(self) -> int:
+        """Take away every sample of this store, and its stream; says how many there were."""
+        count = self.index.drop_stream(self.stream) if self.stream else 0
+        refs = self._samples()
+        for why in refs:
+            self.abort(self._id_of(why.key), reason="the run is over")
+        if self._external is not None:
+            self._sweep(self._external)
+        return count + len(refs)
+
+    def close(self) -> None:
+        """End the leases of this store, and say goodbye. The samples stay where they are."""
+        with self._lock:
+            leases, self._leases = self._leases, {}
+        for lease, _ in leases.values():
+            self._let_go(lease)
+        if self._owns_index:
+            self.index.close()
+
+    def __enter__(self) -> FeatureStore:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # How it is done.
+
+    def _check_credential(self) -> None:
+        right = self._auth(self._credential) if callable(self._auth) else self._credential == self._auth
+        if self._auth is not None and not right:
+            raise PermissionError(f"the credential for the feature store `{self.store_id}` is wrong")
+
+    def _entry(self, sample_id: str) -> str:
+        return f"{self.store_id}/{sample_id}"
+
+    def _id_of(self, key: str | bytes) -> str:
+        return (key if isinstance(key, str) else key.decode()).removeprefix(f"{self.store_id}/")
+
+    def _key(self, sample_id: str, generation: int, name: str) -> str:
+        return f"{self.store_id}/{sample_id}/g{generation}/{name}"
+
+    def _native(self, ref: SampleRef) -> tiffin.SampleRef:
+        pair = ref.metadata.get("index_generation") or to_pair(ref.metadata["generation"])
+        return tiffin.SampleRef(self._entry(ref.sample_id), tuple(pair), 0, False)
+
+    def _checked(self, given: Any) -> SampleRef:
+        try:
+            ref = as_ref(given)
+        except (TypeError, ValueError, KeyError) as error:
+            raise BadRef(f"this is no ref: {error}") from error
+        if ref.schema_version != SCHEMA_VERSION:
+            raise BadRef(
+                f"sample `{ref.sample_id}`: a ref of version {ref.schema_version}, not {SCHEMA_VERSION}"
+            )
+        if ref.feature_store_uri != f"tiffin://{self.store_id}/{ref.sample_id}":
+            raise BadRef(
+                f"sample `{ref.sample_id}` is in `{ref.feature_store_uri}`, not in `{self.store_id}`"
+            )
+        if not isinstance(ref.generation, int) or ref.generation < 0:
+            raise BadRef(f"the ref of sample `{ref.sample_id}` has no generation")
+        return ref
+
+    def _record(self, sample_id: str, tensors: Mapping[str, Any], metadata: dict[str, Any]) -> SampleRef:
+        specs = {}
+        for name, value in tensors.items():
+            dtype, shape = _describe(value)
+            if dtype not in DTYPES:
+                raise ValueError(f"tensor `{name}` is of type {dtype}, which is none of {', '.join(DTYPES)}")
+            specs[name] = FeatureSpec(name, shape, dtype)
+        fields = {name: metadata.pop(name) for name in _FIELDS if name in metadata}
+        record = SampleRef(
+            sample_id=sample_id,
+            feature_store_uri=f"tiffin://{self.store_id}/{sample_id}",
+            feature_keys={name: f"{self._entry(sample_id)}/{name}" for name in specs},
+            feature_specs=specs,
+            estimated_bytes=sum(spec.nbytes for spec in specs.values()),
+            metadata=metadata,
+            **fields,
+        )
+        try:
+            record.to_json()
+        except TypeError as error:
+            raise ValueError(f"the metadata of sample `{sample_id}` is no JSON: {error}") from error
+        return record
+
+    def _put_index(self, sample_id: str, tensors: Mapping[str, Any], record: SampleRef) -> tiffin.SampleRef:
+        return self.index.put_sample(
+            self._entry(sample_id),
+            tensors,
+            metadata=record.to_json().encode(),
+            consume=list(self.groups) if self.groups else "once",
+            replicas=self._replicas,
+            stream=self.stream,
+            wait=self._wait_s > 0,
+            timeout=self._wait_s or None,
+        )
+
+    def _put_external(
+        self, backend: Backend, sample_id: str, tensors: Mapping[str, Any], record: SampleRef
+    ) -> SampleRef:
+        """Write the tensors beside the index: planned, written, and then named.
+
+        The plan is a record in the index that this process has leased. If the process dies it is found
+        without a lease, and what was written for it is taken away.
+        """
+        old = self._look_up(sample_id)
+        plan_id = f"{self.store_id}.plan/{uuid.uuid4().hex}"
+        names = json.dumps({"sample_id": sample_id, "names": list(tensors)}).encode()
+        plan = self.index.put_sample(plan_id, {"plan": names}, consume="once")
+        generation = to_number(plan.generation)
+        keys = {name: self._key(sample_id, generation, name) for name in tensors}
+        with self.index.lease(plan):
+            try:
+                sums = {name: backend.write(keys[name], _bytes(value)) for name, value in tensors.items()}
+                more = {"generation": generation, "checksums": sums}
+                record = dataclasses.replace(record, feature_keys=keys, metadata=record.metadata | more)
+                tomb = self._bury(old) if old is not None else None
+                # The entry holds room for the tensors' bytes in the quota's books only by its own, small
+                # size.
+                native = self._put_index(sample_id, {"entry": b"\0"}, record)
+            except BaseException:
+                self._clean(sample_id, generation, list(keys.values()), None)
+                self.index.ack(plan)
+                raise
+            if old is not None and tomb is not None:
+                self._clean(sample_id, old.metadata["generation"], list(old.feature_keys.values()), tomb)
+        self.index.ack(plan)
+        return _with_generation(record, generation, native.generation)
+
+    def _look_up(self, sample_id: str) -> SampleRef | None:
+        """The ref of what is there, if anything is."""
+        try:
+            with self.index.lease(self._entry(sample_id), self.groups[0] if self.groups else "") as lease:
+                return self._stored(lease)
+        except tiffin.Error:
+            return None
+
+    def _stored(self, lease: tiffin.Lease) -> SampleRef:
+        record = SampleRef.from_json(lease.manifest.metadata)
+        generation = record.metadata.get("generation", to_number(lease.generation))
+        return _with_generation(record, generation, lease.generation)
+
+    def _compare(self, ref: SampleRef, stored: SampleRef) -> None:
+        if ref.metadata["generation"] != stored.metadata["generation"]:
+            raise NotAvailable(f"sample `{ref.sample_id}` was superseded")
+        for name, spec in ref.feature_specs.items():
+            there = stored.feature_specs.get(name)
+            if there is None or (there.dtype, there.shape) != (spec.dtype, spec.shape):
+                raise BadRef(f"the ref of sample `{ref.sample_id}` does not match what is stored: `{name}`")
+
+    def _read(self, lease: tiffin.Lease, stored: SampleRef, names: list[str], lend: bool) -> dict[str, Any]:
+        if self._external is None:
+            if lend:
+                return lease.tensors(names, copy=False)
+            if (torch := sys.modules.get("torch")) is None:
+                return lease.tensors(names)
+            rooms = {name: _torch_room(torch, stored.feature_specs[name]) for name in names}
+            lease.get_into({name: room for name, room in rooms.items() if room.numel()})
+            return rooms
+        tensors = {}
+        for name in names:
+            spec = stored.feature_specs[name]
+            try:
+                checksum = stored.metadata["checksums"][name]
+                data = self._external.read(stored.feature_keys[name], spec.nbytes, checksum)
+            except Torn as error:
+                raise NotAvailable(f"sample `{stored.sample_id}` is not available: {error}") from error
+            tensors[name] = _shaped(data, spec)
+        # Whoever aborted it meanwhile was answered, so it is not to be had any more.
+        if self.index.info(lease.id).generation != lease.generation:
+            raise NotAvailable(f"sample `{stored.sample_id}` is gone")
+        return tensors
+
+    def _let_go(self, lease: tiffin.Lease) -> None:
+        with contextlib.suppress(tiffin.Error):
+            lease.release()
+
+    def _consume(self, native: tiffin.SampleRef) -> bool:
+        return self.index.ack(native, unless_leased=True) != "recorded"
+
+    def _delete(self, sample_id: str) -> bool:
+        self.index.delete(self._entry(sample_id), force=True)
+        return True
+
+    def _free(
+        self, sample_id: str, generation: int, stored: SampleRef | None, free: Callable[[], bool]
+    ) -> None:
+        """Take a sample away, or note that it is still to be done."""
+        tomb = None
+        try:
+            tomb = self._bury(stored) if self._external is not None and stored is not None else None
+            is_free = free()
+        except tiffin.Error as error:
+            _log.warning("sample `%s` could not be freed, and will be tried again: %s", sample_id, error)
+            pending = _Pending(sample_id, generation, stored, free, tomb, [])
+            self._pending[sample_id, generation] = pending
+            return
+        if tomb is not None and stored is not None:
+            if is_free:
+                self._clean(sample_id, generation, list(stored.feature_keys.values()), tomb)
+            else:
+                self.index.delete(tomb)
+
+    def _bury(self, ref: SampleRef) -> str:
+        """Write down what is to be removed, before anything is: if this process dies, another one goes on."""
+        tomb = f"{self.store_id}.tomb/{ref.metadata['generation']}"
+        told = {"sample_id": ref.sample_id, "generation": ref.metadata["generation"]}
+        told["keys"] = list(ref.feature_keys.values())
+        self.index.put(tomb, json.dumps(told).encode(), pin=True, owner=self.store_id)
+        return tomb
+
+    def _clean(self, sample_id: str, generation: int, keys: list[str], tomb: str | None) -> None:
+        """Remove the tensors of a sample that is gone from the index."""
+        if self._external is None:
+            return
+        left = keys_left(self._external, keys)
+        if left:
+            pending = _Pending(sample_id, generation, None, lambda: True, tomb, left)
+            self._pending[sample_id, generation] = pending
+        elif tomb is not None:
+            with contextlib.suppress(tiffin.Error):
+                self.index.delete(tomb)
+
+    def _try_again(self, pending: _Pending) -> bool:
+        pending.tries += 1
+        self._pending.pop((pending.sample_id, pending.generation), None)
+        if pending.keys:
+            self._clean(pending.sample_id, pending.generation, pending.keys, pending.tomb)
+        else:
+            self._free(pending.sample_id, pending.generation, pending.stored, pending.free)
+        again = self._pending.get((pending.sample_id, pending.generation))
+        if again is not None:
+            again.tries = pending.tries
+        return again is None
+
+    def _drain(
+        self,
+        sample_ids: set[str] | None,
+        tries_max: int,
+        interval: float,
+        sleep: Callable[[float], object],
+    ) -> None:
+        left: list[_Pending] = []
+        for attempt in range(max(1, tries_max)):
+            if attempt:
+                sleep(interval)
+            mine = [it for it in self._pending.values() if sample_ids is None or it.sample_id in sample_ids]
+            left = [pending for pending in mine if not self._try_again(pending)]
+            if not left:
+                return
+        names = ", ".join(sorted({pending.sample_id for pending in left}))
+        raise RuntimeError(f"could not be freed after {tries_max} attempts: {names}")
+
+    def _samples(self) -> list[tiffin.Why]:
+        keys = [info.key for info in self.index.list(f"{self.store_id}/")]
+        found: list[tiffin.Why] = []
+        for at in range(0, len(keys), _LOOK_MAX):
+            found += self.index.why(keys[at : at + _LOOK_MAX])
+        return [why for why in found if why.state == "here" and why.consume is not None]
+
+    def _end_holding(self, later: float) -> tuple[int, int]:
+        count = size = 0
+        for why in self._samples():
+            if why.leases or why.age + later < (self.max_hold_age_s or 0.0):
+                continue
+            sample_id = self._id_of(why.key)
+            stored = self._look_up(sample_id) if self._external is not None else None
+            native = tiffin.SampleRef(why.key, why.generation, why.size, False)
+            self._free(sample_id, to_number(why.generation), stored, lambda it=native: self._give_up(it))
+            count, size = count + 1, size + why.size
+        return count, size
+
+    def _give_up(self, native: tiffin.SampleRef) -> bool:
+        return self.index.abort(native, unless_leased=True)
+
+    def _sweep(self, backend: Backend) -> None:
+        """Do what processes that died have left undone: plans that nobody has leased, and tombs."""
+        for info in self.index.list(f"{self.store_id}.plan/"):
+            why = self.index.why(info.key)
+            if why.state != "here" or why.leases:
+                continue
+            try:
+                with self.index.lease(info.key) as lease:
+                    plan = json.loads(bytes(lease.tensors()["plan"]))
+            except tiffin.Error:
+                continue
+            generation, sample_id = to_number(info.generation), plan["sample_id"]
+            stored = self._look_up(sample_id)
+            if stored is None or stored.metadata["generation"] != generation:
+                keys = [self._key(sample_id, generation, name) for name in plan["names"]]
+                if keys_left(backend, keys):
+                    continue
+            self.index.ack(tiffin.SampleRef(info.key, info.generation, 0, False))
+        for info in self.index.list(f"{self.store_id}.tomb/"):
+            told = json.loads(self.index.get(info.key, missing=b"null"))
+            if told is None:
+                continue
+            stored = self._look_up(told["sample_id"])
+            is_there = stored is not None and stored.metadata["generation"] == told["generation"]
+            if is_there or not keys_left(backend, told["keys"]):
+                self.index.delete(info.key)
+
+
+@dataclasses.dataclass
+class _Pending:
+    """A free that is still to be done."""
+
+    sample_id: str
+    generation: int
+    stored: SampleRef | None
+    free: Callable[[], bool]
+    tomb: str | None
+    #: What is to be removed beside the index.
+    keys: list[str]
+    tries: int = 0
+
+
+def _with_generation(record: SampleRef, generation: int, native: tuple[int, int]) -> SampleRef:
+    more = {"generation": generation, "index_generation": list(native)}
+    return dataclasses.replace(record, metadata=record.metadata | more)
+
+
+def _plain(value: Any) -> Any:
+    """A tensor in host memory that is not part of a graph."""
+    if hasattr(value, "detach"):
+        value = value.detach()
+        return value.cpu() if value.device.type != "cpu" else value
+    return value
+
+
+def _describe(value: Any) -> tuple[str, tuple[int, ...]]:
+    from tiffin import _tensors
+
+    try:
+        dtype, shape = _tensors.describe(value)
+    except TypeError as error:
+        raise ValueError(f"{type(value).__name__} is no tensor: {error}") from error
+    return dtype.removeprefix("<").removeprefix("|"), tuple(shape)
+
+
+def _bytes(value: Any) -> memoryview:
+    """The bytes of a tensor, in the order of its elements."""
+    if hasattr(value, "contiguous"):
+        torch = sys.modules["torch"]
+        return memoryview(value.contiguous().reshape(-1).view(torch.uint8).numpy())
+    if not hasattr(value, "dtype"):
+        return memoryview(value).cast("B") if memoryview(value).contiguous else memoryview(bytes(value))
+    import numpy
+
+    return memoryview(numpy.ascontiguousarray(value).reshape(-1).view(numpy.uint8))
+
+
+def _shaped(data: memoryview, spec: FeatureSpec) -> Any:
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        if not data.nbytes:
+            return _torch_room(torch, spec)
+        return torch.frombuffer(data, dtype=getattr(torch, spec.dtype)).reshape(spec.shape)
+    from tiffin import _tensors
+
+    room, tensor = _tensors.room(spec.dtype, spec.shape, spec.nbytes)
+    memoryview(room)[:] = data
+    return tensor
+
+
+def _torch_room(torch: Any, spec: FeatureSpec) -> Any:
+    return torch.empty(spec.shape, dtype=getattr(torch, spec.dtype))
+
+
+def _on_device(tensor: Any, device: str) -> Any:
+    return tensor.to(device) if device != "cpu" and hasattr(tensor, "to") else tensor
+
+
+__all__ = ["FeatureStore", "Mooncake", "Own"]

@@ -1,0 +1,103 @@
+"""Reading a feature store's stream: windows of refs, acknowledged in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import tiffin
+
+from .records import SampleRef
+
+if TYPE_CHECKING:
+    from .store import FeatureStore
+
+#: How long one question waits where the caller sets no limit: it is asked again then.
+_TURN_S = 30.0
+
+
+class Consumer:
+    """One consumer of a group. Made by `FeatureStore.consumer`.
+
+    What it has pulled is its own until it is acknowledged. If the process dies, or the consumer is closed,
+    what it has not acknowledged comes again to the group; what the group has acknowledged never does. A
+    window that the stream's limits can never fill is refused when the consumer attaches.
+
+    >>> from tiffin.features import FeatureStore
+    >>> features = FeatureStore("run-7", memory="64MiB", stream="train")
+    >>> for i in range(4):
+    ...     ref = features.put({"ids": bytes(8)}, sample_id=f"s{i}")
+    >>> stat = features.index.end_stream("train")
+    >>> with features.consumer(window=2) as consumer:
+    ...     for window in consumer:
+    ...         print([ref.sample_id for ref in window], consumer.ack(window))
+    ['s0', 's1'] ['freed', 'freed']
+    ['s2', 's3'] ['freed', 'freed']
+    """
+
+    def __init__(self, features: FeatureStore, group: str, window: int, timeout: float | None) -> None:
+        self._features, self.group, self.window, self._timeout = features, group, window, timeout
+        self._leases: dict[tuple[str, int], tiffin.Lease] = {}
+        features.index.open_stream(features.stream, group=group, window=window)
+
+    def pull(self, *, timeout: float | None = None) -> list[SampleRef]:
+        """The next window of refs, or fewer at the end of the time.
+
+        Raises `tiffin.EndOfStream` behind the last one, and `tiffin.StreamFailed` if somebody said so.
+        """
+        time = timeout if timeout is not None else self._timeout
+        leases = self._features.index.pull(
+            self._features.stream,
+            self.group,
+            at_least=self.window,
+            at_most=self.window,
+            timeout=_TURN_S if time is None else time,
+        )
+        refs = [self._features._stored(lease) for lease in leases]
+        for ref, lease in zip(refs, leases, strict=True):
+            self._leases[ref.sample_id, ref.metadata["generation"]] = lease
+        return refs
+
+    def __iter__(self) -> Iterator[list[SampleRef]]:
+        """Windows, until the stream has ended."""
+        while True:
+            try:
+                window = self.pull()
+            except tiffin.EndOfStream:
+                return
+            if window:
+                yield window
+
+    def get(self, ref: SampleRef, **options: Any) -> dict[str, Any]:
+        """The tensors of a ref that this consumer has pulled. No further lease is taken."""
+        lease = self._leases[ref.sample_id, ref.metadata["generation"]]
+        names = list(options.pop("names", None) or ref.feature_specs)
+        return self._features._read(lease, ref, names, bool(options.pop("lend", False)))
+
+    def ack(self, window: list[SampleRef]) -> list[str]:
+        """Say that the group is done with these, after the optimizer's step."""
+        outcomes = self._features.ack(window, group=self.group)
+        self._release(window)
+        return outcomes
+
+    def give_back(self, window: list[SampleRef]) -> None:
+        """Let another consumer of the group have these."""
+        self._release(window)
+
+    def _release(self, window: list[SampleRef]) -> None:
+        for ref in window:
+            lease = self._leases.pop((ref.sample_id, ref.metadata["generation"]), None)
+            if lease is not None:
+                self._features._let_go(lease)
+
+    def close(self) -> None:
+        """Give back what was not acknowledged."""
+        leases, self._leases = self._leases, {}
+        for lease in leases.values():
+            self._features._let_go(lease)
+
+    def __enter__(self) -> Consumer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
