@@ -13,6 +13,7 @@ SOURCES := $(shell find Cargo.toml Cargo.lock crates python python-mooncake READ
 
 .PHONY: help run test wheel wheel-310 bench bench-check bench-scale bench-instructions fmt docs clean-venv clean
 .PHONY: miri simulate sabotage-table bench-ssd torture-ssd kv-simulate kv-zoo bench-kv
+.PHONY: bench-features soak-features check-features-peer example
 .PHONY: check-fmt check-lint check-unit check-docs check-deny check-instructions check-python
 
 help: ## List the targets
@@ -94,6 +95,22 @@ torture-ssd: ## Kill a log, and a node with its disk, a thousand times each (ROU
 	$(CARGO) run --release --locked -q -p tiffin-ssd --bin ssd-torture -- --rounds $(or $(ROUNDS),1000)
 	$(CARGO) test --release --locked -q -p tiffin-client --test processes -- kill $(or $(ROUNDS),1000)
 
+bench-features: .venv-bench/wheels .venv-peer/ready ## Hidden states: our feature store beside SpecForge's way on the official wheel (ARGS=--json)
+	@bash bench/peer-needs.sh
+	.venv-bench/bin/pip install -q --disable-pip-version-check numpy
+	.venv-bench/bin/python bench/features.py --ours .venv-bench/bin/python --peer .venv-peer/bin/python $(ARGS)
+
+MINUTES ?= 60
+soak-features: .venv-test/wheels ## A bursty pipeline with retries, lost answers, stalls and kills for an hour (MINUTES=); leaks, wrong bytes, peaks
+	.venv-test/bin/python examples/hidden_states/soak.py --minutes $(MINUTES) $(ARGS)
+
+check-features-peer: .venv-features/wheels ## The contract of the feature store on the official Mooncake wheel and its master
+	@bash bench/peer-needs.sh
+	.venv-features/bin/python python/tests/with_mooncake.py $(ARGS)
+
+example: .venv-test/wheels ## Hidden states from producers to trainers, with a display and a picture (ARGS='--kill 3')
+	.venv-test/bin/python examples/hidden_states $(ARGS)
+
 SEEDS ?= 1000000
 simulate: ## Play a million simulated clusters (SEEDS=, ARGS='--start 1000000 --json')
 	@$(CARGO) build --release --locked -q -p tiffin-sim
@@ -144,7 +161,7 @@ docs: .venv/ready ## Write the generated pages anew: the tests named `referenceâ
 	.venv/bin/ruff format -q python/tiffin/aio.pyi && .venv/bin/ruff check -q --fix python/tiffin/aio.pyi
 
 clean-venv: ## Remove the virtual environments; the next target that needs one makes it again
-	rm -rf .venv .venv-test .venv-bench .venv-peer
+	rm -rf .venv .venv-test .venv-bench .venv-peer .venv-features
 
 clean: clean-venv ## Remove everything that was built
 	rm -rf dist bench-out
@@ -156,10 +173,15 @@ clean: clean-venv ## Remove everything that was built
 .venv-test/ready: python/requirements-test.txt
 .venv-bench/ready: bench/requirements.txt
 .venv-peer/ready: bench/requirements-peer.txt
-.venv/ready .venv-test/ready .venv-bench/ready .venv-peer/ready:
+.venv-features/ready: python/requirements-features.txt
+.venv/ready .venv-test/ready .venv-bench/ready .venv-peer/ready .venv-features/ready:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "error: $(PYTHON) is older than 3.11\n\nhint: name a newer one, as in `make PYTHON=python3.12`")'
 	@rm -rf $(@D) && $(PYTHON) -m venv $(@D) || { printf '\nhint: on Debian the module is in the package python3-venv\n' >&2; exit 1; }
 	$(@D)/bin/pip install -q --disable-pip-version-check -r $<
+	@touch $@
+
+.venv-features/wheels: %/wheels: %/ready dist/.built
+	$(@D)/bin/pip install -q --disable-pip-version-check --force-reinstall --no-deps dist/tiffin-*-abi3-*.whl
 	@touch $@
 
 .venv-test/wheels .venv-bench/wheels: %/wheels: %/ready dist/.built

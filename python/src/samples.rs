@@ -195,6 +195,25 @@ fn consumption(given: Option<&Any<'_>>) -> PyResult<Consumption> {
     groups.map(Consumption::Groups).map_err(|_| wrong_type("consume is text or a list of it", given, hint))
 }
 
+/// Tells what samples are made of.
+pub(crate) struct Manifests {
+    pub(crate) keys: Keys,
+}
+
+impl Operation for Manifests {
+    type Outcome = Each<(Manifest, Generation)>;
+
+    async fn run(&self, client: &Client, deadline: Deadline) -> Result<Self::Outcome, Error> {
+        Ok(client.manifests(&self.keys.list, deadline).await)
+    }
+
+    fn answer(self, py: Python<'_>, outcome: Self::Outcome) -> PyResult<Py<PyAny>> {
+        gather(py, self.keys.is_one, &UNGIVEN, outcome, |(told, generation)| {
+            (manifest(py, &told)?, (generation.epoch, generation.counter)).into_py_any(py)
+        })
+    }
+}
+
 /// Leases samples.
 pub(crate) struct LeaseAll {
     pub(crate) samples: Samples,

@@ -24,7 +24,7 @@ use crate::prefetch::{self, Begin};
 use crate::promise;
 use crate::reservation::ReserveAll;
 use crate::runtime::block_on;
-use crate::samples::{AbortAll, AckAll, LeaseAll, PutSamples, Samples};
+use crate::samples::{AbortAll, AckAll, LeaseAll, Manifests, PutSamples, Samples};
 use crate::streams::{DropAll, End, Look, Open, PullNext};
 
 /// A store: in this process, or a cluster that it is connected to. Made by `tiffin.connect`.
@@ -467,6 +467,19 @@ methods! {
     /// b'abc'
     call lease(sample: &Any<'py>, group: &str = "") {
         LeaseAll { samples: Samples::parse(sample)?, group: group.to_owned(), caller: self.caller.clone() }
+    }
+
+    /// What a sample, or each of many, is made of, and which generation that is: a pair of `tiffin.Manifest` and
+    /// the generation. Nothing is leased.
+    ///
+    /// >>> import tiffin
+    /// >>> store = tiffin.connect()
+    /// >>> ref = store.put_sample("sample-7", {"ids": b"abc"}, metadata=b"step 1")
+    /// >>> manifest, generation = store.manifest("sample-7")
+    /// >>> manifest.metadata, generation == ref.generation
+    /// (b'step 1', True)
+    call manifest(key: &Any<'py>) {
+        Manifests { keys: Keys::parse(key)? }
     }
 
     /// Says that a consumer group is done with a sample, or with many; no lease is needed for that.

@@ -346,6 +346,12 @@ class Store:
         self, sample: Iterable[Key | SampleRef], group: str = "", *, timeout: float | None = None
     ) -> builtins.list[Lease]: ...
     @overload
+    def manifest(self, key: Key, *, timeout: float | None = None) -> tuple[Manifest, tuple[int, int]]: ...
+    @overload
+    def manifest(
+        self, key: Iterable[Key], *, timeout: float | None = None
+    ) -> builtins.list[tuple[Manifest, tuple[int, int]]]: ...
+    @overload
     def ack(
         self,
         sample: SampleRef | Lease,

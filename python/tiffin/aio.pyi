@@ -329,6 +329,14 @@ class AsyncStore:
         self, sample: Iterable[Key | SampleRef], group: str = "", *, timeout: float | None = None
     ) -> builtins.list[AsyncLease]: ...
     @overload
+    async def manifest(
+        self, key: Key, *, timeout: float | None = None
+    ) -> tuple[Manifest, tuple[int, int]]: ...
+    @overload
+    async def manifest(
+        self, key: Iterable[Key], *, timeout: float | None = None
+    ) -> builtins.list[tuple[Manifest, tuple[int, int]]]: ...
+    @overload
     async def ack(
         self,
         sample: SampleRef | AsyncLease,

@@ -9,7 +9,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use tiffin_core::message::{self, Ack, AckItem, AckOutcome, Found, LeaseItem, LeaseOutcome, Reply, Request};
+use tiffin_core::message::{
+    self, Ack, AckItem, AckOutcome, Found, LeaseItem, LeaseOutcome, Reply, Request, Resolve, ResolveOutcome,
+};
 use tiffin_core::{Generation, Key, Location};
 use tiffin_transport::TargetBuf;
 
@@ -195,8 +197,49 @@ impl Drop for Grip {
 /// A lease whose manifest is not read yet.
 struct Granted {
     grip: Grip,
+    at: At,
+}
+
+/// A sample, and where it lies.
+#[derive(Clone)]
+struct At {
     key: Key,
     found: Found,
+}
+
+/// What samples are made of, and which generation that is. Nothing is leased for that.
+pub(crate) async fn manifests(
+    inner: &Inner,
+    keys: &[Key],
+    deadline: Deadline,
+) -> Vec<Result<(Manifest, Generation), Error>> {
+    let mut results = Vec::with_capacity(keys.len());
+    for piece in batch::pieces(keys) {
+        let keys = keys.get(piece).unwrap_or_default();
+        let resolve = Resolve { keys: keys.to_vec(), locate: true, ..Resolve::default() };
+        match inner.ask(&Request::Resolve(resolve), deadline).await {
+            Ok(Reply::Resolved(resolved)) if resolved.items.len() == keys.len() => {
+                let found =
+                    keys.iter().zip(resolved.items).map(|(key, outcome)| found(key, outcome)).collect();
+                results.extend(read_all_manifests(inner, found, deadline).await);
+            }
+            Ok(_) => results.extend(batch::all(keys.len(), &Error::misfit())),
+            Err(error) => results.extend(batch::all(keys.len(), &error)),
+        }
+    }
+    results
+}
+
+fn found(key: &Key, outcome: ResolveOutcome) -> Result<At, Error> {
+    let key = key.clone();
+    match outcome {
+        ResolveOutcome::Found(found) if found.sample => Ok(At { key, found }),
+        ResolveOutcome::Found(_) => {
+            Err(Error::NotASample { key, why: "it was put as a plain object".to_owned() })
+        }
+        ResolveOutcome::Absent => Err(Error::NotFound { key }),
+        ResolveOutcome::Unavailable(nodes) => Err(Error::NodeDown { key, nodes }),
+    }
 }
 
 pub(crate) async fn lease(
@@ -250,7 +293,7 @@ fn grant(
         LeaseOutcome::Leased(granted) => {
             let (inner, number) = (Arc::clone(inner), granted.lease);
             let grip = Grip { inner, epoch, number, is_released: AtomicBool::new(false) };
-            Ok(Granted { grip, key, found: granted.found })
+            Ok(Granted { grip, at: At { key, found: granted.found } })
         }
         LeaseOutcome::Absent => Err(Error::NotFound { key }),
         LeaseOutcome::Superseded(generation) => Err(Error::Superseded { key, generation }),
@@ -268,25 +311,40 @@ async fn with_manifests(
     granted: Vec<Result<Granted, Error>>,
     deadline: Deadline,
 ) -> Vec<Result<Lease, Error>> {
-    let head = |it: &Granted| it.found.len.min(HEAD_BYTES) as usize;
-    let lens = granted.iter().map(|it| it.as_ref().map_or(0, head)).collect();
-    let mut manifests = read_manifests(inner, &granted, lens, deadline).await;
+    let places = granted.iter().map(|it| it.as_ref().map(|it| it.at.clone()).map_err(Error::clone)).collect();
+    let manifests = read_all_manifests(inner, places, deadline).await;
+    let leases = granted.into_iter().zip(manifests).map(|(granted, manifest)| {
+        let Granted { grip, at: At { key, found } } = granted?;
+        let (manifest, _) = manifest?;
+        Ok(Lease { grip, key, generation: found.generation, replicas: found.replicas, manifest })
+    });
+    leases.collect()
+}
+
+/// Reads manifests, all at once; those that are long in a second go.
+async fn read_all_manifests(
+    inner: &Inner,
+    places: Vec<Result<At, Error>>,
+    deadline: Deadline,
+) -> Vec<Result<(Manifest, Generation), Error>> {
+    let head = |it: &At| it.found.len.min(HEAD_BYTES) as usize;
+    let lens = places.iter().map(|it| it.as_ref().map_or(0, head)).collect();
+    let mut manifests = read_manifests(inner, &places, lens, deadline).await;
     let longer: Vec<_> = manifests.iter().map(|it| if let Ok(Err(len)) = it { *len } else { 0 }).collect();
     if longer.iter().any(|&len| len > 0) {
-        let again = read_manifests(inner, &granted, longer, deadline).await;
+        let again = read_manifests(inner, &places, longer, deadline).await;
         for (manifest, again) in manifests.iter_mut().zip(again) {
             if let Ok(Err(_)) = manifest {
                 *manifest = again;
             }
         }
     }
-    let leases = granted.into_iter().zip(manifests).map(|(granted, manifest)| {
-        let Granted { grip, key, found } = granted?;
-        let cut_off = |_| Error::NotASample { key: key.clone(), why: "its header is cut off".to_owned() };
-        let manifest = manifest?.map_err(cut_off)?;
-        Ok(Lease { grip, key, generation: found.generation, replicas: found.replicas, manifest })
+    let read = places.into_iter().zip(manifests).map(|(place, manifest)| {
+        let At { key, found } = place?;
+        let cut_off = |_| Error::NotASample { key, why: "its header is cut off".to_owned() };
+        Ok((manifest?.map_err(cut_off)?, found.generation))
     });
-    leases.collect()
+    read.collect()
 }
 
 /// A manifest, or how many bytes must be read to have it.
@@ -294,21 +352,21 @@ type MaybeManifest = Result<Manifest, usize>;
 
 async fn read_manifests(
     inner: &Inner,
-    granted: &[Result<Granted, Error>],
+    places: &[Result<At, Error>],
     lens: Vec<usize>,
     deadline: Deadline,
 ) -> Vec<Result<MaybeManifest, Error>> {
     let mut heads: Vec<_> = lens.iter().map(|&len| vec![0; len]).collect();
-    let wanted = granted.iter().zip(&mut heads).map(|(granted, head)| {
-        let Granted { key, found, .. } = granted.as_ref().map_err(Error::clone)?;
+    let wanted = places.iter().zip(&mut heads).map(|(place, head)| {
+        let At { key, found } = place.as_ref().map_err(Error::clone)?;
         let pieces = vec![Piece { offset: 0, targets: vec![TargetBuf::from(head.as_mut_slice())] }];
         let (generation, replicas) = (found.generation, found.replicas.clone());
         Ok(Wanted { key: key.clone(), generation, replicas, pieces })
     });
     let outcomes = located::read(inner, wanted.collect(), deadline).await;
-    let decoded = outcomes.into_iter().zip(heads).zip(granted).map(|((outcome, head), granted)| {
+    let decoded = outcomes.into_iter().zip(heads).zip(places).map(|((outcome, head), place)| {
         outcome?;
-        let Granted { key, found, .. } = granted.as_ref().map_err(Error::clone)?;
+        let At { key, found } = place.as_ref().map_err(Error::clone)?;
         match Manifest::decode(&head, found.len) {
             Ok(manifest) => Ok(Ok(manifest)),
             Err(DecodeError::Short(len)) => Ok(Err(len)),

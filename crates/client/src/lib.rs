@@ -462,6 +462,18 @@ impl Client {
         }
     }
 
+    /// What samples are made of, and which generation that is, without leasing them.
+    pub async fn manifests(
+        &self,
+        keys: &[Key],
+        deadline: Deadline,
+    ) -> Vec<Result<(Manifest, Generation), Error>> {
+        match self.inner.enter(deadline) {
+            Ok(_busy) => lease::manifests(&self.inner, keys, deadline).await,
+            Err(error) => batch::all(keys.len(), &error),
+        }
+    }
+
     /// Reads tensors of leased samples into the caller's memory: of each sample all that is asked for, or an
     /// error. The leases are this client's.
     pub async fn read_leased(

@@ -14,7 +14,7 @@ mooncake.
 from __future__ import annotations
 
 from .backend import Backend, Mooncake, Own, mooncake_setup
-from .errors import BadRef, ConsumerBehind, NotAvailable
+from .errors import BadRef, ConsumerBehind, Duplicate, NotAvailable
 from .pool import Buffer, BufferPool
 from .records import DTYPES, SCHEMA_VERSION, FeatureHandle, FeatureSpec, SampleRef
 from .store import FeatureStore
@@ -29,6 +29,7 @@ __all__ = [
     "BufferPool",
     "Consumer",
     "ConsumerBehind",
+    "Duplicate",
     "FeatureHandle",
     "FeatureSpec",
     "FeatureStore",

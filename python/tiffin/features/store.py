@@ -21,7 +21,7 @@ from typing import Any
 import tiffin
 
 from .backend import Backend, Mooncake, Own, Torn, connect_index, keys_left
-from .errors import BadRef, ConsumerBehind, NotAvailable
+from .errors import GONE, BadRef, ConsumerBehind, Duplicate, NotAvailable
 from .records import DTYPES, SCHEMA_VERSION, FeatureHandle, FeatureSpec, SampleRef, as_ref, to_number, to_pair
 from .stream import Consumer
 
@@ -35,14 +35,6 @@ _FIELDS = (
     "draft_weight_version",
     "tokenizer_version",
     "num_tokens",
-)
-_GONE = (
-    tiffin.NotFound,
-    tiffin.Superseded,
-    tiffin.Consumed,
-    tiffin.WrongGroup,
-    tiffin.NotASample,
-    tiffin.Contended,
 )
 #: How many samples are asked for their age at a time.
 _LOOK_MAX = 4096
@@ -113,20 +105,28 @@ class FeatureStore:
         self._pending: dict[tuple[str, int], _Pending] = {}
         self._attempts: dict[str, tuple[int, tuple[str, ...]]] = {}
         self._force_freed = 0
-        if max_resident_bytes is not None or max_hold_age_s is not None:
-            self.index.set_policy(quota=max_resident_bytes, max_hold=max_hold_age_s)
+        # Where tensors lie elsewhere, somebody must remove them: `gc` alone gives samples up.
+        hold = max_hold_age_s if self._external is None else None
+        if max_resident_bytes is not None or hold is not None:
+            self.index.set_policy(quota=max_resident_bytes, max_hold=hold)
 
     # What is put and read.
 
     def put(
-        self, tensors: Mapping[str, Any], *, sample_id: str, metadata: Mapping[str, Any] | None = None
+        self,
+        tensors: Mapping[str, Any],
+        *,
+        sample_id: str,
+        metadata: Mapping[str, Any] | None = None,
+        replace: bool = True,
     ) -> SampleRef:
         """Store the tensors of a sample, all or none, and give its ref.
 
-        An older sample of that id is superseded: its refs fail from now on. Raises `ValueError` for no
-        tensors or elements that are none of the ten types, `MemoryError` if the namespace or the stream is
-        full because the consumer is behind, `RuntimeError` if it could not be written; nothing is left behind
-        then.
+        An older sample of that id is superseded: its refs fail from now on. With `replace=False`, and for an
+        id that was consumed from the stream, it is `Duplicate`, a `ValueError`. So is whatever cannot be
+        stored: no tensors, or elements of none of the ten types. Raises `MemoryError` if the namespace or the
+        stream is full because the consumer is behind, `RuntimeError` if it could not be written; nothing is
+        left behind then.
         """
         self._check_credential()
         if not tensors:
@@ -135,13 +135,13 @@ class FeatureStore:
         record = self._record(sample_id, tensors, dict(metadata or {}))
         try:
             if self._external is None:
-                native = self._put_index(sample_id, tensors, record)
+                native = self._put_index(sample_id, tensors, record, replace)
                 return _with_generation(record, to_number(native.generation), native.generation)
-            return self._put_external(self._external, sample_id, tensors, record)
+            return self._put_external(self._external, sample_id, tensors, record, replace)
         except tiffin.Full as error:
             raise ConsumerBehind(f"the consumer is behind: {error}") from error
         except tiffin.Exists as error:
-            raise ValueError(f"sample `{sample_id}` was consumed from its stream: {error}") from error
+            raise Duplicate(f"sample `{sample_id}` is there, or was consumed: {error}") from error
         except tiffin.InvalidArgument as error:
             raise ValueError(str(error)) from error
         except tiffin.Error as error:
@@ -167,7 +167,7 @@ class FeatureStore:
         ref = self._checked(ref)
         try:
             lease = self.index.lease(self._native(ref), group or (self.groups[0] if self.groups else ""))
-        except _GONE as error:
+        except GONE as error:
             raise NotAvailable(f"sample `{ref.sample_id}` is not available: {error}") from error
         try:
             stored = self._stored(lease)
@@ -176,7 +176,7 @@ class FeatureStore:
             if unknown := [name for name in wanted if name not in stored.feature_specs]:
                 raise NotAvailable(f"sample `{ref.sample_id}` has no tensors {unknown}")
             tensors = self._read(lease, stored, wanted, lend)
-        except _GONE as error:
+        except GONE as error:
             self._let_go(lease)
             raise NotAvailable(f"sample `{ref.sample_id}` is not available: {error}") from error
         except BaseException:
@@ -198,7 +198,7 @@ class FeatureStore:
         if lease is None:
             return
         self._let_go(lease)
-        if self._retain or self.stream:
+        if self._retain or self.stream or self.groups:
             return
         native = tiffin.SampleRef(lease.id, lease.generation, 0, False)
         self._free(handle.sample_id, handle.generation, stored, lambda: self._consume(native))
@@ -225,13 +225,11 @@ class FeatureStore:
         natives = [self._native(ref) for ref in refs]
         if self._external is None:
             return self.index.ack(natives, group)
-        tombs = [self._bury(ref) for ref in refs]
+        records = [self._look_up(ref.sample_id) for ref in refs]
         outcomes = self.index.ack(natives, group)
-        for ref, tomb, outcome in zip(refs, tombs, outcomes, strict=True):
-            if outcome == "recorded":
-                self.index.delete(tomb)
-            else:
-                self._clean(ref.sample_id, ref.metadata["generation"], list(ref.feature_keys.values()), tomb)
+        for ref, stored, outcome in zip(refs, records, outcomes, strict=True):
+            if outcome == "freed" and stored is not None:
+                self._clean(ref.sample_id, stored)
         return outcomes
 
     # What others wrote, or were about to.
@@ -360,6 +358,15 @@ class FeatureStore:
         if self._owns_index:
             self.index.close()
 
+    def __getstate__(self) -> dict[str, Any]:
+        # A worker has leases and duties of its own.
+        fresh = {"_leases": {}, "_pending": {}, "_attempts": {}, "_lock": None, "_clock": None}
+        return self.__dict__ | fresh
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= state
+        self._lock, self._clock = threading.Lock(), time.monotonic
+
     def __enter__(self) -> FeatureStore:
         return self
 
@@ -426,12 +433,15 @@ class FeatureStore:
             raise ValueError(f"the metadata of sample `{sample_id}` is no JSON: {error}") from error
         return record
 
-    def _put_index(self, sample_id: str, tensors: Mapping[str, Any], record: SampleRef) -> tiffin.SampleRef:
+    def _put_index(
+        self, sample_id: str, tensors: Mapping[str, Any], record: SampleRef, replace: bool
+    ) -> tiffin.SampleRef:
         return self.index.put_sample(
             self._entry(sample_id),
             tensors,
             metadata=record.to_json().encode(),
             consume=list(self.groups) if self.groups else "once",
+            replace=replace,
             replicas=self._replicas,
             stream=self.stream,
             wait=self._wait_s > 0,
@@ -439,49 +449,56 @@ class FeatureStore:
         )
 
     def _put_external(
-        self, backend: Backend, sample_id: str, tensors: Mapping[str, Any], record: SampleRef
+        self,
+        backend: Backend,
+        sample_id: str,
+        tensors: Mapping[str, Any],
+        record: SampleRef,
+        replace: bool,
     ) -> SampleRef:
-        """Write the tensors beside the index: planned, written, and then named.
+        """Write the tensors beside the index.
 
-        The plan is a record in the index that this process has leased. If the process dies it is found
-        without a lease, and what was written for it is taken away.
+        Before the first byte is written, a *life* is put into the index: it says what is about to be written,
+        and goes after the last byte is removed. A life that nobody has leased, and whose generation is not
+        the one that the index names, is of a process that died or of a free that failed: `gc` of any process
+        ends it.
         """
         old = self._look_up(sample_id)
-        plan_id = f"{self.store_id}.plan/{uuid.uuid4().hex}"
-        names = json.dumps({"sample_id": sample_id, "names": list(tensors)}).encode()
-        plan = self.index.put_sample(plan_id, {"plan": names}, consume="once")
-        generation = to_number(plan.generation)
+        if old is not None and not replace:
+            raise Duplicate(f"sample `{sample_id}` is there")
+        told = json.dumps({"sample_id": sample_id, "names": list(tensors)}).encode()
+        life = self.index.put_sample(f"{self.store_id}.life/{uuid.uuid4().hex}", {"life": told})
+        generation = to_number(life.generation)
         keys = {name: self._key(sample_id, generation, name) for name in tensors}
-        with self.index.lease(plan):
+        more = {"generation": generation, "life": life.id}
+        record = dataclasses.replace(record, feature_keys=keys, metadata=record.metadata | more)
+        with self.index.lease(life):
             try:
                 sums = {name: backend.write(keys[name], _bytes(value)) for name, value in tensors.items()}
-                more = {"generation": generation, "checksums": sums}
-                record = dataclasses.replace(record, feature_keys=keys, metadata=record.metadata | more)
-                tomb = self._bury(old) if old is not None else None
-                # The entry holds room for the tensors' bytes in the quota's books only by its own, small
-                # size.
-                native = self._put_index(sample_id, {"entry": b"\0"}, record)
+                record = dataclasses.replace(record, metadata=record.metadata | {"checksums": sums})
+                native = self._put_index(sample_id, {"entry": b"\0"}, record, replace)
             except BaseException:
-                self._clean(sample_id, generation, list(keys.values()), None)
-                self.index.ack(plan)
+                self._clean(sample_id, record)
                 raise
-            if old is not None and tomb is not None:
-                self._clean(sample_id, old.metadata["generation"], list(old.feature_keys.values()), tomb)
-        self.index.ack(plan)
+        if old is not None:
+            self._clean(sample_id, old)
         return _with_generation(record, generation, native.generation)
 
     def _look_up(self, sample_id: str) -> SampleRef | None:
-        """The ref of what is there, if anything is."""
+        """The ref of what is there, if anything is. Nothing is leased for that."""
         try:
-            with self.index.lease(self._entry(sample_id), self.groups[0] if self.groups else "") as lease:
-                return self._stored(lease)
+            manifest, generation = self.index.manifest(self._entry(sample_id))
         except tiffin.Error:
             return None
+        return self._ref(manifest.metadata, generation)
 
     def _stored(self, lease: tiffin.Lease) -> SampleRef:
-        record = SampleRef.from_json(lease.manifest.metadata)
-        generation = record.metadata.get("generation", to_number(lease.generation))
-        return _with_generation(record, generation, lease.generation)
+        return self._ref(lease.manifest.metadata, lease.generation)
+
+    @staticmethod
+    def _ref(metadata: bytes, native: tuple[int, int]) -> SampleRef:
+        record = SampleRef.from_json(metadata)
+        return _with_generation(record, record.metadata.get("generation", to_number(native)), native)
 
     def _compare(self, ref: SampleRef, stored: SampleRef) -> None:
         if ref.metadata["generation"] != stored.metadata["generation"]:
@@ -529,48 +546,34 @@ class FeatureStore:
         self, sample_id: str, generation: int, stored: SampleRef | None, free: Callable[[], bool]
     ) -> None:
         """Take a sample away, or note that it is still to be done."""
-        tomb = None
         try:
-            tomb = self._bury(stored) if self._external is not None and stored is not None else None
             is_free = free()
         except tiffin.Error as error:
             _log.warning("sample `%s` could not be freed, and will be tried again: %s", sample_id, error)
-            pending = _Pending(sample_id, generation, stored, free, tomb, [])
-            self._pending[sample_id, generation] = pending
+            self._pending[sample_id, generation] = _Pending(sample_id, generation, stored, free)
             return
-        if tomb is not None and stored is not None:
-            if is_free:
-                self._clean(sample_id, generation, list(stored.feature_keys.values()), tomb)
-            else:
-                self.index.delete(tomb)
+        if is_free and stored is not None:
+            self._clean(sample_id, stored)
 
-    def _bury(self, ref: SampleRef) -> str:
-        """Write down what is to be removed, before anything is: if this process dies, another one goes on."""
-        tomb = f"{self.store_id}.tomb/{ref.metadata['generation']}"
-        told = {"sample_id": ref.sample_id, "generation": ref.metadata["generation"]}
-        told["keys"] = list(ref.feature_keys.values())
-        self.index.put(tomb, json.dumps(told).encode(), pin=True, owner=self.store_id)
-        return tomb
-
-    def _clean(self, sample_id: str, generation: int, keys: list[str], tomb: str | None) -> None:
-        """Remove the tensors of a sample that is gone from the index."""
+    def _clean(self, sample_id: str, stored: SampleRef) -> None:
+        """Remove the tensors of a sample that is gone from the index, and then its life."""
         if self._external is None:
             return
-        left = keys_left(self._external, keys)
-        if left:
-            pending = _Pending(sample_id, generation, None, lambda: True, tomb, left)
-            self._pending[sample_id, generation] = pending
-        elif tomb is not None:
+        generation = stored.metadata["generation"]
+        left = keys_left(self._external, stored.feature_keys.values())
+        if not left:
             with contextlib.suppress(tiffin.Error):
-                self.index.delete(tomb)
+                self.index.delete(stored.metadata["life"], force=True)
+                return
+        self._pending[sample_id, generation] = _Pending(sample_id, generation, stored, None)
 
     def _try_again(self, pending: _Pending) -> bool:
         pending.tries += 1
         self._pending.pop((pending.sample_id, pending.generation), None)
-        if pending.keys:
-            self._clean(pending.sample_id, pending.generation, pending.keys, pending.tomb)
-        else:
+        if pending.free is not None:
             self._free(pending.sample_id, pending.generation, pending.stored, pending.free)
+        elif pending.stored is not None:
+            self._clean(pending.sample_id, pending.stored)
         again = self._pending.get((pending.sample_id, pending.generation))
         if again is not None:
             again.tries = pending.tries
@@ -617,31 +620,24 @@ class FeatureStore:
         return self.index.abort(native, unless_leased=True)
 
     def _sweep(self, backend: Backend) -> None:
-        """Do what processes that died have left undone: plans that nobody has leased, and tombs."""
-        for info in self.index.list(f"{self.store_id}.plan/"):
+        """End lives that nobody has leased and that the index does not name: those of processes that died."""
+        pending = {it.stored.metadata["life"] for it in self._pending.values() if it.stored is not None}
+        for info in self.index.list(f"{self.store_id}.life/"):
             why = self.index.why(info.key)
-            if why.state != "here" or why.leases:
+            if info.key in pending or why.state != "here" or why.leases:
                 continue
             try:
                 with self.index.lease(info.key) as lease:
-                    plan = json.loads(bytes(lease.tensors()["plan"]))
+                    told = json.loads(bytes(lease.tensors()["life"]))
+                    generation, sample_id = to_number(info.generation), told["sample_id"]
+                    stored = self._look_up(sample_id)
+                    if stored is not None and stored.metadata["generation"] == generation:
+                        continue
+                    keys = [self._key(sample_id, generation, name) for name in told["names"]]
+                    if not keys_left(backend, keys):
+                        self.index.delete(info.key, force=True)
             except tiffin.Error:
                 continue
-            generation, sample_id = to_number(info.generation), plan["sample_id"]
-            stored = self._look_up(sample_id)
-            if stored is None or stored.metadata["generation"] != generation:
-                keys = [self._key(sample_id, generation, name) for name in plan["names"]]
-                if keys_left(backend, keys):
-                    continue
-            self.index.ack(tiffin.SampleRef(info.key, info.generation, 0, False))
-        for info in self.index.list(f"{self.store_id}.tomb/"):
-            told = json.loads(self.index.get(info.key, missing=b"null"))
-            if told is None:
-                continue
-            stored = self._look_up(told["sample_id"])
-            is_there = stored is not None and stored.metadata["generation"] == told["generation"]
-            if is_there or not keys_left(backend, told["keys"]):
-                self.index.delete(info.key)
 
 
 @dataclasses.dataclass
@@ -651,10 +647,8 @@ class _Pending:
     sample_id: str
     generation: int
     stored: SampleRef | None
-    free: Callable[[], bool]
-    tomb: str | None
-    #: What is to be removed beside the index.
-    keys: list[str]
+    #: Takes it out of the index; none if that is done, and only its bytes are left.
+    free: Callable[[], bool] | None
     tries: int = 0
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import tiffin
 
+from .errors import GONE, NotAvailable
 from .records import SampleRef
 
 if TYPE_CHECKING:
@@ -69,10 +70,16 @@ class Consumer:
                 yield window
 
     def get(self, ref: SampleRef, **options: Any) -> dict[str, Any]:
-        """The tensors of a ref that this consumer has pulled. No further lease is taken."""
+        """The tensors of a ref that this consumer has pulled. No further lease is taken.
+
+        Raises `KeyError` if the sample was aborted or superseded meanwhile.
+        """
         lease = self._leases[ref.sample_id, ref.metadata["generation"]]
         names = list(options.pop("names", None) or ref.feature_specs)
-        return self._features._read(lease, ref, names, bool(options.pop("lend", False)))
+        try:
+            return self._features._read(lease, ref, names, bool(options.pop("lend", False)))
+        except GONE as error:
+            raise NotAvailable(f"sample `{ref.sample_id}` is not available: {error}") from error
 
     def ack(self, window: list[SampleRef]) -> list[str]:
         """Say that the group is done with these, after the optimizer's step."""

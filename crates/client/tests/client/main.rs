@@ -9,4 +9,5 @@ mod mistakes;
 mod reserved;
 mod samples;
 mod store;
+mod streams;
 mod support;

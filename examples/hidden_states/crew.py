@@ -1,0 +1,58 @@
+"""The processes of a pipeline: a server, and workers that are started again when they die."""
+
+import contextlib
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+
+
+@contextlib.contextmanager
+def cluster(options):
+    """The address of the store: the given one, or that of a server which ends with this process."""
+    if options.address is not None:
+        yield options.address
+        return
+    command = [sys.executable, "-m", "tiffin", "up", "--listen", "127.0.0.1:0", "--http", "off", "--json"]
+    command += ["--memory", options.memory, "--lease-ttl", f"{options.ttl:g}s"]
+    with tempfile.TemporaryDirectory() as folder:
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, env=os.environ | {"XDG_STATE_HOME": folder}
+        )
+        try:
+            yield json.loads(process.stdout.readline())["master"]
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.communicate()
+
+
+class Crew:
+    """Workers of one kind. One that dies is started again."""
+
+    def __init__(self, target, count, plan):
+        self._context = multiprocessing.get_context("spawn")
+        self._target, self._plan = target, plan
+        self.started_again = 0
+        self.workers = [self._start(rank) for rank in range(count)]
+
+    def _start(self, rank):
+        worker = self._context.Process(target=self._target, args=(rank, self._plan), daemon=True)
+        worker.start()
+        return worker
+
+    def tend(self):
+        """Start again who died, and say whether all have finished."""
+        for rank, worker in enumerate(self.workers):
+            if worker.exitcode not in (None, 0):
+                self.started_again += 1
+                self.workers[rank] = self._start(rank)
+        return all(worker.exitcode == 0 for worker in self.workers)
+
+    def kill_one(self, chance):
+        """Kill one that works, if there is one."""
+        working = [worker for worker in self.workers if worker.is_alive()]
+        if working:
+            chance.choice(working).kill()

@@ -1,0 +1,151 @@
+"""What the workers of the pipeline do. Each is a process of its own, and may be killed at any time."""
+
+import contextlib
+import dataclasses
+import random
+import threading
+import zlib
+
+import numpy as np
+import tiffin
+from tiffin.features import Duplicate, FeatureStore, Mooncake, mooncake_setup
+
+STREAM = "train"
+GROUP = "trainer"
+NAMESPACE = "hidden-states"
+#: An object that is there when producers are to stop.
+STOP = "stop"
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What every worker knows."""
+
+    address: str
+    mooncake: str | None
+    samples: int
+    producers: int
+    window: int
+    tokens: int
+    hidden: int
+    seed: int
+    #: Whether producers repeat puts and trainers stall, as they do in the field.
+    has_faults: bool = False
+
+
+def open_store(plan, *, segment=0):
+    """This process's way to the store."""
+    backend = None
+    if plan.mooncake is not None:
+        backend = Mooncake(
+            mooncake_setup(plan.mooncake, **({} if segment is None else {"global_segment_size": segment}))
+        )
+    return FeatureStore(
+        NAMESPACE,
+        address=plan.address,
+        backend=backend,
+        stream=STREAM,
+        groups=[GROUP],
+        wait_s=600.0,
+        timeout=30,
+    )
+
+
+def produce(rank, plan):
+    """Make this producer's share of the samples. What was put before it was killed is not put again."""
+    features = open_store(plan, segment=None)
+    model = transformer(plan) if torch_is_here() else None
+    for number in range(rank, plan.samples, plan.producers):
+        if plan.has_faults and number % 64 < plan.producers and features.index.exists(STOP):
+            break
+        tensors = make(plan, number, model)
+        note = {"checksum": checksum(tensors), "num_tokens": len(tensors["input_ids"])}
+        chance = random.Random(plan.seed * 1_000_003 + number).random()
+        # One in a hundred is tried again with another generation; of one in a thousand the answer was lost.
+        replaces = [False, True] if chance < 0.01 else [False, False] if chance < 0.011 else [False]
+        for replace in replaces if plan.has_faults else [False]:
+            with contextlib.suppress(Duplicate):
+                features.put(tensors, sample_id=f"sample-{number}", metadata=note, replace=replace)
+    if plan.mooncake is not None:
+        # Its segment ends with it.
+        features.index.wait_usage(at_most=0, timeout=600)
+    features.close()
+
+
+def train(rank, plan):
+    """Read windows, make a step, acknowledge them."""
+    features = open_store(plan)
+    weights = np.zeros(plan.hidden, dtype=np.float32)
+    with features.consumer(window=plan.window) as consumer:
+        while True:
+            try:
+                window = consumer.pull(timeout=30)
+            except tiffin.EndOfStream:
+                break
+            if plan.has_faults and random.random() < 0.02:
+                threading.Event().wait(2.0)
+            for ref in window:
+                try:
+                    tensors = consumer.get(ref)
+                except KeyError:
+                    # It was put again meanwhile, and comes under its new generation.
+                    continue
+                if checksum(tensors) != ref.metadata["checksum"]:
+                    features.index.put("wrong", b"1")
+                weights += np.asarray(tensors["hidden_states"], dtype=np.float32).mean(axis=0)[: plan.hidden]
+            consumer.ack(window)
+    features.close()
+
+
+def checksum(tensors):
+    """A number that tells whether the bytes are those that were made."""
+    total = 0
+    for name in sorted(tensors):
+        total = zlib.crc32(np.ascontiguousarray(np.asarray(tensors[name])).view(np.uint8).reshape(-1), total)
+    return total
+
+
+def make(plan, number, model):
+    """The tensors of one sample: the hidden states of three layers and of the last, and its ids."""
+    chance = np.random.default_rng((plan.seed, number))
+    length = int(np.clip(chance.lognormal(np.log(plan.tokens) - 0.32, 0.8), 8, plan.tokens * 6))
+    ids = chance.integers(0, 32_000, length)
+    if model is not None:
+        return model(ids)
+    hidden = chance.standard_normal((length, 3 * plan.hidden), dtype=np.float32).astype(np.float16)
+    return {"hidden_states": hidden, "last_hidden_states": hidden[:, : plan.hidden], "input_ids": ids}
+
+
+def torch_is_here():
+    """Whether there is a real model to be had."""
+    try:
+        import torch  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def transformer(plan):
+    """A small transformer of torch, whose hidden states are what is stored."""
+    import torch
+
+    torch.manual_seed(plan.seed)
+    embed = torch.nn.Embedding(32_000, plan.hidden)
+    layers = [
+        torch.nn.TransformerEncoderLayer(plan.hidden, 8, 2 * plan.hidden, batch_first=True).eval()
+        for _ in range(4)
+    ]
+
+    @torch.no_grad()
+    def run(ids):
+        states, x = [], embed(torch.from_numpy(ids))[None]
+        for layer in layers:
+            x = layer(x)
+            states.append(x[0].to(torch.float16))
+        return {
+            "hidden_states": torch.cat(states[:3], dim=-1).numpy(),
+            "last_hidden_states": states[3].numpy(),
+            "input_ids": ids,
+        }
+
+    return run

@@ -1,0 +1,84 @@
+"""SpecForge's `FeatureStore` on ours: its pipelines run on it by changing the constructor.
+
+    from tiffin.integrations.specforge import TiffinFeatureStore
+    store = TiffinFeatureStore("run-7", address="master:7500", retain_on_release=True)
+
+Where SpecForge is installed, refs, specs and handles are its own records, and the class is one of its
+`FeatureStore`s; else they are those of `tiffin.features`, which have the same fields.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+from tiffin.features import FeatureHandle, FeatureSpec, FeatureStore, SampleRef
+
+#: Where SpecForge keeps its interface and its records.
+_MODULES = ("specforge.runtime.data_plane.feature_store", "specforge.runtime.contracts")
+
+
+def _of_specforge(name: str) -> Any:
+    for module in _MODULES:
+        try:
+            found = getattr(importlib.import_module(module), name, None)
+        except ImportError:
+            continue
+        if found is not None:
+            return found
+    return None
+
+
+_Base = _of_specforge("FeatureStore")
+_Ref = _of_specforge("SampleRef")
+_Spec = _of_specforge("FeatureSpec")
+_Handle = _of_specforge("FeatureHandle")
+
+
+class TiffinFeatureStore(FeatureStore, *(() if _Base is None else (_Base,))):  # type: ignore[misc]
+    """A `tiffin.features.FeatureStore` that speaks SpecForge's records.
+
+    `setup_kwargs`, which SpecForge gives to Mooncake, may be there and is not looked at.
+
+    >>> store = TiffinFeatureStore("run-7", memory="64MiB")
+    >>> ref = store.put({"ids": bytes(8)}, sample_id="s0", metadata={"run_id": "run-7"})
+    >>> tensors, handle = store.get(ref, device="cpu")
+    >>> store.release(handle, reason="consumed")
+    >>> store.health()["resident_samples"]
+    0
+    """
+
+    def __init__(
+        self, store_id: str, *, setup_kwargs: Mapping[str, Any] | None = None, **options: Any
+    ) -> None:
+        super().__init__(store_id, **options)
+
+    def put(self, tensors: Mapping[str, Any], *, sample_id: str, metadata: Any = None) -> Any:
+        """Store a sample, and give SpecForge's ref of it."""
+        return _to_specforge(super().put(tensors, sample_id=sample_id, metadata=metadata))
+
+    def get(self, ref: Any, *, device: str = "cpu", names: Any = None, **options: Any) -> Any:
+        """The tensors of a sample, and SpecForge's handle."""
+        tensors, handle = super().get(ref, device=str(device), names=names, **options)
+        return tensors, _record(_Handle, handle)
+
+    def abort_all(self) -> None:
+        """Free every sample of this store."""
+        self.drop_run()
+
+
+def _to_specforge(ref: SampleRef) -> Any:
+    if _Ref is None:
+        return ref
+    specs = {name: _record(_Spec, spec) for name, spec in ref.feature_specs.items()}
+    return _record(_Ref, dataclasses.replace(ref, feature_specs=specs))
+
+
+def _record(kind: Any, ours: SampleRef | FeatureSpec | FeatureHandle) -> Any:
+    if kind is None:
+        return ours
+    known = {field.name for field in dataclasses.fields(kind)}
+    fields = {field.name: getattr(ours, field.name) for field in dataclasses.fields(ours)}
+    return kind(**{name: value for name, value in fields.items() if name in known})
