@@ -469,8 +469,8 @@ methods! {
         LeaseAll { samples: Samples::parse(sample)?, group: group.to_owned(), caller: self.caller.clone() }
     }
 
-    /// What a sample, or each of many, is made of, and which generation that is: a pair of `tiffin.Manifest` and
-    /// the generation. Nothing is leased.
+    /// What a sample, or each of many, is made of, and which generation that is: a pair of
+    /// `tiffin.Manifest` and the generation. Nothing is leased.
     ///
     /// >>> import tiffin
     /// >>> store = tiffin.connect()
@@ -502,9 +502,9 @@ methods! {
 
     /// Takes a sample, or many, away at once, whoever was to consume it, and returns whether it was there.
     ///
-    /// A sample is named by its ref or by its lease. When the call has returned, it is gone for every process
-    /// and its room is free. A ref of an older put of the id takes nothing away; and with `unless_leased=True`
-    /// nothing that somebody has leased is taken away.
+    /// A sample is named by its ref or by its lease. When the call has returned, it is gone for every
+    /// process and its room is free. A ref of an older put of the id takes nothing away; and with
+    /// `unless_leased=True` nothing that somebody has leased is taken away.
     ///
     /// >>> import tiffin
     /// >>> store = tiffin.connect()
@@ -517,10 +517,10 @@ methods! {
 
     /// Opens a stream, or only asks how it stands, and tells that as `tiffin.Stream`.
     ///
-    /// A stream is made of the samples that are put with its name, in that order. `refs_high` and `bytes_high`
-    /// limit what may be in flight, which is what was put, or is about to be, and not everybody has consumed:
-    /// at a high mark no more is taken in until it is at or below the low marks, which are three quarters of
-    /// the high ones unless given. What is not given stays as it is.
+    /// A stream is made of the samples that are put with its name, in that order. `refs_high` and
+    /// `bytes_high` limit what may be in flight, which is what was put, or is about to be, and not
+    /// everybody has consumed: at a high mark no more is taken in until it is at or below the low marks,
+    /// which are three quarters of the high ones unless given. What is not given stays as it is.
     ///
     /// With `group` this store belongs to that group of consumers, and takes `window` samples before it
     /// acknowledges any. If that could never be so many, `tiffin.InvalidArgument` says why.
@@ -565,9 +565,9 @@ methods! {
     /// Leases the next samples of a stream that nobody else of the group has, and gives a list of
     /// `tiffin.Lease`, in the order of the stream.
     ///
-    /// It waits until there are `at_least` so many, and gives `at_most` so many. At its `timeout` it gives
-    /// what there is, which may be nothing. Behind the last sample it raises `tiffin.EndOfStream`; if the stream
-    /// has failed, `tiffin.StreamFailed`.
+    /// It waits until there are `at_least` so many, and gives `at_most` so many. At its `timeout` it
+    /// gives what there is, which may be nothing. Behind the last sample it raises `tiffin.EndOfStream`;
+    /// if the stream has failed, `tiffin.StreamFailed`.
     ///
     /// What is pulled comes again to the group if its lease is released, or its process dies, before it is
     /// acknowledged; after the group's `ack` it never comes again.
@@ -586,8 +586,8 @@ methods! {
     }
 
     /// Looks at the samples of a stream behind a place, whoever has them, and gives a list of
-    /// `tiffin.SampleRef`. Nothing is taken, and consumed samples are not seen. A place is the generation of a
-    /// ref; it waits for the first sample behind it, and at its `timeout` gives an empty list.
+    /// `tiffin.SampleRef`. Nothing is taken, and consumed samples are not seen. A place is the generation
+    /// of a ref; it waits for the first sample behind it, and at its `timeout` gives an empty list.
     ///
     /// >>> import tiffin
     /// >>> store = tiffin.connect()

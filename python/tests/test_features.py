@@ -12,10 +12,14 @@ import os
 import pickle
 import signal
 import sys
+import uuid
 
 import numpy as np
 import pytest
 import tiffin
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from tiffin.features import (
     BadRef,
     BufferPool,
@@ -54,20 +58,20 @@ def plane():
 
 
 @pytest.fixture
-def make(request, cluster, plane):
+def make(cluster, plane):
     """Makes feature stores of one backend; those of one test share what they hold."""
-    made, name = [], f"{request.node.name[:40].replace('/', '_').replace('[', '-').rstrip(']')}-{os.getpid()}"
+    made, name = [], f"t-{uuid.uuid4().hex[:12]}"
     address = cluster
 
-    def make(backend, **options):
-        if backend == "embedded":
+    def make(kind, **options):
+        if kind == "embedded":
             if made:
                 options["store"] = made[0].index
             else:
                 options["memory"] = "64MiB"
         else:
             options["address"] = address
-        if backend == "mooncake":
+        if kind == "mooncake":
             options.setdefault("backend", Mooncake(plane))
         made.append(FeatureStore(options.pop("store_id", name), timeout=30, **options))
         return made[-1]
@@ -313,6 +317,66 @@ def test_what_another_process_wrote_is_adopted_by_looking_it_up(features):
     assert not other.adopt(lost)
 
 
+class Lifetimes(RuleBasedStateMachine):
+    """Two processes' worth of stores against a model: what is there, and who has what leased."""
+
+    def __init__(self):
+        super().__init__()
+        first = FeatureStore("model", memory="32MiB")
+        self.stores = [first, FeatureStore("model", store=first.index)]
+        self.current, self.refs, self.handles = {}, [], []
+
+    @rule(name=st.sampled_from("abc"))
+    def put(self, name):
+        ref = self.stores[0].put({"x": np.array([len(self.refs)])}, sample_id=name)
+        assert all(ref.generation > old.generation for old in self.refs)
+        self.current[name] = ref.generation
+        self.refs.append(ref)
+
+    @precondition(lambda self: self.refs)
+    @rule(at=st.integers(0, 50), who=st.integers(0, 1))
+    def get(self, at, who):
+        number = at % len(self.refs)
+        ref = self.refs[number]
+        if self.current.get(ref.sample_id) != ref.generation:
+            with pytest.raises(NotAvailable):
+                self.stores[who].get(ref)
+            return
+        tensors, handle = self.stores[who].get(ref)
+        assert tensors["x"].tolist() == [number]
+        self.handles.append((who, handle))
+
+    @precondition(lambda self: self.handles)
+    @rule(at=st.integers(0, 50), twice=st.booleans())
+    def release(self, at, twice):
+        who, handle = self.handles.pop(at % len(self.handles))
+        is_current = self.current.get(handle.sample_id) == handle.generation
+        if is_current and not any(it.generation == handle.generation for _, it in self.handles):
+            del self.current[handle.sample_id]
+        for _ in range(1 + twice):
+            self.stores[who].release(handle)
+
+    @rule(name=st.sampled_from("abc"))
+    def abort(self, name):
+        self.stores[1].abort(name)
+        self.current.pop(name, None)
+
+    @invariant()
+    def what_is_resident_is_what_the_model_says(self):
+        assert resident(self.stores[0]) == len(self.current)
+
+    def teardown(self):
+        for who, handle in self.handles:
+            self.stores[who].release(handle)
+        self.stores[0].drop_run()
+        assert self.stores[0].index.wait_usage(at_least=0).used == 0
+        self.stores[0].close()
+
+
+Lifetimes.TestCase.settings = settings(max_examples=15, stateful_step_count=25, deadline=None)
+TestLifetimes = Lifetimes.TestCase
+
+
 # Frees that fail.
 
 
@@ -405,7 +469,7 @@ def test_without_put_from_bytes_go_through_put_and_get(make, plane):
     ref = features.put(TENSORS, sample_id="s")
     same(features.get(ref)[0])
     same(make("mooncake").get(ref)[0])
-    with pytest.raises(RuntimeError, match="remove"):
+    with pytest.raises(RuntimeError, match="is_exist"):
         Mooncake(object())
 
 
@@ -537,7 +601,7 @@ def test_a_killed_producer_leaves_what_it_put_and_nothing_provisional(make, clus
     )
     try:
         assert process.stdout.readline() == "ready\n"
-        assert features.index.wait_usage(at_least=1 << 20, timeout=helpers.SECONDS_MAX).reserved >= 1 << 20
+        assert features.index.wait_usage(at_least=1 << 20, timeout=helpers.SECONDS_MAX).used >= 1 << 20
     finally:
         process.kill()
         process.communicate()
@@ -595,3 +659,80 @@ print(tensors["f"].tolist())
 
 def test_nothing_else_needs_to_be_installed():
     assert helpers.run(IMPORTS) == "[1.0, 2.0]\n"
+
+
+# What other projects expect.
+
+
+def test_torchspec_puts_reads_and_deletes_at_once(plane):
+    from tiffin.integrations.torchspec import EagleStore
+
+    eagle = EagleStore(plane)
+    tensors = {
+        "hidden_states": np.arange(48, dtype=np.float16).reshape(4, 12),
+        "input_ids": np.arange(4, dtype=np.int64),
+        "last_hidden_states": np.ones((4, 4), dtype=np.float16),
+    }
+    shapes = {name: (array.shape, str(array.dtype)) for name, array in tensors.items()}
+    for attempt in range(2):
+        base = f"torchspec-{os.getpid()}-{attempt}"
+        assert eagle.put(base, tensors) == [f"{base}_hs", f"{base}_ids", f"{base}_lhs"]
+        same(eagle.get(base, shapes), tensors)
+        assert eagle.get_bytes(base, ["input_ids"])["input_ids"] == tensors["input_ids"].tobytes()
+        assert eagle.delete(base, sleep=pytest.fail) and plane.is_exist(f"{base}_hs") == 0
+        with pytest.raises(RuntimeError):
+            eagle.get(base, shapes)
+
+
+SPECFORGE = """
+import dataclasses, sys, types
+
+class FeatureStore:
+    pass
+
+def record(name, *fields):
+    return dataclasses.make_dataclass(name, [(it, object, None) for it in fields], frozen=True)
+
+module = types.ModuleType("specforge.runtime.data_plane.feature_store")
+module.FeatureStore = FeatureStore
+module.SampleRef = record("SampleRef", "sample_id", "run_id", "feature_store_uri", "feature_specs",
+                          "schema_version", "num_tokens", "metadata")
+module.FeatureSpec = record("FeatureSpec", "name", "shape", "dtype")
+module.FeatureHandle = record("FeatureHandle", "sample_id", "generation", "lease_token")
+for name in ("specforge", "specforge.runtime", "specforge.runtime.data_plane"):
+    sys.modules[name] = types.ModuleType(name)
+sys.modules[module.__name__] = module
+
+import numpy as np
+from tiffin.integrations.specforge import TiffinFeatureStore
+
+store = TiffinFeatureStore("run", memory="16MiB", setup_kwargs={"protocol": "tcp"})
+assert isinstance(store, FeatureStore)
+ref = store.put({"x": np.arange(3)}, sample_id="s", metadata={"run_id": "r", "num_tokens": 3})
+assert type(ref) is module.SampleRef and type(ref.feature_specs["x"]) is module.FeatureSpec
+tensors, handle = store.get(ref, device="cpu")
+assert type(handle) is module.FeatureHandle and tensors["x"].tolist() == [0, 1, 2]
+store.release(handle, reason="done")
+try:
+    store.get(ref)
+except KeyError:
+    print("ok")
+"""
+
+
+def test_specforge_gets_its_own_records():
+    assert helpers.run(SPECFORGE) == "ok\n"
+
+
+def test_a_tensor_that_changes_during_put_matches_its_checksum(make, plane):
+    class Slow(Faulty):
+        """Changes the caller's tensor while it is being sent."""
+
+        def put_from(self, key, *arguments):
+            array[:] += 1
+            return self._store.put_from(key, *arguments)
+
+    array = np.zeros(1000, dtype=np.int32)
+    features = make("mooncake", backend=Mooncake(Slow(plane)))
+    ref = features.put({"x": array}, sample_id="s")
+    assert features.get(ref)[0]["x"].tolist() == [0] * 1000 and array[0] == 1

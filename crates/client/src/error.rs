@@ -40,8 +40,8 @@ pub enum Error {
     },
     /// The stream takes in no more until its consumers have caught up.
     #[error(
-        "the consumers are behind: `{key}` is not taken in, because {} samples with {} bytes are in flight in its \
-         stream, whose high marks are {} and {} (0 is none)",
+        "the consumers are behind: `{key}` is not taken in, because {} samples with {} bytes are in flight \
+         in its stream, whose high marks are {} and {} (0 is none)",
         backlog.refs, backlog.bytes, backlog.limits.refs_high, backlog.limits.bytes_high
     )]
     Behind {

@@ -568,7 +568,8 @@ impl Client {
         stream::pull(&self.inner, pull, deadline).await
     }
 
-    /// Looks at what is in a stream behind a place, whoever has it, and takes nothing. It waits for the first.
+    /// Looks at what is in a stream behind a place, whoever has it, and takes nothing. It waits for the
+    /// first.
     pub async fn look(
         &self,
         stream: &str,

@@ -78,9 +78,8 @@ pub enum Role {
     Client,
     /// Holds memory.
     Node,
-    /// A second connection of a node, opened before the first: what the master entrusts to the node is
-    /// put there, and wakes nobody. The node looks there before it heeds anything else that the master
-    /// says.
+    /// A second connection of a node, opened before the first: what the master entrusts to the node is put
+    /// there, and wakes nobody. The node looks there before it heeds anything else from the master.
     Ledger,
 }
 
@@ -205,8 +204,7 @@ pub enum Reply {
     Welcome(Welcome),
     /// To anything that cannot be done at all.
     Refused(Refusal),
-    /// To requests that only need to be heard: `Abort`, `Keep`, `EndViews`, `Goodbye`, `ClientGone`,
-    /// `Heartbeat`, `Released`, `Dropped`, `SetPolicy`, `Release`, `Cancel`.
+    /// To requests that only need to be heard.
     Done,
     /// To `Reserve`.
     Reserved(Reserved),

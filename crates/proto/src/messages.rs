@@ -155,8 +155,8 @@ message! {
     Pull { 1 => stream, 2 => group, 3 => items_min, 4 => items_max, 5 => wait_ms, 6 => behind }
     Pulled { 1 => keys, 2 => leased, 3 => end }
     StreamStat {
-        1 => refs, 2 => bytes, 3 => granted, 4 => granted_bytes, 5 => limits, 6 => is_shut, 7 => end, 8 => appended,
-        9 => recovered, 10 => consumed, 11 => groups,
+        1 => refs, 2 => bytes, 3 => granted, 4 => granted_bytes, 5 => limits, 6 => is_shut, 7 => end,
+        8 => appended, 9 => recovered, 10 => consumed, 11 => groups,
     }
     GroupStat {
         1 => group, 2 => ready, 3 => out, 4 => delivered, 5 => acked, 6 => consumers, 7 => window,

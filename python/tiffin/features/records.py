@@ -85,7 +85,7 @@ class SampleRef:
 
     def to_json(self) -> str:
         """The record as text, which is the same for the same record."""
-        return json.dumps(dataclasses.asdict(self), sort_keys=True, separators=(",", ":"))
+        return json.dumps(dataclasses.asdict(self), separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str | bytes) -> SampleRef:

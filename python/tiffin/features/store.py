@@ -210,7 +210,9 @@ class FeatureStore:
         """
         stored = None
         if self._external is not None:
-            stored = self._look_up(sample_id)
+            # What cannot be looked up now is found by `gc`.
+            with contextlib.suppress(tiffin.Error):
+                stored = self._look_up(sample_id)
         generation = stored.metadata["generation"] if stored is not None else 0
         self._free(sample_id, generation, stored, lambda: self._delete(sample_id))
 
@@ -488,7 +490,7 @@ class FeatureStore:
         """The ref of what is there, if anything is. Nothing is leased for that."""
         try:
             manifest, generation = self.index.manifest(self._entry(sample_id))
-        except tiffin.Error:
+        except GONE:
             return None
         return self._ref(manifest.metadata, generation)
 

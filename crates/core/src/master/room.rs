@@ -1,8 +1,9 @@
 //! Who may have how much, and who waits for it.
 //!
 //! Puts that may wait stand in line, one line per namespace, first come first served. They are looked at
-//! again when something made room: a node's report, a removal, an unpin, a lease that ran out. Nobody polls.
-//! Puts into a stream stand in a line of their own, so that consumers who are behind keep nobody else waiting.
+//! again when something made room: a node's report, a removal, an unpin, a lease that ran out. Nobody
+//! polls. Puts into a stream stand in a line of their own, so that consumers who are behind keep nobody
+//! else waiting.
 //!
 //! **Invariant:** a namespace's reservations and objects never exceed its quota together.
 

@@ -3,7 +3,8 @@
 use super::Leased;
 use crate::{Generation, Key};
 
-/// See [`Request::OpenStream`](super::Request::OpenStream). A stream that nobody has opened is there too, without limits.
+/// See [`Request::OpenStream`](super::Request::OpenStream). A stream that nobody has opened is there too,
+/// without limits.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OpenStream {
     /// Which.

@@ -288,8 +288,9 @@ impl Stream {
         let (name, group) = self.groups.iter().find(|(_, group)| group.window() > most)?;
         let windows: Vec<_> = group.consumers.values().map(u64::to_string).collect();
         Some(format!(
-            "{} consumers of group `{name}` take {} = {} samples before they acknowledge any, and only {most} are \
-             sure to be in flight: the high mark is {} and, once it was reached, the low mark {} plus one",
+            "{} consumers of group `{name}` take {} = {} samples before they acknowledge any, and only \
+             {most} are sure to be in flight: the high mark is {} and, once it was reached, the low mark \
+             {} plus one",
             group.consumers.len(),
             windows.join(" + "),
             group.window(),

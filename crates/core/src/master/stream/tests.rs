@@ -325,9 +325,8 @@ fn the_end_is_seen_by_everybody_after_the_last_sample_and_a_failure_at_once() {
     cluster.open(OTHER, 8);
     cluster.put("a", UNIT, streamed(&[]));
     cluster.end_stream(None);
-    assert!(
-        matches!(cluster.reserve("b", UNIT, streamed(&[])), ReserveOutcome::Invalid(why) if why.contains("ended"))
-    );
+    let late = cluster.reserve("b", UNIT, streamed(&[]));
+    assert!(matches!(late, ReserveOutcome::Invalid(why) if why.contains("ended")));
     let last = cluster.pull_as(CLIENT, "g", (4, 4)).unwrap();
     assert_eq!((names(&last), last.end), (vec!["a".to_owned()], None), "there is no more to wait for");
     let own = cluster.send_pull(CLIENT, "g", (1, 1), 500);
