@@ -594,8 +594,8 @@ methods! {
     /// >>> ref = store.put_sample("sample-7", {"ids": b"abc"}, stream="train")
     /// >>> [it.id for it in store.tail("train")], store.tail("train", behind=ref.generation, timeout=0.01)
     /// (['sample-7'], [])
-    call tail(stream: &str; behind: (u64, u64) = (0, 0), at_most: u32 = 256) {
-        let behind = Generation { epoch: behind.0, counter: behind.1 };
+    call tail(stream: &str; behind: Option<(u64, u64)> = None, at_most: u32 = 256) {
+        let behind = behind.map_or_else(Generation::default, |(epoch, counter)| Generation { epoch, counter });
         Look { stream: stream.to_owned(), behind, at_most }
     }
 

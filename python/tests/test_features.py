@@ -6,6 +6,7 @@ runs the same tests where the official wheel is installed, against its own maste
 its address).
 """
 
+import concurrent.futures
 import json
 import multiprocessing
 import os
@@ -624,8 +625,9 @@ def test_workers_that_are_forked_or_spawned_read_through_it(make):
     features = make("cluster", retain_on_release=True)
     ref = features.put(TENSORS, sample_id="s").to_json()
     assert helpers.in_child(lambda: read_one(features, ref)) == 6
-    with multiprocessing.get_context("spawn").Pool(1) as workers:
-        assert workers.apply(read_one, (features, ref)) == 6
+    spawn = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(1, mp_context=spawn) as workers:
+        assert workers.submit(read_one, features, ref).result() == 6
     helpers.eventually(lambda: features.health()["active_leases"] == 0)
     same(features.get(ref)[0])
 

@@ -129,9 +129,9 @@ def test_what_nobody_leases_is_dropped(store):
 def test_limits_can_be_read(store):
     assert store.policy() == tiffin.Policy(quota=None, max_hold=None)
     store.set_policy(quota="1MiB", max_hold=1.5)
-    assert store.policy() == (MIB, 1.5)
+    assert store.policy() == (MIB, 1.5, "on-pressure")
     with tiffin.connect(store.address, namespace="other") as other:
-        assert other.policy() == (None, None)
+        assert other.policy() == (None, None, "on-pressure")
     store.set_policy(max_hold=2)
     assert store.policy() == (None, 2.0) and store.wait_usage(at_least=0).max_hold == 2.0
     store.set_policy()

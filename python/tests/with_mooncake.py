@@ -24,8 +24,8 @@ def main():
         wait_for(port)
         environment = os.environ | quiet | {"TIFFIN_TEST_MOONCAKE": f"127.0.0.1:{port}"}
         tests = [sys.executable, "-m", "pytest", "-c", str(HERE.parent / "pyproject.toml")]
-        tests += [str(HERE / "test_features.py")]
-        return subprocess.call([*tests, *sys.argv[1:]], env=environment)
+        tests += [f"--rootdir={HERE.parents[1]}", str(HERE / "test_features.py")]
+        return subprocess.call([*tests, *sys.argv[1:]], env=environment, cwd=HERE.parents[1])
     finally:
         master.terminate()
         master.wait()

@@ -410,7 +410,7 @@ class Store:
         self,
         stream: str,
         *,
-        behind: tuple[int, int] = (0, 0),
+        behind: tuple[int, int] | None = None,
         at_most: int = 256,
         timeout: float | None = None,
     ) -> builtins.list[SampleRef]: ...

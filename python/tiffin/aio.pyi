@@ -395,7 +395,7 @@ class AsyncStore:
         self,
         stream: str,
         *,
-        behind: tuple[int, int] = (0, 0),
+        behind: tuple[int, int] | None = None,
         at_most: int = 256,
         timeout: float | None = None,
     ) -> builtins.list[SampleRef]: ...

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 __all__ = [
+    "Group",
     "Holder",
     "Losses",
     "Manifest",
@@ -17,6 +18,7 @@ __all__ = [
     "Route",
     "SampleRef",
     "Stats",
+    "Stream",
     "TensorInfo",
     "Tier",
     "Traffic",
