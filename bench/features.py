@@ -35,6 +35,8 @@ class Pair:
 
     def __init__(self, side, python, address, folder):
         self.side = side
+        # The link itself is the environment; resolving it would leave the environment.
+        python = pathlib.Path(python).absolute()
         command = [python, WORKER, "--side", side, "--address", address, "--segment", str(SEGMENT)]
         self.producer = sides.Process(f"{side}, producer", [*command, "--role", "producer"], folder)
         self.producer.answer(sides.SETUP_SECONDS_MAX)

@@ -68,7 +68,7 @@ def produce(rank, plan):
                 features.put(tensors, sample_id=f"sample-{number}", metadata=note, replace=replace)
     if plan.mooncake is not None:
         # Its segment ends with it.
-        features.index.wait_usage(at_most=0, timeout=600)
+        features.linger(600)
     features.close()
 
 

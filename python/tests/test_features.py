@@ -13,6 +13,7 @@ import os
 import pickle
 import signal
 import sys
+import threading
 import uuid
 
 import numpy as np
@@ -537,6 +538,39 @@ def test_a_consumer_that_is_behind_stops_its_producer(make):
     features.index.end_stream("train", failure="rank 3 died")
     with features.consumer() as consumer, pytest.raises(tiffin.StreamFailed, match="rank 3 died"):
         consumer.pull()
+
+
+def test_an_optimizer_step_and_its_samples_are_one_transaction(features, monkeypatch):
+    producer = features.again(stream="train", store_id=f"{features.store_id}-s")
+    for i in range(4):
+        producer.put(TENSORS, sample_id=f"s{i}")
+    with producer.consumer(window=2) as trainer:
+        assert trainer.step is None
+        trainer.ack(trainer.pull(), step=1)
+        window = trainer.pull()
+
+        def die(*_, **__):
+            raise KeyboardInterrupt
+
+        # It dies between the step and the acknowledgement.
+        monkeypatch.setattr(producer, "ack", die)
+        with pytest.raises(KeyboardInterrupt):
+            trainer.ack(window, step=2)
+        monkeypatch.undo()
+    assert resident(producer) == 2
+    producer.index.end_stream("train")
+    with producer.consumer(window=2) as again:
+        assert again.step == 2 and resident(producer) == 0 and list(again) == []
+
+
+def test_a_producer_stays_until_its_samples_are_freed(features):
+    ref = features.put(TENSORS, sample_id="s")
+    assert not features.linger(0.01)
+    _, handle = features.get(ref)
+    freed = threading.Timer(0.05, lambda: features.release(handle))
+    freed.start()
+    assert features.linger(helpers.SECONDS_MAX)
+    freed.join()
 
 
 CONSUME = """

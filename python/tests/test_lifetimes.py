@@ -133,7 +133,7 @@ def test_limits_can_be_read(store):
     with tiffin.connect(store.address, namespace="other") as other:
         assert other.policy() == (None, None, "on-pressure")
     store.set_policy(max_hold=2)
-    assert store.policy() == (None, 2.0) and store.wait_usage(at_least=0).max_hold == 2.0
+    assert store.policy() == (None, 2.0, "on-pressure") and store.wait_usage(at_least=0).max_hold == 2.0
     store.set_policy()
     assert store.policy() == (None, None)
 

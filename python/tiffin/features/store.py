@@ -341,6 +341,24 @@ class FeatureStore:
             raise ValueError('this store has no stream\n\nhint: `FeatureStore(…, stream="train")`')
         return Consumer(self, group or (self.groups[0] if self.groups else ""), window, timeout)
 
+    def linger(self, max_s: float) -> bool:
+        """Stay until every sample is freed, or so many seconds have passed; says whether all are.
+
+        For a producer whose Mooncake segment holds samples that are not read yet: they would end with it.
+        What it waits for is in the log `tiffin`.
+        """
+        until = time.monotonic() + max_s
+        while left := self._samples():
+            rest = until - time.monotonic()
+            if rest <= 0:
+                return False
+            oldest = max(left, key=lambda why: why.age)
+            _log.info("waiting for %d samples, `%s` for %.0f s", len(left), oldest.key, oldest.age)
+            used = self.index.wait_usage(at_least=0).used
+            with contextlib.suppress(tiffin.Timeout):
+                self.index.wait_usage(at_most=max(0, used - 1), timeout=min(rest, 5.0))
+        return True
+
     def drop_run(self) -> int:
         """Take away every sample of this store, and its stream; says how many there were."""
         count = self.index.drop_stream(self.stream) if self.stream else 0
@@ -349,6 +367,7 @@ class FeatureStore:
             self.abort(self._id_of(why.key), reason="the run is over")
         if self._external is not None:
             self._sweep(self._external)
+        self.index.delete_prefix(f"{self.store_id}.step/", force=True)
         return count + len(refs)
 
     def close(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +40,10 @@ class Consumer:
     def __init__(self, features: FeatureStore, group: str, window: int, timeout: float | None) -> None:
         self._features, self.group, self.window, self._timeout = features, group, window, timeout
         self._leases: dict[tuple[str, int], tiffin.Lease] = {}
+        #: The optimizer step that the group has acknowledged last, if it said so.
+        self.step: int | None = None
         features.index.open_stream(features.stream, group=group, window=window)
+        self._redo()
 
     def pull(self, *, timeout: float | None = None) -> list[SampleRef]:
         """The next window of refs, or fewer at the end of the time.
@@ -81,11 +85,31 @@ class Consumer:
         except GONE as error:
             raise NotAvailable(f"sample `{ref.sample_id}` is not available: {error}") from error
 
-    def ack(self, window: list[SampleRef]) -> list[str]:
-        """Say that the group is done with these, after the optimizer's step."""
+    def ack(self, window: list[SampleRef], *, step: int | None = None) -> list[str]:
+        """Say that the group is done with these, after the optimizer's step.
+
+        With `step`, that and the samples are one transaction: they are in writing in the store before
+        anything is freed, and the next consumer of the group that attaches finishes what this one could not,
+        and finds the step in `step`. A trainer that restarts from the checkpoint of that step has lost
+        nothing, and trains on nothing twice. One of the group acknowledges for all of its ranks then.
+        """
+        if step is not None:
+            told = {"step": step, "refs": [json.loads(ref.to_json()) for ref in window]}
+            self._features.index.put(self._marker, json.dumps(told).encode(), pin=True)
+            self.step = step
         outcomes = self._features.ack(window, group=self.group)
         self._release(window)
         return outcomes
+
+    @property
+    def _marker(self) -> str:
+        return f"{self._features.store_id}.step/{self._features.stream}/{self.group}"
+
+    def _redo(self) -> None:
+        told = json.loads(self._features.index.get(self._marker, missing=b"null"))
+        if told is not None:
+            self.step = told["step"]
+            self._features.ack(told["refs"], group=self.group)
 
     def give_back(self, window: list[SampleRef]) -> None:
         """Let another consumer of the group have these."""
