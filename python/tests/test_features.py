@@ -679,6 +679,20 @@ def test_a_pool_reuses_buffers_once_they_are_safe():
     assert pool.take(5000).address != second.address
 
 
+def test_memory_is_used_again_when_the_last_tensor_in_it_is_gone(make):
+    features = make("embedded", retain_on_release=True)
+    refs = [features.put({"x": np.full(1 << 20, i, dtype=np.uint8)}, sample_id=f"s{i}") for i in range(2)]
+    (first, one), (second, other) = (features.get(ref) for ref in refs)
+    kept = first["x"][10:20]
+    place, del_place = first["x"].ctypes.data, second["x"].ctypes.data
+    del first, second
+    again, third = features.get(refs[1])
+    assert again["x"].ctypes.data == del_place != place
+    assert kept.tolist() == [0] * 10 and (again["x"] == 1).all() and again["x"].flags.writeable
+    for handle in (one, other, third):
+        features.release(handle)
+
+
 IMPORTS = """
 import sys
 for name in ("torch", "numpy", "mooncake"):

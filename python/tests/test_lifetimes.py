@@ -135,7 +135,7 @@ def test_limits_can_be_read(store):
     store.set_policy(max_hold=2)
     assert store.policy() == (None, 2.0, "on-pressure") and store.wait_usage(at_least=0).max_hold == 2.0
     store.set_policy()
-    assert store.policy() == (None, None)
+    assert store.policy() == (None, None, "on-pressure")
 
 
 def test_a_quota_of_nothing_lets_nothing_in(store):

@@ -58,7 +58,7 @@ def room(dtype: str, shape: tuple[int, ...], size: int) -> tuple[Any, Any]:
         # A memoryview cannot have an empty dimension beside others.
         return data, memoryview(data).cast(code, shape) if size else memoryview(data).cast(code)
     data = numpy.empty(size, numpy.uint8)
-    return data, data.view(_numpy_type(dtype)).reshape(shape)
+    return data, data.view(numpy_type(dtype)).reshape(shape)
 
 
 def look(view: Any, dtype: str, shape: tuple[int, ...]) -> Any:
@@ -73,7 +73,7 @@ def look(view: Any, dtype: str, shape: tuple[int, ...]) -> Any:
         return memory.cast(code, shape) if len(memory) else memory.cast(code)
     array = numpy.frombuffer(view, numpy.uint8) if len(view) else numpy.empty(0, numpy.uint8)
     array.flags.writeable = False
-    return array.view(_numpy_type(dtype)).reshape(shape)
+    return array.view(numpy_type(dtype)).reshape(shape)
 
 
 def misfit(buffer: Any, dtype: str, shape: tuple[int, ...]) -> str | None:
@@ -90,7 +90,8 @@ def misfit(buffer: Any, dtype: str, shape: tuple[int, ...]) -> str | None:
     return f"is {given[0]} of shape {list(given[1])}"
 
 
-def _numpy_type(dtype: str) -> Any:
+def numpy_type(dtype: str) -> Any:
+    """What numpy calls a type, or the unsigned integer that holds its bits."""
     if dtype not in _BITS:
         return numpy.dtype(dtype)
     try:

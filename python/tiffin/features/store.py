@@ -19,9 +19,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import tiffin
+from tiffin import _tensors
 
 from .backend import Backend, Mooncake, Own, Torn, connect_index, keys_left
 from .errors import GONE, BadRef, ConsumerBehind, Duplicate, NotAvailable
+from .pool import Recycler
 from .records import DTYPES, SCHEMA_VERSION, FeatureHandle, FeatureSpec, SampleRef, as_ref, to_number, to_pair
 from .stream import Consumer
 
@@ -36,6 +38,8 @@ _FIELDS = (
     "tokenizer_version",
     "num_tokens",
 )
+#: Tensors from this size on are read into memory that was used before.
+_RECYCLED_MIN = 1 << 18
 #: How many samples are asked for their age at a time.
 _LOOK_MAX = 4096
 
@@ -105,6 +109,7 @@ class FeatureStore:
         self._pending: dict[tuple[str, int], _Pending] = {}
         self._attempts: dict[str, tuple[int, tuple[str, ...]]] = {}
         self._force_freed = 0
+        self._recycler = Recycler()
         # Where tensors lie elsewhere, somebody must remove them: `gc` alone gives samples up.
         hold = max_hold_age_s if self._external is None else None
         if max_resident_bytes is not None or hold is not None:
@@ -381,12 +386,14 @@ class FeatureStore:
 
     def __getstate__(self) -> dict[str, Any]:
         # A worker has leases and duties of its own.
-        fresh = {"_leases": {}, "_pending": {}, "_attempts": {}, "_lock": None, "_clock": None}
+        fresh = {"_leases": {}, "_pending": {}, "_attempts": {}}
+        fresh |= dict.fromkeys(("_lock", "_clock", "_recycler"))
         return self.__dict__ | fresh
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ |= state
         self._lock, self._clock = threading.Lock(), time.monotonic
+        self._recycler = Recycler()
 
     def __enter__(self) -> FeatureStore:
         return self
@@ -533,11 +540,12 @@ class FeatureStore:
         if self._external is None:
             if lend:
                 return lease.tensors(names, copy=False)
-            if (torch := sys.modules.get("torch")) is None:
+            rooms = {name: self._room(stored.feature_specs[name]) for name in names}
+            if any(room is None for room in rooms.values()):
                 return lease.tensors(names)
-            rooms = {name: _torch_room(torch, stored.feature_specs[name]) for name in names}
-            lease.get_into({name: room for name, room in rooms.items() if room.numel()})
-            return rooms
+            filled = {name: room[0] for name, room in rooms.items() if stored.feature_specs[name].nbytes}
+            lease.get_into(filled)
+            return {name: tensor for name, (_, tensor) in rooms.items()}
         tensors = {}
         for name in names:
             spec = stored.feature_specs[name]
@@ -551,6 +559,22 @@ class FeatureStore:
         if self.index.info(lease.id).generation != lease.generation:
             raise NotAvailable(f"sample `{stored.sample_id}` is gone")
         return tensors
+
+    def _room(self, spec: FeatureSpec) -> tuple[Any, Any] | None:
+        """Bytes to be filled, and the tensor that they are then; nothing without numpy and torch."""
+        torch, numpy = sys.modules.get("torch"), _tensors.numpy
+        if torch is None and numpy is None:
+            return None
+        # Small tensors are not worth the trouble.
+        large = spec.nbytes >= _RECYCLED_MIN
+        room = self._recycler.room(spec.nbytes) if large else bytearray(max(spec.nbytes, 1))
+        if torch is None:
+            data = numpy.frombuffer(room, numpy.uint8, count=spec.nbytes)
+            return data, data.view(_tensors.numpy_type(spec.dtype)).reshape(spec.shape)
+        if not spec.nbytes:
+            return None, _torch_room(torch, spec)
+        data = torch.frombuffer(room, dtype=torch.uint8, count=spec.nbytes)
+        return data, data.view(getattr(torch, spec.dtype)).reshape(spec.shape)
 
     def _let_go(self, lease: tiffin.Lease) -> None:
         with contextlib.suppress(tiffin.Error):
@@ -687,8 +711,6 @@ def _plain(value: Any) -> Any:
 
 
 def _describe(value: Any) -> tuple[str, tuple[int, ...]]:
-    from tiffin import _tensors
-
     try:
         dtype, shape = _tensors.describe(value)
     except TypeError as error:
@@ -714,8 +736,6 @@ def _shaped(data: memoryview, spec: FeatureSpec) -> Any:
         if not data.nbytes:
             return _torch_room(torch, spec)
         return torch.frombuffer(data, dtype=getattr(torch, spec.dtype)).reshape(spec.shape)
-    from tiffin import _tensors
-
     room, tensor = _tensors.room(spec.dtype, spec.shape, spec.nbytes)
     memoryview(room)[:] = data
     return tensor
