@@ -112,7 +112,7 @@ impl Master {
             abort(&replicas, home_asks, others);
             return (CommitOutcome::Stale, Vec::new());
         }
-        let is_asked_again = existing.as_ref().is_some_and(is_known);
+        let is_asked_again = !item.options.stream.is_empty() && existing.as_ref().is_some_and(is_known);
         if let Some(generation) =
             self.used_up(namespace, &item.options, &item.key).filter(|_| !is_asked_again)
         {

@@ -269,7 +269,7 @@ impl Master {
             return self.plan_spare(reserving, index, &candidates, need);
         }
         let first = item.got.is_empty();
-        if first && item.counted.is_none() {
+        if first && item.counted.is_none() && !item.request.options.stream.is_empty() {
             let counted = match self.admit(&reserving.visitor, &item.request.options, item.request.len) {
                 Ok(counted) => counted,
                 Err(backlog) => return self.finish(reserving, index, ReserveOutcome::Behind(backlog)),

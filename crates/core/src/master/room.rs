@@ -32,6 +32,8 @@ pub(super) struct Room {
     lines: BTreeMap<Line, VecDeque<OpId>>,
     /// What is about to be put into each stream: samples, and their bytes.
     streams: BTreeMap<StreamIndex, (u64, u64)>,
+    /// Which reservations that is: the first copy of each, and its bytes.
+    streamed: BTreeMap<(NodeIndex, Hold), (StreamIndex, u64)>,
     /// Something changed that puts or watchers may be waiting for.
     changed: bool,
 }
@@ -47,8 +49,6 @@ struct Grant {
     room: u64,
     /// None if no client has it.
     terms: Option<Terms>,
-    /// The stream that it is for, if it is the first copy of a sample, and the sample's bytes.
-    stream: Option<(StreamIndex, u64)>,
 }
 
 /// Whose a reservation is, and what for.
@@ -116,7 +116,10 @@ impl Room {
         terms: Option<Terms>,
         stream: Option<(StreamIndex, u64)>,
     ) {
-        self.grants.insert((node, hold), Grant { namespace, who, room, terms, stream });
+        self.grants.insert((node, hold), Grant { namespace, who, room, terms });
+        if let Some(stream) = stream {
+            self.streamed.insert((node, hold), stream);
+        }
     }
 
     /// Whether such a reservation stands.
@@ -133,9 +136,11 @@ impl Room {
 
     /// A reservation became an object, or nothing.
     pub(super) fn end_grant(&mut self, node: NodeIndex, hold: Hold) {
-        if let Some(Grant { namespace, room, stream, .. }) = self.grants.remove(&(node, hold)) {
+        if let Some(Grant { namespace, room, .. }) = self.grants.remove(&(node, hold)) {
             self.unplan(namespace, room);
-            stream.into_iter().for_each(|(index, len)| self.unplan_stream(index, len));
+            if let Some((index, len)) = self.streamed.remove(&(node, hold)) {
+                self.unplan_stream(index, len);
+            }
             self.changed = true;
         }
     }
@@ -173,7 +178,7 @@ impl Room {
     /// Whether anybody waits whom a put must not overtake: in its own line, or for room.
     pub(super) fn has_line(&self, line: &Line) -> bool {
         let waits = |line: &Line| self.lines.get(line).is_some_and(|it| !it.is_empty());
-        waits(line) || waits(&(line.0, String::new()))
+        waits(line) || !line.1.is_empty() && waits(&(line.0, String::new()))
     }
 
     pub(super) fn line_len(&self, namespace: NamespaceIndex) -> u64 {
