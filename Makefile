@@ -85,14 +85,18 @@ bench-scale: .venv-bench/wheels .venv-peer/ready ## How it grows with objects an
 	  $(if $(ARGS),--objects-max $(ARGS))
 
 FOLDER ?= target/tmp
-bench-ssd: ## What a disk can do, and what the tier below memory makes of it (FOLDER= on the disk to try, ARGS=--json)
+bench-ssd: .venv-bench/wheels .venv-peer/ready ## What a disk can do, what the tier below memory makes of it, and what the peer does (FOLDER= on the disk to try, ARGS=--json)
 	@mkdir -p $(FOLDER)
-	$(CARGO) run --release --locked -q -p tiffin-ssd --bin ssd-bench -- --path $(FOLDER)/raw --gib 1 --record-mib 1 $(ARGS)
-	@rm -rf $(FOLDER)/raw
+	$(CARGO) run --release --locked -q -p tiffin-ssd --bin ssd-bench -- --path $(FOLDER)/ssd-bench $(ARGS)
 	$(CARGO) bench --locked -q -p tiffin-client --bench ssd -- $(abspath $(FOLDER)) $(ARGS)
+	@bash bench/peer-needs.sh
+	.venv-bench/bin/python bench/tier.py --ours .venv-bench/bin/python --peer .venv-peer/bin/python \
+	  --folder $(abspath $(FOLDER)) $(ARGS)
 
-torture-ssd: ## Kill a log, and a node with its disk, a thousand times each (ROUNDS=)
-	$(CARGO) run --release --locked -q -p tiffin-ssd --bin ssd-torture -- --rounds $(or $(ROUNDS),1000)
+torture-ssd: ## Kill a log, and a node with its disk, a thousand times each (ROUNDS=, FOLDER= on the disk to try)
+	@mkdir -p $(FOLDER)
+	$(CARGO) run --release --locked -q -p tiffin-ssd --bin ssd-torture -- \
+	  --path $(FOLDER)/torture --rounds $(or $(ROUNDS),1000)
 	$(CARGO) test --release --locked -q -p tiffin-client --test processes -- kill $(or $(ROUNDS),1000)
 
 bench-features: .venv-bench/wheels .venv-peer/ready ## Hidden states: our feature store beside SpecForge's way on the official wheel (ARGS=--json)

@@ -2,6 +2,10 @@
 
 import asyncio
 import concurrent.futures
+import os
+import signal
+import subprocess
+import sys
 
 import pytest
 import tiffin
@@ -159,6 +163,37 @@ def test_prefetch_in_an_event_loop(disk):
             return await store.get("k0")
 
     assert asyncio.run(main()) == value("k0")
+
+
+def test_a_child_does_not_keep_the_disk_of_a_parent_that_was_killed(disk):
+    program = """
+import os, sys, tiffin
+store = tiffin.connect(memory="16MiB", ssd=f"path={sys.argv[1]},size=256MiB", timeout=30)
+store.set_policy(demotion="write-through")
+store.put("k", b"kept")
+while not store.stats().tier.demoted_objects:
+    pass
+child = os.fork()
+if child:
+    print(child, flush=True)
+sys.stdin.read()
+"""
+    parent = subprocess.Popen(
+        [sys.executable, "-c", program, str(disk)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    child = int(parent.stdout.readline())
+    try:
+        with pytest.raises(tiffin.InvalidArgument, match=f"in use by pid {parent.pid}"):
+            with_disk(disk)
+        parent.kill()
+        parent.wait()
+        os.kill(child, 0)
+        with with_disk(disk) as store:
+            assert store.get("k") == b"kept"
+    finally:
+        os.kill(child, signal.SIGKILL)
+        parent.kill()
+        parent.communicate()
 
 
 def test_a_disk_is_of_one_store(disk, store):

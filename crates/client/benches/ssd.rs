@@ -1,13 +1,15 @@
 //! The tier below memory as a client sees it: `cargo bench -p tiffin-client --bench ssd -- FOLDER [--json]`.
 //!
 //! - `offload`: puts that wait for room, several times what the memory holds, so at the pace of the disk;
-//! - `read`: gets of what only the disk has, in any order, many at a time;
+//! - `read`: gets of what only the disk has, in any order, many at a time, in the process of the node and
+//!   through its socket;
 //! - `promote`: explicit prefetch of what only the disk has;
 //! - `gap`: a probe, a pause of 50 ms as a scheduler makes it, a get; with nothing done in the pause, with
 //!   what is used a second time brought back, and with prefetch on the probe. The three take turns on keys of
 //!   their own.
 //!
-//! What the disk itself can do is told by `ssd-bench` beside it (`make bench-ssd` runs both).
+//! Each of the first takes turns with the raw disk, as `ssd-bench` does for the log alone. `bench/tier.py`
+//! does the last with the official wheel of Mooncake.
 
 #![expect(
     clippy::unwrap_used,
@@ -24,41 +26,70 @@ use tiffin_client::{
 };
 use tiffin_server::config::{Engine, SsdConfig, TierConfig};
 use tiffin_server::{MasterConfig, MasterServer, NodeConfig, NodeServer};
+use tiffin_ssd::Drive;
+use tiffin_ssd::bench::{Clock, Floor, Rate, Turns, mix, noise};
 use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
 
-const MEMORY: u64 = 128 << 20;
-const DISK: u64 = 1 << 30;
-const OBJECT: usize = 1 << 20;
-const OBJECTS: usize = 640;
-const DEPTH: usize = 16;
-const BATCH: usize = 4;
-const BATCHES: usize = 20;
+const MIB: u64 = 1 << 20;
+const MEMORY: u64 = 128 * MIB;
+const DISK: u64 = 2048 * MIB;
+const OBJECT: u64 = MIB;
+/// How often sides take turns, and how many objects each moves in one.
+const ROUNDS: u64 = 10;
+const TURN: u64 = 64;
+const OBJECTS: u64 = ROUNDS * TURN;
+const DEPTH: usize = 32;
+const BATCH: u64 = 4;
+const BATCHES: u64 = 20;
 const PAUSE: Duration = Duration::from_millis(50);
 /// What was used this long ago may be driven out by what is brought.
 const COLD: Duration = Duration::from_millis(5_200);
+/// The share of the floor that is aimed at.
+const SHARE: f64 = 0.8;
 
 struct Store {
     master: MasterServer,
-    _node: NodeServer,
-    _folder: tempfile::TempDir,
+    node: NodeServer,
 }
 
 impl Store {
-    async fn start(folder: &Path, promote_on_hit: bool) -> Self {
-        let folder = tempfile::tempdir_in(folder).unwrap();
+    async fn start(folder: &Path, promote_on_hit: bool, memory: u64) -> Self {
         let tier = TierConfig { promote_on_hit, ..TierConfig::default() };
         let master = MasterServer::start(MasterConfig { tier, ..MasterConfig::default() }).await.unwrap();
-        let ssd = vec![SsdConfig { path: folder.path().join("log"), size: DISK, engine: Engine::Auto }];
-        let config =
-            NodeConfig { master: master.address().clone(), memory: MEMORY, ssd, ..NodeConfig::default() };
-        let node = NodeServer::start(config).await.unwrap();
-        node.joined(tokio::time::Instant::now() + Duration::from_secs(60)).await.unwrap();
-        Self { master, _node: node, _folder: folder }
+        let node = Self::node(&master, folder, memory).await;
+        Self { master, node }
     }
 
-    async fn client(&self) -> Client {
-        Client::connect(ConnectOptions::new(self.master.address().to_string())).await.unwrap()
+    async fn node(master: &MasterServer, folder: &Path, memory: u64) -> NodeServer {
+        let ssd = vec![SsdConfig { path: folder.join("log"), size: DISK, engine: Engine::Auto }];
+        let config = NodeConfig { master: master.address().clone(), memory, ssd, ..NodeConfig::default() };
+        let node = NodeServer::start(config).await.unwrap();
+        node.joined(tokio::time::Instant::now() + Duration::from_secs(60)).await.unwrap();
+        node
+    }
+
+    /// The same disk beside other memory, which is empty.
+    async fn restart(self, folder: &Path, memory: u64) -> Self {
+        let Self { master, node } = self;
+        node.leave(tokio::time::Instant::now() + Duration::from_secs(60)).await;
+        let node = Self::node(&master, folder, memory).await;
+        Self { master, node }
+    }
+
+    /// A client in the process of the node, or one that might be anywhere.
+    async fn client(&self, is_near: bool) -> Client {
+        let options = ConnectOptions::new(self.master.address().to_string());
+        let options = match is_near {
+            true => ConnectOptions {
+                home: Some(self.node.segment()),
+                home_memory: Some(self.node.memory().clone()),
+                home_disks: self.node.local_disks(),
+                ..options
+            },
+            false => options,
+        };
+        Client::connect(options).await.unwrap()
     }
 }
 
@@ -66,12 +97,8 @@ fn soon() -> Deadline {
     Deadline::after(Duration::from_secs(120))
 }
 
-fn key(at: usize) -> Key {
+fn key(at: u64) -> Key {
     Key::new(format!("object-{at:06}").as_bytes()).unwrap()
-}
-
-fn rate(bytes: usize, time: Duration) -> f64 {
-    bytes as f64 / time.as_secs_f64() / 1e9
 }
 
 fn quantile(times: &mut [Duration], share: f64) -> f64 {
@@ -80,53 +107,114 @@ fn quantile(times: &mut [Duration], share: f64) -> f64 {
     times[at].as_secs_f64() * 1e3
 }
 
-async fn offload(client: &Client) -> f64 {
-    let bytes = vec![7; OBJECT];
-    let from = Instant::now();
-    for at in 0..OBJECTS {
+async fn offload(client: &Client, first: u64, count: u64) -> Rate {
+    let bytes = noise(7, OBJECT);
+    let clock = Clock::start();
+    for at in first..first + count {
         let put = [Put::new(key(at), &bytes)];
         client.put_with(&put, Patience::UntilDeadline, soon()).await.remove(0).unwrap();
     }
-    rate(OBJECT * OBJECTS, from.elapsed())
+    clock.stop(OBJECT * count)
 }
 
-/// Reads objects that left memory long ago, in an order that no disk likes.
-async fn read(client: &Client, count: usize) -> (f64, f64) {
-    let from = Instant::now();
+/// Reads objects that only the disk has, in an order that no disk likes.
+async fn read(client: &Client, first: u64, times: &mut Vec<Duration>) -> Rate {
+    let clock = Clock::start();
     let mut running = JoinSet::new();
-    let mut times = Vec::new();
-    for step in 0..count {
+    for step in first..first + TURN {
         if running.len() >= DEPTH {
             times.push(running.join_next().await.unwrap().unwrap());
         }
         let client = client.clone();
         running.spawn(async move {
             let from = Instant::now();
-            let options = GetOptions::default();
-            client.get(&[key(step * 97 % (OBJECTS / 2))], options, soon()).await.remove(0).unwrap();
+            let key = key(mix(step, OBJECTS));
+            let got = client.get(&[key], GetOptions::default(), soon()).await.remove(0).unwrap();
+            assert_eq!(got.bytes.len() as u64, OBJECT);
             from.elapsed()
         });
     }
     while let Some(time) = running.join_next().await {
         times.push(time.unwrap());
     }
-    (rate(OBJECT * count, from.elapsed()), quantile(&mut times, 0.5))
+    clock.stop(OBJECT * TURN)
 }
 
-async fn promote(client: &Client) -> (f64, usize) {
-    let keys: Vec<_> = (0..64).map(key).collect();
-    let from = Instant::now();
+async fn promote(client: &Client, first: u64) -> Rate {
+    let keys: Vec<_> = (first..first + TURN).map(|it| key(mix(it, OBJECTS))).collect();
+    let clock = Clock::start();
     let outcomes = client.prefetch(&keys, Ahead::All, soon()).await;
-    let time = from.elapsed();
-    let came = outcomes.iter().filter(|it| matches!(it, Ok(PrefetchOutcome::Done))).count();
-    (rate(OBJECT * came, time), came)
+    let came = outcomes.iter().filter(|it| matches!(it, Ok(PrefetchOutcome::Done))).count() as u64;
+    assert_eq!(came, TURN, "{outcomes:?}");
+    clock.stop(OBJECT * came)
+}
+
+/// One row: its name, what is moved, both sides, and how long one takes, if that is known.
+struct Row {
+    name: &'static str,
+    what: &'static str,
+    turns: Turns,
+    median_ms: Option<f64>,
+}
+
+/// The floor's turn and ours, in an order that changes.
+macro_rules! turn {
+    ($turns:ident, $round:ident, $raw:expr, $ours:expr) => {
+        if $round % 2 == 0 {
+            let raw = $raw.unwrap();
+            $turns.push(raw, $ours.await);
+        } else {
+            let ours = $ours.await;
+            $turns.push($raw.unwrap(), ours);
+        }
+    };
+}
+
+async fn rates(folder: &Path) -> Vec<Row> {
+    let mut floor = Floor::make(&folder.join("raw"), DISK / 2, Drive::Auto, DEPTH).unwrap();
+    // Fresh room costs the filesystem more: the log is to find room that was used.
+    Floor::make(&folder.join("log"), DISK, Drive::Auto, DEPTH).unwrap().wipe().unwrap();
+    let store = Store::start(folder, false, MEMORY).await;
+    let client = store.client(true).await;
+    // As much as the memory holds goes there without waiting for anything.
+    offload(&client, OBJECTS, 2 * MEMORY / OBJECT).await;
+    let mut turns = Turns::default();
+    for round in 0..ROUNDS {
+        turn!(turns, round, floor.write(round * TURN, TURN), offload(&client, round * TURN, TURN));
+    }
+    let mut rows = vec![Row { name: "offload", what: "puts that wait for room", turns, median_ms: None }];
+    // So that the disk has the last of them, too.
+    offload(&client, OBJECTS + 1000, 2 * MEMORY / OBJECT).await;
+    drop(client);
+    let store = store.restart(folder, 2 * OBJECTS * OBJECT).await;
+    let mut floor = Floor::open(&folder.join("log").join("records.tiffin"), Drive::Auto, DEPTH).unwrap();
+    for (name, what, is_near) in
+        [("read", "gets in the process of the node", true), ("read", "gets through its socket", false)]
+    {
+        let (client, mut times) = (store.client(is_near).await, Vec::new());
+        // What is known of the cluster after the first is known for all.
+        read(&client, 0, &mut Vec::new()).await;
+        let mut turns = Turns::default();
+        for round in 0..ROUNDS {
+            let first = round * TURN;
+            turn!(turns, round, floor.read_mixed(first, TURN), read(&client, first, &mut times));
+        }
+        rows.push(Row { name, what, turns, median_ms: Some(quantile(&mut times, 0.5)) });
+    }
+    let (client, mut turns) = (store.client(true).await, Turns::default());
+    for round in 0..ROUNDS {
+        let first = round * TURN;
+        turn!(turns, round, floor.read_mixed(first, TURN), promote(&client, first));
+    }
+    rows.push(Row { name: "promote", what: "prefetch, 64 at a time", turns, median_ms: None });
+    rows
 }
 
 /// One way to use the pause.
 struct Way {
     name: &'static str,
     ahead: Ahead,
-    store: Store,
+    _store: Store,
     client: Client,
     times: Vec<Duration>,
 }
@@ -139,10 +227,12 @@ async fn gap(folder: &Path) -> Vec<(&'static str, f64, f64, f64)> {
         ("on hit", Ahead::Nothing, true),
         ("on exist", Ahead::All, false),
     ] {
-        let store = Store::start(folder, on_hit).await;
-        let client = store.client().await;
-        offload(&client).await;
-        ways.push(Way { name, ahead, store, client, times: Vec::new() });
+        let folder = folder.join(name);
+        std::fs::create_dir(&folder).unwrap();
+        let store = Store::start(&folder, on_hit, MEMORY).await;
+        let client = store.client(true).await;
+        offload(&client, 0, OBJECTS).await;
+        ways.push(Way { name, ahead, _store: store, client, times: Vec::new() });
     }
     tokio::time::sleep(COLD).await;
     for batch in 0..BATCHES {
@@ -154,7 +244,7 @@ async fn gap(folder: &Path) -> Vec<(&'static str, f64, f64, f64)> {
             let from = Instant::now();
             let got = way.client.get(&keys, GetOptions::default(), soon()).await;
             way.times.push(from.elapsed());
-            assert!(got.into_iter().all(|it| it.unwrap().bytes.len() == OBJECT));
+            assert!(got.into_iter().all(|it| it.unwrap().bytes.len() as u64 == OBJECT));
         }
     }
     let mut results = Vec::new();
@@ -162,9 +252,45 @@ async fn gap(folder: &Path) -> Vec<(&'static str, f64, f64, f64)> {
         let tier = *way.client.stat(soon()).await.unwrap().tier;
         let share = tier.gets_from_memory as f64 / (tier.gets_from_memory + tier.gets_from_disk) as f64;
         results.push((way.name, share, quantile(&mut way.times, 0.5), quantile(&mut way.times, 0.99)));
-        drop(way.store);
     }
     results
+}
+
+fn print(rows: &[Row], gaps: &[(&str, f64, f64, f64)]) {
+    println!("the store: objects of 1 MiB, {DEPTH} at a time, medians of {ROUNDS} rounds in turns");
+    for Row { name, what, turns, median_ms } in rows {
+        let (share, (cpu, _)) = (turns.share(), turns.cpu_s_per_gb());
+        let verdict = if share >= SHARE { "met" } else { "missed" };
+        let each = median_ms.map_or(String::new(), |ms| format!(", {ms:.2} ms each"));
+        println!(
+            "{name:<8}{:6.2} GB/s, raw {:5.2}: {:3.0} % of raw, aim 80 %: {verdict}; {cpu:.3} cpu s/GB{each}  ({what})",
+            turns.gb_per_s(),
+            turns.raw_gb_per_s(),
+            share * 100.0,
+        );
+    }
+    println!(
+        "after a probe and a pause of 50 ms, a get of {BATCH} objects of 1 MiB that are new to everybody:"
+    );
+    for (name, share, p50, p99) in gaps {
+        let share = share * 100.0;
+        println!("  {name:9} {share:5.1} % from memory   median {p50:6.2} ms   99 % {p99:6.2} ms");
+    }
+}
+
+fn print_json(rows: &[Row], gaps: &[(&str, f64, f64, f64)]) {
+    let rows = rows.iter().map(|Row { name, what, turns, median_ms }| {
+        let (gb, raw, share) = (turns.gb_per_s(), turns.raw_gb_per_s(), turns.share());
+        let (cpu, ms) = (turns.cpu_s_per_gb().0, median_ms.unwrap_or(0.0));
+        format!(
+            r#"{{"name":"{name}","what":"{what}","gb_s":{gb:.3},"raw_gb_s":{raw:.3},"share":{share:.3},"cpu_s_per_gb":{cpu:.3},"median_ms":{ms:.3}}}"#
+        )
+    });
+    let gaps = gaps.iter().map(|(name, share, p50, p99)| {
+        format!(r#"{{"way":"{name}","from_memory":{share:.3},"p50_ms":{p50:.3},"p99_ms":{p99:.3}}}"#)
+    });
+    let (rows, gaps) = (rows.collect::<Vec<_>>().join(","), gaps.collect::<Vec<_>>().join(","));
+    println!(r#"{{"rates":[{rows}],"gap":[{gaps}]}}"#);
 }
 
 fn main() {
@@ -172,35 +298,12 @@ fn main() {
     let json = words.iter().any(|it| it == "--json");
     let folder = words.iter().find(|it| !it.starts_with("--")).cloned();
     let folder = folder.unwrap_or_else(|| env!("CARGO_TARGET_TMPDIR").to_owned());
-    let folder = Path::new(&folder);
     Runtime::new().unwrap().block_on(async {
-        let store = Store::start(folder, false).await;
-        let client = store.client().await;
-        let offload = offload(&client).await;
-        let (read, read_ms) = read(&client, 320).await;
-        tokio::time::sleep(COLD).await;
-        let (promote, promoted) = promote(&client).await;
-        drop((client, store));
-        let gaps = gap(folder).await;
-        if json {
-            let gaps = gaps.iter().map(|(name, share, p50, p99)| {
-                format!(r#"{{"way":"{name}","from_memory":{share:.3},"p50_ms":{p50:.3},"p99_ms":{p99:.3}}}"#)
-            });
-            println!(
-                r#"{{"offload_gb_s":{offload:.3},"read_gb_s":{read:.3},"read_p50_ms":{read_ms:.3},{}{}]}}"#,
-                format_args!(r#""promote_gb_s":{promote:.3},"promoted":{promoted},"gap":["#),
-                gaps.collect::<Vec<_>>().join(",")
-            );
-            return;
-        }
-        println!("offload   {offload:6.2} GB/s   puts of 1 MiB that wait for room");
-        let depth = format_args!("{DEPTH} at a time, median {read_ms:.2} ms");
-        println!("read      {read:6.2} GB/s   gets of 1 MiB from disk, {depth}");
-        println!("promote   {promote:6.2} GB/s   prefetch of {promoted} objects of 1 MiB");
-        println!("\nafter a probe and a pause of 50 ms, a get of {BATCH} objects of 1 MiB:");
-        for (name, share, p50, p99) in gaps {
-            let share = share * 100.0;
-            println!("{name:9} {share:5.1} % from memory   median {p50:6.2} ms   99 % {p99:6.2} ms");
-        }
+        let place = tempfile::tempdir_in(&folder).unwrap();
+        let rows = rates(place.path()).await;
+        drop(place);
+        let place = tempfile::tempdir_in(&folder).unwrap();
+        let gaps = gap(place.path()).await;
+        if json { print_json(&rows, &gaps) } else { print(&rows, &gaps) }
     });
 }

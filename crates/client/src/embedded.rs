@@ -48,6 +48,7 @@ impl Embedded {
         ConnectOptions {
             home: Some(server.node().segment()),
             home_memory: Some(server.node().memory().clone()),
+            home_disks: server.node().local_disks(),
             connect_time: CONNECT_TIME,
             ..ConnectOptions::new(server.address().to_string())
         }

@@ -118,6 +118,7 @@ impl Inner {
             hello,
             shared_memory: options.shared_memory,
             home_memory: options.home_memory.clone(),
+            home_disks: options.home_disks.clone(),
             connect_time: options.connect_time,
             counters: Arc::clone(&counters),
             disk_reads: Arc::default(),

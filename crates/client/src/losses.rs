@@ -10,6 +10,7 @@ use std::fmt;
 use tiffin_core::message::{NodeStat, Record};
 use tiffin_core::{Generation, Key, NAMESPACE_DEFAULT, SegmentId};
 use tiffin_server::NodeServer;
+use tiffin_server::node::LocalDisks;
 
 use crate::{Client, ConnectOptions, Deadline, Error, ResolveOptions};
 
@@ -108,6 +109,7 @@ async fn kept(
         connect_time: options.connect_time.min(deadline.remaining()),
         home: None,
         home_memory: None,
+        home_disks: LocalDisks::default(),
         ..options.clone()
     };
     let client = Client::connect(options).await?;

@@ -6,6 +6,7 @@ use std::time::Duration;
 use tiffin_core::NAMESPACE_DEFAULT;
 use tiffin_core::SegmentId;
 use tiffin_core::message::Ahead;
+use tiffin_server::node::LocalDisks;
 use tiffin_transport::segment::NodeMemory;
 use tokio::time::Instant;
 
@@ -82,6 +83,8 @@ pub struct ConnectOptions {
     pub home: Option<SegmentId>,
     /// The memory of that node, so that it can be reached without mapping it once more.
     pub home_memory: Option<Arc<NodeMemory>>,
+    /// The disks of that node, so that they can be read without a socket.
+    pub home_disks: LocalDisks,
     /// How long connecting may take: to the master in [`Client::connect`](crate::Client::connect), and
     /// later to it or to a node, inside the deadline of the call that needs it.
     pub connect_time: Duration,
@@ -99,6 +102,7 @@ impl ConnectOptions {
             shared_memory: true,
             home: None,
             home_memory: None,
+            home_disks: LocalDisks::default(),
             connect_time: CONNECT_TIME,
         }
     }

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use tiffin_core::message::{Hello, NodeInfo, Welcome};
 use tiffin_rpc::{Address, Connection, may_wait};
+use tiffin_server::node::{LocalDisk, LocalDisks};
 use tiffin_transport::control::ControlReader;
 use tiffin_transport::local::Local;
 use tiffin_transport::segment::NodeMemory;
@@ -33,6 +34,7 @@ pub(crate) struct Traveller {
     pub(crate) hello: Hello,
     pub(crate) shared_memory: bool,
     pub(crate) home_memory: Option<Arc<NodeMemory>>,
+    pub(crate) home_disks: LocalDisks,
     pub(crate) connect_time: Duration,
     pub(crate) counters: Arc<Counters>,
     /// How much was read from disks: see [`Client::disk_reads`](crate::Client::disk_reads).
@@ -51,6 +53,7 @@ pub(crate) struct OpenRoute {
 
 enum Mover {
     Local(Local, Arc<Attachment>),
+    Disk(LocalDisk),
     Shm(Shm),
     Tcp(Tcp),
 }
@@ -70,7 +73,7 @@ impl Usable for OpenRoute {
 impl OpenRoute {
     pub(crate) fn way(&self) -> Way {
         match self.mover {
-            Mover::Local(..) => Way::Local,
+            Mover::Local(..) | Mover::Disk(_) => Way::Local,
             Mover::Shm(_) => Way::SharedMemory,
             Mover::Tcp(_) => Way::Tcp,
         }
@@ -80,7 +83,7 @@ impl OpenRoute {
         match &self.mover {
             Mover::Local(_, attachment) => Some(attachment),
             Mover::Shm(shm) => Some(shm.attachment()),
-            Mover::Tcp(_) => None,
+            Mover::Tcp(_) | Mover::Disk(_) => None,
         }
     }
 
@@ -95,8 +98,12 @@ impl OpenRoute {
     }
 
     pub(crate) async fn read(&self, ops: &[ReadOp<'_>], deadline: Deadline) -> Vec<Outcome> {
-        if let Mover::Tcp(tcp) = &self.mover {
-            return self.counted(tcp.read_as(ops, manner(None), deadline.instant()).await);
+        match &self.mover {
+            Mover::Tcp(tcp) => {
+                return self.counted(tcp.read_as(ops, manner(None), deadline.instant()).await);
+            }
+            Mover::Disk(disk) => return self.counted(disk.read_as(ops, None, deadline.instant()).await),
+            Mover::Local(..) | Mover::Shm(_) => (),
         }
         let outcomes = self.transport().read(ops, deadline.instant()).await;
         self.unless_gone(outcomes)
@@ -111,8 +118,14 @@ impl OpenRoute {
         epoch: u64,
         deadline: Deadline,
     ) -> Vec<Outcome> {
-        if let Mover::Tcp(tcp) = &self.mover {
-            return self.counted(tcp.read_as(ops, manner(Some(epoch)), deadline.instant()).await);
+        match &self.mover {
+            Mover::Tcp(tcp) => {
+                return self.counted(tcp.read_as(ops, manner(Some(epoch)), deadline.instant()).await);
+            }
+            Mover::Disk(disk) => {
+                return self.counted(disk.read_as(ops, Some(epoch), deadline.instant()).await);
+            }
+            Mover::Local(..) | Mover::Shm(_) => (),
         }
         let is_there = |op: &ReadOp<'_>| self.control().is_some_and(|it| it.is_committed(op.slot, op.stamp));
         if !ops.iter().any(is_there) {
@@ -150,7 +163,7 @@ impl OpenRoute {
         held
     }
 
-    /// Counts what came from a disk. Disks are read through sockets only.
+    /// Counts what came from a disk: through a socket, or from one of this process.
     fn counted(&self, outcomes: Vec<Outcome>) -> Vec<Outcome> {
         if let Some(reads) = &self.disk_reads {
             reads.fetch_add(outcomes.iter().filter(|it| it.is_ok()).count() as u64, Ordering::Relaxed);
@@ -162,7 +175,7 @@ impl OpenRoute {
         match &self.mover {
             Mover::Local(local, _) => Some(local.control()),
             Mover::Shm(shm) => Some(shm.attachment().reader()),
-            Mover::Tcp(_) => None,
+            Mover::Tcp(_) | Mover::Disk(_) => None,
         }
     }
 
@@ -172,7 +185,7 @@ impl OpenRoute {
         match &self.mover {
             Mover::Local(local, _) => local.view(slot, stamp),
             Mover::Shm(shm) => shm.view(slot, stamp),
-            Mover::Tcp(_) => None,
+            Mover::Tcp(_) | Mover::Disk(_) => None,
         }
     }
 
@@ -181,6 +194,7 @@ impl OpenRoute {
             Mover::Local(local, _) => local,
             Mover::Shm(shm) => shm,
             Mover::Tcp(tcp) => tcp,
+            Mover::Disk(disk) => disk,
         }
     }
 
@@ -246,6 +260,9 @@ pub(crate) async fn open(
 
 fn mover(traveller: &Traveller, info: &NodeInfo, attached: Option<Arc<Attachment>>) -> Mover {
     let counters = Arc::clone(&traveller.counters);
+    if let Some(disk) = traveller.home_disks.find(info.segment, &counters) {
+        return Mover::Disk(disk);
+    }
     let Some(attachment) = attached else {
         let token = traveller.hello.token.clone();
         let identity = Identity { client: traveller.hello.client.0, segment: info.segment.0, token };

@@ -38,7 +38,7 @@ const MEMORY: u64 = 16 << 20;
 
 type Test = (&'static str, fn(&Runtime));
 
-const TESTS: [Test; 10] = [
+const TESTS: [Test; 11] = [
     ("processes_of_one_host_share_memory", processes_of_one_host_share_memory),
     ("a_client_killed_between_reserve_and_commit", a_client_killed_between_reserve_and_commit),
     ("a_client_killed_with_room_reserved_ahead", a_client_killed_with_room_reserved_ahead),
@@ -48,6 +48,7 @@ const TESTS: [Test; 10] = [
     ("a_node_killed_under_its_readers", a_node_killed_under_its_readers),
     ("a_node_that_is_stopped", a_node_that_is_stopped),
     ("a_node_killed_with_its_disk", a_node_killed_with_its_disk),
+    ("a_node_whose_disk_takes_no_more", a_node_whose_disk_takes_no_more),
     ("a_master_killed_under_puts", a_master_killed_under_puts),
 ];
 
@@ -396,6 +397,43 @@ fn kill_with_disk(runtime: &Runtime, times: usize) {
     assert!(recovered > 0, "no object survived");
 }
 
+/// A disk that takes no more, in the middle of what had been set aside for it: it leaves, with a reason in
+/// the log, and memory goes on. Where a quota or a limit says no, the kernel says so to the write itself.
+fn a_node_whose_disk_takes_no_more(runtime: &Runtime) {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let folder = folder.path().join("log").to_str().unwrap().to_owned();
+    let master = runtime.block_on(start_master());
+    let address = master.address().to_string();
+    // The room is set aside without a limit.
+    Process::start(&["disk", &address, &folder]).kill();
+    // In units of 512 bytes. Who is told by a signal, too, would not hear the error.
+    let limited = format!("trap '' XFSZ; ulimit -f {}; exec \"$0\" \"$@\"", (24 << 20) / 512);
+    let _node = Process::wrapped(&["sh", "-c", &limited], &["disk", &address, &folder]);
+    runtime.block_on(async {
+        let client = connect(&master, false).await;
+        let is_disk_there = async || {
+            let stat = client.stat(soon()).await.unwrap();
+            stat.nodes.iter().any(|it| it.info.beside.is_some() && it.alive)
+        };
+        assert!(is_disk_there().await);
+        let mut puts = 0;
+        while is_disk_there().await {
+            puts += 1;
+            let bytes = shelved(puts, puts);
+            let put = [Put::new(key(&format!("p{puts}")), &bytes)];
+            only(client.put_with(&put, Patience::UntilDeadline, soon()).await).unwrap();
+        }
+        assert!(puts * (96 << 10) > 16 << 20, "it took only {puts} objects");
+        for more in puts + 1..puts + 200 {
+            let (name, bytes) = (key(&format!("p{more}")), shelved(more, more));
+            let put = [Put::new(name.clone(), &bytes)];
+            only(client.put_with(&put, Patience::UntilDeadline, soon()).await).unwrap();
+            let got = only(client.get(&[name], GetOptions::default(), soon()).await).unwrap();
+            assert!(got.bytes == bytes);
+        }
+    });
+}
+
 /// The bytes of one put of one key.
 fn shelved(it: usize, put: usize) -> Vec<u8> {
     (0..96 << 10)
@@ -510,7 +548,20 @@ struct Process(Child);
 
 impl Process {
     fn start(arguments: &[&str]) -> Self {
-        let mut command = Command::new(env::current_exe().unwrap());
+        Self::wrapped(&[], arguments)
+    }
+
+    /// The same, started by another program.
+    fn wrapped(by: &[&str], arguments: &[&str]) -> Self {
+        let own = env::current_exe().unwrap();
+        let mut command = match by {
+            [] => Command::new(own),
+            [program, rest @ ..] => {
+                let mut command = Command::new(program);
+                command.args(rest).arg(own);
+                command
+            }
+        };
         let child = command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
         let mut process = Self(child.unwrap());
         let mut line = String::new();

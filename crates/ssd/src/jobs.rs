@@ -5,6 +5,7 @@
 //! A job's memory is held until its last raw work has ended, whatever became of the operation.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use crate::engine::{Engine, Outcome, RAWS_MAX, Raw};
@@ -19,6 +20,9 @@ pub(crate) const BUFFERS: usize = 32;
 const WRITE_BUFFERS_MAX: usize = 16;
 /// Smaller runs are copied together rather than written one by one.
 const DIRECT_BYTES_MIN: u64 = 64 << 10;
+
+/// How many reads go before the next that nobody waits for yet.
+const PASSED_MAX: usize = 8;
 
 /// A part of a write.
 #[derive(Debug)]
@@ -77,8 +81,12 @@ pub(crate) struct Ended {
 pub(crate) struct Jobs {
     // Dropped before the buffers, which it may have registered with the kernel.
     engine: Box<dyn Engine>,
+    file: Arc<OwnedFd>,
     jobs: BTreeMap<IoId, Job>,
     reads: VecDeque<IoId>,
+    /// Reads that nobody waits for yet, and how many others went before the next of them.
+    reads_ahead: VecDeque<IoId>,
+    passed: usize,
     writes: VecDeque<IoId>,
     flying: BTreeMap<u64, Flying>,
     next_token: u64,
@@ -89,11 +97,14 @@ pub(crate) struct Jobs {
 }
 
 impl Jobs {
-    pub(crate) fn new(engine: Box<dyn Engine>, buffers: Vec<Buffer>) -> Self {
+    pub(crate) fn new(engine: Box<dyn Engine>, buffers: Vec<Buffer>, file: Arc<OwnedFd>) -> Self {
         Self {
+            file,
             engine,
             jobs: BTreeMap::new(),
             reads: VecDeque::new(),
+            reads_ahead: VecDeque::new(),
+            passed: 0,
             writes: VecDeque::new(),
             flying: BTreeMap::new(),
             next_token: 0,
@@ -105,6 +116,15 @@ impl Jobs {
     }
 
     pub(crate) fn add(&mut self, io: IoId, work: Work) {
+        self.queue(io, work, false);
+    }
+
+    /// Adds a read that nobody waits for yet.
+    pub(crate) fn add_ahead(&mut self, io: IoId, work: Work) {
+        self.queue(io, work, true);
+    }
+
+    fn queue(&mut self, io: IoId, work: Work, is_ahead: bool) {
         let len = match &work {
             Work::Read { len, .. } => *len,
             Work::Write { sources, .. } => sources.iter().map(Source::len).sum(),
@@ -115,6 +135,7 @@ impl Jobs {
             _ => Vec::new(),
         };
         match &work {
+            Work::Read { .. } if is_ahead => self.reads_ahead.push_back(io),
             Work::Read { .. } => self.reads.push_back(io),
             Work::Write { .. } | Work::Sync => self.writes.push_back(io),
         }
@@ -137,7 +158,10 @@ impl Jobs {
     }
 
     fn issue_read(&mut self) -> bool {
-        let Some(io) = self.reads.front().copied() else { return false };
+        // Those who wait go first, but not for ever: somebody may wait for the others, too, by now.
+        let is_ahead = self.reads.is_empty() || self.passed >= PASSED_MAX && !self.reads_ahead.is_empty();
+        let queue = if is_ahead { &mut self.reads_ahead } else { &mut self.reads };
+        let Some(io) = queue.front().copied() else { return false };
         let Some(job) = self.jobs.get_mut(&io) else { return false };
         let Work::Read { at, dest, .. } = &job.work else { return false };
         let (at, position) = (*at, job.next);
@@ -161,8 +185,9 @@ impl Jobs {
         job.next += len;
         job.flying += 1;
         if job.next == job.len {
-            self.reads.pop_front();
+            queue.pop_front();
         }
+        self.passed = if is_ahead { 0 } else { self.passed + 1 };
         let raw = Raw::Read { at: at + position, run, buffer };
         self.fly(Flying { io, position, len, run: Some(run), buffer, raw });
         true
@@ -241,6 +266,11 @@ impl Jobs {
             Ok(moved) if moved != wanted => {
                 let text = format!("{moved} of {wanted} bytes were moved by {:?}", flying.raw);
                 job.fault = Some(Fault::new(FaultKind::Io, text));
+            }
+            // What is written to a file without a name ends with this process, synced or not.
+            Ok(_) if matches!(job.work, Work::Sync) && has_no_name(&self.file) => {
+                let text = "the file of the records was removed, or its directory was".to_owned();
+                job.fault = Some(Fault::new(FaultKind::Vanished, text));
             }
             Ok(_) => arrived(job, &flying),
         }
@@ -390,12 +420,17 @@ fn direct_run(pieces: &Pieces, span: Span, position: u64, len: u64) -> Option<Ru
     (run.len() as u64 == len && run.is_aligned()).then_some(run)
 }
 
+fn has_no_name(file: &OwnedFd) -> bool {
+    let is_file = |mode| rustix::fs::FileType::from_raw_mode(mode).is_file();
+    rustix::fs::fstat(file).is_ok_and(|it| it.st_nlink == 0 && is_file(it.st_mode))
+}
+
 fn fault(code: i32, raw: &Raw) -> Fault {
     use rustix::io::Errno;
     let errno = Errno::from_raw_os_error(code);
     let kind = match errno {
         Errno::IO => FaultKind::Io,
-        Errno::NOSPC | Errno::DQUOT => FaultKind::NoSpace,
+        Errno::NOSPC | Errno::DQUOT | Errno::FBIG => FaultKind::NoSpace,
         Errno::ROFS => FaultKind::ReadOnly,
         Errno::NODEV | Errno::NXIO | Errno::STALE => FaultKind::Vanished,
         _ => FaultKind::Other,

@@ -45,7 +45,7 @@ pub use log::{
     Checks, Config, Done, Effect, FORGET_IDS_MAX, Health, Input, Into, Limits, Log, Part, RESERVE_SEGMENTS,
     SEGMENT_BYTES_CHOSEN_MAX, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, SEGMENTS_MIN, shape,
 };
-pub use memory::{Buffer, Bytes, Pieces};
+pub use memory::{Buffer, Bytes, Pieces, Pool};
 pub use place::OpenError;
 pub use sabotage::Sabotage;
 pub use shelf::{INBOX_MAX, Opened, Shelf, ShelfConfig, wait};

@@ -7,9 +7,12 @@ use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::any::Any;
 use std::fmt;
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::layout::BLOCK;
+
+/// Memory that a pool keeps for the next who asks, in bytes.
+const POOL_BYTES_MAX: usize = 64 << 20;
 
 /// A run of bytes in memory that somebody keeps alive.
 #[derive(Clone, Copy, Debug)]
@@ -131,17 +134,14 @@ impl Pieces {
         bytes
     }
 
-    /// The bytes of memory of our own, [`Pieces::zeroed`], after the operation has been answered with
-    /// success: without a copy if nobody else has hold of them any more.
+    /// The bytes where they were read to, after the operation has been answered with success. Nobody writes
+    /// them from then on: not the disk, which has ended, and not the caller, who gives them away here.
     #[must_use]
     pub fn into_bytes(self) -> Bytes {
-        let copy = |it: &Self| Bytes::Copied(it.to_vec());
-        let len = self.len as usize;
-        let Self { runs, _guard: guard, .. } = self;
-        match guard.downcast::<Buffer>().map(Arc::try_unwrap) {
-            Ok(Ok(buffer)) => Bytes::Own(buffer, len),
-            Ok(Err(buffer)) => copy(&Self { runs, len: len as u64, _guard: buffer }),
-            Err(guard) => copy(&Self { runs, len: len as u64, _guard: guard }),
+        match *self.runs {
+            [] => Bytes { run: None, _guard: self._guard },
+            [run] => Bytes { run: Some(run), _guard: self._guard },
+            _ => Self::copy_of(&self.to_vec()).into_bytes(),
         }
     }
 
@@ -192,21 +192,61 @@ impl fmt::Debug for Pieces {
     }
 }
 
-/// Bytes that nobody else has hold of.
+/// Bytes that were read, and that nobody writes any more.
 #[derive(Debug)]
-pub enum Bytes {
-    /// Where they were read to, and how many they are.
-    Own(Buffer, usize),
-    /// A copy of them.
-    Copied(Vec<u8>),
+pub struct Bytes {
+    run: Option<Run>,
+    _guard: Arc<dyn Any + Send + Sync>,
 }
 
 impl AsRef<[u8]> for Bytes {
     fn as_ref(&self) -> &[u8] {
-        match self {
-            // SAFETY: the buffer is alive and has that many bytes; it was the last hold on that memory.
-            Self::Own(buffer, len) => unsafe { std::slice::from_raw_parts(buffer.at.as_ptr(), *len) },
-            Self::Copied(bytes) => bytes,
+        // SAFETY: the guard keeps the memory alive, and the disk work that wrote it has ended.
+        self.run.map_or(&[], |run| unsafe { run.bytes() })
+    }
+}
+
+/// Aligned memory that is used again and again, because fresh memory costs more than a read of it.
+#[derive(Debug, Default)]
+pub struct Pool {
+    free: Mutex<Vec<Buffer>>,
+}
+
+/// A buffer that goes back to its pool.
+struct Lent {
+    buffer: Option<Buffer>,
+    pool: Arc<Pool>,
+}
+
+impl Pool {
+    /// Memory to read into. What is in it is left over from others, so it is not to be looked at before a
+    /// read has filled it.
+    #[must_use]
+    pub fn take(self: &Arc<Self>, len: u64) -> Pieces {
+        let found = {
+            let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+            let fits =
+                |it: &Buffer| (len as usize..=(len as usize).saturating_mul(2)).contains(&it.run().len);
+            free.iter().position(fits).map(|at| free.swap_remove(at))
+        };
+        let buffer = found.unwrap_or_else(|| Buffer::new(len as usize));
+        let run = buffer.run().part(0, len as usize);
+        let runs: Arc<[Run]> = run.into_iter().filter(|run| run.len > 0).collect();
+        Pieces { runs, len, _guard: Arc::new(Lent { buffer: Some(buffer), pool: Arc::clone(self) }) }
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        let Some(buffer) = self.buffer.take() else { return };
+        let mut free = self.pool.free.lock().unwrap_or_else(PoisonError::into_inner);
+        let held: usize = free.iter().map(|it| it.run().len).sum();
+        // The oldest go: what is asked for changes, and buffers of another size would stay for ever.
+        if held + buffer.run().len > POOL_BYTES_MAX && !free.is_empty() {
+            free.remove(0);
+        }
+        if buffer.run().len <= POOL_BYTES_MAX {
+            free.push(buffer);
         }
     }
 }
@@ -269,6 +309,26 @@ mod tests {
         assert_eq!(pieces.run_at(4, 100).unwrap().len(), 1);
         assert!(pieces.run_at(12, 1).is_none());
         assert_eq!(pieces.sums(), crate::layout::sums([pieces.to_vec().as_slice()]));
+    }
+
+    #[test]
+    fn memory_is_used_again_once_nobody_has_hold_of_it() {
+        let pool = Arc::new(Pool::default());
+        let first = pool.take(5000);
+        first.write(0, &[7; 5000]);
+        let (bytes, at) = (first.into_bytes(), |it: &Pieces| it.run_at(0, 1).map(Run::as_ptr));
+        let second = pool.take(5000);
+        assert_ne!(at(&second), bytes.run.map(Run::as_ptr), "it is still looked at");
+        assert_eq!(bytes.as_ref(), [7; 5000]);
+        let freed = bytes.run.map(Run::as_ptr);
+        drop(bytes);
+        assert_ne!(at(&pool.take(100_000)), freed, "it is too small for that");
+        assert_eq!(at(&pool.take(4097)), freed);
+        for _ in 0..3 {
+            drop([pool.take(40 << 20), pool.take(40 << 20)]);
+            assert!(pool.free.lock().unwrap().iter().map(|it| it.run().len).sum::<usize>() <= POOL_BYTES_MAX);
+        }
+        assert!(pool.take(0).into_bytes().as_ref().is_empty());
     }
 
     #[test]

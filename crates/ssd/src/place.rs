@@ -1,19 +1,22 @@
 //! Where a log lies: a directory of a filesystem, or a block device. Locked, sized, and opened past the
 //! cache.
 
+use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
-use rustix::fs::{FallocateFlags, FlockOperation, OFlags};
+use rustix::fs::{FallocateFlags, FlockOperation, OFlags, fcntl_lock};
+use rustix::io::Errno;
 use thiserror::Error;
 
 use crate::layout::HEAD_BYTES;
 use crate::types::OpenFault;
 
-const RECORDS: &str = "records.tiffin";
+pub(crate) const RECORDS: &str = "records.tiffin";
 const LOCK: &str = "lock";
 
 /// Why a log cannot be opened.
@@ -78,7 +81,7 @@ pub enum OpenError {
 #[derive(Debug)]
 pub(crate) struct Place {
     pub(crate) file: OwnedFd,
-    pub(crate) lock: File,
+    pub(crate) lock: Lock,
 }
 
 impl Place {
@@ -94,7 +97,7 @@ impl Place {
             }
             Err(error) => return Err(system("looked at", error)),
         }
-        let lock = lock(path, &path.join(LOCK), true)?;
+        let lock = Lock::take(path, &path.join(LOCK), true)?;
         let records = path.join(RECORDS);
         let held_bytes = fs::metadata(&records).map_or(0, |found| found.blocks() * 512);
         let room = rustix::fs::statvfs(path).map_err(|error| system("looked at", error.into()))?;
@@ -113,7 +116,7 @@ impl Place {
     }
 
     fn device(path: &Path, budget_bytes: u64) -> Result<Self, OpenError> {
-        let lock = lock(path, path, false)?;
+        let lock = Lock::take(path, path, false)?;
         let mut file = direct(path, false)?;
         let size = file.seek(SeekFrom::End(0)).map_err(|error| OpenError::System {
             path: path.to_owned(),
@@ -143,7 +146,7 @@ impl Place {
     }
 }
 
-fn direct(path: &Path, create: bool) -> Result<File, OpenError> {
+pub(crate) fn direct(path: &Path, create: bool) -> Result<File, OpenError> {
     let opened = OpenOptions::new()
         .read(true)
         .write(true)
@@ -158,26 +161,61 @@ fn direct(path: &Path, create: bool) -> Result<File, OpenError> {
     })
 }
 
-/// Takes the lock, and writes down who has it.
-fn lock(path: &Path, at: &Path, own: bool) -> Result<File, OpenError> {
-    let system = |what, error| OpenError::System { path: path.to_owned(), what, error };
-    let opened = OpenOptions::new().read(true).write(true).create(own).truncate(false).open(at);
-    let mut file = opened.map_err(|error| system("locked", error))?;
-    if let Err(error) = rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        if error != rustix::io::Errno::WOULDBLOCK {
-            return Err(system("locked", error.into()));
+/// A place that is this process's alone until this is dropped, or the process ends.
+///
+/// The lock belongs to the process, and not to the open file: so a forked child does not keep it when its
+/// parent is gone, as it would keep one of `flock`. For the same reason it says nothing to others in this
+/// process; they are told by a list.
+#[derive(Debug)]
+pub(crate) struct Lock {
+    file: Option<File>,
+    who: Holder,
+}
+
+/// A file, and the process that has it locked.
+type Holder = ((u64, u64), u32);
+
+/// What this process, or a parent of it, has locked.
+static HELD: Mutex<BTreeSet<Holder>> = Mutex::new(BTreeSet::new());
+
+impl Lock {
+    /// Takes the lock, and writes down who has it.
+    fn take(path: &Path, at: &Path, own: bool) -> Result<Self, OpenError> {
+        let system = |what, error| OpenError::System { path: path.to_owned(), what, error };
+        let in_use = |by: String| OpenError::InUse { path: path.to_owned(), by };
+        let id = |found: &fs::Metadata| (found.dev(), found.ino());
+        let (pid, mut held) = (std::process::id(), HELD.lock().unwrap_or_else(PoisonError::into_inner));
+        // It must not even be opened again: the lock of a process ends when it closes the file anywhere.
+        if fs::metadata(at).is_ok_and(|found| held.contains(&(id(&found), pid))) {
+            return Err(in_use(format!("pid {pid}, which is this process")));
         }
-        let mut pid = String::new();
-        let known = own && file.read_to_string(&mut pid).is_ok() && !pid.trim().is_empty();
-        let by = if known { format!("pid {}", pid.trim()) } else { "another process".to_owned() };
-        return Err(OpenError::InUse { path: path.to_owned(), by });
+        let opened = OpenOptions::new().read(true).write(true).create(own).truncate(false).open(at);
+        let mut file = opened.map_err(|error| system("locked", error))?;
+        if let Err(error) = fcntl_lock(&file, FlockOperation::NonBlockingLockExclusive) {
+            if ![Errno::WOULDBLOCK, Errno::ACCESS].contains(&error) {
+                return Err(system("locked", error.into()));
+            }
+            let mut pid = String::new();
+            let known = own && file.read_to_string(&mut pid).is_ok() && !pid.trim().is_empty();
+            return Err(in_use(if known { format!("pid {}", pid.trim()) } else { "another process".into() }));
+        }
+        if own {
+            let written = file.set_len(0).and_then(|()| file.write_all(format!("{pid}\n").as_bytes()));
+            written.map_err(|error| system("locked", error))?;
+        }
+        let who = (id(&file.metadata().map_err(|error| system("locked", error))?), pid);
+        held.insert(who);
+        Ok(Self { file: Some(file), who })
     }
-    if own {
-        let written =
-            file.set_len(0).and_then(|()| file.write_all(format!("{}\n", std::process::id()).as_bytes()));
-        written.map_err(|error| system("locked", error))?;
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        let mut held = HELD.lock().unwrap_or_else(PoisonError::into_inner);
+        // Closing it ends the lock; until then nobody here may think that it has ended.
+        drop(self.file.take());
+        held.remove(&self.who);
     }
-    Ok(file)
 }
 
 /// The bytes that a log of so many segments takes up.

@@ -6,7 +6,7 @@
 //! go of
 //! all memory.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,7 +16,6 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use rustix::fs::{FlockOperation, flock};
 
 use crate::engine::{Drive, Driven, start};
 use crate::jobs::{BUFFERS, Dest, Ended, Jobs, Source, Work};
@@ -91,7 +90,7 @@ struct Request {
 /// An input whose deadline is still a time to wait.
 enum Asked {
     Append { op: OpId, record: Record, sums: Arc<[u64]>, within: Duration },
-    Read { op: OpId, id: RecordId, span: Span, within: Duration },
+    Read { op: OpId, id: RecordId, span: Span, within: Duration, is_ahead: bool },
     Mark { op: OpId, id: RecordId, marks: Vec<u8>, protected: bool, within: Duration },
     Forget { op: OpId, ids: Vec<RecordId>, within: Duration },
     Flush { op: OpId, within: Duration },
@@ -141,9 +140,10 @@ impl Shelf {
         });
         let mut driver = Driver {
             log,
-            jobs: Jobs::new(engine, buffers),
+            jobs: Jobs::new(engine, buffers, Arc::clone(&file)),
             inbox: Arc::clone(&inbox),
             ops: BTreeMap::new(),
+            ahead: BTreeSet::new(),
             stages: BTreeMap::new(),
             listen: Box::new(listen),
             started: Instant::now(),
@@ -156,10 +156,8 @@ impl Shelf {
         let thread = thread::Builder::new().name("tiffin-ssd".to_owned()).spawn(move || {
             driver.run();
             drop(driver);
-            // Not by closing alone: a child that was forked meanwhile has the same file open, and would keep
-            // it locked. Should it fail, closing does what it can.
-            let _unlocked = flock(&lock, FlockOperation::Unlock);
-            drop((file, lock));
+            drop(file);
+            drop(lock);
         });
         let thread = thread.map_err(|error| OpenError::System {
             path: config.path.clone(),
@@ -202,12 +200,40 @@ impl Shelf {
         within: Duration,
         done: impl FnOnce(Result<u64, ReadError>) + Send + 'static,
     ) -> OpId {
+        self.read_with(false, id, span, into, within, done)
+    }
+
+    /// The same for what nobody waits for yet: where the disk has more to do than it takes at a time, those
+    /// reads go first that somebody waits for, and one of these after every few of them.
+    ///
+    /// # Panics
+    /// When the memory has not as many bytes as the span.
+    pub fn read_ahead(
+        &self,
+        id: RecordId,
+        span: Span,
+        into: Pieces,
+        within: Duration,
+        done: impl FnOnce(Result<u64, ReadError>) + Send + 'static,
+    ) -> OpId {
+        self.read_with(true, id, span, into, within, done)
+    }
+
+    fn read_with(
+        &self,
+        is_ahead: bool,
+        id: RecordId,
+        span: Span,
+        into: Pieces,
+        within: Duration,
+        done: impl FnOnce(Result<u64, ReadError>) + Send + 'static,
+    ) -> OpId {
         assert_eq!(into.len(), span.len, "memory that is not as long as what is read");
         let op = self.inbox.op();
         let reply: Reply = Box::new(|answer| {
             done(if let Answer::Read(result) = answer { result } else { Err(ReadError::Busy) });
         });
-        self.inbox.ask(Asked::Read { op, id, span, within }, Some(into), Some(reply));
+        self.inbox.ask(Asked::Read { op, id, span, within, is_ahead }, Some(into), Some(reply));
         op
     }
 
@@ -341,6 +367,8 @@ struct Driver {
     log: Log,
     inbox: Arc<Inbox>,
     ops: BTreeMap<OpId, (Option<Pieces>, Option<Reply>)>,
+    /// Reads that nobody waits for yet.
+    ahead: BTreeSet<OpId>,
     stages: BTreeMap<StageId, Arc<Buffer>>,
     listen: Listener,
     started: Instant,
@@ -417,7 +445,10 @@ impl Driver {
                 Asked::Append { op, record, sums, within } => {
                     (op, Input::Append { op, record, sums, deadline: due(within) })
                 }
-                Asked::Read { op, id, span, within } => {
+                Asked::Read { op, id, span, within, is_ahead } => {
+                    if is_ahead {
+                        self.ahead.insert(op);
+                    }
                     (op, Input::Read { op, id, span, deadline: due(within) })
                 }
                 Asked::Mark { op, id, marks, protected, within } => {
@@ -445,12 +476,15 @@ impl Driver {
                 }
                 Effect::Sync { io } => self.jobs.add(io, Work::Sync),
                 Effect::Read { io, at, len, into } => {
+                    let is_ahead = matches!(&into, Into::Op { op, .. } if self.ahead.contains(op));
                     let dest = self.dest(into, len);
-                    self.jobs.add(io, Work::Read { at, len, dest });
+                    let work = Work::Read { at, len, dest };
+                    if is_ahead { self.jobs.add_ahead(io, work) } else { self.jobs.add(io, work) }
                 }
                 Effect::Copy { to, from, .. } => self.copy(landed.as_ref(), to, from),
                 Effect::Unstage { stage } => drop(self.stages.remove(&stage)),
                 Effect::Answer { op, answer } => {
+                    self.ahead.remove(&op);
                     if let Some((_, Some(reply))) = self.ops.remove(&op) {
                         reply(answer);
                     }

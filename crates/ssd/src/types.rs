@@ -73,7 +73,7 @@ pub struct Span {
 pub enum FaultKind {
     /// The device or the filesystem could not (EIO).
     Io,
-    /// No room where room had been set aside (ENOSPC, EDQUOT).
+    /// No room where room had been set aside, or a limit of the process (ENOSPC, EDQUOT, EFBIG).
     NoSpace,
     /// The filesystem has become read-only (EROFS).
     ReadOnly,

@@ -176,6 +176,9 @@ pub enum TransferError {
     /// The range is not inside the slot's bytes.
     #[error("the range is outside the bytes of the slot")]
     OutOfRange,
+    /// The disk that has the bytes cannot read them now: try another replica.
+    #[error("the disk cannot read the bytes")]
+    Unreadable,
     /// The memory was mapped by a parent process and is not mapped in this one: attach again.
     #[error("the memory was mapped before this process was forked\n\nhint: connect again in the child")]
     Forked,
@@ -232,7 +235,8 @@ impl Moved {
         self.written.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn add_read(&self, bytes: u64) {
+    /// So many more went out of segments.
+    pub fn add_read(&self, bytes: u64) {
         self.read.fetch_add(bytes, Ordering::Relaxed);
     }
 

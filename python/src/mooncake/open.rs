@@ -152,6 +152,7 @@ impl Open {
         let here = ConnectOptions {
             home: Some(node.segment()),
             home_memory: Some(Arc::clone(node.memory())),
+            home_disks: node.local_disks(),
             label: hostname.clone(),
             ..options.clone()
         };

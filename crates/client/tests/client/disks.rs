@@ -4,7 +4,8 @@ use std::path::Path;
 
 use tempfile::TempDir;
 use tiffin_client::{
-    Ahead, Client, Demotion, GetOptions, Patience, Policy, PrefetchOutcome, Put, ResolveOptions,
+    Ahead, Client, ConnectOptions, Demotion, GetInto, GetOptions, Patience, Policy, PrefetchOutcome, Put,
+    ResolveOptions,
 };
 use tiffin_server::config::{Engine, SsdConfig};
 use tiffin_server::{MasterConfig, MasterServer, NodeConfig, NodeServer};
@@ -12,30 +13,30 @@ use tokio::time::Instant;
 
 use super::support::{LONG, eventually, key, only, pattern, soon};
 
-const MIB: u64 = 1 << 20;
-const OBJECT: usize = 256 << 10;
+pub(super) const MIB: u64 = 1 << 20;
+pub(super) const OBJECT: usize = 256 << 10;
 /// Several times what the memory holds.
-const OBJECTS: usize = 100;
+pub(super) const OBJECTS: usize = 100;
 
 /// A place on a real disk: direct I/O is refused elsewhere.
-fn place() -> TempDir {
+pub(super) fn place() -> TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
 }
 
-struct Store {
-    master: MasterServer,
-    node: Option<NodeServer>,
+pub(super) struct Store {
+    pub(super) master: MasterServer,
+    pub(super) node: Option<NodeServer>,
 }
 
 impl Store {
-    async fn start(folder: &Path, engine: Engine) -> Self {
+    pub(super) async fn start(folder: &Path, engine: Engine) -> Self {
         let master = MasterServer::start(MasterConfig::default()).await.unwrap();
         let mut store = Self { master, node: None };
         store.start_node(folder, engine).await;
         store
     }
 
-    async fn start_node(&mut self, folder: &Path, engine: Engine) {
+    pub(super) async fn start_node(&mut self, folder: &Path, engine: Engine) {
         let ssd = vec![SsdConfig { path: folder.join("log"), size: 256 * MIB, engine }];
         let master = self.master.address().clone();
         let config =
@@ -45,17 +46,29 @@ impl Store {
         self.node = Some(node);
     }
 
-    async fn client(&self) -> Client {
-        let options = tiffin_client::ConnectOptions::new(self.master.address().to_string());
+    pub(super) async fn client(&self) -> Client {
+        let options = ConnectOptions::new(self.master.address().to_string());
         Client::connect(options).await.unwrap()
     }
 
-    fn on_disk(&self) -> u64 {
+    /// A client that reads the disk without a socket.
+    pub(super) async fn near_client(&self) -> Client {
+        let node = self.node.as_ref().unwrap();
+        let options = ConnectOptions {
+            home: Some(node.segment()),
+            home_memory: Some(node.memory().clone()),
+            home_disks: node.local_disks(),
+            ..ConnectOptions::new(self.master.address().to_string())
+        };
+        Client::connect(options).await.unwrap()
+    }
+
+    pub(super) fn on_disk(&self) -> u64 {
         self.node.as_ref().unwrap().disk_usages().iter().map(|it| it.objects).sum()
     }
 }
 
-async fn fill(client: &Client) {
+pub(super) async fn fill(client: &Client) {
     for at in 0..OBJECTS {
         let bytes = pattern(at, OBJECT);
         let put = Put::new(key(format!("o{at}")), &bytes);
@@ -153,4 +166,62 @@ async fn what_was_asked_about_is_in_memory_when_it_is_asked_for() {
         let object = only(client.get(std::slice::from_ref(key), GetOptions::default(), soon()).await);
         assert!(object.unwrap().bytes == pattern(at, OBJECT));
     }
+}
+
+/// A client in the process of the node reads its disk without a socket: whole objects and parts of them, of
+/// every size, into as many pieces of memory as it likes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_disk_of_this_process_has_crosses_no_socket() {
+    let folder = place();
+    let mut store = Store::start(folder.path(), Engine::Auto).await;
+    let client = store.client().await;
+    let demotion = Some(Demotion::WriteThrough);
+    client.set_policy(Policy { demotion, ..Policy::default() }, soon()).await.unwrap();
+    let lens = [0, 1, 4096, 70_001, 4 << 20, (5 << 20) + 13];
+    for (at, len) in lens.into_iter().enumerate() {
+        let bytes = pattern(at, len);
+        let put = [Put::new(key(format!("s{at}")), &bytes)];
+        only(client.put_with(&put, Patience::UntilDeadline, soon()).await).unwrap();
+    }
+    eventually("all are on disk", || store.on_disk() == lens.len() as u64).await;
+    store.node.take().unwrap().leave(Instant::now() + LONG).await;
+    store.start_node(folder.path(), Engine::Auto).await;
+    let near = store.near_client().await;
+    let keys: Vec<_> = (0..lens.len()).map(|at| key(format!("s{at}"))).collect();
+    let objects = near.get(&keys, GetOptions::default(), soon()).await;
+    for (at, (object, len)) in objects.into_iter().zip(lens).enumerate() {
+        assert!(object.unwrap().bytes == pattern(at, len), "{len}");
+    }
+    let (last, whole) = (lens.len() - 1, pattern(lens.len() - 1, lens[lens.len() - 1]));
+    for range in [0..1, 4095..4097, (4 << 20) - 7..(4 << 20) + 9, 100..whole.len() as u64, 9..9] {
+        let mut parts = [vec![0; 5], vec![], vec![0; whole.len()]];
+        let targets = parts.iter_mut().map(|it| it.as_mut_slice().into()).collect();
+        let item = GetInto { key: keys[last].clone(), targets, range: Some(range.clone()) };
+        let got = only(near.get_into(&[item], GetOptions::default(), soon()).await).unwrap();
+        assert_eq!(got.len, range.end - range.start);
+        let wanted = &whole[range.start as usize..range.end as usize];
+        assert!(parts.concat()[..wanted.len()] == *wanted, "{range:?}");
+    }
+    assert_eq!(near.counters().tcp.read(), 0);
+    assert!(near.counters().local.read() > 9 << 20 && near.disk_reads() > 6);
+    // With its node it is gone, and says so.
+    store.node.take().unwrap().leave(Instant::now() + LONG).await;
+    assert!(only(near.get(&keys[..1], GetOptions::default(), soon()).await).is_err());
+}
+
+/// Many who want the same at the same time cost the disk one read.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_reads_the_same_at_the_same_time_shares_one_read() {
+    let folder = place();
+    let store = Store::start(folder.path(), Engine::Auto).await;
+    let near = store.near_client().await;
+    fill(&near).await;
+    let keys: Vec<_> = (0..64).map(|at| key(format!("o{}", at % 2))).collect();
+    let before = store.node.as_ref().unwrap().disk_stats()[0];
+    for (at, object) in near.get(&keys, GetOptions::default(), soon()).await.into_iter().enumerate() {
+        assert!(object.unwrap().bytes == pattern(at % 2, OBJECT));
+    }
+    let after = store.node.as_ref().unwrap().disk_stats()[0];
+    assert_eq!(after.reads - before.reads, 64);
+    assert!(after.reads_shared - before.reads_shared >= 32, "{before:?} {after:?}");
 }

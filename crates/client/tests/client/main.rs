@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "all of it is a test")]
 
+mod broken_disks;
 mod disks;
 mod faults;
 mod lifetimes;

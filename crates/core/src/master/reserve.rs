@@ -280,7 +280,8 @@ impl Master {
         }
         let Some(item) = reserving.items.get(index) else { return Vec::new() };
         let whose = (reserving.visitor.label.as_str(), &item.request.key);
-        if first && let Err(quota) = self.within_quota(namespace, need, whose) {
+        let may_wait = self.now < reserving.deadline;
+        if first && let Err(quota) = self.within_quota(namespace, need, whose, may_wait) {
             return self.finish(reserving, index, ReserveOutcome::OverQuota(quota));
         }
         let affordable = self.quota_left(namespace).checked_div(need).unwrap_or(u64::MAX);
@@ -293,7 +294,6 @@ impl Master {
         }
         // Fewer copies than wanted are better than evicting for more, and no copy is no object.
         if chosen.is_empty() && first {
-            let may_wait = self.now < reserving.deadline;
             chosen.extend(self.make_room_somewhere(&candidates, need, whose, may_wait));
         }
         for &node in &chosen {

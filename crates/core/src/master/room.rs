@@ -237,12 +237,14 @@ impl Master {
     }
 
     /// Whether the namespace may have that much more, after evicting what it no longer needs; else how it
-    /// stands.
+    /// stands. What disks have, too, leaves first; a put that may wait waits for a disk, so that nothing is
+    /// lost.
     pub(super) fn within_quota(
         &mut self,
         namespace: NamespaceIndex,
         need: u64,
         whose: (&str, &Key),
+        may_wait: bool,
     ) -> Result<(), Quota> {
         let limit = self.room.policy(namespace).and_then(|it| it.quota);
         let Some(limit) = limit else { return Ok(()) };
@@ -251,13 +253,23 @@ impl Master {
         }
         let soft_pinned_too = self.config.evict_soft_pinned;
         let rules = Eviction { soft_pinned_too, ..Eviction::default() };
+        let lossless = Eviction { shelved_only: true, ..rules };
         while self.used(namespace).saturating_add(need) > limit {
-            let victim =
-                (need <= limit).then(|| self.catalog.next_victim_of(namespace, self.now, rules)).flatten();
+            let next = |rules| self.catalog.next_victim_of(namespace, self.now, rules);
+            let mut victim = next(lossless).filter(|_| need <= limit);
+            if victim.is_none() && need <= limit {
+                let short = self.used(namespace).saturating_add(need) - limit;
+                let waits = may_wait && self.shelve_of(namespace, short);
+                victim = self.catalog.next_victim_of(namespace, self.now, rules).filter(|_| !waits);
+            }
             let Some(victim) = victim else {
                 return Err(Quota { used: self.used(namespace), limit });
             };
             self.evict(victim, None, whose);
+        }
+        // The next to come find something that may leave.
+        if self.used(namespace).saturating_add(need) > limit / 4 * 3 {
+            self.shelve_of(namespace, need);
         }
         Ok(())
     }

@@ -163,7 +163,8 @@ impl Master {
         let (acked, sample) = marks.sample.map(|it| (it.acked, it.consumption)).unzip();
         let name = |node| self.members.name(node);
         let readable = |node| self.members.get(node).is_some_and(|it| it.readable());
-        let nodes: Vec<_> = object.replicas().map(|(node, _)| node).collect();
+        // What is only being written is not there yet.
+        let nodes: Vec<_> = object.copies().map(|(node, _)| node).collect();
         Why::Here(Here {
             found: Found {
                 generation: object.generation(),

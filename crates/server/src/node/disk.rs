@@ -9,6 +9,7 @@
 //! disk leave the master's sight: what was to be forgotten is owed then, and not confirmed.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::future::Future;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -20,8 +21,8 @@ use tiffin_core::{Generation, Hold, Key, SegmentId, Stamp};
 use tiffin_rpc::{Address, Outbox, SendError};
 use tiffin_ssd as ssd;
 use tiffin_ssd::{Left, RecordId};
-use tiffin_transport::tcp::Fetch;
 use tiffin_transport::tcp::frame::RequestHead;
+use tiffin_transport::tcp::{Fetch, Unfetched};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
@@ -42,6 +43,8 @@ pub(super) struct Beside {
     // Held while the core decides and while sockets that do not block are written; never over an await.
     state: Mutex<State>,
     shelf: Shelf,
+    /// Memory to read into for those who are not this node.
+    pool: Arc<ssd::Pool>,
     node: Arc<Node>,
     info: NodeInfo,
     /// The record of what the disk remembers of itself.
@@ -49,6 +52,8 @@ pub(super) struct Beside {
     status: watch::Sender<LinkStatus>,
     /// The log can promise nothing any more.
     has_failed: AtomicBool,
+    /// Ends when this does, after the log: then another may use the disk.
+    end: watch::Sender<()>,
 }
 
 struct State {
@@ -119,11 +124,13 @@ impl Beside {
         let disk = Arc::new(Self {
             state: Mutex::new(state),
             shelf,
+            pool: Arc::default(),
             node: Arc::clone(node),
             info,
             own: found.own,
             status: watch::Sender::new(LinkStatus::default()),
             has_failed: AtomicBool::new(false),
+            end: watch::Sender::new(()),
         });
         tasks.spawn(hear(Arc::clone(&disk), events));
         tasks.spawn(link::run(Arc::new(Arc::clone(&disk))));
@@ -134,8 +141,19 @@ impl Beside {
         self.info.segment
     }
 
+    pub(super) fn name(&self) -> &str {
+        &self.info.name
+    }
+
     pub(super) fn watch(&self) -> watch::Receiver<LinkStatus> {
         self.status.subscribe()
+    }
+
+    /// Ends when nobody uses the disk any more, and it is unlocked.
+    pub(super) fn end(&self) -> impl Future<Output = ()> + Send + use<> {
+        let mut end = self.end.subscribe();
+        // Nothing is ever sent: it changes when its other end is gone.
+        async move { while end.changed().await.is_ok() {} }
     }
 
     pub(super) fn usage(&self) -> Usage {
@@ -153,30 +171,47 @@ impl Beside {
     }
 
     /// Begins to read a range of a copy; `None` if there is no such copy.
-    pub(super) fn fetch(&self, range: &RequestHead) -> Option<Fetch> {
+    pub(super) fn read(
+        &self,
+        stamp: Stamp,
+        span: ssd::Span,
+        unasked: Option<u64>,
+    ) -> Option<impl Future<Output = Result<ssd::Bytes, Unfetched>> + Send + use<>> {
         let id = {
             let state = self.lock();
-            let len = state.core.readable(Stamp(range.stamp), range.unasked)?;
-            range.offset.checked_add(range.len).filter(|end| *end <= len)?;
-            *state.ids.get(&Stamp(range.stamp))?
+            let len = state.core.readable(stamp, unasked)?;
+            span.offset.checked_add(span.len).filter(|end| *end <= len)?;
+            *state.ids.get(&stamp)?
         };
-        let room = ssd::Pieces::zeroed(range.len);
-        let span = ssd::Span { offset: range.offset, len: range.len };
+        let room = self.pool.take(span.len);
         let reading = self.shelf.read(id, span, room.clone());
-        Some(Box::pin(async move {
+        let name = self.info.name.clone();
+        Some(async move {
             match reading.await {
-                Ok(_) => Some(Box::new(room.into_bytes()) as tiffin_transport::tcp::Bytes),
+                Ok(_) => Ok(room.into_bytes()),
+                // It is found out before it is served, and the master hears of it.
+                Err(error @ (ssd::ReadError::Gone | ssd::ReadError::Corrupt)) => {
+                    tracing::debug!(disk = name, %error, "a copy on disk is not there any more");
+                    Err(Unfetched::Gone)
+                }
                 Err(error) => {
-                    tracing::debug!(%error, "a copy on disk could not be read");
-                    None
+                    tracing::warn!(disk = name, %error, "a copy on disk could not be read");
+                    Err(Unfetched::Unreadable)
                 }
             }
-        }))
+        })
+    }
+
+    /// The same, for a socket.
+    pub(super) fn fetch(&self, range: &RequestHead) -> Option<Fetch> {
+        let span = ssd::Span { offset: range.offset, len: range.len };
+        let reading = self.read(Stamp(range.stamp), span, range.unasked)?;
+        Some(Box::pin(async { reading.await.map(|it| Box::new(it) as tiffin_transport::tcp::Bytes) }))
     }
 
     /// Whether a copy that was read still counts.
-    pub(super) fn counts(&self, range: &RequestHead) -> bool {
-        self.lock().core.readable(Stamp(range.stamp), range.unasked).is_some()
+    pub(super) fn counts(&self, stamp: Stamp, unasked: Option<u64>) -> bool {
+        self.lock().core.readable(stamp, unasked).is_some()
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -303,7 +338,7 @@ impl Beside {
         let Some((bytes, id)) = lent::target(&self.node, into, len).zip(id) else {
             return state.events.push_back(Event::Loaded(into, false));
         };
-        let reading = self.shelf.read(id, ssd::Span { offset: 0, len }, bytes);
+        let reading = self.shelf.read_ahead(id, ssd::Span { offset: 0, len }, bytes);
         let disk = Arc::clone(self);
         tokio::spawn(async move {
             let read = reading.await;

@@ -208,7 +208,7 @@ impl tcp::Keeper for Shared {
     }
 
     fn end_fetch(&self, segment: u64, range: &RequestHead) -> bool {
-        self.disk(segment).is_some_and(|it| it.counts(range))
+        self.disk(segment).is_some_and(|it| it.counts(Stamp(range.stamp), range.unasked))
     }
 
     fn opened(&self, client: u64) {

@@ -11,6 +11,7 @@ mod disk;
 mod keep;
 mod lent;
 mod link;
+mod near;
 mod shelf;
 
 use std::collections::BTreeMap;
@@ -37,6 +38,7 @@ use tokio::time::{Instant, timeout_at};
 
 use disk::Beside;
 pub use link::LinkStatus;
+pub use near::{LocalDisk, LocalDisks};
 
 use crate::config::NodeConfig;
 use crate::listen::{self, Door, Host};
@@ -243,6 +245,12 @@ impl NodeServer {
         &self.shared.memory
     }
 
+    /// Its disks, for clients in the same process.
+    #[must_use]
+    pub fn local_disks(&self) -> LocalDisks {
+        LocalDisks::new(&self.disks)
+    }
+
     /// Bytes moved through its sockets.
     #[must_use]
     pub fn counters(&self) -> &Arc<Counters> {
@@ -296,6 +304,12 @@ impl NodeServer {
         }
         self.tasks.shutdown().await;
         self.shared.close_all();
+        let ends: Vec<_> = self.disks.iter().map(|it| it.end()).collect();
+        drop(std::mem::take(&mut self.disks));
+        for end in ends {
+            // Whoever is given the disk next need not wait for it.
+            let _ = timeout_at(deadline, end).await;
+        }
         tracing::info!(name = self.shared.info.name, "the node is down");
     }
 }

@@ -94,6 +94,18 @@ impl Shelf {
         async { ended.await.unwrap_or(Err(ReadError::Cancelled)) }
     }
 
+    /// The same for what nobody waits for yet: those who wait go first.
+    pub(super) fn read_ahead(
+        &self,
+        id: RecordId,
+        span: Span,
+        into: Pieces,
+    ) -> impl Future<Output = Result<u64, ReadError>> + Send + use<> {
+        let (done, ended) = oneshot::channel();
+        self.shelf.read_ahead(id, span, into, READ_TIME_MAX, |result| _ = done.send(result));
+        async { ended.await.unwrap_or(Err(ReadError::Cancelled)) }
+    }
+
     /// Gives a record other marks.
     pub(super) fn mark(
         &self,

@@ -422,6 +422,7 @@ fn outcome_of(status: Status) -> Outcome {
         Status::Stale => Err(TransferError::Stale),
         Status::BadChecksum => Err(TransferError::Corrupt),
         Status::OutOfRange => Err(TransferError::OutOfRange),
+        Status::Unreadable => Err(TransferError::Unreadable),
     }
 }
 

@@ -21,8 +21,17 @@ const FETCHES_MAX: usize = 32;
 /// Bytes that were fetched, private to whoever asked for them.
 pub type Bytes = Box<dyn AsRef<[u8]> + Send + Sync>;
 
-/// Bytes on their way; nothing if they cannot be had. It goes on whether or not anybody waits for it.
-pub type Fetch = Pin<Box<dyn Future<Output = Option<Bytes>> + Send>>;
+/// Why there are no bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unfetched {
+    /// The copy is not there any more.
+    Gone,
+    /// It is there, and the disk cannot read it.
+    Unreadable,
+}
+
+/// Bytes on their way. It goes on whether or not anybody waits for it.
+pub type Fetch = Pin<Box<dyn Future<Output = Result<Bytes, Unfetched>> + Send>>;
 
 impl Server {
     /// Serves one connection to a disk to its end.
@@ -71,11 +80,15 @@ impl Server {
             ReplyHead { kind: ReplyKind::Data, status: Status::Ok, id: head.id, len: head.len, checksum: 0 };
         let bytes = match fetch {
             Some(fetch) => timeout(CHUNK_TIME_MAX, fetch).await?,
-            None => None,
+            None => Err(Unfetched::Gone),
         };
-        let bytes = bytes.filter(|it| (**it).as_ref().len() as u64 == head.len);
-        let Some(bytes) = bytes else {
-            served.answer(&ReplyHead { status: Status::Stale, len: 0, ..reply });
+        let status = match &bytes {
+            Ok(bytes) if (**bytes).as_ref().len() as u64 == head.len => Status::Ok,
+            Ok(_) | Err(Unfetched::Gone) => Status::Stale,
+            Err(Unfetched::Unreadable) => Status::Unreadable,
+        };
+        let Some(bytes) = bytes.ok().filter(|_| status == Status::Ok) else {
+            served.answer(&ReplyHead { status, len: 0, ..reply });
             return Ok(());
         };
         let bytes = (*bytes).as_ref();

@@ -218,6 +218,8 @@ pub enum Status {
     BadChecksum,
     /// The range is not inside the slot's bytes.
     OutOfRange,
+    /// The disk that has the bytes cannot read them now.
+    Unreadable,
 }
 
 /// A reply to a request.
@@ -249,6 +251,7 @@ impl ReplyHead {
             Status::Stale => 1,
             Status::BadChecksum => 2,
             Status::OutOfRange => 3,
+            Status::Unreadable => 4,
         };
         Builder::default().u32(kind).u32(status).u64(self.id).u64(self.len).u64(self.checksum).0
     }
@@ -267,6 +270,7 @@ impl ReplyHead {
             Some(1) => Status::Stale,
             Some(2) => Status::BadChecksum,
             Some(3) => Status::OutOfRange,
+            Some(4) => Status::Unreadable,
             _ => return Err(FrameError::Nonsense),
         };
         let head = (|| Some((fields.u64()?, fields.u64()?, fields.u64()?)))();
@@ -313,7 +317,9 @@ mod tests {
             assert_eq!(RequestHead::decode(head.encode().first_chunk().unwrap()), Ok(head));
         }
         for kind in [ReplyKind::Written, ReplyKind::Data, ReplyKind::Trailer] {
-            for status in [Status::Ok, Status::Stale, Status::BadChecksum, Status::OutOfRange] {
+            for status in
+                [Status::Ok, Status::Stale, Status::BadChecksum, Status::OutOfRange, Status::Unreadable]
+            {
                 let head = ReplyHead { kind, status, id: 1, len: 2, checksum: 3 };
                 assert_eq!(ReplyHead::decode(head.encode().first_chunk().unwrap()), Ok(head));
             }

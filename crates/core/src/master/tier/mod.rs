@@ -103,6 +103,9 @@ pub(super) struct Tier {
     writing: BTreeMap<NodeIndex, Writing>,
     /// What is to be written through, by memory, the oldest first.
     eager: BTreeMap<NodeIndex, VecDeque<(ObjectIndex, Generation)>>,
+    /// Room on each node that was on its disk too, and went to what came back: it stays there while it is
+    /// used, so as much must be written ahead anew, or soon nothing more could come back.
+    spent: BTreeMap<NodeIndex, u64>,
     /// Something changed that may call for writing ahead.
     stirred: bool,
     /// The stamp of the next copy on a disk.
@@ -117,6 +120,7 @@ impl Tier {
             config,
             writing: BTreeMap::new(),
             eager: BTreeMap::new(),
+            spent: BTreeMap::new(),
             stirred: false,
             next_stamp: first_stamp(epoch),
             promotions: Promotions::new(config.throttle),
@@ -138,6 +142,13 @@ impl Tier {
     pub(super) fn forget(&mut self, node: NodeIndex) {
         self.writing.remove(&node);
         self.eager.remove(&node);
+        self.spent.remove(&node);
+    }
+
+    /// Room that was on a disk too went to what comes back.
+    fn spend(&mut self, node: NodeIndex, room: u64) {
+        *self.spent.entry(node).or_default() += room;
+        self.stir();
     }
 
     /// When a disk has rested enough.
@@ -189,6 +200,40 @@ impl Master {
         disks.iter().any(|disk| self.tier.writing.get(disk).is_some_and(|it| it.objects > 0))
     }
 
+    /// Writes objects of a namespace that has nearly all it may have, so much room of them: then they lose
+    /// nothing by leaving. Whether anything is on its way to a disk then, so that it pays to wait.
+    pub(super) fn shelve_of(&mut self, namespace: NamespaceIndex, room: u64) -> bool {
+        if self.demotion(namespace) == Demotion::Never {
+            return false;
+        }
+        let disks: Vec<_> = self.members.disks().collect();
+        let under_way = |tier: &Tier| tier.writing.values().map(|it| it.room).sum::<u64>();
+        for (disk, node) in disks {
+            if !self.may_write(disk, node) {
+                continue;
+            }
+            let (mut items, mut leaving) = (Vec::new(), Vec::new());
+            while under_way(&self.tier) < room && items.len() < DEMOTE_ITEMS_MAX && !self.is_busy(disk) {
+                let next = self.catalog.next_to_shelve(
+                    node,
+                    WRITING_OBJECTS_MAX * 2,
+                    |it| it == namespace,
+                    |object| self.may_be_shelved(object, disk) && !object.hard_pin(),
+                );
+                let Some((item, entry)) = next.and_then(|it| self.begin_demotion(it, disk, node)) else {
+                    break;
+                };
+                items.push(item);
+                leaving.push(entry);
+            }
+            if !items.is_empty() {
+                // A disk that may be written to is connected, so this cannot fail.
+                self.ask(disk, Request::Demote(items), Wait::Demote(leaving));
+            }
+        }
+        under_way(&self.tier) > 0
+    }
+
     /// Whether what leaves that memory might have gone to a disk.
     pub(super) fn is_beside_a_disk(&self, node: NodeIndex) -> bool {
         self.disks_beside(node).next().is_some()
@@ -207,12 +252,23 @@ impl Master {
         own.unwrap_or(self.tier.config.demotion)
     }
 
+    /// Whether objects may go from that memory to that disk now.
+    fn may_write(&self, disk: NodeIndex, node: NodeIndex) -> bool {
+        let ready = |it: NodeIndex| self.members.get(it).is_some_and(|it| it.standing == Standing::Ready);
+        let rests = self.tier.writing.get(&disk).is_some_and(|it| it.rest_until > self.now);
+        ready(disk) && ready(node) && !rests
+    }
+
+    /// Whether a disk has as much to write as it may.
+    fn is_busy(&self, disk: NodeIndex) -> bool {
+        let busy = |it: &Writing| it.objects >= WRITING_OBJECTS_MAX || it.bytes >= WRITING_BYTES_MAX;
+        self.tier.writing.get(&disk).is_some_and(busy)
+    }
+
     /// Sends one message with objects to a disk; `false` if there is nothing to send. If the memory beside it
     /// is `short` of room, at least that much is to be under way.
     fn shelve_some(&mut self, disk: NodeIndex, node: NodeIndex, short: u64) -> bool {
-        let ready = |it: NodeIndex| self.members.get(it).is_some_and(|it| it.standing == Standing::Ready);
-        let rests = self.tier.writing.get(&disk).is_some_and(|it| it.rest_until > self.now);
-        if !ready(disk) || !ready(node) || rests {
+        if !self.may_write(disk, node) {
             return false;
         }
         let (mut items, mut leaving) = (Vec::new(), Vec::new());
@@ -232,8 +288,7 @@ impl Master {
 
     /// The next object to go from a memory to its disk, if there is any need.
     fn next_to_shelve(&mut self, disk: NodeIndex, node: NodeIndex, short: u64) -> Option<ObjectIndex> {
-        let writing = self.tier.writing.entry(disk).or_default();
-        if writing.objects >= WRITING_OBJECTS_MAX || writing.bytes >= WRITING_BYTES_MAX {
+        if self.is_busy(disk) {
             return None;
         }
         let capacity = self.members.get(disk)?.usage.capacity;
@@ -253,10 +308,11 @@ impl Master {
         let disks = self.disks_beside(node).filter_map(|it| self.tier.writing.get(&it));
         let under_way: u64 = disks.map(|it| it.room).sum();
         let soon_free = member.free.saturating_add(self.catalog.shelved_room(node)).saturating_add(under_way);
-        if soon_free >= ahead && under_way >= short {
+        let spent = self.tier.spent.get(&node).map_or(0, |it| ahead.min(*it));
+        if soon_free >= ahead && under_way >= short && spent == 0 {
             return None;
         }
-        self.catalog.next_to_shelve(
+        let next = self.catalog.next_to_shelve(
             node,
             WRITING_OBJECTS_MAX * 2,
             |namespace| {
@@ -265,7 +321,11 @@ impl Master {
             },
             // What a pin keeps in memory makes no room by being on a disk.
             |object| self.may_be_shelved(object, disk) && !object.hard_pin(),
-        )
+        );
+        if next.is_none() {
+            self.tier.spent.remove(&node);
+        }
+        next
     }
 
     /// Whether an object may have a copy on that disk, and has none; nor on another, unless it was on its way
@@ -296,7 +356,11 @@ impl Master {
         }
         let writing = self.tier.writing.entry(disk).or_default();
         (writing.objects, writing.bytes) = (writing.objects + 1, writing.bytes + len);
-        writing.room += room_for(len).unwrap_or(0);
+        let room = room_for(len).unwrap_or(0);
+        writing.room += room;
+        if let Some(spent) = self.tier.spent.get_mut(&node) {
+            *spent = spent.saturating_sub(room);
+        }
         Some((item, Leaving { index, generation, hold, len }))
     }
 

@@ -345,8 +345,10 @@ impl Master {
             if hot && !sabotaged!(self.config.sabotage, PromoteOverHot) {
                 break;
             }
-            free += room_for(object.len()).unwrap_or(0);
+            let room = room_for(object.len()).unwrap_or(0);
+            free += room;
             self.evict(victim, Some(node), ("prefetch", &key));
+            self.tier.spend(node, room);
         }
         if let Some(member) = self.members.get_mut(node) {
             member.free = free;
