@@ -240,14 +240,16 @@ impl Drop for Lent {
     fn drop(&mut self) {
         let Some(buffer) = self.buffer.take() else { return };
         let mut free = self.pool.free.lock().unwrap_or_else(PoisonError::into_inner);
-        let held: usize = free.iter().map(|it| it.run().len).sum();
+        let mut held = buffer.run().len;
+        if held > POOL_BYTES_MAX {
+            return;
+        }
+        held += free.iter().map(|it| it.run().len).sum::<usize>();
         // The oldest go: what is asked for changes, and buffers of another size would stay for ever.
-        if held + buffer.run().len > POOL_BYTES_MAX && !free.is_empty() {
-            free.remove(0);
+        while held > POOL_BYTES_MAX && !free.is_empty() {
+            held -= free.remove(0).run().len;
         }
-        if buffer.run().len <= POOL_BYTES_MAX {
-            free.push(buffer);
-        }
+        free.push(buffer);
     }
 }
 

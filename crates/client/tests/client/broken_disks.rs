@@ -3,7 +3,7 @@
 use std::fs::{self, File};
 use std::path::Path;
 
-use tiffin_client::{Client, Demotion, Error, GetOptions, Losses, Policy, Put};
+use tiffin_client::{Client, Demotion, Error, GetOptions, Losses, Patience, Policy, Put};
 use tiffin_server::config::{Engine, SsdConfig};
 use tiffin_server::{MasterConfig, MasterServer, NodeConfig, NodeServer};
 use tokio::time::Instant;
@@ -67,7 +67,8 @@ async fn write_through(client: &Client) {
 async fn memory_serves(client: &Client, name: &str) {
     for at in 0..OBJECTS {
         let (name, bytes) = (key(format!("{name}{at}")), pattern(at, OBJECT));
-        only(client.put(&[Put::new(name.clone(), &bytes)], soon()).await).unwrap();
+        let put = [Put::new(name.clone(), &bytes)];
+        only(client.put_with(&put, Patience::UntilDeadline, soon()).await).unwrap();
         let object = only(client.get(&[name], GetOptions::default(), soon()).await).unwrap();
         assert!(object.bytes == bytes);
     }
@@ -133,6 +134,8 @@ async fn what_a_disk_has_is_not_lost_with_its_node() {
         let bytes = pattern(at, OBJECT);
         only(client.put(&[Put::new(key(format!("m{at}")), &bytes)], soon()).await).unwrap();
     }
+    // A node hears of a put behind the writer's back.
+    eventually("the node knows of them", || node().inventory().len() == 4).await;
     let losses = Losses::of(node(), client.options(), soon()).await;
     assert_eq!((losses.objects, losses.elsewhere), (4, 0), "they are in memory only");
     write_through(&client).await;
@@ -149,7 +152,7 @@ async fn what_a_disk_has_is_not_lost_with_its_node() {
         for at in 0..16 {
             let bytes = pattern(at, OBJECT);
             let put = Put::new(key(format!("r{round}-{at}")), &bytes);
-            only(client.put(&[put], soon()).await).unwrap();
+            only(client.put_with(&[put], Patience::UntilDeadline, soon()).await).unwrap();
         }
         store.node.take().unwrap().leave(Instant::now() + LONG).await;
         store.start_node(folder.path(), Engine::Auto).await;

@@ -190,7 +190,9 @@ async fn what_a_disk_of_this_process_has_crosses_no_socket() {
     let keys: Vec<_> = (0..lens.len()).map(|at| key(format!("s{at}"))).collect();
     let objects = near.get(&keys, GetOptions::default(), soon()).await;
     for (at, (object, len)) in objects.into_iter().zip(lens).enumerate() {
-        assert!(object.unwrap().bytes == pattern(at, len), "{len}");
+        let (bytes, wanted) = (object.unwrap().bytes, pattern(at, len));
+        let differs = bytes.iter().zip(&wanted).position(|(a, b)| a != b);
+        assert_eq!((bytes.len(), differs), (len, None));
     }
     let (last, whole) = (lens.len() - 1, pattern(lens.len() - 1, lens[lens.len() - 1]));
     for range in [0..1, 4095..4097, (4 << 20) - 7..(4 << 20) + 9, 100..whole.len() as u64, 9..9] {

@@ -141,7 +141,8 @@ impl<'a> Landing<'a> {
     }
 
     fn land(&mut self, mut bytes: &[u8]) {
-        while let (false, Some(target)) = (bytes.is_empty(), self.targets.pop()) {
+        while !bytes.is_empty() {
+            let Some(target) = self.targets.pop() else { return };
             let (now, later) = target.split_at(bytes.len());
             let (head, rest) = bytes.split_at(now.len());
             copy_in(head, now);
