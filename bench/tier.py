@@ -1,9 +1,9 @@
-"""A probe, a pause of 50 ms, a get: what comes from memory and how long it takes, beside the official wheel of Mooncake.
+"""A probe, a pause of 50 ms, a get: what comes from memory, beside the official wheel of Mooncake.
 
-Every store holds 128 MiB in memory and twice that on its disk, inside the process that asks, through the same calls
-of `mooncake.store`. Keys that only the disk has are asked for in three passes: whoever brings back what was used
-has something to show from the second pass on, and only who acts on the probe can have it in memory in the first.
-The stores take turns, a few objects each.
+Every store holds 128 MiB in memory and twice that on its disk, inside the process that asks, through the
+same calls of `mooncake.store`. Keys that only the disk has are asked for in three passes: whoever brings back
+what was used has something to show from the second pass on, and only who acts on the probe can have it in
+memory in the first. The stores take turns, a few objects each.
 
 The peer reads its files through the page cache of the kernel, which has everything here; ours does not.
 """
@@ -88,7 +88,7 @@ class Subject:
         while len(only) < BATCH * BATCHES and time.monotonic() < end:
             time.sleep(1)
             found = self.store.batch_get_replica_desc(names)
-            only = [key for key in names if key in found and all(r.is_local_disk_replica() for r in found[key])]
+            only = [key for key in names if key in found and is_only_on_disk(found[key])]
         if len(only) < BATCH * BATCHES:
             sys.exit(f"error: only {len(only)} objects went to the disk alone")
         lost = sum(key not in found for key in names)
@@ -113,6 +113,10 @@ class Subject:
         took = time.perf_counter() - began
         failed += sum(answer != 1 for answer in there)
         return {"ms": took * 1e3, "from_memory": from_memory, "failed": failed}
+
+
+def is_only_on_disk(replicas):
+    return all(replica.is_local_disk_replica() for replica in replicas)
 
 
 def address_of(memory):
@@ -206,7 +210,8 @@ def compare(arguments):
 
 
 def show(results):
-    print(f"probe, {PAUSE_SECONDS * 1e3:.0f} ms, then {BATCH} gets of 1 MiB that only a disk had; {PASSES} passes over the same keys:")
+    pause_ms = PAUSE_SECONDS * 1e3
+    print(f"probe, {pause_ms:.0f} ms, {BATCH} gets of 1 MiB; {PASSES} passes over keys that only a disk had:")
     for result in results:
         cells = "".join(
             f"   {it['from_memory'] * 100:3.0f} % {it['median_ms']:6.2f} ms ({it['worst_ms']:6.2f})"

@@ -98,11 +98,14 @@ impl OpenRoute {
     }
 
     pub(crate) async fn read(&self, ops: &[ReadOp<'_>], deadline: Deadline) -> Vec<Outcome> {
+        let since = self.disk_reads.as_ref().map(|_| Instant::now());
         match &self.mover {
             Mover::Tcp(tcp) => {
-                return self.counted(tcp.read_as(ops, manner(None), deadline.instant()).await);
+                return self.counted(ops, since, tcp.read_as(ops, manner(None), deadline.instant()).await);
             }
-            Mover::Disk(disk) => return self.counted(disk.read_as(ops, None, deadline.instant()).await),
+            Mover::Disk(disk) => {
+                return self.counted(ops, since, disk.read_as(ops, None, deadline.instant()).await);
+            }
             Mover::Local(..) | Mover::Shm(_) => (),
         }
         let outcomes = self.transport().read(ops, deadline.instant()).await;
@@ -118,12 +121,17 @@ impl OpenRoute {
         epoch: u64,
         deadline: Deadline,
     ) -> Vec<Outcome> {
+        let since = self.disk_reads.as_ref().map(|_| Instant::now());
         match &self.mover {
             Mover::Tcp(tcp) => {
-                return self.counted(tcp.read_as(ops, manner(Some(epoch)), deadline.instant()).await);
+                return self.counted(
+                    ops,
+                    since,
+                    tcp.read_as(ops, manner(Some(epoch)), deadline.instant()).await,
+                );
             }
             Mover::Disk(disk) => {
-                return self.counted(disk.read_as(ops, Some(epoch), deadline.instant()).await);
+                return self.counted(ops, since, disk.read_as(ops, Some(epoch), deadline.instant()).await);
             }
             Mover::Local(..) | Mover::Shm(_) => (),
         }
@@ -163,10 +171,19 @@ impl OpenRoute {
         held
     }
 
-    /// Counts what came from a disk: through a socket, or from one of this process.
-    fn counted(&self, outcomes: Vec<Outcome>) -> Vec<Outcome> {
-        if let Some(reads) = &self.disk_reads {
-            reads.fetch_add(outcomes.iter().filter(|it| it.is_ok()).count() as u64, Ordering::Relaxed);
+    /// Counts what came from a disk, through a socket or from one of this process, and says so.
+    fn counted(&self, ops: &[ReadOp<'_>], since: Option<Instant>, outcomes: Vec<Outcome>) -> Vec<Outcome> {
+        if let (Some(reads), Some(since)) = (&self.disk_reads, since) {
+            let read = outcomes.iter().filter(|it| it.is_ok()).count();
+            reads.fetch_add(read as u64, Ordering::Relaxed);
+            tracing::debug!(
+                objects = ops.len(),
+                read,
+                bytes = ops.iter().map(ReadOp::bytes).sum::<u64>(),
+                here = matches!(self.mover, Mover::Disk(_)),
+                us = since.elapsed().as_micros() as u64,
+                "a get was served from a disk"
+            );
         }
         outcomes
     }

@@ -259,6 +259,7 @@ impl World {
             Notice::NodeDiscarded(_) => Point::NodeDiscarded,
             Notice::Evicted(..) => Point::Evicted,
             Notice::Prefetched { .. } => Point::Prefetched,
+            Notice::Got { .. } | Notice::Promoted { .. } => return,
         });
     }
 

@@ -34,6 +34,8 @@ mod tests_lost_answers;
 mod tests_publish;
 #[cfg(test)]
 mod tests_tier;
+#[cfg(test)]
+mod tests_tier_room;
 mod tier;
 mod why;
 
@@ -154,6 +156,26 @@ pub enum Notice {
         failed: u64,
         /// Not begun.
         skipped: u64,
+    },
+    /// A get was told of objects on disks, or waited for some that were on their way into memory.
+    Got {
+        /// So many are in memory.
+        memory: u64,
+        /// So many must be read from a disk.
+        disk: u64,
+        /// How long it waited; nothing if it did not.
+        waited_ms: Option<u64>,
+        /// It waited in vain for some of them.
+        late: bool,
+    },
+    /// An object that was on its way into memory is there, or will not be.
+    Promoted {
+        /// Whether it is there.
+        done: bool,
+        /// Its bytes.
+        bytes: u64,
+        /// How long it took.
+        took_ms: u64,
     },
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::{
-    Master, Visitor,
+    Effect, Master, Notice, Visitor,
     catalog::{NamespaceIndex, NodeIndex, Object, ObjectIndex, TOGETHER},
     refuse,
 };
@@ -91,15 +91,24 @@ impl Master {
             self.tier.stat.gets_from_memory += found.count() as u64;
             return;
         }
+        let (mut memory, mut disk) = (0, 0);
         for &index in found {
             let Some(object) = self.catalog.get(index) else { continue };
             if self.is_in_memory(object) {
-                self.tier.stat.gets_from_memory += 1;
+                memory += 1;
                 self.count_memory_hit(index);
             } else {
-                self.tier.stat.gets_from_disk += 1;
+                disk += 1;
                 self.count_disk_hit(index);
             }
+        }
+        self.tier.stat.gets_from_memory += memory;
+        self.tier.stat.gets_from_disk += disk;
+        let waited = self.tier.promotions.waited.take();
+        if disk > 0 || waited.is_some() {
+            let (waited_ms, late) = waited.map_or((None, false), |(ms, late)| (Some(ms), late));
+            let got = Notice::Got { memory, disk, waited_ms, late };
+            self.effects.push_back(Effect::Notice(got));
         }
     }
 

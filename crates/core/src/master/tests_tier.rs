@@ -2,8 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use tiffin_throttle::Config;
-
 use super::{
     tests::{CLIENT, Cluster, UNIT, generation, key, pinned, plain},
     *,
@@ -21,21 +19,21 @@ use crate::{
 
 /// The disk beside the memory of the node of the same number, with a log that does what it is told.
 pub(super) struct TestDisk {
-    core: Disk,
-    link: ConnId,
+    pub(super) core: Disk,
+    pub(super) link: ConnId,
     /// What is there for good.
-    log: BTreeMap<Stamp, Record>,
+    pub(super) log: BTreeMap<Stamp, Record>,
     /// What it is to do, while it is held up.
-    to_do: VecDeque<disk::Effect>,
-    held_up: bool,
-    fails: bool,
+    pub(super) to_do: VecDeque<disk::Effect>,
+    pub(super) held_up: bool,
+    pub(super) fails: bool,
 }
 
 const DISK_BYTES: u64 = 1 << 20;
 
 impl Cluster {
     /// Nodes with so many units, and a disk beside the first.
-    fn tiered(units: &[u64], change: impl Fn(&mut MasterConfig)) -> Self {
+    pub(super) fn tiered(units: &[u64], change: impl Fn(&mut MasterConfig)) -> Self {
         let capacities: Vec<_> = units.iter().map(|it| it * UNIT).collect();
         let mut cluster = Self::with(&capacities, |config| {
             config.silence_ms_max = 1_000_000_000;
@@ -61,7 +59,7 @@ impl Cluster {
         self.disks.iter().position(|it| it.link == conn)
     }
 
-    fn link_disk(&mut self, index: usize) {
+    pub(super) fn link_disk(&mut self, index: usize) {
         self.next_conn += 1;
         self.disks[index].link = ConnId(self.next_conn);
         let hello = Hello { role: Role::Node, ..Hello::default() };
@@ -71,14 +69,14 @@ impl Cluster {
         self.disk_event(index, disk::Event::Linked(info));
     }
 
-    fn unlink_disk(&mut self, index: usize) {
+    pub(super) fn unlink_disk(&mut self, index: usize) {
         let link = std::mem::take(&mut self.disks[index].link);
         self.disks[index].core.handle(disk::Event::Unlinked);
         self.event(Event::Closed(link));
     }
 
     /// The process of a disk dies and starts again, with what is in the log.
-    fn crash_disk(&mut self, index: usize) {
+    pub(super) fn crash_disk(&mut self, index: usize) {
         let link = std::mem::take(&mut self.disks[index].link);
         self.event(Event::Closed(link));
         let disk = &mut self.disks[index];
@@ -87,7 +85,7 @@ impl Cluster {
         disk.core = new_disk(self.master.config.epoch, disk.log.values().cloned().collect());
     }
 
-    fn new_master(&mut self, epoch: u64) {
+    pub(super) fn new_master(&mut self, epoch: u64) {
         self.disks[0].link = ConnId(0);
         self.disks[0].core.handle(disk::Event::Unlinked);
         self.restart_master(epoch);
@@ -112,18 +110,18 @@ impl Cluster {
         }
     }
 
-    fn do_all(&mut self, index: usize) {
+    pub(super) fn do_all(&mut self, index: usize) {
         while let Some(effect) = self.disks[index].to_do.pop_front() {
             self.do_one(index, effect);
         }
     }
 
-    fn let_disk_go(&mut self, index: usize) {
+    pub(super) fn let_disk_go(&mut self, index: usize) {
         self.disks[index].held_up = false;
         self.do_all(index);
     }
 
-    fn do_one(&mut self, index: usize, effect: disk::Effect) {
+    pub(super) fn do_one(&mut self, index: usize, effect: disk::Effect) {
         let done = !self.disks[index].fails;
         match effect {
             disk::Effect::Store { source, record } => {
@@ -158,12 +156,12 @@ impl Cluster {
         }
     }
 
-    fn stat(&self) -> TierStat {
+    pub(super) fn stat(&self) -> TierStat {
         self.master.check().unwrap();
         *self.master.stat().tier
     }
 
-    fn look_up(&mut self, name: &str) -> Option<Found> {
+    pub(super) fn look_up(&mut self, name: &str) -> Option<Found> {
         match self.resolve(name, false) {
             ResolveOutcome::Found(found) => Some(found),
             _ => None,
@@ -171,14 +169,14 @@ impl Cluster {
     }
 
     /// Whether it is in memory, and whether it is on a disk.
-    fn where_is(&mut self, name: &str) -> (bool, bool) {
+    pub(super) fn where_is(&mut self, name: &str) -> (bool, bool) {
         let found = self.look_up(name).unwrap_or_default();
         let on_disk = |disk: bool| found.replicas.iter().any(|it| it.hold().is_on_disk() == disk);
         (on_disk(false), on_disk(true))
     }
 
     /// Puts a unit, as one who may wait or not, and says whether that was answered.
-    fn put_waiting(&mut self, name: &str, units: u64, wait_ms: u64) -> Option<ReserveOutcome> {
+    pub(super) fn put_waiting(&mut self, name: &str, units: u64, wait_ms: u64) -> Option<ReserveOutcome> {
         let id = self.send(reserve(name, units, wait_ms));
         match self.replies.remove(&id)? {
             Reply::Reserved(mut reserved) => Some(reserved.items.remove(0)),
@@ -187,7 +185,7 @@ impl Cluster {
     }
 
     /// Has an object on the disk, and nowhere else.
-    fn shelve(&mut self, name: &str, units: u64) {
+    pub(super) fn shelve(&mut self, name: &str, units: u64) {
         self.write_through();
         self.put(name, units * UNIT, plain());
         self.ask(Request::SetPolicy(Policy::default()));
@@ -199,7 +197,7 @@ impl Cluster {
         assert_eq!(self.where_is(name), (false, true));
     }
 
-    fn why_nodes(&mut self, name: &str) -> Vec<String> {
+    pub(super) fn why_nodes(&mut self, name: &str) -> Vec<String> {
         match self.ask(Request::Why(vec![key(name)])) {
             Some(Reply::Why(mut why)) => match why.remove(0) {
                 Why::Here(here) => here.nodes,
@@ -209,29 +207,29 @@ impl Cluster {
         }
     }
 
-    fn index(&self, name: &str) -> catalog::ObjectIndex {
+    pub(super) fn index(&self, name: &str) -> catalog::ObjectIndex {
         let namespace = self.master.catalog.namespace_index("default").unwrap();
         self.master.catalog.find(namespace, &key(name)).unwrap()
     }
 
-    fn write_through(&mut self) {
+    pub(super) fn write_through(&mut self) {
         let demotion = Some(Demotion::WriteThrough);
         self.ask(Request::SetPolicy(Policy { demotion, ..Policy::default() }));
     }
 
-    fn prefetch(&mut self, names: &[&str], ahead: Ahead) -> Option<Vec<PrefetchOutcome>> {
+    pub(super) fn prefetch(&mut self, names: &[&str], ahead: Ahead) -> Option<Vec<PrefetchOutcome>> {
         let id = self.send(prefetch(names, ahead, 1000));
         self.answer(id)
     }
 
-    fn answer(&mut self, id: RequestId) -> Option<Vec<PrefetchOutcome>> {
+    pub(super) fn answer(&mut self, id: RequestId) -> Option<Vec<PrefetchOutcome>> {
         match self.replies.remove(&id)? {
             Reply::Prefetched(outcomes) => Some(outcomes),
             other => panic!("{other:?}"),
         }
     }
 
-    fn probe(&mut self, names: &[&str], ahead: Ahead) -> Vec<Presence> {
+    pub(super) fn probe(&mut self, names: &[&str], ahead: Ahead) -> Vec<Presence> {
         let keys: Vec<_> = names.iter().map(|it| key(it)).collect();
         let exists = Exists { keys: keys.iter().collect(), touch: false, lease: false, ahead };
         match self.ask(Request::Exists(exists)) {
@@ -246,21 +244,21 @@ fn new_disk(epoch: u64, recovered: Vec<Record>) -> Disk {
     Disk::new(config, recovered)
 }
 
-fn reserve(name: &str, units: u64, wait_ms: u64) -> Request {
+pub(super) fn reserve(name: &str, units: u64, wait_ms: u64) -> Request {
     let items = vec![ReserveItem { key: key(name), len: units * UNIT, options: plain() }];
     Request::Reserve(Reserve { items, wait_ms, ..Reserve::default() })
 }
 
-fn prefetch(names: &[&str], ahead: Ahead, wait_ms: u64) -> Request {
+pub(super) fn prefetch(names: &[&str], ahead: Ahead, wait_ms: u64) -> Request {
     Request::Prefetch(Prefetch { keys: names.iter().map(|it| key(it)).collect(), ahead, wait_ms })
 }
 
-fn get(name: &str, wait_ms: u64) -> Request {
+pub(super) fn get(name: &str, wait_ms: u64) -> Request {
     let keys: Vec<Key> = vec![key(name)];
     Request::Resolve(Resolve { keys, touch: true, lease: false, locate: true, wait_ms })
 }
 
-use PrefetchOutcome::{Absent, Done, Failed, Resident, Running, Skipped};
+use PrefetchOutcome::{Absent, Done, Failed, Resident, Skipped};
 
 #[test]
 fn the_coldest_are_written_ahead_and_only_as_much_as_needed() {
@@ -629,6 +627,16 @@ fn a_get_waits_for_what_is_on_its_way_and_only_for_that() {
     assert!(matches!(&resolved.items[0], ResolveOutcome::Found(it) if !it.replicas[0].hold().is_on_disk()));
     let stat = cluster.stat();
     assert_eq!((stat.gets_waited, stat.gets_late, stat.waited_ms), (1, 1, 20));
+    // Each of them is told apart, for the log.
+    let got = |memory, disk, waited_ms, late| Notice::Got { memory, disk, waited_ms, late };
+    let gets: Vec<_> = cluster.notices.iter().filter(|it| matches!(it, Notice::Got { .. })).collect();
+    let not_begun = got(0, 1, None, false);
+    assert_eq!(
+        gets,
+        [&not_begun, &not_begun, &got(0, 1, Some(10), true), &got(1, 0, Some(10), false)],
+        "the last two waited, one of them in vain"
+    );
+    assert!(cluster.notices.contains(&Notice::Promoted { done: true, bytes: UNIT, took_ms: 10 }));
 }
 
 /// Somebody who waits is answered after all that an event does: a name that is replaced is never absent.
@@ -742,98 +750,6 @@ fn what_cannot_be_read_fails_for_a_while() {
     cluster.wait(5000);
     assert_eq!(cluster.prefetch(&["a"], Ahead::All).unwrap(), [Done]);
     assert_eq!(cluster.stat().prefetch_failed, 1);
-}
-
-#[test]
-fn what_comes_back_drives_out_only_what_is_cold_and_on_a_disk() {
-    let mut cluster = Cluster::tiered(&[2], |_| ());
-    cluster.shelve("a", 1);
-    cluster.put("unshelved", UNIT, plain());
-    cluster.write_through();
-    cluster.put("shelved", UNIT, plain());
-    assert_eq!(cluster.prefetch(&["a"], Ahead::All).unwrap(), [Skipped], "it is hot");
-    cluster.wait(50);
-    assert_eq!(cluster.prefetch(&["a"], Ahead::All).unwrap(), [Skipped], "there was no room a while ago");
-    cluster.wait(5000);
-    assert_eq!(cluster.prefetch(&["a"], Ahead::All).unwrap(), [Done]);
-    assert_eq!((cluster.where_is("unshelved").0, cluster.where_is("shelved")), (true, (false, true)));
-    // What was brought stays for a while.
-    cluster.shelve("b", 0);
-    assert!(matches!(cluster.put_waiting("c", 1, 0), Some(ReserveOutcome::Room(_))));
-    assert_eq!((cluster.where_is("a").0, cluster.has("unshelved")), (true, false));
-}
-
-/// What came back is on a disk, too, but is used: it does not stand for what was driven out for it.
-#[test]
-fn more_can_come_back_after_what_came_back_first() {
-    let mut cluster = Cluster::tiered(&[4], |config| config.tier.ahead_percent = 25);
-    for name in ["x", "y", "z"] {
-        cluster.shelve(name, 1);
-    }
-    for name in ["a", "b", "c", "d"] {
-        cluster.put(name, UNIT, plain());
-        cluster.wait(1);
-    }
-    cluster.wait(50);
-    assert_eq!(cluster.stat().demoted_objects, 4, "a quarter is on the disk, and may leave");
-    for (name, demoted) in [("x", 5), ("y", 6), ("z", 7)] {
-        assert_eq!(cluster.prefetch(&[name], Ahead::All).unwrap(), [Done], "{name}");
-        assert_eq!(cluster.stat().demoted_objects, demoted, "{name}: what left is followed by as much");
-    }
-    assert_eq!(cluster.stat().evicted_unshelved, 0);
-}
-
-#[test]
-fn a_quota_keeps_out_what_would_come_back_and_nobody_else() {
-    let mut cluster = Cluster::tiered(&[8], |_| ());
-    cluster.shelve("a", 2);
-    cluster.put("b", UNIT, plain());
-    cluster.ask(Request::SetPolicy(Policy { quota: Some(2 * UNIT), ..Policy::default() }));
-    assert_eq!(cluster.prefetch(&["a"], Ahead::All).unwrap(), [Skipped]);
-    cluster.ask(Request::SetPolicy(Policy { quota: Some(3 * UNIT), ..Policy::default() }));
-    assert_eq!(cluster.prefetch(&["a"], Ahead::All).unwrap(), [Done], "memory was not short");
-}
-
-/// What must leave because its namespace has all that it may have goes to a disk first.
-#[test]
-fn a_quota_loses_nothing_that_a_disk_can_take() {
-    let mut cluster = Cluster::tiered(&[8], |_| ());
-    cluster.ask(Request::SetPolicy(Policy { quota: Some(2 * UNIT), ..Policy::default() }));
-    cluster.disks[0].held_up = true;
-    for name in ["a", "b"] {
-        cluster.put(name, UNIT, plain());
-        cluster.wait(1);
-    }
-    let id = cluster.send(reserve("c", 1, 500));
-    assert!(!cluster.replies.contains_key(&id), "it waits for the disk");
-    assert_eq!(cluster.why_nodes("a"), ["node1"], "what is only being written is not there yet");
-    cluster.let_disk_go(0);
-    assert!(matches!(cluster.replies.remove(&id), Some(Reply::Reserved(_))));
-    assert_eq!(cluster.where_is("a"), (false, true));
-    // Who may not wait finds what was written ahead.
-    assert!(matches!(cluster.put_waiting("d", 1, 0), Some(ReserveOutcome::Room(_))));
-    assert_eq!(cluster.where_is("b"), (false, true));
-    // Where nothing goes to disks it is as it was.
-    let mut cluster = Cluster::tiered(&[8], |_| ());
-    let demotion = Some(Demotion::Never);
-    cluster.ask(Request::SetPolicy(Policy { quota: Some(UNIT), demotion, ..Policy::default() }));
-    cluster.put("a", UNIT, plain());
-    assert!(matches!(cluster.put_waiting("b", 1, 500), Some(ReserveOutcome::Room(_))));
-    assert!(!cluster.has("a") && cluster.stat().demoted_objects == 0);
-}
-
-#[test]
-fn only_so_much_comes_back_at_a_time() {
-    let throttle = Config { keys_max: 1, ..Config::default() };
-    let mut cluster = Cluster::tiered(&[8], |config| config.tier.throttle = throttle);
-    cluster.shelve("a", 1);
-    cluster.shelve("b", 1);
-    cluster.disks[0].held_up = true;
-    let id = cluster.send(prefetch(&["a", "b"], Ahead::All, 10));
-    cluster.wait(10);
-    assert_eq!(cluster.answer(id).unwrap(), [Running, Skipped]);
-    cluster.let_disk_go(0);
-    assert_eq!(cluster.prefetch(&["b"], Ahead::All).unwrap(), [Done]);
 }
 
 /// What is on its way is told its marks with its name; so a pin waits for nobody who could not know of it.

@@ -439,6 +439,13 @@ impl Shared {
             Notice::Prefetched { keys, resident, running, failed, skipped } => {
                 tracing::info!(keys, resident, running, failed, skipped, "a prefetch was asked for");
             }
+            // These are as many as there are gets from disks, so they are for who looks for them.
+            Notice::Got { memory, disk, waited_ms, late } => {
+                tracing::debug!(memory, disk, waited_ms, late, "a get was told of disks");
+            }
+            Notice::Promoted { done, bytes, took_ms } => {
+                tracing::debug!(done, bytes, took_ms, "a promotion ended");
+            }
         }
     }
 

@@ -102,10 +102,11 @@ fn print_json(measured: &Measured) -> std::io::Result<()> {
     let turns = |turns: &Turns| {
         let (cpu, raw_cpu) = turns.cpu_s_per_gb();
         format!(
-            r#"{{"gb_per_s": {:.3}, "raw_gb_per_s": {:.3}, "share": {:.3}, "cpu_s_per_gb": {cpu:.3}, "raw_cpu_s_per_gb": {raw_cpu:.3}}}"#,
+            r#"{{"gb_per_s": {:.3}, "raw_gb_per_s": {:.3}, "share": {:.3}, {}}}"#,
             turns.gb_per_s(),
             turns.raw_gb_per_s(),
             turns.share(),
+            format_args!(r#""cpu_s_per_gb": {cpu:.3}, "raw_cpu_s_per_gb": {raw_cpu:.3}"#),
         )
     };
     let churn = measured.churn.iter().map(|it| {

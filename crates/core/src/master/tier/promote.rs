@@ -62,6 +62,8 @@ struct Promoting {
     node: NodeIndex,
     /// The room there, once there is some.
     hold: Option<Hold>,
+    since: Tick,
+    bytes: u64,
 }
 
 /// All that is on its way, and who waits for it.
@@ -73,6 +75,8 @@ pub(in crate::master) struct Promotions {
     /// Those of them who wait for nothing any more: they are answered once it is known what has come of all
     /// that is being done.
     woken: Vec<OpId>,
+    /// How long the get waited that is being answered, and whether in vain.
+    pub(in crate::master) waited: Option<(u64, bool)>,
     /// What was brought and nobody has read yet.
     unread: BTreeMap<ObjectIndex, Generation>,
     sketch: Sketch,
@@ -120,6 +124,7 @@ impl Promotions {
             running: BTreeMap::new(),
             waiting: BTreeMap::new(),
             woken: Vec::new(),
+            waited: None,
             unread: BTreeMap::new(),
             sketch: Sketch::default(),
         }
@@ -310,7 +315,9 @@ impl Master {
         }
         self.room.plan(namespace, need);
         let id = PromotionId { generation, token: token.number() };
-        let promoting = Promoting { token, index, settling: false, from, node, hold: None };
+        let since = self.now;
+        let promoting =
+            Promoting { token, index, settling: false, from, node, hold: None, since, bytes: len };
         self.tier.promotions.running.insert(generation, promoting);
         let allocate = Allocate { client: PROMOTER, items: self.allocation(index).into_iter().collect() };
         // A ready node is connected, so this cannot fail.
@@ -466,7 +473,10 @@ impl Master {
     /// The one end of every promotion: its token, its room, and those who wait for it.
     fn end_promotion(&mut self, generation: Generation, end: End) {
         let Some(promoting) = self.tier.promotions.running.remove(&generation) else { return };
-        let Promoting { token, index, settling, node, hold, .. } = promoting;
+        let Promoting { token, index, settling, node, hold, since, bytes, .. } = promoting;
+        let took_ms = self.now.0 - since.0;
+        let done = end == End::Done;
+        self.effects.push_back(Effect::Notice(Notice::Promoted { done, bytes, took_ms }));
         if !sabotaged!(self.config.sabotage, LoseToken) {
             self.tier.promotions.throttle.finish(self.now.0, token, end);
         }
@@ -588,8 +598,12 @@ impl Master {
             Ask::Resolve(resolve) => {
                 let in_time = awaited.is_empty();
                 *(if in_time { &mut self.tier.stat.gets_waited } else { &mut self.tier.stat.gets_late }) += 1;
-                self.tier.stat.waited_ms += self.now.0 - since.0;
-                self.resolve(&visitor, &resolve)
+                let waited_ms = self.now.0 - since.0;
+                self.tier.stat.waited_ms += waited_ms;
+                self.tier.promotions.waited = Some((waited_ms, !in_time));
+                let reply = self.resolve(&visitor, &resolve);
+                self.tier.promotions.waited = None;
+                reply
             }
             Ask::Prefetch(items) => {
                 let outcome = |(outcome, running): (PrefetchOutcome, Option<(ObjectIndex, Generation)>)| {

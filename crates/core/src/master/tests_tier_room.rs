@@ -1,0 +1,104 @@
+//! The rules of the tier below memory that are about room: what leaves for what comes back, and quotas.
+
+use tiffin_throttle::Config;
+
+use super::{
+    tests::{Cluster, UNIT, plain},
+    tests_tier::{prefetch, reserve},
+    *,
+};
+use crate::message::{Ahead, Demotion, Policy, PrefetchOutcome, ReserveOutcome};
+
+use PrefetchOutcome::{Done, Running, Skipped};
+
+#[test]
+fn what_comes_back_drives_out_only_what_is_cold_and_on_a_disk() {
+    let mut cluster = Cluster::tiered(&[2], |_| ());
+    cluster.shelve("a", 1);
+    cluster.put("unshelved", UNIT, plain());
+    cluster.write_through();
+    cluster.put("shelved", UNIT, plain());
+    assert_eq!(cluster.prefetch(&["a"], Ahead::All).unwrap(), [Skipped], "it is hot");
+    cluster.wait(50);
+    assert_eq!(cluster.prefetch(&["a"], Ahead::All).unwrap(), [Skipped], "there was no room a while ago");
+    cluster.wait(5000);
+    assert_eq!(cluster.prefetch(&["a"], Ahead::All).unwrap(), [Done]);
+    assert_eq!((cluster.where_is("unshelved").0, cluster.where_is("shelved")), (true, (false, true)));
+    // What was brought stays for a while.
+    cluster.shelve("b", 0);
+    assert!(matches!(cluster.put_waiting("c", 1, 0), Some(ReserveOutcome::Room(_))));
+    assert_eq!((cluster.where_is("a").0, cluster.has("unshelved")), (true, false));
+}
+
+/// What came back is on a disk, too, but is used: it does not stand for what was driven out for it.
+#[test]
+fn more_can_come_back_after_what_came_back_first() {
+    let mut cluster = Cluster::tiered(&[4], |config| config.tier.ahead_percent = 25);
+    for name in ["x", "y", "z"] {
+        cluster.shelve(name, 1);
+    }
+    for name in ["a", "b", "c", "d"] {
+        cluster.put(name, UNIT, plain());
+        cluster.wait(1);
+    }
+    cluster.wait(50);
+    assert_eq!(cluster.stat().demoted_objects, 4, "a quarter is on the disk, and may leave");
+    for (name, demoted) in [("x", 5), ("y", 6), ("z", 7)] {
+        assert_eq!(cluster.prefetch(&[name], Ahead::All).unwrap(), [Done], "{name}");
+        assert_eq!(cluster.stat().demoted_objects, demoted, "{name}: what left is followed by as much");
+    }
+    assert_eq!(cluster.stat().evicted_unshelved, 0);
+}
+
+#[test]
+fn a_quota_keeps_out_what_would_come_back_and_nobody_else() {
+    let mut cluster = Cluster::tiered(&[8], |_| ());
+    cluster.shelve("a", 2);
+    cluster.put("b", UNIT, plain());
+    cluster.ask(Request::SetPolicy(Policy { quota: Some(2 * UNIT), ..Policy::default() }));
+    assert_eq!(cluster.prefetch(&["a"], Ahead::All).unwrap(), [Skipped]);
+    cluster.ask(Request::SetPolicy(Policy { quota: Some(3 * UNIT), ..Policy::default() }));
+    assert_eq!(cluster.prefetch(&["a"], Ahead::All).unwrap(), [Done], "memory was not short");
+}
+
+/// What must leave because its namespace has all that it may have goes to a disk first.
+#[test]
+fn a_quota_loses_nothing_that_a_disk_can_take() {
+    let mut cluster = Cluster::tiered(&[8], |_| ());
+    cluster.ask(Request::SetPolicy(Policy { quota: Some(2 * UNIT), ..Policy::default() }));
+    cluster.disks[0].held_up = true;
+    for name in ["a", "b"] {
+        cluster.put(name, UNIT, plain());
+        cluster.wait(1);
+    }
+    let id = cluster.send(reserve("c", 1, 500));
+    assert!(!cluster.replies.contains_key(&id), "it waits for the disk");
+    assert_eq!(cluster.why_nodes("a"), ["node1"], "what is only being written is not there yet");
+    cluster.let_disk_go(0);
+    assert!(matches!(cluster.replies.remove(&id), Some(Reply::Reserved(_))));
+    assert_eq!(cluster.where_is("a"), (false, true));
+    // Who may not wait finds what was written ahead.
+    assert!(matches!(cluster.put_waiting("d", 1, 0), Some(ReserveOutcome::Room(_))));
+    assert_eq!(cluster.where_is("b"), (false, true));
+    // Where nothing goes to disks it is as it was.
+    let mut cluster = Cluster::tiered(&[8], |_| ());
+    let demotion = Some(Demotion::Never);
+    cluster.ask(Request::SetPolicy(Policy { quota: Some(UNIT), demotion, ..Policy::default() }));
+    cluster.put("a", UNIT, plain());
+    assert!(matches!(cluster.put_waiting("b", 1, 500), Some(ReserveOutcome::Room(_))));
+    assert!(!cluster.has("a") && cluster.stat().demoted_objects == 0);
+}
+
+#[test]
+fn only_so_much_comes_back_at_a_time() {
+    let throttle = Config { keys_max: 1, ..Config::default() };
+    let mut cluster = Cluster::tiered(&[8], |config| config.tier.throttle = throttle);
+    cluster.shelve("a", 1);
+    cluster.shelve("b", 1);
+    cluster.disks[0].held_up = true;
+    let id = cluster.send(prefetch(&["a", "b"], Ahead::All, 10));
+    cluster.wait(10);
+    assert_eq!(cluster.answer(id).unwrap(), [Running, Skipped]);
+    cluster.let_disk_go(0);
+    assert_eq!(cluster.prefetch(&["b"], Ahead::All).unwrap(), [Done]);
+}
