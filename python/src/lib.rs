@@ -13,6 +13,7 @@
 //! | `connect`, `closing`, `store`, `operations`, `view` | the native API |
 //! | `lifetimes`, `reservation`, `samples` | its calls about how long things stay, room, and samples |
 //! | `prefetch` | its calls about what only a disk has |
+//! | `kv` | the KV hierarchy: its engine over memory of Python, and what users bring themselves |
 //! | `mooncake` | the drop-in for `mooncake.store` |
 
 mod closing;
@@ -21,6 +22,7 @@ mod dlpack;
 mod errors;
 mod handle;
 mod keys;
+mod kv;
 mod lifetimes;
 mod memory;
 mod methods;
@@ -58,6 +60,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let forked = PyDict::new(module.py());
     forked.set_item("after_in_child", wrap_pyfunction!(runtime::forked, module)?)?;
     module.py().import("os")?.call_method("register_at_fork", (), Some(&forked))?;
+    kv::register(module)?;
     mooncake::register(module)
 }
 

@@ -40,6 +40,8 @@ use clap::{Parser, Subcommand};
 use rustix::process::{Signal, set_parent_process_death_signal};
 use tiffin_server::config::{CommonArgs, SettingsFile};
 
+pub use kv::kv_replay;
+
 use console::{Console, Failure, STATUS_INTERRUPTED, STATUS_OK, STATUS_USAGE};
 use signals::Signals;
 

@@ -108,7 +108,7 @@ impl Ledger {
         self.alarms.insert((deadline, id));
         let was = self.ops.insert(id, op);
         assert!(was.is_none(), "L1: {id:?} is issued twice");
-        Operation { id, kind, root: root_hash, records, deadline }
+        Operation { id, kind, root: root_hash, records, request: waiter, deadline }
     }
 
     /// The operation has ended, and everything that it held is to be given back by whoever asks.

@@ -103,6 +103,8 @@ pub struct Operation {
     pub root: ChainHash,
     /// The pages, in the order of their positions.
     pub records: Vec<PageRecord>,
+    /// The request that it was issued for, if it was for one. Others may have joined since.
+    pub request: Option<ReqId>,
     /// When nobody waits for it any more. It is still to be ended and reported.
     pub deadline: Tick,
 }

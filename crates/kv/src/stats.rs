@@ -50,3 +50,45 @@ pub struct Stats {
     /// Operations that nobody waited for any more.
     pub abandoned: u64,
 }
+
+impl Stats {
+    /// Every count by its name, in order.
+    ///
+    /// # Errors
+    /// Those of `tell`, which is not told more then.
+    pub fn each<E>(&self, mut tell: impl FnMut(&'static str, u64) -> Result<(), E>) -> Result<(), E> {
+        macro_rules! tell {
+            ($($name:ident),* $(,)?) => {{
+                // A count that is forgotten here is an error of the compiler.
+                let Self { $($name),* } = *self;
+                $(tell(stringify!($name), $name)?;)*
+            }};
+        }
+        tell!(
+            requests,
+            refused,
+            ignored,
+            stray_acks,
+            excessive_acks,
+            probes,
+            fetch_issued,
+            fetched,
+            joined,
+            prefetch_used,
+            prefetch_wasted,
+            prefetch_late,
+            prefetch_in_time,
+            loaded,
+            saved,
+            saves_skipped,
+            backed_up,
+            backups_skipped,
+            duplicates,
+            evicted_device,
+            evicted_host,
+            retractions,
+            abandoned,
+        );
+        Ok(())
+    }
+}

@@ -3,7 +3,7 @@
 use toml::{Table, Value};
 
 /// Who may depend on whom. Arrows only point down: bytes and decisions meet in the shells.
-pub const DIRECTION: [(&str, &[&str]); 15] = [
+pub const DIRECTION: [(&str, &[&str]); 16] = [
     ("tiffin-throttle", &[]),
     ("tiffin-core", &["tiffin-throttle"]),
     ("tiffin-transport", &[]),
@@ -17,8 +17,12 @@ pub const DIRECTION: [(&str, &[&str]); 15] = [
     ("tiffin-rpc", &["tiffin-core", "tiffin-proto", "tiffin-transport"]),
     ("tiffin-server", &["tiffin-core", "tiffin-proto", "tiffin-transport", "tiffin-rpc", "tiffin-ssd"]),
     ("tiffin-client", &["tiffin-core", "tiffin-proto", "tiffin-transport", "tiffin-rpc", "tiffin-server"]),
+    ("tiffin-kv-exec", &["tiffin-kv", "tiffin-client", "tiffin-transport"]),
     ("tiffin-cli", &["tiffin-core", "tiffin-server", "tiffin-client", "tiffin-kv", "tiffin-kv-replay"]),
-    ("tiffin-python", &["tiffin-core", "tiffin-client", "tiffin-server", "tiffin-cli"]),
+    (
+        "tiffin-python",
+        &["tiffin-core", "tiffin-client", "tiffin-server", "tiffin-cli", "tiffin-kv", "tiffin-kv-exec"],
+    ),
 ];
 
 /// What would bring a clock, chance, tasks or logs into the decisions.

@@ -15,6 +15,8 @@ pub const UNSAFE_MODULES: &[&str] = &[
     "crates/client/src/buffers.rs",
     // Asks the kernel for an io_uring, to learn whether there is any.
     "crates/cli/src/doctor/uring.rs",
+    // Lends memory of its own or of others, page by page.
+    "crates/kv-exec/src/pages.rs",
     // Its test allocator counts what a decoder asks for.
     "crates/proto/tests/smoke.rs",
     // Registers sockets that it owns with the runtime.
@@ -34,6 +36,7 @@ pub const UNSAFE_MODULES: &[&str] = &[
     "crates/transport/src/map.rs",
     "crates/transport/src/peer.rs",
     "crates/transport/src/tcp/stream.rs",
+    "python/src/kv/memory.rs",
     "python/src/mooncake/memory.rs",
     "python/src/dlpack.rs",
     "python/src/memory.rs",

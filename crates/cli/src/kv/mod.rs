@@ -4,6 +4,10 @@ mod html;
 mod policy;
 mod replay;
 
+use std::ffi::OsString;
+
+use clap::Parser;
+
 use crate::console::{Console, Failure};
 
 /// Tries the KV hierarchy out: traces of requests, in virtual time.
@@ -23,4 +27,26 @@ pub(crate) async fn run(kv: Kv, console: &mut Console) -> Result<i32, Failure> {
     match kv.command {
         Command::Replay(replay) => replay::run(replay, console).await,
     }
+}
+
+/// `tiffin kv replay` by itself, for [`kv_replay`].
+#[derive(Debug, Parser)]
+#[command(name = "tiffin kv replay", disable_help_flag = true)]
+struct Alone {
+    #[command(flatten)]
+    replay: replay::Replay,
+}
+
+/// What `tiffin kv replay --json` would print for these arguments, without printing it.
+///
+/// # Errors
+/// What it would say instead, with its hint.
+pub fn kv_replay(arguments: Vec<OsString>) -> Result<String, String> {
+    let name = OsString::from("tiffin kv replay");
+    let alone = Alone::try_parse_from(std::iter::once(name).chain(arguments));
+    let replay = alone.map_err(|error| error.to_string())?.replay;
+    replay::json(&replay).map_err(|failure| match failure.hint {
+        Some(hint) => format!("{}\n\nhint: {hint}", failure.message),
+        None => failure.message,
+    })
 }

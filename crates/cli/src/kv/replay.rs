@@ -112,12 +112,18 @@ fn parse_store(text: &str) -> Result<Store, String> {
     }
 }
 
+/// Replays the trace for every policy, and gives what came of it as JSON.
+pub(super) fn json(replay: &Replay) -> Result<String, Failure> {
+    let trace = load(replay)?;
+    let compared = play(replay, &trace)?;
+    if let Some(path) = &replay.output {
+        std::fs::write(path, html::page(&compared)).map_err(|error| Failure::file("write", path, &error))?;
+    }
+    Ok(json!({ "policies": compared }).to_string())
+}
+
 /// Replays the trace for every policy, and shows what came of it.
 pub(crate) async fn run(replay: Replay, console: &mut Console) -> Result<i32, Failure> {
-    if replay.policies.len() > POLICIES_MAX {
-        let text = format!("{} policies, {POLICIES_MAX} at most", replay.policies.len());
-        return Err(Failure::new("usage", text).hint("compare them in several calls"));
-    }
     let trace = load(&replay)?;
     console.note(format!("{} requests", trace.len()));
     let output = replay.output.clone();
@@ -137,6 +143,10 @@ pub(crate) async fn run(replay: Replay, console: &mut Console) -> Result<i32, Fa
 }
 
 fn load(replay: &Replay) -> Result<Vec<TraceRequest>, Failure> {
+    if replay.policies.len() > POLICIES_MAX {
+        let text = format!("{} policies, {POLICIES_MAX} at most", replay.policies.len());
+        return Err(Failure::new("usage", text).hint("compare them in several calls"));
+    }
     let Some(path) = &replay.trace else {
         let traffic = Traffic {
             requests: replay.generate.unwrap_or_default(),

@@ -1,0 +1,56 @@
+//! What computes, as an executor sees it: pages go there and come back.
+
+use std::sync::Arc;
+
+use tiffin_transport::copy::copy;
+
+use crate::pages::{Pages, Reading, Writing};
+use crate::store::{Fault, Stop};
+
+/// The memory that is computed on. Calls come from threads of the executor, and may block.
+///
+/// **Contract.** When a call has returned or panicked, nobody touches the pages that it was given. Results
+/// count pages from the first.
+pub trait Device: Send + Sync + 'static {
+    /// Copies pages of the host to pages of the device.
+    fn load(&self, pages: &[(Reading<'_>, u32)], stop: &Stop) -> Result<u32, Fault>;
+
+    /// Copies pages of the device to pages of the host.
+    fn save(&self, pages: &[(u32, Writing<'_>)], stop: &Stop) -> Result<u32, Fault>;
+}
+
+/// A device whose memory the processor reaches: an array, or a tensor in host memory.
+#[derive(Debug)]
+pub struct HostDevice {
+    pages: Arc<Pages>,
+}
+
+impl HostDevice {
+    /// Computes in these pages.
+    #[must_use]
+    pub fn new(pages: Arc<Pages>) -> Self {
+        Self { pages }
+    }
+}
+
+impl Device for HostDevice {
+    fn load(&self, pages: &[(Reading<'_>, u32)], stop: &Stop) -> Result<u32, Fault> {
+        let mut done = 0;
+        for (source, page) in pages.iter().take_while(|_| !stop.has_come()) {
+            let target = self.pages.write(*page).ok_or(Fault::Page(*page))?;
+            copy(source.bytes(), target.bytes());
+            done += 1;
+        }
+        Ok(done)
+    }
+
+    fn save(&self, pages: &[(u32, Writing<'_>)], stop: &Stop) -> Result<u32, Fault> {
+        let mut done = 0;
+        for (page, target) in pages.iter().take_while(|_| !stop.has_come()) {
+            let source = self.pages.read(*page).ok_or(Fault::Page(*page))?;
+            copy(source.bytes(), target.bytes());
+            done += 1;
+        }
+        Ok(done)
+    }
+}

@@ -1,0 +1,224 @@
+//! How ranks hear of each other: one all-gather per step, in which every rank always joins (C2).
+//!
+//! What is gathered is a [`Word`] of each rank: which step it is at, its clock, and the ends that it has heard
+//! of. All ranks take the latest clock, so that they also agree on what time it is. A user's own collective,
+//! such as `torch.distributed.all_gather_object`, moves the words as bytes.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tiffin_kv::{LocalAcks, OpId, Outcome, Tick};
+
+/// Says which layout a word has.
+const LAYOUT: u8 = 1;
+/// The bytes in front of the ends, and of each.
+const HEAD_BYTES: usize = 1 + 8 + 8 + 16 + 4;
+const ACK_BYTES: usize = 8 + 4;
+/// Stands for a failure where pages are counted.
+const FAILED: u32 = u32::MAX;
+
+/// The collective of a group of ranks.
+pub trait Gather: Send {
+    /// Gives everybody's bytes, in the order of ranks, once all have given theirs.
+    ///
+    /// # Errors
+    /// If not all of them came in time.
+    fn all_gather(&mut self, mine: Vec<u8>) -> Result<Vec<Vec<u8>>, GatherError>;
+}
+
+/// Why there is no common word.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum GatherError {
+    /// Somebody did not come.
+    #[error("not all ranks joined the gather in time\n\nhint: every rank steps as often as every other")]
+    Late,
+    /// Somebody is gone.
+    #[error("a rank has left\n\nhint: end the others too; what they had in hand is in the store")]
+    Left,
+    /// The collective failed.
+    #[error("{0}")]
+    Other(String),
+}
+
+/// What one rank adds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Word {
+    pub(crate) step: u64,
+    pub(crate) now: Tick,
+    /// What the engine looks like, where that is compared; else zero.
+    pub(crate) digest: u128,
+    pub(crate) acks: LocalAcks,
+}
+
+impl Word {
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let LocalAcks(acks) = &self.acks;
+        let mut bytes = Vec::with_capacity(HEAD_BYTES + acks.len() * ACK_BYTES);
+        bytes.push(LAYOUT);
+        bytes.extend_from_slice(&self.step.to_le_bytes());
+        bytes.extend_from_slice(&self.now.to_le_bytes());
+        bytes.extend_from_slice(&self.digest.to_le_bytes());
+        bytes.extend_from_slice(&(acks.len() as u32).to_le_bytes());
+        for (OpId(op), outcome) in acks {
+            let leading = match outcome {
+                Outcome::Done { leading } => (*leading).min(FAILED - 1),
+                Outcome::Failed => FAILED,
+            };
+            bytes.extend_from_slice(&op.to_le_bytes());
+            bytes.extend_from_slice(&leading.to_le_bytes());
+        }
+        bytes
+    }
+
+    pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
+        let mut rest = bytes;
+        let [LAYOUT] = take::<1>(&mut rest)? else { return None };
+        let step = u64::from_le_bytes(take(&mut rest)?);
+        let now = u64::from_le_bytes(take(&mut rest)?);
+        let digest = u128::from_le_bytes(take(&mut rest)?);
+        let count = u32::from_le_bytes(take(&mut rest)?) as usize;
+        if rest.len() != count.checked_mul(ACK_BYTES)? {
+            return None;
+        }
+        let mut acks = Vec::with_capacity(count);
+        while !rest.is_empty() {
+            let op = OpId(u64::from_le_bytes(take(&mut rest)?));
+            let leading = u32::from_le_bytes(take(&mut rest)?);
+            acks.push((op, if leading == FAILED { Outcome::Failed } else { Outcome::Done { leading } }));
+        }
+        Some(Self { step, now, digest, acks: LocalAcks(acks) })
+    }
+}
+
+fn take<const N: usize>(rest: &mut &[u8]) -> Option<[u8; N]> {
+    let (head, tail) = rest.split_first_chunk::<N>()?;
+    *rest = tail;
+    Some(*head)
+}
+
+/// A group of so many ranks that are threads of this process, each of which waits for the others for so long.
+#[must_use]
+pub fn in_process(ranks: u32, patience: Duration) -> Vec<Member> {
+    let table =
+        Table { words: vec![None; ranks as usize], result: Arc::default(), round: 0, has_left: false };
+    let room = Arc::new(Room { table: Mutex::new(table), wake: Condvar::new() });
+    (0..ranks).map(|rank| Member { room: Arc::clone(&room), rank, patience }).collect()
+}
+
+/// One rank of a group that is in this process.
+pub struct Member {
+    room: Arc<Room>,
+    rank: u32,
+    patience: Duration,
+}
+
+struct Room {
+    table: Mutex<Table>,
+    wake: Condvar,
+}
+
+struct Table {
+    words: Vec<Option<Vec<u8>>>,
+    result: Arc<Vec<Vec<u8>>>,
+    round: u64,
+    has_left: bool,
+}
+
+impl Room {
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Gather for Member {
+    fn all_gather(&mut self, mine: Vec<u8>) -> Result<Vec<Vec<u8>>, GatherError> {
+        let mut table = self.room.table();
+        if table.has_left {
+            return Err(GatherError::Left);
+        }
+        let round = table.round;
+        if let Some(place) = table.words.get_mut(self.rank as usize) {
+            *place = Some(mine);
+        }
+        if table.words.iter().all(Option::is_some) {
+            let words = table.words.iter_mut().filter_map(Option::take).collect();
+            table.result = Arc::new(words);
+            table.round += 1;
+            self.room.wake.notify_all();
+        }
+        let waits = |table: &mut Table| table.round == round && !table.has_left;
+        let (mut table, _) = self
+            .room
+            .wake
+            .wait_timeout_while(table, self.patience, waits)
+            .unwrap_or_else(PoisonError::into_inner);
+        if table.round > round {
+            // Nobody begins another round before this rank joins it, so the result is still that of this one.
+            return Ok(table.result.to_vec());
+        }
+        if let Some(place) = table.words.get_mut(self.rank as usize) {
+            *place = None;
+        }
+        Err(if table.has_left { GatherError::Left } else { GatherError::Late })
+    }
+}
+
+/// A rank that leaves is told to the others, who would wait in vain.
+impl Drop for Member {
+    fn drop(&mut self) {
+        self.room.table().has_left = true;
+        self.room.wake.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_word_is_read_as_it_was_written_or_not_at_all() {
+        let acks = vec![(OpId(7), Outcome::Done { leading: 3 }), (OpId(u64::MAX), Outcome::Failed)];
+        let word = Word { step: 5, now: 9, digest: 11, acks: LocalAcks(acks) };
+        let bytes = word.encode();
+        assert_eq!(Word::decode(&bytes), Some(word));
+        for cut in 0..bytes.len() {
+            assert_eq!(Word::decode(&bytes[..cut]), None, "cut at {cut}");
+        }
+        let mut other = bytes.clone();
+        other[0] = 2;
+        assert_eq!(Word::decode(&other), None, "another layout");
+        assert_eq!(Word::decode(&[bytes, vec![0]].concat()), None, "too long");
+    }
+
+    #[test]
+    fn c2_all_join_and_hear_the_same_and_who_leaves_is_missed() {
+        let mut members = in_process(3, Duration::from_secs(60)).into_iter();
+        let rounds = |mut member: Member| {
+            std::thread::spawn(move || {
+                let rank = member.rank as u8;
+                let words: Vec<_> = (0..50).map(|round| member.all_gather(vec![rank, round])).collect();
+                drop(member);
+                words
+            })
+        };
+        let threads: Vec<_> = members.by_ref().take(2).map(rounds).collect();
+        let mut last = members.next().unwrap();
+        for round in 0..30 {
+            let all: Vec<_> = (0..3).map(|rank| vec![rank, round]).collect();
+            assert_eq!(last.all_gather(vec![2, round]), Ok(all));
+        }
+        drop(last);
+        for thread in threads {
+            let words = thread.join().unwrap();
+            assert!(words[..30].iter().all(Result::is_ok));
+            assert_eq!(words[30], Err(GatherError::Left));
+        }
+    }
+
+    #[test]
+    fn who_is_late_is_not_waited_for() {
+        let mut members = in_process(2, Duration::from_millis(1));
+        assert_eq!(members[0].all_gather(vec![1]), Err(GatherError::Late));
+        assert_eq!(members[1].all_gather(vec![2]), Err(GatherError::Late), "the other has gone again");
+    }
+}

@@ -1,0 +1,181 @@
+//! Threads that carry operations out, in lanes that do not hold each other up (L8).
+//!
+//! A backup, which nobody waits for, never stands in front of a fetch, which a request waits for; a question
+//! never stands behind the pages of another. Each lane has threads of its own and takes so many operations.
+
+use std::collections::VecDeque;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use tiffin_kv::{OpId, OpKind, Operation, Outcome};
+
+use crate::store::{Fault, Stop};
+use crate::work::Work;
+
+/// Operations that may wait in a lane. The engine's budgets keep them far below that.
+const LANE_JOBS_MAX: usize = 1 << 16;
+
+/// How many threads each lane has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Threads {
+    /// For questions to the store.
+    pub probe: usize,
+    /// From the store to the host.
+    pub fetch: usize,
+    /// From the host to the device.
+    pub load: usize,
+    /// From the device to the host.
+    pub save: usize,
+    /// From the host to the store, and drops.
+    pub backup: usize,
+}
+
+impl Default for Threads {
+    fn default() -> Self {
+        Self { probe: 1, fetch: 2, load: 1, save: 1, backup: 1 }
+    }
+}
+
+/// An operation to be carried out.
+pub(crate) struct Job {
+    pub(crate) operation: Operation,
+    pub(crate) stop: Stop,
+}
+
+/// How an operation ended here.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    pub(crate) id: OpId,
+    pub(crate) outcome: Outcome,
+    pub(crate) fault: Option<Fault>,
+    pub(crate) has_panicked: bool,
+}
+
+/// What has ended and nobody has heard of yet.
+#[derive(Default)]
+pub(crate) struct Ends {
+    list: Mutex<Vec<Ended>>,
+    wake: Condvar,
+}
+
+impl Ends {
+    fn push(&self, ended: Ended) {
+        lock(&self.list).push(ended);
+        self.wake.notify_all();
+    }
+
+    /// All of it.
+    pub(crate) fn take(&self) -> Vec<Ended> {
+        std::mem::take(&mut *lock(&self.list))
+    }
+
+    /// Waits until there is something, for so long at most.
+    pub(crate) fn wait(&self, at_most: Duration) -> bool {
+        let list = lock(&self.list);
+        let (list, _) = self
+            .wake
+            .wait_timeout_while(list, at_most, |list| list.is_empty())
+            .unwrap_or_else(PoisonError::into_inner);
+        !list.is_empty()
+    }
+}
+
+/// All lanes. Dropping them lets the threads end when they have done what they are at.
+pub(crate) struct Lanes {
+    lanes: [Arc<Lane>; 5],
+    ends: Arc<Ends>,
+}
+
+#[derive(Default)]
+struct Lane {
+    line: Mutex<Line>,
+    wake: Condvar,
+}
+
+#[derive(Default)]
+struct Line {
+    jobs: VecDeque<Job>,
+    is_closed: bool,
+}
+
+impl Lanes {
+    /// Starts the threads.
+    pub(crate) fn start(work: &Arc<Work>, threads: Threads, ends: &Arc<Ends>) -> io::Result<Self> {
+        let lanes = Self { lanes: Default::default(), ends: Arc::clone(ends) };
+        let Threads { probe, fetch, load, save, backup } = threads;
+        let names = ["probe", "fetch", "load", "save", "backup"];
+        for ((lane, count), name) in lanes.lanes.iter().zip([probe, fetch, load, save, backup]).zip(names) {
+            for _ in 0..count.max(1) {
+                let (lane, work, ends) = (Arc::clone(lane), Arc::clone(work), Arc::clone(ends));
+                let body = move || {
+                    while let Some(job) = lane.next() {
+                        ends.push(carry_out(&work, &job));
+                    }
+                };
+                thread::Builder::new().name(format!("tiffin-kv-{name}")).spawn(body)?;
+            }
+        }
+        Ok(lanes)
+    }
+
+    /// Has an operation carried out; one that its lane has no room for fails at once.
+    pub(crate) fn start_job(&self, job: Job) {
+        let [probe, fetch, load, save, backup] = &self.lanes;
+        let lane = match job.operation.kind {
+            OpKind::Probe => probe,
+            OpKind::Fetch => fetch,
+            OpKind::Load => load,
+            OpKind::Save => save,
+            OpKind::Backup | OpKind::Drop => backup,
+        };
+        let mut line = lock(&lane.line);
+        if line.jobs.len() < LANE_JOBS_MAX {
+            line.jobs.push_back(job);
+            drop(line);
+            lane.wake.notify_one();
+        } else {
+            drop(line);
+            let fault = Some(Fault::Other(format!("more than {LANE_JOBS_MAX} operations wait")));
+            let (id, outcome) = (job.operation.id, Outcome::Failed);
+            self.ends.push(Ended { id, outcome, fault, has_panicked: false });
+        }
+    }
+}
+
+impl Drop for Lanes {
+    fn drop(&mut self) {
+        for lane in &self.lanes {
+            lock(&lane.line).is_closed = true;
+            lane.wake.notify_all();
+        }
+    }
+}
+
+impl Lane {
+    /// The next job; `None` when the lane is closed. What still waits then was stopped before.
+    fn next(&self) -> Option<Job> {
+        let line = lock(&self.line);
+        let idle = |line: &mut Line| line.jobs.is_empty() && !line.is_closed;
+        let mut line = self.wake.wait_while(line, idle).unwrap_or_else(PoisonError::into_inner);
+        line.jobs.pop_front()
+    }
+}
+
+/// Exactly one end for every operation, whatever happens.
+fn carry_out(work: &Work, job: &Job) -> Ended {
+    let id = job.operation.id;
+    let done = catch_unwind(AssertUnwindSafe(|| work.carry_out(&job.operation, &job.stop)));
+    let (outcome, fault, has_panicked) = match done {
+        Ok(Ok(leading)) => (Outcome::Done { leading }, None, false),
+        Ok(Err(fault)) => (Outcome::Failed, Some(fault), false),
+        Err(_) => (Outcome::Failed, Some(Fault::Other("it panicked".to_owned())), true),
+    };
+    Ended { id, outcome, fault, has_panicked }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,231 @@
+//! Memory in pages of one size, borrowed page by page.
+//!
+//! **Invariants.** The memory is mapped for as long as the [`Pages`] live. A page has at any time either one
+//! [`Writing`] or any number of [`Reading`]s. Its bytes are touched only through [`SourceBuf`] and
+//! [`TargetBuf`], which allow for others who use memory that they lent us.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use tiffin_client::{SourceBuf, TargetBuf};
+
+/// How pages of ours begin: at pages of the system, which is what disks and network cards like best.
+const ALIGN: usize = 4096;
+/// Says that a page is written.
+const WRITTEN: u32 = u32::MAX;
+
+/// Memory in pages of one size, in one piece.
+pub struct Pages {
+    start: NonNull<u8>,
+    page_bytes: usize,
+    /// Who uses each page: nobody, so many who read, or one who writes.
+    uses: Box<[AtomicU32]>,
+    owner: Owner,
+}
+
+enum Owner {
+    Ours(Layout),
+    Lent(#[expect(dead_code, reason = "it is kept for its drop")] Box<dyn Send + Sync>),
+}
+
+// SAFETY: it is an address, and borrows are counted; the owner may go to other threads as its bounds say.
+unsafe impl Send for Pages {}
+// SAFETY: as above.
+unsafe impl Sync for Pages {}
+
+impl Pages {
+    /// Memory of our own, full of zeros. `None` if there is not so much.
+    #[must_use]
+    pub fn allocate(count: u32, page_bytes: usize) -> Option<Self> {
+        let bytes = page_bytes.checked_mul(count as usize)?;
+        let layout = Layout::from_size_align(bytes.max(1), ALIGN).ok()?;
+        // SAFETY: the layout has at least one byte.
+        let start = NonNull::new(unsafe { alloc_zeroed(layout) })?;
+        Some(Self { start, page_bytes, uses: unused(count), owner: Owner::Ours(layout) })
+    }
+
+    /// Memory that somebody else lends. `owner` keeps it alive and is dropped with these pages.
+    ///
+    /// # Safety
+    /// `count * page_bytes` bytes from `start` on must be mapped, readable and writable, from any thread, for
+    /// as long as `owner` lives. Others may touch them meanwhile, through anything but a Rust reference or
+    /// plain Rust access; what is found there is then unspecified.
+    #[must_use]
+    pub unsafe fn lent(
+        start: NonNull<u8>,
+        count: u32,
+        page_bytes: usize,
+        owner: Box<dyn Send + Sync>,
+    ) -> Self {
+        Self { start, page_bytes, uses: unused(count), owner: Owner::Lent(owner) }
+    }
+
+    /// How many pages there are.
+    #[must_use]
+    pub fn count(&self) -> u32 {
+        self.uses.len() as u32
+    }
+
+    /// How many bytes each has.
+    #[must_use]
+    pub fn page_bytes(&self) -> usize {
+        self.page_bytes
+    }
+
+    /// Where the memory begins, for those who must be told of it before they may use it.
+    #[must_use]
+    pub fn address(&self) -> usize {
+        self.start.as_ptr() as usize
+    }
+
+    /// A page to be read; `None` if there is no such page, or it is written.
+    #[must_use]
+    pub fn read(&self, page: u32) -> Option<Reading<'_>> {
+        let uses = self.uses.get(page as usize)?;
+        let more = |readers: u32| readers.checked_add(1).filter(|readers| *readers < WRITTEN);
+        uses.try_update(Ordering::Acquire, Ordering::Relaxed, more).ok()?;
+        Some(Reading { pages: self, page })
+    }
+
+    /// A page to be written; `None` if there is no such page, or anybody uses it.
+    #[must_use]
+    pub fn write(&self, page: u32) -> Option<Writing<'_>> {
+        let uses = self.uses.get(page as usize)?;
+        uses.compare_exchange(0, WRITTEN, Ordering::Acquire, Ordering::Relaxed).ok()?;
+        Some(Writing { pages: self, page })
+    }
+
+    /// Whether anybody uses the page.
+    #[must_use]
+    pub fn is_used(&self, page: u32) -> bool {
+        self.uses.get(page as usize).is_some_and(|uses| uses.load(Ordering::Acquire) > 0)
+    }
+
+    fn source(&self, page: u32) -> SourceBuf<'_> {
+        // SAFETY: the page is inside the memory, which is mapped for as long as `self` lives and is touched
+        // by Rust through such ranges only.
+        unsafe { SourceBuf::new(self.start.add(page as usize * self.page_bytes), self.page_bytes) }
+    }
+
+    fn target(&self, page: u32) -> TargetBuf<'_> {
+        // SAFETY: as above, and the memory is writable.
+        unsafe { TargetBuf::new(self.start.add(page as usize * self.page_bytes), self.page_bytes) }
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        if let Owner::Ours(layout) = self.owner {
+            // SAFETY: it was allocated with this layout, and every borrow has ended, for it borrows `self`.
+            unsafe { dealloc(self.start.as_ptr(), layout) };
+        }
+    }
+}
+
+impl std::fmt::Debug for Pages {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(out, "Pages({} of {} bytes)", self.count(), self.page_bytes)
+    }
+}
+
+/// A page that is read. Nobody writes it meanwhile.
+#[derive(Debug)]
+pub struct Reading<'a> {
+    pages: &'a Pages,
+    page: u32,
+}
+
+impl Reading<'_> {
+    /// Which page.
+    #[must_use]
+    pub fn page(&self) -> u32 {
+        self.page
+    }
+
+    /// Its bytes.
+    #[must_use]
+    pub fn bytes(&self) -> SourceBuf<'_> {
+        self.pages.source(self.page)
+    }
+}
+
+impl Drop for Reading<'_> {
+    fn drop(&mut self) {
+        if let Some(uses) = self.pages.uses.get(self.page as usize) {
+            uses.fetch_sub(1, Ordering::Release);
+        }
+    }
+}
+
+/// A page that is written. Nobody else uses it meanwhile.
+#[derive(Debug)]
+pub struct Writing<'a> {
+    pages: &'a Pages,
+    page: u32,
+}
+
+impl Writing<'_> {
+    /// Which page.
+    #[must_use]
+    pub fn page(&self) -> u32 {
+        self.page
+    }
+
+    /// Its bytes.
+    #[must_use]
+    pub fn bytes(&self) -> TargetBuf<'_> {
+        self.pages.target(self.page)
+    }
+}
+
+impl Drop for Writing<'_> {
+    fn drop(&mut self) {
+        if let Some(uses) = self.pages.uses.get(self.page as usize) {
+            uses.store(0, Ordering::Release);
+        }
+    }
+}
+
+fn unused(count: u32) -> Box<[AtomicU32]> {
+    (0..count).map(|_| AtomicU32::new(0)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tiffin_transport::copy::{copy_in, copy_out};
+
+    #[test]
+    fn o2_a_page_has_one_writer_or_many_readers() {
+        let pages = Pages::allocate(2, 8).unwrap();
+        let writing = pages.write(0).unwrap();
+        assert!(pages.write(0).is_none() && pages.read(0).is_none() && pages.is_used(0));
+        copy_in(b"8 bytes.", writing.bytes());
+        drop(writing);
+        let (one, two) = (pages.read(0).unwrap(), pages.read(0).unwrap());
+        assert!(pages.write(0).is_none());
+        drop(one);
+        assert!(pages.write(0).is_none(), "one still reads");
+        let mut bytes = [0; 8];
+        copy_out(two.bytes(), &mut bytes);
+        assert_eq!(&bytes, b"8 bytes.");
+        drop(two);
+        assert!(!pages.is_used(0) && pages.write(0).is_some());
+        assert!(pages.write(2).is_none() && pages.read(2).is_none(), "there is no such page");
+    }
+
+    #[test]
+    fn what_was_lent_is_given_back_with_the_last_page() {
+        let owner = std::sync::Arc::new(());
+        let memory: &'static mut [u8] = Box::leak(vec![0; 64].into_boxed_slice());
+        // SAFETY: the memory is never freed.
+        let pages = unsafe {
+            Pages::lent(NonNull::from(memory).cast(), 4, 16, Box::new(std::sync::Arc::clone(&owner)))
+        };
+        assert_eq!((pages.count(), pages.page_bytes()), (4, 16));
+        assert!(pages.write(3).is_some());
+        drop(pages);
+        assert_eq!(std::sync::Arc::strong_count(&owner), 1);
+    }
+}

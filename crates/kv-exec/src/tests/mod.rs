@@ -1,0 +1,6 @@
+//! Stories over real memory: a toy engine that checks every page it computes on.
+
+mod faults;
+mod ranks;
+mod support;
+mod tiers;

@@ -1,0 +1,266 @@
+//! A toy engine whose pages say what they must hold, and a store in memory that misbehaves on demand.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
+
+use tiffin_kv::{
+    CachedTokens, Config, Effect, Input, Namespace, PrefetchStop, Prompt, RankPart, ReqId, SpaceId,
+    StoreConfig, Submit,
+};
+use tiffin_transport::copy::{copy_in, copy_out};
+
+use crate::{
+    Executor, Fault, Gather, HostDevice, OpEnd, PageName, Pages, Parts, Reading, Step, Stop, Store, Threads,
+    Writing,
+};
+
+/// Longer than anything here takes, on any machine.
+pub(super) const LONG: Duration = Duration::from_secs(60);
+pub(super) const PAGE_BYTES: usize = 256;
+pub(super) const SPACE: SpaceId = SpaceId(0);
+
+/// A small hierarchy that asks the store about every page.
+pub(super) fn config() -> Config {
+    let stop = PrefetchStop::WaitComplete;
+    Config {
+        page_tokens: 4,
+        device_pages: 8,
+        host_pages: 16,
+        store: Some(StoreConfig { threshold_pages: 1, stop }),
+        ..Config::default()
+    }
+}
+
+/// Tokens of a prompt, that differ from those of every other seed.
+pub(super) fn prompt(seed: u32, count: u32) -> Vec<u32> {
+    (0..count).map(|at| seed * 1000 + at).collect()
+}
+
+/// What a rank's page must hold: it follows from all tokens up to its end.
+fn content(rank: u32, prefix: &[u32]) -> Vec<u8> {
+    let mut state = u64::from(rank) + 1;
+    for token in prefix {
+        state = (state ^ u64::from(*token)).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
+    }
+    (0..PAGE_BYTES as u64).map(|at| (state.wrapping_mul(at | 1) >> 32) as u8).collect()
+}
+
+/// An inference engine that computes nothing but what a page must hold.
+pub(super) struct Toy {
+    pub(super) executor: Executor,
+    device: Arc<Pages>,
+    config: Config,
+    requests: u64,
+    prompts: BTreeMap<ReqId, Vec<u32>>,
+    pub(super) ready: BTreeMap<ReqId, CachedTokens>,
+    pub(super) over: BTreeSet<ReqId>,
+    pub(super) recomputed: BTreeSet<ReqId>,
+    pub(super) ended: Vec<OpEnd>,
+}
+
+impl Toy {
+    pub(super) fn new(config: Config, store: Arc<MemoryStore>, gather: Option<Box<dyn Gather>>) -> Self {
+        Self::over(config, Box::new(store), gather)
+    }
+
+    pub(super) fn over(config: Config, store: Box<dyn Store>, gather: Option<Box<dyn Gather>>) -> Self {
+        let device = Arc::new(Pages::allocate(config.device_pages, PAGE_BYTES).unwrap());
+        let parts = Parts {
+            host: Arc::new(Pages::allocate(config.host_pages, PAGE_BYTES).unwrap()),
+            device: Box::new(HostDevice::new(Arc::clone(&device))),
+            store: config.store.map(|_| store),
+            rank: RankPart { tensor: (config.rank, config.ranks), ..RankPart::default() },
+            gather,
+            threads: Threads::default(),
+            compare_every: 1,
+        };
+        let executor = Executor::start(config, parts).unwrap();
+        let (prompts, ready, over, recomputed) = Default::default();
+        let ended = Vec::new();
+        let mut toy = Self { executor, device, config, requests: 0, prompts, ready, over, recomputed, ended };
+        let namespace = Namespace { model: "toy".to_owned(), ..Namespace::default() };
+        toy.tell([Input::Define(SPACE, namespace)]);
+        toy
+    }
+
+    /// Takes a step, computes what became ready, and ends it. Returns what was asked to be computed.
+    pub(super) fn tell(&mut self, inputs: impl IntoIterator<Item = Input>) {
+        let step = self.executor.step(inputs).unwrap();
+        let more = self.compute(step);
+        if !more.is_empty() {
+            let step = self.executor.step(more).unwrap();
+            let more = self.compute(step);
+            assert!(more.is_empty(), "a step that ends requests makes none ready in these stories");
+        }
+        self.executor.engine().check().unwrap();
+    }
+
+    fn compute(&mut self, step: Step) -> Vec<Input> {
+        let mut inputs = Vec::new();
+        self.ended.extend(step.ended);
+        for effect in step.effects {
+            match effect {
+                Effect::Ready { request, cached, pages } => {
+                    self.ready.insert(request, cached);
+                    self.pass(request, cached.total(), &pages);
+                    let upto = self.prompts[&request].len() as u32;
+                    inputs.push(Input::Computed { request, upto, generated: vec![] });
+                    inputs.push(Input::Finish(request));
+                }
+                Effect::Ended(request, _) => drop(self.over.insert(request)),
+                Effect::MustRecompute { request, .. } => drop(self.recomputed.insert(request)),
+                Effect::Refused(refusal) => panic!("{refusal}"),
+                _ => {}
+            }
+        }
+        inputs
+    }
+
+    /// One pass of the model: every page that was found is compared, every other one is written.
+    fn pass(&self, request: ReqId, cached: u32, pages: &[u32]) {
+        let tokens = &self.prompts[&request];
+        let size = self.config.page_tokens as usize;
+        for (position, page) in pages.iter().enumerate() {
+            let end = ((position + 1) * size).min(tokens.len());
+            let wanted = content(self.config.rank, &tokens[..end]);
+            if end <= cached as usize {
+                let mut found = vec![0; PAGE_BYTES];
+                copy_out(self.device.read(*page).unwrap().bytes(), &mut found);
+                assert_eq!(found, wanted, "page {position} of {request:?} holds something else");
+            } else {
+                copy_in(&wanted, self.device.write(*page).unwrap().bytes());
+            }
+        }
+    }
+
+    pub(super) fn submit(&mut self, tokens: &[u32]) -> ReqId {
+        self.requests += 1;
+        let request = ReqId(self.requests);
+        self.prompts.insert(request, tokens.to_vec());
+        let prompt = Prompt::Tokens { tokens: tokens.to_vec(), media: vec![] };
+        let submit = Submit { request, space: SPACE, prompt, priority: 0, deadline: None };
+        self.tell([Input::Submit(submit)]);
+        request
+    }
+
+    /// Steps until something holds.
+    pub(super) fn until(&mut self, what: &str, mut holds: impl FnMut(&Self) -> bool) {
+        let began = std::time::Instant::now();
+        while !holds(self) {
+            assert!(began.elapsed() < LONG, "never: {what}");
+            let _ = self.executor.wait(Duration::from_millis(5));
+            self.tell([]);
+        }
+    }
+
+    /// Serves a request to its end, and says where its tokens were found.
+    pub(super) fn serve(&mut self, tokens: &[u32]) -> CachedTokens {
+        let request = self.submit(tokens);
+        self.until("it ends", |toy| toy.over.contains(&request));
+        self.ready[&request]
+    }
+
+    /// Nothing is under way any more.
+    pub(super) fn settle(&mut self) {
+        self.until("all operations end", |toy| toy.executor.open_ops() == 0);
+        assert_eq!(self.executor.engine().op_count(), 0);
+        assert_eq!(self.executor.moved().conflicts, 0);
+    }
+}
+
+/// A store in this process.
+#[derive(Default)]
+pub(super) struct MemoryStore {
+    pages: Mutex<BTreeMap<PageName, Vec<u8>>>,
+    pub(super) reads: AtomicU64,
+    /// Which calls wait at the gate.
+    closed: Mutex<BTreeSet<&'static str>>,
+    wake: Condvar,
+    /// How many stand there.
+    pub(super) waiting: AtomicU64,
+    /// Which call panics.
+    pub(super) panics: Mutex<Option<&'static str>>,
+}
+
+impl MemoryStore {
+    pub(super) fn new() -> Arc<Self> {
+        Arc::default()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.pages.lock().unwrap().len()
+    }
+
+    pub(super) fn forget(&self, count: usize) {
+        let mut pages = self.pages.lock().unwrap();
+        let keep = pages.len() - count;
+        while pages.len() > keep {
+            pages.pop_last();
+        }
+    }
+
+    pub(super) fn damage(&self) {
+        self.pages.lock().unwrap().values_mut().for_each(|bytes| bytes.truncate(PAGE_BYTES / 2));
+    }
+
+    pub(super) fn close(&self, call: &'static str) {
+        self.closed.lock().unwrap().insert(call);
+    }
+
+    pub(super) fn open(&self, call: &'static str) {
+        self.closed.lock().unwrap().remove(call);
+        self.wake.notify_all();
+    }
+
+    /// Stands at the gate, deaf to whoever says stop.
+    fn pass(&self, call: &'static str) {
+        assert!(self.panics.lock().unwrap().as_ref() != Some(&call), "as told");
+        let closed = self.closed.lock().unwrap();
+        if closed.contains(call) {
+            self.waiting.fetch_add(1, Ordering::SeqCst);
+            drop(self.wake.wait_while(closed, |closed| closed.contains(call)).unwrap());
+            self.waiting.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+}
+
+impl Store for Arc<MemoryStore> {
+    fn probe(&self, names: &[PageName], _: &Stop) -> Result<u32, Fault> {
+        self.pass("probe");
+        let pages = self.pages.lock().unwrap();
+        Ok(names.iter().take_while(|name| pages.contains_key(name)).count() as u32)
+    }
+
+    fn fetch(&self, targets: &[(PageName, Writing<'_>)], _: &Stop) -> Result<u32, Fault> {
+        self.pass("fetch");
+        let pages = self.pages.lock().unwrap();
+        let mut done = 0;
+        for (name, target) in targets {
+            self.reads.fetch_add(1, Ordering::SeqCst);
+            match pages.get(name) {
+                Some(bytes) if bytes.len() == PAGE_BYTES => copy_in(bytes, target.bytes()),
+                _ => break,
+            }
+            done += 1;
+        }
+        Ok(done)
+    }
+
+    fn back_up(&self, sources: &[(PageName, Reading<'_>)], _: &Stop) -> Result<u32, Fault> {
+        self.pass("back_up");
+        for (name, source) in sources {
+            let mut bytes = vec![0; PAGE_BYTES];
+            copy_out(source.bytes(), &mut bytes);
+            let was = self.pages.lock().unwrap().insert(name.clone(), bytes.clone());
+            assert!(was.is_none_or(|was| was == bytes), "one name for two contents");
+        }
+        Ok(sources.len() as u32)
+    }
+
+    fn drop_all(&self, prefix: &str, _: &Stop) -> Result<(), Fault> {
+        self.pages.lock().unwrap().retain(|name, _| !name.as_str().starts_with(prefix));
+        Ok(())
+    }
+}

@@ -1,0 +1,141 @@
+//! Pages go down and come back, through memory of the process and through a real cluster.
+
+use std::sync::atomic::Ordering;
+
+use tiffin_client::{ConnectOptions, Deadline, Embedded, GetOptions, Key, Pattern};
+use tiffin_kv::{CachedTokens, Config, Input, OpKind, Tier};
+use tokio::runtime::Runtime;
+
+use super::support::{LONG, MemoryStore, SPACE, Toy, config, prompt};
+use crate::Shared;
+
+fn found(device: u32, host: u32, store: u32) -> CachedTokens {
+    CachedTokens { device, host, store }
+}
+
+#[test]
+fn pages_go_down_and_come_back_from_every_tier() {
+    let store = MemoryStore::new();
+    let mut toy = Toy::new(config(), std::sync::Arc::clone(&store), None);
+    let long = prompt(1, 21);
+    assert_eq!(toy.serve(&long), found(0, 0, 0));
+    assert_eq!(toy.serve(&long), found(20, 0, 0), "one token is left to compute (K5)");
+    toy.serve(&prompt(2, 29));
+    toy.settle();
+    assert_eq!(toy.serve(&long), found(0, 20, 0), "pushed off the device, it is in the host");
+    for seed in 3..7 {
+        toy.serve(&prompt(seed, 29));
+    }
+    toy.settle();
+    assert_eq!(toy.serve(&long), found(0, 0, 20), "pushed out of the host, it is in the store");
+    let moved = toy.executor.moved();
+    assert_eq!((moved.faults, moved.panics, moved.conflicts), (0, 0, 0), "{:?}", moved.last_fault);
+    assert_eq!(moved.asked[OpKind::Fetch as usize], 5);
+
+    // Another engine with the same store finds what this one has computed.
+    let mut other = Toy::new(config(), std::sync::Arc::clone(&store), None);
+    assert_eq!(other.serve(&[long.clone(), vec![7; 8]].concat()), found(0, 0, 20));
+    let ended = other.ended.iter().find(|ended| ended.kind == OpKind::Fetch).unwrap();
+    assert_eq!((ended.pages, ended.leading()), (5, 5));
+}
+
+#[test]
+fn what_vanishes_or_has_another_size_is_computed_again() {
+    let store = MemoryStore::new();
+    Toy::new(config(), std::sync::Arc::clone(&store), None).serve(&prompt(1, 21));
+    let until_stored = || {
+        let began = std::time::Instant::now();
+        while store.len() < 5 {
+            assert!(began.elapsed() < LONG, "backups go on after the engine is dropped");
+            std::thread::yield_now();
+        }
+    };
+    // The engine was dropped with its backup under way, which may have been stopped: another one ends it.
+    let mut toy = Toy::new(config(), std::sync::Arc::clone(&store), None);
+    toy.serve(&prompt(1, 21));
+    toy.settle();
+    until_stored();
+    store.damage();
+    let mut other = Toy::new(config(), std::sync::Arc::clone(&store), None);
+    assert_eq!(other.serve(&prompt(1, 21)), found(0, 0, 0));
+    assert_eq!(other.recomputed.len(), 1, "it was promised pages, and told that they did not come");
+    store.forget(5);
+    let mut third = Toy::new(config(), std::sync::Arc::clone(&store), None);
+    assert_eq!(third.serve(&prompt(1, 21)), found(0, 0, 0));
+    assert_eq!(third.recomputed.len(), 0, "nothing was promised");
+}
+
+#[test]
+fn a_cleared_namespace_is_gone_in_the_store_too() {
+    let store = MemoryStore::new();
+    let mut toy = Toy::new(config(), std::sync::Arc::clone(&store), None);
+    toy.serve(&prompt(1, 21));
+    toy.settle();
+    assert_eq!(store.len(), 5);
+    toy.tell([Input::Clear(SPACE)]);
+    toy.settle();
+    assert_eq!(store.len(), 0);
+    assert_eq!(toy.serve(&prompt(1, 21)), found(0, 0, 0));
+}
+
+#[test]
+fn a_real_cluster_keeps_the_pages() {
+    let runtime = Runtime::new().unwrap();
+    let soon = || Deadline::after(LONG);
+    let cluster = runtime.block_on(Embedded::start(16 << 20)).unwrap();
+    let client = |options: &ConnectOptions| {
+        let connecting = tiffin_client::Client::connect(options.clone());
+        Box::new(Shared::new(runtime.block_on(connecting).unwrap(), runtime.handle().clone()))
+    };
+    let options = cluster.client.options().clone();
+    let mut toy = Toy::over(config(), client(&options), None);
+    toy.serve(&prompt(1, 21));
+    toy.settle();
+    let mut other = Toy::over(config(), client(&options), None);
+    assert_eq!(other.serve(&prompt(1, 21)), found(0, 0, 20));
+    // A probe counts up to the first page that is missing: what lies behind it is of no use (V3).
+    let mut keys: Vec<Key> = runtime
+        .block_on(cluster.client.list(Pattern::Prefix(b"kv1/".to_vec()), soon()))
+        .unwrap()
+        .into_iter()
+        .map(|item| item.key)
+        .collect();
+    assert_eq!(keys.len(), 5);
+    let gone = keys.remove(2);
+    runtime.block_on(cluster.client.delete(&[gone], tiffin_client::DeleteOptions::default(), soon()));
+    let mut third = Toy::over(config(), client(&options), None);
+    assert!(third.serve(&prompt(1, 21)).store < 20);
+    third.settle();
+    let objects = runtime.block_on(cluster.client.get(&keys, GetOptions::default(), soon()));
+    assert!(objects.iter().all(Result::is_ok));
+    third.tell([Input::Clear(SPACE)]);
+    third.settle();
+    let left = runtime.block_on(cluster.client.list(Pattern::All, soon())).unwrap();
+    assert!(left.is_empty(), "{left:?}");
+    // A store that is gone fails what is asked of it, and nobody waits for ever.
+    runtime.block_on(cluster.stop(soon())).unwrap();
+    let short = Config { op_patience: 200, hint_patience: 50, ..config() };
+    let mut fourth = Toy::over(short, client_of(&runtime, &options), None);
+    assert_eq!(fourth.serve(&prompt(1, 21)), found(0, 0, 0));
+    fourth.settle();
+    assert!(fourth.executor.moved().faults > 0);
+}
+
+/// A client of a cluster that may be gone: it was connected to another one, which is stopped.
+fn client_of(runtime: &Runtime, _gone: &ConnectOptions) -> Box<Shared> {
+    let cluster = runtime.block_on(Embedded::start(16 << 20)).unwrap();
+    let client = runtime.block_on(tiffin_client::Client::connect(cluster.client.options().clone())).unwrap();
+    runtime.block_on(cluster.stop(Deadline::after(LONG))).unwrap();
+    Box::new(Shared::new(client, runtime.handle().clone()))
+}
+
+#[test]
+fn without_a_host_there_is_the_device_alone() {
+    let store = MemoryStore::new();
+    let alone = Config { host_pages: 0, store: None, ..config() };
+    let mut toy = Toy::new(alone, std::sync::Arc::clone(&store), None);
+    toy.serve(&prompt(1, 21));
+    assert_eq!(toy.serve(&prompt(1, 21)), found(20, 0, 0));
+    assert_eq!((store.len(), store.reads.load(Ordering::SeqCst)), (0, 0));
+    assert_eq!(toy.executor.engine().pages(Tier::Host).free, 0);
+}

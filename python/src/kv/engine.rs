@@ -1,0 +1,216 @@
+//! The class `_native.KvEngine`: an executor whose memory Python lent.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use pyo3::prelude::*;
+use pyo3::types::{IntoPyDict, PyBytes, PyDict, PyTuple};
+use tiffin_client::Deadline;
+use tiffin_kv::{OpKind, PageCounts, Prompt, ReqId, SpaceId, Tier};
+use tiffin_kv_exec::{Device, Executor, Gather, HostDevice, Pages, Parts, Shared, StepError, Threads};
+
+use super::settings::Settings;
+use super::theirs::{TheirDevice, TheirGather, TheirStore};
+use super::words::{self, Coordinates, Mediums, Told};
+use super::{memory, words::kind_word};
+use crate::errors::{closed, invalid};
+use crate::memory::Memory;
+use crate::methods::Any;
+use crate::process::PerProcess;
+use crate::runtime::{self, block_on};
+use crate::store::Store;
+
+/// The longest that anything is waited for, which is as good as for ever.
+const SECONDS_MAX: f64 = 1e6;
+/// How often signals are looked for while somebody waits.
+const SIGNALS_EVERY: Duration = Duration::from_millis(50);
+
+/// The engine of a KV hierarchy over memory of Python. `tiffin.kv.Engine` is what users see of it.
+#[pyclass(frozen, module = "tiffin._native")]
+pub(crate) struct KvEngine {
+    /// Threads and locks are of the process that made it; a forked child has none.
+    executor: PerProcess<Mutex<Option<Executor>>>,
+}
+
+#[pymethods]
+impl KvEngine {
+    /// `device` is memory, or an object that loads and saves; `host` is memory, or nothing for our own.
+    #[new]
+    #[pyo3(signature = (settings, *, page_bytes, device, host, store, rank_part, gather))]
+    fn new(
+        py: Python<'_>,
+        settings: Settings,
+        page_bytes: usize,
+        device: &Any<'_>,
+        host: Option<&Any<'_>>,
+        store: Option<&Any<'_>>,
+        rank_part: Coordinates,
+        gather: Option<Py<PyAny>>,
+    ) -> PyResult<Self> {
+        let config = settings.config(py)?;
+        let no_room = || invalid(py, format!("there is no memory for {} host pages", config.host_pages));
+        let host = match host {
+            Some(host) => lent(host, config.host_pages, page_bytes)?,
+            None => Pages::allocate(config.host_pages, page_bytes).ok_or_else(no_room)?,
+        };
+        let device: Box<dyn Device> = if device.hasattr("load")? && device.hasattr("save")? {
+            Box::new(TheirDevice(device.clone().unbind()))
+        } else {
+            Box::new(HostDevice::new(Arc::new(lent(device, config.device_pages, page_bytes)?)))
+        };
+        let parts = Parts {
+            host: Arc::new(host),
+            device,
+            store: store.map(|store| open_store(py, store)).transpose()?,
+            rank: words::rank(rank_part),
+            gather: gather.map(|gather| Box::new(TheirGather(gather)) as Box<dyn Gather>),
+            threads: Threads::default(),
+            compare_every: settings.compare_every,
+        };
+        let executor = Executor::start(config, parts).map_err(|error| invalid(py, error.to_string()))?;
+        Ok(Self { executor: PerProcess::with(Mutex::new(Some(executor))) })
+    }
+
+    /// One step: tells, begins, and gives what is left to do.
+    fn step<'py>(&self, py: Python<'py>, told: Told) -> PyResult<Bound<'py, PyTuple>> {
+        let inputs = told.inputs(py)?;
+        let step = self.with(py, |executor| executor.step(inputs))?;
+        words::plan(py, &step.map_err(|error| raise_step(py, &error))?)
+    }
+
+    /// Waits until there is something to step for, with the interpreter released.
+    fn wait(&self, py: Python<'_>, seconds: f64) -> PyResult<bool> {
+        let until = Deadline::after(Duration::from_secs_f64(seconds.clamp(0.0, SECONDS_MAX)));
+        loop {
+            // Others may step meanwhile: only the list of what has ended is waited on.
+            let waiter = self.with(py, |executor| executor.waiter())?;
+            if py.detach(|| waiter.wait(until.remaining().min(SIGNALS_EVERY))) {
+                return Ok(true);
+            }
+            if until.has_passed() {
+                return Ok(false);
+            }
+            py.check_signals()?;
+        }
+    }
+
+    /// How far a prefix is there, in pages: on the device, also in the host, also on its way there.
+    #[pyo3(name = "match")]
+    fn match_prefix(
+        &self,
+        py: Python<'_>,
+        space: u32,
+        tokens: &[u8],
+        media: Mediums,
+    ) -> PyResult<(u32, u32, u32)> {
+        let prompt = Prompt::Tokens { tokens: words::tokens(tokens), media: words::media(media) };
+        let found = self.with(py, |executor| executor.engine().match_prefix(SpaceId(space), &prompt))?;
+        Ok((found.device, found.host, found.coming))
+    }
+
+    /// The device pages of a request that is computed.
+    fn block_table<'py>(&self, py: Python<'py>, request: u64) -> PyResult<Option<Bound<'py, PyBytes>>> {
+        let table = self.with(py, |executor| executor.engine().block_table(ReqId(request)))?;
+        Ok(table.map(|pages| words::page_ids(py, &pages)))
+    }
+
+    /// The state of a request, in words.
+    fn state(&self, py: Python<'_>, request: u64) -> PyResult<Option<String>> {
+        let state = self.with(py, |executor| executor.engine().state(ReqId(request)))?;
+        Ok(state.map(|state| format!("{state:?}").to_lowercase()))
+    }
+
+    /// What happened so far, by name.
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let (stats, moved, pages, open, requests) = self.with(py, |executor| {
+            let engine = executor.engine();
+            let pages = Tier::BOTH.map(|tier| engine.pages(tier));
+            (engine.stats(), executor.moved(), pages, executor.open_ops(), engine.request_count())
+        })?;
+        let all = PyDict::new(py);
+        stats.each(|name, count| all.set_item(name, count))?;
+        for (tier, counts) in ["device", "host"].into_iter().zip(pages) {
+            let PageCounts { free, staged, indexed, private, quarantined } = counts;
+            let words = ["free", "staged", "indexed", "private", "quarantined"];
+            let by_use = words.into_iter().zip([free, staged, indexed, private, quarantined]);
+            all.set_item(format!("{tier}_pages"), by_use.into_py_dict(py)?)?;
+        }
+        let (asked, done) = (PyDict::new(py), PyDict::new(py));
+        for (kind, (of_asked, of_done)) in
+            OpKind::ALL.into_iter().zip(moved.asked.into_iter().zip(moved.done))
+        {
+            asked.set_item(kind_word(kind), of_asked)?;
+            done.set_item(kind_word(kind), of_done)?;
+        }
+        all.set_item("pages_asked", asked)?;
+        all.set_item("pages_done", done)?;
+        let counts = [("faults", moved.faults), ("stopped", moved.stopped), ("conflicts", moved.conflicts)];
+        for (name, count) in counts.into_iter().chain([("panics", moved.panics)]) {
+            all.set_item(name, count)?;
+        }
+        all.set_item("last_fault", moved.last_fault)?;
+        all.set_item("operations", open)?;
+        all.set_item("requests_here", requests)?;
+        Ok(all)
+    }
+
+    /// A number that is the same for engines that would decide the same.
+    fn digest(&self, py: Python<'_>) -> PyResult<u128> {
+        self.with(py, |executor| executor.engine().digest())
+    }
+
+    /// Holds everything against the invariants, and gives what is wrong.
+    fn check(&self, py: Python<'_>) -> PyResult<Option<String>> {
+        let checked = self.with(py, |executor| executor.engine().check())?;
+        Ok(checked.err().map(|violation| violation.to_string()))
+    }
+
+    /// Ends it: what is under way is stopped, backups are waited for. Says whether all of it has ended.
+    fn close(&self, py: Python<'_>, seconds: f64) -> PyResult<bool> {
+        let at_most = Duration::from_secs_f64(seconds.clamp(0.0, SECONDS_MAX));
+        let Some(executor) = self.executor.here() else { return Ok(true) };
+        Ok(py.detach(|| match lock(executor).take() {
+            Some(mut executor) => executor.close(at_most),
+            None => true,
+        }))
+    }
+}
+
+impl KvEngine {
+    /// Does something with the executor, with the interpreter released.
+    fn with<T: Send>(&self, py: Python<'_>, work: impl FnOnce(&mut Executor) -> T + Send) -> PyResult<T> {
+        let forked = || closed(py, "the engine belongs to another process\n\nhint: make one in each process");
+        let executor = self.executor.here().ok_or_else(forked)?;
+        let done = py.detach(|| lock(executor).as_mut().map(work));
+        done.ok_or_else(|| closed(py, "the engine is closed"))
+    }
+}
+
+fn lock(executor: &Mutex<Option<Executor>>) -> MutexGuard<'_, Option<Executor>> {
+    executor.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A store of ours, or an object with Mooncake's batched calls.
+fn open_store(py: Python<'_>, store: &Any<'_>) -> PyResult<Box<dyn tiffin_kv_exec::Store>> {
+    let Ok(ours) = store.cast::<Store>() else {
+        return Ok(Box::new(TheirStore(store.clone().unbind())));
+    };
+    let caller = &ours.get().caller;
+    let deadline = Deadline::after(caller.time);
+    let connected = block_on(py, async || caller.handle.client(deadline).await)?;
+    let client = connected.map_err(|error| crate::errors::raise(py, &error))?;
+    Ok(Box::new(Shared::new(client, runtime::runtime()?.handle().clone())))
+}
+
+fn lent(array: &Any<'_>, count: u32, page_bytes: usize) -> PyResult<Pages> {
+    let memory = Memory::to_write(array)?;
+    let pages = memory::pages(memory, count).filter(|pages| pages.page_bytes() == page_bytes);
+    pages.ok_or_else(|| {
+        let what = format!("the memory is not {count} pages of {page_bytes} bytes");
+        invalid(array.py(), format!("{what}\n\nhint: give an array with one row for each page"))
+    })
+}
+
+fn raise_step(py: Python<'_>, error: &StepError) -> PyErr {
+    invalid(py, error.to_string())
+}

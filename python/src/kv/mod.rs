@@ -1,0 +1,68 @@
+//! The KV hierarchy in Python: `tiffin.kv` stands on this.
+//!
+//! | module | purpose |
+//! |---|---|
+//! | `engine` | the class: a step is one crossing, with the interpreter released |
+//! | `settings` | what an engine is made of, from arguments |
+//! | `words` | inputs from tuples, and what a step came to as tuples |
+//! | `theirs` | a store, a device and a collective that are Python objects |
+//! | `memory` | memory of Python, in pages |
+
+mod engine;
+mod memory;
+mod settings;
+mod theirs;
+mod words;
+
+use std::ffi::OsString;
+
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+use tiffin_kv::{ChainHash, RankPart, hash};
+use tiffin_kv_exec::PageName;
+
+use crate::errors::invalid;
+use words::{Coordinates, Mediums, Names};
+
+/// Adds what is here to the module.
+pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<engine::KvEngine>()?;
+    module.add_function(wrap_pyfunction!(kv_chain, module)?)?;
+    module.add_function(wrap_pyfunction!(kv_names, module)?)?;
+    module.add_function(wrap_pyfunction!(kv_replay, module)?)
+}
+
+/// The root of a namespace, and the hashes of the full pages among these tokens.
+#[pyfunction]
+fn kv_chain<'py>(
+    py: Python<'py>,
+    namespace: Names,
+    page_tokens: u32,
+    tokens: &[u8],
+    media: Mediums,
+) -> PyResult<(Bound<'py, PyBytes>, Vec<Bound<'py, PyBytes>>)> {
+    if page_tokens == 0 {
+        return Err(invalid(py, "a page has 0 tokens\n\nhint: 16 to 64 are usual"));
+    }
+    let (root, hashes) = py.detach(|| {
+        let root = words::namespace(namespace).root(page_tokens);
+        let (tokens, media) = (words::tokens(tokens), words::media(media));
+        (root, hash::chain(root, 0, page_tokens, &tokens, &media))
+    });
+    let bytes = |ChainHash(hash): &ChainHash| PyBytes::new(py, hash);
+    Ok((bytes(&root), hashes.iter().map(bytes).collect()))
+}
+
+/// What these pages of a rank are called in a shared store.
+#[pyfunction]
+fn kv_names(root: [u8; 16], rank: Coordinates, hashes: Vec<[u8; 16]>) -> Vec<String> {
+    let rank: RankPart = words::rank(rank);
+    let name = |hash: [u8; 16]| PageName::new(ChainHash(root), &rank, ChainHash(hash)).as_str().to_owned();
+    hashes.into_iter().map(name).collect()
+}
+
+/// What `tiffin kv replay` says to these arguments, as JSON.
+#[pyfunction]
+fn kv_replay(py: Python<'_>, arguments: Vec<OsString>) -> PyResult<String> {
+    py.detach(|| tiffin_cli::kv_replay(arguments)).map_err(|text| invalid(py, text))
+}

@@ -1,0 +1,132 @@
+//! A store, a device and a collective that are Python objects, called on threads of ours.
+//!
+//! The store is Mooncake's own class, `MooncakeDistributedStore`, or whatever has its three batched calls;
+//! its calls let go of the interpreter while they move bytes.
+
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyList};
+use tiffin_kv_exec::{Device, Fault, Gather, GatherError, PageName, Reading, Stop, Store, Writing};
+
+use super::words::page_ids;
+use crate::runtime;
+
+/// Says what is there in Mooncake's API.
+const IS_THERE: i64 = 1;
+/// Says that something went well in Mooncake's API.
+const IS_OK: i64 = 0;
+
+/// A store with `batch_is_exist`, `batch_get_into` and `batch_put_from`.
+pub(super) struct TheirStore(pub(super) Py<PyAny>);
+
+impl Store for TheirStore {
+    fn probe(&self, names: &[PageName], _stop: &Stop) -> Result<u32, Fault> {
+        let said = self.ask("batch_is_exist", |method, keys| method.call1((keys,)), names.iter())?;
+        Ok(leading(&said, |_, number| number == IS_THERE))
+    }
+
+    fn fetch(&self, pages: &[(PageName, Writing<'_>)], _stop: &Stop) -> Result<u32, Fault> {
+        let (addresses, sizes): (Vec<_>, Vec<_>) =
+            pages.iter().map(|(_, page)| (page.bytes().as_mut_ptr() as usize, page.bytes().len())).unzip();
+        let names = pages.iter().map(|(name, _)| name);
+        let call = |method: Bound<'_, PyAny>, keys| method.call1((keys, &addresses, &sizes));
+        let said = self.ask("batch_get_into", call, names)?;
+        Ok(leading(&said, |at, number| sizes.get(at).is_some_and(|size| i64::try_from(*size) == Ok(number))))
+    }
+
+    fn back_up(&self, pages: &[(PageName, Reading<'_>)], _stop: &Stop) -> Result<u32, Fault> {
+        let (addresses, sizes): (Vec<_>, Vec<_>) =
+            pages.iter().map(|(_, page)| (page.bytes().as_ptr() as usize, page.bytes().len())).unzip();
+        let names = pages.iter().map(|(name, _)| name);
+        let call = |method: Bound<'_, PyAny>, keys| method.call1((keys, &addresses, &sizes));
+        let said = self.ask("batch_put_from", call, names)?;
+        match said.first() {
+            Some(code) if *code != IS_OK => Err(Fault::Other(format!("batch_put_from said {code}"))),
+            _ => Ok(leading(&said, |_, number| number == IS_OK)),
+        }
+    }
+
+    fn drop_all(&self, prefix: &str, _stop: &Stop) -> Result<(), Fault> {
+        within(|py| {
+            let removed = self.0.call_method1(py, "remove_by_regex", (format!("^{prefix}"), true))?;
+            removed.extract::<i64>(py)
+        })
+        .and_then(|count| {
+            if count < 0 { Err(Fault::Other(format!("remove_by_regex said {count}"))) } else { Ok(()) }
+        })
+    }
+
+    fn register(&self, address: usize, bytes: usize) -> Result<(), Fault> {
+        within(|py| self.0.call_method1(py, "register_buffer", (address, bytes))?.extract::<i64>(py))
+            .and_then(|code| {
+                let said = || Fault::Other(format!("register_buffer said {code}"));
+                if code == IS_OK { Ok(()) } else { Err(said()) }
+            })
+    }
+
+    fn unregister(&self, address: usize) {
+        // Where it cannot be told any more, it has ended too.
+        let _ = within(|py| self.0.call_method1(py, "unregister_buffer", (address,)).map(drop));
+    }
+}
+
+impl TheirStore {
+    fn ask<'a>(
+        &self,
+        method: &str,
+        call: impl for<'py> FnOnce(Bound<'py, PyAny>, Bound<'py, PyList>) -> PyResult<Bound<'py, PyAny>>,
+        names: impl ExactSizeIterator<Item = &'a PageName>,
+    ) -> Result<Vec<i64>, Fault> {
+        within(|py| {
+            let keys = PyList::new(py, names.map(PageName::as_str))?;
+            call(self.0.bind(py).getattr(method)?, keys)?.extract()
+        })
+    }
+}
+
+/// A device with `load(host_pages, device_pages)` and `save(device_pages, host_pages)`.
+pub(super) struct TheirDevice(pub(super) Py<PyAny>);
+
+impl TheirDevice {
+    /// Gives two lists of page ids, and hears how many were done; nothing stands for all.
+    fn call(&self, method: &str, from: &[u32], to: &[u32]) -> Result<u32, Fault> {
+        within(|py| {
+            let done = self.0.call_method1(py, method, (page_ids(py, from), page_ids(py, to)))?;
+            Ok(done.extract::<Option<u32>>(py)?.unwrap_or(u32::MAX))
+        })
+    }
+}
+
+impl Device for TheirDevice {
+    fn load(&self, pages: &[(Reading<'_>, u32)], _stop: &Stop) -> Result<u32, Fault> {
+        let (host, device): (Vec<_>, Vec<_>) = pages.iter().map(|(host, to)| (host.page(), *to)).unzip();
+        self.call("load", &host, &device)
+    }
+
+    fn save(&self, pages: &[(u32, Writing<'_>)], _stop: &Stop) -> Result<u32, Fault> {
+        let (device, host): (Vec<_>, Vec<_>) = pages.iter().map(|(from, host)| (*from, host.page())).unzip();
+        self.call("save", &device, &host)
+    }
+}
+
+/// A callable that takes bytes and gives the bytes of all ranks, in order.
+pub(super) struct TheirGather(pub(super) Py<PyAny>);
+
+impl Gather for TheirGather {
+    fn all_gather(&mut self, mine: Vec<u8>) -> Result<Vec<Vec<u8>>, GatherError> {
+        let gathered = within(|py| {
+            let all = self.0.bind(py).call1((PyBytes::new(py, &mine),))?;
+            all.try_iter()?.map(|word| word?.extract::<Vec<u8>>()).collect::<PyResult<Vec<_>>>()
+        });
+        gathered.map_err(|fault| GatherError::Other(fault.to_string()))
+    }
+}
+
+/// Something with the interpreter; what it raises is a fault.
+fn within<T>(work: impl FnOnce(Python<'_>) -> PyResult<T>) -> Result<T, Fault> {
+    let done = runtime::enter(|py| work(py).map_err(|error| Fault::Other(error.to_string())));
+    done.unwrap_or_else(|| Err(Fault::Other("the interpreter ends".to_owned())))
+}
+
+fn leading(said: &[i64], is_good: impl Fn(usize, i64) -> bool) -> u32 {
+    said.iter().enumerate().take_while(|(at, number)| is_good(*at, **number)).count() as u32
+}

@@ -1,0 +1,514 @@
+"""The KV-cache hierarchy: device pages, host pages, a shared store, and one engine that an inference loop steps.
+
+>>> import numpy as np, tiffin
+>>> from tiffin import kv
+>>> device = np.zeros((8, 1024), np.uint8)                 # 8 pages of 1024 bytes, which the model computes in
+>>> store = tiffin.connect(memory="64MiB")
+>>> engine = kv.Engine(device, page_tokens=4, host_pages=16, store=store, threshold_pages=1)
+>>> prompt = list(range(9))
+>>> plan = engine.step(submit=[kv.Request(1, prompt)])
+>>> while not plan.ready and engine.wait(5):               # it asks the store first
+...     plan = engine.step()
+>>> ready = plan.ready[0]
+>>> ready.cached.total, ready.pages.dtype, len(ready.pages)
+(0, dtype('int32'), 3)
+>>> for page in ready.pages:
+...     device[page] = 7                                   # one pass of the model
+>>> plan = engine.step(computed=[kv.Computed(1, 9)], finish=[1])
+>>> while not plan.ended and engine.wait(5):
+...     plan = engine.step()
+>>> plan.ended
+[(1, 'finished')]
+>>> engine.match(prompt)
+Match(device=2, host=2, coming=2)
+>>> engine.close()
+True
+
+A step tells the engine everything that happened and gives back everything that is to be done, in one call and
+with the interpreter released; it never waits for I/O. What moves pages are threads of the engine, between
+`device`, `host` and `store`. `docs/kv.md` says what is promised.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy
+
+from . import _native
+from .errors import Error
+
+__all__ = [
+    "Cached",
+    "Computed",
+    "Engine",
+    "Grant",
+    "Match",
+    "Media",
+    "Namespace",
+    "Operation",
+    "Plan",
+    "Ready",
+    "Request",
+    "chain",
+    "local_group",
+    "names",
+    "replay",
+]
+
+#: Where the pages of a rank lie among those of all: (rank, ranks) of tensor, pipeline and context.
+RankPart = tuple[tuple[int, int], tuple[int, int], tuple[int, int]]
+
+
+class Namespace(NamedTuple):
+    """Everything, beside tokens, media and ranks, that changes the bytes of a page."""
+
+    model: str = ""
+    revision: str = ""
+    weight_version: int = 0
+    dtype: str = ""
+    layout: str = ""
+    tenant: str = ""
+    lora: str = ""
+    salt: str = ""
+
+
+class Media(NamedTuple):
+    """Something other than a token that changes what follows it: where it begins, and what it shows."""
+
+    at: int
+    content: bytes
+
+
+class Request(NamedTuple):
+    """A request: its tokens, or the hashes of its full pages and how many tokens there are.
+
+    `timeout` is how many seconds it waits for the store at most, if the policy would wait longer.
+    """
+
+    id: int
+    tokens: Any = ()
+    priority: int = 0
+    namespace: int = 0
+    media: Sequence[tuple[int, bytes]] = ()
+    timeout: float | None = None
+    hashes: Sequence[bytes] | None = None
+    length: int = 0
+
+
+class Computed(NamedTuple):
+    """The tokens of a request before `upto` are in its pages, and these were generated since."""
+
+    request: int
+    upto: int
+    generated: Any = ()
+
+
+class Cached(NamedTuple):
+    """Tokens that need not be computed, by where their pages were found."""
+
+    device: int
+    host: int
+    store: int
+
+    @property
+    def total(self) -> int:
+        return self.device + self.host + self.store
+
+
+class Ready(NamedTuple):
+    """A request may be computed, in these device pages (`int32`, in order, for all its tokens)."""
+
+    request: int
+    cached: Cached
+    pages: numpy.ndarray
+
+
+class Grant(NamedTuple):
+    """A request has these device pages behind those that it had."""
+
+    request: int
+    pages: numpy.ndarray
+
+
+class Operation(NamedTuple):
+    """An operation that has ended on every rank: how many pages each completed, or -1 where it failed."""
+
+    id: int
+    kind: str
+    request: int | None
+    pages: int
+    completed: tuple[int, ...]
+
+    @property
+    def leading(self) -> int:
+        """How many pages, counted from the first, every rank has."""
+        return max(0, min(self.completed))
+
+
+class Plan(NamedTuple):
+    """What a step came to."""
+
+    #: Requests that may be computed.
+    ready: list[Ready]
+    #: Pages for the tokens that come next.
+    granted: list[Grant]
+    #: (request, token): what the store promised did not come from there on, and is computed instead.
+    recompute: list[tuple[int, int]]
+    #: (request, reason): it is no longer on the device, and becomes ready again by itself.
+    retracted: list[tuple[int, str]]
+    #: (request, "finished", "aborted" or "too-long").
+    ended: list[tuple[int, str]]
+    #: Inputs that count for nothing, and why.
+    refused: list[str]
+    #: (tier, namespace, hash): copies that can be matched from now on, where `events` are wanted.
+    stored: list[tuple[str, int, bytes]]
+    #: The same of copies that are gone.
+    removed: list[tuple[str, int, bytes]]
+    #: Operations that have ended.
+    operations: list[Operation]
+
+
+class Match(NamedTuple):
+    """How far a prefix is there, in pages: on the device, also in the host, also on its way there."""
+
+    device: int
+    host: int
+    coming: int
+
+
+class Engine:
+    """The control plane of a KV hierarchy, and the threads that move its pages.
+
+    `device` is the memory that is computed in: an array or a tensor in host memory with a row for each page,
+    which is used where it lies and kept until nothing touches it any more. Or it is an object with
+    `load(host_pages, device_pages)` and `save(device_pages, host_pages)`, which take `int32` arrays, are called
+    on threads of the engine, and return how many pages they have copied (nothing for all); then `device_pages`
+    and `page_bytes` say how large it is.
+
+    `host` is memory of the same form, or `host_pages` says how much the engine is to have of its own. `store`
+    is a `tiffin.Store`, or any object with the batched calls of Mooncake's `MooncakeDistributedStore`
+    (`batch_is_exist`, `batch_get_into`, `batch_put_from`, `register_buffer`), or nothing.
+
+    `namespace` says what the pages are of; it can be changed with `define`, which makes all that was under the
+    old one unreachable. The rest are the sizes and policies of `docs/kv.md`; times are in seconds.
+
+    Tensor- or pipeline-parallel ranks have an engine each, are told the same in the same order, and step equally
+    often. `gather` takes this rank's bytes and gives those of all, in order: one call per step, and with
+    `torch.distributed` a few lines. `rank_part` says which part of every page this rank keeps.
+    """
+
+    def __init__(
+        self,
+        device: Any,
+        *,
+        page_tokens: int = 64,
+        device_pages: int | None = None,
+        page_bytes: int | None = None,
+        host: Any = None,
+        host_pages: int | None = None,
+        store: Any = None,
+        namespace: Namespace = Namespace(),  # noqa: B008
+        threshold_pages: int = 4,
+        stop: str = "timeout",
+        stop_base: float = 2.0,
+        stop_per_page: float = 0.01,
+        stop_most: float = 30.0,
+        index: str = "radix",
+        eviction: str = "lru",
+        write: str = "through",
+        probes: int = 64,
+        fetch_pages: int = 1024,
+        save_pages: int = 1024,
+        backup_pages: int = 1024,
+        running_max: int = 256,
+        op_pages_max: int = 128,
+        op_patience: float = 30.0,
+        hint_patience: float = 1.0,
+        ranks: int = 1,
+        rank: int = 0,
+        rank_part: RankPart | None = None,
+        gather: Callable[[bytes], Sequence[bytes]] | None = None,
+        events: bool = False,
+        compare_every: int = 0,
+    ) -> None:
+        if hasattr(device, "load") and hasattr(device, "save"):
+            if device_pages is None or page_bytes is None:
+                raise ValueError(
+                    "a device with `load` and `save` has no size of its own\n\n"
+                    "hint: give `device_pages` and `page_bytes`"
+                )
+            device = _Device(device)
+        else:
+            device_pages, page_bytes = _pages(device, "device")
+        if host is not None:
+            host_pages, host_bytes = _pages(host, "host")
+            if host_bytes != page_bytes:
+                raise ValueError(
+                    f"a page has {page_bytes} bytes on the device and {host_bytes} in the host\n\n"
+                    "hint: give both rows of one size"
+                )
+        settings = SimpleNamespace(
+            page_tokens=page_tokens,
+            device_pages=device_pages,
+            host_pages=host_pages or 0,
+            has_store=store is not None,
+            threshold_pages=threshold_pages,
+            stop=stop,
+            stop_base=stop_base,
+            stop_per_page=stop_per_page,
+            stop_most=stop_most,
+            index=index,
+            eviction=eviction,
+            write=write,
+            probes=probes,
+            fetch_pages=fetch_pages,
+            save_pages=save_pages,
+            backup_pages=backup_pages,
+            running_max=running_max,
+            op_pages_max=op_pages_max,
+            op_patience=op_patience,
+            hint_patience=hint_patience,
+            ranks=ranks,
+            rank=rank,
+            events=events,
+            compare_every=compare_every,
+        )
+        self.page_tokens = page_tokens
+        self._native = _native.KvEngine(
+            settings,
+            page_bytes=page_bytes,
+            device=device,
+            host=host,
+            store=store,
+            rank_part=rank_part or ((rank, ranks), (0, 1), (0, 1)),
+            gather=gather,
+        )
+        self._define: list[tuple[int, Namespace]] = [(0, namespace)]
+        self._clear: list[int] = []
+
+    def define(self, namespace: Namespace, id: int = 0) -> None:
+        """Says what a namespace is from the next step on. Another content, as with new weights, makes every
+        page under the old one unreachable at once; requests that are computed leave the device and come back."""
+        self._define.append((id, namespace))
+
+    def clear(self, id: int = 0) -> None:
+        """From the next step on nothing of this namespace counts any more, in the store neither."""
+        self._clear.append(id)
+
+    def step(
+        self,
+        *,
+        submit: Iterable[Request] = (),
+        computed: Iterable[Computed | tuple] = (),
+        finish: Iterable[int] = (),
+        abort: Iterable[int] = (),
+        retract: Iterable[int] = (),
+        vanished: Iterable[tuple[int, str, Sequence[bytes]]] = (),
+        pressure: Iterable[tuple[str, str]] = (),
+    ) -> Plan:
+        """One step: tells what happened, begins what is to be moved, and gives what is left to do.
+
+        Said between two passes of the model. `computed` comes before `finish`, that before `abort`, `retract`
+        and `submit`. A `vanished` is (namespace, "device", "host" or "store", hashes), a `pressure` is a place
+        and "calm", "tight" or "full". What makes no sense is in `refused`, and changes nothing.
+        """
+        told = SimpleNamespace(
+            define=[(id, tuple(namespace)) for id, namespace in self._define],
+            clear=self._clear,
+            vanished=[(id, place, list(hashes)) for id, place, hashes in vanished],
+            pressure=list(pressure),
+            computed=[_computed(*it) for it in computed],
+            finish=list(finish),
+            abort=list(abort),
+            retract=list(retract),
+            submit=[_submission(request) for request in submit],
+        )
+        plan = self._native.step(told)
+        self._define, self._clear = [], []
+        ready, granted, recompute, retracted, ended, refused, stored, removed, operations = plan
+        return Plan(
+            [Ready(id, Cached(*cached), _ids(pages)) for id, cached, pages in ready],
+            [Grant(id, _ids(pages)) for id, pages in granted],
+            recompute,
+            retracted,
+            ended,
+            refused,
+            stored,
+            removed,
+            [Operation(id, kind, of, pages, tuple(by)) for id, kind, of, pages, by in operations],
+        )
+
+    def wait(self, timeout: float) -> bool:
+        """Waits until there is something to step for: an operation has ended here, or time alone brings
+        something about. Says whether there is."""
+        return self._native.wait(timeout)
+
+    def match(self, tokens: Any, *, namespace: int = 0, media: Sequence[tuple[int, bytes]] = ()) -> Match:
+        """How far a prefix is there. Changes nothing, and asks nobody."""
+        return Match(*self._native.match(namespace, _tokens(tokens), [tuple(it) for it in media]))
+
+    def pages(self, request: int) -> numpy.ndarray | None:
+        """The device pages of a request that is computed."""
+        table = self._native.block_table(request)
+        return None if table is None else _ids(table)
+
+    def state(self, request: int) -> str | None:
+        """Where a request is in its life, if it is here."""
+        return self._native.state(request)
+
+    def stats(self) -> dict[str, Any]:
+        """What happened so far: counts of the engine, pages by use, pages moved by kind of operation."""
+        return self._native.stats()
+
+    def digest(self) -> int:
+        """A number that is the same for engines that would decide the same."""
+        return self._native.digest()
+
+    def check(self) -> None:
+        """Holds everything against the invariants of `docs/kv.md`, and raises what is broken."""
+        if violation := self._native.check():
+            raise Error(f"{violation}\n\nhint: this is a bug; please report it")
+
+    def close(self, timeout: float = 10.0) -> bool:
+        """Ends the engine: backups are waited for, all else is stopped. Says whether all of it has ended in
+        time; memory is kept in any case until nothing touches it any more. Closing twice is harmless."""
+        return self._native.close(timeout)
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @staticmethod
+    def replay(trace: str | os.PathLike | None = None, **options: Any) -> dict[str, Any]:
+        """See `tiffin.kv.replay`."""
+        return replay(trace, **options)
+
+
+def replay(trace: str | os.PathLike | None = None, **options: Any) -> dict[str, Any]:
+    """Runs a trace through the engine in virtual time, as `tiffin kv replay` does, and gives its report.
+
+    The options are those of the command, with `_` for `-`: `device_pages=1000`, `l3="infinite"`,
+    `generate=10_000` instead of a trace; `policy` may be a list.
+
+    >>> report = replay(generate=200, seed=7, device_pages=100, host_pages=1000, policy=["write=through"])
+    >>> report["policies"][0]["policy"]["requests"]
+    200
+    """
+    arguments = [] if trace is None else [os.fspath(trace)]
+    for name, value in options.items():
+        flag = f"--{name.replace('_', '-')}"
+        for each in value if isinstance(value, (list, tuple)) else [value]:
+            arguments += [flag, str(each)]
+    return json.loads(_native.kv_replay(arguments))
+
+
+def chain(
+    tokens: Any,
+    *,
+    page_tokens: int = 64,
+    namespace: Namespace = Namespace(),  # noqa: B008
+    media: Sequence[tuple[int, bytes]] = (),
+) -> tuple[bytes, list[bytes]]:
+    """The root of a namespace, and the hashes of the full pages among these tokens.
+
+    >>> root, hashes = chain(range(9), page_tokens=4, namespace=Namespace("m"))
+    >>> len(root), len(hashes), hashes == chain(range(8), page_tokens=4, namespace=Namespace("m"))[1]
+    (16, 2, True)
+    """
+    return _native.kv_chain(tuple(namespace), page_tokens, _tokens(tokens), [tuple(it) for it in media])
+
+
+def names(root: bytes, hashes: Sequence[bytes], rank_part: RankPart = ((0, 1), (0, 1), (0, 1))) -> list[str]:
+    """What these pages of a rank are called in a shared store.
+
+    >>> root, hashes = chain(range(9), page_tokens=4)
+    >>> [name.startswith("kv1/") for name in names(root, hashes)]
+    [True, True]
+    """
+    return _native.kv_names(root, rank_part, list(hashes))
+
+
+def local_group(ranks: int, timeout: float = 60.0) -> list[Callable[[bytes], list[bytes]]]:
+    """The `gather` of each of so many ranks that are threads of this process.
+
+    >>> group = local_group(2)
+    >>> other = threading.Thread(target=group[1], args=(b"1",))
+    >>> other.start()
+    >>> group[0](b"0")
+    [b'0', b'1']
+    """
+    words: list[bytes] = [b""] * ranks
+    barrier = threading.Barrier(ranks)
+
+    def member(rank: int) -> Callable[[bytes], list[bytes]]:
+        def gather(word: bytes) -> list[bytes]:
+            words[rank] = word
+            barrier.wait(timeout)
+            everybody = list(words)
+            # Nobody writes the next word before all have read this one.
+            barrier.wait(timeout)
+            return everybody
+
+        return gather
+
+    return [member(rank) for rank in range(ranks)]
+
+
+class _Device:
+    """A device of the user's, which sees page ids as arrays."""
+
+    def __init__(self, device: Any) -> None:
+        self._device = device
+
+    def load(self, host_pages: bytes, device_pages: bytes) -> int | None:
+        return self._device.load(_ids(host_pages), _ids(device_pages))
+
+    def save(self, device_pages: bytes, host_pages: bytes) -> int | None:
+        return self._device.save(_ids(device_pages), _ids(host_pages))
+
+
+def _pages(memory: Any, what: str) -> tuple[int, int]:
+    """How many pages an array has, and the bytes of each."""
+    shape, nbytes = getattr(memory, "shape", None), getattr(memory, "nbytes", None)
+    if not shape or nbytes is None or shape[0] == 0:
+        raise ValueError(
+            f"`{what}` is no array with a row for each page\n\nhint: as in `numpy.zeros((pages, page_bytes), 'u1')`"
+        )
+    return int(shape[0]), int(nbytes) // int(shape[0])
+
+
+def _ids(pages: bytes) -> numpy.ndarray:
+    return numpy.frombuffer(pages, "<i4")
+
+
+def _tokens(tokens: Any) -> bytes:
+    if isinstance(tokens, (range, list, tuple)) or hasattr(tokens, "__array__"):
+        return numpy.asarray(tokens, dtype="<u4").tobytes()
+    return numpy.fromiter(tokens, dtype="<u4").tobytes()
+
+
+def _computed(request: int, upto: int, generated: Any = ()) -> tuple[int, int, bytes]:
+    return request, upto, _tokens(generated)
+
+
+def _submission(request: Request) -> tuple:
+    hashes = None if request.hashes is None else list(request.hashes)
+    tokens = _tokens(request.tokens) if hashes is None else None
+    return (
+        request.id,
+        request.namespace,
+        tokens,
+        [tuple(it) for it in request.media],
+        hashes,
+        request.length,
+        request.priority,
+        request.timeout,
+    )
