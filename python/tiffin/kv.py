@@ -230,6 +230,7 @@ class Engine:
         op_pages_max: int = 128,
         op_patience: float = 30.0,
         hint_patience: float = 1.0,
+        cooldown: float = 1.0,
         ranks: int = 1,
         rank: int = 0,
         rank_part: RankPart | None = None,
@@ -274,6 +275,7 @@ class Engine:
             op_pages_max=op_pages_max,
             op_patience=op_patience,
             hint_patience=hint_patience,
+            cooldown=cooldown,
             ranks=ranks,
             rank=rank,
             events=events,
@@ -314,8 +316,9 @@ class Engine:
     ) -> Plan:
         """One step: tells what happened, begins what is to be moved, and gives what is left to do.
 
-        Said between two passes of the model. `computed` comes before `finish`, that before `abort`, `retract`
-        and `submit`. A `vanished` is (namespace, "device", "host" or "store", hashes), a `pressure` is a place
+        Said between two passes of the model, and told in this order: what the last pass `computed`, of all
+        requests before anybody gets room for more, then `finish`, `abort`, `retract`, the rest, and `submit`.
+        What it gives is to be heeded in the order `retracted`, `ready`, `granted`. A `vanished` is (namespace, "device", "host" or "store", hashes), a `pressure` is a place
         and "calm", "tight" or "full". What makes no sense is in `refused`, and changes nothing.
         """
         told = SimpleNamespace(

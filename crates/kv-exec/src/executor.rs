@@ -289,6 +289,10 @@ impl Executor {
     pub fn waiter(&self) -> Waiter {
         let clock = self.clock();
         let alarm = self.engine.next_alarm().map(|at| Duration::from_millis(at.saturating_sub(clock)));
+        // What has ended here and not on every rank may have ended there meanwhile: only a step can tell. It
+        // waits for the others itself, and they for what they have under way.
+        let others = |open: &Open| open.stop.is_none() && open.by_rank.iter().any(Option::is_none);
+        let alarm = if self.open.values().any(others) { Some(Duration::ZERO) } else { alarm };
         Waiter { ends: Arc::clone(&self.ends), alarm: alarm.map(|alarm| Instant::now() + alarm) }
     }
 

@@ -1,11 +1,13 @@
 //! Replays: the same every time, between their bounds, and true to the counts of real traces where those are.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::BufReader;
 use std::path::Path;
 
 use tiffin_kv::{Config, Eviction, IndexKind, PrefetchStop, StoreConfig};
 use tiffin_kv_replay::generate::{Traffic, generate};
+use tiffin_kv_replay::trace::TraceRequest;
 use tiffin_kv_replay::{Machine, Policy, Report, compare, replay, trace};
 
 fn policy(device_pages: u32, host_pages: u32) -> Policy {
@@ -90,5 +92,53 @@ fn the_infinite_cache_finds_what_the_traces_repeat() {
         // Blocks that are not full are no pages, and requests that run at once find less than in turn.
         let rate = report.hits.rate();
         assert!((rate - shared).abs() < 0.05, "{name}: {rate} of the tokens, {shared} of the blocks");
+    }
+}
+
+/// The part of all blocks that a cache of so many finds, if it keeps what was used last and only a prefix
+/// counts: the curve by which traces are compared.
+fn reuse(trace: &[TraceRequest], sizes: &[usize]) -> Vec<f64> {
+    let all: usize = trace.iter().map(|request| request.hash_ids.len()).sum();
+    let share = |size: &usize| {
+        let (mut last, mut order, mut clock, mut found) = (BTreeMap::new(), BTreeMap::new(), 0_u64, 0);
+        for request in trace {
+            found += request.hash_ids.iter().take_while(|id| last.contains_key(*id)).count();
+            // The end of a prompt is older than its beginning: it leaves first.
+            for id in request.hash_ids.iter().rev() {
+                clock += 1;
+                if let Some(was) = last.insert(*id, clock) {
+                    order.remove(&was);
+                }
+                order.insert(clock, *id);
+                if last.len() > *size
+                    && let Some((_, id)) = order.pop_first()
+                {
+                    last.remove(&id);
+                }
+            }
+        }
+        100.0 * found as f64 / all as f64
+    };
+    sizes.iter().map(share).collect()
+}
+
+const SIZES: [usize; 5] = [1_000, 3_000, 10_000, 30_000, usize::MAX];
+/// What the public traces come to: of conversations, and of synthetic requests of tools and agents.
+const CONVERSATION: [f64; 5] = [4.5, 6.5, 21.2, 32.6, 36.6];
+const SYNTHETIC: [f64; 5] = [8.4, 19.1, 42.4, 62.4, 64.0];
+
+#[test]
+fn what_is_generated_is_reused_like_the_public_traces() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data/traces");
+    for (name, curve) in [("conversation_trace.jsonl", CONVERSATION), ("synthetic_trace.jsonl", SYNTHETIC)] {
+        // Where the traces are not, their curves stand for them.
+        let Ok(file) = File::open(folder.join(name)) else { continue };
+        let trace = trace::read(BufReader::new(file), 512).unwrap();
+        let found = reuse(&trace, &SIZES);
+        assert!(found.iter().zip(curve).all(|(a, b)| (a - b).abs() < 1.5), "{name}: {found:.1?}");
+    }
+    let made = reuse(&generate(&Traffic { requests: 12_000, ..Traffic::default() }), &SIZES);
+    for ((made, low), high) in made.iter().zip(CONVERSATION).zip(SYNTHETIC) {
+        assert!((low - 5.0..high + 5.0).contains(made), "{made:.1} is not between {low} and {high}");
     }
 }

@@ -80,6 +80,8 @@ impl Plan {
             op_pages_max: chance.between(1, 5) as u32,
             op_patience: chance.between(20, 60),
             hint_patience: chance.between(5, 15),
+            // Not drawn, so that the seeds stay what they were.
+            cooldown: (seed % 4) * 7,
             ranks: chance.pick(&[1, 1, 2, 2, 3]).unwrap_or(1),
             rank: 0,
             events: true,

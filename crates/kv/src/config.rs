@@ -69,6 +69,8 @@ pub struct Config {
     pub op_patience: u64,
     /// How long after a hint that was not answered the next one is given.
     pub hint_patience: u64,
+    /// How long nobody asks the store after it failed, or let somebody wait past a deadline; 0 for not at all.
+    pub cooldown: u64,
     /// How many ranks decide together.
     pub ranks: u32,
     /// Which of them this is. Nothing is decided by it (C3).
@@ -94,6 +96,7 @@ impl Default for Config {
             op_pages_max: 128,
             op_patience: 30_000,
             hint_patience: 1_000,
+            cooldown: 0,
             ranks: 1,
             rank: 0,
             events: true,

@@ -32,7 +32,7 @@ pub use engine::{Engine, Match, Resident, State, Violation};
 pub use hash::{ChainHash, Media, Namespace, RankPart, StoreKey};
 pub use message::{
     CachedTokens, Effect, Ending, Input, Medium, OpId, OpKind, Operation, Outcome, PageId, PageRecord, Place,
-    Pressure, Prompt, Refusal, ReqId, RetractReason, SpaceId, Submit, Tick, Tier,
+    Pressure, Progress, Prompt, Refusal, ReqId, RetractReason, SpaceId, Submit, Tick, Tier,
 };
 pub use policy::{Eviction, PrefetchStop, WritePolicy};
 pub use pool::PageCounts;

@@ -176,9 +176,20 @@ pub struct Submit {
     pub deadline: Option<Tick>,
 }
 
+/// How far a request was computed in a pass; see [`Input::Computed`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// Which request.
+    pub request: ReqId,
+    /// How many tokens of it are in its pages.
+    pub upto: u32,
+    /// The tokens that were generated since.
+    pub generated: Vec<u32>,
+}
+
 /// What the engine is told. All ranks are told the same in the same order, but for [`Input::Complete`].
 ///
-/// `Computed`, `Finish`, `Abort` and `Retract` are said between two passes of the model: nothing computes on
+/// `Computed`, `Finish`, `Pass`, `Abort` and `Retract` are said between two passes of the model: nothing computes on
 /// the pages of a request while it is told that the request ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Input {
@@ -198,6 +209,15 @@ pub enum Input {
     },
     /// The request has all its tokens.
     Finish(ReqId),
+    /// A pass of the model computed this for several requests at once, of which some have all their tokens. All
+    /// of it is taken before anybody gets room for the next token: whoever must leave the device for that has
+    /// what was computed for it, and whoever is over leaves first.
+    Pass {
+        /// What was computed.
+        computed: Vec<Progress>,
+        /// Who has all its tokens.
+        finished: Vec<ReqId>,
+    },
     /// Nobody wants the request any more. Right in every state, and again.
     Abort(ReqId),
     /// The request must leave the device, and comes back by itself.

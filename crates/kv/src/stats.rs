@@ -15,6 +15,8 @@ pub struct Stats {
     pub excessive_acks: u64,
     /// Questions to the store.
     pub probes: u64,
+    /// Requests that did not ask because the store had failed shortly before.
+    pub cooled: u64,
     /// Pages asked for from the store.
     pub fetch_issued: u64,
     /// Of these, the ones that came.
@@ -71,6 +73,7 @@ impl Stats {
             stray_acks,
             excessive_acks,
             probes,
+            cooled,
             fetch_issued,
             fetched,
             joined,

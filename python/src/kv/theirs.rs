@@ -20,7 +20,7 @@ pub(super) struct TheirStore(pub(super) Py<PyAny>);
 
 impl Store for TheirStore {
     fn probe(&self, names: &[PageName], _stop: &Stop) -> Result<u32, Fault> {
-        let said = self.ask("batch_is_exist", |method, keys| method.call1((keys,)), names.iter())?;
+        let said = self.ask("batch_is_exist", names.iter(), None)?;
         Ok(leading(&said, |_, number| number == IS_THERE))
     }
 
@@ -28,8 +28,7 @@ impl Store for TheirStore {
         let (addresses, sizes): (Vec<_>, Vec<_>) =
             pages.iter().map(|(_, page)| (page.bytes().as_mut_ptr() as usize, page.bytes().len())).unzip();
         let names = pages.iter().map(|(name, _)| name);
-        let call = |method: Bound<'_, PyAny>, keys| method.call1((keys, &addresses, &sizes));
-        let said = self.ask("batch_get_into", call, names)?;
+        let said = self.ask("batch_get_into", names, Some((&addresses, &sizes)))?;
         Ok(leading(&said, |at, number| sizes.get(at).is_some_and(|size| i64::try_from(*size) == Ok(number))))
     }
 
@@ -37,8 +36,7 @@ impl Store for TheirStore {
         let (addresses, sizes): (Vec<_>, Vec<_>) =
             pages.iter().map(|(_, page)| (page.bytes().as_ptr() as usize, page.bytes().len())).unzip();
         let names = pages.iter().map(|(name, _)| name);
-        let call = |method: Bound<'_, PyAny>, keys| method.call1((keys, &addresses, &sizes));
-        let said = self.ask("batch_put_from", call, names)?;
+        let said = self.ask("batch_put_from", names, Some((&addresses, &sizes)))?;
         match said.first() {
             Some(code) if *code != IS_OK => Err(Fault::Other(format!("batch_put_from said {code}"))),
             _ => Ok(leading(&said, |_, number| number == IS_OK)),
@@ -70,15 +68,20 @@ impl Store for TheirStore {
 }
 
 impl TheirStore {
+    /// One of the batched calls: keys, and where the bytes of each lie, if there are any.
     fn ask<'a>(
         &self,
         method: &str,
-        call: impl for<'py> FnOnce(Bound<'py, PyAny>, Bound<'py, PyList>) -> PyResult<Bound<'py, PyAny>>,
         names: impl ExactSizeIterator<Item = &'a PageName>,
+        memory: Option<(&[usize], &[usize])>,
     ) -> Result<Vec<i64>, Fault> {
         within(|py| {
             let keys = PyList::new(py, names.map(PageName::as_str))?;
-            call(self.0.bind(py).getattr(method)?, keys)?.extract()
+            let said = match memory {
+                None => self.0.call_method1(py, method, (keys,))?,
+                Some((addresses, sizes)) => self.0.call_method1(py, method, (keys, addresses, sizes))?,
+            };
+            said.extract(py)
         })
     }
 }

@@ -3,8 +3,8 @@
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
 use tiffin_kv::{
-    ChainHash, Effect, Ending, Input, Media, Medium, Namespace, OpKind, Outcome, Pressure, Prompt, RankPart,
-    ReqId, RetractReason, SpaceId, Submit, Tier,
+    ChainHash, Effect, Ending, Input, Media, Medium, Namespace, OpKind, Outcome, Pressure, Progress, Prompt,
+    RankPart, ReqId, RetractReason, SpaceId, Submit, Tier,
 };
 use tiffin_kv_exec::Step;
 
@@ -22,21 +22,31 @@ type Submission = (u64, u32, Option<Vec<u8>>, Mediums, Option<Vec<[u8; 16]>>, u3
 /// Everything that a step is told, list by list, in the order in which it is told.
 #[derive(FromPyObject)]
 pub(super) struct Told {
-    define: Vec<(u32, Names)>,
-    clear: Vec<u32>,
-    vanished: Vec<(u32, String, Vec<[u8; 16]>)>,
-    pressure: Vec<(String, String)>,
     computed: Vec<(u64, u32, Vec<u8>)>,
     finish: Vec<u64>,
     abort: Vec<u64>,
     retract: Vec<u64>,
+    define: Vec<(u32, Names)>,
+    clear: Vec<u32>,
+    vanished: Vec<(u32, String, Vec<[u8; 16]>)>,
+    pressure: Vec<(String, String)>,
     submit: Vec<Submission>,
 }
 
 impl Told {
     /// As inputs of the engine.
     pub(super) fn inputs(self, py: Python<'_>) -> PyResult<Vec<Input>> {
-        let mut inputs = Vec::new();
+        let progress = |(request, upto, generated): (u64, u32, Vec<u8>)| Progress {
+            request: ReqId(request),
+            upto,
+            generated: tokens(&generated),
+        };
+        // What was computed is told first: it speaks of pages that nothing has taken away yet.
+        let computed = self.computed.into_iter().map(progress).collect();
+        let finished = self.finish.into_iter().map(ReqId).collect();
+        let mut inputs = vec![Input::Pass { computed, finished }];
+        inputs.extend(self.abort.into_iter().map(|id| Input::Abort(ReqId(id))));
+        inputs.extend(self.retract.into_iter().map(|id| Input::Retract(ReqId(id))));
         inputs
             .extend(self.define.into_iter().map(|(id, names)| Input::Define(SpaceId(id), namespace(names))));
         inputs.extend(self.clear.into_iter().map(|id| Input::Clear(SpaceId(id))));
@@ -53,14 +63,6 @@ impl Told {
             };
             inputs.push(Input::Pressure(medium(py, &place)?, level));
         }
-        inputs.extend(self.computed.into_iter().map(|(request, upto, generated)| Input::Computed {
-            request: ReqId(request),
-            upto,
-            generated: tokens(&generated),
-        }));
-        inputs.extend(self.finish.into_iter().map(|id| Input::Finish(ReqId(id))));
-        inputs.extend(self.abort.into_iter().map(|id| Input::Abort(ReqId(id))));
-        inputs.extend(self.retract.into_iter().map(|id| Input::Retract(ReqId(id))));
         inputs.extend(self.submit.into_iter().map(submission));
         Ok(inputs)
     }
@@ -123,8 +125,14 @@ pub(super) fn plan<'py>(py: Python<'py>, step: &Step) -> PyResult<Bound<'py, PyT
             }
             Effect::Grant { request, pages } => granted.push((request.0, page_ids(py, pages))),
             Effect::MustRecompute { request, from } => recompute.push((request.0, *from)),
-            Effect::Retracted(request, reason) => retracted.push((request.0, reason_word(*reason))),
-            Effect::Ended(request, how) => ended.push((request.0, ending_word(*how))),
+            Effect::Retracted(request, reason) => {
+                retracted.push((request.0, reason_word(*reason)));
+                forget(request.0, &mut ready, &mut granted);
+            }
+            Effect::Ended(request, how) => {
+                ended.push((request.0, ending_word(*how)));
+                forget(request.0, &mut ready, &mut granted);
+            }
             Effect::Refused(refusal) => refused.push(refusal.to_string()),
             Effect::Stored(tier, space, hash) => stored.push(copy(py, *tier, *space, *hash)),
             Effect::Removed(tier, space, hash) => removed.push(copy(py, *tier, *space, *hash)),
@@ -142,6 +150,12 @@ pub(super) fn plan<'py>(py: Python<'py>, step: &Step) -> PyResult<Bound<'py, PyT
         })
         .collect();
     (ready, granted, recompute, retracted, ended, refused, stored, removed, operations).into_pyobject(py)
+}
+
+/// What a request was given earlier in the same step, and has no longer.
+fn forget<A, B, C>(request: u64, ready: &mut Vec<(u64, A, B)>, granted: &mut Vec<(u64, C)>) {
+    ready.retain(|(id, ..)| *id != request);
+    granted.retain(|(id, _)| *id != request);
 }
 
 /// Page ids as the bytes of numpy's `int32`.

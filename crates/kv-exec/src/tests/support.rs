@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use tiffin_kv::{
-    CachedTokens, Config, Effect, Input, Namespace, PrefetchStop, Prompt, RankPart, ReqId, SpaceId,
+    CachedTokens, Config, Effect, Input, Namespace, PrefetchStop, Progress, Prompt, RankPart, ReqId, SpaceId,
     StoreConfig, Submit,
 };
 use tiffin_transport::copy::{copy_in, copy_out};
@@ -98,7 +98,7 @@ impl Toy {
     }
 
     fn compute(&mut self, step: Step) -> Vec<Input> {
-        let mut inputs = Vec::new();
+        let (mut computed, mut finished) = (Vec::new(), Vec::new());
         self.ended.extend(step.ended);
         for effect in step.effects {
             match effect {
@@ -106,8 +106,8 @@ impl Toy {
                     self.ready.insert(request, cached);
                     self.pass(request, cached.total(), &pages);
                     let upto = self.prompts[&request].len() as u32;
-                    inputs.push(Input::Computed { request, upto, generated: vec![] });
-                    inputs.push(Input::Finish(request));
+                    computed.push(Progress { request, upto, generated: vec![] });
+                    finished.push(request);
                 }
                 Effect::Ended(request, _) => drop(self.over.insert(request)),
                 Effect::MustRecompute { request, .. } => drop(self.recomputed.insert(request)),
@@ -115,7 +115,7 @@ impl Toy {
                 _ => {}
             }
         }
-        inputs
+        if computed.is_empty() { vec![] } else { vec![Input::Pass { computed, finished }] }
     }
 
     /// One pass of the model: every page that was found is compared, every other one is written.

@@ -71,7 +71,7 @@ impl Engine {
             digest.add(&(&request.slots, &request.waits, request.entered, request.promised));
         }
         digest.add(&(&self.spaces, &self.asking, &self.waiting, &self.running, &self.alarms));
-        digest.add(&(&self.saves, &self.backups, &self.pressures));
+        digest.add(&(&self.saves, &self.backups, &self.pressures, self.cool_until));
         digest.finish()
     }
 

@@ -87,6 +87,9 @@ impl Engine {
             return;
         };
         self.heard.remove(&id);
+        if outcome == Outcome::Failed && !op.is_abandoned {
+            self.cool(op.kind);
+        }
         let count = op.items.len() as u32;
         let leading = match outcome {
             Outcome::Done { leading } if leading > count && op.kind != OpKind::Drop => {
@@ -204,13 +207,22 @@ impl Engine {
             self.effects.push(Effect::CancelHint(id));
             return;
         }
-        let waiters = op.waiters.clone();
+        let (waiters, kind) = (op.waiters.clone(), op.kind);
+        self.cool(kind);
         self.abandon(id);
         for request in waiters {
             if let Some(op) = self.ledger.find_mut(id) {
                 op.waiters.remove(&request);
             }
             self.go_on(request, id);
+        }
+    }
+
+    /// The store failed, or was too slow: nobody asks it for a while, so that not every request finds out by
+    /// itself how long that takes.
+    fn cool(&mut self, kind: OpKind) {
+        if matches!(kind, OpKind::Probe | OpKind::Fetch) && self.config.cooldown > 0 {
+            self.cool_until = self.cool_until.max(self.now + self.config.cooldown);
         }
     }
 

@@ -1,23 +1,46 @@
 //! What a request produces on the device, and how it leaves it.
 
 use super::{Effect, Ending, Engine, ReqId, Slot, Source, State, Tier, chain_with, sabotaged};
-use crate::message::{Refusal, RetractReason};
+use crate::message::{Progress, Refusal, RetractReason};
 
 impl Engine {
+    /// All that a pass computed, then whoever is over, then room for those who go on.
+    pub(super) fn pass(&mut self, computed: &[Progress], finished: &[ReqId]) {
+        let has_room = |it: &&Progress| !finished.contains(&it.request);
+        let goes_on: Vec<_> = computed.iter().filter(has_room).map(|it| it.request).collect();
+        for Progress { request, upto, generated } in computed {
+            self.progress(*request, *upto, generated);
+        }
+        finished.iter().for_each(|id| self.finish(*id));
+        for id in goes_on {
+            if self.state(id) == Some(State::Decoding) {
+                self.grow(id);
+            }
+        }
+    }
+
     pub(super) fn computed(&mut self, id: ReqId, upto: u32, generated: &[u32]) {
+        if self.progress(id, upto, generated) {
+            self.grow(id);
+        }
+    }
+
+    /// Takes what was computed; false if that counts for nothing.
+    fn progress(&mut self, id: ReqId, upto: u32, generated: &[u32]) -> bool {
         let Some(request) = self.requests.get(&id) else {
             self.stats.ignored += 1;
-            return;
+            return false;
         };
         if !matches!(request.state, State::Prefilling | State::Decoding) {
             // It was retracted, or ended, while this was on its way.
             self.stats.ignored += 1;
-            return;
+            return false;
         }
         let tokens = request.length.saturating_add(generated.len() as u32);
         let is_short = upto < request.length && !generated.is_empty();
         if upto < request.computed || upto > request.length || is_short {
-            return self.refuse(Refusal::Progress { request: id, upto, tokens });
+            self.refuse(Refusal::Progress { request: id, upto, tokens });
+            return false;
         }
         self.append(id, generated);
         let request = self.request_mut(id);
@@ -26,7 +49,7 @@ impl Engine {
             request.state = State::Decoding;
         }
         self.enter_computed(id);
-        self.grow(id);
+        true
     }
 
     fn append(&mut self, id: ReqId, generated: &[u32]) {

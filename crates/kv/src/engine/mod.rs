@@ -84,6 +84,8 @@ pub struct Engine {
     /// Who waits for room on the device, and the state of that room when there was none.
     blocked: Option<(ReqId, u64)>,
     pressures: Pressures,
+    /// Until when nobody asks the store, because it failed.
+    cool_until: Tick,
     now: Tick,
     came: u64,
     stats: Stats,
@@ -114,6 +116,7 @@ impl Engine {
             unnoticed: Vec::new(),
             blocked: None,
             pressures: Pressures::default(),
+            cool_until: 0,
             now: 0,
             came: 0,
             stats: Stats::default(),
@@ -135,6 +138,7 @@ impl Engine {
             Input::Submit(submit) => self.submit(submit),
             Input::Computed { request, upto, generated } => self.computed(request, upto, &generated),
             Input::Finish(request) => self.finish(request),
+            Input::Pass { computed, finished } => self.pass(&computed, &finished),
             Input::Abort(request) => self.abort(request),
             Input::Retract(request) => self.retract_for_shell(request),
             Input::Complete(op, outcome) => self.complete(op, outcome),

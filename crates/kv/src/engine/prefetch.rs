@@ -34,7 +34,9 @@ impl Engine {
         let deadline = request.deadline;
         self.requests.insert(id, request);
         let missing = usable - found.host;
-        let asks = self.config.store.filter(|store| {
+        let is_cooling = self.now < self.cool_until;
+        self.stats.cooled += u64::from(is_cooling && missing > 0 && self.config.store.is_some());
+        let asks = self.config.store.filter(|_| !is_cooling).filter(|store| {
             policy::starts_prefetch(missing, store.threshold_pages, self.pressures.host, self.pressures.store)
                 && self.ledger.room(OpKind::Fetch) > 0
         });

@@ -3,8 +3,8 @@
 use crate::support::{SPACE, Shell};
 use tiffin_kv::{
     CachedTokens, ChainHash, Config, ConfigError, Ending, Engine, Eviction, IndexKind, Input, LocalAcks,
-    Medium, Namespace, OpId, OpKind, Outcome, PrefetchStop, Pressure, Prompt, ReqId, State, StoreConfig,
-    Submit, Tier, WritePolicy,
+    Medium, Namespace, OpId, OpKind, Outcome, PrefetchStop, Pressure, Progress, Prompt, ReqId, State,
+    StoreConfig, Submit, Tier, WritePolicy,
 };
 
 fn small() -> Config {
@@ -260,5 +260,51 @@ fn a_request_that_outgrows_the_device_ends() {
     shell.submit(1, &tokens(1, 8));
     shell.tell(Input::Computed { request: ReqId(1), upto: 8, generated: vec![1] });
     assert_eq!(shell.ended[&ReqId(1)], Ending::TooLong);
+    shell.expect_rest();
+}
+
+#[test]
+fn who_leaves_the_device_in_a_pass_keeps_what_was_computed_in_it() {
+    let three_pages = Config { device_pages: 3, store: None, ..small() };
+    let progress = |id, upto, token| Progress { request: ReqId(id), upto, generated: vec![token] };
+    let mut shell = Shell::new(three_pages);
+    shell.submit(1, &tokens(1, 4));
+    shell.submit(2, &tokens(2, 4));
+    // The first needs a second page for its next token, and so does the second: there is one.
+    shell.tell(Input::Pass { computed: vec![progress(1, 4, 7), progress(2, 4, 8)], finished: vec![] });
+    assert_eq!(shell.engine().state(ReqId(2)), Some(State::Waiting));
+    shell.tell(Input::Pass { computed: vec![progress(1, 5, 9)], finished: vec![ReqId(1)] });
+    assert_eq!(shell.ended[&ReqId(1)], Ending::Finished);
+    // Its token was taken before it had to leave: it goes on behind it.
+    assert_eq!(shell.ready[&ReqId(2)].total(), 4);
+    shell.tell(Input::Pass { computed: vec![progress(2, 5, 3)], finished: vec![ReqId(2)] });
+    assert!(shell.refused.is_empty(), "{:?}", shell.refused);
+    assert_eq!(shell.ended[&ReqId(2)], Ending::Finished);
+    // Whoever is over leaves before others ask for room, so nobody is retracted.
+    let retractions = shell.engine().stats().retractions;
+    shell.submit(3, &tokens(3, 4));
+    shell.submit(4, &tokens(4, 4));
+    shell
+        .tell(Input::Pass { computed: vec![progress(3, 4, 7), progress(4, 4, 8)], finished: vec![ReqId(4)] });
+    assert_eq!(shell.engine().state(ReqId(3)), Some(State::Decoding));
+    assert_eq!(shell.engine().stats().retractions, retractions);
+}
+
+#[test]
+fn a_store_that_fails_is_left_alone_for_a_while() {
+    let mut shell = Shell::new(Config { cooldown: 100, ..small() });
+    shell.fails.insert(OpKind::Probe);
+    shell.serve(1, &tokens(1, 17), &[]);
+    let probes = |shell: &Shell| (shell.engine().stats().probes, shell.engine().stats().cooled);
+    assert_eq!(probes(&shell), (1, 0));
+    shell.fails.clear();
+    shell.serve(2, &tokens(2, 17), &[]);
+    assert_eq!(probes(&shell), (1, 1), "it failed just now");
+    shell.now += 100;
+    shell.serve(3, &tokens(3, 17), &[]);
+    assert_eq!(probes(&shell), (2, 1));
+    // A store that has nothing has not failed.
+    shell.serve(4, &tokens(4, 17), &[]);
+    assert_eq!(probes(&shell), (3, 1));
     shell.expect_rest();
 }

@@ -1,0 +1,190 @@
+"""The scheduler half of a vLLM connector: what is in a shared store, and which blocks are loaded and saved.
+
+It has the methods that vLLM's scheduler calls of a `KVConnectorBase_V1`, and decides; the worker half moves the
+blocks that `Meta` names. vLLM owns the blocks of the device and its own index of them, so this half stands on the
+names and the store of `tiffin.kv`, not on its engine.
+
+Nothing here waits: a question to the store is asked on a thread, and until it is answered vLLM is told to ask again. A
+page counts only if every rank has it. Every page that is moved is one record of position, name and block.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from tiffin import kv
+
+try:
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
+except ImportError:
+    KVConnectorMetadata = object
+
+__all__ = ["Meta", "Page", "SchedulerHalf"]
+
+
+class Page(NamedTuple):
+    """A page that is moved: its place in the prefix, its hash, and the block of the device."""
+
+    position: int
+    hash: bytes
+    block: int
+
+
+@dataclass
+class Meta(KVConnectorMetadata):
+    """What the workers do in one step."""
+
+    #: The root of the namespace; with it and its rank a worker names pages, as `tiffin.kv.names` does.
+    root: bytes
+    #: Pages to be loaded before the request is computed, by request.
+    loads: dict[str, list[Page]] = field(default_factory=dict)
+    #: Pages that are full after this step and are to be saved, by request.
+    saves: dict[str, list[Page]] = field(default_factory=dict)
+    #: Requests whose blocks are about to be used by others: their saves end before that.
+    preempted: set[str] = field(default_factory=set)
+
+
+class _Known:
+    """A request that this half has heard of."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.hashes: list[bytes] = []
+        self.blocks: list[int] = []
+        self.asked: concurrent.futures.Future | None = None
+        self.saved = 0
+        self.saving = False
+
+
+class SchedulerHalf:
+    """Asks the store for vLLM's scheduler. `rank_parts` names every rank that keeps a part of each page."""
+
+    def __init__(
+        self,
+        store: Any,
+        *,
+        block_size: int,
+        namespace: kv.Namespace,
+        rank_parts: Sequence[kv.RankPart] = (((0, 1), (0, 1), (0, 1)),),
+        threads: int = 1,
+    ) -> None:
+        self.store, self.block_size, self.namespace = store, block_size, namespace
+        self.rank_parts = list(rank_parts)
+        self.root, _ = kv.chain((), page_tokens=block_size, namespace=namespace)
+        self._threads = concurrent.futures.ThreadPoolExecutor(threads, "tiffin-vllm")
+        self._requests: dict[str, _Known] = {}
+        self._loads: dict[str, list[Page]] = {}
+
+    # What the scheduler asks.
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        """Tokens that the store has beyond those that are computed; `None` while it is being asked."""
+        known = self._know(request)
+        # One token is always left to compute.
+        usable = (len(known.tokens) - 1) // self.block_size
+        if usable * self.block_size <= num_computed_tokens:
+            return 0, False
+        if known.asked is None:
+            known.asked = self._threads.submit(self._leading, known.hashes[:usable])
+        if not known.asked.done():
+            return None, False
+        found = 0 if known.asked.exception() else known.asked.result()
+        more = found * self.block_size - num_computed_tokens
+        return (more, True) if more > 0 else (0, False)
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        """The request has blocks; those behind what is computed are loaded, as many as were promised."""
+        known = self._know(request)
+        known.blocks = list(_blocks(blocks))
+        if num_external_tokens <= 0:
+            return
+        last = (request.num_computed_tokens + num_external_tokens) // self.block_size
+        first = request.num_computed_tokens // self.block_size
+        self._loads[request.request_id] = self._pages(known, first, last)
+        known.saved = max(known.saved, last)
+
+    def build_connector_meta(self, scheduler_output: Any) -> Meta:
+        """What the workers do in this step."""
+        meta = Meta(self.root, loads=self._loads)
+        self._loads = {}
+        meta.preempted = set(getattr(scheduler_output, "preempted_req_ids", None) or ())
+        for id in meta.preempted & self._requests.keys():
+            self._requests[id].blocks = []
+        for new in scheduler_output.scheduled_new_reqs:
+            known = self._requests.get(new.req_id)
+            if known is not None:
+                known.blocks = list(new.block_ids[0])
+                self._save(meta, new.req_id, known, new.num_computed_tokens, scheduler_output)
+        cached = scheduler_output.scheduled_cached_reqs
+        resumed = set(getattr(cached, "resumed_req_ids", ()) or ())
+        for place, id in enumerate(cached.req_ids):
+            known = self._requests.get(id)
+            if known is None:
+                continue
+            more = cached.new_block_ids[place]
+            if more is not None:
+                known.blocks = [*([] if id in resumed else known.blocks), *more[0]]
+            self._save(meta, id, known, cached.num_computed_tokens[place], scheduler_output)
+        return meta
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        """What the workers have ended: until then the blocks of a save are nobody else's."""
+        for id in getattr(connector_output, "finished_sending", None) or ():
+            self._requests.pop(id, None)
+
+    def request_finished(self, request: Any, block_ids: Sequence[int]) -> tuple[bool, dict | None]:
+        """Whether the blocks must stay until the workers say that their saves have ended."""
+        known = self._requests.get(request.request_id)
+        self._loads.pop(request.request_id, None)
+        if known is not None and known.saving:
+            return True, None
+        self._requests.pop(request.request_id, None)
+        return False, None
+
+    def take_events(self) -> tuple:
+        return ()
+
+    def shutdown(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    # What they share.
+
+    def _know(self, request: Any) -> _Known:
+        known = self._requests.setdefault(request.request_id, _Known())
+        tokens = request.all_token_ids if hasattr(request, "all_token_ids") else request.prompt_token_ids
+        if len(tokens) > len(known.tokens):
+            self._hear(known, tokens)
+        return known
+
+    def _hear(self, known: _Known, tokens: Sequence[int]) -> None:
+        known.tokens = list(tokens)
+        _, known.hashes = kv.chain(known.tokens, page_tokens=self.block_size, namespace=self.namespace)
+
+    def _leading(self, hashes: list[bytes]) -> int:
+        """How many pages every rank has, counted from the first."""
+        least = len(hashes)
+        for part in self.rank_parts:
+            found = self.store.exists(kv.names(self.root, hashes[:least], part), prefetch="leading")
+            least = min(least, found.index(False) if False in found else len(found))
+        return least
+
+    def _pages(self, known: _Known, first: int, last: int) -> list[Page]:
+        last = min(last, len(known.hashes), len(known.blocks))
+        return [Page(at, known.hashes[at], known.blocks[at]) for at in range(first, last)]
+
+    def _save(self, meta: Meta, id: str, known: _Known, computed: int, scheduler_output: Any) -> None:
+        """Whatever is full after this step, and was neither loaded nor saved."""
+        full = (computed + scheduler_output.num_scheduled_tokens.get(id, 0)) // self.block_size
+        pages = self._pages(known, known.saved, full)
+        if pages:
+            meta.saves[id] = pages
+            known.saved += len(pages)
+            known.saving = True
+
+
+def _blocks(blocks: Any) -> Sequence[int]:
+    """The ids of blocks, as vLLM has them or as they are."""
+    return blocks.get_block_ids()[0] if hasattr(blocks, "get_block_ids") else blocks
