@@ -4,9 +4,10 @@
     python examples/kv_toy/toy.py --store 127.0.0.1:7400     # a cluster, shared with whoever else uses it
     python examples/kv_toy/toy.py --mooncake 127.0.0.1:50051 # an existing Mooncake cluster
 
-Its "model" writes 64 bytes for every token into a page of the device, which follow from all tokens before it, and
-picks the next token by a checksum over all of them. So a wrong byte in any page that was found instead of computed
-changes the answer; and every such page is compared with what it must hold before it is computed on.
+Its "model" writes 64 bytes for every token into a page of the device, which follow from all tokens before
+it, and picks the next token by a checksum over all of them. So a wrong byte in any page that was found
+instead of computed changes the answer; and every such page is compared with what it must hold before it
+is computed on.
 """
 
 import argparse
@@ -81,7 +82,9 @@ class Toy:
         before = self.found
         id = self.submit(prompt, generate)
         self.serve()
-        return self.sequences[id].reply, kv.Cached(*(now - was for now, was in zip(self.found, before)))
+        return self.sequences[id].reply, kv.Cached(
+            *(now - was for now, was in zip(self.found, before, strict=True))
+        )
 
     def settle(self):
         """Steps until nothing moves any more: all that was computed is in the store."""
@@ -115,7 +118,7 @@ class Toy:
         """The request is on the device: whatever was found is compared before anything is computed on it."""
         sequence = self.sequences[ready.request]
         sequence.table, sequence.computed = ready.pages, ready.cached.total
-        self.found = kv.Cached(*(sum(both) for both in zip(self.found, ready.cached)))
+        self.found = kv.Cached(*(sum(both) for both in zip(self.found, ready.cached, strict=True)))
         found = self.slots[self.rows(sequence, 0, sequence.computed)]
         assert (found == self.wanted(sequence, 0, sequence.computed)).all(), "a page holds something else"
         self.pages_checked += sequence.computed // self.engine.page_tokens
@@ -124,7 +127,9 @@ class Toy:
         """One pass for one request: the bytes of the tokens that have none yet, and the next token."""
         sequence = self.sequences[id]
         upto = len(sequence.tokens)
-        self.slots[self.rows(sequence, sequence.computed, upto)] = self.wanted(sequence, sequence.computed, upto)
+        self.slots[self.rows(sequence, sequence.computed, upto)] = self.wanted(
+            sequence, sequence.computed, upto
+        )
         sequence.computed = upto
         seen = self.slots[self.rows(sequence, 0, upto)] ^ self.mask
         token = zlib.crc32(seen.tobytes()) % VOCABULARY
@@ -159,18 +164,22 @@ def chats(seed, conversations, turns, system=48, said=24):
     chance = random.Random(seed)
     words = lambda count: [chance.randrange(VOCABULARY) for _ in range(count)]
     prompt = words(system)
-    return prompt, [[words(said + chance.randrange(said)) for _ in range(turns)] for _ in range(conversations)]
+    return prompt, [
+        [words(said + chance.randrange(said)) for _ in range(turns)] for _ in range(conversations)
+    ]
 
 
 def converse(toy, prompt, conversations, generate):
     """Serves the conversations turn by turn, all of them at a time, and checks every answer."""
     histories = [list(prompt) for _ in conversations]
-    for said in zip(*conversations):
-        ids = [toy.submit(history + words, generate) for history, words in zip(histories, said)]
+    for said in zip(*conversations, strict=True):
+        ids = [toy.submit(history + words, generate) for history, words in zip(histories, said, strict=True)]
         toy.serve()
-        for history, words, id in zip(histories, said, ids):
+        for history, words, id in zip(histories, said, ids, strict=True):
             reply = toy.sequences[id].reply
-            assert reply == answer(history + words, generate), "the answer is another one than without a cache"
+            assert reply == answer(history + words, generate), (
+                "the answer is another one than without a cache"
+            )
             history += words + reply
 
 
@@ -189,7 +198,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--store", help="the address of a Tiffin cluster")
     parser.add_argument("--mooncake", help="the address of a Mooncake master")
-    parser.add_argument("--mooncake-memory", type=int, default=64 << 20, help="bytes that this process adds to it")
+    parser.add_argument(
+        "--mooncake-memory", type=int, default=64 << 20, help="bytes that this process adds to it"
+    )
     parser.add_argument("--device-pages", type=int, default=96)
     parser.add_argument("--host-pages", type=int, default=128)
     parser.add_argument("--page-tokens", type=int, default=16)
@@ -197,7 +208,9 @@ def main():
     parser.add_argument("--turns", type=int, default=4)
     parser.add_argument("--generate", type=int, default=8)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=1, help="serve so many seeds, one after the other; 0 for ever")
+    parser.add_argument(
+        "--rounds", type=int, default=1, help="serve so many seeds, one after the other; 0 for ever"
+    )
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     if options.mooncake:

@@ -1,4 +1,5 @@
-"""The KV hierarchy with real bytes: a toy engine that checks every page, and a store that is another process."""
+"""The KV hierarchy with real bytes: a toy engine that checks every page, and a store that is another
+process."""
 
 import ctypes
 import importlib.util
@@ -208,7 +209,9 @@ def test_a_device_of_ones_own(store):
     long = prompt(1, 60)
     serving.ask(long)
     serving.settle()
-    assert engine.match(long) == kv.Match(3, 3, 3), "what was saved in part was saved again, or is on the device"
+    assert engine.match(long) == kv.Match(3, 3, 3), (
+        "what was saved in part was saved again, or is on the device"
+    )
     push_out(serving, long, also_host=False)
     assert serving.ask(long)[1].host >= PAGE_TOKENS
     assert "load" in dict(device.calls)
@@ -284,7 +287,7 @@ class Pages:
     def batch_get_into(self, keys, addresses, sizes):
         self.fail("batch_get_into")
         read = []
-        for key, address, size in zip(keys, addresses, sizes):
+        for key, address, size in zip(keys, addresses, sizes, strict=True):
             page = self.pages.get(key)
             if page is not None:
                 ctypes.memmove(address, page, min(size, len(page)))
@@ -293,7 +296,7 @@ class Pages:
 
     def batch_put_from(self, keys, addresses, sizes):
         self.fail("batch_put_from")
-        for key, address, size in zip(keys, addresses, sizes):
+        for key, address, size in zip(keys, addresses, sizes, strict=True):
             self.pages.setdefault(key, ctypes.string_at(address, size))
         return [0] * len(keys)
 
@@ -421,7 +424,14 @@ def test_a_store_that_comes_back_with_its_disk_is_hit_again(tmp_path):
     with helpers.disk_folder(tmp_path) as folder:
         # The state of the master is kept, as it is where one is installed.
         state = {"XDG_STATE_HOME": str(folder / "state")}
-        disk = ("--memory", "16MiB", "--ssd", f"path={folder}/disk,size=128MiB", "--demotion", "write-through")
+        disk = (
+            "--memory",
+            "16MiB",
+            "--ssd",
+            f"path={folder}/disk,size=128MiB",
+            "--demotion",
+            "write-through",
+        )
         with helpers.up(*disk, **state) as (address, process):
             (first,) = finish(start(address))
             with tiffin.connect(address, timeout=30) as store:
@@ -480,6 +490,12 @@ def test_the_story_of_293(cluster):
     assert {found for _, found, *_ in results} == {kv.Cached(0, 0, 384)}
     assert len({digest for *_, digest, _ in results}) == 1
     assert {completed for *_, completed in results} == {(6, 6, 6, 6)}
+
+
+def test_the_example_tells_it_too(cluster):
+    command = [sys.executable, str(TOY.with_name("story.py")), "--store", cluster]
+    said = subprocess.run(command, capture_output=True, check=True, timeout=helpers.SECONDS_MAX).stdout
+    assert json.loads(said)["pages read"] == 24
 
 
 def test_what_one_rank_lost_counts_for_none(cluster):
@@ -615,7 +631,7 @@ def test_vllm(store):
     # What every rank has is loaded, behind what is computed, and not saved again.
     for rank, count in ((0, 5), (1, 3)):
         names = kv.names(root, hashes[:count], parts[rank])
-        store.put({name: b"page" for name in names})
+        store.put(dict.fromkeys(names, b"page"))
     second = request_of_vllm("2", tokens)
     assert matched(second, 4) == (8, True), "three pages, of which one is computed"
     second.num_computed_tokens = 4

@@ -1,8 +1,9 @@
-"""The KV-cache hierarchy: device pages, host pages, a shared store, and one engine that an inference loop steps.
+"""The KV-cache hierarchy: device pages, host pages, a shared store, and one engine that an inference loop
+steps.
 
 >>> import numpy as np, tiffin
 >>> from tiffin import kv
->>> device = np.zeros((8, 1024), np.uint8)                 # 8 pages of 1024 bytes, which the model computes in
+>>> device = np.zeros((8, 1024), np.uint8)                 # 8 pages that the model computes in
 >>> store = tiffin.connect(memory="64MiB")
 >>> engine = kv.Engine(device, page_tokens=4, host_pages=16, store=store, threshold_pages=1)
 >>> prompt = list(range(9))
@@ -33,6 +34,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from types import SimpleNamespace
@@ -187,20 +189,21 @@ class Engine:
 
     `device` is the memory that is computed in: an array or a tensor in host memory with a row for each page,
     which is used where it lies and kept until nothing touches it any more. Or it is an object with
-    `load(host_pages, device_pages)` and `save(device_pages, host_pages)`, which take `int32` arrays, are called
-    on threads of the engine, and return how many pages they have copied (nothing for all); then `device_pages`
-    and `page_bytes` say how large it is.
+    `load(host_pages, device_pages)` and `save(device_pages, host_pages)`, which take `int32` arrays, are
+    called on threads of the engine, and return how many pages they have copied (nothing for all); then
+    `device_pages` and `page_bytes` say how large it is.
 
     `host` is memory of the same form, or `host_pages` says how much the engine is to have of its own. `store`
     is a `tiffin.Store`, or any object with the batched calls of Mooncake's `MooncakeDistributedStore`
     (`batch_is_exist`, `batch_get_into`, `batch_put_from`, `register_buffer`), or nothing.
 
-    `namespace` says what the pages are of; it can be changed with `define`, which makes all that was under the
-    old one unreachable. The rest are the sizes and policies of `docs/kv.md`; times are in seconds.
+    `namespace` says what the pages are of; it can be changed with `define`, which makes all that was
+    under the old one unreachable. The rest are the sizes and policies of `docs/kv.md`; times are in
+    seconds.
 
-    Tensor- or pipeline-parallel ranks have an engine each, are told the same in the same order, and step equally
-    often. `gather` takes this rank's bytes and gives those of all, in order: one call per step, and with
-    `torch.distributed` a few lines. `rank_part` says which part of every page this rank keeps.
+    Tensor- or pipeline-parallel ranks have an engine each, are told the same in the same order, and step
+    equally often. `gather` takes this rank's bytes and gives those of all, in order: one call per step,
+    and with `torch.distributed` a few lines. `rank_part` says which part of every page this rank keeps.
     """
 
     def __init__(
@@ -288,6 +291,7 @@ class Engine:
             device=device,
             host=host,
             store=store,
+            exist_options=_exist_options(store),
             rank_part=rank_part or ((rank, ranks), (0, 1), (0, 1)),
             gather=gather,
         )
@@ -296,7 +300,8 @@ class Engine:
 
     def define(self, namespace: Namespace, id: int = 0) -> None:
         """Says what a namespace is from the next step on. Another content, as with new weights, makes every
-        page under the old one unreachable at once; requests that are computed leave the device and come back."""
+        page under the old one unreachable at once; requests that are computed leave the device and come
+        back."""
         self._define.append((id, namespace))
 
     def clear(self, id: int = 0) -> None:
@@ -318,8 +323,9 @@ class Engine:
 
         Said between two passes of the model, and told in this order: what the last pass `computed`, of all
         requests before anybody gets room for more, then `finish`, `abort`, `retract`, the rest, and `submit`.
-        What it gives is to be heeded in the order `retracted`, `ready`, `granted`. A `vanished` is (namespace, "device", "host" or "store", hashes), a `pressure` is a place
-        and "calm", "tight" or "full". What makes no sense is in `refused`, and changes nothing.
+        What it gives is to be heeded in the order `retracted`, `ready`, `granted`. A `vanished` is
+        (namespace, "device", "host" or "store", hashes), a `pressure` is a place and "calm", "tight" or
+        "full". What makes no sense is in `refused`, and changes nothing.
         """
         told = SimpleNamespace(
             define=[(id, tuple(namespace)) for id, namespace in self._define],
@@ -478,12 +484,20 @@ class _Device:
         return self._device.save(_ids(device_pages), _ids(host_pages))
 
 
+def _exist_options(store: Any) -> Any:
+    """What has a Mooncake store bring closer what a probe finds, if it knows of that."""
+    module = sys.modules.get(type(store).__module__)
+    options = getattr(module, "ExistOptions", None)
+    return None if options is None else options(prefetch_to_memory=True)
+
+
 def _pages(memory: Any, what: str) -> tuple[int, int]:
     """How many pages an array has, and the bytes of each."""
     shape, nbytes = getattr(memory, "shape", None), getattr(memory, "nbytes", None)
     if not shape or nbytes is None or shape[0] == 0:
         raise ValueError(
-            f"`{what}` is no array with a row for each page\n\nhint: as in `numpy.zeros((pages, page_bytes), 'u1')`"
+            f"`{what}` is no array with a row for each page\n\n"
+            "hint: as in `numpy.zeros((pages, page_bytes), 'u1')`"
         )
     return int(shape[0]), int(nbytes) // int(shape[0])
 

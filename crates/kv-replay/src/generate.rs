@@ -1,6 +1,7 @@
 //! A seeded generator of traffic: conversations of several turns that share a system prompt, and agents that
 //! come back soon with a little more. It stands in where no trace may be used, and makes traces of any
-//! length.
+//! length. Its numbers are chosen so that blocks are reused as soon and as often as in the public traces: the
+//! curves are compared in `tests/replay.rs`.
 
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -31,7 +32,7 @@ impl Default for Traffic {
         Self {
             requests: 10_000,
             rate: 4.0,
-            turns: 4,
+            turns: 3,
             agents_percent: 30,
             system_prompts: 8,
             page_tokens: 512,
@@ -51,8 +52,11 @@ struct Session {
 const SYSTEM_PAGES: u64 = 2;
 const PROMPT_PAGES_MAX: usize = 240;
 /// How long people and agents take for their next turn, in milliseconds.
-const PERSON_MS: u64 = 60_000;
-const AGENT_MS: u64 = 3_000;
+const PERSON_MS: u64 = 300_000;
+const AGENT_MS: u64 = 60_000;
+/// Pages that people and agents say at most in a turn.
+const PERSON_PAGES: u64 = 24;
+const AGENT_PAGES: u64 = 8;
 
 /// The requests, in the order of their times.
 #[must_use]
@@ -81,7 +85,8 @@ pub fn generate(traffic: &Traffic) -> Vec<TraceRequest> {
                 (at, Session { tokens, pages: (system..system + pages).collect(), is_agent })
             }
         };
-        let said = 1 + below(u64::from(traffic.page_tokens) * if session.is_agent { 4 } else { 12 }) as u32;
+        let most = if session.is_agent { AGENT_PAGES } else { PERSON_PAGES };
+        let said = 1 + below(u64::from(traffic.page_tokens) * most) as u32;
         session.tokens += said;
         let answered = 1 + below(800) as u32;
         extend(&mut session, traffic.page_tokens, &mut next_id);
@@ -119,11 +124,11 @@ mod tests {
 
     #[test]
     fn the_same_seed_gives_the_same_trace_and_turns_continue_each_other() {
-        let traffic = Traffic { requests: 500, ..Traffic::default() };
+        let traffic = Traffic { requests: 5_000, ..Traffic::default() };
         let trace = generate(&traffic);
         assert_eq!(trace, generate(&traffic));
         assert_ne!(trace, generate(&Traffic { seed: 2, ..traffic }));
-        assert_eq!(trace.len(), 500);
+        assert_eq!(trace.len(), 5_000);
         assert!(trace.windows(2).all(|pair| pair[0].timestamp <= pair[1].timestamp));
         let blocks = |request: &TraceRequest| u64::from(request.input_length).div_ceil(512);
         assert!(trace.iter().all(|request| request.hash_ids.len() as u64 == blocks(request)));

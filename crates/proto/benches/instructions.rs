@@ -6,6 +6,7 @@
 
 #![expect(clippy::print_stdout, clippy::unwrap_used, reason = "a benchmark")]
 
+mod kv;
 #[path = "../../core/benches/stage/mod.rs"]
 mod stage;
 
@@ -30,6 +31,7 @@ fn main() {
     frames();
     allocator();
     node_side();
+    kv::hierarchy();
 }
 
 fn measured(name: &str, work: impl FnOnce()) {

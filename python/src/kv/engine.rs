@@ -36,7 +36,8 @@ pub(crate) struct KvEngine {
 impl KvEngine {
     /// `device` is memory, or an object that loads and saves; `host` is memory, or nothing for our own.
     #[new]
-    #[pyo3(signature = (settings, *, page_bytes, device, host, store, rank_part, gather))]
+    #[pyo3(signature = (settings, *, page_bytes, device, host, store, exist_options, rank_part, gather))]
+    #[expect(clippy::too_many_arguments, reason = "the package gives them by name")]
     fn new(
         py: Python<'_>,
         settings: Settings,
@@ -44,6 +45,7 @@ impl KvEngine {
         device: &Any<'_>,
         host: Option<&Any<'_>>,
         store: Option<&Any<'_>>,
+        exist_options: Option<Py<PyAny>>,
         rank_part: Coordinates,
         gather: Option<Py<PyAny>>,
     ) -> PyResult<Self> {
@@ -61,7 +63,7 @@ impl KvEngine {
         let parts = Parts {
             host: Arc::new(host),
             device,
-            store: store.map(|store| open_store(py, store)).transpose()?,
+            store: store.map(|store| open_store(py, store, exist_options)).transpose()?,
             rank: words::rank(rank_part),
             gather: gather.map(|gather| Box::new(TheirGather(gather)) as Box<dyn Gather>),
             threads: Threads::default(),
@@ -191,9 +193,13 @@ fn lock(executor: &Mutex<Option<Executor>>) -> MutexGuard<'_, Option<Executor>> 
 }
 
 /// A store of ours, or an object with Mooncake's batched calls.
-fn open_store(py: Python<'_>, store: &Any<'_>) -> PyResult<Box<dyn tiffin_kv_exec::Store>> {
+fn open_store(
+    py: Python<'_>,
+    store: &Any<'_>,
+    exist_options: Option<Py<PyAny>>,
+) -> PyResult<Box<dyn tiffin_kv_exec::Store>> {
     let Ok(ours) = store.cast::<Store>() else {
-        return Ok(Box::new(TheirStore(store.clone().unbind())));
+        return Ok(Box::new(TheirStore { store: store.clone().unbind(), exist_options }));
     };
     let caller = &ours.get().caller;
     let deadline = Deadline::after(caller.time);

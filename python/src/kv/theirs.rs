@@ -16,7 +16,11 @@ const IS_THERE: i64 = 1;
 const IS_OK: i64 = 0;
 
 /// A store with `batch_is_exist`, `batch_get_into` and `batch_put_from`.
-pub(super) struct TheirStore(pub(super) Py<PyAny>);
+pub(super) struct TheirStore {
+    pub(super) store: Py<PyAny>,
+    /// What a probe is given beside its keys, where the store can bring closer what it finds.
+    pub(super) exist_options: Option<Py<PyAny>>,
+}
 
 impl Store for TheirStore {
     fn probe(&self, names: &[PageName], _stop: &Stop) -> Result<u32, Fault> {
@@ -45,7 +49,7 @@ impl Store for TheirStore {
 
     fn drop_all(&self, prefix: &str, _stop: &Stop) -> Result<(), Fault> {
         within(|py| {
-            let removed = self.0.call_method1(py, "remove_by_regex", (format!("^{prefix}"), true))?;
+            let removed = self.store.call_method1(py, "remove_by_regex", (format!("^{prefix}"), true))?;
             removed.extract::<i64>(py)
         })
         .and_then(|count| {
@@ -54,7 +58,7 @@ impl Store for TheirStore {
     }
 
     fn register(&self, address: usize, bytes: usize) -> Result<(), Fault> {
-        within(|py| self.0.call_method1(py, "register_buffer", (address, bytes))?.extract::<i64>(py))
+        within(|py| self.store.call_method1(py, "register_buffer", (address, bytes))?.extract::<i64>(py))
             .and_then(|code| {
                 let said = || Fault::Other(format!("register_buffer said {code}"));
                 if code == IS_OK { Ok(()) } else { Err(said()) }
@@ -63,7 +67,7 @@ impl Store for TheirStore {
 
     fn unregister(&self, address: usize) {
         // Where it cannot be told any more, it has ended too.
-        let _ = within(|py| self.0.call_method1(py, "unregister_buffer", (address,)).map(drop));
+        let _ = within(|py| self.store.call_method1(py, "unregister_buffer", (address,)).map(drop));
     }
 }
 
@@ -77,9 +81,12 @@ impl TheirStore {
     ) -> Result<Vec<i64>, Fault> {
         within(|py| {
             let keys = PyList::new(py, names.map(PageName::as_str))?;
-            let said = match memory {
-                None => self.0.call_method1(py, method, (keys,))?,
-                Some((addresses, sizes)) => self.0.call_method1(py, method, (keys, addresses, sizes))?,
+            let said = match (memory, &self.exist_options) {
+                (Some((addresses, sizes)), _) => {
+                    self.store.call_method1(py, method, (keys, addresses, sizes))?
+                }
+                (None, Some(options)) => self.store.call_method1(py, method, (keys, options))?,
+                (None, None) => self.store.call_method1(py, method, (keys,))?,
             };
             said.extract(py)
         })

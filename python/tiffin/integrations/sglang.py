@@ -3,13 +3,16 @@
 SGLang loads it by name:
 
     --hicache-storage-backend dynamic --hicache-storage-backend-extra-config '{"backend_name": "tiffin",
-      "module_path": "tiffin.integrations.sglang", "class_name": "TiffinHiCache", "address": "127.0.0.1:7400"}'
+      "module_path": "tiffin.integrations.sglang", "class_name": "TiffinHiCache", "address":
+      "127.0.0.1:7400"}'
 
-`extra_config` may also have `namespace`, `token` and `timeout` (seconds), and `tag`, which is to change with whatever
-changes the bytes of a page and is not in SGLang's hashes: a revision, a weight version, a quantisation.
+`extra_config` may also have `namespace`, `token` and `timeout` (seconds), and `tag`, which is to change
+with whatever changes the bytes of a page and is not in SGLang's hashes: a revision, a weight version, a
+quantisation.
 
 A page that the pool has in several pieces, as keys and values, is as many objects, and counts only if all are
-there. Nothing that was read in part counts, and no call raises: HiCache never restarts the thread that makes it.
+there. Nothing that was read in part counts, and no call raises: HiCache never restarts the thread that
+makes it.
 """
 
 from __future__ import annotations
@@ -69,9 +72,7 @@ class TiffinHiCache(HiCacheStorage):
         read = self._all(lambda: self.store.get_into(self._names(keys), targets), len(keys))
         return [target if isinstance(got, int) else None for got, target in zip(read, targets, strict=True)]
 
-    def set(
-        self, key: str, value: Any = None, target_location: Any = None, target_sizes: Any = None
-    ) -> bool:
+    def set(self, key: str, value: Any = None, target_location: Any = None, target_sizes: Any = None) -> bool:
         return self.batch_set([key], [value])
 
     def batch_set(
@@ -94,8 +95,7 @@ class TiffinHiCache(HiCacheStorage):
 
     def batch_exists(self, keys: Sequence[str], extra_info: Any = None) -> int:
         """How many of the keys, counted from the first, are there. What only a disk has comes into memory."""
-        # A page in pieces is put in order, so its last piece says that it is whole; which pieces there are the
-        # pool knows. Without one, a page is one object.
+        # Which pieces there are of a page the pool knows. Without one, a page is one object.
         pieces = self._pieces_per_page()
         names = [name for key in keys for name in self._of(key, pieces)]
         found = self._all(lambda: self.store.exists(names, prefetch="leading"), len(names))
@@ -114,7 +114,9 @@ class TiffinHiCache(HiCacheStorage):
         return [f"{self.prefix}{key}" for key in keys]
 
     def _of(self, key: str, pieces: int) -> list[str]:
-        return [f"{self.prefix}{key}/{piece}" for piece in range(pieces)] if pieces else [f"{self.prefix}{key}"]
+        return (
+            [f"{self.prefix}{key}/{piece}" for piece in range(pieces)] if pieces else [f"{self.prefix}{key}"]
+        )
 
     def _pieces_per_page(self) -> int:
         """How many pieces the pool has of a page; none where pages are handed over."""

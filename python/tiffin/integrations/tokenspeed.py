@@ -7,8 +7,8 @@
 PrefetchDone(op_id=7, request_id=1, success=True, completed_pages=4, pages_by_rank=(6, 4))
 BackUpDone(op_id=8, success=False, completed_pages=0, pages_by_rank=(2, 0))
 
-An operation has ended when every rank has said so, by its id, and what counts is the least that any rank has. A
-failure is told, never dropped: its `success` is false, and none of its pages counts.
+An operation has ended when every rank has said so, by its id, and what counts is the least that any rank
+has. A failure is told, never dropped: its `success` is false, and none of its pages counts.
 """
 
 from __future__ import annotations

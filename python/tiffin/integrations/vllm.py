@@ -1,11 +1,12 @@
 """The scheduler half of a vLLM connector: what is in a shared store, and which blocks are loaded and saved.
 
-It has the methods that vLLM's scheduler calls of a `KVConnectorBase_V1`, and decides; the worker half moves the
-blocks that `Meta` names. vLLM owns the blocks of the device and its own index of them, so this half stands on the
-names and the store of `tiffin.kv`, not on its engine.
+It has the methods that vLLM's scheduler calls of a `KVConnectorBase_V1`, and decides; the worker half
+moves the blocks that `Meta` names. vLLM owns the blocks of the device and its own index of them, so this
+half stands on the names and the store of `tiffin.kv`, not on its engine.
 
-Nothing here waits: a question to the store is asked on a thread, and until it is answered vLLM is told to ask again. A
-page counts only if every rank has it. Every page that is moved is one record of position, name and block.
+Nothing here waits: a question to the store is asked on a thread, and until it is answered vLLM is told to
+ask again. A page counts only if every rank has it. Every page that is moved is one record of position,
+name and block.
 """
 
 from __future__ import annotations
