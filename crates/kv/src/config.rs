@@ -69,7 +69,8 @@ pub struct Config {
     pub op_patience: u64,
     /// How long after a hint that was not answered the next one is given.
     pub hint_patience: u64,
-    /// How long nobody asks the store after it failed, or let somebody wait past a deadline; 0 for not at all.
+    /// How long nobody asks the store after it failed, or let somebody wait past a deadline; 0 for not at
+    /// all.
     pub cooldown: u64,
     /// How many ranks decide together.
     pub ranks: u32,

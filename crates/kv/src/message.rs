@@ -189,8 +189,8 @@ pub struct Progress {
 
 /// What the engine is told. All ranks are told the same in the same order, but for [`Input::Complete`].
 ///
-/// `Computed`, `Finish`, `Pass`, `Abort` and `Retract` are said between two passes of the model: nothing computes on
-/// the pages of a request while it is told that the request ends.
+/// `Computed`, `Finish`, `Pass`, `Abort` and `Retract` are said between two passes of the model: nothing
+/// computes on the pages of a request while it is told that the request ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Input {
     /// A namespace is this from now on. Said again with another content, as with new weights, it makes every
@@ -209,9 +209,9 @@ pub enum Input {
     },
     /// The request has all its tokens.
     Finish(ReqId),
-    /// A pass of the model computed this for several requests at once, of which some have all their tokens. All
-    /// of it is taken before anybody gets room for the next token: whoever must leave the device for that has
-    /// what was computed for it, and whoever is over leaves first.
+    /// A pass of the model computed this for several requests at once, of which some have all their tokens.
+    /// All of it is taken before anybody gets room for the next token: whoever must leave the device for
+    /// that has what was computed for it, and whoever is over leaves first.
     Pass {
         /// What was computed.
         computed: Vec<Progress>,

@@ -1,5 +1,5 @@
-//! The control plane of the KV hierarchy: a match, requests from submission to end, and a step in which nothing
-//! happens, with many pages cached, in both indexes.
+//! The control plane of the KV hierarchy: a match, requests from submission to end, and a step in which
+//! nothing happens, with many pages cached, in both indexes.
 
 use std::hint::black_box;
 
