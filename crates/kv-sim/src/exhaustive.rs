@@ -129,6 +129,7 @@ fn start(scope: &Scope) -> Checked<Node> {
         op_pages_max: 2,
         op_patience: 10,
         hint_patience: 10,
+        cooldown: 0,
         ranks: 2,
         rank: 0,
         events: true,

@@ -81,7 +81,7 @@ impl Plan {
             op_patience: chance.between(20, 60),
             hint_patience: chance.between(5, 15),
             // Not drawn, so that the seeds stay what they were.
-            cooldown: (seed % 4) * 7,
+            cooldown: if seed % 8 == 7 { 10 } else { 0 },
             ranks: chance.pick(&[1, 1, 2, 2, 3]).unwrap_or(1),
             rank: 0,
             events: true,

@@ -308,3 +308,34 @@ fn a_store_that_fails_is_left_alone_for_a_while() {
     assert_eq!(probes(&shell), (3, 1));
     shell.expect_rest();
 }
+
+#[test]
+fn c1_the_order_in_which_ranks_hear_of_ends_does_not_matter() {
+    let mut shell = Shell::new(Config { ranks: 3, op_pages_max: 1, ..small() });
+    shell.held.extend([OpKind::Save]);
+    for id in 1..4 {
+        shell.serve(id, &tokens(id as u32, 9), &[]);
+    }
+    let ops: Vec<_> = std::mem::take(&mut shell.waiting).iter().map(|op| op.id).collect();
+    assert!(ops.len() >= 6, "one for each page");
+    shell.held.clear();
+    let heard: Vec<_> = (0..3)
+        .map(|rank| {
+            let mut order = ops.clone();
+            order.rotate_left(2 * rank);
+            if rank == 1 {
+                order.reverse();
+            }
+            let engine = &mut shell.engines[rank];
+            for op in order {
+                engine.apply(Input::Complete(op, Outcome::Done { leading: 1 }), 5 * rank as u64);
+            }
+            engine.agree()
+        })
+        .collect();
+    assert!(heard.windows(2).all(|pair| pair[0] == pair[1]), "they say the same in the same order");
+    // `tell` compares effects and digests of all ranks.
+    shell.tell(Input::Agreed(heard));
+    assert_eq!(shell.moved(OpKind::Backup), 3 * ops.len() as u64);
+    shell.expect_rest();
+}
