@@ -12,7 +12,7 @@ SOURCES := $(shell find Cargo.toml Cargo.lock crates python python-mooncake READ
              -type f -not -path '*/__pycache__/*' -not -path '*/tests/*' -not -name '*.so' 2>/dev/null)
 
 .PHONY: help run test wheel wheel-310 bench bench-check bench-scale bench-instructions fmt docs clean-venv clean
-.PHONY: miri simulate sabotage-table bench-ssd torture-ssd kv-simulate kv-zoo bench-kv test-kv-mooncake
+.PHONY: miri simulate sabotage-table bench-ssd torture-ssd kv-simulate kv-zoo bench-kv check-kv-peer
 .PHONY: bench-features soak-features check-features-peer example
 .PHONY: check-fmt check-lint check-unit check-docs check-deny check-instructions check-python
 
@@ -58,7 +58,7 @@ check-instructions: # The hot paths take no more instructions than they did; ski
 check-python: .venv-test/wheels # The installed wheels, and what the documents show
 	.venv-test/bin/pytest -c python/pyproject.toml --rootdir=. python/tests python-mooncake/tests $(ARGS)
 
-test-kv-mooncake: .venv-test/wheels .venv-peer/ready ## The KV hierarchy over the official Mooncake wheel, in processes of its own
+check-kv-peer: .venv-test/wheels .venv-peer/ready ## The KV hierarchy over the official Mooncake wheel, in processes of its own
 	@bash bench/peer-needs.sh
 	.venv-test/bin/pytest -c python/pyproject.toml --rootdir=. python/tests/kv_mooncake.py $(ARGS)
 

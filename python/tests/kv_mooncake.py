@@ -1,4 +1,4 @@
-"""The suite of the KV hierarchy over the official Mooncake wheel: `make test-kv-mooncake` runs it.
+"""The suite of the KV hierarchy over the official Mooncake wheel: `make check-kv-peer` runs it.
 
 The wheel owns the package `mooncake`, and so does our drop-in; so the engines run in the environment of
 the wheel, to which the installed `tiffin` and numpy are added. Master and memory are processes of the
