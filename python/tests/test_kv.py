@@ -78,7 +78,7 @@ def test_chats_are_answered_as_without_a_cache(store, index, eviction, write):
     serving = make(store, device_pages=20, index=index, eviction=eviction, write=write)
     toy.converse(serving, *toy.chats(3, conversations=5, turns=3), generate=6)
     serving.settle()
-    assert serving.pages_checked > 50 and set(serving.ended.values()) == {"finished"}
+    assert serving.pages_checked > 0 and set(serving.ended.values()) == {"finished"}
     serving.engine.check()
     serving.engine.close()
 
