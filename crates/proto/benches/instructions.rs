@@ -6,7 +6,6 @@
 
 #![expect(clippy::print_stdout, clippy::unwrap_used, reason = "a benchmark")]
 
-mod kv;
 #[path = "../../core/benches/stage/mod.rs"]
 mod stage;
 
@@ -31,7 +30,6 @@ fn main() {
     frames();
     allocator();
     node_side();
-    kv::hierarchy();
 }
 
 fn measured(name: &str, work: impl FnOnce()) {
