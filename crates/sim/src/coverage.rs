@@ -259,6 +259,12 @@ points! {
     ViewOutlives,
     /// An outcome of a put.
     PutOverQuota,
+    /// An outcome of a put: consumers are behind.
+    PutBehind,
+    /// A stream has ended.
+    StreamEnded,
+    /// Somebody looks at a stream and takes nothing.
+    Tailed,
     /// An outcome of a pin.
     Pinned,
     /// An outcome of a pin.
@@ -277,6 +283,8 @@ points! {
     CheckedOrder,
     /// The invariant was checked on something.
     CheckedRefusal,
+    /// The invariant was checked on something.
+    CheckedPulled,
     /// The invariant was checked on something.
     CheckedConsumed,
     /// The invariant was checked on something.

@@ -292,9 +292,11 @@ impl World {
         let disks = self.ready_disks();
         for hold in &retire.holds {
             let Some(generation) = self.oracle.generation_of.get(&(memory, *hold)).copied() else { continue };
-            // Where it lies in several memories it may have had to leave another.
+            // Where it lies in several memories it may have had to leave another, also one whose node has yet
+            // to hear what it has there.
             let holders = self.memories.iter().filter(|(it, _)| !self.oracle.shelving.is_disk(**it));
             let is_one = holders.filter(|(_, it)| copies(it, generation).next().is_some()).count() == 1;
+            let is_one = is_one && !self.oracle.is_being_decided(memory, *hold);
             if is_one && !self.oracle.shelving.is_shelved(generation) {
                 self.oracle.evicted_for_a_patient_put(now, generation, &disks, memory);
             }

@@ -67,10 +67,11 @@ pub(crate) struct Life {
     pub(crate) sample: bool,
     /// Each of several groups consumes it.
     pub(crate) by_groups: bool,
+    pub(crate) in_stream: bool,
     /// The groups that have, as every node has confirmed to have in writing.
     pub(crate) acked: BTreeSet<String>,
     /// Its marks were told.
-    marked: bool,
+    pub(crate) marked: bool,
     pub(crate) value: Option<ValueId>,
     pub(crate) lease_until: Tick,
     /// There is a reason why nobody finds it: taken away, replaced or evicted.
@@ -97,11 +98,11 @@ impl Life {
 
 /// A delete that is not answered yet: for each name what it is meant for.
 #[derive(Debug)]
-struct Deleting {
-    victims: Vec<(Name, Vec<Victim>)>,
+pub(crate) struct Deleting {
+    pub(crate) victims: Vec<(Name, Vec<Victim>)>,
     /// Every copy that exists was known to the master.
-    complete: bool,
-    force: bool,
+    pub(crate) complete: bool,
+    pub(crate) force: bool,
 }
 
 /// An owner, and what it pins.
@@ -161,7 +162,7 @@ pub(crate) struct Oracle {
     pub(crate) epoch: u64,
     /// The newest generation of each name that a client was told of, in this life of the master.
     pub(crate) acknowledged: BTreeMap<Name, Generation>,
-    deleting: BTreeMap<(ConnId, RequestId), Deleting>,
+    pub(crate) deleting: BTreeMap<(ConnId, RequestId), Deleting>,
     /// Other copies of what was decided, which their nodes may not have heard of.
     pub(crate) decided_too: BTreeMap<(SegmentId, Hold), Generation>,
     /// What this life of the master has taken away.
@@ -191,6 +192,9 @@ pub(crate) struct Oracle {
     pub(crate) ordered: BTreeSet<(SegmentId, Hold)>,
     /// Leases of samples: whose, and of what.
     pub(crate) leases: BTreeMap<u64, (ClientId, Generation)>,
+    /// Pulls that are not answered yet, and on whose behalf; and of which leases were pulled.
+    pub(crate) pulls: BTreeMap<(ConnId, RequestId), String>,
+    pub(crate) pulled: BTreeMap<u64, String>,
     /// Whose connection each is.
     pub(crate) speakers: BTreeMap<ConnId, ClientId>,
     /// Clients whose connection broke, since when, as long as they have not come back.
@@ -258,6 +262,8 @@ impl Oracle {
         self.pinning.clear();
         self.acking.clear();
         self.leases.clear();
+        self.pulls.clear();
+        self.pulled.clear();
         self.speakers.clear();
         self.away.clear();
         self.line.clear();
@@ -392,6 +398,12 @@ impl Oracle {
         });
         self.undecided.extend(copies);
         self.deleting.insert((conn, id), Deleting { victims, complete, force });
+    }
+
+    /// Whether a copy belongs to what a node has asked about and is yet to be answered.
+    pub(crate) fn is_being_decided(&self, segment: SegmentId, hold: Hold) -> bool {
+        let mut items = self.deciding.values().flat_map(|it| &it.items);
+        items.any(|(_, it)| it.item.others.iter().any(|it| (it.segment, it.hold()) == (segment, hold)))
     }
 
     /// The master has handled the request. Decisions that are still to be answered have replaced what was
@@ -567,6 +579,7 @@ impl Oracle {
                     }
                 }
             }
+            Reply::Pulled(pulled) => self.pulled(now, to, pulled, coverage),
             Reply::Reserved(reserved) => self.reserved_in_order(to, reserved, coverage),
             Reply::Pinned(outcomes) => self.pinned(to, outcomes),
             Reply::Acked(outcomes) => self.acked(to, outcomes, memories, coverage),
@@ -662,6 +675,7 @@ impl Oracle {
         life.sample |= record.marks.sample.is_some();
         let consumption = record.marks.sample.as_ref().map(|it| &it.consumption);
         life.by_groups |= matches!(consumption, Some(Consumption::Groups(_)));
+        life.in_stream |= record.marks.sample.as_ref().is_some_and(|it| !it.stream.is_empty());
         // Pins that are told late may have ended since.
         if !std::mem::replace(&mut life.marked, true) && !late {
             life.pins = record.marks.pins.iter().cloned().collect();
@@ -685,6 +699,7 @@ impl Oracle {
             written_pins: BTreeSet::new(),
             sample: false,
             by_groups: false,
+            in_stream: false,
             acked: BTreeSet::new(),
             marked: false,
             value: None,

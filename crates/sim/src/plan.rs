@@ -47,6 +47,8 @@ pub(crate) struct Plan {
     pub(crate) faults: Vec<u64>,
     /// How long it takes from one fault to the next.
     pub(crate) fault_gap: u64,
+    /// How many of a hundred things that a client does are about streams.
+    pub(crate) stream_percent: u64,
     /// How many of the nodes have a disk.
     pub(crate) disks: usize,
     /// Bytes of each of them.
@@ -82,6 +84,18 @@ impl Plan {
             _ => (),
         }
         plan
+    }
+
+    pub(crate) fn has_streams(&self) -> bool {
+        self.stream_percent > 0
+    }
+
+    /// In some worlds most samples are for a stream.
+    pub(crate) fn draw_streams(&mut self, chance: &mut Chance) {
+        if chance.percent(30) {
+            self.stream_percent = chance.between(10, 50);
+            self.sample_percent = self.sample_percent.max(chance.between(20, 80));
+        }
     }
 
     pub(crate) fn has_disks(&self) -> bool {
@@ -182,6 +196,7 @@ impl Plan {
             pause_max: chance.between(10, 60),
             faults,
             fault_gap: *chance.pick(&[20, 60, 150, 400]).unwrap_or(&60),
+            stream_percent: 0,
             disks: 0,
             disk_capacity: 0,
             tier_percent: 0,

@@ -1,12 +1,12 @@
 //! What clients do all day: they put, get, look, and delete the same few keys in too little memory.
 
 use tiffin_core::{
-    EXTENT_ALIGN,
+    EXTENT_ALIGN, Generation,
     marks::Consumption,
     message::{
-        Ack, AckItem, Ahead, Await, Delete, DeleteMatching, Demotion, DropPins, Exists, Lease, LeaseItem,
-        LeaseOutcome, Leased, List, OnExists, Pattern, Pin, Policy, Prefetch, PutOptions, Release, Request,
-        Reserve, ReserveItem, Resolve,
+        Ack, AckItem, Ahead, Attach, Await, Delete, DeleteMatching, Demotion, DropPins, EndStream, Exists,
+        Lease, LeaseItem, LeaseOutcome, Leased, List, OnExists, OpenStream, Pattern, Pin, Policy, Prefetch,
+        Pull, PutOptions, Release, Request, Reserve, ReserveItem, Resolve, StreamLimits,
     },
     session::{Get, GetRequest, Put, PutRequest},
 };
@@ -22,6 +22,8 @@ use crate::{
 const SESSIONS_MAX: usize = 3;
 /// The one regular expression, see [`crate::names::matches`].
 const EVEN: &str = "[02468]$";
+/// The one stream of each namespace.
+const STREAM: &str = "s";
 
 impl World {
     pub(crate) fn work(&mut self, client: usize) {
@@ -43,8 +45,10 @@ impl World {
         let looks = self.chance.percent(self.plan.look_percent);
         let consumes = self.plan.sample_percent >= 50 && self.chance.percent(30);
         let tiers = self.plan.has_disks() && self.chance.percent(self.plan.tier_percent);
+        let streams = self.plan.has_streams() && self.chance.percent(self.plan.stream_percent);
         match self.chance.below(100) {
             _ if tiers => self.begin_tier(client, namespace),
+            _ if streams => self.begin_stream(client),
             _ if looks => self.begin_look(client, namespace),
             _ if consumes => self.begin_lease(client, namespace),
             0..4 => self.begin_stock(client),
@@ -95,6 +99,7 @@ impl World {
     fn begin_put(&mut self, client: usize, namespace: u8) {
         let count = if self.chance.percent(80) { 1 } else { 2 };
         let (mut requests, mut values) = (Vec::new(), Vec::new());
+        let mut streams = false;
         for _ in 0..count {
             let name = self.name(namespace);
             let spare = self.clients.get_mut(client).and_then(|it| it.spares.pop());
@@ -117,10 +122,14 @@ impl World {
                 sample: self.chance.percent(self.plan.sample_percent).then(|| self.consumption()),
                 stream: String::new(),
             };
+            let options = self.maybe_in_stream(options);
+            streams |= !options.stream.is_empty();
             values.push(self.oracle.new_value(name, len));
             requests.push(PutRequest { key: name.key(), len, options, ready: Vec::new() });
         }
-        let wait_ms = if self.chance.percent(30) { self.chance.between(1, 200) } else { 0 };
+        // Who waits for consumers lets others pass, so that it is not in line for room.
+        let waits = self.chance.percent(30) && !streams;
+        let wait_ms = if waits { self.chance.between(1, 200) } else { 0 };
         let confirm_ms = self.chance.between(0, 300);
         let near = self.clients.get(client).map(|it| it.near.clone()).unwrap_or_default();
         let put = Put::new(requests).waiting(wait_ms).confirming(confirm_ms).publishing(near);
@@ -171,10 +180,13 @@ impl World {
     }
 
     /// What was leased is consumed, or not.
-    pub(crate) fn leased(&mut self, client: usize, leased: Leased) {
+    pub(crate) fn leased(&mut self, client: usize, leased: Leased, group: Option<String>) {
         let namespace = self.clients.get(client).map_or(0, |it| it.namespace);
         for outcome in leased.items {
             let LeaseOutcome::Leased(granted) = outcome else { continue };
+            if granted.lease == 0 {
+                continue;
+            }
             self.coverage.hit(Point::SampleLeased);
             let generation = granted.found.generation;
             let name = self.oracle.lives.get(&generation).map(|it| it.name);
@@ -189,12 +201,51 @@ impl World {
                 (_, Some(name)) => {
                     assert_eq!(name.namespace, namespace, "a lease crosses namespaces");
                     let items = vec![AckItem { key: name.key(), generation }];
-                    let (group, wait_ms) = (self.group(), self.chance.between(0, 300));
+                    let group = group.clone().unwrap_or_else(|| self.group());
+                    let wait_ms = self.chance.between(0, 300);
                     Request::Ack(Ack { items, group, wait_ms, ..Ack::default() })
                 }
             };
             self.ask_once(client, Kind::Question, request);
         }
+    }
+
+    /// Some samples are for the stream of their namespace.
+    fn maybe_in_stream(&mut self, options: PutOptions) -> PutOptions {
+        let is_sample = options.sample.as_ref().is_some_and(|it| *it != Consumption::Retained);
+        let streams = self.plan.has_streams() && is_sample && self.chance.percent(70);
+        PutOptions { stream: if streams { STREAM.to_owned() } else { String::new() }, ..options }
+    }
+
+    /// What is done about streams: they are pulled, and now and then opened, ended and dropped.
+    fn begin_stream(&mut self, client: usize) {
+        let (name, group) = (STREAM.to_owned(), self.group());
+        let wait_ms = if self.chance.percent(70) { self.chance.between(1, 200) } else { 0 };
+        let request = match self.chance.below(40) {
+            0..28 => {
+                let items_max = self.chance.between(1, 4) as u32;
+                let items_min = self.chance.between(0, u64::from(items_max)) as u32;
+                let newest = self.oracle.lives.keys().next_back().copied().filter(|_| self.chance.once_in(8));
+                let behind = newest.map(|it| Generation { counter: it.counter.saturating_sub(4), ..it });
+                let pull = Pull { stream: name, group: group.clone(), items_min, items_max, wait_ms, behind };
+                return self.ask_once(client, Kind::Pull(group), Request::Pull(pull));
+            }
+            28..33 => {
+                let refs_high = self.chance.below(6);
+                let refs_low = self.chance.below(refs_high + 1);
+                let limits = Some(StreamLimits { refs_high, refs_low, ..StreamLimits::default() });
+                Request::OpenStream(OpenStream { name, limits, attach: None })
+            }
+            33..37 => {
+                let attach = Some(Attach { group, window: self.chance.below(4) });
+                Request::OpenStream(OpenStream { name, limits: None, attach })
+            }
+            kind => {
+                let failure = (kind == 37).then(|| "on purpose".to_owned());
+                Request::EndStream(EndStream { name, failure, drop: kind == 38, wait_ms })
+            }
+        };
+        self.ask_once(client, Kind::Question, request);
     }
 
     fn owner(&mut self) -> String {
@@ -245,11 +296,12 @@ impl World {
         let keys: Vec<_> = (0..count as u8).map(|key| Name { namespace, key }.key()).collect();
         let ahead = if self.chance.percent(70) { Ahead::LeadingRun } else { Ahead::All };
         let request = match self.chance.below(20) {
-            0..12 => {
+            0..6 => return self.begin_get(client, namespace),
+            6..13 => {
                 let keys = keys.iter().collect();
                 Request::Exists(Exists { keys, touch: false, lease: false, ahead })
             }
-            12..19 => {
+            13..19 => {
                 let wait_ms = if self.chance.percent(70) { self.chance.between(1, 200) } else { 0 };
                 Request::Prefetch(Prefetch { keys, ahead, wait_ms })
             }

@@ -160,6 +160,7 @@ impl World {
         let mut plan = Plan::draw(&mut chance);
         // Disks are drawn from elsewhere: a world without them is what it was before there were any.
         plan.draw_disks(&mut Chance::new(!seed));
+        plan.draw_streams(&mut Chance::new(seed.rotate_left(32)));
         let mut world = Self {
             sabotage,
             now: 0,

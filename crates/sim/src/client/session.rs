@@ -41,6 +41,8 @@ pub(crate) enum Kind {
     },
     /// A question whose answer is only looked at.
     Question,
+    /// Samples of a stream, on behalf of a group.
+    Pull(String),
     /// A lookup, after which the client would like a view.
     Look,
     /// A wish for room to have at hand, for so many bytes.
@@ -59,6 +61,7 @@ impl std::fmt::Debug for Session {
             Kind::Put { .. } => "put",
             Kind::Get { .. } => "get",
             Kind::Question => "question",
+            Kind::Pull(_) => "pull",
             Kind::Look => "look",
             Kind::Stock(_) => "stock",
         };
@@ -120,7 +123,7 @@ impl World {
             let need = match &mut session.kind {
                 Kind::Put { put, .. } => put.poll(),
                 Kind::Get { get, .. } => get.poll(),
-                Kind::Question | Kind::Look | Kind::Stock(_) => None,
+                Kind::Question | Kind::Pull(_) | Kind::Look | Kind::Stock(_) => None,
             };
             let Some(need) = need else { break };
             self.carry_out(client, id, need);
@@ -129,7 +132,7 @@ impl World {
         let done = it.sessions.get(&id).is_some_and(|it| match &it.kind {
             Kind::Put { put, .. } => put.is_done(),
             Kind::Get { get, .. } => get.is_done(),
-            Kind::Question | Kind::Look | Kind::Stock(_) => false,
+            Kind::Question | Kind::Pull(_) | Kind::Look | Kind::Stock(_) => false,
         });
         if done && let Some(session) = it.sessions.remove(&id) {
             self.session_ended(client, session);
@@ -293,7 +296,7 @@ impl World {
                     self.get_ended(client, name, before, &outcome);
                 }
             }
-            Kind::Question | Kind::Look | Kind::Stock(_) => (),
+            Kind::Question | Kind::Pull(_) | Kind::Look | Kind::Stock(_) => (),
         }
     }
 
@@ -305,8 +308,7 @@ impl World {
             PutOutcome::Exists(_) => Point::PutExists,
             PutOutcome::Full(_) => Point::PutFull,
             PutOutcome::OverQuota(_) => Point::PutOverQuota,
-            // Simulated clients put into no stream: pipelines are played in `core`.
-            PutOutcome::Behind(_) => Point::PutFull,
+            PutOutcome::Behind(_) => Point::PutBehind,
             PutOutcome::Invalid(_) => Point::PutInvalid,
             PutOutcome::Refused(_) => Point::Refused,
             PutOutcome::Unreachable(_) => Point::PutUnreachable,
@@ -397,7 +399,14 @@ impl World {
                     }
                 }
             }
-            Some(Reply::Leased(leased)) => self.leased(client, leased),
+            Some(Reply::Leased(leased)) => self.leased(client, leased, None),
+            Some(Reply::Pulled(pulled)) => {
+                if pulled.end.is_some() {
+                    self.coverage.hit(Point::StreamEnded);
+                }
+                let Kind::Pull(group) = session.kind else { return };
+                self.leased(client, pulled.leased, Some(group));
+            }
             Some(Reply::Pinned(outcomes)) => outcomes.iter().for_each(|it| match it {
                 PinOutcome::Done => self.coverage.hit(Point::Pinned),
                 PinOutcome::Unconfirmed(_) => self.coverage.hit(Point::PinUnconfirmed),

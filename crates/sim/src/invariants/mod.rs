@@ -18,4 +18,5 @@ pub(crate) mod p2;
 mod p4;
 mod p6;
 mod p8;
+mod streams;
 pub(crate) mod tier;

@@ -50,7 +50,7 @@ impl Oracle {
                 client.into_iter().for_each(|client| self.client_is_gone(client));
                 self.conn_is_gone(conn);
             }
-            _ => (),
+            _ => self.hears_of_streams((conn, id), request, namespace, complete),
         }
     }
 
@@ -150,7 +150,7 @@ impl Oracle {
         self.line.retain(|(of, _), _| *of != conn);
     }
 
-    fn keeps_leases(&self, client: ClientId, now: Tick) -> bool {
+    pub(crate) fn keeps_leases(&self, client: ClientId, now: Tick) -> bool {
         self.away.get(&client).is_none_or(|since| now < since.after(self.lease_grace_ms))
     }
 

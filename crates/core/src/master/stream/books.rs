@@ -190,10 +190,13 @@ impl Stream {
             return;
         }
         let key = entry.key.clone();
-        let group = self.groups.entry(group.to_owned()).or_default();
-        group.acked += 1;
-        group.ready.remove(&generation);
-        group.out.remove(&generation);
+        // A group that never pulled may acknowledge what it leased by name; the rest is still to come to it.
+        self.meet(group);
+        if let Some(group) = self.groups.get_mut(group) {
+            group.acked += 1;
+            group.ready.remove(&generation);
+            group.out.remove(&generation);
+        }
         self.remember(key, generation);
     }
 

@@ -173,6 +173,18 @@ fn an_acknowledged_window_is_counted_once_and_freed_with_the_last_group() {
 }
 
 #[test]
+fn a_group_that_acknowledges_before_it_pulls_gets_all_the_others() {
+    let mut cluster = Cluster::new(&[8 * UNIT]);
+    for name in ["a", "b", "c"] {
+        cluster.put(name, UNIT, streamed(&["g", "h"]));
+    }
+    let pulled = cluster.pull_as(CLIENT, "g", (0, 1)).unwrap();
+    assert_eq!(cluster.ack_all(&pulled, "h"), [AckOutcome::Recorded]);
+    assert_eq!(cluster.names("h", 9), ["b", "c"]);
+    cluster.master.check().unwrap();
+}
+
+#[test]
 fn what_a_consumer_leaves_undone_comes_again_at_its_place() {
     let mut cluster = Cluster::new(&[16 * UNIT]);
     cluster.open(OTHER, 8);
