@@ -595,7 +595,8 @@ methods! {
     /// >>> [it.id for it in store.tail("train")], store.tail("train", behind=ref.generation, timeout=0.01)
     /// (['sample-7'], [])
     call tail(stream: &str; behind: Option<(u64, u64)> = None, at_most: u32 = 256) {
-        let behind = behind.map_or_else(Generation::default, |(epoch, counter)| Generation { epoch, counter });
+        let place = |(epoch, counter)| Generation { epoch, counter };
+        let behind = behind.map(place).unwrap_or_default();
         Look { stream: stream.to_owned(), behind, at_most }
     }
 
