@@ -225,6 +225,6 @@ async fn who_reads_the_same_at_the_same_time_shares_one_read() {
     }
     let after = store.node.as_ref().unwrap().disk_stats()[0];
     assert_eq!(after.reads - before.reads, 64);
-    // How many meet depends on how fast the disk is; all of them ask before the first can be answered.
+    // How many meet depends on how fast the disk is.
     assert!(after.reads_shared > before.reads_shared, "{before:?} {after:?}");
 }

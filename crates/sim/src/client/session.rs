@@ -6,7 +6,7 @@ use tiffin_core::{
     Generation, Hold, SegmentId,
     message::{
         AckOutcome, DeleteOutcome, Exists, PinOutcome, PrefetchOutcome, Reply, Request, ReserveOutcome,
-        ResolveOutcome,
+        Reserved, ResolveOutcome,
     },
     session::{CallFailure, Get, GetOutcome, Need, NeedId, Peer, Put, PutOutcome, ReadResult, WriteResult},
 };
@@ -355,6 +355,20 @@ impl World {
         }
     }
 
+    /// Room to have at hand is there.
+    fn stocked(&mut self, client: usize, len: u64, reserved: Reserved) {
+        let Some(it) = self.clients.get_mut(client) else { return };
+        it.near.extend(&reserved.near);
+        if self.phase != Phase::Storm {
+            return self.give_back(client, reserved);
+        }
+        let rooms = reserved.items.into_iter().filter_map(|it| match it {
+            ReserveOutcome::Room(rooms) => Some(rooms),
+            _ => None,
+        });
+        it.spares.extend(rooms.flatten().map(|room| (len, room)));
+    }
+
     /// A question was answered, or not.
     pub(crate) fn simple_answered(&mut self, client: usize, id: SessionId, reply: Option<Reply>) {
         let Some(it) = self.clients.get_mut(client) else { return };
@@ -365,15 +379,7 @@ impl World {
         match reply {
             Some(Reply::Reserved(reserved)) => {
                 let Kind::Stock(len) = session.kind else { return };
-                it.near.extend(&reserved.near);
-                if self.phase != Phase::Storm {
-                    return self.give_back(client, reserved);
-                }
-                let rooms = reserved.items.into_iter().filter_map(|it| match it {
-                    ReserveOutcome::Room(rooms) => Some(rooms),
-                    _ => None,
-                });
-                it.spares.extend(rooms.flatten().map(|room| (len, room)));
+                self.stocked(client, len, reserved);
             }
             Some(Reply::Deleted(outcomes)) => outcomes.iter().for_each(|it| {
                 self.coverage.hit(match it {
