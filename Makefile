@@ -14,7 +14,7 @@ SOURCES := $(shell find Cargo.toml Cargo.lock crates python python-mooncake READ
 .PHONY: help run test wheel wheel-310 bench bench-check bench-scale bench-instructions fmt docs clean-venv clean
 .PHONY: miri simulate sabotage-table bench-ssd torture-ssd kv-simulate kv-zoo bench-kv check-kv-peer
 .PHONY: bench-features soak-features check-features-peer example
-.PHONY: check-fmt check-lint check-unit check-docs check-deny check-instructions check-python
+.PHONY: check-fmt check-lint check-unit check-docs check-deny check-instructions check-wheel check-python
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | while IFS=$$'\t' read -r target what; do \
@@ -25,7 +25,7 @@ run: ## Build and start a store on loopback (ARGS='--memory 8GiB' adds flags); C
 	@exec target/release/tiffin up $(ARGS)
 
 test: ## Set up and run every check, as the continuous integration does
-	+@bash .ci/parts fmt lint unit docs deny instructions python
+	+@bash .ci/parts fmt lint unit wheel 'python&' docs deny instructions
 
 check-fmt: .venv/ready # Is everything formatted?
 	$(CARGO) fmt --all --check
@@ -54,6 +54,8 @@ check-deny: # Licences, bans and sources; `tidy` checks the licences too, for ma
 check-instructions: # The hot paths take no more instructions than they did; skipped, and said so, where valgrind cannot be had
 	@bash bench/instructions-needs.sh
 	$(PYTHON) bench/instructions.py --cargo $(CARGO)
+
+check-wheel: .venv-test/wheels # The wheels can be built, and installed where there is nothing else
 
 check-python: .venv-test/wheels # The installed wheels, and what the documents show
 	.venv-test/bin/pytest -c python/pyproject.toml --rootdir=. python/tests python-mooncake/tests $(ARGS)

@@ -649,19 +649,13 @@ def test_a_killed_producer_leaves_what_it_put_and_nothing_provisional(make, clus
 # Workers of data loaders.
 
 
-def read_one(features, ref):
-    """What a worker does: it reads a sample, and leaves without a word."""
-    tensors, _ = features.get(ref)
-    return int(np.asarray(tensors["ids"]).sum())
-
-
 def test_workers_that_are_forked_or_spawned_read_through_it(make):
     features = make("cluster", retain_on_release=True)
     ref = features.put(TENSORS, sample_id="s").to_json()
-    assert helpers.in_child(lambda: read_one(features, ref)) == 6
+    assert helpers.in_child(lambda: helpers.sum_of_ids(features, ref)) == 6
     spawn = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(1, mp_context=spawn) as workers:
-        assert workers.submit(read_one, features, ref).result() == 6
+        assert workers.submit(helpers.sum_of_ids, features, ref).result() == 6
     helpers.eventually(lambda: features.health()["active_leases"] == 0)
     same(features.get(ref)[0])
 

@@ -382,6 +382,8 @@ def test_a_store_that_stopped_becomes_a_timeout():
     with helpers.up() as (address, pid):
         store = tiffin.connect(address)
         store.put("k", b"1")
+        store.put("m", b"2")
+        assert store.delete("m"), "its node has confirmed that, and so has heard of all that was put before"
         helpers.stop(pid)
         with pytest.raises(tiffin.Timeout):
             store.get("l", timeout=0.2)

@@ -1,6 +1,6 @@
 //! How ranks hear of each other: one all-gather per step, in which every rank always joins (C2).
 //!
-//! What is gathered is a [`Word`] of each rank: which step it is at, its clock, and the ends that it has
+//! What is gathered is a word of each rank: which step it is at, its clock, and the ends that it has
 //! heard of. All ranks take the latest clock, so that they also agree on what time it is. A user's own
 //! collective, such as `torch.distributed.all_gather_object`, moves the words as bytes.
 
