@@ -11,7 +11,7 @@ use crate::{
     coverage::Point,
     names,
     network::Way,
-    oracle::{Speaker, copies},
+    oracle::Speaker,
     world::{Clock, Event, Party, World},
 };
 
@@ -293,9 +293,10 @@ impl World {
         for hold in &retire.holds {
             let Some(generation) = self.oracle.generation_of.get(&(memory, *hold)).copied() else { continue };
             // Where it lies in several memories it may have had to leave another, also one whose node has yet
-            // to hear what it has there.
-            let holders = self.memories.iter().filter(|(it, _)| !self.oracle.shelving.is_disk(**it));
-            let is_one = holders.filter(|(_, it)| copies(it, generation).next().is_some()).count() == 1;
+            // to hear what it has there, or that it is to be told.
+            let places = self.oracle.generation_of.iter().filter(|(_, it)| **it == generation);
+            let memories = places.filter(|((it, _), _)| !self.oracle.shelving.is_disk(*it));
+            let is_one = memories.filter(|((it, _), _)| self.oracle.joined.contains(it)).count() == 1;
             let is_one = is_one && !self.oracle.is_being_decided(memory, *hold);
             if is_one && !self.oracle.shelving.is_shelved(generation) {
                 self.oracle.evicted_for_a_patient_put(now, generation, &disks, memory);
