@@ -45,6 +45,10 @@ use std::ffi::OsString;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
+// As in the binary `tiffin`; memory of Python's objects stays Python's.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;

@@ -134,7 +134,9 @@ pub use tiffin_core::message::{
 pub use tiffin_core::{ClientId, Generation, Key, KeyError, Keys, Location, SegmentId};
 pub use tiffin_rpc::while_waiting_is;
 pub use tiffin_transport::{Counters, SourceBuf, TargetBuf, this_process};
-pub use types::{Effect, Fetched, GetInto, Info, Object, Part, Put, Replica, Route, Stored, Watermark, Way};
+pub use types::{
+    Effect, Fetched, GetInto, Info, Object, Part, Presences, Put, Replica, Route, Stored, Watermark, Way,
+};
 pub use view::View;
 
 use tiffin_server::host;
@@ -290,20 +292,15 @@ impl Client {
         options: ResolveOptions,
         deadline: Deadline,
     ) -> Vec<Result<bool, Error>> {
-        self.exists_packed(&keys.iter().collect(), options, deadline).await
+        self.exists_packed(&keys.iter().collect(), options, deadline).await.into_results()
     }
 
     /// The same for names that lie in one piece of memory, which is cheaper to make of names that are not at
     /// hand as keys.
-    pub async fn exists_packed(
-        &self,
-        keys: &Keys,
-        options: ResolveOptions,
-        deadline: Deadline,
-    ) -> Vec<Result<bool, Error>> {
+    pub async fn exists_packed(&self, keys: &Keys, options: ResolveOptions, deadline: Deadline) -> Presences {
         match self.inner.enter(deadline) {
             Ok(_busy) => names::exists(&self.inner, keys, options, deadline).await,
-            Err(error) => batch::all(keys.len(), &error),
+            Err(error) => Presences::failed(keys.len(), &error),
         }
     }
 

@@ -11,7 +11,7 @@ use tiffin_core::{Key, Keys, SegmentId};
 
 use crate::inner::Inner;
 use crate::known;
-use crate::{Deadline, DeleteOptions, Error, Info, Replica, ResolveOptions, batch};
+use crate::{Deadline, DeleteOptions, Error, Info, Presences, Replica, ResolveOptions, batch};
 
 /// Objects of one page, where all pages are wanted.
 const PAGE_ITEMS: u32 = 8192;
@@ -52,50 +52,41 @@ pub(crate) async fn exists(
     keys: &Keys,
     mut options: ResolveOptions,
     deadline: Deadline,
-) -> Vec<Result<bool, Error>> {
+) -> Presences {
     let there = known::is_there(inner, keys, options);
     known::tell_soon(inner);
     let mut unknown = Vec::with_capacity(keys.len());
     unknown.extend(there.iter().enumerate().filter(|(_, there)| !**there).map(|(place, _)| place));
-    let mut answers: Vec<_> = there.into_iter().map(Ok).collect();
+    let mut answers = Presences { there, failures: BTreeMap::new() };
     for piece in batch::pieces(unknown.iter().filter_map(|&place| keys.get(place))) {
         let places = unknown.get(piece).unwrap_or_default();
         let asked = ask_for(inner, keys.pick(places), options, deadline).await;
         // The run that leads ends at the first gap, also where that is in an earlier message.
-        if options.ahead == Ahead::LeadingRun && asked.iter().any(|it| !matches!(it, Ok(true))) {
+        if options.ahead == Ahead::LeadingRun && asked.there.contains(&false) {
             options.ahead = Ahead::Nothing;
         }
-        for (place, answer) in places.iter().zip(asked) {
-            if let Some(place) = answers.get_mut(*place) {
-                *place = answer;
-            }
-        }
+        answers.take_in(places, asked);
     }
     answers
 }
 
-async fn ask_for(
-    inner: &Inner,
-    keys: Keys,
-    options: ResolveOptions,
-    deadline: Deadline,
-) -> Vec<Result<bool, Error>> {
+async fn ask_for(inner: &Inner, keys: Keys, options: ResolveOptions, deadline: Deadline) -> Presences {
     let count = keys.len();
     let request =
         Request::Exists(Exists { keys, touch: options.touch, lease: options.lease, ahead: options.ahead });
     let items = match inner.ask(&request, deadline).await {
         Ok(Reply::Present(items)) if items.len() == count => items,
-        Ok(_) => return batch::all(count, &Error::misfit()),
-        Err(error) => return batch::all(count, &error),
+        Ok(_) => return Presences::failed(count, &Error::misfit()),
+        Err(error) => return Presences::failed(count, &error),
     };
-    let Request::Exists(Exists { keys, .. }) = request else { return Vec::new() };
-    let mut answers = Vec::with_capacity(count);
-    for (name, presence) in keys.iter().zip(items) {
-        answers.push(match presence {
-            Presence::Here => Ok(true),
-            Presence::Absent => Ok(false),
-            Presence::Unavailable => exists_somewhere(inner, name, deadline).await,
-        });
+    let Request::Exists(Exists { keys, .. }) = request else { return Presences::default() };
+    let mut answers = Presences {
+        there: items.iter().map(|it| *it == Presence::Here).collect(),
+        failures: BTreeMap::new(),
+    };
+    let away = items.iter().enumerate().filter(|(_, it)| **it == Presence::Unavailable);
+    for (place, name) in away.filter_map(|(place, _)| Some((place, keys.get(place)?))) {
+        answers.set(place, exists_somewhere(inner, name, deadline).await);
     }
     answers
 }

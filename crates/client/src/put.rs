@@ -15,6 +15,9 @@ use crate::reserved::Grip;
 use crate::running::Running;
 use crate::{Deadline, Effect, Error, Patience, Put, Stored, batch, spares};
 
+/// As long as it takes to copy so much, a call to the master takes too.
+const LONG_COPY: u64 = 256 << 10;
+
 /// What was carried out.
 enum Done {
     Called(NeedId, Result<Reply, Error>),
@@ -26,6 +29,22 @@ struct Written {
     item: usize,
     location: Location,
     result: WriteResult,
+}
+
+/// When room for what will be put next is asked for.
+#[derive(PartialEq, Eq)]
+enum StocksUp {
+    /// These take a while to copy, and meanwhile it can be found.
+    DuringTheCopy,
+    /// Their call would have to wait for that: it goes first.
+    BehindTheCall,
+}
+
+impl StocksUp {
+    fn with(puts: &[Put<'_>]) -> Self {
+        let bytes = puts.iter().fold(0_u64, |sum, put| sum.saturating_add(put.len().unwrap_or(u64::MAX)));
+        if bytes >= LONG_COPY { Self::DuringTheCopy } else { Self::BehindTheCall }
+    }
 }
 
 /// A write that waits for the others to the same node.
@@ -68,20 +87,22 @@ async fn drive(
     let held = Held::new(&inner.reservations, &inner.chores);
     let held = &held;
     let requests = puts.iter().map(|put| request(put, room_for(inner, held, put, ready.next()))).collect();
-    // Now, and not when these are done: so it happens while they are copied.
-    spares::restock(inner, puts);
     let session = Session::new(requests).publishing(inner.near());
     let mut session = session.waiting(patience.wait_ms(deadline)).confirming(names::wait_ms(deadline));
+    let stock_up = |_: &StocksUp| spares::restock(inner, puts);
     let mut failures = Vec::new();
     // Why items could not be written, where they could not.
     let mut unwritten = BTreeMap::new();
     let mut running = Running::new();
     let mut is_late = deadline.has_passed();
+    let mut stocks_up = Some(StocksUp::with(puts));
     while !is_late {
         let mut writes = Writes::new();
         while let Some(need) = session.poll() {
             match need {
                 Need::Call { id, peer, request } => {
+                    let is_last = !matches!(request, Request::Reserve(_));
+                    stocks_up.take_if(|it| is_last && *it == StocksUp::BehindTheCall).inspect(stock_up);
                     running.push(call(inner, held, id, peer, request, deadline))
                 }
                 Need::Write { id, item, reservation } => {
@@ -91,6 +112,7 @@ async fn drive(
             }
         }
         for (segment, writes) in writes {
+            stocks_up.take_if(|it| *it == StocksUp::DuringTheCopy).inspect(stock_up);
             running.push(write(inner, puts, segment, writes, deadline));
         }
         match timeout_at(deadline.instant(), running.next()).await {

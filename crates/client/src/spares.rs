@@ -28,7 +28,7 @@ const LEN_MAX: u64 = 2 << 20;
 /// After that many puts of one size in a row more are expected, and such rows are remembered.
 const ROW_MIN: u64 = 4;
 /// The most room of one size.
-const ROOMS_MAX: u64 = 64;
+const ROOMS_MAX: u64 = 256;
 /// The most room of one size, in bytes.
 const BYTES_MAX: u64 = 8 << 20;
 /// How many sizes are kept in mind.
@@ -191,8 +191,8 @@ async fn reserve(inner: &Inner, size: Size, count: u64) -> Vec<Reservation> {
     let Ok(key) = Key::new(&vec![b'-'; size.key_len]) else { return Vec::new() };
     let options = PutOptions { replicas: 1, ..PutOptions::default() };
     let item = ReserveItem { key, len: size.len, options };
-    let items = (0..count).map(|_| item.clone()).collect();
-    let request = Request::Reserve(Reserve { items, spare: true, ..Reserve::default() });
+    let spare = u32::try_from(count).unwrap_or(u32::MAX);
+    let request = Request::Reserve(Reserve { items: vec![item], spare, ..Reserve::default() });
     let held = Held::new(&inner.reservations, &inner.chores);
     let deadline = Deadline::after(ASK_TIME_MAX);
     let Ok(Reply::Reserved(reserved)) = inner.reserve(&request, &held, deadline).await else {

@@ -1,11 +1,14 @@
 //! What goes in and what comes out.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
 
 use tiffin_core::message::{NodeInfo, PutOptions};
 use tiffin_core::{Generation, Key, Location, SegmentId};
 use tiffin_transport::{SourceBuf, TargetBuf};
+
+use crate::Error;
 
 /// One object to put.
 #[derive(Clone, Debug)]
@@ -32,6 +35,46 @@ impl<'a> Put<'a> {
     /// How many bytes there are; `None` where the sum overflows.
     pub(crate) fn len(&self) -> Option<u64> {
         self.parts.iter().try_fold(0_u64, |sum, part| sum.checked_add(part.len() as u64))
+    }
+}
+
+/// Whether objects are there, in the order asked. Failures lie apart, because there are hardly ever any.
+#[derive(Clone, Debug, Default)]
+pub struct Presences {
+    /// `false` also where it is not known.
+    pub there: Vec<bool>,
+    /// By their places, those of which it is not known.
+    pub failures: BTreeMap<usize, Error>,
+}
+
+impl Presences {
+    /// The same failure for all.
+    #[must_use]
+    pub fn failed(count: usize, error: &Error) -> Self {
+        Self { there: vec![false; count], failures: (0..count).map(|at| (at, error.clone())).collect() }
+    }
+
+    pub(crate) fn set(&mut self, place: usize, answer: Result<bool, Error>) {
+        match (self.there.get_mut(place), answer) {
+            (Some(there), Ok(answer)) => *there = answer,
+            (_, Err(error)) => _ = self.failures.insert(place, error),
+            (None, Ok(_)) => {}
+        }
+    }
+
+    /// Takes in answers for some of the places, in their order.
+    pub(crate) fn take_in(&mut self, places: &[usize], mut answers: Self) {
+        for (at, (&place, &there)) in places.iter().zip(&answers.there).enumerate() {
+            self.set(place, answers.failures.remove(&at).map_or(Ok(there), Err));
+        }
+    }
+
+    /// One result for each.
+    #[must_use]
+    pub fn into_results(self) -> Vec<Result<bool, Error>> {
+        let Self { there, mut failures } = self;
+        let results = there.into_iter().enumerate();
+        results.map(|(at, there)| failures.remove(&at).map_or(Ok(there), Err)).collect()
     }
 }
 

@@ -331,9 +331,9 @@ pub struct Reserve {
     pub avoid: Vec<SegmentId>,
     /// How long to wait for room where there is none, before the answer is `Full`.
     pub wait_ms: u64,
-    /// It is for objects that may come, to have at hand: the names only say how long they may be. There is
-    /// none where room is short or rationed, nothing is evicted for it, and nobody waits for it.
-    pub spare: bool,
+    /// If not 0, so many rooms for each item are to be had at hand, for objects that may come: names only say
+    /// how long theirs may be. Where room is short or rationed there are fewer, and nobody waits for them.
+    pub spare: u32,
 }
 
 /// One object to be.

@@ -125,7 +125,8 @@ impl World {
                 self.oracle.hears(conn, id, &request, speaker, complete);
                 if let Speaker::Client(namespace) = speaker {
                     self.begin_probe(namespace, &request);
-                    self.is_patient = matches!(&request, Request::Reserve(it) if it.wait_ms > 0 && !it.spare);
+                    self.is_patient =
+                        matches!(&request, Request::Reserve(it) if it.wait_ms > 0 && it.spare == 0);
                 }
                 self.master_handles(MasterEvent::Request(conn, id, request));
                 self.is_patient = false;

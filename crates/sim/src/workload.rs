@@ -143,8 +143,8 @@ impl World {
         let key = Name { namespace: 0, key: 11 }.key();
         let options = PutOptions { replicas: 1, ..PutOptions::default() };
         let item = ReserveItem { key, len, options };
-        let items = vec![item; self.chance.between(1, 3) as usize];
-        let reserve = Reserve { items, spare: true, ..Reserve::default() };
+        let spare = self.chance.between(1, 3) as u32;
+        let reserve = Reserve { items: vec![item], spare, ..Reserve::default() };
         self.ask_once(client, Kind::Stock(len), Request::Reserve(reserve));
     }
 

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use pyo3::prelude::*;
 use tiffin_client::{
-    Ahead, Client, Deadline, DeleteOptions, Error, GetInto, GetOptions, Info, Key, Patience, Pattern, Put,
-    ResolveOptions,
+    Ahead, Client, Deadline, DeleteOptions, Error, GetInto, GetOptions, Info, Key, Patience, Pattern,
+    Presences, Put, ResolveOptions,
 };
 
 use super::arguments::{KeyArg, NameArgs};
@@ -123,9 +123,12 @@ pub(super) fn exist(
 ) -> PyResult<Vec<i64>> {
     let deadline = Deadline::after(open.call_time);
     let options = if wanted.prefetch_to_memory { AHEAD } else { LEASED };
-    let answers =
-        ask(py, open, deadline, async |client| client.exists_packed(&names.keys, options, deadline).await)?;
-    let codes = answers.into_iter().map(|it| it.map_or_else(|error| failed(&error), i64::from));
+    let ask = async |client: &Client| Ok(client.exists_packed(&names.keys, options, deadline).await);
+    let answers = open.handle.call(py, deadline, ask)?;
+    let all_failed = |error| Presences::failed(names.keys.len(), &error);
+    let Presences { there, failures } = answers.unwrap_or_else(all_failed);
+    let failure = |at| failures.get(&at).map(&failed);
+    let codes = there.into_iter().enumerate().map(|(at, there)| failure(at).unwrap_or(i64::from(there)));
     Ok(names.merge(codes, 0))
 }
 

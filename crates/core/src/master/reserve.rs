@@ -43,8 +43,8 @@ pub(super) struct Reserving {
     id: RequestId,
     visitor: Arc<Visitor>,
     avoid: Vec<SegmentId>,
-    /// For objects that may come; see [`Reserve::spare`].
-    spare: bool,
+    /// How many items stand for one that was asked for, for objects that may come; see [`Reserve::spare`].
+    spare: usize,
     items: Vec<Item>,
     /// Nodes that have not answered yet in this round.
     outstanding: u32,
@@ -87,18 +87,19 @@ impl Reserving {
 
 impl Master {
     pub(super) fn reserve(&mut self, conn: ConnId, id: RequestId, visitor: &Arc<Visitor>, reserve: Reserve) {
-        if reserve.items.len() > BATCH_ITEMS_MAX {
+        let spare = reserve.spare as usize;
+        if reserve.items.len().saturating_mul(spare.max(1)) > BATCH_ITEMS_MAX {
             let reply = refuse(Reason::Invalid, "the batch is too large");
             return self.effects.push_back(Effect::Reply(conn, id, reply));
         }
-        let spare = reserve.spare;
         let stream = reserve.items.first().map(|it| it.options.stream.clone()).unwrap_or_default();
         if reserve.items.iter().any(|it| it.options.stream != stream) {
             let reply = refuse(Reason::Invalid, "the batch is for more than one stream");
             return self.effects.push_back(Effect::Reply(conn, id, reply));
         }
-        let look = |request| self.first_look(visitor, request, spare);
-        let items = reserve.items.into_iter().map(look).collect();
+        let look = |request| self.first_look(visitor, request, spare > 0);
+        let items = reserve.items.into_iter().flat_map(|it| std::iter::repeat_n(it, spare.max(1)));
+        let items = items.map(look).collect();
         let mut reserving = Reserving {
             conn,
             id,
@@ -107,7 +108,7 @@ impl Master {
             spare,
             items,
             outstanding: 0,
-            deadline: self.now.after(if spare { 0 } else { reserve.wait_ms }),
+            deadline: self.now.after(if spare > 0 { 0 } else { reserve.wait_ms }),
             queued: false,
             line: (visitor.namespace, stream),
         };
@@ -234,9 +235,13 @@ impl Master {
     /// Plans the next round, or ends.
     fn go_on(&mut self, op: OpId, mut reserving: Reserving) {
         let mut plan: BTreeMap<NodeIndex, Vec<usize>> = BTreeMap::new();
-        for index in 0..reserving.items.len() {
-            for node in self.plan_item(&mut reserving, index) {
-                plan.entry(node).or_default().push(index);
+        if reserving.spare > 0 {
+            self.plan_spares(&mut reserving, &mut plan);
+        } else {
+            for index in 0..reserving.items.len() {
+                for node in self.plan_item(&mut reserving, index) {
+                    plan.entry(node).or_default().push(index);
+                }
             }
         }
         if plan.is_empty() {
@@ -262,12 +267,12 @@ impl Master {
     fn plan_item(&mut self, reserving: &mut Reserving, index: usize) -> Vec<NodeIndex> {
         let Some(item) = reserving.items.get(index).filter(|it| it.done.is_none()) else { return Vec::new() };
         let wanted = (item.request.options.replicas as usize).saturating_sub(item.got.len());
+        if wanted == 0 {
+            return self.finish(reserving, index, ReserveOutcome::Full(Usage::default()));
+        }
         let need = room_for(item.request.len).unwrap_or(u64::MAX);
         let candidates = self.candidates(reserving, item, need);
         let namespace = reserving.visitor.namespace;
-        if reserving.spare {
-            return self.plan_spare(reserving, index, &candidates, need);
-        }
         let first = item.got.is_empty();
         if first && item.counted.is_none() && !item.request.options.stream.is_empty() {
             let counted = match self.admit(&reserving.visitor, &item.request.options, item.request.len) {
@@ -309,44 +314,51 @@ impl Master {
         chosen
     }
 
+    /// Plans room to have at hand: one round, because nobody counts on it.
+    fn plan_spares(&mut self, reserving: &mut Reserving, plan: &mut BTreeMap<NodeIndex, Vec<usize>>) {
+        let mut candidates = None;
+        for index in 0..reserving.items.len() {
+            let Some(item) = reserving.items.get(index).filter(|it| it.done.is_none()) else { continue };
+            let need = room_for(item.request.len).unwrap_or(u64::MAX);
+            let is_first_round = item.got.is_empty() && item.refusals.is_empty();
+            let candidates = candidates.get_or_insert_with(|| self.candidates(reserving, item, 0));
+            let node =
+                is_first_round.then(|| self.plan_spare(&reserving.visitor, candidates, need)).flatten();
+            match node {
+                Some(node) => plan.entry(node).or_default().push(index),
+                None => _ = self.finish(reserving, index, ReserveOutcome::Full(Usage::default())),
+            }
+        }
+    }
+
     /// The node to ask for room to have at hand, where nobody counts: one that is less than half full, or
     /// else one with something to evict, which the puts to come would evict anyway. Of that a namespace
     /// has little, and nothing while anybody waits.
-    fn plan_spare(
-        &mut self,
-        reserving: &mut Reserving,
-        index: usize,
-        candidates: &[NodeIndex],
-        need: u64,
-    ) -> Vec<NodeIndex> {
-        let namespace = reserving.visitor.namespace;
+    fn plan_spare(&mut self, visitor: &Visitor, candidates: &[NodeIndex], need: u64) -> Option<NodeIndex> {
+        let namespace = visitor.namespace;
         let is_rationed = self.room.policy(namespace).is_some_and(|it| it.quota.is_some());
         let has_plenty = |node: &&NodeIndex| {
             let member = self.members.get(**node).filter(|_| !is_rationed);
-            member.is_some_and(|it| it.free.saturating_sub(need) >= it.usage.capacity / 2)
+            member.is_some_and(|it| need <= it.free && it.free.saturating_sub(need) >= it.usage.capacity / 2)
         };
         let node = match candidates.iter().find(has_plenty) {
-            Some(&node) => Some(node),
-            None if is_rationed || self.room.anybody_waits() => None,
+            Some(&node) => node,
+            None if is_rationed || self.room.anybody_waits() => return None,
             None => {
-                let whose = (reserving.visitor.label.clone(), Key(Arc::from(SPARE_NAME)));
+                let whose = (visitor.label.as_str(), &Key(Arc::from(SPARE_NAME)));
                 let has = self.room.granted(namespace).saturating_add(need);
                 let is_little = |node: &NodeIndex| {
                     self.members.get(*node).is_some_and(|it| has <= it.usage.capacity / SPARE_SHARE)
                 };
                 let little: Vec<_> = candidates.iter().copied().filter(is_little).collect();
-                self.make_room_somewhere(&little, need, (&whose.0, &whose.1), true)
+                self.make_room_somewhere(&little, need, whose, true)?
             }
-        };
-        let Some(node) = node else {
-            let full = ReserveOutcome::Full(self.total_usage());
-            return self.finish(reserving, index, full);
         };
         if let Some(member) = self.members.get_mut(node) {
             member.free = member.free.saturating_sub(need);
         }
         self.room.plan(namespace, need);
-        vec![node]
+        Some(node)
     }
 
     /// Nodes that might take the item, best first.
@@ -433,9 +445,10 @@ impl Master {
             self.room.leave_line(&reserving.line, op);
         }
         let mut nodes = BTreeSet::new();
-        let mut outcomes = Vec::with_capacity(reserving.items.len());
-        for item in reserving.items.drain(..) {
-            outcomes.push(item.done.unwrap_or_else(|| ReserveOutcome::Full(Usage::default())));
+        let full = || ReserveOutcome::Full(Usage::default());
+        let mut outcomes: Vec<_> = reserving.items.drain(..).map(|it| it.done.unwrap_or_else(full)).collect();
+        if reserving.spare > 0 {
+            outcomes = outcomes.chunks(reserving.spare).map(together).collect();
         }
         let rooms = outcomes.iter().filter_map(|it| match it {
             ReserveOutcome::Room(reservations) => Some(reservations),
@@ -503,6 +516,19 @@ impl Master {
             total.objects += member.usage.objects;
         }
         total
+    }
+}
+
+/// What was found for objects that may come, as one answer.
+fn together(outcomes: &[ReserveOutcome]) -> ReserveOutcome {
+    let rooms = outcomes.iter().filter_map(|it| match it {
+        ReserveOutcome::Room(rooms) => Some(rooms),
+        _ => None,
+    });
+    let rooms: Vec<_> = rooms.flatten().cloned().collect();
+    match outcomes.first() {
+        Some(outcome) if rooms.is_empty() => outcome.clone(),
+        _ => ReserveOutcome::Room(rooms),
     }
 }
 

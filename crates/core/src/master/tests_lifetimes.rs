@@ -7,7 +7,7 @@ use crate::{
     message::{
         Ack, AckItem, AckOutcome, Await, Cause, CommitOutcome, DeletedMatching, DropPins, Held, Lease,
         LeaseItem, LeaseOutcome, List, OnExists, Pattern, Pin, PinOutcome, Policy, PutOptions, Release,
-        Reserve, ReserveItem, ReserveOutcome, ResolveOutcome, SOFT_PIN_DEFAULT, Why,
+        Reserve, ReserveItem, ReserveOutcome, Reserved, ResolveOutcome, SOFT_PIN_DEFAULT, Why,
     },
     node,
 };
@@ -42,6 +42,20 @@ impl Cluster {
     fn reserve_waiting(&mut self, name: &str, len: u64, wait_ms: u64) -> RequestId {
         let items = vec![ReserveItem { key: key(name), len, options: plain() }];
         self.send(Request::Reserve(Reserve { items, wait_ms, ..Reserve::default() }))
+    }
+
+    /// How many rooms for objects that may come there are.
+    fn spare(&mut self, options: &PutOptions, wait_ms: u64, spare: u32) -> usize {
+        let items = vec![ReserveItem { key: key("k"), len: UNIT, options: options.clone() }];
+        let reserve = Reserve { items, spare, wait_ms, ..Reserve::default() };
+        match self.ask(Request::Reserve(reserve)) {
+            Some(Reply::Reserved(Reserved { items, .. })) => match items.as_slice() {
+                [ReserveOutcome::Room(rooms)] => rooms.len(),
+                [ReserveOutcome::Full(_)] => 0,
+                other => panic!("{other:?}"),
+            },
+            other => panic!("{other:?}"),
+        }
     }
 
     fn reserved(&mut self, id: RequestId) -> Option<ReserveOutcome> {
@@ -647,13 +661,7 @@ fn room_to_have_at_hand_is_given_only_where_plenty_is_free() {
     let mut cluster = Cluster::new(&[8 * UNIT]);
     cluster.put("k", UNIT, plain());
     let keep = PutOptions { on_exists: OnExists::Keep, ..plain() };
-    let spare = |cluster: &mut Cluster, count: usize| {
-        let item = ReserveItem { key: key("k"), len: UNIT, options: keep.clone() };
-        let items = vec![item; count];
-        let reserve = Reserve { items, spare: true, wait_ms: 1000, ..Reserve::default() };
-        let Some(Reply::Reserved(reserved)) = cluster.ask(Request::Reserve(reserve)) else { panic!() };
-        reserved.items.iter().filter(|it| matches!(it, ReserveOutcome::Room(_))).count()
-    };
+    let spare = |cluster: &mut Cluster, count: u32| cluster.spare(&keep, 1000, count);
     cluster.policy(Some(8 * UNIT), None);
     assert_eq!(spare(&mut cluster, 1), 0, "what is rationed is nobody's to keep");
     cluster.policy(None, None);
@@ -663,13 +671,18 @@ fn room_to_have_at_hand_is_given_only_where_plenty_is_free() {
 }
 
 #[test]
+fn room_to_have_at_hand_is_asked_of_one_node_once() {
+    let mut cluster = Cluster::new(&[8 * UNIT, 8 * UNIT]);
+    assert_eq!(cluster.spare(&plain(), 0, 2), 2, "not one on each of the nodes");
+    let batch = u32::try_from(crate::BATCH_ITEMS_MAX).unwrap() + 1;
+    let items = vec![ReserveItem { key: key("k"), len: UNIT, options: plain() }];
+    let reserve = Reserve { items, spare: batch, ..Reserve::default() };
+    assert!(matches!(cluster.ask(Request::Reserve(reserve)), Some(Reply::Refused(_))), "too many");
+}
+
+#[test]
 fn in_a_full_store_a_little_room_to_have_at_hand_takes_the_place_of_what_was_not_used_for_longest() {
-    let spare = |cluster: &mut Cluster| {
-        let item = ReserveItem { key: key("k"), len: UNIT, options: plain() };
-        let reserve = Reserve { items: vec![item; 8], spare: true, ..Reserve::default() };
-        let Some(Reply::Reserved(reserved)) = cluster.ask(Request::Reserve(reserve)) else { panic!() };
-        reserved.items.iter().filter(|it| matches!(it, ReserveOutcome::Room(_))).count()
-    };
+    let spare = |cluster: &mut Cluster| cluster.spare(&plain(), 0, 8);
     let full = |options: fn() -> PutOptions| {
         let mut cluster = Cluster::new(&[64 * UNIT]);
         for number in 0..64 {

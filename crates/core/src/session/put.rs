@@ -393,7 +393,7 @@ impl Put {
                 items: items.collect(),
                 avoid: self.avoid.iter().copied().collect(),
                 wait_ms: self.wait_ms,
-                spare: false,
+                spare: 0,
             };
             self.call(Peer::Master, Request::Reserve(reserve), Pending::Reserve(indexes));
         }

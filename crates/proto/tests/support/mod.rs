@@ -421,7 +421,7 @@ fn options() -> impl Strategy<Value = PutOptions> {
 
 fn reserve() -> impl Strategy<Value = Reserve> {
     let item = (key(), number(), options()).prop_map(|(key, len, options)| ReserveItem { key, len, options });
-    (vec(item, 0..4), vec(segment(), 0..20), number(), flag())
+    (vec(item, 0..4), vec(segment(), 0..20), number(), small())
         .prop_map(|(items, avoid, wait_ms, spare)| Reserve { items, avoid, wait_ms, spare })
 }
 
