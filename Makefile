@@ -108,6 +108,7 @@ torture-ssd: ## Kill a log, and a node with its disk, a thousand times each (ROU
 bench-features: .venv-bench/wheels .venv-peer/ready ## Hidden states: our feature store beside SpecForge's way on the official wheel (ARGS=--json)
 	@bash bench/peer-needs.sh
 	.venv-bench/bin/pip install -q --disable-pip-version-check numpy
+	.venv-peer/bin/pip install -q --disable-pip-version-check numpy
 	.venv-bench/bin/python bench/features.py --ours .venv-bench/bin/python --peer .venv-peer/bin/python $(ARGS)
 
 MINUTES ?= 60

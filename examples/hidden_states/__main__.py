@@ -10,7 +10,7 @@ import time
 import picture
 import tiffin
 import work
-from crew import Crew, cluster
+from crew import STORES, Crew, cluster
 from tiffin.features import FeatureStore
 
 #: How often the display looks.
@@ -29,8 +29,7 @@ def arguments():
     parser.add_argument("--in-flight", type=int, default=32, help="the high mark; the low one is 3/4 of it")
     parser.add_argument("--ttl", type=float, default=10, help="seconds that a lease of the store lasts")
     parser.add_argument("--memory", default="512MiB")
-    parser.add_argument("--address", help="a cluster that runs already")
-    parser.add_argument("--mooncake", help="the master of a Mooncake cluster that keeps the tensors")
+    parser.add_argument("--store", default="tiffin", help=f"backend and address: {STORES}")
     parser.add_argument("--kill", type=int, default=0, help="kill a worker so many times on the way")
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--picture", default="hidden_states.svg")
@@ -41,10 +40,10 @@ def arguments():
 def main():
     """Run the pipeline, and say how it went."""
     options = arguments()
-    with cluster(options) as address:
+    with cluster(options) as (address, mooncake):
         plan = work.Plan(
             address=address,
-            mooncake=options.mooncake,
+            mooncake=mooncake,
             samples=options.samples,
             producers=options.producers,
             window=options.window,

@@ -8,13 +8,30 @@ import signal
 import subprocess
 import sys
 import tempfile
+import urllib.parse
+
+#: What `--store` may be.
+STORES = "tiffin | tiffin://master:port | mooncake://master:port[?index=our-master:port]"
+
+
+def parse(store):
+    """Backend and address in one setting: our master's address, if one runs, and Mooncake's."""
+    url = urllib.parse.urlsplit(store)
+    if store == "tiffin":
+        return None, None
+    if url.scheme == "tiffin" and url.netloc:
+        return url.netloc, None
+    if url.scheme == "mooncake" and url.netloc:
+        return urllib.parse.parse_qs(url.query).get("index", [None])[0], url.netloc
+    sys.exit(f"error: `{store}` is no store\n\nhint: {STORES}")
 
 
 @contextlib.contextmanager
 def cluster(options):
-    """The address of the store: the given one, or that of a server which ends with this process."""
-    if options.address is not None:
-        yield options.address
+    """The addresses of our master, which may be a server that ends with this process, and of Mooncake's."""
+    address, mooncake = parse(options.store)
+    if address is not None:
+        yield address, mooncake
         return
     command = [sys.executable, "-m", "tiffin", "up", "--listen", "127.0.0.1:0", "--http", "off", "--json"]
     command += ["--memory", options.memory, "--lease-ttl", f"{options.ttl:g}s"]
@@ -23,7 +40,7 @@ def cluster(options):
             command, stdout=subprocess.PIPE, text=True, env=os.environ | {"XDG_STATE_HOME": folder}
         )
         try:
-            yield json.loads(process.stdout.readline())["master"]
+            yield json.loads(process.stdout.readline())["master"], mooncake
         finally:
             process.send_signal(signal.SIGINT)
             process.communicate()

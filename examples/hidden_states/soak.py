@@ -8,7 +8,7 @@ import threading
 import time
 
 import work
-from crew import Crew, cluster
+from crew import STORES, Crew, cluster
 
 #: How often somebody is killed.
 KILL_S = 15.0
@@ -28,7 +28,10 @@ def arguments():
     parser.add_argument("--hidden", type=int, default=512)
     parser.add_argument("--memory", default="1GiB")
     parser.add_argument("--ttl", type=float, default=300)
-    parser.add_argument("--address")
+    parser.add_argument("--store", default="tiffin", help=f"backend and address: {STORES}")
+    parser.add_argument(
+        "--rate", type=float, default=40, help="samples a second of each producer, on average"
+    )
     parser.add_argument("--seed", type=int, default=11)
     return parser.parse_args()
 
@@ -36,10 +39,10 @@ def arguments():
 def main():
     """Run, and fail if anything leaked or was wrong."""
     options = arguments()
-    with cluster(options) as address:
+    with cluster(options) as (address, mooncake):
         plan = work.Plan(
             address=address,
-            mooncake=None,
+            mooncake=mooncake,
             samples=1 << 40,
             producers=options.producers,
             window=options.window,
@@ -47,6 +50,7 @@ def main():
             hidden=options.hidden,
             seed=options.seed,
             has_faults=True,
+            rate=options.rate,
         )
         result = run(options, plan)
     print(json.dumps(result, indent=2))
@@ -60,18 +64,14 @@ def run(options, plan):
     index.open_stream(work.STREAM, refs_high=options.in_flight, refs_low=options.in_flight * 3 // 4)
     chance, pause = random.Random(options.seed), threading.Event()
     crews = [Crew(work.produce, options.producers, plan), Crew(work.train, options.trainers, plan)]
-    until, next_kill, kills, peak, is_ended = (
-        time.monotonic() + 60 * options.minutes,
-        KILL_S,
-        0,
-        (0, 0),
-        False,
-    )
+    next_kill, kills, peak, peak_used, is_ended = KILL_S, 0, (0, 0), 0, False
     begin = time.monotonic()
+    until = begin + 60 * options.minutes
     while True:
         made, done = [crew.tend() for crew in crews]
         stat = index.open_stream(work.STREAM)
         peak = max(peak, (stat.size, stat.refs))
+        peak_used = max(peak_used, index.wait_usage(at_least=0).used)
         now = time.monotonic()
         if now > until and not index.exists(work.STOP):
             index.put(work.STOP, b"")
@@ -87,6 +87,7 @@ def run(options, plan):
         pause.wait(LOOK_S)
     wrong = int(index.get("wrong", missing=b"0"))
     index.delete(["wrong", work.STOP])
+    features.gc()
     usage = index.wait_usage(at_least=0)
     seconds = time.monotonic() - begin
     result = {
@@ -101,6 +102,7 @@ def run(options, plan):
         "left_bytes": usage.used,
         "peak_in_flight_bytes": peak[0],
         "peak_in_flight_samples": peak[1],
+        "peak_over_in_flight": round(peak_used / max(1, peak[0]), 3),
         "limit_samples": options.in_flight,
     }
     features.close()

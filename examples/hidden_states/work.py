@@ -4,17 +4,20 @@ import contextlib
 import dataclasses
 import random
 import threading
+import time
 import zlib
 
 import numpy as np
 import tiffin
-from tiffin.features import Duplicate, FeatureStore, Mooncake, mooncake_setup
+from tiffin.features import Duplicate, FeatureStore, Mooncake
 
 STREAM = "train"
 GROUP = "trainer"
 NAMESPACE = "hidden-states"
 #: An object that is there when producers are to stop.
 STOP = "stop"
+#: Objects that say how far each producer came.
+AT = "at-"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,15 +34,15 @@ class Plan:
     seed: int
     #: Whether producers repeat puts and trainers stall, as they do in the field.
     has_faults: bool = False
+    #: Samples a second of each producer on average, in bursts; as fast as they can if zero.
+    rate: float = 0.0
 
 
 def open_store(plan, *, segment=0):
     """This process's way to the store."""
     backend = None
     if plan.mooncake is not None:
-        backend = Mooncake(
-            mooncake_setup(plan.mooncake, **({} if segment is None else {"global_segment_size": segment}))
-        )
+        backend = Mooncake.at(plan.mooncake, **({} if segment is None else {"global_segment_size": segment}))
     return FeatureStore(
         NAMESPACE,
         address=plan.address,
@@ -55,9 +58,14 @@ def produce(rank, plan):
     """Make this producer's share of the samples. What was put before it was killed is not put again."""
     features = open_store(plan, segment=None)
     model = transformer(plan) if torch_is_here() else None
-    for number in range(rank, plan.samples, plan.producers):
-        if plan.has_faults and number % 64 < plan.producers and features.index.exists(STOP):
-            break
+    # The last few are put again after a kill, and refused because they are there or were consumed.
+    first = int(features.index.get(f"{AT}{rank}", missing=str(rank).encode()))
+    for number in range(first, plan.samples, plan.producers):
+        if plan.has_faults and number % 64 < plan.producers:
+            if features.index.exists(STOP):
+                break
+            features.index.put(f"{AT}{rank}", str(number).encode(), pin=True)
+        await_turn(plan)
         tensors = make(plan, number, model)
         note = {"checksum": checksum(tensors), "num_tokens": len(tensors["input_ids"])}
         chance = random.Random(plan.seed * 1_000_003 + number).random()
@@ -66,10 +74,15 @@ def produce(rank, plan):
         for replace in replaces if plan.has_faults else [False]:
             with contextlib.suppress(Duplicate):
                 features.put(tensors, sample_id=f"sample-{number}", metadata=note, replace=replace)
-    if plan.mooncake is not None:
-        # Its segment ends with it.
-        features.linger(600)
+    # In a Mooncake cluster its segment ends with it, so this waits for what lies there.
     features.close()
+
+
+def await_turn(plan):
+    """Samples come at random, for 20 seconds 1.8 times as many as on average, and then as many fewer."""
+    if plan.rate > 0:
+        burst = 1.8 if int(time.monotonic() / 20) % 2 else 0.2
+        threading.Event().wait(random.expovariate(plan.rate * burst))
 
 
 def train(rank, plan):

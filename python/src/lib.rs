@@ -16,6 +16,7 @@
 //! | `kv` | the KV hierarchy: its engine over memory of Python, and what users bring themselves |
 //! | `mooncake` | the drop-in for `mooncake.store` |
 
+mod checksum;
 mod closing;
 mod connect;
 mod dlpack;
@@ -58,6 +59,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<reservation::Reservation>()?;
     module.add_class::<prefetch::Prefetch>()?;
     module.add_function(wrap_pyfunction!(connect::connect, module)?)?;
+    module.add_function(wrap_pyfunction!(checksum::checksum, module)?)?;
     module.add_function(wrap_pyfunction!(cli, module)?)?;
     let leave = wrap_pyfunction!(runtime::leave, module)?;
     module.py().import("atexit")?.call_method1("register", (leave,))?;

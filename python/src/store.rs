@@ -432,6 +432,9 @@ methods! {
     /// somebody has consumed from the stream is used up, so that a put may be repeated: it raises
     /// `tiffin.Exists`. If too much is in flight, `tiffin.Behind` is raised, or waited for with `wait=True`.
     ///
+    /// `elsewhere` is how many bytes of the sample lie in another store: its stream counts them or, if it is
+    /// in none, the quota of the namespace does.
+    ///
     /// >>> import tiffin
     /// >>> store = tiffin.connect()
     /// >>> ref = store.put_sample("sample-7", {"ids": b"abc"}, consume=["trainer", "eval"])
@@ -440,17 +443,18 @@ methods! {
     #[expect(clippy::too_many_arguments, reason = "they are given by name, and each is a choice of its own")]
     #[pyo3(
         text_signature = "($self, id, tensors=None, *, metadata=None, consume='once', replace=True, \
-            replicas=1, pin=False, owner='', wait=False, stream='', timeout=None)"
+            replicas=1, pin=False, owner='', wait=False, stream='', elsewhere=0, timeout=None)"
     )]
     call put_sample(
         id: &Any<'py>, tensors: Option<&Any<'py>> = None;
         metadata: Option<&Any<'py>> = None, consume: Option<&Any<'py>> = None, replace: bool = true,
         replicas: u32 = 1, pin: bool = false, owner: &str = "", wait: bool = false, stream: &str = "",
+        elsewhere: u64 = 0,
     ) {
         let pairs = Pairs::parse(id, tensors, "put_sample", "tensors")?;
         let on_exists = if replace { OnExists::Replace } else { OnExists::Error };
         let options = Keeping { on_exists, replicas, pin, soft_pin: None, owner }.options(py)?;
-        let options = PutOptions { stream: stream.to_owned(), ..options };
+        let options = PutOptions { stream: stream.to_owned(), elsewhere, ..options };
         PutSamples::parse(pairs, metadata, consume, options, patience(wait))?
     }
 

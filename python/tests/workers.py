@@ -19,3 +19,25 @@ def serve(samples, indexes, results):
     while (index := indexes.get()) is not None:
         results.put(samples[index])
     samples.store.put(f"worker{os.getpid()}", b"done")
+
+
+class Refs:
+    """What a data loader of torch is given: refs, which its workers read through the store."""
+
+    def __init__(self, features, refs):
+        self.features, self.refs = features, refs
+
+    def __len__(self):
+        return len(self.refs)
+
+    def __getitem__(self, at):
+        tensors, _ = self.features.get(self.refs[at])
+        return tensors["x"]
+
+
+class Lent(Refs):
+    """The same, without a copy: what is collated looks at the store's memory."""
+
+    def __getitem__(self, at):
+        tensors, _ = self.features.get(self.refs[at], lend=True)
+        return tensors["x"]

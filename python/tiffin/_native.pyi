@@ -321,6 +321,7 @@ class Store:
         owner: str = "",
         wait: bool = False,
         stream: str = "",
+        elsewhere: int = 0,
         timeout: float | None = None,
     ) -> SampleRef: ...
     @overload
@@ -337,6 +338,7 @@ class Store:
         owner: str = "",
         wait: bool = False,
         stream: str = "",
+        elsewhere: int = 0,
         timeout: float | None = None,
     ) -> builtins.list[SampleRef]: ...
     @overload
@@ -439,6 +441,7 @@ def connect(
     timeout: float,
     is_async: bool,
 ) -> Any: ...
+def checksum(value: Value) -> int: ...
 def cli(argv: Sequence[str]) -> int: ...
 
 class KvEngine:

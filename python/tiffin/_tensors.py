@@ -29,6 +29,18 @@ _BITS = {"bfloat16": "uint16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8"}
 _TYPES = {code: dtype for dtype, code in _FORMATS.items()} | {"c": "uint8"}
 
 
+#: What types of array libraries are called; to ask them takes longer than to look it up.
+_NAMES: dict[Any, str] = {}
+
+
+def _name(dtype: Any) -> str:
+    name = str(dtype).rpartition(".")[2]
+    # Whoever makes up types for each array does not fill this up.
+    if len(_NAMES) < 256:
+        _NAMES[dtype] = name
+    return name
+
+
 def describe(value: Any) -> tuple[str, tuple[int, ...]]:
     """The type of an array's elements, and its shape.
 
@@ -37,7 +49,8 @@ def describe(value: Any) -> tuple[str, tuple[int, ...]]:
     """
     dtype, shape = getattr(value, "dtype", None), getattr(value, "shape", None)
     if dtype is not None and shape is not None:
-        return str(dtype).rpartition(".")[2], tuple(int(length) for length in shape)
+        name = _NAMES.get(dtype) or _name(dtype)
+        return name, shape if type(shape) is tuple else tuple(int(length) for length in shape)
     with memoryview(value) as view:
         code = view.format.lstrip("@")
         if code in ("l", "L"):

@@ -302,6 +302,7 @@ class AsyncStore:
         owner: str = "",
         wait: bool = False,
         stream: str = "",
+        elsewhere: int = 0,
         timeout: float | None = None,
     ) -> SampleRef: ...
     @overload
@@ -318,6 +319,7 @@ class AsyncStore:
         owner: str = "",
         wait: bool = False,
         stream: str = "",
+        elsewhere: int = 0,
         timeout: float | None = None,
     ) -> builtins.list[SampleRef]: ...
     @overload

@@ -12,6 +12,10 @@ const RETAINED: u8 = 3;
 const GROUP: u8 = 4;
 const ACKED: u8 = 5;
 const STREAM: u8 = 6;
+const ELSEWHERE: u8 = 7;
+
+/// The most bytes of one sample that may lie elsewhere.
+const ELSEWHERE_MAX: u64 = 1 << 44;
 
 /// How a sample is consumed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -34,6 +38,8 @@ pub struct SampleMarks {
     pub acked: Vec<String>,
     /// The stream that it is in; none if empty.
     pub stream: String,
+    /// See [`PutOptions::elsewhere`].
+    pub elsewhere: u64,
 }
 
 /// See the module.
@@ -54,6 +60,7 @@ impl Marks {
             consumption,
             acked: Vec::new(),
             stream: options.stream.clone(),
+            elsewhere: options.elsewhere,
         });
         Self { pins, sample }
     }
@@ -72,6 +79,12 @@ impl Marks {
             return Some(format!(
                 "only a sample that is consumed once, or by each of its groups, can be in the stream `{}`",
                 options.stream
+            ));
+        }
+        if options.elsewhere > ELSEWHERE_MAX || options.elsewhere > 0 && options.sample.is_none() {
+            return Some(format!(
+                "{} bytes elsewhere: only a sample has some, and no more than {ELSEWHERE_MAX}",
+                options.elsewhere
             ));
         }
         let Some(Consumption::Groups(groups)) = &options.sample else { return None };
@@ -106,6 +119,9 @@ impl Marks {
         if !sample.stream.is_empty() {
             push(&mut bytes, STREAM, &sample.stream);
         }
+        if sample.elsewhere > 0 {
+            push(&mut bytes, ELSEWHERE, &sample.elsewhere.to_string());
+        }
         bytes
     }
 
@@ -131,6 +147,7 @@ impl Marks {
                 (GROUP, _) => it.consumption = Consumption::Groups(vec![text]),
                 (ACKED, _) => it.acked.push(text),
                 (STREAM, _) => it.stream = text,
+                (ELSEWHERE, _) => it.elsewhere = text.parse().ok()?,
                 _ => return None,
             }
             marks.sample = Some(it);
@@ -153,9 +170,9 @@ mod tests {
     fn marks_are_read_back_as_they_were_written() {
         let group = |names: &[&str]| names.iter().map(|it| (*it).to_owned()).collect::<Vec<_>>();
         let sample = |consumption, acked: &[&str]| {
-            Some(SampleMarks { consumption, acked: group(acked), stream: String::new() })
+            Some(SampleMarks { consumption, acked: group(acked), ..SampleMarks::default() })
         };
-        let streamed = SampleMarks { stream: "train".into(), ..SampleMarks::default() };
+        let streamed = SampleMarks { stream: "train".into(), elsewhere: 7 << 30, ..SampleMarks::default() };
         for marks in [
             Marks::default(),
             Marks { pins: group(&["", "run-7"]), sample: None },
@@ -183,13 +200,20 @@ mod tests {
         for wrong in [stream(None), stream(Some(Consumption::Retained))] {
             assert!(Marks::problem(&wrong).is_some_and(|it| it.contains("stream `s`")));
         }
+        let elsewhere =
+            |sample, elsewhere| Marks::problem(&PutOptions { sample, elsewhere, ..PutOptions::default() });
+        assert_eq!(elsewhere(Some(Consumption::Once), ELSEWHERE_MAX), None);
+        for wrong in [elsewhere(None, 1), elsewhere(Some(Consumption::Once), ELSEWHERE_MAX + 1)] {
+            assert!(wrong.is_some_and(|it| it.contains("bytes elsewhere")));
+        }
         let owner = PutOptions { owner: "x".repeat(OWNER_BYTES_MAX + 1), ..PutOptions::default() };
         assert!(Marks::problem(&owner).is_some_and(|it| it.contains("owner")));
     }
 
     #[test]
     fn bytes_that_are_no_marks_are_refused() {
-        for bytes in [&[9, 0, 0, 0, 0][..], &[1, 5, 0, 0, 0, b'a'], &[1, 0], &[1, 1, 0, 0, 0, 0xff]] {
+        let bad = [&[9, 0, 0, 0, 0][..], &[1, 5, 0, 0, 0, b'a'], &[1, 0], &[1, 1, 0, 0, 0, 0xff]];
+        for bytes in bad.into_iter().chain([&[7, 1, 0, 0, 0, b'x'][..]]) {
             assert_eq!(Marks::from_bytes(bytes), None);
         }
     }

@@ -320,6 +320,9 @@ pub struct PutOptions {
     pub sample: Option<Consumption>,
     /// The stream that the sample is appended to; none if empty.
     pub stream: String,
+    /// Bytes of the sample that lie in another store: they count in its stream or, if it is in none, against
+    /// the quota of its namespace.
+    pub elsewhere: u64,
 }
 
 /// See [`Request::Reserve`].

@@ -57,7 +57,7 @@ message! {
 
     PutOptions {
         1 => replicas, 2 => on_exists, 3 => hard_pin, 4 => soft_pin_ms, 5 => preferred,
-        6 => owner, 7 => sample, 8 => stream,
+        6 => owner, 7 => sample, 8 => stream, 9 => elsewhere,
     }
     Reserve { 1 => items, 2 => avoid, 3 => wait_ms, 4 => spare }
     Quota { 1 => used, 2 => limit }
@@ -111,7 +111,7 @@ message! {
     Announce { 1 => items, 2 => last }
     Record { 1 => hold, 2 => namespace, 3 => key, 4 => generation, 5 => len, 6 => marks }
     Marks { 1 => pins, 2 => sample }
-    SampleMarks { 1 => consumption, 2 => acked, 3 => stream }
+    SampleMarks { 1 => consumption, 2 => acked, 3 => stream, 4 => elsewhere }
     MarkItem { 1 => hold, 2 => marks }
     Released { 1 => holds, 2 => usage }
 

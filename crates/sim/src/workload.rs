@@ -121,7 +121,9 @@ impl World {
                 owner: self.owner(),
                 sample: self.chance.percent(self.plan.sample_percent).then(|| self.consumption()),
                 stream: String::new(),
+                elsewhere: 0,
             };
+            let options = self.maybe_elsewhere(options);
             let options = self.maybe_in_stream(options);
             streams |= !options.stream.is_empty();
             values.push(self.oracle.new_value(name, len));
@@ -208,6 +210,13 @@ impl World {
             };
             self.ask_once(client, Kind::Question, request);
         }
+    }
+
+    /// A part of some samples lies in another store.
+    fn maybe_elsewhere(&mut self, options: PutOptions) -> PutOptions {
+        let is_split = options.sample.is_some() && self.chance.once_in(4);
+        let elsewhere = if is_split { self.chance.below(self.plan.capacity) } else { 0 };
+        PutOptions { elsewhere, ..options }
     }
 
     /// Some samples are for the stream of their namespace.

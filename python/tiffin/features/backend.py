@@ -6,23 +6,38 @@ leased and who has consumed it is always the business of our master: the *index*
 
 from __future__ import annotations
 
+import ctypes
 import os
-import zlib
+import time
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import tiffin
+from tiffin import _tensors
+from tiffin._native import checksum
 
-from .pool import BufferPool
+from .pool import BufferPool, Recycler
 
 #: What a Mooncake store answers for a key that it does not have.
 _NO_SUCH_KEY = -704
+#: After these nothing was begun, so nothing still writes.
+_UNTOUCHED = (_NO_SUCH_KEY, -600)
 #: How often a read that came out wrong is tried again, each time into fresh memory.
 _READ_TRIES_MAX = 3
+#: A copy, and having registered what it goes through, pays off if registering takes longer than that.
+_COPY_BYTES_PER_S = 4e9
+#: Registering is measured on so many bytes before it is judged.
+_JUDGED_BYTES = 64 << 20
+#: Stores of the process that this one was forked from: to let go of them would end them there, too.
+_inherited: list[Any] = []
 
 
 class Torn(Exception):
     """The bytes are not those that were written."""
+
+
+class Changed(Exception):
+    """The tensor changed while it was being written, so that nobody knows what is stored."""
 
 
 class Backend(Protocol):
@@ -31,11 +46,15 @@ class Backend(Protocol):
     #: What it is called in `health`.
     name: str
 
-    def write(self, key: str, data: memoryview) -> int:
-        """Write an object under a key that was never used, and give the checksum of what was written."""
+    def write(self, key: str, data: memoryview, *, is_staged: bool = False) -> int:
+        """Write an object under a key that was never used, and give the checksum of what was written.
 
-    def read(self, key: str, nbytes: int, checksum: int) -> memoryview:
-        """The object's bytes in fresh memory. Raises `Torn` if they are not what was written."""
+        Raises `Changed` if the bytes changed meanwhile, which cannot happen if they are copied first.
+        """
+
+    def read(self, key: str, nbytes: int, expected: int) -> Any:
+        """The object's bytes at the beginning of fresh memory. Raises `Torn` if they are not what was
+        written."""
 
     def remove(self, key: str) -> bool:
         """Take an object away, and say whether it is gone for sure. That it was not there is as good."""
@@ -50,13 +69,53 @@ class Own:
     name = "tiffin"
 
 
+class _Here:
+    """A Mooncake store of this process, and its memory that is registered there."""
+
+    def __init__(self, store: Any, is_direct: bool) -> None:
+        self.process, self.store, self.is_direct = os.getpid(), store, is_direct
+        register = getattr(store, "register_buffer", None)
+        unregister = getattr(store, "unregister_buffer", None)
+        self.register, self.unregister = register, unregister
+        self.pool = BufferPool(register=register, unregister=unregister)
+        self.rooms = Recycler(register=register, unregister=unregister)
+        # What registering memory for the time of a call has cost: seconds, and bytes.
+        self.registering, self.registered = 0.0, 0
+
+    @property
+    def is_slow_to_register(self) -> bool:
+        """Whether it is better to copy into memory that is registered already."""
+        is_judged = self.registered >= _JUDGED_BYTES
+        return is_judged and self.registered < self.registering * _COPY_BYTES_PER_S
+
+    def put_from(self, key: str, address: int, nbytes: int, put: Callable[..., Any]) -> Any:
+        """Put from memory that is registered for the time of the call."""
+        if self.register is None or self.unregister is None:
+            return put(self.store.put_from, key, address, nbytes)
+        begin = time.perf_counter()
+        self.register(address, nbytes)
+        taken = time.perf_counter() - begin
+        try:
+            return put(self.store.put_from, key, address, nbytes)
+        finally:
+            begin = time.perf_counter()
+            self.unregister(address)
+            self.registering += taken + time.perf_counter() - begin
+            self.registered += nbytes
+
+
 class Mooncake:
     """A Mooncake cluster that runs already: `store` is a `MooncakeDistributedStore` after its setup.
 
+    `Mooncake.at("host:port")` joins the cluster of that master by itself, and so it can go along to workers,
+    forked or spawned, which join it with a client of their own.
+
     Tensors are raw objects with a hard pin. What Mooncake cannot promise is made safe here and in the index:
     keys are never used twice, every read is verified by its length and its checksum and tried again into
-    fresh memory, and a key that is gone already counts as removed. Without `put_from` and `get_into`, or with
-    `zero_copy=False`, bytes go through `put` and `get`.
+    fresh memory, and a key that is gone already counts as removed. Tensors are put straight from where they
+    lie, registered for the time of the call, or through registered buffers that are used again where
+    registering takes longer than a copy; they are read straight into memory that they keep. Without
+    `put_from` and `get_into`, or with `zero_copy=False`, bytes go through `put` and `get`.
     """
 
     name = "mooncake"
@@ -66,10 +125,107 @@ class Mooncake:
         store: Any,
         *,
         zero_copy: bool = True,
-        hard_pin: bool = True,
-        replica_num: int = 1,
+        hard_pin: bool | None = None,
+        replica_num: int | None = None,
         config: Any = None,
     ) -> None:
+        self._address: str | None = None
+        self._settings: dict[str, Any] = {}
+        self._zero_copy, self._config = zero_copy, config
+        self._hard_pin, self._replicas = hard_pin, replica_num
+        self._here: _Here | None = self._check(store)
+
+    @classmethod
+    def at(cls, address: str, *, options: dict[str, Any] | None = None, **settings: Any) -> Mooncake:
+        """One that joins the cluster of the master at that address, with `mooncake_setup(address,
+        **settings)`; `options` are those of the class."""
+        made = cls(mooncake_setup(address, **settings), **(options or {}))
+        made._address, made._settings = address, settings
+        return made
+
+    @property
+    def has_segment(self) -> bool:
+        """Whether this process lends memory to the cluster, which would end with it; as far as is known."""
+        return self._address is not None and _segment(self._settings) > 0
+
+    def prefer(self, *, replica_num: int, hard_pin: bool) -> None:
+        """Keep objects like that, where nothing else was said."""
+        self._replicas = replica_num if self._replicas is None else self._replicas
+        self._hard_pin = hard_pin if self._hard_pin is None else self._hard_pin
+
+    def write(self, key: str, data: memoryview, *, is_staged: bool = False) -> int:
+        here = self._joined()
+        if not here.is_direct:
+            copy = bytes(data)
+            self._accept(key, "put", self._put(here.store.put, key, copy))
+            return checksum(copy)
+        address = None if is_staged or here.is_slow_to_register else _address(data)
+        if address is None:
+            return self._write_copy(here, key, data)
+        before = checksum(data)
+        self._accept(key, "put_from", here.put_from(key, address, data.nbytes, self._put))
+        if checksum(data) != before:
+            raise Changed(key)
+        return before
+
+    def _write_copy(self, here: _Here, key: str, data: memoryview) -> int:
+        with here.pool.take(data.nbytes) as buffer:
+            buffer.view[: data.nbytes] = data
+            written = checksum(buffer.view[: data.nbytes])
+            status = self._put(here.store.put_from, key, buffer.address, data.nbytes)
+            self._accept(key, "put_from", status)
+        return written
+
+    def read(self, key: str, nbytes: int, expected: int) -> Any:
+        why = ""
+        for _ in range(_READ_TRIES_MAX):
+            memory, why = self._read_once(self._joined(), key, nbytes)
+            if memory is not None and checksum(memoryview(memory).cast("B")[:nbytes]) == expected:
+                return memory
+            why = why or "its bytes are not those of its checksum"
+            if why == str(_NO_SUCH_KEY):
+                break
+        raise Torn(f"Mooncake could not read `{key}`: {why}")
+
+    @staticmethod
+    def _read_once(here: _Here, key: str, nbytes: int) -> tuple[Any, str]:
+        if not here.is_direct:
+            data = here.store.get(key)
+            if data is not None and len(data) == nbytes:
+                return bytearray(data) or bytearray(1), ""
+            return None, f"{len(data)} bytes of {nbytes}" if data else str(_NO_SUCH_KEY)
+        if nbytes == 0:
+            return bytearray(1), ""
+        room = here.rooms.room(nbytes)
+        count = here.store.get_into(key, ctypes.addressof(room), nbytes)
+        if count is not None and int(count) == nbytes:
+            return room, ""
+        if count is None or int(count) not in _UNTOUCHED:
+            # Whatever was on its way may still come.
+            here.rooms.set_aside(room)
+        return None, str(count)
+
+    def remove(self, key: str) -> bool:
+        store = self._joined().store
+        # Without asking first whether it exists: that would lease it.
+        try:
+            status = store.remove(key, force=True)
+        except TypeError:
+            status = store.remove(key)
+        return status is None or int(status) in (0, _NO_SUCH_KEY)
+
+    def _put(self, put: Callable[..., Any], *arguments: Any) -> Any:
+        if self._config is None:
+            pin = True if self._hard_pin is None else self._hard_pin
+            self._config = _replicate_config(self._replicas or 1, pin)
+        return put(*arguments) if self._config is None else put(*arguments, self._config)
+
+    @staticmethod
+    def _accept(key: str, call: str, status: Any) -> None:
+        if status is not None and int(status) < 0:
+            raise RuntimeError(f"Mooncake could not store `{key}`: {call} answered {int(status)}")
+
+    def _check(self, store: Any) -> _Here:
         for call in ("is_exist", "remove"):
             if not callable(getattr(store, call, None)):
                 raise RuntimeError(
@@ -78,74 +234,31 @@ class Mooncake:
         direct = all(callable(getattr(store, call, None)) for call in ("put_from", "get_into"))
         if not direct and not all(callable(getattr(store, call, None)) for call in ("put", "get")):
             raise RuntimeError("the Mooncake store has neither put_from and get_into, nor put and get")
-        self._store = store
-        self._is_direct = zero_copy and direct
-        self._config = config if config is not None else _replicate_config(replica_num, hard_pin)
-        self.pool = BufferPool(
-            register=getattr(store, "register_buffer", None),
-            unregister=getattr(store, "unregister_buffer", None),
-        )
+        return _Here(store, self._zero_copy and direct)
 
-    def write(self, key: str, data: memoryview) -> int:
-        # A copy of what is there now: the caller's tensor may change while it is sent, and then the bytes
-        # would not be those of the checksum.
-        if not self._is_direct:
-            copy = bytes(data)
-            self._check(key, "put", self._put(self._store.put, key, copy))
-            return zlib.crc32(copy)
-        with self.pool.take(data.nbytes) as buffer:
-            buffer.view[: data.nbytes] = data
-            checksum = zlib.crc32(buffer.view[: data.nbytes])
-            status = self._put(self._store.put_from, key, buffer.address, data.nbytes)
-            self._check(key, "put_from", status)
-        return checksum
+    def _joined(self) -> _Here:
+        """The store of this process."""
+        if self._here is not None and self._here.process == os.getpid():
+            return self._here
+        if self._address is None:
+            hint = "`Mooncake.at(address)` joins the cluster anew in each worker"
+            raise RuntimeError(f"this Mooncake store is of another process\n\nhint: {hint}")
+        _inherited.append(self._here)
+        # What a worker would take in would end with it.
+        self._settings = self._settings | {"global_segment_size": 0}
+        self._here = self._check(mooncake_setup(self._address, **self._settings))
+        return self._here
 
-    def _put(self, put: Callable[..., Any], *arguments: Any) -> Any:
-        return put(*arguments) if self._config is None else put(*arguments, self._config)
+    def __getstate__(self) -> dict[str, Any]:
+        # A config is an object of Mooncake's, and made anew.
+        return self.__dict__ | {"_here": None, "_config": None}
 
-    @staticmethod
-    def _check(key: str, call: str, status: Any) -> None:
-        if status is not None and int(status) < 0:
-            raise RuntimeError(f"Mooncake could not store `{key}`: {call} answered {int(status)}")
 
-    def read(self, key: str, nbytes: int, checksum: int) -> memoryview:
-        why = ""
-        for _ in range(_READ_TRIES_MAX):
-            data, why = self._read_once(key, nbytes)
-            if data is not None and zlib.crc32(data) == checksum:
-                return data
-            why = why or "its bytes are not those of its checksum"
-            if why == str(_NO_SUCH_KEY):
-                break
-        raise Torn(f"Mooncake could not read `{key}`: {why}")
-
-    def _read_once(self, key: str, nbytes: int) -> tuple[memoryview | None, str]:
-        if not self._is_direct:
-            data = self._store.get(key)
-            if data is None or len(data) != nbytes:
-                return None, f"{0 if data is None else len(data)} bytes of {nbytes}" if data else str(
-                    _NO_SUCH_KEY
-                )
-            return memoryview(bytearray(data)), ""
-        if nbytes == 0:
-            return memoryview(bytearray()), ""
-        buffer = self.pool.take(nbytes)
-        count = self._store.get_into(key, buffer.address, nbytes)
-        if count is None or int(count) != nbytes:
-            # Whatever was on its way may still come: this memory is not used again.
-            buffer.discard()
-            return None, str(count)
-        data = memoryview(bytearray(buffer.view[:nbytes]))
-        buffer.release()
-        return data, ""
-
-    def remove(self, key: str) -> bool:
-        # Without asking first whether it exists: that would lease it.
-        try:
-            status = self._store.remove(key, force=True)
-        except TypeError:
-            status = self._store.remove(key)
-        return status is None or int(status) in (0, _NO_SUCH_KEY)
+def _address(data: memoryview) -> int | None:
+    """Where bytes lie, if that can be told."""
+    if not data.nbytes or _tensors.numpy is None:
+        return None
+    return _tensors.numpy.frombuffer(data, _tensors.numpy.uint8).ctypes.data
 
 
 def _replicate_config(replica_num: int, hard_pin: bool) -> Any:
@@ -158,6 +271,14 @@ def _replicate_config(replica_num: int, hard_pin: bool) -> Any:
     if hard_pin and hasattr(config, "with_hard_pin"):
         config.with_hard_pin = True
     return config
+
+
+def _segment(settings: dict[str, Any]) -> int:
+    """How much memory a client lends to the cluster."""
+    from tiffin import _settings
+
+    given = settings.get("global_segment_size", os.environ.get("MOONCAKE_GLOBAL_SEGMENT_SIZE"))
+    return 512 << 20 if given is None else _settings.size(given)
 
 
 def mooncake_setup(address: str, **settings: Any) -> Any:
@@ -173,16 +294,14 @@ def mooncake_setup(address: str, **settings: Any) -> Any:
         raise RuntimeError(f"the package `mooncake` is not installed\n\nhint: {hint}") from error
     from tiffin import _settings
 
-    sizes = {"global_segment_size": 512 << 20, "local_buffer_size": 128 << 20}
     texts = {
         "local_hostname": "127.0.0.1",
         "metadata_server": "P2PHANDSHAKE",
         "protocol": "tcp",
         "rdma_devices": "",
     }
-    for name, default in sizes.items():
-        given = os.environ.get(f"MOONCAKE_{name.upper()}")
-        settings.setdefault(name, default if given is None else _settings.size(given))
+    buffer = settings.get("local_buffer_size", os.environ.get("MOONCAKE_LOCAL_BUFFER_SIZE", 128 << 20))
+    settings |= {"global_segment_size": _segment(settings), "local_buffer_size": _settings.size(buffer)}
     for name, default in texts.items():
         settings.setdefault(name, os.environ.get(f"MOONCAKE_{name.upper()}", default))
     store = MooncakeDistributedStore()

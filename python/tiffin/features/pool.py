@@ -5,9 +5,13 @@ from __future__ import annotations
 import collections
 import ctypes
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any
+
+#: How long a transfer that failed may still write: longer than any transport tries.
+SETTLE_S = 600.0
 
 
 class Buffer:
@@ -28,8 +32,8 @@ class Buffer:
         self._pool._give_back(self)
 
     def discard(self) -> None:
-        """Say that something may still write to it: it is never used again."""
-        self._pool._forget(self)
+        """Say that something may still write to it: it is safe again only after `settle_s`."""
+        self._pool._set_aside(self)
 
     def __enter__(self) -> Buffer:
         return self
@@ -46,7 +50,9 @@ class BufferPool:
     """Buffers of powers of two, each registered once, and reused as soon as they are released.
 
     `register(address, nbytes)` and `unregister(address)` are called once for each buffer that is made. At
-    most `max_bytes` are kept for reuse; what is taken beyond that is let go of when it is released.
+    most `max_bytes` are kept for reuse; what is taken beyond that is let go of when it is released. A buffer
+    is safe again, and given to others, as soon as it is released; one that was discarded because a transfer
+    may still write to it, after `settle_s` seconds.
 
     >>> pool = BufferPool(max_bytes=1 << 20)
     >>> with pool.take(1000) as buffer:
@@ -61,21 +67,24 @@ class BufferPool:
         max_bytes: int = 1 << 30,
         register: Callable[[int, int], Any] | None = None,
         unregister: Callable[[int], Any] | None = None,
+        settle_s: float = SETTLE_S,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._register, self._unregister = register, unregister
-        self._max = max_bytes
+        self._max, self._settle_s, self._clock = max_bytes, settle_s, clock
         self._lock = threading.Lock()
         self._free: dict[int, list[Buffer]] = {}
         self._kept = 0
-        self._unsafe: list[Buffer] = []
+        self._aside: collections.deque[tuple[float, Buffer]] = collections.deque()
         #: How many buffers were made, all in all.
         self.made = 0
-        #: How many are in use now.
+        #: How many are in use now, those included that are not safe yet.
         self.in_use = 0
 
     def take(self, nbytes: int) -> Buffer:
         """A buffer of at least so many bytes, which nobody else uses until it is released."""
-        size = 1 << max(12, (max(nbytes, 1) - 1).bit_length())
+        self._settle()
+        size = _size(nbytes)
         with self._lock:
             self.in_use += 1
             free = self._free.get(size)
@@ -104,11 +113,16 @@ class BufferPool:
                 return
         self._drop(buffer)
 
-    def _forget(self, buffer: Buffer) -> None:
+    def _set_aside(self, buffer: Buffer) -> None:
         # Its memory stays where it is, and registered: whatever still writes there hits nothing else.
         with self._lock:
-            self.in_use -= 1
-            self._unsafe.append(buffer)
+            self._aside.append((self._clock() + self._settle_s, buffer))
+
+    def _settle(self) -> None:
+        while self._aside and self._aside[0][0] <= self._clock():
+            with self._lock:
+                _, buffer = self._aside.popleft()
+            self._give_back(buffer)
 
     def _drop(self, buffer: Buffer) -> None:
         if self._unregister is not None:
@@ -120,7 +134,8 @@ class Recycler:
 
     Memory that is fresh from the system is slow: each of its pages is made when it is first touched, which
     takes longer than the copy into it. Whoever holds a tensor, or a view of one, holds its memory; nobody has
-    to give anything back. At most `max_bytes` are kept for reuse.
+    to give anything back. At most `max_bytes` are kept for reuse. Memory is registered when it is made, and
+    for as long as it is kept, where `register` and `unregister` are given.
 
     >>> recycler = Recycler(max_bytes=1 << 20)
     >>> first = ctypes.addressof(recycler.room(5000))
@@ -128,30 +143,67 @@ class Recycler:
     (True, True)
     """
 
-    def __init__(self, *, max_bytes: int = 1 << 30) -> None:
+    def __init__(
+        self,
+        *,
+        max_bytes: int = 1 << 30,
+        register: Callable[[int, int], Any] | None = None,
+        unregister: Callable[[int], Any] | None = None,
+        settle_s: float = SETTLE_S,
+    ) -> None:
+        self._register, self._unregister, self._settle_s = register, unregister, settle_s
         self._max, self._kept = max_bytes, 0
         self._lock = threading.Lock()
         self._free: dict[int, list[bytearray]] = {}
         # Tensors may end at any moment, also in the middle of what is done under the lock.
         self._ended: collections.deque[bytearray] = collections.deque()
+        self._aside: collections.deque[tuple[float, Any]] = collections.deque()
 
     def room(self, nbytes: int) -> Any:
         """A buffer of at least so many bytes, which is nobody else's for as long as anything refers to it."""
-        size = 1 << max(12, (max(nbytes, 1) - 1).bit_length())
+        size = _size(nbytes)
         with self._lock:
             self._collect()
             free = self._free.get(size)
             memory = free.pop() if free else None
             self._kept -= 0 if memory is None else size
+        is_new = memory is None
         if memory is None:
             memory = bytearray(size)
         room = (ctypes.c_ubyte * size).from_buffer(memory)
+        if is_new and self._register is not None:
+            self._register(ctypes.addressof(room), size)
         weakref.finalize(room, self._ended.append, memory).atexit = False
         return room
 
+    def set_aside(self, room: Any) -> None:
+        """Say that something may still write to this memory: nobody gets it before that has settled."""
+        self._aside.append((time.monotonic() + self._settle_s, room))
+
+    def close(self) -> None:
+        """Let go of all memory that no tensor is in."""
+        with self._lock:
+            self._collect()
+            free, self._free, self._kept = self._free, {}, 0
+        for memory in (it for memories in free.values() for it in memories):
+            self._drop(memory)
+
     def _collect(self) -> None:
+        while self._aside and self._aside[0][0] <= time.monotonic():
+            self._aside.popleft()
         while self._ended:
             memory = self._ended.popleft()
             if self._kept + len(memory) <= self._max:
                 self._kept += len(memory)
                 self._free.setdefault(len(memory), []).append(memory)
+            else:
+                self._drop(memory)
+
+    def _drop(self, memory: bytearray) -> None:
+        if self._unregister is not None:
+            self._unregister(ctypes.addressof(ctypes.c_char.from_buffer(memory)))
+
+
+def _size(nbytes: int) -> int:
+    """The power of two that so many bytes fit into."""
+    return 1 << max(12, (max(nbytes, 1) - 1).bit_length())

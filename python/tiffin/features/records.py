@@ -85,7 +85,9 @@ class SampleRef:
 
     def to_json(self) -> str:
         """The record as text, which is the same for the same record."""
-        return json.dumps(dataclasses.asdict(self), separators=(",", ":"))
+        return _encode(
+            _flat(self) | {"feature_specs": {name: _flat(it) for name, it in self.feature_specs.items()}}
+        )
 
     @classmethod
     def from_json(cls, text: str | bytes) -> SampleRef:
@@ -95,8 +97,7 @@ class SampleRef:
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> SampleRef:
         """The record of a mapping, as `dataclasses.asdict` makes it."""
-        known = {field.name for field in dataclasses.fields(cls)}
-        fields = {name: value for name, value in record.items() if name in known}
+        fields = {name: value for name, value in record.items() if name in _REF_FIELDS}
         specs = fields.get("feature_specs") or {}
         fields["feature_specs"] = {name: _spec(spec) for name, spec in specs.items()}
         return cls(**fields)
@@ -111,11 +112,22 @@ class FeatureHandle:
     lease_token: str
 
 
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+_REF_FIELDS = frozenset(field.name for field in dataclasses.fields(SampleRef))
+_SPEC_FIELDS = frozenset(field.name for field in dataclasses.fields(FeatureSpec))
+
+
+def _flat(record: Any) -> dict[str, Any]:
+    """The fields of a record, as they are: `dataclasses.asdict` would copy all that is in them."""
+    return {name: value for name, value in vars(record).items() if not name.startswith("_")}
+
+
 def _spec(spec: Any) -> FeatureSpec:
-    fields = dict(spec) if isinstance(spec, Mapping) else dataclasses.asdict(spec)
-    known = {field.name for field in dataclasses.fields(FeatureSpec)}
-    fields = {name: value for name, value in fields.items() if name in known}
-    return FeatureSpec(**(fields | {"shape": tuple(fields["shape"])}))
+    fields = dict(spec) if isinstance(spec, Mapping) else _flat(spec)
+    if not fields.keys() <= _SPEC_FIELDS:
+        fields = {name: value for name, value in fields.items() if name in _SPEC_FIELDS}
+    fields["shape"] = tuple(fields["shape"])
+    return FeatureSpec(**fields)
 
 
 def as_ref(given: Any) -> SampleRef:
@@ -130,8 +142,7 @@ def as_ref(given: Any) -> SampleRef:
         return SampleRef.from_json(given)
     if isinstance(given, Mapping):
         return SampleRef.from_dict(given)
-    names = [field.name for field in dataclasses.fields(SampleRef)]
-    return SampleRef.from_dict({name: getattr(given, name) for name in names if hasattr(given, name)})
+    return SampleRef.from_dict({name: getattr(given, name) for name in _REF_FIELDS if hasattr(given, name)})
 
 
 def to_number(generation: tuple[int, int]) -> int:

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import logging
-import sys
 import threading
 import time
 import uuid
@@ -19,13 +17,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import tiffin
-from tiffin import _tensors
 
-from .backend import Backend, Mooncake, Own, Torn, connect_index, keys_left
+from .backend import Backend, Mooncake, Own, connect_index, keys_left
+from .beside import Beside, check_new
 from .errors import GONE, BadRef, ConsumerBehind, Duplicate, NotAvailable
 from .pool import Recycler
 from .records import DTYPES, SCHEMA_VERSION, FeatureHandle, FeatureSpec, SampleRef, as_ref, to_number, to_pair
 from .stream import Consumer
+from .tensors import describe, lent, on_device, plain, room
 
 _log = logging.getLogger("tiffin")
 #: The fields of a ref that `put` takes from its metadata.
@@ -38,8 +37,6 @@ _FIELDS = (
     "tokenizer_version",
     "num_tokens",
 )
-#: Tensors from this size on are read into memory that was used before.
-_RECYCLED_MIN = 1 << 18
 #: How many samples are asked for their age at a time.
 _LOOK_MAX = 4096
 
@@ -52,12 +49,14 @@ class FeatureStore:
     tensors lie in a Mooncake cluster that runs already (`tiffin.features.Mooncake`), and only the index with
     us.
 
-    `auth` is the secret that is expected, or a function that says whether a credential is right; `credential`
-    is what this process presents, also to the servers. `max_resident_bytes` limits the namespace across all
+    `auth` is the secret that is expected, a function that says whether a credential is right, or an object
+    with a `check` that raises `PermissionError`; `credential` is what this process presents, also to the
+    servers. `max_resident_bytes` limits the namespace across all
     processes; `max_hold_age_s` frees what nobody has leased for so long. With `retain_on_release` a release
     only ends the lease; else the last release frees the sample. `stream` and `groups` append every put to a
     stream, which consumers of these groups read with `consumer`. `wait_s` is how long a put may wait for
-    room.
+    room. `linger_s` is how long `close` waits for samples to be freed that lie in a Mooncake segment of this
+    process.
 
     >>> from tiffin.features import FeatureStore
     >>> features = FeatureStore("run-7", memory="64MiB")
@@ -77,7 +76,7 @@ class FeatureStore:
         store: tiffin.Store | None = None,
         address: str | None = None,
         backend: Backend | Own | None = None,
-        auth: str | Callable[[str | None], bool] | None = None,
+        auth: Any = None,
         credential: str | None = None,
         max_resident_bytes: int | str | None = None,
         max_hold_age_s: float | None = None,
@@ -88,6 +87,7 @@ class FeatureStore:
         stream: str = "",
         groups: Sequence[str] = (),
         wait_s: float = 0.0,
+        linger_s: float = 600.0,
         clock: Callable[[], float] = time.monotonic,
         **connect: Any,
     ) -> None:
@@ -100,10 +100,12 @@ class FeatureStore:
         self.index = connect_index(store_id, address, credential, **connect) if store is None else store
         self.backend = backend or Own()
         self._external: Backend | None = None if isinstance(self.backend, Own) else self.backend
+        if isinstance(self.backend, Mooncake):
+            self.backend.prefer(replica_num=replica_num, hard_pin=hard_pin)
         self.max_resident_bytes, self.max_hold_age_s = max_resident_bytes, max_hold_age_s
         self._retain, self._tries_max = retain_on_release, max_release_attempts
         self._replicas, self._hard_pin = replica_num, hard_pin
-        self._wait_s, self._clock = wait_s, clock
+        self._wait_s, self._linger_s, self._clock = wait_s, linger_s, clock
         self._lock = threading.Lock()
         self._leases: dict[str, tuple[tiffin.Lease, Any]] = {}
         self._pending: dict[tuple[str, int], _Pending] = {}
@@ -136,19 +138,29 @@ class FeatureStore:
         self._check_credential()
         if not tensors:
             raise ValueError(f"sample `{sample_id}` has no tensors")
-        tensors = {name: _plain(value) for name, value in tensors.items()}
-        record = self._record(sample_id, tensors, dict(metadata or {}))
         try:
-            if self._external is None:
-                native = self._put_index(sample_id, tensors, record, replace)
+            tensors = {name: plain(value) for name, value in tensors.items()}
+        except (BufferError, NotImplementedError, RuntimeError, TypeError) as error:
+            raise ValueError(f"sample `{sample_id}` has a tensor that cannot be stored: {error}") from error
+        record, text = self._record(sample_id, tensors, dict(metadata or {}))
+        try:
+            if (beside := self._beside) is None:
+                native = self._put_index(sample_id, tensors, text, replace)
                 return _with_generation(record, to_number(native.generation), native.generation)
-            return self._put_external(self._external, sample_id, tensors, record, replace)
+            old = self._look_up(sample_id)
+            check_new(sample_id, old, replace)
+
+            def put_entry(entry: Mapping[str, Any], record: SampleRef, elsewhere: int) -> tiffin.SampleRef:
+                return self._put_index(sample_id, entry, record.to_json(), replace, elsewhere)
+
+            record, native = beside.put(sample_id, tensors, record, old, put_entry, self._wait_s)
+            return _with_generation(record, record.metadata["generation"], native.generation)
         except tiffin.Full as error:
             raise ConsumerBehind(f"the consumer is behind: {error}") from error
         except tiffin.Exists as error:
             raise Duplicate(f"sample `{sample_id}` is there, or was consumed: {error}") from error
-        except tiffin.InvalidArgument as error:
-            raise ValueError(str(error)) from error
+        except (tiffin.InvalidArgument, BufferError, TypeError) as error:
+            raise ValueError(f"sample `{sample_id}`: {error}") from error
         except tiffin.Error as error:
             raise RuntimeError(f"sample `{sample_id}` could not be written: {error}") from error
 
@@ -175,12 +187,11 @@ class FeatureStore:
         except GONE as error:
             raise NotAvailable(f"sample `{ref.sample_id}` is not available: {error}") from error
         try:
-            stored = self._stored(lease)
-            self._compare(ref, stored)
+            stored = self._compare(ref, lease)
             wanted = list(ref.feature_specs) if names is None else list(names)
-            if unknown := [name for name in wanted if name not in stored.feature_specs]:
+            if unknown := [name for name in wanted if name not in ref.feature_specs]:
                 raise NotAvailable(f"sample `{ref.sample_id}` has no tensors {unknown}")
-            tensors = self._read(lease, stored, wanted, lend)
+            tensors = self._read(lease, stored or ref, wanted, lend)
         except GONE as error:
             self._let_go(lease)
             raise NotAvailable(f"sample `{ref.sample_id}` is not available: {error}") from error
@@ -190,7 +201,9 @@ class FeatureStore:
         handle = FeatureHandle(ref.sample_id, ref.metadata["generation"], uuid.uuid4().hex)
         with self._lock:
             self._leases[handle.lease_token] = (lease, stored)
-        return {name: _on_device(tensor, device) for name, tensor in tensors.items()}, handle
+        if device != "cpu":
+            tensors = {name: on_device(tensor, device) for name, tensor in tensors.items()}
+        return tensors, handle
 
     def release(self, handle: FeatureHandle, *, reason: str = "") -> None:
         """End a lease. The last release of a sample frees it, unless it is retained or read from a stream.
@@ -235,8 +248,10 @@ class FeatureStore:
         records = [self._look_up(ref.sample_id) for ref in refs]
         outcomes = self.index.ack(natives, group)
         for ref, stored, outcome in zip(refs, records, outcomes, strict=True):
-            if outcome == "freed" and stored is not None:
-                self._clean(ref.sample_id, stored)
+            # What was put since then has another generation, and a life of its own.
+            is_it = stored is not None and stored.metadata["generation"] == ref.metadata["generation"]
+            if outcome == "freed" and stored is not None and is_it:
+                self._clean(stored)
         return outcomes
 
     # What others wrote, or were about to.
@@ -259,18 +274,25 @@ class FeatureStore:
         self, sample_id: str, *, generation: int, feature_names: Iterable[str]
     ) -> None:
         """Remember what a server is about to write, so that it can be reclaimed if its response is lost."""
+        names = tuple(feature_names)
+        if not names:
+            raise ValueError(f"an attempt to write sample `{sample_id}` that names no tensors")
         with self._lock:
-            self._attempts[sample_id] = (generation, tuple(feature_names))
+            self._attempts[sample_id] = (generation, names)
 
-    def discard_external_attempts(self) -> None:
-        """Free what tracked attempts have written and nobody adopted. `RuntimeError` lists what failed."""
+    def discard_external_attempts(self, *, reason: str = "") -> int:
+        """Free what tracked attempts have written and nobody adopted, and say how many there were.
+
+        `RuntimeError` lists what failed.
+        """
         with self._lock:
             attempts = dict(self._attempts)
         failed = []
         for sample_id, (generation, names) in attempts.items():
-            keys = [self._key(sample_id, generation, name) for name in names]
-            self.abort(sample_id, reason="an attempt without a response")
-            left = keys_left(self._external, keys) if self._external is not None else []
+            self.abort(sample_id, reason=reason or "an attempt without a response")
+            left = []
+            if (beside := self._beside) is not None:
+                left = keys_left(beside.backend, [beside.key(sample_id, generation, it) for it in names])
             if left or any(pending == sample_id for pending, _ in self._pending):
                 failed.append(sample_id)
                 continue
@@ -278,6 +300,7 @@ class FeatureStore:
                 self._attempts.pop(sample_id, None)
         if failed:
             raise RuntimeError(f"could not be reclaimed: {', '.join(failed)}")
+        return len(attempts)
 
     # What was not finished.
 
@@ -286,9 +309,12 @@ class FeatureStore:
         max_attempts: int = 8,
         retry_interval_s: float = 0.25,
         sleep: Callable[[float], object] = time.sleep,
-    ) -> None:
-        """Finish every free that failed, within bounds. `RuntimeError` names what is left; it stays noted."""
-        self._drain(None, max_attempts, retry_interval_s, sleep)
+    ) -> dict[str, int]:
+        """Finish every free that failed, within bounds, and say how many that were.
+
+        `RuntimeError` names what is left; it stays noted.
+        """
+        return self._drain(None, max_attempts, retry_interval_s, sleep)
 
     def drain_sample_removals(
         self,
@@ -296,9 +322,9 @@ class FeatureStore:
         max_attempts: int = 8,
         retry_interval_s: float = 0.25,
         sleep: Callable[[float], object] = time.sleep,
-    ) -> None:
+    ) -> dict[str, int]:
         """The same for these samples only."""
-        self._drain(set(sample_ids), max_attempts, retry_interval_s, sleep)
+        return self._drain(set(sample_ids), max_attempts, retry_interval_s, sleep)
 
     def gc(self, now: float | None = None) -> dict[str, int]:
         """Free what nobody has leased for longer than `max_hold_age_s`, and try failed frees again.
@@ -311,8 +337,7 @@ class FeatureStore:
         for pending in list(self._pending.values()):
             if pending.tries < self._tries_max:
                 self._try_again(pending)
-        if self._external is not None:
-            self._sweep(self._external)
+        self._sweep()
         return {"force_freed": count, "force_freed_bytes": size, "release_pending": len(self._pending)}
 
     def health(self) -> dict[str, Any]:
@@ -332,7 +357,8 @@ class FeatureStore:
             "avg_age_s": sum(ages) / len(ages) if ages else 0.0,
             "force_freed_total": self._force_freed,
             "hard_pin": self._hard_pin,
-            "auth_required": self._auth is not None or self._credential is not None,
+            "auth_required": getattr(self._auth, "required", self._auth is not None)
+            or self._credential is not None,
         }
 
     @staticmethod
@@ -370,17 +396,22 @@ class FeatureStore:
         refs = self._samples()
         for why in refs:
             self.abort(self._id_of(why.key), reason="the run is over")
-        if self._external is not None:
-            self._sweep(self._external)
+        self._sweep()
         self.index.delete_prefix(f"{self.store_id}.step/", force=True)
         return count + len(refs)
 
     def close(self) -> None:
-        """End the leases of this store, and say goodbye. The samples stay where they are."""
+        """End the leases of this store, and say goodbye. The samples stay where they are.
+
+        If they lie in a Mooncake segment of this process, they would end with it: then this waits until they
+        are freed, for at most `linger_s`.
+        """
         with self._lock:
             leases, self._leases = self._leases, {}
         for lease, _ in leases.values():
             self._let_go(lease)
+        if getattr(self.backend, "has_segment", False) and not self.index.is_closed:
+            self.linger(self._linger_s)
         if self._owns_index:
             self.index.close()
 
@@ -403,7 +434,16 @@ class FeatureStore:
 
     # How it is done.
 
+    @property
+    def _beside(self) -> Beside | None:
+        if self._external is None:
+            return None
+        return Beside(self.store_id, self.index, self._external, self._replicas, self._clean)
+
     def _check_credential(self) -> None:
+        if hasattr(self._auth, "check"):
+            self._auth.check(self._credential)
+            return
         right = self._auth(self._credential) if callable(self._auth) else self._credential == self._auth
         if self._auth is not None and not right:
             raise PermissionError(f"the credential for the feature store `{self.store_id}` is wrong")
@@ -413,9 +453,6 @@ class FeatureStore:
 
     def _id_of(self, key: str | bytes) -> str:
         return (key if isinstance(key, str) else key.decode()).removeprefix(f"{self.store_id}/")
-
-    def _key(self, sample_id: str, generation: int, name: str) -> str:
-        return f"{self.store_id}/{sample_id}/g{generation}/{name}"
 
     def _native(self, ref: SampleRef) -> tiffin.SampleRef:
         pair = ref.metadata.get("index_generation") or to_pair(ref.metadata["generation"])
@@ -438,14 +475,17 @@ class FeatureStore:
             raise BadRef(f"the ref of sample `{ref.sample_id}` has no generation")
         return ref
 
-    def _record(self, sample_id: str, tensors: Mapping[str, Any], metadata: dict[str, Any]) -> SampleRef:
+    def _record(
+        self, sample_id: str, tensors: Mapping[str, Any], metadata: dict[str, Any]
+    ) -> tuple[SampleRef, str]:
         specs = {}
         for name, value in tensors.items():
-            dtype, shape = _describe(value)
+            dtype, shape = describe(value)
             if dtype not in DTYPES:
                 raise ValueError(f"tensor `{name}` is of type {dtype}, which is none of {', '.join(DTYPES)}")
             specs[name] = FeatureSpec(name, shape, dtype)
-        fields = {name: metadata.pop(name) for name in _FIELDS if name in metadata}
+        fields = {name: metadata[name] for name in _FIELDS if metadata.get(name) is not None}
+        metadata.pop("num_tokens", None)
         record = SampleRef(
             sample_id=sample_id,
             feature_store_uri=f"tiffin://{self.store_id}/{sample_id}",
@@ -456,61 +496,26 @@ class FeatureStore:
             **fields,
         )
         try:
-            record.to_json()
+            return record, record.to_json()
         except TypeError as error:
             raise ValueError(f"the metadata of sample `{sample_id}` is no JSON: {error}") from error
-        return record
 
     def _put_index(
-        self, sample_id: str, tensors: Mapping[str, Any], record: SampleRef, replace: bool
+        self, sample_id: str, tensors: Mapping[str, Any], text: str, replace: bool, elsewhere: int = 0
     ) -> tiffin.SampleRef:
         return self.index.put_sample(
             self._entry(sample_id),
             tensors,
-            metadata=record.to_json().encode(),
+            metadata=text.encode(),
             consume=list(self.groups) if self.groups else "once",
             replace=replace,
             replicas=self._replicas,
             stream=self.stream,
+            # Its life counts the bytes against the quota.
+            elsewhere=elsewhere if self.stream else 0,
             wait=self._wait_s > 0,
             timeout=self._wait_s or None,
         )
-
-    def _put_external(
-        self,
-        backend: Backend,
-        sample_id: str,
-        tensors: Mapping[str, Any],
-        record: SampleRef,
-        replace: bool,
-    ) -> SampleRef:
-        """Write the tensors beside the index.
-
-        Before the first byte is written, a *life* is put into the index: it says what is about to be written,
-        and goes after the last byte is removed. A life that nobody has leased, and whose generation is not
-        the one that the index names, is of a process that died or of a free that failed: `gc` of any process
-        ends it.
-        """
-        old = self._look_up(sample_id)
-        if old is not None and not replace:
-            raise Duplicate(f"sample `{sample_id}` is there")
-        told = json.dumps({"sample_id": sample_id, "names": list(tensors)}).encode()
-        life = self.index.put_sample(f"{self.store_id}.life/{uuid.uuid4().hex}", {"life": told})
-        generation = to_number(life.generation)
-        keys = {name: self._key(sample_id, generation, name) for name in tensors}
-        more = {"generation": generation, "life": life.id}
-        record = dataclasses.replace(record, feature_keys=keys, metadata=record.metadata | more)
-        with self.index.lease(life):
-            try:
-                sums = {name: backend.write(keys[name], _bytes(value)) for name, value in tensors.items()}
-                record = dataclasses.replace(record, metadata=record.metadata | {"checksums": sums})
-                native = self._put_index(sample_id, {"entry": b"\0"}, record, replace)
-            except BaseException:
-                self._clean(sample_id, record)
-                raise
-        if old is not None:
-            self._clean(sample_id, old)
-        return _with_generation(record, generation, native.generation)
 
     def _look_up(self, sample_id: str) -> SampleRef | None:
         """The ref of what is there, if anything is. Nothing is leased for that."""
@@ -528,53 +533,33 @@ class FeatureStore:
         record = SampleRef.from_json(metadata)
         return _with_generation(record, record.metadata.get("generation", to_number(native)), native)
 
-    def _compare(self, ref: SampleRef, stored: SampleRef) -> None:
-        if ref.metadata["generation"] != stored.metadata["generation"]:
+    def _compare(self, ref: SampleRef, lease: tiffin.Lease) -> SampleRef | None:
+        """Whether what is leased is what the ref says. Gives the ref that is stored, where it is needed."""
+        stored = None if self._external is None else self._stored(lease)
+        generation = to_number(lease.generation) if stored is None else stored.metadata["generation"]
+        if ref.metadata["generation"] != generation:
             raise NotAvailable(f"sample `{ref.sample_id}` was superseded")
-        for name, spec in ref.feature_specs.items():
-            there = stored.feature_specs.get(name)
-            if there is None or (there.dtype, there.shape) != (spec.dtype, spec.shape):
-                raise BadRef(f"the ref of sample `{ref.sample_id}` does not match what is stored: `{name}`")
+        if stored is None:
+            there = {it.name: (it.dtype, tuple(it.shape)) for it in lease.manifest.tensors}
+        else:
+            there = {name: (it.dtype, it.shape) for name, it in stored.feature_specs.items()}
+        told = {name: (it.dtype, it.shape) for name, it in ref.feature_specs.items()}
+        if told != there:
+            wrong = sorted({name for name, _ in told.items() ^ there.items()})
+            raise BadRef(f"the ref of sample `{ref.sample_id}` does not match what is stored: {wrong}")
+        return stored
 
     def _read(self, lease: tiffin.Lease, stored: SampleRef, names: list[str], lend: bool) -> dict[str, Any]:
-        if self._external is None:
-            if lend:
-                return lease.tensors(names, copy=False)
-            rooms = {name: self._room(stored.feature_specs[name]) for name in names}
-            if any(room is None for room in rooms.values()):
-                return lease.tensors(names)
-            filled = {name: room[0] for name, room in rooms.items() if stored.feature_specs[name].nbytes}
-            lease.get_into(filled)
-            return {name: tensor for name, (_, tensor) in rooms.items()}
-        tensors = {}
-        for name in names:
-            spec = stored.feature_specs[name]
-            try:
-                checksum = stored.metadata["checksums"][name]
-                data = self._external.read(stored.feature_keys[name], spec.nbytes, checksum)
-            except Torn as error:
-                raise NotAvailable(f"sample `{stored.sample_id}` is not available: {error}") from error
-            tensors[name] = _shaped(data, spec)
-        # Whoever aborted it meanwhile was answered, so it is not to be had any more.
-        if self.index.info(lease.id).generation != lease.generation:
-            raise NotAvailable(f"sample `{stored.sample_id}` is gone")
-        return tensors
-
-    def _room(self, spec: FeatureSpec) -> tuple[Any, Any] | None:
-        """Bytes to be filled, and the tensor that they are then; nothing without numpy and torch."""
-        torch, numpy = sys.modules.get("torch"), _tensors.numpy
-        if torch is None and numpy is None:
-            return None
-        # Small tensors are not worth the trouble.
-        large = spec.nbytes >= _RECYCLED_MIN
-        room = self._recycler.room(spec.nbytes) if large else bytearray(max(spec.nbytes, 1))
-        if torch is None:
-            data = numpy.frombuffer(room, numpy.uint8, count=spec.nbytes)
-            return data, data.view(_tensors.numpy_type(spec.dtype)).reshape(spec.shape)
-        if not spec.nbytes:
-            return None, _torch_room(torch, spec)
-        data = torch.frombuffer(room, dtype=torch.uint8, count=spec.nbytes)
-        return data, data.view(getattr(torch, spec.dtype)).reshape(spec.shape)
+        if (beside := self._beside) is not None:
+            return beside.read(lease, stored, names)
+        specs = stored.feature_specs
+        if lend:
+            return {name: lent(it, specs[name]) for name, it in lease.tensors(names, copy=False).items()}
+        rooms = {name: room(self._recycler, specs[name]) for name in names}
+        if any(it is None for it in rooms.values()):
+            return lease.tensors(names)
+        lease.get_into({name: it[0] for name, it in rooms.items() if it[0] is not None})
+        return {name: it[1] for name, it in rooms.items()}
 
     def _let_go(self, lease: tiffin.Lease) -> None:
         with contextlib.suppress(tiffin.Error):
@@ -598,19 +583,19 @@ class FeatureStore:
             self._pending[sample_id, generation] = _Pending(sample_id, generation, stored, free)
             return
         if is_free and stored is not None:
-            self._clean(sample_id, stored)
+            self._clean(stored)
 
-    def _clean(self, sample_id: str, stored: SampleRef) -> None:
-        """Remove the tensors of a sample that is gone from the index, and then its life."""
-        if self._external is None:
-            return
-        generation = stored.metadata["generation"]
-        left = keys_left(self._external, stored.feature_keys.values())
-        if not left:
-            with contextlib.suppress(tiffin.Error):
-                self.index.delete(stored.metadata["life"], force=True)
-                return
-        self._pending[sample_id, generation] = _Pending(sample_id, generation, stored, None)
+    def _clean(self, stored: SampleRef) -> None:
+        """Remove the tensors of a sample that is gone from the index, or note that it is still to be done."""
+        if (beside := self._beside) is not None and not beside.clean(stored):
+            name = stored.sample_id, stored.metadata["generation"]
+            self._pending[name] = _Pending(*name, stored, None)
+
+    def _sweep(self) -> None:
+        """Take up what processes that died have left undone."""
+        if (beside := self._beside) is not None:
+            pending = {it.stored.metadata["life"] for it in self._pending.values() if it.stored is not None}
+            beside.sweep(self._look_up, pending)
 
     def _try_again(self, pending: _Pending) -> bool:
         pending.tries += 1
@@ -618,7 +603,7 @@ class FeatureStore:
         if pending.free is not None:
             self._free(pending.sample_id, pending.generation, pending.stored, pending.free)
         elif pending.stored is not None:
-            self._clean(pending.sample_id, pending.stored)
+            self._clean(pending.stored)
         again = self._pending.get((pending.sample_id, pending.generation))
         if again is not None:
             again.tries = pending.tries
@@ -630,15 +615,22 @@ class FeatureStore:
         tries_max: int,
         interval: float,
         sleep: Callable[[float], object],
-    ) -> None:
+    ) -> dict[str, int]:
+        if tries_max < 1 or interval < 0:
+            raise ValueError(f"{tries_max} attempts, {interval} s apart")
+        removed = size = 0
         left: list[_Pending] = []
-        for attempt in range(max(1, tries_max)):
+        for attempt in range(tries_max):
             if attempt:
                 sleep(interval)
             mine = [it for it in self._pending.values() if sample_ids is None or it.sample_id in sample_ids]
             left = [pending for pending in mine if not self._try_again(pending)]
+            freed = [it for it in mine if it not in left]
+            removed += len(freed)
+            size += sum(it.stored.estimated_bytes for it in freed if it.stored is not None)
             if not left:
-                return
+                tried = attempt + bool(mine)
+                return {"removed": removed, "removed_bytes": size, "release_pending": 0, "attempts": tried}
         names = ", ".join(sorted({pending.sample_id for pending in left}))
         raise RuntimeError(f"could not be freed after {tries_max} attempts: {names}")
 
@@ -664,26 +656,6 @@ class FeatureStore:
     def _give_up(self, native: tiffin.SampleRef) -> bool:
         return self.index.abort(native, unless_leased=True)
 
-    def _sweep(self, backend: Backend) -> None:
-        """End lives that nobody has leased and that the index does not name: those of processes that died."""
-        pending = {it.stored.metadata["life"] for it in self._pending.values() if it.stored is not None}
-        for info in self.index.list(f"{self.store_id}.life/"):
-            why = self.index.why(info.key)
-            if info.key in pending or why.state != "here" or why.leases:
-                continue
-            try:
-                with self.index.lease(info.key) as lease:
-                    told = json.loads(bytes(lease.tensors()["life"]))
-                    generation, sample_id = to_number(info.generation), told["sample_id"]
-                    stored = self._look_up(sample_id)
-                    if stored is not None and stored.metadata["generation"] == generation:
-                        continue
-                    keys = [self._key(sample_id, generation, name) for name in told["names"]]
-                    if not keys_left(backend, keys):
-                        self.index.delete(info.key, force=True)
-            except tiffin.Error:
-                continue
-
 
 @dataclasses.dataclass
 class _Pending:
@@ -700,53 +672,6 @@ class _Pending:
 def _with_generation(record: SampleRef, generation: int, native: tuple[int, int]) -> SampleRef:
     more = {"generation": generation, "index_generation": list(native)}
     return dataclasses.replace(record, metadata=record.metadata | more)
-
-
-def _plain(value: Any) -> Any:
-    """A tensor in host memory that is not part of a graph."""
-    if hasattr(value, "detach"):
-        value = value.detach()
-        return value.cpu() if value.device.type != "cpu" else value
-    return value
-
-
-def _describe(value: Any) -> tuple[str, tuple[int, ...]]:
-    try:
-        dtype, shape = _tensors.describe(value)
-    except TypeError as error:
-        raise ValueError(f"{type(value).__name__} is no tensor: {error}") from error
-    return dtype.removeprefix("<").removeprefix("|"), tuple(shape)
-
-
-def _bytes(value: Any) -> memoryview:
-    """The bytes of a tensor, in the order of its elements."""
-    if hasattr(value, "contiguous"):
-        torch = sys.modules["torch"]
-        return memoryview(value.contiguous().reshape(-1).view(torch.uint8).numpy())
-    if not hasattr(value, "dtype"):
-        return memoryview(value).cast("B") if memoryview(value).contiguous else memoryview(bytes(value))
-    import numpy
-
-    return memoryview(numpy.ascontiguousarray(value).reshape(-1).view(numpy.uint8))
-
-
-def _shaped(data: memoryview, spec: FeatureSpec) -> Any:
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        if not data.nbytes:
-            return _torch_room(torch, spec)
-        return torch.frombuffer(data, dtype=getattr(torch, spec.dtype)).reshape(spec.shape)
-    room, tensor = _tensors.room(spec.dtype, spec.shape, spec.nbytes)
-    memoryview(room)[:] = data
-    return tensor
-
-
-def _torch_room(torch: Any, spec: FeatureSpec) -> Any:
-    return torch.empty(spec.shape, dtype=getattr(torch, spec.dtype))
-
-
-def _on_device(tensor: Any, device: str) -> Any:
-    return tensor.to(device) if device != "cpu" and hasattr(tensor, "to") else tensor
 
 
 __all__ = ["FeatureStore", "Mooncake", "Own"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
 
 #: How long one question waits where the caller sets no limit: it is asked again then.
 _TURN_S = 30.0
+#: How often a consumer takes up what others, or frees that failed, have left undone.
+_TEND_S = 15.0
 
 
 class Consumer:
@@ -40,6 +44,7 @@ class Consumer:
     def __init__(self, features: FeatureStore, group: str, window: int, timeout: float | None) -> None:
         self._features, self.group, self.window, self._timeout = features, group, window, timeout
         self._leases: dict[tuple[str, int], tiffin.Lease] = {}
+        self._tended = time.monotonic()
         #: The optimizer step that the group has acknowledged last, if it said so.
         self.step: int | None = None
         features.index.open_stream(features.stream, group=group, window=window)
@@ -50,13 +55,14 @@ class Consumer:
 
         Raises `tiffin.EndOfStream` behind the last one, and `tiffin.StreamFailed` if somebody said so.
         """
-        time = timeout if timeout is not None else self._timeout
+        self._tend()
+        limit = timeout if timeout is not None else self._timeout
         leases = self._features.index.pull(
             self._features.stream,
             self.group,
             at_least=self.window,
             at_most=self.window,
-            timeout=_TURN_S if time is None else time,
+            timeout=_TURN_S if limit is None else limit,
         )
         refs = [self._features._stored(lease) for lease in leases]
         for ref, lease in zip(refs, leases, strict=True):
@@ -98,8 +104,18 @@ class Consumer:
             self._features.index.put(self._marker, json.dumps(told).encode(), pin=True)
             self.step = step
         outcomes = self._features.ack(window, group=self.group)
-        self._release(window)
+        # With a sample that is gone go its leases; nobody waits for that.
+        there = [ref for ref, outcome in zip(window, outcomes, strict=True) if outcome == "recorded"]
+        self._release(there)
+        for ref in window:
+            self._leases.pop((ref.sample_id, ref.metadata["generation"]), None)
         return outcomes
+
+    def _tend(self) -> None:
+        if time.monotonic() - self._tended > _TEND_S:
+            self._tended = time.monotonic()
+            with contextlib.suppress(tiffin.Error):
+                self._features.gc()
 
     @property
     def _marker(self) -> str:

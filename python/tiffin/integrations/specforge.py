@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import uuid
 from collections.abc import Mapping
 from typing import Any
 
-from tiffin.features import FeatureHandle, FeatureSpec, FeatureStore, SampleRef
+import tiffin
+from tiffin.features import FeatureHandle, FeatureSpec, FeatureStore, Mooncake, SampleRef
 
 #: Where SpecForge keeps its interface and its records.
 _MODULES = ("specforge.runtime.data_plane.feature_store", "specforge.runtime.contracts")
@@ -38,9 +40,11 @@ _Handle = _of_specforge("FeatureHandle")
 
 
 class TiffinFeatureStore(FeatureStore, *(() if _Base is None else (_Base,))):  # type: ignore[misc]
-    """A `tiffin.features.FeatureStore` that speaks SpecForge's records.
+    """A `tiffin.features.FeatureStore` that speaks SpecForge's records, and takes its arguments.
 
-    `setup_kwargs`, which SpecForge gives to Mooncake, may be there and is not looked at.
+    `store` may be a Mooncake store after its setup, as SpecForge has it: the tensors lie there then, and the
+    index with us. `auth` may be SpecForge's `AuthPolicy`. `setup_kwargs`, which SpecForge gives to Mooncake,
+    may be there and is not looked at.
 
     >>> store = TiffinFeatureStore("run-7", memory="64MiB")
     >>> ref = store.put({"ids": bytes(8)}, sample_id="s0", metadata={"run_id": "run-7"})
@@ -51,17 +55,25 @@ class TiffinFeatureStore(FeatureStore, *(() if _Base is None else (_Base,))):  #
     """
 
     def __init__(
-        self, store_id: str, *, setup_kwargs: Mapping[str, Any] | None = None, **options: Any
+        self,
+        store_id: str | None = None,
+        *,
+        store: Any = None,
+        setup_kwargs: Mapping[str, Any] | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(store_id, **options)
+        if store is not None and not isinstance(store, tiffin.Store):
+            options.setdefault("backend", Mooncake(store))
+            store = None
+        super().__init__(store_id or uuid.uuid4().hex[:8], store=store, **options)
 
     def put(self, tensors: Mapping[str, Any], *, sample_id: str, metadata: Any = None) -> Any:
         """Store a sample, and give SpecForge's ref of it."""
         return _to_specforge(super().put(tensors, sample_id=sample_id, metadata=metadata))
 
-    def get(self, ref: Any, *, device: str = "cpu", names: Any = None, **options: Any) -> Any:
+    def get(self, sample_ref: Any, *, device: Any = "cpu", names: Any = None, **options: Any) -> Any:
         """The tensors of a sample, and SpecForge's handle."""
-        tensors, handle = super().get(ref, device=str(device), names=names, **options)
+        tensors, handle = super().get(sample_ref, device=str(device), names=names or None, **options)
         return tensors, _record(_Handle, handle)
 
     def abort_all(self) -> None:
@@ -69,11 +81,25 @@ class TiffinFeatureStore(FeatureStore, *(() if _Base is None else (_Base,))):  #
         self.drop_run()
 
 
+#: What SpecForge says where nothing was said, and its records have no default.
+_UNSAID = {"run_id": "unknown", "source_task_id": None, "strategy": "eagle3"}
+
+
 def _to_specforge(ref: SampleRef) -> Any:
     if _Ref is None:
         return ref
     specs = {name: _record(_Spec, spec) for name, spec in ref.feature_specs.items()}
-    return _record(_Ref, dataclasses.replace(ref, feature_specs=specs))
+    ref = dataclasses.replace(ref, feature_specs=specs)
+    unsaid = {
+        field.name: _UNSAID.get(field.name, field.default)
+        for field in dataclasses.fields(_Ref)
+        if getattr(ref, field.name, None) == "" and field.name in _SAID
+    }
+    return _record(_Ref, dataclasses.replace(ref, **unsaid))
+
+
+#: What a producer may leave unsaid.
+_SAID = (*_UNSAID, "target_model_version", "draft_weight_version", "tokenizer_version")
 
 
 def _record(kind: Any, ours: SampleRef | FeatureSpec | FeatureHandle) -> Any:

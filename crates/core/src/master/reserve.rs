@@ -185,8 +185,8 @@ impl Master {
         let namespace_len = self.catalog.namespace_name(reserving.visitor.namespace).len();
         for &index in items {
             let Some(item) = reserving.items.get_mut(index) else { continue };
-            let stream = item.counted.take().map(|it| (it, item.request.len));
-            let room = room_for(item.request.len).unwrap_or(0);
+            let stream = item.counted.take().map(|it| (it, in_stream(&item.request)));
+            let room = charge(&item.request);
             let namespace = reserving.visitor.namespace;
             match next() {
                 Some(reservation) => {
@@ -275,7 +275,8 @@ impl Master {
         let namespace = reserving.visitor.namespace;
         let first = item.got.is_empty();
         if first && item.counted.is_none() && !item.request.options.stream.is_empty() {
-            let counted = match self.admit(&reserving.visitor, &item.request.options, item.request.len) {
+            let weight = in_stream(&item.request);
+            let counted = match self.admit(&reserving.visitor, &item.request.options, weight) {
                 Ok(counted) => counted,
                 Err(backlog) => return self.finish(reserving, index, ReserveOutcome::Behind(backlog)),
             };
@@ -286,10 +287,11 @@ impl Master {
         let Some(item) = reserving.items.get(index) else { return Vec::new() };
         let whose = (reserving.visitor.label.as_str(), &item.request.key);
         let may_wait = self.now < reserving.deadline;
-        if first && let Err(quota) = self.within_quota(namespace, need, whose, may_wait) {
+        let charge = charge(&item.request);
+        if first && let Err(quota) = self.within_quota(namespace, charge, whose, may_wait) {
             return self.finish(reserving, index, ReserveOutcome::OverQuota(quota));
         }
-        let affordable = self.quota_left(namespace).checked_div(need).unwrap_or(u64::MAX);
+        let affordable = self.quota_left(namespace).checked_div(charge).unwrap_or(u64::MAX);
         let wanted = wanted.min(usize::try_from(affordable).unwrap_or(usize::MAX));
         let mut chosen = Vec::new();
         for &node in &candidates {
@@ -305,7 +307,7 @@ impl Master {
             if let Some(member) = self.members.get_mut(node) {
                 member.free = member.free.saturating_sub(need);
             }
-            self.room.plan(namespace, need);
+            self.room.plan(namespace, charge);
         }
         if chosen.is_empty() {
             let full = ReserveOutcome::Full(self.total_usage());
@@ -497,7 +499,7 @@ impl Master {
                 false => ReserveOutcome::Room(got.into_iter().map(|(_, it)| it).collect()),
             });
             if let Some(stream) = item.counted.take() {
-                self.room.unplan_stream(stream, item.request.len);
+                self.room.unplan_stream(stream, in_stream(&item.request));
             }
         }
         Vec::new()
@@ -530,6 +532,17 @@ fn together(outcomes: &[ReserveOutcome]) -> ReserveOutcome {
         Some(outcome) if rooms.is_empty() => outcome.clone(),
         _ => ReserveOutcome::Room(rooms),
     }
+}
+
+/// What a copy of an item is charged with, once it is an object: its room, and what lies elsewhere.
+fn charge(request: &ReserveItem) -> u64 {
+    let elsewhere = if request.options.stream.is_empty() { request.options.elsewhere } else { 0 };
+    room_for(request.len).unwrap_or(u64::MAX).saturating_add(elsewhere)
+}
+
+/// What its stream counts.
+fn in_stream(request: &ReserveItem) -> u64 {
+    request.len.saturating_add(request.options.elsewhere)
 }
 
 /// Whether an item was not given what it may wait for.

@@ -97,7 +97,8 @@ impl Room {
 
     /// Charges room that is about to be asked for.
     pub(super) fn plan(&mut self, namespace: NamespaceIndex, room: u64) {
-        *self.granted.entry(namespace).or_default() += room;
+        let granted = self.granted.entry(namespace).or_default();
+        *granted = granted.saturating_add(room);
     }
 
     /// The room was not found after all. Nobody is woken by that: nothing became free.
@@ -233,7 +234,7 @@ impl Master {
     /// What a namespace holds, reservations included.
     pub(super) fn used(&self, namespace: NamespaceIndex) -> u64 {
         let committed = self.catalog.namespace(namespace).map_or(0, |it| it.committed);
-        committed + self.room.granted(namespace)
+        committed.saturating_add(self.room.granted(namespace))
     }
 
     /// Whether the namespace may have that much more, after evicting what it no longer needs; else how it

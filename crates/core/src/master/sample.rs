@@ -355,7 +355,7 @@ impl Master {
         for (put, object) in self.leases.of_namespace(namespace) {
             stat.count += 1;
             stat.oldest.get_or_insert(put);
-            let bytes = self.catalog.get(object).map_or(0, super::catalog::Object::len);
+            let bytes = self.catalog.get(object).map_or(0, |it| it.len().saturating_add(it.elsewhere()));
             stat.bytes = stat.bytes.saturating_add(bytes);
             if self.leases.is_leased(object) {
                 stat.leased += 1;

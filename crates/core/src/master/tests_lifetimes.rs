@@ -315,6 +315,23 @@ fn a_quota_counts_reservations_and_copies_and_says_what_it_is() {
 }
 
 #[test]
+fn a_quota_counts_what_samples_have_elsewhere_also_after_a_restart() {
+    let mut cluster = Cluster::new(&[8 * UNIT]);
+    let elsewhere = |bytes| PutOptions { elsewhere: bytes, ..sample(Consumption::Once) };
+    cluster.policy(Some(10 * UNIT), None);
+    cluster.put("a", UNIT, elsewhere(5 * UNIT));
+    let ReserveOutcome::OverQuota(quota) = cluster.reserve("b", UNIT, elsewhere(4 * UNIT)) else { panic!() };
+    assert_eq!((quota.used, quota.limit), (6 * UNIT, 10 * UNIT));
+    let ReserveOutcome::Room(_) = cluster.reserve("b", UNIT, elsewhere(3 * UNIT)) else { panic!() };
+    assert_eq!(cluster.master.stat().namespaces[0].used, 10 * UNIT);
+    cluster.restart_master(6);
+    let stat = cluster.master.stat().namespaces[0].clone();
+    assert_eq!((stat.used, stat.sample_bytes), (6 * UNIT, 6 * UNIT));
+    cluster.delete("a", true);
+    assert_eq!(cluster.master.stat().namespaces[0].used, 0);
+}
+
+#[test]
 fn a_namespace_over_its_quota_evicts_its_own_and_waits_if_it_may() {
     let mut cluster = Cluster::new(&[8 * UNIT]);
     cluster.put("old", UNIT, plain());

@@ -253,11 +253,10 @@ fn consumption() -> impl Strategy<Value = Consumption> {
 }
 
 fn marks() -> impl Strategy<Value = Marks> {
-    let sample = (consumption(), texts(), text()).prop_map(|(consumption, acked, stream)| SampleMarks {
-        consumption,
-        acked,
-        stream,
-    });
+    let sample =
+        (consumption(), texts(), text(), number()).prop_map(|(consumption, acked, stream, elsewhere)| {
+            SampleMarks { consumption, acked, stream, elsewhere }
+        });
     (texts(), option::of(sample)).prop_map(|(pins, sample)| Marks { pins, sample })
 }
 
@@ -404,17 +403,20 @@ fn reason() -> impl Strategy<Value = Reason> {
 
 fn options() -> impl Strategy<Value = PutOptions> {
     let on_exists = select(&[OnExists::Replace, OnExists::Keep][..]);
-    let marks = (text(), option::of(consumption()), text());
+    let marks = (text(), option::of(consumption()), text(), number());
     (small(), on_exists, flag(), option::of(number()), texts(), marks).prop_map(
-        |(replicas, on_exists, hard_pin, soft_pin_ms, preferred, (owner, sample, stream))| PutOptions {
-            replicas,
-            on_exists,
-            hard_pin,
-            soft_pin_ms,
-            preferred,
-            owner,
-            sample,
-            stream,
+        |(replicas, on_exists, hard_pin, soft_pin_ms, preferred, (owner, sample, stream, elsewhere))| {
+            PutOptions {
+                replicas,
+                on_exists,
+                hard_pin,
+                soft_pin_ms,
+                preferred,
+                owner,
+                sample,
+                stream,
+                elsewhere,
+            }
         },
     )
 }

@@ -214,7 +214,7 @@ impl Catalog {
         if let Some(namespace) = self.namespaces.get_mut(namespace.0 as usize) {
             namespace.objects += 1;
             namespace.bytes += len;
-            namespace.committed += object.room();
+            namespace.committed = namespace.committed.wrapping_add(object.room());
         }
         let index = self.objects.insert(object);
         if soft_until > Tick(0) {
@@ -245,7 +245,7 @@ impl Catalog {
         if let Some(namespace) = self.namespaces.get_mut(object.namespace().0 as usize) {
             namespace.objects -= 1;
             namespace.bytes -= object.len();
-            namespace.committed -= object.room();
+            namespace.committed = namespace.committed.wrapping_sub(object.room());
         }
         Some(object)
     }
@@ -298,7 +298,7 @@ impl Catalog {
     /// Writes other marks on an object: it moves to the line that they call for.
     pub(super) fn mark(&mut self, index: ObjectIndex, marks: Marks) {
         let Some(object) = self.objects.get_mut(index.0) else { return };
-        let (namespace, len) = (object.namespace(), object.len());
+        let (namespace, len, before) = (object.namespace(), object.len(), object.room());
         for owner in &marks.pins {
             if self.pins.insert((namespace, owner.clone(), index.0)) {
                 self.owners.entry((namespace, owner.clone())).or_default().add(len);
@@ -310,6 +310,8 @@ impl Catalog {
                 subtract(&mut self.owners, (namespace, owner), len);
             }
         }
+        let now = self.objects.get(index.0).map_or(before, Object::room);
+        self.charge(namespace, now.wrapping_sub(before), u64::wrapping_add);
         self.relist(index);
     }
 

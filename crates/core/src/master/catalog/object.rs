@@ -166,9 +166,15 @@ impl Object {
         room_for(self.len).unwrap_or(0)
     }
 
-    /// What its copies take up in memory together.
+    /// What it is charged with: what its copies take up in memory together, and what lies elsewhere.
     pub(super) fn room(&self) -> u64 {
-        self.room_of_one() * self.in_memory().count() as u64
+        (self.room_of_one() * self.in_memory().count() as u64).wrapping_add(self.elsewhere())
+    }
+
+    /// Its bytes in another store that its namespace is charged with; a stream counts those of its samples.
+    pub(in crate::master) fn elsewhere(&self) -> u64 {
+        let sample = self.marks().and_then(|it| it.sample.as_ref());
+        sample.filter(|it| it.stream.is_empty()).map_or(0, |it| it.elsewhere)
     }
 
     /// Every copy, also those that are only being written.

@@ -184,7 +184,7 @@ impl Master {
             return;
         };
         let Some(index) = self.streams.intern(found.namespace(), &sample.stream) else { return };
-        let what = (object, found.key().clone(), found.len());
+        let what = (object, found.key().clone(), found.len().saturating_add(sample.elsewhere));
         if let Some(stream) = self.streams.stir(index) {
             stream.arrive(found.generation(), what, sample, is_new);
             _ = stream.admits(self.room.stream_granted(index));

@@ -308,6 +308,18 @@ fn bytes_stop_a_stream_too_but_not_before_a_window_is_full() {
 }
 
 #[test]
+fn a_stream_counts_what_its_samples_have_elsewhere() {
+    let mut cluster = Cluster::new(&[32 * UNIT]);
+    let limits = StreamLimits { bytes_high: 9 * UNIT, bytes_low: UNIT, ..StreamLimits::default() };
+    cluster.open_stream(Some(limits), None).unwrap();
+    let elsewhere = PutOptions { elsewhere: 4 * UNIT, ..streamed(&[]) };
+    cluster.put("a", UNIT, elsewhere.clone());
+    assert!(matches!(cluster.reserve("b", UNIT, elsewhere.clone()), ReserveOutcome::Room(_)));
+    assert!(matches!(cluster.reserve("c", UNIT, elsewhere), ReserveOutcome::Behind(_)));
+    assert_eq!(cluster.master.stat().namespaces[0].used, 2 * UNIT, "it is not charged twice");
+}
+
+#[test]
 fn windows_that_cannot_be_filled_are_refused_with_the_arithmetic() {
     let mut cluster = Cluster::new(&[UNIT]);
     cluster.open(OTHER, 8);

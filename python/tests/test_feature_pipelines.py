@@ -1,0 +1,97 @@
+"""Two producers and two consumers of a feature store, each killed in turn, over every backend.
+
+No sample is lost, none comes again to a group after its acknowledgement, no byte is wrong, nothing is left.
+"""
+
+import json
+import multiprocessing
+
+import pytest
+
+import helpers
+import pipeline
+from feature_stores import BACKENDS
+
+#: Samples between two kills.
+PHASE = 16
+SPAWN = multiprocessing.get_context("spawn")
+
+
+class Crew:
+    """Processes of one kind, started again when they are killed."""
+
+    def __init__(self, target, shares):
+        self._target, self._shares = target, shares
+        self.workers = [self._start(share) for share in shares]
+
+    def _start(self, share):
+        worker = SPAWN.Process(target=self._target, args=share, daemon=True)
+        worker.start()
+        return worker
+
+    def kill(self, rank):
+        """Kill one that works, and start another one in its place."""
+        worker = self.workers[rank]
+        assert worker.is_alive()
+        worker.kill()
+        worker.join()
+        self.workers[rank] = self._start(self._shares[rank])
+
+    def end(self):
+        """Wait for all, none of which may have failed."""
+        for worker in self.workers:
+            worker.join(helpers.SECONDS_MAX)
+            assert worker.exitcode == 0
+        self.workers = []
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+def test_nobody_who_is_killed_loses_or_repeats_a_sample(make, request, cluster, tmp_path, kind):
+    if kind == "mooncake":
+        request.getfixturevalue("plane")
+    features = make(kind, stream=pipeline.STREAM, groups=[pipeline.GROUP])
+    mooncake = request.getfixturevalue("mooncake") if kind == "mooncake" else None
+    place = features.index if kind == "embedded" else (cluster, mooncake)
+    features.index.open_stream(pipeline.STREAM, refs_high=12, refs_low=9)
+    total, limit = 5 * PHASE, SPAWN.Value("i", 0)
+    common = (place, features.store_id)
+    producers = Crew(pipeline.produce, [(*common, range(rank, total, 2), limit) for rank in range(2)])
+    consumers = Crew(pipeline.consume, [(*common, str(tmp_path / f"log{rank}")) for rank in range(2)])
+    try:
+        consumed = lambda: features.index.open_stream(pipeline.STREAM).consumed
+        for number, (crew, rank) in enumerate(
+            [(producers, 0), (consumers, 0), (producers, 1), (consumers, 1)]
+        ):
+            limit.value = (number + 1) * PHASE
+            # Some of them are put and not pulled, some pulled and not acknowledged.
+            helpers.eventually(lambda: consumed() >= limit.value - PHASE // 2)
+            crew.kill(rank)
+        limit.value = total
+        producers.end()
+        features.index.end_stream(pipeline.STREAM)
+        consumers.end()
+    finally:
+        for worker in producers.workers + consumers.workers:
+            worker.kill()
+    check(features, tmp_path, total)
+    plane = request.getfixturevalue("plane") if kind == "mooncake" else None
+    if plane is not None:
+        lines = [json.loads(line) for path in tmp_path.iterdir() for line in path.read_text().splitlines()]
+        assert not any(plane.is_exist(key) for line in lines for key in line["keys"])
+
+
+def check(features, folder, total):
+    """What became of every sample, as the consumers wrote it down and as the store counts it."""
+    lines = [json.loads(line) for path in folder.iterdir() for line in path.read_text().splitlines()]
+    lines.sort(key=lambda line: line["at"])
+    names = {f"s{number}" for number in range(total)}
+    assert not [line for line in lines if line["what"] in ("wrong", "missed")]
+    assert {line["id"] for line in lines if line["what"] == "got"} == names, "a sample was lost"
+    acked = set()
+    for line in lines:
+        assert line["what"] != "got" or line["id"] not in acked, f"{line['id']} came again"
+        acked |= {line["id"]} if line["what"] == "acked" else set()
+    stat = features.index.open_stream(pipeline.STREAM)
+    assert (stat.appended, stat.consumed, stat.refs) == (total, total, 0)
+    # What those who were killed had leased ends when that is known.
+    helpers.eventually(lambda: features.gc() and features.index.wait_usage(at_least=0).used == 0)
