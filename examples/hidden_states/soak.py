@@ -29,9 +29,7 @@ def arguments():
     parser.add_argument("--memory", default="1GiB")
     parser.add_argument("--ttl", type=float, default=300)
     parser.add_argument("--store", default="tiffin", help=f"backend and address: {STORES}")
-    parser.add_argument(
-        "--rate", type=float, default=40, help="samples a second of each producer, on average"
-    )
+    parser.add_argument("--rate", type=float, default=40, help="samples a second of each producer")
     parser.add_argument("--seed", type=int, default=11)
     return parser.parse_args()
 
@@ -87,6 +85,7 @@ def run(options, plan):
         pause.wait(LOOK_S)
     wrong = int(index.get("wrong", missing=b"0"))
     index.delete(["wrong", work.STOP])
+    index.delete_prefix(work.AT, force=True)
     features.gc()
     usage = index.wait_usage(at_least=0)
     seconds = time.monotonic() - begin

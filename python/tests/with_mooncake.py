@@ -25,6 +25,7 @@ def main():
         environment = os.environ | quiet | {"TIFFIN_TEST_MOONCAKE": f"127.0.0.1:{port}"}
         tests = [sys.executable, "-m", "pytest", "-c", str(HERE.parent / "pyproject.toml")]
         tests += [f"--rootdir={HERE.parents[1]}", str(HERE / "test_features.py")]
+        tests += sorted(map(str, HERE.glob("test_feature_*.py")))
         return subprocess.call([*tests, *sys.argv[1:]], env=environment, cwd=HERE.parents[1])
     finally:
         master.terminate()
