@@ -119,7 +119,7 @@ _SPEC_FIELDS = frozenset(field.name for field in dataclasses.fields(FeatureSpec)
 
 def _flat(record: Any) -> dict[str, Any]:
     """The fields of a record, as they are: `dataclasses.asdict` would copy all that is in them."""
-    return {name: value for name, value in vars(record).items() if not name.startswith("_")}
+    return dict(vars(record))
 
 
 def _spec(spec: Any) -> FeatureSpec:
