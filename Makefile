@@ -13,7 +13,7 @@ SOURCES := $(shell find Cargo.toml Cargo.lock crates python python-mooncake READ
 
 .PHONY: help run test wheel wheel-310 bench bench-check bench-scale bench-instructions fmt docs clean-venv clean
 .PHONY: miri simulate sabotage-table bench-ssd torture-ssd kv-simulate kv-zoo bench-kv check-kv-peer
-.PHONY: bench-features soak-features check-features-peer example
+.PHONY: bench-features soak-features check-features-peer check-torch example
 .PHONY: check-fmt check-lint check-unit check-docs check-deny check-instructions check-wheel check-python
 
 help: ## List the targets
@@ -119,6 +119,10 @@ check-features-peer: .venv-features/wheels ## The contract of the feature store 
 	@bash bench/peer-needs.sh
 	.venv-features/bin/python python/tests/with_mooncake.py $(ARGS)
 
+check-torch: .venv-torch/wheels ## The feature store with torch (several gigabytes): all its types, data loaders, the example's transformer, SpecForge's code
+	.venv-torch/bin/pytest -c python/pyproject.toml --rootdir=. python/tests/test_features_torch.py $(ARGS)
+	.venv-torch/bin/python examples/hidden_states --samples 60 --kill 2 --json --picture .venv-torch/picture.svg
+
 example: .venv-test/wheels ## Hidden states from producers to trainers, with a display and a picture (ARGS='--kill 3')
 	.venv-test/bin/python examples/hidden_states $(ARGS)
 
@@ -172,7 +176,7 @@ docs: .venv/ready ## Write the generated pages anew: the tests named `referenceâ
 	.venv/bin/ruff format -q python/tiffin/aio.pyi && .venv/bin/ruff check -q --fix python/tiffin/aio.pyi
 
 clean-venv: ## Remove the virtual environments; the next target that needs one makes it again
-	rm -rf .venv .venv-test .venv-bench .venv-peer .venv-features
+	rm -rf .venv .venv-test .venv-bench .venv-peer .venv-features .venv-torch
 
 clean: clean-venv ## Remove everything that was built
 	rm -rf dist bench-out
@@ -185,7 +189,8 @@ clean: clean-venv ## Remove everything that was built
 .venv-bench/ready: bench/requirements.txt
 .venv-peer/ready: bench/requirements-peer.txt
 .venv-features/ready: python/requirements-features.txt
-.venv/ready .venv-test/ready .venv-bench/ready .venv-peer/ready .venv-features/ready:
+.venv-torch/ready: python/requirements-torch.txt
+.venv/ready .venv-test/ready .venv-bench/ready .venv-peer/ready .venv-features/ready .venv-torch/ready:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "error: $(PYTHON) is older than 3.11\n\nhint: name a newer one, as in `make PYTHON=python3.12`")'
 	@rm -rf $(@D) && $(PYTHON) -m venv $(@D) || { printf '\nhint: on Debian the module is in the package python3-venv\n' >&2; exit 1; }
 	$(@D)/bin/pip install -q --disable-pip-version-check -r $<
@@ -193,6 +198,12 @@ clean: clean-venv ## Remove everything that was built
 
 .venv-features/wheels: %/wheels: %/ready dist/.built
 	$(@D)/bin/pip install -q --disable-pip-version-check --force-reinstall --no-deps dist/tiffin-*-abi3-*.whl
+	@touch $@
+
+# SpecForge without what it needs in turn: its data plane needs only torch.
+.venv-torch/wheels: %/wheels: %/ready dist/.built
+	$(@D)/bin/pip install -q --disable-pip-version-check --no-deps specforge
+	$(@D)/bin/pip install -q --disable-pip-version-check --force-reinstall --no-deps dist/tiffin-*-abi3-*.whl dist/tiffin_mooncake-*.whl
 	@touch $@
 
 .venv-test/wheels .venv-bench/wheels: %/wheels: %/ready dist/.built

@@ -17,14 +17,14 @@ class Ours:
         self.features = FeatureStore("bench", address=options.address, timeout=60)
         self.handles = []
 
-    def put(self, name, tensors):
-        """Store a sample."""
-        return self.features.put(tensors, sample_id=name).to_json()
+    def put(self, names, tensors):
+        """Store the samples of a capture batch."""
+        return [ref.to_json() for ref in self.features.put_many(dict.fromkeys(names, tensors))]
 
-    def get(self, ref):
-        """Read a sample."""
-        tensors, handle = self.features.get(ref)
-        self.handles.append(handle)
+    def get(self, refs):
+        """Read two samples."""
+        tensors, handles = zip(*self.features.get_many(refs), strict=True)
+        self.handles += handles
         return tensors
 
     def free(self):
@@ -59,8 +59,11 @@ class Theirs:
         self.config.with_hard_pin = True
         self.read = []
 
-    def put(self, name, tensors):
-        """Store a sample."""
+    def put(self, names, tensors):
+        """Store the samples of a capture batch, one after the other: there is no other way."""
+        return [self._put(name, tensors) for name in names]
+
+    def _put(self, name, tensors):
         ref = {}
         for tensor, array in tensors.items():
             key, array = f"bench/{name}/g1/{tensor}", np.ascontiguousarray(array)
@@ -72,8 +75,11 @@ class Theirs:
             ref[tensor] = (key, array.nbytes)
         return json.dumps(ref)
 
-    def get(self, ref):
-        """Read a sample."""
+    def get(self, refs):
+        """Read two samples."""
+        return [self._get(ref) for ref in refs]
+
+    def _get(self, ref):
         tensors = {}
         for tensor, (key, size) in json.loads(ref).items():
             if int(self.store.is_exist(key)) != 1:
@@ -117,11 +123,11 @@ def main():
                 sources[sizes] = {f"t{i}": np.full(size, i + 1, np.uint8) for i, size in enumerate(sizes)}
             names = [f"{len(sizes)}-{sizes[0]}-{request['number']}-{i}" for i in range(request["count"])]
             begin = time.perf_counter()
-            refs = [store.put(name, sources[sizes]) for name in names]
+            refs = store.put(names, sources[sizes])
             answer({"refs": refs, "seconds": time.perf_counter() - begin})
         elif request["do"] == "get":
             begin = time.perf_counter()
-            kept = [store.get(ref) for ref in request["refs"]]
+            kept = [store.get(request["refs"][at : at + 2]) for at in range(0, len(request["refs"]), 2)]
             answer({"seconds": time.perf_counter() - begin})
             del kept
         else:

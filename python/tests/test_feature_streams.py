@@ -3,13 +3,24 @@
 import os
 import signal
 import threading
+import uuid
 
+import numpy as np
 import pytest
 import tiffin
-from tiffin.features import ConsumerBehind, Duplicate
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from tiffin.features import ConsumerBehind, Duplicate, FeatureStore
 
 import helpers
-from feature_stores import TENSORS, resident, same, start
+from feature_stores import BACKENDS, TENSORS, resident, same, start
 
 
 def test_windows_are_read_in_order_and_acknowledged_in_one_call(features):
@@ -147,3 +158,98 @@ def test_a_killed_producer_leaves_what_it_put_and_nothing_provisional(make, clus
     with features.consumer() as consumer:
         (ref,) = consumer.pull(timeout=helpers.SECONDS_MAX)
         assert ref.sample_id == "whole" and consumer.get(ref)["x"].shape == (1000,)
+
+
+GROUPS = ("trainer", "eval")
+
+
+class Streams(RuleBasedStateMachine):
+    """A stream of two groups against a model: what is there in order, who has it, and who is done with it."""
+
+    def __init__(self, features):
+        super().__init__()
+        self.features = features
+        self.consumers = {group: features.consumer(group) for group in GROUPS}
+        self.current, self.acked, self.count = {}, {}, 0
+        self.held = {group: [] for group in GROUPS}
+
+    def ready(self, group):
+        """What comes next to a group."""
+        out = {ref.generation for ref in self.held[group]}
+        refs = sorted(self.current.values(), key=lambda ref: ref.generation)
+        return [it for it in refs if it.generation not in out and group not in self.acked[it.sample_id]]
+
+    @rule(name=st.sampled_from("abcdef"), replace=st.booleans())
+    def put(self, name, replace):
+        put = lambda: self.features.put({"x": np.array([self.count])}, sample_id=name, replace=replace)
+        if self.acked.get(name) or (name in self.current and not replace):
+            with pytest.raises(Duplicate):
+                put()
+            return
+        ref = put()
+        assert all(ref.generation > it.generation for it in self.current.values())
+        self.current[name], self.acked[name] = ref, set()
+        self.count += 1
+
+    @rule(group=st.sampled_from(GROUPS), count=st.integers(1, 3))
+    def pull(self, group, count):
+        for wanted in self.ready(group)[:count]:
+            assert self.consumers[group].pull() == [wanted]
+            self.held[group].append(wanted)
+
+    @precondition(lambda self: any(self.held.values()))
+    @rule(group=st.sampled_from(GROUPS), count=st.integers(1, 3))
+    def ack(self, group, count):
+        window, self.held[group] = self.held[group][:count], self.held[group][count:]
+        outcomes = []
+        for ref in window:
+            is_current = self.current.get(ref.sample_id) == ref
+            self.acked[ref.sample_id] |= {group} if is_current else set()
+            is_last = is_current and len(self.acked[ref.sample_id]) == 2
+            outcomes.append("freed" if is_last else "recorded" if is_current else "stale")
+            if is_last:
+                del self.current[ref.sample_id]
+        assert self.consumers[group].ack(window) == outcomes
+
+    @rule(group=st.sampled_from(GROUPS))
+    def read(self, group):
+        for ref in self.held[group]:
+            if self.current.get(ref.sample_id) == ref:
+                assert self.consumers[group].get(ref)["x"].shape == (1,)
+            else:
+                with pytest.raises(KeyError):
+                    self.consumers[group].get(ref)
+
+    @rule(group=st.sampled_from(GROUPS))
+    def start_again(self, group):
+        self.consumers[group].close()
+        self.consumers[group] = self.features.consumer(group)
+        self.held[group] = []
+
+    @invariant()
+    def counts_are_exact(self):
+        stat = self.features.index.open_stream("s")
+        assert (stat.refs, resident(self.features)) == (len(self.current), len(self.current))
+
+    def teardown(self):
+        for consumer in self.consumers.values():
+            consumer.close()
+        self.features.drop_run()
+        assert self.features.index.wait_usage(at_least=0).used == 0
+        self.features.close()
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+def test_the_order_of_a_stream_is_that_of_a_model(make, kind):
+    examples = {"embedded": 20, "cluster": 6, "mooncake": 4}[kind]
+
+    def machine():
+        options = {"stream": "s", "groups": GROUPS}
+        name = f"model-{uuid.uuid4().hex[:12]}"
+        if kind == "embedded":
+            return Streams(FeatureStore(name, memory="32MiB", **options))
+        return Streams(make(kind, store_id=name, **options))
+
+    run_state_machine_as_test(
+        machine, settings=settings(max_examples=examples, stateful_step_count=30, deadline=None)
+    )

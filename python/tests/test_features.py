@@ -4,7 +4,15 @@ import json
 
 import numpy as np
 import pytest
-from tiffin.features import BadRef, ConsumerBehind, FeatureStore, Mooncake, NotAvailable, SampleRef
+from tiffin.features import (
+    BadRef,
+    ConsumerBehind,
+    Duplicate,
+    FeatureStore,
+    Mooncake,
+    NotAvailable,
+    SampleRef,
+)
 
 import helpers
 from feature_stores import TENSORS, Faulty, resident, same
@@ -213,3 +221,24 @@ def test_half_precision_of_an_extension_of_numpy_comes_back(features):
     same(got, tensors)
     assert all(it.dtype == bfloat16 for it in got.values())
     features.release(handle)
+
+
+def test_batches_are_put_and_read_in_one_call(features):
+    samples = {f"s{i}": {"x": np.full(100, i), "empty": np.empty((0, 3))} for i in range(5)}
+    refs = features.put_many(samples, metadata={"s3": {"note": "third", "num_tokens": 7}})
+    assert [ref.sample_id for ref in refs] == list(samples) and refs[3].metadata["note"] == "third"
+    for (tensors, _), wanted in zip(features.get_many(refs[:4]), samples.values(), strict=False):
+        same(tensors, wanted)
+    features.abort("s4")
+    with pytest.raises(NotAvailable, match="s4"):
+        features.get_many([refs[0], refs[4]])
+    with pytest.raises(NotAvailable):
+        features.get_many(refs[:2], names=["nothing"])
+    assert features.health()["active_leases"] == 4, "of what could not be read nothing is leased"
+    with pytest.raises(ValueError):
+        features.put_many({"good": {"x": np.zeros(1)}, "bad": {}})
+    assert resident(features) == 4
+    if features.kind != "mooncake":
+        with pytest.raises(Duplicate) as told:
+            features.put_many({"s0": samples["s0"], "new": samples["s1"]}, replace=False)
+        assert isinstance(told.value.results[0], Duplicate) and told.value.results[1].sample_id == "new"

@@ -13,7 +13,7 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tiffin
@@ -136,33 +136,56 @@ class FeatureStore:
         left behind then.
         """
         self._check_credential()
-        if not tensors:
-            raise ValueError(f"sample `{sample_id}` has no tensors")
-        try:
-            tensors = {name: plain(value) for name, value in tensors.items()}
-        except (BufferError, NotImplementedError, RuntimeError, TypeError) as error:
-            raise ValueError(f"sample `{sample_id}` has a tensor that cannot be stored: {error}") from error
-        record, text = self._record(sample_id, tensors, dict(metadata or {}))
-        try:
+        tensors, record, text = self._prepare(sample_id, tensors, metadata)
+        with _named(sample_id):
             if (beside := self._beside) is None:
-                native = self._put_index(sample_id, tensors, text, replace)
+                native = self._put_index(self._entry(sample_id), tensors, text.encode(), replace)
                 return _with_generation(record, to_number(native.generation), native.generation)
             old = self._look_up(sample_id)
             check_new(sample_id, old, replace)
 
             def put_entry(entry: Mapping[str, Any], record: SampleRef, elsewhere: int) -> tiffin.SampleRef:
-                return self._put_index(sample_id, entry, record.to_json(), replace, elsewhere)
+                text = record.to_json().encode()
+                return self._put_index(self._entry(sample_id), entry, text, replace, elsewhere)
 
             record, native = beside.put(sample_id, tensors, record, old, put_entry, self._wait_s)
             return _with_generation(record, record.metadata["generation"], native.generation)
-        except tiffin.Full as error:
-            raise ConsumerBehind(f"the consumer is behind: {error}") from error
-        except tiffin.Exists as error:
-            raise Duplicate(f"sample `{sample_id}` is there, or was consumed: {error}") from error
-        except (tiffin.InvalidArgument, BufferError, TypeError) as error:
-            raise ValueError(f"sample `{sample_id}`: {error}") from error
+
+    def put_many(
+        self,
+        samples: Mapping[str, Mapping[str, Any]],
+        *,
+        metadata: Mapping[str, Mapping[str, Any]] | None = None,
+        replace: bool = True,
+    ) -> list[SampleRef]:
+        """Store the samples of a batch, by their ids, with one question to the store instead of one for each.
+
+        Each is stored as `put` does it. If one cannot be, its error is raised, and those that could be stored
+        stay: its `results` has for each sample its ref, or its error.
+        """
+        self._check_credential()
+        told = metadata or {}
+        # What is bad input is refused before anything is stored.
+        ready = {name: self._prepare(name, tensors, told.get(name)) for name, tensors in samples.items()}
+        if self._external is not None or len(samples) < 2:
+            return [
+                self.put(tensors, sample_id=name, metadata=told.get(name), replace=replace)
+                for name, tensors in samples.items()
+            ]
+        tensors = {self._entry(name): it[0] for name, it in ready.items()}
+        texts = {self._entry(name): it[2].encode() for name, it in ready.items()}
+        give = lambda it, native: _with_generation(it[1], to_number(native.generation), native.generation)
+        try:
+            natives = self._put_index(tensors, None, texts, replace)
         except tiffin.Error as error:
-            raise RuntimeError(f"sample `{sample_id}` could not be written: {error}") from error
+            results = error.results or [error] * len(ready)
+            for at, (name, it) in enumerate(ready.items()):
+                result = results[at]
+                results[at] = _as_named(name, result) if isinstance(result, Exception) else give(it, result)
+            first = next(it for it in results if isinstance(it, Exception))
+            first.results = results
+            raise first from error
+        return [give(it, native) for it, native in zip(ready.values(), natives, strict=True)]
 
     def get(
         self,
@@ -180,30 +203,40 @@ class FeatureStore:
         imported, else numpy arrays. Raises `KeyError` for whatever cannot be had: freed, aborted, superseded,
         never there, or a ref that does not match what is stored.
         """
+        return self.get_many([ref], device=device, names=names, group=group, lend=lend)[0]
+
+    def get_many(
+        self,
+        refs: Iterable[Any],
+        *,
+        device: str = "cpu",
+        names: Iterable[str] | None = None,
+        group: str = "",
+        lend: bool = False,
+    ) -> list[tuple[dict[str, Any], FeatureHandle]]:
+        """What `get` gives, for the samples of a batch, which are leased in one call: all, or an error."""
         self._check_credential()
-        ref = self._checked(ref)
+        refs = [self._checked(ref) for ref in refs]
+        names = None if names is None else list(names)
+        leases = self._lease(refs, group or (self.groups[0] if self.groups else ""))
+        read: list[tuple[dict[str, Any], SampleRef | None]] = []
         try:
-            lease = self.index.lease(self._native(ref), group or (self.groups[0] if self.groups else ""))
-        except GONE as error:
-            raise NotAvailable(f"sample `{ref.sample_id}` is not available: {error}") from error
-        try:
-            stored = self._compare(ref, lease)
-            wanted = list(ref.feature_specs) if names is None else list(names)
-            if unknown := [name for name in wanted if name not in ref.feature_specs]:
-                raise NotAvailable(f"sample `{ref.sample_id}` has no tensors {unknown}")
-            tensors = self._read(lease, stored or ref, wanted, lend)
-        except GONE as error:
-            self._let_go(lease)
-            raise NotAvailable(f"sample `{ref.sample_id}` is not available: {error}") from error
+            for ref, lease in zip(refs, leases, strict=True):
+                with _gone(ref.sample_id):
+                    read.append(self._get(ref, lease, names, lend))
         except BaseException:
-            self._let_go(lease)
+            for lease in leases:
+                self._let_go(lease)
             raise
-        handle = FeatureHandle(ref.sample_id, ref.metadata["generation"], uuid.uuid4().hex)
-        with self._lock:
-            self._leases[handle.lease_token] = (lease, stored)
-        if device != "cpu":
-            tensors = {name: on_device(tensor, device) for name, tensor in tensors.items()}
-        return tensors, handle
+        given = []
+        for ref, lease, (tensors, stored) in zip(refs, leases, read, strict=True):
+            handle = FeatureHandle(ref.sample_id, ref.metadata["generation"], uuid.uuid4().hex)
+            with self._lock:
+                self._leases[handle.lease_token] = (lease, stored)
+            if device != "cpu":
+                tensors = {name: on_device(tensor, device) for name, tensor in tensors.items()}
+            given.append((tensors, handle))
+        return given
 
     def release(self, handle: FeatureHandle, *, reason: str = "") -> None:
         """End a lease. The last release of a sample frees it, unless it is retained or read from a stream.
@@ -500,13 +533,45 @@ class FeatureStore:
         except TypeError as error:
             raise ValueError(f"the metadata of sample `{sample_id}` is no JSON: {error}") from error
 
-    def _put_index(
-        self, sample_id: str, tensors: Mapping[str, Any], text: str, replace: bool, elsewhere: int = 0
-    ) -> tiffin.SampleRef:
+    def _prepare(
+        self, sample_id: str, tensors: Mapping[str, Any], metadata: Mapping[str, Any] | None
+    ) -> tuple[dict[str, Any], SampleRef, str]:
+        if not tensors:
+            raise ValueError(f"sample `{sample_id}` has no tensors")
+        try:
+            tensors = {name: plain(value) for name, value in tensors.items()}
+        except (BufferError, NotImplementedError, RuntimeError, TypeError) as error:
+            raise ValueError(f"sample `{sample_id}` has a tensor that cannot be stored: {error}") from error
+        return tensors, *self._record(sample_id, tensors, dict(metadata or {}))
+
+    def _lease(self, refs: list[SampleRef], group: str) -> list[tiffin.Lease]:
+        natives = [self._native(ref) for ref in refs]
+        if len(natives) == 1:
+            with _gone(refs[0].sample_id):
+                return [self.index.lease(natives[0], group)]
+        try:
+            return self.index.lease(natives, group)
+        except tiffin.Error as error:
+            for ref, result in zip(refs, error.results or [], strict=False):
+                if isinstance(result, GONE):
+                    raise NotAvailable(f"sample `{ref.sample_id}` is not available: {result}") from error
+            # What was leased all the same is let go of with the error.
+            raise
+
+    def _get(
+        self, ref: SampleRef, lease: tiffin.Lease, names: list[str] | None, lend: bool
+    ) -> tuple[dict[str, Any], SampleRef | None]:
+        stored = self._compare(ref, lease)
+        wanted = list(ref.feature_specs) if names is None else names
+        if unknown := [name for name in wanted if name not in ref.feature_specs]:
+            raise NotAvailable(f"sample `{ref.sample_id}` has no tensors {unknown}")
+        return self._read(lease, stored or ref, wanted, lend), stored
+
+    def _put_index(self, entry: Any, tensors: Any, text: Any, replace: bool, elsewhere: int = 0) -> Any:
         return self.index.put_sample(
-            self._entry(sample_id),
+            entry,
             tensors,
-            metadata=text.encode(),
+            metadata=text,
             consume=list(self.groups) if self.groups else "once",
             replace=replace,
             replicas=self._replicas,
@@ -667,6 +732,33 @@ class _Pending:
     #: Takes it out of the index; none if that is done, and only its bytes are left.
     free: Callable[[], bool] | None
     tries: int = 0
+
+
+def _as_named(sample_id: str, error: Exception) -> Exception:
+    """What a pipeline expects instead of an error of the store."""
+    if isinstance(error, tiffin.Full):
+        return ConsumerBehind(f"the consumer is behind: {error}")
+    if isinstance(error, tiffin.Exists):
+        return Duplicate(f"sample `{sample_id}` is there, or was consumed: {error}")
+    if isinstance(error, (tiffin.InvalidArgument, BufferError, TypeError)):
+        return ValueError(f"sample `{sample_id}`: {error}")
+    return RuntimeError(f"sample `{sample_id}` could not be written: {error}")
+
+
+@contextlib.contextmanager
+def _named(sample_id: str) -> Iterator[None]:
+    try:
+        yield
+    except (tiffin.Error, BufferError, TypeError) as error:
+        raise _as_named(sample_id, error) from error
+
+
+@contextlib.contextmanager
+def _gone(sample_id: str) -> Iterator[None]:
+    try:
+        yield
+    except GONE as error:
+        raise NotAvailable(f"sample `{sample_id}` is not available: {error}") from error
 
 
 def _with_generation(record: SampleRef, generation: int, native: tuple[int, int]) -> SampleRef:

@@ -76,6 +76,11 @@ class TiffinFeatureStore(FeatureStore, *(() if _Base is None else (_Base,))):  #
         tensors, handle = super().get(sample_ref, device=str(device), names=names or None, **options)
         return tensors, _record(_Handle, handle)
 
+    def put_many(self, samples: Any, **options: Any) -> Any:
+        """Store the samples of a batch, and give SpecForge's refs of them."""
+        refs = super().put_many(samples, **options)
+        return [_to_specforge(ref) if isinstance(ref, SampleRef) else ref for ref in refs]
+
     def abort_all(self) -> None:
         """Free every sample of this store."""
         self.drop_run()
