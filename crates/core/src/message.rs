@@ -26,7 +26,8 @@ mod tier;
 
 pub use lifetime::{
     Ack, AckItem, AckOutcome, Await, Cause, DropPins, Gone, Granted, Here, Lease, LeaseItem, LeaseOutcome,
-    Leased, MarkItem, Pin, PinOutcome, Policy, Release, Released, Viewer, Views, Why,
+    Leased, MarkItem, OnExists, Pin, PinOutcome, Policy, PutOptions, Release, Released, SOFT_PIN_DEFAULT,
+    Viewer, Views, Why,
 };
 pub use stat::{HOLDERS_MAX, Held, Holder, NamespaceStat, NodeStat, OWNERS_MAX, OwnerStat, Stat};
 pub use stream::{
@@ -37,8 +38,7 @@ pub use tier::{
 };
 
 use crate::{
-    ClientId, Generation, Hold, Key, Keys, Location, RequestId, Reservation, SegmentId,
-    marks::{Consumption, Marks},
+    ClientId, Generation, Hold, Key, Keys, Location, RequestId, Reservation, SegmentId, marks::Marks,
 };
 
 /// The protocol's major version: parties of different majors refuse each other.
@@ -285,44 +285,6 @@ pub enum Reason {
     Unreachable,
     /// The answering party is shutting down.
     Closing,
-}
-
-/// What to do when the key exists already.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum OnExists {
-    /// The new object takes the old one's place.
-    #[default]
-    Replace,
-    /// The old object stays; the put answers `Exists`.
-    Keep,
-}
-
-/// In [`PutOptions::soft_pin_ms`]: the master knows how long.
-pub const SOFT_PIN_DEFAULT: u64 = u64::MAX;
-
-/// How an object is to be kept.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct PutOptions {
-    /// How many copies on different nodes; fewer if there are fewer nodes.
-    pub replicas: u32,
-    /// What to do when the key exists.
-    pub on_exists: OnExists,
-    /// Never evicted.
-    pub hard_pin: bool,
-    /// Evicted after all others, for this many milliseconds; [`SOFT_PIN_DEFAULT`] for as long as the master's
-    /// setting says.
-    pub soft_pin_ms: Option<u64>,
-    /// Names of nodes to try first, in order.
-    pub preferred: Vec<String>,
-    /// Who owns the hard pin: a run, say, so that all its pins can be dropped in one call.
-    pub owner: String,
-    /// It is a sample, to be consumed so.
-    pub sample: Option<Consumption>,
-    /// The stream that the sample is appended to; none if empty.
-    pub stream: String,
-    /// Bytes of the sample that lie in another store: they count in its stream or, if it is in none, against
-    /// the quota of its namespace.
-    pub elsewhere: u64,
 }
 
 /// See [`Request::Reserve`].

@@ -540,7 +540,7 @@ class FeatureStore:
             raise ValueError(f"sample `{sample_id}` has no tensors")
         try:
             tensors = {name: plain(value) for name, value in tensors.items()}
-        except (BufferError, NotImplementedError, RuntimeError, TypeError) as error:
+        except (BufferError, RuntimeError, TypeError) as error:
             raise ValueError(f"sample `{sample_id}` has a tensor that cannot be stored: {error}") from error
         return tensors, *self._record(sample_id, tensors, dict(metadata or {}))
 

@@ -1,10 +1,48 @@
-//! What is said about lifetimes: pins, limits, samples, and explanations.
+//! What is said about lifetimes: how objects are kept, pins, limits, samples, and explanations.
 
 use super::{Demotion, Found, NodeInfo, Usage};
 use crate::{
     ClientId, Generation, Hold, Key,
     marks::{Consumption, Marks},
 };
+
+/// What to do when the key exists already.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnExists {
+    /// The new object takes the old one's place.
+    #[default]
+    Replace,
+    /// The old object stays; the put answers `Exists`.
+    Keep,
+}
+
+/// In [`PutOptions::soft_pin_ms`]: the master knows how long.
+pub const SOFT_PIN_DEFAULT: u64 = u64::MAX;
+
+/// How an object is to be kept.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PutOptions {
+    /// How many copies on different nodes; fewer if there are fewer nodes.
+    pub replicas: u32,
+    /// What to do when the key exists.
+    pub on_exists: OnExists,
+    /// Never evicted.
+    pub hard_pin: bool,
+    /// Evicted after all others, for this many milliseconds; [`SOFT_PIN_DEFAULT`] for as long as the master's
+    /// setting says.
+    pub soft_pin_ms: Option<u64>,
+    /// Names of nodes to try first, in order.
+    pub preferred: Vec<String>,
+    /// Who owns the hard pin: a run, say, so that all its pins can be dropped in one call.
+    pub owner: String,
+    /// It is a sample, to be consumed so.
+    pub sample: Option<Consumption>,
+    /// The stream that the sample is appended to; none if empty.
+    pub stream: String,
+    /// Bytes of the sample that lie in another store: they count in its stream or, if it is in none, against
+    /// the quota of its namespace.
+    pub elsewhere: u64,
+}
 
 /// New marks for one object.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
