@@ -5,12 +5,16 @@ No sample is lost, none comes again to a group after its acknowledgement, no byt
 
 import json
 import multiprocessing
+import os
+import pathlib
+import subprocess
+import sys
 
 import pytest
 
 import helpers
 import pipeline
-from feature_stores import BACKENDS
+from feature_stores import BACKENDS, PEER
 
 #: Samples between two kills.
 PHASE = 16
@@ -95,3 +99,30 @@ def check(features, folder, total):
     assert (stat.appended, stat.consumed, stat.refs) == (total, total, 0)
     # What those who were killed had leased ends when that is known.
     helpers.eventually(lambda: features.gc() and features.index.wait_usage(at_least=0).used == 0)
+
+
+EXAMPLE = pathlib.Path(__file__).parents[2] / "examples" / "hidden_states"
+
+
+@pytest.mark.parametrize("ttl", ["1", "300"])
+def test_the_example_trains_every_sample_once_whatever_the_lease(tmp_path, ttl):
+    # A producer that is killed takes its Mooncake segment along.
+    store = ["--kill", "2"] if PEER is None else ["--store", f"mooncake://{PEER}"]
+    picture = tmp_path / "picture.svg"
+    command = [sys.executable, EXAMPLE, "--samples", "48", "--hidden", "64", "--ttl", ttl, "--json", *store]
+    done = subprocess.run(
+        [*command, "--picture", picture],
+        capture_output=True,
+        text=True,
+        timeout=helpers.SECONDS_MAX,
+        env=os.environ | {"MOONCAKE_GLOBAL_SEGMENT_SIZE": "33554432"},
+    )
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert (result["trained"], result["wrong"], result["left_bytes"]) == (48, 0, 0)
+    assert picture.read_text().startswith("<svg")
+
+
+def test_the_example_says_which_stores_there_are():
+    done = subprocess.run([sys.executable, EXAMPLE, "--store", "x"], capture_output=True, text=True)
+    assert done.returncode == 1 and "hint: tiffin" in done.stderr
