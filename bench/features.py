@@ -26,9 +26,12 @@ PROFILES = {
     "eagle3 (64 MiB, 5 tensors)": [50_331_648, 16_777_216, 16_384, 16_384, 16_384],
     "small (1 MiB, 3 tensors)": [1_048_576, 4_096, 4_096],
 }
-ROUNDS = 11
+ROUNDS = 8
 #: So many of them are for everybody to have touched the memory that is used again and again.
-WARM_ROUNDS = 5
+WARM_ROUNDS = 3
+#: Batches of a round, the last of which counts: a pipeline does not pause between them, as those do here who
+#: wait for their turn.
+BATCHES = 3
 SAMPLES = 4
 SEGMENT = 1 << 30
 #: More than fits into any cache.
@@ -53,8 +56,9 @@ class Pair:
 
     def round(self, sizes, number):
         """Seconds to put, to read and to free so many samples; and until the bytes were free."""
-        put = ask(self.producer, do="put", sizes=sizes, number=number, count=SAMPLES)
-        got = ask(self.trainer, do="get", refs=put["refs"])
+        for batch in range(BATCHES):
+            put = ask(self.producer, do="put", sizes=sizes, number=number * BATCHES + batch, count=SAMPLES)
+            got = ask(self.trainer, do="get", refs=put["refs"])
         freed = ask(self.trainer, do="free")
         return put["seconds"], got["seconds"], freed["seconds"]
 
