@@ -218,6 +218,8 @@ impl Master {
             Some(ReserveOutcome::Invalid(format!("{replicas} replicas: it must be 1 to {REPLICAS_MAX}")))
         } else if let Some(problem) = Marks::problem(&request.options) {
             Some(ReserveOutcome::Invalid(problem))
+        } else if spare && request.options.elsewhere > 0 {
+            Some(ReserveOutcome::Invalid("nothing of what may come lies elsewhere".to_owned()))
         } else if let Some(why) = self.is_over(visitor.namespace, &request.options) {
             Some(ReserveOutcome::Invalid(why))
         } else if let Some(it) = self.used_up(visitor.namespace, &request.options, &request.key) {
