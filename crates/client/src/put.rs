@@ -91,7 +91,6 @@ async fn drive(
     let mut session = session.waiting(patience.wait_ms(deadline)).confirming(names::wait_ms(deadline));
     let stock_up = |_: &StocksUp| spares::restock(inner, puts);
     let mut failures = Vec::new();
-    // Why items could not be written, where they could not.
     let mut unwritten = BTreeMap::new();
     let mut running = Running::new();
     let mut is_late = deadline.has_passed();
@@ -139,12 +138,23 @@ async fn drive(
     let is_late = is_late || deadline.has_passed();
     let outcomes = session.into_outcomes();
     learn(inner, puts, &outcomes);
+    answers(puts, outcomes, unwritten, &failures, is_late)
+}
+
+/// What the caller hears. `unwritten` is why items could not be written, where they could not.
+fn answers(
+    puts: &[Put<'_>],
+    outcomes: Vec<PutOutcome>,
+    mut unwritten: BTreeMap<usize, String>,
+    failures: &[Error],
+    is_late: bool,
+) -> Vec<Result<Stored, Error>> {
     let outcomes = outcomes.into_iter().zip(puts).enumerate();
     let answers = outcomes.map(|(item, (outcome, put))| match (outcome, unwritten.remove(&item)) {
         // It is only full because the node that had room cannot be reached.
         (PutOutcome::Full(_), Some(why)) if !is_late => Err(Error::Unreachable { what: why }),
         (PutOutcome::Full(_), Some(_)) => Err(Error::timeout("the put")),
-        (outcome, _) => answer(outcome, put, &failures, is_late),
+        (outcome, _) => answer(outcome, put, failures, is_late),
     });
     answers.collect()
 }
