@@ -4,178 +4,133 @@
 //! simulation must catch every one of them. Without the feature `sabotage` the type has a single value and
 //! every question about it is answered `false` at compile time.
 
-/// Declares the variants and, for the table, the list of all of them with the rule that each breaks.
-macro_rules! variants {
-    (
-        $($(#[doc = $doc:literal])+ $variant:ident: $rule:literal,)*
-        streams:
-        $($(#[doc = $stream_doc:literal])+ $stream:ident: $stream_rule:literal,)*
-    ) => {
-        /// Which rule is broken, if any.
-        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-        pub enum Sabotage {
-            /// None: production.
-            #[default]
-            None,
-            $($(#[doc = $doc])+ #[cfg(feature = "sabotage")] $variant,)*
-            $($(#[doc = $stream_doc])+ #[cfg(feature = "sabotage")] $stream,)*
-        }
+pub(crate) use tiffin_sabotage::sabotaged;
 
-        #[cfg(feature = "sabotage")]
-        impl Sabotage {
-            /// Every broken variant that simulated clusters must notice.
-            pub const ALL: &[Self] = &[$(Self::$variant,)*];
-
-            /// Those that pipelines of producers and consumers must notice, which `master::stream` plays.
-            pub const OF_STREAMS: &[Self] = &[$(Self::$stream,)*];
-
-            /// The rule that it breaks, in a few words.
-            #[must_use]
-            pub fn rule(self) -> &'static str {
-                match self {
-                    Self::None => "none",
-                    $(Self::$variant => $rule,)*
-                    $(Self::$stream => $stream_rule,)*
-                }
-            }
-        }
-    };
+tiffin_sabotage::variants! {
+    /// Every broken variant that simulated clusters must notice.
+    ALL {
+        /// The reader checks the stamp before the copy and not after it.
+        CheckBeforeCopyOnly: "stamp check, shared memory";
+        /// The node counts bytes that it sent while their object was taken away.
+        SendWithoutCheck: "stamp check, sockets";
+        /// The node frees a retired object's room without changing its stamp.
+        ReuseBeforeRetire: "retire before reuse";
+        /// The node reuses room that somebody still looks at.
+        IgnoreViews: "view count";
+        /// The node takes a silent writer for dead and gives its room away.
+        SilenceIsDeath: "silence is never death";
+        /// The node gives the room of a reservation back that the master may have named.
+        EndUnasked: "a reservation ends after the master was asked";
+        /// The master answers who has published before its node is sure to hear of it.
+        AnswerUnsent: "a put is answered when its node will hear of it";
+        /// The master does not tell a node again what it has named there, when it returns.
+        ForgetPublished: "what was published is told again";
+        /// The master names what is published in room that was given back.
+        PublishEnded: "what has ended is not published";
+        /// The node commits a reservation whatever stamp the writer presents.
+        CommitWithoutFence: "fence of writers";
+        /// The master listens to connections that have been replaced.
+        HearOldConnections: "fence of connections, master";
+        /// The node listens to connections that have been replaced.
+        NodeHearsOldConnections: "fence of connections, node";
+        /// The master answers a delete before the nodes have confirmed it.
+        DeleteWithoutConfirmation: "delete waits for the nodes";
+        /// The master answers a delete of what is gone although its copies may still be read.
+        ForgetGhosts: "a repeated delete waits too";
+        /// The master takes objects away that were put after a drop began.
+        DropNewer: "a drop spares what was put since";
+        /// The master answers a replacement before the nodes have confirmed that the old object is gone.
+        ReplaceWithoutConfirmation: "replace waits for the nodes";
+        /// The master readmits a node without the retires that it owes.
+        ForgetOwedRetires: "owed retires are applied on return";
+        /// The master believes a node that it had declared lost.
+        BelieveTheLost: "a lost node returns empty";
+        /// The master names a written object again whose copies it has had taken away.
+        NameGhosts: "what was taken away gets no name again";
+        /// The master prefers what a joining node tells of, however old it is.
+        PreferOlder: "generation check, joining";
+        /// The master takes an acknowledgement of one generation for one of another.
+        AckAnyGeneration: "generation check, acknowledging";
+        /// The master evicts pinned objects too.
+        EvictPinned: "pin check";
+        /// The master answers a pin before the nodes have it in writing.
+        PinWithoutWriting: "pins are in writing";
+        /// The master evicts leased objects too.
+        EvictLeased: "a lease keeps from eviction";
+        /// The master lets a lease refuse nothing where it is to refuse removal.
+        RemoveLeased: "a strict lease refuses removal";
+        /// The master evicts samples that nobody has consumed.
+        EvictSamples: "unconsumed samples stay";
+        /// The master frees a sample that has waited too long although somebody has leased it.
+        GiveUpLeased: "a lease keeps a sample";
+        /// The leases of a client that is gone go on.
+        LeasesOutliveClients: "leases end with their client";
+        /// The master ends the leases of a client whose connection broke, although it lives.
+        LeasesEndWithConnections: "leases outlive a connection";
+        /// The master forgets who has consumed a sample.
+        ForgetAcks: "acknowledgements count";
+        /// The master answers an acknowledgement before the nodes have it in writing.
+        AckWithoutWriting: "acknowledgements are in writing";
+        /// The master lets a namespace have more than its quota.
+        IgnoreQuota: "quota";
+        /// The master lets a put that comes later have room that others wait for.
+        OvertakeTheWaiting: "waiting puts are not overtaken";
+        /// The master serves the last in the line first.
+        ServeTheLast: "waiting puts are served in order";
+        /// The node goes on to say that it is a member when nobody tells it of deletes any more.
+        StayMember: "only a member's memory is read unasked";
+        /// The master answers a put while what had that name before can still be read.
+        ForgetWhatLeaves: "a put waits for what it follows";
+        /// The master does not know of a copy on a disk before it is written.
+        ShelveUnseen: "a delete meets demotions under way";
+        /// A disk confirms that a copy is gone before that is so for good.
+        ForgetLater: "deletes on disks are for good";
+        /// A disk says that an object is written before it is so for good.
+        ShelveTooSoon: "T17: memory leaves after the disk has it";
+        /// A disk tells what it holds while it is still writing what an earlier life of the master sent it.
+        AnnounceTooSoon: "a disk joins when it knows what it has";
+        /// A disk says that marks are written before it is so for good.
+        MarkTooSoon: "marks on disks are for good";
+        /// The master writes objects to disks that are never to go there.
+        ShelveForbidden: "a namespace may keep off disks";
+        /// The master evicts what no disk has although the put could wait for the disk.
+        EvictUnshelved: "who may wait loses nothing";
+        /// The master names a copy in memory whose bytes could not be read from the disk.
+        PublishUnread: "promotion publishes what was read";
+        /// The master does not know of a copy that comes into memory before it is there.
+        PromoteUnseen: "a delete meets promotions under way";
+        /// The master forgets to end a promotion's token.
+        LoseToken: "T1: every promotion ends";
+        /// Nobody wakes those who wait for what is on its way.
+        WakeNobody: "T3: who waits is woken";
+        /// The master lets a get wait although nothing is on its way.
+        WaitForNothing: "T6: only what is on its way is waited for";
+        /// The master brings keys that lie behind a gap.
+        PromoteBehindGaps: "T12: only the leading run is brought";
+        /// A probe says that what could not be brought is not there.
+        ProbeForgets: "T13: a probe's answer is unchanged";
+        /// A probe counts as a use.
+        ProbeTouches: "T14: a probe changes nothing";
+        /// What was brought back may be evicted at once.
+        PromoteUnprotected: "T15: what was brought stays a while";
+        /// What comes back drives out what is in use.
+        PromoteOverHot: "T16: promotion yields to what is hot";
+        /// The master takes the answer to a promotion that it gave up for one to the next.
+        HearLatePromotions: "T18: what comes late touches nothing newer";
+        /// A node gives room away while a disk still reads into it.
+        PromoteUnheld: "T19: room stays aside while it is written";
+    }
+    /// Those that pipelines of producers and consumers must notice, which `master::stream` plays.
+    OF_STREAMS {
+        /// The master gives a sample to a second consumer of a group while the first has it.
+        PullTwice: "a sample is with one consumer of a group";
+        /// The master does not give a sample to anybody again whose consumer died.
+        LosePulled: "what a consumer leaves undone comes again";
+        /// The master forgets what a group has acknowledged in a stream.
+        ForgetConsumed: "a name in a stream is used up once acknowledged";
+        /// The master takes in more than the high mark of a stream.
+        OverfillStreams: "a stream stops at its high mark";
+        /// The master lets consumers in whose windows cannot be filled.
+        AnyWindow: "a window that cannot be filled is refused";
+    }
 }
-
-variants! {
-    /// The reader checks the stamp before the copy and not after it.
-    CheckBeforeCopyOnly: "stamp check, shared memory",
-    /// The node counts bytes that it sent while their object was taken away.
-    SendWithoutCheck: "stamp check, sockets",
-    /// The node frees a retired object's room without changing its stamp.
-    ReuseBeforeRetire: "retire before reuse",
-    /// The node reuses room that somebody still looks at.
-    IgnoreViews: "view count",
-    /// The node takes a silent writer for dead and gives its room away.
-    SilenceIsDeath: "silence is never death",
-    /// The node gives the room of a reservation back that the master may have named.
-    EndUnasked: "a reservation ends after the master was asked",
-    /// The master answers who has published before its node is sure to hear of it.
-    AnswerUnsent: "a put is answered when its node will hear of it",
-    /// The master does not tell a node again what it has named there, when it returns.
-    ForgetPublished: "what was published is told again",
-    /// The master names what is published in room that was given back.
-    PublishEnded: "what has ended is not published",
-    /// The node commits a reservation whatever stamp the writer presents.
-    CommitWithoutFence: "fence of writers",
-    /// The master listens to connections that have been replaced.
-    HearOldConnections: "fence of connections, master",
-    /// The node listens to connections that have been replaced.
-    NodeHearsOldConnections: "fence of connections, node",
-    /// The master answers a delete before the nodes have confirmed it.
-    DeleteWithoutConfirmation: "delete waits for the nodes",
-    /// The master answers a delete of what is gone although its copies may still be read.
-    ForgetGhosts: "a repeated delete waits too",
-    /// The master takes objects away that were put after a drop began.
-    DropNewer: "a drop spares what was put since",
-    /// The master answers a replacement before the nodes have confirmed that the old object is gone.
-    ReplaceWithoutConfirmation: "replace waits for the nodes",
-    /// The master readmits a node without the retires that it owes.
-    ForgetOwedRetires: "owed retires are applied on return",
-    /// The master believes a node that it had declared lost.
-    BelieveTheLost: "a lost node returns empty",
-    /// The master names a written object again whose copies it has had taken away.
-    NameGhosts: "what was taken away gets no name again",
-    /// The master prefers what a joining node tells of, however old it is.
-    PreferOlder: "generation check, joining",
-    /// The master takes an acknowledgement of one generation for one of another.
-    AckAnyGeneration: "generation check, acknowledging",
-    /// The master evicts pinned objects too.
-    EvictPinned: "pin check",
-    /// The master answers a pin before the nodes have it in writing.
-    PinWithoutWriting: "pins are in writing",
-    /// The master evicts leased objects too.
-    EvictLeased: "a lease keeps from eviction",
-    /// The master lets a lease refuse nothing where it is to refuse removal.
-    RemoveLeased: "a strict lease refuses removal",
-    /// The master evicts samples that nobody has consumed.
-    EvictSamples: "unconsumed samples stay",
-    /// The master frees a sample that has waited too long although somebody has leased it.
-    GiveUpLeased: "a lease keeps a sample",
-    /// The leases of a client that is gone go on.
-    LeasesOutliveClients: "leases end with their client",
-    /// The master ends the leases of a client whose connection broke, although it lives.
-    LeasesEndWithConnections: "leases outlive a connection",
-    /// The master forgets who has consumed a sample.
-    ForgetAcks: "acknowledgements count",
-    /// The master answers an acknowledgement before the nodes have it in writing.
-    AckWithoutWriting: "acknowledgements are in writing",
-    /// The master lets a namespace have more than its quota.
-    IgnoreQuota: "quota",
-    /// The master lets a put that comes later have room that others wait for.
-    OvertakeTheWaiting: "waiting puts are not overtaken",
-    /// The master serves the last in the line first.
-    ServeTheLast: "waiting puts are served in order",
-    /// The node goes on to say that it is a member when nobody tells it of deletes any more.
-    StayMember: "only a member's memory is read unasked",
-    /// The master answers a put while what had that name before can still be read.
-    ForgetWhatLeaves: "a put waits for what it follows",
-    /// The master does not know of a copy on a disk before it is written.
-    ShelveUnseen: "a delete meets demotions under way",
-    /// A disk confirms that a copy is gone before that is so for good.
-    ForgetLater: "deletes on disks are for good",
-    /// A disk says that an object is written before it is so for good.
-    ShelveTooSoon: "T17: memory leaves after the disk has it",
-    /// A disk tells what it holds while it is still writing what an earlier life of the master sent it.
-    AnnounceTooSoon: "a disk joins when it knows what it has",
-    /// A disk says that marks are written before it is so for good.
-    MarkTooSoon: "marks on disks are for good",
-    /// The master writes objects to disks that are never to go there.
-    ShelveForbidden: "a namespace may keep off disks",
-    /// The master evicts what no disk has although the put could wait for the disk.
-    EvictUnshelved: "who may wait loses nothing",
-    /// The master names a copy in memory whose bytes could not be read from the disk.
-    PublishUnread: "promotion publishes what was read",
-    /// The master does not know of a copy that comes into memory before it is there.
-    PromoteUnseen: "a delete meets promotions under way",
-    /// The master forgets to end a promotion's token.
-    LoseToken: "T1: every promotion ends",
-    /// Nobody wakes those who wait for what is on its way.
-    WakeNobody: "T3: who waits is woken",
-    /// The master lets a get wait although nothing is on its way.
-    WaitForNothing: "T6: only what is on its way is waited for",
-    /// The master brings keys that lie behind a gap.
-    PromoteBehindGaps: "T12: only the leading run is brought",
-    /// A probe says that what could not be brought is not there.
-    ProbeForgets: "T13: a probe's answer is unchanged",
-    /// A probe counts as a use.
-    ProbeTouches: "T14: a probe changes nothing",
-    /// What was brought back may be evicted at once.
-    PromoteUnprotected: "T15: what was brought stays a while",
-    /// What comes back drives out what is in use.
-    PromoteOverHot: "T16: promotion yields to what is hot",
-    /// The master takes the answer to a promotion that it gave up for one to the next.
-    HearLatePromotions: "T18: what comes late touches nothing newer",
-    /// A node gives room away while a disk still reads into it.
-    PromoteUnheld: "T19: room stays aside while it is written",
-
-    streams:
-    /// The master gives a sample to a second consumer of a group while the first has it.
-    PullTwice: "a sample is with one consumer of a group",
-    /// The master does not give a sample to anybody again whose consumer died.
-    LosePulled: "what a consumer leaves undone comes again",
-    /// The master forgets what a group has acknowledged in a stream.
-    ForgetConsumed: "a name in a stream is used up once acknowledged",
-    /// The master takes in more than the high mark of a stream.
-    OverfillStreams: "a stream stops at its high mark",
-    /// The master lets consumers in whose windows cannot be filled.
-    AnyWindow: "a window that cannot be filled is refused",
-}
-
-/// Whether a rule is broken here: `sabotaged!(self.sabotage, IgnoreViews)`.
-macro_rules! sabotaged {
-    ($sabotage:expr, $variant:ident) => {{
-        #[cfg(feature = "sabotage")]
-        let broken = $sabotage == $crate::sabotage::Sabotage::$variant;
-        #[cfg(not(feature = "sabotage"))]
-        let broken = $sabotage != $crate::sabotage::Sabotage::None;
-        broken
-    }};
-}
-
-pub(crate) use sabotaged;

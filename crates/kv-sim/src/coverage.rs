@@ -50,11 +50,15 @@ const CASES: &[&str] = &[
     "defined anew",
     "pressure",
     "restart with a warm store",
+    "began with a warm store",
     "evicted device",
     "evicted host",
     "quarantined page",
     "computed what another had",
     "save skipped",
+    "written back for room",
+    "left unsaved",
+    "drop failed",
     "ranks disagreed",
     "generated a full page",
     "media",
@@ -75,23 +79,20 @@ impl Coverage {
             self.hit(case);
         }
     }
+}
 
-    /// Adds what happened elsewhere.
-    pub fn add(&mut self, other: &Self) {
+impl tiffin_sim_runner::Covered for Coverage {
+    fn add(&mut self, other: &Self) {
         for (case, count) in &other.0 {
             *self.0.entry(case).or_default() += count;
         }
     }
 
-    /// The cases that never happened.
-    #[must_use]
-    pub fn missing(&self) -> Vec<&'static str> {
-        CASES.iter().copied().filter(|case| !self.0.contains_key(case)).collect()
+    fn counts(&self) -> Vec<(&'static str, u64)> {
+        self.0.iter().map(|(case, count)| (*case, *count)).collect()
     }
 
-    /// How often each happened.
-    #[must_use]
-    pub fn counts(&self) -> &BTreeMap<&'static str, u64> {
-        &self.0
+    fn missing(&self) -> Vec<&'static str> {
+        CASES.iter().copied().filter(|case| !self.0.contains_key(case)).collect()
     }
 }

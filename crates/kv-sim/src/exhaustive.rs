@@ -12,9 +12,9 @@ use tiffin_kv::{
     Budgets, Config, Eviction, IndexKind, Input, OpId, PrefetchStop, Prompt, ReqId, SpaceId, StoreConfig,
     Submit, WritePolicy,
 };
+use tiffin_sim_runner::Chance;
 use xxhash_rust::xxh3::Xxh3;
 
-use crate::chance::Chance;
 use crate::plan::{Faults, Plan};
 use crate::world::{Broken, Checked, Client, World};
 
@@ -144,6 +144,7 @@ fn start(scope: &Scope) -> Checked<Node> {
         prompt_tokens_max: 3,
         subjects: Vec::new(),
         requests_max: 2,
+        begins_warm: false,
         cancel: 100,
         is_plain: true,
     };

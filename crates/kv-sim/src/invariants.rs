@@ -1,23 +1,33 @@
 //! What must hold after every event, beside what the engine says of itself.
 
-use tiffin_kv::{Engine, OpId, PageId, Tier};
+use std::collections::BTreeSet;
+
+use tiffin_kv::{ChainHash, Effect, Engine, Input, Medium, OpId, PageId, SpaceId, Tier, WritePolicy};
 
 use crate::truth::of_rank;
 use crate::world::{Broken, Checked, World};
 
-/// What an engine had before an input: room is made only as far as it is needed (O5).
-pub(crate) struct Room([(u64, u64, u64); 2]);
+/// What an engine had before an input: room is made only as far as it is needed (O5), and under write-back
+/// of what is saved.
+pub(crate) struct Room {
+    pages: [(u64, u64, u64); 2],
+    lost_unsaved: u64,
+    /// What can be matched, where that matters.
+    residents: BTreeSet<(Tier, SpaceId, ChainHash)>,
+}
 
 impl Room {
-    pub(crate) fn of(engine: &Engine) -> Self {
-        Self(Tier::BOTH.map(|tier| {
+    pub(crate) fn of(engine: &Engine, write: WritePolicy) -> Self {
+        let pages = Tier::BOTH.map(|tier| {
             let (taken, evicted) = engine.room_made(tier);
             (taken, evicted, u64::from(engine.pages(tier).free))
-        }))
+        });
+        let lost_unsaved = engine.stats().lost_unsaved;
+        Self { pages, lost_unsaved, residents: residents(engine, write) }
     }
 
     pub(crate) fn check(&self, engine: &Engine) -> Checked {
-        for (tier, (taken, evicted, free)) in Tier::BOTH.into_iter().zip(self.0) {
+        for (tier, (taken, evicted, free)) in Tier::BOTH.into_iter().zip(self.pages) {
             let (taken_now, evicted_now) = engine.room_made(tier);
             let (more, gone) = (taken_now - taken, evicted_now - evicted);
             if gone > more.saturating_sub(free) {
@@ -29,7 +39,46 @@ impl Room {
     }
 }
 
+fn residents(engine: &Engine, write: WritePolicy) -> BTreeSet<(Tier, SpaceId, ChainHash)> {
+    let copies = engine.residents().filter(|_| write == WritePolicy::Back);
+    copies.map(|copy| (copy.page.tier, copy.space, copy.hash)).collect()
+}
+
 impl World {
+    /// Under write-back, what has left the device is in the host, or was there, or could not be saved and
+    /// was counted.
+    pub(crate) fn check_written_back(&self, before: &Room, input: &Input, effects: &[Effect]) -> Checked {
+        let write = self.plan.config.write;
+        let Some(rank) = self.ranks.first() else { return Ok(()) };
+        if write != WritePolicy::Back || matches!(input, Input::Clear(_) | Input::Define(..)) {
+            return Ok(());
+        }
+        let after = residents(&rank.engine, write);
+        let was_lost = |space, hash| match input {
+            Input::Vanished(of, Medium::Tier(Tier::Device), hashes) => *of == space && hashes.contains(&hash),
+            _ => false,
+        };
+        let is_kept = |space, hash| {
+            let key = self.roots.get(space as usize).and_then(|root| self.truth.key(0, *root, hash));
+            self.was_saved.contains(&(SpaceId(space), hash))
+                || effects.contains(&Effect::Stored(Tier::Host, SpaceId(space), hash))
+                || key.is_some_and(|key| self.was_stored.contains(&key))
+        };
+        let has_left = |(tier, space, hash): &&(Tier, SpaceId, ChainHash)| {
+            *tier == Tier::Device
+                && !after.contains(&(*tier, *space, *hash))
+                && !was_lost(*space, *hash)
+                && !is_kept(space.0, *hash)
+        };
+        let gone: Vec<_> = before.residents.iter().filter(has_left).collect();
+        let counted = rank.engine.stats().lost_unsaved - before.lost_unsaved;
+        if gone.len() as u64 > counted {
+            let what = format!("{gone:?} left the device, {counted} of them as not to be saved");
+            return Err(Broken::new("O4", what));
+        }
+        Ok(())
+    }
+
     /// Everything, on every rank.
     pub(crate) fn check(&mut self) -> Checked {
         for rank in &self.ranks {

@@ -6,7 +6,6 @@
 //! can be matched, is computed on or lies in the store is compared with what it must hold, after every
 //! event. A wrong-KV bug of whatever kind becomes "this page holds something else".
 
-mod chance;
 mod coverage;
 mod executor;
 pub mod exhaustive;
@@ -20,25 +19,15 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 pub use coverage::Coverage;
 pub use tiffin_kv::sabotage::Sabotage;
+use tiffin_sim_runner::panic_text;
 pub use world::Broken;
 use world::World;
 
 /// What became of a seed.
-#[derive(Clone, Debug)]
-pub struct Report {
-    /// Which one.
-    pub seed: u64,
-    /// How many events there were.
-    pub events: u64,
-    /// What was broken, if anything.
-    pub broken: Option<Broken>,
-    /// What was exercised.
-    pub coverage: Coverage,
-    /// A digest of the engines at the end.
-    pub digest: u128,
-    /// Everything that happened, if that was asked for.
-    pub text: String,
-}
+pub type Report = tiffin_sim_runner::Report<Broken, Coverage>;
+
+/// How soon a broken rule was noticed.
+pub type Caught = tiffin_sim_runner::Caught<Sabotage, Broken>;
 
 /// Plays a seed.
 #[must_use]
@@ -51,9 +40,7 @@ pub fn run(seed: u64, sabotage: Sabotage, keeps_log: bool) -> Report {
     let broken = match played {
         Ok(played) => played.err(),
         Err(panic) => {
-            let text = panic.downcast_ref::<String>().cloned();
-            let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
-            let text = text.unwrap_or_else(|| "a panic without words".to_owned());
+            let text = panic_text(panic.as_ref());
             // An assertion of the engine names its invariant.
             let is_name =
                 |word: &&str| matches!(word.as_bytes(), [b'K' | b'V' | b'O' | b'L' | b'C', _, b':']);
@@ -73,25 +60,8 @@ pub fn run(seed: u64, sabotage: Sabotage, keeps_log: bool) -> Report {
     report
 }
 
-/// How soon a broken rule was noticed.
-#[derive(Clone, Debug)]
-pub struct Caught {
-    /// Which rule.
-    pub sabotage: Sabotage,
-    /// How many seeds that took, or none if it was not noticed.
-    pub seeds: Option<u64>,
-    /// What was noticed.
-    pub broken: Option<Broken>,
-}
-
 /// Plays seeds with a broken rule until that is noticed.
 #[must_use]
 pub fn catch(sabotage: Sabotage, start: u64, seeds_max: u64) -> Caught {
-    for count in 1..=seeds_max {
-        let report = run(start + count - 1, sabotage, false);
-        if report.broken.is_some() {
-            return Caught { sabotage, seeds: Some(count), broken: report.broken };
-        }
-    }
-    Caught { sabotage, seeds: None, broken: None }
+    tiffin_sim_runner::catch(sabotage, start, seeds_max, |seed, sabotage| run(seed, sabotage, false).broken)
 }

@@ -2,8 +2,7 @@
 
 use tiffin_kv::sabotage::Sabotage;
 use tiffin_kv::{Budgets, Config, Eviction, IndexKind, Namespace, PrefetchStop, StoreConfig, WritePolicy};
-
-use crate::chance::Chance;
+use tiffin_sim_runner::Chance;
 
 /// Events of a usual seed, and of one in [`LONG_EVERY`].
 const EVENTS: u64 = 150;
@@ -34,6 +33,8 @@ pub(crate) struct Plan {
     /// Conversations that are begun again and again.
     pub(crate) subjects: Vec<Vec<u32>>,
     pub(crate) requests_max: usize,
+    /// The store has those conversations from the beginning, as after a restart.
+    pub(crate) begins_warm: bool,
     /// How often in a hundred an operation stops when it is asked to.
     pub(crate) cancel: u64,
     /// The model computes whole prompts at once, so that chance has no part in it.
@@ -82,7 +83,7 @@ impl Plan {
             hint_patience: chance.between(5, 15),
             // Not drawn, so that the seeds stay what they were.
             cooldown: if seed % 8 == 7 { 10 } else { 0 },
-            ranks: chance.pick(&[1, 1, 2, 2, 3]).unwrap_or(1),
+            ranks: chance.pick(&[1, 1, 2, 2, 3]).copied().unwrap_or(1),
             rank: 0,
             events: true,
             sabotage,
@@ -102,6 +103,7 @@ impl Plan {
             prompt_tokens_max,
             subjects,
             requests_max: chance.between(2, 7) as usize,
+            begins_warm: chance.percent(40),
             cancel: 60,
             is_plain: false,
         }
@@ -114,7 +116,7 @@ impl Faults {
         let level = chance.below(3);
         Self {
             abort: [1, 2, 5].get(level as usize).copied().unwrap_or_default(),
-            retract: level,
+            retract: 1 + level,
             rare: [0, 1, 4].get(level as usize).copied().unwrap_or_default(),
             stuck: level * 4,
             fail: level * 5,

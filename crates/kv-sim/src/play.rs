@@ -15,6 +15,13 @@ const REST_ROUNDS_MAX: u32 = 400;
 impl World {
     /// Everything, from the first event to rest.
     pub(crate) fn play(&mut self) -> Checked {
+        if self.plan.begins_warm {
+            self.coverage.hit("began with a warm store");
+            for subject in self.plan.subjects.clone() {
+                self.learn(SpaceId(0), &subject, &[])?;
+            }
+            self.fill_store();
+        }
         for _ in 0..self.plan.events {
             self.now += self.chance.below(3);
             self.events += 1;
@@ -84,6 +91,11 @@ impl World {
 
     /// Mostly something that was said before, as far as it went or with another end.
     fn prompt(&mut self) -> Vec<u32> {
+        let last = self.clients.values().next_back().filter(|_| self.chance.percent(20));
+        if let Some(client) = last {
+            // Two ask the same at the same time.
+            return client.tokens.clone();
+        }
         let most = self.plan.prompt_tokens_max;
         let subject = self.chance.below(self.plan.subjects.len() as u64) as usize;
         let mut tokens = self.plan.subjects.get(subject).cloned().unwrap_or_default();
@@ -110,7 +122,7 @@ impl World {
 
     fn compute_some(&mut self) -> Checked {
         let running = self.running();
-        match self.chance.pick(&running) {
+        match self.chance.pick(&running).copied() {
             Some(id) => self.compute(id),
             None => self.tell(&Input::Tick),
         }
@@ -184,7 +196,7 @@ impl World {
             let moves = jobs.into_iter().flatten().filter(|(_, job)| job.stuck_until <= now);
             moves.map(|(op, _)| *op).collect()
         };
-        if let Some(op) = self.chance.pick(&ready(self)) {
+        if let Some(op) = self.chance.pick(&ready(self)).copied() {
             for _ in 0..self.chance.between(1, 6) {
                 self.step_io(place, op);
             }
@@ -200,7 +212,7 @@ impl World {
 
     fn some_client(&mut self) -> Option<ReqId> {
         let ids: Vec<_> = self.clients.keys().copied().collect();
-        self.chance.pick(&ids)
+        self.chance.pick(&ids).copied()
     }
 
     fn abort_some(&mut self) -> Checked {
@@ -231,7 +243,7 @@ impl World {
         };
         // Loads are short, so they are sought out.
         let sought: Vec<_> = self.clients.keys().copied().filter(|id| loading(self, id)).collect();
-        let sought = self.chance.pick(&sought).filter(|_| self.chance.percent(50));
+        let sought = self.chance.pick(&sought).copied().filter(|_| self.chance.percent(90));
         let Some(id) = sought.or_else(|| self.some_client()) else {
             return self.tell(&Input::Retract(ReqId(0)));
         };
@@ -256,9 +268,9 @@ impl World {
             9..13 => {
                 self.coverage.hit("pressure");
                 let all = [Medium::Store, Medium::Tier(Tier::Host), Medium::Tier(Tier::Device)];
-                let medium = self.chance.pick(&all).unwrap_or(Medium::Store);
+                let medium = self.chance.pick(&all).copied().unwrap_or(Medium::Store);
                 let levels = [Pressure::Calm, Pressure::Calm, Pressure::Tight, Pressure::Full];
-                let pressure = self.chance.pick(&levels).unwrap_or_default();
+                let pressure = self.chance.pick(&levels).copied().unwrap_or_default();
                 self.tell(&Input::Pressure(medium, pressure))
             }
             _ => self.restart(),
@@ -268,7 +280,7 @@ impl World {
     /// The store loses what it likes, and says nothing.
     fn vanish_silently(&mut self) -> Checked {
         let keys: Vec<_> = self.store.keys().copied().collect();
-        if let Some(key) = self.chance.pick(&keys) {
+        if let Some(key) = self.chance.pick(&keys).copied() {
             self.coverage.hit("vanished silently");
             self.store.remove(&key);
         }
@@ -279,7 +291,7 @@ impl World {
     fn vanish(&mut self) -> Checked {
         let Some(rank) = self.ranks.first() else { return Ok(()) };
         let residents: Vec<_> = rank.engine.residents().collect();
-        let Some(copy) = self.chance.pick(&residents) else { return self.tell(&Input::Tick) };
+        let Some(copy) = self.chance.pick(&residents).copied() else { return self.tell(&Input::Tick) };
         let hashes: Vec<ChainHash> = vec![copy.hash];
         if copy.is_stored && self.chance.percent(50) {
             self.coverage.hit("vanished store");
@@ -363,6 +375,8 @@ impl World {
         self.coverage.hit_if(stats.abandoned > 0, "quarantined page");
         self.coverage.hit_if(stats.duplicates > 0, "computed what another had");
         self.coverage.hit_if(stats.saves_skipped > 0, "save skipped");
+        self.coverage.hit_if(stats.written_back > 0, "written back for room");
+        self.coverage.hit_if(stats.lost_unsaved > 0, "left unsaved");
         self.check_rest()
     }
 

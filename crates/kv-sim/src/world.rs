@@ -9,12 +9,14 @@ use std::fmt::Write as _;
 use tiffin_kv::sabotage::Sabotage;
 use tiffin_kv::{
     Config, Effect, Ending, Engine, Input, LocalAcks, Media, Namespace, OpId, OpKind, Outcome, ReqId,
-    RetractReason, SpaceId, Tick,
+    RetractReason, SpaceId, Tick, Tier,
 };
 
-use crate::chance::Chance;
+use tiffin_sim_runner::{Breach, Chance};
+
 use crate::coverage::Coverage;
 use crate::executor::{Executor, Store};
+use crate::invariants::Room;
 use crate::plan::{Plan, namespaces};
 use crate::truth::{Content, Truth, content};
 
@@ -30,6 +32,16 @@ pub struct Broken {
 impl Broken {
     pub(crate) fn new(invariant: &str, what: impl Into<String>) -> Self {
         Self { invariant: invariant.to_owned(), what: what.into() }
+    }
+}
+
+impl Breach for Broken {
+    fn promise(&self) -> &str {
+        &self.invariant
+    }
+
+    fn what(&self) -> &str {
+        &self.what
     }
 }
 
@@ -68,6 +80,8 @@ pub(crate) struct World {
     pub(crate) store: Store,
     /// Keys that the store ever had, since it was last cleared of them.
     pub(crate) was_stored: BTreeSet<tiffin_kv::StoreKey>,
+    /// What the host ever had.
+    pub(crate) was_saved: BTreeSet<(SpaceId, tiffin_kv::ChainHash)>,
     pub(crate) truth: Truth,
     pub(crate) spaces: Vec<Namespace>,
     /// Where the chains of each namespace begin.
@@ -95,6 +109,7 @@ impl World {
             plan,
             store: Store::new(),
             was_stored: BTreeSet::new(),
+            was_saved: BTreeSet::new(),
             truth: Truth::default(),
             spaces: namespaces().to_vec(),
             roots: Vec::new(),
@@ -140,15 +155,21 @@ impl World {
     pub(crate) fn tell(&mut self, input: &Input) -> Checked {
         self.note(|| format!("{input:?}"));
         let now = self.now;
+        let write = self.plan.config.write;
         let mut answers = Vec::new();
+        let mut rooms = Vec::new();
         for rank in &mut self.ranks {
-            let before = crate::invariants::Room::of(&rank.engine);
+            let before = Room::of(&rank.engine, write);
             answers.push(rank.engine.apply(input.clone(), now));
             before.check(&rank.engine)?;
+            rooms.push(before);
         }
         let effects = answers.first().cloned().unwrap_or_default();
         if answers.iter().any(|answer| *answer != effects) {
             return Err(Broken::new("C1", format!("ranks answer {input:?} differently: {answers:?}")));
+        }
+        if let Some(before) = rooms.first() {
+            self.check_written_back(before, input, &effects)?;
         }
         for effect in effects {
             self.note(|| format!("    {effect:?}"));
@@ -188,7 +209,8 @@ impl World {
                 }
             }
             Effect::Refused(_) => self.coverage.hit("refused"),
-            Effect::Stored(..) | Effect::Removed(..) => {}
+            Effect::Stored(Tier::Host, space, hash) => drop(self.was_saved.insert((space, hash))),
+            Effect::Stored(Tier::Device, ..) | Effect::Removed(..) => {}
         }
         Ok(())
     }
@@ -214,10 +236,13 @@ impl World {
         for rank in &mut self.ranks {
             let is_stuck = !is_calm && self.chance.percent(faults.stuck);
             let delay = if is_stuck { self.chance.between(50, 200) } else { 0 };
-            let fails = !is_calm && self.chance.percent(faults.fail);
+            // Loads are few, and what they leave behind is used at once.
+            let often = if op.kind == OpKind::Load { 3 } else { 1 };
+            let fails = !is_calm && self.chance.percent(faults.fail * often);
             let at = self.chance.below(op.records.len() as u64) as usize;
             self.coverage.hit_if(self.now + delay > op.deadline, "stuck past its deadline");
             self.coverage.hit_if(fails && rank.executor.ranks > 1, "failure on one rank");
+            self.coverage.hit_if(fails && op.kind == OpKind::Drop, "drop failed");
             if rank.executor.ended.contains_key(&op.id) || rank.executor.jobs.contains_key(&op.id) {
                 return Err(Broken::new("L1", format!("{:?} is issued twice", op.id)));
             }

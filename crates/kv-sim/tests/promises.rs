@@ -3,6 +3,7 @@
 //! case untried.
 
 use tiffin_kv_sim::{Coverage, Sabotage, catch, run};
+use tiffin_sim_runner::Covered;
 
 /// As many as each part plays; `tiffin-kv-sim --seeds` plays any number.
 const PART_SEEDS: u64 = 1000;

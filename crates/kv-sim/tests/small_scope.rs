@@ -9,7 +9,7 @@ use tiffin_kv_sim::exhaustive::{Scope, search};
 const READS: Scope = Scope {
     index: IndexKind::Radix,
     host_pages: 3,
-    write: WritePolicy::Back,
+    write: WritePolicy::Selective { hits: u32::MAX },
     prompt_tokens: 3,
     generates: 1,
     is_warm: true,
@@ -29,6 +29,10 @@ const WRITES: Scope = Scope {
     ..READS
 };
 
+/// Both prompts do not fit on the device together: what leaves it is saved first.
+const WRITES_BACK: Scope =
+    Scope { host_pages: 3, write: WritePolicy::Back, prompt_tokens: 3, is_warm: false, ..READS };
+
 #[track_caller]
 fn expect_whole(scope: Scope) {
     let found = search(scope);
@@ -46,6 +50,15 @@ fn nothing_goes_wrong_on_the_way_up() {
 fn nothing_goes_wrong_on_the_way_down() {
     expect_whole(WRITES);
     expect_whole(Scope { index: IndexKind::Flat, ..WRITES });
+}
+
+#[test]
+fn write_back_waits_for_its_saves_whatever_happens_to_them() {
+    expect_whole(WRITES_BACK);
+    expect_whole(Scope { index: IndexKind::Flat, ..WRITES_BACK });
+    expect_whole(Scope { failures: 1, ..WRITES_BACK });
+    expect_whole(Scope { aborts: 1, ..WRITES_BACK });
+    expect_whole(Scope { ticks: 1, ..WRITES_BACK });
 }
 
 #[test]
@@ -71,6 +84,7 @@ fn the_search_notices_what_breaks_in_its_scope() {
         (Sabotage::PublishLoadEarly, READS),
         (Sabotage::ForgetJoiners, Scope { aborts: 1, ..READS }),
         (Sabotage::UnpinnedBackup, WRITES),
+        (Sabotage::ReuseUnsaved, WRITES_BACK),
     ] {
         let found = search(Scope { sabotage, ..scope });
         assert!(found.broken.is_some(), "{sabotage:?} was not noticed in {} states", found.states);

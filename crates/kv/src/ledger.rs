@@ -29,6 +29,8 @@ pub(crate) struct LiveOp {
     pub(crate) kind: OpKind,
     pub(crate) space: SpaceId,
     pub(crate) root: RootId,
+    /// The same as the store knows it.
+    pub(crate) root_hash: ChainHash,
     pub(crate) items: Vec<Item>,
     /// How many of its records, counted from the first, can still count.
     pub(crate) cut: u32,
@@ -95,6 +97,7 @@ impl Ledger {
             kind,
             space,
             root,
+            root_hash,
             cut: records.len() as u32,
             items,
             deadline,
@@ -127,6 +130,10 @@ impl Ledger {
 
     pub(crate) fn find_mut(&mut self, id: OpId) -> Option<&mut LiveOp> {
         self.ops.get_mut(&id)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.ops.len()
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &LiveOp> {

@@ -16,6 +16,7 @@ mod arena;
 pub mod config;
 mod digest;
 pub mod engine;
+mod fold;
 pub mod hash;
 mod index;
 mod inventory;

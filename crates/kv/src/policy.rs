@@ -113,6 +113,14 @@ pub fn saves_ahead(policy: WritePolicy, free_pages: u32, capacity: u32) -> bool 
     policy == WritePolicy::Back && free_pages <= capacity / 8
 }
 
+/// How long to wait after so many failures in a row before trying again: twice as long each time, up to a
+/// bound.
+#[must_use]
+pub fn pause_after(failures: u32, first: u64, most: u64) -> u64 {
+    let doubled = first.saturating_mul(1_u64.checked_shl(failures.saturating_sub(1)).unwrap_or(u64::MAX));
+    doubled.min(most.max(first))
+}
+
 /// The lower the sooner it leaves. `floor` is what the last one that left had, so that what is not used for
 /// long leaves in the end, whatever it costs.
 #[must_use]
@@ -172,6 +180,13 @@ mod tests {
         }
         assert!(saves_ahead(WritePolicy::Back, 1, 8) && !saves_ahead(WritePolicy::Back, 2, 8));
         assert!(!saves_ahead(WritePolicy::Through, 0, 8));
+    }
+
+    #[test]
+    fn pauses_double_up_to_a_bound() {
+        let pauses = [1, 2, 3, 4, 5, 64, u32::MAX].map(|failures| pause_after(failures, 10, 65));
+        assert_eq!(pauses, [10, 20, 40, 65, 65, 65, 65]);
+        assert_eq!(pause_after(1, 10, 5), 10, "never shorter than the first");
     }
 
     #[test]

@@ -37,6 +37,10 @@ pub struct Stats {
     pub saved: u64,
     /// Pages that were not saved because the host had no room.
     pub saves_skipped: u64,
+    /// Of the pages that went to the host, those that somebody waited for to have their room.
+    pub written_back: u64,
+    /// Copies that left the device under write-back without having been saved, because they could not be.
+    pub lost_unsaved: u64,
     /// Pages that went to the store.
     pub backed_up: u64,
     /// Backups that were left out because too many waited.
@@ -84,6 +88,8 @@ impl Stats {
             loaded,
             saved,
             saves_skipped,
+            written_back,
+            lost_unsaved,
             backed_up,
             backups_skipped,
             duplicates,

@@ -349,24 +349,21 @@ impl Coverage {
             *count += 1;
         }
     }
+}
 
-    /// Adds what another run has met.
-    pub fn add(&mut self, other: &Self) {
+impl tiffin_sim_runner::Covered for Coverage {
+    fn add(&mut self, other: &Self) {
         self.points.iter_mut().zip(&other.points).for_each(|(mine, its)| *mine += its);
         self.kinds.iter_mut().zip(&other.kinds).for_each(|(mine, its)| mine.1 += its.1);
     }
 
-    /// Each name with its count.
-    #[must_use]
-    pub fn counts(&self) -> Vec<(&'static str, u64)> {
+    fn counts(&self) -> Vec<(&'static str, u64)> {
         let points = Point::ALL.iter().zip(&self.points).map(|(point, count)| (point.name(), *count));
         let kinds = tiffin_proto::kinds().zip(&self.kinds).map(|(kind, (_, count))| (kind.name, *count));
         points.chain(kinds).collect()
     }
 
-    /// The names that were never met.
-    #[must_use]
-    pub fn missing(&self) -> Vec<&'static str> {
+    fn missing(&self) -> Vec<&'static str> {
         let missing = self.counts().into_iter().filter(|(_, count)| *count == 0);
         missing.map(|(name, _)| name).collect()
     }

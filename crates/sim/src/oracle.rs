@@ -38,6 +38,16 @@ pub struct Broken {
     pub what: String,
 }
 
+impl tiffin_sim_runner::Breach for Broken {
+    fn promise(&self) -> &str {
+        self.invariant
+    }
+
+    fn what(&self) -> &str {
+        &self.what
+    }
+}
+
 /// Who speaks to the master.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Speaker {

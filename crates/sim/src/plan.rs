@@ -3,7 +3,9 @@
 
 use tiffin_core::{EXTENT_ALIGN, master::TierConfig, message::Demotion};
 
-use crate::{chance::Chance, faults::Fault};
+use tiffin_sim_runner::Chance;
+
+use crate::faults::Fault;
 
 /// The settings of one world.
 #[derive(Debug)]

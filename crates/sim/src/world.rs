@@ -6,9 +6,9 @@
 use std::collections::BTreeMap;
 
 use tiffin_core::{ClientId, ConnId, SegmentId, Tick, master::Master, message::Reply, sabotage::Sabotage};
+use tiffin_sim_runner::Chance;
 
 use crate::{
-    chance::Chance,
     client::{Client, ClientEvent},
     coverage::Coverage,
     faults::Fault,

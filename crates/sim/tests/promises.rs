@@ -2,6 +2,7 @@
 //! noticed. In parts, so that every core has something to do; each part must leave no case untried.
 
 use tiffin_sim::{Coverage, Sabotage, catch, run};
+use tiffin_sim_runner::Covered;
 
 /// As many as each part plays; `tiffin-sim --seeds` plays any number.
 const PART_SEEDS: u64 = 1000;

@@ -16,7 +16,12 @@
 //!
 //! No clock, no chance, no I/O, no order of a hash map: the same calls give the same answers.
 
+pub mod sabotage;
+
 use std::collections::{BTreeMap, BTreeSet};
+
+pub use sabotage::Sabotage;
+use sabotage::sabotaged;
 
 /// The limits and times of a [`Throttle`]. Times are in the caller's ticks, milliseconds for all we know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -132,16 +137,19 @@ impl<K: Ord + Clone> Throttle<K> {
     pub fn reserve(&mut self, now: u64, key: &K, bytes: u64) -> Verdict {
         self.forget(now);
         match self.keys.get(key) {
-            Some(State::Running { .. }) if !broken!(self, RunTwice) => return Verdict::Running,
+            Some(State::Running { .. }) if !sabotaged!(self.config.sabotage, RunTwice) => {
+                return Verdict::Running;
+            }
             Some(State::Ended { failed: true, .. }) => return Verdict::Failed,
             Some(State::Ended { failed: false, .. }) => return Verdict::Done,
             _ => (),
         }
-        if self.is_cooling(now) && !broken!(self, IgnoreCooldown) {
+        if self.is_cooling(now) && !sabotaged!(self.config.sabotage, IgnoreCooldown) {
             return Verdict::Cooldown;
         }
         let fits = self.bytes.saturating_add(bytes) <= self.config.bytes_max || self.tokens.is_empty();
-        if (self.tokens.len() >= self.config.keys_max || !fits) && !broken!(self, NoBounds) {
+        if (self.tokens.len() >= self.config.keys_max || !fits) && !sabotaged!(self.config.sabotage, NoBounds)
+        {
             return Verdict::Busy;
         }
         self.next_token += 1;
@@ -243,7 +251,7 @@ impl<K: Ord + Clone> Throttle<K> {
         let until = |ttl: u64| now.saturating_add(ttl);
         match end {
             End::Cancelled => self.unset(&key),
-            End::Failed if !broken!(self, FailureIsSuccess) => {
+            End::Failed if !sabotaged!(self.config.sabotage, FailureIsSuccess) => {
                 let until = until(self.config.failed_ttl);
                 self.set(&key, State::Ended { failed: true, until });
             }
@@ -259,7 +267,7 @@ impl<K: Ord + Clone> Throttle<K> {
     fn forget(&mut self, now: u64) {
         while let Some((until, key)) = self.due.first().cloned() {
             let runs = matches!(self.keys.get(&key), Some(State::Running { .. }));
-            if until > now || (runs && !broken!(self, ForgetRunning)) {
+            if until > now || (runs && !sabotaged!(self.config.sabotage, ForgetRunning)) {
                 return;
             }
             self.unset(&key);
@@ -281,38 +289,3 @@ impl<K: Ord + Clone> Throttle<K> {
         }
     }
 }
-
-/// Which rule is broken, if any: a test that cannot fail proves nothing.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Sabotage {
-    /// None: production.
-    #[default]
-    None,
-    /// T4: a second asker gets a token, too.
-    #[cfg(feature = "sabotage")]
-    RunTwice,
-    /// T7: pressure is not looked at.
-    #[cfg(feature = "sabotage")]
-    IgnoreCooldown,
-    /// T11: there are no bounds.
-    #[cfg(feature = "sabotage")]
-    NoBounds,
-    /// T5: what failed is remembered as if it had been brought.
-    #[cfg(feature = "sabotage")]
-    FailureIsSuccess,
-    /// T2: work under way is forgotten when its time has come.
-    #[cfg(feature = "sabotage")]
-    ForgetRunning,
-}
-
-/// Whether a rule is broken here.
-macro_rules! broken {
-    ($throttle:expr, $variant:ident) => {{
-        #[cfg(feature = "sabotage")]
-        let broken = $throttle.config.sabotage == Sabotage::$variant;
-        #[cfg(not(feature = "sabotage"))]
-        let broken = $throttle.config.sabotage != Sabotage::None;
-        broken
-    }};
-}
-use broken;

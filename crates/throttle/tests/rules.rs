@@ -166,9 +166,8 @@ fn the_rules_hold_after_every_step() {
 
 #[test]
 fn every_broken_variant_is_noticed() {
-    use Sabotage::{FailureIsSuccess, ForgetRunning, IgnoreCooldown, NoBounds, RunTwice};
-    for sabotage in [RunTwice, IgnoreCooldown, NoBounds, FailureIsSuccess, ForgetRunning] {
-        let noticed = (0..50).find_map(|seed| run(seed, sabotage).err());
+    for sabotage in Sabotage::ALL {
+        let noticed = (0..50).find_map(|seed| run(seed, *sabotage).err());
         assert!(noticed.is_some(), "{sabotage:?} was not noticed");
     }
 }

@@ -3,17 +3,19 @@
 use toml::{Table, Value};
 
 /// Who may depend on whom. Arrows only point down: bytes and decisions meet in the shells.
-pub const DIRECTION: [(&str, &[&str]); 16] = [
-    ("tiffin-throttle", &[]),
-    ("tiffin-core", &["tiffin-throttle"]),
+pub const DIRECTION: [(&str, &[&str]); 18] = [
+    ("tiffin-sabotage", &[]),
+    ("tiffin-sim-runner", &[]),
+    ("tiffin-throttle", &["tiffin-sabotage"]),
+    ("tiffin-core", &["tiffin-sabotage", "tiffin-throttle"]),
     ("tiffin-transport", &[]),
-    ("tiffin-ssd", &[]),
+    ("tiffin-ssd", &["tiffin-sabotage"]),
     ("tiffin-tidy", &[]),
-    ("tiffin-kv", &[]),
-    ("tiffin-kv-sim", &["tiffin-kv"]),
+    ("tiffin-kv", &["tiffin-sabotage"]),
+    ("tiffin-kv-sim", &["tiffin-kv", "tiffin-sim-runner"]),
     ("tiffin-kv-replay", &["tiffin-kv"]),
     ("tiffin-proto", &["tiffin-core"]),
-    ("tiffin-sim", &["tiffin-core", "tiffin-proto", "tiffin-ssd", "tiffin-throttle"]),
+    ("tiffin-sim", &["tiffin-core", "tiffin-proto", "tiffin-sim-runner", "tiffin-ssd", "tiffin-throttle"]),
     ("tiffin-rpc", &["tiffin-core", "tiffin-proto", "tiffin-transport"]),
     ("tiffin-server", &["tiffin-core", "tiffin-proto", "tiffin-transport", "tiffin-rpc", "tiffin-ssd"]),
     ("tiffin-client", &["tiffin-core", "tiffin-proto", "tiffin-transport", "tiffin-rpc", "tiffin-server"]),

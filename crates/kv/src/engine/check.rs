@@ -72,6 +72,7 @@ impl Engine {
         }
         digest.add(&(&self.spaces, &self.asking, &self.waiting, &self.running, &self.alarms));
         digest.add(&(&self.saves, &self.backups, &self.pressures, self.cool_until));
+        digest.add(&(&self.room_saves, self.stuck_saves, &self.clearing));
         digest.finish()
     }
 

@@ -87,6 +87,9 @@ impl Engine {
             return;
         };
         self.heard.remove(&id);
+        if op.kind == OpKind::Save && op.is_abandoned && self.ledger.find(id).is_none() {
+            self.stuck_saves -= 1;
+        }
         if outcome == Outcome::Failed && !op.is_abandoned {
             self.cool(op.kind);
         }
@@ -156,14 +159,20 @@ impl Engine {
     }
 
     fn saved(&mut self, op: &LiveOp, leading: u32) {
+        let makes_room = self.room_saves.remove(&op.id);
         for (at, item) in (0..).zip(&op.items) {
             let Some(cell) = item.cell else { continue };
+            if at >= leading && makes_room {
+                self.inventory.give_up_saving(cell);
+            }
             if self.settle(op.id, cell, Tier::Host, at < leading) == Some(Settled::Published) {
                 self.stats.saved += 1;
+                self.stats.written_back += u64::from(makes_room);
                 self.queue_backup(cell);
             }
             self.inventory.unpin(cell, Tier::Device);
         }
+        self.tell_saving();
     }
 
     fn backed_up(&mut self, op: &LiveOp, leading: u32) {
@@ -210,6 +219,12 @@ impl Engine {
         let (waiters, kind) = (op.waiters.clone(), op.kind);
         self.cool(kind);
         self.abandon(id);
+        if kind == OpKind::Save {
+            // Nobody waits for room behind it: what cannot be saved meanwhile is computed again if need be.
+            self.stuck_saves += 1;
+            self.room_saves.remove(&id);
+            self.tell_saving();
+        }
         for request in waiters {
             if let Some(op) = self.ledger.find_mut(id) {
                 op.waiters.remove(&request);

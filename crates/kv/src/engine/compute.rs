@@ -108,7 +108,7 @@ impl Engine {
         if missing == 0 || request.state != State::Decoding {
             return;
         }
-        while !self.inventory.make_room(Tier::Device, missing) {
+        while !self.inventory.make_room(Tier::Device, missing) && !self.inventory.make_clean_room(missing) {
             // Whoever came last, of those that matter least, leaves first: the first one always goes on.
             let Some(last) = self.running.last().copied() else { return };
             self.unseat(last.request, Some(RetractReason::NoRoom));
@@ -190,8 +190,9 @@ impl Engine {
         let turn = self.request(id).turn;
         self.asking.remove(&turn);
         self.waiting.remove(&turn);
-        self.saves.retain(|job| job.request != Some(id));
-        self.requests.remove(&id);
+        if self.requests.remove(&id).is_some_and(|request| request.state == State::Draining) {
+            self.saves.retain(|job| job.request != Some(id));
+        }
         self.effects.push(Effect::Ended(id, how));
     }
 }

@@ -21,7 +21,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 pub use check::{Resident, Violation};
 pub use request::State;
 use request::{Request, Slot, Source, Turn};
-use space::Space;
+use space::{Clearing, Space};
 use write::SaveJob;
 
 use crate::config::{Config, ConfigError};
@@ -75,6 +75,12 @@ pub struct Engine {
     alarms: BTreeSet<(Tick, ReqId)>,
     saves: VecDeque<SaveJob>,
     backups: VecDeque<CellId>,
+    /// Under write-back: saves that somebody waits for to have room.
+    room_saves: BTreeSet<OpId>,
+    /// Saves past their deadline that have not ended.
+    stuck_saves: u32,
+    /// What the store is to forget, by the root that its pages are under there.
+    clearing: BTreeMap<ChainHash, Clearing>,
     /// Under write-back: the device pages that had ever been taken when pages were last saved ahead.
     saved_ahead_at: u64,
     /// What this rank has heard of and not all agreed on. No part of the replicated state.
@@ -111,6 +117,9 @@ impl Engine {
             alarms: BTreeSet::new(),
             saves: VecDeque::new(),
             backups: VecDeque::new(),
+            room_saves: BTreeSet::new(),
+            stuck_saves: 0,
+            clearing: BTreeMap::new(),
             saved_ahead_at: 0,
             heard: BTreeMap::new(),
             unnoticed: Vec::new(),
@@ -204,7 +213,7 @@ impl Engine {
     /// How many operations are under way.
     #[must_use]
     pub fn op_count(&self) -> usize {
-        self.ledger.iter().count()
+        self.ledger.len()
     }
 
     /// The pages of a tier, by what they are used for.
@@ -221,6 +230,7 @@ impl Engine {
             evicted_device: device,
             evicted_host: host,
             prefetch_wasted: self.inventory.wasted(),
+            lost_unsaved: self.inventory.lost_unsaved(),
             ..self.stats
         }
     }
@@ -245,7 +255,7 @@ impl Engine {
     pub fn next_alarm(&self) -> Option<Tick> {
         let request = self.alarms.first().map(|(at, _)| *at);
         let op = self.ledger.next_alarm();
-        request.into_iter().chain(op).min()
+        request.into_iter().chain(op).chain(self.next_drop()).min()
     }
 
     // ---- What the flows share.
@@ -348,8 +358,13 @@ impl Engine {
         self.inventory.sweep();
         self.pump_clears();
         self.pump_probes();
-        self.pump_admissions();
-        self.pump_saves();
+        loop {
+            self.pump_admissions();
+            // Pages that turn out not to be savable are room for those who waited for them.
+            if !self.pump_saves() {
+                break;
+            }
+        }
         self.pump_backups();
     }
 

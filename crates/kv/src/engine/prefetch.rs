@@ -111,15 +111,14 @@ impl Engine {
 
     /// Asks the store for those whose turn it is.
     pub(super) fn pump_probes(&mut self) {
-        let mut skipped = Vec::new();
         while self.ledger.room(OpKind::Probe) > 0
             && let Some(turn) = self.asking.pop_first()
         {
-            let is_clearing =
-                self.spaces.get(&self.request(turn.request).space).is_some_and(|it| it.is_clearing());
-            if is_clearing { skipped.push(turn) } else { self.probe(turn.request) }
+            let id = turn.request;
+            // What is being cleared has nothing to be found, however long the store takes to forget it.
+            let is_clearing = self.clearing.contains_key(&self.request(id).root_hash);
+            if is_clearing { self.stop_prefetch(id, false) } else { self.probe(id) }
         }
-        self.asking.extend(skipped);
     }
 
     fn probe(&mut self, id: ReqId) {

@@ -3,22 +3,27 @@
 //! What is under a root that is gone cannot be found any more, from one moment to the next, however much it
 //! is (the root's id is a part of every lookup). Its pages leave step by step.
 
+use std::collections::BTreeSet;
+
 use super::{
-    ChainHash, Engine, LiveOp, Medium, OpKind, Order, ReqId, RootId, SpaceId, State, Tier, sabotaged,
+    ChainHash, Engine, LiveOp, Medium, OpId, OpKind, Order, ReqId, RootId, SpaceId, State, Tick, Tier,
+    policy, sabotaged,
 };
 use crate::hash::Namespace;
-use crate::inventory::Stored;
+use crate::inventory::{CellId, Stored};
 use crate::message::RetractReason;
 
-/// How far the store has forgotten what was cleared.
+/// What the store is to forget. Until it has, nothing is asked of it or sent to it under that root, whatever
+/// its namespace has become.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Clearing {
-    /// It has.
-    No,
-    /// It is to be told, once nothing of the old is on its way to it.
-    Due,
-    /// It was told.
-    Told,
+pub(super) struct Clearing {
+    space: SpaceId,
+    /// When it is told, once nothing of the old is on its way to it.
+    at: Tick,
+    /// How often that has failed in a row.
+    failures: u32,
+    /// The operation that tells it.
+    told: Option<OpId>,
 }
 
 /// A namespace.
@@ -26,14 +31,6 @@ enum Clearing {
 pub(super) struct Space {
     pub(super) root: RootId,
     pub(super) root_hash: ChainHash,
-    clearing: Clearing,
-}
-
-impl Space {
-    /// Until the store has dropped what it had, nothing is asked of it or sent to it.
-    pub(super) fn is_clearing(&self) -> bool {
-        self.clearing != Clearing::No
-    }
 }
 
 impl Engine {
@@ -43,27 +40,27 @@ impl Engine {
             return;
         }
         let root = self.inventory.add_root(id);
-        let clearing = Clearing::No;
-        if let Some(old) = self.spaces.insert(id, Space { root, root_hash, clearing }) {
+        if let Some(old) = self.spaces.insert(id, Space { root, root_hash }) {
             self.inventory.retire_root(old.root);
             self.leave_root(id, Some(RetractReason::Redefined));
         }
     }
 
     pub(super) fn clear(&mut self, id: SpaceId) {
-        let Some(old) = self.spaces.get(&id).map(|space| space.root) else {
+        let Some(old) = self.spaces.get(&id).cloned() else {
             self.stats.ignored += 1;
             return;
         };
         if sabotaged!(self.config.sabotage, KeepCleared) {
             return;
         }
-        self.inventory.retire_root(old);
+        self.inventory.retire_root(old.root);
         let root = self.inventory.add_root(id);
-        let has_store = self.config.store.is_some();
-        if let Some(space) = self.spaces.get_mut(&id) {
-            space.root = root;
-            space.clearing = if has_store { Clearing::Due } else { Clearing::No };
+        self.spaces.insert(id, Space { root, ..old });
+        if self.config.store.is_some() {
+            // Cleared again before the store was told, or has answered, there is nothing more to forget.
+            let now = Clearing { space: id, at: self.now, failures: 0, told: None };
+            self.clearing.entry(old.root_hash).or_insert(now);
         }
         self.leave_root(id, None);
     }
@@ -87,43 +84,50 @@ impl Engine {
     }
 
     pub(super) fn space_of(&self, root: RootId) -> Option<(SpaceId, ChainHash)> {
-        self.spaces.iter().find(|(_, it)| it.root == root).map(|(id, it)| (*id, it.root_hash))
+        let id = self.inventory.space_of(root)?;
+        self.spaces.get(&id).filter(|it| it.root == root).map(|it| (id, it.root_hash))
     }
 
     /// Tells the store to drop what was cleared, when no backup of it is under way any more.
     pub(super) fn pump_clears(&mut self) {
-        let due: Vec<_> =
-            self.spaces.iter().filter(|(_, it)| it.clearing == Clearing::Due).map(|(id, _)| *id).collect();
-        for id in due {
-            if self.ledger.iter().any(|op| op.kind == OpKind::Backup && op.space == id) {
+        let is_due = |it: &Clearing| it.told.is_none() && it.at <= self.now;
+        let due: Vec<_> = self.clearing.iter().filter(|(_, it)| is_due(it)).map(|(root, _)| *root).collect();
+        for root_hash in due {
+            let is_written = |op: &LiveOp| op.kind == OpKind::Backup && op.root_hash == root_hash;
+            if self.ledger.iter().any(is_written) {
                 continue;
             }
-            let Some(space) = self.spaces.get_mut(&id) else { continue };
-            space.clearing = Clearing::Told;
-            let (root, root_hash) = (space.root, space.root_hash);
-            let op = self.ledger.next_id();
+            let id = self.ledger.next_id();
+            let Some(clearing) = self.clearing.get_mut(&root_hash) else { continue };
+            clearing.told = Some(id);
+            let space = clearing.space;
+            let Some(root) = self.spaces.get(&space).map(|it| it.root) else { continue };
             let deadline = self.now + self.config.op_patience;
-            let kind = OpKind::Drop;
-            self.issue(Order {
-                id: op,
-                kind,
-                space: id,
-                root,
-                root_hash,
-                items: vec![],
-                deadline,
-                waiter: None,
-            });
+            let (kind, items, waiter) = (OpKind::Drop, vec![], None);
+            self.issue(Order { id, kind, space, root, root_hash, items, deadline, waiter });
         }
     }
 
-    /// The store has dropped it, or is to be told again. Cleared again meanwhile, it is told again as well.
+    /// The store has dropped it, or is to be told again, at longer and longer intervals up to a bound. It is
+    /// never given up: what was cleared would be found again.
     pub(super) fn dropped(&mut self, op: &LiveOp, is_done: bool) {
-        if let Some(space) = self.spaces.get_mut(&op.space)
-            && space.root == op.root
-        {
-            space.clearing = if is_done { Clearing::No } else { Clearing::Due };
+        let (first, most) = (self.config.hint_patience, self.config.op_patience);
+        let Some(clearing) = self.clearing.get_mut(&op.root_hash).filter(|it| it.told == Some(op.id)) else {
+            return;
+        };
+        if is_done {
+            self.clearing.remove(&op.root_hash);
+            return;
         }
+        clearing.failures = clearing.failures.saturating_add(1);
+        let pause = policy::pause_after(clearing.failures, first, most);
+        (clearing.told, clearing.at) = (None, self.now.saturating_add(pause));
+    }
+
+    /// When the store is to be told again, if it is a matter of time.
+    pub(super) fn next_drop(&self) -> Option<Tick> {
+        let waits = |it: &&Clearing| it.told.is_none() && it.at > self.now;
+        self.clearing.values().filter(waits).map(|it| it.at).min()
     }
 
     /// These copies are lost. Whoever counts on them is told, in whatever state (L4); what reads them brings
@@ -133,13 +137,10 @@ impl Engine {
             self.stats.ignored += 1;
             return;
         };
+        let hashes: BTreeSet<_> = hashes.iter().copied().collect();
         let lost = |hash: &ChainHash| hashes.contains(hash);
-        let cells: Vec<_> = self
-            .inventory
-            .cells()
-            .filter(|(_, it)| it.root == root && lost(&it.hash))
-            .map(|(id, _)| id)
-            .collect();
+        let cells: BTreeSet<_> =
+            hashes.iter().filter_map(|hash| self.inventory.find_name(root, *hash)).collect();
         let reads = |kind| match medium {
             Medium::Store => kind == OpKind::Fetch || kind == OpKind::Probe,
             Medium::Tier(tier) => super::complete::source_tier(kind) == Some(tier),
@@ -172,7 +173,7 @@ impl Engine {
         }
     }
 
-    fn retract_holders(&mut self, cells: &[crate::inventory::CellId]) {
+    fn retract_holders(&mut self, cells: &BTreeSet<CellId>) {
         let holds = |slot: &super::Slot| matches!(slot, super::Slot::Shared(id, _) if cells.contains(id));
         let holders: Vec<_> = self
             .requests

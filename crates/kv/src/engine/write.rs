@@ -3,6 +3,8 @@
 //! A save or a backup pins its source until its own end, so a request need not wait for it (O1). A request
 //! ends when its pages are in the host; nobody waits for a backup.
 
+use std::collections::BTreeSet;
+
 use super::{
     CellId, Ending, Engine, Item, OpKind, Order, ReqId, Residency, Slot, State, Tier, policy, sabotaged,
 };
@@ -18,7 +20,10 @@ const BACKUPS_WAITING_MAX: usize = 1 << 16;
 #[derive(Clone, Debug, Hash)]
 pub(super) struct SaveJob {
     pub(super) request: Option<ReqId>,
+    /// All of one root.
     cells: Vec<CellId>,
+    /// Under write-back: somebody waits until these may leave the device.
+    makes_room: bool,
 }
 
 impl Engine {
@@ -62,7 +67,7 @@ impl Engine {
             self.stats.saves_skipped += cells.len() as u64;
             return false;
         }
-        self.saves.push_back(SaveJob { request, cells });
+        self.saves.push_back(SaveJob { request, cells, makes_room: false });
         true
     }
 
@@ -72,7 +77,7 @@ impl Engine {
         if self.queue_save(Some(id), cells) {
             self.set_alarm(id, Some(self.now + self.config.op_patience));
         } else {
-            self.end_request(id, Ending::Finished);
+            self.drained(id);
         }
     }
 
@@ -81,21 +86,24 @@ impl Engine {
         self.end_request(id, Ending::Finished);
     }
 
-    pub(super) fn pump_saves(&mut self) {
+    /// Issues what is to be saved; true if pages may leave now that could not be saved.
+    pub(super) fn pump_saves(&mut self) -> bool {
+        self.save_for_room();
         self.save_ahead();
+        let mut gave_up = false;
         while let Some(mut job) = self.saves.pop_front() {
             job.cells.retain(|id| self.can_save(*id));
             let budget = self.ledger.room(OpKind::Save).min(self.config.op_pages_max);
             if budget == 0 && !job.cells.is_empty() {
                 self.saves.push_front(job);
-                return;
+                break;
             }
             let wanted = budget.min(job.cells.len() as u32);
             let has_room = self.inventory.make_room(Tier::Host, wanted);
             let count = if has_room { wanted } else { wanted.min(self.inventory.counts(Tier::Host).free) };
             if count > 0 {
                 let batch: Vec<_> = job.cells.drain(..count as usize).collect();
-                self.save(job.request, &batch);
+                self.save(&job, &batch);
             }
             if count > 0 && !job.cells.is_empty() {
                 self.saves.push_front(job);
@@ -103,10 +111,38 @@ impl Engine {
             }
             // What the host has no room for is not saved: it is a cache.
             self.stats.saves_skipped += job.cells.len() as u64;
+            if job.makes_room {
+                gave_up |= !job.cells.is_empty();
+                job.cells.iter().for_each(|id| self.inventory.give_up_saving(*id));
+            }
             if let Some(request) = job.request {
                 self.drained(request);
             }
         }
+        self.tell_saving();
+        gave_up
+    }
+
+    /// Under write-back: what must be saved before there is room goes before all else.
+    fn save_for_room(&mut self) {
+        let mut unsaved = self.inventory.take_unsaved();
+        unsaved.retain(|id| self.can_save(*id));
+        for cells in self.by_root(unsaved) {
+            self.saves.push_front(SaveJob { request: None, cells, makes_room: true });
+        }
+    }
+
+    /// Those of one root together, in the order of their positions.
+    fn by_root(&self, mut cells: Vec<CellId>) -> Vec<Vec<CellId>> {
+        let root = |id: &CellId| self.inventory.cell(*id).root;
+        cells.sort_by_key(|id| (root(id), self.inventory.cell(*id).position, *id));
+        cells.chunk_by(|a, b| root(a) == root(b)).map(<[CellId]>::to_vec).collect()
+    }
+
+    /// Tells the inventory whether anybody waits for saves, and whether they are stuck.
+    pub(super) fn tell_saving(&mut self) {
+        let is_saving = !self.room_saves.is_empty() || self.saves.iter().any(|job| job.makes_room);
+        self.inventory.set_saving(is_saving, self.stuck_saves > 0);
     }
 
     /// Under write-back: what will leave the device next is saved first. Where no page was taken since the
@@ -121,14 +157,16 @@ impl Engine {
         let is_time = policy::saves_ahead(self.config.write, free, self.config.device_pages);
         if is_time && self.saves.is_empty() && self.ledger.in_flight(OpKind::Save) == 0 {
             self.saved_ahead_at = taken;
-            let cells = self.inventory.next_to_leave(Tier::Device, self.config.op_pages_max as usize);
-            for id in cells.into_iter().filter(|id| self.can_save(*id)).collect::<Vec<_>>() {
-                self.queue_save(None, vec![id]);
+            let mut cells = self.inventory.next_to_leave(self.config.op_pages_max as usize);
+            cells.retain(|id| self.can_save(*id));
+            for cells in self.by_root(cells) {
+                self.queue_save(None, cells);
             }
         }
     }
 
-    fn save(&mut self, request: Option<ReqId>, cells: &[CellId]) {
+    fn save(&mut self, job: &SaveJob, cells: &[CellId]) {
+        let request = job.request;
         let Some(root) = cells.first().map(|id| self.inventory.cell(*id).root) else { return };
         let Some((space, root_hash)) = self.space_of(root) else { return };
         let op = self.ledger.next_id();
@@ -157,14 +195,34 @@ impl Engine {
             deadline,
             waiter: request,
         });
+        if job.makes_room {
+            self.room_saves.insert(op);
+        }
         if let Some(request) = request {
             self.request_mut(request).waits.insert(op);
         }
     }
 
-    /// All that the request had to save is on its way, or will not be: operations own the pins from here on.
+    /// All that the request had to save is on its way, or will not be: operations own the pins from here on,
+    /// and the request waits for those that save its pages, whoever began them.
     fn drained(&mut self, id: ReqId) {
         self.set_alarm(id, None);
+        let saves = |slot: &Slot| match slot {
+            Slot::Shared(cell, _) => match self.inventory.cell(*cell).residency(Tier::Host) {
+                Residency::Pending(op, _) => Some(op),
+                _ => None,
+            },
+            Slot::Private(_) => None,
+        };
+        let pending: BTreeSet<_> = self.request(id).slots.iter().filter_map(saves).collect();
+        for op in pending {
+            let live =
+                self.ledger.find_mut(op).filter(|live| live.kind == OpKind::Save && !live.is_abandoned);
+            if let Some(live) = live {
+                live.waiters.insert(id);
+                self.request_mut(id).waits.insert(op);
+            }
+        }
         self.vacate(id);
         self.request_mut(id).state = State::WritingBack;
         if self.request(id).waits.is_empty() {
@@ -205,8 +263,8 @@ impl Engine {
         {
             let Some(cell) = self.inventory.find(id) else { continue };
             let is_wanted = cell.is_valid(Tier::Host) && cell.stored == Stored::Unknown;
-            let takes = self.space_of(cell.root).and_then(|(space, _)| self.spaces.get(&space));
-            if !is_wanted || batch.contains(&id) || takes.is_none_or(|space| space.is_clearing()) {
+            let takes = self.space_of(cell.root).is_some_and(|(_, root)| !self.clearing.contains_key(&root));
+            if !is_wanted || !takes || batch.contains(&id) {
                 continue;
             }
             if batch.first().is_some_and(|first| self.inventory.cell(*first).root != cell.root) {

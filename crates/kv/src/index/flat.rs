@@ -1,16 +1,16 @@
 //! One table from (root, hash) to cell. A chain hash names its whole prefix, so nothing else is needed.
 
 use hashbrown::HashMap;
-use xxhash_rust::xxh3::Xxh3DefaultBuilder;
 
 use super::{Index, RootId};
+use crate::fold::FoldBuilder;
 use crate::hash::ChainHash;
 use crate::inventory::CellId;
 
 /// A table of hashes. It is never iterated, so that its order decides nothing (C1).
 #[derive(Clone, Debug, Default)]
 pub(crate) struct FlatIndex {
-    cells: HashMap<(RootId, ChainHash), CellId, Xxh3DefaultBuilder>,
+    cells: HashMap<(RootId, ChainHash), CellId, FoldBuilder>,
     /// Those under which anything is found. A root is never used twice, so the ones that were dropped need
     /// not be kept.
     roots: std::collections::BTreeSet<RootId>,
@@ -35,6 +35,10 @@ impl Index for FlatIndex {
         let is_live = self.roots.contains(&root);
         let find = |hash: &ChainHash| self.cells.get(&(root, *hash)).copied().filter(|_| is_live);
         hashes.iter().map(find).collect()
+    }
+
+    fn find(&self, root: RootId, hash: ChainHash) -> Option<CellId> {
+        self.cells.get(&(root, hash)).copied().filter(|_| self.roots.contains(&root))
     }
 
     fn insert(&mut self, root: RootId, _parent: Option<CellId>, hash: ChainHash, cell: CellId) -> bool {

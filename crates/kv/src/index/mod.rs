@@ -39,6 +39,9 @@ pub(crate) trait Index {
         cells
     }
 
+    /// The cell of this hash, wherever under the root it stands.
+    fn find(&self, root: RootId, hash: ChainHash) -> Option<CellId>;
+
     /// Enters a cell behind its parent, or behind the root. False if there is a cell of that hash already,
     /// or no such parent.
     fn insert(&mut self, root: RootId, parent: Option<CellId>, hash: ChainHash, cell: CellId) -> bool;
@@ -94,6 +97,10 @@ impl Index for AnyIndex {
 
     fn locate(&self, root: RootId, hashes: &[ChainHash]) -> Vec<Option<CellId>> {
         either!(self, index => index.locate(root, hashes))
+    }
+
+    fn find(&self, root: RootId, hash: ChainHash) -> Option<CellId> {
+        either!(self, index => index.find(root, hash))
     }
 
     fn insert(&mut self, root: RootId, parent: Option<CellId>, hash: ChainHash, cell: CellId) -> bool {

@@ -5,8 +5,11 @@
 
 use std::collections::BTreeMap;
 
+use hashbrown::HashMap;
+
 use super::{Index, RootId};
 use crate::arena::{Arena, Id};
+use crate::fold::FoldBuilder;
 use crate::hash::ChainHash;
 use crate::inventory::CellId;
 use crate::sabotage::{Sabotage, sabotaged};
@@ -17,6 +20,8 @@ type NodeId = Id<Node>;
 pub(crate) struct Node {
     /// None for a root.
     parent: Option<NodeId>,
+    /// A root that leaves with the last that is under it.
+    is_dropped: bool,
     run: Vec<(ChainHash, CellId)>,
     /// By the first hash of each.
     children: BTreeMap<ChainHash, NodeId>,
@@ -37,6 +42,8 @@ pub(crate) struct RadixIndex {
     roots: BTreeMap<RootId, NodeId>,
     /// By the place of the cell.
     spots: Vec<Option<Spot>>,
+    /// By name, for those who know no path. It is never iterated (C1).
+    names: HashMap<(RootId, ChainHash), CellId, FoldBuilder>,
     sabotage: Sabotage,
 }
 
@@ -69,23 +76,16 @@ impl RadixIndex {
         Some(spot.node)
     }
 
-    /// Whether the page behind `parent` in its own run is this one.
-    fn continues(&self, parent: Option<CellId>, hash: ChainHash) -> bool {
-        let next = parent.and_then(|cell| self.spot(cell)).and_then(|spot| {
-            let node = self.nodes.find(spot.node)?;
-            node.run.get(spot.offset + 1)
-        });
-        next.is_some_and(|(known, _)| *known == hash)
-    }
-
     /// The run from `at` on becomes a child of what is before it.
     fn split(&mut self, node: NodeId, at: usize) {
         let head = self.nodes.get_mut(node);
         let run = head.run.split_off(at);
         let children = std::mem::take(&mut head.children);
         let first = run.first().map(|(hash, _)| *hash).expect("a split leaves something behind it");
+        let (run_of_tail, children_of_tail) = (run.clone(), children.clone());
         let tail =
-            self.nodes.insert(Node { parent: Some(node), run: run.clone(), children: children.clone() });
+            Node { parent: Some(node), run: run_of_tail, children: children_of_tail, is_dropped: false };
+        let tail = self.nodes.insert(tail);
         self.nodes.get_mut(node).children.insert(first, tail);
         for child in children.into_values() {
             self.nodes.get_mut(child).parent = Some(tail);
@@ -104,8 +104,7 @@ impl RadixIndex {
         self.nodes.remove(node);
         let above = self.nodes.get_mut(parent);
         above.children.remove(&first);
-        let is_lost_root = above.parent.is_none() && above.children.is_empty();
-        if is_lost_root && !self.roots.values().any(|root| *root == parent) {
+        if above.is_dropped && above.children.is_empty() {
             self.nodes.remove(parent);
         }
     }
@@ -119,9 +118,15 @@ impl Index for RadixIndex {
 
     fn drop_root(&mut self, root: RootId) {
         let Some(node) = self.roots.remove(&root) else { return };
-        if self.nodes.get(node).children.is_empty() {
+        let node_of_root = self.nodes.get_mut(node);
+        node_of_root.is_dropped = true;
+        if node_of_root.children.is_empty() {
             self.nodes.remove(node);
         }
+    }
+
+    fn find(&self, root: RootId, hash: ChainHash) -> Option<CellId> {
+        self.names.get(&(root, hash)).copied().filter(|_| self.roots.contains_key(&root))
     }
 
     fn walk(&self, root: RootId, hashes: &[ChainHash], found: &mut Vec<CellId>) {
@@ -141,7 +146,8 @@ impl Index for RadixIndex {
     }
 
     fn insert(&mut self, root: RootId, parent: Option<CellId>, hash: ChainHash, cell: CellId) -> bool {
-        if self.continues(parent, hash) {
+        if self.names.contains_key(&(root, hash)) {
+            // A chain hash names its whole prefix, so it stands in one place.
             return false;
         }
         let Some(node) = self.node_ending_with(root, parent) else { return false };
@@ -154,20 +160,22 @@ impl Index for RadixIndex {
             let offset = above.run.len() - 1;
             self.set_spot(cell, node, offset);
         } else {
-            let child = Node { parent: Some(node), run: vec![(hash, cell)], children: BTreeMap::new() };
+            let child = Node { parent: Some(node), run: vec![(hash, cell)], ..Node::default() };
             let child = self.nodes.insert(child);
             self.nodes.get_mut(node).children.insert(hash, child);
             self.set_spot(cell, child, 0);
         }
+        self.names.insert((root, hash), cell);
         true
     }
 
-    fn remove(&mut self, _root: RootId, hash: ChainHash, cell: CellId) {
+    fn remove(&mut self, root: RootId, hash: ChainHash, cell: CellId) {
         let spot = self.spot(cell).expect("a cell that is removed is in the tree");
         let node = self.nodes.get_mut(spot.node);
         assert_eq!(node.run.last(), Some(&(hash, cell)), "O6: another page stands there");
         assert!(node.children.is_empty(), "O6: pages hang on the one that is removed");
         node.run.pop();
+        self.names.remove(&(root, hash));
         if let Some(place) = self.spots.get_mut(cell.place()) {
             *place = None;
         }

@@ -42,6 +42,18 @@ pub(crate) enum Stored {
     Yes,
 }
 
+/// Whether what is on the device was saved, since it came there or was last used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) enum Written {
+    /// No.
+    #[default]
+    No,
+    /// Yes, whatever has become of that copy.
+    Yes,
+    /// It could not be: under write-back it may leave the device as it is.
+    GivenUp,
+}
+
 /// What is known of a copy in a tier.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct TierCopy {
@@ -91,6 +103,7 @@ pub(crate) struct Cell {
     pub(crate) hits: u32,
     /// Its host copy came from the store and nobody has used it yet.
     pub(crate) is_prefetched: bool,
+    pub(crate) written: Written,
 }
 
 impl Cell {
@@ -104,6 +117,7 @@ impl Cell {
             stored: Stored::Unknown,
             hits: 0,
             is_prefetched: false,
+            written: Written::No,
         }
     }
 

@@ -139,13 +139,14 @@ impl Inventory {
             digest.add(&cell.root);
             digest.add(&cell.hash);
             digest.add(&cell.hits);
-            digest.add(&cell.stored);
+            digest.add(&(cell.stored, cell.written));
             for tier in Tier::BOTH {
                 let copy = cell.copy(tier);
                 digest.add(&(copy.residency, copy.pins, copy.holds, copy.facts, copy.queued));
             }
         }
         digest.add(&self.roots.keys().collect::<Vec<_>>());
+        digest.add(&self.write_back);
     }
 
     /// The copies that can be matched.

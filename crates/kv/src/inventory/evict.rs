@@ -3,10 +3,10 @@
 use std::collections::{BTreeSet, VecDeque};
 
 use hashbrown::HashSet;
-use xxhash_rust::xxh3::Xxh3DefaultBuilder;
 
 use super::cell::{Cell, CellId};
 use crate::arena::Arena;
+use crate::fold::FoldBuilder;
 use crate::hash::ChainHash;
 use crate::message::Tier;
 use crate::policy::{Eviction, score};
@@ -29,7 +29,7 @@ pub(crate) struct Evictor {
     small: BTreeSet<Turn>,
     /// What left while it was new, as far back as the tier is large.
     ghosts: VecDeque<ChainHash>,
-    is_ghost: HashSet<ChainHash, Xxh3DefaultBuilder>,
+    is_ghost: HashSet<ChainHash, FoldBuilder>,
     floor: u64,
     turns: u64,
     sabotage: Sabotage,

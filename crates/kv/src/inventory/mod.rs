@@ -12,9 +12,10 @@ mod room;
 
 use std::collections::BTreeMap;
 
-pub(crate) use cell::{Cell, CellId, Residency, Stored};
+pub(crate) use cell::{Cell, CellId, Residency, Stored, Written};
 pub(crate) use check::Uses;
 use evict::Evictor;
+use room::WriteBack;
 
 use crate::arena::Arena;
 use crate::config::Config;
@@ -79,6 +80,9 @@ pub(crate) struct Inventory {
     evictors: [Evictor; 2],
     roots: BTreeMap<RootId, Root>,
     roots_made: u32,
+    /// Roots that are gone and still have cells.
+    roots_retired: usize,
+    write_back: WriteBack,
     /// Copies that nothing uses, by tier: an upper bound of what could leave.
     idle: [u32; 2],
     /// Copies that left to make room, by tier.
@@ -104,6 +108,8 @@ impl Inventory {
             evictors: [evictor(Tier::Device, config.device_pages), evictor(Tier::Host, config.host_pages)],
             roots: BTreeMap::new(),
             roots_made: 0,
+            roots_retired: 0,
+            write_back: WriteBack::new(config),
             idle: [0; 2],
             evicted: [0; 2],
             wasted: 0,
@@ -164,6 +170,11 @@ impl Inventory {
         self.roots.get(&root).is_some_and(|it| it.is_live)
     }
 
+    /// The namespace that a root is of, while it is.
+    pub(crate) fn space_of(&self, root: RootId) -> Option<SpaceId> {
+        self.roots.get(&root).filter(|it| it.is_live).map(|it| it.space)
+    }
+
     pub(crate) fn changes(&mut self) -> Vec<Change> {
         self.changes.as_mut().map(std::mem::take).unwrap_or_default()
     }
@@ -173,6 +184,11 @@ impl Inventory {
         let mut found = Vec::with_capacity(hashes.len());
         self.index.walk(root, hashes, &mut found);
         found
+    }
+
+    /// The cell of this hash, wherever it stands.
+    pub(crate) fn find_name(&self, root: RootId, hash: ChainHash) -> Option<CellId> {
+        self.index.find(root, hash)
     }
 
     /// The cell of each hash, if there is one.
@@ -195,6 +211,7 @@ impl Inventory {
         self.index.drop_root(root);
         if let Some(it) = self.roots.get_mut(&root) {
             it.is_live = false;
+            self.roots_retired += 1;
         }
         self.forget_root(root);
     }
@@ -202,6 +219,7 @@ impl Inventory {
     fn forget_root(&mut self, root: RootId) {
         if self.roots.get(&root).is_some_and(|it| !it.is_live && it.cells == 0) {
             self.roots.remove(&root);
+            self.roots_retired -= 1;
         }
     }
 
@@ -249,7 +267,7 @@ impl Inventory {
 
     /// Looks at a few places for copies whose namespace is gone.
     pub(crate) fn sweep(&mut self) {
-        if !self.roots.values().any(|root| !root.is_live) {
+        if self.roots_retired == 0 {
             return;
         }
         let from = self.sweep_from;
@@ -276,6 +294,7 @@ impl Inventory {
         let copy = self.cell_mut(id).copy_mut(tier);
         copy.holds += 1;
         copy.facts.uses = (copy.facts.uses + 1).min(USES_MAX);
+        self.cell_mut(id).written = Written::No;
         self.refresh(id, tier);
     }
 
@@ -410,6 +429,8 @@ impl Inventory {
         let last_use = self.uses;
         let cell = self.cells.get_mut(id.0);
         of_mut(tier, &mut self.evictors).came(cell);
+        let is_written = tier == Tier::Host || cell.is_valid(Tier::Host);
+        cell.written = if is_written { Written::Yes } else { Written::No };
         let copy = cell.copy_mut(tier);
         copy.residency = Residency::Valid(page);
         copy.facts.last_use = last_use;

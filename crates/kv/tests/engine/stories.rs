@@ -98,6 +98,92 @@ fn write_policies_differ_in_what_goes_down() {
 }
 
 #[test]
+fn write_back_saves_a_page_before_its_room_is_used_again() {
+    for index in [IndexKind::Radix, IndexKind::Flat] {
+        let first = Prompt::Tokens { tokens: tokens(1, 17), media: vec![] };
+        let with_first = || {
+            let mut shell = Shell::new(Config { write: WritePolicy::Back, index, ..small() });
+            shell.serve(1, &tokens(1, 17), &[]);
+            assert_eq!(shell.moved(OpKind::Save), 0);
+            shell
+        };
+        // The second needs the whole device: it waits until what is there is saved.
+        let mut shell = with_first();
+        shell.held.insert(OpKind::Save);
+        shell.submit(2, &tokens(2, 29));
+        assert_eq!(shell.engine().state(ReqId(2)), Some(State::Waiting));
+        assert_eq!(shell.engine().match_prefix(SPACE, &first).device, 4);
+        shell.release();
+        assert_eq!(shell.engine().state(ReqId(2)), Some(State::Prefilling));
+        assert_eq!((shell.moved(OpKind::Save), shell.moved(OpKind::Backup)), (4, 4));
+        let found = shell.engine().match_prefix(SPACE, &first);
+        assert_eq!((found.device, found.host), (0, 4));
+        shell.compute(2, 29, &[]);
+        let stats = shell.engine().stats();
+        assert_eq!((stats.written_back, stats.lost_unsaved), (4, 0));
+        // What cannot be saved holds nobody up: it leaves as it is, and that is counted.
+        let mut shell = with_first();
+        shell.fails.insert(OpKind::Save);
+        shell.submit(2, &tokens(2, 29));
+        assert_eq!(shell.engine().state(ReqId(2)), Some(State::Prefilling));
+        assert_eq!(shell.engine().match_prefix(SPACE, &first).host, 0);
+        assert_eq!(shell.engine().stats().lost_unsaved, 4);
+        shell.compute(2, 29, &[]);
+        shell.expect_rest();
+    }
+}
+
+#[test]
+fn a_request_is_writing_back_until_its_pages_are_in_the_host() {
+    let mut shell = Shell::new(small());
+    shell.held.insert(OpKind::Save);
+    shell.submit(1, &tokens(1, 17));
+    shell.compute(1, 17, &[]);
+    assert_eq!(shell.engine().state(ReqId(1)), Some(State::WritingBack));
+    assert_eq!(shell.engine().request_count(), 1);
+    shell.held.insert(OpKind::Backup);
+    let saves: Vec<_> = std::mem::take(&mut shell.waiting);
+    saves.iter().for_each(|op| shell.carry_out(op));
+    assert_eq!(shell.ended.get(&ReqId(1)), Some(&Ending::Finished), "nobody waits for the backup");
+    assert!(shell.waiting.iter().all(|op| op.kind == OpKind::Backup) && !shell.waiting.is_empty());
+    shell.release();
+    shell.expect_rest();
+}
+
+#[test]
+fn a_drop_that_fails_is_said_again_at_longer_and_longer_intervals() {
+    let mut shell = Shell::new(Config { hint_patience: 10, op_patience: 65, ..small() });
+    let prompt = tokens(1, 17);
+    shell.serve(1, &prompt, &[]);
+    shell.fails.insert(OpKind::Drop);
+    shell.tell(Input::Clear(SPACE));
+    let mut said = vec![0];
+    while shell.now < 300 {
+        let before = shell.issued[&OpKind::Drop];
+        shell.now = shell.engine().next_alarm().expect("it will be said again");
+        shell.tell(Input::Tick);
+        assert_eq!(shell.issued[&OpKind::Drop], before + 1, "an alarm is no false one");
+        said.push(shell.now);
+    }
+    assert_eq!(said, [0, 10, 30, 70, 135, 200, 265, 330]);
+    // Nobody is held up meanwhile, nothing of the old is found, and nothing is sent to be dropped.
+    assert_eq!(shell.serve(2, &prompt, &[]).total(), 0);
+    let namespace =
+        |weight_version| Namespace { model: "m".to_owned(), weight_version, ..Namespace::default() };
+    shell.tell(Input::Define(SPACE, namespace(1)));
+    shell.tell(Input::Define(SPACE, namespace(0)));
+    assert_eq!(shell.serve(3, &prompt, &[]).total(), 0, "cleared, and defined anew twice");
+    shell.fails.clear();
+    shell.now = shell.engine().next_alarm().unwrap();
+    shell.tell(Input::Tick);
+    assert_eq!(shell.engine().next_alarm(), None);
+    shell.tell(Input::Define(SPACE, namespace(1)));
+    shell.tell(Input::Define(SPACE, namespace(0)));
+    assert_eq!(shell.serve(4, &prompt, &[]).total(), 0, "the store has forgotten it");
+    shell.expect_rest();
+}
+
+#[test]
 fn l3_a_late_store_holds_nobody_up() {
     let mut shell = Shell::new(Config {
         store: Some(StoreConfig {

@@ -17,6 +17,8 @@ pub(crate) struct Shell {
     pub(crate) stored: Vec<BTreeSet<ChainHash>>,
     /// How many pages each kind of operation has moved, over all ranks.
     pub(crate) moved: BTreeMap<OpKind, u64>,
+    /// How many operations of each kind were issued.
+    pub(crate) issued: BTreeMap<OpKind, u64>,
     /// What was found for each request.
     pub(crate) ready: BTreeMap<ReqId, CachedTokens>,
     pub(crate) ended: BTreeMap<ReqId, Ending>,
@@ -36,6 +38,7 @@ impl Shell {
             engines: (0..config.ranks).map(engine).collect(),
             stored: vec![BTreeSet::new(); config.ranks as usize],
             moved: BTreeMap::new(),
+            issued: BTreeMap::new(),
             ready: BTreeMap::new(),
             ended: BTreeMap::new(),
             refused: Vec::new(),
@@ -59,6 +62,9 @@ impl Shell {
         assert!(answers.windows(2).all(|pair| pair[0] == pair[1]), "C1: ranks answer differently");
         self.check();
         for effect in answers.into_iter().next().unwrap() {
+            if let Effect::Issue(op) = &effect {
+                *self.issued.entry(op.kind).or_default() += 1;
+            }
             match effect {
                 Effect::Issue(op) if self.held.contains(&op.kind) => self.waiting.push(op),
                 Effect::Issue(op) => self.carry_out(&op),

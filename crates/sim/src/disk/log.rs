@@ -11,7 +11,9 @@ use tiffin_core::{
     node::{SlotRecord, SlotState},
 };
 
-use crate::{chance::Chance, memory::Tag, world::Time};
+use tiffin_sim_runner::Chance;
+
+use crate::{memory::Tag, world::Time};
 
 /// A copy that is there for good.
 #[derive(Debug)]
