@@ -22,8 +22,13 @@ TOLERANCE = 0.03
 # What the C library does to give and take back memory depends on all that was done before, so that one
 # case would disturb another: let it keep whatever is given back at hand.
 CALM = {"GLIBC_TUNABLES": "glibc.malloc.tcache_count=65535"}
-# The function of the benchmark that surrounds what counts.
-MEASURED = "instructions::counted"
+# The function of the benchmarks that surrounds what counts.
+MEASURED = "instructions::counting::counted"
+# The packages that have such a benchmark.
+PACKAGES = ("tiffin-proto", "tiffin-kv")
+# What may not grow with the number of cached pages: a case of many may cost this much more than that of few.
+FLAT = 1.1
+FEW, MANY = "few cached", "many cached"
 
 
 def main() -> int:
@@ -34,23 +39,26 @@ def main() -> int:
     if not shutil.which("valgrind"):
         print("SKIPPED: valgrind is not installed\n\nhint: on Debian and Ubuntu, `apt-get install valgrind`")
         return 0
-    counts = measure(build(options.cargo))
+    counts = {}
+    for package in PACKAGES:
+        counts |= measure(build(options.cargo, package))
+    grown = growth(counts)
     baseline = json.loads(BASELINE.read_text()) if BASELINE.exists() else {}
     compiler = compiler_name()
     if options.update:
         baseline[compiler] = counts
         BASELINE.write_text(json.dumps(baseline, indent=2, sort_keys=True) + "\n")
         print(f"wrote {len(counts)} counts for {compiler} into {BASELINE.relative_to(ROOT)}")
-        return 0
+        return grown
     if compiler not in baseline:
         print(f"SKIPPED: no counts of {compiler} yet\n\nhint: `make bench-instructions UPDATE=1` writes them")
-        return 0
-    return compare(baseline[compiler], counts)
+        return grown
+    return max(grown, compare(baseline[compiler], counts))
 
 
-def build(cargo: str) -> str:
+def build(cargo: str, package: str) -> str:
     """Builds the benchmark and tells where it is."""
-    command = [cargo, "bench", "--locked", "-q", "-p", "tiffin-proto", "--bench", "instructions", "--no-run"]
+    command = [cargo, "bench", "--locked", "-q", "-p", package, "--bench", "instructions", "--no-run"]
     built = subprocess.run(
         [*command, "--message-format=json"], cwd=ROOT, stdout=subprocess.PIPE, check=True, text=True
     )
@@ -84,6 +92,21 @@ def compiler_name() -> str:
     version = subprocess.run(["rustc", "-vV"], stdout=subprocess.PIPE, check=True, text=True).stdout
     fields = dict(line.split(": ", 1) for line in version.splitlines() if ": " in line)
     return f"{fields['release']} {fields['host']}"
+
+
+def growth(counts: dict[str, int]) -> int:
+    """Holds the cases with many cached pages against those with few."""
+    pairs = [(name, name.replace(FEW, MANY)) for name in counts if FEW in name]
+    worse = []
+    for few, many in pairs:
+        ratio = counts[many] / counts[few]
+        print(f"{few.replace(f', {FEW}', ''):<40} many / few cached: {ratio:.3f}")
+        if ratio > FLAT:
+            worse.append(f"{many} ({ratio:.2f} times)")
+    if worse:
+        print(f"\nerror: grows with the number of cached pages: {', '.join(worse)}", file=sys.stderr)
+        print("\nhint: `make bench-kv` shows what that means in time", file=sys.stderr)
+    return 1 if worse else 0
 
 
 def compare(before: dict[str, int], now: dict[str, int]) -> int:

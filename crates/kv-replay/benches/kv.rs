@@ -6,65 +6,28 @@
 
 #![expect(clippy::print_stdout, clippy::unwrap_used, reason = "a benchmark")]
 
+#[path = "../../kv/benches/stage/mod.rs"]
+mod stage;
+
 use std::hint::black_box;
 use std::time::Instant;
 
-use tiffin_kv::{
-    ChainHash, Config, Effect, Engine, IndexKind, Input, Namespace, Outcome, Prompt, ReqId, SpaceId, Submit,
-};
+use stage::{PAGE_TOKENS, SPACE, Stage, prompt};
+use tiffin_kv::{Config, IndexKind};
 use tiffin_kv_replay::generate::{Traffic, generate};
 use tiffin_kv_replay::{Machine, Policy, replay};
 
-const SPACE: SpaceId = SpaceId(0);
-const PAGE_TOKENS: u32 = 64;
 const ROUNDS: u64 = 20;
+/// Cached pages, few and many.
+const CACHED: [u32; 2] = [20_000, 500_000];
 
-/// An engine of one tier, so that what is measured is the engine and not a list of operations.
-struct Bench {
-    engine: Engine,
-    requests: u64,
-}
-
-impl Bench {
-    fn new(index: IndexKind, device_pages: u32) -> Self {
-        let config = Config {
-            page_tokens: PAGE_TOKENS,
-            device_pages,
-            host_pages: 0,
-            store: None,
-            index,
-            events: false,
-            ..Config::default()
-        };
-        let mut engine = Engine::new(config).unwrap();
-        engine.apply(Input::Define(SPACE, Namespace::default()), 0);
-        Self { engine, requests: 0 }
-    }
-
-    fn prompt(of: u64, pages: u32) -> Prompt {
-        let hashes = (0..pages).map(|at| (at, ChainHash::foreign(of << 20 | u64::from(at))));
-        Prompt::Hashes { tokens: pages * PAGE_TOKENS + 1, pages: hashes.collect() }
-    }
-
-    /// A request from its submission to its end.
-    fn serve(&mut self, prompt: Prompt, pages: u32) {
-        self.requests += 1;
-        let request = ReqId(self.requests);
-        let upto = pages * PAGE_TOKENS + 1;
-        let submit = Submit { request, space: SPACE, prompt, priority: 0, deadline: None };
-        for input in [
-            Input::Submit(submit),
-            Input::Computed { request, upto, generated: vec![] },
-            Input::Finish(request),
-        ] {
-            for effect in self.engine.apply(input, 0) {
-                if let Effect::Issue(op) = effect {
-                    let leading = op.records.len() as u32;
-                    self.engine.apply(Input::Complete(op.id, Outcome::Done { leading }), 0);
-                }
-            }
-        }
-    }
+/// What each thing costs, in microseconds.
+#[derive(Clone, Copy)]
+struct Costs {
+    matched: f64,
+    new: f64,
+    hit: f64,
+    evict: f64,
 }
 
 /// Microseconds of one, on average.
@@ -75,38 +38,45 @@ fn micros(count: u64, mut work: impl FnMut(u64)) -> f64 {
 }
 
 fn main() {
-    let [a, b, c, d, e, f, g] = ["index", "tokens", "cached", "match µs", "new µs", "hit µs", "evict µs"];
+    let names = ["index", "tokens", "cached", "match µs", "new µs", "hit µs", "evict µs"];
+    let [a, b, c, d, e, f, g] = names;
     println!("{a:>6} {b:>8} {c:>9}  {d:>10} {e:>10} {f:>10} {g:>10}");
     for index in [IndexKind::Radix, IndexKind::Flat] {
-        for cached in [20_000_u32, 500_000] {
-            for tokens in [1_000_u32, 8_000, 32_000, 128_000] {
-                operations(index, tokens, cached);
+        let name = format!("{index:?}");
+        for tokens in [1_000_u32, 8_000, 32_000, 128_000] {
+            let of = CACHED.map(|cached| operations(index, tokens, cached));
+            for (cached, it) in CACHED.iter().zip(of) {
+                let Costs { matched, new, hit, evict } = it;
+                let shown = format!("{matched:>10.1} {new:>10.1} {hit:>10.1} {evict:>10.1}");
+                println!("{name:>6} {tokens:>8} {cached:>9}  {shown}");
             }
+            let [few, many] = of;
+            let ratios =
+                [many.matched / few.matched, many.new / few.new, many.hit / few.hit, many.evict / few.evict];
+            let [matched, new, hit, evict] = ratios.map(|ratio| format!("{ratio:>9.2}x"));
+            println!("{name:>6} {tokens:>8} {:>9}  {matched:>10} {new:>10} {hit:>10} {evict:>10}", "ratio");
         }
     }
     let count = std::env::args().filter_map(|arg| arg.parse().ok()).next().unwrap_or(200_000);
     whole_trace(count);
 }
 
-fn operations(index: IndexKind, tokens: u32, cached: u32) {
+fn operations(index: IndexKind, tokens: u32, cached: u32) -> Costs {
     let pages = tokens / PAGE_TOKENS;
-    let room = pages * (2 * ROUNDS as u32 + 2);
-    let mut bench = Bench::new(index, cached + room);
-    let filler = cached / 100;
-    (0..100).for_each(|at| bench.serve(Bench::prompt(1000 + at, filler), filler));
-    let fresh: Vec<_> = (0..ROUNDS).map(|at| Bench::prompt(5000 + at, pages)).collect();
-    let new = micros(ROUNDS, |at| bench.serve(fresh.get(at as usize).unwrap().clone(), pages));
+    let mut stage = Stage::with(index, cached, pages * (2 * ROUNDS as u32 + 2));
+    let fresh: Vec<_> = (0..ROUNDS).map(|at| prompt(5000 + at, pages)).collect();
+    let new = micros(ROUNDS, |at| stage.serve(fresh.get(at as usize).unwrap().clone(), pages));
     let known = fresh.first().unwrap().clone();
-    let hit = micros(ROUNDS, |_| bench.serve(known.clone(), pages));
+    let hit = micros(ROUNDS, |_| stage.serve(known.clone(), pages));
     let matched = micros(ROUNDS * 10, |_| {
-        black_box(bench.engine.match_prefix(SPACE, &known));
+        black_box(stage.engine.match_prefix(SPACE, &known));
     });
-    let mut full = Bench::new(index, cached.max(2 * pages + 2));
-    let filler = cached.max(2 * pages + 2) / 100;
-    (0..101).for_each(|at| full.serve(Bench::prompt(1000 + at, filler), filler));
-    let evict = micros(ROUNDS, |at| full.serve(Bench::prompt(9000 + at, pages), pages));
-    let name = format!("{index:?}");
-    println!("{name:>6} {tokens:>8} {cached:>9}  {matched:>10.1} {new:>10.1} {hit:>10.1} {evict:>10.1}");
+    let mut full = Stage::with(index, cached, 2);
+    let others: Vec<_> = (0..=ROUNDS).map(|at| prompt(9000 + at, pages)).collect();
+    // The first makes the lists as long as they get.
+    full.serve(others.first().unwrap().clone(), pages);
+    let evict = micros(ROUNDS, |at| full.serve(others.get(at as usize + 1).unwrap().clone(), pages));
+    Costs { matched, new, hit, evict }
 }
 
 fn whole_trace(requests: u64) {

@@ -61,6 +61,7 @@ const AGENT_PAGES: u64 = 8;
 /// The requests, in the order of their times.
 #[must_use]
 pub fn generate(traffic: &Traffic) -> Vec<TraceRequest> {
+    let traffic = &Traffic { page_tokens: traffic.page_tokens.max(1), ..*traffic };
     let mut chance = ChaCha8Rng::seed_from_u64(traffic.seed);
     let mut below = |end: u64| if end == 0 { 0 } else { chance.next_u64() % end };
     let turns = u64::from(traffic.turns.max(1));

@@ -57,7 +57,7 @@ pub fn compare(trace: &[TraceRequest], machine: &Machine, policy: &Policy) -> Re
         store_pages: policy.store_pages,
     };
     let all: u64 = trace.iter().map(|request| request.hash_ids.len() as u64 + 1).sum();
-    let device_pages = u32::try_from(all).unwrap_or(tiffin_kv::config::PAGES_MAX);
+    let device_pages = u32::try_from(all.max(1)).unwrap_or(tiffin_kv::config::PAGES_MAX);
     let endless = Policy {
         name: "infinite device".to_owned(),
         config: Config { device_pages, host_pages: 0, store: None, ..policy.config },

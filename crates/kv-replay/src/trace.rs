@@ -37,8 +37,8 @@ pub enum TraceError {
     },
     /// A line.
     #[error(
-        "line {line} is no request: {error}\n\nhint: a line is a JSON object with `timestamp`, \
-         `input_length`, `output_length` and `hash_ids`"
+        "line {line} is no request: {}\n\nhint: a line is a JSON object with `timestamp`, \
+         `input_length`, `output_length` and `hash_ids`", place(.error)
     )]
     Parse {
         /// Where, from 1 on.
@@ -69,6 +69,11 @@ pub enum TraceError {
     },
 }
 
+/// What is wrong in a line, and where: the number of the line is said already.
+fn place(error: &serde_json::Error) -> String {
+    error.to_string().replace(" at line 1 column ", " at column ")
+}
+
 /// Reads a trace; requests come in the order of their times.
 ///
 /// # Errors
@@ -92,7 +97,9 @@ pub fn read(mut from: impl BufRead, page_tokens: u32) -> Result<Vec<TraceRequest
         let parsed = serde_json::from_slice(&bytes);
         let request: TraceRequest = parsed.map_err(|error| TraceError::Parse { line, error })?;
         let (blocks, tokens) = (request.hash_ids.len(), request.input_length);
-        if blocks as u64 > u64::from(tokens).div_ceil(u64::from(page_tokens.max(1))) {
+        let page = page_tokens.max(1);
+        // The last one may be there although it is not full.
+        if !((tokens / page) as usize..=tokens.div_ceil(page) as usize).contains(&blocks) {
             return Err(TraceError::Blocks { line, blocks, tokens, page_tokens });
         }
         requests.push(request);
@@ -117,6 +124,8 @@ mod tests {
             (format!("{good}\n{{\"timestamp\": 1}}"), "line 2 is no request: missing field"),
             (good.replace("[1, 2]", "[1, 2, 3]"), "line 1 has 3 blocks for 600 tokens"),
             (good.replace("600", "-600"), "line 1 is no request"),
+            (good.replace("600", "1600"), "line 1 has 2 blocks for 1600 tokens"),
+            (format!("{good}\nbad"), "line 2 is no request: expected value at column 1"),
         ] {
             let error = read(&text).unwrap_err().to_string();
             assert!(error.starts_with(says) && error.contains("\n\nhint: "), "{error}");

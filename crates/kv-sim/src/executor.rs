@@ -3,7 +3,8 @@
 
 use std::collections::BTreeMap;
 
-use tiffin_kv::{ChainHash, OpId, OpKind, Operation, Outcome, PageId, Place, StoreKey, Tick, Tier};
+use tiffin_kv::sabotage::Sabotage;
+use tiffin_kv::{ChainHash, Config, OpId, OpKind, Operation, Outcome, PageId, Place, StoreKey, Tick, Tier};
 
 use crate::truth::{Content, GARBAGE, LOST, part};
 
@@ -28,6 +29,7 @@ pub(crate) struct Job {
 pub(crate) struct Executor {
     pub(crate) rank: u32,
     pub(crate) ranks: u32,
+    pub(crate) sabotage: Sabotage,
     pub(crate) device: Vec<Content>,
     pub(crate) host: Vec<Content>,
     pub(crate) jobs: BTreeMap<OpId, Job>,
@@ -36,12 +38,13 @@ pub(crate) struct Executor {
 }
 
 impl Executor {
-    pub(crate) fn new(rank: u32, ranks: u32, device_pages: u32, host_pages: u32) -> Self {
+    pub(crate) fn new(rank: u32, config: &Config) -> Self {
         Self {
             rank,
-            ranks,
-            device: vec![0; device_pages as usize],
-            host: vec![0; host_pages as usize],
+            ranks: config.ranks,
+            sabotage: config.sabotage,
+            device: vec![0; config.device_pages as usize],
+            host: vec![0; config.host_pages as usize],
             ..Self::default()
         }
     }
@@ -63,7 +66,7 @@ impl Executor {
     }
 
     pub(crate) fn key(&self, op: &Operation, hash: ChainHash) -> StoreKey {
-        StoreKey::new(op.root, &part(self.rank, self.ranks), hash)
+        StoreKey::new_with(op.root, &part(self.rank, self.ranks), hash, self.sabotage)
     }
 
     /// One read or one write of one operation. Says how it ended, if it did.

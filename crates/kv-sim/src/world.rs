@@ -368,7 +368,7 @@ impl World {
 fn make_ranks(config: &Config) -> Vec<Rank> {
     let rank = |rank| {
         let engine = Engine::new(Config { rank, ..*config });
-        let executor = Executor::new(rank, config.ranks, config.device_pages, config.host_pages);
+        let executor = Executor::new(rank, config);
         engine.map(|engine| Rank { engine, executor, acks: Vec::new() })
     };
     (0..config.ranks).filter_map(|place| rank(place).ok()).collect()

@@ -65,6 +65,12 @@ fn every_bug_of_the_zoo_is_in_the_document() {
     let missing: Vec<_> =
         Sabotage::ALL.iter().filter(|it| !page.contains(&format!("| `{it:?}` |"))).collect();
     assert!(missing.is_empty(), "not in docs/kv.md: {missing:?}\n\nhint: `make kv-zoo` writes it");
+    let row = |rule: &str| page.lines().find(|line| line.starts_with(&format!("| {rule} |")));
+    let unnamed: Vec<_> = Sabotage::ALL
+        .iter()
+        .filter(|it| !row(it.rule()).is_some_and(|row| row.contains(&format!("`{it:?}`"))))
+        .collect();
+    assert!(unnamed.is_empty(), "not beside their invariant in docs/kv.md: {unnamed:?}");
     let count = format!("{0} of {0}", Sabotage::ALL.len());
     let readme = include_str!("../../../README.md");
     assert!(readme.contains(&count), "the README should say that {count} bugs are noticed");

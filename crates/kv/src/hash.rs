@@ -74,6 +74,14 @@ impl StoreKey {
     /// The name of the page `hash` of a namespace with this root, as this rank keeps it.
     #[must_use]
     pub fn new(root: ChainHash, rank: &RankPart, hash: ChainHash) -> Self {
+        Self::new_with(root, rank, hash, Sabotage::None)
+    }
+
+    /// The same where a rule may be broken, in tests.
+    #[must_use]
+    pub fn new_with(root: ChainHash, rank: &RankPart, hash: ChainHash, sabotage: Sabotage) -> Self {
+        let nobody = RankPart::default();
+        let rank = if sabotaged!(sabotage, ForgetRank) { &nobody } else { rank };
         let mut hasher = Hasher::new(b"store").part(&root.0);
         for (place, count) in [rank.tensor, rank.pipeline, rank.context] {
             hasher = hasher.part(&place.to_le_bytes()).part(&count.to_le_bytes());

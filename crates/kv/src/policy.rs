@@ -61,7 +61,7 @@ pub enum Eviction {
 pub struct CopyFacts {
     /// When it was last used, as a number that only grows.
     pub last_use: u64,
-    /// When it came.
+    /// When it came, as the same number.
     pub came: u64,
     /// How often it was used since, at most [`USES_MAX`].
     pub uses: u8,

@@ -67,6 +67,8 @@ tiffin_sabotage::variants! {
         LatestOutcome: "L5", "TokenSpeed #1587";
         /// The weight version is not a part of the key.
         ForgetWeightVersion: "K4", "TokenSpeed #1587";
+        /// The rank is not a part of the key in the store.
+        ForgetRank: "K4", "TokenSpeed #1587";
         /// The parts of the key run into each other.
         UnframedKey: "K4", "TokenSpeed, 1.2";
         /// The position of media is hashed, what it shows is not.

@@ -1,16 +1,18 @@
 //! The hot paths, each a few times: `make check-instructions` runs this under Callgrind, counts the
-//! instructions between entering and leaving [`counted`], and compares them with `bench/instructions.json`.
+//! instructions between entering and leaving `counted`, and compares them with `bench/instructions.json`.
 //!
 //! Prints the name of every case in the order in which they run. Nothing here may depend on time, chance or
 //! addresses, so that the counts are the same in every run.
 
-#![expect(clippy::print_stdout, clippy::unwrap_used, reason = "a benchmark")]
+#![expect(clippy::unwrap_used, reason = "a benchmark")]
 
+mod counting;
 #[path = "../../core/benches/stage/mod.rs"]
 mod stage;
 
 use std::hint::black_box;
 
+use counting::measured;
 use stage::{Numbers, Stage, exists, get, key};
 use tiffin_core::extent::FreeSpace;
 use tiffin_core::message::{Allocate, AllocateItem, Commit, CommitItem, PutOptions, Reply, Request};
@@ -30,22 +32,6 @@ fn main() {
     frames();
     allocator();
     node_side();
-}
-
-fn measured(name: &str, work: impl FnOnce()) {
-    println!("{name}");
-    let mut work = Some(work);
-    counted(&mut || {
-        if let Some(work) = work.take() {
-            work();
-        }
-    });
-}
-
-/// What is counted. Callgrind finds it by its name, so there must be one of it.
-#[inline(never)]
-fn counted(work: &mut dyn FnMut()) {
-    work();
 }
 
 fn keys(numbers: &mut Numbers, count: u64) -> Vec<Key> {

@@ -1,11 +1,11 @@
 //! Rules that are broken on purpose: what `sabotage.rs` of a crate is made of.
 //!
-//! A test that cannot fail proves nothing. A crate names with [`variants!`] the ways in which its rules can be
-//! broken, and asks with [`sabotaged!`] in its production path whether one is. Without its feature `sabotage`
-//! the type has a single value, and every question about it is answered `false` at compile time.
+//! A test that cannot fail proves nothing. A crate names with [`variants!`] the ways in which its rules can
+//! be broken, and asks with [`sabotaged!`] in its production path whether one is. Without its feature
+//! `sabotage` the type has a single value, and every question about it is answered `false` at compile time.
 
-/// Declares the type `Sabotage` of a crate: its variants, in lists, each with the rule that it breaks and, if it
-/// is known, where it was seen.
+/// Declares the type `Sabotage` of a crate: its variants, in lists, each with the rule that it breaks and, if
+/// it is known, where it was seen.
 ///
 /// The crate has a feature `sabotage`, and calls this in its module `sabotage`.
 #[macro_export]

@@ -33,8 +33,8 @@ impl Simulation for Clusters {
     fn json(caught: &Caught) -> Value {
         let broken = caught.broken.as_ref();
         json!({
-            "variant": format!("{:?}", caught.sabotage), "rule": caught.sabotage.rule(), "seeds": caught.seeds,
-            "invariant": broken.map(|it| it.invariant), "what": broken.map(|it| &it.what),
+            "variant": format!("{:?}", caught.sabotage), "rule": caught.sabotage.rule(),
+            "seeds": caught.seeds, "invariant": broken.map(|it| it.invariant), "what": broken.map(|it| &it.what),
         })
     }
 }

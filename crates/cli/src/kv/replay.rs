@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use bytesize::ByteSize;
 use serde_json::json;
+use tiffin_kv::config::PAGE_TOKENS_MAX;
 use tiffin_kv::{Budgets, Config, StoreConfig};
 use tiffin_kv_replay::generate::{Traffic, generate};
 use tiffin_kv_replay::trace::{self, TraceRequest};
@@ -41,7 +42,7 @@ pub(crate) struct Replay {
     seed: u64,
 
     /// Requests a second of a made trace.
-    #[arg(long, default_value_t = 2.0, value_name = "N")]
+    #[arg(long, default_value_t = 2.0, value_name = "N", value_parser = parse_rate)]
     rate: f64,
 
     /// Pages on the device.
@@ -71,6 +72,7 @@ pub(crate) struct Replay {
 
     /// Tokens of a page, and of a block of the trace.
     #[arg(long, default_value_t = 512, value_name = "N")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=i64::from(PAGE_TOKENS_MAX)))]
     page_tokens: u32,
 
     /// Bytes of a page.
@@ -110,6 +112,11 @@ fn parse_store(text: &str) -> Result<Store, String> {
             number.parse().map(Store::Pages).map_err(|_| "`none`, `infinite` or a number of pages".to_owned())
         }
     }
+}
+
+fn parse_rate(text: &str) -> Result<f64, String> {
+    let rate = text.parse().ok().filter(|rate: &f64| rate.is_finite() && *rate > 0.0);
+    rate.ok_or_else(|| "a number of requests a second, more than 0".to_owned())
 }
 
 /// Replays the trace for every policy, and gives what came of it as JSON.
@@ -158,8 +165,13 @@ fn load(replay: &Replay) -> Result<Vec<TraceRequest>, Failure> {
         return Ok(generate(&traffic));
     };
     let file = File::open(path).map_err(|error| Failure::file("read", path, &error))?;
-    trace::read(BufReader::new(file), replay.page_tokens)
-        .map_err(|error| Failure::new("trace", format!("`{}`, {error}", path.display())))
+    let requests = trace::read(BufReader::new(file), replay.page_tokens)
+        .map_err(|error| Failure::new("trace", format!("`{}`, {error}", path.display())))?;
+    if requests.is_empty() {
+        let text = format!("`{}` has no request", path.display());
+        return Err(Failure::new("trace", text).hint("name another file, or use `--generate`"));
+    }
+    Ok(requests)
 }
 
 fn play(replay: &Replay, trace: &[TraceRequest]) -> Result<Vec<Compared>, Failure> {

@@ -428,7 +428,7 @@ impl Inventory {
         self.room_changes += 1;
         let last_use = self.uses;
         let cell = self.cells.get_mut(id.0);
-        of_mut(tier, &mut self.evictors).came(cell);
+        of_mut(tier, &mut self.evictors).came(cell, last_use);
         let is_written = tier == Tier::Host || cell.is_valid(Tier::Host);
         cell.written = if is_written { Written::Yes } else { Written::No };
         let copy = cell.copy_mut(tier);
