@@ -59,6 +59,8 @@ fn what_vanishes_or_has_another_size_is_computed_again() {
     let mut other = Toy::new(config(), std::sync::Arc::clone(&store), None);
     assert_eq!(other.serve(&prompt(1, 21)), found(0, 0, 0));
     assert_eq!(other.recomputed.len(), 1, "it was promised pages, and told that they did not come");
+    // What it computed is on its way to the store.
+    other.settle();
     store.forget(5);
     let mut third = Toy::new(config(), std::sync::Arc::clone(&store), None);
     assert_eq!(third.serve(&prompt(1, 21)), found(0, 0, 0));
