@@ -34,7 +34,8 @@ impl Simulation for Clusters {
         let broken = caught.broken.as_ref();
         json!({
             "variant": format!("{:?}", caught.sabotage), "rule": caught.sabotage.rule(),
-            "seeds": caught.seeds, "invariant": broken.map(|it| it.invariant), "what": broken.map(|it| &it.what),
+            "seeds": caught.seeds, "invariant": broken.map(|it| it.invariant),
+            "what": broken.map(|it| &it.what),
         })
     }
 }
