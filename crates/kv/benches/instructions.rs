@@ -3,7 +3,7 @@
 //!
 //! Nothing here depends on time, chance or addresses, so that the counts are the same in every run.
 
-#[path = "../../proto/benches/counting.rs"]
+#[path = "../../proto/benches/counting/mod.rs"]
 mod counting;
 mod stage;
 
