@@ -280,9 +280,12 @@ fn mover(traveller: &Traveller, info: &NodeInfo, attached: Option<Arc<Attachment
     if let Some(disk) = traveller.home_disks.find(info.segment, &counters) {
         return Mover::Disk(disk);
     }
+    let token = traveller.hello.token.clone();
+    let identity = Identity { client: traveller.hello.client.0, segment: info.segment.0, token };
+    if info.beside.is_some() {
+        return Mover::Tcp(Tcp::to_disk(info.data.clone(), identity, counters, attached));
+    }
     let Some(attachment) = attached else {
-        let token = traveller.hello.token.clone();
-        let identity = Identity { client: traveller.hello.client.0, segment: info.segment.0, token };
         return Mover::Tcp(Tcp::new(info.data.clone(), identity, counters));
     };
     match &traveller.home_memory {
@@ -313,6 +316,9 @@ async fn attached(
     }
     if info.memory.is_empty() || info.unix.is_empty() {
         return Err("the node offers none".to_owned());
+    }
+    if traveller.home_disks.find(info.segment, &traveller.counters).is_some() {
+        return Err("its disk is read in this process".to_owned());
     }
     if let Some(attachment) = last.as_ref().and_then(|it| it.attachment()).filter(|it| it.is_connected()) {
         return Ok(Arc::clone(attachment));

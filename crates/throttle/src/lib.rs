@@ -204,11 +204,12 @@ impl<K: Ord + Clone> Throttle<K> {
     /// When [`Self::take_late`] has something to do: when the first work is late.
     #[must_use]
     pub fn next_late(&self) -> Option<u64> {
-        let running = self.tokens.values().filter_map(|key| match self.keys.get(key) {
+        // Tokens are given out in the order of time, and all work may take as long: the first is late first.
+        let mut running = self.tokens.values().filter_map(|key| match self.keys.get(key) {
             Some(State::Running { until, .. }) => Some(*until),
             _ => None,
         });
-        running.min()
+        running.next()
     }
 
     /// What is wrong with the books, if anything is. For tests and simulations.

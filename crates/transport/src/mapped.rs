@@ -33,6 +33,12 @@ pub(crate) async fn read(
     outcomes
 }
 
+/// Copies one chunk out of a segment, which is over in less than a millisecond.
+pub(crate) fn read_now(control: &ControlReader, data: &Map, op: &ReadOp<'_>) -> Outcome {
+    begin_read(control, data, op)?.all_now();
+    end_read(control, op)
+}
+
 /// The same, from a thread that may be busy for as long as it takes.
 pub(crate) fn read_blocking(
     control: &ControlReader,
@@ -126,17 +132,26 @@ impl<'a> Steps<'a> {
         if Instant::now() >= deadline {
             return Err(TransferError::Timeout);
         }
+        Ok(self.copy_some())
+    }
+
+    /// Copies a step; whether that was all.
+    fn copy_some(&mut self) -> bool {
         let mut room = STEP_BYTES;
         while room > 0 {
             let most = room.min(self.sources.front_bytes()).min(self.targets.front_bytes());
             let (Some(source), Some(target)) = (self.sources.next_piece(most), self.targets.next_piece(most))
             else {
-                return Ok(true);
+                return true;
             };
             copy(source, target);
             room -= most;
         }
-        Ok(false)
+        false
+    }
+
+    fn all_now(mut self) {
+        while !self.copy_some() {}
     }
 
     async fn all(mut self, deadline: Instant) -> Outcome {

@@ -21,8 +21,9 @@ use tiffin_core::{Generation, Hold, Key, SegmentId, Stamp};
 use tiffin_rpc::{Address, Outbox, SendError};
 use tiffin_ssd as ssd;
 use tiffin_ssd::{Left, RecordId};
-use tiffin_transport::tcp::frame::RequestHead;
-use tiffin_transport::tcp::{Fetch, Unfetched};
+use tiffin_transport::segment::NodeMemory;
+use tiffin_transport::tcp::frame::{RequestHead, RequestKind};
+use tiffin_transport::tcp::{Fetch, Fetched, Unfetched};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
@@ -30,6 +31,7 @@ use super::Shared as Node;
 use super::lent;
 use super::link::{self, LinkStatus, Said};
 use super::shelf::Shelf;
+use super::stage::{Shown, Stage};
 use crate::config::SsdConfig;
 use crate::{StartError, host};
 
@@ -45,6 +47,8 @@ pub(super) struct Beside {
     shelf: Shelf,
     /// Memory to read into for those who are not this node.
     pool: Arc<ssd::Pool>,
+    /// Memory to read into for those of this host who map it.
+    stage: Option<Arc<Stage>>,
     node: Arc<Node>,
     info: NodeInfo,
     /// The record of what the disk remembers of itself.
@@ -96,7 +100,7 @@ impl Beside {
             tcp: node.info.tcp.clone(),
             unix: node.info.unix.clone(),
             host: node.info.host.clone(),
-            memory: String::new(),
+            memory: node.info.memory.clone(),
             beside: Some(node.info.segment),
         };
         tracing::info!(
@@ -125,6 +129,7 @@ impl Beside {
             state: Mutex::new(state),
             shelf,
             pool: Arc::default(),
+            stage: node.attachments.as_ref().and_then(|_| Stage::new(found.segment)),
             node: Arc::clone(node),
             info,
             own: found.own,
@@ -177,18 +182,29 @@ impl Beside {
         span: ssd::Span,
         unasked: Option<u64>,
     ) -> Option<impl Future<Output = Result<ssd::Bytes, Unfetched>> + Send + use<>> {
-        let id = {
-            let state = self.lock();
-            let len = state.core.readable(stamp, unasked)?;
-            span.offset.checked_add(span.len).filter(|end| *end <= len)?;
-            *state.ids.get(&stamp)?
-        };
+        let id = self.find(stamp, span, unasked)?;
         let room = self.pool.take(span.len);
-        let reading = self.shelf.read(id, span, room.clone());
-        let name = self.info.name.clone();
-        Some(async move {
+        let reading = self.read_into(id, span, room.clone());
+        Some(async { reading.await.map(|()| room.into_bytes()) })
+    }
+
+    fn find(&self, stamp: Stamp, span: ssd::Span, unasked: Option<u64>) -> Option<RecordId> {
+        let state = self.lock();
+        let len = state.core.readable(stamp, unasked)?;
+        span.offset.checked_add(span.len).filter(|end| *end <= len)?;
+        state.ids.get(&stamp).copied()
+    }
+
+    fn read_into(
+        &self,
+        id: RecordId,
+        span: ssd::Span,
+        into: ssd::Pieces,
+    ) -> impl Future<Output = Result<(), Unfetched>> + Send + use<> {
+        let (reading, name) = (self.shelf.read(id, span, into), self.info.name.clone());
+        async move {
             match reading.await {
-                Ok(_) => Ok(room.into_bytes()),
+                Ok(_) => Ok(()),
                 // It is found out before it is served, and the master hears of it.
                 Err(error @ (ssd::ReadError::Gone | ssd::ReadError::Corrupt)) => {
                     tracing::debug!(disk = name, %error, "a copy on disk is not there any more");
@@ -199,14 +215,29 @@ impl Beside {
                     Err(Unfetched::Unreadable)
                 }
             }
-        })
+        }
     }
 
-    /// The same, for a socket.
+    /// The same, for a socket: on the stage, if the reader maps it and there is room.
     pub(super) fn fetch(&self, range: &RequestHead) -> Option<Fetch> {
         let span = ssd::Span { offset: range.offset, len: range.len };
+        let stage = self.stage.as_ref().filter(|_| range.kind == RequestKind::Stage);
+        if let Some(room) = stage.and_then(|it| it.take(range.len)) {
+            let id = self.find(Stamp(range.stamp), span, range.unasked)?;
+            let reading = self.read_into(id, span, lent::staged(&room)?);
+            return Some(Box::pin(async {
+                reading.await?;
+                room.publish();
+                Ok(Fetched::Staged(Box::new(Shown(room))))
+            }));
+        }
         let reading = self.read(Stamp(range.stamp), span, range.unasked)?;
-        Some(Box::pin(async { reading.await.map(|it| Box::new(it) as tiffin_transport::tcp::Bytes) }))
+        Some(Box::pin(async { reading.await.map(|it| Fetched::Bytes(Box::new(it))) }))
+    }
+
+    /// The memory through which others of this host read the disk.
+    pub(super) fn stage(&self) -> Option<&Arc<NodeMemory>> {
+        self.stage.as_ref().map(|it| it.memory())
     }
 
     /// Whether a copy that was read still counts.

@@ -36,7 +36,7 @@ impl Shared {
 }
 
 impl Shared {
-    fn disk(&self, segment: u64) -> Option<Arc<Beside>> {
+    pub(super) fn disk(&self, segment: u64) -> Option<Arc<Beside>> {
         let disks = self.disks.get()?.iter().filter_map(Weak::upgrade);
         disks.into_iter().find(|it| it.segment().0 == segment)
     }
@@ -158,7 +158,10 @@ pub(super) fn admit(shared: &Weak<Shared>, attach: &shm::Attach) -> Result<(), S
     if !shared.door.opens_to(&attach.token) {
         return Err("the token is missing or wrong".to_owned());
     }
-    shared.handle(Event::Mapped(ClientId(attach.client)));
+    // Who maps a stage holds nothing there.
+    if attach.segment == shared.info.segment.0 {
+        shared.handle(Event::Mapped(ClientId(attach.client)));
+    }
     Ok(())
 }
 

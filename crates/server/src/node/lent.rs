@@ -1,4 +1,5 @@
-//! Memory of the node that is lent to its disk: the bytes of slots that are held meanwhile.
+//! Memory of the node that is lent to its disk: the bytes of slots that are held meanwhile, and room on its
+//! stage.
 //!
 //! **Invariant:** the hold on a slot ends when the disk has let go of its memory, which may be long after
 //! whoever asked has given up.
@@ -13,6 +14,7 @@ use tiffin_ssd::Pieces;
 use tokio::time::{Instant, timeout_at};
 
 use super::Shared as Node;
+use super::stage::Room;
 
 /// How long a node may take to hear what the master has decided.
 const HEARD_TIME_MAX: Duration = Duration::from_secs(30);
@@ -67,6 +69,15 @@ pub(super) async fn source(node: &Arc<Node>, hold: Hold, len: u64) -> Option<Pie
 pub(super) fn target(node: &Arc<Node>, hold: Hold, len: u64) -> Option<Pieces> {
     let extents = node.lock().core.begin_store(tiffin_core::master::PROMOTER, hold, 0, len)?;
     pieces(node, &extents, Held { node: Arc::clone(node), hold, kept: Kept::Stored })
+}
+
+/// Room on a stage, to be written.
+pub(super) fn staged(room: &Arc<Room>) -> Option<Pieces> {
+    let targets = room.memory().targets(&[room.extent()])?;
+    let runs = targets.iter().filter_map(|it| Some((NonNull::new(it.as_mut_ptr())?, it.len())));
+    // SAFETY: the memory is mapped for as long as the room's stage lives, and the room is nobody else's, until
+    // the guard is dropped. Readers look at it only after the read was answered with success.
+    Some(unsafe { Pieces::new(runs, Arc::<Room>::clone(room)) })
 }
 
 fn pieces(node: &Arc<Node>, extents: &[Extent], held: Held) -> Option<Pieces> {

@@ -13,6 +13,7 @@ mod lent;
 mod link;
 mod near;
 mod shelf;
+mod stage;
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, UdpSocket};
@@ -444,9 +445,10 @@ fn attachments(
     memory: &Arc<NodeMemory>,
     events: mpsc::Sender<shm::Event>,
 ) -> Arc<shm::Server> {
-    let shared = Weak::clone(shared);
+    let (shared, node) = (Weak::clone(shared), Weak::clone(shared));
     let authorise = move |attach: &shm::Attach| keep::admit(&shared, attach);
-    shm::Server::new(Arc::clone(memory), Box::new(authorise), events)
+    let stages = move |segment| node.upgrade()?.disk(segment)?.stage().cloned();
+    shm::Server::with_stages(Arc::clone(memory), Box::new(authorise), Box::new(stages), events)
 }
 
 fn spawn(shared: &Arc<Shared>, sockets: Sockets, heard: mpsc::Receiver<shm::Event>) -> JoinSet<()> {

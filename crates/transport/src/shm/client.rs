@@ -110,7 +110,7 @@ impl Attachment {
         self.data_writable.get().is_some()
     }
 
-    pub(super) fn data(&self) -> &Arc<Map> {
+    pub(crate) fn data(&self) -> &Arc<Map> {
         &self.data
     }
 

@@ -16,7 +16,7 @@ mod wire;
 use std::sync::Arc;
 
 pub use client::{AttachError, Attachment, attach};
-pub use server::{Attach, Authorise, Event, Server, listen};
+pub use server::{Attach, Authorise, Event, Server, Stages, listen};
 pub use wire::{ATTACH_MAGIC, ATTACH_VERSION};
 
 use crate::local::moved;

@@ -37,11 +37,17 @@ pub struct Attach {
     pub token: String,
     /// Its process, as the kernel says.
     pub pid: i32,
+    /// Which memory: the node's, or a [stage](Stages).
+    pub segment: u64,
 }
 
 /// Decides who may attach; the text of a refusal is shown to the client. It is asked last, and before
 /// anything is handed over: whoever it lets in is watched, and its death is reported.
 pub type Authorise = Box<dyn Fn(&Attach) -> Result<(), String> + Send + Sync>;
+
+/// Finds the memory through which a disk of that name hands its bytes over. Who maps it holds nothing there,
+/// so nobody need watch it.
+pub type Stages = Box<dyn Fn(u64) -> Option<Arc<NodeMemory>> + Send + Sync>;
 
 /// What becomes of attached clients.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -77,6 +83,7 @@ pub fn listen(name: &str) -> io::Result<UnixListener> {
 pub struct Server {
     memory: Arc<NodeMemory>,
     authorise: Authorise,
+    stages: Stages,
     events: mpsc::Sender<Event>,
     watched: Mutex<Watched>,
 }
@@ -92,7 +99,18 @@ impl Server {
     /// Hands out this memory. The receiver of the events must keep receiving.
     #[must_use]
     pub fn new(memory: Arc<NodeMemory>, authorise: Authorise, events: mpsc::Sender<Event>) -> Arc<Self> {
-        Arc::new(Self { memory, authorise, events, watched: Mutex::default() })
+        Self::with_stages(memory, authorise, Box::new(|_| None), events)
+    }
+
+    /// The same beside disks, each with memory of its own to hand its bytes over.
+    #[must_use]
+    pub fn with_stages(
+        memory: Arc<NodeMemory>,
+        authorise: Authorise,
+        stages: Stages,
+        events: mpsc::Sender<Event>,
+    ) -> Arc<Self> {
+        Arc::new(Self { memory, authorise, stages, events, watched: Mutex::default() })
     }
 
     /// Serves until it is dropped; that ends every connection and all watching.
@@ -136,11 +154,14 @@ impl Server {
             }
             Err(_) => return,
         };
-        let (attach, process) = admitted;
+        let (attach, memory, process) = admitted;
+        if attach.segment != self.memory.geometry().segment {
+            return attend(stream, &memory).await;
+        }
         let (ended, end) = oneshot::channel();
         let attachment = self.watch(attach.client, ended);
         // Whether it got the memory or not is not always known, so that it is watched in either case.
-        if let Err(error) = self.hand_over(&stream).await {
+        if let Err(error) = hand_over(&stream, &memory).await {
             tracing::debug!(%error, client = attach.client, "the memory may not have arrived");
         }
         self.events_until_dead(&attach, stream, process, end).await;
@@ -161,7 +182,7 @@ impl Server {
         &self,
         stream: &mut UnixStream,
         is_full: bool,
-    ) -> Result<(Attach, AsyncFd<OwnedFd>), String> {
+    ) -> Result<(Attach, Arc<NodeMemory>, AsyncFd<OwnedFd>), String> {
         let cut_short = |error: io::Error| format!("the request could not be read: {error}");
         let mut head = [0; REQUEST_BYTES];
         stream.read_exact(&mut head).await.map_err(cut_short)?;
@@ -177,34 +198,16 @@ impl Server {
         if peer.uid() != own {
             return Err(format!("this memory is for user {own} only, and you are user {}", peer.uid()));
         }
-        let here = self.memory.geometry().segment;
-        if request.segment != here {
-            let asked = request.segment;
-            return Err(format!("this is segment {here:016x}, and you asked for {asked:016x}"));
-        }
+        let (here, asked) = (self.memory.geometry().segment, request.segment);
+        let memory = if asked == here { Some(Arc::clone(&self.memory)) } else { (self.stages)(asked) };
+        let other = || format!("this is segment {here:016x}, and you asked for {asked:016x}");
+        let memory = memory.ok_or_else(other)?;
         let pid = peer.pid().ok_or("the kernel does not say which process you are")?;
-        let attach = Attach { client: request.client, token, pid };
+        let attach = Attach { client: request.client, token, pid, segment: asked };
         (self.authorise)(&attach)?;
         let unwatched = |error: io::Error| format!("your process cannot be watched: {error}");
         let process = peer::process_handle(stream.as_fd(), pid).map_err(unwatched)?;
-        Ok((attach, process))
-    }
-
-    /// Sends the answer with the descriptors.
-    async fn hand_over(&self, stream: &UnixStream) -> io::Result<()> {
-        let geometry = self.memory.geometry();
-        let answer = Answer::accepted(geometry.segment, geometry.control_bytes(), geometry.data_bytes);
-        let descriptors = [self.memory.control_file.as_fd(), self.memory.data_file.as_fd()];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
-        let sent = stream.async_io(Interest::WRITABLE, || {
-            let mut ancillary = SendAncillaryBuffer::new(&mut space);
-            ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
-            let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-            Ok(sendmsg(stream, &[IoSlice::new(&answer)], &mut ancillary, flags)?)
-        });
-        // A fresh socket has room for an answer of this size; one that has not is not worth serving.
-        let sent = timeout(REQUEST_TIME_MAX, sent).await??;
-        if sent == answer.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
+        Ok((attach, memory, process))
     }
 
     /// Reports what becomes of an attached client, to the end.
@@ -240,4 +243,31 @@ impl Server {
             tracing::error!("nobody hears what becomes of attached clients");
         }
     }
+}
+
+/// Sends the answer with the descriptors.
+async fn hand_over(stream: &UnixStream, memory: &NodeMemory) -> io::Result<()> {
+    let geometry = memory.geometry();
+    let answer = Answer::accepted(geometry.segment, geometry.control_bytes(), geometry.data_bytes);
+    let descriptors = [memory.control_file.as_fd(), memory.data_file.as_fd()];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let sent = stream.async_io(Interest::WRITABLE, || {
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        Ok(sendmsg(stream, &[IoSlice::new(&answer)], &mut ancillary, flags)?)
+    });
+    // A fresh socket has room for an answer of this size; one that has not is not worth serving.
+    let sent = timeout(REQUEST_TIME_MAX, sent).await??;
+    if sent == answer.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
+}
+
+/// Hands a stage over, and stays for as long as both are there: so each sees the other's end.
+async fn attend(mut stream: UnixStream, memory: &NodeMemory) {
+    if let Err(error) = hand_over(&stream, memory).await {
+        return tracing::debug!(%error, "a stage may not have arrived");
+    }
+    let mut byte = [0];
+    // Nothing is ever said on this socket after the answer, and what became of it need not be known.
+    let _end = stream.read(&mut byte).await;
 }

@@ -5,6 +5,9 @@
 //! caller's future: when that is dropped or its deadline passes, no buffer is touched any more, and the
 //! streams that it used are closed. A caller that is a thread waits in the socket itself, and so do a few
 //! helpers if there is much to move.
+//!
+//! What a disk of this host has is left in memory that is mapped here: the socket then says where, and the
+//! bytes count if, after the copy, they are still there under the same stamp.
 
 use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
@@ -18,10 +21,12 @@ use tokio::time::timeout_at;
 
 use super::frame::{REPLY_BYTES, ReplyHead, ReplyKind, RequestHead, RequestKind, Status};
 use super::line::{AHEAD_BYTES, Line, PIECE_BYTES};
-use super::pool::{Connect, Identity, Lent, Pool, STREAMS_MAX, TcpConnect};
+use super::pool::{Connect, DISK_STREAMS_MAX, Identity, Lent, Pool, STREAMS_MAX, TcpConnect};
 use super::stream::{Waits, Wire};
 use crate::buffer::{Buf, Run, SourceBuf, TargetBuf};
 use crate::local::moved;
+use crate::mapped;
+use crate::shm::Attachment;
 use crate::{
     CHUNK_BYTES_MAX, Capability, Counters, Instant, Outcome, Outcomes, ReadOp, TransferError, Transport,
     WriteOp,
@@ -32,6 +37,9 @@ use crate::{
 const WINDOW_MAX: usize = 128;
 /// See [`WINDOW_MAX`].
 const WINDOW_BYTES_MAX: u64 = 2 * CHUNK_BYTES_MAX;
+
+/// Fewer bytes go through the socket, wherever they come from: that takes one message less.
+const STAGED_BYTES_MIN: u64 = 64 << 10;
 
 /// A thread that waits in a socket may come back that much before its deadline.
 const GRAIN: Duration = Duration::from_millis(1);
@@ -54,6 +62,8 @@ pub struct Manner {
 pub struct Tcp {
     pool: Pool,
     counters: Arc<Counters>,
+    /// Memory of the node's into which a disk reads for readers of this host.
+    stage: Option<Arc<Attachment>>,
 }
 
 impl Tcp {
@@ -71,7 +81,20 @@ impl Tcp {
         counters: Arc<Counters>,
         connect: Box<dyn Connect>,
     ) -> Self {
-        Self { pool: Pool::new(address, identity, connect), counters }
+        Self { pool: Pool::new(address, identity, connect, STREAMS_MAX), counters, stage: None }
+    }
+
+    /// Reaches a disk beside the memory of the node at `host:port`, if the identity names one. Where its
+    /// stage is mapped, the bytes are copied from there.
+    #[must_use]
+    pub fn to_disk(
+        address: String,
+        identity: Identity,
+        counters: Arc<Counters>,
+        stage: Option<Arc<Attachment>>,
+    ) -> Self {
+        let pool = Pool::new(address, identity, Box::new(TcpConnect), DISK_STREAMS_MAX);
+        Self { pool, counters, stage }
     }
 
     /// The node's `host:port`.
@@ -89,29 +112,28 @@ impl Tcp {
     }
 
     /// Moves all chunks, or as many as can be moved until the deadline.
-    async fn run<B: Cargo>(&self, batch: Batch<B>, lingers: bool, deadline: Instant) -> Vec<Outcome> {
+    async fn run<B: Cargo>(&self, batch: &Batch<B>, lingers: bool, deadline: Instant) -> Vec<Outcome> {
         // A timer lets work that is ready pass even when it is too late.
         let now = Instant::now();
         if now >= deadline {
             return batch.outcomes(&TransferError::Timeout);
         }
         // Several streams want somebody who is there for all of them.
-        let lingers = lingers && streams(&batch).min(helpers_max()) == 1;
+        let lingers = lingers && streams(batch).min(helpers_max()) == 1;
         let (waits, streams) = match lingers {
             true => (Waits::ThreadFirst(deadline.min(now + LINGER_TIME_MAX).into_std()), 1),
-            false => (Waits::InTask, streams(&batch)),
+            false => (Waits::InTask, streams(batch)),
         };
         let workers = (0..streams).map(|number| {
-            let batch = &batch;
             Box::pin(async move { self.work(batch, number == 0, waits).await })
                 as Pin<Box<dyn Future<Output = ()> + Send>>
         });
-        let in_time = timeout_at(deadline, until_settled(workers.collect(), &batch)).await.is_ok();
+        let in_time = timeout_at(deadline, until_settled(workers.collect(), batch)).await.is_ok();
         self.outcomes(batch, in_time)
     }
 
     /// The same, in this thread.
-    fn run_blocking<B: Cargo>(&self, batch: Batch<B>, deadline: Instant, runtime: &Handle) -> Vec<Outcome> {
+    fn run_blocking<B: Cargo>(&self, batch: &Batch<B>, deadline: Instant, runtime: &Handle) -> Vec<Outcome> {
         if Instant::now() >= deadline {
             return batch.outcomes(&TransferError::Timeout);
         }
@@ -120,10 +142,10 @@ impl Tcp {
             // Whoever is late has closed its stream, and what it did not settle is told below. The clock
             // of the future is that of the runtime, so it is made in there.
             let _late =
-                runtime.block_on(async { timeout_at(deadline, self.work(&batch, is_first, waits)).await });
+                runtime.block_on(async { timeout_at(deadline, self.work(batch, is_first, waits)).await });
         };
         std::thread::scope(|scope| {
-            for _ in 1..streams(&batch).min(helpers_max()) {
+            for _ in 1..streams(batch).min(helpers_max()) {
                 scope.spawn(|| work(false));
             }
             work(true);
@@ -138,7 +160,7 @@ impl Tcp {
         outcomes.into_iter().map(honest).collect()
     }
 
-    fn outcomes<B: Cargo>(&self, batch: Batch<B>, in_time: bool) -> Vec<Outcome> {
+    fn outcomes<B: Cargo>(&self, batch: &Batch<B>, in_time: bool) -> Vec<Outcome> {
         let unfinished = if in_time { self.pool.lost("every stream broke") } else { TransferError::Timeout };
         batch.outcomes(&unfinished)
     }
@@ -186,14 +208,14 @@ impl Tcp {
                 (Some(error), _) => Err(Broken::from(error)),
             };
             match (outcome, asked.pop_front()) {
-                (Ok(outcome), Some((_, chunk))) => {
+                (Ok(heard), Some((_, chunk))) => {
                     bytes -= chunk.len;
-                    batch.settle(chunk.op, outcome);
+                    batch.settle(&chunk, heard);
                 }
                 (Err(Broken(why)), front) => {
                     let lost = self.pool.lost(why);
                     for (_, chunk) in front.into_iter().chain(asked) {
-                        batch.settle(chunk.op, Err(lost.clone()));
+                        batch.settle(&chunk, Heard::of(Err(lost.clone())));
                     }
                     return Err(lost);
                 }
@@ -221,15 +243,16 @@ impl Tcp {
     /// Reads, in another manner than a [`Transport`] does.
     pub async fn read_as(&self, ops: &[ReadOp<'_>], manner: Manner, deadline: Instant) -> Vec<Outcome> {
         let parts = ops.iter().map(|op| (op.slot, op.stamp, op.offset, op.targets.as_slice()));
-        let outcomes = self.run(Batch::new(parts, manner.unasked), manner.lingers, deadline).await;
-        self.counters.tcp.add_read(moved(&outcomes, ops.iter().map(ReadOp::bytes)));
+        let batch = Batch::new(parts, manner.unasked, self.stage());
+        let outcomes = self.run(&batch, manner.lingers, deadline).await;
+        self.count_read(ops, &outcomes, &batch);
         outcomes
     }
 
     /// Writes, for somebody who may [linger](Manner::lingers).
     pub async fn write_as(&self, ops: &[WriteOp<'_>], lingers: bool, deadline: Instant) -> Vec<Outcome> {
         let parts = ops.iter().map(|op| (op.slot, op.stamp, op.offset, op.sources.as_slice()));
-        let outcomes = self.run(Batch::new(parts, None), lingers, deadline).await;
+        let outcomes = self.run(&Batch::new(parts, None, None), lingers, deadline).await;
         self.counters.tcp.add_written(moved(&outcomes, ops.iter().map(WriteOp::bytes)));
         outcomes
     }
@@ -237,17 +260,29 @@ impl Tcp {
     /// Reads from a thread that may wait; the runtime connects where that is needed.
     pub fn read_blocking(&self, ops: &[ReadOp<'_>], deadline: Instant, runtime: &Handle) -> Vec<Outcome> {
         let parts = ops.iter().map(|op| (op.slot, op.stamp, op.offset, op.targets.as_slice()));
-        let outcomes = self.run_blocking(Batch::new(parts, None), deadline, runtime);
-        self.counters.tcp.add_read(moved(&outcomes, ops.iter().map(ReadOp::bytes)));
+        let batch = Batch::new(parts, None, self.stage());
+        let outcomes = self.run_blocking(&batch, deadline, runtime);
+        self.count_read(ops, &outcomes, &batch);
         outcomes
     }
 
     /// Writes from a thread that may wait.
     pub fn write_blocking(&self, ops: &[WriteOp<'_>], deadline: Instant, runtime: &Handle) -> Vec<Outcome> {
         let parts = ops.iter().map(|op| (op.slot, op.stamp, op.offset, op.sources.as_slice()));
-        let outcomes = self.run_blocking(Batch::new(parts, None), deadline, runtime);
+        let outcomes = self.run_blocking(&Batch::new(parts, None, None), deadline, runtime);
         self.counters.tcp.add_written(moved(&outcomes, ops.iter().map(WriteOp::bytes)));
         outcomes
+    }
+
+    /// The memory that a disk may read into for us, while its node is there.
+    fn stage(&self) -> Option<&Arc<Attachment>> {
+        self.stage.as_ref().filter(|it| it.is_connected())
+    }
+
+    fn count_read(&self, ops: &[ReadOp<'_>], outcomes: &[Outcome], batch: &Batch<TargetBuf<'_>>) {
+        let (all, staged) = (moved(outcomes, ops.iter().map(ReadOp::bytes)), batch.state().staged);
+        self.counters.shm.add_read(staged.min(all));
+        self.counters.tcp.add_read(all.saturating_sub(staged));
     }
 }
 
@@ -292,7 +327,19 @@ trait Cargo: Buf + Send + Sync + Sized {
         line: &mut ClientLine,
         id: u64,
         chunk: &Chunk<Self>,
-    ) -> impl Future<Output = Result<Outcome, Broken>> + Send;
+    ) -> impl Future<Output = Result<Heard, Broken>> + Send;
+}
+
+/// How a chunk ended, and whether its bytes came through mapped memory.
+struct Heard {
+    outcome: Outcome,
+    is_staged: bool,
+}
+
+impl Heard {
+    fn of(outcome: Outcome) -> Self {
+        Self { outcome, is_staged: false }
+    }
 }
 
 impl Cargo for SourceBuf<'_> {
@@ -325,9 +372,9 @@ impl Cargo for SourceBuf<'_> {
         write_small(line, &small).await
     }
 
-    async fn hear(line: &mut ClientLine, id: u64, _: &Chunk<Self>) -> Result<Outcome, Broken> {
+    async fn hear(line: &mut ClientLine, id: u64, _: &Chunk<Self>) -> Result<Heard, Broken> {
         let reply = reply(line, id, ReplyKind::Written, true).await?;
-        Ok(outcome_of(reply.status))
+        Ok(Heard::of(outcome_of(reply.status)))
     }
 }
 
@@ -383,12 +430,19 @@ impl Cargo for TargetBuf<'_> {
         line.send([SourceBuf::from(&heads[..])]).await
     }
 
-    async fn hear(line: &mut ClientLine, id: u64, chunk: &Chunk<Self>) -> Result<Outcome, Broken> {
+    async fn hear(line: &mut ClientLine, id: u64, chunk: &Chunk<Self>) -> Result<Heard, Broken> {
         // In front of many bytes only the header is received: they are to go straight to where they belong.
         let is_small = chunk.len as usize <= AHEAD_BYTES - 2 * REPLY_BYTES;
-        let data = reply(line, id, ReplyKind::Data, is_small).await?;
+        let head = ReplyHead::decode(&line.array(is_small).await?)?;
+        let data = match (head.kind, &chunk.stage) {
+            (ReplyKind::Staged, Some(stage)) if head.id == id => {
+                let outcome = collect(line, &head, chunk, stage).await?;
+                return Ok(Heard { outcome, is_staged: true });
+            }
+            _ => answered(head, id, ReplyKind::Data)?,
+        };
         if data.status != Status::Ok {
-            return Ok(outcome_of(data.status));
+            return Ok(Heard::of(outcome_of(data.status)));
         }
         if data.len != chunk.len {
             return Err(Broken("it sent another length than was asked for".to_owned()));
@@ -396,10 +450,44 @@ impl Cargo for TargetBuf<'_> {
         let sum = line.fill_hashed(chunk.bufs.iter().copied()).await?;
         let trailer = reply(line, id, ReplyKind::Trailer, true).await?;
         if trailer.status != Status::Ok {
-            return Ok(outcome_of(trailer.status));
+            return Ok(Heard::of(outcome_of(trailer.status)));
         }
-        Ok(if sum == trailer.checksum { Ok(()) } else { Err(TransferError::Corrupt) })
+        Ok(Heard::of(if sum == trailer.checksum { Ok(()) } else { Err(TransferError::Corrupt) }))
     }
+}
+
+/// Copies what the disk has left in memory that is mapped here, and lets go of it.
+async fn collect(
+    line: &mut ClientLine,
+    head: &ReplyHead,
+    chunk: &Chunk<TargetBuf<'_>>,
+    stage: &Attachment,
+) -> Result<Outcome, Broken> {
+    if head.status != Status::Ok {
+        return Ok(outcome_of(head.status));
+    }
+    let slot = u32::try_from(head.len).map_err(|_| Broken("it named a slot that cannot be".to_owned()))?;
+    let op = ReadOp { slot, stamp: head.checksum, offset: 0, targets: chunk.bufs.clone() };
+    let outcome = mapped::read_now(stage.reader(), stage.data(), &op);
+    let release = RequestHead {
+        kind: RequestKind::Release,
+        slot,
+        id: head.id,
+        stamp: head.checksum,
+        offset: 0,
+        len: 0,
+        unasked: None,
+    };
+    line.send([SourceBuf::from(&release.encode()[..])]).await?;
+    Ok(match outcome {
+        // That memory was taken back under our hands, so the node is going away. It says nothing about the
+        // copy on its disk.
+        Err(TransferError::Stale) => {
+            let why = "its stage was given to others".to_owned();
+            Err(TransferError::Lost { peer: stage.name().to_owned(), why })
+        }
+        outcome => outcome,
+    })
 }
 
 /// Receives the header of the answer to this very request.
@@ -409,7 +497,10 @@ async fn reply(
     kind: ReplyKind,
     is_greedy: bool,
 ) -> Result<ReplyHead, Broken> {
-    let reply = ReplyHead::decode(&line.array(is_greedy).await?)?;
+    answered(ReplyHead::decode(&line.array(is_greedy).await?)?, id, kind)
+}
+
+fn answered(reply: ReplyHead, id: u64, kind: ReplyKind) -> Result<ReplyHead, Broken> {
     if reply.id != id || reply.kind != kind {
         return Err(Broken("it answered what was not asked".to_owned()));
     }
@@ -435,12 +526,14 @@ struct Chunk<B> {
     len: u64,
     bufs: Vec<B>,
     unasked: Option<u64>,
+    /// Where the bytes may be left instead of sent.
+    stage: Option<Arc<Attachment>>,
 }
 
 impl<B: Cargo> Chunk<B> {
     fn request(&self, id: u64) -> RequestHead {
         RequestHead {
-            kind: B::KIND,
+            kind: if self.stage.is_some() { RequestKind::Stage } else { B::KIND },
             slot: self.slot,
             id,
             stamp: self.stamp,
@@ -462,14 +555,20 @@ struct BatchState<B> {
     ops: Vec<(usize, Outcome)>,
     /// Why a stream could not be had.
     why: Option<TransferError>,
+    /// Bytes that came through mapped memory.
+    staged: u64,
 }
 
 impl<B: Cargo> Batch<B> {
-    fn new<'a>(parts: impl Iterator<Item = (u32, u64, u64, &'a [B])>, unasked: Option<u64>) -> Self
+    fn new<'a>(
+        parts: impl Iterator<Item = (u32, u64, u64, &'a [B])>,
+        unasked: Option<u64>,
+        stage: Option<&Arc<Attachment>>,
+    ) -> Self
     where
         B: 'a,
     {
-        let mut state = BatchState { chunks: VecDeque::new(), ops: Vec::new(), why: None };
+        let mut state = BatchState { chunks: VecDeque::new(), ops: Vec::new(), why: None, staged: 0 };
         for (op, (slot, stamp, start, bufs)) in parts.enumerate() {
             let count_before = state.chunks.len();
             let mut run = Run::new(bufs.iter().copied());
@@ -477,7 +576,8 @@ impl<B: Cargo> Batch<B> {
             loop {
                 let bufs = run.take(CHUNK_BYTES_MAX);
                 let len = bufs.iter().map(|buf| buf.bytes() as u64).sum();
-                state.chunks.push_back(Chunk { op, slot, stamp, offset, len, bufs, unasked });
+                let stage = stage.filter(|_| len >= STAGED_BYTES_MIN).cloned();
+                state.chunks.push_back(Chunk { op, slot, stamp, offset, len, bufs, unasked, stage });
                 // An offset that overflows is out of range, and the node says so.
                 offset = offset.saturating_add(len);
                 // A range of no bytes is asked for too: whether the stamp is still there is an answer.
@@ -517,9 +617,12 @@ impl<B: Cargo> Batch<B> {
         None
     }
 
-    fn settle(&self, op: usize, outcome: Outcome) {
+    fn settle(&self, chunk: &Chunk<B>, Heard { outcome, is_staged }: Heard) {
         let mut state = self.state();
-        let Some((unsettled, so_far)) = state.ops.get_mut(op) else { return };
+        if is_staged && outcome.is_ok() {
+            state.staged += chunk.len;
+        }
+        let Some((unsettled, so_far)) = state.ops.get_mut(chunk.op) else { return };
         *unsettled -= 1;
         if so_far.is_ok() {
             *so_far = outcome;
@@ -530,17 +633,17 @@ impl<B: Cargo> Batch<B> {
         self.state().why.get_or_insert(why);
     }
 
-    fn outcomes(self, unfinished: &TransferError) -> Vec<Outcome> {
-        let state = self.state.into_inner().unwrap_or_else(PoisonError::into_inner);
-        let unfinished = match (state.why, unfinished) {
+    fn outcomes(&self, unfinished: &TransferError) -> Vec<Outcome> {
+        let state = self.state();
+        let unfinished = match (&state.why, unfinished) {
             (Some(why), TransferError::Lost { .. }) => why,
-            _ => unfinished.clone(),
+            _ => unfinished,
         };
-        let outcome = |(unsettled, outcome): (usize, Outcome)| match outcome {
-            Ok(()) if unsettled > 0 => Err(unfinished.clone()),
-            outcome => outcome,
+        let outcome = |(unsettled, outcome): &(usize, Outcome)| match outcome {
+            Ok(()) if *unsettled > 0 => Err(unfinished.clone()),
+            outcome => outcome.clone(),
         };
-        state.ops.into_iter().map(outcome).collect()
+        state.ops.iter().map(outcome).collect()
     }
 }
 

@@ -5,9 +5,12 @@
 //! welcome   magic u32 · version u32 · status u32 · reason bytes u32 · reason
 //! request   kind u32 · slot u32 · id u64 · stamp u64 · offset u64 · length u64 · epoch u64
 //!           WRITE (1) is followed by the bytes and their xxh3 u64; READ (2) and READ_UNASKED (3), which
-//!           alone has an epoch that is not zero, by nothing
+//!           alone has an epoch that is not zero, by nothing. Of a disk only: STAGE (4) and STAGE_UNASKED
+//!           (5) are reads whose bytes may be left in memory that the reader maps, RELEASE (6) lets go of
+//!           them and is not answered
 //! reply     kind u32 · status u32 · id u64 · length u64 · xxh3 u64
-//!           WRITTEN (1); DATA (2), if its status is ok, is followed by the bytes and a TRAILER (3)
+//!           WRITTEN (1); DATA (2), if its status is ok, is followed by the bytes and a TRAILER (3);
+//!           STAGED (4): instead of a length and a checksum, the slot and the stamp where the bytes are
 //! ```
 //! Requests are answered in the order in which they came. Whatever is not like this ends the connection.
 
@@ -17,7 +20,7 @@ use crate::{CHUNK_BYTES_MAX, REASON_BYTES_MAX, TOKEN_BYTES_MAX};
 /// `TFD1`, in that order.
 pub const DATA_MAGIC: u32 = u32::from_le_bytes(*b"TFD1");
 /// Other versions are refused.
-pub const DATA_VERSION: u32 = 3;
+pub const DATA_VERSION: u32 = 4;
 
 /// Bytes of a hello before its token.
 pub const HELLO_BYTES: usize = 32;
@@ -137,6 +140,10 @@ pub enum RequestKind {
     Write,
     /// Bytes are wanted.
     Read,
+    /// Bytes of a disk are wanted, here or in memory that the reader maps.
+    Stage,
+    /// The reader is done with what it was given in that memory: slot and stamp are those of it.
+    Release,
 }
 
 /// A request for one range of one slot.
@@ -167,6 +174,9 @@ impl RequestHead {
             (RequestKind::Write, _) => 1,
             (RequestKind::Read, None) => 2,
             (RequestKind::Read, Some(_)) => 3,
+            (RequestKind::Stage, None) => 4,
+            (RequestKind::Stage, Some(_)) => 5,
+            (RequestKind::Release, _) => 6,
         };
         let head = Builder::default().u32(kind).u32(self.slot).u64(self.id).u64(self.stamp);
         head.u64(self.offset).u64(self.len).u64(self.unasked.unwrap_or(0)).0
@@ -179,6 +189,9 @@ impl RequestHead {
             Some(1) => (RequestKind::Write, false),
             Some(2) => (RequestKind::Read, false),
             Some(3) => (RequestKind::Read, true),
+            Some(4) => (RequestKind::Stage, false),
+            Some(5) => (RequestKind::Stage, true),
+            Some(6) => (RequestKind::Release, false),
             _ => return Err(FrameError::Nonsense),
         };
         let (kind, is_unasked) = kind;
@@ -205,6 +218,8 @@ pub enum ReplyKind {
     Data,
     /// The same read, after its bytes: whether they count.
     Trailer,
+    /// A read whose bytes lie in memory that the reader maps, until it lets go of them.
+    Staged,
 }
 
 /// How it went.
@@ -231,9 +246,9 @@ pub struct ReplyHead {
     pub status: Status,
     /// Of the request.
     pub id: u64,
-    /// Of data: how many bytes follow.
+    /// Of data: how many bytes follow. Of what is staged: the slot.
     pub len: u64,
-    /// Of a trailer: the xxh3-64 of the bytes.
+    /// Of a trailer: the xxh3-64 of the bytes. Of what is staged: the stamp.
     pub checksum: u64,
 }
 
@@ -245,6 +260,7 @@ impl ReplyHead {
             ReplyKind::Written => 1,
             ReplyKind::Data => 2,
             ReplyKind::Trailer => 3,
+            ReplyKind::Staged => 4,
         };
         let status = match self.status {
             Status::Ok => 0,
@@ -263,6 +279,7 @@ impl ReplyHead {
             Some(1) => ReplyKind::Written,
             Some(2) => ReplyKind::Data,
             Some(3) => ReplyKind::Trailer,
+            Some(4) => ReplyKind::Staged,
             _ => return Err(FrameError::Nonsense),
         };
         let status = match fields.u32() {
@@ -311,12 +328,15 @@ mod tests {
             (RequestKind::Read, None),
             (RequestKind::Read, Some(0)),
             (RequestKind::Read, Some(u64::MAX)),
+            (RequestKind::Stage, None),
+            (RequestKind::Stage, Some(7)),
+            (RequestKind::Release, None),
         ] {
             let len = CHUNK_BYTES_MAX;
             let head = RequestHead { kind, slot: 1, id: 2, stamp: 3, offset: 4, len, unasked };
             assert_eq!(RequestHead::decode(head.encode().first_chunk().unwrap()), Ok(head));
         }
-        for kind in [ReplyKind::Written, ReplyKind::Data, ReplyKind::Trailer] {
+        for kind in [ReplyKind::Written, ReplyKind::Data, ReplyKind::Trailer, ReplyKind::Staged] {
             for status in
                 [Status::Ok, Status::Stale, Status::BadChecksum, Status::OutOfRange, Status::Unreadable]
             {

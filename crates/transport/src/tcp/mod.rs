@@ -24,7 +24,7 @@ pub mod stream;
 mod sums;
 
 pub use client::{Manner, Tcp};
-pub use fetched::{Bytes, Fetch, Unfetched};
+pub use fetched::{Bytes, Fetch, Fetched, Staged, Unfetched};
 pub use pool::{Connect, Connecting, Identity, STREAMS_MAX, TcpConnect};
 pub use server::{Authorise, Hello, Keeper, ServeError, Server};
 pub use stream::{Waits, Wire};

@@ -18,6 +18,8 @@ use crate::{TOKEN_BYTES_MAX, TransferError};
 
 /// The most connections of one client to one data socket.
 pub const STREAMS_MAX: usize = 4;
+/// The same where a disk is read: its streams mostly wait, and the disk is fast only if many do.
+pub(super) const DISK_STREAMS_MAX: usize = 32;
 
 /// A connection to be.
 pub type Connecting<'a> = Pin<Box<dyn Future<Output = io::Result<Box<dyn Wire>>> + Send + 'a>>;
@@ -76,8 +78,13 @@ impl Lent<'_> {
 }
 
 impl Pool {
-    pub(super) fn new(address: String, identity: Identity, connect: Box<dyn Connect>) -> Self {
-        Self { address, identity, connect, permits: Semaphore::new(STREAMS_MAX), idle: Mutex::default() }
+    pub(super) fn new(
+        address: String,
+        identity: Identity,
+        connect: Box<dyn Connect>,
+        streams_max: usize,
+    ) -> Self {
+        Self { address, identity, connect, permits: Semaphore::new(streams_max), idle: Mutex::default() }
     }
 
     pub(super) fn address(&self) -> &str {

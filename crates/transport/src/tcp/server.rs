@@ -63,7 +63,8 @@ pub trait Keeper: Send + Sync {
     }
 
     /// Begins to fetch this range from a disk; `None` if there is no such copy. As for
-    /// [`Self::begin_send`], with [`RequestHead::unasked`].
+    /// [`Self::begin_send`], with [`RequestHead::unasked`]. Only if the request is a [`RequestKind::Stage`]
+    /// the bytes may be left in memory that the reader maps.
     fn begin_fetch(&self, segment: u64, range: &RequestHead) -> Option<Fetch> {
         let _none = (segment, range);
         None
@@ -193,6 +194,8 @@ impl Server {
                 RequestKind::Write => self.store(&mut served, &head).await?,
                 RequestKind::Read if head.len as usize <= AHEAD_BYTES => self.send_small(&mut served, &head),
                 RequestKind::Read => self.send(&mut served, &head).await?,
+                // Memory is mapped as it is, or not at all.
+                RequestKind::Stage | RequestKind::Release => return Err(FrameError::Nonsense.into()),
             }
         }
     }
