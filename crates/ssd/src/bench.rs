@@ -6,6 +6,7 @@
 //! shared, or cached further down, is as fast or slow for one as for the other. What counts is the median of
 //! the rounds' ratios.
 
+use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -354,7 +355,7 @@ impl Floor {
     }
 
     fn pass(&mut self, which: impl Iterator<Item = u64>, write: bool) -> Result<u64, String> {
-        let (mut flying, mut moved, mut done) = (0, 0, Vec::new());
+        let (mut flying, mut moved, mut done) = (0, 0, VecDeque::new());
         let mut free: Vec<u16> = (0..self.buffers.len() as u16).collect();
         let all = self.count.max(1);
         let mut which = which.map(|it| it % all).peekable();

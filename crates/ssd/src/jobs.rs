@@ -23,6 +23,11 @@ const DIRECT_BYTES_MIN: u64 = 64 << 10;
 
 /// How many reads go before the next that nobody waits for yet.
 const PASSED_MAX: usize = 8;
+/// Bytes of reads with the kernel at a time. More make no disk faster, and where they are more requests than
+/// its queue takes, the kernel lets a thread wait for each.
+const READING_BYTES_MAX: u64 = 64 << 20;
+/// The same while somebody might come who waits: what is with the kernel cannot be overtaken.
+const READING_AHEAD_BYTES_MAX: u64 = 32 << 20;
 
 /// A part of a write.
 #[derive(Debug)]
@@ -92,8 +97,10 @@ pub(crate) struct Jobs {
     next_token: u64,
     free: Vec<u16>,
     write_buffers: usize,
+    /// Bytes of reads that are with the kernel.
+    reading_bytes: u64,
     buffers: Vec<Buffer>,
-    outcomes: Vec<(u64, Outcome)>,
+    outcomes: VecDeque<(u64, Outcome)>,
 }
 
 impl Jobs {
@@ -110,8 +117,9 @@ impl Jobs {
             next_token: 0,
             free: (0..buffers.len() as u16).collect(),
             write_buffers: 0,
+            reading_bytes: 0,
             buffers,
-            outcomes: Vec::new(),
+            outcomes: VecDeque::new(),
         }
     }
 
@@ -160,6 +168,10 @@ impl Jobs {
     fn issue_read(&mut self) -> bool {
         // Those who wait go first, but not for ever: somebody may wait for the others, too, by now.
         let is_ahead = self.reads.is_empty() || self.passed >= PASSED_MAX && !self.reads_ahead.is_empty();
+        let bytes_max = if is_ahead { READING_AHEAD_BYTES_MAX } else { READING_BYTES_MAX };
+        if self.reading_bytes >= bytes_max {
+            return false;
+        }
         let queue = if is_ahead { &mut self.reads_ahead } else { &mut self.reads };
         let Some(io) = queue.front().copied() else { return false };
         let Some(job) = self.jobs.get_mut(&io) else { return false };
@@ -188,6 +200,7 @@ impl Jobs {
             queue.pop_front();
         }
         self.passed = if is_ahead { 0 } else { self.passed + 1 };
+        self.reading_bytes += run.len() as u64;
         let raw = Raw::Read { at: at + position, run, buffer };
         self.fly(Flying { io, position, len, run: Some(run), buffer, raw });
         true
@@ -238,12 +251,14 @@ impl Jobs {
         self.flying.insert(self.next_token, flying);
     }
 
-    /// What has ended since.
-    pub(crate) fn collect(&mut self) -> Vec<Ended> {
-        let mut outcomes = std::mem::take(&mut self.outcomes);
-        self.engine.collect(&mut outcomes);
-        let mut ended = Vec::new();
-        for (token, outcome) in outcomes.drain(..) {
+    /// The next job that has ended. Its bytes are held against their checksums here, which takes a while: what
+    /// can be begun in between keeps the disk busy.
+    pub(crate) fn next_ended(&mut self) -> Option<Ended> {
+        loop {
+            if self.outcomes.is_empty() {
+                self.engine.collect(&mut self.outcomes);
+            }
+            let (token, outcome) = self.outcomes.pop_front()?;
             let Some(flying) = self.flying.remove(&token) else { continue };
             let again =
                 [rustix::io::Errno::AGAIN, rustix::io::Errno::INTR].map(rustix::io::Errno::raw_os_error);
@@ -251,16 +266,20 @@ impl Jobs {
                 self.fly(flying);
                 continue;
             }
-            ended.extend(self.landed(flying, outcome));
+            let ended = self.landed(flying, outcome);
+            if ended.is_some() {
+                return ended;
+            }
         }
-        self.outcomes = outcomes;
-        ended
     }
 
     fn landed(&mut self, flying: Flying, outcome: Outcome) -> Option<Ended> {
         let job = self.jobs.get_mut(&flying.io)?;
         job.flying -= 1;
         let wanted = flying.run.map_or(0, Run::len);
+        if matches!(flying.raw, Raw::Read { .. }) {
+            self.reading_bytes -= wanted as u64;
+        }
         match outcome {
             Err(code) => job.fault = Some(fault(code, &flying.raw)),
             Ok(moved) if moved != wanted => {
@@ -303,7 +322,7 @@ impl Drop for Jobs {
         // Memory must not be given back under the kernel's hands, also where a panic brought us here.
         while !self.flying.is_empty() {
             self.engine.kick();
-            drop(self.collect());
+            while self.next_ended().is_some() {}
             std::thread::yield_now();
         }
     }

@@ -32,6 +32,9 @@ use crate::types::{
 /// Requests that wait for the driving thread at most.
 pub const INBOX_MAX: usize = 16 << 10;
 
+/// How much disk work is taken in before deadlines are looked at again.
+const ENDED_MAX: usize = 64;
+
 /// What a shelf is to be.
 #[derive(Clone, Debug)]
 pub struct ShelfConfig {
@@ -402,15 +405,23 @@ impl Driver {
     /// Waits for something to happen, and takes it in.
     fn turn(&mut self) {
         self.jobs.issue();
-        let mut ended = self.jobs.collect();
-        if ended.is_empty() && self.inbox.lock().requests.is_empty() {
+        let mut ended = self.jobs.next_ended();
+        if ended.is_none() && self.inbox.lock().requests.is_empty() {
             self.wait();
-            ended = self.jobs.collect();
+            ended = self.jobs.next_ended();
         }
-        for Ended { io, done, landed } in ended {
+        // Each is answered before the next is looked at, and what somebody asks for then is begun.
+        let mut left = ENDED_MAX;
+        while let Some(Ended { io, done, landed }) = ended.take() {
             let now = self.now();
             let effects = self.log.apply(Input::Done { io, result: done }, now);
             self.carry_out(effects, landed);
+            left -= 1;
+            if left > 0 {
+                self.take_requests();
+                self.jobs.issue();
+                ended = self.jobs.next_ended();
+            }
         }
         let now = self.now();
         if self.log.next_deadline().is_some_and(|deadline| deadline <= now) {

@@ -7,7 +7,7 @@ use tiffin_client::{
     Ahead, Client, ConnectOptions, Demotion, GetInto, GetOptions, Patience, Policy, PrefetchOutcome, Put,
     ResolveOptions,
 };
-use tiffin_server::config::{Engine, SsdConfig};
+use tiffin_server::config::{Engine, SsdConfig, TierConfig};
 use tiffin_server::{MasterConfig, MasterServer, NodeConfig, NodeServer};
 use tokio::time::Instant;
 
@@ -211,7 +211,108 @@ async fn what_a_disk_of_this_process_has_crosses_no_socket() {
     assert!(only(near.get(&keys[..1], GetOptions::default(), soon()).await).is_err());
 }
 
-/// Many who want the same at the same time cost the disk one read.
+/// A client of this host, wherever it lives, copies what a disk has from memory that both map; one that shares
+/// no memory gets the same through the socket. Both are as they are asked for: whole objects and parts.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_disk_of_this_host_has_is_copied_from_shared_memory() {
+    let folder = place();
+    // What is read often stays on the disk.
+    let tier = TierConfig { promote_on_hit: false, ..TierConfig::default() };
+    let master = MasterServer::start(MasterConfig { tier, ..MasterConfig::default() }).await.unwrap();
+    let mut store = Store { master, node: None };
+    store.start_node(folder.path(), Engine::Auto).await;
+    let lens = [1, 4096, (64 << 10) - 1, 64 << 10, 70_001, 1 << 20, (5 << 20) + 13];
+    let client = store.client().await;
+    let demotion = Some(Demotion::WriteThrough);
+    client.set_policy(Policy { demotion, ..Policy::default() }, soon()).await.unwrap();
+    for (at, len) in lens.into_iter().enumerate() {
+        let bytes = pattern(at, len);
+        let put = [Put::new(key(format!("s{at}")), &bytes)];
+        only(client.put_with(&put, Patience::UntilDeadline, soon()).await).unwrap();
+    }
+    eventually("all are on disk", || store.on_disk() == lens.len() as u64).await;
+    store.node.take().unwrap().leave(Instant::now() + LONG).await;
+    store.start_node(folder.path(), Engine::Auto).await;
+    let keys: Vec<_> = (0..lens.len()).map(|at| key(format!("s{at}"))).collect();
+    for shares in [true, false] {
+        let options = ConnectOptions {
+            shared_memory: shares,
+            ..ConnectOptions::new(store.master.address().to_string())
+        };
+        let client = Client::connect(options).await.unwrap();
+        // The same again and again: what was copied is let go of.
+        for _ in 0..20 {
+            let objects = client.get(&keys, GetOptions::default(), soon()).await;
+            for (at, (object, len)) in objects.into_iter().zip(lens).enumerate() {
+                assert!(object.unwrap().bytes == pattern(at, len), "s{at}, shares memory: {shares}");
+            }
+        }
+        let last = lens.len() - 1;
+        let whole = pattern(last, lens[last]);
+        for range in [0..100_000, 4095..300_001, (4 << 20) - 7..(5 << 20) + 13] {
+            let mut parts = [vec![0; 5], vec![], vec![0; whole.len()]];
+            let targets = parts.iter_mut().map(|it| it.as_mut_slice().into()).collect();
+            let item = GetInto { key: keys[last].clone(), targets, range: Some(range.clone()) };
+            only(client.get_into(&[item], GetOptions::default(), soon()).await).unwrap();
+            let wanted = &whole[range.start as usize..range.end as usize];
+            assert!(parts.concat()[..wanted.len()] == *wanted, "{range:?}, shares memory: {shares}");
+        }
+        let (small, all) = (lens.iter().filter(|it| **it < 64 << 10), lens.iter().sum::<usize>());
+        let small = 20 * small.sum::<usize>() as u64;
+        let (tcp, shm) = (client.counters().tcp.read(), client.counters().shm.read());
+        match shares {
+            // Small ones, which would take a message more, and the small ends of large ones.
+            true => assert!(tcp < small + 21 * (64 << 10) && shm > 19 * all as u64, "{tcp} {shm}"),
+            false => assert_eq!((shm, tcp > 20 * all as u64), (0, true)),
+        }
+    }
+}
+
+/// Who asks for more than the shared memory holds gets the rest through the socket; nothing waits for it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn more_readers_than_shared_memory_holds_are_all_served() {
+    let folder = place();
+    let store = Store::start(folder.path(), Engine::Auto).await;
+    let filler = store.client().await;
+    let large = 2 << 20;
+    for at in 0..12 {
+        let bytes = pattern(at, large);
+        let put = Put::new(key(format!("l{at}")), &bytes);
+        only(filler.put_with(&[put], Patience::UntilDeadline, soon()).await).unwrap();
+    }
+    let mut clients = Vec::new();
+    for _ in 0..4 {
+        clients.push(store.client().await);
+    }
+    let mut running = tokio::task::JoinSet::new();
+    for at in 0..96 {
+        let client = clients[at % clients.len()].clone();
+        running.spawn(async move {
+            let which = at * 7 % 12;
+            let object = only(client.get(&[key(format!("l{which}"))], GetOptions::default(), soon()).await);
+            assert!(object.unwrap().bytes == pattern(which, large), "l{which}");
+        });
+    }
+    running.join_all().await;
+    // One that ends in the middle of a read leaves nothing behind.
+    for at in 0..64 {
+        let client = clients[0].clone();
+        let reading = tokio::spawn(async move {
+            client.get(&[key(format!("l{}", at % 12))], GetOptions::default(), soon()).await.len()
+        });
+        for _ in 0..at % 7 {
+            tokio::task::yield_now().await;
+        }
+        reading.abort();
+        let _ended = reading.await;
+    }
+    for at in 0..12 {
+        let object = only(clients[1].get(&[key(format!("l{at}"))], GetOptions::default(), soon()).await);
+        assert!(object.unwrap().bytes == pattern(at, large), "l{at}");
+    }
+}
+
+/// Many who want the same at the same time cost the disk one read; `ssd/tests/shared_reads.rs` counts exactly.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_reads_the_same_at_the_same_time_shares_one_read() {
     let folder = place();

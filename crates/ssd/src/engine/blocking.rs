@@ -1,5 +1,6 @@
 //! The reference: a few threads that read and write one after another.
 
+use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -69,7 +70,7 @@ impl Engine for Blocking {
 
     fn kick(&mut self) {}
 
-    fn collect(&mut self, into: &mut Vec<(u64, Outcome)>) {
+    fn collect(&mut self, into: &mut VecDeque<(u64, Outcome)>) {
         into.extend(self.done.try_iter());
     }
 }

@@ -6,6 +6,7 @@
 mod blocking;
 mod uring;
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -66,7 +67,7 @@ pub(crate) trait Engine: Send {
     /// Hands what was taken to the kernel.
     fn kick(&mut self);
     /// What has ended since.
-    fn collect(&mut self, into: &mut Vec<(u64, Outcome)>);
+    fn collect(&mut self, into: &mut VecDeque<(u64, Outcome)>);
 }
 
 /// Starts an engine on a file. `wake` is signalled when there is something to collect.

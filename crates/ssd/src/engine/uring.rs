@@ -1,5 +1,6 @@
 //! One ring for one file, which is registered with it, and so are the buffers where the limits permit.
 
+use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
@@ -63,7 +64,7 @@ impl Engine for Uring {
 
     fn kick(&mut self) {
         let mut taken = 0;
-        {
+        let is_anything = {
             let mut queue = self.ring.submission();
             for entry in &self.waiting {
                 // SAFETY: whoever submitted this keeps the memory alive, and to itself, until it is
@@ -73,16 +74,20 @@ impl Engine for Uring {
                 }
                 taken += 1;
             }
-        }
+            !queue.is_empty()
+        };
         self.waiting.drain(..taken);
+        if !is_anything {
+            return;
+        }
         // What the kernel did not take now (it was interrupted, or busy) it takes with the next kick.
         drop(self.ring.submit());
     }
 
-    fn collect(&mut self, into: &mut Vec<(u64, Outcome)>) {
+    fn collect(&mut self, into: &mut VecDeque<(u64, Outcome)>) {
         for entry in self.ring.completion() {
             let result = entry.result();
-            into.push((entry.user_data(), usize::try_from(result).map_err(|_| -result)));
+            into.push_back((entry.user_data(), usize::try_from(result).map_err(|_| -result)));
         }
     }
 }
