@@ -3,6 +3,8 @@
 //! A prefetch runs by itself from the moment it was asked for. What Python holds of it is a [`Prefetch`]: it
 //! may be waited for any number of times, cancelled, or forgotten, and then goes on.
 
+use std::sync::Arc;
+
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -50,7 +52,8 @@ impl Operation for Begin {
     }
 
     fn answer(self, py: Python<'_>, (told, task): Self::Outcome) -> PyResult<Py<PyAny>> {
-        Prefetch { caller: self.caller, is_one: self.keys.is_one, told, task }.into_py_any(py)
+        let (is_one, keys) = (self.keys.is_one, self.keys.list.into());
+        Prefetch { caller: self.caller, is_one, told, task, keys }.into_py_any(py)
     }
 }
 
@@ -74,6 +77,7 @@ pub(crate) struct Prefetch {
     is_one: bool,
     told: Told,
     task: AbortHandle,
+    keys: Arc<[Key]>,
 }
 
 methods! {
@@ -93,10 +97,11 @@ methods! {
         Wait { told: self.told.clone(), is_one: self.is_one }
     }
 
-    /// Begins nothing more, and lets nobody wait for it any longer. What was begun still comes into memory.
-    /// Returns whether the prefetch was under way.
+    /// Gives it up: what was not begun is not, what is on its way and nobody else wants is given up, and what
+    /// is all but in memory still comes. `result` raises `concurrent.futures.CancelledError` from then on.
+    /// Returns whether the prefetch was under way; if not, nothing changes.
     call cancel() {
-        Cancel { told: self.told.clone(), task: self.task.clone() }
+        Cancel { told: self.told.clone(), task: self.task.clone(), keys: Arc::clone(&self.keys) }
     }
 
     others {
@@ -140,14 +145,21 @@ impl Operation for Wait {
 struct Cancel {
     told: Told,
     task: AbortHandle,
+    keys: Arc<[Key]>,
 }
 
 impl Operation for Cancel {
     type Outcome = bool;
 
-    async fn run(&self, _: &Client, _: Deadline) -> Result<bool, Error> {
+    async fn run(&self, client: &Client, deadline: Deadline) -> Result<bool, Error> {
         let is_under_way = self.told.borrow().is_none() && self.told.has_changed().is_ok();
         self.task.abort();
+        if is_under_way {
+            // While somebody waits for it, it is wanted: the master hears first that nobody does.
+            let mut told = self.told.clone();
+            while told.changed().await.is_ok() {}
+            client.cancel_prefetch(&self.keys, deadline).await.into_iter().collect::<Result<Vec<_>, _>>()?;
+        }
         Ok(is_under_way)
     }
 
@@ -164,5 +176,6 @@ fn word(outcome: PrefetchOutcome) -> &'static str {
         PrefetchOutcome::Running => "running",
         PrefetchOutcome::Failed => "failed",
         PrefetchOutcome::Skipped => "skipped",
+        PrefetchOutcome::Cancelled => "cancelled",
     }
 }

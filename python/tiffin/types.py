@@ -180,15 +180,18 @@ class Tier(NamedTuple):
     #: Of these, how many were read before they left again, and how many were not.
     promoted_used: int = 0
     promoted_unused: int = 0
-    #: Prefetches of what was in memory, of what was on its way or had just come, that could not be read, and
-    #: that were not begun for lack of room.
+    #: Prefetches of what was in memory, of what was on its way or had just come, that could not be read, that
+    #: were not begun for lack of room, and that were given up.
     prefetch_redundant: int = 0
     prefetch_joined: int = 0
     prefetch_failed: int = 0
     prefetch_skipped: int = 0
-    #: Gets that the master answered with memory, and with a disk. What a client knows is read without asking.
+    prefetch_cancelled: int = 0
+    #: Gets that the master answered with memory, with a disk, and of these with one of another host. What a
+    #: client knows is read without asking.
     gets_from_memory: int = 0
     gets_from_disk: int = 0
+    gets_from_far_disk: int = 0
     #: Batches of gets that waited for what was on its way and had it in time, or too late; and for how many
     #: milliseconds all of them waited.
     gets_waited: int = 0

@@ -319,6 +319,19 @@ impl Client {
         }
     }
 
+    /// Gives up what this client asked to bring and nobody else wants: what was not there yet is
+    /// [`PrefetchOutcome::Cancelled`], and what is all but there still comes ([`PrefetchOutcome::Running`]).
+    pub async fn cancel_prefetch(
+        &self,
+        keys: &[Key],
+        deadline: Deadline,
+    ) -> Vec<Result<PrefetchOutcome, Error>> {
+        match self.inner.enter(deadline) {
+            Ok(_busy) => prefetch::cancel(&self.inner, keys, deadline).await,
+            Err(error) => batch::all(keys.len(), &error),
+        }
+    }
+
     /// Deletes objects, and says of each whether it existed.
     ///
     /// After `Ok` no copy can be read any more, by anybody; only views that began before still see it. A node

@@ -50,6 +50,18 @@ pub(crate) async fn prefetch(
     results
 }
 
+pub(crate) async fn cancel(
+    inner: &Inner,
+    keys: &[Key],
+    deadline: Deadline,
+) -> Vec<Result<PrefetchOutcome, Error>> {
+    let mut results = Vec::with_capacity(keys.len());
+    for chunk in keys.chunks(CHUNK_KEYS) {
+        results.extend(ask(inner, chunk, Ahead::Nothing, 0, deadline).await);
+    }
+    results
+}
+
 async fn ask(
     inner: &Inner,
     keys: &[Key],

@@ -36,7 +36,8 @@ choices! {
     Presence { Absent = 0, Here = 1, Unavailable = 2 }
     Demotion { OnPressure = 0, WriteThrough = 1, Never = 2 }
     Ahead { Nothing = 0, LeadingRun = 1, All = 2; else Nothing }
-    PrefetchOutcome { Absent = 0, Resident = 1, Done = 2, Running = 3, Failed = 4, Skipped = 5; else Skipped }
+    PrefetchOutcome { Absent = 0, Resident = 1, Done = 2, Running = 3, Failed = 4, Skipped = 5,
+        Cancelled = 6; else Skipped }
     Held { Reserved = 0, Leased = 1, Viewed = 2 }
     Cause { Deleted = 0, Replaced = 1, Evicted = 2, NodeLost = 3, Consumed = 4, HeldTooLong = 5 }
 }
@@ -87,7 +88,7 @@ message! {
         6 => promoted_objects, 7 => promoted_bytes, 8 => promoted_used, 9 => promoted_unused,
         10 => prefetch_redundant, 11 => prefetch_joined, 12 => prefetch_failed, 13 => prefetch_skipped,
         14 => gets_from_memory, 15 => gets_from_disk, 16 => gets_waited, 17 => gets_late, 18 => waited_ms,
-        19 => disk_evicted, 20 => disk_corrupt,
+        19 => disk_evicted, 20 => disk_corrupt, 21 => prefetch_cancelled, 22 => gets_from_far_disk,
     }
     DemoteItem { 1 => source, 2 => record }
     PromoteItem { 1 => hold, 2 => into }

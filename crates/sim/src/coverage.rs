@@ -117,6 +117,7 @@ points! {
     PrefetchFailed,
     /// An outcome of a prefetch.
     PrefetchSkipped,
+    PrefetchCancelled,
     /// The invariant was checked on something.
     CheckedSurvival,
     /// The invariant was checked on something.

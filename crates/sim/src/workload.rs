@@ -312,6 +312,8 @@ impl World {
             }
             13..19 => {
                 let wait_ms = if self.chance.percent(70) { self.chance.between(1, 200) } else { 0 };
+                // Some change their minds.
+                let ahead = if self.chance.percent(20) { Ahead::Nothing } else { ahead };
                 Request::Prefetch(Prefetch { keys, ahead, wait_ms })
             }
             _ => {

@@ -27,7 +27,7 @@ const PASSED_MAX: usize = 8;
 /// its queue takes, the kernel lets a thread wait for each.
 const READING_BYTES_MAX: u64 = 64 << 20;
 /// The same while somebody might come who waits: what is with the kernel cannot be overtaken.
-const READING_AHEAD_BYTES_MAX: u64 = 32 << 20;
+const READING_AHEAD_BYTES_MAX: u64 = 48 << 20;
 
 /// A part of a write.
 #[derive(Debug)]
@@ -412,6 +412,9 @@ fn direct_source(sources: &[Source], position: u64) -> Option<Run> {
 fn gather(sources: &[Source], position: u64, to: &mut [u8]) -> usize {
     let (mut begin, mut filled) = (0, 0);
     for source in sources {
+        if filled == to.len() {
+            break;
+        }
         let (end, here) = (begin + source.len(), position + filled as u64);
         if here < end {
             let whole = (filled as u64).is_multiple_of(BLOCK) && filled > 0;
@@ -460,4 +463,50 @@ fn fault(code: i32, raw: &Raw) -> Fault {
         Raw::Sync => ("a sync", 0, 0),
     };
     Fault::new(kind, format!("{what} of {len} bytes at {at} failed: {errno}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A buffer that is full in the middle of a part, with more parts behind it, is written as it is.
+    #[test]
+    fn what_does_not_fit_a_buffer_is_left_for_the_next() {
+        let parts = [5, 3000, 7000, 0, 9000, 4000].into_iter().enumerate();
+        let sources: Vec<_> = parts.map(|(at, len)| Source::Bytes(vec![at as u8 + 1; len])).collect();
+        let all: Vec<u8> = [(1, 5), (2, 3000), (3, 7000), (5, 9000), (6, 4000)]
+            .into_iter()
+            .flat_map(|(byte, len)| std::iter::repeat_n(byte, len))
+            .collect();
+        for size in [1, 4, 5, 4096, 10_005, 19_004, 23_005, 100_000] {
+            let (mut found, mut buffer) = (Vec::new(), vec![0; size]);
+            while found.len() < all.len() {
+                let filled = gather(&sources, found.len() as u64, &mut buffer);
+                assert_eq!(filled, size.min(all.len() - found.len()), "{size}");
+                found.extend_from_slice(&buffer[..filled]);
+            }
+            assert!(found == all, "{size}");
+        }
+    }
+
+    #[test]
+    fn what_the_system_says_is_told_by_its_kind_and_in_words() {
+        use rustix::io::Errno;
+        let raw = Raw::Sync;
+        for (errno, kind, words) in [
+            (Errno::IO, FaultKind::Io, "Input/output error"),
+            (Errno::NOSPC, FaultKind::NoSpace, "No space left on device"),
+            (Errno::DQUOT, FaultKind::NoSpace, "quota exceeded"),
+            (Errno::FBIG, FaultKind::NoSpace, "File too large"),
+            (Errno::ROFS, FaultKind::ReadOnly, "Read-only file system"),
+            (Errno::NODEV, FaultKind::Vanished, "No such device"),
+            (Errno::NXIO, FaultKind::Vanished, "No such device or address"),
+            (Errno::STALE, FaultKind::Vanished, "Stale file handle"),
+            (Errno::PERM, FaultKind::Other, "Operation not permitted"),
+        ] {
+            let told = fault(errno.raw_os_error(), &raw);
+            assert_eq!(told.kind, kind, "{told}");
+            assert!(told.to_string().contains(words) && told.to_string().contains("\n\nhint: "), "{told}");
+        }
+    }
 }

@@ -25,6 +25,8 @@ const COVERED: &[&str] = &[
     "disk failed",
     "disk says Io",
     "disk says NoSpace",
+    "disk says ReadOnly",
+    "disk says Vanished",
     "Evicted",
     "flush",
     "forget",

@@ -1,7 +1,8 @@
 //! Disks that cannot be used, or fail while they are: what is said of them, and that memory goes on.
 
 use std::fs::{self, File};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use tiffin_client::{Client, Demotion, Error, GetOptions, Losses, Patience, Policy, Put};
 use tiffin_server::config::{Engine, SsdConfig};
@@ -92,6 +93,78 @@ async fn a_disk_whose_directory_is_removed_leaves_and_memory_goes_on() {
         memory_serves(&client, "after").await;
         let error = only(client.get(&[key("o0")], GetOptions::default(), soon()).await).unwrap_err();
         assert!(matches!(&error, Error::NodeDown { nodes, .. } if *nodes == ["node disk 1"]), "{error}");
+    }
+}
+
+/// A filesystem of its own, in a file. Only root may mount one.
+struct Mounted {
+    path: PathBuf,
+    _folder: tempfile::TempDir,
+}
+
+impl Mounted {
+    /// Nothing, and a word about it, where it cannot be had.
+    fn new() -> Option<Self> {
+        let folder = place();
+        let (image, path) = (folder.path().join("image"), folder.path().join("mounted"));
+        File::create(&image).unwrap().set_len(512 * MIB).unwrap();
+        fs::create_dir(&path).unwrap();
+        let is_made = run(Command::new("mkfs.ext4").arg("-qF").arg(&image))
+            && run(Command::new("mount").args(["-o", "loop,errors=remount-ro"]).arg(&image).arg(&path));
+        if !is_made {
+            eprintln!("skipped: no filesystem can be mounted here, which only root may");
+            return None;
+        }
+        Some(Self { path, _folder: folder })
+    }
+
+    /// What the kernel does by itself when it finds the filesystem damaged.
+    fn become_read_only(&self) {
+        assert!(run(Command::new("mount").args(["-o", "remount,abort"]).arg(&self.path)));
+        File::create(self.path.join("another")).expect_err("it is read-only");
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        // Whoever still uses it may go on; the name is free.
+        run(Command::new("umount").arg("-l").arg(&self.path));
+    }
+}
+
+fn run(command: &mut Command) -> bool {
+    command.output().is_ok_and(|it| it.status.success())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_disk_that_becomes_read_only_leaves_and_memory_goes_on() {
+    let Some(mounted) = Mounted::new() else { return };
+    for engine in [Engine::Auto, Engine::Blocking] {
+        let folder = mounted.path.join(format!("{engine:?}"));
+        fs::create_dir(&folder).unwrap();
+        let store = Store::sized(&folder, engine, 128 * MIB).await;
+        let client = store.client().await;
+        write_through(&client).await;
+        fill(&client).await;
+        eventually("some are on disk", || store.on_disk() >= OBJECTS as u64 / 2).await;
+        if engine == Engine::Auto {
+            store.node.unwrap().leave(Instant::now() + LONG).await;
+            continue;
+        }
+        mounted.become_read_only();
+        memory_serves(&client, "during").await;
+        while is_disk_there(&client).await {
+            tokio::task::yield_now().await;
+        }
+        memory_serves(&client, "after").await;
+        let error = only(client.get(&[key("o0")], GetOptions::default(), soon()).await).unwrap_err();
+        assert!(matches!(&error, Error::NodeDown { nodes, .. } if *nodes == ["node disk 1"]), "{error}");
+        // Nor can a node be started there, and it says why.
+        drop(client);
+        let Store { master, node } = store;
+        node.unwrap().leave(Instant::now() + LONG).await;
+        let error = start(&master, ssd(&folder.join("log"), 128 * MIB)).await.expect_err("it is read-only");
+        assert!(error.contains("Read-only file system") && error.contains("hint:"), "{error}");
     }
 }
 

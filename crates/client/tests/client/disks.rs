@@ -30,14 +30,22 @@ pub(super) struct Store {
 
 impl Store {
     pub(super) async fn start(folder: &Path, engine: Engine) -> Self {
+        Self::sized(folder, engine, 256 * MIB).await
+    }
+
+    pub(super) async fn sized(folder: &Path, engine: Engine, size: u64) -> Self {
         let master = MasterServer::start(MasterConfig::default()).await.unwrap();
         let mut store = Self { master, node: None };
-        store.start_node(folder, engine).await;
+        store.start_sized(folder, engine, size).await;
         store
     }
 
     pub(super) async fn start_node(&mut self, folder: &Path, engine: Engine) {
-        let ssd = vec![SsdConfig { path: folder.join("log"), size: 256 * MIB, engine }];
+        self.start_sized(folder, engine, 256 * MIB).await;
+    }
+
+    async fn start_sized(&mut self, folder: &Path, engine: Engine, size: u64) {
+        let ssd = vec![SsdConfig { path: folder.join("log"), size, engine }];
         let master = self.master.address().clone();
         let config =
             NodeConfig { master, memory: 8 * MIB, name: "node".into(), ssd, ..NodeConfig::default() };

@@ -163,6 +163,8 @@ pub enum Notice {
         memory: u64,
         /// So many must be read from a disk.
         disk: u64,
+        /// Of these, so many from one of another host.
+        far: u64,
         /// How long it waited; nothing if it did not.
         waited_ms: Option<u64>,
         /// It waited in vain for some of them.

@@ -71,7 +71,7 @@ impl Master {
                 items.push(outcome);
             }
             if resolve.touch && resolve.locate {
-                self.count_gets(found.iter().flatten());
+                self.count_gets(&visitor.host, found.iter().flatten());
             }
             if resolve.touch || resolve.lease {
                 self.catalog.touch_all(
@@ -86,28 +86,31 @@ impl Master {
     }
 
     /// Counts where gets find their bytes.
-    fn count_gets<'a>(&mut self, found: impl Iterator<Item = &'a ObjectIndex>) {
+    fn count_gets<'a>(&mut self, host: &str, found: impl Iterator<Item = &'a ObjectIndex>) {
         if !self.members.has_disks() {
             self.tier.stat.gets_from_memory += found.count() as u64;
             return;
         }
-        let (mut memory, mut disk) = (0, 0);
+        let (mut memory, mut disk, mut far) = (0, 0, 0);
         for &index in found {
             let Some(object) = self.catalog.get(index) else { continue };
             if self.is_in_memory(object) {
                 memory += 1;
                 self.count_memory_hit(index);
             } else {
+                let is_here = |it: NodeIndex| self.members.get(it).is_some_and(|it| it.info.host == host);
+                far += u64::from(!object.shelved().any(|(disk, _)| is_here(disk)));
                 disk += 1;
                 self.count_disk_hit(index);
             }
         }
         self.tier.stat.gets_from_memory += memory;
         self.tier.stat.gets_from_disk += disk;
+        self.tier.stat.gets_from_far_disk += far;
         let waited = self.tier.promotions.waited.take();
         if disk > 0 || waited.is_some() {
             let (waited_ms, late) = waited.map_or((None, false), |(ms, late)| (Some(ms), late));
-            let got = Notice::Got { memory, disk, waited_ms, late };
+            let got = Notice::Got { memory, disk, far, waited_ms, late };
             self.effects.push_back(Effect::Notice(got));
         }
     }
@@ -146,7 +149,7 @@ impl Master {
             }
         }
         if !ahead.is_empty() {
-            let outcomes = self.bring(&ahead, exists.ahead);
+            let outcomes = self.bring(&ahead, exists.ahead, None);
             for (item, outcome) in items.iter_mut().zip(outcomes) {
                 let failed = matches!(outcome, PrefetchOutcome::Failed | PrefetchOutcome::Skipped);
                 if failed && sabotaged!(self.config.sabotage, ProbeForgets) {

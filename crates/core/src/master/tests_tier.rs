@@ -628,7 +628,7 @@ fn a_get_waits_for_what_is_on_its_way_and_only_for_that() {
     let stat = cluster.stat();
     assert_eq!((stat.gets_waited, stat.gets_late, stat.waited_ms), (1, 1, 20));
     // Each of them is told apart, for the log.
-    let got = |memory, disk, waited_ms, late| Notice::Got { memory, disk, waited_ms, late };
+    let got = |memory, disk, waited_ms, late| Notice::Got { memory, disk, far: 0, waited_ms, late };
     let gets: Vec<_> = cluster.notices.iter().filter(|it| matches!(it, Notice::Got { .. })).collect();
     let not_begun = got(0, 1, None, false);
     assert_eq!(
@@ -657,10 +657,10 @@ fn who_waits_for_what_is_replaced_finds_the_new_one() {
 }
 
 /// How far a promotion is when something happens to it.
-const STEPS: [&str; 3] = ["room", "bytes", "slot"];
+pub(super) const STEPS: [&str; 3] = ["room", "bytes", "slot"];
 
 /// Holds a promotion of `a` up at a step.
-fn promoting(step: &str) -> (Cluster, RequestId) {
+pub(super) fn promoting(step: &str) -> (Cluster, RequestId) {
     let mut cluster = Cluster::tiered(&[8], |config| config.tier.throttle.deadline = 400);
     cluster.shelve("a", 1);
     match step {
@@ -678,7 +678,7 @@ fn promoting(step: &str) -> (Cluster, RequestId) {
     (cluster, id)
 }
 
-fn go_on(cluster: &mut Cluster) {
+pub(super) fn go_on(cluster: &mut Cluster) {
     cluster.let_go(0);
     cluster.let_disk_go(0);
     cluster.master.check().unwrap();

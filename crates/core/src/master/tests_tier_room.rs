@@ -4,12 +4,12 @@ use tiffin_throttle::Config;
 
 use super::{
     tests::{Cluster, UNIT, plain},
-    tests_tier::{prefetch, reserve},
+    tests_tier::{STEPS, go_on, prefetch, promoting, reserve},
     *,
 };
 use crate::message::{Ahead, Demotion, Policy, PrefetchOutcome, ReserveOutcome};
 
-use PrefetchOutcome::{Done, Running, Skipped};
+use PrefetchOutcome::{Absent, Cancelled, Done, Resident, Running, Skipped};
 
 #[test]
 fn what_comes_back_drives_out_only_what_is_cold_and_on_a_disk() {
@@ -101,4 +101,54 @@ fn only_so_much_comes_back_at_a_time() {
     assert_eq!(cluster.answer(id).unwrap(), [Running, Skipped]);
     cluster.let_disk_go(0);
     assert_eq!(cluster.prefetch(&["b"], Ahead::All).unwrap(), [Done]);
+}
+
+/// What a client gives up ends at once, once, and leaves nothing behind, however far it has come; what is all
+/// but there comes. It may be asked for again at once.
+#[test]
+fn what_is_given_up_ends_as_cancelled_or_comes() {
+    for step in STEPS {
+        let (mut cluster, id) = promoting(step);
+        assert_eq!(cluster.prefetch(&["a"], Ahead::Nothing).unwrap(), [Running], "{step}: it is waited for");
+        cluster.ask(Request::Cancel(id));
+        assert_eq!(cluster.answer(id).unwrap(), [Running], "{step}");
+        let is_late = step == "slot";
+        let end = if is_late { Running } else { Cancelled };
+        assert_eq!(cluster.prefetch(&["a", "none"], Ahead::Nothing).unwrap(), [end, Absent], "{step}");
+        assert_eq!(cluster.master.tier.promotions.running_count(), usize::from(is_late), "{step}");
+        let again = if is_late { Running } else { Skipped };
+        assert_eq!(cluster.prefetch(&["a"], Ahead::Nothing).unwrap(), [again], "{step}: it has one end");
+        go_on(&mut cluster);
+        assert_eq!(cluster.where_is("a"), (is_late, true), "{step}");
+        assert_eq!(cluster.stat().prefetch_failed, 0, "{step}: nothing has failed");
+        let end = if is_late { Resident } else { Done };
+        assert_eq!(cluster.prefetch(&["a"], Ahead::All).unwrap(), [end], "{step}: nothing speaks against it");
+        assert_eq!(cluster.prefetch(&["a"], Ahead::Nothing).unwrap(), [Resident], "{step}");
+    }
+}
+
+#[test]
+fn what_somebody_else_wants_is_not_given_up() {
+    for other in ["another client", "a probe", "a get", "another client before"] {
+        let mut cluster = Cluster::tiered(&[8], |_| ());
+        cluster.shelve("a", 1);
+        cluster.disks[0].held_up = true;
+        cluster.open(ConnId(2), 8);
+        let of_the_other = |cluster: &mut Cluster| {
+            cluster.event(Event::Request(ConnId(2), RequestId(77), prefetch(&["a"], Ahead::All, 0)));
+        };
+        if other == "another client before" {
+            of_the_other(&mut cluster);
+        }
+        cluster.send(prefetch(&["a"], Ahead::All, 0));
+        match other {
+            "another client" => of_the_other(&mut cluster),
+            "a probe" => drop(cluster.probe(&["a"], Ahead::All)),
+            "a get" => drop(cluster.send(super::tests_tier::get("a", 1000))),
+            _ => (),
+        }
+        assert_eq!(cluster.prefetch(&["a"], Ahead::Nothing).unwrap(), [Running], "{other}");
+        cluster.let_disk_go(0);
+        assert_eq!(cluster.where_is("a"), (true, true), "{other}");
+    }
 }

@@ -56,7 +56,8 @@ pub struct Dropped {
 /// Which of the keys that somebody asks about are to be in memory when they are asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Ahead {
-    /// None.
+    /// None. In a [`Prefetch`]: those that this client asked for before, and nobody else wants, are given up
+    /// unless they are in memory or all but.
     #[default]
     Nothing,
     /// Those before the first one that does not exist: what lies behind a gap is of no use to a prefix.
@@ -92,6 +93,8 @@ pub enum PrefetchOutcome {
     Failed,
     /// It was not begun: memory has no room for it, too much is under way, or it lies behind a gap.
     Skipped,
+    /// It was on its way, and was given up.
+    Cancelled,
 }
 
 /// How the tier below memory is doing, since the master started.
@@ -124,10 +127,14 @@ pub struct TierStat {
     pub prefetch_failed: u64,
     /// Prefetches that were not begun, because of pressure or because too much was under way.
     pub prefetch_skipped: u64,
+    /// Prefetches that were given up before they had come.
+    pub prefetch_cancelled: u64,
     /// Gets that were answered with a copy in memory.
     pub gets_from_memory: u64,
     /// Gets that were answered with a copy on a disk.
     pub gets_from_disk: u64,
+    /// Of these, how many were of another host than the disk.
+    pub gets_from_far_disk: u64,
     /// Gets of what was on its way, and came in time.
     pub gets_waited: u64,
     /// Gets of what was on its way, and came too late.
@@ -144,7 +151,7 @@ impl TierStat {
     /// Every number with its name and what it counts, for pages and tables. The first is a level, the others
     /// only grow.
     #[must_use]
-    pub fn named(&self) -> [(&'static str, &'static str, u64); 20] {
+    pub fn named(&self) -> [(&'static str, &'static str, u64); 22] {
         [
             ("shelved_objects", "Copies on disks", self.shelved),
             ("demoted_objects", "Objects written to disks", self.demoted_objects),
@@ -163,8 +170,10 @@ impl TierStat {
             ("prefetch_joined", "Prefetches of what was on its way or had just come", self.prefetch_joined),
             ("prefetch_failed", "Prefetches that could not be read", self.prefetch_failed),
             ("prefetch_skipped", "Prefetches not begun, for lack of room", self.prefetch_skipped),
+            ("prefetch_cancelled", "Prefetches that were given up", self.prefetch_cancelled),
             ("gets_from_memory", "Gets that the master answered with memory", self.gets_from_memory),
             ("gets_from_disk", "Gets that the master answered with a disk", self.gets_from_disk),
+            ("gets_from_far_disk", "Of these, gets from other hosts", self.gets_from_far_disk),
             (
                 "gets_waited",
                 "Batches of gets that waited for a prefetch, and had it in time",

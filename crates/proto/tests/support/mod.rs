@@ -76,8 +76,8 @@ fn ahead() -> impl Strategy<Value = Ahead> {
 }
 
 fn prefetch_outcome() -> impl Strategy<Value = PrefetchOutcome> {
-    use PrefetchOutcome::{Absent, Done, Failed, Resident, Running, Skipped};
-    select(vec![Absent, Resident, Done, Running, Failed, Skipped])
+    use PrefetchOutcome::{Absent, Cancelled, Done, Failed, Resident, Running, Skipped};
+    select(vec![Absent, Resident, Done, Running, Failed, Skipped, Cancelled])
 }
 
 /// Any request about pins, quotas, samples and explanations.
@@ -446,7 +446,7 @@ fn demotion() -> impl Strategy<Value = Demotion> {
 }
 
 fn tier_stat() -> impl Strategy<Value = TierStat> {
-    vec(number(), 20).prop_map(|it| TierStat {
+    vec(number(), 22).prop_map(|it| TierStat {
         shelved: it[0],
         demoted_objects: it[1],
         demoted_bytes: it[2],
@@ -467,6 +467,8 @@ fn tier_stat() -> impl Strategy<Value = TierStat> {
         waited_ms: it[17],
         disk_evicted: it[18],
         disk_corrupt: it[19],
+        prefetch_cancelled: it[20],
+        gets_from_far_disk: it[21],
     })
 }
 

@@ -440,8 +440,8 @@ impl Shared {
                 tracing::info!(keys, resident, running, failed, skipped, "a prefetch was asked for");
             }
             // These are as many as there are gets from disks, so they are for who looks for them.
-            Notice::Got { memory, disk, waited_ms, late } => {
-                tracing::debug!(memory, disk, waited_ms, late, "a get was told of disks");
+            Notice::Got { memory, disk, far, waited_ms, late } => {
+                tracing::debug!(memory, disk, far, waited_ms, late, "a get was told of disks");
             }
             Notice::Promoted { done, bytes, took_ms } => {
                 tracing::debug!(done, bytes, took_ms, "a promotion ended");

@@ -431,6 +431,7 @@ impl World {
                     PrefetchOutcome::Running => Point::PrefetchRunning,
                     PrefetchOutcome::Failed => Point::PrefetchFailed,
                     PrefetchOutcome::Skipped => Point::PrefetchSkipped,
+                    PrefetchOutcome::Cancelled => Point::PrefetchCancelled,
                 });
             }),
             Some(Reply::Listed(_)) => self.coverage.hit(Point::Listed),

@@ -401,7 +401,8 @@ impl World {
             self.tick();
             return self.crash();
         }
-        let kind = if self.chance.percent(50) { FaultKind::Io } else { FaultKind::NoSpace };
+        let kinds = [FaultKind::Io, FaultKind::NoSpace, FaultKind::ReadOnly, FaultKind::Vanished];
+        let kind = self.chance.pick(&kinds).unwrap();
         match fault {
             true => {
                 self.see(&format!("disk says {kind:?}"));

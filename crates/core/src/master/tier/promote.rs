@@ -64,6 +64,8 @@ struct Promoting {
     hold: Option<Hold>,
     since: Tick,
     bytes: u64,
+    /// The one client that asked for it by name, and may give it up; nobody if others want it as well.
+    wanted_by: Option<ClientId>,
 }
 
 /// All that is on its way, and who waits for it.
@@ -164,7 +166,12 @@ impl Master {
         }
         let found: Vec<_> =
             prefetch.keys.iter().map(|key| self.catalog.find(visitor.namespace, key)).collect();
-        let outcomes = self.bring(&found, prefetch.ahead);
+        if prefetch.ahead == Ahead::Nothing {
+            let outcomes = found.into_iter().map(|index| self.give_up_promotion(index, visitor.client));
+            let reply = Reply::Prefetched(outcomes.collect());
+            return self.effects.push_back(Effect::Reply(conn, id, reply));
+        }
+        let outcomes = self.bring(&found, prefetch.ahead, Some(visitor.client));
         let mut awaited = BTreeSet::new();
         let mut items = Vec::with_capacity(outcomes.len());
         for (index, outcome) in found.iter().zip(outcomes) {
@@ -215,6 +222,7 @@ impl Master {
         &mut self,
         found: &[Option<ObjectIndex>],
         ahead: Ahead,
+        by: Option<ClientId>,
     ) -> Vec<PrefetchOutcome> {
         let run = match ahead {
             Ahead::Nothing => 0,
@@ -226,7 +234,7 @@ impl Master {
         for (at, index) in found.iter().enumerate() {
             outcomes.push(match index {
                 None => PrefetchOutcome::Absent,
-                Some(index) if at < run => self.promote(*index),
+                Some(index) if at < run => self.promote(*index, by),
                 Some(_) => PrefetchOutcome::Skipped,
             });
         }
@@ -249,7 +257,7 @@ impl Master {
         let Generation { epoch, counter } = object.generation();
         let hash = (counter ^ epoch.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         if self.tier.promotions.sketch.count(hash) >= HITS && self.tier.config.promote_on_hit {
-            self.promote(index);
+            self.promote(index, None);
         }
     }
 
@@ -273,14 +281,15 @@ impl Master {
     }
 
     /// Begins to bring one object into memory.
-    fn promote(&mut self, index: ObjectIndex) -> PrefetchOutcome {
+    fn promote(&mut self, index: ObjectIndex, by: Option<ClientId>) -> PrefetchOutcome {
         let Some(object) = self.catalog.get(index) else { return PrefetchOutcome::Absent };
         let (generation, len, namespace) = (object.generation(), object.len(), object.namespace());
         if self.is_in_memory(object) {
             self.tier.stat.prefetch_redundant += 1;
             return PrefetchOutcome::Resident;
         }
-        if self.tier.promotions.running.contains_key(&generation) {
+        if let Some(running) = self.tier.promotions.running.get_mut(&generation) {
+            running.wanted_by = running.wanted_by.filter(|client| Some(*client) == by);
             self.tier.stat.prefetch_joined += 1;
             return PrefetchOutcome::Running;
         }
@@ -316,13 +325,32 @@ impl Master {
         self.room.plan(namespace, need);
         let id = PromotionId { generation, token: token.number() };
         let since = self.now;
-        let promoting =
-            Promoting { token, index, settling: false, from, node, hold: None, since, bytes: len };
+        let (settling, hold, bytes, wanted_by) = (false, None, len, by);
+        let promoting = Promoting { token, index, settling, from, node, hold, since, bytes, wanted_by };
         self.tier.promotions.running.insert(generation, promoting);
         let allocate = Allocate { client: PROMOTER, items: self.allocation(index).into_iter().collect() };
         // A ready node is connected, so this cannot fail.
         self.ask(node, Request::Allocate(allocate), Wait::PromoteRoom(id, (namespace, need)));
         PrefetchOutcome::Running
+    }
+
+    /// A client does not want an object any more. It stops where nobody else wants it and its bytes are not
+    /// there yet; what a disk still reads goes into room that stays aside until it is done.
+    fn give_up_promotion(&mut self, index: Option<ObjectIndex>, client: ClientId) -> PrefetchOutcome {
+        let Some(object) = index.and_then(|it| self.catalog.get(it)) else { return PrefetchOutcome::Absent };
+        if self.is_in_memory(object) {
+            return PrefetchOutcome::Resident;
+        }
+        let generation = object.generation();
+        let Promotions { running, waiting, .. } = &self.tier.promotions;
+        let Some(promoting) = running.get(&generation) else { return PrefetchOutcome::Skipped };
+        let is_awaited = waiting.get(&generation).is_some_and(|it| !it.is_empty());
+        if promoting.settling || is_awaited || promoting.wanted_by != Some(client) {
+            return PrefetchOutcome::Running;
+        }
+        self.tier.stat.prefetch_cancelled += 1;
+        self.end_promotion_with(generation, End::Cancelled, true);
+        PrefetchOutcome::Cancelled
     }
 
     fn skip(&mut self) -> PrefetchOutcome {
@@ -470,8 +498,13 @@ impl Master {
         }
     }
 
-    /// The one end of every promotion: its token, its room, and those who wait for it.
     fn end_promotion(&mut self, generation: Generation, end: End) {
+        self.end_promotion_with(generation, end, end == End::Failed);
+    }
+
+    /// The one end of every promotion: its token, its room, and those who wait for it. The copy is given up
+    /// unless it is there, or whatever took the object away has taken it, too.
+    fn end_promotion_with(&mut self, generation: Generation, end: End, gives_up_copy: bool) {
         let Some(promoting) = self.tier.promotions.running.remove(&generation) else { return };
         let Promoting { token, index, settling, node, hold, since, bytes, .. } = promoting;
         let took_ms = self.now.0 - since.0;
@@ -485,7 +518,7 @@ impl Master {
         }
         if let Some(hold) = hold {
             self.room.end_grant(node, hold);
-            if end == End::Failed {
+            if gives_up_copy {
                 self.give_up_copy(index, (node, hold), settling);
             }
         }
