@@ -115,7 +115,7 @@ fn what_is_given_up_ends_as_cancelled_or_comes() {
         let is_late = step == "slot";
         let end = if is_late { Running } else { Cancelled };
         assert_eq!(cluster.prefetch(&["a", "none"], Ahead::Nothing).unwrap(), [end, Absent], "{step}");
-        assert_eq!(cluster.master.tier.promotions.running_count(), usize::from(is_late), "{step}");
+        assert_eq!(cluster.master.moving_count(), usize::from(is_late), "{step}");
         let again = if is_late { Running } else { Skipped };
         assert_eq!(cluster.prefetch(&["a"], Ahead::Nothing).unwrap(), [again], "{step}: it has one end");
         go_on(&mut cluster);
