@@ -117,6 +117,7 @@ points! {
     PrefetchFailed,
     /// An outcome of a prefetch.
     PrefetchSkipped,
+    /// A prefetch was given up before it had come.
     PrefetchCancelled,
     /// The invariant was checked on something.
     CheckedSurvival,
