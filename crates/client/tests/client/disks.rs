@@ -219,8 +219,8 @@ async fn what_a_disk_of_this_process_has_crosses_no_socket() {
     assert!(only(near.get(&keys[..1], GetOptions::default(), soon()).await).is_err());
 }
 
-/// A client of this host, wherever it lives, copies what a disk has from memory that both map; one that shares
-/// no memory gets the same through the socket. Both are as they are asked for: whole objects and parts.
+/// A client of this host, wherever it lives, copies what a disk has from memory that both map; one that
+/// shares no memory gets the same through the socket: whole objects and parts.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_disk_of_this_host_has_is_copied_from_shared_memory() {
     let folder = place();
@@ -320,7 +320,8 @@ async fn more_readers_than_shared_memory_holds_are_all_served() {
     }
 }
 
-/// Many who want the same at the same time cost the disk one read; `ssd/tests/shared_reads.rs` counts exactly.
+/// Many who want the same at the same time cost the disk one read; `ssd/tests/shared_reads.rs` counts
+/// exactly.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_reads_the_same_at_the_same_time_shares_one_read() {
     let folder = place();

@@ -4,7 +4,7 @@ use tiffin_throttle::Config;
 
 use super::{
     tests::{Cluster, UNIT, plain},
-    tests_tier::{STEPS, go_on, prefetch, promoting, reserve},
+    tests_tier::{STEPS, get, go_on, prefetch, promoting, reserve},
     *,
 };
 use crate::message::{Ahead, Demotion, Policy, PrefetchOutcome, ReserveOutcome};
@@ -143,8 +143,8 @@ fn what_somebody_else_wants_is_not_given_up() {
         cluster.send(prefetch(&["a"], Ahead::All, 0));
         match other {
             "another client" => of_the_other(&mut cluster),
-            "a probe" => drop(cluster.probe(&["a"], Ahead::All)),
-            "a get" => drop(cluster.send(super::tests_tier::get("a", 1000))),
+            "a probe" => _ = cluster.probe(&["a"], Ahead::All),
+            "a get" => _ = cluster.send(get("a", 1000)),
             _ => (),
         }
         assert_eq!(cluster.prefetch(&["a"], Ahead::Nothing).unwrap(), [Running], "{other}");

@@ -75,8 +75,8 @@ pub(super) fn target(node: &Arc<Node>, hold: Hold, len: u64) -> Option<Pieces> {
 pub(super) fn staged(room: &Arc<Room>) -> Option<Pieces> {
     let targets = room.memory().targets(&[room.extent()])?;
     let runs = targets.iter().filter_map(|it| Some((NonNull::new(it.as_mut_ptr())?, it.len())));
-    // SAFETY: the memory is mapped for as long as the room's stage lives, and the room is nobody else's, until
-    // the guard is dropped. Readers look at it only after the read was answered with success.
+    // SAFETY: the memory is mapped for as long as the room's stage lives, and the room is nobody else's,
+    // until the guard is dropped. Readers look at it only after the read was answered with success.
     Some(unsafe { Pieces::new(runs, Arc::<Room>::clone(room)) })
 }
 

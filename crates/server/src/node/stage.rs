@@ -1,7 +1,7 @@
 //! Memory through which a disk hands its bytes to clients of this host: they map it, and copy from there.
 //!
-//! It is a segment like that of a node, with its own records, and lives beside the node's memory: what is read
-//! from a disk without coming back into memory takes no room from objects.
+//! It is a segment like that of a node, with its own records, and lives beside the node's memory: what is
+//! read from a disk without coming back into memory takes no room from objects.
 //!
 //! **Invariant:** room is given to somebody else only after its stamp was withdrawn, and that only when both
 //! the disk and the connection that it was read for have let go of it. So a copy that was cut short by the
