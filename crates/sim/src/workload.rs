@@ -312,9 +312,14 @@ impl World {
             }
             13..19 => {
                 let wait_ms = if self.chance.percent(70) { self.chance.between(1, 200) } else { 0 };
-                // Some change their minds.
-                let ahead = if self.chance.percent(20) { Ahead::Nothing } else { ahead };
-                Request::Prefetch(Prefetch { keys, ahead, wait_ms })
+                if wait_ms == 0 && self.chance.percent(50) {
+                    let begun = Prefetch { keys: keys.clone(), ahead, wait_ms };
+                    self.ask_once(client, Kind::Question, Request::Prefetch(begun));
+                    // It changes its mind.
+                    Request::Prefetch(Prefetch { keys, ahead: Ahead::Nothing, wait_ms })
+                } else {
+                    Request::Prefetch(Prefetch { keys, ahead, wait_ms })
+                }
             }
             _ => {
                 let all =

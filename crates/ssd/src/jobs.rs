@@ -251,8 +251,8 @@ impl Jobs {
         self.flying.insert(self.next_token, flying);
     }
 
-    /// The next job that has ended. Its bytes are held against their checksums here, which takes a while: what
-    /// can be begun in between keeps the disk busy.
+    /// The next job that has ended. Its bytes are held against their checksums here, which takes a while:
+    /// what can be begun in between keeps the disk busy.
     pub(crate) fn next_ended(&mut self) -> Option<Ended> {
         loop {
             if self.outcomes.is_empty() {
