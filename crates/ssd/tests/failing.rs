@@ -2,6 +2,8 @@
 //!
 //! Needs a filesystem of its own, which only root may mount; without, it says so and proves nothing.
 
+#![expect(clippy::unwrap_used, reason = "a failure here is a failed test")]
+
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
