@@ -551,8 +551,12 @@ impl Node {
     fn settle(&mut self, settle: Settle) -> Reply {
         let lost = self.commit_all(settle.commit);
         for hold in settle.abort {
-            if let Some(SlotState::Reserved(client)) = self.slots.state(hold) {
-                self.clients.unreserved(client, hold);
+            match self.slots.state(hold) {
+                Some(SlotState::Reserved(client)) => _ = self.clients.unreserved(client, hold),
+                // Its writer has asked to have it named since, and the master will hear of that after it has
+                // said this: what it answers then counts.
+                Some(SlotState::Prepared) => continue,
+                _ => {}
             }
             self.slots.retire(hold, &mut self.effects);
         }

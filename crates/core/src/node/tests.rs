@@ -509,6 +509,22 @@ fn a_settled_reservation_is_an_object_and_a_stale_one_is_reported() {
 }
 
 #[test]
+fn what_the_master_is_asked_to_name_is_settled_by_its_answer() {
+    // A publication that its writer gave up on came late and was refused, after the node had been asked.
+    for (outcome, free) in [(CommitOutcome::Stored(GENERATION), 7), (CommitOutcome::Exists(GENERATION), 8)] {
+        let mut bench = Bench::new();
+        let location = bench.reserve(UNIT).unwrap().location;
+        assert_eq!(bench.commit(location, UNIT), None);
+        let asked = bench.effects.clone();
+        bench.master(Request::Settle(Settle { commit: vec![], abort: vec![location.hold()] }));
+        assert_eq!(bench.free(), 7, "the master has not heard the question yet");
+        bench.effects = asked;
+        bench.answer(Reply::Decided(vec![outcome]));
+        assert_eq!(bench.free(), free);
+    }
+}
+
+#[test]
 fn a_replaced_connection_is_closed_and_not_heard() {
     let mut bench = Bench::new();
     let location = bench.reserve(10).unwrap().location;
