@@ -129,7 +129,7 @@ pub struct GetInto<'a> {
     /// Where the bytes go, in order. There may be more room than bytes; what is not needed is not touched.
     pub targets: Vec<TargetBuf<'a>>,
     /// Which of the object's bytes; all of them if it does not say. A range that is not inside the object is
-    /// [`Error::OutOfRange`](crate::Error::OutOfRange).
+    /// [`Error::OutOfRange`].
     pub range: Option<Range<u64>>,
 }
 
@@ -159,7 +159,7 @@ pub struct Part {
     /// Its name.
     pub key: Key,
     /// Which of its bytes; all of them if it does not say. A range that is not inside the object is
-    /// [`Error::OutOfRange`](crate::Error::OutOfRange).
+    /// [`Error::OutOfRange`].
     pub range: Option<Range<u64>>,
 }
 
