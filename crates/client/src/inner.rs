@@ -201,8 +201,9 @@ impl Inner {
             }
             reply => reply?,
         };
-        if let Reply::Resolved(resolved) = &reply {
+        if let (Request::Resolve(resolve), Reply::Resolved(resolved)) = (request, &reply) {
             self.learn(&resolved.nodes);
+            self.known.hear(&resolve.keys, &resolved.items);
         }
         Ok(reply)
     }

@@ -12,7 +12,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tiffin_core::message::{Exists, Found, Request};
+use tiffin_core::message::{Exists, Found, Request, ResolveOutcome};
+use tiffin_core::sabotage::Sabotage;
 use tiffin_core::session::{GetOutcome, GetRequest, Known};
 use tiffin_core::{Generation, Key, Keys, Location, SegmentId};
 
@@ -44,13 +45,19 @@ struct State {
 
 impl Memory {
     pub(crate) fn new(capacity: usize, seed: u64) -> Self {
-        let state = Mutex::new(State { known: Known::new(capacity, seed), lease: false });
+        let state = Mutex::new(State { known: Known::new(capacity, seed, Sabotage::None), lease: false });
         Self { state, is_due: AtomicBool::new(false) }
     }
 
     /// What this client has stored is known as well.
     pub(crate) fn learn_put(&self, key: &Key, generation: Generation, len: u64, replicas: &[Location]) {
         self.lock().known.learn_put(key, generation, len, replicas);
+    }
+
+    /// What the master has just said of objects.
+    pub(crate) fn hear(&self, keys: &[Key], outcomes: &[ResolveOutcome]) {
+        let mut state = self.lock();
+        keys.iter().zip(outcomes).for_each(|(key, outcome)| state.known.hear(key, outcome));
     }
 
     pub(crate) fn forget(&self, keys: &[Key]) {
@@ -166,10 +173,8 @@ pub(crate) fn take_in(inner: &Inner, keys: &[Key], before: &[Option<Generation>]
     let mut state = inner.known.lock();
     for ((key, before), outcome) in keys.iter().zip(before).zip(outcomes) {
         match (outcome, before) {
-            (GetOutcome::Read(found), Some(before)) if found.generation == *before => {}
-            (GetOutcome::Read(found), _) => state.known.learn(key, found),
+            (GetOutcome::Read(_), _) | (_, None) => {}
             (_, Some(before)) => state.known.forget(key, *before),
-            (_, None) => {}
         }
     }
 }

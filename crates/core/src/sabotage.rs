@@ -79,6 +79,8 @@ tiffin_sabotage::variants! {
         ServeTheLast: "waiting puts are served in order";
         /// The node goes on to say that it is a member when nobody tells it of deletes any more.
         StayMember: "only a member's memory is read unasked";
+        /// A client goes on to read what it knows of, unasked, although the master told it of something newer.
+        HearOnce: "nobody sees an object go back in time";
         /// The master answers a put while what had that name before can still be read.
         ForgetWhatLeaves: "a put waits for what it follows";
         /// The master does not know of a copy on a disk before it is written.

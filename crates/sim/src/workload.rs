@@ -275,9 +275,15 @@ impl World {
 
     fn begin_get(&mut self, client: usize, namespace: u8) {
         let count = if self.chance.percent(80) { 1 } else { 3 };
-        let names: Vec<_> = (0..count).map(|_| self.name(namespace)).collect();
-        let newest: Vec<_> = names.iter().map(|it| self.oracle.newest_acknowledged(*it)).collect();
+        let names = (0..count).map(|_| self.name(namespace)).collect();
+        self.begin_get_of(client, names);
+    }
+
+    pub(crate) fn begin_get_of(&mut self, client: usize, names: Vec<Name>) {
+        let stored: Vec<_> = names.iter().map(|it| self.oracle.newest_acknowledged(*it)).collect();
         let Some(it) = self.clients.get_mut(client) else { return };
+        let newest: Vec<_> =
+            names.iter().zip(stored).map(|(name, stored)| it.newest(&name.key()).max(stored)).collect();
         let attached = it.attached.clone();
         let mut recall = |name: &Name| {
             // The last is read first.
@@ -289,7 +295,7 @@ impl World {
             names.iter().map(|name| GetRequest { key: name.key(), known: recall(name) }).collect();
         let before = requests.iter().map(|it| it.known.as_ref().map(|it| it.generation)).zip(newest);
         let before = before.collect();
-        let buffers = (0..count).map(|_| if self.chance.once_in(30) { 50 } else { u64::MAX }).collect();
+        let buffers = names.iter().map(|_| if self.chance.once_in(30) { 50 } else { u64::MAX }).collect();
         let lease = self.chance.percent(25);
         let near = format!("host{client}");
         let mut get = Get::new(requests, lease, Box::new(move |it| u8::from(it.host != near)));
@@ -332,10 +338,11 @@ impl World {
     }
 
     fn begin_look(&mut self, client: usize, namespace: u8) {
-        let keys = vec![self.name(namespace).key()];
+        let name = self.name(namespace);
+        let keys = vec![name.key()];
         let resolve =
             Resolve { keys, touch: true, lease: self.chance.percent(30), locate: true, ..Resolve::default() };
-        self.ask_once(client, Kind::Look, Request::Resolve(resolve));
+        self.ask_once(client, Kind::Look(name), Request::Resolve(resolve));
     }
 
     fn begin_delete(&mut self, client: usize, namespace: u8) {

@@ -202,7 +202,7 @@ impl World {
             self.start_node(index);
         }
         for index in 0..self.plan.clients {
-            self.clients.push(Client::absent());
+            self.clients.push(Client::absent(self.sabotage));
             self.start_client(index);
         }
         self.at(TICK_MS, Event::Tick);

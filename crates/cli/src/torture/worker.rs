@@ -225,8 +225,7 @@ impl Hands {
     }
 
     async fn copy(&mut self, seen: &mut Seen, buffers: &mut [Vec<u8>]) -> Result<(), Failure> {
-        // Each once: which of two reads of one key in a batch comes first, nobody says.
-        let picked: BTreeSet<u64> = (0..BATCH).map(|_| self.pick()).collect();
+        let picked: Vec<u64> = (0..BATCH).map(|_| self.pick()).collect();
         let keys = picked.iter().map(|&number| key(number)).collect::<Result<Vec<_>, _>>()?;
         let items = buffers.iter_mut().map(|it| (TargetBuf::from(it.as_mut_slice()), AtomicU64::new(0)));
         let room = Room { items: items.collect() };

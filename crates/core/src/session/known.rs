@@ -12,7 +12,12 @@
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use crate::{Generation, Key, Location, message::Found, names::Names};
+use crate::{
+    Generation, Key, Location,
+    message::{Found, ResolveOutcome},
+    names::Names,
+    sabotage::{Sabotage, sabotaged},
+};
 
 /// What one client has heard of objects.
 #[derive(Debug)]
@@ -23,6 +28,7 @@ pub struct Known {
     hand: usize,
     capacity: usize,
     hash_seed: u64,
+    sabotage: Sabotage,
     /// Entries that were used and of which nobody was told yet.
     used: Vec<u32>,
 }
@@ -43,9 +49,16 @@ impl Known {
     /// Knows nothing yet, and never more than `capacity` objects. The seed need not be secret: keys come
     /// from the client's own process.
     #[must_use]
-    pub fn new(capacity: usize, hash_seed: u64) -> Self {
-        let capacity = capacity.min(u32::MAX as usize);
-        Self { places: Names::new(), entries: Vec::new(), hand: 0, capacity, hash_seed, used: Vec::new() }
+    pub fn new(capacity: usize, hash_seed: u64, sabotage: Sabotage) -> Self {
+        Self {
+            places: Names::new(),
+            entries: Vec::new(),
+            hand: 0,
+            capacity: capacity.min(u32::MAX as usize),
+            hash_seed,
+            sabotage,
+            used: Vec::new(),
+        }
     }
 
     /// Remembers where the bytes of one's own put lie: at its home, the first of its copies, which has them
@@ -56,8 +69,8 @@ impl Known {
         self.learn(key, &Found { generation, len, replicas, ..Found::default() });
     }
 
-    /// Remembers where an object lies, as the master said. Something newer that is known of it stays.
-    pub fn learn(&mut self, key: &Key, found: &Found) {
+    /// Remembers where an object lies. Something newer that is known of it stays.
+    fn learn(&mut self, key: &Key, found: &Found) {
         if found.replicas.is_empty() || self.capacity == 0 {
             return;
         }
@@ -109,6 +122,23 @@ impl Known {
         let known = self.peek(key).map(|it| it.generation);
         if known.is_some_and(|it| it <= generation) {
             self.remove(key);
+        }
+    }
+
+    /// Takes in what the master says of an object, for whatever it was asked: to be called in the order of
+    /// its answers. What is older is not to be read any more by one who was told of this. A copy that its
+    /// node has yet to let go of would still pass for it, and one would see the object go back in time.
+    pub fn hear(&mut self, key: &Key, outcome: &ResolveOutcome) {
+        match outcome {
+            _ if sabotaged!(self.sabotage, HearOnce) && self.peek(key).is_some() => {}
+            ResolveOutcome::Found(found) if found.replicas.is_empty() => {
+                if self.peek(key).is_some_and(|it| it.generation < found.generation) {
+                    self.remove(key);
+                }
+            }
+            ResolveOutcome::Found(found) => self.learn(key, found),
+            ResolveOutcome::Absent => self.remove(key),
+            ResolveOutcome::Unavailable(_) => {}
         }
     }
 
@@ -186,7 +216,7 @@ mod tests {
 
     #[test]
     fn the_newest_is_known_whatever_the_order() {
-        let mut known = Known::new(8, 0);
+        let mut known = Known::new(8, 0, Sabotage::None);
         assert_eq!(known.find(&key(1)), None);
         for (counter, newest) in [(5, 5), (3, 5), (7, 7), (6, 7)] {
             known.learn(&key(1), &found(counter));
@@ -201,8 +231,29 @@ mod tests {
     }
 
     #[test]
+    fn what_the_master_says_outdates_what_was_known() {
+        let mut known = Known::new(8, 0, Sabotage::None);
+        known.learn(&key(1), &found(5));
+        for (outcome, left) in [
+            (ResolveOutcome::Unavailable(vec!["n".into()]), true),
+            (ResolveOutcome::Found(found(4)), true),
+            (ResolveOutcome::Found(Found { replicas: vec![], ..found(5) }), true),
+            (ResolveOutcome::Found(Found { replicas: vec![], ..found(6) }), false),
+            (ResolveOutcome::Absent, false),
+        ] {
+            known.learn(&key(1), &found(5));
+            known.hear(&key(1), &outcome);
+            assert_eq!(known.peek(&key(1)).is_some(), left, "{outcome:?}");
+        }
+        known.learn(&key(1), &found(5));
+        known.hear(&key(1), &ResolveOutcome::Found(found(7)));
+        known.hear(&key(1), &ResolveOutcome::Found(found(6)));
+        assert_eq!(known.peek(&key(1)), Some(&found(7)));
+    }
+
+    #[test]
     fn of_ones_own_put_only_the_home_is_known() {
-        let mut known = Known::new(8, 0);
+        let mut known = Known::new(8, 0, Sabotage::None);
         let copies: Vec<_> = [5, 6].into_iter().flat_map(|counter| found(counter).replicas).collect();
         known.learn_put(&key(1), found(5).generation, 10, &copies);
         assert_eq!(known.peek(&key(1)), Some(&found(5)), "the first copy, and no other");
@@ -213,7 +264,7 @@ mod tests {
 
     #[test]
     fn what_is_not_used_is_forgotten_first() {
-        let mut known = Known::new(4, 0);
+        let mut known = Known::new(4, 0, Sabotage::None);
         (0..4).for_each(|number| known.learn(&key(number), &found(number)));
         for new in 4..1000 {
             // The one that is used again and again stays.
@@ -226,7 +277,7 @@ mod tests {
 
     #[test]
     fn uses_are_told_once_each_in_order() {
-        let mut known = Known::new(4, 0);
+        let mut known = Known::new(4, 0, Sabotage::None);
         (0..3).for_each(|number| known.learn(&key(number), &found(number)));
         for number in [2, 0, 2, 1, 0] {
             known.find(&key(number));
@@ -242,7 +293,7 @@ mod tests {
 
     #[test]
     fn places_are_used_again() {
-        let mut known = Known::new(2, 0);
+        let mut known = Known::new(2, 0, Sabotage::None);
         for number in 0..100 {
             known.learn(&key(number), &found(number));
             known.find(&key(number));
@@ -250,7 +301,7 @@ mod tests {
         }
         assert!(known.entries.len() <= 2 && known.used.len() <= 2);
         assert!((0..100).all(|number| known.peek(&key(number)).is_none()));
-        let mut nothing = Known::new(0, 0);
+        let mut nothing = Known::new(0, 0, Sabotage::None);
         nothing.learn(&key(1), &found(1));
         assert_eq!(nothing.peek(&key(1)), None);
     }

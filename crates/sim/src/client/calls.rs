@@ -1,7 +1,7 @@
 //! A client's calls: each is answered, or fails with its connection, or is given up.
 
 use tiffin_core::{
-    Hold, RequestId, SegmentId,
+    Hold, Key, RequestId, SegmentId,
     message::{Reply, Request, ReserveOutcome, Reserved},
     session::{CallFailure, NeedId},
 };
@@ -32,6 +32,8 @@ pub(crate) struct Call {
     waiting: Option<Request>,
     purpose: Purpose,
     reserves: bool,
+    /// What it asks for.
+    resolves: Vec<Key>,
 }
 
 impl Call {
@@ -59,7 +61,11 @@ impl World {
         let id = it.next_request();
         it.last_request = id;
         let reserves = matches!(request, Request::Reserve(_));
-        it.calls.insert(id, Call { target, waiting: Some(request), purpose, reserves });
+        let resolves = match &request {
+            Request::Resolve(resolve) => resolve.keys.clone(),
+            _ => Vec::new(),
+        };
+        it.calls.insert(id, Call { target, waiting: Some(request), purpose, reserves, resolves });
         if !matches!(purpose, Purpose::Goodbye(_) | Purpose::EndView(_)) {
             self.client_at(patience, client, ClientEvent::Timeout(id));
         }
@@ -131,6 +137,9 @@ impl World {
             }
             return;
         };
+        if let Reply::Resolved(resolved) = &reply {
+            it.hear(&call.resolves, &resolved.items);
+        }
         match call.purpose {
             Purpose::Session(session, need) => self.session_replied(client, session, need, Ok(reply)),
             Purpose::Simple(session) => self.simple_answered(client, session, Some(reply)),

@@ -21,8 +21,9 @@ mod view;
 use std::collections::{BTreeMap, BTreeSet};
 
 use tiffin_core::{
-    ClientId, ConnId, RequestId, Reservation, SegmentId,
-    message::{Heartbeat, Hello, Reply, Request, Role, VERSION_MAJOR, VERSION_MINOR},
+    ClientId, ConnId, Generation, Key, RequestId, Reservation, SegmentId,
+    message::{Heartbeat, Hello, Reply, Request, ResolveOutcome, Role, VERSION_MAJOR, VERSION_MINOR},
+    sabotage::Sabotage,
     session::Known,
 };
 
@@ -118,12 +119,14 @@ pub(crate) struct Client {
     pub(crate) leased_in: u64,
     /// Where it last saw objects.
     pub(crate) known: Known,
+    /// The newest generation of each object that it was told of.
+    newest: BTreeMap<Key, Generation>,
     /// Whom it still has to say goodbye to.
     pub(crate) goodbyes: BTreeSet<Target>,
 }
 
 impl Client {
-    pub(crate) fn absent() -> Self {
+    pub(crate) fn absent(sabotage: Sabotage) -> Self {
         Self {
             id: ClientId(0),
             life: 0,
@@ -145,9 +148,31 @@ impl Client {
             near: BTreeSet::new(),
             leases: BTreeSet::new(),
             leased_in: 0,
-            known: Known::new(KNOWN_MAX, 0),
+            known: Known::new(KNOWN_MAX, 0, sabotage),
+            newest: BTreeMap::new(),
             goodbyes: BTreeSet::new(),
         }
+    }
+
+    /// The master said this of objects.
+    fn hear(&mut self, keys: &[Key], outcomes: &[ResolveOutcome]) {
+        for (key, outcome) in keys.iter().zip(outcomes) {
+            self.known.hear(key, outcome);
+            if let ResolveOutcome::Found(found) = outcome {
+                self.seen(key, found.generation);
+            }
+        }
+    }
+
+    /// It was told of a generation of an object.
+    pub(crate) fn seen(&mut self, key: &Key, generation: Generation) {
+        let newest = self.newest.entry(key.clone()).or_default();
+        *newest = generation.max(*newest);
+    }
+
+    /// The newest generation of an object that it was told of.
+    pub(crate) fn newest(&self, key: &Key) -> Generation {
+        self.newest.get(key).copied().unwrap_or_default()
     }
 
     /// What its next call will be known by.
@@ -171,7 +196,7 @@ impl World {
         let namespace = u8::from(self.chance.once_in(8));
         let Some(it) = self.clients.get_mut(client) else { return };
         let life = it.life + 1;
-        *it = Client { id, life, alive: true, shares, namespace, ..Client::absent() };
+        *it = Client { id, life, alive: true, shares, namespace, ..Client::absent(self.sabotage) };
         self.log.line(self.now, "client starts", &[client as u64, id.0], &[]);
         self.connect(client, Target::Master);
         self.client_at(1, client, ClientEvent::Work);

@@ -35,8 +35,8 @@ pub(crate) enum Kind {
         names: Vec<Name>,
         /// The size of each buffer.
         buffers: Vec<u64>,
-        /// What was known of each object, and the newest generation of it that anybody had been told of, when
-        /// the get began.
+        /// What was known of each object, and the newest generation of it that anybody had stored or this
+        /// client had been told of, when the get began.
         before: Vec<(Option<Generation>, Generation)>,
     },
     /// A question whose answer is only looked at.
@@ -44,7 +44,7 @@ pub(crate) enum Kind {
     /// Samples of a stream, on behalf of a group.
     Pull(String),
     /// A lookup, after which the client would like a view.
-    Look,
+    Look(Name),
     /// A wish for room to have at hand, for so many bytes.
     Stock(u64),
 }
@@ -62,7 +62,7 @@ impl std::fmt::Debug for Session {
             Kind::Get { .. } => "get",
             Kind::Question => "question",
             Kind::Pull(_) => "pull",
-            Kind::Look => "look",
+            Kind::Look(_) => "look",
             Kind::Stock(_) => "stock",
         };
         write!(out, "{kind} with {} copies under way", self.transfers.len())
@@ -123,7 +123,7 @@ impl World {
             let need = match &mut session.kind {
                 Kind::Put { put, .. } => put.poll(),
                 Kind::Get { get, .. } => get.poll(),
-                Kind::Question | Kind::Pull(_) | Kind::Look | Kind::Stock(_) => None,
+                Kind::Question | Kind::Pull(_) | Kind::Look(_) | Kind::Stock(_) => None,
             };
             let Some(need) = need else { break };
             self.carry_out(client, id, need);
@@ -132,7 +132,7 @@ impl World {
         let done = it.sessions.get(&id).is_some_and(|it| match &it.kind {
             Kind::Put { put, .. } => put.is_done(),
             Kind::Get { get, .. } => get.is_done(),
-            Kind::Question | Kind::Pull(_) | Kind::Look | Kind::Stock(_) => false,
+            Kind::Question | Kind::Pull(_) | Kind::Look(_) | Kind::Stock(_) => false,
         });
         if done && let Some(session) = it.sessions.remove(&id) {
             self.session_ended(client, session);
@@ -296,7 +296,7 @@ impl World {
                     self.get_ended(client, name, before, &outcome);
                 }
             }
-            Kind::Question | Kind::Pull(_) | Kind::Look | Kind::Stock(_) => (),
+            Kind::Question | Kind::Pull(_) | Kind::Look(_) | Kind::Stock(_) => (),
         }
     }
 
@@ -335,7 +335,7 @@ impl World {
         self.log.note(|| format!("{name:?} {outcome:?}"));
         if let Some(it) = self.clients.get_mut(client) {
             match (outcome, known) {
-                (GetOutcome::Read(found), _) => it.known.learn(&name.key(), found),
+                (GetOutcome::Read(found), _) => it.seen(&name.key(), found.generation),
                 (_, Some(generation)) => it.known.forget(&name.key(), generation),
                 _ => (),
             }
@@ -400,8 +400,12 @@ impl World {
                         ResolveOutcome::Absent => Point::ResolveAbsent,
                         ResolveOutcome::Unavailable(_) => Point::ResolveUnavailable,
                     });
-                    if let (Kind::Look, ResolveOutcome::Found(found)) = (&session.kind, outcome) {
+                    if let (Kind::Look(name), ResolveOutcome::Found(found)) = (&session.kind, outcome) {
                         self.begin_view(client, &found);
+                        // What it knew of it before may still be there.
+                        if self.chance.percent(50) {
+                            self.begin_get_of(client, vec![*name]);
+                        }
                     }
                 }
             }
