@@ -67,13 +67,16 @@ check-kv-peer: .venv-test/wheels .venv-peer/ready ## The KV hierarchy over the o
 wheel: dist/.built ## Build both wheels into dist/
 
 wheel-310: .venv/ready ## The wheel for CPython 3.10, which has no buffer protocol in its limited API
-	.venv/bin/maturin build --release --locked -m python/Cargo.toml -o dist --no-default-features -i python3.10
+	.venv/bin/maturin build --profile dist --locked -m python/Cargo.toml -o dist --no-default-features -i python3.10
 
-dist/.built: $(SOURCES) .venv/ready
-	@mkdir -p dist && rm -f dist/tiffin-*-abi3-*.whl dist/tiffin_mooncake-*.whl
-	.venv/bin/maturin build --release --locked -m python/Cargo.toml -o dist
-	.venv/bin/pip wheel -q --no-deps --no-build-isolation -w dist ./python-mooncake
-	@touch $@ && ls -l dist/*.whl
+# Tests take wheels that are built in half the time.
+dist/.built: PROFILE := dist
+target/wheels/.built: PROFILE := release
+dist/.built target/wheels/.built: $(SOURCES) .venv/ready
+	@mkdir -p $(@D) && rm -f $(@D)/tiffin-*-abi3-*.whl $(@D)/tiffin_mooncake-*.whl
+	.venv/bin/maturin build --profile $(PROFILE) --locked -m python/Cargo.toml -o $(@D)
+	.venv/bin/pip wheel -q --no-deps --no-build-isolation -w $(@D) ./python-mooncake
+	@touch $@ && ls -l $(@D)/*.whl
 
 bench: .venv-bench/wheels .venv-peer/ready ## Compare with the official Mooncake wheel, in turns; the table of targets (ARGS=--json)
 	@bash bench/peer-needs.sh
@@ -196,16 +199,22 @@ clean: clean-venv ## Remove everything that was built
 	$(@D)/bin/pip install -q --disable-pip-version-check -r $<
 	@touch $@
 
-.venv-features/wheels: %/wheels: %/ready dist/.built
-	$(@D)/bin/pip install -q --disable-pip-version-check --force-reinstall --no-deps dist/tiffin-*-abi3-*.whl
+INSTALL_WHEELS = $(@D)/bin/pip install -q --disable-pip-version-check --force-reinstall --no-deps \
+  $(patsubst %/.built,%/tiffin-*-abi3-*.whl,$(filter %/.built,$^)) \
+  $(patsubst %/.built,%/tiffin_mooncake-*.whl,$(filter %/.built,$^))
+
+.venv-features/wheels: %/wheels: %/ready target/wheels/.built
+	$(@D)/bin/pip install -q --disable-pip-version-check --force-reinstall --no-deps target/wheels/tiffin-*-abi3-*.whl
 	@touch $@
 
 # SpecForge without what it needs in turn: its data plane needs only torch.
-.venv-torch/wheels: %/wheels: %/ready dist/.built
+.venv-torch/wheels: %/wheels: %/ready target/wheels/.built
 	$(@D)/bin/pip install -q --disable-pip-version-check --no-deps specforge
-	$(@D)/bin/pip install -q --disable-pip-version-check --force-reinstall --no-deps dist/tiffin-*-abi3-*.whl dist/tiffin_mooncake-*.whl
+	$(INSTALL_WHEELS)
 	@touch $@
 
-.venv-test/wheels .venv-bench/wheels: %/wheels: %/ready dist/.built
-	$(@D)/bin/pip install -q --disable-pip-version-check --force-reinstall --no-deps dist/tiffin-*-abi3-*.whl dist/tiffin_mooncake-*.whl
+.venv-test/wheels: target/wheels/.built
+.venv-bench/wheels: dist/.built
+.venv-test/wheels .venv-bench/wheels: %/wheels: %/ready
+	$(INSTALL_WHEELS)
 	@touch $@
