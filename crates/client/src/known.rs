@@ -9,7 +9,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use tiffin_core::message::{Exists, Found, Request, ResolveOutcome};
@@ -27,6 +27,8 @@ pub(crate) const KNOWN_MAX: usize = 1 << 17;
 const USED_MAX: usize = 512;
 /// After that time it is told anyway: a lease is to protect what was just read.
 const TELL_AFTER: Duration = Duration::from_millis(10);
+/// Such moments without a use until nobody waits for the next one any more.
+const QUIET_MOMENTS_MAX: u32 = 100;
 /// The most uses that one message tells of.
 const TOLD_MAX: usize = 4096;
 
@@ -34,7 +36,7 @@ const TOLD_MAX: usize = 4096;
 pub(crate) struct Memory {
     state: Mutex<State>,
     /// Somebody will tell the master soon.
-    is_due: AtomicBool,
+    is_told: AtomicBool,
 }
 
 struct State {
@@ -46,7 +48,7 @@ struct State {
 impl Memory {
     pub(crate) fn new(capacity: usize, seed: u64) -> Self {
         let state = Mutex::new(State { known: Known::new(capacity, seed, Sabotage::None), lease: false });
-        Self { state, is_due: AtomicBool::new(false) }
+        Self { state, is_told: AtomicBool::new(false) }
     }
 
     /// What this client has stored is known as well.
@@ -182,17 +184,31 @@ pub(crate) fn take_in(inner: &Inner, keys: &[Key], before: &[Option<Generation>]
 /// Tells the master what was used: now if there is enough of it, else in a moment. Nobody waits for that.
 pub(crate) fn tell_soon(inner: &Inner) {
     tell(inner, USED_MAX);
-    if inner.known.lock().known.used_count() == 0 || inner.known.is_due.swap(true, Ordering::AcqRel) {
-        return;
+    if is_telling_due(inner) {
+        inner.runtime.spawn(tell_in_moments(inner.weak()));
     }
-    let client = inner.weak();
-    inner.runtime.spawn(async move {
+}
+
+/// Whether something was used and nobody is there yet to tell it. Then the caller must see to it.
+fn is_telling_due(inner: &Inner) -> bool {
+    inner.known.lock().known.used_count() > 0 && !inner.known.is_told.swap(true, Ordering::AcqRel)
+}
+
+/// Tells every moment what was used, until nothing was for a while: to wake a thread costs more than a get,
+/// so a get does it only after a pause.
+async fn tell_in_moments(client: Weak<Inner>) {
+    let mut quiet = 0;
+    while quiet < QUIET_MOMENTS_MAX {
         tokio::time::sleep(TELL_AFTER).await;
-        if let Some(inner) = client.upgrade() {
-            inner.known.is_due.store(false, Ordering::Release);
-            tell_all(&inner);
+        let Some(inner) = client.upgrade() else { return };
+        quiet = if inner.known.lock().known.used_count() == 0 { quiet + 1 } else { 0 };
+        tell_all(&inner);
+        if quiet == QUIET_MOMENTS_MAX {
+            inner.known.is_told.store(false, Ordering::Release);
+            // Somebody may have relied on this a moment ago.
+            quiet = if is_telling_due(&inner) { 0 } else { quiet };
         }
-    });
+    }
 }
 
 /// Tells the master all that was used. It hears this before what is sent to it next.

@@ -3,13 +3,13 @@
 //! Who has put several objects of one size in a row will put more of them, and who has done so a while ago
 //! will do it again. So room for some is reserved ahead, behind the caller's back; a put then writes and
 //! commits: one call instead of two, each of which goes on to somebody else. The master gives such room only
-//! where plenty is free ([`Reserve::spare`]), and it is given back as soon as nothing of that size was put
-//! for a moment, so nobody misses it. How long the last row was is remembered, not the room.
+//! where plenty is free ([`Reserve::spare`]), and it is given back when nothing of that size was put for a
+//! moment, so nobody misses it. Whose puts come row after row keeps some for the next one a little longer:
+//! the first put after a pause is the slowest anyway.
 //!
 //! **Invariant:** what lies on a shelf is known to [`Reservations`](crate::reservations::Reservations), as
 //! that of a put is. It leaves the shelf with a put, or is given back.
 
-use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
@@ -33,8 +33,10 @@ const ROOMS_MAX: u64 = 256;
 const BYTES_MAX: u64 = 8 << 20;
 /// How many sizes are kept in mind.
 const SIZES_MAX: usize = 8;
-/// Puts that are further apart are not in a row, and room that was not used for so long is given back.
+/// Puts that are further apart are not in a row, and room that was not used for so long is given back,
 const MOMENT: Duration = Duration::from_millis(250);
+/// or after so long, where one row followed another.
+const PAUSE_MAX: Duration = Duration::from_secs(10);
 /// How long nothing is asked for after there was none.
 const REST: Duration = Duration::from_secs(1);
 /// How long asking may take.
@@ -82,6 +84,13 @@ struct Order {
     count: u64,
 }
 
+impl Shelf {
+    /// How long its room is kept.
+    fn patience(&self) -> Duration {
+        if self.before >= ROW_MIN { PAUSE_MAX } else { MOMENT }
+    }
+}
+
 impl Spares {
     /// Notes a put, and has room for it if there is some at hand.
     pub(crate) fn take(&self, put: &Put<'_>, now: Instant) -> Option<Reservation> {
@@ -111,12 +120,9 @@ impl Spares {
         let mut store = self.store();
         let shelf = store.shelves.get_mut(&size)?;
         let there = shelf.rooms.len() as u64;
-        // As many more as the row before had; if this one is longer, or the first, as many as so far.
-        let expected = match shelf.row.cmp(&shelf.before) {
-            Ordering::Less => shelf.before - shelf.row,
-            Ordering::Greater if shelf.row >= ROW_MIN => shelf.row,
-            Ordering::Equal | Ordering::Greater => 0,
-        };
+        // For as many as the row before had, be it in this one or the next; if this one is longer, or the
+        // first, for as many as so far.
+        let expected = Some(shelf.row.max(shelf.before)).filter(|row| *row >= ROW_MIN).unwrap_or(0);
         let most = ROOMS_MAX.min(BYTES_MAX / size.len.max(1)).min(expected);
         if shelf.is_asking || shelf.last < shelf.asks_from || most == 0 || there * 2 > most {
             return None;
@@ -139,17 +145,22 @@ impl Spares {
         (Vec::new(), !std::mem::replace(&mut store.is_kept, true))
     }
 
-    /// Takes away what was not used for a moment. The second is whether there is room left to look after.
-    fn clear(&self, now: Instant) -> (Vec<Location>, bool) {
+    /// Takes away what was not used for too long. The second is when to look again, if there is room left to
+    /// look after.
+    fn clear(&self, now: Instant) -> (Vec<Location>, Option<Instant>) {
         let mut store = self.store();
         let mut unused = Vec::new();
+        let mut next: Option<Instant> = None;
         for shelf in store.shelves.values_mut() {
-            if !shelf.is_asking && now.duration_since(shelf.last) >= MOMENT {
+            let due = if shelf.is_asking { now + MOMENT } else { shelf.last + shelf.patience() };
+            if due <= now {
                 unused.extend(shelf.rooms.drain(..).map(|it| it.location));
+            } else if shelf.is_asking || !shelf.rooms.is_empty() {
+                next = Some(next.map_or(due, |next| next.min(due)));
             }
         }
-        store.is_kept = store.shelves.values().any(|it| it.is_asking || !it.rooms.is_empty());
-        (unused, store.is_kept)
+        store.is_kept = next.is_some();
+        (unused, next)
     }
 
     fn store(&self) -> MutexGuard<'_, Store> {
@@ -209,15 +220,14 @@ async fn reserve(inner: &Inner, size: Size, count: u64) -> Vec<Reservation> {
 
 /// Gives back what is not used, until nothing is there. A client that does nothing has no room and no timer.
 async fn keep(client: Weak<Inner>) {
-    loop {
-        tokio::time::sleep(MOMENT).await;
+    let mut next = Some(Instant::now() + MOMENT);
+    while let Some(due) = next {
+        tokio::time::sleep_until(due).await;
         let Some(inner) = client.upgrade() else { return };
-        let (unused, is_kept) = inner.spares.clear(Instant::now());
+        let unused;
+        (unused, next) = inner.spares.clear(Instant::now());
         if !unused.is_empty() {
             let _gone = inner.chores.send(Chore::Abort(unused));
-        }
-        if !is_kept {
-            return;
         }
     }
 }
@@ -265,36 +275,38 @@ mod tests {
         let put = put("k", b"four");
         (0..ROW_MIN).for_each(|_| drop(spares.take(&put, now)));
         let order = spares.order(&put).unwrap();
-        assert_eq!(spares.clear(now + MOMENT), (Vec::new(), true), "an answer is still to come");
+        assert_eq!(spares.clear(now + MOMENT).0, [], "an answer is still to come");
         spares.stock(order.size, vec![room(1)], now);
-        assert_eq!(spares.clear(now), (Vec::new(), true));
-        assert_eq!(spares.clear(now + MOMENT), (vec![room(1).location], false));
+        assert_eq!(spares.clear(now), (Vec::new(), Some(now + MOMENT)));
+        assert_eq!(spares.clear(now + MOMENT), (vec![room(1).location], None));
         assert!(spares.take(&put, now + MOMENT).is_none());
     }
 
     #[test]
-    fn a_row_is_expected_to_be_as_long_as_the_last_one() {
+    fn where_rows_follow_rows_there_is_room_for_the_next() {
         let spares = Spares::default();
         let put = put("k", b"four");
         let mut now = Instant::now();
         (0..10).for_each(|_| drop(spares.take(&put, now)));
-        for expected in [9, 9] {
-            now += MOMENT;
-            assert!(spares.take(&put, now).is_none());
-            let order = spares.order(&put).unwrap();
-            assert_eq!(order.count, expected, "with the first, for the others");
-            spares.stock(order.size, (0..expected).map(room).collect(), now);
-            for _ in 0..expected {
-                assert!(spares.order(&put).is_none(), "there is enough");
-                assert!(spares.take(&put, now).is_some());
-            }
-            assert!(spares.order(&put).is_none(), "it is over, for all one knows");
-        }
-        assert!(spares.take(&put, now).is_none());
-        assert_eq!(spares.order(&put).unwrap().count, 11, "it is not");
-        // A row that is none is not remembered.
         now += MOMENT;
-        drop(spares.stock(size_of(&put).unwrap(), Vec::new(), now));
+        assert!(spares.take(&put, now).is_none());
+        let order = spares.order(&put).unwrap();
+        assert_eq!(order.count, 10, "with the first, for the others and the next");
+        spares.stock(order.size, (0..10).map(room).collect(), now);
+        for _ in 0..4 {
+            assert!(spares.take(&put, now).is_some());
+            assert!(spares.order(&put).is_none(), "there is enough");
+        }
+        assert!(spares.take(&put, now).is_some());
+        let order = spares.order(&put).unwrap();
+        assert_eq!(order.count, 5, "before the last is gone");
+        spares.stock(order.size, (10..15).map(room).collect(), now);
+        now += MOMENT;
+        assert_eq!(spares.clear(now), (Vec::new(), Some(now - MOMENT + PAUSE_MAX)));
+        assert!(spares.take(&put, now).is_some(), "the next row has some from the start");
+        assert_eq!(spares.clear(now + PAUSE_MAX).0.len(), 9);
+        // What came once and not again is no row.
+        now += PAUSE_MAX;
         drop(spares.take(&put, now));
         drop(spares.take(&put, now + MOMENT));
         assert!(spares.order(&put).is_none());

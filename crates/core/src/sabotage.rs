@@ -79,7 +79,7 @@ tiffin_sabotage::variants! {
         ServeTheLast: "waiting puts are served in order";
         /// The node goes on to say that it is a member when nobody tells it of deletes any more.
         StayMember: "only a member's memory is read unasked";
-        /// A client goes on to read what it knows of, unasked, although the master told it of something newer.
+        /// A client goes on to read unasked what it knows of, although it was told of something newer.
         HearOnce: "nobody sees an object go back in time";
         /// The master answers a put while what had that name before can still be read.
         ForgetWhatLeaves: "a put waits for what it follows";

@@ -369,6 +369,22 @@ impl World {
         it.spares.extend(rooms.flatten().map(|room| (len, room)));
     }
 
+    /// A lookup was answered.
+    fn resolved(&mut self, client: usize, kind: &Kind, outcome: &ResolveOutcome) {
+        self.coverage.hit(match outcome {
+            ResolveOutcome::Found(_) => Point::ResolveFound,
+            ResolveOutcome::Absent => Point::ResolveAbsent,
+            ResolveOutcome::Unavailable(_) => Point::ResolveUnavailable,
+        });
+        if let (Kind::Look(name), ResolveOutcome::Found(found)) = (kind, outcome) {
+            self.begin_view(client, found);
+            // What it knew of it before may still be there.
+            if self.chance.percent(50) {
+                self.begin_get_of(client, vec![*name]);
+            }
+        }
+    }
+
     /// A question was answered, or not.
     pub(crate) fn simple_answered(&mut self, client: usize, id: SessionId, reply: Option<Reply>) {
         let Some(it) = self.clients.get_mut(client) else { return };
@@ -394,20 +410,7 @@ impl World {
                 false => Point::MatchingUnconfirmed,
             }),
             Some(Reply::Resolved(resolved)) => {
-                for outcome in resolved.items {
-                    self.coverage.hit(match &outcome {
-                        ResolveOutcome::Found(_) => Point::ResolveFound,
-                        ResolveOutcome::Absent => Point::ResolveAbsent,
-                        ResolveOutcome::Unavailable(_) => Point::ResolveUnavailable,
-                    });
-                    if let (Kind::Look(name), ResolveOutcome::Found(found)) = (&session.kind, outcome) {
-                        self.begin_view(client, &found);
-                        // What it knew of it before may still be there.
-                        if self.chance.percent(50) {
-                            self.begin_get_of(client, vec![*name]);
-                        }
-                    }
-                }
+                resolved.items.iter().for_each(|it| self.resolved(client, &session.kind, it));
             }
             Some(Reply::Leased(leased)) => self.leased(client, leased, None),
             Some(Reply::Pulled(pulled)) => {
