@@ -23,8 +23,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tiffin_client::{
-    Ahead, Client, ConnectOptions, Deadline, GetInto, GetOptions, Key, Patience, PrefetchOutcome, Put,
-    ResolveOptions,
+    Ahead, Client, ConnectOptions, Deadline, DeleteOptions, GetInto, GetOptions, Key, Patience,
+    PrefetchOutcome, Put, ResolveOptions,
 };
 use tiffin_server::config::{Engine, SsdConfig, TierConfig};
 use tiffin_server::{MasterConfig, MasterServer, NodeConfig, NodeServer};
@@ -35,16 +35,17 @@ use tokio::task::JoinSet;
 
 const MIB: u64 = 1 << 20;
 const MEMORY: u64 = 128 * MIB;
-const DISK: u64 = 4096 * MIB;
+const DISK: u64 = 6144 * MIB;
 const OBJECT: u64 = MIB;
 /// How often sides take turns, and how many objects each moves in one.
 const ROUNDS: u64 = 7;
 const TURN: u64 = 192;
 const OBJECTS: u64 = ROUNDS * TURN;
 const DEPTH: usize = 32;
-const PUTTERS: usize = 8;
+const PUTTERS: usize = DEPTH;
 /// How often prefetches take turns, how many keys each names, and how many are under way at a time.
 const PROMOTE_ROUNDS: u64 = 3;
+const PROMOTE_MEMORY: u64 = (OBJECTS + TURN) * OBJECT;
 const PROMOTE_KEYS: u64 = 32;
 const PROMOTERS: usize = 6;
 const BATCH: u64 = 4;
@@ -64,7 +65,9 @@ struct Store {
 
 impl Store {
     async fn start(folder: &Path, promote_on_hit: bool, memory: u64) -> Self {
-        let tier = TierConfig { promote_on_hit, ..TierConfig::default() };
+        // What was brought is soon brought again.
+        let prefetch_dedup_ttl = Duration::from_secs(1);
+        let tier = TierConfig { promote_on_hit, prefetch_dedup_ttl, ..TierConfig::default() };
         let master = MasterServer::start(MasterConfig { tier, ..MasterConfig::default() }).await.unwrap();
         let node = Self::node(&master, folder, memory).await;
         Self { master, node }
@@ -175,19 +178,34 @@ async fn read(client: &Client, first: u64, buffers: &mut Buffers, times: &mut Ve
 async fn promote(client: &Client, first: u64, count: u64) -> Rate {
     let clock = Clock::start();
     let mut running = JoinSet::new();
+    let mut done = 0;
     for first in (first..first + count).step_by(PROMOTE_KEYS as usize) {
         if running.len() >= PROMOTERS {
-            running.join_next().await.unwrap().unwrap();
+            done += running.join_next().await.unwrap().unwrap();
         }
         let client = client.clone();
         running.spawn(async move {
             let keys: Vec<_> = (first..first + PROMOTE_KEYS).map(|it| key(mix(it, OBJECTS))).collect();
             let outcomes = client.prefetch(&keys, Ahead::All, soon()).await;
-            assert!(outcomes.iter().all(|it| matches!(it, Ok(PrefetchOutcome::Done))), "{outcomes:?}");
+            let done = outcomes.iter().filter(|it| matches!(it, Ok(PrefetchOutcome::Done))).count();
+            let there = outcomes.iter().filter(|it| matches!(it, Ok(PrefetchOutcome::Resident))).count();
+            assert_eq!(done + there, keys.len(), "{outcomes:?}");
+            done as u64
         });
     }
-    running.join_all().await;
-    clock.stop(OBJECT * count)
+    done += running.join_all().await.into_iter().sum::<u64>();
+    assert!(done > count / 2, "only {done} of {count} had to be brought");
+    clock.stop(OBJECT * done)
+}
+
+/// Drives all that can be driven out of memory, and leaves it empty.
+async fn empty_memory(client: &Client, bytes: u64) {
+    let count = bytes / OBJECT;
+    tokio::time::sleep(COLD).await;
+    offload(client, 10 * OBJECTS, count).await;
+    let keys: Vec<_> = (10 * OBJECTS..10 * OBJECTS + count).map(key).collect();
+    let deleted = client.delete(&keys, DeleteOptions::default(), soon()).await;
+    assert!(deleted.into_iter().all(|it| it.is_ok()));
 }
 
 /// One row: its name, what is moved, both sides, and how long one takes, if that is known.
@@ -227,10 +245,13 @@ async fn rates(folder: &Path) -> Vec<Row> {
     // So that the disk has the last of them, too.
     offload(&client, OBJECTS + 1000, 2 * MEMORY / OBJECT).await;
     drop(client);
-    let store = store.restart(folder, 2 * OBJECTS * OBJECT).await;
+    let store = store.restart(folder, PROMOTE_MEMORY).await;
     // A node takes its memory from the system soon after it starts; that is not what is measured.
     tokio::time::sleep(SETTLE).await;
-    let mut floor = Floor::open(&folder.join("log").join("records.tiffin"), Drive::Auto, DEPTH).unwrap();
+    // It reads where the log has written.
+    let written = OBJECTS * OBJECT + 4 * MEMORY;
+    let records = folder.join("log").join("records.tiffin");
+    let mut floor = Floor::open(&records, Drive::Auto, DEPTH).unwrap().within(written);
     for (name, what, is_near) in
         [("read", "gets in the process of the node", true), ("read", "gets through its socket", false)]
     {
@@ -247,12 +268,23 @@ async fn rates(folder: &Path) -> Vec<Row> {
         rows.push(Row { name, what, turns, median_ms: Some(quantile(&mut times, 0.5)) });
     }
     let (client, mut turns) = (store.client(true).await, Turns::default());
+    // The first read into a page costs the host of a virtual machine more than the read: on both sides that
+    // is over when it is measured.
+    promote(&client, 0, OBJECTS).await;
+    empty_memory(&client, PROMOTE_MEMORY).await;
+    let count = OBJECTS / PROMOTE_ROUNDS;
+    let mut floor = Floor::open_spread(&records, Drive::Auto, DEPTH, count as usize).unwrap().within(written);
+    floor.read_mixed(0, count).unwrap();
     for round in 0..PROMOTE_ROUNDS {
-        let count = OBJECTS / PROMOTE_ROUNDS;
         let first = round * count;
         turn!(turns, round, floor.read_mixed(first, count), promote(&client, first, count));
     }
-    rows.push(Row { name: "promote", what: "prefetch, 192 under way", turns, median_ms: None });
+    rows.push(Row {
+        name: "promote",
+        what: "prefetch, 192 under way; the raw reader spreads its reads as well",
+        turns,
+        median_ms: None,
+    });
     rows
 }
 

@@ -284,6 +284,8 @@ pub struct Floor {
     file: Arc<OwnedFd>,
     wake: Arc<OwnedFd>,
     buffers: Vec<Buffer>,
+    /// Requests in flight.
+    depth: usize,
     count: u64,
 }
 
@@ -295,7 +297,7 @@ impl Floor {
     pub fn make(folder: &Path, bytes: u64, drive: Drive, depth: usize) -> Result<Self, String> {
         let text = |error: OpenError| error.to_string();
         let place = Place::open(folder, bytes, bytes).map_err(text)?;
-        let mut floor = Self::on(place.file, bytes, drive, depth)?;
+        let mut floor = Self::on(place.file, bytes, drive, (depth, depth))?;
         floor.write(0, bytes / SUM_BYTES)?;
         Ok(floor)
     }
@@ -305,23 +307,38 @@ impl Floor {
     /// # Errors
     /// When it cannot be used: in words.
     pub fn open(path: &Path, drive: Drive, depth: usize) -> Result<Self, String> {
-        let file = direct(path, false).map_err(|error| error.to_string())?;
-        let bytes = file.metadata().map_err(|error| error.to_string())?.len();
-        Self::on(file.into(), bytes, drive, depth)
+        Self::open_spread(path, drive, depth, depth)
     }
 
-    fn on(file: OwnedFd, bytes: u64, drive: Drive, depth: usize) -> Result<Self, String> {
+    /// The same, with so many MiB of memory that it reads into, one after the other: what a processor has in
+    /// its caches is written sooner than what it has not, by some disks too.
+    ///
+    /// # Errors
+    /// When it cannot be used: in words.
+    pub fn open_spread(path: &Path, drive: Drive, depth: usize, buffers: usize) -> Result<Self, String> {
+        let file = direct(path, false).map_err(|error| error.to_string())?;
+        let bytes = file.metadata().map_err(|error| error.to_string())?.len();
+        Self::on(file.into(), bytes, drive, (depth, buffers))
+    }
+
+    /// The same, of which only the first so many bytes are written and read.
+    #[must_use]
+    pub fn within(self, bytes: u64) -> Self {
+        Self { count: self.count.min(bytes / SUM_BYTES), ..self }
+    }
+
+    fn on(file: OwnedFd, bytes: u64, drive: Drive, (depth, buffers): (usize, usize)) -> Result<Self, String> {
         let file = Arc::new(file);
         let wake = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC);
         let wake = Arc::new(wake.map_err(|error| error.to_string())?);
-        let buffers: Vec<Buffer> = (0..depth).map(|_| Buffer::new(SUM_BYTES as usize)).collect();
+        let buffers: Vec<Buffer> = (0..buffers).map(|_| Buffer::new(SUM_BYTES as usize)).collect();
         // Bytes that no disk can shorten, as those of the records.
         for (number, buffer) in (1..).zip(&buffers) {
             // SAFETY: the buffer is ours, and nothing else uses it yet.
             unsafe { buffer.run().bytes_mut() }.copy_from_slice(&noise(number, SUM_BYTES));
         }
         let (engine, _) = start(drive, &file, &wake, &buffers)?;
-        Ok(Self { engine, file, wake, buffers, count: bytes / SUM_BYTES })
+        Ok(Self { engine, file, wake, buffers, depth, count: bytes / SUM_BYTES })
     }
 
     /// Writes so many MiB from this one on, and syncs.
@@ -356,11 +373,12 @@ impl Floor {
 
     fn pass(&mut self, which: impl Iterator<Item = u64>, write: bool) -> Result<u64, String> {
         let (mut flying, mut moved, mut done) = (0, 0, VecDeque::new());
-        let mut free: Vec<u16> = (0..self.buffers.len() as u16).collect();
+        let mut free: VecDeque<u16> = (0..self.buffers.len() as u16).collect();
         let all = self.count.max(1);
         let mut which = which.map(|it| it % all).peekable();
         while which.peek().is_some() || flying > 0 {
-            while let (true, Some(number)) = (which.peek().is_some(), free.pop()) {
+            while which.peek().is_some() && flying < self.depth {
+                let Some(number) = free.pop_front() else { break };
                 let run = self.buffers.get(number as usize).map(Buffer::run);
                 let (Some(run), Some(at)) = (run, which.next()) else { break };
                 let (at, buffer) = (at * SUM_BYTES, Some(number));
@@ -375,7 +393,7 @@ impl Floor {
                 if outcome != Ok(SUM_BYTES as usize) {
                     return Err(format!("the raw floor moved {outcome:?} instead of {SUM_BYTES} bytes"));
                 }
-                free.push(token as u16);
+                free.push_back(token as u16);
                 (flying, moved) = (flying - 1, moved + 1);
             }
         }

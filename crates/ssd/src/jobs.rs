@@ -27,7 +27,7 @@ const PASSED_MAX: usize = 8;
 /// its queue takes, the kernel lets a thread wait for each.
 const READING_BYTES_MAX: u64 = 64 << 20;
 /// The same while somebody might come who waits: what is with the kernel cannot be overtaken.
-const READING_AHEAD_BYTES_MAX: u64 = 48 << 20;
+const READING_AHEAD_BYTES_MAX: u64 = 16 << 20;
 
 /// A part of a write.
 #[derive(Debug)]

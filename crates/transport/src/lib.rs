@@ -51,6 +51,7 @@ pub use tokio::time::Instant;
 pub use crate::buffer::{SourceBuf, TargetBuf};
 pub use crate::home::process as this_process;
 pub use crate::mapped::MappedRange;
+pub use crate::populate::Pages;
 
 /// The most bytes one request of the data socket moves, so that the stamp is checked at least that often.
 pub const CHUNK_BYTES_MAX: u64 = 4 << 20;

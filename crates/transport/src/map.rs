@@ -12,13 +12,17 @@ use std::os::fd::BorrowedFd;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
+use rustix::param::page_size;
 
 use crate::Extent;
 use crate::buffer::{SourceBuf, TargetBuf};
 use crate::home;
 use crate::seams::point;
 use crate::stamp::Words;
+
+/// The size of a huge page, and what its address and its place in a file are multiples of.
+const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 /// What may be done with a mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,9 +54,7 @@ impl Map {
             Access::ReadOnly => ProtFlags::READ,
             Access::ReadWrite => ProtFlags::READ | ProtFlags::WRITE,
         };
-        // SAFETY: the kernel chooses an unused address, so no memory of this process is replaced.
-        let start = unsafe { mmap(ptr::null_mut(), len, protection, MapFlags::SHARED, file, 0)? };
-        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::Other)?;
+        let start = NonNull::new(map_at_huge_page(file, len, protection)?).ok_or(io::ErrorKind::Other)?;
         let map = Self { start, len, access, process: home::process() };
         // SAFETY: the range was mapped just now, and the advice changes nothing for this process.
         unsafe { madvise(map.start.as_ptr().cast(), map.len, Advice::LinuxDontFork)? };
@@ -75,6 +77,17 @@ impl Map {
         };
         // SAFETY: the range is inside the mapping, and its bytes stay as they are.
         Ok(unsafe { madvise(start.as_ptr().cast(), len, advice) }?)
+    }
+
+    /// Puts the bytes of a range into huge pages, as far as there are any; whoever has mapped them sees the
+    /// same. The pages must be present.
+    pub(crate) fn collapse(&self, extent: Extent) -> io::Result<()> {
+        let (start, len) = self.range(extent).ok_or(io::ErrorKind::InvalidInput)?;
+        // SAFETY: the range is inside the mapping, and its bytes stay as they are.
+        match unsafe { libc::madvise(start.as_ptr().cast(), len, libc::MADV_COLLAPSE) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
     }
 
     /// Whether this is the process that made the mapping.
@@ -119,6 +132,33 @@ impl Map {
         // touch words only atomically.
         unsafe { AtomicU64::from_ptr(self.start.add(at as usize).cast().as_ptr()) }
     }
+}
+
+/// Maps a file where a huge page could begin, or it could have none.
+fn map_at_huge_page(file: BorrowedFd<'_>, len: usize, protection: ProtFlags) -> io::Result<*mut u8> {
+    if len < HUGE_PAGE_BYTES {
+        // SAFETY: the kernel chooses an unused address, so no memory of this process is replaced.
+        let start = unsafe { mmap(ptr::null_mut(), len, protection, MapFlags::SHARED, file, 0)? };
+        return Ok(start.cast());
+    }
+    let len = len.next_multiple_of(page_size());
+    let space_len = len.checked_add(HUGE_PAGE_BYTES).ok_or(io::ErrorKind::InvalidInput)?;
+    let (no_access, nothing) = (ProtFlags::empty(), MapFlags::PRIVATE | MapFlags::NORESERVE);
+    // SAFETY: as above.
+    let space = unsafe { mmap_anonymous(ptr::null_mut(), space_len, no_access, nothing)? };
+    let before = space.align_offset(HUGE_PAGE_BYTES);
+    let start = space.wrapping_byte_add(before);
+    // SAFETY: what it replaces is a part of the space that was found above, which nobody else knows of.
+    let mapped = unsafe { mmap(start, len, protection, MapFlags::SHARED | MapFlags::FIXED, file, 0) };
+    let unused = match mapped {
+        Ok(_) => [(space, before), (start.wrapping_byte_add(len), HUGE_PAGE_BYTES - before)],
+        Err(_) => [(space, space_len), (space, 0)],
+    };
+    for (start, len) in unused.into_iter().filter(|(_, len)| *len > 0) {
+        // SAFETY: a part of the space that was found above, outside of the mapping.
+        unsafe { munmap(start, len)? };
+    }
+    Ok(mapped?.cast())
 }
 
 impl Words for Map {

@@ -18,7 +18,7 @@ use crate::buffer::TargetBuf;
 use crate::control::{ControlReader, ControlWriter};
 use crate::layout::{DATA_BYTES_MAX, Geometry, HEAP_BYTES_MAX, SLOTS_MAX};
 use crate::map::{Access, Map};
-use crate::populate;
+use crate::populate::{self, Pages};
 
 /// The seals of a control segment.
 pub(crate) const CONTROL_SEALS: SealFlags =
@@ -97,8 +97,8 @@ impl NodeMemory {
     }
 
     /// Makes the memory for the bytes present, in a thread of its own, so that no put waits for it.
-    pub fn populate_ahead(&self) {
-        populate::whole(&self.data);
+    pub fn populate_ahead(&self, pages: Pages) {
+        populate::whole(&self.data, pages);
     }
 
     /// Its sizes and its name.

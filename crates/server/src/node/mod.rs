@@ -31,7 +31,7 @@ use tiffin_transport::Counters;
 use tiffin_transport::control::ControlWriter;
 use tiffin_transport::layout::Geometry;
 use tiffin_transport::segment::NodeMemory;
-use tiffin_transport::{shm, tcp};
+use tiffin_transport::{Pages, shm, tcp};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
@@ -148,7 +148,7 @@ impl NodeServer {
         let (memory, writer) = NodeMemory::create(geometry)?;
         let (sockets, info) = bind(&config, segment).await?;
         if config.populate {
-            memory.populate_ahead();
+            memory.populate_ahead(if config.ssd.is_empty() { Pages::Any } else { Pages::Huge });
         }
         let core = Node::new(CoreConfig {
             segment,
