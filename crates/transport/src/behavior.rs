@@ -65,6 +65,8 @@ struct ShelfState {
     next_heap: u64,
     records: BTreeMap<u32, SlotRecord>,
     holds: BTreeMap<Place, usize>,
+    /// Those of them that are writes.
+    stores: BTreeMap<Place, usize>,
 }
 
 impl Default for Shelf {
@@ -93,6 +95,7 @@ impl Shelf {
             next_heap: 0,
             records: BTreeMap::new(),
             holds: BTreeMap::new(),
+            stores: BTreeMap::new(),
         };
         let (opened, closed) = (AtomicU64::new(0), AtomicU64::new(0));
         let (epoch, off) = (AtomicU64::new(NO_EPOCH), || AtomicBool::new(false));
@@ -119,6 +122,12 @@ impl Shelf {
             extents.push(Extent { offset, len });
         }
         state.write(slot, extents)
+    }
+
+    /// Whether bytes are still written there on behalf of somebody, who may have lost the connection and
+    /// tried again. Until that is over a node does not reuse them.
+    pub fn is_being_stored(&self, place: Place) -> bool {
+        self.state().stores.contains_key(&place)
     }
 
     /// Takes the object away and reserves the same bytes, cut otherwise, for another.
@@ -192,6 +201,9 @@ impl Shelf {
         }
         let extents = placement.range(offset, len).ok()?;
         *state.holds.entry(place).or_default() += 1;
+        if is_store {
+            *state.stores.entry(place).or_default() += 1;
+        }
         Some(extents)
     }
 
@@ -224,6 +236,9 @@ impl Keeper for Shelf {
 
     fn end_store(&self, range: &RequestHead) {
         self.end(place(range));
+        let stores = &mut self.state().stores;
+        let left = stores.remove(&place(range)).filter(|count| *count > 1);
+        left.map(|count| stores.insert(place(range), count - 1));
     }
 
     fn begin_send(&self, range: &RequestHead) -> Option<Vec<Extent>> {
@@ -658,6 +673,9 @@ async fn reuse_under_readers(stage: Arc<Stage>) {
     }
     let mut place = first;
     for _ in 0..ROUNDS {
+        while stage.shelf.is_being_stored(place) {
+            tokio::task::yield_now().await;
+        }
         place = stage.shelf.reuse(place);
         let bytes = pattern(place.stamp, LEN);
         // One half at a time, so that readers meet the object half written.
