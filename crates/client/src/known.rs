@@ -35,8 +35,8 @@ const TOLD_MAX: usize = 4096;
 /// What a client knows, for all of its handles.
 pub(crate) struct Memory {
     state: Mutex<State>,
-    /// Somebody will tell the master soon.
-    is_told: AtomicBool,
+    /// Somebody tells the master every moment what was used.
+    has_teller: AtomicBool,
 }
 
 struct State {
@@ -48,7 +48,7 @@ struct State {
 impl Memory {
     pub(crate) fn new(capacity: usize, seed: u64) -> Self {
         let state = Mutex::new(State { known: Known::new(capacity, seed, Sabotage::None), lease: false });
-        Self { state, is_told: AtomicBool::new(false) }
+        Self { state, has_teller: AtomicBool::new(false) }
     }
 
     /// What this client has stored is known as well.
@@ -191,7 +191,7 @@ pub(crate) fn tell_soon(inner: &Inner) {
 
 /// Whether something was used and nobody is there yet to tell it. Then the caller must see to it.
 fn is_telling_due(inner: &Inner) -> bool {
-    inner.known.lock().known.used_count() > 0 && !inner.known.is_told.swap(true, Ordering::AcqRel)
+    inner.known.lock().known.used_count() > 0 && !inner.known.has_teller.swap(true, Ordering::AcqRel)
 }
 
 /// Tells every moment what was used, until nothing was for a while: to wake a thread costs more than a get,
@@ -204,7 +204,7 @@ async fn tell_in_moments(client: Weak<Inner>) {
         quiet = if inner.known.lock().known.used_count() == 0 { quiet + 1 } else { 0 };
         tell_all(&inner);
         if quiet == QUIET_MOMENTS_MAX {
-            inner.known.is_told.store(false, Ordering::Release);
+            inner.known.has_teller.store(false, Ordering::Release);
             // Somebody may have relied on this a moment ago.
             quiet = if is_telling_due(&inner) { 0 } else { quiet };
         }

@@ -33,9 +33,9 @@ const ROOMS_MAX: u64 = 256;
 const BYTES_MAX: u64 = 8 << 20;
 /// How many sizes are kept in mind.
 const SIZES_MAX: usize = 8;
-/// Puts that are further apart are not in a row, and room that was not used for so long is given back,
+/// Puts that are further apart are not in a row. Room that was not used for so long is given back.
 const MOMENT: Duration = Duration::from_millis(250);
-/// or after so long, where one row followed another.
+/// Where one row followed another, room is kept for so long.
 const PAUSE_MAX: Duration = Duration::from_secs(10);
 /// How long nothing is asked for after there was none.
 const REST: Duration = Duration::from_secs(1);
@@ -122,7 +122,8 @@ impl Spares {
         let there = shelf.rooms.len() as u64;
         // For as many as the row before had, be it in this one or the next; if this one is longer, or the
         // first, for as many as so far.
-        let expected = Some(shelf.row.max(shelf.before)).filter(|row| *row >= ROW_MIN).unwrap_or(0);
+        let longest = shelf.row.max(shelf.before);
+        let expected = if longest >= ROW_MIN { longest } else { 0 };
         let most = ROOMS_MAX.min(BYTES_MAX / size.len.max(1)).min(expected);
         if shelf.is_asking || shelf.last < shelf.asks_from || most == 0 || there * 2 > most {
             return None;

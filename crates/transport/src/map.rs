@@ -141,7 +141,7 @@ fn map_at_huge_page(file: BorrowedFd<'_>, len: usize, protection: ProtFlags) -> 
         let start = unsafe { mmap(ptr::null_mut(), len, protection, MapFlags::SHARED, file, 0)? };
         return Ok(start.cast());
     }
-    let len = len.next_multiple_of(page_size());
+    let len = len.checked_next_multiple_of(page_size()).ok_or(io::ErrorKind::InvalidInput)?;
     let space_len = len.checked_add(HUGE_PAGE_BYTES).ok_or(io::ErrorKind::InvalidInput)?;
     let (no_access, nothing) = (ProtFlags::empty(), MapFlags::PRIVATE | MapFlags::NORESERVE);
     // SAFETY: as above.
