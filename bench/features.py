@@ -4,8 +4,8 @@ A producer and a trainer, each a process of its own, take turns: the producer pu
 trainer reads two at a time and frees them. On our side that is `tiffin.features`; on the other what
 SpecForge's `MooncakeFeatureStore` does: per tensor register, put_from with a hard pin, unregister; is_exist,
 register, get_into, unregister; and remove, which is tried until the lease has run out. The floor is memcpy of
-the same bytes, from and to memory that is as far from the caches as that of two processes is. The last two
-columns say how many times as many samples we move as they do, and how far that is from the floor.
+the same bytes, once for the put and once for the get, between as many places, in turns with the others. The
+last two columns say how many times as many samples we move as they do, and how far that is from the floor.
 """
 
 import argparse
@@ -20,10 +20,14 @@ import time
 import sides
 
 WORKER = pathlib.Path(__file__).with_name("features_worker.py")
-#: Bytes of the tensors of one sample, largest first. Those of section 2.7 that fit here.
+#: Bytes of the tensors of one sample, largest first: what SpecForge and TorchSpec move, as far as it fits here, and
+#: beside that a prompt of 25 tokens, which is mostly calls.
 PROFILES = {
     "Domino, mean (21.5 MiB, 3 tensors)": [22_528_000, 4_400, 4_400],
+    "Domino, longest (120 MiB, 3 tensors)": [125_829_120, 24_576, 24_576],
     "eagle3 (64 MiB, 5 tensors)": [50_331_648, 16_777_216, 16_384, 16_384, 16_384],
+    "eagle3, long (512 MiB, 3 tensors)": [402_653_184, 134_217_728, 131_072],
+    "DFlash (80 MiB, 2 tensors)": [83_886_080, 16_384],
     "small (1 MiB, 3 tensors)": [1_048_576, 4_096, 4_096],
 }
 ROUNDS = 8
@@ -33,11 +37,9 @@ WARM_ROUNDS = 3
 #: wait for their turn.
 BATCHES = 3
 SAMPLES = 4
-SEGMENT = 1 << 30
-#: More than fits into any cache.
-COLD = 64 << 20
-
-
+#: The most bytes of a batch, which therefore has fewer samples where they are large.
+BATCH_BYTES_MAX = 640 << 20
+SEGMENT = 2 << 30
 FLOOR = "floor (memcpy)"
 
 
@@ -57,7 +59,8 @@ class Pair:
     def round(self, sizes, number):
         """Seconds to put, to read and to free so many samples; and until the bytes were free."""
         for batch in range(BATCHES):
-            put = ask(self.producer, do="put", sizes=sizes, number=number * BATCHES + batch, count=SAMPLES)
+            number_of_batch, count = number * BATCHES + batch, samples_of(sizes)
+            put = ask(self.producer, do="put", sizes=sizes, number=number_of_batch, count=count)
             got = ask(self.trainer, do="get", refs=put["refs"])
         freed = ask(self.trainer, do="free")
         return put["seconds"], got["seconds"], freed["seconds"]
@@ -75,18 +78,31 @@ def ask(process, **request):
     return process.answer(120)
 
 
-def floor(sizes):
-    """Seconds that memcpy takes for the same samples, in memory that was written before, and not just now."""
-    source = bytearray(sum(sizes))
-    targets = [memoryview(bytearray(sum(sizes))) for _ in range(SAMPLES)]
-    others = [memoryview(bytearray(COLD)) for _ in range(2)]
-    for target in targets:
-        target[:] = source
-    others[0][:] = others[1]
-    begin = time.perf_counter()
-    for target in targets:
-        target[:] = source
-    return time.perf_counter() - begin
+def samples_of(sizes):
+    """How many samples a batch has."""
+    return max(1, min(SAMPLES, BATCH_BYTES_MAX // sum(sizes)))
+
+
+class Floor:
+    """What memcpy takes for the same samples: from one memory to several, and from there to others, as we do."""
+
+    def __init__(self, sizes):
+        size, count = sum(sizes), samples_of(sizes)
+        self.source = bytearray(size)
+        self.stored, self.read = ([memoryview(bytearray(size)) for _ in range(count)] for _ in range(2))
+        self.side = FLOOR
+
+    def round(self, _sizes, _number):
+        """Seconds to write and to read a batch. Nothing is to be freed."""
+        for _ in range(BATCHES):
+            begin = time.perf_counter()
+            for stored in self.stored:
+                stored[:] = self.source
+            put = time.perf_counter()
+            for stored, read in zip(self.stored, self.read, strict=True):
+                read[:] = stored
+            got = time.perf_counter()
+        return put - begin, got - put, 0.0
 
 
 def main():
@@ -95,6 +111,7 @@ def main():
     parser.add_argument("--ours", required=True)
     parser.add_argument("--peer", required=True)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--only", default="", help="profiles whose names have this in them")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         rows = measure(options, folder)
@@ -133,13 +150,14 @@ def measure(options, folder):
         ]
         rows = []
         for profile, sizes in PROFILES.items():
-            times = {pair.side: [] for pair in pairs}
+            if options.only not in profile:
+                continue
+            everybody = [*pairs, Floor(sizes)]
+            times = {it.side: [] for it in everybody}
             for number in range(ROUNDS):
-                for pair in pairs if number % 2 else reversed(pairs):
-                    times[pair.side].append(pair.round(sizes, number))
+                for it in everybody if number % 2 else reversed(everybody):
+                    times[it.side].append(it.round(sizes, number))
             rows += [row(profile, side, sizes, rounds[WARM_ROUNDS:]) for side, rounds in times.items()]
-            copies = [(floor(sizes),) * 2 + (0.0,) for _ in range(ROUNDS - WARM_ROUNDS)]
-            rows.append(row(profile, FLOOR, sizes, copies))
             print(f"measured {profile}", file=sys.stderr)
         return rows
     finally:
@@ -153,14 +171,15 @@ def measure(options, folder):
 def row(profile, side, sizes, rounds):
     """Medians of the rounds."""
     put, got, freed = (statistics.median(times) for times in zip(*rounds, strict=True))
-    size = sum(sizes) * SAMPLES / 1e9
+    count = samples_of(sizes)
+    size = sum(sizes) * count / 1e9
     return {
         "profile": profile,
         "side": side,
         "put_gbps": size / put,
         "get_gbps": size / got,
-        "get_two_ms": got / SAMPLES * 2 * 1e3,
-        "samples_per_s": SAMPLES / (put + got),
+        "get_two_ms": got / count * 2 * 1e3,
+        "samples_per_s": count / (put + got),
         "free_ms": freed * 1e3,
     }
 

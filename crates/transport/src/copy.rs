@@ -3,8 +3,9 @@
 //! On x86-64 it is inline assembly: the compiler neither assumes the absence of races nor moves anything
 //! across. Up to `STREAM_BYTES_MIN` that is one instruction, `rep movsb`, with which the processor moves
 //! whole cache lines; beyond, where it knows AVX2, a loop whose stores go past the caches, which saves
-//! reading what is overwritten anyway, followed by the fence that such stores need. Elsewhere, and under
-//! Miri, it is a loop over atomics. A racing copy gives unspecified bytes; that they were those asked for
+//! reading what is overwritten anyway, followed by the fence that such stores need. That loop walks through
+//! several pages side by side: more of the memory is at work for it than for one who reads one byte after
+//! the other, `memcpy` among them. Elsewhere, and under Miri, it is a loop over atomics. A racing copy gives unspecified bytes; that they were those asked for
 //! is proven afterwards, by the stamp.
 
 use std::hash::Hasher;
@@ -16,15 +17,21 @@ use crate::buffer::{SourceBuf, TargetBuf};
 /// How much is copied at a time into a private buffer to be hashed: it stays in the first-level cache.
 const HASH_PIECE_BYTES: usize = 16 << 10;
 
-/// From this length on, stores go past the caches: what is copied is larger than the share of them that it
-/// would keep.
-const STREAM_BYTES_MIN: usize = 2 << 20;
+/// From this length on, stores go past the caches. What is moved here is on its way to another process, a
+/// device or a socket, and seldom read next by the processor that moves it.
+const STREAM_BYTES_MIN: usize = 64 << 10;
 /// How the target of such stores is aligned, and how many bytes they move at a time.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 const STREAM_ALIGN: usize = 32;
 /// See [`STREAM_ALIGN`].
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 const STREAM_STEP: usize = 128;
+/// How far apart the places are that are streamed side by side, and what eight of them are together.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+const PAGE_BYTES: usize = 4 << 10;
+/// See [`PAGE_BYTES`].
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+const PAGES_BYTES: usize = 8 * PAGE_BYTES;
 
 /// Copies all of `source` over all of `target`.
 ///
@@ -135,13 +142,17 @@ unsafe fn kernel(source: *const u8, target: *mut u8, len: usize) {
         return unsafe { move_bytes(source, target, len) };
     }
     let head = target.align_offset(STREAM_ALIGN);
-    let body = (len - head) / STREAM_STEP * STREAM_STEP;
-    // SAFETY: head, body and tail are parts of the ranges that the caller vouches for, one behind the
-    // other; the processor knows AVX2, the body's target is aligned and its length a multiple of the step.
+    let pages_end = head + (len - head) / PAGES_BYTES * PAGES_BYTES;
+    let steps_end = pages_end + (len - pages_end) / STREAM_STEP * STREAM_STEP;
+    // SAFETY: all are parts of the ranges that the caller vouches for, one behind the other; the processor
+    // knows AVX2, what is streamed has an aligned target and a length of whole pages or steps.
     unsafe {
         move_bytes(source, target, head);
-        stream_bytes(source.add(head), target.add(head), body);
-        move_bytes(source.add(head + body), target.add(head + body), len - head - body);
+        for at in (head..pages_end).step_by(PAGES_BYTES) {
+            stream_pages(source.add(at), target.add(at));
+        }
+        stream_bytes(source.add(pages_end), target.add(pages_end), steps_end - pages_end);
+        move_bytes(source.add(steps_end), target.add(steps_end), len - steps_end);
     }
 }
 
@@ -164,10 +175,53 @@ unsafe fn move_bytes(source: *const u8, target: *mut u8, len: usize) {
     }
 }
 
+/// Copies [`PAGES_BYTES`] past the caches. Others see them after the fence of [`stream_bytes`].
+///
+/// # Safety
+/// As above, for so many bytes; the processor must know AVX2, and `target` must be aligned to
+/// [`STREAM_ALIGN`].
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[target_feature(enable = "avx2")]
+unsafe fn stream_pages(source: *const u8, target: *mut u8) {
+    // SAFETY: each turn of the loop moves 128 bytes of each of eight pages, until all of them are done,
+    // inside the ranges that the caller vouches for; a prefetch may point anywhere.
+    unsafe {
+        std::arch::asm!(
+            "2:",
+            ".irp page, 0, 4096, 8192, 12288, 16384, 20480, 24576, 28672",
+            "prefetcht0 [{source} + \\page + 256]",
+            "prefetcht0 [{source} + \\page + 320]",
+            "vmovdqu {a}, [{source} + \\page]",
+            "vmovdqu {b}, [{source} + \\page + 32]",
+            "vmovdqu {c}, [{source} + \\page + 64]",
+            "vmovdqu {d}, [{source} + \\page + 96]",
+            "vmovntdq [{target} + \\page], {a}",
+            "vmovntdq [{target} + \\page + 32], {b}",
+            "vmovntdq [{target} + \\page + 64], {c}",
+            "vmovntdq [{target} + \\page + 96], {d}",
+            ".endr",
+            "add {source}, 128",
+            "add {target}, 128",
+            "sub {len}, 128",
+            "jnz 2b",
+            "vzeroupper",
+            source = inout(reg) source => _,
+            target = inout(reg) target => _,
+            len = inout(reg) PAGE_BYTES => _,
+            a = out(ymm_reg) _,
+            b = out(ymm_reg) _,
+            c = out(ymm_reg) _,
+            d = out(ymm_reg) _,
+            options(nostack)
+        );
+    }
+}
+
 /// Copies `len` bytes past the caches, and waits until they are where others can see them.
 ///
-/// # Safety As above; the processor must know AVX2, `target` must be aligned to [`STREAM_ALIGN`] and `len`
-/// a multiple of [`STREAM_STEP`] that is not zero.
+/// # Safety
+/// As above; the processor must know AVX2, `target` must be aligned to [`STREAM_ALIGN`] and `len` a multiple
+/// of [`STREAM_STEP`].
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[target_feature(enable = "avx2")]
 unsafe fn stream_bytes(source: *const u8, target: *mut u8, len: usize) {
@@ -176,6 +230,8 @@ unsafe fn stream_bytes(source: *const u8, target: *mut u8, len: usize) {
     // not ordered with others.
     unsafe {
         std::arch::asm!(
+            "test {len}, {len}",
+            "jz 3f",
             "2:",
             "prefetcht0 [{source} + 1024]",
             "prefetcht0 [{source} + 1088]",
@@ -191,6 +247,7 @@ unsafe fn stream_bytes(source: *const u8, target: *mut u8, len: usize) {
             "add {target}, 128",
             "sub {len}, 128",
             "jnz 2b",
+            "3:",
             "sfence",
             "vzeroupper",
             source = inout(reg) source => _,
@@ -276,8 +333,9 @@ mod tests {
 
     #[test]
     fn what_goes_past_the_caches_arrives_whole_and_nothing_beside() {
-        let source = pattern(STREAM_BYTES_MIN + 1000);
-        for (from, to, more) in [(0, 0, 0), (0, 1, 0), (3, 31, 1), (7, 32, 127), (1, 65, 128), (9, 5, 600)] {
+        let source = pattern(STREAM_BYTES_MIN + 40_000);
+        let lens = [(0, 0, 0), (0, 1, 0), (3, 31, 1), (7, 32, 127), (1, 65, 128), (9, 5, 600)];
+        for (from, to, more) in lens.into_iter().chain([(4, 8, 32_767), (0, 32, 32_768), (2, 40, 39_000)]) {
             let len = STREAM_BYTES_MIN + more;
             let mut found = vec![0xee; source.len()];
             copy_in(&source[from..from + len], TargetBuf::from(&mut found[to..to + len]));

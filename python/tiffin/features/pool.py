@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import ctypes
+import mmap
 import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
+#: Memory that is ours: what is large is taken from the system itself.
+_Memory: TypeAlias = "bytearray | mmap.mmap"
+#: From this size on memory is asked for in huge pages. Making those takes a fraction of the time.
+_HUGE_MIN = 2 << 20
 #: How long a transfer that failed may still write: longer than any transport tries.
 SETTLE_S = 600.0
 
@@ -17,7 +23,7 @@ SETTLE_S = 600.0
 class Buffer:
     """Memory that was taken from a pool. It is safe to use until it is released, and by nobody else."""
 
-    def __init__(self, pool: BufferPool, memory: bytearray) -> None:
+    def __init__(self, pool: BufferPool, memory: _Memory) -> None:
         self._pool, self._memory = pool, memory
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(memory)) if memory else 0
         self.nbytes = len(memory)
@@ -92,7 +98,7 @@ class BufferPool:
                 self._kept -= size
                 return free.pop()
             self.made += 1
-        buffer = Buffer(self, bytearray(size))
+        buffer = Buffer(self, _fresh(size))
         if self._register is not None:
             self._register(buffer.address, size)
         return buffer
@@ -134,8 +140,9 @@ class Recycler:
 
     Memory that is fresh from the system is slow: each of its pages is made when it is first touched, which
     takes longer than the copy into it. Whoever holds a tensor, or a view of one, holds its memory; nobody has
-    to give anything back. At most `max_bytes` are kept for reuse. Memory is registered when it is made, and
-    for as long as it is kept, where `register` and `unregister` are given.
+    to give anything back. At most `max_bytes` are kept for reuse: what was not used for the longest time is
+    let go of first. Memory is registered when it is made, and for as long as it is kept, where `register` and
+    `unregister` are given.
 
     >>> recycler = Recycler(max_bytes=1 << 20)
     >>> first = ctypes.addressof(recycler.room(5000))
@@ -154,9 +161,11 @@ class Recycler:
         self._register, self._unregister, self._settle_s = register, unregister, settle_s
         self._max, self._kept = max_bytes, 0
         self._lock = threading.Lock()
-        self._free: dict[int, list[bytearray]] = {}
+        # By size, each with when it was last used, which is a number; what was used last is at the end.
+        self._free: dict[int, collections.deque[tuple[int, _Memory]]] = {}
+        self._uses = 0
         # Tensors may end at any moment, also in the middle of what is done under the lock.
-        self._ended: collections.deque[bytearray] = collections.deque()
+        self._ended: collections.deque[_Memory] = collections.deque()
         self._aside: collections.deque[tuple[float, Any]] = collections.deque()
 
     def room(self, nbytes: int) -> Any:
@@ -164,12 +173,10 @@ class Recycler:
         size = _size(nbytes)
         with self._lock:
             self._collect()
-            free = self._free.get(size)
-            memory = free.pop() if free else None
-            self._kept -= 0 if memory is None else size
+            memory = self._take(size, -1)
         is_new = memory is None
         if memory is None:
-            memory = bytearray(size)
+            memory = _fresh(size)
         room = (ctypes.c_ubyte * size).from_buffer(memory)
         if is_new and self._register is not None:
             self._register(ctypes.addressof(room), size)
@@ -185,7 +192,7 @@ class Recycler:
         with self._lock:
             self._collect()
             free, self._free, self._kept = self._free, {}, 0
-        for memory in (it for memories in free.values() for it in memories):
+        for _, memory in (it for memories in free.values() for it in memories):
             self._drop(memory)
 
     def _collect(self) -> None:
@@ -193,15 +200,40 @@ class Recycler:
             self._aside.popleft()
         while self._ended:
             memory = self._ended.popleft()
-            if self._kept + len(memory) <= self._max:
-                self._kept += len(memory)
-                self._free.setdefault(len(memory), []).append(memory)
-            else:
+            self._uses += 1
+            self._kept += len(memory)
+            self._free.setdefault(len(memory), collections.deque()).append((self._uses, memory))
+        while self._kept > self._max:
+            oldest = min(self._free, key=lambda size: self._free[size][0][0])
+            if (memory := self._take(oldest, 0)) is not None:
                 self._drop(memory)
 
-    def _drop(self, memory: bytearray) -> None:
+    def _take(self, size: int, which: int) -> _Memory | None:
+        """Memory of that size that nobody uses: the first or the last of it."""
+        free = self._free.get(size)
+        if free is None:
+            return None
+        _, memory = free[which]
+        del free[which]
+        if not free:
+            del self._free[size]
+        self._kept -= size
+        return memory
+
+    def _drop(self, memory: _Memory) -> None:
         if self._unregister is not None:
             self._unregister(ctypes.addressof(ctypes.c_char.from_buffer(memory)))
+
+
+def _fresh(size: int) -> _Memory:
+    """Memory that was nobody's."""
+    if size < _HUGE_MIN or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return bytearray(size)
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    # Where the system has none, ordinary pages do.
+    with contextlib.suppress(OSError):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
 
 
 def _size(nbytes: int) -> int:
