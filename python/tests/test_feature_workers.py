@@ -1,12 +1,14 @@
 """The feature store in workers, its memory, and the projects that it is for."""
 
 import concurrent.futures
+import ctypes
 import multiprocessing
 import os
 
 import numpy as np
 import pytest
 from tiffin.features import BufferPool
+from tiffin.features.pool import Recycler
 
 import helpers
 from feature_stores import TENSORS, same
@@ -21,6 +23,20 @@ def test_workers_that_are_forked_or_spawned_read_through_it(make):
         assert workers.submit(helpers.sum_of_ids, features, ref).result() == 6
     helpers.eventually(lambda: features.health()["active_leases"] == 0)
     same(features.get(ref)[0])
+
+
+def test_memory_that_was_used_last_is_kept_for_the_next_tensor():
+    dropped = []
+    recycler = Recycler(max_bytes=8 << 20, register=lambda *_: None, unregister=dropped.append)
+    # A huge one is taken from the system itself.
+    old = {ctypes.addressof(recycler.room(size)) for size in (1 << 20, 4 << 20)}
+    new = ctypes.addressof(recycler.room(6 << 20))
+    assert ctypes.addressof(recycler.room(7 << 20)) == new, "what was used before it does not keep it out"
+    assert set(dropped) == old, "but leaves, as together they would be more than may be kept"
+    room = recycler.room(5 << 20)
+    room[:3] = b"abc"
+    assert ctypes.addressof(room) == new and bytes(room[:3]) == b"abc"
+    assert ctypes.addressof(recycler.room(8 << 20)) != new, "it is in use"
 
 
 def test_a_pool_reuses_buffers_once_they_are_safe():

@@ -25,6 +25,10 @@ const CONNECT_PAUSE: Duration = Duration::from_millis(5);
 /// The longest a read waits before it looks at its deadline again, in milliseconds.
 const PATIENCE_MS_MAX: u64 = 1 << 16;
 
+/// How long a thread that waits for an answer looks for it before it sleeps. Being woken takes about as long as
+/// most answers do, and longest on a virtual machine.
+const LOOK_TIME_MAX: Duration = Duration::from_micros(50);
+
 /// A connected stream. Reading and writing need no exclusive access: one reads while others write.
 ///
 /// The socket itself is a blocking one and stays out of the runtime's hands; whoever must not wait says so
@@ -153,6 +157,14 @@ impl Stream {
 
     /// The same, but waits in this thread until something is there; `TimedOut` if that is too late.
     pub(crate) fn read_until(&self, buffer: &mut Vec<u8>, deadline: Instant) -> io::Result<usize> {
+        let from = Instant::now();
+        while from.elapsed() < LOOK_TIME_MAX {
+            match self.try_read(buffer) {
+                // Whoever is to answer may need this very processor.
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => std::thread::yield_now(),
+                read => return read,
+            }
+        }
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             let left_ms = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);

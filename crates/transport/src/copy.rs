@@ -17,9 +17,11 @@ use crate::buffer::{SourceBuf, TargetBuf};
 /// How much is copied at a time into a private buffer to be hashed: it stays in the first-level cache.
 const HASH_PIECE_BYTES: usize = 16 << 10;
 
-/// From this length on, stores go past the caches. What is moved here is on its way to another process, a
-/// device or a socket, and seldom read next by the processor that moves it.
+/// From this length on, stores go past the caches: what is moved is on its way to another process or a device,
+/// and seldom read next by the processor that moves it.
 const STREAM_BYTES_MIN: usize = 64 << 10;
+/// The same for memory of our own, which is read next: what is longer would not stay in the caches anyway.
+const OWN_STREAM_BYTES_MIN: usize = 2 << 20;
 /// How the target of such stores is aligned, and how many bytes they move at a time. They are gathered until a
 /// line of a cache is whole: half a line that waits for its other half costs ten times what a copy does.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -39,6 +41,10 @@ const PAGES_BYTES: usize = 8 * PAGE_BYTES;
 /// # Panics
 /// If they differ in length: a broken invariant of the caller.
 pub fn copy(source: SourceBuf<'_>, target: TargetBuf<'_>) {
+    copy_with(source, target, STREAM_BYTES_MIN);
+}
+
+fn copy_with(source: SourceBuf<'_>, target: TargetBuf<'_>, stream_bytes_min: usize) {
     let len = source.len();
     assert_eq!(len, target.len(), "a copy between ranges of different lengths");
     #[cfg(test)]
@@ -46,12 +52,12 @@ pub fn copy(source: SourceBuf<'_>, target: TargetBuf<'_>) {
         return in_turns(source, target);
     }
     // SAFETY: both ranges are mapped for `len` bytes, as the types promise.
-    unsafe { kernel(source.as_ptr(), target.as_mut_ptr(), len) }
+    unsafe { kernel(source.as_ptr(), target.as_mut_ptr(), len, stream_bytes_min) }
 }
 
-/// Copies into memory that nobody else touches, such as a buffer on the stack.
+/// Copies into memory that nobody else touches, such as a buffer on the stack, in order to read it there.
 pub fn copy_out(source: SourceBuf<'_>, target: &mut [u8]) {
-    copy(source, TargetBuf::from(target));
+    copy_with(source, TargetBuf::from(target), OWN_STREAM_BYTES_MIN);
 }
 
 /// Copies out of memory that nobody else writes.
@@ -127,18 +133,18 @@ fn in_turns(source: SourceBuf<'_>, target: TargetBuf<'_>) {
         let ((from, more), (to, room)) = (source.split_at(TURN_BYTES), target.split_at(TURN_BYTES));
         crate::seams::point();
         // SAFETY: both pieces are parts of mapped ranges and have the same length.
-        unsafe { kernel(from.as_ptr(), to.as_mut_ptr(), from.len()) };
+        unsafe { kernel(from.as_ptr(), to.as_mut_ptr(), from.len(), usize::MAX) };
         (source, target) = (more, room);
     }
 }
 
-/// Copies `len` bytes.
+/// Copies `len` bytes, past the caches if they are at least so many.
 ///
 /// # Safety
 /// `source` must be readable and `target` writable for `len` bytes.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
-unsafe fn kernel(source: *const u8, target: *mut u8, len: usize) {
-    if len < STREAM_BYTES_MIN || !std::is_x86_feature_detected!("avx2") {
+unsafe fn kernel(source: *const u8, target: *mut u8, len: usize, stream_bytes_min: usize) {
+    if len < stream_bytes_min || !std::is_x86_feature_detected!("avx2") {
         // SAFETY: the same contract.
         return unsafe { move_bytes(source, target, len) };
     }
@@ -268,7 +274,7 @@ unsafe fn stream_bytes(source: *const u8, target: *mut u8, len: usize) {
 /// # Safety
 /// `source` must be readable and `target` writable for `len` bytes.
 #[cfg(any(not(target_arch = "x86_64"), miri))]
-unsafe fn kernel(source: *const u8, target: *mut u8, len: usize) {
+unsafe fn kernel(source: *const u8, target: *mut u8, len: usize, _stream_bytes_min: usize) {
     // SAFETY: the same contract.
     unsafe { atomic_loop(source, target, len) }
 }
