@@ -1,6 +1,6 @@
 //! How far the ways of moving bytes are from the floor of this machine: `cargo bench -p tiffin-transport`.
 //!
-//! - `copy`: the copy kernel against the C library's `memcpy`, between the same buffers;
+//! - `copy`: the copy kernel against the C library's `memcpy`, between as many places;
 //! - `check`: a read of 1 MiB through a mapping, stamp check and all, against the bare copy of the same
 //!   bytes;
 //! - `tcp`: reads and writes through the data socket against two plain sockets that move as many bytes;
@@ -9,7 +9,12 @@
 //!
 //! In each group the contenders take turns in one run, and medians are compared.
 
-#![expect(clippy::unwrap_used, clippy::print_stdout, reason = "a benchmark that cannot go on panics")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    clippy::indexing_slicing,
+    reason = "a benchmark that cannot go on panics"
+)]
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -24,6 +29,8 @@ use tiffin_transport::{Counters, ReadOp, SourceBuf, TargetBuf, WriteOp};
 use tokio::runtime::{Builder, Runtime};
 
 const ROUNDS: usize = 41;
+/// More than a processor keeps in caches of its own.
+const COLD_BYTES: usize = 64 << 20;
 
 /// Lets the contenders take turns of so many times; the median time of each, in seconds.
 fn race(count: usize, contenders: &mut [&mut dyn FnMut()]) -> Vec<f64> {
@@ -62,18 +69,33 @@ fn say(what: &str, bytes: usize, floor: f64, ours: f64) {
     );
 }
 
+/// Between as many places as a store has, and again and again between the same two, which stay in the caches.
 fn copies() {
-    for bytes in [4 << 10, 64 << 10, 1 << 20, 4 << 20, 16 << 20] {
-        let source = vec![7_u8; bytes];
-        let (mut one, mut other) = (vec![0_u8; bytes], vec![0_u8; bytes]);
-        let found = race(
-            turn(bytes),
-            &mut [&mut || one.copy_from_slice(std::hint::black_box(&source)), &mut || {
-                copy(SourceBuf::from(&source[..]), TargetBuf::from(&mut other[..]))
-            }],
-        );
-        let [floor, ours] = found[..] else { return };
-        say(&format!("copy {} KiB", bytes >> 10), bytes, floor, ours);
+    for (spread, what) in [(COLD_BYTES, "copy"), (0, "hot copy")] {
+        for bytes in [4 << 10, 64 << 10, 1 << 20, 4 << 20, 16 << 20] {
+            let (source, all) = (vec![7_u8; bytes.max(spread)], bytes.max(spread));
+            let (mut one, mut other) = (vec![0_u8; all], vec![0_u8; all]);
+            let next = |at: usize| if at + 2 * bytes > all { 0 } else { at + bytes };
+            let (mut first, mut second) = (0, 0);
+            let found = race(
+                turn(bytes),
+                &mut [
+                    &mut || {
+                        let source = std::hint::black_box(&source[first..first + bytes]);
+                        one[first..first + bytes].copy_from_slice(source);
+                        first = next(first);
+                    },
+                    &mut || {
+                        let places = second..second + bytes;
+                        let target = TargetBuf::from(&mut other[places.clone()]);
+                        copy(SourceBuf::from(&source[places]), target);
+                        second = next(second);
+                    },
+                ],
+            );
+            let [floor, ours] = found[..] else { return };
+            say(&format!("{what} {} KiB", bytes >> 10), bytes, floor, ours);
+        }
     }
 }
 
