@@ -25,9 +25,9 @@ const CONNECT_PAUSE: Duration = Duration::from_millis(5);
 /// The longest a read waits before it looks at its deadline again, in milliseconds.
 const PATIENCE_MS_MAX: u64 = 1 << 16;
 
-/// How long a thread that waits for an answer looks for it before it sleeps. Being woken takes about as long as
-/// most answers do, and longest on a virtual machine. It does not let others run meanwhile: on a busy machine
-/// they would take a hundred times as long.
+/// How long a thread that waits for the answer of a process of its host looks for it before it sleeps. Being
+/// woken takes about as long as most answers do, and longest on a virtual machine. It does not let others run
+/// meanwhile: on a busy machine they would take a hundred times as long.
 const LOOK_TIME_MAX: Duration = Duration::from_micros(40);
 /// How long it rests between two looks, in turns of the processor's own pause.
 const LOOK_PAUSES: usize = 16;
@@ -160,8 +160,8 @@ impl Stream {
 
     /// The same, but waits in this thread until something is there; `TimedOut` if that is too late.
     pub(crate) fn read_until(&self, buffer: &mut Vec<u8>, deadline: Instant) -> io::Result<usize> {
-        let from = Instant::now();
-        while from.elapsed() < LOOK_TIME_MAX {
+        let (from, is_near) = (Instant::now(), matches!(self.peer, Peer::Unix { .. }));
+        while is_near && from.elapsed() < LOOK_TIME_MAX {
             match self.try_read(buffer) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     (0..LOOK_PAUSES).for_each(|_| std::hint::spin_loop());
