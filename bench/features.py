@@ -20,8 +20,8 @@ import time
 import sides
 
 WORKER = pathlib.Path(__file__).with_name("features_worker.py")
-#: Bytes of the tensors of one sample, largest first: what SpecForge and TorchSpec move, as far as it fits here, and
-#: beside that a prompt of 25 tokens, which is mostly calls.
+#: Bytes of the tensors of one sample, largest first: what SpecForge and TorchSpec move, as far as it fits
+#: here, and beside that a prompt of 25 tokens, which is mostly calls.
 PROFILES = {
     "Domino, mean (21.5 MiB, 3 tensors)": [22_528_000, 4_400, 4_400],
     "Domino, longest (120 MiB, 3 tensors)": [125_829_120, 24_576, 24_576],
@@ -84,7 +84,7 @@ def samples_of(sizes):
 
 
 class Floor:
-    """What memcpy takes for the same samples: from one memory to several, and from there to others, as we do."""
+    """What memcpy takes for the same samples: from one memory to several, and from there to others."""
 
     def __init__(self, sizes):
         size, count = sum(sizes), samples_of(sizes)
