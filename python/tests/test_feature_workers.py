@@ -28,15 +28,28 @@ def test_workers_that_are_forked_or_spawned_read_through_it(make):
 def test_memory_that_was_used_last_is_kept_for_the_next_tensor():
     dropped = []
     recycler = Recycler(max_bytes=8 << 20, register=lambda *_: None, unregister=dropped.append)
-    # A huge one is taken from the system itself.
-    old = {ctypes.addressof(recycler.room(size)) for size in (1 << 20, 4 << 20)}
-    new = ctypes.addressof(recycler.room(6 << 20))
-    assert ctypes.addressof(recycler.room(7 << 20)) == new, "what was used before it does not keep it out"
-    assert set(dropped) == old, "but leaves, as together they would be more than may be kept"
-    room = recycler.room(5 << 20)
+    old, new = (ctypes.addressof(recycler.room(size)) for size in (4 << 20, 6 << 20))
+    room = recycler.room(1 << 20)
+    assert dropped == [old], "together they are more than may be kept, and it was not used for longer"
+    room = recycler.room(7 << 20)
+    assert ctypes.addressof(room) == new
     room[:3] = b"abc"
-    assert ctypes.addressof(room) == new and bytes(room[:3]) == b"abc"
-    assert ctypes.addressof(recycler.room(8 << 20)) != new, "it is in use"
+    assert ctypes.addressof(recycler.room(8 << 20)) != new and bytes(room[:3]) == b"abc", "it is in use"
+    room = None
+    dropped.clear()
+    large = ctypes.addressof(recycler.room(9 << 20))
+    assert ctypes.addressof(recycler.room(1 << 20)) not in dropped
+    assert large in dropped and new not in dropped, "what is too large to be kept drives nothing out"
+
+
+def test_memory_is_taken_before_the_rest_is_too_much():
+    dropped = []
+    recycler = Recycler(max_bytes=10 << 20, register=lambda *_: None, unregister=dropped.append)
+    rooms = [recycler.room(size) for size in (8 << 20, 2 << 20, 8 << 20)]
+    places = {ctypes.addressof(room) for room in rooms}
+    del rooms
+    room = recycler.room(8 << 20)
+    assert ctypes.addressof(room) in places and not dropped, "one is in use again, and two fit"
 
 
 def test_a_pool_reuses_buffers_once_they_are_safe():

@@ -73,7 +73,9 @@ fn say(what: &str, bytes: usize, floor: f64, ours: f64) {
 fn copies() {
     for (spread, what) in [(COLD_BYTES, "copy"), (0, "hot copy")] {
         for bytes in [4 << 10, 64 << 10, 1 << 20, 4 << 20, 16 << 20] {
-            let (source, all) = (vec![7_u8; bytes.max(spread)], bytes.max(spread));
+            let all = bytes.max(spread);
+            // Nobody finds in the caches what the other has brought there.
+            let [source, second_source] = [vec![7_u8; all], vec![7_u8; all]];
             let (mut one, mut other) = (vec![0_u8; all], vec![0_u8; all]);
             let next = |at: usize| if at + 2 * bytes > all { 0 } else { at + bytes };
             let (mut first, mut second) = (0, 0);
@@ -88,7 +90,7 @@ fn copies() {
                     &mut || {
                         let places = second..second + bytes;
                         let target = TargetBuf::from(&mut other[places.clone()]);
-                        copy(SourceBuf::from(&source[places]), target);
+                        copy(SourceBuf::from(&second_source[places]), target);
                         second = next(second);
                     },
                 ],

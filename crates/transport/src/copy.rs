@@ -1,12 +1,12 @@
 //! The copy kernel: the only code that loads or stores bytes that others may be writing.
 //!
 //! On x86-64 it is inline assembly: the compiler neither assumes the absence of races nor moves anything
-//! across. Up to `STREAM_BYTES_MIN` that is one instruction, `rep movsb`, with which the processor moves
-//! whole cache lines; beyond, where it knows AVX2, a loop whose stores go past the caches, which saves
-//! reading what is overwritten anyway, followed by the fence that such stores need. That loop walks through
-//! several pages side by side: more of the memory is at work for it than for one who reads one byte after
-//! the other, `memcpy` among them. Elsewhere, and under Miri, it is a loop over atomics. A racing copy gives unspecified bytes; that they were those asked for
-//! is proven afterwards, by the stamp.
+//! across. Short copies are one instruction, `rep movsb`, with which the processor moves whole cache lines;
+//! long ones, where it knows AVX2, a loop whose stores go past the caches, which saves reading what is
+//! overwritten anyway, followed by the fence that such stores need. That loop walks through several pages
+//! side by side: more of the memory is at work for it than for one who reads one byte after the other,
+//! `memcpy` among them. Elsewhere, and under Miri, it is a loop over atomics. A racing copy gives unspecified
+//! bytes; that they were those asked for is proven afterwards, by the stamp.
 
 use std::hash::Hasher;
 
@@ -17,13 +17,13 @@ use crate::buffer::{SourceBuf, TargetBuf};
 /// How much is copied at a time into a private buffer to be hashed: it stays in the first-level cache.
 const HASH_PIECE_BYTES: usize = 16 << 10;
 
-/// From this length on, stores go past the caches: what is moved is on its way to another process or a device,
-/// and seldom read next by the processor that moves it.
+/// From this length on, stores go past the caches. What is put is read next by another process; what was got
+/// goes to a device more often than it is read by this processor, who would find the shorter of it there.
 const STREAM_BYTES_MIN: usize = 64 << 10;
 /// The same for memory of our own, which is read next: what is longer would not stay in the caches anyway.
 const OWN_STREAM_BYTES_MIN: usize = 2 << 20;
-/// How the target of such stores is aligned, and how many bytes they move at a time. They are gathered until a
-/// line of a cache is whole: half a line that waits for its other half costs ten times what a copy does.
+/// How the target of such stores is aligned, and how many bytes they move at a time. They are gathered until
+/// a line of a cache is whole: half a line that waits for its other half costs ten times what a copy does.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 const STREAM_ALIGN: usize = 64;
 /// See [`STREAM_ALIGN`].
@@ -189,6 +189,8 @@ unsafe fn move_bytes(source: *const u8, target: *mut u8, len: usize) {
 /// [`STREAM_ALIGN`].
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[target_feature(enable = "avx2")]
+// Its last instruction clears halves of registers that a caller who uses them must not have in use.
+#[inline(never)]
 unsafe fn stream_pages(source: *const u8, target: *mut u8) {
     // SAFETY: each turn of the loop moves 128 bytes of each of eight pages, until all of them are done,
     // inside the ranges that the caller vouches for; a prefetch may point anywhere.
@@ -231,6 +233,8 @@ unsafe fn stream_pages(source: *const u8, target: *mut u8) {
 /// of [`STREAM_STEP`].
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[target_feature(enable = "avx2")]
+// Its last instruction clears halves of registers that a caller who uses them must not have in use.
+#[inline(never)]
 unsafe fn stream_bytes(source: *const u8, target: *mut u8, len: usize) {
     // SAFETY: the loop reads and writes 128 bytes at a time until `len` are done, inside the ranges that
     // the caller vouches for; a prefetch may point anywhere. It ends with a fence, because such stores are

@@ -174,6 +174,9 @@ class Recycler:
         with self._lock:
             self._collect()
             memory = self._take(size, -1)
+            unused = self._too_much()
+        for old in unused:
+            self._drop(old)
         is_new = memory is None
         if memory is None:
             memory = _fresh(size)
@@ -203,10 +206,16 @@ class Recycler:
             self._uses += 1
             self._kept += len(memory)
             self._free.setdefault(len(memory), collections.deque()).append((self._uses, memory))
+
+    def _too_much(self) -> list[_Memory]:
+        """Takes away what is more than may be kept: what never could be, and then the longest unused."""
+        unused = []
         while self._kept > self._max:
-            oldest = min(self._free, key=lambda size: self._free[size][0][0])
+            sizes = [size for size in self._free if size > self._max] or list(self._free)
+            oldest = min(sizes, key=lambda size: self._free[size][0][0])
             if (memory := self._take(oldest, 0)) is not None:
-                self._drop(memory)
+                unused.append(memory)
+        return unused
 
     def _take(self, size: int, which: int) -> _Memory | None:
         """Memory of that size that nobody uses: the first or the last of it."""

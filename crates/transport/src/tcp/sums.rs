@@ -32,7 +32,7 @@ impl Sums {
         (known == part).then_some(sum)
     }
 
-    /// Keeps a checksum; the stamp was there after the bytes had been hashed.
+    /// Keeps a checksum; the stamp was there after the bytes had been hashed, or copied to be hashed.
     pub(super) fn keep(&self, head: &RequestHead, sum: u64) {
         let (part, place) = place(head);
         let mut sums = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -45,6 +45,6 @@ impl Sums {
 fn place(head: &RequestHead) -> (Part, usize) {
     let part = (head.slot, head.stamp, head.offset, head.len);
     let mixed = head.stamp.wrapping_mul(0x9e37_79b9_7f4a_7c15)
-        ^ (head.offset >> 16).wrapping_mul(0xff51_afd7_ed55_8ccd);
+        ^ (head.offset >> 12).wrapping_mul(0xff51_afd7_ed55_8ccd);
     (part, (mixed >> 40) as usize % SUMS_MAX)
 }
