@@ -113,6 +113,8 @@ def main():
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--only", default="", help="profiles whose names have this in them")
     options = parser.parse_args()
+    if not any(options.only in profile for profile in PROFILES):
+        parser.error(f"no profile has `{options.only}` in its name; there are: {'; '.join(PROFILES)}")
     with tempfile.TemporaryDirectory() as folder:
         rows = measure(options, folder)
     if options.json:

@@ -36,15 +36,14 @@ struct Written {
 enum StocksUp {
     /// These take a while to copy, and meanwhile it can be found.
     DuringTheCopy,
-    /// Their call would have to wait for that: it goes first. The next who put have the time of a copy more.
+    /// Their call would have to wait for that: it goes first.
     BehindTheCall,
 }
 
 impl StocksUp {
-    fn with(puts: &[PutRequest]) -> Self {
-        let bytes = puts.iter().fold(0_u64, |sum, put| sum.saturating_add(put.len));
-        let all_have_room = puts.iter().all(|put| !put.ready.is_empty());
-        if bytes < LONG_COPY || all_have_room { Self::BehindTheCall } else { Self::DuringTheCopy }
+    fn with(puts: &[Put<'_>]) -> Self {
+        let bytes = puts.iter().fold(0_u64, |sum, put| sum.saturating_add(put.len().unwrap_or(u64::MAX)));
+        if bytes >= LONG_COPY { Self::DuringTheCopy } else { Self::BehindTheCall }
     }
 }
 
@@ -87,9 +86,7 @@ async fn drive(
     // Dropped last: what is left is given back when no copy of ours can be under way any more.
     let held = Held::new(&inner.reservations, &inner.chores);
     let held = &held;
-    let requests = puts.iter().map(|put| request(put, room_for(inner, held, put, ready.next())));
-    let requests: Vec<_> = requests.collect();
-    let mut stocks_up = Some(StocksUp::with(&requests));
+    let requests = puts.iter().map(|put| request(put, room_for(inner, held, put, ready.next()))).collect();
     let session = Session::new(requests).publishing(inner.near());
     let mut session = session.waiting(patience.wait_ms(deadline)).confirming(names::wait_ms(deadline));
     let stock_up = |_: &StocksUp| spares::restock(inner, puts);
@@ -97,6 +94,7 @@ async fn drive(
     let mut unwritten = BTreeMap::new();
     let mut running = Running::new();
     let mut is_late = deadline.has_passed();
+    let mut stocks_up = Some(StocksUp::with(puts));
     while !is_late {
         let mut writes = Writes::new();
         while let Some(need) = session.poll() {

@@ -17,8 +17,8 @@ use crate::buffer::{SourceBuf, TargetBuf};
 /// How much is copied at a time into a private buffer to be hashed: it stays in the first-level cache.
 const HASH_PIECE_BYTES: usize = 16 << 10;
 
-/// From this length on, stores go past the caches. What is put is read next by another process; what was got
-/// goes to a device more often than it is read by this processor, who would find the shorter of it there.
+/// From this length on, stores go past the caches. What is put is read next by another process, and what was
+/// got mostly goes on to a device: neither is read next by the processor that copies it.
 const STREAM_BYTES_MIN: usize = 64 << 10;
 /// The same for memory of our own, which is read next: what is longer would not stay in the caches anyway.
 const OWN_STREAM_BYTES_MIN: usize = 2 << 20;
