@@ -181,18 +181,20 @@ async fn who_puts_many_of_one_size_has_room_at_hand_until_it_stops() {
     for client in [cluster.client().await, cluster.tcp_client().await] {
         let bytes = pattern(7, 4096);
         let put = |number: usize| Put::new(key(format!("k{number}")), &bytes);
-        // There is room at hand once a moment was quick enough, however slow the machine is.
+        // Room comes behind the caller's back, to who is quick: sooner or later on the slowest machine.
         let mut number = 0;
         let many = async {
-            while granted(&cluster) == 0 {
+            loop {
+                let at_hand = granted(&cluster);
                 only(client.put(&[put(number)], soon()).await).unwrap();
                 number = (number + 1) % 100;
+                if granted(&cluster) < at_hand {
+                    break;
+                }
             }
         };
-        assert!(tokio::time::timeout(Duration::from_secs(60), many).await.is_ok(), "there never was any");
-        let at_hand = granted(&cluster);
-        only(client.put(&[put(number)], soon()).await).unwrap();
-        assert!(granted(&cluster) <= at_hand, "a put reserves nothing while there is room at hand");
+        let used = tokio::time::timeout(Duration::from_secs(60), many).await;
+        assert!(used.is_ok(), "no put ever took room that was at hand");
         let batch: Vec<_> = (0..100).map(put).collect();
         for stored in client.put(&batch, soon()).await {
             stored.unwrap();
