@@ -300,7 +300,7 @@ impl Checks {
 }
 
 /// How the log is.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Health {
     /// It is being read.
     Recovering,

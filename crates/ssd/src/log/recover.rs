@@ -157,11 +157,7 @@ impl Log {
     fn supers(&mut self, bytes: &[u8]) -> Result<bool, OpenFault> {
         let copies =
             [0, BLOCK as usize].map(|at| Super::decode(bytes.get(at..at + BLOCK as usize).unwrap_or(&[1])));
-        let found = match &copies {
-            [Ok(Some(found)), _] | [_, Ok(Some(found))] => Some(*found),
-            [Err(error), _] | [_, Err(error)] => return Err(error.clone()),
-            [Ok(None), Ok(None)] => None,
-        };
+        let found = found(&copies)?;
         let asked = self.config.segment_bytes;
         if let (Some(found), Some(asked)) = (found, asked)
             && found.segment_bytes != asked
@@ -637,5 +633,50 @@ impl Recoverer {
                 id
             }
         }
+    }
+}
+
+/// What the copies of the superblock say: one that is whole suffices.
+///
+/// One copy after the other: one `match` on both was compiled, when optimised, to one that takes an error
+/// for another (rustc 1.95; rust-lang/rust#159035 is alike).
+fn found(copies: &[Result<Option<Super>, OpenFault>]) -> Result<Option<Super>, OpenFault> {
+    if let Some(whole) = copies.iter().find_map(|it| it.as_ref().ok().copied().flatten()) {
+        return Ok(Some(whole));
+    }
+    copies.iter().find_map(|it| it.as_ref().err()).map_or(Ok(None), |error| Err(error.clone()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::log::{Config, Input};
+
+    /// What becomes of a log whose superblocks were changed.
+    fn opened(change: impl Fn(&mut [u8], &mut [u8])) -> Health {
+        let block = Super { log: 3, segment_bytes: 1 << 20, segments: 5 }.encode();
+        let (mut first, mut second) = (block.clone(), block);
+        change(&mut first, &mut second);
+        let (segment_bytes, limits, sabotage) = Default::default();
+        let config = Config { log: 3, budget_bytes: 64 << 20, segment_bytes, limits, sabotage };
+        let (mut log, effects) = Log::open(config);
+        let Some(Effect::Read { io, .. }) = effects.first() else { panic!("{effects:?}") };
+        let result = Done::Bytes([first, second].concat());
+        drop(log.apply(Input::Done { io: *io, result }, 0));
+        log.health().clone()
+    }
+
+    #[test]
+    fn one_whole_superblock_suffices_and_none_is_refused_for_its_own_reason() {
+        let unlike = |fault| Health::Unusable(fault);
+        let recovers = |health: Health| assert!(matches!(health, Health::Recovering), "{health:?}");
+        recovers(opened(|_, _| ()));
+        recovers(opened(|first, _| first.fill(7)));
+        recovers(opened(|_, second| second[8] = 7));
+        recovers(opened(|first, second| (first.fill(0), second.fill(0)).1));
+        let other = OpenFault::Version { found: 7, known: crate::layout::VERSION };
+        assert_eq!(opened(|first, second| (first[8], second[8]) = (7, 7)), unlike(other));
+        assert_eq!(opened(|first, second| (first[0], second[0]) = (7, 7)), unlike(OpenFault::NotOurs));
+        assert_eq!(opened(|first, second| (first[30], second[30]) = (7, 7)), unlike(OpenFault::NotOurs));
     }
 }
