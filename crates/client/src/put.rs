@@ -17,11 +17,14 @@ use crate::{Deadline, Effect, Error, Patience, Put, Stored, batch, spares};
 
 /// As long as it takes to copy so much, a call to the master takes too.
 const LONG_COPY: u64 = 256 << 10;
+/// So much is copied at a time at least, before the master hears of it.
+const STEP_BYTES_MIN: u64 = 512 << 10;
 
 /// What was carried out.
 enum Done {
     Called(NeedId, Result<Reply, Error>),
-    Written(Vec<Written>),
+    /// The first of what goes to one node, and what is left.
+    Written(Vec<Written>, Option<(SegmentId, Vec<ToWrite>)>),
 }
 
 struct Written {
@@ -48,7 +51,8 @@ impl StocksUp {
 }
 
 /// A write that waits for the others to the same node.
-type Writes = BTreeMap<SegmentId, Vec<(NeedId, usize, Reservation)>>;
+type ToWrite = (NeedId, usize, Reservation);
+type Writes = BTreeMap<SegmentId, Vec<ToWrite>>;
 
 pub(crate) async fn put(
     inner: &Inner,
@@ -95,14 +99,14 @@ async fn drive(
     let mut running = Running::new();
     let mut is_late = deadline.has_passed();
     let mut stocks_up = Some(StocksUp::with(puts));
+    let mut writes = Writes::new();
     while !is_late {
-        let mut writes = Writes::new();
         while let Some(need) = session.poll() {
             match need {
                 Need::Call { id, peer, request } => {
                     let is_last = !matches!(request, Request::Reserve(_));
                     stocks_up.take_if(|it| is_last && *it == StocksUp::BehindTheCall).inspect(stock_up);
-                    running.push(call(inner, held, id, peer, request, deadline))
+                    running.push_call(call(inner, held, id, peer, request, deadline))
                 }
                 Need::Write { id, item, reservation } => {
                     writes.entry(reservation.location.segment).or_default().push((id, item, reservation));
@@ -110,7 +114,7 @@ async fn drive(
                 Need::Read { .. } => {}
             }
         }
-        for (segment, writes) in writes {
+        for (segment, writes) in std::mem::take(&mut writes) {
             stocks_up.take_if(|it| *it == StocksUp::DuringTheCopy).inspect(stock_up);
             running.push(write(inner, puts, segment, writes, deadline));
         }
@@ -120,7 +124,8 @@ async fn drive(
                 session.replied(id, Err(call_failure(&error)));
                 failures.push(error);
             }
-            Ok(Some(Done::Written(results))) => {
+            Ok(Some(Done::Written(results, left))) => {
+                left.into_iter().for_each(|(segment, left)| writes.entry(segment).or_default().extend(left));
                 for Written { id, item, location, result } in results {
                     match &result {
                         WriteResult::Written => {}
@@ -247,12 +252,12 @@ fn published(held: &Held<'_>, publish: &Publish, outcomes: &[Option<CommitOutcom
     }
 }
 
-/// Writes all that goes to one node.
+/// Writes all that goes to one node; in memory that is mapped here, the first part of it.
 async fn write(
     inner: &Inner,
     puts: &[Put<'_>],
     segment: SegmentId,
-    writes: Vec<(NeedId, usize, Reservation)>,
+    mut writes: Vec<ToWrite>,
     deadline: Deadline,
 ) -> Done {
     let route = match inner.route(segment, deadline).await {
@@ -265,10 +270,12 @@ async fn write(
                 location: reservation.location,
                 result: failed.clone(),
             });
-            return Done::Written(results.collect());
+            return Done::Written(results.collect(), None);
         }
     };
-    let op = |(_, item, reservation): &(NeedId, usize, Reservation)| WriteOp {
+    let is_mapped = route.attachment().is_some();
+    let left = if is_mapped { leave_for_later(puts, &mut writes) } else { Vec::new() };
+    let op = |(_, item, reservation): &ToWrite| WriteOp {
         slot: reservation.location.slot.0,
         stamp: reservation.location.stamp.0,
         offset: 0,
@@ -284,7 +291,22 @@ async fn write(
         };
         Written { id, item, location: reservation.location, result }
     });
-    Done::Written(results.collect())
+    Done::Written(results.collect(), (!left.is_empty()).then_some((segment, left)))
+}
+
+/// Takes away what is not to be copied now: half of the bytes. Meanwhile the master sees to the first half;
+/// so a batch takes hardly longer than its copy. A few messages do, however large it is.
+fn leave_for_later(puts: &[Put<'_>], writes: &mut Vec<ToWrite>) -> Vec<ToWrite> {
+    let len = |(_, item, _): &ToWrite| puts.get(*item).and_then(Put::len).unwrap_or(0);
+    let all = writes.iter().map(len).fold(0, u64::saturating_add);
+    let mut sum = 0_u64;
+    let is_now = |it: &&ToWrite| {
+        let is_now = sum < STEP_BYTES_MIN.max(all / 2);
+        sum = sum.saturating_add(len(it));
+        is_now
+    };
+    let now = writes.iter().take_while(is_now).count();
+    writes.split_off(now)
 }
 
 fn answer(outcome: PutOutcome, put: &Put<'_>, failures: &[Error], is_late: bool) -> Result<Stored, Error> {
@@ -314,5 +336,45 @@ pub(crate) fn unreachable(what: String, failures: &[Error], is_late: bool, opera
         Some(failure) => failure.clone(),
         None if is_late => Error::timeout(operation),
         None => Error::Unreachable { what },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tiffin_core::{Key, SlotId, Stamp};
+
+    use super::*;
+
+    /// How many of so many objects of one size are copied at a time.
+    fn steps(count: usize, len: usize) -> Vec<usize> {
+        let bytes = vec![0; len];
+        let key = |at: usize| Key::new(format!("k{at}").as_bytes()).unwrap();
+        let puts: Vec<_> = (0..count).map(|at| Put::new(key(at), &bytes)).collect();
+        let room = |at: usize| {
+            let location = Location { segment: SegmentId(1), slot: SlotId(at as u32), stamp: Stamp(1) };
+            (NeedId(at as u64), at, Reservation { location, extents: Vec::new() })
+        };
+        let mut left: Vec<_> = (0..count).map(room).collect();
+        let mut steps = Vec::new();
+        while !left.is_empty() {
+            let mut now = left;
+            left = leave_for_later(&puts, &mut now);
+            steps.push(now.len());
+        }
+        steps
+    }
+
+    #[test]
+    fn large_batches_are_copied_in_smaller_and_smaller_parts() {
+        assert_eq!(steps(32, 64 << 10), [16, 8, 8]);
+        assert_eq!(steps(64, 1 << 20), [32, 16, 8, 4, 2, 1, 1]);
+        assert_eq!(steps(3, 4 << 20), [2, 1]);
+    }
+
+    #[test]
+    fn what_is_copied_at_once_is_told_at_once() {
+        assert_eq!(steps(1, 16 << 20), [1]);
+        assert_eq!(steps(128, 4 << 10), [128]);
+        assert_eq!(steps(10_000, 0), [10_000]);
     }
 }
