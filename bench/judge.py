@@ -104,6 +104,8 @@ def series(samples):
     """Every measure of everybody, as `tiffin bench` writes it."""
     found = []
     for (who, shape, name, measure), slices in samples.slices.items():
+        if measure.endswith(rows.AFTER_PAUSE):
+            continue
         case, times = rows.case_named(name), pooled(slices)
         measure, _, streams = measure.partition(", ")
         keys = "new" if streams == "new keys" else "known" if "get" in measure else None

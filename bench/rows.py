@@ -106,7 +106,10 @@ ROWS = (
 )
 # Keys that the client has never seen: reported beside the targets, which are for known ones.
 NEW = ", new keys"
+# The first call after the others had their turn, which took seconds.
+AFTER_PAUSE = ", after a pause"
 BESIDE = (
+    Row("4 KiB", "put_from" + AFTER_PAUSE, "µs", ()),
     Row("4 KiB", "get_into" + NEW, "µs", ()),
     Row("4 KiB", "get" + NEW, "µs", ()),
     Row("32 x 4 KiB", "batch_get_into" + NEW, "k objects/s", ()),
