@@ -15,6 +15,7 @@
 
 mod address;
 mod connection;
+mod courtesy;
 mod desk;
 mod greet;
 mod link;

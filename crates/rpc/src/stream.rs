@@ -14,6 +14,7 @@ use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, recv, sen
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream, lookup_host};
 
 use crate::Address;
+use crate::courtesy::step_aside;
 use crate::twin::{self, Reach, abstract_path};
 
 /// How long `accept` waits before it tries again after an error, at first and at most.
@@ -25,11 +26,10 @@ const CONNECT_PAUSE: Duration = Duration::from_millis(5);
 /// The longest a read waits before it looks at its deadline again, in milliseconds.
 const PATIENCE_MS_MAX: u64 = 1 << 16;
 
-/// How long a thread that waits for the answer of a process of its host looks for it before it sleeps. Being
-/// woken takes about as long as most answers do, and longest on a virtual machine. It does not let others run
-/// meanwhile: on a busy machine they would take a hundred times as long.
-const LOOK_TIME_MAX: Duration = Duration::from_micros(40);
-/// How long it rests between two looks, in turns of the processor's own pause.
+/// How long a thread that waits for an answer looks for it before it sleeps. Being woken takes about as long
+/// as most answers do, and longest on a virtual machine.
+const LOOK_TIME_MAX: Duration = Duration::from_micros(50);
+/// How long it rests between two looks where it lets nobody else run, in turns of the processor's own pause.
 const LOOK_PAUSES: usize = 16;
 
 /// A connected stream. Reading and writing need no exclusive access: one reads while others write.
@@ -160,13 +160,17 @@ impl Stream {
 
     /// The same, but waits in this thread until something is there; `TimedOut` if that is too late.
     pub(crate) fn read_until(&self, buffer: &mut Vec<u8>, deadline: Instant) -> io::Result<usize> {
-        let (from, is_near) = (Instant::now(), matches!(self.peer, Peer::Unix { .. }));
-        while is_near && from.elapsed() < LOOK_TIME_MAX {
+        let from = Instant::now();
+        while from.elapsed() < LOOK_TIME_MAX {
             match self.try_read(buffer) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    (0..LOOK_PAUSES).for_each(|_| std::hint::spin_loop());
-                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 read => return read,
+            }
+            match self.peer {
+                _ if step_aside() => {}
+                // On this host an answer may come from another processor meanwhile.
+                Peer::Unix { .. } => (0..LOOK_PAUSES).for_each(|_| std::hint::spin_loop()),
+                Peer::Tcp(_) | Peer::Gone => break,
             }
         }
         loop {
