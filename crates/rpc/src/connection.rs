@@ -128,7 +128,14 @@ impl Connection {
 
     /// Says something whose answer matters to nobody. It is heard before what is sent later.
     pub fn tell(&self, request: &Request) -> Result<(), SendError> {
-        self.shared.outbox.request(self.shared.next_id(), request)
+        let id = self.shared.next_id();
+        self.shared.desk.table().as_mut().ok_or(SendError::Closed)?.told.insert(id);
+        let sent = self.shared.outbox.request(id, request);
+        match sent {
+            Ok(()) => self.shared.desk.attend(),
+            Err(_) => drop(self.shared.desk.table().as_mut().map(|it| it.told.remove(&id))),
+        }
+        sent
     }
 
     /// Answers a request that came through the channel given to [`Self::open_with`].
@@ -179,6 +186,8 @@ impl Connection {
         if may_wait() {
             let until = deadline.min(Instant::now() + LINGER_TIME_MAX).into_std();
             shared.desk.linger(until, || !place.answer.is_empty());
+        } else {
+            shared.desk.attend();
         }
         match timeout_at(deadline, &mut place.answer).await {
             Ok(Ok(reply)) => accepted(reply),

@@ -4,28 +4,33 @@
 //! it sits down when something has come in. A thread that waits for an answer sits down itself while the
 //! seat is free, makes the task look away, waits in the kernel, and hands out whatever comes, to others
 //! too, until it has its own answer. So that answer takes no detour over another thread. When it gets up
-//! it wakes another thread that waits, which takes the seat, or lets the task watch again.
+//! it wakes another thread that waits, which takes the seat, or lets the task watch again where an answer is
+//! still to come. Where none is, the task goes on looking away: most calls of a thread find it so.
 //!
 //! **Invariant:** whoever gets up has handed out every whole message that was read, and has seen to it
-//! that somebody watches: a thread that waits, or the task. That is decided under the seat's lock, and so
-//! is sitting down; a thread is in the table before it looks at the seat.
+//! that somebody watches if anybody waits: a thread that waits itself, or the task. That is decided under the
+//! seat's lock, and so is sitting down; who waits is in the table before the seat is looked at.
 //!
 //! **Invariant:** an id is in the table exactly as long as somebody cares for the answer. An answer to
 //! nobody is ignored.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tiffin_core::RequestId;
 use tiffin_core::message::{Reason, Refusal, Reply, Request};
 use tiffin_proto::Incoming;
 use tokio::sync::{mpsc, oneshot};
 
+use crate::courtesy::step_aside;
 use crate::link::Ended;
 use crate::watch::Readable;
 use crate::{Inbox, Stream};
+
+/// How long a thread waits for the seat before it waits as a task does.
+const SEAT_TIME_MAX: Duration = Duration::from_micros(50);
 
 /// What to do with an answer that came after its call was given up.
 pub(crate) type Late = Box<dyn FnOnce(Reply) + Send>;
@@ -49,6 +54,8 @@ pub(crate) struct Table {
     pub(crate) threads: BTreeMap<RequestId, Arc<Slot>>,
     /// Calls that were given up, but whose answers matter.
     pub(crate) late: BTreeMap<RequestId, Late>,
+    /// What was said without waiting for the answer. It comes all the same, and somebody must take it out.
+    pub(crate) told: BTreeSet<RequestId>,
 }
 
 #[derive(Debug)]
@@ -92,6 +99,13 @@ pub(crate) enum Waited {
 struct Sitting<'a> {
     desk: &'a Desk,
     inbox: Option<Box<Inbox>>,
+}
+
+impl Table {
+    /// Whether an answer is to come that no thread waits for.
+    fn awaits_any(&self) -> bool {
+        !(self.tasks.is_empty() && self.late.is_empty() && self.told.is_empty())
+    }
 }
 
 impl Desk {
@@ -146,10 +160,18 @@ impl Desk {
         }
     }
 
+    /// Makes sure that somebody watches: called when something is in the table that no thread waits for.
+    pub(crate) fn attend(&self) {
+        let mut seat = self.seat();
+        if matches!(seat.state, SeatState::Free(_)) {
+            self.call_next(&mut seat);
+        }
+    }
+
     /// Reads in this thread until something has come that `is_done` looks for, or for a moment, unless
-    /// somebody reads already. It is handed out as ever.
+    /// somebody else goes on reading. It is handed out as ever.
     pub(crate) fn linger(&self, until: Instant, is_done: impl Fn() -> bool) {
-        let Some(mut sitting) = self.sit_down(true) else { return };
+        let Some(mut sitting) = self.sit_down_soon(&is_done) else { return };
         let mut handed_out = sitting.hand_out();
         while !is_done() {
             let read = |stream: &Stream, buffer: &mut Vec<u8>| stream.read_until(buffer, until);
@@ -196,15 +218,32 @@ impl Desk {
         }
     }
 
-    /// Wakes a thread that waits, or else lets the task watch.
-    fn call_next(&self, seat: &mut Seat) {
-        let next = self.table().as_ref().and_then(|table| table.threads.values().next().cloned());
-        match next {
-            Some(slot) => slot.change(|state| state.is_called = true),
-            None if seat.is_silent => {
-                seat.is_silent = self.readable.speak().is_err();
+    /// Sits down as soon as the seat is free, if that is soon: the task gets up as soon as it has read.
+    fn sit_down_soon(&self, is_done: impl Fn() -> bool) -> Option<Sitting<'_>> {
+        let from = Instant::now();
+        loop {
+            let sitting = self.sit_down(true);
+            if sitting.is_some() || is_done() || from.elapsed() > SEAT_TIME_MAX {
+                return sitting;
             }
-            None => {}
+            if !step_aside() {
+                std::hint::spin_loop();
+            }
+        }
+    }
+
+    /// Wakes a thread that waits, or else lets the task watch if anything is to come.
+    fn call_next(&self, seat: &mut Seat) {
+        let table = self.table();
+        let Some(known) = table.as_ref() else { return };
+        if let Some(slot) = known.threads.values().next().cloned() {
+            drop(table);
+            return slot.change(|state| state.is_called = true);
+        }
+        let is_awaited = known.awaits_any() || self.asked.is_some();
+        drop(table);
+        if seat.is_silent && is_awaited {
+            seat.is_silent = self.readable.speak().is_err();
         }
     }
 
@@ -238,6 +277,8 @@ impl Desk {
         } else if let Some(late) = known.late.remove(&id) {
             drop(table);
             late(reply);
+        } else {
+            known.told.remove(&id);
         }
     }
 }

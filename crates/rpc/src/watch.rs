@@ -53,7 +53,7 @@ impl Readable {
 
     /// Says nothing about bytes that come in from now on. That a stream has ended is said still.
     pub(crate) fn be_silent(&self) -> io::Result<()> {
-        self.change(epoll::EventFlags::empty())
+        self.change(epoll::EventFlags::RDHUP)
     }
 
     /// Speaks again, at once if there is something to read.
@@ -120,6 +120,26 @@ mod tests {
             told.expect("it is told").unwrap().clear_ready();
             assert_eq!(stream.try_read(&mut buffer).unwrap(), 9);
             buffer.clear();
+        }
+    }
+
+    /// Nobody reads a stream on which nothing is asked, and its end is told nevertheless.
+    #[tokio::test]
+    async fn the_end_is_told_although_it_is_silent() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address =
+            crate::Address::Tcp { host: "127.0.0.1".into(), port: listener.local_addr().unwrap().port() };
+        let (accepted, tcp) = tokio::join!(listener.accept(), Stream::connect(&address, crate::Reach::Far));
+        let (unix, far) = UnixStream::pair().unwrap();
+        let streams = [tcp.unwrap(), Stream::from_unix(unix).unwrap()];
+        let watched = streams.each_ref().map(|it| Readable::new_shared(it).unwrap());
+        for readable in &watched {
+            readable.be_silent().unwrap();
+        }
+        drop((accepted, far));
+        for readable in &watched {
+            let told = tokio::time::timeout(Duration::from_secs(10), readable.ready()).await;
+            drop(told.expect("it is told").unwrap());
         }
     }
 }

@@ -737,3 +737,63 @@ async fn the_answers_to_requests_that_came_together_leave_together() {
         assert_eq!(found, RequestId(id));
     }
 }
+
+/// Where a thread was answered and nobody waits for anything, nobody looks at the stream; whoever asks or
+/// says something next is heard all the same, and so is the end.
+#[tokio::test(flavor = "multi_thread")]
+async fn after_a_thread_was_answered_others_are_answered_too() {
+    for address in [any_port(), unix_name()] {
+        let (say_end, ends) = tokio::sync::watch::channel(false);
+        let (answered, mut answers) = mpsc::unbounded_channel();
+        let address = server(address, move |outbox, mut inbox| {
+            let (mut ends, answered) = (ends.clone(), answered.clone());
+            async move {
+                loop {
+                    let message = tokio::select! {
+                        message = inbox.next() => message,
+                        _ = ends.wait_for(|it| *it) => None,
+                    };
+                    let Some(Incoming::Request(id, Request::Allocate(it))) = message else { return };
+                    outbox.reply(id, &Reply::ViewsBegun(vec![true; it.client.0 as usize]));
+                    let _gone = answered.send(());
+                }
+            }
+        })
+        .await;
+        let (connection, _) = Connection::open(&address, hello(), patient()).await.unwrap();
+        let thread = || {
+            let connection = connection.clone();
+            tokio::task::spawn_blocking(move || connection.call_blocking(&numbered(1), patient()))
+        };
+        let waiting = || {
+            let connection = connection.clone();
+            let call = async move { connection.call(&numbered(2), patient()).await };
+            let runtime = tokio::runtime::Handle::current();
+            tokio::task::spawn_blocking(move || {
+                let mut call = std::pin::pin!(call);
+                runtime.block_on(std::future::poll_fn(|context| {
+                    tiffin_rpc::while_waiting_is(true, || call.as_mut().poll(context))
+                }))
+            })
+        };
+        for _ in 0..20 {
+            thread().await.unwrap().unwrap();
+            connection.call(&numbered(3), patient()).await.unwrap();
+            waiting().await.unwrap().unwrap();
+            connection.call(&numbered(4), patient()).await.unwrap();
+        }
+        // More answers than are kept for a peer that takes none out.
+        waiting().await.unwrap().unwrap();
+        while answers.try_recv().is_ok() {}
+        for _ in 0..400 {
+            connection.tell(&numbered(BATCH_ITEMS_MAX as u64)).unwrap();
+        }
+        for _ in 0..400 {
+            let heard = tokio::time::timeout(Duration::from_secs(60), answers.recv()).await;
+            assert!(heard.expect("nobody took the answers out").is_some());
+        }
+        waiting().await.unwrap().unwrap();
+        say_end.send(true).unwrap();
+        tokio::time::timeout(Duration::from_secs(60), connection.closed()).await.expect("its end is noticed");
+    }
+}
