@@ -106,7 +106,7 @@ ROWS = (
 )
 # Keys that the client has never seen: reported beside the targets, which are for known ones.
 NEW = ", new keys"
-# The first call after the others had their turn, which took seconds.
+# The first call after everybody else had all their turns.
 AFTER_PAUSE = ", after a pause"
 BESIDE = (
     Row("4 KiB", "put_from" + AFTER_PAUSE, "µs", ()),

@@ -20,7 +20,8 @@ pub(crate) struct Running<'a, T> {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    /// Polled once, it has sent its question; nothing is lost if nobody looks at it for a moment.
+    /// Polled once, it has sent its question, unless there is no connection yet; nobody need look at it for
+    /// the few milliseconds that another waits in a socket.
     Call,
     /// It has to be polled to get anywhere.
     Work,

@@ -34,7 +34,7 @@ pub(crate) fn step_aside() -> bool {
 
 /// What is known of others on this machine. Times are nanoseconds since some moment.
 ///
-/// Threads that find out the same at the same time may lengthen a rest twice: it is a guess either way.
+/// Threads that find out the same in the same instant may lengthen a rest twice: it is a guess either way.
 struct Courtesy {
     rests_until: AtomicU64,
     rest: AtomicU64,
@@ -54,6 +54,10 @@ impl Courtesy {
             return;
         }
         let (last, until) = (self.rest.load(Ordering::Relaxed), self.rests_until.load(Ordering::Relaxed));
+        if nanos(began) < until {
+            // It met what another thread has met before.
+            return;
+        }
         // Who computes still, soon after the last rest, will go on.
         let is_again = nanos(began) < until.saturating_add(last);
         let longer = Duration::from_nanos(last.saturating_mul(2)).min(REST_TIME_MAX);
@@ -97,6 +101,16 @@ mod tests {
             rest = (rest * 2).min(REST_TIME_MAX);
         }
         assert_eq!(rest, REST_TIME_MAX);
+    }
+
+    #[test]
+    fn what_several_threads_meet_at_once_counts_once() {
+        let courtesy = Courtesy::new();
+        let now = Duration::from_secs(1);
+        for thread in 0..10 {
+            courtesy.took(now + thread * SLICE_TIME_MIN / 10, now + SLICE);
+        }
+        assert!(courtesy.is_due(now + SLICE + REST_TIME_MIN));
     }
 
     #[test]

@@ -1,18 +1,19 @@
 //! Who reads the answers of a connection, and who gets them.
 //!
-//! There is one seat at which a stream is read. Usually nobody sits there and a task watches the stream;
-//! it sits down when something has come in. A thread that waits for an answer sits down itself while the
-//! seat is free, makes the task look away, waits in the kernel, and hands out whatever comes, to others
-//! too, until it has its own answer. So that answer takes no detour over another thread. When it gets up
-//! it wakes another thread that waits, which takes the seat, or lets the task watch again where an answer is
-//! still to come. Where none is, the task goes on looking away: most calls of a thread find it so.
+//! There is one seat at which a stream is read. While nobody sits there and answers are to come, a task
+//! watches the stream; it sits down when something has come in. A thread that waits for an answer sits down
+//! itself while the seat is free, makes the task look away, waits in the kernel, and hands out whatever
+//! comes, to others too, until it has its own answer. So that answer takes no detour over another thread.
+//! When it gets up it wakes another thread that waits, which takes the seat, or lets the task watch again
+//! where an answer is still to come. Where none is, the task goes on looking away, but for the end: most
+//! calls of a thread find it so.
 //!
 //! **Invariant:** whoever gets up has handed out every whole message that was read, and has seen to it
 //! that somebody watches if anybody waits: a thread that waits itself, or the task. That is decided under the
 //! seat's lock, and so is sitting down; who waits is in the table before the seat is looked at.
 //!
-//! **Invariant:** an id is in the table exactly as long as somebody cares for the answer. An answer to
-//! nobody is ignored.
+//! **Invariant:** an id is in the table exactly as long as somebody cares for the answer, or is to take it
+//! out of the stream. An answer to nobody is ignored; it may lie in the stream until something else is asked.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -63,6 +64,8 @@ struct Seat {
     state: SeatState,
     /// The task was told to look away.
     is_silent: bool,
+    /// It was told of something while somebody else sat here, perhaps of the end, and is not told again.
+    was_told: bool,
 }
 
 #[derive(Debug)]
@@ -111,7 +114,7 @@ impl Table {
 impl Desk {
     pub(crate) fn new(inbox: Inbox, asked: Option<Asked>) -> Arc<Self> {
         let readable = Arc::clone(inbox.readable());
-        let seat = Seat { state: SeatState::Free(Box::new(inbox)), is_silent: false };
+        let seat = Seat { state: SeatState::Free(Box::new(inbox)), is_silent: false, was_told: false };
         Arc::new(Self { table: Mutex::new(Some(Table::default())), seat: Mutex::new(seat), readable, asked })
     }
 
@@ -133,7 +136,7 @@ impl Desk {
                 if self.has_ended() {
                     return;
                 }
-                // A thread reads. When it gets up, there is a new event if anything is left.
+                // A thread reads. When it gets up, it has the system tell of this again.
                 ready.clear_ready();
                 continue;
             };
@@ -213,6 +216,7 @@ impl Desk {
             }
             other => {
                 seat.state = other;
+                seat.was_told |= !is_thread;
                 None
             }
         }
@@ -232,7 +236,7 @@ impl Desk {
         }
     }
 
-    /// Wakes a thread that waits, or else lets the task watch if anything is to come.
+    /// Wakes a thread that waits, or else lets the task watch if anything is to come, or may have come.
     fn call_next(&self, seat: &mut Seat) {
         let table = self.table();
         let Some(known) = table.as_ref() else { return };
@@ -242,8 +246,9 @@ impl Desk {
         }
         let is_awaited = known.awaits_any() || self.asked.is_some();
         drop(table);
-        if seat.is_silent && is_awaited {
+        if seat.is_silent && (is_awaited || seat.was_told) {
             seat.is_silent = self.readable.speak().is_err();
+            seat.was_told = seat.is_silent;
         }
     }
 

@@ -6,9 +6,9 @@
 //!
 //! **Invariant:** frames are never mixed: bytes enter the socket under the queue's lock, in the order of the
 //! queue. **Invariant:** at most [`OUTBOX_BYTES_MAX`] bytes and one frame wait for a peer. **Invariant:** the
-//! side that connected always reads; the side that accepted takes nothing in while much waits to go out. So
-//! a peer that asks faster than it reads is slowed down and not cut off, and the two never wait for each
-//! other.
+//! side that connected reads while it waits for anything or has said anything; the side that accepted takes
+//! nothing in while much waits to go out. So a peer that asks faster than it reads is slowed down and not cut
+//! off, and the two never wait for each other.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};

@@ -655,7 +655,7 @@ async fn threads_and_tasks_call_over_one_connection_and_each_gets_its_own_answer
         for worker in threads.into_iter().chain(tasks) {
             worker.await.unwrap();
         }
-        // With the threads gone, the task watches again: it notices the end.
+        // With the threads gone, the task notices the end.
         connection.close();
         connection.closed().await;
         let gone =
@@ -735,6 +735,27 @@ async fn the_answers_to_requests_that_came_together_leave_together() {
     for id in 1..=100 {
         let Incoming::Reply(found, Reply::Done) = read_frame(&mut stream).await.unwrap() else { panic!() };
         assert_eq!(found, RequestId(id));
+    }
+}
+
+/// A peer that answers and is gone: a thread reads the answer while the task hears of the end.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_end_that_comes_with_an_answer_is_noticed() {
+    for address in [any_port(), unix_name()] {
+        let address = server(address, |outbox, mut inbox| async move {
+            if let Some(Incoming::Request(id, _)) = inbox.next().await {
+                outbox.reply(id, &Reply::Done);
+            }
+        })
+        .await;
+        for _ in 0..300 {
+            let (connection, _) = Connection::open(&address, hello(), patient()).await.unwrap();
+            let calling = connection.clone();
+            let call = move || calling.call_blocking(&Request::Goodbye, patient());
+            tokio::task::spawn_blocking(call).await.unwrap().unwrap();
+            let closed = tokio::time::timeout(Duration::from_secs(60), connection.closed()).await;
+            closed.expect("its end is noticed");
+        }
     }
 }
 
