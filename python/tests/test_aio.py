@@ -197,10 +197,14 @@ def test_room_of_cancelled_puts_comes_back():
                 await asyncio.sleep(0)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-        await store.clear()
-        while (usage := (await store.stats()).usage).reserved:
+        # A put that was cancelled too late takes effect, perhaps after what was there before is gone.
+        for _ in range(3000):
+            await store.clear()
+            usage = (await store.stats()).usage
+            if not usage.reserved and usage.free == usage.capacity:
+                break
             await asyncio.sleep(0.01)
-        assert usage.free == usage.capacity
+        assert (usage.reserved, usage.free) == (0, usage.capacity)
 
     go(work, memory="64MiB")
 
