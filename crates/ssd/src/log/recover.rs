@@ -668,15 +668,20 @@ mod tests {
 
     #[test]
     fn one_whole_superblock_suffices_and_none_is_refused_for_its_own_reason() {
-        let unlike = |fault| Health::Unusable(fault);
         let recovers = |health: Health| assert!(matches!(health, Health::Recovering), "{health:?}");
         recovers(opened(|_, _| ()));
         recovers(opened(|first, _| first.fill(7)));
         recovers(opened(|_, second| second[8] = 7));
         recovers(opened(|first, second| (first.fill(0), second.fill(0)).1));
         let other = OpenFault::Version { found: 7, known: crate::layout::VERSION };
-        assert_eq!(opened(|first, second| (first[8], second[8]) = (7, 7)), unlike(other));
-        assert_eq!(opened(|first, second| (first[0], second[0]) = (7, 7)), unlike(OpenFault::NotOurs));
-        assert_eq!(opened(|first, second| (first[30], second[30]) = (7, 7)), unlike(OpenFault::NotOurs));
+        assert_eq!(opened(|first, second| (first[8], second[8]) = (7, 7)), Health::Unusable(other));
+        assert_eq!(
+            opened(|first, second| (first[0], second[0]) = (7, 7)),
+            Health::Unusable(OpenFault::NotOurs)
+        );
+        assert_eq!(
+            opened(|first, second| (first[30], second[30]) = (7, 7)),
+            Health::Unusable(OpenFault::NotOurs)
+        );
     }
 }

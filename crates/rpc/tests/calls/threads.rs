@@ -1,0 +1,186 @@
+//! Calls of threads that wait at the stream themselves, beside tasks.
+
+use super::*;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn threads_and_tasks_call_over_one_connection_and_each_gets_its_own_answer() {
+    for address in [any_port(), unix_name()] {
+        let address = server(address, echo).await;
+        let (connection, _) = Connection::open(&address, hello(), patient()).await.unwrap();
+        let threads: Vec<_> = (0..4)
+            .map(|thread| {
+                let connection = connection.clone();
+                tokio::task::spawn_blocking(move || {
+                    for round in 0..200 {
+                        let number = (thread * 200 + round) % 97;
+                        let reply = connection.call_blocking(&numbered(number), patient()).unwrap();
+                        assert_eq!(reply, Reply::ViewsBegun(vec![true; number as usize]));
+                    }
+                })
+            })
+            .collect();
+        let tasks: Vec<_> = (0..4)
+            .map(|task| {
+                let connection = connection.clone();
+                tokio::spawn(async move {
+                    for round in 0..200 {
+                        let number = (task * 200 + round) % 89;
+                        let reply = connection.call(&numbered(number), patient()).await.unwrap();
+                        assert_eq!(reply, Reply::ViewsBegun(vec![true; number as usize]));
+                    }
+                })
+            })
+            .collect();
+        for worker in threads.into_iter().chain(tasks) {
+            worker.await.unwrap();
+        }
+        // With the threads gone, the task notices the end.
+        connection.close();
+        connection.closed().await;
+        let gone =
+            tokio::task::spawn_blocking(move || connection.call_blocking(&Request::Goodbye, patient()));
+        assert!(matches!(gone.await.unwrap(), Err(CallError::Lost { .. })));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_thread_gives_up_at_its_deadline_and_its_late_answer_is_told() {
+    // The first request is answered after the second.
+    let address = server(any_port(), |outbox, mut inbox| async move {
+        let mut kept = None;
+        while let Some(Incoming::Request(id, request)) = inbox.next().await {
+            match (request, kept) {
+                (Request::Goodbye, None) => kept = Some(id),
+                (_, Some(first)) => {
+                    outbox.reply(first, &Reply::ViewsBegun(vec![true]));
+                    outbox.reply(id, &Reply::Done);
+                    kept = None;
+                }
+                (_, None) => outbox.reply(id, &Reply::Done),
+            }
+        }
+    })
+    .await;
+    let (connection, _) = Connection::open(&address, hello(), patient()).await.unwrap();
+    let again = connection.clone();
+    let (told, mut tells) = mpsc::channel(1);
+    let late = move |reply| told.try_send(reply).unwrap();
+    let late = tokio::task::spawn_blocking(move || {
+        let soon = Instant::now() + Duration::from_millis(20);
+        again.call_blocking_or(&Request::Goodbye, soon, late)
+    });
+    assert!(matches!(late.await.unwrap(), Err(CallError::Timeout { .. })));
+    assert_eq!(connection.call(&numbered(0), patient()).await.unwrap(), Reply::Done);
+    assert_eq!(tells.recv().await, Some(Reply::ViewsBegun(vec![true])));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn threads_that_wait_hear_of_the_end_and_of_others_answers_being_late() {
+    // Nobody is answered; then the stream dies.
+    let (ready, mut is_ready) = mpsc::channel(4);
+    let address = server(any_port(), move |outbox, mut inbox| {
+        let ready = ready.clone();
+        async move {
+            for _ in 0..3 {
+                inbox.next().await.unwrap();
+                ready.send(()).await.unwrap();
+            }
+            outbox.close();
+        }
+    })
+    .await;
+    let (connection, _) = Connection::open(&address, hello(), patient()).await.unwrap();
+    let call = |deadline: Instant| {
+        let connection = connection.clone();
+        tokio::task::spawn_blocking(move || connection.call_blocking(&Request::Goodbye, deadline))
+    };
+    // The first sits at the stream and gives up; the second must take over to hear anything.
+    let (first, second) = (call(Instant::now() + Duration::from_millis(20)), call(patient()));
+    is_ready.recv().await.unwrap();
+    is_ready.recv().await.unwrap();
+    assert!(matches!(first.await.unwrap(), Err(CallError::Timeout { .. })));
+    let third = connection.call(&Request::Goodbye, patient()).await;
+    assert!(matches!(third, Err(CallError::Lost { .. })));
+    assert!(matches!(second.await.unwrap(), Err(CallError::Lost { .. })));
+}
+
+/// A peer that answers and is gone: a thread reads the answer while the task hears of the end.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_end_that_comes_with_an_answer_is_noticed() {
+    for address in [any_port(), unix_name()] {
+        let address = server(address, |outbox, mut inbox| async move {
+            if let Some(Incoming::Request(id, _)) = inbox.next().await {
+                outbox.reply(id, &Reply::Done);
+            }
+        })
+        .await;
+        for _ in 0..300 {
+            let (connection, _) = Connection::open(&address, hello(), patient()).await.unwrap();
+            let calling = connection.clone();
+            let call = move || calling.call_blocking(&Request::Goodbye, patient());
+            tokio::task::spawn_blocking(call).await.unwrap().unwrap();
+            let closed = tokio::time::timeout(Duration::from_secs(60), connection.closed()).await;
+            closed.expect("its end is noticed");
+        }
+    }
+}
+
+/// Where a thread was answered and nobody waits for anything, nobody looks at the stream; whoever asks or
+/// says something next is heard all the same, and so is the end.
+#[tokio::test(flavor = "multi_thread")]
+async fn after_a_thread_was_answered_others_are_answered_too() {
+    for address in [any_port(), unix_name()] {
+        let (say_end, ends) = tokio::sync::watch::channel(false);
+        let (answered, mut answers) = mpsc::unbounded_channel();
+        let address = server(address, move |outbox, mut inbox| {
+            let (mut ends, answered) = (ends.clone(), answered.clone());
+            async move {
+                loop {
+                    let message = tokio::select! {
+                        message = inbox.next() => message,
+                        _ = ends.wait_for(|it| *it) => None,
+                    };
+                    let Some(Incoming::Request(id, Request::Allocate(it))) = message else { return };
+                    outbox.reply(id, &Reply::ViewsBegun(vec![true; it.client.0 as usize]));
+                    let _gone = answered.send(());
+                }
+            }
+        })
+        .await;
+        let (connection, _) = Connection::open(&address, hello(), patient()).await.unwrap();
+        let thread = || {
+            let connection = connection.clone();
+            tokio::task::spawn_blocking(move || connection.call_blocking(&numbered(1), patient()))
+        };
+        let waiting = || {
+            let connection = connection.clone();
+            let call = async move { connection.call(&numbered(2), patient()).await };
+            let runtime = tokio::runtime::Handle::current();
+            tokio::task::spawn_blocking(move || {
+                let mut call = std::pin::pin!(call);
+                runtime.block_on(std::future::poll_fn(|context| {
+                    tiffin_rpc::while_waiting_is(true, || call.as_mut().poll(context))
+                }))
+            })
+        };
+        for _ in 0..20 {
+            thread().await.unwrap().unwrap();
+            connection.call(&numbered(3), patient()).await.unwrap();
+            waiting().await.unwrap().unwrap();
+            connection.call(&numbered(4), patient()).await.unwrap();
+        }
+        // More answers than are kept for a peer that takes none out.
+        waiting().await.unwrap().unwrap();
+        while answers.try_recv().is_ok() {}
+        for _ in 0..400 {
+            connection.tell(&numbered(BATCH_ITEMS_MAX as u64)).unwrap();
+        }
+        for _ in 0..400 {
+            let heard = tokio::time::timeout(Duration::from_secs(60), answers.recv()).await;
+            assert!(heard.expect("nobody took the answers out").is_some());
+        }
+        waiting().await.unwrap().unwrap();
+        say_end.send(true).unwrap();
+        tokio::time::timeout(Duration::from_secs(60), connection.closed()).await.expect("its end is noticed");
+    }
+}
