@@ -49,7 +49,9 @@ def up(*arguments, **environment):
 
 def run(program, *arguments, **environment):
     """What a program prints in a new interpreter, where `arguments` are these."""
-    prelude = f"import pickle\narguments = pickle.loads({pickle.dumps(arguments)!r})\n"
+    # Who runs the tests in the background hands down a Ctrl-C that nobody hears.
+    prelude = "import pickle, signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    prelude += f"arguments = pickle.loads({pickle.dumps(arguments)!r})\n"
     done = subprocess.run(
         [sys.executable, "-X", "faulthandler", "-c", prelude + program],
         stdin=subprocess.DEVNULL,
