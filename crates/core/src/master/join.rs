@@ -138,10 +138,13 @@ impl Master {
                 return Ok(());
             }
             let older = object.generation() > record.generation;
-            if !news || (older && !sabotaged!(self.config.sabotage, PreferOlder)) {
+            let is_same = object.generation() == record.generation;
+            // Of two copies that one node tells of, one is enough.
+            let is_second = is_same && object.is_on(node);
+            if !news || is_second || (older && !sabotaged!(self.config.sabotage, PreferOlder)) {
                 return refused(record.key);
             }
-            if object.generation() == record.generation {
+            if is_same {
                 self.catalog.add_replica(index, node, record.hold);
                 self.merge_marks(index, &record.marks);
                 return Ok(());

@@ -170,6 +170,23 @@ fn of_rivals_for_a_name_the_newer_wins_whoever_comes_first() {
 }
 
 #[test]
+fn of_two_copies_that_one_node_tells_of_it_must_drop_the_second() {
+    let mut cluster = Cluster::new(&[4 * UNIT]);
+    cluster.restart_with(6, &[]);
+    let (conn, _) = cluster.register(0);
+    let copy = |slot: u32| Record {
+        hold: Hold { slot: SlotId(slot), stamp: Stamp(1) },
+        namespace: "default".into(),
+        key: key("k"),
+        generation: Generation { epoch: 5, counter: 1 },
+        len: UNIT,
+        marks: Marks::default(),
+    };
+    assert_eq!(cluster.announce(conn, vec![copy(0), copy(1)]), [copy(1).hold]);
+    assert_eq!(cluster.found("k"), (1, 1));
+}
+
+#[test]
 fn a_refusal_of_what_was_announced_is_owed_until_the_node_has_heard_it() {
     let mut cluster = rivals();
     cluster.restart_with(6, &[1]);

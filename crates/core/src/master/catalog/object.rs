@@ -265,7 +265,9 @@ impl Object {
         replica.map(|it| it.pending = false).is_some()
     }
 
+    /// Adds a copy on a node that has none.
     pub(super) fn add(&mut self, replica: Replica) {
+        debug_assert!(!self.is_on(replica.node), "an object has one copy on a node");
         self.extra.get_or_insert_default().more.push(replica);
     }
 

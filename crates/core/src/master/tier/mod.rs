@@ -391,6 +391,7 @@ impl Master {
             let object = self.catalog.get(it.index).filter(|object| object.generation() == it.generation);
             let unseen = sabotaged!(self.config.sabotage, ShelveUnseen);
             let Some(object) = object.filter(|object| is_it(object) || unseen) else { continue };
+            let is_elsewhere = object.replicas().all(|(on, _)| on != disk);
             if !done && object.in_memory().next().is_some() {
                 // The bytes were there, so it was the disk that failed, unless they are very new.
                 let is_young = object.put().after(REST_MS) > self.now;
@@ -398,7 +399,7 @@ impl Master {
                 self.tier.stat.demotions_failed += 1;
             }
             if done {
-                if sabotaged!(self.config.sabotage, ShelveUnseen) {
+                if is_elsewhere && sabotaged!(self.config.sabotage, ShelveUnseen) {
                     self.catalog.add_pending(it.index, disk, it.hold);
                 }
                 self.complete(it.index, disk, it.hold);
