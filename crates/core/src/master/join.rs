@@ -41,6 +41,8 @@ impl Master {
                 retiring: BTreeSet::new(),
                 owed: BTreeSet::new(),
                 unheard: BTreeMap::new(),
+                is_entrusted: false,
+                looks_from: Tick(0),
                 discard: was_lost,
                 announces: false,
                 told: BTreeSet::new(),

@@ -48,6 +48,10 @@ pub(super) struct Member {
     pub(super) owed: BTreeSet<Hold>,
     /// What was published there, and it has not confirmed: it is told again when it registers.
     pub(super) unheard: BTreeMap<Hold, (ObjectIndex, Generation)>,
+    /// Something was entrusted to it since it was last asked to look.
+    pub(super) is_entrusted: bool,
+    /// When it may be asked to look again.
+    pub(super) looks_from: Tick,
     /// It had been declared lost, so it must retire everything before it is used again.
     pub(super) discard: bool,
     /// While it is joining: it has said something since it was told that it is registered.

@@ -54,6 +54,8 @@ mod tests {
             conn: None,
             is_near: false,
             unheard: Default::default(),
+            is_entrusted: false,
+            looks_from: Tick(0),
             heard: Tick(0),
             usage: Usage::default(),
             free,

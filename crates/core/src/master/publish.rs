@@ -11,6 +11,9 @@
 //!   published.
 //!
 //! What cannot be done like that is left to the home node, see [`Request::Commit`].
+//!
+//! Nobody waits until a node has looked at what is near it, so it may take its time; meanwhile it vouches for
+//! nothing of it. So it is asked to look when somebody finds one of its objects, who may read that again.
 
 use std::collections::BTreeMap;
 
@@ -25,9 +28,12 @@ use super::{
 use crate::{
     BATCH_ITEMS_MAX, ConnId, Generation, Hold, RequestId,
     marks::Marks,
-    message::{Publish, PublishItem, Reason, Record, Reply, Request},
+    message::{Publish, PublishItem, Reason, Record, Reply, Request, Settle},
     sabotage::sabotaged,
 };
+
+/// How long a node is not asked to look after it was.
+const LOOK_PAUSE_MS: u64 = 2;
 
 impl Master {
     pub(super) fn publish(&mut self, conn: ConnId, id: RequestId, visitor: &Visitor, publish: Publish) {
@@ -58,6 +64,7 @@ impl Master {
         for (node, (settle, objects)) in told {
             let id = self.ask(node, Request::Settle(settle), Wait::Publish(objects, op));
             sent.extend(id.map(|id| (id, node)));
+            self.members.get_mut(node).into_iter().for_each(|it| it.is_entrusted = true);
         }
         if sabotaged!(self.config.sabotage, AnswerUnsent) {
             sent.clear();
@@ -69,6 +76,15 @@ impl Master {
         }
         let deadline = Some(self.now.after(publish.wait_ms));
         self.answer_when(op, (conn, id), answer, items, (retired, sent), deadline);
+    }
+
+    /// Has a node look at what was entrusted to it, unless it was asked to a moment ago. Any question does.
+    pub(super) fn have_look(&mut self, node: NodeIndex) {
+        let member = self.members.get_mut(node).filter(|it| it.is_entrusted && it.looks_from <= self.now);
+        let Some(member) = member else { return };
+        member.is_entrusted = false;
+        member.looks_from = self.now.after(LOOK_PAUSE_MS);
+        self.ask(node, Request::Settle(Settle::default()), Wait::Settle(Vec::new(), None));
     }
 
     /// What was [entrusted](Effect::Entrust) to a node is with it.

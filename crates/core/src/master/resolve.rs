@@ -82,6 +82,7 @@ impl Master {
                 );
             }
         }
+        nodes.iter().for_each(|node| self.have_look(*node));
         Reply::Resolved(Resolved { items, nodes: self.infos(nodes) })
     }
 

@@ -5,7 +5,7 @@ use crate::{
     Reservation,
     message::{
         CommitItem, CommitOutcome, DeleteOutcome, Publish, PublishItem, PutOptions, Record, Replacement,
-        ReserveOutcome, ResolveOutcome,
+        ReserveOutcome, ResolveOutcome, Settle,
     },
     node,
 };
@@ -85,6 +85,32 @@ fn the_answer_waits_until_the_word_is_with_the_node() {
         assert_eq!(cluster.published(id), (!is_taken).then_some(stored(1).flatten()));
         assert_eq!(cluster.inventory(0), ["a"]);
     }
+}
+
+#[test]
+fn a_node_is_asked_to_look_when_something_of_it_is_found_and_not_too_often() {
+    let mut cluster = Cluster::new(&[10 * UNIT]);
+    let rooms = ["a", "b"].map(|name| cluster.room(name));
+    cluster.hold_up(0);
+    let asked = |cluster: &Cluster| {
+        let look = Request::Settle(Settle::default());
+        cluster.held_up[0].iter().filter(|(_, request)| *request == look).count()
+    };
+    cluster.send_publish("a", plain(), &rooms[0]);
+    assert_eq!(asked(&cluster), 0, "nobody wants to know");
+    assert!(cluster.has("a") && cluster.has("a"));
+    assert_eq!(asked(&cluster), 1);
+    cluster.send_publish("b", plain(), &rooms[1]);
+    assert!(cluster.has("a"));
+    assert_eq!(asked(&cluster), 1, "it was asked a moment ago");
+    cluster.wait(2);
+    assert!(cluster.has("a") && cluster.has("b"));
+    assert_eq!(asked(&cluster), 2);
+    cluster.wait(2);
+    assert!(cluster.has("a"));
+    assert_eq!(asked(&cluster), 2, "nothing is new");
+    cluster.let_go(0);
+    assert_eq!(cluster.inventory(0), ["a", "b"]);
 }
 
 #[test]

@@ -34,8 +34,9 @@ const HEARTBEAT_MIN: Duration = Duration::from_millis(20);
 const HEARTBEAT_MAX: Duration = Duration::from_secs(60);
 /// The master may leave so many heartbeats unanswered, and at least [`SILENCE_MIN`] must pass.
 const BEATS_UNANSWERED_MAX: u32 = 8;
-/// How long the ledger is left alone at least and at most, while there may be something in it.
-const LOOK_PAUSE_MIN: Duration = Duration::from_millis(2);
+/// How long the ledger is left alone at least and at most, while there may be something in it. Looking takes
+/// processors from who puts, and the master asks for it when somebody gets what lies there.
+const LOOK_PAUSE_MIN: Duration = Duration::from_millis(16);
 /// See [`LOOK_PAUSE_MIN`].
 const LOOK_PAUSE_MAX: Duration = Duration::from_millis(128);
 /// See [`BEATS_UNANSWERED_MAX`].
