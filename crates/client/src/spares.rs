@@ -7,6 +7,10 @@
 //! moment, so nobody misses it. Whose puts come row after row keeps some for the next one a little longer:
 //! the first put after a pause is the slowest anyway.
 //!
+//! The question takes processors that puts want, too, so a put that meets it is slow, and so is one that wakes
+//! somebody who is to ask. So there is room for several rows, and who looks after it asks for more when nobody
+//! puts; during a row it is asked for only if three quarters are gone.
+//!
 //! **Invariant:** what lies on a shelf is known to [`Reservations`](crate::reservations::Reservations), as
 //! that of a put is. It leaves the shelf with a put, or is given back.
 
@@ -27,14 +31,20 @@ use crate::{Deadline, Put};
 const LEN_MAX: u64 = 2 << 20;
 /// After that many puts of one size in a row more are expected, and such rows are remembered.
 const ROW_MIN: u64 = 4;
+/// Room is kept for so many rows.
+const ROWS_AHEAD: u64 = 4;
 /// The most room of one size.
-const ROOMS_MAX: u64 = 256;
+const ROOMS_MAX: u64 = 1024;
 /// The most room of one size, in bytes.
-const BYTES_MAX: u64 = 8 << 20;
+const BYTES_MAX: u64 = 32 << 20;
 /// How many sizes are kept in mind.
 const SIZES_MAX: usize = 8;
 /// Puts that are further apart are not in a row. Room that was not used for so long is given back.
 const MOMENT: Duration = Duration::from_millis(250);
+/// Where nobody puts for so long, there is a pause.
+const BREATH: Duration = Duration::from_millis(5);
+/// How often room is looked after.
+const ROUND: Duration = Duration::from_millis(100);
 /// Where one row followed another, room is kept for so long.
 const PAUSE_MAX: Duration = Duration::from_secs(10);
 /// How long nothing is asked for after there was none.
@@ -78,13 +88,39 @@ pub(crate) struct Spares {
 }
 
 /// Room that should be asked for.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Order {
     size: Size,
     count: u64,
 }
 
+/// What is to be done for the room at hand.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Round {
+    /// What was not used for too long, to be given back.
+    unused: Vec<Location>,
+    /// What to ask for.
+    orders: Vec<Order>,
+    /// Nothing is left to look after.
+    is_last: bool,
+}
+
 impl Shelf {
+    /// How much more is wanted, if there is at most this part of what is.
+    fn order(&mut self, len: u64, (part, of): (u64, u64)) -> Option<u64> {
+        // As long as the row before was, this one and the next ones will be; if this one is longer, or the
+        // first, as long as it is so far.
+        let longest = self.row.max(self.before);
+        let expected = if longest >= ROW_MIN { longest.saturating_mul(ROWS_AHEAD) } else { 0 };
+        let most = ROOMS_MAX.min(BYTES_MAX / len.max(1)).min(expected);
+        let there = self.rooms.len() as u64;
+        if self.is_asking || self.last < self.asks_from || most == 0 || there * of > most * part {
+            return None;
+        }
+        self.is_asking = true;
+        Some(most - there)
+    }
+
     /// How long its room is kept.
     fn patience(&self) -> Duration {
         if self.before >= ROW_MIN { PAUSE_MAX } else { MOMENT }
@@ -114,22 +150,10 @@ impl Spares {
         shelf.rooms.pop()
     }
 
-    /// What to ask for now, after a put of that kind.
-    fn order(&self, put: &Put<'_>) -> Option<Order> {
-        let size = size_of(put)?;
-        let mut store = self.store();
-        let shelf = store.shelves.get_mut(&size)?;
-        let there = shelf.rooms.len() as u64;
-        // For as many as the row before had, be it in this one or the next; if this one is longer, or the
-        // first, for as many as so far.
-        let longest = shelf.row.max(shelf.before);
-        let expected = if longest >= ROW_MIN { longest } else { 0 };
-        let most = ROOMS_MAX.min(BYTES_MAX / size.len.max(1)).min(expected);
-        if shelf.is_asking || shelf.last < shelf.asks_from || most == 0 || there * 2 > most {
-            return None;
-        }
-        shelf.is_asking = true;
-        Some(Order { size, count: most - there })
+    /// What to ask for after a put of that size, if little is left.
+    fn order(&self, size: Size) -> Option<Order> {
+        let count = self.store().shelves.get_mut(&size)?.order(size.len, (1, 4))?;
+        Some(Order { size, count })
     }
 
     /// Puts what was asked for on its shelf; gives back what there is no shelf for. The second is whether
@@ -146,22 +170,22 @@ impl Spares {
         (Vec::new(), !std::mem::replace(&mut store.is_kept, true))
     }
 
-    /// Takes away what was not used for too long. The second is when to look again, if there is room left to
-    /// look after.
-    fn clear(&self, now: Instant) -> (Vec<Location>, Option<Instant>) {
+    /// Takes away what was not used for too long, and asks for what is missing where nobody puts just now.
+    fn round(&self, now: Instant) -> Round {
         let mut store = self.store();
-        let mut unused = Vec::new();
-        let mut next: Option<Instant> = None;
-        for shelf in store.shelves.values_mut() {
-            let due = if shelf.is_asking { now + MOMENT } else { shelf.last + shelf.patience() };
-            if due <= now {
-                unused.extend(shelf.rooms.drain(..).map(|it| it.location));
-            } else if shelf.is_asking || !shelf.rooms.is_empty() {
-                next = Some(next.map_or(due, |next| next.min(due)));
+        let mut round = Round::default();
+        for (size, shelf) in &mut store.shelves {
+            let idle = now.duration_since(shelf.last);
+            if idle >= shelf.patience() && !shelf.is_asking {
+                round.unused.extend(shelf.rooms.drain(..).map(|it| it.location));
+            } else if idle >= BREATH && !shelf.rooms.is_empty() {
+                let order = shelf.order(size.len, (7, 8)).map(|count| Order { size: *size, count });
+                round.orders.extend(order);
             }
         }
-        store.is_kept = next.is_some();
-        (unused, next)
+        round.is_last = store.shelves.values().all(|it| it.rooms.is_empty() && !it.is_asking);
+        store.is_kept = !round.is_last;
+        round
     }
 
     fn store(&self) -> MutexGuard<'_, Store> {
@@ -181,22 +205,30 @@ fn size_of(put: &Put<'_>) -> Option<Size> {
 
 /// Asks for room, behind the caller's back, if more of what was put last is expected.
 pub(crate) fn restock(inner: &Inner, puts: &[Put<'_>]) {
-    if let Some(order) = puts.last().and_then(|put| inner.spares.order(put)) {
+    let Some(size) = puts.last().and_then(size_of) else { return };
+    if let Some(order) = inner.spares.order(size) {
         inner.runtime.spawn(fetch(inner.weak(), order));
     }
 }
 
-async fn fetch(client: Weak<Inner>, Order { size, count }: Order) {
+async fn fetch(client: Weak<Inner>, order: Order) {
     let Some(inner) = client.upgrade() else { return };
-    let rooms = reserve(&inner, size, count).await;
+    let needs_keeper = fill(&inner, order).await;
+    drop(inner);
+    if needs_keeper {
+        keep(client).await;
+    }
+}
+
+/// Asks for room and puts it on its shelf. Whether somebody must begin to look after it.
+async fn fill(inner: &Inner, Order { size, count }: Order) -> bool {
+    let rooms = reserve(inner, size, count).await;
     let (left, needs_keeper) = inner.spares.stock(size, rooms, Instant::now());
     let left: Vec<_> = left.into_iter().map(|it| it.location).collect();
     if !left.is_empty() {
         let _gone = inner.chores.send(Chore::Abort(left));
     }
-    if needs_keeper {
-        inner.runtime.spawn(keep(client));
-    }
+    needs_keeper
 }
 
 async fn reserve(inner: &Inner, size: Size, count: u64) -> Vec<Reservation> {
@@ -219,16 +251,20 @@ async fn reserve(inner: &Inner, size: Size, count: u64) -> Vec<Reservation> {
     rooms
 }
 
-/// Gives back what is not used, until nothing is there. A client that does nothing has no room and no timer.
+/// Looks after the room at hand, until there is none. A client that does nothing has no room and no timer.
 async fn keep(client: Weak<Inner>) {
-    let mut next = Some(Instant::now() + MOMENT);
-    while let Some(due) = next {
-        tokio::time::sleep_until(due).await;
+    loop {
+        tokio::time::sleep(ROUND).await;
         let Some(inner) = client.upgrade() else { return };
-        let unused;
-        (unused, next) = inner.spares.clear(Instant::now());
+        let Round { unused, orders, is_last } = inner.spares.round(Instant::now());
         if !unused.is_empty() {
             let _gone = inner.chores.send(Chore::Abort(unused));
+        }
+        for order in orders {
+            fill(&inner, order).await;
+        }
+        if is_last {
+            return;
         }
     }
 }
@@ -253,20 +289,21 @@ mod tests {
         let spares = Spares::default();
         let now = Instant::now();
         let put = put("k", b"four");
+        let size = size_of(&put).unwrap();
+        assert_eq!(size, Size { len: 4, key_len: NAME_STEP });
         for _ in 1..ROW_MIN {
-            assert!(spares.take(&put, now).is_none() && spares.order(&put).is_none());
+            assert!(spares.take(&put, now).is_none() && spares.order(size).is_none());
         }
         assert!(spares.take(&put, now).is_none());
-        let order = spares.order(&put).unwrap();
-        assert_eq!((order.size, order.count), (Size { len: 4, key_len: NAME_STEP }, ROW_MIN));
-        assert!(spares.order(&put).is_none(), "it is being asked for");
-        assert_eq!(spares.stock(order.size, vec![room(1), room(2)], now), (Vec::new(), true));
+        assert_eq!(spares.order(size), Some(Order { size, count: ROW_MIN * ROWS_AHEAD }));
+        assert!(spares.order(size).is_none(), "it is being asked for");
+        assert_eq!(spares.stock(size, vec![room(1), room(2)], now), (Vec::new(), true));
         assert_eq!(spares.take(&put, now), Some(room(2)));
         let longer = Key::new(&[b'k'; NAME_STEP + 1]).unwrap();
         assert_eq!(spares.take(&Put::new(longer, b"four"), now), None, "its name would not fit");
-        let order = spares.order(&put).unwrap();
-        assert_eq!(order.count, ROW_MIN, "one is there, and one more was put");
-        assert_eq!(spares.stock(order.size, vec![room(3)], now), (Vec::new(), false), "that is looked after");
+        let count = (ROW_MIN + 1) * ROWS_AHEAD - 1;
+        assert_eq!(spares.order(size), Some(Order { size, count }), "one is there, and one more was put");
+        assert_eq!(spares.stock(size, vec![room(3)], now), (Vec::new(), false), "that is looked after");
     }
 
     #[test]
@@ -274,43 +311,79 @@ mod tests {
         let spares = Spares::default();
         let now = Instant::now();
         let put = put("k", b"four");
+        let size = size_of(&put).unwrap();
         (0..ROW_MIN).for_each(|_| drop(spares.take(&put, now)));
-        let order = spares.order(&put).unwrap();
-        assert_eq!(spares.clear(now + MOMENT).0, [], "an answer is still to come");
-        spares.stock(order.size, vec![room(1)], now);
-        assert_eq!(spares.clear(now), (Vec::new(), Some(now + MOMENT)));
-        assert_eq!(spares.clear(now + MOMENT), (vec![room(1).location], None));
+        assert!(spares.order(size).is_some());
+        let awaiting = Round::default();
+        assert_eq!(spares.round(now + MOMENT), awaiting, "an answer is still to come");
+        spares.stock(size, (0..16).map(room).collect(), now);
+        assert_eq!(spares.round(now + MOMENT / 2), Round::default());
+        let unused: Vec<_> = (0..16).map(|at| room(at).location).collect();
+        assert_eq!(spares.round(now + MOMENT), Round { unused, is_last: true, ..Round::default() });
         assert!(spares.take(&put, now + MOMENT).is_none());
+    }
+
+    /// A shelf with all the room that a row of that many puts is followed by, and how much that is.
+    fn stocked(put: &Put<'_>, row: u64, now: Instant) -> (Spares, u64) {
+        let spares = Spares::default();
+        (0..row).for_each(|_| drop(spares.take(put, now)));
+        let Order { size, count } = spares.order(size_of(put).unwrap()).unwrap();
+        spares.stock(size, (0..count).map(room).collect(), now);
+        (spares, count)
     }
 
     #[test]
     fn where_rows_follow_rows_there_is_room_for_the_next() {
-        let spares = Spares::default();
         let put = put("k", b"four");
+        let size = size_of(&put).unwrap();
         let mut now = Instant::now();
-        (0..10).for_each(|_| drop(spares.take(&put, now)));
+        let (spares, count) = stocked(&put, 10, now);
+        assert_eq!(count, 10 * ROWS_AHEAD);
         now += MOMENT;
-        assert!(spares.take(&put, now).is_none());
-        let order = spares.order(&put).unwrap();
-        assert_eq!(order.count, 10, "with the first, for the others and the next");
-        spares.stock(order.size, (0..10).map(room).collect(), now);
-        for _ in 0..4 {
-            assert!(spares.take(&put, now).is_some());
-            assert!(spares.order(&put).is_none(), "there is enough");
+        for _ in 0..20 {
+            assert_eq!(spares.order(size), None);
+            assert!(spares.take(&put, now).is_some(), "the next row has some from the start");
         }
-        assert!(spares.take(&put, now).is_some());
-        let order = spares.order(&put).unwrap();
-        assert_eq!(order.count, 5, "before the last is gone");
-        spares.stock(order.size, (10..15).map(room).collect(), now);
+        let count = 20 * ROWS_AHEAD - 20;
+        assert_eq!(spares.order(size), Some(Order { size, count }), "it is a longer one");
+        spares.stock(size, (0..count).map(room).collect(), now);
         now += MOMENT;
-        assert_eq!(spares.clear(now), (Vec::new(), Some(now - MOMENT + PAUSE_MAX)));
-        assert!(spares.take(&put, now).is_some(), "the next row has some from the start");
-        assert_eq!(spares.clear(now + PAUSE_MAX).0.len(), 9);
+        assert_eq!(spares.round(now), Round::default(), "it is kept for longer, then");
+        assert_eq!(spares.round(now - MOMENT + PAUSE_MAX).unused.len(), 80);
         // What came once and not again is no row.
         now += PAUSE_MAX;
         drop(spares.take(&put, now));
         drop(spares.take(&put, now + MOMENT));
-        assert!(spares.order(&put).is_none());
+        assert!(spares.order(size).is_none());
+    }
+
+    #[test]
+    fn more_is_asked_for_in_a_pause_and_during_a_row_only_when_little_is_left() {
+        let put = put("k", b"four");
+        let size = size_of(&put).unwrap();
+        let now = Instant::now();
+        let (spares, count) = stocked(&put, ROOMS_MAX, now);
+        assert_eq!(count, ROOMS_MAX);
+        let used = count - count / 4;
+        (1..used).for_each(|_| drop(spares.take(&put, now)));
+        assert_eq!((spares.order(size), spares.round(now + BREATH / 2)), (None, Round::default()));
+        let order = Order { size, count: used - 1 };
+        assert_eq!(spares.round(now + BREATH), Round { orders: vec![order], ..Round::default() });
+        assert_eq!(spares.round(now + BREATH), Round::default(), "it is being asked for");
+        spares.stock(size, (0..order.count).map(room).collect(), now);
+        (0..used).for_each(|_| drop(spares.take(&put, now)));
+        assert_eq!(spares.order(size), Some(Order { size, count: used }));
+    }
+
+    #[test]
+    fn a_few_rooms_less_are_not_worth_a_question() {
+        let put = put("k", b"four");
+        let now = Instant::now();
+        let (spares, count) = stocked(&put, ROOMS_MAX, now);
+        (1..count / 8).for_each(|_| drop(spares.take(&put, now)));
+        assert_eq!(spares.round(now + BREATH), Round::default());
+        drop(spares.take(&put, now));
+        assert_eq!(spares.round(now + BREATH).orders.len(), 1);
     }
 
     #[test]
@@ -331,13 +404,14 @@ mod tests {
         let spares = Spares::default();
         let now = Instant::now();
         let put = put("k", b"four");
+        let size = size_of(&put).unwrap();
         (0..ROW_MIN).for_each(|_| drop(spares.take(&put, now)));
-        let order = spares.order(&put).unwrap();
-        spares.stock(order.size, Vec::new(), now);
+        assert!(spares.order(size).is_some());
+        spares.stock(size, Vec::new(), now);
         drop(spares.take(&put, now));
-        assert!(spares.order(&put).is_none());
+        assert!(spares.order(size).is_none());
         drop(spares.take(&put, now + REST));
-        assert!(spares.order(&put).is_some());
+        assert!(spares.order(size).is_some());
     }
 
     #[test]
