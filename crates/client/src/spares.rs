@@ -7,9 +7,9 @@
 //! moment, so nobody misses it. Whose puts come row after row keeps some for the next one a little longer:
 //! the first put after a pause is the slowest anyway.
 //!
-//! The question takes processors that puts want, too, so a put that meets it is slow, and so is one that wakes
-//! somebody who is to ask. So there is room for several rows, and who looks after it asks for more when nobody
-//! puts; during a row it is asked for only if three quarters are gone.
+//! The question takes processors that puts want, too, so a put that meets it is slow, and so is one that
+//! wakes somebody who is to ask. So there is room for several rows, and who looks after it asks for more when
+//! nobody puts; during a row it is asked for only if three quarters are gone.
 //!
 //! **Invariant:** what lies on a shelf is known to [`Reservations`](crate::reservations::Reservations), as
 //! that of a put is. It leaves the shelf with a put, or is given back.

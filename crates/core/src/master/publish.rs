@@ -13,7 +13,7 @@
 //! What cannot be done like that is left to the home node, see [`Request::Commit`].
 //!
 //! Nobody waits until a node has looked at what is near it, so it may take its time; meanwhile it vouches for
-//! nothing of it. So it is asked to look when somebody finds one of its objects, who may read that again.
+//! nothing of it. So it is asked to look when somebody finds one of its objects, who may come for that again.
 
 use std::collections::BTreeMap;
 

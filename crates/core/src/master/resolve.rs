@@ -148,6 +148,10 @@ impl Master {
                     visitor.index,
                 );
             }
+            let first = found.iter().flatten().next().and_then(|it| self.catalog.get(*it));
+            if let Some((node, _)) = first.and_then(|it| it.in_memory().next()) {
+                self.have_look(node);
+            }
         }
         if !ahead.is_empty() {
             let outcomes = self.bring(&ahead, exists.ahead, None);

@@ -4,8 +4,8 @@ use super::{tests::*, *};
 use crate::{
     Reservation,
     message::{
-        CommitItem, CommitOutcome, DeleteOutcome, Publish, PublishItem, PutOptions, Record, Replacement,
-        ReserveOutcome, ResolveOutcome, Settle,
+        CommitItem, CommitOutcome, DeleteOutcome, Exists, Presence, Publish, PublishItem, PutOptions, Record,
+        Replacement, ReserveOutcome, ResolveOutcome, Settle,
     },
     node,
 };
@@ -104,8 +104,10 @@ fn a_node_is_asked_to_look_when_something_of_it_is_found_and_not_too_often() {
     assert!(cluster.has("a"));
     assert_eq!(asked(&cluster), 1, "it was asked a moment ago");
     cluster.wait(2);
-    assert!(cluster.has("a") && cluster.has("b"));
-    assert_eq!(asked(&cluster), 2);
+    let exists = Exists { keys: [key("c"), key("b")].iter().collect(), ..Exists::default() };
+    let present = Reply::Present(vec![Presence::Absent, Presence::Here]);
+    assert_eq!(cluster.ask(Request::Exists(exists)), Some(present));
+    assert_eq!(asked(&cluster), 2, "who asks for names may come for what they name");
     cluster.wait(2);
     assert!(cluster.has("a"));
     assert_eq!(asked(&cluster), 2, "nothing is new");
