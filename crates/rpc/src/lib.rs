@@ -19,6 +19,7 @@ mod courtesy;
 mod desk;
 mod greet;
 mod link;
+mod looks;
 mod patience;
 mod stream;
 mod twin;

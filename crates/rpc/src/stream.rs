@@ -15,6 +15,7 @@ use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream, lookup_host};
 
 use crate::Address;
 use crate::courtesy::step_aside;
+use crate::looks::Looks;
 use crate::twin::{self, Reach, abstract_path};
 
 /// How long `accept` waits before it tries again after an error, at first and at most.
@@ -43,6 +44,7 @@ pub struct Stream {
     peer: Peer,
     /// How long the system lets a waiting read wait, in milliseconds; zero before the first.
     patience_ms: AtomicU64,
+    looks: Looks,
 }
 
 /// Who is at the other end, as far as the system knows.
@@ -145,7 +147,7 @@ impl Stream {
     }
 
     fn new(socket: OwnedFd, peer: Peer) -> Self {
-        Self { socket: Arc::new(socket), peer, patience_ms: AtomicU64::new(0) }
+        Self { socket: Arc::new(socket), peer, patience_ms: AtomicU64::new(0), looks: Looks::default() }
     }
 
     /// The socket, for who watches it.
@@ -160,18 +162,10 @@ impl Stream {
 
     /// The same, but waits in this thread until something is there; `TimedOut` if that is too late.
     pub(crate) fn read_until(&self, buffer: &mut Vec<u8>, deadline: Instant) -> io::Result<usize> {
-        let from = Instant::now();
-        while from.elapsed() < LOOK_TIME_MAX {
-            match self.try_read(buffer) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                read => return read,
-            }
-            match self.peer {
-                _ if step_aside() => {}
-                // On this host an answer may come from another processor meanwhile.
-                Peer::Unix { .. } => (0..LOOK_PAUSES).for_each(|_| std::hint::spin_loop()),
-                Peer::Tcp(_) | Peer::Gone => break,
-            }
+        if self.looks.is_due()
+            && let Some(found) = self.look(buffer)
+        {
+            return found;
         }
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -191,6 +185,28 @@ impl Stream {
                 Err(error) => return Err(error.into()),
             }
         }
+    }
+
+    /// The same for a moment, in which the thread does not sleep.
+    fn look(&self, buffer: &mut Vec<u8>) -> Option<io::Result<usize>> {
+        let from = Instant::now();
+        while from.elapsed() < LOOK_TIME_MAX {
+            match self.try_read(buffer) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                found => {
+                    self.looks.ended(true);
+                    return Some(found);
+                }
+            }
+            match self.peer {
+                _ if step_aside() => {}
+                // On this host an answer may come from another processor meanwhile.
+                Peer::Unix { .. } => (0..LOOK_PAUSES).for_each(|_| std::hint::spin_loop()),
+                Peer::Tcp(_) | Peer::Gone => return None,
+            }
+        }
+        self.looks.ended(false);
+        None
     }
 
     /// Writes as much as there is room for.
