@@ -66,7 +66,8 @@ def flow(workers, case, workload):
     """Lets all of them do that from the same moment on."""
     start = time.monotonic() + 0.3
     for worker in workers:
-        worker.tell("flow", case, {"workload": workload, "start": start, "seconds": SECONDS})
+        order = {"workload": workload, "start": start, "seconds": SECONDS}
+        worker.tell("flow", case, order | {"bytes": SEGMENT_BYTES // 2 // len(workers)})
     return [worker.answer() for worker in workers]
 
 

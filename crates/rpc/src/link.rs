@@ -26,6 +26,8 @@ use tokio::time::{Instant, timeout_at};
 use crate::watch::{Readable, writable};
 use crate::{Peer, Stream};
 
+/// See [`Outbox::hold_much`].
+const HELD_BYTES_MAX: usize = 1 << 20;
 /// The most bytes that may wait for a peer to read, beside the frame that reaches the limit.
 pub const OUTBOX_BYTES_MAX: usize = 128 << 20;
 /// While more than this waits to go out, an accepting side takes nothing in.
@@ -173,6 +175,12 @@ impl Outbox {
                 Err(SendError::Closed)
             }
         }
+    }
+
+    /// Has the system hold as much as it will before the peer has read it.
+    pub fn hold_much(&self) {
+        // It takes less where it is told to, and fails only if the peer is gone.
+        let _gone = self.shared.stream.hold(HELD_BYTES_MAX);
     }
 
     /// Answers. If the connection has ended there is nobody to be told; if the answer is too large, the
@@ -341,6 +349,12 @@ impl Inbox {
     #[must_use]
     pub fn peer(&self) -> Peer {
         self.shared.peer
+    }
+
+    /// Whether a message has come in part.
+    #[must_use]
+    pub fn has_part(&self) -> bool {
+        self.buffer.len() > self.taken
     }
 
     /// From now on, payloads may be that long.

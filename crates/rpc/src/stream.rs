@@ -215,6 +215,11 @@ impl Stream {
         Ok(sendmsg(&*self.socket, slices, &mut SendAncillaryBuffer::default(), flags)?)
     }
 
+    /// Has the system hold so many bytes before the peer has read them, or as many as it may.
+    pub(crate) fn hold(&self, bytes: usize) -> io::Result<()> {
+        Ok(sockopt::set_socket_send_buffer_size(&*self.socket, bytes)?)
+    }
+
     /// Ends both directions at once; whoever waits for this stream is woken.
     pub(crate) fn shutdown(&self) {
         // It fails only if the peer was faster.

@@ -41,7 +41,7 @@ impl Master {
                 retiring: BTreeSet::new(),
                 owed: BTreeSet::new(),
                 unheard: BTreeMap::new(),
-                is_entrusted: false,
+                entrusted: 0,
                 looks_from: Tick(0),
                 discard: was_lost,
                 announces: false,

@@ -48,8 +48,8 @@ pub(super) struct Member {
     pub(super) owed: BTreeSet<Hold>,
     /// What was published there, and it has not confirmed: it is told again when it registers.
     pub(super) unheard: BTreeMap<Hold, (ObjectIndex, Generation)>,
-    /// Something was entrusted to it since it was last asked to look.
-    pub(super) is_entrusted: bool,
+    /// How many objects were entrusted to it since it was last asked to look.
+    pub(super) entrusted: usize,
     /// When it may be asked to look again.
     pub(super) looks_from: Tick,
     /// It had been declared lost, so it must retire everything before it is used again.

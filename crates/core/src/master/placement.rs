@@ -54,7 +54,7 @@ mod tests {
             conn: None,
             is_near: false,
             unheard: Default::default(),
-            is_entrusted: false,
+            entrusted: 0,
             looks_from: Tick(0),
             heard: Tick(0),
             usage: Usage::default(),

@@ -13,7 +13,8 @@
 //! What cannot be done like that is left to the home node, see [`Request::Commit`].
 //!
 //! Nobody waits until a node has looked at what is near it, so it may take its time; meanwhile it vouches for
-//! nothing of it. So it is asked to look when somebody finds one of its objects, who may come for that again.
+//! nothing of it. So it is asked to look when somebody finds one of its objects, who may come for that again;
+//! and when there is much, because what is near it has no room for everything.
 
 use std::collections::BTreeMap;
 
@@ -32,8 +33,10 @@ use crate::{
     sabotage::sabotaged,
 };
 
-/// How long a node is not asked to look after it was.
+/// How long a node is not asked to look after it was, unless there is [much](ENTRUSTED_MAX).
 const LOOK_PAUSE_MS: u64 = 2;
+/// So many objects are entrusted to a node before it is asked to look.
+const ENTRUSTED_MAX: usize = 256;
 
 impl Master {
     pub(super) fn publish(&mut self, conn: ConnId, id: RequestId, visitor: &Visitor, publish: Publish) {
@@ -61,10 +64,14 @@ impl Master {
         }
         let op = self.next_op();
         let mut sent = BTreeMap::new();
+        let mut behind = Vec::new();
         for (node, (settle, objects)) in told {
+            let count = objects.len();
             let id = self.ask(node, Request::Settle(settle), Wait::Publish(objects, op));
             sent.extend(id.map(|id| (id, node)));
-            self.members.get_mut(node).into_iter().for_each(|it| it.is_entrusted = true);
+            let Some(member) = self.members.get_mut(node) else { continue };
+            member.entrusted += count;
+            behind.extend((member.entrusted >= ENTRUSTED_MAX).then_some(node));
         }
         if sabotaged!(self.config.sabotage, AnswerUnsent) {
             sent.clear();
@@ -76,13 +83,20 @@ impl Master {
         }
         let deadline = Some(self.now.after(publish.wait_ms));
         self.answer_when(op, (conn, id), answer, items, (retired, sent), deadline);
+        behind.into_iter().for_each(|node| self.have_look_now(node));
     }
 
     /// Has a node look at what was entrusted to it, unless it was asked to a moment ago. Any question does.
     pub(super) fn have_look(&mut self, node: NodeIndex) {
-        let member = self.members.get_mut(node).filter(|it| it.is_entrusted && it.looks_from <= self.now);
-        let Some(member) = member else { return };
-        member.is_entrusted = false;
+        let member = self.members.get(node).filter(|it| it.entrusted > 0 && it.looks_from <= self.now);
+        if member.is_some() {
+            self.have_look_now(node);
+        }
+    }
+
+    fn have_look_now(&mut self, node: NodeIndex) {
+        let Some(member) = self.members.get_mut(node) else { return };
+        member.entrusted = 0;
         member.looks_from = self.now.after(LOOK_PAUSE_MS);
         self.ask(node, Request::Settle(Settle::default()), Wait::Settle(Vec::new(), None));
     }

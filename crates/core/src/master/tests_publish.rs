@@ -116,6 +116,22 @@ fn a_node_is_asked_to_look_when_something_of_it_is_found_and_not_too_often() {
 }
 
 #[test]
+fn a_node_is_asked_to_look_when_much_was_entrusted_to_it() {
+    let mut cluster = Cluster::new(&[10 * UNIT]);
+    let mut asked = 0;
+    for count in 1..=600 {
+        let room = cluster.room("a");
+        cluster.hold_up(0);
+        cluster.send_publish("a", plain(), &room);
+        let look = Request::Settle(Settle::default());
+        asked += cluster.held_up[0].iter().filter(|(_, request)| *request == look).count();
+        assert_eq!(asked, count / 256);
+        cluster.let_go(0);
+        assert_eq!(cluster.delete("a", false), Some(DeleteOutcome::Deleted));
+    }
+}
+
+#[test]
 fn what_did_not_reach_its_node_is_asked_of_it_and_told_again() {
     let mut cluster = Cluster::new(&[10 * UNIT]);
     let room = cluster.room("a");

@@ -34,10 +34,15 @@ const HEARTBEAT_MIN: Duration = Duration::from_millis(20);
 const HEARTBEAT_MAX: Duration = Duration::from_secs(60);
 /// The master may leave so many heartbeats unanswered, and at least [`SILENCE_MIN`] must pass.
 const BEATS_UNANSWERED_MAX: u32 = 8;
-/// How long the ledger is left alone at least and at most, while there may be something in it. Looking takes
-/// processors from who puts, and the master asks for it when somebody gets what lies there.
-const LOOK_PAUSE_MIN: Duration = Duration::from_millis(16);
-/// See [`LOOK_PAUSE_MIN`].
+/// How long the ledger is left alone after there was something in it, and at most, while there may be.
+/// Looking takes processors from who puts, and the master asks for it when somebody gets what lies there, or
+/// it is much.
+const LOOK_PAUSE: Duration = Duration::from_millis(16);
+/// The same while the master cannot put everything there.
+const LOOK_PAUSE_BEHIND: Duration = Duration::from_millis(1);
+/// Where so much was in it, more may wait for room in it.
+const WORDS_MANY: usize = 500;
+/// See [`LOOK_PAUSE`].
 const LOOK_PAUSE_MAX: Duration = Duration::from_millis(128);
 /// See [`BEATS_UNANSWERED_MAX`].
 const SILENCE_MIN: Duration = Duration::from_secs(5);
@@ -178,17 +183,20 @@ impl Ledger {
         Self(near.filter(|it| it.be_silent().is_ok()))
     }
 
-    /// Heeds all that is there, and says whether there was anything; an error if there will be no more.
-    fn look(&mut self, shared: &impl Linked, outbox: &Outbox) -> Result<bool, String> {
-        let Some(inbox) = &mut self.0 else { return Ok(false) };
+    /// Heeds all that is there, and says when to look again, if there was anything; an error if there will be
+    /// no more.
+    fn look(&mut self, shared: &impl Linked, outbox: &Outbox) -> Result<Option<Duration>, String> {
+        let Some(inbox) = &mut self.0 else { return Ok(None) };
         let (words, is_end) = inbox.take();
-        let is_news = !words.is_empty();
+        let is_behind = words.len() >= WORDS_MANY || inbox.has_part();
+        let is_news = is_behind || !words.is_empty();
         if is_news {
             outbox.gather();
             words.into_iter().for_each(|message| heed(shared, message));
             outbox.send_gathered();
         }
-        if is_end { Err("it closed the ledger".to_owned()) } else { Ok(is_news) }
+        let pause = is_news.then_some(if is_behind { LOOK_PAUSE_BEHIND } else { LOOK_PAUSE });
+        if is_end { Err("it closed the ledger".to_owned()) } else { Ok(pause) }
     }
 }
 
@@ -203,7 +211,7 @@ async fn converse(
     let mut beats = interval(beat);
     beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut heard = Instant::now();
-    let (mut looked, mut pause) = (heard, LOOK_PAUSE_MIN);
+    let (mut looked, mut pause) = (heard, LOOK_PAUSE);
     loop {
         // Room for objects without bytes is none; it was asked for lately, then.
         let is_reserved = pause < LOOK_PAUSE_MAX || shared.has_reservations();
@@ -212,9 +220,11 @@ async fn converse(
             message = inbox.next() => {
                 heard = Instant::now();
                 let Some(message) = message else { return "it closed the connection".to_owned() };
-                let end = ledger.look(shared, outbox).err();
-                if matches!(message, Incoming::Request(_, Request::Allocate(_))) {
-                    (looked, pause) = (heard, LOOK_PAUSE_MIN);
+                let found = ledger.look(shared, outbox);
+                let is_asked = matches!(message, Incoming::Request(_, Request::Allocate(_)));
+                let again = found.as_ref().map_or(None, |again| *again);
+                if let Some(again) = again.or(is_asked.then_some(LOOK_PAUSE)) {
+                    (looked, pause) = (heard, again);
                 }
                 match message {
                     Incoming::Reply(_, Reply::Refused(refusal)) if !shared.is_member() => {
@@ -225,16 +235,16 @@ async fn converse(
                 if *shared.status().borrow() != LinkStatus::Member && shared.is_member() {
                     set_status(shared, LinkStatus::Member);
                 }
-                if let Some(why) = end {
+                if let Err(why) = found {
                     return why;
                 }
             }
             () = sleep_until(looked + pause), if may_be_entrusted => {
-                let is_news = match ledger.look(shared, outbox) {
-                    Ok(is_news) => is_news,
+                let again = match ledger.look(shared, outbox) {
+                    Ok(again) => again,
                     Err(why) => return why,
                 };
-                pause = if is_news { LOOK_PAUSE_MIN } else { LOOK_PAUSE_MAX.min(pause * 2) };
+                pause = again.unwrap_or(LOOK_PAUSE_MAX.min(pause * 2));
                 looked = Instant::now();
             }
             _ = beats.tick() => shared.hear(Said::Beat),
