@@ -48,7 +48,7 @@ pub(super) struct Member {
     pub(super) owed: BTreeSet<Hold>,
     /// What was published there, and it has not confirmed: it is told again when it registers.
     pub(super) unheard: BTreeMap<Hold, (ObjectIndex, Generation)>,
-    /// How many objects were entrusted to it since it was last asked to look.
+    /// How much was entrusted to it since it was last asked to look, in bytes.
     pub(super) entrusted: usize,
     /// When it may be asked to look again.
     pub(super) looks_from: Tick,

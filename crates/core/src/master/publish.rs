@@ -35,8 +35,10 @@ use crate::{
 
 /// How long a node is not asked to look after it was, unless there is [much](ENTRUSTED_MAX).
 const LOOK_PAUSE_MS: u64 = 2;
-/// So many objects are entrusted to a node before it is asked to look.
-const ENTRUSTED_MAX: usize = 256;
+/// So many bytes are entrusted to a node before it is asked to look: some 200 objects of usual names.
+const ENTRUSTED_MAX: usize = 32 << 10;
+/// What the word of an object takes beside its name.
+const WORD_BYTES: usize = 128;
 
 impl Master {
     pub(super) fn publish(&mut self, conn: ConnId, id: RequestId, visitor: &Visitor, publish: Publish) {
@@ -66,11 +68,11 @@ impl Master {
         let mut sent = BTreeMap::new();
         let mut behind = Vec::new();
         for (node, (settle, objects)) in told {
-            let count = objects.len();
+            let bytes: usize = settle.commit.iter().map(|it| WORD_BYTES + it.key.as_bytes().len()).sum();
             let id = self.ask(node, Request::Settle(settle), Wait::Publish(objects, op));
             sent.extend(id.map(|id| (id, node)));
             let Some(member) = self.members.get_mut(node) else { continue };
-            member.entrusted += count;
+            member.entrusted += bytes;
             behind.extend((member.entrusted >= ENTRUSTED_MAX).then_some(node));
         }
         if sabotaged!(self.config.sabotage, AnswerUnsent) {

@@ -117,17 +117,21 @@ fn a_node_is_asked_to_look_when_something_of_it_is_found_and_not_too_often() {
 
 #[test]
 fn a_node_is_asked_to_look_when_much_was_entrusted_to_it() {
-    let mut cluster = Cluster::new(&[10 * UNIT]);
-    let mut asked = 0;
-    for count in 1..=600 {
-        let room = cluster.room("a");
-        cluster.hold_up(0);
-        cluster.send_publish("a", plain(), &room);
-        let look = Request::Settle(Settle::default());
-        asked += cluster.held_up[0].iter().filter(|(_, request)| *request == look).count();
-        assert_eq!(asked, count / 256);
-        cluster.let_go(0);
-        assert_eq!(cluster.delete("a", false), Some(DeleteOutcome::Deleted));
+    // By its bytes, which are mostly those of long names.
+    for (name_len, count_max) in [(16, 228), (1024, 29)] {
+        let mut cluster = Cluster::new(&[100 * UNIT]);
+        let name = "n".repeat(name_len);
+        let mut asked = 0;
+        for count in 1..=600 {
+            let room = cluster.room(&name);
+            cluster.hold_up(0);
+            cluster.send_publish(&name, plain(), &room);
+            let look = Request::Settle(Settle::default());
+            asked += cluster.held_up[0].iter().filter(|(_, request)| *request == look).count();
+            assert_eq!(asked, count / count_max, "{name_len} bytes");
+            cluster.let_go(0);
+            assert_eq!(cluster.delete(&name, false), Some(DeleteOutcome::Deleted));
+        }
     }
 }
 

@@ -391,7 +391,6 @@ impl Master {
             let object = self.catalog.get(it.index).filter(|object| object.generation() == it.generation);
             let unseen = sabotaged!(self.config.sabotage, ShelveUnseen);
             let Some(object) = object.filter(|object| is_it(object) || unseen) else { continue };
-            let is_elsewhere = object.replicas().all(|(on, _)| on != disk);
             if !done && object.in_memory().next().is_some() {
                 // The bytes were there, so it was the disk that failed, unless they are very new.
                 let is_young = object.put().after(REST_MS) > self.now;
@@ -399,7 +398,10 @@ impl Master {
                 self.tier.stat.demotions_failed += 1;
             }
             if done {
-                if is_elsewhere && sabotaged!(self.config.sabotage, ShelveUnseen) {
+                let is_new = |it: &Object| !it.is_on(disk);
+                if sabotaged!(self.config.sabotage, ShelveUnseen)
+                    && self.catalog.get(it.index).is_some_and(is_new)
+                {
                     self.catalog.add_pending(it.index, disk, it.hold);
                 }
                 self.complete(it.index, disk, it.hold);
