@@ -31,6 +31,7 @@ pub const UNSAFE_MODULES: &[&str] = &[
     // Lends the memory of slots to the disk beside it.
     "crates/server/src/node/lent.rs",
     "crates/transport/src/buffer.rs",
+    "crates/transport/src/checksum.rs",
     "crates/transport/src/copy.rs",
     "crates/transport/src/home.rs",
     "crates/transport/src/map.rs",

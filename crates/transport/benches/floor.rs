@@ -22,7 +22,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tiffin_transport::behavior::{Place, Shelf, soon};
-use tiffin_transport::copy::{checksum, copy};
+use tiffin_transport::checksum::checksum;
+use tiffin_transport::copy::copy;
 use tiffin_transport::local::Local;
 use tiffin_transport::tcp::{self, Identity, Tcp};
 use tiffin_transport::{Counters, ReadOp, SourceBuf, TargetBuf, WriteOp};

@@ -2,8 +2,8 @@
 //!
 //! A [`SourceBuf`] or [`TargetBuf`] is a pointer and a length with a lifetime. Unlike a slice it makes no
 //! promise that nobody else touches the bytes: a caller's array may be used by other threads of an
-//! interpreter, and a segment is written by other processes. So the bytes are touched only by the copy kernel
-//! and by system calls, neither of which the compiler looks into; a race then gives unspecified bytes, and
+//! interpreter, and a segment is written by other processes. So the bytes are touched only by the copy kernel,
+//! by the checksum and by system calls, none of which the compiler looks into; a race then gives unspecified bytes, and
 //! nothing worse.
 //!
 //! **Invariant:** the memory is mapped for the whole lifetime of the range.
@@ -183,6 +183,11 @@ impl<B: Buf> Run<B> {
         Some(piece)
     }
 
+    /// How many bytes are left.
+    pub(crate) fn bytes(&self) -> usize {
+        self.reversed.iter().fold(0, |sum, buf| sum.saturating_add(buf.bytes()))
+    }
+
     /// How many bytes the first range has.
     pub(crate) fn front_bytes(&self) -> usize {
         self.reversed.last().map_or(0, |buf| buf.bytes())
@@ -220,7 +225,7 @@ mod tests {
         let list = [&bytes[0..3], &bytes[3..3], &bytes[3..10]].map(SourceBuf::from);
         let mut run = Run::new(list);
         assert_eq!(run.peek(9).map(SourceBuf::len).collect::<Vec<_>>(), [3, 7]);
-        assert_eq!(run.front_bytes(), 3);
+        assert_eq!((run.front_bytes(), run.bytes()), (3, 10));
         assert_eq!(run.take(5).iter().map(|piece| piece.len()).collect::<Vec<_>>(), [3, 2]);
         assert_eq!(run.next_piece(2).map(|piece| piece.as_ptr()), Some(&raw const bytes[5]));
         assert_eq!(run.take(99).iter().map(|piece| piece.len()).collect::<Vec<_>>(), [3]);

@@ -8,14 +8,7 @@
 //! `memcpy` among them. Elsewhere, and under Miri, it is a loop over atomics. A racing copy gives unspecified
 //! bytes; that they were those asked for is proven afterwards, by the stamp.
 
-use std::hash::Hasher;
-
-use twox_hash::xxhash3_64::{DEFAULT_SECRET_LENGTH, RawHasher, SecretBuffer};
-
 use crate::buffer::{SourceBuf, TargetBuf};
-
-/// How much is copied at a time into a private buffer to be hashed: it stays in the first-level cache.
-const HASH_PIECE_BYTES: usize = 16 << 10;
 
 /// From this length on, stores go past the caches. What is put is read next by another process, and what was
 /// got mostly goes on to a device: neither is read next by the processor that copies it.
@@ -63,65 +56,6 @@ pub fn copy_out(source: SourceBuf<'_>, target: &mut [u8]) {
 /// Copies out of memory that nobody else writes.
 pub fn copy_in(source: &[u8], target: TargetBuf<'_>) {
     copy(SourceBuf::from(source), target);
-}
-
-/// The xxh3-64 of the bytes of the ranges, in order.
-#[must_use]
-pub fn checksum<'a>(sources: impl IntoIterator<Item = SourceBuf<'a>>) -> u64 {
-    let mut hash = Checksum::default();
-    sources.into_iter().for_each(|source| hash.update(source));
-    hash.finish()
-}
-
-/// The xxh3-64 of bytes that nobody else touches.
-#[must_use]
-pub fn checksum_private(bytes: &[u8]) -> u64 {
-    twox_hash::XxHash3_64::oneshot(bytes)
-}
-
-/// The xxh3-64 of bytes that come one range after the other. It is large, and meant to be used again.
-///
-/// It hashes a private copy of each piece, for the bytes may be written by others meanwhile. A caller that
-/// has just moved them, or is about to, finds or leaves them in the cache.
-pub struct Checksum {
-    hash: RawHasher<&'static [u8; DEFAULT_SECRET_LENGTH]>,
-    piece: [u8; HASH_PIECE_BYTES],
-}
-
-impl Checksum {
-    /// Begins anew.
-    pub fn reset(&mut self) {
-        self.hash = RawHasher::new(SecretBuffer::default());
-    }
-
-    /// Takes in the next bytes, which nobody else touches.
-    pub fn update_private(&mut self, bytes: &[u8]) {
-        self.hash.write(bytes);
-    }
-
-    /// Takes in the next bytes.
-    pub fn update(&mut self, source: SourceBuf<'_>) {
-        let mut rest = source;
-        while !rest.is_empty() {
-            let (head, tail) = rest.split_at(HASH_PIECE_BYTES);
-            let Some(copied) = self.piece.get_mut(..head.len()) else { break };
-            copy_out(head, copied);
-            self.hash.write(copied);
-            rest = tail;
-        }
-    }
-
-    /// The checksum of all of them.
-    #[must_use]
-    pub fn finish(&self) -> u64 {
-        self.hash.finish()
-    }
-}
-
-impl Default for Checksum {
-    fn default() -> Self {
-        Self { hash: RawHasher::new(SecretBuffer::default()), piece: [0; HASH_PIECE_BYTES] }
-    }
 }
 
 /// The same copy, a few bytes at a time, with a chance for others before each: no processor promises more.
@@ -354,16 +288,5 @@ mod tests {
             let beside = found[..to].iter().chain(&found[to + len..]);
             assert!(beside.copied().all(|byte| byte == 0xee), "{from} {to} {more}");
         }
-    }
-
-    #[test]
-    fn a_checksum_does_not_depend_on_how_the_bytes_are_cut() {
-        let bytes = pattern(HASH_PIECE_BYTES * 2 + 77);
-        let whole = twox_hash::XxHash3_64::oneshot(&bytes);
-        for at in [0, 1, 77, HASH_PIECE_BYTES, HASH_PIECE_BYTES + 1, bytes.len()] {
-            let (head, tail) = bytes.split_at(at);
-            assert_eq!(checksum([SourceBuf::from(head), SourceBuf::from(tail)]), whole, "cut at {at}");
-        }
-        assert_eq!(checksum([]), 0x2d06_8005_38d3_94c2, "the xxh3-64 of nothing");
     }
 }

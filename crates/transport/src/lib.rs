@@ -15,13 +15,14 @@
 //! slot still carried it after the last byte was copied. After any error the buffer's content is unspecified.
 //!
 //! **Invariant:** no `&[u8]` is ever formed over memory that somebody else may write. Such bytes are touched
-//! only by the copy kernel and by system calls.
+//! only by the copy kernel, the checksum and system calls.
 //!
-//! **Invariant:** everything `unsafe` is in `buffer`, `copy`, `home`, `map`, `peer` and `tcp::stream`.
+//! **Invariant:** everything `unsafe` is in `buffer`, `checksum`, `copy`, `home`, `map`, `peer` and `tcp::stream`.
 
 #[cfg(any(test, feature = "testkit"))]
 pub mod behavior;
 pub mod buffer;
+pub mod checksum;
 pub mod control;
 pub mod copy;
 #[cfg(any(test, feature = "testkit"))]

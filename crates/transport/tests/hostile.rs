@@ -11,7 +11,7 @@ use std::time::Duration;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use tiffin_transport::behavior::{self, Shelf, pattern};
-use tiffin_transport::copy::checksum;
+use tiffin_transport::checksum::checksum;
 use tiffin_transport::faults::Dice;
 use tiffin_transport::shm::{self, ATTACH_MAGIC, ATTACH_VERSION, AttachError};
 use tiffin_transport::tcp::frame::{

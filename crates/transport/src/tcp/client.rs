@@ -19,8 +19,8 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::time::timeout_at;
 
-use super::frame::{REPLY_BYTES, ReplyHead, ReplyKind, RequestHead, RequestKind, Status};
-use super::line::{AHEAD_BYTES, Line, PIECE_BYTES};
+use super::frame::{ReplyHead, ReplyKind, RequestHead, RequestKind, Status};
+use super::line::{AHEAD_BYTES, Line, PIECE_BYTES, SMALL_BYTES_MAX};
 use super::pool::{Connect, DISK_STREAMS_MAX, Identity, Lent, Pool, STREAMS_MAX, TcpConnect};
 use super::stream::{Waits, Wire};
 use crate::buffer::{Buf, Run, SourceBuf, TargetBuf};
@@ -432,7 +432,7 @@ impl Cargo for TargetBuf<'_> {
 
     async fn hear(line: &mut ClientLine, id: u64, chunk: &Chunk<Self>) -> Result<Heard, Broken> {
         // In front of many bytes only the header is received: they are to go straight to where they belong.
-        let is_small = chunk.len as usize <= AHEAD_BYTES - 2 * REPLY_BYTES;
+        let is_small = chunk.len as usize <= SMALL_BYTES_MAX;
         let head = ReplyHead::decode(&line.array(is_small).await?)?;
         let data = match (head.kind, &chunk.stage) {
             (ReplyKind::Staged, Some(stage)) if head.id == id => {

@@ -19,7 +19,7 @@ use super::frame::{REQUEST_BYTES, ReplyHead, ReplyKind, RequestHead, RequestKind
 use super::server::{CHUNK_TIME_MAX, ServeError, Served, Server, next_request};
 use super::stream::Wire;
 use crate::buffer::SourceBuf;
-use crate::copy;
+use crate::checksum::checksum;
 
 /// Requests of one connection that are under way at a time.
 const FETCHES_MAX: usize = 32;
@@ -129,7 +129,7 @@ impl Server {
         served.flush().await?;
         timeout(CHUNK_TIME_MAX, served.line.send([SourceBuf::from(bytes)])).await??;
         let status = if self.keeper.end_fetch(segment, head) { Status::Ok } else { Status::Stale };
-        let checksum = copy::checksum_private(bytes);
+        let checksum = checksum([SourceBuf::from(bytes)]);
         self.counters.served.add_read(head.len);
         served.answer(&ReplyHead { kind: ReplyKind::Trailer, status, checksum, ..reply });
         Ok(None)

@@ -11,10 +11,15 @@ use std::pin::Pin;
 
 use super::stream::{Waits, Wire, send_all};
 use crate::buffer::{Run, SourceBuf, TargetBuf};
-use crate::copy::{self, Checksum};
+use crate::checksum::Checksum;
+use crate::copy;
 
-/// How much is read ahead. Transfers up to this size are worth a copy, to save a call.
+/// How much is read ahead, where what comes is small.
 pub(super) const AHEAD_BYTES: usize = 64 << 10;
+/// The same behind a transfer that is not: enough for a few headers. The next one is large too, mostly.
+const BEHIND_LARGE_BYTES: usize = 2 << 10;
+/// Transfers up to this size are worth a copy, to save a call.
+pub(super) const SMALL_BYTES_MAX: usize = 16 << 10;
 /// How much is received before it is looked at: it is still in the cache then.
 pub(super) const PIECE_BYTES: usize = 512 << 10;
 /// How many ranges are handed out at once.
@@ -26,12 +31,15 @@ pub(super) struct Line<W> {
     ahead: Box<[u8]>,
     start: usize,
     end: usize,
+    /// How much more is read than was asked for.
+    greed: usize,
     hash: Box<Checksum>,
 }
 
 impl<W: Wire> Line<W> {
     pub(super) fn new(wire: W) -> Self {
-        Self { wire, ahead: vec![0; AHEAD_BYTES].into_boxed_slice(), start: 0, end: 0, hash: Box::default() }
+        let ahead = vec![0; AHEAD_BYTES].into_boxed_slice();
+        Self { wire, ahead, start: 0, end: 0, greed: AHEAD_BYTES, hash: Box::default() }
     }
 
     /// Nothing has come in that nobody asked for, and the other end is there.
@@ -71,7 +79,7 @@ impl<W: Wire> Line<W> {
                 return Ok(found);
             }
             self.make_room();
-            let most = if is_greedy { AHEAD_BYTES } else { N - self.ahead_bytes() };
+            let most = N - self.ahead_bytes() + if is_greedy { self.greed } else { 0 };
             let room = self.ahead.get_mut(self.end..).unwrap_or_default();
             let (room, _) = TargetBuf::from(room).split_at(most);
             self.end += receive_some(&mut self.wire, &[room]).await?;
@@ -114,12 +122,13 @@ impl<W: Wire> Line<W> {
         is_hashed: bool,
     ) -> io::Result<()> {
         let mut run = Run::new(targets);
+        self.greed = if run.bytes() > SMALL_BYTES_MAX { BEHIND_LARGE_BYTES } else { AHEAD_BYTES };
         while self.start < self.end {
             let Some(target) = run.next_piece(self.end - self.start) else { return Ok(()) };
             let from = self.ahead.get(self.start..self.start + target.len()).unwrap_or_default();
             copy::copy_in(from, target);
             if is_hashed {
-                self.hash.update_private(from);
+                self.hash.update(SourceBuf::from(from));
             }
             self.start += target.len();
         }
@@ -138,7 +147,8 @@ impl<W: Wire> Line<W> {
             let wanted: usize = next.iter().map(|piece| piece.len()).sum();
             // Only behind the last range: what comes before the others is theirs.
             if wanted < PIECE_BYTES && next.len() < VECTOR_MAX {
-                next.push(TargetBuf::from(&mut self.ahead[..]));
+                let (behind, _) = TargetBuf::from(&mut self.ahead[..]).split_at(self.greed);
+                next.push(behind);
             }
             let received = receive_some(&mut self.wire, &next).await?;
             let pieces = run.take(received.min(wanted) as u64);

@@ -15,10 +15,11 @@ use super::frame::{
     CHECKSUM_BYTES, FrameError, HelloHead, REQUEST_BYTES, ReplyHead, ReplyKind, RequestHead, RequestKind,
     Status, Unwelcome, WelcomeHead,
 };
-use super::line::{AHEAD_BYTES, Line, PIECE_BYTES};
+use super::line::{Line, PIECE_BYTES, SMALL_BYTES_MAX};
 use super::stream::Wire;
 use super::sums::Sums;
 use crate::buffer::{Run, SourceBuf, TargetBuf};
+use crate::checksum::checksum;
 use crate::copy;
 use crate::segment::NodeMemory;
 use crate::{CHUNK_BYTES_MAX, Counters, Extent};
@@ -194,7 +195,9 @@ impl Server {
             let Some(head) = next_request(&mut served.line).await? else { return Ok(()) };
             match head.kind {
                 RequestKind::Write => self.store(&mut served, &head).await?,
-                RequestKind::Read if head.len as usize <= AHEAD_BYTES => self.send_small(&mut served, &head),
+                RequestKind::Read if head.len as usize <= SMALL_BYTES_MAX => {
+                    self.send_small(&mut served, &head);
+                }
                 RequestKind::Read => self.send(&mut served, &head).await?,
                 // Memory is mapped as it is, or not at all.
                 RequestKind::Stage | RequestKind::Release => return Err(FrameError::Nonsense.into()),
@@ -298,7 +301,7 @@ impl Server {
         let status = if hold.end() { Status::Ok } else { Status::Stale };
         let is_remembered = head.len >= REMEMBERED_BYTES_MIN && status == Status::Ok;
         let known = if is_remembered { self.sums.find(head) } else { None };
-        let hash = || copy::checksum_private(served.answers.get(start..).unwrap_or_default());
+        let hash = || checksum([SourceBuf::from(served.answers.get(start..).unwrap_or_default())]);
         let checksum = known.unwrap_or_else(hash);
         if is_remembered && known.is_none() {
             self.sums.keep(head, checksum);
