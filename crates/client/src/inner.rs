@@ -430,6 +430,11 @@ impl Inner {
         nodes.iter().filter(|(_, node)| node.is_near).map(|(segment, _)| *segment).collect()
     }
 
+    /// Bytes that went to a node with a question.
+    pub(crate) fn count_carried(&self, bytes: u64) {
+        self.traveller.counters.tcp.add_written(bytes);
+    }
+
     /// How much was read from disks.
     pub(crate) fn disk_reads(&self) -> u64 {
         self.traveller.disk_reads.load(Ordering::Relaxed)

@@ -82,6 +82,7 @@
 
 mod batch;
 mod buffers;
+mod carried;
 mod embedded;
 mod error;
 mod get;

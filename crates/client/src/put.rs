@@ -8,6 +8,7 @@ use tiffin_core::{Location, Reservation, SegmentId};
 use tiffin_transport::{TransferError, WriteOp};
 use tokio::time::{Instant, timeout_at};
 
+use crate::carried::{self, Carried};
 use crate::inner::{Inner, call_failure};
 use crate::names;
 use crate::reservations::Held;
@@ -51,8 +52,8 @@ impl StocksUp {
 }
 
 /// A write that waits for the others to the same node.
-type ToWrite = (NeedId, usize, Reservation);
-type Writes = BTreeMap<SegmentId, Vec<ToWrite>>;
+pub(crate) type ToWrite = (NeedId, usize, Reservation);
+pub(crate) type Writes = BTreeMap<SegmentId, Vec<ToWrite>>;
 
 pub(crate) async fn put(
     inner: &Inner,
@@ -100,13 +101,15 @@ async fn drive(
     let mut is_late = deadline.has_passed();
     let mut stocks_up = Some(StocksUp::with(puts));
     let mut writes = Writes::new();
+    let mut carried = Carried::default();
     while !is_late {
-        while let Some(need) = session.poll() {
+        while let Some(need) = carried.next_need(inner, puts, &mut session, &mut writes) {
             match need {
                 Need::Call { id, peer, request } => {
                     let is_last = !matches!(request, Request::Reserve(_));
                     stocks_up.take_if(|it| is_last && *it == StocksUp::BehindTheCall).inspect(stock_up);
-                    running.push_call(call(inner, held, id, peer, request, deadline))
+                    let bytes = carried.bytes_of(puts, &request);
+                    running.push_call(call(inner, held, id, peer, request, bytes, deadline))
                 }
                 Need::Write { id, item, reservation } => {
                     writes.entry(reservation.location.segment).or_default().push((id, item, reservation));
@@ -201,6 +204,7 @@ async fn call(
     id: NeedId,
     peer: Peer,
     request: Request,
+    bytes: Option<carried::Bytes>,
     deadline: Deadline,
 ) -> Done {
     let reply = match peer {
@@ -213,7 +217,7 @@ async fn call(
         }
         Peer::Master => inner.reserve(&request, held, deadline).await,
         Peer::Node(segment) => {
-            let reply = inner.ask_node(segment, &request, deadline).await;
+            let reply = carried::ask(inner, segment, &request, bytes, deadline).await;
             if let Ok(reply) = &reply {
                 settle(held, segment, &request, reply);
             }

@@ -15,9 +15,10 @@
 //! | master → node   | `Allocate`, `Settle`, `Retire`, `ClientGone`, `Mark`, `Inspect` |
 //! | master → disk   | `Demote`, `Promote`, `Retire`, `Mark` |
 //! | disk → master   | `Register`, `Announce`, `Heartbeat`, `Dropped`, `Goodbye` |
-//! | client → node   | `Commit`, `Abort`, `Keep`, `BeginViews`, `EndViews`, `Goodbye` |
+//! | client → node   | `Commit`, `Store`, `Abort`, `Keep`, `BeginViews`, `EndViews`, `Goodbye` |
 //!
-//! The bytes themselves travel beside this, in `transport`: through shared memory or a data socket.
+//! The bytes themselves travel beside this, in `transport`: through shared memory or a data socket. Only a
+//! `Store` has some of its own, because few bytes take no longer than the question does.
 
 mod lifetime;
 mod stat;
@@ -184,6 +185,8 @@ pub enum Request {
     Dropped(Dropped),
     /// A client has written its bytes.
     Commit(Commit),
+    /// The same, of bytes that come along. The node's shell writes them, and asks its core a `Commit`.
+    Store(Store),
     /// A client lets go of reservations.
     Abort(Vec<Hold>),
     /// A client that lost its master's answers tells all that it has reserved here; the rest is given back.
@@ -644,6 +647,15 @@ pub struct CommitItem {
     pub options: PutOptions,
     /// The other copies.
     pub others: Vec<Location>,
+}
+
+/// See [`Request::Store`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Store {
+    /// What is asked once the bytes are written.
+    pub commit: Commit,
+    /// Those of each item, all or none: then they were written before.
+    pub bytes: Vec<Vec<u8>>,
 }
 
 /// What became of one [`CommitItem`].

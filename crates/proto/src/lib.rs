@@ -162,7 +162,7 @@ kinds! {
     22 => Mark, 23 => Inspect, 24 => Released, 25 => Pin, 26 => DropPins, 27 => SetPolicy, 28 => Await,
     29 => Why, 30 => Lease, 31 => Release, 32 => Ack, 33 => Exists, 34 => Cancel,
     35 => KeepLeases, 36 => ClientDied, 37 => Prefetch, 38 => Demote, 39 => Promote, 40 => Dropped,
-    41 => Publish, 42 => OpenStream, 43 => EndStream, 44 => Pull;
+    41 => Publish, 42 => OpenStream, 43 => EndStream, 44 => Pull, 45 => Store;
     7 => Stat, 20 => Goodbye,
 }
 

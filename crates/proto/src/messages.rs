@@ -14,7 +14,7 @@ use tiffin_core::message::{
     Pin, PinOutcome, Policy, Prefetch, PrefetchOutcome, Presence, PromoteItem, Publish, PublishItem, Pull,
     Pulled, PutOptions, Quota, Reason, Record, Refusal, Register, Registered, Release, Released, Replacement,
     Reserve, ReserveItem, ReserveOutcome, Reserved, Resolve, ResolveOutcome, Resolved, Retire, Role, Settle,
-    Settled, Stat, StreamEnd, StreamLimits, StreamStat, TierStat, Usage, Viewer, Views, Welcome, Why,
+    Settled, Stat, Store, StreamEnd, StreamLimits, StreamStat, TierStat, Usage, Viewer, Views, Welcome, Why,
 };
 use tiffin_core::{
     ClientId, EXTENTS_MAX, Extent, Generation, Hold, Location, REPLICAS_MAX, RequestId, Reservation,
@@ -117,6 +117,7 @@ message! {
     Released { 1 => holds, 2 => usage }
 
     Commit { 1 => items, 2 => wait_ms }
+    Store { 1 => commit, 2 => bytes }
     CommitItem { 1 => hold, 2 => key, 3 => len, 4 => options, 5 => others }
     Publish { 1 => items, 2 => wait_ms }
     PublishItem { 1 => home, 2 => item }

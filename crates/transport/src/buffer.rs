@@ -2,9 +2,9 @@
 //!
 //! A [`SourceBuf`] or [`TargetBuf`] is a pointer and a length with a lifetime. Unlike a slice it makes no
 //! promise that nobody else touches the bytes: a caller's array may be used by other threads of an
-//! interpreter, and a segment is written by other processes. So the bytes are touched only by the copy kernel,
-//! by the checksum and by system calls, none of which the compiler looks into; a race then gives unspecified bytes, and
-//! nothing worse.
+//! interpreter, and a segment is written by other processes. So the bytes are touched only by the copy
+//! kernel, by the checksum and by system calls, none of which the compiler looks into; a race then gives
+//! unspecified bytes, and nothing worse.
 //!
 //! **Invariant:** the memory is mapped for the whole lifetime of the range.
 

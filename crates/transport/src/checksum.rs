@@ -2,8 +2,8 @@
 //!
 //! A library that hashes wants a slice, so the bytes would have to be copied first; that took as long as
 //! receiving them did. Here whole blocks are hashed where they lie: on x86-64 with AVX2 they are loaded by
-//! inline assembly, as in the [copy kernel](crate::copy), elsewhere they are copied, a block at a time. A race
-//! gives the checksum of unspecified bytes, and nothing worse.
+//! inline assembly, as in the [copy kernel](crate::copy), elsewhere they are copied, a block at a time. A
+//! race gives the checksum of unspecified bytes, and nothing worse.
 //!
 //! What is hashed is divided as xxh3 divides it: stripes of 64 bytes, sixteen of them a block. The end, which
 //! is hashed otherwise, is kept until it is known to be one. Short inputs, for which xxh3 has other

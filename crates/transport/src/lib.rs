@@ -17,7 +17,8 @@
 //! **Invariant:** no `&[u8]` is ever formed over memory that somebody else may write. Such bytes are touched
 //! only by the copy kernel, the checksum and system calls.
 //!
-//! **Invariant:** everything `unsafe` is in `buffer`, `checksum`, `copy`, `home`, `map`, `peer` and `tcp::stream`.
+//! **Invariant:** everything `unsafe` is in `buffer`, `checksum`, `copy`, `home`, `map`, `peer` and
+//! `tcp::stream`.
 
 #[cfg(any(test, feature = "testkit"))]
 pub mod behavior;
@@ -242,7 +243,8 @@ impl Moved {
         self.read.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    pub(crate) fn add_written(&self, bytes: u64) {
+    /// So many more went into segments.
+    pub fn add_written(&self, bytes: u64) {
         self.written.fetch_add(bytes, Ordering::Relaxed);
     }
 }
@@ -254,9 +256,9 @@ pub struct Counters {
     pub local: Moved,
     /// By this process's clients through mappings of another process's memory.
     pub shm: Moved,
-    /// By this process's clients through data sockets.
+    /// By this process's clients through sockets.
     pub tcp: Moved,
-    /// By this process's nodes, for others, through data sockets.
+    /// By this process's nodes, for others, through sockets.
     pub served: Moved,
 }
 

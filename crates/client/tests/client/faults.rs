@@ -247,9 +247,11 @@ async fn room_reserved_ahead_survives_a_new_connection_to_the_master() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_put_or_get_that_is_dropped_at_any_point_leaves_nothing_behind() {
-    let cluster = Cluster::one(256 << 20).await;
+    let (near, far) = (Cluster::one(256 << 20).await, Cluster::far(256 << 20).await);
     let bytes = pattern(3, 9 << 20);
-    for client in [cluster.client().await, cluster.tcp_client().await] {
+    let clients =
+        [(&near, near.client().await), (&near, near.tcp_client().await), (&far, far.client().await)];
+    for (cluster, client) in clients {
         let mut finished = 0;
         for polls in 0.. {
             let puts =

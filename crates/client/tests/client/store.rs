@@ -108,6 +108,36 @@ async fn with_shared_memory_switched_off_every_byte_crosses_a_socket() {
     assert_eq!(client.routes()[0].why.as_deref(), Some("switched off"));
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn few_bytes_go_to_a_far_node_with_the_question_for_their_names() {
+    let cluster = Cluster::far(64 << 20).await;
+    let client = cluster.client().await;
+    round_trips(&client, Way::Tcp).await;
+    let served = || cluster.nodes[0].counters().served.written();
+    assert_eq!(client.counters().tcp.written(), served());
+    // In pieces, beside others that are too long for that, and those that exist.
+    for (batch, lens) in
+        [vec![0, 1, 700], vec![5000, 5000, 5000], vec![9000, 9000], vec![3, 40_000]].into_iter().enumerate()
+    {
+        let bytes: Vec<_> = lens.iter().map(|len| pattern(*len + batch, *len)).collect();
+        let puts: Vec<_> = bytes
+            .iter()
+            .enumerate()
+            .map(|(at, bytes)| Put {
+                parts: bytes.chunks(bytes.len() / 3 + 1).map(SourceBuf::from).collect(),
+                ..Put::new(key(format!("few/{batch}/{at}")), b"")
+            })
+            .collect();
+        let before = served();
+        client.put(&puts, soon()).await.into_iter().for_each(|it| drop(it.unwrap()));
+        assert_eq!(served() - before, lens.iter().sum::<usize>() as u64);
+        let keys: Vec<_> = puts.iter().map(|put| put.key.clone()).collect();
+        for (got, bytes) in client.get(&keys, GetOptions::default(), soon()).await.into_iter().zip(&bytes) {
+            assert_eq!(&got.unwrap().bytes, bytes);
+        }
+    }
+}
+
 /// What the master was asked so far, by everybody.
 fn asked(cluster: &Cluster) -> u64 {
     let summary = cluster.master.summary();

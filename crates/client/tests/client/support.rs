@@ -22,6 +22,13 @@ impl Cluster {
         Self::start(&[memory], "").await
     }
 
+    /// The same, of a node that shares no memory: it stands for one of another host.
+    pub(crate) async fn far(memory: u64) -> Self {
+        let mut cluster = Self::start(&[], "").await;
+        cluster.add_with(NodeConfig { memory, shared_memory: false, ..NodeConfig::default() }).await;
+        cluster
+    }
+
     /// A node for each size, called `node-0` and so on.
     pub(crate) async fn start(memories: &[u64], token: &str) -> Self {
         let token = token.to_owned();
@@ -34,12 +41,12 @@ impl Cluster {
     }
 
     pub(crate) async fn add(&mut self, memory: u64) {
-        let config = NodeConfig {
-            master: self.master.address().clone(),
-            memory,
-            name: format!("node-{}", self.nodes.len()),
-            ..NodeConfig::default()
-        };
+        self.add_with(NodeConfig { memory, ..NodeConfig::default() }).await;
+    }
+
+    async fn add_with(&mut self, config: NodeConfig) {
+        let (master, name) = (self.master.address().clone(), format!("node-{}", self.nodes.len()));
+        let config = NodeConfig { master, name, ..config };
         let node = NodeServer::start(config).await.unwrap();
         node.joined(Instant::now() + LONG).await.unwrap();
         self.nodes.push(node);

@@ -200,6 +200,15 @@ impl Put {
             .flat_map(|item| item.writing.values().map(|it| it.location).chain(item.written.iter().copied()))
     }
 
+    /// Whether the home node is asked about an object as soon as this one copy of it is written. Then its
+    /// bytes may as well come with the question.
+    #[must_use]
+    pub fn is_asked_next(&self, item: usize, segment: SegmentId) -> bool {
+        self.items.get(item).is_some_and(|it| {
+            it.writing.len() == 1 && it.written.is_empty() && !(self.near.contains(&segment) && it.is_plain())
+        })
+    }
+
     /// The outcomes, in the order asked. An item that the shell gave up on is `Unreachable`.
     #[must_use]
     pub fn into_outcomes(self) -> Vec<PutOutcome> {

@@ -114,6 +114,31 @@ fn a_batch_is_one_message_to_each_peer() {
 }
 
 #[test]
+fn bytes_may_go_with_the_question_that_follows_their_write() {
+    let near = |near| {
+        let rooms =
+            vec![room(&[location(1, 1)]), room(&[location(1, 2)]), room(&[location(1, 3), location(2, 4)])];
+        Ok(Reply::Reserved(Reserved { items: rooms, near, ..Reserved::default() }))
+    };
+    for (near, expected) in
+        [(near(vec![]), [true, true, false]), (near(vec![SegmentId(1)]), [false, true, false])]
+    {
+        let mut requests: Vec<_> = (0..3).map(|index| request(index, &[])).collect();
+        requests[1].options.hard_pin = true;
+        let mut put = Put::new(requests);
+        let (id, ..) = call(put.poll());
+        assert!(!put.is_asked_next(0, SegmentId(1)), "there is no room yet");
+        put.replied(id, near);
+        let asked_next = [0, 1, 2].map(|item| put.is_asked_next(item, SegmentId(1)));
+        assert_eq!(asked_next, expected);
+        let (id, ..) = write(put.poll());
+        put.written(id, WriteResult::Written);
+        assert!(!put.is_asked_next(0, SegmentId(1)), "it is written");
+        assert!(!put.is_asked_next(9, SegmentId(1)), "there is no such thing");
+    }
+}
+
+#[test]
 fn what_lies_near_the_master_is_published_and_what_that_does_not_settle_is_committed() {
     let near =
         |items| Ok(Reply::Reserved(Reserved { items, near: vec![SegmentId(1)], ..Reserved::default() }));

@@ -47,6 +47,9 @@ pub(crate) fn request() -> impl Strategy<Value = Request> {
         number().prop_map(|id| Request::ClientGone(ClientId(id))),
         (vec(commit_item(), 0..4), number())
             .prop_map(|(items, wait_ms)| Request::Commit(Commit { items, wait_ms })),
+        (vec(commit_item(), 0..4), number(), vec(vec(any::<u8>(), 0..40), 0..4)).prop_map(
+            |(items, wait_ms, bytes)| Request::Store(Store { commit: Commit { items, wait_ms }, bytes })
+        ),
         holds().prop_map(Request::Abort),
         holds().prop_map(Request::Keep),
         holds().prop_map(Request::BeginViews),

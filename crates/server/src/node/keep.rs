@@ -227,7 +227,7 @@ fn hold(range: &RequestHead) -> Hold {
     Hold { slot: SlotId(range.slot), stamp: Stamp(range.stamp) }
 }
 
-fn extent(extent: Extent) -> transport::Extent {
+pub(super) fn extent(extent: Extent) -> transport::Extent {
     transport::Extent { offset: extent.offset, len: extent.len }
 }
 

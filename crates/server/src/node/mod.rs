@@ -14,6 +14,7 @@ mod link;
 mod near;
 mod shelf;
 mod stage;
+mod store;
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, UdpSocket};
@@ -21,7 +22,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::Duration;
 
-use tiffin_core::message::{Hello, NodeInfo, Record, Request, Usage, Welcome};
+use tiffin_core::message::{Hello, NodeInfo, Record, Reply, Request, Usage, Welcome};
 use tiffin_core::node::{Event, Node, NodeConfig as CoreConfig};
 use tiffin_core::sabotage::Sabotage;
 use tiffin_core::{ClientId, ConnId, RequestId, SegmentId};
@@ -341,7 +342,14 @@ impl Host for Shared {
             // A node asks its clients nothing, so an answer is to nothing.
             let Incoming::Request(id, request) = message else { continue };
             let is_goodbye = matches!(request, Request::Goodbye);
-            self.handle(Event::Request { conn: visit.conn, id, request });
+            let request = match request {
+                Request::Store(store) => self.write_down(visit.client, store),
+                request => Ok(request),
+            };
+            match request {
+                Ok(request) => self.handle(Event::Request { conn: visit.conn, id, request }),
+                Err(refusal) => visit.outbox.reply(id, &Reply::Refused(refusal)),
+            }
             if let (true, Some(attachments)) = (is_goodbye, &self.attachments) {
                 attachments.forget(visit.client.0);
             }
@@ -354,6 +362,7 @@ struct Visit<'a> {
     shared: &'a Shared,
     conn: ConnId,
     client: ClientId,
+    outbox: Outbox,
 }
 
 impl<'a> Visit<'a> {
@@ -363,11 +372,11 @@ impl<'a> Visit<'a> {
             let mut state = shared.lock();
             state.next_conn += 1;
             let conn = ConnId(state.next_conn);
-            state.conns.insert(conn, (outbox, client));
+            state.conns.insert(conn, (outbox.clone(), client));
             conn
         };
         shared.handle(Event::Opened { conn, client, namespace: hello.namespace });
-        Self { shared, conn, client }
+        Self { shared, conn, client, outbox }
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tiffin_core::message::{
     Commit, CommitItem, CommitOutcome, Delete, DeleteOutcome, Hello, NodeInfo, PutOptions, Reply, Request,
-    Reserve, ReserveItem, ReserveOutcome, Resolve, ResolveOutcome, Role,
+    Reserve, ReserveItem, ReserveOutcome, Resolve, ResolveOutcome, Role, Store,
 };
 use tiffin_core::{ClientId, Key, Reservation};
 use tiffin_rpc::{Address, CallError, Connection};
@@ -187,6 +187,17 @@ impl Place {
         let op = WriteOp { slot: location.slot.0, stamp: location.stamp.0, offset: 0, sources };
         let outcomes = self.transport.write(std::slice::from_ref(&op), patient()).await;
         assert_eq!(outcomes, [Ok(())]);
+    }
+
+    /// Has these bytes written and committed, with one question.
+    pub(crate) async fn store(&self, name: &str, len: u64, bytes: &[u8]) -> Result<CommitOutcome, CallError> {
+        let options = PutOptions { replicas: 1, ..PutOptions::default() };
+        let hold = self.reservation.location.hold();
+        let item = CommitItem { hold, key: key(name), len, options, others: Vec::new() };
+        let commit = Commit { items: vec![item], wait_ms: 5_000 };
+        let request = Request::Store(Store { commit, bytes: vec![bytes.to_vec()] });
+        let Reply::Committed(mut outcomes) = self.node.call(&request, patient()).await? else { panic!() };
+        Ok(outcomes.remove(0))
     }
 
     pub(crate) async fn commit(&self, name: &str, len: u64) -> CommitOutcome {

@@ -1,0 +1,84 @@
+//! Few bytes that come with the question for their name: a message less than through the data socket.
+//!
+//! They are written where a data socket would write them, with the same checks, before the core hears of
+//! them. A question that is asked again, because its answer was lost, finds the object prepared: then its
+//! bytes are there already, and nothing is written.
+
+use tiffin_core::message::{Commit, CommitItem, Reason, Refusal, Request, Store};
+use tiffin_core::{ClientId, Extent};
+use tiffin_transport::copy;
+
+use super::Shared;
+use super::keep::extent;
+
+impl Shared {
+    /// Writes what comes along; what is to be asked then.
+    pub(super) fn write_down(&self, client: ClientId, store: Store) -> Result<Request, Refusal> {
+        let Store { commit, bytes } = store;
+        if !is_whole(&commit, &bytes) {
+            let message = "each object must come with all of its bytes, or with none".to_owned();
+            return Err(Refusal { reason: Reason::Invalid, message });
+        }
+        for (item, bytes) in commit.items.iter().zip(&bytes).filter(|(_, bytes)| !bytes.is_empty()) {
+            self.write_one(client, item, bytes);
+        }
+        Ok(Request::Commit(commit))
+    }
+
+    /// Where the client has no such room any more, the core says so when it is asked.
+    fn write_one(&self, client: ClientId, item: &CommitItem, bytes: &[u8]) {
+        let begun = self.lock().core.begin_store(client, item.hold, 0, item.len);
+        let Some(extents) = begun else { return };
+        self.fill(&extents, bytes);
+        self.counters.served.add_written(item.len);
+        self.ended(|state| state.core.end_store(item.hold));
+    }
+
+    fn fill(&self, extents: &[Extent], bytes: &[u8]) {
+        let extents: Vec<_> = extents.iter().copied().map(extent).collect();
+        let mut rest = bytes;
+        for target in self.memory.targets(&extents).unwrap_or_default() {
+            let Some((piece, more)) = rest.split_at_checked(target.len()) else { return };
+            copy::copy_in(piece, target);
+            rest = more;
+        }
+    }
+}
+
+fn is_whole(commit: &Commit, bytes: &[Vec<u8>]) -> bool {
+    let fits = |(item, bytes): (&CommitItem, &Vec<u8>)| bytes.is_empty() || bytes.len() as u64 == item.len;
+    commit.items.len() == bytes.len() && commit.items.iter().zip(bytes).all(fits)
+}
+
+#[cfg(test)]
+mod tests {
+    use tiffin_core::message::PutOptions;
+    use tiffin_core::{Hold, Key, SlotId, Stamp};
+
+    use super::*;
+
+    #[test]
+    fn an_object_comes_with_all_of_its_bytes_or_with_none() {
+        let hold = Hold { slot: SlotId(1), stamp: Stamp(1) };
+        let key = Key::new(b"k").unwrap();
+        let item = |len| CommitItem {
+            hold,
+            key: key.clone(),
+            len,
+            options: PutOptions::default(),
+            others: Vec::new(),
+        };
+        let commit = Commit { items: vec![item(3), item(2)], wait_ms: 0 };
+        for (is_right, bytes) in [
+            (true, vec![vec![1; 3], vec![1; 2]]),
+            (true, vec![vec![1; 3], vec![]]),
+            (true, vec![vec![], vec![]]),
+            (false, vec![vec![1; 3], vec![1; 3]]),
+            (false, vec![vec![1; 2], vec![1; 2]]),
+            (false, vec![vec![1; 3]]),
+            (false, vec![vec![1; 3], vec![1; 2], vec![]]),
+        ] {
+            assert_eq!(is_whole(&commit, &bytes), is_right, "{bytes:?}");
+        }
+    }
+}
