@@ -222,6 +222,8 @@ async fn fetch(client: Weak<Inner>, order: Order) {
 
 /// Asks for room and puts it on its shelf. Whether somebody must begin to look after it.
 async fn fill(inner: &Inner, Order { size, count }: Order) -> bool {
+    // A client that was closed connects no more, and one that closes says goodbye after the answer.
+    let Ok(_busy) = inner.enter(Deadline::after(ASK_TIME_MAX)) else { return false };
     let rooms = reserve(inner, size, count).await;
     let (left, needs_keeper) = inner.spares.stock(size, rooms, Instant::now());
     let left: Vec<_> = left.into_iter().map(|it| it.location).collect();
@@ -255,7 +257,8 @@ async fn reserve(inner: &Inner, size: Size, count: u64) -> Vec<Reservation> {
 async fn keep(client: Weak<Inner>) {
     loop {
         tokio::time::sleep(ROUND).await;
-        let Some(inner) = client.upgrade() else { return };
+        // A client that was closed has said goodbye, and has no room.
+        let Some(inner) = client.upgrade().filter(|it| !it.is_closed()) else { return };
         let Round { unused, orders, is_last } = inner.spares.round(Instant::now());
         if !unused.is_empty() {
             let _gone = inner.chores.send(Chore::Abort(unused));
@@ -412,6 +415,22 @@ mod tests {
         assert!(spares.order(size).is_none());
         drop(spares.take(&put, now + REST));
         assert!(spares.order(size).is_some());
+    }
+
+    #[tokio::test]
+    async fn a_client_that_was_closed_asks_for_nothing() {
+        let store = crate::Embedded::start(4 << 20).await.unwrap();
+        let client = crate::Client::connect(store.client.options().clone()).await.unwrap();
+        let inner = &client.inner;
+        let put = put("k", b"four");
+        (0..ROW_MIN).for_each(|_| drop(inner.spares.take(&put, Instant::now())));
+        let order = inner.spares.order(size_of(&put).unwrap()).unwrap();
+        client.close(Deadline::after(ASK_TIME_MAX)).await.unwrap();
+        fetch(inner.weak(), order).await;
+        assert!(inner.current_master().is_none() && inner.spares.take(&put, Instant::now()).is_none());
+        inner.spares.stock(order.size, vec![room(1)], Instant::now());
+        keep(inner.weak()).await;
+        assert!(inner.current_master().is_none(), "nor who looks after what it had");
     }
 
     #[test]
