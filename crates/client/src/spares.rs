@@ -121,9 +121,14 @@ impl Shelf {
         Some(most - there)
     }
 
+    /// Whether one row followed another, so that there may be one more.
+    fn has_rows(&self) -> bool {
+        self.before >= ROW_MIN
+    }
+
     /// How long its room is kept.
     fn patience(&self) -> Duration {
-        if self.before >= ROW_MIN { PAUSE_MAX } else { MOMENT }
+        if self.has_rows() { PAUSE_MAX } else { MOMENT }
     }
 }
 
@@ -170,7 +175,8 @@ impl Spares {
         (Vec::new(), !std::mem::replace(&mut store.is_kept, true))
     }
 
-    /// Takes away what was not used for too long, and asks for what is missing where nobody puts just now.
+    /// Takes away what was not used for too long, and asks for what is missing where nobody puts just now:
+    /// for rows to come, so after the first of all nothing is.
     fn round(&self, now: Instant) -> Round {
         let mut store = self.store();
         let mut round = Round::default();
@@ -178,7 +184,7 @@ impl Spares {
             let idle = now.duration_since(shelf.last);
             if idle >= shelf.patience() && !shelf.is_asking {
                 round.unused.extend(shelf.rooms.drain(..).map(|it| it.location));
-            } else if idle >= BREATH && !shelf.rooms.is_empty() {
+            } else if idle >= BREATH && shelf.has_rows() && !shelf.rooms.is_empty() {
                 let order = shelf.order(size.len, (7, 8)).map(|count| Order { size: *size, count });
                 round.orders.extend(order);
             }
@@ -335,6 +341,17 @@ mod tests {
         (spares, count)
     }
 
+    /// The same after as long a row as there may be and the first put of another, and when that was.
+    fn stocked_twice(put: &Put<'_>) -> (Spares, Instant) {
+        let now = Instant::now();
+        let (spares, count) = stocked(put, ROOMS_MAX, now);
+        assert_eq!(count, ROOMS_MAX);
+        let now = now + MOMENT;
+        assert!(spares.take(put, now).is_some());
+        spares.stock(size_of(put).unwrap(), vec![room(count)], now);
+        (spares, now)
+    }
+
     #[test]
     fn where_rows_follow_rows_there_is_room_for_the_next() {
         let put = put("k", b"four");
@@ -364,10 +381,8 @@ mod tests {
     fn more_is_asked_for_in_a_pause_and_during_a_row_only_when_little_is_left() {
         let put = put("k", b"four");
         let size = size_of(&put).unwrap();
-        let now = Instant::now();
-        let (spares, count) = stocked(&put, ROOMS_MAX, now);
-        assert_eq!(count, ROOMS_MAX);
-        let used = count - count / 4;
+        let (spares, now) = stocked_twice(&put);
+        let used = ROOMS_MAX - ROOMS_MAX / 4;
         (1..used).for_each(|_| drop(spares.take(&put, now)));
         assert_eq!((spares.order(size), spares.round(now + BREATH / 2)), (None, Round::default()));
         let order = Order { size, count: used - 1 };
@@ -379,11 +394,20 @@ mod tests {
     }
 
     #[test]
-    fn a_few_rooms_less_are_not_worth_a_question() {
+    fn after_a_single_row_nothing_is_asked_for_in_its_pauses() {
         let put = put("k", b"four");
         let now = Instant::now();
         let (spares, count) = stocked(&put, ROOMS_MAX, now);
-        (1..count / 8).for_each(|_| drop(spares.take(&put, now)));
+        (0..count / 2).for_each(|_| drop(spares.take(&put, now)));
+        assert_eq!(spares.round(now + BREATH), Round::default());
+        assert_eq!(spares.round(now + MOMENT).unused.len() as u64, count / 2);
+    }
+
+    #[test]
+    fn a_few_rooms_less_are_not_worth_a_question() {
+        let put = put("k", b"four");
+        let (spares, now) = stocked_twice(&put);
+        (1..ROOMS_MAX / 8).for_each(|_| drop(spares.take(&put, now)));
         assert_eq!(spares.round(now + BREATH), Round::default());
         drop(spares.take(&put, now));
         assert_eq!(spares.round(now + BREATH).orders.len(), 1);
