@@ -47,7 +47,7 @@ const BREATH: Duration = Duration::from_millis(5);
 const ROUND: Duration = Duration::from_millis(100);
 /// Where one row followed another, room is kept for so long.
 const PAUSE_MAX: Duration = Duration::from_secs(10);
-/// How long nothing is asked for after there was none.
+/// How long nothing is asked for after there was less than was asked for.
 const REST: Duration = Duration::from_secs(1);
 /// How long asking may take.
 const ASK_TIME_MAX: Duration = Duration::from_secs(2);
@@ -70,7 +70,7 @@ struct Shelf {
     before: u64,
     last: Instant,
     is_asking: bool,
-    /// There was none when it was asked for last; not before then is it asked for again.
+    /// There was less than was asked for last; not before then is it asked for again.
     asks_from: Instant,
 }
 
@@ -163,12 +163,14 @@ impl Spares {
 
     /// Puts what was asked for on its shelf; gives back what there is no shelf for. The second is whether
     /// somebody must begin to look after it.
-    fn stock(&self, size: Size, rooms: Vec<Reservation>, now: Instant) -> (Vec<Reservation>, bool) {
+    fn stock(&self, order: Order, rooms: Vec<Reservation>, now: Instant) -> (Vec<Reservation>, bool) {
         let mut store = self.store();
-        let Some(shelf) = store.shelves.get_mut(&size) else { return (rooms, false) };
+        let Some(shelf) = store.shelves.get_mut(&order.size) else { return (rooms, false) };
         shelf.is_asking = false;
-        if rooms.is_empty() {
+        if (rooms.len() as u64) < order.count {
             shelf.asks_from = now + REST;
+        }
+        if rooms.is_empty() {
             return (rooms, false);
         }
         shelf.rooms.extend(rooms);
@@ -227,11 +229,11 @@ async fn fetch(client: Weak<Inner>, order: Order) {
 }
 
 /// Asks for room and puts it on its shelf. Whether somebody must begin to look after it.
-async fn fill(inner: &Inner, Order { size, count }: Order) -> bool {
+async fn fill(inner: &Inner, order: Order) -> bool {
     // A client that was closed connects no more, and one that closes says goodbye after the answer.
     let Ok(_busy) = inner.enter(Deadline::after(ASK_TIME_MAX)) else { return false };
-    let rooms = reserve(inner, size, count).await;
-    let (left, needs_keeper) = inner.spares.stock(size, rooms, Instant::now());
+    let rooms = reserve(inner, order).await;
+    let (left, needs_keeper) = inner.spares.stock(order, rooms, Instant::now());
     let left: Vec<_> = left.into_iter().map(|it| it.location).collect();
     if !left.is_empty() {
         let _gone = inner.chores.send(Chore::Abort(left));
@@ -239,7 +241,7 @@ async fn fill(inner: &Inner, Order { size, count }: Order) -> bool {
     needs_keeper
 }
 
-async fn reserve(inner: &Inner, size: Size, count: u64) -> Vec<Reservation> {
+async fn reserve(inner: &Inner, Order { size, count }: Order) -> Vec<Reservation> {
     let Ok(key) = Key::new(&vec![b'-'; size.key_len]) else { return Vec::new() };
     let options = PutOptions { replicas: 1, ..PutOptions::default() };
     let item = ReserveItem { key, len: size.len, options };
@@ -304,15 +306,19 @@ mod tests {
             assert!(spares.take(&put, now).is_none() && spares.order(size).is_none());
         }
         assert!(spares.take(&put, now).is_none());
-        assert_eq!(spares.order(size), Some(Order { size, count: ROW_MIN * ROWS_AHEAD }));
+        let order = Order { size, count: ROW_MIN * ROWS_AHEAD };
+        assert_eq!(spares.order(size), Some(order));
         assert!(spares.order(size).is_none(), "it is being asked for");
-        assert_eq!(spares.stock(size, vec![room(1), room(2)], now), (Vec::new(), true));
-        assert_eq!(spares.take(&put, now), Some(room(2)));
+        assert_eq!(spares.stock(order, (1..=order.count).map(room).collect(), now), (Vec::new(), true));
+        assert_eq!(spares.take(&put, now), Some(room(order.count)));
         let longer = Key::new(&[b'k'; NAME_STEP + 1]).unwrap();
         assert_eq!(spares.take(&Put::new(longer, b"four"), now), None, "its name would not fit");
-        let count = (ROW_MIN + 1) * ROWS_AHEAD - 1;
-        assert_eq!(spares.order(size), Some(Order { size, count }), "one is there, and one more was put");
-        assert_eq!(spares.stock(size, vec![room(3)], now), (Vec::new(), false), "that is looked after");
+        while spares.take(&put, now) != Some(room(4)) {}
+        let row = ROW_MIN + order.count - 3;
+        let order = Order { size, count: row * ROWS_AHEAD - 3 };
+        assert_eq!(spares.order(size), Some(order), "three are there, and more were put");
+        let rooms = (0..order.count).map(room).collect();
+        assert_eq!(spares.stock(order, rooms, now), (Vec::new(), false), "that is looked after");
     }
 
     #[test]
@@ -322,10 +328,10 @@ mod tests {
         let put = put("k", b"four");
         let size = size_of(&put).unwrap();
         (0..ROW_MIN).for_each(|_| drop(spares.take(&put, now)));
-        assert!(spares.order(size).is_some());
+        let order = spares.order(size).unwrap();
         let awaiting = Round::default();
         assert_eq!(spares.round(now + MOMENT), awaiting, "an answer is still to come");
-        spares.stock(size, (0..16).map(room).collect(), now);
+        spares.stock(order, (0..16).map(room).collect(), now);
         assert_eq!(spares.round(now + MOMENT / 2), Round::default());
         let unused: Vec<_> = (0..16).map(|at| room(at).location).collect();
         assert_eq!(spares.round(now + MOMENT), Round { unused, is_last: true, ..Round::default() });
@@ -336,9 +342,9 @@ mod tests {
     fn stocked(put: &Put<'_>, row: u64, now: Instant) -> (Spares, u64) {
         let spares = Spares::default();
         (0..row).for_each(|_| drop(spares.take(put, now)));
-        let Order { size, count } = spares.order(size_of(put).unwrap()).unwrap();
-        spares.stock(size, (0..count).map(room).collect(), now);
-        (spares, count)
+        let order = spares.order(size_of(put).unwrap()).unwrap();
+        spares.stock(order, (0..order.count).map(room).collect(), now);
+        (spares, order.count)
     }
 
     /// The same after as long a row as there may be and the first put of another, and when that was.
@@ -348,7 +354,7 @@ mod tests {
         assert_eq!(count, ROOMS_MAX);
         let now = now + MOMENT;
         assert!(spares.take(put, now).is_some());
-        spares.stock(size_of(put).unwrap(), vec![room(count)], now);
+        spares.stock(Order { size: size_of(put).unwrap(), count: 1 }, vec![room(count)], now);
         (spares, now)
     }
 
@@ -364,9 +370,9 @@ mod tests {
             assert_eq!(spares.order(size), None);
             assert!(spares.take(&put, now).is_some(), "the next row has some from the start");
         }
-        let count = 20 * ROWS_AHEAD - 20;
-        assert_eq!(spares.order(size), Some(Order { size, count }), "it is a longer one");
-        spares.stock(size, (0..count).map(room).collect(), now);
+        let order = Order { size, count: 20 * ROWS_AHEAD - 20 };
+        assert_eq!(spares.order(size), Some(order), "it is a longer one");
+        spares.stock(order, (0..order.count).map(room).collect(), now);
         now += MOMENT;
         assert_eq!(spares.round(now), Round::default(), "it is kept for longer, then");
         assert_eq!(spares.round(now - MOMENT + PAUSE_MAX).unused.len(), 80);
@@ -388,7 +394,7 @@ mod tests {
         let order = Order { size, count: used - 1 };
         assert_eq!(spares.round(now + BREATH), Round { orders: vec![order], ..Round::default() });
         assert_eq!(spares.round(now + BREATH), Round::default(), "it is being asked for");
-        spares.stock(size, (0..order.count).map(room).collect(), now);
+        spares.stock(order, (0..order.count).map(room).collect(), now);
         (0..used).for_each(|_| drop(spares.take(&put, now)));
         assert_eq!(spares.order(size), Some(Order { size, count: used }));
     }
@@ -427,17 +433,23 @@ mod tests {
     }
 
     #[test]
-    fn where_there_was_none_nobody_asks_again_at_once() {
+    fn where_there_was_too_little_nobody_asks_again_at_once() {
         let spares = Spares::default();
         let now = Instant::now();
         let put = put("k", b"four");
         let size = size_of(&put).unwrap();
         (0..ROW_MIN).for_each(|_| drop(spares.take(&put, now)));
-        assert!(spares.order(size).is_some());
-        spares.stock(size, Vec::new(), now);
+        let order = spares.order(size).unwrap();
+        assert_eq!(spares.stock(order, Vec::new(), now), (Vec::new(), false));
         drop(spares.take(&put, now));
         assert!(spares.order(size).is_none());
-        drop(spares.take(&put, now + REST));
+        let now = now + REST;
+        drop(spares.take(&put, now));
+        let order = spares.order(size).unwrap();
+        assert_eq!(spares.stock(order, vec![room(1)], now), (Vec::new(), true));
+        assert_eq!(spares.take(&put, now), Some(room(1)));
+        assert!(spares.order(size).is_none(), "nor where there was less than was asked for");
+        (0..ROW_MIN).for_each(|_| drop(spares.take(&put, now + REST)));
         assert!(spares.order(size).is_some());
     }
 
@@ -452,7 +464,7 @@ mod tests {
         client.close(Deadline::after(ASK_TIME_MAX)).await.unwrap();
         fetch(inner.weak(), order).await;
         assert!(inner.current_master().is_none() && inner.spares.take(&put, Instant::now()).is_none());
-        inner.spares.stock(order.size, vec![room(1)], Instant::now());
+        inner.spares.stock(order, vec![room(1)], Instant::now());
         keep(inner.weak()).await;
         assert!(inner.current_master().is_none(), "nor who looks after what it had");
     }
