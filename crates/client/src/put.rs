@@ -76,9 +76,37 @@ pub(crate) async fn put_ready(
     let mut ready = ready.into_iter();
     for piece in batch::pieces(puts.iter().map(|put| &put.key)) {
         let puts = puts.get(piece).unwrap_or_default();
-        outcomes.extend(drive(inner, puts, &mut ready, patience, deadline).await);
+        let mut stored = drive(inner, puts, &mut ready, patience, deadline).await;
+        if stored.iter().any(is_full) {
+            // In a box, because it is as large as all the rest, and rare.
+            Box::pin(try_without_spares(inner, puts, &mut stored, deadline)).await;
+        }
+        outcomes.extend(stored);
     }
     outcomes
+}
+
+/// Nobody is refused for want of the room that this client has at hand: it is given back, and what was
+/// refused is tried once more.
+async fn try_without_spares(
+    inner: &Inner,
+    puts: &[Put<'_>],
+    stored: &mut [Result<Stored, Error>],
+    deadline: Deadline,
+) {
+    if !spares::give_back(inner, deadline).await || deadline.has_passed() {
+        return;
+    }
+    let (refused, answers): (Vec<_>, Vec<_>) =
+        puts.iter().zip(stored).filter(|(_, it)| is_full(it)).map(|(put, it)| (put.clone(), it)).unzip();
+    let patience = Patience::For(spares::RETURN_TIME_MAX);
+    let again = drive(inner, &refused, &mut std::iter::empty(), patience, deadline).await;
+    answers.into_iter().zip(again).for_each(|(answer, again)| *answer = again);
+}
+
+/// Whether there was no room, and might be some.
+fn is_full(stored: &Result<Stored, Error>) -> bool {
+    matches!(stored, Err(Error::Full { len, usage, .. }) if *len <= usage.capacity)
 }
 
 async fn drive(

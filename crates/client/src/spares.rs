@@ -19,11 +19,12 @@ use std::sync::{Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use tiffin_core::message::{PutOptions, Reply, Request, Reserve, ReserveItem, ReserveOutcome};
-use tiffin_core::{Key, Location, Reservation};
+use tiffin_core::{Key, Location, Reservation, SegmentId};
 use tokio::time::Instant;
 
 use crate::inner::Inner;
 use crate::reservations::Held;
+use crate::running::Running;
 use crate::tend::Chore;
 use crate::{Deadline, Put};
 
@@ -49,6 +50,9 @@ const ROUND: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(10);
 /// How long nothing is asked for after there was less than was asked for.
 const REST: Duration = Duration::from_secs(1);
+/// How long a put without room waits for that which was at hand: until its nodes have heard that, and again
+/// until it is free, because they ask the master first.
+pub(crate) const RETURN_TIME_MAX: Duration = Duration::from_millis(500);
 /// How long asking may take.
 const ASK_TIME_MAX: Duration = Duration::from_secs(2);
 /// Names are reckoned in steps of so many bytes.
@@ -196,6 +200,16 @@ impl Spares {
         round
     }
 
+    /// Takes everything away, and asks for nothing for a while.
+    fn clear(&self, now: Instant) -> Vec<Location> {
+        let mut rooms = Vec::new();
+        for shelf in self.store().shelves.values_mut() {
+            rooms.extend(shelf.rooms.drain(..).map(|it| it.location));
+            shelf.asks_from = now + REST;
+        }
+        rooms
+    }
+
     fn store(&self) -> MutexGuard<'_, Store> {
         // Each use is one change of one shelf, so nothing can be half done.
         self.store.lock().unwrap_or_else(PoisonError::into_inner)
@@ -209,6 +223,30 @@ fn size_of(put: &Put<'_>) -> Option<Size> {
     let is_plain = *replicas <= 1 && !hard_pin && preferred.is_empty() && sample.is_none();
     let key_len = put.key.as_bytes().len().next_multiple_of(NAME_STEP);
     is_plain.then_some(Size { len, key_len })
+}
+
+/// Gives all of it back, and waits a while for the nodes to hear it; those that have not are told in the
+/// background. Whether there was any.
+pub(crate) async fn give_back(inner: &Inner, deadline: Deadline) -> bool {
+    let deadline = deadline.instant().min(Instant::now() + RETURN_TIME_MAX);
+    let held = Held::new(&inner.reservations, &inner.chores);
+    let mut nodes: BTreeMap<SegmentId, Vec<Location>> = BTreeMap::new();
+    for location in inner.spares.clear(Instant::now()) {
+        held.take(location);
+        nodes.entry(location.segment).or_default().push(location);
+    }
+    let mut running = Running::new();
+    for (segment, rooms) in &nodes {
+        let held = &held;
+        running.push(async move {
+            let abort = Request::Abort(rooms.iter().map(|it| it.hold()).collect());
+            if inner.ask_node(*segment, &abort, Deadline::at(deadline)).await.is_ok() {
+                rooms.iter().for_each(|it| held.settle(*it));
+            }
+        });
+    }
+    running.all().await;
+    !nodes.is_empty()
 }
 
 /// Asks for room, behind the caller's back, if more of what was put last is expected.
@@ -282,7 +320,7 @@ async fn keep(client: Weak<Inner>) {
 
 #[cfg(test)]
 mod tests {
-    use tiffin_core::{Location, SegmentId, SlotId, Stamp};
+    use tiffin_core::{SlotId, Stamp};
 
     use super::*;
 
@@ -467,6 +505,24 @@ mod tests {
         inner.spares.stock(order, vec![room(1)], Instant::now());
         keep(inner.weak()).await;
         assert!(inner.current_master().is_none(), "nor who looks after what it had");
+    }
+
+    #[tokio::test]
+    async fn a_put_without_room_is_given_what_is_at_hand() {
+        const ALL: usize = 4 << 20;
+        let store = crate::Embedded::start(ALL as u64).await.unwrap();
+        let (inner, deadline) = (&store.client.inner, Deadline::after(Duration::from_secs(60)));
+        let small = put("small", b"four");
+        (0..ROW_MIN).for_each(|_| drop(inner.spares.take(&small, Instant::now())));
+        let order = inner.spares.order(size_of(&small).unwrap()).unwrap();
+        assert!(fill(inner, order).await, "nobody looks after it, so that it stays");
+        assert!(inner.reservations.on(store.server.node().segment()).len() as u64 == order.count);
+        let large = vec![7; ALL];
+        let stored = store.client.put(&[Put::new(Key::new(b"large").unwrap(), &large)], deadline).await;
+        assert!(matches!(stored.as_slice(), [Ok(_)]), "{stored:?}");
+        let none = inner.spares.take(&small, Instant::now());
+        assert!(none.is_none() && inner.spares.order(order.size).is_none(), "nor is more asked for at once");
+        store.stop(deadline).await.unwrap();
     }
 
     #[test]
