@@ -37,7 +37,7 @@ use crate::{
 const LOOK_PAUSE_MS: u64 = 2;
 /// So many bytes are entrusted to a node before it is asked to look: some 200 objects of usual names.
 const ENTRUSTED_MAX: usize = 32 << 10;
-/// What the word of an object takes beside its name.
+/// What the word of an object takes beside its name, or that of room that nothing came of.
 const WORD_BYTES: usize = 128;
 
 impl Master {
@@ -68,7 +68,8 @@ impl Master {
         let mut sent = BTreeMap::new();
         let mut behind = Vec::new();
         for (node, (settle, objects)) in told {
-            let bytes: usize = settle.commit.iter().map(|it| WORD_BYTES + it.key.as_bytes().len()).sum();
+            let names: usize = settle.commit.iter().map(|it| it.key.as_bytes().len()).sum();
+            let bytes = WORD_BYTES * (settle.commit.len() + settle.abort.len()) + names;
             let id = self.ask(node, Request::Settle(settle), Wait::Publish(objects, op));
             sent.extend(id.map(|id| (id, node)));
             let Some(member) = self.members.get_mut(node) else { continue };

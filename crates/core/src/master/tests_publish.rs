@@ -136,6 +136,24 @@ fn a_node_is_asked_to_look_when_much_was_entrusted_to_it() {
 }
 
 #[test]
+fn the_word_that_an_object_has_no_name_is_entrusted_to_its_node_too() {
+    let mut cluster = Cluster::new(&[100 * UNIT]);
+    assert_eq!(cluster.publish("a", plain()), stored(1));
+    let mut asked = 0;
+    for count in 1..=600 {
+        let room = cluster.room("a");
+        cluster.hold_up(0);
+        let id = cluster.send_publish("a", keep(), &room);
+        assert_eq!(cluster.published(id), Some(Some(CommitOutcome::Exists(generation(1)))));
+        let look = Request::Settle(Settle::default());
+        asked += cluster.held_up[0].iter().filter(|(_, request)| *request == look).count();
+        // The first word of all is that of the object.
+        assert_eq!(asked, (count * 128 + 129) / (32 << 10), "{count}");
+        cluster.let_go(0);
+    }
+}
+
+#[test]
 fn what_did_not_reach_its_node_is_asked_of_it_and_told_again() {
     let mut cluster = Cluster::new(&[10 * UNIT]);
     let room = cluster.room("a");
