@@ -122,8 +122,10 @@ impl Clients {
 
     /// What the client has reserved, apart from what it says it knows of.
     pub(super) fn reservations_except(&self, client: ClientId, known: &[Hold]) -> Vec<Hold> {
+        let mut known = known.to_vec();
+        known.sort_unstable();
         let reservations = self.clients.get(&client).map(|it| it.reservations.iter().copied());
-        reservations.into_iter().flatten().filter(|hold| !known.contains(hold)).collect()
+        reservations.into_iter().flatten().filter(|hold| known.binary_search(hold).is_err()).collect()
     }
 
     pub(super) fn begin_view(&mut self, client: ClientId, hold: Hold) {
@@ -263,6 +265,15 @@ mod tests {
         assert_eq!(clients.unreachable_ones(), [WHO]);
         assert!(clients.unreserved(WHO, HOLD));
         assert_eq!(clients.count(), 0);
+    }
+
+    #[test]
+    fn what_a_client_does_not_know_of_is_found_whatever_else_it_names() {
+        let mut clients = Clients::default();
+        let hold = |slot| Hold { slot: SlotId(slot), stamp: Stamp(9) };
+        (0..4).for_each(|slot| clients.reserved(WHO, hold(slot)));
+        assert_eq!(clients.reservations_except(WHO, &[hold(7), hold(2), hold(0)]), [hold(1), hold(3)]);
+        assert_eq!(clients.reservations_except(ClientId(2), &[hold(0)]), []);
     }
 
     #[test]
