@@ -116,6 +116,26 @@ fn a_node_is_asked_to_look_when_something_of_it_is_found_and_not_too_often() {
 }
 
 #[test]
+fn a_node_is_asked_to_look_when_its_disk_waits_for_that() {
+    for is_through in [true, false] {
+        let mut cluster = Cluster::tiered(&[10], |_| ());
+        if is_through {
+            cluster.write_through();
+        }
+        let room = cluster.room("a");
+        cluster.hold_up(0);
+        cluster.disks[0].held_up = true;
+        cluster.send_publish("a", plain(), &room);
+        let look = Request::Settle(Settle::default());
+        assert_eq!(cluster.disks[0].to_do.len(), usize::from(is_through));
+        assert_eq!(cluster.held_up[0].iter().any(|(_, request)| *request == look), is_through);
+        cluster.let_go(0);
+        cluster.let_disk_go(0);
+        assert_eq!(cluster.where_is("a"), (true, is_through));
+    }
+}
+
+#[test]
 fn a_node_is_asked_to_look_when_much_was_entrusted_to_it() {
     // By its bytes, which are mostly those of long names.
     for (name_len, count_max) in [(16, 228), (1024, 29)] {

@@ -227,8 +227,7 @@ impl Master {
                 leaving.push(entry);
             }
             if !items.is_empty() {
-                // A disk that may be written to is connected, so this cannot fail.
-                self.ask(disk, Request::Demote(items), Wait::Demote(leaving));
+                self.demote(disk, node, items, leaving);
             }
         }
         under_way(&self.tier) > 0
@@ -280,8 +279,7 @@ impl Master {
         }
         let any = !items.is_empty();
         if any {
-            // A ready disk is connected, so this cannot fail.
-            self.ask(disk, Request::Demote(items), Wait::Demote(leaving));
+            self.demote(disk, node, items, leaving);
         }
         any
     }
@@ -362,6 +360,14 @@ impl Master {
             *spent = spent.saturating_sub(room);
         }
         Some((item, Leaving { index, generation, hold, len }))
+    }
+
+    /// Sends objects of a memory to its disk. What is new may only be entrusted to its node, and the disk
+    /// waits until that has looked.
+    fn demote(&mut self, disk: NodeIndex, node: NodeIndex, items: Vec<DemoteItem>, leaving: Vec<Leaving>) {
+        // A disk that may be written to is connected, so this cannot fail.
+        self.ask(disk, Request::Demote(items), Wait::Demote(leaving));
+        self.have_look(node);
     }
 
     /// What a node needs to know to hold a copy of an object.
