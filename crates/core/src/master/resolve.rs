@@ -124,17 +124,23 @@ impl Master {
         let mut ahead = Vec::new();
         let lease = exists.lease.then(|| self.now.after(self.config.lease_ms));
         let mut names = exists.keys.iter();
+        let mut last = None;
         for together in (0..exists.keys.len()).step_by(TOGETHER) {
             let mut keys = [&[][..]; TOGETHER];
             keys.iter_mut().zip(&mut names).for_each(|(place, name)| *place = name);
             let keys = keys.get(..exists.keys.len() - together).unwrap_or(&keys);
             let mut found = self.catalog.find_all(visitor.namespace, keys);
             for (found, _) in found.iter_mut().zip(keys) {
-                let presence = self.presence(*found);
+                let (presence, node) = self.presence(*found);
                 if presence != Presence::Here {
                     *found = None;
                 }
                 items.push(presence);
+                // Mostly it is that of the key before, and has been asked.
+                if let Some(node) = node.filter(|_| node != last) {
+                    last = Some(node);
+                    self.have_look(node);
+                }
             }
             if exists.ahead != Ahead::Nothing {
                 ahead.extend(found.iter().take(keys.len()));
@@ -147,10 +153,6 @@ impl Master {
                     lease,
                     visitor.index,
                 );
-            }
-            let first = found.iter().flatten().next().and_then(|it| self.catalog.get(*it));
-            if let Some((node, _)) = first.and_then(|it| it.in_memory().next()) {
-                self.have_look(node);
             }
         }
         if !ahead.is_empty() {
@@ -165,13 +167,14 @@ impl Master {
         Reply::Present(items)
     }
 
-    fn presence(&self, index: Option<ObjectIndex>) -> Presence {
+    /// Whether an object can be read, and on which node to begin with.
+    fn presence(&self, index: Option<ObjectIndex>) -> (Presence, Option<NodeIndex>) {
         let object = index.and_then(|index| self.catalog.get(index));
-        let readable = |node: NodeIndex| self.members.get(node).is_some_and(|it| it.readable());
-        match object {
-            None => Presence::Absent,
-            Some(object) if object.copies().any(|(node, _)| readable(node)) => Presence::Here,
-            Some(_) => Presence::Unavailable,
+        let Some(object) = object else { return (Presence::Absent, None) };
+        let readable = |node: &NodeIndex| self.members.get(*node).is_some_and(|it| it.readable());
+        match object.copies().map(|(node, _)| node).find(readable) {
+            Some(node) => (Presence::Here, Some(node)),
+            None => (Presence::Unavailable, None),
         }
     }
 

@@ -116,6 +116,22 @@ fn a_node_is_asked_to_look_when_something_of_it_is_found_and_not_too_often() {
 }
 
 #[test]
+fn every_node_of_the_names_that_somebody_asks_for_is_asked_to_look() {
+    let mut cluster = Cluster::new(&[10 * UNIT, 10 * UNIT, 10 * UNIT]);
+    let on = |node: usize| PutOptions { preferred: vec![format!("node{node}")], ..plain() };
+    for (name, node) in [("a", 1), ("b", 2), ("c", 3)] {
+        let ReserveOutcome::Room(room) = cluster.reserve(name, 10, on(node)) else { panic!() };
+        cluster.hold_up(node - 1);
+        cluster.send_publish(name, plain(), &room[0]);
+    }
+    let exists = Exists { keys: [key("a"), key("b"), key("a")].iter().collect(), ..Exists::default() };
+    cluster.ask(Request::Exists(exists));
+    let look = Request::Settle(Settle::default());
+    let looks = |node: usize| cluster.held_up[node].iter().filter(|(_, request)| *request == look).count();
+    assert_eq!([0, 1, 2].map(looks), [1, 1, 0]);
+}
+
+#[test]
 fn a_node_is_asked_to_look_when_its_disk_waits_for_that() {
     for is_through in [true, false] {
         let mut cluster = Cluster::tiered(&[10], |_| ());
