@@ -247,7 +247,15 @@ async fn converse(
                 pause = again.unwrap_or(LOOK_PAUSE_MAX.min(pause * 2));
                 looked = Instant::now();
             }
-            _ = beats.tick() => shared.hear(Said::Beat),
+            _ = beats.tick() => {
+                // It tells how much is in use, so what has become of reservations comes first.
+                match ledger.look(shared, outbox) {
+                    Ok(Some(again)) => (looked, pause) = (Instant::now(), again),
+                    Ok(None) => {}
+                    Err(why) => return why,
+                }
+                shared.hear(Said::Beat);
+            }
             () = sleep_until(heard + silence_max) => {
                 return format!("it said nothing for {}", humantime::format_duration(silence_max));
             }
