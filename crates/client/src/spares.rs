@@ -2,10 +2,11 @@
 //!
 //! Who has put several objects of one size in a row will put more of them, and who has done so a while ago
 //! will do it again. So room for some is reserved ahead, behind the caller's back; a put then writes and
-//! commits: one call instead of two, each of which goes on to somebody else. The master gives such room only
-//! where plenty is free ([`Reserve::spare`]), and it is given back when nothing of that size was put for a
-//! moment, so nobody misses it. Whose puts come row after row keeps some for the next one a little longer:
-//! the first put after a pause is the slowest anyway.
+//! commits: one call less, and that the one which goes on from the master to a node. The master gives a
+//! namespace little such room ([`Reserve::spare`]): of what is free where that is plenty, and less by
+//! evicting what the puts to come would evict. It is given back when nothing of that size was put for a
+//! moment, and at once when a put of this client finds no other. Whose puts come row after row keeps some for
+//! the next one a little longer: the first put after a pause is the slowest anyway.
 //!
 //! The question takes processors that puts want, too, so a put that meets it is slow, and so is one that
 //! wakes somebody who is to ask. So there is room for several rows, and who looks after it asks for more when

@@ -179,8 +179,8 @@ impl Outbox {
 
     /// Has the system hold as much as it will before the peer has read it.
     pub fn hold_much(&self) {
-        // It takes less where it is told to, and fails only if the peer is gone.
-        let _gone = self.shared.stream.hold(HELD_BYTES_MAX);
+        // The system takes less where it is told to. If it refuses, less is held, and more is waited for.
+        let _refused = self.shared.stream.hold(HELD_BYTES_MAX);
     }
 
     /// Answers. If the connection has ended there is nobody to be told; if the answer is too large, the

@@ -5,7 +5,8 @@
 //!
 //! Beside the link there is a ledger, where the master and the node are on one host: a second connection
 //! that wakes nobody. The master writes there what was published, and the node looks when it hears
-//! anything else, and every few milliseconds while room is reserved that might be published.
+//! anything else, before it gives a sign of life, and every 16 to 128 ms while room is reserved that might be
+//! published.
 //!
 //! **Invariant:** before anything that came through the link is heeded, everything in the ledger is; and
 //! all of both is before the link is taken for broken.
@@ -213,7 +214,8 @@ async fn converse(
     let mut heard = Instant::now();
     let (mut looked, mut pause) = (heard, LOOK_PAUSE);
     loop {
-        // Room for objects without bytes is none; it was asked for lately, then.
+        // Room for objects without bytes cannot be seen here: they are looked for a while after room was
+        // asked for, and later when the master says something, or with the next beat.
         let is_reserved = pause < LOOK_PAUSE_MAX || shared.has_reservations();
         let may_be_entrusted = ledger.0.is_some() && is_reserved;
         tokio::select! {
