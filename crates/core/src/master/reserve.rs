@@ -31,7 +31,7 @@ use crate::{
 
 /// A namespace has at most this part of a node reserved if it is to have some at hand: nobody can call it
 /// back when others have filled the rest.
-const SPARE_SHARE: u64 = 8;
+const SPARE_SHARE: u64 = 4;
 /// The same where memory is short.
 const SHORT_SHARE: u64 = 16;
 /// What room at hand is called where it is told what something made way for.

@@ -690,9 +690,9 @@ fn room_to_have_at_hand_is_given_only_where_plenty_is_free() {
 #[test]
 fn what_a_namespace_has_at_hand_is_a_small_part_of_the_memory_however_much_is_free() {
     let mut cluster = Cluster::new(&[16 * UNIT]);
-    assert_eq!(cluster.spare(&plain(), 0, 5), 2, "an eighth");
+    assert_eq!(cluster.spare(&plain(), 0, 5), 4, "a quarter");
     assert_eq!(cluster.spare(&plain(), 0, 1), 0, "it has that");
-    assert_eq!(cluster.put("k", 14 * UNIT, plain()), CommitOutcome::Stored(generation(1)));
+    assert_eq!(cluster.put("k", 12 * UNIT, plain()), CommitOutcome::Stored(generation(1)));
 }
 
 #[test]
