@@ -109,19 +109,16 @@ impl Master {
         let was_taken = !existing.as_ref().is_some_and(is_known) && self.ghosts.has_any(&replicas);
         if was_taken && !sabotaged!(self.config.sabotage, NameGhosts) {
             // The node asks again about what was stored and taken away meanwhile; it has not heard of that.
-            abort(&replicas, home_asks, others);
-            return (CommitOutcome::Stale, Vec::new());
+            return (CommitOutcome::Stale, self.give_back(&replicas, home_asks, others));
         }
         let is_asked_again = !item.options.stream.is_empty() && existing.as_ref().is_some_and(is_known);
         if let Some(generation) =
             self.used_up(namespace, &item.options, &item.key).filter(|_| !is_asked_again)
         {
-            abort(&replicas, home_asks, others);
-            return (CommitOutcome::Exists(generation), Vec::new());
+            return (CommitOutcome::Exists(generation), self.give_back(&replicas, home_asks, others));
         }
         if !is_asked_again && self.is_over(namespace, &item.options).is_some() {
-            abort(&replicas, home_asks, others);
-            return (CommitOutcome::Stale, Vec::new());
+            return (CommitOutcome::Stale, self.give_back(&replicas, home_asks, others));
         }
         let Some((index, object)) = existing else {
             let generation = self.name(written, replicas, others);
@@ -137,8 +134,7 @@ impl Master {
             return (CommitOutcome::Stored(generation), before);
         }
         if item.options.on_exists == OnExists::Keep {
-            abort(&replicas, home_asks, others);
-            return (CommitOutcome::Exists(generation), Vec::new());
+            return (CommitOutcome::Exists(generation), self.give_back(&replicas, home_asks, others));
         }
         let (_, label) = self.writer(client);
         let mut old = self.take_out(index, Cause::Replaced, &label);
@@ -241,11 +237,22 @@ impl Master {
             member.told.insert(hold);
         }
     }
-}
 
-/// The copies of an object that gets no name are given back.
-fn abort(replicas: &[(NodeIndex, Hold)], home_asks: bool, others: &mut Others) {
-    for (node, hold) in replicas.iter().skip(usize::from(home_asks)) {
-        others.entry(*node).or_default().0.abort.push(*hold);
+    /// The copies of an object that gets no name are given back. A node that is joining may tell of one
+    /// before it hears that, because an earlier life of the master had given the name: there it must go as
+    /// an object does.
+    fn give_back(
+        &self,
+        replicas: &[(NodeIndex, Hold)],
+        home_asks: bool,
+        others: &mut Others,
+    ) -> Vec<(NodeIndex, Hold)> {
+        let is_joining = |node| self.members.get(node).is_some_and(|it| it.standing == Standing::Joining);
+        let (joining, ready): (Vec<_>, Vec<_>) =
+            replicas.iter().skip(usize::from(home_asks)).partition(|(node, _)| is_joining(*node));
+        for (node, hold) in ready {
+            others.entry(node).or_default().0.abort.push(hold);
+        }
+        joining
     }
 }

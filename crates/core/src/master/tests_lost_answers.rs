@@ -3,10 +3,10 @@
 use super::{tests::*, *};
 use crate::{
     Hold, Location, MARKS_MAX, OWNER_BYTES_MAX, SlotId, Stamp,
-    marks::Marks,
+    marks::{Consumption, Marks},
     message::{
-        Announce, CommitItem, CommitOutcome, Decide, DecideItem, DeleteOutcome, NodeInfo, Pin, PinOutcome,
-        Policy, PutOptions, Record, Register, Registered, ReserveOutcome, ResolveOutcome, Why,
+        Announce, CommitItem, CommitOutcome, Decide, DecideItem, DeleteOutcome, EndStream, NodeInfo, Pin,
+        PinOutcome, Policy, PutOptions, Record, Register, Registered, ReserveOutcome, ResolveOutcome, Why,
     },
     node,
 };
@@ -362,4 +362,40 @@ fn an_object_stays_when_its_node_has_no_room_for_what_is_to_be_written_beside_it
     let (name, outcome) = refused.expect("the heap is larger than all marks");
     assert_eq!(outcome, PinOutcome::Unconfirmed(vec!["node1".into()]));
     assert!(cluster.has(name));
+}
+
+#[test]
+fn a_copy_of_what_gets_no_name_is_refused_when_a_joining_node_tells_of_it() {
+    let mut cluster = Cluster::new(&[4 * UNIT, 4 * UNIT]);
+    cluster.restart_with(6, &[0]);
+    let end = EndStream { name: "s".into(), ..EndStream::default() };
+    assert!(matches!(cluster.ask(Request::EndStream(end)), Some(Reply::Stream(_))));
+    // The other node has a copy that the last life of the master had named, before the stream had ended.
+    let (conn, _) = cluster.register(1);
+    let other = Location { segment: SegmentId(2), slot: SlotId(3), stamp: Stamp(9) };
+    let sample = Some(Consumption::Groups(vec!["g".into()]));
+    let options = PutOptions { replicas: 2, sample, stream: "s".into(), ..plain() };
+    let marks = Marks::of(&options);
+    let hold = Hold { slot: SlotId(1), stamp: Stamp(7) };
+    let item = CommitItem { hold, key: key("k"), len: UNIT, options, others: vec![other] };
+    let decide = DecideItem { namespace: "default".into(), client: ClientId(7), item };
+    let id = RequestId(77);
+    let asked = Request::Decide(Decide { items: vec![decide], wait_ms: 500 });
+    cluster.master.handle(cluster.now, Event::Request(cluster.links[0], id, asked));
+    let said: Vec<_> = std::iter::from_fn(|| cluster.master.poll_effect()).collect();
+    let goes = |it: &Effect| match it {
+        Effect::Ask(to, _, Request::Retire(it)) => *to == conn && it.holds == [other.hold()],
+        _ => false,
+    };
+    assert!(said.iter().any(goes), "{said:?}");
+    let record = Record {
+        hold: other.hold(),
+        namespace: "default".into(),
+        key: key("k"),
+        generation: Generation { epoch: 5, counter: 4 },
+        len: UNIT,
+        marks,
+    };
+    assert_eq!(cluster.announce(conn, vec![record]), [other.hold()], "it will hear that this goes");
+    assert!(!cluster.has("k"));
 }
