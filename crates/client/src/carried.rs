@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 use tiffin_core::message::{Reply, Request, Store};
-use tiffin_core::session::{Need, Put as Session, WriteResult};
+use tiffin_core::session::{Need, Peer, Put as Session, WriteResult};
 use tiffin_core::{Hold, SegmentId};
 use tiffin_transport::copy::copy_out;
 
@@ -21,9 +21,10 @@ const CARRIED_BYTES_MAX: u64 = 16 << 10;
 /// Those of each object that a question is about; none where they were written before.
 pub(crate) type Bytes = Vec<Vec<u8>>;
 
-/// Which objects of a batch have not been written but go with the question.
+/// Which objects of a batch have not been written but go with the question. Two nodes may have the same slot
+/// and stamp.
 #[derive(Default)]
-pub(crate) struct Carried(BTreeMap<Hold, usize>);
+pub(crate) struct Carried(BTreeMap<(SegmentId, Hold), usize>);
 
 impl Carried {
     /// The next thing to do, other than those writes. Those that need not be are taken out, once there is
@@ -42,16 +43,17 @@ impl Carried {
             |segment: &SegmentId, writes: &mut Vec<_>| may_be_carried(inner, puts, session, *segment, writes);
         let carried: Vec<_> = writes.extract_if(.., may).flat_map(|(_, writes)| writes).collect();
         for (id, item, reservation) in carried {
-            self.0.insert(reservation.location.hold(), item);
+            self.0.insert((reservation.location.segment, reservation.location.hold()), item);
             session.written(id, WriteResult::Written);
         }
         session.poll()
     }
 
     /// The bytes that go with a question, if any do.
-    pub(crate) fn bytes_of(&self, puts: &[Put<'_>], request: &Request) -> Option<Bytes> {
-        let Request::Commit(commit) = request else { return None };
-        let bytes = commit.items.iter().map(|it| self.0.get(&it.hold).and_then(|item| puts.get(*item)));
+    pub(crate) fn bytes_of(&self, puts: &[Put<'_>], peer: Peer, request: &Request) -> Option<Bytes> {
+        let (Peer::Node(segment), Request::Commit(commit)) = (peer, request) else { return None };
+        let put_of = |hold| self.0.get(&(segment, hold)).and_then(|item| puts.get(*item));
+        let bytes = commit.items.iter().map(|it| put_of(it.hold));
         let bytes: Bytes = bytes.map(|put| put.map(gathered).unwrap_or_default()).collect();
         bytes.iter().any(|it| !it.is_empty()).then_some(bytes)
     }
@@ -125,13 +127,18 @@ mod tests {
             },
             Put::new(key.clone(), b""),
         ];
-        let carried = Carried([(hold(1), 1), (hold(2), 2)].into());
+        let (here, there) = (SegmentId(1), SegmentId(2));
+        let carried = Carried([((here, hold(1)), 1), ((here, hold(2)), 2), ((there, hold(0)), 1)].into());
+        let along = |segment, request: &Request| carried.bytes_of(&puts, Peer::Node(segment), request);
         let about = |items| Request::Commit(Commit { items, wait_ms: 0 });
         let request = about(vec![item(0, 5), item(2, 0), item(1, 5)]);
         let expected = Some(vec![vec![], vec![], b"small".to_vec()]);
-        assert_eq!(carried.bytes_of(&puts, &request), expected);
-        assert_eq!(carried.bytes_of(&puts, &request), expected, "once more");
-        assert_eq!(carried.bytes_of(&puts, &about(vec![item(0, 5), item(2, 0)])), None);
-        assert_eq!(carried.bytes_of(&puts, &Request::Abort(vec![hold(1)])), None);
+        assert_eq!(along(here, &request), expected);
+        assert_eq!(along(here, &request), expected, "once more");
+        let other = Some(vec![b"small".to_vec(), vec![], vec![]]);
+        assert_eq!(along(there, &request), other, "another node has the same slots");
+        assert_eq!(along(here, &about(vec![item(0, 5), item(2, 0)])), None);
+        assert_eq!(along(here, &Request::Abort(vec![hold(1)])), None);
+        assert_eq!(carried.bytes_of(&puts, Peer::Master, &request), None);
     }
 }

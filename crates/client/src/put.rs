@@ -136,7 +136,7 @@ async fn drive(
                 Need::Call { id, peer, request } => {
                     let is_last = !matches!(request, Request::Reserve(_));
                     stocks_up.take_if(|it| is_last && *it == StocksUp::BehindTheCall).inspect(stock_up);
-                    let bytes = carried.bytes_of(puts, &request);
+                    let bytes = carried.bytes_of(puts, peer, &request);
                     running.push_call(call(inner, held, id, peer, request, bytes, deadline))
                 }
                 Need::Write { id, item, reservation } => {
