@@ -379,7 +379,9 @@ impl Disk {
             Answer::Moved(order, done) => {
                 Reply::Moved(Moved { items: order.iter().map(|it| done.contains(it)).collect(), usage })
             }
-            Answer::Settled(lost) | Answer::Marked(lost, true) => Reply::Settled(Settled { lost, usage }),
+            Answer::Settled(lost) | Answer::Marked(lost, true) => {
+                Reply::Settled(Settled { lost, usage, also: Vec::new() })
+            }
             Answer::Marked(_, false) => {
                 let message = "the disk could not write marks".to_owned();
                 Reply::Refused(Refusal { reason: Reason::Busy, message })

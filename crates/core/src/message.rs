@@ -774,4 +774,6 @@ pub struct Settled {
     pub lost: Vec<Hold>,
     /// How full the node is now.
     pub usage: Usage,
+    /// Other requests to which this is the answer, too: a `Settle` each.
+    pub also: Vec<RequestId>,
 }

@@ -129,7 +129,7 @@ message! {
     Allocated { 1 => items, 2 => usage }
     Settle { 1 => commit, 2 => abort }
     Retire { 1 => holds }
-    Settled { 1 => lost, 2 => usage }
+    Settled { 1 => lost, 2 => usage, 3 => also }
 
     Pin { 1 => keys, 2 => owner, 3 => on, 4 => wait_ms }
     DropPins { 1 => owner, 2 => wait_ms }

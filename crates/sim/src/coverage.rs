@@ -133,6 +133,12 @@ points! {
     FrameLost,
     /// A frame arrives after its sender saw the connection break.
     FrameLate,
+    /// Bytes that came with the question for their name were written.
+    CarriedWritten,
+    /// Such bytes came again, or into room that was gone.
+    CarriedInVain,
+    /// A node found several things in its ledger, and answered them at once.
+    ManyEntrusted,
     /// A frame arrives on a connection that a newer one has replaced.
     FrameFenced,
     /// The kernel proves a death before the sockets close.

@@ -164,8 +164,8 @@ impl World {
         let same_life = self.is_up(caller) && self.life(caller) == life;
         let Some(conn) = self.conns.get_mut(&id) else { return };
         let words = std::mem::take(&mut conn.ledger);
-        for frame in words.into_iter().filter(|_| same_life) {
-            self.node_receives(node, id, Way::Down, decode(&frame));
+        if same_life {
+            self.node_looks(node, id, words.iter().map(|frame| decode(frame)).collect());
         }
     }
 

@@ -161,6 +161,24 @@ impl World {
         }
     }
 
+    /// A node heeds all that was entrusted to it at once, and answers once.
+    pub(crate) fn node_looks(&mut self, node: usize, conn: ConnId, words: Vec<Incoming>) {
+        if self.nodes.get(node).is_none_or(|it| it.link != Some(conn)) {
+            return;
+        }
+        let settle = |it| match it {
+            Incoming::Request(id, Request::Settle(settle)) => Some((id, settle)),
+            _ => None,
+        };
+        let words: Vec<_> = words.into_iter().filter_map(settle).collect();
+        if words.len() > 1 {
+            self.coverage.hit(Point::ManyEntrusted);
+        }
+        if !words.is_empty() {
+            self.node_handles(node, CoreEvent::Entrusted(words));
+        }
+    }
+
     fn node_hears_client(&mut self, node: usize, conn: ConnId, incoming: Incoming) {
         let Incoming::Request(id, request) = incoming else { return };
         let Some(it) = self.conns.get_mut(&conn) else { return };
@@ -173,6 +191,10 @@ impl World {
                 Welcome { major: VERSION_MAJOR, minor: VERSION_MINOR, segment, ..Welcome::default() };
             return self.send_reply(conn, Way::Down, id, &Reply::Welcome(welcome));
         }
+        let request = match request {
+            Request::Store(store) => self.write_down(node, client, store),
+            request => request,
+        };
         self.node_handles(node, CoreEvent::Request { conn, id, request });
     }
 

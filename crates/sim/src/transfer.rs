@@ -7,6 +7,7 @@
 
 use tiffin_core::{
     ClientId, EXTENT_ALIGN, Hold, SegmentId,
+    message::{Request, Store},
     node::{Event as CoreEvent, SlotState},
     sabotage::Sabotage,
     session::{NeedId, ReadResult, WriteResult},
@@ -268,6 +269,33 @@ impl World {
                 self.end_socket(node, id, Ended::Whole);
             }
         }
+    }
+
+    /// Bytes come with the question for their name: they are written before it is asked.
+    pub(crate) fn write_down(&mut self, node: usize, client: ClientId, store: Store) -> Request {
+        let Store { commit, bytes } = store;
+        for (item, bytes) in commit.items.iter().zip(&bytes) {
+            let Some(value) = bytes.first_chunk().map(|it| ValueId(u32::from_le_bytes(*it))) else {
+                continue;
+            };
+            let Some(shell) = self.nodes.get_mut(node) else { continue };
+            let (Some(core), Some(memory)) = (shell.core.as_mut(), self.memories.get_mut(&shell.segment))
+            else {
+                continue;
+            };
+            let Some(extents) = core.begin_store(client, item.hold, 0, item.len) else {
+                self.coverage.hit(Point::CarriedInVain);
+                continue;
+            };
+            for (place, unit) in (0..).zip(all_units(&extents)) {
+                self.oracle.writes(memory, unit, item.hold, &mut self.coverage);
+                memory.write_unit(unit, Tag { value, unit: place });
+            }
+            core.end_store(item.hold);
+            self.coverage.hit(Point::CarriedWritten);
+            self.drain_node(node);
+        }
+        Request::Commit(commit)
     }
 
     /// The client has the result.

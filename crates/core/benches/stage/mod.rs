@@ -156,10 +156,10 @@ impl Stage {
             }
             Request::Retire(retire) => {
                 self.usage.free += retire.holds.len() as u64 * OBJECT_BYTES;
-                Reply::Settled(Settled { lost: Vec::new(), usage: self.usage })
+                Reply::Settled(Settled { usage: self.usage, ..Settled::default() })
             }
             Request::Settle(_) | Request::Mark(_) => {
-                Reply::Settled(Settled { lost: Vec::new(), usage: self.usage })
+                Reply::Settled(Settled { usage: self.usage, ..Settled::default() })
             }
             _ => Reply::Done,
         }

@@ -604,6 +604,9 @@ impl Master {
     fn reply(&mut self, conn: ConnId, id: RequestId, reply: Reply) {
         let Some(&Party::Node(Some(node))) = self.parties.get(&conn) else { return };
         self.hear(node);
+        if let Reply::Settled(settled) = &reply {
+            self.heard_of_all(node, settled);
+        }
         let Some((asked, wait)) = self.waits.remove(&id) else {
             return self.late_reply(node, reply);
         };

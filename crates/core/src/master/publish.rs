@@ -29,7 +29,7 @@ use super::{
 use crate::{
     BATCH_ITEMS_MAX, ConnId, Generation, Hold, RequestId,
     marks::Marks,
-    message::{Publish, PublishItem, Reason, Record, Reply, Request, Settle},
+    message::{Publish, PublishItem, Reason, Record, Reply, Request, Settle, Settled},
     sabotage::sabotaged,
 };
 
@@ -129,6 +129,17 @@ impl Master {
         let lost: Vec<_> = objects.iter().map(|it| it.2).collect();
         self.settled(node, objects, &lost);
         self.not_published(id, op);
+    }
+
+    /// The other things that a node has heard of, and answers at once.
+    pub(super) fn heard_of_all(&mut self, node: NodeIndex, settled: &Settled) {
+        for id in &settled.also {
+            let is_its = |it: &(NodeIndex, Wait)| it.0 == node && matches!(it.1, Wait::Publish(..));
+            let found = self.waits.get(id).is_some_and(is_its).then(|| self.waits.remove(id)).flatten();
+            let Some((_, Wait::Publish(objects, op))) = found else { continue };
+            self.settled(node, &objects, &settled.lost);
+            self.confirmed(*id, Some(op));
+        }
     }
 
     /// What a node that registers may not have heard of, though it was published.

@@ -5,7 +5,7 @@ use crate::{
     Reservation,
     message::{
         CommitItem, CommitOutcome, DeleteOutcome, Exists, Presence, Publish, PublishItem, PutOptions, Record,
-        Replacement, ReserveOutcome, ResolveOutcome, Settle,
+        Replacement, ReserveOutcome, ResolveOutcome, Retire, Settle, Settled,
     },
     node,
 };
@@ -85,6 +85,40 @@ fn the_answer_waits_until_the_word_is_with_the_node() {
         assert_eq!(cluster.published(id), (!is_taken).then_some(stored(1).flatten()));
         assert_eq!(cluster.inventory(0), ["a"]);
     }
+}
+
+#[test]
+fn one_answer_confirms_all_that_a_node_has_heard_of() {
+    let mut cluster = Cluster::new(&[10 * UNIT, 0]);
+    let rooms = ["a", "b", "c"].map(|name| cluster.room(name));
+    assert!(rooms.iter().all(|it| it.location.segment == rooms[0].location.segment));
+    cluster.takes_at_once = false;
+    cluster.hold_up(0);
+    let ids = ["a", "b", "c"]
+        .map(|name| cluster.send_publish(name, plain(), &rooms[usize::from(name.as_bytes()[0] - b'a')]));
+    let words = std::mem::take(&mut cluster.held_up[0]).into_iter().map(|(id, request)| match request {
+        Request::Settle(settle) => (id, settle),
+        other => panic!("{other:?}"),
+    });
+    let mut words: Vec<_> = words.collect();
+    assert_eq!(words.len(), 3);
+    // Somebody else cannot answer for it, nor it for what it was not asked.
+    let also: Vec<_> = words.iter().map(|it| it.0).chain([RequestId(u64::MAX)]).collect();
+    let settled = Settled { also, ..Settled::default() };
+    cluster.event(Event::Reply(cluster.links[1], RequestId(u64::MAX), Reply::Settled(settled)));
+    assert!(ids.iter().all(|id| cluster.published(*id).is_none()));
+    // One of them is gone there, and the others count.
+    let gone = words[1].1.commit[0].hold;
+    cluster.nodes[0]
+        .handle(node::Event::MasterRequest(RequestId(0), Request::Retire(Retire { holds: vec![gone] })));
+    while cluster.nodes[0].poll_effect().is_some() {}
+    cluster.is_held_up[0] = false;
+    words.rotate_left(1);
+    cluster.node_event(0, node::Event::Entrusted(words));
+    let all: Vec<_> = ids.iter().map(|id| cluster.published(*id)).collect();
+    assert_eq!(all, [stored(1), stored(2), stored(3)]);
+    assert_eq!(cluster.inventory(0), ["a", "c"]);
+    assert!(cluster.has("a") && !cluster.has("b") && cluster.has("c"));
 }
 
 #[test]

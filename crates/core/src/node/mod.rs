@@ -80,6 +80,8 @@ pub enum Event {
     Linked(NodeInfo),
     /// The master asks.
     MasterRequest(RequestId, Request),
+    /// What the master has entrusted to the node, in order. All of it is answered at once.
+    Entrusted(Vec<(RequestId, Settle)>),
     /// The master answers.
     MasterReply(RequestId, Reply),
     /// The link to the master is broken.
@@ -164,8 +166,11 @@ impl Node {
     pub fn handle(&mut self, event: Event) {
         let free = self.slots.usage().free;
         // The answers to these carry the usage themselves.
-        let is_answered =
-            matches!(&event, Event::MasterRequest(_, it) if !matches!(it, Request::ClientGone(_)));
+        let is_answered = match &event {
+            Event::MasterRequest(_, request) => !matches!(request, Request::ClientGone(_)),
+            Event::Entrusted(_) => true,
+            _ => false,
+        };
         match event {
             Event::Opened { conn, client, namespace } => self.opened(conn, client, namespace),
             Event::Request { conn, id, request } => self.client_request(conn, id, request),
@@ -186,6 +191,7 @@ impl Node {
             }
             Event::Linked(info) => self.linked(info),
             Event::MasterRequest(id, request) => self.master_request(id, request),
+            Event::Entrusted(words) => self.entrusted(words),
             Event::MasterReply(id, reply) => self.master_reply(id, reply),
             Event::Unlinked => self.unlinked(),
             Event::Beat => self.beat(),
@@ -496,10 +502,10 @@ impl Node {
     fn master_request(&mut self, id: RequestId, request: Request) {
         let reply = match request {
             Request::Allocate(allocate) => self.allocate(&allocate),
-            Request::Settle(settle) => self.settle(settle),
+            Request::Settle(settle) => return self.entrusted(vec![(id, settle)]),
             Request::Retire(retire) => {
                 self.retire_all(retire.holds);
-                Reply::Settled(Settled { lost: Vec::new(), usage: self.slots.usage() })
+                Reply::Settled(Settled { usage: self.slots.usage(), ..Settled::default() })
             }
             Request::ClientGone(client) => {
                 self.maybe_gone(client);
@@ -543,12 +549,26 @@ impl Node {
         }
         // An object is no less there because there is no room for what was to be written beside it.
         match written {
-            true => Reply::Settled(Settled { lost, usage: self.slots.usage() }),
+            true => Reply::Settled(Settled { lost, usage: self.slots.usage(), also: Vec::new() }),
             false => refuse(Reason::Busy, "the node has no room for marks"),
         }
     }
 
-    fn settle(&mut self, settle: Settle) -> Reply {
+    /// Settles all of it, with one answer to everything.
+    fn entrusted(&mut self, words: Vec<(RequestId, Settle)>) {
+        let (mut lost, mut also) = (Vec::new(), Vec::with_capacity(words.len()));
+        for (id, settle) in words {
+            lost.extend(self.settle(settle));
+            also.push(id);
+        }
+        if let Some(id) = also.pop() {
+            let reply = Reply::Settled(Settled { lost, usage: self.slots.usage(), also });
+            self.effects.push_back(Effect::AnswerMaster(id, reply));
+        }
+    }
+
+    /// What could not be committed.
+    fn settle(&mut self, settle: Settle) -> Vec<Hold> {
         let lost = self.commit_all(settle.commit);
         for hold in settle.abort {
             match self.slots.state(hold) {
@@ -560,7 +580,7 @@ impl Node {
             }
             self.slots.retire(hold, &mut self.effects);
         }
-        Reply::Settled(Settled { lost, usage: self.slots.usage() })
+        lost
     }
 
     /// Reservations became objects, as the master says; those that could not, because they no longer stand.

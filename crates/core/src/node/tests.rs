@@ -509,6 +509,31 @@ fn a_settled_reservation_is_an_object_and_a_stale_one_is_reported() {
 }
 
 #[test]
+fn all_that_is_entrusted_is_answered_at_once() {
+    let mut bench = Bench::new();
+    let holds = [10, 10, 10].map(|len| bench.reserve(len).unwrap().location.hold());
+    let gone = Hold { stamp: Stamp(99), ..holds[0] };
+    let record = |hold| Record { len: 10, ..record(hold) };
+    let words = [
+        Settle { commit: vec![record(holds[0])], abort: vec![] },
+        Settle { commit: vec![record(gone)], abort: vec![holds[1]] },
+        Settle { commit: vec![record(holds[2])], abort: vec![] },
+    ];
+    let words: Vec<_> = (7..).map(RequestId).zip(words).collect();
+    bench.handle(Event::Entrusted(words));
+    let answers = bench.effects.iter().filter_map(|it| match it {
+        Effect::AnswerMaster(id, reply) => Some((*id, reply.clone())),
+        _ => None,
+    });
+    let usage = bench.node.usage();
+    let settled = Settled { lost: vec![gone], usage, also: vec![RequestId(7), RequestId(8)] };
+    assert_eq!(answers.collect::<Vec<_>>(), [(RequestId(9), Reply::Settled(settled))]);
+    assert_eq!((usage.objects, usage.granted), (2, 0));
+    bench.handle(Event::Entrusted(vec![]));
+    assert_eq!(bench.effects, []);
+}
+
+#[test]
 fn what_the_master_is_asked_to_name_is_settled_by_its_answer() {
     // A publication that its writer gave up on came late and was refused, after the node had been asked.
     for (outcome, free) in [(CommitOutcome::Stored(GENERATION), 7), (CommitOutcome::Exists(GENERATION), 8)] {

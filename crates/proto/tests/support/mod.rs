@@ -293,7 +293,8 @@ pub(crate) fn reply() -> impl Strategy<Value = Reply> {
         vec(option::of(commit_outcome()), 0..5).prop_map(Reply::Published),
         (vec(option::of(reservation()), 0..5), usage())
             .prop_map(|(items, usage)| Reply::Allocated(Allocated { items, usage })),
-        (holds(), usage()).prop_map(|(lost, usage)| Reply::Settled(Settled { lost, usage })),
+        (holds(), usage(), vec(number().prop_map(RequestId), 0..4))
+            .prop_map(|(lost, usage, also)| Reply::Settled(Settled { lost, usage, also })),
         vec(commit_outcome(), 0..5).prop_map(Reply::Committed),
         vec(flag(), 0..200).prop_map(Reply::ViewsBegun),
         vec(prefetch_outcome(), 0..20).prop_map(Reply::Prefetched),

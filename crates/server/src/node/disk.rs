@@ -471,6 +471,8 @@ impl link::Linked for Arc<Beside> {
             Said::Linked => Event::Linked(self.info.clone()),
             Said::Unlinked => Event::Unlinked,
             Said::Request(id, request) => Event::MasterRequest(id, request),
+            // It has no ledger.
+            Said::Entrusted(_) => return,
             Said::Reply(id, reply) => Event::MasterReply(id, reply),
             Said::Beat => Event::Beat,
         });

@@ -145,6 +145,7 @@ impl link::Linked for Shared {
             Said::Linked => Event::Linked(self.info.clone()),
             Said::Unlinked => Event::Unlinked,
             Said::Request(id, request) => Event::MasterRequest(id, request),
+            Said::Entrusted(words) => Event::Entrusted(words),
             Said::Reply(id, reply) => Event::MasterReply(id, reply),
             Said::Beat => Event::Beat,
         });

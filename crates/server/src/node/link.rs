@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tiffin_core::RequestId;
-use tiffin_core::message::{Hello, NodeInfo, Reason, Reply, Request, Role, Welcome};
+use tiffin_core::message::{Hello, NodeInfo, Reason, Reply, Request, Role, Settle, Welcome};
 use tiffin_proto::Incoming;
 use tiffin_rpc::{Address, CallError, Dialed, Inbox, Outbox, Peer, Reach, dial};
 use tokio::sync::watch;
@@ -83,6 +83,8 @@ pub(super) enum Said {
     Unlinked,
     /// The master asks.
     Request(RequestId, Request),
+    /// The master has entrusted this to the member.
+    Entrusted(Vec<(RequestId, Settle)>),
     /// The master answers.
     Reply(RequestId, Reply),
     /// Time for a sign of life.
@@ -170,6 +172,20 @@ fn heed(shared: &impl Linked, message: Incoming) {
     }
 }
 
+/// All that was in the ledger: what is entrusted is heeded at once, and answered once.
+fn heed_all(shared: &impl Linked, words: Vec<Incoming>) {
+    let mut entrusted = Vec::with_capacity(words.len());
+    for message in words {
+        match message {
+            Incoming::Request(id, Request::Settle(settle)) => entrusted.push((id, settle)),
+            message => heed(shared, message),
+        }
+    }
+    if !entrusted.is_empty() {
+        shared.hear(Said::Entrusted(entrusted));
+    }
+}
+
 /// Where the master puts what it entrusts to this node, if both are on one host.
 struct Ledger(Option<Inbox>);
 
@@ -193,7 +209,7 @@ impl Ledger {
         let is_news = is_behind || !words.is_empty();
         if is_news {
             outbox.gather();
-            words.into_iter().for_each(|message| heed(shared, message));
+            heed_all(shared, words);
             outbox.send_gathered();
         }
         let pause = is_news.then_some(if is_behind { LOOK_PAUSE_BEHIND } else { LOOK_PAUSE });

@@ -1,12 +1,12 @@
 //! What a client has under way: puts and gets as `core::session` runs them, and questions of one call.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use tiffin_core::{
     Generation, Hold, SegmentId,
     message::{
         AckOutcome, DeleteOutcome, Exists, PinOutcome, PrefetchOutcome, Reply, Request, ReserveOutcome,
-        Reserved, ResolveOutcome,
+        Reserved, ResolveOutcome, Store,
     },
     session::{CallFailure, Get, GetOutcome, Need, NeedId, Peer, Put, PutOutcome, ReadResult, WriteResult},
 };
@@ -53,6 +53,8 @@ pub(crate) enum Kind {
 pub(crate) struct Session {
     pub(crate) kind: Kind,
     transfers: BTreeSet<TransferId>,
+    /// What goes with the question for its name, instead of being written before.
+    carried: BTreeMap<(SegmentId, Hold), ValueId>,
 }
 
 impl std::fmt::Debug for Session {
@@ -90,7 +92,7 @@ impl World {
         let it = self.clients.get_mut(client)?;
         it.next_session += 1;
         let id = SessionId(it.next_session);
-        it.sessions.insert(id, Session { kind, transfers: BTreeSet::new() });
+        it.sessions.insert(id, Session { kind, transfers: BTreeSet::new(), carried: BTreeMap::new() });
         self.client_at(patience.max(30), client, ClientEvent::Deadline(id));
         self.drive(client, id);
         Some(id)
@@ -146,6 +148,7 @@ impl World {
                     Peer::Master => Target::Master,
                     Peer::Node(segment) => Target::Node(segment),
                 };
+                let request = self.with_bytes(client, session, target, request);
                 self.call(client, target, request, Purpose::Session(session, id));
             }
             Need::Write { id, item, reservation } => {
@@ -157,7 +160,9 @@ impl World {
                 let order = Order { client, session, need: id, segment, hold, len, write, unasked: false };
                 // A client makes contact with a node as soon as it has room there.
                 self.connect(client, Target::Node(segment));
-                self.start(order);
+                if !self.carry(item, &order) {
+                    self.start(order);
+                }
             }
             Need::Read { id, item, location, len, unasked } => {
                 let buffer = match self.clients.get(client).and_then(|it| it.sessions.get(&session)) {
@@ -176,6 +181,42 @@ impl World {
                 }
                 self.start(Order { client, session, need: id, segment, hold, len, write: None, unasked });
             }
+        }
+    }
+
+    /// Has few bytes go with the question for their name, if they cross a socket and only that is left to do.
+    fn carry(&mut self, item: usize, order: &Order) -> bool {
+        let is_carried = self.chance.percent(50);
+        let Some(it) = self.clients.get_mut(order.client) else { return false };
+        let is_mapped = it.attached.contains(&order.segment);
+        let Some(session) = it.sessions.get_mut(&order.session) else { return false };
+        match (&mut session.kind, order.write) {
+            (Kind::Put { put, .. }, Some(value))
+                if is_carried && !is_mapped && put.is_asked_next(item, order.segment) =>
+            {
+                session.carried.insert((order.segment, order.hold), value);
+                put.written(order.need, WriteResult::Written);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// A question, with the bytes that go with it. They are only named here, by what they are.
+    fn with_bytes(&self, client: usize, session: SessionId, target: Target, request: Request) -> Request {
+        let session = self.clients.get(client).and_then(|it| it.sessions.get(&session));
+        let (Some(Session { carried, .. }), Target::Node(segment), Request::Commit(commit)) =
+            (session, target, &request)
+        else {
+            return request;
+        };
+        let value_of = |hold: &Hold| {
+            carried.get(&(segment, *hold)).map(|it| it.0.to_le_bytes().to_vec()).unwrap_or_default()
+        };
+        let bytes: Vec<_> = commit.items.iter().map(|it| value_of(&it.hold)).collect();
+        match bytes.iter().all(Vec::is_empty) {
+            true => request,
+            false => Request::Store(Store { commit: commit.clone(), bytes }),
         }
     }
 
