@@ -49,7 +49,7 @@ const BREATH: Duration = Duration::from_millis(5);
 const ROUND: Duration = Duration::from_millis(100);
 /// Where one row followed another, room is kept for so long.
 const PAUSE_MAX: Duration = Duration::from_secs(10);
-/// How long nothing is asked for after there was less than was asked for.
+/// How long nothing is asked for after there was nothing; after there was too little, a [`MOMENT`].
 const REST: Duration = Duration::from_secs(1);
 /// How long a put without room waits for that which was at hand: until its nodes have heard that, and again
 /// until it is free, because they ask the master first.
@@ -173,7 +173,7 @@ impl Spares {
         let Some(shelf) = store.shelves.get_mut(&order.size) else { return (rooms, false) };
         shelf.is_asking = false;
         if (rooms.len() as u64) < order.count {
-            shelf.asks_from = now + REST;
+            shelf.asks_from = now + if rooms.is_empty() { REST } else { MOMENT };
         }
         if rooms.is_empty() {
             return (rooms, false);
@@ -488,8 +488,8 @@ mod tests {
         assert_eq!(spares.stock(order, vec![room(1)], now), (Vec::new(), true));
         assert_eq!(spares.take(&put, now), Some(room(1)));
         assert!(spares.order(size).is_none(), "nor where there was less than was asked for");
-        (0..ROW_MIN).for_each(|_| drop(spares.take(&put, now + REST)));
-        assert!(spares.order(size).is_some());
+        (0..ROW_MIN).for_each(|_| drop(spares.take(&put, now + MOMENT)));
+        assert!(spares.order(size).is_some(), "but sooner than where there was none");
     }
 
     #[tokio::test]

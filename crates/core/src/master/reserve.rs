@@ -29,11 +29,8 @@ use crate::{
     sabotage::sabotaged,
 };
 
-/// A namespace has at most this part of a node reserved if it is to have some at hand: nobody can call it
-/// back when others have filled the rest.
-const SPARE_SHARE: u64 = 4;
-/// The same where memory is short.
-const SHORT_SHARE: u64 = 16;
+/// Where memory is short, a namespace has at most this part of a node reserved if it is to have some at hand.
+const SPARE_SHARE: u64 = 16;
 /// What room at hand is called where it is told what something made way for.
 const SPARE_NAME: &[u8] = b"(room at hand)";
 /// How often a node may refuse an item before it is not asked again.
@@ -339,17 +336,13 @@ impl Master {
     }
 
     /// The node to ask for room to have at hand, where nobody counts: one that is less than half full, or
-    /// else one with something to evict, which the puts to come would evict anyway. A namespace has little of
-    /// the one and less of the other, and nothing of that while anybody waits.
+    /// else one with something to evict, which the puts to come would evict anyway. Of that a namespace
+    /// has little, and nothing while anybody waits.
     fn plan_spare(&mut self, visitor: &Visitor, candidates: &[NodeIndex], need: u64) -> Option<NodeIndex> {
         let namespace = visitor.namespace;
         let is_rationed = self.room.policy(namespace).is_some_and(|it| it.quota.is_some());
-        let has = self.room.granted(namespace).saturating_add(need);
-        let is_little = |node: NodeIndex, share: u64| {
-            self.members.get(node).is_some_and(|it| has <= it.usage.capacity / share)
-        };
         let has_plenty = |node: &&NodeIndex| {
-            let member = self.members.get(**node).filter(|_| !is_rationed && is_little(**node, SPARE_SHARE));
+            let member = self.members.get(**node).filter(|_| !is_rationed);
             member.is_some_and(|it| need <= it.free && it.free.saturating_sub(need) >= it.usage.capacity / 2)
         };
         let node = match candidates.iter().find(has_plenty) {
@@ -357,8 +350,11 @@ impl Master {
             None if is_rationed || self.room.anybody_waits() => return None,
             None => {
                 let whose = (visitor.label.as_str(), &Key(Arc::from(SPARE_NAME)));
-                let little = candidates.iter().copied().filter(|&node| is_little(node, SHORT_SHARE));
-                let little: Vec<_> = little.collect();
+                let has = self.room.granted(namespace).saturating_add(need);
+                let is_little = |node: &NodeIndex| {
+                    self.members.get(*node).is_some_and(|it| has <= it.usage.capacity / SPARE_SHARE)
+                };
+                let little: Vec<_> = candidates.iter().copied().filter(is_little).collect();
                 self.make_room_somewhere(&little, need, whose, true)?
             }
         };
