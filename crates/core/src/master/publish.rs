@@ -35,8 +35,11 @@ use crate::{
 
 /// How long a node is not asked to look after it was, unless there is [much](ENTRUSTED_MAX).
 const LOOK_PAUSE_MS: u64 = 2;
-/// So many bytes are entrusted to a node before it is asked to look: some 200 objects of usual names.
-const ENTRUSTED_MAX: usize = 32 << 10;
+/// So many bytes are entrusted to a node before it is asked to look: some 200 puts of one object, or 40 of
+/// many. A socket holds half as much again where nobody has set its limits.
+const ENTRUSTED_MAX: usize = 256 << 10;
+/// What a message takes of a socket, however short it is.
+const MESSAGE_BYTES: usize = 1 << 10;
 /// What the word of an object takes beside its name, or that of room that nothing came of.
 const WORD_BYTES: usize = 128;
 
@@ -69,11 +72,11 @@ impl Master {
         let mut behind = Vec::new();
         for (node, (settle, objects)) in told {
             let names: usize = settle.commit.iter().map(|it| it.key.as_bytes().len()).sum();
-            let bytes = WORD_BYTES * (settle.commit.len() + settle.abort.len()) + names;
+            let words = WORD_BYTES * (settle.commit.len() + settle.abort.len());
             let id = self.ask(node, Request::Settle(settle), Wait::Publish(objects, op));
             sent.extend(id.map(|id| (id, node)));
             let Some(member) = self.members.get_mut(node) else { continue };
-            member.entrusted += bytes;
+            member.entrusted += MESSAGE_BYTES + words + names;
             behind.extend((member.entrusted >= ENTRUSTED_MAX).then_some(node));
         }
         if sabotaged!(self.config.sabotage, AnswerUnsent) {

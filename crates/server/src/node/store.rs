@@ -11,13 +11,15 @@ use tiffin_transport::copy;
 use super::Shared;
 use super::keep::extent;
 
+/// The most bytes that come with one question: writing them keeps others of the node waiting.
+const STORE_BYTES_MAX: usize = 1 << 20;
+
 impl Shared {
     /// Writes what comes along; what is to be asked then.
     pub(super) fn write_down(&self, client: ClientId, store: Store) -> Result<Request, Refusal> {
         let Store { commit, bytes } = store;
-        if !is_whole(&commit, &bytes) {
-            let message = "each object must come with all of its bytes, or with none".to_owned();
-            return Err(Refusal { reason: Reason::Invalid, message });
+        if let Some(why) = why_not(&commit, &bytes) {
+            return Err(Refusal { reason: Reason::Invalid, message: why.to_owned() });
         }
         for (item, bytes) in commit.items.iter().zip(&bytes).filter(|(_, bytes)| !bytes.is_empty()) {
             self.write_one(client, item, bytes);
@@ -45,9 +47,13 @@ impl Shared {
     }
 }
 
-fn is_whole(commit: &Commit, bytes: &[Vec<u8>]) -> bool {
+fn why_not(commit: &Commit, bytes: &[Vec<u8>]) -> Option<&'static str> {
     let fits = |(item, bytes): (&CommitItem, &Vec<u8>)| bytes.is_empty() || bytes.len() as u64 == item.len;
-    commit.items.len() == bytes.len() && commit.items.iter().zip(bytes).all(fits)
+    if commit.items.len() != bytes.len() || !commit.items.iter().zip(bytes).all(fits) {
+        return Some("each object must come with all of its bytes, or with none");
+    }
+    let is_much = bytes.iter().map(Vec::len).sum::<usize>() > STORE_BYTES_MAX;
+    is_much.then_some("so many bytes go through the data socket")
 }
 
 #[cfg(test)]
@@ -78,7 +84,10 @@ mod tests {
             (false, vec![vec![1; 3]]),
             (false, vec![vec![1; 3], vec![1; 2], vec![]]),
         ] {
-            assert_eq!(is_whole(&commit, &bytes), is_right, "{bytes:?}");
+            assert_eq!(why_not(&commit, &bytes).is_none(), is_right, "{bytes:?}");
         }
+        let long = Commit { items: vec![item(1 << 20), item(1)], wait_ms: 0 };
+        assert_eq!(why_not(&long, &[vec![1; 1 << 20], vec![]]), None);
+        assert!(why_not(&long, &[vec![1; 1 << 20], vec![1]]).is_some());
     }
 }
