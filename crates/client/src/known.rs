@@ -160,7 +160,7 @@ pub(crate) fn is_there(inner: &Inner, keys: &Keys, options: ResolveOptions) -> V
     for uses in uses.chunk_by(|one, other| one.segment == other.segment) {
         let route = uses.first().and_then(|it| inner.current_route(it.segment));
         let Some(route) = route.filter(|it| it.attachment().is_some()) else { continue };
-        let held = route.holds(uses.iter().map(|it| (it.slot, it.stamp)), epoch);
+        let held = route.has(uses.iter().map(|it| (it.slot, it.stamp)), epoch);
         for (it, _) in uses.iter().zip(held).filter(|(_, held)| *held) {
             if let Some(there) = there.get_mut(it.index) {
                 *there = true;

@@ -160,9 +160,25 @@ impl OpenRoute {
     /// In this order: a node that was away is a member again only after it has let go of what it owed, so
     /// a use that is still there after that was found is not among it.
     pub(crate) fn holds(&self, uses: impl Iterator<Item = (u32, u64)>, epoch: u64) -> Vec<bool> {
+        self.vouches(uses, epoch, ControlReader::is_committed)
+    }
+
+    /// The same, also of uses whose node has not heard yet that they are objects. Their bytes are not to be
+    /// read without asking, but they are there: a delete is answered after the node has let go of them, and
+    /// they were known to be named.
+    pub(crate) fn has(&self, uses: impl Iterator<Item = (u32, u64)>, epoch: u64) -> Vec<bool> {
+        self.vouches(uses, epoch, ControlReader::is_held)
+    }
+
+    fn vouches(
+        &self,
+        uses: impl Iterator<Item = (u32, u64)>,
+        epoch: u64,
+        is_held: fn(&ControlReader, u32, u64) -> bool,
+    ) -> Vec<bool> {
         let is_member = |it: &ControlReader| it.is_member() && it.epoch() == epoch;
         let control = self.control();
-        let is_held = |(slot, stamp)| control.is_some_and(|it| is_member(it) && it.is_committed(slot, stamp));
+        let is_held = |(slot, stamp)| control.is_some_and(|it| is_member(it) && is_held(it, slot, stamp));
         let mut held: Vec<_> = uses.map(is_held).collect();
         // The kernel is asked once for all: a node that is there now was there when they were looked at.
         if held.contains(&true) && self.is_node_gone() {

@@ -133,6 +133,8 @@ points! {
     FrameLost,
     /// A frame arrives after its sender saw the connection break.
     FrameLate,
+    /// The invariant was checked on something.
+    CheckedPresence,
     /// Bytes that came with the question for their name were written.
     CarriedWritten,
     /// Such bytes came again, or into room that was gone.

@@ -93,6 +93,12 @@ impl Memory {
         self.alive && self.member && is_committed
     }
 
+    /// The same, also of a use that the node has not heard of yet.
+    pub(crate) fn has(&self, hold: Hold) -> bool {
+        let is_held = |it: &SlotRecord| matches!(it.state, SlotState::Committed | SlotState::Reserved(_));
+        self.alive && self.member && self.load(hold).is_some_and(is_held)
+    }
+
     /// The use of a slot that stands.
     pub(crate) fn current(&self, slot: SlotId) -> Option<Hold> {
         let all = Hold { slot, stamp: Stamp(0) }..=Hold { slot, stamp: Stamp(u64::MAX) };

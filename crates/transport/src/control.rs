@@ -335,6 +335,15 @@ impl ControlReader {
         state.and_then(SlotState::from_word) == Some(SlotState::Committed)
     }
 
+    /// Whether the slot holds that use now, committed or still reserved. Who was told of the use by the
+    /// master need not know whether its node has heard of it, too: until then it is reserved.
+    #[must_use]
+    pub fn is_held(&self, index: u32, stamp: u64) -> bool {
+        let Some(at) = self.geometry.slot_at(index).filter(|_| self.map.is_here()) else { return false };
+        let state = stamp::look(&*self.map, at, stamp, || self.map.load(at + slot::STATE));
+        matches!(state.and_then(SlotState::from_word), Some(SlotState::Committed | SlotState::Reserved))
+    }
+
     /// Where the bytes of a use lie.
     pub fn load(&self, index: u32, stamp: u64) -> Result<Placement, TransferError> {
         if !self.map.is_here() {

@@ -1,8 +1,8 @@
 //! What a store does for one who puts and gets, over every way that bytes can go.
 
 use tiffin_client::{
-    Client, Deadline, DeleteOptions, Effect, Embedded, Error, GetInto, GetOptions, OnExists, Pattern, Put,
-    PutOptions, ResolveOptions, SourceBuf, TargetBuf, Way,
+    Client, Deadline, DeleteOptions, Effect, Embedded, Error, GetInto, GetOptions, Key, OnExists, Pattern,
+    Put, PutOptions, ResolveOptions, SourceBuf, TargetBuf, Way,
 };
 
 use crate::support::{Cluster, eventually, key, only, pattern, pinned, soon};
@@ -170,6 +170,30 @@ async fn gets_of_a_known_object_do_not_ask_the_master() {
         assert!(get().await.unwrap().bytes == newer);
         only(other.delete(std::slice::from_ref(&name), DeleteOptions::default(), soon()).await).unwrap();
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whether_what_was_just_put_is_there_does_not_ask_the_master() {
+    const PUTS: u64 = 200;
+    let cluster = Cluster::one(64 << 20).await;
+    let (client, other) = (cluster.client().await, cluster.client().await);
+    let is_there = async |name: &Key| {
+        only(client.exists(std::slice::from_ref(name), ResolveOptions::default(), soon()).await)
+    };
+    let mut questions = 0;
+    for number in 0..PUTS {
+        let name = key(format!("own/{number}"));
+        only(client.put(&[Put::new(name.clone(), &pattern(1, 4096))], soon()).await).unwrap();
+        // Its node may not have heard of it yet.
+        let before = asked(&cluster);
+        assert_eq!(is_there(&name).await, Ok(true));
+        questions += asked(&cluster) - before;
+        if number % 10 == 0 {
+            only(other.delete(std::slice::from_ref(&name), DeleteOptions::default(), soon()).await).unwrap();
+            assert_eq!(is_there(&name).await, Ok(false));
+        }
+    }
+    assert!(questions < PUTS / 2, "{questions} questions, among them signs of life");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -43,9 +43,11 @@ async fn bytes_that_come_with_the_question_are_written_once_and_only_into_room_o
     let master = start_master(MasterConfig::default()).await;
     let node =
         start_node(master.address(), NodeConfig { shared_memory: false, ..NodeConfig::default() }).await;
-    let client = Raw::connect(master.address(), hello(1)).await.unwrap();
-    let other = Raw::connect(master.address(), hello(2)).await.unwrap();
-    let mut place = client.place("k", 5, Way::Tcp).await;
+    // Each has one way to the node: who opens another, and loses the first, loses its room.
+    let connect = async |client| Raw::connect(master.address(), hello(client)).await.unwrap();
+    let reader = connect(9).await;
+    let one = connect(1).await;
+    let place = one.place("k", 5, Way::Tcp).await;
     for bytes in [&b"four"[..], b"sixsix"] {
         let refused = place.store("k", 5, bytes).await;
         let is_invalid =
@@ -57,21 +59,23 @@ async fn bytes_that_come_with_the_question_are_written_once_and_only_into_room_o
     assert!(matches!(stored, CommitOutcome::Stored(_)), "{stored:?}");
     // As if the answer had been lost. What comes along now is not looked at.
     assert_eq!(place.store("k", 5, b"other").await.unwrap(), stored);
-    assert_eq!(client.get("k", Way::Tcp).await.as_deref(), Some(&b"bytes"[..]));
+    assert_eq!(reader.get("k", Way::Tcp).await.as_deref(), Some(&b"bytes"[..]));
     assert_eq!(node.counters().served.written(), 5);
     // Written before, through the data socket.
-    place = client.place("l", 3, Way::Tcp).await;
+    let two = connect(2).await;
+    let place = two.place("l", 3, Way::Tcp).await;
     place.write(b"old").await;
     assert!(matches!(place.store("l", 3, b"").await, Ok(CommitOutcome::Stored(_))));
-    assert_eq!(client.get("l", Way::Tcp).await.as_deref(), Some(&b"old"[..]));
+    assert_eq!(reader.get("l", Way::Tcp).await.as_deref(), Some(&b"old"[..]));
     // Room of somebody else.
-    let mine = client.place("m", 4, Way::Tcp).await;
-    let mut theirs = other.place("m", 4, Way::Tcp).await;
+    let (me, they) = (connect(3).await, connect(4).await);
+    let mine = me.place("m", 4, Way::Tcp).await;
+    let mut theirs = they.place("m", 4, Way::Tcp).await;
     theirs.reservation = mine.reservation.clone();
     assert_eq!(theirs.store("m", 4, b"evil").await.unwrap(), CommitOutcome::Stale);
-    assert_eq!(other.get("m", Way::Tcp).await, None);
+    assert_eq!(reader.get("m", Way::Tcp).await, None);
     assert!(matches!(mine.store("m", 4, b"good").await, Ok(CommitOutcome::Stored(_))));
-    assert_eq!(other.get("m", Way::Tcp).await.as_deref(), Some(&b"good"[..]));
+    assert_eq!(reader.get("m", Way::Tcp).await.as_deref(), Some(&b"good"[..]));
 }
 
 async fn client_generation(client: &Raw, name: &str) -> CommitOutcome {

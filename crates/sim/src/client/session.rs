@@ -176,6 +176,9 @@ impl World {
                     return self.session_read(client, session, transfer, id, ReadResult::TooSmall);
                 }
                 let (segment, hold) = (location.segment, location.hold());
+                if unasked {
+                    self.looks_whether_it_is_there(client, segment, hold);
+                }
                 if !hold.is_on_disk() {
                     self.connect(client, Target::Node(segment));
                 }
@@ -217,6 +220,15 @@ impl World {
         match bytes.iter().all(Vec::is_empty) {
             true => request,
             false => Request::Store(Store { commit: commit.clone(), bytes }),
+        }
+    }
+
+    /// Whether an object exists is answered without asking, where its memory is mapped: then it must not have
+    /// been deleted.
+    fn looks_whether_it_is_there(&mut self, client: usize, segment: SegmentId, hold: Hold) {
+        let is_mapped = self.clients.get(client).is_some_and(|it| it.attached.contains(&segment));
+        if is_mapped && self.memories.get(&segment).is_some_and(|it| it.has(hold)) {
+            self.oracle.found_there(segment, hold, &mut self.coverage);
         }
     }
 

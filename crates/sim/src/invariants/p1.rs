@@ -25,6 +25,12 @@ impl Oracle {
         self.read_of_dead(segment, hold);
     }
 
+    /// A client says that an object exists, without asking anybody.
+    pub(crate) fn found_there(&mut self, segment: SegmentId, hold: Hold, coverage: &mut Coverage) {
+        coverage.hit(Point::CheckedPresence);
+        self.read_of_dead(segment, hold);
+    }
+
     /// A client looks at a view that it holds.
     pub(crate) fn looks(
         &mut self,
