@@ -330,18 +330,21 @@ impl ControlReader {
     /// Whether the slot holds a committed use of that stamp now.
     #[must_use]
     pub fn is_committed(&self, index: u32, stamp: u64) -> bool {
-        let Some(at) = self.geometry.slot_at(index).filter(|_| self.map.is_here()) else { return false };
-        let state = stamp::look(&*self.map, at, stamp, || self.map.load(at + slot::STATE));
-        state.and_then(SlotState::from_word) == Some(SlotState::Committed)
+        self.state_of(index, stamp) == Some(SlotState::Committed)
     }
 
     /// Whether the slot holds that use now, committed or still reserved. Who was told of the use by the
     /// master need not know whether its node has heard of it, too: until then it is reserved.
     #[must_use]
     pub fn is_held(&self, index: u32, stamp: u64) -> bool {
-        let Some(at) = self.geometry.slot_at(index).filter(|_| self.map.is_here()) else { return false };
+        matches!(self.state_of(index, stamp), Some(SlotState::Committed | SlotState::Reserved))
+    }
+
+    /// How far the use of that stamp has come, if the slot holds it now.
+    fn state_of(&self, index: u32, stamp: u64) -> Option<SlotState> {
+        let at = self.geometry.slot_at(index).filter(|_| self.map.is_here())?;
         let state = stamp::look(&*self.map, at, stamp, || self.map.load(at + slot::STATE));
-        matches!(state.and_then(SlotState::from_word), Some(SlotState::Committed | SlotState::Reserved))
+        state.and_then(SlotState::from_word)
     }
 
     /// Where the bytes of a use lie.

@@ -22,28 +22,38 @@ impl Shared {
             return Err(Refusal { reason: Reason::Invalid, message: why.to_owned() });
         }
         for (item, bytes) in commit.items.iter().zip(&bytes).filter(|(_, bytes)| !bytes.is_empty()) {
-            self.write_one(client, item, bytes);
+            if !self.write_one(client, item, bytes) {
+                // What is not whole must not be asked about: it would be named.
+                tracing::error!(hold = ?item.hold, "the core gave extents that are not the object");
+                let message = "the node could not write the bytes".to_owned();
+                return Err(Refusal { reason: Reason::Invalid, message });
+            }
         }
         Ok(Request::Commit(commit))
     }
 
-    /// Where the client has no such room any more, the core says so when it is asked.
-    fn write_one(&self, client: ClientId, item: &CommitItem, bytes: &[u8]) {
+    /// Whether all is written, or the client has no such room any more: that the core says when it is asked.
+    fn write_one(&self, client: ClientId, item: &CommitItem, bytes: &[u8]) -> bool {
         let begun = self.lock().core.begin_store(client, item.hold, 0, item.len);
-        let Some(extents) = begun else { return };
-        self.fill(&extents, bytes);
-        self.counters.served.add_written(item.len);
+        let Some(extents) = begun else { return true };
+        let is_whole = self.fill(&extents, bytes);
         self.ended(|state| state.core.end_store(item.hold));
+        if is_whole {
+            self.counters.served.add_written(item.len);
+        }
+        is_whole
     }
 
-    fn fill(&self, extents: &[Extent], bytes: &[u8]) {
+    fn fill(&self, extents: &[Extent], bytes: &[u8]) -> bool {
         let extents: Vec<_> = extents.iter().copied().map(extent).collect();
+        let Some(targets) = self.memory.targets(&extents) else { return false };
         let mut rest = bytes;
-        for target in self.memory.targets(&extents).unwrap_or_default() {
-            let Some((piece, more)) = rest.split_at_checked(target.len()) else { return };
+        for target in targets {
+            let Some((piece, more)) = rest.split_at_checked(target.len()) else { return false };
             copy::copy_in(piece, target);
             rest = more;
         }
+        rest.is_empty()
     }
 }
 
