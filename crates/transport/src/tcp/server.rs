@@ -35,8 +35,6 @@ pub(super) const CHUNK_TIME_MAX: Duration = Duration::from_secs(60);
 const ACCEPT_REST: Duration = Duration::from_millis(50);
 /// Bytes that are not wanted are read in pieces of this size and dropped.
 const DISCARD_BYTES: usize = 64 << 10;
-/// From this length on, a checksum is remembered: what is shorter is hashed sooner than looked up.
-const REMEMBERED_BYTES_MIN: u64 = 16 << 10;
 /// When an idle connection is asked whether its host still lives.
 const KEEPALIVE: Duration = Duration::from_secs(15);
 
@@ -299,13 +297,8 @@ impl Server {
             copy::copy_out(source, served.answers.get_mut(from..).unwrap_or_default());
         }
         let status = if hold.end() { Status::Ok } else { Status::Stale };
-        let is_remembered = head.len >= REMEMBERED_BYTES_MIN && status == Status::Ok;
-        let known = if is_remembered { self.sums.find(head) } else { None };
-        let hash = || checksum([SourceBuf::from(served.answers.get(start..).unwrap_or_default())]);
-        let checksum = known.unwrap_or_else(hash);
-        if is_remembered && known.is_none() {
-            self.sums.keep(head, checksum);
-        }
+        // What is so short is hashed sooner than a checksum of it would be looked up.
+        let checksum = checksum([SourceBuf::from(served.answers.get(start..).unwrap_or_default())]);
         self.counters.served.add_read(head.len);
         served.answer(&ReplyHead { kind: ReplyKind::Trailer, status, checksum, ..reply });
     }
