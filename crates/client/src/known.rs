@@ -27,8 +27,10 @@ pub(crate) const KNOWN_MAX: usize = 1 << 17;
 const USED_MAX: usize = 512;
 /// After that time it is told anyway: a lease is to protect what was just read.
 const TELL_AFTER: Duration = Duration::from_millis(10);
-/// Such moments without a use until nobody waits for the next one any more.
-const QUIET_MOMENTS_MAX: u32 = 100;
+/// While nothing is used, the next look is at most so long after the last one.
+const TELL_PAUSE_MAX: Duration = Duration::from_millis(80);
+/// After so long without a use nobody waits for the next one any more.
+const QUIET_TIME_MAX: Duration = Duration::from_secs(1);
 /// The most uses that one message tells of.
 const TOLD_MAX: usize = 4096;
 
@@ -195,18 +197,25 @@ fn is_telling_due(inner: &Inner) -> bool {
 }
 
 /// Tells every moment what was used, until nothing was for a while: to wake a thread costs more than a get,
-/// so a get does it only after a pause.
+/// so a get does it only after a pause. The longer nothing was, the less often it looks: that takes a
+/// processor from somebody, too.
 async fn tell_in_moments(client: Weak<Inner>) {
-    let mut quiet = 0;
-    while quiet < QUIET_MOMENTS_MAX {
-        tokio::time::sleep(TELL_AFTER).await;
+    let (mut pause, mut quiet) = (TELL_AFTER, Duration::ZERO);
+    while quiet < QUIET_TIME_MAX {
+        tokio::time::sleep(pause).await;
         let Some(inner) = client.upgrade() else { return };
-        quiet = if inner.known.lock().known.used_count() == 0 { quiet + 1 } else { 0 };
+        let is_quiet = inner.known.lock().known.used_count() == 0;
+        (pause, quiet) = match is_quiet {
+            true => (TELL_PAUSE_MAX.min(pause * 2), quiet + pause),
+            false => (TELL_AFTER, Duration::ZERO),
+        };
         tell_all(&inner);
-        if quiet == QUIET_MOMENTS_MAX {
+        if quiet >= QUIET_TIME_MAX {
             inner.known.has_teller.store(false, Ordering::Release);
             // Somebody may have relied on this a moment ago.
-            quiet = if is_telling_due(&inner) { 0 } else { quiet };
+            if is_telling_due(&inner) {
+                (pause, quiet) = (TELL_AFTER, Duration::ZERO);
+            }
         }
     }
 }

@@ -23,6 +23,7 @@ mod looks;
 mod patience;
 mod stream;
 mod twin;
+mod untaken;
 mod watch;
 
 use std::io;
@@ -34,7 +35,7 @@ use tiffin_proto::codec::EncodeError;
 pub use address::{Address, AddressError};
 pub use connection::Connection;
 pub use greet::{Dialed, Greeting, HELLO_BYTES_MAX, dial};
-pub use link::{Inbox, OUTBOX_BYTES_MAX, Outbox, SendError};
+pub use link::{Inbox, OUTBOX_BYTES_MAX, Outbox, SendError, Taken};
 pub use patience::{may_wait, while_waiting_is};
 pub use stream::{ListenError, Listener, Peer, Stream};
 pub use twin::Reach;

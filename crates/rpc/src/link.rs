@@ -78,6 +78,21 @@ pub enum SendError {
     TooLarge(#[from] EncodeError),
 }
 
+/// What [`Inbox::take`] finds.
+#[derive(Debug)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "it is looked into at once; a box would be made for each message"
+)]
+pub enum Taken {
+    /// A message.
+    Message(Incoming),
+    /// Nothing yet.
+    Nothing,
+    /// Nothing, and nothing more will come.
+    End,
+}
+
 /// Why there will be no more messages.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Ended {
@@ -301,24 +316,20 @@ impl Inbox {
         self.readable.be_silent()
     }
 
-    /// Everything that has come in; nothing more will come if that was the end.
-    pub fn take(&mut self) -> (Vec<Incoming>, bool) {
-        let mut words = Vec::new();
+    /// The next message, if one has come in.
+    pub fn take(&mut self) -> Taken {
         loop {
-            let is_short = match self.read(Stream::try_read) {
-                Ok(is_short) => is_short,
-                Err(Ended::Broken(error)) if error.kind() == io::ErrorKind::WouldBlock => true,
-                Err(_) => return (words, true),
-            };
-            loop {
-                match self.pop() {
-                    Ok(Some(message)) => words.push(message),
-                    Ok(None) => break,
-                    Err(_) => return (words, true),
-                }
+            match self.pop() {
+                Ok(Some(message)) => return Taken::Message(message),
+                Ok(None) => {}
+                Err(_) => return Taken::End,
             }
-            if is_short {
-                return (words, false);
+            match self.read(Stream::try_read) {
+                Ok(_) => {}
+                Err(Ended::Broken(error)) if error.kind() == io::ErrorKind::WouldBlock => {
+                    return Taken::Nothing;
+                }
+                Err(_) => return Taken::End,
             }
         }
     }

@@ -5,10 +5,10 @@ use std::io::{self, IoSlice};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::buffer::spare_capacity;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, recv, sendmsg, sockopt};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream, lookup_host};
@@ -17,6 +17,7 @@ use crate::Address;
 use crate::courtesy::step_aside;
 use crate::looks::Looks;
 use crate::twin::{self, Reach, abstract_path};
+use crate::untaken::untaken;
 
 /// How long `accept` waits before it tries again after an error, at first and at most.
 const ACCEPT_PAUSE_MS_MIN: u64 = 1;
@@ -24,14 +25,15 @@ const ACCEPT_PAUSE_MS_MIN: u64 = 1;
 const ACCEPT_PAUSE_MS_MAX: u64 = 1000;
 /// How long to wait before a full Unix socket is tried again.
 const CONNECT_PAUSE: Duration = Duration::from_millis(5);
-/// The longest a read waits before it looks at its deadline again, in milliseconds.
-const PATIENCE_MS_MAX: u64 = 1 << 16;
 
 /// How long a thread that waits for an answer looks for it before it sleeps. Being woken takes about as long
 /// as most answers do, and longest on a virtual machine.
 const LOOK_TIME_MAX: Duration = Duration::from_micros(50);
 /// How long it rests between two looks where it lets nobody else run, in turns of the processor's own pause.
 const LOOK_PAUSES: usize = 16;
+/// How soon a peer on another processor begins with a question. One that has not by then may wait for the
+/// processor of this very thread.
+const TAKE_TIME_MAX: Duration = Duration::from_micros(10);
 
 /// A connected stream. Reading and writing need no exclusive access: one reads while others write.
 ///
@@ -42,8 +44,6 @@ const LOOK_PAUSES: usize = 16;
 pub struct Stream {
     socket: Arc<OwnedFd>,
     peer: Peer,
-    /// How long the system lets a waiting read wait, in milliseconds; zero before the first.
-    patience_ms: AtomicU64,
     looks: Looks,
 }
 
@@ -147,7 +147,7 @@ impl Stream {
     }
 
     fn new(socket: OwnedFd, peer: Peer) -> Self {
-        Self { socket: Arc::new(socket), peer, patience_ms: AtomicU64::new(0), looks: Looks::default() }
+        Self { socket: Arc::new(socket), peer, looks: Looks::default() }
     }
 
     /// The socket, for who watches it.
@@ -169,20 +169,19 @@ impl Stream {
         }
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
-            let left_ms = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
-            if left_ms == 0 {
+            if left.is_zero() {
                 return Err(io::ErrorKind::TimedOut.into());
             }
-            // Of one's own time a power of two: most calls find it set.
-            let patience = (1 << left_ms.ilog2()).min(PATIENCE_MS_MAX);
-            if self.patience_ms.swap(patience, Ordering::Relaxed) != patience {
-                let patience = Some(Duration::from_millis(patience));
-                sockopt::set_socket_timeout(&*self.socket, sockopt::Timeout::Recv, patience)?;
-            }
-            match recv(&*self.socket, spare_capacity(buffer), RecvFlags::empty()) {
-                Ok((_, read)) => return Ok(read),
-                Err(Errno::AGAIN | Errno::INTR) => {}
+            // Who waits in `recv` is also woken when the peer has taken the question out of a Unix socket,
+            // and then takes the processor from it.
+            let mut socket = [PollFd::new(&*self.socket, PollFlags::IN)];
+            match poll(&mut socket, Timespec::try_from(left).ok().as_ref()) {
+                Ok(_) | Err(Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
+            }
+            match self.try_read(buffer) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                found => return found,
             }
         }
     }
@@ -190,6 +189,7 @@ impl Stream {
     /// The same for a moment, in which the thread does not sleep.
     fn look(&self, buffer: &mut Vec<u8>) -> Option<io::Result<usize>> {
         let from = Instant::now();
+        let mut is_taken = false;
         while from.elapsed() < LOOK_TIME_MAX {
             match self.try_read(buffer) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
@@ -200,8 +200,14 @@ impl Stream {
             }
             match self.peer {
                 _ if step_aside() => {}
-                // On this host an answer may come from another processor meanwhile.
-                Peer::Unix { .. } => (0..LOOK_PAUSES).for_each(|_| std::hint::spin_loop()),
+                // On this host an answer may come from another processor meanwhile, if one has begun with it.
+                Peer::Unix { .. } => {
+                    is_taken = is_taken || untaken(self).is_ok_and(|bytes| bytes == 0);
+                    if !is_taken && from.elapsed() > TAKE_TIME_MAX {
+                        return None;
+                    }
+                    (0..LOOK_PAUSES).for_each(|_| std::hint::spin_loop());
+                }
                 Peer::Tcp(_) | Peer::Gone => return None,
             }
         }

@@ -3,7 +3,7 @@
 //! The runtime's own streams wake somebody for every byte that comes in and, on Unix sockets, for every
 //! message that the peer has taken out. Here a socket is watched only for what somebody waits for.
 //!
-//! **Invariant:** everything `unsafe` of this crate is here.
+//! **Invariant:** everything `unsafe` of this crate is here and in `untaken`.
 
 use std::io;
 use std::os::fd::OwnedFd;

@@ -18,7 +18,7 @@ use std::time::Duration;
 use tiffin_core::RequestId;
 use tiffin_core::message::{Hello, NodeInfo, Reason, Reply, Request, Role, Settle, Welcome};
 use tiffin_proto::Incoming;
-use tiffin_rpc::{Address, CallError, Dialed, Inbox, Outbox, Peer, Reach, dial};
+use tiffin_rpc::{Address, CallError, Dialed, Inbox, Outbox, Peer, Reach, Taken, dial};
 use tokio::sync::watch;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, sleep_until};
 
@@ -41,6 +41,9 @@ const BEATS_UNANSWERED_MAX: u32 = 8;
 const LOOK_PAUSE: Duration = Duration::from_millis(16);
 /// The same while the master cannot put everything there.
 const LOOK_PAUSE_BEHIND: Duration = Duration::from_millis(1);
+/// Of so many objects is heeded at once what the ledger says, or of those of one message. Then others may
+/// have the processor: all of it takes longer than the put that waits meanwhile.
+const OBJECTS_AT_ONCE: usize = 32;
 /// Where so much was in it, more may wait for room in it.
 const WORDS_MANY: usize = 500;
 /// See [`LOOK_PAUSE`].
@@ -172,20 +175,6 @@ fn heed(shared: &impl Linked, message: Incoming) {
     }
 }
 
-/// All that was in the ledger: what is entrusted is heeded at once, and answered once.
-fn heed_all(shared: &impl Linked, words: Vec<Incoming>) {
-    let mut entrusted = Vec::with_capacity(words.len());
-    for message in words {
-        match message {
-            Incoming::Request(id, Request::Settle(settle)) => entrusted.push((id, settle)),
-            message => heed(shared, message),
-        }
-    }
-    if !entrusted.is_empty() {
-        shared.hear(Said::Entrusted(entrusted));
-    }
-}
-
 /// Where the master puts what it entrusts to this node, if both are on one host.
 struct Ledger(Option<Inbox>);
 
@@ -204,16 +193,43 @@ impl Ledger {
     /// no more.
     fn look(&mut self, shared: &impl Linked, outbox: &Outbox) -> Result<Option<Duration>, String> {
         let Some(inbox) = &mut self.0 else { return Ok(None) };
-        let (words, is_end) = inbox.take();
-        let is_behind = words.len() >= WORDS_MANY || inbox.has_part();
-        let is_news = is_behind || !words.is_empty();
-        if is_news {
-            outbox.gather();
-            heed_all(shared, words);
-            outbox.send_gathered();
+        outbox.gather();
+        let (count, is_end) = heed_all(shared, inbox);
+        outbox.send_gathered();
+        let is_behind = count >= WORDS_MANY || inbox.has_part();
+        let pause = if is_behind { LOOK_PAUSE_BEHIND } else { LOOK_PAUSE };
+        let is_news = is_behind || count > 0;
+        if is_end { Err("it closed the ledger".to_owned()) } else { Ok(is_news.then_some(pause)) }
+    }
+}
+
+/// Heeds all that has come, some at a time; of that, what is entrusted is heeded at once, and answered once.
+/// How many messages it was, and whether that was the end.
+fn heed_all(shared: &impl Linked, inbox: &mut Inbox) -> (usize, bool) {
+    let mut count = 0;
+    loop {
+        let (mut entrusted, mut objects) = (Vec::new(), 0);
+        let rest = loop {
+            match inbox.take() {
+                Taken::Message(Incoming::Request(id, Request::Settle(settle))) => {
+                    objects += settle.commit.len() + settle.abort.len();
+                    entrusted.push((id, settle));
+                }
+                Taken::Message(message) => heed(shared, message),
+                rest => break Some(rest),
+            }
+            count += 1;
+            if objects >= OBJECTS_AT_ONCE {
+                break None;
+            }
+        };
+        if !entrusted.is_empty() {
+            shared.hear(Said::Entrusted(entrusted));
         }
-        let pause = is_news.then_some(if is_behind { LOOK_PAUSE_BEHIND } else { LOOK_PAUSE });
-        if is_end { Err("it closed the ledger".to_owned()) } else { Ok(pause) }
+        match rest {
+            Some(rest) => return (count, matches!(rest, Taken::End)),
+            None => std::thread::yield_now(),
+        }
     }
 }
 
