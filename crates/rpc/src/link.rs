@@ -316,7 +316,8 @@ impl Inbox {
         self.readable.be_silent()
     }
 
-    /// The next message, if one has come in.
+    /// The next message, if one has come in. Much of it is read a little at a time, so others get their turn in
+    /// between if the caller lets them.
     pub fn take(&mut self) -> Taken {
         loop {
             match self.pop() {
@@ -324,7 +325,7 @@ impl Inbox {
                 Ok(None) => {}
                 Err(_) => return Taken::End,
             }
-            match self.read(Stream::try_read) {
+            match self.read(Stream::try_read_little) {
                 Ok(_) => {}
                 Err(Ended::Broken(error)) if error.kind() == io::ErrorKind::WouldBlock => {
                     return Taken::Nothing;

@@ -26,6 +26,9 @@ const ACCEPT_PAUSE_MS_MAX: u64 = 1000;
 /// How long to wait before a full Unix socket is tried again.
 const CONNECT_PAUSE: Duration = Duration::from_millis(5);
 
+/// What is read at a time where that matters: some twenty small messages.
+const LITTLE_BYTES: usize = 4 << 10;
+
 /// How long a thread that waits for an answer looks for it before it sleeps. Being woken takes about as long
 /// as most answers do, and longest on a virtual machine.
 const LOOK_TIME_MAX: Duration = Duration::from_micros(50);
@@ -160,7 +163,17 @@ impl Stream {
         Ok(recv(&*self.socket, spare_capacity(buffer), RecvFlags::DONTWAIT)?.0)
     }
 
-    /// The same, but waits in this thread until something is there; `TimedOut` if that is too late.
+    /// The same, but not much at a time: the system takes longer to let go of many small messages than whoever
+    /// waits for the processor should wait.
+    pub(crate) fn try_read_little(&self, buffer: &mut Vec<u8>) -> io::Result<usize> {
+        let mut little = [0; LITTLE_BYTES];
+        let (_, read) = recv(&*self.socket, &mut little[..], RecvFlags::DONTWAIT)?;
+        buffer.extend_from_slice(little.get(..read).unwrap_or_default());
+        Ok(read)
+    }
+
+    /// The same as [`Self::try_read`], but waits in this thread until something is there; `TimedOut` if that is
+    /// too late.
     pub(crate) fn read_until(&self, buffer: &mut Vec<u8>, deadline: Instant) -> io::Result<usize> {
         if self.looks.is_due()
             && let Some(found) = self.look(buffer)

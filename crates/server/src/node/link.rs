@@ -43,7 +43,7 @@ const LOOK_PAUSE: Duration = Duration::from_millis(16);
 const LOOK_PAUSE_BEHIND: Duration = Duration::from_millis(1);
 /// Of so many objects is heeded at once what the ledger says, or of those of one message. Then others may
 /// have the processor: all of it takes longer than the put that waits meanwhile.
-const OBJECTS_AT_ONCE: usize = 32;
+const OBJECTS_AT_ONCE: usize = 16;
 /// Where so much was in it, more may wait for room in it.
 const WORDS_MANY: usize = 500;
 /// See [`LOOK_PAUSE`].
