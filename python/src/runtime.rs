@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
-use tiffin_client::while_waiting_is;
+use tiffin_client::{Waiting, while_waiting_is};
 use tokio::net::UnixStream;
 use tokio::runtime::{Builder, Runtime};
 
@@ -83,7 +83,7 @@ pub(crate) fn block_on<T: Send>(py: Python<'_>, work: impl AsyncFnOnce() -> T + 
         return py.detach(|| hearing_signals(engine, work));
     }
     let (result, entry) = py.detach(|| {
-        let result = while_waiting_is(true, || engine.runtime.block_on(work()));
+        let result = while_waiting_is(Waiting::Now, || engine.runtime.block_on(work()));
         match engine.entry() {
             Some(entry) => (result, entry),
             None => stay_outside(),
@@ -160,7 +160,7 @@ fn hearing_signals<T>(engine: &Engine, work: impl AsyncFnOnce() -> T) -> PyResul
                 () = tokio::time::sleep(SIGNALS_EVERY) => None,
             }
         };
-        let turn = while_waiting_is(true, || engine.runtime.block_on(turn));
+        let turn = while_waiting_is(Waiting::Now, || engine.runtime.block_on(turn));
         if let Some(result) = turn {
             return Ok(result);
         }

@@ -133,7 +133,7 @@ pub use tiffin_core::message::{
     Why,
 };
 pub use tiffin_core::{ClientId, Generation, Key, KeyError, Keys, Location, SegmentId};
-pub use tiffin_rpc::while_waiting_is;
+pub use tiffin_rpc::{Waiting, while_waiting_is};
 pub use tiffin_transport::checksum::checksum;
 pub use tiffin_transport::{Counters, SourceBuf, TargetBuf, this_process};
 pub use types::{

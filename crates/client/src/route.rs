@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tiffin_core::message::{Hello, NodeInfo, Welcome};
-use tiffin_rpc::{Address, Connection, may_wait};
+use tiffin_rpc::{Address, Connection, Waiting, waiting};
 use tiffin_server::node::{LocalDisk, LocalDisks};
 use tiffin_transport::control::ControlReader;
 use tiffin_transport::local::Local;
@@ -148,7 +148,7 @@ impl OpenRoute {
 
     pub(crate) async fn write(&self, ops: &[WriteOp<'_>], deadline: Deadline) -> Vec<Outcome> {
         if let Mover::Tcp(tcp) = &self.mover {
-            return tcp.write_as(ops, may_wait(), deadline.instant()).await;
+            return tcp.write_as(ops, waiting() == Waiting::Now, deadline.instant()).await;
         }
         let outcomes = self.transport().write(ops, deadline.instant()).await;
         self.unless_gone(outcomes)
@@ -246,7 +246,7 @@ impl OpenRoute {
 
 /// How bytes are read through a socket, for the thread that polls now.
 fn manner(unasked: Option<u64>) -> Manner {
-    Manner { unasked, lingers: may_wait() }
+    Manner { unasked, lingers: waiting() == Waiting::Now }
 }
 
 /// Opens the way to a node. `last` is the one that broke, if there was one.

@@ -8,7 +8,7 @@ use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use tiffin_rpc::{may_wait, while_waiting_is};
+use tiffin_rpc::{Waiting, waiting, while_waiting_is};
 
 /// One of the things.
 pub(crate) type Job<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -51,15 +51,20 @@ impl<'a, T> Running<'a, T> {
         // One that waits in the socket keeps the others from going on: so only the last does, if those before
         // it are calls, which have begun.
         let last = self.jobs.len().saturating_sub(1);
-        let may_last_wait = may_wait() && self.jobs.iter().take(last).all(|(kind, _)| *kind == Kind::Call);
+        let whole = waiting();
+        let are_calls = self.jobs.iter().take(last).all(|(kind, _)| *kind == Kind::Call);
+        let (of_last, of_others) = match whole {
+            Waiting::Now if are_calls => (Waiting::Now, Waiting::Soon),
+            Waiting::Now => (Waiting::Never, Waiting::Soon),
+            whole => (whole, whole),
+        };
         // All are polled at every wake. They are as many as nodes are involved, so that is cheap.
-        let ready = self.jobs.iter_mut().enumerate().find_map(|(index, (_, job))| {
-            let may_wait = index == last && may_last_wait;
-            match while_waiting_is(may_wait, || job.as_mut().poll(context)) {
-                Poll::Ready(result) => Some((index, result)),
-                Poll::Pending => None,
-            }
-        });
+        let how = |index| if index == last { of_last } else { of_others };
+        let mut ready = self.poll_each(context, self.jobs.len(), how);
+        if ready.is_none() && of_others != whole {
+            // This thread does something else now, so the runtime has to watch.
+            ready = self.poll_each(context, last, |_| Waiting::Never);
+        }
         match ready {
             Some((index, result)) => {
                 drop(self.jobs.remove(index));
@@ -68,6 +73,21 @@ impl<'a, T> Running<'a, T> {
             None if self.jobs.is_empty() => Poll::Ready(None),
             None => Poll::Pending,
         }
+    }
+
+    /// Polls the first `count` of them until one is ready.
+    fn poll_each(
+        &mut self,
+        context: &mut Context<'_>,
+        count: usize,
+        how: impl Fn(usize) -> Waiting,
+    ) -> Option<(usize, T)> {
+        self.jobs.iter_mut().take(count).enumerate().find_map(|(index, (_, job))| {
+            match while_waiting_is(how(index), || job.as_mut().poll(context)) {
+                Poll::Ready(result) => Some((index, result)),
+                Poll::Pending => None,
+            }
+        })
     }
 
     /// All results, in the order in which they come.
@@ -86,22 +106,26 @@ mod tests {
 
     use super::*;
 
-    /// Which of several things may wait, when this thread may.
-    fn who_waits(calls: &[bool]) -> Vec<usize> {
-        let waited = Mutex::new(Vec::new());
+    /// How several things are polled, each time, when this thread may wait for them.
+    fn polled(calls: &[bool]) -> Vec<(usize, Waiting)> {
+        let polled = Mutex::new(Vec::new());
         let mut running = Running::<()>::new();
         for (index, is_call) in calls.iter().enumerate() {
-            let waited = &waited;
+            let polled = &polled;
             let job = poll_fn(move |_| {
-                waited.lock().unwrap().extend(may_wait().then_some(index));
+                polled.lock().unwrap().push((index, waiting()));
                 Poll::Pending
             });
             if *is_call { running.push_call(job) } else { running.push(job) }
         }
         let mut context = Context::from_waker(std::task::Waker::noop());
-        assert!(while_waiting_is(true, || running.poll(&mut context)).is_pending());
+        assert!(while_waiting_is(Waiting::Now, || running.poll(&mut context)).is_pending());
         drop(running);
-        waited.into_inner().unwrap()
+        polled.into_inner().unwrap()
+    }
+
+    fn who_waits(calls: &[bool]) -> Vec<usize> {
+        polled(calls).into_iter().filter(|(_, how)| *how == Waiting::Now).map(|(index, _)| index).collect()
     }
 
     #[test]
@@ -111,5 +135,28 @@ mod tests {
         assert_eq!(who_waits(&[true, true, false]), [2]);
         assert!(who_waits(&[true, false, true]).is_empty(), "the second would stand still");
         assert!(who_waits(&[false, false]).is_empty());
+    }
+
+    #[test]
+    fn nobody_watches_for_an_answer_that_this_thread_comes_back_for() {
+        use Waiting::{Never, Now, Soon};
+        assert_eq!(polled(&[true, false]), [(0, Soon), (1, Now), (0, Never)]);
+        assert_eq!(polled(&[false, true]), [(0, Soon), (1, Never), (0, Never)], "it comes back for none");
+    }
+
+    #[test]
+    fn what_may_not_wait_is_polled_once() {
+        let mut count = 0;
+        let mut running = Running::<()>::new();
+        running.push_call(std::future::pending());
+        running.push(poll_fn(|_| {
+            count += 1;
+            assert_eq!(waiting(), Waiting::Never);
+            Poll::Pending
+        }));
+        let mut context = Context::from_waker(std::task::Waker::noop());
+        assert!(running.poll(&mut context).is_pending());
+        drop(running);
+        assert_eq!(count, 1);
     }
 }

@@ -2,7 +2,7 @@
 
 use tiffin_client::{
     Ahead, Client, Deadline, DeleteOptions, Error, GetInto, GetOptions, Key, OnExists, Pattern, Put,
-    PutOptions, ResolveOptions, while_waiting_is,
+    PutOptions, ResolveOptions, Waiting, while_waiting_is,
 };
 use tokio::runtime::Handle;
 
@@ -42,7 +42,7 @@ impl Shared {
                 done = call(&self.client, deadline) => done,
             }
         };
-        while_waiting_is(true, || self.runtime.block_on(either))
+        while_waiting_is(Waiting::Now, || self.runtime.block_on(either))
     }
 }
 

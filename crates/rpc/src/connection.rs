@@ -4,6 +4,8 @@
 //! itself (`desk` says how the two get along). A call that is dropped or late takes its id with it, or leaves
 //! there what is to be done with the answer when it comes ([`Connection::call_or`]).
 
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -11,12 +13,13 @@ use std::time::Duration;
 use tiffin_core::RequestId;
 use tiffin_core::message::{Hello, Reply, Request, Welcome};
 use tokio::runtime::Handle;
+use tokio::sync::oneshot::error::RecvError;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, timeout_at};
 
 use crate::desk::{Asked, Desk, Late, Slot, Table, Waited};
 use crate::link::Ticket;
-use crate::{Address, CallError, Dialed, Outbox, Reach, SendError, dial, greet, may_wait};
+use crate::{Address, CallError, Dialed, Outbox, Reach, SendError, Waiting, dial, greet, waiting};
 
 /// How long a thread that may wait does so in the socket. Most answers come sooner; for the others it waits
 /// as a task does, and can be interrupted.
@@ -183,13 +186,7 @@ impl Connection {
                 return Err(shared.timeout(request));
             }
         };
-        if may_wait() {
-            let until = deadline.min(Instant::now() + LINGER_TIME_MAX).into_std();
-            shared.desk.linger(until, || !place.answer.is_empty());
-        } else {
-            shared.desk.attend();
-        }
-        match timeout_at(deadline, &mut place.answer).await {
+        match timeout_at(deadline, shared.answer(&mut place, deadline)).await {
             Ok(Ok(reply)) => accepted(reply),
             Ok(Err(_)) => Err(shared.lost()),
             Err(_) => {
@@ -255,6 +252,25 @@ impl Drop for Shared {
 impl Shared {
     fn next_id(&self) -> RequestId {
         RequestId(self.next_id.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Waits for the answer: in this thread if it may, which then reads it, else until the runtime has.
+    async fn answer(&self, place: &mut Place<'_>, deadline: Instant) -> Result<Reply, RecvError> {
+        let mut is_seen_to = false;
+        poll_fn(|context| {
+            let how = if is_seen_to { Waiting::Soon } else { waiting() };
+            is_seen_to |= how != Waiting::Soon;
+            match how {
+                Waiting::Now => {
+                    let until = deadline.min(Instant::now() + LINGER_TIME_MAX).into_std();
+                    self.desk.linger(until, || !place.answer.is_empty());
+                }
+                Waiting::Never => self.desk.attend(),
+                Waiting::Soon => {}
+            }
+            Pin::new(&mut place.answer).poll(context)
+        })
+        .await
     }
 
     fn enter(&self, id: RequestId, late: Option<Late>, lingers: bool) -> Option<Place<'_>> {
@@ -327,6 +343,10 @@ impl Drop for Place<'_> {
         let was_waiting = self.shared.give_up(id, late, remove, || self.answer.try_recv().ok());
         if was_waiting && self.lingers {
             self.shared.cancel(id);
+        }
+        if was_waiting {
+            // Its thread may have meant to read the answer, which may have to be undone.
+            self.shared.desk.attend();
         }
     }
 }

@@ -36,7 +36,7 @@ pub use address::{Address, AddressError};
 pub use connection::Connection;
 pub use greet::{Dialed, Greeting, HELLO_BYTES_MAX, dial};
 pub use link::{Inbox, OUTBOX_BYTES_MAX, Outbox, SendError, Taken};
-pub use patience::{may_wait, while_waiting_is};
+pub use patience::{Waiting, waiting, while_waiting_is};
 pub use stream::{ListenError, Listener, Peer, Stream};
 pub use twin::Reach;
 

@@ -1,5 +1,9 @@
 //! Calls of threads that wait at the stream themselves, beside tasks.
 
+use std::task::Poll;
+
+use tiffin_rpc::{Waiting, while_waiting_is};
+
 use super::*;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -159,7 +163,7 @@ async fn after_a_thread_was_answered_others_are_answered_too() {
             tokio::task::spawn_blocking(move || {
                 let mut call = std::pin::pin!(call);
                 runtime.block_on(std::future::poll_fn(|context| {
-                    tiffin_rpc::while_waiting_is(true, || call.as_mut().poll(context))
+                    while_waiting_is(Waiting::Now, || call.as_mut().poll(context))
                 }))
             })
         };
@@ -182,5 +186,49 @@ async fn after_a_thread_was_answered_others_are_answered_too() {
         waiting().await.unwrap().unwrap();
         say_end.send(true).unwrap();
         tokio::time::timeout(Duration::from_secs(60), connection.closed()).await.expect("its end is noticed");
+    }
+}
+
+/// A thread that means to come back for an answer has nobody watch for it. Whatever it does then, the answer
+/// is read.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_that_a_thread_meant_to_come_back_for_is_read_whatever_it_does() {
+    for address in [any_port(), unix_name()] {
+        let address = server(address, echo).await;
+        let (connection, _) = Connection::open(&address, hello(), patient()).await.unwrap();
+        let runtime = tokio::runtime::Handle::current();
+        let (late, mut heard) = mpsc::unbounded_channel();
+        let thread = move || {
+            for then in [Waiting::Never, Waiting::Now] {
+                // From now on nobody watches, until somebody is to.
+                connection.call_blocking(&numbered(1), patient()).unwrap();
+                let request = numbered(2);
+                let mut call = std::pin::pin!(connection.call(&request, patient()));
+                let mut how = Waiting::Soon;
+                let reply = runtime.block_on(std::future::poll_fn(|context| {
+                    let polled = while_waiting_is(how, || call.as_mut().poll(context));
+                    if std::mem::replace(&mut how, then) == Waiting::Soon {
+                        context.waker().wake_by_ref();
+                    }
+                    polled
+                }));
+                assert_eq!(reply.unwrap(), Reply::ViewsBegun(vec![true; 2]));
+            }
+            connection.call_blocking(&numbered(1), patient()).unwrap();
+            let request = numbered(3);
+            let mut call = Box::pin(connection.call_or(&request, patient(), move |reply| {
+                late.send(reply).unwrap();
+            }));
+            runtime.block_on(std::future::poll_fn(|context| {
+                // The answer may be quick, but it is in the socket.
+                assert!(while_waiting_is(Waiting::Soon, || call.as_mut().poll(context)).is_pending());
+                Poll::Ready(())
+            }));
+            drop(call);
+            connection
+        };
+        let _connection = tokio::task::spawn_blocking(thread).await.unwrap();
+        let told = tokio::time::timeout(Duration::from_secs(60), heard.recv()).await;
+        assert_eq!(told.expect("nobody read it"), Some(Reply::ViewsBegun(vec![true; 3])));
     }
 }
