@@ -115,6 +115,9 @@ def grow_objects(stores, counts, progress):
                 other.answer(3600)
                 there = count
                 client = store.worker("client")
+                # Memory is taken and mapped ahead of need from the first get on, which is no part of later ones.
+                client.ask("pick", None, {"count": count, "gets": 0})
+                store.rest(client, other)
                 answer = client.ask("pick", None, {"count": count, "gets": GETS})
                 client.end()
                 found.append(series_of(store, "get_into", case, 1, [answer], objects=count))

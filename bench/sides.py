@@ -19,6 +19,8 @@ import time
 from worker import SEGMENT_BYTES, STAGING_BYTES
 
 SETUP_SECONDS_MAX = 30
+# A store rests when all of it uses less than this part of a core; that is not waited for longer than so.
+REST_SHARE, REST_SECONDS_MAX = 0.1, 120
 CLOSE_SECONDS_MAX = 10
 SLICE_SECONDS_MAX = 60
 HERE = pathlib.Path(__file__).resolve().parent
@@ -178,6 +180,16 @@ class Store:
 
     def cpu_seconds(self):
         return sum(process.cpu_seconds() for process in self.servers + self.workers)
+
+    def rest(self, *others):
+        """Waits until all of its processes, and those, have done what they do ahead of need."""
+        cpu_seconds = lambda: self.cpu_seconds() + sum(other.cpu_seconds() for other in others)
+        until, before = time.monotonic() + REST_SECONDS_MAX, cpu_seconds()
+        while time.monotonic() < until:
+            time.sleep(1)
+            if (now := cpu_seconds()) - before < REST_SHARE:
+                return
+            before = now
 
     def serve(self, role, command):
         environment = {"GLOG_logtostderr": "1", "GLOG_minloglevel": "1"}
