@@ -115,7 +115,7 @@ def grow_objects(stores, counts, progress):
                 other.answer(3600)
                 there = count
                 client = store.worker("client")
-                # Memory is taken and mapped ahead of need from the first get on, which is no part of later ones.
+                # Memory is mapped ahead of need from the first get on, which is no part of later ones.
                 client.ask("pick", None, {"count": count, "gets": 0})
                 store.rest(client, other)
                 answer = client.ask("pick", None, {"count": count, "gets": GETS})

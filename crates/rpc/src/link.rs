@@ -316,7 +316,7 @@ impl Inbox {
         self.readable.be_silent()
     }
 
-    /// The next message, if one has come in. Much of it is read a little at a time, so others get their turn in
+    /// The next message, if one has come in. It is read a little at a time, so that others get their turn in
     /// between if the caller lets them.
     pub fn take(&mut self) -> Taken {
         loop {

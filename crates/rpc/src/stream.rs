@@ -163,8 +163,8 @@ impl Stream {
         Ok(recv(&*self.socket, spare_capacity(buffer), RecvFlags::DONTWAIT)?.0)
     }
 
-    /// The same, but not much at a time: the system takes longer to let go of many small messages than whoever
-    /// waits for the processor should wait.
+    /// The same, but not much at a time: the system takes longer to let go of many small messages than
+    /// whoever waits for the processor should wait.
     pub(crate) fn try_read_little(&self, buffer: &mut Vec<u8>) -> io::Result<usize> {
         let mut little = [0; LITTLE_BYTES];
         let (_, read) = recv(&*self.socket, &mut little[..], RecvFlags::DONTWAIT)?;
@@ -172,8 +172,8 @@ impl Stream {
         Ok(read)
     }
 
-    /// The same as [`Self::try_read`], but waits in this thread until something is there; `TimedOut` if that is
-    /// too late.
+    /// The same as [`Self::try_read`], but waits in this thread until something is there; `TimedOut` if that
+    /// is too late.
     pub(crate) fn read_until(&self, buffer: &mut Vec<u8>, deadline: Instant) -> io::Result<usize> {
         if self.looks.is_due()
             && let Some(found) = self.look(buffer)
