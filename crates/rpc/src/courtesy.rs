@@ -1,4 +1,5 @@
-//! Whether a thread that looks for an answer lets others run between two looks.
+//! Whether a thread lets others run: one that looks for an answer, between two looks, and one that does much
+//! for which nobody waits.
 //!
 //! Whoever is to answer may need this very processor, and then letting it run is the shortest way to the
 //! answer. It costs next to nothing where nobody else computes. Where somebody does, each time is a whole
@@ -21,7 +22,7 @@ static SEEN: Courtesy = Courtesy::new();
 static BEGIN: LazyLock<Instant> = LazyLock::new(Instant::now);
 
 /// Lets others run, and says so; or does nothing, where that took too long lately.
-pub(crate) fn step_aside() -> bool {
+pub fn step_aside() -> bool {
     let now = || BEGIN.elapsed();
     let began = now();
     let is_due = SEEN.is_due(began);

@@ -34,6 +34,7 @@ use tiffin_proto::codec::EncodeError;
 
 pub use address::{Address, AddressError};
 pub use connection::Connection;
+pub use courtesy::step_aside;
 pub use greet::{Dialed, Greeting, HELLO_BYTES_MAX, dial};
 pub use link::{Inbox, OUTBOX_BYTES_MAX, Outbox, SendError, Taken};
 pub use patience::{Waiting, waiting, while_waiting_is};

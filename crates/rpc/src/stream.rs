@@ -25,6 +25,8 @@ const ACCEPT_PAUSE_MS_MIN: u64 = 1;
 const ACCEPT_PAUSE_MS_MAX: u64 = 1000;
 /// How long to wait before a full Unix socket is tried again.
 const CONNECT_PAUSE: Duration = Duration::from_millis(5);
+/// The longest a read sleeps before it looks at its deadline again.
+const SLEEP_TIME_MAX: Duration = Duration::from_secs(60);
 
 /// What is read at a time where that matters: some twenty small messages.
 const LITTLE_BYTES: usize = 4 << 10;
@@ -188,7 +190,8 @@ impl Stream {
             // Who waits in `recv` is also woken when the peer has taken the question out of a Unix socket,
             // and then takes the processor from it.
             let mut socket = [PollFd::new(&*self.socket, PollFlags::IN)];
-            match poll(&mut socket, Timespec::try_from(left).ok().as_ref()) {
+            let left = Timespec::try_from(left.min(SLEEP_TIME_MAX)).unwrap_or_default();
+            match poll(&mut socket, Some(&left)) {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
             }

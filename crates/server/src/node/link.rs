@@ -18,7 +18,7 @@ use std::time::Duration;
 use tiffin_core::RequestId;
 use tiffin_core::message::{Hello, NodeInfo, Reason, Reply, Request, Role, Settle, Welcome};
 use tiffin_proto::Incoming;
-use tiffin_rpc::{Address, CallError, Dialed, Inbox, Outbox, Peer, Reach, Taken, dial};
+use tiffin_rpc::{Address, CallError, Dialed, Inbox, Outbox, Peer, Reach, Taken, dial, step_aside};
 use tokio::sync::watch;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, sleep_until};
 
@@ -228,7 +228,9 @@ fn heed_all(shared: &impl Linked, inbox: &mut Inbox) -> (usize, bool) {
         }
         match rest {
             Some(rest) => return (count, matches!(rest, Taken::End)),
-            None => std::thread::yield_now(),
+            None => {
+                step_aside();
+            }
         }
     }
 }
