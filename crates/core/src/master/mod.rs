@@ -6,6 +6,7 @@
 //!
 //! **Invariant:** what arrives on a connection that was closed or replaced changes nothing.
 
+mod answers;
 mod catalog;
 mod commit;
 mod confirm;
@@ -62,7 +63,7 @@ use why::{Explaining, History};
 
 use crate::{
     ClientId, ConnId, Generation, Hold, RequestId, SegmentId, Tick,
-    message::{Held, Hello, Holder, Moved, NodeStat, Reason, Refusal, Reply, Request, Role, Stat, Viewer},
+    message::{Held, Hello, Holder, NodeStat, Reason, Refusal, Reply, Request, Role, Stat, Viewer},
     sabotage::Sabotage,
 };
 
@@ -599,84 +600,6 @@ impl Master {
             _ => refuse(Reason::NotForYou, "the master does not answer this request to a node"),
         };
         self.effects.push_back(Effect::Reply(conn, id, reply));
-    }
-
-    fn reply(&mut self, conn: ConnId, id: RequestId, reply: Reply) {
-        let Some(&Party::Node(Some(node))) = self.parties.get(&conn) else { return };
-        self.hear(node);
-        if let Reply::Settled(settled) = &reply {
-            self.heard_of_all(node, settled);
-        }
-        let Some((asked, wait)) = self.waits.remove(&id) else {
-            return self.late_reply(node, reply);
-        };
-        if asked != node {
-            self.waits.insert(id, (asked, wait));
-            return;
-        }
-        match (wait, reply) {
-            (Wait::Allocate(op, items), Reply::Allocated(allocated)) => {
-                self.allocated(node, op, &items, allocated);
-            }
-            (Wait::Allocate(op, items), _) => self.not_allocated(node, op, &items),
-            (Wait::Retire(holds, op), Reply::Settled(settled)) => {
-                self.report(node, settled.usage);
-                self.retired(node, id, &holds, op);
-            }
-            (Wait::Settle(objects, op), Reply::Settled(settled)) => {
-                self.report(node, settled.usage);
-                self.settled(node, &objects, &settled.lost);
-                self.confirmed(id, op);
-            }
-            (Wait::Mark(objects, op), Reply::Settled(settled)) => {
-                self.report(node, settled.usage);
-                self.marked(node, id, &objects);
-                self.settled(node, &objects, &settled.lost);
-                self.confirmed(id, op);
-            }
-            (Wait::Mark(objects, op), _) => self.not_marked(node, id, &objects, op),
-            (Wait::Demote(leaving), Reply::Moved(moved)) => {
-                self.report(node, moved.usage);
-                self.demoted(node, &leaving, &moved);
-            }
-            (Wait::Demote(leaving), _) => self.demoted(node, &leaving, &Moved::default()),
-            (Wait::PromoteRoom(id, charged), Reply::Allocated(mut allocated)) => {
-                // Without waking anybody, as for a put.
-                if let Some(member) = self.members.get_mut(node) {
-                    member.report(self.now, allocated.usage);
-                }
-                self.promotion_has_room(node, id, charged, allocated.items.pop().flatten());
-            }
-            (Wait::PromoteRoom(id, charged), _) => self.promotion_has_room(node, id, charged, None),
-            (Wait::Promote(id), Reply::Moved(moved)) => {
-                self.report(node, moved.usage);
-                self.promotion_has_bytes(id, moved.items == [true]);
-            }
-            (Wait::Promote(id), _) => self.promotion_broke(id),
-            (Wait::PromoteSettle(id), Reply::Settled(settled)) => {
-                self.report(node, settled.usage);
-                self.promotion_is_settled(id, &settled.lost);
-            }
-            (Wait::PromoteSettle(id), _) => self.promotion_broke(id),
-            (Wait::Inspect(op, items), Reply::Inspected(views)) => self.inspected(op, &items, &views),
-            (Wait::Inspect(op, items), _) => self.inspected(op, &items, &[]),
-            // A node that refuses what it must do is not to be trusted with the name.
-            (Wait::Retire(holds, op), _) => self.unconfirmed(node, id, &holds, op),
-            (Wait::Publish(objects, op), reply) => self.heard_of(node, id, &objects, op, reply),
-            (Wait::Settle(replicas, op), _) => {
-                let lost: Vec<_> = replicas.iter().map(|it| it.2).collect();
-                self.settled(node, &replicas, &lost);
-                self.confirmed(id, op);
-            }
-        }
-    }
-
-    /// Nobody waits for this any more; but room that was found too late must be given back.
-    fn late_reply(&mut self, node: NodeIndex, reply: Reply) {
-        if let Reply::Allocated(allocated) = reply {
-            let found = allocated.items.into_iter().flatten();
-            self.abort_all(found.map(|it| (node, it.location.hold())).collect());
-        }
     }
 
     fn closed(&mut self, conn: ConnId) {
