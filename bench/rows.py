@@ -9,6 +9,8 @@ import dataclasses
 KIB, MIB = 1 << 10, 1 << 20
 # A bulk target is met by its ratio, or by this part of what the machine itself does in the same run.
 FLOOR_SHARE_WANTED = 0.85
+# So many loopback streams at once are tried; which are fastest depends on the machine and the size.
+STREAMS = (1, 2, 4)
 # "At the floor": no ratio counts, only the floor does.
 FLOOR = None
 
@@ -118,6 +120,11 @@ BESIDE = (
     Row("16 MiB", "get_into" + NEW, "GB/s", ()),
     Row("32 x 4 KiB", "batch_put_from", "k objects/s", ()),
 )
+
+
+def of_streams(measure, count, hashed):
+    """How the floor of sockets is named: by its streams, and whether the receiver hashes what comes."""
+    return f"{measure}, {count} streams" + (", hashed" if hashed else "")
 
 
 def case_named(name):

@@ -5,7 +5,8 @@ import rows
 WIDTH = 28
 CELL = 27
 EXPLANATION = (
-    "A ratio is the median over neighbouring slices, ours to theirs: of throughput, or for 4 KiB of time.\n"
+    "A ratio is the median over neighbouring slices, ours to theirs: of throughput, or for 4 KiB of time;\n"
+    "of 99th percentiles, which a slice has too few calls for, it is the median over the repetitions.\n"
     f"A bulk target is met by its ratio or by {100 * rows.FLOOR_SHARE_WANTED:.0f} % of the same-run floor.\n"
     "Gets are of keys that the client has read before; keys that it has never seen stand in the tables above."
 )
@@ -16,6 +17,12 @@ def ratio(cell, faster):
     if cell["unit"] == "µs":
         return f"{1 / faster:.2f}x"
     return f"{faster:.1f}x" if faster >= 9.95 else f"{faster:.2f}x"
+
+
+def spread(cell, name):
+    """A ratio with those of the worst and the best repetition."""
+    ends = sorted((cell[f"{name}_low"], cell[f"{name}_high"]), reverse=cell["unit"] == "µs")
+    return f"{ratio(cell, cell[name])} ({' to '.join(ratio(cell, end) for end in ends)})"
 
 
 def wanted(row, target):
@@ -39,19 +46,18 @@ def details(cells):
         of_column = [cell for cell in cells if cell["column"] == column.title]
         if not of_column:
             continue
-        head = ("tiffin", "p99 µs", "mooncake", "p99 µs", "ratio (repetitions)", "p99", "floor", "of it")
-        widths = (10, 10, 10, 10, 24, 9, 10, 8)
+        head = ("tiffin", "p99 µs", "mooncake", "p99 µs", "ratio (repetitions)", "its p99", "floor", "of it")
+        widths = (10, 10, 10, 10, 26, 26, 10, 8)
         titles = "".join(f"{title:>{width}}" for title, width in zip(head, widths, strict=True))
         lines.append(f"\n{column.title}: tiffin {column.ours}, mooncake {column.peer}\n{'':<44}{titles}")
         for cell in of_column:
-            low, high = sorted((ratio(cell, cell["faster_low"]), ratio(cell, cell["faster_high"])))
             words = (
                 number(cell["tiffin"]),
                 number(cell["p99_us"]["tiffin"]),
                 number(cell["mooncake"]),
                 number(cell["p99_us"]["mooncake"]),
-                f"{ratio(cell, cell['faster'])} ({low} to {high})",
-                ratio(cell, cell["p99_faster"]),
+                spread(cell, "faster"),
+                spread(cell, "p99_faster"),
                 number(cell["floor"]) if "floor" in cell else "-",
                 share(cell["of_floor"]),
             )
@@ -74,7 +80,8 @@ def lines_of(row, found):
         by = " (floor)" if cell["met_by_floor"] else ""
         first.append(f"{ratio(cell, cell['faster'])} {wanted(row, target)}  {mark(cell['met'])}{by}")
         second.append(f"{ratio(cell, cell['p99_faster'])}  {mark(cell['p99_met'])}")
-        third.append(share(cell["of_floor"]))
+        bare = cell["of_bare_streams"]
+        third.append(share(cell["of_floor"]) + (f", {share(bare)} of bare sockets" if bare else ""))
     yield row.title, first
     yield "  its 99th percentile", second
     if row.is_bulk:
