@@ -220,6 +220,7 @@ impl Stream {
                 Peer::Unix { .. } => {
                     is_taken = is_taken || untaken(self).is_ok_and(|bytes| bytes == 0);
                     if !is_taken && from.elapsed() > TAKE_TIME_MAX {
+                        self.looks.ended(false);
                         return None;
                     }
                     (0..LOOK_PAUSES).for_each(|_| std::hint::spin_loop());
