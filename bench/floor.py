@@ -23,6 +23,8 @@ import xxhash
 from worker import BUFFER_BYTES, Memory, timed
 
 ROUND_TRIP_BYTES = 64
+# What a store has is not in the caches.
+ARENA_BYTES = 4 * BUFFER_BYTES
 
 
 def receive(connection, view, hashed=False):
@@ -38,13 +40,18 @@ def receive(connection, view, hashed=False):
 
 def serve(connection):
     """The other end: answers each request: how many bytes come, how many are wanted, and whether to hash."""
-    memory = Memory(BUFFER_BYTES)
+    memory, at = Memory(ARENA_BYTES), 0
+    memory.map[:] = b"\3" * ARENA_BYTES
     view, head = memoryview(memory.map), bytearray(ROUND_TRIP_BYTES)
     while True:
         receive(connection, memoryview(head))
         comes, wanted = int.from_bytes(head[:8], "little"), int.from_bytes(head[8:16], "little")
-        receive(connection, view[:comes], hashed=head[16])
-        connection.sendall(view[: max(wanted, 1)])
+        # One place after the other, as a store has them: what is always the same is always in the caches.
+        size = max(comes, wanted, 1)
+        at = at if at + size <= ARENA_BYTES else 0
+        receive(connection, view[at : at + comes], hashed=head[16])
+        connection.sendall(view[at : at + max(wanted, 1)])
+        at += size
 
 
 class Stream:
@@ -104,7 +111,7 @@ class Floor:
         # Children are forked before there are threads.
         self.unix = Stream(socket.AF_UNIX)
         self.tcp = [Stream(socket.AF_INET) for _ in range(max(rows.STREAMS))]
-        self.near, self.arena = Memory(BUFFER_BYTES), Memory(4 * BUFFER_BYTES)
+        self.near, self.arena = Memory(BUFFER_BYTES), Memory(ARENA_BYTES)
         self.near.map[:] = b"\1" * len(self.near.map)
         self.arena.map[:] = b"\2" * len(self.arena.map)
         for stream in self.tcp[1:]:
