@@ -112,14 +112,12 @@ impl OpenRoute {
         self.unless_gone(outcomes)
     }
 
-    /// Reads what was named in one life of the master, and was not asked for since; `epoch` is its life now.
-    /// A member hears of every delete, so what it still holds is still what the master once said it is. In
-    /// mapped memory that is looked up after the bytes were copied; through a socket the node says it after
-    /// it has sent them.
+    /// Reads what is known from this life of the master, and was not asked for since. A member hears of
+    /// every delete, so what it still holds is still what the master once said it is. In mapped memory that
+    /// is looked up after the bytes were copied; through a socket the node says it after it has sent them.
     pub(crate) async fn read_unasked(
         &self,
         ops: &[ReadOp<'_>],
-        named: u64,
         epoch: u64,
         deadline: Deadline,
     ) -> Vec<Outcome> {
@@ -137,15 +135,13 @@ impl OpenRoute {
             }
             Mover::Local(..) | Mover::Shm(_) => (),
         }
-        // What this life of the master has named is an object, also before its node has heard of that. Of an
-        // earlier life nobody but the node can say what became of it.
-        let is_object = if named == epoch { ControlReader::is_held } else { ControlReader::is_committed };
-        let is_there = |op: &ReadOp<'_>| self.control().is_some_and(|it| is_object(it, op.slot, op.stamp));
+        let is_there = |op: &ReadOp<'_>| self.control().is_some_and(|it| it.is_committed(op.slot, op.stamp));
         if !ops.iter().any(is_there) {
+            // What was put just now its node may not have heard of yet: it would be copied in vain.
             return ops.iter().map(|_| Err(TransferError::Stale)).collect();
         }
         let outcomes = self.read(ops, deadline).await;
-        let held = self.vouches(ops.iter().map(|op| (op.slot, op.stamp)), epoch, is_object);
+        let held = self.holds(ops.iter().map(|op| (op.slot, op.stamp)), epoch);
         let counted = outcomes.into_iter().zip(held);
         counted.map(|(it, is_held)| if is_held { it } else { it.and(Err(TransferError::Stale)) }).collect()
     }
@@ -158,17 +154,22 @@ impl OpenRoute {
         self.unless_gone(outcomes)
     }
 
-    /// For each of these uses of slots, which were known to be named: whether they are there, also if their
-    /// node has not heard yet that they are objects. A delete is answered after the node has let go of them.
-    pub(crate) fn has(&self, uses: impl Iterator<Item = (u32, u64)>, epoch: u64) -> Vec<bool> {
-        self.vouches(uses, epoch, ControlReader::is_held)
-    }
-
     /// For each of these uses of slots: whether the memory is mapped here, its node is a member in this life
     /// of the master, and the use is an object: after all that was read before.
     ///
     /// In this order: a node that was away is a member again only after it has let go of what it owed, so
     /// a use that is still there after that was found is not among it.
+    pub(crate) fn holds(&self, uses: impl Iterator<Item = (u32, u64)>, epoch: u64) -> Vec<bool> {
+        self.vouches(uses, epoch, ControlReader::is_committed)
+    }
+
+    /// The same, also of uses whose node has not heard yet that they are objects. Their bytes are not to be
+    /// read without asking, but they are there: a delete is answered after the node has let go of them, and
+    /// they were known to be named.
+    pub(crate) fn has(&self, uses: impl Iterator<Item = (u32, u64)>, epoch: u64) -> Vec<bool> {
+        self.vouches(uses, epoch, ControlReader::is_held)
+    }
+
     fn vouches(
         &self,
         uses: impl Iterator<Item = (u32, u64)>,

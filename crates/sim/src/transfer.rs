@@ -46,8 +46,7 @@ pub(crate) struct Transfer {
     /// What is written; nothing if it is a read.
     pub(crate) write: Option<ValueId>,
     pub(crate) socket: bool,
-    /// See [`Order::unasked`].
-    unasked: Option<u64>,
+    unasked: bool,
     /// Units already copied.
     done: u32,
     /// Through a mapping: all units, once the record is loaded. Through a socket: those of the piece under
@@ -65,7 +64,7 @@ pub(crate) struct Transfer {
 
 impl Transfer {
     pub(crate) fn is_unasked(&self) -> bool {
-        self.unasked.is_some()
+        self.unasked
     }
 
     fn total(&self) -> u32 {
@@ -83,9 +82,8 @@ pub(crate) struct Order {
     pub(crate) hold: Hold,
     pub(crate) len: u64,
     pub(crate) write: Option<ValueId>,
-    /// A read at a place that the client knew, without asking the master: of something that was named in this
-    /// life of it.
-    pub(crate) unasked: Option<u64>,
+    /// A read at a place that the client knew, without asking the master.
+    pub(crate) unasked: bool,
 }
 
 impl World {
@@ -193,15 +191,9 @@ impl World {
             return self.client_at(pause, client, ClientEvent::Step(id));
         }
         let unchecked = self.sabotage == Sabotage::CheckBeforeCopyOnly && transfer.write.is_none();
-        let node = self.nodes.iter().find(|it| it.segment == transfer.segment);
-        let life = node.and_then(|it| it.core.as_ref()).map(|it| it.epoch());
         let stands = match transfer.unasked {
-            None => memory.stands(transfer.hold),
-            Some(_) if memory.vouches_for(transfer.hold) => true,
-            Some(named) => {
-                let is_early = life == Some(named) && memory.has(transfer.hold);
-                is_early.then(|| self.coverage.hit(Point::KnownReadEarly)).is_some()
-            }
+            true => memory.vouches_for(transfer.hold),
+            false => memory.stands(transfer.hold),
         };
         let whole = unchecked || stands;
         if whole {
@@ -231,7 +223,7 @@ impl World {
         let len = (u64::from(pace) * EXTENT_ALIGN).min(transfer.len.saturating_sub(offset));
         let extents = match transfer.write {
             Some(_) => core.begin_store(transfer.client_id, transfer.hold, offset, len),
-            None => core.begin_send(transfer.hold, offset, len, transfer.unasked.map(|_| core.epoch())),
+            None => core.begin_send(transfer.hold, offset, len, transfer.unasked.then(|| core.epoch())),
         };
         transfer.units = extents.map(|it| all_units(&it));
         match transfer.units.is_some() {
@@ -264,7 +256,7 @@ impl World {
                 core.end_store(transfer.hold);
                 true
             }
-            None => core.end_send(transfer.hold, transfer.unasked.map(|_| core.epoch())),
+            None => core.end_send(transfer.hold, transfer.unasked.then(|| core.epoch())),
         };
         let (more, wanted) = (transfer.done < transfer.total(), !transfer.client_done && !transfer.broken);
         self.drain_node(node);
@@ -311,7 +303,7 @@ impl World {
         let Some(transfer) = self.transfers.get(&id).filter(|it| !it.client_done) else { return };
         let (client, session, need) = (transfer.client, transfer.session, transfer.need);
         let (write, socket) = (transfer.write.is_some(), transfer.socket);
-        match (transfer.is_unasked(), ended, socket) {
+        match (transfer.unasked, ended, socket) {
             (true, Ended::Whole, false) => self.coverage.hit(Point::KnownRead),
             (true, Ended::Stale, false) => self.coverage.hit(Point::KnownReadStale),
             (true, Ended::Whole, true) => self.coverage.hit(Point::KnownSocketRead),

@@ -157,7 +157,7 @@ impl World {
                 self.oracle.will_write(segment, hold, value);
                 let len = reservation.extents.iter().map(|it| it.len).sum();
                 let write = Some(value);
-                let order = Order { client, session, need: id, segment, hold, len, write, unasked: None };
+                let order = Order { client, session, need: id, segment, hold, len, write, unasked: false };
                 // A client makes contact with a node as soon as it has room there.
                 self.connect(client, Target::Node(segment));
                 if !self.carry(item, &order) {
@@ -176,7 +176,7 @@ impl World {
                     return self.session_read(client, session, transfer, id, ReadResult::TooSmall);
                 }
                 let (segment, hold) = (location.segment, location.hold());
-                if unasked.is_some() {
+                if unasked {
                     self.looks_whether_it_is_there(client, segment, hold);
                 }
                 if !hold.is_on_disk() {
