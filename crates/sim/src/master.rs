@@ -296,9 +296,9 @@ impl World {
             // Where it lies in several memories it may have had to leave another, also one whose node has yet
             // to hear what it has there, or that it is to be told.
             let places = self.oracle.generation_of.iter().filter(|(_, it)| **it == generation);
-            let memories = places.filter(|((it, _), _)| !self.oracle.shelving.is_disk(*it));
-            let is_one = memories.filter(|((it, _), _)| self.oracle.joined.contains(it)).count() == 1;
-            let is_one = is_one && !self.oracle.is_being_decided(memory, *hold);
+            let memories = places.map(|((it, _), _)| *it).filter(|it| !self.oracle.shelving.is_disk(*it));
+            let joined: Vec<_> = memories.filter(|it| self.oracle.joined.contains(it)).collect();
+            let is_one = joined == [memory] && !self.oracle.is_being_decided(memory, *hold);
             if is_one && !self.oracle.shelving.is_shelved(generation) {
                 self.oracle.evicted_for_a_patient_put(now, generation, &disks, memory);
             }
