@@ -28,12 +28,12 @@ ARENA_BYTES = 4 * BUFFER_BYTES
 
 
 def receive(connection, view, hashed=False):
-    got, digest = 0, xxhash.xxh3_64()
+    got, digest = 0, xxhash.xxh3_64() if hashed else None
     while got < len(view):
         step = connection.recv_into(view[got:])
         if step == 0:
             sys.exit("error: the other end of the loopback went away")
-        if hashed:
+        if digest:
             digest.update(view[got : got + step])
         got += step
 

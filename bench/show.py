@@ -7,7 +7,8 @@ CELL = 27
 EXPLANATION = (
     "A ratio is the median over neighbouring slices, ours to theirs: of throughput, or for 4 KiB of time;\n"
     "of 99th percentiles, which a slice has too few calls for, it is the median over the repetitions.\n"
-    f"A bulk target is met by its ratio or by {100 * rows.FLOOR_SHARE_WANTED:.0f} % of the same-run floor.\n"
+    f"A bulk target is met by its ratio or by {100 * rows.FLOOR_SHARE_WANTED:.0f} % of the same-run floor;\n"
+    "that of TCP hashes once what comes, and beside it stands the part of sockets that do not.\n"
     "Gets are of keys that the client has read before; keys that it has never seen stand in the tables above."
 )
 
@@ -81,7 +82,7 @@ def lines_of(row, found):
         first.append(f"{ratio(cell, cell['faster'])} {wanted(row, target)}  {mark(cell['met'])}{by}")
         second.append(f"{ratio(cell, cell['p99_faster'])}  {mark(cell['p99_met'])}")
         bare = cell["of_bare_streams"]
-        third.append(share(cell["of_floor"]) + (f", {share(bare)} of bare sockets" if bare else ""))
+        third.append(share(cell["of_floor"]) + (f" (bare: {share(bare)})" if bare else ""))
     yield row.title, first
     yield "  its 99th percentile", second
     if row.is_bulk:
