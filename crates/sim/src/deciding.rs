@@ -33,6 +33,12 @@ impl Oracle {
     ) {
         let replacing = items.iter().filter(|it| it.1.item.options.on_exists == OnExists::Replace);
         self.cause.names = replacing.filter_map(|it| name_of(&it.1)).collect();
+        // A home asks again because it has heard no answer, and so has its writer: what an earlier life of the
+        // master had named may be refused by this one, for something that was brought back meanwhile.
+        let keeping = items.iter().filter(|it| it.1.item.options.on_exists == OnExists::Keep);
+        let unheard = keeping.filter(|it| !self.published.contains(&(it.0, it.1.item.hold)));
+        let others = unheard.flat_map(|it| it.1.item.others.iter().map(|it| (it.segment, it.hold())));
+        self.cause.nameless = others.collect();
         let replaced = items.iter().map(|it| name_of(&it.1).and_then(|name| self.standing(name)));
         let replaced = replaced.collect();
         self.deciding.insert(to, Deciding { items, late: false, replaced, complete });

@@ -142,6 +142,8 @@ pub(crate) struct Cause {
     pub(crate) names: BTreeSet<Name>,
     /// And these very objects.
     generations: BTreeSet<Generation>,
+    /// Copies of what may get no name.
+    pub(crate) nameless: BTreeSet<(SegmentId, Hold)>,
     /// A removal that a lease refuses.
     polite: bool,
     /// Names that were looked up, and with a lease; or on behalf of which group.
@@ -747,6 +749,7 @@ impl Oracle {
             |it: &Deleting| it.victims.iter().flat_map(|(_, of)| of).any(|it| it.generation == generation);
         let asked = self.cause.names.contains(&life.name)
             || self.cause.generations.contains(&generation)
+            || self.cause.nameless.contains(&(segment, hold))
             || life.deletes > 0
             || self.undecided.contains(&(segment, hold))
             || self.undecided.iter().any(|it| self.generation_of.get(it) == Some(&generation))
