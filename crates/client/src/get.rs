@@ -42,8 +42,9 @@ enum Done {
     Read(Vec<(NeedId, ReadResult)>),
 }
 
-/// Reads that go to one node together; those of which the master was not asked apart.
-type Reads<'a> = BTreeMap<(SegmentId, bool), Vec<(NeedId, ReadOp<'a>)>>;
+/// Reads that go to one node together; those of which the master was not asked apart, by the life of it in
+/// which they were named.
+type Reads<'a> = BTreeMap<(SegmentId, Option<u64>), Vec<(NeedId, ReadOp<'a>)>>;
 
 pub(crate) async fn get_into(
     inner: &Inner,
@@ -154,7 +155,7 @@ fn op<'a>(landing: &impl Landing<'a>, item: usize, location: Location, len: u64)
 async fn read<'a>(
     inner: &Inner,
     segment: SegmentId,
-    unasked: bool,
+    unasked: Option<u64>,
     reads: Vec<(NeedId, ReadOp<'a>)>,
     deadline: Deadline,
 ) -> Done {
@@ -163,9 +164,9 @@ async fn read<'a>(
         Ok(route) => {
             let epoch = inner.current_master().map(|it| it.epoch);
             match (unasked, epoch) {
-                (false, _) => route.read(&ops, deadline).await,
-                (true, Some(epoch)) => route.read_unasked(&ops, epoch, deadline).await,
-                (true, None) => vec![Err(TransferError::Stale); ops.len()],
+                (None, _) => route.read(&ops, deadline).await,
+                (Some(named), Some(epoch)) => route.read_unasked(&ops, named, epoch, deadline).await,
+                (Some(_), None) => vec![Err(TransferError::Stale); ops.len()],
             }
         }
         Err(error) => {

@@ -136,6 +136,8 @@ pub(crate) fn recall(inner: &Inner, keys: &[Key], options: GetOptions) -> Vec<Ge
 /// Where one of the objects asked for was last seen.
 struct Use {
     segment: SegmentId,
+    /// In which life of the master it was named.
+    named: u64,
     index: usize,
     slot: u32,
     stamp: u64,
@@ -152,17 +154,19 @@ pub(crate) fn is_there(inner: &Inner, keys: &Keys, options: ResolveOptions) -> V
     state.lease |= options.lease;
     for (index, key) in keys.iter().enumerate() {
         let found = if is_use { state.known.find(key) } else { state.known.peek(key) };
-        for replica in found.map(|it| it.replicas.as_slice()).unwrap_or_default() {
-            let Location { segment, slot, stamp } = *replica;
-            uses.push(Use { segment, index, slot: slot.0, stamp: stamp.0 });
+        let Some(Found { generation, replicas, .. }) = found else { continue };
+        for &Location { segment, slot, stamp } in replicas {
+            uses.push(Use { segment, named: generation.epoch, index, slot: slot.0, stamp: stamp.0 });
         }
     }
     drop(state);
-    uses.sort_unstable_by_key(|it| it.segment);
-    for uses in uses.chunk_by(|one, other| one.segment == other.segment) {
-        let route = uses.first().and_then(|it| inner.current_route(it.segment));
-        let Some(route) = route.filter(|it| it.attachment().is_some()) else { continue };
-        let held = route.has(uses.iter().map(|it| (it.slot, it.stamp)), epoch);
+    uses.sort_unstable_by_key(|it| (it.segment, it.named));
+    for uses in uses.chunk_by(|one, other| (one.segment, one.named) == (other.segment, other.named)) {
+        let Some(first) = uses.first() else { continue };
+        let Some(route) = inner.current_route(first.segment).filter(|it| it.attachment().is_some()) else {
+            continue;
+        };
+        let held = route.holds(uses.iter().map(|it| (it.slot, it.stamp)), first.named, epoch);
         for (it, _) in uses.iter().zip(held).filter(|(_, held)| *held) {
             if let Some(there) = there.get_mut(it.index) {
                 *there = true;

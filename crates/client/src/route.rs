@@ -112,12 +112,14 @@ impl OpenRoute {
         self.unless_gone(outcomes)
     }
 
-    /// Reads what is known from this life of the master, and was not asked for since. A member hears of
-    /// every delete, so what it still holds is still what the master once said it is. In mapped memory that
-    /// is looked up after the bytes were copied; through a socket the node says it after it has sent them.
+    /// Reads what was named in one life of the master, and was not asked for since; `epoch` is its life now.
+    /// A member hears of every delete, so what it still holds is still what the master once said it is. In
+    /// mapped memory that is looked up after the bytes were copied; through a socket the node says it after
+    /// it has sent them.
     pub(crate) async fn read_unasked(
         &self,
         ops: &[ReadOp<'_>],
+        named: u64,
         epoch: u64,
         deadline: Deadline,
     ) -> Vec<Outcome> {
@@ -135,13 +137,14 @@ impl OpenRoute {
             }
             Mover::Local(..) | Mover::Shm(_) => (),
         }
-        let is_there = |op: &ReadOp<'_>| self.control().is_some_and(|it| it.is_committed(op.slot, op.stamp));
-        if !ops.iter().any(is_there) {
-            // What was put just now its node may not have heard of yet: it would be copied in vain.
-            return ops.iter().map(|_| Err(TransferError::Stale)).collect();
+        let uses = || ops.iter().map(|op| (op.slot, op.stamp));
+        let Some(control) = self.control() else { return vec![Err(TransferError::Stale); ops.len()] };
+        let is_object = object_of(named, epoch);
+        if !uses().any(|(slot, stamp)| is_object(control, slot, stamp)) {
+            return vec![Err(TransferError::Stale); ops.len()];
         }
         let outcomes = self.read(ops, deadline).await;
-        let held = self.holds(ops.iter().map(|op| (op.slot, op.stamp)), epoch);
+        let held = self.holds(uses(), named, epoch);
         let counted = outcomes.into_iter().zip(held);
         counted.map(|(it, is_held)| if is_held { it } else { it.and(Err(TransferError::Stale)) }).collect()
     }
@@ -154,31 +157,17 @@ impl OpenRoute {
         self.unless_gone(outcomes)
     }
 
-    /// For each of these uses of slots: whether the memory is mapped here, its node is a member in this life
-    /// of the master, and the use is an object: after all that was read before.
+    /// For each of these uses of slots, which were named in one life of the master: whether the memory is
+    /// mapped here, its node is a member in this life of it, and the use is an object: after all that was read
+    /// before. A delete is answered after the node has let go of them.
     ///
     /// In this order: a node that was away is a member again only after it has let go of what it owed, so
     /// a use that is still there after that was found is not among it.
-    pub(crate) fn holds(&self, uses: impl Iterator<Item = (u32, u64)>, epoch: u64) -> Vec<bool> {
-        self.vouches(uses, epoch, ControlReader::is_committed)
-    }
-
-    /// The same, also of uses whose node has not heard yet that they are objects. Their bytes are not to be
-    /// read without asking, but they are there: a delete is answered after the node has let go of them, and
-    /// they were known to be named.
-    pub(crate) fn has(&self, uses: impl Iterator<Item = (u32, u64)>, epoch: u64) -> Vec<bool> {
-        self.vouches(uses, epoch, ControlReader::is_held)
-    }
-
-    fn vouches(
-        &self,
-        uses: impl Iterator<Item = (u32, u64)>,
-        epoch: u64,
-        is_held: fn(&ControlReader, u32, u64) -> bool,
-    ) -> Vec<bool> {
+    pub(crate) fn holds(&self, uses: impl Iterator<Item = (u32, u64)>, named: u64, epoch: u64) -> Vec<bool> {
+        let is_object = object_of(named, epoch);
         let is_member = |it: &ControlReader| it.is_member() && it.epoch() == epoch;
         let control = self.control();
-        let is_held = |(slot, stamp)| control.is_some_and(|it| is_member(it) && is_held(it, slot, stamp));
+        let is_held = |(slot, stamp)| control.is_some_and(|it| is_member(it) && is_object(it, slot, stamp));
         let mut held: Vec<_> = uses.map(is_held).collect();
         // The kernel is asked once for all: a node that is there now was there when they were looked at.
         if held.contains(&true) && self.is_node_gone() {
@@ -242,6 +231,12 @@ impl OpenRoute {
         let lost = TransferError::Lost { peer, why: "the node in this process was stopped".to_owned() };
         outcomes.into_iter().map(|outcome| outcome.and(Err(lost.clone()))).collect()
     }
+}
+
+/// What makes a use an object. What this life of the master has named is one, also before its node has heard
+/// of that. Of what an earlier life has named nobody but the node can say what became of it.
+fn object_of(named: u64, epoch: u64) -> fn(&ControlReader, u32, u64) -> bool {
+    if named == epoch { ControlReader::is_held } else { ControlReader::is_committed }
 }
 
 /// How bytes are read through a socket, for the thread that polls now.

@@ -215,6 +215,8 @@ points! {
     ViewUnheard,
     /// A get that asked nobody, through shared memory.
     KnownRead,
+    /// The same, of something of which its node had not heard yet.
+    KnownReadEarly,
     /// A get that asked nobody at first, and had to.
     KnownReadStale,
     /// A get that asked nobody, through a socket.

@@ -732,19 +732,21 @@ impl Oracle {
         if again || self.lives.get(&generation).is_some_and(|it| it.gone) {
             return;
         }
-        if self.cause.evicting {
+        // Samples that were waited for too long go in the same breath.
+        let waited = self.lives.get(&generation).is_some_and(|it| it.sample) && self.impatient;
+        let evicting = self.cause.evicting && !waited;
+        if evicting {
             self.evicted(now, generation, coverage);
             // It only leaves memory.
             if self.shelving.is_shelved(generation) {
-                return coverage.hit(Point::LeftMemory);
+                return self.leaves_memory(generation, coverage);
             }
         }
         // What was never a copy goes without its object, unless that is evicted.
-        if was_pending && !self.cause.evicting {
+        if was_pending && !evicting {
             return;
         }
         let Some(life) = self.lives.get_mut(&generation) else { return };
-        let waited = life.sample && self.impatient;
         let dropped =
             |it: &Deleting| it.victims.iter().flat_map(|(_, of)| of).any(|it| it.generation == generation);
         let asked = self.cause.names.contains(&life.name)
@@ -756,18 +758,18 @@ impl Oracle {
             || self.deleting.values().any(dropped);
         // What was evicted unseen is asked for when its node is back.
         let unseen = self.blind && !life.is_protected();
-        let explained = self.cause.evicting || asked || waited || unseen;
+        let explained = evicting || asked || waited || unseen;
         life.gone = true;
         // What somebody else took away by force is not refused; it may only not be confirmed yet.
         let by_another = life.dead.is_some() || life.deletes > 1;
         let (name, leased) = (life.name, life.lease_until > now && !by_another);
-        if self.cause.polite && !self.cause.evicting {
+        if self.cause.polite && !evicting {
             coverage.hit(Point::CheckedRefusal);
             if leased {
                 self.fail("p2", || format!("{name:?} {generation} is leased, and was removed unforced"));
             }
         }
-        if waited && !asked && !self.cause.evicting {
+        if waited && !asked {
             self.given_up(name, generation, now, coverage);
         }
         // Leases end with what they are of, also if a node that was away brings that back.

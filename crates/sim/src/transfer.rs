@@ -46,7 +46,8 @@ pub(crate) struct Transfer {
     /// What is written; nothing if it is a read.
     pub(crate) write: Option<ValueId>,
     pub(crate) socket: bool,
-    unasked: bool,
+    /// See [`Order::unasked`].
+    unasked: Option<u64>,
     /// Units already copied.
     done: u32,
     /// Through a mapping: all units, once the record is loaded. Through a socket: those of the piece under
@@ -64,7 +65,7 @@ pub(crate) struct Transfer {
 
 impl Transfer {
     pub(crate) fn is_unasked(&self) -> bool {
-        self.unasked
+        self.unasked.is_some()
     }
 
     fn total(&self) -> u32 {
@@ -82,8 +83,9 @@ pub(crate) struct Order {
     pub(crate) hold: Hold,
     pub(crate) len: u64,
     pub(crate) write: Option<ValueId>,
-    /// A read at a place that the client knew, without asking the master.
-    pub(crate) unasked: bool,
+    /// A read at a place that the client knew, without asking the master: of something that was named in this
+    /// life of it.
+    pub(crate) unasked: Option<u64>,
 }
 
 impl World {
@@ -191,15 +193,28 @@ impl World {
             return self.client_at(pause, client, ClientEvent::Step(id));
         }
         let unchecked = self.sabotage == Sabotage::CheckBeforeCopyOnly && transfer.write.is_none();
+        let (segment, hold) = (transfer.segment, transfer.hold);
         let stands = match transfer.unasked {
-            true => memory.vouches_for(transfer.hold),
-            false => memory.stands(transfer.hold),
+            None => memory.stands(hold),
+            Some(named) => self.vouches_for(segment, hold, named),
         };
         let whole = unchecked || stands;
         if whole {
             self.validated(id);
         }
         self.transferred(id, if whole { Ended::Whole } else { Ended::Stale });
+    }
+
+    /// Whether a use that was named in that life of the master can be read without asking.
+    pub(crate) fn vouches_for(&mut self, segment: SegmentId, hold: Hold, named: u64) -> bool {
+        let Some(memory) = self.memories.get(&segment) else { return false };
+        let node = self.nodes.iter().find(|it| it.segment == segment);
+        let life = node.and_then(|it| it.core.as_ref()).map(|it| it.epoch());
+        let is_early = !memory.vouches_for(hold) && memory.has(hold) && life == Some(named);
+        if is_early {
+            self.coverage.hit(Point::KnownReadEarly);
+        }
+        is_early || memory.vouches_for(hold)
     }
 
     /// A piece arrives at the node, or the wish for one.
@@ -223,7 +238,7 @@ impl World {
         let len = (u64::from(pace) * EXTENT_ALIGN).min(transfer.len.saturating_sub(offset));
         let extents = match transfer.write {
             Some(_) => core.begin_store(transfer.client_id, transfer.hold, offset, len),
-            None => core.begin_send(transfer.hold, offset, len, transfer.unasked.then(|| core.epoch())),
+            None => core.begin_send(transfer.hold, offset, len, transfer.unasked.map(|_| core.epoch())),
         };
         transfer.units = extents.map(|it| all_units(&it));
         match transfer.units.is_some() {
@@ -256,7 +271,7 @@ impl World {
                 core.end_store(transfer.hold);
                 true
             }
-            None => core.end_send(transfer.hold, transfer.unasked.then(|| core.epoch())),
+            None => core.end_send(transfer.hold, transfer.unasked.map(|_| core.epoch())),
         };
         let (more, wanted) = (transfer.done < transfer.total(), !transfer.client_done && !transfer.broken);
         self.drain_node(node);
@@ -303,7 +318,7 @@ impl World {
         let Some(transfer) = self.transfers.get(&id).filter(|it| !it.client_done) else { return };
         let (client, session, need) = (transfer.client, transfer.session, transfer.need);
         let (write, socket) = (transfer.write.is_some(), transfer.socket);
-        match (transfer.unasked, ended, socket) {
+        match (transfer.is_unasked(), ended, socket) {
             (true, Ended::Whole, false) => self.coverage.hit(Point::KnownRead),
             (true, Ended::Stale, false) => self.coverage.hit(Point::KnownReadStale),
             (true, Ended::Whole, true) => self.coverage.hit(Point::KnownSocketRead),

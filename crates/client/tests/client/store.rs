@@ -173,24 +173,29 @@ async fn gets_of_a_known_object_do_not_ask_the_master() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whether_what_was_just_put_is_there_does_not_ask_the_master() {
+async fn what_was_just_put_is_looked_for_and_read_without_asking_the_master() {
     const PUTS: u64 = 200;
     let cluster = Cluster::one(64 << 20).await;
     let (client, other) = (cluster.client().await, cluster.client().await);
     let is_there = async |name: &Key| {
         only(client.exists(std::slice::from_ref(name), ResolveOptions::default(), soon()).await)
     };
+    let get = async |name: &Key| {
+        only(client.get(std::slice::from_ref(name), GetOptions::default(), soon()).await).map(|it| it.bytes)
+    };
     let mut questions = 0;
     for number in 0..PUTS {
-        let name = key(format!("own/{number}"));
-        only(client.put(&[Put::new(name.clone(), &pattern(1, 4096))], soon()).await).unwrap();
+        let (name, bytes) = (key(format!("own/{number}")), pattern(number as usize, 4096));
+        only(client.put(&[Put::new(name.clone(), &bytes)], soon()).await).unwrap();
         // Its node may not have heard of it yet.
         let before = asked(&cluster);
         assert_eq!(is_there(&name).await, Ok(true));
+        assert!(get(&name).await.unwrap() == bytes);
         questions += asked(&cluster) - before;
         if number % 10 == 0 {
             only(other.delete(std::slice::from_ref(&name), DeleteOptions::default(), soon()).await).unwrap();
             assert_eq!(is_there(&name).await, Ok(false));
+            assert_eq!(get(&name).await, Err(Error::NotFound { key: name }));
         }
     }
     assert!(questions < PUTS / 2, "{questions} questions, among them signs of life");

@@ -66,8 +66,8 @@ struct Item {
     untried: Vec<Location>,
     /// Nodes that failed this item.
     failed: BTreeSet<SegmentId>,
-    /// What is tried is only what was known before.
-    unasked: bool,
+    /// What is tried is only what was known before, of an object that was named in this life of the master.
+    unasked: Option<u64>,
     outcome: Option<GetOutcome>,
 }
 
@@ -101,7 +101,7 @@ impl Get {
             key: request.key,
             tries: 0,
             untried: request.known.as_ref().map(|it| it.replicas.clone()).unwrap_or_default(),
-            unasked: request.known.is_some(),
+            unasked: request.known.as_ref().map(|it| it.generation.epoch),
             found: request.known.unwrap_or_default(),
             failed: BTreeSet::new(),
             outcome: None,
@@ -190,7 +190,7 @@ impl Get {
         let Some(item) = self.items.get_mut(index) else { return };
         match result {
             // Whatever is wrong with what was known, the master knows better.
-            result if item.unasked && result != ReadResult::Valid => self.ask(index),
+            result if item.unasked.is_some() && result != ReadResult::Valid => self.ask(index),
             ReadResult::Valid => item.outcome = Some(GetOutcome::Read(item.found.clone())),
             ReadResult::TooSmall => item.outcome = Some(GetOutcome::TooSmall(item.found.len)),
             ReadResult::Stale => {
@@ -247,7 +247,7 @@ impl Get {
 
     fn ask(&mut self, index: usize) {
         if let Some(item) = self.items.get_mut(index) {
-            item.unasked = false;
+            item.unasked = None;
             self.to_resolve.push(index);
         }
     }

@@ -31,6 +31,8 @@ pub struct Known {
     sabotage: Sabotage,
     /// Entries that were used and of which nobody was told yet.
     used: Vec<u32>,
+    /// The newest generation that was ever known, of any object, and is not any more.
+    forgotten: Generation,
 }
 
 #[derive(Debug)]
@@ -58,13 +60,20 @@ impl Known {
             hash_seed,
             sabotage,
             used: Vec::new(),
+            forgotten: Generation::default(),
         }
     }
 
     /// Remembers where the bytes of one's own put lie: at its home, the first of its copies, which has them
     /// under that generation. Of the others only the master can tell. Another life of it may have given them
     /// an older one, and this life hears of that only when their nodes join it.
+    ///
+    /// A put may be answered long after the master has told of something newer. While that is known it stays;
+    /// once it is forgotten nobody remembers of which object it was, so nothing older is believed.
     pub fn learn_put(&mut self, key: &Key, generation: Generation, len: u64, copies: &[Location]) {
+        if generation < self.forgotten {
+            return;
+        }
         let replicas = copies.iter().copied().take(1).collect();
         self.learn(key, &Found { generation, len, replicas, ..Found::default() });
     }
@@ -132,6 +141,7 @@ impl Known {
         match outcome {
             _ if sabotaged!(self.sabotage, HearOnce) && self.peek(key).is_some() => {}
             ResolveOutcome::Found(found) if found.replicas.is_empty() => {
+                self.forgotten = self.forgotten.max(found.generation);
                 if self.peek(key).is_some_and(|it| it.generation < found.generation) {
                     self.remove(key);
                 }
@@ -148,6 +158,7 @@ impl Known {
         self.places.remove(hash(self.hash_seed, key.as_bytes()), at as u32);
         if let Some(entry) = self.entries.get_mut(at) {
             (entry.is_forgotten, entry.is_recent) = (true, false);
+            self.forgotten = self.forgotten.max(entry.found.generation);
         }
     }
 
@@ -249,6 +260,32 @@ mod tests {
         known.hear(&key(1), &ResolveOutcome::Found(found(7)));
         known.hear(&key(1), &ResolveOutcome::Found(found(6)));
         assert_eq!(known.peek(&key(1)), Some(&found(7)));
+    }
+
+    #[test]
+    fn a_late_answer_does_not_lead_back_behind_what_was_known() {
+        let place = &found(5).replicas;
+        let newer: [fn(&mut Known); 3] = [
+            |known| {
+                known.hear(&key(1), &ResolveOutcome::Found(found(6)));
+                known.forget(&key(1), found(6).generation);
+            },
+            |known| {
+                known.hear(&key(1), &ResolveOutcome::Found(found(6)));
+                known.hear(&key(1), &ResolveOutcome::Absent);
+            },
+            |known| known.hear(&key(1), &ResolveOutcome::Found(Found { replicas: vec![], ..found(6) })),
+        ];
+        for hear_and_forget in newer {
+            let mut known = Known::new(8, 0, Sabotage::None);
+            hear_and_forget(&mut known);
+            known.learn_put(&key(1), found(5).generation, 10, place);
+            assert_eq!(known.peek(&key(1)), None, "older than what was known");
+            known.learn_put(&key(1), found(7).generation, 10, &found(7).replicas);
+            assert_eq!(known.peek(&key(1)), Some(&found(7)));
+            known.hear(&key(2), &ResolveOutcome::Found(found(4)));
+            assert_eq!(known.peek(&key(2)), Some(&found(4)), "the master is believed, whatever it says");
+        }
     }
 
     #[test]

@@ -60,8 +60,10 @@ pub enum Need {
         location: Location,
         /// How long the object is.
         len: u64,
-        /// The master was not asked, so the node must be a member of its cluster after the copy.
-        unasked: bool,
+        /// The master was not asked, so the node must be a member of its cluster after the copy. The life of
+        /// the master in which the object was named: a use that its node has not heard of yet may be read
+        /// only while that lasts.
+        unasked: Option<u64>,
     },
 }
 

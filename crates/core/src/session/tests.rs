@@ -372,7 +372,7 @@ fn known_get(replicas: &[Location]) -> Get {
 fn a_known_object_is_read_without_asking() {
     let mut get = known_get(&[location(1, 5)]);
     let Some(Need::Read { id, location: from, len, unasked, .. }) = get.poll() else { panic!("no read") };
-    assert_eq!((from, len, unasked), (location(1, 5), 10, true));
+    assert_eq!((from, len, unasked), (location(1, 5), 10, Some(1)));
     assert!(get.poll().is_none());
     get.read(id, ReadResult::Valid);
     assert!(get.is_done() && get.poll().is_none());
@@ -393,7 +393,7 @@ fn what_was_known_wrongly_is_asked() {
         // The same node may have the new one, and this time it counts for itself.
         get.replied(id, resolved(found(&[location(1, 6)])));
         let Some(Need::Read { id, unasked, .. }) = get.poll() else { panic!("no read") };
-        assert!(!unasked);
+        assert_eq!(unasked, None);
         get.read(id, ReadResult::Unreachable("gone".into()));
         assert!(get.is_done());
         assert_eq!(get.into_outcomes(), [GetOutcome::Unavailable(vec!["n1".into()])]);

@@ -157,7 +157,7 @@ impl World {
                 self.oracle.will_write(segment, hold, value);
                 let len = reservation.extents.iter().map(|it| it.len).sum();
                 let write = Some(value);
-                let order = Order { client, session, need: id, segment, hold, len, write, unasked: false };
+                let order = Order { client, session, need: id, segment, hold, len, write, unasked: None };
                 // A client makes contact with a node as soon as it has room there.
                 self.connect(client, Target::Node(segment));
                 if !self.carry(item, &order) {
@@ -176,8 +176,8 @@ impl World {
                     return self.session_read(client, session, transfer, id, ReadResult::TooSmall);
                 }
                 let (segment, hold) = (location.segment, location.hold());
-                if unasked {
-                    self.looks_whether_it_is_there(client, segment, hold);
+                if let Some(named) = unasked {
+                    self.looks_whether_it_is_there(client, segment, hold, named);
                 }
                 if !hold.is_on_disk() {
                     self.connect(client, Target::Node(segment));
@@ -225,9 +225,9 @@ impl World {
 
     /// Whether an object exists is answered without asking, where its memory is mapped: then it must not have
     /// been deleted.
-    fn looks_whether_it_is_there(&mut self, client: usize, segment: SegmentId, hold: Hold) {
+    fn looks_whether_it_is_there(&mut self, client: usize, segment: SegmentId, hold: Hold, named: u64) {
         let is_mapped = self.clients.get(client).is_some_and(|it| it.attached.contains(&segment));
-        if is_mapped && self.memories.get(&segment).is_some_and(|it| it.has(hold)) {
+        if is_mapped && self.vouches_for(segment, hold, named) {
             self.oracle.found_there(segment, hold, &mut self.coverage);
         }
     }

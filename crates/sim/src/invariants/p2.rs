@@ -84,7 +84,8 @@ impl Oracle {
             coverage.hit(Point::CheckedDeletedCopies);
             let reached = |(segment, it): &(&SegmentId, &Memory)| it.alive && self.joined.contains(segment);
             let (reached, exempt): (Vec<_>, Vec<_>) = memories.iter().partition(reached);
-            let mut holders = reached.into_iter().filter(|(_, it)| copies(it, generation).next().is_some());
+            let mut holders =
+                reached.into_iter().filter(|(segment, it)| self.lets_read(**segment, it, generation));
             let holder = holders.next().map(|(segment, _)| *segment);
             let exempt = exempt.into_iter().map(|(segment, _)| *segment).collect();
             if confirmed
@@ -170,7 +171,7 @@ impl Oracle {
         let first = Generation { counter: 0, ..generation };
         let older = self.of_name.get(&name).into_iter().flat_map(|it| it.range(first..generation));
         let older: Vec<_> = older.collect();
-        let still = |memory: &Memory| older.iter().any(|it| copies(memory, **it).next().is_some());
+        let still = |segment, memory: &Memory| older.iter().any(|it| self.lets_read(segment, memory, **it));
         let any: Vec<_> = self.of_name.get(&name).into_iter().flatten().collect();
         // A node that has not heard from this life of the master may still hear of a copy from the last one.
         let is_any = |segment: SegmentId, hold: Hold| {
@@ -181,17 +182,27 @@ impl Oracle {
             any.iter().any(|it| copies(memory, **it).next().is_some())
                 || memory.slots().any(|(hold, _)| is_any(segment, hold))
         };
+        let mut is_shadowed = false;
         for (segment, memory) in memories.iter().filter(|(_, it)| it.alive) {
             let joined = self.joined.contains(segment);
-            if joined && memory.member && still(memory) {
+            if joined && memory.member && still(*segment, memory) {
                 let what =
                     || format!("{name:?} {generation} was stored, but {segment} still has an older one");
                 return self.fail("p2", what);
             }
-            if !joined && unheard(*segment, memory) {
-                self.shadowed.insert(generation);
-            }
+            is_shadowed |= !joined && unheard(*segment, memory);
         }
+        if is_shadowed {
+            self.shadowed.insert(generation);
+        }
+    }
+
+    /// Whether a client that knows where it lies can read that generation: what this life of the master has
+    /// named need not have been committed there yet.
+    fn lets_read(&self, segment: SegmentId, memory: &Memory, generation: Generation) -> bool {
+        let is_it = |hold| self.generation_of.get(&(segment, hold)) == Some(&generation);
+        let is_early = |hold| generation.epoch == self.epoch && memory.has(hold) && is_it(hold);
+        copies(memory, generation).next().is_some() || memory.slots().any(|(hold, _)| is_early(hold))
     }
 
     /// A get has ended that began after a put of `newest` had been answered.

@@ -30,6 +30,14 @@ impl Oracle {
         }
     }
 
+    /// An object that is on a disk leaves memory: all of it, also nodes that will hear of that when they are
+    /// back.
+    pub(crate) fn leaves_memory(&mut self, generation: Generation, coverage: &mut Coverage) {
+        coverage.hit(Point::LeftMemory);
+        let copies = self.generation_of.iter().filter(|(_, it)| **it == generation).map(|(place, _)| *place);
+        self.retired.extend(copies.filter(|(_, hold)| !hold.is_on_disk()));
+    }
+
     /// A lookup finds nothing, and not because nodes are away.
     pub(crate) fn absent(&mut self, name: Name, memories: &Memories, coverage: &mut Coverage) {
         let Some(generation) = self.newest.get(&name).copied() else { return };

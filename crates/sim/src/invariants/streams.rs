@@ -43,6 +43,8 @@ impl Oracle {
             life.deletes += 1;
             self.cause.names.insert(life.name);
         }
+        // Which samples the master had given up before, with their node away, nobody has seen.
+        let complete = complete && !self.impatient;
         self.deleting.insert(to, Deleting { victims, complete, force: true });
     }
 
