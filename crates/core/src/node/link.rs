@@ -180,6 +180,8 @@ impl Node {
         if registered.discard {
             let (records, _) = self.slots.inventory(0, usize::MAX);
             self.retire_all(records.into_iter().map(|it| it.hold).collect());
+            // Some may have been named before this node was given up, which nobody knows any more.
+            self.slots.hide_reserved(&mut self.effects);
         }
         self.ask_again();
         self.announce(0);

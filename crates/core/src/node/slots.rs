@@ -240,6 +240,19 @@ impl Slots {
         }
     }
 
+    /// Has the memory say of all that is being written what it says of [`SlotState::Ending`]: that nobody may
+    /// read it without asking, even who was told its name. Whoever writes goes on.
+    pub(super) fn hide_reserved(&self, effects: &mut VecDeque<Effect>) {
+        for (slot, number) in self.slots.iter().zip(0..) {
+            if let Some(slot) = slot
+                && matches!(slot.state, SlotState::Reserved(_))
+            {
+                let record = SlotRecord { state: SlotState::Ending, ..record(slot) };
+                effects.push_back(Effect::Slot { slot: SlotId(number), record });
+            }
+        }
+    }
+
     /// Records that the object can be read; `false` if this use of the slot no longer stands.
     pub(super) fn commit(
         &mut self,

@@ -496,6 +496,26 @@ fn a_broken_link_asks_again_and_a_lost_node_starts_empty() {
 }
 
 #[test]
+fn what_is_being_written_is_hidden_from_who_does_not_ask_when_the_node_was_given_up() {
+    let mut bench = Bench::new();
+    let location = bench.reserve(UNIT).unwrap().location;
+    bench.handle(Event::Unlinked);
+    bench.handle(Event::Linked(NodeInfo::default()));
+    bench.answer(Reply::Registered(Registered { epoch: 5, discard: true, ..Registered::default() }));
+    let hidden = bench.effects.iter().filter_map(|it| match it {
+        Effect::Slot { slot, record } => Some((*slot, record.stamp, record.state)),
+        _ => None,
+    });
+    assert_eq!(hidden.collect::<Vec<_>>(), [(location.slot, location.stamp, SlotState::Ending)]);
+    // Its writer goes on.
+    assert!(bench.node.begin_store(WRITER, location.hold(), 0, UNIT).is_some());
+    bench.node.end_store(location.hold());
+    bench.commit(location, UNIT);
+    let is_asked = |it: &Effect| matches!(it, Effect::AskMaster(_, Request::Decide(_)));
+    assert!(bench.effects.iter().any(is_asked));
+}
+
+#[test]
 fn a_settled_reservation_is_an_object_and_a_stale_one_is_reported() {
     let mut bench = Bench::new();
     let hold = bench.reserve(10).unwrap().location.hold();

@@ -68,6 +68,17 @@ pub(crate) struct DiskShell {
     asked: BTreeMap<RequestId, Asked>,
 }
 
+impl DiskShell {
+    /// Other marks are asked for, and may be in writing before those asked for until now are answered.
+    fn forget_marks(&mut self, newer: &[MarkItem]) {
+        for asked in self.asked.values_mut() {
+            if let Asked::Mark(items) = asked {
+                items.retain(|it| !newer.iter().any(|newer| newer.hold == it.hold));
+            }
+        }
+    }
+}
+
 impl World {
     /// The disk that a node's process has.
     pub(crate) fn disk(&mut self, node: usize) -> Option<&mut DiskShell> {
@@ -216,7 +227,10 @@ impl World {
                         Some(Asked::Demote(items.iter().map(|it| it.record.hold.stamp).collect()))
                     }
                     Request::Retire(retire) => Some(Asked::Retire(stamps(&retire.holds))),
-                    Request::Mark(items) => Some(Asked::Mark(items.clone())),
+                    Request::Mark(items) => {
+                        disk.forget_marks(items);
+                        Some(Asked::Mark(items.clone()))
+                    }
                     _ => None,
                 };
                 asked.into_iter().for_each(|it| _ = disk.asked.insert(id, it));
@@ -299,15 +313,8 @@ impl World {
                 wrong.map(|it| ("p2", format!("{it:?} is said to be gone, and is not for good")))
             }
             (Some(Asked::Mark(items)), Reply::Settled(_)) => {
-                let newer = |item: &MarkItem| {
-                    disk.asked.values().any(|it| match it {
-                        Asked::Mark(others) => others.iter().any(|it| it.hold == item.hold),
-                        Asked::Demote(_) | Asked::Retire(_) => false,
-                    })
-                };
                 let differs = |item: &&MarkItem| {
-                    let kept = log.kept.get(&item.hold.stamp);
-                    kept.is_some_and(|it| it.record.marks != item.marks) && !newer(item)
+                    log.kept.get(&item.hold.stamp).is_some_and(|it| it.record.marks != item.marks)
                 };
                 let forgotten = |item: &&MarkItem| !log.forgetting.contains(&item.hold.stamp);
                 let wrong = items.iter().filter(forgotten).find(differs);
