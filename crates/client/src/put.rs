@@ -3,12 +3,14 @@
 use std::collections::BTreeMap;
 
 use tiffin_core::message::{CommitOutcome, Publish, PublishItem, PutOptions, Reply, Request};
-use tiffin_core::session::{Need, NeedId, Peer, Put as Session, PutOutcome, PutRequest, WriteResult};
-use tiffin_core::{Location, Reservation, SegmentId};
+use tiffin_core::session::{
+    CallFailure, Need, NeedId, Peer, Put as Session, PutOutcome, PutRequest, WriteResult,
+};
+use tiffin_core::{Hold, Location, Reservation, SegmentId};
 use tiffin_transport::{TransferError, WriteOp};
 use tokio::time::{Instant, timeout_at};
 
-use crate::carried::{self, Carried};
+use crate::carried::{self, Along, Carried, Unanswered};
 use crate::inner::{Inner, call_failure};
 use crate::names;
 use crate::reservations::Held;
@@ -24,6 +26,8 @@ const STEP_BYTES_MIN: u64 = 512 << 10;
 /// What was carried out.
 enum Done {
     Called(NeedId, Result<Reply, Error>),
+    /// The bytes that go with a question did not get there, and it was not asked: about what lies there.
+    Unwritten(NeedId, Vec<(SegmentId, Hold)>, String),
     /// The first of what goes to one node, and what is left.
     Written(Vec<Written>, Option<(SegmentId, Vec<ToWrite>)>),
 }
@@ -135,9 +139,12 @@ async fn drive(
             match need {
                 Need::Call { id, peer, request } => {
                     let is_last = !matches!(request, Request::Reserve(_));
-                    stocks_up.take_if(|it| is_last && *it == StocksUp::BehindTheCall).inspect(stock_up);
-                    let bytes = carried.bytes_of(puts, peer, &request);
-                    running.push_call(call(inner, held, id, peer, request, bytes, deadline))
+                    let along = carried.along(puts, peer, &request);
+                    let is_copied = matches!(along, Some(Along::Ahead(_)));
+                    let is_due = |it: &mut StocksUp| is_copied || (is_last && *it == StocksUp::BehindTheCall);
+                    stocks_up.take_if(is_due).inspect(stock_up);
+                    let call = call(inner, held, id, peer, request, along, deadline);
+                    if is_copied { running.push(call) } else { running.push_call(call) }
                 }
                 Need::Write { id, item, reservation } => {
                     writes.entry(reservation.location.segment).or_default().push((id, item, reservation));
@@ -154,6 +161,10 @@ async fn drive(
             Ok(Some(Done::Called(id, Err(error)))) => {
                 session.replied(id, Err(call_failure(&error)));
                 failures.push(error);
+            }
+            Ok(Some(Done::Unwritten(id, places, why))) => {
+                unwritten.extend(carried.items(&places).map(|item| (item, why.clone())));
+                session.replied(id, Err(CallFailure::Unwritten(why)));
             }
             Ok(Some(Done::Written(results, left))) => {
                 left.into_iter().for_each(|(segment, left)| writes.entry(segment).or_default().extend(left));
@@ -232,7 +243,7 @@ async fn call(
     id: NeedId,
     peer: Peer,
     request: Request,
-    bytes: Option<carried::Bytes>,
+    along: Option<Along<'_>>,
     deadline: Deadline,
 ) -> Done {
     let reply = match peer {
@@ -245,11 +256,18 @@ async fn call(
         }
         Peer::Master => inner.reserve(&request, held, deadline).await,
         Peer::Node(segment) => {
-            let reply = carried::ask(inner, segment, &request, bytes, deadline).await;
+            let reply = carried::ask(inner, segment, &request, along, deadline).await;
             if let Ok(reply) = &reply {
                 settle(held, segment, &request, reply);
             }
-            reply
+            match reply {
+                Ok(reply) => Ok(reply),
+                Err(Unanswered::Failed(error)) => Err(error),
+                Err(Unanswered::Unwritten(why)) => {
+                    let items = if let Request::Commit(it) = request { it.items } else { Vec::new() };
+                    return Done::Unwritten(id, items.iter().map(|it| (segment, it.hold)).collect(), why);
+                }
+            }
         }
     };
     Done::Called(id, reply)

@@ -11,17 +11,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use tiffin_core::message::{Hello, NodeInfo, Welcome};
+use tiffin_core::message::{Hello, NodeInfo, Reply, Request, Welcome};
 use tiffin_rpc::{Address, Connection, Waiting, waiting};
 use tiffin_server::node::{LocalDisk, LocalDisks};
 use tiffin_transport::control::ControlReader;
 use tiffin_transport::local::Local;
 use tiffin_transport::segment::NodeMemory;
 use tiffin_transport::shm::{AttachError, Attachment, Shm, attach};
-use tiffin_transport::tcp::{Identity, Manner, Tcp};
+use tiffin_transport::tcp::{Asked, Identity, Manner, Tcp};
 use tiffin_transport::{Counters, MappedRange, Outcome, ReadOp, TransferError, Transport, WriteOp};
 use tokio::time::Instant;
 
+use crate::carried::Unanswered;
 use crate::link::Usable;
 use crate::{Deadline, Error, Way};
 
@@ -155,6 +156,41 @@ impl OpenRoute {
         }
         let outcomes = self.transport().write(ops, deadline.instant()).await;
         self.unless_gone(outcomes)
+    }
+
+    /// Whether so many bytes may go with a question.
+    pub(crate) fn takes_along(&self, bytes: u64) -> bool {
+        matches!(&self.mover, Mover::Tcp(tcp) if tcp.goes_in_one(bytes))
+    }
+
+    /// Writes, and asks the node about what was written. Where it goes through a socket, the question goes
+    /// right behind the bytes, and nobody waits in between.
+    pub(crate) async fn write_and_ask(
+        &self,
+        ops: &[WriteOp<'_>],
+        request: &Request,
+        deadline: Deadline,
+    ) -> Result<Reply, Unanswered> {
+        let (outcomes, asked) = match &self.mover {
+            Mover::Tcp(tcp) => {
+                let prepared = self.connection.prepare(request)?;
+                let lingers = waiting() == Waiting::Now;
+                let question = prepared.frame().to_vec();
+                let (outcomes, asked) = tcp.write_and_ask(ops, question, lingers, deadline.instant()).await;
+                if asked == Asked::Yes {
+                    return Ok(prepared.answer(deadline.instant()).await?);
+                }
+                (outcomes, asked)
+            }
+            _ => (self.write(ops, deadline).await, Asked::No),
+        };
+        // What is stale the node knows better.
+        let broken = outcomes.into_iter().find_map(|it| it.err().filter(|it| *it != TransferError::Stale));
+        match (broken, asked) {
+            (None, _) => Ok(self.connection.call(request, deadline.instant()).await?),
+            (Some(error), Asked::No) => Err(Unanswered::Unwritten(error.to_string())),
+            (Some(error), _) => Err(Unanswered::Failed(Error::Unreachable { what: error.to_string() })),
+        }
     }
 
     /// For each of these uses of slots, which were named in one life of the master: whether the memory is

@@ -54,6 +54,17 @@ struct Place<'a> {
     lingers: bool,
 }
 
+/// A question that reaches the peer on another way than this connection, and is answered on it.
+pub struct Prepared<'a> {
+    place: Place<'a>,
+    frame: Vec<u8>,
+    what: &'static str,
+}
+
+/// The number of the next question that goes another way. They are numbered through all connections of this
+/// process: one that the peer takes for a question of a later connection, and answers there, is nobody's.
+static NEXT_PREPARED: AtomicU64 = AtomicU64::new(1 << 63);
+
 /// The same for a thread.
 struct ThreadPlace<'a> {
     id: RequestId,
@@ -127,6 +138,16 @@ impl Connection {
         late: impl FnOnce(Reply) + Send + 'static,
     ) -> Result<Reply, CallError> {
         self.call_blocking_inner(request, deadline, Some(Box::new(late)))
+    }
+
+    /// Makes a question that the caller brings to the peer on another way, which hands it on as if it had come
+    /// on this connection. The answer comes on this one.
+    pub fn prepare(&self, request: &Request) -> Result<Prepared<'_>, CallError> {
+        let shared = &*self.shared;
+        let id = RequestId(NEXT_PREPARED.fetch_add(1, Ordering::Relaxed));
+        let frame = tiffin_proto::encode_request(id, request)?;
+        let place = shared.enter(id, None, false).ok_or_else(|| shared.lost())?;
+        Ok(Prepared { place, frame, what: tiffin_proto::request_kind(request).name })
     }
 
     /// Says something whose answer matters to nobody. It is heard before what is sent later.
@@ -240,6 +261,24 @@ impl Connection {
         let next_id = AtomicU64::new(greet::HELLO_ID.0 + 1);
         let shared = Shared { address: address.clone(), outbox, next_id, desk, runtime: Handle::current() };
         (Self { shared: Arc::new(shared) }, welcome)
+    }
+}
+
+impl Prepared<'_> {
+    /// What is to be brought to the peer.
+    #[must_use]
+    pub fn frame(&self) -> &[u8] {
+        &self.frame
+    }
+
+    /// Waits for the answer until the deadline. A refusal is an error.
+    pub async fn answer(mut self, deadline: Instant) -> Result<Reply, CallError> {
+        let shared = self.place.shared;
+        match timeout_at(deadline, shared.answer(&mut self.place, deadline)).await {
+            Ok(Ok(reply)) => accepted(reply),
+            Ok(Err(_)) => Err(shared.lost()),
+            Err(_) => Err(CallError::Timeout { address: shared.address.clone(), what: self.what }),
+        }
     }
 }
 

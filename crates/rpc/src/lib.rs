@@ -33,7 +33,7 @@ use tiffin_core::message::{Reason, Refusal};
 use tiffin_proto::codec::EncodeError;
 
 pub use address::{Address, AddressError};
-pub use connection::Connection;
+pub use connection::{Connection, Prepared};
 pub use courtesy::step_aside;
 pub use greet::{Dialed, Greeting, HELLO_BYTES_MAX, dial};
 pub use link::{Inbox, OUTBOX_BYTES_MAX, Outbox, SendError, Taken};

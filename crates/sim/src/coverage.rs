@@ -139,6 +139,8 @@ points! {
     CarriedWritten,
     /// Such bytes came again, or into room that was gone.
     CarriedInVain,
+    /// Bytes that go with a question, and it could not be asked.
+    CarriedNowhere,
     /// A node found several things in its ledger, and answered them at once.
     ManyEntrusted,
     /// A frame arrives on a connection that a newer one has replaced.

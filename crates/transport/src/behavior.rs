@@ -53,6 +53,8 @@ pub struct Shelf {
     epoch: AtomicU64,
     /// Is no member any more once the next send is under way.
     is_leaving_in_sends: AtomicBool,
+    /// Nobody is there to be asked.
+    is_deaf: AtomicBool,
     opened: AtomicU64,
     closed: AtomicU64,
 }
@@ -67,6 +69,9 @@ struct ShelfState {
     holds: BTreeMap<Place, usize>,
     /// Those of them that are writes.
     stores: BTreeMap<Place, usize>,
+    /// Questions that came behind bytes, each with how many writes had ended before.
+    questions: Vec<(Vec<u8>, usize)>,
+    stored: usize,
 }
 
 impl Default for Shelf {
@@ -96,12 +101,25 @@ impl Shelf {
             records: BTreeMap::new(),
             holds: BTreeMap::new(),
             stores: BTreeMap::new(),
+            questions: Vec::new(),
+            stored: 0,
         };
         let (opened, closed) = (AtomicU64::new(0), AtomicU64::new(0));
         let (epoch, off) = (AtomicU64::new(NO_EPOCH), || AtomicBool::new(false));
-        let (is_retiring_sends, is_leaving_in_sends) = (off(), off());
+        let (is_retiring_sends, is_leaving_in_sends, is_deaf) = (off(), off(), off());
         let state = Mutex::new(state);
-        Self { memory, state, is_retiring_sends, epoch, is_leaving_in_sends, opened, closed }
+        Self { memory, state, is_retiring_sends, epoch, is_leaving_in_sends, is_deaf, opened, closed }
+    }
+
+    /// Whether nobody is there to be asked what comes behind bytes.
+    pub fn be_deaf(&self, is_on: bool) {
+        self.is_deaf.store(is_on, Ordering::SeqCst);
+    }
+
+    /// Takes the questions that came behind bytes, each with how many writes had ended before it.
+    #[must_use]
+    pub fn take_questions(&self) -> Vec<(Vec<u8>, usize)> {
+        std::mem::take(&mut self.state().questions)
     }
 
     /// Its memory.
@@ -236,7 +254,9 @@ impl Keeper for Shelf {
 
     fn end_store(&self, range: &RequestHead) {
         self.end(place(range));
-        let stores = &mut self.state().stores;
+        let mut state = self.state();
+        state.stored += 1;
+        let stores = &mut state.stores;
         let left = stores.remove(&place(range)).filter(|count| *count > 1);
         left.map(|count| stores.insert(place(range), count - 1));
     }
@@ -257,6 +277,13 @@ impl Keeper for Shelf {
 
     fn end_send(&self, range: &RequestHead) -> bool {
         self.end(place(range)) && self.vouches(range.unasked)
+    }
+
+    fn relay(&self, _: u64, question: &[u8]) -> bool {
+        let mut state = self.state();
+        let stored = state.stored;
+        state.questions.push((question.to_vec(), stored));
+        !self.is_deaf.load(Ordering::SeqCst)
     }
 
     fn opened(&self, _: u64) {
@@ -370,10 +397,11 @@ type Check = fn(Arc<Stage>) -> Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// Runs every check, each on a stage of its own.
 pub async fn all<F: Future<Output = Stage>>(make: impl Fn() -> F) {
-    let checks: [(&str, Check); 13] = [
+    let checks: [(&str, Check); 14] = [
         ("bytes come back", |stage| Box::pin(async move { bytes_come_back(&stage).await })),
         ("many extents", |stage| Box::pin(async move { many_extents(&stage).await })),
         ("ranges", |stage| Box::pin(async move { ranges(&stage).await })),
+        ("mixed writes", |stage| Box::pin(async move { mixed_writes(&stage).await })),
         ("mixed batch", |stage| Box::pin(async move { mixed_batch(&stage).await })),
         ("stale before", |stage| Box::pin(async move { stale_before(&stage).await })),
         ("retired during the read", |stage| Box::pin(async move { retired_during_the_read(&stage).await })),
@@ -446,6 +474,36 @@ async fn ranges(stage: &Stage) {
     }
     stage.shelf.commit(place);
     assert_eq!(stage.get(place, 0, total).await, Ok(()));
+}
+
+/// Small and large ones are written in one batch, in whatever order.
+async fn mixed_writes(stage: &Stage) {
+    for lens in
+        [[10, 70_000, 0, 600_000, 5], [100_000, 1, 100_000, 300_000, 100_000], [0, 5_000_000, 9, 8, 7]]
+    {
+        let places = lens.map(|len| stage.shelf.reserve(&[len]));
+        let bytes: Vec<_> = places.iter().zip(lens).map(|(place, len)| pattern(place.stamp, len)).collect();
+        let ops: Vec<_> = places
+            .iter()
+            .zip(&bytes)
+            .map(|(place, bytes)| {
+                let sources = vec![SourceBuf::from(&bytes[..])];
+                WriteOp { slot: place.slot, stamp: place.stamp, offset: 0, sources }
+            })
+            .collect();
+        let mut outcomes = Vec::new();
+        for _ in 0..TRIES_MAX {
+            outcomes = stage.transport.write(&ops, soon()).await;
+            if !(stage.is_lossy && outcomes.iter().any(is_lost)) {
+                break;
+            }
+        }
+        assert_eq!(outcomes, vec![Ok(()); lens.len()], "{lens:?}");
+        for (place, len) in places.into_iter().zip(lens) {
+            stage.shelf.commit(place);
+            assert_eq!(stage.get(place, 0, len).await, Ok(()), "{lens:?}");
+        }
+    }
 }
 
 async fn mixed_batch(stage: &Stage) {

@@ -9,9 +9,9 @@ use tiffin_transport::faults::{FaultyConnect, Flaky, Plan};
 use tiffin_transport::local::Local;
 use tiffin_transport::shm::{self, Shm};
 use tiffin_transport::tcp::frame::{HELLO_BYTES, WelcomeHead};
-use tiffin_transport::tcp::{self, Connect, Identity, Manner, Tcp, TcpConnect};
+use tiffin_transport::tcp::{self, Asked, Connect, Identity, Manner, Tcp, TcpConnect};
 use tiffin_transport::{
-    Capability, Counters, Instant, Outcomes, ReadOp, TargetBuf, TransferError, Transport, WriteOp,
+    Capability, Counters, Instant, Outcomes, ReadOp, SourceBuf, TargetBuf, TransferError, Transport, WriteOp,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
@@ -156,6 +156,46 @@ async fn through_tcp_unasked() {
         shelf.join(0);
     }
     assert_eq!(shelf.holds(), 0);
+}
+
+fn write_op(place: behavior::Place, bytes: &[u8]) -> WriteOp<'_> {
+    WriteOp { slot: place.slot, stamp: place.stamp, offset: 0, sources: vec![SourceBuf::from(bytes)] }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 3)]
+async fn a_question_is_handed_on_behind_the_bytes_it_is_about() {
+    let counters = Arc::new(Counters::default());
+    let (shelf, address, _server) = data_socket(&counters).await;
+    let identity = Identity { client: 1, segment: shelf.memory().geometry().segment, token: String::new() };
+    let tcp = Tcp::new(address, identity, Arc::clone(&counters));
+    assert!(tcp.goes_in_one(4 << 20));
+    let mut stored = 0;
+    for (lens, lingers) in [(vec![10], true), (vec![10, 0, 70_000], false), (vec![3_000_000, 5], true)] {
+        let places: Vec<_> = lens.iter().map(|len| shelf.reserve(&[*len])).collect();
+        let bytes: Vec<_> =
+            places.iter().zip(&lens).map(|(place, len)| behavior::pattern(place.stamp, *len)).collect();
+        let ask = async || {
+            let ops: Vec<_> = places.iter().zip(&bytes).map(|it| write_op(*it.0, it.1)).collect();
+            tcp.write_and_ask(&ops, b"which?".to_vec(), lingers, behavior::soon()).await
+        };
+        assert_eq!(ask().await, (vec![Ok(()); lens.len()], Asked::Yes));
+        stored += lens.len();
+        assert_eq!(shelf.take_questions(), [(b"which?".to_vec(), stored)], "behind all of the bytes");
+        shelf.be_deaf(true);
+        assert_eq!(ask().await, (vec![Ok(()); lens.len()], Asked::No), "nobody is there");
+        shelf.be_deaf(false);
+        shelf.retire(places[0]);
+        let (outcomes, asked) = ask().await;
+        assert_eq!((&outcomes[0], asked), (&Err(TransferError::Stale), Asked::Yes), "who is asked knows");
+        stored += 2 * lens.len() - 1;
+        assert_eq!(shelf.take_questions().len(), 2);
+    }
+    let place = shelf.reserve(&[10]);
+    let op = WriteOp { offset: 8, ..write_op(place, b"beyond") };
+    let ended = tcp.write_and_ask(&[op], b"which?".to_vec(), true, behavior::soon()).await;
+    assert_eq!(ended, (vec![Err(TransferError::OutOfRange)], Asked::No), "not all is where it belongs");
+    assert!(shelf.take_questions().is_empty());
+    assert_eq!((shelf.visits().0, shelf.holds()), (1, 0), "all on one stream");
 }
 
 /// The same transport, used by threads that wait in their sockets.

@@ -268,6 +268,6 @@ fn failure(result: Result<Reply, CallFailure>) -> GetOutcome {
     match result {
         Ok(Reply::Refused(refusal)) | Err(CallFailure::Refused(refusal)) => GetOutcome::Refused(refusal),
         Ok(_) => GetOutcome::Unreachable("the answer does not fit the question".to_owned()),
-        Err(CallFailure::Unreachable(why)) => GetOutcome::Unreachable(why),
+        Err(CallFailure::Unreachable(why) | CallFailure::Unwritten(why)) => GetOutcome::Unreachable(why),
     }
 }

@@ -74,4 +74,7 @@ pub enum CallFailure {
     Unreachable(String),
     /// The peer refused; trying again does not help.
     Refused(crate::message::Refusal),
+    /// It was not asked, because the bytes that were to go with the question, or before it, did not get
+    /// there.
+    Unwritten(String),
 }

@@ -248,6 +248,10 @@ impl Put {
                 let outcome = failure(failed);
                 items.into_iter().for_each(|index| self.finish(index, outcome.clone()));
             }
+            (Some(Pending::Commit(home, items)), Err(CallFailure::Unwritten(_))) => {
+                self.avoid.insert(home);
+                items.into_iter().for_each(|index| self.unwritten(index));
+            }
             (Some(Pending::Commit(home, items)), failed) => {
                 self.commit_failed(home, items, &failure(failed));
             }
@@ -340,6 +344,15 @@ impl Put {
                 item.outcome = Some(outcome.clone());
             }
         }
+    }
+
+    /// What was taken for written is not: its room is given back.
+    fn unwritten(&mut self, index: usize) {
+        let Some(item) = self.items.get_mut(index) else { return };
+        for location in item.written.drain(..) {
+            self.to_abort.entry(location.segment).or_default().push(location.hold());
+        }
+        self.again(index, "no node that had room could be reached");
     }
 
     /// Starts an item over, unless it was tried often enough.
@@ -436,6 +449,6 @@ fn failure(result: Result<Reply, CallFailure>) -> PutOutcome {
     match result {
         Ok(Reply::Refused(refusal)) | Err(CallFailure::Refused(refusal)) => PutOutcome::Refused(refusal),
         Ok(_) => PutOutcome::Unreachable("the answer does not fit the question".to_owned()),
-        Err(CallFailure::Unreachable(why)) => PutOutcome::Unreachable(why),
+        Err(CallFailure::Unreachable(why) | CallFailure::Unwritten(why)) => PutOutcome::Unreachable(why),
     }
 }

@@ -205,6 +205,22 @@ fn a_put_whose_node_cannot_be_written_goes_elsewhere() {
 }
 
 #[test]
+fn a_put_whose_bytes_do_not_get_there_with_the_question_goes_elsewhere() {
+    let mut put = put_of(1);
+    let (id, ..) = call(put.poll());
+    put.replied(id, reserved(vec![room(&[location(1, 1)])]));
+    let (id, ..) = write(put.poll());
+    put.written(id, WriteResult::Written);
+    let (id, ..) = call(put.poll());
+    put.replied(id, Err(CallFailure::Unwritten("gone".into())));
+    let (abort, peer, request) = call(put.poll());
+    assert_eq!((peer, request), (Peer::Node(SegmentId(1)), Request::Abort(vec![location(1, 1).hold()])));
+    put.replied(abort, lost());
+    let (_, peer, request) = call(put.poll());
+    assert!(matches!((peer, &request), (Peer::Master, Request::Reserve(it)) if it.avoid == [SegmentId(1)]));
+}
+
+#[test]
 fn a_copy_that_fails_is_given_back_and_the_others_are_committed() {
     let mut put = put_of(1);
     let (id, ..) = call(put.poll());

@@ -215,6 +215,10 @@ impl tcp::Keeper for Shared {
         self.disk(segment).is_some_and(|it| it.counts(Stamp(range.stamp), range.unasked))
     }
 
+    fn relay(&self, client: u64, question: &[u8]) -> bool {
+        self.ask_behind(ClientId(client), question)
+    }
+
     fn opened(&self, client: u64) {
         self.handle(Event::DataOpened(ClientId(client)));
     }

@@ -120,6 +120,8 @@ struct State {
     core: Node,
     writer: ControlWriter,
     conns: BTreeMap<ConnId, (Outbox, ClientId)>,
+    /// The last connection of each client, once the core knows of it.
+    last_conns: BTreeMap<ClientId, ConnId>,
     next_conn: u64,
     master: Option<Outbox>,
 }
@@ -161,7 +163,14 @@ impl NodeServer {
         let (events, heard) = mpsc::channel(SHM_EVENTS_MAX);
         let (status, watched) = watch::channel(LinkStatus::default());
         let shared = Arc::new_cyclic(|shared: &Weak<Shared>| Shared {
-            state: Mutex::new(State { core, writer, conns: BTreeMap::new(), next_conn: 0, master: None }),
+            state: Mutex::new(State {
+                core,
+                writer,
+                conns: BTreeMap::new(),
+                last_conns: BTreeMap::new(),
+                next_conn: 0,
+                master: None,
+            }),
             info,
             master: config.master.clone(),
             token: config.token.clone(),
@@ -376,6 +385,7 @@ impl<'a> Visit<'a> {
             conn
         };
         shared.handle(Event::Opened { conn, client, namespace: hello.namespace });
+        shared.lock().last_conns.insert(client, conn);
         Self { shared, conn, client, outbox }
     }
 }
@@ -386,7 +396,13 @@ impl Drop for Visit<'_> {
         if self.shared.state.is_poisoned() {
             return;
         }
-        self.shared.lock().conns.remove(&self.conn);
+        {
+            let mut state = self.shared.lock();
+            state.conns.remove(&self.conn);
+            if state.last_conns.get(&self.client) == Some(&self.conn) {
+                state.last_conns.remove(&self.client);
+            }
+        }
         self.shared.handle(Event::Closed(self.conn));
     }
 }

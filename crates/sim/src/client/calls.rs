@@ -191,9 +191,18 @@ impl World {
     }
 
     fn call_failed(&mut self, client: usize, call: &Call) {
-        let failure = || Err(CallFailure::Unreachable("no answer".to_owned()));
         match call.purpose {
-            Purpose::Session(session, need) => self.session_replied(client, session, need, failure()),
+            Purpose::Session(session, need) => {
+                // Bytes that go with a question that was never sent did not get anywhere.
+                let failure = match &call.waiting {
+                    Some(Request::Store(_)) => {
+                        self.coverage.hit(Point::CarriedNowhere);
+                        CallFailure::Unwritten("not asked".to_owned())
+                    }
+                    _ => CallFailure::Unreachable("no answer".to_owned()),
+                };
+                self.session_replied(client, session, need, Err(failure));
+            }
             Purpose::Simple(session) => self.simple_answered(client, session, None),
             Purpose::BeginView(key) | Purpose::EndView(key) => self.view_in_doubt(client, key),
             Purpose::Goodbye(target) => {

@@ -111,6 +111,12 @@ impl Tcp {
         Ok(())
     }
 
+    /// Whether so many bytes go over one stream, so that something can come behind them.
+    #[must_use]
+    pub fn goes_in_one(&self, bytes: u64) -> bool {
+        streams_for(bytes).min(helpers_max()) == 1
+    }
+
     /// Moves all chunks, or as many as can be moved until the deadline.
     async fn run<B: Cargo>(&self, batch: &Batch<B>, lingers: bool, deadline: Instant) -> Vec<Outcome> {
         // A timer lets work that is ready pass even when it is too late.
@@ -122,6 +128,7 @@ impl Tcp {
         let lingers = lingers && streams(batch).min(helpers_max()) == 1;
         let (waits, streams) = match lingers {
             true => (Waits::ThreadFirst(deadline.min(now + LINGER_TIME_MAX).into_std()), 1),
+            false if batch.has_question() => (Waits::InTask, 1),
             false => (Waits::InTask, streams(batch)),
         };
         let workers = (0..streams).map(|number| {
@@ -202,8 +209,12 @@ impl Tcp {
             }
             let new = asked.iter().skip(known);
             let broken = if asked.len() > known { B::ask(&mut lent.line, new).await.err() } else { None };
+            let broken = match (broken, batch.take_question()) {
+                (None, Some(question)) => relay(&mut lent.line, &question).await.err(),
+                (broken, _) => broken,
+            };
             let outcome = match (broken, asked.front()) {
-                (None, None) => return Ok(()),
+                (None, None) => return self.hear_relayed(lent, batch).await,
                 (None, Some((id, chunk))) => B::hear(&mut lent.line, *id, chunk).await,
                 (Some(error), _) => Err(Broken::from(error)),
             };
@@ -223,6 +234,44 @@ impl Tcp {
             }
         }
     }
+
+    /// The last thing to be heard is whether the question was asked, if there was one.
+    async fn hear_relayed<B: Cargo>(
+        &self,
+        lent: &mut Lent<'_>,
+        batch: &Batch<B>,
+    ) -> Result<(), TransferError> {
+        if batch.asked() != Asked::Perhaps {
+            return Ok(());
+        }
+        let heard = reply(&mut lent.line, QUESTION_ID, ReplyKind::Relayed, true).await;
+        let heard = heard.map_err(|Broken(why)| self.pool.lost(why))?;
+        batch.state().asked = if heard.status == Status::Ok { Asked::Yes } else { Asked::No };
+        Ok(())
+    }
+}
+
+/// Requests are numbered from one.
+const QUESTION_ID: u64 = 0;
+
+/// Sends a question behind what was written.
+async fn relay(line: &mut ClientLine, question: &[u8]) -> std::io::Result<()> {
+    let (kind, len) = (RequestKind::Relay, question.len() as u64);
+    let head =
+        RequestHead { kind, slot: 0, id: QUESTION_ID, stamp: 0, offset: 0, len, unasked: None }.encode();
+    line.send([SourceBuf::from(&head[..]), SourceBuf::from(question)]).await
+}
+
+/// Whether the question behind the bytes of a batch was asked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Asked {
+    /// It was not, for certain.
+    #[default]
+    No,
+    /// It was sent, and nobody knows whether it got there.
+    Perhaps,
+    /// It was, and is answered where questions are.
+    Yes,
 }
 
 impl Transport for Tcp {
@@ -257,6 +306,23 @@ impl Tcp {
         outcomes
     }
 
+    /// Writes, and sends a question behind the bytes, on the same stream: the node hands it on once they are
+    /// where they belong, and answers where it answers questions. Only for what [goes in
+    /// one](Self::goes_in_one).
+    pub async fn write_and_ask(
+        &self,
+        ops: &[WriteOp<'_>],
+        question: Vec<u8>,
+        lingers: bool,
+        deadline: Instant,
+    ) -> (Vec<Outcome>, Asked) {
+        let parts = ops.iter().map(|op| (op.slot, op.stamp, op.offset, op.sources.as_slice()));
+        let batch = Batch::new(parts, None, None).with_question(question);
+        let outcomes = self.run(&batch, lingers, deadline).await;
+        self.counters.tcp.add_written(moved(&outcomes, ops.iter().map(WriteOp::bytes)));
+        (outcomes, batch.asked())
+    }
+
     /// Reads from a thread that may wait; the runtime connects where that is needed.
     pub fn read_blocking(&self, ops: &[ReadOp<'_>], deadline: Instant, runtime: &Handle) -> Vec<Outcome> {
         let parts = ops.iter().map(|op| (op.slot, op.stamp, op.offset, op.targets.as_slice()));
@@ -288,7 +354,11 @@ impl Tcp {
 
 /// How many streams are worth their while.
 fn streams<B: Cargo>(batch: &Batch<B>) -> usize {
-    usize::try_from(batch.bytes() / CHUNK_BYTES_MAX).unwrap_or(STREAMS_MAX).clamp(1, STREAMS_MAX)
+    streams_for(batch.bytes())
+}
+
+fn streams_for(bytes: u64) -> usize {
+    usize::try_from(bytes / CHUNK_BYTES_MAX).unwrap_or(STREAMS_MAX).clamp(1, STREAMS_MAX)
 }
 
 /// How many threads may move bytes at the same time: a stream keeps one processor busy here and, on the
@@ -357,7 +427,8 @@ impl Cargo for SourceBuf<'_> {
         let mut bytes = 0;
         for asked in new {
             let len = asked.1.len as usize;
-            if bytes + len > PIECE_BYTES {
+            // They are answered in the order in which they are asked.
+            if bytes + len > PIECE_BYTES || len > AHEAD_BYTES {
                 write_small(line, &small).await?;
                 small.clear();
                 bytes = 0;
@@ -557,6 +628,9 @@ struct BatchState<B> {
     why: Option<TransferError>,
     /// Bytes that came through mapped memory.
     staged: u64,
+    /// Goes behind the last chunk.
+    question: Option<Vec<u8>>,
+    asked: Asked,
 }
 
 impl<B: Cargo> Batch<B> {
@@ -568,7 +642,14 @@ impl<B: Cargo> Batch<B> {
     where
         B: 'a,
     {
-        let mut state = BatchState { chunks: VecDeque::new(), ops: Vec::new(), why: None, staged: 0 };
+        let mut state = BatchState {
+            chunks: VecDeque::new(),
+            ops: Vec::new(),
+            why: None,
+            staged: 0,
+            question: None,
+            asked: Asked::No,
+        };
         for (op, (slot, stamp, start, bufs)) in parts.enumerate() {
             let count_before = state.chunks.len();
             let mut run = Run::new(bufs.iter().copied());
@@ -594,14 +675,39 @@ impl<B: Cargo> Batch<B> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn with_question(self, question: Vec<u8>) -> Self {
+        self.state().question = Some(question);
+        self
+    }
+
+    fn has_question(&self) -> bool {
+        self.state().question.is_some()
+    }
+
+    /// The question, once every chunk is on its way. From then on it may be with the node.
+    fn take_question(&self) -> Option<Vec<u8>> {
+        let mut state = self.state();
+        let question = if state.chunks.is_empty() { state.question.take() } else { None };
+        if question.is_some() {
+            state.asked = Asked::Perhaps;
+        }
+        question
+    }
+
+    fn asked(&self) -> Asked {
+        self.state().asked
+    }
+
     /// How many bytes are still to be asked for.
     fn bytes(&self) -> u64 {
         self.state().chunks.iter().fold(0, |sum, chunk| sum.saturating_add(chunk.len))
     }
 
-    /// Whether every operation has its outcome.
+    /// Whether every operation has its outcome, and it is known whether the question was asked.
     fn is_settled(&self) -> bool {
-        self.state().ops.iter().all(|(unsettled, _)| *unsettled == 0)
+        let state = self.state();
+        let is_clear = state.question.is_none() && state.asked != Asked::Perhaps;
+        is_clear && state.ops.iter().all(|(unsettled, _)| *unsettled == 0)
     }
 
     /// The next chunk of an operation that can still succeed.

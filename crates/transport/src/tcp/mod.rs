@@ -23,7 +23,7 @@ mod server;
 pub mod stream;
 mod sums;
 
-pub use client::{Manner, Tcp};
+pub use client::{Asked, Manner, Tcp};
 pub use fetched::{Bytes, Fetch, Fetched, Staged, Unfetched};
 pub use pool::{Connect, Connecting, Identity, STREAMS_MAX, TcpConnect};
 pub use server::{Authorise, Hello, Keeper, ServeError, Server};

@@ -77,6 +77,13 @@ pub trait Keeper: Send + Sync {
         false
     }
 
+    /// A question of a client's, about what it has written: whether it is handed on. It is answered where
+    /// the client's questions are.
+    fn relay(&self, client: u64, question: &[u8]) -> bool {
+        let _none = (client, question);
+        false
+    }
+
     /// A client has opened its first connection.
     fn opened(&self, client: u64);
 
@@ -132,6 +139,8 @@ pub(super) struct Served<W> {
     /// afterwards.
     answers: Vec<u8>,
     discard: Vec<u8>,
+    /// Bytes were not written although there was room for them: nobody is to be asked about them.
+    is_damaged: bool,
 }
 
 impl Server {
@@ -181,7 +190,8 @@ impl Server {
         let HelloHead { client, segment, .. } =
             timeout(HELLO_TIME_MAX, self.welcome(&mut line, is_full)).await??;
         let _open = self.open(client);
-        let mut served = Served { line, client, answers: Vec::new(), discard: vec![0; DISCARD_BYTES] };
+        let mut served =
+            Served { line, client, answers: Vec::new(), discard: vec![0; DISCARD_BYTES], is_damaged: false };
         if segment != self.memory.geometry().segment {
             return self.serve_disk(&mut served, segment).await;
         }
@@ -197,6 +207,7 @@ impl Server {
                     self.send_small(&mut served, &head);
                 }
                 RequestKind::Read => self.send(&mut served, &head).await?,
+                RequestKind::Relay => self.relay(&mut served, &head).await?,
                 // Memory is mapped as it is, or not at all.
                 RequestKind::Stage | RequestKind::Release => return Err(FrameError::Nonsense.into()),
             }
@@ -260,6 +271,7 @@ impl Server {
                 None => {
                     tracing::error!(?head, ?extents, "the keeper gave extents that are not the range");
                     served.skip(head.len).await?;
+                    served.is_damaged = true;
                     Status::Stale
                 }
             }
@@ -270,7 +282,19 @@ impl Server {
         if status == Status::Ok {
             self.counters.served.add_written(head.len);
         }
+        // What is stale is no reservation any more, which who is asked about it knows.
+        served.is_damaged |= !matches!(status, Status::Ok | Status::Stale);
         served.answer(&ReplyHead { kind: ReplyKind::Written, status, id: head.id, len: 0, checksum: 0 });
+        Ok(())
+    }
+
+    /// Hands on a question about what was written before it.
+    async fn relay<W: Wire>(&self, served: &mut Served<W>, head: &RequestHead) -> Result<(), ServeError> {
+        let len = usize::try_from(head.len).map_err(|_| FrameError::Length)?;
+        let question = timeout(CHUNK_TIME_MAX, served.line.vec(len)).await??;
+        let is_handed_on = !served.is_damaged && self.keeper.relay(served.client, &question);
+        let status = if is_handed_on { Status::Ok } else { Status::Stale };
+        served.answer(&ReplyHead { kind: ReplyKind::Relayed, status, id: head.id, len: 0, checksum: 0 });
         Ok(())
     }
 
