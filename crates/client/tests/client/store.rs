@@ -109,16 +109,22 @@ async fn with_shared_memory_switched_off_every_byte_crosses_a_socket() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn few_bytes_go_to_a_far_node_with_the_question_for_their_names() {
+async fn bytes_go_to_a_far_node_with_the_question_for_their_names() {
     let cluster = Cluster::far(64 << 20).await;
     let client = cluster.client().await;
     round_trips(&client, Way::Tcp).await;
     let served = || cluster.nodes[0].counters().served.written();
     assert_eq!(client.counters().tcp.written(), served());
-    // In pieces, beside others that are too long for that, and those that exist.
-    for (batch, lens) in
-        [vec![0, 1, 700], vec![5000, 5000, 5000], vec![9000, 9000], vec![3, 40_000]].into_iter().enumerate()
-    {
+    // In pieces: few in the question, more before it, and small ones beside large ones.
+    let batches = [
+        vec![0, 1, 700],
+        vec![5000, 5000, 5000],
+        vec![9000, 9000],
+        vec![3, 40_000],
+        vec![3, 70_000, 5],
+        vec![2_000_000, 1, 3_000_000],
+    ];
+    for (batch, lens) in batches.into_iter().enumerate() {
         let bytes: Vec<_> = lens.iter().map(|len| pattern(*len + batch, *len)).collect();
         let puts: Vec<_> = bytes
             .iter()

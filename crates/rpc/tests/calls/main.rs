@@ -328,6 +328,44 @@ async fn a_late_answer_is_ignored_and_the_connection_lives_on() {
 }
 
 #[tokio::test]
+async fn a_question_that_goes_another_way_is_answered_on_its_own_connection_only() {
+    let (brought, questions) = mpsc::unbounded_channel::<Vec<u8>>();
+    let questions = std::sync::Arc::new(tokio::sync::Mutex::new(questions));
+    // Answers what is brought, on the connection that asks it to.
+    let address = server(any_port(), move |outbox, mut inbox| {
+        let questions = questions.clone();
+        async move {
+            while let Some(Incoming::Request(id, _)) = inbox.next().await {
+                let frame = questions.lock().await.recv().await.unwrap();
+                let (head, payload) = frame.split_first_chunk::<HEADER_BYTES>().unwrap();
+                let asked = decode(&frame::decode_header(head).unwrap(), payload).unwrap();
+                let Incoming::Request(other, Request::Allocate(allocate)) = asked else { panic!() };
+                outbox.reply(other, &Reply::ViewsBegun(vec![true; allocate.client.0 as usize]));
+                outbox.reply(id, &Reply::Done);
+            }
+        }
+    })
+    .await;
+    let (one, _) = Connection::open(&address, hello(), patient()).await.unwrap();
+    let (other, _) = Connection::open(&address, hello(), patient()).await.unwrap();
+    let (first, second) = (one.prepare(&numbered(1)).unwrap(), one.prepare(&numbered(2)).unwrap());
+    let third = other.prepare(&numbered(3)).unwrap();
+    for (question, by) in [(&second, &one), (&first, &other), (&third, &other)] {
+        brought.send(question.frame().to_vec()).unwrap();
+        assert_eq!(by.call(&Request::Stat, patient()).await.unwrap(), Reply::Done);
+    }
+    assert_eq!(second.answer(patient()).await.unwrap(), Reply::ViewsBegun(vec![true; 2]));
+    assert_eq!(third.answer(patient()).await.unwrap(), Reply::ViewsBegun(vec![true; 3]));
+    let error = first.answer(Instant::now()).await.unwrap_err();
+    assert!(
+        matches!(error, CallError::Timeout { what: "Allocate", .. }),
+        "it was answered elsewhere: {error}"
+    );
+    one.close();
+    assert!(matches!(one.prepare(&numbered(1)).map(|_| ()), Err(CallError::Lost { .. })));
+}
+
+#[tokio::test]
 async fn a_late_answer_goes_to_whoever_was_named_for_it() {
     let (go, wait) = tokio::sync::watch::channel(false);
     let address = server(any_port(), move |outbox, mut inbox| {

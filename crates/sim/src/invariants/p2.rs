@@ -82,6 +82,7 @@ impl Oracle {
             }
             let known = returns == 0;
             coverage.hit(Point::CheckedDeletedCopies);
+            self.shelving.forget(generation);
             let reached = |(segment, it): &(&SegmentId, &Memory)| it.alive && self.joined.contains(segment);
             let (reached, exempt): (Vec<_>, Vec<_>) = memories.iter().partition(reached);
             let mut holders =

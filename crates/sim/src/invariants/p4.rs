@@ -118,9 +118,11 @@ impl Oracle {
         if [&self.generation_of, &self.decided_too].iter().any(|it| it.get(&place) == Some(&newest)) {
             return;
         }
-        // It may be lost with its node, and the older one is all there is.
+        // It may be lost with its node, or taken away there without the node having heard of it yet, and the
+        // older one is all there is.
         let mut members = memories.iter().filter(|(it, memory)| memory.alive && self.joined.contains(it));
-        if !members.any(|(_, it)| copies(it, newest).next().is_some()) {
+        let kept = |segment: SegmentId, hold: Hold| !self.retired.contains(&(segment, hold));
+        if !members.any(|(segment, it)| copies(it, newest).any(|hold| kept(*segment, hold))) {
             return;
         }
         self.fail("names", || format!("{segment} brings back {name:?} {generation}, older than {newest}"));

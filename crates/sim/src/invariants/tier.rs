@@ -76,6 +76,11 @@ impl Shelving {
         self.pending.remove(&place)
     }
 
+    /// The object is deleted, also on disks that will hear of that when they are back.
+    pub(crate) fn forget(&mut self, generation: Generation) {
+        self.shelved.remove(&generation);
+    }
+
     /// A node or disk is lost.
     pub(crate) fn lost(&mut self, segment: SegmentId) {
         self.pending.retain(|it| it.0 != segment);
