@@ -86,7 +86,7 @@ impl Carried {
         let bytes = carried.iter().flatten().map(|(_, put)| len(put)).fold(0, u64::saturating_add);
         match bytes {
             0 => None,
-            ..=CARRIED_BYTES_MAX => {
+            1..=CARRIED_BYTES_MAX => {
                 let bytes = carried.iter().map(|it| it.map(|(_, put)| gathered(put)).unwrap_or_default());
                 Some(Along::Inside(bytes.collect()))
             }

@@ -168,14 +168,7 @@ async fn drive(
             }
             Ok(Some(Done::Written(results, left))) => {
                 left.into_iter().for_each(|(segment, left)| writes.entry(segment).or_default().extend(left));
-                for Written { id, item, location, result } in results {
-                    match &result {
-                        WriteResult::Written => {}
-                        WriteResult::Stale => held.settle(location),
-                        WriteResult::Unreachable(why) => drop(unwritten.insert(item, why.clone())),
-                    }
-                    session.written(id, result);
-                }
+                tell(&mut session, held, &mut unwritten, results);
             }
             Ok(None) => break,
             Err(_) => is_late = true,
@@ -186,6 +179,23 @@ async fn drive(
     let outcomes = session.into_outcomes();
     learn(inner, puts, &outcomes);
     answers(puts, outcomes, unwritten, &failures, is_late)
+}
+
+/// Tells the session how writes ended.
+fn tell(
+    session: &mut Session,
+    held: &Held<'_>,
+    unwritten: &mut BTreeMap<usize, String>,
+    results: Vec<Written>,
+) {
+    for Written { id, item, location, result } in results {
+        match &result {
+            WriteResult::Written => {}
+            WriteResult::Stale => held.settle(location),
+            WriteResult::Unreachable(why) => drop(unwritten.insert(item, why.clone())),
+        }
+        session.written(id, result);
+    }
 }
 
 /// What the caller hears. `unwritten` is why items could not be written, where they could not.

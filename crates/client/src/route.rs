@@ -194,8 +194,8 @@ impl OpenRoute {
     }
 
     /// For each of these uses of slots, which were named in one life of the master: whether the memory is
-    /// mapped here, its node is a member in this life of it, and the use is an object: after all that was read
-    /// before. A delete is answered after the node has let go of them.
+    /// mapped here, its node is a member in this life of it, and the use is an object: after all that was
+    /// read before. A delete is answered after the node has let go of them.
     ///
     /// In this order: a node that was away is a member again only after it has let go of what it owed, so
     /// a use that is still there after that was found is not among it.

@@ -140,8 +140,8 @@ impl Connection {
         self.call_blocking_inner(request, deadline, Some(Box::new(late)))
     }
 
-    /// Makes a question that the caller brings to the peer on another way, which hands it on as if it had come
-    /// on this connection. The answer comes on this one.
+    /// Makes a question that the caller brings to the peer on another way, which hands it on as if it had
+    /// come on this connection. The answer comes on this one.
     pub fn prepare(&self, request: &Request) -> Result<Prepared<'_>, CallError> {
         let shared = &*self.shared;
         let id = RequestId(NEXT_PREPARED.fetch_add(1, Ordering::Relaxed));

@@ -33,8 +33,8 @@ impl Oracle {
     ) {
         let replacing = items.iter().filter(|it| it.1.item.options.on_exists == OnExists::Replace);
         self.cause.names = replacing.filter_map(|it| name_of(&it.1)).collect();
-        // A home asks again because it has heard no answer, and so has its writer: what an earlier life of the
-        // master had named may be refused by this one, for something that was brought back meanwhile.
+        // A home asks again because neither it nor its writer has heard an answer: what an earlier life of
+        // the master had named may be refused by this one, for something that was brought back meanwhile.
         let keeping = items.iter().filter(|it| it.1.item.options.on_exists == OnExists::Keep);
         let unheard = keeping.filter(|it| !self.published.contains(&(it.0, it.1.item.hold)));
         let others = unheard.flat_map(|it| it.1.item.others.iter().map(|it| (it.segment, it.hold())));
