@@ -70,6 +70,11 @@ impl Oracle {
         memories: &Memories,
         coverage: &mut Coverage,
     ) {
+        if *outcome != DeleteOutcome::Leased {
+            let returns = |it: &Victim| self.lives.get(&it.generation).map(|it| it.returns);
+            let gone: Vec<_> = victims.iter().filter(|it| returns(it) == Some(it.returns)).collect();
+            gone.into_iter().for_each(|it| self.shelving.forget(it.generation));
+        }
         let confirmed = match outcome {
             _ if !complete => return,
             DeleteOutcome::Leased => return,
@@ -82,7 +87,6 @@ impl Oracle {
             }
             let known = returns == 0;
             coverage.hit(Point::CheckedDeletedCopies);
-            self.shelving.forget(generation);
             let reached = |(segment, it): &(&SegmentId, &Memory)| it.alive && self.joined.contains(segment);
             let (reached, exempt): (Vec<_>, Vec<_>) = memories.iter().partition(reached);
             let mut holders =
