@@ -189,6 +189,7 @@ impl OpenRoute {
         match (broken, asked) {
             (None, _) => Ok(self.connection.call(request, deadline.instant()).await?),
             (Some(error), Asked::No) => Err(Unanswered::Unwritten(error.to_string())),
+            (Some(TransferError::Timeout), _) => Err(Unanswered::Failed(Error::timeout("the put"))),
             (Some(error), _) => Err(Unanswered::Failed(Error::Unreachable { what: error.to_string() })),
         }
     }

@@ -146,7 +146,8 @@ impl Connection {
         let shared = &*self.shared;
         let id = RequestId(NEXT_PREPARED.fetch_add(1, Ordering::Relaxed));
         let frame = tiffin_proto::encode_request(id, request)?;
-        let place = shared.enter(id, None, false).ok_or_else(|| shared.lost())?;
+        let place =
+            shared.enter(id, None, false).filter(|_| !self.is_closed()).ok_or_else(|| shared.lost())?;
         Ok(Prepared { place, frame, what: tiffin_proto::request_kind(request).name })
     }
 
