@@ -11,7 +11,8 @@ use tiffin_transport::shm::{self, Shm};
 use tiffin_transport::tcp::frame::{HELLO_BYTES, WelcomeHead};
 use tiffin_transport::tcp::{self, Asked, Connect, Identity, Manner, Tcp, TcpConnect};
 use tiffin_transport::{
-    Capability, Counters, Instant, Outcomes, ReadOp, SourceBuf, TargetBuf, TransferError, Transport, WriteOp,
+    CHUNK_BYTES_MAX, Capability, Counters, Instant, Outcomes, ReadOp, SourceBuf, TargetBuf, TransferError,
+    Transport, WriteOp,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
@@ -191,6 +192,9 @@ async fn a_question_is_handed_on_behind_the_bytes_it_is_about() {
         assert_eq!(shelf.take_questions().len(), 2);
     }
     let place = shelf.reserve(&[10]);
+    let long = vec![0; CHUNK_BYTES_MAX as usize + 1];
+    let ended = tcp.write_and_ask(&[write_op(place, b"ten bytes.")], long, true, behavior::soon()).await;
+    assert_eq!(ended, (vec![Ok(())], Asked::No), "it is asked elsewhere");
     let op = WriteOp { offset: 8, ..write_op(place, b"beyond") };
     let ended = tcp.write_and_ask(&[op], b"which?".to_vec(), true, behavior::soon()).await;
     assert_eq!(ended, (vec![Err(TransferError::OutOfRange)], Asked::No), "not all is where it belongs");

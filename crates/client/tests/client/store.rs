@@ -144,6 +144,23 @@ async fn bytes_go_to_a_far_node_with_the_question_for_their_names() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_question_too_long_to_go_behind_the_bytes_is_asked_all_the_same() {
+    const COUNT: usize = 5000;
+    let cluster = Cluster::far(64 << 20).await;
+    let client = cluster.client().await;
+    // The way to the node is open from now on.
+    only(client.put(&[Put::new(key("first"), b"")], soon()).await).unwrap();
+    let name = |number: usize| key(format!("{number:01000}"));
+    let bytes: Vec<_> = (0..COUNT).map(|number| number.to_le_bytes()).collect();
+    let puts: Vec<_> = bytes.iter().enumerate().map(|(at, bytes)| Put::new(name(at), bytes)).collect();
+    client.put(&puts, soon()).await.into_iter().for_each(|it| drop(it.unwrap()));
+    let keys: Vec<_> = (0..COUNT).map(name).collect();
+    for (got, bytes) in client.get(&keys, GetOptions::default(), soon()).await.into_iter().zip(&bytes) {
+        assert_eq!(got.unwrap().bytes, bytes);
+    }
+}
+
 /// What the master was asked so far, by everybody.
 fn asked(cluster: &Cluster) -> u64 {
     let summary = cluster.master.summary();

@@ -308,7 +308,7 @@ impl Tcp {
 
     /// Writes, and sends a question behind the bytes, on the same stream: the node hands it on once they are
     /// where they belong, and answers where it answers questions. Only for what [goes in
-    /// one](Self::goes_in_one).
+    /// one](Self::goes_in_one); a question that is longer than a request may be is not asked.
     pub async fn write_and_ask(
         &self,
         ops: &[WriteOp<'_>],
@@ -317,7 +317,8 @@ impl Tcp {
         deadline: Instant,
     ) -> (Vec<Outcome>, Asked) {
         let parts = ops.iter().map(|op| (op.slot, op.stamp, op.offset, op.sources.as_slice()));
-        let batch = Batch::new(parts, None, None).with_question(question);
+        let fits = question.len() as u64 <= CHUNK_BYTES_MAX;
+        let batch = Batch::new(parts, None, None).with_question(Some(question).filter(|_| fits));
         let outcomes = self.run(&batch, lingers, deadline).await;
         self.counters.tcp.add_written(moved(&outcomes, ops.iter().map(WriteOp::bytes)));
         (outcomes, batch.asked())
@@ -675,8 +676,8 @@ impl<B: Cargo> Batch<B> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn with_question(self, question: Vec<u8>) -> Self {
-        self.state().question = Some(question);
+    fn with_question(self, question: Option<Vec<u8>>) -> Self {
+        self.state().question = question;
         self
     }
 
