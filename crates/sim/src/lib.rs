@@ -25,6 +25,7 @@ mod network;
 mod node;
 mod oracle;
 mod plan;
+mod retiring;
 mod transfer;
 mod workload;
 mod world;

@@ -141,11 +141,11 @@ pub(crate) struct Cause {
     /// Objects of these names may be taken away.
     pub(crate) names: BTreeSet<Name>,
     /// And these very objects.
-    generations: BTreeSet<Generation>,
+    pub(crate) generations: BTreeSet<Generation>,
     /// Copies of what may get no name.
     pub(crate) nameless: BTreeSet<(SegmentId, Hold)>,
     /// A removal that a lease refuses.
-    polite: bool,
+    pub(crate) polite: bool,
     /// Names that were looked up, and with a lease; or on behalf of which group.
     asked: Vec<Name>,
     lease: bool,
@@ -154,7 +154,7 @@ pub(crate) struct Cause {
     /// By a node that this life of the master knew nothing of: what it holds may be older than what was seen.
     news: bool,
     /// Objects are being evicted, and it was seen which.
-    evicting: bool,
+    pub(crate) evicting: bool,
     evicted: bool,
 }
 
@@ -180,7 +180,7 @@ pub(crate) struct Oracle {
     /// What this life of the master has taken away.
     pub(crate) retired: BTreeSet<(SegmentId, Hold)>,
     /// Copies of what was being decided when its name was deleted: nobody knew yet which generation that is.
-    undecided: BTreeSet<(SegmentId, Hold)>,
+    pub(crate) undecided: BTreeSet<(SegmentId, Hold)>,
     pub(crate) deciding: BTreeMap<(ConnId, RequestId), Deciding>,
     pub(crate) cause: Cause,
     node_names: BTreeMap<String, SegmentId>,
@@ -721,62 +721,6 @@ impl Oracle {
             returns: 0,
             dead: None,
         })
-    }
-
-    /// The master takes an object away: there must be a reason.
-    fn retires(&mut self, now: Tick, segment: SegmentId, hold: Hold, coverage: &mut Coverage) {
-        // What is gone may be asked for any number of times.
-        let again = !self.retired.insert((segment, hold));
-        let was_pending = self.shelving.leaves((segment, hold));
-        let Some(generation) = self.generation_of.get(&(segment, hold)).copied() else { return };
-        if again || self.lives.get(&generation).is_some_and(|it| it.gone) {
-            return;
-        }
-        // Samples that were waited for too long go in the same breath.
-        let waited = self.lives.get(&generation).is_some_and(|it| it.sample) && self.impatient;
-        let evicting = self.cause.evicting && !waited;
-        if evicting {
-            self.evicted(now, generation, coverage);
-            // It only leaves memory.
-            if self.shelving.is_shelved(generation) {
-                return self.leaves_memory(generation, coverage);
-            }
-        }
-        // What was never a copy goes without its object, unless that is evicted.
-        if was_pending && !evicting {
-            return;
-        }
-        let Some(life) = self.lives.get_mut(&generation) else { return };
-        let dropped =
-            |it: &Deleting| it.victims.iter().flat_map(|(_, of)| of).any(|it| it.generation == generation);
-        let asked = self.cause.names.contains(&life.name)
-            || self.cause.generations.contains(&generation)
-            || self.cause.nameless.contains(&(segment, hold))
-            || life.deletes > 0
-            || self.undecided.contains(&(segment, hold))
-            || self.undecided.iter().any(|it| self.generation_of.get(it) == Some(&generation))
-            || self.deleting.values().any(dropped);
-        // What was evicted unseen is asked for when its node is back.
-        let unseen = self.blind && !life.is_protected();
-        let explained = evicting || asked || waited || unseen;
-        life.gone = true;
-        // What somebody else took away by force is not refused; it may only not be confirmed yet.
-        let by_another = life.dead.is_some() || life.deletes > 1;
-        let (name, leased) = (life.name, life.lease_until > now && !by_another);
-        if self.cause.polite && !evicting {
-            coverage.hit(Point::CheckedRefusal);
-            if leased {
-                self.fail("p2", || format!("{name:?} {generation} is leased, and was removed unforced"));
-            }
-        }
-        if waited && !asked {
-            self.given_up(name, generation, now, coverage);
-        }
-        // Leases end with what they are of, also if a node that was away brings that back.
-        self.leases.retain(|_, (_, leased)| *leased != generation);
-        if !explained {
-            self.fail("names", || format!("{name:?} {generation} is taken away, and nobody asked for that"));
-        }
     }
 }
 
