@@ -12,13 +12,14 @@
 use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::task::Poll;
 use std::time::Duration;
 
 use tokio::runtime::Handle;
 use tokio::time::timeout_at;
 
+use super::batch::{Asked, Batch, Chunk, Heard};
 use super::frame::{ReplyHead, ReplyKind, RequestHead, RequestKind, Status};
 use super::line::{AHEAD_BYTES, Line, PIECE_BYTES, SMALL_BYTES_MAX};
 use super::pool::{Connect, DISK_STREAMS_MAX, Identity, Lent, Pool, STREAMS_MAX, TcpConnect};
@@ -37,9 +38,6 @@ use crate::{
 const WINDOW_MAX: usize = 128;
 /// See [`WINDOW_MAX`].
 const WINDOW_BYTES_MAX: u64 = 2 * CHUNK_BYTES_MAX;
-
-/// Fewer bytes go through the socket, wherever they come from: that takes one message less.
-const STAGED_BYTES_MIN: u64 = 64 << 10;
 
 /// A thread that waits in a socket may come back that much before its deadline.
 const GRAIN: Duration = Duration::from_millis(1);
@@ -262,18 +260,6 @@ async fn relay(line: &mut ClientLine, question: &[u8]) -> std::io::Result<()> {
     line.send([SourceBuf::from(&head[..]), SourceBuf::from(question)]).await
 }
 
-/// Whether the question behind the bytes of a batch was asked.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Asked {
-    /// It was not, for certain.
-    #[default]
-    No,
-    /// It was sent, and nobody knows whether it got there.
-    Perhaps,
-    /// It was, and is answered where questions are.
-    Yes,
-}
-
 impl Transport for Tcp {
     fn capability(&self) -> Capability {
         Capability { name: "tcp", same_host: false, can_view: false }
@@ -383,8 +369,6 @@ type ClientLine = Line<Box<dyn Wire>>;
 
 /// What is asked and heard, by the direction in which the bytes go.
 trait Cargo: Buf + Send + Sync + Sized {
-    const KIND: RequestKind;
-
     /// Sends the requests, with their bytes if they have any.
     fn ask<'a>(
         line: &mut ClientLine,
@@ -401,21 +385,7 @@ trait Cargo: Buf + Send + Sync + Sized {
     ) -> impl Future<Output = Result<Heard, Broken>> + Send;
 }
 
-/// How a chunk ended, and whether its bytes came through mapped memory.
-struct Heard {
-    outcome: Outcome,
-    is_staged: bool,
-}
-
-impl Heard {
-    fn of(outcome: Outcome) -> Self {
-        Self { outcome, is_staged: false }
-    }
-}
-
 impl Cargo for SourceBuf<'_> {
-    const KIND: RequestKind = RequestKind::Write;
-
     async fn ask<'a>(
         line: &mut ClientLine,
         new: impl Iterator<Item = &'a (u64, Chunk<Self>)> + Send,
@@ -455,7 +425,11 @@ async fn write_small(line: &mut ClientLine, small: &[&(u64, Chunk<SourceBuf<'_>>
     for (id, chunk) in small {
         line.hash().reset();
         chunk.bufs.iter().for_each(|buf| line.hash().update(*buf));
-        frames.push((chunk.request(*id).encode(), &chunk.bufs, line.hash().finish().to_le_bytes()));
+        frames.push((
+            chunk.request(RequestKind::Write, *id).encode(),
+            &chunk.bufs,
+            line.hash().finish().to_le_bytes(),
+        ));
     }
     let mut all = Vec::new();
     for (head, bufs, sum) in &frames {
@@ -469,7 +443,7 @@ async fn write_small(line: &mut ClientLine, small: &[&(u64, Chunk<SourceBuf<'_>>
 /// Each piece is hashed just before it is sent: so the kernel finds it in the cache.
 async fn write_large(line: &mut ClientLine, asked: &(u64, Chunk<SourceBuf<'_>>)) -> std::io::Result<()> {
     let (id, chunk) = asked;
-    let head = chunk.request(*id).encode();
+    let head = chunk.request(RequestKind::Write, *id).encode();
     let mut run = Run::new(chunk.bufs.iter().copied());
     let mut all = vec![SourceBuf::from(&head[..])];
     line.hash().reset();
@@ -489,8 +463,6 @@ async fn write_large(line: &mut ClientLine, asked: &(u64, Chunk<SourceBuf<'_>>))
 }
 
 impl Cargo for TargetBuf<'_> {
-    const KIND: RequestKind = RequestKind::Read;
-
     async fn ask<'a>(
         line: &mut ClientLine,
         new: impl Iterator<Item = &'a (u64, Chunk<Self>)> + Send,
@@ -498,7 +470,8 @@ impl Cargo for TargetBuf<'_> {
     where
         Self: 'a,
     {
-        let heads: Vec<u8> = new.flat_map(|(id, chunk)| chunk.request(*id).encode()).collect();
+        let heads: Vec<u8> =
+            new.flat_map(|(id, chunk)| chunk.request(RequestKind::Read, *id).encode()).collect();
         line.send([SourceBuf::from(&heads[..])]).await
     }
 
@@ -586,171 +559,6 @@ fn outcome_of(status: Status) -> Outcome {
         Status::BadChecksum => Err(TransferError::Corrupt),
         Status::OutOfRange => Err(TransferError::OutOfRange),
         Status::Unreadable => Err(TransferError::Unreadable),
-    }
-}
-
-/// A part of an operation that one request moves.
-struct Chunk<B> {
-    op: usize,
-    slot: u32,
-    stamp: u64,
-    offset: u64,
-    len: u64,
-    bufs: Vec<B>,
-    unasked: Option<u64>,
-    /// Where the bytes may be left instead of sent.
-    stage: Option<Arc<Attachment>>,
-}
-
-impl<B: Cargo> Chunk<B> {
-    fn request(&self, id: u64) -> RequestHead {
-        RequestHead {
-            kind: if self.stage.is_some() { RequestKind::Stage } else { B::KIND },
-            slot: self.slot,
-            id,
-            stamp: self.stamp,
-            offset: self.offset,
-            len: self.len,
-            unasked: self.unasked,
-        }
-    }
-}
-
-/// The chunks of a batch, and what became of its operations so far.
-struct Batch<B> {
-    state: Mutex<BatchState<B>>,
-}
-
-struct BatchState<B> {
-    chunks: VecDeque<Chunk<B>>,
-    /// Per operation: how many chunks are not settled, and the first thing that went wrong.
-    ops: Vec<(usize, Outcome)>,
-    /// Why a stream could not be had.
-    why: Option<TransferError>,
-    /// Bytes that came through mapped memory.
-    staged: u64,
-    /// Goes behind the last chunk.
-    question: Option<Vec<u8>>,
-    asked: Asked,
-}
-
-impl<B: Cargo> Batch<B> {
-    fn new<'a>(
-        parts: impl Iterator<Item = (u32, u64, u64, &'a [B])>,
-        unasked: Option<u64>,
-        stage: Option<&Arc<Attachment>>,
-    ) -> Self
-    where
-        B: 'a,
-    {
-        let mut state = BatchState {
-            chunks: VecDeque::new(),
-            ops: Vec::new(),
-            why: None,
-            staged: 0,
-            question: None,
-            asked: Asked::No,
-        };
-        for (op, (slot, stamp, start, bufs)) in parts.enumerate() {
-            let count_before = state.chunks.len();
-            let mut run = Run::new(bufs.iter().copied());
-            let mut offset = start;
-            loop {
-                let bufs = run.take(CHUNK_BYTES_MAX);
-                let len = bufs.iter().map(|buf| buf.bytes() as u64).sum();
-                let stage = stage.filter(|_| len >= STAGED_BYTES_MIN).cloned();
-                state.chunks.push_back(Chunk { op, slot, stamp, offset, len, bufs, unasked, stage });
-                // An offset that overflows is out of range, and the node says so.
-                offset = offset.saturating_add(len);
-                // A range of no bytes is asked for too: whether the stamp is still there is an answer.
-                if run.is_done() {
-                    break;
-                }
-            }
-            state.ops.push((state.chunks.len() - count_before, Ok(())));
-        }
-        Self { state: Mutex::new(state) }
-    }
-
-    fn state(&self) -> MutexGuard<'_, BatchState<B>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn with_question(self, question: Option<Vec<u8>>) -> Self {
-        self.state().question = question;
-        self
-    }
-
-    fn has_question(&self) -> bool {
-        self.state().question.is_some()
-    }
-
-    /// The question, once every chunk is on its way. From then on it may be with the node.
-    fn take_question(&self) -> Option<Vec<u8>> {
-        let mut state = self.state();
-        let question = if state.chunks.is_empty() { state.question.take() } else { None };
-        if question.is_some() {
-            state.asked = Asked::Perhaps;
-        }
-        question
-    }
-
-    fn asked(&self) -> Asked {
-        self.state().asked
-    }
-
-    /// How many bytes are still to be asked for.
-    fn bytes(&self) -> u64 {
-        self.state().chunks.iter().fold(0, |sum, chunk| sum.saturating_add(chunk.len))
-    }
-
-    /// Whether every operation has its outcome, and it is known whether the question was asked.
-    fn is_settled(&self) -> bool {
-        let state = self.state();
-        let is_clear = state.question.is_none() && state.asked != Asked::Perhaps;
-        is_clear && state.ops.iter().all(|(unsettled, _)| *unsettled == 0)
-    }
-
-    /// The next chunk of an operation that can still succeed.
-    fn next(&self) -> Option<Chunk<B>> {
-        let mut state = self.state();
-        while let Some(chunk) = state.chunks.pop_front() {
-            match state.ops.get_mut(chunk.op) {
-                Some((_, Ok(()))) => return Some(chunk),
-                Some((unsettled, Err(_))) => *unsettled -= 1,
-                None => {}
-            }
-        }
-        None
-    }
-
-    fn settle(&self, chunk: &Chunk<B>, Heard { outcome, is_staged }: Heard) {
-        let mut state = self.state();
-        if is_staged && outcome.is_ok() {
-            state.staged += chunk.len;
-        }
-        let Some((unsettled, so_far)) = state.ops.get_mut(chunk.op) else { return };
-        *unsettled -= 1;
-        if so_far.is_ok() {
-            *so_far = outcome;
-        }
-    }
-
-    fn explain(&self, why: TransferError) {
-        self.state().why.get_or_insert(why);
-    }
-
-    fn outcomes(&self, unfinished: &TransferError) -> Vec<Outcome> {
-        let state = self.state();
-        let unfinished = match (&state.why, unfinished) {
-            (Some(why), TransferError::Lost { .. }) => why,
-            _ => unfinished,
-        };
-        let outcome = |(unsettled, outcome): &(usize, Outcome)| match outcome {
-            Ok(()) if *unsettled > 0 => Err(unfinished.clone()),
-            outcome => outcome.clone(),
-        };
-        state.ops.iter().map(outcome).collect()
     }
 }
 

@@ -14,6 +14,7 @@
 //! **Invariant:** a stream on which a transfer broke off is closed: nothing that is still on its way can be
 //! taken for the answer to something else.
 
+mod batch;
 mod client;
 mod fetched;
 pub mod frame;
@@ -23,7 +24,8 @@ mod server;
 pub mod stream;
 mod sums;
 
-pub use client::{Asked, Manner, Tcp};
+pub use batch::Asked;
+pub use client::{Manner, Tcp};
 pub use fetched::{Bytes, Fetch, Fetched, Staged, Unfetched};
 pub use pool::{Connect, Connecting, Identity, STREAMS_MAX, TcpConnect};
 pub use server::{Authorise, Hello, Keeper, ServeError, Server};

@@ -1,0 +1,201 @@
+//! A batch on its way through one or several streams: what is left to ask, and what became of what was.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::frame::{RequestHead, RequestKind};
+use crate::buffer::{Buf, Run};
+use crate::shm::Attachment;
+use crate::{CHUNK_BYTES_MAX, Outcome, TransferError};
+
+/// Fewer bytes go through the socket, wherever they come from: that takes one message less.
+const STAGED_BYTES_MIN: u64 = 64 << 10;
+
+/// Whether the question behind the bytes of a batch was asked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Asked {
+    /// It was not, for certain.
+    #[default]
+    No,
+    /// It was sent, and nobody knows whether it got there.
+    Perhaps,
+    /// It was, and is answered where questions are.
+    Yes,
+}
+
+/// How a chunk ended, and whether its bytes came through mapped memory.
+pub(super) struct Heard {
+    pub(super) outcome: Outcome,
+    pub(super) is_staged: bool,
+}
+
+impl Heard {
+    pub(super) fn of(outcome: Outcome) -> Self {
+        Self { outcome, is_staged: false }
+    }
+}
+
+/// A part of an operation that one request moves.
+pub(super) struct Chunk<B> {
+    pub(super) op: usize,
+    pub(super) slot: u32,
+    pub(super) stamp: u64,
+    pub(super) offset: u64,
+    pub(super) len: u64,
+    pub(super) bufs: Vec<B>,
+    pub(super) unasked: Option<u64>,
+    /// Where the bytes may be left instead of sent.
+    pub(super) stage: Option<Arc<Attachment>>,
+}
+
+impl<B> Chunk<B> {
+    pub(super) fn request(&self, kind: RequestKind, id: u64) -> RequestHead {
+        RequestHead {
+            kind: if self.stage.is_some() { RequestKind::Stage } else { kind },
+            slot: self.slot,
+            id,
+            stamp: self.stamp,
+            offset: self.offset,
+            len: self.len,
+            unasked: self.unasked,
+        }
+    }
+}
+
+/// The chunks of a batch, and what became of its operations so far.
+pub(super) struct Batch<B> {
+    state: Mutex<BatchState<B>>,
+}
+
+pub(super) struct BatchState<B> {
+    chunks: VecDeque<Chunk<B>>,
+    /// Per operation: how many chunks are not settled, and the first thing that went wrong.
+    ops: Vec<(usize, Outcome)>,
+    /// Why a stream could not be had.
+    why: Option<TransferError>,
+    /// Bytes that came through mapped memory.
+    pub(super) staged: u64,
+    /// Goes behind the last chunk.
+    question: Option<Vec<u8>>,
+    pub(super) asked: Asked,
+}
+
+impl<B: Buf> Batch<B> {
+    pub(super) fn new<'a>(
+        parts: impl Iterator<Item = (u32, u64, u64, &'a [B])>,
+        unasked: Option<u64>,
+        stage: Option<&Arc<Attachment>>,
+    ) -> Self
+    where
+        B: 'a,
+    {
+        let mut state = BatchState {
+            chunks: VecDeque::new(),
+            ops: Vec::new(),
+            why: None,
+            staged: 0,
+            question: None,
+            asked: Asked::No,
+        };
+        for (op, (slot, stamp, start, bufs)) in parts.enumerate() {
+            let count_before = state.chunks.len();
+            let mut run = Run::new(bufs.iter().copied());
+            let mut offset = start;
+            loop {
+                let bufs = run.take(CHUNK_BYTES_MAX);
+                let len = bufs.iter().map(|buf| buf.bytes() as u64).sum();
+                let stage = stage.filter(|_| len >= STAGED_BYTES_MIN).cloned();
+                state.chunks.push_back(Chunk { op, slot, stamp, offset, len, bufs, unasked, stage });
+                // An offset that overflows is out of range, and the node says so.
+                offset = offset.saturating_add(len);
+                // A range of no bytes is asked for too: whether the stamp is still there is an answer.
+                if run.is_done() {
+                    break;
+                }
+            }
+            state.ops.push((state.chunks.len() - count_before, Ok(())));
+        }
+        Self { state: Mutex::new(state) }
+    }
+
+    pub(super) fn state(&self) -> MutexGuard<'_, BatchState<B>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn with_question(self, question: Option<Vec<u8>>) -> Self {
+        self.state().question = question;
+        self
+    }
+
+    pub(super) fn has_question(&self) -> bool {
+        self.state().question.is_some()
+    }
+
+    /// The question, once every chunk is on its way. From then on it may be with the node.
+    pub(super) fn take_question(&self) -> Option<Vec<u8>> {
+        let mut state = self.state();
+        let question = if state.chunks.is_empty() { state.question.take() } else { None };
+        if question.is_some() {
+            state.asked = Asked::Perhaps;
+        }
+        question
+    }
+
+    pub(super) fn asked(&self) -> Asked {
+        self.state().asked
+    }
+
+    /// How many bytes are still to be asked for.
+    pub(super) fn bytes(&self) -> u64 {
+        self.state().chunks.iter().fold(0, |sum, chunk| sum.saturating_add(chunk.len))
+    }
+
+    /// Whether every operation has its outcome, and it is known whether the question was asked.
+    pub(super) fn is_settled(&self) -> bool {
+        let state = self.state();
+        let is_clear = state.question.is_none() && state.asked != Asked::Perhaps;
+        is_clear && state.ops.iter().all(|(unsettled, _)| *unsettled == 0)
+    }
+
+    /// The next chunk of an operation that can still succeed.
+    pub(super) fn next(&self) -> Option<Chunk<B>> {
+        let mut state = self.state();
+        while let Some(chunk) = state.chunks.pop_front() {
+            match state.ops.get_mut(chunk.op) {
+                Some((_, Ok(()))) => return Some(chunk),
+                Some((unsettled, Err(_))) => *unsettled -= 1,
+                None => {}
+            }
+        }
+        None
+    }
+
+    pub(super) fn settle(&self, chunk: &Chunk<B>, Heard { outcome, is_staged }: Heard) {
+        let mut state = self.state();
+        if is_staged && outcome.is_ok() {
+            state.staged += chunk.len;
+        }
+        let Some((unsettled, so_far)) = state.ops.get_mut(chunk.op) else { return };
+        *unsettled -= 1;
+        if so_far.is_ok() {
+            *so_far = outcome;
+        }
+    }
+
+    pub(super) fn explain(&self, why: TransferError) {
+        self.state().why.get_or_insert(why);
+    }
+
+    pub(super) fn outcomes(&self, unfinished: &TransferError) -> Vec<Outcome> {
+        let state = self.state();
+        let unfinished = match (&state.why, unfinished) {
+            (Some(why), TransferError::Lost { .. }) => why,
+            _ => unfinished,
+        };
+        let outcome = |(unsettled, outcome): &(usize, Outcome)| match outcome {
+            Ok(()) if *unsettled > 0 => Err(unfinished.clone()),
+            outcome => outcome.clone(),
+        };
+        state.ops.iter().map(outcome).collect()
+    }
+}
