@@ -35,6 +35,7 @@ pub const UNSAFE_MODULES: &[&str] = &[
     "crates/transport/src/buffer.rs",
     "crates/transport/src/checksum.rs",
     "crates/transport/src/copy.rs",
+    "crates/transport/src/fetch.rs",
     "crates/transport/src/home.rs",
     "crates/transport/src/map.rs",
     "crates/transport/src/peer.rs",

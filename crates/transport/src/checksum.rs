@@ -42,6 +42,15 @@ const LANES: Lanes = [
 type Secret = [u8; DEFAULT_SECRET_LENGTH];
 type Lanes = [u64; 8];
 
+/// Where bytes are that are hashed next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Whereabouts {
+    /// In a cache of this processor.
+    Near,
+    /// Perhaps in none.
+    Far,
+}
+
 /// The xxh3-64 of the bytes of the ranges, in order.
 #[must_use]
 pub fn checksum<'a>(sources: impl IntoIterator<Item = SourceBuf<'a>>) -> u64 {
@@ -82,8 +91,17 @@ impl Checksum {
         (self.lanes, self.total, self.rest_len) = (LANES, 0, 0);
     }
 
-    /// Takes in the next bytes.
+    /// Takes in the next bytes, which were just used.
     pub fn update(&mut self, source: SourceBuf<'_>) {
+        self.take(source, Whereabouts::Near);
+    }
+
+    /// Takes in the next bytes, which may have to come from memory: they are called for ahead.
+    pub fn update_far(&mut self, source: SourceBuf<'_>) {
+        self.take(source, Whereabouts::Far);
+    }
+
+    fn take(&mut self, source: SourceBuf<'_>, whereabouts: Whereabouts) {
         self.total += source.len() as u64;
         let mut source = source;
         if self.rest_len > 0 {
@@ -91,12 +109,13 @@ impl Checksum {
             if source.is_empty() {
                 return;
             }
-            take_in(&mut self.lanes, &mut self.before, SourceBuf::from(&self.rest[..]), self.secret);
+            let rest = SourceBuf::from(&self.rest[..]);
+            take_in(&mut self.lanes, &mut self.before, rest, self.secret, Whereabouts::Near);
             self.rest_len = 0;
         }
         let (blocks, rest) = source.split_at(source.len().saturating_sub(1) / BLOCK_BYTES * BLOCK_BYTES);
         if !blocks.is_empty() {
-            take_in(&mut self.lanes, &mut self.before, blocks, self.secret);
+            take_in(&mut self.lanes, &mut self.before, blocks, self.secret, whereabouts);
         }
         self.keep(rest);
     }
@@ -132,19 +151,26 @@ impl Checksum {
 }
 
 /// Hashes whole blocks, at least one, and keeps the last stripe of them.
-fn take_in(lanes: &mut Lanes, before: &mut [u8; STRIPE_BYTES], blocks: SourceBuf<'_>, secret: &Secret) {
+fn take_in(
+    lanes: &mut Lanes,
+    before: &mut [u8; STRIPE_BYTES],
+    blocks: SourceBuf<'_>,
+    secret: &Secret,
+    whereabouts: Whereabouts,
+) {
     debug_assert!(!blocks.is_empty() && blocks.len().is_multiple_of(BLOCK_BYTES));
-    accumulate_blocks(lanes, blocks, secret);
+    accumulate_blocks(lanes, blocks, secret, whereabouts);
     let (_, last) = blocks.split_at(blocks.len() - STRIPE_BYTES);
     copy_out(last, before);
 }
 
-fn accumulate_blocks(lanes: &mut Lanes, blocks: SourceBuf<'_>, secret: &Secret) {
+fn accumulate_blocks(lanes: &mut Lanes, blocks: SourceBuf<'_>, secret: &Secret, whereabouts: Whereabouts) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     if std::is_x86_feature_detected!("avx2") {
         // SAFETY: the processor knows AVX2, and the range is mapped for all of its bytes.
-        return unsafe { wide::accumulate_blocks(lanes, blocks.as_ptr(), blocks.len(), secret) };
+        return unsafe { wide::accumulate_blocks(lanes, blocks.as_ptr(), blocks.len(), secret, whereabouts) };
     }
+    let _ = whereabouts;
     accumulate_copied(lanes, blocks, secret);
 }
 
@@ -212,10 +238,11 @@ mod wide {
         _mm256_shuffle_epi32, _mm256_slli_epi64, _mm256_srli_epi64, _mm256_storeu_si256, _mm256_xor_si256,
     };
 
-    use super::{BLOCK_BYTES, Lanes, PRIME32_1, SCRAMBLE_AT, SECRET_STEP, STRIPE_BYTES, Secret};
+    use super::{BLOCK_BYTES, Lanes, PRIME32_1, SCRAMBLE_AT, SECRET_STEP, STRIPE_BYTES, Secret, Whereabouts};
+    use crate::fetch::{LINE_BYTES, WINDOW_BYTES, place_of, read_line};
 
-    /// How far ahead the processor is asked for bytes that it will need.
-    const PREFETCH_BYTES: usize = 1024;
+    /// How far ahead bytes are called for where there is not much left.
+    const AHEAD_BYTES: usize = 1024;
 
     /// # Safety
     /// The processor must know AVX2; `len` bytes at `source` must be readable, and whole blocks.
@@ -225,6 +252,7 @@ mod wide {
         source: *const u8,
         len: usize,
         secret: &Secret,
+        whereabouts: Whereabouts,
     ) {
         // SAFETY: both halves are inside the lanes, all parts of the secret inside of it, and the stripes
         // inside the blocks that the caller vouches for.
@@ -232,9 +260,19 @@ mod wide {
             let halves: *mut __m256i = lanes.as_mut_ptr().cast();
             let key = |at: usize| _mm256_loadu_si256(secret.as_ptr().add(at).cast());
             let (mut low, mut high) = (_mm256_loadu_si256(halves), _mm256_loadu_si256(halves.add(1)));
-            for block in (0..len).step_by(BLOCK_BYTES) {
+            for at in (0..len).step_by(BLOCK_BYTES) {
+                // While one window is hashed, the next is called for, as long as most of it belongs to us.
+                let window = at / WINDOW_BYTES * WINDOW_BYTES;
+                let next = window + WINDOW_BYTES;
+                let has_next = whereabouts == Whereabouts::Far && next + WINDOW_BYTES / 2 <= len;
                 for number in 0..BLOCK_BYTES / STRIPE_BYTES {
-                    let (one, other) = load(source.add(block + number * STRIPE_BYTES));
+                    let stripe = at + number * STRIPE_BYTES;
+                    let ahead = match has_next {
+                        true => next + place_of((stripe - window) / LINE_BYTES),
+                        false => stripe + AHEAD_BYTES,
+                    };
+                    read_line(source.wrapping_add(ahead));
+                    let (one, other) = load(source.add(stripe));
                     low = accumulate(low, one, key(number * SECRET_STEP));
                     high = accumulate(high, other, key(number * SECRET_STEP + 32));
                 }
@@ -254,14 +292,12 @@ mod wide {
     #[target_feature(enable = "avx2")]
     unsafe fn load(stripe: *const u8) -> (__m256i, __m256i) {
         let (one, other);
-        // SAFETY: both loads are inside the stripe; a prefetch may point anywhere.
+        // SAFETY: both loads are inside the stripe.
         unsafe {
             asm!(
-                "prefetcht0 [{stripe} + {ahead}]",
                 "vmovdqu {one}, [{stripe}]",
                 "vmovdqu {other}, [{stripe} + 32]",
                 stripe = in(reg) stripe,
-                ahead = const PREFETCH_BYTES,
                 one = out(ymm_reg) one,
                 other = out(ymm_reg) other,
                 options(nostack, preserves_flags, readonly)
@@ -327,11 +363,22 @@ mod tests {
     }
 
     #[test]
+    fn it_does_not_depend_on_where_the_bytes_are() {
+        let bytes = pattern(300_000);
+        let mut hash = Checksum::default();
+        for len in [1024, 20_000, 49_153, 65_536, 98_304, 100_001, 300_000] {
+            hash.reset();
+            hash.update_far(SourceBuf::from(&bytes[..len]));
+            assert_eq!(hash.finish(), XxHash3_64::oneshot(&bytes[..len]), "{len} bytes");
+        }
+    }
+
+    #[test]
     fn without_special_instructions_it_is_the_same() {
         let bytes = pattern(3 * BLOCK_BYTES);
         let secret = SecretBuffer::default().into_secret();
         let (mut fast, mut plain) = (LANES, LANES);
-        accumulate_blocks(&mut fast, SourceBuf::from(&bytes[..]), secret);
+        accumulate_blocks(&mut fast, SourceBuf::from(&bytes[..]), secret, Whereabouts::Near);
         accumulate_copied(&mut plain, SourceBuf::from(&bytes[..]), secret);
         assert_eq!(fast, plain);
     }

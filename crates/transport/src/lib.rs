@@ -28,6 +28,7 @@ pub mod control;
 pub mod copy;
 #[cfg(any(test, feature = "testkit"))]
 pub mod faults;
+mod fetch;
 mod fields;
 mod home;
 pub mod layout;

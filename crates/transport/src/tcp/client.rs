@@ -21,7 +21,7 @@ use tokio::time::timeout_at;
 
 use super::batch::{Asked, Batch, Chunk, Heard};
 use super::frame::{ReplyHead, ReplyKind, RequestHead, RequestKind, Status};
-use super::line::{AHEAD_BYTES, Line, PIECE_BYTES, SMALL_BYTES_MAX};
+use super::line::{AHEAD_BYTES, FIRST_PIECE_BYTES, Line, PIECE_BYTES, SMALL_BYTES_MAX};
 use super::pool::{Connect, DISK_STREAMS_MAX, Identity, Lent, Pool, STREAMS_MAX, TcpConnect};
 use super::stream::{Waits, Wire};
 use crate::buffer::{Buf, Run, SourceBuf, TargetBuf};
@@ -38,6 +38,9 @@ use crate::{
 const WINDOW_MAX: usize = 128;
 /// See [`WINDOW_MAX`].
 const WINDOW_BYTES_MAX: u64 = 2 * CHUNK_BYTES_MAX;
+
+/// How many bytes of small objects travel together.
+const TOGETHER_BYTES_MAX: usize = 512 << 10;
 
 /// A thread that waits in a socket may come back that much before its deadline.
 const GRAIN: Duration = Duration::from_millis(1);
@@ -395,14 +398,14 @@ impl Cargo for SourceBuf<'_> {
     {
         // Small ones travel together, as long as they are few bytes.
         let mut small: Vec<&(u64, Chunk<Self>)> = Vec::new();
-        let mut bytes = 0;
+        let (mut bytes, mut bytes_max) = (0, FIRST_PIECE_BYTES);
         for asked in new {
             let len = asked.1.len as usize;
             // They are answered in the order in which they are asked.
-            if bytes + len > PIECE_BYTES || len > AHEAD_BYTES {
+            if bytes + len > bytes_max || len > AHEAD_BYTES {
                 write_small(line, &small).await?;
                 small.clear();
-                bytes = 0;
+                (bytes, bytes_max) = (0, TOGETHER_BYTES_MAX);
             }
             if len > AHEAD_BYTES {
                 write_large(line, asked).await?;
@@ -424,7 +427,7 @@ async fn write_small(line: &mut ClientLine, small: &[&(u64, Chunk<SourceBuf<'_>>
     let mut frames = Vec::with_capacity(small.len());
     for (id, chunk) in small {
         line.hash().reset();
-        chunk.bufs.iter().for_each(|buf| line.hash().update(*buf));
+        chunk.bufs.iter().for_each(|buf| line.hash().update_far(*buf));
         frames.push((
             chunk.request(RequestKind::Write, *id).encode(),
             &chunk.bufs,
@@ -446,10 +449,12 @@ async fn write_large(line: &mut ClientLine, asked: &(u64, Chunk<SourceBuf<'_>>))
     let head = chunk.request(RequestKind::Write, *id).encode();
     let mut run = Run::new(chunk.bufs.iter().copied());
     let mut all = vec![SourceBuf::from(&head[..])];
+    let mut bytes_max = FIRST_PIECE_BYTES;
     line.hash().reset();
     loop {
-        let pieces = run.take(PIECE_BYTES as u64);
-        pieces.iter().for_each(|piece| line.hash().update(*piece));
+        let pieces = run.take(bytes_max as u64);
+        bytes_max = PIECE_BYTES;
+        pieces.iter().for_each(|piece| line.hash().update_far(*piece));
         all.extend(pieces);
         if run.is_done() {
             break;

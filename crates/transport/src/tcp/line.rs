@@ -20,8 +20,11 @@ pub(super) const AHEAD_BYTES: usize = 64 << 10;
 const BEHIND_LARGE_BYTES: usize = 2 << 10;
 /// Transfers up to this size are worth a copy, to save a call.
 pub(super) const SMALL_BYTES_MAX: usize = 16 << 10;
-/// How much is received before it is looked at: it is still in the cache then.
-pub(super) const PIECE_BYTES: usize = 512 << 10;
+/// How much of a large transfer is sent or received at a time: what is hashed before or after that is in the
+/// cache, beside what the kernel makes of it.
+pub(super) const PIECE_BYTES: usize = 256 << 10;
+/// The same for the first piece: the other end is to begin soon.
+pub(super) const FIRST_PIECE_BYTES: usize = 64 << 10;
 /// How many ranges are handed out at once.
 const VECTOR_MAX: usize = 255;
 
@@ -89,7 +92,10 @@ impl<W: Wire> Line<W> {
     /// Receives `len` bytes; the caller has checked that they are few.
     pub(super) async fn vec(&mut self, len: usize) -> io::Result<Vec<u8>> {
         let mut bytes = vec![0; len];
+        // It says nothing about what comes next.
+        let greed = self.greed;
         self.fill([TargetBuf::from(&mut bytes[..])]).await?;
+        self.greed = greed;
         Ok(bytes)
     }
 
@@ -133,29 +139,30 @@ impl<W: Wire> Line<W> {
             self.start += target.len();
         }
         (self.start, self.end) = (0, 0);
-        while !run.is_done() {
-            let mut next = Vec::new();
-            let mut left = PIECE_BYTES;
+        let mut left = run.bytes();
+        while left > 0 {
+            let (mut next, mut wanted) = (Vec::new(), 0);
             for target in run.peek(VECTOR_MAX) {
-                let (piece, _) = target.split_at(left);
-                left -= piece.len();
-                next.push(piece);
-                if left == 0 {
+                let (part, _) = target.split_at(PIECE_BYTES - wanted);
+                wanted += part.len();
+                next.push(part);
+                if wanted == PIECE_BYTES {
                     break;
                 }
             }
-            let wanted: usize = next.iter().map(|piece| piece.len()).sum();
             // Only behind the last range: what comes before the others is theirs.
-            if wanted < PIECE_BYTES && next.len() < VECTOR_MAX {
+            if wanted == left && next.len() < VECTOR_MAX {
                 let (behind, _) = TargetBuf::from(&mut self.ahead[..]).split_at(self.greed);
                 next.push(behind);
             }
             let received = receive_some(&mut self.wire, &next).await?;
-            let pieces = run.take(received.min(wanted) as u64);
+            let taken = received.min(wanted);
+            let parts = run.take(taken as u64);
             if is_hashed {
-                pieces.into_iter().for_each(|piece| self.hash.update(piece.as_source()));
+                parts.into_iter().for_each(|part| self.hash.update(part.as_source()));
             }
-            self.end = received.saturating_sub(wanted);
+            left -= taken;
+            self.end = received - taken;
         }
         Ok(())
     }

@@ -15,14 +15,13 @@ use super::frame::{
     CHECKSUM_BYTES, FrameError, HelloHead, REQUEST_BYTES, ReplyHead, ReplyKind, RequestHead, RequestKind,
     Status, Unwelcome, WelcomeHead,
 };
-use super::line::{Line, PIECE_BYTES, SMALL_BYTES_MAX};
+use super::line::{FIRST_PIECE_BYTES, Line, PIECE_BYTES, SMALL_BYTES_MAX};
 use super::stream::Wire;
 use super::sums::Sums;
 use crate::buffer::{Run, SourceBuf, TargetBuf};
 use crate::checksum::checksum;
-use crate::copy;
 use crate::segment::NodeMemory;
-use crate::{CHUNK_BYTES_MAX, Counters, Extent};
+use crate::{CHUNK_BYTES_MAX, Counters, Extent, copy, fetch};
 
 /// The most connections to one data socket.
 const CONNECTIONS_MAX: usize = 4096;
@@ -394,15 +393,17 @@ impl<W: Wire> Served<W> {
     }
 
     /// Sends what was answered so far, and these bytes; what their checksum is. If that is not known, each
-    /// piece is hashed just before it is sent, so that the kernel finds it in the cache.
+    /// piece is hashed just before it is sent. The kernel finds it in the cache in any case.
     async fn send(&mut self, sources: Vec<SourceBuf<'_>>, known: Option<u64>) -> io::Result<u64> {
         let mut run = Run::new(sources);
+        let mut bytes_max = FIRST_PIECE_BYTES;
         self.line.hash().reset();
-        let piece_bytes = if known.is_some() { CHUNK_BYTES_MAX } else { PIECE_BYTES as u64 };
         while !run.is_done() {
-            let pieces = run.take(piece_bytes);
-            if known.is_none() {
-                pieces.iter().for_each(|piece| self.line.hash().update(*piece));
+            let pieces = run.take(bytes_max as u64);
+            bytes_max = PIECE_BYTES;
+            match known {
+                Some(_) => pieces.iter().for_each(|piece| fetch::to_read(*piece)),
+                None => pieces.iter().for_each(|piece| self.line.hash().update_far(*piece)),
             }
             let answers = SourceBuf::from(&self.answers[..]);
             self.line.send(std::iter::once(answers).chain(pieces)).await?;
