@@ -100,19 +100,29 @@ impl Default for Clock {
 impl Clock {
     /// What it shows, unless it stands.
     fn shows(&self, now: Time) -> u64 {
-        let went = (now - self.since) * self.percent / 100;
-        (self.showed + went).saturating_add_signed(self.ahead)
+        self.goes(now).saturating_add_signed(self.ahead)
+    }
+
+    /// What it would show if nobody had set it.
+    fn goes(&self, now: Time) -> u64 {
+        self.showed + (now - self.since) * self.percent / 100
     }
 
     /// From now on it goes at that rate.
     pub(crate) fn go_at(&mut self, now: Time, percent: u64) {
-        self.showed += (now - self.since) * self.percent / 100;
-        (self.since, self.percent) = (now, percent);
+        (self.showed, self.since, self.percent) = (self.goes(now), now, percent);
     }
 
     /// It goes on from where it stood.
     pub(crate) fn go_on_from(&mut self, now: Time, stood: u64) {
-        self.ahead += stood as i64 - self.shows(now) as i64;
+        self.ahead = stood as i64 - self.goes(now) as i64;
+    }
+
+    /// It goes on from what the master was told last, if it shows less.
+    pub(crate) fn be_set_right(&mut self, now: Time) {
+        if self.shows(now) < self.told {
+            self.go_on_from(now, self.told);
+        }
     }
 }
 

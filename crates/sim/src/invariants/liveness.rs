@@ -64,6 +64,8 @@ impl World {
         self.log.line(self.now, "calm", &[], &[]);
         self.clock_goes_on();
         self.clock.go_at(self.now, 100);
+        // Set back, it stands still for the master until it shows again what it did.
+        self.clock.be_set_right(self.now);
         self.clients.iter_mut().for_each(|it| it.clock_percent = 100);
         (0..self.clients.len()).for_each(|client| self.give_back_spares(client));
         for node in 0..self.nodes.len() {

@@ -51,8 +51,12 @@ impl Oracle {
         }
         let members = memories.iter().filter(|(segment, it)| it.alive && self.joined.contains(segment));
         // What this life of the master took away may still be there until its node confirms, also if another
-        // node brought the name back meanwhile, and is lost.
-        let kept = |segment: SegmentId, hold: Hold| !self.retired.contains(&(segment, hold));
+        // node brought the name back meanwhile, and is lost. What is on its way back into memory goes with
+        // the last copy that the master knows of, also where its node has settled it and could not say so.
+        let kept = |segment: SegmentId, hold: Hold| {
+            let place = (segment, hold);
+            !self.retired.contains(&place) && !self.shelving.is_pending(place)
+        };
         let mut holders =
             members.filter(|(segment, it)| copies(it, generation).any(|hold| kept(**segment, hold)));
         if let Some((segment, _)) = holders.next() {

@@ -70,6 +70,11 @@ impl Shelving {
         self.shelved.get(&generation).is_some_and(|it| !it.is_empty())
     }
 
+    /// Whether a copy is being written, or was, and the master has not heard that it is there.
+    pub(crate) fn is_pending(&self, place: (SegmentId, Hold)) -> bool {
+        self.pending.contains(&place)
+    }
+
     /// The master takes a copy away, or has heard that it is gone; `true` if it was only being written.
     pub(crate) fn leaves(&mut self, place: (SegmentId, Hold)) -> bool {
         self.shelved.values_mut().for_each(|it| _ = it.remove(&place));
