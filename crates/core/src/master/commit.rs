@@ -127,8 +127,10 @@ impl Master {
         let generation = object.generation();
         if object.replicas().any(|replica| replicas.contains(&replica)) {
             // The node asks again because the first answer was lost on the way: perhaps with an earlier life
-            // of the master, which the other copies had heard.
-            if !object.replicas().any(|(node, _)| node == home) {
+            // of the master, which the other copies had heard. Or its copy was taken away since, and others
+            // were not: it has yet to hear of that.
+            let is_leaving = self.ghosts.has_any(&[(home, item.hold)]);
+            if !object.replicas().any(|(node, _)| node == home) && !is_leaving {
                 self.catalog.add_replica(index, home, item.hold);
             }
             return (CommitOutcome::Stored(generation), before);

@@ -3,11 +3,13 @@
 use tiffin_throttle::Config;
 
 use super::{
-    tests::{Cluster, UNIT, plain},
+    tests::{Cluster, UNIT, key, plain, twice},
     tests_tier::{STEPS, get, go_on, prefetch, promoting, reserve},
     *,
 };
-use crate::message::{Ahead, Demotion, Policy, PrefetchOutcome, ReserveOutcome};
+use crate::message::{
+    Ahead, CommitItem, Decide, DecideItem, Demotion, Policy, PrefetchOutcome, ReserveOutcome, ResolveOutcome,
+};
 
 use PrefetchOutcome::{Absent, Cancelled, Done, Resident, Running, Skipped};
 
@@ -151,4 +153,31 @@ fn what_somebody_else_wants_is_not_given_up() {
         cluster.let_disk_go(0);
         assert_eq!(cluster.where_is("a"), (true, true), "{other}");
     }
+}
+
+#[test]
+fn a_late_question_brings_back_no_copy_that_is_leaving_memory() {
+    let mut cluster = Cluster::tiered(&[4, 4], |_| ());
+    cluster.write_through();
+    let ReserveOutcome::Room(room) = cluster.reserve("a", UNIT, twice()) else { panic!() };
+    cluster.commit("a", UNIT, twice(), &room);
+    // The disk comes before its node has heard what the bytes are, and rests.
+    cluster.wait(5_000);
+    let (home, other) = (room[0].location, room[1].location);
+    let asking = home.segment.0 as usize - 1;
+    cluster.hold_up(asking);
+    let (index, node) = (cluster.index("a"), cluster.master.members.find(home.segment));
+    assert_eq!(cluster.where_is("a"), (true, true));
+    assert!(cluster.master.leave_memory(index, node));
+    cluster.carry_out();
+    // The answer to its first question was lost; it has not heard yet that its copy must go.
+    let item =
+        CommitItem { hold: home.hold(), key: key("a"), len: UNIT, options: twice(), others: vec![other] };
+    let items = vec![DecideItem { namespace: "default".into(), client: ClientId(7), item }];
+    let asked = Request::Decide(Decide { items, wait_ms: 0 });
+    cluster.event(Event::Request(cluster.links[asking], RequestId(77), asked));
+    cluster.let_go(asking);
+    let ResolveOutcome::Found(found) = cluster.resolve("a", false) else { panic!() };
+    let in_memory: Vec<_> = found.replicas.into_iter().filter(|it| !it.hold().is_on_disk()).collect();
+    assert_eq!(in_memory, [other]);
 }
