@@ -92,10 +92,7 @@ impl<W: Wire> Line<W> {
     /// Receives `len` bytes; the caller has checked that they are few.
     pub(super) async fn vec(&mut self, len: usize) -> io::Result<Vec<u8>> {
         let mut bytes = vec![0; len];
-        // It says nothing about what comes next.
-        let greed = self.greed;
         self.fill([TargetBuf::from(&mut bytes[..])]).await?;
-        self.greed = greed;
         Ok(bytes)
     }
 
@@ -128,7 +125,10 @@ impl<W: Wire> Line<W> {
         is_hashed: bool,
     ) -> io::Result<()> {
         let mut run = Run::new(targets);
-        self.greed = if run.bytes() > SMALL_BYTES_MAX { BEHIND_LARGE_BYTES } else { AHEAD_BYTES };
+        // Only what is transferred says something about what comes next.
+        if is_hashed {
+            self.greed = if run.bytes() > SMALL_BYTES_MAX { BEHIND_LARGE_BYTES } else { AHEAD_BYTES };
+        }
         while self.start < self.end {
             let Some(target) = run.next_piece(self.end - self.start) else { return Ok(()) };
             let from = self.ahead.get(self.start..self.start + target.len()).unwrap_or_default();
