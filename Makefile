@@ -8,6 +8,8 @@ CARGO ?= cargo
 ARGS ?=
 # Our own crates; `python` is no default member, because it is built by maturin for the interpreter it is meant for.
 EVERY_CRATE := --workspace --all-targets
+# The same without `python`, which cannot be linked into a test; with the simulators, which are no default members.
+TESTED_CRATES := --workspace --exclude tiffin-python
 SOURCES := $(shell find Cargo.toml Cargo.lock crates python python-mooncake README.md LICENSE \
              -type f -not -path '*/__pycache__/*' -not -path '*/tests/*' -not -name '*.so' 2>/dev/null)
 
@@ -35,16 +37,17 @@ check-lint: .venv/ready # Clippy over every target of every crate, where a warni
 	.venv/bin/ruff check -q .
 	$(CARGO) clippy --locked $(EVERY_CRATE) -- -D warnings
 
-check-unit: # All tests of the Rust crates, tidy among them
+check-unit: # All tests of the Rust crates, tidy among them; then those of the decisions as they are shipped, without fault injection
 	@if $(CARGO) nextest --version >/dev/null 2>&1; then \
-	  set -x; $(CARGO) nextest run --locked --no-fail-fast; \
+	  set -x; $(CARGO) nextest run --locked --no-fail-fast $(TESTED_CRATES); \
 	else \
-	  set -x; $(CARGO) test --locked --no-fail-fast --lib --bins --tests --examples; \
+	  set -x; $(CARGO) test --locked --no-fail-fast $(TESTED_CRATES) --lib --bins --tests --examples; \
 	fi
+	$(CARGO) test --locked -q -p tiffin-core -p tiffin-kv --lib
 
 check-docs: # The examples in doc comments run, and every link in them leads somewhere
-	$(CARGO) test --locked --doc
-	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --locked --no-deps --document-private-items
+	$(CARGO) test --locked $(TESTED_CRATES) --doc
+	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --locked $(TESTED_CRATES) --no-deps --document-private-items
 
 check-deny: # Licences, bans and sources; `tidy` checks the licences too, for machines without cargo-deny
 	@if $(CARGO) deny --version >/dev/null 2>&1; then \
@@ -67,7 +70,10 @@ check-kv-peer: .venv-test/wheels .venv-peer/ready ## The KV hierarchy over the o
 wheel: dist/.built ## Build both wheels into dist/
 
 wheel-310: .venv/ready ## The wheel for CPython 3.10, which has no buffer protocol in its limited API
-	.venv/bin/maturin build --profile dist --locked -m python/Cargo.toml -o dist --no-default-features -i python3.10
+	@mkdir -p target && cp python/pyproject.toml target/pyproject.toml.kept
+	@trap 'mv target/pyproject.toml.kept python/pyproject.toml' EXIT; \
+	  sed -i 's/^requires-python = .*/requires-python = "==3.10.*"/' python/pyproject.toml && set -x && \
+	  .venv/bin/maturin build --profile dist --locked -m python/Cargo.toml -o dist --no-default-features -i python3.10
 
 # Tests take wheels that are built in a fifth of the time, and notice where numbers overflow.
 dist/.built: PROFILE := dist
@@ -87,14 +93,14 @@ bench-check: ## How far calls, copies, the stamp check and the data socket are f
 	$(CARGO) bench --locked -p tiffin-rpc --bench round_trip
 	$(CARGO) bench --locked -p tiffin-transport --bench floor
 
-bench-scale: .venv-bench/wheels .venv-peer/ready ## How it grows with objects and with clients, beside the official wheel (ARGS=1000000 bounds the objects)
+bench-scale: .venv-bench/wheels .venv-peer/ready ## Throughput and memory by number of objects and clients, beside the official wheel (ARGS=1000000 bounds the objects)
 	$(CARGO) bench --locked -p tiffin-core --bench scale -- $(ARGS)
 	@bash bench/peer-needs.sh
 	.venv-bench/bin/python bench/scale.py --ours .venv-bench/bin/python --peer .venv-peer/bin/python --output bench-out \
 	  $(if $(ARGS),--objects-max $(ARGS))
 
 FOLDER ?= target/tmp
-bench-ssd: .venv-bench/wheels .venv-peer/ready ## What a disk can do, what the tier below memory makes of it, and what the peer does (FOLDER= on the disk to try, ARGS=--json)
+bench-ssd: .venv-bench/wheels .venv-peer/ready ## A disk raw, through the log and through the store, beside the official wheel (FOLDER= on the disk to test, ARGS=--json)
 	@mkdir -p $(FOLDER)
 	$(CARGO) run --release --locked -q -p tiffin-ssd --bin ssd-bench -- --path $(FOLDER)/ssd-bench $(ARGS)
 	$(CARGO) bench --locked -q -p tiffin-client --bench ssd -- $(abspath $(FOLDER)) $(ARGS)
@@ -102,13 +108,13 @@ bench-ssd: .venv-bench/wheels .venv-peer/ready ## What a disk can do, what the t
 	.venv-bench/bin/python bench/tier.py --ours .venv-bench/bin/python --peer .venv-peer/bin/python \
 	  --folder $(abspath $(FOLDER)) $(ARGS)
 
-torture-ssd: ## Kill a log, and a node with its disk, a thousand times each (ROUNDS=, FOLDER= on the disk to try)
+torture-ssd: ## Kill a log, and a node with its disk, a thousand times each (ROUNDS=, FOLDER= on the disk to test)
 	@mkdir -p $(FOLDER)
 	$(CARGO) run --release --locked -q -p tiffin-ssd --bin ssd-torture -- \
 	  --path $(FOLDER)/torture --rounds $(or $(ROUNDS),1000)
 	$(CARGO) test --release --locked -q -p tiffin-client --test processes -- kill $(or $(ROUNDS),1000)
 
-bench-features: .venv-bench/wheels .venv-peer/ready ## Hidden states: our feature store beside SpecForge's way on the official wheel (ARGS=--json)
+bench-features: .venv-bench/wheels .venv-peer/ready ## Hidden states: the feature store beside SpecForge's on the official wheel (ARGS=--json)
 	@bash bench/peer-needs.sh
 	.venv-bench/bin/pip install -q --disable-pip-version-check numpy
 	.venv-peer/bin/pip install -q --disable-pip-version-check numpy
@@ -130,37 +136,37 @@ example: .venv-test/wheels ## Hidden states from producers to trainers, with a d
 	.venv-test/bin/python examples/hidden_states $(ARGS)
 
 SEEDS ?= 1000000
-simulate: ## Play a million simulated clusters (SEEDS=, ARGS='--start 1000000 --json')
+simulate: ## Run a million simulated clusters (SEEDS=, ARGS='--start 1000000 --json')
 	@$(CARGO) build --release --locked -q -p tiffin-sim
 	@target/release/tiffin-sim --seeds $(SEEDS) $(ARGS)
 
-sabotage-table: ## Break each rule in turn, and write into docs/simulation.md how soon the simulation notices
+sabotage-table: ## Run every mutant, and write into docs/simulation.md how soon the simulation notices it
 	@$(CARGO) build --release --locked -q -p tiffin-sim
 	@target/release/tiffin-sim --table --seeds 10000 > target/sabotage-table.md
 	@sed -i -e '/^<!-- table -->$$/,/^<!-- end of the table -->$$/{/^<!--/!d}' \
 	  -e '/^<!-- table -->$$/r target/sabotage-table.md' docs/simulation.md
 
-bench-kv: ## What the control plane of the KV hierarchy costs, per operation and for a whole trace (ARGS=1000000 requests)
+bench-kv: ## The cost of the control plane of the KV hierarchy, per operation and for a whole trace (ARGS=1000000 requests)
 	$(CARGO) bench --locked -p tiffin-kv-replay --bench kv -- $(ARGS)
 
 KV_SEEDS ?= 100000
-kv-simulate: ## Play a hundred thousand simulated KV hierarchies (KV_SEEDS=, ARGS='--start 1000000 --json')
+kv-simulate: ## Run a hundred thousand simulated KV hierarchies (KV_SEEDS=, ARGS='--start 1000000 --json')
 	@$(CARGO) build --release --locked -q -p tiffin-kv-sim
 	@target/release/tiffin-kv-sim --seeds $(KV_SEEDS) $(ARGS)
 
-kv-zoo: ## Put each bug of the zoo into the KV hierarchy, and write into docs/kv.md how soon the simulation notices
+kv-zoo: ## Run every mutant of the KV hierarchy, and write into docs/kv.md how soon the simulation notices it
 	@$(CARGO) build --release --locked -q -p tiffin-kv-sim
 	@target/release/tiffin-kv-sim --table --seeds 10000 > target/kv-zoo.md
 	@sed -i -e '/^<!-- table -->$$/,/^<!-- end of the table -->$$/{/^<!--/!d}' \
 	  -e '/^<!-- table -->$$/r target/kv-zoo.md' docs/kv.md
 
-bench-instructions: ## Count the instructions of the hot paths (UPDATE=1 writes them down as what they should be)
+bench-instructions: ## Count the instructions of the hot paths (UPDATE=1 records them as the expected values)
 	@bash bench/instructions-needs.sh
 	$(PYTHON) bench/instructions.py --cargo $(CARGO) $(if $(UPDATE),--update)
 
 # What Miri can run: code that asks the kernel for nothing. Segments are memory files, which it does not know, so the
 # control segment is left to loom and shuttle, in `check-unit`.
-miri: ## Look for undefined behaviour in allocator, marks, ranges and copy kernel (needs Miri, a part of nightly Rust)
+miri: ## Look for undefined behaviour in allocator, attributes, ranges and copy kernel (needs Miri, a part of nightly Rust)
 	@$(CARGO) +nightly miri --version >/dev/null 2>&1 || { \
 	  printf 'error: Miri is not installed\n\nhint: `rustup component add --toolchain nightly miri rust-src`\n' >&2; exit 1; }
 	MIRIFLAGS=-Zmiri-disable-isolation PROPTEST_CASES=4 $(CARGO) +nightly miri test --locked -p tiffin-core --lib -- \
@@ -173,7 +179,7 @@ fmt: .venv/ready ## Format everything
 	.venv/bin/ruff check -q --fix . || true
 	.venv/bin/ruff format -q .
 
-docs: .venv/ready ## Write the generated pages anew: the tests named `reference…` compare them, and update them when told to
+docs: .venv/ready ## Write the generated pages; the tests named `reference…` compare them
 	UPDATE_EXPECT=1 $(CARGO) test -q --locked reference
 	.venv/bin/python python/stubs.py
 	.venv/bin/ruff format -q python/tiffin/aio.pyi && .venv/bin/ruff check -q --fix python/tiffin/aio.pyi

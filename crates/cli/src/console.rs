@@ -9,7 +9,7 @@ use std::fmt;
 use std::io::{self, IsTerminal, Write};
 
 use serde::Serialize;
-use serde_json::json;
+use serde_json::{Map, Value, json};
 
 /// The status of a command that did what it should.
 pub(crate) const STATUS_OK: i32 = 0;
@@ -34,17 +34,20 @@ pub(crate) struct Failure {
     pub(crate) hint: Option<String>,
     /// What the process leaves with.
     pub(crate) status: i32,
+    /// For programs: what else is known, in the JSON form only.
+    pub(crate) facts: Map<String, Value>,
 }
 
 impl Failure {
     /// A failure whose text may carry its hint, as the errors of our crates do.
     pub(crate) fn new(code: &'static str, text: impl fmt::Display) -> Self {
         let text = text.to_string();
-        let (message, hint) = match text.split_once(HINT) {
-            Some((message, hint)) => (message.to_owned(), Some(hint.trim_end().to_owned())),
-            None => (text.trim_end().to_owned(), None),
-        };
-        Self { code, message, hint, status: STATUS_FAILED }
+        // An error that quotes another may carry the hints of both.
+        let mut parts = text.split(HINT).map(str::trim_end);
+        let message = parts.next().unwrap_or_default().to_owned();
+        let hints: Vec<_> = parts.collect();
+        let hint = (!hints.is_empty()).then(|| hints.join("; "));
+        Self { code, message, hint, status: STATUS_FAILED, facts: Map::new() }
     }
 
     /// The same, with this advice if it has none.
@@ -138,6 +141,22 @@ impl Console {
         }
     }
 
+    /// Asks the user on the terminal; `None` if there is no terminal, or no answer is to be expected.
+    pub(crate) async fn ask(&mut self, question: &str) -> Result<Option<bool>, Failure> {
+        if self.json || !self.err_is_terminal || !io::stdin().is_terminal() {
+            return Ok(None);
+        }
+        // A question that cannot be shown is answered by nobody, and that is a no.
+        let _ = write!(self.err, "{question} [y/N] ").and_then(|()| self.err.flush());
+        let read = || {
+            let mut line = String::new();
+            io::stdin().read_line(&mut line).map(|_| line)
+        };
+        let line =
+            tokio::task::spawn_blocking(read).await.map_err(|error| Failure::new("internal", error))?;
+        Ok(Some(is_yes(&line?)))
+    }
+
     /// Where progress may be shown, if somebody watches.
     pub(crate) fn watched(&mut self) -> Option<&mut (dyn Write + Send)> {
         (self.err_is_terminal && !self.json).then_some(&mut *self.err)
@@ -149,8 +168,14 @@ impl Console {
             return STATUS_OK;
         }
         let text = if self.json {
-            let Failure { code, message, hint, .. } = failure;
-            json!({ "error": { "code": code, "message": message, "hint": hint } }).to_string()
+            let Failure { code, message, hint, facts, .. } = failure;
+            let mut error = facts.clone();
+            error.extend([
+                ("code".to_owned(), json!(code)),
+                ("message".to_owned(), json!(message)),
+                ("hint".to_owned(), json!(hint)),
+            ]);
+            json!({ "error": error }).to_string()
         } else {
             let (on, off) = if self.colour { ("\x1b[1;31m", "\x1b[0m") } else { ("", "") };
             let hint = failure.hint.as_ref().map_or_else(String::new, |hint| format!("{HINT}{hint}"));
@@ -161,14 +186,34 @@ impl Console {
     }
 }
 
+fn is_yes(answer: &str) -> bool {
+    ["y", "yes"].contains(&answer.trim().to_lowercase().as_str())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
+    fn only_yes_is_yes() {
+        for (answer, expected) in [
+            ("y\n", true),
+            ("Yes\r\n", true),
+            ("", false),
+            ("\n", false),
+            ("n\n", false),
+            ("yesterday\n", false),
+        ] {
+            assert_eq!(is_yes(answer), expected, "{answer:?}");
+        }
+    }
+
+    #[test]
     fn a_hint_is_found_in_a_message_and_never_doubled() {
         let failure = Failure::new("x", "it broke\n\nhint: mend it").hint("throw it away");
         assert_eq!((failure.message.as_str(), failure.hint.as_deref()), ("it broke", Some("mend it")));
+        let failure = Failure::new("x", "it broke\n\nhint: mend it\n\nhint: buy another");
+        assert_eq!(failure.hint.as_deref(), Some("mend it; buy another"));
         let failure = Failure::new("x", "it broke").hint("throw it away");
         assert_eq!(failure.hint.as_deref(), Some("throw it away"));
     }

@@ -35,8 +35,8 @@ mod why;
 
 use std::ffi::OsString;
 
-use clap::error::ErrorKind;
-use clap::{Parser, Subcommand};
+use clap::error::{ContextKind, ErrorKind};
+use clap::{CommandFactory, Parser, Subcommand};
 use rustix::process::{Signal, set_parent_process_death_signal};
 use tiffin_server::config::{CommonArgs, SettingsFile};
 
@@ -110,9 +110,9 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> i32 {
     let wants_json = args.iter().take_while(|arg| *arg != "--").any(|arg| arg == "--json");
     let mut console = Console::standard(wants_json);
     let program = args.first().cloned().unwrap_or_else(|| "tiffin".into());
-    let done = match Cli::try_parse_from(args) {
+    let done = match Cli::try_parse_from(&args) {
         Ok(cli) => start(cli, program, &mut console),
-        Err(error) => explain(&error, &mut console),
+        Err(error) => explain(&error, &args, &mut console),
     };
     let flushed = |status, console: &mut Console| console.flush().map(|()| status);
     match done.and_then(|status| flushed(status, &mut console)) {
@@ -180,19 +180,66 @@ async fn unless_interrupted(
 }
 
 /// Tells what was wrong with the arguments, or gives the help that was asked for.
-fn explain(error: &clap::Error, console: &mut Console) -> Result<i32, Failure> {
+fn explain(error: &clap::Error, args: &[OsString], console: &mut Console) -> Result<i32, Failure> {
     let text = error.render().to_string();
-    if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
+    // A command that needs a subcommand and was given nothing shows its help.
+    let is_help = matches!(
+        error.kind(),
+        ErrorKind::DisplayHelp
+            | ErrorKind::DisplayVersion
+            | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
+    );
+    if is_help {
         console.text(text.trim_end())?;
         return Ok(STATUS_OK);
     }
+    if let Some(failure) = negative_value(error, args) {
+        return Err(failure);
+    }
     let text = text.strip_prefix("error: ").unwrap_or(&text).trim_end();
     let (message, advice) = text.split_once("\n\n").unwrap_or((text, ""));
-    // What clap advises comes in paragraphs, of which the last always says the same.
+    // What clap advises comes in paragraphs, of which the last always says the same. A hint of our own value
+    // parsers is one of them.
     let advice = advice.replace("For more information, try '--help'.", "").replace("  tip: ", "");
-    let parts = advice.split("\n\n").map(str::trim).filter(|part| !part.is_empty());
+    let parts = advice.split("\n\n").map(|part| part.trim().trim_start_matches("hint: "));
+    let parts = parts.filter(|part| !part.is_empty());
     let hint =
         parts.chain(["`--help` tells more"]).collect::<Vec<_>>().join("; ").replace("Usage:", "usage:");
-    let hint = Some(hint);
-    Err(Failure { code: "usage", message: message.to_owned(), hint, status: STATUS_USAGE })
+    let message = own_message(error).unwrap_or_else(|| message.to_owned());
+    Err(usage(message, hint))
+}
+
+fn usage(message: String, hint: String) -> Failure {
+    Failure { status: STATUS_USAGE, hint: Some(hint), ..Failure::new("usage", message) }
+}
+
+/// A negative number behind a flag that takes a value: clap takes it for a flag of its own.
+fn negative_value(error: &clap::Error, args: &[OsString]) -> Option<Failure> {
+    if error.kind() != ErrorKind::UnknownArgument {
+        return None;
+    }
+    let is_negative =
+        |it: &str| it.strip_prefix('-').is_some_and(|it| it.starts_with(|c: char| c.is_ascii_digit()));
+    let mut pairs = args.windows(2).take_while(|it| it.iter().all(|arg| arg != "--"));
+    let (flag, value) = pairs.find_map(|pair| {
+        let [flag, value] = pair else { return None };
+        let (flag, value) = (flag.to_str()?, value.to_str().filter(|it| is_negative(it))?);
+        Some((flag.strip_prefix("--")?, value)).filter(|(flag, _)| takes_value(&Cli::command(), flag))
+    })?;
+    let message = format!("--{flag}: the value `{value}` is negative");
+    Some(usage(message, "give a value that is not negative; `--help` tells more".to_owned()))
+}
+
+/// Whether the command, or one of its subcommands, has a flag of that name that takes a value.
+fn takes_value(command: &clap::Command, flag: &str) -> bool {
+    let is_it = |arg: &clap::Arg| arg.get_long() == Some(flag) && arg.get_action().takes_values();
+    command.get_arguments().any(is_it) || command.get_subcommands().any(|it| takes_value(it, flag))
+}
+
+/// The message of a value parser of ours, which names the value itself, with the flag before it.
+fn own_message(error: &clap::Error) -> Option<String> {
+    let source = std::error::Error::source(error)?.to_string();
+    let (message, _) = source.split_once("\n\nhint: ")?;
+    let flag = error.get(ContextKind::InvalidArg)?.to_string();
+    Some(format!("{flag}: {message}"))
 }

@@ -65,10 +65,11 @@ fn write(items: &[ListItem], console: &mut Console) -> Result<(), Failure> {
     if items.is_empty() {
         return Ok(());
     }
-    let mut table = Table::new(&["key", "size", "generation", "replicas"]);
+    // The key is last, so that one long key does not push the numbers of all others away.
+    let mut table = Table::new(&["size", "generation", "replicas", "key"]).last_left();
     for item in items {
         let (size, generation) = (show::size(item.len), item.generation.to_string());
-        table.row([show::key(item.key.as_bytes()), size, generation, item.replicas.to_string()]);
+        table.row([size, generation, item.replicas.to_string(), show::key(item.key.as_bytes())]);
     }
     console.text(table)
 }

@@ -66,20 +66,40 @@ async fn change(pin: Pin, on: bool, context: &Context, console: &mut Console) ->
     let keys = pin.keys.iter().map(|text| key(text)).collect::<Result<Vec<_>, _>>()?;
     let store = Reached::connect(pin.client, context).await?;
     let (client, deadline) = (&store.client, store.deadline());
-    let outcomes = match on {
-        true => client.pin(&keys, &pin.owner, deadline).await,
+    let outcomes: Vec<Result<bool, Error>> = match on {
+        true => {
+            client.pin(&keys, &pin.owner, deadline).await.into_iter().map(|it| it.map(|()| true)).collect()
+        }
         false => client.unpin(&keys, &pin.owner, deadline).await,
     };
-    let done = outcomes.iter().filter(|it| it.is_ok()).count();
-    let what = if on { "pinned" } else { "unpinned" };
-    if console.json {
-        console.value(&json!({ what: done, "owner": pin.owner }))?;
+    let count = |wanted| outcomes.iter().filter(|it| **it == Ok(wanted)).count();
+    let (done, not_pinned) = (count(true), count(false));
+    if console.json && on {
+        console.value(&json!({ "pinned": done, "owner": pin.owner }))?;
+    } else if console.json {
+        console.value(&json!({ "unpinned": done, "not_pinned": not_pinned, "owner": pin.owner }))?;
+    } else if on {
+        console.text(format!("pinned {done}"))?;
     } else {
-        console.text(format!("{what} {done}"))?;
+        console.text(unpinned(done, not_pinned, &pin.owner))?;
     }
     let failure = outcomes.into_iter().find_map(Result::err).map(|error| store.explain(&error));
     store.close().await;
     failure.map_or(Ok(STATUS_OK), Err)
+}
+
+/// How many pins were ended, and how many keys had none of that owner.
+fn unpinned(done: usize, not_pinned: usize, owner: &str) -> String {
+    let owner = match owner {
+        "" => "without an owner's name".to_owned(),
+        owner => format!("by owner `{}`", show::key(owner.as_bytes())),
+    };
+    let were = if not_pinned == 1 { "was" } else { "were" };
+    match (done, not_pinned) {
+        (done, 0) => format!("unpinned {done}"),
+        (0, _) => format!("nothing was unpinned: {not_pinned} {were} not pinned {owner}"),
+        _ => format!("unpinned {done}, {not_pinned} {were} not pinned {owner}"),
+    }
 }
 
 /// Lists pins, or drops them.
@@ -89,13 +109,15 @@ pub(crate) async fn run_pins(pins: Pins, context: &Context, console: &mut Consol
         Some(owner) if pins.drop => drop_all(&store, owner, console).await?,
         Some(owner) => {
             let listed = store.client.list_pinned(Pattern::All, owner, store.deadline()).await;
-            write(&listed.map_err(|error| store.explain(&error))?, &store, console)?;
+            let items = listed.map_err(|error| store.explain(&error))?;
+            let by = format!("pinned by owner `{}`", show::key(owner.as_bytes()));
+            write(&items, &store, &by, console)?;
         }
         None => {
             let listed = store.client.list(Pattern::All, store.deadline()).await;
             let mut items = listed.map_err(|error| store.explain(&error))?;
             items.retain(|item| !item.pins.is_empty());
-            write(&items, &store, console)?;
+            write(&items, &store, "pinned", console)?;
         }
     }
     store.close().await;
@@ -107,6 +129,12 @@ async fn drop_all(store: &Reached, owner: &str, console: &mut Console) -> Result
     let dropped = dropped.map_err(|error| store.explain(&error))?;
     if console.json {
         console.value(&json!({ "unpinned": dropped.count, "owner": owner }))?;
+    } else if dropped.count == 0 {
+        let owner = show::key(owner.as_bytes());
+        console.text(format!(
+            "nothing was unpinned: owner `{owner}` has no pin in namespace `{}`",
+            store.namespace
+        ))?;
     } else {
         console.text(format!("unpinned {}", dropped.count))?;
     }
@@ -114,7 +142,7 @@ async fn drop_all(store: &Reached, owner: &str, console: &mut Console) -> Result
     if nodes.is_empty() { Ok(()) } else { Err(store.explain(&Error::Unconfirmed { nodes })) }
 }
 
-fn write(items: &[ListItem], store: &Reached, console: &mut Console) -> Result<(), Failure> {
+fn write(items: &[ListItem], store: &Reached, how: &str, console: &mut Console) -> Result<(), Failure> {
     if console.json {
         for item in items {
             let mut object = show::keyed(item.key.as_bytes());
@@ -125,14 +153,14 @@ fn write(items: &[ListItem], store: &Reached, console: &mut Console) -> Result<(
         return Ok(());
     }
     if items.is_empty() {
-        console.note(format!("nothing in namespace `{}` is pinned so", store.namespace));
+        console.note(format!("nothing in namespace `{}` is {how}", store.namespace));
         return Ok(());
     }
-    let mut table = Table::new(&["key", "size", "owners"]);
+    let mut table = Table::new(&["size", "owners", "key"]).last_left();
     for item in items {
         let owner = |name: &String| if name.is_empty() { "-".to_owned() } else { show::key(name.as_bytes()) };
         let owners = item.pins.iter().map(owner).collect::<Vec<_>>().join(", ");
-        table.row([show::key(item.key.as_bytes()), show::size(item.len), owners]);
+        table.row([show::size(item.len), owners, show::key(item.key.as_bytes())]);
     }
     console.text(table)
 }

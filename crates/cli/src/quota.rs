@@ -5,8 +5,8 @@ use std::time::Duration;
 use bytesize::ByteSize;
 use clap::ValueEnum as _;
 use serde_json::json;
-use tiffin_client::{Demotion, NamespaceStat, Policy};
-use tiffin_server::config::ClientArgs;
+use tiffin_client::{Demotion, NamespaceStat, PolicyChange};
+use tiffin_server::config::{self, ClientArgs};
 
 use crate::Context;
 use crate::console::{Console, Failure, STATUS_OK};
@@ -15,12 +15,12 @@ use crate::show;
 
 /// Shows what the namespace holds and may hold, or limits it.
 ///
-/// What the namespace holds already stays; puts that would exceed its quota fail, or wait. A new quota ends
-/// the limit of time, unless that is given again.
+/// What the namespace holds already stays; puts that would exceed its quota fail, or wait. Only the limits
+/// that are named change.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Quota {
     /// The most memory that the namespace may hold, each copy counted.
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", value_parser = config::size)]
     set: Option<ByteSize>,
 
     /// No quota any more.
@@ -28,8 +28,12 @@ pub(crate) struct Quota {
     none: bool,
 
     /// Drop samples that nobody has leased for this long.
-    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", value_parser = config::duration)]
     max_hold: Option<Duration>,
+
+    /// Keep samples for as long as it takes: removes the limit of `--max-hold`.
+    #[arg(long, conflicts_with = "max_hold")]
+    no_max_hold: bool,
 
     /// What becomes of its objects when memory is short and their nodes have disks.
     #[arg(long, value_enum)]
@@ -72,16 +76,24 @@ impl From<Demotion> for Demote {
 
 /// Sets limits where some are given, and shows how things stand.
 pub(crate) async fn run(quota: Quota, context: &Context, console: &mut Console) -> Result<i32, Failure> {
+    if quota.max_hold.is_some_and(|it| it < Duration::from_millis(1)) {
+        let failure = Failure::new("invalid", "--max-hold is less than a millisecond");
+        return Err(failure.hint("give a longer time, or `--no-max-hold` for no limit"));
+    }
     let store = Reached::connect(quota.client, context).await?;
-    let changes = quota.set.is_some() || quota.none || quota.max_hold.is_some();
-    if changes || quota.demotion.is_some() {
-        let max_hold_ms = quota.max_hold.map(|it| u64::try_from(it.as_millis()).unwrap_or(u64::MAX));
-        let before = current(&store).await?;
-        let kept = if quota.set.is_none() && !quota.none { before.quota } else { None };
-        let max_hold_ms = max_hold_ms.or(before.max_hold_ms.filter(|_| !changes));
-        let demotion = Some(quota.demotion.map_or(before.demotion, Demotion::from));
-        let policy = Policy { quota: quota.set.map(|it| it.as_u64()).or(kept), max_hold_ms, demotion };
-        store.client.set_policy(policy, store.deadline()).await.map_err(|error| store.explain(&error))?;
+    let mut change = PolicyChange::NONE;
+    if quota.set.is_some() || quota.none {
+        change = change.quota(quota.set.map(|it| it.as_u64()));
+    }
+    if quota.max_hold.is_some() || quota.no_max_hold {
+        let milliseconds = |it: Duration| u64::try_from(it.as_millis()).unwrap_or(u64::MAX);
+        change = change.max_hold_ms(quota.max_hold.map(milliseconds));
+    }
+    if let Some(demotion) = quota.demotion {
+        change = change.demotion(Some(demotion.into()));
+    }
+    if change != PolicyChange::NONE {
+        store.client.set_policy(change, store.deadline()).await.map_err(|error| store.explain(&error))?;
     }
     let now = current(&store).await?;
     if console.json {

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use tiffin_client::{Client, ConnectOptions, Deadline, Error};
 use tiffin_core::Key;
+use tiffin_core::message::Resource;
 use tiffin_server::config::ClientArgs;
 
 use crate::Context;
@@ -86,10 +87,24 @@ pub(crate) fn explain_connect(error: &Error, address: &str) -> Failure {
 
 /// Explains an error of a call.
 pub(crate) fn explain(error: &Error) -> Failure {
-    let failure = Failure::new(code(error), error);
+    let mut failure = Failure::new(code(error), error);
+    if let Error::Full { lacks, never, .. } = error {
+        failure.facts.insert("lacks".to_owned(), resource(*lacks).into());
+        failure.facts.insert("never".to_owned(), (*never).into());
+    }
     match error.hint() {
         Some(hint) => failure.hint(hint),
         None => failure,
+    }
+}
+
+/// What a put lacks, in the words of the Python package.
+fn resource(lacks: Resource) -> &'static str {
+    match lacks {
+        Resource::Bytes => "bytes",
+        Resource::Slots => "slots",
+        Resource::KeySpace => "key space",
+        Resource::Contiguous => "contiguous space",
     }
 }
 
@@ -98,12 +113,16 @@ fn code(error: &Error) -> &'static str {
     match error {
         Error::NotFound { .. } => "not_found",
         Error::Full { .. } => "full",
+        Error::NoNode { .. } => "no_node",
         Error::OverQuota { .. } => "over_quota",
         Error::Behind { .. } => "behind",
         Error::TooSmall { .. } => "too_small",
-        Error::Timeout { .. } => "timeout",
-        Error::Unreachable { .. } => "unreachable",
+        Error::Timeout { .. } | Error::NoHandshake { is_silent: true, .. } => "timeout",
+        Error::Unreachable { .. } | Error::NoHandshake { is_silent: false, .. } => "unreachable",
+        Error::UnknownHost { .. } => "unknown_host",
+        Error::WrongPort { .. } => "wrong_port",
         Error::NodeDown { .. } => "node_down",
+        Error::Unavailable { .. } => "unavailable",
         Error::Leased { .. } => "leased",
         Error::Unconfirmed { .. } => "unconfirmed",
         Error::Contended { .. } => "contended",

@@ -6,11 +6,13 @@ use std::os::unix::ffi::OsStringExt;
 use serde_json::json;
 use tiffin_client::{DeleteOptions, Error};
 use tiffin_core::message::Pattern;
+use tiffin_core::units::{Count, Size};
 use tiffin_server::config::ClientArgs;
 
 use crate::Context;
-use crate::console::{Console, Failure, STATUS_OK};
+use crate::console::{Console, Failure, STATUS_FAILED, STATUS_OK};
 use crate::reach::{Reached, key};
+use crate::show;
 
 /// Removes objects. When it succeeds nobody can read them any more. Removing what is not there succeeds.
 #[derive(Debug, clap::Args)]
@@ -19,17 +21,22 @@ pub(crate) struct Rm {
     #[arg(required_unless_present_any = ["prefix", "regex"], value_name = "KEY")]
     keys: Vec<OsString>,
 
-    /// All keys that start so; an empty one is all there are.
+    /// All keys that start so. If these are all objects of the namespace, the command asks first.
     #[arg(long, conflicts_with_all = ["keys", "regex"], value_name = "TEXT")]
     prefix: Option<OsString>,
 
-    /// All keys in which this regular expression is found.
+    /// All keys in which this regular expression is found. If these are all objects of the namespace, the
+    /// command asks first.
     #[arg(long, conflicts_with = "keys", value_name = "REGEX")]
     regex: Option<String>,
 
     /// Even if leased, where leases refuse removal.
     #[arg(long)]
     force: bool,
+
+    /// Do not ask, even if all objects of the namespace match.
+    #[arg(short, long)]
+    yes: bool,
 
     #[command(flatten)]
     client: ClientArgs,
@@ -46,6 +53,11 @@ pub(crate) async fn run(rm: Rm, context: &Context, console: &mut Console) -> Res
         (None, None) => None,
     };
     let (removed, absent, failure) = match pattern {
+        Some(pattern) if !rm.yes && !may_remove(&store, pattern.clone(), console).await? => {
+            console.note("nothing was removed");
+            store.close().await;
+            return Ok(STATUS_FAILED);
+        }
         Some(pattern) => {
             let deleted = store.client.delete_matching(pattern, options, store.deadline()).await;
             let deleted = deleted.map_err(|error| store.explain(&error))?;
@@ -68,10 +80,40 @@ pub(crate) async fn run(rm: Rm, context: &Context, console: &mut Console) -> Res
     }
 }
 
+/// Whether the objects that match may be removed. If they are all objects of the namespace, the user is
+/// asked; without a terminal the command fails.
+async fn may_remove(store: &Reached, pattern: Pattern, console: &mut Console) -> Result<bool, Failure> {
+    let listed = store.client.list(pattern, store.deadline()).await;
+    let matching = listed.map_err(|error| store.explain(&error))?;
+    let namespace = show::key(store.namespace.as_bytes());
+    if matching.is_empty() {
+        console.note(format!("nothing to remove: no object in namespace `{namespace}` matches"));
+        return Ok(true);
+    }
+    let stat = store.client.stat(store.deadline()).await.map_err(|error| store.explain(&error))?;
+    let of_namespace = stat.namespaces.iter().find(|it| it.name == store.namespace);
+    let (count, bytes) = (matching.len() as u64, matching.iter().map(|it| it.len).sum());
+    if of_namespace.is_some_and(|it| count < it.objects) {
+        return Ok(true);
+    }
+    let all = format!("every object in namespace `{namespace}`: {}, {}", Count(count, "object"), Size(bytes));
+    match console.ask(&format!("Remove {all}?")).await? {
+        Some(answer) => Ok(answer),
+        None => {
+            let failure = Failure::new("needs_yes", format!("this would remove {all}"));
+            Err(failure.hint("add `--yes` to remove them all, or name what to remove more narrowly"))
+        }
+    }
+}
+
 fn report(removed: u64, absent: u64, console: &mut Console) -> Result<(), Failure> {
     if console.json {
         return console.value(&json!({ "removed": removed, "absent": absent }));
     }
-    let absent = if absent == 0 { String::new() } else { format!(", {absent} were not there") };
+    let absent = match absent {
+        0 => String::new(),
+        1 => ", 1 was not there".to_owned(),
+        _ => format!(", {absent} were not there"),
+    };
     console.text(format!("removed {removed}{absent}"))
 }

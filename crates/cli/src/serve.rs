@@ -32,7 +32,7 @@ const LOSSES_TIME_MAX: Duration = Duration::from_secs(2);
 /// What is lost when this node leaves.
 pub(crate) async fn losses(node: &NodeServer, master: &str, token: &str) -> Losses {
     let options = ConnectOptions { token: token.to_owned(), ..ConnectOptions::new(master) };
-    Losses::of(node, &options, Deadline::after(LOSSES_TIME_MAX)).await
+    Losses::of(node.inventory(), node.segment(), &options, Deadline::after(LOSSES_TIME_MAX)).await
 }
 
 /// Waits for a signal, says what is lost, then stops the server. A second signal does not wait for that.

@@ -48,6 +48,7 @@ fn list<A: Args>(table: Option<&str>) -> Vec<Value> {
 
 #[cfg(test)]
 mod tests {
+    use clap::CommandFactory as _;
     use expect_test::expect_file;
 
     use super::*;
@@ -56,6 +57,26 @@ mod tests {
     #[test]
     fn reference_of_settings_is_what_the_declarations_say() {
         expect_file!["../../../docs/settings.md"].assert_eq(&page::render());
+    }
+
+    #[test]
+    fn every_client_command_is_named_on_the_page() {
+        let page = page::render();
+        let (_, clients) = page.split_once("\n## Clients\n").unwrap();
+        let named = clients.lines().next().unwrap();
+        let cli = crate::Cli::command();
+        let is_client = |it: &&clap::Command| {
+            !it.is_hide_set()
+                && ["master", "namespace"].iter().all(|id| it.get_arguments().any(|arg| arg.get_id() == id))
+        };
+        let names: Vec<_> = cli.get_subcommands().filter(is_client).map(clap::Command::get_name).collect();
+        assert!(names.contains(&"put") && !names.contains(&"up"), "{names:?}");
+        for name in names {
+            assert!(
+                named.contains(&format!("`{name}`")) || named.contains(&format!("`tiffin {name}`")),
+                "{name}"
+            );
+        }
     }
 
     #[test]

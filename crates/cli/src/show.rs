@@ -4,8 +4,11 @@
 
 use std::fmt::{self, Write as _};
 
-use bytesize::ByteSize;
 use serde_json::{Map, Value};
+use tiffin_core::units::Size;
+
+/// A cell longer than this, in characters, does not widen its column for all other rows.
+const CELL_CHARS_MAX: usize = 48;
 
 /// A key as text: what is not printable is escaped.
 pub(crate) fn key(bytes: &[u8]) -> String {
@@ -22,7 +25,7 @@ pub(crate) fn key(bytes: &[u8]) -> String {
 
 /// A size for people.
 pub(crate) fn size(bytes: u64) -> String {
-    ByteSize::b(bytes).display().iec().to_string()
+    Size(bytes).to_string()
 }
 
 /// Puts bytes into a JSON object: as text under `name`, or, where they are no text, under `name_base64`.
@@ -55,11 +58,20 @@ fn base64(bytes: &[u8]) -> String {
     text
 }
 
-/// Rows under a head; all columns but the first are numbers or short words, and stand to the right.
+/// Rows under a head. The first column holds names and is aligned to the left; the others hold numbers or
+/// short words and are aligned to the right, unless the table says otherwise.
 #[derive(Debug)]
 pub(crate) struct Table {
     rows: Vec<Vec<String>>,
-    is_left: bool,
+    layout: Layout,
+}
+
+/// Which columns are aligned to the left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Layout {
+    First,
+    Last,
+    All,
 }
 
 impl Table {
@@ -70,36 +82,54 @@ impl Table {
 
     /// A table with this head.
     pub(crate) fn new(head: &[&str]) -> Self {
-        Self { rows: vec![head.iter().map(ToString::to_string).collect()], is_left: false }
+        Self { rows: vec![head.iter().map(ToString::to_string).collect()], layout: Layout::First }
     }
 
     /// The same with words in all columns, which stand to the left.
     pub(crate) fn left(self) -> Self {
-        Self { is_left: true, ..self }
+        Self { layout: Layout::All, ..self }
+    }
+
+    /// The same with the names in the last column, where their lengths move nothing.
+    pub(crate) fn last_left(self) -> Self {
+        Self { layout: Layout::Last, ..self }
     }
 
     /// One more row.
     pub(crate) fn row(&mut self, cells: impl IntoIterator<Item = String>) {
         self.rows.push(cells.into_iter().collect());
     }
-}
 
-impl fmt::Display for Table {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+    fn widths(&self) -> Vec<usize> {
         let mut widths: Vec<usize> = Vec::new();
         for row in &self.rows {
             widths.resize(widths.len().max(row.len()), 0);
             for (width, cell) in widths.iter_mut().zip(row) {
-                *width = (*width).max(cell.chars().count());
+                let chars = cell.chars().count();
+                if chars <= CELL_CHARS_MAX {
+                    *width = (*width).max(chars);
+                }
             }
         }
+        widths
+    }
+}
+
+impl fmt::Display for Table {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let widths = self.widths();
         for (number, row) in self.rows.iter().enumerate() {
             let mut line = String::new();
             for (column, (cell, width)) in row.iter().zip(&widths).enumerate() {
-                match (column, self.is_left) {
-                    (0, _) => write!(line, "{cell:<width$}")?,
-                    (_, true) => write!(line, "  {cell:<width$}")?,
-                    (_, false) => write!(line, "  {cell:>width$}")?,
+                let gap = if column == 0 { "" } else { "  " };
+                let is_left = match self.layout {
+                    Layout::First => column == 0,
+                    Layout::Last => column + 1 == widths.len(),
+                    Layout::All => true,
+                };
+                match is_left {
+                    true => write!(line, "{gap}{cell:<width$}")?,
+                    false => write!(line, "{gap}{cell:>width$}")?,
                 }
             }
             let newline = if number == 0 { "" } else { "\n" };
@@ -148,5 +178,18 @@ mod tests {
         table.row(["a".to_owned(), "1 B".to_owned()]);
         table.row(["küche".to_owned(), "12 B".to_owned()]);
         assert_eq!(table.to_string(), "key    size\na       1 B\nküche  12 B");
+    }
+
+    #[test]
+    fn long_cell_does_not_widen_other_rows() {
+        let long = "k".repeat(CELL_CHARS_MAX + 1);
+        let mut table = Table::new(&["key", "size"]);
+        table.row(["a".to_owned(), "1 B".to_owned()]);
+        table.row([long.clone(), "12 B".to_owned()]);
+        assert_eq!(table.to_string(), format!("key  size\na     1 B\n{long}  12 B"));
+        let mut table = Table::new(&["size", "key"]).last_left();
+        table.row(["1 B".to_owned(), "a".to_owned()]);
+        table.row(["12 B".to_owned(), long.clone()]);
+        assert_eq!(table.to_string(), format!("size  key\n 1 B  a\n12 B  {long}"));
     }
 }

@@ -4,8 +4,9 @@ use std::ffi::OsString;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use tiffin_client::{Error, Held, Holder, Info, NodeStat, ResolveOptions, Route, Stat as Cluster};
+use tiffin_client::{Error, Held, Holder, Info, NodeStat, ResolveOptions, Route, Stat as Cluster, Usage};
 use tiffin_core::Key;
+use tiffin_core::units::Count;
 use tiffin_server::config::ClientArgs;
 
 use crate::Context;
@@ -56,7 +57,8 @@ async fn object(key: &Key, store: &Reached, console: &mut Console) -> Result<(),
         return console.value(&Value::from(object));
     }
     console.text(format!("key         {}", show::key(key.as_bytes())))?;
-    console.text(format!("size        {} ({} bytes)", show::size(info.len), info.len))?;
+    let exact = if info.len < 1024 { String::new() } else { format!(" ({} bytes)", info.len) };
+    console.text(format!("size        {}{exact}", show::size(info.len)))?;
     console.text(format!("generation  {}", info.generation))?;
     console.text(format!("copies      {}", nodes.join(", ")))?;
     console.text(format!("kept        {}", kept(&info)))
@@ -79,17 +81,23 @@ async fn cluster(store: &Reached, console: &mut Console) -> Result<(), Failure> 
         return console.value(&as_json(&stat, &routes));
     }
     console.text(format!(
-        "master      epoch {}, {} clients, {} objects evicted ({})\n",
+        "master      epoch {}, {}, {} evicted ({})\n",
         stat.epoch,
-        stat.clients,
-        stat.evicted_objects,
+        Count(stat.clients, "client"),
+        Count(stat.evicted_objects, "object"),
         show::size(stat.evicted_bytes)
     ))?;
-    let mut nodes = Table::new(&["node", "capacity", "free", "reserved", "in use", "in view", "objects"]);
+    if !stat.unreported.is_empty() {
+        let members = stat.unreported.join(", ");
+        console.text(format!("waiting     for {members} to report; answers that depend on them wait\n"))?;
+    }
+    let columns = ["node", "capacity", "free", "reserved", "in use", "in view", "metadata", "objects"];
+    let mut nodes = Table::new(&columns);
     let mut ways = Table::new(&["node", "reached from here"]).left();
     for node in &stat.nodes {
         let usage = node.usage;
-        let sizes = [usage.capacity, usage.free, usage.granted, usage.committed, usage.held].map(show::size);
+        let Usage { capacity, free, granted, committed, held, metadata, .. } = usage;
+        let sizes = [capacity, free, granted, committed, held, metadata].map(show::size);
         nodes.row([node.info.name.clone()].into_iter().chain(sizes).chain([usage.objects.to_string()]));
         ways.row([node.info.name.clone(), way(node, &routes)]);
     }
@@ -202,7 +210,7 @@ fn namespaces(stat: &Cluster) -> Table {
 /// How this process reaches a node, and why not better.
 fn way(node: &NodeStat, routes: &[Route]) -> String {
     let route = routes.iter().find(|route| route.segment == node.info.segment);
-    let owed = if node.owed == 0 { String::new() } else { format!("; owes {} removals", node.owed) };
+    let owed = if node.owed == 0 { String::new() } else { format!("; owes {}", Count(node.owed, "removal")) };
     match route {
         _ if !node.alive => format!("not at all: the master does not hear from it{owed}"),
         Some(Route { way: Some(way), why: Some(why), .. }) => format!("{way} (not shared memory: {why})"),
@@ -229,6 +237,7 @@ fn as_json(stat: &Cluster, routes: &[Route]) -> Value {
                 "reserved": usage.granted,
                 "in_use": usage.committed,
                 "in_view": usage.held,
+                "metadata": usage.metadata,
                 "objects": usage.objects,
             },
             "holders": holders_json(&node.holders),
@@ -261,6 +270,7 @@ fn as_json(stat: &Cluster, routes: &[Route]) -> Value {
         "clients": stat.clients,
         "evicted": { "objects": stat.evicted_objects, "bytes": stat.evicted_bytes },
         "soft_pinned": stat.soft_pinned,
+        "unreported": stat.unreported,
         "tier": tier.collect::<serde_json::Map<_, _>>(),
         "nodes": nodes.collect::<Vec<_>>(),
         "namespaces": namespaces.collect::<Vec<_>>(),

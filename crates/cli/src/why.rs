@@ -54,7 +54,11 @@ fn as_text(key: &Key, answer: &Answer) -> String {
                 true => String::new(),
                 false => format!("\n  used     last by {}", name(&gone.reader)),
             };
-            format!("`{key}` is gone: generation {generation} {}, {ago}{reader}", cause(gone))
+            let disk = match gone.disk_bytes_max {
+                0 => String::new(),
+                most => format!("\n  disk     {}", refused(most)),
+            };
+            format!("`{key}` is gone: generation {generation} {}, {ago}{reader}{disk}", cause(gone))
         }
         Answer::Unknown => {
             format!(
@@ -77,6 +81,7 @@ fn here_text(key: &str, here: &Here) -> String {
         ("views", views(here)),
         ("sends", if here.sends == 0 { String::new() } else { format!("{} are under way", here.sends) }),
         ("sample", here.sample.as_ref().map_or_else(String::new, |it| sample(it, &here.acked))),
+        ("disk", if here.disk_bytes_max == 0 { String::new() } else { refused(here.disk_bytes_max) }),
         ("put", format!("{} by {}", ago(here.age_ms), name(&here.writer))),
         ("used", if here.reader.is_empty() { String::new() } else { used(here) }),
     ] {
@@ -85,6 +90,12 @@ fn here_text(key: &str, here: &Here) -> String {
         }
     }
     lines.join("\n")
+}
+
+/// Why it is not on a disk.
+fn refused(bytes_max: u64) -> String {
+    let most = show::size(bytes_max);
+    format!("refused it: it takes objects of at most {most}; use a larger disk, or split the object")
 }
 
 /// Who looks at it in place: that keeps its memory, even after it is removed.
@@ -199,6 +210,7 @@ fn as_json(key: &Key, answer: &Answer) -> Value {
             "for": gone.for_key.as_ref().map(|key| show::key(key.as_bytes())),
             "reader": gone.reader,
             "ago_ms": gone.ago_ms,
+            "disk_bytes_max": (gone.disk_bytes_max > 0).then_some(gone.disk_bytes_max),
         })),
         Answer::Unknown => fields(json!({ "state": "unknown" })),
     };
@@ -234,6 +246,7 @@ fn here_json(here: &Here) -> Map<String, Value> {
         "lease_ms": here.lease_ms,
         "writer": here.writer,
         "reader": here.reader,
+        "disk_bytes_max": (here.disk_bytes_max > 0).then_some(here.disk_bytes_max),
     }))
 }
 
@@ -271,6 +284,7 @@ mod tests {
             viewers: vec!["dashboard".to_owned(), "trainer".to_owned()],
             viewers_more: 1,
             sends: 4,
+            disk_bytes_max: 5 << 20,
             age_ms: 61_000,
             idle_ms: 10,
             writer: "engine".to_owned(),
@@ -286,6 +300,7 @@ mod tests {
               views    3 look at it in place: `dashboard`, `trainer`, 1 more
               sends    4 are under way
               sample   waits for `b`; consumed by `a`
+              disk     refused it: it takes objects of at most 5.0 MiB; use a larger disk, or split the object
               put      1m 1s ago by `engine`
               used     just now by `trainer`"#]]
         .assert_eq(&as_text(&Key::new(b"k").unwrap(), &Answer::Here(here)));

@@ -7,9 +7,9 @@ use std::io::{self, Write};
 use std::time::Duration;
 
 use tiffin_client::{
-    Client, Deadline, DeleteOptions, Dtype, Embedded, GetOptions, Key, Patience, Pattern, Put, SamplePut,
-    TensorRef,
+    Client, Deadline, DeleteOptions, Dtype, GetOptions, Key, Patience, Pattern, Put, SamplePut, TensorRef,
 };
+use tiffin_embedded::Embedded;
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {

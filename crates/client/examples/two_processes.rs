@@ -8,7 +8,8 @@ use std::io::{self, Write};
 use std::process::Command;
 use std::time::Duration;
 
-use tiffin_client::{Client, ConnectOptions, Deadline, Embedded, GetOptions, Key, Put};
+use tiffin_client::{Client, ConnectOptions, Deadline, GetOptions, Key, Put};
+use tiffin_embedded::Embedded;
 
 fn soon() -> Deadline {
     Deadline::after(Duration::from_secs(10))

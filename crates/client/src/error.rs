@@ -1,6 +1,7 @@
 //! What can go wrong, one variant per thing that a caller would handle differently.
 
-use tiffin_core::message::{Backlog, Quota, Reason, Refusal, Usage};
+use tiffin_core::message::{Backlog, Full, Quota, Reason, Refusal, Resource, Usage};
+use tiffin_core::units::{Count, Size};
 use tiffin_core::{Generation, Key, KeyError};
 use tiffin_rpc::{AddressError, CallError};
 
@@ -13,12 +14,8 @@ pub enum Error {
         /// Its name.
         key: Key,
     },
-    /// No node has room for the object, nor anything to evict.
-    #[error(
-        "there is no room for `{key}` ({len} bytes): of {} bytes, {} are free, {} reserved, {} in use, \
-         {} in view",
-        usage.capacity, usage.free, usage.granted, usage.committed, usage.held
-    )]
+    /// No node has space for the object, and all that remains is pinned, leased, in view or reserved.
+    #[error("{}", describe_full(key, *len, usage, *lacks, *never))]
     Full {
         /// The object that does not fit.
         key: Key,
@@ -26,12 +23,19 @@ pub enum Error {
         len: u64,
         /// How full all nodes are together.
         usage: Usage,
+        /// What is missing.
+        lacks: Resource,
+        /// It would not fit if the nodes were empty, so waiting does not help.
+        never: bool,
+    },
+    /// No storage node is ready to take the object.
+    #[error("no storage node is ready to take `{key}`")]
+    NoNode {
+        /// The object that was to be stored.
+        key: Key,
     },
     /// The namespace may not hold that much, and has nothing of its own to evict.
-    #[error(
-        "there is no room for `{key}` in the namespace: it holds {} bytes of the {} it may",
-        quota.used, quota.limit
-    )]
+    #[error("{}", describe_over_quota(key, quota))]
     OverQuota {
         /// The object that does not fit.
         key: Key,
@@ -40,9 +44,11 @@ pub enum Error {
     },
     /// The stream takes in no more until its consumers have caught up.
     #[error(
-        "the consumers are behind: `{key}` is not taken in, because {} samples with {} bytes are in flight \
-         in its stream, whose high marks are {} and {} (0 is none)",
-        backlog.refs, backlog.bytes, backlog.limits.refs_high, backlog.limits.bytes_high
+        "the consumers are behind: `{key}` is not taken in, because {} with {} are in flight in its stream, \
+         whose high marks are {} and {}",
+        Count(backlog.refs, "sample"), Size(backlog.bytes),
+        mark(backlog.limits.refs_high, Count(backlog.limits.refs_high, "sample")),
+        mark(backlog.limits.bytes_high, Size(backlog.limits.bytes_high))
     )]
     Behind {
         /// The sample that was not taken in.
@@ -51,7 +57,7 @@ pub enum Error {
         backlog: Backlog,
     },
     /// The buffer is smaller than the object, or than what is wanted of it. Nothing was written into it.
-    #[error("`{key}` has {len} bytes to be read, more than the buffer holds")]
+    #[error("`{key}` has {} to be read, more than the buffer holds", Count(*.len, "byte"))]
     TooSmall {
         /// The object.
         key: Key,
@@ -69,6 +75,33 @@ pub enum Error {
     Unreachable {
         /// Who, and what was seen.
         what: String,
+    },
+    /// The name of the master's host, or of a node's, has no address.
+    #[error("{what}")]
+    UnknownHost {
+        /// Which, and what the system says.
+        what: String,
+    },
+    /// The answer is not known yet: the master has restarted, and members that may hold the object have not
+    /// reported. Nothing was done.
+    #[error("{what}")]
+    Unavailable {
+        /// Which members are waited for.
+        what: String,
+    },
+    /// The address is that of a server of another kind, such as the HTTP pages of a master.
+    #[error("{what}")]
+    WrongPort {
+        /// Which, and what it speaks.
+        what: String,
+    },
+    /// Something accepts connections at the address, but does not answer the handshake.
+    #[error("{what}")]
+    NoHandshake {
+        /// Which address, and what was seen.
+        what: String,
+        /// It sent nothing in time; else it closed the connection.
+        is_silent: bool,
     },
     /// The object exists, but no node that holds it can be reached now.
     #[error("`{key}` exists, but the nodes that hold it cannot be reached: {}", list(.nodes))]
@@ -98,7 +131,7 @@ pub enum Error {
         key: Key,
     },
     /// The object is shorter than the range that was asked for. Nothing was read.
-    #[error("`{key}` has {len} bytes: {start}..{end} is not inside")]
+    #[error("`{key}` has {}: {start}..{end} is not inside", Count(*.len, "byte"))]
     OutOfRange {
         /// The object.
         key: Key,
@@ -183,7 +216,14 @@ impl Error {
     pub fn hint(&self) -> Option<&'static str> {
         Some(match self {
             Self::NotFound { .. } => return None,
+            Self::Full { never: true, .. } => "split it, or start a node with more memory",
+            Self::NoNode { .. } => {
+                "start one with `tiffin node`; `tiffin stat` shows nodes that do not answer"
+            }
             Self::Full { .. } => "delete what is not needed any more, unpin, add a node, or let the put wait",
+            Self::OverQuota { quota, .. } if quota.is_never_enough() => {
+                "raise the quota of the namespace, or split the object"
+            }
             Self::OverQuota { .. } => {
                 "delete or unpin what the namespace no longer needs, or raise its quota"
             }
@@ -194,6 +234,20 @@ impl Error {
             }
             Self::Unreachable { .. } => {
                 "check that a server listens there and that this machine may reach it"
+            }
+            Self::NoHandshake { .. } => {
+                "another program may listen there: check the address; or the server is stopped, overloaded \
+                 or shutting down"
+            }
+            Self::UnknownHost { .. } => {
+                "check the spelling of the host's name, and that this machine resolves it (DNS, /etc/hosts)"
+            }
+            Self::Unavailable { .. } => {
+                "try again when they are back; a node that stays away is given up after the master's `--away`"
+            }
+            Self::WrongPort { .. } => {
+                "give the address that the master listens on (port 7400 unless it was told otherwise), not \
+                 that of its HTTP pages (7401)"
             }
             Self::NodeDown { .. } => {
                 "see `tiffin stat` for the nodes that do not answer; a copy more survives one"
@@ -224,11 +278,15 @@ impl Error {
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         match self {
-            Self::Full { .. }
-            | Self::OverQuota { .. }
+            Self::Full { never, .. } => !never,
+            Self::OverQuota { quota, .. } => !quota.is_never_enough(),
+            Self::NoNode { .. }
             | Self::Behind { .. }
             | Self::Timeout { .. }
             | Self::Unreachable { .. }
+            | Self::UnknownHost { .. }
+            | Self::NoHandshake { .. }
+            | Self::Unavailable { .. }
             | Self::NodeDown { .. }
             | Self::Leased { .. }
             | Self::Unconfirmed { .. }
@@ -242,11 +300,17 @@ impl Error {
             | Self::Consumed { .. }
             | Self::NotASample { .. }
             | Self::WrongGroup { .. }
+            | Self::WrongPort { .. }
             | Self::Invalid { .. }
             | Self::Unauthenticated { .. }
             | Self::Closed
             | Self::Forked => false,
         }
+    }
+
+    pub(crate) fn full(key: Key, len: u64, full: Full) -> Self {
+        let Full { usage, lacks, never } = full;
+        Self::Full { key, len, usage, lacks, never }
     }
 
     pub(crate) fn timeout(what: &str) -> Self {
@@ -269,6 +333,7 @@ impl From<Refusal> for Error {
             Reason::Invalid => Self::Invalid { what },
             Reason::Unauthenticated => Self::Unauthenticated { what },
             Reason::Unreachable => Self::Unreachable { what },
+            Reason::Unavailable => Self::Unavailable { what },
             reason => Self::Refused { reason, what },
         }
     }
@@ -279,6 +344,9 @@ impl From<CallError> for Error {
         let what = without_hint(&error.to_string());
         match error {
             CallError::Connect { .. } | CallError::Lost { .. } => Self::Unreachable { what },
+            CallError::Unanswered { is_silent, .. } => Self::NoHandshake { what, is_silent },
+            CallError::Resolve { .. } => Self::UnknownHost { what },
+            CallError::Foreign { .. } => Self::WrongPort { what },
             CallError::Timeout { .. } => Self::Timeout { what },
             CallError::Refused(refusal) => refusal.into(),
             CallError::Protocol { .. } => Self::Refused { reason: Reason::Version, what },
@@ -302,6 +370,50 @@ impl From<AddressError> for Error {
 /// The first part of a message that ends in a hint: ours are given by [`Error::hint`].
 pub(crate) fn without_hint(message: &str) -> String {
     message.split("\n\nhint: ").next().unwrap_or(message).to_owned()
+}
+
+/// A high mark of a stream, where zero stands for none.
+fn mark(number: u64, shown: impl ToString) -> String {
+    if number == 0 { "none".to_owned() } else { shown.to_string() }
+}
+
+/// What is missing for an object, and how full the nodes are.
+fn describe_full(key: &Key, len: u64, usage: &Usage, lacks: Resource, never: bool) -> String {
+    let Usage { capacity, free, granted, committed, held, metadata, .. } = usage;
+    if never {
+        return format!("`{key}` ({}) fits on no storage node, not even on an empty one", Size(len));
+    }
+    let missing = match lacks {
+        Resource::Bytes => "",
+        Resource::Slots => "; a slot for its record is missing",
+        Resource::KeySpace => "; space for its key is missing",
+        Resource::Contiguous => "; free memory lies in too many pieces",
+    };
+    let records =
+        if *metadata > 0 { format!(", {} for records and keys", Size(*metadata)) } else { String::new() };
+    format!(
+        "there is no room for `{key}` ({}): of {}, {} are free, {} reserved, {} in use, \
+         {} in view{records}{missing}",
+        Size(len),
+        Size(*capacity),
+        Size(*free),
+        Size(*granted),
+        Size(*committed),
+        Size(*held),
+    )
+}
+
+/// Why the quota of the namespace does not allow an object.
+fn describe_over_quota(key: &Key, quota: &Quota) -> String {
+    let Quota { used, limit, need } = *quota;
+    match quota.is_never_enough() {
+        true => format!("`{key}` ({}) exceeds the quota of its namespace, {}", Size(need), Size(limit)),
+        false => format!(
+            "there is no space for `{key}` in the namespace: it holds {} of the {} it may",
+            Size(used),
+            Size(limit)
+        ),
+    }
 }
 
 fn list(names: &[String]) -> String {

@@ -6,24 +6,28 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::Weak;
+use std::sync::{Arc, Weak};
 
 use tiffin_core::message::Reply;
-use tiffin_core::session::{Get as Session, GetOutcome, Need, NeedId, ReadResult};
+use tiffin_core::session::{Get as Session, GetOutcome, GetRequest, Need, NeedId, ReadResult};
 use tiffin_core::{Key, Location, SegmentId};
-use tiffin_transport::{ReadOp, TargetBuf, TransferError};
+use tiffin_transport::watch::Watch;
+use tiffin_transport::{Outcome, ReadOp, TargetBuf, TransferError};
 use tokio::time::timeout_at;
 
+use crate::hedge::Flights;
 use crate::inner::{Inner, call_failure};
 use crate::known;
-use crate::put::unreachable;
+use crate::put::{Failures, unreachable};
+use crate::route::OpenRoute;
 use crate::running::Running;
 use crate::{Deadline, Error, Fetched, GetInto, GetOptions, batch};
 
 /// Gives memory for an object when its size is known.
 pub trait Landing<'a>: Sync {
-    /// Memory of exactly that size for that item; `None` if there is less. Asked again where the object was
-    /// replaced meanwhile: what was given before is then not needed any more.
+    /// Memory of exactly that size for that item; `None` if there is less. Asked again for the same size, it
+    /// gives the same memory: another copy may be read into it. Asked for another size, the object was
+    /// replaced meanwhile, and what was given before is not needed any more.
     fn land(&self, item: usize, len: u64) -> Option<Vec<TargetBuf<'a>>>;
 
     /// The part of the object that is wanted, instead of the whole.
@@ -36,15 +40,45 @@ pub trait Landing<'a>: Sync {
 /// The memory of callers.
 struct Given<'g, 'a>(&'g [GetInto<'a>]);
 
+/// What is read of each item of a session.
+pub(crate) trait Wants<'a>: Sync {
+    /// Adds the reads of an item that lies there and has so many bytes; `false` if its memory does not fit.
+    /// An item of which nothing is read is there.
+    fn ops(&self, item: usize, location: Location, len: u64, add: &mut dyn FnMut(ReadOp<'a>)) -> bool;
+}
+
+/// How a session ended.
+pub(crate) struct Ended {
+    pub(crate) outcomes: Vec<GetOutcome>,
+    /// Why calls to the master failed.
+    pub(crate) failures: Failures,
+    pub(crate) is_late: bool,
+    /// Which items the master was asked for.
+    pub(crate) asked: Vec<bool>,
+}
+
+/// The memory for the items of one session, of which the first has that number among those of a call.
+struct Landed<'l, L> {
+    landing: &'l L,
+    first: usize,
+}
+
 /// What was carried out.
 enum Done {
     Called(NeedId, Result<Reply, Error>),
-    Read(Vec<(NeedId, ReadResult)>),
+    Read(ReadNode),
+}
+
+/// Reads of one node that ended.
+struct ReadNode {
+    number: Option<u64>,
+    reads: Vec<(usize, NeedId)>,
+    outcomes: Vec<Outcome>,
 }
 
 /// Reads that go to one node together; those of which the master was not asked apart, by the life of it in
 /// which they were named.
-type Reads<'a> = BTreeMap<(SegmentId, Option<u64>), Vec<(NeedId, ReadOp<'a>)>>;
+type Reads<'a> = BTreeMap<(SegmentId, Option<u64>), Vec<((usize, NeedId), ReadOp<'a>)>>;
 
 pub(crate) async fn get_into(
     inner: &Inner,
@@ -84,14 +118,32 @@ async fn drive_piece<'a>(
 ) -> Vec<Result<Fetched, Error>> {
     let requests = known::recall(inner, keys, options);
     let before: Vec<_> = requests.iter().map(|it| it.known.as_ref().map(|it| it.generation)).collect();
-    let mut session = Session::new(requests, options.lease, distance(inner));
-    if let Some(ms) = options.promotion_wait_ms {
-        session = session.wait_for_promotion(ms);
-    }
-    let mut failures = Vec::new();
+    let session = session(inner, requests, options);
+    let landed = Landed { landing, first };
+    let Ended { outcomes, failures, is_late, asked } =
+        run(inner, session, keys.len(), &landed, deadline).await;
+    known::take_in(inner, keys, &before, &outcomes);
+    known::count(inner, &outcomes, &asked);
+    known::tell_soon(inner);
+    let ranges = (first..).map(|item| landing.range(item));
+    let answers = outcomes.into_iter().zip(keys).zip(ranges);
+    answers.map(|((outcome, key), range)| answer(outcome, key, range, &failures, is_late)).collect()
+}
+
+/// Runs a session of so many items to its end, or until the deadline.
+pub(crate) async fn run<'a>(
+    inner: &Inner,
+    session: Session,
+    items: usize,
+    wants: &impl Wants<'a>,
+    deadline: Deadline,
+) -> Ended {
+    let mut session = session.wait_for_reports(crate::names::wait_ms(deadline));
+    let mut failures = Failures::new();
     let mut running = Running::new();
+    let mut flights = Flights::new(inner, items, deadline);
     let mut is_late = deadline.has_passed();
-    while !is_late {
+    while !is_late && !session.is_done() {
         let mut reads = Reads::new();
         while let Some(need) = session.poll() {
             match need {
@@ -99,46 +151,61 @@ async fn drive_piece<'a>(
                     running.push(async move { Done::Called(id, inner.ask(&request, deadline).await) });
                 }
                 Need::Read { id, item, location, len, unasked } => {
-                    match op(landing, first + item, location, len) {
-                        Some(op) => reads.entry((location.segment, unasked)).or_default().push((id, op)),
-                        // The memory does not fit the object, or the object does not have what is wanted.
-                        None => session.read(id, ReadResult::TooSmall),
+                    inner.paces.count_hedged(session.reads(item) > 1);
+                    let of_node = reads.entry((location.segment, unasked)).or_default();
+                    let before = of_node.len();
+                    let fits = wants.ops(item, location, len, &mut |op| of_node.push(((item, id), op)));
+                    match (fits, of_node.len() > before) {
+                        (true, true) => {}
+                        (true, false) => session.read(id, ReadResult::Valid),
+                        (false, _) => session.read(id, ReadResult::TooSmall),
                     }
                 }
+                Need::Stop { id } => flights.stop(id),
                 Need::Write { .. } => {}
             }
         }
-        for ((segment, unasked), reads) in reads {
-            running.push(read(inner, segment, unasked, reads, deadline));
+        for ((segment, unasked), reads) in reads.into_iter().filter(|(_, reads)| !reads.is_empty()) {
+            let (reads, ops): (Vec<_>, Vec<_>) = reads.into_iter().unzip();
+            let to_read = ToRead { segment, unasked, route: inner.current_route(segment), ops };
+            let watched = flights.begin(&mut session, segment, &reads, to_read.can_stall());
+            running.push(async move {
+                let (number, watch) = watched.unzip();
+                let outcomes = to_read.read(inner, watch.as_ref(), deadline).await;
+                Done::Read(ReadNode { number, reads, outcomes })
+            });
         }
-        match timeout_at(deadline.instant(), running.next()).await {
+        match timeout_at(flights.wake(&session), running.next()).await {
             Ok(Some(Done::Called(id, Ok(reply)))) => session.replied(id, Ok(reply)),
             Ok(Some(Done::Called(id, Err(error)))) => {
                 session.replied(id, Err(call_failure(&error)));
-                failures.push(error);
+                failures.insert(id, error);
             }
-            Ok(Some(Done::Read(results))) => {
-                results.into_iter().for_each(|(id, result)| session.read(id, result));
+            Ok(Some(Done::Read(ReadNode { number, reads, outcomes }))) => {
+                flights.end(&mut session, number, reads, outcomes);
             }
             Ok(None) => break,
-            Err(_) => is_late = true,
+            Err(_) if deadline.has_passed() => is_late = true,
+            Err(_) => flights.tick(&mut session),
         }
     }
+    // A read that another one was faster than ends here: none touches a buffer after the call.
     drop(running);
     let is_late = is_late || deadline.has_passed();
-    let outcomes = session.into_outcomes();
-    known::take_in(inner, keys, &before, &outcomes);
-    known::tell_soon(inner);
-    let outcomes = outcomes.into_iter().zip(keys).enumerate();
-    let answers = outcomes.map(|(item, (outcome, key))| {
-        let range = landing.range(first + item);
-        answer(outcome, key, range, &failures, is_late)
-    });
-    answers.collect()
+    let asked = (0..items).map(|item| session.is_asked(item)).collect();
+    Ended { outcomes: session.into_outcomes(), failures, is_late, asked }
+}
+
+fn session(inner: &Inner, requests: Vec<GetRequest>, options: GetOptions) -> Session {
+    let session = Session::new(requests, options.lease, distance(inner)).avoiding(inner.paces.avoided());
+    match options.promotion_wait_ms {
+        Some(ms) => session.wait_for_promotion(ms),
+        None => session,
+    }
 }
 
 /// The nearest copy is read first.
-fn distance(inner: &Inner) -> tiffin_core::session::Distance {
+pub(crate) fn distance(inner: &Inner) -> tiffin_core::session::Distance {
     let me = inner.weak();
     Box::new(move |info| Weak::upgrade(&me).map_or(u8::MAX, |inner| inner.distance(info.segment)))
 }
@@ -151,42 +218,56 @@ fn op<'a>(landing: &impl Landing<'a>, item: usize, location: Location, len: u64)
     Some(ReadOp { slot: location.slot.0, stamp: location.stamp.0, offset: range.start, targets })
 }
 
-/// Reads all that lies on one node.
-async fn read<'a>(
-    inner: &Inner,
+/// What is read from one node together.
+struct ToRead<'a> {
     segment: SegmentId,
     unasked: Option<u64>,
-    reads: Vec<(NeedId, ReadOp<'a>)>,
-    deadline: Deadline,
-) -> Done {
-    let (ids, ops): (Vec<_>, Vec<_>) = reads.into_iter().unzip();
-    let outcomes: Vec<_> = match inner.route(segment, deadline).await {
-        Ok(route) => {
-            let epoch = inner.current_master().map(|it| it.epoch);
-            match (unasked, epoch) {
-                (None, _) => route.read(&ops, deadline).await,
-                (Some(named), Some(epoch)) => route.read_unasked(&ops, named, epoch, deadline).await,
-                (Some(_), None) => vec![Err(TransferError::Stale); ops.len()],
-            }
-        }
-        Err(error) => {
-            let failed = ReadResult::Unreachable(error.to_string());
-            return Done::Read(ids.into_iter().map(|id| (id, failed.clone())).collect());
-        }
-    };
-    let results = outcomes.into_iter().map(|outcome| match outcome {
-        Ok(()) => ReadResult::Valid,
-        Err(TransferError::Stale) => ReadResult::Stale,
-        Err(error) => ReadResult::Unreachable(error.to_string()),
-    });
-    Done::Read(ids.into_iter().zip(results).collect())
+    /// The way there, if it is open.
+    route: Option<Arc<OpenRoute>>,
+    ops: Vec<ReadOp<'a>>,
 }
 
-fn answer(
+impl ToRead<'_> {
+    async fn read(self, inner: &Inner, watch: Option<&Arc<Watch>>, deadline: Deadline) -> Vec<Outcome> {
+        let ops = &self.ops;
+        let route = match self.route {
+            Some(route) => Ok(route),
+            None => inner.route(self.segment, deadline).await,
+        };
+        let route = match route {
+            Ok(route) => route,
+            Err(error) => {
+                let lost = TransferError::Lost { peer: self.segment.to_string(), why: error.to_string() };
+                return vec![Err(lost); ops.len()];
+            }
+        };
+        let epoch = inner.current_master().map(|it| it.epoch);
+        let read = async |ops: &[ReadOp<'_>]| match (self.unasked, epoch) {
+            (None, _) => route.read(ops, watch, deadline).await,
+            (Some(named), Some(epoch)) => route.read_unasked(ops, named, epoch, watch, deadline).await,
+            (Some(_), None) => vec![Err(TransferError::Stale); ops.len()],
+        };
+        let Some(watch) = watch.filter(|_| !route.can_stall()) else { return read(ops).await };
+        // Mapped memory is copied at once, if no other read fills the same buffer.
+        let free: Vec<_> = (0..ops.len()).map(|op| watch.may_fill(op)).collect();
+        let taken = TransferError::Lost { peer: self.segment.to_string(), why: "another copy".to_owned() };
+        let free_ops = ops.iter().zip(&free).filter(|(_, is_free)| **is_free).map(|(op, _)| op.clone());
+        let mut outcomes = read(&free_ops.collect::<Vec<_>>()).await.into_iter();
+        let outcome = |is_free: bool| if is_free { outcomes.next() } else { None };
+        free.into_iter().map(outcome).map(|it| it.unwrap_or_else(|| Err(taken.clone()))).collect()
+    }
+
+    /// Whether it goes through a network, or may have to.
+    fn can_stall(&self) -> bool {
+        self.route.as_ref().is_none_or(|it| it.can_stall())
+    }
+}
+
+pub(crate) fn answer(
     outcome: GetOutcome,
     key: &Key,
     range: Option<Range<u64>>,
-    failures: &[Error],
+    failures: &Failures,
     is_late: bool,
 ) -> Result<Fetched, Error> {
     let key = || key.clone();
@@ -207,8 +288,16 @@ fn answer(
         GetOutcome::Unavailable(_) if is_late => Err(Error::timeout("the get")),
         GetOutcome::Unavailable(nodes) => Err(Error::NodeDown { key: key(), nodes }),
         GetOutcome::Contended => Err(Error::Contended { key: key() }),
+        GetOutcome::Superseded(generation) => Err(Error::Superseded { key: key(), generation }),
         GetOutcome::Refused(refusal) => Err(refusal.into()),
-        GetOutcome::Unreachable(what) => Err(unreachable(what, failures, is_late, "the get")),
+        GetOutcome::Unreachable(why) => Err(unreachable(why, failures, is_late, "the get")),
+    }
+}
+
+impl<'a, L: Landing<'a>> Wants<'a> for Landed<'_, L> {
+    fn ops(&self, item: usize, location: Location, len: u64, add: &mut dyn FnMut(ReadOp<'a>)) -> bool {
+        let op = op(self.landing, self.first + item, location, len);
+        op.map(add).is_some()
     }
 }
 

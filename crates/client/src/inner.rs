@@ -22,13 +22,14 @@ use tokio::runtime::Handle;
 use tokio::sync::{Notify, mpsc};
 use tokio::time::{Instant, timeout_at};
 
+use crate::hedge::Paces;
 use crate::known::{self, Memory};
 use crate::leases::Leases;
 use crate::link::{Link, Usable};
+use crate::preallocated::Preallocated;
 use crate::reservations::{Held, Reservations};
 use crate::route::{self, OpenRoute, Traveller};
 use crate::running::Running;
-use crate::spares::Spares;
 use crate::tend::{self, Chore};
 use crate::{ConnectOptions, Deadline, Error, Route, host};
 
@@ -40,6 +41,8 @@ const NODE_REST: Duration = Duration::from_millis(500);
 const KEEP_TIME_MAX: Duration = Duration::from_secs(2);
 /// How long a put may wait for the moment to say that: longer than it takes, unless somebody waits for room.
 const GATE_TIME_MAX: Duration = Duration::from_secs(3);
+/// How much longer than an attempt to connect its outcome is waited for.
+const ATTEMPT_GRACE: Duration = Duration::from_secs(1);
 /// How long the last words of a client that is dropped may take.
 const GOODBYE_TIME_MAX: Duration = Duration::from_secs(2);
 
@@ -80,7 +83,8 @@ pub(crate) struct Inner {
     pub(crate) leases: Leases,
     pub(crate) chores: mpsc::UnboundedSender<Chore>,
     pub(crate) known: Memory,
-    pub(crate) spares: Spares,
+    pub(crate) paces: Paces,
+    pub(crate) preallocated: Preallocated,
     traveller: Traveller,
     address: Address,
     master: Arc<Link<Master>>,
@@ -101,7 +105,8 @@ pub(crate) struct Busy<'a>(&'a Inner);
 impl Inner {
     pub(crate) async fn connect(options: ConnectOptions) -> Result<Arc<Self>, Error> {
         let address: Address = options.address.parse()?;
-        let deadline = Deadline::after(options.connect_time);
+        // The attempt ends by itself after `connect_time`, and can tell how far it came.
+        let deadline = Deadline::after(options.connect_time.saturating_add(ATTEMPT_GRACE));
         let counters = Arc::new(Counters::default());
         let drawn = host::draw().map_err(|error| Error::invalid(format!("no random number: {error}")))?;
         let hello = Hello {
@@ -131,7 +136,8 @@ impl Inner {
             leases: Leases::default(),
             chores,
             known: Memory::new(known::KNOWN_MAX, drawn),
-            spares: Spares::default(),
+            paces: Paces::new(),
+            preallocated: Preallocated::new(),
             traveller,
             master: Arc::new(Link::new(format!("`{address}`"), Duration::ZERO)),
             address,
@@ -350,15 +356,22 @@ impl Inner {
         request: &Request,
         deadline: Deadline,
     ) -> Result<Reply, Error> {
-        // Whether its memory is still there need not be asked for that: a node that is gone does not answer,
-        // and who has written there has looked afterwards.
-        let link = self.nodes().get(&segment).map(|node| Arc::clone(&node.link));
-        let open = link.and_then(|link| link.current_if(|route| !route.connection.is_closed()));
-        let route = match open {
-            Some(route) => route,
-            None => self.route(segment, deadline).await?,
-        };
+        let route = self.control_route(segment, deadline).await?;
         Ok(route.connection.call(request, deadline.instant()).await?)
+    }
+
+    /// The route to a node, for requests alone. It does not check whether the node's memory is still mapped:
+    /// a node that is gone does not answer, and a client that wrote there has checked after its write.
+    pub(crate) async fn control_route(
+        &self,
+        segment: SegmentId,
+        deadline: Deadline,
+    ) -> Result<Arc<OpenRoute>, Error> {
+        let link = self.nodes().get(&segment).map(|node| Arc::clone(&node.link));
+        match link.and_then(|link| link.current_if(|route| !route.connection.is_closed())) {
+            Some(route) => Ok(route),
+            None => self.route(segment, deadline).await,
+        }
     }
 
     /// The way to a node.
@@ -537,7 +550,9 @@ impl Inner {
     }
 
     /// Everybody who has not heard goodbye yet and may: nodes on which something is still in view must wait.
+    /// The master has been told of all reads.
     fn leave(&self) -> Vec<Connection> {
+        known::tell_all(self);
         let views = lock(&self.views).clone();
         let mut nodes = self.nodes();
         let mut connections: Vec<_> =
@@ -672,8 +687,10 @@ pub(crate) fn call_failure(error: &Error) -> CallFailure {
     match error {
         Error::Invalid { .. } => refused(Reason::Invalid),
         Error::Unauthenticated { .. } => refused(Reason::Unauthenticated),
+        Error::Unavailable { .. } => refused(Reason::Unavailable),
         Error::Refused { reason, .. } => refused(*reason),
-        _ => CallFailure::Unreachable(error.to_string()),
+        Error::WrongPort { .. } => refused(Reason::NotForYou),
+        _ => CallFailure::Unreachable,
     }
 }
 

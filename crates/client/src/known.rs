@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use tiffin_core::message::{Exists, Found, Request, ResolveOutcome};
+use tiffin_core::message::{CachedReads, Exists, Found, Request, ResolveOutcome};
 use tiffin_core::sabotage::Sabotage;
 use tiffin_core::session::{GetOutcome, GetRequest, Known};
 use tiffin_core::{Generation, Key, Keys, Location, SegmentId};
@@ -34,6 +34,27 @@ const QUIET_TIME_MAX: Duration = Duration::from_secs(1);
 /// The most uses that one message tells of.
 const TOLD_MAX: usize = 4096;
 
+/// Gets from cached locations that the master was not told of yet.
+#[derive(Default)]
+struct Reads(CachedReads);
+
+impl Reads {
+    fn count(&mut self, outcomes: &[GetOutcome], asked: &[bool]) {
+        let (mut items, mut bytes) = (0, 0_u64);
+        for (outcome, is_asked) in outcomes.iter().zip(asked) {
+            if let (GetOutcome::Read(found), false) = (outcome, is_asked) {
+                (items, bytes) = (items + 1, bytes.saturating_add(found.len));
+            }
+        }
+        match items {
+            0 => {}
+            // The master counts the call: it was asked for a part of it.
+            items if asked.contains(&true) => self.0.add_items(items, bytes),
+            items => self.0.add(outcomes.len() > 1, items, bytes),
+        }
+    }
+}
+
 /// What a client knows, for all of its handles.
 pub(crate) struct Memory {
     state: Mutex<State>,
@@ -45,11 +66,24 @@ struct State {
     known: Known,
     /// Uses that were never told are told with a lease, if any of them was made with one.
     lease: bool,
+    reads: Reads,
+}
+
+impl State {
+    /// How much there is to report. A get is counted after its key was noted as used, and may be all that is
+    /// left.
+    fn news_count(&self) -> usize {
+        self.known.used_count().max(usize::from(!self.reads.0.is_empty()))
+    }
 }
 
 impl Memory {
     pub(crate) fn new(capacity: usize, seed: u64) -> Self {
-        let state = Mutex::new(State { known: Known::new(capacity, seed, Sabotage::None), lease: false });
+        let state = Mutex::new(State {
+            known: Known::new(capacity, seed, Sabotage::None),
+            lease: false,
+            reads: Reads::default(),
+        });
         Self { state, has_teller: AtomicBool::new(false) }
     }
 
@@ -72,18 +106,14 @@ impl Memory {
     /// What to tell the master, if there is anything. `enough` is how much makes it worth a message.
     fn used(&self, enough: usize) -> Option<Request> {
         let mut state = self.lock();
-        if state.known.used_count() < enough {
+        if state.news_count() < enough {
             return None;
         }
         let lease = std::mem::take(&mut state.lease);
         let keys = state.known.take_used(TOLD_MAX);
+        let reads = std::mem::take(&mut state.reads).0.bounded();
         let keys: Keys = keys.iter().collect();
-        (!keys.is_empty()).then_some(Request::Exists(Exists {
-            keys,
-            touch: true,
-            lease,
-            ..Exists::default()
-        }))
+        Some(Request::Exists(Exists { keys, touch: true, lease, reads, ..Exists::default() }))
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -187,6 +217,12 @@ pub(crate) fn take_in(inner: &Inner, keys: &[Key], before: &[Option<Generation>]
     }
 }
 
+/// Counts the objects of a call that were read at cached locations. The master counts those that it was
+/// `asked` for.
+pub(crate) fn count(inner: &Inner, outcomes: &[GetOutcome], asked: &[bool]) {
+    inner.known.lock().reads.count(outcomes, asked);
+}
+
 /// Tells the master what was used: now if there is enough of it, else in a moment. Nobody waits for that.
 pub(crate) fn tell_soon(inner: &Inner) {
     tell(inner, USED_MAX);
@@ -197,7 +233,7 @@ pub(crate) fn tell_soon(inner: &Inner) {
 
 /// Whether something was used and nobody is there yet to tell it. Then the caller must see to it.
 fn is_telling_due(inner: &Inner) -> bool {
-    inner.known.lock().known.used_count() > 0 && !inner.known.has_teller.swap(true, Ordering::AcqRel)
+    inner.known.lock().news_count() > 0 && !inner.known.has_teller.swap(true, Ordering::AcqRel)
 }
 
 /// Tells every moment what was used, until nothing was for a while: to wake a thread costs more than a get,
@@ -208,7 +244,7 @@ async fn tell_in_moments(client: Weak<Inner>) {
     while quiet < QUIET_TIME_MAX {
         tokio::time::sleep(pause).await;
         let Some(inner) = client.upgrade() else { return };
-        let is_quiet = inner.known.lock().known.used_count() == 0;
+        let is_quiet = inner.known.lock().news_count() == 0;
         (pause, quiet) = match is_quiet {
             true => (TELL_PAUSE_MAX.min(pause * 2), quiet + pause),
             false => (TELL_AFTER, Duration::ZERO),
@@ -236,4 +272,38 @@ fn tell(inner: &Inner, enough: usize) -> bool {
         tracing::debug!(%error, "the master was not told what was used");
     }
     true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_get_is_counted_after_its_key_was_told() {
+        let memory = Memory::new(8, 1);
+        let key = Key::new(b"a").unwrap();
+        let place = Location::default();
+        memory.learn_put(&key, Generation::default(), 1, &[place]);
+        assert!(memory.lock().known.find(&key).is_some());
+        assert!(memory.used(1).is_some(), "the key is told while the get is still reading");
+        assert_eq!(memory.used(1), None);
+        memory.lock().reads.count(&[GetOutcome::Read(Found::default())], &[false]);
+        let Some(Request::Exists(told)) = memory.used(1) else { panic!("the get is told, too") };
+        assert_eq!((told.keys.len(), told.reads.singles), (0, 1));
+        assert_eq!(memory.used(1), None);
+    }
+
+    #[test]
+    fn objects_that_the_master_was_asked_for_are_not_counted() {
+        let read = || GetOutcome::Read(Found { len: 10, ..Found::default() });
+        let counted = |outcomes: &[GetOutcome], asked: &[bool]| {
+            let mut reads = Reads::default();
+            reads.count(outcomes, asked);
+            (reads.0.singles, reads.0.batches, reads.0.items, reads.0.bytes)
+        };
+        assert_eq!(counted(&[read()], &[false]), (1, 0, 0, 10));
+        assert_eq!(counted(&[read()], &[true]), (0, 0, 0, 0), "the cached location was wrong");
+        assert_eq!(counted(&[read(), read()], &[false, false]), (0, 1, 2, 20));
+        assert_eq!(counted(&[read(), GetOutcome::Absent, read()], &[false, true, true]), (0, 0, 1, 10));
+    }
 }

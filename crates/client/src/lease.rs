@@ -216,7 +216,8 @@ pub(crate) async fn manifests(
     let mut results = Vec::with_capacity(keys.len());
     for piece in batch::pieces(keys) {
         let keys = keys.get(piece).unwrap_or_default();
-        let resolve = Resolve { keys: keys.to_vec(), locate: true, ..Resolve::default() };
+        let report_wait_ms = wait_ms(deadline);
+        let resolve = Resolve { keys: keys.to_vec(), locate: true, report_wait_ms, ..Resolve::default() };
         match inner.ask(&Request::Resolve(resolve), deadline).await {
             Ok(Reply::Resolved(resolved)) if resolved.items.len() == keys.len() => {
                 let found =
@@ -253,7 +254,8 @@ pub(crate) async fn lease(
         let samples = samples.get(piece).unwrap_or_default();
         let items =
             samples.iter().map(|(key, generation)| LeaseItem { key: key.clone(), generation: *generation });
-        let request = message::Lease { items: items.collect(), group: group.to_owned() };
+        let report_wait_ms = wait_ms(deadline);
+        let request = message::Lease { items: items.collect(), group: group.to_owned(), report_wait_ms };
         match inner.ask_leases(request, deadline).await {
             Ok((epoch, leased)) if leased.items.len() == samples.len() => {
                 let answers = samples.iter().zip(leased.items);

@@ -5,7 +5,8 @@
 //!
 //! ```
 //! # use std::time::Duration;
-//! use tiffin_client::{Deadline, Embedded, GetOptions, Key, Put};
+//! use tiffin_client::{Deadline, GetOptions, Key, Put};
+//! use tiffin_embedded::Embedded;
 //!
 //! # #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -41,7 +42,8 @@
 //!
 //! ```
 //! # use std::time::Duration;
-//! use tiffin_client::{Acked, Deadline, Dtype, Embedded, Key, Patience, SamplePut, TensorRef};
+//! use tiffin_client::{Acked, Deadline, Dtype, Key, Patience, SamplePut, TensorRef};
+//! use tiffin_embedded::Embedded;
 //!
 //! # #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -83,9 +85,9 @@
 mod batch;
 mod buffers;
 mod carried;
-mod embedded;
 mod error;
 mod get;
+mod hedge;
 mod inner;
 mod known;
 mod lease;
@@ -97,6 +99,7 @@ mod losses;
 mod manifest;
 mod names;
 mod options;
+mod preallocated;
 mod prefetch;
 mod put;
 mod reservations;
@@ -104,7 +107,6 @@ mod reserved;
 mod route;
 mod running;
 mod sample;
-mod spares;
 mod stream;
 mod tend;
 mod types;
@@ -112,7 +114,6 @@ mod view;
 
 use std::sync::Arc;
 
-pub use embedded::{Embedded, EmbeddedError};
 pub use error::Error;
 pub use get::Landing;
 pub use lease::{Acked, Lease, LeaseRead};
@@ -128,20 +129,20 @@ pub use stream::{Pull, Pulled, Seen, StreamEnd};
 pub use tiffin_core::marks::Consumption;
 pub use tiffin_core::message::{
     Ahead, Attach, Backlog, Cause, DeletedMatching, Demotion, Found, Gone, GroupStat, Held, Here, Holder,
-    List, ListItem, Listed, NamespaceStat, NodeInfo, NodeStat, OnExists, OpenStream, Pattern, Policy,
-    PrefetchOutcome, PutOptions, Quota, SOFT_PIN_DEFAULT, Stat, StreamLimits, StreamStat, TierStat, Usage,
-    Why,
+    ListItem, NamespaceStat, NodeInfo, NodeStat, OnExists, OpenStream, Pattern, Policy, PolicyChange,
+    PrefetchOutcome, PutOptions, Quota, Resource, SOFT_PIN_DEFAULT, Stat, StreamLimits, StreamStat, TierStat,
+    Usage, Why,
 };
 pub use tiffin_core::{ClientId, Generation, Key, KeyError, Keys, Location, SegmentId};
 pub use tiffin_rpc::{Waiting, while_waiting_is};
 pub use tiffin_transport::checksum::checksum;
-pub use tiffin_transport::{Counters, SourceBuf, TargetBuf, this_process};
+pub use tiffin_transport::{Counters, SourceBuf, TargetBuf, arena, probe, this_process};
 pub use types::{
     Effect, Fetched, GetInto, Info, Object, Part, Presences, Put, Replica, Route, Stored, Watermark, Way,
 };
 pub use view::View;
 
-use tiffin_server::host;
+use tiffin_rpc::host;
 
 use crate::inner::Inner;
 
@@ -379,20 +380,6 @@ impl Client {
         names::list(&self.inner, pattern, Some(owner), deadline).await
     }
 
-    /// Names some of the objects that match, in no useful order: at most `limit` from where the page before
-    /// ended ([`Listed::cursor`]; zero to begin with). A page may be empty and still not be the last.
-    pub async fn list_page(
-        &self,
-        pattern: Pattern,
-        cursor: u64,
-        limit: u32,
-        deadline: Deadline,
-    ) -> Result<Listed, Error> {
-        let _busy = self.inner.enter(deadline)?;
-        let list = List { pattern, pinned_by: None, cursor, limit };
-        names::page(&self.inner, list, deadline).await
-    }
-
     /// Describes the cluster, as the master sees it.
     pub async fn stat(&self, deadline: Deadline) -> Result<Stat, Error> {
         let _busy = self.inner.enter(deadline)?;
@@ -405,13 +392,17 @@ impl Client {
     /// [`Self::drop_pins`], or the object; pinned objects can be deleted.
     pub async fn pin(&self, keys: &[Key], owner: &str, deadline: Deadline) -> Vec<Result<(), Error>> {
         match self.inner.enter(deadline) {
-            Ok(_busy) => lifetimes::pin(&self.inner, keys, owner, true, deadline).await,
+            Ok(_busy) => {
+                let pinned = lifetimes::pin(&self.inner, keys, owner, true, deadline).await;
+                pinned.into_iter().map(|it| it.map(|_| ())).collect()
+            }
             Err(error) => batch::all(keys.len(), &error),
         }
     }
 
-    /// Ends an owner's pins of these objects, which stay where they are. Where there is none, none is needed.
-    pub async fn unpin(&self, keys: &[Key], owner: &str, deadline: Deadline) -> Vec<Result<(), Error>> {
+    /// Ends an owner's pins of these objects, which stay where they are, and says of each whether the owner
+    /// had pinned it.
+    pub async fn unpin(&self, keys: &[Key], owner: &str, deadline: Deadline) -> Vec<Result<bool, Error>> {
         match self.inner.enter(deadline) {
             Ok(_busy) => lifetimes::pin(&self.inner, keys, owner, false, deadline).await,
             Err(error) => batch::all(keys.len(), &error),
@@ -424,10 +415,11 @@ impl Client {
         lifetimes::drop_pins(&self.inner, owner, deadline).await
     }
 
-    /// Limits this client's namespace, in place of the limits that it had. What it holds already stays.
-    pub async fn set_policy(&self, policy: Policy, deadline: Deadline) -> Result<(), Error> {
+    /// Changes the limits of this client's namespace: only those that the change names. Objects that are
+    /// already there stay.
+    pub async fn set_policy(&self, change: PolicyChange, deadline: Deadline) -> Result<(), Error> {
         let _busy = self.inner.enter(deadline)?;
-        lifetimes::set_policy(&self.inner, policy, deadline).await
+        lifetimes::set_policy(&self.inner, change, deadline).await
     }
 
     /// Waits until the namespace has filled or emptied so far, and says how it is then. The master wakes it:
@@ -632,6 +624,13 @@ impl Client {
         &self.inner.counters
     }
 
+    /// How many reads this client has begun because another one of the same object stalled: no byte of it
+    /// arrived within a few times the usual latency. The node that stalls is asked last for a while.
+    #[must_use]
+    pub fn hedged_reads(&self) -> u64 {
+        self.inner.paces.hedged()
+    }
+
     /// How many objects, or parts of objects that were asked for one by one, this client has read from disks.
     #[must_use]
     pub fn disk_reads(&self) -> u64 {
@@ -680,7 +679,6 @@ mod tests {
         check::<View>();
         check::<Object>();
         check::<Error>();
-        check::<Embedded>();
         check::<Lease>();
         check::<Reserved>();
     }

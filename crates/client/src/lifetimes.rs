@@ -2,7 +2,8 @@
 
 use tiffin_core::Key;
 use tiffin_core::message::{
-    Await, DeletedMatching, DropPins, NamespaceStat, Pin, PinOutcome, Policy, Reply, Request, Why,
+    Await, DeletedMatching, DropPins, Explain, NamespaceStat, Pin, PinOutcome, PolicyChange, Reply, Request,
+    Why,
 };
 
 use crate::inner::Inner;
@@ -10,13 +11,14 @@ use crate::known;
 use crate::names::wait_ms;
 use crate::{Deadline, Error, Watermark, batch};
 
+/// Sets or ends pins, and says of each whether there is one now, or was one to end.
 pub(crate) async fn pin(
     inner: &Inner,
     keys: &[Key],
     owner: &str,
     on: bool,
     deadline: Deadline,
-) -> Vec<Result<(), Error>> {
+) -> Vec<Result<bool, Error>> {
     let mut results = Vec::with_capacity(keys.len());
     for piece in batch::pieces(keys) {
         let keys = keys.get(piece).unwrap_or_default();
@@ -25,7 +27,8 @@ pub(crate) async fn pin(
             Ok(Reply::Pinned(outcomes)) if outcomes.len() == keys.len() => {
                 let answers = keys.iter().zip(outcomes);
                 results.extend(answers.map(|(key, outcome)| match outcome {
-                    PinOutcome::Done => Ok(()),
+                    PinOutcome::Done => Ok(true),
+                    PinOutcome::NotPinned => Ok(false),
                     PinOutcome::Absent => Err(Error::NotFound { key: key.clone() }),
                     PinOutcome::Unconfirmed(nodes) => Err(Error::Unconfirmed { nodes }),
                     PinOutcome::TooMany => {
@@ -52,8 +55,8 @@ pub(crate) async fn drop_pins(
     }
 }
 
-pub(crate) async fn set_policy(inner: &Inner, policy: Policy, deadline: Deadline) -> Result<(), Error> {
-    match inner.ask(&Request::SetPolicy(policy), deadline).await? {
+pub(crate) async fn set_policy(inner: &Inner, change: PolicyChange, deadline: Deadline) -> Result<(), Error> {
+    match inner.ask(&Request::SetPolicy(change), deadline).await? {
         Reply::Done => Ok(()),
         _ => Err(Error::misfit()),
     }
@@ -84,7 +87,8 @@ pub(crate) async fn why(inner: &Inner, keys: &[Key], deadline: Deadline) -> Vec<
     let mut results = Vec::with_capacity(keys.len());
     for piece in batch::pieces(keys) {
         let keys = keys.get(piece).unwrap_or_default();
-        match inner.ask(&Request::Why(keys.to_vec()), deadline).await {
+        let explain = Explain { keys: keys.to_vec(), report_wait_ms: wait_ms(deadline) };
+        match inner.ask(&Request::Why(explain), deadline).await {
             Ok(Reply::Why(answers)) if answers.len() == keys.len() => {
                 results.extend(answers.into_iter().map(Ok));
             }

@@ -8,9 +8,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use tiffin_core::message::{NodeStat, Record};
+use tiffin_core::units::{Count, Size};
 use tiffin_core::{Generation, Key, NAMESPACE_DEFAULT, SegmentId};
-use tiffin_server::NodeServer;
-use tiffin_server::node::LocalDisks;
 
 use crate::{Client, ConnectOptions, Deadline, Error, ResolveOptions};
 
@@ -36,14 +35,9 @@ pub struct Losses {
 }
 
 impl Losses {
-    /// What is lost if this node leaves now. The options say how its master is reached; what that cannot say
-    /// in time counts as lost.
-    pub async fn of(node: &NodeServer, options: &ConnectOptions, deadline: Deadline) -> Self {
-        Self::of_records(node.inventory(), node.segment(), options, deadline).await
-    }
-
-    /// The same for the objects that a node held.
-    pub async fn of_records(
+    /// What is lost if a node that holds these objects leaves now. The options say how its master is reached;
+    /// what that cannot say in time counts as lost.
+    pub async fn of(
         records: Vec<Record>,
         leaving: SegmentId,
         options: &ConnectOptions,
@@ -109,7 +103,7 @@ async fn kept(
         connect_time: options.connect_time.min(deadline.remaining()),
         home: None,
         home_memory: None,
-        home_disks: LocalDisks::default(),
+        home_disks: Vec::new(),
         ..options.clone()
     };
     let client = Client::connect(options).await?;
@@ -134,7 +128,8 @@ async fn kept(
 impl fmt::Display for Losses {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { objects, bytes, pinned, unconsumed, names, .. } = self;
-        write!(out, "{objects} objects ({bytes} bytes) have their only copy here")?;
+        let have = if *objects == 1 { "has its" } else { "have their" };
+        write!(out, "{} ({}) {have} only copy here", Count(*objects, "object"), Size(*bytes))?;
         if !self.is_precious() {
             return Ok(());
         }
@@ -166,11 +161,11 @@ mod tests {
         let mut losses = Losses::default();
         assert!(losses.is_empty());
         losses.count(record("default", "plain", Marks::default()));
-        assert_eq!(losses.to_string(), "1 objects (7 bytes) have their only copy here");
+        assert_eq!(losses.to_string(), "1 object (7 B) has its only copy here");
         losses.count(record("default", "a", Marks { pins: vec!["run".to_owned()], sample: None }));
         losses.count(record("b", "b", Marks { pins: vec![], sample: Some(SampleMarks::default()) }));
         let named = ", among them 1 pinned and 1 unconsumed: `a`, `b` of namespace `b`";
-        assert_eq!(losses.to_string(), format!("3 objects (21 bytes) have their only copy here{named}"));
+        assert_eq!(losses.to_string(), format!("3 objects (21 B) have their only copy here{named}"));
         for number in 0..NAMES_MAX {
             let key = number.to_string();
             losses.count(record("default", &key, Marks { pins: vec![String::new()], sample: None }));

@@ -30,59 +30,118 @@ const HEADER_BYTES_MAX: usize =
 /// The fixed part of a tensor's entry.
 const TENSOR_BYTES: usize = 24;
 
-/// The type of a tensor's elements.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Dtype {
-    /// Truth values, a byte each.
-    Bool,
-    /// Bytes.
-    U8,
-    /// Signed bytes.
-    I8,
-    /// Unsigned, 16 bits.
-    U16,
-    /// Signed, 16 bits.
-    I16,
-    /// Unsigned, 32 bits.
-    U32,
-    /// Signed, 32 bits.
-    I32,
-    /// Unsigned, 64 bits.
-    U64,
-    /// Signed, 64 bits.
-    I64,
-    /// IEEE half precision.
-    F16,
-    /// The upper half of an [`Self::F32`].
-    Bf16,
-    /// IEEE single precision.
-    F32,
-    /// IEEE double precision.
-    F64,
-    /// Eight bits, four of them exponent.
-    F8E4m3,
-    /// Eight bits, five of them exponent.
-    F8E5m2,
+/// Declares the types of elements, once: each with its number in the format, its bytes, its short name, and
+/// what array libraries call it.
+macro_rules! dtypes {
+    ($($(#[$doc:meta])* $case:ident = $code:literal, $bytes:literal, $short:literal, $long:literal;)*) => {
+        /// The type of a tensor's elements. Elements smaller than a byte have a byte each, unless their type
+        /// says that it packs several.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+        pub enum Dtype {
+            $($(#[$doc])* $case,)*
+        }
+
+        const DTYPES: &[(Dtype, u8, u64, &str, &str)] =
+            &[$((Dtype::$case, $code, $bytes, $short, $long),)*];
+    };
 }
 
-/// Each type with its number in the format, its bytes, its name, and what array libraries call it.
-const DTYPES: [(Dtype, u8, u64, &str, &str); 15] = [
-    (Dtype::Bool, 1, 1, "bool", "bool"),
-    (Dtype::U8, 2, 1, "u8", "uint8"),
-    (Dtype::I8, 3, 1, "i8", "int8"),
-    (Dtype::U16, 4, 2, "u16", "uint16"),
-    (Dtype::I16, 5, 2, "i16", "int16"),
-    (Dtype::U32, 6, 4, "u32", "uint32"),
-    (Dtype::I32, 7, 4, "i32", "int32"),
-    (Dtype::U64, 8, 8, "u64", "uint64"),
-    (Dtype::I64, 9, 8, "i64", "int64"),
-    (Dtype::F16, 10, 2, "f16", "float16"),
-    (Dtype::Bf16, 11, 2, "bf16", "bfloat16"),
-    (Dtype::F32, 12, 4, "f32", "float32"),
-    (Dtype::F64, 13, 8, "f64", "float64"),
-    (Dtype::F8E4m3, 14, 1, "f8e4m3", "float8_e4m3fn"),
-    (Dtype::F8E5m2, 15, 1, "f8e5m2", "float8_e5m2"),
-];
+dtypes! {
+    /// Truth values, a byte each.
+    Bool = 1, 1, "bool", "bool";
+    /// Bytes.
+    U8 = 2, 1, "u8", "uint8";
+    /// Signed bytes.
+    I8 = 3, 1, "i8", "int8";
+    /// Unsigned, 16 bits.
+    U16 = 4, 2, "u16", "uint16";
+    /// Signed, 16 bits.
+    I16 = 5, 2, "i16", "int16";
+    /// Unsigned, 32 bits.
+    U32 = 6, 4, "u32", "uint32";
+    /// Signed, 32 bits.
+    I32 = 7, 4, "i32", "int32";
+    /// Unsigned, 64 bits.
+    U64 = 8, 8, "u64", "uint64";
+    /// Signed, 64 bits.
+    I64 = 9, 8, "i64", "int64";
+    /// IEEE half precision.
+    F16 = 10, 2, "f16", "float16";
+    /// The upper half of an [`Self::F32`].
+    Bf16 = 11, 2, "bf16", "bfloat16";
+    /// IEEE single precision.
+    F32 = 12, 4, "f32", "float32";
+    /// IEEE double precision.
+    F64 = 13, 8, "f64", "float64";
+    /// Eight bits, four of them exponent; finite.
+    F8E4m3 = 14, 1, "f8e4m3", "float8_e4m3fn";
+    /// Eight bits, five of them exponent.
+    F8E5m2 = 15, 1, "f8e5m2", "float8_e5m2";
+    /// Complex, two [`Self::F16`].
+    C32 = 16, 4, "c32", "complex32";
+    /// Complex, two [`Self::F32`].
+    C64 = 17, 8, "c64", "complex64";
+    /// Complex, two [`Self::F64`].
+    C128 = 18, 16, "c128", "complex128";
+    /// Eight bits, four of them exponent; finite, one zero.
+    F8E4m3fnuz = 19, 1, "f8e4m3fnuz", "float8_e4m3fnuz";
+    /// Eight bits, five of them exponent; finite, one zero.
+    F8E5m2fnuz = 20, 1, "f8e5m2fnuz", "float8_e5m2fnuz";
+    /// Eight bits of exponent, as the scales of blocks are.
+    F8E8m0fnu = 21, 1, "f8e8m0fnu", "float8_e8m0fnu";
+    /// Eight bits, three of them exponent.
+    F8E3m4 = 22, 1, "f8e3m4", "float8_e3m4";
+    /// Eight bits, four of them exponent; with infinities.
+    F8E4m3Ieee = 23, 1, "f8e4m3ieee", "float8_e4m3";
+    /// Eight bits, four of them exponent, with a bias of 11.
+    F8E4m3b11fnuz = 24, 1, "f8e4m3b11fnuz", "float8_e4m3b11fnuz";
+    /// Six bits, two of them exponent; a byte each.
+    F6E2m3 = 25, 1, "f6e2m3", "float6_e2m3fn";
+    /// Six bits, three of them exponent; a byte each.
+    F6E3m2 = 26, 1, "f6e3m2", "float6_e3m2fn";
+    /// Four bits, two of them exponent; a byte each.
+    F4E2m1 = 27, 1, "f4e2m1", "float4_e2m1fn";
+    /// Two floats of four bits, two of them exponent, in a byte.
+    F4E2m1x2 = 28, 1, "f4e2m1x2", "float4_e2m1fn_x2";
+    /// Signed, one bit; a byte each.
+    I1 = 29, 1, "i1", "int1";
+    /// Signed, 2 bits; a byte each.
+    I2 = 30, 1, "i2", "int2";
+    /// Signed, 3 bits; a byte each.
+    I3 = 31, 1, "i3", "int3";
+    /// Signed, 4 bits; a byte each.
+    I4 = 32, 1, "i4", "int4";
+    /// Signed, 5 bits; a byte each.
+    I5 = 33, 1, "i5", "int5";
+    /// Signed, 6 bits; a byte each.
+    I6 = 34, 1, "i6", "int6";
+    /// Signed, 7 bits; a byte each.
+    I7 = 35, 1, "i7", "int7";
+    /// Unsigned, one bit; a byte each.
+    U1 = 36, 1, "u1", "uint1";
+    /// Unsigned, 2 bits; a byte each.
+    U2 = 37, 1, "u2", "uint2";
+    /// Unsigned, 3 bits; a byte each.
+    U3 = 38, 1, "u3", "uint3";
+    /// Unsigned, 4 bits; a byte each.
+    U4 = 39, 1, "u4", "uint4";
+    /// Unsigned, 5 bits; a byte each.
+    U5 = 40, 1, "u5", "uint5";
+    /// Unsigned, 6 bits; a byte each.
+    U6 = 41, 1, "u6", "uint6";
+    /// Unsigned, 7 bits; a byte each.
+    U7 = 42, 1, "u7", "uint7";
+    /// Eight bits without a meaning.
+    B8 = 43, 1, "b8", "bits8";
+    /// Sixteen bits without a meaning.
+    B16 = 44, 2, "b16", "bits16";
+    /// Eight times one bit in a byte.
+    B1x8 = 45, 1, "b1x8", "bits1x8";
+    /// Four times two bits in a byte.
+    B2x4 = 46, 1, "b2x4", "bits2x4";
+    /// Two times four bits in a byte.
+    B4x2 = 47, 1, "b4x2", "bits4x2";
+}
 
 impl Dtype {
     /// The bytes of one element.
@@ -140,10 +199,14 @@ impl fmt::Display for Dtype {
 
 /// A name that is no type's.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{name}` is no type of elements; they are {}", DTYPES.map(|row| row.3).join(" "))]
+#[error("`{name}` is not a type of elements; the types are {}", short_names())]
 pub struct UnknownDtype {
     /// The name.
     pub name: String,
+}
+
+fn short_names() -> String {
+    Dtype::all().map(Dtype::name).collect::<Vec<_>>().join(" ")
 }
 
 /// Takes the short and the long names.

@@ -28,7 +28,10 @@ pub(crate) async fn resolve(
     let mut results = Vec::with_capacity(keys.len());
     for piece in batch::pieces(keys) {
         let keys = keys.get(piece).unwrap_or_default();
-        let resolve = Resolve { keys: keys.to_vec(), touch, lease, locate, ..Resolve::default() };
+        let report_wait_ms = wait_ms(deadline);
+        let keys_asked = keys.to_vec();
+        let resolve =
+            Resolve { keys: keys_asked, touch, lease, locate, report_wait_ms, ..Resolve::default() };
         match inner.ask(&Request::Resolve(resolve), deadline).await {
             Ok(Reply::Resolved(resolved)) if resolved.items.len() == keys.len() => {
                 let nodes: BTreeMap<_, _> = resolved.nodes.into_iter().map(|it| (it.segment, it)).collect();
@@ -72,8 +75,9 @@ pub(crate) async fn exists(
 
 async fn ask_for(inner: &Inner, keys: Keys, options: ResolveOptions, deadline: Deadline) -> Presences {
     let count = keys.len();
-    let request =
-        Request::Exists(Exists { keys, touch: options.touch, lease: options.lease, ahead: options.ahead });
+    let ResolveOptions { touch, lease, ahead, .. } = options;
+    let report_wait_ms = wait_ms(deadline);
+    let request = Request::Exists(Exists { keys, touch, lease, ahead, report_wait_ms, ..Exists::default() });
     let items = match inner.ask(&request, deadline).await {
         Ok(Reply::Present(items)) if items.len() == count => items,
         Ok(_) => return Presences::failed(count, &Error::misfit()),
@@ -150,7 +154,8 @@ pub(crate) async fn list(
     let mut cursor = 0;
     loop {
         let pinned_by = pinned_by.map(str::to_owned);
-        let list = List { pattern: pattern.clone(), pinned_by, cursor, limit: PAGE_ITEMS };
+        let report_wait_ms = wait_ms(deadline);
+        let list = List { pattern: pattern.clone(), pinned_by, cursor, limit: PAGE_ITEMS, report_wait_ms };
         let page = page(inner, list, deadline).await?;
         items.extend(page.items);
         cursor = page.cursor;
@@ -164,7 +169,7 @@ pub(crate) async fn list(
     Ok(items)
 }
 
-pub(crate) async fn page(inner: &Inner, list: List, deadline: Deadline) -> Result<Listed, Error> {
+async fn page(inner: &Inner, list: List, deadline: Deadline) -> Result<Listed, Error> {
     match inner.ask(&Request::List(list), deadline).await? {
         Reply::Listed(listed) => Ok(listed),
         _ => Err(Error::misfit()),
@@ -195,6 +200,6 @@ fn info(found: Found, nodes: &BTreeMap<SegmentId, NodeInfo>) -> Info {
 
 /// How long the master may wait for nodes, so that its answer still comes in time.
 pub(crate) fn wait_ms(deadline: Deadline) -> u64 {
-    let wait = deadline.remaining().mul_f64(0.75).min(WAIT_MAX);
+    let wait = deadline.wait_time().unwrap_or_else(|| deadline.remaining().mul_f64(0.75)).min(WAIT_MAX);
     u64::try_from(wait.as_millis()).unwrap_or(u64::MAX)
 }

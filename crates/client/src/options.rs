@@ -6,7 +6,7 @@ use std::time::Duration;
 use tiffin_core::NAMESPACE_DEFAULT;
 use tiffin_core::SegmentId;
 use tiffin_core::message::Ahead;
-use tiffin_server::node::LocalDisks;
+use tiffin_transport::local::LocalDisk;
 use tiffin_transport::segment::NodeMemory;
 use tokio::time::Instant;
 
@@ -18,44 +18,72 @@ const ANSWER_TIME: Duration = Duration::from_millis(500);
 const NEVER: Duration = Duration::from_secs(86_400 * 365 * 30);
 
 /// The moment by which a call has ended, whatever the other side does.
+///
+/// A call that waits for news, such as [`Client::pull`](crate::Client::pull), ends its wait earlier and gives
+/// what there is: that is an answer. Only a deadline that comes before the answer is an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Deadline(Instant);
+pub struct Deadline {
+    end: Instant,
+    /// When a wait for news ends, if that was said apart.
+    wait_end: Option<Instant>,
+}
 
 impl Deadline {
     /// So long from now. [`Duration::MAX`] is as good as never.
     #[must_use]
     pub fn after(time: Duration) -> Self {
-        Self(Instant::now() + time.min(NEVER))
+        Self::at(Instant::now() + time.min(NEVER))
+    }
+
+    /// For a call that waits for news, or for nodes to confirm: the wait ends after `wait_time`, and its
+    /// answer may take `answer_time` more. So a short wait on a slow machine ends with an answer, not with an
+    /// error.
+    #[must_use]
+    pub fn waiting(wait_time: Duration, answer_time: Duration) -> Self {
+        let wait_end = Instant::now() + wait_time.min(NEVER);
+        Self { end: wait_end + answer_time.min(NEVER), wait_end: Some(wait_end) }
     }
 
     /// At that moment.
     #[must_use]
     pub fn at(instant: Instant) -> Self {
-        Self(instant)
+        Self { end: instant, wait_end: None }
     }
 
     /// That moment.
     #[must_use]
     pub fn instant(self) -> Instant {
-        self.0
+        self.end
     }
 
     /// Whether it has come.
     #[must_use]
     pub fn has_passed(self) -> bool {
-        self.0 <= Instant::now()
+        self.end <= Instant::now()
     }
 
     /// How much time is left.
     #[must_use]
     pub fn remaining(self) -> Duration {
-        self.0.saturating_duration_since(Instant::now())
+        self.end.saturating_duration_since(Instant::now())
+    }
+
+    /// Whether a call that waits for news must answer with what there is.
+    pub(crate) fn wait_is_over(self) -> bool {
+        self.wait_end.unwrap_or(self.end) <= Instant::now()
+    }
+
+    /// What is left of the wait, if its time was said apart.
+    pub(crate) fn wait_time(self) -> Option<Duration> {
+        Some(self.wait_end?.saturating_duration_since(Instant::now()))
     }
 
     /// How long the other side may wait for something to happen, so that its answer still comes in time.
     pub(crate) fn wait_ms(self) -> u64 {
-        let remaining = self.remaining();
-        let wait = remaining.saturating_sub(ANSWER_TIME.min(remaining / 4));
+        let wait = self.wait_time().unwrap_or_else(|| {
+            let remaining = self.remaining();
+            remaining.saturating_sub(ANSWER_TIME.min(remaining / 4))
+        });
         u64::try_from(wait.as_millis()).unwrap_or(u64::MAX)
     }
 }
@@ -84,7 +112,7 @@ pub struct ConnectOptions {
     /// The memory of that node, so that it can be reached without mapping it once more.
     pub home_memory: Option<Arc<NodeMemory>>,
     /// The disks of that node, so that they can be read without a socket.
-    pub home_disks: LocalDisks,
+    pub home_disks: Vec<Arc<dyn LocalDisk>>,
     /// How long connecting may take: to the master in [`Client::connect`](crate::Client::connect), and
     /// later to it or to a node, inside the deadline of the call that needs it.
     pub connect_time: Duration,
@@ -102,7 +130,7 @@ impl ConnectOptions {
             shared_memory: true,
             home: None,
             home_memory: None,
-            home_disks: LocalDisks::default(),
+            home_disks: Vec::new(),
             connect_time: CONNECT_TIME,
         }
     }
@@ -175,4 +203,26 @@ impl Patience {
 pub struct DeleteOptions {
     /// Even if leased, where leases refuse removal.
     pub force: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wait_ends_before_the_deadline_of_its_call() {
+        let minute = Duration::from_secs(60);
+        let now = Instant::now();
+        // Without a time of its own, a wait leaves half a second of the deadline for the answer.
+        let plain = Deadline::at(now + minute);
+        assert!(plain.wait_ms() <= 59_500 && !plain.wait_is_over() && plain.wait_time().is_none());
+        let waiting = Deadline::waiting(minute, minute);
+        assert!(waiting.wait_ms() <= 60_000 && waiting.remaining() > minute && !waiting.wait_is_over());
+        let poll = Deadline::waiting(Duration::ZERO, minute);
+        assert_eq!((poll.wait_ms(), poll.wait_is_over(), poll.has_passed()), (0, true, false));
+        let past = Deadline::at(now);
+        assert_eq!((past.wait_ms(), past.wait_is_over(), past.has_passed()), (0, true, true));
+        // Neither part overflows.
+        assert!(!Deadline::waiting(Duration::MAX, Duration::MAX).wait_is_over());
+    }
 }

@@ -4,19 +4,19 @@ use std::collections::BTreeMap;
 
 use tiffin_core::message::{CommitOutcome, Publish, PublishItem, PutOptions, Reply, Request};
 use tiffin_core::session::{
-    CallFailure, Need, NeedId, Peer, Put as Session, PutOutcome, PutRequest, WriteResult,
+    CallFailure, Need, NeedId, Peer, Put as Session, PutOutcome, PutRequest, Unreached, WriteResult,
 };
 use tiffin_core::{Hold, Location, Reservation, SegmentId};
 use tiffin_transport::{TransferError, WriteOp};
-use tokio::time::{Instant, timeout_at};
+use tokio::time::timeout_at;
 
-use crate::carried::{self, Along, Carried, Unanswered};
+use crate::carried::{self, Carried, Unanswered};
 use crate::inner::{Inner, call_failure};
 use crate::names;
 use crate::reservations::Held;
 use crate::reserved::Grip;
 use crate::running::Running;
-use crate::{Deadline, Effect, Error, Patience, Put, Stored, batch, spares};
+use crate::{Deadline, Effect, Error, Patience, Put, Stored, batch, preallocated};
 
 /// As long as it takes to copy so much, a call to the master takes too.
 const LONG_COPY: u64 = 256 << 10;
@@ -26,7 +26,7 @@ const STEP_BYTES_MIN: u64 = 512 << 10;
 /// What was carried out.
 enum Done {
     Called(NeedId, Result<Reply, Error>),
-    /// The bytes that go with a question did not get there, and it was not asked: about what lies there.
+    /// A commit with bytes inside was not sent. These are the slots that it would have named.
     Unwritten(NeedId, Vec<(SegmentId, Hold)>, String),
     /// The first of what goes to one node, and what is left.
     Written(Vec<Written>, Option<(SegmentId, Vec<ToWrite>)>),
@@ -39,7 +39,7 @@ struct Written {
     result: WriteResult,
 }
 
-/// When room for what will be put next is asked for.
+/// When memory for the next puts is preallocated.
 #[derive(PartialEq, Eq)]
 enum StocksUp {
     /// These take a while to copy, and meanwhile it can be found.
@@ -54,6 +54,9 @@ impl StocksUp {
         if bytes >= LONG_COPY { Self::DuringTheCopy } else { Self::BehindTheCall }
     }
 }
+
+/// How calls of a session failed.
+pub(crate) type Failures = BTreeMap<NeedId, Error>;
 
 /// A write that waits for the others to the same node.
 pub(crate) type ToWrite = (NeedId, usize, Reservation);
@@ -80,37 +83,9 @@ pub(crate) async fn put_ready(
     let mut ready = ready.into_iter();
     for piece in batch::pieces(puts.iter().map(|put| &put.key)) {
         let puts = puts.get(piece).unwrap_or_default();
-        let mut stored = drive(inner, puts, &mut ready, patience, deadline).await;
-        if stored.iter().any(is_full) {
-            // In a box, because it is as large as all the rest, and rare.
-            Box::pin(try_without_spares(inner, puts, &mut stored, deadline)).await;
-        }
-        outcomes.extend(stored);
+        outcomes.extend(drive(inner, puts, &mut ready, patience, deadline).await);
     }
     outcomes
-}
-
-/// Nobody is refused for want of the room that this client has at hand: it is given back, and what was
-/// refused is tried once more.
-async fn try_without_spares(
-    inner: &Inner,
-    puts: &[Put<'_>],
-    stored: &mut [Result<Stored, Error>],
-    deadline: Deadline,
-) {
-    if !spares::give_back(inner, deadline).await || deadline.has_passed() {
-        return;
-    }
-    let (refused, answers): (Vec<_>, Vec<_>) =
-        puts.iter().zip(stored).filter(|(_, it)| is_full(it)).map(|(put, it)| (put.clone(), it)).unzip();
-    let patience = Patience::For(spares::RETURN_TIME_MAX);
-    let again = drive(inner, &refused, &mut std::iter::empty(), patience, deadline).await;
-    answers.into_iter().zip(again).for_each(|(answer, again)| *answer = again);
-}
-
-/// Whether there was no room, and might be some.
-fn is_full(stored: &Result<Stored, Error>) -> bool {
-    matches!(stored, Err(Error::Full { len, usage, .. }) if *len <= usage.capacity)
 }
 
 async fn drive(
@@ -126,8 +101,8 @@ async fn drive(
     let requests = puts.iter().map(|put| request(put, room_for(inner, held, put, ready.next()))).collect();
     let session = Session::new(requests).publishing(inner.near());
     let mut session = session.waiting(patience.wait_ms(deadline)).confirming(names::wait_ms(deadline));
-    let stock_up = |_: &StocksUp| spares::restock(inner, puts);
-    let mut failures = Vec::new();
+    let stock_up = |_: &StocksUp| preallocated::restock(inner, puts);
+    let mut failures = Failures::new();
     let mut unwritten = BTreeMap::new();
     let mut running = Running::new();
     let mut is_late = deadline.has_passed();
@@ -139,17 +114,15 @@ async fn drive(
             match need {
                 Need::Call { id, peer, request } => {
                     let is_last = !matches!(request, Request::Reserve(_));
-                    let along = carried.along(puts, peer, &request);
-                    let is_copied = matches!(along, Some(Along::Ahead(_)));
-                    let is_due = |it: &mut StocksUp| is_copied || (is_last && *it == StocksUp::BehindTheCall);
+                    let bytes = carried.bytes(puts, peer, &request);
+                    let is_due = |it: &mut StocksUp| is_last && *it == StocksUp::BehindTheCall;
                     stocks_up.take_if(is_due).inspect(stock_up);
-                    let call = call(inner, held, id, peer, request, along, deadline);
-                    if is_copied { running.push(call) } else { running.push_call(call) }
+                    running.push_call(call(inner, held, id, peer, request, bytes, deadline));
                 }
                 Need::Write { id, item, reservation } => {
                     writes.entry(reservation.location.segment).or_default().push((id, item, reservation));
                 }
-                Need::Read { .. } => {}
+                Need::Read { .. } | Need::Stop { .. } => {}
             }
         }
         for (segment, writes) in std::mem::take(&mut writes) {
@@ -160,15 +133,15 @@ async fn drive(
             Ok(Some(Done::Called(id, Ok(reply)))) => session.replied(id, Ok(reply)),
             Ok(Some(Done::Called(id, Err(error)))) => {
                 session.replied(id, Err(call_failure(&error)));
-                failures.push(error);
+                failures.insert(id, error);
             }
             Ok(Some(Done::Unwritten(id, places, why))) => {
                 unwritten.extend(carried.items(&places).map(|item| (item, why.clone())));
-                session.replied(id, Err(CallFailure::Unwritten(why)));
+                session.replied(id, Err(CallFailure::Unwritten));
             }
             Ok(Some(Done::Written(results, left))) => {
                 left.into_iter().for_each(|(segment, left)| writes.entry(segment).or_default().extend(left));
-                tell(&mut session, held, &mut unwritten, results);
+                tell(inner, &mut session, held, &mut unwritten, results);
             }
             Ok(None) => break,
             Err(_) => is_late = true,
@@ -183,6 +156,7 @@ async fn drive(
 
 /// Tells the session how writes ended.
 fn tell(
+    inner: &Inner,
     session: &mut Session,
     held: &Held<'_>,
     unwritten: &mut BTreeMap<usize, String>,
@@ -191,7 +165,10 @@ fn tell(
     for Written { id, item, location, result } in results {
         match &result {
             WriteResult::Written => {}
-            WriteResult::Stale => held.settle(location),
+            WriteResult::Stale => {
+                held.settle(location);
+                preallocated::give_back(inner, location.segment);
+            }
             WriteResult::Unreachable(why) => drop(unwritten.insert(item, why.clone())),
         }
         session.written(id, result);
@@ -203,14 +180,16 @@ fn answers(
     puts: &[Put<'_>],
     outcomes: Vec<PutOutcome>,
     mut unwritten: BTreeMap<usize, String>,
-    failures: &[Error],
+    failures: &Failures,
     is_late: bool,
 ) -> Vec<Result<Stored, Error>> {
     let outcomes = outcomes.into_iter().zip(puts).enumerate();
     let answers = outcomes.map(|(item, (outcome, put))| match (outcome, unwritten.remove(&item)) {
         // It is only full because the node that had room cannot be reached.
-        (PutOutcome::Full(_), Some(why)) if !is_late => Err(Error::Unreachable { what: why }),
-        (PutOutcome::Full(_), Some(_)) => Err(Error::timeout("the put")),
+        (PutOutcome::Full(_) | PutOutcome::NoNode, Some(why)) if !is_late => {
+            Err(Error::Unreachable { what: why })
+        }
+        (PutOutcome::Full(_) | PutOutcome::NoNode, Some(_)) => Err(Error::timeout("the put")),
         (outcome, _) => answer(outcome, put, failures, is_late),
     });
     answers.collect()
@@ -225,12 +204,12 @@ fn learn(inner: &Inner, puts: &[Put<'_>], outcomes: &[PutOutcome]) {
     }
 }
 
-/// Room that a put need not ask for: what was reserved for it, or what is at hand.
+/// Memory that a put need not ask for: what was reserved for it, or what is preallocated.
 fn room_for(inner: &Inner, held: &Held<'_>, put: &Put<'_>, ready: Option<Grip>) -> Vec<Reservation> {
     match ready {
         Some(grip) => grip.hand_over(held),
         None => {
-            let room = inner.spares.take(put, Instant::now());
+            let room = inner.preallocated.take(put);
             room.inspect(|it| held.take(it.location)).into_iter().collect()
         }
     }
@@ -253,22 +232,22 @@ async fn call(
     id: NeedId,
     peer: Peer,
     request: Request,
-    along: Option<Along<'_>>,
+    bytes: Option<Vec<Vec<u8>>>,
     deadline: Deadline,
 ) -> Done {
     let reply = match peer {
         Peer::Master if matches!(request, Request::Publish(_)) => {
             let reply = inner.ask(&request, deadline).await;
             if let (Request::Publish(publish), Ok(Reply::Published(outcomes))) = (&request, &reply) {
-                published(held, publish, outcomes);
+                published(inner, held, publish, outcomes);
             }
             reply
         }
         Peer::Master => inner.reserve(&request, held, deadline).await,
         Peer::Node(segment) => {
-            let reply = carried::ask(inner, segment, &request, along, deadline).await;
+            let reply = carried::ask(inner, segment, &request, bytes, deadline).await;
             if let Ok(reply) = &reply {
-                settle(held, segment, &request, reply);
+                settle(inner, held, segment, &request, reply);
             }
             match reply {
                 Ok(reply) => Ok(reply),
@@ -284,7 +263,7 @@ async fn call(
 }
 
 /// Strikes off what a node has turned into objects or taken back.
-fn settle(held: &Held<'_>, segment: SegmentId, request: &Request, reply: &Reply) {
+fn settle(inner: &Inner, held: &Held<'_>, segment: SegmentId, request: &Request, reply: &Reply) {
     match (request, reply) {
         (Request::Abort(holds), Reply::Done) => {
             for hold in holds {
@@ -295,8 +274,9 @@ fn settle(held: &Held<'_>, segment: SegmentId, request: &Request, reply: &Reply)
             for (item, outcome) in commit.items.iter().zip(outcomes) {
                 held.settle(Location { segment, slot: item.hold.slot, stamp: item.hold.stamp });
                 // The other copies of a stale one are given back by the session.
-                if *outcome != CommitOutcome::Stale {
-                    item.others.iter().for_each(|other| held.settle(*other));
+                match outcome {
+                    CommitOutcome::Stale => preallocated::give_back(inner, segment),
+                    _ => item.others.iter().for_each(|other| held.settle(*other)),
                 }
             }
         }
@@ -305,10 +285,14 @@ fn settle(held: &Held<'_>, segment: SegmentId, request: &Request, reply: &Reply)
 }
 
 /// Strikes off what has become objects, or is taken back by the master's word.
-fn published(held: &Held<'_>, publish: &Publish, outcomes: &[Option<CommitOutcome>]) {
-    let settled = publish.items.iter().zip(outcomes).filter(|(_, outcome)| outcome.is_some());
-    for (PublishItem { home, item }, _) in settled {
+fn published(inner: &Inner, held: &Held<'_>, publish: &Publish, outcomes: &[Option<CommitOutcome>]) {
+    let settled =
+        publish.items.iter().zip(outcomes).filter_map(|(item, outcome)| Some((item, outcome.as_ref()?)));
+    for (PublishItem { home, item }, outcome) in settled {
         held.settle(Location { segment: *home, slot: item.hold.slot, stamp: item.hold.stamp });
+        if *outcome == CommitOutcome::Stale {
+            preallocated::give_back(inner, *home);
+        }
     }
 }
 
@@ -369,7 +353,7 @@ fn leave_for_later(puts: &[Put<'_>], writes: &mut Vec<ToWrite>) -> Vec<ToWrite> 
     writes.split_off(now)
 }
 
-fn answer(outcome: PutOutcome, put: &Put<'_>, failures: &[Error], is_late: bool) -> Result<Stored, Error> {
+fn answer(outcome: PutOutcome, put: &Put<'_>, failures: &Failures, is_late: bool) -> Result<Stored, Error> {
     match outcome {
         PutOutcome::Stored { generation, replicas, replaced, unconfirmed } => {
             let copies = replicas.len() as u32;
@@ -379,24 +363,26 @@ fn answer(outcome: PutOutcome, put: &Put<'_>, failures: &[Error], is_late: bool)
         PutOutcome::Exists(generation) => {
             Ok(Stored { generation, copies: 0, effect: Effect::Kept, unconfirmed: Vec::new() })
         }
-        PutOutcome::Full(usage) => {
-            Err(Error::Full { key: put.key.clone(), len: put.len().unwrap_or(u64::MAX), usage })
-        }
+        PutOutcome::Full(full) => Err(Error::full(put.key.clone(), put.len().unwrap_or(u64::MAX), full)),
+        PutOutcome::NoNode => Err(Error::NoNode { key: put.key.clone() }),
         PutOutcome::OverQuota(quota) => Err(Error::OverQuota { key: put.key.clone(), quota }),
         PutOutcome::Behind(backlog) => Err(Error::Behind { key: put.key.clone(), backlog }),
         PutOutcome::Invalid(what) => Err(Error::Invalid { what }),
         PutOutcome::Refused(refusal) => Err(refusal.into()),
-        PutOutcome::Unreachable(what) => Err(unreachable(what, failures, is_late, "the put")),
+        PutOutcome::Unreachable(why) => Err(unreachable(why, failures, is_late, "the put")),
     }
 }
 
-/// The failure that a session only knows the text of.
-pub(crate) fn unreachable(what: String, failures: &[Error], is_late: bool, operation: &str) -> Error {
-    match failures.iter().find(|it| it.to_string() == what) {
-        Some(failure) => failure.clone(),
-        None if is_late => Error::timeout(operation),
-        None => Error::Unreachable { what },
-    }
+/// Why a session does not know what became of an item.
+pub(crate) fn unreachable(why: Unreached, failures: &Failures, is_late: bool, operation: &str) -> Error {
+    let what = match why {
+        Unreached::Call(id) => match failures.get(&id) {
+            Some(failure) => return failure.clone(),
+            None => "a call failed",
+        },
+        Unreached::Other(why) => why,
+    };
+    if is_late { Error::timeout(operation) } else { Error::Unreachable { what: what.to_owned() } }
 }
 
 #[cfg(test)]
@@ -429,6 +415,18 @@ mod tests {
         assert_eq!(steps(32, 64 << 10), [16, 8, 8]);
         assert_eq!(steps(64, 1 << 20), [32, 16, 8, 4, 2, 1, 1]);
         assert_eq!(steps(3, 4 << 20), [2, 1]);
+    }
+
+    #[test]
+    fn failure_of_a_call_is_found_by_its_id() {
+        let alike = || Error::Unreachable { what: "gone".to_owned() };
+        let lost = Error::timeout("the master");
+        let failures = Failures::from([(NeedId(1), alike()), (NeedId(2), lost.clone())]);
+        let found = |why, is_late| unreachable(why, &failures, is_late, "the put");
+        assert_eq!(found(Unreached::Call(NeedId(2)), true), lost);
+        assert_eq!(found(Unreached::Call(NeedId(1)), true), alike());
+        assert_eq!(found(Unreached::Other("gone"), false), alike());
+        assert_eq!(found(Unreached::Other("gone"), true), Error::timeout("the put"));
     }
 
     #[test]

@@ -9,6 +9,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tiffin_core::message::{PutOptions, Reply, Request, Reserve, ReserveItem, ReserveOutcome};
+use tiffin_core::units::Count;
 use tiffin_core::{Key, Location, Reservation, SegmentId};
 use tiffin_transport::SourceBuf;
 
@@ -103,7 +104,8 @@ impl Reserved {
         }
         if put.len() != Some(*len) {
             let given = put.len().map_or_else(|| "more than all".to_owned(), |len| len.to_string());
-            let what = format!("`{key}` has room for exactly {len} bytes, and {given} bytes were given");
+            let what =
+                format!("`{key}` has space for exactly {}, and {given} were given", Count(*len, "byte"));
             return Err(Error::invalid(what));
         }
         let used = || Error::invalid(format!("the room for `{key}` was used or released already"));
@@ -217,7 +219,9 @@ async fn reserve_piece(
         options: put::plain(&room.options),
     });
     let wait_ms = patience.wait_ms(deadline);
-    let request = Request::Reserve(Reserve { items: items.collect(), wait_ms, ..Reserve::default() });
+    let report_wait_ms = crate::names::wait_ms(deadline);
+    let items = items.collect();
+    let request = Request::Reserve(Reserve { items, wait_ms, report_wait_ms, ..Reserve::default() });
     let held = Held::new(&inner.reservations, &inner.chores);
     match inner.reserve(&request, &held, deadline).await {
         Ok(Reply::Reserved(reserved)) if reserved.items.len() == rooms.len() => {
@@ -244,7 +248,8 @@ fn answer(
             Ok(Reserved { inner: Arc::clone(inner), room: room.clone(), patience, grip })
         }
         ReserveOutcome::Exists(generation) => Err(Error::Exists { key, generation }),
-        ReserveOutcome::Full(usage) => Err(Error::Full { key, len, usage }),
+        ReserveOutcome::Full(full) => Err(Error::full(key, len, full)),
+        ReserveOutcome::NoNode => Err(Error::NoNode { key }),
         ReserveOutcome::OverQuota(quota) => Err(Error::OverQuota { key, quota }),
         ReserveOutcome::Behind(backlog) => Err(Error::Behind { key, backlog }),
         ReserveOutcome::Invalid(what) => Err(Error::Invalid { what }),

@@ -11,18 +11,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use tiffin_core::message::{Hello, NodeInfo, Reply, Request, Welcome};
+use tiffin_core::message::{Hello, NodeInfo, Welcome};
 use tiffin_rpc::{Address, Connection, Waiting, waiting};
-use tiffin_server::node::{LocalDisk, LocalDisks};
 use tiffin_transport::control::ControlReader;
-use tiffin_transport::local::Local;
+use tiffin_transport::local::{Local, LocalDisk};
 use tiffin_transport::segment::NodeMemory;
 use tiffin_transport::shm::{AttachError, Attachment, Shm, attach};
-use tiffin_transport::tcp::{Asked, Identity, Manner, Tcp};
+use tiffin_transport::tcp::{Identity, Manner, Tcp};
+use tiffin_transport::watch::Watch;
 use tiffin_transport::{Counters, MappedRange, Outcome, ReadOp, TransferError, Transport, WriteOp};
 use tokio::time::Instant;
 
-use crate::carried::Unanswered;
 use crate::link::Usable;
 use crate::{Deadline, Error, Way};
 
@@ -35,11 +34,18 @@ pub(crate) struct Traveller {
     pub(crate) hello: Hello,
     pub(crate) shared_memory: bool,
     pub(crate) home_memory: Option<Arc<NodeMemory>>,
-    pub(crate) home_disks: LocalDisks,
+    pub(crate) home_disks: Vec<Arc<dyn LocalDisk>>,
     pub(crate) connect_time: Duration,
     pub(crate) counters: Arc<Counters>,
     /// How much was read from disks: see [`Client::disk_reads`](crate::Client::disk_reads).
     pub(crate) disk_reads: Arc<AtomicU64>,
+}
+
+impl Traveller {
+    /// The disk, if it belongs to a node in this process.
+    fn home_disk(&self, info: &NodeInfo) -> Option<&Arc<dyn LocalDisk>> {
+        self.home_disks.iter().find(|it| it.segment() == info.segment.0)
+    }
 }
 
 /// A way that was found.
@@ -54,7 +60,7 @@ pub(crate) struct OpenRoute {
 
 enum Mover {
     Local(Local, Arc<Attachment>),
-    Disk(LocalDisk),
+    Disk(Arc<dyn LocalDisk>, Arc<Counters>),
     Shm(Shm),
     Tcp(Tcp),
 }
@@ -74,7 +80,7 @@ impl Usable for OpenRoute {
 impl OpenRoute {
     pub(crate) fn way(&self) -> Way {
         match self.mover {
-            Mover::Local(..) | Mover::Disk(_) => Way::Local,
+            Mover::Local(..) | Mover::Disk(..) => Way::Local,
             Mover::Shm(_) => Way::SharedMemory,
             Mover::Tcp(_) => Way::Tcp,
         }
@@ -84,7 +90,7 @@ impl OpenRoute {
         match &self.mover {
             Mover::Local(_, attachment) => Some(attachment),
             Mover::Shm(shm) => Some(shm.attachment()),
-            Mover::Tcp(_) | Mover::Disk(_) => None,
+            Mover::Tcp(_) | Mover::Disk(..) => None,
         }
     }
 
@@ -98,19 +104,30 @@ impl OpenRoute {
         self.attachment().is_some_and(|it| !it.is_connected())
     }
 
-    pub(crate) async fn read(&self, ops: &[ReadOp<'_>], deadline: Deadline) -> Vec<Outcome> {
+    /// Whether bytes come through a network, so that a read may stall.
+    pub(crate) fn can_stall(&self) -> bool {
+        matches!(self.mover, Mover::Tcp(_))
+    }
+
+    pub(crate) async fn read(
+        &self,
+        ops: &[ReadOp<'_>],
+        watch: Option<&Arc<Watch>>,
+        deadline: Deadline,
+    ) -> Vec<Outcome> {
         let since = self.disk_reads.as_ref().map(|_| Instant::now());
         match &self.mover {
             Mover::Tcp(tcp) => {
-                return self.counted(ops, since, tcp.read_as(ops, manner(None), deadline.instant()).await);
+                let read = tcp.read_watched(ops, manner(None), watch, deadline.instant()).await;
+                self.counted(ops, since, read)
             }
-            Mover::Disk(disk) => {
-                return self.counted(ops, since, disk.read_as(ops, None, deadline.instant()).await);
+            Mover::Disk(disk, counters) => {
+                let read = disk.read(ops, None, counters, deadline.instant()).await;
+                self.counted(ops, since, read)
             }
-            Mover::Local(..) | Mover::Shm(_) => (),
+            Mover::Local(local, _) => self.unless_gone(local.read(ops, deadline.instant()).await),
+            Mover::Shm(shm) => shm.read(ops, deadline.instant()).await,
         }
-        let outcomes = self.transport().read(ops, deadline.instant()).await;
-        self.unless_gone(outcomes)
     }
 
     /// Reads what was named in one life of the master, and was not asked for since; `epoch` is its life now.
@@ -122,19 +139,18 @@ impl OpenRoute {
         ops: &[ReadOp<'_>],
         named: u64,
         epoch: u64,
+        watch: Option<&Arc<Watch>>,
         deadline: Deadline,
     ) -> Vec<Outcome> {
         let since = self.disk_reads.as_ref().map(|_| Instant::now());
         match &self.mover {
             Mover::Tcp(tcp) => {
-                return self.counted(
-                    ops,
-                    since,
-                    tcp.read_as(ops, manner(Some(epoch)), deadline.instant()).await,
-                );
+                let read = tcp.read_watched(ops, manner(Some(epoch)), watch, deadline.instant()).await;
+                return self.counted(ops, since, read);
             }
-            Mover::Disk(disk) => {
-                return self.counted(ops, since, disk.read_as(ops, Some(epoch), deadline.instant()).await);
+            Mover::Disk(disk, counters) => {
+                let read = disk.read(ops, Some(epoch), counters, deadline.instant()).await;
+                return self.counted(ops, since, read);
             }
             Mover::Local(..) | Mover::Shm(_) => (),
         }
@@ -144,53 +160,19 @@ impl OpenRoute {
         if !uses().any(|(slot, stamp)| is_object(control, slot, stamp)) {
             return vec![Err(TransferError::Stale); ops.len()];
         }
-        let outcomes = self.read(ops, deadline).await;
+        let outcomes = self.read(ops, None, deadline).await;
         let held = self.holds(uses(), named, epoch);
         let counted = outcomes.into_iter().zip(held);
         counted.map(|(it, is_held)| if is_held { it } else { it.and(Err(TransferError::Stale)) }).collect()
     }
 
     pub(crate) async fn write(&self, ops: &[WriteOp<'_>], deadline: Deadline) -> Vec<Outcome> {
-        if let Mover::Tcp(tcp) = &self.mover {
-            return tcp.write_as(ops, waiting() == Waiting::Now, deadline.instant()).await;
-        }
-        let outcomes = self.transport().write(ops, deadline.instant()).await;
-        self.unless_gone(outcomes)
-    }
-
-    /// Whether so many bytes may go with a question.
-    pub(crate) fn takes_along(&self, bytes: u64) -> bool {
-        matches!(&self.mover, Mover::Tcp(tcp) if tcp.goes_in_one(bytes))
-    }
-
-    /// Writes, and asks the node about what was written. Where it goes through a socket, the question goes
-    /// right behind the bytes, and nobody waits in between.
-    pub(crate) async fn write_and_ask(
-        &self,
-        ops: &[WriteOp<'_>],
-        request: &Request,
-        deadline: Deadline,
-    ) -> Result<Reply, Unanswered> {
-        let (outcomes, asked) = match &self.mover {
-            Mover::Tcp(tcp) => {
-                let prepared = self.connection.prepare(request)?;
-                let lingers = waiting() == Waiting::Now;
-                let question = prepared.frame().to_vec();
-                let (outcomes, asked) = tcp.write_and_ask(ops, question, lingers, deadline.instant()).await;
-                if asked == Asked::Yes {
-                    return Ok(prepared.answer(deadline.instant()).await?);
-                }
-                (outcomes, asked)
-            }
-            _ => (self.write(ops, deadline).await, Asked::No),
-        };
-        // What is stale the node knows better.
-        let broken = outcomes.into_iter().find_map(|it| it.err().filter(|it| *it != TransferError::Stale));
-        match (broken, asked) {
-            (None, _) => Ok(self.connection.call(request, deadline.instant()).await?),
-            (Some(error), Asked::No) => Err(Unanswered::Unwritten(error.to_string())),
-            (Some(TransferError::Timeout), _) => Err(Unanswered::Failed(Error::timeout("the put"))),
-            (Some(error), _) => Err(Unanswered::Failed(Error::Unreachable { what: error.to_string() })),
+        match &self.mover {
+            Mover::Tcp(tcp) => tcp.write_as(ops, waiting() == Waiting::Now, deadline.instant()).await,
+            // Only its node writes to a disk.
+            Mover::Disk(..) => vec![Err(TransferError::Stale); ops.len()],
+            Mover::Local(local, _) => self.unless_gone(local.write(ops, deadline.instant()).await),
+            Mover::Shm(shm) => shm.write(ops, deadline.instant()).await,
         }
     }
 
@@ -222,7 +204,7 @@ impl OpenRoute {
                 objects = ops.len(),
                 read,
                 bytes = ops.iter().map(ReadOp::bytes).sum::<u64>(),
-                here = matches!(self.mover, Mover::Disk(_)),
+                here = matches!(self.mover, Mover::Disk(..)),
                 us = since.elapsed().as_micros() as u64,
                 "a get was served from a disk"
             );
@@ -234,7 +216,7 @@ impl OpenRoute {
         match &self.mover {
             Mover::Local(local, _) => Some(local.control()),
             Mover::Shm(shm) => Some(shm.attachment().reader()),
-            Mover::Tcp(_) | Mover::Disk(_) => None,
+            Mover::Tcp(_) | Mover::Disk(..) => None,
         }
     }
 
@@ -244,16 +226,7 @@ impl OpenRoute {
         match &self.mover {
             Mover::Local(local, _) => local.view(slot, stamp),
             Mover::Shm(shm) => shm.view(slot, stamp),
-            Mover::Tcp(_) | Mover::Disk(_) => None,
-        }
-    }
-
-    fn transport(&self) -> &dyn Transport {
-        match &self.mover {
-            Mover::Local(local, _) => local,
-            Mover::Shm(shm) => shm,
-            Mover::Tcp(tcp) => tcp,
-            Mover::Disk(disk) => disk,
+            Mover::Tcp(_) | Mover::Disk(..) => None,
         }
     }
 
@@ -313,6 +286,9 @@ pub(crate) async fn open(
     let named = |error: Error| match error {
         Error::Unreachable { what } => Error::Unreachable { what: format!("node `{}`: {what}", info.name) },
         Error::Timeout { what } => Error::Timeout { what: format!("node `{}`: {what}", info.name) },
+        Error::NoHandshake { what, is_silent } => {
+            Error::NoHandshake { what: format!("node `{}`: {what}", info.name), is_silent }
+        }
         error => error,
     };
     let opened = Connection::open(&address, hello, deadline).await;
@@ -325,8 +301,8 @@ pub(crate) async fn open(
 
 fn mover(traveller: &Traveller, info: &NodeInfo, attached: Option<Arc<Attachment>>) -> Mover {
     let counters = Arc::clone(&traveller.counters);
-    if let Some(disk) = traveller.home_disks.find(info.segment, &counters) {
-        return Mover::Disk(disk);
+    if let Some(disk) = traveller.home_disk(info) {
+        return Mover::Disk(Arc::clone(disk), counters);
     }
     let token = traveller.hello.token.clone();
     let identity = Identity { client: traveller.hello.client.0, segment: info.segment.0, token };
@@ -365,7 +341,7 @@ async fn attached(
     if info.memory.is_empty() || info.unix.is_empty() {
         return Err("the node offers none".to_owned());
     }
-    if traveller.home_disks.find(info.segment, &traveller.counters).is_some() {
+    if traveller.home_disk(info).is_some() {
         return Err("its disk is read in this process".to_owned());
     }
     if let Some(attachment) = last.as_ref().and_then(|it| it.attachment()).filter(|it| it.is_connected()) {

@@ -105,7 +105,7 @@ pub(crate) async fn pull(inner: &Arc<Inner>, pull: &Pull, deadline: Deadline) ->
                 Err(error) => return Err(error),
             }
         }
-        if !given || !kept.is_empty() || deadline.has_passed() {
+        if !given || !kept.is_empty() || deadline.wait_is_over() {
             return Ok(Pulled { leases: kept, end: pulled.end });
         }
     }

@@ -5,6 +5,7 @@ use std::fmt;
 use std::ops::Range;
 
 use tiffin_core::message::{NodeInfo, PutOptions};
+use tiffin_core::units::Count;
 use tiffin_core::{Generation, Key, Location, SegmentId};
 use tiffin_transport::{SourceBuf, TargetBuf};
 
@@ -253,8 +254,8 @@ impl Watermark {
 impl fmt::Display for Watermark {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::AtMost(mark) => write!(out, "at most {mark} bytes"),
-            Self::AtLeast(mark) => write!(out, "at least {mark} bytes"),
+            Self::AtMost(mark) => write!(out, "at most {}", Count(*mark, "byte")),
+            Self::AtLeast(mark) => write!(out, "at least {}", Count(*mark, "byte")),
         }
     }
 }

@@ -178,7 +178,8 @@ async fn once(
         let indexes = indexes.get(piece.clone()).unwrap_or_default();
         let parts = wanted.get(piece).unwrap_or_default();
         let keys = parts.iter().map(|it| it.key.clone()).collect();
-        let resolve = Resolve { keys, touch: true, lease: false, locate: true, ..Resolve::default() };
+        let report_wait_ms = crate::names::wait_ms(deadline);
+        let resolve = Resolve { keys, touch: true, locate: true, report_wait_ms, ..Resolve::default() };
         let outcomes = match inner.ask(&Request::Resolve(resolve), deadline).await {
             Ok(Reply::Resolved(resolved)) => resolved.items,
             Ok(_) => Vec::new(),

@@ -1,13 +1,13 @@
 //! Which bytes of a segment are free.
 //!
 //! Best fit with coalescing. An object that fits in no single run is cut into several: fragmentation never
-//! refuses what fits. Room is handed out in multiples of [`EXTENT_ALIGN`].
+//! refuses what fits, up to the limit of pieces. Room is handed out in multiples of [`EXTENT_ALIGN`].
 //!
 //! **Invariant:** free runs neither overlap nor touch, and the two indexes list the same runs.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::{EXTENT_ALIGN, EXTENTS_MAX, Extent};
+use crate::{EXTENT_ALIGN, Extent};
 
 /// The free runs of one segment.
 #[derive(Clone, Debug)]
@@ -22,13 +22,19 @@ impl FreeSpace {
     /// All of a segment, free. A capacity that is no multiple of the alignment is rounded down.
     #[must_use]
     pub fn new(capacity: u64) -> Self {
-        let capacity = capacity - capacity % EXTENT_ALIGN;
-        let mut space = Self { capacity, free: 0, by_offset: BTreeMap::new(), by_len: BTreeSet::new() };
-        if capacity > 0 {
-            space.insert(0, capacity);
-            space.free = capacity;
+        let mut space = Self::all_used(capacity);
+        if space.capacity > 0 {
+            space.insert(0, space.capacity);
+            space.free = space.capacity;
         }
         space
+    }
+
+    /// All of a segment, in use: [`Self::give_back`] adds free runs.
+    #[must_use]
+    pub fn all_used(capacity: u64) -> Self {
+        let capacity = capacity - capacity % EXTENT_ALIGN;
+        Self { capacity, free: 0, by_offset: BTreeMap::new(), by_len: BTreeSet::new() }
     }
 
     /// How many bytes there are in all.
@@ -49,9 +55,14 @@ impl FreeSpace {
         self.by_len.last().map_or(0, |&(len, _)| len)
     }
 
+    /// The free runs, in order.
+    pub fn runs(&self) -> impl Iterator<Item = Extent> + '_ {
+        self.by_offset.iter().map(|(&offset, &len)| Extent { offset, len })
+    }
+
     /// Takes `len` bytes, in one piece if some run is long enough, else in as few as possible.
-    /// `None` if there is not enough, or only in more than [`EXTENTS_MAX`] pieces.
-    pub fn take(&mut self, len: u64) -> Option<Vec<Extent>> {
+    /// `None` if there is not enough, or only in more than `pieces_max` pieces.
+    pub fn take(&mut self, len: u64, pieces_max: usize) -> Option<Vec<Extent>> {
         if len == 0 {
             return Some(Vec::new());
         }
@@ -62,7 +73,7 @@ impl FreeSpace {
         if self.longest() >= need {
             return self.take_contiguous(len).map(|extent| vec![extent]);
         }
-        let pieces = self.longest_runs(need)?;
+        let pieces = self.longest_runs(need, pieces_max).ok()?;
         let mut left = len;
         let mut taken = Vec::with_capacity(pieces.len());
         for run in pieces {
@@ -83,6 +94,39 @@ impl FreeSpace {
         let &(run_len, offset) = self.by_len.range((need, 0)..).next()?;
         self.carve(Extent { offset, len: run_len }, need);
         Some(Extent { offset, len })
+    }
+
+    /// Takes `len` bytes from the end of the longest run, so that what is taken one after the other lies
+    /// side by side, out of the way of the rest.
+    pub fn take_from_end(&mut self, len: u64) -> Option<Extent> {
+        let need = room_for(len).filter(|&need| need > 0)?;
+        let &(run_len, start) = self.by_len.last().filter(|(run_len, _)| *run_len >= need)?;
+        let extent = Extent { offset: start + run_len - need, len: need };
+        self.take_at(extent).then_some(extent)
+    }
+
+    /// Takes these very bytes; `false` if they are not all free.
+    pub fn take_at(&mut self, extent: Extent) -> bool {
+        let Some(need) = room_for(extent.len).filter(|&need| need > 0) else { return false };
+        let end = extent.offset.saturating_add(need);
+        let run = self.by_offset.range(..=extent.offset).next_back().map(|(&start, &len)| (start, len));
+        let Some((start, len)) = run.filter(|(start, len)| start + len >= end) else { return false };
+        self.remove(start, len);
+        if start < extent.offset {
+            self.insert(start, extent.offset - start);
+        }
+        if end < start + len {
+            self.insert(end, start + len - end);
+        }
+        self.free -= need;
+        true
+    }
+
+    /// How many bytes more `pieces_max` free runs would have to hold together for `len` bytes to fit.
+    #[must_use]
+    pub fn short_by(&self, len: u64, pieces_max: usize) -> u64 {
+        let need = room_for(len).unwrap_or(u64::MAX);
+        self.longest_runs(need, pieces_max).map_or_else(|found| need - found, |_| 0)
     }
 
     /// Gives back what [`Self::take`] or [`Self::take_contiguous`] handed out.
@@ -111,18 +155,18 @@ impl FreeSpace {
         self.free += len;
     }
 
-    /// The longest runs that hold `need` bytes together, longest first.
-    fn longest_runs(&self, need: u64) -> Option<Vec<Extent>> {
+    /// The longest runs that hold `need` bytes together, longest first; else how many bytes they hold.
+    fn longest_runs(&self, need: u64, pieces_max: usize) -> Result<Vec<Extent>, u64> {
         let mut runs = Vec::new();
         let mut found = 0;
-        for &(len, offset) in self.by_len.iter().rev().take(EXTENTS_MAX) {
+        for &(len, offset) in self.by_len.iter().rev().take(pieces_max) {
             runs.push(Extent { offset, len });
             found += len;
             if found >= need {
-                return Some(runs);
+                return Ok(runs);
             }
         }
-        None
+        Err(found)
     }
 
     /// Takes the first `need` bytes of a free run.
@@ -177,6 +221,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::EXTENTS_MAX;
 
     #[test]
     fn the_smallest_run_that_fits_is_taken() {
@@ -193,19 +238,45 @@ mod tests {
         let mut space = FreeSpace::new(1024);
         let all: Vec<_> = (0..16).map(|_| space.take_contiguous(64).unwrap()).collect();
         all.iter().step_by(2).for_each(|&extent| space.give_back(extent));
-        let taken = space.take(500).unwrap();
+        let taken = space.take(500, EXTENTS_MAX).unwrap();
         assert_eq!(taken.len(), 8);
         assert_eq!(taken.iter().map(|it| it.len).sum::<u64>(), 500);
         assert_eq!(space.free(), 0);
-        assert_eq!(space.take(1), None);
+        assert_eq!(space.take(1, EXTENTS_MAX), None);
+    }
+
+    #[test]
+    fn pieces_beyond_the_limit_are_refused() {
+        let mut space = FreeSpace::new(1024);
+        let all: Vec<_> = (0..16).map(|_| space.take_contiguous(64).unwrap()).collect();
+        all.iter().step_by(2).for_each(|&extent| space.give_back(extent));
+        assert_eq!((space.take(4 * 64, 3), space.short_by(4 * 64, 3)), (None, 64));
+        assert_eq!(space.short_by(4 * 64, 4), 0);
+        assert_eq!(space.take(4 * 64, 4).unwrap().len(), 4);
+    }
+
+    #[test]
+    fn bytes_are_taken_by_place() {
+        let mut space = FreeSpace::new(1024);
+        assert_eq!(space.take_from_end(128), Some(Extent { offset: 896, len: 128 }));
+        assert_eq!(space.take_from_end(128), Some(Extent { offset: 768, len: 128 }));
+        assert!(space.take_at(Extent { offset: 128, len: 64 }));
+        assert!(!space.take_at(Extent { offset: 64, len: 128 }), "a part of it is in use");
+        assert!(!space.take_at(Extent { offset: 768, len: 64 }));
+        assert_eq!((space.free(), space.longest()), (704, 576));
+        space.give_back(Extent { offset: 128, len: 64 });
+        assert_eq!(space.longest(), 768);
+        assert_eq!(space.take_from_end(1024), None);
+        let mut used = FreeSpace::all_used(1024);
+        assert_eq!((used.capacity(), used.free(), used.take_from_end(64)), (1024, 0, None));
     }
 
     #[test]
     fn sizes_that_overflow_are_refused() {
         let mut space = FreeSpace::new(1024);
-        assert_eq!(space.take(u64::MAX), None);
+        assert_eq!(space.take(u64::MAX, EXTENTS_MAX), None);
         assert_eq!(space.take_contiguous(u64::MAX), None);
-        assert_eq!(space.take(0), Some(vec![]));
+        assert_eq!(space.take(0, EXTENTS_MAX), Some(vec![]));
     }
 
     #[test]
@@ -243,7 +314,7 @@ mod tests {
             for (take, len, pick) in steps {
                 if take || live.is_empty() {
                     let free = used.iter().filter(|it| !**it).count() as u64 * EXTENT_ALIGN;
-                    let taken = space.take(len);
+                    let taken = space.take(len, EXTENTS_MAX);
                     prop_assert_eq!(taken.is_some(), room_for(len).unwrap() <= free);
                     let Some(extents) = taken else { continue };
                     prop_assert_eq!(extents.iter().map(|it| it.len).sum::<u64>(), len);

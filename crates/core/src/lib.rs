@@ -27,6 +27,7 @@ mod names;
 pub mod node;
 pub mod sabotage;
 pub mod session;
+pub mod units;
 
 use std::fmt;
 use std::sync::Arc;
@@ -42,7 +43,9 @@ pub const BATCH_ITEMS_MAX: usize = 1 << 16;
 /// The most copies of one object.
 pub const REPLICAS_MAX: u32 = 16;
 /// The most pieces an object may be cut into on one node.
-pub const EXTENTS_MAX: usize = 4096;
+pub const EXTENTS_MAX: usize = 1 << 16;
+/// The most pieces that one answer of a node names, over all of its objects: messages are bounded.
+pub const ANSWER_EXTENTS_MAX: usize = 1 << 20;
 /// Objects start at multiples of this, so that copies are aligned.
 pub const EXTENT_ALIGN: u64 = 64;
 /// The longest name of a pin's owner or of a consumer group, in bytes.

@@ -42,6 +42,18 @@ pub struct SampleMarks {
     pub elsewhere: u64,
 }
 
+impl SampleMarks {
+    /// Whether its last consumer has acknowledged it, so that only leases keep it.
+    #[must_use]
+    pub fn is_consumed(&self) -> bool {
+        match &self.consumption {
+            Consumption::Once => !self.acked.is_empty(),
+            Consumption::Groups(groups) => groups.iter().all(|group| self.acked.contains(group)),
+            Consumption::Retained => false,
+        }
+    }
+}
+
 /// See the module.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Marks {

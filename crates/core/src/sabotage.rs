@@ -19,6 +19,12 @@ tiffin_sabotage::variants! {
         IgnoreViews: "view count";
         /// The node takes a silent writer for dead and gives its room away.
         SilenceIsDeath: "silence is never death";
+        /// The node reuses what it has offered although the client has claimed it.
+        RecallClaimed: "a claimed offer is not recalled";
+        /// The node recalls no offer when memory is short.
+        NeverRecall: "offers are recalled when memory is short";
+        /// The writer does not claim an offer before it writes.
+        WriteUnclaimed: "a writer claims an offer first";
         /// The node gives the room of a reservation back that the master may have named.
         EndUnasked: "a reservation ends after the master was asked";
         /// The master answers who has published before its node is sure to hear of it.
@@ -45,6 +51,22 @@ tiffin_sabotage::variants! {
         ForgetOwedRetires: "owed retires are applied on return";
         /// The master believes a node that it had declared lost.
         BelieveTheLost: "a lost node returns empty";
+        /// The master forgets its roster when it restarts, and answers for an empty store.
+        ForgetRoster: "R16: absent is never guessed";
+        /// The master answers although a member of its roster has not reported.
+        AnswerUnreported: "R16: what is not known yet is waited for";
+        /// The master accepts an older object than one that left while a member had not reported.
+        ForgetFloors: "a report brings nothing older than what left";
+        /// The master tells a node that it is registered before the roster is saved.
+        CountUnsaved: "a member counts once the roster is saved";
+        /// The master does not save the policies of namespaces.
+        ForgetPolicies: "policies survive a restart";
+        /// The master keeps its epoch although a member has served a later one.
+        StayBehind: "R15: a master moves past later epochs";
+        /// The master keeps its epoch, and its members serve it although they have served a later one.
+        ServeAnyEpoch: "R15: a member refuses smaller epochs";
+        /// A member discards what it holds for another master of the same epoch.
+        DiscardForOthers: "R15: nothing is discarded for an equal epoch";
         /// The master names a written object again whose copies it has had taken away.
         NameGhosts: "what was taken away gets no name again";
         /// The master prefers what a joining node tells of, however old it is.
@@ -63,6 +85,8 @@ tiffin_sabotage::variants! {
         EvictSamples: "unconsumed samples stay";
         /// The master frees a sample that has waited too long although somebody has leased it.
         GiveUpLeased: "a lease keeps a sample";
+        /// The master keeps a sample that was consumed while others had it leased.
+        KeepReleased: "the last lease that ends frees what was consumed";
         /// The leases of a client that is gone go on.
         LeasesOutliveClients: "leases end with their client";
         /// The master ends the leases of a client whose connection broke, although it lives.
@@ -73,14 +97,28 @@ tiffin_sabotage::variants! {
         AckWithoutWriting: "acknowledgements are in writing";
         /// The master lets a namespace have more than its quota.
         IgnoreQuota: "quota";
+        /// The master removes the limits that a change of the policy does not name.
+        ReplacePolicy: "only named limits change";
         /// The master lets a put that comes later have room that others wait for.
         OvertakeTheWaiting: "waiting puts are not overtaken";
         /// The master serves the last in the line first.
         ServeTheLast: "waiting puts are served in order";
+        /// The master evicts nothing for an object that lacks a slot.
+        KeepSlots: "R19: slots are evicted for";
+        /// The master evicts nothing for an object whose key finds no space.
+        KeepKeySpace: "R19: key space is evicted for";
+        /// The master evicts nothing for an object that free memory would hold only in too many pieces.
+        KeepPieces: "R19: contiguous space is evicted for";
+        /// The master evicts what it can for an object, although that will not do.
+        EvictInVain: "R19: nothing is evicted in vain";
         /// The node goes on to say that it is a member when nobody tells it of deletes any more.
         StayMember: "only a member's memory is read unasked";
         /// A client goes on to read unasked what it knows of, although it was told of something newer.
         HearOnce: "nobody sees an object go back in time";
+        /// A client waits for one copy until its deadline and asks no other.
+        NeverHedge: "a read that stalls asks another copy";
+        /// A client asks a slow node first although another has a copy.
+        AskTheSlow: "slow nodes are asked last";
         /// The master answers a put while what had that name before can still be read.
         ForgetWhatLeaves: "a put waits for what it follows";
         /// The master does not know of a copy on a disk before it is written.
@@ -89,14 +127,18 @@ tiffin_sabotage::variants! {
         ForgetLater: "deletes on disks are for good";
         /// A disk says that an object is written before it is so for good.
         ShelveTooSoon: "T17: memory leaves after the disk has it";
-        /// A disk tells what it holds while it is still writing what an earlier life of the master sent it.
-        AnnounceTooSoon: "a disk joins when it knows what it has";
         /// A disk says that marks are written before it is so for good.
         MarkTooSoon: "marks on disks are for good";
         /// The master writes objects to disks that are never to go there.
         ShelveForbidden: "a namespace may keep off disks";
+        /// The master offers an object to a disk again that has just refused it because of its size.
+        OfferRefused: "a refused object is not offered again at once";
         /// The master evicts what no disk has although the put could wait for the disk.
         EvictUnshelved: "who may wait loses nothing";
+        /// The master counts on the memory of objects that a disk is still reading.
+        EvictDemoting: "memory that a disk reads is not counted on";
+        /// The master lets disks read as much memory at a time as they like.
+        DemoteAllAtOnce: "disks leave memory for new objects";
         /// The master names a copy in memory whose bytes could not be read from the disk.
         PublishUnread: "promotion publishes what was read";
         /// The master does not know of a copy that comes into memory before it is there.
@@ -117,10 +159,21 @@ tiffin_sabotage::variants! {
         PromoteUnprotected: "T15: what was brought stays a while";
         /// What comes back drives out what is in use.
         PromoteOverHot: "T16: promotion yields to what is hot";
+        /// What was only written, and never read, does not make way for what comes back.
+        WrittenIsHot: "T16: what nobody has read makes way";
+        /// A look at where objects lie counts as a get of them.
+        LookCounts: "T14: a look changes nothing";
+        /// A promotion that found no memory is not tried again.
+        RetryNever: "T20: what found no memory is tried again";
         /// The master takes the answer to a promotion that it gave up for one to the next.
         HearLatePromotions: "T18: what comes late touches nothing newer";
         /// A node gives room away while a disk still reads into it.
         PromoteUnheld: "T19: room stays aside while it is written";
+    }
+    /// Those that the tests of `disk` must notice: simulated clusters meet them in too few seeds.
+    OF_DISKS {
+        /// A disk tells what it holds while it is still writing what an earlier life of the master sent it.
+        AnnounceTooSoon: "a disk joins when it knows what it has";
     }
     /// Those that pipelines of producers and consumers must notice, which `master::stream` plays.
     OF_STREAMS {

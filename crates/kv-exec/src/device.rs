@@ -1,4 +1,4 @@
-//! What computes, as an executor sees it: pages go there and come back.
+//! The device: the memory that the model computes on.
 
 use std::sync::Arc;
 
@@ -7,10 +7,10 @@ use tiffin_transport::copy::copy;
 use crate::pages::{Pages, Reading, Writing};
 use crate::store::{Fault, Stop};
 
-/// The memory that is computed on. Calls come from threads of the executor, and may block.
+/// The memory that the model computes on. Threads of the executor make the calls, which may block.
 ///
-/// **Contract.** When a call has returned or panicked, nobody touches the pages that it was given. Results
-/// count pages from the first.
+/// **Contract.** After a call has returned or panicked, it no longer touches the pages that it was given.
+/// Results are numbers of leading pages.
 pub trait Device: Send + Sync + 'static {
     /// Copies pages of the host to pages of the device.
     fn load(&self, pages: &[(Reading<'_>, u32)], stop: &Stop) -> Result<u32, Fault>;
@@ -19,14 +19,14 @@ pub trait Device: Send + Sync + 'static {
     fn save(&self, pages: &[(u32, Writing<'_>)], stop: &Stop) -> Result<u32, Fault>;
 }
 
-/// A device whose memory the processor reaches: an array, or a tensor in host memory.
+/// A device in host memory: an array or a tensor.
 #[derive(Debug)]
 pub struct HostDevice {
     pages: Arc<Pages>,
 }
 
 impl HostDevice {
-    /// Computes in these pages.
+    /// A device of these pages.
     #[must_use]
     pub fn new(pages: Arc<Pages>) -> Self {
         Self { pages }

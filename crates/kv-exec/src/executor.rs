@@ -1,4 +1,4 @@
-//! The executor: an engine, and the threads that do what it says.
+//! The executor: an engine, and the threads that carry out its operations.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -21,97 +21,101 @@ use crate::work::Work;
 /// The engine's ticks are milliseconds.
 const TICKS_PER_SECOND: u64 = 1000;
 
-/// What an executor works with.
+/// The parts of an executor.
 pub struct Parts {
-    /// Host memory, one page for each that the engine has.
+    /// Host memory, with as many pages as the engine has.
     pub host: Arc<Pages>,
-    /// What computes.
+    /// The device.
     pub device: Box<dyn Device>,
     /// The shared store, if the engine has one.
     pub store: Option<Box<dyn Store>>,
-    /// Which part of every page this rank keeps.
+    /// Which part of every page this rank holds.
     pub rank: RankPart,
     /// The collective, if there are several ranks.
     pub gather: Option<Box<dyn Gather>>,
     /// Threads.
     pub threads: Threads,
-    /// Ranks compare what their engines look like in every step of which this is a divisor; 0 for never.
+    /// Ranks compare the digests of their engines every so many steps; 0 for never.
     pub compare_every: u64,
 }
 
-/// Why there can be no executor like that.
+/// Why an executor could not be started.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// The engine cannot be.
+    /// The configuration is invalid.
     #[error(transparent)]
     Config(#[from] ConfigError),
     /// Memory and engine disagree.
     #[error("the host has {pages} pages of memory and the engine {engine}\n\nhint: give one for each")]
     HostPages {
-        /// What there is.
+        /// Pages of memory.
         pages: u32,
-        /// What there should be.
+        /// Pages of the engine.
         engine: u32,
     },
-    /// A store that is configured and missing, or the other way round.
+    /// A store is configured and not given, or the other way round.
     #[error("the engine expects a store: {0}; one is given: {1}\n\nhint: give one, or configure none")]
     Store(bool, bool),
-    /// Several ranks that cannot hear of each other.
+    /// Several ranks without a collective.
     #[error("{0} ranks and nothing that gathers\n\nhint: give `gather`, one all-gather of bytes")]
     NoGather(u32),
     /// The store cannot use the memory.
     #[error("the store cannot use the host's memory: {0}\n\nhint: see the store's log")]
     Register(Fault),
-    /// No threads.
+    /// Threads could not be started.
     #[error("threads could not be started: {0}\n\nhint: see `ulimit -u`")]
     Threads(#[from] io::Error),
 }
 
-/// Why a step did nothing.
+/// Why a step failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StepError {
-    /// The ranks could not be asked. The step may be tried again, by all of them.
+    /// The gather failed. All ranks may try the step again.
     #[error(transparent)]
     Gather(#[from] GatherError),
-    /// A rank said something that is no word, or there were more or fewer than ranks.
-    #[error("what was gathered is not one word of each rank\n\nhint: gather bytes, in the order of ranks")]
+    /// A contribution is invalid, or the number of contributions is not the number of ranks.
+    #[error(
+        "the gather did not return one contribution of each rank\n\nhint: gather bytes, in the order of ranks"
+    )]
     NoWord,
     /// A rank has taken more steps than another.
     #[error(
         "rank {0} is at step {1}, this one at step {2}\n\nhint: every rank steps as often as every other"
     )]
     OutOfStep(u32, u64, u64),
-    /// A rank decided differently before.
-    #[error("rank {0} has decided differently\n\nhint: tell all ranks the same in the same order")]
+    /// A rank has made another decision before.
+    #[error("rank {0} has decided differently\n\nhint: give all ranks the same inputs in the same order")]
     Diverged(u32),
 }
 
-/// What a step came to.
+/// The result of a step.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Step {
-    /// What is left for the caller to do, in order: everything but operations.
+    /// The effects for the caller, in order: all except operations.
     pub effects: Vec<Effect>,
     /// Operations that have ended on every rank, in the order of their ids.
     pub ended: Vec<OpEnd>,
+    /// Operations that this step has started, in order.
+    pub begun: Vec<Operation>,
 }
 
 /// An operation that has ended on every rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OpEnd {
-    /// Its name.
+    /// Its id.
     pub id: OpId,
     /// What it did.
     pub kind: OpKind,
-    /// The request that it was issued for, if it was for one.
+    /// The request that it was issued for, if any.
     pub request: Option<ReqId>,
-    /// How many pages it had.
+    /// Number of its pages.
     pub pages: u32,
-    /// How it ended, rank by rank.
+    /// Its outcome on each rank.
     pub by_rank: Vec<Outcome>,
 }
 
 impl OpEnd {
-    /// How many pages, counted from the first, every rank has.
+    /// Number of leading pages that every rank has.
     #[must_use]
     pub fn leading(&self) -> u32 {
         let of = |outcome: &Outcome| match outcome {
@@ -122,33 +126,33 @@ impl OpEnd {
     }
 }
 
-/// What was moved so far, in pages, by kind of operation.
+/// Pages that were moved so far, by kind of operation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Moved {
-    /// Pages that operations named, in the order of [`OpKind::ALL`].
+    /// Pages of all operations, in the order of [`OpKind::ALL`].
     pub asked: [u64; OpKind::ALL.len()],
-    /// Of these, the ones that were done.
+    /// Pages that succeeded.
     pub done: [u64; OpKind::ALL.len()],
-    /// Operations that came to nothing, other than by being stopped.
+    /// Operations that failed without being stopped.
     pub faults: u64,
     /// Operations that were stopped.
     pub stopped: u64,
-    /// Operations on pages that somebody else used: a bug, and always zero.
+    /// Operations on pages that were in use: a bug, so always zero.
     pub conflicts: u64,
-    /// Operations that panicked: a bug, and always zero.
+    /// Operations that panicked: a bug, so always zero.
     pub panics: u64,
-    /// The last fault, in words.
+    /// The last fault, as text.
     pub last_fault: Option<String>,
 }
 
-/// Waits for something to step for. It knows of the alarms that were set when it was made.
+/// Waits until a step has work to do. It knows the alarms that were set when it was made.
 pub struct Waiter {
     ends: Arc<Ends>,
     alarm: Option<Instant>,
 }
 
 impl Waiter {
-    /// Waits for so long at most, and says whether there is something.
+    /// Waits at most this long, and says whether there is work.
     #[must_use]
     pub fn wait(&self, at_most: Duration) -> bool {
         let alarm = self.alarm.map(|alarm| alarm.saturating_duration_since(Instant::now()));
@@ -162,13 +166,13 @@ struct Open {
     kind: OpKind,
     request: Option<ReqId>,
     pages: u32,
-    /// To stop it with, until it has ended here.
+    /// Stops it, until it has ended here.
     stop: Option<Stop>,
     by_rank: Vec<Option<Outcome>>,
 }
 
-/// An engine over real memory. Dropping it stops what is under way without waiting for it; memory lives until
-/// nothing touches it any more.
+/// An engine over real memory. Dropping it stops operations in flight without waiting for them; memory lives
+/// until no operation touches it any more.
 pub struct Executor {
     engine: Engine,
     ranks: u32,
@@ -180,17 +184,17 @@ pub struct Executor {
     compare_every: u64,
     open: BTreeMap<OpId, Open>,
     began: Instant,
-    /// The latest moment that all ranks agreed on.
+    /// The last time that all ranks agreed on.
     now: Tick,
     steps: u64,
     moved: Moved,
 }
 
 impl Executor {
-    /// Starts the threads. Nothing moves yet.
+    /// Starts the threads.
     ///
     /// # Errors
-    /// If the parts do not fit together, or the system has no threads.
+    /// If the parts do not fit together, or threads cannot be started.
     pub fn start(config: Config, parts: Parts) -> Result<Self, StartError> {
         let Parts { host, device, store, rank, gather, threads, compare_every } = parts;
         let engine = Engine::new(config)?;
@@ -228,12 +232,12 @@ impl Executor {
         })
     }
 
-    /// One step: what has ended and what the caller says is told to the engine, what it wants done is begun,
-    /// and the rest is returned. Does not wait for anything but, where there are several, the other ranks.
-    /// The deadline of a request counts from this step, in milliseconds: ranks need no common clock.
+    /// One step: gives completions and the caller's inputs to the engine, starts its operations, and returns
+    /// its other effects. It waits for the other ranks, if there are any, and for nothing else. The deadline
+    /// of a request counts from this step, in milliseconds: ranks need no common clock.
     ///
     /// # Errors
-    /// If the ranks do not come together. Nothing of `inputs` was told to the engine then.
+    /// If the gather fails. The engine was given none of `inputs` then.
     pub fn step(&mut self, inputs: impl IntoIterator<Item = Input>) -> Result<Step, StepError> {
         let mut step = Step::default();
         let heard = self.hear();
@@ -269,7 +273,10 @@ impl Executor {
         }
         for effect in effects {
             match effect {
-                Effect::Issue(operation) => self.issue(operation),
+                Effect::Issue(operation) => {
+                    step.begun.push(operation.clone());
+                    self.issue(operation);
+                }
                 Effect::CancelHint(op) => self.stop(op),
                 other => step.effects.push(other),
             }
@@ -277,26 +284,26 @@ impl Executor {
         Ok(step)
     }
 
-    /// Waits until there is something to step for: an operation has ended here, or time alone brings
-    /// something about. Says whether there is, after so long at most.
+    /// Waits until a step has work to do: an operation has ended here, or an alarm is due. Says whether there
+    /// is work, after at most this long.
     #[must_use]
     pub fn wait(&self, at_most: Duration) -> bool {
         self.waiter().wait(at_most)
     }
 
-    /// To wait for the same while others step.
+    /// Waits for the same while other threads step.
     #[must_use]
     pub fn waiter(&self) -> Waiter {
         let clock = self.clock();
         let alarm = self.engine.next_alarm().map(|at| Duration::from_millis(at.saturating_sub(clock)));
-        // What has ended here and not on every rank may have ended there meanwhile: only a step can tell. It
-        // waits for the others itself, and they for what they have under way.
+        // An operation that has ended here may have ended on the other ranks meanwhile: only a step can tell.
+        // It waits for the other ranks itself.
         let others = |open: &Open| open.stop.is_none() && open.by_rank.iter().any(Option::is_none);
         let alarm = if self.open.values().any(others) { Some(Duration::ZERO) } else { alarm };
         Waiter { ends: Arc::clone(&self.ends), alarm: alarm.map(|alarm| Instant::now() + alarm) }
     }
 
-    /// The engine, to be asked.
+    /// The engine, for queries.
     #[must_use]
     pub fn engine(&self) -> &Engine {
         &self.engine
@@ -308,13 +315,13 @@ impl Executor {
         &self.work.host
     }
 
-    /// How many operations have not ended on every rank.
+    /// Number of operations that have not ended on every rank.
     #[must_use]
     pub fn open_ops(&self) -> usize {
         self.open.len()
     }
 
-    /// What was moved so far.
+    /// Pages that were moved so far.
     #[must_use]
     pub fn moved(&self) -> Moved {
         let mut moved = self.moved.clone();
@@ -327,8 +334,8 @@ impl Executor {
         moved
     }
 
-    /// Stops what is under way here, and waits for it: after `true` nobody touches any page any more.
-    /// Backups are let go on for as long as there is time; all else is told to stop at once.
+    /// Stops operations in flight here, and waits for them: after `true` no operation touches a page any
+    /// more. Backups may continue until the time is over; all others are stopped at once.
     pub fn close(&mut self, at_most: Duration) -> bool {
         let until = Instant::now() + at_most;
         let is_backup = |open: &Open| matches!(open.kind, OpKind::Backup | OpKind::Drop);
@@ -352,7 +359,7 @@ impl Executor {
         elapsed.as_secs() * TICKS_PER_SECOND + u64::from(elapsed.subsec_millis())
     }
 
-    /// What has ended here since the last time.
+    /// The operations that have ended here since the last call.
     fn hear(&mut self) -> Vec<(OpId, Outcome)> {
         let mut heard = Vec::new();
         for ended in self.ends.take() {
@@ -399,7 +406,7 @@ impl Executor {
         }
     }
 
-    /// Tells of the operations that have ended on every rank.
+    /// Reports the operations that have ended on every rank.
     fn close_ended(&mut self, step: &mut Step) {
         let has_ended = |open: &Open| open.by_rank.iter().all(Option::is_some);
         let ended: Vec<_> = self.open.iter().filter(|(_, open)| has_ended(open)).map(|(id, _)| *id).collect();
@@ -424,14 +431,15 @@ impl Executor {
         self.lanes.start_job(Job { operation, stop });
     }
 
-    /// Nobody waits for it any more. One that has ended here is heard of with the next step, or was already.
+    /// The engine abandoned an operation. If it has ended here, its completion is in the next step, or was
+    /// in an earlier one.
     fn stop(&self, op: OpId) {
         if let Some(open) = self.open.get(&op) {
             open.tell();
         }
     }
 
-    /// Which rank this is.
+    /// The rank of this executor.
     #[must_use]
     pub fn rank(&self) -> u32 {
         self.rank

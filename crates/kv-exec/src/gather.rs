@@ -1,38 +1,38 @@
-//! How ranks hear of each other: one all-gather per step, in which every rank always joins (C2).
+//! Communication of ranks: one all-gather per step, in which every rank always joins (C2).
 //!
-//! What is gathered is a word of each rank: which step it is at, its clock, and the ends that it has
-//! heard of. All ranks take the latest clock, so that they also agree on what time it is. A user's own
-//! collective, such as `torch.distributed.all_gather_object`, moves the words as bytes.
+//! Each rank contributes a word: the number of its step, its clock, and the completions that it received. All
+//! ranks use the latest clock, so that they agree on the time. A user's own collective, such as
+//! `torch.distributed.all_gather_object`, moves the words as bytes.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tiffin_kv::{LocalAcks, OpId, Outcome, Tick};
 
-/// Says which layout a word has.
+/// The version of the layout of a word.
 const LAYOUT: u8 = 1;
-/// The bytes in front of the ends, and of each.
+/// The bytes before the completions, and of each completion.
 const HEAD_BYTES: usize = 1 + 8 + 8 + 16 + 4;
 const ACK_BYTES: usize = 8 + 4;
-/// Stands for a failure where pages are counted.
+/// A failure, in place of a number of pages.
 const FAILED: u32 = u32::MAX;
 
 /// The collective of a group of ranks.
 pub trait Gather: Send {
-    /// Gives everybody's bytes, in the order of ranks, once all have given theirs.
+    /// Contributes bytes, and returns those of all ranks, in the order of ranks.
     ///
     /// # Errors
-    /// If not all of them came in time.
+    /// If not all ranks joined in time.
     fn all_gather(&mut self, mine: Vec<u8>) -> Result<Vec<Vec<u8>>, GatherError>;
 }
 
-/// Why there is no common word.
+/// Why a gather failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GatherError {
-    /// Somebody did not come.
+    /// A rank did not join in time.
     #[error("not all ranks joined the gather in time\n\nhint: every rank steps as often as every other")]
     Late,
-    /// Somebody is gone.
+    /// A rank has left.
     #[error("a rank has left\n\nhint: end the others too; what they had in hand is in the store")]
     Left,
     /// The collective failed.
@@ -40,12 +40,12 @@ pub enum GatherError {
     Other(String),
 }
 
-/// What one rank adds.
+/// The contribution of one rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Word {
     pub(crate) step: u64,
     pub(crate) now: Tick,
-    /// What the engine looks like, where that is compared; else zero.
+    /// The digest of the engine, in steps that compare it; else zero.
     pub(crate) digest: u128,
     pub(crate) acks: LocalAcks,
 }
@@ -96,23 +96,23 @@ fn take<const N: usize>(rest: &mut &[u8]) -> Option<[u8; N]> {
     Some(*head)
 }
 
-/// A group of so many ranks that are threads of this process, each of which waits for the others for so long.
+/// A group of ranks that are threads of this process, each of which waits at most this long for the others.
 #[must_use]
-pub fn in_process(ranks: u32, patience: Duration) -> Vec<Member> {
+pub fn in_process(ranks: u32, timeout: Duration) -> Vec<Member> {
     let table =
         Table { words: vec![None; ranks as usize], result: Arc::default(), round: 0, has_left: false };
-    let room = Arc::new(Room { table: Mutex::new(table), wake: Condvar::new() });
-    (0..ranks).map(|rank| Member { room: Arc::clone(&room), rank, patience }).collect()
+    let rendezvous = Arc::new(Rendezvous { table: Mutex::new(table), wake: Condvar::new() });
+    (0..ranks).map(|rank| Member { rendezvous: Arc::clone(&rendezvous), rank, timeout }).collect()
 }
 
 /// One rank of a group that is in this process.
 pub struct Member {
-    room: Arc<Room>,
+    rendezvous: Arc<Rendezvous>,
     rank: u32,
-    patience: Duration,
+    timeout: Duration,
 }
 
-struct Room {
+struct Rendezvous {
     table: Mutex<Table>,
     wake: Condvar,
 }
@@ -124,7 +124,7 @@ struct Table {
     has_left: bool,
 }
 
-impl Room {
+impl Rendezvous {
     fn table(&self) -> MutexGuard<'_, Table> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -132,7 +132,7 @@ impl Room {
 
 impl Gather for Member {
     fn all_gather(&mut self, mine: Vec<u8>) -> Result<Vec<Vec<u8>>, GatherError> {
-        let mut table = self.room.table();
+        let mut table = self.rendezvous.table();
         if table.has_left {
             return Err(GatherError::Left);
         }
@@ -144,16 +144,16 @@ impl Gather for Member {
             let words = table.words.iter_mut().filter_map(Option::take).collect();
             table.result = Arc::new(words);
             table.round += 1;
-            self.room.wake.notify_all();
+            self.rendezvous.wake.notify_all();
         }
         let waits = |table: &mut Table| table.round == round && !table.has_left;
         let (mut table, _) = self
-            .room
+            .rendezvous
             .wake
-            .wait_timeout_while(table, self.patience, waits)
+            .wait_timeout_while(table, self.timeout, waits)
             .unwrap_or_else(PoisonError::into_inner);
         if table.round > round {
-            // Nobody begins another round before this rank joins it, so the result is still that of this one.
+            // No other round starts before this rank joins it, so the result is still that of this round.
             return Ok(table.result.to_vec());
         }
         if let Some(place) = table.words.get_mut(self.rank as usize) {
@@ -163,11 +163,11 @@ impl Gather for Member {
     }
 }
 
-/// A rank that leaves is told to the others, who would wait in vain.
+/// Tells the other ranks that this one has left, so that they do not wait.
 impl Drop for Member {
     fn drop(&mut self) {
-        self.room.table().has_left = true;
-        self.room.wake.notify_all();
+        self.rendezvous.table().has_left = true;
+        self.rendezvous.wake.notify_all();
     }
 }
 
@@ -176,7 +176,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_word_is_read_as_it_was_written_or_not_at_all() {
+    fn word_is_decoded_as_encoded_or_refused() {
         let acks = vec![(OpId(7), Outcome::Done { leading: 3 }), (OpId(u64::MAX), Outcome::Failed)];
         let word = Word { step: 5, now: 9, digest: 11, acks: LocalAcks(acks) };
         let bytes = word.encode();
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn c2_all_join_and_hear_the_same_and_who_leaves_is_missed() {
+    fn c2_all_ranks_get_the_same_and_notice_who_leaves() {
         let mut members = in_process(3, Duration::from_secs(60)).into_iter();
         let rounds = |mut member: Member| {
             std::thread::spawn(move || {
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_late_is_not_waited_for() {
+    fn late_rank_is_a_timeout() {
         let mut members = in_process(2, Duration::from_millis(1));
         assert_eq!(members[0].all_gather(vec![1]), Err(GatherError::Late));
         assert_eq!(members[1].all_gather(vec![2]), Err(GatherError::Late), "the other has gone again");

@@ -1,7 +1,7 @@
-//! Threads that carry operations out, in lanes that do not hold each other up (L8).
+//! Threads that carry out operations, in lanes that do not delay each other (L8).
 //!
-//! A backup, which nobody waits for, never stands in front of a fetch, which a request waits for; a question
-//! never stands behind the pages of another. Each lane has threads of its own and takes so many operations.
+//! A backup, for which no request waits, never delays a fetch, for which a request waits; a probe never waits
+//! for the pages of another operation. Each lane has threads and a bounded queue of its own.
 
 use std::collections::VecDeque;
 use std::io;
@@ -15,13 +15,13 @@ use tiffin_kv::{OpId, OpKind, Operation, Outcome};
 use crate::store::{Fault, Stop};
 use crate::work::Work;
 
-/// Operations that may wait in a lane. The engine's budgets keep them far below that.
+/// Queued operations of a lane at most. The engine's budgets keep them far below that.
 const LANE_JOBS_MAX: usize = 1 << 16;
 
-/// How many threads each lane has.
+/// Number of threads of each lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Threads {
-    /// For questions to the store.
+    /// For probes of the store.
     pub probe: usize,
     /// From the store to the host.
     pub fetch: usize,
@@ -39,7 +39,7 @@ impl Default for Threads {
     }
 }
 
-/// An operation to be carried out.
+/// An operation to carry out.
 pub(crate) struct Job {
     pub(crate) operation: Operation,
     pub(crate) stop: Stop,
@@ -54,7 +54,7 @@ pub(crate) struct Ended {
     pub(crate) has_panicked: bool,
 }
 
-/// What has ended and nobody has heard of yet.
+/// Completions that no step has taken yet.
 #[derive(Default)]
 pub(crate) struct Ends {
     list: Mutex<Vec<Ended>>,
@@ -67,12 +67,12 @@ impl Ends {
         self.wake.notify_all();
     }
 
-    /// All of it.
+    /// Takes all of them.
     pub(crate) fn take(&self) -> Vec<Ended> {
         std::mem::take(&mut *lock(&self.list))
     }
 
-    /// Waits until there is something, for so long at most.
+    /// Waits until there is one, at most this long.
     pub(crate) fn wait(&self, at_most: Duration) -> bool {
         let list = lock(&self.list);
         let (list, _) = self
@@ -83,7 +83,7 @@ impl Ends {
     }
 }
 
-/// All lanes. Dropping them lets the threads end when they have done what they are at.
+/// All lanes. After they are dropped, the threads end with their current operation.
 pub(crate) struct Lanes {
     lanes: [Arc<Lane>; 5],
     ends: Arc<Ends>,
@@ -121,7 +121,7 @@ impl Lanes {
         Ok(lanes)
     }
 
-    /// Has an operation carried out; one that its lane has no room for fails at once.
+    /// Queues an operation; it fails at once if its lane is full.
     pub(crate) fn start_job(&self, job: Job) {
         let [probe, fetch, load, save, backup] = &self.lanes;
         let lane = match job.operation.kind {
@@ -138,7 +138,7 @@ impl Lanes {
             lane.wake.notify_one();
         } else {
             drop(line);
-            let fault = Some(Fault::Other(format!("more than {LANE_JOBS_MAX} operations wait")));
+            let fault = Some(Fault::Other(format!("more than {LANE_JOBS_MAX} operations are queued")));
             let (id, outcome) = (job.operation.id, Outcome::Failed);
             self.ends.push(Ended { id, outcome, fault, has_panicked: false });
         }
@@ -155,7 +155,7 @@ impl Drop for Lanes {
 }
 
 impl Lane {
-    /// The next job; `None` when the lane is closed. What still waits then was stopped before.
+    /// The next job; `None` when the lane is closed. Queued jobs were stopped before that.
     fn next(&self) -> Option<Job> {
         let line = lock(&self.line);
         let idle = |line: &mut Line| line.jobs.is_empty() && !line.is_closed;
@@ -164,7 +164,7 @@ impl Lane {
     }
 }
 
-/// Exactly one end for every operation, whatever happens.
+/// Makes sure that every operation has exactly one end.
 fn carry_out(work: &Work, job: &Job) -> Ended {
     let id = job.operation.id;
     let done = catch_unwind(AssertUnwindSafe(|| work.carry_out(&job.operation, &job.stop)));

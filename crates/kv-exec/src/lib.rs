@@ -1,22 +1,22 @@
-//! Carries out over real memory what the control plane of a KV-cache hierarchy decides.
+//! Carries out the decisions of the control plane of a KV-cache hierarchy over real memory.
 //!
-//! `tiffin-kv` says which pages are to move and hears how that ended; here they move. An [`Executor`] holds
-//! an engine and is stepped by an inference loop: a step tells the engine what happened, starts what it
-//! answers on threads of its own, and returns the rest. No step waits for I/O (L6).
+//! `tiffin-kv` decides which pages move; this crate moves them. An inference loop steps an [`Executor`],
+//! which has an engine: a step gives the engine its inputs, starts its operations on threads of the executor,
+//! and returns its other effects. No step waits for I/O (L6).
 //!
-//! Four things are behind small traits or types, so that a user may bring their own:
+//! Users can bring their own implementation of four small traits or types:
 //!
 //! | | |
 //! |---|---|
-//! | [`Pages`] | memory in pages: ours, or lent by somebody who keeps it alive |
-//! | [`Store`] | the shared store: [`Shared`] is a Tiffin cluster; others are asked in the same batches |
-//! | [`Device`] | what computes: [`HostDevice`] is memory that the processor reaches |
-//! | [`Gather`] | how ranks hear of each other: [`gather::in_process`] is for ranks that are threads |
+//! | [`Pages`] | memory in pages: allocated here, or lent by an owner that keeps it alive |
+//! | [`Store`] | the shared store: [`Shared`] is a Tiffin cluster; others get the same batched calls |
+//! | [`Device`] | the device: [`HostDevice`] is one in host memory |
+//! | [`Gather`] | the collective of ranks: [`gather::in_process`] is for ranks that are threads |
 //!
-//! **Invariants.** A page that an operation reads or writes is borrowed from its [`Pages`] for exactly as
-//! long as the operation is carried out, and pages that are written are borrowed by one alone: should
-//! engine and memory ever disagree, the operation fails and is counted, and no byte moves. Every operation
-//! ends exactly once, also one that panics, is cancelled or finds no room in its lane.
+//! **Invariants.** An operation borrows its pages from [`Pages`] for exactly as long as it is carried out,
+//! and pages that it writes exclusively. If engine and memory ever disagree, the operation fails, is counted,
+//! and moves no byte. Every operation ends exactly once, also one that panics, is cancelled, or does not fit
+//! into the queue of its lane.
 
 mod device;
 mod executor;

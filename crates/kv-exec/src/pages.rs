@@ -2,7 +2,7 @@
 //!
 //! **Invariants.** The memory is mapped for as long as the [`Pages`] live. A page has at any time either one
 //! [`Writing`] or any number of [`Reading`]s. Its bytes are touched only through [`SourceBuf`] and
-//! [`TargetBuf`], which allow for others who use memory that they lent us.
+//! [`TargetBuf`], which allow the lender of the memory to access it, too.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
@@ -10,16 +10,16 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use tiffin_client::{SourceBuf, TargetBuf};
 
-/// How pages of ours begin: at pages of the system, which is what disks and network cards like best.
+/// The alignment of allocated pages: system pages, which suit disks and network cards best.
 const ALIGN: usize = 4096;
-/// Says that a page is written.
+/// The use count of a page that is written.
 const WRITTEN: u32 = u32::MAX;
 
-/// Memory in pages of one size, in one piece.
+/// Contiguous memory in pages of one size.
 pub struct Pages {
     start: NonNull<u8>,
     page_bytes: usize,
-    /// Who uses each page: nobody, so many who read, or one who writes.
+    /// The uses of each page: none, a number of readers, or one writer.
     uses: Box<[AtomicU32]>,
     owner: Owner,
 }
@@ -35,7 +35,7 @@ unsafe impl Send for Pages {}
 unsafe impl Sync for Pages {}
 
 impl Pages {
-    /// Memory of our own, full of zeros. `None` if there is not so much.
+    /// Allocates zeroed memory; `None` if there is not enough.
     #[must_use]
     pub fn allocate(count: u32, page_bytes: usize) -> Option<Self> {
         let bytes = page_bytes.checked_mul(count as usize)?;
@@ -45,7 +45,7 @@ impl Pages {
         Some(Self { start, page_bytes, uses: unused(count), owner: Owner::Ours(layout) })
     }
 
-    /// Memory that somebody else lends. `owner` keeps it alive and is dropped with these pages.
+    /// Memory that is lent. `owner` keeps it alive and is dropped with these pages.
     ///
     /// # Safety
     /// `count * page_bytes` bytes from `start` on must be mapped, readable and writable, from any thread, for
@@ -61,25 +61,25 @@ impl Pages {
         Self { start, page_bytes, uses: unused(count), owner: Owner::Lent(owner) }
     }
 
-    /// How many pages there are.
+    /// Number of pages.
     #[must_use]
     pub fn count(&self) -> u32 {
         self.uses.len() as u32
     }
 
-    /// How many bytes each has.
+    /// Bytes of each page.
     #[must_use]
     pub fn page_bytes(&self) -> usize {
         self.page_bytes
     }
 
-    /// Where the memory begins, for those who must be told of it before they may use it.
+    /// The start of the memory, for stores that must register it before they use it.
     #[must_use]
     pub fn address(&self) -> usize {
         self.start.as_ptr() as usize
     }
 
-    /// A page to be read; `None` if there is no such page, or it is written.
+    /// Borrows a page to read; `None` if there is no such page, or it is being written.
     #[must_use]
     pub fn read(&self, page: u32) -> Option<Reading<'_>> {
         let uses = self.uses.get(page as usize)?;
@@ -88,7 +88,7 @@ impl Pages {
         Some(Reading { pages: self, page })
     }
 
-    /// A page to be written; `None` if there is no such page, or anybody uses it.
+    /// Borrows a page to write; `None` if there is no such page, or it is in use.
     #[must_use]
     pub fn write(&self, page: u32) -> Option<Writing<'_>> {
         let uses = self.uses.get(page as usize)?;
@@ -96,7 +96,7 @@ impl Pages {
         Some(Writing { pages: self, page })
     }
 
-    /// Whether anybody uses the page.
+    /// Whether the page is in use.
     #[must_use]
     pub fn is_used(&self, page: u32) -> bool {
         self.uses.get(page as usize).is_some_and(|uses| uses.load(Ordering::Acquire) > 0)
@@ -129,7 +129,7 @@ impl std::fmt::Debug for Pages {
     }
 }
 
-/// A page that is read. Nobody writes it meanwhile.
+/// A page that is read. It is not written meanwhile.
 #[derive(Debug)]
 pub struct Reading<'a> {
     pages: &'a Pages,
@@ -137,7 +137,7 @@ pub struct Reading<'a> {
 }
 
 impl Reading<'_> {
-    /// Which page.
+    /// The number of the page.
     #[must_use]
     pub fn page(&self) -> u32 {
         self.page
@@ -158,7 +158,7 @@ impl Drop for Reading<'_> {
     }
 }
 
-/// A page that is written. Nobody else uses it meanwhile.
+/// A page that is written. It has no other use meanwhile.
 #[derive(Debug)]
 pub struct Writing<'a> {
     pages: &'a Pages,
@@ -166,7 +166,7 @@ pub struct Writing<'a> {
 }
 
 impl Writing<'_> {
-    /// Which page.
+    /// The number of the page.
     #[must_use]
     pub fn page(&self) -> u32 {
         self.page
@@ -197,7 +197,7 @@ mod tests {
     use tiffin_transport::copy::{copy_in, copy_out};
 
     #[test]
-    fn o2_a_page_has_one_writer_or_many_readers() {
+    fn o2_page_has_one_writer_or_many_readers() {
         let pages = Pages::allocate(2, 8).unwrap();
         let writing = pages.write(0).unwrap();
         assert!(pages.write(0).is_none() && pages.read(0).is_none() && pages.is_used(0));
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_lent_is_given_back_with_the_last_page() {
+    fn owner_is_dropped_with_the_pages() {
         let owner = std::sync::Arc::new(());
         let memory: &'static mut [u8] = Box::leak(vec![0; 64].into_boxed_slice());
         // SAFETY: the memory is never freed.

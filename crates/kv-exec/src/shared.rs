@@ -9,8 +9,7 @@ use tokio::runtime::Handle;
 use crate::pages::{Reading, Writing};
 use crate::store::{Fault, PageName, Stop, Store};
 
-/// A Tiffin cluster. What a probe finds on disks only is on its way into memory when it answers, up to the
-/// first page that is missing.
+/// A Tiffin cluster. A probe prefetches pages that are only on disks, up to the first one that is missing.
 #[derive(Clone, Debug)]
 pub struct Shared {
     client: Client,
@@ -18,14 +17,14 @@ pub struct Shared {
 }
 
 impl Shared {
-    /// Uses this client, which lives in this runtime.
+    /// Uses this client of this runtime.
     #[must_use]
     pub fn new(client: Client, runtime: Handle) -> Self {
         Self { client, runtime }
     }
 
-    /// Waits for a call on a thread of ours. One that is told to stop is dropped where it stands, and with it
-    /// every use of the pages.
+    /// Waits for a call on the current thread. A call that is stopped is dropped, and with it every use of
+    /// the pages.
     fn wait<T>(
         &self,
         stop: &Stop,
@@ -65,13 +64,13 @@ impl Store for Shared {
         self.wait(stop, async |client, deadline| {
             let fetched = client.get_into(&items, GetOptions::default(), deadline).await;
             let mut sizes = sizes.iter();
-            // A page of another size is none of ours, whatever its name.
+            // A page of another size was not written by this configuration.
             leading(fetched, |fetched| sizes.next().is_some_and(|size| *size == fetched.len))
         })
     }
 
     fn back_up(&self, pages: &[(PageName, Reading<'_>)], stop: &Stop) -> Result<u32, Fault> {
-        // The name follows from the content, so what is there need not be written again.
+        // The name follows from the content, so an existing page need not be written again.
         let options = PutOptions { replicas: 1, on_exists: OnExists::Keep, ..PutOptions::default() };
         let puts = pages.iter().map(|(name, page)| {
             Ok(Put { key: key(name)?, parts: vec![page.bytes()], options: options.clone() })
@@ -96,8 +95,8 @@ fn key(name: &PageName) -> Result<Key, Fault> {
     Key::new(name.as_str().as_bytes()).map_err(|error| Fault::Other(error.to_string()))
 }
 
-/// How many succeeded, counted from the first. If none did because of an error, that is told; a page that is
-/// not there is none.
+/// Number of leading successes. If the first one is an error, that is returned; a missing page is not an
+/// error.
 fn leading<T>(results: Vec<Result<T, Error>>, mut is_good: impl FnMut(&T) -> bool) -> Result<u32, Fault> {
     let mut count = 0;
     for result in results {

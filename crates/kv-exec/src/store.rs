@@ -1,4 +1,4 @@
-//! The shared store, as an executor sees it: four batched calls, each of which ends.
+//! The interface to the shared store: four batched calls, each of which ends.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,25 +10,25 @@ use tokio::sync::Notify;
 
 use crate::pages::{Reading, Writing};
 
-/// A shared store. Calls come from several threads at once, and may block; none is made by a step.
+/// A shared store. Several threads make calls at once, which may block; a step makes none.
 ///
-/// **Contract.** When a call has returned or panicked, nobody touches the pages that it was given. Results
-/// count pages from the first: those behind the first that failed are of no use (V3).
+/// **Contract.** After a call has returned or panicked, it no longer touches the pages that it was given.
+/// Results are numbers of leading pages: pages after the first failure are of no use (V3).
 pub trait Store: Send + Sync + 'static {
-    /// How many of these pages are there. It may begin to bring them closer, and changes nothing else.
+    /// Number of leading pages that exist. It may prefetch them, and changes nothing else.
     fn probe(&self, names: &[PageName], stop: &Stop) -> Result<u32, Fault>;
 
-    /// Reads pages, and says how many are whole: as many bytes as a page has, no fewer and no more.
+    /// Reads pages, and returns how many are complete: exactly as many bytes as a page has.
     fn fetch(&self, pages: &[(PageName, Writing<'_>)], stop: &Stop) -> Result<u32, Fault>;
 
-    /// Stores pages, and says how many are there now for everybody. A page of that name that is there already
-    /// is as good.
+    /// Stores pages, and returns how many can be read now by all clients. An existing page of that name
+    /// counts.
     fn back_up(&self, pages: &[(PageName, Reading<'_>)], stop: &Stop) -> Result<u32, Fault>;
 
-    /// Takes away all pages whose names begin like this.
+    /// Deletes all pages whose names start with this prefix.
     fn drop_all(&self, prefix: &str, stop: &Stop) -> Result<(), Fault>;
 
-    /// The pages will lie here: said once, before any of the above.
+    /// Registers the memory of the pages; called once, before all other calls.
     ///
     /// # Errors
     /// If the store cannot use that memory.
@@ -36,7 +36,7 @@ pub trait Store: Send + Sync + 'static {
         Ok(())
     }
 
-    /// The memory is about to go: said once, after all of the above.
+    /// Unregisters the memory; called once, after all other calls.
     fn unregister(&self, _address: usize) {}
 }
 
@@ -45,14 +45,14 @@ pub trait Store: Send + Sync + 'static {
 pub struct PageName(String);
 
 impl PageName {
-    /// The name of the page `hash` under this root, as this rank keeps it.
+    /// The name of the page `hash` under this root, as this rank holds it.
     #[must_use]
     pub fn new(root: ChainHash, rank: &RankPart, hash: ChainHash) -> Self {
         let StoreKey(key) = StoreKey::new(root, rank, hash);
         Self(format!("{}{}", Self::prefix(root), Hex(&key)))
     }
 
-    /// What the names of all pages under this root begin with.
+    /// The prefix of the names of all pages under this root.
     #[must_use]
     pub fn prefix(root: ChainHash) -> String {
         format!("kv1/{}/", Hex(&root.0))
@@ -73,21 +73,21 @@ impl fmt::Display for Hex<'_> {
     }
 }
 
-/// Why a call did nothing that counts.
+/// Why a call failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Fault {
-    /// It was told to stop, or its time was over.
-    #[error("it was stopped")]
+    /// It was stopped, or its deadline has passed.
+    #[error("operation stopped")]
     Stopped,
-    /// Engine and memory disagree about a page: a bug, which moved no byte.
-    #[error("page {0} is used by somebody else, or does not exist")]
+    /// Engine and memory disagree about a page: a bug. No byte was moved.
+    #[error("page {0} is in use, or does not exist")]
     Page(u32),
-    /// The other side could not.
+    /// The store or the device failed.
     #[error("{0}")]
     Other(String),
 }
 
-/// When a call is to end: at a moment, or when it is told.
+/// When a call must end: at a deadline, or when it is stopped.
 #[derive(Clone, Debug)]
 pub struct Stop {
     deadline: Instant,
@@ -101,31 +101,31 @@ struct Told {
 }
 
 impl Stop {
-    /// Ends at that moment at the latest.
+    /// Ends at this deadline at the latest.
     #[must_use]
     pub fn at(deadline: Instant) -> Self {
         Self { deadline, told: Arc::default() }
     }
 
-    /// The moment.
+    /// The deadline.
     #[must_use]
     pub fn deadline(&self) -> Instant {
         self.deadline
     }
 
-    /// Tells it.
+    /// Stops the call.
     pub fn now(&self) {
         self.told.is_told.store(true, Ordering::Release);
         self.told.wake.notify_one();
     }
 
-    /// Whether it was told, or its time is over.
+    /// Whether it was stopped, or its deadline has passed.
     #[must_use]
     pub fn has_come(&self) -> bool {
         self.told.is_told.load(Ordering::Acquire) || Instant::now() >= self.deadline
     }
 
-    /// Waits until it is told; one may wait at a time.
+    /// Waits until it is stopped; one task may wait at a time.
     pub async fn told(&self) {
         while !self.told.is_told.load(Ordering::Acquire) {
             self.told.wake.notified().await;
@@ -138,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn k4_names_differ_by_rank_and_begin_with_their_root() {
+    fn k4_names_differ_by_rank_and_start_with_their_root() {
         let (root, hash) = (ChainHash([1; 16]), ChainHash([2; 16]));
         let of = |rank| PageName::new(root, &RankPart { tensor: (rank, 2), ..RankPart::default() }, hash);
         assert_ne!(of(0), of(1));

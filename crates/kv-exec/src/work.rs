@@ -1,6 +1,6 @@
-//! What each kind of operation does to pages, on a thread of its lane.
+//! Carries out each kind of operation, on a thread of its lane.
 //!
-//! All pages are borrowed before the first byte moves, and given back when the operation has ended.
+//! All pages are borrowed before the first byte moves, and returned when the operation has ended.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,19 +11,19 @@ use crate::device::Device;
 use crate::pages::{Pages, Reading, Writing};
 use crate::store::{Fault, PageName, Stop, Store};
 
-/// Where pages lie, and who moves them.
+/// The memory and the store that operations use.
 pub(crate) struct Work {
     pub(crate) host: Arc<Pages>,
     pub(crate) device: Box<dyn Device>,
     pub(crate) store: Option<Box<dyn Store>>,
     pub(crate) rank: RankPart,
-    /// Pages that were asked for, and those that came, by kind.
+    /// Pages that were requested, and those that succeeded, by kind.
     pub(crate) asked: [AtomicU64; OpKind::ALL.len()],
     pub(crate) moved: [AtomicU64; OpKind::ALL.len()],
 }
 
 impl Work {
-    /// Does it, and says how many records are done, counted from the first.
+    /// Carries out an operation, and returns the number of leading records that succeeded.
     pub(crate) fn carry_out(&self, operation: &Operation, stop: &Stop) -> Result<u32, Fault> {
         if stop.has_come() {
             return Err(Fault::Stopped);
@@ -90,7 +90,7 @@ impl Work {
     }
 }
 
-/// When the last thread is done, nobody will touch the memory any more.
+/// When the last thread is done, no operation touches the memory any more.
 impl Drop for Work {
     fn drop(&mut self) {
         if let Some(store) = &self.store {

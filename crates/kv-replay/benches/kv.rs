@@ -92,7 +92,7 @@ fn whole_trace(requests: u64) {
     let report = replay(&trace, &Machine::default(), &policy).unwrap();
     let (wall, steps) = (report.wall_seconds, report.steps);
     let (request_us, step_us) = (wall * 1e6 / requests as f64, wall * 1e6 / steps as f64);
-    let found = report.hits.rate() * 100.0;
+    let found = report.hits.rate().unwrap_or_default() * 100.0;
     println!("\n{requests} requests, {steps} steps in {wall:.1} s, {found:.1} % of the tokens found");
     println!("{request_us:.1} µs a request, {step_us:.2} µs a step");
 }

@@ -1,29 +1,29 @@
 //! A seeded generator of traffic: conversations of several turns that share a system prompt, and agents that
-//! come back soon with a little more. It stands in where no trace may be used, and makes traces of any
-//! length. Its numbers are chosen so that blocks are reused as soon and as often as in the public traces: the
-//! curves are compared in `tests/replay.rs`.
+//! continue soon with a few more tokens. It replaces traces that may not be published, and makes traces of
+//! any length. Its parameters are chosen so that blocks are reused as soon and as often as in the public
+//! traces: `tests/replay.rs` compares the curves.
 
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use crate::trace::TraceRequest;
 
-/// What is generated.
+/// The parameters of generated traffic.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Traffic {
-    /// How many requests.
+    /// Number of requests.
     pub requests: u64,
     /// Requests a second.
     pub rate: f64,
     /// Turns of a conversation, on average.
     pub turns: u32,
-    /// Conversations that are agents, which answer themselves at once, of a hundred.
+    /// Conversations of agents, which continue at once, in percent.
     pub agents_percent: u32,
     /// Different system prompts.
     pub system_prompts: u64,
     /// Tokens of a page.
     pub page_tokens: u32,
-    /// Where chance comes from.
+    /// The seed of the random numbers.
     pub seed: u64,
 }
 
@@ -41,7 +41,7 @@ impl Default for Traffic {
     }
 }
 
-/// A conversation that goes on.
+/// A conversation with further turns.
 struct Session {
     tokens: u32,
     pages: Vec<u64>,
@@ -51,10 +51,10 @@ struct Session {
 /// Pages of a system prompt and of the longest prompt.
 const SYSTEM_PAGES: u64 = 2;
 const PROMPT_PAGES_MAX: usize = 240;
-/// How long people and agents take for their next turn, in milliseconds.
+/// Time until the next turn of people and of agents, in milliseconds.
 const PERSON_MS: u64 = 300_000;
 const AGENT_MS: u64 = 60_000;
-/// Pages that people and agents say at most in a turn.
+/// Pages that a turn of people and of agents adds at most.
 const PERSON_PAGES: u64 = 24;
 const AGENT_PAGES: u64 = 8;
 
@@ -65,7 +65,7 @@ pub fn generate(traffic: &Traffic) -> Vec<TraceRequest> {
     let mut chance = ChaCha8Rng::seed_from_u64(traffic.seed);
     let mut below = |end: u64| if end == 0 { 0 } else { chance.next_u64() % end };
     let turns = u64::from(traffic.turns.max(1));
-    // Every conversation begins with one request and goes on with the others.
+    // Every conversation starts with one request and continues with the others.
     let gap_ms = 1000.0 / traffic.rate.max(1e-6) * turns as f64;
     let mut next_id = traffic.system_prompts * SYSTEM_PAGES;
     let mut due: std::collections::BTreeMap<(u64, u64), Session> = std::collections::BTreeMap::new();
@@ -108,7 +108,7 @@ pub fn generate(traffic: &Traffic) -> Vec<TraceRequest> {
     requests
 }
 
-/// Blocks for all tokens. One that was not full gets another id when it has become so, because it holds more.
+/// Blocks for all tokens. A partial block gets another id when it is full, because its content is different.
 fn extend(session: &mut Session, page_tokens: u32, next_id: &mut u64) {
     let full = session.pages.len().min((session.tokens / page_tokens) as usize);
     session.pages.truncate(full);
@@ -124,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_same_seed_gives_the_same_trace_and_turns_continue_each_other() {
+    fn same_seed_gives_the_same_trace_of_continued_turns() {
         let traffic = Traffic { requests: 5_000, ..Traffic::default() };
         let trace = generate(&traffic);
         assert_eq!(trace, generate(&traffic));

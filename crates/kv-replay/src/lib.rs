@@ -13,5 +13,5 @@ mod store;
 pub mod trace;
 
 pub use machine::{Link, Machine};
-pub use report::{Compared, Edges, Hits, Percentiles, Prefetch, Report};
+pub use report::{Compared, Edges, Hits, Percentiles, Prefetch, Report, Tiers};
 pub use run::{Policy, compare, replay};

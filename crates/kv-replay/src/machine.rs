@@ -1,15 +1,15 @@
-//! How fast the machine is on which a trace is replayed.
+//! The speed of the machine on which a trace is replayed.
 //!
 //! Each edge of the hierarchy is one link: pages follow each other at its bandwidth, and each operation
 //! takes its latency on top. Prompts are computed one after the other, as a full device does; tokens are
-//! generated beside that, for all requests at once.
+//! generated in parallel, for all requests at once.
 
 use serde::{Deserialize, Serialize};
 
 /// An edge between two tiers.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Link {
-    /// What every operation takes, in microseconds.
+    /// Latency of every operation, in microseconds.
     pub latency_us: u64,
     /// Bytes a second.
     pub bytes_per_second: u64,

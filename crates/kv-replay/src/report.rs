@@ -1,11 +1,14 @@
-//! What a replay found.
+//! The report of a replay.
 
 use serde::Serialize;
+
+/// Points of the curve of times to first token.
+const CURVE_POINTS: usize = 100;
 
 /// Tokens of prompts, by where their pages were found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Hits {
-    /// All tokens of all prompts.
+    /// All tokens of the prompts.
     pub asked_tokens: u64,
     /// Found on the device.
     pub device_tokens: u64,
@@ -13,17 +16,21 @@ pub struct Hits {
     pub host_tokens: u64,
     /// Found in the store and fetched in time.
     pub store_tokens: u64,
-    /// Requests for which anything was found.
+    /// Requests with at least one cached page.
     pub requests: u64,
 }
 
 impl Hits {
-    /// The part of all tokens that need not be computed.
+    /// The fraction of tokens that need not be computed; none if there were no tokens.
     #[must_use]
-    pub fn rate(&self) -> f64 {
-        let found = self.device_tokens + self.host_tokens + self.store_tokens;
-        found as f64 / (self.asked_tokens as f64).max(1.0)
+    pub fn rate(&self) -> Option<f64> {
+        part(self.device_tokens + self.host_tokens + self.store_tokens, self.asked_tokens)
     }
+}
+
+/// `some` of `all`, if there are any.
+fn part(some: u64, all: u64) -> Option<f64> {
+    (all > 0).then(|| some as f64 / all as f64)
 }
 
 /// A distribution, in seconds.
@@ -31,64 +38,66 @@ impl Hits {
 pub struct Percentiles {
     /// The mean.
     pub mean: f64,
-    /// Half of them are shorter.
+    /// The median.
     pub p50: f64,
-    /// Of twenty, nineteen.
+    /// The 95th percentile.
     pub p95: f64,
-    /// Of a hundred, ninety-nine.
+    /// The 99th percentile.
     pub p99: f64,
 }
 
 impl Percentiles {
-    /// Of times in microseconds, which are sorted here.
-    pub(crate) fn of(micros: &mut [u64]) -> Self {
-        micros.sort_unstable();
+    /// The distribution of times in microseconds, in ascending order; none without times.
+    pub(crate) fn of(micros: &[u64]) -> Option<Self> {
+        if micros.is_empty() {
+            return None;
+        }
         let seconds = |micros: u64| micros as f64 / 1e6;
         let at = |part: f64| {
             let place = ((micros.len() as f64 * part) as usize).min(micros.len().saturating_sub(1));
             seconds(micros.get(place).copied().unwrap_or_default())
         };
         let sum: u128 = micros.iter().map(|it| u128::from(*it)).sum();
-        let mean = sum as f64 / (micros.len() as f64).max(1.0) / 1e6;
-        Self { mean, p50: at(0.5), p95: at(0.95), p99: at(0.99) }
+        let mean = sum as f64 / micros.len() as f64 / 1e6;
+        Some(Self { mean, p50: at(0.5), p95: at(0.95), p99: at(0.99) })
     }
 }
 
-/// What became of prefetches. Pages, unless the name says otherwise.
+/// The results of prefetches, in pages unless the name says otherwise.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Prefetch {
-    /// Questions to the store.
+    /// Probes of the store.
     pub probes: u64,
-    /// Pages that came from it.
+    /// Pages that were fetched.
     pub fetched: u64,
-    /// Of these, the ones that a request used.
+    /// Fetched pages that a request used.
     pub used: u64,
-    /// Those that left before.
+    /// Fetched pages that were evicted before a request used them.
     pub wasted: u64,
-    /// Times that a request waited for what another one fetched.
+    /// Times that a request joined the fetch of another request.
     pub joined: u64,
-    /// Requests whose promised pages were all there when they ran.
+    /// Requests whose pages of the store had all arrived when they ran.
     pub in_time_requests: u64,
-    /// Requests that stopped waiting before all had come.
+    /// Requests that stopped waiting before all pages had arrived.
     pub late_requests: u64,
 }
 
 impl Prefetch {
-    /// The part of what was fetched that was used.
+    /// The fraction of fetched pages that were used; none if nothing was fetched.
     #[must_use]
-    pub fn accuracy(&self) -> f64 {
-        self.used as f64 / (self.fetched as f64).max(1.0)
+    pub fn accuracy(&self) -> Option<f64> {
+        part(self.used, self.fetched)
     }
 
-    /// The part of the requests that were promised something for which all of it came in time.
+    /// The fraction of requests with pages in the store for which all of them arrived in time; none if there
+    /// was no such request.
     #[must_use]
-    pub fn timeliness(&self) -> f64 {
-        let asked = self.in_time_requests + self.late_requests;
-        self.in_time_requests as f64 / (asked as f64).max(1.0)
+    pub fn timeliness(&self) -> Option<f64> {
+        part(self.in_time_requests, self.in_time_requests + self.late_requests)
     }
 }
 
-/// Bytes that went over each edge.
+/// Bytes that were moved over each edge.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Edges {
     /// Store to host.
@@ -101,30 +110,45 @@ pub struct Edges {
     pub backup_bytes: u64,
 }
 
+/// The tiers below the device that a policy uses.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Tiers {
+    /// Host memory.
+    pub host: bool,
+    /// The store.
+    pub store: bool,
+}
+
 /// What a replay found.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
     /// The name of the policy.
     pub policy: String,
-    /// Requests that were served.
+    /// The tiers that the policy uses.
+    pub tiers: Tiers,
+    /// Requests of the trace.
     pub requests: u64,
+    /// Requests whose prompt was computed.
+    pub served: u64,
     /// Requests that never fit on the device.
     pub refused: u64,
-    /// Where pages were found.
+    /// Requests that `hits` and `ttft` cover: those that were served in every compared replay.
+    pub compared: u64,
+    /// Tokens by the tier in which their pages were found.
     pub hits: Hits,
-    /// From a request's arrival until its prompt was computed.
-    pub ttft: Percentiles,
-    /// The same at every hundredth, for a plot: seconds.
+    /// From a request's arrival until its prompt was computed; none if no request is compared.
+    pub ttft: Option<Percentiles>,
+    /// The same at every percentile, for a plot: seconds.
     pub ttft_curve: Vec<f64>,
-    /// What became of prefetches.
+    /// The results of prefetches.
     pub prefetch: Prefetch,
-    /// What moved.
+    /// Bytes that were moved.
     pub edges: Edges,
-    /// Pages that were computed although a copy was there when they had been.
+    /// Pages that were computed although the index had a copy by then.
     pub duplicate_pages: u64,
-    /// Copies that left the device, and the host, for others.
+    /// Copies that were evicted from the device, and from the host.
     pub evicted_pages: [u64; 2],
-    /// Times that a request had to leave the device.
+    /// Times that a request was retracted from the device.
     pub retractions: u64,
     /// From the first arrival to the last end, in seconds of the trace.
     pub virtual_seconds: f64,
@@ -134,12 +158,43 @@ pub struct Report {
     pub wall_seconds: f64,
 }
 
-/// A policy beside what it is measured against, on the same trace and machine.
+/// The result of one request.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct RequestOutcome {
+    /// From its arrival until its prompt was computed, in microseconds; none if it was not served.
+    pub(crate) ttft_us: Option<u64>,
+    /// Tokens found on the device, in the host, in the store.
+    pub(crate) found: [u32; 3],
+}
+
+impl Report {
+    /// Computes hits and times over these requests: the tokens of their prompts, and their results.
+    pub(crate) fn measure(&mut self, requests: impl Iterator<Item = (u32, RequestOutcome)>) {
+        let mut times = Vec::new();
+        self.hits = Hits::default();
+        for (tokens, RequestOutcome { ttft_us, found: [device, host, store] }) in requests {
+            times.extend(ttft_us);
+            self.hits.asked_tokens += u64::from(tokens);
+            self.hits.device_tokens += u64::from(device);
+            self.hits.host_tokens += u64::from(host);
+            self.hits.store_tokens += u64::from(store);
+            self.hits.requests += u64::from(device + host + store > 0);
+        }
+        times.sort_unstable();
+        self.compared = times.len() as u64;
+        self.ttft = Percentiles::of(&times);
+        let at = |point: usize| times.get(point * times.len().saturating_sub(1) / CURVE_POINTS).copied();
+        let curve = (1..=CURVE_POINTS).filter_map(at).map(|micros| micros as f64 / 1e6);
+        self.ttft_curve = curve.collect();
+    }
+}
+
+/// A policy and its baselines, on the same trace and machine.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Compared {
     /// The policy.
     pub policy: Report,
-    /// The same without asking the store.
+    /// The same without probes of the store.
     pub no_prefetch: Report,
     /// A device that holds everything.
     pub infinite: Report,

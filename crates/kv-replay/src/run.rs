@@ -12,62 +12,99 @@ use tiffin_kv::{
 use xxhash_rust::xxh3::Xxh3DefaultBuilder;
 
 use crate::machine::{Link, Machine};
-use crate::report::{Compared, Edges, Hits, Percentiles, Prefetch, Report};
+use crate::report::{Compared, Edges, Hits, Prefetch, Report, RequestOutcome, Tiers};
 use crate::store::Store;
 use crate::trace::TraceRequest;
 
 const SPACE: SpaceId = SpaceId(0);
-/// Points of the curve of times.
-const CURVE_POINTS: usize = 100;
 
-/// How the hierarchy is used.
+/// A policy: how the hierarchy is used.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Policy {
-    /// What it is called in reports.
+    /// Its name in reports.
     pub name: String,
     /// Sizes, index, eviction, writing, prefetching. Times are in microseconds.
     pub config: Config,
-    /// Pages that the store keeps; nothing for as many as come.
+    /// Pages that the store keeps; none for no limit.
     pub store_pages: Option<u64>,
 }
 
 /// Replays a trace.
 ///
 /// # Errors
-/// If there can be no engine like that.
+/// If the configuration is invalid.
 pub fn replay(trace: &[TraceRequest], machine: &Machine, policy: &Policy) -> Result<Report, ConfigError> {
+    let mut played = play(trace, machine, policy)?;
+    measure(trace, &mut [&mut played]);
+    Ok(played.report)
+}
+
+/// Replays a trace three times for each policy: with the policy, without probes of the store, and with a
+/// device that holds everything. Hits and times of all replays cover the same requests: those that were
+/// served in every replay.
+///
+/// # Errors
+/// If the configuration is invalid.
+pub fn compare(
+    trace: &[TraceRequest],
+    machine: &Machine,
+    policies: &[Policy],
+) -> Result<Vec<Compared>, ConfigError> {
+    let all: u64 = trace.iter().map(|request| request.hash_ids.len() as u64 + 1).sum();
+    let device_pages = u32::try_from(all.max(1)).unwrap_or(tiffin_kv::config::PAGES_MAX);
+    let never = |store: StoreConfig| StoreConfig { threshold_pages: u32::MAX, ..store };
+    let mut played = Vec::with_capacity(policies.len());
+    for policy in policies {
+        let without = Policy {
+            name: format!("{}, no prefetch", policy.name),
+            config: Config { store: policy.config.store.map(never), ..policy.config },
+            store_pages: policy.store_pages,
+        };
+        let endless = Policy {
+            name: "infinite device".to_owned(),
+            config: Config { device_pages, host_pages: 0, store: None, ..policy.config },
+            store_pages: None,
+        };
+        played.push([
+            play(trace, machine, policy)?,
+            play(trace, machine, &without)?,
+            play(trace, machine, &endless)?,
+        ]);
+    }
+    measure(trace, &mut played.iter_mut().flatten().collect::<Vec<_>>());
+    let reports = played.into_iter().map(|it| it.map(|played| played.report));
+    Ok(reports.map(|[policy, no_prefetch, infinite]| Compared { policy, no_prefetch, infinite }).collect())
+}
+
+/// A report without hits and times, and the results to compute them from.
+struct Played {
+    report: Report,
+    outcomes: Vec<RequestOutcome>,
+}
+
+fn play(trace: &[TraceRequest], machine: &Machine, policy: &Policy) -> Result<Played, ConfigError> {
     let began = Instant::now();
     let config = Config { page_tokens: machine.page_tokens, events: false, ..policy.config };
     let mut run = Run::new(trace, machine, Engine::new(config)?, policy.store_pages);
     run.apply(Input::Define(SPACE, Namespace::default()));
     run.play();
-    Ok(run.report(&policy.name, began.elapsed().as_secs_f64()))
+    let store = config.store.is_some_and(|store| store.threshold_pages < u32::MAX);
+    let tiers = Tiers { host: config.host_pages > 0, store };
+    Ok(run.report(&policy.name, tiers, began.elapsed().as_secs_f64()))
 }
 
-/// Replays a trace three times: as the policy has it, without asking the store, and with a device that holds
-/// everything.
-///
-/// # Errors
-/// If there can be no engine like that.
-pub fn compare(trace: &[TraceRequest], machine: &Machine, policy: &Policy) -> Result<Compared, ConfigError> {
-    let never = |store: StoreConfig| StoreConfig { threshold_pages: u32::MAX, ..store };
-    let without = Policy {
-        name: format!("{}, no prefetch", policy.name),
-        config: Config { store: policy.config.store.map(never), ..policy.config },
-        store_pages: policy.store_pages,
+/// Computes hits and times over the requests that all of these have served.
+fn measure(trace: &[TraceRequest], played: &mut [&mut Played]) {
+    let is_served = |outcomes: &[RequestOutcome], at: usize| {
+        outcomes.get(at).is_some_and(|outcome| outcome.ttft_us.is_some())
     };
-    let all: u64 = trace.iter().map(|request| request.hash_ids.len() as u64 + 1).sum();
-    let device_pages = u32::try_from(all.max(1)).unwrap_or(tiffin_kv::config::PAGES_MAX);
-    let endless = Policy {
-        name: "infinite device".to_owned(),
-        config: Config { device_pages, host_pages: 0, store: None, ..policy.config },
-        store_pages: None,
-    };
-    Ok(Compared {
-        policy: replay(trace, machine, policy)?,
-        no_prefetch: replay(trace, machine, &without)?,
-        infinite: replay(trace, machine, &endless)?,
-    })
+    let shared: Vec<usize> =
+        (0..trace.len()).filter(|at| played.iter().all(|it| is_served(&it.outcomes, *at))).collect();
+    for it in played {
+        let tokens = |at: usize| trace.get(at).map_or(0, |request| request.input_length.max(1));
+        let outcome = |at: usize| it.outcomes.get(at).copied().unwrap_or_default();
+        it.report.measure(shared.iter().map(|at| (tokens(*at), outcome(*at))));
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -78,13 +115,13 @@ enum Event {
     Alarm,
 }
 
-/// A request that is here.
+/// A request in progress.
 #[derive(Clone, Copy, Debug)]
 struct Served {
     arrived: u64,
     input: u32,
     output: u32,
-    /// Counts how often it was made ready: what was begun before it was retracted is void.
+    /// Number of times that it became ready: events from before a retraction are ignored.
     round: u32,
     is_prefilled: bool,
 }
@@ -102,8 +139,8 @@ struct Run<'a> {
     device_busy: u64,
     alarm: u64,
     served: HashMap<ReqId, Served, Xxh3DefaultBuilder>,
-    ttft: Vec<u64>,
-    hits: Hits,
+    /// The result of each request of the trace.
+    outcomes: Vec<RequestOutcome>,
     edges: Edges,
     refused: u64,
     steps: u64,
@@ -123,8 +160,7 @@ impl<'a> Run<'a> {
             device_busy: 0,
             alarm: u64::MAX,
             served: HashMap::default(),
-            ttft: Vec::with_capacity(trace.len()),
-            hits: Hits::default(),
+            outcomes: vec![RequestOutcome::default(); trace.len()],
             edges: Edges::default(),
             refused: 0,
             steps: 0,
@@ -157,7 +193,6 @@ impl<'a> Run<'a> {
         let served =
             Served { arrived: self.now, input, output: request.output_length, round: 0, is_prefilled: false };
         self.served.insert(id, served);
-        self.hits.asked_tokens += u64::from(input);
         let prompt = Prompt::Hashes { tokens: input, pages };
         self.apply(Input::Submit(Submit { request: id, space: SPACE, prompt, priority: 0, deadline: None }));
     }
@@ -167,10 +202,12 @@ impl<'a> Run<'a> {
             Event::Ended(op, leading) => self.apply(Input::Complete(op, Outcome::Done { leading })),
             Event::Prefilled(id, round) => {
                 let Some(served) = self.served.get_mut(&id).filter(|it| it.round == round) else { return };
-                if !std::mem::replace(&mut served.is_prefilled, true) {
-                    self.ttft.push(self.now - served.arrived);
-                }
+                let is_first = !std::mem::replace(&mut served.is_prefilled, true);
                 let (input, output) = (served.input, served.output);
+                let ttft_us = self.now - served.arrived;
+                if let Some(outcome) = self.outcome(id).filter(|_| is_first) {
+                    outcome.ttft_us = Some(ttft_us);
+                }
                 self.apply(Input::Computed { request: id, upto: input, generated: Vec::new() });
                 self.plan(self.now + u64::from(output) * self.machine.decode_us, Event::Decoded(id, round));
             }
@@ -207,17 +244,21 @@ impl<'a> Run<'a> {
     fn ready(&mut self, id: ReqId, cached: CachedTokens) {
         let Some(served) = self.served.get_mut(&id) else { return };
         served.round += 1;
-        if !served.is_prefilled {
-            self.hits.device_tokens += u64::from(cached.device);
-            self.hits.host_tokens += u64::from(cached.host);
-            self.hits.store_tokens += u64::from(cached.store);
-            self.hits.requests += u64::from(cached.total() > 0);
-        }
+        let (is_prefilled, round) = (served.is_prefilled, served.round);
         let left = u64::from(served.input - cached.total());
         let takes = left * 1_000_000 / self.machine.prefill_tokens_per_second.max(1);
         self.device_busy = self.device_busy.max(self.now) + takes;
-        let event = Event::Prefilled(id, served.round);
-        self.plan(self.device_busy, event);
+        self.plan(self.device_busy, Event::Prefilled(id, round));
+        // A request that was retracted before its prompt was computed becomes ready again: the last time
+        // counts.
+        if let Some(outcome) = self.outcome(id).filter(|_| !is_prefilled) {
+            outcome.found = [cached.device, cached.host, cached.store];
+        }
+    }
+
+    /// The result of a request; ids count from one, in the order of the trace.
+    fn outcome(&mut self, ReqId(id): ReqId) -> Option<&mut RequestOutcome> {
+        self.outcomes.get_mut(usize::try_from(id).ok()?.checked_sub(1)?)
     }
 
     fn carry_out(&mut self, op: &Operation) {
@@ -248,7 +289,7 @@ impl<'a> Run<'a> {
         self.plan(at, Event::Ended(op.id, leading as u32));
     }
 
-    /// When the bytes have gone over the edge, behind those that were there before.
+    /// When the transfer of these bytes ends, after those that were queued before.
     fn travel(&mut self, kind: OpKind, link: Link, bytes: u64) -> u64 {
         let now = self.now;
         let Some(busy) = self.busy.get_mut(kind as usize) else { return now };
@@ -261,7 +302,7 @@ impl<'a> Run<'a> {
         self.events.push(Reverse((at, self.made, event)));
     }
 
-    /// Time alone may change something: the engine says when.
+    /// Schedules the next alarm of the engine.
     fn watch_alarm(&mut self) {
         if let Some(at) = self.engine.next_alarm().filter(|at| *at < self.alarm) {
             self.alarm = at;
@@ -269,19 +310,18 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn report(mut self, policy: &str, wall_seconds: f64) -> Report {
+    fn report(self, policy: &str, tiers: Tiers, wall_seconds: f64) -> Played {
         let stats = self.engine.stats();
-        let ttft = Percentiles::of(&mut self.ttft);
-        let count = self.ttft.len();
-        let at = |point: usize| self.ttft.get(point * count.saturating_sub(1) / CURVE_POINTS).copied();
-        let ttft_curve = (1..=CURVE_POINTS).filter_map(at).map(|micros| micros as f64 / 1e6).collect();
-        Report {
+        let report = Report {
             policy: policy.to_owned(),
-            requests: count as u64,
+            tiers,
+            requests: self.trace.len() as u64,
+            served: self.outcomes.iter().filter(|it| it.ttft_us.is_some()).count() as u64,
             refused: self.refused,
-            hits: self.hits,
-            ttft,
-            ttft_curve,
+            compared: 0,
+            hits: Hits::default(),
+            ttft: None,
+            ttft_curve: Vec::new(),
             prefetch: Prefetch {
                 probes: stats.probes,
                 fetched: stats.fetched,
@@ -298,6 +338,7 @@ impl<'a> Run<'a> {
             virtual_seconds: self.now as f64 / 1e6,
             steps: self.steps,
             wall_seconds,
-        }
+        };
+        Played { report, outcomes: self.outcomes }
     }
 }

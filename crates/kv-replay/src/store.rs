@@ -1,4 +1,4 @@
-//! The store at the bottom: which pages it has. It keeps those that were used last.
+//! The simulated store: an LRU set of pages.
 
 use std::collections::BTreeMap;
 
@@ -6,13 +6,13 @@ use hashbrown::HashMap;
 use tiffin_kv::ChainHash;
 use xxhash_rust::xxh3::Xxh3DefaultBuilder;
 
-/// Pages by name, with the order in which they were used.
+/// Pages by name, in the order of their last use.
 #[derive(Debug, Default)]
 pub(crate) struct Store {
     uses: HashMap<ChainHash, u64, Xxh3DefaultBuilder>,
     order: BTreeMap<u64, ChainHash>,
     count: u64,
-    /// None for as many as come.
+    /// None for no limit.
     pages_max: Option<u64>,
 }
 
@@ -25,7 +25,7 @@ impl Store {
         self.uses.contains_key(&hash)
     }
 
-    /// The page is put, or read.
+    /// Uses a page: it was stored or read.
     pub(crate) fn touch(&mut self, hash: ChainHash) {
         self.count += 1;
         if let Some(before) = self.uses.insert(hash, self.count) {

@@ -8,13 +8,13 @@ use std::io::BufRead;
 
 use serde::{Deserialize, Serialize};
 
-/// The longest line that is read.
+/// Bytes of a line at most.
 pub const LINE_BYTES_MAX: usize = 16 << 20;
 
 /// A request of a trace.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TraceRequest {
-    /// When it comes, in milliseconds.
+    /// When it arrives, in milliseconds.
     pub timestamp: u64,
     /// Tokens of its prompt.
     pub input_length: u32,
@@ -30,7 +30,7 @@ pub enum TraceError {
     /// The file.
     #[error("line {line} cannot be read: {error}\n\nhint: check the file and the disk that it is on")]
     Read {
-        /// Where, from 1 on.
+        /// The number of the line, from 1 on.
         line: u64,
         /// Why.
         error: std::io::Error,
@@ -41,7 +41,7 @@ pub enum TraceError {
          `input_length`, `output_length` and `hash_ids`", place(.error)
     )]
     Parse {
-        /// Where, from 1 on.
+        /// The number of the line, from 1 on.
         line: u64,
         /// Why.
         error: serde_json::Error,
@@ -52,32 +52,32 @@ pub enum TraceError {
          `--page-tokens` says otherwise"
     )]
     Blocks {
-        /// Where, from 1 on.
+        /// The number of the line, from 1 on.
         line: u64,
-        /// How many there are.
+        /// Number of blocks.
         blocks: usize,
-        /// How many tokens.
+        /// Number of tokens.
         tokens: u32,
-        /// How many tokens of a block.
+        /// Tokens of a block.
         page_tokens: u32,
     },
     /// A line without end.
     #[error("line {line} is longer than {LINE_BYTES_MAX} bytes\n\nhint: is this a trace?")]
     TooLong {
-        /// Where, from 1 on.
+        /// The number of the line, from 1 on.
         line: u64,
     },
 }
 
-/// What is wrong in a line, and where: the number of the line is said already.
+/// The error in a line, without the number of the line.
 fn place(error: &serde_json::Error) -> String {
     error.to_string().replace(" at line 1 column ", " at column ")
 }
 
-/// Reads a trace; requests come in the order of their times.
+/// Reads a trace; requests are sorted by their times.
 ///
 /// # Errors
-/// The first line that is no request, with its number.
+/// The first line that is not a request, with its number.
 pub fn read(mut from: impl BufRead, page_tokens: u32) -> Result<Vec<TraceRequest>, TraceError> {
     let mut requests = Vec::new();
     let mut bytes = Vec::new();
@@ -98,7 +98,7 @@ pub fn read(mut from: impl BufRead, page_tokens: u32) -> Result<Vec<TraceRequest
         let request: TraceRequest = parsed.map_err(|error| TraceError::Parse { line, error })?;
         let (blocks, tokens) = (request.hash_ids.len(), request.input_length);
         let page = page_tokens.max(1);
-        // The last one may be there although it is not full.
+        // The last block may be partial.
         if !((tokens / page) as usize..=tokens.div_ceil(page) as usize).contains(&blocks) {
             return Err(TraceError::Blocks { line, blocks, tokens, page_tokens });
         }
@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_that_is_no_request_is_named() {
+    fn line_that_is_not_a_request_is_reported() {
         let good = r#"{"timestamp": 5, "input_length": 600, "output_length": 2, "hash_ids": [1, 2]}"#;
         let early = r#"{"timestamp": 1, "input_length": 3, "output_length": 2, "hash_ids": []}"#;
         let read = |text: &str| read(text.as_bytes(), 512);

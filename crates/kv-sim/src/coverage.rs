@@ -1,8 +1,8 @@
-//! What was exercised. A simulation that never met a fault proves nothing about it.
+//! Coverage: cases that the simulation must reach. A case that never happened is not tested.
 
 use std::collections::BTreeMap;
 
-/// Everything that must happen somewhere in a thousand seeds.
+/// The cases that must happen in a thousand seeds.
 const CASES: &[&str] = &[
     "ready from device",
     "ready from host",

@@ -1,5 +1,5 @@
-//! What carries operations out on one rank: memories that remember what was last written to each page, and
-//! copies that read and write at any time between their issue and their end.
+//! The simulated executor of one rank: memories that hold what was last written to each page, and operations
+//! that read and write at any time between their issue and their end.
 
 use std::collections::BTreeMap;
 
@@ -8,23 +8,23 @@ use tiffin_kv::{ChainHash, Config, OpId, OpKind, Operation, Outcome, PageId, Pla
 
 use crate::truth::{Content, GARBAGE, LOST, part};
 
-/// The store that all ranks share: under each key its root, and what was written.
+/// The store that all ranks share: the root and the content of each key.
 pub(crate) type Store = BTreeMap<StoreKey, (ChainHash, Content)>;
 
-/// An operation that is carried out.
+/// An operation in flight.
 #[derive(Clone, Debug)]
 pub(crate) struct Job {
     pub(crate) op: Operation,
     next: usize,
-    /// What was read and is to be written.
+    /// The content that was read and is to be written.
     read: Option<Content>,
-    /// Nothing moves before.
+    /// When it may start.
     pub(crate) stuck_until: Tick,
-    /// At which record it fails, if it does.
+    /// The record at which it fails, if any.
     pub(crate) fails_at: Option<usize>,
 }
 
-/// One rank's memories and what goes on in them.
+/// The memories and operations of one rank.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Executor {
     pub(crate) rank: u32,
@@ -33,7 +33,7 @@ pub(crate) struct Executor {
     pub(crate) device: Vec<Content>,
     pub(crate) host: Vec<Content>,
     pub(crate) jobs: BTreeMap<OpId, Job>,
-    /// How operations ended, for those who did not hear it.
+    /// How operations ended, for completions that were lost.
     pub(crate) ended: BTreeMap<OpId, Outcome>,
 }
 
@@ -69,7 +69,7 @@ impl Executor {
         StoreKey::new_with(op.root, &part(self.rank, self.ranks), hash, self.sabotage)
     }
 
-    /// One read or one write of one operation. Says how it ended, if it did.
+    /// One read or one write of an operation. Returns its outcome if it has ended.
     pub(crate) fn step(&mut self, id: OpId, store: &mut Store) -> Option<Outcome> {
         let mut job = self.jobs.remove(&id)?;
         let outcome = self.move_on(&mut job, store);
@@ -80,7 +80,7 @@ impl Executor {
         outcome
     }
 
-    /// The operation stops where it is.
+    /// Stops the operation.
     pub(crate) fn cancel(&mut self, id: OpId) -> Option<Outcome> {
         let job = self.jobs.remove(&id)?;
         let leading = if job.op.kind == OpKind::Probe { 0 } else { job.next as u32 };
@@ -103,7 +103,7 @@ impl Executor {
             }
             OpKind::Drop if job.fails_at.is_some() => return Some(Outcome::Failed),
             OpKind::Drop => {
-                // One call drops what all ranks have; for the others there is nothing left.
+                // One call deletes the pages of all ranks; the others find nothing.
                 store.retain(|_, (root, _)| *root != job.op.root);
                 return Some(Outcome::Done { leading: 0 });
             }
@@ -132,7 +132,7 @@ impl Executor {
             Place::Store => store.get(&key).map(|(_, content)| *content),
             Place::Nowhere => None,
         };
-        // What the store does not have any more ends the run.
+        // A page that the store does not have any more ends the operation.
         job.read.is_none().then_some(Outcome::Done { leading: job.next as u32 })
     }
 }

@@ -1,16 +1,17 @@
-//! The small scope, completely: two requests, four device pages, two ranks, in every order of events.
+//! An exhaustive search of a small scope: two requests, four device pages, two ranks, in every order of
+//! events.
 //!
-//! Breadth first over everything that may happen next, with states that were seen left out. A state is what
-//! the engines share (their digest), what each rank has heard, what its memories hold and what it still
-//! does.
+//! The search is breadth-first over all possible next events, and skips states that were seen. A state is the
+//! replicated state of the engines (their digest), and of each rank the completions it received, its memories
+//! and its operations.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::hash::{Hash, Hasher};
 
 use tiffin_kv::sabotage::Sabotage;
 use tiffin_kv::{
-    Budgets, Config, Eviction, IndexKind, Input, OpId, PrefetchStop, Prompt, ReqId, SpaceId, StoreConfig,
-    Submit, WritePolicy,
+    Budgets, Config, Eviction, IndexKind, Input, OpId, PrefetchStart, PrefetchStop, Prompt, ReqId, SpaceId,
+    StoreConfig, Submit, WritePolicy,
 };
 use tiffin_sim_runner::Chance;
 use xxhash_rust::xxh3::Xxh3;
@@ -18,14 +19,14 @@ use xxhash_rust::xxh3::Xxh3;
 use crate::plan::{Faults, Plan};
 use crate::world::{Broken, Checked, Client, World};
 
-/// What is searched.
+/// The scope of a search.
 #[derive(Clone, Copy, Debug)]
 pub struct Scope {
     /// How pages are looked up.
     pub index: IndexKind,
     /// Pages in host memory.
     pub host_pages: u32,
-    /// What goes down the hierarchy.
+    /// Which pages go down the hierarchy.
     pub write: WritePolicy,
     /// Tokens, and so pages, of each prompt.
     pub prompt_tokens: usize,
@@ -37,27 +38,27 @@ pub struct Scope {
     pub failures: u32,
     /// Requests that may be aborted.
     pub aborts: u32,
-    /// Times that every deadline may pass.
+    /// Number of times that all deadlines may pass.
     pub ticks: u32,
-    /// Which rule is broken.
+    /// The mutant.
     pub sabotage: Sabotage,
 }
 
-/// What a search found.
+/// The result of a search.
 #[derive(Clone, Debug)]
 pub struct Search {
-    /// States that differ.
+    /// Number of different states.
     pub states: usize,
-    /// Ways from one to another.
+    /// Number of transitions.
     pub steps: usize,
-    /// What was broken, if anything.
+    /// The violation, if any.
     pub broken: Option<Broken>,
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Submit(u64),
-    /// An operation is carried out on a rank, or fails there, and the rank hears of it.
+    /// An operation succeeds or fails on a rank, and the rank receives the completion.
     Carry(usize, OpId, bool),
     Gather,
     Compute(ReqId),
@@ -65,7 +66,7 @@ enum Step {
     Tick,
 }
 
-/// A world and what may still go wrong in it.
+/// A world, and the faults that may still happen in it.
 #[derive(Clone)]
 struct Node {
     world: World,
@@ -77,10 +78,10 @@ struct Node {
     ticks: u32,
 }
 
-/// The prompts: they share a page and part at the second.
+/// The prompts: they share their first page.
 const PROMPTS: [&[u32]; 2] = [&[0, 0, 0], &[0, 1, 0]];
 
-/// Searches a scope to its end.
+/// Searches a scope completely.
 #[must_use]
 pub fn search(scope: Scope) -> Search {
     let mut found = Search { states: 0, steps: 0, broken: None };
@@ -120,7 +121,11 @@ fn start(scope: &Scope) -> Checked<Node> {
         page_tokens: 1,
         device_pages: 4,
         host_pages: scope.host_pages,
-        store: Some(StoreConfig { threshold_pages: 1, stop: PrefetchStop::WaitComplete }),
+        store: Some(StoreConfig {
+            start: PrefetchStart::Missing,
+            threshold_pages: 1,
+            stop: PrefetchStop::WaitComplete,
+        }),
         index: scope.index,
         eviction: Eviction::Lru,
         write: scope.write,
@@ -189,7 +194,7 @@ fn steps(node: &Node) -> Vec<Step> {
 
 fn take(node: &mut Node, step: Step) -> Checked {
     take_alone(node, step)?;
-    // What was told to stop has stopped, and is heard of at once.
+    // An operation that is asked to stop has stopped, and its completion is received at once.
     for place in 0..node.world.ranks.len() {
         while node.world.ranks.get(place).is_some_and(|rank| !rank.acks.is_empty()) {
             node.world.deliver(place, 0)?;
@@ -248,7 +253,7 @@ fn take_alone(node: &mut Node, step: Step) -> Checked {
     }
 }
 
-/// Where nothing can happen any more but that time passes, everything is over.
+/// In a state without events except the passing of time, everything must have ended.
 fn check_end(node: &Node) -> Checked {
     let waits = steps(node).into_iter().any(|step| !matches!(step, Step::Tick));
     if waits { Ok(()) } else { node.world.check_rest() }

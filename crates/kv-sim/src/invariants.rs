@@ -1,4 +1,4 @@
-//! What must hold after every event, beside what the engine says of itself.
+//! The invariants that are checked after every event, in addition to the engine's own checks.
 
 use std::collections::BTreeSet;
 
@@ -7,19 +7,19 @@ use tiffin_kv::{ChainHash, Effect, Engine, Input, Medium, OpId, PageId, SpaceId,
 use crate::truth::of_rank;
 use crate::world::{Broken, Checked, World};
 
-/// What an engine had before an input: room is made only as far as it is needed (O5), and under write-back
-/// of what is saved.
-pub(crate) struct Room {
+/// The counters of an engine before an input: pages are evicted only as needed (O5), and under write-back
+/// only after they are saved.
+pub(crate) struct Before {
     pages: [(u64, u64, u64); 2],
     lost_unsaved: u64,
-    /// What can be matched, where that matters.
+    /// The copies that can be matched, under write-back.
     residents: BTreeSet<(Tier, SpaceId, ChainHash)>,
 }
 
-impl Room {
+impl Before {
     pub(crate) fn of(engine: &Engine, write: WritePolicy) -> Self {
         let pages = Tier::BOTH.map(|tier| {
-            let (taken, evicted) = engine.room_made(tier);
+            let (taken, evicted) = engine.allocation_counts(tier);
             (taken, evicted, u64::from(engine.pages(tier).free))
         });
         let lost_unsaved = engine.stats().lost_unsaved;
@@ -28,7 +28,7 @@ impl Room {
 
     pub(crate) fn check(&self, engine: &Engine) -> Checked {
         for (tier, (taken, evicted, free)) in Tier::BOTH.into_iter().zip(self.pages) {
-            let (taken_now, evicted_now) = engine.room_made(tier);
+            let (taken_now, evicted_now) = engine.allocation_counts(tier);
             let (more, gone) = (taken_now - taken, evicted_now - evicted);
             if gone > more.saturating_sub(free) {
                 let what = format!("{gone} copies left {tier:?} for {more} pages, with {free} free");
@@ -45,9 +45,9 @@ fn residents(engine: &Engine, write: WritePolicy) -> BTreeSet<(Tier, SpaceId, Ch
 }
 
 impl World {
-    /// Under write-back, what has left the device is in the host, or was there, or could not be saved and
-    /// was counted.
-    pub(crate) fn check_written_back(&self, before: &Room, input: &Input, effects: &[Effect]) -> Checked {
+    /// Under write-back, a page that has left the device is in the host, or was there, or could not be saved
+    /// and was counted.
+    pub(crate) fn check_written_back(&self, before: &Before, input: &Input, effects: &[Effect]) -> Checked {
         let write = self.plan.config.write;
         let Some(rank) = self.ranks.first() else { return Ok(()) };
         if write != WritePolicy::Back || matches!(input, Input::Clear(_) | Input::Define(..)) {
@@ -79,7 +79,7 @@ impl World {
         Ok(())
     }
 
-    /// Everything, on every rank.
+    /// Checks all invariants, on every rank.
     pub(crate) fn check(&mut self) -> Checked {
         for rank in &self.ranks {
             rank.engine.check().map_err(|violation| Broken::new(violation.invariant, violation.what))?;
@@ -93,8 +93,8 @@ impl World {
         self.check_store()
     }
 
-    /// Every copy that can be matched holds what its name says (V1, V2, O1, O3), and what is believed to be
-    /// in the store was put there.
+    /// Every copy that can be matched has the content of its name (V1, V2, O1, O3), and pages that the engine
+    /// believes to be in the store were stored.
     fn check_residents(&self) -> Checked {
         for rank in &self.ranks {
             for copy in rank.engine.residents() {
@@ -115,7 +115,7 @@ impl World {
         Ok(())
     }
 
-    /// Whatever is computed with holds what it should: this is where wrong output would come from.
+    /// Every page that a request computes with has the right content: an error here would be wrong output.
     pub(crate) fn check_tables(&self) -> Checked {
         let page_tokens = self.plan.config.page_tokens;
         for (id, client) in &self.clients {
@@ -148,7 +148,7 @@ impl World {
         Ok(())
     }
 
-    /// What all have heard of is over (L9).
+    /// An operation whose completion all ranks have received has ended (L9).
     pub(crate) fn check_noticed(&self, ops: &[OpId]) -> Checked {
         let is_live = |op: &&OpId| self.ranks.iter().any(|rank| rank.engine.is_live(**op));
         match ops.iter().find(is_live) {
@@ -157,7 +157,7 @@ impl World {
         }
     }
 
-    /// When nothing goes wrong any more, everything ends: no request, no operation and no page is left over.
+    /// After the last fault everything ends: no request, no operation and no used page is left.
     pub(crate) fn check_rest(&self) -> Checked {
         for rank in &self.ranks {
             let engine = &rank.engine;

@@ -1,10 +1,10 @@
-//! Engines of a KV hierarchy on one or several ranks, in one thread and from one seed: the same seed gives
+//! A simulation of KV engines on one or several ranks, in one thread and from one seed: the same seed gives
 //! the same run, to the last byte.
 //!
-//! The content oracle is the main weapon: every page of the simulated memories holds a number that says what
-//! was last written to it, copies read and write at any time between their issue and their end, and whatever
-//! can be matched, is computed on or lies in the store is compared with what it must hold, after every
-//! event. A wrong-KV bug of whatever kind becomes "this page holds something else".
+//! The content oracle finds most faults. Every page of the simulated memories holds a number that identifies
+//! what was last written to it, and operations read and write at any time between their issue and their end.
+//! After every event, all pages that can be matched, are computed on or are in the store are compared with
+//! what they must hold. So every bug that mixes up pages becomes "this page has the wrong content".
 
 mod coverage;
 mod executor;
@@ -23,13 +23,13 @@ use tiffin_sim_runner::panic_text;
 pub use world::Broken;
 use world::World;
 
-/// What became of a seed.
+/// The result of a seed.
 pub type Report = tiffin_sim_runner::Report<Broken, Coverage>;
 
-/// How soon a broken rule was noticed.
+/// How soon a mutant was noticed.
 pub type Caught = tiffin_sim_runner::Caught<Sabotage, Broken>;
 
-/// Plays a seed.
+/// Runs a seed.
 #[must_use]
 pub fn run(seed: u64, sabotage: Sabotage, keeps_log: bool) -> Report {
     let mut world = None;
@@ -60,7 +60,7 @@ pub fn run(seed: u64, sabotage: Sabotage, keeps_log: bool) -> Report {
     report
 }
 
-/// Plays seeds with a broken rule until that is noticed.
+/// Runs seeds with a mutant until it is noticed.
 #[must_use]
 pub fn catch(sabotage: Sabotage, start: u64, seeds_max: u64) -> Caught {
     tiffin_sim_runner::catch(sabotage, start, seeds_max, |seed, sabotage| run(seed, sabotage, false).broken)

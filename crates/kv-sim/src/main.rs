@@ -1,4 +1,4 @@
-//! `tiffin-kv-sim`: plays seeds, and says which of them break an invariant.
+//! `tiffin-kv-sim`: runs seeds, and reports those that violate an invariant.
 
 use std::process::ExitCode;
 

@@ -1,15 +1,17 @@
-//! What a seed decides before anything happens: the engine's shape, and what will go wrong.
+//! The plan of a seed: the configuration of the engine, and the rates of faults.
 
 use tiffin_kv::sabotage::Sabotage;
-use tiffin_kv::{Budgets, Config, Eviction, IndexKind, Namespace, PrefetchStop, StoreConfig, WritePolicy};
+use tiffin_kv::{
+    Budgets, Config, Eviction, IndexKind, Namespace, PrefetchStart, PrefetchStop, StoreConfig, WritePolicy,
+};
 use tiffin_sim_runner::Chance;
 
-/// Events of a usual seed, and of one in [`LONG_EVERY`].
+/// Events of most seeds, and of one in [`LONG_EVERY`].
 const EVENTS: u64 = 150;
 const EVENTS_LONG: u64 = 2500;
 const LONG_EVERY: u64 = 100;
 
-/// How often things go wrong, each in a hundred events or operations.
+/// Rates of faults, in percent of events or operations.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Faults {
     pub(crate) abort: u64,
@@ -21,23 +23,23 @@ pub(crate) struct Faults {
     pub(crate) repeat_ack: u64,
 }
 
-/// What a seed decides.
+/// The plan of a seed.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
     pub(crate) config: Config,
     pub(crate) events: u64,
     pub(crate) faults: Faults,
-    /// Different tokens: fewer of them make more prefixes equal.
+    /// Number of different tokens: with fewer of them more prefixes are equal.
     pub(crate) vocabulary: u64,
     pub(crate) prompt_tokens_max: u64,
-    /// Conversations that are begun again and again.
+    /// Prompts that requests repeat.
     pub(crate) subjects: Vec<Vec<u32>>,
     pub(crate) requests_max: usize,
-    /// The store has those conversations from the beginning, as after a restart.
+    /// Whether the store has those prompts from the start, as after a restart.
     pub(crate) begins_warm: bool,
-    /// How often in a hundred an operation stops when it is asked to.
+    /// How often an operation stops when it is asked to, in percent.
     pub(crate) cancel: u64,
-    /// The model computes whole prompts at once, so that chance has no part in it.
+    /// The model computes whole prompts at once, without random choices.
     pub(crate) is_plain: bool,
 }
 
@@ -60,6 +62,7 @@ impl Plan {
             1 => PrefetchStop::WaitComplete,
             _ => PrefetchStop::Timeout { base: chance.between(5, 60), per_page: 3, most: 80 },
         };
+        let start = start_of(seed);
         let budget = |chance: &mut Chance| chance.between(1, 8) as u32;
         let budgets = Budgets {
             probes: chance.between(1, 4) as u32,
@@ -71,8 +74,11 @@ impl Plan {
             page_tokens,
             device_pages,
             host_pages: chance.between(3, 11) as u32,
-            store: (!chance.percent(5))
-                .then_some(StoreConfig { threshold_pages: chance.between(1, 2) as u32, stop }),
+            store: (!chance.percent(5)).then_some(StoreConfig {
+                start,
+                threshold_pages: chance.between(1, 2) as u32,
+                stop,
+            }),
             index: if chance.percent(60) { IndexKind::Radix } else { IndexKind::Flat },
             eviction: pick(chance),
             write,
@@ -81,7 +87,7 @@ impl Plan {
             op_pages_max: chance.between(1, 5) as u32,
             op_patience: chance.between(20, 60),
             hint_patience: chance.between(5, 15),
-            // Not drawn, so that the seeds stay what they were.
+            // Not drawn at random, so that existing seeds keep their runs.
             cooldown: if seed % 8 == 7 { 10 } else { 0 },
             ranks: chance.pick(&[1, 1, 2, 2, 3]).copied().unwrap_or(1),
             rank: 0,
@@ -111,7 +117,7 @@ impl Plan {
 }
 
 impl Faults {
-    /// Few, some or many of them.
+    /// Few, some or many faults.
     fn draw(chance: &mut Chance) -> Self {
         let level = chance.below(3);
         Self {
@@ -126,7 +132,7 @@ impl Faults {
     }
 }
 
-/// The namespaces of a seed: alike enough that a careless key would take one for the other.
+/// The namespaces of a seed: so similar that a key without framing would be the same.
 pub(crate) fn namespaces() -> [Namespace; 2] {
     let make = |model: &str, revision: &str| Namespace {
         model: model.to_owned(),
@@ -135,4 +141,9 @@ pub(crate) fn namespaces() -> [Namespace; 2] {
         ..Namespace::default()
     };
     [make("ab", "c"), make("a", "bc")]
+}
+
+/// Not drawn at random, so that existing seeds keep their runs.
+fn start_of(seed: u64) -> PrefetchStart {
+    if seed % 4 == 3 { PrefetchStart::Hits } else { PrefetchStart::Missing }
 }

@@ -1,4 +1,4 @@
-//! What happens: requests, copies, acks, faults; and at the end, when faults stop, everything that is left.
+//! The events of a run: requests, copies, acks, faults; and at the end, without faults, the remaining work.
 
 use tiffin_kv::{
     ChainHash, Input, Media, Medium, OpId, PageId, Pressure, Progress, Prompt, ReqId, SpaceId, Submit, Tier,
@@ -7,13 +7,13 @@ use tiffin_kv::{
 use crate::truth::{LOST, of_rank};
 use crate::world::{Broken, Checked, Client, World};
 
-/// What a page holds of which only a part was computed.
+/// The content of a page that is computed partly.
 const PARTIAL: u64 = 2;
-/// Rounds in which everything must have ended once faults have.
+/// Rounds after the last fault in which everything must end.
 const REST_ROUNDS_MAX: u32 = 400;
 
 impl World {
-    /// Everything, from the first event to rest.
+    /// Runs a seed, from the first event to rest.
     pub(crate) fn play(&mut self) -> Checked {
         if self.plan.begins_warm {
             self.coverage.hit("began with a warm store");
@@ -89,11 +89,11 @@ impl World {
         self.tell(&Input::Submit(Submit { request: id, space, prompt, priority, deadline }))
     }
 
-    /// Mostly something that was said before, as far as it went or with another end.
+    /// A prompt: mostly one of before, or its beginning with another end.
     fn prompt(&mut self) -> Vec<u32> {
         let last = self.clients.values().next_back().filter(|_| self.chance.percent(20));
         if let Some(client) = last {
-            // Two ask the same at the same time.
+            // Two requests with the same prompt at the same time.
             return client.tokens.clone();
         }
         let most = self.plan.prompt_tokens_max;
@@ -128,7 +128,7 @@ impl World {
         }
     }
 
-    /// One pass of the model for one request: some of its prompt, or the token that comes next.
+    /// One pass of the model for one request: some of its prompt, or its next tokens.
     pub(crate) fn compute(&mut self, id: ReqId) -> Checked {
         self.check_tables()?;
         let page = self.plan.config.page_tokens;
@@ -171,7 +171,7 @@ impl World {
             }
         }
         if id.0.is_multiple_of(2) {
-            // The other way to say the same, in which nobody gets room for a token that will not come.
+            // The other input for the same, in which a finished request gets no page for a next token.
             if is_over {
                 self.leave_device(id);
             }
@@ -187,7 +187,7 @@ impl World {
         Ok(())
     }
 
-    /// A few reads and writes, anywhere.
+    /// A few reads and writes of a random operation.
     fn move_some(&mut self) {
         let place = self.chance.below(self.ranks.len() as u64) as usize;
         let now = self.now;
@@ -241,7 +241,7 @@ impl World {
             let state = world.ranks.first().and_then(|rank| rank.engine.state(*id));
             state == Some(tiffin_kv::State::Loading)
         };
-        // Loads are short, so they are sought out.
+        // Loads are short, so requests in this state are preferred.
         let sought: Vec<_> = self.clients.keys().copied().filter(|id| loading(self, id)).collect();
         let sought = self.chance.pick(&sought).copied().filter(|_| self.chance.percent(90));
         let Some(id) = sought.or_else(|| self.some_client()) else {
@@ -258,7 +258,7 @@ impl World {
         self.tell(&Input::Retract(id))
     }
 
-    /// What seldom happens.
+    /// A rare event.
     fn rare(&mut self) -> Checked {
         match self.chance.below(17) {
             0..3 => self.vanish_silently(),
@@ -277,7 +277,7 @@ impl World {
         }
     }
 
-    /// The store loses what it likes, and says nothing.
+    /// The store loses a page without a report.
     fn vanish_silently(&mut self) -> Checked {
         let keys: Vec<_> = self.store.keys().copied().collect();
         if let Some(key) = self.chance.pick(&keys).copied() {
@@ -287,7 +287,7 @@ impl World {
         self.check()
     }
 
-    /// A copy is lost, and that is said.
+    /// A copy is lost, and the engine learns of it.
     fn vanish(&mut self) -> Checked {
         let Some(rank) = self.ranks.first() else { return Ok(()) };
         let residents: Vec<_> = rank.engine.residents().collect();
@@ -324,7 +324,7 @@ impl World {
         }
     }
 
-    /// The weights change under the running engine.
+    /// The weights change while the engine runs.
     fn redefine(&mut self) -> Checked {
         self.coverage.hit("defined anew");
         let place = self.chance.below(2) as u32;
@@ -347,7 +347,7 @@ impl World {
         self.tell(&Input::Define(space, namespace))
     }
 
-    /// Faults stop. Every request ends in bounded time, and nothing is left over.
+    /// Faults stop. Every request must end in bounded time, and nothing may be left.
     fn come_to_rest(&mut self) -> Checked {
         self.faults_end = true;
         for medium in [Medium::Store, Medium::Tier(Tier::Host), Medium::Tier(Tier::Device)] {

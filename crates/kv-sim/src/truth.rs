@@ -1,9 +1,9 @@
-//! What every page must hold, known without the engine's help.
+//! The content oracle: what every page must hold, independent of the engine.
 //!
 //! The true content of a page is a number made from everything that changes its bytes: the namespace, all
-//! tokens up to its end, the media among them. It is made by another function than the engine's hashes, from
-//! the whole prefix each time, so that a chain that restarts, a key that leaves something out or two parts
-//! that run together give one hash for two contents, or a hash that nobody should have.
+//! tokens up to its end, the media among them. It is computed by another function than the engine's hashes,
+//! from the whole prefix each time. So a chain that restarts, a key that omits a part, or two parts that are
+//! not separated give one hash for two contents, or a hash that should not exist.
 
 use std::collections::BTreeMap;
 
@@ -11,16 +11,16 @@ use tiffin_kv::hash::chain;
 use tiffin_kv::{ChainHash, Media, Namespace, RankPart, StoreKey};
 use xxhash_rust::xxh3::xxh3_64;
 
-/// What a page holds. Zero is what nothing was written to.
+/// The content of a page. Zero is a page that was never written.
 pub(crate) type Content = u64;
 
-/// What is written where an operation failed in the middle of a page.
+/// The content of a page in which an operation failed.
 pub(crate) const GARBAGE: Content = 1;
 
-/// What a page holds whose bytes are lost: it cannot be read.
+/// The content of a lost page: it cannot be read.
 pub(crate) const LOST: Content = 3;
 
-/// Which content goes with which name.
+/// The content of each name.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Truth {
     by_hash: BTreeMap<ChainHash, Content>,
@@ -33,12 +33,12 @@ pub(crate) fn part(rank: u32, ranks: u32) -> RankPart {
     RankPart { tensor: (rank, ranks), pipeline: (0, 1), context: (0, 1) }
 }
 
-/// What a rank's part of a page with this content holds.
+/// The content of a rank's part of a page.
 pub(crate) fn of_rank(content: Content, rank: u32) -> Content {
     content.rotate_left(rank)
 }
 
-/// What the page must hold that ends the prefix of so many pages.
+/// The content of the last page of a prefix.
 pub(crate) fn content(
     namespace: &Namespace,
     page_tokens: u32,
@@ -50,12 +50,12 @@ pub(crate) fn content(
     let before = media.iter().filter(|item| item.at < end).collect::<Vec<_>>();
     let prefix = tokens.get(..end as usize).unwrap_or_default();
     let all = format!("{namespace:?} {page_tokens} {prefix:?} {before:?}");
-    // Neither of the two marks, whatever the hash.
+    // None of the special contents, whatever the hash.
     xxh3_64(all.as_bytes()) | 1 << 60
 }
 
 impl Truth {
-    /// These pages may exist. Says what is wrong if a name stands for two contents.
+    /// Adds pages that may exist. An error if a name has two contents.
     pub(crate) fn learn(
         &mut self,
         namespace: &Namespace,
@@ -90,7 +90,7 @@ impl Truth {
         self.keys.get(&(rank, root, hash)).copied()
     }
 
-    /// Every key, with what it must stand for.
+    /// Every key, with its content.
     pub(crate) fn keys(&self) -> impl Iterator<Item = (StoreKey, Content)> {
         self.by_key.iter().map(|(key, content)| (*key, *content))
     }

@@ -1,31 +1,31 @@
-//! A world: engines on all ranks, what carries their operations out, requests, and what goes wrong.
+//! The simulated world: engines and executors on all ranks, requests, and faults.
 //!
-//! Every input but the end of an operation is told to all ranks at the same moment; what they answer must be
-//! the same. Ends are told to each rank at its own time, and agreed on in gathers.
+//! All ranks get every input except completions at the same time, and must return the same effects. Each rank
+//! gets completions at its own time, and the ranks agree on them in gathers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
 use tiffin_kv::sabotage::Sabotage;
 use tiffin_kv::{
-    Config, Effect, Ending, Engine, Input, LocalAcks, Media, Namespace, OpId, OpKind, Outcome, ReqId,
-    RetractReason, SpaceId, Tick, Tier,
+    Config, Effect, Ending, Engine, Input, LocalAcks, Media, Namespace, OpId, OpKind, Outcome, PrefetchStart,
+    ReqId, RetractReason, SpaceId, Tick, Tier,
 };
 
 use tiffin_sim_runner::{Breach, Chance};
 
 use crate::coverage::Coverage;
 use crate::executor::{Executor, Store};
-use crate::invariants::Room;
+use crate::invariants::Before;
 use crate::plan::{Plan, namespaces};
 use crate::truth::{Content, Truth, content};
 
-/// A promise that was not kept.
+/// A violated invariant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Broken {
     /// The name of the invariant.
     pub invariant: String,
-    /// What was seen.
+    /// What was found.
     pub what: String,
 }
 
@@ -53,9 +53,9 @@ pub(crate) struct Client {
     pub(crate) space: SpaceId,
     pub(crate) tokens: Vec<u32>,
     pub(crate) media: Vec<Media>,
-    /// What each of its full pages must hold.
+    /// The content of each of its full pages.
     pub(crate) contents: Vec<Content>,
-    /// Its pages, while it is computed.
+    /// Its device pages, while it is on the device.
     pub(crate) table: Option<Vec<u32>>,
     pub(crate) computed: u32,
     /// Tokens that are still to be generated.
@@ -67,24 +67,26 @@ pub(crate) struct Client {
 pub(crate) struct Rank {
     pub(crate) engine: Engine,
     pub(crate) executor: Executor,
-    /// Ends that are on their way to the engine.
+    /// Completions that the engine has not received yet.
     pub(crate) acks: Vec<(OpId, Outcome)>,
 }
 
-/// Everything.
+/// The simulated world.
 #[derive(Clone, Debug)]
 pub(crate) struct World {
     pub(crate) plan: Plan,
     pub(crate) chance: Chance,
     pub(crate) ranks: Vec<Rank>,
+    /// The last probe of each request.
+    asked: BTreeMap<ReqId, OpId>,
     pub(crate) store: Store,
     /// Keys that the store ever had, since it was last cleared of them.
     pub(crate) was_stored: BTreeSet<tiffin_kv::StoreKey>,
-    /// What the host ever had.
+    /// The pages that the host ever had.
     pub(crate) was_saved: BTreeSet<(SpaceId, tiffin_kv::ChainHash)>,
     pub(crate) truth: Truth,
     pub(crate) spaces: Vec<Namespace>,
-    /// Where the chains of each namespace begin.
+    /// The root of each namespace.
     pub(crate) roots: Vec<tiffin_kv::ChainHash>,
     pub(crate) clients: BTreeMap<ReqId, Client>,
     pub(crate) requests_made: u64,
@@ -105,6 +107,7 @@ impl World {
     pub(crate) fn with(plan: Plan, chance: Chance, keeps_log: bool) -> Checked<Self> {
         let mut world = Self {
             ranks: make_ranks(&plan.config),
+            asked: BTreeMap::new(),
             chance,
             plan,
             store: Store::new(),
@@ -142,7 +145,7 @@ impl World {
         Ok(())
     }
 
-    /// The process ends and begins again: memories are lost, the store is not.
+    /// Restarts the process: memories are lost, the store is not.
     pub(crate) fn restart(&mut self) -> Checked {
         self.note(|| "restart".to_owned());
         self.coverage.hit_if(!self.store.is_empty(), "restart with a warm store");
@@ -151,7 +154,7 @@ impl World {
         self.define_all()
     }
 
-    /// Tells all ranks the same, checks that they answer the same, and does what they say.
+    /// Gives all ranks an input, checks that they return the same effects, and carries these out.
     pub(crate) fn tell(&mut self, input: &Input) -> Checked {
         self.note(|| format!("{input:?}"));
         let now = self.now;
@@ -159,7 +162,7 @@ impl World {
         let mut answers = Vec::new();
         let mut rooms = Vec::new();
         for rank in &mut self.ranks {
-            let before = Room::of(&rank.engine, write);
+            let before = Before::of(&rank.engine, write);
             answers.push(rank.engine.apply(input.clone(), now));
             before.check(&rank.engine)?;
             rooms.push(before);
@@ -231,12 +234,13 @@ impl World {
             OpKind::Backup => "backup",
             OpKind::Drop => "drop",
         });
+        self.check_start(&op)?;
         let faults = self.plan.faults;
         let is_calm = self.faults_end;
         for rank in &mut self.ranks {
             let is_stuck = !is_calm && self.chance.percent(faults.stuck);
             let delay = if is_stuck { self.chance.between(50, 200) } else { 0 };
-            // Loads are few, and what they leave behind is used at once.
+            // Loads are few, and their pages are used at once.
             let often = if op.kind == OpKind::Load { 3 } else { 1 };
             let fails = !is_calm && self.chance.percent(faults.fail * often);
             let at = self.chance.below(op.records.len() as u64) as usize;
@@ -247,6 +251,27 @@ impl World {
                 return Err(Broken::new("L1", format!("{:?} is issued twice", op.id)));
             }
             rank.executor.begin(op.clone(), self.now + delay, fails.then_some(at));
+        }
+        Ok(())
+    }
+
+    /// A fetch follows a probe that found more pages than the threshold, where that is the rule (L10).
+    fn check_start(&mut self, op: &tiffin_kv::Operation) -> Checked {
+        let (Some(request), Some(store)) = (op.request, self.plan.config.store) else { return Ok(()) };
+        if op.kind == OpKind::Probe {
+            self.asked.insert(request, op.id);
+        }
+        let asked = self.asked.get(&request).filter(|_| op.kind == OpKind::Fetch);
+        let Some(asked) = asked.filter(|_| store.start == PrefetchStart::Hits) else { return Ok(()) };
+        let hits = self.ranks.iter().map(|rank| match rank.executor.ended.get(asked) {
+            Some(Outcome::Done { leading }) => *leading,
+            Some(Outcome::Failed) | None => 0,
+        });
+        let (hits, threshold) = (hits.min().unwrap_or(0), store.threshold_pages);
+        self.coverage.hit("start checked");
+        if hits <= threshold {
+            let what = format!("{:?} fetches {hits} hits of {request:?}, not more than {threshold}", op.id);
+            return Err(Broken::new("L10", what));
         }
         Ok(())
     }
@@ -285,7 +310,7 @@ impl World {
         self.check_tables()
     }
 
-    /// One read or write of an operation on some rank; its end sets out for the engine.
+    /// One read or write of an operation on a rank; its completion is sent to the engine.
     pub(crate) fn step_io(&mut self, place: usize, op: OpId) {
         let Some(rank) = self.ranks.get_mut(place) else { return };
         let stored = self.store.len();
@@ -307,7 +332,7 @@ impl World {
         self.note(|| format!("    {op:?} ended on rank {place}: {outcome:?}"));
     }
 
-    /// An end arrives at its engine, in whatever order.
+    /// Delivers a completion to its engine, in any order.
     pub(crate) fn deliver(&mut self, place: usize, at: usize) -> Checked {
         let Some(rank) = self.ranks.get_mut(place).filter(|rank| at < rank.acks.len()) else { return Ok(()) };
         let (op, outcome) = rank.acks.swap_remove(at);
@@ -356,7 +381,7 @@ impl World {
         self.was_stored.extend(self.store.keys());
     }
 
-    /// What a client's pages must hold, with the namespace as it is.
+    /// The contents of a client's pages in the current namespace.
     pub(crate) fn contents(&self, space: SpaceId, tokens: &[u32], media: &[Media]) -> Vec<Content> {
         let page = self.plan.config.page_tokens;
         let Some(namespace) = self.spaces.get(space.0 as usize) else { return Vec::new() };

@@ -1,15 +1,14 @@
-//! Ten thousand worlds, in which every invariant holds after every event; and worlds with a broken rule
-//! each, in which that is noticed. In parts, so that every core has something to do; each part leaves no
-//! case untried.
+//! Thousands of seeds, in which every invariant holds after every event; and the mutants, which are all
+//! noticed. The seeds are split into parts for all cores; each part covers all cases.
 
 use tiffin_kv_sim::{Coverage, Sabotage, catch, run};
 use tiffin_sim_runner::Covered;
 
-/// As many as each part plays; `tiffin-kv-sim --seeds` plays any number.
+/// Seeds of each part; `tiffin-kv-sim --seeds` runs any number.
 const PART_SEEDS: u64 = 1000;
-/// What each world must at least go through.
+/// Events of each seed at least.
 const EVENTS_MIN: u64 = 150;
-/// How many worlds a broken rule may survive.
+/// Number of seeds that a mutant may survive.
 const SABOTAGE_SEEDS_MAX: u64 = 3000;
 
 fn keep_every_invariant(part: u64) {
@@ -50,8 +49,8 @@ parts! {
 }
 
 #[test]
-fn every_bug_of_the_zoo_is_noticed() {
-    // Broken rules trip the assertions of the engine; nobody needs to read each of them.
+fn every_mutant_is_noticed() {
+    // Mutants fail assertions of the engine; their messages are not printed.
     std::panic::set_hook(Box::new(|_| ()));
     let caught = Sabotage::ALL.iter().map(|sabotage| catch(*sabotage, 0, SABOTAGE_SEEDS_MAX));
     let missed: Vec<_> = caught.filter(|it| it.seeds.is_none()).map(|it| it.sabotage).collect();
@@ -60,7 +59,7 @@ fn every_bug_of_the_zoo_is_noticed() {
 }
 
 #[test]
-fn every_bug_of_the_zoo_is_in_the_document() {
+fn every_mutant_is_in_the_document() {
     let page = include_str!("../../../docs/kv.md");
     let missing: Vec<_> =
         Sabotage::ALL.iter().filter(|it| !page.contains(&format!("| `{it:?}` |"))).collect();
@@ -77,7 +76,7 @@ fn every_bug_of_the_zoo_is_in_the_document() {
 }
 
 #[test]
-fn the_same_seed_gives_the_same_log() {
+fn same_seed_gives_the_same_log() {
     for seed in 0..5 {
         let (once, twice) = (run(seed, Sabotage::None, true), run(seed, Sabotage::None, true));
         assert!(once.text.len() > 10_000, "seed {seed} says almost nothing");

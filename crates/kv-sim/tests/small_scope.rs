@@ -1,11 +1,11 @@
-//! Two requests, four device pages, two ranks: every order of events, to the end. Reading and writing are
-//! searched apart, and each fault by itself, which keeps a search at some ten thousand states.
+//! Two requests, four device pages, two ranks: every order of events, to the end. Reads, writes and each kind
+//! of fault are searched separately, which keeps a search at some ten thousand states.
 
 use tiffin_kv::{IndexKind, WritePolicy};
 use tiffin_kv_sim::Sabotage;
 use tiffin_kv_sim::exhaustive::{Scope, search};
 
-/// What comes up the hierarchy: the store has both prompts, and nothing is written.
+/// Reads: the store has both prompts, and nothing is written.
 const READS: Scope = Scope {
     index: IndexKind::Radix,
     host_pages: 3,
@@ -19,7 +19,7 @@ const READS: Scope = Scope {
     sabotage: Sabotage::None,
 };
 
-/// What goes down: the store has nothing, and everything is written, through a host that is too small.
+/// Writes: the store is empty, and everything is written, through a host that is too small.
 const WRITES: Scope = Scope {
     host_pages: 2,
     write: WritePolicy::Through,
@@ -29,7 +29,7 @@ const WRITES: Scope = Scope {
     ..READS
 };
 
-/// Both prompts do not fit on the device together: what leaves it is saved first.
+/// Write-back: both prompts do not fit on the device together, and pages are saved before they leave.
 const WRITES_BACK: Scope =
     Scope { host_pages: 3, write: WritePolicy::Back, prompt_tokens: 3, is_warm: false, ..READS };
 
@@ -41,19 +41,19 @@ fn expect_whole(scope: Scope) {
 }
 
 #[test]
-fn nothing_goes_wrong_on_the_way_up() {
+fn reads_keep_all_invariants() {
     expect_whole(READS);
     expect_whole(Scope { index: IndexKind::Flat, ..READS });
 }
 
 #[test]
-fn nothing_goes_wrong_on_the_way_down() {
+fn writes_keep_all_invariants() {
     expect_whole(WRITES);
     expect_whole(Scope { index: IndexKind::Flat, ..WRITES });
 }
 
 #[test]
-fn write_back_waits_for_its_saves_whatever_happens_to_them() {
+fn write_back_waits_for_its_saves() {
     expect_whole(WRITES_BACK);
     expect_whole(Scope { index: IndexKind::Flat, ..WRITES_BACK });
     expect_whole(Scope { failures: 1, ..WRITES_BACK });
@@ -62,22 +62,22 @@ fn write_back_waits_for_its_saves_whatever_happens_to_them() {
 }
 
 #[test]
-fn a_failure_on_one_rank() {
+fn failure_on_one_rank() {
     expect_whole(Scope { failures: 1, ..READS });
 }
 
 #[test]
-fn an_abort_at_any_moment() {
+fn abort_at_any_time() {
     expect_whole(Scope { aborts: 1, ..READS });
 }
 
 #[test]
-fn deadlines_that_pass_at_any_moment() {
+fn deadlines_pass_at_any_time() {
     expect_whole(Scope { ticks: 1, ..READS });
 }
 
 #[test]
-fn the_search_notices_what_breaks_in_its_scope() {
+fn search_notices_mutants_of_its_scope() {
     for (sabotage, scope) in [
         (Sabotage::CountInsteadOfId, READS),
         (Sabotage::DropCompletedPages, Scope { failures: 1, ..READS }),

@@ -1,11 +1,11 @@
-//! Things at stable places, named by ids that are never used for two of them.
+//! A slot arena: values at stable places, named by ids with a generation.
 //!
-//! **Invariant:** an id that outlives its thing finds nothing, also when its place is taken again (T18).
+//! **Invariant:** the id of a removed value finds nothing, also when its slot is used again (T18).
 
 use std::fmt;
 use std::marker::PhantomData;
 
-/// Names a thing of an [`Arena`].
+/// Names a value of an [`Arena`].
 pub(crate) struct Id<T> {
     index: u32,
     generation: u32,
@@ -13,12 +13,12 @@ pub(crate) struct Id<T> {
 }
 
 impl<T> Id<T> {
-    /// Its place, for lists that are kept beside the arena.
+    /// Its slot, for tables that are kept parallel to the arena.
     pub(crate) fn place(self) -> usize {
         self.index as usize
     }
 
-    /// A number that no other thing of the arena has, or ever had.
+    /// A number that no other value of the arena has or had.
     pub(crate) fn number(self) -> u64 {
         u64::from(self.generation) << 32 | u64::from(self.index)
     }
@@ -67,10 +67,10 @@ impl<T> fmt::Debug for Id<T> {
 #[derive(Clone, Debug)]
 struct Slot<T> {
     generation: u32,
-    thing: Option<T>,
+    value: Option<T>,
 }
 
-/// Things at stable places.
+/// Values at stable places.
 #[derive(Clone, Debug)]
 pub(crate) struct Arena<T> {
     slots: Vec<Slot<T>>,
@@ -84,60 +84,60 @@ impl<T> Default for Arena<T> {
 }
 
 impl<T> Arena<T> {
-    pub(crate) fn insert(&mut self, thing: T) -> Id<T> {
+    pub(crate) fn insert(&mut self, value: T) -> Id<T> {
         let index = self.free.pop().unwrap_or_else(|| {
-            self.slots.push(Slot { generation: 0, thing: None });
-            u32::try_from(self.slots.len() - 1).expect("an arena has fewer than 2^32 places")
+            self.slots.push(Slot { generation: 0, value: None });
+            u32::try_from(self.slots.len() - 1).expect("an arena has fewer than 2^32 slots")
         });
-        let slot = self.slots.get_mut(index as usize).expect("a free place is a place");
-        slot.thing = Some(thing);
+        let slot = self.slots.get_mut(index as usize).expect("a free slot is a slot");
+        slot.value = Some(value);
         Id { index, generation: slot.generation, of: PhantomData }
     }
 
     pub(crate) fn remove(&mut self, id: Id<T>) -> Option<T> {
         let slot = self.slots.get_mut(id.place()).filter(|slot| slot.generation == id.generation)?;
-        let thing = slot.thing.take()?;
+        let value = slot.value.take()?;
         slot.generation = slot.generation.wrapping_add(1);
         self.free.push(id.index);
-        Some(thing)
+        Some(value)
     }
 
     pub(crate) fn find(&self, id: Id<T>) -> Option<&T> {
         let slot = self.slots.get(id.place()).filter(|slot| slot.generation == id.generation)?;
-        slot.thing.as_ref()
+        slot.value.as_ref()
     }
 
     pub(crate) fn find_mut(&mut self, id: Id<T>) -> Option<&mut T> {
         let slot = self.slots.get_mut(id.place()).filter(|slot| slot.generation == id.generation)?;
-        slot.thing.as_mut()
+        slot.value.as_mut()
     }
 
-    /// Whom its holder knows to be there.
+    /// A value that exists, or the caller has a bug.
     #[track_caller]
     pub(crate) fn get(&self, id: Id<T>) -> &T {
         self.find(id).unwrap_or_else(|| panic!("{id:?} is gone"))
     }
 
-    /// Whom its holder knows to be there.
+    /// A value that exists, or the caller has a bug.
     #[track_caller]
     pub(crate) fn get_mut(&mut self, id: Id<T>) -> &mut T {
         self.find_mut(id).unwrap_or_else(|| panic!("{id:?} is gone"))
     }
 
-    /// What is at so many places, from the given one on; nothing at all behind the last place.
+    /// The ids at `count` slots from a given one on; empty behind the last slot.
     pub(crate) fn at_places(&self, from: usize, count: usize) -> Vec<Option<Id<T>>> {
         let id = |(index, slot): (usize, &Slot<T>)| {
             let id = Id { index: index as u32, generation: slot.generation, of: PhantomData };
-            slot.thing.as_ref().map(|_| id)
+            slot.value.as_ref().map(|_| id)
         };
         self.slots.iter().enumerate().skip(from).take(count).map(id).collect()
     }
 
-    /// All of them, by place.
+    /// All values, by slot.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (Id<T>, &T)> {
         (0..).zip(&self.slots).filter_map(|(index, slot)| {
             let id = Id { index, generation: slot.generation, of: PhantomData };
-            slot.thing.as_ref().map(|thing| (id, thing))
+            slot.value.as_ref().map(|value| (id, value))
         })
     }
 }
@@ -147,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn t18_an_id_that_outlives_its_thing_finds_nothing() {
+    fn t18_id_of_a_removed_value_finds_nothing() {
         let mut arena = Arena::default();
         let first = arena.insert('a');
         assert_eq!(arena.remove(first), Some('a'));

@@ -1,6 +1,6 @@
-//! What an engine is given once: sizes, budgets and policies.
+//! What an engine is given once: sizes, budgets and policies. Defaults are in [`crate::settings`].
 
-use crate::policy::{Eviction, PrefetchStop, WritePolicy};
+use crate::policy::{Eviction, PrefetchStart, PrefetchStop, WritePolicy};
 use crate::sabotage::Sabotage;
 
 /// The most ranks that decide together.
@@ -10,7 +10,7 @@ pub const PAGES_MAX: u32 = i32::MAX as u32;
 /// The most tokens of a page.
 pub const PAGE_TOKENS_MAX: u32 = 1 << 16;
 
-/// Which index an engine uses.
+/// The index that an engine uses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum IndexKind {
     /// A radix tree: copies leave a tier leaf first.
@@ -20,29 +20,31 @@ pub enum IndexKind {
     Flat,
 }
 
-/// The store behind the host, and how it is used.
+/// How the store behind the host is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StoreConfig {
-    /// Pages that must be missing here before the store is asked.
+    /// The quantity that is compared with the threshold.
+    pub start: PrefetchStart,
+    /// The threshold in pages: see [`PrefetchStart`].
     pub threshold_pages: u32,
-    /// When a request stops waiting for it.
+    /// When a request stops waiting for the store.
     pub stop: PrefetchStop,
 }
 
-/// How many pages, or questions, may be under way in each lane (L8).
+/// Pages, or probes, that may be in flight in each lane (L8).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Budgets {
-    /// Questions to the store.
+    /// Probes of the store.
     pub probes: u32,
-    /// Pages that fetches hold, those that nobody waits for any more included.
+    /// Pages of fetches, including abandoned ones.
     pub fetch_pages: u32,
-    /// Pages on their way from device to host.
+    /// Pages from device to host.
     pub save_pages: u32,
-    /// Pages on their way from host to store.
+    /// Pages from host to store.
     pub backup_pages: u32,
 }
 
-/// Everything that an engine must know. The same on every rank but for [`Config::rank`].
+/// The configuration of an engine. The same on every rank but for [`Config::rank`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
     /// Tokens of a page.
@@ -55,9 +57,9 @@ pub struct Config {
     pub store: Option<StoreConfig>,
     /// How pages are looked up.
     pub index: IndexKind,
-    /// What leaves a tier first.
+    /// Which copy leaves a tier first.
     pub eviction: Eviction,
-    /// What goes down the hierarchy, and when.
+    /// Which pages go down the hierarchy, and when.
     pub write: WritePolicy,
     /// The lanes.
     pub budgets: Budgets,
@@ -65,75 +67,50 @@ pub struct Config {
     pub running_max: u32,
     /// Pages of one operation.
     pub op_pages_max: u32,
-    /// How long an operation may take before nobody waits for it.
+    /// Ticks after which an operation is abandoned.
     pub op_patience: u64,
-    /// How long after a hint that was not answered the next one is given.
+    /// Ticks between two hints to stop an operation.
     pub hint_patience: u64,
-    /// How long nobody asks the store after it failed, or let somebody wait past a deadline; 0 for not at
-    /// all.
+    /// Ticks without probes after the store failed or missed a deadline; 0 for none.
     pub cooldown: u64,
-    /// How many ranks decide together.
+    /// Number of ranks that decide together.
     pub ranks: u32,
-    /// Which of them this is. Nothing is decided by it (C3).
+    /// The rank of this engine. No decision depends on it (C3).
     pub rank: u32,
-    /// Tell of every copy that can be matched from now on, or no longer.
+    /// Report every copy that becomes available or is removed.
     pub events: bool,
-    /// Which rule is broken, in tests.
+    /// The mutant, in tests.
     pub sabotage: Sabotage,
 }
 
-impl Default for Config {
-    fn default() -> Self {
-        Self {
-            page_tokens: 64,
-            device_pages: 1024,
-            host_pages: 4096,
-            store: Some(StoreConfig { threshold_pages: 4, stop: PrefetchStop::default() }),
-            index: IndexKind::Radix,
-            eviction: Eviction::Lru,
-            write: WritePolicy::Through,
-            budgets: Budgets { probes: 64, fetch_pages: 1024, save_pages: 1024, backup_pages: 1024 },
-            running_max: 256,
-            op_pages_max: 128,
-            op_patience: 30_000,
-            hint_patience: 1_000,
-            cooldown: 0,
-            ranks: 1,
-            rank: 0,
-            events: true,
-            sabotage: Sabotage::None,
-        }
-    }
-}
-
-/// Why there can be no engine like that.
+/// Why a configuration is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
-    /// Pages of no or too many tokens.
+    /// A page has no tokens, or too many.
     #[error("a page has {0} tokens\n\nhint: 1 to {PAGE_TOKENS_MAX}; 16 to 64 are usual")]
     PageTokens(u32),
-    /// No device.
+    /// The device has no pages, or too many.
     #[error("the device has {0} pages\n\nhint: 1 to {PAGES_MAX}")]
     DevicePages(u32),
-    /// Too much of a host.
+    /// The host has too many pages.
     #[error("the host has {0} pages\n\nhint: at most {PAGES_MAX}, and 0 for none")]
     HostPages(u32),
-    /// A store without the host pages that all goes through.
+    /// A store needs host pages.
     #[error("there is a store and no host page\n\nhint: give the host some pages, or leave the store out")]
     StoreWithoutHost,
-    /// Nothing could ever run.
+    /// A limit is zero, so that nothing could run.
     #[error("`{0}` is 0\n\nhint: at least 1")]
     Zero(&'static str),
-    /// Ranks that do not exist.
+    /// The rank does not exist.
     #[error("rank {0} of {1}\n\nhint: ranks count from 0, and there are 1 to {RANKS_MAX}")]
     Rank(u32, u32),
 }
 
 impl Config {
-    /// Whether an engine can be like that.
+    /// Checks the configuration.
     ///
     /// # Errors
-    /// Names the first thing that cannot be.
+    /// The first field that is invalid.
     pub fn validate(&self) -> Result<(), ConfigError> {
         if !(1..=PAGE_TOKENS_MAX).contains(&self.page_tokens) {
             return Err(ConfigError::PageTokens(self.page_tokens));
@@ -168,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_cannot_be_is_refused_with_a_hint() {
+    fn invalid_config_is_refused_with_a_hint() {
         let good = Config::default();
         assert_eq!(good.validate(), Ok(()));
         for (bad, error) in [

@@ -4,13 +4,13 @@ use std::hash::{Hash, Hasher};
 
 use xxhash_rust::xxh3::Xxh3;
 
-/// A running digest. Everything goes in by its derived `Hash`, which leaves out nothing that its type has.
+/// A running digest. Values are added by their derived `Hash`, which covers all their fields.
 #[derive(Clone, Default)]
 pub(crate) struct Digest(Words);
 
 impl Digest {
-    pub(crate) fn add(&mut self, thing: &impl Hash) {
-        thing.hash(&mut self.0);
+    pub(crate) fn add(&mut self, value: &impl Hash) {
+        value.hash(&mut self.0);
     }
 
     pub(crate) fn finish(&self) -> u128 {
@@ -20,7 +20,7 @@ impl Digest {
     }
 }
 
-/// Collects what is hashed, so that the hash is made over one piece.
+/// Collects the bytes to hash, so that they are hashed in one piece.
 #[derive(Clone, Default)]
 struct Words(Vec<u8>);
 

@@ -1,15 +1,14 @@
-//! A hasher for names that are hashes already, and for small numbers beside them.
+//! A hasher for keys that are hashes already, and for small numbers with them.
 //!
-//! It has no seed, so that it gives the same in every run; and nothing iterates over what it orders (C1).
-//! Names come from a cryptographic hash or from the shell, which is trusted: nobody gains by making them
-//! collide.
+//! It has no seed, so that every run is the same; and no code iterates over its tables (C1). Keys come from a
+//! cryptographic hash or from the shell, which is trusted, so collisions are not an attack.
 
 use std::hash::{BuildHasherDefault, Hasher};
 
 /// Makes [`Fold`]s.
 pub(crate) type FoldBuilder = BuildHasherDefault<Fold>;
 
-/// Folds what it is given into one word, eight bytes at a time.
+/// Folds its input into one word, eight bytes at a time.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Fold(u64);
 
@@ -56,7 +55,7 @@ mod tests {
     use crate::hash::ChainHash;
 
     #[test]
-    fn names_that_differ_a_little_are_spread_over_all_bits() {
+    fn similar_keys_are_spread_over_all_bits() {
         let hash = |thing: &dyn Fn(&mut Fold)| {
             let mut fold = Fold::default();
             thing(&mut fold);

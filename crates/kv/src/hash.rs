@@ -1,22 +1,22 @@
-//! What a page is called: a chain of hashes that covers everything that changes its bytes (K3, K4).
+//! The names of pages: a chain of hashes that covers everything that changes the bytes of a page (K3, K4).
 //!
 //! A [`Namespace`] is hashed into a root; the hash of a page covers the hash before it, its position, its
 //! tokens and the media that begin in it. So the hash of a page names the whole prefix up to it, and follows
-//! from the root whatever tiers hold it. Every part is framed by its length, so that no two lists of parts
-//! run together into the same bytes.
+//! from the root in every tier. Every part is framed by its length, so that no two lists of parts have the
+//! same bytes.
 //!
-//! Tensor-parallel ranks share these hashes, because they must decide alike; what each keeps differs. The
+//! Tensor-parallel ranks share these hashes, because they must decide alike, but hold different bytes. The
 //! name of a rank's page in a shared store is therefore a [`StoreKey`], which covers the rank as well.
 
 use std::fmt;
 
-use crate::sabotage::{Sabotage, sabotaged};
+use crate::sabotage::Sabotage;
 
-/// Says which version of this scheme made a hash: a change of the scheme is a change of every name.
+/// The version of this scheme. A change of the scheme changes every name.
 const SCHEME: &[u8] = b"tiffin kv 1";
 
-/// The hash of a page and of all before it. It names bytes in a shared store, so it is cut from a
-/// cryptographic hash; 128 bits are as many as nobody finds two equal ones of by chance.
+/// The hash of a page and of all pages before it. It names bytes in a shared store, so it is a truncated
+/// cryptographic hash; 128 bits make a collision by chance negligible.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ChainHash(pub [u8; 16]);
 
@@ -27,14 +27,14 @@ impl fmt::Debug for ChainHash {
 }
 
 impl ChainHash {
-    /// A hash that somebody else made, as those of a trace are.
+    /// The hash of an id from outside, such as one of a trace.
     #[must_use]
     pub fn foreign(id: u64) -> Self {
         Hasher::new(b"foreign").part(&id.to_le_bytes()).finish()
     }
 }
 
-/// Everything, beside tokens, media and ranks, that changes the bytes of a page (K4).
+/// Everything except tokens, media and ranks that changes the bytes of a page (K4).
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Namespace {
     /// The model, by name or by the hash of its checkpoint.
@@ -47,15 +47,15 @@ pub struct Namespace {
     pub dtype: String,
     /// How a page is packed.
     pub layout: String,
-    /// Whose it is: tenants never share.
+    /// The tenant: tenants never share pages.
     pub tenant: String,
     /// The adapter, or nothing.
     pub lora: String,
-    /// Whatever else separates: a salt, a draft model, a quantisation.
+    /// Anything else that separates: a salt, a draft model, a quantisation.
     pub salt: String,
 }
 
-/// Which part of a page's bytes a rank keeps.
+/// Which part of a page's bytes a rank holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RankPart {
     /// The rank and the number of ranks over which heads are split.
@@ -66,22 +66,21 @@ pub struct RankPart {
     pub context: (u32, u32),
 }
 
-/// The name of a rank's page in a store that others use too.
+/// The name of a rank's page in a shared store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct StoreKey(pub [u8; 32]);
 
 impl StoreKey {
-    /// The name of the page `hash` of a namespace with this root, as this rank keeps it.
+    /// The name of the page `hash` of a namespace with this root, as this rank holds it.
     #[must_use]
     pub fn new(root: ChainHash, rank: &RankPart, hash: ChainHash) -> Self {
         Self::new_with(root, rank, hash, Sabotage::None)
     }
 
-    /// The same where a rule may be broken, in tests.
+    /// The same with a mutant, in tests.
     #[must_use]
     pub fn new_with(root: ChainHash, rank: &RankPart, hash: ChainHash, sabotage: Sabotage) -> Self {
-        let nobody = RankPart::default();
-        let rank = if sabotaged!(sabotage, ForgetRank) { &nobody } else { rank };
+        let rank = sabotage.rank_in_key(*rank);
         let mut hasher = Hasher::new(b"store").part(&root.0);
         for (place, count) in [rank.tensor, rank.pipeline, rank.context] {
             hasher = hasher.part(&place.to_le_bytes()).part(&count.to_le_bytes());
@@ -91,37 +90,34 @@ impl StoreKey {
 }
 
 impl Namespace {
-    /// Where the chains of this namespace begin.
+    /// The hash that the chains of this namespace start with.
     #[must_use]
     pub fn root(&self, page_tokens: u32) -> ChainHash {
         self.root_with(page_tokens, Sabotage::None)
     }
 
     pub(crate) fn root_with(&self, page_tokens: u32, sabotage: Sabotage) -> ChainHash {
-        let weights = if sabotaged!(sabotage, ForgetWeightVersion) { 0 } else { self.weight_version };
+        let weights = sabotage.weights_in_root(self.weight_version);
         let words =
             [&self.model, &self.revision, &self.dtype, &self.layout, &self.tenant, &self.lora, &self.salt];
-        let mut hasher = Hasher::new(b"root").part(SCHEME);
-        if sabotaged!(sabotage, UnframedKey) {
-            hasher = hasher.part(words.map(String::as_str).concat().as_bytes());
-        } else {
-            hasher = words.iter().fold(hasher, |hasher, word| hasher.part(word.as_bytes()));
-        }
+        let parts = sabotage.parts_of_root(&words.map(String::as_str));
+        let hasher = Hasher::new(b"root").part(SCHEME);
+        let hasher = parts.iter().fold(hasher, |hasher, part| hasher.part(part.as_bytes()));
         hasher.part(&weights.to_le_bytes()).part(&page_tokens.to_le_bytes()).finish()
     }
 }
 
-/// Something other than a token that changes what follows it: an image, a sound.
+/// An input other than tokens that changes the pages after it: an image, a sound.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Media {
     /// The token at which it begins.
     pub at: u32,
-    /// What it shows: usually the hash of its bytes.
+    /// Its content: usually the hash of its bytes.
     pub content: Vec<u8>,
 }
 
 /// The hashes of the full pages among `tokens`, of which the first page has the position `first` and follows
-/// the hash `before`. A rest of tokens that fills no page has no hash.
+/// the hash `before`. Tokens that do not fill a page have no hash.
 #[must_use]
 pub fn chain(
     before: ChainHash,
@@ -150,7 +146,7 @@ pub(crate) fn chain_with(
         let mut hasher = Hasher::new(b"page").part(&previous.0).part(&position.to_le_bytes()).part(&bytes);
         let tokens = position * page_tokens..(position + 1) * page_tokens;
         for item in media.iter().filter(|item| tokens.contains(&item.at)) {
-            let content = if sabotaged!(sabotage, ForgetMedia) { &[] } else { item.content.as_slice() };
+            let content = sabotage.media_in_hash(&item.content);
             hasher = hasher.part(&item.at.to_le_bytes()).part(content);
         }
         previous = hasher.finish();
@@ -189,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn k4_every_part_of_a_namespace_changes_the_root_and_parts_do_not_run_together() {
+    fn k4_every_part_of_a_namespace_changes_the_root() {
         let word = || "x".to_owned();
         let one = namespace();
         let others = [
@@ -212,18 +208,18 @@ mod tests {
     }
 
     #[test]
-    fn k3_a_chain_continued_is_the_chain_of_the_whole() {
+    fn k3_continued_chain_equals_the_whole_chain() {
         let tokens: Vec<u32> = (0..40).collect();
         let root = namespace().root(4);
         let whole = chain(root, 0, 4, &tokens, &[]);
         let head = chain(root, 0, 4, &tokens[..12], &[]);
         let tail = chain(head[2], 3, 4, &tokens[12..], &[]);
         assert_eq!(whole, [head, tail].concat());
-        assert_eq!(chain(root, 0, 4, &tokens[..11], &[]).len(), 2, "a rest fills no page");
+        assert_eq!(chain(root, 0, 4, &tokens[..11], &[]).len(), 2, "the last page is not full");
     }
 
     #[test]
-    fn k4_media_and_position_change_what_follows_and_nothing_before() {
+    fn k4_media_and_position_change_only_later_hashes() {
         let tokens = [5; 16];
         let root = namespace().root(4);
         let plain = chain(root, 0, 4, &tokens, &[]);
@@ -236,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn k4_each_rank_has_a_name_of_its_own_in_the_store() {
+    fn k4_ranks_have_different_store_keys() {
         let root = namespace().root(4);
         let hash = chain(root, 0, 4, &[1, 2, 3, 4], &[])[0];
         let mut keys: Vec<_> = (0..4)

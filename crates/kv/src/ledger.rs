@@ -1,51 +1,50 @@
-//! The operations under way. They own the pins and the pages that they use; requests do not (O1).
+//! The operations in flight. They own the pins and the pages that they use; requests do not (O1).
 //!
-//! **Invariants.** An operation is in the ledger from its issue until its own end is heard of, whatever
-//! happens to whoever wanted it (O1, O3), and then never again (L1). What it holds of its lane's budget is
-//! taken when it is issued and given back when it leaves, once (L8).
+//! **Invariants.** An operation is in the ledger from its issue until its completion is received, whatever
+//! happens to its request (O1, O3), and then never again (L1). Its share of the budget is taken when it is
+//! issued and returned when it leaves, once (L8).
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::cell::{CellId, RootId};
 use crate::config::Budgets;
 use crate::hash::ChainHash;
-use crate::index::RootId;
-use crate::inventory::CellId;
 use crate::message::{OpId, OpKind, Operation, PageRecord, ReqId, SpaceId, Tick};
 use crate::ranks::Votes;
-use crate::sabotage::{Sabotage, sabotaged};
+use crate::sabotage::Sabotage;
 
 /// A page of an operation, and the cell that it is of.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Item {
     pub(crate) record: PageRecord,
-    /// None in a question about pages that nothing here stands for.
+    /// None for pages of a probe, which have no cell.
     pub(crate) cell: Option<CellId>,
 }
 
-/// An operation under way.
+/// An operation in flight.
 #[derive(Clone, Debug)]
 pub(crate) struct LiveOp {
     pub(crate) id: OpId,
     pub(crate) kind: OpKind,
     pub(crate) space: SpaceId,
     pub(crate) root: RootId,
-    /// The same as the store knows it.
+    /// The root as the store knows it.
     pub(crate) root_hash: ChainHash,
     pub(crate) items: Vec<Item>,
-    /// How many of its records, counted from the first, can still count.
+    /// Number of leading records that can still succeed.
     pub(crate) cut: u32,
     pub(crate) deadline: Tick,
-    /// Requests that go on when it ends.
+    /// Requests that wait for its end.
     pub(crate) waiters: BTreeSet<ReqId>,
-    /// Nobody waits for it any more, and it was told to stop.
+    /// No request waits for it any more, and the shell was asked to stop it.
     pub(crate) is_abandoned: bool,
     pub(crate) votes: Votes,
     alarm: Tick,
-    /// What it has of its lane's budget.
+    /// Its share of the budget.
     share: u32,
 }
 
-/// What a new operation is.
+/// A new operation.
 pub(crate) struct Order {
     pub(crate) id: OpId,
     pub(crate) kind: OpKind,
@@ -57,7 +56,7 @@ pub(crate) struct Order {
     pub(crate) waiter: Option<ReqId>,
 }
 
-/// All of them.
+/// All operations in flight.
 #[derive(Clone, Debug)]
 pub(crate) struct Ledger {
     ops: BTreeMap<OpId, LiveOp>,
@@ -114,13 +113,13 @@ impl Ledger {
         Operation { id, kind, root: root_hash, records, request: waiter, deadline }
     }
 
-    /// The operation has ended, and everything that it held is to be given back by whoever asks.
+    /// Removes an operation that has ended. The caller releases what it held.
     pub(crate) fn close(&mut self, id: OpId) -> Option<LiveOp> {
         let op = self.ops.remove(&id)?;
         self.alarms.remove(&(op.alarm, id));
-        let twice = sabotaged!(self.sabotage, ReturnBudgetTwice);
-        let lane = self.lane(op.kind);
-        *lane = if twice { lane.saturating_sub(2 * op.share) } else { *lane - op.share };
+        let sabotage = self.sabotage;
+        let used = self.lane(op.kind);
+        *used = sabotage.budget_used_after(*used, op.share);
         Some(op)
     }
 
@@ -144,13 +143,13 @@ impl Ledger {
         self.ops.values_mut()
     }
 
-    /// Who may still be waited for.
+    /// Whether a request may wait for this operation.
     pub(crate) fn is_joinable(&self, id: OpId) -> bool {
         self.ops.get(&id).is_some_and(|op| !op.is_abandoned)
     }
 
-    /// How much more of this kind may be issued (L8).
-    pub(crate) fn room(&self, kind: OpKind) -> u32 {
+    /// Number of pages, or probes, of this kind that may still be issued (L8).
+    pub(crate) fn budget_left(&self, kind: OpKind) -> u32 {
         let used = self.in_flight(kind);
         self.budget(kind).map_or(u32::MAX, |budget| budget.saturating_sub(used))
     }
@@ -169,7 +168,7 @@ impl Ledger {
         }
     }
 
-    /// The operations whose alarm is due; each is asked about again at the time that it is given.
+    /// The operations whose alarm is due. Their next alarm is at `again`.
     pub(crate) fn due(&mut self, now: Tick, again: Tick) -> Vec<OpId> {
         let mut due = Vec::new();
         while let Some(&(at, id)) = self.alarms.first()
@@ -189,7 +188,7 @@ impl Ledger {
         self.alarms.first().map(|(at, _)| *at)
     }
 
-    /// The operation is told to stop: the next hint is due then.
+    /// Sets when the next hint to stop this operation is due.
     pub(crate) fn set_alarm(&mut self, id: OpId, at: Tick) {
         if let Some(op) = self.ops.get_mut(&id) {
             self.alarms.remove(&(op.alarm, id));
@@ -199,8 +198,10 @@ impl Ledger {
     }
 
     fn lane_of(&self, kind: OpKind) -> usize {
-        let shared = sabotaged!(self.sabotage, SharedLane) && kind == OpKind::Backup;
-        if shared { OpKind::Fetch as usize } else { kind as usize }
+        match kind {
+            OpKind::Backup => self.sabotage.lane_of_backups(kind as usize, OpKind::Fetch as usize),
+            _ => kind as usize,
+        }
     }
 
     fn lane(&mut self, kind: OpKind) -> &mut u32 {
@@ -214,7 +215,7 @@ impl Ledger {
             let shares: u32 = self.ops.values().filter(|op| op.kind == kind).map(|op| op.share).sum();
             let lane = self.in_flight(kind);
             if lane != shares {
-                return Err(("L8", format!("{kind:?} has {shares} in flight, its books say {lane}")));
+                return Err(("L8", format!("{kind:?} has {shares} in flight, its counter says {lane}")));
             }
             if self.budget(kind).is_some_and(|budget| budget < lane) {
                 return Err(("L8", format!("{kind:?} has {lane} of {:?} in flight", self.budget(kind))));

@@ -1,16 +1,15 @@
-//! What the engine is told and what it answers: its whole vocabulary.
+//! The inputs and effects of an engine.
 //!
-//! An engine is told [`Input`]s, each at a [`Tick`], and answers with [`Effect`]s, which its shell carries
-//! out in order. It never waits: what takes time is an [`Operation`] that it issues and whose [`Outcome`] it
-//! is told later, by the operation's id (L5, L6).
+//! The shell gives the engine [`Input`]s, each at a [`Tick`], and carries out the [`Effect`]s that it
+//! returns, in order. The engine never waits: work that takes time is an [`Operation`] that it issues, and
+//! whose [`Outcome`] the shell reports later, by the operation's id (L5, L6).
 
 use crate::hash::{ChainHash, Media, Namespace};
-use crate::ranks::LocalAcks;
 
-/// A moment, in whatever unit the shell chooses; deadlines are in the same.
+/// A time, in a unit that the shell chooses; deadlines have the same unit.
 pub type Tick = u64;
 
-/// Names a request; the shell's choice.
+/// Names a request; the shell chooses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ReqId(pub u64);
 
@@ -18,14 +17,14 @@ pub struct ReqId(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct OpId(pub u64);
 
-/// Names a namespace; the shell's choice, made with [`Input::Define`].
+/// Names a namespace; the shell chooses it with [`Input::Define`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SpaceId(pub u32);
 
-/// A tier whose pages the engine owns. The third one, the store, is reached by key.
+/// A tier whose pages the engine owns. The third tier, the store, is accessed by key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Tier {
-    /// Pages that are computed on.
+    /// Pages that the model computes on.
     Device,
     /// Pages in host memory.
     Host,
@@ -39,41 +38,40 @@ impl Tier {
 /// A page of a tier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PageId {
-    /// Where it is.
+    /// Its tier.
     pub tier: Tier,
-    /// Its place there, from 0 on.
+    /// Its number in the tier, from 0 on.
     pub index: u32,
 }
 
 /// Where bytes come from or go to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Place {
-    /// A page of ours.
+    /// A page of a tier.
     Page(PageId),
     /// The store, under the key that follows from the record's hash (see [`crate::hash::StoreKey`]).
     Store,
-    /// Nowhere: a question moves nothing.
+    /// Nowhere: a probe moves no bytes.
     Nowhere,
 }
 
-/// One page of an operation, with everything that belongs to it: there are no parallel lists and no implied
-/// start (K1).
+/// One page of an operation with all its data: there are no parallel lists and no implied start (K1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PageRecord {
-    /// The place of the page in its prefix, counted in pages from the root.
+    /// The position of the page in its prefix, counted from the root.
     pub position: u32,
     /// Its name.
     pub hash: ChainHash,
-    /// Where the bytes are.
+    /// Where the bytes are read.
     pub source: Place,
-    /// Where they go.
+    /// Where they are written.
     pub target: Place,
 }
 
 /// What an operation does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum OpKind {
-    /// How many of these pages, counted from the first, does the store have? Changes nothing there.
+    /// Counts the leading pages that the store has. Changes nothing there.
     Probe,
     /// From the store to the host.
     Fetch,
@@ -83,7 +81,7 @@ pub enum OpKind {
     Save,
     /// From the host to the store.
     Backup,
-    /// Drops all that the store has under this root.
+    /// Deletes everything that the store has under this root.
     Drop,
 }
 
@@ -97,64 +95,68 @@ impl OpKind {
 pub struct Operation {
     /// Names it.
     pub id: OpId,
-    /// What to do.
+    /// Its kind.
     pub kind: OpKind,
-    /// The root of the namespace that the pages are of; a part of their keys in the store.
+    /// The root of the namespace of the pages; a part of their keys in the store.
     pub root: ChainHash,
     /// The pages, in the order of their positions.
     pub records: Vec<PageRecord>,
-    /// The request that it was issued for, if it was for one. Others may have joined since.
+    /// The request that it was issued for, if any. Others may join later.
     pub request: Option<ReqId>,
-    /// When nobody waits for it any more. It is still to be ended and reported.
+    /// When it is abandoned. The shell still ends and reports it.
     pub deadline: Tick,
 }
 
-/// How an operation ended: its bytes are no longer read or written by anybody.
+/// How an operation ended: it no longer reads or writes any bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Outcome {
-    /// So many records, counted from the first, were done; those behind were not. A probe's answer.
+    /// This number of leading records succeeded; the others did not. Also the answer of a probe.
     Done {
-        /// How many.
+        /// Number of records.
         leading: u32,
     },
-    /// Nothing that it did counts.
+    /// No record succeeded.
     Failed,
 }
 
-/// How short a tier is of room or speed, as its owner sees it.
+/// The outcomes that a rank has received since the last gather, in the order of operations.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LocalAcks(pub Vec<(OpId, Outcome)>);
+
+/// How short a tier is of memory or bandwidth, as its owner sees it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Pressure {
-    /// Not at all.
+    /// No shortage.
     #[default]
     Calm,
-    /// What can wait should.
+    /// Work that can wait should wait.
     Tight,
-    /// Nothing more.
+    /// No more work is accepted.
     Full,
 }
 
-/// A place that can be under pressure.
+/// A medium that can be under pressure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Medium {
-    /// A tier of ours.
+    /// A tier of the engine.
     Tier(Tier),
     /// The store.
     Store,
 }
 
-/// What a request asks for.
+/// The prompt of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Prompt {
     /// Tokens, which the engine hashes.
     Tokens {
         /// All of them.
         tokens: Vec<u32>,
-        /// What else changes the bytes.
+        /// Other inputs that change the bytes.
         media: Vec<Media>,
     },
-    /// Pages that were hashed elsewhere, over everything that changes their bytes.
+    /// Pages that the caller hashed, over everything that changes their bytes.
     Hashes {
-        /// The number of tokens, which may fill a part of a page more.
+        /// Number of tokens; the last page may be partial.
         tokens: u32,
         /// The full pages: positions from 0 on, and the hash of each.
         pages: Vec<(u32, ChainHash)>,
@@ -166,84 +168,85 @@ pub enum Prompt {
 pub struct Submit {
     /// Its name.
     pub request: ReqId,
-    /// Where its pages live.
+    /// Its namespace.
     pub space: SpaceId,
-    /// What it asks for.
+    /// Its prompt.
     pub prompt: Prompt,
-    /// Higher ones go first; among equals, whoever came first.
+    /// Requests with a higher priority go first; among equals, the one that arrived first.
     pub priority: u8,
-    /// When it stops waiting for the store at the latest, if earlier than the policy has it.
+    /// When it stops waiting for the store, if that is earlier than the limit of the policy.
     pub deadline: Option<Tick>,
 }
 
-/// How far a request was computed in a pass; see [`Input::Computed`].
+/// How far a request was computed in a pass of the model; see [`Input::Computed`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Progress {
     /// Which request.
     pub request: ReqId,
-    /// How many tokens of it are in its pages.
+    /// Number of its tokens whose pages are computed.
     pub upto: u32,
-    /// The tokens that were generated since.
+    /// The tokens that were generated since then.
     pub generated: Vec<u32>,
 }
 
-/// What the engine is told. All ranks are told the same in the same order, but for [`Input::Complete`].
+/// An input of the engine. All ranks get the same inputs in the same order, except [`Input::Complete`].
 ///
-/// `Computed`, `Finish`, `Pass`, `Abort` and `Retract` are said between two passes of the model: nothing
-/// computes on the pages of a request while it is told that the request ends.
+/// `Computed`, `Finish`, `Pass`, `Abort` and `Retract` are given between two passes of the model: the model
+/// does not compute on the pages of a request while the engine learns that the request ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Input {
-    /// A namespace is this from now on. Said again with another content, as with new weights, it makes every
-    /// page under the old one unreachable at once.
+    /// Defines a namespace. A new definition with another content, such as new weights, makes every page
+    /// under the old one unreachable at once.
     Define(SpaceId, Namespace),
-    /// Here is a request.
+    /// A new request.
     Submit(Submit),
     /// The tokens before `upto` are computed, and these were generated.
     Computed {
         /// Which request.
         request: ReqId,
-        /// How many tokens of it are in its pages.
+        /// Number of its tokens whose pages are computed.
         upto: u32,
-        /// The tokens that were generated since.
+        /// The tokens that were generated since then.
         generated: Vec<u32>,
     },
     /// The request has all its tokens.
     Finish(ReqId),
     /// A pass of the model computed this for several requests at once, of which some have all their tokens.
-    /// All of it is taken before anybody gets room for the next token: whoever must leave the device for
-    /// that has what was computed for it, and whoever is over leaves first.
+    /// All progress is applied, and finished requests leave, before a request gets pages for its next token.
+    /// So a request that is retracted for that keeps what was computed for it.
     Pass {
         /// What was computed.
         computed: Vec<Progress>,
-        /// Who has all its tokens.
+        /// The requests that have all their tokens.
         finished: Vec<ReqId>,
     },
-    /// Nobody wants the request any more. Right in every state, and again.
+    /// Aborts the request. Allowed in every state, and more than once.
     Abort(ReqId),
-    /// The request must leave the device, and comes back by itself.
+    /// The request must leave the device. It becomes ready again by itself.
     Retract(ReqId),
     /// An operation ended on this rank.
     Complete(OpId, Outcome),
-    /// What all ranks heard of, in the order of ranks: the answer of the one all-gather of a step.
+    /// The completions that all ranks received, in the order of ranks: the result of the all-gather of a
+    /// step.
     Agreed(Vec<LocalAcks>),
-    /// A tier or the store is short, or no longer.
+    /// The pressure of a tier or of the store has changed.
     Pressure(Medium, Pressure),
-    /// These pages turned out to be lost.
+    /// These pages are lost.
     Vanished(SpaceId, Medium, Vec<ChainHash>),
-    /// Nothing of this namespace counts any more, in no tier.
+    /// Deletes everything of this namespace, in every tier.
     Clear(SpaceId),
     /// Time has passed.
     Tick,
 }
 
-/// Tokens that need not be computed, by where their pages were found.
+/// Tokens that need not be computed, by the tier in which their pages were found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CachedTokens {
     /// On the device.
     pub device: u32,
     /// In host memory.
     pub host: u32,
-    /// In the store, from where they were fetched for this request or for one it joined.
+    /// In the store: they were fetched for this request, or for one that it joined.
     pub store: u32,
 }
 
@@ -258,30 +261,30 @@ impl CachedTokens {
 /// How a request ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Ending {
-    /// As it should.
+    /// It has all its tokens.
     Finished,
     /// It was aborted.
     Aborted,
-    /// With what it generated it no longer fits on the device.
+    /// With its generated tokens it no longer fits on the device.
     TooLong,
 }
 
-/// Why the engine takes a request off the device.
+/// Why the engine retracts a request from the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum RetractReason {
-    /// Another one, which goes first, needs the room.
+    /// A request that goes first needs its pages.
     NoRoom,
-    /// Pages that it counts on are lost (L4).
+    /// Pages that it uses are lost (L4).
     Vanished,
-    /// Its namespace was defined anew.
+    /// Its namespace was redefined.
     Redefined,
 }
 
-/// Why an input counts for nothing.
+/// Why an input is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// The id is taken.
-    #[error("request {0:?} is already here\n\nhint: give every request an id of its own")]
+    /// The id is in use.
+    #[error("request {0:?} exists already\n\nhint: give every request an id of its own")]
     Duplicate(ReqId),
     /// There is no such namespace.
     #[error("namespace {0:?} is not defined\n\nhint: define it before the first request in it")]
@@ -297,12 +300,12 @@ pub enum Refusal {
     TooLong {
         /// Which one.
         request: ReqId,
-        /// What it needs.
+        /// Number of pages that it needs.
         pages: u32,
-        /// What there is.
+        /// Number of pages of the device.
         capacity: u32,
     },
-    /// Positions do not count up from 0, or a hash stands twice.
+    /// Positions do not count up from 0, or a hash is there twice.
     #[error(
         "the hashes of request {0:?} are out of order at page {1}\n\nhint: name every full page once, \
              from position 0 on"
@@ -316,12 +319,12 @@ pub enum Refusal {
     PagesDoNotDivide {
         /// Which one.
         request: ReqId,
-        /// How many were named.
+        /// Number of hashes.
         hashes: u32,
-        /// How many are full.
+        /// Number of full pages.
         pages: u32,
     },
-    /// It says that more or less is computed than can be.
+    /// The progress is impossible.
     #[error(
         "request {request:?} cannot have {upto} of {tokens} tokens computed\n\nhint: count up, and say what \
              was generated in the same call"
@@ -329,57 +332,57 @@ pub enum Refusal {
     Progress {
         /// Which one.
         request: ReqId,
-        /// What was said.
+        /// The progress that was reported.
         upto: u32,
-        /// How many it has.
+        /// Number of its tokens.
         tokens: u32,
     },
-    /// There are more or fewer answers than ranks.
+    /// The number of lists is not the number of ranks.
     #[error(
         "{0} ranks answered, there are {1}\n\nhint: every rank joins every gather, with an empty list too"
     )]
     Ranks(usize, u32),
 }
 
-/// What is to be done now, in order.
+/// What the shell is to do now, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// Carry this out, and say how it ended.
+    /// Carry out this operation, and report how it ended.
     Issue(Operation),
-    /// Nobody waits for this any more, or its end was not heard of: stop it if that can be, and say (again)
-    /// how it ended.
+    /// The operation is abandoned, or its completion is overdue: stop it if possible, and report (again) how
+    /// it ended.
     CancelHint(OpId),
     /// The request may be computed, in these device pages.
     Ready {
         /// Which one.
         request: ReqId,
-        /// What is there already, always less than all (K5).
+        /// Tokens that are cached, always fewer than all (K5).
         cached: CachedTokens,
         /// Its pages on the device, in order, for all its tokens.
         pages: Vec<u32>,
     },
-    /// The request has this device page behind those it had.
+    /// The request gets these device pages in addition.
     Grant {
         /// Which one.
         request: ReqId,
         /// The pages.
         pages: Vec<u32>,
     },
-    /// What the store promised did not come, or not in time: the request goes on without it.
+    /// Pages that the store has did not arrive, or too late: the request computes them.
     MustRecompute {
         /// Which one.
         request: ReqId,
-        /// The first token that nothing holds.
+        /// The first token to compute.
         from: u32,
     },
-    /// The request is no longer on the device. It comes back with `Ready`.
+    /// The request is no longer on the device. It becomes ready again with `Ready`.
     Retracted(ReqId, RetractReason),
-    /// The request is over.
+    /// The request has ended.
     Ended(ReqId, Ending),
-    /// The input counts for nothing.
+    /// The input was refused.
     Refused(Refusal),
-    /// A copy can be matched from now on.
+    /// A copy became available.
     Stored(Tier, SpaceId, ChainHash),
-    /// A copy is gone.
+    /// A copy was removed.
     Removed(Tier, SpaceId, ChainHash),
 }

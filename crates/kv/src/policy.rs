@@ -1,32 +1,47 @@
-//! Policies, as plain functions: they are asked, they know nothing, and they keep nothing.
+//! Policies, as pure functions without state.
 
 use crate::message::{Pressure, Tick};
+
+/// When pages are fetched from the store.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PrefetchStart {
+    /// If the store has more pages than the threshold, counted from the first one that is missing here.
+    #[default]
+    Hits,
+    /// If at least as many pages as the threshold are missing here, whatever the store has.
+    Missing,
+}
 
 /// When a request stops waiting for the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PrefetchStop {
-    /// As soon as it could run without.
+    /// As soon as it could run without them.
     BestEffort,
-    /// When all has come, or its own deadline or that of the operations has passed.
+    /// When all pages have arrived, or its own deadline or that of the operations has passed.
     WaitComplete,
     /// After `base + per_page × pages`, and `most` at the latest.
     Timeout {
-        /// For the question.
+        /// For the probe.
         base: u64,
         /// For each page that is missing.
         per_page: u64,
-        /// At most.
+        /// The maximum.
         most: u64,
     },
 }
 
-impl Default for PrefetchStop {
-    fn default() -> Self {
-        Self::Timeout { base: 2_000, per_page: 10, most: 30_000 }
-    }
+/// The kind of a [`PrefetchStop`], without its times.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StopKind {
+    /// [`PrefetchStop::Timeout`].
+    Timeout,
+    /// [`PrefetchStop::BestEffort`].
+    BestEffort,
+    /// [`PrefetchStop::WaitComplete`].
+    Wait,
 }
 
-/// What goes down the hierarchy, and when.
+/// Which pages go down the hierarchy, and when.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WritePolicy {
     /// Every page, as soon as it is computed: to the host, and from there to the store.
@@ -40,58 +55,83 @@ pub enum WritePolicy {
     Back,
 }
 
-/// What leaves a tier first.
+/// Which copy leaves a tier first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Eviction {
-    /// What was not used for longest.
+    /// The least recently used one.
     Lru,
-    /// Three queues: what comes stays for a short while, and for longer if it is used meanwhile.
+    /// S3-FIFO: new copies pass a small queue, and stay longer if they are used in it.
     S3Fifo,
-    /// What is cheapest to compute again, per byte, and was not used for long: deep pages cost more.
+    /// The cheapest one to compute again, aged by use: deep pages cost more.
     CostAware {
-        /// What a page costs beside what its position costs.
+        /// The cost of every page.
         base: u64,
-        /// What each page before it adds.
+        /// The cost that each page before it adds.
         per_position: u64,
     },
 }
 
-/// What an eviction policy may know of a copy.
+impl Eviction {
+    /// Cost-aware, with the usual ratio of the cost of a page to that of its position.
+    pub const BY_COST: Self = Self::CostAware { base: 1_000, per_position: 10 };
+}
+
+/// What an eviction policy knows of a copy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct CopyFacts {
-    /// When it was last used, as a number that only grows.
+    /// When it was last used, as a number that only increases.
     pub last_use: u64,
-    /// When it came, as the same number.
+    /// When it was made, as the same number.
     pub came: u64,
-    /// How often it was used since, at most [`USES_MAX`].
+    /// How often it was used since then, at most [`USES_MAX`].
     pub uses: u8,
-    /// Where it stands in its prefix.
+    /// Its position in its prefix.
     pub position: u32,
 }
 
-/// Uses beyond these make no difference.
+/// More uses make no difference.
 pub const USES_MAX: u8 = 3;
 
-/// Ask the store about so many pages, counted from the first that is not here?
+/// Whether to probe the store for this number of missing pages.
 #[must_use]
-pub fn starts_prefetch(missing_pages: u32, threshold_pages: u32, host: Pressure, store: Pressure) -> bool {
-    missing_pages >= threshold_pages.max(1) && host < Pressure::Full && store < Pressure::Full
+pub fn starts_prefetch(
+    start: PrefetchStart,
+    missing_pages: u32,
+    threshold_pages: u32,
+    host: Pressure,
+    store: Pressure,
+) -> bool {
+    let is_worth_asking = match start {
+        // The store cannot have more hits than pages are missing.
+        PrefetchStart::Hits => missing_pages > threshold_pages,
+        PrefetchStart::Missing => missing_pages >= threshold_pages.max(1),
+    };
+    is_worth_asking && host < Pressure::Full && store < Pressure::Full
 }
 
-/// When a request that begins to wait now stops waiting.
+/// Whether to fetch this number of pages that the store has.
+#[must_use]
+pub fn fetches_hits(start: PrefetchStart, hits: u32, threshold_pages: u32) -> bool {
+    match start {
+        PrefetchStart::Hits => hits > threshold_pages,
+        PrefetchStart::Missing => true,
+    }
+}
+
+/// When a request that starts to wait now stops waiting.
 #[must_use]
 pub fn stops_prefetch_at(stop: PrefetchStop, pages: u32, now: Tick, deadline: Option<Tick>) -> Tick {
     let until = match stop {
         PrefetchStop::BestEffort | PrefetchStop::WaitComplete => Tick::MAX,
         PrefetchStop::Timeout { base, per_page, most } => {
-            let patience = base.saturating_add(per_page.saturating_mul(u64::from(pages))).min(most);
-            now.saturating_add(patience)
+            let limit = base.saturating_add(per_page.saturating_mul(u64::from(pages))).min(most);
+            now.saturating_add(limit)
         }
     };
     until.min(deadline.unwrap_or(Tick::MAX))
 }
 
-/// Save a page to the host that was used again so many times?
+/// Whether to save a page that was used again this number of times.
 #[must_use]
 pub fn saves(policy: WritePolicy, hits: u32) -> bool {
     match policy {
@@ -101,28 +141,27 @@ pub fn saves(policy: WritePolicy, hits: u32) -> bool {
     }
 }
 
-/// Let backups go now? Prefetches come first, so this is the first to stop.
+/// Whether backups may start. Prefetches have priority, so backups stop first.
 #[must_use]
 pub fn backs_up(store: Pressure) -> bool {
     store == Pressure::Calm
 }
 
-/// Under [`WritePolicy::Back`]: is it time to save what will leave next?
+/// Under [`WritePolicy::Back`]: whether to save the pages that will leave next.
 #[must_use]
 pub fn saves_ahead(policy: WritePolicy, free_pages: u32, capacity: u32) -> bool {
     policy == WritePolicy::Back && free_pages <= capacity / 8
 }
 
-/// How long to wait after so many failures in a row before trying again: twice as long each time, up to a
-/// bound.
+/// Exponential backoff: how long to wait after this number of failures in a row, up to a maximum.
 #[must_use]
 pub fn pause_after(failures: u32, first: u64, most: u64) -> u64 {
     let doubled = first.saturating_mul(1_u64.checked_shl(failures.saturating_sub(1)).unwrap_or(u64::MAX));
     doubled.min(most.max(first))
 }
 
-/// The lower the sooner it leaves. `floor` is what the last one that left had, so that what is not used for
-/// long leaves in the end, whatever it costs.
+/// The copy with the lowest score leaves first. `floor` is the score of the last one that left, so that
+/// unused copies leave eventually, whatever they cost.
 #[must_use]
 pub fn score(policy: Eviction, facts: &CopyFacts, floor: u64) -> u64 {
     match policy {
@@ -140,7 +179,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn waiting_ends_by_the_policy_or_by_the_deadline() {
+    fn wait_ends_at_the_limit_or_the_deadline() {
         let timeout = PrefetchStop::Timeout { base: 10, per_page: 2, most: 50 };
         for (stop, pages, deadline, until) in [
             (timeout, 5, None, 120),
@@ -154,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn the_store_is_asked_about_enough_pages_unless_somebody_is_full() {
+    fn store_is_probed_for_enough_pages_without_pressure() {
         for (missing, host, store, asks) in [
             (4, Pressure::Calm, Pressure::Calm, true),
             (3, Pressure::Calm, Pressure::Calm, false),
@@ -162,13 +201,24 @@ mod tests {
             (4, Pressure::Full, Pressure::Calm, false),
             (4, Pressure::Calm, Pressure::Full, false),
         ] {
-            assert_eq!(starts_prefetch(missing, 4, host, store), asks);
+            assert_eq!(starts_prefetch(PrefetchStart::Missing, missing, 4, host, store), asks);
+            assert_eq!(starts_prefetch(PrefetchStart::Hits, missing, 3, host, store), asks);
         }
-        assert!(!starts_prefetch(0, 0, Pressure::Calm, Pressure::Calm), "nothing is missing");
+        for start in [PrefetchStart::Hits, PrefetchStart::Missing] {
+            assert!(!starts_prefetch(start, 0, 0, Pressure::Calm, Pressure::Calm), "nothing is missing");
+        }
     }
 
     #[test]
-    fn write_policies_differ_in_what_they_wait_for() {
+    fn hits_are_fetched_if_they_exceed_the_threshold() {
+        for (hits, fetches) in [(0, false), (4, false), (5, true)] {
+            assert_eq!(fetches_hits(PrefetchStart::Hits, hits, 4), fetches);
+            assert!(fetches_hits(PrefetchStart::Missing, hits, 4));
+        }
+    }
+
+    #[test]
+    fn write_policies_differ_in_the_uses_they_need() {
         let selective = WritePolicy::Selective { hits: 2 };
         for (policy, hits, says) in [
             (WritePolicy::Through, 0, true),
@@ -183,14 +233,14 @@ mod tests {
     }
 
     #[test]
-    fn pauses_double_up_to_a_bound() {
+    fn backoff_doubles_up_to_a_maximum() {
         let pauses = [1, 2, 3, 4, 5, 64, u32::MAX].map(|failures| pause_after(failures, 10, 65));
         assert_eq!(pauses, [10, 20, 40, 65, 65, 65, 65]);
         assert_eq!(pause_after(1, 10, 5), 10, "never shorter than the first");
     }
 
     #[test]
-    fn deep_pages_cost_more_and_use_counts() {
+    fn deep_and_used_pages_have_higher_scores() {
         let policy = Eviction::CostAware { base: 10, per_position: 1 };
         let at = |position, uses| score(policy, &CopyFacts { position, uses, ..CopyFacts::default() }, 100);
         assert!(at(0, 0) < at(5, 0) && at(5, 0) < at(5, 1));

@@ -1,38 +1,38 @@
-//! The pages of a tier, and what each of them is used for.
+//! The pages of a tier, and the state of each.
 //!
-//! **Invariant (O2):** every page is in exactly one state, and who changes it says which state it was in: a
-//! page that is freed twice, or given to two owners, stops the engine.
+//! **Invariant (O2):** every page is in exactly one state, and a caller that changes it names the state it
+//! was in: a page that is freed twice, or given to two owners, stops the engine.
 
-use crate::inventory::CellId;
+use crate::cell::CellId;
 use crate::message::{OpId, ReqId, Tier};
 
-/// What a page is used for.
+/// The state of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum PageState {
-    /// For nothing.
+    /// Not used.
     Free,
     /// An operation writes it.
     Staged(OpId),
-    /// It holds a page that can be matched.
+    /// It holds a copy that can be matched.
     Indexed(CellId),
     /// A request computes in it.
     Private(ReqId),
-    /// An operation that nobody waits for may still write it (O3).
+    /// An abandoned operation may still write it (O3).
     Quarantined(OpId),
 }
 
 /// How many pages are in each state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PageCounts {
-    /// Used for nothing.
+    /// Not used.
     pub free: u32,
     /// Written by operations.
     pub staged: u32,
-    /// Can be matched.
+    /// With a copy that can be matched.
     pub indexed: u32,
-    /// Computed in.
+    /// Computed in by a request.
     pub private: u32,
-    /// Not to be touched before their operations end.
+    /// Reserved until an abandoned operation ends.
     pub quarantined: u32,
 }
 
@@ -61,7 +61,7 @@ pub(crate) struct Pool {
     states: Vec<PageState>,
     free: Vec<u32>,
     counts: PageCounts,
-    /// Pages that were ever taken, for the rule that room is made only as needed (O5).
+    /// Number of pages that were ever taken, to check that evictions are needed (O5).
     taken: u64,
 }
 
@@ -88,23 +88,23 @@ impl Pool {
         &self.states
     }
 
-    /// A free page, which is used for this from now on. Who takes one has made room before.
+    /// Takes a free page. The caller has made sure that there is one.
     #[track_caller]
     pub(crate) fn take(&mut self, state: PageState) -> u32 {
-        let page = self.free.pop().expect("room was made before a page is taken");
+        let page = self.free.pop().expect("a free page exists before one is taken");
         self.taken += 1;
         self.change(page, PageState::Free, state);
         page
     }
 
-    /// The page is free again.
+    /// Frees a page.
     #[track_caller]
     pub(crate) fn give_back(&mut self, page: u32, was: PageState) {
         self.change(page, was, PageState::Free);
         self.free.push(page);
     }
 
-    /// The page is used for something else.
+    /// Changes the state of a page.
     #[track_caller]
     pub(crate) fn change(&mut self, page: u32, was: PageState, state: PageState) {
         let slot = self.states.get_mut(page as usize);
@@ -115,12 +115,12 @@ impl Pool {
         *slot = state;
     }
 
-    /// Whether the books agree with the pages.
+    /// Checks that counters and states agree.
     pub(crate) fn check(&self) -> Result<(), String> {
         let mut counted = PageCounts::default();
         self.states.iter().for_each(|state| *counted.of(*state) += 1);
         if counted != self.counts || self.free.len() != counted.free as usize {
-            return Err(format!("{:?} has {counted:?}, its books say {:?}", self.tier, self.counts));
+            return Err(format!("{:?} has {counted:?}, its counters say {:?}", self.tier, self.counts));
         }
         let mut free = self.free.clone();
         free.sort_unstable();
@@ -138,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn o2_a_page_has_one_use_at_a_time_and_counts_add_up() {
+    fn o2_page_has_one_state_and_counters_add_up() {
         let mut pool = Pool::new(Tier::Host, 3);
         let (a, b) = (pool.take(PageState::Staged(OpId(1))), pool.take(PageState::Private(ReqId(2))));
         assert_ne!(a, b);
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn o2_a_second_free_is_noticed() {
+    fn o2_second_free_panics() {
         let twice = std::panic::catch_unwind(|| {
             let mut pool = Pool::new(Tier::Host, 3);
             let page = pool.take(PageState::Staged(OpId(1)));

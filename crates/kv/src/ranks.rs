@@ -1,17 +1,14 @@
 //! How ranks agree: by operation, in one all-gather per step, in which every rank always joins (C2).
 //!
-//! Every rank carries out every operation on its own part of the pages, and hears of its ends at its own
-//! time. What a rank has heard it puts into a [`LocalAcks`]; the lists of all ranks, in the order of ranks,
-//! are one input that all of them apply. An operation has ended when every rank has said so, and what counts
-//! is what every rank has: the least.
+//! Every rank carries out every operation on its own part of the pages, and receives the completion at its
+//! own time. A rank puts the completions that it received into a [`LocalAcks`]. The lists of all ranks, in
+//! the order of ranks, are one input that all ranks apply. An operation has ended when every rank has
+//! reported it, and its result is what every rank has: the minimum.
 
-use crate::message::{OpId, Outcome};
+pub use crate::message::LocalAcks;
+use crate::message::Outcome;
 
-/// What a rank has heard of since the last gather, in the order of operations.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct LocalAcks(pub Vec<(OpId, Outcome)>);
-
-/// What the ranks have said of one operation.
+/// The outcomes of one operation that ranks have reported.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Votes(Vec<Option<Outcome>>);
 
@@ -24,7 +21,7 @@ impl Votes {
         self.0.get(rank as usize).is_some_and(Option::is_some)
     }
 
-    /// False if the rank has voted before: a repeated ack changes nothing (L1).
+    /// Adds the outcome of a rank; false if it has voted before: a repeated ack changes nothing (L1).
     pub(crate) fn cast(&mut self, rank: u32, outcome: Outcome) -> bool {
         match self.0.get_mut(rank as usize) {
             Some(vote @ None) => {
@@ -35,7 +32,7 @@ impl Votes {
         }
     }
 
-    /// What counts, once all have voted: a failure is a failure of all, else the least.
+    /// The result, once all ranks have voted: a failure of one is a failure of all, else the minimum.
     pub(crate) fn result(&self) -> Option<Outcome> {
         self.0.iter().try_fold(Outcome::Done { leading: u32::MAX }, |so_far, vote| {
             Some(match (so_far, (*vote)?) {
@@ -47,7 +44,7 @@ impl Votes {
         })
     }
 
-    /// Any one that voted, for variants that are broken.
+    /// The outcome of any rank that voted, for mutants.
     pub(crate) fn first(&self) -> Option<Outcome> {
         self.0.iter().flatten().next().copied()
     }
@@ -66,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn c2_all_must_speak_and_the_least_counts() {
+    fn c2_result_needs_all_votes_and_is_the_minimum() {
         let done = |leading| Outcome::Done { leading };
         for (votes, result) in [
             (vec![(0, done(3)), (1, done(5))], Some(done(3))),

@@ -1,33 +1,33 @@
-//! What an engine counts.
+//! The counters of an engine.
 
-/// What happened so far. Pages, unless the name says otherwise.
+/// Counters since the start. They count pages, unless the name says otherwise.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// Requests that were taken.
+    /// Requests that were accepted.
     pub requests: u64,
-    /// Inputs that count for nothing.
+    /// Inputs that were refused.
     pub refused: u64,
-    /// Requests that were told something that means nothing in their state.
+    /// Inputs for a request that do not apply in its state.
     pub ignored: u64,
-    /// Completions of operations that are not under way: late, repeated or never issued (L1).
+    /// Completions of operations that are not in flight: late, repeated or never issued (L1).
     pub stray_acks: u64,
     /// Outcomes that name more pages than their operation has.
     pub excessive_acks: u64,
-    /// Questions to the store.
+    /// Probes of the store.
     pub probes: u64,
-    /// Requests that did not ask because the store had failed shortly before.
+    /// Requests that did not probe because the store had failed shortly before.
     pub cooled: u64,
-    /// Pages asked for from the store.
+    /// Pages requested from the store.
     pub fetch_issued: u64,
-    /// Of these, the ones that came.
+    /// Pages received from the store.
     pub fetched: u64,
-    /// Pages that a request waited for although another one had asked for them.
+    /// Times that a request joined the fetch of another request.
     pub joined: u64,
-    /// Fetched and used by a request.
+    /// Fetched pages that a request used.
     pub prefetch_used: u64,
-    /// Fetched and gone before anybody used them.
+    /// Fetched pages that were evicted before a request used them.
     pub prefetch_wasted: u64,
-    /// Requests that stopped waiting before all had come.
+    /// Requests that stopped waiting before all pages had arrived.
     pub prefetch_late: u64,
     /// Requests whose promised pages were all there when they ran.
     pub prefetch_in_time: u64,
@@ -35,37 +35,37 @@ pub struct Stats {
     pub loaded: u64,
     /// Pages that went to the host.
     pub saved: u64,
-    /// Pages that were not saved because the host had no room.
+    /// Pages that were not saved because the host was full.
     pub saves_skipped: u64,
-    /// Of the pages that went to the host, those that somebody waited for to have their room.
+    /// Saved pages whose device memory a request waited for.
     pub written_back: u64,
-    /// Copies that left the device under write-back without having been saved, because they could not be.
+    /// Copies that left the device under write-back without a save, because saves failed.
     pub lost_unsaved: u64,
     /// Pages that went to the store.
     pub backed_up: u64,
-    /// Backups that were left out because too many waited.
+    /// Backups that were skipped because the queue was full.
     pub backups_skipped: u64,
-    /// Pages whose copy was there already when they had been computed or brought.
+    /// Computed pages of which the index had a copy already.
     pub duplicates: u64,
-    /// Copies that left the device for others.
+    /// Copies that were evicted from the device.
     pub evicted_device: u64,
-    /// Copies that left the host for others.
+    /// Copies that were evicted from the host.
     pub evicted_host: u64,
-    /// Times that a request had to leave the device.
+    /// Times that a request was retracted from the device.
     pub retractions: u64,
-    /// Operations that nobody waited for any more.
+    /// Operations that were abandoned: no request waited for them any more.
     pub abandoned: u64,
 }
 
 impl Stats {
-    /// Every count by its name, in order.
+    /// Every counter by its name, in order.
     ///
     /// # Errors
-    /// Those of `tell`, which is not told more then.
+    /// The first error of `tell`, which is not called again after it.
     pub fn each<E>(&self, mut tell: impl FnMut(&'static str, u64) -> Result<(), E>) -> Result<(), E> {
         macro_rules! tell {
             ($($name:ident),* $(,)?) => {{
-                // A count that is forgotten here is an error of the compiler.
+                // A counter that is missing here is a compile error.
                 let Self { $($name),* } = *self;
                 $(tell(stringify!($name), $name)?;)*
             }};

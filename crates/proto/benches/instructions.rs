@@ -18,7 +18,7 @@ use tiffin_core::extent::FreeSpace;
 use tiffin_core::message::{Allocate, AllocateItem, Commit, CommitItem, PutOptions, Reply, Request};
 use tiffin_core::node::{self, Node, NodeConfig};
 use tiffin_core::sabotage::Sabotage;
-use tiffin_core::{ClientId, ConnId, Key, RequestId, SegmentId};
+use tiffin_core::{ClientId, ConnId, EXTENTS_MAX, Key, RequestId, SegmentId};
 use tiffin_proto::frame::{self, HEADER_BYTES};
 
 /// Enough that the tables have their usual shape, few enough that Callgrind fills them in a second.
@@ -115,12 +115,13 @@ fn decode(bytes: &[u8]) {
 fn allocator() {
     let mut space = FreeSpace::new(1 << 30);
     let mut numbers = Numbers(7);
-    let mut taken: Vec<_> = (0..4096).map(|_| space.take(1 + numbers.below(1 << 16)).unwrap()).collect();
+    let mut taken: Vec<_> =
+        (0..4096).map(|_| space.take(1 + numbers.below(1 << 16), EXTENTS_MAX).unwrap()).collect();
     measured("take and give back 1024 extents", || {
         for _ in 0..1024 {
             let old = taken.swap_remove(numbers.below(taken.len() as u64) as usize);
             old.into_iter().for_each(|extent| space.give_back(extent));
-            taken.push(space.take(1 + numbers.below(1 << 16)).unwrap());
+            taken.push(space.take(1 + numbers.below(1 << 16), EXTENTS_MAX).unwrap());
         }
     });
 }
@@ -131,12 +132,15 @@ fn node_side() {
         capacity: 1 << 30,
         slot_count: 1 << 16,
         heap_bytes: 1 << 24,
+        chunk_bytes: 16 << 10,
+        chunks_free: 8,
+        extents_max: EXTENTS_MAX,
         sabotage: Sabotage::None,
     };
     let (mut node, client, conn) = (Node::new(config), ClientId(9), ConnId(1));
     node.handle(node::Event::Opened { conn, client, namespace: "default".into() });
     let item = AllocateItem { len: 4096, name_len: 71, marks_len: 0 };
-    let allocate = || Request::Allocate(Allocate { client, items: vec![item; 128] });
+    let allocate = || Request::Allocate(Allocate { client, items: vec![item; 128], offered: false });
     let mut reserved = Vec::new();
     measured("a node allocates 128 objects", || {
         for at in 0..REPEATS {

@@ -48,7 +48,7 @@ pub struct Header {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
     /// The peer does not speak this protocol at all.
-    #[error("the bytes {0:02x?} do not begin a Tiffin frame: is this the right port?")]
+    #[error("{}", foreign(.0))]
     Magic([u8; 4]),
     /// The peer speaks another major version.
     #[error("the peer speaks protocol version `{}`, this side speaks `{}`: upgrade the older one",
@@ -70,16 +70,39 @@ pub enum FrameError {
     },
 }
 
+/// The beginnings of HTTP responses and requests.
+const HTTP_STARTS: [&[u8; 4]; 7] = [b"HTTP", b"GET ", b"POST", b"PUT ", b"HEAD", b"DELE", b"OPTI"];
+/// The first two bytes of a TLS record: an alert or a handshake of major version 3.
+const TLS_STARTS: [[u8; 2]; 2] = [[0x15, 3], [0x16, 3]];
+
+/// Names the protocol of a peer that does not speak ours, as far as its first bytes show it.
+fn foreign(magic: &[u8; 4]) -> String {
+    if HTTP_STARTS.contains(&magic) {
+        return "it speaks HTTP, not the Tiffin protocol".to_owned();
+    }
+    if magic == b"SSH-" {
+        return "it speaks SSH, not the Tiffin protocol".to_owned();
+    }
+    if TLS_STARTS.iter().any(|start| magic.starts_with(start)) {
+        return "it speaks TLS, not the Tiffin protocol".to_owned();
+    }
+    format!("it does not speak the Tiffin protocol: its first bytes are `{}`", magic.escape_ascii())
+}
+
+/// Checks how a stream begins, also before a whole header is there: a peer that speaks another protocol may
+/// send less than that, and then wait.
+pub fn check_start(bytes: &[u8]) -> Result<(), FrameError> {
+    let Some(magic) = bytes.first_chunk::<4>().copied().filter(|it| *it != MAGIC) else { return Ok(()) };
+    let [a, b, c, major] = magic;
+    Err(match MAGIC.starts_with(&[a, b, c]) && major.is_ascii_digit() {
+        true => FrameError::Major(major),
+        false => FrameError::Magic(magic),
+    })
+}
+
 /// Reads a header, and refuses one that promises what no frame may hold.
 pub fn decode_header(bytes: &[u8; HEADER_BYTES]) -> Result<Header, FrameError> {
-    let magic = four(bytes, 0);
-    if magic != MAGIC {
-        let [a, b, c, major] = magic;
-        return Err(match MAGIC.starts_with(&[a, b, c]) && major.is_ascii_digit() {
-            true => FrameError::Major(major),
-            false => FrameError::Magic(magic),
-        });
-    }
+    check_start(bytes)?;
     let [kind_low, kind_high, flags, minor] = four(bytes, 4);
     if flags & !FLAG_REPLY != 0 {
         return Err(FrameError::Flags(flags));
@@ -233,6 +256,20 @@ mod tests {
         let header = header_of(&frame).unwrap();
         assert_eq!((header.kind, header.reply, header.id), (0x0203, true, RequestId(0x1122_3344_5566_7788)));
         assert_eq!(verify(&header, b"abc"), Ok(()));
+    }
+
+    #[test]
+    fn foreign_protocols_are_named() {
+        for (bytes, expected) in [
+            (b"HTTP", "it speaks HTTP, not the Tiffin protocol"),
+            (b"GET ", "it speaks HTTP, not the Tiffin protocol"),
+            (b"\x15\x03\x01\x00", "it speaks TLS, not the Tiffin protocol"),
+            (b"SSH-", "it speaks SSH, not the Tiffin protocol"),
+            (b"220 ", "it does not speak the Tiffin protocol: its first bytes are `220 `"),
+            (b"\x00\xff\r\n", r"it does not speak the Tiffin protocol: its first bytes are `\x00\xff\r\n`"),
+        ] {
+            assert_eq!(FrameError::Magic(*bytes).to_string(), expected);
+        }
     }
 
     #[test]

@@ -11,12 +11,14 @@ pub mod codec;
 pub mod frame;
 mod keys;
 mod messages;
+mod state;
 
 use tiffin_core::RequestId;
 use tiffin_core::message::{Reply, Request};
 
 use crate::codec::{EncodeError, Malformed, Message, Reader, Writer};
 use crate::frame::Header;
+pub use crate::state::{STATE_BYTES_MAX, StateError, decode_state, encode_state, with_state_header};
 
 /// One message, as it came in.
 #[derive(Clone, Debug, PartialEq, Eq)]

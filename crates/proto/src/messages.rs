@@ -5,16 +5,18 @@
 //! mean "as before".
 
 use tiffin_core::marks::{Consumption, Marks, SampleMarks};
+use tiffin_core::master::{Saved, SavedMember, SavedPolicy};
 use tiffin_core::message::{
     Ack, AckItem, AckOutcome, Ahead, Allocate, AllocateItem, Allocated, Announce, Attach, Await, Backlog,
-    Cause, Commit, CommitItem, CommitOutcome, Decide, DecideItem, Delete, DeleteMatching, DeleteOutcome,
-    DeletedMatching, DemoteItem, Demotion, DropPins, Dropped, EndStream, Exists, Found, Gone, Granted,
-    GroupStat, Heartbeat, Held, Hello, Here, Holder, Lease, LeaseItem, LeaseOutcome, Leased, List, ListItem,
-    Listed, MarkItem, Moved, NamespaceStat, NodeInfo, NodeStat, OnExists, OpenStream, OwnerStat, Pattern,
-    Pin, PinOutcome, Policy, Prefetch, PrefetchOutcome, Presence, PromoteItem, Publish, PublishItem, Pull,
-    Pulled, PutOptions, Quota, Reason, Record, Refusal, Register, Registered, Release, Released, Replacement,
-    Reserve, ReserveItem, ReserveOutcome, Reserved, Resolve, ResolveOutcome, Resolved, Retire, Role, Settle,
-    Settled, Stat, Store, StreamEnd, StreamLimits, StreamStat, TierStat, Usage, Viewer, Views, Welcome, Why,
+    CachedReads, CallPart, Cause, Commit, CommitItem, CommitOutcome, Decide, DecideItem, Delete,
+    DeleteMatching, DeleteOutcome, DeletedMatching, DemoteItem, Demotion, DropPins, Dropped, EndStream,
+    Exists, Explain, Found, Full, Gone, Granted, GroupStat, Heartbeat, Held, Hello, Here, Holder, Lease,
+    LeaseItem, LeaseOutcome, Leased, List, ListItem, Listed, MarkItem, Moved, NamespaceStat, NodeInfo,
+    NodeStat, OnExists, OpenStream, OwnerStat, Pattern, Pin, PinOutcome, Policy, PolicyChange, Prefetch,
+    PrefetchOutcome, Presence, PromoteItem, Publish, PublishItem, Pull, Pulled, PutOptions, Quota, Reason,
+    Record, Refusal, Register, Registered, Release, Released, Replacement, Reserve, ReserveItem,
+    ReserveOutcome, Reserved, Resolve, ResolveOutcome, Resolved, Resource, Retire, Role, Settle, Settled,
+    Shortage, Stat, Store, StreamEnd, StreamLimits, StreamStat, TierStat, Usage, Viewer, Views, Welcome, Why,
 };
 use tiffin_core::{
     ClientId, EXTENTS_MAX, Extent, Generation, Hold, Location, REPLICAS_MAX, RequestId, Reservation,
@@ -30,9 +32,12 @@ choices! {
     OnExists { Replace = 0, Keep = 1 }
     // A no for an unknown reason is still a no.
     Reason {
-        Invalid = 0, Unauthenticated = 1, Version = 2, NotForYou = 3, Busy = 4, Unreachable = 5, Closing = 6;
+        Invalid = 0, Unauthenticated = 1, Version = 2, NotForYou = 3, Busy = 4, Unreachable = 5, Closing = 6,
+        Unavailable = 7;
         else Invalid
     }
+    // It is short of something that this side does not know.
+    Resource { Bytes = 0, Slots = 1, KeySpace = 2, Contiguous = 3; else Bytes }
     Presence { Absent = 0, Here = 1, Unavailable = 2 }
     Demotion { OnPressure = 0, WriteThrough = 1, Never = 2 }
     Ahead { Nothing = 0, LeadingRun = 1, All = 2; else Nothing }
@@ -60,28 +65,34 @@ message! {
         1 => replicas, 2 => on_exists, 3 => hard_pin, 4 => soft_pin_ms, 5 => preferred,
         6 => owner, 7 => sample, 8 => stream, 9 => elsewhere,
     }
-    Reserve { 1 => items, 2 => avoid, 3 => wait_ms, 4 => spare }
-    Quota { 1 => used, 2 => limit }
+    Reserve { 1 => items, 2 => avoid, 3 => wait_ms, 4 => spare, 5 => report_wait_ms }
+    Quota { 1 => used, 2 => limit, 3 => need }
     ReserveItem { 1 => key, 2 => len, 3 => options }
     Reserved { 1 => items, 2 => nodes, 3 => near }
-    Usage { 1 => capacity, 2 => free, 3 => granted, 4 => committed, 5 => held, 6 => objects }
+    Usage {
+        1 => capacity, 2 => free, 3 => granted, 4 => committed, 5 => held, 6 => objects, 7 => offered,
+        8 => metadata, 9 => name_max,
+    }
+    Shortage { 1 => resource, 2 => amount, 3 => bytes, 4 => never }
     NodeInfo { 1 => segment, 2 => name, 3 => tcp, 4 => data, 5 => unix, 6 => memory, 7 => host, 8 => beside }
 
-    Resolve { 1 => keys, 2 => touch, 3 => lease, 4 => locate, 5 => wait_ms }
+    Resolve { 1 => keys, 2 => touch, 3 => lease, 4 => locate, 5 => wait_ms, 6 => report_wait_ms, 7 => part }
+    CallPart { 1 => items, 2 => is_more, 3 => repeats }
     Resolved { 1 => items, 2 => nodes }
-    Exists { 1 => keys, 2 => touch, 3 => lease, 4 => ahead }
+    Exists { 1 => keys, 2 => touch, 3 => lease, 4 => ahead, 5 => reads, 6 => report_wait_ms }
+    CachedReads { 1 => singles, 2 => batches, 3 => items, 4 => bytes }
     Found { 1 => generation, 2 => len, 3 => replicas, 4 => hard_pin, 5 => soft_pin, 6 => leased, 7 => sample }
 
     Delete { 1 => keys, 2 => force, 3 => wait_ms }
     DeleteMatching { 1 => pattern, 2 => force, 3 => wait_ms }
     DeletedMatching { 1 => count, 2 => unconfirmed }
-    List { 1 => pattern, 2 => cursor, 3 => limit, 4 => pinned_by }
+    List { 1 => pattern, 2 => cursor, 3 => limit, 4 => pinned_by, 5 => report_wait_ms }
     Listed { 1 => items, 2 => cursor }
     ListItem { 1 => key, 2 => generation, 3 => len, 4 => replicas, 5 => pins }
 
     Stat {
         1 => epoch, 2 => clients, 3 => nodes, 4 => namespaces, 5 => evicted_objects, 6 => evicted_bytes,
-        7 => soft_pinned, 8 => tier,
+        7 => soft_pinned, 8 => tier, 9 => unreported,
     }
     TierStat {
         1 => shelved, 2 => demoted_objects, 3 => demoted_bytes, 4 => demotions_failed, 5 => evicted_unshelved,
@@ -89,10 +100,11 @@ message! {
         10 => prefetch_redundant, 11 => prefetch_joined, 12 => prefetch_failed, 13 => prefetch_skipped,
         14 => gets_from_memory, 15 => gets_from_disk, 16 => gets_waited, 17 => gets_late, 18 => waited_ms,
         19 => disk_evicted, 20 => disk_corrupt, 21 => prefetch_cancelled, 22 => gets_from_far_disk,
+        23 => demotions_refused,
     }
     DemoteItem { 1 => source, 2 => record }
     PromoteItem { 1 => hold, 2 => into }
-    Moved { 1 => items, 2 => usage }
+    Moved { 1 => items, 2 => usage, 3 => bytes_max }
     Dropped { 1 => items, 2 => corrupt, 3 => usage }
     Prefetch { 1 => keys, 2 => ahead, 3 => wait_ms }
     NodeStat { 1 => info, 2 => alive, 3 => usage, 4 => owed, 5 => holders }
@@ -100,6 +112,7 @@ message! {
         1 => name, 2 => objects, 3 => bytes, 4 => used, 5 => granted, 6 => quota, 7 => samples,
         8 => samples_leased, 9 => sample_age_ms, 10 => waiting, 11 => sample_bytes, 12 => sample_bytes_leased,
         13 => leased_age_ms, 14 => max_hold_ms, 15 => owners, 16 => holders, 17 => demotion,
+        18 => samples_expired, 19 => sample_bytes_expired,
     }
     OwnerStat { 1 => owner, 2 => objects, 3 => bytes }
     Holder { 1 => held, 2 => who, 3 => objects, 4 => bytes }
@@ -107,8 +120,8 @@ message! {
     Viewer { 1 => client, 2 => objects, 3 => bytes }
     Views { 1 => count, 2 => clients, 3 => more, 4 => sends }
 
-    Register { 1 => info, 2 => usage, 3 => epoch, 4 => stamps }
-    Registered { 1 => epoch, 2 => discard, 3 => retire, 4 => commit }
+    Register { 1 => info, 2 => usage, 3 => epoch, 4 => stamps, 5 => life }
+    Registered { 1 => epoch, 2 => discard, 3 => retire, 4 => commit, 5 => life }
     Announce { 1 => items, 2 => last }
     Record { 1 => hold, 2 => namespace, 3 => key, 4 => generation, 5 => len, 6 => marks }
     Marks { 1 => pins, 2 => sample }
@@ -124,24 +137,30 @@ message! {
     Decide { 1 => items, 2 => wait_ms }
     Replacement { 1 => generation, 2 => nodes, 3 => replaced }
     DecideItem { 1 => namespace, 2 => item, 3 => client }
-    Allocate { 1 => client, 2 => items }
+    Allocate { 1 => client, 2 => items, 3 => offered }
     AllocateItem { 1 => len, 2 => name_len, 3 => marks_len }
-    Allocated { 1 => items, 2 => usage }
+    Allocated { 1 => items, 2 => usage, 3 => short }
     Settle { 1 => commit, 2 => abort }
     Retire { 1 => holds }
     Settled { 1 => lost, 2 => usage, 3 => also }
 
     Pin { 1 => keys, 2 => owner, 3 => on, 4 => wait_ms }
     DropPins { 1 => owner, 2 => wait_ms }
-    Policy { 1 => quota, 2 => max_hold_ms, 3 => demotion }
+    PolicyChange {
+        1 => quota, 2 => max_hold_ms, 3 => demotion, 4 => keep_quota, 5 => keep_max_hold, 6 => keep_demotion,
+    }
     Await { 1 => at_most, 2 => at_least, 3 => wait_ms }
     Here {
         1 => found, 2 => nodes, 3 => unreachable, 4 => pins, 5 => sample, 6 => acked, 7 => leases, 8 => views,
         9 => age_ms, 10 => idle_ms, 11 => lease_ms, 12 => writer, 13 => reader, 14 => viewers,
-        15 => viewers_more, 16 => sends,
+        15 => viewers_more, 16 => sends, 17 => disk_bytes_max,
     }
-    Gone { 1 => generation, 2 => cause, 3 => by, 4 => ago_ms, 5 => node, 6 => for_key, 7 => reader }
-    Lease { 1 => items, 2 => group }
+    Gone {
+        1 => generation, 2 => cause, 3 => by, 4 => ago_ms, 5 => node, 6 => for_key, 7 => reader,
+        8 => disk_bytes_max,
+    }
+    Explain { 1 => keys, 2 => report_wait_ms }
+    Lease { 1 => items, 2 => group, 3 => report_wait_ms }
     LeaseItem { 1 => key, 2 => generation }
     Leased { 1 => items, 2 => nodes }
     Granted { 1 => lease, 2 => found }
@@ -164,16 +183,23 @@ message! {
         1 => group, 2 => ready, 3 => out, 4 => delivered, 5 => acked, 6 => consumers, 7 => window,
     }
     Backlog { 1 => refs, 2 => bytes, 3 => limits }
+
+    Saved { 1 => epoch, 2 => members, 3 => policies }
+    SavedMember { 1 => segment, 2 => name, 3 => host, 4 => beside }
+    SavedPolicy { 1 => namespace, 2 => policy }
+    Policy { 1 => quota, 2 => max_hold_ms, 3 => demotion }
 }
 
 oneof! {
-    ReserveOutcome { 1 => Room, 2 => Exists, 3 => Full, 4 => Invalid, 5 => OverQuota, 6 => Behind; }
+    ReserveOutcome {
+        1 => Room, 2 => Exists, 3 => Full, 4 => Invalid, 5 => OverQuota, 6 => Behind; 7 => NoNode
+    }
     ResolveOutcome { 1 => Found, 3 => Unavailable; 2 => Absent }
     DeleteOutcome { 4 => Unconfirmed; 1 => Deleted, 2 => Absent, 3 => Leased }
     CommitOutcome { 1 => Stored, 2 => Replaced, 3 => Exists, 5 => Unconfirmed; 4 => Stale }
     Pattern { 2 => Prefix, 3 => Regex; 1 => All }
     Consumption { 2 => Groups; 1 => Once, 3 => Retained }
-    PinOutcome { 3 => Unconfirmed; 1 => Done, 2 => Absent, 4 => TooMany }
+    PinOutcome { 3 => Unconfirmed; 1 => Done, 2 => Absent, 4 => TooMany, 5 => NotPinned }
     Why { 1 => Here, 2 => Gone; 3 => Unknown }
     LeaseOutcome {
         1 => Leased, 3 => Superseded; 2 => Absent, 4 => Consumed, 5 => NotASample, 6 => WrongGroup
@@ -197,6 +223,34 @@ macro_rules! single {
 }
 
 single! { ClientId, RequestId }
+
+/// The fields of a usage, and behind them what is said of the object: who knows only the former reads that.
+impl Message for Full {
+    fn encode(&self, out: &mut Writer) {
+        self.usage.encode(out);
+        self.lacks.put(FULL_LACKS, out);
+        self.never.put(FULL_NEVER, out);
+    }
+
+    fn decode(input: &mut Reader<'_>) -> Result<Self, Malformed> {
+        let usage = Usage::decode(&mut { *input })?;
+        let (mut lacks, mut never) = (None, None);
+        while let Some((number, wire)) = input.tag()? {
+            match number {
+                FULL_LACKS => Field::merge(&mut lacks, wire, input)?,
+                FULL_NEVER => Field::merge(&mut never, wire, input)?,
+                _ => input.skip(wire)?,
+            }
+        }
+        Ok(Self { usage, lacks: Field::finish(lacks)?, never: Field::finish(never)? })
+    }
+}
+
+/// The fields of [`Full`], far behind those of a usage.
+const FULL_LACKS: u32 = 32;
+const FULL_NEVER: u32 = 33;
+
+nested!(Full);
 
 /// What is boxed because it is large lies on the wire like what is not.
 impl<T: Value> Value for Box<T> {

@@ -182,7 +182,7 @@ fn a_list_with_gaps_is_protobuf() {
     let items = vec![None, Some(Reservation { location, extents }), None];
     let usage = Usage { capacity: 300, free: 5, ..Usage::default() };
     check(
-        Incoming::Reply(RequestId(1), Reply::Allocated(Allocated { items, usage })),
+        Incoming::Reply(RequestId(1), Reply::Allocated(Allocated { items, usage, short: Vec::new() })),
         &WireAllocated {
             items: [None, Some(wire), None].map(|reservation| WireMaybe { reservation }).into(),
             usage: Some(WireUsage { capacity: 300, free: 5 }),
@@ -197,7 +197,8 @@ fn an_enum_is_a_protobuf_oneof() {
         (Pattern::Prefix(Vec::new()), Which::Prefix(Vec::new())),
         (Pattern::Regex("a+".to_owned()), Which::Regex("a+".to_owned())),
     ] {
-        let list = tiffin_core::message::List { pattern, pinned_by: None, cursor: 9, limit: 100 };
+        let list =
+            tiffin_core::message::List { pattern, pinned_by: None, cursor: 9, limit: 100, report_wait_ms: 0 };
         let pattern = Some(WirePattern { which: Some(which) });
         check(
             Incoming::Request(RequestId(1), Request::List(list)),

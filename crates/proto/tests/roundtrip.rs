@@ -156,7 +156,7 @@ fn an_unknown_kind_is_an_error_with_its_id() {
 fn places_in_a_list_are_kept() {
     let some = Reservation { extents: vec![Extent { offset: 64, len: 1 }], ..Reservation::default() };
     let items = vec![None, Some(some), None, Some(Reservation::default()), None];
-    let reply = Reply::Allocated(Allocated { items, usage: Usage::default() });
+    let reply = Reply::Allocated(Allocated { items, ..Allocated::default() });
     let bytes = encode_reply(RequestId(1), &reply).unwrap();
     assert_eq!(incoming(&bytes), Ok(Incoming::Reply(RequestId(1), reply)));
 }

@@ -15,7 +15,7 @@ use std::time::Duration;
 use tiffin_core::message::{Hello, Reply, Request, Resolve, Resolved, Welcome};
 use tiffin_core::{ClientId, Key, RequestId};
 use tiffin_proto::{Incoming, encode_reply, encode_request};
-use tiffin_rpc::{Address, Connection, Greeting, Inbox, Listener, Outbox, Reach};
+use tiffin_rpc::{Address, Connection, Greeting, Inbox, Listener, Outbox, Reach, Waiting, while_waiting_is};
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::time::Instant;
 
@@ -105,8 +105,15 @@ fn deadline() -> Instant {
     Instant::now() + Duration::from_secs(60)
 }
 
-fn from_thread(connection: Connection) -> Contender {
-    timed(move || drop(connection.call_blocking(&request(), deadline()).unwrap()))
+fn from_thread(connection: Connection, runtime: Handle) -> Contender {
+    timed(move || {
+        let request = request();
+        let mut call = std::pin::pin!(connection.call(&request, deadline()));
+        let answer = runtime.block_on(std::future::poll_fn(|context| {
+            while_waiting_is(Waiting::Now, || call.as_mut().poll(context))
+        }));
+        drop(answer.unwrap());
+    })
 }
 
 fn thread_for_task(connection: Connection, runtime: Handle) -> Contender {
@@ -171,7 +178,7 @@ fn main() {
             kind,
             &mut [
                 ("plain socket", plain(kind, asked, answered)),
-                ("call from a thread", from_thread(connection.clone())),
+                ("call from a thread", from_thread(connection.clone(), handle.clone())),
                 ("thread waits for a task", thread_for_task(connection.clone(), handle.clone())),
                 ("call from a task", from_task(connection, handle.clone())),
             ],

@@ -9,7 +9,7 @@ use tiffin_proto::frame::{FrameError, PAYLOAD_BYTES_MAX};
 use tokio::time::{Instant, timeout_at};
 
 use crate::link::{self, Ended, Side};
-use crate::{Address, CallError, Inbox, Outbox, Peer, Reach, Stream};
+use crate::{Address, CallError, ConnectError, Inbox, Outbox, Peer, Reach, Stream};
 
 /// The longest payload from a peer that was not let in yet.
 pub const HELLO_BYTES_MAX: usize = 16 << 10;
@@ -42,13 +42,19 @@ pub async fn dial(
     let stream = timeout_at(deadline, Stream::connect(address, reach))
         .await
         .map_err(|_| timeout("the attempt to connect"))?
-        .map_err(failed)?;
+        .map_err(|error| match error {
+            ConnectError::Resolve(source) => {
+                CallError::Resolve { address: address.clone(), source: Arc::new(source) }
+            }
+            ConnectError::Connect(source) => failed(source),
+        })?;
     let (outbox, mut inbox) = link::split(stream, Side::Dialing, PAYLOAD_BYTES_MAX).map_err(failed)?;
     let hello = Hello { major: VERSION_MAJOR, minor: VERSION_MINOR, ..hello };
     let frame = tiffin_proto::encode_request(HELLO_ID, &Request::Hello(hello))?;
     // A fresh socket has room for a hello; if it does not, the deadline below notices.
-    outbox.send_waiting(frame).await.map_err(|_| CallError::Lost { address: address.clone() })?;
-    let answer = timeout_at(deadline, inbox.receive()).await.map_err(|_| timeout("the hello"))?;
+    let unanswered = |is_silent| CallError::Unanswered { address: address.clone(), is_silent };
+    outbox.send_waiting(frame).await.map_err(|_| unanswered(false))?;
+    let answer = timeout_at(deadline, inbox.receive()).await.map_err(|_| unanswered(true))?;
     let protocol = |detail| CallError::Protocol { address: address.clone(), detail };
     match answer {
         Ok(Incoming::Reply(HELLO_ID, Reply::Welcome(welcome))) if welcome.major == VERSION_MAJOR => {
@@ -59,8 +65,11 @@ pub async fn dial(
         }
         Ok(Incoming::Reply(HELLO_ID, Reply::Refused(refusal))) => Err(CallError::Refused(refusal)),
         Ok(_) => Err(protocol("it did not answer the hello".to_owned())),
+        Err(Ended::Garbage(source @ FrameError::Magic(_))) => {
+            Err(CallError::Foreign { address: address.clone(), source })
+        }
         Err(Ended::Garbage(error)) => Err(protocol(error.to_string())),
-        Err(_) => Err(CallError::Lost { address: address.clone() }),
+        Err(_) => Err(unanswered(false)),
     }
 }
 

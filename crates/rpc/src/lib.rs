@@ -16,11 +16,12 @@
 mod address;
 mod connection;
 mod courtesy;
-mod desk;
 mod greet;
+pub mod host;
 mod link;
 mod looks;
 mod patience;
+mod reader;
 mod stream;
 mod twin;
 mod untaken;
@@ -29,16 +30,18 @@ mod watch;
 use std::io;
 use std::sync::Arc;
 
+use subtle::ConstantTimeEq;
 use tiffin_core::message::{Reason, Refusal};
 use tiffin_proto::codec::EncodeError;
+use tiffin_proto::frame::FrameError;
 
 pub use address::{Address, AddressError};
-pub use connection::{Connection, Prepared};
+pub use connection::Connection;
 pub use courtesy::step_aside;
 pub use greet::{Dialed, Greeting, HELLO_BYTES_MAX, dial};
 pub use link::{Inbox, OUTBOX_BYTES_MAX, Outbox, SendError, Taken};
 pub use patience::{Waiting, waiting, while_waiting_is};
-pub use stream::{ListenError, Listener, Peer, Stream};
+pub use stream::{ConnectError, ListenError, Listener, Peer, Stream};
 pub use twin::Reach;
 
 /// Why a call has no answer.
@@ -50,6 +53,17 @@ pub enum CallError {
          machine may reach it"
     )]
     Connect {
+        /// Where to.
+        address: Address,
+        /// What the system says.
+        source: Arc<io::Error>,
+    },
+    /// The host's name has no address, so nothing was done.
+    #[error(
+        "cannot resolve the host of `{address}`: {source}\n\nhint: check the spelling of the host's name, \
+         and that this machine resolves it (DNS, /etc/hosts)"
+    )]
+    Resolve {
         /// Where to.
         address: Address,
         /// What the system says.
@@ -75,6 +89,18 @@ pub enum CallError {
         /// Who.
         address: Address,
     },
+    /// The peer accepted the connection, but did not answer the handshake.
+    #[error(
+        "`{address}` accepted the connection but {}\n\nhint: another program may listen there: check the \
+         address; or the server is stopped, overloaded or shutting down",
+        if *is_silent { "did not answer the handshake in time" } else { "closed it before the handshake" }
+    )]
+    Unanswered {
+        /// Who.
+        address: Address,
+        /// It sent nothing in time; else it closed the connection.
+        is_silent: bool,
+    },
     /// The peer said no, and did nothing.
     #[error("{}{}", .0.message, refusal_hint(.0.reason))]
     Refused(Refusal),
@@ -89,35 +115,27 @@ pub enum CallError {
         /// What it said.
         detail: String,
     },
+    /// The port belongs to a server of another kind, such as an HTTP server.
+    #[error(
+        "`{address}` is not a Tiffin server: {source}\n\nhint: give the address that the master listens on \
+         (port 7400 unless it was told otherwise), not that of its HTTP pages (7401)"
+    )]
+    Foreign {
+        /// Who.
+        address: Address,
+        /// What it sent.
+        source: FrameError,
+    },
     /// The request must not be sent, so nothing was done.
     #[error(transparent)]
     TooLarge(#[from] EncodeError),
 }
 
-impl CallError {
-    /// The same call may succeed later, on a new connection.
-    #[must_use]
-    pub fn is_transient(&self) -> bool {
-        match self {
-            Self::Connect { .. } | Self::Timeout { .. } | Self::Lost { .. } => true,
-            Self::Refused(refusal) => {
-                matches!(refusal.reason, Reason::Busy | Reason::Unreachable | Reason::Closing)
-            }
-            Self::Protocol { .. } | Self::TooLarge(_) => false,
-        }
-    }
-}
-
-/// Compares two secrets in a time that depends on the expected one only, so that nobody can guess a token
-/// byte by byte.
+/// Compares two secrets in a time that depends on their lengths only, so that a token cannot be guessed byte
+/// by byte.
 #[must_use]
 pub fn token_matches(expected: &str, given: &str) -> bool {
-    let mut differs = expected.len() ^ given.len();
-    let padded = given.bytes().chain(std::iter::repeat(0));
-    for (expected, given) in expected.bytes().zip(padded) {
-        differs |= usize::from(std::hint::black_box(expected ^ given));
-    }
-    std::hint::black_box(differs) == 0
+    expected.as_bytes().ct_eq(given.as_bytes()).into()
 }
 
 fn refusal_hint(reason: Reason) -> &'static str {
@@ -129,6 +147,7 @@ fn refusal_hint(reason: Reason) -> &'static str {
         Reason::Busy => "\n\nhint: try again later, or with less at once",
         Reason::Unreachable => "\n\nhint: see `tiffin stat` for the nodes that do not answer",
         Reason::Closing => "\n\nhint: try again when the server is back",
+        Reason::Unavailable => "\n\nhint: try again when the nodes that are waited for are back",
     }
 }
 

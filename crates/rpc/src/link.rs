@@ -23,6 +23,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, timeout_at};
 
+use crate::greet::HELLO_BYTES_MAX;
 use crate::watch::{Readable, writable};
 use crate::{Peer, Stream};
 
@@ -35,6 +36,8 @@ const BACKLOG_BYTES_MAX: usize = 8 << 20;
 
 /// How much room there is at least for each read.
 const READ_BYTES_MIN: usize = 16 << 10;
+/// The same before the peer's hello was accepted: some hellos. A long one takes several reads.
+const HELLO_READ_BYTES: usize = 1 << 10;
 /// A larger buffer is given back when it is empty.
 const IDLE_BYTES_MAX: usize = 1 << 20;
 /// How many frames are handed to the system at once.
@@ -80,10 +83,6 @@ pub enum SendError {
 
 /// What [`Inbox::take`] finds.
 #[derive(Debug)]
-#[expect(
-    clippy::large_enum_variant,
-    reason = "it is looked into at once; a box would be made for each message"
-)]
 pub enum Taken {
     /// A message.
     Message(Incoming),
@@ -282,14 +281,6 @@ impl Outbox {
         }
     }
 
-    /// Sends a frame if there is room; gives it back if there is none, nothing if the connection has ended.
-    pub(crate) fn try_send(&self, frame: Vec<u8>) -> Result<Ticket, Option<Vec<u8>>> {
-        self.shared.offer(frame).map_err(|refused| match refused {
-            Refused::Closed => None,
-            Refused::Full(frame) => Some(frame),
-        })
-    }
-
     /// The frame is with the system.
     pub(crate) fn has_passed(&self, ticket: Ticket) -> bool {
         self.shared.lock().written >= ticket.0
@@ -409,7 +400,10 @@ impl Inbox {
     fn decode(&mut self) -> Result<Option<Incoming>, Ended> {
         loop {
             let waiting = self.buffer.get(self.taken..).unwrap_or_default();
-            let Some((head, rest)) = waiting.split_first_chunk::<HEADER_BYTES>() else { return Ok(None) };
+            let Some((head, rest)) = waiting.split_first_chunk::<HEADER_BYTES>() else {
+                frame::check_start(waiting)?;
+                return Ok(None);
+            };
             let header = frame::decode_header(head)?;
             let len = header.len as usize;
             if len > self.payload_bytes_max {
@@ -446,7 +440,9 @@ impl Inbox {
             self.buffer.drain(..self.taken);
             self.taken = 0;
         }
-        self.buffer.reserve(READ_BYTES_MIN);
+        // A peer that was not let in yet gets a small buffer.
+        let is_unproven = self.side == Side::Accepting && self.payload_bytes_max <= HELLO_BYTES_MAX;
+        self.buffer.reserve(if is_unproven { HELLO_READ_BYTES } else { READ_BYTES_MIN });
         let room = self.buffer.capacity() - self.buffer.len();
         match read(&self.shared.stream, &mut self.buffer) {
             Ok(0) if self.buffer.len() == self.taken => Err(Ended::Closed),

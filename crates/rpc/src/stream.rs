@@ -68,6 +68,17 @@ pub enum Peer {
     Gone,
 }
 
+/// Why there is no stream.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    /// The host's name has no address.
+    #[error("{0}")]
+    Resolve(io::Error),
+    /// No address of the host takes connections on that port.
+    #[error("{0}")]
+    Connect(#[from] io::Error),
+}
+
 /// Why nobody can listen there.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot listen on `{address}`: {source}{}", listen_hint(.source))]
@@ -94,18 +105,17 @@ enum ListenerKind {
 
 impl Stream {
     /// Connects. There is no deadline in here: the caller drops the future when its own has come.
-    pub async fn connect(address: &Address, reach: Reach) -> io::Result<Self> {
+    pub async fn connect(address: &Address, reach: Reach) -> Result<Self, ConnectError> {
         match address {
-            Address::Tcp { host, port } if reach == Reach::Near => Self::connect_near(host, *port).await,
-            Address::Tcp { host, port } => Self::from_tcp(TcpStream::connect((host.as_str(), *port)).await?),
+            Address::Tcp { host, port } => Self::connect_tcp(host, *port, reach).await,
             Address::Unix { name } => loop {
                 match UnixStream::connect(abstract_path(name)).await {
-                    Ok(stream) => return Self::from_unix(stream),
+                    Ok(stream) => return Ok(Self::from_unix(stream)?),
                     // The listener's queue is full, and the system gives no event for room in it.
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                         tokio::time::sleep(CONNECT_PAUSE).await;
                     }
-                    Err(error) => return Err(error),
+                    Err(error) => return Err(error.into()),
                 }
             },
         }
@@ -117,21 +127,26 @@ impl Stream {
         self.peer
     }
 
-    /// Tries the addresses of the host in turn, each through its twin first.
-    async fn connect_near(host: &str, port: u16) -> io::Result<Self> {
+    /// Tries the addresses of the host in turn; those that are near, through their twins first.
+    async fn connect_tcp(host: &str, port: u16, reach: Reach) -> Result<Self, ConnectError> {
         // The listener compares with this one: see `SO_PEERCRED`.
         let own = rustix::process::geteuid().as_raw();
         let mut last = None;
-        for address in lookup_host((host, port)).await? {
-            if let Some(stream) = twin::connect(address, own).await {
+        for address in lookup_host((host, port)).await.map_err(ConnectError::Resolve)? {
+            if reach == Reach::Near
+                && let Some(stream) = twin::connect(address, own).await
+            {
                 return Ok(stream);
             }
             match TcpStream::connect(address).await {
-                Ok(stream) => return Self::from_tcp(stream),
+                Ok(stream) => return Ok(Self::from_tcp(stream)?),
                 Err(error) => last = Some(error),
             }
         }
-        Err(last.unwrap_or_else(|| io::Error::new(io::ErrorKind::NotFound, "the host has no address")))
+        Err(match last {
+            Some(error) => ConnectError::Connect(error),
+            None => ConnectError::Resolve(io::Error::new(io::ErrorKind::NotFound, "the host has no address")),
+        })
     }
 
     fn from_tcp(stream: TcpStream) -> io::Result<Self> {

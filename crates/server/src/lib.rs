@@ -14,7 +14,6 @@
 //! ends with the connection it waits for. **Invariant:** nothing that arrives from outside can panic.
 
 pub mod config;
-pub mod host;
 pub mod http;
 mod listen;
 pub mod master;
@@ -27,11 +26,13 @@ use std::io;
 use std::path::PathBuf;
 
 pub use config::{ConfigError, LeaseMode, MasterConfig, NodeConfig, UpConfig};
+pub use http::PENDING_MAX as HTTP_PENDING_MAX;
 pub use listen::CONNECTIONS_MAX;
 pub use master::MasterServer;
 pub use node::NodeServer;
-pub use tiffin_rpc::{Address, ListenError};
-use tiffin_transport::segment::SegmentError;
+pub use tiffin_rpc::{Address, ListenError, host};
+pub use tiffin_transport::Limit;
+pub use tiffin_transport::segment::{Fit, SegmentError};
 pub use up::{Embedded, Up};
 
 /// Why a server did not start.

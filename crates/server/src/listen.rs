@@ -2,6 +2,9 @@
 //!
 //! **Invariant:** at most [`CONNECTIONS_MAX`] connections are served; the next ones are told so, and beyond
 //! [`REFUSALS_MAX`] of those under way they are only closed.
+//!
+//! **Invariant:** at most [`PENDING_MAX`] connections have not said a valid hello yet. One more closes the
+//! oldest of them.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -13,6 +16,8 @@ use tiffin_core::ClientId;
 use tiffin_core::NAMESPACE_BYTES_MAX;
 use tiffin_core::message::{Hello, Reason, Refusal, Role, Welcome};
 use tiffin_rpc::{Greeting, Inbox, Listener, Outbox, Peer, Stream, token_matches};
+use tiffin_transport::Pending;
+use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
@@ -20,6 +25,8 @@ use tokio::time::Instant;
 pub const CONNECTIONS_MAX: usize = 16 << 10;
 /// The most that are told at a time that there are too many.
 const REFUSALS_MAX: usize = 256;
+/// The most connections at a time that have not said a valid hello yet; one more ends the oldest.
+const PENDING_MAX: usize = 1024;
 /// How long a peer may take to say hello.
 const GREETING_TIME_MAX: Duration = Duration::from_secs(10);
 /// When an idle connection is asked whether its host still lives, and how often it is asked again.
@@ -108,10 +115,16 @@ impl Door {
 
 /// Lets parties in and serves them until this is dropped, which ends every connection.
 pub(crate) async fn serve<H: Host>(listener: Listener, host: Arc<H>) {
-    serve_at_most(listener, host, CONNECTIONS_MAX).await;
+    serve_at_most(listener, host, CONNECTIONS_MAX, PENDING_MAX).await;
 }
 
-async fn serve_at_most<H: Host>(listener: Listener, host: Arc<H>, connections_max: usize) {
+async fn serve_at_most<H: Host>(
+    listener: Listener,
+    host: Arc<H>,
+    connections_max: usize,
+    pending_max: usize,
+) {
+    let pending = Pending::new(pending_max);
     let mut visits = JoinSet::new();
     loop {
         let stream = listener.accept().await;
@@ -121,15 +134,25 @@ async fn serve_at_most<H: Host>(listener: Listener, host: Arc<H>, connections_ma
             continue;
         }
         let is_full = visits.len() >= connections_max;
-        visits.spawn(greet(stream, Arc::clone(&host), is_full));
+        visits.spawn(greet(stream, Arc::clone(&host), Arc::clone(&pending), is_full));
     }
 }
 
-async fn greet<H: Host>(stream: Stream, host: Arc<H>, is_full: bool) {
+async fn greet<H: Host>(stream: Stream, host: Arc<H>, pending: Arc<Pending>, is_full: bool) {
     keep_alive(&stream);
     let deadline = Instant::now() + GREETING_TIME_MAX;
-    let Some(greeting) = Greeting::receive(stream, deadline).await else { return };
+    let cut = Arc::new(Notify::new());
+    let entry = pending.enter(&cut);
     let door = host.door();
+    let greeting = tokio::select! {
+        biased;
+        () = cut.notified() => {
+            door.refused.fetch_add(1, Ordering::Relaxed);
+            return;
+        }
+        greeting = Greeting::receive(stream, deadline) => greeting,
+    };
+    let Some(greeting) = greeting else { return };
     let refusal = if is_full {
         Err(Refusal { reason: Reason::Busy, message: "there are too many connections".to_owned() })
     } else {
@@ -139,6 +162,7 @@ async fn greet<H: Host>(stream: Stream, host: Arc<H>, is_full: bool) {
         door.refused.fetch_add(1, Ordering::Relaxed);
         return greeting.refuse(refusal, deadline).await;
     }
+    drop(entry);
     let (hello, peer) = (greeting.hello.clone(), greeting.peer());
     let _inside = Inside::enter(door);
     let (outbox, inbox) = greeting.welcome(host.welcome());
@@ -191,7 +215,10 @@ impl Drop for Inside<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::ErrorKind;
+
     use tiffin_rpc::{CallError, Connection, Reach};
+    use tokio::io::AsyncReadExt;
 
     use super::*;
 
@@ -242,7 +269,7 @@ mod tests {
         let listener = Listener::bind(&"127.0.0.1:0".parse().unwrap()).await.unwrap();
         let address = listener.local_address().clone();
         let room = Arc::new(Room(Door::new(String::new(), false)));
-        let serving = tokio::spawn(serve_at_most(listener, Arc::clone(&room), 1));
+        let serving = tokio::spawn(serve_at_most(listener, Arc::clone(&room), 1, 8));
         let hello = Hello { namespace: "default".into(), client: ClientId(1), ..Hello::default() };
         let deadline = Instant::now() + Duration::from_secs(60);
         let open = || Connection::open(&address, hello.clone(), deadline);
@@ -255,6 +282,32 @@ mod tests {
         while open().await.is_err() {
             assert!(Instant::now() < deadline, "the place never became free");
         }
+        serving.abort();
+    }
+
+    #[tokio::test]
+    async fn silent_connections_end_oldest_first_and_keep_nobody_out() {
+        let listener = Listener::bind(&"127.0.0.1:0".parse().unwrap()).await.unwrap();
+        let address = listener.local_address().clone();
+        let room = Arc::new(Room(Door::new("secret".into(), false)));
+        let serving = tokio::spawn(serve_at_most(listener, Arc::clone(&room), 64, 4));
+        let mut silent = Vec::new();
+        for _ in 0..5 {
+            silent.push(tokio::net::TcpStream::connect(address.to_string()).await.unwrap());
+        }
+        // The fifth is one too many, so that the first is closed; the others stay.
+        assert_eq!(silent[0].read(&mut [0; 1]).await.unwrap_or(0), 0);
+        assert!(silent[1].try_read(&mut [0; 1]).is_err_and(|error| error.kind() == ErrorKind::WouldBlock));
+        let hello = Hello {
+            token: "secret".into(),
+            namespace: "default".into(),
+            client: ClientId(1),
+            ..Hello::default()
+        };
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let (connection, _) = Connection::open(&address, hello, deadline).await.unwrap();
+        assert!(!connection.is_closed());
+        assert_eq!(room.0.inside(), 1);
         serving.abort();
     }
 

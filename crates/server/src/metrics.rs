@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use bytesize::ByteSize;
 use tiffin_core::message::{
-    CommitOutcome, DeleteOutcome, NodeStat, Pattern, Presence, Reply, Request, ReserveOutcome,
-    ResolveOutcome, Stat, Usage,
+    CachedReads, CallPart, CommitOutcome, DeleteOutcome, Exists, NodeStat, Pattern, Presence, Reply, Request,
+    ReserveOutcome, ResolveOutcome, Stat, Usage,
 };
 
 /// The upper bounds of the histogram of value sizes, in bytes.
@@ -32,6 +32,16 @@ pub(crate) enum Op {
     Ping,
     List,
     Stat,
+}
+
+/// A request that was counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Asked {
+    op: Op,
+    /// How many objects the client's call is for, if they are more than the request names.
+    items: usize,
+    /// How many of the names, from the first on, were counted with an earlier request of the same call.
+    repeats: usize,
 }
 
 /// Every [`Op`] with the names of its counters: for one object, and for batches where there are any.
@@ -86,7 +96,19 @@ pub(crate) struct Snapshot<'a> {
 
 impl Counters {
     /// Counts a request, and says what it is.
-    pub(crate) fn asked(&self, request: &Request) -> Option<Op> {
+    pub(crate) fn asked(&self, request: &Request) -> Option<Asked> {
+        if let Request::Exists(Exists { reads, .. }) = request
+            && !reads.is_empty()
+        {
+            // A report of a client: it has read without asking.
+            self.read_cached(reads.bounded());
+            return Some(Asked { op: Op::GetReplicaList, items: 0, repeats: 0 });
+        }
+        if let Request::Resolve(resolve) = request
+            && resolve.locate
+        {
+            return Some(self.looked_up(resolve.keys.len(), resolve.part));
+        }
         let (op, items) = match request {
             Request::Reserve(reserve) => {
                 reserve.items.iter().for_each(|item| self.value_size(item.len));
@@ -94,7 +116,6 @@ impl Counters {
             }
             Request::Decide(decide) => (Op::PutEnd, decide.items.len()),
             Request::Publish(publish) => (Op::PutEnd, publish.items.len()),
-            Request::Resolve(resolve) if resolve.locate => (Op::GetReplicaList, resolve.keys.len()),
             Request::Resolve(resolve) => (Op::ExistKey, resolve.keys.len()),
             Request::Exists(exists) => (Op::ExistKey, exists.keys.len()),
             Request::Delete(delete) => (Op::Remove, delete.keys.len()),
@@ -113,16 +134,34 @@ impl Counters {
         } else {
             add(&counters.requests, 1);
         }
-        Some(op)
+        Some(Asked { op, items: 0, repeats: 0 })
     }
 
-    /// Counts an answer; `op` is what was asked, where the answer comes at once.
-    pub(crate) fn answered(&self, op: Option<Op>, reply: &Reply) {
+    /// Counts a lookup of so many names, which may be a part of a call: a call counts once, and each of its
+    /// objects once.
+    fn looked_up(&self, names: usize, part: CallPart) -> Asked {
+        let limited = |count: u64| usize::try_from(count).unwrap_or(usize::MAX);
+        let (items, repeats) = (limited(part.items), limited(part.repeats).min(names));
+        let counters = self.of(Op::GetReplicaList);
+        let calls = u64::from(!part.is_more);
+        if names.max(items) > 1 {
+            add(&counters.batch_requests, calls);
+            add(&counters.batch_items, (names - repeats) as u64);
+        } else {
+            add(&counters.requests, calls);
+        }
+        Asked { op: Op::GetReplicaList, items, repeats }
+    }
+
+    /// Counts an answer; `asked` is the request, where the answer comes at once.
+    pub(crate) fn answered(&self, asked: Option<Asked>, reply: &Reply) {
+        let op = asked.map(|it| it.op);
         match reply {
             Reply::Reserved(reserved) => {
                 let failed = |it: &&ReserveOutcome| !matches!(it, ReserveOutcome::Room(_));
-                let full = |it: &&ReserveOutcome| matches!(it, ReserveOutcome::Full(_));
-                add(&self.allocation_failures, reserved.items.iter().filter(full).count() as u64);
+                let is_full =
+                    |it: &ReserveOutcome| matches!(it, ReserveOutcome::Full(_) | ReserveOutcome::NoNode);
+                add(&self.allocation_failures, reserved.items.iter().filter(|it| is_full(it)).count() as u64);
                 self.outcome(
                     Op::PutStart,
                     reserved.items.len(),
@@ -132,21 +171,8 @@ impl Counters {
             Reply::Decided(outcomes) => self.decided(outcomes.iter()),
             // The rest is decided when the node asks.
             Reply::Published(outcomes) => self.decided(outcomes.iter().flatten()),
-            Reply::Resolved(resolved) => {
-                let lens = resolved.items.iter().filter_map(|it| match it {
-                    ResolveOutcome::Found(found) => Some(found.len),
-                    ResolveOutcome::Absent | ResolveOutcome::Unavailable(_) => None,
-                });
-                let (found, bytes) =
-                    lens.fold((0, 0_u64), |(count, sum), len| (count + 1, sum.saturating_add(len)));
-                let op = op.unwrap_or(Op::GetReplicaList);
-                if op == Op::GetReplicaList {
-                    add(&self.gets, resolved.items.len() as u64);
-                    add(&self.hits, found as u64);
-                    add(&self.hit_bytes, bytes);
-                }
-                self.outcome(op, resolved.items.len(), resolved.items.len() - found);
-            }
+            Reply::Resolved(resolved) => self.resolved(asked, &resolved.items),
+            Reply::Present(_) if op == Some(Op::GetReplicaList) => {}
             Reply::Present(items) => {
                 let missed = items.iter().filter(|&&it| it != Presence::Here).count();
                 self.outcome(Op::ExistKey, items.len(), missed);
@@ -163,6 +189,36 @@ impl Counters {
             }
             _ => {}
         }
+    }
+
+    fn resolved(&self, asked: Option<Asked>, items: &[ResolveOutcome]) {
+        let asked = asked.unwrap_or(Asked { op: Op::GetReplicaList, items: 0, repeats: 0 });
+        let len = |it: &ResolveOutcome| match it {
+            ResolveOutcome::Found(found) => Some(found.len),
+            ResolveOutcome::Absent | ResolveOutcome::Unavailable(_) => None,
+        };
+        if asked.op == Op::GetReplicaList {
+            let first = items.get(asked.repeats..).unwrap_or_default();
+            let hits = first.iter().filter_map(len);
+            let (found, bytes) =
+                hits.fold((0, 0_u64), |(count, sum), len| (count + 1, sum.saturating_add(len)));
+            add(&self.gets, first.len() as u64);
+            add(&self.hits, found);
+            add(&self.hit_bytes, bytes);
+        }
+        let failed = items.iter().filter(|it| len(it).is_none()).count();
+        self.outcome(asked.op, items.len().max(asked.items), failed);
+    }
+
+    /// Clients have read objects at locations that they had cached. Every such read succeeded.
+    fn read_cached(&self, reads: CachedReads) {
+        let counters = self.of(Op::GetReplicaList);
+        add(&counters.requests, reads.singles);
+        add(&counters.batch_requests, reads.batches);
+        add(&counters.batch_items, reads.items);
+        add(&self.gets, reads.singles + reads.items);
+        add(&self.hits, reads.singles + reads.items);
+        add(&self.hit_bytes, reads.bytes);
     }
 
     fn decided<'a>(&self, outcomes: impl Iterator<Item = &'a CommitOutcome> + Clone) {
@@ -360,10 +416,16 @@ fn own(page: &mut Page, snapshot: &Snapshot<'_>) {
             ("granted", usage.granted),
             ("committed", usage.committed),
             ("held", usage.held),
+            ("metadata", usage.metadata),
         ];
         for (state, bytes) in states {
             page.sample("tiffin_node_bytes", &[("node", &node.info.name), ("state", state)], bytes);
         }
+    }
+    let offered = "Free bytes that are preallocated for clients, and recalled when they are needed";
+    page.head("tiffin_node_offered_bytes", "gauge", offered);
+    for node in &stat.nodes {
+        page.sample("tiffin_node_offered_bytes", &[("node", &node.info.name)], node.usage.offered);
     }
     page.head("tiffin_namespace_objects", "gauge", "Objects, by namespace");
     for namespace in &stat.namespaces {
@@ -443,7 +505,7 @@ fn escaped(text: &str) -> String {
 mod tests {
     use std::collections::BTreeSet;
 
-    use tiffin_core::message::{NodeInfo, NodeStat, Resolve, Resolved};
+    use tiffin_core::message::{CACHED_READS_MAX, NodeInfo, NodeStat, Resolve, Resolved};
     use tiffin_core::{Key, message::Found};
 
     use super::*;
@@ -471,6 +533,106 @@ mod tests {
             }
         }
         assert!(page.contains(r#"segment_allocated_bytes{segment="a \"node\"\\\n"} 0"#), "{page}");
+    }
+
+    /// The names that a text in backquotes stands for: `a_{b,c}` is `a_b` and `a_c`.
+    fn expanded(text: &str) -> Vec<String> {
+        let Some((head, rest)) = text.split_once('{') else { return vec![text.to_owned()] };
+        let (choices, tail) = rest.split_once('}').unwrap();
+        let tails = expanded(tail);
+        let name = |choice: &str, tail: &String| format!("{head}{choice}{tail}");
+        choices.split(',').flat_map(|choice| tails.iter().map(move |tail| name(choice, tail))).collect()
+    }
+
+    #[test]
+    fn documented_metrics_are_those_that_are_exported() {
+        let (_, section) = include_str!("../../../docs/operations.md").split_once("\n## Metrics\n").unwrap();
+        let section = section.split("\n## ").next().unwrap();
+        let rows = section.lines().filter_map(|line| line.strip_prefix("| `"));
+        let cells = rows.filter_map(|row| row.split(" | ").next());
+        let quoted = cells.flat_map(|cell| cell.split('`').step_by(2));
+        let documented: BTreeSet<String> = quoted.flat_map(expanded).collect();
+        let page = page_of(&Stat::default(), &Counters::default());
+        let types = page.lines().filter_map(|line| line.strip_prefix("# TYPE "));
+        let exported: BTreeSet<String> =
+            types.filter_map(|line| line.split(' ').next()).map(str::to_owned).collect();
+        let missing: Vec<_> = exported.difference(&documented).collect();
+        let invented: Vec<_> = documented.difference(&exported).collect();
+        assert!(
+            missing.is_empty() && invented.is_empty(),
+            "missing: {missing:?}, not exported: {invented:?}"
+        );
+    }
+
+    #[test]
+    fn reads_from_cached_locations_are_counted() {
+        let counters = Counters::default();
+        let report = |reads| {
+            let request = Request::Exists(Exists { touch: true, reads, ..Exists::default() });
+            let op = counters.asked(&request);
+            counters.answered(op, &Reply::Present(vec![Presence::Absent]));
+        };
+        let mut reads = CachedReads::default();
+        reads.add(false, 1, 10);
+        reads.add(true, 3, 60);
+        report(reads);
+        let page = page_of(&Stat::default(), &counters);
+        for expected in [
+            "master_get_replica_list_requests_total 1",
+            "master_get_replica_list_failures_total 0",
+            "master_batch_get_replica_list_requests_total 1",
+            "master_batch_get_replica_list_items_total 3",
+            "master_batch_get_replica_list_failed_items_total 0",
+            "master_exist_key_requests_total 0",
+            "master_exist_key_failures_total 0",
+            "mem_cache_hit_bytes_total 70",
+            "total_get_nums_ 4",
+        ] {
+            assert!(page.lines().any(|line| line == expected), "{expected}\n{page}");
+        }
+        // One report counts no more than its limit.
+        report(CachedReads { singles: u64::MAX, batches: u64::MAX, items: u64::MAX, bytes: 0 });
+        let page = page_of(&Stat::default(), &counters);
+        let singles = format!("master_get_replica_list_requests_total {}", 1 + CACHED_READS_MAX);
+        assert!(page.lines().any(|line| line == singles), "{page}");
+    }
+
+    #[test]
+    fn requests_of_one_call_are_counted_together() {
+        let counters = Counters::default();
+        let found = ResolveOutcome::Found(Found { len: 70, ..Found::default() });
+        let ask = |part: CallPart, items: Vec<ResolveOutcome>| {
+            let keys = vec![Key::new(b"k").unwrap(); items.len()];
+            let resolve = Resolve { keys, locate: true, part, ..Resolve::default() };
+            let asked = counters.asked(&Request::Resolve(resolve));
+            counters.answered(asked, &Reply::Resolved(Resolved { items, nodes: Vec::new() }));
+        };
+        // Of five objects three are cached; one is missing, and the location of another changes twice.
+        ask(CallPart { items: 5, is_more: false, repeats: 0 }, vec![ResolveOutcome::Absent]);
+        ask(CallPart { items: 5, is_more: true, repeats: 0 }, vec![found.clone()]);
+        ask(CallPart { items: 5, is_more: true, repeats: 1 }, vec![found.clone()]);
+        let mut reads = CachedReads::default();
+        reads.add_items(3, 210);
+        counters.asked(&Request::Exists(Exists { reads, ..Exists::default() }));
+        // The location of a single object changes.
+        ask(CallPart::default(), vec![found.clone()]);
+        ask(CallPart { items: 1, is_more: true, repeats: 1 }, vec![found]);
+        // More repeats than names.
+        ask(CallPart { items: 1, is_more: true, repeats: u64::MAX }, vec![ResolveOutcome::Absent]);
+        let page = page_of(&Stat::default(), &counters);
+        for expected in [
+            "master_get_replica_list_requests_total 1",
+            "master_get_replica_list_failures_total 1",
+            "master_batch_get_replica_list_requests_total 1",
+            "master_batch_get_replica_list_partial_successes_total 1",
+            "master_batch_get_replica_list_items_total 5",
+            "master_batch_get_replica_list_failed_items_total 1",
+            "mem_cache_hit_nums_ 5",
+            "mem_cache_hit_bytes_total 350",
+            "total_get_nums_ 6",
+        ] {
+            assert!(page.lines().any(|line| line == expected), "{expected} is not in\n{page}");
+        }
     }
 
     #[test]

@@ -41,8 +41,36 @@ points! {
     FaultNodeCrash,
     /// A fault: a node is stopped, and goes on.
     FaultNodeStop,
+    /// Nothing arrives from a read.
+    ReadStalled,
+    /// Another copy is read because of that.
+    ReadHedged,
+    /// And is there first.
+    HedgeWon,
+    /// A read that stalls in the middle is stopped.
+    ReadStopped,
+    /// A slow node is read, because it has the only copy or the others failed.
+    SlowRead,
     /// A fault: the master dies, and a new life of it begins.
     FaultMasterCrash,
+    /// A fault: the master loses its state folder, or finds an old one.
+    FaultStateLost,
+    /// A member had served a later epoch than the master's.
+    MasterSuperseded,
+    /// A request waits until members have reported.
+    Parked,
+    /// Such a request goes on.
+    Resumed,
+    /// The master's state is written.
+    StateSaved,
+    /// A restarted master waits for members.
+    AwaitedReports,
+    /// All of them have reported, or are lost.
+    AllReported,
+    /// An absence was compared with what members hold that have not reported.
+    CheckedUnreported,
+    /// What is saved was compared with what clients were told.
+    CheckedSaved,
     /// A fault: the master's clock jumps.
     FaultClockJump,
     /// A fault: the master's clock jumps back.
@@ -91,10 +119,26 @@ points! {
     DiskReadStale,
     /// A client's read from a disk fails.
     DiskReadFailed,
+    /// A put fits on no node, however empty.
+    PutNeverFits,
+    /// A put finds no slot.
+    PutLacksSlots,
+    /// A put finds no space for its name.
+    PutLacksKeySpace,
+    /// A put finds free memory in too many pieces.
+    PutLacksContiguous,
+    /// A put finds no node.
+    PutNoNode,
+    /// A node withholds bytes from objects, for records or names.
+    Withheld,
+    /// A promise was checked: `Full` is said only when nothing is left to evict.
+    CheckedFull,
     /// An object is on a disk.
     Demoted,
     /// An object could not be written to a disk.
     DemotionFailed,
+    /// A disk refused an object because of its size.
+    DemotionRefused,
     /// An object is gone before it is written to a disk.
     DemotionUnsourced,
     /// An object leaves memory and stays on a disk.
@@ -195,6 +239,14 @@ points! {
     MappedWritten,
     /// A copy through shared memory whose reservation is gone.
     MappedWriteStale,
+    /// A writer claims an offer.
+    OfferClaimed,
+    /// A writer finds that its offer was recalled.
+    ClaimFailed,
+    /// A node recalls an offer for a put that needs its memory.
+    OfferRecalled,
+    /// A node finds that an offer was claimed.
+    RecallFoundClaim,
     /// A copy through shared memory.
     MappedRead,
     /// A copy through shared memory that lost its race, and knew it.
@@ -207,8 +259,8 @@ points! {
     SocketRead,
     /// A copy through a socket that lost its race, and knew it.
     SocketReadStale,
-    /// A put into room that was at hand.
-    PutAtHand,
+    /// A put into preallocated memory.
+    PutPreallocated,
     /// An object is named without its node.
     Published,
     /// The node must be asked.
@@ -292,9 +344,15 @@ points! {
     /// The invariant was checked on something.
     CheckedQuota,
     /// The invariant was checked on something.
+    CheckedReleased,
+    /// The limits of a namespace were compared with those that clients named last.
+    CheckedPolicy,
+    /// The invariant was checked on something.
     CheckedRival,
     /// The invariant was checked on something.
     CheckedOrder,
+    /// The invariant was checked on something.
+    CheckedDemoting,
     /// The invariant was checked on something.
     CheckedRefusal,
     /// The invariant was checked on something.
@@ -327,6 +385,8 @@ points! {
     CheckedEviction,
     /// The invariant was checked on something.
     CheckedPinnedAbsence,
+    /// The invariant was checked on something.
+    CheckedOffers,
     /// The invariant was checked on something.
     CheckedBooks,
     /// The invariant was checked on something.

@@ -2,7 +2,8 @@
 
 use tiffin_core::{
     ClientId, ConnId, RequestId, SegmentId, Tick,
-    master::{Effect, Event as MasterEvent, Master, MasterConfig, Notice, PROMOTER},
+    extent::room_for,
+    master::{Effect, Event as MasterEvent, Master, MasterConfig, Notice, PROMOTER, Saved},
     message::{Hello, Reply, Request, Role, VERSION_MAJOR, VERSION_MINOR, Welcome},
 };
 use tiffin_proto::Incoming;
@@ -38,19 +39,26 @@ impl World {
         self.audit.take()
     }
 
-    /// A new life of the master, which knows only that it is later than all before.
+    /// A new life of the master, which knows what is in its state folder.
     pub(crate) fn start_master(&mut self) {
-        self.epoch += 1;
+        self.epoch = self.state.epoch + 1;
+        self.state.epoch = self.epoch;
+        self.master_life += 1;
+        self.parked.clear();
         self.clock = Clock::default();
         self.working = false;
         self.heard.clear();
         self.registered.clear();
-        self.oracle.master_restarts(self.epoch, &self.memories);
-        self.oracle.shelving.restart(self.plan.tier.protect_ms);
+        self.oracle.master_restarts(self.epoch, &self.memories, &self.state);
+        self.oracle.shelving.restart(self.plan.tier.protect_ms, &self.state);
         self.oracle.rules(self.plan.lease_ms, self.plan.lease_grace_ms, self.plan.strict_leases);
         self.log.line(self.now, "master starts", &[self.epoch], &[]);
-        self.master = Some(Master::new(MasterConfig {
+        let config = MasterConfig {
             epoch: self.epoch,
+            life: self.master_life,
+            // Generations of two lives differ even if their epochs do not.
+            first_counter: self.master_life << 32,
+            durable: true,
             silence_ms_max: self.plan.silence_ms_max,
             away_ms_max: self.plan.away_ms_max,
             lease_ms: self.plan.lease_ms,
@@ -62,12 +70,52 @@ impl World {
             tier: self.plan.tier,
             hash_seed: self.chance.any(),
             sabotage: self.sabotage,
-        }));
+        };
+        self.master = Some(Master::recover(config, self.state.clone()));
+        let now = self.tell_time();
+        self.drain_master(now);
+    }
+
+    /// What the master wanted to save is synced.
+    pub(crate) fn master_saved(&mut self) {
+        let Some((version, saved)) = self.saving.take() else { return };
+        self.state = saved;
+        self.master_handles(MasterEvent::Persisted(version));
+    }
+
+    /// What is being saved may be in the state folder when the master dies, and the folder may be lost.
+    fn leave_state(&mut self) {
+        if let Some((_, saved)) = self.saving.take()
+            && self.chance.percent(50)
+        {
+            self.state = saved;
+        }
+        if self.plan.state_loss_percent > 0 && self.chance.percent(self.plan.state_loss_percent) {
+            self.coverage.hit(Point::FaultStateLost);
+            let regresses = self.chance.percent(self.plan.regress_percent);
+            let epoch = if regresses { self.chance.below(self.epoch) } else { self.epoch };
+            self.state = Saved { epoch, ..Saved::default() };
+            self.oracle.state_is_lost();
+        }
+    }
+
+    /// A member has served a later epoch: the master goes on behind that.
+    fn supersede(&mut self, floor: u64) {
+        self.coverage.hit(Point::MasterSuperseded);
+        let Some(master) = self.master.take() else { return };
+        let saved = master.saved();
+        self.saving = None;
+        self.state = Saved { epoch: floor.max(saved.epoch), ..saved };
+        self.log.line(self.now, "master is superseded", &[floor], &[]);
+        self.server_dies(Party::Master);
+        let delay = self.chance.delay(2, 20);
+        self.at(self.now + delay, Event::MasterStarts);
     }
 
     pub(crate) fn crash_master(&mut self, down_ms: u64) {
         self.log.line(self.now, "master dies", &[], &[]);
         self.master = None;
+        self.leave_state();
         self.server_dies(Party::Master);
         self.at(self.now + down_ms, Event::MasterStarts);
     }
@@ -117,10 +165,15 @@ impl World {
                     self.coverage.hit(Point::FrameFenced);
                 }
                 self.let_time_pass();
+                if self.parks(conn, id, &request, speaker) {
+                    return self.master_handles(MasterEvent::Request(conn, id, request));
+                }
                 if let (Request::Reserve(reserve), Speaker::Client(namespace)) = (&request, speaker) {
                     let others_wait = self.somebody_waits(namespace);
                     self.oracle.arrives((conn, id), reserve, namespace, others_wait);
+                    self.oracle.asks_for_space(self.told_time(), (conn, id), reserve, others_wait);
                 }
+                self.note_need(conn, id, &request);
                 let complete = self.everything_is_known();
                 self.oracle.hears(conn, id, &request, speaker, complete);
                 if let Speaker::Client(namespace) = speaker {
@@ -130,6 +183,8 @@ impl World {
                 }
                 self.master_handles(MasterEvent::Request(conn, id, request));
                 self.is_patient = false;
+                self.check_policy();
+                self.oracle.newest_put = None;
                 self.end_probe();
                 self.oracle.heard();
             }
@@ -143,6 +198,16 @@ impl World {
                 self.master_handles(MasterEvent::Reply(conn, id, reply));
             }
         }
+    }
+
+    /// Whether a request waits for reports; it is heard when it goes on.
+    fn parks(&mut self, conn: ConnId, id: RequestId, request: &Request, speaker: Speaker) -> bool {
+        let waits = self.master.as_ref().is_some_and(|it| it.waits_for_reports(conn, request));
+        if waits {
+            self.coverage.hit(Point::Parked);
+            self.parked.insert((conn, id), (request.clone(), speaker));
+        }
+        waits
     }
 
     pub(crate) fn master_closed(&mut self, conn: ConnId) {
@@ -202,12 +267,13 @@ impl World {
 
     fn drain_master(&mut self, now: Tick) {
         let mut rooms = Vec::new();
+        let mut resumed = false;
         while let Some(effect) = self.master.as_mut().and_then(Master::poll_effect) {
             let segment = match &effect {
                 Effect::Reply(conn, ..) | Effect::Ask(conn, ..) | Effect::Entrust(conn, ..) => {
                     self.segment_of(*conn)
                 }
-                Effect::Disconnect(_) | Effect::Notice(_) => None,
+                Effect::Disconnect(_) | Effect::Notice(_) | Effect::Persist(..) | Effect::Restart(_) => None,
             };
             // What has no bytes costs nothing.
             if let Effect::Ask(_, _, Request::Allocate(allocate)) = &effect
@@ -221,11 +287,17 @@ impl World {
                 let items = allocate.items.iter().filter(|_| allocate.client == PROMOTER);
                 rooms.extend(items.flat_map(|item| (0..2u8).filter(|it| is_of(it, item.name_len))));
             }
+            self.check_offers(&effect);
             self.watch_probe(&effect, segment);
+            self.watch_shields(now, &effect, segment);
+            if let Effect::Reply(conn, id, Reply::Reserved(reserved)) = &effect {
+                self.check_full((*conn, *id), reserved);
+            }
             if self.is_patient {
                 self.watch_patience(now, &effect, segment);
             }
             self.oracle.sees(now, &effect, segment, &self.memories, &mut self.coverage);
+            self.check_saved(&effect);
             match effect {
                 Effect::Reply(conn, _, reply) if conn.0 >= AUDITOR => self.audit = Some(reply),
                 Effect::Reply(conn, id, reply) => self.send_reply(conn, Way::Down, id, &reply),
@@ -238,16 +310,47 @@ impl World {
                     }
                 }
                 Effect::Disconnect(conn) => self.disconnect(conn),
+                Effect::Notice(Notice::Resumed(conn, id)) => {
+                    resumed = true;
+                    self.resumes(conn, id);
+                }
                 Effect::Notice(notice) => self.notice(&notice),
+                Effect::Persist(version, saved) => self.begin_save(version, *saved),
+                Effect::Restart(epoch) => self.superseded = Some(epoch),
             }
+        }
+        if let Some(floor) = self.superseded.take() {
+            return self.supersede(floor);
+        }
+        if resumed {
+            self.oracle.heard();
         }
         self.oracle.seen_all();
         if !self.working && self.master.as_ref().is_some_and(Master::has_work) {
             self.working = true;
             let delay = self.chance.delay(2, 30);
-            self.at(self.now + delay, Event::MasterWorks(self.epoch));
+            self.at(self.now + delay, Event::MasterWorks(self.master_life));
         }
-        rooms.into_iter().for_each(|namespace| self.check_quota(namespace));
+        // What was written before the restart is charged when it gets its name, perhaps in the same event.
+        rooms.into_iter().filter(|_| !resumed).for_each(|namespace| self.check_quota(namespace));
+    }
+
+    /// The master has something to save; of several versions only the newest is written.
+    fn begin_save(&mut self, version: u64, saved: Saved) {
+        self.coverage.hit(Point::StateSaved);
+        if self.saving.replace((version, saved)).is_none() {
+            let delay = self.chance.delay(3, 40);
+            self.at(self.now + delay, Event::MasterSaved(self.master_life));
+        }
+    }
+
+    /// A request that waited for reports is handled now.
+    fn resumes(&mut self, conn: ConnId, id: RequestId) {
+        self.coverage.hit(Point::Resumed);
+        let Some((request, speaker)) = self.parked.remove(&(conn, id)) else { return };
+        self.oracle.heard();
+        let complete = self.everything_is_known();
+        self.oracle.hears(conn, id, &request, speaker, complete);
     }
 
     fn notice(&mut self, notice: &Notice) {
@@ -260,7 +363,10 @@ impl World {
             Notice::NodeDiscarded(_) => Point::NodeDiscarded,
             Notice::Evicted(..) => Point::Evicted,
             Notice::Prefetched { .. } => Point::Prefetched,
-            Notice::Got { .. } | Notice::Promoted { .. } => return,
+            Notice::AwaitingReports(_) => Point::AwaitedReports,
+            Notice::AllReported => Point::AllReported,
+            Notice::Superseded(..) | Notice::Resumed(..) => return,
+            Notice::Got { .. } | Notice::Promoted { .. } | Notice::DemotionRefused { .. } => return,
         });
     }
 
@@ -279,6 +385,43 @@ impl World {
                     true => Speaker::Node(segment),
                     false => Speaker::Nobody,
                 }
+            }
+        }
+    }
+
+    /// Notes what a plain put of one object needs, where nothing but memory decides whether it is refused.
+    fn note_need(&mut self, conn: ConnId, id: RequestId, request: &Request) {
+        let Request::Reserve(reserve) = request else { return };
+        let [item] = reserve.items.as_slice() else { return };
+        let stats = self.master.iter().flat_map(|it| it.stat().namespaces);
+        let is_limited = stats.into_iter().any(|it| it.quota.is_some() || it.waiting > 0);
+        let is_plain = reserve.spare == 0 && reserve.avoid.is_empty() && item.options.stream.is_empty();
+        // One that waits is answered when its time is up, whatever there is then.
+        let is_plain = is_plain && reserve.wait_ms == 0;
+        let need = room_for(item.len).filter(|need| *need > 0 && is_plain && !is_limited);
+        if let Some(need) = need {
+            self.oracle.needs.insert((conn, id), need);
+            self.oracle.newest_put = Some((conn, id));
+        }
+    }
+
+    /// Something leaves the memory of a node to make way: what was brought a while ago, and what a disk is
+    /// reading, only if nothing else may.
+    fn watch_shields(&mut self, now: Tick, effect: &Effect, segment: Option<SegmentId>) {
+        let (Effect::Ask(_, _, Request::Retire(retire)), Some(segment)) = (effect, segment) else { return };
+        if !self.oracle.is_evicting() || self.oracle.shelving.is_disk(segment) {
+            return;
+        }
+        let Some(master) = &self.master else { return };
+        let others = master.available().into_iter().find(|it| it.0 == segment).map_or(0, |it| it.2);
+        for hold in &retire.holds {
+            if let Some(generation) = self.oracle.generation_of.get(&(segment, *hold)).copied() {
+                self.oracle.leaves_shielded(now, generation, others);
+                // What lies in several memories may have had to leave another.
+                let places = self.oracle.generation_of.iter().filter(|(_, it)| **it == generation);
+                let in_memory = places.filter(|((it, _), _)| !self.oracle.shelving.is_disk(*it)).count();
+                let is_read = in_memory == 1 && self.is_read_by_a_disk(segment, *hold);
+                self.oracle.leaves_demoting(generation, is_read, others, &mut self.coverage);
             }
         }
     }

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 
 use tiffin_core::{
     EXTENT_ALIGN, Extent, Hold, SlotId, Stamp,
+    extent::room_for,
     node::{SlotRecord, SlotState},
 };
 
@@ -24,6 +25,14 @@ pub(crate) struct Tag {
     pub(crate) unit: u32,
 }
 
+/// What a claim word says of an offer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Claim {
+    Offered,
+    Claimed,
+    Recalled,
+}
+
 /// One segment.
 #[derive(Debug)]
 pub(crate) struct Memory {
@@ -33,6 +42,8 @@ pub(crate) struct Memory {
     /// Of a disk: what its copies are called.
     names: BTreeMap<Stamp, Name>,
     heap: Vec<u8>,
+    /// The claim words: the use that was offered last, and whether it still is.
+    claims: BTreeMap<SlotId, (Stamp, Claim)>,
     /// Its node's process lives.
     pub(crate) alive: bool,
     /// It says that its node is a member of the cluster.
@@ -46,6 +57,7 @@ impl Memory {
             slots: BTreeMap::new(),
             names: BTreeMap::new(),
             heap: vec![0; heap_bytes as usize],
+            claims: BTreeMap::new(),
             alive: true,
             member: false,
         }
@@ -95,7 +107,7 @@ impl Memory {
 
     /// The same, also of a use that the node has not heard of yet.
     pub(crate) fn has(&self, hold: Hold) -> bool {
-        let is_held = |it: &SlotRecord| matches!(it.state, SlotState::Committed | SlotState::Reserved(_));
+        let is_held = |it: &SlotRecord| it.state == SlotState::Committed || it.state.writer().is_some();
         self.alive && self.member && self.load(hold).is_some_and(is_held)
     }
 
@@ -110,7 +122,42 @@ impl Memory {
         self.slots.iter().map(|(&hold, it)| (hold, it))
     }
 
+    /// Claims an offer before it is written; whether that succeeds.
+    pub(crate) fn claim(&mut self, hold: Hold) -> bool {
+        match self.claims.get_mut(&hold.slot) {
+            Some((stamp, claim)) if *stamp == hold.stamp && *claim != Claim::Recalled => {
+                *claim = Claim::Claimed;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Recalls an offer; whether that succeeds.
+    pub(crate) fn recall(&mut self, hold: Hold) -> bool {
+        let is_offered = self.is_unclaimed(hold);
+        if is_offered {
+            self.claims.insert(hold.slot, (hold.stamp, Claim::Recalled));
+        }
+        is_offered
+    }
+
+    fn is_unclaimed(&self, hold: Hold) -> bool {
+        self.claims.get(&hold.slot) == Some(&(hold.stamp, Claim::Offered))
+    }
+
+    /// How many bytes are offered, and claimed by nobody.
+    pub(crate) fn unclaimed(&self) -> u64 {
+        let is_offer = |it: &SlotRecord| matches!(it.state, SlotState::Offered(_));
+        let offers = self.slots().filter(|(hold, it)| is_offer(it) && self.is_unclaimed(*hold));
+        offers.flat_map(|(_, it)| &it.extents).filter_map(|it| room_for(it.len)).sum()
+    }
+
     pub(crate) fn write_slot(&mut self, slot: SlotId, record: SlotRecord) {
+        let is_new = self.current(slot).is_none_or(|it| it.stamp != record.stamp);
+        if is_new && matches!(record.state, SlotState::Offered(_)) {
+            self.claims.insert(slot, (record.stamp, Claim::Offered));
+        }
         self.withdraw(slot);
         self.slots.insert(Hold { slot, stamp: record.stamp }, record);
     }

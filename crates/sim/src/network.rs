@@ -73,6 +73,14 @@ impl Conn {
         self.segment.is_none() || !self.caller_open || is_read
     }
 
+    /// Both sides have heard all that was said. Of a connection that is broken nobody can tell: what is said
+    /// into it is lost, and never on its way.
+    pub(crate) fn is_quiet(&self) -> bool {
+        let is_whole = self.up.left.is_none() && self.down.left.is_none();
+        let is_heard = self.up.frames.is_empty() && self.down.frames.is_empty() && self.ledger.is_empty();
+        is_whole && self.caller_open && self.server_open && is_heard
+    }
+
     /// There are words in the socket of a node that is near.
     pub(crate) fn is_still_heard(&self) -> bool {
         self.near && self.caller_open && !(self.down.frames.is_empty() && self.ledger.is_empty())

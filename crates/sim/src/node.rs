@@ -2,7 +2,7 @@
 //! bytes.
 
 use tiffin_core::{
-    ClientId, ConnId, SegmentId,
+    ClientId, ConnId, Hold, SegmentId,
     message::{Hello, NodeInfo, Reply, Request, Role, VERSION_MAJOR, VERSION_MINOR, Welcome},
     node::{Effect, Event as CoreEvent, Node, NodeConfig, SlotState},
 };
@@ -80,6 +80,9 @@ impl World {
             capacity: self.plan.capacity,
             slot_count: self.plan.slot_count,
             heap_bytes: self.plan.heap_bytes,
+            chunk_bytes: self.plan.chunk_bytes,
+            chunks_free: self.plan.chunks_free,
+            extents_max: self.plan.extents_max,
             sabotage: self.sabotage,
         };
         let Some(shell) = self.nodes.get_mut(node) else { return };
@@ -257,9 +260,10 @@ impl World {
                     }
                 }
                 Effect::Disconnect(conn) => self.disconnect(conn),
-                Effect::Slot { .. } | Effect::Withdraw { .. } | Effect::Heap { .. } => {
-                    self.store(segment, effect);
+                Effect::Slot { .. } | Effect::Withdraw { .. } | Effect::Heap { .. } | Effect::Withhold(_) => {
+                    self.store(segment, effect)
                 }
+                Effect::Recall(holds) => self.recall(node, &holds),
                 Effect::StampMark(mark) => self.log.line(self.now, "mark", &[segment.0, mark], &[]),
                 Effect::Membership(member) => {
                     if let Some(memory) = self.memories.get_mut(&segment) {
@@ -267,7 +271,27 @@ impl World {
                     }
                 }
                 Effect::Epoch(epoch) => self.log.line(self.now, "epoch", &[segment.0, epoch], &[]),
+                Effect::RejectMaster { .. } => {
+                    if let Some(link) = link {
+                        self.break_conn(link);
+                    }
+                }
             }
+        }
+    }
+
+    /// Recalls offers, unless their clients have claimed them.
+    fn recall(&mut self, node: usize, holds: &[Hold]) {
+        let Some(shell) = self.nodes.get_mut(node) else { return };
+        let Some(memory) = self.memories.get_mut(&shell.segment) else { return };
+        let outcomes: Vec<_> = holds.iter().map(|&hold| (hold, memory.recall(hold))).collect();
+        for (hold, is_recalled) in &outcomes {
+            let numbers = [shell.segment.0, hold.stamp.0, u64::from(*is_recalled)];
+            self.log.line(self.now, "recall", &numbers, &[]);
+            self.coverage.hit(if *is_recalled { Point::OfferRecalled } else { Point::RecallFoundClaim });
+        }
+        if let Some(core) = shell.core.as_mut() {
+            core.handle(CoreEvent::Recalled(outcomes));
         }
     }
 
@@ -284,7 +308,7 @@ impl World {
                     2 => self.coverage.hit(Point::SeveralExtents),
                     _ => self.coverage.hit(Point::SpilledExtents),
                 }
-                if matches!(record.state, SlotState::Reserved(_)) {
+                if record.state.writer().is_some() {
                     self.oracle.reserved(memory, &record);
                 }
                 memory.write_slot(slot, record.clone());
@@ -303,6 +327,11 @@ impl World {
                 if !memory.write_heap(offset, &bytes) {
                     self.oracle.fail("memory", || format!("{segment} writes outside of its heap"));
                 }
+            }
+            Effect::Withhold(extent) => {
+                self.log.line(self.now, "withhold", &[segment.0, extent.offset, extent.len], &[]);
+                self.coverage.hit(Point::Withheld);
+                self.oracle.withheld(memory, extent);
             }
             _ => (),
         }

@@ -9,10 +9,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use tiffin_core::{
     ClientId, ConnId, Generation, Hold, RequestId, SegmentId, Tick,
     marks::Consumption,
-    master::{Effect, Notice},
+    master::{Effect, Notice, Saved},
     message::{
-        Announce, Decide, DecideItem, DeleteOutcome, DeletedMatching, LeaseOutcome, OnExists, Presence,
-        Publish, PublishItem, Record, Registered, Reply, Request, ResolveOutcome, Resolved, Retire,
+        Announce, Decide, DecideItem, DeleteOutcome, DeletedMatching, LeaseOutcome, OnExists, Policy,
+        Presence, Publish, PublishItem, Record, Registered, Reply, Request, ResolveOutcome, Resolved, Retire,
     },
     node::SlotState,
 };
@@ -20,7 +20,9 @@ use tiffin_core::{
 use crate::{
     coverage::{Coverage, Point},
     deciding::Deciding,
+    invariants::full::SinglePut,
     invariants::p2::{Dead, Victim},
+    invariants::r16::Asked,
     invariants::tier::Shelving,
     memory::{Memory, ValueId},
     names::{self, Name},
@@ -77,6 +79,8 @@ pub(crate) struct Life {
     pub(crate) sample: bool,
     /// Each of several groups consumes it.
     pub(crate) by_groups: bool,
+    /// The first consumer frees it.
+    pub(crate) once: bool,
     pub(crate) in_stream: bool,
     /// The groups that have, as every node has confirmed to have in writing.
     pub(crate) acked: BTreeSet<String>,
@@ -124,6 +128,8 @@ pub(crate) struct Acking {
     pub(crate) generations: Vec<Generation>,
     pub(crate) group: String,
     pub(crate) complete: bool,
+    /// Only the end of the last lease frees it.
+    pub(crate) unless_leased: bool,
 }
 
 /// A put that came while others waited for room.
@@ -204,6 +210,8 @@ pub(crate) struct Oracle {
     pub(crate) ordered: BTreeSet<(SegmentId, Hold)>,
     /// Leases of samples: whose, and of what.
     pub(crate) leases: BTreeMap<u64, (ClientId, Generation)>,
+    /// Samples that were consumed while others had them leased.
+    pub(crate) released: BTreeSet<Generation>,
     /// Pulls that are not answered yet, and on whose behalf; and of which leases were pulled.
     pub(crate) pulls: BTreeMap<(ConnId, RequestId), String>,
     pub(crate) pulled: BTreeMap<u64, String>,
@@ -211,13 +219,32 @@ pub(crate) struct Oracle {
     pub(crate) speakers: BTreeMap<ConnId, ClientId>,
     /// Clients whose connection broke, since when, as long as they have not come back.
     pub(crate) away: BTreeMap<ClientId, Tick>,
+    /// How much memory each put needs that nothing else limits.
+    pub(crate) needs: BTreeMap<(ConnId, RequestId), u64>,
+    /// The put that the master has just heard of.
+    pub(crate) newest_put: Option<(ConnId, RequestId)>,
     /// Puts that came while others waited for room, and how they stand.
     pub(crate) line: BTreeMap<(ConnId, RequestId), InLine>,
     pub(crate) arrivals: u64,
+    /// Puts of one object that do not wait and have nobody before them, and the nodes they avoid.
+    pub(crate) single_puts: BTreeMap<(ConnId, RequestId), SinglePut>,
+    /// How many objects were evicted, and how often a node was asked for space.
+    pub(crate) evictions: u64,
+    pub(crate) allocations: u64,
+    /// Puts of one object that wait, and since when. Only those since which no limit was changed.
+    pub(crate) waiting_puts: BTreeMap<(ConnId, RequestId), Tick>,
     /// Samples may be given up for having waited too long, in this life of the master.
     pub(crate) impatient: bool,
     /// Something was evicted of which no reachable node had a copy, so nobody knows what.
     pub(crate) blind: bool,
+    /// Members that a master has registered, and none has lost since: they survive its restart.
+    pub(crate) roster: BTreeSet<SegmentId>,
+    /// While a restarted master waits for reports: the newest generation of each name that it took away.
+    pub(crate) left: Option<BTreeMap<Name, Generation>>,
+    /// The names that requests ask for which are not answered yet.
+    pub(crate) asked_names: BTreeMap<(ConnId, RequestId), Asked>,
+    /// Limits that are to be saved before this is answered.
+    pub(crate) setting: BTreeMap<(ConnId, RequestId), (u8, Policy)>,
     lease_ms: u64,
     pub(crate) lease_grace_ms: u64,
     pub(crate) strict: bool,
@@ -260,8 +287,11 @@ impl Oracle {
 
     /// What an earlier life knew about nodes that it could not reach dies with it: until the master keeps
     /// that durably, copies that survived on such a node may be seen again.
-    pub(crate) fn master_restarts(&mut self, epoch: u64, memories: &Memories) {
+    pub(crate) fn master_restarts(&mut self, epoch: u64, memories: &Memories, state: &Saved) {
         self.epoch = epoch;
+        self.asked_names.clear();
+        self.setting.clear();
+        self.left = None;
         self.newest.clear();
         self.acknowledged.clear();
         self.joined.clear();
@@ -274,12 +304,16 @@ impl Oracle {
         self.pinning.clear();
         self.acking.clear();
         self.leases.clear();
+        self.released.clear();
         self.pulls.clear();
         self.pulled.clear();
         self.speakers.clear();
         self.away.clear();
         self.line.clear();
-        (self.impatient, self.blind) = (false, false);
+        self.single_puts.clear();
+        self.waiting_puts.clear();
+        self.blind = false;
+        self.impatient = state.policies.iter().any(|it| it.policy.max_hold_ms.is_some());
         let alive = memories.values().filter(|it| it.alive);
         let surviving: BTreeSet<_> =
             alive.flat_map(|it| it.slots()).map(|(_, record)| record.generation).collect();
@@ -293,6 +327,11 @@ impl Oracle {
         }
     }
 
+    /// The master's state folder is gone, and with it the roster.
+    pub(crate) fn state_is_lost(&mut self) {
+        self.roster.clear();
+    }
+
     /// The master is about to handle a request.
     pub(crate) fn hears(
         &mut self,
@@ -304,6 +343,7 @@ impl Oracle {
     ) {
         self.cause = Cause::default();
         self.cause.polite = self.is_polite(request);
+        self.asks_for(conn, id, request, speaker);
         match (request, speaker) {
             (Request::Delete(delete), Speaker::Client(namespace)) => {
                 let names = delete.keys.iter().filter_map(|key| Name::of(namespace, key)).collect();
@@ -438,6 +478,11 @@ impl Oracle {
         }
     }
 
+    fn evicts(&mut self) {
+        self.evictions += 1;
+        (self.cause.evicting, self.cause.evicted) = (true, false);
+    }
+
     /// The master does something; `segment` is the node's that it says it to.
     pub(crate) fn sees(
         &mut self,
@@ -451,7 +496,10 @@ impl Oracle {
         let retires = matches!(effect, Effect::Ask(_, _, Request::Retire(_)));
         self.blind |= evicting && !retires && !std::mem::take(&mut self.cause.evicted);
         match effect {
-            Effect::Notice(Notice::Evicted(..)) => (self.cause.evicting, self.cause.evicted) = (true, false),
+            Effect::Notice(Notice::Evicted(..)) => self.evicts(),
+            Effect::Ask(_, _, Request::Allocate(_)) => self.allocations += 1,
+            Effect::Notice(Notice::AwaitingReports(_)) => self.left = Some(BTreeMap::new()),
+            Effect::Notice(Notice::AllReported) => self.left = None,
             Effect::Notice(Notice::NodeReady(name)) => {
                 if let Some(segment) = self.node_names.get(name) {
                     self.lost.remove(segment);
@@ -460,6 +508,7 @@ impl Oracle {
             }
             Effect::Notice(Notice::NodeLost(name, _) | Notice::NodeLeft(name, _)) => {
                 if let Some(segment) = self.node_names.get(name) {
+                    self.roster.remove(segment);
                     let was_known = self.joined.remove(segment);
                     self.lost.insert(*segment, was_known);
                     let segment = *segment;
@@ -492,7 +541,7 @@ impl Oracle {
                 settle.abort.iter().for_each(|hold| self.gives_back(segment, *hold));
             }
             Effect::Ask(conn, id, Request::Demote(items)) => {
-                self.demotes((*conn, *id), segment.unwrap_or_default(), items);
+                self.demotes((*conn, *id), now, segment.unwrap_or_default(), items);
             }
             Effect::Ask(_, _, Request::Promote(items)) => {
                 items.iter().for_each(|it| self.promotes(segment.unwrap_or_default(), it.into));
@@ -509,6 +558,7 @@ impl Oracle {
         for (name, outcome) in asked.into_iter().zip(&resolved.items) {
             match outcome {
                 ResolveOutcome::Found(found) => {
+                    self.ends_shield(found.generation);
                     self.found(name, found, coverage);
                     let until = now.after(self.lease_ms);
                     let life = self.lives.get_mut(&found.generation).filter(|_| self.cause.lease);
@@ -556,6 +606,7 @@ impl Oracle {
         memories: &Memories,
         coverage: &mut Coverage,
     ) {
+        self.check_absences(to, reply, memories, coverage);
         match reply {
             Reply::Decided(outcomes) => {
                 self.retires_undecided(to, outcomes);
@@ -620,6 +671,7 @@ impl Oracle {
     fn registers(&mut self, conn: ConnId, registered: &Registered, segment: Option<SegmentId>) {
         self.orders(segment, &registered.retire);
         let segment = segment.unwrap_or_default();
+        self.roster.insert(segment);
         if registered.discard {
             self.published.retain(|it| it.0 != segment);
             self.entrusted.retain(|it| it.0 != segment);
@@ -642,6 +694,7 @@ impl Oracle {
         self.shelving.arrives((segment, record.hold), record.generation);
         if let Some(name) = record_name(record).filter(|_| self.cause.news) {
             self.older_is_refused(segment, name, record, memories);
+            self.left_stays_away(segment, name, record.generation);
             self.newest.insert(name, record.generation);
             let was_gone = self.lives.get(&record.generation).is_some_and(Life::is_gone);
             if was_gone {
@@ -687,6 +740,7 @@ impl Oracle {
         life.sample |= record.marks.sample.is_some();
         let consumption = record.marks.sample.as_ref().map(|it| &it.consumption);
         life.by_groups |= matches!(consumption, Some(Consumption::Groups(_)));
+        life.once |= matches!(consumption, Some(Consumption::Once));
         life.in_stream |= record.marks.sample.as_ref().is_some_and(|it| !it.stream.is_empty());
         // Pins that are told late may have ended since.
         if !std::mem::replace(&mut life.marked, true) && !late {
@@ -711,6 +765,7 @@ impl Oracle {
             written_pins: BTreeSet::new(),
             sample: false,
             by_groups: false,
+            once: false,
             in_stream: false,
             acked: BTreeSet::new(),
             marked: false,

@@ -1,7 +1,7 @@
 //! What kind of world a seed gives. Not every fault happens in every world: some broken rules show only where
 //! it is otherwise quiet.
 
-use tiffin_core::{EXTENT_ALIGN, master::TierConfig, message::Demotion};
+use tiffin_core::{EXTENT_ALIGN, EXTENTS_MAX, master::TierConfig, message::Demotion, node::SLOT_BYTES};
 
 use tiffin_sim_runner::Chance;
 
@@ -18,6 +18,11 @@ pub(crate) struct Plan {
     pub(crate) capacity: u64,
     pub(crate) slot_count: u32,
     pub(crate) heap_bytes: u64,
+    /// By how much its records and names grow at a time, and how often for free.
+    pub(crate) chunk_bytes: u64,
+    pub(crate) chunks_free: u64,
+    /// The most pieces of an object.
+    pub(crate) extents_max: usize,
     pub(crate) silence_ms_max: u64,
     pub(crate) away_ms_max: u64,
     /// How long a link stays broken that stays broken for long.
@@ -57,8 +62,14 @@ pub(crate) struct Plan {
     pub(crate) disk_capacity: u64,
     /// How many of a hundred things that a client does are about them.
     pub(crate) tier_percent: u64,
+    /// How many of a hundred things that a client does are puts of small objects that do not wait.
+    pub(crate) hurry_percent: u64,
     /// How they are used.
     pub(crate) tier: TierConfig,
+    /// How many of a hundred masters that die lose their state folder.
+    pub(crate) state_loss_percent: u64,
+    /// How many of a hundred of these begin with an epoch that was used before.
+    pub(crate) regress_percent: u64,
 }
 
 impl Plan {
@@ -88,6 +99,20 @@ impl Plan {
         plan
     }
 
+    /// In some worlds records and names are short of memory, and objects may have few pieces.
+    pub(crate) fn draw_metadata(&mut self, chance: &mut Chance) {
+        if !chance.percent(40) {
+            return;
+        }
+        self.chunk_bytes = *chance.pick(&[SLOT_BYTES, SLOT_BYTES, 4 * SLOT_BYTES]).unwrap_or(&SLOT_BYTES);
+        self.chunks_free = chance.between(0, 4);
+        self.slot_count = if chance.percent(50) { chance.between(2, 6) as u32 } else { 64 };
+        self.heap_bytes = if chance.percent(50) { chance.between(3, 8) * self.chunk_bytes } else { 1 << 14 };
+        self.extents_max = *chance.pick(&[1, 2, 4, EXTENTS_MAX]).unwrap_or(&1);
+        // A chunk for the record and two for names, and some bytes.
+        self.capacity = self.capacity.max(24 * EXTENT_ALIGN + 3 * self.chunk_bytes);
+    }
+
     pub(crate) fn has_streams(&self) -> bool {
         self.stream_percent > 0
     }
@@ -97,6 +122,14 @@ impl Plan {
         if chance.percent(30) {
             self.stream_percent = chance.between(10, 50);
             self.sample_percent = self.sample_percent.max(chance.between(20, 80));
+        }
+    }
+
+    /// In some worlds the master loses its state folder, or finds an old copy of it.
+    pub(crate) fn draw_state(&mut self, chance: &mut Chance) {
+        if chance.percent(30) {
+            self.state_loss_percent = *chance.pick(&[10, 50, 100]).unwrap_or(&50);
+            self.regress_percent = *chance.pick(&[0, 50, 100]).unwrap_or(&50);
         }
     }
 
@@ -135,14 +168,33 @@ impl Plan {
         self.tier = TierConfig {
             ahead_percent: chance.between(10, 70) as u8,
             promote_on_hit: chance.percent(60),
+            promote_hits: chance.between(1, 3) as u8,
+            memory_wait_ms: *chance.pick(&[20, 100, 400]).unwrap_or(&100),
+            waiting_max: chance.between(1, 6) as usize,
             demotion: if chance.percent(40) { Demotion::WriteThrough } else { Demotion::OnPressure },
             protect_ms: *chance.pick(&[5, 30, 150]).unwrap_or(&30),
             away_ms_max: *chance.pick(&[400, 2000, 100_000]).unwrap_or(&400),
             throttle,
         };
-        if chance.percent(40) {
-            self.draw_busy_disks(chance);
+        match chance.below(10) {
+            0..4 => self.draw_busy_disks(chance),
+            4..6 => self.draw_stalling_disks(chance),
+            _ => (),
         }
+    }
+
+    /// Puts that do not wait come faster than the disks take them, and nothing else goes wrong: memory that
+    /// a disk is reading is needed for others all the time.
+    fn draw_stalling_disks(&mut self, chance: &mut Chance) {
+        self.faults = Fault::ALL.iter().map(|it| u64::from(*it == Fault::DiskSlow)).collect();
+        self.fault_gap = 60;
+        (self.capacity, self.keys, self.slot_count) = (32 * EXTENT_ALIGN, 12, 40);
+        self.heap_bytes = 80 * EXTENT_ALIGN;
+        // With one node there is nowhere else to go.
+        (self.nodes, self.disks, self.disk_capacity) = (1, 1, self.capacity * 6);
+        (self.sample_percent, self.pin_percent, self.look_percent, self.stream_percent) = (0, 0, 0, 0);
+        (self.tier_percent, self.hurry_percent, self.pause_max) = (5, chance.between(50, 90), 12);
+        self.tier.ahead_percent = 70;
     }
 
     /// Everything is on a disk, little of it fits into memory, all of it is wanted there, and the disk is
@@ -178,6 +230,9 @@ impl Plan {
             capacity: chance.between(20, 72) * EXTENT_ALIGN,
             slot_count: slot_count as u32,
             heap_bytes: slot_count * EXTENT_ALIGN * chance.between(1, 2),
+            chunk_bytes: 80 * EXTENT_ALIGN,
+            chunks_free: 2,
+            extents_max: EXTENTS_MAX,
             silence_ms_max: 150,
             away_ms_max: 400,
             bar_ms: 400,
@@ -202,7 +257,10 @@ impl Plan {
             disks: 0,
             disk_capacity: 0,
             tier_percent: 0,
+            hurry_percent: 0,
             tier: TierConfig::default(),
+            state_loss_percent: 0,
+            regress_percent: 0,
         }
     }
 }

@@ -45,6 +45,10 @@ impl Oracle {
         let unseen = self.blind && !life.is_protected();
         let explained = evicting || asked || waited || unseen;
         life.gone = true;
+        if let Some(left) = &mut self.left {
+            let newest = left.entry(life.name).or_default();
+            *newest = (*newest).max(generation);
+        }
         // What somebody else took away by force is not refused; it may only not be confirmed yet.
         let by_another = life.dead.is_some() || life.deletes > 1;
         let (name, leased) = (life.name, life.lease_until > now && !by_another);

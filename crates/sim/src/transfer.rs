@@ -53,6 +53,8 @@ pub(crate) struct Transfer {
     /// Through a mapping: all units, once the record is loaded. Through a socket: those of the piece under
     /// way.
     units: Option<Vec<usize>>,
+    /// It writes into an offer, and has not claimed it yet.
+    must_claim: bool,
     /// What was read.
     tags: Vec<Tag>,
     data_open: bool,
@@ -66,6 +68,11 @@ pub(crate) struct Transfer {
 impl Transfer {
     pub(crate) fn is_unasked(&self) -> bool {
         self.unasked.is_some()
+    }
+
+    /// How many units were copied.
+    pub(crate) fn units_done(&self) -> u32 {
+        self.done
     }
 
     fn total(&self) -> u32 {
@@ -108,6 +115,7 @@ impl World {
             unasked: order.unasked,
             done: 0,
             units: None,
+            must_claim: false,
             tags: Vec::new(),
             data_open: false,
             broken: false,
@@ -168,15 +176,24 @@ impl World {
         let client = transfer.client;
         let Some(units) = &transfer.units else {
             let record = memory.load(transfer.hold);
-            let writable = |state| matches!(state, SlotState::Reserved(_));
             let record = record.filter(|it| it.len == transfer.len);
-            let record = record.filter(|it| transfer.write.is_none() || writable(it.state));
+            let record = record.filter(|it| transfer.write.is_none() || it.state.writer().is_some());
+            let is_offered = record.as_ref().is_some_and(|it| matches!(it.state, SlotState::Offered(_)));
+            let writes_unclaimed = self.sabotage == Sabotage::WriteUnclaimed;
+            transfer.must_claim = is_offered && transfer.write.is_some() && !writes_unclaimed;
             transfer.units = record.map(|it| all_units(&it.extents));
             return match transfer.units.is_some() {
                 true => self.client_at(pause, client, ClientEvent::Step(id)),
                 false => self.transferred(id, Ended::Stale),
             };
         };
+        if std::mem::take(&mut transfer.must_claim) {
+            let is_claimed = memory.claim(transfer.hold);
+            self.coverage.hit(if is_claimed { Point::OfferClaimed } else { Point::ClaimFailed });
+            if !is_claimed {
+                return self.transferred(id, Ended::Stale);
+            }
+        }
         let first = transfer.done as usize;
         for (place, unit) in units.iter().copied().enumerate().skip(first).take(pace) {
             match transfer.write {
@@ -241,7 +258,10 @@ impl World {
             None => core.begin_send(transfer.hold, offset, len, transfer.unasked.map(|_| core.epoch())),
         };
         transfer.units = extents.map(|it| all_units(&it));
-        match transfer.units.is_some() {
+        let is_begun = transfer.units.is_some();
+        // An offer is claimed by the first of its bytes.
+        self.drain_node(node);
+        match is_begun {
             true => self.node_at(copying, node, NodeEvent::ChunkDone(id)),
             false => self.end_socket(node, id, Ended::Stale),
         }
@@ -317,6 +337,7 @@ impl World {
     pub(crate) fn transferred(&mut self, id: TransferId, ended: Ended) {
         let Some(transfer) = self.transfers.get(&id).filter(|it| !it.client_done) else { return };
         let (client, session, need) = (transfer.client, transfer.session, transfer.need);
+        let segment = transfer.segment;
         let (write, socket) = (transfer.write.is_some(), transfer.socket);
         match (transfer.is_unasked(), ended, socket) {
             (true, Ended::Whole, false) => self.coverage.hit(Point::KnownRead),
@@ -345,7 +366,7 @@ impl World {
                 Ended::Stale => WriteResult::Stale,
                 Ended::Unreachable => WriteResult::Unreachable(why()),
             };
-            self.session_written(client, session, id, need, result);
+            self.session_written(client, session, id, (segment, need), result);
         } else {
             let result = match ended {
                 Ended::Whole => ReadResult::Valid,

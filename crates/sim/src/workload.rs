@@ -5,10 +5,10 @@ use tiffin_core::{
     marks::Consumption,
     message::{
         Ack, AckItem, Ahead, Attach, Await, Delete, DeleteMatching, Demotion, DropPins, EndStream, Exists,
-        Lease, LeaseItem, LeaseOutcome, Leased, List, OnExists, OpenStream, Pattern, Pin, Policy, Prefetch,
-        Pull, PutOptions, Release, Request, Reserve, ReserveItem, Resolve, StreamLimits,
+        Explain, Lease, LeaseItem, LeaseOutcome, Leased, List, OnExists, OpenStream, Pattern, Pin, Policy,
+        PolicyChange, Prefetch, Pull, PutOptions, Release, Request, Resolve, StreamLimits,
     },
-    session::{Get, GetRequest, Put, PutRequest},
+    session::{Get, GetRequest, OfferOrder, OfferRound, OfferSize, Put, PutRequest},
 };
 
 use crate::{
@@ -18,6 +18,10 @@ use crate::{
     world::{Phase, World},
 };
 
+/// The length of the objects that clients put most.
+const USUAL_LEN: u64 = 2 * EXTENT_ALIGN;
+/// How many of their puts are of that length.
+const USUAL_PERCENT: u64 = 60;
 /// The most that a client has under way.
 const SESSIONS_MAX: usize = 3;
 /// The one regular expression, see [`crate::names::matches`].
@@ -46,12 +50,14 @@ impl World {
         let consumes = self.plan.sample_percent >= 50 && self.chance.percent(30);
         let tiers = self.plan.has_disks() && self.chance.percent(self.plan.tier_percent);
         let streams = self.plan.has_streams() && self.chance.percent(self.plan.stream_percent);
+        let hurries = self.plan.hurry_percent > 0 && self.chance.percent(self.plan.hurry_percent);
         match self.chance.below(100) {
+            _ if hurries => self.begin_hurried_put(client, namespace),
             _ if tiers => self.begin_tier(client, namespace),
             _ if streams => self.begin_stream(client),
             _ if looks => self.begin_look(client, namespace),
             _ if consumes => self.begin_lease(client, namespace),
-            0..4 => self.begin_stock(client),
+            0..4 => self.look_after_offers(client),
             4..36 => self.begin_put(client, namespace),
             36..57 => self.begin_get(client, namespace),
             57..67 => self.change_lifetimes(client, namespace),
@@ -67,18 +73,16 @@ impl World {
                 let keys: Vec<_> =
                     (0..self.chance.between(1, 4)).map(|_| self.name(namespace).key()).collect();
                 let lease = self.chance.percent(20);
+                let report_wait_ms = self.chance.between(0, 300);
+                let exists = || Exists { keys: keys.iter().collect(), report_wait_ms, ..Exists::default() };
                 let request = match keys.len() % 2 == 0 && !lease {
-                    true => Request::Exists(Exists {
-                        keys: keys.iter().collect(),
-                        touch: false,
-                        lease,
-                        ..Exists::default()
-                    }),
+                    true => Request::Exists(exists()),
                     false => Request::Resolve(Resolve {
                         keys,
                         touch: false,
                         lease,
                         locate: false,
+                        report_wait_ms,
                         ..Resolve::default()
                     }),
                 };
@@ -89,7 +93,8 @@ impl World {
                     true => Pattern::Regex("(".to_owned()),
                     false => self.pattern(),
                 };
-                let list = List { pattern, pinned_by: None, cursor: self.chance.below(6), limit: 4 };
+                let cursor = self.chance.below(6);
+                let list = List { pattern, pinned_by: None, cursor, limit: 4, report_wait_ms: 100 };
                 self.ask_once(client, Kind::Question, Request::List(list));
             }
             _ => self.ask_once(client, Kind::Question, Request::Stat),
@@ -102,13 +107,10 @@ impl World {
         let mut streams = false;
         for _ in 0..count {
             let name = self.name(namespace);
-            let spare = self.clients.get_mut(client).and_then(|it| it.spares.pop());
-            if let Some((len, room)) = spare {
-                self.coverage.hit(Point::PutAtHand);
-                let on_exists = if self.chance.percent(70) { OnExists::Replace } else { OnExists::Keep };
-                let options = PutOptions { replicas: 1, on_exists, ..PutOptions::default() };
-                values.push(self.oracle.new_value(name, len));
-                requests.push(PutRequest { key: name.key(), len, options, ready: vec![room] });
+            if self.chance.percent(USUAL_PERCENT) {
+                let request = self.usual_put(client, name);
+                values.push(self.oracle.new_value(name, request.len));
+                requests.push(request);
                 continue;
             }
             let len = self.len();
@@ -136,18 +138,58 @@ impl World {
         let near = self.clients.get(client).map(|it| it.near.clone()).unwrap_or_default();
         let put = Put::new(requests).waiting(wait_ms).confirming(confirm_ms).publishing(near);
         self.begin_session(client, Kind::Put { put, values });
+        self.restock(client);
     }
 
-    /// Asks for room to have at hand.
-    fn begin_stock(&mut self, client: usize) {
-        let len = self.len();
-        // As long as any name.
-        let key = Name { namespace: 0, key: 11 }.key();
-        let options = PutOptions { replicas: 1, ..PutOptions::default() };
-        let item = ReserveItem { key, len, options };
-        let spare = self.chance.between(1, 3) as u32;
-        let reserve = Reserve { items: vec![item], spare, ..Reserve::default() };
-        self.ask_once(client, Kind::Stock(len), Request::Reserve(reserve));
+    /// A plain put of the size that memory is preallocated for, into an offer if there is one.
+    fn usual_put(&mut self, client: usize, name: Name) -> PutRequest {
+        let on_exists = if self.chance.percent(70) { OnExists::Replace } else { OnExists::Keep };
+        let options = PutOptions { replicas: 1, on_exists, ..PutOptions::default() };
+        let (key, now_us) = (name.key(), self.now_us());
+        let it = self.clients.get_mut(client).zip(OfferSize::of(&key, USUAL_LEN, &options));
+        let offer = it.and_then(|(it, size)| it.preallocation.take(size, now_us));
+        if offer.is_some() {
+            self.coverage.hit(Point::PutPreallocated);
+        }
+        PutRequest { key, len: USUAL_LEN, options, ready: offer.into_iter().collect() }
+    }
+
+    /// Asks for offers, if the client expects more puts of the usual size.
+    fn restock(&mut self, client: usize) {
+        let now_us = self.now_us();
+        // All names are as long, for this purpose.
+        let key = Name { namespace: 0, key: 0 }.key();
+        let size = OfferSize::of(&key, USUAL_LEN, &PutOptions::default());
+        let it = self.clients.get_mut(client).zip(size);
+        let order = it.and_then(|(it, size)| it.preallocation.order(size, now_us));
+        order.into_iter().for_each(|order| self.order_offers(client, order));
+    }
+
+    fn order_offers(&mut self, client: usize, order: OfferOrder) {
+        if let Some(reserve) = order.request() {
+            self.ask_once(client, Kind::Stock(order), Request::Reserve(reserve));
+        }
+    }
+
+    /// Puts a small object, and does not wait for memory.
+    fn begin_hurried_put(&mut self, client: usize, namespace: u8) {
+        let (name, len) = (self.name(namespace), 2 * EXTENT_ALIGN);
+        let options = PutOptions { replicas: 1, on_exists: OnExists::Replace, ..PutOptions::default() };
+        let values = vec![self.oracle.new_value(name, len)];
+        let requests = vec![PutRequest { key: name.key(), len, options, ready: Vec::new() }];
+        let confirm_ms = self.chance.between(0, 300);
+        let near = self.clients.get(client).map(|it| it.near.clone()).unwrap_or_default();
+        let put = Put::new(requests).confirming(confirm_ms).publishing(near);
+        self.begin_session(client, Kind::Put { put, values });
+    }
+
+    /// Looks for a pause in which to ask for offers, and for idle ones.
+    fn look_after_offers(&mut self, client: usize) {
+        let now_us = self.now_us();
+        let Some(it) = self.clients.get_mut(client) else { return };
+        let OfferRound { idle, orders, .. } = it.preallocation.round(now_us);
+        self.abort(client, idle);
+        orders.into_iter().for_each(|order| self.order_offers(client, order));
     }
 
     /// Pins, quotas, leases, and questions about them.
@@ -159,25 +201,32 @@ impl World {
         let request = match self.chance.below(14) {
             0..4 => Request::Pin(Pin { keys: vec![key], owner, on: self.chance.percent(40), wait_ms }),
             4 => Request::DropPins(DropPins { owner, wait_ms }),
-            5 => Request::SetPolicy(Policy {
-                quota: self.chance.percent(60).then(|| self.chance.between(all / 4, all)),
-                max_hold_ms: self.chance.once_in(5).then(|| self.chance.between(50, 500)),
-                demotion: None,
-            }),
+            5 => Request::SetPolicy(self.policy_change(all)),
             6 => Request::Await(Await {
                 at_most: Some(self.chance.below(all)),
                 at_least: self.chance.percent(30).then_some(all),
                 wait_ms,
             }),
-            7 => Request::Why(vec![key]),
+            7 => Request::Why(Explain { keys: vec![key], report_wait_ms: 0 }),
             _ => return self.begin_lease(client, namespace),
         };
         self.ask_once(client, Kind::Question, request);
     }
 
+    /// New limits, some of which a client names: set or removed.
+    fn policy_change(&mut self, all: u64) -> PolicyChange {
+        let quota = self.chance.percent(60).then(|| self.chance.between(all / 4, all));
+        let max_hold_ms = self.chance.once_in(5).then(|| self.chance.between(50, 500));
+        match self.chance.below(3) {
+            0 => PolicyChange::NONE.quota(quota),
+            1 => PolicyChange::NONE.max_hold_ms(max_hold_ms),
+            _ => Policy { quota, max_hold_ms, demotion: None }.into(),
+        }
+    }
+
     fn begin_lease(&mut self, client: usize, namespace: u8) {
         let items = vec![LeaseItem { key: self.name(namespace).key(), generation: None }];
-        let lease = Lease { items, group: self.group() };
+        let lease = Lease { items, group: self.group(), report_wait_ms: 200 };
         self.ask_once(client, Kind::Question, Request::Lease(lease));
     }
 
@@ -200,12 +249,18 @@ impl World {
                     continue;
                 }
                 (1..4, _) | (_, None) => Request::Release(Release { leases: vec![granted.lease] }),
-                (_, Some(name)) => {
+                (kind, Some(name)) => {
                     assert_eq!(name.namespace, namespace, "a lease crosses namespaces");
                     let items = vec![AckItem { key: name.key(), generation }];
                     let group = group.clone().unwrap_or_else(|| self.group());
                     let wait_ms = self.chance.between(0, 300);
-                    Request::Ack(Ack { items, group, wait_ms, ..Ack::default() })
+                    // As a feature store does it: the last release frees.
+                    let unless_leased = kind < 7;
+                    if unless_leased {
+                        let release = Release { leases: vec![granted.lease] };
+                        self.ask_once(client, Kind::Question, Request::Release(release));
+                    }
+                    Request::Ack(Ack { items, group, wait_ms, unless_leased, ..Ack::default() })
                 }
             };
             self.ask_once(client, Kind::Question, request);
@@ -298,11 +353,14 @@ impl World {
         let buffers = names.iter().map(|_| if self.chance.once_in(30) { 50 } else { u64::MAX }).collect();
         let lease = self.chance.percent(25);
         let near = format!("host{client}");
-        let mut get = Get::new(requests, lease, Box::new(move |it| u8::from(it.host != near)));
+        let slow = self.slow_for(client);
+        let avoided = self.clients.get(client).map(|it| it.pace.avoided(self.now_us())).unwrap_or_default();
+        let get = Get::new(requests, lease, Box::new(move |it| u8::from(it.host != near)));
+        let mut get = get.avoiding(avoided).wait_for_reports(self.chance.between(0, 300));
         if self.plan.has_disks() {
             get = get.wait_for_promotion(self.chance.between(0, 60));
         }
-        self.begin_session(client, Kind::Get { get, names, buffers, before });
+        self.begin_session(client, Kind::Get { get, names, buffers, before, slow });
     }
 
     /// What is done about disks: many ask for the same keys in the same order.
@@ -314,7 +372,7 @@ impl World {
             0..6 => return self.begin_get(client, namespace),
             6..13 => {
                 let keys = keys.iter().collect();
-                Request::Exists(Exists { keys, touch: false, lease: false, ahead })
+                Request::Exists(Exists { keys, ahead, report_wait_ms: 100, ..Exists::default() })
             }
             13..19 => {
                 let wait_ms = if self.chance.percent(70) { self.chance.between(1, 200) } else { 0 };
@@ -331,7 +389,7 @@ impl World {
                 let all =
                     [None, Some(Demotion::OnPressure), Some(Demotion::WriteThrough), Some(Demotion::Never)];
                 let demotion = self.chance.pick(&all).copied().flatten();
-                Request::SetPolicy(Policy { demotion, ..Policy::default() })
+                Request::SetPolicy(PolicyChange::NONE.demotion(demotion))
             }
         };
         self.ask_once(client, Kind::Question, request);

@@ -5,7 +5,12 @@
 
 use std::collections::BTreeMap;
 
-use tiffin_core::{ClientId, ConnId, SegmentId, Tick, master::Master, message::Reply, sabotage::Sabotage};
+use tiffin_core::{
+    ClientId, ConnId, RequestId, SegmentId, Tick,
+    master::{Master, Saved},
+    message::{Reply, Request},
+    sabotage::Sabotage,
+};
 use tiffin_sim_runner::Chance;
 
 use crate::{
@@ -17,7 +22,7 @@ use crate::{
     memory::Memory,
     network::{Conn, Way},
     node::{NodeEvent, NodeShell},
-    oracle::Oracle,
+    oracle::{Oracle, Speaker},
     plan::Plan,
     transfer::{Transfer, TransferId},
 };
@@ -63,6 +68,8 @@ pub(crate) enum Event {
     MasterStarts,
     /// This life of the master goes on with what it cannot do in one go.
     MasterWorks(u64),
+    /// What this life of the master wanted to save is in its state folder.
+    MasterSaved(u64),
     NodeStarts(usize),
     ClientStarts(usize),
 }
@@ -139,6 +146,16 @@ pub(crate) struct World {
     next_event: u64,
     pub(crate) master: Option<Master>,
     pub(crate) epoch: u64,
+    /// How many masters there were.
+    pub(crate) master_life: u64,
+    /// What is in the master's state folder.
+    pub(crate) state: Saved,
+    /// The newest version that is being written there.
+    pub(crate) saving: Option<(u64, Saved)>,
+    /// The master must be replaced by one of a greater epoch.
+    pub(crate) superseded: Option<u64>,
+    /// Requests that wait for reports of members.
+    pub(crate) parked: BTreeMap<(ConnId, RequestId), (Request, Speaker)>,
     /// The master will go on with its work.
     pub(crate) working: bool,
     /// The newest connection of each client that the master has let in.
@@ -171,6 +188,8 @@ impl World {
         // Disks are drawn from elsewhere: a world without them is what it was before there were any.
         plan.draw_disks(&mut Chance::new(!seed));
         plan.draw_streams(&mut Chance::new(seed.rotate_left(32)));
+        plan.draw_metadata(&mut Chance::new((!seed).rotate_left(32)));
+        plan.draw_state(&mut Chance::new(seed.rotate_left(16)));
         let mut world = Self {
             sabotage,
             now: 0,
@@ -181,6 +200,11 @@ impl World {
             next_event: 0,
             master: None,
             epoch: 0,
+            master_life: 0,
+            state: Saved::default(),
+            saving: None,
+            superseded: None,
+            parked: BTreeMap::new(),
             working: false,
             heard: BTreeMap::new(),
             registered: BTreeMap::new(),
@@ -288,9 +312,14 @@ impl World {
                 self.at(self.now + TICK_MS, Event::Tick);
             }
             Event::MasterStarts => self.start_master(),
-            Event::MasterWorks(epoch) => {
-                if epoch == self.epoch {
+            Event::MasterWorks(life) => {
+                if life == self.master_life {
                     self.master_works();
+                }
+            }
+            Event::MasterSaved(life) => {
+                if life == self.master_life {
+                    self.master_saved();
                 }
             }
             Event::NodeStarts(node) => self.start_node(node),
@@ -354,7 +383,7 @@ impl World {
 
     pub(crate) fn life(&self, party: Party) -> u32 {
         match party {
-            Party::Master => self.epoch as u32,
+            Party::Master => self.master_life as u32,
             Party::Node(node) | Party::Disk(node) => self.nodes.get(node).map_or(0, |it| it.life),
             Party::Client(client) => self.clients.get(client).map_or(0, |it| it.life),
         }

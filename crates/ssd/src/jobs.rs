@@ -42,8 +42,17 @@ pub(crate) enum Source {
 #[derive(Debug)]
 pub(crate) enum Dest {
     Log,
-    Pieces { pieces: Pieces, span: Span, checks: Checks },
-    Buffer { buffer: Arc<Buffer>, checks: Checks },
+    /// Some of the destination of an operation, and all of it for those who share the read.
+    Pieces {
+        pieces: Pieces,
+        whole: Pieces,
+        span: Span,
+        checks: Checks,
+    },
+    Buffer {
+        buffer: Arc<Buffer>,
+        checks: Checks,
+    },
 }
 
 /// A piece of the log's disk work.
@@ -310,7 +319,7 @@ impl Jobs {
             _ => Done::Ok,
         };
         let landed = match job.work {
-            Work::Read { dest: Dest::Pieces { pieces, .. }, .. } => Some(pieces),
+            Work::Read { dest: Dest::Pieces { whole, .. }, .. } => Some(whole),
             _ => None,
         };
         Some(Ended { io: flying.io, done, landed })
@@ -343,7 +352,7 @@ fn arrived(job: &mut Job, flying: &Flying) {
             }
         }
         Dest::Buffer { checks, .. } => job.corrupt |= !verify(bytes, &checks.sums, checks.first + block),
-        Dest::Pieces { pieces, span, checks } => {
+        Dest::Pieces { pieces, span, checks, .. } => {
             job.corrupt |= !verify(bytes, &checks.sums, checks.first + block);
             if flying.buffer.is_some() {
                 let begin = span.offset.max(flying.position);

@@ -17,8 +17,12 @@ pub const BLOCK: u64 = 4096;
 pub const SUM_BYTES: u64 = 1 << 20;
 /// What comes before the first segment: two superblocks, and room.
 pub const HEAD_BYTES: u64 = 1 << 20;
-/// The format this program reads and writes.
-pub const VERSION: u32 = 1;
+/// The format this program writes. Version 2 added records that span segments.
+pub const VERSION: u32 = 2;
+/// The oldest format that it reads. A log of an older version becomes one of [`VERSION`] when it is opened.
+pub const VERSION_MIN: u32 = 1;
+/// The version of segment heads and trailers, which is the same in all versions so far.
+const BLOCK_VERSION: u32 = 1;
 /// The longest namespace.
 pub const NAMESPACE_BYTES_MAX: usize = 4096;
 /// The longest key.
@@ -37,14 +41,18 @@ const TRAILER_MAGIC: u32 = u32::from_le_bytes(*b"TFSX");
 const ENTRY_FIXED: usize = 96;
 const KIND_RECORD: u8 = 1;
 const KIND_NOTES: u8 = 2;
+const KIND_SPANNING: u8 = 3;
+const KIND_PART: u8 = 4;
 const FLAG_PROTECTED: u8 = 1;
 const NOTE_FIXED: usize = 16;
+const PART_REF_BYTES: u64 = 16;
 const NOTE_FORGET: u8 = 1;
 const NOTE_MARK: u8 = 2;
 
 /// What the first block says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Super {
+    pub(crate) version: u32,
     pub(crate) log: u64,
     pub(crate) segment_bytes: u64,
     pub(crate) segments: u64,
@@ -83,8 +91,44 @@ pub(crate) struct Entry {
 pub(crate) enum Body {
     /// A record, followed by its payload.
     Record { id: RecordId, record: Record, sums: Arc<[u64]> },
+    /// A record whose payload lies in parts elsewhere: together they are the payload, in this order.
+    Spanning { id: RecordId, record: Record, parts: Arc<[PartRef]> },
+    /// A part of the payload of a spanning record, followed by its bytes. It counts for nothing unless that
+    /// record is there.
+    Part { id: RecordId, part: PartHead, sums: Arc<[u64]> },
     /// Words about other records.
     Notes(Vec<Note>),
+}
+
+/// How a spanning record names one of its parts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PartRef {
+    /// The part's id, which stays when it is moved.
+    pub(crate) id: RecordId,
+    /// How many bytes of the payload it has. All but the last have whole blocks of the checksum.
+    pub(crate) bytes: u64,
+}
+
+/// What a part says of itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PartHead {
+    /// The record that it is of.
+    pub(crate) of: RecordId,
+    /// Where its bytes begin in the payload.
+    pub(crate) start: u64,
+    /// How many they are.
+    pub(crate) bytes: u64,
+}
+
+impl Body {
+    /// The bytes that follow the header, and their checksums.
+    pub(crate) fn payload(&self) -> Option<(u64, &Arc<[u64]>)> {
+        match self {
+            Self::Record { record, sums, .. } => Some((record.payload_bytes, sums)),
+            Self::Part { part, sums, .. } => Some((part.bytes, sums)),
+            Self::Spanning { .. } | Self::Notes(_) => None,
+        }
+    }
 }
 
 /// A word about a record that lies elsewhere.
@@ -170,7 +214,7 @@ impl Super {
         body.extend(self.segments.to_le_bytes());
         let mut block = Vec::with_capacity(BLOCK as usize);
         block.extend(SUPER_MAGIC.to_le_bytes());
-        block.extend(VERSION.to_le_bytes());
+        block.extend(self.version.to_le_bytes());
         block.extend(0u32.to_le_bytes());
         block.extend(xxh3_64(&body).to_le_bytes());
         block.extend(body);
@@ -188,14 +232,14 @@ impl Super {
         if u64_at(0) != SUPER_MAGIC {
             return Err(OpenFault::NotOurs);
         }
-        if version != VERSION {
+        if !(VERSION_MIN..=VERSION).contains(&version) {
             return Err(OpenFault::Version { found: version, known: VERSION });
         }
         let body = block.get(24..48).unwrap_or_default();
         if xxh3_64(body) != u64_at(16) {
             return Err(OpenFault::NotOurs);
         }
-        Ok(Some(Self { log: u64_at(24), segment_bytes: u64_at(32), segments: u64_at(40) }))
+        Ok(Some(Self { version, log: u64_at(24), segment_bytes: u64_at(32), segments: u64_at(40) }))
     }
 }
 
@@ -239,7 +283,7 @@ impl Trailer {
 fn checked_block(magic: u32, log: u64, body: &[u8]) -> Vec<u8> {
     let mut block = Vec::with_capacity(BLOCK as usize);
     block.extend(magic.to_le_bytes());
-    block.extend(VERSION.to_le_bytes());
+    block.extend(BLOCK_VERSION.to_le_bytes());
     block.extend(xxh3_64_with_seed(body, log).to_le_bytes());
     block.extend(body);
     block.resize(BLOCK as usize, 0);
@@ -249,7 +293,7 @@ fn checked_block(magic: u32, log: u64, body: &[u8]) -> Vec<u8> {
 fn open_block(block: &[u8], magic: u32, log: u64, body_bytes: usize) -> Option<&[u8]> {
     let body = block.get(16..16 + body_bytes)?;
     let good = le_u32(block, 0)? == magic
-        && le_u32(block, 4)? == VERSION
+        && le_u32(block, 4)? == BLOCK_VERSION
         && le_u64(block, 8)? == xxh3_64_with_seed(body, log);
     good.then_some(body)
 }
@@ -265,17 +309,23 @@ impl Entry {
         for word in [self.life, self.offset, self.sequence] {
             bytes.extend(word.to_le_bytes());
         }
+        let flags = |record: &Record| if record.protected { FLAG_PROTECTED } else { 0 };
         let (kind, flags) = match &self.body {
             Body::Record { id, record, sums } => {
-                for word in [id.0, record.generation.epoch, record.generation.counter, record.payload_bytes] {
+                fix_record(&mut bytes, *id, record, sums.len());
+                (KIND_RECORD, flags(record))
+            }
+            Body::Spanning { id, record, parts } => {
+                fix_record(&mut bytes, *id, record, parts.len());
+                (KIND_SPANNING, flags(record))
+            }
+            Body::Part { id, part, sums } => {
+                for word in [id.0, part.of.0, part.start, part.bytes] {
                     bytes.extend(word.to_le_bytes());
                 }
-                let lens =
-                    [record.name.namespace.len(), record.name.key.len(), record.marks.len(), sums.len()];
-                for len in lens {
-                    bytes.extend((len as u32).to_le_bytes());
-                }
-                (KIND_RECORD, if record.protected { FLAG_PROTECTED } else { 0 })
+                bytes.resize(ENTRY_FIXED - 4, 0);
+                bytes.extend((sums.len() as u32).to_le_bytes());
+                (KIND_PART, 0)
             }
             Body::Notes(notes) => {
                 bytes.resize(ENTRY_FIXED - 4, 0);
@@ -298,22 +348,35 @@ impl Entry {
         let mut out = Vec::new();
         match &self.body {
             Body::Record { record, sums, .. } => {
-                out.extend(record.name.namespace.as_bytes());
-                out.extend(&record.name.key);
-                out.extend(&record.marks);
-                for sum in sums.iter() {
-                    out.extend(sum.to_le_bytes());
+                name_record(&mut out, record);
+                out.extend(sums.iter().flat_map(|sum| sum.to_le_bytes()));
+            }
+            Body::Spanning { record, parts, .. } => {
+                name_record(&mut out, record);
+                for part in parts.iter() {
+                    out.extend(part.id.0.to_le_bytes());
+                    out.extend(part.bytes.to_le_bytes());
                 }
             }
+            Body::Part { sums, .. } => out.extend(sums.iter().flat_map(|sum| sum.to_le_bytes())),
             Body::Notes(notes) => notes.iter().for_each(|note| note.encode(&mut out)),
         }
         out
     }
 
-    /// The bytes of a record's header without padding.
+    /// The bytes of a record's header without padding, if its payload follows it.
     pub(crate) fn record_bytes(record: &Record) -> u64 {
-        let sums = record.payload_bytes.div_ceil(SUM_BYTES) * 8;
-        (ENTRY_FIXED + record.name.namespace.len() + record.name.key.len() + record.marks.len()) as u64 + sums
+        named_bytes(record) + record.payload_bytes.div_ceil(SUM_BYTES) * 8
+    }
+
+    /// The same, if its payload lies in so many parts.
+    pub(crate) fn spanning_bytes(record: &Record, parts: usize) -> u64 {
+        named_bytes(record) + parts as u64 * PART_REF_BYTES
+    }
+
+    /// The bytes of the header of a part without padding.
+    pub(crate) fn part_bytes(bytes: u64) -> u64 {
+        ENTRY_FIXED as u64 + bytes.div_ceil(SUM_BYTES) * 8
     }
 
     /// The bytes of the header of these notes without padding.
@@ -338,10 +401,12 @@ impl Entry {
         }
         let body = match kind {
             KIND_RECORD => decode_record(compact, flags)?,
+            KIND_SPANNING => decode_spanning(compact, flags)?,
+            KIND_PART => decode_part(compact)?,
             KIND_NOTES => Body::Notes(decode_notes(compact)?),
             _ => return None,
         };
-        let payload = if let Body::Record { record, .. } = &body { record.payload_bytes } else { 0 };
+        let payload = body.payload().map_or(0, |(bytes, _)| bytes);
         let entry =
             Self { life: le_u64(bytes, 24)?, offset: le_u64(bytes, 32)?, sequence: le_u64(bytes, 40)?, body };
         Some(Decoded { entry, compact_bytes, extent: header_bytes + blocks_up(payload), header_bytes })
@@ -354,35 +419,83 @@ impl Entry {
     }
 }
 
-fn decode_record(compact: &[u8], flags: u8) -> Option<Body> {
+fn fix_record(bytes: &mut Vec<u8>, id: RecordId, record: &Record, count: usize) {
+    for word in [id.0, record.generation.epoch, record.generation.counter, record.payload_bytes] {
+        bytes.extend(word.to_le_bytes());
+    }
+    for len in [record.name.namespace.len(), record.name.key.len(), record.marks.len(), count] {
+        bytes.extend((len as u32).to_le_bytes());
+    }
+}
+
+fn name_record(out: &mut Vec<u8>, record: &Record) {
+    out.extend(record.name.namespace.as_bytes());
+    out.extend(&record.name.key);
+    out.extend(&record.marks);
+}
+
+fn named_bytes(record: &Record) -> u64 {
+    (ENTRY_FIXED + record.name.namespace.len() + record.name.key.len() + record.marks.len()) as u64
+}
+
+/// What a record and a spanning record have in common: the id, the record, how many items follow, and these.
+fn decode_named(compact: &[u8], flags: u8) -> Option<(RecordId, Record, usize, &[u8])> {
     let len_at = |at| Some(le_u32(compact, at)? as usize);
     let (namespace, key, marks, count) = (len_at(80)?, len_at(84)?, len_at(88)?, len_at(92)?);
-    let payload_bytes = le_u64(compact, 72)?;
-    let mut rest = compact.get(ENTRY_FIXED..)?;
-    let mut take = |len: usize| {
-        let (now, later) = rest.split_at_checked(len)?;
-        rest = later;
-        Some(now)
+    let rest = compact.get(ENTRY_FIXED..)?;
+    let (namespace, rest) = rest.split_at_checked(namespace)?;
+    let (key, rest) = rest.split_at_checked(key)?;
+    let (marks, rest) = rest.split_at_checked(marks)?;
+    let namespace = std::str::from_utf8(namespace).ok()?.to_owned();
+    let record = Record {
+        name: Arc::new(Name { namespace, key: key.to_vec() }),
+        generation: Generation { epoch: le_u64(compact, 56)?, counter: le_u64(compact, 64)? },
+        marks: marks.to_vec(),
+        protected: flags & FLAG_PROTECTED != 0,
+        payload_bytes: le_u64(compact, 72)?,
     };
-    let namespace = std::str::from_utf8(take(namespace)?).ok()?.to_owned();
-    let key = take(key)?.to_vec();
-    let marks = take(marks)?.to_vec();
-    let sums: Option<Arc<[u64]>> = take(count.checked_mul(8)?)?
-        .chunks(8)
-        .map(|chunk| Some(u64::from_le_bytes(chunk.try_into().ok()?)))
-        .collect();
-    let sums = sums?;
-    if !rest.is_empty() || sums.len() as u64 != payload_bytes.div_ceil(SUM_BYTES) {
+    Some((RecordId(le_u64(compact, 48)?), record, count, rest))
+}
+
+fn decode_record(compact: &[u8], flags: u8) -> Option<Body> {
+    let (id, record, count, rest) = decode_named(compact, flags)?;
+    let sums = decode_sums(rest, count, record.payload_bytes)?;
+    Some(Body::Record { id, record, sums })
+}
+
+fn decode_spanning(compact: &[u8], flags: u8) -> Option<Body> {
+    let (id, record, count, rest) = decode_named(compact, flags)?;
+    if rest.len() as u64 != (count as u64).checked_mul(PART_REF_BYTES)? {
         return None;
     }
-    let record = Record {
-        name: Arc::new(Name { namespace, key }),
-        generation: Generation { epoch: le_u64(compact, 56)?, counter: le_u64(compact, 64)? },
-        marks,
-        protected: flags & FLAG_PROTECTED != 0,
-        payload_bytes,
+    let part = |bytes: &[u8]| Some(PartRef { id: RecordId(le_u64(bytes, 0)?), bytes: le_u64(bytes, 8)? });
+    let parts: Option<Arc<[PartRef]>> = rest.chunks(PART_REF_BYTES as usize).map(part).collect();
+    let parts = parts?;
+    let (_, all_but_last) = parts.split_last()?;
+    let mut bytes = parts.iter().map(|part| part.bytes);
+    let whole = bytes.try_fold(0u64, u64::checked_add) == Some(record.payload_bytes)
+        && parts.iter().all(|part| part.bytes > 0)
+        && all_but_last.iter().all(|part| part.bytes.is_multiple_of(SUM_BYTES));
+    whole.then_some(Body::Spanning { id, record, parts })
+}
+
+fn decode_part(compact: &[u8]) -> Option<Body> {
+    let part = PartHead {
+        of: RecordId(le_u64(compact, 56)?),
+        start: le_u64(compact, 64)?,
+        bytes: le_u64(compact, 72)?,
     };
-    Some(Body::Record { id: RecordId(le_u64(compact, 48)?), record, sums })
+    let sums = decode_sums(compact.get(ENTRY_FIXED..)?, le_u32(compact, 92)? as usize, part.bytes)?;
+    part.start.checked_add(part.bytes)?;
+    Some(Body::Part { id: RecordId(le_u64(compact, 48)?), part, sums })
+}
+
+/// The checksums of so many bytes, if there are exactly as many as there must be.
+fn decode_sums(bytes: &[u8], count: usize, payload_bytes: u64) -> Option<Arc<[u64]>> {
+    if count as u64 != payload_bytes.div_ceil(SUM_BYTES) || bytes.len() != count.checked_mul(8)? {
+        return None;
+    }
+    bytes.chunks(8).map(|chunk| Some(u64::from_le_bytes(chunk.try_into().ok()?))).collect()
 }
 
 impl Note {
@@ -450,6 +563,11 @@ mod tests {
             let sums = (0..record.payload_bytes.div_ceil(SUM_BYTES)).collect();
             Body::Record { id: RecordId(5), record, sums }
         };
+        let spanning = |record: Record| {
+            let part = |id, bytes| PartRef { id: RecordId(id), bytes };
+            let parts = [part(6, 2 * SUM_BYTES), part(7, SUM_BYTES + 5)].into();
+            Body::Spanning { id: RecordId(5), record, parts }
+        };
         let notes = vec![
             Note::Forget(RecordId(1)),
             Note::Mark { id: RecordId(2), protected: true, marks: vec![1, 2, 3] },
@@ -459,6 +577,12 @@ mod tests {
             body(record("", b"", 0, false)),
             body(record("a", b"key", 1, true)),
             body(record("namespace", &[9; 5000], SUM_BYTES + 1, false)),
+            spanning(record("b", b"large", 3 * SUM_BYTES + 5, true)),
+            Body::Part {
+                id: RecordId(6),
+                part: PartHead { of: RecordId(5), start: SUM_BYTES, bytes: 2 * SUM_BYTES },
+                sums: (0..2).collect(),
+            },
             Body::Notes(notes),
             Body::Notes(Vec::new()),
         ];
@@ -474,8 +598,34 @@ mod tests {
             assert_eq!(decoded.compact_bytes, bytes.len());
             match &entry.body {
                 Body::Record { record, .. } => assert_eq!(Entry::record_bytes(record), bytes.len() as u64),
+                Body::Spanning { record, parts, .. } => {
+                    assert_eq!(Entry::spanning_bytes(record, parts.len()), bytes.len() as u64);
+                }
+                Body::Part { part, .. } => assert_eq!(Entry::part_bytes(part.bytes), bytes.len() as u64),
                 Body::Notes(notes) => assert_eq!(Entry::notes_bytes(notes), bytes.len() as u64),
             }
+        }
+    }
+
+    #[test]
+    fn parts_that_are_not_the_payload_are_refused() {
+        let Some(Entry { body: Body::Spanning { id, record, parts }, .. }) =
+            entries().into_iter().find(|entry| matches!(entry.body, Body::Spanning { .. }))
+        else {
+            panic!("there is one");
+        };
+        let one = |bytes| PartRef { id: RecordId(9), bytes };
+        let bad: [&[PartRef]; 5] = [
+            &[],
+            &parts[..1],
+            &[parts[0], parts[1], one(1)],
+            &[one(SUM_BYTES + 5), one(2 * SUM_BYTES)],
+            &[one(3 * SUM_BYTES + 5), one(0)],
+        ];
+        for parts in bad {
+            let body = Body::Spanning { id, record: record.clone(), parts: parts.into() };
+            let bytes = Entry { life: 4, offset: 8192, sequence: 6, body }.encode(LOG);
+            assert!(Entry::decode(&bytes, LOG).is_none(), "{parts:?}");
         }
     }
 
@@ -506,8 +656,10 @@ mod tests {
         assert_eq!(SegmentHead::decode(&block, LOG, 3), None, "it lies in another segment");
         assert_eq!(Trailer::decode(&trailer.encode(LOG), LOG), Some(trailer));
         assert_eq!(Trailer::decode(&trailer.encode(LOG), 1), None);
-        let sup = Super { log: LOG, segment_bytes: 4 << 20, segments: 9 };
+        let sup = Super { version: VERSION, log: LOG, segment_bytes: 4 << 20, segments: 9 };
         assert_eq!(Super::decode(&sup.encode()), Ok(Some(sup)));
+        let old = Super { version: VERSION_MIN, ..sup };
+        assert_eq!(Super::decode(&old.encode()), Ok(Some(old)));
         assert_eq!(Super::decode(&[0; 4096]), Ok(None));
         let mut other = sup.encode();
         other[8] = 9;

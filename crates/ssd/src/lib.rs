@@ -2,7 +2,8 @@
 //!
 //! It knows nothing of the rest of the store. A record has a name (namespace and key), a generation, marks
 //! that
-//! are opaque here, and a payload with a checksum per MiB.
+//! are opaque here, and a payload with a checksum per MiB. One that is larger than a segment of the log lies
+//! in parts, each in a segment.
 //!
 //! # Two layers
 //! - [`Log`] decides and does no I/O: [`Log::apply`] takes an [`Input`] and returns [`Effect`]s. A simulation
@@ -39,16 +40,18 @@ mod types;
 
 pub use engine::{Drive, Driven};
 pub use layout::{
-    BLOCK, HEAD_BYTES, KEY_BYTES_MAX, MARKS_BYTES_MAX, NAMESPACE_BYTES_MAX, SUM_BYTES, VERSION, sums, verify,
+    BLOCK, HEAD_BYTES, KEY_BYTES_MAX, MARKS_BYTES_MAX, NAMESPACE_BYTES_MAX, SUM_BYTES, VERSION, VERSION_MIN,
+    sums, verify,
 };
 pub use log::{
-    Checks, Config, Done, Effect, FORGET_IDS_MAX, Health, Input, Into, Limits, Log, Part, RESERVE_SEGMENTS,
-    SEGMENT_BYTES_CHOSEN_MAX, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, SEGMENTS_MIN, shape,
+    Checks, Config, Done, Effect, FORGET_IDS_MAX, Health, Input, Into, Limits, Log, PARTS_MAX, Part,
+    RESERVE_SEGMENTS, SEGMENT_BYTES_CHOSEN_MAX, SEGMENT_BYTES_CHOSEN_MIN, SEGMENT_BYTES_MAX,
+    SEGMENT_BYTES_MIN, SEGMENTS_MIN, shape,
 };
 pub use memory::{Buffer, Bytes, Pieces, Pool};
 pub use place::OpenError;
 pub use sabotage::Sabotage;
-pub use shelf::{INBOX_MAX, Opened, Shelf, ShelfConfig, wait};
+pub use shelf::{INBOX_MAX, Opened, Shelf, ShelfConfig, memory_bytes, wait};
 pub use types::{
     Answer, AppendError, ChangeError, Event, Fault, FaultKind, Generation, IoId, Left, Name, OpId, OpenFault,
     ReadError, Record, RecordId, Recovery, Span, StageId, Stats, Tick,

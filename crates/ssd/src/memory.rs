@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crate::layout::BLOCK;
 
 /// Memory that a pool keeps for the next who asks, in bytes.
-const POOL_BYTES_MAX: usize = 64 << 20;
+pub(crate) const POOL_BYTES_MAX: usize = 64 << 20;
 
 /// A run of bytes in memory that somebody keeps alive.
 #[derive(Clone, Copy, Debug)]
@@ -124,6 +124,21 @@ impl Pieces {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
+    }
+
+    /// Some of this memory, kept alive by the same guard; as much as there is.
+    #[must_use]
+    pub(crate) fn part(&self, mut offset: u64, len: u64) -> Self {
+        let mut left = len;
+        let mut runs = Vec::new();
+        while left > 0
+            && let Some(run) = self.run_at(offset, left).filter(|run| run.len > 0)
+        {
+            runs.push(run);
+            offset += run.len as u64;
+            left -= run.len as u64;
+        }
+        Self { runs: runs.into(), len: len - left, _guard: Arc::clone(&self._guard) }
     }
 
     /// A copy of the bytes. As a destination: after the operation has been answered with success.
@@ -310,6 +325,9 @@ mod tests {
         assert_eq!(pieces.run_at(5, 100).unwrap().len(), 7);
         assert_eq!(pieces.run_at(4, 100).unwrap().len(), 1);
         assert!(pieces.run_at(12, 1).is_none());
+        assert_eq!(pieces.part(2, 5).to_vec(), [1, 9, 9, 9, 9]);
+        assert_eq!(pieces.part(10, 9).to_vec(), [2, 2]);
+        assert!(pieces.part(12, 1).is_empty());
         assert_eq!(pieces.sums(), crate::layout::sums([pieces.to_vec().as_slice()]));
     }
 

@@ -47,6 +47,14 @@ tiffin_sabotage::variants! {
         AnswerBeforeSuperseded: "a replaced record is gone before its successor is answered";
         /// Record ids start again after a restart.
         ReuseIds: "ids are never used twice";
+        /// The head of a record that spans segments is written before its parts are durable.
+        HeadBeforeParts: "parts are durable before their record is";
+        /// Recovery accepts a record although a part of it is missing.
+        AcceptMissingParts: "a record without all its parts is cut off";
+        /// A segment is freed although it holds a part of a record that stays.
+        LeavePartsBehind: "parts are carried along";
+        /// A part is evicted, and its record stays.
+        EvictPartAlone: "a record leaves with the first of its parts";
         /// The log goes on writing after a failed sync.
         IgnoreFailedSync: "a failed disk takes nothing more";
     }

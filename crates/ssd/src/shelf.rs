@@ -21,7 +21,7 @@ use crate::engine::{Drive, Driven, start};
 use crate::jobs::{BUFFERS, Dest, Ended, Jobs, Source, Work};
 use crate::layout::SUM_BYTES;
 use crate::log::{Config, Effect, Input, Into, Limits, Log, Part};
-use crate::memory::{Buffer, Pieces};
+use crate::memory::{Buffer, POOL_BYTES_MAX, Pieces};
 use crate::place::{OpenError, Place, end_of};
 use crate::sabotage::Sabotage;
 use crate::types::{
@@ -34,6 +34,21 @@ pub const INBOX_MAX: usize = 16 << 10;
 
 /// How much disk work is taken in before deadlines are looked at again.
 const ENDED_MAX: usize = 64;
+
+/// The index is counted with one byte per so many bytes of the disk: about 1 KiB for each record of 1 MiB.
+const INDEX_SHARE: u64 = 1024;
+/// The index is counted with at least so many bytes: the records of small objects, and what compaction moves.
+const INDEX_BYTES_MIN: u64 = 32 << 20;
+/// The index is counted with at most so many bytes.
+const INDEX_BYTES_MAX: u64 = 4 << 30;
+
+/// The memory that a log of this size needs beside the payloads of its callers: aligned buffers, a
+/// [`crate::Pool`], and its index.
+#[must_use]
+pub fn memory_bytes(budget_bytes: u64) -> u64 {
+    let index = (budget_bytes / INDEX_SHARE).clamp(INDEX_BYTES_MIN, INDEX_BYTES_MAX);
+    BUFFERS as u64 * SUM_BYTES + POOL_BYTES_MAX as u64 + index
+}
 
 /// What a shelf is to be.
 #[derive(Clone, Debug)]
@@ -507,17 +522,17 @@ impl Driver {
         }
     }
 
-    fn pieces(&self, op: OpId, len: u64) -> Pieces {
+    fn pieces(&self, op: OpId, span: Span) -> Pieces {
         // An operation that was answered is not asked for its memory; if it were, nothing of its caller's is
         // used.
-        let known = self.ops.get(&op).and_then(|(pieces, _)| pieces.clone());
-        known.unwrap_or_else(|| Pieces::zeroed(len))
+        let known = self.ops.get(&op).and_then(|(pieces, _)| pieces.as_ref());
+        known.map_or_else(|| Pieces::zeroed(span.len), |known| known.part(span.offset, span.len))
     }
 
     fn source(&self, part: Part) -> Source {
         match part {
             Part::Bytes(bytes) => Source::Bytes(bytes),
-            Part::Payload { op, len } => Source::Pieces(self.pieces(op, len)),
+            Part::Payload { op, span } => Source::Pieces(self.pieces(op, span)),
             Part::Stage { stage, len } => match self.stages.get(&stage) {
                 Some(buffer) => Source::Buffer(Arc::clone(buffer), len),
                 None => Source::Zeros(len),
@@ -529,7 +544,11 @@ impl Driver {
     fn dest(&mut self, into: Into, len: u64) -> Dest {
         match into {
             Into::Log => Dest::Log,
-            Into::Op { op, span, checks } => Dest::Pieces { pieces: self.pieces(op, span.len), span, checks },
+            Into::Op { op, span, to, checks } => {
+                let pieces = self.pieces(op, Span { offset: to, len: span.len });
+                let whole = self.ops.get(&op).and_then(|(whole, _)| whole.clone());
+                Dest::Pieces { whole: whole.unwrap_or_else(|| pieces.clone()), pieces, span, checks }
+            }
             Into::Stage { stage, checks } => {
                 let buffer = Arc::new(Buffer::new(len as usize));
                 self.stages.insert(stage, Arc::clone(&buffer));

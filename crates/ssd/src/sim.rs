@@ -6,7 +6,7 @@
 //! and
 //! whether at all.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::layout::sums;
@@ -64,6 +64,15 @@ impl SimDisk {
     #[must_use]
     pub fn written_end(&self) -> u64 {
         self.written_end
+    }
+
+    /// A disk on which these bytes lie, each run where it says, and zeros elsewhere.
+    #[must_use]
+    pub fn with(runs: impl IntoIterator<Item = (u64, Vec<u8>)>) -> Self {
+        let mut disk = Self::new();
+        runs.into_iter().for_each(|(at, bytes)| disk.write(at, &bytes));
+        disk.crash(&mut || true);
+        disk
     }
 
     /// Changes a bit of what lies there, live and durable.
@@ -160,9 +169,12 @@ pub struct Rig {
     pub disk: SimDisk,
     payloads: BTreeMap<OpId, Arc<Vec<u8>>>,
     destinations: BTreeMap<OpId, Vec<u8>>,
+    /// Operations that were answered while reads for them were under way.
+    answered: BTreeSet<OpId>,
     stages: BTreeMap<StageId, Vec<u8>>,
     work: BTreeMap<IoId, Work>,
-    landed: Option<(IoId, Vec<u8>)>,
+    /// The operation whose destination got bytes last.
+    landed: Option<(IoId, OpId)>,
 }
 
 impl Rig {
@@ -175,6 +187,7 @@ impl Rig {
             disk,
             payloads: BTreeMap::new(),
             destinations: BTreeMap::new(),
+            answered: BTreeSet::new(),
             stages: BTreeMap::new(),
             work: BTreeMap::new(),
             landed: None,
@@ -221,6 +234,11 @@ impl Rig {
         matches!(self.work.get(&io), Some(Work::Read { .. }))
     }
 
+    fn is_read_into(&self, of: OpId) -> bool {
+        let is_it = |work: &Work| matches!(work, Work::Read { into: Into::Op { op, .. }, .. } if *op == of);
+        self.work.values().any(is_it)
+    }
+
     /// Ends a piece of disk work, and tells the log.
     pub fn finish(&mut self, io: IoId, fate: Fate, now: Tick) -> Vec<Said> {
         let Some(work) = self.work.remove(&io) else { return Vec::new() };
@@ -248,7 +266,14 @@ impl Rig {
         };
         let effects = self.log.apply(Input::Done { io, result }, now);
         let said = self.carry_out(effects);
-        self.landed = None;
+        // The destination of an operation that was answered stays until the last read into it has ended.
+        if let Some((_, op)) = self.landed.take()
+            && self.answered.contains(&op)
+            && !self.is_read_into(op)
+        {
+            self.answered.remove(&op);
+            self.destinations.remove(&op);
+        }
         said
     }
 
@@ -288,12 +313,16 @@ impl Rig {
         let fit = |checks: &Checks| if checks.fit(&bytes) { Done::Ok } else { Done::Corrupt };
         match into {
             Into::Log => Done::Bytes(bytes),
-            Into::Op { op, span, checks } => {
+            Into::Op { op, span, to, checks } => {
                 let result = fit(&checks);
-                let end = (span.offset + span.len) as usize;
-                let bytes = bytes.get(span.offset as usize..end).unwrap_or_default().to_vec();
-                self.destinations.insert(op, bytes.clone());
-                self.landed = Some((io, bytes));
+                let inner = bytes.get(span.offset as usize..(span.offset + span.len) as usize);
+                let (begin, end) = (to as usize, (to + span.len) as usize);
+                let destination = self.destinations.entry(op).or_default();
+                destination.resize(destination.len().max(end), 0);
+                if let Some((to, from)) = destination.get_mut(begin..end).zip(inner) {
+                    to.copy_from_slice(from);
+                }
+                self.landed = Some((io, op));
                 result
             }
             Into::Stage { stage, checks } => {
@@ -319,7 +348,8 @@ impl Rig {
                     self.work.insert(io, Work::Read { at, len, into });
                 }
                 Effect::Copy { io, to, from } => {
-                    if let Some((_, bytes)) = self.landed.as_ref().filter(|(landed, _)| *landed == io) {
+                    let landed = self.landed.filter(|(landed, _)| *landed == io);
+                    if let Some(bytes) = landed.and_then(|(_, op)| self.destinations.get(&op)) {
                         let end = (from.offset + from.len) as usize;
                         let bytes = bytes.get(from.offset as usize..end).unwrap_or_default().to_vec();
                         self.destinations.insert(to, bytes);
@@ -328,11 +358,14 @@ impl Rig {
                 Effect::Unstage { stage } => drop(self.stages.remove(&stage)),
                 Effect::Answer { op, answer } => {
                     self.payloads.remove(&op);
-                    let bytes = self.destinations.remove(&op);
                     let bytes = match &answer {
-                        Answer::Read(Ok(_)) => Some(bytes.unwrap_or_default()),
+                        Answer::Read(Ok(_)) => Some(self.destinations.get(&op).cloned().unwrap_or_default()),
                         _ => None,
                     };
+                    match self.is_read_into(op) || self.landed.is_some_and(|(_, landed)| landed == op) {
+                        true => drop(self.answered.insert(op)),
+                        false => drop(self.destinations.remove(&op)),
+                    }
                     said.push(Said::Answer(op, answer, bytes));
                 }
                 Effect::Event(event) => said.push(Said::Event(event)),
@@ -346,11 +379,13 @@ impl Rig {
         for part in parts {
             match part {
                 Part::Bytes(bytes) => out.extend(bytes),
-                Part::Payload { op, len } => {
-                    let payload =
-                        self.payloads.get(&op).map(|payload| payload.as_slice()).unwrap_or_default();
-                    assert_eq!(payload.len() as u64, len, "the payload of {op:?} is not what it was");
-                    out.extend(payload);
+                Part::Payload { op, span } => {
+                    let payload = self.payloads.get(&op).map(|it| it.as_slice()).unwrap_or_default();
+                    let some = payload.get(span.offset as usize..(span.offset + span.len) as usize);
+                    match some {
+                        Some(some) => out.extend(some),
+                        None => panic!("the payload of {op:?} is not what it was: {span:?} is asked for"),
+                    }
                 }
                 Part::Stage { stage, len } => {
                     let bytes = self.stages.get(&stage).map(Vec::as_slice).unwrap_or_default();

@@ -130,8 +130,11 @@ pub enum AppendError {
         /// The most that they may.
         protected_bytes_max: u64,
     },
-    /// A record must fit into a segment.
-    #[error("a record of {bytes} bytes is larger than a segment takes ({bytes_max})")]
+    /// A record must fit beside what always has to stay free.
+    #[error(
+        "a record of {bytes} bytes exceeds the {bytes_max} bytes that one record may take up on this disk\n\n\
+         hint: use a larger disk, or split the object"
+    )]
     TooLarge {
         /// What it would take up.
         bytes: u64,
@@ -344,6 +347,8 @@ pub struct Stats {
     pub segments: u64,
     /// Bytes of a segment.
     pub segment_bytes: u64,
+    /// The most bytes of payload that a record may have; zero before the log was read.
+    pub record_bytes_max: u64,
     /// Appends that were answered with a record.
     pub appends: u64,
     /// Payload bytes that callers appended.

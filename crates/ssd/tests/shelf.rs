@@ -136,6 +136,39 @@ fn spans_and_memory_need_not_be_aligned() {
 }
 
 #[test]
+fn records_larger_than_a_segment_are_kept_in_parts() {
+    engines(|drive, name| {
+        let folder = Folder::new(&format!("parts-{name}"));
+        let large = ShelfConfig { budget_bytes: 129 * MIB, ..config(&folder, drive) };
+        let opened = Shelf::open(&large, |_| {}).unwrap();
+        let len = 9 * MIB + 777;
+        let ids: Vec<RecordId> =
+            (0..6).map(|key| append(&opened.shelf, key, key + 1, len).unwrap()).collect();
+        let all = bytes(3, len);
+        // The second part begins somewhere behind the second MiB.
+        for (offset, len) in [(0, len), (2 * MIB - 1, 3 * MIB), (3 * MIB - 7, 2 * MIB + 9), (len - 5, 5)] {
+            let got = read(&opened.shelf, ids[2], Span { offset, len }).unwrap();
+            assert!(got == all[offset as usize..(offset + len) as usize], "{name}: {len} at {offset}");
+        }
+        let bytes_max = opened.shelf.stats().record_bytes_max;
+        assert!(bytes_max > 40 * MIB, "{bytes_max}");
+        let refused = append(&opened.shelf, 90, 90, bytes_max + 1);
+        assert_eq!(refused, Err(AppendError::TooLarge { bytes: bytes_max + 1, bytes_max }));
+        assert_eq!(wait(|done| opened.shelf.forget(vec![ids[1]], LONG, done)), Ok(1));
+        drop(opened);
+        let opened = Shelf::open(&large, |_| {}).unwrap();
+        assert_eq!((opened.recovery.records, opened.recovery.records_bad), (5, 0), "{name}");
+        for (id, record) in &opened.records {
+            let expected = bytes(record.generation.counter, record.payload_bytes);
+            assert!(read(&opened.shelf, *id, whole(record.payload_bytes)).unwrap() == expected, "{name}");
+        }
+        // As large as can be: others leave for it.
+        let id = append(&opened.shelf, 91, 91, bytes_max).unwrap();
+        assert!(read(&opened.shelf, id, whole(bytes_max)).unwrap() == bytes(91, bytes_max));
+    });
+}
+
+#[test]
 fn the_oldest_leave_when_the_budget_is_used_up_and_the_protected_stay() {
     engines(|drive, name| {
         let folder = Folder::new(&format!("evict-{name}"));

@@ -1,20 +1,20 @@
-//! Which prefetches may run, and what became of them.
+//! Admission of prefetches, and the results of recent ones.
 //!
-//! Whoever wants to bring a key closer asks [`Throttle::reserve`]. One asker gets a [`Token`] and does the
-//! work; everybody else is told why there is nothing for them to do. Only the token ends the work, exactly
-//! once, on every path: [`Throttle::finish`].
+//! A caller that wants to prefetch a key calls [`Throttle::reserve`]. One caller gets a [`Token`] and does
+//! the work; the others get the reason why they need not. Only the token ends the work, exactly once, on
+//! every path: [`Throttle::finish`].
 //!
 //! The rules, by the names they have in the field:
 //!
-//! - T1: a reserved key reaches exactly one end. Work that is not ended by its token is ended by its
-//!   deadline ([`Throttle::take_late`]), and then the token means nothing any more.
-//! - T2: time forgets ends, never work that is under way.
-//! - T4: only the token ends its work; an asker that was told "running" cannot.
-//! - T5: what failed is remembered for a time of its own, and is no success.
-//! - T7: pressure is one state that all askers see.
-//! - T11: keys and bytes under way are bounded, and forgetting touches only what is due.
+//! - T1: a reserved key reaches exactly one end. Work that its token does not end is ended by its deadline
+//!   ([`Throttle::take_late`]), and then the token has no effect any more.
+//! - T2: results expire, work in flight does not.
+//! - T4: only the token ends its work; a caller that got "running" cannot.
+//! - T5: a failure has an expiry time of its own, and is not a success.
+//! - T7: pressure is a state of each pool of memory. All callers see it, and other pools are not affected.
+//! - T11: keys and bytes in flight are bounded, and expiry touches only keys that are due.
 //!
-//! No clock, no chance, no I/O, no order of a hash map: the same calls give the same answers.
+//! No clock, no random numbers, no I/O, no iteration over a hash map: the same calls give the same answers.
 
 pub mod sabotage;
 
@@ -23,22 +23,22 @@ use std::collections::{BTreeMap, BTreeSet};
 pub use sabotage::Sabotage;
 use sabotage::sabotaged;
 
-/// The limits and times of a [`Throttle`]. Times are in the caller's ticks, milliseconds for all we know.
+/// The limits and times of a [`Throttle`]. Times are in ticks of the caller, usually milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Keys under way at a time.
+    /// Keys in flight at most.
     pub keys_max: usize,
-    /// Their bytes. One key alone may be larger.
+    /// Bytes in flight at most. One key alone may be larger.
     pub bytes_max: u64,
-    /// How long a key that was brought, or was there already, is not brought again.
+    /// How long a key that was prefetched, or was resident, is not prefetched again.
     pub done_ttl: u64,
-    /// How long a key that failed is not tried again.
+    /// How long a key that failed is not prefetched again.
     pub failed_ttl: u64,
-    /// How long nothing is begun after somebody found no room.
+    /// How long a pool counts as under pressure after a wait for its memory failed.
     pub cooldown: u64,
     /// How long work may take.
     pub deadline: u64,
-    /// For tests only.
+    /// The mutant, in tests.
     pub sabotage: Sabotage,
 }
 
@@ -56,45 +56,43 @@ impl Default for Config {
     }
 }
 
-/// The right, and the duty, to end one piece of work.
+/// The right, and the duty, to end one prefetch.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Token(u64);
 
 impl Token {
-    /// A number that no other token of the same throttle has, to be logged.
+    /// The number of this token in its throttle, for logs.
     #[must_use]
     pub fn number(&self) -> u64 {
         self.0
     }
 }
 
-/// What an asker is told.
+/// The answer to a reservation.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It is yours to do and to end.
+    /// The caller does the work, and ends it.
     Acquired(Token),
-    /// Somebody does it.
+    /// Another caller does the work.
     Running,
-    /// It was brought, or was there already, a short while ago.
+    /// It was prefetched, or was resident, a short time ago.
     Done,
-    /// It failed a short while ago.
+    /// It failed a short time ago.
     Failed,
-    /// There was no room a short while ago.
-    Cooldown,
-    /// As much is under way as may be.
+    /// The limits of keys or bytes in flight are reached.
     Busy,
 }
 
-/// How work ends.
+/// How a prefetch ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// It was there already.
+    /// The key was resident already.
     Resident,
-    /// It was brought.
+    /// The key was prefetched.
     Done,
-    /// It could not be brought.
+    /// The prefetch failed.
     Failed,
-    /// It was given up before anything was tried: nothing speaks against trying again.
+    /// It was cancelled before it started; it may be tried again at once.
     Cancelled,
 }
 
@@ -104,22 +102,23 @@ enum State {
     Ended { failed: bool, until: u64 },
 }
 
-/// See the crate.
+/// See the documentation of the crate.
 #[derive(Debug)]
 pub struct Throttle<K> {
     config: Config,
     keys: BTreeMap<K, State>,
-    /// Who holds which token.
+    /// The key of each token.
     tokens: BTreeMap<u64, K>,
-    /// When ends are forgotten and work is late, the next first.
+    /// When results expire and work is late, in order.
     due: BTreeSet<(u64, K)>,
     bytes: u64,
     next_token: u64,
-    cool_until: u64,
+    /// Until when each pool is under pressure.
+    cool_until: BTreeMap<u32, u64>,
 }
 
 impl<K: Ord + Clone> Throttle<K> {
-    /// Nothing is under way.
+    /// A throttle with nothing in flight.
     #[must_use]
     pub fn new(config: Config) -> Self {
         Self {
@@ -129,11 +128,11 @@ impl<K: Ord + Clone> Throttle<K> {
             due: BTreeSet::new(),
             bytes: 0,
             next_token: 0,
-            cool_until: 0,
+            cool_until: BTreeMap::new(),
         }
     }
 
-    /// Asks to bring one key of that many bytes. The caller has looked before whether it is there already.
+    /// Reserves the prefetch of a key of this size. The caller has checked that the key is not resident.
     pub fn reserve(&mut self, now: u64, key: &K, bytes: u64) -> Verdict {
         self.forget(now);
         match self.keys.get(key) {
@@ -144,12 +143,7 @@ impl<K: Ord + Clone> Throttle<K> {
             Some(State::Ended { failed: false, .. }) => return Verdict::Done,
             _ => (),
         }
-        if self.is_cooling(now) && !sabotaged!(self.config.sabotage, IgnoreCooldown) {
-            return Verdict::Cooldown;
-        }
-        let fits = self.bytes.saturating_add(bytes) <= self.config.bytes_max || self.tokens.is_empty();
-        if (self.tokens.len() >= self.config.keys_max || !fits) && !sabotaged!(self.config.sabotage, NoBounds)
-        {
+        if self.is_busy(bytes) && !sabotaged!(self.config.sabotage, NoBounds) {
             return Verdict::Busy;
         }
         self.next_token += 1;
@@ -160,12 +154,19 @@ impl<K: Ord + Clone> Throttle<K> {
         Verdict::Acquired(Token(token))
     }
 
-    /// Ends work. `false` if its deadline has ended it before.
+    /// Whether the limits are reached for a key of this size.
+    #[must_use]
+    pub fn is_busy(&self, bytes: u64) -> bool {
+        let fits = self.bytes.saturating_add(bytes) <= self.config.bytes_max || self.tokens.is_empty();
+        self.tokens.len() >= self.config.keys_max || !fits
+    }
+
+    /// Ends a prefetch; `false` if its deadline has ended it before.
     pub fn finish(&mut self, now: u64, token: Token, end: End) -> bool {
         self.end(now, token.0, end)
     }
 
-    /// Ends the work that is late, and tells which: it failed.
+    /// Ends all work that is late as failed, and returns its keys.
     pub fn take_late(&mut self, now: u64) -> Vec<K> {
         let mut late = Vec::new();
         loop {
@@ -178,33 +179,48 @@ impl<K: Ord + Clone> Throttle<K> {
         }
     }
 
-    /// There was no room: nobody begins anything for a while.
-    pub fn press(&mut self, now: u64) {
-        self.cool_until = self.cool_until.max(now.saturating_add(self.config.cooldown));
+    /// Lets a key that was prefetched be prefetched again before its result expires: it was used, or is
+    /// requested for another reason.
+    pub fn forget_done(&mut self, key: &K) {
+        if matches!(self.keys.get(key), Some(State::Ended { failed: false, .. })) {
+            self.unset(key);
+        }
     }
 
-    /// Whether there was no room a short while ago.
+    /// A wait for memory of this pool failed: for a while no caller waits for it.
+    pub fn press(&mut self, now: u64, pool: u32) {
+        self.cool_until.retain(|_, until| now < *until);
+        self.cool_until.insert(pool, now.saturating_add(self.config.cooldown));
+    }
+
+    /// Whether a wait for memory of this pool failed a short time ago.
     #[must_use]
-    pub fn is_cooling(&self, now: u64) -> bool {
-        now < self.cool_until
+    pub fn is_cooling(&self, now: u64, pool: u32) -> bool {
+        if sabotaged!(self.config.sabotage, IgnoreCooldown) {
+            return false;
+        }
+        if sabotaged!(self.config.sabotage, PressEverywhere) {
+            return self.cool_until.values().any(|until| now < *until);
+        }
+        self.cool_until.get(&pool).is_some_and(|until| now < *until)
     }
 
-    /// Whether somebody brings that key.
+    /// Whether the prefetch of this key is in flight.
     #[must_use]
     pub fn is_running(&self, key: &K) -> bool {
         matches!(self.keys.get(key), Some(State::Running { .. }))
     }
 
-    /// How many keys are under way.
+    /// Number of keys in flight.
     #[must_use]
     pub fn running(&self) -> usize {
         self.tokens.len()
     }
 
-    /// When [`Self::take_late`] has something to do: when the first work is late.
+    /// When the first work is late, and [`Self::take_late`] has something to do.
     #[must_use]
     pub fn next_late(&self) -> Option<u64> {
-        // Tokens are given out in the order of time, and all work may take as long: the first is late first.
+        // Tokens are numbered in the order of time, and all work has the same limit: the first is late first.
         let mut running = self.tokens.values().filter_map(|key| match self.keys.get(key) {
             Some(State::Running { until, .. }) => Some(*until),
             _ => None,
@@ -212,7 +228,7 @@ impl<K: Ord + Clone> Throttle<K> {
         running.next()
     }
 
-    /// What is wrong with the books, if anything is. For tests and simulations.
+    /// Checks the rules. For tests and simulations.
     pub fn check(&self) -> Result<(), String> {
         let mut bytes = 0;
         let mut running = 0;
@@ -222,25 +238,25 @@ impl<K: Ord + Clone> Throttle<K> {
                     bytes += of_it;
                     running += 1;
                     if self.tokens.get(token) != Some(key) {
-                        return Err(format!("T4: the token {token} is of another key"));
+                        return Err(format!("T4: token {token} belongs to another key"));
                     }
                     *until
                 }
                 State::Ended { until, .. } => *until,
             };
             if !self.due.contains(&(until, key.clone())) {
-                return Err("T2: something is never forgotten".to_owned());
+                return Err("T2: a key never expires".to_owned());
             }
         }
         if (running, bytes, self.keys.len()) != (self.tokens.len(), self.bytes, self.due.len()) {
             return Err(format!(
-                "T1: {running} keys of {bytes} bytes run, {} tokens of {} bytes are out",
+                "T1: {running} keys of {bytes} bytes run, {} tokens of {} bytes exist",
                 self.tokens.len(),
                 self.bytes
             ));
         }
         if running > self.config.keys_max || (running > 1 && bytes > self.config.bytes_max) {
-            return Err(format!("T11: {running} keys of {bytes} bytes are under way"));
+            return Err(format!("T11: {running} keys of {bytes} bytes are in flight"));
         }
         Ok(())
     }
@@ -264,7 +280,7 @@ impl<K: Ord + Clone> Throttle<K> {
         true
     }
 
-    /// Forgets ends whose time has come. Work under way is never forgotten.
+    /// Removes expired results. Work in flight never expires.
     fn forget(&mut self, now: u64) {
         while let Some((until, key)) = self.due.first().cloned() {
             let runs = matches!(self.keys.get(&key), Some(State::Running { .. }));

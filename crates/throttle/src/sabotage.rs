@@ -1,19 +1,21 @@
-//! Deliberately broken variants of the rules: a test that cannot fail proves nothing.
+//! Mutants: variants that break one rule each. A test that cannot fail proves nothing.
 
 pub(crate) use tiffin_sabotage::sabotaged;
 
 tiffin_sabotage::variants! {
-    /// Every broken variant.
+    /// Every mutant.
     ALL {
-        /// A second asker gets a token, too.
+        /// A second caller gets a token, too.
         RunTwice: "T4";
-        /// Pressure is not looked at.
+        /// Pressure is ignored.
         IgnoreCooldown: "T7";
-        /// There are no bounds.
+        /// Pressure of one pool affects all.
+        PressEverywhere: "T7: of one pool";
+        /// There are no limits.
         NoBounds: "T11";
-        /// What failed is remembered as if it had been brought.
+        /// A failure is recorded as a success.
         FailureIsSuccess: "T5";
-        /// Work under way is forgotten when its time has come.
+        /// Work in flight expires.
         ForgetRunning: "T2";
     }
 }

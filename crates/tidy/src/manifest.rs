@@ -3,7 +3,7 @@
 use toml::{Table, Value};
 
 /// Who may depend on whom. Arrows only point down: bytes and decisions meet in the shells.
-pub const DIRECTION: [(&str, &[&str]); 18] = [
+pub const DIRECTION: [(&str, &[&str]); 20] = [
     ("tiffin-sabotage", &[]),
     ("tiffin-sim-runner", &[]),
     ("tiffin-throttle", &["tiffin-sabotage"]),
@@ -15,15 +15,36 @@ pub const DIRECTION: [(&str, &[&str]); 18] = [
     ("tiffin-kv-sim", &["tiffin-kv", "tiffin-sim-runner"]),
     ("tiffin-kv-replay", &["tiffin-kv"]),
     ("tiffin-proto", &["tiffin-core"]),
+    ("tiffin-report", &["tiffin-core", "tiffin-kv-replay"]),
     ("tiffin-sim", &["tiffin-core", "tiffin-proto", "tiffin-sim-runner", "tiffin-ssd", "tiffin-throttle"]),
     ("tiffin-rpc", &["tiffin-core", "tiffin-proto", "tiffin-transport"]),
     ("tiffin-server", &["tiffin-core", "tiffin-proto", "tiffin-transport", "tiffin-rpc", "tiffin-ssd"]),
-    ("tiffin-client", &["tiffin-core", "tiffin-proto", "tiffin-transport", "tiffin-rpc", "tiffin-server"]),
+    ("tiffin-client", &["tiffin-core", "tiffin-proto", "tiffin-transport", "tiffin-rpc"]),
+    ("tiffin-embedded", &["tiffin-client", "tiffin-server"]),
     ("tiffin-kv-exec", &["tiffin-kv", "tiffin-client", "tiffin-transport"]),
-    ("tiffin-cli", &["tiffin-core", "tiffin-server", "tiffin-client", "tiffin-kv", "tiffin-kv-replay"]),
+    (
+        "tiffin-cli",
+        &[
+            "tiffin-core",
+            "tiffin-server",
+            "tiffin-client",
+            "tiffin-embedded",
+            "tiffin-kv",
+            "tiffin-kv-replay",
+            "tiffin-report",
+        ],
+    ),
     (
         "tiffin-python",
-        &["tiffin-core", "tiffin-client", "tiffin-server", "tiffin-cli", "tiffin-kv", "tiffin-kv-exec"],
+        &[
+            "tiffin-core",
+            "tiffin-client",
+            "tiffin-server",
+            "tiffin-embedded",
+            "tiffin-cli",
+            "tiffin-kv",
+            "tiffin-kv-exec",
+        ],
     ),
 ];
 
@@ -82,6 +103,17 @@ pub fn check_versions(workspace: &str, path: &str, pyproject: &str) -> Vec<Strin
         complaints.push(format!("{path}:1: does not depend on {wanted}"));
     }
     complaints
+}
+
+/// Those of the folders that a plain `cargo build` leaves out.
+#[must_use]
+pub fn missing_default_members<'a>(workspace: &str, folders: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
+    let workspace: Table = workspace.parse().unwrap_or_default();
+    let members = at(&workspace, &["workspace", "default-members"]).and_then(Value::as_array);
+    let is_member = |folder: &str| members.is_some_and(|it| it.iter().any(|it| it.as_str() == Some(folder)));
+    let mut missing: Vec<_> = folders.filter(|it| !is_member(it)).collect();
+    missing.sort_unstable();
+    missing
 }
 
 /// All dependencies but those of tests, which may stand anywhere.
@@ -166,6 +198,13 @@ mod tests {
                 "Cargo.toml:1: `tiffin-core` does not take the version of the workspace",
             ]
         );
+    }
+
+    #[test]
+    fn folders_that_are_no_default_members_are_found() {
+        let workspace = "[workspace]\ndefault-members = ['crates/a']\n";
+        let folders = ["crates/c", "crates/a", "crates/b"];
+        assert_eq!(missing_default_members(workspace, folders.into_iter()), ["crates/b", "crates/c"]);
     }
 
     #[test]

@@ -32,6 +32,8 @@ pub const UNSAFE_MODULES: &[&str] = &[
     "crates/ssd/tests/shelf.rs",
     // Lends the memory of slots to the disk beside it.
     "crates/server/src/node/lent.rs",
+    // Maps memory and hands it out in blocks.
+    "crates/transport/src/arena.rs",
     "crates/transport/src/buffer.rs",
     "crates/transport/src/checksum.rs",
     "crates/transport/src/copy.rs",
@@ -39,6 +41,8 @@ pub const UNSAFE_MODULES: &[&str] = &[
     "crates/transport/src/home.rs",
     "crates/transport/src/map.rs",
     "crates/transport/src/peer.rs",
+    // Asks the kernel whether an address can be read or written.
+    "crates/transport/src/probe.rs",
     "crates/transport/src/tcp/stream.rs",
     "python/src/kv/memory.rs",
     "python/src/mooncake/memory.rs",

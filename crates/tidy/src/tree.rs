@@ -5,11 +5,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Folders whose contents nobody wrote.
+/// Folders with generated or downloaded contents.
 const SKIPPED: [&str; 7] =
     ["target", "dist", "bench-out", "__pycache__", "corpus", "artifacts", "proptest-regressions"];
-/// Hidden folders that are ours all the same.
+/// Hidden folders that belong to the tree.
 const HIDDEN_BUT_OURS: [&str; 2] = [".ci", ".config"];
+/// Files that programs write: versions of dependencies, and where a linked worktree has its repository.
+const GENERATED: [&str; 2] = ["Cargo.lock", ".git"];
 
 /// A text file: its path from the root with `/` between the parts, and what it says.
 pub struct File {
@@ -45,7 +47,7 @@ fn visit(folder: &Path, prefix: &str, found: &mut Vec<File>) -> io::Result<()> {
         if kind.is_dir() && is_ours(&name) {
             visit(&entry.path(), &format!("{path}/"), found)?;
         } else if kind.is_file()
-            && name != "Cargo.lock"
+            && !GENERATED.contains(&name.as_str())
             && let Ok(text) = String::from_utf8(fs::read(entry.path())?)
         {
             found.push(File { path, text });

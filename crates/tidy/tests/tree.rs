@@ -2,7 +2,7 @@
 
 use std::{fs, process::Command};
 
-use tiffin_tidy::{licence, manifest, source, tree};
+use tiffin_tidy::{built, documents, licence, links, manifest, source, tree};
 
 #[track_caller]
 fn expect_none(complaints: &[String]) {
@@ -23,6 +23,16 @@ fn the_modules_named_for_danger_exist_and_need_it() {
         let needs_it = text.is_ok_and(|text| text.contains("unsafe"));
         assert!(needs_it, "{module} is named as a place for `unsafe` and has none");
     }
+}
+
+#[test]
+fn every_document_is_reachable_from_the_readme() {
+    expect_none(&links::check(&tree::files(&tree::root()).unwrap()));
+}
+
+#[test]
+fn documents_are_within_their_limits() {
+    expect_none(&documents::check(&tree::files(&tree::root()).unwrap()));
 }
 
 #[test]
@@ -52,4 +62,41 @@ fn every_licence_is_on_the_list() {
     assert!(metadata.status.success(), "{}", String::from_utf8_lossy(&metadata.stderr));
     let deny = fs::read_to_string(tree::root().join("deny.toml")).unwrap();
     expect_none(&licence::check(&deny, &String::from_utf8(metadata.stdout).unwrap()));
+}
+
+/// What a build of the packages links; of all default members where none is named.
+fn linked(packages: &[&str]) -> String {
+    let tree = Command::new(env!("CARGO"))
+        .args(built::TREE_ARGUMENTS)
+        .args(packages.iter().map(|it| format!("--package={it}")))
+        .current_dir(tree::root())
+        .output()
+        .expect("cargo runs");
+    assert!(tree.status.success(), "{}", String::from_utf8_lossy(&tree.stderr));
+    let tree = String::from_utf8(tree.stdout).expect("cargo prints text");
+    assert!(tree.contains("tiffin-core v"), "{tree}");
+    tree
+}
+
+#[test]
+fn a_client_links_no_server() {
+    expect_none(&built::check_client(&linked(&["tiffin-client"])));
+}
+
+/// A plain `cargo build --release` builds the default members, with the features that these enable together.
+#[test]
+fn a_release_has_no_fault_injection() {
+    expect_none(&built::check_release(&linked(&[])));
+    expect_none(&built::check_release(&linked(&["tiffin-python"])));
+    // The simulators do have it, so it would be found.
+    assert!(!built::check_release(&linked(&["tiffin-sim"])).is_empty());
+}
+
+#[test]
+fn only_the_simulators_are_no_default_members() {
+    let read = |path: &str| fs::read_to_string(tree::root().join(path)).unwrap();
+    let folders = fs::read_dir(tree::root().join("crates")).unwrap().map(|it| it.unwrap().file_name());
+    let crates: Vec<_> = folders.map(|it| format!("crates/{}", it.to_str().unwrap())).collect();
+    let missing = manifest::missing_default_members(&read("Cargo.toml"), crates.iter().map(String::as_str));
+    assert_eq!(missing, ["crates/kv-sim", "crates/sim"]);
 }

@@ -25,11 +25,13 @@ use tiffin_transport::behavior::{Place, Shelf, soon};
 use tiffin_transport::checksum::checksum;
 use tiffin_transport::copy::copy;
 use tiffin_transport::local::Local;
-use tiffin_transport::tcp::{self, Identity, Tcp};
-use tiffin_transport::{Counters, ReadOp, SourceBuf, TargetBuf, WriteOp};
+use tiffin_transport::tcp::{self, Identity, Manner, Tcp};
+use tiffin_transport::{Counters, ReadOp, SourceBuf, TargetBuf, Transport, WriteOp};
 use tokio::runtime::{Builder, Runtime};
 
 const ROUNDS: usize = 41;
+/// As the client reads for a thread that waits.
+const LINGERING: Manner = Manner { unasked: None, lingers: true };
 /// More than a processor keeps in caches of its own.
 const COLD_BYTES: usize = 64 << 20;
 
@@ -102,13 +104,13 @@ fn copies() {
     }
 }
 
-fn check() {
+fn check(runtime: &Runtime) {
     const BYTES: usize = 1 << 20;
     let shelf = Shelf::new();
     let local = Local::new(Arc::clone(shelf.memory()), Arc::new(Counters::default()));
     let place = shelf.reserve(&[BYTES as u64]);
     let bytes = vec![7; BYTES];
-    put_local(&local, place, &bytes);
+    put_local(runtime, &local, place, &bytes);
     shelf.commit(place);
     let view = local.view(place.slot, place.stamp).unwrap();
     let mut target = vec![0; BYTES];
@@ -121,7 +123,7 @@ fn check() {
             &mut [&mut || copy(view.source().unwrap(), target), &mut || {
                 let targets = vec![target];
                 let op = ReadOp { slot: place.slot, stamp: place.stamp, offset: 0, targets };
-                assert_eq!(local.read_blocking(&[op], soon()), [Ok(())]);
+                assert_eq!(runtime.block_on(local.read(&[op], soon())), [Ok(())]);
             }],
         );
         let [one, other] = found[..] else { return };
@@ -137,10 +139,10 @@ fn check() {
     );
 }
 
-fn put_local(local: &Local, place: Place, bytes: &[u8]) {
+fn put_local(runtime: &Runtime, local: &Local, place: Place, bytes: &[u8]) {
     let sources = vec![SourceBuf::from(bytes)];
     let op = WriteOp { slot: place.slot, stamp: place.stamp, offset: 0, sources };
-    assert_eq!(local.write_blocking(&[op], soon()), [Ok(())]);
+    assert_eq!(runtime.block_on(local.write(&[op], soon())), [Ok(())]);
 }
 
 /// Two plain sockets: so many bytes come for each request of 40 bytes, or go and are answered by 32.
@@ -220,7 +222,7 @@ fn sockets(runtime: &Runtime, cases: &[(usize, usize)]) {
                     sources: vec![SourceBuf::from(memory)],
                 })
                 .collect();
-            assert!(tcp.write_blocking(&ops, soon(), client.handle()).iter().all(Result::is_ok));
+            assert!(client.block_on(tcp.write_as(&ops, true, soon())).iter().all(Result::is_ok));
         };
         let mut floor = plain(count * bytes, false, 1);
         let other = vec![7; count * bytes];
@@ -234,7 +236,7 @@ fn sockets(runtime: &Runtime, cases: &[(usize, usize)]) {
         say(&format!("{what}, one hash"), count * bytes, floor + hashed, ours);
 
         for place in &places {
-            put_local(&local, *place, memory.get(..bytes).unwrap());
+            put_local(runtime, &local, *place, memory.get(..bytes).unwrap());
             shelf.commit(*place);
         }
         let mut read = || {
@@ -248,7 +250,7 @@ fn sockets(runtime: &Runtime, cases: &[(usize, usize)]) {
                     targets: vec![TargetBuf::from(memory)],
                 })
                 .collect();
-            assert!(tcp.read_blocking(&ops, soon(), client.handle()).iter().all(Result::is_ok));
+            assert!(client.block_on(tcp.read_as(&ops, LINGERING, soon())).iter().all(Result::is_ok));
         };
         let mut floor = plain(count * bytes, true, 1);
         let mut more: Vec<_> =
@@ -274,7 +276,7 @@ fn main() {
         copies();
     }
     if is_chosen("check") {
-        check();
+        check(&runtime);
     }
     if is_chosen("tcp") {
         let cases = [(1, 4 << 10), (32, 4 << 10), (32, 64 << 10), (1, 1 << 20), (1, 16 << 20)];

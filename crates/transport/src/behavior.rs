@@ -53,8 +53,6 @@ pub struct Shelf {
     epoch: AtomicU64,
     /// Is no member any more once the next send is under way.
     is_leaving_in_sends: AtomicBool,
-    /// Nobody is there to be asked.
-    is_deaf: AtomicBool,
     opened: AtomicU64,
     closed: AtomicU64,
 }
@@ -69,9 +67,6 @@ struct ShelfState {
     holds: BTreeMap<Place, usize>,
     /// Those of them that are writes.
     stores: BTreeMap<Place, usize>,
-    /// Questions that came behind bytes, each with how many writes had ended before.
-    questions: Vec<(Vec<u8>, usize)>,
-    stored: usize,
 }
 
 impl Default for Shelf {
@@ -101,25 +96,12 @@ impl Shelf {
             records: BTreeMap::new(),
             holds: BTreeMap::new(),
             stores: BTreeMap::new(),
-            questions: Vec::new(),
-            stored: 0,
         };
         let (opened, closed) = (AtomicU64::new(0), AtomicU64::new(0));
         let (epoch, off) = (AtomicU64::new(NO_EPOCH), || AtomicBool::new(false));
-        let (is_retiring_sends, is_leaving_in_sends, is_deaf) = (off(), off(), off());
+        let (is_retiring_sends, is_leaving_in_sends) = (off(), off());
         let state = Mutex::new(state);
-        Self { memory, state, is_retiring_sends, epoch, is_leaving_in_sends, is_deaf, opened, closed }
-    }
-
-    /// Whether nobody is there to be asked what comes behind bytes.
-    pub fn be_deaf(&self, is_on: bool) {
-        self.is_deaf.store(is_on, Ordering::SeqCst);
-    }
-
-    /// Takes the questions that came behind bytes, each with how many writes had ended before it.
-    #[must_use]
-    pub fn take_questions(&self) -> Vec<(Vec<u8>, usize)> {
-        std::mem::take(&mut self.state().questions)
+        Self { memory, state, is_retiring_sends, epoch, is_leaving_in_sends, opened, closed }
     }
 
     /// Its memory.
@@ -255,7 +237,6 @@ impl Keeper for Shelf {
     fn end_store(&self, range: &RequestHead) {
         self.end(place(range));
         let mut state = self.state();
-        state.stored += 1;
         let stores = &mut state.stores;
         let left = stores.remove(&place(range)).filter(|count| *count > 1);
         left.map(|count| stores.insert(place(range), count - 1));
@@ -277,13 +258,6 @@ impl Keeper for Shelf {
 
     fn end_send(&self, range: &RequestHead) -> bool {
         self.end(place(range)) && self.vouches(range.unasked)
-    }
-
-    fn relay(&self, _: u64, question: &[u8]) -> bool {
-        let mut state = self.state();
-        let stored = state.stored;
-        state.questions.push((question.to_vec(), stored));
-        !self.is_deaf.load(Ordering::SeqCst)
     }
 
     fn opened(&self, _: u64) {

@@ -13,7 +13,10 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::layout::{self, EXTENTS_MAX, Geometry, INLINE_EXTENTS, SPILLED_EXTENT_BYTES, header, slot};
+use crate::claim;
+use crate::layout::{
+    self, CLAIM_BYTES, EXTENTS_MAX, Geometry, INLINE_EXTENTS, SPILLED_EXTENT_BYTES, header, slot,
+};
 use crate::map::Map;
 use crate::stamp::{self, Words};
 use crate::{Extent, TransferError, copy, cut};
@@ -32,6 +35,8 @@ pub enum SlotState {
     Committed,
     /// Nobody may fill it any more, and it is about to be free, unless it was published before.
     Ending,
+    /// A writer may fill it after it has claimed it; until then the node may recall it.
+    Offered,
 }
 
 impl SlotState {
@@ -42,6 +47,7 @@ impl SlotState {
             2 => Some(Self::Prepared),
             3 => Some(Self::Committed),
             4 => Some(Self::Ending),
+            5 => Some(Self::Offered),
             _ => None,
         }
     }
@@ -53,6 +59,7 @@ impl SlotState {
             Self::Prepared => 2,
             Self::Committed => 3,
             Self::Ending => 4,
+            Self::Offered => 5,
         }
     }
 }
@@ -92,12 +99,15 @@ pub struct SlotRecord {
 #[derive(Debug)]
 pub struct ControlWriter {
     map: Arc<Map>,
+    claims: Arc<Map>,
     geometry: Geometry,
+    /// See [`header::SLOT_HIGH_WATER`].
+    slots_used: u64,
 }
 
 impl ControlWriter {
     /// Writes the header of a new segment.
-    pub(crate) fn initialise(map: Arc<Map>, geometry: Geometry) -> Self {
+    pub(crate) fn initialise(map: Arc<Map>, claims: Arc<Map>, geometry: Geometry) -> Self {
         for (at, value) in [
             (header::FORMAT_VERSION, layout::FORMAT_VERSION),
             (header::SEGMENT_ID, geometry.segment),
@@ -112,7 +122,7 @@ impl ControlWriter {
         }
         // A header without its magic is not a segment yet.
         map.store(header::MAGIC, layout::MAGIC, Ordering::SeqCst);
-        Self { map, geometry }
+        Self { map, claims, geometry, slots_used: 0 }
     }
 
     /// The sizes of the segment.
@@ -136,6 +146,12 @@ impl ControlWriter {
         }
         if self.map.load(at + slot::STAMP) == record.stamp {
             self.assert_unmoved(index, record);
+        } else if record.state == SlotState::Offered {
+            claim::offer(&*self.claims, u64::from(index) * CLAIM_BYTES, record.stamp);
+        }
+        if u64::from(index) >= self.slots_used {
+            self.slots_used = u64::from(index) + 1;
+            self.map.store(header::SLOT_HIGH_WATER, self.slots_used, Ordering::SeqCst);
         }
         stamp::enter(&*self.map, at, record.stamp, state_word(record), || self.write_words(at, record));
     }
@@ -145,6 +161,13 @@ impl ControlWriter {
     pub fn retire(&mut self, index: u32) {
         let at = self.slot_at(index);
         stamp::retire(&*self.map, at);
+    }
+
+    /// Takes an offered use back. False if its writer has claimed it, and may write at any time. If it was
+    /// taken back nobody can have written it, nor will.
+    pub fn recall(&mut self, index: u32, stamp: u64) -> bool {
+        index < self.geometry.slot_count
+            && claim::recall(&*self.claims, u64::from(index) * CLAIM_BYTES, stamp)
     }
 
     /// Puts bytes into the heap, where the node has found room for them.
@@ -334,10 +357,11 @@ impl ControlReader {
     }
 
     /// Whether the slot holds that use now, committed or still reserved. Who was told of the use by the
-    /// master need not know whether its node has heard of it, too: until then it is reserved.
+    /// master need not know whether its node has heard of it, too: until then it is reserved or offered.
     #[must_use]
     pub fn is_held(&self, index: u32, stamp: u64) -> bool {
-        matches!(self.state_of(index, stamp), Some(SlotState::Committed | SlotState::Reserved))
+        use SlotState::{Committed, Offered, Reserved};
+        matches!(self.state_of(index, stamp), Some(Committed | Reserved | Offered))
     }
 
     /// How far the use of that stamp has come, if the slot holds it now.
@@ -369,12 +393,14 @@ impl ControlReader {
         stamp::before_bytes(&*self.map);
     }
 
-    /// Reads back every use of every slot. Meant for when nobody writes.
+    /// Reads back every use of every slot. Meant for when nobody writes. Slots that were never used are not
+    /// looked at: that would give them memory.
     ///
     /// A record that makes no sense is an error with the slot's number: the segment is damaged.
     pub fn scan(&self) -> Result<Vec<Scanned>, u32> {
         let mut found = Vec::new();
-        for index in 0..self.geometry.slot_count {
+        let used = self.map.load(header::SLOT_HIGH_WATER).min(u64::from(self.geometry.slot_count));
+        for index in 0..used as u32 {
             let at = self.geometry.slot_at(index).ok_or(index)?;
             if self.map.load(at + slot::STAMP) != 0 {
                 found.push(self.scan_slot(index, at).ok_or(index)?);

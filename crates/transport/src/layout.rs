@@ -8,6 +8,9 @@
 //! Everything in the header and the slots is a 64-bit little-endian word, so that it can be loaded and stored
 //! atomically. The heap holds key bytes, namespace names and spilled extents; where in it, the node decides.
 //!
+//! Slots and heap are laid out for far more than a node will hold. The file is sparse: only the pages in use
+//! have memory, and a page must not even be read before it was used, because that gives it some.
+//!
 //! **Invariant:** a control segment describes itself: with nothing else at hand,
 //! [`crate::control::ControlReader`] finds every use of every slot, its key, its namespace and its extents.
 
@@ -24,13 +27,15 @@ pub const HEADER_BYTES: u64 = 4096;
 pub const SLOT_BYTES: u64 = 128;
 /// Bytes of one extent in the heap: offset, then length.
 pub const SPILLED_EXTENT_BYTES: u64 = 16;
+/// Bytes of the claim word of a slot, in the file of claims.
+pub const CLAIM_BYTES: u64 = 8;
 /// How many extents a slot holds itself.
 pub const INLINE_EXTENTS: usize = 2;
 
 /// The most slots of a segment.
 pub const SLOTS_MAX: u32 = 1 << 28;
 /// The most pieces that the bytes of one slot may be cut into.
-pub const EXTENTS_MAX: u64 = 4096;
+pub const EXTENTS_MAX: u64 = 1 << 16;
 /// The largest heap.
 pub const HEAP_BYTES_MAX: u64 = 1 << 40;
 /// The largest data segment.
@@ -62,6 +67,8 @@ pub mod header {
     pub const MASTER_EPOCH: u64 = 72;
     /// One while the node is a member of its cluster, and so hears of every delete; else zero.
     pub const MEMBER: u64 = 80;
+    /// No slot at or above this one has ever been used.
+    pub const SLOT_HIGH_WATER: u64 = 88;
 }
 
 /// Byte offsets of the words of a slot.
@@ -136,6 +143,12 @@ impl Geometry {
     #[must_use]
     pub fn control_bytes(&self) -> u64 {
         self.heap_at() + self.heap_bytes.min(HEAP_BYTES_MAX)
+    }
+
+    /// How many bytes the file of claims has.
+    #[must_use]
+    pub fn claims_bytes(&self) -> u64 {
+        u64::from(self.slot_count) * CLAIM_BYTES
     }
 
     /// A run of heap bytes as a run of the control segment; `None` if it is not all inside the heap.

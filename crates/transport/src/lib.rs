@@ -17,13 +17,16 @@
 //! **Invariant:** no `&[u8]` is ever formed over memory that somebody else may write. Such bytes are touched
 //! only by the copy kernel, the checksum and system calls.
 //!
-//! **Invariant:** everything `unsafe` is in `buffer`, `checksum`, `copy`, `home`, `map`, `peer` and
-//! `tcp::stream`.
+//! **Invariant:** everything `unsafe` is in `arena`, `buffer`, `checksum`, `copy`, `fetch`, `home`, `map`,
+//! `peer`, `probe` and `tcp::stream`.
 
+pub mod arena;
+mod available;
 #[cfg(any(test, feature = "testkit"))]
 pub mod behavior;
 pub mod buffer;
 pub mod checksum;
+mod claim;
 pub mod control;
 pub mod copy;
 #[cfg(any(test, feature = "testkit"))]
@@ -35,8 +38,12 @@ pub mod layout;
 pub mod local;
 mod map;
 mod mapped;
+#[cfg(test)]
+mod model;
 mod peer;
+mod pending;
 mod populate;
+pub mod probe;
 #[cfg(test)]
 mod schedules;
 mod seams;
@@ -44,6 +51,7 @@ pub mod segment;
 pub mod shm;
 mod stamp;
 pub mod tcp;
+pub mod watch;
 
 use std::future::Future;
 use std::pin::Pin;
@@ -51,9 +59,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 pub use tokio::time::Instant;
 
+pub use crate::available::{Available, Limit, available_memory};
 pub use crate::buffer::{SourceBuf, TargetBuf};
 pub use crate::home::process as this_process;
 pub use crate::mapped::MappedRange;
+pub use crate::pending::{Entry as PendingEntry, Pending};
 pub use crate::populate::Pages;
 
 /// The most bytes one request of the data socket moves, so that the stamp is checked at least that often.

@@ -1,8 +1,10 @@
-//! The transport inside one process: the client and the node share the very mapping.
+//! The transport inside one process: the client and the node share the very mapping. Its disks are read
+//! through [`LocalDisk`], so that a client need not know the server.
 
 use std::sync::Arc;
 
 use crate::control::ControlReader;
+use crate::mapped::Writable;
 use crate::segment::NodeMemory;
 use crate::{
     Capability, Counters, Instant, MappedRange, Outcome, Outcomes, ReadOp, Transport, WriteOp, mapped,
@@ -13,6 +15,22 @@ use crate::{
 pub struct Local {
     memory: Arc<NodeMemory>,
     counters: Arc<Counters>,
+}
+
+/// A disk of a node in this process.
+pub trait LocalDisk: Send + Sync {
+    /// The id of its segment.
+    fn segment(&self) -> u64;
+
+    /// Reads copies, and counts the bytes of those that succeed in `counters`. A reader that found the copies
+    /// in its cache, and not by asking the master, names the epoch of the master (`unasked`).
+    fn read<'a>(
+        &'a self,
+        ops: &'a [ReadOp<'a>],
+        unasked: Option<u64>,
+        counters: &'a Counters,
+        deadline: Instant,
+    ) -> Outcomes<'a>;
 }
 
 impl Local {
@@ -29,28 +47,14 @@ impl Local {
         MappedRange::of(self.memory.reader(), &self.memory.data, slot, stamp)
     }
 
-    /// Reads in this thread, from begin to end.
-    #[must_use]
-    pub fn read_blocking(&self, ops: &[ReadOp<'_>], deadline: Instant) -> Vec<Outcome> {
-        let outcomes = mapped::read_blocking(self.memory.reader(), &self.memory.data, ops, deadline);
-        self.counters.local.add_read(moved(&outcomes, ops.iter().map(ReadOp::bytes)));
-        outcomes
-    }
-
-    /// Writes in this thread, from begin to end.
-    #[must_use]
-    pub fn write_blocking(&self, ops: &[WriteOp<'_>], deadline: Instant) -> Vec<Outcome> {
-        let outcomes = mapped::write_blocking(self.memory.reader(), &self.memory.data, ops, deadline);
-        self.counters.local.add_written(moved(&outcomes, ops.iter().map(WriteOp::bytes)));
-        outcomes
-    }
-}
-
-impl Local {
     /// What the memory says of itself.
     #[must_use]
     pub fn control(&self) -> &ControlReader {
         self.memory.reader()
+    }
+
+    fn writable(&self) -> Writable<'_> {
+        Writable { data: &self.memory.data, claims: &self.memory.claims }
     }
 }
 
@@ -69,7 +73,7 @@ impl Transport for Local {
 
     fn write<'a>(&'a self, ops: &'a [WriteOp<'a>], deadline: Instant) -> Outcomes<'a> {
         Box::pin(async move {
-            let outcomes = mapped::write(self.memory.reader(), &self.memory.data, ops, deadline).await;
+            let outcomes = mapped::write(self.memory.reader(), self.writable(), ops, deadline).await;
             self.counters.local.add_written(moved(&outcomes, ops.iter().map(WriteOp::bytes)));
             outcomes
         })

@@ -67,6 +67,12 @@ impl Map {
         let _advised = unsafe { madvise(self.start.as_ptr().cast(), self.len, Advice::LinuxHugepage) };
     }
 
+    /// Asks for small pages, so that memory is used only where something is stored.
+    pub(crate) fn avoid_huge_pages(&self) {
+        // SAFETY: the range is mapped, and the advice changes nothing about what is read or written there.
+        let _advised = unsafe { madvise(self.start.as_ptr().cast(), self.len, Advice::LinuxNoHugepage) };
+    }
+
     /// Makes the pages of a range present, so that the first to touch them need not wait for the kernel.
     /// It touches no byte. The range must begin at a page.
     pub(crate) fn populate(&self, extent: Extent) -> io::Result<()> {
@@ -175,6 +181,14 @@ impl Words for Map {
 
     fn fence(&self, order: Ordering) {
         fence(order);
+    }
+
+    fn compare_and_swap(&self, at: u64, old: u64, new: u64) -> Result<(), u64> {
+        assert_eq!(self.access, Access::ReadWrite, "a store into a read-only mapping");
+        point();
+        let (old, new) = (old.to_le(), new.to_le());
+        let swapped = self.word(at).compare_exchange(old, new, Ordering::SeqCst, Ordering::SeqCst);
+        swapped.map(|_| ()).map_err(u64::from_le)
     }
 }
 

@@ -6,6 +6,7 @@
 use std::sync::Arc;
 
 use crate::buffer::{Run, SourceBuf, TargetBuf};
+use crate::claim::Claims;
 use crate::control::{ControlReader, SlotState};
 use crate::copy::{self, copy};
 use crate::map::Map;
@@ -14,6 +15,13 @@ use crate::{Extent, Instant, Outcome, ReadOp, TransferError, WriteOp};
 
 /// How much is copied before others get their turn: less than a millisecond's worth.
 const STEP_BYTES: usize = 4 << 20;
+
+/// What a writer needs of a segment beside its records.
+#[derive(Clone, Copy)]
+pub(crate) struct Writable<'a> {
+    pub(crate) data: &'a Map,
+    pub(crate) claims: &'a Claims,
+}
 
 /// Copies ranges out of a segment.
 pub(crate) async fn read(
@@ -39,46 +47,22 @@ pub(crate) fn read_now(control: &ControlReader, data: &Map, op: &ReadOp<'_>) -> 
     end_read(control, op)
 }
 
-/// The same, from a thread that may be busy for as long as it takes.
-pub(crate) fn read_blocking(
-    control: &ControlReader,
-    data: &Map,
-    ops: &[ReadOp<'_>],
-    deadline: Instant,
-) -> Vec<Outcome> {
-    let read =
-        |op| begin_read(control, data, op)?.all_blocking(deadline).and_then(|()| end_read(control, op));
-    ops.iter().map(read).collect()
-}
-
 /// Copies ranges into a segment.
 pub(crate) async fn write(
     control: &ControlReader,
-    data: &Map,
+    target: Writable<'_>,
     ops: &[WriteOp<'_>],
     deadline: Instant,
 ) -> Vec<Outcome> {
     let mut outcomes = Vec::with_capacity(ops.len());
     for op in ops {
-        let outcome = match begin_write(control, data, op) {
+        let outcome = match begin_write(control, target, op) {
             Ok(steps) => steps.all(deadline).await.and_then(|()| end_write(control, op)),
             Err(error) => Err(error),
         };
         outcomes.push(outcome);
     }
     outcomes
-}
-
-/// The same, from a thread that may be busy for as long as it takes.
-pub(crate) fn write_blocking(
-    control: &ControlReader,
-    data: &Map,
-    ops: &[WriteOp<'_>],
-    deadline: Instant,
-) -> Vec<Outcome> {
-    let write =
-        |op| begin_write(control, data, op)?.all_blocking(deadline).and_then(|()| end_write(control, op));
-    ops.iter().map(write).collect()
 }
 
 fn begin_read<'a>(
@@ -98,16 +82,22 @@ fn end_read(control: &ControlReader, op: &ReadOp<'_>) -> Outcome {
 
 fn begin_write<'a>(
     control: &ControlReader,
-    data: &'a Map,
+    Writable { data, claims }: Writable<'a>,
     op: &WriteOp<'a>,
 ) -> Result<Steps<'a>, TransferError> {
     let placement = control.load(op.slot, op.stamp)?;
-    if placement.state != SlotState::Reserved {
-        return Err(TransferError::Stale);
-    }
     let pieces = placement.range(op.offset, op.bytes())?;
     let targets: Option<Vec<_>> = pieces.into_iter().map(|piece| data.target(piece)).collect();
     let targets = targets.ok_or(TransferError::Corrupt)?;
+    // A claim is the last step before the bytes: only a use that will be written is claimed.
+    let may_write = match placement.state {
+        SlotState::Reserved => true,
+        SlotState::Offered => claims.claim(op.slot, op.stamp),
+        SlotState::Free | SlotState::Prepared | SlotState::Committed | SlotState::Ending => false,
+    };
+    if !may_write {
+        return Err(TransferError::Stale);
+    }
     control.before_bytes();
     Ok(Steps::new(&op.sources, &targets))
 }
@@ -158,11 +148,6 @@ impl<'a> Steps<'a> {
         while !self.step(deadline)? {
             tokio::task::yield_now().await;
         }
-        Ok(())
-    }
-
-    fn all_blocking(mut self, deadline: Instant) -> Outcome {
-        while !self.step(deadline)? {}
         Ok(())
     }
 }

@@ -32,10 +32,14 @@ pub enum Pages {
     Huge,
 }
 
-/// Makes all pages of a mapping present.
-pub(crate) fn whole(map: &Arc<Map>, pages: Pages) {
+/// Makes all pages of a mapping present, and says so.
+pub(crate) fn whole(map: &Arc<Map>, pages: Pages, done: impl FnOnce() + Send + 'static) {
     let all = Extent { offset: 0, len: map.len() };
-    spawn(Arc::downgrade(map), move |map| pieces(map, all, pages));
+    spawn(Arc::downgrade(map), move |map| {
+        let is_whole = pieces(map, all, pages);
+        done();
+        is_whole
+    });
 }
 
 /// Makes those pages of a mapping of this file present that exist already: others are not for us to make.

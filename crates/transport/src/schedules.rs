@@ -95,6 +95,10 @@ enum Order {
     RetireThenReturn,
     /// The other way round.
     ReturnThenRetire,
+    /// The node recalls what it has offered, and gives the memory to another writer if that succeeds.
+    RecallThenReuse,
+    /// It gives the memory away whether that succeeds or not.
+    ReuseOffered,
 }
 
 /// What the master would answer: the newest use that can be read.
@@ -282,6 +286,41 @@ fn scenario_of_leaving(order: Order) {
     readers.into_iter().for_each(|it| it.join().unwrap());
 }
 
+/// A client writes into what the node has offered to it, while the node recalls that for another writer.
+fn scenario_of_offers(order: Order) {
+    let (memory, mut writer) = NodeMemory::create(GEOMETRY).unwrap();
+    let local = Local::new(memory, Arc::new(Counters::default()));
+    for pair in USES.chunks_exact(2) {
+        let [offered, other] = pair else { continue };
+        writer.write_slot(offered.slot, &offered.record(SlotState::Offered));
+        let client = thread::spawn({
+            let local = local.clone();
+            move || block_on(write(&local, offered))
+        });
+        linger();
+        let is_recalled = writer.recall(offered.slot, offered.stamp);
+        if is_recalled || order == Order::ReuseOffered {
+            writer.retire(offered.slot);
+            writer.write_slot(other.slot, &other.record(SlotState::Reserved));
+            block_on(write(&local, other)).expect("the other writer has the memory to itself");
+            writer.write_slot(other.slot, &other.record(SlotState::Committed));
+        }
+        let outcome = client.join().unwrap();
+        if is_recalled || order == Order::ReuseOffered {
+            let mut found = vec![0; other.len()];
+            let targets = vec![TargetBuf::from(found.as_mut_slice())];
+            let op = ReadOp { slot: other.slot, stamp: other.stamp, offset: 0, targets };
+            block_on(local.read(&[op], far())).remove(0).expect("nobody has retired it");
+            assert_eq!(found, other.content(), "{WRONG_BYTES}, in a read of {other:?}");
+            assert_eq!(outcome, Err(TransferError::Stale), "{WRONG_BYTES}, in a write of {offered:?}");
+            writer.retire(other.slot);
+        } else {
+            assert_eq!(outcome, Ok(()), "{WRONG_BYTES}, in a write of {offered:?}");
+            writer.retire(offered.slot);
+        }
+    }
+}
+
 fn run(scheduler: impl Scheduler + 'static, rule: Option<Rule>, order: Order) {
     // An access to one of shuttle's own atomics is where it may switch.
     schedule(|| {
@@ -293,12 +332,13 @@ fn run(scheduler: impl Scheduler + 'static, rule: Option<Rule>, order: Order) {
     Runner::new(scheduler, config).run(move || match order {
         Order::RetireThenReuse | Order::ReuseThenRetire => scenario(order),
         Order::RetireThenReturn | Order::ReturnThenRetire => scenario_of_leaving(order),
+        Order::RecallThenReuse | Order::ReuseOffered => scenario_of_offers(order),
     });
 }
 
 #[test]
 fn no_schedule_makes_a_read_lie() {
-    for order in [Order::RetireThenReuse, Order::RetireThenReturn] {
+    for order in [Order::RetireThenReuse, Order::RetireThenReturn, Order::RecallThenReuse] {
         run(RandomScheduler::new_from_seed(SEED, SCHEDULES), None, order);
         for depth in 1..=PCT_DEPTH {
             let scheduler = PctScheduler::new_from_seed(SEED, depth, SCHEDULES / PCT_DEPTH);
@@ -325,6 +365,10 @@ fn each_broken_rule_is_caught_by_both_ways_of_drawing_schedules() {
         (Some(Rule::StampAfterWords), sound, &[WRONG_WORDS, DAMAGE]),
         (None, reuse_first, &[WRONG_BYTES]),
         (None, Order::ReturnThenRetire, &[DELETED]),
+        (Some(Rule::ClaimBeforeBytes), Order::RecallThenReuse, &[WRONG_BYTES]),
+        (Some(Rule::ClaimAtOnce), Order::RecallThenReuse, &[WRONG_BYTES]),
+        (Some(Rule::RecallAtOnce), Order::RecallThenReuse, &[WRONG_BYTES]),
+        (None, Order::ReuseOffered, &[WRONG_BYTES]),
     ] {
         let random = RandomScheduler::new_from_seed(SEED, SCHEDULES_BROKEN);
         let pct = PctScheduler::new_from_seed(SEED, PCT_DEPTH, SCHEDULES_BROKEN);

@@ -27,6 +27,12 @@ pub(crate) enum Rule {
     FenceAfterMember,
     /// Asking whether the node is a member is fenced off from what was loaded before.
     FenceBeforeMember,
+    /// A writer claims an offer before it stores a byte there.
+    ClaimBeforeBytes,
+    /// A claim compares and swaps in one step.
+    ClaimAtOnce,
+    /// A recall compares and swaps in one step.
+    RecallAtOnce,
 }
 
 /// A schedule may switch to another thread here.

@@ -27,6 +27,8 @@ pub(crate) trait Words {
     fn store(&self, at: u64, value: u64, order: Ordering);
     /// A fence between accesses to words and bytes.
     fn fence(&self, order: Ordering);
+    /// Replaces a word if it has the old value, in one step; else says which value it has.
+    fn compare_and_swap(&self, at: u64, old: u64, new: u64) -> Result<(), u64>;
 }
 
 /// Makes the slot at `at` carry `stamp` and `state`. `fill` stores the other words.
@@ -118,14 +120,15 @@ mod tests {
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
     use loom::sync::Arc;
-    use loom::sync::atomic::{AtomicU64, fence};
+    use loom::sync::atomic::AtomicU64;
 
     use super::*;
+    use crate::model::Model;
     use crate::seams::break_rule;
 
     /// The words of a slot that matter here: its length is the one word beside stamp and state, and the byte
     /// that belongs to it is a word too.
-    struct Model {
+    struct Slot {
         member: AtomicU64,
         stamp: AtomicU64,
         state: AtomicU64,
@@ -137,13 +140,15 @@ mod tests {
     const OLD: u64 = 7;
     const NEW: u64 = 8;
 
-    impl Model {
+    impl Slot {
         fn new() -> Arc<Self> {
             let word = AtomicU64::new;
             let member = word(1);
             Arc::new(Self { member, stamp: word(OLD), state: word(3), len: word(OLD), byte: word(OLD) })
         }
+    }
 
+    impl Model for Slot {
         fn word(&self, at: u64) -> &AtomicU64 {
             match at {
                 header::MEMBER => &self.member,
@@ -156,25 +161,13 @@ mod tests {
         }
     }
 
-    impl Words for Model {
-        fn load(&self, at: u64) -> u64 {
-            self.word(at).load(Ordering::Relaxed)
-        }
-        fn store(&self, at: u64, value: u64, order: Ordering) {
-            self.word(at).store(value, order);
-        }
-        fn fence(&self, order: Ordering) {
-            fence(order);
-        }
-    }
-
     /// The node gives the slot to a new use.
-    fn give(words: &Model) {
+    fn give(words: &Slot) {
         enter(words, 0, NEW, 1, || words.store(slot::LEN, NEW, Ordering::Relaxed));
     }
 
     /// Whoever reads: what it accepts must be of the use it asked for.
-    fn read(words: &Model, stamp: u64) {
+    fn read(words: &Slot, stamp: u64) {
         let Some(len) = look(words, 0, stamp, || words.load(slot::LEN)) else { return };
         assert_eq!(len, stamp, "the words of another use were believed");
         let byte = words.load(BYTE);
@@ -184,7 +177,7 @@ mod tests {
     }
 
     fn node_and_reader() {
-        let words = Model::new();
+        let words = Slot::new();
         let reader = loom::thread::spawn({
             let words = Arc::clone(&words);
             move || read(&words, OLD)
@@ -196,7 +189,7 @@ mod tests {
 
     /// The reader asks for the use that is just being entered.
     fn node_and_early_reader() {
-        let words = Model::new();
+        let words = Slot::new();
         let reader = loom::thread::spawn({
             let words = Arc::clone(&words);
             move || read(&words, NEW)
@@ -207,7 +200,7 @@ mod tests {
 
     /// Another thread than the one that retired writes the bytes of the new use.
     fn node_writer_and_reader() {
-        let words = Model::new();
+        let words = Slot::new();
         let reader = loom::thread::spawn({
             let words = Arc::clone(&words);
             move || {
@@ -233,8 +226,8 @@ mod tests {
 
     /// The node was away, and does both of these. The reader has known the use from before that, and asks
     /// nobody.
-    fn returning(steps: [fn(&Model); 2]) {
-        let words = Model::new();
+    fn returning(steps: [fn(&Slot); 2]) {
+        let words = Slot::new();
         set_member(&*words, false);
         let reader = loom::thread::spawn({
             let words = Arc::clone(&words);
@@ -247,8 +240,8 @@ mod tests {
         reader.join().unwrap();
     }
 
-    const RETIRE: fn(&Model) = |words| retire(words, 0);
-    const JOIN: fn(&Model) = |words| set_member(words, true);
+    const RETIRE: fn(&Slot) = |words| retire(words, 0);
+    const JOIN: fn(&Slot) = |words| set_member(words, true);
 
     fn returning_node_and_reader() {
         returning([RETIRE, JOIN]);
@@ -260,7 +253,7 @@ mod tests {
 
     /// The node leaves, and then something becomes known that a member would have heard of.
     fn leaving_node_and_reader() {
-        let words = Model::new();
+        let words = Slot::new();
         let reader = loom::thread::spawn({
             let words = Arc::clone(&words);
             move || {

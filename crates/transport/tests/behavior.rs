@@ -9,10 +9,10 @@ use tiffin_transport::faults::{FaultyConnect, Flaky, Plan};
 use tiffin_transport::local::Local;
 use tiffin_transport::shm::{self, Shm};
 use tiffin_transport::tcp::frame::{HELLO_BYTES, WelcomeHead};
-use tiffin_transport::tcp::{self, Asked, Connect, Identity, Manner, Tcp, TcpConnect};
+use tiffin_transport::tcp::{self, Connect, Identity, Manner, Tcp, TcpConnect};
+use tiffin_transport::watch::{Owners, Watch};
 use tiffin_transport::{
-    CHUNK_BYTES_MAX, Capability, Counters, Instant, Outcomes, ReadOp, SourceBuf, TargetBuf, TransferError,
-    Transport, WriteOp,
+    Capability, Counters, Instant, Outcomes, ReadOp, TargetBuf, TransferError, Transport, WriteOp,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
@@ -159,48 +159,67 @@ async fn through_tcp_unasked() {
     assert_eq!(shelf.holds(), 0);
 }
 
-fn write_op(place: behavior::Place, bytes: &[u8]) -> WriteOp<'_> {
-    WriteOp { slot: place.slot, stamp: place.stamp, offset: 0, sources: vec![SourceBuf::from(bytes)] }
-}
-
+/// Reads that share buffers: one that is stopped, or too late, writes nothing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 3)]
-async fn a_question_is_handed_on_behind_the_bytes_it_is_about() {
+async fn watched_reads_leave_buffers_of_others_alone() {
     let counters = Arc::new(Counters::default());
     let (shelf, address, _server) = data_socket(&counters).await;
     let identity = Identity { client: 1, segment: shelf.memory().geometry().segment, token: String::new() };
-    let tcp = Tcp::new(address, identity, Arc::clone(&counters));
-    assert!(tcp.goes_in_one(4 << 20));
-    let mut stored = 0;
-    for (lens, lingers) in [(vec![10], true), (vec![10, 0, 70_000], false), (vec![3_000_000, 5], true)] {
-        let places: Vec<_> = lens.iter().map(|len| shelf.reserve(&[*len])).collect();
-        let bytes: Vec<_> =
-            places.iter().zip(&lens).map(|(place, len)| behavior::pattern(place.stamp, *len)).collect();
-        let ask = async || {
-            let ops: Vec<_> = places.iter().zip(&bytes).map(|it| write_op(*it.0, it.1)).collect();
-            tcp.write_and_ask(&ops, b"which?".to_vec(), lingers, behavior::soon()).await
+    let tcp = Arc::new(Tcp::new(address, identity, counters));
+    let transport = Arc::clone(&tcp) as Arc<dyn Transport>;
+    let stage = Stage { shelf: Arc::clone(&shelf), transport, is_lossy: false, keep: Box::new(()) };
+    let lens = [10, 20_000, 5_000_000];
+    for lingers in [true, false] {
+        let mut places = Vec::new();
+        for len in lens {
+            places.push(stage.put(&[len]).await);
+        }
+        let read = async |watch: &Arc<Watch>| {
+            let mut bytes: Vec<_> = lens.iter().map(|len| vec![0xee; *len as usize]).collect();
+            let op = |(place, bytes): (&behavior::Place, _)| ReadOp {
+                slot: place.slot,
+                stamp: place.stamp,
+                offset: 0,
+                targets: vec![TargetBuf::from(bytes)],
+            };
+            let ops: Vec<_> = places.iter().zip(bytes.iter_mut().map(Vec::as_mut_slice)).map(op).collect();
+            let manner = Manner { lingers, ..Manner::default() };
+            let outcomes = tcp.read_watched(&ops, manner, Some(watch), behavior::soon()).await;
+            drop(ops);
+            (outcomes, bytes)
         };
-        assert_eq!(ask().await, (vec![Ok(()); lens.len()], Asked::Yes));
-        stored += lens.len();
-        assert_eq!(shelf.take_questions(), [(b"which?".to_vec(), stored)], "behind all of the bytes");
-        shelf.be_deaf(true);
-        assert_eq!(ask().await, (vec![Ok(()); lens.len()], Asked::No), "nobody is there");
-        shelf.be_deaf(false);
-        shelf.retire(places[0]);
-        let (outcomes, asked) = ask().await;
-        assert_eq!((&outcomes[0], asked), (&Err(TransferError::Stale), Asked::Yes), "who is asked knows");
-        stored += 2 * lens.len() - 1;
-        assert_eq!(shelf.take_questions().len(), 2);
+        let owners = Arc::new(Owners::new(lens.len()));
+        let watch = |first: u64| {
+            let ops = (0..lens.len()).map(|item| (item, first + item as u64)).collect();
+            Arc::new(Watch::new(Arc::clone(&owners), ops))
+        };
+        let stopped = watch(1);
+        stopped.stop();
+        let (outcomes, bytes) = read(&stopped).await;
+        assert_eq!(outcomes, vec![Err(TransferError::Timeout); lens.len()]);
+        assert!(bytes.iter().flatten().all(|byte| *byte == 0xee) && stopped.arrivals() == 0);
+
+        // Another read has the second buffer.
+        assert!(owners.take(1, 99));
+        let late = watch(10);
+        let (outcomes, bytes) = read(&late).await;
+        assert!(matches!(outcomes[1], Err(TransferError::Lost { .. })), "{outcomes:?}");
+        assert!(late.has_yielded() && bytes[1].iter().all(|byte| *byte == 0xee));
+        if outcomes[0].is_ok() {
+            behavior::assert_pattern(places[0].stamp, 0, &bytes[0]);
+        }
+        (0..lens.len()).for_each(|item| owners.release(item, 10 + item as u64));
+        owners.release(1, 99);
+        let whole = watch(20);
+        let (outcomes, bytes) = read(&whole).await;
+        assert_eq!(outcomes, vec![Ok(()); lens.len()]);
+        places.iter().zip(&bytes).for_each(|(place, bytes)| behavior::assert_pattern(place.stamp, 0, bytes));
+        assert!(whole.arrivals() >= 3 && whole.first_arrival().is_some() && !whole.has_yielded());
+        assert!(!owners.take(2, 1), "what was read stays its own");
     }
-    let place = shelf.reserve(&[10]);
-    let long = vec![0; CHUNK_BYTES_MAX as usize + 1];
-    let ended = tcp.write_and_ask(&[write_op(place, b"ten bytes.")], long, true, behavior::soon()).await;
-    assert_eq!(ended, (vec![Ok(())], Asked::No), "it is asked elsewhere");
-    let op = WriteOp { offset: 8, ..write_op(place, b"beyond") };
-    let ended = tcp.write_and_ask(&[op], b"which?".to_vec(), true, behavior::soon()).await;
-    assert_eq!(ended, (vec![Err(TransferError::OutOfRange)], Asked::No), "not all is where it belongs");
-    assert!(shelf.take_questions().is_empty());
-    assert_eq!((shelf.visits().0, shelf.holds()), (1, 0), "all on one stream");
 }
+
+const LINGERING: Manner = Manner { unasked: None, lingers: true };
 
 /// The same transport, used by threads that wait in their sockets.
 struct InThread {
@@ -219,11 +238,13 @@ impl Transport for InThread {
     }
 
     fn read<'a>(&'a self, ops: &'a [ReadOp<'a>], deadline: Instant) -> Outcomes<'a> {
-        Box::pin(async move { in_thread(|| self.tcp.read_blocking(ops, deadline, &self.runtime)) })
+        Box::pin(
+            async move { in_thread(|| self.runtime.block_on(self.tcp.read_as(ops, LINGERING, deadline))) },
+        )
     }
 
     fn write<'a>(&'a self, ops: &'a [WriteOp<'a>], deadline: Instant) -> Outcomes<'a> {
-        Box::pin(async move { in_thread(|| self.tcp.write_blocking(ops, deadline, &self.runtime)) })
+        Box::pin(async move { in_thread(|| self.runtime.block_on(self.tcp.write_as(ops, true, deadline))) })
     }
 }
 
@@ -259,7 +280,7 @@ async fn a_thread_that_waits_in_a_socket_gives_up_at_its_deadline() {
     let op = ReadOp { slot: 0, stamp: 1, offset: 0, targets: vec![TargetBuf::from(&mut bytes[..])] };
     let soon = Instant::now() + Duration::from_millis(30);
     let runtime = Handle::current();
-    let outcomes = in_thread(|| tcp.read_blocking(&[op], soon, &runtime));
+    let outcomes = in_thread(|| runtime.block_on(tcp.read_as(&[op], LINGERING, soon)));
     assert_eq!(outcomes, [Err(TransferError::Timeout)]);
     silent.await.unwrap().expect("the stream that was half done is closed");
 }

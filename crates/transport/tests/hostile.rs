@@ -319,15 +319,20 @@ async fn memory_that_could_harm_is_not_mapped() {
     let plain = std::fs::File::open("/proc/self/exe").unwrap();
     let (control, loose, data, plain) = (control.as_fd(), loose.as_fd(), data.as_fd(), plain.as_fd());
     let answer = words(&[head, 0, 1, 8192, 4096]);
+    let large = "control segment has not the size it says";
     let cases: [(Vec<u8>, &[BorrowedFd<'_>], &str); 9] = [
-        (answer.clone(), &[], "did not pass two descriptors"),
-        (answer.clone(), &[control], "did not pass two descriptors"),
-        (answer.clone(), &[plain, data], "control segment is not a memory file"),
-        (answer.clone(), &[loose, data], "control segment is not sealed"),
-        (answer.clone(), &[control, loose], "data segment is not sealed"),
-        (words(&[head, 0, 1, 1 << 40, 4096]), &[control, data], "control segment has not the size it says"),
-        (words(&[head, 0, 1, 8192, 1 << 40]), &[control, data], "data segment has not the size it says"),
-        (answer, &[control, data], "no valid header"),
+        (answer.clone(), &[], "did not pass three descriptors"),
+        (answer.clone(), &[control, data], "did not pass three descriptors"),
+        (answer.clone(), &[plain, data, data], "control segment is not a memory file"),
+        (answer.clone(), &[loose, data, data], "control segment is not sealed"),
+        (answer.clone(), &[control, loose, data], "data segment is not sealed"),
+        (words(&[head, 0, 1, 1 << 40, 4096]), &[control, data, data], large),
+        (
+            words(&[head, 0, 1, 8192, 1 << 40]),
+            &[control, data, data],
+            "data segment has not the size it says",
+        ),
+        (answer, &[control, data, data], "no valid header"),
         (b"SSH-2.0-OpenSSH_9.9 and some more to fill the answer".to_vec(), &[], "not that of a node"),
     ];
     for (bytes, files, expected) in cases {

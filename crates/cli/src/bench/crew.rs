@@ -6,11 +6,11 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use clap::ValueEnum;
+use tiffin_report::document::{Counts, Times};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout};
 use tokio::time::timeout;
 
-use super::document::{Counts, Times};
 use super::plan::{Limit, Shape, Task};
 use super::worker::{Order, Worker};
 use crate::console::Failure;

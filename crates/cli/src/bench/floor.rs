@@ -10,8 +10,8 @@ use std::os::unix::net::UnixStream;
 use std::sync::Barrier;
 use std::thread;
 use std::time::Instant;
+use tiffin_report::document::{Counts, Times};
 
-use super::document::{Counts, Times};
 use super::plan::Limit;
 
 /// What is asked: how many bytes come, and how many are wanted.

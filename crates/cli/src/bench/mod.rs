@@ -4,11 +4,8 @@
 //! for so long or so many calls. The floor is measured in the same run, so that both see the same machine.
 
 mod crew;
-mod document;
 mod floor;
-mod html;
 mod plan;
-pub(crate) mod plot;
 mod table;
 mod worker;
 
@@ -17,6 +14,8 @@ use std::time::Instant;
 
 use bytesize::ByteSize;
 use clap::Subcommand;
+use tiffin_report::document::{Document, FLOOR, OURS, ReadError, Series, Times};
+use tiffin_server::config;
 
 pub(crate) use worker::{Worker, run as work};
 
@@ -25,7 +24,6 @@ use crate::console::{Console, Failure, STATUS_OK};
 use crate::show;
 use crate::torture::{Cluster, Program};
 use crew::Crew;
-use document::{Document, FLOOR, OURS, Series, Times};
 use plan::{Limit, Shape, Task, Workload};
 
 /// Streams of the floor of sockets.
@@ -74,7 +72,7 @@ pub(crate) struct Bench {
     clients: Vec<u64>,
 
     /// Memory of the stores that are started.
-    #[arg(long, default_value_t = ByteSize::gib(1), value_name = "SIZE")]
+    #[arg(long, default_value = "1GiB", value_name = "SIZE", value_parser = config::size)]
     memory: ByteSize,
 
     /// A file that `make bench` has written: what it says of the other store goes into the report.
@@ -109,7 +107,7 @@ pub(crate) async fn run(bench: Bench, context: &Context, console: &mut Console) 
         return render(report, console);
     }
     // What cannot be read or written is better known before than after.
-    let peer = bench.peer.as_deref().map(Document::read).transpose()?;
+    let peer = bench.peer.as_deref().map(read).transpose()?;
     if let Some(path) = &bench.report {
         write(path, "")?;
     }
@@ -128,7 +126,7 @@ pub(crate) async fn run(bench: Bench, context: &Context, console: &mut Console) 
         document.add_peer(peer);
     }
     if let Some(path) = &bench.report {
-        write(path, &html::page(&document))?;
+        write(path, &tiffin_report::bench::page(&document))?;
         console.note(format!("the report is in `{}`", path.display()));
     }
     Ok(STATUS_OK)
@@ -137,14 +135,14 @@ pub(crate) async fn run(bench: Bench, context: &Context, console: &mut Console) 
 fn render(report: &Report, console: &mut Console) -> Result<i32, Failure> {
     let mut whole: Option<Document> = None;
     for file in &report.files {
-        let document = Document::read(file)?;
+        let document = read(file)?;
         match &mut whole {
             Some(whole) => whole.add(document),
             None => whole = Some(document),
         }
     }
     if let Some(document) = whole {
-        write(&report.output, &html::page(&document))?;
+        write(&report.output, &tiffin_report::bench::page(&document))?;
         if console.json {
             console.value(&serde_json::json!({ "report": report.output }))?;
         } else {
@@ -152,6 +150,15 @@ fn render(report: &Report, console: &mut Console) -> Result<i32, Failure> {
         }
     }
     Ok(STATUS_OK)
+}
+
+/// What a benchmark has written.
+fn read(path: &Path) -> Result<Document, Failure> {
+    Document::read(path).map_err(|error| match &error {
+        ReadError::File { path, source } => Failure::file("read", path, source),
+        ReadError::Format { .. } => Failure::new("invalid", error.to_string())
+            .hint("name a file that `tiffin bench --json` or `make bench` has written"),
+    })
 }
 
 fn write(path: &Path, text: &str) -> Result<(), Failure> {

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
+use tiffin_report::document::SHAPES;
 
 /// Objects of one kind that a client keeps while it is measured: so many bytes of them, in bounds.
 const WORKING_BYTES: u64 = 32 << 20;
@@ -47,9 +48,9 @@ impl Shape {
     /// As it is called in a report.
     pub(super) fn name(self) -> &'static str {
         match self {
-            Self::Process => "same process",
-            Self::Host => "same host",
-            Self::Tcp => "tcp",
+            Self::Process => SHAPES[0],
+            Self::Host => SHAPES[1],
+            Self::Tcp => SHAPES[2],
         }
     }
 }

@@ -8,12 +8,13 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use tiffin_client::{
-    Client, ConnectOptions, Deadline, DeleteOptions, Dtype, Embedded, Error, Generation, GetInto, GetOptions,
-    Patience, Put, ResolveOptions, SamplePut, TensorRef,
+    Client, ConnectOptions, Deadline, DeleteOptions, Dtype, Error, Generation, GetInto, GetOptions, Patience,
+    Put, ResolveOptions, SamplePut, TensorRef,
 };
 use tiffin_core::Key;
+use tiffin_embedded::Embedded;
+use tiffin_report::document::Times;
 
-use super::document::Times;
 use super::plan::{Limit, PAGES, SAMPLE_AUX, SAMPLE_LAST, SAMPLE_TOKENS, Shape, Task, Workload, ZIPF_KEYS};
 use crate::console::{Console, Failure, STATUS_OK};
 use crate::reach::explain;

@@ -4,8 +4,6 @@
 //! The workload is one of hidden states on their way to a trainer, made smaller. Its steps follow from a seed
 //! and are taken one after the other, so that two runs can be compared step by step.
 
-mod plot;
-
 use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -16,6 +14,7 @@ use tiffin_client::{
 };
 use tiffin_core::Key;
 use tiffin_core::extent::room_for;
+use tiffin_report::curve as picture;
 
 use crate::Context;
 use crate::console::{Console, Failure, STATUS_FAILED, STATUS_OK};
@@ -103,7 +102,12 @@ pub(crate) async fn run(curve: Curve, context: &Context, console: &mut Console) 
             (cluster.client(NAMESPACE, "").await?, cluster.client(NAMESPACE, "").await?);
         runs.push(Line { producer, consumer, curve: &curve }.run().await.map_err(|error| explain(&error))?);
     }
-    let text = plot::svg(&TTLS, &runs);
+    let curves = TTLS.into_iter().zip(&runs).map(|(lease_time, run)| picture::Curve {
+        lease_time,
+        in_flight: &run.in_flight,
+        used: &run.used,
+    });
+    let text = picture::svg(&curves.collect::<Vec<_>>());
     let fail = |error| Failure::file("write", &curve.output, &error);
     std::fs::write(&curve.output, text).map_err(fail)?;
     report(&curve, &runs, console)

@@ -7,7 +7,7 @@ use crate::show;
 
 /// Each connection is an open file; this is enough for a few hundred clients.
 const OPEN_FILES_ENOUGH: u64 = 4096;
-/// Enough to register one buffer with a network card.
+/// Enough for the buffers that a node registers with `io_uring`: 32 MiB for each of two disks.
 const LOCKED_BYTES_ENOUGH: u64 = 64 << 20;
 
 /// How many files may be open. Servers raise the soft limit to the hard one themselves.
@@ -40,8 +40,12 @@ fn locked_memory_of(most: Option<u64>) -> Check {
         Some(most) if most >= LOCKED_BYTES_ENOUGH => Check::ok(NAME, format!("up to {}", show::size(most))),
         Some(most) => Check::limited(
             NAME,
-            format!("up to {} (this release locks none)", show::size(most)),
-            "RDMA will need more: `ulimit -l unlimited`, or `LimitMEMLOCK=infinity` in a systemd unit",
+            format!(
+                "up to {}: buffers of disks (`--ssd`) may not be registered with io_uring",
+                show::size(most)
+            ),
+            "disks work without, a little slower; `ulimit -l unlimited`, or `LimitMEMLOCK=infinity` in a \
+             systemd unit, allows it",
         ),
     }
 }

@@ -5,6 +5,9 @@ use std::os::fd::OwnedFd;
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, ftruncate, memfd_create, statvfs};
 
+use tiffin_server::node::check_memory;
+use tiffin_server::{Fit, NodeConfig, StartError};
+
 use super::Check;
 use crate::show;
 
@@ -24,16 +27,10 @@ pub(super) fn files() -> Check {
     }
 }
 
-/// Whether the memory that a store is meant to have is there.
-pub(super) fn available(wanted: u64) -> Check {
-    let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let machine = number(&meminfo, "MemAvailable:").map(|kib| kib.saturating_mul(1024));
-    available_of(wanted, machine)
-}
-
-/// Whether huge pages are reserved.
-pub(super) fn huge_pages() -> Check {
-    huge_pages_of(&std::fs::read_to_string("/proc/meminfo").unwrap_or_default())
+/// Whether such a node finds the memory that it needs, by the check that it makes itself when it starts:
+/// limits of control groups and the needs of disks count.
+pub(super) fn available(config: &NodeConfig) -> Check {
+    available_of(check_memory(config))
 }
 
 /// Whether the kernel gives huge pages to shared memory by itself.
@@ -60,51 +57,36 @@ fn sealed_file() -> io::Result<OwnedFd> {
     Ok(file)
 }
 
-fn available_of(wanted: u64, machine: Option<u64>) -> Check {
+fn available_of(checked: Result<Fit, StartError>) -> Check {
     const NAME: &str = "memory";
-    let Some(machine) = machine else {
-        let hint = "`/proc/meminfo` should say how much is available; mount /proc";
-        return Check::limited(NAME, "nobody knows how much is available", hint);
-    };
-    let (wanted_text, machine_text) = (show::size(wanted), show::size(machine));
-    if wanted <= machine {
-        return Check::ok(NAME, format!("{machine_text} available, {wanted_text} wanted"));
-    }
-    let found = format!("{machine_text} available, but {wanted_text} wanted");
-    Check::missing(NAME, found, "ask for less with `--memory`, or free some")
-}
-
-fn huge_pages_of(meminfo: &str) -> Check {
-    const NAME: &str = "huge pages";
-    let page = number(meminfo, "Hugepagesize:").unwrap_or_default().saturating_mul(1024);
-    match number(meminfo, "HugePages_Total:") {
-        Some(total) if total > 0 => {
-            let free = number(meminfo, "HugePages_Free:").unwrap_or_default();
-            let page = show::size(page);
-            Check::ok(
-                NAME,
-                format!("{free} of {total} free, {page} each (this release makes no use of them)"),
-            )
+    match checked {
+        Ok(Fit { available: u64::MAX, .. }) => {
+            let hint = "`/proc/meminfo` should say how much is available; mount /proc";
+            Check::limited(NAME, "the available memory is unknown", hint)
         }
-        _ => Check::limited(
-            NAME,
-            "none reserved (this release makes no use of them)",
-            "nothing to do now; `sysctl vm.nr_hugepages=N` reserves some",
-        ),
+        Ok(Fit { wanted, available }) => {
+            Check::ok(NAME, format!("{} available, {} wanted", show::size(available), show::size(wanted)))
+        }
+        Err(error) => {
+            let text = error.to_string();
+            let usual = "ask for less with `--memory`, or free some";
+            let (found, hint) = text.split_once("\n\nhint: ").unwrap_or((&text, usual));
+            Check::missing(NAME, found, hint)
+        }
     }
 }
 
 fn transparent_huge_pages_of(setting: Option<&str>) -> Check {
-    const NAME: &str = "transparent huge pages";
+    const NAME: &str = "huge pages";
     let chosen = setting.and_then(|text| text.split_once('[')).and_then(|(_, rest)| rest.split_once(']'));
     match chosen {
-        Some((chosen @ ("always" | "within_size" | "force"), _)) => {
-            Check::ok(NAME, format!("`{chosen}` for shared memory"))
+        Some((chosen @ ("always" | "within_size" | "advise" | "force"), _)) => {
+            Check::ok(NAME, format!("`{chosen}` for shared memory: a node's memory is put into huge pages"))
         }
         Some((chosen, _)) => Check::limited(
             NAME,
-            format!("`{chosen}` for shared memory: pages are small, and the first touch of each is slow"),
-            "as root: `echo within_size >/sys/kernel/mm/transparent_hugepage/shmem_enabled`",
+            format!("`{chosen}` for shared memory: a node's memory stays in small pages"),
+            "as root: `echo advise >/sys/kernel/mm/transparent_hugepage/shmem_enabled`; a node asks for them",
         ),
         None => Check::limited(
             NAME,
@@ -127,33 +109,26 @@ fn shm_folder_of(found: io::Result<u64>) -> Check {
     }
 }
 
-/// The number behind a name in `/proc/meminfo`.
-fn number(meminfo: &str, name: &str) -> Option<u64> {
-    let line = meminfo.lines().find_map(|line| line.strip_prefix(name))?;
-    line.split_whitespace().next()?.parse().ok()
-}
-
 #[cfg(test)]
 mod tests {
+    use tiffin_server::{Limit, SegmentError};
+
     use super::super::Verdict;
     use super::*;
 
     #[test]
     fn the_words_of_the_kernel_are_understood() {
-        let none = "HugePages_Total:       0\nHugepagesize:    2048 kB\n";
-        let some = "HugePages_Total:  8\nHugePages_Free:  3\nHugepagesize:    2048 kB\n";
+        let enough = Fit { wanted: 1 << 30, available: 2 << 30 };
+        let unknown = Fit { wanted: 1, available: u64::MAX };
+        let limit = Limit { file: "/sys/fs/cgroup/memory.max".to_owned(), bytes: 400 << 20 };
+        let (wanted, other, available) = (360 << 20, 192 << 20, 367 << 20);
+        let limited = SegmentError::NotEnough { wanted, other, available, limit: Some(limit) };
         for (check, verdict, found) in [
-            (available_of(1 << 30, Some(2 << 30)), Verdict::Ok, "2.0 GiB available"),
-            (available_of(2 << 30, Some(1 << 30)), Verdict::Missing, "but 2.0 GiB wanted"),
-            (available_of(1, None), Verdict::Limited, "nobody knows"),
-            (huge_pages_of(none), Verdict::Limited, "none reserved"),
-            (huge_pages_of(some), Verdict::Ok, "3 of 8 free, 2.0 MiB each"),
-            (huge_pages_of(""), Verdict::Limited, "none reserved"),
-            (
-                transparent_huge_pages_of(Some("always within_size [advise] never")),
-                Verdict::Limited,
-                "`advise`",
-            ),
+            (available_of(Ok(enough)), Verdict::Ok, "2.0 GiB available, 1.0 GiB wanted"),
+            (available_of(Err(limited.into())), Verdict::Missing, "limits this process to 400.0 MiB"),
+            (available_of(Ok(unknown)), Verdict::Limited, "is unknown"),
+            (transparent_huge_pages_of(Some("always within_size [advise] never")), Verdict::Ok, "`advise`"),
+            (transparent_huge_pages_of(Some("always advise [never]")), Verdict::Limited, "small pages"),
             (transparent_huge_pages_of(Some("[always] never")), Verdict::Ok, "`always`"),
             (transparent_huge_pages_of(None), Verdict::Limited, "has none"),
             (transparent_huge_pages_of(Some("nonsense")), Verdict::Limited, "has none"),
@@ -164,16 +139,6 @@ mod tests {
             assert_eq!(check.verdict, verdict, "{check:?}");
             assert!(check.found.contains(found), "{check:?}");
             assert_eq!(check.hint.is_none(), verdict == Verdict::Ok, "{check:?}");
-        }
-    }
-
-    #[test]
-    fn the_numbers_of_the_kernel_are_found() {
-        let text = "MemTotal:  100 kB\nMemAvailable:    7 kB\nHugePages_Total:       0\n";
-        for (name, expected) in
-            [("MemAvailable:", Some(7)), ("HugePages_Total:", Some(0)), ("MemFree:", None), ("Mem", None)]
-        {
-            assert_eq!(number(text, name), expected, "{name}");
         }
     }
 }

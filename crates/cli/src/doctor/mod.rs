@@ -13,7 +13,8 @@ mod uring;
 use bytesize::ByteSize;
 use serde::Serialize;
 use serde_json::json;
-use tiffin_server::config::MEMORY_DEFAULT;
+use tiffin_server::NodeConfig;
+use tiffin_server::config::{self, MEMORY_DEFAULT, SsdConfig, StorageArgs};
 
 use crate::Context;
 use crate::console::{Console, Failure, STATUS_FAILED, STATUS_OK};
@@ -25,8 +26,12 @@ use crate::console::{Console, Failure, STATUS_FAILED, STATUS_OK};
 #[derive(Debug, clap::Args)]
 pub(crate) struct Doctor {
     /// How much memory a store on this machine is meant to have. Default: as the settings say.
-    #[arg(long, env = "TIFFIN_NODE_MEMORY", value_name = "SIZE")]
+    #[arg(long, env = "TIFFIN_NODE_MEMORY", value_name = "SIZE", value_parser = config::size)]
     memory: Option<ByteSize>,
+
+    /// The disks that it is meant to have: they need memory as well. Default: as the settings say.
+    #[arg(long, env = "TIFFIN_NODE_SSD", value_name = "path=DIR,size=SIZE", value_delimiter = ';')]
+    ssd: Vec<SsdConfig>,
 }
 
 /// How well something works.
@@ -66,13 +71,12 @@ impl Check {
 
 /// Looks at everything.
 pub(crate) async fn run(doctor: &Doctor, context: &Context, console: &mut Console) -> Result<i32, Failure> {
-    let wanted = doctor.memory.or(context.file.storage.memory).unwrap_or(MEMORY_DEFAULT);
-    let mut checks = vec![memory::files(), memory::available(wanted.as_u64())];
+    let mut checks = vec![memory::files(), memory::available(&wanted(doctor, &context.file.storage))];
     checks.extend([sockets::descriptors(), sockets::process_handles()]);
     checks.extend([limits::open_files(), limits::locked_memory()]);
-    checks.extend([memory::huge_pages(), memory::transparent_huge_pages(), memory::shm_folder()]);
+    checks.extend([memory::transparent_huge_pages(), memory::shm_folder()]);
     checks.push(uring::check());
-    checks.extend(ports::check());
+    checks.extend(ports::check(context.common.token.as_deref()).await);
     checks.push(trial::check().await);
     let works = checks.iter().all(|check| check.verdict != Verdict::Missing);
     if console.json {
@@ -82,6 +86,13 @@ pub(crate) async fn run(doctor: &Doctor, context: &Context, console: &mut Consol
         console.text(summary(&checks))?;
     }
     Ok(if works { STATUS_OK } else { STATUS_FAILED })
+}
+
+/// The node that a store on this machine is meant to have, as far as its memory goes.
+fn wanted(doctor: &Doctor, file: &StorageArgs) -> NodeConfig {
+    let memory = doctor.memory.or(file.memory).unwrap_or(MEMORY_DEFAULT).as_u64();
+    let ssd = if doctor.ssd.is_empty() { file.ssd.clone() } else { doctor.ssd.clone() };
+    NodeConfig { memory, ssd, ..NodeConfig::default() }
 }
 
 fn shown(checks: &[Check]) -> String {
@@ -105,7 +116,10 @@ fn summary(checks: &[Check]) -> String {
     match (count(Verdict::Missing), count(Verdict::Limited)) {
         (0, 0) => "\nA store works on this machine.".to_owned(),
         (0, limited) => format!("\nA store works on this machine; {limited} of the above could be better."),
-        (missing, _) => format!("\nA store cannot work on this machine: {missing} of the above are missing."),
+        (missing, _) => {
+            let is = if missing == 1 { "is" } else { "are" };
+            format!("\nA store cannot work on this machine: {missing} of the above {is} missing.")
+        }
     }
 }
 
@@ -127,7 +141,7 @@ limited  that one  is slow
 MISSING  this      is not here
                    hint: find it";
         assert_eq!(shown(&checks), expected);
-        assert!(summary(&checks).contains("cannot work"));
+        assert!(summary(&checks).contains("cannot work on this machine: 1 of the above is missing."));
         assert!(summary(&checks[..2]).contains("1 of the above"));
         assert!(summary(&checks[..1]).ends_with("works on this machine."));
     }

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use tiffin_client::{Deadline, Embedded, GetOptions, Key, Put};
+use tiffin_client::{Deadline, GetOptions, Key, Put};
+use tiffin_embedded::Embedded;
 
 use super::Check;
 

@@ -9,7 +9,7 @@ const NAME: &str = "io_uring";
 /// Entries of the ring that is tried.
 const ENTRIES: u32 = 4;
 
-/// Asks for a ring. Nothing of this release needs one; a store on disk will.
+/// Asks for a ring. A node uses one for each disk; without it, blocking calls do the same more slowly.
 pub(super) fn check() -> Check {
     let mut params = io_uring_params::default();
     // SAFETY: the only demand is on `wq_fd`, which counts with the flag `ATTACH_WQ`; no flag is set.
@@ -18,21 +18,22 @@ pub(super) fn check() -> Check {
 }
 
 fn explain(ring: Result<(), Errno>) -> Check {
+    let without = "disks (`--ssd`) are used with blocking calls, which is slower";
     match ring {
-        Ok(()) => Check::ok(NAME, "a ring can be made (this release makes no use of it)"),
+        Ok(()) => Check::ok(NAME, "a ring can be made; disks (`--ssd`) are used through it"),
         Err(Errno::NOSYS) => Check::limited(
             NAME,
-            "the kernel has none, or a filter hides it (this release makes no use of it)",
+            format!("the kernel has none, or a filter hides it: {without}"),
             "it needs Linux 5.1 or later and, in a container, a seccomp profile that allows io_uring_setup",
         ),
         Err(Errno::PERM | Errno::ACCESS) => Check::limited(
             NAME,
-            "this process may not use it (this release makes no use of it)",
+            format!("this process may not use it: {without}"),
             "`sysctl kernel.io_uring_disabled` must be 0; in a container the seccomp profile must allow it",
         ),
         Err(error) => Check::limited(
             NAME,
-            format!("no ring can be made: {error} (this release makes no use of it)"),
+            format!("no ring can be made: {error}: {without}"),
             "look into the kernel's log with `dmesg`, and at `ulimit -l` on kernels before 5.12",
         ),
     }
@@ -49,6 +50,7 @@ mod tests {
             let check = explain(outcome);
             assert_eq!(check.verdict == Verdict::Ok, outcome.is_ok());
             assert_eq!(check.hint.is_none(), outcome.is_ok(), "{check:?}");
+            assert!(check.found.contains("disks (`--ssd`) are used"), "{check:?}");
         }
         assert_ne!(check().verdict, Verdict::Missing);
     }

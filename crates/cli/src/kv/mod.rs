@@ -1,6 +1,5 @@
 //! `tiffin kv`: what the KV hierarchy would do. One file per command.
 
-mod html;
 mod policy;
 mod replay;
 

@@ -3,65 +3,51 @@
 
 use std::str::FromStr;
 
-use tiffin_kv::{Config, Eviction, IndexKind, PrefetchStop, StoreConfig, WritePolicy};
+use tiffin_kv::{Config, Settings, StoreConfig, Value};
 use tiffin_kv_replay::Policy;
 
-/// How long a request waits for the store by default: for the question, for each page, and at most, in
-/// microseconds.
-const TIMEOUT: PrefetchStop = PrefetchStop::Timeout { base: 2_000_000, per_page: 10_000, most: 30_000_000 };
-/// What computing a page again costs, beside what its position adds; only the ratio counts.
-const BY_COST: Eviction = Eviction::CostAware { base: 1_000, per_position: 10 };
-
-/// What may be said, for hints.
-const WORDS: &str = "eviction=lru|s3-fifo|cost, write=through|selective|back, stop=timeout|best-effort|wait, \
-                     index=radix|flat";
+/// The settings that are policies.
+const POLICIES: [&str; 5] = ["eviction", "write", "stop", "start", "index"];
+/// Ticks of a replay: microseconds.
+pub(super) const TICKS_PER_SECOND: u32 = 1_000_000;
 
 /// A policy by its words.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(super) struct Words {
     text: String,
-    eviction: Eviction,
-    write: WritePolicy,
-    stop: PrefetchStop,
-    index: IndexKind,
+    settings: Settings,
 }
 
 impl FromStr for Words {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let mut words = Self {
-            text: text.to_owned(),
-            eviction: Eviction::Lru,
-            write: WritePolicy::Through,
-            stop: TIMEOUT,
-            index: IndexKind::Radix,
-        };
+        let mut settings = Settings::default();
         for word in text.split(',').map(str::trim).filter(|word| !word.is_empty()) {
-            match word {
-                "eviction=lru" => words.eviction = Eviction::Lru,
-                "eviction=s3-fifo" => words.eviction = Eviction::S3Fifo,
-                "eviction=cost" => words.eviction = BY_COST,
-                "write=through" => words.write = WritePolicy::Through,
-                "write=selective" => words.write = WritePolicy::Selective { hits: 1 },
-                "write=back" => words.write = WritePolicy::Back,
-                "stop=timeout" => words.stop = TIMEOUT,
-                "stop=best-effort" => words.stop = PrefetchStop::BestEffort,
-                "stop=wait" => words.stop = PrefetchStop::WaitComplete,
-                "index=radix" => words.index = IndexKind::Radix,
-                "index=flat" => words.index = IndexKind::Flat,
-                other => return Err(format!("`{other}` is no policy; there are {WORDS}")),
+            let (name, value) = word.split_once('=').unwrap_or((word, ""));
+            let is_policy = POLICIES.contains(&name);
+            let set = |settings: &mut Settings| settings.set(name, Value::Word(value.to_owned())).is_ok();
+            if !is_policy || !set(&mut settings) {
+                return Err(format!("`{word}` is not a policy; there are {}", choices()));
             }
         }
-        Ok(words)
+        Ok(Self { text: text.to_owned(), settings })
     }
+}
+
+/// Every policy with its words, for hints.
+fn choices() -> String {
+    let all = Settings::default().list();
+    let words = |name: &str| all.iter().find(|it| it.0 == name).map(|it| it.2.join("|")).unwrap_or_default();
+    POLICIES.map(|name| format!("{name}={}", words(name))).join(", ")
 }
 
 impl Words {
     /// The policy, in a hierarchy that is otherwise like this.
     pub(super) fn policy(&self, config: Config, threshold_pages: u32, store_pages: Option<u64>) -> Policy {
-        let store = config.store.map(|_| StoreConfig { threshold_pages, stop: self.stop });
-        let (eviction, write, index) = (self.eviction, self.write, self.index);
+        let chosen = self.settings.config(TICKS_PER_SECOND, config.store.is_some());
+        let store = chosen.store.map(|store| StoreConfig { threshold_pages, ..store });
+        let (eviction, write, index) = (chosen.eviction, chosen.write, chosen.index);
         Policy {
             name: self.text.clone(),
             config: Config { eviction, write, index, store, ..config },
@@ -72,13 +58,22 @@ impl Words {
 
 #[cfg(test)]
 mod tests {
+    use tiffin_kv::{Eviction, IndexKind, PrefetchStop};
+
     use super::*;
 
     #[test]
-    fn words_are_understood_or_named() {
+    fn policies_are_read_or_named_in_the_error() {
         let words: Words = "eviction=cost, index=flat".parse().unwrap();
-        assert_eq!((words.eviction, words.index, words.stop), (BY_COST, IndexKind::Flat, TIMEOUT));
-        let error = "eviction=fifo".parse::<Words>().unwrap_err();
-        assert!(error.starts_with("`eviction=fifo` is no policy; there are eviction=lru|"), "{error}");
+        let config = words.policy(Config::default(), 7, None).config;
+        assert_eq!((config.eviction, config.index), (Eviction::BY_COST, IndexKind::Flat));
+        let stop = PrefetchStop::Timeout { base: 2_000_000, per_page: 10_000, most: 30_000_000 };
+        assert_eq!(config.store.map(|it| (it.threshold_pages, it.stop)), Some((7, stop)));
+        for wrong in ["eviction=fifo", "probes=4", "lru"] {
+            let error = wrong.parse::<Words>().unwrap_err();
+            let text =
+                format!("`{wrong}` is not a policy; there are eviction=lru|s3-fifo|cost, write=through|");
+            assert!(error.starts_with(&text), "{error}");
+        }
     }
 }

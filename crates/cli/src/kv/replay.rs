@@ -7,12 +7,13 @@ use std::path::PathBuf;
 use bytesize::ByteSize;
 use serde_json::json;
 use tiffin_kv::config::PAGE_TOKENS_MAX;
-use tiffin_kv::{Budgets, Config, StoreConfig};
+use tiffin_kv::{Budgets, Config};
 use tiffin_kv_replay::generate::{Traffic, generate};
 use tiffin_kv_replay::trace::{self, TraceRequest};
 use tiffin_kv_replay::{Compared, Machine, Report, compare};
+use tiffin_report::replay::Row;
+use tiffin_server::config;
 
-use super::html;
 use super::policy::Words;
 use crate::console::{Console, Failure, STATUS_OK};
 use crate::show::{self, Table};
@@ -62,8 +63,9 @@ pub(crate) struct Replay {
     #[arg(long = "policy", value_name = "WORDS", default_value = "eviction=lru")]
     policies: Vec<Words>,
 
-    /// Pages that must be missing before the store is asked.
-    #[arg(long, default_value_t = 1, value_name = "N")]
+    /// Pages that are not worth a fetch: with `start=hits`, which is the default, a fetch begins if the store
+    /// has more than so many; with `start=missing`, if at least so many are missing.
+    #[arg(long, default_value_t = 0, value_name = "N")]
     threshold: u32,
 
     /// Requests on the device at once.
@@ -76,15 +78,15 @@ pub(crate) struct Replay {
     page_tokens: u32,
 
     /// Bytes of a page.
-    #[arg(long, default_value = "34MiB", value_name = "SIZE")]
+    #[arg(long, default_value = "34MiB", value_name = "SIZE", value_parser = config::size)]
     page_bytes: ByteSize,
 
     /// Bytes a second between store and host.
-    #[arg(long, default_value = "12GB", value_name = "SIZE")]
+    #[arg(long, default_value = "12GB", value_name = "SIZE", value_parser = config::size)]
     l3_bandwidth: ByteSize,
 
     /// Bytes a second between host and device.
-    #[arg(long, default_value = "50GB", value_name = "SIZE")]
+    #[arg(long, default_value = "50GB", value_name = "SIZE", value_parser = config::size)]
     device_bandwidth: ByteSize,
 
     /// Prompt tokens that are computed a second.
@@ -124,7 +126,7 @@ pub(super) fn json(replay: &Replay) -> Result<String, Failure> {
     let trace = load(replay)?;
     let compared = play(replay, &trace)?;
     if let Some(path) = &replay.output {
-        std::fs::write(path, html::page(&compared)).map_err(|error| Failure::file("write", path, &error))?;
+        std::fs::write(path, page(&compared)).map_err(|error| Failure::file("write", path, &error))?;
     }
     Ok(json!({ "policies": compared }).to_string())
 }
@@ -138,13 +140,14 @@ pub(crate) async fn run(replay: Replay, console: &mut Console) -> Result<i32, Fa
     let compared = work.await.map_err(|error| Failure::new("internal", error))??;
     if let Some(path) = output {
         let fail = |error| Failure::file("write", &path, &error);
-        std::fs::write(&path, html::page(&compared)).map_err(fail)?;
+        std::fs::write(&path, page(&compared)).map_err(fail)?;
         console.note(format!("the report is in `{}`", path.display()));
     }
     if console.json {
         console.value(&json!({ "policies": compared }))?;
     } else {
         console.text(table(&compared))?;
+        left_out(&compared).into_iter().for_each(|why| console.note(format!("\nnote: {why}")));
     }
     Ok(STATUS_OK)
 }
@@ -193,8 +196,8 @@ fn play(replay: &Replay, trace: &[TraceRequest]) -> Result<Vec<Compared>, Failur
         page_tokens: replay.page_tokens,
         device_pages: replay.device_pages,
         host_pages: replay.host_pages,
-        store: has_store
-            .then_some(StoreConfig { threshold_pages: replay.threshold, stop: Default::default() }),
+        // Policies and the threshold are filled in for each policy.
+        store: Config::default().store.filter(|_| has_store),
         budgets: Budgets { probes: 256, fetch_pages: budget, save_pages: budget, backup_pages: budget },
         running_max: replay.running,
         op_patience: 120_000_000,
@@ -206,23 +209,26 @@ fn play(replay: &Replay, trace: &[TraceRequest]) -> Result<Vec<Compared>, Failur
         Store::None | Store::Infinite => None,
     };
     let policies = replay.policies.iter().map(|words| words.policy(config, replay.threshold, pages));
-    let fail = |error| Failure::new("config", error);
-    policies.map(|policy| compare(trace, &machine, &policy).map_err(fail)).collect()
+    let policies: Vec<_> = policies.collect();
+    compare(trace, &machine, &policies).map_err(|error| Failure::new("config", error))
 }
 
-/// A row of the table: what it is called, and how it is read from a report.
-pub(super) type Row = (&'static str, fn(&Report) -> String);
+/// What stands where nothing was measured.
+const NO_VALUE: &str = "-";
 
 /// What is shown of every report.
-pub(super) const ROWS: [Row; 17] = [
+const ROWS: [Row; 20] = [
     ("requests", |it| it.requests.to_string()),
+    ("  served", |it| it.served.to_string()),
+    ("  refused", |it| it.refused.to_string()),
+    ("  compared", |it| it.compared.to_string()),
     ("hit rate, tokens", |it| percent(it.hits.rate())),
     ("  device", |it| percent(part(it.hits.device_tokens, it))),
-    ("  host", |it| percent(part(it.hits.host_tokens, it))),
-    ("  store", |it| percent(part(it.hits.store_tokens, it))),
-    ("TTFT p50", |it| seconds(it.ttft.p50)),
-    ("TTFT p95", |it| seconds(it.ttft.p95)),
-    ("TTFT p99", |it| seconds(it.ttft.p99)),
+    ("  host", |it| percent(part(it.hits.host_tokens, it).filter(|_| it.tiers.host))),
+    ("  store", |it| percent(part(it.hits.store_tokens, it).filter(|_| it.tiers.store))),
+    ("TTFT p50", |it| seconds(it.ttft.map(|ttft| ttft.p50))),
+    ("TTFT p95", |it| seconds(it.ttft.map(|ttft| ttft.p95))),
+    ("TTFT p99", |it| seconds(it.ttft.map(|ttft| ttft.p99))),
     ("prefetch accuracy", |it| percent(it.prefetch.accuracy())),
     ("prefetch in time", |it| percent(it.prefetch.timeliness())),
     ("store → host", |it| show::size(it.edges.fetch_bytes)),
@@ -231,14 +237,20 @@ pub(super) const ROWS: [Row; 17] = [
     ("host → store", |it| show::size(it.edges.backup_bytes)),
     ("duplicate pages", |it| it.duplicate_pages.to_string()),
     ("retractions", |it| it.retractions.to_string()),
-    ("replayed in", |it| seconds(it.wall_seconds)),
+    ("replayed in", |it| seconds(Some(it.wall_seconds))),
 ];
 
 /// All reports, in the order of the table's columns. What does not depend on the policy stands once.
-pub(super) fn columns(compared: &[Compared]) -> Vec<&Report> {
+fn columns(compared: &[Compared]) -> Vec<&Report> {
     let mut columns: Vec<_> = compared.iter().flat_map(|it| [&it.policy, &it.no_prefetch]).collect();
     columns.extend(compared.first().map(|it| &it.infinite));
     columns
+}
+
+/// The report, as a page.
+fn page(compared: &[Compared]) -> String {
+    let note = left_out(compared);
+    tiffin_report::replay::page(compared, &ROWS, &columns(compared), note.as_deref())
 }
 
 fn table(compared: &[Compared]) -> Table {
@@ -251,14 +263,31 @@ fn table(compared: &[Compared]) -> Table {
     table
 }
 
-fn part(tokens: u64, report: &Report) -> f64 {
-    tokens as f64 / (report.hits.asked_tokens as f64).max(1.0)
+/// Why hits and times do not cover the whole trace, if they do not.
+fn left_out(compared: &[Compared]) -> Option<String> {
+    let reports = columns(compared);
+    let of_all = reports.iter().map(|it| (it.compared, it.requests)).next();
+    of_all.filter(|(compared, requests)| compared < requests).map(|(compared, requests)| {
+        format!(
+            "hits and times are of the {compared} of {requests} requests that every column served; a refused \
+             request needs more pages than the device has"
+        )
+    })
 }
 
-fn percent(part: f64) -> String {
-    format!("{:.1} %", part * 100.0)
+fn part(tokens: u64, report: &Report) -> Option<f64> {
+    let asked = report.hits.asked_tokens;
+    (asked > 0).then(|| tokens as f64 / asked as f64)
 }
 
-fn seconds(seconds: f64) -> String {
-    if seconds < 10.0 { format!("{seconds:.3} s") } else { format!("{seconds:.1} s") }
+fn percent(part: Option<f64>) -> String {
+    part.map_or_else(|| NO_VALUE.to_owned(), |part| format!("{:.1} %", part * 100.0))
+}
+
+fn seconds(seconds: Option<f64>) -> String {
+    match seconds {
+        None => NO_VALUE.to_owned(),
+        Some(seconds) if seconds < 10.0 => format!("{seconds:.3} s"),
+        Some(seconds) => format!("{seconds:.1} s"),
+    }
 }

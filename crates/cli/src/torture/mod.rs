@@ -16,6 +16,7 @@ use std::time::Duration;
 use bytesize::ByteSize;
 use rustix::process::Signal;
 use tiffin_client::{Client, Deadline, DeleteOptions, Put, View};
+use tiffin_server::config;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, Interval, interval, sleep_until};
 
@@ -70,11 +71,11 @@ pub(crate) struct Torture {
     keys: u64,
 
     /// Memory of each node that is started: too little for all keys, so that it evicts.
-    #[arg(long, default_value_t = ByteSize::mib(16), value_name = "SIZE")]
+    #[arg(long, default_value = "16MiB", value_name = "SIZE", value_parser = config::size)]
     memory: ByteSize,
 
     /// How often somebody is killed or stopped.
-    #[arg(long, default_value = "300ms", value_name = "TIME", value_parser = humantime::parse_duration)]
+    #[arg(long, default_value = "300ms", value_name = "TIME", value_parser = config::duration)]
     kill_every: Duration,
 
     /// Where chance comes from. The same seed makes the same choices, not the same races.

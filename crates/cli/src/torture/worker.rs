@@ -164,8 +164,11 @@ impl Hands {
             Error::Contended { .. } => self.tally.gave_up += 1,
             Error::Full { .. } => self.tally.full += 1,
             Error::NodeDown { .. }
+            | Error::NoNode { .. }
             | Error::Unreachable { .. }
+            | Error::Unavailable { .. }
             | Error::Timeout { .. }
+            | Error::NoHandshake { .. }
             | Error::Unconfirmed { .. }
             | Error::Refused { .. } => self.tally.unavailable += 1,
             error => return Err(Failure::new("unexpected", error)),

@@ -30,6 +30,36 @@ fn two_policies_stand_side_by_side_and_the_report_needs_nothing() {
 }
 
 #[test]
+fn refused_requests_are_in_the_table_and_no_value_is_a_dash() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("trace.jsonl");
+    let short = r#"{"timestamp": 0, "input_length": 512, "output_length": 1, "hash_ids": [1]}"#;
+    let long = r#"{"timestamp": 9, "input_length": 2560, "output_length": 1, "hash_ids": [1, 2, 3, 4, 5]}"#;
+    std::fs::write(&path, format!("{short}\n{long}\n")).unwrap();
+    let path = path.to_str().unwrap();
+    let played = run(&["kv", "replay", path, "--device-pages", "3", "--host-pages", "0", "--l3", "none"]);
+    assert!(played.stderr.contains("note: hits and times are of the 1 of 2 requests"), "{}", played.stderr);
+    let text = played.text();
+    let row = |name: &str| {
+        let line = text.lines().find(|line| line.trim_start().starts_with(name)).unwrap();
+        line.split_once(name)
+            .unwrap()
+            .1
+            .split("  ")
+            .map(str::trim)
+            .filter(|it| !it.is_empty())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(row("requests"), ["2", "2", "2"]);
+    assert_eq!(row("served"), ["1", "1", "2"]);
+    assert_eq!(row("refused"), ["1", "1", "0"]);
+    assert_eq!(row("compared"), ["1", "1", "1"]);
+    for name in ["host ", "store ", "prefetch accuracy", "prefetch in time"] {
+        assert_eq!(row(name), ["-", "-", "-"], "{text}");
+    }
+}
+
+#[test]
 fn a_replay_in_json_is_the_same_every_time() {
     let mut args = vec!["kv", "replay", "--json"];
     args.extend(SMALL);

@@ -2,7 +2,7 @@
 
 use expect_test::expect;
 
-use crate::Server;
+use crate::{Server, without_generations};
 
 /// What `why` says, without what differs from run to run.
 fn why(store: &Server, key: &str) -> String {
@@ -15,7 +15,7 @@ fn why(store: &Server, key: &str) -> String {
         let masked = parts.fold(first, |line, part| format!("{line}process N{}", digits(part)));
         shown.push_str(&format!("{masked}\n"));
     }
-    shown
+    without_generations(&shown)
 }
 
 #[test]
@@ -25,7 +25,7 @@ fn why_tells_who_keeps_an_object_and_what_removed_it() {
     store.run(["put", "k", "--value", "one", "--pin", "--owner", "run-7"]).ok();
     store.run(["get", "k"]).ok();
     expect![[r#"
-        `k` is here: generation 1.1, 3 B
+        `k` is here: generation G.0, 3 B
           kept     until it is unpinned or removed: pins are never evicted
           nodes    `here`
           pins     `run-7`
@@ -35,7 +35,7 @@ fn why_tells_who_keeps_an_object_and_what_removed_it() {
     .assert_eq(&why(&store, "k"));
     store.run(["rm", "k"]).ok();
     expect![[r#"
-        `k` is gone: generation 1.1 was removed by `tiffin, process N`, just now
+        `k` is gone: generation G.0 was removed by `tiffin, process N`, just now
           used     last by `tiffin, process N`
     "#]]
     .assert_eq(&why(&store, "k"));
@@ -69,15 +69,26 @@ fn pins_have_owners_and_end_together() {
     assert_eq!(store.run(["pin", "a", "b", "--owner", "run-1"]).text(), "pinned 2\n");
     assert_eq!(store.run(["pin", "b"]).text(), "pinned 1\n");
     expect![[r#"
-        key  size    owners
-        a     1 B     run-1
-        b     1 B  run-1, -
+        size    owners  key
+         1 B     run-1  a
+         1 B  run-1, -  b
     "#]]
     .assert_eq(&store.run(["pins"]).text());
     assert_eq!(store.run(["pins", "--owner", "", "--json"]).json()["key"], "b");
-    assert_eq!(store.run(["unpin", "a", "--owner", "run-1"]).text(), "unpinned 1\n");
+    let nothing = "nothing was unpinned: 2 were not pinned by owner `nobody`\n";
+    assert_eq!(store.run(["unpin", "a", "b", "--owner", "nobody"]).text(), nothing);
+    let json = store.run(["unpin", "a", "--owner", "nobody", "--json"]).json();
+    assert_eq!((&json["unpinned"], &json["not_pinned"]), (&0.into(), &1.into()));
+    let nothing = "nothing was unpinned: owner `nobody` has no pin in namespace `default`\n";
+    assert_eq!(store.run(["pins", "--owner", "nobody", "--drop"]).text(), nothing);
+    assert_eq!(
+        store.run(["unpin", "a", "c", "--owner", "run-1"]).text(),
+        "unpinned 1, 1 was not pinned by owner `run-1`\n"
+    );
     assert_eq!(store.run(["pins", "--owner", "run-1", "--drop", "--json"]).json()["unpinned"], 1);
-    assert_eq!(store.run(["pins", "--owner", "run-1"]).text(), "");
+    let none = store.run(["pins", "--owner", "run-1"]);
+    assert_eq!(none.stderr, "nothing in namespace `default` is pinned by owner `run-1`\n");
+    assert_eq!(none.text(), "");
     assert_eq!(store.run(["pins", "--json"]).json()["pins"], serde_json::json!([""]));
     let absent = store.run(["pin", "nothing", "--json"]);
     assert!(absent.stderr.contains("not_found"), "{}", absent.stderr);
@@ -113,6 +124,21 @@ fn a_namespace_holds_what_it_may() {
     assert_eq!(words.join(" "), "small 1 1000 B 1.0 KiB 0 B 1.0 KiB 0 0 - 0", "{stat}");
     run(&["quota", "--none"]).ok();
     run(&["put", "b", "--value", "y"]).ok();
+}
+
+#[test]
+fn quota_changes_only_the_named_limits() {
+    let store = Server::up(&[]);
+    let limits = |args: &[&str]| {
+        let json = store.run(["quota", "--json"].iter().chain(args)).json();
+        (json["quota"].as_u64(), json["max_hold_ms"].as_u64(), json["demotion"].as_str().map(str::to_owned))
+    };
+    let never = Some("never".to_owned());
+    limits(&["--set", "1KiB", "--demotion", "never"]);
+    assert_eq!(limits(&["--max-hold", "1m"]), (Some(1024), Some(60_000), never.clone()));
+    assert_eq!(limits(&["--set", "2KiB"]), (Some(2048), Some(60_000), never.clone()));
+    assert_eq!(limits(&["--none"]), (None, Some(60_000), never.clone()));
+    assert_eq!(limits(&["--no-max-hold"]), (None, None, never));
 }
 
 #[test]

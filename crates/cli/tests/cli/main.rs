@@ -161,6 +161,26 @@ fn send(child: &Child, signal: Signal) {
 }
 
 /// Text without what differs from run to run: ports.
+/// The same text with `G.N` for the N-th generation of a new master, whose first one is drawn at random.
+fn without_generations(text: &str) -> String {
+    let is_part = |it: char| it.is_ascii_digit() || it == '.';
+    let (mut masked, mut rest, mut first) = (String::new(), text, None);
+    while let Some(at) = rest.find(|it: char| it.is_ascii_digit()) {
+        let (before, from) = rest.split_at(at);
+        let (word, after) = from.split_at(from.find(|it| !is_part(it)).unwrap_or(from.len()));
+        masked.push_str(before);
+        match word.split_once('.').and_then(|(epoch, count)| Some((epoch, count.parse::<u64>().ok()?))) {
+            Some((epoch, count)) if epoch.len() > 4 => {
+                let first = *first.get_or_insert(count);
+                masked.push_str(&format!("G.{}", count.wrapping_sub(first) as i64));
+            }
+            _ => masked.push_str(word),
+        }
+        rest = after;
+    }
+    masked + rest
+}
+
 fn without_ports(text: &str) -> String {
     let mut parts = text.split("127.0.0.1:");
     let mut masked = parts.next().unwrap_or_default().to_owned();

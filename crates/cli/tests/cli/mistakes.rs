@@ -1,5 +1,6 @@
 //! Bad input, each with a message that names the thing and a hint that helps.
 
+use std::io::Write;
 use std::net::TcpListener;
 
 use serde_json::Value;
@@ -29,7 +30,7 @@ fn settings_that_make_no_sense_are_named() {
         ("[node]\nmemry = '1GiB'\n", "line 2: there is no setting `memry`", "did you mean `memory`?"),
         ("memory = '1GiB'\n", "there is no setting `memory`", "belongs into the table `[node]`"),
         ("[node\n", "line 1", "docs/settings.md"),
-        ("[node]\nmemory = '1 elephant'\n", "line 2", "docs/settings.md"),
+        ("[node]\nmemory = '1 elephant'\n", "line 2: invalid size `1 elephant`", "docs/settings.md"),
     ] {
         std::fs::write(&path, text).unwrap();
         let error = refused(&["node", "--config", config]);
@@ -39,6 +40,7 @@ fn settings_that_make_no_sense_are_named() {
     expect(&refused(&["ls", "--config", "/nowhere/at/all"]), "config", "/nowhere/at/all", "`--config`");
     expect(&refused(&["up", "--memory", "7B"]), "config", "memory is 7 B", "typical");
     expect(&refused(&["ls", "--timeout", "0s"]), "config", "timeout is 0s", "typical");
+    expect(&refused(&["quota", "--max-hold", "0s"]), "invalid", "--max-hold", "`--no-max-hold`");
     expect(&refused(&["master", "--listen", "0.0.0.0:0"]), "config", "anybody could come in", "token");
     expect(&refused(&["node", "--listen", "0.0.0.0:0"]), "config", "anybody could come in", "token");
     expect(&refused(&["up", "--http", "0.0.0.0:0"]), "config", "anybody could come in", "token");
@@ -77,10 +79,78 @@ fn a_master_that_is_not_there_is_named() {
         let error = refused(&[command, &["--master", &closed]].concat());
         expect(&error, "unreachable", &closed, "`tiffin up`");
         let error = refused(&[command, &["--master", &silent.0, "--timeout", "200ms"]].concat());
-        expect(&error, "timeout", &silent.0, "`tiffin up`");
+        expect(&error, "timeout", "accepted the connection but did not answer", "another program may");
     }
     let error = refused(&["node", "--memory", "1MiB", "--master", &closed]);
-    expect(&error, "unreachable", &closed, "check that a master listens");
+    expect(&error, "unreachable", &closed, "check that a server listens");
+}
+
+/// A server of another kind: it greets every client with those bytes and hangs up.
+fn stranger(greeting: &'static [u8]) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            stream.unwrap().write_all(greeting).unwrap();
+        }
+    });
+    address
+}
+
+#[test]
+fn servers_of_another_kind_are_told_apart() {
+    // What they send is shorter than one of our headers.
+    let error = refused(&["ls", "--master", &stranger(b"SSH-2.0-OpenSSH\r\n")]);
+    expect(&error, "wrong_port", "is not a Tiffin server: it speaks SSH", "the master listens on");
+    let error = refused(&["ls", "--master", &stranger(b"")]);
+    expect(&error, "unreachable", "accepted the connection but closed it", "another program may");
+}
+
+#[test]
+fn wrong_addresses_are_told_apart() {
+    // The label is longer than DNS allows, so that no name server is asked.
+    let unknown = format!("{}:7400", "x".repeat(64));
+    let store = Server::up(&[]);
+    let pages = store.ready["http"].as_str().unwrap();
+    for command in [&["get", "k"][..], &["put", "k", "--value", "v"], &["ls"], &["stat"], &["rm", "k"]] {
+        let error = refused(&[command, &["--master", &unknown]].concat());
+        expect(&error, "unknown_host", "cannot resolve the host of", "DNS");
+        let error = refused(&[command, &["--master", pages]].concat());
+        expect(&error, "wrong_port", "it speaks HTTP", "not that of its HTTP pages");
+    }
+    // Its log says the same, at a level of its own.
+    let mut node = tiffin();
+    node.args(["node", "--memory", "1MiB", "--master", pages, "--json", "--log-level", "off"]);
+    let error = ran(node, b"").error();
+    expect(&error, "refused", "it speaks HTTP", "not that of its HTTP pages");
+}
+
+#[test]
+fn no_hint_is_doubled() {
+    for args in [
+        &["ls", "--master", "nowhere"][..],
+        &["up", "--ssd", "path=/x,size=lots"],
+        &["up", "--memory", "lots"],
+        &["ls", "--timeout", "soon"],
+        &["node", "--memory", "1MiB", "--master", "127.0.0.1:1"],
+    ] {
+        let mut command = tiffin();
+        command.args(args);
+        let said = ran(command, b"").stderr;
+        assert_eq!(said.matches("hint:").count(), 1, "{said}");
+    }
+}
+
+#[test]
+fn no_command_at_all_shows_the_help() {
+    for args in [&[][..], &["kv"]] {
+        let mut command = tiffin();
+        command.args(args);
+        let help = ran(command, b"");
+        assert_eq!((help.status, help.stderr.as_str()), (Some(0), ""), "{args:?}");
+        let text = String::from_utf8(help.stdout).unwrap();
+        assert!(text.contains("Usage: tiffin") && text.contains("Commands:"), "{text}");
+    }
 }
 
 #[test]
@@ -100,6 +170,7 @@ fn what_is_not_there_or_does_not_fit_is_named() {
     store.run_with(["put", "pinned", "--pin"], &large).ok();
     let full = store.run_with(["put", "more", "--json"], &large).error();
     expect(&full, "full", "no room for `more`", "add a node");
+    assert_eq!((&full["lacks"], &full["never"]), (&"bytes".into(), &false.into()));
     assert!(store.run(["get", "pinned"]).ok() == large);
 }
 
@@ -108,7 +179,14 @@ fn what_is_not_understood_leaves_with_2_and_a_hint() {
     for (args, message, hint) in [
         (&["gett", "k"][..], "gett", "'get'"),
         (&["up", "--memry", "1GiB"], "--memry", "'--memory'"),
-        (&["up", "--memory", "lots"], "lots", "--help"),
+        (&["up", "--memory", "lots"], "--memory <SIZE>: invalid size `lots`: it does not begin", "`8GiB`"),
+        (
+            &["ls", "--timeout", "5x"],
+            "--timeout <TIME>: invalid duration `5x`: there is no unit `x`",
+            "`10s`",
+        ),
+        (&["quota", "--set", "1 elephant"], "invalid size `1 elephant`: there is no unit", "`8GiB`"),
+        (&["up", "--ssd", "path=/x,size=lots"], "invalid size `lots`", "path=/data"),
         (&["put"], "<KEY>", "usage: tiffin put"),
         (&["rm"], "<KEY>", "usage: tiffin rm"),
         (&["rm", "k", "--prefix", "p"], "--prefix", "usage: tiffin rm"),
@@ -117,7 +195,10 @@ fn what_is_not_understood_leaves_with_2_and_a_hint() {
         (&["quota", "--set", "1GiB", "--none"], "--none", "usage: tiffin quota"),
         (&["torture", "--readers", "0"], "0", "--help"),
         (&["put", "k", "--replicas", "0", "--value", "v"], "0", "--help"),
-        (&["ls", "--master", "nowhere"], "nowhere", "--help"),
+        (&["put", "k", "--replicas", "-1"], "--replicas: the value `-1` is negative", "not negative"),
+        (&["ls", "--timeout", "-1s"], "--timeout: the value `-1s` is negative", "not negative"),
+        (&["get", "-1"], "-1", "'-- -1'"),
+        (&["ls", "--master", "nowhere"], "`nowhere` is not an address", "write `host:port`"),
     ] {
         let mut command = tiffin();
         command.args(args);

@@ -1,12 +1,72 @@
 //! How servers come and go.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use rustix::process::Signal;
 
-use crate::{Server, tiffin};
+use crate::{Ran, Server, tiffin};
+
+/// A control group below ours that limits memory; removed when dropped.
+struct MemoryGroup(PathBuf);
+
+impl MemoryGroup {
+    /// Nothing, and why, where this user cannot make one.
+    fn new(bytes: u64) -> Result<Self, String> {
+        let groups = std::fs::read_to_string("/proc/self/cgroup").map_err(|error| error.to_string())?;
+        let path = |line: &str| Some(line.split_once(":memory:")?.1.trim_start_matches('/').to_owned());
+        let (parent, limit) = match groups.lines().find_map(path) {
+            Some(path) => (PathBuf::from("/sys/fs/cgroup/memory").join(path), "memory.limit_in_bytes"),
+            None => {
+                let path = groups.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or_default();
+                (PathBuf::from("/sys/fs/cgroup").join(path), "memory.max")
+            }
+        };
+        let group = Self(parent.join(format!("tiffin-test-{}", std::process::id())));
+        std::fs::create_dir(&group.0).map_err(|error| format!("{}: {error}", group.0.display()))?;
+        let limit = group.0.join(limit);
+        // In version 2 the file is missing where the parent does not pass the controller on.
+        let written = std::fs::OpenOptions::new().write(true).open(&limit);
+        let written = written.and_then(|mut file| file.write_all(bytes.to_string().as_bytes()));
+        written.map_err(|error| format!("{}: {error}", limit.display()))?;
+        Ok(group)
+    }
+
+    /// Runs a command to its end inside.
+    fn run(&self, args: &[&str]) -> Ran {
+        let mut command = Command::new("sh");
+        let enter = format!("echo $$ > '{}/cgroup.procs' && exec \"$@\"", self.0.display());
+        command.args(["-c", &enter, "sh", env!("CARGO_BIN_EXE_tiffin")]).args(args);
+        command.env("HOME", env!("CARGO_TARGET_TMPDIR"));
+        crate::ran(command, b"")
+    }
+}
+
+impl Drop for MemoryGroup {
+    fn drop(&mut self) {
+        drop(std::fs::remove_dir(&self.0));
+    }
+}
+
+#[test]
+fn memory_beyond_the_control_group_is_refused() {
+    let group = match MemoryGroup::new(400 << 20) {
+        Ok(group) => group,
+        Err(why) => return eprintln!("skipped, because no control group can be made: {why}"),
+    };
+    let nobody = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = nobody.local_addr().unwrap().to_string();
+    let node = ["node", "--memory", "1GiB", "--master", &address, "--json", "--log-level", "error"];
+    let up = ["up", "--listen", "127.0.0.1:0", "--http", "off", "--memory", "1GiB", "--json"];
+    for args in [&node[..], &up[..]] {
+        let ran = group.run(args);
+        let error = ran.error().to_string();
+        assert!(error.contains("the control group limits this process to 400.0 MiB"), "{error}");
+        assert!(error.contains("raise that limit"), "{error}");
+    }
+}
 
 #[test]
 fn every_server_stops_cleanly_when_it_is_told_to() {

@@ -4,13 +4,14 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use tiffin_client::{Client, Demotion, Error, GetOptions, Losses, Patience, Policy, Put};
+use tiffin_client::{Client, Demotion, Error, GetOptions, Losses, Patience, PolicyChange, Put};
 use tiffin_server::config::{Engine, SsdConfig};
 use tiffin_server::{MasterConfig, MasterServer, NodeConfig, NodeServer};
 use tokio::time::Instant;
 
 use super::disks::{MIB, OBJECT, OBJECTS, Store, fill, place};
 use super::support::{LONG, eventually, key, only, pattern, soon};
+use super::tiers::put_hurriedly;
 
 fn ssd(path: &Path, size: u64) -> SsdConfig {
     SsdConfig { path: path.to_owned(), size, engine: Engine::Auto }
@@ -61,7 +62,7 @@ async fn is_disk_there(client: &Client) -> bool {
 
 async fn write_through(client: &Client) {
     let demotion = Some(Demotion::WriteThrough);
-    client.set_policy(Policy { demotion, ..Policy::default() }, soon()).await.unwrap();
+    client.set_policy(PolicyChange::NONE.demotion(demotion), soon()).await.unwrap();
 }
 
 /// New objects can be put and read, whatever became of the disk.
@@ -168,6 +169,41 @@ async fn a_disk_that_becomes_read_only_leaves_and_memory_goes_on() {
     }
 }
 
+/// A filesystem on which no write ends until it is let go.
+struct Frozen<'a>(&'a Mounted);
+
+impl<'a> Frozen<'a> {
+    fn new(mounted: &'a Mounted) -> Self {
+        assert!(run(Command::new("fsfreeze").arg("-f").arg(&mounted.path)));
+        Self(mounted)
+    }
+}
+
+impl Drop for Frozen<'_> {
+    fn drop(&mut self) {
+        run(Command::new("fsfreeze").arg("-u").arg(&self.0.path));
+    }
+}
+
+/// A disk that ends nothing holds the memory that it reads. Puts that do not wait take that of others for as
+/// long as it lasts.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_disk_that_stalls_costs_no_put() {
+    let Some(mounted) = Mounted::new() else { return };
+    let store = Store::sized(&mounted.path, Engine::Blocking, 128 * MIB).await;
+    let client = store.client().await;
+    write_through(&client).await;
+    fill(&client).await;
+    eventually("some are on disk", || store.on_disk() >= OBJECTS as u64 / 2).await;
+    let frozen = Frozen::new(&mounted);
+    let before = store.on_disk();
+    assert_eq!(put_hurriedly(&client, "stalled", 200).await, 0, "{:?}", client.stat(soon()).await);
+    assert!(store.on_disk() < before + 100, "the disk has written all the time");
+    drop(frozen);
+    eventually("the disk goes on", || store.on_disk() > before + 8).await;
+    memory_serves(&client, "after").await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_disk_that_cannot_be_read_is_named_and_memory_goes_on() {
     let folder = place();
@@ -219,7 +255,7 @@ async fn what_a_disk_has_is_not_lost_with_its_node() {
     }
     // A node hears of a put behind the writer's back.
     eventually("the node knows of them", || node().inventory().len() == 4).await;
-    let losses = Losses::of(node(), client.options(), soon()).await;
+    let losses = Losses::of(node().inventory(), node().segment(), client.options(), soon()).await;
     assert_eq!((losses.objects, losses.elsewhere), (4, 0), "they are in memory only");
     write_through(&client).await;
     for at in 4..8 {
@@ -227,7 +263,7 @@ async fn what_a_disk_has_is_not_lost_with_its_node() {
         only(client.put(&[Put::new(key(format!("m{at}")), &bytes)], soon()).await).unwrap();
     }
     eventually("the disk has them", || store.on_disk() == 4).await;
-    let losses = Losses::of(node(), client.options(), soon()).await;
+    let losses = Losses::of(node().inventory(), node().segment(), client.options(), soon()).await;
     assert_eq!((losses.objects, losses.elsewhere), (4, 4), "{losses:?}");
     // A node that has left has let go of its disk, whatever was under way.
     for round in 0..8 {

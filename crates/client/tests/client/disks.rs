@@ -4,8 +4,8 @@ use std::path::Path;
 
 use tempfile::TempDir;
 use tiffin_client::{
-    Ahead, Client, ConnectOptions, Demotion, GetInto, GetOptions, Patience, Policy, PrefetchOutcome, Put,
-    ResolveOptions,
+    Ahead, Client, ConnectOptions, Demotion, GetInto, GetOptions, Patience, PolicyChange, PrefetchOutcome,
+    Put, ResolveOptions, Why,
 };
 use tiffin_server::config::{Engine, SsdConfig, TierConfig};
 use tiffin_server::{MasterConfig, MasterServer, NodeConfig, NodeServer};
@@ -121,10 +121,7 @@ async fn what_was_deleted_stays_so_and_the_rest_is_there_after_a_restart_of_the_
     let folder = place();
     let mut store = Store::start(folder.path(), Engine::Auto).await;
     let client = store.client().await;
-    client
-        .set_policy(Policy { demotion: Some(Demotion::WriteThrough), ..Policy::default() }, soon())
-        .await
-        .unwrap();
+    client.set_policy(PolicyChange::NONE.demotion(Some(Demotion::WriteThrough)), soon()).await.unwrap();
     fill(&client).await;
     eventually("all are on disk", || store.on_disk() == OBJECTS as u64).await;
     for at in (0..OBJECTS).step_by(3) {
@@ -184,7 +181,7 @@ async fn what_a_disk_of_this_process_has_crosses_no_socket() {
     let mut store = Store::start(folder.path(), Engine::Auto).await;
     let client = store.client().await;
     let demotion = Some(Demotion::WriteThrough);
-    client.set_policy(Policy { demotion, ..Policy::default() }, soon()).await.unwrap();
+    client.set_policy(PolicyChange::NONE.demotion(demotion), soon()).await.unwrap();
     let lens = [0, 1, 4096, 70_001, 4 << 20, (5 << 20) + 13];
     for (at, len) in lens.into_iter().enumerate() {
         let bytes = pattern(at, len);
@@ -232,7 +229,7 @@ async fn what_a_disk_of_this_host_has_is_copied_from_shared_memory() {
     let lens = [1, 4096, (64 << 10) - 1, 64 << 10, 70_001, 1 << 20, (5 << 20) + 13];
     let client = store.client().await;
     let demotion = Some(Demotion::WriteThrough);
-    client.set_policy(Policy { demotion, ..Policy::default() }, soon()).await.unwrap();
+    client.set_policy(PolicyChange::NONE.demotion(demotion), soon()).await.unwrap();
     for (at, len) in lens.into_iter().enumerate() {
         let bytes = pattern(at, len);
         let put = [Put::new(key(format!("s{at}")), &bytes)];
@@ -325,7 +322,11 @@ async fn more_readers_than_shared_memory_holds_are_all_served() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_reads_the_same_at_the_same_time_shares_one_read() {
     let folder = place();
-    let store = Store::start(folder.path(), Engine::Auto).await;
+    // What is read often stays on the disk.
+    let tier = TierConfig { promote_on_hit: false, ..TierConfig::default() };
+    let master = MasterServer::start(MasterConfig { tier, ..MasterConfig::default() }).await.unwrap();
+    let mut store = Store { master, node: None };
+    store.start_node(folder.path(), Engine::Auto).await;
     let near = store.near_client().await;
     fill(&near).await;
     let keys: Vec<_> = (0..64).map(|at| key(format!("o{}", at % 2))).collect();
@@ -337,4 +338,62 @@ async fn who_reads_the_same_at_the_same_time_shares_one_read() {
     assert_eq!(after.reads - before.reads, 64);
     // How many meet depends on how fast the disk is.
     assert!(after.reads_shared > before.reads_shared, "{before:?} {after:?}");
+}
+
+/// Objects as in a trial: 14 of 34 MiB on a disk of 1 GiB, an eighth of each.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn objects_larger_than_a_log_segment_reach_the_disk() {
+    let folder = place();
+    let store = Store::sized(folder.path(), Engine::Auto, 128 * MIB).await;
+    let client = store.client().await;
+    let len = (17 * MIB / 4) as usize;
+    for at in 0..14 {
+        let bytes = pattern(at, len);
+        let put = Put::new(key(format!("o{at}")), &bytes);
+        only(client.put_with(&[put], Patience::UntilDeadline, soon()).await).unwrap();
+    }
+    for at in 0..14 {
+        let object = only(client.get(&[key(format!("o{at}"))], GetOptions::default(), soon()).await);
+        assert!(object.unwrap().bytes == pattern(at, len), "o{at}");
+    }
+    let tier = client.stat(soon()).await.unwrap().tier;
+    assert_eq!(
+        (tier.evicted_unshelved, tier.demotions_refused, tier.demotions_failed),
+        (0, 0, 0),
+        "{tier:?}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_object_that_the_disk_refuses_harms_no_other() {
+    const SMALL: usize = 32 << 10;
+    let folder = place();
+    let store = Store::sized(folder.path(), Engine::Auto, 24 * MIB).await;
+    let client = store.client().await;
+    let put = async |name: String, bytes: &[u8]| {
+        let put = Put::new(key(name), bytes);
+        only(client.put_with(&[put], Patience::UntilDeadline, soon()).await).unwrap();
+    };
+    for at in 0..300 {
+        if at == 20 {
+            put("large".into(), &vec![7; 5 * MIB as usize]).await;
+        }
+        put(format!("o{at}"), &pattern(at, SMALL)).await;
+    }
+    for at in 0..300 {
+        let object = only(client.get(&[key(format!("o{at}"))], GetOptions::default(), soon()).await);
+        let Ok(object) = object else {
+            panic!("o{at}: {object:?}, {:?}", client.stat(soon()).await.unwrap().tier);
+        };
+        assert!(object.bytes == pattern(at, SMALL), "o{at}");
+    }
+    let tier = client.stat(soon()).await.unwrap().tier;
+    assert_eq!((tier.demotions_refused, tier.demotions_failed), (1, 0), "{tier:?}");
+    let why = only(client.why(&[key("large")], soon()).await).unwrap();
+    let disk_bytes_max = match &why {
+        Why::Here(here) => here.disk_bytes_max,
+        Why::Gone(gone) => gone.disk_bytes_max,
+        Why::Unknown => 0,
+    };
+    assert!((1..5 * MIB).contains(&disk_bytes_max), "{why:?}");
 }

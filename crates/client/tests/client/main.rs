@@ -3,8 +3,10 @@
 #![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "all of it is a test")]
 
 mod broken_disks;
+mod counters;
 mod disks;
 mod faults;
+mod full;
 mod lifetimes;
 mod mistakes;
 mod reserved;
@@ -12,3 +14,4 @@ mod samples;
 mod store;
 mod streams;
 mod support;
+mod tiers;

@@ -3,9 +3,10 @@
 use std::slice;
 
 use tiffin_client::{
-    Acked, Client, Consumption, DeleteOptions, Dtype, Embedded, Error, Generation, Lease, LeaseRead,
-    Manifest, NamespaceStat, OnExists, Patience, Put, PutOptions, SamplePut, SampleRef, TargetBuf, TensorRef,
+    Acked, Client, Consumption, DeleteOptions, Dtype, Error, Generation, Lease, LeaseRead, Manifest,
+    NamespaceStat, OnExists, Patience, Put, PutOptions, SamplePut, SampleRef, TargetBuf, TensorRef,
 };
+use tiffin_embedded::Embedded;
 
 use crate::support::{Cluster, eventually, key, only, pattern, soon};
 

@@ -1,8 +1,10 @@
 //! Streams: samples that are pulled in order by consumer groups.
 
+use std::time::Duration;
+
 use tiffin_client::{
-    Acked, Attach, Client, Deadline, Error, OpenStream, Patience, Pull, PutOptions, SamplePut, SampleRef,
-    StreamLimits,
+    Acked, Attach, Client, Deadline, Error, Generation, OpenStream, Patience, Pull, PutOptions, SamplePut,
+    SampleRef, StreamLimits, Watermark,
 };
 
 use crate::support::{Cluster, eventually, key, only, soon};
@@ -57,14 +59,35 @@ async fn who_waits_for_a_window_is_woken_and_what_is_acknowledged_makes_room() {
     assert!(matches!(again, Err(Error::Exists { .. })), "{again:?}");
 }
 
+/// A wait of so many milliseconds, whose answer may take as long as it takes.
+fn waiting_ms(ms: u64) -> Deadline {
+    Deadline::waiting(Duration::from_millis(ms), soon().remaining())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn wait_without_news_is_an_answer() {
+    let cluster = Cluster::one(64 << 20).await;
+    let client = cluster.client().await;
+    for ms in [0, 1] {
+        let pulled = client.pull(&pull(1), waiting_ms(ms)).await.unwrap();
+        assert!(pulled.leases.is_empty() && pulled.end.is_none());
+        let seen = client.look("train", Generation::default(), 9, waiting_ms(ms)).await.unwrap();
+        assert!(seen.samples.is_empty() && seen.end.is_none());
+        // Here the answer is that the mark was not reached, with the numbers.
+        let used = client.wait_usage(Watermark::AtLeast(1), waiting_ms(ms)).await;
+        let expected = "waiting for at least 1 byte (there are 0) did not end before its deadline";
+        assert_eq!(used, Err(Error::Timeout { what: expected.to_owned() }));
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pull_whose_time_is_up_has_taken_nothing_and_what_is_let_go_of_comes_again() {
     let cluster = Cluster::one(64 << 20).await;
     let client = cluster.client().await;
-    let nothing = client.pull(&pull(1), Deadline::after(std::time::Duration::from_millis(20))).await;
+    let nothing = client.pull(&pull(1), waiting_ms(20)).await;
     assert!(nothing.is_ok_and(|it| it.leases.is_empty() && it.end.is_none()));
     let first = put(&client, "a", Patience::Never).await.unwrap();
-    let seen = client.look("train", tiffin_client::Generation::default(), 9, soon()).await.unwrap();
+    let seen = client.look("train", Generation::default(), 9, soon()).await.unwrap();
     assert_eq!(seen.samples, [(key("a"), first.generation, first.len)]);
     let pulled = client.pull(&pull(1), soon()).await.unwrap();
     assert_eq!(pulled.leases.len(), 1);

@@ -35,6 +35,9 @@ impl Stage {
     pub(crate) fn new(objects_max: u64) -> Self {
         let config = MasterConfig {
             epoch: 1,
+            life: 1,
+            first_counter: 0,
+            durable: false,
             silence_ms_max: u64::MAX,
             away_ms_max: u64::MAX,
             lease_ms: LEASE_MS,
@@ -64,7 +67,7 @@ impl Stage {
             host: "here".into(),
             beside: None,
         };
-        stage.ask(NODE, Request::Register(Register { info, usage, epoch: 0, stamps: 0 }));
+        stage.ask(NODE, Request::Register(Register { info, usage, epoch: 0, life: 0, stamps: 0 }));
         stage.ask(NODE, Request::Announce(Announce { items: Vec::new(), last: true }));
         stage
     }
@@ -134,6 +137,7 @@ impl Stage {
                     let reply = self.node(request);
                     self.master.handle(self.now, Event::Reply(to, of, reply));
                 }
+                Effect::Persist(..) | Effect::Restart(_) => panic!("nothing of this master is saved"),
                 Effect::Reply(..) | Effect::Disconnect(_) | Effect::Notice(_) => (),
             }
         }
@@ -152,7 +156,7 @@ impl Stage {
                     Some(Reservation { location, extents: vec![Extent { offset, len: item.len }] })
                 });
                 let items = items.collect();
-                Reply::Allocated(Allocated { items, usage: self.usage })
+                Reply::Allocated(Allocated { items, usage: self.usage, short: Vec::new() })
             }
             Request::Retire(retire) => {
                 self.usage.free += retire.holds.len() as u64 * OBJECT_BYTES;

@@ -25,7 +25,11 @@ fn pinned(by: &str) -> Marks {
 
 /// A disk with these copies, which has just been asked to register.
 fn linked(recovered: &[u64]) -> Disk {
-    let config = DiskConfig { segment: SegmentId(7), epoch: 1, stamps: 0, sabotage: Sabotage::None };
+    linked_with(Sabotage::None, recovered)
+}
+
+fn linked_with(sabotage: Sabotage, recovered: &[u64]) -> Disk {
+    let config = DiskConfig { segment: SegmentId(7), epoch: 1, life: 0, stamps: 0, sabotage };
     let mut disk = Disk::new(config, recovered.iter().map(|stamp| record(*stamp)).collect());
     disk.handle(Event::Linked(NodeInfo::default()));
     assert!(matches!(effects(&mut disk)[..], [Effect::AskMaster(_, Request::Register(_))]));
@@ -34,7 +38,10 @@ fn linked(recovered: &[u64]) -> Disk {
 
 /// One that has been taken in with them.
 fn member(recovered: &[u64]) -> Disk {
-    let mut disk = linked(recovered);
+    taken_in(linked(recovered))
+}
+
+fn taken_in(mut disk: Disk) -> Disk {
     register(&mut disk, &[], false);
     announced(&mut disk, &[]);
     assert!(disk.is_member());
@@ -211,7 +218,7 @@ fn marks_that_cannot_be_written_are_refused_and_those_of_what_is_gone_are_lost()
 fn it_joins_after_it_has_let_go_of_what_it_owes() {
     let mut disk = linked(&[3, 4, 5]);
     register(&mut disk, &[3], false);
-    assert_eq!(effects(&mut disk), [Effect::Epoch(2), Effect::Forget(vec![Stamp(3)])]);
+    assert_eq!(effects(&mut disk), [Effect::Epoch(2, 0), Effect::Forget(vec![Stamp(3)])]);
     disk.handle(Event::Forgotten(vec![Stamp(3)]));
     assert_eq!(announced(&mut disk, &[4]), [4, 5]);
     assert_eq!(effects(&mut disk), [Effect::Forget(vec![Stamp(4)])]);
@@ -224,16 +231,32 @@ fn it_joins_after_it_has_let_go_of_what_it_owes() {
     assert_eq!((disk.readable(Stamp(5), Some(2)), disk.readable(Stamp(5), None)), (None, Some(10)));
 }
 
-/// A life of the master that did not send what is being written could not have it taken away.
-#[test]
-fn it_joins_after_it_knows_what_became_of_what_it_was_writing() {
-    let mut disk = member(&[3]);
+/// A disk that registers again while it writes two copies, and what it does then.
+fn registers_while_writing(sabotage: Sabotage) -> (Disk, Vec<Effect>) {
+    let mut disk = taken_in(linked_with(sabotage, &[3]));
     ask(&mut disk, 1, demote(&[4, 5]));
     disk.handle(Event::Unlinked);
     disk.handle(Event::Linked(NodeInfo::default()));
     effects(&mut disk);
     register(&mut disk, &[], false);
-    assert_eq!(effects(&mut disk), [Effect::Epoch(2)]);
+    let done = effects(&mut disk);
+    (disk, done)
+}
+
+#[cfg(feature = "sabotage")]
+#[test]
+fn broken_rules_of_disks_are_noticed() {
+    for &sabotage in Sabotage::OF_DISKS {
+        let (_, done) = registers_while_writing(sabotage);
+        assert_ne!(done, [Effect::Epoch(2, 0)], "{sabotage:?} is not noticed");
+    }
+}
+
+/// A master that did not send what is being written could not have it taken away.
+#[test]
+fn it_joins_after_it_knows_what_became_of_what_it_was_writing() {
+    let (mut disk, done) = registers_while_writing(Sabotage::None);
+    assert_eq!(done, [Effect::Epoch(2, 0)]);
     stored(&mut disk, 4, false);
     disk.handle(Event::Stored(Stamp(5), true));
     assert_eq!(announced(&mut disk, &[]), [3, 5]);
@@ -244,7 +267,7 @@ fn it_joins_after_it_knows_what_became_of_what_it_was_writing() {
 fn one_that_was_lost_discards_everything() {
     let mut disk = linked(&[3, 4]);
     register(&mut disk, &[], true);
-    assert_eq!(effects(&mut disk), [Effect::Epoch(2), Effect::Forget(vec![Stamp(3), Stamp(4)])]);
+    assert_eq!(effects(&mut disk), [Effect::Epoch(2, 0), Effect::Forget(vec![Stamp(3), Stamp(4)])]);
     disk.handle(Event::Forgotten(vec![Stamp(3), Stamp(4)]));
     assert_eq!(announced(&mut disk, &[]), [0u64; 0]);
     assert!(disk.is_member());
@@ -277,4 +300,18 @@ fn what_cannot_be_read_does_not_come_into_memory() {
     disk.handle(Event::Loaded(SOURCE, false));
     assert_eq!(moved(&effects(&mut disk)), [false]);
     assert!(matches!(answers(&ask(&mut disk, 4, Request::Stat))[..], [(4, Reply::Refused(_))]));
+}
+
+#[test]
+fn a_smaller_or_equal_epoch_of_another_master_is_rejected() {
+    for (epoch, life, accepts) in [(0, 1, false), (1, 1, false), (1, 0, true), (2, 1, true)] {
+        let mut disk = linked(&[3]);
+        let registered = Registered { epoch, life, discard: true, ..Registered::default() };
+        disk.handle(Event::MasterReply(RequestId(disk.next_id), Reply::Registered(registered)));
+        let effects = effects(&mut disk);
+        let rejected = effects.contains(&Effect::RejectMaster { served: 1, offered: epoch });
+        assert_eq!(rejected, !accepts, "{epoch} {life}: {effects:?}");
+        assert_eq!(effects.contains(&Effect::Forget(vec![Stamp(3)])), accepts);
+        assert_eq!(disk.inventory().len(), usize::from(!accepts));
+    }
 }

@@ -1,88 +1,139 @@
-//! What nodes answer, and who has waited for it.
+//! Answers of nodes: which part each of them goes to.
 
-use super::{Master, Party, Wait, catalog::NodeIndex};
+use super::{
+    Master, Objects, Party, Wait,
+    catalog::{NodeIndex, ObjectIndex},
+    tier::{DemotionEnd, Leaving, ends},
+};
 use crate::{
-    ConnId, RequestId,
-    message::{Moved, Reply},
+    ConnId, RequestId, Reservation,
+    message::{Cause, Dropped, Moved, Reply},
 };
 
 impl Master {
     /// A node answers what it was asked.
     pub(super) fn reply(&mut self, conn: ConnId, id: RequestId, reply: Reply) {
-        let Some(&Party::Node(Some(node))) = self.parties.get(&conn) else { return };
-        self.hear(node);
+        let Some(&Party::Node(Some(node))) = self.objects.cx.connections.get(conn) else { return };
+        self.objects.cx.hear(node);
         if let Reply::Settled(settled) = &reply {
-            self.heard_of_all(node, settled);
+            self.retires.heard_of_all(&mut self.objects, node, settled);
         }
-        let Some((asked, wait)) = self.waits.remove(&id) else {
-            return self.late_reply(node, reply);
+        let Some((asked, wait)) = self.objects.cx.waits.remove(&id) else {
+            return late_reply(&mut self.objects, node, reply);
         };
         if asked != node {
-            self.waits.insert(id, (asked, wait));
+            self.objects.cx.waits.insert(id, (asked, wait));
             return;
         }
+        let o = &mut self.objects;
         match (wait, reply) {
             (Wait::Allocate(op, items), Reply::Allocated(allocated)) => {
-                self.allocated(node, op, &items, allocated);
+                self.reservations.allocated(o, node, op, &items, allocated);
             }
-            (Wait::Allocate(op, items), _) => self.not_allocated(node, op, &items),
+            (Wait::Allocate(op, items), _) => self.reservations.not_allocated(o, node, op, &items),
             (Wait::Retire(holds, op), Reply::Settled(settled)) => {
-                self.report(node, settled.usage);
-                self.retired(node, id, &holds, op);
+                o.cx.report(node, settled.usage);
+                self.retires.retired(o, node, id, &holds, op);
             }
             (Wait::Settle(objects, op), Reply::Settled(settled)) => {
-                self.report(node, settled.usage);
-                self.settled(node, &objects, &settled.lost);
-                self.confirmed(id, op);
+                o.cx.report(node, settled.usage);
+                o.settled(node, &objects, &settled.lost);
+                self.retires.confirmed(o, id, op);
             }
             (Wait::Mark(objects, op), Reply::Settled(settled)) => {
-                self.report(node, settled.usage);
-                self.marked(node, id, &objects);
-                self.settled(node, &objects, &settled.lost);
-                self.confirmed(id, op);
+                o.cx.report(node, settled.usage);
+                o.marked(node, id, &objects);
+                o.settled(node, &objects, &settled.lost);
+                self.retires.confirmed(o, id, op);
             }
-            (Wait::Mark(objects, op), _) => self.not_marked(node, id, &objects, op),
+            (Wait::Mark(objects, op), _) => self.retires.not_marked(o, node, id, &objects, op),
             (Wait::Demote(leaving), Reply::Moved(moved)) => {
-                self.report(node, moved.usage);
-                self.demoted(node, &leaving, &moved);
+                o.cx.report(node, moved.usage);
+                demoted(o, node, &leaving, &moved);
             }
-            (Wait::Demote(leaving), _) => self.demoted(node, &leaving, &Moved::default()),
-            (Wait::PromoteRoom(id, charged), Reply::Allocated(mut allocated)) => {
-                // Without waking anybody, as for a put.
-                if let Some(member) = self.members.get_mut(node) {
-                    member.report(self.now, allocated.usage);
-                }
-                self.promotion_has_room(node, id, charged, allocated.items.pop().flatten());
+            (Wait::Demote(leaving), _) => demoted(o, node, &leaving, &Moved::default()),
+            (Wait::PromoteRoom(id, charged), reply) => {
+                let reservation = one_allocated(o, node, reply);
+                o.tier.promotion_has_memory(&mut o.cx, node, (id, charged), reservation);
             }
-            (Wait::PromoteRoom(id, charged), _) => self.promotion_has_room(node, id, charged, None),
             (Wait::Promote(id), Reply::Moved(moved)) => {
-                self.report(node, moved.usage);
-                self.promotion_has_bytes(id, moved.items == [true]);
+                o.cx.report(node, moved.usage);
+                o.tier.promotion_has_bytes(&mut o.cx, id, moved.items == [true]);
             }
-            (Wait::Promote(id), _) => self.promotion_broke(id),
             (Wait::PromoteSettle(id), Reply::Settled(settled)) => {
-                self.report(node, settled.usage);
-                self.promotion_is_settled(id, &settled.lost);
+                o.cx.report(node, settled.usage);
+                o.tier.promotion_is_settled(&mut o.cx, id, &settled.lost);
             }
-            (Wait::PromoteSettle(id), _) => self.promotion_broke(id),
-            (Wait::Inspect(op, items), Reply::Inspected(views)) => self.inspected(op, &items, &views),
-            (Wait::Inspect(op, items), _) => self.inspected(op, &items, &[]),
-            // A node that refuses what it must do is not to be trusted with the name.
-            (Wait::Retire(holds, op), _) => self.unconfirmed(node, id, &holds, op),
-            (Wait::Publish(objects, op), reply) => self.heard_of(node, id, &objects, op, reply),
+            (Wait::Promote(id) | Wait::PromoteSettle(id), _) => o.tier.promotion_broke(&mut o.cx, id),
+            (Wait::Inspect(op, items), Reply::Inspected(views)) => {
+                self.explanations.inspected(o, op, &items, &views);
+            }
+            (Wait::Inspect(op, items), _) => self.explanations.inspected(o, op, &items, &[]),
+            // A node that rejects a retire is not to be trusted with the name.
+            (Wait::Retire(holds, op), _) => self.retires.unconfirmed(o, node, id, &holds, op),
+            (Wait::Publish(objects, op), reply) => self.retires.heard_of(o, node, id, &objects, op, reply),
             (Wait::Settle(replicas, op), _) => {
                 let lost: Vec<_> = replicas.iter().map(|it| it.2).collect();
-                self.settled(node, &replicas, &lost);
-                self.confirmed(id, op);
+                o.settled(node, &replicas, &lost);
+                self.retires.confirmed(o, id, op);
             }
         }
     }
+}
 
-    /// Nobody waits for this any more; but room that was found too late must be given back.
-    fn late_reply(&mut self, node: NodeIndex, reply: Reply) {
-        if let Reply::Allocated(allocated) = reply {
-            let found = allocated.items.into_iter().flatten();
-            self.abort_all(found.map(|it| (node, it.location.hold())).collect());
+/// The reservation in an answer about one object. What the node reports wakes no put, as in
+/// [`Reservations`](super::reserve::Reservations).
+fn one_allocated(o: &mut Objects, node: NodeIndex, reply: Reply) -> Option<Reservation> {
+    let Reply::Allocated(mut allocated) = reply else { return None };
+    if let Some(member) = o.cx.members.get_mut(node) {
+        member.report(o.cx.now, allocated.usage);
+    }
+    allocated.items.pop().flatten()
+}
+
+/// A disk has written objects, or not.
+fn demoted(o: &mut Objects, disk: NodeIndex, leaving: &[Leaving], moved: &Moved) {
+    for end in ends(leaving, moved) {
+        let index = end.0.index;
+        match o.tier.end_demotion(&mut o.cx, disk, end) {
+            DemotionEnd::Settled => (),
+            DemotionEnd::Refused => o.lose_copy(index, disk, Cause::NodeLost),
+            DemotionEnd::Lost => {
+                o.lose_copy(index, disk, Cause::NodeLost);
+                // Where every object is to have a copy, it is tried again.
+                o.tier.write_through(&o.cx, index);
+            }
         }
+    }
+    o.tier.wake();
+    o.cx.room.note_change();
+}
+
+/// A disk has dropped copies that it was not asked to retire.
+pub(super) fn dropped(o: &mut Objects, disk: NodeIndex, dropped: &Dropped) -> Reply {
+    o.cx.hear(disk);
+    o.cx.report(disk, dropped.usage);
+    o.tier.count_dropped(dropped);
+    for record in &dropped.items {
+        o.cx.ghosts.lay(disk, record.hold);
+        let namespace = o.cx.catalog.intern(&record.namespace);
+        let index = o.cx.catalog.find(namespace, &record.key);
+        let is_it = |it: &ObjectIndex| {
+            let object = o.cx.catalog.get(*it);
+            object.is_some_and(|it| it.replicas().any(|it| it == (disk, record.hold)))
+        };
+        if let Some(index) = index.filter(is_it) {
+            o.lose_copy(index, disk, Cause::Evicted);
+        }
+    }
+    o.tier.wake();
+    Reply::Done
+}
+
+/// The request has ended. Memory that a node allocated for it too late is given back.
+fn late_reply(o: &mut Objects, node: NodeIndex, reply: Reply) {
+    if let Reply::Allocated(allocated) = reply {
+        let found = allocated.items.into_iter().flatten();
+        o.cx.abort_all(found.map(|it| (node, it.location.hold())).collect());
     }
 }

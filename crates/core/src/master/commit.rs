@@ -1,14 +1,14 @@
 //! Deciding whether a written object gets its name.
 //!
-//! Names are not claimed when room is reserved: the first commit wins. So a writer that stalls or dies blocks
-//! nobody, and there is nothing to time out.
+//! A reservation claims no name: the first commit wins. So a writer that stalls or dies blocks no other, and
+//! there is nothing to time out.
 
 use std::collections::BTreeMap;
 
 use super::{
-    Master, Wait,
+    Objects, Retires, Wait,
     catalog::{NamespaceIndex, NewObject, NodeIndex, Object, ObjectIndex},
-    confirm::Answer,
+    confirm::{Answer, Awaited},
     members::{Member, Standing},
     refuse,
 };
@@ -34,20 +34,27 @@ pub(super) struct Written {
     pub(super) home_asks: bool,
 }
 
-impl Master {
-    pub(super) fn decide(&mut self, conn: ConnId, id: RequestId, node: NodeIndex, decide: Decide) {
+impl Retires {
+    pub(super) fn decide(
+        &mut self,
+        o: &mut Objects,
+        conn: ConnId,
+        id: RequestId,
+        node: NodeIndex,
+        decide: Decide,
+    ) {
         if decide.items.len() > BATCH_ITEMS_MAX {
             let reply = refuse(Reason::Invalid, "the batch is too large");
-            return self.effects.push_back(super::Effect::Reply(conn, id, reply));
+            return o.cx.reply(conn, id, reply);
         }
         let mut outcomes = Vec::with_capacity(decide.items.len());
         let mut replaced = Vec::new();
         let mut others = Others::new();
         let mut items: BTreeMap<NodeIndex, Vec<usize>> = BTreeMap::new();
         for (index, item) in decide.items.into_iter().enumerate() {
-            let namespace = self.catalog.intern(&item.namespace);
+            let namespace = o.cx.catalog.intern(&item.namespace);
             let written = Written { namespace, client: item.client, item: item.item, home_asks: true };
-            let (outcome, old) = self.decide_one(node, written, &mut others);
+            let (outcome, old) = o.decide_one(node, written, &mut others);
             old.iter().for_each(|(node, _)| items.entry(*node).or_default().push(index));
             replaced.extend(old);
             outcomes.push(outcome);
@@ -55,22 +62,21 @@ impl Master {
         // Until its node has recorded it, a copy is the writer's and goes with it; so the writer, who is
         // free to go when it is answered, is answered after that. A node that is silent already is not
         // waited for.
-        let op = self.next_op();
+        let op = o.cx.next_op();
         let mut copies = BTreeMap::new();
         for (other, (settle, replicas)) in others {
-            let id = self.ask(other, Request::Settle(settle), Wait::Settle(replicas, Some(op)));
-            let speaks = self.members.get(other).is_some_and(|it| it.standing != Standing::Silent);
+            let id = o.cx.ask(other, Request::Settle(settle), Wait::Settle(replicas, Some(op)));
+            let speaks = o.cx.members.get(other).is_some_and(|it| it.standing != Standing::Silent);
             copies.extend(id.filter(|_| speaks).map(|id| (id, other)));
         }
-        let retired = self.retire(replaced, Some(op));
-        let mut answer = Answer::Decide(outcomes);
-        for (node, indexes) in items.iter().filter(|(node, _)| !retired.values().any(|it| it == *node)) {
-            answer.unconfirmed(&self.members.name(*node), indexes);
-        }
-        let deadline = Some(self.now.after(decide.wait_ms));
-        self.answer_when(op, (conn, id), answer, items, (retired, copies), deadline);
+        let retired = o.cx.retire(replaced, Some(op));
+        let answer = Answer::Decide(outcomes);
+        let awaited = Awaited { items, asked: retired, in_any_case: copies };
+        self.answer_when(o, op, (conn, id), answer, awaited, decide.wait_ms);
     }
+}
 
+impl Objects {
     /// Forgets replicas that their node could not commit.
     pub(super) fn settled(
         &mut self,
@@ -81,7 +87,7 @@ impl Master {
         for (index, generation, hold) in replicas {
             // A disk that could not write a copy may have another by now.
             let is_it = |it: &Object| it.replicas().any(|it| it == (node, *hold));
-            let same = self.catalog.get(*index).filter(|it| it.generation() == *generation);
+            let same = self.cx.catalog.get(*index).filter(|it| it.generation() == *generation);
             if same.is_some_and(is_it) && lost.contains(hold) {
                 self.lose_copy(*index, node, Cause::NodeLost);
             }
@@ -99,25 +105,26 @@ impl Master {
         let (namespace, client, home_asks) = (*namespace, *client, *home_asks);
         let replicas = self.copies(home, item);
         self.expect(home, item.hold);
-        for &(node, hold) in &replicas {
-            self.room.end_grant(node, hold);
-        }
+        let offered = self.end_grants(&replicas);
         let before = self.still_leaving(namespace, &item.key);
-        let existing = self.catalog.find(namespace, &item.key);
-        let existing = existing.and_then(|index| Some((index, self.catalog.get(index)?)));
+        let existing = self.cx.catalog.find(namespace, &item.key);
+        let existing = existing.and_then(|index| Some((index, self.cx.catalog.get(index)?)));
         let is_known = |(_, it): &(ObjectIndex, &Object)| it.replicas().any(|it| replicas.contains(&it));
-        let was_taken = !existing.as_ref().is_some_and(is_known) && self.ghosts.has_any(&replicas);
-        if was_taken && !sabotaged!(self.config.sabotage, NameGhosts) {
+        let was_taken = !existing.as_ref().is_some_and(is_known) && self.cx.ghosts.has_any(&replicas);
+        if was_taken && !sabotaged!(self.cx.config.sabotage, NameGhosts) {
             // The node asks again about what was stored and taken away meanwhile; it has not heard of that.
             return (CommitOutcome::Stale, self.give_back(&replicas, home_asks, others));
         }
         let is_asked_again = !item.options.stream.is_empty() && existing.as_ref().is_some_and(is_known);
         if let Some(generation) =
-            self.used_up(namespace, &item.options, &item.key).filter(|_| !is_asked_again)
+            self.streams.used_up(&self.cx, namespace, &item.options, &item.key).filter(|_| !is_asked_again)
         {
             return (CommitOutcome::Exists(generation), self.give_back(&replicas, home_asks, others));
         }
-        if !is_asked_again && self.is_over(namespace, &item.options).is_some() {
+        // An offer is charged to nobody until it is written. Where a quota was set since, and does not allow
+        // it, the writer reserves anew, and is told so then.
+        let is_over_quota = offered > self.cx.quota_left(namespace);
+        if !is_asked_again && (is_over_quota || self.streams.is_over(namespace, &item.options).is_some()) {
             return (CommitOutcome::Stale, self.give_back(&replicas, home_asks, others));
         }
         let Some((index, object)) = existing else {
@@ -129,20 +136,34 @@ impl Master {
             // The node asks again because the first answer was lost on the way: perhaps with an earlier life
             // of the master, which the other copies had heard. Or its copy was taken away since, and others
             // were not: it has yet to hear of that.
-            let is_leaving = self.ghosts.has_any(&[(home, item.hold)]);
+            let is_leaving = self.cx.ghosts.has_any(&[(home, item.hold)]);
             if !object.replicas().any(|(node, _)| node == home) && !is_leaving {
-                self.catalog.add_replica(index, home, item.hold);
+                self.cx.catalog.add_replica(index, home, item.hold);
             }
             return (CommitOutcome::Stored(generation), before);
         }
         if item.options.on_exists == OnExists::Keep {
             return (CommitOutcome::Exists(generation), self.give_back(&replicas, home_asks, others));
         }
-        let (_, label) = self.writer(client);
+        let (_, label) = self.cx.connections.writer(client);
         let mut old = self.take_out(index, Cause::Replaced, &label);
         old.extend(before);
         let generation = self.name(written, replicas, others);
         (CommitOutcome::Replaced(generation), old)
+    }
+
+    /// The reservations of a written object end; how much of that was only offered.
+    fn end_grants(&mut self, replicas: &[(NodeIndex, Hold)]) -> u64 {
+        let mut all = 0;
+        for &(node, hold) in replicas {
+            let offered = self.cx.room.offered(node, hold);
+            self.cx.room.end_grant(node, hold);
+            if let (Some(offered), Some(member)) = (offered, self.cx.members.get_mut(node)) {
+                member.count_claim(offered);
+                all += offered;
+            }
+        }
+        all
     }
 
     /// Copies of older objects of that name that somebody who knows where they lie may still read. Asking
@@ -151,20 +172,23 @@ impl Master {
     /// sure only once it announces: that it registers may have been said long ago, on a connection that it
     /// gave up.
     fn still_leaving(&self, namespace: NamespaceIndex, key: &Key) -> Vec<(NodeIndex, Hold)> {
-        if sabotaged!(self.config.sabotage, ForgetWhatLeaves) {
+        if sabotaged!(self.cx.config.sabotage, ForgetWhatLeaves) {
             return Vec::new();
         }
-        let mut leaving = self.ghosts.of(namespace, key);
+        let mut leaving = self.cx.ghosts.of(namespace, key);
         let is_joining = |it: &Member| it.standing == Standing::Joining && it.announces;
-        leaving.retain(|(node, _)| self.members.get(*node).is_some_and(|it| !is_joining(it)));
+        leaving.retain(|(node, _)| self.cx.members.get(*node).is_some_and(|it| !is_joining(it)));
         leaving
     }
 
-    /// Where the copies of a written object lie, the home first; not those on nodes that nobody knows.
+    /// Where the copies of a written object lie, the home first; not those on nodes that nobody knows, nor
+    /// on one that was lost and has yet to discard all. It may hear of this copy before it hears that it must
+    /// discard, and would then discard this copy too.
     fn copies(&self, home: NodeIndex, item: &CommitItem) -> Vec<(NodeIndex, Hold)> {
+        let discards = |node| self.cx.members.get(node).is_some_and(|it| it.discard);
         let mut replicas = vec![(home, item.hold)];
         for location in &item.others {
-            if let Some(node) = self.members.find(location.segment)
+            if let Some(node) = self.cx.members.find(location.segment).filter(|it| !discards(*it))
                 && !replicas.iter().any(|(has, _)| *has == node)
             {
                 replicas.push((node, location.hold()));
@@ -181,12 +205,12 @@ impl Master {
         others: &mut Others,
     ) -> Generation {
         let Written { namespace, client, item, home_asks } = written;
-        let (writer, _) = self.writer(client);
+        let (writer, _) = self.cx.connections.writer(client);
         let generation = self.mint_generation();
         let marks = Marks::of(&item.options);
         let record = |hold| Record {
             hold,
-            namespace: self.catalog.namespace_name(namespace).to_owned(),
+            namespace: self.cx.catalog.namespace_name(namespace).to_owned(),
             key: item.key.clone(),
             generation,
             len: item.len,
@@ -195,14 +219,14 @@ impl Master {
         let heard = usize::from(home_asks);
         let records: Vec<_> = replicas.iter().skip(heard).map(|&(node, hold)| (node, record(hold))).collect();
         for &(node, _) in &replicas {
-            if let Some(member) = self.members.get_mut(node) {
+            if let Some(member) = self.cx.members.get_mut(node) {
                 member.count_commit(room_for(item.len).unwrap_or(0));
             }
         }
         let soft_until = match item.options.soft_pin_ms {
             None => Tick(0),
-            Some(SOFT_PIN_DEFAULT) => self.now.after(self.config.soft_pin_ms),
-            Some(ms) => self.now.after(ms),
+            Some(SOFT_PIN_DEFAULT) => self.cx.now.after(self.cx.config.soft_pin_ms),
+            Some(ms) => self.cx.now.after(ms),
         };
         let is_sample = marks.sample.is_some();
         let new = NewObject {
@@ -215,13 +239,13 @@ impl Master {
             soft_until,
             replicas,
         };
-        let Some(index) = self.catalog.insert(self.now, new) else { return generation };
+        let Some(index) = self.cx.catalog.insert(self.cx.now, new) else { return generation };
         if is_sample {
-            self.leases.arrive(namespace, self.now, index);
-            self.enter_stream(index, true);
+            self.leases.arrive(namespace, self.cx.now, index);
+            self.streams.enter(&self.cx, index, true);
         }
-        self.room.note_change();
-        self.maybe_write_through(index);
+        self.cx.room.note_change();
+        self.tier.write_through(&self.cx, index);
         for (node, record) in records {
             self.expect(node, record.hold);
             let entry = others.entry(node).or_default();
@@ -233,7 +257,7 @@ impl Master {
 
     /// A node that is joining may announce before it hears that it has this.
     fn expect(&mut self, node: NodeIndex, hold: Hold) {
-        if let Some(member) = self.members.get_mut(node)
+        if let Some(member) = self.cx.members.get_mut(node)
             && member.standing == Standing::Joining
         {
             member.told.insert(hold);
@@ -249,7 +273,7 @@ impl Master {
         home_asks: bool,
         others: &mut Others,
     ) -> Vec<(NodeIndex, Hold)> {
-        let is_joining = |node| self.members.get(node).is_some_and(|it| it.standing == Standing::Joining);
+        let is_joining = |node| self.cx.members.get(node).is_some_and(|it| it.standing == Standing::Joining);
         let (joining, ready): (Vec<_>, Vec<_>) =
             replicas.iter().skip(usize::from(home_asks)).partition(|(node, _)| is_joining(*node));
         for (node, hold) in ready {

@@ -1,36 +1,42 @@
-//! Taking objects away, and answering only once the nodes have confirmed it.
+//! Deletes, and answers that wait until nodes have retired copies.
+//!
+//! [`Retires`] owns the answers that wait: of deletes, of replacements, of pins and acknowledgements, and of
+//! deletes by pattern ([`drop`](super::drop)).
 //!
 //! **Invariant:** a delete answers `Deleted` only after every node that holds a copy has withdrawn its stamp.
-//! A node that cannot be asked, or does not answer in time, makes it `Unconfirmed`; what it owes is applied
-//! before the node is used again.
+//! A node that is not connected, or does not answer in time, makes it `Unconfirmed`; the retires that it owes
+//! are applied before the node is used again.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::{
-    Effect, Master, Op, OpId, Visitor, Wait,
+    Master, Objects, OpId, Visitor,
     catalog::{NodeIndex, ObjectIndex},
-    ghosts::Name,
+    drop::Dropping,
+    leases::Acked,
     refuse,
 };
 use crate::{
     BATCH_ITEMS_MAX, ConnId, Generation, Hold, RequestId, Tick,
     message::{
-        AckOutcome, Cause, CommitOutcome, Delete, DeleteOutcome, DeletedMatching, PinOutcome, Reason,
-        Replacement, Reply, Request, Retire,
+        Ack, AckOutcome, Cause, CommitOutcome, Delete, DeleteOutcome, DeletedMatching, EndStream, PinOutcome,
+        Reason, Replacement, Reply,
     },
     sabotage::sabotaged,
 };
 
-/// Replicas that one message takes away, so that a large one does not keep the others waiting.
-const RETIRE_HOLDS_MAX: usize = 1 << 14;
-
-/// Where an object lay.
-type Replicas = Vec<(NodeIndex, Hold)>;
+/// Answers that wait until nodes have retired copies or written attributes.
+#[derive(Debug, Default)]
+pub(super) struct Retires {
+    confirms: BTreeMap<OpId, Confirming>,
+    pub(super) drops: BTreeMap<OpId, Dropping>,
+    /// Drops under way, the next one first.
+    pub(super) jobs: VecDeque<OpId>,
+}
 
 /// An answer that waits for nodes to confirm.
 #[derive(Debug)]
-pub(super) struct Confirming {
+struct Confirming {
     conn: ConnId,
     id: RequestId,
     answer: Answer,
@@ -41,6 +47,16 @@ pub(super) struct Confirming {
     /// Those of them that are waited for beyond the deadline.
     patient: BTreeSet<RequestId>,
     deadline: Option<Tick>,
+}
+
+/// What an answer waits for.
+#[derive(Debug)]
+pub(super) struct Awaited {
+    /// Which items of the answer depend on which node.
+    pub(super) items: BTreeMap<NodeIndex, Vec<usize>>,
+    /// Requests that are waited for until the deadline. A node that was not asked cannot confirm.
+    pub(super) asked: BTreeMap<RequestId, NodeIndex>,
+    pub(super) in_any_case: BTreeMap<RequestId, NodeIndex>,
 }
 
 /// What will be said.
@@ -134,195 +150,206 @@ fn note(names: &mut Vec<String>, name: &str) {
     }
 }
 
-impl Master {
-    pub(super) fn delete(&mut self, conn: ConnId, id: RequestId, visitor: &Visitor, delete: Delete) {
+impl Retires {
+    pub(super) fn ack(&mut self, o: &mut Objects, conn: ConnId, id: RequestId, visitor: &Visitor, ack: &Ack) {
+        if ack.items.len() > BATCH_ITEMS_MAX {
+            return o.cx.reply(conn, id, refuse(Reason::Invalid, "the batch is too large"));
+        }
+        let mut outcomes = Vec::with_capacity(ack.items.len());
+        let (mut gone, mut marked) = (Vec::new(), Vec::new());
+        for (at, item) in ack.items.iter().enumerate() {
+            outcomes.push(match o.leases.ack(&mut o.cx, &mut o.streams, visitor, (item, ack)) {
+                Acked::Nothing(outcome) => outcome,
+                Acked::Mark(index) => {
+                    marked.push((at, index));
+                    AckOutcome::Recorded
+                }
+                Acked::Free(index, cause) => {
+                    let replicas = o.take_out(index, cause, &visitor.label);
+                    gone.extend(replicas.into_iter().map(|replica| (at, replica)));
+                    AckOutcome::Freed
+                }
+            });
+        }
+        if sabotaged!(o.cx.config.sabotage, AckWithoutWriting) {
+            marked.clear();
+        }
+        self.retire_and_mark(o, (conn, id), Answer::Ack(outcomes), gone, &marked, ack.wait_ms);
+    }
+
+    pub(super) fn end_stream(
+        &mut self,
+        o: &mut Objects,
+        conn: ConnId,
+        id: RequestId,
+        visitor: &Visitor,
+        end: &EndStream,
+    ) {
+        let objects = match o.streams.end(&mut o.cx, visitor, end) {
+            Ok(objects) => objects,
+            Err(reply) => return o.cx.reply(conn, id, *reply),
+        };
+        let matching = DeletedMatching { count: objects.len() as u64, unconfirmed: Vec::new() };
+        let mut gone = Vec::new();
+        for object in objects {
+            let replicas = o.take_out(object, Cause::Deleted, &visitor.label);
+            gone.extend(replicas.into_iter().map(|replica| (0, replica)));
+        }
+        self.retire_and_mark(o, (conn, id), Answer::Matching(matching), gone, &[], end.wait_ms);
+    }
+
+    pub(super) fn confirm_count(&self) -> usize {
+        self.confirms.len()
+    }
+
+    pub(super) fn delete(
+        &mut self,
+        o: &mut Objects,
+        conn: ConnId,
+        id: RequestId,
+        visitor: &Visitor,
+        delete: Delete,
+    ) {
         if delete.keys.len() > BATCH_ITEMS_MAX {
             let reply = refuse(Reason::Invalid, "the batch is too large");
-            return self.effects.push_back(Effect::Reply(conn, id, reply));
+            return o.cx.reply(conn, id, reply);
         }
         let mut outcomes = Vec::with_capacity(delete.keys.len());
         let mut gone = Vec::new();
         for (item, key) in delete.keys.iter().enumerate() {
-            let index = self.catalog.find(visitor.namespace, key);
-            let ghosts = self.ghosts.of(visitor.namespace, key);
+            let index = o.cx.catalog.find(visitor.namespace, key);
+            let ghosts = o.cx.ghosts.of(visitor.namespace, key);
             outcomes.push(match index {
                 None => DeleteOutcome::Absent,
-                Some(index) if self.lease_refuses(index, delete.force) => DeleteOutcome::Leased,
+                Some(index) if o.cx.lease_refuses(index, delete.force) => DeleteOutcome::Leased,
                 Some(index) => {
-                    let replicas = self.take_out(index, Cause::Deleted, &visitor.label);
+                    let replicas = o.take_out(index, Cause::Deleted, &visitor.label);
                     gone.extend(replicas.into_iter().map(|replica| (item, replica)));
                     DeleteOutcome::Deleted
                 }
             });
             // Copies of what had that name before may not be gone yet: they are asked for once more.
             let refused = outcomes.last() == Some(&DeleteOutcome::Leased);
-            if !refused && !sabotaged!(self.config.sabotage, ForgetGhosts) {
+            if !refused && !sabotaged!(o.cx.config.sabotage, ForgetGhosts) {
                 gone.extend(ghosts.into_iter().map(|replica| (item, replica)));
             }
         }
-        let deadline = Some(self.now.after(delete.wait_ms));
-        self.confirm(conn, id, Answer::Delete(outcomes), gone, deadline);
+        self.retire_and_mark(o, (conn, id), Answer::Delete(outcomes), gone, &[], delete.wait_ms);
     }
 
-    /// Retires replicas, each of which an item of the answer hangs on, and answers when that is confirmed.
-    pub(super) fn confirm(
-        &mut self,
-        conn: ConnId,
-        id: RequestId,
-        answer: Answer,
-        gone: Vec<(usize, (NodeIndex, Hold))>,
-        deadline: Option<Tick>,
-    ) {
-        self.retire_and_mark(conn, id, answer, gone, &[], deadline);
-    }
-
-    /// The same, and has marks put in writing too.
+    /// Retires copies, writes the attributes of objects, and answers when that is confirmed. An item of the
+    /// answer depends on each of them.
     pub(super) fn retire_and_mark(
         &mut self,
-        conn: ConnId,
-        id: RequestId,
+        o: &mut Objects,
+        to: (ConnId, RequestId),
         answer: Answer,
         gone: Vec<(usize, (NodeIndex, Hold))>,
         marked: &[(usize, ObjectIndex)],
-        deadline: Option<Tick>,
+        wait_ms: u64,
     ) {
-        let op = self.next_op();
+        let op = o.cx.next_op();
         let mut items: BTreeMap<NodeIndex, Vec<usize>> = BTreeMap::new();
         for (item, (node, _)) in &gone {
             items.entry(*node).or_default().push(*item);
         }
         for (item, index) in marked {
-            for (node, _) in self.catalog.get(*index).into_iter().flat_map(|it| self.written_beside(it)) {
+            for (node, _) in o.cx.catalog.get(*index).into_iter().flat_map(|it| o.written_beside(it)) {
                 items.entry(node).or_default().push(*item);
             }
         }
-        let mut asked = self.retire(gone.into_iter().map(|(_, replica)| replica).collect(), Some(op));
-        asked.extend(self.send_marks(marked.iter().map(|it| it.1).collect(), Some(op)));
-        let mut answer = answer;
-        for (node, indexes) in &items {
-            if !asked.values().any(|it| it == node) {
-                answer.unconfirmed(&self.members.name(*node), indexes);
-            }
-        }
-        self.answer_when(op, (conn, id), answer, items, (asked, BTreeMap::new()), deadline);
+        let mut asked = o.cx.retire(gone.into_iter().map(|(_, replica)| replica).collect(), Some(op));
+        asked.extend(o.send_marks(marked.iter().map(|it| it.1).collect(), Some(op)));
+        let awaited = Awaited { items, asked, in_any_case: BTreeMap::new() };
+        self.answer_when(o, op, to, answer, awaited, wait_ms);
     }
 
-    /// Answers when all that was asked of nodes is confirmed: the former until the deadline, the latter in
-    /// any case.
+    /// Answers when all that was asked of nodes is confirmed.
     pub(super) fn answer_when(
         &mut self,
+        o: &mut Objects,
         op: OpId,
         (conn, id): (ConnId, RequestId),
-        answer: Answer,
-        items: BTreeMap<NodeIndex, Vec<usize>>,
-        (mut asked, patient): (BTreeMap<RequestId, NodeIndex>, BTreeMap<RequestId, NodeIndex>),
-        deadline: Option<Tick>,
+        mut answer: Answer,
+        awaited: Awaited,
+        wait_ms: u64,
     ) {
+        let Awaited { items, mut asked, in_any_case } = awaited;
+        for (node, indexes) in items.iter().filter(|(node, _)| !asked.values().any(|it| it == *node)) {
+            answer.unconfirmed(&o.cx.members.name(*node), indexes);
+        }
         let is_decision = matches!(answer, Answer::Decide(_) | Answer::Publish(..));
-        if is_decision && sabotaged!(self.config.sabotage, ReplaceWithoutConfirmation) {
+        if is_decision && sabotaged!(o.cx.config.sabotage, ReplaceWithoutConfirmation) {
             asked.clear();
         }
-        asked.extend(&patient);
-        let patient: BTreeSet<_> = patient.into_keys().collect();
+        asked.extend(&in_any_case);
+        let patient: BTreeSet<_> = in_any_case.into_keys().collect();
         let outstanding: BTreeSet<_> = asked.keys().copied().collect();
-        let at_once = outstanding.is_empty() || sabotaged!(self.config.sabotage, DeleteWithoutConfirmation);
+        let at_once = outstanding.is_empty() || sabotaged!(o.cx.config.sabotage, DeleteWithoutConfirmation);
         if at_once {
-            return self.effects.push_back(Effect::Reply(conn, id, answer.into_reply()));
+            return o.cx.reply(conn, id, answer.into_reply());
         }
-        if let Some(deadline) = deadline {
-            self.deadlines.list(deadline, op);
-        }
+        let deadline = o.cx.now.after(wait_ms);
+        o.cx.deadlines.list(deadline, op);
+        let deadline = Some(deadline);
         let confirming = Confirming { conn, id, answer, outstanding, items, asked, patient, deadline };
-        self.ops.insert(op, Op::Confirm(confirming));
-    }
-
-    /// Tells the nodes to take replicas away, and which of them could be told. The others owe it. What is
-    /// gone already is confirmed like the rest.
-    pub(super) fn retire(
-        &mut self,
-        replicas: Vec<(NodeIndex, Hold)>,
-        op: Option<OpId>,
-    ) -> BTreeMap<RequestId, NodeIndex> {
-        let mut by_node: BTreeMap<NodeIndex, Vec<Hold>> = BTreeMap::new();
-        for (node, hold) in replicas {
-            by_node.entry(node).or_default().push(hold);
-        }
-        let mut asked = BTreeMap::new();
-        for (node, holds) in by_node {
-            for holds in holds.chunks(RETIRE_HOLDS_MAX) {
-                let request = Request::Retire(Retire { holds: holds.to_vec() });
-                match self.ask(node, request, Wait::Retire(holds.to_vec(), op)) {
-                    Some(id) => {
-                        asked.insert(id, node);
-                        if let Some(member) = self.members.get_mut(node) {
-                            member.retiring.extend(holds);
-                        }
-                    }
-                    None => self.owe(node, holds),
-                }
-            }
-        }
-        asked
+        self.confirms.insert(op, confirming);
     }
 
     /// A node has taken replicas away.
-    pub(super) fn retired(&mut self, node: NodeIndex, id: RequestId, holds: &[Hold], op: Option<OpId>) {
-        if let Some(member) = self.members.get_mut(node) {
+    pub(super) fn retired(
+        &mut self,
+        o: &mut Objects,
+        node: NodeIndex,
+        id: RequestId,
+        holds: &[Hold],
+        op: Option<OpId>,
+    ) {
+        if let Some(member) = o.cx.members.get_mut(node) {
             holds.iter().for_each(|hold| _ = member.retiring.remove(hold));
         }
-        holds.iter().for_each(|hold| self.ghosts.lay(node, *hold));
-        self.confirmed(id, op);
+        holds.iter().for_each(|hold| o.cx.ghosts.lay(node, *hold));
+        self.confirmed(o, id, op);
     }
 
-    pub(super) fn confirmed(&mut self, id: RequestId, op: Option<OpId>) {
+    pub(super) fn confirmed(&mut self, o: &mut Objects, id: RequestId, op: Option<OpId>) {
         let Some(op) = op else { return };
-        self.drop_confirmed(op, id);
-        let Some(Op::Confirm(confirming)) = self.ops.get_mut(&op) else { return };
+        self.drop_confirmed(o, op, id);
+        let Some(confirming) = self.confirms.get_mut(&op) else { return };
         confirming.outstanding.remove(&id);
         if confirming.outstanding.is_empty() {
-            self.end_confirm(op);
+            self.end_confirm(o, op);
         }
     }
 
     /// A node will not confirm any more on this connection.
-    pub(super) fn unconfirmed(&mut self, node: NodeIndex, id: RequestId, holds: &[Hold], op: Option<OpId>) {
-        self.owe(node, holds);
-        let name = self.members.name(node);
+    pub(super) fn unconfirmed(
+        &mut self,
+        o: &mut Objects,
+        node: NodeIndex,
+        id: RequestId,
+        holds: &[Hold],
+        op: Option<OpId>,
+    ) {
+        o.cx.owe(node, holds);
+        let name = o.cx.members.name(node);
         if let Some(op) = op {
-            self.drop_unconfirmed(op, id, &name);
+            self.drop_unconfirmed(o, op, id, &name);
         }
         if let Some(op) = op
-            && let Some(Op::Confirm(confirming)) = self.ops.get_mut(&op)
+            && let Some(confirming) = self.confirms.get_mut(&op)
         {
             let items = confirming.items.get(&node).cloned().unwrap_or_default();
             confirming.answer.unconfirmed(&name, &items);
-            self.confirmed(id, Some(op));
+            self.confirmed(o, id, Some(op));
         }
-    }
-
-    /// Answers who has waited long enough. The nodes are still expected to confirm.
-    pub(super) fn end_waiting(&mut self) {
-        for op in self.deadlines.take_due(self.now) {
-            match self.ops.get(&op) {
-                Some(Op::Reserve(_)) => self.end_parked(op),
-                Some(Op::Confirm(_)) => self.confirm_no_longer(op),
-                Some(Op::Watch(_)) => self.end_watch(op),
-                Some(Op::Fetch(it)) if it.deadline() <= self.now => self.end_fetch(op),
-                Some(Op::Pull(_)) => self.end_pull(op),
-                Some(Op::Fetch(_) | Op::Drop(_) | Op::Why(_)) | None => (),
-            }
-        }
-        // One whose time is up may end at any event, when it has asked for everything.
-        let late = |op: &OpId| matches!(self.ops.get(op), Some(Op::Drop(it)) if it.deadline <= self.now);
-        let late: Vec<_> = self.jobs.iter().copied().filter(late).collect();
-        late.into_iter().for_each(|op| self.maybe_end_drop(op));
     }
 
     /// Answers who has waited for nodes to confirm, if that time is up, but for what is waited for in any
     /// case.
-    fn confirm_no_longer(&mut self, op: OpId) {
-        let Some(Op::Confirm(confirming)) = self.ops.get_mut(&op) else { return };
-        if confirming.deadline.is_none_or(|at| at > self.now) {
+    fn confirm_no_longer(&mut self, o: &mut Objects, op: OpId) {
+        let Some(confirming) = self.confirms.get_mut(&op) else { return };
+        if confirming.deadline.is_none_or(|at| at > o.cx.now) {
             return;
         }
         confirming.deadline = None;
@@ -331,67 +358,16 @@ impl Master {
             confirming.outstanding.remove(&id);
             let Some(node) = confirming.asked.get(&id) else { continue };
             let items = confirming.items.get(node).cloned().unwrap_or_default();
-            confirming.answer.unconfirmed(&self.members.name(*node), &items);
+            confirming.answer.unconfirmed(&o.cx.members.name(*node), &items);
         }
         if confirming.outstanding.is_empty() {
-            self.end_confirm(op);
-        }
-    }
-
-    pub(super) fn next_end_of_waiting(&self) -> Option<Tick> {
-        // A drop whose time is up has work to do, which needs no waking.
-        let deadline = |op: &OpId| match self.ops.get(op) {
-            Some(Op::Drop(dropping)) => Some(dropping.deadline).filter(|it| *it > self.now),
-            _ => None,
-        };
-        self.jobs.iter().filter_map(deadline).chain(self.deadlines.next()).min()
-    }
-
-    /// Takes an object out of the catalog, and notes why; its replicas are still to be retired.
-    pub(super) fn take_out(&mut self, index: ObjectIndex, cause: Cause, by: &str) -> Vec<(NodeIndex, Hold)> {
-        let Some((name, replicas)) = self.forget(index, cause, by) else { return Vec::new() };
-        for &(node, hold) in &replicas {
-            self.ghosts.insert(&name, node, hold);
-        }
-        replicas
-    }
-
-    /// Takes an object out of the catalog, and notes why; its replicas are no more, or nobody can say.
-    pub(super) fn forget(
-        &mut self,
-        index: ObjectIndex,
-        cause: Cause,
-        by: &str,
-    ) -> Option<(Arc<Name>, Replicas)> {
-        let object = self.catalog.remove(index)?;
-        self.unwritten.forget(index);
-        self.promotion_is_moot(index, object.generation());
-        if object.is_sample() {
-            self.leases.leave(object.namespace(), object.put(), index);
-            self.leave_stream(&object, cause);
-        }
-        let name = Arc::new(Name { namespace: object.namespace(), key: object.key().clone() });
-        let generation = object.generation();
-        self.history.note(self.now, Arc::clone(&name), generation, (cause, by), object.reader());
-        self.room.note_change();
-        Some((name, object.replicas().collect()))
-    }
-
-    pub(super) fn lease_refuses(&self, index: ObjectIndex, force: bool) -> bool {
-        let leased = self.catalog.get(index).is_some_and(|it| it.leased(self.now));
-        self.config.strict_leases && !force && leased && !sabotaged!(self.config.sabotage, RemoveLeased)
-    }
-
-    fn owe(&mut self, node: NodeIndex, holds: &[Hold]) {
-        if let Some(member) = self.members.get_mut(node) {
-            holds.iter().for_each(|hold| _ = member.retiring.remove(hold));
-            member.owed.extend(holds);
+            self.end_confirm(o, op);
         }
     }
 
     /// What was published cannot be said to have reached its node: the writer must ask that itself.
-    pub(super) fn not_published(&mut self, id: RequestId, op: OpId) {
-        if let Some(Op::Confirm(confirming)) = self.ops.get_mut(&op)
+    pub(super) fn not_published(&mut self, o: &mut Objects, id: RequestId, op: OpId) {
+        if let Some(confirming) = self.confirms.get_mut(&op)
             && confirming.outstanding.contains(&id)
             && let Some(node) = confirming.asked.get(&id)
             && let Answer::Publish(outcomes, homes) = &mut confirming.answer
@@ -400,29 +376,53 @@ impl Master {
                 outcomes.get_mut(index).into_iter().for_each(|it| *it = None);
             }
         }
-        self.confirmed(id, Some(op));
+        self.confirmed(o, id, Some(op));
     }
 
     /// What is gone meanwhile is not pinned: its disk may have let go of the last copy before it heard of the
     /// pin.
-    fn look_at_pinned(&self, answer: &mut Answer) {
+    fn look_at_pinned(&self, o: &Objects, answer: &mut Answer) {
         let Answer::Pin(outcomes, pinned) = answer else { return };
         for (item, index, generation) in pinned {
-            let stands = self.catalog.get(*index).is_some_and(|it| it.generation() == *generation);
-            if let Some(outcome) = outcomes.get_mut(*item).filter(|it| !stands && **it == PinOutcome::Done) {
+            let stands = o.cx.catalog.get(*index).is_some_and(|it| it.generation() == *generation);
+            let is_answer = |it: &&mut PinOutcome| matches!(it, PinOutcome::Done | PinOutcome::NotPinned);
+            if let Some(outcome) = outcomes.get_mut(*item).filter(|it| !stands && is_answer(it)) {
                 *outcome = PinOutcome::Absent;
             }
         }
     }
 
-    fn end_confirm(&mut self, op: OpId) {
-        if let Some(Op::Confirm(mut confirming)) = self.ops.remove(&op) {
+    fn end_confirm(&mut self, o: &mut Objects, op: OpId) {
+        if let Some(mut confirming) = self.confirms.remove(&op) {
             if let Some(deadline) = confirming.deadline {
-                self.deadlines.strike(deadline, op);
+                o.cx.deadlines.strike(deadline, op);
             }
-            self.look_at_pinned(&mut confirming.answer);
+            self.look_at_pinned(o, &mut confirming.answer);
             let reply = confirming.answer.into_reply();
-            self.effects.push_back(Effect::Reply(confirming.conn, confirming.id, reply));
+            o.cx.reply(confirming.conn, confirming.id, reply);
         }
+    }
+}
+
+impl Master {
+    /// Answers the requests whose waiting time has passed. The nodes are still expected to confirm.
+    pub(super) fn end_waiting(&mut self) {
+        for op in self.objects.cx.deadlines.take_due(self.objects.cx.now) {
+            // It is in one of these, or has ended.
+            self.reservations.end_parked(&mut self.objects, op);
+            self.retires.confirm_no_longer(&mut self.objects, op);
+            self.watches.end_watch(&mut self.objects, op);
+            self.end_parking(op);
+            if self.objects.tier.fetches().is_late(&self.objects.cx, op) {
+                self.end_fetch(op);
+            }
+            self.objects.streams.end_pull(&mut self.objects.cx, &mut self.objects.leases, op);
+        }
+        self.retires.end_late_drops(&mut self.objects);
+    }
+
+    pub(super) fn next_end_of_waiting(&self) -> Option<Tick> {
+        let cx = &self.objects.cx;
+        self.retires.next_deadline(cx.now).into_iter().chain(cx.deadlines.next()).min()
     }
 }

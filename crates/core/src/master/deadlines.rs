@@ -1,8 +1,8 @@
-//! When operations that wait must be answered at the latest, the next one first: so that an event looks
-//! at those whose time is up, however many wait.
+//! Deadlines of operations that wait, the next one first: so that an event costs only the operations whose
+//! time is up, however many wait.
 //!
-//! **Invariant:** every operation that waits is listed for its deadline, or for an earlier time. One that
-//! has ended, or is listed for an earlier time too, costs a look that finds nothing to do.
+//! **Invariant:** every operation that waits is listed for its deadline, or for an earlier time. One that has
+//! ended, or is listed for an earlier time too, costs one lookup that finds nothing to do.
 
 use std::collections::BTreeSet;
 

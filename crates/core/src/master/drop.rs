@@ -1,19 +1,20 @@
-//! Dropping all that matches a pattern, a piece at a time.
+//! Deletes of all objects that match a pattern, a piece at a time.
 //!
-//! A namespace may hold millions of objects, and others want answers meanwhile. So a drop is a job: each
-//! piece takes away a bounded number of objects, and the shell calls [`Master::work`] for the next one
-//! when it has let others in. Pieces wait for the nodes: only a few messages of a job are under way at a
-//! time, so that what others ask of the nodes is not kept waiting either.
+//! A namespace may hold millions of objects, and other clients want answers meanwhile. So such a delete is a
+//! job: each piece removes a bounded number of objects, and the shell calls [`Master::work`] for the next one
+//! after it has served others. Only a few messages of a job are under way at a time, so that other requests
+//! to the nodes are not delayed either.
 //!
-//! **Invariant:** a drop takes what was there when it began, and nothing that was put since.
-//! **Invariant:** it goes on to its end even if whoever asked for it is gone, and is answered when every node
-//! has confirmed, or after its time is up and every name is gone.
+//! **Invariant:** a job removes objects that existed when it began, and none that was put since.
+//! **Invariant:** a job runs to its end even if its client is gone. It is answered when every node has
+//! confirmed, or after its time is up and every name is gone.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
-    Effect, Master, Op, OpId, Visitor,
+    Master, Objects, OpId, Visitor,
     catalog::{NamespaceIndex, NodeIndex},
+    confirm::Retires,
     ghosts::Ghost,
     members::Standing,
     refuse,
@@ -46,7 +47,7 @@ pub(super) struct Dropping {
     count: u64,
     unconfirmed: BTreeSet<String>,
     outstanding: BTreeMap<RequestId, NodeIndex>,
-    pub(super) deadline: Tick,
+    deadline: Tick,
 }
 
 /// How far it is.
@@ -67,32 +68,45 @@ impl std::fmt::Debug for Dropping {
     }
 }
 
-impl Master {
-    /// Whether there is a piece of work to be done now.
-    #[must_use]
-    pub fn has_work(&self) -> bool {
-        self.jobs.iter().any(|job| self.is_ready(*job))
+impl Retires {
+    /// Whether there is a piece of a drop to be done now.
+    fn has_work(&self, o: &Objects) -> bool {
+        self.jobs.iter().any(|job| self.is_ready(o, *job))
     }
 
-    /// Does one piece of work, if there is any; jobs take turns. The shell drains the effects, lets others
-    /// in, and calls again while [`Self::has_work`] says so.
-    pub fn work(&mut self, now: Tick) {
-        self.handle_timeout(now);
+    /// Does one piece of a drop, if there is any; drops take turns.
+    fn work(&mut self, o: &mut Objects) {
         for _ in 0..self.jobs.len() {
             let Some(job) = self.jobs.pop_front() else { break };
             self.jobs.push_back(job);
-            if self.is_ready(job) {
-                self.drop_piece(job);
+            if self.is_ready(o, job) {
+                self.drop_piece(o, job);
                 break;
             }
         }
-        self.serve_the_waiting();
-        self.shelve_ahead();
-        self.answer_the_woken();
+    }
+
+    /// Ends drops whose time is up. One may end at any event, when it has asked for everything.
+    pub(super) fn end_late_drops(&mut self, o: &mut Objects) {
+        let late = |op: &OpId| self.drops.get(op).is_some_and(|it| it.deadline <= o.cx.now);
+        let late: Vec<_> = self.jobs.iter().copied().filter(late).collect();
+        late.into_iter().for_each(|op| self.maybe_end_drop(o, op));
+    }
+
+    /// When the time of the next drop is up. One whose time is up has work to do, and needs no wake-up.
+    pub(super) fn next_deadline(&self, now: Tick) -> Option<Tick> {
+        let deadlines = self.jobs.iter().filter_map(|op| Some(self.drops.get(op)?.deadline));
+        deadlines.filter(|it| *it > now).min()
+    }
+
+    /// How many answers wait.
+    pub(super) fn len(&self) -> usize {
+        self.confirm_count() + self.drops.len()
     }
 
     pub(super) fn delete_matching(
         &mut self,
+        o: &mut Objects,
         conn: ConnId,
         id: RequestId,
         visitor: &Visitor,
@@ -102,7 +116,7 @@ impl Master {
             Ok(matcher) => matcher,
             Err(problem) => {
                 let reply = refuse(Reason::Invalid, &problem);
-                return self.effects.push_back(Effect::Reply(conn, id, reply));
+                return o.cx.reply(conn, id, reply);
             }
         };
         let dropping = Dropping {
@@ -112,80 +126,80 @@ impl Master {
             label: visitor.label.clone(),
             matcher,
             force: delete.force,
-            newest: Generation { epoch: self.config.epoch, counter: self.next_generation },
+            newest: Generation { epoch: o.cx.config.epoch, counter: o.next_generation },
             stage: Stage::Objects(0),
             count: 0,
             unconfirmed: BTreeSet::new(),
             outstanding: BTreeMap::new(),
-            deadline: self.now.after(delete.wait_ms),
+            deadline: o.cx.now.after(delete.wait_ms),
         };
-        let op = self.next_op();
-        self.ops.insert(op, Op::Drop(Box::new(dropping)));
+        let op = o.cx.next_op();
+        self.drops.insert(op, dropping);
         self.jobs.push_back(op);
         // What is small is done at once.
-        self.drop_piece(op);
+        self.drop_piece(o, op);
     }
 
     /// A node has taken away what it was asked for.
-    pub(super) fn drop_confirmed(&mut self, op: OpId, id: RequestId) {
-        if let Some(Op::Drop(dropping)) = self.ops.get_mut(&op) {
+    pub(super) fn drop_confirmed(&mut self, o: &mut Objects, op: OpId, id: RequestId) {
+        if let Some(dropping) = self.drops.get_mut(&op) {
             dropping.outstanding.remove(&id);
-            self.go_on_dropping(op);
+            self.go_on_dropping(o, op);
         }
     }
 
     /// A node will not confirm.
-    pub(super) fn drop_unconfirmed(&mut self, op: OpId, id: RequestId, node: &str) {
-        if let Some(Op::Drop(dropping)) = self.ops.get_mut(&op) {
+    pub(super) fn drop_unconfirmed(&mut self, o: &mut Objects, op: OpId, id: RequestId, node: &str) {
+        if let Some(dropping) = self.drops.get_mut(&op) {
             dropping.unconfirmed.insert(node.to_owned());
             dropping.outstanding.remove(&id);
-            self.go_on_dropping(op);
+            self.go_on_dropping(o, op);
         }
     }
 
     /// Answers, if every name is gone and nobody is waited for any more.
-    pub(super) fn maybe_end_drop(&mut self, op: OpId) {
-        let Some(Op::Drop(dropping)) = self.ops.get(&op) else { return };
-        let late = dropping.deadline <= self.now;
+    pub(super) fn maybe_end_drop(&mut self, o: &mut Objects, op: OpId) {
+        let Some(dropping) = self.drops.get(&op) else { return };
+        let late = dropping.deadline <= o.cx.now;
         let over = matches!(dropping.stage, Stage::Done) && (late || dropping.outstanding.is_empty());
         if !over {
             return;
         }
         self.jobs.retain(|job| *job != op);
-        let Some(Op::Drop(mut dropping)) = self.ops.remove(&op) else { return };
-        let late = dropping.outstanding.values().map(|node| self.members.name(*node));
+        let Some(mut dropping) = self.drops.remove(&op) else { return };
+        let late = dropping.outstanding.values().map(|node| o.cx.members.name(*node));
         dropping.unconfirmed.extend(late);
         let unconfirmed = dropping.unconfirmed.into_iter().collect();
         let reply = Reply::DeletedMatching(DeletedMatching { count: dropping.count, unconfirmed });
-        self.effects.push_back(Effect::Reply(dropping.conn, dropping.id, reply));
+        o.cx.reply(dropping.conn, dropping.id, reply);
     }
 
     /// That nothing is left to be asked for is seen at once. A piece, however small, is for a turn of its
     /// own: many drops may hear of one node in one event.
-    fn go_on_dropping(&mut self, op: OpId) {
-        let Some(Op::Drop(dropping)) = self.ops.get(&op) else { return };
+    fn go_on_dropping(&mut self, o: &mut Objects, op: OpId) {
+        let Some(dropping) = self.drops.get(&op) else { return };
         let is_last = match &dropping.stage {
             Stage::Ghosts(after) => {
-                self.is_ready(op) && self.ghosts.after(dropping.namespace, after).next().is_none()
+                self.is_ready(o, op) && o.cx.ghosts.after(dropping.namespace, after).next().is_none()
             }
             Stage::Objects(_) | Stage::Done => false,
         };
-        if is_last && let Some(Op::Drop(dropping)) = self.ops.get_mut(&op) {
+        if is_last && let Some(dropping) = self.drops.get_mut(&op) {
             dropping.stage = Stage::Done;
         }
-        self.maybe_end_drop(op);
+        self.maybe_end_drop(o, op);
     }
 
     /// Whether the next piece of a drop may be done. A node that does not speak is not waited for, nor is
     /// any node once the time is up.
-    fn is_ready(&self, op: OpId) -> bool {
-        let Some(Op::Drop(dropping)) = self.ops.get(&op) else { return false };
+    fn is_ready(&self, o: &Objects, op: OpId) -> bool {
+        let Some(dropping) = self.drops.get(&op) else { return false };
         let speaks = |node: &&NodeIndex| {
-            let standing = self.members.get(**node).map(|it| it.standing);
+            let standing = o.cx.members.get(**node).map(|it| it.standing);
             matches!(standing, Some(Standing::Ready | Standing::Joining))
         };
         let waits = dropping.outstanding.values().filter(speaks).count();
-        let late = dropping.deadline <= self.now;
+        let late = dropping.deadline <= o.cx.now;
         match dropping.stage {
             Stage::Objects(_) => late || waits < BATCHES_MAX,
             // What the drop itself has asked for is then confirmed, or its node is known not to.
@@ -194,48 +208,58 @@ impl Master {
         }
     }
 
-    fn drop_piece(&mut self, op: OpId) {
-        let Some(Op::Drop(mut dropping)) = self.ops.remove(&op) else { return };
+    fn drop_piece(&mut self, o: &mut Objects, op: OpId) {
+        let Some(mut dropping) = self.drops.remove(&op) else { return };
         let (replicas, stage) = match std::mem::replace(&mut dropping.stage, Stage::Done) {
-            Stage::Ghosts(after) => self.piece_of_ghosts(&dropping, &after),
-            Stage::Objects(first) => self.piece_of_objects(&mut dropping, first),
+            Stage::Ghosts(after) => self.piece_of_ghosts(o, &dropping, &after),
+            Stage::Objects(first) => self.piece_of_objects(o, &mut dropping, first),
             Stage::Done => (Vec::new(), Stage::Done),
         };
         dropping.stage = stage;
         let nodes: BTreeSet<_> = replicas.iter().map(|(node, _)| *node).collect();
-        let asked = self.retire(replicas, Some(op));
+        let asked = o.cx.retire(replicas, Some(op));
         for node in nodes.into_iter().filter(|node| !asked.values().any(|it| it == node)) {
-            dropping.unconfirmed.insert(self.members.name(node));
+            dropping.unconfirmed.insert(o.cx.members.name(node));
         }
-        if !sabotaged!(self.config.sabotage, DeleteWithoutConfirmation) {
+        if !sabotaged!(o.cx.config.sabotage, DeleteWithoutConfirmation) {
             dropping.outstanding.extend(asked);
         }
-        self.ops.insert(op, Op::Drop(dropping));
-        self.go_on_dropping(op);
+        self.drops.insert(op, dropping);
+        self.go_on_dropping(o, op);
     }
 
     /// Copies that others took away: their nodes are asked once more, and the answer waits for them too.
-    fn piece_of_ghosts(&self, dropping: &Dropping, after: &Ghost) -> (Vec<(NodeIndex, Hold)>, Stage) {
-        let max = self.config.piece_objects_max.max(1);
+    fn piece_of_ghosts(
+        &self,
+        o: &Objects,
+        dropping: &Dropping,
+        after: &Ghost,
+    ) -> (Vec<(NodeIndex, Hold)>, Stage) {
+        let max = o.cx.config.piece_objects_max.max(1);
         let mut replicas = Vec::new();
         let mut last = None;
-        for (looked_at, (key, node, hold)) in self.ghosts.after(dropping.namespace, after).enumerate() {
+        for (looked_at, (key, node, hold)) in o.cx.ghosts.after(dropping.namespace, after).enumerate() {
             if let Some((key, node, hold)) = last.filter(|_| looked_at >= max) {
                 return (replicas, Stage::Ghosts(Ghost { key: Key::clone(key), node, hold }));
             }
             last = Some((key, node, hold));
-            let known = || dropping.unconfirmed.contains(&self.members.name(node));
+            let known = || dropping.unconfirmed.contains(&o.cx.members.name(node));
             let wanted = dropping.matcher.matches(key) && !known();
             replicas.extend(wanted.then_some((node, hold)));
         }
         (replicas, Stage::Done)
     }
 
-    fn piece_of_objects(&mut self, dropping: &mut Dropping, first: u64) -> (Vec<(NodeIndex, Hold)>, Stage) {
-        let max = self.config.piece_objects_max.max(1);
-        let newer_too = sabotaged!(self.config.sabotage, DropNewer);
+    fn piece_of_objects(
+        &mut self,
+        o: &mut Objects,
+        dropping: &mut Dropping,
+        first: u64,
+    ) -> (Vec<(NodeIndex, Hold)>, Stage) {
+        let max = o.cx.config.piece_objects_max.max(1);
+        let newer_too = sabotaged!(o.cx.config.sabotage, DropNewer);
         let mut victims = Vec::new();
-        let next = self.catalog.page(first, max.saturating_mul(SCAN_FACTOR), |index, object| {
+        let next = o.cx.catalog.page(first, max.saturating_mul(SCAN_FACTOR), |index, object| {
             if victims.len() == max {
                 return false;
             }
@@ -245,11 +269,28 @@ impl Master {
             victims.extend(mine.then_some(index));
             true
         });
-        victims.retain(|&index| !self.lease_refuses(index, dropping.force));
+        victims.retain(|&index| !o.cx.lease_refuses(index, dropping.force));
         dropping.count += victims.len() as u64;
-        let taken =
-            victims.into_iter().flat_map(|index| self.take_out(index, Cause::Deleted, &dropping.label));
+        let taken = victims.into_iter().flat_map(|index| o.take_out(index, Cause::Deleted, &dropping.label));
         let replicas = taken.collect();
         (replicas, if next == 0 { Stage::Ghosts(Ghost::default()) } else { Stage::Objects(next) })
+    }
+}
+
+impl Master {
+    /// Whether there is a piece of work to be done now.
+    #[must_use]
+    pub fn has_work(&self) -> bool {
+        self.retires.has_work(&self.objects)
+    }
+
+    /// Does one piece of work, if there is any; jobs take turns. The shell drains the effects, lets others
+    /// in, and calls again while [`Self::has_work`] says so.
+    pub fn work(&mut self, now: Tick) {
+        self.handle_timeout(now);
+        self.retires.work(&mut self.objects);
+        self.serve_the_waiting();
+        // What was taken away may have left memory, or a part of a quota, that promotions wait for.
+        self.serve_tier();
     }
 }

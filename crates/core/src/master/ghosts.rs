@@ -1,8 +1,8 @@
-//! Copies whose names are gone, and which their nodes have not yet confirmed to have withdrawn: until then a
-//! reader that knows where they lie may still validate them.
+//! Pending retires: copies of removed objects that their nodes have not yet confirmed to have withdrawn.
+//! Until then a reader that knows their location may still validate them.
 //!
-//! **Invariant:** a copy is here from the moment its name is taken away until its node has confirmed, has
-//! told what it holds after it was told of this, or is lost.
+//! **Invariant:** a copy is here from the moment its name is removed until its node has confirmed, has
+//! announced what it holds after it was told of this, or is lost.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
@@ -12,7 +12,7 @@ use super::catalog::{NamespaceIndex, NodeIndex};
 use crate::{Hold, Key, SlotId, Stamp};
 
 /// What an object was called.
-#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Name {
     pub(super) namespace: NamespaceIndex,
     pub(super) key: Key,

@@ -1,11 +1,11 @@
-//! The storage nodes, how they are doing, and what they owe.
+//! The members (nodes and disks), their state, and the retires that they owe.
 //!
-//! A node is *ready* when everything it holds is in the catalog; *silent* while its connection stands but it
-//! says nothing; *away* once its connection is closed; *lost* when it has been away for longer than the
-//! policy allows. Time alone never loses a node: a stopped process keeps its connection, and keeps its
+//! A member is *ready* when everything it holds is in the catalog; *silent* while its connection stands but
+//! it says nothing; *away* once its connection is closed; *lost* when it has been away for longer than the
+//! policy allows. Time alone never loses a member: a stopped process keeps its connection, and keeps its
 //! objects.
 //!
-//! **Invariant:** a retire that a node has not confirmed is repeated before the node is used again.
+//! **Invariant:** a retire that a member has not confirmed is repeated before the member is used again.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -39,6 +39,7 @@ pub(super) struct Member {
     pub(super) heard: Tick,
     pub(super) usage: Usage,
     /// What is free as far as the master can tell: what the node said last, less what was asked for since.
+    /// Offers are free, because the node recalls them where that much is asked for.
     pub(super) free: u64,
     /// Who looks at what is gone, as it last said.
     pub(super) viewers: Vec<Viewer>,
@@ -60,6 +61,8 @@ pub(super) struct Member {
     pub(super) told: BTreeSet<Hold>,
     /// It belonged to an earlier life of the master, so what it holds may be news.
     pub(super) from_earlier_life: bool,
+    /// It is in the roster.
+    pub(super) is_recorded: bool,
 }
 
 /// All nodes.
@@ -71,6 +74,30 @@ pub(super) struct Members {
 }
 
 impl Member {
+    /// A member that is about to tell what it holds.
+    pub(super) fn new(info: NodeInfo, usage: Usage, now: Tick) -> Self {
+        Self {
+            info,
+            standing: Standing::Joining,
+            conn: None,
+            is_near: false,
+            heard: now,
+            free: usage.free,
+            usage,
+            viewers: Vec::new(),
+            retiring: BTreeSet::new(),
+            owed: BTreeSet::new(),
+            unheard: BTreeMap::new(),
+            entrusted: 0,
+            looks_from: Tick(0),
+            discard: false,
+            announces: false,
+            told: BTreeSet::new(),
+            from_earlier_life: false,
+            is_recorded: false,
+        }
+    }
+
     /// Whether it is not memory.
     pub(super) fn is_disk(&self) -> bool {
         self.info.beside.is_some()
@@ -96,6 +123,19 @@ impl Member {
         self.usage.granted = self.usage.granted.saturating_sub(room);
         self.usage.committed += room;
         self.usage.objects += 1;
+    }
+
+    /// An offer was claimed and written. What the node said last may know that already, so `free` stays as
+    /// it is: where it is too much, the node refuses and says how much there is.
+    pub(super) fn count_claim(&mut self, room: u64) {
+        self.usage.offered = self.usage.offered.saturating_sub(room);
+        self.usage.free = self.usage.free.saturating_sub(room);
+        self.usage.granted += room;
+    }
+
+    /// What is free and offered to nobody.
+    pub(super) fn unoffered(&self) -> u64 {
+        self.free.min(self.usage.free).saturating_sub(self.usage.offered)
     }
 
     pub(super) fn report(&mut self, now: Tick, usage: Usage) {
@@ -170,10 +210,10 @@ impl Members {
     }
 
     /// Forgets a node. The catalog must have forgotten its replicas before.
-    pub(super) fn remove(&mut self, node: NodeIndex) {
-        if let Some(member) = self.members.get_mut(node.0 as usize).and_then(Option::take) {
-            self.by_segment.remove(&member.info.segment);
-            self.note_kinds();
-        }
+    pub(super) fn remove(&mut self, node: NodeIndex) -> Option<Member> {
+        let member = self.members.get_mut(node.0 as usize).and_then(Option::take)?;
+        self.by_segment.remove(&member.info.segment);
+        self.note_kinds();
+        Some(member)
     }
 }

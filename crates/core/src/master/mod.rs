@@ -1,70 +1,69 @@
-//! The master's decisions: which key is which object, where it lies, what may go.
+//! The master's decisions: which key is which object, where its copies are, which objects are evicted.
 //!
-//! [`Master::handle`] routes each [`Event`] to the module that decides; this file holds no rule itself. The
-//! shell drains [`Master::poll_effect`] after every event, and calls [`Master::handle_timeout`] no later than
+//! [`Master::handle`] routes each [`Event`] to the part that decides. The shell drains
+//! [`Master::poll_effect`] after every event, and calls [`Master::handle_timeout`] no later than
 //! [`Master::poll_timeout`] says.
 //!
-//! **Invariant:** what arrives on a connection that was closed or replaced changes nothing.
+//! The parts are layers. [`Context`] is what all of them share. [`Tier`](tier::Tier),
+//! [`Leases`](leases::Leases) and [`Streams`](stream::Streams) keep state for objects, and [`Objects`]
+//! removes an object from all of them. The operations of clients and members are built on that:
+//! [`Reservations`], [`Retires`], [`Watches`], [`Explanations`] and [`Membership`].
+//!
+//! **Invariant:** a message on a connection that was closed or replaced changes nothing.
 
 mod answers;
 mod catalog;
 mod commit;
 mod confirm;
+mod connections;
+mod context;
 mod deadlines;
 mod drop;
 mod ghosts;
-mod join;
+mod leases;
 mod members;
+mod membership;
+mod notice;
+mod objects;
 mod pin;
 mod placement;
 mod publish;
 mod reserve;
 mod resolve;
 mod room;
-mod sample;
+mod saved;
+mod shortage;
 mod stream;
 #[cfg(test)]
 mod tests;
-#[cfg(test)]
-mod tests_drops;
-#[cfg(test)]
-mod tests_lifetimes;
-#[cfg(test)]
-mod tests_lost_answers;
-#[cfg(test)]
-mod tests_publish;
-#[cfg(test)]
-mod tests_tier;
-#[cfg(test)]
-mod tests_tier_room;
 mod tier;
+mod unreported;
 mod why;
 
-use std::{
-    collections::{BTreeMap, BTreeSet, VecDeque},
-    sync::Arc,
-};
+use std::{collections::BTreeMap, sync::Arc};
 
-use catalog::{Catalog, LabelIndex, NamespaceIndex, NodeIndex};
-use confirm::Confirming;
-use deadlines::Deadlines;
-use drop::Dropping;
+use catalog::{LabelIndex, NamespaceIndex, NodeIndex};
+use confirm::Retires;
+use connections::{Party, Visitor};
+use context::Context;
 pub use drop::PIECE_OBJECTS_MAX;
-use ghosts::Ghosts;
-use members::Members;
-use pin::Unwritten;
-use reserve::Reserving;
-use room::{Room, Watching};
-use sample::Leases;
-use stream::{Pulling, Streams};
-use tier::{Fetching, Leaving, PromotionId, Tier};
+use membership::Membership;
+pub use notice::Notice;
+use objects::Objects;
+use reserve::Reservations;
+use room::Watches;
+pub use saved::{POLICIES_MAX, Saved, SavedMember, SavedPolicy};
+use tier::{Fetched, Leaving, PromotionId};
 pub use tier::{PROMOTER, TierConfig};
-use why::{Explaining, History};
+use unreported::Parked;
+use why::Explanations;
 
 use crate::{
     ClientId, ConnId, Generation, Hold, RequestId, SegmentId, Tick,
+    extent::room_for,
+    marks::Marks,
     message::{Held, Hello, Holder, NodeStat, Reason, Refusal, Reply, Request, Role, Stat, Viewer},
-    sabotage::Sabotage,
+    sabotage::{Sabotage, sabotaged},
 };
 
 /// What the operator decides.
@@ -72,6 +71,12 @@ use crate::{
 pub struct MasterConfig {
     /// Which life of the master this is; larger than that of every earlier one.
     pub epoch: u64,
+    /// Drawn at random for each start, so that members can tell two masters of the same epoch apart.
+    pub life: u64,
+    /// The counter of the first generation is one more.
+    pub first_counter: u64,
+    /// There is a state folder: see [`Saved`].
+    pub durable: bool,
     /// A node that said nothing for this long is not read from or written to.
     pub silence_ms_max: u64,
     /// A node whose connection has been closed for this long is lost.
@@ -111,6 +116,11 @@ pub enum Event {
     /// What is sent through this connection is with the other side at once, so that it arrives whatever
     /// becomes of the sender: said of a node, before it registers.
     Near(ConnId),
+    /// A node lives in the master's own process, so its memory ends with the master: said before it
+    /// registers.
+    Inside(ConnId),
+    /// The state folder contains this version of [`Effect::Persist`], or a later one.
+    Persisted(u64),
 }
 
 /// What the shell must now do.
@@ -126,93 +136,15 @@ pub enum Effect {
     Disconnect(ConnId),
     /// Tell the operator.
     Notice(Notice),
+    /// Write that version into the state folder, sync it, and say [`Event::Persisted`].
+    Persist(u64, Box<Saved>),
+    /// A member served a master of this epoch, which is not smaller than this one's: the state folder was
+    /// lost or is old. Replace the core by one with a greater epoch, saved before it is used, with what
+    /// [`Master::saved`] says, and close all connections. Nothing else that this core says counts any more.
+    Restart(u64),
 }
 
-/// What an operator would like to see in the log.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Notice {
-    /// A node can be used.
-    NodeReady(String),
-    /// A node is connected, but does not answer.
-    NodeSilent(String),
-    /// A node's connection is closed.
-    NodeAway(String),
-    /// A node has been away too long; so many objects went with it.
-    NodeLost(String, u64),
-    /// A node left for good, as it said; so many objects went with it.
-    NodeLeft(String, u64),
-    /// A node that had been declared lost came back and must start empty.
-    NodeDiscarded(String),
-    /// So many objects with so many bytes left to make room.
-    Evicted(u64, u64),
-    /// Somebody will soon ask for objects: so many, and what that means for how many of them.
-    Prefetched {
-        /// All that were named.
-        keys: u64,
-        /// In memory already.
-        resident: u64,
-        /// On their way from a disk.
-        running: u64,
-        /// Could not be read a short while ago.
-        failed: u64,
-        /// Not begun.
-        skipped: u64,
-    },
-    /// A get was told of objects on disks, or waited for some that were on their way into memory.
-    Got {
-        /// So many are in memory.
-        memory: u64,
-        /// So many must be read from a disk.
-        disk: u64,
-        /// Of these, so many from one of another host.
-        far: u64,
-        /// How long it waited; nothing if it did not.
-        waited_ms: Option<u64>,
-        /// It waited in vain for some of them.
-        late: bool,
-    },
-    /// An object that was on its way into memory is there, or will not be.
-    Promoted {
-        /// Whether it is there.
-        done: bool,
-        /// Its bytes.
-        bytes: u64,
-        /// How long it took.
-        took_ms: u64,
-    },
-}
-
-/// Who is at the other end of a connection.
-#[derive(Debug)]
-enum Party {
-    Client(Arc<Visitor>),
-    Node(Option<NodeIndex>),
-}
-
-/// A client, for as long as its connection lasts.
-#[derive(Clone, Debug)]
-struct Visitor {
-    client: ClientId,
-    namespace: NamespaceIndex,
-    home: Option<SegmentId>,
-    host: String,
-    /// What it calls itself.
-    label: String,
-    index: LabelIndex,
-}
-
-/// An operation that waits for nodes.
-#[derive(Debug)]
-enum Op {
-    Reserve(Reserving),
-    Confirm(Confirming),
-    Drop(Box<Dropping>),
-    Watch(Watching),
-    Why(Explaining),
-    Fetch(Box<Fetching>),
-    Pull(Box<Pulling>),
-}
-
+/// Names an operation that waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct OpId(u64);
 
@@ -244,152 +176,129 @@ enum Wait {
 /// The master's whole state.
 #[derive(Debug)]
 pub struct Master {
-    config: MasterConfig,
-    now: Tick,
-    catalog: Catalog,
-    members: Members,
-    parties: BTreeMap<ConnId, Party>,
-    clients: BTreeMap<ClientId, ConnId>,
-    /// See [`Event::Near`].
-    near: BTreeSet<ConnId>,
-    ops: BTreeMap<OpId, Op>,
-    /// When they must be answered, but for drops.
-    deadlines: Deadlines,
-    waits: BTreeMap<RequestId, (NodeIndex, Wait)>,
-    next_id: u64,
-    next_generation: u64,
-    evicted_objects: u64,
-    evicted_bytes: u64,
-    room: Room,
-    leases: Leases,
-    streams: Streams,
-    history: History,
-    ghosts: Ghosts,
-    unwritten: Unwritten,
-    tier: Tier,
-    /// Drops under way, the next one first.
-    jobs: VecDeque<OpId>,
-    labels: Labels,
+    objects: Objects,
+    reservations: Reservations,
+    retires: Retires,
+    watches: Watches,
+    explanations: Explanations,
+    /// Requests that wait until all members have reported.
+    parked: BTreeMap<OpId, Parked>,
+    membership: Membership,
     /// When leases will have run out that keep waiting puts from evicting.
     lease_end: Option<Tick>,
-    effects: VecDeque<Effect>,
-}
-
-/// What clients call themselves, each name once. The first is of those that came after the table was full.
-#[derive(Debug, Default)]
-struct Labels {
-    names: Vec<String>,
-    numbers: BTreeMap<String, LabelIndex>,
-}
-
-/// The most names that are told apart.
-const LABELS_MAX: usize = 1 << 16;
-
-impl Labels {
-    fn intern(&mut self, name: &str) -> LabelIndex {
-        if self.names.is_empty() {
-            self.names.push(String::new());
-        }
-        if let Some(&index) = self.numbers.get(name) {
-            return index;
-        }
-        if self.names.len() >= LABELS_MAX {
-            return LabelIndex::default();
-        }
-        let index = LabelIndex(self.names.len() as u16);
-        self.names.push(name.to_owned());
-        self.numbers.insert(name.to_owned(), index);
-        index
-    }
 }
 
 impl Master {
     /// A master that knows nobody yet.
     #[must_use]
     pub fn new(config: MasterConfig) -> Self {
-        Self {
-            config,
-            now: Tick::default(),
-            catalog: Catalog::new(config.hash_seed),
-            members: Members::default(),
-            parties: BTreeMap::new(),
-            clients: BTreeMap::new(),
-            near: BTreeSet::new(),
-            ops: BTreeMap::new(),
-            deadlines: Deadlines::default(),
-            waits: BTreeMap::new(),
-            next_id: 0,
-            next_generation: 0,
-            evicted_objects: 0,
-            evicted_bytes: 0,
-            room: Room::default(),
-            leases: Leases::default(),
-            streams: Streams::default(),
-            history: History::default(),
-            ghosts: Ghosts::default(),
-            unwritten: Unwritten::default(),
-            tier: Tier::new(config.tier, config.epoch),
-            jobs: VecDeque::new(),
-            labels: Labels::default(),
+        Self::recover(config, Saved::default())
+    }
+
+    /// A master that knows what an earlier one has saved, and waits for the members of its roster.
+    #[must_use]
+    pub fn recover(config: MasterConfig, saved: Saved) -> Self {
+        let mut master = Self {
+            objects: Objects::new(Context::new(config)),
+            reservations: Reservations::default(),
+            retires: Retires::default(),
+            watches: Watches::default(),
+            explanations: Explanations::default(),
+            parked: BTreeMap::new(),
+            membership: Membership::default(),
             lease_end: None,
-            effects: VecDeque::new(),
-        }
+        };
+        master.restore(saved);
+        master
     }
 
     /// Takes in one event. `now` never goes back.
     pub fn handle(&mut self, now: Tick, event: Event) {
         self.handle_timeout(now);
+        if self.membership.is_superseded {
+            return;
+        }
         match event {
             Event::Opened(conn, hello) => self.opened(conn, hello),
             Event::Request(conn, id, request) => self.request(conn, id, request),
             Event::Reply(conn, id, reply) => self.reply(conn, id, reply),
             Event::Closed(conn) => self.closed(conn),
-            Event::Near(conn) => _ = self.near.insert(conn),
+            Event::Near(conn) => self.objects.cx.connections.set_near(conn),
+            Event::Inside(conn) => self.objects.cx.connections.set_inside(conn),
+            Event::Persisted(version) => self.membership.saving.persisted(&mut self.objects.cx, version),
         }
-        self.serve_the_pulling();
-        self.serve_the_waiting();
-        self.shelve_ahead();
-        self.answer_the_woken();
+        self.serve();
     }
 
     /// Lets time pass. Time only tidies: it ends soft pins, notices silence, and answers who has waited
     /// enough.
     pub fn handle_timeout(&mut self, now: Tick) {
-        self.now = self.now.max(now);
-        self.catalog.end_soft_pins(self.now);
+        self.objects.cx.now = self.objects.cx.now.max(now);
+        if self.membership.is_superseded {
+            return;
+        }
+        self.objects.cx.catalog.end_soft_pins(self.objects.cx.now);
         self.notice_silence();
         self.end_waiting();
-        self.end_leases_of_the_away();
-        self.end_holding();
-        self.end_late_promotions();
-        self.end_rests();
-        self.serve_the_pulling();
+        self.objects.end_leases();
+        self.objects.tier.handle_timeout(&mut self.objects.cx);
+        self.serve();
+    }
+
+    /// Goes on with whatever has become possible.
+    fn serve(&mut self) {
+        self.resume_parked();
+        self.objects.free_released();
+        self.objects.streams.serve(&mut self.objects.cx, &mut self.objects.leases);
         self.serve_the_waiting();
-        self.shelve_ahead();
-        self.answer_the_woken();
+        self.serve_tier();
     }
 
     /// Looks again at who waits for room, if anything changed that they wait for.
     fn serve_the_waiting(&mut self) {
-        let lease_ended = self.lease_end.is_some_and(|end| end <= self.now);
+        let lease_ended = self.lease_end.is_some_and(|end| end <= self.objects.cx.now);
         if self.take_change() || lease_ended {
             self.wake();
         }
-        let waits = self.room.anybody_waits();
-        self.lease_end = waits.then(|| self.catalog.next_lease_end(self.now)).flatten();
+        let waits = self.objects.cx.room.anybody_waits();
+        self.lease_end = waits.then(|| self.objects.cx.catalog.next_lease_end(self.objects.cx.now)).flatten();
+    }
+
+    /// Begins promotions and demotions that have become possible, and answers the requests that waited for
+    /// them.
+    fn serve_tier(&mut self) {
+        self.objects.tier.serve(&mut self.objects.cx);
+        while let Some(op) = self.objects.tier.fetches().take_woken() {
+            self.end_fetch(op);
+        }
+    }
+
+    /// Answers a request that has waited for promotions.
+    fn end_fetch(&mut self, op: OpId) {
+        let Some(fetching) = self.objects.tier.fetches().end(&mut self.objects.cx, op) else { return };
+        let (conn, id, visitor) = (fetching.conn, fetching.id, Arc::clone(&fetching.visitor));
+        if !self.objects.cx.connections.is_open(conn) {
+            return;
+        }
+        let reply = match self.objects.tier.answer(&self.objects.cx, fetching) {
+            Fetched::Resolve(resolve, waited) => self.objects.resolve(&visitor, &resolve, Some(waited)),
+            Fetched::Reply(reply) => reply,
+        };
+        self.objects.cx.reply(conn, id, reply);
     }
 
     /// When [`Self::handle_timeout`] has something to do, if nothing else happens first.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Tick> {
+        if self.membership.is_superseded {
+            return None;
+        }
         let wishes = [
-            self.catalog.next_soft_pin_end(),
-            self.next_silence(),
+            self.objects.cx.catalog.next_soft_pin_end(),
+            membership::next_silence(&self.objects.cx),
             self.next_end_of_waiting(),
-            self.next_end_of_holding(),
-            self.leases.next_end(),
-            self.tier.promotions.next_late(),
-            self.tier.next_end_of_rest(self.now),
+            self.objects.leases.next_timeout(&self.objects.cx),
+            self.objects.tier.next_timeout(&self.objects.cx),
             self.lease_end,
         ];
         wishes.into_iter().flatten().min()
@@ -398,29 +307,30 @@ impl Master {
     /// The next thing to do, oldest first.
     #[must_use]
     pub fn poll_effect(&mut self) -> Option<Effect> {
-        self.effects.pop_front()
+        self.objects.cx.effects.pop_front()
     }
 
     /// What the master knows of the cluster.
     #[must_use]
     pub fn stat(&self) -> Stat {
         Stat {
-            epoch: self.config.epoch,
-            clients: self.clients.len() as u64,
+            epoch: self.objects.cx.config.epoch,
+            clients: self.objects.cx.connections.client_count(),
             nodes: self.node_stats(),
-            namespaces: self.namespace_stats(),
-            evicted_objects: self.evicted_objects,
-            evicted_bytes: self.evicted_bytes,
-            soft_pinned: self.catalog.soft_pinned(),
-            tier: Box::new(self.tier_stat()),
+            namespaces: self.objects.namespace_stats(),
+            evicted_objects: self.objects.cx.evicted.0,
+            evicted_bytes: self.objects.cx.evicted.1,
+            soft_pinned: self.objects.cx.catalog.soft_pinned(),
+            unreported: self.unreported(),
+            tier: Box::new(self.objects.tier.stat(&self.objects.cx)),
         }
     }
 
     fn node_stats(&self) -> Vec<NodeStat> {
-        let stats = self.members.iter().map(|(_, member)| {
+        let stats = self.objects.cx.members.iter().map(|(_, member)| {
             let holder = |it: &Viewer| Holder {
                 held: Held::Viewed,
-                who: self.client_name(it.client),
+                who: self.objects.cx.connections.client_name(it.client),
                 objects: it.objects,
                 bytes: it.bytes,
             };
@@ -432,8 +342,11 @@ impl Master {
     /// Answers the shell's own pages, as it would a client of that namespace: `Resolve`, `List` and `Stat`.
     #[must_use]
     pub fn look(&mut self, now: Tick, namespace: &str, request: Request) -> Reply {
-        self.now = self.now.max(now);
-        let namespace = self.catalog.intern(namespace);
+        self.objects.cx.now = self.objects.cx.now.max(now);
+        let namespace = self.objects.cx.catalog.intern(namespace);
+        if !self.objects.unreported.is_empty() && !matches!(request, Request::Stat) {
+            return refuse(Reason::Unavailable, &self.objects.unreported_message());
+        }
         match request {
             Request::Resolve(resolve) => {
                 let page = Visitor {
@@ -444,9 +357,9 @@ impl Master {
                     label: String::new(),
                     index: LabelIndex::default(),
                 };
-                self.resolve(&page, &resolve)
+                self.objects.resolve(&page, &resolve, None)
             }
-            Request::List(list) => self.list(namespace, &list),
+            Request::List(list) => self.objects.list(namespace, &list),
             Request::Stat => Reply::Stat(self.stat()),
             _ => refuse(Reason::NotForYou, "a page only looks"),
         }
@@ -455,79 +368,106 @@ impl Master {
     /// How many copies were taken away whose nodes have not confirmed that yet.
     #[must_use]
     pub fn unconfirmed_count(&self) -> usize {
-        self.ghosts.len()
+        self.objects.cx.ghosts.len()
     }
 
     /// What is wrong with the books, if anything is. For tests and simulations.
     pub fn check(&self) -> Result<(), String> {
-        self.check_streams()?;
-        self.check_tier()
+        self.objects.streams.check(&self.objects.cx)?;
+        self.objects.tier.check(&self.objects.cx)
     }
 
     /// When an object was last used, and until when nobody may evict it. For tests and simulations.
     #[must_use]
     pub fn last_use(&self, namespace: &str, key: &crate::Key) -> Option<(Tick, Tick)> {
-        let namespace = self.catalog.namespace_index(namespace)?;
-        let object = self.catalog.get(self.catalog.find(namespace, key)?)?;
+        let namespace = self.objects.cx.catalog.namespace_index(namespace)?;
+        let object = self.objects.cx.catalog.get(self.objects.cx.catalog.find(namespace, key)?)?;
         Some((object.touched(), object.lease_until()))
+    }
+
+    /// When an object was last used, if somebody has read it in this life of the master. For tests and
+    /// simulations.
+    #[must_use]
+    pub fn last_read(&self, namespace: &str, key: &crate::Key) -> Option<Tick> {
+        let namespace = self.objects.cx.catalog.namespace_index(namespace)?;
+        let object = self.objects.cx.catalog.get(self.objects.cx.catalog.find(namespace, key)?)?;
+        Some(object.touched()).filter(|_| object.was_read())
     }
 
     /// How many objects are on their way between memory and disks.
     #[must_use]
     pub fn moving_count(&self) -> usize {
-        self.tier.moving_count()
+        self.objects.tier.moving_count()
+    }
+
+    /// How much memory every node that is ready could give to a new object: what is free as far as the master
+    /// knows, and what may be evicted at once, but for promoted objects that are protected. Counted
+    /// object by object. For tests and simulations.
+    #[must_use]
+    pub fn available(&self) -> Vec<(SegmentId, u64, u64)> {
+        let memory = self
+            .objects
+            .cx
+            .members
+            .iter()
+            .filter(|(node, it)| self.objects.cx.is_ready(*node) && !it.is_disk());
+        let available = memory.map(|(node, member)| {
+            let mut sum = 0;
+            self.objects.cx.catalog.page(0, usize::MAX, |_, object| {
+                let protected = object.marks().is_some_and(Marks::protect)
+                    || object.leased(self.objects.cx.now)
+                    || object.soft_pin() && !self.objects.cx.config.evict_soft_pinned;
+                let is_there = object.in_memory().any(|(on, _)| on == node) && !object.is_demoting(node);
+                sum += if is_there && !protected { room_for(object.len()).unwrap_or(0) } else { 0 };
+                true
+            });
+            (member.info.segment, member.free, sum)
+        });
+        available.collect()
     }
 
     /// How many operations wait for a node.
     #[must_use]
     pub fn waiting_count(&self) -> usize {
-        self.ops.len()
+        let parts =
+            [self.reservations.len(), self.retires.len(), self.watches.len(), self.explanations.len()];
+        let waiting = self.objects.tier.waiting_count() + self.objects.streams.waiting_count();
+        parts.iter().sum::<usize>() + waiting + self.parked.len()
     }
 
     fn opened(&mut self, conn: ConnId, hello: Hello) {
         match hello.role {
             // The shell's business.
             Role::Ledger => (),
-            Role::Node => {
-                self.parties.insert(conn, Party::Node(None));
-            }
+            Role::Node => self.objects.cx.connections.set_node(conn, None),
             Role::Client => {
-                let namespace = self.catalog.intern(&hello.namespace);
-                let index = self.labels.intern(&hello.label);
-                let visitor = Visitor {
-                    client: hello.client,
-                    namespace,
-                    home: hello.home,
-                    host: hello.host,
-                    label: hello.label,
-                    index,
-                };
-                // What it had leased is its own again.
-                self.leases.come_back(hello.client);
-                if let Some(old) = self.clients.insert(hello.client, conn) {
+                let client = hello.client;
+                let namespace = self.objects.cx.catalog.intern(&hello.namespace);
+                self.objects.leases.client_returned(client);
+                if let Some(old) = self.objects.cx.connections.replace_client(client, conn) {
                     self.fence(old);
-                    // Answers may be lost with the old connection, and room with them.
-                    self.lose_sight(hello.client);
-                    self.client_broke(hello.client, false);
+                    // Answers may be lost with the old connection, and reservations with them.
+                    self.lose_sight(client);
+                    self.objects.client_broke(client, false);
                 }
-                self.parties.insert(conn, Party::Client(Arc::new(visitor)));
+                self.objects.cx.connections.open_client(conn, hello, namespace);
             }
         }
     }
 
     /// What a replaced connection still says is not heard any more.
     fn fence(&mut self, old: ConnId) {
-        if crate::sabotage::sabotaged!(self.config.sabotage, HearOldConnections) {
+        if sabotaged!(self.objects.cx.config.sabotage, HearOldConnections) {
             return;
         }
-        self.parties.remove(&old);
-        self.near.remove(&old);
+        self.objects.cx.connections.close(old);
+        self.membership.saving.forget(old);
         self.forget_answers(old);
-        self.effects.push_back(Effect::Disconnect(old));
+        self.objects.cx.effects.push_back(Effect::Disconnect(old));
     }
 
     fn request(&mut self, conn: ConnId, id: RequestId, request: Request) {
-        match self.parties.get(&conn) {
+        match self.objects.cx.connections.get(conn) {
             None => (),
             Some(Party::Client(visitor)) => {
                 let visitor = Arc::clone(visitor);
@@ -538,56 +478,95 @@ impl Master {
     }
 
     fn client_request(&mut self, conn: ConnId, id: RequestId, visitor: &Arc<Visitor>, request: Request) {
+        let Some(request) = self.park(conn, id, Some(visitor.namespace), request) else { return };
+        let o = &mut self.objects;
         let reply = match request {
-            Request::Reserve(reserve) => return self.reserve(conn, id, visitor, reserve),
-            Request::Publish(publish) => return self.publish(conn, id, visitor, publish),
-            Request::Delete(delete) => return self.delete(conn, id, visitor, delete),
-            Request::DeleteMatching(delete) => return self.delete_matching(conn, id, visitor, &delete),
-            Request::Pin(pin) => return self.pin(conn, id, visitor.namespace, &pin),
-            Request::DropPins(drop) => return self.drop_pins(conn, id, visitor.namespace, &drop),
-            Request::Await(until) => return self.watch(conn, id, visitor.namespace, until),
-            Request::Why(keys) => return self.why(conn, id, visitor.namespace, &keys),
-            Request::Ack(ack) => return self.ack(conn, id, visitor, &ack),
-            Request::OpenStream(open) => self.open_stream(visitor, open),
-            Request::EndStream(end) => return self.end_stream(conn, id, visitor, end),
-            Request::Pull(pull) => return self.pull(conn, id, visitor, pull),
+            Request::Reserve(reserve) => {
+                return self.reservations.reserve(o, conn, id, visitor, reserve);
+            }
+            Request::Publish(publish) => {
+                return self.retires.publish(o, conn, id, visitor, publish);
+            }
+            Request::Delete(delete) => {
+                return self.retires.delete(o, conn, id, visitor, delete);
+            }
+            Request::DeleteMatching(delete) => {
+                return self.retires.delete_matching(o, conn, id, visitor, &delete);
+            }
+            Request::Pin(pin) => {
+                return self.retires.pin(o, conn, id, visitor.namespace, &pin);
+            }
+            Request::DropPins(drop) => {
+                return self.retires.drop_pins(o, conn, id, visitor.namespace, &drop);
+            }
+            Request::Await(until) => {
+                return self.watches.watch(o, conn, id, visitor.namespace, until);
+            }
+            Request::Why(it) => {
+                return self.explanations.why(o, conn, id, visitor.namespace, &it.keys);
+            }
+            Request::Ack(ack) => return self.retires.ack(o, conn, id, visitor, &ack),
+            Request::OpenStream(open) => o.streams.open(&mut o.cx, visitor, open),
+            Request::EndStream(end) => {
+                return self.retires.end_stream(o, conn, id, visitor, &end);
+            }
+            Request::Pull(pull) => match o.streams.pull(&mut o.cx, (conn, id), visitor, pull) {
+                Ok(()) => return,
+                Err(reply) => *reply,
+            },
             Request::Cancel(id) => self.cancel(conn, id),
-            Request::Lease(lease) => self.lease(visitor, &lease),
-            Request::Release(release) => self.release(visitor, &release),
-            Request::SetPolicy(policy) => self.set_policy(visitor.namespace, policy),
-            Request::Prefetch(prefetch) => return self.prefetch(conn, id, visitor, &prefetch),
-            Request::Resolve(resolve) => match self.maybe_wait_for_promotion(conn, id, visitor, resolve) {
-                Some(resolve) => self.resolve(visitor, &resolve),
+            Request::Lease(lease) => o.leases.lease(&mut o.cx, visitor, &lease),
+            Request::Release(release) => {
+                o.leases.release(visitor.client, &release.leases);
+                Reply::Done
+            }
+            Request::SetPolicy(change) => return self.set_policy(conn, id, visitor.namespace, &change),
+            Request::Prefetch(prefetch) => {
+                let op = o.tier.prefetch(&mut o.cx, (conn, id), visitor, &prefetch);
+                return op.into_iter().for_each(|op| self.end_fetch(op));
+            }
+            Request::Resolve(resolve) => match o.tier.maybe_wait(&mut o.cx, (conn, id), visitor, resolve) {
+                Some(resolve) => o.resolve(visitor, &resolve, None),
                 None => return,
             },
-            Request::Exists(exists) => self.exists(visitor, &exists),
-            Request::List(list) => self.list(visitor.namespace, &list),
+            Request::Exists(exists) => o.exists(visitor, &exists),
+            Request::List(list) => o.list(visitor.namespace, &list),
             Request::Stat => Reply::Stat(self.stat()),
             Request::Heartbeat(_) => Reply::Done,
-            Request::KeepLeases(leases) => self.keep_leases(visitor.client, &leases),
+            Request::KeepLeases(leases) => {
+                o.leases.end_all_but(visitor.client, &leases);
+                Reply::Done
+            }
             Request::Goodbye => {
-                self.effects.push_back(Effect::Reply(conn, id, Reply::Done));
-                self.end_leases(visitor.client);
+                o.cx.reply(conn, id, Reply::Done);
+                o.client_gone(visitor.client);
                 return self.closed(conn);
             }
             _ => refuse(Reason::NotForYou, "the master does not answer this request to a client"),
         };
-        self.effects.push_back(Effect::Reply(conn, id, reply));
+        self.objects.cx.reply(conn, id, reply);
     }
 
     fn node_request(&mut self, conn: ConnId, id: RequestId, node: Option<NodeIndex>, request: Request) {
+        let Some(request) = self.park(conn, id, None, request) else { return };
         let reply = match (request, node) {
-            (Request::Register(register), _) => self.register(conn, register),
-            (Request::Announce(announce), Some(node)) => self.announce(node, announce),
-            (Request::Decide(decide), Some(node)) => return self.decide(conn, id, node, decide),
-            (Request::Heartbeat(beat), Some(node)) => self.heartbeat(node, beat),
-            (Request::Released(released), Some(node)) => self.released(node, &released),
-            (Request::ClientDied(client), Some(_)) => self.client_died(client),
-            (Request::Dropped(dropped), Some(disk)) => self.dropped(disk, &dropped),
-            (Request::Goodbye, Some(node)) => {
-                self.effects.push_back(Effect::Reply(conn, id, Reply::Done));
-                return self.node_left(node, conn);
+            (Request::Register(register), _) => return self.register(conn, id, register),
+            (Request::Announce(announce), Some(node)) => {
+                membership::announce(&mut self.objects, node, announce)
             }
+            (Request::Decide(decide), Some(node)) => {
+                return self.retires.decide(&mut self.objects, conn, id, node, decide);
+            }
+            (Request::Heartbeat(beat), Some(node)) => membership::heartbeat(&mut self.objects, node, beat),
+            (Request::Released(released), Some(node)) => {
+                membership::released(&mut self.objects, node, &released)
+            }
+            (Request::ClientDied(client), Some(_)) => {
+                self.objects.client_gone(client);
+                Reply::Done
+            }
+            (Request::Dropped(dropped), Some(disk)) => answers::dropped(&mut self.objects, disk, &dropped),
+            (Request::Goodbye, Some(node)) => return self.node_left(node, conn, id),
             (
                 Request::Announce(_)
                 | Request::Decide(_)
@@ -599,19 +578,20 @@ impl Master {
             ) => refuse(Reason::Invalid, "a node must register first"),
             _ => refuse(Reason::NotForYou, "the master does not answer this request to a node"),
         };
-        self.effects.push_back(Effect::Reply(conn, id, reply));
+        self.objects.cx.reply(conn, id, reply);
     }
 
     fn closed(&mut self, conn: ConnId) {
-        self.near.remove(&conn);
-        match self.parties.remove(&conn) {
-            None => (),
-            Some(Party::Node(None)) => (),
-            Some(Party::Node(Some(node))) => self.node_away(node, conn),
+        self.membership.saving.forget(conn);
+        match self.objects.cx.connections.close(conn) {
+            None | Some(Party::Node(None)) => (),
+            Some(Party::Node(Some(node))) => {
+                self.forget_answers(conn);
+                self.node_away(node, conn);
+            }
             Some(Party::Client(visitor)) => {
-                if self.clients.get(&visitor.client) == Some(&conn) {
-                    self.clients.remove(&visitor.client);
-                    self.client_broke(visitor.client, true);
+                if self.objects.cx.connections.end_client(visitor.client, conn) {
+                    self.objects.client_broke(visitor.client, true);
                 }
                 self.forget_answers(conn);
                 self.lose_sight(visitor.client);
@@ -621,100 +601,32 @@ impl Master {
 
     /// Tells every node. Only a hint: each decides by its own evidence what that client can still touch.
     fn lose_sight(&mut self, client: ClientId) {
-        let nodes: Vec<_> = self.members.iter().filter_map(|(_, it)| it.conn).collect();
+        let nodes: Vec<_> = self.objects.cx.members.iter().filter_map(|(_, it)| it.conn).collect();
         for node in nodes {
-            let id = self.next_id();
-            self.effects.push_back(Effect::Ask(node, id, Request::ClientGone(client)));
+            let id = self.objects.cx.next_id();
+            self.objects.cx.effects.push_back(Effect::Ask(node, id, Request::ClientGone(client)));
         }
     }
 
-    /// Nobody is there any more to hear what this connection asked for.
+    /// A connection is closed: its requests are not answered. Deletes and drops go on.
     fn forget_answers(&mut self, conn: ConnId) {
-        let moot = self.ops.iter().filter(|(_, op)| match op {
-            Op::Reserve(it) => it.is_parked_for(conn),
-            Op::Watch(it) => it.conn == conn,
-            Op::Why(it) => it.conn == conn,
-            Op::Fetch(it) => it.conn == conn,
-            Op::Pull(it) => it.conn == conn,
-            // What was asked for is done, whoever hears of it.
-            Op::Confirm(_) | Op::Drop(_) => false,
-        });
-        for id in moot.map(|(id, _)| *id).collect::<Vec<_>>() {
-            match self.ops.remove(&id) {
-                Some(Op::Reserve(reserving)) => self.end_reserve(id, reserving),
-                Some(Op::Fetch(fetching)) => {
-                    self.ops.insert(id, Op::Fetch(fetching));
-                    self.end_fetch(id);
-                }
-                Some(Op::Pull(pulling)) => self.forget_pull(id, &pulling),
-                _ => (),
-            }
-        }
+        self.objects.tier.fetches().forget(&mut self.objects.cx, conn);
+        self.objects.streams.forget_pulls(&mut self.objects.cx, conn);
+        self.reservations.forget(&mut self.objects, conn);
+        self.watches.forget(conn);
+        self.explanations.forget(conn);
+        self.forget_parked(conn);
     }
 
-    /// Nobody waits for this answer any more: who stands in a line leaves it.
+    /// A client does not wait for an answer any more: its time is up now.
     fn cancel(&mut self, conn: ConnId, id: RequestId) -> Reply {
-        let now = self.now;
-        for (op, waiting) in &mut self.ops {
-            match waiting {
-                Op::Reserve(it) if it.is_of(conn, id) => it.end_at(now),
-                Op::Watch(it) if it.is_of(conn, id) => it.end_at(now),
-                Op::Fetch(it) if it.is_of(conn, id) => it.end_at(now),
-                Op::Pull(it) if it.is_of(conn, id) => it.end_at(now),
-                _ => continue,
-            }
-            self.deadlines.list(now, *op);
-        }
+        self.reservations.cancel(&mut self.objects.cx, conn, id);
+        self.watches.cancel(&mut self.objects.cx, conn, id);
+        self.cancel_parked(conn, id);
+        self.objects.tier.fetches().cancel(&mut self.objects.cx, conn, id);
+        self.objects.streams.cancel_pull(&mut self.objects.cx, conn, id);
         self.end_waiting();
         Reply::Done
-    }
-
-    /// What a client calls itself, by its number.
-    fn label(&self, index: LabelIndex) -> String {
-        self.labels.names.get(index.0 as usize).cloned().unwrap_or_default()
-    }
-
-    /// What people can know a client by: what it calls itself, or its number while it is not connected.
-    fn client_name(&self, client: ClientId) -> String {
-        match self.clients.get(&client).and_then(|conn| self.parties.get(conn)) {
-            Some(Party::Client(visitor)) => visitor.label.clone(),
-            _ => format!("client {client}, which is not connected"),
-        }
-    }
-
-    /// What a client that wrote something calls itself.
-    fn writer(&self, client: ClientId) -> (LabelIndex, String) {
-        match self.clients.get(&client).and_then(|conn| self.parties.get(conn)) {
-            Some(Party::Client(visitor)) => (visitor.index, visitor.label.clone()),
-            _ => (LabelIndex::default(), String::new()),
-        }
-    }
-
-    /// Asks a node and remembers what for. `None` if it is not connected.
-    fn ask(&mut self, node: NodeIndex, request: Request, wait: Wait) -> Option<RequestId> {
-        let conn = self.members.get(node)?.conn?;
-        let id = self.next_id();
-        let effect = match wait {
-            Wait::Publish(..) => Effect::Entrust(conn, id, request),
-            _ => Effect::Ask(conn, id, request),
-        };
-        self.waits.insert(id, (node, wait));
-        self.effects.push_back(effect);
-        Some(id)
-    }
-
-    fn next_id(&mut self) -> RequestId {
-        self.next_id += 1;
-        RequestId(self.next_id)
-    }
-
-    fn next_op(&mut self) -> OpId {
-        OpId(self.next_id().0)
-    }
-
-    fn mint_generation(&mut self) -> Generation {
-        self.next_generation += 1;
-        Generation { epoch: self.config.epoch, counter: self.next_generation }
     }
 }
 

@@ -1,10 +1,10 @@
-//! Pins: protection, not fate. They belong to owners, and are in writing on the nodes before they are
+//! Pins: protection from eviction on behalf of an owner. They are written on the nodes before they are
 //! answered.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
-    Master, OpId, Wait,
+    Objects, OpId, Retires, Wait,
     catalog::{NamespaceIndex, NodeIndex, Object, ObjectIndex},
     confirm::Answer,
     refuse,
@@ -56,79 +56,102 @@ impl Unwritten {
     }
 }
 
-impl Master {
-    pub(super) fn pin(&mut self, conn: ConnId, id: RequestId, namespace: NamespaceIndex, pin: &Pin) {
+impl Retires {
+    pub(super) fn pin(
+        &mut self,
+        o: &mut Objects,
+        conn: ConnId,
+        id: RequestId,
+        namespace: NamespaceIndex,
+        pin: &Pin,
+    ) {
         if pin.keys.len() > BATCH_ITEMS_MAX || pin.owner.len() > OWNER_BYTES_MAX {
             let reply = refuse(Reason::Invalid, "the batch or the owner's name is too long");
-            return self.effects.push_back(super::Effect::Reply(conn, id, reply));
+            return o.cx.reply(conn, id, reply);
         }
         let mut outcomes = Vec::with_capacity(pin.keys.len());
         let mut marked = Vec::new();
         for (item, key) in pin.keys.iter().enumerate() {
-            let index = self.catalog.find(namespace, key);
-            outcomes.push(match index {
-                None => PinOutcome::Absent,
-                Some(index) if !self.pin_one(index, &pin.owner, pin.on) => PinOutcome::TooMany,
-                // Also what was said before: it may not be in writing everywhere yet.
-                Some(index) => {
-                    marked.push((item, index));
-                    PinOutcome::Done
-                }
-            });
+            let index = o.cx.catalog.find(namespace, key);
+            let Some(index) = index else {
+                outcomes.push(PinOutcome::Absent);
+                continue;
+            };
+            let outcome = o.pin_one(index, &pin.owner, pin.on);
+            // Also what was said before: it may not be in writing everywhere yet.
+            if outcome != PinOutcome::TooMany {
+                marked.push((item, index));
+            }
+            outcomes.push(outcome);
         }
-        let deadline = Some(self.now.after(pin.wait_ms));
-        if sabotaged!(self.config.sabotage, PinWithoutWriting) {
+        if sabotaged!(o.cx.config.sabotage, PinWithoutWriting) {
             marked.clear();
         }
-        let generation = |index| self.catalog.get(index).map(Object::generation);
+        let generation = |index| o.cx.catalog.get(index).map(Object::generation);
         let pinned = marked.iter().filter_map(|&(item, index)| Some((item, index, generation(index)?)));
         let answer = Answer::Pin(outcomes, pinned.collect());
-        self.retire_and_mark(conn, id, answer, Vec::new(), &marked, deadline);
+        self.retire_and_mark(o, (conn, id), answer, Vec::new(), &marked, pin.wait_ms);
     }
 
     pub(super) fn drop_pins(
         &mut self,
+        o: &mut Objects,
         conn: ConnId,
         id: RequestId,
         namespace: NamespaceIndex,
         drop: &DropPins,
     ) {
-        let pinned = self.catalog.pinned_by(namespace, &drop.owner);
+        let pinned = o.cx.catalog.pinned_by(namespace, &drop.owner);
         let count = pinned.len() as u64;
         for &index in &pinned {
-            self.pin_one(index, &drop.owner, false);
+            o.pin_one(index, &drop.owner, false);
         }
         // An earlier call may have ended these pins and not heard that it is in writing; so whoever asks
         // again waits for what is not, whoever asked for it.
-        let is_here = |it: &ObjectIndex| self.catalog.get(*it).is_some_and(|it| it.namespace() == namespace);
-        let unwritten = self.unwritten.objects().filter(is_here);
+        let is_here = |it: &ObjectIndex| o.cx.catalog.get(*it).is_some_and(|it| it.namespace() == namespace);
+        let unwritten = o.unwritten.objects().filter(is_here);
         let marked: BTreeSet<_> = pinned.into_iter().chain(unwritten).collect();
         let marked: Vec<_> = marked.into_iter().map(|index| (0, index)).collect();
         let answer = Answer::Matching(DeletedMatching { count, unconfirmed: Vec::new() });
-        let deadline = Some(self.now.after(drop.wait_ms));
-        self.retire_and_mark(conn, id, answer, Vec::new(), &marked, deadline);
+        self.retire_and_mark(o, (conn, id), answer, Vec::new(), &marked, drop.wait_ms);
     }
 
-    /// Sets or ends one pin, unless it is so already; `false` if there are too many.
-    fn pin_one(&mut self, index: ObjectIndex, owner: &str, on: bool) -> bool {
-        let Some(object) = self.catalog.get(index) else { return false };
+    /// A node may or may not have marks in writing.
+    pub(super) fn not_marked(
+        &mut self,
+        o: &mut Objects,
+        node: NodeIndex,
+        id: RequestId,
+        objects: &[(ObjectIndex, Generation, Hold)],
+        op: Option<OpId>,
+    ) {
+        objects.iter().for_each(|(index, ..)| o.unwritten.unconfirmed(*index, node, id));
+        self.unconfirmed(o, node, id, &[], op);
+    }
+}
+
+impl Objects {
+    /// Sets or ends one pin, unless it is so already.
+    fn pin_one(&mut self, index: ObjectIndex, owner: &str, on: bool) -> PinOutcome {
+        let Some(object) = self.cx.catalog.get(index) else { return PinOutcome::Absent };
         let mut marks = object.marks().cloned().unwrap_or_default();
-        let has = marks.pins.iter().any(|it| it == owner);
-        if has == on {
-            return true;
+        match (marks.pins.iter().any(|it| it == owner), on) {
+            (true, true) => return PinOutcome::Done,
+            (false, false) => return PinOutcome::NotPinned,
+            _ => {}
         }
         if on {
             if marks.pins.len() >= MARKS_MAX {
-                return false;
+                return PinOutcome::TooMany;
             }
             marks.pins.push(owner.to_owned());
         } else {
             marks.pins.retain(|it| it != owner);
             // What nobody pins may be evicted, and somebody may be waiting for that.
-            self.room.note_change();
+            self.cx.room.note_change();
         }
-        self.catalog.mark(index, marks);
-        true
+        self.cx.catalog.mark(index, marks);
+        PinOutcome::Done
     }
 
     /// Tells the nodes what the catalog says of these objects. A node that is away is told when it is back.
@@ -139,7 +162,7 @@ impl Master {
     ) -> BTreeMap<RequestId, NodeIndex> {
         let mut by_node: BTreeMap<NodeIndex, Vec<(MarkItem, ObjectIndex, Generation)>> = BTreeMap::new();
         for index in indexes {
-            let Some(object) = self.catalog.get(index) else { continue };
+            let Some(object) = self.cx.catalog.get(index) else { continue };
             let marks = object.marks().cloned().unwrap_or_default();
             for (node, hold) in self.written_beside(object) {
                 let item = MarkItem { hold, marks: marks.clone() };
@@ -151,7 +174,7 @@ impl Master {
             for chunk in items.chunks(MARK_ITEMS_MAX) {
                 let request = Request::Mark(chunk.iter().map(|it| it.0.clone()).collect());
                 let objects = chunk.iter().map(|(item, index, generation)| (*index, *generation, item.hold));
-                let told = self.ask(node, request, Wait::Mark(objects.collect(), op));
+                let told = self.cx.ask(node, request, Wait::Mark(objects.collect(), op));
                 asked.extend(told.map(|id| (id, node)));
                 chunk.iter().for_each(|(_, index, _)| self.unwritten.note(*index, node, told));
             }
@@ -165,8 +188,7 @@ impl Master {
         &'a self,
         object: &'a Object,
     ) -> impl Iterator<Item = (NodeIndex, Hold)> + 'a {
-        let promotions = &self.tier.promotions;
-        object.replicas().filter(|(node, _)| !promotions.is_unsettled(object.generation(), *node))
+        object.replicas().filter(|(node, _)| !self.tier.is_unsettled(object.generation(), *node))
     }
 
     /// A node has marks in writing.
@@ -179,22 +201,10 @@ impl Master {
         objects.iter().for_each(|(index, ..)| self.unwritten.confirmed(*index, node, Some(id)));
     }
 
-    /// A node may or may not have marks in writing.
-    pub(super) fn not_marked(
-        &mut self,
-        node: NodeIndex,
-        id: RequestId,
-        objects: &[(ObjectIndex, Generation, Hold)],
-        op: Option<OpId>,
-    ) {
-        objects.iter().for_each(|(index, ..)| self.unwritten.unconfirmed(*index, node, id));
-        self.unconfirmed(node, id, &[], op);
-    }
-
     /// One more copy of an object is known, from before this life of the master. Where its marks say more
     /// than those of the others they count: the others may have been away when it was said.
     pub(super) fn merge_marks(&mut self, index: ObjectIndex, written: &Marks) {
-        let Some(object) = self.catalog.get(index) else { return };
+        let Some(object) = self.cx.catalog.get(index) else { return };
         let known = object.marks().cloned().unwrap_or_default();
         let mut marks = known.clone();
         let merge = |into: &mut Vec<String>, from: &[String]| {
@@ -206,14 +216,14 @@ impl Master {
             merge(&mut sample.acked, &told.acked);
         }
         if marks != known || marks != *written {
-            self.catalog.mark(index, marks);
+            self.cx.catalog.mark(index, marks);
             self.send_marks(vec![index], None);
         }
     }
 
     /// Whether a node has other marks in writing than the catalog; they are written anew then.
     pub(super) fn correct_marks(&mut self, index: ObjectIndex, node: NodeIndex, written: &Marks) {
-        let marks = self.catalog.get(index).and_then(|it| it.marks().cloned()).unwrap_or_default();
+        let marks = self.cx.catalog.get(index).and_then(|it| it.marks().cloned()).unwrap_or_default();
         if marks == *written {
             self.unwritten.confirmed(index, node, None);
         } else {

@@ -1,5 +1,5 @@
-//! Which nodes get the replicas of a new object: those asked for by name, then those near the writer, then
-//! those with the most room.
+//! Which nodes get the replicas of a new object: those requested by name, then those near the writer, then
+//! those with the most free memory.
 
 use super::{catalog::NodeIndex, members::Member};
 use crate::SegmentId;
@@ -48,25 +48,9 @@ mod tests {
             host: host.into(),
             ..NodeInfo::default()
         };
-        Member {
-            info,
-            standing: Standing::Ready,
-            conn: None,
-            is_near: false,
-            unheard: Default::default(),
-            entrusted: 0,
-            looks_from: Tick(0),
-            heard: Tick(0),
-            usage: Usage::default(),
-            free,
-            viewers: Vec::new(),
-            retiring: Default::default(),
-            owed: Default::default(),
-            discard: false,
-            announces: false,
-            told: Default::default(),
-            from_earlier_life: false,
-        }
+        let mut member = Member::new(info, Usage::default(), Tick(0));
+        (member.standing, member.free) = (Standing::Ready, free);
+        member
     }
 
     /// The order in which `n1` (host a), `n2` (host b), `n3` (host b, emptier) are tried.

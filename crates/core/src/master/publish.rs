@@ -19,22 +19,20 @@
 use std::collections::BTreeMap;
 
 use super::{
-    Effect, Master, OpId, Visitor, Wait,
+    Context, Master, Objects, OpId, Retires, Visitor, Wait,
     catalog::{NodeIndex, ObjectIndex},
     commit::{Others, Written},
-    confirm::Answer,
+    confirm::{Answer, Awaited},
     members::Standing,
     refuse,
 };
 use crate::{
     BATCH_ITEMS_MAX, ConnId, Generation, Hold, RequestId,
     marks::Marks,
-    message::{Publish, PublishItem, Reason, Record, Reply, Request, Settle, Settled},
+    message::{Publish, PublishItem, Reason, Record, Reply, Request, Settled},
     sabotage::sabotaged,
 };
 
-/// How long a node is not asked to look after it was, unless there is [much](ENTRUSTED_MAX).
-const LOOK_PAUSE_MS: u64 = 2;
 /// So many bytes are entrusted to a node before it is asked to look: some 200 puts of one object, or 40 of
 /// many. A socket holds half as much again where nobody has set its limits.
 const ENTRUSTED_MAX: usize = 256 << 10;
@@ -43,11 +41,18 @@ const MESSAGE_BYTES: usize = 1 << 10;
 /// What the word of an object takes beside its name, or that of room that nothing came of.
 const WORD_BYTES: usize = 128;
 
-impl Master {
-    pub(super) fn publish(&mut self, conn: ConnId, id: RequestId, visitor: &Visitor, publish: Publish) {
+impl Retires {
+    pub(super) fn publish(
+        &mut self,
+        o: &mut Objects,
+        conn: ConnId,
+        id: RequestId,
+        visitor: &Visitor,
+        publish: Publish,
+    ) {
         if publish.items.len() > BATCH_ITEMS_MAX {
             let reply = refuse(Reason::Invalid, "the batch is too large");
-            return self.effects.push_back(Effect::Reply(conn, id, reply));
+            return o.cx.reply(conn, id, reply);
         }
         let mut outcomes = Vec::with_capacity(publish.items.len());
         let mut replaced = Vec::new();
@@ -55,69 +60,44 @@ impl Master {
         let mut homes: BTreeMap<NodeIndex, Vec<usize>> = BTreeMap::new();
         let mut items: BTreeMap<NodeIndex, Vec<usize>> = BTreeMap::new();
         for (index, item) in publish.items.into_iter().enumerate() {
-            let Some(home) = self.home_of(visitor, &item) else {
+            let Some(home) = o.home_of(visitor, &item) else {
                 outcomes.push(None);
                 continue;
             };
             let (namespace, client) = (visitor.namespace, visitor.client);
             let written = Written { namespace, client, item: item.item, home_asks: false };
-            let (outcome, old) = self.decide_one(home, written, &mut told);
+            let (outcome, old) = o.decide_one(home, written, &mut told);
             old.iter().for_each(|(node, _)| items.entry(*node).or_default().push(index));
             homes.entry(home).or_default().push(index);
             replaced.extend(old);
             outcomes.push(Some(outcome));
         }
-        let op = self.next_op();
+        let op = o.cx.next_op();
         let mut sent = BTreeMap::new();
         let mut behind = Vec::new();
         for (node, (settle, objects)) in told {
             let names: usize = settle.commit.iter().map(|it| it.key.as_bytes().len()).sum();
             let words = WORD_BYTES * (settle.commit.len() + settle.abort.len());
-            let id = self.ask(node, Request::Settle(settle), Wait::Publish(objects, op));
+            let id = o.cx.ask(node, Request::Settle(settle), Wait::Publish(objects, op));
             sent.extend(id.map(|id| (id, node)));
-            let Some(member) = self.members.get_mut(node) else { continue };
+            let Some(member) = o.cx.members.get_mut(node) else { continue };
             member.entrusted += MESSAGE_BYTES + words + names;
             behind.extend((member.entrusted >= ENTRUSTED_MAX).then_some(node));
         }
-        if sabotaged!(self.config.sabotage, AnswerUnsent) {
+        if sabotaged!(o.cx.config.sabotage, AnswerUnsent) {
             sent.clear();
         }
-        let retired = self.retire(replaced, Some(op));
-        let mut answer = Answer::Publish(outcomes, homes);
-        for (node, indexes) in items.iter().filter(|(node, _)| !retired.values().any(|it| it == *node)) {
-            answer.unconfirmed(&self.members.name(*node), indexes);
-        }
-        let deadline = Some(self.now.after(publish.wait_ms));
-        self.answer_when(op, (conn, id), answer, items, (retired, sent), deadline);
-        behind.into_iter().for_each(|node| self.have_look_now(node));
-    }
-
-    /// Has a node look at what was entrusted to it, unless it was asked to a moment ago. Any question does.
-    pub(super) fn have_look(&mut self, node: NodeIndex) {
-        let member = self.members.get(node).filter(|it| it.entrusted > 0 && it.looks_from <= self.now);
-        if member.is_some() {
-            self.have_look_now(node);
-        }
-    }
-
-    fn have_look_now(&mut self, node: NodeIndex) {
-        let Some(member) = self.members.get_mut(node) else { return };
-        member.entrusted = 0;
-        member.looks_from = self.now.after(LOOK_PAUSE_MS);
-        self.ask(node, Request::Settle(Settle::default()), Wait::Settle(Vec::new(), None));
-    }
-
-    /// What was [entrusted](Effect::Entrust) to a node is with it.
-    pub fn sent(&mut self, id: RequestId) {
-        if let Some((_, Wait::Publish(_, op))) = self.waits.get(&id) {
-            let op = *op;
-            self.confirmed(id, Some(op));
-        }
+        let retired = o.cx.retire(replaced, Some(op));
+        let answer = Answer::Publish(outcomes, homes);
+        let awaited = Awaited { items, asked: retired, in_any_case: sent };
+        self.answer_when(o, op, (conn, id), answer, awaited, publish.wait_ms);
+        behind.into_iter().for_each(|node| o.cx.poll_node_now(node));
     }
 
     /// A node has heard of what was published there, or refuses what it must do.
     pub(super) fn heard_of(
         &mut self,
+        o: &mut Objects,
         node: NodeIndex,
         id: RequestId,
         objects: &[(ObjectIndex, Generation, Hold)],
@@ -125,26 +105,56 @@ impl Master {
         reply: Reply,
     ) {
         if let Reply::Settled(settled) = reply {
-            self.report(node, settled.usage);
-            self.settled(node, objects, &settled.lost);
-            return self.confirmed(id, Some(op));
+            o.cx.report(node, settled.usage);
+            o.settled(node, objects, &settled.lost);
+            return self.confirmed(o, id, Some(op));
         }
         let lost: Vec<_> = objects.iter().map(|it| it.2).collect();
-        self.settled(node, objects, &lost);
-        self.not_published(id, op);
+        o.settled(node, objects, &lost);
+        self.not_published(o, id, op);
     }
 
     /// The other things that a node has heard of, and answers at once.
-    pub(super) fn heard_of_all(&mut self, node: NodeIndex, settled: &Settled) {
+    pub(super) fn heard_of_all(&mut self, o: &mut Objects, node: NodeIndex, settled: &Settled) {
         for id in &settled.also {
             let is_its = |it: &(NodeIndex, Wait)| it.0 == node && matches!(it.1, Wait::Publish(..));
-            let found = self.waits.get(id).is_some_and(is_its).then(|| self.waits.remove(id)).flatten();
+            let found = o.cx.waits.get(id).is_some_and(is_its).then(|| o.cx.waits.remove(id)).flatten();
             let Some((_, Wait::Publish(objects, op))) = found else { continue };
-            self.settled(node, &objects, &settled.lost);
-            self.confirmed(*id, Some(op));
+            o.settled(node, &objects, &settled.lost);
+            self.confirmed(o, *id, Some(op));
         }
     }
+}
 
+impl Objects {
+    /// The node that has what a client would publish, if it is near and this is all there is to it: one copy
+    /// without marks, in room that is the client's as far as anybody knows.
+    fn home_of(&self, visitor: &Visitor, publish: &PublishItem) -> Option<NodeIndex> {
+        let PublishItem { home, item } = publish;
+        let node = self.cx.members.find(*home)?;
+        let member = self.cx.members.get(node)?;
+        let is_there = member.is_near && member.standing == Standing::Ready;
+        let is_plain = item.others.is_empty() && Marks::of(&item.options) == Marks::default();
+        let name_len = self.cx.catalog.namespace_name(visitor.namespace).len() + item.key.as_bytes().len();
+        let fits = self.cx.room.is_granted(node, item.hold, visitor.namespace, |it| {
+            it.client == visitor.client && it.len == item.len && name_len as u64 <= it.name_len
+        });
+        let fits = fits || sabotaged!(self.cx.config.sabotage, PublishEnded);
+        (is_there && is_plain && fits).then_some(node)
+    }
+}
+
+impl Master {
+    /// What was [entrusted](Effect::Entrust) to a node is with it.
+    pub fn sent(&mut self, id: RequestId) {
+        if let Some((_, Wait::Publish(_, op))) = self.objects.cx.waits.get(&id) {
+            let op = *op;
+            self.retires.confirmed(&mut self.objects, id, Some(op));
+        }
+    }
+}
+
+impl Context {
     /// What a node that registers may not have heard of, though it was published.
     pub(super) fn unheard(&self, node: NodeIndex) -> Vec<Record> {
         if sabotaged!(self.config.sabotage, ForgetPublished) {
@@ -164,21 +174,5 @@ impl Master {
             })
         });
         records.collect()
-    }
-
-    /// The node that has what a client would publish, if it is near and this is all there is to it: one copy
-    /// without marks, in room that is the client's as far as anybody knows.
-    fn home_of(&self, visitor: &Visitor, publish: &PublishItem) -> Option<NodeIndex> {
-        let PublishItem { home, item } = publish;
-        let node = self.members.find(*home)?;
-        let member = self.members.get(node)?;
-        let is_there = member.is_near && member.standing == Standing::Ready;
-        let is_plain = item.others.is_empty() && Marks::of(&item.options) == Marks::default();
-        let name_len = self.catalog.namespace_name(visitor.namespace).len() + item.key.as_bytes().len();
-        let fits = self.room.is_granted(node, item.hold, visitor.namespace, |it| {
-            it.client == visitor.client && it.len == item.len && name_len as u64 <= it.name_len
-        });
-        let fits = fits || sabotaged!(self.config.sabotage, PublishEnded);
-        (is_there && is_plain && fits).then_some(node)
     }
 }

@@ -1,8 +1,10 @@
-//! Finding room for new objects.
+//! Reservations: finding space for new objects.
 //!
-//! A reservation goes in rounds. Each round plans, for every item that still lacks a copy, a node with room;
-//! where no node has any, it evicts just enough on the best one. The nodes allocate; what they refuse is
-//! planned again. A node that refused an item twice is not asked for it again, so rounds end.
+//! A reservation takes rounds. Each round plans, for every item that still lacks a copy, a node with enough
+//! space; where no node has any, it evicts just enough on the best one. The nodes allocate. An item that a
+//! node refuses is planned again, and the master evicts what the node says is missing. Rounds end: a node
+//! that refuses an item twice although nothing had to be evicted, or where nothing can be, is not asked for
+//! it again.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,35 +12,38 @@ use std::{
 };
 
 use super::{
-    Effect, Master, Op, OpId, Visitor, Wait,
-    catalog::{Eviction, NodeIndex, ObjectIndex},
-    members::Standing,
+    Context, Objects, OpId, Visitor, Wait,
+    catalog::{Eviction, NodeIndex, ObjectIndex, Scope},
+    members::{Member, Standing},
     placement::{Wish, rank},
     refuse,
     room::{Line, Terms},
+    shortage::{Lack, Need, Refused},
     stream::StreamIndex,
 };
 use crate::{
-    BATCH_ITEMS_MAX, ConnId, Hold, Key, REPLICAS_MAX, RequestId, Reservation, SegmentId, Tick,
+    BATCH_ITEMS_MAX, ConnId, Key, REPLICAS_MAX, RequestId, Reservation, SegmentId, Tick,
     extent::room_for,
     marks::Marks,
     message::{
-        Allocate, AllocateItem, Allocated, OnExists, Reason, Reply, Request, Reserve, ReserveItem,
-        ReserveOutcome, Reserved, Settle, Usage,
+        Allocate, AllocateItem, Allocated, Full, OnExists, Reason, Reply, Request, Reserve, ReserveItem,
+        ReserveOutcome, Reserved, Resource, Shortage, Usage,
     },
     sabotage::sabotaged,
 };
 
-/// Where memory is short, a namespace has at most this part of a node reserved if it is to have some at hand.
-const SPARE_SHARE: u64 = 16;
-/// What room at hand is called where it is told what something made way for.
-const SPARE_NAME: &[u8] = b"(room at hand)";
-/// How often a node may refuse an item before it is not asked again.
-const REFUSALS_MAX: u32 = 2;
+/// This part of a node's memory stays free of offers, so that few puts must recall any.
+const UNOFFERED_SHARE: u64 = 8;
+
+/// All reservations under way.
+#[derive(Debug, Default)]
+pub(super) struct Reservations {
+    all: BTreeMap<OpId, Reserving>,
+}
 
 /// A reservation under way.
 #[derive(Debug)]
-pub(super) struct Reserving {
+struct Reserving {
     conn: ConnId,
     id: RequestId,
     visitor: Arc<Visitor>,
@@ -59,45 +64,41 @@ pub(super) struct Reserving {
 struct Item {
     request: ReserveItem,
     got: Vec<(NodeIndex, Reservation)>,
-    refusals: BTreeMap<NodeIndex, u32>,
+    refusals: BTreeMap<NodeIndex, Refused>,
     done: Option<ReserveOutcome>,
     /// The stream that counts it, as long as it has no room.
     counted: Option<StreamIndex>,
+    /// It was planned on memory that is offered to others, and may be claimed.
+    needs_recall: bool,
 }
 
 impl Reserving {
-    pub(super) fn is_of(&self, conn: ConnId, id: RequestId) -> bool {
-        (self.conn, self.id) == (conn, id)
-    }
-
-    /// It waits no longer than until then.
-    pub(super) fn end_at(&mut self, at: Tick) {
-        self.deadline = self.deadline.min(at);
-    }
-
-    /// Whether it waits for room on behalf of that connection.
-    pub(super) fn is_parked_for(&self, conn: ConnId) -> bool {
-        self.conn == conn && self.is_parked()
-    }
-
+    /// Whether it waits for space, and for no node.
     fn is_parked(&self) -> bool {
         self.queued && self.outstanding == 0
     }
 }
 
-impl Master {
-    pub(super) fn reserve(&mut self, conn: ConnId, id: RequestId, visitor: &Arc<Visitor>, reserve: Reserve) {
+impl Reservations {
+    pub(super) fn reserve(
+        &mut self,
+        o: &mut Objects,
+        conn: ConnId,
+        id: RequestId,
+        visitor: &Arc<Visitor>,
+        reserve: Reserve,
+    ) {
         let spare = reserve.spare as usize;
         if reserve.items.len().saturating_mul(spare.max(1)) > BATCH_ITEMS_MAX {
             let reply = refuse(Reason::Invalid, "the batch is too large");
-            return self.effects.push_back(Effect::Reply(conn, id, reply));
+            return o.cx.reply(conn, id, reply);
         }
         let stream = reserve.items.first().map(|it| it.options.stream.clone()).unwrap_or_default();
         if reserve.items.iter().any(|it| it.options.stream != stream) {
             let reply = refuse(Reason::Invalid, "the batch is for more than one stream");
-            return self.effects.push_back(Effect::Reply(conn, id, reply));
+            return o.cx.reply(conn, id, reply);
         }
-        let look = |request| self.first_look(visitor, request, spare > 0);
+        let look = |request| self.first_look(o, visitor, request, spare > 0);
         let items = reserve.items.into_iter().flat_map(|it| std::iter::repeat_n(it, spare.max(1)));
         let items = items.map(look).collect();
         let mut reserving = Reserving {
@@ -108,111 +109,155 @@ impl Master {
             spare,
             items,
             outstanding: 0,
-            deadline: self.now.after(if spare > 0 { 0 } else { reserve.wait_ms }),
+            deadline: o.cx.now.after(if spare > 0 { 0 } else { reserve.wait_ms }),
             queued: false,
             line: (visitor.namespace, stream),
         };
-        let op = self.next_op();
-        let overtakes = sabotaged!(self.config.sabotage, OvertakeTheWaiting);
-        if self.room.has_line(&reserving.line) && !overtakes {
+        let op = o.cx.next_op();
+        let overtakes = sabotaged!(o.cx.config.sabotage, OvertakeTheWaiting);
+        if o.cx.room.has_line(&reserving.line) && !overtakes {
             // Who came first is served first: room that is found now belongs to those who wait.
-            let full = self.total_usage();
-            for item in reserving.items.iter_mut().filter(|it| it.done.is_none()) {
-                item.done = Some(ReserveOutcome::Full(full));
+            for index in 0..reserving.items.len() {
+                if let Some(item) = reserving.items.get(index).filter(|it| it.done.is_none()) {
+                    let exceeded = o.quota_exceeded_alone(visitor.namespace, charge(&item.request));
+                    let full = || self.full(o, item, self.need(o, &reserving, item));
+                    let outcome = exceeded.map_or_else(full, ReserveOutcome::OverQuota);
+                    self.finish(o, &mut reserving, index, outcome);
+                }
             }
-            return self.end_reserve(op, reserving);
+            return self.end_reserve(o, op, reserving);
         }
-        self.go_on(op, reserving);
+        self.go_on(o, op, reserving);
     }
 
     /// Room may have been found for the first in a line.
-    pub(super) fn try_again(&mut self, op: OpId) {
-        match self.ops.remove(&op) {
-            Some(Op::Reserve(mut reserving)) if reserving.is_parked() => {
-                for item in &mut reserving.items {
-                    if is_short(item) {
-                        item.done = None;
-                        item.refusals.clear();
-                    }
-                }
-                self.go_on(op, reserving);
+    pub(super) fn try_again(&mut self, o: &mut Objects, op: OpId) {
+        let Some(mut reserving) = self.take_parked(op) else { return };
+        for item in &mut reserving.items {
+            if may_fit_later(item) {
+                item.done = None;
+                item.refusals.clear();
             }
-            Some(other) => _ = self.ops.insert(op, other),
-            None => (),
         }
+        self.go_on(o, op, reserving);
     }
 
     /// Answers a put that has waited for room long enough.
-    pub(super) fn end_parked(&mut self, op: OpId) {
-        let is_late = |it: &Reserving| it.is_parked() && it.deadline <= self.now;
-        if !matches!(self.ops.get(&op), Some(Op::Reserve(it)) if is_late(it)) {
+    pub(super) fn end_parked(&mut self, o: &mut Objects, op: OpId) {
+        let is_late = |it: &Reserving| it.is_parked() && it.deadline <= o.cx.now;
+        if !self.all.get(&op).is_some_and(is_late) {
             return;
         }
         // A disk that cannot keep up costs nobody a put: what may be evicted is looked at once more. Who is
         // not the first in its line has no claim on that.
-        if self.members.disks().next().is_some() && self.room.is_first(op) {
-            self.try_again(op);
+        if o.cx.members.disks().next().is_some() && o.cx.room.is_first(op) {
+            self.try_again(o, op);
         }
-        match self.ops.remove(&op) {
-            Some(Op::Reserve(reserving)) if reserving.is_parked() => self.end_reserve(op, reserving),
-            Some(other) => _ = self.ops.insert(op, other),
-            None => (),
+        if let Some(reserving) = self.take_parked(op) {
+            self.end_reserve(o, op, reserving);
         }
     }
 
-    pub(super) fn allocated(&mut self, node: NodeIndex, op: OpId, items: &[usize], allocated: Allocated) {
+    fn take_parked(&mut self, op: OpId) -> Option<Reserving> {
+        self.all.get(&op).is_some_and(Reserving::is_parked).then(|| self.all.remove(&op)).flatten()
+    }
+
+    /// A connection is closed: its puts do not wait any more.
+    pub(super) fn forget(&mut self, o: &mut Objects, conn: ConnId) {
+        let moot = self.all.iter().filter(|(_, it)| it.conn == conn && it.is_parked()).map(|it| *it.0);
+        for op in moot.collect::<Vec<_>>() {
+            if let Some(reserving) = self.all.remove(&op) {
+                self.end_reserve(o, op, reserving);
+            }
+        }
+    }
+
+    /// A client does not wait for an answer any more: its time is up now.
+    pub(super) fn cancel(&mut self, cx: &mut Context, conn: ConnId, id: RequestId) {
+        for (op, reserving) in self.all.iter_mut().filter(|(_, it)| (it.conn, it.id) == (conn, id)) {
+            reserving.deadline = reserving.deadline.min(cx.now);
+            cx.deadlines.list(cx.now, *op);
+        }
+    }
+
+    /// How many are under way.
+    pub(super) fn len(&self) -> usize {
+        self.all.len()
+    }
+
+    pub(super) fn allocated(
+        &mut self,
+        o: &mut Objects,
+        node: NodeIndex,
+        op: OpId,
+        items: &[usize],
+        allocated: Allocated,
+    ) {
         // Without waking anybody: a node that refuses has no more room than before, whatever it reports.
-        if let Some(member) = self.members.get_mut(node) {
-            member.report(self.now, allocated.usage);
+        if let Some(member) = o.cx.members.get_mut(node) {
+            member.report(o.cx.now, allocated.usage);
         }
-        let mut answers = allocated.items.into_iter();
-        self.answered(node, op, items, || answers.next().flatten());
+        let (mut answers, mut short) = (allocated.items.into_iter(), allocated.short.into_iter());
+        let has_offers = allocated.usage.offered > 0;
+        self.answered(o, node, op, items, has_offers, || {
+            answers.next().flatten().ok_or_else(|| short.next())
+        });
     }
 
-    pub(super) fn not_allocated(&mut self, node: NodeIndex, op: OpId, items: &[usize]) {
-        self.answered(node, op, items, || None);
+    pub(super) fn not_allocated(&mut self, o: &mut Objects, node: NodeIndex, op: OpId, items: &[usize]) {
+        self.answered(o, node, op, items, false, || Err(None));
     }
 
     fn answered(
         &mut self,
+        o: &mut Objects,
         node: NodeIndex,
         op: OpId,
         items: &[usize],
-        mut next: impl FnMut() -> Option<Reservation>,
+        has_offers: bool,
+        mut next: impl FnMut() -> Result<Reservation, Option<Shortage>>,
     ) {
-        let Some(Op::Reserve(mut reserving)) = self.ops.remove(&op) else { return };
+        let Some(mut reserving) = self.all.remove(&op) else { return };
         reserving.outstanding -= 1;
-        let namespace_len = self.catalog.namespace_name(reserving.visitor.namespace).len();
+        let namespace_len = o.cx.catalog.namespace_name(reserving.visitor.namespace).len();
         for &index in items {
             let Some(item) = reserving.items.get_mut(index) else { continue };
             let stream = item.counted.take().map(|it| (it, in_stream(&item.request)));
             let room = charge(&item.request);
-            let namespace = reserving.visitor.namespace;
+            let whose = (reserving.visitor.namespace, reserving.visitor.index);
             match next() {
-                Some(reservation) => {
-                    let who = reserving.visitor.index;
+                Ok(reservation) => {
                     let name_len = (namespace_len + item.request.key.as_bytes().len()) as u64;
                     let terms = Terms { client: reserving.visitor.client, len: item.request.len, name_len };
                     let hold = reservation.location.hold();
-                    self.room.grant(node, hold, (namespace, who), room, Some(terms), stream);
+                    match reserving.spare > 0 {
+                        true => o.cx.room.offer(node, hold, whose, room, terms),
+                        false => o.cx.room.grant(node, hold, whose, room, Some(terms), stream),
+                    }
                     item.got.push((node, reservation));
                 }
-                None => {
-                    self.room.unplan(namespace, room);
+                Err(shortage) => {
+                    if reserving.spare == 0 {
+                        o.cx.room.unplan(whose.0, room);
+                    }
                     item.counted = stream.map(|it| it.0);
-                    *item.refusals.entry(node).or_default() += 1;
+                    // Offers were claimed that the master took for free. What the node has said now is true.
+                    let is_excused = std::mem::take(&mut item.needs_recall) && !has_offers;
+                    if !is_excused {
+                        item.refusals.entry(node).or_default().again(shortage);
+                    }
                 }
             }
         }
         if reserving.outstanding > 0 {
-            self.ops.insert(op, Op::Reserve(reserving));
+            self.all.insert(op, reserving);
         } else {
-            self.go_on(op, reserving);
+            self.go_on(o, op, reserving);
         }
     }
 
     /// What can be said of an item without asking any node.
-    fn first_look(&self, visitor: &Visitor, request: ReserveItem, spare: bool) -> Item {
+    fn first_look(&self, o: &Objects, visitor: &Visitor, request: ReserveItem, spare: bool) -> Item {
         let replicas = request.options.replicas;
         let done = if replicas == 0 || replicas > REPLICAS_MAX {
             Some(ReserveOutcome::Invalid(format!("{replicas} replicas: it must be 1 to {REPLICAS_MAX}")))
@@ -220,36 +265,37 @@ impl Master {
             Some(ReserveOutcome::Invalid(problem))
         } else if spare && request.options.elsewhere > 0 {
             Some(ReserveOutcome::Invalid("nothing of what may come lies elsewhere".to_owned()))
-        } else if let Some(why) = self.is_over(visitor.namespace, &request.options) {
+        } else if let Some(why) = o.streams.is_over(visitor.namespace, &request.options) {
             Some(ReserveOutcome::Invalid(why))
-        } else if let Some(it) = self.used_up(visitor.namespace, &request.options, &request.key) {
+        } else if let Some(it) = o.streams.used_up(&o.cx, visitor.namespace, &request.options, &request.key) {
             Some(ReserveOutcome::Exists(it))
         } else if request.options.on_exists == OnExists::Keep && !spare {
-            let existing = self.catalog.find(visitor.namespace, &request.key);
-            let existing = existing.and_then(|index| self.catalog.get(index));
+            let existing = o.cx.catalog.find(visitor.namespace, &request.key);
+            let existing = existing.and_then(|index| o.cx.catalog.get(index));
             existing.map(|it| ReserveOutcome::Exists(it.generation()))
         } else {
             None
         };
-        Item { request, got: Vec::new(), refusals: BTreeMap::new(), done, counted: None }
+        let (got, refusals) = (Vec::new(), BTreeMap::new());
+        Item { request, got, refusals, done, counted: None, needs_recall: false }
     }
 
     /// Plans the next round, or ends.
-    fn go_on(&mut self, op: OpId, mut reserving: Reserving) {
+    fn go_on(&mut self, o: &mut Objects, op: OpId, mut reserving: Reserving) {
         let mut plan: BTreeMap<NodeIndex, Vec<usize>> = BTreeMap::new();
         if reserving.spare > 0 {
-            self.plan_spares(&mut reserving, &mut plan);
+            self.plan_spares(o, &mut reserving, &mut plan);
         } else {
             for index in 0..reserving.items.len() {
-                for node in self.plan_item(&mut reserving, index) {
+                for node in self.plan_item(o, &mut reserving, index) {
                     plan.entry(node).or_default().push(index);
                 }
             }
         }
         if plan.is_empty() {
-            return self.end_reserve(op, reserving);
+            return self.end_reserve(o, op, reserving);
         }
-        let name_len = self.catalog.namespace_name(reserving.visitor.namespace).len();
+        let name_len = o.cx.catalog.namespace_name(reserving.visitor.namespace).len();
         for (node, indexes) in plan {
             let items = indexes.iter().filter_map(|&index| {
                 let request = &reserving.items.get(index)?.request;
@@ -257,30 +303,31 @@ impl Master {
                 let marks_len = Marks::of(&request.options).to_bytes().len() as u64;
                 Some(AllocateItem { len: request.len, name_len, marks_len })
             });
-            let allocate = Allocate { client: reserving.visitor.client, items: items.collect() };
+            let (client, offered) = (reserving.visitor.client, reserving.spare > 0);
+            let allocate = Allocate { client, items: items.collect(), offered };
             // A candidate is connected, so this cannot fail.
-            let asked = self.ask(node, Request::Allocate(allocate), Wait::Allocate(op, indexes));
+            let asked = o.cx.ask(node, Request::Allocate(allocate), Wait::Allocate(op, indexes));
             reserving.outstanding += u32::from(asked.is_some());
         }
-        self.ops.insert(op, Op::Reserve(reserving));
+        self.all.insert(op, reserving);
     }
 
     /// The nodes to ask for one item in this round; none if it is done.
-    fn plan_item(&mut self, reserving: &mut Reserving, index: usize) -> Vec<NodeIndex> {
+    fn plan_item(&mut self, o: &mut Objects, reserving: &mut Reserving, index: usize) -> Vec<NodeIndex> {
         let Some(item) = reserving.items.get(index).filter(|it| it.done.is_none()) else { return Vec::new() };
         let wanted = (item.request.options.replicas as usize).saturating_sub(item.got.len());
         if wanted == 0 {
-            return self.finish(reserving, index, ReserveOutcome::Full(Usage::default()));
+            return self.finish(o, reserving, index, ReserveOutcome::Full(Full::default()));
         }
-        let need = room_for(item.request.len).unwrap_or(u64::MAX);
-        let candidates = self.candidates(reserving, item, need);
+        let need = self.need(o, reserving, item);
+        let candidates = self.candidates(o, reserving, item, need.bytes);
         let namespace = reserving.visitor.namespace;
         let first = item.got.is_empty();
         if first && item.counted.is_none() && !item.request.options.stream.is_empty() {
             let weight = in_stream(&item.request);
-            let counted = match self.admit(&reserving.visitor, &item.request.options, weight) {
+            let counted = match o.streams.admit(&mut o.cx, namespace, &item.request.options, weight) {
                 Ok(counted) => counted,
-                Err(backlog) => return self.finish(reserving, index, ReserveOutcome::Behind(backlog)),
+                Err(backlog) => return self.finish(o, reserving, index, ReserveOutcome::Behind(backlog)),
             };
             if let Some(item) = reserving.items.get_mut(index) {
                 item.counted = counted;
@@ -288,168 +335,159 @@ impl Master {
         }
         let Some(item) = reserving.items.get(index) else { return Vec::new() };
         let whose = (reserving.visitor.label.as_str(), &item.request.key);
-        let may_wait = self.now < reserving.deadline;
+        let may_wait = o.cx.now < reserving.deadline;
         let charge = charge(&item.request);
-        if first && let Err(quota) = self.within_quota(namespace, charge, whose, may_wait) {
-            return self.finish(reserving, index, ReserveOutcome::OverQuota(quota));
+        if first && let Err(quota) = o.within_quota(namespace, charge, whose, may_wait) {
+            return self.finish(o, reserving, index, ReserveOutcome::OverQuota(quota));
         }
-        let affordable = self.quota_left(namespace).checked_div(charge).unwrap_or(u64::MAX);
+        let affordable = o.cx.quota_left(namespace).checked_div(charge).unwrap_or(u64::MAX);
         let wanted = wanted.min(usize::try_from(affordable).unwrap_or(usize::MAX));
+        let lack = |node: NodeIndex| o.lack(node, item.refusals.get(&node), need);
         let mut chosen = Vec::new();
         for &node in &candidates {
-            if chosen.len() < wanted && self.members.get(node).is_some_and(|it| need <= it.free) {
+            let has_bytes = o.cx.members.get(node).is_some_and(|it| need.bytes <= it.free);
+            if chosen.len() < wanted && has_bytes && lack(node).is_met() {
                 chosen.push(node);
             }
         }
         // Fewer copies than wanted are better than evicting for more, and no copy is no object.
         if chosen.is_empty() && first {
-            chosen.extend(self.make_room_somewhere(&candidates, need, whose, may_wait));
-        }
-        for &node in &chosen {
-            if let Some(member) = self.members.get_mut(node) {
-                member.free = member.free.saturating_sub(need);
+            let candidates: Vec<_> = candidates.into_iter().map(|node| (node, lack(node))).collect();
+            let made = o.make_room_somewhere(&candidates, need.bytes, whose, may_wait);
+            if let (Some(node), Some(item)) = (made, reserving.items.get_mut(index)) {
+                item.refusals.entry(node).and_modify(Refused::freed);
+                chosen.push(node);
             }
-            self.room.plan(namespace, charge);
         }
-        if chosen.is_empty() {
-            let full = ReserveOutcome::Full(self.total_usage());
-            return self.finish(reserving, index, full);
+        let mut needs_recall = false;
+        for &node in &chosen {
+            if let Some(member) = o.cx.members.get_mut(node) {
+                needs_recall |= need.bytes > member.unoffered();
+                member.free = member.free.saturating_sub(need.bytes);
+            }
+            o.cx.room.plan(namespace, charge);
+        }
+        if let Some(item) = reserving.items.get_mut(index) {
+            item.needs_recall = needs_recall;
+        }
+        if let Some(item) = reserving.items.get(index).filter(|_| chosen.is_empty()) {
+            let full = self.full(o, item, need);
+            return self.finish(o, reserving, index, full);
         }
         chosen
     }
 
-    /// Plans room to have at hand: one round, because nobody counts on it.
-    fn plan_spares(&mut self, reserving: &mut Reserving, plan: &mut BTreeMap<NodeIndex, Vec<usize>>) {
+    /// Plans offers: one round, because nobody counts on them.
+    fn plan_spares(
+        &mut self,
+        o: &mut Objects,
+        reserving: &mut Reserving,
+        plan: &mut BTreeMap<NodeIndex, Vec<usize>>,
+    ) {
         let mut candidates = None;
         for index in 0..reserving.items.len() {
             let Some(item) = reserving.items.get(index).filter(|it| it.done.is_none()) else { continue };
             let need = room_for(item.request.len).unwrap_or(u64::MAX);
             let is_first_round = item.got.is_empty() && item.refusals.is_empty();
-            let candidates = candidates.get_or_insert_with(|| self.candidates(reserving, item, 0));
+            let candidates = candidates.get_or_insert_with(|| self.candidates(o, reserving, item, 0));
             let node =
-                is_first_round.then(|| self.plan_spare(&reserving.visitor, candidates, need)).flatten();
+                is_first_round.then(|| self.plan_spare(o, &reserving.visitor, candidates, need)).flatten();
             match node {
                 Some(node) => plan.entry(node).or_default().push(index),
-                None => _ = self.finish(reserving, index, ReserveOutcome::Full(Usage::default())),
+                None => _ = self.finish(o, reserving, index, ReserveOutcome::Full(Full::default())),
             }
         }
     }
 
-    /// The node to ask for room to have at hand, where nobody counts: one that is less than half full, or
-    /// else one with something to evict, which the puts to come would evict anyway. Of that a namespace
-    /// has little, and nothing while anybody waits.
-    fn plan_spare(&mut self, visitor: &Visitor, candidates: &[NodeIndex], need: u64) -> Option<NodeIndex> {
-        let namespace = visitor.namespace;
-        let is_rationed = self.room.policy(namespace).is_some_and(|it| it.quota.is_some());
-        let has_plenty = |node: &&NodeIndex| {
-            let member = self.members.get(**node).filter(|_| !is_rationed);
-            member.is_some_and(|it| need <= it.free && it.free.saturating_sub(need) >= it.usage.capacity / 2)
-        };
-        let node = match candidates.iter().find(has_plenty) {
-            Some(&node) => node,
-            None if is_rationed || self.room.anybody_waits() => return None,
-            None => {
-                let whose = (visitor.label.as_str(), &Key(Arc::from(SPARE_NAME)));
-                let has = self.room.granted(namespace).saturating_add(need);
-                let is_little = |node: &NodeIndex| {
-                    self.members.get(*node).is_some_and(|it| has <= it.usage.capacity / SPARE_SHARE)
-                };
-                let little: Vec<_> = candidates.iter().copied().filter(is_little).collect();
-                self.make_room_somewhere(&little, need, whose, true)?
-            }
-        };
-        if let Some(member) = self.members.get_mut(node) {
-            member.free = member.free.saturating_sub(need);
+    /// The node to ask for an offer: one with free memory that is offered to nobody, and more than this.
+    /// Nothing is evicted or recalled for an offer, and while a put waits for memory there is none.
+    fn plan_spare(
+        &mut self,
+        o: &mut Objects,
+        visitor: &Visitor,
+        candidates: &[NodeIndex],
+        need: u64,
+    ) -> Option<NodeIndex> {
+        let is_rationed = o.cx.room.policy(visitor.namespace).is_some_and(|it| it.quota.is_some());
+        if is_rationed || o.cx.room.anybody_waits() {
+            return None;
         }
-        self.room.plan(namespace, need);
+        let has_plenty = |node: &&NodeIndex| {
+            let left = |it: &Member| it.unoffered().checked_sub(need);
+            let member = o.cx.members.get(**node);
+            member.is_some_and(|it| left(it).is_some_and(|left| left >= it.usage.capacity / UNOFFERED_SHARE))
+        };
+        let node = *candidates.iter().find(has_plenty)?;
+        if let Some(member) = o.cx.members.get_mut(node) {
+            member.usage.offered = member.usage.offered.saturating_add(need);
+        }
         Some(node)
     }
 
     /// Nodes that might take the item, best first.
-    fn candidates(&self, reserving: &Reserving, item: &Item, need: u64) -> Vec<NodeIndex> {
+    fn candidates(&self, o: &Objects, reserving: &Reserving, item: &Item, need: u64) -> Vec<NodeIndex> {
         let wish = Wish {
             preferred: &item.request.options.preferred,
             home: reserving.visitor.home,
             host: &reserving.visitor.host,
         };
-        let possible = self.members.iter().filter(|(node, member)| {
+        let possible = o.cx.members.iter().filter(|(node, member)| {
             member.standing == Standing::Ready
                 && !member.is_disk()
                 && need <= member.usage.capacity
                 && !reserving.avoid.contains(&member.info.segment)
                 && !item.got.iter().any(|(has, _)| has == node)
-                && item.refusals.get(node).is_none_or(|&count| count < REFUSALS_MAX)
+                && !item.refusals.get(node).is_some_and(Refused::is_final)
         });
         rank(possible, wish)
     }
 
-    /// Makes room on one of these nodes: first of all with what disks have, too. A put that may wait waits
-    /// for a disk, so that nothing is lost.
-    fn make_room_somewhere(
-        &mut self,
-        candidates: &[NodeIndex],
-        need: u64,
-        whose: (&str, &Key),
-        may_wait: bool,
-    ) -> Option<NodeIndex> {
-        let lossless = candidates.iter().copied().find(|&node| self.make_room(node, need, whose, true));
-        if lossless.is_some() {
-            return lossless;
-        }
-        let waits = may_wait && !sabotaged!(self.config.sabotage, EvictUnshelved);
-        if waits && candidates.iter().any(|&node| self.is_being_shelved(node, need)) {
-            return None;
-        }
-        candidates.iter().copied().find(|&node| self.make_room(node, need, whose, false))
+    /// What a copy of an item needs on any node.
+    fn need(&self, o: &Objects, reserving: &Reserving, item: &Item) -> Need {
+        let namespace_len = o.cx.catalog.namespace_name(reserving.visitor.namespace).len();
+        let name_len = (namespace_len + item.request.key.as_bytes().len()) as u64;
+        Need { bytes: room_for(item.request.len).unwrap_or(u64::MAX), name_len }
     }
 
-    /// Evicts on one node until it has room. What was evicted before it turned out not to suffice stays
-    /// evicted: it was unused for longest, and the next put needs it anyway.
-    fn make_room(&mut self, node: NodeIndex, need: u64, whose: (&str, &Key), shelved_only: bool) -> bool {
-        let mut free = self.members.get(node).map_or(0, |it| it.free);
-        while free < need {
-            let Some(victim) = self.next_victim(node, shelved_only) else { break };
-            free += self.catalog.get(victim).and_then(|it| room_for(it.len())).unwrap_or(0);
-            self.evict(victim, Some(node), whose);
+    /// Why an item finds no space.
+    fn full(&self, o: &Objects, item: &Item, need: Need) -> ReserveOutcome {
+        let known = || o.cx.members.iter().filter(|(_, it)| !it.is_disk());
+        let is_ready = |it: &Member| it.standing == Standing::Ready;
+        if !known().any(|(_, it)| is_ready(it)) {
+            return ReserveOutcome::NoNode;
         }
-        if let Some(member) = self.members.get_mut(node) {
-            member.free = free;
-        }
-        need <= free
-    }
-
-    /// The next object that may leave a node.
-    fn next_victim(&self, node: NodeIndex, shelved_only: bool) -> Option<ObjectIndex> {
-        let samples_too = sabotaged!(self.config.sabotage, EvictSamples);
-        let rules = Eviction {
-            soft_pinned_too: self.config.evict_soft_pinned,
-            shelved_only,
-            even_pinned: samples_too || sabotaged!(self.config.sabotage, EvictPinned),
+        // A node that is away may return, and its memory is known.
+        let never = |(node, it): (NodeIndex, &Member)| {
+            need.bytes > it.usage.capacity || item.refusals.get(&node).is_some_and(Refused::is_for_ever)
         };
-        let now = if sabotaged!(self.config.sabotage, EvictLeased) { Tick(u64::MAX) } else { self.now };
-        let victim = self.catalog.next_victim(node, now, rules)?;
-        let pinned = self.catalog.get(victim).is_some_and(|it| it.hard_pin());
-        (!(samples_too && pinned)).then_some(victim)
+        let lacks = |(node, it): (NodeIndex, &Member)| {
+            let lack = o.lack(node, item.refusals.get(&node), need);
+            let is_named = need.bytes <= it.free && !lack.is_met();
+            if is_named { lack.resource() } else { Resource::Bytes }
+        };
+        let lacks = known().filter(|(_, it)| is_ready(it)).map(lacks).max().unwrap_or_default();
+        let usage = self.total_usage(o);
+        ReserveOutcome::Full(Full { usage, lacks, never: known().all(never) })
     }
 
     /// Answers, or stands in line if there is no room yet and time to wait for it.
-    pub(super) fn end_reserve(&mut self, op: OpId, mut reserving: Reserving) {
-        let is_there = self.parties.contains_key(&reserving.conn);
-        if is_there && self.now < reserving.deadline && reserving.items.iter().any(is_short) {
+    fn end_reserve(&mut self, o: &mut Objects, op: OpId, mut reserving: Reserving) {
+        let is_there = o.cx.connections.is_open(reserving.conn);
+        if is_there && o.cx.now < reserving.deadline && reserving.items.iter().any(may_fit_later) {
             if !reserving.queued {
                 reserving.queued = true;
-                self.room.queue(reserving.line.clone(), op);
+                o.cx.room.queue(reserving.line.clone(), op);
             }
-            self.deadlines.list(reserving.deadline, op);
-            self.ops.insert(op, Op::Reserve(reserving));
+            o.cx.deadlines.list(reserving.deadline, op);
+            self.all.insert(op, reserving);
             return;
         }
         if reserving.queued {
-            self.deadlines.strike(reserving.deadline, op);
-            self.room.leave_line(&reserving.line, op);
+            o.cx.deadlines.strike(reserving.deadline, op);
+            o.cx.room.leave_line(&reserving.line, op);
         }
         let mut nodes = BTreeSet::new();
-        let full = || ReserveOutcome::Full(Usage::default());
+        let full = || ReserveOutcome::Full(Full::default());
         let mut outcomes: Vec<_> = reserving.items.drain(..).map(|it| it.done.unwrap_or_else(full)).collect();
         if reserving.spare > 0 {
             outcomes = outcomes.chunks(reserving.spare).map(together).collect();
@@ -461,35 +499,23 @@ impl Master {
         let locations: Vec<_> = rooms.flatten().map(|it| it.location).collect();
         if !is_there {
             // The client is gone, or has a new connection and does not wait for this answer.
-            let holds = locations.iter().filter_map(|it| Some((self.members.find(it.segment)?, it.hold())));
+            let holds = locations.iter().filter_map(|it| Some((o.cx.members.find(it.segment)?, it.hold())));
             let holds: Vec<_> = holds.collect();
-            return self.abort_all(holds);
+            return o.cx.abort_all(holds);
         }
-        nodes.extend(locations.iter().filter_map(|it| self.members.find(it.segment)));
-        let is_near = |node: &&NodeIndex| self.members.get(**node).is_some_and(|it| it.is_near);
+        nodes.extend(locations.iter().filter_map(|it| o.cx.members.find(it.segment)));
+        let is_near = |node: &&NodeIndex| o.cx.members.get(**node).is_some_and(|it| it.is_near);
         let near = nodes.iter().filter(is_near);
-        let near = near.filter_map(|node| Some(self.members.get(*node)?.info.segment)).collect();
-        let reply = Reply::Reserved(Reserved { items: outcomes, nodes: self.infos(nodes), near });
-        self.effects.push_back(Effect::Reply(reserving.conn, reserving.id, reply));
-    }
-
-    /// Gives back reservations that nobody will use.
-    pub(super) fn abort_all(&mut self, holds: Vec<(NodeIndex, Hold)>) {
-        let mut by_node: BTreeMap<NodeIndex, Vec<Hold>> = BTreeMap::new();
-        for (node, hold) in holds {
-            self.room.end_grant(node, hold);
-            by_node.entry(node).or_default().push(hold);
-        }
-        for (node, abort) in by_node {
-            let settle = Settle { commit: Vec::new(), abort };
-            self.ask(node, Request::Settle(settle), Wait::Settle(Vec::new(), None));
-        }
+        let near = near.filter_map(|node| Some(o.cx.members.get(*node)?.info.segment)).collect();
+        let reply = Reply::Reserved(Reserved { items: outcomes, nodes: o.cx.infos(nodes), near });
+        o.cx.reply(reserving.conn, reserving.id, reply);
     }
 
     /// One item is done for this round: with what it has got, or else with that outcome. Nobody is to be
     /// asked.
     fn finish(
         &mut self,
+        o: &mut Objects,
         reserving: &mut Reserving,
         index: usize,
         otherwise: ReserveOutcome,
@@ -501,16 +527,16 @@ impl Master {
                 false => ReserveOutcome::Room(got.into_iter().map(|(_, it)| it).collect()),
             });
             if let Some(stream) = item.counted.take() {
-                self.room.unplan_stream(stream, in_stream(&item.request));
+                o.cx.room.unplan_stream(stream, in_stream(&item.request));
             }
         }
         Vec::new()
     }
 
-    fn total_usage(&self) -> Usage {
+    fn total_usage(&self, o: &Objects) -> Usage {
         let mut total = Usage::default();
         for (_, member) in
-            self.members.iter().filter(|(_, it)| it.standing == Standing::Ready && !it.is_disk())
+            o.cx.members.iter().filter(|(_, it)| it.standing == Standing::Ready && !it.is_disk())
         {
             total.capacity += member.usage.capacity;
             total.free += member.usage.free;
@@ -518,12 +544,111 @@ impl Master {
             total.committed += member.usage.committed;
             total.held += member.usage.held;
             total.objects += member.usage.objects;
+            total.offered += member.usage.offered;
+            total.metadata += member.usage.metadata;
         }
         total
     }
 }
 
-/// What was found for objects that may come, as one answer.
+impl Objects {
+    /// Makes room on one of these nodes: first of all with what disks have, too. A put that may wait waits
+    /// for a disk, so that nothing is lost.
+    fn make_room_somewhere(
+        &mut self,
+        candidates: &[(NodeIndex, Lack)],
+        need: u64,
+        whose: (&str, &Key),
+        may_wait: bool,
+    ) -> Option<NodeIndex> {
+        let lossless = candidates.iter().find(|&&it| self.make_room(it, need, whose, true));
+        if let Some((node, _)) = lossless {
+            return Some(*node);
+        }
+        let waits = may_wait && !sabotaged!(self.cx.config.sabotage, EvictUnshelved);
+        // What lacks no bytes lacks a slot or space for its name, which any object has that leaves.
+        let is_awaited = |master: &mut Self, node| {
+            let free = master.cx.members.get(node).map_or(0, |it| it.free);
+            master.tier.frees_memory(&mut master.cx, node, need.max(free.saturating_add(1)))
+        };
+        if waits && candidates.iter().any(|(node, _)| is_awaited(self, *node)) {
+            return None;
+        }
+        let made = candidates.iter().find(|&&it| self.make_room(it, need, whose, false));
+        made.map(|(node, _)| *node)
+    }
+
+    /// Evicts on one node until an object fits there, and nothing if all that may be evicted would not do.
+    fn make_room(
+        &mut self,
+        (node, mut lack): (NodeIndex, Lack),
+        need: u64,
+        whose: (&str, &Key),
+        shelved_only: bool,
+    ) -> bool {
+        let Some((mut free, usage)) = self.cx.members.get(node).map(|it| (it.free, it.usage)) else {
+            return false;
+        };
+        let possible = free.saturating_add(usage.metadata).saturating_add(self.evictable(node));
+        if need > possible && !sabotaged!(self.cx.config.sabotage, EvictInVain) {
+            return false;
+        }
+        // Records and names of what leaves are freed, too, as far as the node has no other use for them.
+        let overhead = usage.metadata.checked_div(usage.objects).unwrap_or(0);
+        let (mut shrinks, mut evicts) = (0, false);
+        while free + shrinks < need || !lack.is_met() {
+            let Some(victim) = self.next_victim(node, shelved_only) else { break };
+            if let Some(object) = self.cx.catalog.get(victim) {
+                free += room_for(object.len()).unwrap_or(0);
+                shrinks = usage.metadata.min(shrinks + overhead);
+                lack.count(object, self.cx.catalog.namespace_name(object.namespace()).len());
+            }
+            self.evict(victim, Some(node), whose);
+            evicts = true;
+        }
+        if let Some(member) = self.cx.members.get_mut(node) {
+            member.free = free;
+        }
+        // Where nothing is left to evict, only the node can tell what that has freed.
+        let may_fit = evicts && need <= free + usage.metadata;
+        may_fit || (need <= free && lack.is_met())
+    }
+
+    /// How many bytes eviction could free on a node, or a little more than that.
+    fn evictable(&self, node: NodeIndex) -> u64 {
+        let sabotage = self.cx.config.sabotage;
+        let is_broken = sabotaged!(sabotage, EvictPinned) || sabotaged!(sabotage, EvictLeased);
+        if is_broken || sabotaged!(sabotage, EvictSamples) {
+            return u64::MAX;
+        }
+        let soft_pinned_too = self.cx.config.evict_soft_pinned;
+        let rules =
+            Eviction { soft_pinned_too, shelved_only: !self.floors.has_space(), ..Eviction::default() };
+        let unshielded = self.cx.catalog.evictable(Scope::Node(node), self.cx.now, rules);
+        unshielded.saturating_add(self.tier.shielded_bytes(&self.cx, node))
+    }
+
+    /// The next object that may leave a node.
+    fn next_victim(&self, node: NodeIndex, shelved_only: bool) -> Option<ObjectIndex> {
+        let shelved_only = shelved_only || !self.floors.has_space();
+        let samples_too = sabotaged!(self.cx.config.sabotage, EvictSamples);
+        let rules = Eviction {
+            soft_pinned_too: self.cx.config.evict_soft_pinned,
+            shelved_only,
+            demoting_too: false,
+            even_pinned: samples_too || sabotaged!(self.cx.config.sabotage, EvictPinned),
+        };
+        let now = if sabotaged!(self.cx.config.sabotage, EvictLeased) { Tick(u64::MAX) } else { self.cx.now };
+        let victim = self.cx.catalog.next_victim(node, now, rules).or_else(|| {
+            let is_there = |it: &super::catalog::Object| it.in_memory().any(|(on, _)| on == node);
+            self.tier.next_shielded(&self.cx, is_there).filter(|_| !shelved_only)
+        })?;
+        let pinned = self.cx.catalog.get(victim).is_some_and(|it| it.hard_pin());
+        (!(samples_too && pinned)).then_some(victim)
+    }
+}
+
+/// All offers for an item, as one answer.
 fn together(outcomes: &[ReserveOutcome]) -> ReserveOutcome {
     let rooms = outcomes.iter().filter_map(|it| match it {
         ReserveOutcome::Room(rooms) => Some(rooms),
@@ -531,7 +656,8 @@ fn together(outcomes: &[ReserveOutcome]) -> ReserveOutcome {
     });
     let rooms: Vec<_> = rooms.flatten().cloned().collect();
     match outcomes.first() {
-        Some(outcome) if rooms.is_empty() => outcome.clone(),
+        // That there is nothing to preallocate is no failure.
+        Some(outcome) if rooms.is_empty() && !matches!(outcome, ReserveOutcome::Full(_)) => outcome.clone(),
         _ => ReserveOutcome::Room(rooms),
     }
 }
@@ -547,8 +673,12 @@ fn in_stream(request: &ReserveItem) -> u64 {
     request.len.saturating_add(request.options.elsewhere)
 }
 
-/// Whether an item was not given what it may wait for.
-fn is_short(item: &Item) -> bool {
-    use ReserveOutcome::{Behind, Full, OverQuota};
-    matches!(item.done, Some(Full(_) | OverQuota(_) | Behind(_)))
+/// Whether an item was not given what it asked for, and may find it later.
+fn may_fit_later(item: &Item) -> bool {
+    match &item.done {
+        Some(ReserveOutcome::Full(full)) => !full.never,
+        Some(ReserveOutcome::OverQuota(quota)) => !quota.is_never_enough(),
+        Some(ReserveOutcome::Behind(_) | ReserveOutcome::NoNode) => true,
+        _ => false,
+    }
 }

@@ -1,24 +1,21 @@
-//! Who may have how much, and who waits for it.
+//! Quotas, reservations, and the queues of puts that wait for space.
 //!
-//! Puts that may wait stand in line, one line per namespace, first come first served. They are looked at
-//! again when something made room: a node's report, a removal, an unpin, a lease that ran out. Nobody
-//! polls. Puts into a stream stand in a line of their own, so that consumers who are behind keep nobody
-//! else waiting.
+//! Puts that may wait are queued, one queue per namespace, first come first served. They are tried again when
+//! space may have become free: after a node's report, a removal, an unpin, or the end of a lease. Puts into a
+//! stream have a queue of their own, so that slow consumers delay no other puts.
 //!
-//! **Invariant:** a namespace's reservations and objects never exceed its quota together.
+//! **Invariant:** a namespace's reservations and objects together never exceed its quota.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use super::{
-    Effect, Master, Op, OpId,
-    catalog::{Eviction, LabelIndex, NamespaceIndex, NodeIndex, ObjectIndex, Pinned},
+    Context, Master, Objects, OpId,
+    catalog::{Eviction, LabelIndex, NamespaceIndex, NodeIndex, Pinned},
     stream::StreamIndex,
 };
 use crate::{
     ClientId, ConnId, Hold, Key, RequestId, Tick,
-    message::{
-        Await, Cause, HOLDERS_MAX, Held, Holder, NamespaceStat, OWNERS_MAX, OwnerStat, Policy, Quota, Reply,
-    },
+    message::{Await, HOLDERS_MAX, Held, Holder, NamespaceStat, OWNERS_MAX, OwnerStat, Policy, Quota, Reply},
     sabotage::sabotaged,
 };
 
@@ -47,6 +44,8 @@ struct Grant {
     namespace: NamespaceIndex,
     who: LabelIndex,
     room: u64,
+    /// It is an offer, which is charged to nobody: its node may recall it.
+    offered: bool,
     /// None if no client has it.
     terms: Option<Terms>,
 }
@@ -63,23 +62,18 @@ pub(super) struct Terms {
 
 /// Somebody who wants to know when a namespace has filled or emptied so far.
 #[derive(Debug)]
-pub(super) struct Watching {
-    pub(super) conn: ConnId,
+struct Watching {
+    conn: ConnId,
     id: RequestId,
     namespace: NamespaceIndex,
     until: Await,
     deadline: Tick,
 }
 
-impl Watching {
-    pub(super) fn is_of(&self, conn: ConnId, id: RequestId) -> bool {
-        (self.conn, self.id) == (conn, id)
-    }
-
-    /// It waits no longer than until then.
-    pub(super) fn end_at(&mut self, at: Tick) {
-        self.deadline = self.deadline.min(at);
-    }
+/// All requests that watch a namespace.
+#[derive(Debug, Default)]
+pub(super) struct Watches {
+    all: BTreeMap<OpId, Watching>,
 }
 
 impl Room {
@@ -93,6 +87,19 @@ impl Room {
 
     pub(super) fn policies(&self) -> impl Iterator<Item = (NamespaceIndex, &Policy)> {
         self.policies.iter().map(|(namespace, policy)| (*namespace, policy))
+    }
+
+    /// Whether one more namespace may have a policy.
+    pub(super) fn may_set_policy(&self, namespace: NamespaceIndex, max: usize) -> bool {
+        self.policies.contains_key(&namespace) || self.policies.len() < max
+    }
+
+    pub(super) fn set_policy(&mut self, namespace: NamespaceIndex, policy: Policy) {
+        if policy == Policy::default() {
+            self.policies.remove(&namespace);
+        } else {
+            self.policies.insert(namespace, policy);
+        }
     }
 
     /// Charges room that is about to be asked for.
@@ -117,10 +124,28 @@ impl Room {
         terms: Option<Terms>,
         stream: Option<(StreamIndex, u64)>,
     ) {
-        self.grants.insert((node, hold), Grant { namespace, who, room, terms });
+        self.grants.insert((node, hold), Grant { namespace, who, room, offered: false, terms });
         if let Some(stream) = stream {
             self.streamed.insert((node, hold), stream);
         }
+    }
+
+    /// A node has offered this to a client. Nothing was planned for it.
+    pub(super) fn offer(
+        &mut self,
+        node: NodeIndex,
+        hold: Hold,
+        (namespace, who): (NamespaceIndex, LabelIndex),
+        room: u64,
+        terms: Terms,
+    ) {
+        let grant = Grant { namespace, who, room, offered: true, terms: Some(terms) };
+        self.grants.insert((node, hold), grant);
+    }
+
+    /// How much is offered there, if this is an offer.
+    pub(super) fn offered(&self, node: NodeIndex, hold: Hold) -> Option<u64> {
+        self.grants.get(&(node, hold)).filter(|it| it.offered).map(|it| it.room)
     }
 
     /// Whether such a reservation stands.
@@ -137,8 +162,10 @@ impl Room {
 
     /// A reservation became an object, or nothing.
     pub(super) fn end_grant(&mut self, node: NodeIndex, hold: Hold) {
-        if let Some(Grant { namespace, room, .. }) = self.grants.remove(&(node, hold)) {
-            self.unplan(namespace, room);
+        if let Some(Grant { namespace, room, offered, .. }) = self.grants.remove(&(node, hold)) {
+            if !offered {
+                self.unplan(namespace, room);
+            }
             if let Some((index, len)) = self.streamed.remove(&(node, hold)) {
                 self.unplan_stream(index, len);
             }
@@ -215,28 +242,76 @@ impl Room {
     }
 }
 
-impl Master {
-    pub(super) fn set_policy(&mut self, namespace: NamespaceIndex, policy: Policy) -> Reply {
-        self.room.policies.insert(namespace, policy);
-        self.room.note_change();
-        self.tier.stir();
-        Reply::Done
+impl Watches {
+    /// Answers those whose mark is passed.
+    pub(super) fn look_at_all(&mut self, o: &mut Objects) {
+        for op in self.all.keys().copied().collect::<Vec<_>>() {
+            self.look_at_watch(o, op);
+        }
     }
 
-    pub(super) fn watch(&mut self, conn: ConnId, id: RequestId, namespace: NamespaceIndex, until: Await) {
-        let deadline = self.now.after(until.wait_ms);
-        let op = self.next_op();
-        self.deadlines.list(deadline, op);
-        self.ops.insert(op, Op::Watch(Watching { conn, id, namespace, until, deadline }));
-        self.look_at_watch(op);
+    /// A connection is closed: its requests are not answered.
+    pub(super) fn forget(&mut self, conn: ConnId) {
+        self.all.retain(|_, it| it.conn != conn);
     }
 
-    /// What a namespace holds, reservations included.
-    pub(super) fn used(&self, namespace: NamespaceIndex) -> u64 {
-        let committed = self.catalog.namespace(namespace).map_or(0, |it| it.committed);
-        committed.saturating_add(self.room.granted(namespace))
+    /// A client does not wait for an answer any more: its time is up now.
+    pub(super) fn cancel(&mut self, cx: &mut Context, conn: ConnId, id: RequestId) {
+        for (op, watching) in self.all.iter_mut().filter(|(_, it)| (it.conn, it.id) == (conn, id)) {
+            watching.deadline = watching.deadline.min(cx.now);
+            cx.deadlines.list(cx.now, *op);
+        }
     }
 
+    /// How many wait.
+    pub(super) fn len(&self) -> usize {
+        self.all.len()
+    }
+
+    pub(super) fn watch(
+        &mut self,
+        o: &mut Objects,
+        conn: ConnId,
+        id: RequestId,
+        namespace: NamespaceIndex,
+        until: Await,
+    ) {
+        let deadline = o.cx.now.after(until.wait_ms);
+        let op = o.cx.next_op();
+        o.cx.deadlines.list(deadline, op);
+        self.all.insert(op, Watching { conn, id, namespace, until, deadline });
+        self.look_at_watch(o, op);
+    }
+
+    /// Answers a watcher whose time is up.
+    pub(super) fn end_watch(&mut self, o: &mut Objects, op: OpId) {
+        if self.all.get(&op).is_some_and(|it| it.deadline <= o.cx.now) {
+            self.answer_watch(o, op);
+        }
+    }
+
+    fn look_at_watch(&mut self, o: &mut Objects, op: OpId) {
+        let Some(watching) = self.all.get(&op) else { return };
+        let used = o.cx.used(watching.namespace);
+        let until = watching.until;
+        let reached = until.at_most.is_some_and(|mark| used <= mark)
+            || until.at_least.is_some_and(|mark| used >= mark)
+            || watching.deadline <= o.cx.now;
+        if reached {
+            self.answer_watch(o, op);
+        }
+    }
+
+    fn answer_watch(&mut self, o: &mut Objects, op: OpId) {
+        if let Some(watching) = self.all.remove(&op) {
+            o.cx.deadlines.strike(watching.deadline, op);
+            let stat = o.namespace_stat(watching.namespace);
+            o.cx.reply(watching.conn, watching.id, Reply::Awaited(stat));
+        }
+    }
+}
+
+impl Objects {
     /// Whether the namespace may have that much more, after evicting what it no longer needs; else how it
     /// stands. What disks have, too, leaves first; a put that may wait waits for a disk, so that nothing is
     /// lost.
@@ -247,104 +322,66 @@ impl Master {
         whose: (&str, &Key),
         may_wait: bool,
     ) -> Result<(), Quota> {
-        let limit = self.room.policy(namespace).and_then(|it| it.quota);
+        let limit = self.cx.room.policy(namespace).and_then(|it| it.quota);
         let Some(limit) = limit else { return Ok(()) };
-        if sabotaged!(self.config.sabotage, IgnoreQuota) {
+        if sabotaged!(self.cx.config.sabotage, IgnoreQuota) {
             return Ok(());
         }
-        let soft_pinned_too = self.config.evict_soft_pinned;
+        let soft_pinned_too = self.cx.config.evict_soft_pinned;
         let rules = Eviction { soft_pinned_too, ..Eviction::default() };
         let lossless = Eviction { shelved_only: true, ..rules };
-        while self.used(namespace).saturating_add(need) > limit {
-            let next = |rules| self.catalog.next_victim_of(namespace, self.now, rules);
+        while self.cx.used(namespace).saturating_add(need) > limit {
+            let next = |rules| self.cx.catalog.next_victim_of(namespace, self.cx.now, rules);
             let mut victim = next(lossless).filter(|_| need <= limit);
             if victim.is_none() && need <= limit {
-                let short = self.used(namespace).saturating_add(need) - limit;
-                let waits = may_wait && self.shelve_of(namespace, short);
-                victim = self.catalog.next_victim_of(namespace, self.now, rules).filter(|_| !waits);
+                let short = self.cx.used(namespace).saturating_add(need) - limit;
+                let waits = may_wait && self.tier.demote_namespace(&mut self.cx, namespace, short);
+                let rules = Eviction { demoting_too: true, ..rules };
+                victim = self.cx.catalog.next_victim_of(namespace, self.cx.now, rules).filter(|_| !waits);
+                victim =
+                    victim.or_else(|| self.tier.next_shielded(&self.cx, |it| it.namespace() == namespace));
             }
             let Some(victim) = victim else {
-                return Err(Quota { used: self.used(namespace), limit });
+                return Err(Quota { used: self.cx.used(namespace), limit, need });
             };
             self.evict(victim, None, whose);
         }
         // The next to come find something that may leave.
-        if self.used(namespace).saturating_add(need) > limit / 4 * 3 {
-            self.shelve_of(namespace, need);
+        if self.cx.used(namespace).saturating_add(need) > limit / 4 * 3 {
+            self.tier.demote_namespace(&mut self.cx, namespace, need);
         }
         Ok(())
     }
 
-    /// How much more the namespace may have as it is.
-    pub(super) fn quota_left(&self, namespace: NamespaceIndex) -> u64 {
-        let limit = self.room.policy(namespace).and_then(|it| it.quota);
-        let limit = limit.filter(|_| !sabotaged!(self.config.sabotage, IgnoreQuota));
-        limit.map_or(u64::MAX, |limit| limit.saturating_sub(self.used(namespace)))
-    }
-
-    /// Looks at everybody again who waits for room or for a mark to be passed.
-    pub(super) fn wake(&mut self) {
-        // Serving one may make room for the next; each is served at most once per change.
-        let last_first = sabotaged!(self.config.sabotage, ServeTheLast);
-        for op in self.room.heads(last_first) {
-            self.try_again(op);
-        }
-        let watches = self.ops.iter().filter(|(_, op)| matches!(op, Op::Watch(_))).map(|(id, _)| *id);
-        for op in watches.collect::<Vec<_>>() {
-            self.look_at_watch(op);
-        }
-    }
-
-    pub(super) fn take_change(&mut self) -> bool {
-        std::mem::take(&mut self.room.changed)
-    }
-
-    /// Answers a watcher whose time is up.
-    pub(super) fn end_watch(&mut self, op: OpId) {
-        if matches!(self.ops.get(&op), Some(Op::Watch(it)) if it.deadline <= self.now) {
-            self.answer_watch(op);
-        }
-    }
-
-    fn look_at_watch(&mut self, op: OpId) {
-        let Some(Op::Watch(watching)) = self.ops.get(&op) else { return };
-        let used = self.used(watching.namespace);
-        let until = watching.until;
-        let reached = until.at_most.is_some_and(|mark| used <= mark)
-            || until.at_least.is_some_and(|mark| used >= mark)
-            || watching.deadline <= self.now;
-        if reached {
-            self.answer_watch(op);
-        }
-    }
-
-    fn answer_watch(&mut self, op: OpId) {
-        if let Some(Op::Watch(watching)) = self.ops.remove(&op) {
-            self.deadlines.strike(watching.deadline, op);
-            let stat = self.namespace_stat(watching.namespace);
-            self.effects.push_back(Effect::Reply(watching.conn, watching.id, Reply::Awaited(stat)));
-        }
+    /// The quota of a namespace, if an object with that charge exceeds it even in an empty namespace.
+    pub(super) fn quota_exceeded_alone(&self, namespace: NamespaceIndex, need: u64) -> Option<Quota> {
+        let limit = self.cx.room.policy(namespace).and_then(|it| it.quota)?;
+        let quota = Quota { used: self.cx.used(namespace), limit, need };
+        let is_ignored = sabotaged!(self.cx.config.sabotage, IgnoreQuota);
+        Some(quota).filter(|it| it.is_never_enough() && !is_ignored)
     }
 
     pub(super) fn namespace_stat(&self, index: NamespaceIndex) -> NamespaceStat {
-        let Some(namespace) = self.catalog.namespace(index) else { return NamespaceStat::default() };
-        let samples = self.sample_stat(index);
+        let Some(namespace) = self.cx.catalog.namespace(index) else { return NamespaceStat::default() };
+        let samples = self.leases.stat(&self.cx, index);
         NamespaceStat {
             name: namespace.name.clone(),
             objects: namespace.objects,
             bytes: namespace.bytes,
-            used: self.used(index),
-            granted: self.room.granted(index),
-            quota: self.room.policy(index).and_then(|it| it.quota),
-            max_hold_ms: self.room.policy(index).and_then(|it| it.max_hold_ms),
-            demotion: self.demotion(index),
+            used: self.cx.used(index),
+            granted: self.cx.room.granted(index),
+            quota: self.cx.room.policy(index).and_then(|it| it.quota),
+            max_hold_ms: self.cx.room.policy(index).and_then(|it| it.max_hold_ms),
+            demotion: self.cx.demotion(index),
             samples: samples.count,
             samples_leased: samples.leased,
-            sample_age_ms: samples.oldest.map_or(0, |put| self.now.0.saturating_sub(put.0)),
+            sample_age_ms: samples.oldest.map_or(0, |put| self.cx.now.0.saturating_sub(put.0)),
             sample_bytes: samples.bytes,
             sample_bytes_leased: samples.bytes_leased,
-            leased_age_ms: samples.oldest_leased.map_or(0, |put| self.now.0.saturating_sub(put.0)),
-            waiting: self.room.line_len(index),
+            leased_age_ms: samples.oldest_leased.map_or(0, |put| self.cx.now.0.saturating_sub(put.0)),
+            samples_expired: samples.expired.0,
+            sample_bytes_expired: samples.expired.1,
+            waiting: self.cx.room.line_len(index),
             owners: self.owner_stats(index),
             holders: self.holders(index),
         }
@@ -356,7 +393,7 @@ impl Master {
             objects: pinned.objects,
             bytes: pinned.bytes,
         };
-        let mut owners: Vec<_> = self.catalog.owners(index).map(stat).collect();
+        let mut owners: Vec<_> = self.cx.catalog.owners(index).map(stat).collect();
         owners.sort_by_key(|it| std::cmp::Reverse(it.bytes));
         owners.truncate(OWNERS_MAX);
         owners
@@ -370,12 +407,12 @@ impl Master {
             *sum = (sum.0 + 1, sum.1.saturating_add(bytes));
         };
         for (object, label) in self.leases.held() {
-            if let Some(object) = self.catalog.get(object).filter(|it| it.namespace() == index) {
+            if let Some(object) = self.cx.catalog.get(object).filter(|it| it.namespace() == index) {
                 add(Held::Leased, label.to_owned(), object.len());
             }
         }
-        for grant in self.room.grants.values().filter(|it| it.namespace == index) {
-            add(Held::Reserved, self.label(grant.who), grant.room);
+        for grant in self.cx.room.grants.values().filter(|it| it.namespace == index && !it.offered) {
+            add(Held::Reserved, self.cx.connections.label(grant.who), grant.room);
         }
         let holder = |((held, who), (objects, bytes))| Holder { held, who, objects, bytes };
         let mut holders: Vec<_> = sums.into_iter().map(holder).collect();
@@ -383,21 +420,20 @@ impl Master {
         holders.truncate(HOLDERS_MAX);
         holders
     }
+}
 
-    /// Takes one object away to make room for another, on a node or within a quota.
-    pub(super) fn evict(&mut self, victim: ObjectIndex, node: Option<NodeIndex>, (by, key): (&str, &Key)) {
-        let bytes = self.catalog.get(victim).map_or(0, super::catalog::Object::len);
-        self.evicted_objects += 1;
-        self.evicted_bytes += bytes;
-        self.effects.push_back(Effect::Notice(super::Notice::Evicted(1, bytes)));
-        if self.leave_memory(victim, node) {
-            return;
+impl Master {
+    /// Looks at everybody again who waits for room or for a mark to be passed.
+    pub(super) fn wake(&mut self) {
+        // Serving one may make room for the next; each is served at most once per change.
+        let last_first = sabotaged!(self.objects.cx.config.sabotage, ServeTheLast);
+        for op in self.objects.cx.room.heads(last_first) {
+            self.reservations.try_again(&mut self.objects, op);
         }
-        let might_be_shelved = node.is_some_and(|node| self.is_beside_a_disk(node));
-        self.tier.stat.evicted_unshelved += u64::from(might_be_shelved);
-        let gone = self.take_out(victim, Cause::Evicted, by);
-        self.history.made_room(node.map_or_else(String::new, |node| self.members.name(node)), key);
-        // Nobody waits for the answer: what needs the room follows on the same connection, in order.
-        self.retire(gone, None);
+        self.watches.look_at_all(&mut self.objects);
+    }
+
+    pub(super) fn take_change(&mut self) -> bool {
+        std::mem::take(&mut self.objects.cx.room.changed)
     }
 }

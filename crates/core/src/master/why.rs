@@ -1,10 +1,10 @@
-//! Why something is still here, or why it is gone.
+//! Explanations: why an object is still there, or why it is gone.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use super::{
-    Effect, Master, Op, OpId, Wait,
+    Objects, OpId, Wait,
     catalog::{LabelIndex, NamespaceIndex, NodeIndex, ObjectIndex},
     ghosts::Name,
     refuse,
@@ -33,12 +33,19 @@ struct Past {
     node: String,
     for_key: Option<Key>,
     reader: LabelIndex,
+    disk_bytes_max: u64,
 }
 
-/// An answer that waits for the nodes to say who looks.
+/// All explanations that wait for nodes.
+#[derive(Debug, Default)]
+pub(super) struct Explanations {
+    all: BTreeMap<OpId, Explaining>,
+}
+
+/// An explanation that waits for the nodes to say which clients have views.
 #[derive(Debug)]
-pub(super) struct Explaining {
-    pub(super) conn: ConnId,
+struct Explaining {
+    conn: ConnId,
     id: RequestId,
     answers: Vec<Why>,
     outstanding: u32,
@@ -65,6 +72,7 @@ impl History {
             node: String::new(),
             for_key: None,
             reader,
+            disk_bytes_max: 0,
         });
     }
 
@@ -72,6 +80,13 @@ impl History {
     pub(super) fn made_room(&mut self, node: String, key: &Key) {
         if let Some(past) = self.past.back_mut() {
             (past.node, past.for_key) = (node, Some(key.clone()));
+        }
+    }
+
+    /// Notes the most that its disk takes, if that had refused the last that was removed.
+    pub(super) fn had_been_refused(&mut self, disk_bytes_max: u64) {
+        if let Some(past) = self.past.back_mut() {
+            past.disk_bytes_max = disk_bytes_max;
         }
     }
 
@@ -87,40 +102,59 @@ impl History {
     }
 }
 
-impl Master {
-    pub(super) fn why(&mut self, conn: ConnId, id: RequestId, namespace: NamespaceIndex, keys: &[Key]) {
+impl Explanations {
+    /// A connection is closed: its requests are not answered.
+    pub(super) fn forget(&mut self, conn: ConnId) {
+        self.all.retain(|_, it| it.conn != conn);
+    }
+
+    /// How many wait.
+    pub(super) fn len(&self) -> usize {
+        self.all.len()
+    }
+
+    pub(super) fn why(
+        &mut self,
+        o: &mut Objects,
+        conn: ConnId,
+        id: RequestId,
+        namespace: NamespaceIndex,
+        keys: &[Key],
+    ) {
         if keys.len() > BATCH_ITEMS_MAX {
             let reply = refuse(Reason::Invalid, "the batch is too large");
-            return self.effects.push_back(Effect::Reply(conn, id, reply));
+            return o.cx.reply(conn, id, reply);
         }
         let mut ask: BTreeMap<NodeIndex, Vec<(Hold, usize)>> = BTreeMap::new();
         let mut answers = Vec::with_capacity(keys.len());
         for (item, key) in keys.iter().enumerate() {
-            let Some(index) = self.catalog.find(namespace, key) else {
-                answers.push(self.why_gone(namespace, key));
+            let Some(index) = o.cx.catalog.find(namespace, key) else {
+                answers.push(o.why_gone(namespace, key));
                 continue;
             };
-            for (node, hold) in self.catalog.get(index).into_iter().flat_map(|it| it.replicas()) {
+            for (node, hold) in o.cx.catalog.get(index).into_iter().flat_map(|it| it.replicas()) {
                 ask.entry(node).or_default().push((hold, item));
             }
-            answers.push(self.why_here(index));
+            answers.push(o.why_here(index));
         }
-        let op = self.next_op();
+        let op = o.cx.next_op();
         let mut explaining = Explaining { conn, id, answers, outstanding: 0 };
         for (node, holds) in ask {
             let request = Request::Inspect(holds.iter().map(|it| it.0).collect());
             let items = holds.into_iter().map(|it| it.1).collect();
-            explaining.outstanding += u32::from(self.ask(node, request, Wait::Inspect(op, items)).is_some());
+            explaining.outstanding += u32::from(o.cx.ask(node, request, Wait::Inspect(op, items)).is_some());
         }
-        self.ops.insert(op, Op::Why(explaining));
-        self.explained(op);
+        self.all.insert(op, explaining);
+        self.explained(o, op);
     }
 
     /// A node said who looks, or did not.
-    pub(super) fn inspected(&mut self, op: OpId, items: &[usize], views: &[Views]) {
-        let name = |it: &Views| it.clients.iter().take(VIEWERS_MAX).map(|it| self.client_name(*it)).collect();
+    pub(super) fn inspected(&mut self, o: &mut Objects, op: OpId, items: &[usize], views: &[Views]) {
+        let name = |it: &Views| {
+            it.clients.iter().take(VIEWERS_MAX).map(|it| o.cx.connections.client_name(*it)).collect()
+        };
         let names: Vec<Vec<String>> = views.iter().map(name).collect();
-        let Some(Op::Why(explaining)) = self.ops.get_mut(&op) else { return };
+        let Some(explaining) = self.all.get_mut(&op) else { return };
         explaining.outstanding -= 1;
         for ((item, views), names) in items.iter().zip(views).zip(names) {
             let Some(Why::Here(here)) = explaining.answers.get_mut(*item) else { continue };
@@ -131,19 +165,21 @@ impl Master {
             here.viewers.sort_unstable();
             here.viewers.dedup();
         }
-        self.explained(op);
+        self.explained(o, op);
     }
 
-    fn explained(&mut self, op: OpId) {
-        if let Some(Op::Why(explaining)) = self.ops.get(&op)
+    fn explained(&mut self, o: &mut Objects, op: OpId) {
+        if let Some(explaining) = self.all.get(&op)
             && explaining.outstanding == 0
-            && let Some(Op::Why(explaining)) = self.ops.remove(&op)
+            && let Some(explaining) = self.all.remove(&op)
         {
             let reply = Reply::Why(explaining.answers);
-            self.effects.push_back(Effect::Reply(explaining.conn, explaining.id, reply));
+            o.cx.reply(explaining.conn, explaining.id, reply);
         }
     }
+}
 
+impl Objects {
     fn why_gone(&self, namespace: NamespaceIndex, key: &Key) -> Why {
         let Some(past) = self.history.last(namespace, key) else { return Why::Unknown };
         Why::Gone(Gone {
@@ -153,16 +189,17 @@ impl Master {
             ago_ms: self.ago(past.at),
             node: past.node.clone(),
             for_key: past.for_key.clone(),
-            reader: self.label(past.reader),
+            reader: self.cx.connections.label(past.reader),
+            disk_bytes_max: past.disk_bytes_max,
         })
     }
 
     fn why_here(&self, index: ObjectIndex) -> Why {
-        let Some(object) = self.catalog.get(index) else { return Why::Unknown };
+        let Some(object) = self.cx.catalog.get(index) else { return Why::Unknown };
         let marks = object.marks().cloned().unwrap_or_default();
         let (acked, sample) = marks.sample.map(|it| (it.acked, it.consumption)).unzip();
-        let name = |node| self.members.name(node);
-        let readable = |node| self.members.get(node).is_some_and(|it| it.readable());
+        let name = |node| self.cx.members.name(node);
+        let readable = |node| self.cx.members.get(node).is_some_and(|it| it.readable());
         // What is only being written is not there yet.
         let nodes: Vec<_> = object.copies().map(|(node, _)| node).collect();
         Why::Here(Here {
@@ -172,7 +209,7 @@ impl Master {
                 replicas: Vec::new(),
                 hard_pin: object.hard_pin(),
                 soft_pin: object.soft_pin(),
-                leased: object.leased(self.now),
+                leased: object.leased(self.cx.now),
                 sample: object.is_sample(),
             },
             unreachable: nodes.iter().filter(|&&node| !readable(node)).map(|&node| name(node)).collect(),
@@ -180,20 +217,21 @@ impl Master {
             pins: marks.pins,
             sample,
             acked: acked.unwrap_or_default(),
-            leases: self.leaseholders(index),
+            leases: self.leases.holders(index),
             views: 0,
             viewers: Vec::new(),
             viewers_more: 0,
             sends: 0,
             age_ms: self.ago(object.put()),
             idle_ms: self.ago(object.touched()),
-            lease_ms: object.lease_until().0.saturating_sub(self.now.0),
-            writer: self.label(object.writer()),
-            reader: self.label(object.reader()),
+            lease_ms: object.lease_until().0.saturating_sub(self.cx.now.0),
+            writer: self.cx.connections.label(object.writer()),
+            reader: self.cx.connections.label(object.reader()),
+            disk_bytes_max: self.tier.refused_bytes_max(object.generation()),
         })
     }
 
     fn ago(&self, at: Tick) -> u64 {
-        self.now.0.saturating_sub(at.0)
+        self.cx.now.0.saturating_sub(at.0)
     }
 }

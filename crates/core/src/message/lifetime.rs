@@ -110,6 +110,8 @@ pub enum PinOutcome {
     Unconfirmed(Vec<String>),
     /// The object has as many pins as it can have.
     TooMany,
+    /// There was no pin of this owner to end.
+    NotPinned,
 }
 
 /// See [`Request::DropPins`](super::Request::DropPins).
@@ -121,7 +123,7 @@ pub struct DropPins {
     pub wait_ms: u64,
 }
 
-/// See [`Request::SetPolicy`](super::Request::SetPolicy). What is absent is not limited.
+/// The limits of a namespace. What is absent is not limited.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Policy {
     /// What the namespace may hold, in bytes.
@@ -130,6 +132,80 @@ pub struct Policy {
     pub max_hold_ms: Option<u64>,
     /// What becomes of its objects when memory is short; absent, as the master's settings say.
     pub demotion: Option<Demotion>,
+}
+
+impl Policy {
+    /// The limits after the change.
+    #[must_use]
+    pub fn changed(self, change: &PolicyChange) -> Self {
+        Self {
+            quota: if change.keep_quota { self.quota } else { change.quota },
+            max_hold_ms: if change.keep_max_hold { self.max_hold_ms } else { change.max_hold_ms },
+            demotion: if change.keep_demotion { self.demotion } else { change.demotion },
+        }
+    }
+}
+
+/// See [`Request::SetPolicy`](super::Request::SetPolicy): the new value of each limit. Absent removes the
+/// limit, unless the flag beside it says that the limit stays as it is. A client that does not know the flags
+/// sends none of them, and thereby replaces all limits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PolicyChange {
+    /// See [`Policy::quota`].
+    pub quota: Option<u64>,
+    /// See [`Policy::max_hold_ms`].
+    pub max_hold_ms: Option<u64>,
+    /// See [`Policy::demotion`].
+    pub demotion: Option<Demotion>,
+    /// The quota does not change.
+    pub keep_quota: bool,
+    /// The limit of time does not change.
+    pub keep_max_hold: bool,
+    /// The demotion does not change.
+    pub keep_demotion: bool,
+}
+
+impl Default for PolicyChange {
+    fn default() -> Self {
+        Self::NONE
+    }
+}
+
+impl PolicyChange {
+    /// Changes nothing. The methods name what changes.
+    pub const NONE: Self = Self {
+        quota: None,
+        max_hold_ms: None,
+        demotion: None,
+        keep_quota: true,
+        keep_max_hold: true,
+        keep_demotion: true,
+    };
+
+    /// Sets the quota, or removes it.
+    #[must_use]
+    pub const fn quota(self, quota: Option<u64>) -> Self {
+        Self { quota, keep_quota: false, ..self }
+    }
+
+    /// Limits how long a sample without leases may wait, or removes that limit.
+    #[must_use]
+    pub const fn max_hold_ms(self, max_hold_ms: Option<u64>) -> Self {
+        Self { max_hold_ms, keep_max_hold: false, ..self }
+    }
+
+    /// Sets the demotion, or returns to that of the master's settings.
+    #[must_use]
+    pub const fn demotion(self, demotion: Option<Demotion>) -> Self {
+        Self { demotion, keep_demotion: false, ..self }
+    }
+}
+
+impl From<Policy> for PolicyChange {
+    /// Replaces all limits.
+    fn from(it: Policy) -> Self {
+        Self::NONE.quota(it.quota).max_hold_ms(it.max_hold_ms).demotion(it.demotion)
+    }
 }
 
 /// See [`Request::Await`](super::Request::Await).
@@ -190,6 +266,8 @@ pub struct Here {
     pub writer: String,
     /// Who used it last.
     pub reader: String,
+    /// The most bytes that its disk takes for one object, if the disk refused this one; else zero.
+    pub disk_bytes_max: u64,
 }
 
 /// An object that was there.
@@ -209,6 +287,8 @@ pub struct Gone {
     pub for_key: Option<Key>,
     /// Who used it last.
     pub reader: String,
+    /// The most bytes that its disk takes for one object, if the disk had refused this one; else zero.
+    pub disk_bytes_max: u64,
 }
 
 /// What takes objects away.
@@ -229,6 +309,15 @@ pub enum Cause {
     HeldTooLong,
 }
 
+/// See [`Request::Why`](super::Request::Why).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Explain {
+    /// The objects.
+    pub keys: Vec<Key>,
+    /// See [`Resolve::report_wait_ms`](super::Resolve::report_wait_ms). Zero leaves it to the master.
+    pub report_wait_ms: u64,
+}
+
 /// See [`Request::Lease`](super::Request::Lease).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Lease {
@@ -236,6 +325,8 @@ pub struct Lease {
     pub items: Vec<LeaseItem>,
     /// On behalf of which consumer group.
     pub group: String,
+    /// See [`Resolve::report_wait_ms`](super::Resolve::report_wait_ms).
+    pub report_wait_ms: u64,
 }
 
 /// One sample.
@@ -300,7 +391,8 @@ pub struct Ack {
     pub wait_ms: u64,
     /// Nobody is to consume them any more, whatever their groups are: they are gone at once.
     pub abort: bool,
-    /// Nothing is done, and the answer is `Recorded`, where somebody has the sample leased.
+    /// Where clients have the sample leased, the answer is `Recorded`, and the sample stays until the last of
+    /// these leases ends; for an `abort`, nothing is done.
     pub unless_leased: bool,
 }
 

@@ -21,6 +21,8 @@ pub struct Stat {
     pub soft_pinned: u64,
     /// How the disks are doing.
     pub tier: Box<TierStat>,
+    /// Members that have not reported since the master started: answers that depend on them wait.
+    pub unreported: Vec<String>,
 }
 
 /// One node, as the master sees it.
@@ -71,6 +73,10 @@ pub struct NamespaceStat {
     pub demotion: Demotion,
     /// Puts that wait for room.
     pub waiting: u64,
+    /// Samples that were freed because they waited longer than `max_hold_ms`, since the master started.
+    pub samples_expired: u64,
+    /// Their bytes, each once.
+    pub sample_bytes_expired: u64,
     /// Who pins most of it, the most bytes first: at most [`OWNERS_MAX`].
     pub owners: Vec<OwnerStat>,
     /// Which clients keep what, the largest first: at most [`HOLDERS_MAX`].
@@ -117,4 +123,54 @@ pub enum Held {
     Leased,
     /// It is gone, and still looked at.
     Viewed,
+}
+
+/// The most gets of one kind that a single report counts.
+pub const CACHED_READS_MAX: u64 = 1 << 20;
+
+/// Gets that were served from cached locations. A master counts at most [`CACHED_READS_MAX`] of each kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CachedReads {
+    /// Calls for one object.
+    pub singles: u64,
+    /// Calls for several objects.
+    pub batches: u64,
+    /// Objects that batches read, also such batches as asked the master for other objects.
+    pub items: u64,
+    /// Bytes of all these objects.
+    pub bytes: u64,
+}
+
+impl CachedReads {
+    /// Adds a call that asked the master nothing, and read so many objects from cached locations.
+    pub fn add(&mut self, is_batch: bool, items: u64, bytes: u64) {
+        let calls = if is_batch { &mut self.batches } else { &mut self.singles };
+        *calls = calls.saturating_add(1);
+        self.items = self.items.saturating_add(if is_batch { items } else { 0 });
+        self.bytes = self.bytes.saturating_add(bytes);
+    }
+
+    /// Adds objects that a call for several read from cached locations, if it asked the master for others:
+    /// the call itself is counted there.
+    pub fn add_items(&mut self, items: u64, bytes: u64) {
+        self.items = self.items.saturating_add(items);
+        self.bytes = self.bytes.saturating_add(bytes);
+    }
+
+    /// At most as much as one report may count.
+    #[must_use]
+    pub fn bounded(self) -> Self {
+        Self {
+            singles: self.singles.min(CACHED_READS_MAX),
+            batches: self.batches.min(CACHED_READS_MAX),
+            items: self.items.min(CACHED_READS_MAX),
+            bytes: self.bytes,
+        }
+    }
+
+    /// Whether nothing was read.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
 }

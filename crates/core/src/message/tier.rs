@@ -40,6 +40,9 @@ pub struct Moved {
     pub items: Vec<bool>,
     /// How full the disk is now.
     pub usage: Usage,
+    /// In the order asked, empty if nothing was refused: zero, or the most bytes that the disk takes for one
+    /// object now, if it refused this one although it works.
+    pub bytes_max: Vec<u64>,
 }
 
 /// Copies that a disk no longer has, see [`Request::Dropped`](super::Request::Dropped).
@@ -108,6 +111,8 @@ pub struct TierStat {
     pub demoted_bytes: u64,
     /// Objects that could not be written.
     pub demotions_failed: u64,
+    /// Objects that a disk refused, because they are larger than it takes.
+    pub demotions_refused: u64,
     /// Objects whose last copy was evicted from memory although they might have gone to a disk: it could not
     /// keep up, and their put would not wait.
     pub evicted_unshelved: u64,
@@ -151,12 +156,13 @@ impl TierStat {
     /// Every number with its name and what it counts, for pages and tables. The first is a level, the others
     /// only grow.
     #[must_use]
-    pub fn named(&self) -> [(&'static str, &'static str, u64); 22] {
+    pub fn named(&self) -> [(&'static str, &'static str, u64); 23] {
         [
             ("shelved_objects", "Copies on disks", self.shelved),
             ("demoted_objects", "Objects written to disks", self.demoted_objects),
             ("demoted_bytes", "Bytes written to disks", self.demoted_bytes),
             ("demotions_failed", "Objects that could not be written to a disk", self.demotions_failed),
+            ("demotions_refused", "Objects larger than a disk takes", self.demotions_refused),
             ("evicted_unshelved", "Objects evicted before a disk had them", self.evicted_unshelved),
             ("promoted_objects", "Objects brought back into memory", self.promoted_objects),
             ("promoted_bytes", "Bytes brought back into memory", self.promoted_bytes),

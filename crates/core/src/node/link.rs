@@ -13,7 +13,7 @@ use crate::{
         Announce, CommitOutcome, Decide, DecideItem, Heartbeat, NodeInfo, Register, Registered, Released,
         Replacement, Reply, Request,
     },
-    sabotage::sabotaged,
+    sabotage::{Sabotage, sabotaged},
 };
 
 /// Objects per announcement, so that a large node neither makes a huge frame nor stalls the master.
@@ -50,6 +50,8 @@ pub(super) struct Link {
     stage: Stage,
     next_id: u64,
     epoch: u64,
+    /// The number of the master of that epoch, see [`Registered::life`].
+    life: u64,
     waiting: BTreeMap<RequestId, Waiting>,
     /// Reservations that end when the master has answered.
     ending: BTreeMap<RequestId, Vec<Hold>>,
@@ -113,7 +115,8 @@ impl Node {
         self.unlinked();
         let id = self.link.next_id();
         self.link.stage = Stage::Registering(id);
-        let register = Register { info, usage: self.slots.usage(), epoch: self.link.epoch, stamps: 0 };
+        let (epoch, life) = (self.link.epoch, self.link.life);
+        let register = Register { info, usage: self.slots.usage(), epoch, life, stamps: 0 };
         self.effects.push_back(Effect::AskMaster(id, Request::Register(register)));
     }
 
@@ -122,6 +125,7 @@ impl Node {
             let viewers = self.clients.viewers_of(self.slots.parked());
             let beat = Heartbeat { usage: Some(self.slots.usage()), viewers };
             self.link.tell(Request::Heartbeat(beat), &mut self.effects);
+            self.present_unasked();
         }
     }
 
@@ -139,6 +143,12 @@ impl Node {
                 }
             }
             (_, Reply::Decided(outcomes)) => self.decided(id, outcomes),
+            // The master has too much to do: it is asked again at the next beat.
+            (_, Reply::Refused(_)) => {
+                if let Some(waiting) = self.link.waiting.get_mut(&id) {
+                    waiting.is_asked = false;
+                }
+            }
             (_, Reply::Done) => {
                 let holds = self.link.ending.remove(&id).unwrap_or_default();
                 self.ended(&holds);
@@ -160,6 +170,11 @@ impl Node {
     fn taken_in(&mut self) {
         self.link.stage = Stage::Member;
         self.effects.push_back(Effect::Membership(true));
+        self.present_unasked();
+    }
+
+    /// Asks about what the master was not asked yet, or refused to decide.
+    fn present_unasked(&mut self) {
         let unasked = self.link.waiting.extract_if(.., |_, it| !it.is_asked);
         for (_, waiting) in unasked.collect::<Vec<_>>() {
             self.present(waiting, true);
@@ -167,13 +182,18 @@ impl Node {
     }
 
     fn registered(&mut self, registered: Registered) {
+        if !serves(self.config.sabotage, (self.link.epoch, self.link.life), &registered) {
+            self.link.stage = Stage::Broken;
+            let (served, offered) = (self.link.epoch, registered.epoch);
+            return self.effects.push_back(Effect::RejectMaster { served, offered });
+        }
         if self.link.epoch != registered.epoch {
             // What the last life of the master had to say about them was heard before its link broke, and
             // this one does not know of them.
             let holds = std::mem::take(&mut self.released);
             self.ended(&holds);
         }
-        self.link.epoch = registered.epoch;
+        (self.link.epoch, self.link.life) = (registered.epoch, registered.life);
         self.effects.push_back(Effect::Epoch(registered.epoch));
         self.retire_all(registered.retire);
         self.commit_all(registered.commit);
@@ -182,6 +202,11 @@ impl Node {
             self.retire_all(records.into_iter().map(|it| it.hold).collect());
             // Some may have been named before this node was given up, which nobody knows any more.
             self.slots.hide_reserved(&mut self.effects);
+            let offers = self.slots.offers();
+            if !offers.is_empty() {
+                self.hides_claimed = true;
+                self.effects.push_back(Effect::Recall(offers));
+            }
         }
         self.ask_again();
         self.announce(0);
@@ -261,10 +286,19 @@ impl Node {
     /// Takes objects away, however far they have come.
     pub(super) fn retire_all(&mut self, holds: Vec<Hold>) {
         for hold in holds {
-            if let Some(SlotState::Reserved(client)) = self.slots.state(hold) {
+            if let Some(client) = self.slots.state(hold).and_then(SlotState::writer) {
                 self.clients.unreserved(client, hold);
             }
             self.slots.retire(hold, &mut self.effects);
         }
     }
+}
+
+/// Whether a member that served a master of that epoch, which had drawn that number, may serve this one: the
+/// same master again, or one of a greater epoch. Any other one has lost its state, and knows less than the
+/// member.
+pub(crate) fn serves(sabotage: Sabotage, (epoch, life): (u64, u64), registered: &Registered) -> bool {
+    let is_same = (epoch, life) == (registered.epoch, registered.life);
+    let any = sabotaged!(sabotage, ServeAnyEpoch) || sabotaged!(sabotage, DiscardForOthers);
+    is_same || registered.epoch > epoch || any
 }

@@ -7,23 +7,29 @@
 
 mod clients;
 mod link;
+mod metadata;
 mod slots;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tests_offers;
 
 use std::collections::VecDeque;
 
 use clients::Clients;
 use link::Link;
+pub(crate) use link::serves;
+pub use metadata::SLOT_BYTES;
 pub use slots::{EXTENTS_INLINE, SlotRecord, SlotState};
-use slots::{Identity, Slots};
+use slots::{Identity, Marked, Slots};
 
 use crate::{
-    BATCH_ITEMS_MAX, ClientId, ConnId, Extent, Hold, RequestId, SegmentId, SlotId,
+    ANSWER_EXTENTS_MAX, BATCH_ITEMS_MAX, ClientId, ConnId, Extent, Hold, RequestId, Reservation, SegmentId,
+    SlotId,
     marks::Marks,
     message::{
         Allocate, Allocated, Commit, CommitItem, CommitOutcome, DecideItem, MarkItem, NodeInfo, Reason,
-        Record, Refusal, Released, Reply, Request, Settle, Settled, Usage, Views,
+        Record, Refusal, Released, Reply, Request, Settle, Settled, Shortage, Usage, Views,
     },
     sabotage::{Sabotage, sabotaged},
 };
@@ -35,10 +41,16 @@ pub struct NodeConfig {
     pub segment: SegmentId,
     /// Bytes for objects.
     pub capacity: u64,
-    /// Most objects at a time.
+    /// The most objects at a time: so long is the table of slots. Only what is used of it costs memory.
     pub slot_count: u32,
-    /// Bytes for names and long lists of extents.
+    /// The most bytes for names and long lists of extents, as above.
     pub heap_bytes: u64,
+    /// Both grow by so many bytes at a time, a multiple of [`EXTENT_ALIGN`](crate::EXTENT_ALIGN).
+    pub chunk_bytes: u64,
+    /// So many such chunks cost no capacity, so that few objects leave all of it.
+    pub chunks_free: u64,
+    /// The most pieces of one object.
+    pub extents_max: usize,
     /// For the simulation only.
     pub sabotage: Sabotage,
 }
@@ -86,6 +98,9 @@ pub enum Event {
     MasterReply(RequestId, Reply),
     /// The link to the master is broken.
     Unlinked,
+    /// What became of the offers of an [`Effect::Recall`]: true for those that were recalled. Nobody has
+    /// written there, nor will. The others are claimed.
+    Recalled(Vec<(Hold, bool)>),
     /// Time for a sign of life.
     Beat,
 }
@@ -105,6 +120,9 @@ pub enum Effect {
         /// Which.
         slot: SlotId,
     },
+    /// Recall these offers, by one compare-and-swap of each claim word, and hand in an [`Event::Recalled`]
+    /// before anything else.
+    Recall(Vec<Hold>),
     /// Write these bytes into the heap.
     Heap {
         /// Where.
@@ -112,10 +130,20 @@ pub enum Effect {
         /// What.
         bytes: Vec<u8>,
     },
+    /// These bytes of the data segment are for no object, because records or names cost as many: their memory
+    /// is to be given back to the system.
+    Withhold(Extent),
     /// Remember that no stamp from here on was used.
     StampMark(u64),
     /// Remember which life of the master the memory belongs to.
     Epoch(u64),
+    /// Close the link: the master's epoch is not greater than the one that was served.
+    RejectMaster {
+        /// The greatest epoch that it has served.
+        served: u64,
+        /// The epoch of the master.
+        offered: u64,
+    },
     /// Say in the memory whether the node is a member of its cluster: while it is, it hears of every
     /// delete, and who knows a location need not ask the master.
     Membership(bool),
@@ -136,6 +164,24 @@ pub enum Effect {
     Disconnect(ConnId),
 }
 
+/// A request for memory under way.
+#[derive(Debug)]
+struct Allocating {
+    id: RequestId,
+    allocate: Allocate,
+    /// What was found for the first items.
+    items: Vec<Option<Reservation>>,
+    /// What was missing for those that found nothing.
+    short: Vec<Shortage>,
+}
+
+/// A request of the master that goes on when offers are recalled.
+#[derive(Debug)]
+enum Suspended {
+    Allocate(Allocating),
+    Mark(RequestId, Vec<MarkItem>),
+}
+
 /// The node's whole state.
 #[derive(Debug)]
 pub struct Node {
@@ -145,6 +191,9 @@ pub struct Node {
     link: Link,
     /// Reservations that end without the master, which it is still to be told of.
     released: Vec<Hold>,
+    suspended: Option<Suspended>,
+    /// Offers that turn out to be claimed are to be hidden like all reservations.
+    hides_claimed: bool,
     effects: VecDeque<Effect>,
 }
 
@@ -158,17 +207,19 @@ impl Node {
             clients: Clients::default(),
             link: Link::default(),
             released: Vec::new(),
+            suspended: None,
+            hides_claimed: false,
             effects: VecDeque::new(),
         }
     }
 
     /// Takes in one event.
     pub fn handle(&mut self, event: Event) {
-        let free = self.slots.usage().free;
+        let freed = self.slots.freed();
         // The answers to these carry the usage themselves.
         let is_answered = match &event {
             Event::MasterRequest(_, request) => !matches!(request, Request::ClientGone(_)),
-            Event::Entrusted(_) => true,
+            Event::Entrusted(_) | Event::Recalled(_) => true,
             _ => false,
         };
         match event {
@@ -194,18 +245,19 @@ impl Node {
             Event::Entrusted(words) => self.entrusted(words),
             Event::MasterReply(id, reply) => self.master_reply(id, reply),
             Event::Unlinked => self.unlinked(),
+            Event::Recalled(offers) => self.recalled(offers),
             Event::Beat => self.beat(),
         }
-        self.tell_of_room(free, is_answered);
+        self.tell_of_room(freed, is_answered);
         self.slots.assert_balance();
     }
 
     /// The master hears at once of room that was given back without it: puts may be waiting for that.
-    fn tell_of_room(&mut self, free_before: u64, is_answered: bool) {
-        let usage = self.slots.usage();
-        let grew = free_before < usage.free && !is_answered;
+    fn tell_of_room(&mut self, freed_before: u64, is_answered: bool) {
+        let grew = freed_before < self.slots.freed() && !is_answered;
         if (grew || !self.released.is_empty()) && self.link.is_member() {
             let holds = std::mem::take(&mut self.released);
+            let usage = self.slots.usage();
             self.link.tell_of_ends(Released { holds, usage }, &mut self.effects);
         }
     }
@@ -228,6 +280,11 @@ impl Node {
         self.slots.usage()
     }
 
+    /// Every run of bytes that is withheld from objects; see [`Effect::Withhold`].
+    pub fn withheld(&self) -> impl Iterator<Item = Extent> + '_ {
+        self.slots.withheld()
+    }
+
     /// The life of the master that it last belonged to.
     #[must_use]
     pub fn epoch(&self) -> u64 {
@@ -247,7 +304,8 @@ impl Node {
     }
 
     /// Before bytes from a socket are stored: where they go, if the reservation is this client's and stands.
-    /// Its room stays untouched by others until [`Self::end_store`].
+    /// An offer is claimed thereby, so there may be effects. Its room stays untouched by others until
+    /// [`Self::end_store`].
     pub fn begin_store(
         &mut self,
         client: ClientId,
@@ -255,10 +313,11 @@ impl Node {
         offset: u64,
         len: u64,
     ) -> Option<Vec<Extent>> {
-        if self.slots.state(hold)? != SlotState::Reserved(client) {
+        if self.slots.state(hold)?.writer() != Some(client) {
             return None;
         }
         let extents = self.slots.cut(hold, offset, len)?;
+        self.slots.claim(hold, &mut self.effects);
         if !(client == crate::master::PROMOTER && sabotaged!(self.config.sabotage, PromoteUnheld)) {
             self.slots.begin_hold(hold);
         }
@@ -267,9 +326,9 @@ impl Node {
 
     /// After the bytes are stored, or were not. There may be effects.
     pub fn end_store(&mut self, hold: Hold) {
-        let free = self.slots.usage().free;
+        let freed = self.slots.freed();
         self.slots.end_hold(hold);
-        self.tell_of_room(free, false);
+        self.tell_of_room(freed, false);
     }
 
     /// Whether that use of a slot is not an object yet, but may become one.
@@ -301,10 +360,10 @@ impl Node {
     /// they count only if the node is a member in that life: else it may not have heard of a delete. There
     /// may be effects.
     pub fn end_send(&mut self, hold: Hold, unasked: Option<u64>) -> bool {
-        let free = self.slots.usage().free;
+        let freed = self.slots.freed();
         let valid = self.vouches(hold, unasked) || sabotaged!(self.config.sabotage, SendWithoutCheck);
         self.slots.end_hold(hold);
-        self.tell_of_room(free, false);
+        self.tell_of_room(freed, false);
         valid
     }
 
@@ -322,10 +381,10 @@ impl Node {
 
     /// After its bytes are read: whether the object was there all the time. There may be effects.
     pub fn end_demotion(&mut self, hold: Hold) -> bool {
-        let free = self.slots.usage().free;
+        let freed = self.slots.freed();
         let stands = self.slots.state(hold) == Some(SlotState::Committed);
         self.slots.end_hold(hold);
-        self.tell_of_room(free, false);
+        self.tell_of_room(freed, false);
         stands
     }
 
@@ -500,8 +559,11 @@ impl Node {
     }
 
     fn master_request(&mut self, id: RequestId, request: Request) {
+        assert!(self.suspended.is_none(), "an effect was not carried out: {:?}", self.suspended);
         let reply = match request {
-            Request::Allocate(allocate) => self.allocate(&allocate),
+            Request::Allocate(allocate) => {
+                return self.allocate(Allocating { id, allocate, items: Vec::new(), short: Vec::new() });
+            }
             Request::Settle(settle) => return self.entrusted(vec![(id, settle)]),
             Request::Retire(retire) => {
                 self.retire_all(retire.holds);
@@ -511,7 +573,7 @@ impl Node {
                 self.maybe_gone(client);
                 Reply::Done
             }
-            Request::Mark(items) => self.mark(items),
+            Request::Mark(items) => return self.mark(id, items),
             Request::Inspect(holds) => {
                 Reply::Inspected(holds.into_iter().map(|hold| self.views(hold)).collect())
             }
@@ -525,33 +587,88 @@ impl Node {
         Views { sends: self.slots.hold_count(hold).saturating_sub(views.count), ..views }
     }
 
-    fn allocate(&mut self, allocate: &Allocate) -> Reply {
-        let mut items = Vec::with_capacity(allocate.items.len());
-        for &item in &allocate.items {
-            let reservation = self.slots.reserve(allocate.client, item, &mut self.effects);
-            if let Some(it) = &reservation {
-                self.clients.reserved(allocate.client, it.location.hold());
+    /// Reserves or offers what is left of a request, and answers. Where anything is missing offers are
+    /// recalled first, and it goes on after that.
+    fn allocate(&mut self, mut allocating: Allocating) {
+        let Allocate { client, offered, .. } = allocating.allocate;
+        let state = if offered { SlotState::Offered(client) } else { SlotState::Reserved(client) };
+        while let Some(&item) = allocating.allocate.items.get(allocating.items.len()) {
+            let used: usize = allocating.items.iter().flatten().map(|it| it.extents.len()).sum();
+            let left = ANSWER_EXTENTS_MAX.saturating_sub(used);
+            let reservation = self.slots.reserve(state, item, left, &mut self.effects);
+            match &reservation {
+                Ok(it) => self.clients.reserved(client, it.location.hold()),
+                Err(_) if offered || sabotaged!(self.config.sabotage, NeverRecall) => (),
+                Err(_) => {
+                    let offers = self.slots.offers_for(item.len);
+                    if !offers.is_empty() {
+                        self.effects.push_back(Effect::Recall(offers));
+                        self.suspended = Some(Suspended::Allocate(allocating));
+                        return;
+                    }
+                }
             }
-            items.push(reservation);
+            allocating.short.extend(reservation.as_ref().err());
+            allocating.items.push(reservation.ok());
         }
-        Reply::Allocated(Allocated { items, usage: self.slots.usage() })
+        let reply = Reply::Allocated(Allocated {
+            items: allocating.items,
+            usage: self.slots.usage(),
+            short: allocating.short,
+        });
+        self.effects.push_back(Effect::AnswerMaster(allocating.id, reply));
     }
 
-    fn mark(&mut self, items: Vec<MarkItem>) -> Reply {
-        let mut lost = Vec::new();
-        let mut written = true;
-        for item in items {
-            let marked = self.slots.mark(item.hold, item.marks, &mut self.effects);
-            if !marked && self.slots.state(item.hold).is_none() {
-                lost.push(item.hold);
+    /// Offers were recalled, or turned out to be claimed. What was recalled nobody can have published, so its
+    /// memory is free at once; the master only ends its books about it.
+    fn recalled(&mut self, offers: Vec<(Hold, bool)>) {
+        for (hold, is_recalled) in offers {
+            if !is_recalled && !sabotaged!(self.config.sabotage, RecallClaimed) {
+                self.slots.claim(hold, &mut self.effects);
+                continue;
             }
-            written &= marked || self.slots.state(item.hold).is_none();
+            if let Some(client) = self.slots.state(hold).and_then(SlotState::writer) {
+                self.clients.unreserved(client, hold);
+                self.slots.retire(hold, &mut self.effects);
+                self.released.push(hold);
+            }
         }
-        // An object is no less there because there is no room for what was to be written beside it.
-        match written {
+        if std::mem::take(&mut self.hides_claimed) {
+            self.slots.hide_reserved(&mut self.effects);
+        }
+        match self.suspended.take() {
+            Some(Suspended::Allocate(allocating)) => self.allocate(allocating),
+            Some(Suspended::Mark(id, items)) => self.mark(id, items),
+            None => (),
+        }
+    }
+
+    /// Writes attributes beside objects, and answers. Where the heap is short of space offers are recalled
+    /// first, and all of it is done again: what is written already is not written twice.
+    fn mark(&mut self, id: RequestId, items: Vec<MarkItem>) {
+        let mut lost = Vec::new();
+        let mut is_written = true;
+        for item in &items {
+            let marked = self.slots.mark(item.hold, &item.marks, &mut self.effects);
+            if marked == Marked::NoSpace && !sabotaged!(self.config.sabotage, NeverRecall) {
+                let offers = self.slots.offers_for(0);
+                if !offers.is_empty() {
+                    self.effects.push_back(Effect::Recall(offers));
+                    self.suspended = Some(Suspended::Mark(id, items));
+                    return;
+                }
+            }
+            match self.slots.state(item.hold) {
+                None => lost.push(item.hold),
+                Some(_) => is_written &= marked == Marked::Written,
+            }
+        }
+        // An object is no less there because there is no space for what was to be written beside it.
+        let reply = match is_written {
             true => Reply::Settled(Settled { lost, usage: self.slots.usage(), also: Vec::new() }),
-            false => refuse(Reason::Busy, "the node has no room for marks"),
-        }
+            false => refuse(Reason::Busy, "the node has no space for object attributes"),
+        };
+        self.effects.push_back(Effect::AnswerMaster(id, reply));
     }
 
     /// Settles all of it, with one answer to everything.
@@ -572,7 +689,9 @@ impl Node {
         let lost = self.commit_all(settle.commit);
         for hold in settle.abort {
             match self.slots.state(hold) {
-                Some(SlotState::Reserved(client)) => _ = self.clients.unreserved(client, hold),
+                Some(SlotState::Reserved(client) | SlotState::Offered(client)) => {
+                    self.clients.unreserved(client, hold);
+                }
                 // Its writer has asked to have it named since, and the master will hear of that after it has
                 // said this: what it answers then counts.
                 Some(SlotState::Prepared) => continue,
@@ -589,11 +708,12 @@ impl Node {
         for record in records {
             let hold = record.hold;
             let state = self.slots.state(hold);
-            if matches!(state, Some(SlotState::Reserved(_) | SlotState::Ending)) {
+            let writer = state.and_then(SlotState::writer);
+            if writer.is_some() || state == Some(SlotState::Ending) {
                 let identity = Identity { namespace: record.namespace, key: record.key, marks: record.marks };
                 self.slots.prepare(None, hold, record.len, identity, &mut self.effects);
             }
-            if let Some(SlotState::Reserved(client)) = state {
+            if let Some(client) = writer {
                 self.clients.unreserved(client, hold);
             }
             let prepared = matches!(self.slots.state(hold), Some(SlotState::Prepared | SlotState::Committed));

@@ -4,18 +4,21 @@
 //! master must be asked first whether it was published. The stamp is minted when it is reserved
 //! and withdrawn when it is retired; whoever still names the old stamp is told so and touches nothing.
 //!
-//! **Invariant:** `free + granted + committed + held = capacity`.
+//! An *offered* slot is a reservation that its client must claim before it writes; until then the node may
+//! recall it (see `Effect::Recall`). Its memory counts as free, because whatever needs it gets it.
+//!
+//! **Invariant:** `free + granted + committed + held + metadata = capacity`.
 //! **Invariant:** room returns to the free space only after its slot's stamp was withdrawn and the last hold
 //! on that use of the slot has ended.
 
 use std::collections::{BTreeMap, VecDeque};
 
-use super::{Effect, NodeConfig};
+use super::{Effect, NodeConfig, metadata::Metadata};
 use crate::{
     ClientId, Extent, Generation, Hold, Key, Location, Reservation, SlotId, Stamp,
     extent::{FreeSpace, cut, room_for},
     marks::Marks,
-    message::{AllocateItem, Record, Usage},
+    message::{AllocateItem, Record, Resource, Shortage, Usage},
     sabotage::sabotaged,
 };
 
@@ -25,6 +28,8 @@ const STAMPS_PER_MARK: u64 = 1 << 16;
 pub const EXTENTS_INLINE: usize = 2;
 /// The mean length of the names on a page of the inventory: keys may be long, messages may not.
 const NAME_BYTES_MEAN_MAX: usize = 1 << 10;
+/// The fewest offers that are recalled at a time, where something else than bytes is missing.
+const RECALLS_MIN: usize = 16;
 /// What one spilled extent costs in the heap.
 const EXTENT_BYTES: u64 = 16;
 
@@ -33,6 +38,8 @@ const EXTENT_BYTES: u64 = 16;
 pub enum SlotState {
     /// A client writes it.
     Reserved(ClientId),
+    /// A client may claim it and then write it. The node does not know whether it has.
+    Offered(ClientId),
     /// Its client is gone or does not want it, and nobody may write it. It may have been published before
     /// that, and ends when the master has had its say.
     Ending,
@@ -40,6 +47,17 @@ pub enum SlotState {
     Prepared,
     /// It can be read.
     Committed,
+}
+
+impl SlotState {
+    /// The client that may write.
+    #[must_use]
+    pub fn writer(self) -> Option<ClientId> {
+        match self {
+            Self::Reserved(client) | Self::Offered(client) => Some(client),
+            Self::Ending | Self::Prepared | Self::Committed => None,
+        }
+    }
 }
 
 /// What the control segment says of one slot: enough to read the object, and to rebuild the catalog.
@@ -88,6 +106,25 @@ struct Slot {
     identity: Option<Box<Identity>>,
 }
 
+/// What became of attributes that were to be written beside an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Marked {
+    Written,
+    /// This use of the slot does not stand, or is not an object yet.
+    NoObject,
+    /// The heap has no space for them.
+    NoSpace,
+}
+
+/// What a reservation has taken.
+#[derive(Debug)]
+struct Room {
+    slot: SlotId,
+    extents: Vec<Extent>,
+    heap: Extent,
+    marks: Extent,
+}
+
 /// Room of an object that is gone, but that somebody still touches.
 #[derive(Clone, Debug)]
 struct Parked {
@@ -100,34 +137,40 @@ struct Parked {
 pub(super) struct Slots {
     config: NodeConfig,
     slots: Vec<Option<Slot>>,
-    unused: Vec<SlotId>,
     space: FreeSpace,
-    heap: FreeSpace,
+    metadata: Metadata,
     holds: BTreeMap<Hold, u32>,
     parked: BTreeMap<Hold, Parked>,
     next_stamp: u64,
     stamp_mark: u64,
+    /// Slots that are offered, the oldest first.
+    offers: BTreeMap<Stamp, SlotId>,
+    offered: u64,
     granted: u64,
     committed: u64,
     held: u64,
     objects: u64,
+    /// How often something was given back.
+    freed: u64,
 }
 
 impl Slots {
     pub(super) fn new(config: NodeConfig) -> Self {
         Self {
             slots: Vec::new(),
-            unused: Vec::new(),
             space: FreeSpace::new(config.capacity),
-            heap: FreeSpace::new(config.heap_bytes),
+            metadata: Metadata::new(&config),
             holds: BTreeMap::new(),
             parked: BTreeMap::new(),
             next_stamp: 1,
             stamp_mark: 1,
+            offers: BTreeMap::new(),
+            offered: 0,
             granted: 0,
             committed: 0,
             held: 0,
             objects: 0,
+            freed: 0,
             config,
         }
     }
@@ -135,37 +178,59 @@ impl Slots {
     pub(super) fn usage(&self) -> Usage {
         Usage {
             capacity: self.space.capacity(),
-            free: self.space.free(),
+            free: self.free(),
             granted: self.granted,
             committed: self.committed,
             held: self.held,
             objects: self.objects,
+            offered: self.offered,
+            metadata: self.metadata.charged(),
+            // What is offered can be recalled, so anything may fit.
+            name_max: self.offers.is_empty().then(|| self.metadata.name_max(&self.space)),
         }
     }
 
-    /// Reserves room for one replica; `None` if there is none.
+    /// How often something was given back, so that there may be more space than before.
+    pub(super) fn freed(&self) -> u64 {
+        self.freed
+    }
+
+    /// Bytes of the data segment that objects may not have, because records and names cost as many.
+    pub(super) fn withheld(&self) -> impl Iterator<Item = Extent> + '_ {
+        self.metadata.withheld()
+    }
+
+    /// Bytes that nobody uses: what idle chunks of the tables cost can be had back at any time, and
+    /// so can offers.
+    fn free(&self) -> u64 {
+        self.space.free() + self.metadata.reclaimable() + self.offered
+    }
+
+    /// Reserves room for one replica, or offers it, in at most `pieces_max` pieces; else what is missing.
     pub(super) fn reserve(
         &mut self,
-        client: ClientId,
+        state: SlotState,
         item: AllocateItem,
+        pieces_max: usize,
         effects: &mut VecDeque<Effect>,
-    ) -> Option<Reservation> {
-        let slot = self.unused_slot()?;
-        let extents = self.space.take(item.len)?;
-        let spilled = if extents.len() > EXTENTS_INLINE { extents.len() as u64 * EXTENT_BYTES } else { 0 };
-        let heap = self.heap.take_contiguous(item.name_len.saturating_add(spilled));
-        let marks = heap.and_then(|_| self.heap.take_contiguous(item.marks_len));
-        let (Some(heap), Some(marks)) = (heap, marks) else {
-            heap.into_iter().for_each(|extent| self.heap.give_back(extent));
-            extents.iter().for_each(|&extent| self.space.give_back(extent));
-            return None;
-        };
-        self.claim_slot(slot);
+    ) -> Result<Reservation, Shortage> {
+        let mut room = self.take_room(item, pieces_max, effects);
+        if room.is_err() && self.metadata.reclaimable() > 0 {
+            self.metadata.trim(&mut self.space);
+            room = self.take_room(item, pieces_max, effects);
+        }
+        let Room { slot, extents, heap, marks } = room?;
         let stamp = self.mint(effects);
-        self.granted += room(&extents);
+        match state {
+            SlotState::Offered(_) => {
+                self.offered += room_of(&extents);
+                self.offers.insert(stamp, slot);
+            }
+            _ => self.granted += room_of(&extents),
+        }
         let reserved = Slot {
             stamp,
-            state: SlotState::Reserved(client),
+            state,
             len: item.len,
             extents: extents.clone(),
             heap,
@@ -173,15 +238,101 @@ impl Slots {
             generation: Generation::default(),
             identity: None,
         };
-        if spilled > 0 {
+        if extents.len() > EXTENTS_INLINE {
             effects.push_back(Effect::Heap { offset: heap.offset, bytes: spill(&extents) });
         }
         effects.push_back(Effect::Slot { slot, record: record(&reserved) });
+        if self.slots.len() <= slot.0 as usize {
+            self.slots.resize(slot.0 as usize + 1, None);
+        }
         if let Some(place) = self.slots.get_mut(slot.0 as usize) {
             *place = Some(reserved);
         }
         let location = Location { segment: self.config.segment, slot, stamp };
-        Some(Reservation { location, extents })
+        Ok(Reservation { location, extents })
+    }
+
+    /// Takes everything that an object needs, or nothing.
+    fn take_room(
+        &mut self,
+        item: AllocateItem,
+        pieces_max: usize,
+        effects: &mut VecDeque<Effect>,
+    ) -> Result<Room, Shortage> {
+        let Some(slot) = self.metadata.take_slot(&mut self.space, effects) else {
+            return Err(self.short_of(Resource::Slots, 1, item));
+        };
+        let Some(extents) = self.space.take(item.len, pieces_max.min(self.config.extents_max)) else {
+            self.metadata.give_back_slot(slot);
+            let missing = room_for(item.len).unwrap_or(u64::MAX).saturating_sub(self.space.free());
+            return Err(match missing {
+                0 => {
+                    let amount = self.space.short_by(item.len, pieces_max.min(self.config.extents_max));
+                    self.short_of(Resource::Contiguous, amount, item)
+                }
+                amount => self.short_of(Resource::Bytes, amount, item),
+            });
+        };
+        let name_len = item.name_len.saturating_add(spilled_bytes(&extents));
+        let heap = self.metadata.take_heap(name_len, &mut self.space, effects);
+        let marks = heap.and_then(|_| self.metadata.take_heap(item.marks_len, &mut self.space, effects));
+        let (Some(heap), Some(marks)) = (heap, marks) else {
+            heap.into_iter().for_each(|extent| self.metadata.give_back_heap(extent));
+            extents.iter().for_each(|&extent| self.space.give_back(extent));
+            self.metadata.give_back_slot(slot);
+            let amount = room_for(name_len).unwrap_or(u64::MAX).saturating_add(item.marks_len);
+            return Err(self.short_of(Resource::KeySpace, amount, item));
+        };
+        Ok(Room { slot, extents, heap, marks })
+    }
+
+    fn short_of(&self, resource: Resource, amount: u64, item: AllocateItem) -> Shortage {
+        let bytes = match resource {
+            Resource::Slots => self.metadata.growth_bytes(1),
+            Resource::KeySpace => self.metadata.growth_bytes(amount),
+            Resource::Bytes | Resource::Contiguous => amount,
+        };
+        let never = !self.metadata.fits_alone(&item, self.space.capacity());
+        Shortage { resource, amount, bytes, never }
+    }
+
+    /// Everything that is offered, the oldest first.
+    pub(super) fn offers(&self) -> Vec<Hold> {
+        self.offers.iter().map(|(&stamp, &slot)| Hold { slot, stamp }).collect()
+    }
+
+    /// The offers to recall next for `len` bytes that found no space, or for a record or a name that did not:
+    /// the oldest, and as many as it lacks.
+    pub(super) fn offers_for(&self, len: u64) -> Vec<Hold> {
+        let mut short = room_for(len).unwrap_or(u64::MAX).saturating_sub(self.space.free());
+        let mut holds = Vec::new();
+        for (&stamp, &slot) in &self.offers {
+            if short == 0 && holds.len() >= RECALLS_MIN {
+                break;
+            }
+            let hold = Hold { slot, stamp };
+            short = short.saturating_sub(self.get(hold).map_or(0, |it| room_of(&it.extents)));
+            holds.push(hold);
+        }
+        holds
+    }
+
+    /// An offer was claimed: it is a reservation like any other.
+    pub(super) fn claim(&mut self, hold: Hold, effects: &mut VecDeque<Effect>) {
+        let Some(slot) = self.get_mut(hold) else { return };
+        let SlotState::Offered(client) = slot.state else { return };
+        slot.state = SlotState::Reserved(client);
+        effects.push_back(Effect::Slot { slot: hold.slot, record: record(slot) });
+        self.count_claim(hold);
+    }
+
+    /// What was offered is reserved from now on, or has come further.
+    fn count_claim(&mut self, hold: Hold) {
+        if self.offers.remove(&hold.stamp).is_some() {
+            let room = self.get(hold).map_or(0, |it| room_of(&it.extents));
+            self.offered -= room;
+            self.granted += room;
+        }
     }
 
     /// Whether this use of the slot stands, and how far it has come.
@@ -208,7 +359,9 @@ impl Slots {
         let anybody = sabotaged!(self.config.sabotage, CommitWithoutFence);
         let Some(slot) = self.get_mut(hold) else { return false };
         let mine = match slot.state {
-            SlotState::Reserved(client) => writer.is_none_or(|it| it == client) || anybody,
+            SlotState::Reserved(client) | SlotState::Offered(client) => {
+                writer.is_none_or(|it| it == client) || anybody
+            }
             SlotState::Ending => writer.is_none(),
             SlotState::Prepared | SlotState::Committed => false,
         };
@@ -227,16 +380,18 @@ impl Slots {
         slot.identity = Some(Box::new(identity));
         slot.state = SlotState::Prepared;
         effects.push_back(Effect::Slot { slot: hold.slot, record: record(slot) });
+        self.count_claim(hold);
         true
     }
 
     /// The reservation is to end. Nobody writes or commits it any more, unless it was published.
     pub(super) fn end(&mut self, hold: Hold, effects: &mut VecDeque<Effect>) {
         if let Some(slot) = self.get_mut(hold)
-            && matches!(slot.state, SlotState::Reserved(_))
+            && slot.state.writer().is_some()
         {
             slot.state = SlotState::Ending;
             effects.push_back(Effect::Slot { slot: hold.slot, record: record(slot) });
+            self.count_claim(hold);
         }
     }
 
@@ -267,7 +422,7 @@ impl Slots {
         }
         // A later life of the master, which was asked again, may have named it anew.
         slot.generation = generation;
-        let room = room(&slot.extents);
+        let room = room_of(&slot.extents);
         effects.push_back(Effect::Slot { slot: hold.slot, record: record(slot) });
         if before != SlotState::Committed {
             self.granted -= room;
@@ -277,28 +432,31 @@ impl Slots {
         true
     }
 
-    /// Writes other marks beside an object; `false` if this use of the slot does not stand, or the heap is
-    /// full. The new ones are written before the slot points to them, so that a crash leaves the old or the
-    /// new.
-    pub(super) fn mark(&mut self, hold: Hold, marks: Marks, effects: &mut VecDeque<Effect>) -> bool {
+    /// Writes other attributes beside an object. The new ones are written before the slot points to them, so
+    /// that a crash leaves the old or the new.
+    pub(super) fn mark(&mut self, hold: Hold, marks: &Marks, effects: &mut VecDeque<Effect>) -> Marked {
         let written = self.get(hold).and_then(|it| it.identity.as_ref()).map(|it| &it.marks);
-        if written == Some(&marks) {
-            return true;
+        let Some(written) = written else { return Marked::NoObject };
+        if written == marks {
+            return Marked::Written;
         }
         let bytes = marks.to_bytes();
-        let Some(room) = self.heap.take_contiguous(bytes.len() as u64) else { return false };
-        let Some(slot) = self.get_mut(hold).filter(|it| it.identity.is_some()) else {
-            self.heap.give_back(room);
-            return false;
-        };
+        let len = bytes.len() as u64;
+        let mut room = self.metadata.take_heap(len, &mut self.space, effects);
+        if room.is_none() {
+            self.metadata.trim(&mut self.space);
+            room = self.metadata.take_heap(len, &mut self.space, effects);
+        }
+        let Some(room) = room else { return Marked::NoSpace };
+        let Some(slot) = self.get_mut(hold) else { return Marked::NoObject };
         let old = std::mem::replace(&mut slot.marks, room);
         if let Some(identity) = &mut slot.identity {
-            identity.marks = marks;
+            identity.marks = marks.clone();
         }
         effects.push_back(Effect::Heap { offset: room.offset, bytes });
         effects.push_back(Effect::Slot { slot: hold.slot, record: record(slot) });
-        self.heap.give_back(old);
-        true
+        self.metadata.give_back_heap(old);
+        Marked::Written
     }
 
     /// How many look at, send or store this use of the slot.
@@ -308,7 +466,7 @@ impl Slots {
 
     /// What is gone but still held, and its room.
     pub(super) fn parked(&self) -> impl Iterator<Item = (Hold, u64)> + '_ {
-        self.parked.iter().map(|(hold, parked)| (*hold, room(&parked.extents)))
+        self.parked.iter().map(|(hold, parked)| (*hold, room_of(&parked.extents)))
     }
 
     /// Withdraws the stamp, and frees the room or parks it until the last hold ends. What is gone already
@@ -319,13 +477,18 @@ impl Slots {
         if !sabotaged!(self.config.sabotage, ReuseBeforeRetire) {
             effects.push_back(Effect::Withdraw { slot: hold.slot });
         }
-        self.unused.push(hold.slot);
-        let room = room(&slot.extents);
-        if slot.state == SlotState::Committed {
-            self.committed -= room;
-            self.objects -= 1;
-        } else {
-            self.granted -= room;
+        self.metadata.give_back_slot(hold.slot);
+        let room = room_of(&slot.extents);
+        match slot.state {
+            SlotState::Committed => {
+                self.committed -= room;
+                self.objects -= 1;
+            }
+            SlotState::Offered(_) => {
+                self.offers.remove(&hold.stamp);
+                self.offered -= room;
+            }
+            SlotState::Reserved(_) | SlotState::Ending | SlotState::Prepared => self.granted -= room,
         }
         self.held += room;
         self.parked.insert(hold, Parked { extents: slot.extents, heap: [slot.heap, slot.marks] });
@@ -380,9 +543,10 @@ impl Slots {
 
     /// Panics with the numbers if the books do not balance.
     pub(super) fn assert_balance(&self) {
-        let usage = self.usage();
-        let sum = usage.free + usage.granted + usage.committed + usage.held;
-        assert_eq!(sum, usage.capacity, "the books do not balance: {usage:?}");
+        let used = self.granted + self.committed + self.held;
+        let sum = self.free() + used + self.metadata.charged();
+        assert_eq!(sum, self.space.capacity(), "the books do not balance: {:?}", self.usage());
+        self.metadata.assert_paid();
     }
 
     fn free_if_unheld(&mut self, hold: Hold) {
@@ -391,9 +555,10 @@ impl Slots {
             return;
         }
         let Some(parked) = self.parked.remove(&hold) else { return };
-        self.held -= room(&parked.extents);
+        self.freed += 1;
+        self.held -= room_of(&parked.extents);
         parked.extents.iter().for_each(|&extent| self.space.give_back(extent));
-        parked.heap.iter().for_each(|&extent| self.heap.give_back(extent));
+        parked.heap.iter().for_each(|&extent| self.metadata.give_back_heap(extent));
     }
 
     fn get(&self, hold: Hold) -> Option<&Slot> {
@@ -402,20 +567,6 @@ impl Slots {
 
     fn get_mut(&mut self, hold: Hold) -> Option<&mut Slot> {
         self.slots.get_mut(hold.slot.0 as usize)?.as_mut().filter(|slot| slot.stamp == hold.stamp)
-    }
-
-    /// The slot that the next reservation will have. Low ones first, so that little memory is touched.
-    fn unused_slot(&self) -> Option<SlotId> {
-        let fresh =
-            || (self.slots.len() < self.config.slot_count as usize).then_some(self.slots.len() as u32);
-        self.unused.last().copied().or_else(|| fresh().map(SlotId))
-    }
-
-    fn claim_slot(&mut self, slot: SlotId) {
-        if self.unused.pop().is_none() {
-            assert_eq!(slot.0 as usize, self.slots.len(), "a fresh slot is the next one");
-            self.slots.push(None);
-        }
     }
 
     /// A stamp that was never used. The mark is moved before a stamp beyond it is used.
@@ -430,7 +581,7 @@ impl Slots {
     }
 }
 
-fn room(extents: &[Extent]) -> u64 {
+fn room_of(extents: &[Extent]) -> u64 {
     extents.iter().filter_map(|it| room_for(it.len)).sum()
 }
 
@@ -453,6 +604,11 @@ fn record(slot: &Slot) -> SlotRecord {
     }
 }
 
+/// What the list of an object's extents costs in the heap.
+fn spilled_bytes(extents: &[Extent]) -> u64 {
+    if extents.len() > EXTENTS_INLINE { extents.len() as u64 * EXTENT_BYTES } else { 0 }
+}
+
 fn spill(extents: &[Extent]) -> Vec<u8> {
     extents.iter().flat_map(|it| [it.offset.to_le_bytes(), it.len.to_le_bytes()]).flatten().collect()
 }
@@ -460,8 +616,7 @@ fn spill(extents: &[Extent]) -> Vec<u8> {
 /// The effect that writes an object's name behind its spilled extents; `None` if the name is longer than what
 /// was reserved for it.
 fn name_bytes(slot: &Slot, identity: &Identity) -> Option<Effect> {
-    let spilled =
-        if slot.extents.len() > EXTENTS_INLINE { slot.extents.len() as u64 * EXTENT_BYTES } else { 0 };
+    let spilled = spilled_bytes(&slot.extents);
     let bytes = [identity.namespace.as_bytes(), identity.key.as_bytes()].concat();
     (spilled + bytes.len() as u64 <= slot.heap.len)
         .then(|| Effect::Heap { offset: slot.heap.offset + spilled, bytes })

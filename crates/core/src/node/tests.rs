@@ -1,32 +1,46 @@
 //! The node's rules, one test each.
 
+use std::collections::BTreeSet;
+
 use super::*;
 use crate::{
     Key, Location, Reservation, Stamp,
     message::{AllocateItem, PutOptions, Record, Registered, Retire},
 };
 
-const CONN: ConnId = ConnId(1);
-const WRITER: ClientId = ClientId(7);
-const UNIT: u64 = 64;
+pub(super) const CONN: ConnId = ConnId(1);
+pub(super) const WRITER: ClientId = ClientId(7);
+pub(super) const UNIT: u64 = 64;
 
-struct Bench {
-    node: Node,
+pub(super) struct Bench {
+    pub(super) node: Node,
     next_id: u64,
-    effects: Vec<Effect>,
+    pub(super) effects: Vec<Effect>,
+    /// Offers that their client has claimed.
+    pub(super) claimed: BTreeSet<Hold>,
+    /// What was recalled, or found claimed, in order.
+    pub(super) recalls: Vec<Hold>,
 }
 
 impl Bench {
     /// A node of eight units that is a member, with one client connected.
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
+        Self::with_slots(8, 8)
+    }
+
+    pub(super) fn with_slots(units: u64, slot_count: u32) -> Self {
         let config = NodeConfig {
             segment: SegmentId(3),
-            capacity: 8 * UNIT,
-            slot_count: 8,
-            heap_bytes: 1024,
+            capacity: units * UNIT,
+            slot_count,
+            heap_bytes: 128 * u64::from(slot_count),
+            chunk_bytes: 1 << 16,
+            chunks_free: 2,
+            extents_max: crate::EXTENTS_MAX,
             sabotage: Sabotage::None,
         };
-        let mut bench = Self { node: Node::new(config), next_id: 0, effects: Vec::new() };
+        let (claimed, recalls) = (BTreeSet::new(), Vec::new());
+        let mut bench = Self { node: Node::new(config), next_id: 0, effects: Vec::new(), claimed, recalls };
         bench.join(Registered { epoch: 5, ..Registered::default() });
         bench.handle(Event::Opened { conn: CONN, client: WRITER, namespace: "default".into() });
         bench
@@ -40,13 +54,21 @@ impl Bench {
         }
     }
 
-    fn handle(&mut self, event: Event) {
+    pub(super) fn handle(&mut self, event: Event) {
         self.node.handle(event);
-        self.effects = std::iter::from_fn(|| self.node.poll_effect()).collect();
+        self.effects.clear();
+        while let Some(effect) = self.node.poll_effect() {
+            if let Effect::Recall(holds) = &effect {
+                self.recalls.extend(holds);
+                let outcomes = holds.iter().map(|hold| (*hold, !self.claimed.contains(hold)));
+                self.node.handle(Event::Recalled(outcomes.collect()));
+            }
+            self.effects.push(effect);
+        }
     }
 
     /// Answers the last question to the master.
-    fn answer(&mut self, reply: Reply) {
+    pub(super) fn answer(&mut self, reply: Reply) {
         let asked = self.effects.iter().rev().find_map(|it| match it {
             Effect::AskMaster(id, _) => Some(*id),
             _ => None,
@@ -54,7 +76,7 @@ impl Bench {
         self.handle(Event::MasterReply(asked.unwrap(), reply));
     }
 
-    fn master(&mut self, request: Request) -> Reply {
+    pub(super) fn master(&mut self, request: Request) -> Reply {
         self.handle(Event::MasterRequest(RequestId(99), request));
         let answer = self.effects.iter().rev().find_map(|it| match it {
             Effect::AnswerMaster(RequestId(99), reply) => Some(reply.clone()),
@@ -63,7 +85,7 @@ impl Bench {
         answer.unwrap_or_else(|| panic!("{:?}", self.effects))
     }
 
-    fn client(&mut self, request: Request) -> Option<Reply> {
+    pub(super) fn client(&mut self, request: Request) -> Option<Reply> {
         self.next_id += 1;
         let id = RequestId(self.next_id);
         self.handle(Event::Request { conn: CONN, id, request });
@@ -77,16 +99,19 @@ impl Bench {
         })
     }
 
-    fn reserve(&mut self, len: u64) -> Option<Reservation> {
-        let allocate =
-            Allocate { client: WRITER, items: vec![AllocateItem { len, name_len: 20, marks_len: 0 }] };
+    pub(super) fn reserve(&mut self, len: u64) -> Option<Reservation> {
+        let allocate = Allocate {
+            client: WRITER,
+            items: vec![AllocateItem { len, name_len: 20, marks_len: 0 }],
+            offered: false,
+        };
         match self.master(Request::Allocate(allocate)) {
             Reply::Allocated(mut allocated) => allocated.items.remove(0),
             other => panic!("{other:?}"),
         }
     }
 
-    fn commit(&mut self, location: Location, len: u64) -> Option<Reply> {
+    pub(super) fn commit(&mut self, location: Location, len: u64) -> Option<Reply> {
         let item = CommitItem {
             hold: location.hold(),
             key: Key::new(b"k").unwrap(),
@@ -97,7 +122,16 @@ impl Bench {
         self.client(Request::Commit(Commit { items: vec![item], wait_ms: 0 }))
     }
 
-    fn put(&mut self, len: u64) -> Location {
+    /// What became of a commit of one unit, if the master is not asked.
+    pub(super) fn commit_outcome(&mut self, hold: Hold) -> Option<CommitOutcome> {
+        let location = Location { segment: SegmentId(3), slot: hold.slot, stamp: hold.stamp };
+        match self.commit(location, UNIT)? {
+            Reply::Committed(mut outcomes) => Some(outcomes.remove(0)),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub(super) fn put(&mut self, len: u64) -> Location {
         let location = self.reserve(len).unwrap().location;
         assert_eq!(self.commit(location, len), None);
         self.answer(Reply::Decided(vec![CommitOutcome::Stored(GENERATION)]));
@@ -105,7 +139,7 @@ impl Bench {
     }
 
     /// The master hears that reservations end, and answers.
-    fn let_end(&mut self) {
+    pub(super) fn let_end(&mut self) {
         let asked = self.effects.iter().find_map(|it| match it {
             Effect::AskMaster(id, Request::Released(_)) => Some(*id),
             _ => None,
@@ -165,8 +199,11 @@ fn a_stamp_is_withdrawn_before_anything_else_and_never_used_again() {
 #[test]
 fn the_stamp_mark_is_ahead_of_every_stamp() {
     let mut node = Bench::new();
-    let allocate =
-        Allocate { client: WRITER, items: vec![AllocateItem { len: 1, name_len: 1, marks_len: 0 }] };
+    let allocate = Allocate {
+        client: WRITER,
+        items: vec![AllocateItem { len: 1, name_len: 1, marks_len: 0 }],
+        offered: false,
+    };
     node.handle(Event::MasterRequest(RequestId(1), Request::Allocate(allocate)));
     let Some(Effect::StampMark(mark)) = node.effects.first() else { panic!("{:?}", node.effects) };
     assert!(*mark > 1);
@@ -204,6 +241,28 @@ fn a_refused_commit_gives_its_room_back() {
     bench.commit(location, 100);
     bench.answer(Reply::Decided(vec![CommitOutcome::Exists(GENERATION)]));
     assert_eq!(bench.free(), 8);
+}
+
+#[test]
+fn a_decision_that_was_refused_is_asked_for_again() {
+    let mut bench = Bench::new();
+    let location = bench.reserve(100).unwrap().location;
+    assert_eq!(bench.commit(location, 100), None);
+    let id = RequestId(bench.next_id);
+    let asks = |bench: &Bench| {
+        let asked = |it: &&Effect| matches!(it, Effect::AskMaster(_, Request::Decide(_)));
+        bench.effects.iter().filter(asked).count()
+    };
+    for _ in 0..2 {
+        bench.answer(refuse(Reason::Unavailable, "too many requests wait"));
+        assert_eq!((asks(&bench), bench.reply_to(id)), (0, None), "nothing is known yet");
+        bench.handle(Event::Beat);
+        assert_eq!(asks(&bench), 1);
+    }
+    bench.answer(Reply::Decided(vec![CommitOutcome::Stored(GENERATION)]));
+    assert_eq!(bench.reply_to(id), Some(Reply::Committed(vec![CommitOutcome::Stored(GENERATION)])));
+    bench.handle(Event::Beat);
+    assert_eq!(asks(&bench), 0);
 }
 
 #[test]
@@ -267,8 +326,11 @@ fn a_writer_that_only_has_sockets_is_gone_with_the_last_of_them() {
 #[test]
 fn a_client_that_never_came_is_gone_when_the_master_says_so() {
     let mut bench = Bench::new();
-    let allocate =
-        Allocate { client: ClientId(8), items: vec![AllocateItem { len: 1, name_len: 1, marks_len: 0 }] };
+    let allocate = Allocate {
+        client: ClientId(8),
+        items: vec![AllocateItem { len: 1, name_len: 1, marks_len: 0 }],
+        offered: false,
+    };
     bench.master(Request::Allocate(allocate));
     assert_eq!(bench.free(), 7);
     bench.master(Request::ClientGone(ClientId(8)));
@@ -451,8 +513,11 @@ fn no_room_no_slot_or_no_heap_is_an_answer() {
     let mut bench = Bench::new();
     assert_eq!(bench.reserve(9 * UNIT), None);
     assert_eq!(bench.reserve(u64::MAX), None);
-    let allocate =
-        Allocate { client: WRITER, items: vec![AllocateItem { len: 1, name_len: 2000, marks_len: 0 }] };
+    let allocate = Allocate {
+        client: WRITER,
+        items: vec![AllocateItem { len: 1, name_len: 2000, marks_len: 0 }],
+        offered: false,
+    };
     let Reply::Allocated(allocated) = bench.master(Request::Allocate(allocate)) else { panic!() };
     assert_eq!(allocated.items, [None]);
     assert_eq!(bench.free(), 8);
@@ -577,4 +642,18 @@ fn a_replaced_connection_is_closed_and_not_heard() {
     assert_eq!(bench.effects, [Effect::Disconnect(CONN)]);
     assert_eq!(bench.commit(location, 10), None);
     assert!(bench.effects.is_empty());
+}
+
+#[test]
+fn a_smaller_or_equal_epoch_of_another_master_is_rejected() {
+    for (epoch, life, accepts) in [(4, 1, false), (5, 1, false), (5, 0, true), (6, 1, true)] {
+        let mut bench = Bench::new();
+        bench.put(UNIT);
+        bench.handle(Event::Unlinked);
+        bench.handle(Event::Linked(NodeInfo::default()));
+        bench.answer(Reply::Registered(Registered { epoch, life, discard: true, ..Registered::default() }));
+        let rejected = bench.effects.contains(&Effect::RejectMaster { served: 5, offered: epoch });
+        assert_eq!(rejected, !accepts, "{epoch} {life}");
+        assert_eq!(bench.free(), if accepts { 8 } else { 7 });
+    }
 }

@@ -1,18 +1,31 @@
 //! Getting objects: resolve, copy from the nearest copy, check the stamp; resolve again if it changed, fall
 //! over to another copy if a node is gone. Where a location is known, the copy comes first and the master is
 //! asked only if that fails.
+//!
+//! A read through a network is watched. If no byte arrives for a while it is *stalled*, and the next copy is
+//! read as well: what is valid first counts. A read that stalls in the middle is stopped before another one
+//! begins, because both fill the same buffer.
+//!
+//! **Invariant:** an item has at most one read of each of its copies under way. Its outcome is never changed,
+//! and comes from a read of the newest generation that the master has told this session of.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use super::{CallFailure, Need, NeedId, Peer};
+use super::{CallFailure, Need, NeedId, Peer, Unreached};
 use crate::{
-    Key, Location, SegmentId,
-    message::{Found, NodeInfo, Refusal, Reply, Request, Resolve, ResolveOutcome},
+    Generation, Key, Location, SegmentId,
+    message::{CallPart, Found, NodeInfo, Refusal, Reply, Request, Resolve, ResolveOutcome},
 };
 
 /// How often an object that changes under the reader is resolved anew. Large, because the deadline is what
 /// ends a reader that is always overtaken; this only ends one that has none.
 const TRIES_MAX: u32 = 1024;
+/// How often an item's reads are stopped because they stall: where every copy is slow, one must come to its
+/// end.
+const STOPS_MAX: u32 = 2;
+/// After a stall the next reads of the item get so many times as long, at most: not more than half of what is
+/// left until the deadline.
+const PATIENCE_TIMES: u64 = 2;
 /// How long a batch waits for objects that are on their way from a disk into memory, unless it is told.
 pub(super) const PROMOTION_WAIT_MS: u64 = 10;
 
@@ -38,10 +51,12 @@ pub enum GetOutcome {
     Unavailable(Vec<String>),
     /// It was replaced again and again while it was read.
     Contended,
+    /// It is of another generation than the one that is wanted.
+    Superseded(Generation),
     /// The master refused.
     Refused(Refusal),
     /// The master could not be reached.
-    Unreachable(String),
+    Unreachable(Unreached),
 }
 
 /// How a [`Need::Read`] ended.
@@ -55,6 +70,8 @@ pub enum ReadResult {
     TooSmall,
     /// The node cannot be reached, or the bytes arrived damaged.
     Unreachable(String),
+    /// It was stopped, or left the buffer to another read: which says nothing about the copy.
+    Yielded,
 }
 
 #[derive(Debug)]
@@ -68,13 +85,44 @@ struct Item {
     failed: BTreeSet<SegmentId>,
     /// What is tried is only what was known before, of an object that was named in this life of the master.
     unasked: Option<u64>,
+    /// The master is being asked.
+    is_resolving: bool,
+    /// The master was asked.
+    is_asked: bool,
+    /// How many reads of what was found are under way.
+    reads: u32,
+    /// Whether a read stalled, and how many were stopped for it.
+    has_stalled: bool,
+    stops: u32,
+    /// What becomes of it if the reads under way fail.
+    fallback: Option<GetOutcome>,
     outcome: Option<GetOutcome>,
 }
 
 #[derive(Debug)]
 enum Pending {
     Resolve(Vec<usize>),
-    Read(usize, Location),
+    Read(Read),
+}
+
+/// A read under way.
+#[derive(Clone, Debug)]
+struct Read {
+    item: usize,
+    location: Location,
+    generation: Generation,
+    unasked: bool,
+    watch: Option<Watch>,
+}
+
+/// A read that may stall.
+#[derive(Clone, Copy, Debug)]
+struct Watch {
+    /// How long it may go without a byte.
+    wait_us: u64,
+    due_us: u64,
+    has_bytes: bool,
+    is_stalled: bool,
 }
 
 /// How far a node is: the nearest copy is read first. Zero is nearest.
@@ -85,12 +133,20 @@ pub struct Get {
     items: Vec<Item>,
     lease: bool,
     wait_ms: u64,
+    report_wait_ms: u64,
     distance: Distance,
+    /// Nodes that are asked last.
+    avoided: BTreeSet<SegmentId>,
+    /// Only the generation that is known is wanted, and the master said where it lies.
+    is_exact: bool,
+    has_begun: bool,
     pending: BTreeMap<NeedId, Pending>,
     needs: VecDeque<Need>,
     next_id: u64,
     nodes: BTreeMap<SegmentId, NodeInfo>,
     to_resolve: Vec<usize>,
+    /// How many items have no outcome yet.
+    open: usize,
 }
 
 impl Get {
@@ -104,27 +160,45 @@ impl Get {
             unasked: request.known.as_ref().map(|it| it.generation.epoch),
             found: request.known.unwrap_or_default(),
             failed: BTreeSet::new(),
+            is_resolving: false,
+            is_asked: false,
+            reads: 0,
+            has_stalled: false,
+            stops: 0,
+            fallback: None,
             outcome: None,
         };
         let items: Vec<_> = requests.into_iter().map(item).collect();
-        let mut get = Self {
+        Self {
+            open: items.len(),
             to_resolve: Vec::new(),
             items,
             lease,
             wait_ms: PROMOTION_WAIT_MS,
+            report_wait_ms: 0,
             distance,
+            avoided: BTreeSet::new(),
+            is_exact: false,
+            has_begun: false,
             pending: BTreeMap::new(),
             needs: VecDeque::new(),
             next_id: 0,
             nodes: BTreeMap::new(),
-        };
-        for index in 0..get.items.len() {
-            match get.items.get(index).is_some_and(|it| it.untried.is_empty()) {
-                true => get.ask(index),
-                false => get.try_next(index),
-            }
         }
-        get
+    }
+
+    /// Asks these nodes last, and where only they are known the master first.
+    #[must_use]
+    pub fn avoiding(self, avoided: BTreeSet<SegmentId>) -> Self {
+        Self { avoided, ..self }
+    }
+
+    /// Reads the generations that are known, and no others: the master has said where they lie, and keeps
+    /// them for this client. Looking one up again is not a use of it.
+    #[must_use]
+    pub fn of_generation(mut self) -> Self {
+        self.items.iter_mut().for_each(|it| it.unasked = None);
+        Self { is_exact: true, wait_ms: 0, ..self }
     }
 
     /// Waits that long for objects that are on their way from a disk into memory.
@@ -133,25 +207,50 @@ impl Get {
         Self { wait_ms, ..self }
     }
 
+    /// Lets a restarted master wait that long for members that have not reported yet.
+    #[must_use]
+    pub fn wait_for_reports(self, report_wait_ms: u64) -> Self {
+        Self { report_wait_ms, ..self }
+    }
+
     /// The next thing to do. `None` while results are awaited, or when all is done.
     #[must_use]
     pub fn poll(&mut self) -> Option<Need> {
+        if !std::mem::replace(&mut self.has_begun, true) {
+            (0..self.items.len()).for_each(|index| self.begin(index));
+        }
         if !self.to_resolve.is_empty() {
-            let indexes = std::mem::take(&mut self.to_resolve);
+            let mut indexes = std::mem::take(&mut self.to_resolve);
+            let part = self.part(&mut indexes);
             let keys = indexes.iter().filter_map(|&index| Some(self.items.get(index)?.key.clone()));
             let (keys, lease, wait_ms) = (keys.collect(), self.lease, self.wait_ms);
-            let resolve = Resolve { keys, touch: true, lease, locate: true, wait_ms };
+            let (touch, report_wait_ms) = (!self.is_exact, self.report_wait_ms);
+            let resolve = Resolve { keys, touch, lease, locate: true, wait_ms, report_wait_ms, part };
             let id = self.next_id();
             self.pending.insert(id, Pending::Resolve(indexes));
             self.needs.push_back(Need::Call { id, peer: Peer::Master, request: Request::Resolve(resolve) });
         }
-        self.needs.pop_front()
+        while let Some(need) = self.needs.pop_front() {
+            match need {
+                // Another read was done meanwhile.
+                Need::Read { id, item, .. } if self.is_item_done(item) => drop(self.pending.remove(&id)),
+                Need::Stop { id } if !self.pending.contains_key(&id) => {}
+                need => return Some(need),
+            }
+        }
+        None
     }
 
-    /// Whether every outcome is known and nothing is under way.
+    /// Whether every outcome is known. Reads that are still under way are not needed any more.
     #[must_use]
     pub fn is_done(&self) -> bool {
-        self.pending.is_empty() && self.needs.is_empty() && self.items.iter().all(|it| it.outcome.is_some())
+        self.open == 0
+    }
+
+    /// Whether the outcome of that item is known.
+    #[must_use]
+    pub fn is_item_done(&self, item: usize) -> bool {
+        self.items.get(item).is_none_or(|it| it.outcome.is_some())
     }
 
     /// How to reach a node that a [`Need`] names.
@@ -160,10 +259,28 @@ impl Get {
         self.nodes.get(&segment)
     }
 
+    /// The copies of an item that no read was begun of.
+    #[must_use]
+    pub fn untried(&self, item: usize) -> &[Location] {
+        self.items.get(item).map_or(&[], |it| &it.untried)
+    }
+
+    /// How many reads of an item were begun and have not ended, if its outcome is not known.
+    #[must_use]
+    pub fn reads(&self, item: usize) -> u32 {
+        self.items.get(item).filter(|it| it.outcome.is_none()).map_or(0, |it| it.reads)
+    }
+
+    /// Whether the master was asked for that item.
+    #[must_use]
+    pub fn is_asked(&self, item: usize) -> bool {
+        self.items.get(item).is_some_and(|it| it.is_asked)
+    }
+
     /// The outcomes, in the order asked. An item that the shell gave up on is `Unreachable`.
     #[must_use]
     pub fn into_outcomes(self) -> Vec<GetOutcome> {
-        let gave_up = || GetOutcome::Unreachable("the deadline passed first".to_owned());
+        let gave_up = || GetOutcome::Unreachable(Unreached::Other("the deadline passed first"));
         self.items.into_iter().map(|it| it.outcome.unwrap_or_else(gave_up)).collect()
     }
 
@@ -178,83 +295,258 @@ impl Get {
                 }
             }
             failed => {
-                let outcome = failure(failed);
-                indexes.into_iter().for_each(|index| self.finish(index, outcome.clone()));
+                let outcome = failure(id, failed);
+                indexes.into_iter().for_each(|index| self.not_resolved(index, outcome.clone()));
             }
         }
     }
 
     /// A read ended.
     pub fn read(&mut self, id: NeedId, result: ReadResult) {
-        let Some(Pending::Read(index, location)) = self.pending.remove(&id) else { return };
-        let Some(item) = self.items.get_mut(index) else { return };
+        let Some(Pending::Read(read)) = self.pending.remove(&id) else { return };
+        let index = read.item;
+        let Some(item) = self.items.get_mut(index).filter(|it| it.outcome.is_none()) else { return };
+        let is_current = read.generation == item.found.generation;
+        item.reads -= u32::from(is_current);
         match result {
+            ReadResult::Valid if is_current => {
+                let found = item.found.clone();
+                self.finish(index, GetOutcome::Read(found));
+            }
+            ReadResult::Yielded => {
+                if is_current {
+                    item.untried.insert(0, read.location);
+                }
+                self.go_on(index);
+            }
+            // The master has told of something else since.
+            _ if !is_current => self.go_on(index),
             // Whatever is wrong with what was known, the master knows better.
-            result if item.unasked.is_some() && result != ReadResult::Valid => self.ask(index),
-            ReadResult::Valid => item.outcome = Some(GetOutcome::Read(item.found.clone())),
-            ReadResult::TooSmall => item.outcome = Some(GetOutcome::TooSmall(item.found.len)),
+            _ if read.unasked => self.ask(index),
+            ReadResult::TooSmall => {
+                let len = item.found.len;
+                self.finish(index, GetOutcome::TooSmall(len));
+            }
             ReadResult::Stale => {
-                item.tries += 1;
-                if item.tries < TRIES_MAX {
-                    self.to_resolve.push(index);
-                } else {
-                    item.outcome = Some(GetOutcome::Contended);
+                item.tries += u32::from(!item.is_resolving);
+                match item.tries < TRIES_MAX {
+                    true => self.ask(index),
+                    false => self.finish(index, GetOutcome::Contended),
                 }
             }
             ReadResult::Unreachable(_) => {
-                item.failed.insert(location.segment);
-                self.try_next(index);
+                item.failed.insert(read.location.segment);
+                self.go_on(index);
+            }
+            ReadResult::Valid => {}
+        }
+    }
+
+    /// A read goes through a network: it is stalled when no byte has arrived for `wait_us`, or longer where
+    /// reads of the same item stalled before.
+    pub fn watch(&mut self, id: NeedId, now_us: u64, wait_us: u64) {
+        let Some(Pending::Read(read)) = self.pending.get_mut(&id) else { return };
+        let has_stalled = self.items.get(read.item).is_some_and(|it| it.has_stalled);
+        let wait_us = wait_us.saturating_mul(if has_stalled { PATIENCE_TIMES } else { 1 });
+        let due_us = now_us.saturating_add(wait_us);
+        read.watch = Some(Watch { wait_us, due_us, has_bytes: false, is_stalled: false });
+    }
+
+    /// Bytes arrived. Gives whether the read was stalled before.
+    pub fn progressed(&mut self, id: NeedId, now_us: u64) -> bool {
+        let Some(Pending::Read(Read { watch: Some(watch), .. })) = self.pending.get_mut(&id) else {
+            return false;
+        };
+        (watch.has_bytes, watch.due_us) = (true, now_us.saturating_add(watch.wait_us));
+        std::mem::replace(&mut watch.is_stalled, false)
+    }
+
+    /// Whether a read under way can still give its item an outcome.
+    #[must_use]
+    pub fn is_awaited(&self, id: NeedId) -> bool {
+        let Some(Pending::Read(read)) = self.pending.get(&id) else { return false };
+        let item = self.items.get(read.item).filter(|it| it.outcome.is_none());
+        item.is_some_and(|it| it.found.generation == read.generation)
+    }
+
+    /// Whether a read under way is stalled.
+    #[must_use]
+    pub fn is_stalled(&self, id: NeedId) -> bool {
+        let pending = self.pending.get(&id);
+        matches!(pending, Some(Pending::Read(Read { watch: Some(watch), .. })) if watch.is_stalled)
+    }
+
+    /// When the next read is stalled, if nothing arrives until then.
+    #[must_use]
+    pub fn due_us(&self) -> Option<u64> {
+        let watches = self.pending.values().filter_map(|it| match it {
+            Pending::Read(Read { watch: Some(watch), .. }) if !watch.is_stalled => Some(watch.due_us),
+            _ => None,
+        });
+        watches.min()
+    }
+
+    /// Time passed. Gives the nodes whose reads are stalled, and sees to it that others are asked.
+    pub fn tick(&mut self, now_us: u64) -> BTreeSet<SegmentId> {
+        let mut stalled = Vec::new();
+        for (id, pending) in &mut self.pending {
+            let Pending::Read(Read { watch: Some(watch), .. }) = pending else { continue };
+            if !watch.is_stalled && watch.due_us <= now_us {
+                watch.is_stalled = true;
+                stalled.push(*id);
             }
         }
+        stalled.into_iter().filter_map(|id| self.stall(id)).collect()
+    }
+
+    /// Which part of this call it is to ask for these items. Those that were asked for before are moved to
+    /// the front.
+    fn part(&mut self, indexes: &mut [usize]) -> CallPart {
+        indexes.sort_by_key(|&index| !self.is_asked(index));
+        let repeats = indexes.iter().filter(|&&index| self.is_asked(index)).count();
+        let is_more = self.items.iter().any(|it| it.is_asked);
+        for &index in indexes.iter() {
+            if let Some(item) = self.items.get_mut(index) {
+                item.is_asked = true;
+            }
+        }
+        // What a call with locations from the master reads without asking is not counted at all.
+        match !self.is_exact && (is_more || indexes.len() < self.items.len()) {
+            true => CallPart { items: self.items.len() as u64, is_more, repeats: repeats as u64 },
+            false => CallPart::default(),
+        }
+    }
+
+    fn begin(&mut self, index: usize) {
+        let Some(item) = self.items.get_mut(index) else { return };
+        // The last is read first.
+        item.untried.sort_by_key(|it| !self.avoided.contains(&it.segment));
+        let is_good = |it: &Location| self.is_exact || !self.avoided.contains(&it.segment);
+        match item.untried.last().is_some_and(is_good) {
+            true => self.try_next(index),
+            false => self.ask(index),
+        }
+    }
+
+    /// Nothing arrives from a read.
+    fn stall(&mut self, id: NeedId) -> Option<SegmentId> {
+        let Some(Pending::Read(read)) = self.pending.get(&id) else { return None };
+        let (index, segment, unasked) = (read.item, read.location.segment, read.unasked);
+        let has_bytes = read.watch.is_some_and(|it| it.has_bytes);
+        let item = self.items.get_mut(index).filter(|it| it.outcome.is_none())?;
+        item.has_stalled = true;
+        let may_ask = unasked && !item.is_resolving;
+        match item.untried.is_empty() {
+            _ if has_bytes => {
+                if item.stops < STOPS_MAX && (may_ask || !item.untried.is_empty()) {
+                    item.stops += 1;
+                    self.needs.push_back(Need::Stop { id });
+                }
+            }
+            false => self.try_next(index),
+            true if may_ask => self.ask(index),
+            // There is no other copy to be read.
+            true => {}
+        }
+        Some(segment)
     }
 
     fn resolved_one(&mut self, index: usize, outcome: ResolveOutcome) {
         match outcome {
             ResolveOutcome::Absent => self.finish(index, GetOutcome::Absent),
-            ResolveOutcome::Unavailable(names) => self.finish(index, GetOutcome::Unavailable(names)),
+            ResolveOutcome::Unavailable(names) => self.not_resolved(index, GetOutcome::Unavailable(names)),
+            ResolveOutcome::Found(found)
+                if self.is_exact
+                    && self.items.get(index).is_some_and(|it| it.found.generation != found.generation) =>
+            {
+                self.finish(index, GetOutcome::Superseded(found.generation));
+            }
             ResolveOutcome::Found(found) => {
                 // Any memory is nearer than any disk.
                 let distance = |it: &Location| {
                     let node = self.nodes.get(&it.segment);
-                    (it.hold().is_on_disk(), node.map_or(u8::MAX, &self.distance))
+                    let is_avoided = self.avoided.contains(&it.segment);
+                    (is_avoided, it.hold().is_on_disk(), node.map_or(u8::MAX, &self.distance))
                 };
                 let mut untried = found.replicas.clone();
                 untried.sort_by_key(|it| std::cmp::Reverse(distance(it)));
-                if let Some(item) = self.items.get_mut(index) {
-                    untried.retain(|it| !item.failed.contains(&it.segment));
-                    (item.found, item.untried) = (found, untried);
+                let Some(item) = self.items.get_mut(index) else { return };
+                item.is_resolving = false;
+                untried.retain(|it| !item.failed.contains(&it.segment));
+                if item.found.generation != found.generation {
+                    item.reads = 0;
                 }
+                if item.reads > 0 {
+                    let is_read = |it: &Location| {
+                        let same = |read: &Read| read.item == index && read.location == *it;
+                        self.pending.values().any(|it| matches!(it, Pending::Read(read) if same(read)))
+                    };
+                    untried.retain(|it| !is_read(it));
+                }
+                (item.found, item.untried) = (found, untried);
                 self.try_next(index);
             }
         }
     }
 
-    fn try_next(&mut self, index: usize) {
+    /// The master does not tell where the item is. A read that is under way may find it all the same.
+    fn not_resolved(&mut self, index: usize, outcome: GetOutcome) {
         let Some(item) = self.items.get_mut(index) else { return };
+        item.is_resolving = false;
+        match item.reads {
+            0 => self.finish(index, outcome),
+            _ => item.fallback = Some(outcome),
+        }
+    }
+
+    /// A read failed: the next copy is tried, unless something else is under way that may succeed. Where a
+    /// read has begun to fill the buffer, another one could only yield to it.
+    fn go_on(&mut self, index: usize) {
+        let Some(item) = self.items.get(index).filter(|it| !it.is_resolving) else { return };
+        let generation = item.found.generation;
+        let is_alive = |pending: &Pending| {
+            let Pending::Read(read) = pending else { return false };
+            let is_stalled = read.watch.is_some_and(|it| it.is_stalled && !it.has_bytes);
+            read.item == index && read.generation == generation && !is_stalled
+        };
+        if item.reads == 0 || !self.pending.values().any(is_alive) {
+            self.try_next(index);
+        }
+    }
+
+    fn try_next(&mut self, index: usize) {
+        let Some(item) = self.items.get_mut(index).filter(|it| it.outcome.is_none()) else { return };
         let Some(location) = item.untried.pop() else {
+            if item.reads > 0 {
+                return;
+            }
             let name = |segment: &SegmentId| match self.nodes.get(segment) {
                 Some(node) => node.name.clone(),
                 None => segment.to_string(),
             };
-            item.outcome = Some(GetOutcome::Unavailable(item.failed.iter().map(name).collect()));
-            return;
+            let failed = || GetOutcome::Unavailable(item.failed.iter().map(name).collect());
+            let outcome = item.fallback.take().unwrap_or_else(failed);
+            return self.finish(index, outcome);
         };
-        let (len, unasked) = (item.found.len, item.unasked);
+        item.reads += 1;
+        let (len, unasked, generation) = (item.found.len, item.unasked, item.found.generation);
         let id = self.next_id();
-        self.pending.insert(id, Pending::Read(index, location));
+        let read = Read { item: index, location, generation, unasked: unasked.is_some(), watch: None };
+        self.pending.insert(id, Pending::Read(read));
         self.needs.push_back(Need::Read { id, item: index, location, len, unasked });
     }
 
     fn ask(&mut self, index: usize) {
-        if let Some(item) = self.items.get_mut(index) {
-            item.unasked = None;
+        if let Some(item) = self.items.get_mut(index).filter(|it| !it.is_resolving) {
+            (item.unasked, item.is_resolving) = (None, true);
             self.to_resolve.push(index);
         }
     }
 
     fn finish(&mut self, index: usize, outcome: GetOutcome) {
-        if let Some(item) = self.items.get_mut(index) {
+        if let Some(item) = self.items.get_mut(index).filter(|it| it.outcome.is_none()) {
             item.outcome = Some(outcome);
+            self.open -= 1;
         }
     }
 
@@ -264,10 +556,12 @@ impl Get {
     }
 }
 
-fn failure(result: Result<Reply, CallFailure>) -> GetOutcome {
+fn failure(id: NeedId, result: Result<Reply, CallFailure>) -> GetOutcome {
     match result {
         Ok(Reply::Refused(refusal)) | Err(CallFailure::Refused(refusal)) => GetOutcome::Refused(refusal),
-        Ok(_) => GetOutcome::Unreachable("the answer does not fit the question".to_owned()),
-        Err(CallFailure::Unreachable(why) | CallFailure::Unwritten(why)) => GetOutcome::Unreachable(why),
+        Ok(_) => GetOutcome::Unreachable(Unreached::Other("the answer does not fit the question")),
+        Err(CallFailure::Unreachable | CallFailure::Unwritten) => {
+            GetOutcome::Unreachable(Unreached::Call(id))
+        }
     }
 }

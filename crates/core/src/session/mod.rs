@@ -6,12 +6,16 @@
 
 mod get;
 mod known;
+mod pace;
+mod preallocation;
 mod put;
 #[cfg(test)]
 mod tests;
 
 pub use get::{Distance, Get, GetOutcome, GetRequest, ReadResult};
 pub use known::Known;
+pub use pace::{PACES_MAX, Pace, STALL_US_MAX, STALL_US_MIN};
+pub use preallocation::{OfferLimits, OfferOrder, OfferRound, OfferSize, Preallocation};
 pub use put::{Put, PutOutcome, PutRequest, WriteResult};
 
 use crate::{Location, Reservation, SegmentId, message::Request};
@@ -65,16 +69,30 @@ pub enum Need {
         /// only while that lasts.
         unasked: Option<u64>,
     },
+    /// Stop a read before it touches its buffer again, and report what became of it until then;
+    /// [`ReadResult::Yielded`] if it did not come to its end.
+    Stop {
+        /// The read.
+        id: NeedId,
+    },
 }
 
 /// Why a call brought no reply.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CallFailure {
     /// The peer cannot be reached, or the connection broke before the answer came.
-    Unreachable(String),
+    Unreachable,
     /// The peer refused; trying again does not help.
     Refused(crate::message::Refusal),
-    /// It was not asked, because the bytes that were to go with the question, or before it, did not get
-    /// there.
-    Unwritten(String),
+    /// A commit with the object's bytes inside was not sent, so nothing was stored or named.
+    Unwritten,
+}
+
+/// Why the outcome of an item is not known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unreached {
+    /// This call failed. The shell knows how.
+    Call(NeedId),
+    /// Another reason, in words.
+    Other(&'static str),
 }

@@ -3,12 +3,12 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use super::{CallFailure, Need, NeedId, Peer};
+use super::{CallFailure, Need, NeedId, Peer, Unreached};
 use crate::{
     Generation, Hold, Key, Location, Reservation, SegmentId,
     message::{
-        Backlog, Commit, CommitItem, CommitOutcome, NodeInfo, Publish, PublishItem, PutOptions, Quota,
-        Refusal, Reply, Request, Reserve, ReserveItem, ReserveOutcome, Usage,
+        Backlog, Commit, CommitItem, CommitOutcome, Full, NodeInfo, Publish, PublishItem, PutOptions, Quota,
+        Refusal, Reply, Request, Reserve, ReserveItem, ReserveOutcome,
     },
 };
 
@@ -47,8 +47,10 @@ pub enum PutOutcome {
     },
     /// An object of that name exists and was kept.
     Exists(Generation),
-    /// No node has room, nor anything to evict.
-    Full(Usage),
+    /// No node has space for it, and all that remains is pinned, leased, in view or reserved.
+    Full(Full),
+    /// No storage node is connected.
+    NoNode,
     /// The namespace may not hold that much.
     OverQuota(Quota),
     /// The stream takes in no more until its consumers have caught up.
@@ -58,7 +60,7 @@ pub enum PutOutcome {
     /// The master or every possible node refused.
     Refused(Refusal),
     /// The master or every possible node could not be reached; the object may have been stored all the same.
-    Unreachable(String),
+    Unreachable(Unreached),
 }
 
 /// How a [`Need::Write`] ended.
@@ -212,7 +214,7 @@ impl Put {
     /// The outcomes, in the order asked. An item that the shell gave up on is `Unreachable`.
     #[must_use]
     pub fn into_outcomes(self) -> Vec<PutOutcome> {
-        let gave_up = || PutOutcome::Unreachable("the deadline passed first".to_owned());
+        let gave_up = || PutOutcome::Unreachable(Unreached::Other("the deadline passed first"));
         self.items.into_iter().map(|it| it.outcome.unwrap_or_else(gave_up)).collect()
     }
 
@@ -245,15 +247,15 @@ impl Put {
             // The home node knows what became of it, or finds out.
             (Some(Pending::Publish(items)), _) => items.into_iter().for_each(|index| self.commit(index)),
             (Some(Pending::Reserve(items)), failed) => {
-                let outcome = failure(failed);
+                let outcome = failure(id, failed);
                 items.into_iter().for_each(|index| self.finish(index, outcome.clone()));
             }
-            (Some(Pending::Commit(home, items)), Err(CallFailure::Unwritten(_))) => {
+            (Some(Pending::Commit(home, items)), Err(CallFailure::Unwritten)) => {
                 self.avoid.insert(home);
                 items.into_iter().for_each(|index| self.unwritten(index));
             }
             (Some(Pending::Commit(home, items)), failed) => {
-                self.commit_failed(home, items, &failure(failed));
+                self.commit_failed(home, items, &failure(id, failed));
             }
             (Some(Pending::Abort | Pending::Write(_)) | None, _) => (),
         }
@@ -303,7 +305,8 @@ impl Put {
                 }
             }
             ReserveOutcome::Exists(generation) => self.finish(index, PutOutcome::Exists(generation)),
-            ReserveOutcome::Full(usage) => self.finish(index, PutOutcome::Full(usage)),
+            ReserveOutcome::Full(full) => self.finish(index, PutOutcome::Full(full)),
+            ReserveOutcome::NoNode => self.finish(index, PutOutcome::NoNode),
             ReserveOutcome::OverQuota(quota) => self.finish(index, PutOutcome::OverQuota(quota)),
             ReserveOutcome::Behind(backlog) => self.finish(index, PutOutcome::Behind(backlog)),
             ReserveOutcome::Invalid(why) => self.finish(index, PutOutcome::Invalid(why)),
@@ -356,13 +359,13 @@ impl Put {
     }
 
     /// Starts an item over, unless it was tried often enough.
-    fn again(&mut self, index: usize, why: &str) {
+    fn again(&mut self, index: usize, why: &'static str) {
         let Some(item) = self.items.get_mut(index) else { return };
         item.tries += 1;
         if item.tries < TRIES_MAX {
             self.to_reserve.push(index);
         } else {
-            item.outcome = Some(PutOutcome::Unreachable(why.to_owned()));
+            item.outcome = Some(PutOutcome::Unreachable(Unreached::Other(why)));
         }
     }
 
@@ -416,6 +419,7 @@ impl Put {
                 avoid: self.avoid.iter().copied().collect(),
                 wait_ms: self.wait_ms,
                 spare: 0,
+                report_wait_ms: self.confirm_ms,
             };
             self.call(Peer::Master, Request::Reserve(reserve), Pending::Reserve(indexes));
         }
@@ -445,10 +449,12 @@ impl Put {
     }
 }
 
-fn failure(result: Result<Reply, CallFailure>) -> PutOutcome {
+fn failure(id: NeedId, result: Result<Reply, CallFailure>) -> PutOutcome {
     match result {
         Ok(Reply::Refused(refusal)) | Err(CallFailure::Refused(refusal)) => PutOutcome::Refused(refusal),
-        Ok(_) => PutOutcome::Unreachable("the answer does not fit the question".to_owned()),
-        Err(CallFailure::Unreachable(why) | CallFailure::Unwritten(why)) => PutOutcome::Unreachable(why),
+        Ok(_) => PutOutcome::Unreachable(Unreached::Other("the answer does not fit the question")),
+        Err(CallFailure::Unreachable | CallFailure::Unwritten) => {
+            PutOutcome::Unreachable(Unreached::Call(id))
+        }
     }
 }

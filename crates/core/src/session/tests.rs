@@ -1,11 +1,13 @@
 //! The client's rules: what a put or get does when peers fail, step by step.
 
+use std::collections::BTreeSet;
+
 use super::*;
 use crate::{
     Generation, Hold, Key, SlotId, Stamp,
     message::{
-        CommitOutcome, Found, NodeInfo, OnExists, PutOptions, Reply, ReserveOutcome, Reserved,
-        ResolveOutcome, Resolved, Usage,
+        CallPart, CommitOutcome, Found, Full, NodeInfo, OnExists, PutOptions, Reply, ReserveOutcome,
+        Reserved, ResolveOutcome, Resolved,
     },
 };
 
@@ -61,7 +63,7 @@ fn found(replicas: &[Location]) -> ResolveOutcome {
 }
 
 fn lost() -> Result<Reply, CallFailure> {
-    Err(CallFailure::Unreachable("gone".into()))
+    Err(CallFailure::Unreachable)
 }
 
 fn call(need: Option<Need>) -> (NeedId, Peer, Request) {
@@ -212,7 +214,7 @@ fn a_put_whose_bytes_do_not_get_there_with_the_question_goes_elsewhere() {
     let (id, ..) = write(put.poll());
     put.written(id, WriteResult::Written);
     let (id, ..) = call(put.poll());
-    put.replied(id, Err(CallFailure::Unwritten("gone".into())));
+    put.replied(id, Err(CallFailure::Unwritten));
     let (abort, peer, request) = call(put.poll());
     assert_eq!((peer, request), (Peer::Node(SegmentId(1)), Request::Abort(vec![location(1, 1).hold()])));
     put.replied(abort, lost());
@@ -301,7 +303,7 @@ fn a_put_gives_up_in_the_end() {
             }
             Some(Need::Call { id, .. }) => put.replied(id, lost()),
             Some(Need::Write { id, .. }) => put.written(id, WriteResult::Stale),
-            Some(Need::Read { .. }) => panic!(),
+            Some(Need::Read { .. } | Need::Stop { .. }) => panic!(),
             None => break,
         }
     }
@@ -313,10 +315,12 @@ fn a_put_gives_up_in_the_end() {
 fn full_is_an_outcome_and_so_is_a_deadline() {
     let mut put = put_of(2);
     let (id, ..) = call(put.poll());
-    put.replied(id, reserved(vec![ReserveOutcome::Full(Usage::default()), room(&[location(1, 1)])]));
+    put.replied(id, reserved(vec![ReserveOutcome::Full(Full::default()), room(&[location(1, 1)])]));
     let outcomes = put.into_outcomes();
-    assert_eq!(outcomes[0], PutOutcome::Full(Usage::default()));
-    assert!(matches!(&outcomes[1], PutOutcome::Unreachable(why) if why.contains("deadline")));
+    assert_eq!(outcomes[0], PutOutcome::Full(Full::default()));
+    assert!(
+        matches!(&outcomes[1], PutOutcome::Unreachable(Unreached::Other(why)) if why.contains("deadline"))
+    );
 }
 
 #[test]
@@ -353,7 +357,7 @@ fn an_object_that_never_holds_still_is_contended() {
         match need {
             Need::Call { id, .. } => get.replied(id, resolved(found(&[location(1, 1)]))),
             Need::Read { id, .. } => get.read(id, ReadResult::Stale),
-            Need::Write { .. } => panic!(),
+            Need::Write { .. } | Need::Stop { .. } => panic!(),
         }
     }
     assert_eq!(get.into_outcomes(), [GetOutcome::Contended]);
@@ -370,7 +374,7 @@ fn a_small_buffer_and_a_lost_master_are_outcomes() {
     let mut get = get_of_one();
     let (id, ..) = call(get.poll());
     get.replied(id, lost());
-    assert_eq!(get.into_outcomes(), [GetOutcome::Unreachable("gone".into())]);
+    assert_eq!(get.into_outcomes(), [GetOutcome::Unreachable(Unreached::Call(id))]);
 }
 
 #[test]
@@ -414,4 +418,268 @@ fn what_was_known_wrongly_is_asked() {
         assert!(get.is_done());
         assert_eq!(get.into_outcomes(), [GetOutcome::Unavailable(vec!["n1".into()])]);
     }
+}
+
+#[test]
+fn requests_say_which_part_of_the_call_they_are() {
+    let known = Found { generation: GENERATION, len: 10, replicas: vec![location(1, 5)], ..Found::default() };
+    let request = |index: usize| GetRequest {
+        key: Key::new(format!("k{index}").as_bytes()).unwrap(),
+        known: (index > 0).then(|| known.clone()),
+    };
+    let mut get = Get::new((0..3).map(request).collect(), false, Box::new(|_| 0));
+    let mut reads = Vec::new();
+    let mut asked = None;
+    while let Some(need) = get.poll() {
+        match need {
+            Need::Read { id, .. } => reads.push(id),
+            need => asked = Some(call(Some(need))),
+        }
+    }
+    let part = |request: Request| match request {
+        Request::Resolve(it) => (it.keys.len(), it.part.items, it.part.is_more, it.part.repeats),
+        other => panic!("{other:?}"),
+    };
+    let (first, _, request) = asked.unwrap();
+    assert_eq!(part(request), (1, 3, false, 0));
+    get.read(reads[0], ReadResult::Valid);
+    get.read(reads[1], ReadResult::Stale);
+    let (second, _, request) = call(get.poll());
+    assert_eq!(part(request), (1, 3, true, 0));
+    assert_eq!([0, 1, 2].map(|item| get.is_asked(item)), [true, false, true]);
+    get.replied(first, resolved(ResolveOutcome::Absent));
+    get.replied(second, resolved(found(&[location(1, 6)])));
+    let (id, _) = read(get.poll());
+    get.read(id, ReadResult::Stale);
+    let (_, _, request) = call(get.poll());
+    assert_eq!(part(request), (1, 3, true, 1));
+}
+
+#[test]
+fn request_for_all_objects_is_the_whole_call() {
+    let (_, _, request) = call(get_of_one().poll());
+    let Request::Resolve(resolve) = request else { panic!("{request:?}") };
+    assert_eq!(resolve.part, CallPart::default());
+}
+
+/// Two copies of one object, of which the master told.
+fn get_of_two_copies() -> (Get, NeedId) {
+    let mut get = get_of_one();
+    let (id, ..) = call(get.poll());
+    get.replied(id, resolved(found(&[location(1, 1), location(2, 2)])));
+    let (id, from) = read(get.poll());
+    assert_eq!(from, location(1, 1));
+    (get, id)
+}
+
+#[test]
+fn stalled_read_asks_the_next_copy_and_the_first_answer_counts() {
+    for first_wins in [true, false] {
+        let (mut get, first) = get_of_two_copies();
+        assert_eq!(get.due_us(), None, "a read that cannot stall is not watched");
+        get.watch(first, 1000, 500);
+        assert_eq!(get.due_us(), Some(1500));
+        assert!(get.tick(1499).is_empty() && get.poll().is_none());
+        assert_eq!(get.tick(1500), BTreeSet::from([SegmentId(1)]));
+        assert!(get.tick(9999).is_empty(), "once");
+        let (second, from) = read(get.poll());
+        assert_eq!((from, get.reads(0)), (location(2, 2), 2));
+        get.watch(second, 1500, 500);
+        assert_eq!(get.due_us(), Some(2500), "twice as long as the read before");
+        get.read(if first_wins { first } else { second }, ReadResult::Valid);
+        assert!(get.is_done() && get.is_item_done(0), "the other is not needed any more");
+        get.read(if first_wins { second } else { first }, ReadResult::Stale);
+        assert!(get.poll().is_none());
+        assert!(matches!(get.into_outcomes().as_slice(), [GetOutcome::Read(_)]));
+    }
+}
+
+#[test]
+fn failed_hedge_leaves_the_first_read() {
+    let (mut get, first) = get_of_two_copies();
+    get.watch(first, 0, 10);
+    get.tick(10);
+    let (second, _) = read(get.poll());
+    get.read(second, ReadResult::Unreachable("gone".into()));
+    assert!(!get.is_done() && get.poll().is_none(), "the first may still come");
+    get.read(first, ReadResult::Unreachable("gone".into()));
+    assert_eq!(get.into_outcomes(), [GetOutcome::Unavailable(vec!["n1".into(), "n2".into()])]);
+}
+
+#[test]
+fn only_copy_is_waited_for() {
+    let mut get = get_of_one();
+    let (id, ..) = call(get.poll());
+    get.replied(id, resolved(found(&[location(1, 1)])));
+    let (id, _) = read(get.poll());
+    get.watch(id, 0, 10);
+    assert_eq!(get.tick(10), BTreeSet::from([SegmentId(1)]));
+    assert!(get.poll().is_none() && get.due_us().is_none());
+    assert!(get.progressed(id, 500), "it was stalled before");
+    assert_eq!(get.due_us(), Some(510));
+    get.tick(510);
+    assert!(get.poll().is_none(), "and is not stopped");
+    get.read(id, ReadResult::Valid);
+    assert!(get.is_done());
+}
+
+#[test]
+fn read_that_stalls_in_the_middle_is_stopped_first() {
+    let (mut get, first) = get_of_two_copies();
+    get.watch(first, 0, 10);
+    assert!(!get.progressed(first, 9));
+    assert!(get.tick(18).is_empty(), "bytes arrived");
+    assert_eq!(get.tick(19), BTreeSet::from([SegmentId(1)]));
+    assert_eq!(get.poll(), Some(Need::Stop { id: first }));
+    assert!(get.poll().is_none(), "nobody else may use the buffer before");
+    get.read(first, ReadResult::Yielded);
+    let (second, from) = read(get.poll());
+    assert_eq!(from, location(2, 2));
+    get.watch(second, 20, 10);
+    get.progressed(second, 25);
+    get.tick(100);
+    assert_eq!(get.poll(), Some(Need::Stop { id: second }), "the first is tried again");
+    get.read(second, ReadResult::Yielded);
+    let (third, from) = read(get.poll());
+    assert_eq!(from, location(1, 1));
+    get.watch(third, 100, 10);
+    get.progressed(third, 101);
+    get.tick(1000);
+    assert!(get.poll().is_none(), "one read must come to its end");
+    get.read(third, ReadResult::Valid);
+    assert!(get.is_done());
+}
+
+#[test]
+fn read_that_lost_its_buffer_is_tried_again_if_the_other_fails() {
+    let (mut get, first) = get_of_two_copies();
+    get.watch(first, 0, 10);
+    get.tick(10);
+    let (second, _) = read(get.poll());
+    get.read(first, ReadResult::Yielded);
+    assert!(get.poll().is_none());
+    get.read(second, ReadResult::Unreachable("gone".into()));
+    let (_, from) = read(get.poll());
+    assert_eq!(from, location(1, 1));
+}
+
+#[test]
+fn stalled_read_at_a_known_place_asks_the_master() {
+    let mut get = known_get(&[location(1, 5)]);
+    let (first, _) = read(get.poll());
+    get.watch(first, 0, 10);
+    get.tick(10);
+    let (id, ..) = call(get.poll());
+    get.replied(id, resolved(found(&[location(1, 5), location(2, 6)])));
+    let Some(Need::Read { id: second, location: from, unasked, .. }) = get.poll() else { panic!("no read") };
+    assert_eq!((from, unasked), (location(2, 6), None), "the first is being read");
+    assert!(get.poll().is_none());
+    get.read(first, ReadResult::Stale);
+    let (id, ..) = call(get.poll());
+    get.replied(id, resolved(ResolveOutcome::Absent));
+    assert!(get.is_done(), "the master says that it is gone");
+    get.read(second, ReadResult::Valid);
+    assert_eq!(get.into_outcomes(), [GetOutcome::Absent]);
+}
+
+#[test]
+fn lost_master_does_not_end_a_read_under_way() {
+    for result in [ReadResult::Valid, ReadResult::Unreachable("gone".into())] {
+        let mut get = known_get(&[location(1, 5)]);
+        let (first, _) = read(get.poll());
+        get.watch(first, 0, 10);
+        get.tick(10);
+        let (id, ..) = call(get.poll());
+        get.replied(id, lost());
+        assert!(!get.is_done() && get.poll().is_none());
+        get.read(first, result.clone());
+        if result == ReadResult::Valid {
+            assert!(get.is_done());
+        } else {
+            let (id, ..) = call(get.poll());
+            get.replied(id, lost());
+            assert_eq!(get.into_outcomes(), [GetOutcome::Unreachable(Unreached::Call(id))]);
+        }
+    }
+}
+
+#[test]
+fn older_generation_does_not_count_after_a_newer_was_told() {
+    let mut get = known_get(&[location(1, 5)]);
+    let (first, _) = read(get.poll());
+    get.watch(first, 0, 10);
+    get.tick(10);
+    let (id, ..) = call(get.poll());
+    let newer = Generation { counter: GENERATION.counter + 1, ..GENERATION };
+    let found = Found { generation: newer, len: 7, replicas: vec![location(2, 6)], ..Found::default() };
+    get.replied(id, resolved(ResolveOutcome::Found(found)));
+    let (second, from) = read(get.poll());
+    assert_eq!(from, location(2, 6));
+    get.read(first, ReadResult::Valid);
+    assert!(!get.is_done(), "an object does not go back in time");
+    get.read(second, ReadResult::Valid);
+    assert!(matches!(get.into_outcomes().as_slice(), [GetOutcome::Read(found)] if found.generation == newer));
+}
+
+#[test]
+fn slow_nodes_are_asked_last() {
+    let slow = BTreeSet::from([SegmentId(1)]);
+    let mut get = get_of_one().avoiding(slow.clone());
+    let (id, ..) = call(get.poll());
+    get.replied(id, resolved(found(&[location(1, 1), location(2, 2)])));
+    let (id, from) = read(get.poll());
+    assert_eq!(from, location(2, 2), "although it is further away");
+    get.read(id, ReadResult::Unreachable("gone".into()));
+    assert_eq!(read(get.poll()).1, location(1, 1));
+
+    let mut get = get_of_one().avoiding(slow.clone());
+    let (id, ..) = call(get.poll());
+    get.replied(id, resolved(found(&[location(1, 1)])));
+    assert_eq!(read(get.poll()).1, location(1, 1), "it has the only copy");
+
+    let mut get = known_get(&[location(2, 6), location(1, 5)]).avoiding(slow.clone());
+    assert_eq!(read(get.poll()).1, location(2, 6), "of two that are known");
+    let mut get = known_get(&[location(1, 5)]).avoiding(slow);
+    let (_, peer, _) = call(get.poll());
+    assert_eq!(peer, Peer::Master, "which may know of another copy");
+}
+
+#[test]
+fn third_copy_is_tried_when_the_hedge_fails() {
+    let mut get = get_of_one();
+    let (id, ..) = call(get.poll());
+    get.replied(id, resolved(found(&[location(1, 1), location(2, 2), location(3, 3)])));
+    let (first, _) = read(get.poll());
+    get.watch(first, 0, 10);
+    get.tick(10);
+    let (second, from) = read(get.poll());
+    assert_eq!(from, location(2, 2));
+    get.read(second, ReadResult::Unreachable("gone".into()));
+    let (third, from) = read(get.poll());
+    assert_eq!(from, location(3, 3), "the first is stalled");
+    assert!(!get.progressed(third, 11) && get.progressed(first, 12));
+    get.read(third, ReadResult::Yielded);
+    assert!(get.poll().is_none(), "the first goes on, and has the buffer");
+    get.read(first, ReadResult::Valid);
+    assert!(get.is_done());
+}
+
+#[test]
+fn only_the_wanted_generation_is_read() {
+    let newer = Generation { counter: GENERATION.counter + 1, ..GENERATION };
+    let slow = BTreeSet::from([SegmentId(1)]);
+    let mut get = known_get(&[location(1, 5)]).avoiding(slow).of_generation();
+    let Some(Need::Read { id, unasked, .. }) = get.poll() else { panic!("no read") };
+    assert_eq!(unasked, None, "the master said where it lies, and all of its copies");
+    get.read(id, ReadResult::Stale);
+    let (id, _, request) = call(get.poll());
+    assert!(matches!(request, Request::Resolve(it) if !it.touch && !it.lease && it.wait_ms == 0));
+    get.replied(id, resolved(found(&[location(2, 7)])));
+    let (id, from) = read(get.poll());
+    assert_eq!(from, location(2, 7), "it has moved");
+    get.read(id, ReadResult::Stale);
+    let (id, ..) = call(get.poll());
+    let other = Found { generation: newer, len: 7, replicas: vec![location(2, 8)], ..Found::default() };
+    get.replied(id, resolved(ResolveOutcome::Found(other)));
+    assert_eq!(get.into_outcomes(), [GetOutcome::Superseded(newer)]);
 }

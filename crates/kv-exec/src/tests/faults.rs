@@ -1,18 +1,18 @@
-//! Stores that hang, fail and panic: no step waits, and no page is used by two.
+//! Stores that hang, fail and panic: no step waits, and no page has two uses.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use tiffin_kv::{CachedTokens, Config, Input, OpKind, PrefetchStop, StoreConfig, Tier};
+use tiffin_kv::{CachedTokens, Config, Input, OpKind, PrefetchStart, PrefetchStop, StoreConfig, Tier};
 
 use super::support::{MemoryStore, Toy, config, prompt};
 
-/// A hierarchy that waits for nobody for long.
-fn impatient() -> Config {
+/// A hierarchy with short timeouts.
+fn short_timeouts() -> Config {
     let stop = PrefetchStop::Timeout { base: 10, per_page: 1, most: 20 };
     Config {
-        store: Some(StoreConfig { threshold_pages: 1, stop }),
+        store: Some(StoreConfig { start: PrefetchStart::Missing, threshold_pages: 1, stop }),
         op_patience: 30,
         hint_patience: 5,
         ..config()
@@ -20,15 +20,15 @@ fn impatient() -> Config {
 }
 
 #[test]
-fn o1_the_source_of_a_backup_is_pinned_until_its_own_end() {
+fn o1_backup_source_is_pinned_until_its_end() {
     let store = MemoryStore::new();
     store.close("back_up");
     let mut toy = Toy::new(config(), Arc::clone(&store), None);
     toy.serve(&prompt(1, 21));
-    toy.until("a backup is under way", |_| store.waiting.load(Ordering::SeqCst) == 1);
+    toy.until("a backup is in flight", |_| store.waiting.load(Ordering::SeqCst) == 1);
     let used = |toy: &Toy| (0..16).filter(|page| toy.executor.host().is_used(*page)).count();
     assert_eq!(used(&toy), 5, "the request is over, its backup is not");
-    // Requests that need every page of the host leave those alone.
+    // Requests that need every host page do not evict those.
     for seed in 2..8 {
         toy.serve(&prompt(seed, 29));
     }
@@ -41,12 +41,12 @@ fn o1_the_source_of_a_backup_is_pinned_until_its_own_end() {
 }
 
 #[test]
-fn o3_a_fetch_that_hangs_holds_up_nobody_and_keeps_its_pages() {
+fn o3_hanging_fetch_delays_no_request_and_keeps_its_pages() {
     let store = MemoryStore::new();
     let mut toy = Toy::new(config(), Arc::clone(&store), None);
     toy.serve(&prompt(1, 21));
     toy.settle();
-    let mut toy = Toy::new(impatient(), Arc::clone(&store), None);
+    let mut toy = Toy::new(short_timeouts(), Arc::clone(&store), None);
     store.close("fetch");
     let request = toy.submit(&prompt(1, 21));
     toy.until("it goes on without", |toy| toy.over.contains(&request));
@@ -63,7 +63,7 @@ fn o3_a_fetch_that_hangs_holds_up_nobody_and_keeps_its_pages() {
 }
 
 #[test]
-fn l2_an_abort_ends_the_request_and_not_the_io() {
+fn l2_abort_ends_the_request_but_not_its_io() {
     let store = MemoryStore::new();
     Toy::new(config(), Arc::clone(&store), None).serve(&prompt(9, 5));
     let mut toy = Toy::new(config(), Arc::clone(&store), None);
@@ -82,7 +82,7 @@ fn l2_an_abort_ends_the_request_and_not_the_io() {
 }
 
 #[test]
-fn l1_an_operation_that_panics_has_failed() {
+fn l1_operation_that_panics_fails() {
     for call in ["probe", "fetch", "back_up"] {
         let store = MemoryStore::new();
         let mut toy = Toy::new(config(), Arc::clone(&store), None);
@@ -102,12 +102,12 @@ fn l1_an_operation_that_panics_has_failed() {
 }
 
 #[test]
-fn closing_lets_backups_end_and_stops_the_rest() {
+fn close_waits_for_backups_and_stops_the_rest() {
     let store = MemoryStore::new();
     store.close("back_up");
     let mut toy = Toy::new(config(), Arc::clone(&store), None);
     toy.serve(&prompt(1, 21));
-    toy.until("a backup is under way", |_| store.waiting.load(Ordering::SeqCst) == 1);
+    toy.until("a backup is in flight", |_| store.waiting.load(Ordering::SeqCst) == 1);
     assert!(!toy.executor.close(Duration::from_millis(1)), "it is still there");
     store.open("back_up");
     assert!(toy.executor.close(super::support::LONG));
@@ -115,7 +115,7 @@ fn closing_lets_backups_end_and_stops_the_rest() {
 }
 
 #[test]
-fn l8_a_backup_never_stands_in_front_of_a_fetch() {
+fn l8_backup_never_delays_a_fetch() {
     let store = MemoryStore::new();
     let mut toy = Toy::new(config(), Arc::clone(&store), None);
     toy.serve(&prompt(1, 21));

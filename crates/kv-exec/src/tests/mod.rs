@@ -1,4 +1,4 @@
-//! Stories over real memory: a toy engine that checks every page it computes on.
+//! Scenarios over real memory: a toy engine that checks every page it computes on.
 
 mod faults;
 mod ranks;

@@ -9,7 +9,7 @@ use super::support::{LONG, MemoryStore, Toy, config, prompt};
 use crate::gather::in_process;
 use crate::{GatherError, StepError};
 
-/// The same story on every rank.
+/// Runs the same scenario on every rank.
 fn on_ranks<T: Send + 'static>(
     config: Config,
     store: &Arc<MemoryStore>,
@@ -21,7 +21,7 @@ fn on_ranks<T: Send + 'static>(
         std::thread::spawn(move || {
             let mut toy = Toy::new(Config { rank, ..config }, store, Some(Box::new(member)));
             let result = story(&mut toy);
-            // Nobody leaves before all have what they wait for.
+            // No rank leaves before all are done.
             toy.settle();
             (result, toy)
         })
@@ -33,16 +33,18 @@ fn on_ranks<T: Send + 'static>(
 }
 
 #[test]
-fn the_story_of_293_reads_exactly_24_pages() {
+fn scenario_293_reads_exactly_24_pages() {
     let config = Config { page_tokens: 64, device_pages: 16, host_pages: 16, ranks: 4, ..config() };
     let store = MemoryStore::new();
     let served = on_ranks(config, &store, |toy| {
         let long = prompt(1, 439);
         let first = toy.serve(&long);
+        toy.settle();
+        // A page that is being copied makes no space for others, so each prompt is settled before the next.
         for seed in 2..8 {
             toy.serve(&prompt(seed, 512));
+            toy.settle();
         }
-        toy.settle();
         let fetched = toy.executor.moved().done[OpKind::Fetch as usize];
         let again = toy.serve(&long);
         let now = toy.executor.moved().done[OpKind::Fetch as usize];
@@ -58,7 +60,7 @@ fn the_story_of_293_reads_exactly_24_pages() {
 }
 
 #[test]
-fn v3_what_one_rank_lacks_counts_for_none() {
+fn v3_page_missing_on_one_rank_is_missing_on_all() {
     let config = Config { ranks: 3, ..config() };
     let store = MemoryStore::new();
     on_ranks(config, &store, |toy| {
@@ -80,7 +82,7 @@ fn v3_what_one_rank_lacks_counts_for_none() {
 }
 
 #[test]
-fn c1_ranks_that_are_told_different_things_are_found_out() {
+fn c1_ranks_with_different_inputs_are_detected() {
     let store = MemoryStore::new();
     let config = Config { ranks: 2, ..config() };
     let threads: Vec<_> = (0..)
@@ -102,7 +104,7 @@ fn c1_ranks_that_are_told_different_things_are_found_out() {
 }
 
 #[test]
-fn who_is_left_alone_is_told() {
+fn rank_that_is_left_alone_gets_an_error() {
     let store = MemoryStore::new();
     let config = Config { ranks: 2, ..config() };
     let start = |(rank, member)| {

@@ -1,4 +1,4 @@
-//! A toy engine whose pages say what they must hold, and a store in memory that misbehaves on demand.
+//! A toy engine whose pages have known contents, and an in-memory store with faults on demand.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,8 +6,8 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use tiffin_kv::{
-    CachedTokens, Config, Effect, Input, Namespace, PrefetchStop, Progress, Prompt, RankPart, ReqId, SpaceId,
-    StoreConfig, Submit,
+    CachedTokens, Config, Effect, Input, Namespace, PrefetchStart, PrefetchStop, Progress, Prompt, RankPart,
+    ReqId, SpaceId, StoreConfig, Submit,
 };
 use tiffin_transport::copy::{copy_in, copy_out};
 
@@ -16,19 +16,19 @@ use crate::{
     Writing,
 };
 
-/// Longer than anything here takes, on any machine.
+/// A timeout that no test reaches.
 pub(super) const LONG: Duration = Duration::from_secs(60);
 pub(super) const PAGE_BYTES: usize = 256;
 pub(super) const SPACE: SpaceId = SpaceId(0);
 
-/// A small hierarchy that asks the store about every page.
+/// A small hierarchy that probes the store for every page.
 pub(super) fn config() -> Config {
     let stop = PrefetchStop::WaitComplete;
     Config {
         page_tokens: 4,
         device_pages: 8,
         host_pages: 16,
-        store: Some(StoreConfig { threshold_pages: 1, stop }),
+        store: Some(StoreConfig { start: PrefetchStart::Missing, threshold_pages: 1, stop }),
         ..Config::default()
     }
 }
@@ -38,7 +38,7 @@ pub(super) fn prompt(seed: u32, count: u32) -> Vec<u32> {
     (0..count).map(|at| seed * 1000 + at).collect()
 }
 
-/// What a rank's page must hold: it follows from all tokens up to its end.
+/// The content of a rank's page: it follows from all tokens up to its end.
 fn content(rank: u32, prefix: &[u32]) -> Vec<u8> {
     let mut state = u64::from(rank) + 1;
     for token in prefix {
@@ -47,7 +47,7 @@ fn content(rank: u32, prefix: &[u32]) -> Vec<u8> {
     (0..PAGE_BYTES as u64).map(|at| (state.wrapping_mul(at | 1) >> 32) as u8).collect()
 }
 
-/// An inference engine that computes nothing but what a page must hold.
+/// An inference engine that computes the known content of each page.
 pub(super) struct Toy {
     pub(super) executor: Executor,
     device: Arc<Pages>,
@@ -85,7 +85,7 @@ impl Toy {
         toy
     }
 
-    /// Takes a step, computes what became ready, and ends it. Returns what was asked to be computed.
+    /// Makes a step, computes the requests that became ready, and ends them. Returns those requests.
     pub(super) fn tell(&mut self, inputs: impl IntoIterator<Item = Input>) {
         let step = self.executor.step(inputs).unwrap();
         let more = self.compute(step);
@@ -118,7 +118,7 @@ impl Toy {
         if computed.is_empty() { vec![] } else { vec![Input::Pass { computed, finished }] }
     }
 
-    /// One pass of the model: every page that was found is compared, every other one is written.
+    /// One pass of the model: every cached page is compared, every other one is written.
     fn pass(&self, request: ReqId, cached: u32, pages: &[u32]) {
         let tokens = &self.prompts[&request];
         let size = self.config.page_tokens as usize;
@@ -145,7 +145,7 @@ impl Toy {
         request
     }
 
-    /// Steps until something holds.
+    /// Steps until a condition holds.
     pub(super) fn until(&mut self, what: &str, mut holds: impl FnMut(&Self) -> bool) {
         let began = std::time::Instant::now();
         while !holds(self) {
@@ -155,14 +155,14 @@ impl Toy {
         }
     }
 
-    /// Serves a request to its end, and says where its tokens were found.
+    /// Serves a request to its end, and returns its cached tokens.
     pub(super) fn serve(&mut self, tokens: &[u32]) -> CachedTokens {
         let request = self.submit(tokens);
         self.until("it ends", |toy| toy.over.contains(&request));
         self.ready[&request]
     }
 
-    /// Nothing is under way any more.
+    /// Steps until no operation is in flight.
     pub(super) fn settle(&mut self) {
         self.until("all operations end", |toy| toy.executor.open_ops() == 0);
         assert_eq!(self.executor.engine().op_count(), 0);
@@ -175,12 +175,12 @@ impl Toy {
 pub(super) struct MemoryStore {
     pages: Mutex<BTreeMap<PageName, Vec<u8>>>,
     pub(super) reads: AtomicU64,
-    /// Which calls wait at the gate.
+    /// The calls that block.
     closed: Mutex<BTreeSet<&'static str>>,
     wake: Condvar,
-    /// How many stand there.
+    /// Number of blocked calls.
     pub(super) waiting: AtomicU64,
-    /// Which call panics.
+    /// The call that panics.
     pub(super) panics: Mutex<Option<&'static str>>,
 }
 
@@ -214,7 +214,7 @@ impl MemoryStore {
         self.wake.notify_all();
     }
 
-    /// Stands at the gate, deaf to whoever says stop.
+    /// Blocks, also after the call was stopped.
     fn pass(&self, call: &'static str) {
         assert!(self.panics.lock().unwrap().as_ref() != Some(&call), "as told");
         let closed = self.closed.lock().unwrap();

@@ -2,7 +2,8 @@
 
 use std::sync::atomic::Ordering;
 
-use tiffin_client::{ConnectOptions, Deadline, Embedded, GetOptions, Key, Pattern};
+use tiffin_client::{ConnectOptions, Deadline, GetOptions, Key, Pattern};
+use tiffin_embedded::Embedded;
 use tiffin_kv::{CachedTokens, Config, Input, OpKind, Tier};
 use tokio::runtime::Runtime;
 
@@ -19,20 +20,23 @@ fn pages_go_down_and_come_back_from_every_tier() {
     let mut toy = Toy::new(config(), std::sync::Arc::clone(&store), None);
     let long = prompt(1, 21);
     assert_eq!(toy.serve(&long), found(0, 0, 0));
+    // Copies down are asynchronous, and a page that is being copied neither leaves nor makes space for
+    // others. What is where is certain only once they have ended.
+    toy.settle();
     assert_eq!(toy.serve(&long), found(20, 0, 0), "one token is left to compute (K5)");
     toy.serve(&prompt(2, 29));
     toy.settle();
     assert_eq!(toy.serve(&long), found(0, 20, 0), "pushed off the device, it is in the host");
     for seed in 3..7 {
         toy.serve(&prompt(seed, 29));
+        toy.settle();
     }
-    toy.settle();
     assert_eq!(toy.serve(&long), found(0, 0, 20), "pushed out of the host, it is in the store");
     let moved = toy.executor.moved();
     assert_eq!((moved.faults, moved.panics, moved.conflicts), (0, 0, 0), "{:?}", moved.last_fault);
     assert_eq!(moved.asked[OpKind::Fetch as usize], 5);
 
-    // Another engine with the same store finds what this one has computed.
+    // Another engine with the same store finds the pages of this one.
     let mut other = Toy::new(config(), std::sync::Arc::clone(&store), None);
     assert_eq!(other.serve(&[long.clone(), vec![7; 8]].concat()), found(0, 0, 20));
     let ended = other.ended.iter().find(|ended| ended.kind == OpKind::Fetch).unwrap();
@@ -40,7 +44,7 @@ fn pages_go_down_and_come_back_from_every_tier() {
 }
 
 #[test]
-fn what_vanishes_or_has_another_size_is_computed_again() {
+fn lost_or_resized_pages_are_computed_again() {
     let store = MemoryStore::new();
     Toy::new(config(), std::sync::Arc::clone(&store), None).serve(&prompt(1, 21));
     let until_stored = || {
@@ -50,7 +54,7 @@ fn what_vanishes_or_has_another_size_is_computed_again() {
             std::thread::yield_now();
         }
     };
-    // The engine was dropped with its backup under way, which may have been stopped: another one ends it.
+    // The engine was dropped with its backup in flight, which may have been stopped: another one ends it.
     let mut toy = Toy::new(config(), std::sync::Arc::clone(&store), None);
     toy.serve(&prompt(1, 21));
     toy.settle();
@@ -59,7 +63,7 @@ fn what_vanishes_or_has_another_size_is_computed_again() {
     let mut other = Toy::new(config(), std::sync::Arc::clone(&store), None);
     assert_eq!(other.serve(&prompt(1, 21)), found(0, 0, 0));
     assert_eq!(other.recomputed.len(), 1, "it was promised pages, and told that they did not come");
-    // What it computed is on its way to the store.
+    // Its pages are being written to the store.
     other.settle();
     store.forget(5);
     let mut third = Toy::new(config(), std::sync::Arc::clone(&store), None);
@@ -68,7 +72,7 @@ fn what_vanishes_or_has_another_size_is_computed_again() {
 }
 
 #[test]
-fn a_cleared_namespace_is_gone_in_the_store_too() {
+fn cleared_namespace_is_deleted_in_the_store() {
     let store = MemoryStore::new();
     let mut toy = Toy::new(config(), std::sync::Arc::clone(&store), None);
     toy.serve(&prompt(1, 21));
@@ -81,7 +85,7 @@ fn a_cleared_namespace_is_gone_in_the_store_too() {
 }
 
 #[test]
-fn a_real_cluster_keeps_the_pages() {
+fn cluster_keeps_the_pages() {
     let runtime = Runtime::new().unwrap();
     let soon = || Deadline::after(LONG);
     let cluster = runtime.block_on(Embedded::start(16 << 20)).unwrap();
@@ -95,7 +99,7 @@ fn a_real_cluster_keeps_the_pages() {
     toy.settle();
     let mut other = Toy::over(config(), client(&options), None);
     assert_eq!(other.serve(&prompt(1, 21)), found(0, 0, 20));
-    // A probe counts up to the first page that is missing: what lies behind it is of no use (V3).
+    // A probe counts up to the first missing page: pages after it are of no use (V3).
     let mut keys: Vec<Key> = runtime
         .block_on(cluster.client.list(Pattern::Prefix(b"kv1/".to_vec()), soon()))
         .unwrap()
@@ -114,7 +118,7 @@ fn a_real_cluster_keeps_the_pages() {
     third.settle();
     let left = runtime.block_on(cluster.client.list(Pattern::All, soon())).unwrap();
     assert!(left.is_empty(), "{left:?}");
-    // A store that is gone fails what is asked of it, and nobody waits for ever.
+    // Calls to a store that is gone fail, and no request waits forever.
     runtime.block_on(cluster.stop(soon())).unwrap();
     let short = Config { op_patience: 200, hint_patience: 50, ..config() };
     let mut fourth = Toy::over(short, client_of(&runtime, &options), None);
@@ -132,7 +136,7 @@ fn client_of(runtime: &Runtime, _gone: &ConnectOptions) -> Box<Shared> {
 }
 
 #[test]
-fn without_a_host_there_is_the_device_alone() {
+fn engine_works_without_a_host() {
     let store = MemoryStore::new();
     let alone = Config { host_pages: 0, store: None, ..config() };
     let mut toy = Toy::new(alone, std::sync::Arc::clone(&store), None);

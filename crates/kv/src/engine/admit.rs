@@ -1,22 +1,22 @@
-//! From waiting to ready: find the prefix, load what is in the host, give pages for the rest.
+//! From waiting to ready: find the prefix, load its host pages, take device pages for the rest.
 //!
-//! Requests are admitted strictly in the order of priority and age, whoever prefetched and whoever did not:
-//! nobody is overtaken for lack of room, so nobody starves.
+//! Requests are admitted strictly in the order of priority and age, with or without a prefetch. A request
+//! that does not fit is not overtaken, so that none starves.
 
 use super::{
     CellId, Effect, Ending, Engine, Item, OpId, OpKind, Order, ReqId, Residency, Slot, Source, State, Tier,
-    chain_with, sabotaged,
+    chain_with,
 };
 use crate::message::{CachedTokens, PageId, PageRecord, Place, RetractReason};
 
-/// What a request found on its way to the device.
+/// The cached pages of a request.
 #[derive(Default)]
 struct Found {
     /// The leading pages that need not be computed.
     cells: Vec<(CellId, Source)>,
-    /// Those of them that are to be loaded, with their positions.
+    /// The pages to load, with their positions.
     load: Vec<(u32, CellId)>,
-    /// Loads of others that bring some of them.
+    /// Loads of other requests that bring some of the pages.
     join: Vec<OpId>,
 }
 
@@ -24,17 +24,17 @@ impl Engine {
     pub(super) fn pump_admissions(&mut self) {
         while self.running.len() < self.config.running_max as usize
             && let Some(turn) = self.waiting.first().copied()
-            && self.blocked != Some((turn.request, self.inventory.room_changes()))
+            && self.blocked != Some((turn.request, self.inventory.fit_changes()))
         {
             if !self.admit(turn.request) {
-                // Asked again in the same state, it would be found again that there is no room.
-                self.blocked = Some((turn.request, self.inventory.room_changes()));
+                // A second attempt in the same state would fail again.
+                self.blocked = Some((turn.request, self.inventory.fit_changes()));
                 return;
             }
         }
     }
 
-    /// False if there is no room for the request yet.
+    /// Puts a request on the device; false if it does not fit yet.
     fn admit(&mut self, id: ReqId) -> bool {
         if self.request(id).state != State::Waiting {
             // Best effort: it could run now, so it stops waiting for the store.
@@ -48,7 +48,7 @@ impl Engine {
             return true;
         }
         let found = self.find_prefix(id);
-        if !self.make_room_for(&found, total) {
+        if !self.free_up_for(&found, total) {
             return false;
         }
         let turn = self.request(id).turn;
@@ -69,7 +69,7 @@ impl Engine {
         true
     }
 
-    /// The namespace may have been defined anew, or cleared, since the request came.
+    /// Follows a namespace that was redefined or cleared since the request arrived.
     fn follow_space(&mut self, id: ReqId) {
         let request = self.request(id);
         let Some(space) = self.spaces.get(&request.space) else { return };
@@ -84,7 +84,7 @@ impl Engine {
         }
     }
 
-    /// The longest prefix that is on the device, on its way there, or in the host.
+    /// The longest prefix that is on the device, in a load to it, or in the host.
     fn find_prefix(&self, id: ReqId) -> Found {
         let request = self.request(id);
         let usable = self.usable_pages(request.length) as usize;
@@ -108,23 +108,26 @@ impl Engine {
         found
     }
 
-    /// Protects what was found, and then makes room for the rest; if there is none, nothing has changed (O4,
-    /// O5).
-    fn make_room_for(&mut self, found: &Found, total: u32) -> bool {
+    /// Protects the cached pages, and then frees device pages for the rest. If that fails, nothing has
+    /// changed (O4, O5).
+    fn free_up_for(&mut self, found: &Found, total: u32) -> bool {
         let here = (found.cells.len() - found.load.len()) as u32;
         let need = total - here;
-        if sabotaged!(self.config.sabotage, EvictOwnAnchor) && !self.inventory.make_room(Tier::Device, need) {
+        if !self.may_protect(need) {
             return false;
         }
         let alone = |engine: &Self, id: &CellId| engine.inventory.find(*id).is_some();
-        assert!(found.cells.iter().all(|(id, _)| alone(self, id)), "O4: making room took what was found");
+        assert!(
+            found.cells.iter().all(|(id, _)| alone(self, id)),
+            "O4: an eviction took pages that were found"
+        );
         for (id, _) in &found.cells {
             self.inventory.hold(*id, Tier::Device);
         }
         for (_, id) in &found.load {
             self.inventory.pin(*id, Tier::Host);
         }
-        if self.inventory.make_room(Tier::Device, need) {
+        if self.inventory.free_up(Tier::Device, need) {
             return true;
         }
         for (_, id) in &found.load {
@@ -136,8 +139,8 @@ impl Engine {
         false
     }
 
-    /// Issues what brings the pages of the host to the device, and returns what is to be waited for. The
-    /// sources are pinned already; the pins are the operations' from here on.
+    /// Issues loads from the host to the device, and returns the operations to wait for. The sources are
+    /// pinned already; from here on the operations own the pins.
     fn load(&mut self, id: ReqId, found: &Found) -> Vec<OpId> {
         let request = self.request(id);
         let (space, root, root_hash) = (request.space, request.root, request.root_hash);
@@ -161,9 +164,7 @@ impl Engine {
                     target: Place::Page(PageId { tier: Tier::Device, index: to }),
                 };
                 items.push(Item { record, cell: Some(*cell) });
-                if sabotaged!(self.config.sabotage, PublishLoadEarly) {
-                    self.inventory.settle(*cell, Tier::Device, op, true);
-                }
+                self.staged(OpKind::Load, *cell, op);
             }
             let deadline = self.now + self.config.op_patience;
             self.issue(Order {
@@ -181,7 +182,7 @@ impl Engine {
         waits
     }
 
-    /// All that the request waited for has ended: what came is the leading run, the rest is computed (V3).
+    /// The loads of a request have ended: it uses the leading run that arrived, and computes the rest (V3).
     pub(super) fn ready(&mut self, id: ReqId) {
         let request = self.request(id);
         let shared: Vec<_> = request
@@ -192,14 +193,10 @@ impl Engine {
                 Slot::Private(_) => None,
             })
             .collect();
-        let came = |(cell, _): &&(CellId, Source)| self.inventory.cell(*cell).is_valid(Tier::Device);
-        let cached = if sabotaged!(self.config.sabotage, KeepBehindGap) {
-            shared.iter().filter(came).count()
-        } else {
-            shared.iter().take_while(came).count()
-        };
+        let came = |(cell, _): &(CellId, Source)| self.inventory.cell(*cell).is_valid(Tier::Device);
+        let cached = self.config.sabotage.usable_pages(shared.iter().map(came));
         if !self.replace_missing(id, &shared, cached) {
-            return self.unseat(id, None);
+            return self.take_off_device(id, None);
         }
         let tokens = cached as u32 * self.config.page_tokens;
         let by_tier = self.count_hits(shared.get(..cached).unwrap_or_default());
@@ -207,16 +204,16 @@ impl Engine {
         request.computed = tokens;
         request.entered = cached as u32;
         request.state = State::Prefilling;
-        self.tell_shortfall(id, cached as u32);
+        self.report_shortfall(id, cached as u32);
         let pages = self.table(&self.request(id).slots);
         self.effects.push(Effect::Ready { request: id, cached: by_tier, pages });
         self.save_used(id);
     }
 
-    /// Gives the request pages of its own for what did not come. False if there is no room for them.
+    /// Gives the request private pages for those that did not arrive; false if there are none.
     fn replace_missing(&mut self, id: ReqId, shared: &[(CellId, Source)], cached: usize) -> bool {
         let missing = shared.get(cached..).unwrap_or_default();
-        if !self.inventory.make_room(Tier::Device, missing.len() as u32) {
+        if !self.inventory.free_up(Tier::Device, missing.len() as u32) {
             return false;
         }
         for (at, (cell, _)) in (cached..).zip(missing) {
@@ -246,10 +243,10 @@ impl Engine {
         cached
     }
 
-    /// The request leaves the device and waits again. It is told why if it does not know.
-    pub(super) fn unseat(&mut self, id: ReqId, why: Option<RetractReason>) {
+    /// The request leaves the device and waits again. The shell is told the reason, unless it asked for that.
+    pub(super) fn take_off_device(&mut self, id: ReqId, why: Option<RetractReason>) {
         self.leave_ops(id);
-        self.vacate(id);
+        self.release_pages(id);
         let request = self.request_mut(id);
         request.computed = 0;
         request.entered = 0;
@@ -260,8 +257,8 @@ impl Engine {
         }
     }
 
-    /// Its pages are its own no longer: those that it shares stay, for as long as nobody needs the room.
-    pub(super) fn vacate(&mut self, id: ReqId) {
+    /// Releases the pages of a request. Shared pages stay until they are evicted.
+    pub(super) fn release_pages(&mut self, id: ReqId) {
         let request = self.request_mut(id);
         let turn = request.turn;
         let slots = std::mem::take(&mut request.slots);

@@ -1,16 +1,16 @@
-//! Whether everything is as it must be, and a digest of all that ranks share.
+//! Verification of the invariants, and a digest of the replicated state.
 
 use std::collections::BTreeMap;
 
-use super::complete::{source_tier, target_tier};
-use super::{Engine, ReqId, Request, Slot, State};
+use super::{Engine, ReqId, Request, Slot, State, source_tier, target_tier};
+use crate::cell::Stored;
 use crate::digest::Digest;
 use crate::hash::ChainHash;
-use crate::inventory::{Stored, Uses};
+use crate::inventory::Uses;
 use crate::message::{PageId, SpaceId, Tier};
 use crate::pool::PageState;
 
-/// An invariant that does not hold.
+/// A violated invariant.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{invariant}: {what}")]
 pub struct Violation {
@@ -27,7 +27,7 @@ pub struct Resident {
     pub space: SpaceId,
     /// Which page of which prefix.
     pub hash: ChainHash,
-    /// Where it stands in its prefix.
+    /// Its position in its prefix.
     pub position: u32,
     /// Where its bytes are.
     pub page: PageId,
@@ -40,10 +40,10 @@ fn broken(invariant: &'static str, what: impl Into<String>) -> Result<(), Violat
 }
 
 impl Engine {
-    /// Holds everything against the invariants. It looks at all there is, so it is for tests.
+    /// Verifies the invariants. It reads the whole state, so it is for tests.
     ///
     /// # Errors
-    /// The first invariant that does not hold.
+    /// The first invariant that is violated.
     pub fn check(&self) -> Result<(), Violation> {
         let uses = self.uses()?;
         let name = |(invariant, what)| Violation { invariant, what };
@@ -54,7 +54,7 @@ impl Engine {
         self.requests.iter().try_for_each(|(id, request)| self.check_request(*id, request))
     }
 
-    /// A digest of everything that ranks share: equal inputs give equal digests.
+    /// A digest of the replicated state: equal inputs give equal digests.
     #[must_use]
     pub fn digest(&self) -> u128 {
         let mut digest = Digest::default();
@@ -70,9 +70,9 @@ impl Engine {
             digest.add(&(id, request.state, request.turn, request.alarm, request.length, request.computed));
             digest.add(&(&request.slots, &request.waits, request.entered, request.promised));
         }
-        digest.add(&(&self.spaces, &self.asking, &self.waiting, &self.running, &self.alarms));
+        digest.add(&(&self.spaces, &self.to_probe, &self.waiting, &self.running, &self.alarms));
         digest.add(&(&self.saves, &self.backups, &self.pressures, self.cool_until));
-        digest.add(&(&self.room_saves, self.stuck_saves, &self.clearing));
+        digest.add(&(&self.urgent_saves, self.stuck_saves, &self.clearing));
         digest.finish()
     }
 
@@ -86,7 +86,7 @@ impl Engine {
         })
     }
 
-    /// Who uses what, as operations and requests have it.
+    /// The uses of copies by operations and requests.
     fn uses(&self) -> Result<Uses, Violation> {
         let mut uses = Uses::default();
         for op in self.ledger.iter() {
@@ -109,7 +109,7 @@ impl Engine {
         Ok(uses)
     }
 
-    /// Every private page is a page of its request, once.
+    /// Checks that every private page belongs to one request.
     fn check_private(&self) -> Result<(), Violation> {
         let mut owners = BTreeMap::new();
         for (id, request) in &self.requests {
@@ -133,7 +133,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Who waits is known to what it waits for, and the other way round (L7).
+    /// Checks that requests and the operations they wait for know each other (L7).
     fn check_waits(&self) -> Result<(), Violation> {
         for (id, request) in &self.requests {
             for op in &request.waits {
@@ -153,7 +153,7 @@ impl Engine {
 
     fn check_request(&self, id: ReqId, request: &Request) -> Result<(), Violation> {
         let lines = (
-            self.asking.contains(&request.turn),
+            self.to_probe.contains(&request.turn),
             self.waiting.contains(&request.turn),
             self.running.contains(&request.turn),
         );
@@ -165,7 +165,7 @@ impl Engine {
             State::Draining | State::WritingBack => lines == (false, false, false),
         };
         if !is_right {
-            broken("L2", format!("{id:?} is {:?} and stands in {lines:?}", request.state))?;
+            broken("L2", format!("{id:?} is {:?} and is in the queues {lines:?}", request.state))?;
         }
         let waits_for = matches!(request.state, State::Prefetching | State::Loading | State::WritingBack);
         if waits_for && request.waits.is_empty() {

@@ -1,36 +1,36 @@
-//! The end of operations: what they brought counts or not, what they held is given back, who waited goes on.
+//! The end of operations: their copies are published or dropped, their pins and budgets are released, and
+//! waiting requests continue.
 
-use super::{Effect, Engine, Item, LiveOp, OpId, OpKind, Outcome, ReqId, Residency, State, Tier, sabotaged};
-use crate::inventory::{CellId, Settled, Stored};
+use super::{Effect, Engine, LiveOp, OpId, OpKind, Outcome, ReqId, State, Tier};
+use crate::cell::{CellId, Stored};
+use crate::inventory::Settled;
 use crate::message::{Ending, Refusal};
-use crate::ranks::{LocalAcks, Votes};
+use crate::ranks::LocalAcks;
 
 impl Engine {
-    /// An operation ended, and this rank is the only one.
+    /// Ends an operation, where there is one rank.
     pub(super) fn complete(&mut self, op: OpId, outcome: Outcome) {
-        let op = self.confuse_op(op);
+        let op = self.acknowledged(op);
         if self.ledger.find(op).is_none() {
             self.stats.stray_acks += 1;
-        } else if sabotaged!(self.config.sabotage, NoticeLate) {
-            self.unnoticed.push((op, outcome));
         } else {
-            self.end(op, outcome);
+            self.apply_outcome(op, outcome);
         }
     }
 
-    /// An operation ended on this rank: that is kept until all have agreed.
-    pub(super) fn hear(&mut self, op: OpId, outcome: Outcome) {
-        let op = self.confuse_op(op);
+    /// Keeps the completion of an operation on this rank until all ranks have agreed.
+    pub(super) fn keep_local(&mut self, op: OpId, outcome: Outcome) {
+        let op = self.acknowledged(op);
         let has_voted = self.ledger.find(op).is_none_or(|live| live.votes.has(self.config.rank));
-        if has_voted || self.heard.contains_key(&op) {
+        if has_voted || self.local_acks.contains_key(&op) {
             self.stats.stray_acks += 1;
         } else {
-            self.heard.insert(op, outcome);
+            self.local_acks.insert(op, outcome);
         }
     }
 
-    /// What all ranks heard of. Operations end in the order of their ids, whatever the order in which they
-    /// were heard of.
+    /// Applies the completions of all ranks. Operations end in the order of their ids, in whatever order the
+    /// completions arrived.
     pub(super) fn agreed(&mut self, acks: &[LocalAcks]) {
         if acks.len() != self.config.ranks as usize {
             return self.refuse(Refusal::Ranks(acks.len(), self.config.ranks));
@@ -42,7 +42,7 @@ impl Engine {
                     self.stats.stray_acks += 1;
                     continue;
                 };
-                if sabotaged!(self.config.sabotage, ForgetBackupAcks) && live.kind == OpKind::Backup {
+                if !self.config.sabotage.counts_acks(live.kind == OpKind::Backup) {
                     continue;
                 }
                 if !live.votes.cast(rank, *outcome) {
@@ -53,40 +53,24 @@ impl Engine {
         }
         if let Some(LocalAcks(own)) = acks.get(self.config.rank as usize) {
             for (op, _) in own {
-                self.heard.remove(op);
+                self.local_acks.remove(op);
             }
         }
         for op in touched {
-            let result = self.ledger.find(op).and_then(|live| self.result(&live.votes));
+            let result = self.ledger.find(op).and_then(|live| self.agreed_outcome(&live.votes));
             if let Some(outcome) = result {
                 self.end(op, outcome);
             }
         }
     }
 
-    fn result(&self, votes: &Votes) -> Option<Outcome> {
-        let all = votes.result();
-        if sabotaged!(self.config.sabotage, CountInsteadOfId) && votes.count() > 0 {
-            return votes.first();
-        }
-        if sabotaged!(self.config.sabotage, FirstRankDecides) {
-            return all.and(votes.first());
-        }
-        if sabotaged!(self.config.sabotage, DropCompletedPages) && votes.ranks() > 1 {
-            return all.map(|_| Outcome::Done { leading: u32::MAX });
-        }
-        all
-    }
-
-    /// The operation has ended everywhere. It happens once (L1).
+    /// Ends an operation that has ended on every rank. It happens once (L1).
     pub(super) fn end(&mut self, id: OpId, outcome: Outcome) {
-        let kept =
-            sabotaged!(self.config.sabotage, ApplyTwice).then(|| self.ledger.find(id).cloned()).flatten();
-        let Some(op) = kept.or_else(|| self.ledger.close(id)) else {
+        let Some(op) = self.take_ended(id) else {
             self.stats.stray_acks += 1;
             return;
         };
-        self.heard.remove(&id);
+        self.local_acks.remove(&id);
         if op.kind == OpKind::Save && op.is_abandoned && self.ledger.find(id).is_none() {
             self.stuck_saves -= 1;
         }
@@ -100,12 +84,7 @@ impl Engine {
                 count
             }
             Outcome::Done { leading } => leading,
-            Outcome::Failed
-                if sabotaged!(self.config.sabotage, IgnoreSaveFailure) && op.kind == OpKind::Save =>
-            {
-                count
-            }
-            Outcome::Failed => 0,
+            Outcome::Failed => self.config.sabotage.pages_of_failed(op.kind == OpKind::Save, count),
         };
         let leading = leading.min(op.cut);
         match op.kind {
@@ -117,20 +96,19 @@ impl Engine {
             OpKind::Drop => self.dropped(&op, outcome != Outcome::Failed),
         }
         for request in op.waiters {
-            self.go_on(request, id);
+            self.stop_waiting(request, id);
         }
     }
 
-    /// A request that waited for the operation waits for one less.
-    fn go_on(&mut self, id: ReqId, op: OpId) {
+    /// A request no longer waits for this operation; without any other it continues.
+    pub(super) fn stop_waiting(&mut self, id: ReqId, op: OpId) {
         let Some(request) = self.requests.get_mut(&id) else { return };
         request.waits.remove(&op);
         if !request.waits.is_empty() {
             return;
         }
         match request.state {
-            State::Prefetching if sabotaged!(self.config.sabotage, NoExitFromPrefetch) => {}
-            State::Prefetching => self.wait(id),
+            State::Prefetching if self.config.sabotage.leaves_prefetch() => self.wait(id),
             State::Loading => self.ready(id),
             State::WritingBack => self.end_request(id, Ending::Finished),
             _ => {}
@@ -159,57 +137,46 @@ impl Engine {
     }
 
     fn saved(&mut self, op: &LiveOp, leading: u32) {
-        let makes_room = self.room_saves.remove(&op.id);
+        let is_urgent = self.urgent_saves.remove(&op.id);
         for (at, item) in (0..).zip(&op.items) {
             let Some(cell) = item.cell else { continue };
-            if at >= leading && makes_room {
+            if at >= leading && is_urgent {
                 self.inventory.give_up_saving(cell);
             }
             if self.settle(op.id, cell, Tier::Host, at < leading) == Some(Settled::Published) {
                 self.stats.saved += 1;
-                self.stats.written_back += u64::from(makes_room);
+                self.stats.written_back += u64::from(is_urgent);
                 self.queue_backup(cell);
             }
             self.inventory.unpin(cell, Tier::Device);
         }
-        self.tell_saving();
+        self.report_saving();
     }
 
     fn backed_up(&mut self, op: &LiveOp, leading: u32) {
         for (at, item) in (0..).zip(&op.items) {
-            let Some(id) = item.cell else { continue };
-            let is_stored = at < leading || sabotaged!(self.config.sabotage, BelieveFailedBackup);
+            let is_stored = self.config.sabotage.is_backed_up(at < leading);
             self.stats.backed_up += u64::from(is_stored);
-            let is_gone = self.inventory.find(id).is_none();
-            if is_gone && sabotaged!(self.config.sabotage, UnpinnedBackup) {
-                continue;
-            }
+            let Some(id) = self.backup_source(item) else { continue };
             let cell = self.inventory.cell_mut(id);
             cell.stored = if is_stored { Stored::Yes } else { Stored::Unknown };
-            if !sabotaged!(self.config.sabotage, UnpinnedBackup) {
-                self.inventory.unpin(id, Tier::Host);
-            }
+            self.unpin_backup(id);
         }
     }
 
-    /// What the operation was to bring: nothing, where a broken rule has taken it away before.
+    /// Publishes or drops the copy of an operation; nothing if a mutant has done that before.
     fn settle(&mut self, op: OpId, cell: CellId, tier: Tier, is_good: bool) -> Option<Settled> {
-        let sabotage = self.config.sabotage;
-        let mut is_taken = sabotaged!(sabotage, PublishSaveEarly);
-        is_taken |= sabotaged!(sabotage, PublishLoadEarly);
-        is_taken |= sabotaged!(sabotage, FreeLosingTarget);
-        let residency = self.inventory.find(cell).map(|cell| cell.residency(tier));
-        let is_pending = matches!(residency, Some(Residency::Pending(by, _)) if by == op);
-        if is_taken && !is_pending {
+        if self.is_settled_early(op, cell, tier) {
             return None;
         }
         Some(self.inventory.settle(cell, tier, op, is_good))
     }
 
-    /// Its time is over: whoever waits goes on without it. It keeps what it uses until its own end (O3).
+    /// The operation is past its deadline: waiting requests continue without it. It keeps its pages and pins
+    /// until its own end (O3).
     pub(super) fn overdue(&mut self, id: OpId) {
-        if sabotaged!(self.config.sabotage, PurgeLive) {
-            return self.forget_op(id);
+        if self.is_purged(id) {
+            return;
         }
         let Some(op) = self.ledger.find(id) else { return };
         if op.is_abandoned {
@@ -220,28 +187,28 @@ impl Engine {
         self.cool(kind);
         self.abandon(id);
         if kind == OpKind::Save {
-            // Nobody waits for room behind it: what cannot be saved meanwhile is computed again if need be.
+            // No request waits for its pages: those that cannot be saved may be lost.
             self.stuck_saves += 1;
-            self.room_saves.remove(&id);
-            self.tell_saving();
+            self.urgent_saves.remove(&id);
+            self.report_saving();
         }
         for request in waiters {
             if let Some(op) = self.ledger.find_mut(id) {
                 op.waiters.remove(&request);
             }
-            self.go_on(request, id);
+            self.stop_waiting(request, id);
         }
     }
 
-    /// The store failed, or was too slow: nobody asks it for a while, so that not every request finds out by
-    /// itself how long that takes.
+    /// The store failed, or was too slow. Requests do not probe it for a while, so that each does not wait
+    /// for a timeout of its own.
     fn cool(&mut self, kind: OpKind) {
         if matches!(kind, OpKind::Probe | OpKind::Fetch) && self.config.cooldown > 0 {
             self.cool_until = self.cool_until.max(self.now + self.config.cooldown);
         }
     }
 
-    /// Nobody waits for the operation any more: it is asked to stop, and to say (again) how it ended.
+    /// Abandons an operation that no request waits for: the shell is asked to stop it, and to report its end.
     pub(super) fn abandon(&mut self, id: OpId) {
         let Some(op) = self.ledger.find_mut(id) else { return };
         if std::mem::replace(&mut op.is_abandoned, true) {
@@ -256,72 +223,9 @@ impl Engine {
         self.ledger.set_alarm(id, self.now + self.config.hint_patience);
         self.effects.push(Effect::CancelHint(id));
     }
-
-    // ---- Broken rules.
-
-    /// One result for all: whatever ends, the latest of its kind did.
-    fn confuse_op(&self, op: OpId) -> OpId {
-        if !sabotaged!(self.config.sabotage, LatestOutcome) {
-            return op;
-        }
-        let kind = self.ledger.find(op).map(|live| live.kind);
-        let same = |live: &&LiveOp| Some(live.kind) == kind;
-        self.ledger.iter().filter(same).map(|live| live.id).max().unwrap_or(op)
-    }
-
-    /// The operation is forgotten and its pages are free, although it still uses them.
-    fn forget_op(&mut self, id: OpId) {
-        let Some(op) = self.ledger.close(id) else { return };
-        for Item { cell, .. } in &op.items {
-            let Some(cell) = *cell else { continue };
-            if let Some(tier) = target_tier(op.kind) {
-                self.inventory.settle(cell, tier, id, false);
-            }
-            if let Some(tier) = source_tier(op.kind) {
-                self.inventory.unpin(cell, tier);
-            }
-            if op.kind == OpKind::Backup {
-                self.inventory.cell_mut(cell).stored = Stored::Unknown;
-            }
-        }
-        for request in op.waiters {
-            self.go_on(request, id);
-        }
-    }
-
-    pub(super) fn forget_ops_of(&mut self, request: ReqId) {
-        let waits: Vec<_> = self.request(request).waits.iter().copied().collect();
-        for op in waits {
-            let alone = self.ledger.find(op).is_some_and(|live| live.waiters.len() == 1);
-            if alone {
-                if let Some(live) = self.ledger.find_mut(op) {
-                    live.waiters.clear();
-                }
-                self.forget_op(op);
-            }
-        }
-    }
-
-    pub(super) fn unpin_ops_of(&mut self, request: ReqId) {
-        for op in self.request(request).waits.clone() {
-            let Some(live) = self.ledger.find(op) else { continue };
-            let Some(tier) = source_tier(live.kind) else { continue };
-            let cells: Vec<_> = live.items.iter().filter_map(|item| item.cell).collect();
-            cells.into_iter().for_each(|cell| self.inventory.unpin(cell, tier));
-        }
-    }
-
-    /// A copy that is still brought loses against the one that was computed, and its page is free.
-    pub(super) fn free_losing_target(&mut self, cell: CellId) {
-        if let Residency::Pending(op, _) = self.inventory.cell(cell).residency(Tier::Device) {
-            self.inventory.hold(cell, Tier::Host);
-            self.inventory.settle(cell, Tier::Device, op, false);
-            self.inventory.release(cell, Tier::Host);
-        }
-    }
 }
 
-/// Where an operation brings pages to.
+/// The tier that an operation writes.
 pub(super) fn target_tier(kind: OpKind) -> Option<Tier> {
     match kind {
         OpKind::Fetch | OpKind::Save => Some(Tier::Host),
@@ -330,7 +234,7 @@ pub(super) fn target_tier(kind: OpKind) -> Option<Tier> {
     }
 }
 
-/// Where an operation reads pages that it pins.
+/// The tier that an operation reads, and where it pins its pages.
 pub(super) fn source_tier(kind: OpKind) -> Option<Tier> {
     match kind {
         OpKind::Load | OpKind::Backup => Some(Tier::Host),

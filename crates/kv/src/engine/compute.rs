@@ -1,13 +1,13 @@
-//! What a request produces on the device, and how it leaves it.
+//! Progress of requests on the device, and how they leave it.
 
-use super::{Effect, Ending, Engine, ReqId, Slot, Source, State, Tier, chain_with, sabotaged};
+use super::{Effect, Ending, Engine, ReqId, Slot, Source, State, Tier, chain_with};
 use crate::message::{Progress, Refusal, RetractReason};
 
 impl Engine {
-    /// All that a pass computed, then whoever is over, then room for those who go on.
+    /// Applies the progress of a pass, then ends finished requests, then gives pages to the others.
     pub(super) fn pass(&mut self, computed: &[Progress], finished: &[ReqId]) {
-        let has_room = |it: &&Progress| !finished.contains(&it.request);
-        let goes_on: Vec<_> = computed.iter().filter(has_room).map(|it| it.request).collect();
+        let is_enough = |it: &&Progress| !finished.contains(&it.request);
+        let goes_on: Vec<_> = computed.iter().filter(is_enough).map(|it| it.request).collect();
         for Progress { request, upto, generated } in computed {
             self.progress(*request, *upto, generated);
         }
@@ -25,14 +25,14 @@ impl Engine {
         }
     }
 
-    /// Takes what was computed; false if that counts for nothing.
+    /// Applies progress; false if it is ignored or refused.
     fn progress(&mut self, id: ReqId, upto: u32, generated: &[u32]) -> bool {
         let Some(request) = self.requests.get(&id) else {
             self.stats.ignored += 1;
             return false;
         };
         if !matches!(request.state, State::Prefilling | State::Decoding) {
-            // It was retracted, or ended, while this was on its way.
+            // The request was retracted, or ended, in the meantime.
             self.stats.ignored += 1;
             return false;
         }
@@ -60,16 +60,13 @@ impl Engine {
         let Some(tokens) = &mut request.tokens else { return };
         tokens.extend_from_slice(generated);
         let hashed = request.hashes.len() as u32;
-        let before = match request.hashes.last() {
-            Some(last) if !sabotaged!(sabotage, RestartChain) => *last,
-            _ => request.root_hash,
-        };
+        let before = sabotage.chain_start(request.hashes.last().copied(), request.root_hash);
         let rest = tokens.get((hashed * page) as usize..).unwrap_or_default();
         let more = chain_with(before, hashed, page, rest, &request.media, sabotage);
         request.hashes.extend(more);
     }
 
-    /// Pages that are full can be matched from now on, unless there is another copy of them (V1, O7).
+    /// Publishes full pages, unless there is another copy of them (V1, O7).
     fn enter_computed(&mut self, id: ReqId) {
         let request = self.request(id);
         let full = (request.computed / self.config.page_tokens).min(request.hashes.len() as u32);
@@ -83,9 +80,7 @@ impl Engine {
         let mut entered = Vec::new();
         for (position, cell) in (0..).zip(&cells) {
             let Some(Slot::Private(page)) = self.request(id).slots.get(position).copied() else { continue };
-            if sabotaged!(self.config.sabotage, FreeLosingTarget) {
-                self.free_losing_target(*cell);
-            }
+            self.keep_target(*cell);
             if self.inventory.adopt(*cell, id, page) {
                 if let Some(slot) = self.request_mut(id).slots.get_mut(position) {
                     *slot = Slot::Shared(*cell, Source::Device);
@@ -100,7 +95,7 @@ impl Engine {
         self.save_computed(entered);
     }
 
-    /// The request has room for the token that comes next, or somebody leaves for it.
+    /// Gives the request a page for its next token. Another request may be retracted for that.
     fn grow(&mut self, id: ReqId) {
         let request = self.request(id);
         let wanted = self.pages_for(request.length.saturating_add(1));
@@ -108,10 +103,10 @@ impl Engine {
         if missing == 0 || request.state != State::Decoding {
             return;
         }
-        while !self.inventory.make_room(Tier::Device, missing) && !self.inventory.make_clean_room(missing) {
-            // Whoever came last, of those that matter least, leaves first: the first one always goes on.
+        while !self.inventory.free_up(Tier::Device, missing) && !self.inventory.free_up_clean(missing) {
+            // The last one of the lowest priority is retracted first: the first one always makes progress.
             let Some(last) = self.running.last().copied() else { return };
-            self.unseat(last.request, Some(RetractReason::NoRoom));
+            self.take_off_device(last.request, Some(RetractReason::NoRoom));
             if last.request == id {
                 return;
             }
@@ -135,7 +130,7 @@ impl Engine {
         self.drain(id);
     }
 
-    /// What nobody else can use goes at once; what can be matched stays held until it is on its way.
+    /// Frees private pages at once. Shared pages are held until they are being saved.
     fn keep_shared_only(&mut self, id: ReqId) {
         let request = self.request_mut(id);
         let turn = request.turn;
@@ -151,23 +146,13 @@ impl Engine {
         }
     }
 
-    /// Right in every state, and when it is said again (L2).
+    /// Allowed in every state, and more than once (L2).
     pub(super) fn abort(&mut self, id: ReqId) {
         let Some(state) = self.state(id) else {
             self.stats.ignored += 1;
             return;
         };
-        let is_at_the_end = matches!(state, State::Draining | State::WritingBack);
-        assert!(
-            !(is_at_the_end && sabotaged!(self.config.sabotage, NoAbortAtTheEnd)),
-            "L2: nobody handles an abort in {state:?}"
-        );
-        if sabotaged!(self.config.sabotage, AbortFreesTargets) {
-            self.forget_ops_of(id);
-        }
-        if sabotaged!(self.config.sabotage, AbortUnpins) {
-            self.unpin_ops_of(id);
-        }
+        self.check_abort(id, state);
         self.end_request(id, Ending::Aborted);
     }
 
@@ -175,20 +160,20 @@ impl Engine {
         match self.state(id) {
             Some(state) if state.is_running() => {
                 self.stats.retractions += 1;
-                self.unseat(id, None);
+                self.take_off_device(id, None);
             }
-            // There is nothing on the device to be given up, or nothing left to be computed there.
+            // It is not on the device, or has nothing left to compute.
             _ => self.stats.ignored += 1,
         }
     }
 
-    /// The request is over, wherever it was.
+    /// Ends a request, in any state.
     pub(super) fn end_request(&mut self, id: ReqId, how: Ending) {
         self.leave_ops(id);
-        self.vacate(id);
+        self.release_pages(id);
         self.set_alarm(id, None);
         let turn = self.request(id).turn;
-        self.asking.remove(&turn);
+        self.to_probe.remove(&turn);
         self.waiting.remove(&turn);
         if self.requests.remove(&id).is_some_and(|request| request.state == State::Draining) {
             self.saves.retain(|job| job.request != Some(id));

@@ -1,16 +1,18 @@
-//! The engine: `apply(input, now)` changes the state and answers what is to be done.
+//! The engine: `apply(input, now)` changes the state and returns effects.
 //!
-//! It is a value. It does no I/O, has no thread, reads no clock, draws no number, and iterates over nothing
-//! whose order could differ: the same inputs give the same effects, on every rank and in every run (C1, L6).
+//! It is a value. It does no I/O, has no thread, reads no clock, uses no random numbers, and iterates over no
+//! container without a fixed order: the same inputs give the same effects, on every rank and in every run
+//! (C1, L6).
 //!
-//! Each flow has a file: [`prefetch`](self) asks and fetches, `admit` loads and makes requests ready,
-//! `compute` takes what they produce, `write` brings it down the hierarchy, `complete` ends operations,
-//! `space` defines and clears namespaces, `check` tells whether all of it is as it must be.
+//! Each flow has a file: `prefetch` probes and fetches, `admit` loads and makes requests ready, `compute`
+//! applies progress, `write` saves and backs up, `complete` ends operations, `space` defines and clears
+//! namespaces, `check` verifies the invariants, `mutants` has the hooks that mutants replace.
 
 mod admit;
 mod check;
 mod complete;
 mod compute;
+mod mutants;
 mod prefetch;
 mod request;
 mod space;
@@ -19,15 +21,16 @@ mod write;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 pub use check::{Resident, Violation};
+use complete::{source_tier, target_tier};
 pub use request::State;
 use request::{Request, Slot, Source, Turn};
 use space::{Clearing, Space};
 use write::SaveJob;
 
+use crate::cell::{CellId, Residency, RootId};
 use crate::config::{Config, ConfigError};
 use crate::hash::{ChainHash, chain_with};
-use crate::index::RootId;
-use crate::inventory::{CellId, Inventory, Residency};
+use crate::inventory::Inventory;
 use crate::ledger::{Item, Ledger, LiveOp, Order};
 use crate::message::{
     Effect, Ending, Input, Medium, OpId, OpKind, Outcome, Pressure, Prompt, Refusal, ReqId, SpaceId, Submit,
@@ -36,21 +39,20 @@ use crate::message::{
 use crate::policy::{self, PrefetchStop};
 use crate::pool::PageCounts;
 use crate::ranks::LocalAcks;
-use crate::sabotage::sabotaged;
 use crate::stats::Stats;
 
-/// How far a prefix is there, in pages counted from the first.
+/// How many leading pages of a prefix are available.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Match {
     /// On the device.
     pub device: u32,
     /// On the device or in host memory.
     pub host: u32,
-    /// Including pages that are on their way to the host.
+    /// Including pages that are being written to the host.
     pub coming: u32,
 }
 
-/// How short each place is.
+/// The pressure of each medium.
 #[derive(Clone, Copy, Debug, Default, Hash)]
 struct Pressures {
     device: Pressure,
@@ -66,31 +68,32 @@ pub struct Engine {
     ledger: Ledger,
     requests: BTreeMap<ReqId, Request>,
     spaces: BTreeMap<SpaceId, Space>,
-    /// Those who are to ask the store.
-    asking: BTreeSet<Turn>,
-    /// Those who wait for the device.
+    /// Requests that are to probe the store.
+    to_probe: BTreeSet<Turn>,
+    /// Requests that wait for the device.
     waiting: BTreeSet<Turn>,
-    /// Those who are on it.
+    /// Requests on the device.
     running: BTreeSet<Turn>,
     alarms: BTreeSet<(Tick, ReqId)>,
     saves: VecDeque<SaveJob>,
     backups: VecDeque<CellId>,
-    /// Under write-back: saves that somebody waits for to have room.
-    room_saves: BTreeSet<OpId>,
-    /// Saves past their deadline that have not ended.
+    /// Under write-back: saves whose device pages a request waits for.
+    urgent_saves: BTreeSet<OpId>,
+    /// Number of saves past their deadline that have not ended.
     stuck_saves: u32,
-    /// What the store is to forget, by the root that its pages are under there.
+    /// Namespaces that the store is to delete, by the root of their keys.
     clearing: BTreeMap<ChainHash, Clearing>,
-    /// Under write-back: the device pages that had ever been taken when pages were last saved ahead.
+    /// Under write-back: the number of device pages ever taken when pages were last saved ahead.
     saved_ahead_at: u64,
-    /// What this rank has heard of and not all agreed on. No part of the replicated state.
-    heard: BTreeMap<OpId, Outcome>,
-    /// Under a broken rule: completions that nobody has looked at yet.
-    unnoticed: Vec<(OpId, Outcome)>,
-    /// Who waits for room on the device, and the state of that room when there was none.
+    /// Completions that this rank received and not all ranks have agreed on. Not part of the replicated
+    /// state.
+    local_acks: BTreeMap<OpId, Outcome>,
+    /// Outcomes that a mutant applies later.
+    deferred: Vec<(OpId, Outcome)>,
+    /// The request that did not fit on the device, and the state of the inventory at that moment.
     blocked: Option<(ReqId, u64)>,
     pressures: Pressures,
-    /// Until when nobody asks the store, because it failed.
+    /// Until when the store is not probed, because it failed.
     cool_until: Tick,
     now: Tick,
     came: u64,
@@ -99,10 +102,10 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// An engine that knows nothing yet.
+    /// An empty engine.
     ///
     /// # Errors
-    /// If there can be none like that.
+    /// If the configuration is invalid.
     pub fn new(config: Config) -> Result<Self, ConfigError> {
         config.validate()?;
         Ok(Self {
@@ -111,18 +114,18 @@ impl Engine {
             ledger: Ledger::new(config.budgets, config.ranks, config.sabotage),
             requests: BTreeMap::new(),
             spaces: BTreeMap::new(),
-            asking: BTreeSet::new(),
+            to_probe: BTreeSet::new(),
             waiting: BTreeSet::new(),
             running: BTreeSet::new(),
             alarms: BTreeSet::new(),
             saves: VecDeque::new(),
             backups: VecDeque::new(),
-            room_saves: BTreeSet::new(),
+            urgent_saves: BTreeSet::new(),
             stuck_saves: 0,
             clearing: BTreeMap::new(),
             saved_ahead_at: 0,
-            heard: BTreeMap::new(),
-            unnoticed: Vec::new(),
+            local_acks: BTreeMap::new(),
+            deferred: Vec::new(),
             blocked: None,
             pressures: Pressures::default(),
             cool_until: 0,
@@ -133,12 +136,12 @@ impl Engine {
         })
     }
 
-    /// Takes an input, and answers what is to be done now, in order. Time never goes back: an earlier moment
+    /// Applies an input, and returns what the shell is to do, in order. Time never goes back: an earlier time
     /// than the last one counts as the last one.
     pub fn apply(&mut self, input: Input, now: Tick) -> Vec<Effect> {
         if let (Input::Complete(op, outcome), true) = (&input, self.config.ranks > 1) {
-            // What one rank alone has heard changes nothing that ranks share, time included.
-            self.hear(*op, *outcome);
+            // A completion on one rank changes no replicated state, not even the time.
+            self.keep_local(*op, *outcome);
             return Vec::new();
         }
         self.now = self.now.max(now);
@@ -168,14 +171,14 @@ impl Engine {
         std::mem::take(&mut self.effects)
     }
 
-    /// What this rank adds to the all-gather of this step. With nothing to say it is an empty list, and the
-    /// rank joins all the same (C2). Asking changes nothing.
+    /// What this rank contributes to the all-gather of this step. The list may be empty; the rank joins all
+    /// the same (C2). Changes nothing.
     #[must_use]
     pub fn agree(&self) -> LocalAcks {
-        LocalAcks(self.heard.iter().map(|(op, outcome)| (*op, *outcome)).collect())
+        LocalAcks(self.local_acks.iter().map(|(op, outcome)| (*op, *outcome)).collect())
     }
 
-    /// How far this prefix is there. Changes nothing: no split, no touch.
+    /// How much of this prefix is available. Changes nothing: no split, no use.
     #[must_use]
     pub fn match_prefix(&self, space: SpaceId, prompt: &Prompt) -> Match {
         let Some(known) = self.spaces.get(&space) else { return Match::default() };
@@ -192,37 +195,37 @@ impl Engine {
         self.match_hashes(known.root, hashes.get(..usable).unwrap_or_default())
     }
 
-    /// The state of a request, if it is here.
+    /// The state of a request, if it exists.
     #[must_use]
     pub fn state(&self, request: ReqId) -> Option<State> {
         self.requests.get(&request).map(|it| it.state)
     }
 
-    /// Whether an operation is under way, as far as this engine knows.
+    /// Whether an operation is in flight, as far as this engine knows.
     #[must_use]
     pub fn is_live(&self, op: OpId) -> bool {
         self.ledger.find(op).is_some()
     }
 
-    /// How many requests are here.
+    /// Number of requests.
     #[must_use]
     pub fn request_count(&self) -> usize {
         self.requests.len()
     }
 
-    /// How many operations are under way.
+    /// Number of operations in flight.
     #[must_use]
     pub fn op_count(&self) -> usize {
         self.ledger.len()
     }
 
-    /// The pages of a tier, by what they are used for.
+    /// The pages of a tier, by state.
     #[must_use]
     pub fn pages(&self, tier: Tier) -> PageCounts {
         self.inventory.counts(tier)
     }
 
-    /// What happened so far.
+    /// Counters since the start.
     #[must_use]
     pub fn stats(&self) -> Stats {
         let [device, host] = self.inventory.evicted();
@@ -235,22 +238,22 @@ impl Engine {
         }
     }
 
-    /// Pages of a tier that were ever taken from the free ones, and copies that ever left to make room.
+    /// Number of pages of a tier that were ever taken, and of copies that were ever evicted.
     #[must_use]
-    pub fn room_made(&self, tier: Tier) -> (u64, u64) {
+    pub fn allocation_counts(&self, tier: Tier) -> (u64, u64) {
         let [device, host] = self.inventory.evicted();
         let evicted = if tier == Tier::Device { device } else { host };
         (self.inventory.pool(tier).taken(), evicted)
     }
 
-    /// The device pages of a request that is computed, in order.
+    /// The device pages of a request that is prefilling or decoding, in order.
     #[must_use]
     pub fn block_table(&self, request: ReqId) -> Option<Vec<u32>> {
         let request = self.requests.get(&request)?;
         matches!(request.state, State::Prefilling | State::Decoding).then(|| self.table(&request.slots))
     }
 
-    /// The earliest moment at which time alone changes something.
+    /// The earliest time at which something changes without an input.
     #[must_use]
     pub fn next_alarm(&self) -> Option<Tick> {
         let request = self.alarms.first().map(|(at, _)| *at);
@@ -258,7 +261,7 @@ impl Engine {
         request.into_iter().chain(op).chain(self.next_drop()).min()
     }
 
-    // ---- What the flows share.
+    // ---- Shared by the flows.
 
     fn match_hashes(&self, root: RootId, hashes: &[ChainHash]) -> Match {
         let mut found = Match::default();
@@ -280,9 +283,9 @@ impl Engine {
         found
     }
 
-    /// The pages that a request of so many tokens may find: one token is always left to compute (K5).
+    /// Number of cached pages that a request of this length may use: one token is always computed (K5).
     fn usable_pages(&self, tokens: u32) -> u32 {
-        let left = if sabotaged!(self.config.sabotage, NoTokenLeft) { 0 } else { 1 };
+        let left = self.config.sabotage.tokens_left_to_compute();
         tokens.saturating_sub(left) / self.config.page_tokens
     }
 
@@ -329,16 +332,12 @@ impl Engine {
         }
     }
 
-    /// What time alone brings about.
+    /// Applies alarms that are due.
     fn pass_time(&mut self) {
-        if sabotaged!(self.config.sabotage, NoticeLate) && self.now.is_multiple_of(3) {
-            for (op, outcome) in std::mem::take(&mut self.unnoticed) {
-                self.end(op, outcome);
-            }
-        }
+        self.apply_deferred();
         while let Some(&(at, id)) = self.alarms.first()
             && at <= self.now
-            && !sabotaged!(self.config.sabotage, WaitForever)
+            && self.config.sabotage.enforces_deadlines()
         {
             self.set_alarm(id, None);
             match self.request(id).state {
@@ -353,14 +352,14 @@ impl Engine {
         }
     }
 
-    /// What can be done now. Prefetches come before backups (L8).
+    /// Issues all work that can start now. Prefetches come before backups (L8).
     fn pump(&mut self) {
         self.inventory.sweep();
         self.pump_clears();
         self.pump_probes();
         loop {
             self.pump_admissions();
-            // Pages that turn out not to be savable are room for those who waited for them.
+            // Pages that cannot be saved may leave, so that waiting requests may fit now.
             if !self.pump_saves() {
                 break;
             }

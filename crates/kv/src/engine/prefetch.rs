@@ -1,22 +1,23 @@
-//! From submission to the end of the prefetch: ask the store what it has, fetch it into host pages.
+//! From submission to the end of the prefetch: probe the store, and fetch its pages into the host.
 
 use super::{
     CellId, Effect, Engine, Item, LiveOp, OpId, OpKind, Order, PrefetchStop, Prompt, Refusal, ReqId, Request,
-    Residency, State, Submit, Tier, Turn, chain_with, policy, sabotaged,
+    Residency, State, Submit, Tier, Turn, chain_with, policy,
 };
 use std::collections::BTreeSet;
 
+use crate::config::StoreConfig;
 use crate::message::{PageId, PageRecord, Place};
 
-/// What a request will fetch, and what others fetch for it already.
+/// The pages that a request fetches, and the operations that it joins.
 #[derive(Default)]
-struct FetchPlan {
-    /// Pages that are here, up to the first that is not.
-    anchor: Vec<CellId>,
+pub(super) struct FetchPlan {
+    /// Leading pages that are cached already.
+    pub(super) anchor: Vec<CellId>,
     /// The positions to fetch, in order.
-    fetch: Vec<u32>,
-    /// Operations to wait for, with the first position that each is needed for.
-    join: Vec<(u32, OpId)>,
+    pub(super) fetch: Vec<u32>,
+    /// Operations to join, with the first position that each is needed for.
+    pub(super) join: Vec<(u32, OpId)>,
 }
 
 impl Engine {
@@ -37,11 +38,12 @@ impl Engine {
         let is_cooling = self.now < self.cool_until;
         self.stats.cooled += u64::from(is_cooling && missing > 0 && self.config.store.is_some());
         let asks = self.config.store.filter(|_| !is_cooling).filter(|store| {
-            policy::starts_prefetch(missing, store.threshold_pages, self.pressures.host, self.pressures.store)
-                && self.ledger.room(OpKind::Fetch) > 0
+            let (host, pressure) = (self.pressures.host, self.pressures.store);
+            policy::starts_prefetch(store.start, missing, store.threshold_pages, host, pressure)
+                && self.ledger.budget_left(OpKind::Fetch) > 0
         });
         let Some(store) = asks else { return self.wait(id) };
-        self.asking.insert(turn);
+        self.to_probe.insert(turn);
         let until = policy::stops_prefetch_at(store.stop, missing, self.now, deadline);
         self.set_alarm(id, Some(until));
         if store.stop == PrefetchStop::BestEffort {
@@ -49,7 +51,7 @@ impl Engine {
         }
     }
 
-    /// A request, if it makes sense.
+    /// Checks a submission and makes a request of it.
     fn read(&mut self, submit: Submit) -> Result<Request, Refusal> {
         let Submit { request, space, prompt, priority, deadline } = submit;
         if self.requests.contains_key(&request) {
@@ -109,13 +111,13 @@ impl Engine {
         })
     }
 
-    /// Asks the store for those whose turn it is.
+    /// Probes the store for the next requests.
     pub(super) fn pump_probes(&mut self) {
-        while self.ledger.room(OpKind::Probe) > 0
-            && let Some(turn) = self.asking.pop_first()
+        while self.ledger.budget_left(OpKind::Probe) > 0
+            && let Some(turn) = self.to_probe.pop_first()
         {
             let id = turn.request;
-            // What is being cleared has nothing to be found, however long the store takes to forget it.
+            // A namespace that is being cleared is empty, also before the store has deleted it.
             let is_clearing = self.clearing.contains_key(&self.request(id).root_hash);
             if is_clearing { self.stop_prefetch(id, false) } else { self.probe(id) }
         }
@@ -145,8 +147,8 @@ impl Engine {
         request.waits.insert(op);
     }
 
-    /// The store has the first `leading` of the pages that it was asked about. The answer is bound to the
-    /// positions of the question; where the match has moved since, it is cut anew by position (K2).
+    /// The store has the first `leading` pages of a probe. The answer belongs to the positions of the probe;
+    /// where the match has changed since then, it is cut by position (K2).
     pub(super) fn probed(&mut self, op: &LiveOp, leading: u32) {
         let Some(&id) = op.waiters.first() else { return };
         let request = self.request(id);
@@ -155,6 +157,11 @@ impl Engine {
             return;
         }
         let asked_from = op.items.first().map_or(0, |item| item.record.position);
+        let is_worth_it = |store: StoreConfig| {
+            let is_enough = policy::fetches_hits(store.start, leading, store.threshold_pages);
+            self.config.sabotage.is_worth_a_fetch(is_enough)
+        };
+        let leading = if self.config.store.is_some_and(is_worth_it) { leading } else { 0 };
         let has = asked_from..asked_from + leading;
         let plan = self.plan_fetch(id, &has);
         self.request_mut(id).promised = if leading > 0 { has.end } else { 0 };
@@ -172,13 +179,9 @@ impl Engine {
             match residency {
                 Residency::Valid(_) => plan.anchor.extend(id),
                 _ if on_device => plan.anchor.extend(id),
-                Residency::Pending(op, _) if sabotaged!(self.config.sabotage, FetchTwice) => {
-                    plan.join.push((position, op));
-                    plan.fetch.push(position);
-                }
-                Residency::Pending(op, _) if self.ledger.is_joinable(op) => plan.join.push((position, op)),
+                Residency::Pending(op, _) if self.can_join(op) => self.join(&mut plan, position, op),
                 Residency::Absent if has.contains(&position) => plan.fetch.push(position),
-                // What was here when the store was asked is gone, or comes too late.
+                // A page that was cached at the time of the probe is gone, or its operation is abandoned.
                 _ => break,
             }
         }
@@ -186,23 +189,19 @@ impl Engine {
     }
 
     fn fetch(&mut self, id: ReqId, mut plan: FetchPlan, asked_from: u32) {
-        let mut count = plan.fetch.len() as u32;
-        if !sabotaged!(self.config.sabotage, UnboundedPrefetch) {
-            count = count.min(self.ledger.room(OpKind::Fetch));
-        }
-        if sabotaged!(self.config.sabotage, RankLocalRoom) && self.config.rank > 0 {
-            count /= 2;
-        }
-        let count = self.make_room_behind(&plan.anchor, count);
+        let (config, wanted) = (&self.config, plan.fetch.len() as u32);
+        let count = config.sabotage.pages_in_budget(wanted, self.ledger.budget_left(OpKind::Fetch));
+        let count = config.sabotage.pages_on_rank(count, config.rank);
+        let count = self.free_up_behind(&plan.anchor, count);
         if let Some(&first_missing) = plan.fetch.get(count as usize) {
-            // A shorter prefix is better than none; what lies behind a gap is of no use (V3).
+            // A shorter prefix is better than none; pages after a gap are of no use (V3).
             plan.fetch.truncate(count as usize);
             plan.join.retain(|(position, _)| *position < first_missing);
         }
         let pages_max = self.config.op_pages_max as usize;
         let batches: Vec<Vec<u32>> = plan.fetch.chunks(pages_max).map(<[u32]>::to_vec).collect();
         for batch in batches {
-            self.fetch_batch(id, &batch, asked_from);
+            self.fetch_batch(id, &batch, asked_from as usize);
         }
         for (_, op) in plan.join {
             if let Some(op) = self.ledger.find_mut(op) {
@@ -213,26 +212,26 @@ impl Engine {
         }
     }
 
-    /// Room in the host for so many pages, or for as many as are free, without touching what the request
-    /// relies on (O4).
-    fn make_room_behind(&mut self, anchor: &[CellId], count: u32) -> u32 {
+    /// Frees this number of host pages, or uses those that are free, without evicting pages that the request
+    /// relies on (O4). Returns the number.
+    fn free_up_behind(&mut self, anchor: &[CellId], count: u32) -> u32 {
         let held: Vec<_> =
             anchor.iter().filter(|id| self.inventory.cell(**id).is_valid(Tier::Host)).copied().collect();
-        let protects = !sabotaged!(self.config.sabotage, EvictOwnAnchor);
-        for id in held.iter().filter(|_| protects) {
+        let protected = self.config.sabotage.protected(&held);
+        for id in protected {
             self.inventory.pin(*id, Tier::Host);
         }
-        let has_room = self.inventory.make_room(Tier::Host, count);
+        let is_enough = self.inventory.free_up(Tier::Host, count);
         let is_there =
             held.last().is_none_or(|id| self.inventory.find(*id).is_some_and(|it| it.is_valid(Tier::Host)));
-        assert!(is_there, "O4: making room took what the request relies on");
-        for id in held.iter().filter(|_| protects) {
+        assert!(is_there, "O4: an eviction took pages that the request relies on");
+        for id in protected {
             self.inventory.unpin(*id, Tier::Host);
         }
-        if has_room { count } else { count.min(self.inventory.counts(Tier::Host).free) }
+        if is_enough { count } else { count.min(self.inventory.counts(Tier::Host).free) }
     }
 
-    fn fetch_batch(&mut self, id: ReqId, positions: &[u32], asked_from: u32) {
+    fn fetch_batch(&mut self, id: ReqId, positions: &[u32], asked_from: usize) {
         let request = self.request(id);
         let (space, root, root_hash) = (request.space, request.root, request.root_hash);
         let Some(last) = positions.last() else { return };
@@ -241,23 +240,14 @@ impl Engine {
         let op = self.ledger.next_id();
         let mut items = Vec::with_capacity(positions.len());
         for (at, &position) in (0..).zip(positions) {
-            let from_zero = sabotaged!(self.config.sabotage, InsertAtZero);
-            let place = if from_zero { at } else { position as usize };
-            let named = if sabotaged!(self.config.sabotage, StaleSlice) {
-                asked_from as usize + at
-            } else {
-                position as usize
-            };
-            let Some((&cell, &hash)) = cells.get(place).zip(hashes.get(named)) else { break };
+            let cell = cells.get(self.config.sabotage.place_of_cell(at, position as usize));
+            let hash = hashes.get(self.config.sabotage.place_of_hash(at, position as usize, asked_from));
+            let Some((&cell, &hash)) = cell.zip(hash) else { break };
             let index = self.inventory.stage(cell, Tier::Host, op);
             let target = Place::Page(PageId { tier: Tier::Host, index });
             let record = PageRecord { position, hash, source: Place::Store, target };
             items.push(Item { record, cell: Some(cell) });
-            if sabotaged!(self.config.sabotage, PublishByAdmission)
-                && let Some(name) = hashes.get(asked_from as usize + at)
-            {
-                self.inventory.cell_mut(cell).hash = *name;
-            }
+            self.name_fetched(cell, hashes.get(asked_from + at));
         }
         cells.into_iter().rev().for_each(|cell| self.inventory.reap(cell));
         if items.is_empty() {
@@ -278,33 +268,31 @@ impl Engine {
         self.request_mut(id).waits.insert(op);
     }
 
-    /// The request goes on without whatever has not come.
+    /// The request continues without the pages that have not arrived.
     pub(super) fn stop_prefetch(&mut self, id: ReqId, is_late: bool) {
         self.stats.prefetch_late += u64::from(is_late);
         self.leave_ops(id);
         self.wait(id);
     }
 
-    /// The request waits for the device, with its priority and its age.
+    /// The request waits for the device, in the order of priority and age.
     pub(super) fn wait(&mut self, id: ReqId) {
         self.set_alarm(id, None);
         let request = self.request_mut(id);
         request.state = State::Waiting;
         let turn = request.turn;
-        self.asking.remove(&turn);
+        self.to_probe.remove(&turn);
         self.waiting.insert(turn);
     }
 
-    /// Nothing that it waits for concerns the request any more. Operations that nobody waits for are told to
-    /// stop; they keep what they use until they do (O1, O3).
+    /// The request stops waiting for operations. Those without other waiters are abandoned; they keep their
+    /// pages and pins until they end (O1, O3).
     pub(super) fn leave_ops(&mut self, id: ReqId) {
         let waits = std::mem::take(&mut self.request_mut(id).waits);
         for op in waits {
             let Some(live) = self.ledger.find_mut(op) else { continue };
             live.waiters.remove(&id);
-            if sabotaged!(self.config.sabotage, ForgetJoiners) {
-                live.waiters.clear();
-            }
+            self.config.sabotage.keep_joiners(&mut live.waiters);
             let can_stop = matches!(live.kind, OpKind::Probe | OpKind::Fetch | OpKind::Load);
             if live.waiters.is_empty() && can_stop {
                 self.abandon(op);
@@ -312,8 +300,8 @@ impl Engine {
         }
     }
 
-    /// Says from where on the request must compute, if it was promised more than there is.
-    pub(super) fn tell_shortfall(&mut self, id: ReqId, found_pages: u32) {
+    /// Reports from where on the request must compute, if fewer pages arrived than the store has.
+    pub(super) fn report_shortfall(&mut self, id: ReqId, found_pages: u32) {
         let request = self.request_mut(id);
         let promised = std::mem::take(&mut request.promised);
         if promised == 0 {

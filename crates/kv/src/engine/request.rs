@@ -5,34 +5,33 @@
 //!                              ▲         └──────────┴────────────┘ retract
 //!                              └───────────────────────┘
 //! ```
-//! Every state may be skipped that has nothing to do. An abort ends a request in every state (L2). A state
-//! owns no pages that an operation uses: those belong to the operation.
+//! A state without work is skipped. An abort ends a request in every state (L2). Pages that an operation uses
+//! belong to the operation, not to the request.
 
 use std::collections::BTreeSet;
 
+use crate::cell::{CellId, RootId};
 use crate::hash::{ChainHash, Media};
-use crate::index::RootId;
-use crate::inventory::CellId;
 use crate::message::{OpId, SpaceId, Tick};
 
-/// Where a request is in its life.
+/// The state of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum State {
-    /// It is to ask the store, and waits for its turn.
+    /// It waits for its turn to probe the store.
     Submitted,
-    /// It waits for the store.
+    /// It waits for a probe or a fetch.
     Prefetching,
-    /// It waits for room on the device: its prefetch is done, or it needs none, or it was retracted.
+    /// It waits for the device: its prefetch is done, or it needs none, or it was retracted.
     Waiting,
-    /// It has its place on the device, and waits for pages from the host.
+    /// It has device pages, and waits for loads from the host.
     Loading,
     /// Its prompt is computed.
     Prefilling,
     /// Tokens are generated.
     Decoding,
-    /// It has its tokens, and keeps its pages until they are on their way to the host.
+    /// It has all its tokens, and holds its pages until their saves are issued.
     Draining,
-    /// Its last pages are on their way to the host.
+    /// Its last saves are in flight.
     WritingBack,
 }
 
@@ -49,13 +48,13 @@ impl State {
         Self::WritingBack,
     ];
 
-    /// It has pages of the device to compute in.
+    /// Whether it has device pages to compute in.
     pub(crate) fn is_running(self) -> bool {
         matches!(self, Self::Loading | Self::Prefilling | Self::Decoding)
     }
 }
 
-/// Whose turn comes first: higher priorities, then whoever came first.
+/// The order of requests: by priority, then by arrival.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Turn {
     pub(crate) rank: u8,
@@ -63,7 +62,7 @@ pub(crate) struct Turn {
     pub(crate) request: crate::message::ReqId,
 }
 
-/// Where a shared page was found.
+/// The tier in which a shared page was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Source {
     Device,
@@ -73,7 +72,7 @@ pub(crate) enum Source {
 /// A page of a request's block table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Slot {
-    /// A copy that others may use as well; it is held.
+    /// A copy that other requests may use as well; it is held.
     Shared(CellId, Source),
     /// A page of the request's own.
     Private(u32),
@@ -84,9 +83,9 @@ pub(crate) enum Slot {
 pub(crate) struct Request {
     pub(crate) space: SpaceId,
     pub(crate) root: RootId,
-    /// What the hashes begin with.
+    /// The hash that its chain starts with.
     pub(crate) root_hash: ChainHash,
-    /// Its tokens, if it was given any, and what was generated since.
+    /// Its tokens with those generated since, unless it was submitted as hashes.
     pub(crate) tokens: Option<Vec<u32>>,
     pub(crate) media: Vec<Media>,
     pub(crate) length: u32,
@@ -95,15 +94,15 @@ pub(crate) struct Request {
     pub(crate) turn: Turn,
     pub(crate) deadline: Option<Tick>,
     pub(crate) state: State,
-    /// When it stops waiting, if it does.
+    /// When it stops waiting, if there is a limit.
     pub(crate) alarm: Option<Tick>,
     /// Operations that it waits for.
     pub(crate) waits: BTreeSet<OpId>,
     pub(crate) slots: Vec<Slot>,
-    /// Tokens that are computed, or were found.
+    /// Number of tokens that are computed or were cached.
     pub(crate) computed: u32,
-    /// Pages, counted from the first, that were entered into the index or found there to be taken.
+    /// Number of leading pages that were inserted into the index or are duplicates.
     pub(crate) entered: u32,
-    /// Pages, counted from the first, that the store said it has or that were here.
+    /// Number of leading pages that were cached or that the store has.
     pub(crate) promised: u32,
 }

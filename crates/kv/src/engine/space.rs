@@ -1,28 +1,27 @@
-//! Namespaces: defined, defined anew, cleared; and pages that turn out to be lost.
+//! Namespaces: defined, redefined, cleared; and pages that are lost.
 //!
-//! What is under a root that is gone cannot be found any more, from one moment to the next, however much it
-//! is (the root's id is a part of every lookup). Its pages leave step by step.
+//! Pages under a root that is gone cannot be found from that moment on, however many they are: the root's id
+//! is a part of every lookup. They are removed step by step.
 
 use std::collections::BTreeSet;
 
 use super::{
-    ChainHash, Engine, LiveOp, Medium, OpId, OpKind, Order, ReqId, RootId, SpaceId, State, Tick, Tier,
-    policy, sabotaged,
+    ChainHash, Engine, LiveOp, Medium, OpId, OpKind, Order, ReqId, RootId, SpaceId, State, Tick, Tier, policy,
 };
+use crate::cell::{CellId, Stored};
 use crate::hash::Namespace;
-use crate::inventory::{CellId, Stored};
 use crate::message::RetractReason;
 
-/// What the store is to forget. Until it has, nothing is asked of it or sent to it under that root, whatever
-/// its namespace has become.
+/// A namespace that the store is to delete. Until it has, the engine neither probes nor writes under that
+/// root, also if the namespace was defined again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Clearing {
     space: SpaceId,
-    /// When it is told, once nothing of the old is on its way to it.
+    /// When to issue the operation, once no backup under the root is in flight.
     at: Tick,
-    /// How often that has failed in a row.
+    /// Number of failures in a row.
     failures: u32,
-    /// The operation that tells it.
+    /// The operation in flight.
     told: Option<OpId>,
 }
 
@@ -51,22 +50,22 @@ impl Engine {
             self.stats.ignored += 1;
             return;
         };
-        if sabotaged!(self.config.sabotage, KeepCleared) {
+        if !self.config.sabotage.clears_namespaces() {
             return;
         }
         self.inventory.retire_root(old.root);
         let root = self.inventory.add_root(id);
         self.spaces.insert(id, Space { root, ..old });
         if self.config.store.is_some() {
-            // Cleared again before the store was told, or has answered, there is nothing more to forget.
+            // If it is cleared again before the store has answered, one operation is enough.
             let now = Clearing { space: id, at: self.now, failures: 0, told: None };
             self.clearing.entry(old.root_hash).or_insert(now);
         }
         self.leave_root(id, None);
     }
 
-    /// Whoever waits for something of the old root need not. Who computes goes on, and publishes nothing
-    /// more; with other weights there is no going on.
+    /// Requests stop waiting for pages of the old root. Those on the device continue and publish nothing
+    /// more; with new weights they are retracted.
     fn leave_root(&mut self, space: SpaceId, retracts: Option<RetractReason>) {
         let of: Vec<(ReqId, State)> = self
             .requests
@@ -77,7 +76,7 @@ impl Engine {
         for (id, state) in of {
             match state {
                 State::Submitted | State::Prefetching => self.stop_prefetch(id, false),
-                _ if state.is_running() && retracts.is_some() => self.unseat(id, retracts),
+                _ if state.is_running() && retracts.is_some() => self.take_off_device(id, retracts),
                 _ => {}
             }
         }
@@ -88,7 +87,7 @@ impl Engine {
         self.spaces.get(&id).filter(|it| it.root == root).map(|it| (id, it.root_hash))
     }
 
-    /// Tells the store to drop what was cleared, when no backup of it is under way any more.
+    /// Asks the store to delete cleared namespaces, when no backup of them is in flight any more.
     pub(super) fn pump_clears(&mut self) {
         let is_due = |it: &Clearing| it.told.is_none() && it.at <= self.now;
         let due: Vec<_> = self.clearing.iter().filter(|(_, it)| is_due(it)).map(|(root, _)| *root).collect();
@@ -108,8 +107,8 @@ impl Engine {
         }
     }
 
-    /// The store has dropped it, or is to be told again, at longer and longer intervals up to a bound. It is
-    /// never given up: what was cleared would be found again.
+    /// The store has deleted a namespace, or is asked again, with exponential backoff. The engine never gives
+    /// up: pages that were cleared would be found again.
     pub(super) fn dropped(&mut self, op: &LiveOp, is_done: bool) {
         let (first, most) = (self.config.hint_patience, self.config.op_patience);
         let Some(clearing) = self.clearing.get_mut(&op.root_hash).filter(|it| it.told == Some(op.id)) else {
@@ -124,14 +123,14 @@ impl Engine {
         (clearing.told, clearing.at) = (None, self.now.saturating_add(pause));
     }
 
-    /// When the store is to be told again, if it is a matter of time.
+    /// When the store is asked again, if that depends on time.
     pub(super) fn next_drop(&self) -> Option<Tick> {
         let waits = |it: &&Clearing| it.told.is_none() && it.at > self.now;
         self.clearing.values().filter(waits).map(|it| it.at).min()
     }
 
-    /// These copies are lost. Whoever counts on them is told, in whatever state (L4); what reads them brings
-    /// nothing of them any more (V2).
+    /// These copies are lost. Requests that use them are retracted, in every state (L4); operations that read
+    /// them no longer count (V2).
     pub(super) fn vanished(&mut self, space: SpaceId, medium: Medium, hashes: &[ChainHash]) {
         let Some(root) = self.spaces.get(&space).map(|it| it.root) else {
             self.stats.ignored += 1;
@@ -143,7 +142,7 @@ impl Engine {
             hashes.iter().filter_map(|hash| self.inventory.find_name(root, *hash)).collect();
         let reads = |kind| match medium {
             Medium::Store => kind == OpKind::Fetch || kind == OpKind::Probe,
-            Medium::Tier(tier) => super::complete::source_tier(kind) == Some(tier),
+            Medium::Tier(tier) => super::source_tier(kind) == Some(tier),
         };
         for op in self.ledger.iter_mut().filter(|op| op.root == root && reads(op.kind)) {
             let first = (0..).zip(&op.items).find(|(_, item)| lost(&item.record.hash)).map(|(at, _)| at);
@@ -179,13 +178,11 @@ impl Engine {
             .requests
             .iter()
             .filter(|(_, it)| it.state.is_running() && it.slots.iter().any(holds))
-            .filter(|(_, it)| {
-                !(sabotaged!(self.config.sabotage, ForgetDecodingRows) && it.state == State::Decoding)
-            })
+            .filter(|(_, it)| self.config.sabotage.learns_of_loss(it.state == State::Decoding))
             .map(|(id, _)| *id)
             .collect();
         for id in holders {
-            self.unseat(id, Some(RetractReason::Vanished));
+            self.take_off_device(id, Some(RetractReason::Vanished));
         }
     }
 }

@@ -1,46 +1,44 @@
-//! Down the hierarchy: from the device to the host, and from the host to the store.
+//! Saves from the device to the host, and backups from the host to the store.
 //!
-//! A save or a backup pins its source until its own end, so a request need not wait for it (O1). A request
-//! ends when its pages are in the host; nobody waits for a backup.
+//! A save or a backup pins its source until its own end, so a request need not hold its pages (O1). A request
+//! ends when its pages are in the host; it does not wait for backups.
 
 use std::collections::BTreeSet;
 
-use super::{
-    CellId, Ending, Engine, Item, OpKind, Order, ReqId, Residency, Slot, State, Tier, policy, sabotaged,
-};
-use crate::inventory::Stored;
+use super::{CellId, Ending, Engine, Item, OpKind, Order, ReqId, Residency, Slot, State, Tier, policy};
+use crate::cell::Stored;
 use crate::message::{PageId, PageRecord, Place};
 
-/// Saves that may wait for their turn.
+/// Queued saves at most.
 const SAVE_JOBS_MAX: usize = 4096;
-/// Pages that may wait to be backed up.
+/// Queued backups at most, in pages.
 const BACKUPS_WAITING_MAX: usize = 1 << 16;
 
-/// Pages to be saved, for a request that waits for that or for nobody.
+/// Pages to save, and the request that waits for that, if any.
 #[derive(Clone, Debug, Hash)]
 pub(super) struct SaveJob {
     pub(super) request: Option<ReqId>,
     /// All of one root.
     cells: Vec<CellId>,
-    /// Under write-back: somebody waits until these may leave the device.
-    makes_room: bool,
+    /// Under write-back: a request waits for the memory of these pages.
+    is_urgent: bool,
 }
 
 impl Engine {
-    /// Pages that were just computed go to the host, if the policy has it so.
+    /// Queues a save of computed pages, if the policy wants that.
     pub(super) fn save_computed(&mut self, cells: Vec<CellId>) {
         if policy::saves(self.config.write, 0) {
             self.queue_save(None, cells);
         }
     }
 
-    /// Pages that were used again go to the host, if that makes them worth it.
+    /// Queues a save of pages that were used again, if the policy wants that.
     pub(super) fn save_used(&mut self, id: ReqId) {
         let cells = self.unsaved(id);
         self.queue_save(None, cells);
     }
 
-    /// The shared pages of a request that the policy wants in the host and that are not.
+    /// The shared pages of a request that the policy wants in the host, and that are not there.
     fn unsaved(&self, id: ReqId) -> Vec<CellId> {
         let wanted = |slot: &Slot| match slot {
             Slot::Shared(id, _) => {
@@ -67,11 +65,11 @@ impl Engine {
             self.stats.saves_skipped += cells.len() as u64;
             return false;
         }
-        self.saves.push_back(SaveJob { request, cells, makes_room: false });
+        self.saves.push_back(SaveJob { request, cells, is_urgent: false });
         true
     }
 
-    /// The request has its tokens: what is not in the host goes there before the request lets go of it.
+    /// The request has all its tokens: its pages are saved before it releases them.
     pub(super) fn drain(&mut self, id: ReqId) {
         let cells = self.unsaved(id);
         if self.queue_save(Some(id), cells) {
@@ -81,26 +79,26 @@ impl Engine {
         }
     }
 
-    /// It has held its pages for long enough.
+    /// The request has held its pages for too long.
     pub(super) fn stop_draining(&mut self, id: ReqId) {
         self.end_request(id, Ending::Finished);
     }
 
-    /// Issues what is to be saved; true if pages may leave now that could not be saved.
+    /// Issues queued saves; true if pages may now leave that could not be saved.
     pub(super) fn pump_saves(&mut self) -> bool {
-        self.save_for_room();
+        self.save_urgent();
         self.save_ahead();
         let mut gave_up = false;
         while let Some(mut job) = self.saves.pop_front() {
             job.cells.retain(|id| self.can_save(*id));
-            let budget = self.ledger.room(OpKind::Save).min(self.config.op_pages_max);
+            let budget = self.ledger.budget_left(OpKind::Save).min(self.config.op_pages_max);
             if budget == 0 && !job.cells.is_empty() {
                 self.saves.push_front(job);
                 break;
             }
             let wanted = budget.min(job.cells.len() as u32);
-            let has_room = self.inventory.make_room(Tier::Host, wanted);
-            let count = if has_room { wanted } else { wanted.min(self.inventory.counts(Tier::Host).free) };
+            let is_enough = self.inventory.free_up(Tier::Host, wanted);
+            let count = if is_enough { wanted } else { wanted.min(self.inventory.counts(Tier::Host).free) };
             if count > 0 {
                 let batch: Vec<_> = job.cells.drain(..count as usize).collect();
                 self.save(&job, &batch);
@@ -109,9 +107,9 @@ impl Engine {
                 self.saves.push_front(job);
                 continue;
             }
-            // What the host has no room for is not saved: it is a cache.
+            // A full host skips saves: it is a cache.
             self.stats.saves_skipped += job.cells.len() as u64;
-            if job.makes_room {
+            if job.is_urgent {
                 gave_up |= !job.cells.is_empty();
                 job.cells.iter().for_each(|id| self.inventory.give_up_saving(*id));
             }
@@ -119,35 +117,34 @@ impl Engine {
                 self.drained(request);
             }
         }
-        self.tell_saving();
+        self.report_saving();
         gave_up
     }
 
-    /// Under write-back: what must be saved before there is room goes before all else.
-    fn save_for_room(&mut self) {
+    /// Under write-back: pages that a request waits for are saved first.
+    fn save_urgent(&mut self) {
         let mut unsaved = self.inventory.take_unsaved();
         unsaved.retain(|id| self.can_save(*id));
         for cells in self.by_root(unsaved) {
-            self.saves.push_front(SaveJob { request: None, cells, makes_room: true });
+            self.saves.push_front(SaveJob { request: None, cells, is_urgent: true });
         }
     }
 
-    /// Those of one root together, in the order of their positions.
+    /// Groups cells by root, in the order of their positions.
     fn by_root(&self, mut cells: Vec<CellId>) -> Vec<Vec<CellId>> {
         let root = |id: &CellId| self.inventory.cell(*id).root;
         cells.sort_by_key(|id| (root(id), self.inventory.cell(*id).position, *id));
         cells.chunk_by(|a, b| root(a) == root(b)).map(<[CellId]>::to_vec).collect()
     }
 
-    /// Tells the inventory whether anybody waits for saves, and whether they are stuck.
-    pub(super) fn tell_saving(&mut self) {
-        let is_saving = !self.room_saves.is_empty() || self.saves.iter().any(|job| job.makes_room);
+    /// Tells the inventory whether a request waits for saves, and whether saves are stuck.
+    pub(super) fn report_saving(&mut self) {
+        let is_saving = !self.urgent_saves.is_empty() || self.saves.iter().any(|job| job.is_urgent);
         self.inventory.set_saving(is_saving, self.stuck_saves > 0);
     }
 
-    /// Under write-back: what will leave the device next is saved first. Where no page was taken since the
-    /// last time nothing is about to leave, and a host that is smaller than the device would only be
-    /// churned.
+    /// Under write-back: saves the pages that will leave the device next. If no page was taken since the last
+    /// time, no page is about to leave, and saving would only churn a small host.
     fn save_ahead(&mut self) {
         let taken = self.inventory.pool(Tier::Device).taken();
         if taken == self.saved_ahead_at {
@@ -180,9 +177,7 @@ impl Engine {
             let source = Place::Page(PageId { tier: Tier::Device, index: from });
             let target = Place::Page(PageId { tier: Tier::Host, index: to });
             items.push(Item { record: PageRecord { position, hash, source, target }, cell: Some(*id) });
-            if sabotaged!(self.config.sabotage, PublishSaveEarly) {
-                self.inventory.settle(*id, Tier::Host, op, true);
-            }
+            self.staged(OpKind::Save, *id, op);
         }
         let deadline = self.now + self.config.op_patience;
         self.issue(Order {
@@ -195,16 +190,16 @@ impl Engine {
             deadline,
             waiter: request,
         });
-        if job.makes_room {
-            self.room_saves.insert(op);
+        if job.is_urgent {
+            self.urgent_saves.insert(op);
         }
         if let Some(request) = request {
             self.request_mut(request).waits.insert(op);
         }
     }
 
-    /// All that the request had to save is on its way, or will not be: operations own the pins from here on,
-    /// and the request waits for those that save its pages, whoever began them.
+    /// The saves of a request are issued or skipped. From here on the operations own the pins, and the
+    /// request waits for all that save its pages.
     fn drained(&mut self, id: ReqId) {
         self.set_alarm(id, None);
         let saves = |slot: &Slot| match slot {
@@ -223,14 +218,14 @@ impl Engine {
                 self.request_mut(id).waits.insert(op);
             }
         }
-        self.vacate(id);
+        self.release_pages(id);
         self.request_mut(id).state = State::WritingBack;
         if self.request(id).waits.is_empty() {
             self.end_request(id, Ending::Finished);
         }
     }
 
-    /// A page is in the host: it may go on to the store.
+    /// Queues the backup of a page that is in the host.
     pub(super) fn queue_backup(&mut self, id: CellId) {
         if self.config.store.is_none() || self.inventory.cell(id).stored != Stored::Unknown {
             return;
@@ -244,7 +239,7 @@ impl Engine {
 
     pub(super) fn pump_backups(&mut self) {
         while policy::backs_up(self.pressures.store) && !self.backups.is_empty() {
-            let budget = self.ledger.room(OpKind::Backup).min(self.config.op_pages_max) as usize;
+            let budget = self.ledger.budget_left(OpKind::Backup).min(self.config.op_pages_max) as usize;
             if budget == 0 {
                 return;
             }
@@ -255,7 +250,7 @@ impl Engine {
         }
     }
 
-    /// The pages at the head of the line that are of one namespace and can still be backed up.
+    /// The pages at the head of the queue that are of one namespace and can still be backed up.
     fn next_backup(&mut self, budget: usize) -> Vec<CellId> {
         let mut batch: Vec<CellId> = Vec::new();
         while batch.len() < budget
@@ -282,9 +277,7 @@ impl Engine {
         let op = self.ledger.next_id();
         let mut items = Vec::with_capacity(cells.len());
         for id in cells {
-            if !sabotaged!(self.config.sabotage, UnpinnedBackup) {
-                self.inventory.pin(*id, Tier::Host);
-            }
+            self.pin_backup(*id);
             let cell = self.inventory.cell_mut(*id);
             cell.stored = Stored::Pending(op);
             let index = cell.copy(Tier::Host).page().unwrap_or(u32::MAX);
@@ -293,7 +286,7 @@ impl Engine {
                 PageRecord { position: cell.position, hash: cell.hash, source, target: Place::Store };
             items.push(Item { record, cell: Some(*id) });
         }
-        self.confuse_hashes(&mut items);
+        self.check_hashes(&mut items);
         let deadline = self.now + self.config.op_patience;
         self.issue(Order {
             id: op,
@@ -305,16 +298,5 @@ impl Engine {
             deadline,
             waiter: None,
         });
-    }
-
-    /// Two ways in which lists of pages and of hashes that lie beside each other have come apart.
-    fn confuse_hashes(&self, items: &mut [Item]) {
-        let hashes: Vec<_> = items.iter().map(|item| item.record.hash).collect();
-        if sabotaged!(self.config.sabotage, ReverseBackupHashes) {
-            items.iter_mut().zip(hashes.iter().rev()).for_each(|(item, hash)| item.record.hash = *hash);
-        }
-        if sabotaged!(self.config.sabotage, SlideHashes) {
-            items.iter_mut().zip(hashes.iter().skip(1)).for_each(|(item, hash)| item.record.hash = *hash);
-        }
     }
 }

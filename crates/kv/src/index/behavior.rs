@@ -1,26 +1,26 @@
-//! What every index does, shown on each of them and against a naive one.
+//! The behaviour suite of indexes: each of them, and a naive one to compare with.
 
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 
-use super::{AnyIndex, Index, RootId};
+use super::{AnyIndex, Index};
 use crate::arena::Arena;
+use crate::cell::{Cell, CellId, RootId};
 use crate::config::IndexKind;
 use crate::hash::ChainHash;
-use crate::inventory::{Cell, CellId};
 use crate::sabotage::Sabotage;
 
 const KINDS: [IndexKind; 2] = [IndexKind::Radix, IndexKind::Flat];
 
-/// Hashes of a path: each covers what is before it, as chain hashes do.
+/// Hashes of a path: each covers those before it, as chain hashes do.
 fn path(steps: &[u8]) -> Vec<ChainHash> {
     let prefixes = (1..=steps.len()).map(|len| &steps[..len]);
     let id = |prefix: &[u8]| prefix.iter().fold(7u64, |id, step| id * 11 + u64::from(*step) + 1);
     prefixes.map(|prefix| ChainHash::foreign(id(prefix))).collect()
 }
 
-/// An index, the cells that it stands for, and what a list of paths would answer.
+/// An index, its cells, and a naive index: a list of paths.
 struct Pair {
     index: AnyIndex,
     cells: Arena<Cell>,
@@ -35,7 +35,7 @@ impl Pair {
         Self { index, cells: Arena::default(), naive: BTreeMap::new() }
     }
 
-    /// Enters the whole path, as far as it is not there.
+    /// Inserts all missing pages of a path.
     fn insert(&mut self, root: RootId, steps: &[u8]) {
         let mut parent = None;
         for (at, hash) in path(steps).into_iter().enumerate() {
@@ -53,7 +53,7 @@ impl Pair {
         }
     }
 
-    /// Removes the last page of the path, if nothing is behind it.
+    /// Removes the last page of the path, if no other page follows it.
     fn remove(&mut self, root: RootId, steps: &[u8]) {
         let key = (root, steps.to_vec());
         let Some(cell) = self.naive.get(&key).copied() else { return };
@@ -82,7 +82,7 @@ impl Pair {
 }
 
 #[test]
-fn a_walk_finds_the_leading_run_and_a_branch_changes_nothing_before_it() {
+fn walk_finds_the_leading_run_also_after_a_branch() {
     for kind in KINDS {
         let mut pair = Pair::new(kind);
         pair.insert(RootId(0), &[1, 2, 3, 4]);
@@ -96,7 +96,7 @@ fn a_walk_finds_the_leading_run_and_a_branch_changes_nothing_before_it() {
 }
 
 #[test]
-fn v4_a_dropped_root_hides_everything_at_once_and_what_was_under_it_can_still_leave() {
+fn v4_dropped_root_hides_its_cells_and_they_can_be_removed() {
     for kind in KINDS {
         let mut pair = Pair::new(kind);
         pair.insert(RootId(0), &[1, 2, 3]);
@@ -116,7 +116,7 @@ fn v4_a_dropped_root_hides_everything_at_once_and_what_was_under_it_can_still_le
 
 proptest! {
     #[test]
-    fn both_agree_with_a_list_of_paths(
+    fn indexes_agree_with_a_list_of_paths(
         steps in prop::collection::vec((any::<bool>(), 0u32..2, prop::collection::vec(0u8..3, 1..7)), 1..60),
     ) {
         for kind in KINDS {

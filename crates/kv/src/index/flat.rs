@@ -1,18 +1,17 @@
-//! One table from (root, hash) to cell. A chain hash names its whole prefix, so nothing else is needed.
+//! A table from (root, hash) to cell. A chain hash names its whole prefix, so that is enough.
 
 use hashbrown::HashMap;
 
-use super::{Index, RootId};
+use super::Index;
+use crate::cell::{CellId, RootId};
 use crate::fold::FoldBuilder;
 use crate::hash::ChainHash;
-use crate::inventory::CellId;
 
 /// A table of hashes. It is never iterated, so that its order decides nothing (C1).
 #[derive(Clone, Debug, Default)]
 pub(crate) struct FlatIndex {
     cells: HashMap<(RootId, ChainHash), CellId, FoldBuilder>,
-    /// Those under which anything is found. A root is never used twice, so the ones that were dropped need
-    /// not be kept.
+    /// The live roots. A root is never used twice, so dropped ones are forgotten.
     roots: std::collections::BTreeSet<RootId>,
 }
 

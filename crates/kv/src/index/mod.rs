@@ -1,8 +1,8 @@
-//! Where pages are found: an index from chains of hashes to cells, behind one small trait.
+//! The index from chains of hashes to cells, behind one small trait.
 //!
-//! An index knows neither tiers nor pages nor operations: only which cell stands for which hash, under which
-//! root, behind which other. So a change of its shape cannot alter what is in flight (O6), and another index
-//! can take its place. Two do: a radix tree and a flat table; one behaviour suite holds both.
+//! An index knows neither tiers nor pages nor operations, but only the cell of each hash, its root and its
+//! parent. So a change of its shape cannot alter operations in flight (O6), and it can be replaced. There are
+//! two: a radix tree and a flat table. One behaviour suite tests both.
 
 mod flat;
 mod radix;
@@ -10,27 +10,23 @@ mod radix;
 pub(crate) use flat::FlatIndex;
 pub(crate) use radix::RadixIndex;
 
+use crate::cell::{CellId, RootId};
 use crate::config::IndexKind;
 use crate::hash::ChainHash;
-use crate::inventory::CellId;
 use crate::sabotage::Sabotage;
 
-/// Names a root: a namespace as it is since it was last defined or cleared. Never used twice.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct RootId(pub(crate) u32);
-
-/// Which cell stands for which page.
+/// A map from hashes to cells.
 pub(crate) trait Index {
-    /// Chains may begin here from now on.
+    /// Adds a root, under which chains can be inserted.
     fn add_root(&mut self, root: RootId);
 
-    /// Nothing is found under this root any more, whatever is still there; in constant time.
+    /// Hides everything under this root, in constant time. Its cells are removed later.
     fn drop_root(&mut self, root: RootId);
 
-    /// The cells of the leading hashes that have one, added to `found`.
+    /// Adds the cells of the leading hashes that have one to `found`.
     fn walk(&self, root: RootId, hashes: &[ChainHash], found: &mut Vec<CellId>);
 
-    /// The cell of each of these hashes, also behind one that has none where the index can tell.
+    /// The cell of each of these hashes. A tree finds none after the first hash without a cell.
     fn locate(&self, root: RootId, hashes: &[ChainHash]) -> Vec<Option<CellId>> {
         let mut found = Vec::with_capacity(hashes.len());
         self.walk(root, hashes, &mut found);
@@ -39,24 +35,24 @@ pub(crate) trait Index {
         cells
     }
 
-    /// The cell of this hash, wherever under the root it stands.
+    /// The cell of this hash, anywhere under the root.
     fn find(&self, root: RootId, hash: ChainHash) -> Option<CellId>;
 
-    /// Enters a cell behind its parent, or behind the root. False if there is a cell of that hash already,
-    /// or no such parent.
+    /// Inserts a cell after its parent, or after the root. False if there is a cell of that hash already, or
+    /// no such parent.
     fn insert(&mut self, root: RootId, parent: Option<CellId>, hash: ChainHash, cell: CellId) -> bool;
 
-    /// Takes a cell out that [`Index::may_remove`] allows.
+    /// Removes a cell that [`Index::may_remove`] allows.
     fn remove(&mut self, root: RootId, hash: ChainHash, cell: CellId);
 
-    /// Whether nothing hangs on this cell.
+    /// Whether no other cell depends on this one.
     fn may_remove(&self, cell: CellId) -> bool;
 
-    /// Whether what stands behind a page leaves a tier before it (V4).
+    /// Whether the pages after a page leave a tier before it (V4).
     fn leaves_first(&self) -> bool;
 }
 
-/// One of the two, chosen when the engine is made.
+/// The index that the configuration chose.
 #[derive(Clone, Debug)]
 pub(crate) enum AnyIndex {
     Radix(RadixIndex),
@@ -72,12 +68,12 @@ impl AnyIndex {
     }
 }
 
-/// Says the same to whichever it is.
+/// Calls the same method of the chosen index.
 macro_rules! either {
-    ($self:expr, $index:ident => $said:expr) => {
+    ($self:expr, $index:ident => $call:expr) => {
         match $self {
-            AnyIndex::Radix($index) => $said,
-            AnyIndex::Flat($index) => $said,
+            AnyIndex::Radix($index) => $call,
+            AnyIndex::Flat($index) => $call,
         }
     };
 }

@@ -1,18 +1,18 @@
 //! A radix tree over pages: a node is a run of pages without a branch, and a branch splits it.
 //!
-//! **Invariant:** every cell knows its node and its place in the node's run; no run but a root's is empty;
-//! the children of a node differ in their first hash.
+//! **Invariant:** every cell knows its node and its offset in the node's run; no run except a root's is
+//! empty; the children of a node differ in their first hash.
 
 use std::collections::BTreeMap;
 
 use hashbrown::HashMap;
 
-use super::{Index, RootId};
+use super::Index;
 use crate::arena::{Arena, Id};
+use crate::cell::{CellId, RootId};
 use crate::fold::FoldBuilder;
 use crate::hash::ChainHash;
-use crate::inventory::CellId;
-use crate::sabotage::{Sabotage, sabotaged};
+use crate::sabotage::Sabotage;
 
 type NodeId = Id<Node>;
 
@@ -20,14 +20,14 @@ type NodeId = Id<Node>;
 pub(crate) struct Node {
     /// None for a root.
     parent: Option<NodeId>,
-    /// A root that leaves with the last that is under it.
+    /// A dropped root, which is removed with the last node under it.
     is_dropped: bool,
     run: Vec<(ChainHash, CellId)>,
-    /// By the first hash of each.
+    /// By their first hash.
     children: BTreeMap<ChainHash, NodeId>,
 }
 
-/// Where a cell stands.
+/// Node and offset of a cell.
 #[derive(Clone, Copy, Debug)]
 struct Spot {
     cell: CellId,
@@ -35,14 +35,14 @@ struct Spot {
     offset: usize,
 }
 
-/// The tree, or rather one for each root.
+/// A tree for each root.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct RadixIndex {
     nodes: Arena<Node>,
     roots: BTreeMap<RootId, NodeId>,
-    /// By the place of the cell.
+    /// By the slot of the cell.
     spots: Vec<Option<Spot>>,
-    /// By name, for those who know no path. It is never iterated (C1).
+    /// By hash, for lookups without a path. It is never iterated (C1).
     names: HashMap<(RootId, ChainHash), CellId, FoldBuilder>,
     sabotage: Sabotage,
 }
@@ -65,7 +65,7 @@ impl RadixIndex {
         }
     }
 
-    /// The node that a page may be entered behind: one whose run ends with the parent.
+    /// The node after which a page can be inserted: one whose run ends with the parent.
     fn node_ending_with(&mut self, root: RootId, parent: Option<CellId>) -> Option<NodeId> {
         let root_node = self.roots.get(&root).copied()?;
         let Some(parent) = parent else { return Some(root_node) };
@@ -76,12 +76,12 @@ impl RadixIndex {
         Some(spot.node)
     }
 
-    /// The run from `at` on becomes a child of what is before it.
+    /// Makes the run from `at` on a child of the pages before it.
     fn split(&mut self, node: NodeId, at: usize) {
         let head = self.nodes.get_mut(node);
         let run = head.run.split_off(at);
         let children = std::mem::take(&mut head.children);
-        let first = run.first().map(|(hash, _)| *hash).expect("a split leaves something behind it");
+        let first = run.first().map(|(hash, _)| *hash).expect("a split leaves pages on both sides");
         let (run_of_tail, children_of_tail) = (run.clone(), children.clone());
         let tail =
             Node { parent: Some(node), run: run_of_tail, children: children_of_tail, is_dropped: false };
@@ -90,15 +90,12 @@ impl RadixIndex {
         for child in children.into_values() {
             self.nodes.get_mut(child).parent = Some(tail);
         }
-        if sabotaged!(self.sabotage, ForgetSplit) {
-            return;
-        }
-        for (offset, (_, cell)) in run.into_iter().enumerate() {
+        for (offset, (_, cell)) in self.sabotage.moved_by_split(run).into_iter().enumerate() {
             self.set_spot(cell, tail, offset);
         }
     }
 
-    /// Empty nodes leave; a root leaves when it was dropped.
+    /// Removes an empty node, and its root if that was dropped.
     fn prune(&mut self, node: NodeId, first: ChainHash) {
         let Some(parent) = self.nodes.get(node).parent else { return };
         self.nodes.remove(node);
@@ -147,7 +144,7 @@ impl Index for RadixIndex {
 
     fn insert(&mut self, root: RootId, parent: Option<CellId>, hash: ChainHash, cell: CellId) -> bool {
         if self.names.contains_key(&(root, hash)) {
-            // A chain hash names its whole prefix, so it stands in one place.
+            // A chain hash names its whole prefix, so it is in the tree once.
             return false;
         }
         let Some(node) = self.node_ending_with(root, parent) else { return false };
@@ -172,8 +169,8 @@ impl Index for RadixIndex {
     fn remove(&mut self, root: RootId, hash: ChainHash, cell: CellId) {
         let spot = self.spot(cell).expect("a cell that is removed is in the tree");
         let node = self.nodes.get_mut(spot.node);
-        assert_eq!(node.run.last(), Some(&(hash, cell)), "O6: another page stands there");
-        assert!(node.children.is_empty(), "O6: pages hang on the one that is removed");
+        assert_eq!(node.run.last(), Some(&(hash, cell)), "O6: another page is there");
+        assert!(node.children.is_empty(), "O6: pages depend on the one that is removed");
         node.run.pop();
         self.names.remove(&(root, hash));
         if let Some(place) = self.spots.get_mut(cell.place()) {

@@ -1,25 +1,26 @@
-//! Whether the books agree with what is there, and a digest of it.
+//! Verification of the inventory, and its digest.
 
 use std::collections::BTreeMap;
 
-use super::{Cell, CellId, Inventory, Residency, of};
+use super::{Inventory, of};
+use crate::cell::{Cell, CellId, Residency, RootId};
 use crate::digest::Digest;
 use crate::hash::ChainHash;
-use crate::index::{Index, RootId};
+use crate::index::Index;
 use crate::message::{OpId, Tier};
 use crate::pool::PageState;
 
-/// Who uses copies, as requests and operations have it.
+/// The uses of copies by requests and operations.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Uses {
     pub(crate) pins: BTreeMap<(CellId, Tier), u32>,
     pub(crate) holds: BTreeMap<(CellId, Tier), u32>,
-    /// The copies that live operations are to bring.
+    /// The copies that operations in flight write.
     pub(crate) pending: BTreeMap<(CellId, Tier), OpId>,
 }
 
 impl Inventory {
-    /// The first thing that is not as it must be: the invariant's name, and what was found.
+    /// The first violated invariant: its name, and what was found.
     pub(crate) fn check(&self, uses: &Uses) -> Result<(), (&'static str, String)> {
         for tier in Tier::BOTH {
             self.pool(tier).check().map_err(|what| ("O2", what))?;
@@ -46,7 +47,7 @@ impl Inventory {
                 ));
             }
             if *of(tier, &queued) != of(tier, &self.evictors).len() || idle != self.idle {
-                return Err(("O4", format!("{tier:?}: the line of those to leave is not what it should be")));
+                return Err(("O4", format!("{tier:?}: the eviction queue is wrong")));
             }
         }
         let gone = |(id, _): &(CellId, Tier)| self.find(*id).is_none();
@@ -56,10 +57,10 @@ impl Inventory {
         }
     }
 
-    /// A live cell is where its hash leads to, behind its parent.
+    /// Checks that a cell is where its hash leads to, after its parent.
     fn check_place(&self, id: CellId, cell: &Cell) -> Result<(), (&'static str, String)> {
         if cell.is_empty() && self.index.may_remove(id) {
-            return Err(("O2", format!("{id:?} is empty, and still there")));
+            return Err(("O2", format!("{id:?} is empty, but not removed")));
         }
         let parent = cell.parent.and_then(|parent| self.find(parent));
         let is_behind = parent.is_none_or(|it| it.position + 1 == cell.position && it.root == cell.root);
@@ -75,7 +76,7 @@ impl Inventory {
         }
     }
 
-    /// The way to a cell from its root, if all before it is there.
+    /// The path to a cell from its root, if all cells before it exist.
     fn path(&self, id: CellId) -> Option<(Vec<ChainHash>, Vec<CellId>)> {
         let mut path = (Vec::new(), Vec::new());
         let mut next = id;

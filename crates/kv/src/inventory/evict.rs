@@ -1,56 +1,56 @@
-//! Who leaves a tier first: a line of the copies that may leave, kept in the order of the policy.
+//! The eviction queue of a tier: copies that may leave, in the order of the policy.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use hashbrown::HashSet;
 
-use super::cell::{Cell, CellId};
 use crate::arena::Arena;
+use crate::cell::{Cell, CellId};
 use crate::fold::FoldBuilder;
 use crate::hash::ChainHash;
 use crate::message::Tier;
 use crate::policy::{Eviction, score};
-use crate::sabotage::{Sabotage, sabotaged};
+use crate::sabotage::Sabotage;
 
-/// Under S3-FIFO, new copies may have this part of a tier.
+/// Under S3-FIFO, the small queue has one part in this many of a tier.
 const SMALL_PART: usize = 10;
 
-/// Among copies of one score: the deeper page first, then whoever.
-type Place = (u32, CellId);
+/// Orders copies of one score: the deeper page first, then by id.
+type Tie = (u32, CellId);
 
-/// Copies in the order in which they leave: by score, then by place.
+/// Copies in the order in which they leave: by score, then by tie.
 ///
-/// What was used together has one score, comes one page after the other, and is taken out again from one of
-/// the ends. So what a copy costs here does not grow with their number: only that of scores, which is the
-/// number of requests that left something, is searched.
+/// Copies that were used together have one score, are inserted one after the other, and are removed from one
+/// of the ends. So the cost of a copy does not grow with their number: only the scores are searched, of which
+/// there are as many as requests that left copies.
 #[derive(Clone, Debug, Default)]
-struct Line {
-    scores: BTreeMap<u64, VecDeque<Place>>,
+struct Queue {
+    scores: BTreeMap<u64, VecDeque<Tie>>,
     count: usize,
 }
 
-impl Line {
-    fn insert(&mut self, score: u64, place: Place) {
+impl Queue {
+    fn insert(&mut self, score: u64, tie: Tie) {
         self.count += 1;
-        let places = self.scores.entry(score).or_default();
-        if places.front().is_none_or(|first| place < *first) {
-            places.push_front(place);
+        let ties = self.scores.entry(score).or_default();
+        if ties.front().is_none_or(|first| tie < *first) {
+            ties.push_front(tie);
         } else {
-            let at = places.binary_search(&place).unwrap_or_else(|at| at);
-            places.insert(at, place);
+            let at = ties.binary_search(&tie).unwrap_or_else(|at| at);
+            ties.insert(at, tie);
         }
     }
 
-    fn remove(&mut self, score: u64, place: Place) -> bool {
-        let Some(places) = self.scores.get_mut(&score) else { return false };
-        if places.back() == Some(&place) {
-            places.pop_back();
+    fn remove(&mut self, score: u64, tie: Tie) -> bool {
+        let Some(ties) = self.scores.get_mut(&score) else { return false };
+        if ties.back() == Some(&tie) {
+            ties.pop_back();
         } else {
-            let Ok(at) = places.binary_search(&place) else { return false };
-            places.remove(at);
+            let Ok(at) = ties.binary_search(&tie) else { return false };
+            ties.remove(at);
         }
         self.count -= 1;
-        if places.is_empty() {
+        if ties.is_empty() {
             self.scores.remove(&score);
         }
         true
@@ -72,20 +72,20 @@ impl Line {
     }
 }
 
-/// The copies of a tier that may leave, in the order in which they would.
+/// The copies of a tier that may leave, in order.
 #[derive(Clone, Debug)]
 pub(crate) struct Evictor {
     tier: Tier,
     policy: Eviction,
     capacity: usize,
-    /// All of them; under S3-FIFO those that were used while they were new.
-    main: Line,
-    small: Line,
-    /// What left while it was new, as far back as the tier is large.
+    /// All copies; under S3-FIFO those that were used in the small queue.
+    main: Queue,
+    small: Queue,
+    /// The ghost queue of S3-FIFO: hashes that left from the small queue, as many as the tier has pages.
     ghosts: VecDeque<ChainHash>,
     is_ghost: HashSet<ChainHash, FoldBuilder>,
     floor: u64,
-    /// Counts uses: what comes or stays from now on comes behind what was there before.
+    /// The number of the last use, which orders copies that are inserted.
     turns: u64,
     sabotage: Sabotage,
     rank: u32,
@@ -97,8 +97,8 @@ impl Evictor {
             tier,
             policy,
             capacity: capacity as usize,
-            main: Line::default(),
-            small: Line::default(),
+            main: Queue::default(),
+            small: Queue::default(),
             ghosts: VecDeque::new(),
             is_ghost: HashSet::default(),
             floor: 0,
@@ -108,14 +108,12 @@ impl Evictor {
         }
     }
 
-    fn place(&self, cell: &Cell, id: CellId) -> Place {
-        let position =
-            if sabotaged!(self.sabotage, RankLocalTies) && self.rank > 0 { 0 } else { cell.position };
-        (u32::MAX - position, id)
+    fn tie(&self, cell: &Cell, id: CellId) -> Tie {
+        (u32::MAX - self.sabotage.tie_break(cell.position, self.rank), id)
     }
 
-    /// A copy has come: it may have been here before.
-    pub(crate) fn came(&mut self, cell: &mut Cell, turn: u64) {
+    /// A copy was made. The ghost queue knows whether it was here before.
+    pub(crate) fn made(&mut self, cell: &mut Cell, turn: u64) {
         self.turns = turn;
         let is_main = self.policy != Eviction::S3Fifo || self.is_ghost.contains(&cell.hash);
         let position = cell.position;
@@ -126,30 +124,30 @@ impl Evictor {
         copy.facts.position = position;
     }
 
-    /// It may leave from now on.
+    /// Adds a copy to the queue.
     pub(crate) fn enter(&mut self, cell: &mut Cell, id: CellId) {
         let copy = cell.copy(self.tier);
         let score = score(self.policy, &copy.facts, self.floor);
-        let place = self.place(cell, id);
-        let line = if copy.is_main { &mut self.main } else { &mut self.small };
-        line.insert(score, place);
+        let tie = self.tie(cell, id);
+        let queue = if copy.is_main { &mut self.main } else { &mut self.small };
+        queue.insert(score, tie);
         cell.copy_mut(self.tier).queued = Some(score);
     }
 
-    /// It may not leave any more.
+    /// Removes a copy from the queue.
     pub(crate) fn withdraw(&mut self, cell: &mut Cell, id: CellId) {
         let Some(score) = cell.copy_mut(self.tier).queued.take() else { return };
-        let place = self.place(cell, id);
-        let was_there = self.main.remove(score, place) || self.small.remove(score, place);
-        assert!(was_there, "{id:?} is not in the line of {:?}", self.tier);
+        let tie = self.tie(cell, id);
+        let was_there = self.main.remove(score, tie) || self.small.remove(score, tie);
+        assert!(was_there, "{id:?} is not in the queue of {:?}", self.tier);
     }
 
-    /// Who leaves next, which is not in the line any more.
+    /// Removes the copy that leaves next from the queue.
     pub(crate) fn next(&mut self, cells: &mut Arena<Cell>) -> Option<CellId> {
         loop {
             let from_small = self.small.count * SMALL_PART > self.capacity || self.main.count == 0;
-            let line = if from_small { &mut self.small } else { &mut self.main };
-            let (score, id) = line.pop()?;
+            let queue = if from_small { &mut self.small } else { &mut self.main };
+            let (score, id) = queue.pop()?;
             let cell = cells.get_mut(id.0);
             let copy = cell.copy_mut(self.tier);
             copy.queued = None;
@@ -165,12 +163,12 @@ impl Evictor {
         }
     }
 
-    /// Those that would leave next, without a change.
+    /// The copies in the order in which they would leave.
     pub(crate) fn peek(&self) -> impl Iterator<Item = CellId> {
         self.small.iter().chain(self.main.iter())
     }
 
-    /// A copy has left.
+    /// A copy was evicted.
     pub(crate) fn left(&mut self, cell: &Cell) {
         if self.policy != Eviction::S3Fifo || cell.copy(self.tier).is_main {
             return;
@@ -185,7 +183,7 @@ impl Evictor {
         }
     }
 
-    /// For [`crate::Engine::check`]: everyone in the line.
+    /// Number of copies in the queue, for [`crate::Engine::check`].
     pub(crate) fn len(&self) -> usize {
         self.main.count + self.small.count
     }

@@ -1,35 +1,35 @@
-//! What is where: cells, the index that finds them, the pages of both tiers, and who may leave.
+//! The inventory: cells, their index, the pages of both tiers, and the eviction order.
 //!
 //! **Invariants.** A page has one use at a time (O2). A copy can be matched only once it is settled (V1).
-//! What is pinned or held does not leave (O1). Room is made for all or for nothing, with as few victims as
-//! that takes (O5). In a tree a copy leaves a tier before the one that it stands behind, whatever the
-//! policy, and what is claimed of a prefix is always a leading run: there is never a hole in it (V4).
+//! Pinned and held copies do not leave (O1). Evictions free enough pages or none are made, with as few
+//! victims as possible (O5). In a tree a copy leaves a tier before its parent, whatever the policy, so that
+//! the copies of a prefix are always a leading run without a hole (V4).
 
-mod cell;
 mod check;
 mod evict;
-mod room;
+mod free_up;
+mod mutants;
 
 use std::collections::BTreeMap;
 
-pub(crate) use cell::{Cell, CellId, Residency, Stored, Written};
 pub(crate) use check::Uses;
 use evict::Evictor;
-use room::WriteBack;
+use free_up::WriteBack;
 
 use crate::arena::Arena;
+use crate::cell::{Cell, CellId, Residency, RootId, Written};
 use crate::config::Config;
 use crate::hash::ChainHash;
-use crate::index::{AnyIndex, Index, RootId};
+use crate::index::{AnyIndex, Index};
 use crate::message::{OpId, ReqId, SpaceId, Tier};
 use crate::policy::USES_MAX;
 use crate::pool::{PageCounts, PageState, Pool};
-use crate::sabotage::{Sabotage, sabotaged};
+use crate::sabotage::Sabotage;
 
-/// Places that are looked at in one step for what is left of namespaces that are gone.
+/// Cells that one step checks for namespaces that are gone.
 const SWEEP_PLACES_MAX: usize = 64;
 
-/// What belongs to a tier.
+/// The element of a tier.
 fn of<T>(tier: Tier, [device, host]: &[T; 2]) -> &T {
     match tier {
         Tier::Device => device,
@@ -37,7 +37,7 @@ fn of<T>(tier: Tier, [device, host]: &[T; 2]) -> &T {
     }
 }
 
-/// What belongs to a tier.
+/// The element of a tier.
 fn of_mut<T>(tier: Tier, [device, host]: &mut [T; 2]) -> &mut T {
     match tier {
         Tier::Device => device,
@@ -45,7 +45,7 @@ fn of_mut<T>(tier: Tier, [device, host]: &mut [T; 2]) -> &mut T {
     }
 }
 
-/// What is known of a root.
+/// A root.
 #[derive(Clone, Copy, Debug)]
 struct Root {
     space: SpaceId,
@@ -53,16 +53,16 @@ struct Root {
     cells: u64,
 }
 
-/// What became of a copy that an operation brought.
+/// What became of a copy that an operation wrote.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Settled {
     /// It can be matched.
     Published,
-    /// Its page is free.
+    /// Its page was freed.
     Dropped,
 }
 
-/// A copy that came or went.
+/// A copy that became available or was removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Change {
     pub(crate) tier: Tier,
@@ -71,7 +71,7 @@ pub(crate) struct Change {
     pub(crate) is_there: bool,
 }
 
-/// What is where.
+/// Cells, index, pages and eviction order.
 #[derive(Clone, Debug)]
 pub(crate) struct Inventory {
     cells: Arena<Cell>,
@@ -83,15 +83,15 @@ pub(crate) struct Inventory {
     /// Roots that are gone and still have cells.
     roots_retired: usize,
     write_back: WriteBack,
-    /// Copies that nothing uses, by tier: an upper bound of what could leave.
+    /// Number of unused copies, by tier: an upper bound of what can be evicted.
     idle: [u32; 2],
-    /// Copies that left to make room, by tier.
+    /// Number of evicted copies, by tier.
     evicted: [u64; 2],
-    /// Copies that came from the store and left before anybody used them.
+    /// Number of fetched copies that were evicted before a request used them.
     wasted: u64,
-    /// Counts what may have made room on the device, or less room needed.
-    room_changes: u64,
-    /// Counts uses, so that there is an order of them that no clock decides (C1).
+    /// Counts changes after which a request may fit on the device that did not before.
+    fit_changes: u64,
+    /// Counts uses, so that their order does not depend on a clock (C1).
     uses: u64,
     sweep_from: usize,
     changes: Option<Vec<Change>>,
@@ -113,7 +113,7 @@ impl Inventory {
             idle: [0; 2],
             evicted: [0; 2],
             wasted: 0,
-            room_changes: 0,
+            fit_changes: 0,
             uses: 0,
             sweep_from: 0,
             changes: config.events.then(Vec::new),
@@ -121,7 +121,7 @@ impl Inventory {
         }
     }
 
-    // ---- What is known.
+    // ---- Queries.
 
     pub(crate) fn pool(&self, tier: Tier) -> &Pool {
         of(tier, &self.pools)
@@ -139,9 +139,9 @@ impl Inventory {
         self.evicted
     }
 
-    /// A number that grows with everything that may make room on the device.
-    pub(crate) fn room_changes(&self) -> u64 {
-        self.room_changes
+    /// Number of changes after which a request may fit on the device that did not before.
+    pub(crate) fn fit_changes(&self) -> u64 {
+        self.fit_changes
     }
 
     pub(crate) fn wasted(&self) -> u64 {
@@ -170,7 +170,7 @@ impl Inventory {
         self.roots.get(&root).is_some_and(|it| it.is_live)
     }
 
-    /// The namespace that a root is of, while it is.
+    /// The namespace of a live root.
     pub(crate) fn space_of(&self, root: RootId) -> Option<SpaceId> {
         self.roots.get(&root).filter(|it| it.is_live).map(|it| it.space)
     }
@@ -186,7 +186,7 @@ impl Inventory {
         found
     }
 
-    /// The cell of this hash, wherever it stands.
+    /// The cell of this hash, at any position.
     pub(crate) fn find_name(&self, root: RootId, hash: ChainHash) -> Option<CellId> {
         self.index.find(root, hash)
     }
@@ -206,7 +206,7 @@ impl Inventory {
         root
     }
 
-    /// Nothing under this root is found any more. What is left of it leaves step by step.
+    /// Hides everything under a root. Its cells are removed step by step.
     pub(crate) fn retire_root(&mut self, root: RootId) {
         self.index.drop_root(root);
         if let Some(it) = self.roots.get_mut(&root) {
@@ -223,8 +223,8 @@ impl Inventory {
         }
     }
 
-    /// The cells of these hashes, made where there is none. Fewer if a hash stands elsewhere already, or if
-    /// the root is gone.
+    /// The cells of these hashes, with new cells for those that have none. Fewer if a hash is at another
+    /// position already, or if the root is gone.
     pub(crate) fn enter(&mut self, root: RootId, hashes: &[ChainHash]) -> Vec<CellId> {
         let mut cells: Vec<CellId> = Vec::with_capacity(hashes.len());
         for (position, (hash, known)) in (0..).zip(hashes.iter().zip(self.locate(root, hashes))) {
@@ -246,7 +246,7 @@ impl Inventory {
         cells
     }
 
-    /// Takes a cell out if nothing is left of it, and those before it as well.
+    /// Removes a cell if it is empty, and then its parents.
     pub(crate) fn reap(&mut self, id: CellId) {
         let mut next = Some(id);
         while let Some(id) = next
@@ -265,7 +265,7 @@ impl Inventory {
         }
     }
 
-    /// Looks at a few places for copies whose namespace is gone.
+    /// Removes some copies whose namespace is gone.
     pub(crate) fn sweep(&mut self) {
         if self.roots_retired == 0 {
             return;
@@ -289,7 +289,7 @@ impl Inventory {
 
     // ---- Uses.
 
-    /// A request computes with this copy, or will once it is there.
+    /// A request uses this copy, or will use it once it is written.
     pub(crate) fn hold(&mut self, id: CellId, tier: Tier) {
         let copy = self.cell_mut(id).copy_mut(tier);
         copy.holds += 1;
@@ -298,7 +298,7 @@ impl Inventory {
         self.refresh(id, tier);
     }
 
-    /// It does not any more.
+    /// Ends a hold.
     pub(crate) fn release(&mut self, id: CellId, tier: Tier) {
         let last_use = self.uses;
         let copy = self.cell_mut(id).copy_mut(tier);
@@ -308,7 +308,7 @@ impl Inventory {
         self.unused(id, tier);
     }
 
-    /// What is released from now on was used later than what was before.
+    /// Starts a new use: copies released from now on are more recent than those before.
     pub(crate) fn next_use(&mut self) {
         self.uses += 1;
     }
@@ -319,18 +319,18 @@ impl Inventory {
         self.refresh(id, tier);
     }
 
-    /// It does not any more.
+    /// Ends a pin.
     pub(crate) fn unpin(&mut self, id: CellId, tier: Tier) {
         let last_use = self.uses;
-        let hides = sabotaged!(self.sabotage, HideOverUnpin);
+        let sabotage = self.sabotage;
         let copy = self.cell_mut(id).copy_mut(tier);
-        assert!(copy.pins > 0 || hides, "O1: {id:?} is unpinned more often than pinned");
-        copy.pins = copy.pins.saturating_sub(if hides { 2 } else { 1 });
+        let pins = sabotage.pins_after_unpin(copy.pins);
+        copy.pins = pins.unwrap_or_else(|| panic!("O1: {id:?} is unpinned more often than pinned"));
         copy.facts.last_use = copy.facts.last_use.max(last_use);
         self.unused(id, tier);
     }
 
-    /// A use has ended: what is lost or empty leaves with its last one.
+    /// A use has ended: lost copies and empty cells are removed with their last use.
     fn unused(&mut self, id: CellId, tier: Tier) {
         let copy = *self.cell(id).copy(tier);
         if let Residency::Lost(page) = copy.residency
@@ -344,41 +344,41 @@ impl Inventory {
 
     // ---- Pages.
 
-    /// A page for a request to compute in. Room was made.
+    /// Takes a device page for a request. The caller has made sure that one is free.
     pub(crate) fn take_private(&mut self, request: ReqId) -> u32 {
         self.pool_mut(Tier::Device).take(PageState::Private(request))
     }
 
     pub(crate) fn free_private(&mut self, request: ReqId, page: u32) {
-        self.room_changes += 1;
+        self.fit_changes += 1;
         self.pool_mut(Tier::Device).give_back(page, PageState::Private(request));
     }
 
-    /// What a request computed in a page of its own can be matched from now on, and the request goes on to
-    /// hold it. False if there is another copy, or nobody to find it: then the page stays the request's.
+    /// Publishes a private page of a request, which then holds it. False if there is another copy, or if the
+    /// root is gone: then the page stays private.
     pub(crate) fn adopt(&mut self, id: CellId, request: ReqId, page: u32) -> bool {
         let tier = Tier::Device;
         if self.cell(id).residency(tier) != Residency::Absent || !self.may_settle(id) {
             return false;
         }
         self.pool_mut(Tier::Device).change(page, PageState::Private(request), PageState::Indexed(id));
-        self.adjust_behind(id, tier, true);
+        self.adjust_children(id, tier, true);
         self.set_valid(id, tier, page);
         self.cell_mut(id).copy_mut(tier).holds += 1;
         self.refresh(id, tier);
         true
     }
 
-    /// An operation will bring a copy, into this page. Room was made.
+    /// Takes a page that an operation will write. The caller has made sure that one is free.
     pub(crate) fn stage(&mut self, id: CellId, tier: Tier, op: OpId) -> u32 {
         assert_eq!(self.cell(id).residency(tier), Residency::Absent, "L7: {id:?} in {tier:?}");
         let page = self.pool_mut(tier).take(PageState::Staged(op));
         self.cell_mut(id).copy_mut(tier).residency = Residency::Pending(op, page);
-        self.adjust_behind(id, tier, true);
+        self.adjust_children(id, tier, true);
         page
     }
 
-    /// Nobody waits for the operation any more: its page is out of reach until it ends (O3).
+    /// The operation is abandoned: its page is not used until it ends (O3).
     pub(crate) fn quarantine(&mut self, id: CellId, tier: Tier, op: OpId) {
         if let Some(Residency::Pending(by, page)) = self.find(id).map(|cell| cell.residency(tier))
             && by == op
@@ -387,13 +387,13 @@ impl Inventory {
         }
     }
 
-    /// The operation ended: its copy can be matched if it is good, and is gone otherwise (V1, V2).
+    /// The operation has ended: its copy is published if it is good, and dropped otherwise (V1, V2).
     pub(crate) fn settle(&mut self, id: CellId, tier: Tier, op: OpId, is_good: bool) -> Settled {
         let residency = self.cell(id).residency(tier);
         let Residency::Pending(by, page) = residency else {
-            panic!("V1: {id:?} is {residency:?} in {tier:?}, and {op:?} was to bring it")
+            panic!("V1: {id:?} is {residency:?} in {tier:?}, but {op:?} was to write it")
         };
-        assert_eq!(by, op, "L5: another operation brings {id:?}");
+        assert_eq!(by, op, "L5: another operation writes {id:?}");
         let staged = PageState::Staged(op);
         let is_staged = self.pool(tier).states().get(page as usize) == Some(&staged);
         let was = if is_staged { staged } else { PageState::Quarantined(op) };
@@ -404,52 +404,50 @@ impl Inventory {
         }
         self.pool_mut(tier).change(page, was, PageState::Indexed(id));
         self.set_valid(id, tier, page);
-        if sabotaged!(self.sabotage, DoubleOwner) {
-            self.pool_mut(tier).give_back(page, PageState::Indexed(id));
-        }
+        self.own_published(id, tier, page);
         Settled::Published
     }
 
-    /// The bytes of this copy are lost: nobody matches it any more, and its page is free when nobody reads
-    /// it.
+    /// The bytes of this copy are lost: it cannot be matched any more, and its page is freed with the last
+    /// use.
     pub(crate) fn lose(&mut self, id: CellId, tier: Tier) {
         let Residency::Valid(page) = self.cell(id).residency(tier) else { return };
-        self.tell(id, tier, false);
+        self.record(id, tier, false);
         self.cell_mut(id).copy_mut(tier).residency = Residency::Lost(page);
         self.unused(id, tier);
     }
 
-    /// Whether anybody would find a copy that comes now.
+    /// Whether a new copy could be found.
     fn may_settle(&self, id: CellId) -> bool {
         self.is_live(self.cell(id).root)
     }
 
     fn set_valid(&mut self, id: CellId, tier: Tier, page: u32) {
-        self.room_changes += 1;
+        self.fit_changes += 1;
         let last_use = self.uses;
         let cell = self.cells.get_mut(id.0);
-        of_mut(tier, &mut self.evictors).came(cell, last_use);
+        of_mut(tier, &mut self.evictors).made(cell, last_use);
         let is_written = tier == Tier::Host || cell.is_valid(Tier::Host);
         cell.written = if is_written { Written::Yes } else { Written::No };
         let copy = cell.copy_mut(tier);
         copy.residency = Residency::Valid(page);
         copy.facts.last_use = last_use;
         self.refresh(id, tier);
-        self.tell(id, tier, true);
+        self.record(id, tier, true);
     }
 
     fn set_absent(&mut self, id: CellId, tier: Tier, page: u32, was: PageState) {
-        self.room_changes += 1;
+        self.fit_changes += 1;
         self.pool_mut(tier).give_back(page, was);
         self.cell_mut(id).copy_mut(tier).residency = Residency::Absent;
         self.refresh(id, tier);
-        self.adjust_behind(id, tier, false);
+        self.adjust_children(id, tier, false);
     }
 
-    /// Takes a copy that nobody uses out of its tier.
+    /// Removes an unused copy from its tier.
     fn remove_copy(&mut self, id: CellId, tier: Tier) {
         let Residency::Valid(page) = self.cell(id).residency(tier) else { return };
-        self.tell(id, tier, false);
+        self.record(id, tier, false);
         let cell = self.cells.get_mut(id.0);
         if tier == Tier::Host && std::mem::take(&mut cell.is_prefetched) {
             self.wasted += 1;
@@ -457,7 +455,7 @@ impl Inventory {
         self.set_absent(id, tier, page, PageState::Indexed(id));
     }
 
-    fn adjust_behind(&mut self, id: CellId, tier: Tier, more: bool) {
+    fn adjust_children(&mut self, id: CellId, tier: Tier, more: bool) {
         let Some(parent) = self.cell(id).parent else { return };
         let Some(cell) = self.cells.find_mut(parent.0) else { return };
         let behind = &mut cell.copy_mut(tier).behind;
@@ -465,7 +463,7 @@ impl Inventory {
         self.refresh(parent, tier);
     }
 
-    fn tell(&mut self, id: CellId, tier: Tier, is_there: bool) {
+    fn record(&mut self, id: CellId, tier: Tier, is_there: bool) {
         let cell = self.cells.get(id.0);
         let root = self.roots.get(&cell.root);
         if let Some((changes, root)) = self.changes.as_mut().zip(root) {

@@ -1,4 +1,4 @@
-//! The engine from outside: stories with an end, and properties against a naive model.
+//! The public interface of the engine: scenarios, and properties against a naive model.
 
 #![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that fails panics")]
 

@@ -1,11 +1,13 @@
-//! The engine against a naive model: with room for everything it finds exactly what was ever computed; with
-//! little room never more than that; and both indexes, and ranks that hear in any order, agree.
+//! The engine against a naive model: with memory for everything it finds exactly what was computed before;
+//! with little memory never more than that; and both indexes, and ranks with completions in any order, agree.
 
 use std::collections::BTreeSet;
 
 use crate::support::{SPACE, Shell};
 use proptest::prelude::*;
-use tiffin_kv::{Config, Eviction, IndexKind, Input, LocalAcks, OpKind, PrefetchStop, Prompt, StoreConfig};
+use tiffin_kv::{
+    Config, Eviction, IndexKind, Input, LocalAcks, OpKind, PrefetchStart, PrefetchStop, Prompt, StoreConfig,
+};
 
 const PAGE: usize = 2;
 
@@ -31,7 +33,11 @@ fn config(device_pages: u32, host_pages: u32, index: IndexKind) -> Config {
         page_tokens: PAGE as u32,
         device_pages,
         host_pages,
-        store: Some(StoreConfig { threshold_pages: 1, stop: PrefetchStop::WaitComplete }),
+        store: Some(StoreConfig {
+            start: PrefetchStart::Missing,
+            threshold_pages: 1,
+            stop: PrefetchStop::WaitComplete,
+        }),
         index,
         ..Config::default()
     }
@@ -115,7 +121,7 @@ proptest! {
         prop_assert_eq!(all(IndexKind::Radix), all(IndexKind::Flat));
     }
 
-    /// C1, C2: what ranks hear in whatever order, they agree on alike.
+    /// C1, C2: ranks agree, in whatever order they receive completions.
     #[test]
     fn ranks_that_hear_in_different_orders_are_equal(turns in turns(), seed in any::<u64>()) {
         let config = Config { ranks: 3, running_max: 4, ..config(12, 8, IndexKind::Radix) };

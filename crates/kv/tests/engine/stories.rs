@@ -1,10 +1,10 @@
-//! Stories of requests, told to an engine whose operations are carried out at once.
+//! Scenarios of requests, on an engine whose operations are carried out at once.
 
 use crate::support::{SPACE, Shell};
 use tiffin_kv::{
     CachedTokens, ChainHash, Config, ConfigError, Ending, Engine, Eviction, IndexKind, Input, LocalAcks,
-    Medium, Namespace, OpId, OpKind, Outcome, PrefetchStop, Pressure, Progress, Prompt, ReqId, State,
-    StoreConfig, Submit, Tier, WritePolicy,
+    Medium, Namespace, OpId, OpKind, Outcome, PrefetchStart, PrefetchStop, Pressure, Progress, Prompt, ReqId,
+    State, StoreConfig, Submit, Tier, WritePolicy,
 };
 
 fn small() -> Config {
@@ -12,7 +12,11 @@ fn small() -> Config {
         page_tokens: 4,
         device_pages: 8,
         host_pages: 16,
-        store: Some(StoreConfig { threshold_pages: 1, stop: PrefetchStop::WaitComplete }),
+        store: Some(StoreConfig {
+            start: PrefetchStart::Missing,
+            threshold_pages: 1,
+            stop: PrefetchStop::WaitComplete,
+        }),
         ..Config::default()
     }
 }
@@ -22,16 +26,20 @@ fn tokens(of: u32, count: u32) -> Vec<u32> {
 }
 
 #[test]
-fn the_story_of_293() {
-    // A long request, others that push its pages out of device and host, the same request again: its pages
-    // come back from the store through the host to the device. With 439 tokens, pages of 64 and four ranks
+fn scenario_293_reads_24_pages() {
+    // A long request, others that evict its pages from device and host, and the same request again: its pages
+    // are read from the store through the host to the device. With 439 tokens, pages of 64 and four ranks
     // exactly 24 page reads leave the store.
     for index in [IndexKind::Radix, IndexKind::Flat] {
         let mut shell = Shell::new(Config {
             page_tokens: 64,
             device_pages: 8,
             host_pages: 8,
-            store: Some(StoreConfig { threshold_pages: 4, stop: PrefetchStop::WaitComplete }),
+            store: Some(StoreConfig {
+                start: PrefetchStart::Missing,
+                threshold_pages: 4,
+                stop: PrefetchStop::WaitComplete,
+            }),
             ranks: 4,
             index,
             ..Config::default()
@@ -50,7 +58,7 @@ fn the_story_of_293() {
 }
 
 #[test]
-fn a_prompt_is_found_where_it_is_and_one_token_is_left() {
+fn cached_prompt_leaves_one_token_to_compute() {
     let mut shell = Shell::new(small());
     let prompt = tokens(1, 16);
     assert_eq!(shell.serve(1, &prompt, &[7, 7, 7, 7]).total(), 0);
@@ -65,7 +73,7 @@ fn a_prompt_is_found_where_it_is_and_one_token_is_left() {
 }
 
 #[test]
-fn what_has_left_the_device_comes_back_from_the_host() {
+fn evicted_pages_are_loaded_from_the_host() {
     for eviction in [Eviction::Lru, Eviction::S3Fifo, Eviction::CostAware { base: 1, per_position: 1 }] {
         let mut shell = Shell::new(Config { eviction, ..small() });
         let prompt = tokens(1, 17);
@@ -79,7 +87,7 @@ fn what_has_left_the_device_comes_back_from_the_host() {
 }
 
 #[test]
-fn write_policies_differ_in_what_goes_down() {
+fn write_policies_differ_in_what_they_save() {
     for (write, saved) in
         [(WritePolicy::Through, 4), (WritePolicy::Selective { hits: 1 }, 0), (WritePolicy::Back, 0)]
     {
@@ -98,7 +106,7 @@ fn write_policies_differ_in_what_goes_down() {
 }
 
 #[test]
-fn write_back_saves_a_page_before_its_room_is_used_again() {
+fn write_back_saves_a_page_before_its_memory_is_reused() {
     for index in [IndexKind::Radix, IndexKind::Flat] {
         let first = Prompt::Tokens { tokens: tokens(1, 17), media: vec![] };
         let with_first = || {
@@ -107,7 +115,7 @@ fn write_back_saves_a_page_before_its_room_is_used_again() {
             assert_eq!(shell.moved(OpKind::Save), 0);
             shell
         };
-        // The second needs the whole device: it waits until what is there is saved.
+        // The second needs the whole device: it waits until the pages there are saved.
         let mut shell = with_first();
         shell.held.insert(OpKind::Save);
         shell.submit(2, &tokens(2, 29));
@@ -121,7 +129,7 @@ fn write_back_saves_a_page_before_its_room_is_used_again() {
         shell.compute(2, 29, &[]);
         let stats = shell.engine().stats();
         assert_eq!((stats.written_back, stats.lost_unsaved), (4, 0));
-        // What cannot be saved holds nobody up: it leaves as it is, and that is counted.
+        // Pages that cannot be saved delay no request: they leave without a save, and are counted.
         let mut shell = with_first();
         shell.fails.insert(OpKind::Save);
         shell.submit(2, &tokens(2, 29));
@@ -134,7 +142,7 @@ fn write_back_saves_a_page_before_its_room_is_used_again() {
 }
 
 #[test]
-fn a_request_is_writing_back_until_its_pages_are_in_the_host() {
+fn request_writes_back_until_its_pages_are_in_the_host() {
     let mut shell = Shell::new(small());
     shell.held.insert(OpKind::Save);
     shell.submit(1, &tokens(1, 17));
@@ -151,7 +159,7 @@ fn a_request_is_writing_back_until_its_pages_are_in_the_host() {
 }
 
 #[test]
-fn a_drop_that_fails_is_said_again_at_longer_and_longer_intervals() {
+fn failed_drop_is_repeated_with_backoff() {
     let mut shell = Shell::new(Config { hint_patience: 10, op_patience: 65, ..small() });
     let prompt = tokens(1, 17);
     shell.serve(1, &prompt, &[]);
@@ -166,7 +174,7 @@ fn a_drop_that_fails_is_said_again_at_longer_and_longer_intervals() {
         said.push(shell.now);
     }
     assert_eq!(said, [0, 10, 30, 70, 135, 200, 265, 330]);
-    // Nobody is held up meanwhile, nothing of the old is found, and nothing is sent to be dropped.
+    // No request is delayed meanwhile, no old page is found, and none is backed up.
     assert_eq!(shell.serve(2, &prompt, &[]).total(), 0);
     let namespace =
         |weight_version| Namespace { model: "m".to_owned(), weight_version, ..Namespace::default() };
@@ -184,9 +192,10 @@ fn a_drop_that_fails_is_said_again_at_longer_and_longer_intervals() {
 }
 
 #[test]
-fn l3_a_late_store_holds_nobody_up() {
+fn l3_slow_store_delays_no_request() {
     let mut shell = Shell::new(Config {
         store: Some(StoreConfig {
+            start: PrefetchStart::Missing,
             threshold_pages: 1,
             stop: PrefetchStop::Timeout { base: 10, per_page: 0, most: 10 },
         }),
@@ -205,7 +214,7 @@ fn l3_a_late_store_holds_nobody_up() {
 }
 
 #[test]
-fn l7_a_joiner_survives_the_abort_of_who_began() {
+fn l7_joiner_survives_the_abort_of_the_initiator() {
     let mut shell = Shell::new(small());
     let prompt = tokens(1, 17);
     shell.serve(1, &prompt, &[]);
@@ -227,7 +236,7 @@ fn l7_a_joiner_survives_the_abort_of_who_began() {
 }
 
 #[test]
-fn priority_and_age_decide_and_not_who_prefetched() {
+fn priority_and_age_decide_the_order() {
     let mut shell = Shell::new(Config { running_max: 1, ..small() });
     shell.submit(1, &tokens(1, 9));
     shell.submit(2, &tokens(2, 9));
@@ -245,7 +254,7 @@ fn priority_and_age_decide_and_not_who_prefetched() {
 }
 
 #[test]
-fn k4_new_weights_and_a_cleared_namespace_hide_everything_at_once() {
+fn k4_new_weights_and_clear_hide_all_pages_at_once() {
     for clears in [false, true] {
         let mut shell = Shell::new(small());
         let prompt = tokens(1, 17);
@@ -271,7 +280,7 @@ fn k4_new_weights_and_a_cleared_namespace_hide_everything_at_once() {
 }
 
 #[test]
-fn full_is_an_answer() {
+fn full_device_is_reported() {
     let mut shell = Shell::new(small());
     shell.tell(Input::Pressure(Medium::Store, Pressure::Full));
     shell.serve(1, &tokens(1, 17), &[]);
@@ -281,7 +290,7 @@ fn full_is_an_answer() {
 }
 
 #[test]
-fn bad_input_has_an_answer_and_changes_nothing() {
+fn bad_input_is_refused_and_changes_nothing() {
     let mut shell = Shell::new(small());
     let digest = shell.engine().digest();
     let hash = ChainHash::foreign;
@@ -316,7 +325,7 @@ fn bad_input_has_an_answer_and_changes_nothing() {
     shell.submit(1, &tokens(1, 3));
     assert_eq!(shell.ready[&ReqId(1)].total(), 0, "a prompt that is shorter than a page is served");
     shell.submit(1, &tokens(1, 3));
-    assert!(shell.refused.pop().unwrap().contains("already here"));
+    assert!(shell.refused.pop().unwrap().contains("exists already"));
     for (upto, generated) in [(4, vec![]), (2, vec![1])] {
         shell.tell(Input::Computed { request: ReqId(1), upto, generated });
         assert!(shell.refused.pop().unwrap().contains("cannot have"));
@@ -326,7 +335,7 @@ fn bad_input_has_an_answer_and_changes_nothing() {
 }
 
 #[test]
-fn without_a_host_there_is_a_device_and_without_a_store_a_host() {
+fn engine_works_without_host_or_store() {
     let mut shell = Shell::new(Config { host_pages: 0, store: None, ..small() });
     shell.serve(1, &tokens(1, 17), &[]);
     assert_eq!(shell.serve(2, &tokens(1, 17), &[]).device, 16);
@@ -341,7 +350,7 @@ fn without_a_host_there_is_a_device_and_without_a_store_a_host() {
 }
 
 #[test]
-fn a_request_that_outgrows_the_device_ends() {
+fn request_that_outgrows_the_device_ends() {
     let mut shell = Shell::new(Config { device_pages: 2, ..small() });
     shell.submit(1, &tokens(1, 8));
     shell.tell(Input::Computed { request: ReqId(1), upto: 8, generated: vec![1] });
@@ -350,7 +359,7 @@ fn a_request_that_outgrows_the_device_ends() {
 }
 
 #[test]
-fn who_leaves_the_device_in_a_pass_keeps_what_was_computed_in_it() {
+fn request_retracted_in_a_pass_keeps_its_progress() {
     let three_pages = Config { device_pages: 3, store: None, ..small() };
     let progress = |id, upto, token| Progress { request: ReqId(id), upto, generated: vec![token] };
     let mut shell = Shell::new(three_pages);
@@ -361,12 +370,12 @@ fn who_leaves_the_device_in_a_pass_keeps_what_was_computed_in_it() {
     assert_eq!(shell.engine().state(ReqId(2)), Some(State::Waiting));
     shell.tell(Input::Pass { computed: vec![progress(1, 5, 9)], finished: vec![ReqId(1)] });
     assert_eq!(shell.ended[&ReqId(1)], Ending::Finished);
-    // Its token was taken before it had to leave: it goes on behind it.
+    // Its token was applied before it was retracted: it continues after it.
     assert_eq!(shell.ready[&ReqId(2)].total(), 4);
     shell.tell(Input::Pass { computed: vec![progress(2, 5, 3)], finished: vec![ReqId(2)] });
     assert!(shell.refused.is_empty(), "{:?}", shell.refused);
     assert_eq!(shell.ended[&ReqId(2)], Ending::Finished);
-    // Whoever is over leaves before others ask for room, so nobody is retracted.
+    // A finished request leaves before others get pages, so none is retracted.
     let retractions = shell.engine().stats().retractions;
     shell.submit(3, &tokens(3, 4));
     shell.submit(4, &tokens(4, 4));
@@ -377,7 +386,7 @@ fn who_leaves_the_device_in_a_pass_keeps_what_was_computed_in_it() {
 }
 
 #[test]
-fn a_store_that_fails_is_left_alone_for_a_while() {
+fn failed_store_is_not_probed_for_a_while() {
     let mut shell = Shell::new(Config { cooldown: 100, ..small() });
     shell.fails.insert(OpKind::Probe);
     shell.serve(1, &tokens(1, 17), &[]);
@@ -396,7 +405,7 @@ fn a_store_that_fails_is_left_alone_for_a_while() {
 }
 
 #[test]
-fn c1_the_order_in_which_ranks_hear_of_ends_does_not_matter() {
+fn c1_order_of_completions_does_not_matter() {
     let mut shell = Shell::new(Config { ranks: 3, op_pages_max: 1, ..small() });
     shell.held.extend([OpKind::Save]);
     for id in 1..4 {

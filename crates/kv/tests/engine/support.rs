@@ -1,4 +1,4 @@
-//! A shell that carries everything out at once, on all ranks: for stories in which time plays no part.
+//! A shell that carries out everything at once, on all ranks: for scenarios that do not depend on time.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,25 +7,25 @@ use tiffin_kv::{
     Outcome, Prompt, ReqId, SpaceId, Submit, Tier,
 };
 
-/// The namespace of every story.
+/// The namespace of every scenario.
 pub(crate) const SPACE: SpaceId = SpaceId(0);
 
-/// Engines of all ranks, and what they have had done.
+/// Engines of all ranks, and the operations that were carried out.
 pub(crate) struct Shell {
     pub(crate) engines: Vec<Engine>,
     /// What the store has, for each rank.
     pub(crate) stored: Vec<BTreeSet<ChainHash>>,
-    /// How many pages each kind of operation has moved, over all ranks.
+    /// Number of pages that each kind of operation has moved, over all ranks.
     pub(crate) moved: BTreeMap<OpKind, u64>,
-    /// How many operations of each kind were issued.
+    /// Number of issued operations of each kind.
     pub(crate) issued: BTreeMap<OpKind, u64>,
-    /// What was found for each request.
+    /// The cached tokens of each request.
     pub(crate) ready: BTreeMap<ReqId, CachedTokens>,
     pub(crate) ended: BTreeMap<ReqId, Ending>,
     pub(crate) refused: Vec<String>,
     /// Kinds of operations of which no page succeeds.
     pub(crate) fails: BTreeSet<OpKind>,
-    /// Operations that are not carried out for now.
+    /// Kinds of operations that are held back.
     pub(crate) held: BTreeSet<OpKind>,
     pub(crate) waiting: Vec<Operation>,
     pub(crate) now: u64,
@@ -55,7 +55,7 @@ impl Shell {
         &self.engines[0]
     }
 
-    /// Tells all ranks, and carries out what they answer until there is nothing left.
+    /// Gives all ranks an input, and carries out their effects until there are none left.
     pub(crate) fn tell(&mut self, input: Input) {
         let now = self.now;
         let answers: Vec<_> = self.engines.iter_mut().map(|it| it.apply(input.clone(), now)).collect();
@@ -83,7 +83,7 @@ impl Shell {
         }
     }
 
-    /// Carries out what was held back.
+    /// Carries out the operations that were held back.
     pub(crate) fn release(&mut self) {
         self.held.clear();
         for op in std::mem::take(&mut self.waiting) {
@@ -135,7 +135,7 @@ impl Shell {
         }));
     }
 
-    /// A request from its prompt to its end, which generates these tokens. Returns what was found for it.
+    /// A request from its prompt to its end, which generates these tokens. Returns its cached tokens.
     pub(crate) fn serve(&mut self, id: u64, tokens: &[u32], generated: &[u32]) -> CachedTokens {
         self.submit(id, tokens);
         let cached = self.ready[&ReqId(id)];
@@ -158,7 +158,7 @@ impl Shell {
         self.moved.get(&kind).copied().unwrap_or_default()
     }
 
-    /// Nothing is under way and nobody is here: every page is free or can be matched.
+    /// There is no operation and no request: every page is free or can be matched.
     pub(crate) fn expect_rest(&self) {
         for engine in &self.engines {
             assert_eq!((engine.request_count(), engine.op_count()), (0, 0));

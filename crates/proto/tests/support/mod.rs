@@ -23,15 +23,19 @@ pub(crate) fn request() -> impl Strategy<Value = Request> {
         (pattern(), flag(), number()).prop_map(|(pattern, force, wait_ms)| {
             Request::DeleteMatching(DeleteMatching { pattern, force, wait_ms })
         }),
-        (pattern(), number(), small(), option::of(text())).prop_map(|(pattern, cursor, limit, pinned_by)| {
-            Request::List(List { pattern, pinned_by, cursor, limit })
-        }),
+        (pattern(), number(), small(), option::of(text()), number()).prop_map(
+            |(pattern, cursor, limit, pinned_by, report_wait_ms)| {
+                Request::List(List { pattern, pinned_by, cursor, limit, report_wait_ms })
+            }
+        ),
         Just(Request::Stat),
         (option::of(usage()), vec(viewer(), 0..4))
             .prop_map(|(usage, viewers)| Request::Heartbeat(Heartbeat { usage, viewers })),
-        (node_info(), usage(), number(), number()).prop_map(|(info, usage, epoch, stamps)| {
-            Request::Register(Register { info, usage, epoch, stamps })
-        }),
+        (node_info(), usage(), number(), number(), number()).prop_map(
+            |(info, usage, epoch, stamps, life)| {
+                Request::Register(Register { info, usage, epoch, stamps, life })
+            }
+        ),
         (vec(record(), 0..4), flag()).prop_map(|(items, last)| Request::Announce(Announce { items, last })),
         (vec((text(), number(), commit_item()), 0..4), number()).prop_map(|(items, wait_ms)| {
             let item = |(namespace, client, item)| DecideItem { namespace, client: ClientId(client), item };
@@ -83,6 +87,15 @@ fn prefetch_outcome() -> impl Strategy<Value = PrefetchOutcome> {
     select(vec![Absent, Resident, Done, Running, Failed, Skipped, Cancelled])
 }
 
+fn policy_change() -> impl Strategy<Value = PolicyChange> {
+    let limits = (option::of(number()), option::of(number()), option::of(demotion()));
+    let keeps = (flag(), flag(), flag());
+    (limits, keeps).prop_map(|((quota, max_hold_ms, demotion), keeps)| {
+        let (keep_quota, keep_max_hold, keep_demotion) = keeps;
+        PolicyChange { quota, max_hold_ms, demotion, keep_quota, keep_max_hold, keep_demotion }
+    })
+}
+
 /// Any request about pins, quotas, samples and explanations.
 fn lifetime_request() -> impl Strategy<Value = Request> {
     let mark = (hold(), marks()).prop_map(|(hold, marks)| MarkItem { hold, marks });
@@ -101,14 +114,14 @@ fn lifetime_request() -> impl Strategy<Value = Request> {
             wait_ms
         })),
         (text(), number()).prop_map(|(owner, wait_ms)| Request::DropPins(DropPins { owner, wait_ms })),
-        (option::of(number()), option::of(number()), option::of(demotion())).prop_map(
-            |(quota, max_hold_ms, demotion)| Request::SetPolicy(Policy { quota, max_hold_ms, demotion })
-        ),
+        policy_change().prop_map(Request::SetPolicy),
         (option::of(number()), option::of(number()), number()).prop_map(|(at_most, at_least, wait_ms)| {
             Request::Await(Await { at_most, at_least, wait_ms })
         }),
-        keys().prop_map(Request::Why),
-        (vec(lease, 0..4), text()).prop_map(|(items, group)| Request::Lease(Lease { items, group })),
+        (keys(), number()).prop_map(|(keys, report_wait_ms)| Request::Why(Explain { keys, report_wait_ms })),
+        (vec(lease, 0..4), text(), number()).prop_map(|(items, group, report_wait_ms)| {
+            Request::Lease(Lease { items, group, report_wait_ms })
+        }),
         vec(number(), 0..9).prop_map(|leases| Request::Release(Release { leases })),
         vec(number(), 0..9).prop_map(Request::KeepLeases),
         number().prop_map(|client| Request::ClientDied(ClientId(client))),
@@ -188,6 +201,7 @@ fn lifetime_reply() -> impl Strategy<Value = Reply> {
         Just(PinOutcome::Done),
         Just(PinOutcome::Absent),
         Just(PinOutcome::TooMany),
+        Just(PinOutcome::NotPinned),
         texts().prop_map(PinOutcome::Unconfirmed),
     ];
     let acked = prop_oneof![
@@ -224,9 +238,9 @@ fn lifetime_reply() -> impl Strategy<Value = Reply> {
 fn why() -> impl Strategy<Value = Why> {
     use Cause::*;
     let cause = select(&[Deleted, Replaced, Evicted, NodeLost, Consumed, HeldTooLong][..]);
-    let due = (text(), option::of(key()), text());
+    let due = (text(), option::of(key()), text(), number());
     let gone = (generation(), cause, text(), number(), due).prop_map(
-        |(generation, cause, by, ago_ms, (node, for_key, reader))| Gone {
+        |(generation, cause, by, ago_ms, (node, for_key, reader, disk_bytes_max))| Gone {
             generation,
             cause,
             by,
@@ -234,6 +248,7 @@ fn why() -> impl Strategy<Value = Why> {
             node,
             for_key,
             reader,
+            disk_bytes_max,
         },
     );
     let lists = (texts(), texts(), texts(), texts(), texts());
@@ -285,20 +300,23 @@ pub(crate) fn reply() -> impl Strategy<Value = Reply> {
         (vec(list_item(), 0..4), number())
             .prop_map(|(items, cursor)| Reply::Listed(Listed { items, cursor })),
         stat().prop_map(Reply::Stat),
-        (number(), flag(), holds(), vec(record(), 0..3)).prop_map(|(epoch, discard, retire, commit)| {
-            Reply::Registered(Registered { epoch, discard, retire, commit })
-        }),
+        (number(), flag(), holds(), vec(record(), 0..3), number()).prop_map(
+            |(epoch, discard, retire, commit, life)| {
+                Reply::Registered(Registered { epoch, discard, retire, commit, life })
+            }
+        ),
         holds().prop_map(Reply::Announced),
         vec(commit_outcome(), 0..5).prop_map(Reply::Decided),
         vec(option::of(commit_outcome()), 0..5).prop_map(Reply::Published),
-        (vec(option::of(reservation()), 0..5), usage())
-            .prop_map(|(items, usage)| Reply::Allocated(Allocated { items, usage })),
+        (vec(option::of(reservation()), 0..5), usage(), vec(shortage(), 0..5))
+            .prop_map(|(items, usage, short)| Reply::Allocated(Allocated { items, usage, short })),
         (holds(), usage(), vec(number().prop_map(RequestId), 0..4))
             .prop_map(|(lost, usage, also)| Reply::Settled(Settled { lost, usage, also })),
         vec(commit_outcome(), 0..5).prop_map(Reply::Committed),
         vec(flag(), 0..200).prop_map(Reply::ViewsBegun),
         vec(prefetch_outcome(), 0..20).prop_map(Reply::Prefetched),
-        (vec(flag(), 0..20), usage()).prop_map(|(items, usage)| Reply::Moved(Moved { items, usage })),
+        (vec(flag(), 0..20), usage(), vec(number(), 0..20))
+            .prop_map(|(items, usage, bytes_max)| { Reply::Moved(Moved { items, usage, bytes_max }) }),
         lifetime_reply(),
     ]
 }
@@ -355,16 +373,42 @@ fn reservation() -> impl Strategy<Value = Reservation> {
 }
 
 fn usage() -> impl Strategy<Value = Usage> {
-    (number(), number(), number(), number(), number(), number()).prop_map(
-        |(capacity, free, granted, committed, held, objects)| Usage {
+    let counts = (number(), number(), number(), number(), number(), number(), number());
+    (counts, number(), option::of(number())).prop_map(
+        |((capacity, free, granted, committed, held, objects, offered), metadata, name_max)| Usage {
             capacity,
             free,
             granted,
             committed,
             held,
             objects,
+            offered,
+            metadata,
+            name_max,
         },
     )
+}
+
+fn resource() -> impl Strategy<Value = Resource> {
+    prop_oneof![
+        Just(Resource::Bytes),
+        Just(Resource::Slots),
+        Just(Resource::KeySpace),
+        Just(Resource::Contiguous)
+    ]
+}
+
+fn shortage() -> impl Strategy<Value = Shortage> {
+    (resource(), number(), number(), any::<bool>()).prop_map(|(resource, amount, bytes, never)| Shortage {
+        resource,
+        amount,
+        bytes,
+        never,
+    })
+}
+
+fn full() -> impl Strategy<Value = Full> {
+    (usage(), resource(), any::<bool>()).prop_map(|(usage, lacks, never)| Full { usage, lacks, never })
 }
 
 fn node_info() -> impl Strategy<Value = NodeInfo> {
@@ -427,22 +471,47 @@ fn options() -> impl Strategy<Value = PutOptions> {
 
 fn reserve() -> impl Strategy<Value = Reserve> {
     let item = (key(), number(), options()).prop_map(|(key, len, options)| ReserveItem { key, len, options });
-    (vec(item, 0..4), vec(segment(), 0..20), number(), small())
-        .prop_map(|(items, avoid, wait_ms, spare)| Reserve { items, avoid, wait_ms, spare })
+    (vec(item, 0..4), vec(segment(), 0..20), number(), small(), number()).prop_map(
+        |(items, avoid, wait_ms, spare, report_wait_ms)| Reserve {
+            items,
+            avoid,
+            wait_ms,
+            spare,
+            report_wait_ms,
+        },
+    )
 }
 
 fn resolve() -> impl Strategy<Value = Resolve> {
-    (vec(key(), 0..6), flag(), flag(), flag(), number())
-        .prop_map(|(keys, touch, lease, locate, wait_ms)| Resolve { keys, touch, lease, locate, wait_ms })
+    let part = (number(), flag(), number());
+    let part = part.prop_map(|(items, is_more, repeats)| CallPart { items, is_more, repeats });
+    (vec(key(), 0..6), flag(), flag(), flag(), number(), number(), part).prop_map(
+        |(keys, touch, lease, locate, wait_ms, report_wait_ms, part)| Resolve {
+            keys,
+            touch,
+            lease,
+            locate,
+            wait_ms,
+            report_wait_ms,
+            part,
+        },
+    )
 }
 
 fn exists() -> impl Strategy<Value = Exists> {
-    (vec(key(), 0..6), flag(), flag(), ahead()).prop_map(|(keys, touch, lease, ahead)| Exists {
-        keys: keys.iter().collect(),
-        touch,
-        lease,
-        ahead,
-    })
+    let reads = (number(), number(), number(), number());
+    let reads =
+        reads.prop_map(|(singles, batches, items, bytes)| CachedReads { singles, batches, items, bytes });
+    (vec(key(), 0..6), flag(), flag(), ahead(), reads, number()).prop_map(
+        |(keys, touch, lease, ahead, reads, report_wait_ms)| Exists {
+            keys: keys.iter().collect(),
+            touch,
+            lease,
+            ahead,
+            reads,
+            report_wait_ms,
+        },
+    )
 }
 
 fn demotion() -> impl Strategy<Value = Demotion> {
@@ -450,7 +519,7 @@ fn demotion() -> impl Strategy<Value = Demotion> {
 }
 
 fn tier_stat() -> impl Strategy<Value = TierStat> {
-    vec(number(), 22).prop_map(|it| TierStat {
+    vec(number(), 23).prop_map(|it| TierStat {
         shelved: it[0],
         demoted_objects: it[1],
         demoted_bytes: it[2],
@@ -473,6 +542,7 @@ fn tier_stat() -> impl Strategy<Value = TierStat> {
         disk_corrupt: it[19],
         prefetch_cancelled: it[20],
         gets_from_far_disk: it[21],
+        demotions_refused: it[22],
     })
 }
 
@@ -512,16 +582,25 @@ fn allocate() -> impl Strategy<Value = Allocate> {
         name_len,
         marks_len,
     });
-    (number(), vec(item, 0..20)).prop_map(|(client, items)| Allocate { client: ClientId(client), items })
+    (number(), vec(item, 0..20), any::<bool>()).prop_map(|(client, items, offered)| Allocate {
+        client: ClientId(client),
+        items,
+        offered,
+    })
 }
 
 fn reserve_outcome() -> impl Strategy<Value = ReserveOutcome> {
     prop_oneof![
         vec(reservation(), 0..4).prop_map(ReserveOutcome::Room),
         generation().prop_map(ReserveOutcome::Exists),
-        usage().prop_map(ReserveOutcome::Full),
+        full().prop_map(ReserveOutcome::Full),
+        Just(ReserveOutcome::NoNode),
         text().prop_map(ReserveOutcome::Invalid),
-        (number(), number()).prop_map(|(used, limit)| ReserveOutcome::OverQuota(Quota { used, limit })),
+        (number(), number(), number()).prop_map(|(used, limit, need)| ReserveOutcome::OverQuota(Quota {
+            used,
+            limit,
+            need
+        })),
         (number(), number(), limits()).prop_map(|(refs, bytes, limits)| ReserveOutcome::Behind(Backlog {
             refs,
             bytes,
@@ -582,7 +661,7 @@ fn list_item() -> impl Strategy<Value = ListItem> {
 fn namespace_stat() -> impl Strategy<Value = NamespaceStat> {
     let numbers = (number(), number(), number(), number(), number());
     let limits = (option::of(number()), option::of(number()), demotion());
-    let ages = (number(), number(), number());
+    let ages = (number(), number(), number(), number(), number());
     let owner = (text(), number(), number());
     let owner = owner.prop_map(|(owner, objects, bytes)| OwnerStat { owner, objects, bytes });
     let held = (vec(owner, 0..3), vec(holder(), 0..3));
@@ -592,7 +671,10 @@ fn namespace_stat() -> impl Strategy<Value = NamespaceStat> {
             (objects, bytes, used, granted, samples),
             (quota, max_hold_ms, demotion),
             (samples_leased, sample_age_ms, waiting),
-            ((sample_bytes, sample_bytes_leased, leased_age_ms), (owners, holders)),
+            (
+                (sample_bytes, sample_bytes_leased, leased_age_ms, samples_expired, sample_bytes_expired),
+                (owners, holders),
+            ),
         )| NamespaceStat {
             name,
             objects,
@@ -609,6 +691,8 @@ fn namespace_stat() -> impl Strategy<Value = NamespaceStat> {
             leased_age_ms,
             max_hold_ms,
             waiting,
+            samples_expired,
+            sample_bytes_expired,
             owners,
             holders,
         },
@@ -643,16 +727,17 @@ fn stat() -> impl Strategy<Value = Stat> {
     let node =
         node.prop_map(|(info, alive, usage, owed, holders)| NodeStat { info, alive, usage, owed, holders });
     let numbers = (number(), number(), number(), number(), number());
-    (vec(node, 0..3), vec(namespace_stat(), 0..3), numbers, tier_stat()).prop_map(
-        |(nodes, namespaces, (epoch, clients, evicted_objects, evicted_bytes, soft_pinned), tier)| Stat {
-            epoch,
-            clients,
+    (vec(node, 0..3), vec(namespace_stat(), 0..3), numbers, tier_stat(), texts()).prop_map(
+        |(nodes, namespaces, numbers, tier, unreported)| Stat {
+            epoch: numbers.0,
+            clients: numbers.1,
             nodes,
             namespaces,
-            evicted_objects,
-            evicted_bytes,
-            soft_pinned,
+            evicted_objects: numbers.2,
+            evicted_bytes: numbers.3,
+            soft_pinned: numbers.4,
             tier: Box::new(tier),
+            unreported,
         },
     )
 }

@@ -1,10 +1,29 @@
-//! Calls of threads that wait at the stream themselves, beside tasks.
+//! Calls of threads that read the stream themselves, beside tasks.
 
 use std::task::Poll;
 
 use tiffin_rpc::{Waiting, while_waiting_is};
+use tokio::runtime::Handle;
 
 use super::*;
+
+/// Waits for a call in this thread, as the Python package does.
+fn block_on<T>(runtime: &Handle, call: impl Future<Output = T>) -> T {
+    let mut call = std::pin::pin!(call);
+    runtime.block_on(std::future::poll_fn(|context| {
+        while_waiting_is(Waiting::Now, || call.as_mut().poll(context))
+    }))
+}
+
+/// The same in a thread of its own.
+fn call_in_thread(
+    connection: &Connection,
+    request: Request,
+    deadline: Instant,
+) -> JoinHandle<Result<Reply, CallError>> {
+    let (connection, runtime) = (connection.clone(), Handle::current());
+    tokio::task::spawn_blocking(move || block_on(&runtime, connection.call(&request, deadline)))
+}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn threads_and_tasks_call_over_one_connection_and_each_gets_its_own_answer() {
@@ -13,11 +32,12 @@ async fn threads_and_tasks_call_over_one_connection_and_each_gets_its_own_answer
         let (connection, _) = Connection::open(&address, hello(), patient()).await.unwrap();
         let threads: Vec<_> = (0..4)
             .map(|thread| {
-                let connection = connection.clone();
+                let (connection, runtime) = (connection.clone(), Handle::current());
                 tokio::task::spawn_blocking(move || {
                     for round in 0..200 {
                         let number = (thread * 200 + round) % 97;
-                        let reply = connection.call_blocking(&numbered(number), patient()).unwrap();
+                        let reply =
+                            block_on(&runtime, connection.call(&numbered(number), patient())).unwrap();
                         assert_eq!(reply, Reply::ViewsBegun(vec![true; number as usize]));
                     }
                 })
@@ -41,8 +61,7 @@ async fn threads_and_tasks_call_over_one_connection_and_each_gets_its_own_answer
         // With the threads gone, the task notices the end.
         connection.close();
         connection.closed().await;
-        let gone =
-            tokio::task::spawn_blocking(move || connection.call_blocking(&Request::Goodbye, patient()));
+        let gone = call_in_thread(&connection, Request::Goodbye, patient());
         assert!(matches!(gone.await.unwrap(), Err(CallError::Lost { .. })));
     }
 }
@@ -66,12 +85,12 @@ async fn a_thread_gives_up_at_its_deadline_and_its_late_answer_is_told() {
     })
     .await;
     let (connection, _) = Connection::open(&address, hello(), patient()).await.unwrap();
-    let again = connection.clone();
+    let (again, runtime) = (connection.clone(), Handle::current());
     let (told, mut tells) = mpsc::channel(1);
     let late = move |reply| told.try_send(reply).unwrap();
     let late = tokio::task::spawn_blocking(move || {
         let soon = Instant::now() + Duration::from_millis(20);
-        again.call_blocking_or(&Request::Goodbye, soon, late)
+        block_on(&runtime, again.call_or(&Request::Goodbye, soon, late))
     });
     assert!(matches!(late.await.unwrap(), Err(CallError::Timeout { .. })));
     assert_eq!(connection.call(&numbered(0), patient()).await.unwrap(), Reply::Done);
@@ -94,11 +113,8 @@ async fn threads_that_wait_hear_of_the_end_and_of_others_answers_being_late() {
     })
     .await;
     let (connection, _) = Connection::open(&address, hello(), patient()).await.unwrap();
-    let call = |deadline: Instant| {
-        let connection = connection.clone();
-        tokio::task::spawn_blocking(move || connection.call_blocking(&Request::Goodbye, deadline))
-    };
-    // The first sits at the stream and gives up; the second must take over to hear anything.
+    let call = |deadline| call_in_thread(&connection, Request::Goodbye, deadline);
+    // The first reads the stream and gives up. The second must then be told by another reader.
     let (first, second) = (call(Instant::now() + Duration::from_millis(20)), call(patient()));
     is_ready.recv().await.unwrap();
     is_ready.recv().await.unwrap();
@@ -120,9 +136,7 @@ async fn the_end_that_comes_with_an_answer_is_noticed() {
         .await;
         for _ in 0..300 {
             let (connection, _) = Connection::open(&address, hello(), patient()).await.unwrap();
-            let calling = connection.clone();
-            let call = move || calling.call_blocking(&Request::Goodbye, patient());
-            tokio::task::spawn_blocking(call).await.unwrap().unwrap();
+            call_in_thread(&connection, Request::Goodbye, patient()).await.unwrap().unwrap();
             let closed = tokio::time::timeout(Duration::from_secs(60), connection.closed()).await;
             closed.expect("its end is noticed");
         }
@@ -152,29 +166,14 @@ async fn after_a_thread_was_answered_others_are_answered_too() {
         })
         .await;
         let (connection, _) = Connection::open(&address, hello(), patient()).await.unwrap();
-        let thread = || {
-            let connection = connection.clone();
-            tokio::task::spawn_blocking(move || connection.call_blocking(&numbered(1), patient()))
-        };
-        let waiting = || {
-            let connection = connection.clone();
-            let call = async move { connection.call(&numbered(2), patient()).await };
-            let runtime = tokio::runtime::Handle::current();
-            tokio::task::spawn_blocking(move || {
-                let mut call = std::pin::pin!(call);
-                runtime.block_on(std::future::poll_fn(|context| {
-                    while_waiting_is(Waiting::Now, || call.as_mut().poll(context))
-                }))
-            })
-        };
         for _ in 0..20 {
-            thread().await.unwrap().unwrap();
+            call_in_thread(&connection, numbered(1), patient()).await.unwrap().unwrap();
             connection.call(&numbered(3), patient()).await.unwrap();
-            waiting().await.unwrap().unwrap();
+            call_in_thread(&connection, numbered(2), patient()).await.unwrap().unwrap();
             connection.call(&numbered(4), patient()).await.unwrap();
         }
         // More answers than are kept for a peer that takes none out.
-        waiting().await.unwrap().unwrap();
+        call_in_thread(&connection, numbered(2), patient()).await.unwrap().unwrap();
         while answers.try_recv().is_ok() {}
         for _ in 0..400 {
             connection.tell(&numbered(BATCH_ITEMS_MAX as u64)).unwrap();
@@ -183,7 +182,7 @@ async fn after_a_thread_was_answered_others_are_answered_too() {
             let heard = tokio::time::timeout(Duration::from_secs(60), answers.recv()).await;
             assert!(heard.expect("nobody took the answers out").is_some());
         }
-        waiting().await.unwrap().unwrap();
+        call_in_thread(&connection, numbered(2), patient()).await.unwrap().unwrap();
         say_end.send(true).unwrap();
         tokio::time::timeout(Duration::from_secs(60), connection.closed()).await.expect("its end is noticed");
     }
@@ -196,12 +195,12 @@ async fn an_answer_that_a_thread_meant_to_come_back_for_is_read_whatever_it_does
     for address in [any_port(), unix_name()] {
         let address = server(address, echo).await;
         let (connection, _) = Connection::open(&address, hello(), patient()).await.unwrap();
-        let runtime = tokio::runtime::Handle::current();
+        let runtime = Handle::current();
         let (late, mut heard) = mpsc::unbounded_channel();
         let thread = move || {
             for then in [Waiting::Never, Waiting::Now] {
                 // From now on nobody watches, until somebody is to.
-                connection.call_blocking(&numbered(1), patient()).unwrap();
+                block_on(&runtime, connection.call(&numbered(1), patient())).unwrap();
                 let request = numbered(2);
                 let mut call = std::pin::pin!(connection.call(&request, patient()));
                 let mut how = Waiting::Soon;
@@ -214,7 +213,7 @@ async fn an_answer_that_a_thread_meant_to_come_back_for_is_read_whatever_it_does
                 }));
                 assert_eq!(reply.unwrap(), Reply::ViewsBegun(vec![true; 2]));
             }
-            connection.call_blocking(&numbered(1), patient()).unwrap();
+            block_on(&runtime, connection.call(&numbered(1), patient())).unwrap();
             let request = numbered(3);
             let mut call = Box::pin(connection.call_or(&request, patient(), move |reply| {
                 late.send(reply).unwrap();

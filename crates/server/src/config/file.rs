@@ -17,12 +17,14 @@ use std::path::Path;
 use std::str::FromStr;
 use std::time::Duration;
 
+use bytesize::ByteSize;
 use clap::{Args, Command};
 use serde::de::{DeserializeOwned, Error as _};
 use serde::{Deserialize, Deserializer};
 use toml::de::{DeTable, DeValue};
 
 use super::nearest::nearest;
+use super::values;
 use super::{ClientArgs, CommonArgs, ConfigError, MasterArgs, NodeArgs, StorageArgs, TierArgs};
 
 /// The longest settings file.
@@ -96,9 +98,23 @@ where
 /// The same for a duration.
 pub(super) fn duration<'de, D: Deserializer<'de>>(value: D) -> Result<Option<Duration>, D::Error> {
     let text = String::deserialize(value)?;
-    humantime::parse_duration(&text).map(Some).map_err(|error| {
-        D::Error::custom(format!("`{text}` is no duration such as `500ms` or `10s`: {error}"))
-    })
+    values::duration(&text).map(Some).map_err(|error| D::Error::custom(first_line(&error.to_string())))
+}
+
+/// The same for a size, which may also be a bare number of bytes.
+pub(super) fn size<'de, D: Deserializer<'de>>(value: D) -> Result<Option<ByteSize>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum BytesOrText {
+        Bytes(u64),
+        Text(String),
+    }
+    match BytesOrText::deserialize(value)? {
+        BytesOrText::Bytes(bytes) => Ok(Some(ByteSize::b(bytes))),
+        BytesOrText::Text(text) => {
+            values::size(&text).map(Some).map_err(|error| D::Error::custom(first_line(&error.to_string())))
+        }
+    }
 }
 
 /// The keys that settings of this kind have in a file.

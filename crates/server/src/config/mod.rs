@@ -11,6 +11,7 @@ mod file;
 pub mod nearest;
 pub mod page;
 mod tier;
+mod values;
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -26,6 +27,9 @@ use tiffin_transport::layout::DATA_BYTES_MAX;
 
 pub use file::SettingsFile;
 pub use tier::{Demotion, Engine, SsdConfig, SsdError, TierArgs, TierConfig};
+pub use values::{ValueError, duration, size};
+
+use values::check_duration;
 
 /// Where a master listens if nothing else is said.
 pub const LISTEN_DEFAULT: &str = "127.0.0.1:7400";
@@ -52,8 +56,6 @@ pub const TIMEOUT_DEFAULT: Duration = Duration::from_secs(10);
 pub const MEMORY_BYTES_MIN: u64 = 1 << 20;
 /// The longest name of a node, in bytes.
 pub const NAME_BYTES_MAX: usize = 255;
-/// The longest of all durations.
-const DURATION_MAX: Duration = Duration::from_secs(7 * 24 * 3600);
 /// The shortest time after which silence means anything: heartbeats must fit in several times.
 const SILENCE_MIN: Duration = Duration::from_millis(100);
 
@@ -66,17 +68,17 @@ pub struct CommonArgs {
     #[serde(skip)]
     pub config: Option<PathBuf>,
 
-    /// The shared secret. With one, who does not show it is sent away; without one, servers listen on
+    /// The shared secret. Servers with a token reject connections without it; servers without one listen on
     /// loopback addresses only. Default: none.
     #[arg(long, env = "TIFFIN_TOKEN", value_name = "SECRET", hide_env_values = true, global = true)]
     pub token: Option<String>,
 
-    /// What goes to the log: `error`, `warn`, `info`, `debug`, `trace`, or filters such as
+    /// The lowest level that is logged: `error`, `warn`, `info`, `debug`, `trace`, or filters such as
     /// `info,tiffin_server=debug`. Default: `info` for a master or a node, `error` for all else.
     #[arg(long, env = "TIFFIN_LOG_LEVEL", value_name = "LEVEL", global = true)]
     pub log_level: Option<String>,
 
-    /// How a line of the log looks. Default: `text`.
+    /// The format of a line of the log. Default: `text`.
     #[arg(long, env = "TIFFIN_LOG_FORMAT", value_name = "FORMAT", global = true)]
     pub log_format: Option<LogFormat>,
 }
@@ -85,30 +87,30 @@ pub struct CommonArgs {
 #[derive(Clone, Debug, Default, Args, Deserialize)]
 #[serde(default)]
 pub struct MasterArgs {
-    /// Where clients and nodes reach the master. Default: `127.0.0.1:7400`.
+    /// The address on which the master accepts clients and nodes. Default: `127.0.0.1:7400`.
     #[arg(long, env = "TIFFIN_MASTER_LISTEN", value_name = "ADDRESS")]
     #[serde(deserialize_with = "file::text")]
     pub listen: Option<Address>,
 
-    /// Where the master serves `/metrics` and its other pages; `off` for nowhere. Default: `127.0.0.1:7401`.
+    /// The address of `/metrics` and the master's other pages; `off` for none. Default: `127.0.0.1:7401`.
     #[arg(long, env = "TIFFIN_MASTER_HTTP", value_name = "ADDRESS")]
     #[serde(deserialize_with = "file::text")]
     pub http: Option<OffOr<Address>>,
 
-    /// Where the master serves the `/metadata` key-value endpoint that Mooncake's clients know; `off` for
-    /// nowhere. Default: `off`.
+    /// The address of the `/metadata` key-value endpoint for Mooncake's clients; `off` for none. Default:
+    /// `off`.
     #[arg(long, env = "TIFFIN_MASTER_METADATA_HTTP", value_name = "ADDRESS")]
     #[serde(deserialize_with = "file::text")]
     pub metadata_http: Option<OffOr<Address>>,
 
-    /// The folder that holds what must survive a restart of the master: which life of it this is.
-    /// Default: `tiffin` in `$XDG_STATE_HOME`, or in `~/.local/state`.
+    /// The folder for state that must survive a restart of the master: its epoch, its members and the
+    /// policies of namespaces. Default: `tiffin/PORT` in `$XDG_STATE_HOME`, or in `~/.local/state`.
     #[arg(long, env = "TIFFIN_MASTER_STATE_DIR", value_name = "FOLDER")]
     pub state_dir: Option<PathBuf>,
 
-    /// How long an object that was looked up is kept from eviction. Default: `10s`.
+    /// How long a lookup protects an object from eviction. Default: `10s`.
     #[arg(long, env = "TIFFIN_MASTER_LEASE_TTL", value_name = "TIME")]
-    #[arg(value_parser = humantime::parse_duration)]
+    #[arg(value_parser = duration)]
     #[serde(deserialize_with = "file::duration")]
     pub lease_ttl: Option<Duration>,
 
@@ -117,32 +119,32 @@ pub struct MasterArgs {
     #[arg(long, env = "TIFFIN_MASTER_LEASE_MODE", value_name = "MODE")]
     pub lease_mode: Option<LeaseMode>,
 
-    /// How long the leases of samples are kept for a client whose connection broke, so that it may come back.
-    /// A client that is known to be dead, or says goodbye, loses them at once. Default: `10s`.
+    /// How long the master keeps the leases of samples for a client whose connection broke, so that it can
+    /// reconnect. Leases of a client that is known to be dead, or that says goodbye, end at once. Default:
+    /// `10s`.
     #[arg(long, env = "TIFFIN_MASTER_LEASE_GRACE", value_name = "TIME")]
-    #[arg(value_parser = humantime::parse_duration)]
+    #[arg(value_parser = duration)]
     #[serde(deserialize_with = "file::duration")]
     pub lease_grace: Option<Duration>,
 
-    /// A node that is connected but said nothing for this long is not used. Default: `10s`.
-    #[arg(long, env = "TIFFIN_MASTER_SILENCE", value_name = "TIME", value_parser = humantime::parse_duration)]
+    /// A connected node that has sent nothing for this long is not used. Default: `10s`.
+    #[arg(long, env = "TIFFIN_MASTER_SILENCE", value_name = "TIME", value_parser = duration)]
     #[serde(deserialize_with = "file::duration")]
     pub silence: Option<Duration>,
 
-    /// A node whose connection has been closed for this long is lost, and its objects with it. Default:
+    /// A node whose connection has been closed for this long is declared lost, with its objects. Default:
     /// `10s`.
-    #[arg(long, env = "TIFFIN_MASTER_AWAY", value_name = "TIME", value_parser = humantime::parse_duration)]
+    #[arg(long, env = "TIFFIN_MASTER_AWAY", value_name = "TIME", value_parser = duration)]
     #[serde(deserialize_with = "file::duration")]
     pub away: Option<Duration>,
 
-    /// How long a soft pin lasts where the put does not say it, as those of `mooncake.store` may not.
-    /// Default: `30m`.
+    /// The duration of a soft pin if the put names none, as puts of `mooncake.store` may. Default: `30m`.
     #[arg(long, env = "TIFFIN_MASTER_SOFT_PIN_TTL", value_name = "TIME")]
-    #[arg(value_parser = humantime::parse_duration)]
+    #[arg(value_parser = duration)]
     #[serde(deserialize_with = "file::duration")]
     pub soft_pin_ttl: Option<Duration>,
 
-    /// Whether soft-pinned objects may be evicted when nothing else is left. Default: `true`.
+    /// Whether soft-pinned objects may be evicted when nothing else can be. Default: `true`.
     #[arg(long, env = "TIFFIN_MASTER_EVICT_SOFT_PINNED", value_name = "BOOL")]
     pub evict_soft_pinned: Option<bool>,
 
@@ -162,30 +164,31 @@ pub struct MasterArgs {
 #[serde(default)]
 pub struct StorageArgs {
     /// Memory for objects, such as `8GiB`. Default: `1GiB`.
-    #[arg(long, env = "TIFFIN_NODE_MEMORY", value_name = "SIZE")]
+    #[arg(long, env = "TIFFIN_NODE_MEMORY", value_name = "SIZE", value_parser = size)]
+    #[serde(deserialize_with = "file::size")]
     pub memory: Option<ByteSize>,
 
-    /// The node's name, for people and for puts that prefer a node. Default: its host and port.
+    /// The node's name in messages, and for puts that prefer a node. Default: its host and port.
     #[arg(long, env = "TIFFIN_NODE_NAME", value_name = "NAME")]
     pub name: Option<String>,
 
-    /// The host under which others reach the node, if it is not the one it listens on. Default: the listening
-    /// host; if that is a wildcard, this machine's address on the way to the master.
+    /// The host at which other processes reach the node, if it is not the one it listens on. Default: the
+    /// listening host; if that is a wildcard, this machine's address on the way to the master.
     #[arg(long, env = "TIFFIN_NODE_ADVERTISE", value_name = "HOST")]
     pub advertise: Option<String>,
 
-    /// Whether processes of this machine may map the memory instead of copying through sockets; if not, the
-    /// node goes to its master as from another machine, too. Default: `on`.
+    /// Whether processes of this machine may map the memory instead of copying through sockets. If `off`, the
+    /// node also connects to its master as from another machine. Default: `on`.
     #[arg(long, env = "TIFFIN_NODE_SHARED_MEMORY", value_name = "SWITCH")]
     pub shared_memory: Option<Switch>,
 
-    /// Whether the node takes all of its memory from the system soon after it starts, so that no put waits
-    /// for that. Default: `on`.
+    /// Whether the node allocates all pages of its memory soon after it starts, so that no put waits for
+    /// that. Default: `on`.
     #[arg(long, env = "TIFFIN_NODE_POPULATE", value_name = "SWITCH")]
     pub populate: Option<Switch>,
 
-    /// Disks for what memory has no room for, such as `path=/data/tiffin,size=100GiB`; several are parted by
-    /// `;`, or given one by one. Default: none.
+    /// Disks for objects that do not fit into memory, such as `path=/data/tiffin,size=100GiB`. Separate
+    /// several by `;`, or repeat the flag. Default: none.
     #[arg(long, env = "TIFFIN_NODE_SSD", value_name = "path=DIR,size=SIZE", value_delimiter = ';')]
     #[serde(deserialize_with = "tier::disks")]
     pub ssd: Vec<SsdConfig>,
@@ -195,17 +198,17 @@ pub struct StorageArgs {
 #[derive(Clone, Debug, Default, Args, Deserialize)]
 #[serde(default)]
 pub struct NodeArgs {
-    /// Where the master is. Default: `127.0.0.1:7400`.
+    /// The master's address. Default: `127.0.0.1:7400`.
     #[arg(long, env = "TIFFIN_MASTER", value_name = "ADDRESS")]
     #[serde(deserialize_with = "file::text")]
     pub master: Option<Address>,
 
-    /// Where the node takes requests; port 0 is any free one. Default: `127.0.0.1:0`.
+    /// The address on which the node accepts requests; port 0 is any free one. Default: `127.0.0.1:0`.
     #[arg(long, env = "TIFFIN_NODE_LISTEN", value_name = "ADDRESS")]
     #[serde(deserialize_with = "file::text")]
     pub listen: Option<Address>,
 
-    /// Where the node sends and takes bytes. Default: any free port of the host in `listen`.
+    /// The address of the node's data socket. Default: any free port of the host in `listen`.
     #[arg(long, env = "TIFFIN_NODE_DATA_LISTEN", value_name = "ADDRESS")]
     #[serde(deserialize_with = "file::text")]
     pub data_listen: Option<Address>,
@@ -231,7 +234,7 @@ pub struct UpArgs {
 #[derive(Clone, Debug, Default, Args, Deserialize)]
 #[serde(default)]
 pub struct ClientArgs {
-    /// Where the master is. Default: `127.0.0.1:7400`.
+    /// The master's address. Default: `127.0.0.1:7400`.
     #[arg(long, env = "TIFFIN_MASTER", value_name = "ADDRESS")]
     #[serde(deserialize_with = "file::text")]
     pub master: Option<Address>,
@@ -240,13 +243,13 @@ pub struct ClientArgs {
     #[arg(long, env = "TIFFIN_NAMESPACE", value_name = "NAME")]
     pub namespace: Option<String>,
 
-    /// How long one command may take. Default: `10s`.
-    #[arg(long, env = "TIFFIN_TIMEOUT", value_name = "TIME", value_parser = humantime::parse_duration)]
+    /// The time limit of one command. Default: `10s`.
+    #[arg(long, env = "TIFFIN_TIMEOUT", value_name = "TIME", value_parser = duration)]
     #[serde(deserialize_with = "file::duration")]
     pub timeout: Option<Duration>,
 
-    /// Whether the memory of nodes on this machine is mapped instead of copied through sockets; if not, the
-    /// master is asked as from another machine, too. Default: `on`.
+    /// Whether the memory of nodes on this machine is mapped instead of copied through sockets. If `off`, the
+    /// client also connects to the master as from another machine. Default: `on`.
     #[arg(long, env = "TIFFIN_CLIENT_SHARED_MEMORY", value_name = "SWITCH")]
     pub shared_memory: Option<Switch>,
 }
@@ -530,13 +533,14 @@ impl MasterArgs {
         fill!(args from said: listen, http, metadata_http, state_dir);
         fill!(args from said: lease_ttl, lease_mode, lease_grace, silence, away);
         fill!(args from said: soft_pin_ttl, evict_soft_pinned);
+        let listen = args.listen.unwrap_or_else(|| fixed(LISTEN_DEFAULT));
         let state_dir = match args.state_dir {
             Some(folder) => folder,
-            None => default_state_dir(args.xdg_state_home)?,
+            None => default_state_dir(args.xdg_state_home, &listen)?,
         };
         let http = args.http.unwrap_or(OffOr::Value(fixed(HTTP_DEFAULT)));
         let config = MasterConfig {
-            listen: vec![args.listen.unwrap_or_else(|| fixed(LISTEN_DEFAULT))],
+            listen: vec![listen],
             http: http.into_option(),
             metadata_http: args.metadata_http.and_then(OffOr::into_option),
             state_dir: Some(state_dir),
@@ -752,29 +756,16 @@ fn check_is_tcp(name: &'static str, address: &Address, wanted: bool) -> Result<(
     })
 }
 
-fn check_duration(
-    name: &'static str,
-    value: Duration,
-    least: Duration,
-    typical: &str,
-) -> Result<(), ConfigError> {
-    if value >= least && value <= DURATION_MAX {
-        return Ok(());
-    }
-    let shown = humantime::format_duration;
-    Err(ConfigError::Value {
-        name,
-        value: shown(value).to_string(),
-        why: format!("it must be between {} and {}", shown(least), shown(DURATION_MAX)),
-        hint: format!("a typical value is `{typical}`"),
-    })
-}
-
-fn default_state_dir(xdg: Option<PathBuf>) -> Result<PathBuf, ConfigError> {
+/// Each port has a folder of its own, so that several masters of one user need no setting.
+fn default_state_dir(xdg: Option<PathBuf>, listen: &Address) -> Result<PathBuf, ConfigError> {
+    let name = match listen {
+        Address::Tcp { port, .. } => port.to_string(),
+        Address::Unix { name } => format!("@{}", name.replace(['/', '.'], "_")),
+    };
     let base = xdg
         .filter(|folder| folder.is_absolute())
         .or_else(|| std::env::home_dir().map(|home| home.join(".local/state")));
-    base.filter(|folder| folder.is_absolute()).map(|folder| folder.join("tiffin")).ok_or(
+    base.filter(|folder| folder.is_absolute()).map(|folder| folder.join("tiffin").join(name)).ok_or(
         ConfigError::Missing {
             what: "there is no place for the master's state: neither XDG_STATE_HOME nor HOME is set",
             hint: "name a folder with `--state-dir`",

@@ -20,11 +20,12 @@ struct Section {
 pub fn render() -> String {
     let mut page = String::from(
         "# Settings\n\n\
-         This page is generated from the declarations in `crates/server/src/config`; `make docs` writes it \
-         anew.\n\n\
-         A setting is a flag, an environment variable and a key of the settings file. The flag wins over the \
-         variable, the variable over the file, the file over the default. The file is TOML and named by \
-         `--config`; one file may serve every process of a site. Unknown keys are refused.\n\n\
+         This page is generated from the declarations in `crates/server/src/config`; `make docs` writes \
+         it.\n\n\
+         A setting is a flag, an environment variable and a key of the settings file. A flag takes \
+         precedence over the variable, the variable over the file, the file over the default. The file is \
+         TOML, and `--config` names it; one file may serve every process of a site. Unknown keys are \
+         rejected.\n\n\
          Sizes are written like `8GiB` or `500MB`, times like `500ms`, `10s` or `5m`, addresses like \
          `host:port` or `[ipv6]:port`.\n\n\
          ```toml\n\
@@ -52,13 +53,13 @@ fn sections() -> Vec<Section> {
         Section { title: "Every command", about: "", table: "", command: of::<CommonArgs>() },
         Section {
             title: "`tiffin master`",
-            about: "The one process that knows the names.",
+            about: "The one process that decides about names.",
             table: "master",
             command: of::<MasterArgs>(),
         },
         Section {
             title: "`tiffin node`",
-            about: "A storage node. Start as many as there is memory to give.",
+            about: "A storage node. Start one on each host that provides memory.",
             table: "node",
             command: of::<NodeArgs>(),
         },
@@ -71,7 +72,10 @@ fn sections() -> Vec<Section> {
         },
         Section {
             title: "Clients",
-            about: "`tiffin put`, `get`, `ls`, `stat` and `rm`.",
+            about: "`tiffin put`, `get`, `ls`, `stat`, `rm`, `why`, `pin`, `unpin`, `pins` and `quota`. \
+                    In Python, `tiffin.connect` uses the same variables except `TIFFIN_MASTER` for \
+                    arguments that are not given; those of the drop-in for `mooncake.store` are in \
+                    [mooncake-compat.md](mooncake-compat.md).",
             table: "client",
             command: of::<ClientArgs>(),
         },
@@ -115,7 +119,7 @@ fn write_section(page: &mut String, section: &Section) -> std::fmt::Result {
 fn write_names(page: &mut String, section: &Section) -> std::fmt::Result {
     let flags: Vec<_> =
         shown(&section.command).map(|it| format!("`--{}`", it.get_long().unwrap_or_default())).collect();
-    writeln!(page, "\nIts flags, which mean what they mean above: {}.", flags.join(", "))
+    writeln!(page, "\nIts flags, with the meanings above: {}.", flags.join(", "))
 }
 
 fn shown(command: &Command) -> impl Iterator<Item = &Arg> {

@@ -73,6 +73,7 @@ fn a_master_has_defaults() {
                 tier: TierConfig {
                     demotion: OnPressure,
                     promote_on_hit: true,
+                    promote_after: 2,
                     prefetch_cooldown: 5s,
                     prefetch_dedup_ttl: 30s,
                     disk_away: 3600s,
@@ -162,7 +163,7 @@ fn values_that_are_none_are_refused_with_their_line() {
         "",
         "\n[master]\nlease_ttl = 'soon'\n",
         &expect![[r#"
-            error: `tiffin.toml`, line 3: `soon` is no duration such as `500ms` or `10s`: expected number at 0
+            error: `tiffin.toml`, line 3: invalid duration `soon`: it does not begin with a number
 
             hint: `docs/settings.md` lists every setting with an example"#]],
     );
@@ -263,7 +264,8 @@ fn the_defaults_that_are_documented_are_the_defaults() {
             if value.contains('`') {
                 continue;
             }
-            let value = if value == "true" { value.to_owned() } else { format!("'{value}'") };
+            let is_plain = value == "true" || value.parse::<u8>().is_ok();
+            let value = if is_plain { value.to_owned() } else { format!("'{value}'") };
             file.push_str(&format!("{} = {value}\n", argument.get_id()));
         }
     }

@@ -10,10 +10,12 @@ use serde::{Deserialize, Deserializer};
 use tiffin_core::message::Demotion as CoreDemotion;
 
 use super::nearest::nearest;
-use super::{ConfigError, Switch, check_duration, file};
+use super::{ConfigError, Switch, check_duration, duration, file};
 
 /// See [`TierArgs::prefetch_cooldown`].
 pub(super) const PREFETCH_COOLDOWN_DEFAULT: Duration = Duration::from_secs(5);
+/// See [`TierArgs::promote_after`].
+pub(super) const PROMOTE_AFTER_DEFAULT: u8 = 2;
 /// See [`TierArgs::prefetch_dedup_ttl`].
 pub(super) const PREFETCH_DEDUP_TTL_DEFAULT: Duration = Duration::from_secs(30);
 /// See [`TierArgs::disk_away`].
@@ -25,31 +27,36 @@ pub(super) const SSD_BYTES_MIN: u64 = 64 << 20;
 #[derive(Clone, Debug, Default, Args, Deserialize)]
 #[serde(default)]
 pub struct TierArgs {
-    /// What becomes of objects where nodes have disks, unless their namespace says otherwise: they go to disk
-    /// before their memory is used again (`on-pressure`), have a copy there soon after they were put
-    /// (`write-through`), or never go there (`never`). Default: `on-pressure`.
+    /// When objects are written to a node's disks, unless their namespace has a policy of its own: before
+    /// their memory is needed (`on-pressure`), soon after they were put (`write-through`), or never
+    /// (`never`). Default: `on-pressure`.
     #[arg(long, env = "TIFFIN_MASTER_DEMOTION", value_name = "WHEN")]
     pub demotion: Option<Demotion>,
 
-    /// Whether what is read a second time while only a disk has it comes back into memory. Default: `on`.
+    /// Whether an object that is read repeatedly while only a disk has it returns to memory. Default: `on`.
     #[arg(long, env = "TIFFIN_MASTER_PROMOTE_ON_HIT", value_name = "SWITCH")]
     pub promote_on_hit: Option<Switch>,
 
-    /// How long no prefetch begins after one found no room in memory. Default: `5s`.
+    /// The number of reads after which it returns, 1 to 255. Default: `2`.
+    #[arg(long, env = "TIFFIN_MASTER_PROMOTE_AFTER", value_name = "READS")]
+    pub promote_after: Option<u8>,
+
+    /// After a prefetch found no memory on a node in time, how long other prefetches do not wait for memory
+    /// there. Default: `5s`.
     #[arg(long, env = "TIFFIN_MASTER_PREFETCH_COOLDOWN", value_name = "TIME")]
-    #[arg(value_parser = humantime::parse_duration)]
+    #[arg(value_parser = duration)]
     #[serde(deserialize_with = "file::duration")]
     pub prefetch_cooldown: Option<Duration>,
 
-    /// How long what was prefetched is not prefetched again. Default: `30s`.
+    /// How long an object is not prefetched again after it was. Default: `30s`.
     #[arg(long, env = "TIFFIN_MASTER_PREFETCH_DEDUP_TTL", value_name = "TIME")]
-    #[arg(value_parser = humantime::parse_duration)]
+    #[arg(value_parser = duration)]
     #[serde(deserialize_with = "file::duration")]
     pub prefetch_dedup_ttl: Option<Duration>,
 
-    /// A disk whose node has been away for this long is lost, and what it holds with it. Default: `1h`.
+    /// A disk whose node has been away for this long is declared lost, with its objects. Default: `1h`.
     #[arg(long, env = "TIFFIN_MASTER_DISK_AWAY", value_name = "TIME")]
-    #[arg(value_parser = humantime::parse_duration)]
+    #[arg(value_parser = duration)]
     #[serde(deserialize_with = "file::duration")]
     pub disk_away: Option<Duration>,
 }
@@ -84,6 +91,8 @@ pub struct TierConfig {
     pub demotion: Demotion,
     /// See [`TierArgs::promote_on_hit`].
     pub promote_on_hit: bool,
+    /// See [`TierArgs::promote_after`].
+    pub promote_after: u8,
     /// See [`TierArgs::prefetch_cooldown`].
     pub prefetch_cooldown: Duration,
     /// See [`TierArgs::prefetch_dedup_ttl`].
@@ -97,6 +106,7 @@ impl Default for TierConfig {
         Self {
             demotion: Demotion::default(),
             promote_on_hit: true,
+            promote_after: PROMOTE_AFTER_DEFAULT,
             prefetch_cooldown: PREFETCH_COOLDOWN_DEFAULT,
             prefetch_dedup_ttl: PREFETCH_DEDUP_TTL_DEFAULT,
             disk_away: DISK_AWAY_DEFAULT,
@@ -112,6 +122,7 @@ impl TierArgs {
         TierConfig {
             demotion: self.demotion.or(said.demotion).unwrap_or_default(),
             promote_on_hit: switch.is_none_or(|it| it == Switch::On),
+            promote_after: self.promote_after.or(said.promote_after).unwrap_or(otherwise.promote_after),
             prefetch_cooldown: self
                 .prefetch_cooldown
                 .or(said.prefetch_cooldown)
@@ -128,6 +139,15 @@ impl TierArgs {
 impl TierConfig {
     /// Refuses what makes no sense.
     pub fn check(&self) -> Result<(), ConfigError> {
+        if self.promote_after == 0 {
+            return Err(ConfigError::Value {
+                name: "promote_after",
+                value: "0".to_owned(),
+                why: "an object that nobody reads has no reason to come back".to_owned(),
+                hint: "a typical value is `2`; `--promote-on-hit off` keeps what is read on its disk"
+                    .to_owned(),
+            });
+        }
         check_duration("prefetch_cooldown", self.prefetch_cooldown, Duration::ZERO, "5s")?;
         check_duration("prefetch_dedup_ttl", self.prefetch_dedup_ttl, Duration::ZERO, "30s")?;
         check_duration("disk_away", self.disk_away, Duration::from_millis(1), "1h")
@@ -140,6 +160,7 @@ impl TierConfig {
         let mut tier = tiffin_core::master::TierConfig {
             demotion: self.demotion.into(),
             promote_on_hit: self.promote_on_hit,
+            promote_hits: self.promote_after,
             away_ms_max: ms(self.disk_away),
             ..tiffin_core::master::TierConfig::default()
         };
@@ -192,7 +213,12 @@ impl FromStr for SsdConfig {
             };
             match key.trim() {
                 "path" => path = Some(PathBuf::from(value)),
-                "size" => size = Some(value.parse::<ByteSize>().map_err(|why| fail(format!("size: {why}")))?),
+                "size" => {
+                    size = Some(
+                        super::size(value)
+                            .map_err(|error| fail(file::first_line(&error.to_string()).to_owned()))?,
+                    )
+                }
                 "engine" => {
                     engine = match value {
                         "auto" => Engine::Auto,

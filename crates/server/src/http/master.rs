@@ -11,7 +11,7 @@ use axum::routing::get;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tiffin_core::message::{
-    Found, List, NodeInfo, Pattern, Reply, Request, Resolve, ResolveOutcome, Resolved,
+    Found, List, NodeInfo, Pattern, Reason, Refusal, Reply, Request, Resolve, ResolveOutcome, Resolved,
 };
 use tiffin_core::{BATCH_ITEMS_MAX, Key, Location, NAMESPACE_DEFAULT};
 
@@ -51,6 +51,7 @@ pub(crate) fn router(shared: Arc<Shared>, token: &str) -> Router {
         .route("/metrics", get(metrics))
         .route("/metrics/summary", get(async |State(it): Server| text(StatusCode::OK, it.summary())))
         .route("/health", get(health))
+        .route("/ready", get(ready))
         .route("/role", get(async || text(StatusCode::OK, "leader")))
         .route("/ha_status", get(async || text(StatusCode::OK, "serving")))
         .route("/leader", get(leader))
@@ -69,12 +70,21 @@ async fn metrics(State(shared): Server) -> Response {
     (header, shared.metrics()).into_response()
 }
 
-async fn health() -> Response {
+/// That the master lives, whether or not it is ready.
+async fn health(State(shared): Server) -> Response {
+    let awaited = shared.unreported();
     let value = json!({
-        "status": "ok", "role": "leader", "ha_state": "serving", "service_ready": true,
-        "leader_address": null, "view_version": null,
+        "status": "ok", "role": "leader", "ha_state": "serving", "service_ready": awaited.is_empty(),
+        "leader_address": null, "view_version": null, "awaited": awaited,
     });
     answer(StatusCode::OK, &value)
+}
+
+/// Whether every member has reported, so that no answer waits for one.
+async fn ready(State(shared): Server) -> Response {
+    let awaited = shared.unreported();
+    let status = if awaited.is_empty() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    answer(status, &json!({"ready": awaited.is_empty(), "awaited": awaited}))
 }
 
 /// There is one master, and no election.
@@ -98,6 +108,7 @@ async fn segments_detail(State(shared): Server) -> Response {
             "name": node.info.name, "segment": node.info.segment.to_string(), "alive": node.alive,
             "capacity": node.usage.capacity, "used": allocated(&node.usage), "free": node.usage.free,
             "granted": node.usage.granted, "committed": node.usage.committed, "held": node.usage.held,
+            "metadata": node.usage.metadata,
             "objects": node.usage.objects, "owed": node.owed, "requests": node.info.tcp,
             "bytes": node.info.data, "disk": node.info.beside.is_some(),
         })
@@ -123,9 +134,12 @@ async fn all_keys(State(shared): Server) -> Response {
     let mut cursor = 0;
     loop {
         // The lock is released between the pages, so that a large store goes on working meanwhile.
-        let list = List { pattern: Pattern::All, pinned_by: None, cursor, limit: PAGE_KEYS };
-        let Reply::Listed(listed) = shared.look(NAMESPACE_DEFAULT, Request::List(list)) else {
-            return problem(INTERNAL, "the keys could not be listed");
+        let list =
+            List { pattern: Pattern::All, pinned_by: None, cursor, limit: PAGE_KEYS, report_wait_ms: 0 };
+        let listed = match shared.look(NAMESPACE_DEFAULT, Request::List(list)) {
+            Reply::Listed(listed) => listed,
+            Reply::Refused(refusal) => return refused(&refusal),
+            _ => return problem(INTERNAL, "the keys could not be listed"),
         };
         for item in &listed.items {
             lines.extend_from_slice(item.key.as_bytes());
@@ -146,13 +160,12 @@ async fn all_keys(State(shared): Server) -> Response {
 }
 
 async fn query_key(State(shared): Server, Query(names): Query<Names>) -> Response {
-    // As in Mooncake, looking at one key protects it; looking at many does not.
     if names.key.is_empty() {
         return problem(ABSENT, "OBJECT_NOT_FOUND");
     }
-    let resolved = match resolve(&shared, &[&names.key], true) {
+    let resolved = match resolve(&shared, &[&names.key]) {
         Ok(resolved) => resolved,
-        Err(why) => return problem(INVALID, &why),
+        Err(refusal) => return refused(&refusal),
     };
     let nodes = by_segment(&resolved);
     match resolved.items.first() {
@@ -174,9 +187,9 @@ async fn batch_query_keys(State(shared): Server, Query(names): Query<Names>) -> 
         let error = "No keys provided. Use ?keys=key1,key2,...";
         return answer(StatusCode::BAD_REQUEST, &json!({"success": false, "error": error}));
     }
-    let resolved = match resolve(&shared, &keys, false) {
+    let resolved = match resolve(&shared, &keys) {
         Ok(resolved) => resolved,
-        Err(why) => return problem(INVALID, &why),
+        Err(refusal) => return refused(&refusal),
     };
     let nodes = by_segment(&resolved);
     let mut data = serde_json::Map::new();
@@ -195,14 +208,27 @@ async fn batch_query_keys(State(shared): Server, Query(names): Query<Names>) -> 
     answer(StatusCode::OK, &json!({"success": true, "data": data}))
 }
 
-fn resolve(shared: &Shared, keys: &[&str], lease: bool) -> Result<Resolved, String> {
+/// Looks keys up. That is no use of them: nothing is leased, counted or moved.
+fn resolve(shared: &Shared, keys: &[&str]) -> Result<Resolved, Refusal> {
+    let invalid = |message: String| Refusal { reason: Reason::Invalid, message };
     let keys = keys.iter().map(|key| Key::new(key.as_bytes())).collect::<Result<Vec<_>, _>>();
-    let keys = keys.map_err(|error| error.to_string())?;
-    let resolve = Resolve { keys, touch: lease, lease, locate: true, ..Resolve::default() };
+    let keys = keys.map_err(|error| invalid(error.to_string()))?;
+    let resolve = Resolve { keys, touch: false, lease: false, locate: true, ..Resolve::default() };
     match shared.look(NAMESPACE_DEFAULT, Request::Resolve(resolve)) {
         Reply::Resolved(resolved) => Ok(resolved),
-        _ => Err("the keys could not be looked up".to_owned()),
+        Reply::Refused(refusal) => Err(refusal),
+        _ => Err(invalid("the keys could not be looked up".to_owned())),
     }
+}
+
+/// What the master does not answer: a key that is not known yet is neither absent nor invalid.
+fn refused(refusal: &Refusal) -> Response {
+    if refusal.reason != Reason::Unavailable {
+        return problem(INVALID, &refusal.message);
+    }
+    let message = &refusal.message;
+    let value = json!({"success": false, "error_code": UNAVAILABLE, "error_message": message});
+    answer(StatusCode::SERVICE_UNAVAILABLE, &value)
 }
 
 fn by_segment(resolved: &Resolved) -> BTreeMap<u64, &NodeInfo> {

@@ -1,17 +1,22 @@
 //! Pages for people and their tools, over HTTP.
 //!
-//! **Invariant:** at most [`CONNECTIONS_MAX`] connections are open, and one on which nothing is said for
-//! [`IDLE_TIME_MAX`] is closed. **Invariant:** with a token set, nothing but `/health` is told to who does
-//! not show it.
+//! **Invariant:** at most [`PENDING_MAX`] connections wait for a request to arrive whole, and one more closes
+//! the oldest. At most [`REQUESTS_MAX`] requests are answered at a time; beyond that only `/health` and
+//! `/metrics` are, from [`RESERVED_MAX`] places of their own. So clients that send half a request keep nobody
+//! out, however many they are. Pages that need a look at all members are made one at a time, so that a flood
+//! of requests for them does not delay the master's clients.
+//!
+//! **Invariant:** a request has [`HEAD_TIME_MAX`] to arrive, and [`REQUEST_TIME_MAX`] to be answered, its
+//! body included. A connection on which no byte moves for [`IDLE_TIME_MAX`] is closed.
+//!
+//! **Invariant:** with a token set, only `/health` is served without it.
 
+mod gate;
 pub(crate) mod master;
 pub(crate) mod metadata;
 
-use std::future::Future;
 use std::io;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::Router;
@@ -20,13 +25,22 @@ use axum::http::{StatusCode, header};
 use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
 use tiffin_rpc::{Address, ListenError, token_matches};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::time::{Instant, Sleep, sleep};
+use tokio::net::TcpListener;
+use tokio::task::JoinSet;
+use tokio::time::sleep;
 
-/// The most connections to one page server.
-pub const CONNECTIONS_MAX: usize = 512;
+use gate::Gate;
+
+/// The most connections that wait for a request to arrive whole.
+pub const PENDING_MAX: usize = 128;
+/// The most requests that are answered at a time.
+pub const REQUESTS_MAX: usize = 512;
+/// The most requests for `/health` and `/metrics` that are answered beside those.
+pub const RESERVED_MAX: usize = 32;
+/// How long the head of a request may take to arrive, from the end of the one before it.
+pub const HEAD_TIME_MAX: Duration = Duration::from_secs(10);
+/// How long a request may take from its head to the beginning of its answer: its body arrives meanwhile.
+pub const REQUEST_TIME_MAX: Duration = Duration::from_secs(30);
 /// How long a connection may be silent.
 pub const IDLE_TIME_MAX: Duration = Duration::from_secs(60);
 /// How long to rest when no connection can be accepted, which means that descriptors have run out.
@@ -58,11 +72,20 @@ impl Pages {
 
     /// Serves until it is dropped.
     pub(crate) async fn serve(self, router: Router) {
-        let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
-        let listener = Limited { listener: self.listener, places };
-        // It only returns when the listener fails, and ours never says so.
-        if let Err(error) = axum::serve(listener, router).await {
-            tracing::error!(%error, address = %self.address, "the pages are no longer served");
+        let gate = Gate::new(PENDING_MAX, REQUESTS_MAX, RESERVED_MAX);
+        let mut connections = JoinSet::new();
+        loop {
+            let accepted = self.listener.accept().await;
+            while connections.try_join_next().is_some() {}
+            match accepted {
+                Ok((stream, _)) => {
+                    connections.spawn(gate::serve(stream, router.clone(), Arc::clone(&gate)));
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "no connection could be accepted for the pages");
+                    sleep(ACCEPT_REST).await;
+                }
+            }
         }
     }
 }
@@ -100,91 +123,4 @@ fn shows(request: &Request, token: &str) -> bool {
     let header = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
     let Some((scheme, shown)) = header.and_then(|text| text.split_once(' ')) else { return false };
     scheme.eq_ignore_ascii_case("bearer") && token_matches(token, shown.trim())
-}
-
-/// Accepts no more connections than there are places.
-struct Limited {
-    listener: TcpListener,
-    places: Arc<Semaphore>,
-}
-
-impl axum::serve::Listener for Limited {
-    type Io = Idle;
-    type Addr = std::net::SocketAddr;
-
-    async fn accept(&mut self) -> (Idle, Self::Addr) {
-        loop {
-            // The semaphore is never closed. Who waits here for a place waits in the system's queue, which is
-            // bounded; and places become free, because idle connections are closed.
-            let Ok(place) = Arc::clone(&self.places).acquire_owned().await else {
-                return std::future::pending().await;
-            };
-            match self.listener.accept().await {
-                Ok((stream, from)) => return (Idle::new(stream, place), from),
-                Err(error) => {
-                    tracing::warn!(%error, "no connection could be accepted for the pages");
-                    sleep(ACCEPT_REST).await;
-                }
-            }
-        }
-    }
-
-    fn local_addr(&self) -> io::Result<Self::Addr> {
-        self.listener.local_addr()
-    }
-}
-
-/// A connection that ends when nothing moves on it for too long.
-struct Idle {
-    stream: TcpStream,
-    timer: Pin<Box<Sleep>>,
-    _place: OwnedSemaphorePermit,
-}
-
-impl Idle {
-    fn new(stream: TcpStream, place: OwnedSemaphorePermit) -> Self {
-        Self { stream, timer: Box::pin(sleep(IDLE_TIME_MAX)), _place: place }
-    }
-
-    /// Passes on what moved; if nothing did and the time is over, that is an error.
-    fn watch<T>(&mut self, context: &mut Context<'_>, moved: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
-        if moved.is_ready() {
-            self.timer.as_mut().reset(Instant::now() + IDLE_TIME_MAX);
-            return moved;
-        }
-        match self.timer.as_mut().poll(context) {
-            Poll::Ready(()) => Poll::Ready(Err(io::ErrorKind::TimedOut.into())),
-            Poll::Pending => Poll::Pending,
-        }
-    }
-}
-
-impl AsyncRead for Idle {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let moved = Pin::new(&mut self.stream).poll_read(context, buffer);
-        self.watch(context, moved)
-    }
-}
-
-impl AsyncWrite for Idle {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        let moved = Pin::new(&mut self.stream).poll_write(context, bytes);
-        self.watch(context, moved)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(context)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(context)
-    }
 }

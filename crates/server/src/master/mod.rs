@@ -9,13 +9,17 @@
 //! **Invariant:** the core's effects are drained before the lock is released. **Invariant:** whenever the
 //! core wants to be woken, the timer task sleeps no longer than that.
 
-mod epoch;
+mod state;
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tiffin_core::master::{Effect, Event, Master, MasterConfig as CoreConfig, Notice, PIECE_OBJECTS_MAX};
+use state::StateFolder;
+use tiffin_core::master::{
+    Effect, Event, Master, MasterConfig as CoreConfig, Notice, PIECE_OBJECTS_MAX, Saved,
+};
 use tiffin_core::message::{Hello, Reason, Refusal, Reply, Request, Role, Stat, Welcome};
 use tiffin_core::sabotage::Sabotage;
 use tiffin_core::{ConnId, RequestId, SegmentId, Tick};
@@ -36,6 +40,10 @@ const BEATS_PER_SILENCE: u32 = 4;
 const HEARTBEAT_MAX: Duration = Duration::from_secs(5);
 /// Between two pieces of work the lock is free for at least this long, so that others get in.
 const WORK_REST: Duration = Duration::from_millis(1);
+/// How long the state folder is left alone after it could not be written.
+const SAVE_PAUSE: Duration = Duration::from_secs(1);
+/// The first counter of a generation is smaller than this, so that 40 bits last for a great many.
+const FIRST_COUNTER_MAX: u64 = 1 << 39;
 /// The timer rests at least this long between two looks, whatever the core says.
 const TIMER_REST: Duration = Duration::from_millis(1);
 
@@ -58,8 +66,14 @@ pub(crate) struct Shared {
     earlier: Notify,
     /// The core has work to do.
     work: Notify,
+    /// There is something to be saved.
+    unsaved: Notify,
+    /// The core is to be replaced.
+    restart: Notify,
     started: Instant,
-    epoch: u64,
+    epoch: AtomicU64,
+    config: CoreConfig,
+    folder: Option<Arc<StateFolder>>,
     strict_leases: bool,
     heartbeat: Duration,
     door: Door,
@@ -75,6 +89,10 @@ struct State {
     next_conn: u64,
     /// How long the timer sleeps.
     armed: Option<Tick>,
+    /// The newest version that is to be saved.
+    unsaved: Option<(u64, Box<Saved>)>,
+    /// The core is to be replaced by one whose epoch is greater than this.
+    restart: Option<u64>,
 }
 
 #[derive(Debug)]
@@ -96,7 +114,7 @@ impl Conn {
 type Answer = (Outbox, RequestId, Reply);
 
 impl MasterServer {
-    /// Takes the next epoch, listens, and serves.
+    /// Listens, takes the next epoch, and serves.
     pub async fn start(config: MasterConfig) -> Result<Self, StartError> {
         config.check()?;
         let mut listeners = Vec::new();
@@ -106,11 +124,17 @@ impl MasterServer {
         // Only a master that can listen takes an epoch: a second one by mistake must not spend them.
         let pages = http::Pages::bind(config.http.as_ref()).await?;
         let metadata = http::Pages::bind(config.metadata_http.as_ref()).await?;
-        let epoch = match &config.state_dir {
-            Some(folder) => epoch::next(folder).await?,
-            None => epoch::drawn(),
+        let (folder, saved) = match &config.state_dir {
+            Some(folder) => {
+                let (folder, mut saved) = StateFolder::open(folder).await?;
+                saved.epoch = state::next_epoch(saved.epoch);
+                folder.write_first(&saved)?;
+                (Some(Arc::new(folder)), saved)
+            }
+            None => (None, Saved { epoch: state::next_epoch(0), ..Saved::default() }),
         };
-        let shared = Arc::new(Shared::new(&config, epoch)?);
+        let epoch = saved.epoch;
+        let shared = Arc::new(Shared::new(&config, folder, saved)?);
         let mut tasks = JoinSet::new();
         let addresses: Vec<_> = listeners.iter().map(|it| it.local_address().clone()).collect();
         for listener in listeners {
@@ -118,6 +142,8 @@ impl MasterServer {
         }
         tasks.spawn(run_timer(Arc::clone(&shared)));
         tasks.spawn(run_work(Arc::clone(&shared)));
+        tasks.spawn(run_saves(Arc::clone(&shared)));
+        tasks.spawn(run_restarts(Arc::clone(&shared)));
         let http = pages.as_ref().map(|it| it.address().clone());
         let metadata_http = metadata.as_ref().map(|it| it.address().clone());
         if let Some(pages) = pages {
@@ -165,7 +191,13 @@ impl MasterServer {
     /// Which life of the master this is.
     #[must_use]
     pub fn epoch(&self) -> u64 {
-        self.shared.epoch
+        self.shared.epoch()
+    }
+
+    /// The members that have not reported since it started: answers that depend on them wait.
+    #[must_use]
+    pub fn unreported(&self) -> Vec<String> {
+        self.shared.unreported()
     }
 
     /// What it knows of the cluster.
@@ -184,7 +216,7 @@ impl MasterServer {
     pub async fn shutdown(mut self) {
         self.tasks.shutdown().await;
         self.shared.close_all();
-        tracing::info!(epoch = self.shared.epoch, "the master is down");
+        tracing::info!(epoch = self.shared.epoch(), "the master is down");
     }
 }
 
@@ -203,7 +235,7 @@ impl Host for Shared {
     fn welcome(&self) -> Welcome {
         let heartbeat_ms = u64::try_from(self.heartbeat.as_millis()).unwrap_or(u64::MAX);
         let strict_leases = self.strict_leases;
-        Welcome { epoch: self.epoch, heartbeat_ms, strict_leases, ..Welcome::default() }
+        Welcome { epoch: self.epoch(), heartbeat_ms, strict_leases, ..Welcome::default() }
     }
 
     async fn visit(self: Arc<Self>, hello: Hello, outbox: Outbox, mut inbox: Inbox) {
@@ -242,6 +274,9 @@ impl<'a> Visit<'a> {
     fn begin(shared: &'a Shared, hello: Hello, outbox: Outbox) -> Self {
         let is_node = hello.role == Role::Node;
         let is_near = is_node && matches!(outbox.peer(), Peer::Unix { .. });
+        let own = i32::try_from(std::process::id()).ok();
+        let is_inside =
+            is_node && matches!(outbox.peer(), Peer::Unix { pid, .. } if pid.is_some() && pid == own);
         let conn = {
             let mut state = shared.lock();
             let ledger = hello.home.filter(|_| is_node).and_then(|it| state.ledgers.remove(&it));
@@ -253,6 +288,9 @@ impl<'a> Visit<'a> {
         shared.handle(Event::Opened(conn, hello), None);
         if is_near {
             shared.handle(Event::Near(conn), None);
+        }
+        if is_inside {
+            shared.handle(Event::Inside(conn), None);
         }
         Self { shared, conn }
     }
@@ -271,11 +309,19 @@ impl Drop for Visit<'_> {
 }
 
 impl Shared {
-    fn new(config: &MasterConfig, epoch: u64) -> Result<Self, StartError> {
+    fn new(
+        config: &MasterConfig,
+        folder: Option<Arc<StateFolder>>,
+        saved: Saved,
+    ) -> Result<Self, StartError> {
         let ms = |duration: Duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
-        let draw = host::draw();
-        let core = Master::new(CoreConfig {
-            epoch,
+        let draw =
+            || host::draw().map_err(|source| StartError::System { what: "drawing a random number", source });
+        let core_config = CoreConfig {
+            epoch: saved.epoch,
+            life: draw()?,
+            first_counter: draw()? % FIRST_COUNTER_MAX,
+            durable: folder.is_some(),
             silence_ms_max: ms(config.silence),
             away_ms_max: ms(config.away),
             lease_ms: ms(config.lease_ttl),
@@ -285,10 +331,11 @@ impl Shared {
             evict_soft_pinned: config.evict_soft_pinned,
             piece_objects_max: PIECE_OBJECTS_MAX,
             tier: config.tier.core(),
-            hash_seed: draw
-                .map_err(|source| StartError::System { what: "drawing a random number", source })?,
+            hash_seed: draw()?,
             sabotage: Sabotage::default(),
-        });
+        };
+        let epoch = AtomicU64::new(saved.epoch);
+        let core = Master::recover(core_config, saved);
         Ok(Self {
             state: Mutex::new(State {
                 core,
@@ -296,16 +343,31 @@ impl Shared {
                 ledgers: BTreeMap::new(),
                 next_conn: 0,
                 armed: None,
+                unsaved: None,
+                restart: None,
             }),
             earlier: Notify::new(),
             work: Notify::new(),
+            unsaved: Notify::new(),
+            restart: Notify::new(),
             started: Instant::now(),
             epoch,
+            config: core_config,
+            folder,
             strict_leases: config.lease_mode == LeaseMode::Strict,
             heartbeat: HEARTBEAT_MAX.min(config.silence / BEATS_PER_SILENCE),
             door: Door::new(config.token.clone(), true),
             counters: Counters::default(),
         })
+    }
+
+    fn epoch(&self) -> u64 {
+        self.epoch.load(Ordering::Acquire)
+    }
+
+    /// The members that have not reported yet.
+    pub(crate) fn unreported(&self) -> Vec<String> {
+        self.lock().core.unreported()
     }
 
     /// What the master knows of the cluster.
@@ -358,13 +420,13 @@ impl Shared {
     }
 
     fn asked(&self, conn: ConnId, id: RequestId, request: Request) {
-        let op = self.counters.asked(&request);
-        self.handle(Event::Request(conn, id, request), op.map(|op| (conn, id, op)));
+        let asked = self.counters.asked(&request);
+        self.handle(Event::Request(conn, id, request), asked.map(|it| (conn, id, it)));
     }
 
     /// Lets the core decide and does what it says. `asked` is the request that the event is, for the
     /// counters.
-    fn handle(&self, event: Event, asked: Option<(ConnId, RequestId, metrics::Op)>) {
+    fn handle(&self, event: Event, asked: Option<(ConnId, RequestId, metrics::Asked)>) {
         let mut answers = Vec::new();
         {
             let mut state = self.lock();
@@ -377,18 +439,52 @@ impl Shared {
         }
     }
 
+    /// The same, unless the core was replaced since that epoch.
+    fn handle_in(&self, epoch: u64, event: Event) {
+        let mut answers = Vec::new();
+        {
+            let mut state = self.lock();
+            if self.epoch() != epoch {
+                return;
+            }
+            let now = self.now();
+            state.core.handle(now, event);
+            self.drain(&mut state, now, None, &mut answers);
+        }
+        for (outbox, id, reply) in answers {
+            outbox.reply(id, &reply);
+        }
+    }
+
+    /// See [`run_restarts`].
+    fn replace_core(&self, saved: Saved) {
+        let conns = {
+            let mut state = self.lock();
+            let epoch = saved.epoch;
+            state.core = Master::recover(CoreConfig { epoch, ..self.config }, saved);
+            (state.unsaved, state.restart) = (None, None);
+            self.epoch.store(epoch, Ordering::Release);
+            let now = self.now();
+            state.core.handle_timeout(now);
+            self.drain(&mut state, now, None, &mut Vec::new());
+            std::mem::take(&mut state.conns)
+        };
+        tracing::warn!(epoch = self.epoch(), "the master goes on with a greater epoch");
+        conns.into_values().for_each(Conn::close);
+    }
+
     fn drain(
         &self,
         state: &mut State,
         now: Tick,
-        asked: Option<(ConnId, RequestId, metrics::Op)>,
+        asked: Option<(ConnId, RequestId, metrics::Asked)>,
         answers: &mut Vec<Answer>,
     ) {
         while let Some(effect) = state.core.poll_effect() {
             match effect {
                 Effect::Reply(conn, id, reply) => {
-                    let op = asked.filter(|it| (it.0, it.1) == (conn, id)).map(|it| it.2);
-                    self.counters.answered(op, &reply);
+                    let asked = asked.filter(|it| (it.0, it.1) == (conn, id)).map(|it| it.2);
+                    self.counters.answered(asked, &reply);
                     match state.conns.get(&conn) {
                         Some(it) if it.is_node => it.outbox.reply(id, &reply),
                         Some(it) => answers.push((it.outbox.clone(), id, reply)),
@@ -407,6 +503,14 @@ impl Shared {
                     }
                 }
                 Effect::Notice(notice) => self.notice(&notice),
+                Effect::Persist(version, saved) => {
+                    state.unsaved = Some((version, saved));
+                    self.unsaved.notify_one();
+                }
+                Effect::Restart(epoch) => {
+                    state.restart = Some(epoch);
+                    self.restart.notify_one();
+                }
             }
         }
         let wanted = state.core.poll_timeout();
@@ -433,6 +537,21 @@ impl Shared {
             Notice::NodeDiscarded(node) => {
                 tracing::warn!(node, "a node that had been lost came back, and starts empty");
             }
+            Notice::AwaitingReports(members) => {
+                let members = members.join(", ");
+                tracing::info!(members, "waiting for members to report; requests that depend on them wait");
+            }
+            Notice::AllReported => tracing::info!("every member has reported"),
+            Notice::Resumed(..) => {}
+            Notice::Superseded(member, epoch) => {
+                let own = self.epoch();
+                tracing::error!(
+                    member,
+                    epoch,
+                    own,
+                    "a member has served a later master: the state folder was lost or is old; moving past it"
+                );
+            }
             Notice::Evicted(objects, bytes) => {
                 self.counters.evicted();
                 tracing::debug!(objects, bytes, "evicted to make room");
@@ -443,6 +562,22 @@ impl Shared {
             // These are as many as there are gets from disks, so they are for who looks for them.
             Notice::Got { memory, disk, far, waited_ms, late } => {
                 tracing::debug!(memory, disk, far, waited_ms, late, "a get was told of disks");
+            }
+            Notice::DemotionRefused { disk, key, bytes, bytes_max, total } => {
+                let key = key.as_bytes().escape_ascii().to_string();
+                // Where many objects are too large, the lines become rarer; the metrics count all.
+                match total.is_power_of_two() {
+                    true => tracing::warn!(
+                        disk,
+                        key,
+                        bytes,
+                        bytes_max,
+                        total,
+                        "an object is larger than its disk takes, and stays in memory only; hint: use a \
+                         larger disk, or split the object"
+                    ),
+                    false => tracing::debug!(disk, key, bytes, bytes_max, "larger than its disk takes"),
+                }
             }
             Notice::Promoted { done, bytes, took_ms } => {
                 tracing::debug!(done, bytes, took_ms, "a promotion ended");
@@ -490,6 +625,59 @@ impl State {
             }
         }
         None
+    }
+}
+
+/// Writes what must survive a restart into the state folder, the newest version only, and tells the core.
+async fn run_saves(shared: Arc<Shared>) {
+    let Some(folder) = shared.folder.clone() else { return };
+    loop {
+        shared.unsaved.notified().await;
+        let Some((version, saved)) = shared.lock().unsaved.take() else { continue };
+        let epoch = saved.epoch;
+        // What came too late is not in the file, and nobody is told that it is: the core is being replaced.
+        if save(&folder, saved).await {
+            shared.handle_in(epoch, Event::Persisted(version));
+        }
+    }
+}
+
+/// Writes a version, again and again until it is there. `false` if it never will be: a later epoch has been
+/// saved, or the master is about to end.
+async fn save(folder: &Arc<StateFolder>, saved: Box<Saved>) -> bool {
+    let saved = Arc::new(*saved);
+    loop {
+        let (folder, copy) = (Arc::clone(folder), Arc::clone(&saved));
+        match tokio::task::spawn_blocking(move || folder.write(&copy)).await {
+            Ok(Ok(written)) => return written,
+            Ok(Err(error)) => {
+                let hint = "free space on its disk, or make it writable; nodes and policies wait for that";
+                tracing::error!(%error, hint, "the state folder cannot be written; trying again");
+            }
+            Err(_) => return false,
+        }
+        tokio::time::sleep(SAVE_PAUSE).await;
+    }
+}
+
+/// Replaces the core when a member has served a later epoch: with a greater epoch, saved before it is used,
+/// and with what is known of members and policies. Everybody connects again, as after a restart of the
+/// process.
+async fn run_restarts(shared: Arc<Shared>) {
+    loop {
+        shared.restart.notified().await;
+        let (floor, mut saved) = {
+            let state = shared.lock();
+            let Some(floor) = state.restart else { continue };
+            (floor, state.core.saved())
+        };
+        saved.epoch = state::next_epoch(floor.max(saved.epoch));
+        if let Some(folder) = &shared.folder
+            && !save(folder, Box::new(saved.clone())).await
+        {
+            return;
+        }
+        shared.replace_core(saved);
     }
 }
 

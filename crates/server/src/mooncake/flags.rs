@@ -132,7 +132,7 @@ pub const FLAGS: &[(&str, Kind, Use)] = &[
     ("pod_namespace", Text, Ignored),
     ("port", Number, Honoured),
     ("processing_task_timeout_sec", Number, Ignored),
-    ("promotion_admission_threshold", Number, Ignored),
+    ("promotion_admission_threshold", Number, Honoured),
     ("promotion_max_per_heartbeat", Number, Ignored),
     ("promotion_on_hit", Bool, Honoured),
     ("promotion_queue_limit", Number, Ignored),

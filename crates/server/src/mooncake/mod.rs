@@ -205,7 +205,11 @@ fn tier_config(values: &Values, otherwise: TierConfig) -> TierConfig {
         (None, _) => otherwise.demotion,
     };
     let promote_on_hit = said("promotion_on_hit").unwrap_or(otherwise.promote_on_hit);
-    TierConfig { demotion, promote_on_hit, ..otherwise }
+    // As in Mooncake, what is out of range is taken for the nearest that is not.
+    let threshold = values.get("promotion_admission_threshold").and_then(|it| it.parse::<u64>().ok());
+    let threshold = threshold.map(|it| it.clamp(1, u64::from(u8::MAX)) as u8);
+    let promote_after = threshold.unwrap_or(otherwise.promote_after);
+    TierConfig { demotion, promote_on_hit, promote_after, ..otherwise }
 }
 
 fn port(values: &Values, name: &'static str, default: u16) -> Result<u16, FlagError> {

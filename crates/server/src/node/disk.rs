@@ -78,6 +78,7 @@ struct State {
 struct Found {
     segment: SegmentId,
     epoch: u64,
+    life: u64,
     own: RecordId,
     records: Vec<Record>,
     ids: BTreeMap<Stamp, RecordId>,
@@ -110,6 +111,7 @@ impl Beside {
         let core_config = DiskConfig {
             segment: found.segment,
             epoch: found.epoch,
+            life: found.life,
             stamps: 0,
             sabotage: Sabotage::default(),
         };
@@ -291,9 +293,10 @@ impl Beside {
                 let disk = Arc::clone(self);
                 tokio::spawn(async move { disk.handle(Event::Marked(stamp, marking.await.is_ok())) });
             }
-            Effect::Epoch(epoch) => {
+            Effect::Epoch(epoch, life) => {
                 state.is_paused = true;
-                let marking = self.shelf.mark(self.own, own_marks(self.info.segment, epoch), true);
+                let marks = own_marks(self.info.segment, epoch, life);
+                let marking = self.shelf.mark(self.own, marks, true);
                 let disk = Arc::clone(self);
                 tokio::spawn(async move {
                     match marking.await {
@@ -305,6 +308,10 @@ impl Beside {
                         Err(error) => disk.fail(&error),
                     }
                 });
+            }
+            Effect::RejectMaster { served, offered } => {
+                super::keep::reject(served, offered);
+                state.master.iter().for_each(Outbox::close);
             }
             Effect::AskMaster(id, request) => {
                 let sent = state.master.as_ref().map(|master| master.request(id, &request));
@@ -326,42 +333,60 @@ impl Beside {
         tokio::spawn(async move {
             let stamp = record.hold.stamp;
             // The room is held, so the bytes stay what they are until the log has them.
-            let appended = match lent::source(&disk.node, source, record.len).await {
-                Some(bytes) => disk.shelf.append(kept(&record), bytes).await.map_err(Some),
-                None => Err(None),
+            let appended = match disk.refusal(record.len) {
+                Some(refusal) => Err(Some(refusal)),
+                None => match lent::source(&disk.node, source, record.len).await {
+                    Some(bytes) => disk.shelf.append(kept(&record), bytes).await.map_err(Some),
+                    None => Err(None),
+                },
             };
             let mut state = disk.lock();
             state.appending -= 1;
             let mut left = None;
-            let stored = match appended {
+            let event = match appended {
                 Ok(id) => {
                     state.ids.insert(stamp, id);
                     state.stamps.insert(id, stamp);
                     left = state.left_early.remove(&id).map(|why| (why, id));
-                    true
+                    Event::Stored(stamp, true)
                 }
                 // It was taken away meanwhile.
-                Err(None) => false,
+                Err(None) => Event::Stored(stamp, false),
                 Err(Some(error @ ssd::AppendError::Failed(_))) => {
                     drop(state);
                     // Whether it is there is not known: nothing is said about it, and the disk is away.
                     return disk.fail(&error);
                 }
+                // The log works, so others are not affected. The master says it in its log.
+                Err(Some(error @ ssd::AppendError::TooLarge { bytes_max, .. })) => {
+                    tracing::debug!(disk = disk.info.name, %error, "an object is too large for the disk");
+                    Event::Refused(stamp, bytes_max)
+                }
+                Err(Some(error @ ssd::AppendError::Full { protected_bytes, protected_bytes_max })) => {
+                    tracing::debug!(disk = disk.info.name, %error, "pinned objects leave no space");
+                    Event::Refused(stamp, protected_bytes_max.saturating_sub(protected_bytes))
+                }
                 Err(Some(error)) => {
                     tracing::warn!(%error, "an object could not be written to disk");
-                    false
+                    Event::Stored(stamp, false)
                 }
             };
             if state.appending == 0 {
                 state.left_early.clear();
             }
-            state.events.push_back(Event::Stored(stamp, stored));
+            state.events.push_back(event);
             disk.carry_on(&mut state);
             drop(state);
             if let Some((why, id)) = left {
                 disk.left(why, &[id]);
             }
         });
+    }
+
+    /// Why the log will not take so many bytes: it need not be asked, and they need not be hashed for that.
+    fn refusal(&self, bytes: u64) -> Option<ssd::AppendError> {
+        let bytes_max = self.shelf.stats().record_bytes_max;
+        (bytes > bytes_max && bytes_max > 0).then_some(ssd::AppendError::TooLarge { bytes, bytes_max })
     }
 
     fn load(self: &Arc<Self>, state: &mut State, stamp: Stamp, len: u64, into: Hold) {
@@ -503,7 +528,7 @@ async fn sort_out(shelf: &Shelf, recovered: Vec<(RecordId, ssd::Record)>) -> Res
     let mut unknown = Vec::new();
     for (id, record) in recovered {
         if record.name.namespace == OWN_NAMESPACE {
-            own = read_own_marks(&record.marks).map(|(segment, epoch)| (segment, epoch, id)).or(own);
+            own = read_own_marks(&record.marks).map(|it| (it, id)).or(own);
             continue;
         }
         match read(&record) {
@@ -518,19 +543,19 @@ async fn sort_out(shelf: &Shelf, recovered: Vec<(RecordId, ssd::Record)>) -> Res
         tracing::warn!(records = unknown.len(), "records that nobody can understand are forgotten");
         shelf.forget(unknown).await.map_err(StartError::disk)?;
     }
-    if let Some((segment, epoch, own)) = own {
-        return Ok(Found { segment, epoch, own, records, ids });
+    if let Some(((segment, epoch, life), own)) = own {
+        return Ok(Found { segment, epoch, life, own, records, ids });
     }
     let drawn = host::draw();
     let segment = drawn.map_err(|source| StartError::System { what: "drawing a random number", source })?;
     let segment = SegmentId(segment);
     let name = Arc::new(ssd::Name { namespace: OWN_NAMESPACE.to_owned(), key: OWN_KEY.to_vec() });
     let generation = ssd::Generation { epoch: 0, counter: 1 };
-    let marks = own_marks(segment, 0);
+    let marks = own_marks(segment, 0, 0);
     let record = ssd::Record { name, generation, marks, protected: true, payload_bytes: 0 };
     let own = shelf.append(record, ssd::Pieces::zeroed(0)).await.map_err(StartError::disk)?;
     // What was there without a name is of an unfinished life, and nobody can ask for it.
-    Ok(Found { segment, epoch: 0, own, records, ids })
+    Ok(Found { segment, epoch: 0, life: 0, own, records, ids })
 }
 
 /// What the log keeps of a copy.
@@ -565,12 +590,14 @@ fn written(stamp: Stamp, marks: &Marks) -> Vec<u8> {
     bytes
 }
 
-fn own_marks(segment: SegmentId, epoch: u64) -> Vec<u8> {
-    [segment.0.to_le_bytes(), epoch.to_le_bytes()].concat()
+fn own_marks(segment: SegmentId, epoch: u64, life: u64) -> Vec<u8> {
+    [segment.0, epoch, life].map(u64::to_le_bytes).concat()
 }
 
-fn read_own_marks(marks: &[u8]) -> Option<(SegmentId, u64)> {
+/// Earlier releases did not write the number of the master.
+fn read_own_marks(marks: &[u8]) -> Option<(SegmentId, u64, u64)> {
     let (segment, rest) = marks.split_first_chunk::<8>()?;
-    let (epoch, _) = rest.split_first_chunk::<8>()?;
-    Some((SegmentId(u64::from_le_bytes(*segment)), u64::from_le_bytes(*epoch)))
+    let (epoch, rest) = rest.split_first_chunk::<8>()?;
+    let life = rest.first_chunk::<8>().map_or(0, |it| u64::from_le_bytes(*it));
+    Some((SegmentId(u64::from_le_bytes(*segment)), u64::from_le_bytes(*epoch), life))
 }

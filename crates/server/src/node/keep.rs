@@ -41,7 +41,7 @@ impl Shared {
         disks.into_iter().find(|it| it.segment().0 == segment)
     }
 
-    /// The end of a copy may have made room, which the master is told of.
+    /// The end of a copy may have made room, which the master is told of; its begin may claim an offer.
     pub(super) fn ended<T>(&self, end: impl FnOnce(&mut State) -> T) -> T {
         let mut answers = Vec::new();
         let mut state = self.lock();
@@ -62,7 +62,13 @@ impl State {
             match effect {
                 Effect::Slot { slot, record } => self.writer.write_slot(slot.0, &written(&record)),
                 Effect::Withdraw { slot } => self.writer.retire(slot.0),
+                Effect::Recall(holds) => {
+                    let recall = |it: Hold| (it, self.writer.recall(it.slot.0, it.stamp.0));
+                    let outcomes = holds.into_iter().map(recall).collect();
+                    self.core.handle(Event::Recalled(outcomes));
+                }
                 Effect::Heap { offset, bytes } => self.writer.write_heap(offset, &bytes),
+                Effect::Withhold(withheld) => self.memory.withhold(extent(withheld)),
                 Effect::StampMark(mark) => self.writer.set_stamp_high_water(mark),
                 Effect::Epoch(epoch) => self.writer.set_epoch(epoch),
                 Effect::Membership(is_member) => self.writer.set_member(is_member),
@@ -82,6 +88,10 @@ impl State {
                         master.reply(id, &reply);
                     }
                 }
+                Effect::RejectMaster { served, offered } => {
+                    reject(served, offered);
+                    self.master.iter().for_each(Outbox::close);
+                }
                 Effect::Disconnect(conn) => {
                     if let Some((outbox, _)) = self.conns.remove(&conn) {
                         outbox.close();
@@ -90,6 +100,16 @@ impl State {
             }
         }
     }
+}
+
+/// Tells the operator that a master was rejected.
+pub(super) fn reject(served: u64, offered: u64) {
+    tracing::error!(
+        served,
+        offered,
+        hint = "start the master with its own state folder; nothing was discarded",
+        "the master has a smaller epoch than the one that was served, and is not believed"
+    );
 }
 
 impl link::Linked for Shared {
@@ -134,7 +154,9 @@ impl link::Linked for Shared {
     }
 
     fn has_reservations(&self) -> bool {
-        self.lock().core.usage().granted > 0
+        // An offer may have been claimed and published as well.
+        let usage = self.lock().core.usage();
+        usage.granted > 0 || usage.offered > 0
     }
 
     fn hear(&self, said: Said) {
@@ -184,8 +206,10 @@ pub(super) async fn hear(shared: Arc<Shared>, mut events: mpsc::Receiver<shm::Ev
 
 impl tcp::Keeper for Shared {
     fn begin_store(&self, client: u64, range: &RequestHead) -> Option<Vec<transport::Extent>> {
-        let core = &mut self.lock().core;
-        let extents = core.begin_store(ClientId(client), hold(range), range.offset, range.len)?;
+        let store = |state: &mut State| {
+            state.core.begin_store(ClientId(client), hold(range), range.offset, range.len)
+        };
+        let extents = self.ended(store)?;
         Some(extents.into_iter().map(extent).collect())
     }
 
@@ -213,10 +237,6 @@ impl tcp::Keeper for Shared {
 
     fn end_fetch(&self, segment: u64, range: &RequestHead) -> bool {
         self.disk(segment).is_some_and(|it| it.counts(Stamp(range.stamp), range.unasked))
-    }
-
-    fn relay(&self, client: u64, question: &[u8]) -> bool {
-        self.ask_behind(ClientId(client), question)
     }
 
     fn opened(&self, client: u64) {
@@ -252,6 +272,7 @@ fn written(record: &SlotRecord) -> control::SlotRecord {
         stamp: record.stamp.0,
         state: match record.state {
             SlotState::Reserved(_) => control::SlotState::Reserved,
+            SlotState::Offered(_) => control::SlotState::Offered,
             SlotState::Ending => control::SlotState::Ending,
             SlotState::Prepared => control::SlotState::Prepared,
             SlotState::Committed => control::SlotState::Committed,

@@ -358,7 +358,7 @@ fn status_of(error: &CallError) -> LinkStatus {
         {
             LinkStatus::Refused(error.to_string())
         }
-        CallError::Protocol { .. } => LinkStatus::Refused(error.to_string()),
+        CallError::Protocol { .. } | CallError::Foreign { .. } => LinkStatus::Refused(error.to_string()),
         _ => LinkStatus::Unreachable(error.to_string()),
     }
 }

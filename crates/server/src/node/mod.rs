@@ -23,15 +23,16 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::Duration;
 
 use tiffin_core::message::{Hello, NodeInfo, Record, Reply, Request, Usage, Welcome};
-use tiffin_core::node::{Event, Node, NodeConfig as CoreConfig};
+use tiffin_core::node::{Event, Node, NodeConfig as CoreConfig, SLOT_BYTES};
 use tiffin_core::sabotage::Sabotage;
-use tiffin_core::{ClientId, ConnId, RequestId, SegmentId};
+use tiffin_core::{ClientId, ConnId, EXTENT_ALIGN, EXTENTS_MAX, RequestId, SegmentId};
 use tiffin_proto::Incoming;
 use tiffin_rpc::{Address, Inbox, ListenError, Listener, Outbox};
 use tiffin_transport::Counters;
 use tiffin_transport::control::ControlWriter;
-use tiffin_transport::layout::Geometry;
-use tiffin_transport::segment::NodeMemory;
+use tiffin_transport::layout::{Geometry, HEAP_BYTES_MAX, SLOTS_MAX};
+use tiffin_transport::local::LocalDisk;
+use tiffin_transport::segment::{self, Fit, NodeMemory};
 use tiffin_transport::{Pages, shm, tcp};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::{Notify, mpsc, watch};
@@ -40,22 +41,19 @@ use tokio::time::{Instant, timeout_at};
 
 use disk::Beside;
 pub use link::LinkStatus;
-pub use near::{LocalDisk, LocalDisks};
 
-use crate::config::NodeConfig;
+use crate::config::{NodeConfig, SsdConfig};
 use crate::listen::{self, Door, Host};
 use crate::{StartError, host};
 
-/// Bytes of memory per slot, and so the smallest mean size of an object that can fill the node.
-const BYTES_PER_SLOT: u64 = 1 << 10;
-/// The fewest slots.
-const SLOTS_MIN: u64 = 1 << 10;
-/// The most slots.
-const SLOTS_MAX: u64 = 16 << 20;
-/// Bytes of heap per slot: names of keys, mostly.
-const HEAP_BYTES_PER_SLOT: u64 = 128;
-/// The smallest heap.
-const HEAP_BYTES_MIN: u64 = 4 << 20;
+/// Slot records and names grow by so many bytes at a time, which the node then has less for objects.
+const CHUNK_BYTES: u64 = 16 << 10;
+/// So many such steps are free: the records and names of several hundred objects.
+const CHUNKS_FREE: u64 = 8;
+/// The least memory that an object costs: its record, and a name.
+const OBJECT_BYTES_MIN: u64 = SLOT_BYTES + EXTENT_ALIGN;
+/// The heap is laid out for so many bytes more than the node has, so that one long name finds a place in it.
+const HEAP_BYTES_EXTRA: u64 = 2 << 20;
 /// Memory is given in whole pages.
 const PAGE_BYTES: u64 = 4096;
 /// The last thing that the master is asked; the core counts up from zero.
@@ -84,15 +82,14 @@ pub enum JoinError {
         why: String,
     },
     /// It did not happen in time.
-    #[error(
-        "the master at `{master}` did not take the node in in time: {why}\n\nhint: check that a master \
-         listens there, or allow more time"
-    )]
+    #[error("the master at `{master}` did not accept the node's registration in time: {why}\n\nhint: {hint}")]
     Timeout {
         /// Which master.
         master: Address,
         /// What was seen last.
         why: String,
+        /// What to do.
+        hint: String,
     },
 }
 
@@ -119,9 +116,8 @@ pub(crate) struct Shared {
 struct State {
     core: Node,
     writer: ControlWriter,
+    memory: Arc<NodeMemory>,
     conns: BTreeMap<ConnId, (Outbox, ClientId)>,
-    /// The last connection of each client, once the core knows of it.
-    last_conns: BTreeMap<ClientId, ConnId>,
     next_conn: u64,
     master: Option<Outbox>,
 }
@@ -148,16 +144,16 @@ impl NodeServer {
             drawn.map_err(|source| StartError::System { what: "drawing a random number", source })?;
         let segment = SegmentId(segment);
         let geometry = geometry(segment, config.memory);
-        let (memory, writer) = NodeMemory::create(geometry)?;
+        let (memory, writer) = NodeMemory::create_beside(geometry, disk_bytes(&config))?;
         let (sockets, info) = bind(&config, segment).await?;
-        if config.populate {
-            memory.populate_ahead(if config.ssd.is_empty() { Pages::Any } else { Pages::Huge });
-        }
         let core = Node::new(CoreConfig {
             segment,
             capacity: geometry.data_bytes,
             slot_count: geometry.slot_count,
             heap_bytes: geometry.heap_bytes,
+            chunk_bytes: CHUNK_BYTES,
+            chunks_free: CHUNKS_FREE,
+            extents_max: EXTENTS_MAX,
             sabotage: Sabotage::default(),
         });
         let (events, heard) = mpsc::channel(SHM_EVENTS_MAX);
@@ -166,8 +162,8 @@ impl NodeServer {
             state: Mutex::new(State {
                 core,
                 writer,
+                memory: Arc::clone(&memory),
                 conns: BTreeMap::new(),
-                last_conns: BTreeMap::new(),
                 next_conn: 0,
                 master: None,
             }),
@@ -183,6 +179,11 @@ impl NodeServer {
             decided: Notify::new(),
             disks: OnceLock::new(),
         });
+        if config.populate {
+            let pages = if config.ssd.is_empty() { Pages::Any } else { Pages::Huge };
+            let populated = Arc::downgrade(&shared);
+            shared.memory.populate_ahead(pages, move || withhold_again(&populated));
+        }
         let mut tasks = spawn(&shared, sockets, heard);
         let mut disks = Vec::new();
         for (number, ssd) in config.ssd.iter().enumerate() {
@@ -193,7 +194,7 @@ impl NodeServer {
         let info = &shared.info;
         tracing::info!(
             name = info.name, segment = %info.segment, memory = geometry.data_bytes, requests = info.tcp,
-            bytes = info.data, shared_memory = config.shared_memory, "the node is up"
+            bytes = info.data, shared_memory = config.shared_memory, "the node listens"
         );
         Ok(Self { shared, disks, status: watched, tasks })
     }
@@ -212,12 +213,6 @@ impl NodeServer {
     #[must_use]
     pub fn status(&self) -> LinkStatus {
         self.status.borrow().clone()
-    }
-
-    /// Hears of every change of [`Self::status`].
-    #[must_use]
-    pub fn watch_status(&self) -> watch::Receiver<LinkStatus> {
-        self.status.clone()
     }
 
     /// How full it is.
@@ -258,8 +253,8 @@ impl NodeServer {
 
     /// Its disks, for clients in the same process.
     #[must_use]
-    pub fn local_disks(&self) -> LocalDisks {
-        LocalDisks::new(&self.disks)
+    pub fn local_disks(&self) -> Vec<Arc<dyn LocalDisk>> {
+        near::local_disks(&self.disks)
     }
 
     /// Bytes moved through its sockets.
@@ -269,14 +264,9 @@ impl NodeServer {
     }
 
     /// A client in this same process reaches the memory from now on, without a mapping of its own: what it
-    /// reserves or looks at stays until [`Self::detach_local`], or until it says goodbye.
+    /// reserves or looks at stays until it says goodbye.
     pub fn attach_local(&self, client: ClientId) {
         self.shared.handle(Event::Mapped(client));
-    }
-
-    /// That client touches nothing any more.
-    pub fn detach_local(&self, client: ClientId) {
-        self.shared.handle(Event::Detached(client));
     }
 
     /// How full its disks are, in their order.
@@ -385,7 +375,6 @@ impl<'a> Visit<'a> {
             conn
         };
         shared.handle(Event::Opened { conn, client, namespace: hello.namespace });
-        shared.lock().last_conns.insert(client, conn);
         Self { shared, conn, client, outbox }
     }
 }
@@ -396,13 +385,7 @@ impl Drop for Visit<'_> {
         if self.shared.state.is_poisoned() {
             return;
         }
-        {
-            let mut state = self.shared.lock();
-            state.conns.remove(&self.conn);
-            if state.last_conns.get(&self.client) == Some(&self.conn) {
-                state.last_conns.remove(&self.client);
-            }
-        }
+        self.shared.lock().conns.remove(&self.conn);
         self.shared.handle(Event::Closed(self.conn));
     }
 }
@@ -440,10 +423,15 @@ async fn join(
     match outcome.map(|found| found.map(|found| found.clone())) {
         Ok(Ok(LinkStatus::Refused(why))) => Err(JoinError::Refused { master, why }),
         Ok(Ok(_)) => Ok(()),
-        Ok(Err(_)) => Err(JoinError::Timeout { master, why: "the node was stopped".to_owned() }),
+        Ok(Err(_)) => {
+            let (why, hint) = ("the node was stopped".to_owned(), "start it again".to_owned());
+            Err(JoinError::Timeout { master, why, hint })
+        }
         Err(_) => {
-            let why = status.borrow().to_string();
-            Err(JoinError::Timeout { master, why })
+            let seen = status.borrow().to_string();
+            let usual = "check that a master listens there, or allow more time";
+            let (why, hint) = seen.split_once("\n\nhint: ").unwrap_or((&seen, usual));
+            Err(JoinError::Timeout { master, why: why.to_owned(), hint: hint.to_owned() })
         }
     }
 }
@@ -454,14 +442,34 @@ impl std::fmt::Debug for Shared {
     }
 }
 
+/// Whether the machine and the control groups of this process have the memory that such a node needs.
+pub fn check_memory(config: &NodeConfig) -> Result<Fit, StartError> {
+    Ok(segment::check_memory(&geometry(SegmentId(0), config.memory), disk_bytes(config))?)
+}
+
+/// The memory that the disks of a node need beside its objects.
+fn disk_bytes(config: &NodeConfig) -> u64 {
+    let stage = if config.shared_memory { stage::STAGE_BYTES } else { 0 };
+    let bytes = |ssd: &SsdConfig| tiffin_ssd::memory_bytes(ssd.size).saturating_add(stage);
+    config.ssd.iter().map(bytes).fold(0, u64::saturating_add)
+}
+
 fn geometry(segment: SegmentId, memory: u64) -> Geometry {
     let data_bytes = memory - memory % PAGE_BYTES;
-    let slots = (data_bytes / BYTES_PER_SLOT).clamp(SLOTS_MIN, SLOTS_MAX);
+    let objects = (data_bytes + CHUNKS_FREE * CHUNK_BYTES) / OBJECT_BYTES_MIN;
     Geometry {
         segment: segment.0,
         data_bytes,
-        slot_count: u32::try_from(slots).unwrap_or(u32::MAX),
-        heap_bytes: HEAP_BYTES_MIN.max(slots * HEAP_BYTES_PER_SLOT),
+        slot_count: u32::try_from(objects).unwrap_or(u32::MAX).min(SLOTS_MAX),
+        heap_bytes: data_bytes.saturating_add(HEAP_BYTES_EXTRA).min(HEAP_BYTES_MAX),
+    }
+}
+
+/// All memory was made present, also that of bytes which were withheld meanwhile.
+fn withhold_again(shared: &Weak<Shared>) {
+    if let Some(shared) = shared.upgrade().filter(|it| !it.state.is_poisoned()) {
+        let state = shared.lock();
+        state.core.withheld().for_each(|it| shared.memory.withhold(keep::extent(it)));
     }
 }
 

@@ -12,10 +12,10 @@ use std::sync::{Arc, Weak};
 use tiffin_core::{SegmentId, Stamp};
 use tiffin_ssd::Span;
 use tiffin_transport::copy::copy_in;
+use tiffin_transport::local::LocalDisk;
 use tiffin_transport::tcp::Unfetched;
 use tiffin_transport::{
-    CHUNK_BYTES_MAX, Capability, Counters, Instant, Outcome, Outcomes, ReadOp, TargetBuf, TransferError,
-    Transport, WriteOp,
+    CHUNK_BYTES_MAX, Counters, Instant, Outcome, Outcomes, ReadOp, TargetBuf, TransferError,
 };
 use tokio::time::timeout_at;
 
@@ -24,17 +24,11 @@ use super::disk::Beside;
 /// Bytes of one call that are on their way from the disk at a time; one chunk may be more.
 const FLYING_BYTES_MAX: u64 = 64 << 20;
 
-/// The disks of a node in this process.
-#[derive(Clone, Debug, Default)]
-pub struct LocalDisks(Vec<LocalDisk>);
-
-/// One of them.
-#[derive(Clone)]
-pub struct LocalDisk {
+/// Reads one of them.
+struct DiskReader {
     segment: SegmentId,
     name: String,
     disk: Weak<Beside>,
-    counters: Arc<Counters>,
 }
 
 /// Where the bytes of an operation go, in order.
@@ -42,29 +36,24 @@ struct Landing<'a> {
     targets: Vec<TargetBuf<'a>>,
 }
 
-impl LocalDisks {
-    pub(super) fn new(disks: &[Arc<Beside>]) -> Self {
-        let local = |it: &Arc<Beside>| LocalDisk {
-            segment: it.segment(),
-            name: it.name().to_owned(),
-            disk: Arc::downgrade(it),
-            counters: Arc::default(),
-        };
-        Self(disks.iter().map(local).collect())
-    }
-
-    /// The disk of that name. What is read from it is counted there.
-    #[must_use]
-    pub fn find(&self, segment: SegmentId, counters: &Arc<Counters>) -> Option<LocalDisk> {
-        let disk = self.0.iter().find(|it| it.segment == segment)?;
-        Some(LocalDisk { counters: Arc::clone(counters), ..disk.clone() })
-    }
+/// The disks, for clients in this process.
+pub(super) fn local_disks(disks: &[Arc<Beside>]) -> Vec<Arc<dyn LocalDisk>> {
+    let reader = |it: &Arc<Beside>| {
+        let (segment, name, disk) = (it.segment(), it.name().to_owned(), Arc::downgrade(it));
+        Arc::new(DiskReader { segment, name, disk }) as Arc<dyn LocalDisk>
+    };
+    disks.iter().map(reader).collect()
 }
 
-impl LocalDisk {
-    /// Reads copies. Who has asked nobody where they lie says in which life of the master that was known
-    /// (`unasked`).
-    pub async fn read_as(&self, ops: &[ReadOp<'_>], unasked: Option<u64>, deadline: Instant) -> Vec<Outcome> {
+impl DiskReader {
+    /// See [`LocalDisk::read`].
+    async fn read_all(
+        &self,
+        ops: &[ReadOp<'_>],
+        unasked: Option<u64>,
+        counters: &Counters,
+        deadline: Instant,
+    ) -> Vec<Outcome> {
         let mut outcomes = vec![Ok(()); ops.len()];
         let mut landings: Vec<_> = ops.iter().map(Landing::new).collect();
         let mut chunks = ops.iter().enumerate().flat_map(|(at, op)| spans(op).map(move |span| (at, span)));
@@ -104,7 +93,7 @@ impl LocalDisk {
             }
         }
         let whole = ops.iter().zip(&outcomes).filter(|(_, outcome)| outcome.is_ok());
-        self.counters.local.add_read(whole.map(|(op, _)| op.bytes()).sum());
+        counters.local.add_read(whole.map(|(op, _)| op.bytes()).sum());
         outcomes
     }
 
@@ -120,18 +109,19 @@ impl LocalDisk {
     }
 }
 
-impl Transport for LocalDisk {
-    fn capability(&self) -> Capability {
-        Capability { name: "disk", same_host: true, can_view: false }
+impl LocalDisk for DiskReader {
+    fn segment(&self) -> u64 {
+        self.segment.0
     }
 
-    fn read<'a>(&'a self, ops: &'a [ReadOp<'a>], deadline: Instant) -> Outcomes<'a> {
-        Box::pin(self.read_as(ops, None, deadline))
-    }
-
-    /// Nobody writes to a disk but its node.
-    fn write<'a>(&'a self, ops: &'a [WriteOp<'a>], _deadline: Instant) -> Outcomes<'a> {
-        Box::pin(async move { vec![Err(TransferError::Stale); ops.len()] })
+    fn read<'a>(
+        &'a self,
+        ops: &'a [ReadOp<'a>],
+        unasked: Option<u64>,
+        counters: &'a Counters,
+        deadline: Instant,
+    ) -> Outcomes<'a> {
+        Box::pin(self.read_all(ops, unasked, counters, deadline))
     }
 }
 
@@ -151,12 +141,6 @@ impl<'a> Landing<'a> {
                 self.targets.push(later);
             }
         }
-    }
-}
-
-impl std::fmt::Debug for LocalDisk {
-    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        out.debug_struct("LocalDisk").field("name", &self.name).finish_non_exhaustive()
     }
 }
 

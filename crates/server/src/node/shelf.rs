@@ -8,7 +8,7 @@ use tiffin_ssd::{
     AppendError, ChangeError, Drive, Event, FORGET_IDS_MAX, Limits, OpId, OpenError, Pieces, ReadError,
     Record, RecordId, ShelfConfig, Span, Stats,
 };
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Semaphore, mpsc, oneshot};
 
 use crate::StartError;
 use crate::config::{Engine, SsdConfig};
@@ -21,12 +21,19 @@ const CHANGE_TIME_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
 /// How long to rest before a log that was too busy is asked again.
 const BUSY_REST: Duration = Duration::from_millis(5);
 
+/// Payloads up to this size are hashed by the task that appends them: that takes some microseconds.
+const INLINE_HASH_BYTES_MAX: u64 = 64 << 10;
+/// Larger payloads are hashed by at most so many threads at a time. Each thread of the runtime keeps memory
+/// of its own, so that one for each append would cost hundreds of MiB.
+const HASHING_MAX: usize = 4;
+
 /// What a log was found to hold.
 pub(super) type Recovered = Vec<(RecordId, Record)>;
 
 /// A log, and how to speak with it.
 pub(super) struct Shelf {
     shelf: Arc<tiffin_ssd::Shelf>,
+    hashing: Arc<Semaphore>,
     engine: String,
 }
 
@@ -51,7 +58,8 @@ impl Shelf {
             OpenError::InUse { .. } => StartError::DiskInUse(error.to_string()),
             error => StartError::disk(error),
         })?;
-        let shelf = Self { shelf: Arc::new(opened.shelf), engine: opened.driven.to_string() };
+        let hashing = Arc::new(Semaphore::new(HASHING_MAX));
+        let shelf = Self { shelf: Arc::new(opened.shelf), hashing, engine: opened.driven.to_string() };
         Ok((shelf, opened.records, events))
     }
 
@@ -64,20 +72,28 @@ impl Shelf {
         self.shelf.stats()
     }
 
-    /// Keeps a record. Hashing its bytes takes a while, which other tasks need not wait for.
+    /// Keeps a record. Hashing a large payload takes a while, which other tasks need not wait for.
     pub(super) fn append(
         &self,
         record: Record,
         payload: Pieces,
     ) -> impl Future<Output = Result<RecordId, AppendError>> + Send + use<> {
         let (shelf, (done, ended)) = (Arc::clone(&self.shelf), oneshot::channel());
+        let hashing = Arc::clone(&self.hashing);
         async move {
+            let is_small = payload.len() <= INLINE_HASH_BYTES_MAX;
             // Whoever is not there any more need not hear of it.
             let append = move || {
                 _ = shelf.append(record, payload, CHANGE_TIME_MAX, |result| _ = done.send(result));
             };
-            // If the task is not run, its end of the channel is dropped, and that is the answer.
-            let _ran = tokio::task::spawn_blocking(append).await;
+            if is_small {
+                append();
+            } else {
+                // The semaphore is never closed.
+                let _permit = hashing.acquire().await;
+                // If the task is not run, its end of the channel is dropped, and that is the answer.
+                let _ran = tokio::task::spawn_blocking(append).await;
+            }
             ended.await.unwrap_or(Err(AppendError::Cancelled))
         }
     }
@@ -154,5 +170,44 @@ async fn persistently<T: Send + 'static>(ask: impl Fn(Done<T>) -> OpId + Send) -
             Err(ChangeError::Busy) => tokio::time::sleep(BUSY_REST).await,
             ended => return ended,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use tiffin_ssd::{Generation, Name};
+
+    use super::*;
+
+    fn record(number: usize, payload_bytes: u64) -> Record {
+        let name = Arc::new(Name { namespace: "n".to_owned(), key: number.to_string().into_bytes() });
+        let generation = Generation { epoch: 1, counter: number as u64 };
+        Record { name, generation, marks: Vec::new(), protected: false, payload_bytes }
+    }
+
+    #[test]
+    fn small_appends_start_no_threads() {
+        let threads = Arc::new(AtomicUsize::new(0));
+        let started = Arc::clone(&threads);
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .on_thread_start(move || _ = started.fetch_add(1, Ordering::Relaxed))
+            .build()
+            .unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let config =
+            SsdConfig { path: folder.path().join("disk"), size: 256 << 20, engine: Engine::Blocking };
+        runtime.block_on(async {
+            let (shelf, ..) = Shelf::open(&config).await.unwrap();
+            let appends =
+                (0..256).map(|number| tokio::spawn(shelf.append(record(number, 100), Pieces::zeroed(100))));
+            for append in appends.collect::<Vec<_>>() {
+                append.await.unwrap().unwrap();
+            }
+        });
+        // The worker, and the thread that opened the disk.
+        assert_eq!(threads.load(Ordering::Relaxed), 2);
     }
 }

@@ -16,7 +16,7 @@ use tiffin_transport::segment::NodeMemory;
 use tiffin_transport::{self as transport, tcp};
 
 /// The bytes of a stage. They are taken from the system when they are used first.
-const STAGE_BYTES: u64 = 64 << 20;
+pub(super) const STAGE_BYTES: u64 = 64 << 20;
 /// How many places it has.
 const STAGE_SLOTS: u32 = 512;
 /// Room is given in blocks of a disk, so that it can read straight into them.

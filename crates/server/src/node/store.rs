@@ -7,9 +7,7 @@
 //! nothing is written.
 
 use tiffin_core::message::{Commit, CommitItem, Reason, Refusal, Request, Store};
-use tiffin_core::node::Event;
-use tiffin_core::{ClientId, Extent, RequestId};
-use tiffin_proto::{Incoming, frame};
+use tiffin_core::{ClientId, Extent};
 use tiffin_transport::copy;
 
 use super::Shared;
@@ -34,14 +32,6 @@ impl Shared {
             }
         }
         Ok(Request::Commit(commit))
-    }
-
-    /// Asks what came behind bytes on the data socket; whether anybody is there to be answered.
-    pub(super) fn ask_behind(&self, client: ClientId, question: &[u8]) -> bool {
-        let Some((id, commit)) = question_of(question) else { return false };
-        let Some(conn) = self.lock().last_conns.get(&client).copied() else { return false };
-        self.handle(Event::Request { conn, id, request: Request::Commit(commit) });
-        true
     }
 
     /// Whether all is written, or the client has no such room any more: that the core says when it is asked.
@@ -69,17 +59,6 @@ impl Shared {
     }
 }
 
-/// A question for names, which is all that may come behind bytes.
-fn question_of(bytes: &[u8]) -> Option<(RequestId, Commit)> {
-    let (head, payload) = bytes.split_first_chunk()?;
-    let header = frame::decode_header(head).ok().filter(|it| it.len as usize == payload.len())?;
-    frame::verify(&header, payload).ok()?;
-    match tiffin_proto::decode(&header, payload).ok()? {
-        Incoming::Request(id, Request::Commit(commit)) => Some((id, commit)),
-        _ => None,
-    }
-}
-
 fn why_not(commit: &Commit, bytes: &[Vec<u8>]) -> Option<&'static str> {
     let fits = |(item, bytes): (&CommitItem, &Vec<u8>)| bytes.is_empty() || bytes.len() as u64 == item.len;
     if commit.items.len() != bytes.len() || !commit.items.iter().zip(bytes).all(fits) {
@@ -95,25 +74,6 @@ mod tests {
     use tiffin_core::{Hold, Key, SlotId, Stamp};
 
     use super::*;
-
-    #[test]
-    fn only_a_whole_question_for_names_comes_behind_bytes() {
-        let id = RequestId(1 << 63);
-        let commit = Commit { items: Vec::new(), wait_ms: 3 };
-        let asked = tiffin_proto::encode_request(id, &Request::Commit(commit.clone())).unwrap();
-        assert_eq!(question_of(&asked), Some((id, commit)));
-        for len in 0..asked.len() {
-            assert_eq!(question_of(&asked[..len]), None, "{len} bytes of it");
-        }
-        assert_eq!(question_of(&[&asked[..], b"more"].concat()), None);
-        for at in 0..asked.len() {
-            let mut damaged = asked.clone();
-            damaged[at] ^= 1;
-            assert_ne!(question_of(&damaged), question_of(&asked), "the byte at {at}");
-        }
-        let other = tiffin_proto::encode_request(id, &Request::Goodbye).unwrap();
-        assert_eq!(question_of(&other), None);
-    }
 
     #[test]
     fn an_object_comes_with_all_of_its_bytes_or_with_none() {

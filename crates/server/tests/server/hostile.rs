@@ -89,3 +89,48 @@ async fn a_peer_that_is_silent_keeps_nobody_waiting() {
     let (connection, _) = Connection::open(master.address(), hello(1), patient()).await.unwrap();
     assert!(connection.call(&tiffin_core::message::Request::Stat, patient()).await.is_ok());
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn half_sent_requests_do_not_silence_health() {
+    let any: Address = "127.0.0.1:0".parse().unwrap();
+    let token = "secret".to_owned();
+    let config = MasterConfig { http: Some(any), token, ..MasterConfig::default() };
+    let master = start_master(config).await;
+    let http = master.http_address().unwrap();
+    let mut half = Vec::new();
+    for _ in 0..2 * tiffin_server::HTTP_PENDING_MAX {
+        let mut stream = TcpStream::connect(http.to_string()).await.unwrap();
+        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: he").await.unwrap();
+        half.push(stream);
+    }
+    assert_eq!(get(http, "/health").await.0, 200);
+    assert_eq!(get(http, "/metrics").await.0, 401);
+    // The oldest of them were closed.
+    talk(half.remove(0), b"").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn silent_connections_to_a_node_end_oldest_first() {
+    let master = start_master(MasterConfig::default()).await;
+    let node = start_node(master.address(), NodeConfig::default()).await;
+    let client = Raw::connect(master.address(), hello(1)).await.unwrap();
+    let info = node.info().clone();
+    let mut oldest = TcpStream::connect(&info.data).await.unwrap();
+    let mut silent = Vec::new();
+    for _ in 0..tiffin_transport::tcp::PENDING_MAX {
+        silent.push(TcpStream::connect(&info.data).await.unwrap());
+    }
+    let closed = timeout_at(patient(), oldest.read(&mut [0; 1])).await.expect("the oldest is closed");
+    assert_eq!(closed.unwrap_or(0), 0);
+    client.put("k", b"value", Way::Tcp).await;
+    assert_eq!(client.get("k", Way::Tcp).await.as_deref(), Some(&b"value"[..]));
+    let mut oldest = UnixStream::connect(format!("\0{}", info.memory)).await.unwrap();
+    silent.clear();
+    let mut silent = Vec::new();
+    for _ in 0..tiffin_transport::shm::PENDING_MAX {
+        silent.push(UnixStream::connect(format!("\0{}", info.memory)).await.unwrap());
+    }
+    let closed = timeout_at(patient(), oldest.read(&mut [0; 1])).await.expect("the oldest is closed");
+    assert_eq!(closed.unwrap_or(0), 0);
+    assert_eq!(client.get("k", Way::Shm).await.as_deref(), Some(&b"value"[..]));
+}

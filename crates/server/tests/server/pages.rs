@@ -2,6 +2,9 @@
 
 use crate::support::*;
 use serde_json::{Value, json};
+use tiffin_core::SegmentId;
+use tiffin_core::master::{Saved, SavedMember};
+use tiffin_proto::encode_state;
 use tiffin_rpc::Address;
 use tiffin_server::{MasterConfig, MasterServer, NodeConfig, NodeServer};
 
@@ -136,6 +139,33 @@ async fn health_and_role_are_told() {
     assert_eq!(get(&http, "/role").await, (200, "leader".to_owned()));
     assert_eq!(get(&http, "/ha_status").await, (200, "serving".to_owned()));
     assert!(get(&http, "/leader").await.1.contains("\"present\":false"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_master_is_ready_when_every_member_has_reported() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = MasterConfig {
+        http: Some("127.0.0.1:0".parse().unwrap()),
+        state_dir: Some(folder.path().to_owned()),
+        ..MasterConfig::default()
+    };
+    let pages = async |master: &MasterServer| {
+        let http = master.http_address().unwrap().clone();
+        let (ready, health) = (get(&http, "/ready").await, get(&http, "/health").await);
+        let value = |text: &str| serde_json::from_str::<Value>(text).unwrap();
+        (ready.0, value(&ready.1), health.0, value(&health.1)["service_ready"].clone())
+    };
+    let master = start_master(config.clone()).await;
+    let ready = json!({"ready": true, "awaited": []});
+    assert_eq!(pages(&master).await, (200, ready, 200, json!(true)), "a new store awaits nobody");
+    master.shutdown().await;
+    // A node that an earlier master knew, and that does not come back: no answer depends on how fast it is.
+    let member = SavedMember { segment: SegmentId(7), name: "one".to_owned(), ..SavedMember::default() };
+    let saved = Saved { epoch: 1, members: vec![member], ..Saved::default() };
+    std::fs::write(folder.path().join("state"), encode_state(&saved).unwrap()).unwrap();
+    let master = start_master(config).await;
+    let awaited = json!({"ready": false, "awaited": ["one"]});
+    assert_eq!(pages(&master).await, (503, awaited, 200, json!(false)), "it lives, and is not ready");
 }
 
 #[tokio::test(flavor = "multi_thread")]

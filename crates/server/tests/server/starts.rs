@@ -2,6 +2,8 @@
 
 use crate::support::*;
 use tiffin_rpc::{Address, Listener};
+use tiffin_server::config::{Engine, SsdConfig};
+use tiffin_server::node::check_memory;
 use tiffin_server::{MasterConfig, MasterServer, NodeConfig, NodeServer};
 
 fn refusals(error: impl std::error::Error, expected: &[&str]) {
@@ -66,6 +68,20 @@ async fn without_a_token_nothing_listens_where_others_reach_it() {
 async fn more_memory_than_the_machine_has_is_refused() {
     let node = NodeConfig { memory: 60 << 40, ..NodeConfig::default() };
     refusals(NodeServer::start(node).await.unwrap_err(), &["does not fit", "hint: ask for less memory"]);
+}
+
+#[tokio::test]
+async fn memory_that_disks_need_is_checked_at_start() {
+    let disk = |size| SsdConfig { path: "/nowhere/tiffin".into(), size, engine: Engine::Auto };
+    let node = |ssd| NodeConfig { memory: 1 << 20, ssd, ..NodeConfig::default() };
+    let wanted = |config: &NodeConfig| check_memory(config).unwrap().wanted;
+    let (without, with) = (node(Vec::new()), node(vec![disk(1 << 30)]));
+    assert_eq!(wanted(&with) - wanted(&without), 192 << 20);
+    assert_eq!(wanted(&with) - wanted(&NodeConfig { shared_memory: false, ..with.clone() }), 64 << 20);
+    let node = NodeConfig { memory: 60 << 40, ..with };
+    let expected = ["MiB for its disks do not fit", "hint: ask for less memory"];
+    refusals(check_memory(&node).unwrap_err(), &expected);
+    refusals(NodeServer::start(node).await.unwrap_err(), &expected);
 }
 
 #[tokio::test(flavor = "multi_thread")]

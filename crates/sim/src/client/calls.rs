@@ -1,12 +1,12 @@
 //! A client's calls: each is answered, or fails with its connection, or is given up.
 
 use tiffin_core::{
-    Hold, Key, RequestId, SegmentId,
+    Hold, Key, Location, RequestId, SegmentId,
     message::{Reply, Request, ReserveOutcome, Reserved},
-    session::{CallFailure, NeedId},
+    session::{CallFailure, NeedId, Preallocation},
 };
 
-use super::{ClientEvent, SessionId, Target, ViewKey};
+use super::{ClientEvent, OFFER_LIMITS, SessionId, Target, ViewKey};
 use crate::{coverage::Point, network::Way, world::World};
 
 /// What a call is for.
@@ -197,9 +197,9 @@ impl World {
                 let failure = match &call.waiting {
                     Some(Request::Store(_)) => {
                         self.coverage.hit(Point::CarriedNowhere);
-                        CallFailure::Unwritten("not asked".to_owned())
+                        CallFailure::Unwritten
                     }
-                    _ => CallFailure::Unreachable("no answer".to_owned()),
+                    _ => CallFailure::Unreachable,
                 };
                 self.session_replied(client, session, need, Err(failure));
             }
@@ -215,25 +215,25 @@ impl World {
         }
     }
 
-    /// Gives back what is at hand.
-    pub(crate) fn give_back_spares(&mut self, client: usize) {
+    /// Gives back what was offered.
+    pub(crate) fn give_back_offers(&mut self, client: usize) {
         // Who leaves has said goodbye to what it had.
         let it = self.clients.get_mut(client).filter(|it| it.alive && !it.leaving);
-        let spares = it.map(|it| std::mem::take(&mut it.spares));
-        for (_, room) in spares.unwrap_or_default() {
-            let target = Target::Node(room.location.segment);
-            self.call(client, target, Request::Abort(vec![room.location.hold()]), Purpose::Nothing);
-        }
+        let all = it.map(|it| std::mem::replace(&mut it.preallocation, Preallocation::new(OFFER_LIMITS)));
+        self.abort(client, all.iter().flat_map(Preallocation::offers).collect());
     }
 
-    /// Nobody waits for this room any more.
+    /// The client no longer waits for these reservations, and gives them back.
     pub(crate) fn give_back(&mut self, client: usize, reserved: Reserved) {
         for outcome in reserved.items {
             let ReserveOutcome::Room(reservations) = outcome else { continue };
-            for it in reservations {
-                let target = Target::Node(it.location.segment);
-                self.call(client, target, Request::Abort(vec![it.location.hold()]), Purpose::Nothing);
-            }
+            self.abort(client, reservations.into_iter().map(|it| it.location).collect());
+        }
+    }
+
+    pub(crate) fn abort(&mut self, client: usize, locations: Vec<Location>) {
+        for it in locations {
+            self.call(client, Target::Node(it.segment), Request::Abort(vec![it.hold()]), Purpose::Nothing);
         }
     }
 }

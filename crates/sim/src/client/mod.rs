@@ -15,16 +15,17 @@
 //! - Before it says goodbye a client lets go of every mapping.
 
 mod calls;
+mod hedge;
 mod session;
 mod view;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use tiffin_core::{
-    ClientId, ConnId, Generation, Key, RequestId, Reservation, SegmentId,
+    ClientId, ConnId, Generation, Key, RequestId, SegmentId,
     message::{Heartbeat, Hello, Reply, Request, ResolveOutcome, Role, VERSION_MAJOR, VERSION_MINOR},
     sabotage::Sabotage,
-    session::Known,
+    session::{Known, OfferLimits, Pace, Preallocation},
 };
 
 pub(crate) use calls::{Call, Purpose};
@@ -40,6 +41,9 @@ use crate::{
     world::{Event, Party, Phase, Time, World},
 };
 
+/// Clients put little, so they ask for offers early, and soon again.
+pub(super) const OFFER_LIMITS: OfferLimits =
+    OfferLimits { puts_min: 1, puts_ahead: 4, offers_max: 6, rest_us: 30_000 };
 /// How many objects a client remembers the place of: fewer than there are.
 const KNOWN_MAX: usize = 6;
 
@@ -55,6 +59,8 @@ pub(crate) enum ClientEvent {
     Timeout(RequestId),
     /// A put or get was not done in time.
     Deadline(SessionId),
+    /// It looks whether reads have stalled.
+    LookForStalls(SessionId),
     /// It copies a few units more.
     Step(TransferId),
     Transferred(TransferId, Ended),
@@ -110,8 +116,8 @@ pub(crate) struct Client {
     pub(crate) sessions: BTreeMap<SessionId, Session>,
     pub(crate) next_session: u64,
     pub(crate) views: BTreeMap<ViewKey, View>,
-    /// Room that it has at hand, and for how many bytes.
-    pub(crate) spares: Vec<(u64, Reservation)>,
+    /// Memory that it was offered.
+    pub(crate) preallocation: Preallocation,
     /// Nodes that were said to be near the master, when room there was at hand.
     pub(crate) near: BTreeSet<SegmentId>,
     /// What it has leased and means to keep, and which life of the master gave that.
@@ -119,6 +125,8 @@ pub(crate) struct Client {
     pub(crate) leased_in: u64,
     /// Where it last saw objects.
     pub(crate) known: Known,
+    /// How fast nodes answer it.
+    pub(crate) pace: Pace,
     /// The newest generation of each object that it was told of.
     newest: BTreeMap<Key, Generation>,
     /// Whom it still has to say goodbye to.
@@ -144,11 +152,12 @@ impl Client {
             sessions: BTreeMap::new(),
             next_session: 0,
             views: BTreeMap::new(),
-            spares: Vec::new(),
+            preallocation: Preallocation::new(OFFER_LIMITS),
             near: BTreeSet::new(),
             leases: BTreeSet::new(),
             leased_in: 0,
             known: Known::new(KNOWN_MAX, 0, sabotage),
+            pace: Pace::new(sabotage),
             newest: BTreeMap::new(),
             goodbyes: BTreeSet::new(),
         }
@@ -242,6 +251,7 @@ impl World {
             ClientEvent::Connect(target) => self.connect(client, target),
             ClientEvent::Timeout(id) => self.call_timed_out(client, id),
             ClientEvent::Deadline(session) => self.give_up(client, session),
+            ClientEvent::LookForStalls(session) => self.look_for_stalls(client, session),
             ClientEvent::Step(transfer) => self.mapped_step(transfer),
             ClientEvent::Transferred(transfer, ended) => self.transferred(transfer, ended),
             ClientEvent::Look(view) => self.look(client, view),

@@ -6,18 +6,22 @@ use tiffin_core::{
     Generation, Hold, SegmentId,
     message::{
         AckOutcome, DeleteOutcome, Exists, PinOutcome, PrefetchOutcome, Reply, Request, ReserveOutcome,
-        Reserved, ResolveOutcome, Store,
+        Reserved, ResolveOutcome, Resource, Store,
     },
-    session::{CallFailure, Get, GetOutcome, Need, NeedId, Peer, Put, PutOutcome, ReadResult, WriteResult},
+    session::{
+        CallFailure, Get, GetOutcome, Need, NeedId, OfferOrder, Peer, Put, PutOutcome, ReadResult,
+        WriteResult,
+    },
 };
 
+use super::hedge::WatchedRead;
 use super::{Client, ClientEvent, Purpose, Target};
 use crate::{
     coverage::Point,
     memory::ValueId,
     names::Name,
     transfer::{Order, TransferId},
-    world::{Phase, World},
+    world::{Phase, Time, World},
 };
 
 /// Names a session of a client.
@@ -38,6 +42,8 @@ pub(crate) enum Kind {
         /// What was known of each object, and the newest generation of it that anybody had stored or this
         /// client had been told of, when the get began.
         before: Vec<(Option<Generation>, Generation)>,
+        /// The nodes that were slow when it began.
+        slow: BTreeSet<SegmentId>,
     },
     /// A question whose answer is only looked at.
     Question,
@@ -46,13 +52,20 @@ pub(crate) enum Kind {
     /// A lookup, after which the client would like a view.
     Look(Name),
     /// A wish for room to have at hand, for so many bytes.
-    Stock(u64),
+    Stock(OfferOrder),
 }
 
 /// One thing under way.
 pub(crate) struct Session {
     pub(crate) kind: Kind,
     transfers: BTreeSet<TransferId>,
+    /// Reads that may stall.
+    pub(super) reads: BTreeMap<NeedId, WatchedRead>,
+    /// The copies of which a read was begun.
+    pub(super) tried: BTreeSet<(usize, SegmentId)>,
+    pub(super) deadline: Time,
+    /// When it looks for stalled reads.
+    pub(super) look_at: Option<Time>,
     /// What goes with the question for its name, instead of being written before.
     carried: BTreeMap<(SegmentId, Hold), ValueId>,
 }
@@ -78,8 +91,8 @@ impl Client {
             Kind::Put { put, .. } => Some(put),
             _ => None,
         });
-        let spares = self.spares.iter().map(|(_, it)| it.location);
-        let locations = puts.flat_map(Put::reserved).chain(spares).filter(|it| it.segment == segment);
+        let offers = self.preallocation.offers();
+        let locations = puts.flat_map(Put::reserved).chain(offers).filter(|it| it.segment == segment);
         locations.map(tiffin_core::Location::hold).collect()
     }
 }
@@ -92,7 +105,16 @@ impl World {
         let it = self.clients.get_mut(client)?;
         it.next_session += 1;
         let id = SessionId(it.next_session);
-        it.sessions.insert(id, Session { kind, transfers: BTreeSet::new(), carried: BTreeMap::new() });
+        let session = Session {
+            kind,
+            transfers: BTreeSet::new(),
+            reads: BTreeMap::new(),
+            tried: BTreeSet::new(),
+            deadline: self.now + patience.max(30),
+            look_at: None,
+            carried: BTreeMap::new(),
+        };
+        it.sessions.insert(id, session);
         self.client_at(patience.max(30), client, ClientEvent::Deadline(id));
         self.drive(client, id);
         Some(id)
@@ -118,7 +140,7 @@ impl World {
     }
 
     /// Does what the session needs next, and ends it when it is done.
-    fn drive(&mut self, client: usize, id: SessionId) {
+    pub(super) fn drive(&mut self, client: usize, id: SessionId) {
         loop {
             let Some(it) = self.clients.get_mut(client) else { return };
             let Some(session) = it.sessions.get_mut(&id) else { return };
@@ -137,7 +159,11 @@ impl World {
             Kind::Question | Kind::Pull(_) | Kind::Look(_) | Kind::Stock(_) => false,
         });
         if done && let Some(session) = it.sessions.remove(&id) {
+            // Another read of the same object was faster.
+            session.transfers.iter().for_each(|&transfer| self.cancel_transfer(transfer));
             self.session_ended(client, session);
+        } else {
+            self.plan_look(client, id);
         }
     }
 
@@ -182,8 +208,12 @@ impl World {
                 if !hold.is_on_disk() {
                     self.connect(client, Target::Node(segment));
                 }
-                self.start(Order { client, session, need: id, segment, hold, len, write: None, unasked });
+                let order = Order { client, session, need: id, segment, hold, len, write: None, unasked };
+                if let Some(transfer) = self.start(order) {
+                    self.watch_read(&order, item, transfer);
+                }
             }
+            Need::Stop { id } => self.stop_read(client, session, id),
         }
     }
 
@@ -241,7 +271,7 @@ impl World {
         }
     }
 
-    fn start(&mut self, order: Order) {
+    fn start(&mut self, order: Order) -> Option<TransferId> {
         let transfer = self.start_transfer(order);
         let it = self.clients.get_mut(order.client);
         if let (Some(transfer), Some(session)) =
@@ -249,6 +279,7 @@ impl World {
         {
             session.transfers.insert(transfer);
         }
+        transfer
     }
 
     pub(crate) fn session_replied(
@@ -286,16 +317,27 @@ impl World {
         client: usize,
         id: SessionId,
         transfer: TransferId,
-        need: NeedId,
+        (segment, need): (SegmentId, NeedId),
         result: WriteResult,
     ) {
         let Some(it) = self.clients.get_mut(client) else { return };
         let Some(session) = it.sessions.get_mut(&id) else { return };
         session.transfers.remove(&transfer);
+        let is_stale = result == WriteResult::Stale;
         if let Kind::Put { put, .. } = &mut session.kind {
             put.written(need, result);
         }
+        if is_stale {
+            self.offers_were_recalled(client, segment);
+        }
         self.drive(client, id);
+    }
+
+    /// A reservation on this node no longer stood, so the client gives back what the node has offered.
+    fn offers_were_recalled(&mut self, client: usize, segment: SegmentId) {
+        let now_us = self.now_us();
+        let cleared = self.clients.get_mut(client).map(|it| it.preallocation.clear(segment, now_us));
+        self.abort(client, cleared.unwrap_or_default());
     }
 
     pub(crate) fn session_read(
@@ -306,6 +348,7 @@ impl World {
         need: NeedId,
         result: ReadResult,
     ) {
+        self.read_ended(client, id, need, &result);
         let Some(it) = self.clients.get_mut(client) else { return };
         let Some(session) = it.sessions.get_mut(&id) else { return };
         session.transfers.remove(&transfer);
@@ -319,6 +362,7 @@ impl World {
     pub(crate) fn give_up(&mut self, client: usize, id: SessionId) {
         if self.clients.get(client).is_some_and(|it| it.sessions.contains_key(&id)) {
             self.coverage.hit(Point::SessionGivenUp);
+            self.check_hedged(client, id);
             self.drop_session(client, id);
         }
     }
@@ -328,12 +372,9 @@ impl World {
             return;
         };
         session.transfers.iter().for_each(|&transfer| self.cancel_transfer(transfer));
+        self.order_ended(client, &session.kind);
         if let Kind::Put { put, .. } = &session.kind {
-            let reserved: Vec<_> = put.reserved().collect();
-            for location in reserved {
-                let target = Target::Node(location.segment);
-                self.call(client, target, Request::Abort(vec![location.hold()]), Purpose::Nothing);
-            }
+            self.abort(client, put.reserved().collect());
         }
     }
 
@@ -359,7 +400,14 @@ impl World {
             PutOutcome::Stored { replaced: false, .. } => Point::PutStored,
             PutOutcome::Stored { replaced: true, .. } => Point::PutReplaced,
             PutOutcome::Exists(_) => Point::PutExists,
-            PutOutcome::Full(_) => Point::PutFull,
+            PutOutcome::Full(full) => match full.lacks {
+                _ if full.never => Point::PutNeverFits,
+                Resource::Bytes => Point::PutFull,
+                Resource::Slots => Point::PutLacksSlots,
+                Resource::KeySpace => Point::PutLacksKeySpace,
+                Resource::Contiguous => Point::PutLacksContiguous,
+            },
+            PutOutcome::NoNode => Point::PutNoNode,
             PutOutcome::OverQuota(_) => Point::PutOverQuota,
             PutOutcome::Behind(_) => Point::PutBehind,
             PutOutcome::Invalid(_) => Point::PutInvalid,
@@ -404,22 +452,34 @@ impl World {
             GetOutcome::Unavailable(_) => self.coverage.hit(Point::GetUnavailable),
             GetOutcome::Unreachable(_) => self.coverage.hit(Point::GetUnreachable),
             GetOutcome::Refused(_) => self.coverage.hit(Point::Refused),
-            GetOutcome::Contended => (),
+            GetOutcome::Contended | GetOutcome::Superseded(_) => (),
         }
     }
 
-    /// Room to have at hand is there.
-    fn stocked(&mut self, client: usize, len: u64, reserved: Reserved) {
+    /// Memory was offered.
+    fn stocked(&mut self, client: usize, order: OfferOrder, mut reserved: Reserved) {
+        let (now_us, is_calm) = (self.now_us(), self.phase != Phase::Storm);
         let Some(it) = self.clients.get_mut(client) else { return };
         it.near.extend(&reserved.near);
-        if self.phase != Phase::Storm {
-            return self.give_back(client, reserved);
+        if is_calm {
+            self.give_back(client, std::mem::take(&mut reserved));
         }
-        let rooms = reserved.items.into_iter().filter_map(|it| match it {
-            ReserveOutcome::Room(rooms) => Some(rooms),
+        let offers = reserved.items.into_iter().filter_map(|it| match it {
+            ReserveOutcome::Room(offers) => Some(offers),
             _ => None,
         });
-        it.spares.extend(rooms.flatten().map(|room| (len, room)));
+        let Some(it) = self.clients.get_mut(client) else { return };
+        let (left, _) = it.preallocation.stock(order, offers.flatten().collect(), now_us);
+        self.abort(client, left.into_iter().map(|it| it.location).collect());
+    }
+
+    /// Nothing came of an order.
+    fn order_ended(&mut self, client: usize, kind: &Kind) {
+        let Kind::Stock(order) = kind else { return };
+        let now_us = self.now_us();
+        if let Some(it) = self.clients.get_mut(client) {
+            let _none = it.preallocation.stock(*order, Vec::new(), now_us);
+        }
     }
 
     /// A lookup was answered.
@@ -447,8 +507,12 @@ impl World {
         };
         match reply {
             Some(Reply::Reserved(reserved)) => {
-                let Kind::Stock(len) = session.kind else { return };
-                self.stocked(client, len, reserved);
+                let Kind::Stock(order) = session.kind else { return };
+                self.stocked(client, order, reserved);
+            }
+            other if matches!(session.kind, Kind::Stock(_)) => {
+                drop(other);
+                self.order_ended(client, &session.kind);
             }
             Some(Reply::Deleted(outcomes)) => outcomes.iter().for_each(|it| {
                 self.coverage.hit(match it {
@@ -476,7 +540,7 @@ impl World {
             Some(Reply::Pinned(outcomes)) => outcomes.iter().for_each(|it| match it {
                 PinOutcome::Done => self.coverage.hit(Point::Pinned),
                 PinOutcome::Unconfirmed(_) => self.coverage.hit(Point::PinUnconfirmed),
-                PinOutcome::Absent | PinOutcome::TooMany => (),
+                PinOutcome::Absent | PinOutcome::TooMany | PinOutcome::NotPinned => (),
             }),
             Some(Reply::Acked(outcomes)) => outcomes.iter().for_each(|it| match it {
                 AckOutcome::Freed => self.coverage.hit(Point::SampleFreed),

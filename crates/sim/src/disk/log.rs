@@ -49,6 +49,7 @@ pub(crate) struct DiskLog {
     pub(crate) kept: BTreeMap<Stamp, Kept>,
     /// The life of the master that it belongs to, for good.
     pub(crate) epoch: u64,
+    pub(crate) life: u64,
     pub(crate) capacity: u64,
     pub(crate) appending: BTreeMap<Stamp, Appending>,
     pub(crate) forgetting: BTreeSet<Stamp>,

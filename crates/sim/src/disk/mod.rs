@@ -105,7 +105,8 @@ impl World {
             self.oracle.node_starts(segment, &disk_name(node));
         }
         let Some(disk) = self.disk(node) else { return };
-        let config = DiskConfig { segment: disk.segment, epoch: disk.log.epoch, stamps: 0, sabotage };
+        let (segment, epoch, life) = (disk.segment, disk.log.epoch, disk.log.life);
+        let config = DiskConfig { segment, epoch, life, stamps: 0, sabotage };
         let records = disk.log.records();
         disk.core = Some(Disk::new(config, records.clone()));
         let segment = disk.segment;
@@ -275,9 +276,14 @@ impl World {
                 }
                 self.io(node, DiskEvent::Marked(stamp));
             }
-            Effect::Epoch(epoch) => {
+            Effect::Epoch(epoch, life) => {
                 if let Some(disk) = self.disk(node) {
-                    disk.log.epoch = epoch;
+                    (disk.log.epoch, disk.log.life) = (epoch, life);
+                }
+            }
+            Effect::RejectMaster { .. } => {
+                if let Some(link) = link {
+                    self.break_conn(link);
                 }
             }
             Effect::AskMaster(id, request) => {
@@ -340,6 +346,11 @@ impl World {
         let need = room_for(record.len).unwrap_or(0);
         let now = self.now;
         let Some(disk) = self.disk(node) else { return };
+        let bytes_max = disk.log.capacity / 2;
+        if record.len >= bytes_max {
+            self.coverage.hit(Point::DemotionRefused);
+            return self.disk_handles_later(node, CoreEvent::Refused(stamp, bytes_max));
+        }
         let victims = disk.log.victims(need);
         let fits = disk.log.used() + need <= disk.log.capacity || !victims.is_empty();
         let fits = fits && disk.log.full_until <= now;

@@ -49,6 +49,7 @@ impl World {
         }
         self.check_nothing_leaks("when everybody is gone");
         self.check_leases_ended();
+        self.check_released_is_freed();
         self.check_agreement();
         for namespace in 0..NAMESPACES.len() as u8 {
             let delete = DeleteMatching { pattern: Pattern::All, force: true, wait_ms: 10_000 };
@@ -67,7 +68,12 @@ impl World {
         // Set back, it stands still for the master until it shows again what it did.
         self.clock.be_set_right(self.now);
         self.clients.iter_mut().for_each(|it| it.clock_percent = 100);
-        (0..self.clients.len()).for_each(|client| self.give_back_spares(client));
+        // Some are idle from now on, and keep what they were offered.
+        for client in 0..self.clients.len() {
+            if self.chance.percent(50) {
+                self.give_back_offers(client);
+            }
+        }
         for node in 0..self.nodes.len() {
             let Some(disk) = self.disk(node) else { continue };
             (disk.log.fails_until, disk.log.full_until, disk.log.slow_until, disk.log.loses) = (0, 0, 0, 0);
@@ -212,7 +218,8 @@ impl World {
 
 fn is_empty(node: &crate::node::NodeShell) -> bool {
     let has_none = node.disk.as_ref().is_none_or(|it| it.log.kept.is_empty() && it.log.rests());
-    has_none && node.core.as_ref().is_none_or(|it| it.usage().free == it.usage().capacity)
+    let is_free = |it: &Node| it.usage().free == it.usage().capacity && it.usage().offered == 0;
+    has_none && node.core.as_ref().is_none_or(is_free)
 }
 
 fn knows_nobody(node: &crate::node::NodeShell) -> bool {

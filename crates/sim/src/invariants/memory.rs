@@ -1,10 +1,17 @@
 //! Memory: the books balance, room is used once, and what is at rest accounts for every byte.
 
-use tiffin_core::{extent::room_for, node::SlotRecord, node::SlotState};
+use tiffin_core::{
+    Extent, Stamp,
+    extent::room_for,
+    master::{Effect, Notice},
+    message::{Reply, ReserveOutcome},
+    node::{Node, SlotRecord, SlotState},
+};
 
 use crate::{
     coverage::Point,
     memory::{Memory, units},
+    network::Conn,
     oracle::Oracle,
     world::World,
 };
@@ -20,6 +27,15 @@ impl Oracle {
     }
 }
 
+impl Oracle {
+    /// Bytes are withheld from objects: they must be nobody's.
+    pub(crate) fn withheld(&mut self, memory: &Memory, extent: Extent) {
+        if let Some(other) = units(extent).find_map(|unit| memory.covered_by(unit, Stamp::NONE)) {
+            self.fail("memory", || format!("{extent:?} is withheld, and {other:?}'s"));
+        }
+    }
+}
+
 impl World {
     /// What the nodes say of themselves is what their memory shows.
     pub(crate) fn check_books(&mut self) {
@@ -28,33 +44,69 @@ impl World {
             let Some(memory) = self.memories.get(&shell.segment) else { continue };
             self.coverage.hit(Point::CheckedBooks);
             let usage = core.usage();
-            let (mut committed, mut granted, mut objects) = (0, 0, 0);
+            let (mut committed, mut granted, mut offered, mut objects) = (0, 0, 0, 0);
             for (_, record) in memory.slots() {
                 let room: u64 = record.extents.iter().filter_map(|it| room_for(it.len)).sum();
                 match record.state {
                     SlotState::Committed => (committed, objects) = (committed + room, objects + 1),
                     SlotState::Reserved(_) | SlotState::Ending | SlotState::Prepared => granted += room,
+                    SlotState::Offered(_) => offered += room,
                 }
             }
-            let sum = usage.free + usage.granted + usage.committed + usage.held;
-            let same = (committed, granted, objects) == (usage.committed, usage.granted, usage.objects);
+            let sum = usage.free + usage.granted + usage.committed + usage.held + usage.metadata;
+            let shown = (committed, granted, offered, objects);
+            let same = shown == (usage.committed, usage.granted, usage.offered, usage.objects);
             if sum != usage.capacity || !same {
                 let segment = shell.segment;
-                return self.oracle.fail("memory", || {
-                    format!("{segment} says {usage:?}, its slots {committed}, {granted}, {objects}")
-                });
+                return self
+                    .oracle
+                    .fail("memory", || format!("{segment} says {usage:?}, its slots {shown:?}"));
             }
         }
     }
 
-    /// At rest nothing is reserved and nothing is held.
+    /// At rest nothing is reserved and nothing is held; without clients nothing is offered.
     pub(crate) fn check_nothing_leaks(&mut self, when: &str) {
+        let has_clients = self.clients.iter().any(|it| it.alive);
         for shell in &self.nodes {
             let Some(core) = &shell.core else { continue };
             let usage = core.usage();
-            if usage.granted > 0 || usage.held > 0 {
+            if usage.granted > 0 || usage.held > 0 || (usage.offered > 0 && !has_clients) {
                 let segment = shell.segment;
                 return self.oracle.fail("memory", || format!("{when}: {segment} leaks: {usage:?}"));
+            }
+        }
+    }
+
+    /// A put is refused for want of memory, or something is evicted for it, while a node has offers that
+    /// nobody has claimed, enough for it. Only nodes count whose master has heard all that they said, and the
+    /// other way round: of others it cannot know.
+    pub(crate) fn check_offers(&mut self, effect: &Effect) {
+        let put = match effect {
+            Effect::Reply(conn, id, Reply::Reserved(reserved)) => {
+                // Another put under way may have claimed what this one was planned for.
+                let is_alone = self.oracle.single_puts.contains_key(&(*conn, *id));
+                let need = self.oracle.needs.remove(&(*conn, *id)).filter(|_| is_alone);
+                need.filter(|_| matches!(reserved.items.as_slice(), [ReserveOutcome::Full(_)]))
+            }
+            Effect::Notice(Notice::Evicted(..)) => {
+                self.oracle.newest_put.and_then(|it| self.oracle.needs.get(&it)).copied()
+            }
+            _ => None,
+        };
+        let Some(need) = put else { return };
+        self.coverage.hit(Point::CheckedOffers);
+        let members: Vec<_> = self.master.iter().flat_map(|it| it.stat().nodes).collect();
+        for shell in &self.nodes {
+            let is_quiet = shell.link.and_then(|it| self.conns.get(&it)).is_some_and(Conn::is_quiet);
+            let is_ready = members.iter().any(|it| it.alive && it.info.segment == shell.segment);
+            let is_member = shell.core.as_ref().is_some_and(Node::is_member);
+            let unclaimed = self.memories.get(&shell.segment).map_or(0, Memory::unclaimed);
+            if is_quiet && is_ready && is_member && unclaimed >= need {
+                let segment = shell.segment;
+                let what =
+                    || format!("{unclaimed} bytes of {segment} are offered, {need} are needed: {effect:?}");
+                return self.oracle.fail("p5", what);
             }
         }
     }

@@ -6,6 +6,8 @@ use std::collections::BTreeSet;
 
 use tiffin_core::{
     ClientId, ConnId, Generation, RequestId, SegmentId, Tick,
+    master::Effect,
+    master::Master,
     message::{
         Ack, AckOutcome, DeleteOutcome, Granted, Reply, Request, Reserve, ReserveOutcome, Reserved, Resolve,
         ResolveOutcome,
@@ -33,9 +35,11 @@ impl Oracle {
         match request {
             Request::Pin(pin) => self.hears_pin((conn, id), pin, namespace, complete),
             Request::DropPins(drop) => self.hears_drop_pins(drop, namespace),
-            Request::SetPolicy(policy) => {
-                self.impatient |= policy.max_hold_ms.is_some();
-                self.shelving.sets_policy(namespace, policy.clone());
+            Request::SetPolicy(change) => {
+                self.impatient |= change.max_hold_ms.is_some();
+                self.waiting_puts.clear();
+                self.shelving.changes_policy(namespace, change);
+                self.setting.insert((conn, id), (namespace, self.shelving.policy(namespace)));
             }
             Request::Ack(ack) => self.hears_ack((conn, id), ack, complete),
             Request::Release(release) => {
@@ -62,7 +66,8 @@ impl Oracle {
             }
         }
         let generations = ack.items.iter().map(|it| it.generation).collect();
-        self.acking.insert(to, Acking { generations, group: ack.group.clone(), complete });
+        let unless_leased = ack.unless_leased;
+        self.acking.insert(to, Acking { generations, group: ack.group.clone(), complete, unless_leased });
     }
 
     /// Acknowledgements are answered.
@@ -73,7 +78,9 @@ impl Oracle {
         memories: &Memories,
         coverage: &mut Coverage,
     ) {
-        let Some(Acking { generations, group, complete }) = self.acking.remove(&to) else { return };
+        let Some(Acking { generations, group, complete, unless_leased }) = self.acking.remove(&to) else {
+            return;
+        };
         for (generation, outcome) in generations.into_iter().zip(outcomes) {
             let Some(life) = self.lives.get_mut(&generation) else { continue };
             match outcome {
@@ -83,7 +90,12 @@ impl Oracle {
                     self.deleted(name, &victims, &DeleteOutcome::Deleted, complete, memories, coverage);
                 }
                 AckOutcome::Recorded => {
-                    life.deletes = life.deletes.saturating_sub(1);
+                    if unless_leased {
+                        // It may be freed at any later moment.
+                        self.released.insert(generation);
+                    } else {
+                        life.deletes = life.deletes.saturating_sub(1);
+                    }
                     // A copy that is still leaving is not told.
                     if life.by_groups && complete && life.returns == 0 {
                         life.acked.insert(group.clone());
@@ -192,7 +204,7 @@ impl Oracle {
         coverage: &mut Coverage,
     ) {
         let Some(served) = self.line.remove(&to) else { return };
-        if !reserved.items.iter().any(|it| matches!(it, ReserveOutcome::Room(_))) {
+        if !reserved.items.iter().any(|it| matches!(it, ReserveOutcome::Room(rooms) if !rooms.is_empty())) {
             return;
         }
         coverage.hit(Point::CheckedOrder);
@@ -214,20 +226,8 @@ impl World {
         let mut expected = [0; names::NAMESPACES.len()];
         for generation in self.oracle.leased_samples(now) {
             let Some(name) = self.oracle.lives.get(&generation).map(|it| it.name) else { continue };
-            let resolve = Resolve {
-                keys: vec![name.key()],
-                touch: false,
-                lease: false,
-                locate: false,
-                ..Resolve::default()
-            };
-            let reply = master.look(now, names::namespace_name(name.namespace), Request::Resolve(resolve));
             // What it was is gone where nobody could be told of that.
-            let is_there = |it: &ResolveOutcome| match it {
-                ResolveOutcome::Found(found) => found.generation == generation,
-                _ => false,
-            };
-            let is_there = matches!(reply, Reply::Resolved(it) if it.items.iter().any(is_there));
+            let is_there = is_there(master, now, name, generation);
             let count = expected.get_mut(name.namespace as usize);
             count.into_iter().for_each(|it| *it += u64::from(is_there));
         }
@@ -253,11 +253,55 @@ impl World {
         }
     }
 
+    /// When every client is gone, so is what was consumed while others had it leased.
+    pub(crate) fn check_released_is_freed(&mut self) {
+        let now = self.tell_time();
+        let Some(master) = &mut self.master else { return };
+        for generation in self.oracle.released.clone() {
+            let life = self.oracle.lives.get(&generation);
+            let Some(name) = life.filter(|it| it.once && it.returns == 0).map(|it| it.name) else { continue };
+            self.coverage.hit(Point::CheckedReleased);
+            if is_there(master, now, name, generation) {
+                let what = format!("{name:?} {generation} was consumed, and is there without a lease");
+                self.oracle.fail("p6", || what);
+            }
+        }
+    }
+
     /// Whether puts wait for room in a namespace.
     pub(crate) fn somebody_waits(&self, namespace: u8) -> bool {
         let Some(master) = &self.master else { return false };
         let name = names::namespace_name(namespace);
         master.stat().namespaces.iter().any(|it| it.name == name && it.waiting > 0)
+    }
+
+    /// Limits were changed: all limits of the namespace are those that were named last.
+    pub(crate) fn check_policy(&mut self) {
+        let Some((namespace, policy)) = self.oracle.shelving.take_changed_policy() else { return };
+        let Some(master) = &self.master else { return };
+        let name = names::namespace_name(namespace);
+        let Some(stat) = master.stat().namespaces.into_iter().find(|it| it.name == name) else { return };
+        self.coverage.hit(Point::CheckedPolicy);
+        let demotion = policy.demotion.unwrap_or(self.plan.tier.demotion);
+        if (stat.quota, stat.max_hold_ms, stat.demotion) != (policy.quota, policy.max_hold_ms, demotion) {
+            self.oracle.fail("p5", || format!("the limits should be {policy:?}: {stat:?}"));
+        }
+    }
+
+    /// A client is told that limits are set: they are in the state folder, unless they were changed since.
+    pub(crate) fn check_saved(&mut self, effect: &Effect) {
+        let Effect::Reply(conn, id, Reply::Done) = effect else { return };
+        let Some((namespace, policy)) = self.oracle.setting.remove(&(*conn, *id)) else { return };
+        if self.oracle.shelving.policy(namespace) != policy {
+            return;
+        }
+        self.coverage.hit(Point::CheckedSaved);
+        let name = names::namespace_name(namespace);
+        let saved = self.state.policies.iter().find(|it| it.namespace == name);
+        let saved = saved.map(|it| it.policy.clone()).unwrap_or_default();
+        if saved != policy {
+            self.oracle.fail("p8", || format!("{policy:?} was answered, but {saved:?} is saved"));
+        }
     }
 
     /// Room is being asked for: what its namespace then has is within its quota.
@@ -272,4 +316,16 @@ impl World {
             self.oracle.fail("p5", || format!("a namespace has more than its quota: {stat:?}"));
         }
     }
+}
+
+/// Whether the master has the object.
+fn is_there(master: &mut Master, now: Tick, name: Name, generation: Generation) -> bool {
+    let keys = vec![name.key()];
+    let resolve = Resolve { keys, touch: false, lease: false, locate: false, ..Resolve::default() };
+    let reply = master.look(now, names::namespace_name(name.namespace), Request::Resolve(resolve));
+    let is_it = |it: &ResolveOutcome| match it {
+        ResolveOutcome::Found(found) => found.generation == generation,
+        _ => false,
+    };
+    matches!(reply, Reply::Resolved(it) if it.items.iter().any(is_it))
 }

@@ -6,8 +6,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use tiffin_core::{
     ConnId, Generation, Hold, RequestId, SegmentId, Tick,
-    master::{Effect, Notice},
-    message::{Ahead, DemoteItem, Demotion, Dropped, Policy, Presence, Record, Reply, Request},
+    master::{Effect, Notice, Saved},
+    message::{
+        Ahead, DemoteItem, Demotion, Dropped, Policy, PolicyChange, Presence, Record, Reply, Request,
+        TierStat,
+    },
 };
 
 use crate::{
@@ -17,6 +20,8 @@ use crate::{
     world::World,
 };
 
+/// How long an object that a disk refused is not offered to it again.
+const REFUSED_MS: u64 = 60_000;
 /// How long a disk that failed is not written to.
 const REST_MS: u64 = 1000;
 
@@ -35,9 +40,15 @@ pub(crate) struct Shelving {
     settling: BTreeMap<(ConnId, RequestId), (SegmentId, Hold, Generation)>,
     /// Namespaces that say something about disks, or have a quota.
     policies: BTreeMap<u8, Policy>,
+    /// The namespace whose limits were changed, until they have been compared.
+    changed: Option<u8>,
     /// Disks that are not written to until then.
     rest_until: BTreeMap<SegmentId, Tick>,
+    /// Objects that a disk refused, and until when they are not offered to it again.
+    refused: BTreeMap<(SegmentId, Generation), Tick>,
     protect_ms: u64,
+    /// What was brought into memory, was not asked for since, and is kept until then.
+    shields: BTreeMap<Generation, Tick>,
 }
 
 /// What a probe does to others, from when it is heard until it is answered.
@@ -51,14 +62,24 @@ pub(crate) struct Probe {
     begun: u64,
     evicted: Vec<Generation>,
     answer: Option<Vec<Presence>>,
+    /// What the master has counted before.
+    counted: TierStat,
 }
 
 impl Shelving {
-    /// Another life of the master knows nothing of this.
-    pub(crate) fn restart(&mut self, protect_ms: u64) {
+    /// Another life of the master knows nothing of this, but for the limits that were saved.
+    pub(crate) fn restart(&mut self, protect_ms: u64, state: &Saved) {
         let beside = std::mem::take(&mut self.beside);
         let let_go = std::mem::take(&mut self.let_go);
-        *self = Self { beside, let_go, protect_ms, ..Self::default() };
+        let saved = state.policies.iter();
+        let policies =
+            saved.filter_map(|it| Some((names::namespace(it.namespace.as_bytes())?, it.policy.clone())));
+        *self = Self { beside, let_go, protect_ms, policies: policies.collect(), ..Self::default() };
+    }
+
+    /// The limits of a namespace, as clients named them last.
+    pub(crate) fn policy(&self, namespace: u8) -> Policy {
+        self.policies.get(&namespace).cloned().unwrap_or_default()
     }
 
     pub(crate) fn is_disk(&self, segment: SegmentId) -> bool {
@@ -68,6 +89,12 @@ impl Shelving {
     /// Whether a disk has it that the master knows of.
     pub(crate) fn is_shelved(&self, generation: Generation) -> bool {
         self.shelved.get(&generation).is_some_and(|it| !it.is_empty())
+    }
+
+    /// Whether the disk was asked to write that copy, on a connection that stands, and has not answered.
+    fn is_demoting(&self, through: Option<&ConnId>, hold: Hold) -> bool {
+        let mut demoting = self.demoting.iter();
+        demoting.any(|((conn, _), (_, holds))| Some(conn) == through && holds.contains(&hold))
     }
 
     /// Whether a copy is being written, or was, and the master has not heard that it is there.
@@ -90,6 +117,7 @@ impl Shelving {
     pub(crate) fn lost(&mut self, segment: SegmentId) {
         self.pending.retain(|it| it.0 != segment);
         self.shelved.values_mut().for_each(|of| of.retain(|it| it.0 != segment));
+        self.refused.retain(|(disk, _), _| *disk != segment);
     }
 
     /// The master knows of a copy that can be read.
@@ -100,8 +128,25 @@ impl Shelving {
         }
     }
 
-    pub(crate) fn sets_policy(&mut self, namespace: u8, policy: Policy) {
-        self.policies.insert(namespace, policy);
+    /// A client changes limits. A limit that it does not name stays.
+    pub(crate) fn changes_policy(&mut self, namespace: u8, change: &PolicyChange) {
+        let policy = self.policies.entry(namespace).or_default();
+        if !change.keep_quota {
+            policy.quota = change.quota;
+        }
+        if !change.keep_max_hold {
+            policy.max_hold_ms = change.max_hold_ms;
+        }
+        if !change.keep_demotion {
+            policy.demotion = change.demotion;
+        }
+        self.changed = Some(namespace);
+    }
+
+    /// The namespace whose limits the last request changed, and what they are now.
+    pub(crate) fn take_changed_policy(&mut self) -> Option<(u8, Policy)> {
+        let namespace = self.changed.take()?;
+        Some((namespace, self.policies.get(&namespace).cloned().unwrap_or_default()))
     }
 
     fn demotion(&self, namespace: u8) -> Demotion {
@@ -136,7 +181,13 @@ impl Oracle {
     }
 
     /// Objects are to be written to a disk.
-    pub(crate) fn demotes(&mut self, to: (ConnId, RequestId), disk: SegmentId, items: &[DemoteItem]) {
+    pub(crate) fn demotes(
+        &mut self,
+        to: (ConnId, RequestId),
+        now: Tick,
+        disk: SegmentId,
+        items: &[DemoteItem],
+    ) {
         let memory = self.shelving.beside.get(&disk).copied().unwrap_or_default();
         for DemoteItem { source, record } in items {
             if let Some(value) = self.written.get(&(memory, *source)).copied() {
@@ -148,6 +199,11 @@ impl Oracle {
             if self.shelving.demotion(namespace) == Demotion::Never {
                 let key = record.key.clone();
                 self.fail("tier", || format!("{key:?} goes to a disk, and is to keep off them"));
+            }
+            let refused = self.shelving.refused.get(&(disk, record.generation));
+            if refused.is_some_and(|until| *until > now) {
+                let key = record.key.clone();
+                self.fail("tier", || format!("{key:?} is offered to a disk that has just refused it"));
             }
             if record.marks.sample.is_some() {
                 let key = record.key.clone();
@@ -179,11 +235,17 @@ impl Oracle {
     /// The master is about to hear an answer.
     pub(crate) fn hears_answer(&mut self, to: (ConnId, RequestId), now: Tick, reply: &Reply) {
         if let (Some((disk, holds)), Reply::Moved(moved)) = (self.shelving.demoting.remove(&to), reply) {
+            let mut refused = moved.bytes_max.iter().map(|bytes_max| *bytes_max > 0);
             for (hold, done) in holds.into_iter().zip(&moved.items) {
+                // One that is refused says nothing about the others.
+                let refused = refused.next().unwrap_or(false);
                 let place = (disk, hold);
                 let generation = self.generation_of.get(&place).copied().unwrap_or_default();
                 if !*done {
-                    self.shelving.rest_until.insert(disk, now.after(REST_MS));
+                    match refused {
+                        true => self.shelving.refused.insert((disk, generation), now.after(REFUSED_MS)),
+                        false => self.shelving.rest_until.insert(disk, now.after(REST_MS)),
+                    };
                     self.shelving.pending.remove(&place);
                 } else if self.shelving.pending.contains(&place) {
                     self.shelving.arrives(place, generation);
@@ -195,12 +257,47 @@ impl Oracle {
         {
             // What could not be settled is still to be taken away.
             let came = !settled.lost.contains(&hold) && self.shelving.pending.remove(&(node, hold));
-            let until = now.after(self.shelving.protect_ms);
-            if let Some(life) = self.lives.get_mut(&generation).filter(|_| came) {
-                // It is kept for a while.
-                life.lease_until = life.lease_until.max(until);
+            if came {
+                let until = now.after(self.shelving.protect_ms);
+                self.shelving.shields.insert(generation, until);
             }
         }
+    }
+
+    /// An object leaves the memory of a node: what was brought and not read only if nothing else may.
+    pub(crate) fn leaves_shielded(&mut self, now: Tick, generation: Generation, others: u64) {
+        let until = self.shelving.shields.remove(&generation);
+        let rationed = self.shelving.policies.values().any(|it| it.quota.is_some());
+        if until.is_some_and(|it| it > now) && others > 0 && !rationed {
+            let name = self.lives.get(&generation).map(|it| it.name);
+            self.fail("p4", || {
+                format!("{name:?} was brought, and left before {until:?}: {others} others may")
+            });
+        }
+    }
+
+    /// An object leaves the memory of a node while a disk reads it, or not: that makes no memory available,
+    /// so nothing else may leave. What a quota calls for is another matter.
+    pub(crate) fn leaves_demoting(
+        &mut self,
+        generation: Generation,
+        is_read: bool,
+        others: u64,
+        coverage: &mut Coverage,
+    ) {
+        coverage.hit(Point::CheckedDemoting);
+        let rationed = self.shelving.policies.values().any(|it| it.quota.is_some());
+        if is_read && others > 0 && !rationed {
+            let name = self.lives.get(&generation).map(|it| it.name);
+            self.fail("p5", || {
+                format!("{name:?} was evicted while a disk read it: {others} others may leave")
+            });
+        }
+    }
+
+    /// Somebody was told where an object lies, and may have read it: it is kept for others no longer.
+    pub(crate) fn ends_shield(&mut self, generation: Generation) {
+        self.shelving.shields.remove(&generation);
     }
 
     /// A disk tells what it no longer has.
@@ -235,11 +332,21 @@ impl Oracle {
 impl World {
     /// A question arrives. What it may not do is looked at when it is answered.
     pub(crate) fn begin_probe(&mut self, namespace: u8, request: &Request) {
-        let Request::Exists(exists) = request else { return };
-        let names = exists.keys.iter().filter_map(|key| Name::of(namespace, key)).collect();
-        let is_mere = !exists.touch && !exists.lease;
-        let mut probe = Probe { names, ahead: exists.ahead, is_mere, ..Probe::default() };
+        let (names, ahead, is_mere) = match request {
+            Request::Exists(it) => {
+                let names = it.keys.iter().filter_map(|it| Name::of(namespace, it)).collect();
+                (names, it.ahead, !it.touch && !it.lease)
+            }
+            // To ask where something lies is no use of it.
+            Request::Resolve(it) => {
+                let names = it.keys.iter().filter_map(|it| Name::of(namespace, it)).collect();
+                (names, Ahead::Nothing, !it.touch && !it.lease)
+            }
+            _ => return,
+        };
+        let mut probe = Probe { names, ahead, is_mere, ..Probe::default() };
         probe.before = self.uses(&probe.names);
+        probe.counted = self.counted();
         self.probe = Some(probe);
     }
 
@@ -257,6 +364,7 @@ impl World {
                 probe.evicted.extend(retire.holds.iter().filter_map(generation));
             }
             Effect::Reply(_, _, Reply::Present(items)) => probe.answer = Some(items.clone()),
+            Effect::Reply(_, _, Reply::Resolved(_)) => probe.answer = Some(Vec::new()),
             _ => (),
         }
     }
@@ -276,20 +384,44 @@ impl World {
         }
         for generation in &probe.evicted {
             let Some(name) = self.oracle.lives.get(generation).map(|it| it.name) else { continue };
-            let Some(&Some((touched, _))) = self.uses(&[name]).first() else { continue };
             self.coverage.hit(Point::CheckedCold);
+            let Some(master) = &self.master else { continue };
+            // What was only written is not hot.
+            let read = master.last_read(names::namespace_name(name.namespace), &name.key());
+            let Some(touched) = read else { continue };
             if touched.after(self.plan.tier.protect_ms) > now {
                 let what = || format!("{name:?} was used at {touched:?}, and driven out at {now:?}");
                 return self.oracle.fail("t16", what);
             }
         }
-        if probe.is_mere && probe.ahead != Ahead::Nothing {
+        if probe.is_mere {
             self.coverage.hit(Point::CheckedProbe);
+            let counted = self.counted();
+            if probe.ahead == Ahead::Nothing && probe.counted != counted {
+                let before = probe.counted;
+                self.oracle.fail("t14", || format!("a look made {counted:?} of {before:?}"));
+            }
             let after = self.uses(&probe.names);
             if after != probe.before {
                 let before = probe.before;
                 self.oracle.fail("t14", || format!("a probe changed {before:?} into {after:?}"));
             }
+        }
+    }
+
+    /// Gets, and what was brought for them, as the master counts them.
+    fn counted(&self) -> TierStat {
+        let all = self.master.as_ref().map(|it| *it.stat().tier).unwrap_or_default();
+        let TierStat { gets_from_memory, gets_from_disk, gets_from_far_disk, .. } = all;
+        let TierStat { promoted_used, prefetch_redundant, prefetch_joined, .. } = all;
+        TierStat {
+            gets_from_memory,
+            gets_from_disk,
+            gets_from_far_disk,
+            promoted_used,
+            prefetch_redundant,
+            prefetch_joined,
+            ..TierStat::default()
         }
     }
 
@@ -305,6 +437,18 @@ impl World {
         if let Err(what) = master.check() {
             self.oracle.fail("tier", || what);
         }
+    }
+
+    /// Whether the master knows that a disk is reading a copy in memory.
+    pub(crate) fn is_read_by_a_disk(&self, memory: SegmentId, hold: Hold) -> bool {
+        let Some(shell) = self.node_of(memory).and_then(|it| self.nodes.get(it)) else { return false };
+        let Some(disk) = &shell.disk else { return false };
+        let mut appending = disk.log.appending.values();
+        appending.any(|it| {
+            let through = self.registered.get(&disk.segment);
+            let is_known = self.oracle.shelving.is_demoting(through, it.record.hold);
+            it.source == hold && it.tags.is_none() && is_known
+        })
     }
 
     /// The disks that the master can write to, the memory beside each, and how much they hold.

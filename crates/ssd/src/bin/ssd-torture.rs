@@ -97,7 +97,12 @@ fn open(path: &Path, blocking: bool, listen: impl FnMut(Event) + Send + 'static)
 
 fn payload(counter: u64) -> Vec<u8> {
     let mut chance = Chance(counter.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
-    let len = if counter.is_multiple_of(9) { chance.below(MIB) } else { chance.below(60_000) };
+    let len = match counter {
+        // Larger than a segment.
+        _ if counter.is_multiple_of(47) => 2 * MIB + chance.below(3 * MIB),
+        _ if counter.is_multiple_of(9) => chance.below(MIB),
+        _ => chance.below(60_000),
+    };
     (0..len.div_ceil(8)).flat_map(|_| chance.below(u64::MAX).to_le_bytes()).take(len as usize).collect()
 }
 

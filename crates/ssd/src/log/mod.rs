@@ -12,12 +12,14 @@
 //!   records
 //!   are said to be evicted. It is used again only after the last read of it has ended.
 //! - Entries of a segment are only ever added. An index at its end says which count, once it is durable.
-//! - `live` and `protected` of a segment are the sums over its records in the index.
+//! - `live` and `protected` of a segment are the sums over its records in the index, and over the parts of
+//!   records that span segments (`span`).
 
 mod ops;
 mod read;
 mod reclaim;
 mod recover;
+mod span;
 mod table;
 mod write;
 
@@ -31,9 +33,12 @@ use crate::types::{
 };
 
 use ops::Op;
+pub use span::PARTS_MAX;
+
 use read::Flight;
 use reclaim::{Carry, Reclaim};
 use recover::Recoverer;
+use span::{Piece, Spanning};
 use table::{Live, Segment, State, Tomb};
 use write::{Append, Commit};
 
@@ -41,8 +46,13 @@ use write::{Append, Commit};
 pub const RESERVE_SEGMENTS: u64 = 2;
 /// A log has at least so many segments.
 pub const SEGMENTS_MIN: u64 = 6;
+/// So many segments are wanted before larger ones are.
+const SEGMENTS_CHOSEN_MIN: u64 = 12;
 /// The smallest segment.
 pub const SEGMENT_BYTES_MIN: u64 = 1 << 20;
+/// The smallest segment that is chosen where none is asked for, if the budget has several of them: smaller
+/// ones take no part of a record that spans segments.
+pub const SEGMENT_BYTES_CHOSEN_MIN: u64 = 2 << 20;
 /// The largest segment that is chosen where none is asked for.
 pub const SEGMENT_BYTES_CHOSEN_MAX: u64 = 256 << 20;
 /// The largest segment.
@@ -211,9 +221,10 @@ pub enum Effect {
         /// Where to.
         into: Into,
     },
-    /// Copy some of what the read `io`, which has just been reported as done, put into its destination.
+    /// Copy some of what the read `io`, which has just been reported as done, and earlier ones for the same
+    /// operation put into their destination.
     Copy {
-        /// The read.
+        /// The last of the reads.
         io: IoId,
         /// The operation whose destination gets the bytes, from its start.
         to: OpId,
@@ -241,12 +252,12 @@ pub enum Effect {
 pub enum Part {
     /// These bytes.
     Bytes(Vec<u8>),
-    /// The whole payload of an append.
+    /// Some of the payload of an append.
     Payload {
         /// The append.
         op: OpId,
-        /// How many bytes it has.
-        len: u64,
+        /// Which bytes.
+        span: Span,
     },
     /// What was read into a stage.
     Stage {
@@ -264,12 +275,14 @@ pub enum Part {
 pub enum Into {
     /// Into [`Done::Bytes`].
     Log,
-    /// Held against checksums; then `span` of them into the destination of an operation, from its start.
+    /// Held against checksums; then `span` of them into the destination of an operation.
     Op {
         /// The operation.
         op: OpId,
         /// Which of the bytes read.
         span: Span,
+        /// Where they begin in the destination. The other bytes of it come with other reads.
+        to: u64,
         /// What they must fit.
         checks: Checks,
     },
@@ -322,6 +335,13 @@ pub struct Log {
     segments: Vec<Segment>,
     records: BTreeMap<RecordId, Live>,
     names: BTreeMap<Arc<crate::types::Name>, RecordId>,
+    /// The parts of records that span segments, by their own ids.
+    pieces: BTreeMap<RecordId, Piece>,
+    /// Records that are being written in parts, by their tickets, and the one whose parts are being placed.
+    spannings: BTreeMap<u64, Spanning>,
+    placing: Option<u64>,
+    /// Those whose head is being written.
+    heads: BTreeSet<RecordId>,
     tombs: BTreeMap<RecordId, Tomb>,
     /// Segments that could not be read whole: what lies in them is not known, so no tombstone is dropped.
     unsure: u64,
@@ -331,6 +351,8 @@ pub struct Log {
     free: BTreeSet<u32>,
     sealing: BTreeSet<u32>,
     protected: u64,
+    /// The footprints of what is protected or held.
+    kept: u64,
     next_sequence: u64,
     next_life: u64,
     next_io: u64,
@@ -353,7 +375,10 @@ pub struct Log {
     notes_committed: u64,
     written: Vec<Commit>,
     syncing: Option<Vec<Commit>>,
-    flights: BTreeMap<RecordId, IoId>,
+    flights: BTreeMap<u64, Flight>,
+    /// The flight that another reader of a record may join.
+    shared: BTreeMap<RecordId, u64>,
+    next_flight: u64,
     reads: usize,
     reclaim: Option<Reclaim>,
     carries: BTreeMap<u64, Carry>,
@@ -369,7 +394,11 @@ pub struct Log {
 enum Io {
     Write(Commit),
     Sync,
-    Read(Flight),
+    /// For a flight, from a segment.
+    Read {
+        flight: u64,
+        segment: u32,
+    },
     CarryRead(u64),
     CarryWrite(u64),
     Recover,
@@ -387,6 +416,10 @@ impl Log {
             segments: Vec::new(),
             records: BTreeMap::new(),
             names: BTreeMap::new(),
+            pieces: BTreeMap::new(),
+            spannings: BTreeMap::new(),
+            placing: None,
+            heads: BTreeSet::new(),
             tombs: BTreeMap::new(),
             unsure: 0,
             going: BTreeSet::new(),
@@ -394,6 +427,7 @@ impl Log {
             free: BTreeSet::new(),
             sealing: BTreeSet::new(),
             protected: 0,
+            kept: 0,
             next_sequence: 1,
             next_life: 1,
             next_io: 1,
@@ -416,6 +450,8 @@ impl Log {
             written: Vec::new(),
             syncing: None,
             flights: BTreeMap::new(),
+            shared: BTreeMap::new(),
+            next_flight: 1,
             reads: 0,
             reclaim: None,
             carries: BTreeMap::new(),
@@ -477,10 +513,14 @@ impl Log {
         self.names.get(name).copied()
     }
 
-    /// Where on the disk a record lies, from its header on, and how many bytes it takes up.
+    /// Where on the disk a record lies: its header and what follows it, then its parts. Each with how many
+    /// bytes it takes up.
     #[must_use]
-    pub fn place_of(&self, id: RecordId) -> Option<(u64, u64)> {
-        self.records.get(&id).map(|live| (self.at(live.segment, live.offset), live.extent))
+    pub fn places_of(&self, id: RecordId) -> Vec<(u64, u64)> {
+        let Some(live) = self.records.get(&id) else { return Vec::new() };
+        let parts = live.parts.iter().filter_map(|part| self.pieces.get(&part.id));
+        let parts = parts.map(|piece| (self.at(piece.segment, piece.offset), piece.extent));
+        std::iter::once((self.at(live.segment, live.offset), live.extent)).chain(parts).collect()
     }
 
     /// How many pieces of disk work have not ended.
@@ -500,6 +540,7 @@ impl Log {
         stats.segments = self.segments.len() as u64;
         stats.segments_free = self.free_segments();
         stats.segment_bytes = self.segment_bytes;
+        stats.record_bytes_max = if self.segment_bytes > 0 { self.record_bytes_max() } else { 0 };
         stats.tombstones = self.tombs.len() as u64;
         stats
     }
@@ -521,7 +562,7 @@ impl Log {
         match self.ios.remove(&io) {
             Some(Io::Write(commit)) => self.write_done(commit, result),
             Some(Io::Sync) => self.sync_done(result),
-            Some(Io::Read(flight)) => self.flight_done(io, flight, result),
+            Some(Io::Read { flight, segment }) => self.flight_done(io, flight, segment, result),
             Some(Io::CarryRead(carry)) => self.carry_read_done(carry, result),
             Some(Io::CarryWrite(carry)) => self.carry_write_done(carry, result),
             Some(Io::Recover) => self.recover_done(io, result),
@@ -562,6 +603,7 @@ impl Log {
         self.outstanding.clear();
         self.reclaim = None;
         self.unstage_carries();
+        self.drop_spannings();
         self.fail_changes(&fault);
         self.effects.push(Effect::Event(Event::Failed(fault)));
     }
@@ -590,7 +632,9 @@ impl Log {
 /// When no log fits into the budget, or segments cannot have the size asked for: in words.
 pub fn shape(budget_bytes: u64, segment_bytes: Option<u64>) -> Result<(u64, u64), String> {
     let chosen = segment_bytes.unwrap_or_else(|| {
-        let chosen = (budget_bytes / 32).clamp(SEGMENT_BYTES_MIN, SEGMENT_BYTES_CHOSEN_MAX);
+        let small = HEAD_BYTES + SEGMENTS_CHOSEN_MIN * SEGMENT_BYTES_CHOSEN_MIN > budget_bytes;
+        let least = if small { SEGMENT_BYTES_MIN } else { SEGMENT_BYTES_CHOSEN_MIN };
+        let chosen = (budget_bytes / 32).clamp(least, SEGMENT_BYTES_CHOSEN_MAX);
         chosen - chosen % SEGMENT_BYTES_MIN
     });
     if !chosen.is_multiple_of(SEGMENT_BYTES_MIN) || !(SEGMENT_BYTES_MIN..=SEGMENT_BYTES_MAX).contains(&chosen)

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::write::{Append, Waiter};
 use super::{Effect, FORGET_IDS_MAX, Health, Log};
-use crate::layout::{BLOCK, KEY_BYTES_MAX, MARKS_BYTES_MAX, NAMESPACE_BYTES_MAX, Note};
+use crate::layout::{KEY_BYTES_MAX, MARKS_BYTES_MAX, NAMESPACE_BYTES_MAX, Note};
 use crate::sabotage::sabotaged;
 use crate::types::{Answer, AppendError, ChangeError, Fault, OpId, ReadError, Record, RecordId, Tick};
 
@@ -67,9 +67,9 @@ impl Log {
         if let Err(error) = self.may_append(&record, &sums) {
             return self.refuse(op, Answer::Append(Err(error)));
         }
-        let (extent, ..) = Self::extent_of(&record);
+        let extent = self.asked_extent(&record);
         if record.protected {
-            self.protected_asked += extent;
+            self.protected_asked += self.asked_footprint(&record);
         }
         self.append_bytes += extent;
         self.begin(op, deadline, Kind::AppendQueued);
@@ -83,13 +83,14 @@ impl Log {
             Health::Failed(fault) => return Err(AppendError::Failed(fault.clone())),
             Health::Recovering | Health::Unusable(_) => return Err(AppendError::Busy),
         }
-        let (extent, header_bytes, compact) = Self::extent_of(record);
-        let bytes_max = self.segment_bytes - 2 * BLOCK - crate::layout::blocks_up(compact);
+        let extent = self.asked_extent(record);
         let name = &record.name;
         let names_fit = name.namespace.len() <= NAMESPACE_BYTES_MAX && name.key.len() <= KEY_BYTES_MAX;
-        let fits = extent <= bytes_max && header_bytes <= crate::layout::HEADER_BYTES_MAX;
-        if !fits || !names_fit || record.marks.len() > MARKS_BYTES_MAX {
-            return Err(AppendError::TooLarge { bytes: extent, bytes_max });
+        if !names_fit || record.marks.len() > MARKS_BYTES_MAX {
+            return Err(AppendError::TooLarge { bytes: extent, bytes_max: self.record_bytes_max() });
+        }
+        if self.spans(record) {
+            self.may_span(record)?;
         }
         assert_eq!(
             sums.len() as u64,
@@ -103,9 +104,8 @@ impl Log {
                 return Err(AppendError::Stale { newest: there });
             }
         }
-        let (protected_bytes, protected_bytes_max) =
-            (self.protected_bytes() + self.protected_asked, self.protected_bytes_max());
-        if record.protected && protected_bytes + extent > protected_bytes_max {
+        let (protected_bytes, protected_bytes_max) = (self.kept_bytes(), self.protected_bytes_max());
+        if record.protected && protected_bytes + self.asked_footprint(record) > protected_bytes_max {
             return Err(AppendError::Full { protected_bytes, protected_bytes_max });
         }
         let limits = &self.config.limits;
@@ -146,19 +146,18 @@ impl Log {
         // A record carries its marks in its header when it is carried, and that must fit a segment as before.
         let mut with_marks = live.record.clone();
         with_marks.marks = marks.to_vec();
-        let (extent, header_bytes, compact) = Self::extent_of(&with_marks);
-        let bytes_max = self.segment_bytes - 2 * BLOCK - crate::layout::blocks_up(compact);
-        let too_large = extent > bytes_max || header_bytes > crate::layout::HEADER_BYTES_MAX;
+        let (extent, header_bytes, compact) = Self::extent_of_live(live, &with_marks);
+        let too_large =
+            extent > self.whole_bytes_max(compact) || header_bytes > crate::layout::HEADER_BYTES_MAX;
         if marks.len() > MARKS_BYTES_MAX || too_large {
             return Err(ChangeError::TooLarge {
                 bytes: marks.len() as u64,
                 bytes_max: MARKS_BYTES_MAX as u64,
             });
         }
-        let (protected_bytes, protected_bytes_max) =
-            (self.protected_bytes() + self.protected_asked, self.protected_bytes_max());
+        let (protected_bytes, protected_bytes_max) = (self.kept_bytes(), self.protected_bytes_max());
         let more = protected && !live.record.protected;
-        if more && protected_bytes + live.extent > protected_bytes_max {
+        if more && protected_bytes + self.whole_footprint(live) > protected_bytes_max {
             return Err(ChangeError::Full { protected_bytes, protected_bytes_max });
         }
         Ok(())
@@ -298,10 +297,10 @@ impl Log {
     fn unqueue(&mut self, op: OpId) {
         let Some(at) = self.appends.iter().position(|append| append.op == op) else { return };
         if let Some(append) = self.appends.remove(at) {
-            let (extent, ..) = Self::extent_of(&append.record);
+            let extent = self.asked_extent(&append.record);
             self.append_bytes -= extent;
             if append.record.protected {
-                self.protected_asked -= extent;
+                self.protected_asked -= self.asked_footprint(&append.record);
             }
             self.outstanding.remove(&append.ticket);
         }

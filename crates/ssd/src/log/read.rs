@@ -1,46 +1,60 @@
 //! Reading: one disk read for all who want the same bytes at the same time, and what a bad checksum means.
 
+use std::sync::Arc;
+
 use super::ops::Kind;
 use super::table::State;
 use super::{Checks, Done, Effect, Health, Into, Io, Log};
 use crate::layout::{BLOCK, Note, SUM_BYTES};
 use crate::sabotage::sabotaged;
-use crate::types::{Answer, IoId, Left, OpId, ReadError, RecordId, Span, Tick};
+use crate::types::{Answer, Fault, IoId, Left, OpId, ReadError, RecordId, Span, Tick};
 
-/// A disk read, and who waits for it.
+/// The disk reads for some bytes of a record, one for each part that they lie in, and who waits for them.
 #[derive(Debug)]
 pub(super) struct Flight {
     id: RecordId,
-    segment: u32,
     op: OpId,
     span: Span,
     joined: Vec<(OpId, Span)>,
+    /// Reads that have not ended.
+    left: usize,
+    is_corrupt: bool,
+    fault: Option<Fault>,
+}
+
+/// Some of a payload that lies in one piece on the disk.
+struct Run {
+    segment: u32,
+    /// Where the first of its bytes lies in the segment.
+    offset: u64,
+    /// Where they begin in the payload.
+    start: u64,
+    bytes: u64,
+    sums: Arc<[u64]>,
 }
 
 impl Log {
     pub(super) fn ask_read(&mut self, op: OpId, id: RecordId, span: Span, deadline: Tick) {
-        let payload_bytes = match self.may_read(id, span) {
-            Ok(payload_bytes) => payload_bytes,
-            Err(error) => return self.refuse(op, Answer::Read(Err(error))),
-        };
+        if let Err(error) = self.may_read(id, span) {
+            return self.refuse(op, Answer::Read(Err(error)));
+        }
         self.touch(id);
         if span.len == 0 {
             return self.refuse(op, Answer::Read(Ok(0)));
         }
         self.reads += 1;
         self.begin(op, deadline, Kind::Read);
-        if let Some(io) = self.flights.get(&id)
-            && let Some(Io::Read(flight)) = self.ios.get_mut(io)
+        if let Some(flight) = self.shared.get(&id).and_then(|flight| self.flights.get_mut(flight))
             && covers(flight.span, span)
         {
             flight.joined.push((op, span));
             self.stats.reads_shared += 1;
             return;
         }
-        self.take_off(op, id, span, payload_bytes);
+        self.take_off(op, id, span);
     }
 
-    fn may_read(&self, id: RecordId, span: Span) -> Result<u64, ReadError> {
+    fn may_read(&self, id: RecordId, span: Span) -> Result<(), ReadError> {
         if matches!(self.health, Health::Recovering | Health::Unusable(_)) {
             return Err(ReadError::Busy);
         }
@@ -49,48 +63,88 @@ impl Log {
         if span.offset.checked_add(span.len).is_none_or(|end| end > payload_bytes) {
             return Err(ReadError::OutOfRange(span, payload_bytes));
         }
-        if self.reads >= self.config.limits.reads_max { Err(ReadError::Busy) } else { Ok(payload_bytes) }
+        if self.reads >= self.config.limits.reads_max { Err(ReadError::Busy) } else { Ok(()) }
+    }
+
+    /// Where the payload of a record lies, in order.
+    fn runs(&self, id: RecordId) -> Vec<Run> {
+        let Some(live) = self.records.get(&id) else { return Vec::new() };
+        if live.parts.is_empty() {
+            return vec![Run {
+                segment: live.segment,
+                offset: live.offset + live.header_bytes,
+                start: 0,
+                bytes: live.record.payload_bytes,
+                sums: Arc::clone(&live.sums),
+            }];
+        }
+        let pieces = live.parts.iter().filter_map(|part| self.pieces.get(&part.id));
+        let run = |piece: &super::Piece| Run {
+            segment: piece.segment,
+            offset: piece.offset + piece.header_bytes,
+            start: piece.head.start,
+            bytes: piece.head.bytes,
+            sums: Arc::clone(&piece.sums),
+        };
+        pieces.map(run).collect()
     }
 
     /// Reads whole blocks of the checksum around the span.
-    fn take_off(&mut self, op: OpId, id: RecordId, span: Span, payload_bytes: u64) {
-        let Some(live) = self.records.get(&id) else { return };
-        let first = span.offset / SUM_BYTES;
-        let begin = first * SUM_BYTES;
-        let end = ((span.offset + span.len).div_ceil(SUM_BYTES) * SUM_BYTES).min(payload_bytes);
-        let checks = Checks { sums: live.sums.clone(), first: first as usize };
-        let (segment, at) = (live.segment, self.at(live.segment, live.offset + live.header_bytes + begin));
-        self.segment(segment).readers += 1;
-        let flight = Flight { id, segment, op, span, joined: Vec::new() };
-        let io = self.io(Io::Read(flight));
-        let wider = match self.flights.get(&id).and_then(|io| self.ios.get(io)) {
-            Some(Io::Read(other)) => covers(span, other.span),
-            _ => true,
-        };
-        if wider {
-            self.flights.insert(id, io);
+    fn take_off(&mut self, op: OpId, id: RecordId, span: Span) {
+        let number = self.next_flight;
+        self.next_flight += 1;
+        let end = span.offset + span.len;
+        let mut left = 0;
+        for run in self.runs(id) {
+            let (from, to) = (span.offset.max(run.start), end.min(run.start + run.bytes));
+            if from >= to {
+                continue;
+            }
+            left += 1;
+            let first = (from - run.start) / SUM_BYTES;
+            let begin = first * SUM_BYTES;
+            let len = ((to - run.start).div_ceil(SUM_BYTES) * SUM_BYTES).min(run.bytes) - begin;
+            let at = self.at(run.segment, run.offset + begin);
+            assert_eq!(at % BLOCK, 0, "a payload begins at {at}");
+            self.segment(run.segment).readers += 1;
+            let io = self.io(Io::Read { flight: number, segment: run.segment });
+            let into = Into::Op {
+                op,
+                span: Span { offset: from - run.start - begin, len: to - from },
+                to: from - span.offset,
+                checks: Checks { sums: run.sums, first: first as usize },
+            };
+            self.effects.push(Effect::Read { io, at, len, into });
         }
-        assert_eq!(at % BLOCK, 0, "a payload begins at {at}");
-        let inner = Span { offset: span.offset - begin, len: span.len };
-        self.effects.push(Effect::Read {
-            io,
-            at,
-            len: end - begin,
-            into: Into::Op { op, span: inner, checks },
-        });
+        let flight = Flight { id, op, span, joined: Vec::new(), left, is_corrupt: false, fault: None };
+        self.flights.insert(number, flight);
+        let other = self.shared.get(&id).and_then(|other| self.flights.get(other));
+        if other.is_none_or(|other| covers(span, other.span)) {
+            self.shared.insert(id, number);
+        }
     }
 
-    pub(super) fn flight_done(&mut self, io: IoId, flight: Flight, result: Done) {
-        if self.flights.get(&flight.id) == Some(&io) {
-            self.flights.remove(&flight.id);
+    pub(super) fn flight_done(&mut self, io: IoId, number: u64, segment: u32, result: Done) {
+        self.segment(segment).readers -= 1;
+        self.drained(segment);
+        let Some(flight) = self.flights.get_mut(&number) else { return };
+        flight.left -= 1;
+        match result {
+            Done::Ok | Done::Bytes(_) => {}
+            Done::Corrupt => flight.is_corrupt |= !sabotaged!(self.config.sabotage, ServeCorrupt),
+            Done::Failed(fault) => flight.fault = Some(fault),
         }
-        self.segment(flight.segment).readers -= 1;
-        self.drained(flight.segment);
-        let result = match result {
-            Done::Ok | Done::Bytes(_) => Ok(()),
-            Done::Corrupt if sabotaged!(self.config.sabotage, ServeCorrupt) => Ok(()),
-            Done::Corrupt => Err(self.corrupt(flight.id)),
-            Done::Failed(fault) => Err(ReadError::Failed(fault)),
+        if flight.left > 0 {
+            return;
+        }
+        let Some(flight) = self.flights.remove(&number) else { return };
+        if self.shared.get(&flight.id) == Some(&number) {
+            self.shared.remove(&flight.id);
+        }
+        let result = match flight.fault {
+            _ if flight.is_corrupt => Err(self.corrupt(flight.id)),
+            Some(fault) => Err(ReadError::Failed(fault)),
+            None => Ok(()),
         };
         for (op, span) in flight.joined {
             if result.is_ok() && self.ops.contains_key(&op) {

@@ -4,13 +4,15 @@
 //! the
 //! segment whose bytes were used longest ago is evicted, and only its protected records are carried along.
 //! One segment at a time; appends wait for it in their queue, reads do not notice.
+//!
+//! A part of a record that spans segments is carried by itself. If it is evicted, its whole record is.
 
 use std::sync::Arc;
 
 use super::table::State;
 use super::write::{Batch, Commit, Member};
 use super::{Checks, Done, Effect, Health, Into, Io, Log, Part, RESERVE_SEGMENTS, Segment};
-use crate::layout::{BLOCK, Body, Entry, Note, SUM_BYTES, blocks_up};
+use crate::layout::{BLOCK, Body, Entry, Note, PartHead, SUM_BYTES, blocks_up};
 use crate::sabotage::sabotaged;
 use crate::types::{Event, Left, RecordId, StageId};
 
@@ -30,10 +32,12 @@ pub(super) struct Reclaim {
     erasing: bool,
 }
 
-/// A record that is being moved.
+/// A record, or a part of one, that is being moved.
 #[derive(Debug)]
 pub(super) struct Carry {
     id: RecordId,
+    /// What it says of itself, if it is a part.
+    part: Option<PartHead>,
     /// The sequence number of the copy that is moved: if the record has another by then, it was in vain.
     from: u64,
     from_at: u64,
@@ -48,7 +52,7 @@ pub(super) struct Carry {
     position: u64,
     stage: Option<StageId>,
     #[cfg(feature = "sabotage")]
-    record: crate::types::Record,
+    record: Option<crate::types::Record>,
 }
 
 impl Log {
@@ -89,10 +93,11 @@ impl Log {
         }
         // What the open segment can take needs no other; else what is carried would take its place again and
         // again.
-        let waits = self.appends.front().is_some_and(|append| {
-            let (extent, _, compact) = Self::extent_of(&append.record);
-            !self.open_fits(extent, compact)
-        });
+        let waits = self.spanning_waits()
+            || self.appends.front().is_some_and(|append| {
+                let (extent, _, compact) = Self::extent_of(&append.record);
+                !self.spans(&append.record) && !self.open_fits(extent, compact)
+            });
         let open = self.open.and_then(|number| self.segments.get(number as usize));
         waits || open.is_some_and(|segment| segment.used > self.segment_bytes / 2)
     }
@@ -112,27 +117,36 @@ impl Log {
     fn choose(&self) -> Option<Reclaim> {
         let newest = self.segments.iter().map(|segment| segment.life).max();
         let room = self.carry_room();
+        let chosen = |victim, evict| Reclaim { victim, evict, ids: Vec::new(), notes: None, erasing: false };
         let candidates = || {
-            let may = |segment: &Segment| {
-                segment.state == State::Sealed && !segment.stuck && Some(segment.life) != newest
-            };
+            let may = |segment: &Segment| segment.state == State::Sealed && Some(segment.life) != newest;
             (0u32..).zip(&self.segments).filter(move |(_, segment)| may(segment))
         };
-        let emptiest = candidates().min_by_key(|(number, segment)| (segment.live, *number));
+        // What could not be read cannot be carried; but it can leave.
+        let movable = |segment: &Segment| !segment.stuck || segment.live == 0;
+        let emptiest = candidates().filter(|(_, segment)| movable(segment));
+        let emptiest = emptiest.min_by_key(|(number, segment)| (segment.live, *number));
         if let Some((victim, segment)) = emptiest
-            && segment.live <= self.segment_bytes / 2
+            && segment.live <= self.segment_bytes / 2 - 4 * BLOCK
             && segment.live <= room
         {
-            return Some(Reclaim { victim, evict: false, ids: Vec::new(), notes: None, erasing: false });
+            return Some(chosen(victim, false));
         }
-        let carried = |segment: &Segment| match sabotaged!(self.config.sabotage, EvictProtected) {
-            true => 0,
-            false => segment.protected,
+        let spare = sabotaged!(self.config.sabotage, EvictProtected);
+        let coldest = |may: &dyn Fn(&Segment) -> bool| {
+            let evictable = |segment: &Segment| spare || !segment.stuck || segment.protected == 0;
+            let candidates = candidates().filter(|(_, segment)| evictable(segment) && may(segment));
+            candidates.min_by_key(|(number, segment)| (segment.mean_touch(), *number))
         };
-        let (victim, _) = candidates()
-            .filter(|(_, segment)| carried(segment) <= room)
-            .min_by_key(|(number, segment)| (segment.mean_touch(), *number))?;
-        Some(Reclaim { victim, evict: true, ids: Vec::new(), notes: None, erasing: false })
+        // What is large and stays would only move from one segment to another. If there is nothing else, at
+        // least something must leave.
+        let gains = |segment: &Segment| {
+            let dead = segment.used - segment.live.min(segment.used);
+            segment.live > segment.protected || dead >= self.segment_bytes / 8
+        };
+        let victim = coldest(&|segment| spare || segment.footprint <= room)
+            .or_else(|| coldest(&|segment| segment.protected <= room && gains(segment)));
+        victim.map(|(victim, _)| chosen(victim, true))
     }
 
     /// What must not go with the segment.
@@ -143,7 +157,13 @@ impl Log {
             let live = self.records.get(id).filter(|live| live.segment == reclaim.victim);
             live.is_some_and(|live| !reclaim.evict || (live.record.protected && !spare))
         };
-        let mut ids: Vec<RecordId> = segment.ids.iter().copied().filter(must).collect();
+        let must_part = |id: &RecordId| {
+            let piece = self.pieces.get(id).filter(|piece| piece.segment == reclaim.victim);
+            piece.is_some_and(|piece| !reclaim.evict || piece.protected)
+        };
+        let left_behind = sabotaged!(self.config.sabotage, LeavePartsBehind);
+        let parts = segment.parts.iter().copied().filter(|id| must_part(id) && !left_behind);
+        let mut ids: Vec<RecordId> = segment.ids.iter().copied().filter(must).chain(parts).collect();
         ids.sort_unstable();
         ids.dedup();
         ids
@@ -165,36 +185,67 @@ impl Log {
 
     /// False if there is no place yet.
     fn start_carry(&mut self, id: RecordId) -> bool {
-        let victim = self.reclaim.as_ref().map(|reclaim| reclaim.victim);
-        let Some(live) = self.records.get(&id).filter(|live| Some(live.segment) == victim) else {
-            return true;
-        };
-        let (extent, header_bytes, compact) = Self::extent_of(&live.record);
-        let from_at = self.at(live.segment, live.offset + live.header_bytes);
-        let Some((segment, offset)) = self.place(extent, compact, true) else { return false };
-        let Some(live) = self.records.get(&id) else { return true };
-        let carry = Carry {
-            id,
-            from: live.sequence,
-            from_at,
-            segment,
-            offset,
-            sequence: 0,
-            extent,
-            header_bytes,
-            compact,
-            payload_bytes: live.record.payload_bytes,
-            sums: Arc::clone(&live.sums),
-            position: 0,
-            stage: None,
-            #[cfg(feature = "sabotage")]
-            record: live.record.clone(),
-        };
+        let Some(victim) = self.reclaim.as_ref().map(|reclaim| reclaim.victim) else { return true };
+        let Some(mut carry) = self.carry_of(id, victim) else { return true };
+        let Some((segment, offset)) = self.place(carry.extent, carry.compact, true) else { return false };
+        (carry.segment, carry.offset) = (segment, offset);
         let name = self.next_stage;
         self.next_stage += 1;
         self.carries.insert(name, carry);
         self.carry_on(name);
         true
+    }
+
+    /// What is to be done to move a record or a part out of the victim; nothing if it is not there.
+    fn carry_of(&self, id: RecordId, victim: u32) -> Option<Carry> {
+        if let Some(piece) = self.pieces.get(&id).filter(|piece| piece.segment == victim) {
+            return Some(Carry {
+                id,
+                part: Some(piece.head),
+                from: piece.sequence,
+                from_at: self.at(piece.segment, piece.offset + piece.header_bytes),
+                segment: 0,
+                offset: 0,
+                sequence: 0,
+                extent: piece.extent,
+                header_bytes: piece.header_bytes,
+                compact: Entry::part_bytes(piece.head.bytes),
+                payload_bytes: piece.head.bytes,
+                sums: Arc::clone(&piece.sums),
+                position: 0,
+                stage: None,
+                #[cfg(feature = "sabotage")]
+                record: None,
+            });
+        }
+        let live = self.records.get(&id).filter(|live| live.segment == victim)?;
+        let (extent, header_bytes, compact) = Self::extent_of_live(live, &live.record);
+        let follows = if live.parts.is_empty() { live.record.payload_bytes } else { 0 };
+        Some(Carry {
+            id,
+            part: None,
+            from: live.sequence,
+            from_at: self.at(live.segment, live.offset + live.header_bytes),
+            segment: 0,
+            offset: 0,
+            sequence: 0,
+            extent,
+            header_bytes,
+            compact,
+            payload_bytes: follows,
+            sums: Arc::clone(&live.sums),
+            position: 0,
+            stage: None,
+            #[cfg(feature = "sabotage")]
+            record: live.parts.is_empty().then(|| live.record.clone()),
+        })
+    }
+
+    /// Whether what is carried still lies where it is carried from.
+    fn is_carried_from(&self, carry: &Carry) -> bool {
+        let live = self.records.get(&carry.id).map(|live| live.sequence);
+        let piece = self.pieces.get(&carry.id).map(|piece| piece.sequence);
+        live.or(piece) == Some(carry.from)
     }
 
     /// Reads the next bytes of a record that is carried, or writes its header after the last.
@@ -220,11 +271,13 @@ impl Log {
         match result {
             Done::Ok | Done::Bytes(_) => {}
             Done::Corrupt => {
-                let same = self.records.get(&id).is_some_and(|live| live.sequence == carry.from);
+                let (same, of) = (self.is_carried_from(carry), carry.part.map_or(id, |part| part.of));
+                self.carry_end(name);
                 if same {
-                    self.corrupt(id);
+                    self.corrupt(of);
+                    self.abort_of(of);
                 }
-                return self.carry_end(name);
+                return;
             }
             Done::Failed(_) => {
                 // The record may be readable another time: the segment stays as it is.
@@ -260,24 +313,40 @@ impl Log {
         self.carry_on(name);
     }
 
+    /// The entry that a copy begins with, if what is carried is still there and as long as it was.
+    fn carried_body(&self, carry: &Carry) -> Option<Body> {
+        let (id, sums) = (carry.id, Arc::clone(&carry.sums));
+        #[cfg(feature = "sabotage")]
+        if let Some(record) = &carry.record
+            && sabotaged!(self.config.sabotage, CarryForgotten)
+        {
+            return Some(Body::Record { id, record: record.clone(), sums });
+        }
+        if !self.is_carried_from(carry) {
+            return None;
+        }
+        if let Some(part) = carry.part {
+            return Some(Body::Part { id, part, sums });
+        }
+        let live = self.records.get(&id)?;
+        let (.., compact) = Self::extent_of_live(live, &live.record);
+        let record = live.record.clone();
+        let body = match live.parts.is_empty() {
+            true => Body::Record { id, record, sums },
+            false => Body::Spanning { id, record, parts: Arc::clone(&live.parts) },
+        };
+        (compact == carry.compact).then_some(body)
+    }
+
     /// The payload is written: the header makes it a copy of the record, with the marks that it has now.
     fn carry_header(&mut self, name: u64) {
         let Some(carry) = self.carries.get(&name) else { return };
-        let id = carry.id;
-        let live = self.records.get(&id).filter(|live| live.sequence == carry.from);
-        let record = live.map(|live| live.record.clone());
-        #[cfg(feature = "sabotage")]
-        let record = match sabotaged!(self.config.sabotage, CarryForgotten) {
-            true => Some(carry.record.clone()),
-            false => record,
-        };
-        let fits = record.as_ref().is_some_and(|record| Entry::record_bytes(record) == carry.compact);
-        let Some(record) = record.filter(|_| fits) else { return self.carry_end(name) };
+        let (id, is_part) = (carry.id, carry.part.is_some());
+        let Some(body) = self.carried_body(carry) else { return self.carry_end(name) };
         let sequence = self.sequence();
         let Some(carry) = self.carries.get_mut(&name) else { return };
         carry.sequence = sequence;
         let (number, offset, header_bytes) = (carry.segment, carry.offset, carry.header_bytes);
-        let body = Body::Record { id, record, sums: Arc::clone(&carry.sums) };
         if let Some(live) = self.records.get_mut(&id) {
             live.copies += 1;
         } else if let Some(tomb) = self.tombs.get_mut(&id) {
@@ -287,7 +356,8 @@ impl Log {
         let segment = self.segment(number);
         let mut header = Entry { life: segment.life, offset, sequence, body }.encode(log);
         segment.index.extend(&header);
-        segment.ids.push(id);
+        let copies = if is_part { &mut segment.parts } else { &mut segment.ids };
+        copies.push(id);
         header.resize(header_bytes as usize, 0);
         self.stats.carried_bytes += header_bytes;
         let batch = Batch { segment: number, bytes: 0, members: vec![Member::Carry { carry: name }] };
@@ -300,30 +370,37 @@ impl Log {
     /// The copy counts from now on.
     pub(super) fn carry_durable(&mut self, name: u64) {
         let Some(carry) = self.carries.remove(&name) else { return };
-        let Some(live) = self.records.get(&carry.id).filter(|live| live.sequence == carry.from) else {
+        if !self.is_carried_from(&carry) {
             #[cfg(feature = "sabotage")]
             self.resurrect(carry);
             return;
-        };
-        let (noted, marks_at) = (live.marks_sequence, live.marks_at);
-        let Some(mut live) = self.remove(carry.id) else { return };
-        live.segment = carry.segment;
-        live.offset = carry.offset;
-        live.header_bytes = carry.header_bytes;
-        live.extent = carry.extent;
-        live.sequence = carry.sequence;
-        live.marks_at = marks_at.filter(|_| noted > carry.sequence);
-        self.insert(carry.id, live);
+        }
+        let Carry { id, segment, offset, sequence, extent, header_bytes, .. } = carry;
+        if let Some(piece) = self.pieces.get_mut(&id) {
+            let (from, was, protected, touch) = (piece.segment, piece.extent, piece.protected, piece.touch);
+            (piece.segment, piece.offset, piece.sequence) = (segment, offset, sequence);
+            self.count(from, was, protected, touch, false);
+            return self.count(segment, extent, protected, touch, true);
+        }
+        let Some(live) = self.records.get_mut(&id) else { return };
+        let (from, was, protected, touch) = (live.segment, live.extent, live.record.protected, live.touch);
+        (live.segment, live.offset, live.sequence) = (segment, offset, sequence);
+        (live.extent, live.header_bytes) = (extent, header_bytes);
+        live.marks_at = live.marks_at.filter(|_| live.marks_sequence > sequence);
+        self.count(from, was, protected, touch, false);
+        self.count(segment, extent, protected, touch, true);
     }
 
     #[cfg(feature = "sabotage")]
     fn resurrect(&mut self, carry: Carry) {
-        let gone = self.find(&carry.record.name).is_none();
+        let Some(record) = carry.record else { return };
+        let gone = self.find(&record.name).is_none();
         if sabotaged!(self.config.sabotage, CarryForgotten) && gone {
             let copies = self.tombs.remove(&carry.id).map_or(1, |tomb| tomb.copies);
             let live = super::Live {
-                record: carry.record,
+                record,
                 sums: carry.sums,
+                parts: Arc::default(),
                 segment: carry.segment,
                 offset: carry.offset,
                 header_bytes: carry.header_bytes,
@@ -421,11 +498,21 @@ impl Log {
             }
         }
         let sorted = ids.clone();
+        // What loses a part leaves whole, before the part is erased.
+        let pieces = self.segment(victim).parts.clone();
+        let pieces = pieces.iter().filter_map(|id| self.pieces.get(id).filter(|it| it.segment == victim));
+        let owners: Vec<RecordId> = pieces.map(|piece| piece.head.of).collect();
+        let alone = sabotaged!(self.config.sabotage, EvictPartAlone)
+            || sabotaged!(self.config.sabotage, LeavePartsBehind);
+        ids.extend(owners.iter().filter(|_| !alone));
+        ids.sort_unstable();
         ids.dedup();
         for id in ids {
             let copies = here(id, &sorted);
-            let leaves =
-                self.records.get(&id).is_some_and(|live| live.segment == victim && live.copies > copies);
+            let leaves = self.records.get(&id).is_some_and(|live| {
+                let has_part_here = !alone && owners.contains(&id);
+                (live.segment == victim || has_part_here) && live.copies > copies
+            });
             if leaves && let Some(live) = self.remove(id) {
                 self.stats.evicted += 1;
                 self.going.insert(id);

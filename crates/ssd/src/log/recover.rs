@@ -8,11 +8,14 @@
 //! ends.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 
+use super::span::Piece;
 use super::table::{Live, Segment, State, Tomb};
 use super::{Done, Effect, Health, Into, Io, Log, Part};
 use crate::layout::{
-    BLOCK, Body, Decoded, Entry, HEAD_BYTES, Note, SUM_BYTES, SegmentHead, Super, Trailer, blocks_up, verify,
+    BLOCK, Body, Decoded, Entry, HEAD_BYTES, Note, PartHead, SUM_BYTES, SegmentHead, Super, Trailer, VERSION,
+    blocks_up, verify,
 };
 use crate::sabotage::sabotaged;
 use crate::types::{Event, Fault, IoId, OpenFault, RecordId, Recovery};
@@ -32,6 +35,8 @@ pub(super) struct Recoverer {
     waiting: VecDeque<u32>,
     jobs: BTreeMap<u32, Job>,
     copies: BTreeMap<RecordId, Candidate>,
+    /// The best copy of each part so far, if it is good.
+    pieces: BTreeMap<RecordId, Piece>,
     tombs: BTreeMap<RecordId, u32>,
     marks: BTreeMap<RecordId, Marked>,
     report: Recovery,
@@ -104,6 +109,7 @@ impl Log {
             waiting: VecDeque::new(),
             jobs: BTreeMap::new(),
             copies: BTreeMap::new(),
+            pieces: BTreeMap::new(),
             tombs: BTreeMap::new(),
             marks: BTreeMap::new(),
             report: Recovery::default(),
@@ -182,14 +188,16 @@ impl Log {
         self.log = found.map_or(self.config.log, |found| found.log);
         self.segment_bytes = segment_bytes;
         self.segments = (0..count).map(|_| Segment::free()).collect();
-        let wanted = Super { log: self.log, segment_bytes, segments: count };
+        // A log of an older version is one of this version from now on.
+        let wanted = Super { version: VERSION, log: self.log, segment_bytes, segments: count };
         Ok(copies.iter().any(|copy| *copy != Ok(Some(wanted))))
     }
 
     /// One copy after the other, so that one of them is always whole.
     fn write_super(&mut self, copy: usize) {
         let count = self.segments.len() as u64;
-        let block = Super { log: self.log, segment_bytes: self.segment_bytes, segments: count }.encode();
+        let (log, segment_bytes) = (self.log, self.segment_bytes);
+        let block = Super { version: VERSION, log, segment_bytes, segments: count }.encode();
         let io = self.io(Io::Recover);
         if let Some(recoverer) = &mut self.recoverer {
             recoverer.wants.insert(io, Want::SuperWritten(copy));
@@ -381,12 +389,12 @@ impl Log {
                 position += BLOCK;
                 continue;
             };
-            let Body::Record { record, sums, .. } = &decoded.entry.body else {
+            let Some((payload, sums)) = decoded.entry.body.payload() else {
                 position += decoded.extent;
                 self.found(number, job, decoded, true);
                 continue;
             };
-            let (begin, payload) = (decoded.header_bytes as usize, record.payload_bytes as usize);
+            let (begin, payload) = (decoded.header_bytes as usize, payload as usize);
             if let Some(payload) = rest.get(begin..begin + payload) {
                 let good = verify(payload, sums, 0) || sabotaged!(self.config.sabotage, BelieveTail);
                 position += decoded.extent;
@@ -421,10 +429,10 @@ impl Log {
         loaded: Option<Vec<u8>>,
     ) -> Option<(u64, u64)> {
         let next = decoded.entry.offset + decoded.extent;
-        let Body::Record { record, sums, .. } = &decoded.entry.body else {
+        let Some((payload, sums)) = decoded.entry.body.payload() else {
             return self.hunt(job, next, LOAD_BYTES);
         };
-        let rest = record.payload_bytes - block * SUM_BYTES;
+        let rest = payload - block * SUM_BYTES;
         if loaded.is_none() {
             job.unreadable += 1;
         }
@@ -453,27 +461,48 @@ impl Log {
             self.next_sequence = self.next_sequence.max(entry.sequence + 1);
         }
         let Some(recoverer) = &mut self.recoverer else { return };
+        let (offset, sequence) = (entry.offset, entry.sequence);
+        let live = |record, sums, parts| Live {
+            record,
+            sums,
+            parts,
+            segment: number,
+            offset,
+            header_bytes,
+            extent,
+            sequence,
+            touch: sequence,
+            copies: 1,
+            marks_at: None,
+            marks_sequence: 0,
+        };
         match entry.body {
             Body::Record { id, record, sums } => {
-                let live = Live {
-                    record,
+                recoverer.take(id, Candidate { live: live(record, sums, Arc::default()), good });
+                self.segment(number).ids.push(id);
+            }
+            Body::Spanning { id, record, parts } => {
+                recoverer.take(id, Candidate { live: live(record, Arc::default(), parts), good });
+                self.segment(number).ids.push(id);
+            }
+            Body::Part { id, part, sums } => {
+                let piece = Piece {
+                    head: part,
                     sums,
                     segment: number,
-                    offset: entry.offset,
+                    offset,
                     header_bytes,
                     extent,
-                    sequence: entry.sequence,
-                    touch: entry.sequence,
-                    copies: 1,
-                    marks_at: None,
-                    marks_sequence: 0,
+                    sequence,
+                    touch: sequence,
+                    protected: false,
                 };
-                recoverer.take(id, Candidate { live, good });
-                self.segment(number).ids.push(id);
+                recoverer.take_part(id, piece, good);
+                self.segment(number).parts.push(id);
             }
             Body::Notes(notes) => {
                 for note in notes {
-                    let id = recoverer.note(note, entry.sequence, number);
+                    let id = recoverer.note(note, sequence, number);
                     if let Some(segment) = self.segments.get_mut(number as usize) {
                         segment.noted.push(id);
                     }
@@ -520,7 +549,12 @@ impl Log {
     /// All has been read: decides what counts.
     fn recovered(&mut self) {
         let Some(recoverer) = self.recoverer.take() else { return };
-        let Recoverer { mut copies, tombs, marks, mut report, .. } = *recoverer;
+        // Entries of a segment without an index may be damaged beyond recognition, and their numbers are
+        // known to nobody else. Each takes a block at least; a record that spans segments has a number more.
+        if !sabotaged!(self.config.sabotage, ReuseIds) {
+            self.next_sequence += recoverer.report.segments_scanned * 2 * (self.segment_bytes / BLOCK);
+        }
+        let Recoverer { mut copies, mut pieces, tombs, marks, mut report, .. } = *recoverer;
         self.health = Health::Ready;
         self.touch = self.next_sequence;
         self.settle_segments();
@@ -541,9 +575,11 @@ impl Log {
                 candidate.live.record.marks = marked.marks;
             }
         }
-        for (id, candidate) in copies {
+        for (id, mut candidate) in copies {
+            candidate.good &= self.settle_parts(id, &candidate.live, &mut pieces);
             self.settle_record(id, candidate, &mut report);
         }
+        // Parts without a record are what a crash left of appends, or records that are gone: they are dead.
         report.records = self.records.len() as u64;
         report.payload_bytes = self.stats.payload_bytes;
         // What lost against a newer generation must be durably gone before anybody builds on the newer.
@@ -579,6 +615,26 @@ impl Log {
         }
     }
 
+    /// Takes the parts of a record into the table, if all of them are there and good. One that could not be
+    /// read is missed like one that was never written.
+    fn settle_parts(&mut self, id: RecordId, live: &Live, pieces: &mut BTreeMap<RecordId, Piece>) -> bool {
+        let mut start = 0;
+        for part in live.parts.iter() {
+            let expected = PartHead { of: id, start, bytes: part.bytes };
+            let is_there = pieces.get(&part.id).is_some_and(|piece| piece.head == expected);
+            if !is_there && !sabotaged!(self.config.sabotage, AcceptMissingParts) {
+                return false;
+            }
+            start += part.bytes;
+        }
+        for part in live.parts.iter() {
+            if let Some(piece) = pieces.remove(&part.id) {
+                self.insert_part(part.id, piece);
+            }
+        }
+        true
+    }
+
     fn settle_record(&mut self, id: RecordId, candidate: Candidate, report: &mut Recovery) {
         let Candidate { live, good } = candidate;
         let bury = |log: &mut Self, id, copies| {
@@ -599,6 +655,7 @@ impl Log {
             bury(self, other, copies);
             self.insert(id, live);
         } else {
+            self.remove_parts(&live.parts);
             bury(self, id, live.copies);
         }
     }
@@ -616,6 +673,14 @@ impl Recoverer {
             *known = candidate;
         }
         known.live.copies = copies;
+    }
+
+    /// The same for parts: those that are damaged are no help.
+    fn take_part(&mut self, id: RecordId, piece: Piece, good: bool) {
+        let is_later = self.pieces.get(&id).is_none_or(|known| known.sequence < piece.sequence);
+        if good && is_later {
+            self.pieces.insert(id, piece);
+        }
     }
 
     fn note(&mut self, note: Note, sequence: u64, segment: u32) -> RecordId {
@@ -654,7 +719,7 @@ mod tests {
 
     /// What becomes of a log whose superblocks were changed.
     fn opened(change: impl Fn(&mut [u8], &mut [u8])) -> Health {
-        let block = Super { log: 3, segment_bytes: 1 << 20, segments: 5 }.encode();
+        let block = Super { version: VERSION, log: 3, segment_bytes: 1 << 20, segments: 5 }.encode();
         let (mut first, mut second) = (block.clone(), block);
         change(&mut first, &mut second);
         let (segment_bytes, limits, sabotage) = Default::default();
@@ -672,6 +737,7 @@ mod tests {
         recovers(opened(|_, _| ()));
         recovers(opened(|first, _| first.fill(7)));
         recovers(opened(|_, second| second[8] = 7));
+        recovers(opened(|first, second| (first[8], second[8]) = (1, 1)));
         recovers(opened(|first, second| (first.fill(0), second.fill(0)).1));
         let other = OpenFault::Version { found: 7, known: crate::layout::VERSION };
         assert_eq!(opened(|first, second| (first[8], second[8]) = (7, 7)), Health::Unusable(other));

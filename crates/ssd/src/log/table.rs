@@ -3,14 +3,19 @@
 use std::sync::Arc;
 
 use super::Log;
-use crate::layout::{BLOCK, Entry, blocks_up};
+use crate::layout::{BLOCK, Entry, PartRef, blocks_up};
 use crate::types::{Record, RecordId};
+
+/// What has so many of its kind in a segment wastes little of it.
+const SMALL_PER_SEGMENT: u64 = 16;
 
 /// A record in the index.
 #[derive(Debug)]
 pub(super) struct Live {
     pub(super) record: Record,
     pub(super) sums: Arc<[u64]>,
+    /// The parts of its payload, if that does not follow its header.
+    pub(super) parts: Arc<[PartRef]>,
     pub(super) segment: u32,
     /// Where its header begins in the segment.
     pub(super) offset: u64,
@@ -76,10 +81,14 @@ pub(super) struct Segment {
     /// Bytes of records in the index that lie here.
     pub(super) live: u64,
     pub(super) protected: u64,
+    /// What these keep others from using, see [`Log::footprint`].
+    pub(super) footprint: u64,
     /// Sum of bytes times last use of those.
     pub(super) heat: u128,
     /// Every copy of a record that lies here.
     pub(super) ids: Vec<RecordId>,
+    /// Every copy of a part that lies here.
+    pub(super) parts: Vec<RecordId>,
     /// The records that notes here speak of.
     pub(super) noted: Vec<RecordId>,
     /// Reads in flight.
@@ -102,8 +111,10 @@ impl Segment {
             index_bytes: 0,
             live: 0,
             protected: 0,
+            footprint: 0,
             heat: 0,
             ids: Vec::new(),
+            parts: Vec::new(),
             noted: Vec::new(),
             readers: 0,
             pending: 0,
@@ -141,22 +152,46 @@ impl Log {
         self.protected
     }
 
-    /// With at most so much protected, some segment can always be emptied into less room than it gives back.
+    /// How much of a segment something that is not evicted keeps others from using: only one entry that is
+    /// larger than half a segment fits into each.
+    pub(super) fn footprint(&self, extent: u64) -> u64 {
+        let per_segment = self.segment_bytes.saturating_sub(4 * BLOCK) / extent.max(1);
+        if per_segment >= SMALL_PER_SEGMENT { extent } else { self.segment_bytes / per_segment.max(1) }
+    }
+
+    /// While the footprints of what is protected are at most this, some segment can always be emptied into
+    /// less space than it gives back.
     pub(super) fn protected_bytes_max(&self) -> u64 {
         let usable = (self.segments.len() as u64).saturating_sub(super::RESERVE_SEGMENTS + 2);
         usable * self.segment_bytes / 8 * 5
     }
 
-    /// Puts a record into the index. Its key must have none there.
+    /// Counts what lies in a segment, or no longer.
+    pub(super) fn count(&mut self, segment: u32, extent: u64, protected: bool, touch: u64, is_there: bool) {
+        let (protected, footprint) = if protected { (extent, self.footprint(extent)) } else { (0, 0) };
+        let heat = u128::from(extent) * u128::from(touch);
+        let segment = self.segment(segment);
+        if is_there {
+            segment.live += extent;
+            segment.protected += protected;
+            segment.footprint += footprint;
+            segment.heat += heat;
+            self.protected += protected;
+            self.kept += footprint;
+        } else {
+            segment.live -= extent;
+            segment.protected -= protected;
+            segment.footprint -= footprint;
+            segment.heat -= heat;
+            self.protected -= protected;
+            self.kept -= footprint;
+        }
+    }
+
+    /// Puts a record into the index. Its key must have none there, and its parts must be in the table.
     pub(super) fn insert(&mut self, id: RecordId, live: Live) {
-        let (extent, touch) = (live.extent, live.touch);
-        let protected = if live.record.protected { extent } else { 0 };
-        let segment = self.segment(live.segment);
-        segment.live += extent;
-        segment.protected += protected;
-        self.protected += protected;
-        let segment = self.segment(live.segment);
-        segment.heat += u128::from(extent) * u128::from(touch);
+        self.count(live.segment, live.extent, live.record.protected, live.touch, true);
+        self.adjust_parts(&Arc::clone(&live.parts), live.touch, live.record.protected);
         self.stats.payload_bytes += live.record.payload_bytes;
         let had = self.names.insert(Arc::clone(&live.record.name), id);
         assert!(had.is_none(), "{id} took the name of {had:?}, which is still here");
@@ -164,19 +199,14 @@ impl Log {
         assert!(had.is_none(), "{id} is there twice");
     }
 
-    /// Takes a record out of the index, whatever becomes of its copies.
+    /// Takes a record out of the index, and its parts with it, whatever becomes of its copies.
     pub(super) fn remove(&mut self, id: RecordId) -> Option<Live> {
         let live = self.records.remove(&id)?;
         let named = self.names.remove(&live.record.name);
         assert_eq!(named, Some(id), "{id} was there without its name");
         self.stats.payload_bytes -= live.record.payload_bytes;
-        let protected = if live.record.protected { live.extent } else { 0 };
-        let segment = self.segment(live.segment);
-        segment.live -= live.extent;
-        segment.protected -= protected;
-        self.protected -= protected;
-        let segment = self.segment(live.segment);
-        segment.heat -= u128::from(live.extent) * u128::from(live.touch);
+        self.count(live.segment, live.extent, live.record.protected, live.touch, false);
+        self.remove_parts(&live.parts);
         Some(live)
     }
 
@@ -187,20 +217,28 @@ impl Log {
         let Some(live) = self.records.get_mut(&id) else { return };
         let more = u128::from(live.extent) * u128::from(touch - live.touch);
         live.touch = touch;
-        let segment = live.segment;
+        let (segment, parts, protected) = (live.segment, Arc::clone(&live.parts), live.record.protected);
         self.segment(segment).heat += more;
+        self.adjust_parts(&parts, touch, protected);
     }
 
     /// Protects a record or not.
     pub(super) fn protect(&mut self, id: RecordId, protected: bool) {
         let Some(live) = self.records.get_mut(&id) else { return };
         let was = std::mem::replace(&mut live.record.protected, protected);
-        let (extent, segment) = (live.extent, live.segment);
+        let (extent, segment, touch, parts) =
+            (live.extent, live.segment, live.touch, Arc::clone(&live.parts));
         if was != protected {
-            let change = |sum: &mut u64| if protected { *sum += extent } else { *sum -= extent };
-            change(&mut self.segment(segment).protected);
-            change(&mut self.protected);
+            self.count(segment, extent, was, touch, false);
+            self.count(segment, extent, protected, touch, true);
+            self.adjust_parts(&parts, touch, protected);
         }
+    }
+
+    /// The footprint of a record and its parts.
+    pub(super) fn whole_footprint(&self, live: &Live) -> u64 {
+        let parts = live.parts.iter().filter_map(|part| self.pieces.get(&part.id));
+        self.footprint(live.extent) + parts.map(|piece| self.footprint(piece.extent)).sum::<u64>()
     }
 
     /// Takes a record out of the index and sees to it that it does not come back. `None` if it is not here.
@@ -225,11 +263,20 @@ impl Log {
         }
     }
 
-    /// The bytes that a record takes up in a segment, and those in its index.
+    /// The bytes that a record in one piece takes up in a segment, of its header, and of its index entry.
     pub(super) fn extent_of(record: &Record) -> (u64, u64, u64) {
         let compact = Entry::record_bytes(record);
         let header = blocks_up(compact);
         (header + blocks_up(record.payload_bytes), header, compact)
+    }
+
+    /// The same for a record that is there, with what follows its header.
+    pub(super) fn extent_of_live(live: &Live, record: &Record) -> (u64, u64, u64) {
+        if live.parts.is_empty() {
+            return Self::extent_of(record);
+        }
+        let compact = Entry::spanning_bytes(record, live.parts.len());
+        (blocks_up(compact), blocks_up(compact), compact)
     }
 
     /// One line per segment, for failed tests.
@@ -240,8 +287,8 @@ impl Log {
             let Segment { state, life, used, live, protected, readers, pending, stuck, .. } = segment;
             text += &format!(
                 "{number}: {state:?} life {life} used {used} live {live} protected {protected} \
-                 readers {readers} pending {pending} stuck {stuck} ids {:?}\n",
-                segment.ids
+                 readers {readers} pending {pending} stuck {stuck} ids {:?} parts {:?}\n",
+                segment.ids, segment.parts
             );
         }
         text
@@ -253,13 +300,17 @@ impl Log {
     /// When they differ, or an invariant of the module does not hold.
     pub fn check(&self) {
         for (number, segment) in self.segments.iter().enumerate() {
-            let mine = || self.records.values().filter(|live| live.segment as usize == number);
-            let live: u64 = mine().map(|live| live.extent).sum();
-            let protected: u64 = mine().filter(|live| live.record.protected).map(|live| live.extent).sum();
-            let heat: u128 = mine().map(|live| u128::from(live.extent) * u128::from(live.touch)).sum();
+            let records =
+                self.records.values().map(|it| (it.segment, it.extent, it.record.protected, it.touch));
+            let parts = self.pieces.values().map(|it| (it.segment, it.extent, it.protected, it.touch));
+            let mine: Vec<_> = records.chain(parts).filter(|it| it.0 as usize == number).collect();
+            let live: u64 = mine.iter().map(|it| it.1).sum();
+            let protected: u64 = mine.iter().filter(|it| it.2).map(|it| it.1).sum();
+            let footprint: u64 = mine.iter().filter(|it| it.2).map(|it| self.footprint(it.1)).sum();
+            let heat: u128 = mine.iter().map(|it| u128::from(it.1) * u128::from(it.3)).sum();
             assert_eq!(
-                (segment.live, segment.protected, segment.heat),
-                (live, protected, heat),
+                (segment.live, segment.protected, segment.footprint, segment.heat),
+                (live, protected, footprint, heat),
                 "segment {number} counts wrong"
             );
             assert!(segment.used <= self.segment_bytes, "segment {number} is over-full");
@@ -282,7 +333,9 @@ impl Log {
         let payload: u64 = self.records.values().map(|live| live.record.payload_bytes).sum();
         assert_eq!(payload, self.stats.payload_bytes, "payload bytes are counted wrong");
         let protected: u64 = self.segments.iter().map(|segment| segment.protected).sum();
-        assert_eq!(protected, self.protected, "protected bytes are counted wrong");
+        let kept: u64 = self.segments.iter().map(|segment| segment.footprint).sum();
+        assert_eq!((protected, kept), (self.protected, self.kept), "protected bytes are counted wrong");
+        self.check_parts();
         for (number, segment) in (0u32..).zip(&self.segments) {
             assert_eq!(self.free.contains(&number), segment.state == State::Free, "segment {number}");
         }

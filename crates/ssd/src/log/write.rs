@@ -5,9 +5,9 @@ use std::sync::Arc;
 use super::ops::Kind;
 use super::table::{Live, State, Tomb};
 use super::{Done, Effect, Io, Log, Part, RESERVE_SEGMENTS};
-use crate::layout::{BLOCK, Body, Entry, NOTES_BYTES_MAX, Note, SegmentHead, Trailer, blocks_up};
+use crate::layout::{BLOCK, Body, Entry, NOTES_BYTES_MAX, Note, PartRef, SegmentHead, Trailer, blocks_up};
 use crate::sabotage::sabotaged;
-use crate::types::{Answer, AppendError, Event, Left, OpId, Record, RecordId};
+use crate::types::{Answer, AppendError, Event, Left, OpId, Record, RecordId, Span};
 
 /// An append that waits to be written.
 #[derive(Debug)]
@@ -53,7 +53,8 @@ pub(super) struct Batch {
 /// One of them.
 #[derive(Debug)]
 pub(super) enum Member {
-    Record { append: Append, id: RecordId, offset: u64, sequence: u64 },
+    Record { append: Append, id: RecordId, parts: Arc<[PartRef]>, offset: u64, sequence: u64 },
+    Part { ticket: u64 },
     Notes { sequence: u64, notes: Vec<Queued> },
     Carry { carry: u64 },
 }
@@ -99,7 +100,7 @@ impl Log {
     }
 
     /// Closes the open segment and opens another, if there is one to open.
-    fn open_next(&mut self, reserve: bool) {
+    pub(super) fn open_next(&mut self, reserve: bool) {
         let floor = if reserve { 0 } else { RESERVE_SEGMENTS };
         if self.free_segments() <= floor {
             return;
@@ -129,7 +130,8 @@ impl Log {
     pub(super) fn count_written(&mut self, parts: &[Part]) {
         let len = |part: &Part| match part {
             Part::Bytes(bytes) => bytes.len() as u64,
-            Part::Payload { len, .. } | Part::Stage { len, .. } | Part::Zeros(len) => *len,
+            Part::Payload { span, .. } => span.len,
+            Part::Stage { len, .. } | Part::Zeros(len) => *len,
         };
         let bytes: u64 = parts.iter().map(len).sum();
         assert_eq!(bytes % BLOCK, 0, "a write of {bytes} bytes");
@@ -177,7 +179,16 @@ impl Log {
     /// Writes appends that wait, small ones together, as far as there is room on the disk and in flight.
     pub(super) fn pump_appends(&mut self) {
         let limits = self.config.limits;
-        while let Some(first) = self.appends.front() {
+        self.pump_heads();
+        while self.place_parts()
+            && let Some(first) = self.appends.front()
+        {
+            if self.spans(&first.record) {
+                if !self.start_spanning() {
+                    break;
+                }
+                continue;
+            }
             let (extent, ..) = Self::extent_of(&first.record);
             if self.write_bytes > 0 && self.write_bytes + extent > limits.write_bytes_max {
                 break;
@@ -186,7 +197,8 @@ impl Log {
             let mut bytes = 0;
             while let Some(next) = self.appends.front() {
                 let (extent, _, compact) = Self::extent_of(&next.record);
-                let group = batch.is_none() || bytes + extent <= limits.group_bytes_max;
+                let group =
+                    batch.is_none() || bytes + extent <= limits.group_bytes_max && !self.spans(&next.record);
                 let open = self.open;
                 let same = batch.as_ref().is_none_or(|(_, batch, _)| {
                     open == Some(batch.segment) && self.open_fits(extent, compact)
@@ -232,12 +244,12 @@ impl Log {
         parts.push(Part::Bytes(header));
         let len = append.record.payload_bytes;
         if len > 0 {
-            parts.push(Part::Payload { op: append.op, len });
+            parts.push(Part::Payload { op: append.op, span: Span { offset: 0, len } });
         }
         if blocks_up(len) > len {
             parts.push(Part::Zeros(blocks_up(len) - len));
         }
-        Member::Record { append, id, offset, sequence }
+        Member::Record { append, id, parts: Arc::default(), offset, sequence }
     }
 
     pub(super) fn pump_seal(&mut self) {
@@ -313,9 +325,10 @@ impl Log {
                 for member in batch.members {
                     self.segment(batch.segment).pending -= 1;
                     match member {
-                        Member::Record { append, id, offset, sequence } => {
-                            self.record_durable(append, id, batch.segment, offset, sequence);
+                        Member::Record { append, id, parts, offset, sequence } => {
+                            self.record_durable(append, id, parts, (batch.segment, offset), sequence);
                         }
+                        Member::Part { ticket } => self.part_durable(ticket),
                         Member::Notes { sequence, notes } => {
                             self.notes_durable(notes, batch.segment, sequence)
                         }
@@ -336,12 +349,26 @@ impl Log {
         }
     }
 
-    fn record_durable(&mut self, append: Append, id: RecordId, segment: u32, offset: u64, sequence: u64) {
+    fn record_durable(
+        &mut self,
+        append: Append,
+        id: RecordId,
+        parts: Arc<[PartRef]>,
+        (segment, offset): (u32, u64),
+        sequence: u64,
+    ) {
         let Append { op, record, sums, ticket } = append;
         self.outstanding.remove(&ticket);
-        let (extent, header_bytes, _) = Self::extent_of(&record);
-        if record.protected {
-            self.protected_asked -= extent;
+        let (extent, header_bytes, _) = match self.heads.remove(&id) {
+            true => {
+                let header = blocks_up(Entry::spanning_bytes(&record, parts.len()));
+                (header, header, header)
+            }
+            false => Self::extent_of(&record),
+        };
+        // What was written in parts has been counted with them since it began.
+        if record.protected && parts.is_empty() {
+            self.protected_asked -= self.footprint(extent);
         }
         let cancelled = match self.ops.get(&op).map(|op| &op.kind) {
             Some(Kind::AppendWriting { cancelled }) => Some(*cancelled),
@@ -357,6 +384,7 @@ impl Log {
             _ => None,
         };
         if let Some(refusal) = refusal {
+            self.remove_parts(&parts);
             self.tombs.insert(id, Tomb { copies: 1, at: None });
             self.settle(op, Err(refusal));
             return self.queue_note(Note::Forget(id), Some(Waiter(op)));
@@ -371,9 +399,11 @@ impl Log {
         }
         self.touch += 1;
         let touch = self.touch;
+        let sums = if parts.is_empty() { sums } else { Arc::default() };
         let live = Live {
             record,
             sums,
+            parts,
             segment,
             offset,
             header_bytes,

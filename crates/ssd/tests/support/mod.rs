@@ -94,6 +94,12 @@ pub(crate) struct World {
     hungry: bool,
     /// Reads take long.
     lazy: bool,
+    /// Many records are larger than a segment.
+    large: bool,
+    /// The machine stops after this step.
+    crash_soon: bool,
+    /// The last part of this record is damaged after this step, and the machine stops.
+    strike: Option<(u64, RecordId)>,
     announced: bool,
     /// How the log was before the last crash.
     before: String,
@@ -133,8 +139,10 @@ fn payload(generation: u64, len: u64) -> Vec<u8> {
 impl World {
     fn new(seed: u64, sabotage: Sabotage) -> Self {
         let mut chance = Chance(ChaCha8Rng::seed_from_u64(seed));
-        let segment = if chance.percent(70) { MIB } else { 2 * MIB };
-        let segments = 6 + chance.below(5);
+        // Those of 1 MiB take no parts of records that span segments.
+        let large = chance.percent(35);
+        let segment = if large { 2 * MIB } else { chance.pick(&[MIB, MIB, MIB, 3 * MIB]).unwrap() };
+        let segments = if large { 12 + chance.below(6) } else { 6 + chance.below(5) };
         let mut limits = Limits::default();
         if chance.percent(30) {
             limits.queue_ops_max = 4;
@@ -166,6 +174,9 @@ impl World {
             faults: true,
             hungry,
             lazy,
+            large,
+            crash_soon: false,
+            strike: None,
             announced: false,
             before: String::new(),
             protective,
@@ -216,6 +227,12 @@ impl World {
             468..470 => self.tick(),
             _ => self.finish_one(),
         }
+        if let Some((generation, id)) = self.strike.take() {
+            self.strike_last_part(generation, id);
+        }
+        if std::mem::take(&mut self.crash_soon) {
+            self.crash();
+        }
         self.check();
     }
 
@@ -234,6 +251,8 @@ impl World {
         let name = Arc::new(Name { namespace: format!("n{}", key % 3), key: key.to_le_bytes().to_vec() });
         let segment = self.config.segment_bytes.unwrap();
         let len = match self.chance.below(100) {
+            // Several segments, now and then more than the log takes.
+            _ if self.large && self.chance.percent(12) => segment / 2 + self.chance.below(3 * segment),
             0..5 => 0,
             5..70 => self.chance.below(30_000),
             70..97 => self.chance.below(200_000),
@@ -350,8 +369,10 @@ impl World {
         }
         let newest = self.by_id.last_key_value().map(|(id, generation)| (*generation, *id));
         let newest = newest.filter(|_| self.chance.percent(50));
+        let newest = if self.large && self.chance.percent(50) { self.spanning() } else { newest };
         let Some((generation, id)) = newest.or_else(|| self.known(Status::Live)) else { return };
-        let Some((at, len)) = self.rig().log.place_of(id) else { return };
+        let places = self.rig().log.places_of(id);
+        let Some((at, len)) = self.chance.pick(&places) else { return };
         let at = at + self.chance.below(len);
         let bit = self.chance.below(8) as u8;
         self.rig().disk.flip(at, bit);
@@ -362,13 +383,24 @@ impl World {
         }
     }
 
+    /// Damages what was written last of a record in parts, before its segment has an index.
+    fn strike_last_part(&mut self, generation: u64, id: RecordId) {
+        let Some((at, len)) = self.rig().log.places_of(id).pop() else { return };
+        let at = at + self.chance.below(len);
+        self.rig().disk.flip(at, 3);
+        self.owed.get_mut(&generation).unwrap().damaged = true;
+        self.see("damaged part");
+        self.crash_soon = true;
+    }
+
     /// Makes a block of a live record unreadable for a while.
     fn spoil(&mut self) {
         if !self.faults {
             return;
         }
         let Some((generation, id)) = self.known(Status::Live) else { return };
-        let Some((at, len)) = self.rig().log.place_of(id) else { return };
+        let places = self.rig().log.places_of(id);
+        let Some((at, len)) = self.chance.pick(&places) else { return };
         let at = at + self.chance.below(len);
         let heal = self.chance.percent(50);
         self.rig().disk.spoil(at, true);
@@ -491,6 +523,12 @@ impl World {
                     }
                 }
                 self.see("append");
+                if self.spans(id) {
+                    self.see("spanning append");
+                    if self.faults && self.chance.percent(15) {
+                        self.strike = Some((generation, id));
+                    }
+                }
             }
             Err(AppendError::TimedOut) => self.see("append timed out"),
             Err(AppendError::Failed(_)) => self.see("append failed"),
@@ -524,6 +562,9 @@ impl World {
                 let expected = &all[span.offset as usize..(span.offset + span.len) as usize];
                 assert!(bytes.unwrap() == expected, "bytes: wrong bytes of {owed:?}");
                 self.see("read");
+                if owed.id.is_some_and(|id| self.spans(id)) {
+                    self.see("spanning read");
+                }
             }
             Err(ReadError::Gone) => {
                 let leaving = self.rig().log.leaving();
@@ -543,6 +584,19 @@ impl World {
         }
     }
 
+    /// The newest record that is there in parts.
+    fn spanning(&self) -> Option<(u64, RecordId)> {
+        let log = &self.rig.as_ref().unwrap().log;
+        let spans = |id: &&RecordId| log.places_of(**id).len() > 1;
+        let id = self.by_id.keys().rev().find(spans)?;
+        Some((self.by_id[id], *id))
+    }
+
+    /// Whether a record is there in parts.
+    fn spans(&mut self, id: RecordId) -> bool {
+        self.rig().log.places_of(id).len() > 1
+    }
+
     /// Whether a newer generation of its key is there, or may be.
     fn replaced(&self, generation: u64) -> bool {
         let name = &self.owed[&generation].name;
@@ -553,8 +607,14 @@ impl World {
         match event {
             Event::Left(left, ids) => {
                 self.see(&format!("{left:?}"));
+                // What was said to be gone must be so from now on.
+                self.crash_soon |= self.faults && left == Left::Evicted && self.chance.percent(4);
                 for id in ids {
                     let Some(generation) = self.by_id.get(&id).copied() else { continue };
+                    let is_large = self.owed[&generation].payload > self.config.segment_bytes.unwrap();
+                    if is_large {
+                        self.see(&format!("spanning {left:?}"));
+                    }
                     let owed = self.owed.get_mut(&generation).unwrap();
                     if left == Left::Evicted {
                         let asked = owed.asked.iter().any(|(_, protected)| !protected);
@@ -620,6 +680,7 @@ impl World {
             let io = self.chance.pick(&pending).unwrap();
             self.finish(io, Fate::Ok);
         }
+        let segment = self.config.segment_bytes.unwrap();
         let rig = self.rig.as_ref().unwrap();
         let found: BTreeMap<u64, (RecordId, Record)> =
             rig.log.records().map(|(id, record)| (record.generation.counter, (id, record.clone()))).collect();
@@ -641,6 +702,15 @@ impl World {
             (owed.marks, owed.protected) = pair;
             owed.asked.clear();
             self.by_id.insert(*id, *generation);
+        }
+        let large = |it: &&Owed| it.payload > segment && it.status == Status::Unknown;
+        let cut = self.owed.iter().filter(|(generation, _)| !found.contains_key(generation));
+        let cut = cut.filter(|(_, it)| large(it)).count() as u64;
+        let recovered = found.values().filter(|(_, record)| record.payload_bytes > segment).count() as u64;
+        for (what, count) in [("spanning cut off", cut), ("spanning recovered", recovered)] {
+            if count > 0 {
+                *self.seen.entry(what.to_owned()).or_default() += count;
+            }
         }
         let replaced: BTreeSet<u64> = self.owed.keys().copied().filter(|g| self.replaced(*g)).collect();
         for (generation, owed) in &mut self.owed {

@@ -13,8 +13,10 @@ use tokio::net::UnixStream;
 use tokio::time::timeout_at;
 
 use super::wire::{ANSWER_BYTES, Answer, Request};
+use crate::claim::Claims;
 use crate::control::ControlReader;
 use crate::map::{Access, Map};
+use crate::mapped::Writable;
 use crate::segment::{CONTROL_SEALS, DATA_SEALS};
 use crate::{Instant, TOKEN_BYTES_MAX, TransferError, peer, populate};
 
@@ -69,7 +71,9 @@ pub struct Attachment {
     reader: ControlReader,
     data: Arc<Map>,
     data_file: OwnedFd,
-    data_writable: OnceLock<Arc<Map>>,
+    claims_file: OwnedFd,
+    /// The data and the claim words, once something was written.
+    writable: OnceLock<(Arc<Map>, Claims)>,
     mapping: Mutex<()>,
 }
 
@@ -107,33 +111,37 @@ impl Attachment {
     /// Whether a writable mapping exists.
     #[must_use]
     pub fn is_writable(&self) -> bool {
-        self.data_writable.get().is_some()
+        self.writable.get().is_some()
     }
 
     pub(crate) fn data(&self) -> &Arc<Map> {
         &self.data
     }
 
-    /// The writable mapping, made at the first write.
-    pub(super) fn data_writable(&self) -> Result<&Map, TransferError> {
+    /// The writable mappings, made at the first write.
+    pub(super) fn writable(&self) -> Result<Writable<'_>, TransferError> {
         if !self.data.is_here() {
             return Err(TransferError::Forked);
         }
-        if let Some(map) = self.data_writable.get() {
-            return Ok(map);
+        if let Some((data, claims)) = self.writable.get() {
+            return Ok(Writable { data, claims });
         }
         let _one_at_a_time = self.mapping.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(map) = self.data_writable.get() {
-            return Ok(map);
+        if let Some((data, claims)) = self.writable.get() {
+            return Ok(Writable { data, claims });
         }
-        let map = Map::new(self.data_file.as_fd(), self.data.len(), Access::ReadWrite);
-        let map = map.map_err(|error| TransferError::Lost {
-            peer: self.name.clone(),
-            why: format!("its memory cannot be mapped for writing: {error}"),
-        })?;
-        let map = self.data_writable.get_or_init(|| Arc::new(map));
-        populate::existing(map, &self.data_file);
-        Ok(map)
+        let map = |file: &OwnedFd, bytes| {
+            let mapped = Map::new(file.as_fd(), bytes, Access::ReadWrite).map(Arc::new);
+            mapped.map_err(|error| TransferError::Lost {
+                peer: self.name.clone(),
+                why: format!("its memory cannot be mapped for writing: {error}"),
+            })
+        };
+        let data = map(&self.data_file, self.data.len())?;
+        let claims = Claims::new(map(&self.claims_file, self.reader.geometry().claims_bytes())?);
+        let (data, claims) = self.writable.get_or_init(|| (data, claims));
+        populate::existing(data, &self.data_file);
+        Ok(Writable { data, claims })
     }
 }
 
@@ -157,23 +165,25 @@ async fn connect(name: &str, segment: u64, client: u64, token: &str) -> Result<A
         let reason = String::from_utf8_lossy(&reason).into_owned();
         return Err(AttachError::Refused { name: name.to_owned(), reason });
     }
-    let [control_file, data_file] =
-        <[OwnedFd; 2]>::try_from(files).map_err(|_| unusable("it did not pass two descriptors"))?;
+    let [control_file, data_file, claims_file] =
+        <[OwnedFd; 3]>::try_from(files).map_err(|_| unusable("it did not pass three descriptors"))?;
     let (reader, data) = map_both(&control_file, &data_file, &answer).map_err(|what| unusable(&what))?;
     if reader.geometry().segment != segment {
         return Err(unusable("it is another segment than the one asked for"));
     }
+    let claims_bytes = reader.geometry().claims_bytes();
+    check_file(&claims_file, claims_bytes, DATA_SEALS, "claim").map_err(|what| unusable(&what))?;
     populate::existing(&data, &data_file);
     let socket = stream.into_std().map_err(unreachable)?;
-    let (data_writable, mapping) = (OnceLock::new(), Mutex::new(()));
-    Ok(Attachment { name: name.to_owned(), socket, reader, data, data_file, data_writable, mapping })
+    let (name, writable, mapping) = (name.to_owned(), OnceLock::new(), Mutex::new(()));
+    Ok(Attachment { name, socket, reader, data, data_file, claims_file, writable, mapping })
 }
 
 /// Receives the fixed part of the answer, and the descriptors that came with it.
 async fn receive(stream: &mut UnixStream) -> io::Result<([u8; ANSWER_BYTES], Vec<OwnedFd>)> {
     let mut head = [0; ANSWER_BYTES];
     let mut files = Vec::new();
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
     let received = stream
         .async_io(Interest::READABLE, || {
             let mut ancillary = RecvAncillaryBuffer::new(&mut space);

@@ -1,8 +1,8 @@
 //! The transport between processes of one host: the client maps the node's memory.
 //!
 //! The node listens on an abstract Unix socket ([`Server`]). A client connects, says who it is, and gets the
-//! two descriptors of the node's memory ([`attach`]). The connection then stays open and silent: its end is a
-//! hint, the end of the process is proof.
+//! three descriptors of the node's memory ([`attach`]). The connection then stays open and silent: its end is
+//! a hint, the end of the process is proof.
 //!
 //! **Invariant:** only processes of the node's own user get its memory, and a client takes memory only from
 //! its own user or from root.
@@ -16,7 +16,7 @@ mod wire;
 use std::sync::Arc;
 
 pub use client::{AttachError, Attachment, attach};
-pub use server::{Attach, Authorise, Event, Server, Stages, listen};
+pub use server::{Attach, Authorise, Event, PENDING_MAX, Server, Stages, listen};
 pub use wire::{ATTACH_MAGIC, ATTACH_VERSION};
 
 use crate::local::moved;
@@ -52,28 +52,6 @@ impl Shm {
         MappedRange::of(self.attachment.reader(), self.attachment.data(), slot, stamp)
     }
 
-    /// Reads in this thread, from begin to end.
-    #[must_use]
-    pub fn read_blocking(&self, ops: &[ReadOp<'_>], deadline: Instant) -> Vec<Outcome> {
-        let (control, data) = (self.attachment.reader(), self.attachment.data());
-        let outcomes = self.unless_lost(mapped::read_blocking(control, data, ops, deadline));
-        self.counters.shm.add_read(moved(&outcomes, ops.iter().map(ReadOp::bytes)));
-        outcomes
-    }
-
-    /// Writes in this thread, from begin to end.
-    #[must_use]
-    pub fn write_blocking(&self, ops: &[WriteOp<'_>], deadline: Instant) -> Vec<Outcome> {
-        let data = match self.attachment.data_writable() {
-            Ok(data) => data,
-            Err(error) => return vec![Err(error); ops.len()],
-        };
-        let outcomes = mapped::write_blocking(self.attachment.reader(), data, ops, deadline);
-        let outcomes = self.unless_lost(outcomes);
-        self.counters.shm.add_written(moved(&outcomes, ops.iter().map(WriteOp::bytes)));
-        outcomes
-    }
-
     /// A dead node no longer changes stamps, so what it left behind proves nothing.
     fn unless_lost(&self, outcomes: Vec<Outcome>) -> Vec<Outcome> {
         if self.attachment.is_connected() {
@@ -101,11 +79,11 @@ impl Transport for Shm {
 
     fn write<'a>(&'a self, ops: &'a [WriteOp<'a>], deadline: Instant) -> Outcomes<'a> {
         Box::pin(async move {
-            let data = match self.attachment.data_writable() {
-                Ok(data) => data,
+            let writable = match self.attachment.writable() {
+                Ok(writable) => writable,
                 Err(error) => return vec![Err(error); ops.len()],
             };
-            let outcomes = mapped::write(self.attachment.reader(), data, ops, deadline).await;
+            let outcomes = mapped::write(self.attachment.reader(), writable, ops, deadline).await;
             let outcomes = self.unless_lost(outcomes);
             self.counters.shm.add_written(moved(&outcomes, ops.iter().map(WriteOp::bytes)));
             outcomes

@@ -13,16 +13,19 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg}
 use tokio::io::unix::AsyncFd;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use super::wire::{Answer, REQUEST_BYTES, Request};
 use crate::peer;
+use crate::pending::Pending;
 use crate::segment::NodeMemory;
 
 /// The most connections to one attach socket.
 const CONNECTIONS_MAX: usize = 8192;
+/// The most connections at a time that have not proven yet that they may attach; one more ends the oldest.
+pub const PENDING_MAX: usize = 256;
 /// How long a client may take to say who it is.
 const REQUEST_TIME_MAX: Duration = Duration::from_secs(10);
 /// How long to rest when no connection can be accepted, which means that descriptors have run out.
@@ -86,6 +89,7 @@ pub struct Server {
     stages: Stages,
     events: mpsc::Sender<Event>,
     watched: Mutex<Watched>,
+    pending: Arc<Pending>,
 }
 
 #[derive(Default)]
@@ -110,7 +114,8 @@ impl Server {
         stages: Stages,
         events: mpsc::Sender<Event>,
     ) -> Arc<Self> {
-        Arc::new(Self { memory, authorise, stages, events, watched: Mutex::default() })
+        let (watched, pending) = (Mutex::default(), Pending::new(PENDING_MAX));
+        Arc::new(Self { memory, authorise, stages, events, watched, pending })
     }
 
     /// Serves until it is dropped; that ends every connection and all watching.
@@ -144,7 +149,14 @@ impl Server {
     }
 
     async fn serve(self: Arc<Self>, mut stream: UnixStream, is_full: bool) {
-        let admitted = match timeout(REQUEST_TIME_MAX, self.admit(&mut stream, is_full)).await {
+        let cut = Arc::new(Notify::new());
+        let pending = self.pending.enter(&cut);
+        let admitted = tokio::select! {
+            biased;
+            () = cut.notified() => return,
+            admitted = timeout(REQUEST_TIME_MAX, self.admit(&mut stream, is_full)) => admitted,
+        };
+        let admitted = match admitted {
             Ok(Ok(admitted)) => admitted,
             Ok(Err(refusal)) => {
                 tracing::debug!(%refusal, "an attach request was refused");
@@ -154,6 +166,7 @@ impl Server {
             }
             Err(_) => return,
         };
+        drop(pending);
         let (attach, memory, process) = admitted;
         if attach.segment != self.memory.geometry().segment {
             return attend(stream, &memory).await;
@@ -249,8 +262,8 @@ impl Server {
 async fn hand_over(stream: &UnixStream, memory: &NodeMemory) -> io::Result<()> {
     let geometry = memory.geometry();
     let answer = Answer::accepted(geometry.segment, geometry.control_bytes(), geometry.data_bytes);
-    let descriptors = [memory.control_file.as_fd(), memory.data_file.as_fd()];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let descriptors = [memory.control_file.as_fd(), memory.data_file.as_fd(), memory.claims_file.as_fd()];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
     let sent = stream.async_io(Interest::WRITABLE, || {
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
         ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));

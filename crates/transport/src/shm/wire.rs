@@ -5,8 +5,8 @@
 //! answer    magic u32 · version u32 · status u32 · reason bytes u32 · segment u64 · control bytes u64 ·
 //!           data bytes u64 · reason
 //! ```
-//! With status 0 the first byte of the answer carries two descriptors: the control segment's, then the data
-//! segment's. With status 1 there are none, and the reason says why.
+//! With status 0 the first byte of the answer carries three descriptors: of the control segment, of the data
+//! segment and of the claim words. With status 1 there are none, and the reason says why.
 
 use crate::fields::{Builder, Fields, short_reason};
 use crate::{REASON_BYTES_MAX, TOKEN_BYTES_MAX};
@@ -14,7 +14,7 @@ use crate::{REASON_BYTES_MAX, TOKEN_BYTES_MAX};
 /// `TFA1`, in that order.
 pub const ATTACH_MAGIC: u32 = u32::from_le_bytes(*b"TFA1");
 /// Other versions are refused.
-pub const ATTACH_VERSION: u32 = 1;
+pub const ATTACH_VERSION: u32 = 2;
 
 pub(super) const REQUEST_BYTES: usize = 32;
 pub(super) const ANSWER_BYTES: usize = 40;

@@ -6,22 +6,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::frame::{RequestHead, RequestKind};
 use crate::buffer::{Buf, Run};
 use crate::shm::Attachment;
+use crate::watch::Watch;
 use crate::{CHUNK_BYTES_MAX, Outcome, TransferError};
 
 /// Fewer bytes go through the socket, wherever they come from: that takes one message less.
 const STAGED_BYTES_MIN: u64 = 64 << 10;
-
-/// Whether the question behind the bytes of a batch was asked.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Asked {
-    /// It was not, for certain.
-    #[default]
-    No,
-    /// It was sent, and nobody knows whether it got there.
-    Perhaps,
-    /// It was, and is answered where questions are.
-    Yes,
-}
 
 /// How a chunk ended, and whether its bytes came through mapped memory.
 pub(super) struct Heard {
@@ -65,6 +54,7 @@ impl<B> Chunk<B> {
 /// The chunks of a batch, and what became of its operations so far.
 pub(super) struct Batch<B> {
     state: Mutex<BatchState<B>>,
+    watch: Option<Arc<Watch>>,
 }
 
 pub(super) struct BatchState<B> {
@@ -75,9 +65,6 @@ pub(super) struct BatchState<B> {
     why: Option<TransferError>,
     /// Bytes that came through mapped memory.
     pub(super) staged: u64,
-    /// Goes behind the last chunk.
-    question: Option<Vec<u8>>,
-    pub(super) asked: Asked,
 }
 
 impl<B: Buf> Batch<B> {
@@ -89,14 +76,7 @@ impl<B: Buf> Batch<B> {
     where
         B: 'a,
     {
-        let mut state = BatchState {
-            chunks: VecDeque::new(),
-            ops: Vec::new(),
-            why: None,
-            staged: 0,
-            question: None,
-            asked: Asked::No,
-        };
+        let mut state = BatchState { chunks: VecDeque::new(), ops: Vec::new(), why: None, staged: 0 };
         for (op, (slot, stamp, start, bufs)) in parts.enumerate() {
             let count_before = state.chunks.len();
             let mut run = Run::new(bufs.iter().copied());
@@ -115,34 +95,25 @@ impl<B: Buf> Batch<B> {
             }
             state.ops.push((state.chunks.len() - count_before, Ok(())));
         }
-        Self { state: Mutex::new(state) }
+        Self { state: Mutex::new(state), watch: None }
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, BatchState<B>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn with_question(self, question: Option<Vec<u8>>) -> Self {
-        self.state().question = question;
-        self
+    /// Somebody sees and steers it while it runs.
+    pub(super) fn watched(self, watch: Option<&Arc<Watch>>) -> Self {
+        Self { watch: watch.cloned(), ..self }
     }
 
-    pub(super) fn has_question(&self) -> bool {
-        self.state().question.is_some()
+    pub(super) fn watch(&self) -> Option<Arc<Watch>> {
+        self.watch.clone()
     }
 
-    /// The question, once every chunk is on its way. From then on it may be with the node.
-    pub(super) fn take_question(&self) -> Option<Vec<u8>> {
-        let mut state = self.state();
-        let question = if state.chunks.is_empty() { state.question.take() } else { None };
-        if question.is_some() {
-            state.asked = Asked::Perhaps;
-        }
-        question
-    }
-
-    pub(super) fn asked(&self) -> Asked {
-        self.state().asked
+    /// Whether it is to end before it touches a buffer again.
+    pub(super) fn is_stopped(&self) -> bool {
+        self.watch.as_ref().is_some_and(|watch| watch.is_stopped())
     }
 
     /// How many bytes are still to be asked for.
@@ -150,11 +121,9 @@ impl<B: Buf> Batch<B> {
         self.state().chunks.iter().fold(0, |sum, chunk| sum.saturating_add(chunk.len))
     }
 
-    /// Whether every operation has its outcome, and it is known whether the question was asked.
+    /// Whether every operation has its outcome.
     pub(super) fn is_settled(&self) -> bool {
-        let state = self.state();
-        let is_clear = state.question.is_none() && state.asked != Asked::Perhaps;
-        is_clear && state.ops.iter().all(|(unsettled, _)| *unsettled == 0)
+        self.state().ops.iter().all(|(unsettled, _)| *unsettled == 0)
     }
 
     /// The next chunk of an operation that can still succeed.

@@ -3,8 +3,8 @@
 //! A batch is cut into chunks. They are dealt out to a few streams, each of which keeps several requests
 //! on the way; small ones are asked for, and answered, many at a time. Everything happens inside the
 //! caller's future: when that is dropped or its deadline passes, no buffer is touched any more, and the
-//! streams that it used are closed. A caller that is a thread waits in the socket itself, and so do a few
-//! helpers if there is much to move.
+//! streams that it used are closed. A caller that may block its thread ([`Manner::lingers`]) waits in the
+//! socket itself if all goes over one stream.
 //!
 //! What a disk of this host has is left in memory that is mapped here: the socket then says where, and the
 //! bytes count if, after the copy, they are still there under the same stamp.
@@ -16,10 +16,9 @@ use std::sync::{Arc, OnceLock};
 use std::task::Poll;
 use std::time::Duration;
 
-use tokio::runtime::Handle;
 use tokio::time::timeout_at;
 
-use super::batch::{Asked, Batch, Chunk, Heard};
+use super::batch::{Batch, Chunk, Heard};
 use super::frame::{ReplyHead, ReplyKind, RequestHead, RequestKind, Status};
 use super::line::{AHEAD_BYTES, FIRST_PIECE_BYTES, Line, PIECE_BYTES, SMALL_BYTES_MAX};
 use super::pool::{Connect, DISK_STREAMS_MAX, Identity, Lent, Pool, STREAMS_MAX, TcpConnect};
@@ -28,6 +27,7 @@ use crate::buffer::{Buf, Run, SourceBuf, TargetBuf};
 use crate::local::moved;
 use crate::mapped;
 use crate::shm::Attachment;
+use crate::watch::Watch;
 use crate::{
     CHUNK_BYTES_MAX, Capability, Counters, Instant, Outcome, Outcomes, ReadOp, TransferError, Transport,
     WriteOp,
@@ -41,9 +41,6 @@ const WINDOW_BYTES_MAX: u64 = 2 * CHUNK_BYTES_MAX;
 
 /// How many bytes of small objects travel together.
 const TOGETHER_BYTES_MAX: usize = 512 << 10;
-
-/// A thread that waits in a socket may come back that much before its deadline.
-const GRAIN: Duration = Duration::from_millis(1);
 
 /// How long a thread waits in a socket before it leaves that to the runtime, so that it can be interrupted.
 const LINGER_TIME_MAX: Duration = Duration::from_millis(16);
@@ -112,12 +109,6 @@ impl Tcp {
         Ok(())
     }
 
-    /// Whether so many bytes go over one stream, so that something can come behind them.
-    #[must_use]
-    pub fn goes_in_one(&self, bytes: u64) -> bool {
-        streams_for(bytes).min(helpers_max()) == 1
-    }
-
     /// Moves all chunks, or as many as can be moved until the deadline.
     async fn run<B: Cargo>(&self, batch: &Batch<B>, lingers: bool, deadline: Instant) -> Vec<Outcome> {
         // A timer lets work that is ready pass even when it is too late.
@@ -129,7 +120,6 @@ impl Tcp {
         let lingers = lingers && streams(batch).min(helpers_max()) == 1;
         let (waits, streams) = match lingers {
             true => (Waits::ThreadFirst(deadline.min(now + LINGER_TIME_MAX).into_std()), 1),
-            false if batch.has_question() => (Waits::InTask, 1),
             false => (Waits::InTask, streams(batch)),
         };
         let workers = (0..streams).map(|number| {
@@ -137,35 +127,7 @@ impl Tcp {
                 as Pin<Box<dyn Future<Output = ()> + Send>>
         });
         let in_time = timeout_at(deadline, until_settled(workers.collect(), batch)).await.is_ok();
-        self.outcomes(batch, in_time)
-    }
-
-    /// The same, in this thread.
-    fn run_blocking<B: Cargo>(&self, batch: &Batch<B>, deadline: Instant, runtime: &Handle) -> Vec<Outcome> {
-        if Instant::now() >= deadline {
-            return batch.outcomes(&TransferError::Timeout);
-        }
-        let waits = Waits::InThread(deadline.into_std());
-        let work = |is_first| {
-            // Whoever is late has closed its stream, and what it did not settle is told below. The clock
-            // of the future is that of the runtime, so it is made in there.
-            let _late =
-                runtime.block_on(async { timeout_at(deadline, self.work(batch, is_first, waits)).await });
-        };
-        std::thread::scope(|scope| {
-            for _ in 1..streams(batch).min(helpers_max()) {
-                scope.spawn(|| work(false));
-            }
-            work(true);
-        });
-        let is_late = Instant::now() + GRAIN >= deadline;
-        let outcomes = self.outcomes(batch, !is_late);
-        let honest = |outcome| match outcome {
-            // A stream on which time ran out looks broken.
-            Err(TransferError::Lost { .. }) if is_late => Err(TransferError::Timeout),
-            outcome => outcome,
-        };
-        outcomes.into_iter().map(honest).collect()
+        self.outcomes(batch, in_time && !batch.is_stopped())
     }
 
     fn outcomes<B: Cargo>(&self, batch: &Batch<B>, in_time: bool) -> Vec<Outcome> {
@@ -189,8 +151,12 @@ impl Tcp {
             Err(error) => return batch.explain(error),
         };
         lent.line.wait(waits);
+        lent.line.set_watch(batch.watch());
         match self.exchange(&mut lent, batch).await {
-            Ok(()) => lent.hand_back(),
+            Ok(()) => {
+                lent.line.set_watch(None);
+                lent.hand_back();
+            }
             Err(error) => drop((lent, error)),
         }
     }
@@ -210,12 +176,8 @@ impl Tcp {
             }
             let new = asked.iter().skip(known);
             let broken = if asked.len() > known { B::ask(&mut lent.line, new).await.err() } else { None };
-            let broken = match (broken, batch.take_question()) {
-                (None, Some(question)) => relay(&mut lent.line, &question).await.err(),
-                (broken, _) => broken,
-            };
             let outcome = match (broken, asked.front()) {
-                (None, None) => return self.hear_relayed(lent, batch).await,
+                (None, None) => return Ok(()),
                 (None, Some((id, chunk))) => B::hear(&mut lent.line, *id, chunk).await,
                 (Some(error), _) => Err(Broken::from(error)),
             };
@@ -235,32 +197,6 @@ impl Tcp {
             }
         }
     }
-
-    /// The last thing to be heard is whether the question was asked, if there was one.
-    async fn hear_relayed<B: Cargo>(
-        &self,
-        lent: &mut Lent<'_>,
-        batch: &Batch<B>,
-    ) -> Result<(), TransferError> {
-        if batch.asked() != Asked::Perhaps {
-            return Ok(());
-        }
-        let heard = reply(&mut lent.line, QUESTION_ID, ReplyKind::Relayed, true).await;
-        let heard = heard.map_err(|Broken(why)| self.pool.lost(why))?;
-        batch.state().asked = if heard.status == Status::Ok { Asked::Yes } else { Asked::No };
-        Ok(())
-    }
-}
-
-/// Requests are numbered from one.
-const QUESTION_ID: u64 = 0;
-
-/// Sends a question behind what was written.
-async fn relay(line: &mut ClientLine, question: &[u8]) -> std::io::Result<()> {
-    let (kind, len) = (RequestKind::Relay, question.len() as u64);
-    let head =
-        RequestHead { kind, slot: 0, id: QUESTION_ID, stamp: 0, offset: 0, len, unasked: None }.encode();
-    line.send([SourceBuf::from(&head[..]), SourceBuf::from(question)]).await
 }
 
 impl Transport for Tcp {
@@ -280,8 +216,20 @@ impl Transport for Tcp {
 impl Tcp {
     /// Reads, in another manner than a [`Transport`] does.
     pub async fn read_as(&self, ops: &[ReadOp<'_>], manner: Manner, deadline: Instant) -> Vec<Outcome> {
+        self.read_watched(ops, manner, None, deadline).await
+    }
+
+    /// The same, seen and steered while it runs. What was not read when it was stopped is
+    /// [`TransferError::Timeout`]; where another read has the buffers, it is [`TransferError::Lost`].
+    pub async fn read_watched(
+        &self,
+        ops: &[ReadOp<'_>],
+        manner: Manner,
+        watch: Option<&Arc<Watch>>,
+        deadline: Instant,
+    ) -> Vec<Outcome> {
         let parts = ops.iter().map(|op| (op.slot, op.stamp, op.offset, op.targets.as_slice()));
-        let batch = Batch::new(parts, manner.unasked, self.stage());
+        let batch = Batch::new(parts, manner.unasked, self.stage()).watched(watch);
         let outcomes = self.run(&batch, manner.lingers, deadline).await;
         self.count_read(ops, &outcomes, &batch);
         outcomes
@@ -291,41 +239,6 @@ impl Tcp {
     pub async fn write_as(&self, ops: &[WriteOp<'_>], lingers: bool, deadline: Instant) -> Vec<Outcome> {
         let parts = ops.iter().map(|op| (op.slot, op.stamp, op.offset, op.sources.as_slice()));
         let outcomes = self.run(&Batch::new(parts, None, None), lingers, deadline).await;
-        self.counters.tcp.add_written(moved(&outcomes, ops.iter().map(WriteOp::bytes)));
-        outcomes
-    }
-
-    /// Writes, and sends a question behind the bytes, on the same stream: the node hands it on once they are
-    /// where they belong, and answers where it answers questions. Only for what [goes in
-    /// one](Self::goes_in_one); a question that is longer than a request may be is not asked.
-    pub async fn write_and_ask(
-        &self,
-        ops: &[WriteOp<'_>],
-        question: Vec<u8>,
-        lingers: bool,
-        deadline: Instant,
-    ) -> (Vec<Outcome>, Asked) {
-        let parts = ops.iter().map(|op| (op.slot, op.stamp, op.offset, op.sources.as_slice()));
-        let fits = question.len() as u64 <= CHUNK_BYTES_MAX;
-        let batch = Batch::new(parts, None, None).with_question(Some(question).filter(|_| fits));
-        let outcomes = self.run(&batch, lingers, deadline).await;
-        self.counters.tcp.add_written(moved(&outcomes, ops.iter().map(WriteOp::bytes)));
-        (outcomes, batch.asked())
-    }
-
-    /// Reads from a thread that may wait; the runtime connects where that is needed.
-    pub fn read_blocking(&self, ops: &[ReadOp<'_>], deadline: Instant, runtime: &Handle) -> Vec<Outcome> {
-        let parts = ops.iter().map(|op| (op.slot, op.stamp, op.offset, op.targets.as_slice()));
-        let batch = Batch::new(parts, None, self.stage());
-        let outcomes = self.run_blocking(&batch, deadline, runtime);
-        self.count_read(ops, &outcomes, &batch);
-        outcomes
-    }
-
-    /// Writes from a thread that may wait.
-    pub fn write_blocking(&self, ops: &[WriteOp<'_>], deadline: Instant, runtime: &Handle) -> Vec<Outcome> {
-        let parts = ops.iter().map(|op| (op.slot, op.stamp, op.offset, op.sources.as_slice()));
-        let outcomes = self.run_blocking(&Batch::new(parts, None, None), deadline, runtime);
         self.counters.tcp.add_written(moved(&outcomes, ops.iter().map(WriteOp::bytes)));
         outcomes
     }
@@ -484,7 +397,11 @@ impl Cargo for TargetBuf<'_> {
         // In front of many bytes only the header is received: they are to go straight to where they belong.
         let is_small = chunk.len as usize <= SMALL_BYTES_MAX;
         let head = ReplyHead::decode(&line.array(is_small).await?)?;
+        let overtaken = || Broken("another copy was faster".to_owned());
         let data = match (head.kind, &chunk.stage) {
+            (ReplyKind::Staged, Some(_)) if head.status == Status::Ok && !line.may_fill(chunk.op) => {
+                return Err(overtaken());
+            }
             (ReplyKind::Staged, Some(stage)) if head.id == id => {
                 let outcome = collect(line, &head, chunk, stage).await?;
                 return Ok(Heard { outcome, is_staged: true });
@@ -496,6 +413,9 @@ impl Cargo for TargetBuf<'_> {
         }
         if data.len != chunk.len {
             return Err(Broken("it sent another length than was asked for".to_owned()));
+        }
+        if !line.may_fill(chunk.op) {
+            return Err(overtaken());
         }
         let sum = line.fill_hashed(chunk.bufs.iter().copied()).await?;
         let trailer = reply(line, id, ReplyKind::Trailer, true).await?;
@@ -574,6 +494,9 @@ async fn until_settled<B: Cargo>(
     batch: &Batch<B>,
 ) {
     poll_fn(|context| {
+        if batch.is_stopped() {
+            return Poll::Ready(());
+        }
         workers.retain_mut(|worker| worker.as_mut().poll(context).is_pending());
         if workers.is_empty() || batch.is_settled() { Poll::Ready(()) } else { Poll::Pending }
     })

@@ -15,7 +15,7 @@ use std::pin::Pin;
 
 use tokio::time::timeout;
 
-use super::frame::{FrameError, REQUEST_BYTES, ReplyHead, ReplyKind, RequestHead, RequestKind, Status};
+use super::frame::{REQUEST_BYTES, ReplyHead, ReplyKind, RequestHead, RequestKind, Status};
 use super::server::{CHUNK_TIME_MAX, ServeError, Served, Server, next_request};
 use super::stream::Wire;
 use crate::buffer::SourceBuf;
@@ -77,7 +77,6 @@ impl Server {
                         let (kind, status) = (ReplyKind::Written, Status::Stale);
                         served.answer(&ReplyHead { kind, status, id: head.id, len: 0, checksum: 0 });
                     }
-                    RequestKind::Relay => return Err(FrameError::Nonsense.into()),
                     RequestKind::Release => staged.retain(|it| it.place() != (head.slot, head.stamp)),
                     RequestKind::Read | RequestKind::Stage => {
                         // Who lets go of nothing gets no more than that.

@@ -7,12 +7,10 @@
 //!           WRITE (1) is followed by the bytes and their xxh3 u64; READ (2) and READ_UNASKED (3), which
 //!           alone has an epoch that is not zero, by nothing. Of a disk only: STAGE (4) and STAGE_UNASKED
 //!           (5) are reads whose bytes may be left in memory that the reader maps, RELEASE (6) lets go of
-//!           them and is not answered. RELAY (7) is followed by a question to the node, which hands it on
-//!           if all that was written before it is where it belongs; it is answered where questions are
+//!           them and is not answered
 //! reply     kind u32 · status u32 · id u64 · length u64 · xxh3 u64
 //!           WRITTEN (1); DATA (2), if its status is ok, is followed by the bytes and a TRAILER (3);
-//!           STAGED (4): instead of a length and a checksum, the slot and the stamp where the bytes are;
-//!           RELAYED (5), if its status is ok: else nobody was asked
+//!           STAGED (4): instead of a length and a checksum, the slot and the stamp where the bytes are
 //! ```
 //! Requests are answered in the order in which they came. Whatever is not like this ends the connection.
 
@@ -22,7 +20,7 @@ use crate::{CHUNK_BYTES_MAX, REASON_BYTES_MAX, TOKEN_BYTES_MAX};
 /// `TFD1`, in that order.
 pub const DATA_MAGIC: u32 = u32::from_le_bytes(*b"TFD1");
 /// Other versions are refused.
-pub const DATA_VERSION: u32 = 5;
+pub const DATA_VERSION: u32 = 6;
 
 /// Bytes of a hello before its token.
 pub const HELLO_BYTES: usize = 32;
@@ -146,8 +144,6 @@ pub enum RequestKind {
     Stage,
     /// The reader is done with what it was given in that memory: slot and stamp are those of it.
     Release,
-    /// A question follows, about what was written before it.
-    Relay,
 }
 
 /// A request for one range of one slot.
@@ -181,7 +177,6 @@ impl RequestHead {
             (RequestKind::Stage, None) => 4,
             (RequestKind::Stage, Some(_)) => 5,
             (RequestKind::Release, _) => 6,
-            (RequestKind::Relay, _) => 7,
         };
         let head = Builder::default().u32(kind).u32(self.slot).u64(self.id).u64(self.stamp);
         head.u64(self.offset).u64(self.len).u64(self.unasked.unwrap_or(0)).0
@@ -197,7 +192,6 @@ impl RequestHead {
             Some(4) => (RequestKind::Stage, false),
             Some(5) => (RequestKind::Stage, true),
             Some(6) => (RequestKind::Release, false),
-            Some(7) => (RequestKind::Relay, false),
             _ => return Err(FrameError::Nonsense),
         };
         let (kind, is_unasked) = kind;
@@ -226,8 +220,6 @@ pub enum ReplyKind {
     Trailer,
     /// A read whose bytes lie in memory that the reader maps, until it lets go of them.
     Staged,
-    /// A question, which is handed on or not.
-    Relayed,
 }
 
 /// How it went.
@@ -269,7 +261,6 @@ impl ReplyHead {
             ReplyKind::Data => 2,
             ReplyKind::Trailer => 3,
             ReplyKind::Staged => 4,
-            ReplyKind::Relayed => 5,
         };
         let status = match self.status {
             Status::Ok => 0,
@@ -289,7 +280,6 @@ impl ReplyHead {
             Some(2) => ReplyKind::Data,
             Some(3) => ReplyKind::Trailer,
             Some(4) => ReplyKind::Staged,
-            Some(5) => ReplyKind::Relayed,
             _ => return Err(FrameError::Nonsense),
         };
         let status = match fields.u32() {
@@ -341,15 +331,12 @@ mod tests {
             (RequestKind::Stage, None),
             (RequestKind::Stage, Some(7)),
             (RequestKind::Release, None),
-            (RequestKind::Relay, None),
         ] {
             let len = CHUNK_BYTES_MAX;
             let head = RequestHead { kind, slot: 1, id: 2, stamp: 3, offset: 4, len, unasked };
             assert_eq!(RequestHead::decode(head.encode().first_chunk().unwrap()), Ok(head));
         }
-        for kind in
-            [ReplyKind::Written, ReplyKind::Data, ReplyKind::Trailer, ReplyKind::Staged, ReplyKind::Relayed]
-        {
+        for kind in [ReplyKind::Written, ReplyKind::Data, ReplyKind::Trailer, ReplyKind::Staged] {
             for status in
                 [Status::Ok, Status::Stale, Status::BadChecksum, Status::OutOfRange, Status::Unreadable]
             {

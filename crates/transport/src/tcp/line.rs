@@ -8,16 +8,20 @@
 use std::future::poll_fn;
 use std::io;
 use std::pin::Pin;
+use std::sync::Arc;
 
 use super::stream::{Waits, Wire, send_all};
 use crate::buffer::{Run, SourceBuf, TargetBuf};
 use crate::checksum::Checksum;
 use crate::copy;
+use crate::watch::Watch;
 
 /// How much is read ahead, where what comes is small.
 pub(super) const AHEAD_BYTES: usize = 64 << 10;
 /// The same behind a transfer that is not: enough for a few headers. The next one is large too, mostly.
 const BEHIND_LARGE_BYTES: usize = 2 << 10;
+/// How much is read ahead from a peer that has not proven yet who it is: enough for any hello.
+const UNPROVEN_BYTES: usize = 512;
 /// Transfers up to this size are worth a copy, to save a call.
 pub(super) const SMALL_BYTES_MAX: usize = 16 << 10;
 /// How much of a large transfer is sent or received at a time: what is hashed before or after that is in the
@@ -37,12 +41,38 @@ pub(super) struct Line<W> {
     /// How much more is read than was asked for.
     greed: usize,
     hash: Box<Checksum>,
+    /// Is told of everything that is received.
+    watch: Option<Arc<Watch>>,
 }
 
 impl<W: Wire> Line<W> {
     pub(super) fn new(wire: W) -> Self {
-        let ahead = vec![0; AHEAD_BYTES].into_boxed_slice();
-        Self { wire, ahead, start: 0, end: 0, greed: AHEAD_BYTES, hash: Box::default() }
+        let mut line = Self::unproven(wire);
+        line.proven();
+        line
+    }
+
+    /// A line with a small buffer, for a peer that has not proven yet who it is.
+    pub(super) fn unproven(wire: W) -> Self {
+        let ahead = vec![0; UNPROVEN_BYTES].into_boxed_slice();
+        Self { wire, ahead, start: 0, end: 0, greed: UNPROVEN_BYTES, hash: Box::default(), watch: None }
+    }
+
+    /// Reads far ahead from now on.
+    pub(super) fn proven(&mut self) {
+        let mut ahead = vec![0; AHEAD_BYTES];
+        let read = self.ahead.get(self.start..self.end).unwrap_or_default();
+        for (to, from) in ahead.iter_mut().zip(read) {
+            *to = *from;
+        }
+        (self.start, self.end) = (0, self.end - self.start);
+        (self.ahead, self.greed) = (ahead.into_boxed_slice(), AHEAD_BYTES);
+    }
+
+    /// The bytes of its buffer.
+    #[cfg(test)]
+    pub(super) fn buffer_bytes(&self) -> usize {
+        self.ahead.len()
     }
 
     /// Nothing has come in that nobody asked for, and the other end is there.
@@ -53,6 +83,16 @@ impl<W: Wire> Line<W> {
     /// See [`Wire::wait`].
     pub(super) fn wait(&mut self, how: Waits) -> bool {
         self.wire.wait(how)
+    }
+
+    /// From now on, or no longer, that is told of everything that is received.
+    pub(super) fn set_watch(&mut self, watch: Option<Arc<Watch>>) {
+        self.watch = watch;
+    }
+
+    /// Whether what comes next may go into the buffers of that operation.
+    pub(super) fn may_fill(&self, op: usize) -> bool {
+        self.watch.as_ref().is_none_or(|watch| watch.may_fill(op))
     }
 
     /// How many bytes were read ahead.
@@ -86,6 +126,7 @@ impl<W: Wire> Line<W> {
             let room = self.ahead.get_mut(self.end..).unwrap_or_default();
             let (room, _) = TargetBuf::from(room).split_at(most);
             self.end += receive_some(&mut self.wire, &[room]).await?;
+            self.arrived();
         }
     }
 
@@ -156,6 +197,7 @@ impl<W: Wire> Line<W> {
                 next.push(behind);
             }
             let received = receive_some(&mut self.wire, &next).await?;
+            self.arrived();
             let taken = received.min(wanted);
             let parts = run.take(taken as u64);
             if is_hashed {
@@ -165,6 +207,10 @@ impl<W: Wire> Line<W> {
             self.end = received - taken;
         }
         Ok(())
+    }
+
+    fn arrived(&self) {
+        self.watch.iter().for_each(|watch| watch.arrived());
     }
 
     fn make_room(&mut self) {
@@ -216,6 +262,18 @@ mod tests {
         fn is_quiet(&self) -> bool {
             self.0.is_empty()
         }
+    }
+
+    #[tokio::test]
+    async fn bytes_read_ahead_survive_the_larger_buffer() {
+        let mut line = Line::unproven(Arrived([&[7; 40][..], b"token", b"requests"].concat()));
+        assert_eq!(line.buffer_bytes(), UNPROVEN_BYTES);
+        assert_eq!(line.array::<40>(false).await.unwrap(), [7; 40]);
+        assert_eq!(line.vec(5).await.unwrap(), b"token");
+        assert_eq!(line.ahead_bytes(), 8);
+        line.proven();
+        assert_eq!(line.buffer_bytes(), AHEAD_BYTES);
+        assert_eq!(&line.array::<8>(true).await.unwrap(), b"requests");
     }
 
     #[tokio::test]

@@ -24,9 +24,8 @@ mod server;
 pub mod stream;
 mod sums;
 
-pub use batch::Asked;
 pub use client::{Manner, Tcp};
 pub use fetched::{Bytes, Fetch, Fetched, Staged, Unfetched};
 pub use pool::{Connect, Connecting, Identity, STREAMS_MAX, TcpConnect};
-pub use server::{Authorise, Hello, Keeper, ServeError, Server};
+pub use server::{Authorise, Hello, Keeper, PENDING_MAX, ServeError, Server};
 pub use stream::{Waits, Wire};

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
@@ -20,11 +21,14 @@ use super::stream::Wire;
 use super::sums::Sums;
 use crate::buffer::{Run, SourceBuf, TargetBuf};
 use crate::checksum::checksum;
+use crate::pending::Pending;
 use crate::segment::NodeMemory;
 use crate::{CHUNK_BYTES_MAX, Counters, Extent, copy, fetch};
 
 /// The most connections to one data socket.
 const CONNECTIONS_MAX: usize = 4096;
+/// The most connections at a time that have not proven yet that they may be served; one more ends the oldest.
+pub const PENDING_MAX: usize = 256;
 /// How long a client may take to say who it is.
 const HELLO_TIME_MAX: Duration = Duration::from_secs(10);
 /// How long the bytes of one chunk may take. A client that is slower loses its connection, so that it cannot
@@ -76,13 +80,6 @@ pub trait Keeper: Send + Sync {
         false
     }
 
-    /// A question of a client's, about what it has written: whether it is handed on. It is answered where
-    /// the client's questions are.
-    fn relay(&self, client: u64, question: &[u8]) -> bool {
-        let _none = (client, question);
-        false
-    }
-
     /// A client has opened its first connection.
     fn opened(&self, client: u64);
 
@@ -117,6 +114,9 @@ pub enum ServeError {
     /// The client was not let in.
     #[error("the client was refused: {0}")]
     Refused(String),
+    /// Newer connections took its place before it said who it is.
+    #[error("too many connections did not say who they are, and this was the oldest")]
+    Crowded,
 }
 
 /// Moves bytes between a node's memory and the clients on its data socket.
@@ -126,6 +126,7 @@ pub struct Server {
     authorise: Authorise,
     pub(super) counters: Arc<Counters>,
     sums: Sums,
+    pending: Arc<Pending>,
     /// How many connections each client has.
     open: Mutex<BTreeMap<u64, usize>>,
 }
@@ -138,8 +139,6 @@ pub(super) struct Served<W> {
     /// afterwards.
     answers: Vec<u8>,
     discard: Vec<u8>,
-    /// Bytes were not written although there was room for them: nobody is to be asked about them.
-    is_damaged: bool,
 }
 
 impl Server {
@@ -151,8 +150,8 @@ impl Server {
         authorise: Authorise,
         counters: Arc<Counters>,
     ) -> Arc<Self> {
-        let (sums, open) = (Sums::default(), Mutex::default());
-        Arc::new(Self { memory, keeper, authorise, counters, sums, open })
+        let (sums, open, pending) = (Sums::default(), Mutex::default(), Pending::new(PENDING_MAX));
+        Arc::new(Self { memory, keeper, authorise, counters, sums, pending, open })
     }
 
     /// Serves until it is dropped; that ends every connection.
@@ -185,12 +184,18 @@ impl Server {
 
     /// Serves one connection to its end.
     pub async fn serve(&self, wire: impl Wire, is_full: bool) -> Result<(), ServeError> {
-        let mut line = Line::new(wire);
-        let HelloHead { client, segment, .. } =
-            timeout(HELLO_TIME_MAX, self.welcome(&mut line, is_full)).await??;
+        let mut line = Line::unproven(wire);
+        let cut = Arc::new(Notify::new());
+        let pending = self.pending.enter(&cut);
+        let HelloHead { client, segment, .. } = tokio::select! {
+            biased;
+            () = cut.notified() => return Err(ServeError::Crowded),
+            welcomed = timeout(HELLO_TIME_MAX, self.welcome(&mut line, is_full)) => welcomed??,
+        };
+        drop(pending);
+        line.proven();
         let _open = self.open(client);
-        let mut served =
-            Served { line, client, answers: Vec::new(), discard: vec![0; DISCARD_BYTES], is_damaged: false };
+        let mut served = Served { line, client, answers: Vec::new(), discard: vec![0; DISCARD_BYTES] };
         if segment != self.memory.geometry().segment {
             return self.serve_disk(&mut served, segment).await;
         }
@@ -206,7 +211,6 @@ impl Server {
                     self.send_small(&mut served, &head);
                 }
                 RequestKind::Read => self.send(&mut served, &head).await?,
-                RequestKind::Relay => self.relay(&mut served, &head).await?,
                 // Memory is mapped as it is, or not at all.
                 RequestKind::Stage | RequestKind::Release => return Err(FrameError::Nonsense.into()),
             }
@@ -270,7 +274,6 @@ impl Server {
                 None => {
                     tracing::error!(?head, ?extents, "the keeper gave extents that are not the range");
                     served.skip(head.len).await?;
-                    served.is_damaged = true;
                     Status::Stale
                 }
             }
@@ -281,19 +284,7 @@ impl Server {
         if status == Status::Ok {
             self.counters.served.add_written(head.len);
         }
-        // What is stale is no reservation any more, which who is asked about it knows.
-        served.is_damaged |= !matches!(status, Status::Ok | Status::Stale);
         served.answer(&ReplyHead { kind: ReplyKind::Written, status, id: head.id, len: 0, checksum: 0 });
-        Ok(())
-    }
-
-    /// Hands on a question about what was written before it.
-    async fn relay<W: Wire>(&self, served: &mut Served<W>, head: &RequestHead) -> Result<(), ServeError> {
-        let len = usize::try_from(head.len).map_err(|_| FrameError::Length)?;
-        let question = timeout(CHUNK_TIME_MAX, served.line.vec(len)).await??;
-        let is_handed_on = !served.is_damaged && self.keeper.relay(served.client, &question);
-        let status = if is_handed_on { Status::Ok } else { Status::Stale };
-        served.answer(&ReplyHead { kind: ReplyKind::Relayed, status, id: head.id, len: 0, checksum: 0 });
         Ok(())
     }
 

@@ -54,8 +54,6 @@ pub trait Wire: Send + Sync + Unpin {
 pub enum Waits {
     /// As a task does: the runtime says when to try again.
     InTask,
-    /// In the thread that polls, until this moment at the latest.
-    InThread(Instant),
     /// In the thread that polls until this moment, and then as a task.
     ThreadFirst(Instant),
 }
@@ -96,7 +94,6 @@ impl Socket {
     fn here(&mut self, try_it: impl FnMut(&OwnedFd) -> io::Result<usize>) -> Option<io::Result<usize>> {
         match self.waits {
             Waits::InTask => None,
-            Waits::InThread(until) => Some(self.in_thread(until, try_it)),
             Waits::ThreadFirst(until) => {
                 let moved = self.in_thread(until, try_it);
                 let is_late = moved.as_ref().is_err_and(|it| it.kind() == io::ErrorKind::TimedOut);
@@ -331,10 +328,5 @@ mod tests {
             assert_eq!(receiving.await.unwrap(), 4);
             assert_eq!(&found, b"late");
         }
-        assert!(near.wait(Waits::InThread(Instant::now())));
-        let mut found = [0; 4];
-        let targets = [TargetBuf::from(&mut found[..])];
-        let late = poll_fn(|context| Pin::new(&mut near).poll_receive(context, &targets)).await;
-        assert_eq!(late.map_err(|it| it.kind()), Err(io::ErrorKind::TimedOut));
     }
 }

@@ -8,13 +8,15 @@
 //! for.
 //! **Invariant:** what an end says of its oldest object is so.
 
+use std::collections::BTreeSet;
+
 use super::{Catalog, NIL, NamespaceIndex, NodeIndex, Object, ObjectIndex, Slab};
 use crate::Tick;
 
 /// The lines that the replicas of one namespace hang in on one node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Line {
-    /// Nobody has leased them since they were put or last used.
+    /// Read since they were put, and not leased since their last use.
     Idle = 0,
     /// Leased, so in the order in which leases run out.
     Leased = 1,
@@ -34,14 +36,50 @@ pub(super) enum Line {
     ShelvedSoftLeased = 8,
     /// Copies on disks, which choose themselves what leaves, and those that cannot be read yet.
     Aside = 9,
+    /// Copies that a disk is reading, whatever else is true of them but a hard pin: to take them away makes
+    /// no memory available before the disk has read them.
+    Demoting = 10,
+    /// As `Idle`, but only written and never read.
+    Unread = 11,
+    /// As `Unread`, with a copy on a disk.
+    ShelvedUnread = 12,
 }
 
-const LINE_COUNT: usize = 10;
+const LINE_COUNT: usize = 13;
 /// The lines of copies in memory that are also on a disk.
-const SHELVED: [Line; 4] =
-    [Line::ShelvedIdle, Line::ShelvedLeased, Line::ShelvedSoftIdle, Line::ShelvedSoftLeased];
+const SHELVED: [Line; 5] = [
+    Line::ShelvedIdle,
+    Line::ShelvedLeased,
+    Line::ShelvedSoftIdle,
+    Line::ShelvedSoftLeased,
+    Line::ShelvedUnread,
+];
 /// The lines of copies that may have to go to a disk, the hard-pinned ones last.
-const UNSHELVED: [Line; 5] = [Line::Idle, Line::Leased, Line::SoftIdle, Line::SoftLeased, Line::Pinned];
+const UNSHELVED: [Line; 6] =
+    [Line::Idle, Line::Leased, Line::Unread, Line::SoftIdle, Line::SoftLeased, Line::Pinned];
+/// The lines of copies whose objects were read: they are cold after a while.
+const READ: [Line; 4] = [Line::Idle, Line::Leased, Line::ShelvedIdle, Line::ShelvedLeased];
+
+/// The lines that eviction may take from, and those of them with leases and with soft pins.
+const EVICTABLE: [Line; 10] = [
+    Line::Idle,
+    Line::Unread,
+    Line::Leased,
+    Line::SoftIdle,
+    Line::SoftLeased,
+    Line::ShelvedIdle,
+    Line::ShelvedUnread,
+    Line::ShelvedLeased,
+    Line::ShelvedSoftIdle,
+    Line::ShelvedSoftLeased,
+];
+/// See [`EVICTABLE`].
+const LEASED: [Line; 4] = [Line::Leased, Line::SoftLeased, Line::ShelvedLeased, Line::ShelvedSoftLeased];
+/// See [`EVICTABLE`].
+const SOFT: [Line; 4] = [Line::SoftIdle, Line::SoftLeased, Line::ShelvedSoftIdle, Line::ShelvedSoftLeased];
+
+/// How many objects of a line are looked at behind one whose lease keeps it.
+const HIDDEN_SCAN_MAX: usize = 256;
 
 /// The ends of a line.
 #[derive(Clone, Copy, Debug)]
@@ -52,9 +90,11 @@ struct Ends {
     touched: Tick,
     /// Until when the oldest is leased.
     lease_until: Tick,
+    /// The memory of all copies in the line.
+    bytes: u64,
 }
 
-const NOBODY: Ends = Ends { oldest: NIL, newest: NIL, touched: Tick(0), lease_until: Tick(0) };
+const NOBODY: Ends = Ends { oldest: NIL, newest: NIL, touched: Tick(0), lease_until: Tick(0), bytes: 0 };
 
 /// What eviction may take.
 #[derive(Clone, Copy, Debug, Default)]
@@ -62,6 +102,8 @@ pub(in crate::master) struct Eviction {
     pub(in crate::master) soft_pinned_too: bool,
     /// Only what has a copy on a disk.
     pub(in crate::master) shelved_only: bool,
+    /// Also, if there is nothing else, what a disk is reading: that ends its charge, not its use of memory.
+    pub(in crate::master) demoting_too: bool,
     /// Only when sabotaged.
     pub(in crate::master) even_pinned: bool,
 }
@@ -72,6 +114,17 @@ pub(super) struct Lines {
     nodes: Vec<Vec<[Ends; LINE_COUNT]>>,
     /// By node, the room of what may leave at once because a disk has it, too.
     shelved: Vec<u64>,
+    /// By node, the part of it that was never read.
+    unread: Vec<u64>,
+}
+
+/// Where something is to make way.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::master) enum Scope {
+    /// In the memory of a node.
+    Node(NodeIndex),
+    /// In the quota of a namespace.
+    Namespace(NamespaceIndex),
 }
 
 impl Lines {
@@ -97,17 +150,27 @@ impl Lines {
         &mut of_node[namespace][line as usize]
     }
 
-    /// Hangs every replica of an object at the recent end of its rightful line.
+    /// Hangs every replica of an object at the recent end of its rightful line, or at the other one if it was
+    /// unused for longer than all others there: it left the line for a while, and comes back to its place.
     pub(super) fn enlist(&mut self, objects: &mut Slab<Object>, index: ObjectIndex) {
         let Some(object) = objects.get(index.0) else { return };
-        let (namespace, room) = (object.namespace(), object.room_of_one());
-        let in_memory = object.line_in_memory();
+        let (namespace, room, touched) = (object.namespace(), object.room_of_one(), object.touched());
         let mut at = 0;
-        while let Some(replica) = objects.get_mut(index.0).and_then(|it| it.replica_mut(at)) {
+        while let Some(line) = objects.get(index.0).and_then(|it| Some(it.rightful_line(it.replica(at)?))) {
+            let Some(replica) = objects.get_mut(index.0).and_then(|it| it.replica_mut(at)) else { return };
             let node = replica.node;
-            let line = if replica.is_in_memory() { in_memory } else { Line::Aside };
             self.count(node, line, room, u64::wrapping_add);
             let ends = self.ends(node, namespace, line);
+            ends.bytes = ends.bytes.wrapping_add(room);
+            at += 1;
+            if ends.oldest != NIL && touched < ends.touched {
+                (replica.older, replica.newer, replica.line) = (NIL, ends.oldest, line);
+                if let Some(other) = objects.get_mut(ends.oldest).and_then(|it| it.on_mut(node)) {
+                    other.older = index.0;
+                }
+                ends.set_oldest(objects, index.0);
+                continue;
+            }
             let newest = std::mem::replace(&mut ends.newest, index.0);
             (replica.older, replica.newer, replica.line) = (newest, NIL, line);
             if newest == NIL {
@@ -115,7 +178,6 @@ impl Lines {
             } else if let Some(other) = objects.get_mut(newest).and_then(|it| it.on_mut(node)) {
                 other.newer = index.0;
             }
-            at += 1;
         }
     }
 
@@ -127,6 +189,7 @@ impl Lines {
             let (namespace, room) = (object.namespace(), object.room_of_one());
             self.count(node, line, room, u64::wrapping_sub);
             let ends = self.ends(node, namespace, line);
+            ends.bytes = ends.bytes.wrapping_sub(room);
             match objects.get_mut(newer).and_then(|it| it.on_mut(node)) {
                 Some(other) => other.older = older,
                 None => ends.newest = older,
@@ -157,8 +220,11 @@ impl Lines {
             let node = node.0 as usize;
             if self.shelved.len() <= node {
                 self.shelved.resize(node + 1, 0);
+                self.unread.resize(node + 1, 0);
             }
             self.shelved.get_mut(node).into_iter().for_each(|it| *it = change(*it, room));
+            let unread = self.unread.get_mut(node).filter(|_| line == Line::ShelvedUnread);
+            unread.into_iter().for_each(|it| *it = change(*it, room));
         }
     }
 }
@@ -184,13 +250,16 @@ fn victim<'a>(
         let may_go = heads.filter(|it| it.oldest != NIL && it.lease_until <= now);
         may_go.map(|it| (it.touched, it.oldest)).min()
     };
-    let plain = [Line::ShelvedIdle, Line::ShelvedLeased, Line::Idle, Line::Leased];
+    let plain =
+        [Line::ShelvedIdle, Line::ShelvedLeased, Line::ShelvedUnread, Line::Idle, Line::Leased, Line::Unread];
     let soft = [Line::ShelvedSoftIdle, Line::ShelvedSoftLeased, Line::SoftIdle, Line::SoftLeased];
-    let some = |lines: &[Line; 4]| {
-        if rules.shelved_only { oldest(lines.get(..2).unwrap_or(lines)) } else { oldest(lines) }
+    let some = |lines: &[Line]| {
+        let shelved = lines.get(..lines.len() / 2).unwrap_or(lines);
+        oldest(if rules.shelved_only { shelved } else { lines })
     };
     some(&plain)
         .or_else(|| some(&soft).filter(|_| rules.soft_pinned_too))
+        .or_else(|| oldest(&[Line::Demoting]).filter(|_| rules.demoting_too && !rules.shelved_only))
         .or_else(|| oldest(&[Line::Pinned]).filter(|_| rules.even_pinned && !rules.shelved_only))
         .map(|(_, index)| ObjectIndex(index))
 }
@@ -203,7 +272,74 @@ impl Catalog {
         now: Tick,
         rules: Eviction,
     ) -> Option<ObjectIndex> {
-        victim(self.lines.of_node(node), now, rules)
+        victim(self.lines.of_node(node), now, rules).or_else(|| self.hidden_victim(node, now, rules))
+    }
+
+    /// The next object to leave a node where the oldest of every line is leased. Objects that were used since
+    /// without a lease stand behind those with a longer one, so the first few of each line are looked at.
+    fn hidden_victim(&self, node: NodeIndex, now: Tick, rules: Eviction) -> Option<ObjectIndex> {
+        let lines = [Line::ShelvedLeased, Line::Leased, Line::ShelvedSoftLeased, Line::SoftLeased];
+        let is_allowed = |line: &Line| {
+            (rules.soft_pinned_too || !matches!(line, Line::SoftLeased | Line::ShelvedSoftLeased))
+                && (!rules.shelved_only || SHELVED.contains(line))
+        };
+        let mut best: Option<(Tick, u32)> = None;
+        for ends in self.lines.of_node(node) {
+            for line in lines.into_iter().filter(is_allowed) {
+                let mut next = ends.get(line as usize).map_or(NIL, |it| it.oldest);
+                let mut left = HIDDEN_SCAN_MAX;
+                while let Some(object) = self.objects.get(next).filter(|_| left > 0) {
+                    let found = (object.touched(), next);
+                    if object.lease_until() <= now && best.is_none_or(|best| found < best) {
+                        best = Some(found);
+                    }
+                    next = object.on(node).map_or(NIL, |it| it.newer);
+                    left -= 1;
+                }
+            }
+        }
+        best.map(|(_, index)| ObjectIndex(index))
+    }
+
+    /// How many bytes eviction could free, or a little more than that.
+    pub(in crate::master) fn evictable(&self, scope: Scope, now: Tick, rules: Eviction) -> u64 {
+        let is_allowed = |line: &&Line| {
+            (rules.soft_pinned_too || !SOFT.contains(line)) && (!rules.shelved_only || SHELVED.contains(line))
+        };
+        let lines = || EVICTABLE.iter().filter(is_allowed);
+        let of_node = |node: NodeIndex, ends: &[Ends; LINE_COUNT]| {
+            let bytes = lines().filter_map(|&line| {
+                let ends = ends.get(line as usize)?;
+                Some(if LEASED.contains(&line) { self.unleased_bytes(node, ends, now) } else { ends.bytes })
+            });
+            bytes.fold(0, u64::saturating_add)
+        };
+        match scope {
+            Scope::Node(node) => {
+                self.lines.of_node(node).map(|ends| of_node(node, ends)).fold(0, u64::saturating_add)
+            }
+            Scope::Namespace(namespace) => {
+                let nodes = self.lines.nodes.iter().enumerate();
+                let ends = nodes.filter_map(|(node, it)| Some((node, it.get(namespace.0 as usize)?)));
+                ends.map(|(node, ends)| of_node(NodeIndex(node as u16), ends)).fold(0, u64::saturating_add)
+            }
+        }
+    }
+
+    /// The bytes of a line's objects whose leases have ended. Leases end in the order of the line, but for a
+    /// few objects near its front: behind one that is leased, no more is looked at than eviction would.
+    fn unleased_bytes(&self, node: NodeIndex, ends: &Ends, now: Tick) -> u64 {
+        let (mut sum, mut rest, mut next) = (0_u64, ends.bytes, ends.oldest);
+        let mut is_leased = false;
+        for _ in 0..HIDDEN_SCAN_MAX {
+            let Some(object) = self.objects.get(next) else { return sum };
+            let bytes = object.room_of_one();
+            rest = rest.saturating_sub(bytes);
+            is_leased = object.lease_until() > now;
+            sum = sum.saturating_add(if is_leased { 0 } else { bytes });
+            next = object.on(node).map_or(NIL, |it| it.newer);
+        }
+        if is_leased { sum } else { sum.saturating_add(rest) }
     }
 
     /// The next object of one namespace to leave any node.
@@ -219,6 +355,76 @@ impl Catalog {
     /// The room of what could leave a node at once, because a disk has it, too.
     pub(in crate::master) fn shelved_room(&self, node: NodeIndex) -> u64 {
         self.lines.shelved.get(node.0 as usize).copied().unwrap_or(0)
+    }
+
+    /// The memory of those of them that were never read.
+    pub(in crate::master) fn shelved_unread_room(&self, node: NodeIndex) -> u64 {
+        self.lines.unread.get(node.0 as usize).copied().unwrap_or(0)
+    }
+
+    /// Objects that are on a disk, too, and whose memory, `need` bytes or more, is better used for what comes
+    /// back: first those that were never read, then those that were not read for a while. The longest unused
+    /// first; nothing that is leased or has a soft pin, and nothing that was read or promoted after `since`,
+    /// or at that moment and is spared. `None` if they are not enough.
+    pub(in crate::master) fn cold_victims(
+        &self,
+        scope: Scope,
+        (since, now): (Tick, Tick),
+        (unread_ms, read_ms): (u64, u64),
+        need: u64,
+        is_spared: impl Fn(ObjectIndex) -> bool,
+    ) -> Option<Vec<ObjectIndex>> {
+        let (mut found, mut seen, mut sum) = (Vec::new(), BTreeSet::new(), 0);
+        for (lines, warm_ms, last) in [
+            (&[Line::ShelvedUnread][..], unread_ms, Tick(u64::MAX)),
+            (&[Line::ShelvedIdle, Line::ShelvedLeased], read_ms, since),
+        ] {
+            let mut next = self.heads(scope, lines);
+            while sum < need {
+                let touched = |at: &(NodeIndex, u32)| self.objects.get(at.1).map(Object::touched);
+                let oldest = next.iter().enumerate().filter_map(|(at, it)| Some((touched(it)?, at))).min();
+                let Some((_, at)) = oldest else { break };
+                let (node, index) = next.swap_remove(at);
+                let Some(object) = self.objects.get(index) else { continue };
+                // What follows in the same line was used later.
+                let is_warm = warm_ms > 0 && object.touched().after(warm_ms) > now;
+                if object.leased(now) || is_warm || object.touched() > last {
+                    continue;
+                }
+                let is_spared = object.touched() == last && is_spared(ObjectIndex(index));
+                if !is_spared && seen.insert(index) {
+                    sum += object.room_of_one();
+                    found.push(ObjectIndex(index));
+                }
+                next.extend(object.on(node).map(|it| (node, it.newer)).filter(|it| it.1 != NIL));
+            }
+        }
+        (sum >= need).then_some(found)
+    }
+
+    /// The longest unused of each of these lines.
+    fn heads(&self, scope: Scope, lines: &[Line]) -> Vec<(NodeIndex, u32)> {
+        let nodes = self.lines.nodes.iter().enumerate().map(|(at, it)| (NodeIndex(at as u16), it));
+        let mut heads = Vec::new();
+        for (node, namespaces) in nodes {
+            for (at, ends) in namespaces.iter().enumerate() {
+                let is_wanted = match scope {
+                    Scope::Node(wanted) => wanted == node,
+                    Scope::Namespace(wanted) => wanted == NamespaceIndex(at as u32),
+                };
+                let of = lines.iter().filter_map(|line| ends.get(*line as usize)).filter(|_| is_wanted);
+                heads.extend(of.filter(|it| it.oldest != NIL).map(|it| (node, it.oldest)));
+            }
+        }
+        heads
+    }
+
+    /// When the next object on a node that was read is cold, or its lease has ended, as far as the
+    /// longest unused of each line tell.
+    pub(in crate::master) fn next_cold(&self, node: NodeIndex, now: Tick, warm_ms: u64) -> Option<Tick> {
+        let heads = self.lines.of_node(node).flat_map(|it| READ.map(|line| it.get(line as usize)));
+        let held = heads.flatten().filter(|it| it.oldest != NIL);
+        held.map(|it| it.touched.after(warm_ms).max(it.lease_until)).filter(|at| *at > now).min()
     }
 
     /// The object on a node that was unused for longest and is not on a disk, of those that are wanted there.

@@ -18,7 +18,7 @@ mod tests;
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
-pub(super) use lines::Eviction;
+pub(super) use lines::{Eviction, Scope};
 use lines::{Line, Lines};
 pub(super) use object::Object;
 use object::Replica;
@@ -261,22 +261,31 @@ impl Catalog {
         }
     }
 
-    /// Counts uses by a client, of as many objects as were found together.
+    /// Counts uses by a client, of as many objects as were found together; who has read them, if that is what
+    /// they were used for.
     pub(super) fn touch_all(
         &mut self,
         found: &[Option<ObjectIndex>],
         now: Tick,
         lease_until: Option<Tick>,
-        reader: LabelIndex,
+        reader: Option<LabelIndex>,
     ) {
         if found.len() >= FEW {
             std::hint::black_box(self.warm_neighbours(found.iter().flatten().copied()));
         }
         for &index in found.iter().flatten() {
-            self.touch(index, now, lease_until);
-            if let Some(object) = self.objects.get_mut(index.0) {
+            if let Some((object, reader)) = self.objects.get_mut(index.0).zip(reader) {
                 object.read_by(reader);
             }
+            self.touch(index, now, lease_until);
+        }
+    }
+
+    /// Ends what keeps an object from eviction until then, so that it is leased as it was before.
+    pub(super) fn end_protection(&mut self, index: ObjectIndex, before: Tick, until: Tick) {
+        let object = self.objects.get_mut(index.0).filter(|it| it.lease_until() <= until);
+        if object.map(|it| it.lease_again(before)).is_some() {
+            self.relist(index);
         }
     }
 
@@ -336,6 +345,13 @@ impl Catalog {
     /// Adds a copy that is being written: nobody reads it, but it is taken away with the others.
     pub(super) fn add_pending(&mut self, index: ObjectIndex, node: NodeIndex, hold: Hold) {
         self.change_replicas(index, |object| object.add(Replica::pending((node, hold))));
+    }
+
+    /// A disk begins to read the copy in the memory of that node, or has ended to.
+    pub(super) fn set_demoting(&mut self, index: ObjectIndex, node: NodeIndex, demoting: bool) {
+        if self.get(index).is_some_and(|it| it.is_demoting(node) != demoting) {
+            self.change_replicas(index, |object| object.set_demoting(node, demoting));
+        }
     }
 
     /// A copy that was being written can be read from now on; `false` if there is none such.

@@ -28,8 +28,19 @@ pub(super) struct Replica {
     pub(super) newer: u32,
     pub(super) node: NodeIndex,
     pub(super) line: Line,
+    state: CopyState,
+}
+
+/// What is being done with one copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum CopyState {
+    /// Nothing: it can be read.
+    Complete,
     /// It is being written, and cannot be read yet. But it must be taken away with the others.
-    pending: bool,
+    Pending,
+    /// It can be read, and a disk is reading it: its memory cannot be used for anything else before that
+    /// ends, even if the object is taken away.
+    Demoting,
 }
 
 impl Replica {
@@ -41,12 +52,12 @@ impl Replica {
             newer: NIL,
             node,
             line: Line::Idle,
-            pending: false,
+            state: CopyState::Complete,
         }
     }
 
     pub(super) fn pending((node, hold): (NodeIndex, Hold)) -> Self {
-        Self { pending: true, ..Self::new((node, hold)) }
+        Self { state: CopyState::Pending, ..Self::new((node, hold)) }
     }
 
     fn hold(&self) -> Hold {
@@ -54,11 +65,15 @@ impl Replica {
     }
 
     pub(super) fn is_in_memory(&self) -> bool {
-        !self.hold().is_on_disk() && !self.pending
+        !self.hold().is_on_disk() && !self.is_pending()
+    }
+
+    fn is_pending(&self) -> bool {
+        self.state == CopyState::Pending
     }
 
     fn is_shelved(&self) -> bool {
-        self.hold().is_on_disk() && !self.pending
+        self.hold().is_on_disk() && !self.is_pending()
     }
 }
 
@@ -162,7 +177,7 @@ impl Object {
     }
 
     /// What one copy takes up.
-    pub(super) fn room_of_one(&self) -> u64 {
+    pub(in crate::master) fn room_of_one(&self) -> u64 {
         room_for(self.len).unwrap_or(0)
     }
 
@@ -190,7 +205,7 @@ impl Object {
 
     /// Where it is, or may turn out to be: a disk that it is on its way to may have it already.
     pub(in crate::master) fn homes(&self) -> impl Iterator<Item = NodeIndex> + '_ {
-        self.all().filter(|it| !it.pending || it.hold().is_on_disk()).map(|it| it.node)
+        self.all().filter(|it| !it.is_pending() || it.hold().is_on_disk()).map(|it| it.node)
     }
 
     /// The copies in memory that can be read.
@@ -210,12 +225,12 @@ impl Object {
 
     /// Whether a copy is only being written.
     pub(in crate::master) fn is_pending(&self, node: NodeIndex) -> bool {
-        self.on(node).is_some_and(|it| it.pending)
+        self.on(node).is_some_and(Replica::is_pending)
     }
 
     /// The disks that it is on, or on its way to, and whether it is only on its way.
     pub(in crate::master) fn on_disks(&self) -> impl Iterator<Item = (NodeIndex, bool)> + '_ {
-        self.all().filter(|it| it.hold().is_on_disk()).map(|it| (it.node, it.pending))
+        self.all().filter(|it| it.hold().is_on_disk()).map(|it| (it.node, it.is_pending()))
     }
 
     /// The replicas, the first one first.
@@ -261,8 +276,20 @@ impl Object {
 
     /// A copy that was being written can be read from now on; `false` if there is none such.
     pub(super) fn complete(&mut self, node: NodeIndex, hold: Hold) -> bool {
-        let replica = self.on_mut(node).filter(|it| it.pending && it.hold() == hold);
-        replica.map(|it| it.pending = false).is_some()
+        let replica = self.on_mut(node).filter(|it| it.is_pending() && it.hold() == hold);
+        replica.map(|it| it.state = CopyState::Complete).is_some()
+    }
+
+    /// Whether a disk is reading the copy in the memory of that node.
+    pub(in crate::master) fn is_demoting(&self, node: NodeIndex) -> bool {
+        self.on(node).is_some_and(|it| it.state == CopyState::Demoting)
+    }
+
+    /// A disk begins to read the copy in the memory of that node, or has ended to.
+    pub(super) fn set_demoting(&mut self, node: NodeIndex, demoting: bool) {
+        if let Some(replica) = self.on_mut(node).filter(|it| it.is_in_memory()) {
+            replica.state = if demoting { CopyState::Demoting } else { CopyState::Complete };
+        }
     }
 
     /// Adds a copy on a node that has none.
@@ -294,6 +321,16 @@ impl Object {
         self.reader = reader;
     }
 
+    /// Whether anybody has read it since it was put.
+    pub(in crate::master) fn was_read(&self) -> bool {
+        self.reader != LabelIndex::default()
+    }
+
+    /// It is leased until then, and no longer.
+    pub(super) fn lease_again(&mut self, until: Tick) {
+        self.lease_ms = until.0.saturating_sub(self.touched().0).min(u64::from(u32::MAX)) as u32;
+    }
+
     /// Writes other marks, and tells the old ones.
     pub(super) fn mark(&mut self, marks: Marks) -> Marks {
         let old = std::mem::replace(&mut self.extra.get_or_insert_default().marks, marks);
@@ -313,6 +350,8 @@ impl Object {
         let protected = self.marks().is_some_and(Marks::protect);
         match (protected, self.soft_pin(), self.lease_ms > 0, self.shelved().next().is_some()) {
             (true, ..) => Line::Pinned,
+            (_, false, false, false) if !self.was_read() => Line::Unread,
+            (_, false, false, true) if !self.was_read() => Line::ShelvedUnread,
             (_, false, false, false) => Line::Idle,
             (_, false, true, false) => Line::Leased,
             (_, true, false, false) => Line::SoftIdle,
@@ -326,7 +365,12 @@ impl Object {
 
     /// The line that one of its copies belongs in.
     pub(super) fn rightful_line(&self, replica: &Replica) -> Line {
-        if replica.is_in_memory() { self.line_in_memory() } else { Line::Aside }
+        match (replica.is_in_memory(), self.line_in_memory()) {
+            (false, _) => Line::Aside,
+            (true, Line::Pinned) => Line::Pinned,
+            (true, _) if replica.state == CopyState::Demoting => Line::Demoting,
+            (true, line) => line,
+        }
     }
 
     fn tidy(&mut self) {

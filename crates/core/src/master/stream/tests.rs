@@ -611,8 +611,7 @@ impl Pipeline {
     }
 
     fn is_there(&self, generation: Generation) -> bool {
-        let stream = self.cluster.master.streams.iter().next();
-        stream.is_some_and(|(_, it)| it.entry(generation).is_some())
+        self.cluster.master.objects.streams.contains(generation)
     }
 
     fn pull(&mut self, who: usize, max: u8) -> Result<(), String> {

@@ -1,0 +1,246 @@
+//! Reads that may stall: measures how fast nodes answer, and wakes the session of a get when nothing
+//! arrives.
+//!
+//! The decisions are those of `core::session`: [`Pace`] says how long to wait and which nodes to ask last,
+//! and the session what to read instead. Reads of mapped memory do not stall, and cost nothing here.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tiffin_core::SegmentId;
+use tiffin_core::sabotage::Sabotage;
+use tiffin_core::session::{Get as Session, NeedId, Pace, ReadResult};
+use tiffin_transport::watch::{Owners, Watch};
+use tiffin_transport::{Outcome, TransferError};
+use tokio::time::Instant;
+
+use crate::Deadline;
+use crate::inner::Inner;
+
+/// How fast nodes answer one client, and what it has done about it.
+pub(crate) struct Paces {
+    pace: Mutex<Pace>,
+    origin: Instant,
+    hedged: AtomicU64,
+}
+
+impl Paces {
+    pub(crate) fn new() -> Self {
+        let pace = Mutex::new(Pace::new(Sabotage::None));
+        Self { pace, origin: Instant::now(), hedged: AtomicU64::new(0) }
+    }
+
+    /// The nodes that are to be asked last now.
+    pub(crate) fn avoided(&self) -> BTreeSet<SegmentId> {
+        let pace = self.lock();
+        if pace.has_slow() { pace.avoided(self.now_us()) } else { BTreeSet::new() }
+    }
+
+    /// How many reads were begun because another one stalled.
+    pub(crate) fn hedged(&self) -> u64 {
+        self.hedged.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn count_hedged(&self, is_hedged: bool) {
+        if is_hedged {
+            self.hedged.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// A read begins: how long it may go without a byte.
+    pub(crate) fn begins(&self, segment: SegmentId, deadline: Deadline) -> (u64, u64) {
+        let now = Instant::now();
+        let left = deadline.instant().saturating_duration_since(now);
+        let left_us = u64::try_from(left.as_micros()).unwrap_or(u64::MAX);
+        let now_us = self.at_us(now);
+        let mut pace = self.lock();
+        pace.begins(segment, now_us);
+        (now_us, pace.stall_us(segment, left_us))
+    }
+
+    /// The first byte of a read arrived.
+    pub(crate) fn answered(&self, segment: SegmentId, began_us: u64, first: Instant, is_late: bool) {
+        let now_us = self.at_us(first);
+        self.lock().answered(segment, now_us.saturating_sub(began_us), is_late, now_us);
+    }
+
+    /// Nothing arrives from a node.
+    pub(crate) fn stalled(&self, inner: &Inner, segment: SegmentId, now_us: u64) {
+        let pause_us = self.lock().stalled(segment, now_us);
+        if let Some(pause_us) = pause_us {
+            let (node, pause_ms) = (inner.node_name(segment), pause_us / 1000);
+            tracing::warn!(node, pause_ms, "a node does not answer reads in time; its copies are read last");
+        }
+    }
+
+    pub(crate) fn now_us(&self) -> u64 {
+        self.at_us(Instant::now())
+    }
+
+    pub(crate) fn at_us(&self, instant: Instant) -> u64 {
+        let since = instant.saturating_duration_since(self.origin);
+        u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
+    }
+
+    /// When that is, or the deadline if that is earlier.
+    pub(crate) fn instant(&self, at_us: Option<u64>, deadline: Deadline) -> Instant {
+        let at = at_us.and_then(|it| self.origin.checked_add(std::time::Duration::from_micros(it)));
+        at.map_or(deadline.instant(), |it| it.min(deadline.instant()))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Pace> {
+        // A wrong estimate costs a request, and no more.
+        self.pace.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The reads of one get that may stall.
+pub(crate) struct Flights<'i> {
+    inner: &'i Inner,
+    deadline: Deadline,
+    /// How many items the get has.
+    items: usize,
+    owners: Option<Arc<Owners>>,
+    flights: BTreeMap<u64, Flight>,
+    next: u64,
+}
+
+struct Flight {
+    segment: SegmentId,
+    watch: Arc<Watch>,
+    /// The items that it reads, and each as which read.
+    reads: Vec<(usize, NeedId)>,
+    began_us: u64,
+    arrivals: u64,
+    is_counted: bool,
+    is_late: bool,
+}
+
+impl<'i> Flights<'i> {
+    pub(crate) fn new(inner: &'i Inner, items: usize, deadline: Deadline) -> Self {
+        Self { inner, deadline, items, owners: None, flights: BTreeMap::new(), next: 0 }
+    }
+
+    /// A read of one node begins. One that cannot stall is only kept from filling a buffer that another read
+    /// fills.
+    pub(crate) fn begin(
+        &mut self,
+        session: &mut Session,
+        segment: SegmentId,
+        reads: &[(usize, NeedId)],
+        can_stall: bool,
+    ) -> Option<(u64, Arc<Watch>)> {
+        if !can_stall && self.owners.is_none() {
+            return None;
+        }
+        let mut began_us = 0;
+        if can_stall {
+            let (now_us, wait_us) = self.inner.paces.begins(segment, self.deadline);
+            reads.iter().for_each(|(_, id)| session.watch(*id, now_us, wait_us));
+            began_us = now_us;
+        }
+        let owners = self.owners.get_or_insert_with(|| Arc::new(Owners::new(self.items)));
+        let ops = reads.iter().map(|(item, id)| (*item, id.0)).collect();
+        let watch = Arc::new(Watch::new(Arc::clone(owners), ops));
+        self.next += 1;
+        let flight = Flight {
+            segment,
+            watch: Arc::clone(&watch),
+            reads: reads.to_vec(),
+            began_us,
+            arrivals: 0,
+            is_counted: !can_stall,
+            is_late: false,
+        };
+        self.flights.insert(self.next, flight);
+        Some((self.next, watch))
+    }
+
+    /// A read is to end, and with it the others of its node.
+    pub(crate) fn stop(&mut self, id: NeedId) {
+        let reads = |it: &&Flight| it.reads.iter().any(|(_, read)| *read == id);
+        self.flights.values().find(reads).into_iter().for_each(|it| it.watch.stop());
+    }
+
+    /// When to look next.
+    pub(crate) fn wake(&self, session: &Session) -> Instant {
+        let due_us = if self.flights.is_empty() { None } else { session.due_us() };
+        self.inner.paces.instant(due_us, self.deadline)
+    }
+
+    /// It is time to look whether anything has arrived.
+    pub(crate) fn tick(&mut self, session: &mut Session) {
+        let now_us = self.inner.paces.now_us();
+        for flight in self.flights.values_mut() {
+            let arrivals = flight.watch.arrivals();
+            if std::mem::replace(&mut flight.arrivals, arrivals) != arrivals {
+                for (_, id) in &flight.reads {
+                    flight.is_late |= session.progressed(*id, now_us);
+                }
+                flight.count(self.inner);
+            }
+        }
+        for segment in session.tick(now_us) {
+            self.inner.paces.stalled(self.inner, segment, now_us);
+        }
+    }
+
+    /// Reads of one node ended.
+    pub(crate) fn end(
+        &mut self,
+        session: &mut Session,
+        number: Option<u64>,
+        reads: Vec<(usize, NeedId)>,
+        outcomes: Vec<Outcome>,
+    ) {
+        let flight = number.and_then(|it| self.flights.remove(&it));
+        let has_yielded = flight.is_some_and(|mut flight| {
+            flight.is_late |= reads.iter().any(|(_, id)| session.is_stalled(*id));
+            flight.count(self.inner);
+            flight.watch.is_stopped() || flight.watch.has_yielded()
+        });
+        let mut ended = reads.into_iter().zip(outcomes).peekable();
+        while let Some(((item, id), mut outcome)) = ended.next() {
+            // Pieces of one object lie side by side.
+            while let Some((_, other)) = ended.next_if(|((_, other), _)| *other == id) {
+                outcome = both(outcome, other);
+            }
+            session.read(id, result_of(outcome, has_yielded));
+            // Of a read that counts, the buffer stays its own.
+            if !session.is_item_done(item)
+                && let Some(owners) = &self.owners
+            {
+                owners.release(item, id.0);
+            }
+        }
+    }
+}
+
+impl Flight {
+    /// Counts how long the first byte took, once.
+    fn count(&mut self, inner: &Inner) {
+        if let Some(first) = self.watch.first_arrival().filter(|_| !self.is_counted) {
+            self.is_counted = true;
+            inner.paces.answered(self.segment, self.began_us, first, self.is_late);
+        }
+    }
+}
+
+/// What became of two pieces of one object: if one is stale, so is the whole.
+fn both(one: Outcome, other: Outcome) -> Outcome {
+    match other {
+        Err(TransferError::Stale) => other,
+        other => one.and(other),
+    }
+}
+
+/// What a session is told of a read.
+fn result_of(outcome: Outcome, has_yielded: bool) -> ReadResult {
+    match outcome {
+        Ok(()) => ReadResult::Valid,
+        Err(TransferError::Stale) => ReadResult::Stale,
+        Err(TransferError::Lost { .. } | TransferError::Timeout) if has_yielded => ReadResult::Yielded,
+        Err(error) => ReadResult::Unreachable(error.to_string()),
+    }
+}

@@ -1,0 +1,216 @@
+//! Asks for preallocated memory in the background, so that a put of a small object needs no call to reserve.
+//!
+//! `session::Preallocation` decides what to ask for and which offer a put uses; this module makes the calls.
+//!
+//! **Invariant:** every offer here is known to [`Reservations`](crate::reservations::Reservations), as the
+//! reservation of a put is. It leaves with a put, or is given back.
+
+use std::sync::{Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use tiffin_core::message::{Reply, Request, ReserveOutcome};
+use tiffin_core::session::{OfferOrder, OfferRound, OfferSize, Preallocation};
+use tiffin_core::{Reservation, SegmentId};
+use tokio::time::Instant;
+
+use crate::inner::Inner;
+use crate::reservations::Held;
+use crate::tend::Chore;
+use crate::{Deadline, Put};
+
+/// How often pauses are looked for.
+const ROUND: Duration = Duration::from_millis(100);
+/// How long a request may take.
+const ASK_TIME_MAX: Duration = Duration::from_secs(2);
+
+/// The offers of a client.
+#[derive(Debug)]
+pub(crate) struct Preallocated {
+    state: Mutex<Preallocation>,
+    /// Times are told from here.
+    start: Instant,
+}
+
+impl Preallocated {
+    pub(crate) fn new() -> Self {
+        Self { state: Mutex::default(), start: Instant::now() }
+    }
+
+    /// Notes a put, and takes an offer for it if there is one.
+    pub(crate) fn take(&self, put: &Put<'_>) -> Option<Reservation> {
+        let size = size_of(put)?;
+        self.lock().take(size, self.now_us())
+    }
+
+    fn now_us(&self) -> u64 {
+        u64::try_from(self.start.elapsed().as_micros()).unwrap_or(u64::MAX)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Preallocation> {
+        // Each use is one change of one size, so nothing can be half done.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn size_of(put: &Put<'_>) -> Option<OfferSize> {
+    OfferSize::of(&put.key, put.len()?, &put.options)
+}
+
+/// A reservation on this node no longer stood: the node lacks memory, or is another one. It is given back
+/// what it has offered, in the background.
+pub(crate) fn give_back(inner: &Inner, segment: SegmentId) {
+    let all = &inner.preallocated;
+    let left = all.lock().clear(segment, all.now_us());
+    if !left.is_empty() {
+        // It fails only when the client itself is gone, and then it has said goodbye.
+        let _gone = inner.chores.send(Chore::Abort(left));
+    }
+}
+
+/// Asks for offers in the background, if more puts like the last one are expected.
+pub(crate) fn restock(inner: &Inner, puts: &[Put<'_>]) {
+    let Some(size) = puts.last().and_then(size_of) else { return };
+    let all = &inner.preallocated;
+    let order = all.lock().order(size, all.now_us());
+    if let Some(order) = order {
+        inner.runtime.spawn(fetch(inner.weak(), order));
+    }
+}
+
+async fn fetch(client: Weak<Inner>, order: OfferOrder) {
+    let Some(inner) = client.upgrade() else { return };
+    let needs_task = fill(&inner, order).await;
+    drop(inner);
+    if needs_task {
+        keep(client).await;
+    }
+}
+
+/// Asks for offers and keeps them. Whether a task must begin to look after them.
+async fn fill(inner: &Inner, order: OfferOrder) -> bool {
+    // A client that was closed connects no more, and one that closes says goodbye after the answer.
+    let Ok(_busy) = inner.enter(Deadline::after(ASK_TIME_MAX)) else { return false };
+    let offers = reserve(inner, order).await;
+    let all = &inner.preallocated;
+    let (left, needs_task) = all.lock().stock(order, offers, all.now_us());
+    let left: Vec<_> = left.into_iter().map(|it| it.location).collect();
+    if !left.is_empty() {
+        let _gone = inner.chores.send(Chore::Abort(left));
+    }
+    needs_task
+}
+
+async fn reserve(inner: &Inner, order: OfferOrder) -> Vec<Reservation> {
+    let Some(request) = order.request().map(Request::Reserve) else { return Vec::new() };
+    let held = Held::new(&inner.reservations, &inner.chores);
+    let deadline = Deadline::after(ASK_TIME_MAX);
+    let Ok(Reply::Reserved(reserved)) = inner.reserve(&request, &held, deadline).await else {
+        return Vec::new();
+    };
+    let offers = reserved.items.into_iter().filter_map(|it| match it {
+        ReserveOutcome::Room(offers) => Some(offers),
+        _ => None,
+    });
+    let offers: Vec<_> = offers.flatten().collect();
+    offers.iter().for_each(|it| held.let_go(it.location));
+    offers
+}
+
+/// Looks for pauses and idle sizes until there are no offers. A client that does nothing has no timer.
+async fn keep(client: Weak<Inner>) {
+    loop {
+        tokio::time::sleep(ROUND).await;
+        // A client that was closed has said goodbye, and has no offers.
+        let Some(inner) = client.upgrade().filter(|it| !it.is_closed()) else { return };
+        let all = &inner.preallocated;
+        let OfferRound { idle, orders, is_last } = all.lock().round(all.now_us());
+        if !idle.is_empty() {
+            let _gone = inner.chores.send(Chore::Abort(idle));
+        }
+        for order in orders {
+            fill(&inner, order).await;
+        }
+        if is_last {
+            return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tiffin_core::{Key, Location, SlotId, Stamp};
+
+    use super::*;
+    use crate::{Client, ConnectOptions};
+
+    fn put(name: &str, bytes: &'static [u8]) -> Put<'static> {
+        Put::new(Key::new(name.as_bytes()).unwrap(), bytes)
+    }
+
+    /// Puts until more of that size are expected, and what to ask for then.
+    fn first_order(inner: &Inner, put: &Put<'_>) -> OfferOrder {
+        let all = &inner.preallocated;
+        loop {
+            assert!(all.take(put).is_none());
+            let order = all.lock().order(size_of(put).unwrap(), all.now_us());
+            if let Some(order) = order {
+                return order;
+            }
+        }
+    }
+
+    /// A store in this process, and a client that reaches its memory without a mapping of its own.
+    async fn start(memory: u64) -> (tiffin_server::Embedded, Client) {
+        let store = tiffin_server::Embedded::start(memory).await.unwrap();
+        let options = ConnectOptions {
+            home: Some(store.node().segment()),
+            home_memory: Some(store.node().memory().clone()),
+            ..ConnectOptions::new(store.address().to_string())
+        };
+        (store, Client::connect(options).await.unwrap())
+    }
+
+    #[tokio::test]
+    async fn closed_client_asks_for_nothing() {
+        let (_store, client) = start(4 << 20).await;
+        let inner = &client.inner;
+        let put = put("k", b"four");
+        let order = first_order(inner, &put);
+        client.close(Deadline::after(ASK_TIME_MAX)).await.unwrap();
+        fetch(inner.weak(), order).await;
+        assert!(inner.current_master().is_none() && inner.preallocated.take(&put).is_none());
+        let location = Location { segment: SegmentId(1), slot: SlotId(1), stamp: Stamp(1) };
+        let offers = vec![Reservation { location, extents: Vec::new() }];
+        let all = &inner.preallocated;
+        assert_eq!(all.lock().stock(order, offers, all.now_us()), (Vec::new(), true));
+        keep(inner.weak()).await;
+        assert!(inner.current_master().is_none(), "nor does its task");
+    }
+
+    #[tokio::test]
+    async fn another_client_gets_what_is_preallocated() {
+        const ALL: usize = 4 << 20;
+        let (store, client) = start(ALL as u64).await;
+        let other = Client::connect(client.options().clone()).await.unwrap();
+        let (inner, deadline) = (&client.inner, Deadline::after(Duration::from_secs(60)));
+        let small = put("small", b"four");
+        let order = first_order(inner, &small);
+        // No task looks after the offers, so that they stay.
+        assert!(fill(inner, order).await);
+        let segment = store.node().segment();
+        let count = inner.reservations.on(segment).len();
+        assert!(count > 0 && count == inner.preallocated.lock().offers().count());
+        assert_eq!(store.node().usage().free, ALL as u64, "what is offered is free");
+        let large = vec![7; ALL];
+        let stored = other.put(&[Put::new(Key::new(b"large").unwrap(), &large)], deadline).await;
+        assert!(matches!(stored.as_slice(), [Ok(_)]), "{stored:?}");
+        // A put into a recalled offer reserves anew, and evicts.
+        let stored = client.put(std::slice::from_ref(&small), deadline).await;
+        assert!(matches!(stored.as_slice(), [Ok(_)]), "{stored:?}");
+        assert!(inner.preallocated.take(&small).is_none(), "the rest makes way, too");
+        let all = &inner.preallocated;
+        assert!(all.lock().order(size_of(&small).unwrap(), all.now_us()).is_none());
+        other.close(deadline).await.unwrap();
+        client.close(deadline).await.unwrap();
+    }
+}

@@ -1,0 +1,192 @@
+//! Memory beside disks that cannot keep up: puts find memory, and what is wanted again comes back.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use tiffin_client::{
+    Ahead, Client, ConnectOptions, Demotion, GetOptions, Patience, PolicyChange, Put, PutOptions,
+    ResolveOptions,
+};
+use tiffin_server::config::{Engine, SsdConfig};
+use tiffin_server::{MasterConfig, MasterServer, NodeConfig, NodeServer};
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+use super::disks::{MIB, OBJECT, Store, place};
+use super::support::{LONG, key, only, pattern, soon};
+
+/// What a store takes in several times its memory.
+const MANY: usize = 300;
+const AHEAD: ResolveOptions =
+    ResolveOptions { touch: false, lease: false, locate: false, ahead: Ahead::LeadingRun };
+
+pub(super) async fn write_through(client: &Client) {
+    client.set_policy(PolicyChange::NONE.demotion(Some(Demotion::WriteThrough)), soon()).await.unwrap();
+}
+
+/// Puts objects that do not wait for memory, from several tasks at a time; how many were refused.
+pub(super) async fn put_hurriedly(client: &Client, name: &'static str, count: usize) -> usize {
+    let mut running = JoinSet::new();
+    let (next, refused) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    for _ in 0..4 {
+        let (client, next, refused) = (client.clone(), Arc::clone(&next), Arc::clone(&refused));
+        running.spawn(async move {
+            let bytes = pattern(1, OBJECT);
+            loop {
+                let at = next.fetch_add(1, Ordering::Relaxed);
+                if at >= count {
+                    return;
+                }
+                let put = [Put::new(key(format!("{name}{at}")), &bytes)];
+                let stored = only(client.put_with(&put, Patience::Never, soon()).await);
+                refused.fetch_add(usize::from(stored.is_err()), Ordering::Relaxed);
+            }
+        });
+    }
+    running.join_all().await;
+    refused.load(Ordering::Relaxed)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn puts_that_are_faster_than_the_disk_find_memory() {
+    for demotion in [Demotion::WriteThrough, Demotion::OnPressure] {
+        let folder = place();
+        let store = Store::start(folder.path(), Engine::Auto).await;
+        let client = store.client().await;
+        client.set_policy(PolicyChange::NONE.demotion(Some(demotion)), soon()).await.unwrap();
+        assert_eq!(put_hurriedly(&client, "o", MANY).await, 0, "{demotion:?}");
+    }
+}
+
+async fn wait_until_on_disk_alone(client: &Client, names: &[String]) {
+    let keys: Vec<_> = names.iter().map(key).collect();
+    let look = ResolveOptions { locate: true, ..ResolveOptions::default() };
+    let mut filler = 0;
+    loop {
+        let infos = client.resolve(&keys, look, soon()).await;
+        let is_alone = |info: &tiffin_client::Info| {
+            !info.replicas.is_empty() && info.replicas.iter().all(|it| it.node.beside.is_some())
+        };
+        if infos.iter().all(|it| it.as_ref().unwrap().as_ref().is_some_and(is_alone)) {
+            return;
+        }
+        // What is unused for longest leaves memory for what is new.
+        let bytes = pattern(2, OBJECT);
+        let put = [Put::new(key(format!("filler{filler}")), &bytes)];
+        only(client.put_with(&put, Patience::UntilDeadline, soon()).await).unwrap();
+        filler += 1;
+    }
+}
+
+/// Memory is full of objects that nobody reads, and more of them come all the time. What is asked about, or
+/// read a few times, is in memory all the same.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_wanted_displaces_what_nobody_reads() {
+    let folder = place();
+    let store = Store::start(folder.path(), Engine::Auto).await;
+    let client = store.client().await;
+    write_through(&client).await;
+    let names: Vec<_> = (0..24).map(|at| format!("wanted{at}")).collect();
+    for (at, name) in names.iter().enumerate() {
+        let bytes = pattern(at, OBJECT);
+        only(client.put_with(&[Put::new(key(name), &bytes)], Patience::UntilDeadline, soon()).await).unwrap();
+    }
+    wait_until_on_disk_alone(&client, &names).await;
+    let (ends, other) = (Arc::new(AtomicBool::new(false)), store.client().await);
+    let flood = tokio::spawn({
+        let ends = Arc::clone(&ends);
+        async move {
+            while !ends.load(Ordering::Relaxed) {
+                put_hurriedly(&other, "flood", 16).await;
+            }
+        }
+    });
+    let brought = async |count: u64| {
+        while client.stat(soon()).await.unwrap().tier.promoted_objects < count {
+            tokio::task::yield_now().await;
+        }
+    };
+    // Twenty objects of 256 KiB are more than half of the memory.
+    let probed: Vec<_> = names[..20].iter().map(key).collect();
+    assert!(client.exists(&probed, AHEAD, soon()).await.iter().all(|it| *it.as_ref().unwrap()));
+    tokio::time::timeout(LONG, brought(20)).await.expect("all that were asked about are brought");
+    for _ in 0..2 {
+        for (at, name) in names.iter().enumerate().skip(20) {
+            let object = only(client.get(&[key(name)], GetOptions::default(), soon()).await).unwrap();
+            assert!(object.bytes == pattern(at, OBJECT), "{name}");
+        }
+    }
+    tokio::time::timeout(LONG, brought(24)).await.expect("all that were read twice are brought");
+    ends.store(true, Ordering::Relaxed);
+    flood.await.unwrap();
+}
+
+/// To ask where objects lie moves nothing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn to_look_where_objects_lie_moves_nothing() {
+    let folder = place();
+    let store = Store::start(folder.path(), Engine::Auto).await;
+    let client = store.client().await;
+    write_through(&client).await;
+    let names: Vec<_> = (0..4).map(|at| format!("wanted{at}")).collect();
+    for name in &names {
+        let bytes = pattern(1, OBJECT);
+        only(client.put_with(&[Put::new(key(name), &bytes)], Patience::UntilDeadline, soon()).await).unwrap();
+    }
+    wait_until_on_disk_alone(&client, &names).await;
+    let keys: Vec<_> = names.iter().map(key).collect();
+    let before = client.stat(soon()).await.unwrap().tier;
+    let look = ResolveOptions { locate: true, ..ResolveOptions::default() };
+    for _ in 0..10 {
+        assert!(client.resolve(&keys, look, soon()).await.iter().all(Result::is_ok));
+        assert!(client.exists(&keys, ResolveOptions::default(), soon()).await.iter().all(Result::is_ok));
+    }
+    let after = client.stat(soon()).await.unwrap().tier;
+    let counted =
+        |it: &tiffin_client::TierStat| (it.gets_from_memory, it.gets_from_disk, it.promoted_objects);
+    assert_eq!(counted(&after), counted(&before));
+}
+
+/// A node whose memory is full of what must stay keeps nobody from another node's memory.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_under_pressure_keeps_nobody_from_another() {
+    let folder = place();
+    let master = MasterServer::start(MasterConfig::default()).await.unwrap();
+    let mut nodes = Vec::new();
+    for name in ["a", "b"] {
+        let ssd = vec![SsdConfig { path: folder.path().join(name), size: 128 * MIB, engine: Engine::Auto }];
+        let (master, name) = (master.address().clone(), name.to_owned());
+        let config = NodeConfig { master, memory: 8 * MIB, name, ssd, ..NodeConfig::default() };
+        let node = NodeServer::start(config).await.unwrap();
+        node.joined(Instant::now() + LONG).await.unwrap();
+        nodes.push(node);
+    }
+    let client = Client::connect(ConnectOptions::new(master.address().to_string())).await.unwrap();
+    write_through(&client).await;
+    let put = async |node: &str, name: String, hard_pin: bool| {
+        let bytes = pattern(1, OBJECT);
+        let options = PutOptions { preferred: vec![node.to_owned()], hard_pin, ..PutOptions::default() };
+        let put = Put { options, ..Put::new(key(name), &bytes) };
+        only(client.put_with(&[put], Patience::UntilDeadline, soon()).await).unwrap();
+    };
+    for at in 0..8 {
+        put("a", format!("a{at}"), false).await;
+        put("b", format!("b{at}"), false).await;
+    }
+    // Both memories are filled: the one with what is pinned, the other with what nobody reads.
+    for at in 0..64 {
+        put("b", format!("filler{at}"), false).await;
+    }
+    for at in 0..31 {
+        put("a", format!("pinned{at}"), true).await;
+    }
+    let keys = |node: &str| (0..8).map(|at| key(format!("{node}{at}"))).collect::<Vec<_>>();
+    let there = |it: &Result<bool, _>| *it.as_ref().unwrap();
+    assert!(client.exists(&keys("a"), AHEAD, soon()).await.iter().all(there));
+    let outcomes = client.prefetch(&keys("b"), Ahead::All, soon()).await;
+    let came = |it: &Result<tiffin_client::PrefetchOutcome, _>| {
+        use tiffin_client::PrefetchOutcome::{Done, Resident};
+        matches!(it, Ok(Done | Resident))
+    };
+    assert!(outcomes.iter().all(came), "{outcomes:?}");
+}

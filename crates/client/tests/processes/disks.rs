@@ -1,0 +1,111 @@
+//! Nodes with disks that are killed, or whose disk fails.
+
+use std::collections::BTreeMap;
+
+use tiffin_client::{Ahead, DeleteOptions, Error, GetOptions, Patience, Put};
+use tokio::runtime::Runtime;
+
+use crate::support::{Process, connect, content_of, key, only, soon, start_master};
+
+/// How often a node is killed whenever tests are run. `processes kill 1000` does it more often.
+const KILLS: usize = 6;
+/// Objects that are put, read, deleted and brought back between two kills.
+const STEPS: usize = 150;
+
+pub(crate) fn a_node_killed_with_its_disk(runtime: &Runtime) {
+    kill_with_disk(runtime, KILLS);
+}
+
+/// Kills a node again and again while objects go to its disk and come back: every key has its bytes
+/// afterwards, or is absent; and what was deleted stays so.
+pub(crate) fn kill_with_disk(runtime: &Runtime, times: usize) {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let folder = folder.path().join("log").to_str().unwrap().to_owned();
+    let master = runtime.block_on(start_master());
+    let address = master.address().to_string();
+    // For each key, which put of it was acknowledged last; nothing if its deletion was.
+    let mut model: BTreeMap<usize, Option<usize>> = BTreeMap::new();
+    let (mut puts, mut recovered, mut absent) = (0, 0, 0);
+    for round in 0..times {
+        let node = Process::start(&["disk", &address, &folder]);
+        runtime.block_on(async {
+            let client = connect(&master, round % 2 == 0).await;
+            for (it, state) in &mut model {
+                let got = only(client.get(&[key(&format!("k{it}"))], GetOptions::default(), soon()).await);
+                match (&state, got) {
+                    (Some(put), Ok(object)) => {
+                        assert!(object.bytes == content_of(*it, *put), "round {round}, k{it}: other bytes");
+                        recovered += 1;
+                    }
+                    // Its memory died with the process before the disk had it; the master may wait for that.
+                    (Some(_), Err(Error::NotFound { .. } | Error::NodeDown { .. })) => {
+                        (*state, absent) = (None, absent + 1);
+                    }
+                    (None, Err(Error::NotFound { .. } | Error::NodeDown { .. })) => {}
+                    (state, got) => {
+                        panic!("round {round}, k{it}: {state:?} {:?}", got.map(|it| it.bytes.len()))
+                    }
+                }
+            }
+            for step in 0..STEPS {
+                let it = (step * 7 + round * 13) % 60;
+                let name = key(&format!("k{it}"));
+                match step % 5 {
+                    4 => {
+                        let deleted = only(client.delete(&[name], DeleteOptions::default(), soon()).await);
+                        assert!(matches!(deleted, Ok(_) | Err(Error::Unconfirmed { .. })), "{deleted:?}");
+                        model.insert(it, None);
+                    }
+                    3 => _ = client.prefetch(&[name], Ahead::All, soon()).await,
+                    _ => {
+                        puts += 1;
+                        let bytes = content_of(it, puts);
+                        let put = [Put::new(name, &bytes)];
+                        only(client.put_with(&put, Patience::UntilDeadline, soon()).await).unwrap();
+                        model.insert(it, Some(puts));
+                    }
+                }
+            }
+        });
+        node.kill();
+    }
+    println!("{times} kills: {recovered} objects were there afterwards, {absent} were not");
+    assert!(recovered > 0, "no object survived");
+}
+
+/// A disk that takes no more, in the middle of what had been set aside for it: it leaves, with a reason in
+/// the log, and memory goes on. Where a quota or a limit says no, the kernel says so to the write itself.
+pub(crate) fn a_node_whose_disk_takes_no_more(runtime: &Runtime) {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let folder = folder.path().join("log").to_str().unwrap().to_owned();
+    let master = runtime.block_on(start_master());
+    let address = master.address().to_string();
+    // The room is set aside without a limit.
+    Process::start(&["disk", &address, &folder]).kill();
+    // In units of 512 bytes. Who is told by a signal, too, would not hear the error.
+    let limited = format!("trap '' XFSZ; ulimit -f {}; exec \"$0\" \"$@\"", (30 << 20) / 512);
+    let _node = Process::wrapped(&["sh", "-c", &limited], &["disk", &address, &folder]);
+    runtime.block_on(async {
+        let client = connect(&master, false).await;
+        let is_disk_there = async || {
+            let stat = client.stat(soon()).await.unwrap();
+            stat.nodes.iter().any(|it| it.info.beside.is_some() && it.alive)
+        };
+        assert!(is_disk_there().await);
+        let mut puts = 0;
+        while is_disk_there().await {
+            puts += 1;
+            let bytes = content_of(puts, puts);
+            let put = [Put::new(key(&format!("p{puts}")), &bytes)];
+            only(client.put_with(&put, Patience::UntilDeadline, soon()).await).unwrap();
+        }
+        assert!(puts * (96 << 10) > 16 << 20, "it took only {puts} objects");
+        for more in puts + 1..puts + 200 {
+            let (name, bytes) = (key(&format!("p{more}")), content_of(more, more));
+            let put = [Put::new(name.clone(), &bytes)];
+            only(client.put_with(&put, Patience::UntilDeadline, soon()).await).unwrap();
+            let got = only(client.get(&[name], GetOptions::default(), soon()).await).unwrap();
+            assert!(got.bytes == bytes);
+        }
+    });
+}

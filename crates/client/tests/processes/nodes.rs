@@ -1,0 +1,172 @@
+//! Nodes that are killed or stopped.
+
+use std::time::Duration;
+
+use tiffin_client::{
+    Client, Deadline, DeleteOptions, Dtype, Error, GetInto, GetOptions, Key, Patience, Put, PutOptions,
+    SamplePut, TensorRef,
+};
+use tokio::runtime::Runtime;
+
+use crate::support::{LONG, Process, connect, eventually, key, only, pattern, soon, start_master};
+
+/// Short, for those who will not answer.
+const SHORT: Duration = Duration::from_millis(300);
+
+pub(crate) fn a_node_killed_under_its_readers(runtime: &Runtime) {
+    for shared_memory in [true, false] {
+        let master = runtime.block_on(start_master());
+        let address = master.address().to_string();
+        let mut nodes = ["left", "right"].map(|name| Some(Process::start(&["node", &address, name])));
+        runtime.block_on(async {
+            let client = connect(&master, shared_memory).await;
+            let bytes = pattern(1 << 20);
+            let options = PutOptions { replicas: 2, ..PutOptions::default() };
+            let keys: Vec<_> = (0..8).map(|it| key(&format!("k{it}"))).collect();
+            let put = |key: &Key| Put { options: options.clone(), ..Put::new(key.clone(), &bytes) };
+            let stored = client.put(&keys.iter().map(put).collect::<Vec<_>>(), soon()).await;
+            assert!(stored.into_iter().all(|it| it.unwrap().copies == 2));
+            let mut readers = tokio::task::JoinSet::new();
+            for _ in 0..4 {
+                let (client, keys, bytes) = (client.clone(), keys.clone(), bytes.clone());
+                readers.spawn(async move {
+                    for _ in 0..40 {
+                        let got = client.get(&keys, GetOptions::default(), soon()).await;
+                        assert!(got.into_iter().all(|it| it.unwrap().bytes == bytes));
+                    }
+                });
+            }
+            nodes[0].take().unwrap().kill();
+            while let Some(joined) = readers.join_next().await {
+                joined.unwrap();
+            }
+            // The one that is left takes puts.
+            only(client.put(&[put(&key("new"))], soon()).await).unwrap();
+            nodes[1].take().unwrap().kill();
+            let got = only(client.get(&[key("k0")], GetOptions::default(), soon()).await);
+            assert!(matches!(got, Err(Error::NodeDown { .. })), "{got:?}");
+        });
+    }
+}
+
+pub(crate) fn a_node_that_is_stopped(runtime: &Runtime) {
+    let master = runtime.block_on(start_master());
+    let node = Process::start(&["node", &master.address().to_string(), "sleepy"]);
+    runtime.block_on(async {
+        let near = connect(&master, true).await;
+        let far = connect(&master, false).await;
+        let bytes = pattern(1 << 20);
+        for client in [&near, &far] {
+            only(client.put(&[Put::new(key("k"), &bytes)], soon()).await).unwrap();
+        }
+        node.stop();
+        // Its memory is still there, and so are the stamps that prove what is in it.
+        assert!(only(near.get(&[key("k")], GetOptions::default(), soon()).await).unwrap().bytes == bytes);
+        // Who needs its help gets an error in time.
+        let short = || Deadline::after(SHORT);
+        for client in [&near, &far] {
+            let error = only(client.put(&[Put::new(key("n"), &bytes)], short()).await).unwrap_err();
+            assert!(matches!(error, Error::Timeout { .. }), "{error:?}");
+        }
+        let error = only(far.get(&[key("k")], GetOptions::default(), short()).await).unwrap_err();
+        assert!(matches!(error, Error::Timeout { .. }), "{error:?}");
+        // The master waits a little for the node, and then its answer has all the time it needs.
+        let waiting = Deadline::waiting(SHORT, LONG);
+        let deleted = only(far.delete(&[key("k")], DeleteOptions::default(), waiting).await);
+        assert_eq!(deleted, Err(Error::Unconfirmed { nodes: vec!["sleepy".to_owned()] }));
+
+        node.go_on();
+        let usage = || master.stat().nodes[0].usage;
+        eventually("what was reserved meanwhile comes back", || usage().granted == 0 && usage().objects == 0)
+            .await;
+        for client in [&near, &far] {
+            only(client.put(&[Put::new(key("n"), &bytes)], soon()).await).unwrap();
+        }
+    });
+}
+
+/// Gets of objects with a copy on a node that hangs. Each would miss its deadline by waiting for that node.
+const STOPPED_GETS: usize = 40;
+
+/// Reads every object by itself and then all together, into memory that is nobody else's once that is done.
+async fn read_around(client: &Client, objects: &[(Key, Vec<u8>)]) {
+    let mut buffers: Vec<_> = objects.iter().map(|(_, bytes)| vec![0; bytes.len()]).collect();
+    let deadline = || Deadline::after(LONG / 6);
+    for turn in 0..STOPPED_GETS {
+        let ((key, bytes), buffer) = (&objects[turn % objects.len()], &mut buffers[turn % objects.len()]);
+        let into = GetInto::new(key.clone(), buffer);
+        let fetched = only(client.get_into(&[into], GetOptions::default(), deadline()).await);
+        assert_eq!(fetched.unwrap().len, bytes.len() as u64, "get {turn}");
+        assert!(buffer == bytes, "get {turn}");
+        buffer.fill(0xee);
+    }
+    let keys: Vec<_> = objects.iter().map(|(key, _)| key.clone()).collect();
+    let got = client.get(&keys, GetOptions::default(), deadline()).await;
+    assert!(got.into_iter().zip(objects).all(|(got, (_, bytes))| got.unwrap().bytes == *bytes));
+    assert!(buffers.iter().flatten().all(|byte| *byte == 0xee), "a read wrote after its call");
+}
+
+/// Leases the sample and reads its tensors, one by one and together.
+async fn read_sample(client: &Client, tensors: &[(&str, &[u8])]) {
+    let deadline = || Deadline::after(LONG / 6);
+    let lease = only(client.lease(&[(key("sample"), None)], "g", deadline()).await).unwrap();
+    for (name, bytes) in tensors {
+        assert!(only(lease.read(&[name], deadline()).await.unwrap()) == *bytes);
+    }
+    let names: Vec<_> = tensors.iter().map(|it| it.0).collect();
+    let read = lease.read(&names, deadline()).await.unwrap();
+    assert!(read.iter().zip(tensors).all(|(read, (_, bytes))| read == bytes));
+}
+
+pub(crate) fn reads_of_a_stopped_node_use_the_other_copy(runtime: &Runtime) {
+    let master = runtime.block_on(start_master());
+    let address = master.address().to_string();
+    let nodes = ["left", "right"].map(|name| Process::start(&["node", &address, name]));
+    runtime.block_on(async {
+        // As from another host: every byte goes through a socket.
+        let writer = connect(&master, false).await;
+        let reader = connect(&master, false).await;
+        let sizes = [100, 20_000, 1 << 20, 5 << 20];
+        let object = |(at, len): (usize, &usize)| (key(&format!("k{at}")), pattern(*len));
+        let objects: Vec<_> = sizes.iter().enumerate().map(object).collect();
+        for (key, bytes) in &objects {
+            let options = PutOptions { replicas: 2, ..PutOptions::default() };
+            let put = Put { options, ..Put::new(key.clone(), bytes) };
+            assert_eq!(only(writer.put(&[put], soon()).await).unwrap().copies, 2);
+        }
+        let tensors: Vec<_> =
+            ["a", "b", "c"].into_iter().zip(objects.iter().map(|it| it.1.as_slice())).collect();
+        let options = PutOptions { replicas: 2, ..PutOptions::default() };
+        let refs = tensors.iter().map(|(name, it)| TensorRef::new(*name, Dtype::U8, &[it.len() as u64], it));
+        let sample = SamplePut { options, ..SamplePut::new(key("sample"), refs.collect()) };
+        only(writer.put_samples(&[sample], Patience::Never, soon()).await).unwrap();
+        for client in [&writer, &reader] {
+            read_around(client, &objects).await;
+            read_sample(client, &tensors).await;
+        }
+        for node in &nodes {
+            node.stop();
+            let late = connect(&master, false).await;
+            // One client knows the places from its puts, one from its gets, one has no connection yet.
+            for client in [&writer, &reader, &late] {
+                let before = client.hedged_reads();
+                read_around(client, &objects).await;
+                let hedged = client.hedged_reads() - before;
+                assert!(hedged < STOPPED_GETS as u64, "the slow node was asked first {hedged} times");
+                read_sample(client, &tensors).await;
+            }
+            node.go_on();
+        }
+        let hedged = writer.hedged_reads() + reader.hedged_reads();
+        assert!(hedged > 0, "one of the two nodes was the first choice");
+    });
+    // A node that was slow serves what only it has.
+    let [left, right] = nodes;
+    left.kill();
+    runtime.block_on(async {
+        let reader = connect(&master, false).await;
+        let got = only(reader.get(&[key("k2")], GetOptions::default(), soon()).await);
+        assert!(got.unwrap().bytes == pattern(1 << 20));
+    });
+    right.kill();
+}

@@ -1,0 +1,650 @@
+//! One disk's decisions: which copies it has, and which of them count.
+//!
+//! A disk stands beside the memory of its node and is a member of its own: it joins the master, tells what it
+//! holds, and is told what to write, to read and to forget. Its shell keeps the bytes in a log and tells when
+//! something is there, or gone, *for good*: so that it is so after a crash, too.
+//!
+//! **Invariant:** a copy is announced and read only after it is there for good.
+//! **Invariant:** that a copy is gone is confirmed only after it is gone for good, however far it had come.
+//! **Invariant:** it tells a master what it holds only once it knows what became of all that it was writing:
+//! another life of the master has not heard of that, and could not have it taken away.
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use crate::{
+    Hold, RequestId, SegmentId, Stamp,
+    marks::Marks,
+    message::{
+        Announce, Dropped, Heartbeat, Moved, NodeInfo, Reason, Record, Refusal, Register, Registered, Reply,
+        Request, Settled, Usage, Views,
+    },
+    node::serves,
+    sabotage::{Sabotage, sabotaged},
+};
+
+/// Copies per announcement.
+const ANNOUNCE_ITEMS_MAX: usize = 8192;
+/// The mean length of the names on a page: keys may be long, messages may not.
+const ANNOUNCE_BYTES_MAX: usize = ANNOUNCE_ITEMS_MAX << 10;
+
+/// What a disk is.
+#[derive(Clone, Copy, Debug)]
+pub struct DiskConfig {
+    /// Its name, drawn at random when it was first used.
+    pub segment: SegmentId,
+    /// The life of the master that it last belonged to; zero if none.
+    pub epoch: u64,
+    /// The number of that master, see [`Registered::life`].
+    pub life: u64,
+    /// No stamp from here on was used.
+    pub stamps: u64,
+    /// For the simulation only.
+    pub sabotage: Sabotage,
+}
+
+/// What happened outside.
+#[derive(Clone, Debug)]
+pub enum Event {
+    /// The master let the disk in; it must register.
+    Linked(NodeInfo),
+    /// The link to the master is broken.
+    Unlinked,
+    /// The master asks.
+    MasterRequest(RequestId, Request),
+    /// The master answers.
+    MasterReply(RequestId, Reply),
+    /// Time for a sign of life.
+    Beat,
+    /// A copy is there for good, or could not be written and is not there.
+    Stored(Stamp, bool),
+    /// The log works, and does not take a copy of that size: so many bytes are the most that it takes now.
+    Refused(Stamp, u64),
+    /// Copies are gone for good.
+    Forgotten(Vec<Stamp>),
+    /// Other marks are written beside a copy, or could not be.
+    Marked(Stamp, bool),
+    /// A copy was read into memory, or could not be. The reservation that it was read into.
+    Loaded(Hold, bool),
+    /// The log let go of copies to make room: they are gone for good. Never of what is pinned, as its marks
+    /// say or those that are being written.
+    Evicted(Vec<Stamp>),
+    /// A copy turned out to be unreadable: it is gone for good.
+    Corrupt(Stamp),
+}
+
+/// What the shell must now do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// Write down what lies there in the memory beside it, and say [`Event::Stored`]. The bytes are read
+    /// between [`begin_demotion`](crate::node::Node::begin_demotion) and
+    /// [`end_demotion`](crate::node::Node::end_demotion).
+    Store {
+        /// Where it lies in memory.
+        source: Hold,
+        /// What it is; the stamp of its hold is the name of the copy.
+        record: Record,
+    },
+    /// Read a copy into a reservation of the memory beside it, and say [`Event::Loaded`]. The bytes are
+    /// written between [`begin_store`](crate::node::Node::begin_store), on behalf of
+    /// [`PROMOTER`](crate::master::PROMOTER), and [`end_store`](crate::node::Node::end_store).
+    Load {
+        /// Which copy.
+        stamp: Stamp,
+        /// Its bytes.
+        len: u64,
+        /// Where to.
+        into: Hold,
+    },
+    /// Let go of copies, and say [`Event::Forgotten`].
+    Forget(Vec<Stamp>),
+    /// Write other marks beside a copy, and say [`Event::Marked`].
+    Mark(Stamp, Marks),
+    /// Remember for good which master it serves, by epoch and number, before anything that follows.
+    Epoch(u64, u64),
+    /// Close the link: the master's epoch is not greater than the one that was served.
+    RejectMaster {
+        /// The greatest epoch that it has served.
+        served: u64,
+        /// The epoch of the master.
+        offered: u64,
+    },
+    /// Ask the master.
+    AskMaster(RequestId, Request),
+    /// Answer the master.
+    AnswerMaster(RequestId, Reply),
+}
+
+/// How far a copy has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Writing,
+    Stored,
+    /// Taken away; the log may still have it.
+    Leaving,
+}
+
+#[derive(Debug)]
+struct Copy {
+    state: State,
+    /// What the log has for good, its marks included.
+    record: Record,
+    /// Marks that are being written. One after the other, so that it is known which of them are there.
+    marking: Option<Marks>,
+    /// Marks to be written next.
+    next_marks: Option<Marks>,
+}
+
+impl Copy {
+    fn new(state: State, record: Record) -> Self {
+        Self { state, record, marking: None, next_marks: None }
+    }
+}
+
+#[derive(Debug, Default)]
+enum Stage {
+    #[default]
+    Broken,
+    Registering(RequestId),
+    /// It lets go of what it owes, and ends what it was writing, before it says more: what it holds from this
+    /// copy on, or that it is a member. The copies that this hangs on.
+    Clearing(Option<Stamp>, BTreeSet<Stamp>),
+    /// The page that was announced last, and the copy where the next one begins.
+    Announcing(RequestId, Option<Stamp>),
+    Member,
+}
+
+/// A request of the master that waits for the log.
+#[derive(Debug)]
+struct Waiting {
+    /// What it waits for; see [`Answer`] for what that is.
+    left: BTreeSet<Hold>,
+    answer: Answer,
+}
+
+#[derive(Debug)]
+enum Answer {
+    /// Which of these are done.
+    Moved(Vec<Hold>, BTreeSet<Hold>),
+    /// Copies that it has not.
+    Settled(Vec<Hold>),
+    /// The same, unless a mark could not be written.
+    Marked(Vec<Hold>, bool),
+}
+
+/// The state of one disk.
+#[derive(Debug)]
+pub struct Disk {
+    config: DiskConfig,
+    copies: BTreeMap<Stamp, Copy>,
+    /// How many of them can be read.
+    stored: u64,
+    stage: Stage,
+    epoch: u64,
+    life: u64,
+    next_id: u64,
+    stamps: u64,
+    /// As the shell last said.
+    capacity: u64,
+    used: u64,
+    waiting: BTreeMap<RequestId, Waiting>,
+    /// Copies that the log refused, until the master is told: the most that it takes.
+    refused: BTreeMap<Hold, u64>,
+    effects: VecDeque<Effect>,
+}
+
+impl Disk {
+    /// A disk with what its log was found to hold.
+    #[must_use]
+    pub fn new(config: DiskConfig, recovered: Vec<Record>) -> Self {
+        let stamps = recovered.iter().map(|it| it.hold.stamp.0 + 1).max().unwrap_or(0).max(config.stamps);
+        let copy = |record: Record| (record.hold.stamp, Copy::new(State::Stored, record));
+        let copies: BTreeMap<_, _> = recovered.into_iter().map(copy).collect();
+        Self {
+            config,
+            stored: copies.len() as u64,
+            copies,
+            stage: Stage::Broken,
+            epoch: config.epoch,
+            life: config.life,
+            next_id: 0,
+            stamps,
+            capacity: 0,
+            used: 0,
+            waiting: BTreeMap::new(),
+            refused: BTreeMap::new(),
+            effects: VecDeque::new(),
+        }
+    }
+
+    /// How full the log is, in bytes.
+    pub fn report(&mut self, capacity: u64, used: u64) {
+        (self.capacity, self.used) = (capacity, used);
+    }
+
+    /// Takes in one event.
+    pub fn handle(&mut self, event: Event) {
+        match event {
+            Event::Linked(info) => self.linked(info),
+            Event::Unlinked => self.stage = Stage::Broken,
+            Event::MasterRequest(id, request) => self.asked(id, request),
+            Event::MasterReply(id, reply) => self.answered(id, reply),
+            Event::Beat => self.beat(),
+            Event::Stored(stamp, done) => self.stored(stamp, done),
+            Event::Refused(stamp, bytes_max) => self.refused(stamp, bytes_max),
+            Event::Forgotten(stamps) => self.forgotten(&stamps),
+            Event::Marked(stamp, done) => self.marked(stamp, done),
+            Event::Loaded(into, done) => self.end_moves(into, done),
+            Event::Evicted(stamps) => self.dropped(&stamps, false),
+            Event::Corrupt(stamp) => self.dropped(&[stamp], true),
+        }
+    }
+
+    /// The next thing to do, oldest first.
+    #[must_use]
+    pub fn poll_effect(&mut self) -> Option<Effect> {
+        self.effects.pop_front()
+    }
+
+    /// Whether the master has taken in everything that this disk holds.
+    #[must_use]
+    pub fn is_member(&self) -> bool {
+        matches!(self.stage, Stage::Member)
+    }
+
+    /// How full it is.
+    #[must_use]
+    pub fn usage(&self) -> Usage {
+        let (capacity, committed) = (self.capacity, self.used);
+        let free = capacity.saturating_sub(committed);
+        Usage { capacity, free, committed, objects: self.stored, ..Usage::default() }
+    }
+
+    /// Every copy that can be read.
+    #[must_use]
+    pub fn inventory(&self) -> Vec<Record> {
+        let stored = self.copies.values().filter(|it| it.state == State::Stored);
+        stored.map(|it| it.record.clone()).collect()
+    }
+
+    /// How many bytes a copy has, if it can be read. A reader who has asked nobody where it lies says in
+    /// which life of the master it knew that (`unasked`). To be asked before the bytes are read and again
+    /// after that: they count only if the answer is the same.
+    #[must_use]
+    pub fn readable(&self, stamp: Stamp, unasked: Option<u64>) -> Option<u64> {
+        let vouches = unasked.is_none_or(|epoch| self.is_member() && epoch == self.epoch);
+        let copy = self.copies.get(&stamp).filter(|it| it.state == State::Stored && vouches)?;
+        Some(copy.record.len)
+    }
+
+    fn linked(&mut self, info: NodeInfo) {
+        // What the old life or the old connection asked, nobody waits for.
+        self.waiting.clear();
+        let id = self.next_id();
+        self.stage = Stage::Registering(id);
+        let (epoch, life, stamps) = (self.epoch, self.life, self.stamps);
+        let register = Register { info, usage: self.usage(), epoch, life, stamps };
+        self.effects.push_back(Effect::AskMaster(id, Request::Register(register)));
+    }
+
+    fn asked(&mut self, id: RequestId, request: Request) {
+        let reply = match request {
+            Request::Demote(items) => {
+                let order: Vec<_> = items.iter().map(|it| it.record.hold).collect();
+                let mut left = BTreeSet::new();
+                for item in items {
+                    left.extend(self.store(item.source, item.record));
+                }
+                let mut done = BTreeSet::new();
+                if sabotaged!(self.config.sabotage, ShelveTooSoon) {
+                    std::mem::swap(&mut left, &mut done);
+                }
+                return self.wait(id, left, Answer::Moved(order, done));
+            }
+            Request::Promote(items) => {
+                let order: Vec<_> = items.iter().map(|it| it.into).collect();
+                let mut left = BTreeSet::new();
+                for item in items {
+                    let Some(len) = self.readable(item.hold.stamp, None) else { continue };
+                    left.insert(item.into);
+                    self.effects.push_back(Effect::Load { stamp: item.hold.stamp, len, into: item.into });
+                }
+                return self.wait(id, left, Answer::Moved(order, BTreeSet::new()));
+            }
+            Request::Retire(retire) => {
+                let left = self.retire(&retire.holds);
+                return self.wait(id, left, Answer::Settled(Vec::new()));
+            }
+            Request::Mark(items) => {
+                let (mut left, mut lost) = (BTreeSet::new(), Vec::new());
+                for item in items {
+                    match self.copies.get_mut(&item.hold.stamp).filter(|it| it.state != State::Leaving) {
+                        None => lost.push(item.hold),
+                        Some(copy) => {
+                            copy.next_marks = Some(item.marks);
+                            left.insert(item.hold);
+                            self.write_marks(item.hold.stamp);
+                        }
+                    }
+                }
+                if sabotaged!(self.config.sabotage, MarkTooSoon) {
+                    left.clear();
+                }
+                return self.wait(id, left, Answer::Marked(lost, true));
+            }
+            Request::Inspect(holds) => Reply::Inspected(vec![Views::default(); holds.len()]),
+            Request::ClientGone(_) => Reply::Done,
+            _ => {
+                let message = "a disk does not answer this request".to_owned();
+                Reply::Refused(Refusal { reason: Reason::NotForYou, message })
+            }
+        };
+        self.effects.push_back(Effect::AnswerMaster(id, reply));
+    }
+
+    /// Begins to write a copy; its hold, unless there is one already.
+    fn store(&mut self, source: Hold, record: Record) -> Option<Hold> {
+        let hold = record.hold;
+        self.stamps = self.stamps.max(hold.stamp.0.saturating_add(1));
+        if !hold.is_on_disk() || self.copies.contains_key(&hold.stamp) {
+            return None;
+        }
+        self.copies.insert(hold.stamp, Copy::new(State::Writing, record.clone()));
+        self.effects.push_back(Effect::Store { source, record });
+        Some(hold)
+    }
+
+    /// Begins to let go of copies, and tells which of them are not gone yet.
+    fn retire(&mut self, holds: &[Hold]) -> BTreeSet<Hold> {
+        let (mut left, mut now) = (BTreeSet::new(), Vec::new());
+        for &hold in holds {
+            let Some(copy) = self.copies.get_mut(&hold.stamp) else { continue };
+            left.insert(hold);
+            match copy.state {
+                State::Leaving => continue,
+                // It is forgotten once it is there.
+                State::Writing => (),
+                State::Stored => {
+                    self.stored -= 1;
+                    now.push(hold.stamp);
+                }
+            }
+            copy.state = State::Leaving;
+        }
+        if !now.is_empty() {
+            self.effects.push_back(Effect::Forget(now));
+        }
+        if sabotaged!(self.config.sabotage, ForgetLater) {
+            left.clear();
+        }
+        left
+    }
+
+    fn wait(&mut self, id: RequestId, left: BTreeSet<Hold>, answer: Answer) {
+        self.waiting.insert(id, Waiting { left, answer });
+        self.maybe_answer(id);
+    }
+
+    fn maybe_answer(&mut self, id: RequestId) {
+        if self.waiting.get(&id).is_none_or(|it| !it.left.is_empty()) {
+            return;
+        }
+        let Some(waiting) = self.waiting.remove(&id) else { return };
+        let usage = self.usage();
+        let reply = match waiting.answer {
+            Answer::Moved(order, done) => {
+                let mut bytes_max: Vec<u64> =
+                    order.iter().map(|it| self.refused.remove(it).unwrap_or(0)).collect();
+                if bytes_max.iter().all(|it| *it == 0) {
+                    bytes_max.clear();
+                }
+                let items = order.iter().map(|it| done.contains(it)).collect();
+                Reply::Moved(Moved { items, usage, bytes_max })
+            }
+            Answer::Settled(lost) | Answer::Marked(lost, true) => {
+                Reply::Settled(Settled { lost, usage, also: Vec::new() })
+            }
+            Answer::Marked(_, false) => {
+                let message = "the disk could not write marks".to_owned();
+                Reply::Refused(Refusal { reason: Reason::Busy, message })
+            }
+        };
+        self.effects.push_back(Effect::AnswerMaster(id, reply));
+    }
+
+    /// Has the marks written that are to be, if the copy is there and nothing else is being written.
+    fn write_marks(&mut self, stamp: Stamp) {
+        let copy = self.copies.get_mut(&stamp).filter(|it| it.state == State::Stored && it.marking.is_none());
+        let Some(copy) = copy else { return };
+        if let Some(marks) = copy.next_marks.take() {
+            copy.marking = Some(marks.clone());
+            self.effects.push_back(Effect::Mark(stamp, marks));
+        }
+    }
+
+    /// A copy is there or in memory, or will not be: who waits for something else of it waits on.
+    fn end_moves(&mut self, hold: Hold, done: bool) {
+        self.end_some(hold, |answer| match answer {
+            Answer::Moved(_, all) => {
+                if done {
+                    all.insert(hold);
+                }
+                true
+            }
+            Answer::Settled(_) | Answer::Marked(..) => false,
+        });
+    }
+
+    /// A copy's marks are there, or could not be written.
+    fn end_marks(&mut self, hold: Hold, done: bool) {
+        self.end_some(hold, |answer| match answer {
+            Answer::Marked(_, all) => {
+                *all &= done;
+                true
+            }
+            Answer::Moved(..) | Answer::Settled(_) => false,
+        });
+    }
+
+    /// A copy is gone for good: nobody waits for anything of it any more.
+    fn end_all(&mut self, hold: Hold) {
+        // Whoever still waits for others is not told that it is there.
+        for it in self.waiting.values_mut() {
+            if let Answer::Moved(_, done) = &mut it.answer {
+                done.remove(&hold);
+            }
+        }
+        self.end_some(hold, |answer| {
+            if let Answer::Marked(lost, _) = answer {
+                lost.push(hold);
+            }
+            true
+        });
+    }
+
+    /// Answers those for whom something was the last that they waited for.
+    fn end_some(&mut self, hold: Hold, mut ends: impl FnMut(&mut Answer) -> bool) {
+        let mut ended = Vec::new();
+        for (id, it) in &mut self.waiting {
+            if it.left.contains(&hold) && ends(&mut it.answer) {
+                it.left.remove(&hold);
+                ended.push(*id);
+            }
+        }
+        ended.into_iter().for_each(|id| self.maybe_answer(id));
+    }
+
+    fn stored(&mut self, stamp: Stamp, done: bool) {
+        let hold = Hold::on_disk(stamp);
+        let Some(copy) = self.copies.get_mut(&stamp) else { return };
+        match (copy.state, done) {
+            // It was taken away while it was written.
+            (State::Leaving, true) => {
+                self.end_moves(hold, false);
+                self.effects.push_back(Effect::Forget(vec![stamp]));
+            }
+            (State::Writing, true) => {
+                copy.state = State::Stored;
+                self.stored += 1;
+                self.cleared(stamp);
+                // Others may have come meanwhile; whoever waits for those waits on.
+                self.write_marks(stamp);
+                self.end_moves(hold, true);
+                self.go_on();
+            }
+            (State::Stored, _) => (),
+            (_, false) => {
+                self.remove(stamp);
+                self.end_all(hold);
+                self.go_on();
+            }
+        }
+    }
+
+    fn refused(&mut self, stamp: Stamp, bytes_max: u64) {
+        let hold = Hold::on_disk(stamp);
+        let asked =
+            self.waiting.values().any(|it| matches!(it.answer, Answer::Moved(..)) && it.left.contains(&hold));
+        if asked {
+            self.refused.insert(hold, bytes_max.max(1));
+        }
+        self.stored(stamp, false);
+    }
+
+    fn forgotten(&mut self, stamps: &[Stamp]) {
+        for stamp in stamps {
+            self.remove(*stamp);
+            self.end_all(Hold::on_disk(*stamp));
+        }
+        self.go_on();
+    }
+
+    fn remove(&mut self, stamp: Stamp) -> Option<Copy> {
+        self.cleared(stamp);
+        let copy = self.copies.remove(&stamp)?;
+        self.stored -= u64::from(copy.state == State::Stored);
+        Some(copy)
+    }
+
+    /// Nothing hangs on that copy any more.
+    fn cleared(&mut self, stamp: Stamp) {
+        if let Stage::Clearing(_, on) = &mut self.stage {
+            on.remove(&stamp);
+        }
+    }
+
+    fn marked(&mut self, stamp: Stamp, done: bool) {
+        let Some(copy) = self.copies.get_mut(&stamp) else { return };
+        let written = copy.marking.take();
+        if let Some(marks) = written.filter(|_| done) {
+            copy.record.marks = marks;
+        }
+        match (copy.state, copy.next_marks.is_some()) {
+            // Who asked for the first of several waits for the last.
+            (State::Stored, true) => self.write_marks(stamp),
+            (State::Stored, false) => self.end_marks(Hold::on_disk(stamp), done),
+            // It is on its way out, and then everybody is told.
+            (State::Writing | State::Leaving, _) => (),
+        }
+    }
+
+    /// The log has copies no more, and nobody asked for that.
+    fn dropped(&mut self, stamps: &[Stamp], corrupt: bool) {
+        let mut items = Vec::new();
+        for stamp in stamps {
+            let Some(copy) = self.remove(*stamp) else { continue };
+            self.end_all(Hold::on_disk(*stamp));
+            if copy.state == State::Stored {
+                items.push(copy.record);
+            }
+        }
+        // What it has not announced yet it need not tell of, but may.
+        let tells = matches!(self.stage, Stage::Clearing(..) | Stage::Announcing(..) | Stage::Member);
+        if !items.is_empty() && tells {
+            let dropped = Dropped { items, corrupt, usage: self.usage() };
+            self.tell(Request::Dropped(dropped));
+        }
+        self.go_on();
+    }
+
+    fn answered(&mut self, id: RequestId, reply: Reply) {
+        match (&self.stage, reply) {
+            (Stage::Registering(asked), Reply::Registered(registered)) if *asked == id => {
+                self.registered(&registered);
+            }
+            (Stage::Announcing(asked, next), Reply::Announced(retire)) if *asked == id => {
+                let next = *next;
+                let left = self.retire(&retire);
+                self.stage = Stage::Clearing(next, left.iter().map(|it| it.stamp).collect());
+                self.go_on();
+            }
+            _ => (),
+        }
+    }
+
+    fn registered(&mut self, registered: &Registered) {
+        if !serves(self.config.sabotage, (self.epoch, self.life), registered) {
+            self.stage = Stage::Broken;
+            let (served, offered) = (self.epoch, registered.epoch);
+            return self.effects.push_back(Effect::RejectMaster { served, offered });
+        }
+        (self.epoch, self.life) = (registered.epoch, registered.life);
+        self.effects.push_back(Effect::Epoch(registered.epoch, registered.life));
+        self.retire(&registered.retire);
+        if registered.discard {
+            let all: Vec<_> = self.copies.keys().map(|stamp| Hold::on_disk(*stamp)).collect();
+            self.retire(&all);
+        }
+        let under_way = self.copies.iter().filter(|(_, it)| it.state != State::Stored);
+        let under_way = under_way.filter(|_| !sabotaged!(self.config.sabotage, ForgetLater));
+        let under_way = under_way.filter(|(_, it)| {
+            it.state == State::Leaving || !sabotaged!(self.config.sabotage, AnnounceTooSoon)
+        });
+        self.stage = Stage::Clearing(Some(Stamp(0)), under_way.map(|(stamp, _)| *stamp).collect());
+        self.go_on();
+    }
+
+    /// Goes on to join, once it has let go of what it owes: whatever it says next means that it has.
+    fn go_on(&mut self) {
+        match &self.stage {
+            Stage::Clearing(Some(first), on) if on.is_empty() => self.announce(*first),
+            Stage::Clearing(None, on) if on.is_empty() => self.stage = Stage::Member,
+            _ => (),
+        }
+    }
+
+    fn announce(&mut self, first: Stamp) {
+        let (mut items, mut bytes, mut next) = (Vec::new(), 0, None);
+        for (stamp, copy) in self.copies.range(first..).filter(|(_, it)| it.state == State::Stored) {
+            if items.len() >= ANNOUNCE_ITEMS_MAX || bytes >= ANNOUNCE_BYTES_MAX {
+                next = Some(*stamp);
+                break;
+            }
+            bytes += copy.record.key.as_bytes().len();
+            items.push(copy.record.clone());
+        }
+        let id = self.next_id();
+        self.stage = Stage::Announcing(id, next);
+        let announce = Announce { items, last: next.is_none() };
+        self.effects.push_back(Effect::AskMaster(id, Request::Announce(announce)));
+    }
+
+    fn beat(&mut self) {
+        if self.is_member() {
+            let beat = Heartbeat { usage: Some(self.usage()), viewers: Vec::new() };
+            self.tell(Request::Heartbeat(beat));
+        }
+    }
+
+    fn tell(&mut self, request: Request) {
+        let id = self.next_id();
+        self.effects.push_back(Effect::AskMaster(id, request));
+    }
+
+    fn next_id(&mut self) -> RequestId {
+        self.next_id += 1;
+        RequestId(self.next_id)
+    }
+}

@@ -1,0 +1,161 @@
+//! The connections of clients and members, and the names of clients.
+//!
+//! **Invariant:** a client has one connection: a newer one replaces it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use super::catalog::{LabelIndex, NamespaceIndex, NodeIndex};
+use crate::{ClientId, ConnId, SegmentId, message::Hello};
+
+/// The process at the other end of a connection.
+#[derive(Debug)]
+pub(super) enum Party {
+    Client(Arc<Visitor>),
+    Node(Option<NodeIndex>),
+}
+
+/// A client, for as long as its connection lasts.
+#[derive(Clone, Debug)]
+pub(super) struct Visitor {
+    pub(super) client: ClientId,
+    pub(super) namespace: NamespaceIndex,
+    pub(super) home: Option<SegmentId>,
+    pub(super) host: String,
+    /// The name that it gives itself.
+    pub(super) label: String,
+    pub(super) index: LabelIndex,
+}
+
+/// All connections.
+#[derive(Debug, Default)]
+pub(super) struct Connections {
+    parties: BTreeMap<ConnId, Party>,
+    clients: BTreeMap<ClientId, ConnId>,
+    /// See [`Event::Near`](super::Event::Near).
+    near: BTreeSet<ConnId>,
+    /// See [`Event::Inside`](super::Event::Inside).
+    inside: BTreeSet<ConnId>,
+    labels: Labels,
+}
+
+impl Connections {
+    /// A client has a new connection; the one that it replaces, if there is one, which must be closed first.
+    pub(super) fn replace_client(&mut self, client: ClientId, conn: ConnId) -> Option<ConnId> {
+        self.clients.insert(client, conn)
+    }
+
+    /// A client connects.
+    pub(super) fn open_client(&mut self, conn: ConnId, hello: Hello, namespace: NamespaceIndex) {
+        let index = self.labels.intern(&hello.label);
+        let Hello { client, home, host, label, .. } = hello;
+        let visitor = Visitor { client, namespace, home, host, label, index };
+        self.parties.insert(conn, Party::Client(Arc::new(visitor)));
+    }
+
+    /// A member connects, or registers, or leaves.
+    pub(super) fn set_node(&mut self, conn: ConnId, node: Option<NodeIndex>) {
+        self.parties.insert(conn, Party::Node(node));
+    }
+
+    /// A connection is closed or replaced: its party, if it was open.
+    pub(super) fn close(&mut self, conn: ConnId) -> Option<Party> {
+        self.near.remove(&conn);
+        self.inside.remove(&conn);
+        self.parties.remove(&conn)
+    }
+
+    /// The connection of a client was closed; whether it has no newer one.
+    pub(super) fn end_client(&mut self, client: ClientId, conn: ConnId) -> bool {
+        let was_last = self.clients.get(&client) == Some(&conn);
+        if was_last {
+            self.clients.remove(&client);
+        }
+        was_last
+    }
+
+    pub(super) fn set_near(&mut self, conn: ConnId) {
+        self.near.insert(conn);
+    }
+
+    pub(super) fn is_near(&self, conn: ConnId) -> bool {
+        self.near.contains(&conn)
+    }
+
+    pub(super) fn set_inside(&mut self, conn: ConnId) {
+        self.inside.insert(conn);
+    }
+
+    pub(super) fn is_inside(&self, conn: ConnId) -> bool {
+        self.inside.contains(&conn)
+    }
+
+    pub(super) fn get(&self, conn: ConnId) -> Option<&Party> {
+        self.parties.get(&conn)
+    }
+
+    pub(super) fn is_open(&self, conn: ConnId) -> bool {
+        self.parties.contains_key(&conn)
+    }
+
+    pub(super) fn client_count(&self) -> u64 {
+        self.clients.len() as u64
+    }
+
+    /// The name of a client, by its number.
+    pub(super) fn label(&self, index: LabelIndex) -> String {
+        self.labels.name(index)
+    }
+
+    /// A client for people: its name, or its number while it is not connected.
+    pub(super) fn client_name(&self, client: ClientId) -> String {
+        match self.visitor(client) {
+            Some(visitor) => visitor.label.clone(),
+            None => format!("client {client}, which is not connected"),
+        }
+    }
+
+    /// The name of a client that wrote an object, and its number.
+    pub(super) fn writer(&self, client: ClientId) -> (LabelIndex, String) {
+        self.visitor(client).map(|it| (it.index, it.label.clone())).unwrap_or_default()
+    }
+
+    fn visitor(&self, client: ClientId) -> Option<&Visitor> {
+        match self.parties.get(self.clients.get(&client)?)? {
+            Party::Client(visitor) => Some(visitor),
+            Party::Node(_) => None,
+        }
+    }
+}
+
+/// The names of clients, each once. The first is that of all clients that came after the table was full.
+#[derive(Debug, Default)]
+struct Labels {
+    names: Vec<String>,
+    numbers: BTreeMap<String, LabelIndex>,
+}
+
+/// Names of clients that are told apart.
+const LABELS_MAX: usize = 1 << 16;
+
+impl Labels {
+    fn intern(&mut self, name: &str) -> LabelIndex {
+        if self.names.is_empty() {
+            self.names.push(String::new());
+        }
+        if let Some(&index) = self.numbers.get(name) {
+            return index;
+        }
+        if self.names.len() >= LABELS_MAX {
+            return LabelIndex::default();
+        }
+        let index = LabelIndex(self.names.len() as u16);
+        self.names.push(name.to_owned());
+        self.numbers.insert(name.to_owned(), index);
+        index
+    }
+
+    fn name(&self, index: LabelIndex) -> String {
+        self.names.get(index.0 as usize).cloned().unwrap_or_default()
+    }
+}

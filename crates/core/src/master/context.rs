@@ -1,0 +1,270 @@
+//! What all parts of the master share: the time, the configuration, the catalog, the members, the space that
+//! is reserved, and the messages to nodes and clients.
+//!
+//! A part of the master, such as [`Tier`](super::tier::Tier), owns its state and is called with the context.
+//! No part knows another one; what concerns several parts, such as the removal of an object, the master does.
+//!
+//! **Invariant:** every request to a node that needs an answer has an entry in `waits` until the node answers
+//! or its connection is closed.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use super::{
+    Effect, MasterConfig, Notice, OpId, Wait,
+    catalog::{Catalog, NamespaceIndex, NodeIndex, Object, ObjectIndex},
+    connections::Connections,
+    deadlines::Deadlines,
+    ghosts::Ghosts,
+    members::{Members, Standing},
+    room::Room,
+};
+use crate::{
+    ConnId, Hold, Location, RequestId, Tick,
+    message::{Demotion, Found, NodeInfo, Record, Reply, Request, Retire, Settle, Usage},
+    sabotage::sabotaged,
+};
+
+/// Copies that one message retires, so that a large one does not keep the others waiting.
+const RETIRE_HOLDS_MAX: usize = 1 << 14;
+/// How long a node is not asked to poll again after it was.
+const POLL_PAUSE_MS: u64 = 2;
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Context {
+    pub(super) config: MasterConfig,
+    pub(super) now: Tick,
+    pub(super) catalog: Catalog,
+    pub(super) members: Members,
+    pub(super) connections: Connections,
+    pub(super) room: Room,
+    pub(super) ghosts: Ghosts,
+    /// When operations must be answered, but for drops.
+    pub(super) deadlines: Deadlines,
+    pub(super) waits: BTreeMap<RequestId, (NodeIndex, Wait)>,
+    pub(super) effects: VecDeque<Effect>,
+    /// Objects that were evicted since the master started, and their bytes.
+    pub(super) evicted: (u64, u64),
+    next_id: u64,
+}
+
+impl Context {
+    pub(super) fn new(config: MasterConfig) -> Self {
+        Self {
+            config,
+            now: Tick::default(),
+            catalog: Catalog::new(config.hash_seed),
+            members: Members::default(),
+            connections: Connections::default(),
+            room: Room::default(),
+            ghosts: Ghosts::default(),
+            deadlines: Deadlines::default(),
+            waits: BTreeMap::new(),
+            effects: VecDeque::new(),
+            evicted: (0, 0),
+            next_id: 0,
+        }
+    }
+
+    pub(super) fn next_id(&mut self) -> RequestId {
+        self.next_id += 1;
+        RequestId(self.next_id)
+    }
+
+    pub(super) fn next_op(&mut self) -> OpId {
+        OpId(self.next_id().0)
+    }
+
+    pub(super) fn reply(&mut self, conn: ConnId, id: RequestId, reply: Reply) {
+        self.effects.push_back(Effect::Reply(conn, id, reply));
+    }
+
+    pub(super) fn notice(&mut self, notice: Notice) {
+        self.effects.push_back(Effect::Notice(notice));
+    }
+
+    /// Asks a node and remembers what for. `None` if it is not connected.
+    pub(super) fn ask(&mut self, node: NodeIndex, request: Request, wait: Wait) -> Option<RequestId> {
+        let conn = self.members.get(node)?.conn?;
+        let id = self.next_id();
+        let effect = match wait {
+            Wait::Publish(..) => Effect::Entrust(conn, id, request),
+            _ => Effect::Ask(conn, id, request),
+        };
+        self.waits.insert(id, (node, wait));
+        self.effects.push_back(effect);
+        Some(id)
+    }
+
+    /// Has a node process the publications in its socket, unless it was asked to a moment ago. Any request
+    /// does.
+    pub(super) fn poll_node(&mut self, node: NodeIndex) {
+        let member = self.members.get(node).filter(|it| it.entrusted > 0 && it.looks_from <= self.now);
+        if member.is_some() {
+            self.poll_node_now(node);
+        }
+    }
+
+    pub(super) fn poll_node_now(&mut self, node: NodeIndex) {
+        let Some(member) = self.members.get_mut(node) else { return };
+        member.entrusted = 0;
+        member.looks_from = self.now.after(POLL_PAUSE_MS);
+        self.ask(node, Request::Settle(Settle::default()), Wait::Settle(Vec::new(), None));
+    }
+
+    /// Tells the nodes to retire copies, and which of them could be told. The others owe it. What is gone
+    /// already is confirmed like the rest.
+    pub(super) fn retire(
+        &mut self,
+        replicas: Vec<(NodeIndex, Hold)>,
+        op: Option<OpId>,
+    ) -> BTreeMap<RequestId, NodeIndex> {
+        let mut by_node: BTreeMap<NodeIndex, Vec<Hold>> = BTreeMap::new();
+        for (node, hold) in replicas {
+            by_node.entry(node).or_default().push(hold);
+        }
+        let mut asked = BTreeMap::new();
+        for (node, holds) in by_node {
+            for holds in holds.chunks(RETIRE_HOLDS_MAX) {
+                let request = Request::Retire(Retire { holds: holds.to_vec() });
+                match self.ask(node, request, Wait::Retire(holds.to_vec(), op)) {
+                    Some(id) => {
+                        asked.insert(id, node);
+                        if let Some(member) = self.members.get_mut(node) {
+                            member.retiring.extend(holds);
+                        }
+                    }
+                    None => self.owe(node, holds),
+                }
+            }
+        }
+        asked
+    }
+
+    /// A node must apply these retires before it is used again.
+    pub(super) fn owe(&mut self, node: NodeIndex, holds: &[Hold]) {
+        if let Some(member) = self.members.get_mut(node) {
+            holds.iter().for_each(|hold| _ = member.retiring.remove(hold));
+            member.owed.extend(holds);
+        }
+    }
+
+    /// Returns reservations that no client will use.
+    pub(super) fn abort_all(&mut self, holds: Vec<(NodeIndex, Hold)>) {
+        let mut by_node: BTreeMap<NodeIndex, Vec<Hold>> = BTreeMap::new();
+        for (node, hold) in holds {
+            self.room.end_grant(node, hold);
+            by_node.entry(node).or_default().push(hold);
+        }
+        for (node, abort) in by_node {
+            let settle = Settle { commit: Vec::new(), abort };
+            self.ask(node, Request::Settle(settle), Wait::Settle(Vec::new(), None));
+        }
+    }
+
+    /// A node said something, so it is not silent.
+    pub(super) fn hear(&mut self, node: NodeIndex) {
+        let Some(member) = self.members.get_mut(node) else { return };
+        member.heard = self.now;
+        if member.standing == Standing::Silent {
+            member.standing = Standing::Ready;
+            let name = member.info.name.clone();
+            self.notice(Notice::NodeReady(name));
+        }
+    }
+
+    pub(super) fn report(&mut self, node: NodeIndex, usage: Usage) {
+        if let Some(member) = self.members.get_mut(node) {
+            if member.free < usage.free || member.usage.name_max < usage.name_max {
+                self.room.note_change();
+            }
+            member.report(self.now, usage);
+        }
+    }
+
+    /// Counts an object that leaves memory for another one.
+    pub(super) fn count_eviction(&mut self, index: ObjectIndex) {
+        let bytes = self.catalog.get(index).map_or(0, Object::len);
+        self.evicted = (self.evicted.0 + 1, self.evicted.1 + bytes);
+        self.notice(Notice::Evicted(1, bytes));
+    }
+
+    /// What a namespace uses, reservations included.
+    pub(super) fn used(&self, namespace: NamespaceIndex) -> u64 {
+        let committed = self.catalog.namespace(namespace).map_or(0, |it| it.committed);
+        committed.saturating_add(self.room.granted(namespace))
+    }
+
+    /// How much more the namespace may use as it is.
+    pub(super) fn quota_left(&self, namespace: NamespaceIndex) -> u64 {
+        let limit = self.room.policy(namespace).and_then(|it| it.quota);
+        let limit = limit.filter(|_| !sabotaged!(self.config.sabotage, IgnoreQuota));
+        limit.map_or(u64::MAX, |limit| limit.saturating_sub(self.used(namespace)))
+    }
+
+    /// What becomes of the objects of a namespace when memory is short.
+    pub(super) fn demotion(&self, namespace: NamespaceIndex) -> Demotion {
+        let own = self.room.policy(namespace).and_then(|it| it.demotion);
+        own.unwrap_or(self.config.tier.demotion)
+    }
+
+    /// Whether a lease keeps an object from a delete that is not forced.
+    pub(super) fn lease_refuses(&self, index: ObjectIndex, force: bool) -> bool {
+        let leased = self.catalog.get(index).is_some_and(|it| it.leased(self.now));
+        self.config.strict_leases && !force && leased && !sabotaged!(self.config.sabotage, RemoveLeased)
+    }
+
+    /// Whether a member can be read from and written to.
+    pub(super) fn is_ready(&self, node: NodeIndex) -> bool {
+        self.members.get(node).is_some_and(|it| it.standing == Standing::Ready)
+    }
+
+    /// Whether an object can be read from memory.
+    pub(super) fn is_in_memory(&self, object: &Object) -> bool {
+        object.in_memory().any(|(node, _)| self.members.get(node).is_some_and(|it| it.readable()))
+    }
+
+    /// An object as a client sees it, with its locations if it wants them.
+    pub(super) fn found(&self, object: &Object, locate: bool, nodes: &mut BTreeSet<NodeIndex>) -> Found {
+        let readable = |node: NodeIndex| self.members.get(node).is_some_and(|it| it.readable());
+        let mut replicas = Vec::new();
+        if locate {
+            replicas.reserve_exact(object.copies().count());
+            for (node, hold) in object.copies().filter(|(node, _)| readable(*node)) {
+                replicas.extend(self.location(node, hold));
+                nodes.insert(node);
+            }
+        }
+        Found {
+            generation: object.generation(),
+            len: object.len(),
+            replicas,
+            hard_pin: object.hard_pin(),
+            soft_pin: object.soft_pin(),
+            leased: object.leased(self.now),
+            sample: object.is_sample(),
+        }
+    }
+
+    fn location(&self, node: NodeIndex, hold: Hold) -> Option<Location> {
+        let segment = self.members.get(node)?.info.segment;
+        Some(Location { segment, slot: hold.slot, stamp: hold.stamp })
+    }
+
+    pub(super) fn infos(&self, nodes: BTreeSet<NodeIndex>) -> Vec<NodeInfo> {
+        nodes.into_iter().filter_map(|node| Some(self.members.get(node)?.info.clone())).collect()
+    }
+
+    /// What a node needs to know to hold a copy of an object.
+    pub(super) fn record(&self, index: ObjectIndex, hold: Hold) -> Option<Record> {
+        let object = self.catalog.get(index)?;
+        Some(Record {
+            hold,
+            namespace: self.catalog.namespace_name(object.namespace()).to_owned(),
+            key: object.key().clone(),
+            generation: object.generation(),
+            len: object.len(),
+            marks: object.marks().cloned().unwrap_or_default(),
+        })
+    }
+}

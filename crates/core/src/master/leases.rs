@@ -1,0 +1,387 @@
+//! Samples: objects that are consumed.
+//!
+//! A sample is one object, whatever it is made of: its parts are reserved, committed, read and freed together
+//! because they lie under one stamp. [`Leases`] owns which client has leased it, and which samples are to be
+//! freed. The master asks it what became of a request, and removes the samples that it names.
+//!
+//! **Invariant:** a sample is never evicted: it leaves when it is consumed, deleted, replaced, or has waited
+//! for longer than its namespace's policy allows while no client leased it.
+//! **Invariant:** a lease ends when it is released, when its sample is gone, when its client says goodbye or
+//! is proven dead, or when the client's connection has been broken for longer than the operator allows. A
+//! client that connects again in time has its leases as before.
+//! **Invariant:** a sample that was consumed while others had it leased is freed when the last of these
+//! leases ends, whatever ends it.
+//! **Invariant:** an acknowledgement is written on the nodes before it is answered.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{
+    Visitor,
+    catalog::{NamespaceIndex, NodeIndex, ObjectIndex},
+    context::Context,
+    refuse,
+    stream::{StreamIndex, Streams},
+};
+use crate::{
+    BATCH_ITEMS_MAX, ClientId, Generation, Tick,
+    marks::{Consumption, SampleMarks},
+    message::{
+        Ack, AckItem, AckOutcome, Cause, Granted, Lease, LeaseItem, LeaseOutcome, Leased, Reason, Reply,
+    },
+    sabotage::sabotaged,
+};
+
+/// Leases that one client may have.
+const LEASES_PER_CLIENT_MAX: usize = 1 << 16;
+
+/// Which client has leased what.
+#[derive(Debug, Default)]
+pub(super) struct Leases {
+    next: u64,
+    leases: BTreeMap<u64, Held>,
+    by_object: BTreeSet<(ObjectIndex, u64)>,
+    by_client: BTreeSet<(ClientId, u64)>,
+    /// Clients that have leases and are not connected: until when these are kept for them.
+    away: BTreeMap<ClientId, Tick>,
+    /// Samples by namespace and by the time they were put.
+    waiting: BTreeSet<(NamespaceIndex, Tick, ObjectIndex)>,
+    /// What was pulled from a stream by leases that have ended.
+    put_back: Vec<Pulled>,
+    /// Samples that are consumed when their last lease ends, and the client that said so.
+    deferred: BTreeMap<ObjectIndex, String>,
+    /// Those of them whose last lease has ended.
+    released: Vec<ObjectIndex>,
+    /// By namespace, the samples that waited too long and were freed, and their bytes.
+    expired: BTreeMap<NamespaceIndex, (u64, u64)>,
+}
+
+/// What was pulled, from which stream, by which group.
+type Pulled = (StreamIndex, String, Generation);
+
+#[derive(Debug)]
+struct Held {
+    object: ObjectIndex,
+    client: ClientId,
+    label: String,
+    pulled: Option<Pulled>,
+}
+
+/// The sums of a namespace's samples.
+#[derive(Debug, Default)]
+pub(super) struct SampleStat {
+    pub(super) count: u64,
+    pub(super) leased: u64,
+    pub(super) oldest: Option<Tick>,
+    pub(super) bytes: u64,
+    pub(super) bytes_leased: u64,
+    pub(super) oldest_leased: Option<Tick>,
+    /// How many waited too long and were freed, and their bytes.
+    pub(super) expired: (u64, u64),
+}
+
+impl Leases {
+    /// The number of the first lease is one more, so that two masters do not give the same ones.
+    pub(super) fn after(next: u64) -> Self {
+        Self { next, ..Self::default() }
+    }
+
+    fn grant(&mut self, object: ObjectIndex, visitor: &Visitor, pulled: Option<Pulled>) -> u64 {
+        self.next += 1;
+        let lease = self.next;
+        let held = Held { object, client: visitor.client, label: visitor.label.clone(), pulled };
+        self.leases.insert(lease, held);
+        self.by_object.insert((object, lease));
+        self.by_client.insert((visitor.client, lease));
+        lease
+    }
+
+    /// Leases what was pulled from a stream.
+    pub(super) fn grant_pulled(&mut self, object: ObjectIndex, visitor: &Visitor, pulled: Pulled) -> u64 {
+        self.grant(object, visitor, Some(pulled))
+    }
+
+    /// What was pulled by leases that have ended since this was asked last.
+    pub(super) fn take_put_back(&mut self) -> Vec<Pulled> {
+        std::mem::take(&mut self.put_back)
+    }
+
+    /// How many more leases a client may have.
+    pub(super) fn left_for(&self, client: ClientId) -> usize {
+        LEASES_PER_CLIENT_MAX.saturating_sub(self.of_client(client).count())
+    }
+
+    /// Ends a lease, if the client has it.
+    fn end(&mut self, lease: u64, client: ClientId) -> bool {
+        if self.leases.get(&lease).is_none_or(|it| it.client != client) {
+            return false;
+        }
+        let Some(held) = self.leases.remove(&lease) else { return false };
+        self.by_object.remove(&(held.object, lease));
+        self.by_client.remove(&(held.client, lease));
+        self.put_back.extend(held.pulled);
+        if self.deferred.contains_key(&held.object) && !self.is_leased(held.object) {
+            self.released.push(held.object);
+        }
+        true
+    }
+
+    /// Samples whose consumption waited for the end of their leases, and whose leases have ended since the
+    /// last call.
+    pub(super) fn take_released(&mut self) -> Vec<(ObjectIndex, String)> {
+        let released = std::mem::take(&mut self.released);
+        let unleased = released.into_iter().filter(|it| !self.is_leased(*it)).collect::<Vec<_>>();
+        unleased.into_iter().filter_map(|it| Some((it, self.deferred.remove(&it)?))).collect()
+    }
+
+    /// Ends the leases of a client, apart from those that it says it knows of.
+    pub(super) fn end_all_but(&mut self, client: ClientId, known: &[u64]) {
+        let known: BTreeSet<_> = known.iter().copied().collect();
+        let leases: Vec<_> = self.of_client(client).filter(|it| !known.contains(it)).collect();
+        leases.into_iter().for_each(|lease| _ = self.end(lease, client));
+    }
+
+    /// A client is connected again.
+    pub(super) fn client_returned(&mut self, client: ClientId) {
+        self.away.remove(&client);
+    }
+
+    /// A sample is there, and waits to be consumed.
+    pub(super) fn arrive(&mut self, namespace: NamespaceIndex, put: Tick, object: ObjectIndex) {
+        self.waiting.insert((namespace, put, object));
+    }
+
+    /// A sample is gone, and so is the point of its leases.
+    pub(super) fn leave(&mut self, namespace: NamespaceIndex, put: Tick, object: ObjectIndex) {
+        self.waiting.remove(&(namespace, put, object));
+        self.deferred.remove(&object);
+        let leases: Vec<_> = self.of_object(object).collect();
+        for lease in leases {
+            if let Some(client) = self.leases.get(&lease).map(|it| it.client) {
+                self.end(lease, client);
+            }
+        }
+    }
+
+    /// Every lease: of what, and whose.
+    pub(super) fn held(&self) -> impl Iterator<Item = (ObjectIndex, &str)> {
+        self.leases.values().map(|it| (it.object, it.label.as_str()))
+    }
+
+    fn of_object(&self, object: ObjectIndex) -> impl Iterator<Item = u64> + '_ {
+        self.by_object.range((object, 0)..=(object, u64::MAX)).map(|it| it.1)
+    }
+
+    fn of_client(&self, client: ClientId) -> impl Iterator<Item = u64> + '_ {
+        self.by_client.range((client, 0)..=(client, u64::MAX)).map(|it| it.1)
+    }
+
+    fn is_leased(&self, object: ObjectIndex) -> bool {
+        self.of_object(object).next().is_some()
+    }
+
+    fn of_namespace(&self, namespace: NamespaceIndex) -> impl Iterator<Item = (Tick, ObjectIndex)> + '_ {
+        let first = (namespace, Tick(0), ObjectIndex::MIN);
+        let last = (namespace, Tick(u64::MAX), ObjectIndex::MAX);
+        self.waiting.range(first..=last).map(|it| (it.1, it.2))
+    }
+
+    /// Leases samples by name.
+    pub(super) fn lease(&mut self, cx: &mut Context, visitor: &Visitor, lease: &Lease) -> Reply {
+        let many = self.of_client(visitor.client).count() + lease.items.len() > LEASES_PER_CLIENT_MAX;
+        if lease.items.len() > BATCH_ITEMS_MAX || many {
+            return refuse(Reason::Busy, "too many leases at a time");
+        }
+        let mut nodes = BTreeSet::new();
+        let items =
+            lease.items.iter().map(|item| self.lease_one(cx, visitor, item, &lease.group, &mut nodes));
+        let items = items.collect();
+        Reply::Leased(Leased { items, nodes: cx.infos(nodes) })
+    }
+
+    fn lease_one(
+        &mut self,
+        cx: &mut Context,
+        visitor: &Visitor,
+        item: &LeaseItem,
+        group: &str,
+        nodes: &mut BTreeSet<NodeIndex>,
+    ) -> LeaseOutcome {
+        let index = cx.catalog.find(visitor.namespace, &item.key);
+        let Some((index, object)) = index.and_then(|it| Some((it, cx.catalog.get(it)?))) else {
+            return LeaseOutcome::Absent;
+        };
+        if item.generation.is_some_and(|wanted| wanted != object.generation()) {
+            return LeaseOutcome::Superseded(object.generation());
+        }
+        let Some(sample) = object.marks().and_then(|it| it.sample.as_ref()) else {
+            return LeaseOutcome::NotASample;
+        };
+        if let Consumption::Groups(groups) = &sample.consumption
+            && !groups.iter().any(|it| it == group)
+        {
+            return LeaseOutcome::WrongGroup;
+        }
+        if sample.is_consumed() || sample.acked.iter().any(|it| it == group) {
+            return LeaseOutcome::Consumed;
+        }
+        let found = cx.found(object, true, nodes);
+        cx.catalog.touch(index, cx.now, None);
+        LeaseOutcome::Leased(Granted { lease: self.grant(index, visitor, None), found })
+    }
+
+    pub(super) fn release(&mut self, client: ClientId, leases: &[u64]) {
+        leases.iter().for_each(|lease| _ = self.end(*lease, client));
+    }
+
+    /// The connection of a client is closed, and it may connect again. Whether it has leases, which are kept
+    /// for it for a while.
+    pub(super) fn client_away(&mut self, cx: &Context, client: ClientId) -> bool {
+        let has_any = self.of_client(client).next().is_some();
+        if has_any {
+            self.away.insert(client, cx.now.after(cx.config.lease_grace_ms));
+        }
+        has_any
+    }
+
+    /// A client is gone for good: its leases end.
+    pub(super) fn client_gone(&mut self, cx: &Context, client: ClientId) {
+        self.away.remove(&client);
+        if !sabotaged!(cx.config.sabotage, LeasesOutliveClients) {
+            self.end_all_but(client, &[]);
+        }
+    }
+
+    /// Clients that have been disconnected for too long.
+    pub(super) fn late_clients(&self, now: Tick) -> Vec<ClientId> {
+        self.away.iter().filter(|(_, until)| **until <= now).map(|it| *it.0).collect()
+    }
+
+    /// A group has consumed a sample; what that leads to.
+    pub(super) fn ack(
+        &mut self,
+        cx: &mut Context,
+        streams: &mut Streams,
+        visitor: &Visitor,
+        (item, ack): (&AckItem, &Ack),
+    ) -> Acked {
+        let stale = Acked::Nothing(AckOutcome::Stale);
+        let index = cx.catalog.find(visitor.namespace, &item.key);
+        let Some((index, object)) = index.and_then(|it| Some((it, cx.catalog.get(it)?))) else {
+            return stale;
+        };
+        let mut marks = object.marks().cloned().unwrap_or_default();
+        let generation: Generation = object.generation();
+        let same = generation == item.generation || sabotaged!(cx.config.sabotage, AckAnyGeneration);
+        let Some(sample) = marks.sample.as_mut().filter(|_| same) else {
+            return stale;
+        };
+        let waits = ack.unless_leased && self.is_leased(index);
+        if ack.abort && waits {
+            return Acked::Nothing(AckOutcome::Recorded);
+        }
+        if ack.abort {
+            return Acked::Free(index, Cause::Deleted);
+        }
+        let group = &ack.group;
+        let stream = sample.stream.clone();
+        match &sample.consumption {
+            Consumption::Retained => return Acked::Nothing(AckOutcome::Recorded),
+            Consumption::Groups(groups) if !groups.iter().any(|it| it == group) => {
+                return Acked::Nothing(AckOutcome::WrongGroup);
+            }
+            Consumption::Once | Consumption::Groups(_) => (),
+        }
+        if !sample.acked.iter().any(|it| it == group) {
+            sample.acked.push(group.to_owned());
+        }
+        let is_consumed = sample.is_consumed();
+        streams.ack(visitor.namespace, &stream, generation, group);
+        if is_consumed && !waits {
+            return Acked::Free(index, Cause::Consumed);
+        }
+        if is_consumed {
+            // The end of the last lease frees it, also if the client that has it dies. What is written on the
+            // nodes frees it if the master dies first.
+            self.deferred.insert(index, visitor.label.clone());
+        }
+        if is_consumed || !sabotaged!(cx.config.sabotage, ForgetAcks) {
+            cx.catalog.mark(index, marks);
+        }
+        Acked::Mark(index)
+    }
+
+    /// Whether a sample is to be removed because its consumption is complete, by what is written on the
+    /// nodes. If it is leased, the end of its last lease frees it.
+    pub(super) fn frees_consumed(&mut self, cx: &Context, index: ObjectIndex) -> bool {
+        let sample = cx.catalog.get(index).and_then(|it| it.marks()?.sample.as_ref());
+        if !sample.is_some_and(SampleMarks::is_consumed) {
+            return false;
+        }
+        let is_leased = self.is_leased(index);
+        if is_leased {
+            self.deferred.entry(index).or_default();
+        }
+        !is_leased
+    }
+
+    /// Samples that have waited for longer than their namespace allows while no client leased them. They are
+    /// counted as expired.
+    pub(super) fn take_expired(&mut self, cx: &Context) -> Vec<ObjectIndex> {
+        let mut late = Vec::new();
+        for (namespace, policy) in cx.room.policies() {
+            let Some(max) = policy.max_hold_ms else { continue };
+            let old = self.of_namespace(namespace).take_while(|(put, _)| put.after(max) <= cx.now);
+            let even_leased = sabotaged!(cx.config.sabotage, GiveUpLeased);
+            late.extend(old.map(|it| it.1).filter(|&it| even_leased || !self.is_leased(it)));
+        }
+        for object in late.iter().filter_map(|index| cx.catalog.get(*index)) {
+            let bytes = object.len().saturating_add(object.elsewhere());
+            let expired = self.expired.entry(object.namespace()).or_default();
+            *expired = (expired.0 + 1, expired.1.saturating_add(bytes));
+        }
+        late
+    }
+
+    /// When the first disconnected client loses its leases, or the first sample has waited too long.
+    pub(super) fn next_timeout(&self, cx: &Context) -> Option<Tick> {
+        let ends = cx.room.policies().filter_map(|(namespace, policy)| {
+            let max = policy.max_hold_ms?;
+            let mut unleased = self.of_namespace(namespace).filter(|(_, object)| !self.is_leased(*object));
+            unleased.next().map(|(put, _)| put.after(max))
+        });
+        ends.chain(self.away.values().copied()).min()
+    }
+
+    pub(super) fn stat(&self, cx: &Context, namespace: NamespaceIndex) -> SampleStat {
+        let expired = self.expired.get(&namespace).copied().unwrap_or_default();
+        let mut stat = SampleStat { expired, ..SampleStat::default() };
+        for (put, object) in self.of_namespace(namespace) {
+            stat.count += 1;
+            stat.oldest.get_or_insert(put);
+            let bytes = cx.catalog.get(object).map_or(0, |it| it.len().saturating_add(it.elsewhere()));
+            stat.bytes = stat.bytes.saturating_add(bytes);
+            if self.is_leased(object) {
+                stat.leased += 1;
+                stat.bytes_leased = stat.bytes_leased.saturating_add(bytes);
+                stat.oldest_leased.get_or_insert(put);
+            }
+        }
+        stat
+    }
+
+    /// The clients that have leased an object, by name.
+    pub(super) fn holders(&self, object: ObjectIndex) -> Vec<String> {
+        let held = self.of_object(object).filter_map(|lease| self.leases.get(&lease));
+        held.map(|it| it.label.clone()).collect()
+    }
+}
+
+/// What an acknowledgement leads to.
+#[derive(Debug)]
+pub(super) enum Acked {
+    Nothing(AckOutcome),
+    /// It must be written on the nodes.
+    Mark(ObjectIndex),
+    /// It was the last one: the sample is to be removed.
+    Free(ObjectIndex, Cause),
+}

@@ -1,0 +1,450 @@
+//! Membership: nodes and disks that register, fall silent, disconnect, return, or are lost.
+//!
+//! A member registers, announces what it holds, and is then ready. [`Membership`] owns the durable roster;
+//! the state of each member is in [`members`](super::members). The master routes what a member will not
+//! answer any more.
+//!
+//! **Invariant:** a member that was declared lost in this epoch returns empty: objects that it
+//! still holds may have been deleted meanwhile, and the master keeps no list of them.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use super::{
+    Context, Effect, Master, Notice, Objects, Wait,
+    catalog::{LabelIndex, NewObject, NodeIndex},
+    ghosts::Name,
+    members::{Member, Standing},
+    refuse,
+    saved::Saving,
+};
+use crate::{
+    ConnId, Hold, RequestId, Tick, VIEWERS_MAX,
+    marks::SampleMarks,
+    message::{Announce, Cause, Heartbeat, Reason, Record, Register, Registered, Released, Reply},
+    sabotage::sabotaged,
+};
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Membership {
+    pub(super) saving: Saving,
+    /// See [`Effect::Restart`].
+    pub(super) is_superseded: bool,
+}
+
+impl Membership {
+    /// Whether a member has served a later epoch than this one's, or an equal one of another master: then
+    /// this master is not to be believed, and must be replaced.
+    fn supersedes(&mut self, o: &mut Objects, register: &Register) -> bool {
+        let config = o.cx.config;
+        let ignores_later = sabotaged!(config.sabotage, StayBehind)
+            || sabotaged!(config.sabotage, ServeAnyEpoch)
+            || sabotaged!(config.sabotage, DiscardForOthers);
+        if is_of_this_master(o, register) || register.epoch < config.epoch || ignores_later {
+            return false;
+        }
+        o.cx.notice(Notice::Superseded(register.info.name.clone(), register.epoch));
+        o.cx.effects.push_back(Effect::Restart(register.epoch));
+        self.is_superseded = true;
+        true
+    }
+
+    /// A member registers, whose earlier connection is closed.
+    fn register(&mut self, o: &mut Objects, conn: ConnId, id: RequestId, register: Register) {
+        let is_same_life = is_of_this_master(o, &register);
+        let known = o.cx.members.find(register.info.segment);
+        let same_epoch = register.epoch == o.cx.config.epoch;
+        let discards = is_same_life || (same_epoch && sabotaged!(o.cx.config.sabotage, DiscardForOthers));
+        let was_lost = known.is_none() && discards && !sabotaged!(o.cx.config.sabotage, BelieveTheLost);
+        if was_lost {
+            o.cx.notice(Notice::NodeDiscarded(register.info.name.clone()));
+        }
+        let has_served_another = known.is_none() && register.epoch != 0 && !is_same_life;
+        let node = match known {
+            Some(node) => readmit(o, node, conn, register),
+            None => {
+                let mut member = Member::new(register.info, register.usage, o.cx.now);
+                (member.conn, member.is_near) = (Some(conn), o.cx.connections.is_near(conn));
+                member.discard = was_lost;
+                member.from_earlier_life = !discards || sabotaged!(o.cx.config.sabotage, BelieveTheLost);
+                o.cx.members.insert(member)
+            }
+        };
+        let Some(node) = node else {
+            let reply = refuse(Reason::Busy, "the master has as many nodes as it can have");
+            return o.cx.reply(conn, id, reply);
+        };
+        if has_served_another {
+            // It may hold objects that this master does not know.
+            o.unreported.insert(node);
+        }
+        o.cx.connections.set_node(conn, Some(node));
+        self.saving.enroll(&mut o.cx, node, conn);
+        self.saving.registered_when_saved(&mut o.cx, node, conn, id);
+    }
+
+    /// Forgets a node and what only it held; the version of the saved state without it.
+    fn lose(&mut self, o: &mut Objects, node: NodeIndex, notice: fn(String, u64) -> Notice) -> u64 {
+        let name = o.cx.members.name(node);
+        let mut lost = 0;
+        for index in o.cx.catalog.on_node(node) {
+            o.lose_copy(index, node, Cause::NodeLost);
+            lost += u64::from(o.cx.catalog.get(index).is_none());
+        }
+        o.cx.room.end_grants_on(node);
+        o.cx.ghosts.forget(node);
+        o.tier.forget_member(node);
+        let member = o.cx.members.remove(node);
+        o.cx.notice(notice(name, lost));
+        o.reported(node);
+        self.saving.erase(&mut o.cx, member)
+    }
+}
+
+fn is_of_this_master(o: &Objects, register: &Register) -> bool {
+    (register.epoch, register.life) == (o.cx.config.epoch, o.cx.config.life)
+}
+
+/// A member that is known registers again.
+fn readmit(o: &mut Objects, node: NodeIndex, conn: ConnId, register: Register) -> Option<NodeIndex> {
+    let is_near = o.cx.connections.is_near(conn);
+    let member = o.cx.members.get_mut(node)?;
+    member.is_near = is_near;
+    member.info = register.info;
+    member.report(o.cx.now, register.usage);
+    member.standing = Standing::Joining;
+    member.conn = Some(conn);
+    member.told.clear();
+    member.announces = false;
+    o.cx.members.note_kinds();
+    Some(node)
+}
+
+pub(super) fn announce(o: &mut Objects, node: NodeIndex, announce: Announce) -> Reply {
+    o.cx.hear(node);
+    // What it was told when it registered it has done; this answer may be lost too.
+    has_done_what_it_owed(o, node);
+    let mut retire = Vec::new();
+    for record in announce.items {
+        let hold = record.hold;
+        if let Err(name) = take_in(o, node, record) {
+            retire.push(hold);
+            o.cx.ghosts.insert(&Arc::new(name), node, hold);
+        }
+    }
+    if announce.last {
+        retire.extend(end_joining(o, node));
+    }
+    if let Some(member) = o.cx.members.get_mut(node) {
+        member.owed = retire.iter().copied().collect();
+        member.discard = false;
+        member.announces = true;
+    }
+    Reply::Announced(retire)
+}
+
+/// Takes an announced object into the catalog if it belongs there; else tells what it was called.
+fn take_in(o: &mut Objects, node: NodeIndex, record: Record) -> Result<(), Name> {
+    let namespace = o.cx.catalog.intern(&record.namespace);
+    let refused = |key| Err(Name { namespace, key });
+    let Some(member) = o.cx.members.get_mut(node) else { return refused(record.key) };
+    if member.retiring.contains(&record.hold) {
+        // It was taken away meanwhile, and the node has not heard of that yet.
+        return refused(record.key);
+    }
+    member.told.insert(record.hold);
+    let news = member.from_earlier_life;
+    let existing = o.cx.catalog.find(namespace, &record.key);
+    if let Some((index, object)) = existing.and_then(|it| Some((it, o.cx.catalog.get(it)?))) {
+        if object.replicas().any(|replica| replica == (node, record.hold)) {
+            // It may have been on its way there when the node was last heard of.
+            o.cx.catalog.complete(index, node, record.hold);
+            o.correct_marks(index, node, &record.marks);
+            return Ok(());
+        }
+        let older = object.generation() > record.generation;
+        let is_same = object.generation() == record.generation;
+        // Of two copies that one node tells of, one is enough.
+        let is_second = is_same && object.is_on(node);
+        if !news || is_second || (older && !sabotaged!(o.cx.config.sabotage, PreferOlder)) {
+            return refused(record.key);
+        }
+        if is_same {
+            o.cx.catalog.add_replica(index, node, record.hold);
+            o.merge_marks(index, &record.marks);
+            if o.leases.frees_consumed(&o.cx, index) {
+                let gone = o.take_out(index, Cause::Consumed, "");
+                o.cx.retire(gone, None);
+            }
+            return Ok(());
+        }
+        let old = o.take_out(index, Cause::Replaced, "");
+        o.cx.retire(old, None);
+    } else if !news {
+        return refused(record.key);
+    }
+    let name = Name { namespace, key: record.key };
+    if !o.floors.accepts(&name, record.generation) {
+        // A newer object of that name was here, and is gone.
+        return Err(name);
+    }
+    if record.marks.sample.as_ref().is_some_and(SampleMarks::is_consumed) {
+        // Only leases kept it, and they have ended with the earlier master. A copy whose node missed the
+        // last acknowledgement does not bring it back.
+        o.raise_floor(&Arc::new(name.clone()), record.generation, Cause::Consumed);
+        return Err(name);
+    }
+    let new = NewObject {
+        namespace,
+        key: name.key,
+        generation: record.generation,
+        len: record.len,
+        marks: record.marks,
+        writer: LabelIndex::default(),
+        soft_until: Tick(0),
+        replicas: vec![(node, record.hold)],
+    };
+    let is_sample = new.marks.sample.is_some();
+    let index = o.cx.catalog.insert(o.cx.now, new);
+    if let Some(index) = index.filter(|_| is_sample) {
+        o.leases.arrive(namespace, o.cx.now, index);
+        o.streams.enter(&o.cx, index, false);
+    }
+    Ok(())
+}
+
+/// The node has told everything: what it did not tell of, it does not have. It may have the bytes, if it
+/// never heard that they became a copy; whoever was told of that copy must not read them any more, so it
+/// is to be taken away.
+fn end_joining(o: &mut Objects, node: NodeIndex) -> Vec<Hold> {
+    let mut untold = Vec::new();
+    let Some(member) = o.cx.members.get_mut(node) else { return untold };
+    if member.standing != Standing::Joining {
+        return untold;
+    }
+    member.standing = Standing::Ready;
+    member.from_earlier_life = false;
+    let told = std::mem::take(&mut member.told);
+    let name = member.info.name.clone();
+    for index in o.cx.catalog.on_node(node) {
+        let Some(object) = o.cx.catalog.get(index) else { continue };
+        let hold = object.replicas().find(|(on, _)| *on == node).map(|(_, hold)| hold);
+        let Some(hold) = hold.filter(|hold| !told.contains(hold)) else { continue };
+        let name = Name { namespace: object.namespace(), key: object.key().clone() };
+        o.lose_copy(index, node, Cause::NodeLost);
+        o.cx.ghosts.insert(&Arc::new(name), node, hold);
+        untold.push(hold);
+    }
+    o.cx.room.note_change();
+    o.tier.wake();
+    o.cx.notice(Notice::NodeReady(name));
+    o.reported(node);
+    untold
+}
+
+/// The node knows what it owed: it has done that before it said anything else.
+fn has_done_what_it_owed(o: &mut Objects, node: NodeIndex) {
+    let Some(member) = o.cx.members.get_mut(node) else { return };
+    member.unheard.clear();
+    for hold in std::mem::take(&mut member.owed) {
+        // What it was asked for since is confirmed by its answer.
+        if !member.retiring.contains(&hold) {
+            o.cx.ghosts.lay(node, hold);
+        }
+    }
+}
+
+pub(super) fn heartbeat(o: &mut Objects, node: NodeIndex, beat: Heartbeat) -> Reply {
+    o.cx.hear(node);
+    // It has heard the answer to all that it announced, or it would not beat.
+    has_done_what_it_owed(o, node);
+    if let Some(usage) = beat.usage {
+        o.cx.report(node, usage);
+        if let Some(member) = o.cx.members.get_mut(node) {
+            member.viewers = beat.viewers;
+            member.viewers.truncate(VIEWERS_MAX);
+        }
+    }
+    Reply::Done
+}
+
+/// Reservations ended without the master.
+pub(super) fn released(o: &mut Objects, node: NodeIndex, released: &Released) -> Reply {
+    o.cx.hear(node);
+    o.cx.report(node, released.usage);
+    for &hold in &released.holds {
+        o.cx.room.end_grant(node, hold);
+    }
+    Reply::Done
+}
+
+pub(super) fn next_silence(cx: &Context) -> Option<Tick> {
+    let next = cx.members.iter().filter_map(|(node, it)| match it.standing {
+        Standing::Ready => Some(it.heard.after(cx.config.silence_ms_max)),
+        Standing::Away(since) => Some(since.after(away_ms_max(cx, node))),
+        Standing::Joining | Standing::Silent => None,
+    });
+    next.min()
+}
+
+/// How long that one may be away. A disk keeps what it has while its node is started again.
+fn away_ms_max(cx: &Context, node: NodeIndex) -> u64 {
+    let is_disk = cx.members.get(node).is_some_and(Member::is_disk);
+    if is_disk { cx.config.tier.away_ms_max } else { cx.config.away_ms_max }
+}
+
+impl Master {
+    pub(super) fn register(&mut self, conn: ConnId, id: RequestId, register: Register) {
+        if self.membership.supersedes(&mut self.objects, &register) {
+            return;
+        }
+        let members = &self.objects.cx.members;
+        let known = members.find(register.info.segment);
+        if let Some((node, old)) = known.and_then(|node| Some((node, members.get(node)?.conn?))) {
+            self.fence(old);
+            self.node_away(node, old);
+        }
+        self.membership.register(&mut self.objects, conn, id, register);
+    }
+
+    /// A node's connection is closed: whatever it was asked there, it will not answer.
+    pub(super) fn node_away(&mut self, node: NodeIndex, conn: ConnId) {
+        let Some(member) = self.objects.cx.members.get_mut(node) else { return };
+        if member.conn != Some(conn) {
+            return;
+        }
+        member.conn = None;
+        member.standing = Standing::Away(self.objects.cx.now);
+        let name = member.info.name.clone();
+        self.objects.cx.notice(Notice::NodeAway(name));
+        self.objects.tier.member_away(&mut self.objects.cx, node);
+        let asked: Vec<_> =
+            self.objects.cx.waits.iter().filter(|(_, (on, _))| *on == node).map(|(id, _)| *id).collect();
+        for id in asked {
+            match self.objects.cx.waits.remove(&id) {
+                Some((_, Wait::Allocate(op, items))) => {
+                    self.reservations.not_allocated(&mut self.objects, node, op, &items)
+                }
+                Some((_, Wait::Retire(holds, op))) => {
+                    self.retires.unconfirmed(&mut self.objects, node, id, &holds, op)
+                }
+                // What was to be put in writing is corrected when it comes back.
+                Some((_, Wait::Mark(objects, op))) => {
+                    self.retires.not_marked(&mut self.objects, node, id, &objects, op)
+                }
+                Some((_, Wait::Inspect(op, items))) => {
+                    self.explanations.inspected(&mut self.objects, op, &items, &[])
+                }
+                Some((_, Wait::Demote(leaving))) => {
+                    self.objects.tier.disk_away(&mut self.objects.cx, node, &leaving)
+                }
+                // The promotion has ended.
+                Some((_, Wait::PromoteRoom(id, charged))) => {
+                    self.objects.tier.promotion_has_memory(&mut self.objects.cx, node, (id, charged), None);
+                }
+                Some((_, Wait::Promote(_) | Wait::PromoteSettle(_))) => (),
+                // It tells what it committed when it comes back.
+                Some((_, Wait::Settle(_, op))) => self.retires.confirmed(&mut self.objects, id, op),
+                // It is told again when it comes back.
+                Some((_, Wait::Publish(objects, op))) => {
+                    if let Some(member) = self.objects.cx.members.get_mut(node) {
+                        member.unheard.extend(objects.into_iter().map(|it| (it.2, (it.0, it.1))));
+                    }
+                    self.retires.not_published(&mut self.objects, id, op);
+                }
+                None => (),
+            }
+        }
+    }
+
+    /// A node says that it will not come back: what it held is lost now, and nobody need wait for it.
+    pub(super) fn node_left(&mut self, node: NodeIndex, conn: ConnId, id: RequestId) {
+        self.objects.cx.connections.set_node(conn, None);
+        self.forget_answers(conn);
+        self.node_away(node, conn);
+        let version = self.membership.lose(&mut self.objects, node, Notice::NodeLeft);
+        self.membership.saving.when_saved(
+            &mut self.objects.cx,
+            version,
+            Effect::Reply(conn, id, Reply::Done),
+        );
+        self.membership.saving.when_saved(&mut self.objects.cx, version, Effect::Disconnect(conn));
+    }
+
+    pub(super) fn notice_silence(&mut self) {
+        if next_silence(&self.objects.cx).is_none_or(|at| at > self.objects.cx.now) {
+            return;
+        }
+        let nodes: Vec<_> =
+            self.objects.cx.members.iter().map(|(node, it)| (node, it.standing, it.heard)).collect();
+        for (node, standing, heard) in nodes {
+            match standing {
+                Standing::Ready
+                    if heard.after(self.objects.cx.config.silence_ms_max) <= self.objects.cx.now =>
+                {
+                    self.silent(node)
+                }
+                Standing::Away(since)
+                    if since.after(away_ms_max(&self.objects.cx, node)) <= self.objects.cx.now =>
+                {
+                    self.membership.lose(&mut self.objects, node, Notice::NodeLost);
+                }
+                _ => (),
+            }
+        }
+    }
+
+    fn silent(&mut self, node: NodeIndex) {
+        let Some(member) = self.objects.cx.members.get_mut(node) else { return };
+        member.standing = Standing::Silent;
+        let name = member.info.name.clone();
+        self.objects.cx.notice(Notice::NodeSilent(name));
+        // New objects go elsewhere; what the silent node was asked for, others are asked for now.
+        let allocations = self
+            .objects
+            .cx
+            .waits
+            .iter()
+            .filter(|(_, (on, wait))| *on == node && matches!(wait, Wait::Allocate(..)));
+        let allocations: Vec<_> = allocations.map(|(id, _)| *id).collect();
+        for id in allocations {
+            if let Some((_, Wait::Allocate(op, items))) = self.objects.cx.waits.remove(&id) {
+                self.reservations.not_allocated(&mut self.objects, node, op, &items);
+            }
+        }
+        // Nor does a put wait for its copy there; what became of that, the node tells when it speaks again.
+        let copies = self.objects.cx.waits.iter().filter_map(|(id, (on, wait))| match wait {
+            Wait::Settle(_, op) if *on == node => Some((*id, *op)),
+            _ => None,
+        });
+        for (id, op) in copies.collect::<Vec<_>>() {
+            self.retires.confirmed(&mut self.objects, id, op);
+        }
+        let published = self.objects.cx.waits.iter().filter_map(|(id, (on, wait))| match wait {
+            Wait::Publish(_, op) if *on == node => Some((*id, *op)),
+            _ => None,
+        });
+        for (id, op) in published.collect::<Vec<_>>() {
+            self.retires.not_published(&mut self.objects, id, op);
+        }
+    }
+}
+
+impl Context {
+    /// Tells a node that it is registered, and what it must do before it is used.
+    pub(super) fn answer_registered(&mut self, node: NodeIndex, conn: ConnId, id: RequestId) {
+        let Some(member) = self.members.get(node).filter(|it| it.conn == Some(conn)) else { return };
+        // The answer may be lost: it is owed until the node announces, which it does after it has retired.
+        let (discard, owed) = (member.discard, member.owed.clone());
+        let retire = if sabotaged!(self.config.sabotage, ForgetOwedRetires) { BTreeSet::new() } else { owed };
+        let reply = Reply::Registered(Registered {
+            epoch: self.config.epoch,
+            life: self.config.life,
+            discard,
+            retire: retire.into_iter().collect(),
+            commit: self.unheard(node),
+        });
+        self.reply(conn, id, reply);
+    }
+}

@@ -1,0 +1,159 @@
+//! The objects, and the state that each part of the master keeps for them.
+//!
+//! Removing an object concerns every part: its copies are retired, its leases and its place in a stream end,
+//! and so do promotions of it. So only [`Objects::forget`] removes objects from the catalog. Operations such
+//! as reservations and deletes are built on top of this, and know nothing of the parts.
+
+use std::sync::Arc;
+
+use super::{
+    catalog::{NodeIndex, ObjectIndex},
+    context::Context,
+    ghosts::Name,
+    leases::Leases,
+    pin::Unwritten,
+    stream::Streams,
+    tier::Tier,
+    unreported::Floors,
+    why::History,
+};
+use crate::{ClientId, Generation, Hold, Key, message::Cause, sabotage::sabotaged};
+use std::collections::BTreeSet;
+
+/// The copies of an object.
+type Replicas = Vec<(NodeIndex, Hold)>;
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Objects {
+    pub(super) cx: Context,
+    pub(super) tier: Tier,
+    pub(super) leases: Leases,
+    pub(super) streams: Streams,
+    pub(super) unwritten: Unwritten,
+    pub(super) history: History,
+    /// Members that have not reported yet what they hold.
+    pub(super) unreported: BTreeSet<NodeIndex>,
+    pub(super) floors: Floors,
+    pub(super) next_generation: u64,
+}
+
+impl Objects {
+    pub(super) fn new(cx: Context) -> Self {
+        let config = cx.config;
+        Self {
+            cx,
+            tier: Tier::new(config.tier, config.epoch),
+            leases: Leases::after(config.first_counter),
+            streams: Streams::default(),
+            unwritten: Unwritten::default(),
+            history: History::default(),
+            unreported: BTreeSet::new(),
+            floors: Floors::default(),
+            next_generation: config.first_counter,
+        }
+    }
+
+    /// Takes an object out of the catalog, and notes why; its replicas are still to be retired.
+    pub(super) fn take_out(&mut self, index: ObjectIndex, cause: Cause, by: &str) -> Vec<(NodeIndex, Hold)> {
+        let Some((name, replicas)) = self.forget(index, cause, by) else { return Vec::new() };
+        for &(node, hold) in &replicas {
+            self.cx.ghosts.insert(&name, node, hold);
+        }
+        replicas
+    }
+
+    /// Takes an object out of the catalog, and notes why; its replicas are no more, or nobody can say.
+    pub(super) fn forget(
+        &mut self,
+        index: ObjectIndex,
+        cause: Cause,
+        by: &str,
+    ) -> Option<(Arc<Name>, Replicas)> {
+        let object = self.cx.catalog.remove(index)?;
+        self.unwritten.forget(index);
+        let disk_bytes_max = self.tier.forget_object(&mut self.cx, index, object.generation());
+        if object.is_sample() {
+            self.leases.leave(object.namespace(), object.put(), index);
+            self.streams.leave(&self.cx, &object, cause);
+        }
+        let name = Arc::new(Name { namespace: object.namespace(), key: object.key().clone() });
+        let generation = object.generation();
+        self.raise_floor(&name, generation, cause);
+        self.history.note(self.cx.now, Arc::clone(&name), generation, (cause, by), object.reader());
+        self.history.had_been_refused(disk_bytes_max);
+        self.cx.room.note_change();
+        Some((name, object.replicas().collect()))
+    }
+
+    /// Forgets the copy on one node, and the object with its last copy. One that is being written to a disk
+    /// may be there already, whatever became of the answer: the disk will tell. What is still being brought
+    /// back into memory is taken away with the last.
+    pub(super) fn lose_copy(&mut self, index: ObjectIndex, node: NodeIndex, cause: Cause) {
+        let last = self.cx.catalog.get(index).is_some_and(|it| it.homes().all(|on| on == node));
+        if !last {
+            return self.cx.catalog.drop_replica(index, node);
+        }
+        let name = self.cx.members.name(node);
+        let Some((object, mut rest)) = self.forget(index, cause, "") else { return };
+        self.history.went_with(name);
+        rest.retain(|(on, _)| *on != node);
+        rest.iter().for_each(|(on, hold)| self.cx.ghosts.insert(&object, *on, *hold));
+        self.cx.retire(rest, None);
+    }
+
+    /// Takes one object away to make room for another, on a node or within a quota.
+    pub(super) fn evict(&mut self, victim: ObjectIndex, node: Option<NodeIndex>, (by, key): (&str, &Key)) {
+        self.cx.count_eviction(victim);
+        if self.tier.leave_memory(&mut self.cx, victim, node) {
+            return;
+        }
+        self.tier.count_evicted(&self.cx, node);
+        let gone = self.take_out(victim, Cause::Evicted, by);
+        self.history.made_room(node.map_or_else(String::new, |node| self.cx.members.name(node)), key);
+        // Nobody waits for the answer: what needs the room follows on the same connection, in order.
+        self.cx.retire(gone, None);
+    }
+
+    /// The connection of a client broke, and it may connect again; or it has done so already.
+    pub(super) fn client_broke(&mut self, client: ClientId, is_away: bool) {
+        if sabotaged!(self.cx.config.sabotage, LeasesEndWithConnections) {
+            return self.client_gone(client);
+        }
+        if is_away && !self.leases.client_away(&self.cx, client) {
+            self.streams.detach(client);
+        }
+    }
+
+    /// A client is gone for good, as it said, or as a node has proof of.
+    pub(super) fn client_gone(&mut self, client: ClientId) {
+        self.streams.detach(client);
+        self.leases.client_gone(&self.cx, client);
+    }
+
+    /// Ends the leases of clients that have been disconnected for too long, and frees samples that have
+    /// waited too long.
+    pub(super) fn end_leases(&mut self) {
+        self.leases.late_clients(self.cx.now).into_iter().for_each(|client| self.client_gone(client));
+        for index in self.leases.take_expired(&self.cx) {
+            let gone = self.take_out(index, Cause::HeldTooLong, "");
+            self.cx.retire(gone, None);
+        }
+    }
+
+    /// Frees the samples whose consumption waited for the end of their leases.
+    pub(super) fn free_released(&mut self) {
+        for (index, who) in self.leases.take_released() {
+            if sabotaged!(self.cx.config.sabotage, KeepReleased) {
+                continue;
+            }
+            let gone = self.take_out(index, Cause::Consumed, &who);
+            self.cx.retire(gone, None);
+        }
+    }
+
+    pub(super) fn mint_generation(&mut self) -> Generation {
+        self.next_generation += 1;
+        Generation { epoch: self.cx.config.epoch, counter: self.next_generation }
+    }
+}

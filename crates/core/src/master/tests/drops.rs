@@ -1,0 +1,303 @@
+//! Drops in pieces, answers that wait for nodes, and puts that nobody waits for any more.
+
+use super::*;
+use crate::message::{
+    CommitOutcome, Delete, DeleteMatching, DeleteOutcome, DeletedMatching, Pattern, PutOptions, Replacement,
+    Reserve, ReserveItem, ReserveOutcome,
+};
+
+impl Cluster {
+    fn drop_all(&mut self) -> RequestId {
+        let delete = DeleteMatching { pattern: Pattern::All, force: false, wait_ms: 500 };
+        self.send(Request::DeleteMatching(delete))
+    }
+
+    fn dropped(&mut self, id: RequestId) -> Option<DeletedMatching> {
+        match self.replies.remove(&id) {
+            Some(Reply::DeletedMatching(it)) => Some(it),
+            None => None,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// One piece of work; whether there was one.
+    fn work(&mut self) -> bool {
+        let works = self.master.has_work();
+        self.master.work(self.now);
+        self.carry_out();
+        works
+    }
+
+    fn put_many(&mut self, count: usize) {
+        (0..count).for_each(|index| _ = self.put(&format!("k{index}"), 1, plain()));
+    }
+
+    /// How many copies the first node, which is held up, was asked to take away since this was last called.
+    fn copies_asked_for(&mut self) -> usize {
+        let asked = std::mem::take(&mut self.held_up[0]).into_iter().map(|(_, request)| match request {
+            Request::Retire(retire) => retire.holds.len(),
+            _ => 0,
+        });
+        asked.sum()
+    }
+
+    fn left(&self) -> u64 {
+        self.master.stat().namespaces.iter().map(|it| it.objects).sum()
+    }
+}
+
+fn in_pieces_of(piece_objects_max: usize, capacities: &[u64]) -> Cluster {
+    Cluster::with(capacities, |config| config.piece_objects_max = piece_objects_max)
+}
+
+fn confirmed(count: u64) -> Option<DeletedMatching> {
+    Some(DeletedMatching { count, unconfirmed: vec![] })
+}
+
+fn unconfirmed(count: u64, node: &str) -> Option<DeletedMatching> {
+    Some(DeletedMatching { count, unconfirmed: vec![node.into()] })
+}
+
+#[test]
+fn a_drop_takes_a_bounded_number_at_a_time_and_others_are_answered_in_between() {
+    let mut cluster = in_pieces_of(4, &[64 * UNIT]);
+    cluster.put_many(18);
+    let id = cluster.drop_all();
+    let mut left = vec![cluster.left()];
+    while cluster.work() {
+        assert!(cluster.ask(Request::Stat).is_some());
+        left.push(cluster.left());
+    }
+    assert_eq!(left, [14, 10, 6, 2, 0]);
+    assert_eq!(cluster.dropped(id), confirmed(18));
+    assert_eq!((cluster.nodes[0].usage().objects, cluster.master.waiting_count()), (0, 0));
+}
+
+#[test]
+fn a_drop_spares_what_was_put_since_it_began() {
+    let mut cluster = in_pieces_of(2, &[64 * UNIT]);
+    cluster.put_many(6);
+    let id = cluster.drop_all();
+    // One of them takes the place of what the drop has yet to come to, the other a number that it has passed.
+    assert!(matches!(cluster.put("k5", 1, plain()), CommitOutcome::Replaced(_)));
+    assert!(matches!(cluster.put("k0", 1, plain()), CommitOutcome::Stored(_)));
+    while cluster.work() {}
+    assert_eq!(cluster.dropped(id), confirmed(5));
+    assert!(cluster.has("k0") && cluster.has("k5") && cluster.left() == 2);
+}
+
+#[test]
+fn drops_take_turns() {
+    let mut cluster = in_pieces_of(1, &[64 * UNIT]);
+    cluster.put_many(6);
+    let delete = |prefix: &[u8]| DeleteMatching {
+        pattern: Pattern::Prefix(prefix.to_vec()),
+        force: false,
+        wait_ms: 500,
+    };
+    let first = cluster.send(Request::DeleteMatching(delete(b"k")));
+    let second = cluster.send(Request::DeleteMatching(delete(b"k5")));
+    let mut pieces = 0;
+    while cluster.dropped(second).is_none() {
+        assert!(cluster.work());
+        pieces += 1;
+    }
+    assert!(pieces <= 2 && cluster.left() > 0, "{pieces} pieces, {} left", cluster.left());
+    while cluster.work() {}
+    assert_eq!(cluster.dropped(first), confirmed(5));
+}
+
+#[test]
+fn only_a_few_messages_of_a_drop_wait_for_a_node_at_a_time() {
+    let mut cluster = in_pieces_of(1, &[64 * UNIT]);
+    cluster.put_many(20);
+    cluster.hold_up(0);
+    let id = cluster.drop_all();
+    while cluster.work() {}
+    assert_eq!((cluster.held_up[0].len(), cluster.left()), (4, 16));
+    cluster.let_go(0);
+    while cluster.work() {}
+    assert_eq!(cluster.dropped(id), confirmed(20));
+}
+
+#[test]
+fn a_drop_is_answered_without_a_node_that_does_not_confirm_but_not_before_every_name_is_gone() {
+    let mut cluster = in_pieces_of(1, &[64 * UNIT]);
+    cluster.put_many(20);
+    cluster.hold_up(0);
+    let id = cluster.drop_all();
+    while cluster.work() {}
+    cluster.wait(500);
+    assert_eq!(cluster.dropped(id), None);
+    while cluster.work() {}
+    assert_eq!((cluster.dropped(id), cluster.left()), (unconfirmed(20, "node1"), 0));
+    // It is still so when it is asked once more, until the node has done what it owes.
+    let again = cluster.drop_all();
+    cluster.wait(500);
+    while cluster.work() {}
+    assert_eq!(cluster.dropped(again), unconfirmed(0, "node1"));
+    cluster.let_go(0);
+    let again = cluster.drop_all();
+    while cluster.work() {}
+    assert_eq!(cluster.dropped(again), confirmed(0));
+}
+
+#[test]
+fn one_turn_asks_for_a_bounded_number_of_copies_that_others_took_away() {
+    const PIECE: usize = 3;
+    // Copies of many names, or of one name that was replaced again and again.
+    for one_name in [false, true] {
+        let mut cluster = in_pieces_of(PIECE, &[64 * UNIT]);
+        let name = |index: usize| if one_name { "k".to_owned() } else { format!("k{index:02}") };
+        let reserve = |index| match cluster.reserve(&name(index), 1, plain()) {
+            ReserveOutcome::Room(room) => room,
+            other => panic!("{other:?}"),
+        };
+        let rooms: Vec<_> = (0..20).map(reserve).collect();
+        cluster.hold_up(0);
+        for (index, room) in rooms.iter().enumerate() {
+            cluster.send_commit(&name(index), 1, plain(), room);
+            cluster.delete(&name(index), true);
+        }
+        let owed = cluster.master.unconfirmed_count();
+        assert_eq!(owed, 20);
+        cluster.wait(500);
+        cluster.held_up[0].clear();
+        let id = cluster.drop_all();
+        // From here on nothing is waited for, so that there is always another piece to be done.
+        cluster.wait(500);
+        assert_eq!(cluster.dropped(id), None);
+        let mut turns = vec![cluster.copies_asked_for()];
+        while cluster.work() {
+            turns.push(cluster.copies_asked_for());
+        }
+        assert!(turns.iter().all(|&asked| asked <= PIECE), "one turn asks for too many: {turns:?}");
+        assert_eq!(turns.iter().sum::<usize>(), owed, "{turns:?}");
+        assert_eq!(cluster.dropped(id), unconfirmed(0, "node1"));
+    }
+}
+
+#[test]
+fn a_drop_goes_on_when_whoever_asked_is_gone() {
+    let mut cluster = in_pieces_of(2, &[64 * UNIT]);
+    cluster.put_many(9);
+    cluster.drop_all();
+    cluster.event(Event::Closed(CLIENT));
+    while cluster.work() {}
+    assert_eq!((cluster.left(), cluster.nodes[0].usage().objects), (0, 0));
+    assert_eq!(cluster.master.waiting_count(), 0);
+}
+
+#[test]
+fn a_drop_waits_for_what_others_took_away_meanwhile() {
+    let mut cluster = in_pieces_of(8, &[64 * UNIT, 64 * UNIT]);
+    let on = |node: &str| PutOptions { preferred: vec![node.into()], ..plain() };
+    cluster.put("k", 1, on("node2"));
+    cluster.hold_up(1);
+    let ReserveOutcome::Room(room) = cluster.reserve("k", 1, on("node1")) else { panic!() };
+    let put = cluster.send_commit("k", 1, on("node1"), &room);
+    let id = cluster.drop_all();
+    while cluster.work() {}
+    assert_eq!((cluster.dropped(id), cluster.replies.contains_key(&put)), (None, false));
+    cluster.let_go(1);
+    assert_eq!(cluster.dropped(id), confirmed(1));
+}
+
+#[test]
+fn a_delete_that_is_repeated_is_unconfirmed_for_as_long_as_the_copy_is_owed() {
+    let mut cluster = Cluster::new(&[4 * UNIT]);
+    cluster.put("k", UNIT, plain());
+    cluster.unlink(0);
+    let owed = Some(DeleteOutcome::Unconfirmed(vec!["node1".into()]));
+    assert_eq!(cluster.delete("k", true), owed);
+    assert_eq!(cluster.delete("k", true), owed);
+    assert_eq!(cluster.delete("other", true), Some(DeleteOutcome::Absent));
+    cluster.link(0);
+    assert_eq!(cluster.delete("k", true), Some(DeleteOutcome::Absent));
+    assert_eq!(cluster.master.unconfirmed_count(), 0);
+}
+
+#[test]
+fn a_delete_that_is_repeated_waits_for_a_node_that_only_takes_its_time() {
+    let mut cluster = Cluster::new(&[4 * UNIT]);
+    cluster.put("k", UNIT, plain());
+    cluster.hold_up(0);
+    assert_eq!(cluster.delete("k", true), None);
+    let again = cluster.send(Request::Delete(Delete { keys: vec![key("k")], force: true, wait_ms: 500 }));
+    assert!(!cluster.replies.contains_key(&again));
+    cluster.let_go(0);
+    assert_eq!(cluster.replies.remove(&again), Some(Reply::Deleted(vec![DeleteOutcome::Absent])));
+}
+
+#[test]
+fn a_key_twice_in_a_batch_has_the_same_answer_twice() {
+    let mut cluster = Cluster::new(&[4 * UNIT]);
+    cluster.put("k", UNIT, plain());
+    cluster.unlink(0);
+    let delete = Delete { keys: vec![key("k"), key("k")], force: true, wait_ms: 500 };
+    let unconfirmed = || DeleteOutcome::Unconfirmed(vec!["node1".into()]);
+    let reply = cluster.ask(Request::Delete(delete));
+    assert_eq!(reply, Some(Reply::Deleted(vec![unconfirmed(), unconfirmed()])));
+}
+
+/// A replacement of `k` on the first node, while its old copy is on the second.
+fn replace_on_another_node(before: impl FnOnce(&mut Cluster)) -> (Cluster, RequestId) {
+    let mut cluster = Cluster::new(&[4 * UNIT, 4 * UNIT]);
+    let on = |node: &str| PutOptions { preferred: vec![node.into()], ..plain() };
+    cluster.put("k", UNIT, on("node2"));
+    before(&mut cluster);
+    let ReserveOutcome::Room(room) = cluster.reserve("k", UNIT, on("node1")) else { panic!() };
+    let id = cluster.send_commit("k", UNIT, on("node1"), &room);
+    (cluster, id)
+}
+
+#[test]
+fn a_replace_names_the_nodes_that_could_not_confirm_in_time() {
+    let generation = Generation { epoch: 5, counter: 2 };
+    let unconfirmed = Replacement { generation, replaced: true, nodes: vec!["node2".into()] };
+    let unconfirmed = Some(Reply::Committed(vec![CommitOutcome::Unconfirmed(unconfirmed)]));
+    let (mut away, id) = replace_on_another_node(|cluster| cluster.unlink(1));
+    assert_eq!(away.replies.remove(&id), unconfirmed);
+    let (mut slow, id) = replace_on_another_node(|cluster| cluster.hold_up(1));
+    slow.wait(499);
+    assert_eq!(slow.replies.remove(&id), None);
+    slow.wait(1);
+    assert_eq!(slow.replies.remove(&id), unconfirmed);
+    let (mut prompt, id) = replace_on_another_node(|_| ());
+    let replaced = Some(Reply::Committed(vec![CommitOutcome::Replaced(generation)]));
+    assert_eq!(prompt.replies.remove(&id), replaced);
+}
+
+#[test]
+fn a_put_that_nobody_waits_for_any_more_leaves_the_line_at_once() {
+    let mut cluster = Cluster::new(&[2 * UNIT]);
+    cluster.put("held", 2 * UNIT, pinned());
+    let waiting = |cluster: &mut Cluster, name: &str, len| {
+        let items = vec![ReserveItem { key: key(name), len, options: plain() }];
+        cluster.send(Request::Reserve(Reserve { items, wait_ms: 10_000, ..Reserve::default() }))
+    };
+    let first = waiting(&mut cluster, "first", 2 * UNIT);
+    let second = waiting(&mut cluster, "second", UNIT);
+    assert_eq!(cluster.ask(Request::Cancel(first)), Some(Reply::Done));
+    assert!(matches!(cluster.replies.remove(&first), Some(Reply::Reserved(_))));
+    assert_eq!(cluster.master.stat().namespaces[0].waiting, 1);
+    // An answer that was given, or a request that never was, is none the worse for it.
+    assert_eq!(cluster.ask(Request::Cancel(first)), Some(Reply::Done));
+    assert_eq!(cluster.ask(Request::Cancel(RequestId(77))), Some(Reply::Done));
+    assert!(!cluster.replies.contains_key(&second));
+    cluster.delete("held", true);
+    let reply = cluster.replies.remove(&second);
+    assert!(matches!(reply, Some(Reply::Reserved(it)) if matches!(it.items[..], [ReserveOutcome::Room(_)])));
+}
+
+#[test]
+fn a_request_of_somebody_else_cannot_be_cancelled() {
+    let mut cluster = Cluster::new(&[UNIT]);
+    cluster.put("held", UNIT, pinned());
+    let items = vec![ReserveItem { key: key("k"), len: UNIT, options: plain() }];
+    let reserve = Reserve { items, wait_ms: 10_000, ..Reserve::default() };
+    let id = cluster.send(Request::Reserve(reserve));
+    cluster.open(ConnId(2), 8);
+    cluster.event(Event::Request(ConnId(2), RequestId(1), Request::Cancel(id)));
+    assert!(!cluster.replies.contains_key(&id));
+}

@@ -1,0 +1,803 @@
+//! Pins, waiting for room, quotas, samples and explanations, one rule a test.
+
+use super::*;
+use crate::{
+    Generation,
+    marks::Consumption,
+    message::{
+        Ack, AckItem, AckOutcome, Await, Cause, CommitOutcome, DeletedMatching, Demotion, DropPins, Full,
+        Held, Lease, LeaseItem, LeaseOutcome, List, MarkItem, OnExists, Pattern, Pin, PinOutcome, Policy,
+        PolicyChange, PutOptions, Quota, Release, Reserve, ReserveItem, ReserveOutcome, ResolveOutcome,
+        SOFT_PIN_DEFAULT, Why,
+    },
+    node,
+};
+
+fn owned(owner: &str) -> PutOptions {
+    PutOptions { owner: owner.into(), ..pinned() }
+}
+
+fn sample(consumption: Consumption) -> PutOptions {
+    PutOptions { sample: Some(consumption), ..plain() }
+}
+
+fn groups(names: &[&str]) -> Consumption {
+    Consumption::Groups(names.iter().map(|it| (*it).to_owned()).collect())
+}
+
+impl Cluster {
+    fn pin(&mut self, name: &str, owner: &str, on: bool) -> PinOutcome {
+        let pin = Pin { keys: vec![key(name)], owner: owner.into(), on, wait_ms: 500 };
+        match self.ask(Request::Pin(pin)) {
+            Some(Reply::Pinned(mut outcomes)) => outcomes.remove(0),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn pinned_by(&mut self, owner: &str) -> Vec<String> {
+        let list = List {
+            pattern: Pattern::All,
+            pinned_by: Some(owner.into()),
+            cursor: 0,
+            limit: 100,
+            report_wait_ms: 0,
+        };
+        let Some(Reply::Listed(page)) = self.ask(Request::List(list)) else { panic!() };
+        page.items.iter().map(|it| it.key.to_string()).collect()
+    }
+
+    pub(super) fn reserve_waiting(&mut self, name: &str, len: u64, wait_ms: u64) -> RequestId {
+        let items = vec![ReserveItem { key: key(name), len, options: plain() }];
+        self.send(Request::Reserve(Reserve { items, wait_ms, ..Reserve::default() }))
+    }
+
+    pub(super) fn reserved(&mut self, id: RequestId) -> Option<ReserveOutcome> {
+        match self.replies.remove(&id)? {
+            Reply::Reserved(mut reserved) => Some(reserved.items.remove(0)),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub(super) fn policy(&mut self, quota: Option<u64>, max_hold_ms: Option<u64>) {
+        assert_eq!(
+            self.ask(Request::SetPolicy(Policy { quota, max_hold_ms, ..Policy::default() }.into())),
+            Some(Reply::Done)
+        );
+    }
+
+    fn lease(&mut self, name: &str, generation: Option<Generation>, group: &str) -> LeaseOutcome {
+        let items = vec![LeaseItem { key: key(name), generation }];
+        match self.ask(Request::Lease(Lease { items, group: group.into(), report_wait_ms: 0 })) {
+            Some(Reply::Leased(mut leased)) => leased.items.remove(0),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn ack(&mut self, name: &str, generation: Generation, group: &str) -> AckOutcome {
+        let items = vec![AckItem { key: key(name), generation }];
+        match self.ask(Request::Ack(Ack { items, group: group.into(), wait_ms: 500, ..Ack::default() })) {
+            Some(Reply::Acked(mut outcomes)) => outcomes.remove(0),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn abort(&mut self, name: &str, generation: Generation) -> AckOutcome {
+        let items = vec![AckItem { key: key(name), generation }];
+        match self.ask(Request::Ack(Ack {
+            items,
+            group: String::new(),
+            wait_ms: 500,
+            abort: true,
+            ..Ack::default()
+        })) {
+            Some(Reply::Acked(mut outcomes)) => outcomes.remove(0),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub(super) fn why(&mut self, name: &str) -> Why {
+        match self.ask(Request::Why(crate::message::Explain { keys: vec![key(name)], report_wait_ms: 0 })) {
+            Some(Reply::Why(mut answers)) => answers.remove(0),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn cause(&mut self, name: &str) -> (Cause, String) {
+        match self.why(name) {
+            Why::Gone(gone) => (gone.cause, gone.by),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn is_full(&mut self, name: &str) -> bool {
+        matches!(self.reserve(name, UNIT, plain()), ReserveOutcome::Full(_))
+    }
+}
+
+#[test]
+fn a_pin_set_later_protects_and_an_unpinned_object_may_go() {
+    let mut cluster = Cluster::new(&[UNIT]);
+    cluster.put("a", UNIT, plain());
+    assert_eq!(cluster.pin("a", "run", true), PinOutcome::Done);
+    assert!(cluster.is_full("b"));
+    assert_eq!(cluster.pin("a", "other", false), PinOutcome::NotPinned);
+    assert!(cluster.is_full("b"));
+    assert_eq!(cluster.pin("a", "run", false), PinOutcome::Done);
+    assert_eq!(cluster.pin("a", "run", false), PinOutcome::NotPinned);
+    assert!(!cluster.is_full("b"));
+    assert_eq!(cluster.pin("nothing", "run", true), PinOutcome::Absent);
+}
+
+#[test]
+fn a_soft_pin_without_a_time_lasts_as_long_as_the_master_says() {
+    let mut cluster = Cluster::new(&[4 * UNIT]);
+    let soft = |soft_pin_ms| PutOptions { soft_pin_ms, ..plain() };
+    let puts = [("none", None), ("short", Some(10)), ("default", Some(SOFT_PIN_DEFAULT))];
+    puts.into_iter().for_each(|(name, ms)| _ = cluster.put(name, UNIT, soft(ms)));
+    assert_eq!(cluster.master.stat().soft_pinned, 2);
+    cluster.wait(10);
+    assert_eq!(cluster.master.stat().soft_pinned, 1);
+    cluster.wait(1000);
+    assert_eq!(cluster.master.stat().soft_pinned, 0);
+}
+
+#[test]
+fn each_owner_has_a_pin_of_its_own_and_all_of_an_owner_go_in_one_call() {
+    let mut cluster = Cluster::new(&[8 * UNIT]);
+    cluster.put("a", UNIT, owned("one"));
+    cluster.put("b", UNIT, owned("one"));
+    cluster.put("c", UNIT, owned("two"));
+    cluster.pin("a", "two", true);
+    assert_eq!(cluster.pinned_by("one"), ["a", "b"]);
+    assert_eq!(cluster.pinned_by("two"), ["a", "c"]);
+    let owners = |cluster: &Cluster| {
+        let stat = cluster.master.stat();
+        let owners = stat.namespaces.into_iter().flat_map(|it| it.owners);
+        owners.map(|it| (it.owner, it.objects, it.bytes)).collect::<Vec<_>>()
+    };
+    let both = [("one".to_owned(), 2, 2 * UNIT), ("two".to_owned(), 2, 2 * UNIT)];
+    assert_eq!(owners(&cluster), both);
+    let dropped = cluster.ask(Request::DropPins(DropPins { owner: "one".into(), wait_ms: 500 }));
+    assert_eq!(dropped, Some(Reply::DeletedMatching(DeletedMatching { count: 2, unconfirmed: vec![] })));
+    assert!(cluster.pinned_by("one").is_empty());
+    let Why::Here(here) = cluster.why("a") else { panic!() };
+    assert_eq!(here.pins, ["two"]);
+    assert_eq!(owners(&cluster), both[1..]);
+    cluster.delete("a", true);
+    cluster.pin("c", "two", false);
+    assert_eq!(owners(&cluster), []);
+}
+
+#[test]
+fn a_pin_is_in_writing_on_the_node_before_it_is_answered() {
+    let mut cluster = Cluster::new(&[4 * UNIT]);
+    cluster.put("a", UNIT, plain());
+    cluster.hold_up(0);
+    let pin = Pin { keys: vec![key("a")], owner: "run".into(), on: true, wait_ms: 500 };
+    let id = cluster.send(Request::Pin(pin));
+    assert_eq!(cluster.replies.get(&id), None);
+    cluster.let_go(0);
+    assert_eq!(cluster.replies.remove(&id), Some(Reply::Pinned(vec![PinOutcome::Done])));
+    cluster.restart_master(6);
+    assert_eq!(cluster.pinned_by("run"), ["a"]);
+}
+
+#[test]
+fn a_node_that_was_away_is_told_of_the_pins_that_changed() {
+    let mut cluster = Cluster::new(&[4 * UNIT]);
+    cluster.put("a", UNIT, owned("run"));
+    cluster.unlink(0);
+    assert_eq!(cluster.pin("a", "run", false), PinOutcome::Unconfirmed(vec!["node1".into()]));
+    cluster.link(0);
+    cluster.restart_master(6);
+    assert!(cluster.has("a"));
+    assert!(cluster.pinned_by("run").is_empty());
+}
+
+#[test]
+fn dropping_pins_again_waits_for_what_the_first_time_left_unwritten() {
+    let mut cluster = Cluster::new(&[4 * UNIT]);
+    cluster.put("a", UNIT, owned("run"));
+    let drop = || Request::DropPins(DropPins { owner: "run".into(), wait_ms: 500 });
+    let dropped = |count, unconfirmed: &[&str]| {
+        let unconfirmed = unconfirmed.iter().map(|it| (*it).to_owned()).collect();
+        Some(Reply::DeletedMatching(DeletedMatching { count, unconfirmed }))
+    };
+    cluster.unlink(0);
+    assert_eq!(cluster.ask(drop()), dropped(1, &["node1"]));
+    assert_eq!(cluster.ask(drop()), dropped(0, &["node1"]), "it is still not in writing");
+    cluster.link(0);
+    assert_eq!(cluster.ask(drop()), dropped(0, &[]));
+    cluster.restart_master(6);
+    assert!(cluster.has("a") && cluster.pinned_by("run").is_empty());
+}
+
+#[test]
+fn dropping_pins_again_does_not_ask_for_what_is_in_writing() {
+    let mut cluster = Cluster::new(&[4 * UNIT]);
+    cluster.put("a", UNIT, owned("run"));
+    let drop = || Request::DropPins(DropPins { owner: "run".into(), wait_ms: 500 });
+    assert!(cluster.ask(drop()).is_some());
+    cluster.hold_up(0);
+    let none = DeletedMatching { count: 0, unconfirmed: vec![] };
+    assert_eq!(cluster.ask(drop()), Some(Reply::DeletedMatching(none)));
+}
+
+#[test]
+fn a_put_waits_for_room_and_is_woken_by_what_makes_it() {
+    let mut cluster = Cluster::new(&[UNIT]);
+    cluster.put("a", UNIT, pinned());
+    let id = cluster.reserve_waiting("b", UNIT, 500);
+    assert_eq!(cluster.reserved(id), None);
+    assert_eq!(cluster.master.stat().namespaces[0].waiting, 1);
+    cluster.delete("a", true);
+    assert!(matches!(cluster.reserved(id), Some(ReserveOutcome::Room(_))));
+}
+
+#[test]
+fn a_put_that_waited_long_enough_is_told_how_full_it_is() {
+    let mut cluster = Cluster::new(&[UNIT]);
+    cluster.put("a", UNIT, pinned());
+    let id = cluster.reserve_waiting("b", UNIT, 500);
+    cluster.wait(499);
+    assert_eq!(cluster.reserved(id), None);
+    cluster.wait(1);
+    let Some(ReserveOutcome::Full(Full { usage, .. })) = cluster.reserved(id) else { panic!() };
+    assert_eq!(usage.committed, UNIT);
+    assert_eq!(cluster.master.waiting_count(), 0);
+}
+
+#[test]
+fn who_came_first_is_served_first() {
+    let mut cluster = Cluster::new(&[2 * UNIT]);
+    cluster.put("a", UNIT, pinned());
+    cluster.put("b", UNIT, pinned());
+    let large = cluster.reserve_waiting("large", 2 * UNIT, 500);
+    let small = cluster.reserve_waiting("small", UNIT, 500);
+    cluster.delete("a", true);
+    assert_eq!(cluster.reserved(small), None, "what would fit must not overtake what came first");
+    assert!(cluster.is_full("now"), "nor what will not wait");
+    cluster.delete("b", true);
+    let Some(ReserveOutcome::Room(room)) = cluster.reserved(large) else { panic!() };
+    assert_eq!(cluster.reserved(small), None);
+    cluster.commit("large", 2 * UNIT, plain(), &room);
+    // The new object may be evicted for the next in line.
+    assert!(matches!(cluster.reserved(small), Some(ReserveOutcome::Room(_))));
+}
+
+#[test]
+fn a_waiting_put_is_served_when_a_lease_runs_out_or_a_pin_is_dropped() {
+    let mut cluster = Cluster::new(&[UNIT]);
+    cluster.put("a", UNIT, plain());
+    cluster.resolve("a", true);
+    let id = cluster.reserve_waiting("b", UNIT, 5_000);
+    assert_eq!(cluster.master.poll_timeout(), Some(Tick(100)));
+    cluster.wait(100);
+    assert!(matches!(cluster.reserved(id), Some(ReserveOutcome::Room(_))));
+    let mut cluster = Cluster::new(&[UNIT]);
+    cluster.put("a", UNIT, owned("run"));
+    let id = cluster.reserve_waiting("b", UNIT, 5_000);
+    cluster.pin("a", "run", false);
+    assert!(matches!(cluster.reserved(id), Some(ReserveOutcome::Room(_))));
+}
+
+#[test]
+fn a_client_that_goes_leaves_the_line() {
+    let mut cluster = Cluster::new(&[UNIT]);
+    cluster.put("a", UNIT, pinned());
+    cluster.reserve_waiting("b", UNIT, 5_000);
+    cluster.event(Event::Closed(CLIENT));
+    assert_eq!(cluster.master.waiting_count(), 0);
+    cluster.open(CLIENT, 7);
+    cluster.delete("a", true);
+    assert!(!cluster.is_full("c"));
+}
+
+#[test]
+fn a_quota_counts_reservations_and_copies_and_says_what_it_is() {
+    let mut cluster = Cluster::new(&[8 * UNIT, 8 * UNIT]);
+    cluster.policy(Some(2 * UNIT), None);
+    assert!(matches!(cluster.reserve("a", UNIT, pinned()), ReserveOutcome::Room(_)));
+    cluster.put("b", UNIT, pinned());
+    let ReserveOutcome::OverQuota(quota) = cluster.reserve("c", 1, plain()) else { panic!() };
+    assert_eq!((quota.used, quota.limit), (2 * UNIT, 2 * UNIT));
+    cluster.policy(Some(0), None);
+    assert!(matches!(cluster.reserve("c", 1, plain()), ReserveOutcome::OverQuota(_)));
+    assert!(cluster.has("b"), "a smaller quota takes nothing away");
+    cluster.policy(None, None);
+    assert!(matches!(cluster.reserve("c", 1, plain()), ReserveOutcome::Room(_)));
+}
+
+#[test]
+fn a_quota_counts_what_samples_have_elsewhere_also_after_a_restart() {
+    let mut cluster = Cluster::new(&[8 * UNIT]);
+    let elsewhere = |bytes| PutOptions { elsewhere: bytes, ..sample(Consumption::Once) };
+    cluster.policy(Some(10 * UNIT), None);
+    cluster.put("a", UNIT, elsewhere(5 * UNIT));
+    let ReserveOutcome::OverQuota(quota) = cluster.reserve("b", UNIT, elsewhere(4 * UNIT)) else { panic!() };
+    assert_eq!((quota.used, quota.limit), (6 * UNIT, 10 * UNIT));
+    let ReserveOutcome::Room(_) = cluster.reserve("b", UNIT, elsewhere(3 * UNIT)) else { panic!() };
+    assert_eq!(cluster.master.stat().namespaces[0].used, 10 * UNIT);
+    cluster.restart_master(6);
+    let stat = cluster.master.stat().namespaces[0].clone();
+    assert_eq!((stat.used, stat.sample_bytes), (6 * UNIT, 6 * UNIT));
+    cluster.delete("a", true);
+    assert_eq!(cluster.master.stat().namespaces[0].used, 0);
+}
+
+#[test]
+fn policy_change_keeps_unnamed_limits() {
+    let mut cluster = Cluster::new(&[8 * UNIT]);
+    let mut limits = |change: PolicyChange| {
+        assert_eq!(cluster.ask(Request::SetPolicy(change)), Some(Reply::Done));
+        let stat = cluster.master.stat().namespaces.remove(0);
+        (stat.quota, stat.max_hold_ms, stat.demotion)
+    };
+    let (none, never) = (PolicyChange::NONE, Demotion::Never);
+    limits(none.quota(Some(UNIT)).demotion(Some(never)));
+    assert_eq!(limits(none.max_hold_ms(Some(60))), (Some(UNIT), Some(60), never));
+    assert_eq!(limits(none), (Some(UNIT), Some(60), never));
+    assert_eq!(limits(none.quota(None)), (None, Some(60), never));
+    assert_eq!(limits(none.max_hold_ms(None).demotion(None)), (None, None, Demotion::OnPressure));
+    let all = Policy { quota: Some(1), ..Policy::default() };
+    assert_eq!(limits(all.into()), (Some(1), None, Demotion::OnPressure));
+}
+
+#[test]
+fn a_namespace_over_its_quota_evicts_its_own_and_waits_if_it_may() {
+    let mut cluster = Cluster::new(&[8 * UNIT]);
+    cluster.put("old", UNIT, plain());
+    cluster.policy(Some(UNIT), None);
+    assert!(matches!(cluster.put("new", UNIT, pinned()), CommitOutcome::Stored(_)));
+    assert!(!cluster.has("old"));
+    let id = cluster.reserve_waiting("next", UNIT, 500);
+    assert_eq!(cluster.reserved(id), None);
+    cluster.delete("new", true);
+    assert!(matches!(cluster.reserved(id), Some(ReserveOutcome::Room(_))));
+}
+
+#[test]
+fn a_put_larger_than_the_quota_is_refused_at_once() {
+    let mut cluster = Cluster::new(&[8 * UNIT]);
+    cluster.put("old", UNIT, plain());
+    cluster.policy(Some(2 * UNIT), None);
+    let id = cluster.reserve_waiting("large", 3 * UNIT, 500);
+    let quota = Quota { used: UNIT, limit: 2 * UNIT, need: 3 * UNIT };
+    assert_eq!(cluster.reserved(id), Some(ReserveOutcome::OverQuota(quota)));
+    assert!(cluster.has("old"), "nothing is evicted in vain");
+    // A put that does not fit now, but would into an empty namespace, waits.
+    cluster.put("pinned", UNIT, pinned());
+    let id = cluster.reserve_waiting("next", 2 * UNIT, 500);
+    assert_eq!(cluster.reserved(id), None);
+    // A put behind it is refused at once, too.
+    let behind = cluster.reserve_waiting("large", 3 * UNIT, 500);
+    assert!(matches!(cluster.reserved(behind), Some(ReserveOutcome::OverQuota(_))));
+    // It is refused when the quota is lowered below its size.
+    cluster.policy(Some(UNIT), None);
+    let refused = cluster.reserved(id);
+    assert!(matches!(refused, Some(ReserveOutcome::OverQuota(it)) if it.limit == UNIT), "{refused:?}");
+}
+
+#[test]
+fn room_that_is_given_back_is_not_charged_any_more() {
+    let mut cluster = Cluster::new(&[8 * UNIT]);
+    cluster.policy(Some(UNIT), None);
+    let ReserveOutcome::Room(room) = cluster.reserve("a", UNIT, plain()) else { panic!() };
+    assert!(matches!(cluster.reserve("b", UNIT, plain()), ReserveOutcome::OverQuota(_)));
+    cluster.node_request(0, Request::Abort(vec![room[0].location.hold()]));
+    assert!(matches!(cluster.reserve("b", UNIT, plain()), ReserveOutcome::Room(_)));
+    assert_eq!(cluster.master.stat().namespaces[0].granted, UNIT);
+}
+
+#[test]
+fn a_program_can_wait_for_a_watermark() {
+    let mut cluster = Cluster::new(&[8 * UNIT]);
+    cluster.put("a", 2 * UNIT, plain());
+    let low = Await { at_most: Some(UNIT), at_least: None, wait_ms: 500 };
+    let high = Await { at_most: None, at_least: Some(3 * UNIT), wait_ms: 500 };
+    let (low, high) = (cluster.send(Request::Await(low)), cluster.send(Request::Await(high)));
+    assert!(cluster.replies.is_empty());
+    cluster.put("b", UNIT, plain());
+    assert!(matches!(cluster.replies.remove(&high), Some(Reply::Awaited(stat)) if stat.used == 3 * UNIT));
+    cluster.delete("a", true);
+    assert!(matches!(cluster.replies.remove(&low), Some(Reply::Awaited(stat)) if stat.used == UNIT));
+    let never = cluster.send(Request::Await(Await { at_most: Some(0), at_least: None, wait_ms: 500 }));
+    cluster.wait(500);
+    assert!(matches!(cluster.replies.remove(&never), Some(Reply::Awaited(stat)) if stat.used == UNIT));
+}
+
+#[test]
+fn a_sample_is_never_evicted_and_is_gone_when_it_was_consumed_once() {
+    let mut cluster = Cluster::new(&[UNIT]);
+    cluster.put("s", UNIT, sample(Consumption::Once));
+    assert!(cluster.is_full("b"));
+    assert!(
+        matches!(cluster.lease("s", None, "g"), LeaseOutcome::Leased(it) if it.found.replicas.len() == 1)
+    );
+    assert_eq!(cluster.ack("s", generation(1), "g"), AckOutcome::Freed);
+    assert_eq!(cluster.ack("s", generation(1), "g"), AckOutcome::Stale);
+    assert_eq!(cluster.lease("s", None, "g"), LeaseOutcome::Absent);
+    assert!(!cluster.is_full("b"));
+    assert_eq!(cluster.cause("s").0, Cause::Consumed);
+}
+
+#[test]
+fn a_sample_that_is_aborted_is_gone_whoever_was_to_consume_it() {
+    let mut cluster = Cluster::new(&[UNIT]);
+    for (at, consumption) in
+        [Consumption::Once, groups(&["a", "b"]), Consumption::Retained].into_iter().enumerate()
+    {
+        let this = generation(at as u64 + 1);
+        cluster.put("s", UNIT, sample(consumption));
+        assert!(matches!(cluster.lease("s", None, "a"), LeaseOutcome::Leased(_)));
+        assert_eq!(cluster.abort("s", generation(99)), AckOutcome::Stale);
+        assert!(cluster.is_full("other"));
+        assert_eq!(
+            [cluster.abort("s", this), cluster.abort("s", this)],
+            [AckOutcome::Freed, AckOutcome::Stale]
+        );
+        assert_eq!(cluster.cause("s").0, Cause::Deleted);
+    }
+    cluster.put("plain", UNIT, plain());
+    assert_eq!(cluster.abort("plain", generation(4)), AckOutcome::Stale);
+}
+
+#[test]
+fn samples_are_counted_by_state() {
+    let mut cluster = Cluster::new(&[8 * UNIT]);
+    cluster.policy(None, Some(5_000_000));
+    cluster.put("a", UNIT, sample(Consumption::Once));
+    cluster.put("b", 2 * UNIT, sample(Consumption::Once));
+    cluster.put("plain", UNIT, plain());
+    assert!(matches!(cluster.lease("b", None, ""), LeaseOutcome::Leased(_)));
+    let stat = cluster.master.stat().namespaces.remove(0);
+    assert_eq!((stat.samples, stat.sample_bytes), (2, 3 * UNIT));
+    assert_eq!((stat.samples_leased, stat.sample_bytes_leased), (1, 2 * UNIT));
+    assert_eq!(stat.max_hold_ms, Some(5_000_000));
+}
+
+#[test]
+fn each_group_consumes_a_sample_once() {
+    let mut cluster = Cluster::new(&[8 * UNIT]);
+    cluster.put("s", UNIT, sample(groups(&["a", "b"])));
+    assert_eq!(cluster.lease("s", None, "stranger"), LeaseOutcome::WrongGroup);
+    assert_eq!(cluster.ack("s", generation(1), "stranger"), AckOutcome::WrongGroup);
+    assert_eq!(cluster.ack("s", generation(1), "a"), AckOutcome::Recorded);
+    assert_eq!(cluster.ack("s", generation(1), "a"), AckOutcome::Recorded);
+    assert_eq!(cluster.lease("s", None, "a"), LeaseOutcome::Consumed);
+    cluster.restart_master(6);
+    assert_eq!(cluster.lease("s", None, "a"), LeaseOutcome::Consumed, "it is in writing on the node");
+    assert!(matches!(cluster.lease("s", None, "b"), LeaseOutcome::Leased(_)));
+    assert_eq!(cluster.ack("s", generation(1), "b"), AckOutcome::Freed);
+    assert_eq!(cluster.nodes[0].usage().free, 8 * UNIT);
+}
+
+#[test]
+fn a_retained_sample_stays_until_it_is_deleted() {
+    let mut cluster = Cluster::new(&[UNIT]);
+    cluster.put("s", UNIT, sample(Consumption::Retained));
+    assert_eq!(cluster.ack("s", generation(1), "g"), AckOutcome::Recorded);
+    assert!(cluster.is_full("b"));
+    cluster.delete("s", false);
+    assert!(!cluster.is_full("b"));
+}
+
+#[test]
+fn the_refs_of_a_replaced_sample_fail_and_its_acks_do_nothing() {
+    let mut cluster = Cluster::new(&[8 * UNIT]);
+    cluster.put("s", UNIT, sample(Consumption::Once));
+    cluster.put("s", UNIT, sample(Consumption::Once));
+    assert_eq!(cluster.lease("s", Some(generation(1)), "g"), LeaseOutcome::Superseded(generation(2)));
+    assert_eq!(cluster.ack("s", generation(1), "g"), AckOutcome::Stale);
+    assert!(matches!(cluster.lease("s", Some(generation(2)), "g"), LeaseOutcome::Leased(_)));
+    cluster.put("plain", UNIT, plain());
+    assert_eq!(cluster.lease("plain", None, "g"), LeaseOutcome::NotASample);
+}
+
+#[test]
+fn a_lease_ends_with_its_release_or_its_client_and_only_then_is_a_sample_held_too_long() {
+    let mut cluster = Cluster::new(&[8 * UNIT]);
+    cluster.policy(None, Some(300));
+    cluster.put("s", UNIT, sample(Consumption::Once));
+    cluster.put("t", UNIT, sample(Consumption::Once));
+    let LeaseOutcome::Leased(lease) = cluster.lease("s", None, "g") else { panic!() };
+    let stat = cluster.master.stat().namespaces[0].clone();
+    assert_eq!((stat.samples, stat.samples_leased), (2, 1));
+    cluster.wait(300);
+    assert!(cluster.has("s") && !cluster.has("t"));
+    assert_eq!(cluster.cause("t").0, Cause::HeldTooLong);
+    assert_eq!(cluster.ask(Request::Release(Release { leases: vec![lease.lease, 999] })), Some(Reply::Done));
+    assert_eq!(cluster.ask(Request::Release(Release { leases: vec![lease.lease] })), Some(Reply::Done));
+    cluster.wait(1);
+    assert!(!cluster.has("s"));
+    cluster.put("u", UNIT, sample(Consumption::Once));
+    cluster.lease("u", None, "g");
+    cluster.ask(Request::Goodbye);
+    cluster.open(CLIENT, 7);
+    cluster.wait(300);
+    assert!(!cluster.has("u"));
+}
+
+#[test]
+fn consumption_waits_for_the_last_lease_whatever_ends_it() {
+    let ends: [fn(&mut Cluster, u64); 3] = [
+        |cluster, lease| _ = cluster.ask(Request::Release(Release { leases: vec![lease] })),
+        |cluster, _| _ = cluster.ask(Request::Goodbye),
+        |cluster, _| {
+            cluster.event(Event::Closed(CLIENT));
+            cluster.wait(300);
+        },
+    ];
+    for (at, end) in ends.into_iter().enumerate() {
+        let (mut cluster, lease) = leased();
+        let items = vec![AckItem { key: key("s"), generation: generation(1) }];
+        let ack = Ack { items, unless_leased: true, wait_ms: 500, ..Ack::default() };
+        let Some(Reply::Acked(outcomes)) = cluster.ask(Request::Ack(ack)) else { panic!() };
+        assert_eq!(outcomes, [AckOutcome::Recorded]);
+        cluster.wait(10);
+        assert!(cluster.has("s"), "another client has it leased");
+        end(&mut cluster, lease);
+        if at > 0 {
+            cluster.open(CLIENT, 7);
+        }
+        assert!(!cluster.has("s"), "way {at}");
+        assert_eq!(cluster.master.stat().namespaces[0].samples, 0);
+    }
+}
+
+#[test]
+fn a_deferred_consumption_ends_with_its_generation() {
+    let (mut cluster, lease) = leased();
+    let items = vec![AckItem { key: key("s"), generation: generation(1) }];
+    let ack = Ack { items, unless_leased: true, wait_ms: 500, ..Ack::default() };
+    cluster.ask(Request::Ack(ack));
+    cluster.put("s", UNIT, PutOptions { on_exists: OnExists::Replace, ..sample(Consumption::Once) });
+    cluster.ask(Request::Release(Release { leases: vec![lease] }));
+    cluster.wait(10);
+    assert!(cluster.has("s"), "what was put since then is not consumed");
+}
+
+/// An acknowledgement is in writing before it is answered, also if a lease keeps the sample.
+#[test]
+fn a_deferred_consumption_survives_the_master() {
+    for consumption in [Consumption::Once, groups(&["g", "h"])] {
+        let mut cluster = Cluster::new(&[8 * UNIT, 8 * UNIT]);
+        cluster.put("s", UNIT, PutOptions { replicas: 2, ..sample(consumption.clone()) });
+        cluster.lease("s", None, "g");
+        for group in ["g", "h"] {
+            let items = vec![AckItem { key: key("s"), generation: generation(1) }];
+            let ack = Ack { items, group: group.into(), unless_leased: true, wait_ms: 500, abort: false };
+            let Some(Reply::Acked(outcomes)) = cluster.ask(Request::Ack(ack)) else { panic!() };
+            assert_eq!(outcomes, [AckOutcome::Recorded], "{consumption:?}");
+        }
+        assert!(matches!(cluster.lease("s", None, "h"), LeaseOutcome::Consumed), "{consumption:?}");
+        assert!(cluster.has("s"), "it is leased");
+        cluster.restart_master(2);
+        assert!(!cluster.has("s"), "{consumption:?}");
+        let objects: Vec<_> = cluster.nodes.iter().map(|it| it.usage().objects).collect();
+        assert_eq!((objects, cluster.master.stat().namespaces[0].samples), (vec![0, 0], 0));
+    }
+}
+
+/// Of two copies one may have missed the last acknowledgement: it does not bring the sample back.
+#[test]
+fn one_copy_that_tells_of_the_consumption_suffices() {
+    for told in [0, 1] {
+        let mut cluster = Cluster::with(&[8 * UNIT, 8 * UNIT], |config| config.durable = true);
+        cluster.put("s", UNIT, PutOptions { replicas: 2, ..sample(groups(&["g"])) });
+        let record = cluster.nodes[told].inventory().remove(0);
+        let mut marks = record.marks;
+        marks.sample.as_mut().unwrap().acked.push("g".into());
+        let mark = Request::Mark(vec![MarkItem { hold: record.hold, marks }]);
+        cluster.nodes[told].handle(node::Event::MasterRequest(RequestId(1 << 40), mark));
+        while cluster.nodes[told].poll_effect().is_some() {}
+        cluster.restart_master(2);
+        assert!(!cluster.has("s"), "node {told} knows");
+        assert!(cluster.nodes.iter().all(|it| it.usage().objects == 0));
+    }
+}
+
+#[test]
+fn samples_that_waited_too_long_are_counted() {
+    let mut cluster = Cluster::new(&[8 * UNIT]);
+    cluster.policy(None, Some(100));
+    cluster.put("a", UNIT, sample(Consumption::Once));
+    cluster.put("b", 1, PutOptions { elsewhere: 7, ..sample(Consumption::Once) });
+    cluster.lease("b", None, "g");
+    cluster.wait(101);
+    let stat = cluster.master.stat().namespaces.remove(0);
+    assert_eq!((stat.samples_expired, stat.sample_bytes_expired), (1, UNIT));
+    cluster.ask(Request::Goodbye);
+    cluster.wait(1);
+    let stat = cluster.master.stat().namespaces.remove(0);
+    assert_eq!((stat.samples_expired, stat.sample_bytes_expired), (2, UNIT + 8));
+}
+
+/// A sample that the client has leased; and how many are leased.
+fn leased() -> (Cluster, u64) {
+    let mut cluster = Cluster::with(&[8 * UNIT], |config| config.lease_grace_ms = 300);
+    cluster.put("s", UNIT, sample(Consumption::Once));
+    let LeaseOutcome::Leased(granted) = cluster.lease("s", None, "g") else { panic!() };
+    assert_eq!(count_leased(&cluster), 1);
+    (cluster, granted.lease)
+}
+
+fn count_leased(cluster: &Cluster) -> u64 {
+    cluster.master.stat().namespaces[0].samples_leased
+}
+
+#[test]
+fn a_lease_outlives_a_broken_connection_of_a_client_that_comes_back_in_time() {
+    let (mut cluster, lease) = leased();
+    cluster.event(Event::Closed(CLIENT));
+    cluster.wait(299);
+    assert_eq!(count_leased(&cluster), 1);
+    cluster.open(CLIENT, 7);
+    assert_eq!(cluster.ask(Request::KeepLeases(vec![lease, 999])), Some(Reply::Done));
+    cluster.wait(10_000);
+    assert_eq!(count_leased(&cluster), 1);
+    // A new connection that replaces the old one before that is seen to be broken is as good.
+    cluster.open(ConnId(2), 7);
+    cluster.event(Event::Closed(CLIENT));
+    cluster.wait(10_000);
+    assert_eq!(count_leased(&cluster), 1);
+    let release = Request::Release(Release { leases: vec![lease] });
+    cluster.event(Event::Request(ConnId(2), RequestId(1), release));
+    assert_eq!(count_leased(&cluster), 0);
+}
+
+#[test]
+fn a_lease_ends_when_its_client_has_been_away_for_too_long() {
+    let (mut cluster, _) = leased();
+    cluster.event(Event::Closed(CLIENT));
+    let ends = cluster.now.after(300);
+    assert!(cluster.master.poll_timeout().is_some_and(|at| at <= ends));
+    cluster.wait(300);
+    assert_eq!(count_leased(&cluster), 0);
+    // Who comes back then may lease anew.
+    cluster.open(CLIENT, 7);
+    assert!(matches!(cluster.lease("s", None, "g"), LeaseOutcome::Leased(_)));
+}
+
+#[test]
+fn a_lease_whose_answer_was_lost_ends_when_the_client_says_what_it_knows_of() {
+    let (mut cluster, known) = leased();
+    let LeaseOutcome::Leased(_lost) = cluster.lease("s", None, "g") else { panic!() };
+    let LeaseOutcome::Leased(other) = ({
+        cluster.put("t", UNIT, sample(Consumption::Once));
+        cluster.lease("t", None, "g")
+    }) else {
+        panic!()
+    };
+    cluster.event(Event::Closed(CLIENT));
+    cluster.open(CLIENT, 7);
+    cluster.ask(Request::KeepLeases(vec![known]));
+    assert_eq!(count_leased(&cluster), 1);
+    let Why::Here(here) = cluster.why("s") else { panic!() };
+    assert_eq!(here.leases, ["client 7"], "one of two is left");
+    // What is listed but not held, or somebody else's, changes nothing.
+    cluster.open(ConnId(2), 8);
+    cluster.event(Event::Request(ConnId(2), RequestId(1), Request::KeepLeases(vec![known, other.lease])));
+    assert_eq!(count_leased(&cluster), 1);
+}
+
+#[test]
+fn a_lease_ends_at_once_when_a_node_has_proof_that_its_client_is_dead() {
+    // The proof may come before or after the connection is seen to be closed.
+    for closed_first in [false, true] {
+        let (mut cluster, _) = leased();
+        if closed_first {
+            cluster.event(Event::Closed(CLIENT));
+        }
+        assert_eq!(count_leased(&cluster), 1);
+        cluster.node_event(0, node::Event::Dead(ClientId(8)));
+        assert_eq!(count_leased(&cluster), 1, "that was another one");
+        cluster.node_event(0, node::Event::Dead(ClientId(7)));
+        assert_eq!(count_leased(&cluster), 0);
+    }
+    // That a client of the node's own process lets go of the memory is no proof.
+    let (mut cluster, _) = leased();
+    cluster.node_event(0, node::Event::Detached(ClientId(7)));
+    assert_eq!(count_leased(&cluster), 1);
+}
+
+#[test]
+fn a_client_cannot_declare_another_one_dead() {
+    let (mut cluster, _) = leased();
+    cluster.open(ConnId(2), 8);
+    cluster.event(Event::Request(ConnId(2), RequestId(1), Request::ClientDied(ClientId(7))));
+    assert!(matches!(cluster.replies.remove(&RequestId(1)), Some(Reply::Refused(_))));
+    assert_eq!(count_leased(&cluster), 1);
+}
+
+#[test]
+fn who_looks_at_an_object_has_a_name_and_so_has_who_keeps_what_is_gone() {
+    let mut cluster = Cluster::new(&[8 * UNIT]);
+    cluster.put("k", 2 * UNIT, plain());
+    let ResolveOutcome::Found(found) = cluster.resolve("k", false) else { panic!() };
+    let hold = found.replicas[0].hold();
+    cluster.node_event(0, node::Event::Mapped(ClientId(7)));
+    cluster.node_request(0, Request::BeginViews(vec![hold, hold]));
+    // Somebody who talks to the node, but not to the master.
+    cluster.node_event(0, node::Event::Mapped(ClientId(9)));
+    let opened =
+        node::Event::Opened { conn: ConnId(9), client: ClientId(9), namespace: "default".to_owned() };
+    cluster.node_event(0, opened);
+    let request = Request::BeginViews(vec![hold]);
+    cluster.node_event(0, node::Event::Request { conn: ConnId(9), id: RequestId(5), request });
+    let Why::Here(here) = cluster.why("k") else { panic!() };
+    let stranger = "client 0000000000000009, which is not connected";
+    assert_eq!((here.views, here.viewers_more, here.sends), (3, 0, 0));
+    assert_eq!(here.viewers, [stranger, "client 7"]);
+    assert!(cluster.nodes[0].begin_send(hold, 0, 1, None).is_some());
+    let Why::Here(here) = cluster.why("k") else { panic!() };
+    assert_eq!((here.views, here.sends), (3, 1));
+    cluster.nodes[0].end_send(hold, None);
+
+    let holders = |cluster: &Cluster| cluster.master.stat().nodes.remove(0).holders;
+    cluster.node_event(0, node::Event::Beat);
+    assert_eq!(holders(&cluster), [], "what is there keeps nothing from being used again");
+    cluster.delete("k", true);
+    cluster.node_event(0, node::Event::Beat);
+    let holder = |who: &str| Holder { held: Held::Viewed, who: who.into(), objects: 1, bytes: 2 * UNIT };
+    assert_eq!(holders(&cluster), [holder("client 7"), holder(stranger)]);
+    cluster.node_event(0, node::Event::Dead(ClientId(9)));
+    cluster.node_event(0, node::Event::Dead(ClientId(7)));
+    assert_eq!(holders(&cluster), []);
+    assert_eq!(cluster.nodes[0].usage().held, 0);
+}
+
+#[test]
+fn why_tells_who_holds_an_object_or_what_took_it_away() {
+    let mut cluster = Cluster::new(&[2 * UNIT]);
+    cluster.put("a", UNIT, owned("run"));
+    cluster.wait(5);
+    cluster.resolve("a", true);
+    cluster.wait(10);
+    let Why::Here(here) = cluster.why("a") else { panic!() };
+    assert_eq!((here.age_ms, here.idle_ms, here.lease_ms), (15, 10, 90));
+    assert_eq!((here.pins, here.nodes), (vec!["run".to_owned()], vec!["node1".to_owned()]));
+    assert_eq!((here.writer.as_str(), here.reader.as_str()), ("client 7", "client 7"));
+    assert_eq!(cluster.why("never"), Why::Unknown);
+    cluster.put("b", UNIT, plain());
+    cluster.put("c", UNIT, plain());
+    let Why::Gone(gone) = cluster.why("b") else { panic!() };
+    assert_eq!((gone.cause, gone.by.as_str(), gone.node.as_str()), (Cause::Evicted, "client 7", "node1"));
+    assert_eq!(gone.for_key, Some(key("c")));
+    cluster.delete("c", true);
+    assert_eq!(cluster.cause("c"), (Cause::Deleted, "client 7".into()));
+    cluster.unlink(0);
+    cluster.wait(2_000);
+    let Why::Gone(gone) = cluster.why("a") else { panic!() };
+    assert_eq!(
+        (gone.cause, gone.node.as_str(), gone.reader.as_str()),
+        (Cause::NodeLost, "node1", "client 7")
+    );
+}
+
+#[test]
+fn what_was_in_the_way_of_a_quota_says_so() {
+    let mut cluster = Cluster::new(&[8 * UNIT]);
+    cluster.policy(Some(UNIT), None);
+    cluster.put("old", UNIT, plain());
+    cluster.put("new", UNIT, plain());
+    let Why::Gone(gone) = cluster.why("old") else { panic!() };
+    assert_eq!((gone.cause, gone.node.as_str(), gone.for_key), (Cause::Evicted, "", Some(key("new"))));
+}
+
+#[test]
+fn what_clients_keep_has_their_name() {
+    let mut cluster = Cluster::new(&[64 * UNIT]);
+    cluster.put("s", 7, sample(Consumption::Once));
+    let LeaseOutcome::Leased(granted) = cluster.lease("s", None, "") else { panic!() };
+    cluster.reserve("new", 2 * UNIT, plain());
+    let holders = |cluster: &Cluster| {
+        let holders = cluster.master.stat().namespaces.remove(0).holders.into_iter();
+        holders.map(|it| (it.held, it.who, it.objects, it.bytes)).collect::<Vec<_>>()
+    };
+    let expected =
+        [(Held::Reserved, "client 7".to_owned(), 1, 2 * UNIT), (Held::Leased, "client 7".to_owned(), 1, 7)];
+    assert_eq!(holders(&cluster), expected);
+    cluster.ask(Request::Release(Release { leases: vec![granted.lease] }));
+    assert_eq!(holders(&cluster), [expected[0].clone()]);
+}

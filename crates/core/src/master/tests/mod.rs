@@ -1,0 +1,719 @@
+//! The master's rules, one test each, with real nodes at the other end of in-memory connections.
+
+mod drops;
+mod lifetimes;
+mod lost_answers;
+mod offers;
+mod publish;
+mod restart;
+mod shortage;
+mod tier;
+mod tier_refused;
+mod tier_room;
+mod tier_waiting;
+
+use std::collections::{BTreeSet, VecDeque};
+
+use self::tier::TestDisk;
+use super::*;
+use crate::{
+    Key, Location, Reservation, SlotId, Stamp, disk,
+    message::{
+        Commit, CommitItem, CommitOutcome, Delete, DeleteMatching, DeleteOutcome, DeletedMatching, Exists,
+        Full, List, NodeInfo, OnExists, Pattern, Presence, PutOptions, Reserve, ReserveItem, ReserveOutcome,
+        Resolve, ResolveOutcome,
+    },
+    node::{self, Node, NodeConfig},
+};
+
+pub(super) const CLIENT: ConnId = ConnId(1);
+pub(super) const UNIT: u64 = 64;
+
+/// A master, its nodes, and connections that deliver at once and in order, unless they are held up.
+pub(super) struct Cluster {
+    pub(super) master: Master,
+    pub(super) nodes: Vec<Node>,
+    pub(super) links: Vec<ConnId>,
+    pub(super) held_up: Vec<VecDeque<(RequestId, Request)>>,
+    pub(super) is_held_up: Vec<bool>,
+    pub(super) now: Tick,
+    pub(super) next_id: u64,
+    pub(super) next_conn: u64,
+    pub(super) replies: BTreeMap<RequestId, Reply>,
+    pub(super) notices: Vec<Notice>,
+    /// What is said to a node that is near is with it, also if it is held up.
+    pub(super) takes_at_once: bool,
+    /// Nodes that link from now on are near.
+    pub(super) is_near: bool,
+    /// See [`tier`].
+    disks: Vec<TestDisk>,
+    /// Offers that their client has claimed, by node.
+    pub(super) claimed: BTreeSet<(usize, Hold)>,
+    /// What is in the state folder, and versions that are not synced yet while it is held up.
+    pub(super) state: Saved,
+    pub(super) unsynced: Option<Vec<(u64, Saved)>>,
+}
+
+impl Cluster {
+    pub(super) fn new(capacities: &[u64]) -> Self {
+        Self::with(capacities, |_| ())
+    }
+
+    pub(super) fn with(capacities: &[u64], change: impl Fn(&mut MasterConfig)) -> Self {
+        let mut config = MasterConfig {
+            epoch: 5,
+            life: 1,
+            first_counter: 0,
+            durable: false,
+            silence_ms_max: 1_000,
+            away_ms_max: 2_000,
+            lease_ms: 100,
+            strict_leases: false,
+            lease_grace_ms: 300,
+            piece_objects_max: PIECE_OBJECTS_MAX,
+            soft_pin_ms: 1000,
+            evict_soft_pinned: true,
+            tier: TierConfig::default(),
+            hash_seed: 3,
+            sabotage: Sabotage::None,
+        };
+        change(&mut config);
+        let mut cluster = Self {
+            master: Master::new(config),
+            nodes: Vec::new(),
+            links: Vec::new(),
+            held_up: Vec::new(),
+            is_held_up: Vec::new(),
+            now: Tick(0),
+            next_id: 0,
+            next_conn: 100,
+            replies: BTreeMap::new(),
+            notices: Vec::new(),
+            takes_at_once: true,
+            is_near: true,
+            disks: Vec::new(),
+            claimed: BTreeSet::new(),
+            state: Saved::default(),
+            unsynced: None,
+        };
+        for &capacity in capacities {
+            cluster.add_node(capacity, |_| ());
+        }
+        cluster.open(CLIENT, 7);
+        cluster
+    }
+
+    /// One more node joins.
+    pub(super) fn add_node(&mut self, capacity: u64, change: impl Fn(&mut NodeConfig)) {
+        let segment = self.nodes.len() as u64 + 1;
+        let mut config = NodeConfig {
+            segment: SegmentId(segment),
+            capacity,
+            slot_count: 64,
+            heap_bytes: 1 << 16,
+            chunk_bytes: 1 << 16,
+            chunks_free: 2,
+            extents_max: crate::EXTENTS_MAX,
+            sabotage: Sabotage::None,
+        };
+        change(&mut config);
+        self.nodes.push(Node::new(config));
+        self.links.push(ConnId(0));
+        self.held_up.push(VecDeque::new());
+        self.is_held_up.push(false);
+        self.link(segment as usize - 1);
+    }
+
+    pub(super) fn open(&mut self, conn: ConnId, client: u64) {
+        let hello = Hello {
+            client: ClientId(client),
+            namespace: "default".into(),
+            label: format!("client {client}"),
+            ..Hello::default()
+        };
+        self.event(Event::Opened(conn, hello));
+    }
+
+    pub(super) fn link(&mut self, index: usize) {
+        self.next_conn += 1;
+        self.links[index] = ConnId(self.next_conn);
+        let hello = Hello { role: Role::Node, ..Hello::default() };
+        self.event(Event::Opened(self.links[index], hello));
+        if self.is_near {
+            self.event(Event::Near(self.links[index]));
+        }
+        let name = format!("node{}", index + 1);
+        let info = NodeInfo { segment: SegmentId(index as u64 + 1), name, ..NodeInfo::default() };
+        self.node_event(index, node::Event::Linked(info));
+    }
+
+    pub(super) fn unlink(&mut self, index: usize) {
+        self.nodes[index].handle(node::Event::Unlinked);
+        self.event(Event::Closed(self.links[index]));
+    }
+
+    /// Another life of the master begins, and every node registers with it.
+    pub(super) fn restart_master(&mut self, epoch: u64) {
+        let config = MasterConfig {
+            epoch,
+            life: self.master.objects.cx.config.life + 1,
+            ..self.master.objects.cx.config
+        };
+        self.master = Master::recover(config, self.state.clone());
+        self.open(CLIENT, 7);
+        for index in 0..self.nodes.len() {
+            self.nodes[index].handle(node::Event::Unlinked);
+            self.link(index);
+        }
+    }
+
+    /// Asks a node, as the client.
+    pub(super) fn node_request(&mut self, index: usize, request: Request) {
+        let opened = node::Event::Opened { conn: CLIENT, client: ClientId(7), namespace: "default".into() };
+        self.node_event(index, opened);
+        self.node_event(index, node::Event::Request { conn: CLIENT, id: RequestId(5), request });
+    }
+
+    /// The node does nothing until it is let go: what it is asked waits.
+    pub(super) fn hold_up(&mut self, index: usize) {
+        self.is_held_up[index] = true;
+    }
+
+    pub(super) fn let_go(&mut self, index: usize) {
+        self.is_held_up[index] = false;
+        while let Some((id, request)) = self.held_up[index].pop_front() {
+            self.node_event(index, node::Event::MasterRequest(id, request));
+        }
+    }
+
+    pub(super) fn event(&mut self, event: Event) {
+        self.master.handle(self.now, event);
+        self.carry_out();
+    }
+
+    pub(super) fn wait(&mut self, ms: u64) {
+        self.now = self.now.after(ms);
+        self.master.handle_timeout(self.now);
+        self.carry_out();
+    }
+
+    pub(super) fn carry_out(&mut self) {
+        while let Some(effect) = self.master.poll_effect() {
+            match effect {
+                Effect::Notice(notice) => self.notices.push(notice),
+                Effect::Disconnect(_) => (),
+                Effect::Persist(version, saved) => self.persist(version, *saved),
+                Effect::Restart(epoch) => return self.restart_master(epoch + 1),
+                Effect::Reply(conn, id, reply) if self.disk_at(conn).is_some() => {
+                    let index = self.disk_at(conn).unwrap();
+                    self.disk_event(index, disk::Event::MasterReply(id, reply));
+                }
+                Effect::Ask(conn, id, request) if self.disk_at(conn).is_some() => {
+                    let index = self.disk_at(conn).unwrap();
+                    self.disk_event(index, disk::Event::MasterRequest(id, request));
+                }
+                Effect::Reply(conn, id, reply) => match self.links.iter().position(|it| *it == conn) {
+                    Some(index) => self.node_event(index, node::Event::MasterReply(id, reply)),
+                    None => _ = self.replies.insert(id, reply),
+                },
+                Effect::Entrust(conn, id, request) => {
+                    self.deliver(conn, id, request);
+                    if self.takes_at_once {
+                        self.master.sent(id);
+                    }
+                }
+                Effect::Ask(conn, id, request) => self.deliver(conn, id, request),
+            }
+        }
+    }
+
+    fn deliver(&mut self, conn: ConnId, id: RequestId, request: Request) {
+        let Some(index) = self.links.iter().position(|it| *it == conn) else { return };
+        if self.is_held_up[index] {
+            self.held_up[index].push_back((id, request));
+        } else {
+            self.node_event(index, node::Event::MasterRequest(id, request));
+        }
+    }
+
+    pub(super) fn node_event(&mut self, index: usize, event: node::Event) {
+        self.nodes[index].handle(event);
+        while let Some(effect) = self.nodes[index].poll_effect() {
+            let conn = self.links[index];
+            match effect {
+                node::Effect::AskMaster(id, request) => self.event(Event::Request(conn, id, request)),
+                node::Effect::AnswerMaster(id, reply) => self.event(Event::Reply(conn, id, reply)),
+                node::Effect::Reply { id, reply, .. } => _ = self.replies.insert(id, reply),
+                node::Effect::Recall(holds) => {
+                    let outcomes = holds.iter().map(|it| (*it, !self.claimed.contains(&(index, *it))));
+                    self.nodes[index].handle(node::Event::Recalled(outcomes.collect()));
+                }
+                _ => (),
+            }
+        }
+    }
+
+    /// Asks the master; the reply if it came at once.
+    pub(super) fn ask(&mut self, request: Request) -> Option<Reply> {
+        let id = self.send(request);
+        self.replies.remove(&id)
+    }
+
+    pub(super) fn send(&mut self, request: Request) -> RequestId {
+        self.next_id += 1;
+        let id = RequestId(1_000_000 + self.next_id);
+        self.event(Event::Request(CLIENT, id, request));
+        id
+    }
+
+    pub(super) fn reserve(&mut self, name: &str, len: u64, options: PutOptions) -> ReserveOutcome {
+        let items = vec![ReserveItem { key: key(name), len, options }];
+        match self.ask(Request::Reserve(Reserve { items, ..Reserve::default() })) {
+            Some(Reply::Reserved(mut reserved)) => reserved.items.remove(0),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub(super) fn commit(
+        &mut self,
+        name: &str,
+        len: u64,
+        options: PutOptions,
+        room: &[Reservation],
+    ) -> CommitOutcome {
+        let id = self.send_commit(name, len, options, room);
+        match self.replies.remove(&id) {
+            Some(Reply::Committed(mut outcomes)) => outcomes.remove(0),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub(super) fn send_commit(
+        &mut self,
+        name: &str,
+        len: u64,
+        options: PutOptions,
+        room: &[Reservation],
+    ) -> RequestId {
+        let home = room[0].location;
+        let index = home.segment.0 as usize - 1;
+        let others = room[1..].iter().map(|it| it.location).collect();
+        let items = vec![CommitItem { hold: home.hold(), key: key(name), len, options, others }];
+        self.next_id += 1;
+        let id = RequestId(1_000_000 + self.next_id);
+        let opened = node::Event::Opened { conn: CLIENT, client: ClientId(7), namespace: "default".into() };
+        self.node_event(index, opened);
+        self.node_event(
+            index,
+            node::Event::Request {
+                conn: CLIENT,
+                id,
+                request: Request::Commit(Commit { items, wait_ms: 500 }),
+            },
+        );
+        id
+    }
+
+    pub(super) fn put(&mut self, name: &str, len: u64, options: PutOptions) -> CommitOutcome {
+        match self.reserve(name, len, options.clone()) {
+            ReserveOutcome::Room(room) => self.commit(name, len, options, &room),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub(super) fn resolve(&mut self, name: &str, lease: bool) -> ResolveOutcome {
+        let resolve =
+            Resolve { keys: vec![key(name)], touch: lease, lease, locate: true, ..Resolve::default() };
+        match self.ask(Request::Resolve(resolve)) {
+            Some(Reply::Resolved(mut resolved)) => resolved.items.remove(0),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub(super) fn has(&mut self, name: &str) -> bool {
+        matches!(self.resolve(name, false), ResolveOutcome::Found(_))
+    }
+
+    pub(super) fn delete(&mut self, name: &str, force: bool) -> Option<DeleteOutcome> {
+        match self.ask(Request::Delete(Delete { keys: vec![key(name)], force, wait_ms: 500 })) {
+            Some(Reply::Deleted(mut outcomes)) => Some(outcomes.remove(0)),
+            None => None,
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+pub(super) fn key(name: &str) -> Key {
+    Key::new(name.as_bytes()).unwrap()
+}
+
+pub(super) fn plain() -> PutOptions {
+    PutOptions { replicas: 1, ..PutOptions::default() }
+}
+
+pub(super) fn keep() -> PutOptions {
+    PutOptions { on_exists: OnExists::Keep, ..plain() }
+}
+
+pub(super) fn pinned() -> PutOptions {
+    PutOptions { hard_pin: true, ..plain() }
+}
+
+pub(super) fn twice() -> PutOptions {
+    PutOptions { replicas: 2, ..plain() }
+}
+
+pub(super) fn generation(counter: u64) -> Generation {
+    Generation { epoch: 5, counter }
+}
+
+#[test]
+fn a_put_can_be_found_and_deleted_once() {
+    let mut cluster = Cluster::new(&[10 * UNIT]);
+    assert_eq!(cluster.put("a", 100, plain()), CommitOutcome::Stored(generation(1)));
+    assert!(cluster.has("a"));
+    assert_eq!(cluster.delete("a", false), Some(DeleteOutcome::Deleted));
+    assert_eq!(cluster.delete("a", false), Some(DeleteOutcome::Absent));
+    assert!(!cluster.has("a"));
+    assert_eq!(cluster.nodes[0].usage().free, 10 * UNIT);
+}
+
+#[test]
+fn the_first_commit_wins_and_the_second_is_told() {
+    let mut cluster = Cluster::new(&[10 * UNIT]);
+    let ReserveOutcome::Room(first) = cluster.reserve("a", 10, keep()) else { panic!() };
+    let ReserveOutcome::Room(second) = cluster.reserve("a", 10, keep()) else { panic!() };
+    assert_eq!(cluster.commit("a", 10, keep(), &second), CommitOutcome::Stored(generation(1)));
+    assert_eq!(cluster.commit("a", 10, keep(), &first), CommitOutcome::Exists(generation(1)));
+    assert_eq!(cluster.reserve("a", 10, keep()), ReserveOutcome::Exists(generation(1)));
+    assert_eq!(cluster.nodes[0].usage().granted, 0);
+}
+
+#[test]
+fn a_replacement_retires_the_old_object_before_it_answers() {
+    let mut cluster = Cluster::new(&[10 * UNIT, 10 * UNIT]);
+    assert_eq!(cluster.put("a", 10, plain()), CommitOutcome::Stored(generation(1)));
+    assert_eq!(cluster.put("a", 20, plain()), CommitOutcome::Replaced(generation(2)));
+    let ResolveOutcome::Found(found) = cluster.resolve("a", false) else { panic!() };
+    assert_eq!((found.generation, found.len), (generation(2), 20));
+    let committed: u64 = cluster.nodes.iter().map(|it| it.usage().committed).sum();
+    assert_eq!(committed, UNIT);
+}
+
+#[test]
+fn a_full_store_evicts_the_oldest_unpinned_object() {
+    let mut cluster = Cluster::new(&[3 * UNIT]);
+    cluster.put("pinned", UNIT, pinned());
+    cluster.wait(1);
+    cluster.put("old", UNIT, plain());
+    cluster.wait(1);
+    cluster.put("young", UNIT, plain());
+    cluster.wait(1);
+    assert_eq!(cluster.put("new", UNIT, plain()), CommitOutcome::Stored(generation(4)));
+    assert!(cluster.has("pinned") && cluster.has("young") && cluster.has("new") && !cluster.has("old"));
+    assert!(cluster.notices.contains(&Notice::Evicted(1, UNIT)));
+}
+
+#[test]
+fn a_store_full_of_pins_says_so_with_the_numbers() {
+    let mut cluster = Cluster::new(&[2 * UNIT]);
+    cluster.put("a", UNIT, pinned());
+    cluster.put("b", UNIT, pinned());
+    let ReserveOutcome::Full(Full { usage, .. }) = cluster.reserve("c", 1, plain()) else { panic!() };
+    assert_eq!((usage.capacity, usage.committed, usage.free), (2 * UNIT, 2 * UNIT, 0));
+    assert!(cluster.has("a") && cluster.has("b"));
+}
+
+#[test]
+fn an_object_larger_than_every_node_evicts_nothing() {
+    let mut cluster = Cluster::new(&[2 * UNIT]);
+    cluster.put("a", UNIT, plain());
+    assert!(matches!(cluster.reserve("big", 3 * UNIT, plain()), ReserveOutcome::Full(_)));
+    assert!(matches!(cluster.reserve("huge", u64::MAX, plain()), ReserveOutcome::Full(_)));
+    assert!(cluster.has("a"));
+}
+
+#[test]
+fn a_lease_keeps_an_object_from_eviction_for_its_time() {
+    let mut cluster = Cluster::new(&[UNIT]);
+    cluster.put("a", UNIT, plain());
+    cluster.resolve("a", true);
+    assert!(matches!(cluster.reserve("b", 1, plain()), ReserveOutcome::Full(_)));
+    cluster.wait(100);
+    assert!(matches!(cluster.reserve("b", 1, plain()), ReserveOutcome::Room(_)));
+}
+
+#[test]
+fn a_lease_refuses_removal_only_in_strict_mode_and_only_unforced() {
+    for strict in [false, true] {
+        let mut cluster = Cluster::with(&[4 * UNIT], |config| config.strict_leases = strict);
+        cluster.put("a", UNIT, plain());
+        cluster.resolve("a", true);
+        let refused = if strict { DeleteOutcome::Leased } else { DeleteOutcome::Deleted };
+        assert_eq!(cluster.delete("a", false), Some(refused));
+        cluster.put("b", UNIT, plain());
+        cluster.resolve("b", true);
+        assert_eq!(cluster.delete("b", true), Some(DeleteOutcome::Deleted));
+    }
+}
+
+#[test]
+fn replicas_lie_on_different_nodes_and_reads_survive_one_of_them() {
+    let mut cluster = Cluster::new(&[4 * UNIT, 4 * UNIT]);
+    cluster.put("a", UNIT, twice());
+    let ResolveOutcome::Found(found) = cluster.resolve("a", false) else { panic!() };
+    assert_eq!(found.replicas.len(), 2);
+    assert_ne!(found.replicas[0].segment, found.replicas[1].segment);
+    cluster.unlink(0);
+    let ResolveOutcome::Found(found) = cluster.resolve("a", false) else { panic!() };
+    assert_eq!(found.replicas.iter().map(|it| it.segment.0).collect::<Vec<_>>(), [2]);
+    cluster.unlink(1);
+    let ResolveOutcome::Unavailable(names) = cluster.resolve("a", false) else { panic!() };
+    assert_eq!(names, ["node1", "node2"]);
+}
+
+#[test]
+fn more_replicas_than_nodes_are_as_many_as_there_are_nodes() {
+    let mut cluster = Cluster::new(&[4 * UNIT]);
+    let ReserveOutcome::Room(room) = cluster.reserve("a", 1, twice()) else { panic!() };
+    assert_eq!(room.len(), 1);
+    let none = PutOptions { replicas: 0, ..plain() };
+    assert!(matches!(cluster.reserve("a", 1, none), ReserveOutcome::Invalid(_)));
+}
+
+#[test]
+fn the_other_replicas_of_a_refused_commit_are_given_back() {
+    let mut cluster = Cluster::new(&[4 * UNIT, 4 * UNIT]);
+    let options = PutOptions { on_exists: OnExists::Keep, ..twice() };
+    let ReserveOutcome::Room(room) = cluster.reserve("a", 1, options.clone()) else { panic!() };
+    cluster.put("a", 1, plain());
+    assert_eq!(cluster.commit("a", 1, options, &room), CommitOutcome::Exists(generation(1)));
+    assert!(cluster.nodes.iter().all(|it| it.usage().granted == 0));
+}
+
+#[test]
+fn a_delete_waits_for_its_node_and_is_unconfirmed_when_that_takes_too_long() {
+    let mut cluster = Cluster::new(&[4 * UNIT]);
+    cluster.put("a", UNIT, plain());
+    cluster.put("b", UNIT, plain());
+    cluster.hold_up(0);
+    let id = cluster.send(Request::Delete(Delete { keys: vec![key("a")], force: false, wait_ms: 500 }));
+    assert_eq!(cluster.replies.get(&id), None);
+    assert!(!cluster.has("a"));
+    cluster.wait(500);
+    let unconfirmed = DeleteOutcome::Unconfirmed(vec!["node1".into()]);
+    assert_eq!(cluster.replies.remove(&id), Some(Reply::Deleted(vec![unconfirmed])));
+    let id = cluster.send(Request::Delete(Delete { keys: vec![key("b")], force: false, wait_ms: 500 }));
+    cluster.let_go(0);
+    assert_eq!(cluster.replies.remove(&id), Some(Reply::Deleted(vec![DeleteOutcome::Deleted])));
+    assert_eq!(cluster.nodes[0].usage().free, 4 * UNIT);
+}
+
+#[test]
+fn what_was_deleted_while_a_node_was_away_is_retired_before_it_is_readmitted() {
+    let mut cluster = Cluster::new(&[4 * UNIT]);
+    cluster.put("a", UNIT, plain());
+    cluster.put("b", UNIT, plain());
+    cluster.unlink(0);
+    assert_eq!(cluster.delete("a", false), Some(DeleteOutcome::Unconfirmed(vec!["node1".into()])));
+    assert_eq!(cluster.master.stat().nodes[0].owed, 1);
+    cluster.link(0);
+    assert!(!cluster.has("a") && cluster.has("b"));
+    assert_eq!(cluster.nodes[0].usage().objects, 1);
+    assert_eq!(cluster.master.stat().nodes[0].owed, 0);
+}
+
+#[test]
+fn a_node_that_was_declared_lost_comes_back_empty() {
+    let mut cluster = Cluster::new(&[4 * UNIT]);
+    cluster.put("a", UNIT, plain());
+    cluster.unlink(0);
+    assert!(matches!(cluster.resolve("a", false), ResolveOutcome::Unavailable(_)));
+    cluster.wait(2_000);
+    assert_eq!(cluster.resolve("a", false), ResolveOutcome::Absent);
+    assert!(cluster.notices.contains(&Notice::NodeLost("node1".into(), 1)));
+    cluster.link(0);
+    assert_eq!(cluster.resolve("a", false), ResolveOutcome::Absent);
+    assert_eq!(cluster.nodes[0].usage().objects, 0);
+}
+
+#[test]
+fn a_node_that_leaves_for_good_is_not_waited_for() {
+    let mut cluster = Cluster::new(&[4 * UNIT, 4 * UNIT]);
+    cluster.put("both", UNIT, twice());
+    cluster.put("there", UNIT, PutOptions { preferred: vec!["node1".into()], ..keep() });
+    cluster.event(Event::Request(cluster.links[0], RequestId(9), Request::Goodbye));
+    assert_eq!(cluster.resolve("there", false), ResolveOutcome::Absent);
+    assert!(cluster.has("both"));
+    assert_eq!(cluster.master.stat().nodes.len(), 1);
+    assert!(matches!(cluster.put("there", UNIT, keep()), CommitOutcome::Stored(_)));
+    // What it still says on that connection is not heard, and when it closes nothing happens.
+    cluster.event(Event::Request(cluster.links[0], RequestId(10), Request::Goodbye));
+    cluster.unlink(0);
+    assert!(cluster.has("both") && cluster.has("there"));
+}
+
+#[test]
+fn a_silent_node_is_passed_over_and_never_lost_by_time_alone() {
+    let mut cluster = Cluster::new(&[4 * UNIT]);
+    cluster.put("a", UNIT, plain());
+    cluster.wait(1_000);
+    assert!(matches!(cluster.resolve("a", false), ResolveOutcome::Unavailable(_)));
+    assert!(matches!(cluster.reserve("b", 1, plain()), ReserveOutcome::NoNode));
+    cluster.wait(1_000_000);
+    assert!(matches!(cluster.resolve("a", false), ResolveOutcome::Unavailable(_)));
+    cluster.node_event(0, node::Event::Beat);
+    assert!(cluster.has("a"));
+}
+
+#[test]
+fn room_that_a_silent_node_finds_too_late_is_given_back() {
+    let mut cluster = Cluster::new(&[4 * UNIT, 4 * UNIT]);
+    cluster.hold_up(0);
+    cluster.hold_up(1);
+    let items = vec![ReserveItem { key: key("a"), len: UNIT, options: plain() }];
+    let id = cluster.send(Request::Reserve(Reserve { items, ..Reserve::default() }));
+    cluster.wait(1_000);
+    let Some(Reply::Reserved(reserved)) = cluster.replies.remove(&id) else { panic!() };
+    assert!(matches!(reserved.items[0], ReserveOutcome::NoNode));
+    cluster.let_go(0);
+    cluster.let_go(1);
+    assert!(cluster.nodes.iter().all(|it| it.usage().free == 4 * UNIT));
+}
+
+#[test]
+fn a_restarted_master_learns_from_its_nodes() {
+    let mut cluster = Cluster::new(&[4 * UNIT]);
+    cluster.put("a", UNIT, pinned());
+    cluster.put("b", UNIT, plain());
+    cluster.delete("b", false);
+    cluster.restart_master(6);
+    let ResolveOutcome::Found(found) = cluster.resolve("a", false) else { panic!() };
+    assert_eq!((found.generation, found.hard_pin), (generation(1), true));
+    assert!(!cluster.has("b"));
+    let new = Generation { epoch: 6, counter: 1 };
+    assert_eq!(cluster.put("a", UNIT, plain()), CommitOutcome::Replaced(new));
+}
+
+#[test]
+fn what_a_replaced_connection_still_says_is_not_heard() {
+    let mut cluster = Cluster::new(&[4 * UNIT]);
+    cluster.put("a", UNIT, plain());
+    cluster.open(ConnId(2), 7);
+    cluster.delete("a", true);
+    cluster.open(CLIENT, 7);
+    assert!(cluster.has("a"));
+}
+
+#[test]
+fn a_pattern_takes_all_that_match_and_a_bad_one_is_refused() {
+    let mut cluster = Cluster::new(&[64 * UNIT]);
+    for name in ["rx_1", "rx_2", "other_rx_1", "x"] {
+        cluster.put(name, 1, plain());
+    }
+    let mut matching = |pattern| {
+        let request = DeleteMatching { pattern, force: false, wait_ms: 500 };
+        match cluster.ask(Request::DeleteMatching(request)) {
+            Some(Reply::DeletedMatching(DeletedMatching { count, .. })) => Ok(count),
+            Some(Reply::Refused(refusal)) => Err(refusal.reason),
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(matching(Pattern::Regex("rx_[12]$".into())), Ok(3));
+    assert_eq!(matching(Pattern::Regex("(".into())), Err(Reason::Invalid));
+    assert_eq!(matching(Pattern::Regex("(a{1000}){1000}".into())), Err(Reason::Invalid));
+    assert_eq!(matching(Pattern::Prefix(b"y".to_vec())), Ok(0));
+    assert_eq!(matching(Pattern::All), Ok(1));
+}
+
+#[test]
+fn a_listing_comes_in_pages_and_names_everything_once() {
+    let mut cluster = Cluster::new(&[64 * UNIT]);
+    for number in 0..10 {
+        cluster.put(&format!("k{number}"), number + 1, plain());
+    }
+    let (mut names, mut cursor) = (Vec::new(), 0);
+    loop {
+        let list = List {
+            pattern: Pattern::Prefix(b"k".to_vec()),
+            pinned_by: None,
+            cursor,
+            limit: 3,
+            report_wait_ms: 0,
+        };
+        let Some(Reply::Listed(page)) = cluster.ask(Request::List(list)) else { panic!() };
+        assert!(page.items.len() <= 3);
+        names.extend(page.items.into_iter().map(|it| it.key.to_string()));
+        cursor = page.cursor;
+        if cursor == 0 {
+            break;
+        }
+    }
+    names.sort();
+    assert_eq!(names, (0..10).map(|it| format!("k{it}")).collect::<Vec<_>>());
+}
+
+#[test]
+fn namespaces_do_not_see_each_other() {
+    let mut cluster = Cluster::new(&[4 * UNIT]);
+    cluster.put("a", 1, plain());
+    let hello = Hello { client: ClientId(7), namespace: "other".into(), ..Hello::default() };
+    cluster.event(Event::Opened(CLIENT, hello));
+    assert!(!cluster.has("a"));
+    assert_eq!(cluster.delete("a", true), Some(DeleteOutcome::Absent));
+}
+
+#[test]
+fn room_for_a_client_that_is_gone_is_given_back() {
+    let mut cluster = Cluster::new(&[4 * UNIT]);
+    cluster.hold_up(0);
+    let items = vec![ReserveItem { key: key("a"), len: UNIT, options: plain() }];
+    cluster.send(Request::Reserve(Reserve { items, ..Reserve::default() }));
+    cluster.event(Event::Closed(CLIENT));
+    cluster.let_go(0);
+    assert_eq!(cluster.nodes[0].usage().free, 4 * UNIT);
+    assert_eq!(cluster.master.waiting_count(), 0);
+}
+
+#[test]
+fn a_lost_replica_is_forgotten_when_its_node_says_so() {
+    let mut cluster = Cluster::new(&[4 * UNIT, 4 * UNIT]);
+    let ReserveOutcome::Room(mut room) = cluster.reserve("a", 1, twice()) else { panic!() };
+    let segment = room[1].location.segment;
+    room[1].location = Location { segment, slot: SlotId(0), stamp: Stamp(999) };
+    assert_eq!(cluster.commit("a", 1, twice(), &room), CommitOutcome::Stored(generation(1)));
+    let ResolveOutcome::Found(found) = cluster.resolve("a", false) else { panic!() };
+    assert_eq!(found.replicas, [room[0].location]);
+}
+
+/// A writer that has its answer may leave at once, and takes with it what no node has recorded.
+#[test]
+fn a_put_is_answered_when_every_copy_is_recorded() {
+    let endings: [fn(&mut Cluster, usize); 3] =
+        [Cluster::let_go, Cluster::unlink, |cluster, _| cluster.wait(1_000)];
+    for ending in endings {
+        let mut cluster = Cluster::new(&[4 * UNIT, 4 * UNIT]);
+        let ReserveOutcome::Room(room) = cluster.reserve("a", UNIT, twice()) else { panic!("there is room") };
+        let other = room[1].location.segment.0 as usize - 1;
+        cluster.hold_up(other);
+        let id = cluster.send_commit("a", UNIT, twice(), &room);
+        assert!(!cluster.replies.contains_key(&id), "the other node has not recorded its copy");
+        ending(&mut cluster, other);
+        assert!(matches!(cluster.replies.get(&id), Some(Reply::Committed(_))), "{:?}", cluster.replies);
+    }
+}
+
+#[test]
+fn exists_tells_what_is_there_and_what_cannot_be_reached() {
+    let mut cluster = Cluster::new(&[64 * UNIT, 64 * UNIT]);
+    cluster.put("here", 10, PutOptions { replicas: 1, ..PutOptions::default() });
+    let keys = ["here", "nowhere"].map(key).to_vec();
+    let exists = |cluster: &mut Cluster| {
+        let exists = Exists { keys: keys.iter().collect(), touch: true, lease: true, ..Exists::default() };
+        cluster.ask(Request::Exists(exists)).unwrap()
+    };
+    assert_eq!(exists(&mut cluster), Reply::Present(vec![Presence::Here, Presence::Absent]));
+    cluster.unlink(0);
+    cluster.unlink(1);
+    assert_eq!(exists(&mut cluster), Reply::Present(vec![Presence::Unavailable, Presence::Absent]));
+}

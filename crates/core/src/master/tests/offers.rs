@@ -1,0 +1,160 @@
+//! Offers: what is preallocated for a client is free for everybody else until the client claims it.
+
+use super::*;
+use crate::{
+    Location, Reservation,
+    message::{
+        CommitItem, CommitOutcome, OnExists, Publish, PublishItem, PutOptions, Reserve, ReserveItem,
+        ReserveOutcome, Why,
+    },
+    node,
+};
+
+impl Cluster {
+    /// Offers of one unit each.
+    fn offers(&mut self, options: &PutOptions, count: u32) -> Vec<Reservation> {
+        let items = vec![ReserveItem { key: key("k"), len: UNIT, options: options.clone() }];
+        let reserve = Reserve { items, spare: count, wait_ms: 1000, ..Reserve::default() };
+        match self.ask(Request::Reserve(reserve)) {
+            Some(Reply::Reserved(mut reserved)) => match reserved.items.remove(0) {
+                ReserveOutcome::Room(rooms) => rooms,
+                other => panic!("{other:?}"),
+            },
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// The client writes there.
+    fn claim(&mut self, offers: &[Reservation]) {
+        let node = |it: &Reservation| it.location.segment.0 as usize - 1;
+        self.claimed.extend(offers.iter().map(|it| (node(it), it.location.hold())));
+    }
+
+    fn publish_offer(&mut self, name: &str, offer: &Reservation) -> Option<CommitOutcome> {
+        let Location { segment: home, .. } = offer.location;
+        let (hold, others) = (offer.location.hold(), Vec::new());
+        let item = CommitItem { hold, key: key(name), len: UNIT, options: plain(), others };
+        let publish = Publish { items: vec![PublishItem { home, item }], wait_ms: 500 };
+        match self.ask(Request::Publish(publish)) {
+            Some(Reply::Published(mut outcomes)) => outcomes.remove(0),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn offers_come_from_free_memory_only() {
+    let mut cluster = Cluster::new(&[8 * UNIT]);
+    cluster.put("k", UNIT, plain());
+    let keep = PutOptions { on_exists: OnExists::Keep, ..plain() };
+    cluster.policy(Some(8 * UNIT), None);
+    assert_eq!(cluster.offers(&keep, 1).len(), 0, "memory under a quota is not preallocated");
+    cluster.policy(None, None);
+    assert_eq!(cluster.offers(&keep, 9).len(), 6, "an eighth is left, and the name is not looked at");
+    assert_eq!(cluster.offers(&keep, 1).len(), 0);
+    assert!(matches!(cluster.why("k"), Why::Here(_)), "nothing is evicted for it");
+    let stat = cluster.master.stat();
+    assert_eq!((stat.namespaces[0].granted, stat.namespaces[0].used), (0, UNIT), "it is charged to nobody");
+    assert_eq!((stat.nodes[0].usage.free, stat.nodes[0].usage.offered), (7 * UNIT, 6 * UNIT));
+}
+
+#[test]
+fn offers_are_asked_of_one_node_once() {
+    let mut cluster = Cluster::new(&[8 * UNIT, 8 * UNIT]);
+    assert_eq!(cluster.offers(&plain(), 2).len(), 2, "not one on each of the nodes");
+    let batch = u32::try_from(crate::BATCH_ITEMS_MAX).unwrap() + 1;
+    let items = vec![ReserveItem { key: key("k"), len: UNIT, options: plain() }];
+    let reserve = Reserve { items, spare: batch, ..Reserve::default() };
+    assert!(matches!(cluster.ask(Request::Reserve(reserve)), Some(Reply::Refused(_))), "too many");
+}
+
+#[test]
+fn no_offers_while_a_put_waits() {
+    let mut cluster = Cluster::new(&[8 * UNIT]);
+    cluster.put("pinned", 4 * UNIT, pinned());
+    cluster.reserve_waiting("large", 5 * UNIT, 1000);
+    assert_eq!(cluster.offers(&plain(), 1).len(), 0);
+}
+
+#[test]
+fn a_put_recalls_offers_before_it_evicts() {
+    let mut cluster = Cluster::new(&[8 * UNIT]);
+    cluster.put("old", UNIT, plain());
+    let offers = cluster.offers(&plain(), 6);
+    assert_eq!(offers.len(), 6);
+    cluster.put("new", 7 * UNIT, plain());
+    assert!(cluster.has("old") && cluster.has("new"));
+    assert_eq!(cluster.publish_offer("late", &offers[0]), None, "it was recalled");
+    assert_eq!(cluster.commit("late", UNIT, plain(), &offers[..1]), CommitOutcome::Stale);
+    assert_eq!(cluster.nodes[0].usage().free, 0);
+}
+
+#[test]
+fn a_claimed_offer_is_kept_and_the_rest_is_evicted_for() {
+    let mut cluster = Cluster::new(&[8 * UNIT]);
+    cluster.put("old", UNIT, plain());
+    cluster.put("young", UNIT, plain());
+    let offers = cluster.offers(&plain(), 5);
+    cluster.claim(&offers[..2]);
+    cluster.put("four", 4 * UNIT, plain());
+    assert!(cluster.has("old") && cluster.has("young"), "four units were free or unclaimed");
+    cluster.put("one", UNIT, plain());
+    assert!(!cluster.has("old") && cluster.has("young"), "and no more than one more is needed");
+    assert!(matches!(cluster.publish_offer("a", &offers[0]), Some(CommitOutcome::Stored(_))));
+    assert!(matches!(cluster.commit("b", UNIT, plain(), &offers[1..2]), CommitOutcome::Stored(_)));
+    assert!(cluster.has("a") && cluster.has("b"));
+    let usage = cluster.nodes[0].usage();
+    assert_eq!((usage.granted, usage.offered, usage.free), (0, 0, 0));
+}
+
+#[test]
+fn a_full_store_of_pins_is_full_only_without_offers() {
+    let mut cluster = Cluster::new(&[8 * UNIT]);
+    let offers = cluster.offers(&plain(), 7);
+    cluster.claim(&offers[..1]);
+    for number in 0..7 {
+        cluster.put(&format!("{number}"), UNIT, pinned());
+    }
+    let ReserveOutcome::Full(usage) = cluster.reserve("more", UNIT, plain()) else { panic!() };
+    let usage = usage.usage;
+    assert_eq!((usage.free, usage.granted, usage.committed), (0, UNIT, 7 * UNIT));
+}
+
+#[test]
+fn a_refusal_because_of_claims_does_not_count() {
+    let mut cluster = Cluster::new(&[8 * UNIT]);
+    for round in 0..3 {
+        cluster.put(&format!("{round}"), UNIT, plain());
+    }
+    let offers = cluster.offers(&plain(), 4);
+    cluster.claim(&offers);
+    // The master takes five units for free, and one is.
+    cluster.put("new", 4 * UNIT, plain());
+    assert!((0..3).all(|it| !cluster.has(&it.to_string())) && cluster.has("new"));
+}
+
+#[test]
+fn a_waiting_put_takes_what_comes_from_offers() {
+    let mut cluster = Cluster::new(&[8 * UNIT]);
+    let offers = cluster.offers(&plain(), 7);
+    cluster.claim(&offers);
+    let waiting = cluster.reserve_waiting("large", 4 * UNIT, 1000);
+    assert_eq!(cluster.reserved(waiting), None, "all is claimed");
+    cluster.node_event(0, node::Event::Dead(ClientId(7)));
+    assert!(matches!(cluster.reserved(waiting), Some(ReserveOutcome::Room(_))));
+}
+
+#[test]
+fn a_quota_set_later_holds_for_offers_too() {
+    let mut cluster = Cluster::new(&[16 * UNIT]);
+    let offers = cluster.offers(&plain(), 4);
+    cluster.policy(Some(2 * UNIT), None);
+    cluster.claim(&offers);
+    cluster.put("pinned", UNIT, pinned());
+    assert!(matches!(cluster.publish_offer("a", &offers[0]), Some(CommitOutcome::Stored(_))));
+    assert_eq!(cluster.publish_offer("b", &offers[1]), Some(CommitOutcome::Stale), "the quota is full");
+    assert_eq!(cluster.commit("b", UNIT, plain(), &offers[2..3]), CommitOutcome::Stale);
+    cluster.put("b", UNIT, plain());
+    assert!(cluster.has("b") && !cluster.has("a"), "an ordinary put evicts within the quota");
+    assert!(cluster.master.stat().namespaces[0].used <= 2 * UNIT);
+}

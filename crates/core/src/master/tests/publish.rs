@@ -1,0 +1,383 @@
+//! What was written is published without its node, one test for each rule.
+
+use super::*;
+use crate::{
+    Reservation,
+    message::{
+        CommitItem, CommitOutcome, DeleteOutcome, Exists, Presence, Publish, PublishItem, PutOptions, Record,
+        Replacement, ReserveOutcome, ResolveOutcome, Retire, Settle, Settled,
+    },
+    node,
+};
+
+impl Cluster {
+    /// Room for an object of ten bytes.
+    fn room(&mut self, name: &str) -> Reservation {
+        match self.reserve(name, 10, plain()) {
+            ReserveOutcome::Room(mut room) => room.remove(0),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn send_publish(&mut self, name: &str, options: PutOptions, room: &Reservation) -> RequestId {
+        let item =
+            CommitItem { hold: room.location.hold(), key: key(name), len: 10, options, others: vec![] };
+        let items = vec![PublishItem { home: room.location.segment, item }];
+        self.send(Request::Publish(Publish { items, wait_ms: 500 }))
+    }
+
+    /// What became of it, or that its node is to be asked; nothing while there is no answer.
+    fn published(&mut self, id: RequestId) -> Option<Option<CommitOutcome>> {
+        match self.replies.remove(&id) {
+            Some(Reply::Published(mut outcomes)) => Some(outcomes.remove(0)),
+            None => None,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn publish(&mut self, name: &str, options: PutOptions) -> Option<Option<CommitOutcome>> {
+        let room = self.room(name);
+        let id = self.send_publish(name, options, &room);
+        self.published(id)
+    }
+
+    fn inventory(&self, index: usize) -> Vec<String> {
+        let name = |it: Record| String::from_utf8_lossy(it.key.as_bytes()).into_owned();
+        self.nodes[index].inventory().into_iter().map(name).collect()
+    }
+}
+
+fn stored(counter: u64) -> Option<Option<CommitOutcome>> {
+    Some(Some(CommitOutcome::Stored(generation(counter))))
+}
+
+/// The home node is to be asked.
+const ASK: Option<Option<CommitOutcome>> = Some(None);
+
+#[test]
+fn what_is_published_can_be_found_and_its_node_has_it() {
+    let mut cluster = Cluster::new(&[10 * UNIT]);
+    assert_eq!(cluster.publish("a", plain()), stored(1));
+    assert_eq!(cluster.inventory(0), ["a"]);
+    let usage = cluster.nodes[0].usage();
+    assert_eq!((usage.objects, usage.granted), (1, 0));
+    assert_eq!(cluster.master.stat().namespaces[0].granted, 0);
+    assert!(cluster.has("a"));
+    assert_eq!(cluster.publish("a", plain()), Some(Some(CommitOutcome::Replaced(generation(2)))));
+    assert_eq!(cluster.publish("a", keep()), Some(Some(CommitOutcome::Exists(generation(2)))));
+    let usage = cluster.nodes[0].usage();
+    assert_eq!((usage.objects, usage.granted), (1, 0), "what got no name is given back");
+    assert_eq!(cluster.delete("a", false), Some(DeleteOutcome::Deleted));
+    assert_eq!(cluster.nodes[0].usage().free, 10 * UNIT);
+}
+
+#[test]
+fn the_answer_waits_until_the_word_is_with_the_node() {
+    for is_taken in [true, false] {
+        let mut cluster = Cluster::new(&[10 * UNIT]);
+        let room = cluster.room("a");
+        cluster.takes_at_once = is_taken;
+        cluster.hold_up(0);
+        let id = cluster.send_publish("a", plain(), &room);
+        assert_eq!(cluster.published(id), is_taken.then_some(stored(1).flatten()));
+        assert_eq!(cluster.inventory(0), [""; 0]);
+        cluster.let_go(0);
+        assert_eq!(cluster.published(id), (!is_taken).then_some(stored(1).flatten()));
+        assert_eq!(cluster.inventory(0), ["a"]);
+    }
+}
+
+#[test]
+fn one_answer_confirms_all_that_a_node_has_heard_of() {
+    let mut cluster = Cluster::new(&[10 * UNIT, 0]);
+    let rooms = ["a", "b", "c"].map(|name| cluster.room(name));
+    assert!(rooms.iter().all(|it| it.location.segment == rooms[0].location.segment));
+    cluster.takes_at_once = false;
+    cluster.hold_up(0);
+    let ids = ["a", "b", "c"]
+        .map(|name| cluster.send_publish(name, plain(), &rooms[usize::from(name.as_bytes()[0] - b'a')]));
+    let words = std::mem::take(&mut cluster.held_up[0]).into_iter().map(|(id, request)| match request {
+        Request::Settle(settle) => (id, settle),
+        other => panic!("{other:?}"),
+    });
+    let mut words: Vec<_> = words.collect();
+    assert_eq!(words.len(), 3);
+    // Somebody else cannot answer for it, nor it for what it was not asked.
+    let also: Vec<_> = words.iter().map(|it| it.0).chain([RequestId(u64::MAX)]).collect();
+    let settled = Settled { also, ..Settled::default() };
+    cluster.event(Event::Reply(cluster.links[1], RequestId(u64::MAX), Reply::Settled(settled)));
+    assert!(ids.iter().all(|id| cluster.published(*id).is_none()));
+    // One of them is gone there, and the others count.
+    let gone = words[1].1.commit[0].hold;
+    cluster.nodes[0]
+        .handle(node::Event::MasterRequest(RequestId(0), Request::Retire(Retire { holds: vec![gone] })));
+    while cluster.nodes[0].poll_effect().is_some() {}
+    cluster.is_held_up[0] = false;
+    words.rotate_left(1);
+    cluster.node_event(0, node::Event::Entrusted(words));
+    let all: Vec<_> = ids.iter().map(|id| cluster.published(*id)).collect();
+    assert_eq!(all, [stored(1), stored(2), stored(3)]);
+    assert_eq!(cluster.inventory(0), ["a", "c"]);
+    assert!(cluster.has("a") && !cluster.has("b") && cluster.has("c"));
+}
+
+#[test]
+fn a_node_is_asked_to_look_when_something_of_it_is_found_and_not_too_often() {
+    let mut cluster = Cluster::new(&[10 * UNIT]);
+    let rooms = ["a", "b"].map(|name| cluster.room(name));
+    cluster.hold_up(0);
+    let asked = |cluster: &Cluster| {
+        let look = Request::Settle(Settle::default());
+        cluster.held_up[0].iter().filter(|(_, request)| *request == look).count()
+    };
+    cluster.send_publish("a", plain(), &rooms[0]);
+    assert_eq!(asked(&cluster), 0, "nobody wants to know");
+    assert!(cluster.has("a") && cluster.has("a"));
+    assert_eq!(asked(&cluster), 1);
+    cluster.send_publish("b", plain(), &rooms[1]);
+    assert!(cluster.has("a"));
+    assert_eq!(asked(&cluster), 1, "it was asked a moment ago");
+    cluster.wait(2);
+    let exists = Exists { keys: [key("c"), key("b")].iter().collect(), ..Exists::default() };
+    let present = Reply::Present(vec![Presence::Absent, Presence::Here]);
+    assert_eq!(cluster.ask(Request::Exists(exists)), Some(present));
+    assert_eq!(asked(&cluster), 2, "who asks for names may come for what they name");
+    cluster.wait(2);
+    assert!(cluster.has("a"));
+    assert_eq!(asked(&cluster), 2, "nothing is new");
+    cluster.let_go(0);
+    assert_eq!(cluster.inventory(0), ["a", "b"]);
+}
+
+#[test]
+fn every_node_of_the_names_that_somebody_asks_for_is_asked_to_look() {
+    let mut cluster = Cluster::new(&[10 * UNIT, 10 * UNIT, 10 * UNIT]);
+    let on = |node: usize| PutOptions { preferred: vec![format!("node{node}")], ..plain() };
+    for (name, node) in [("a", 1), ("b", 2), ("c", 3)] {
+        let ReserveOutcome::Room(room) = cluster.reserve(name, 10, on(node)) else { panic!() };
+        cluster.hold_up(node - 1);
+        cluster.send_publish(name, plain(), &room[0]);
+    }
+    let exists = Exists { keys: [key("a"), key("b"), key("a")].iter().collect(), ..Exists::default() };
+    cluster.ask(Request::Exists(exists));
+    let look = Request::Settle(Settle::default());
+    let looks = |node: usize| cluster.held_up[node].iter().filter(|(_, request)| *request == look).count();
+    assert_eq!([0, 1, 2].map(looks), [1, 1, 0]);
+}
+
+#[test]
+fn a_node_is_asked_to_look_when_its_disk_waits_for_that() {
+    for is_through in [true, false] {
+        let mut cluster = Cluster::tiered(&[10], |_| ());
+        if is_through {
+            cluster.write_through();
+        }
+        let room = cluster.room("a");
+        cluster.hold_up(0);
+        cluster.disks[0].held_up = true;
+        cluster.send_publish("a", plain(), &room);
+        let look = Request::Settle(Settle::default());
+        assert_eq!(cluster.disks[0].to_do.len(), usize::from(is_through));
+        assert_eq!(cluster.held_up[0].iter().any(|(_, request)| *request == look), is_through);
+        cluster.let_go(0);
+        cluster.let_disk_go(0);
+        assert_eq!(cluster.where_is("a"), (true, is_through));
+    }
+}
+
+#[test]
+fn a_node_is_asked_to_look_when_much_was_entrusted_to_it() {
+    // By its bytes, which are mostly those of long names.
+    for (name_len, count_max) in [(16, 225), (1024, 121)] {
+        let mut cluster = Cluster::new(&[100 * UNIT]);
+        let name = "n".repeat(name_len);
+        let mut asked = 0;
+        for count in 1..=600 {
+            let room = cluster.room(&name);
+            cluster.hold_up(0);
+            cluster.send_publish(&name, plain(), &room);
+            let look = Request::Settle(Settle::default());
+            asked += cluster.held_up[0].iter().filter(|(_, request)| *request == look).count();
+            assert_eq!(asked, count / count_max, "{name_len} bytes");
+            cluster.let_go(0);
+            assert_eq!(cluster.delete(&name, false), Some(DeleteOutcome::Deleted));
+        }
+    }
+}
+
+#[test]
+fn the_word_that_an_object_has_no_name_is_entrusted_to_its_node_too() {
+    let mut cluster = Cluster::new(&[100 * UNIT]);
+    assert_eq!(cluster.publish("a", plain()), stored(1));
+    let mut asked = 0;
+    for count in 1..=600 {
+        let room = cluster.room("a");
+        cluster.hold_up(0);
+        let id = cluster.send_publish("a", keep(), &room);
+        assert_eq!(cluster.published(id), Some(Some(CommitOutcome::Exists(generation(1)))));
+        let look = Request::Settle(Settle::default());
+        asked += cluster.held_up[0].iter().filter(|(_, request)| *request == look).count();
+        // The first word of all is that of the object.
+        assert_eq!(asked, [227, 455].into_iter().filter(|it| count >= *it).count(), "{count}");
+        cluster.let_go(0);
+    }
+}
+
+#[test]
+fn what_did_not_reach_its_node_is_asked_of_it_and_told_again() {
+    let mut cluster = Cluster::new(&[10 * UNIT]);
+    let room = cluster.room("a");
+    cluster.node_event(0, node::Event::Mapped(ClientId(7)));
+    cluster.takes_at_once = false;
+    cluster.hold_up(0);
+    let id = cluster.send_publish("a", plain(), &room);
+    assert_eq!(cluster.published(id), None);
+    cluster.held_up[0].clear();
+    cluster.unlink(0);
+    assert_eq!(cluster.published(id), ASK);
+    cluster.let_go(0);
+    cluster.link(0);
+    assert_eq!(cluster.inventory(0), ["a"], "it stands nevertheless");
+    assert!(cluster.has("a"));
+    let again = cluster.commit("a", 10, plain(), &[room]);
+    assert_eq!(again, CommitOutcome::Stored(generation(1)), "and who asks the node hears that");
+}
+
+#[test]
+fn what_was_deleted_since_is_not_told_again() {
+    let mut cluster = Cluster::new(&[10 * UNIT]);
+    let room = cluster.room("a");
+    cluster.node_event(0, node::Event::Mapped(ClientId(7)));
+    cluster.hold_up(0);
+    let id = cluster.send_publish("a", plain(), &room);
+    assert_eq!(cluster.published(id), stored(1), "it is with the node");
+    cluster.held_up[0].clear();
+    cluster.unlink(0);
+    assert_eq!(cluster.delete("a", false), Some(DeleteOutcome::Unconfirmed(vec!["node1".into()])));
+    cluster.let_go(0);
+    cluster.link(0);
+    assert_eq!(cluster.inventory(0), [""; 0]);
+    assert_eq!(cluster.nodes[0].usage().free, 10 * UNIT);
+    assert_eq!(cluster.delete("a", false), Some(DeleteOutcome::Absent));
+}
+
+#[test]
+fn a_silent_node_is_asked_by_who_publishes() {
+    let mut cluster = Cluster::new(&[10 * UNIT]);
+    let (first, second) = (cluster.room("a"), cluster.room("b"));
+    cluster.takes_at_once = false;
+    cluster.hold_up(0);
+    let id = cluster.send_publish("a", plain(), &first);
+    cluster.wait(1_000);
+    assert_eq!(cluster.published(id), ASK, "it became silent");
+    let id = cluster.send_publish("b", plain(), &second);
+    assert_eq!(cluster.published(id), ASK, "it is silent");
+    cluster.let_go(0);
+    assert_eq!(cluster.inventory(0), ["a"]);
+}
+
+#[test]
+fn only_one_plain_copy_in_ones_own_room_on_a_near_node_is_published() {
+    let mut cluster = Cluster::new(&[20 * UNIT, 20 * UNIT]);
+    let room = cluster.room("a");
+    for options in [pinned(), PutOptions { sample: Some(crate::marks::Consumption::Once), ..plain() }] {
+        let id = cluster.send_publish("a", options, &room);
+        assert_eq!(cluster.published(id), ASK, "it has marks");
+    }
+    let id =
+        cluster.send_publish("a name that is longer than the one that there is room for", plain(), &room);
+    assert_eq!(cluster.published(id), ASK);
+    let CommitItem { hold, .. } =
+        CommitItem { hold: room.location.hold(), key: key("a"), len: 10, options: plain(), others: vec![] };
+    let other = CommitItem { hold, key: key("a"), len: 11, options: plain(), others: vec![] };
+    let two = CommitItem { len: 10, others: vec![room.location], ..other.clone() };
+    for item in [other, two] {
+        let items = vec![PublishItem { home: room.location.segment, item }];
+        let reply = cluster.ask(Request::Publish(Publish { items, wait_ms: 0 }));
+        assert_eq!(reply, Some(Reply::Published(vec![None])), "another length, or another copy");
+    }
+    cluster.open(ConnId(2), 8);
+    let (mine, id) = (room.location.hold(), RequestId(77));
+    let item = CommitItem { hold: mine, key: key("a"), len: 10, options: plain(), others: vec![] };
+    let items = vec![PublishItem { home: room.location.segment, item }];
+    cluster.event(Event::Request(ConnId(2), id, Request::Publish(Publish { items, wait_ms: 0 })));
+    assert_eq!(cluster.published(id), ASK, "another client's room");
+    let id = cluster.send_publish("a", plain(), &room);
+    assert_eq!(cluster.published(id), stored(1));
+    let id = cluster.send_publish("a", plain(), &room);
+    assert_eq!(cluster.published(id), ASK, "it is used up");
+    let index = room.location.segment.0 as usize - 1;
+    cluster.is_near = false;
+    cluster.unlink(index);
+    cluster.link(index);
+    let far = PutOptions { preferred: vec![format!("node{}", index + 1)], ..plain() };
+    let ReserveOutcome::Room(room) = cluster.reserve("b", 10, far) else { panic!() };
+    let id = cluster.send_publish("b", plain(), &room[0]);
+    assert_eq!(cluster.published(id), ASK, "it is far");
+}
+
+#[test]
+fn what_has_ended_is_published_no_more_and_what_was_published_does_not_end() {
+    let mut cluster = Cluster::new(&[10 * UNIT]);
+    let (late, early) = (cluster.room("late"), cluster.room("early"));
+    cluster.node_event(0, node::Event::Mapped(ClientId(7)));
+    cluster.node_request(0, Request::Abort(vec![late.location.hold()]));
+    let id = cluster.send_publish("late", plain(), &late);
+    assert_eq!(cluster.published(id), ASK);
+    assert_eq!(cluster.commit("late", 10, plain(), &[late]), CommitOutcome::Stale);
+    cluster.hold_up(0);
+    let id = cluster.send_publish("early", plain(), &early);
+    assert_eq!(cluster.published(id), stored(1));
+    // Its writer dies before the node hears of it: the answer to that is behind the word.
+    let word = std::mem::take(&mut cluster.held_up[0]);
+    cluster.nodes[0].handle(node::Event::Dead(ClientId(7)));
+    cluster.held_up[0] = word;
+    cluster.let_go(0);
+    cluster.node_event(0, node::Event::Beat);
+    assert_eq!(cluster.inventory(0), ["early"]);
+    assert_eq!(cluster.nodes[0].usage().granted, 0);
+}
+
+#[test]
+fn a_replacement_waits_for_what_it_replaces() {
+    let mut cluster = Cluster::new(&[10 * UNIT, 10 * UNIT]);
+    let first = PutOptions { preferred: vec!["node1".into()], ..plain() };
+    assert_eq!(cluster.put("a", 10, first), CommitOutcome::Stored(generation(1)));
+    let elsewhere = PutOptions { preferred: vec!["node2".into()], ..plain() };
+    let ReserveOutcome::Room(room) = cluster.reserve("a", 10, elsewhere) else { panic!() };
+    cluster.hold_up(0);
+    let id = cluster.send_publish("a", plain(), &room[0]);
+    assert_eq!(cluster.published(id), None);
+    cluster.wait(500);
+    let replacement = Replacement { generation: generation(2), replaced: true, nodes: vec!["node1".into()] };
+    assert_eq!(cluster.published(id), Some(Some(CommitOutcome::Unconfirmed(replacement))));
+    cluster.let_go(0);
+    assert_eq!((cluster.inventory(0), cluster.inventory(1)), (vec![], vec!["a".to_owned()]));
+}
+
+#[test]
+fn a_batch_is_told_to_each_node_at_once_and_each_item_has_its_outcome() {
+    let mut cluster = Cluster::new(&[20 * UNIT]);
+    let rooms = [cluster.room("a"), cluster.room("b"), cluster.room("c")];
+    let item = |name: &str, room: &Reservation| PublishItem {
+        home: room.location.segment,
+        item: CommitItem {
+            hold: room.location.hold(),
+            key: key(name),
+            len: 10,
+            options: plain(),
+            others: vec![],
+        },
+    };
+    let mut items: Vec<_> = ["a", "b", "c"].iter().zip(&rooms).map(|(name, room)| item(name, room)).collect();
+    items[1].home = SegmentId(99);
+    cluster.hold_up(0);
+    let reply = cluster.ask(Request::Publish(Publish { items, wait_ms: 0 }));
+    let outcomes =
+        [Some(CommitOutcome::Stored(generation(1))), None, Some(CommitOutcome::Stored(generation(2)))];
+    assert_eq!(reply, Some(Reply::Published(outcomes.to_vec())));
+    assert_eq!(cluster.held_up[0].len(), 1);
+    assert!(matches!(cluster.resolve("a", false), ResolveOutcome::Found(_)), "though its node is behind");
+    cluster.let_go(0);
+    assert_eq!(cluster.inventory(0), ["a", "c"]);
+}

@@ -1,0 +1,390 @@
+//! Restarts of the master: who is waited for, what waits, what survives, and which epoch wins.
+
+use super::*;
+use crate::master::{saved::POLICIES_MAX, unreported::*};
+use crate::{
+    marks::Consumption,
+    message::{
+        Ack, AckItem, AckOutcome, Await, CommitOutcome, Delete, DeleteMatching, DeleteOutcome, Exists, Lease,
+        LeaseItem, LeaseOutcome, List, Pattern, Policy, Presence, Pull, PutOptions, Reserve, ReserveItem,
+        ReserveOutcome, Resolve, ResolveOutcome,
+    },
+    node,
+};
+
+const WAIT_MS: u64 = 500;
+
+impl Cluster {
+    /// Nodes that are in the roster of a master with a state folder.
+    fn durable(capacities: &[u64]) -> Self {
+        Self::with(capacities, |config| config.durable = true)
+    }
+
+    pub(super) fn persist(&mut self, version: u64, saved: Saved) {
+        match &mut self.unsynced {
+            Some(unsynced) => unsynced.push((version, saved)),
+            None => {
+                self.state = saved;
+                self.event(Event::Persisted(version));
+            }
+        }
+    }
+
+    fn sync(&mut self) {
+        for (version, saved) in self.unsynced.take().unwrap_or_default() {
+            self.persist(version, saved);
+        }
+    }
+
+    /// Another master starts with the state folder, and nobody has reported yet.
+    fn restart_alone(&mut self, epoch: u64) {
+        let life = self.master.objects.cx.config.life + 1;
+        let config = MasterConfig { epoch, life, ..self.master.objects.cx.config };
+        for node in &mut self.nodes {
+            node.handle(node::Event::Unlinked);
+        }
+        self.master = Master::recover(config, self.state.clone());
+        self.now = Tick(0);
+        self.open(CLIENT, 7);
+        self.carry_out();
+    }
+
+    fn refused(&mut self, id: RequestId) -> String {
+        match self.replies.remove(&id) {
+            Some(Reply::Refused(refusal)) if refusal.reason == Reason::Unavailable => refusal.message,
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+fn resolve(name: &str) -> Request {
+    let keys = vec![key(name)];
+    Request::Resolve(Resolve { keys, locate: true, report_wait_ms: WAIT_MS, ..Resolve::default() })
+}
+
+fn delete(name: &str) -> Request {
+    Request::Delete(Delete { keys: vec![key(name)], force: true, wait_ms: WAIT_MS })
+}
+
+/// Every kind of request whose answer depends on members that have not reported.
+fn dependent() -> Vec<Request> {
+    let (keys, wait_ms) = (vec![key("a")], WAIT_MS);
+    let item = ReserveItem { key: key("a"), len: 10, options: keep() };
+    let stream = PutOptions { sample: Some(Consumption::Once), stream: "s".into(), ..plain() };
+    let streamed = ReserveItem { key: key("b"), len: 10, options: stream };
+    let reserve =
+        |item| Request::Reserve(Reserve { items: vec![item], report_wait_ms: WAIT_MS, ..Reserve::default() });
+    let generation = generation(1);
+    let ack = Ack { items: vec![AckItem { key: key("a"), generation }], wait_ms, ..Ack::default() };
+    let leased = vec![LeaseItem { key: key("a"), generation: None }];
+    let list = List { pattern: Pattern::All, pinned_by: None, cursor: 0, limit: 9, report_wait_ms: WAIT_MS };
+    vec![
+        resolve("a"),
+        Request::Exists(Exists { keys: keys.iter().collect(), report_wait_ms: WAIT_MS, ..Exists::default() }),
+        Request::Lease(Lease { items: leased, group: String::new(), report_wait_ms: WAIT_MS }),
+        Request::Ack(ack),
+        Request::Pin(crate::message::Pin { keys: keys.clone(), owner: String::new(), on: true, wait_ms }),
+        Request::Prefetch(crate::message::Prefetch { keys: keys.clone(), wait_ms, ..Default::default() }),
+        Request::Why(crate::message::Explain { keys: keys.clone(), report_wait_ms: WAIT_MS }),
+        reserve(item),
+        reserve(streamed),
+        Request::List(list),
+        delete("a"),
+        Request::DeleteMatching(DeleteMatching { pattern: Pattern::All, force: true, wait_ms }),
+        Request::DropPins(crate::message::DropPins { owner: String::new(), wait_ms }),
+        Request::EndStream(crate::message::EndStream {
+            name: "s".into(),
+            drop: true,
+            failure: None,
+            wait_ms,
+        }),
+    ]
+}
+
+#[test]
+fn dependent_requests_wait_for_every_member() {
+    for request in dependent() {
+        let mut cluster = Cluster::durable(&[10 * UNIT, 10 * UNIT]);
+        cluster.put("a", 100, plain());
+        cluster.restart_alone(6);
+        let id = cluster.send(request.clone());
+        cluster.link(0);
+        assert!(!cluster.replies.contains_key(&id), "{request:?}");
+        cluster.link(1);
+        let reply = cluster.replies.remove(&id);
+        assert!(!matches!(reply, None | Some(Reply::Refused(_))), "{request:?}: {reply:?}");
+        assert_eq!(cluster.master.waiting_count(), 0);
+    }
+}
+
+#[test]
+fn dependent_requests_end_with_the_names_that_are_missing() {
+    for request in dependent() {
+        let mut cluster = Cluster::durable(&[10 * UNIT, 10 * UNIT]);
+        cluster.restart_alone(6);
+        cluster.link(0);
+        let id = cluster.send(request.clone());
+        cluster.wait(WAIT_MS - 1);
+        assert!(!cluster.replies.contains_key(&id), "{request:?}");
+        cluster.wait(1);
+        let message = cluster.refused(id);
+        assert!(message.ends_with("waiting for node2"), "{message}");
+        assert_eq!(cluster.master.waiting_count(), 0);
+    }
+}
+
+#[test]
+fn deleted_objects_stay_deleted_when_a_node_reports_late() {
+    let mut cluster = Cluster::durable(&[10 * UNIT, 10 * UNIT]);
+    cluster.put("a", 100, twice());
+    cluster.restart_alone(6);
+    let id = cluster.send(delete("a"));
+    cluster.link(1);
+    cluster.link(0);
+    assert_eq!(cluster.replies.remove(&id), Some(Reply::Deleted(vec![DeleteOutcome::Deleted])));
+    assert!(!cluster.has("a"));
+    assert_eq!(cluster.nodes.iter().map(|it| it.usage().objects).sum::<u64>(), 0);
+}
+
+#[test]
+fn empty_answers_and_usage_end_without_an_error() {
+    let mut cluster = Cluster::durable(&[10 * UNIT]);
+    cluster.restart_alone(6);
+    let pull = Pull { stream: "s".into(), items_max: 1, wait_ms: WAIT_MS, ..Pull::default() };
+    let pull = cluster.send(Request::Pull(pull));
+    let wait = cluster.send(Request::Await(Await { at_most: Some(0), at_least: None, wait_ms: WAIT_MS }));
+    assert!(cluster.replies.is_empty());
+    cluster.wait(WAIT_MS);
+    assert!(matches!(cluster.replies.remove(&pull), Some(Reply::Pulled(it)) if it.keys.is_empty()));
+    assert!(matches!(cluster.replies.remove(&wait), Some(Reply::Awaited(_))));
+}
+
+#[test]
+fn what_was_put_in_this_epoch_is_answered_at_once() {
+    let mut cluster = Cluster::durable(&[10 * UNIT, 10 * UNIT]);
+    cluster.put("old", 100, plain());
+    cluster.restart_alone(6);
+    cluster.link(0);
+    let stored = cluster.put("new", 100, plain());
+    assert!(matches!(stored, CommitOutcome::Stored(_)), "{stored:?}");
+    assert!(cluster.has("new"));
+    assert!(cluster.ask(resolve("old")).is_none());
+    assert!(cluster.ask(delete("new")).is_none(), "an older copy may be on the other node");
+}
+
+#[test]
+fn cancelled_requests_and_closed_connections_wait_no_longer() {
+    let mut cluster = Cluster::durable(&[10 * UNIT]);
+    cluster.restart_alone(6);
+    let id = cluster.send(resolve("a"));
+    assert_eq!(cluster.ask(Request::Cancel(id)), Some(Reply::Done));
+    assert!(cluster.refused(id).contains("node1"));
+    cluster.send(resolve("a"));
+    assert_eq!(cluster.master.waiting_count(), 1);
+    cluster.event(Event::Closed(CLIENT));
+    assert_eq!(cluster.master.waiting_count(), 0);
+    cluster.open(CLIENT, 7);
+    cluster.link(0);
+    assert!(!cluster.has("a"));
+}
+
+#[test]
+fn parked_requests_are_limited() {
+    let mut cluster = Cluster::durable(&[10 * UNIT]);
+    cluster.restart_alone(6);
+    let ids: Vec<_> = (0..PARKED_MAX).map(|_| cluster.send(resolve("a"))).collect();
+    assert!(cluster.replies.is_empty());
+    let id = cluster.send(resolve("a"));
+    assert!(cluster.refused(id).contains("node1"));
+    cluster.link(0);
+    assert!(ids.iter().all(|id| matches!(cluster.replies.get(id), Some(Reply::Resolved(_)))));
+}
+
+#[test]
+fn a_member_that_does_not_come_back_is_lost_and_forgotten() {
+    let mut cluster = Cluster::durable(&[10 * UNIT, 10 * UNIT]);
+    cluster.restart_alone(6);
+    cluster.link(0);
+    assert_eq!(cluster.master.unreported(), ["node2"]);
+    cluster.wait(1_999);
+    let id = cluster.send(resolve("a"));
+    assert!(!cluster.replies.contains_key(&id));
+    cluster.wait(1);
+    assert!(matches!(cluster.replies.remove(&id), Some(Reply::Resolved(_))));
+    assert_eq!(cluster.state.members.iter().map(|it| &it.name[..]).collect::<Vec<_>>(), ["node1"]);
+    cluster.restart_alone(7);
+    assert_eq!(cluster.master.unreported(), ["node1"]);
+}
+
+#[test]
+fn a_member_that_leaves_is_forgotten_before_it_is_told_so() {
+    let mut cluster = Cluster::durable(&[10 * UNIT, 10 * UNIT]);
+    cluster.unsynced = Some(Vec::new());
+    let (conn, id) = (cluster.links[0], RequestId(77));
+    cluster.links[0] = ConnId(0);
+    cluster.event(Event::Request(conn, id, Request::Goodbye));
+    assert!(!cluster.replies.contains_key(&id));
+    cluster.sync();
+    assert_eq!(cluster.replies.remove(&id), Some(Reply::Done));
+    assert_eq!(cluster.state.members.len(), 1);
+}
+
+#[test]
+fn a_member_counts_only_once_the_roster_is_synced() {
+    let mut cluster = Cluster::durable(&[10 * UNIT]);
+    cluster.nodes[0].handle(node::Event::Unlinked);
+    cluster.event(Event::Closed(cluster.links[0]));
+    cluster.wait(2_000);
+    assert!(cluster.state.members.is_empty(), "it is lost");
+    cluster.unsynced = Some(Vec::new());
+    cluster.link(0);
+    assert!(!matches!(cluster.reserve("a", 10, plain()), ReserveOutcome::Room(_)));
+    cluster.sync();
+    assert!(matches!(cluster.reserve("a", 10, plain()), ReserveOutcome::Room(_)));
+    assert_eq!(cluster.state.members.len(), 1);
+}
+
+/// While the state folder cannot be written, nodes and clients give up and come again, for hours.
+#[test]
+fn answers_that_wait_for_the_state_folder_end_with_their_connections() {
+    let mut cluster = Cluster::durable(&[10 * UNIT]);
+    cluster.unsynced = Some(Vec::new());
+    for at in 0..10 {
+        let policy = Policy { quota: Some((1 << 20) + at), ..Policy::default() };
+        cluster.send(Request::SetPolicy(policy.into()));
+        assert_eq!(cluster.master.membership.saving.held_count(), if at == 0 { 1 } else { 2 });
+        cluster.nodes[0].handle(node::Event::Unlinked);
+        cluster.event(Event::Closed(cluster.links[0]));
+        cluster.link(0);
+        assert_eq!(cluster.master.membership.saving.held_count(), 2, "one that is closed holds none");
+        cluster.event(Event::Closed(CLIENT));
+        cluster.open(CLIENT, 7);
+        assert_eq!(cluster.master.membership.saving.held_count(), 1);
+    }
+    cluster.sync();
+    assert_eq!(cluster.master.membership.saving.held_count(), 0);
+    assert!(matches!(cluster.reserve("a", 10, plain()), ReserveOutcome::Room(_)), "the node is used");
+}
+
+#[test]
+fn memory_inside_the_masters_process_is_not_in_the_roster() {
+    let mut cluster = Cluster::durable(&[10 * UNIT]);
+    let config = cluster.master.objects.cx.config;
+    cluster.state = Saved::default();
+    cluster.master = Master::new(config);
+    cluster.nodes[0].handle(node::Event::Unlinked);
+    cluster.event(Event::Inside(ConnId(cluster.next_conn + 1)));
+    cluster.link(0);
+    assert_eq!(cluster.master.saved().members, []);
+}
+
+#[test]
+fn policies_survive_and_are_limited() {
+    let mut cluster = Cluster::durable(&[10 * UNIT]);
+    let policy = Policy { quota: Some(77), max_hold_ms: Some(5), demotion: None };
+    cluster.unsynced = Some(Vec::new());
+    let id = cluster.send(Request::SetPolicy(policy.clone().into()));
+    assert!(!cluster.replies.contains_key(&id), "it is not synced yet");
+    cluster.sync();
+    assert_eq!(cluster.replies.remove(&id), Some(Reply::Done));
+    cluster.restart_master(6);
+    let stat = cluster.master.stat();
+    let of_default = stat.namespaces.iter().find(|it| it.name == "default").unwrap();
+    assert_eq!((of_default.quota, of_default.max_hold_ms), (Some(77), Some(5)));
+    assert_eq!(cluster.ask(Request::SetPolicy(Policy::default().into())), Some(Reply::Done));
+    assert_eq!(cluster.state.policies, []);
+
+    for index in 0..POLICIES_MAX {
+        let namespace = cluster.master.objects.cx.catalog.intern(&format!("n{index}"));
+        cluster.master.objects.cx.room.set_policy(namespace, policy.clone());
+    }
+    let refused = cluster.ask(Request::SetPolicy(policy.into()));
+    assert!(matches!(refused, Some(Reply::Refused(it)) if it.reason == Reason::Busy));
+}
+
+#[test]
+fn a_put_that_replaces_is_not_undone_by_a_late_report() {
+    let mut cluster = Cluster::durable(&[10 * UNIT, 10 * UNIT]);
+    let on = |node: &str| PutOptions { preferred: vec![node.into()], ..plain() };
+    let evicted_later = PutOptions { preferred: vec!["node1".into()], ..plain() };
+    cluster.put("k", UNIT, on("node2"));
+    cluster.restart_alone(6);
+    cluster.link(0);
+    cluster.put("k", 9 * UNIT, evicted_later);
+    // It is evicted, and only then does the other node report the older one.
+    cluster.put("other", 9 * UNIT, on("node1"));
+    cluster.link(1);
+    assert_eq!(cluster.resolve("k", false), ResolveOutcome::Absent);
+    assert_eq!(cluster.nodes[1].usage().objects, 0);
+}
+
+#[test]
+fn copies_of_what_was_lost_with_its_node_are_accepted() {
+    let mut cluster = Cluster::durable(&[10 * UNIT, 10 * UNIT, 10 * UNIT]);
+    cluster.put("k", UNIT, twice());
+    cluster.restart_alone(6);
+    cluster.link(0);
+    cluster.unlink(0);
+    cluster.wait(1_500);
+    cluster.link(1);
+    cluster.wait(500);
+    assert!(cluster.notices.iter().any(|it| matches!(it, Notice::NodeLost(name, _) if name == "node3")));
+    assert!(cluster.has("k"), "{:?}", cluster.notices);
+}
+
+#[test]
+fn a_master_behind_its_nodes_restarts_with_a_greater_epoch() {
+    let mut cluster = Cluster::new(&[10 * UNIT, 10 * UNIT]);
+    let before = cluster.put("k", UNIT, pinned());
+    // The same epoch in another life: its state folder was lost. Or a smaller one: it is an old copy.
+    for epoch in [5, 3] {
+        cluster.restart_master(epoch);
+        assert!(cluster.master.objects.cx.config.epoch > 5);
+        assert!(cluster.notices.iter().any(|it| matches!(it, Notice::Superseded(..))));
+        assert_eq!(cluster.master.stat().nodes.iter().filter(|it| it.alive).count(), 2);
+        let ResolveOutcome::Found(found) = cluster.resolve("k", false) else { panic!() };
+        assert_eq!(before, CommitOutcome::Stored(found.generation));
+        assert!(found.hard_pin);
+        cluster.notices.clear();
+    }
+    let CommitOutcome::Stored(after) = cluster.put("n", UNIT, plain()) else { panic!() };
+    assert!(after > generation(u64::MAX), "generations are not used twice");
+    assert!(!cluster.notices.iter().any(|it| matches!(it, Notice::NodeDiscarded(_))));
+}
+
+#[test]
+fn nothing_is_said_by_a_master_that_is_superseded() {
+    let cluster = Cluster::new(&[10 * UNIT]);
+    let config = MasterConfig { epoch: 5, life: 9, ..cluster.master.objects.cx.config };
+    let mut master = Master::new(config);
+    let hello = Hello { role: Role::Node, ..Hello::default() };
+    master.handle(Tick(0), Event::Opened(ConnId(1), hello));
+    let register = crate::message::Register { epoch: 5, life: 1, ..Default::default() };
+    master.handle(Tick(0), Event::Request(ConnId(1), RequestId(1), Request::Register(register)));
+    let effects: Vec<_> = std::iter::from_fn(|| master.poll_effect()).collect();
+    assert!(matches!(effects[..], [Effect::Notice(Notice::Superseded(_, 5)), Effect::Restart(5)]));
+    master.handle(Tick(0), Event::Opened(CLIENT, Hello::default()));
+    master.handle(Tick(9), Event::Request(CLIENT, RequestId(1), Request::Stat));
+    assert_eq!((master.poll_effect(), master.poll_timeout()), (None, None));
+}
+
+#[test]
+fn acknowledgements_are_not_lost_in_a_restart() {
+    let mut cluster = Cluster::durable(&[10 * UNIT]);
+    let sample = PutOptions { sample: Some(Consumption::Once), ..plain() };
+    let CommitOutcome::Stored(generation) = cluster.put("s", UNIT, sample) else { panic!() };
+    cluster.restart_alone(6);
+    let items = vec![AckItem { key: key("s"), generation }];
+    let id = cluster.send(Request::Ack(Ack { items, wait_ms: WAIT_MS, ..Ack::default() }));
+    let leased = vec![LeaseItem { key: key("s"), generation: Some(generation) }];
+    let lease = Lease { items: leased, group: String::new(), report_wait_ms: WAIT_MS };
+    let lease = cluster.send(Request::Lease(lease));
+    cluster.link(0);
+    assert_eq!(cluster.replies.remove(&id), Some(Reply::Acked(vec![AckOutcome::Freed])));
+    let Some(Reply::Leased(leased)) = cluster.replies.remove(&lease) else { panic!() };
+    assert_eq!(leased.items, [LeaseOutcome::Absent]);
+    assert_eq!(
+        cluster.ask(Request::Exists(Exists { keys: [key("s")].iter().collect(), ..Exists::default() })),
+        Some(Reply::Present(vec![Presence::Absent]))
+    );
+}

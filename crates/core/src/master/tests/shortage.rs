@@ -1,0 +1,213 @@
+//! Whatever a put lacks is evicted for, and `Full` says what that is.
+
+use super::*;
+use crate::{
+    message::{CommitOutcome, Full, Reserve, ReserveItem, ReserveOutcome, Resource},
+    node::NodeConfig,
+};
+
+const UNIT: u64 = 64;
+
+/// A cluster of one node.
+fn cluster(units: u64, change: impl Fn(&mut NodeConfig)) -> Cluster {
+    let mut cluster = Cluster::new(&[]);
+    cluster.add_node(units * UNIT, change);
+    cluster
+}
+
+/// Puts objects one after the other, each a while after the one before.
+fn put_all(cluster: &mut Cluster, names: &[&str], len: u64) {
+    for name in names {
+        assert!(matches!(cluster.put(name, len, plain()), CommitOutcome::Stored(_)), "{name}");
+        cluster.wait(1);
+    }
+}
+
+fn present(cluster: &mut Cluster, names: &[&str]) -> String {
+    names.iter().filter(|name| cluster.has(name)).copied().collect()
+}
+
+fn full(outcome: &ReserveOutcome) -> Full {
+    let ReserveOutcome::Full(full) = outcome else { panic!("{outcome:?}") };
+    *full
+}
+
+/// Asks for space, and is ready to wait. Nothing while it waits.
+fn reserve_waiting(cluster: &mut Cluster, name: &str, len: u64) -> Option<ReserveOutcome> {
+    let items = vec![ReserveItem { key: key(name), len, options: plain() }];
+    match cluster.ask(Request::Reserve(Reserve { items, wait_ms: 10_000, ..Reserve::default() }))? {
+        Reply::Reserved(mut reserved) => Some(reserved.items.remove(0)),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn slots_are_evicted_for() {
+    let mut cluster = cluster(64, |it| it.slot_count = 3);
+    let names = ["a", "b", "c", "d", "e"];
+    put_all(&mut cluster, &names, 1);
+    assert_eq!(present(&mut cluster, &names), "cde");
+    assert!(matches!(cluster.put("e", 1, plain()), CommitOutcome::Replaced(_)));
+    assert_eq!(present(&mut cluster, &names), "de", "the oldest made way, and nothing else");
+    assert!(matches!(reserve_waiting(&mut cluster, "f", 1), Some(ReserveOutcome::Room(_))));
+}
+
+#[test]
+fn key_space_is_evicted_for() {
+    let mut cluster = cluster(64, |it| it.heap_bytes = 1024);
+    let names = ["a", "b", "c", "d"].map(|it| it.repeat(400));
+    let names: Vec<_> = names.iter().map(String::as_str).collect();
+    put_all(&mut cluster, &names, 1);
+    assert_eq!(present(&mut cluster, &names).len(), 800, "two names of 400 bytes fit into 1024");
+    assert!(cluster.has(names[2]) && cluster.has(names[3]));
+    put_all(&mut cluster, &["x", "y"], 1);
+    assert_eq!(present(&mut cluster, &names).len(), 800, "a short name still finds space");
+}
+
+#[test]
+fn contiguous_space_is_evicted_for() {
+    let mut cluster = cluster(8, |it| it.extents_max = 2);
+    let names = ["a", "b", "c", "d", "e", "f", "g", "h"];
+    put_all(&mut cluster, &names, UNIT);
+    for name in ["b", "d", "f"] {
+        cluster.delete(name, true);
+    }
+    put_all(&mut cluster, &["x"], 3 * UNIT);
+    assert_eq!(present(&mut cluster, &names), "cegh", "a made way, beside b");
+}
+
+#[test]
+fn records_grow_with_small_objects_and_shrink_for_large_ones() {
+    let mut cluster = cluster(64, |it| (it.chunk_bytes, it.chunks_free) = (4 * UNIT, 0));
+    let names: Vec<_> = (0..100).map(|it| format!("{it}")).collect();
+    for name in &names {
+        assert!(matches!(cluster.put(name, 1, plain()), CommitOutcome::Stored(_)), "{name}");
+    }
+    let usage = cluster.nodes[0].usage();
+    assert_eq!((usage.free + usage.committed + usage.metadata, usage.granted), (64 * UNIT, 0));
+    assert!(usage.objects > 12 && usage.metadata > usage.committed, "{usage:?}");
+    // Its own record and name cost a chunk each.
+    assert!(matches!(cluster.put("large", 56 * UNIT, plain()), CommitOutcome::Stored(_)));
+    let usage = cluster.nodes[0].usage();
+    assert_eq!((usage.objects, usage.metadata), (1, 8 * UNIT));
+}
+
+#[test]
+fn a_longer_lease_hides_no_object_that_may_leave() {
+    let mut cluster = cluster(2, |_| ());
+    put_all(&mut cluster, &["a", "b"], UNIT);
+    cluster.resolve("a", true);
+    cluster.wait(50);
+    cluster.resolve("b", true);
+    // It stands behind b now, but its lease ends first.
+    cluster.resolve("a", false);
+    cluster.wait(60);
+    put_all(&mut cluster, &["c"], UNIT);
+    assert_eq!(present(&mut cluster, &["a", "b", "c"]), "bc");
+}
+
+#[test]
+fn full_names_what_is_missing() {
+    let mut slots = cluster(64, |it| it.slot_count = 2);
+    let mut names = cluster(64, |it| it.heap_bytes = 1024);
+    let mut pieces = cluster(8, |it| it.extents_max = 1);
+    let long = "x".repeat(500);
+    for name in ["a", "b"] {
+        slots.put(name, 1, pinned());
+        names.put(&format!("{name}{}", "x".repeat(400)), 1, pinned());
+    }
+    for name in ["a", "b", "c", "d", "e", "f", "g", "h"] {
+        pieces.put(name, UNIT, pinned());
+    }
+    pieces.delete("b", true);
+    pieces.delete("d", true);
+    for (outcome, lacks) in [
+        (slots.reserve("c", 1, plain()), Resource::Slots),
+        (slots.reserve("c", 65 * UNIT - 1, plain()), Resource::Bytes),
+        (names.reserve(&long, 1, plain()), Resource::KeySpace),
+        (pieces.reserve("x", 2 * UNIT, plain()), Resource::Contiguous),
+        (pieces.reserve("x", 3 * UNIT, plain()), Resource::Bytes),
+    ] {
+        assert_eq!(full(&outcome).lacks, lacks, "{outcome:?}");
+    }
+    assert!(!full(&slots.reserve("c", 1, plain())).never);
+}
+
+#[test]
+fn an_object_that_never_fits_is_refused_at_once() {
+    let mut cluster = cluster(64, |it| (it.chunk_bytes, it.chunks_free) = (4 * UNIT, 0));
+    put_all(&mut cluster, &["a"], 1);
+    for (name, len) in [("large", 65 * UNIT), (&"x".repeat(5000), 1)] {
+        let outcome = reserve_waiting(&mut cluster, name, len).unwrap();
+        assert!(full(&outcome).never, "{len}");
+    }
+    assert!(cluster.has("a"), "nothing is evicted in vain");
+    let outcome = reserve_waiting(&mut cluster, "large", 63 * UNIT).unwrap();
+    assert!(full(&outcome).never, "its own record and name do not fit beside it");
+    // A node that is away may return.
+    cluster.add_node(128 * UNIT, |_| ());
+    cluster.unlink(1);
+    assert_eq!(reserve_waiting(&mut cluster, "large", 65 * UNIT), None);
+    cluster.link(1);
+    let reserved: Vec<_> = cluster.replies.values().collect();
+    assert!(matches!(reserved.as_slice(), [Reply::Reserved(_)]), "{reserved:?}");
+}
+
+#[test]
+fn no_node_is_an_outcome_of_its_own() {
+    let mut cluster = Cluster::new(&[]);
+    assert_eq!(cluster.reserve("a", 1, plain()), ReserveOutcome::NoNode);
+    assert_eq!(reserve_waiting(&mut cluster, "a", 1), None, "one may come");
+    cluster.add_node(UNIT, |_| ());
+    let reserved: Vec<_> = cluster.replies.values().collect();
+    assert!(matches!(reserved.as_slice(), [Reply::Reserved(it)]
+        if matches!(it.items[0], ReserveOutcome::Room(_))));
+}
+
+#[test]
+fn put_that_cannot_fit_evicts_nothing() {
+    let mut cluster = cluster(8, |_| ());
+    for name in ["p", "q", "r", "s"] {
+        assert!(matches!(cluster.put(name, UNIT, pinned()), CommitOutcome::Stored(_)));
+    }
+    put_all(&mut cluster, &["a", "b", "c"], UNIT);
+    let outcome = cluster.reserve("large", 5 * UNIT, plain());
+    assert_eq!(full(&outcome).lacks, Resource::Bytes);
+    assert_eq!(present(&mut cluster, &["a", "b", "c"]), "abc");
+    put_all(&mut cluster, &["small"], 2 * UNIT);
+    assert_eq!(present(&mut cluster, &["a", "b", "c"]), "bc", "one and what was free do");
+    put_all(&mut cluster, &["exact"], 4 * UNIT);
+    assert_eq!(present(&mut cluster, &["a", "b", "c", "small"]), "");
+}
+
+#[test]
+fn leases_count_when_it_is_asked_what_can_be_evicted() {
+    let mut cluster = cluster(4, |_| ());
+    put_all(&mut cluster, &["a", "b", "c"], UNIT);
+    cluster.resolve("b", true);
+    let outcome = cluster.reserve("large", 4 * UNIT, plain());
+    assert_eq!(full(&outcome).lacks, Resource::Bytes);
+    assert_eq!(present(&mut cluster, &["a", "b", "c"]), "abc");
+    cluster.wait(100);
+    put_all(&mut cluster, &["large"], 4 * UNIT);
+    assert_eq!(present(&mut cluster, &["a", "b", "c"]), "");
+}
+
+#[test]
+fn tables_grow_into_pieces_between_pinned_objects() {
+    let chunk = 8 * UNIT;
+    let mut cluster = cluster(1024, |it| {
+        (it.chunk_bytes, it.chunks_free) = (chunk, 0);
+        (it.slot_count, it.heap_bytes) = (1024, 1 << 16);
+    });
+    let names: Vec<_> = (0..150).map(|it| format!("{it}")).collect();
+    for (at, name) in names.iter().enumerate() {
+        let options = if at % 2 == 0 { pinned() } else { plain() };
+        assert!(matches!(cluster.put(name, UNIT, options), CommitOutcome::Stored(_)), "{name}");
+    }
+    let usage = cluster.nodes[0].usage();
+    // All that is free, and some of the pieces; the list of these takes space in a table, too.
+    let len = usage.free + 30 * UNIT;
+    assert!(matches!(cluster.put("large", len, plain()), CommitOutcome::Stored(_)), "{usage:?}");
+    assert!(names.iter().step_by(2).all(|it| cluster.has(it)));
+}

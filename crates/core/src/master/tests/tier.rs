@@ -1,0 +1,801 @@
+//! The rules of the tier below memory, one test each, with real nodes and disks at the other end.
+
+use std::collections::BTreeMap;
+
+use super::*;
+use crate::{
+    Key, Stamp,
+    disk::{self, Disk, DiskConfig},
+    message::{
+        Ahead, CommitOutcome, Delete, DeleteOutcome, Demotion, Exists, Found, NodeInfo, Pin, PinOutcome,
+        Policy, Prefetch, PrefetchOutcome, Presence, PutOptions, Record, Reserve, ReserveItem,
+        ReserveOutcome, Resolve, ResolveOutcome, TierStat, Why,
+    },
+    node,
+};
+
+/// The disk beside the memory of the node of the same number, with a log that does what it is told.
+pub(super) struct TestDisk {
+    pub(super) core: Disk,
+    pub(super) link: ConnId,
+    /// What is there for good.
+    pub(super) log: BTreeMap<Stamp, Record>,
+    /// What it is to do, while it is held up.
+    pub(super) to_do: VecDeque<disk::Effect>,
+    pub(super) held_up: bool,
+    pub(super) fails: bool,
+    /// The largest object that it takes.
+    pub(super) takes: u64,
+    /// It begins to read memory, and does not end that before it is let go.
+    pub(super) stalls: bool,
+    /// What it is reading.
+    pub(super) reading: VecDeque<(crate::Hold, Record)>,
+}
+
+const DISK_BYTES: u64 = 1 << 20;
+
+impl Cluster {
+    /// Nodes with so many units, and a disk beside the first.
+    pub(super) fn tiered(units: &[u64], change: impl Fn(&mut MasterConfig)) -> Self {
+        let capacities: Vec<_> = units.iter().map(|it| it * UNIT).collect();
+        let mut cluster = Self::with(&capacities, |config| {
+            config.silence_ms_max = 1_000_000_000;
+            config.tier.promote_on_hit = false;
+            config.tier.protect_ms = 50;
+            config.tier.ahead_percent = 0;
+            change(config);
+        });
+        cluster.disks.push(super::tier_waiting::new_test_disk(0));
+        cluster.link_disk(0);
+        cluster
+    }
+
+    pub(super) fn disk_at(&self, conn: ConnId) -> Option<usize> {
+        self.disks.iter().position(|it| it.link == conn)
+    }
+
+    pub(super) fn link_disk(&mut self, index: usize) {
+        self.next_conn += 1;
+        self.disks[index].link = ConnId(self.next_conn);
+        let hello = Hello { role: Role::Node, ..Hello::default() };
+        self.event(Event::Opened(self.disks[index].link, hello));
+        let (segment, beside) = (SegmentId(100 + index as u64), Some(SegmentId(index as u64 + 1)));
+        let info = NodeInfo { segment, name: format!("disk{}", index + 1), beside, ..NodeInfo::default() };
+        self.disk_event(index, disk::Event::Linked(info));
+    }
+
+    pub(super) fn unlink_disk(&mut self, index: usize) {
+        let link = std::mem::take(&mut self.disks[index].link);
+        self.disks[index].core.handle(disk::Event::Unlinked);
+        self.event(Event::Closed(link));
+    }
+
+    /// The process of a disk dies and starts again, with what is in the log.
+    pub(super) fn crash_disk(&mut self, index: usize) {
+        let link = std::mem::take(&mut self.disks[index].link);
+        self.event(Event::Closed(link));
+        let MasterConfig { epoch, life, .. } = self.master.objects.cx.config;
+        let disk = &mut self.disks[index];
+        (disk.to_do, disk.held_up) = (VecDeque::new(), false);
+        disk.core = new_disk((epoch, life), disk.log.values().cloned().collect());
+    }
+
+    pub(super) fn new_master(&mut self, epoch: u64) {
+        self.disks[0].link = ConnId(0);
+        self.disks[0].core.handle(disk::Event::Unlinked);
+        self.restart_master(epoch);
+    }
+
+    pub(super) fn disk_event(&mut self, index: usize, event: disk::Event) {
+        let disk = &mut self.disks[index];
+        let used = disk.log.values().map(|it| it.len).sum();
+        disk.core.report(DISK_BYTES, used);
+        disk.core.handle(event);
+        while let Some(effect) = self.disks[index].core.poll_effect() {
+            let conn = self.disks[index].link;
+            match effect {
+                disk::Effect::AskMaster(id, request) => self.event(Event::Request(conn, id, request)),
+                disk::Effect::AnswerMaster(id, reply) => self.event(Event::Reply(conn, id, reply)),
+                disk::Effect::Epoch(..) => (),
+                effect => self.disks[index].to_do.push_back(effect),
+            }
+        }
+        if !self.disks[index].held_up {
+            self.do_all(index);
+        }
+    }
+
+    pub(super) fn do_all(&mut self, index: usize) {
+        while let Some(effect) = self.disks[index].to_do.pop_front() {
+            self.do_one(index, effect);
+        }
+    }
+
+    pub(super) fn let_disk_go(&mut self, index: usize) {
+        (self.disks[index].held_up, self.disks[index].stalls) = (false, false);
+        while let Some((source, record)) = self.disks[index].reading.pop_front() {
+            let there = self.nodes[index].end_demotion(source);
+            self.has_stored(index, record, there);
+        }
+        self.do_all(index);
+    }
+
+    fn has_stored(&mut self, index: usize, record: Record, there: bool) {
+        let there = there && !self.disks[index].fails;
+        let stamp = record.hold.stamp;
+        if there {
+            self.disks[index].log.insert(stamp, record);
+        }
+        // What that freed is told to the master.
+        self.node_event(index, node::Event::Beat);
+        self.disk_event(index, disk::Event::Stored(stamp, there));
+    }
+
+    pub(super) fn do_one(&mut self, index: usize, effect: disk::Effect) {
+        let done = !self.disks[index].fails;
+        match effect {
+            disk::Effect::Store { record, .. } if record.len > self.disks[index].takes => {
+                let takes = self.disks[index].takes;
+                self.disk_event(index, disk::Event::Refused(record.hold.stamp, takes));
+            }
+            disk::Effect::Store { source, record } => {
+                let there = self.nodes[index].begin_demotion(source, record.len).is_some();
+                if there && self.disks[index].stalls {
+                    return self.disks[index].reading.push_back((source, record));
+                }
+                let there = there && self.nodes[index].end_demotion(source);
+                self.has_stored(index, record, there);
+            }
+            disk::Effect::Load { len, into, .. } => {
+                let room = self.nodes[index].begin_store(PROMOTER, into, 0, len).is_some();
+                if room {
+                    self.nodes[index].end_store(into);
+                    // What that freed is told to the master.
+                    self.node_event(index, node::Event::Beat);
+                }
+                self.disk_event(index, disk::Event::Loaded(into, room && done));
+            }
+            disk::Effect::Forget(stamps) => {
+                stamps.iter().for_each(|it| _ = self.disks[index].log.remove(it));
+                self.disk_event(index, disk::Event::Forgotten(stamps));
+            }
+            disk::Effect::Mark(stamp, marks) => {
+                if let Some(record) = self.disks[index].log.get_mut(&stamp).filter(|_| done) {
+                    record.marks = marks;
+                }
+                self.disk_event(index, disk::Event::Marked(stamp, done));
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub(super) fn stat(&self) -> TierStat {
+        self.master.check().unwrap();
+        *self.master.stat().tier
+    }
+
+    pub(super) fn look_up(&mut self, name: &str) -> Option<Found> {
+        match self.resolve(name, false) {
+            ResolveOutcome::Found(found) => Some(found),
+            _ => None,
+        }
+    }
+
+    /// Whether it is in memory, and whether it is on a disk.
+    pub(super) fn where_is(&mut self, name: &str) -> (bool, bool) {
+        let found = self.look_up(name).unwrap_or_default();
+        let on_disk = |disk: bool| found.replicas.iter().any(|it| it.hold().is_on_disk() == disk);
+        (on_disk(false), on_disk(true))
+    }
+
+    /// Puts a unit, as one who may wait or not, and says whether that was answered.
+    pub(super) fn put_waiting(&mut self, name: &str, units: u64, wait_ms: u64) -> Option<ReserveOutcome> {
+        let id = self.send(reserve(name, units, wait_ms));
+        match self.replies.remove(&id)? {
+            Reply::Reserved(mut reserved) => Some(reserved.items.remove(0)),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Has an object on the disk, and nowhere else.
+    pub(super) fn shelve(&mut self, name: &str, units: u64) {
+        self.write_through();
+        self.put(name, units * UNIT, plain());
+        self.ask(Request::SetPolicy(Policy::default().into()));
+        self.wait(1);
+        assert_eq!(self.where_is(name), (true, true));
+        let index = self.index(name);
+        assert!(self.leave_memory(index, None));
+        self.carry_out();
+        assert_eq!(self.where_is(name), (false, true));
+    }
+
+    pub(super) fn why_nodes(&mut self, name: &str) -> Vec<String> {
+        match self.ask(Request::Why(crate::message::Explain { keys: vec![key(name)], report_wait_ms: 0 })) {
+            Some(Reply::Why(mut why)) => match why.remove(0) {
+                Why::Here(here) => here.nodes,
+                other => panic!("{other:?}"),
+            },
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub(super) fn leave_memory(&mut self, index: catalog::ObjectIndex, node: Option<NodeIndex>) -> bool {
+        self.master.objects.tier.leave_memory(&mut self.master.objects.cx, index, node)
+    }
+
+    pub(super) fn index(&self, name: &str) -> catalog::ObjectIndex {
+        let namespace = self.master.objects.cx.catalog.namespace_index("default").unwrap();
+        self.master.objects.cx.catalog.find(namespace, &key(name)).unwrap()
+    }
+
+    pub(super) fn write_through(&mut self) {
+        let demotion = Some(Demotion::WriteThrough);
+        self.ask(Request::SetPolicy(Policy { demotion, ..Policy::default() }.into()));
+    }
+
+    pub(super) fn prefetch(&mut self, names: &[&str], ahead: Ahead) -> Option<Vec<PrefetchOutcome>> {
+        let id = self.send(prefetch(names, ahead, 1000));
+        self.answer(id)
+    }
+
+    pub(super) fn answer(&mut self, id: RequestId) -> Option<Vec<PrefetchOutcome>> {
+        match self.replies.remove(&id)? {
+            Reply::Prefetched(outcomes) => Some(outcomes),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub(super) fn probe(&mut self, names: &[&str], ahead: Ahead) -> Vec<Presence> {
+        let keys: Vec<_> = names.iter().map(|it| key(it)).collect();
+        let exists = Exists { keys: keys.iter().collect(), ahead, ..Exists::default() };
+        match self.ask(Request::Exists(exists)) {
+            Some(Reply::Present(items)) => items,
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+fn new_disk((epoch, life): (u64, u64), recovered: Vec<Record>) -> Disk {
+    let config = DiskConfig { segment: SegmentId(100), epoch, life, stamps: 0, sabotage: Sabotage::None };
+    Disk::new(config, recovered)
+}
+
+pub(super) fn reserve(name: &str, units: u64, wait_ms: u64) -> Request {
+    let items = vec![ReserveItem { key: key(name), len: units * UNIT, options: plain() }];
+    Request::Reserve(Reserve { items, wait_ms, ..Reserve::default() })
+}
+
+pub(super) fn prefetch(names: &[&str], ahead: Ahead, wait_ms: u64) -> Request {
+    Request::Prefetch(Prefetch { keys: names.iter().map(|it| key(it)).collect(), ahead, wait_ms })
+}
+
+pub(super) fn get(name: &str, wait_ms: u64) -> Request {
+    let keys: Vec<Key> = vec![key(name)];
+    Request::Resolve(Resolve { keys, touch: true, locate: true, wait_ms, ..Resolve::default() })
+}
+
+use PrefetchOutcome::{Absent, Done, Failed, Resident, Skipped};
+
+#[test]
+fn the_coldest_are_written_ahead_and_only_as_much_as_needed() {
+    let mut cluster = Cluster::tiered(&[10], |config| config.tier.ahead_percent = 30);
+    for name in ["a", "b", "c", "d", "e", "f", "g"] {
+        cluster.put(name, UNIT, plain());
+        cluster.wait(1);
+    }
+    assert_eq!(cluster.stat().demoted_objects, 0, "three units are free");
+    cluster.disks[0].held_up = true;
+    cluster.put("h", UNIT, plain());
+    assert_eq!(cluster.disks[0].to_do.len(), 1, "what is under way counts");
+    cluster.put("i", UNIT, plain());
+    cluster.let_disk_go(0);
+    assert_eq!(cluster.stat().demoted_objects, 2);
+    assert!(cluster.where_is("a").1 && cluster.where_is("b").1 && !cluster.where_is("c").1);
+    assert_eq!(cluster.where_is("a"), (true, true), "it stays in memory until its room is needed");
+}
+
+#[test]
+fn who_may_wait_waits_for_the_disk_and_nothing_is_lost() {
+    let mut cluster = Cluster::tiered(&[4], |_| ());
+    for name in ["a", "b", "c"] {
+        cluster.put(name, UNIT, plain());
+        cluster.wait(1);
+    }
+    cluster.disks[0].held_up = true;
+    let id = cluster.send(reserve("new", 3, 500));
+    assert_eq!((cluster.replies.len(), cluster.disks[0].to_do.len()), (0, 1), "as much as may be");
+    cluster.let_disk_go(0);
+    assert!(matches!(cluster.replies.remove(&id), Some(Reply::Reserved(_))));
+    assert_eq!((cluster.where_is("a"), cluster.where_is("b")), ((false, true), (false, true)));
+    assert_eq!(cluster.where_is("c"), (true, false));
+    assert_eq!(cluster.stat().evicted_unshelved, 0);
+}
+
+#[test]
+fn who_may_not_wait_evicts_and_that_is_counted() {
+    let mut cluster = Cluster::tiered(&[4], |_| ());
+    for name in ["a", "b", "c", "d"] {
+        cluster.put(name, UNIT, plain());
+        cluster.wait(1);
+    }
+    cluster.disks[0].held_up = true;
+    assert!(matches!(cluster.put_waiting("e", 1, 0), Some(ReserveOutcome::Room(_))));
+    assert!(!cluster.has("a") && cluster.has("b"));
+    assert_eq!(cluster.stat().evicted_unshelved, 1);
+    let id = cluster.send(reserve("f", 1, 100));
+    cluster.wait(100);
+    let Some(Reply::Reserved(reserved)) = cluster.replies.remove(&id) else { panic!("no answer") };
+    assert!(matches!(reserved.items[..], [ReserveOutcome::Room(_)]), "a slow disk costs nobody a put");
+    assert!(cluster.has("b") && !cluster.has("c"), "what the disk is reading makes no memory available");
+    assert_eq!(cluster.stat().evicted_unshelved, 2);
+}
+
+#[test]
+fn the_first_in_line_alone_is_served_when_its_time_is_up() {
+    let mut cluster = Cluster::tiered(&[2], |_| ());
+    cluster.put("a", UNIT, plain());
+    cluster.put("b", UNIT, plain());
+    cluster.disks[0].held_up = true;
+    let first = cluster.send(reserve("c", 1, 500));
+    cluster.open(ConnId(2), 8);
+    cluster.event(Event::Request(ConnId(2), RequestId(77), reserve("d", 1, 100)));
+    cluster.wait(100);
+    assert!(!cluster.replies.contains_key(&first));
+    let Some(Reply::Reserved(reserved)) = cluster.replies.remove(&RequestId(77)) else { panic!("no answer") };
+    assert!(matches!(reserved.items[..], [ReserveOutcome::Full(_)]), "others came before it");
+}
+
+#[test]
+fn namespaces_decide_what_goes_to_disks() {
+    for (demotion, shelved) in
+        [(Some(Demotion::WriteThrough), true), (Some(Demotion::Never), false), (None, false)]
+    {
+        let mut cluster = Cluster::tiered(&[8], |_| ());
+        cluster.ask(Request::SetPolicy(Policy { demotion, ..Policy::default() }.into()));
+        cluster.put("a", UNIT, plain());
+        assert_eq!(cluster.where_is("a"), (true, shelved), "{demotion:?}");
+    }
+    let mut cluster = Cluster::tiered(&[1], |config| config.tier.demotion = Demotion::Never);
+    cluster.put("a", UNIT, plain());
+    assert!(matches!(cluster.put_waiting("b", 1, 500), Some(ReserveOutcome::Room(_))), "nothing to wait for");
+    assert_eq!(cluster.stat().demoted_objects, 0);
+}
+
+#[test]
+fn what_is_pinned_keeps_its_copy_in_memory_and_a_lease_keeps_it_for_a_while() {
+    let mut cluster = Cluster::tiered(&[2], |_| ());
+    cluster.write_through();
+    cluster.put("pinned", UNIT, pinned());
+    cluster.put("leased", UNIT, plain());
+    assert_eq!(cluster.where_is("pinned"), (true, true));
+    cluster.resolve("leased", true);
+    assert!(matches!(cluster.put_waiting("c", 1, 0), Some(ReserveOutcome::Full(_))));
+    cluster.wait(100);
+    assert!(matches!(cluster.put_waiting("c", 1, 0), Some(ReserveOutcome::Room(_))));
+    assert_eq!((cluster.where_is("pinned"), cluster.where_is("leased")), ((true, true), (false, true)));
+}
+
+#[test]
+fn a_delete_or_a_replacement_waits_for_a_demotion_under_way_and_nothing_comes_back() {
+    for replace in [false, true] {
+        let mut cluster = Cluster::tiered(&[4], |_| ());
+        cluster.write_through();
+        cluster.disks[0].held_up = true;
+        cluster.put("a", UNIT, plain());
+        assert_eq!(cluster.disks[0].to_do.len(), 1);
+        let id = match replace {
+            true => {
+                let ReserveOutcome::Room(room) = cluster.reserve("a", UNIT, plain()) else { panic!() };
+                cluster.send_commit("a", UNIT, plain(), &room)
+            }
+            false => {
+                let delete = Delete { keys: vec![key("a")], force: false, wait_ms: 500 };
+                cluster.send(Request::Delete(delete))
+            }
+        };
+        assert!(!cluster.replies.contains_key(&id), "the disk may still have it");
+        cluster.let_disk_go(0);
+        assert!(cluster.replies.contains_key(&id));
+        assert_eq!(cluster.disks[0].log.values().filter(|it| it.generation == generation(1)).count(), 0);
+        cluster.crash_disk(0);
+        cluster.new_master(6);
+        cluster.link_disk(0);
+        assert_eq!(cluster.has("a"), replace);
+        cluster.stat();
+    }
+}
+
+#[test]
+fn a_disk_that_failed_rests_but_not_for_what_was_taken_away() {
+    let mut cluster = Cluster::tiered(&[4], |_| ());
+    cluster.write_through();
+    cluster.disks[0].fails = true;
+    cluster.put("a", UNIT, plain());
+    cluster.disks[0].fails = false;
+    cluster.put("b", UNIT, plain());
+    assert_eq!((cluster.where_is("a"), cluster.where_is("b")), ((true, false), (true, false)));
+    cluster.wait(1000);
+    assert_eq!(cluster.where_is("b"), (true, true));
+    cluster.disks[0].held_up = true;
+    cluster.put("c", UNIT, plain());
+    cluster.delete("c", true);
+    cluster.let_disk_go(0);
+    cluster.put("d", UNIT, plain());
+    assert_eq!((cluster.where_is("d"), cluster.stat().demotions_failed), ((true, true), 1));
+}
+
+#[test]
+fn a_disk_that_is_back_completes_or_gives_up_what_was_on_its_way() {
+    for is_there in [false, true] {
+        let mut cluster = Cluster::tiered(&[4], |_| ());
+        cluster.write_through();
+        cluster.disks[0].held_up = true;
+        cluster.put("a", UNIT, plain());
+        let Some(disk::Effect::Store { record, .. }) = cluster.disks[0].to_do.pop_front() else { panic!() };
+        if is_there {
+            cluster.disks[0].log.insert(record.hold.stamp, record);
+        }
+        cluster.crash_disk(0);
+        assert_eq!(cluster.where_is("a"), (true, false));
+        cluster.link_disk(0);
+        assert_eq!(cluster.where_is("a"), (true, is_there));
+        cluster.stat();
+        cluster.wait(2000);
+        assert_eq!(cluster.delete("a", true), Some(DeleteOutcome::Deleted));
+        assert_eq!(cluster.disks[0].log.len(), 0);
+    }
+}
+
+#[test]
+fn what_was_on_its_way_to_a_disk_outlives_the_memory_that_it_came_from() {
+    for is_there in [false, true] {
+        let mut cluster = Cluster::tiered(&[4], |_| ());
+        cluster.write_through();
+        cluster.disks[0].held_up = true;
+        cluster.put("a", UNIT, pinned());
+        let Some(disk::Effect::Store { record, .. }) = cluster.disks[0].to_do.pop_front() else { panic!() };
+        if is_there {
+            cluster.disks[0].log.insert(record.hold.stamp, record);
+        }
+        cluster.crash_disk(0);
+        cluster.unlink(0);
+        cluster.wait(2000);
+        let away = ResolveOutcome::Unavailable(vec!["disk1".to_owned()]);
+        assert_eq!(cluster.resolve("a", false), away, "nobody knows whether the disk has it");
+        cluster.link_disk(0);
+        assert_eq!(cluster.where_is("a"), (false, is_there));
+        assert_eq!(cluster.has("a"), is_there);
+        cluster.stat();
+    }
+}
+
+#[test]
+fn what_a_disk_could_not_take_is_gone_with_the_memory_that_it_came_from() {
+    let mut cluster = Cluster::tiered(&[4], |_| ());
+    cluster.write_through();
+    cluster.disks[0].held_up = true;
+    cluster.put("a", UNIT, plain());
+    cluster.unlink(0);
+    cluster.wait(2000);
+    assert!(matches!(cluster.resolve("a", false), ResolveOutcome::Unavailable(_)));
+    cluster.disks[0].fails = true;
+    cluster.let_disk_go(0);
+    assert_eq!(cluster.resolve("a", false), ResolveOutcome::Absent);
+    cluster.stat();
+}
+
+#[test]
+fn who_waits_for_a_disk_that_goes_away_looks_elsewhere() {
+    let mut cluster = Cluster::tiered(&[1], |_| ());
+    cluster.put("a", UNIT, plain());
+    cluster.disks[0].held_up = true;
+    let id = cluster.send(reserve("b", 1, 500));
+    assert!(!cluster.replies.contains_key(&id));
+    cluster.unlink_disk(0);
+    assert!(cluster.replies.contains_key(&id));
+}
+
+#[test]
+fn another_life_of_the_master_takes_in_what_a_disk_holds_unless_there_is_something_newer() {
+    let mut cluster = Cluster::tiered(&[8], |_| ());
+    cluster.shelve("old", 1);
+    cluster.shelve("kept", 1);
+    cluster.unlink_disk(0);
+    assert!(matches!(cluster.put("old", UNIT, plain()), CommitOutcome::Unconfirmed(_)));
+    cluster.new_master(6);
+    cluster.link_disk(0);
+    assert_eq!((cluster.where_is("old"), cluster.where_is("kept")), ((true, false), (false, true)));
+    assert_eq!(cluster.disks[0].log.len(), 1);
+    cluster.write_through();
+    cluster.put("new", UNIT, plain());
+    let stamps: Vec<_> = cluster.disks[0].log.keys().map(|it| it.0).collect();
+    assert!(stamps[1] >= 6 << 40, "no life of the master uses the stamps of another: {stamps:?}");
+}
+
+#[test]
+fn a_disk_that_was_lost_is_discarded_and_one_that_left_memory_may_be_waited_for() {
+    let mut cluster = Cluster::tiered(&[8], |config| config.tier.away_ms_max = 5000);
+    cluster.shelve("a", 1);
+    cluster.unlink_disk(0);
+    cluster.wait(4999);
+    assert!(matches!(cluster.resolve("a", false), ResolveOutcome::Unavailable(_)));
+    cluster.wait(1);
+    assert_eq!(cluster.resolve("a", false), ResolveOutcome::Absent);
+    cluster.crash_disk(0);
+    cluster.link_disk(0);
+    assert!(!cluster.has("a"));
+    assert_eq!(cluster.disks[0].log.len(), 0);
+}
+
+#[test]
+fn an_object_leaves_memory_even_if_its_disk_is_away() {
+    let mut cluster = Cluster::tiered(&[1], |_| ());
+    cluster.write_through();
+    cluster.put("a", UNIT, plain());
+    cluster.unlink_disk(0);
+    cluster.put("b", UNIT, plain());
+    assert!(matches!(cluster.resolve("a", false), ResolveOutcome::Unavailable(_)), "it is on its disk");
+    cluster.link_disk(0);
+    assert_eq!(cluster.where_is("a"), (false, true));
+}
+
+#[test]
+fn pins_are_in_writing_on_disks_too() {
+    let mut cluster = Cluster::tiered(&[8], |_| ());
+    cluster.shelve("a", 1);
+    cluster.disks[0].held_up = true;
+    let pin = |on| Pin { keys: vec![key("a")], owner: "me".into(), on, wait_ms: 500 };
+    let id = cluster.send(Request::Pin(pin(true)));
+    assert!(!cluster.replies.contains_key(&id));
+    cluster.let_disk_go(0);
+    assert_eq!(cluster.replies.remove(&id), Some(Reply::Pinned(vec![PinOutcome::Done])));
+    assert_eq!(cluster.disks[0].log.values().next().unwrap().marks.pins, ["me"]);
+    // One that its disk has let go of before it heard of the pin is not pinned.
+    cluster.ask(Request::Pin(pin(false)));
+    cluster.disks[0].held_up = true;
+    let id = cluster.send(Request::Pin(pin(true)));
+    let stamp = *cluster.disks[0].log.keys().next().unwrap();
+    cluster.disk_event(0, disk::Event::Evicted(vec![stamp]));
+    assert_eq!(cluster.replies.remove(&id), Some(Reply::Pinned(vec![PinOutcome::Absent])));
+    assert!(!cluster.has("a"));
+    assert_eq!(cluster.stat().disk_evicted, 1);
+}
+
+#[test]
+fn a_corrupt_copy_is_dropped_and_counted() {
+    let mut cluster = Cluster::tiered(&[8], |_| ());
+    cluster.write_through();
+    cluster.put("a", UNIT, plain());
+    let stamp = *cluster.disks[0].log.keys().next().unwrap();
+    cluster.disk_event(0, disk::Event::Corrupt(stamp));
+    assert_eq!(cluster.where_is("a"), (true, false), "the other copy is read");
+    assert_eq!(cluster.stat().disk_corrupt, 1);
+}
+
+#[test]
+fn what_only_a_disk_has_is_brought_when_somebody_asks_for_it() {
+    let mut cluster = Cluster::tiered(&[8], |_| ());
+    cluster.shelve("a", 1);
+    cluster.shelve("b", 1);
+    cluster.put("c", UNIT, plain());
+    assert_eq!(
+        cluster.prefetch(&["a", "c", "x", "b"], Ahead::LeadingRun).unwrap(),
+        [Done, Resident, Absent, Skipped]
+    );
+    assert_eq!((cluster.where_is("a"), cluster.where_is("b")), ((true, true), (false, true)));
+    assert_eq!(cluster.prefetch(&["x", "b"], Ahead::All).unwrap(), [Absent, Done]);
+    let stat = cluster.stat();
+    assert_eq!((stat.promoted_objects, stat.promoted_bytes, stat.prefetch_redundant), (2, 2 * UNIT, 1));
+    cluster.ask(get("a", 0));
+    assert_eq!(cluster.stat().promoted_used, 1);
+    let usage = cluster.master.stat().nodes[0].usage;
+    assert_eq!(usage, cluster.nodes[0].usage(), "the master's books are the node's");
+}
+
+/// T13, T14: the answer is what it would be, and nothing is younger for it.
+#[test]
+fn a_probe_brings_the_leading_run_and_changes_nothing() {
+    let mut cluster = Cluster::tiered(&[8], |_| ());
+    cluster.shelve("a", 1);
+    cluster.put("b", UNIT, plain());
+    cluster.shelve("c", 1);
+    cluster.wait(10);
+    cluster.disks[0].held_up = true;
+    let names = ["a", "b", "x", "c"];
+    let uses = |cluster: &Cluster| names.map(|it| cluster.master.last_use("default", &key(it)));
+    let before = uses(&cluster);
+    let gap = [Presence::Here, Presence::Here, Presence::Absent, Presence::Here];
+    assert_eq!(cluster.probe(&names, Ahead::LeadingRun), gap);
+    assert_eq!(uses(&cluster), before);
+    assert_eq!(cluster.disks[0].to_do.len(), 1, "what lies behind the gap is of no use");
+    for _ in 0..5 {
+        cluster.probe(&["a"], Ahead::All);
+    }
+    assert_eq!((cluster.disks[0].to_do.len(), cluster.stat().prefetch_joined), (1, 5));
+    cluster.let_disk_go(0);
+    assert_eq!(cluster.where_is("a"), (true, true));
+}
+
+#[test]
+fn what_is_used_again_comes_back() {
+    let mut cluster = Cluster::tiered(&[8], |config| config.tier.promote_on_hit = true);
+    cluster.shelve("a", 1);
+    cluster.probe(&["a"], Ahead::Nothing);
+    cluster.ask(get("a", 0));
+    assert_eq!(cluster.where_is("a"), (false, true), "a probe is no use");
+    cluster.ask(get("a", 0));
+    assert_eq!(cluster.where_is("a"), (true, true));
+    assert_eq!(cluster.stat().gets_from_disk, 2);
+}
+
+#[test]
+fn a_get_waits_for_what_is_on_its_way_and_only_for_that() {
+    let mut cluster = Cluster::tiered(&[8], |_| ());
+    cluster.shelve("a", 1);
+    cluster.shelve("b", 1);
+    cluster.disks[0].held_up = true;
+    assert!(cluster.ask(get("a", 1000)).is_some(), "nothing is on its way");
+    cluster.probe(&["a"], Ahead::All);
+    assert!(cluster.ask(get("b", 1000)).is_some(), "that is not on its way");
+    let id = cluster.send(get("a", 1000));
+    let late = cluster.send(get("a", 10));
+    cluster.wait(10);
+    assert!(!cluster.replies.contains_key(&id) && cluster.replies.contains_key(&late));
+    cluster.let_disk_go(0);
+    let Some(Reply::Resolved(resolved)) = cluster.replies.remove(&id) else { panic!("it was not woken") };
+    assert!(matches!(&resolved.items[0], ResolveOutcome::Found(it) if !it.replicas[0].hold().is_on_disk()));
+    let stat = cluster.stat();
+    assert_eq!((stat.gets_waited, stat.gets_late, stat.waited_ms), (1, 1, 20));
+    // Each of them is told apart, for the log.
+    let got = |memory, disk, waited_ms, late| Notice::Got { memory, disk, far: 0, waited_ms, late };
+    let gets: Vec<_> = cluster.notices.iter().filter(|it| matches!(it, Notice::Got { .. })).collect();
+    let not_begun = got(0, 1, None, false);
+    assert_eq!(
+        gets,
+        [&not_begun, &not_begun, &got(0, 1, Some(10), true), &got(1, 0, Some(10), false)],
+        "the last two waited, one of them in vain"
+    );
+    assert!(cluster.notices.contains(&Notice::Promoted { done: true, bytes: UNIT, took_ms: 10 }));
+}
+
+/// Somebody who waits is answered after all that an event does: a name that is replaced is never absent.
+#[test]
+fn who_waits_for_what_is_replaced_finds_the_new_one() {
+    let mut cluster = Cluster::tiered(&[8], |_| ());
+    cluster.shelve("a", 1);
+    cluster.disks[0].held_up = true;
+    cluster.probe(&["a"], Ahead::All);
+    let waits = cluster.send(get("a", 1000));
+    let ReserveOutcome::Room(room) = cluster.reserve("a", 2 * UNIT, plain()) else { panic!() };
+    cluster.send_commit("a", 2 * UNIT, plain(), &room);
+    let Some(Reply::Resolved(resolved)) = cluster.replies.remove(&waits) else { panic!("it was not woken") };
+    assert!(matches!(&resolved.items[0], ResolveOutcome::Found(it) if it.len == 2 * UNIT));
+    cluster.let_disk_go(0);
+    cluster.stat();
+    assert_eq!(cluster.disks[0].log.len(), 0);
+}
+
+/// How far a promotion is when something happens to it.
+pub(super) const STEPS: [&str; 3] = ["room", "bytes", "slot"];
+
+/// Holds a promotion of `a` up at a step.
+pub(super) fn promoting(step: &str) -> (Cluster, RequestId) {
+    let mut cluster = Cluster::tiered(&[8], |config| config.tier.throttle.deadline = 400);
+    cluster.shelve("a", 1);
+    match step {
+        "room" => cluster.hold_up(0),
+        _ => cluster.disks[0].held_up = true,
+    }
+    let id = cluster.send(prefetch(&["a"], Ahead::All, 1000));
+    if step == "slot" {
+        cluster.hold_up(0);
+        cluster.let_disk_go(0);
+        assert_eq!(cluster.held_up[0].len(), 1, "the settle");
+    }
+    assert!(!cluster.replies.contains_key(&id));
+    cluster.master.check().unwrap();
+    (cluster, id)
+}
+
+pub(super) fn go_on(cluster: &mut Cluster) {
+    cluster.let_go(0);
+    cluster.let_disk_go(0);
+    cluster.master.check().unwrap();
+    assert_eq!(cluster.master.moving_count(), 0);
+    assert_eq!((cluster.nodes[0].usage().granted, cluster.nodes[0].usage().held), (0, 0));
+}
+
+#[test]
+fn a_promotion_of_what_is_deleted_ends_and_leaves_nothing() {
+    for step in STEPS {
+        let (mut cluster, id) = promoting(step);
+        let delete = Delete { keys: vec![key("a")], force: true, wait_ms: 5000 };
+        let deleted = cluster.send(Request::Delete(delete));
+        assert_eq!(cluster.answer(id).unwrap(), [Absent], "{step}");
+        go_on(&mut cluster);
+        assert_eq!(cluster.replies.remove(&deleted), Some(Reply::Deleted(vec![DeleteOutcome::Deleted])));
+        assert!(!cluster.has("a"), "{step}");
+        assert_eq!((cluster.nodes[0].usage().objects, cluster.disks[0].log.len()), (0, 0), "{step}");
+        assert_eq!(cluster.nodes[0].client_count(), 1, "nobody is left but the client");
+    }
+}
+
+#[test]
+fn a_promotion_ends_with_its_node_or_its_disk() {
+    for step in STEPS {
+        let (mut cluster, id) = promoting(step);
+        cluster.held_up[0].clear();
+        cluster.unlink(0);
+        assert_eq!(cluster.answer(id).unwrap(), [Failed], "{step}");
+        cluster.link(0);
+        go_on(&mut cluster);
+        assert_eq!(cluster.where_is("a"), (false, true), "{step}");
+
+        let (mut cluster, id) = promoting(step);
+        cluster.unlink_disk(0);
+        let ends = cluster.answer(id);
+        assert_eq!(ends, (step != "slot").then(|| vec![Failed]), "{step}: its bytes are there");
+        go_on(&mut cluster);
+        cluster.link_disk(0);
+        assert_eq!(cluster.where_is("a"), (step == "slot", true), "{step}");
+    }
+}
+
+#[test]
+fn a_promotion_that_is_late_ends_and_what_comes_later_touches_nothing() {
+    for step in STEPS {
+        let (mut cluster, id) = promoting(step);
+        cluster.wait(400);
+        assert_eq!(cluster.answer(id).unwrap(), [Failed], "{step}");
+        assert_eq!(cluster.prefetch(&["a"], Ahead::All).unwrap(), [Failed], "for a while");
+        cluster.wait(6000);
+        // Another one of the same object, while the answers to the first are still to come.
+        let again = cluster.send(prefetch(&["a"], Ahead::All, 1000));
+        go_on(&mut cluster);
+        assert_eq!(cluster.answer(again).unwrap(), [Done], "{step}");
+        assert_eq!(cluster.where_is("a"), (true, true));
+        assert_eq!(cluster.nodes[0].usage().objects, 1);
+    }
+}
+
+#[test]
+fn what_cannot_be_read_fails_for_a_while() {
+    let mut cluster = Cluster::tiered(&[8], |_| ());
+    cluster.shelve("a", 1);
+    cluster.disks[0].fails = true;
+    assert_eq!(cluster.prefetch(&["a"], Ahead::All).unwrap(), [Failed]);
+    cluster.disks[0].fails = false;
+    assert_eq!(cluster.prefetch(&["a"], Ahead::All).unwrap(), [Failed]);
+    cluster.wait(5000);
+    assert_eq!(cluster.prefetch(&["a"], Ahead::All).unwrap(), [Done]);
+    assert_eq!(cluster.stat().prefetch_failed, 1);
+}
+
+/// What is on its way is told its marks with its name; so a pin waits for nobody who could not know of it.
+#[test]
+fn a_pin_meets_a_promotion_at_every_step() {
+    for step in STEPS {
+        let (mut cluster, id) = promoting(step);
+        let pin = Pin { keys: vec![key("a")], owner: "me".into(), on: true, wait_ms: 500 };
+        let then = cluster.send(Request::Pin(pin));
+        go_on(&mut cluster);
+        assert_eq!(cluster.replies.remove(&then), Some(Reply::Pinned(vec![PinOutcome::Done])), "{step}");
+        let outcome = cluster.answer(id).unwrap();
+        for record in cluster.nodes[0].inventory().iter().chain(cluster.disks[0].log.values()) {
+            assert_eq!(record.marks.pins, ["me"], "{step} {outcome:?}");
+        }
+    }
+}
+
+#[test]
+fn a_client_that_is_gone_waits_for_nothing() {
+    let (mut cluster, _) = promoting("bytes");
+    cluster.event(Event::Closed(CLIENT));
+    assert_eq!(cluster.master.waiting_count(), 0);
+    cluster.let_disk_go(0);
+    cluster.master.check().unwrap();
+    let options = PutOptions { replicas: 1, ..PutOptions::default() };
+    cluster.open(CLIENT, 7);
+    cluster.put("b", UNIT, options);
+}

@@ -1,0 +1,42 @@
+//! Objects that a disk refuses because they are larger than it takes.
+
+use super::{Cluster, UNIT, plain};
+use crate::message::Why;
+
+#[test]
+fn an_object_that_a_disk_refuses_affects_no_other() {
+    let mut cluster = Cluster::tiered(&[8], |_| ());
+    cluster.write_through();
+    cluster.disks[0].takes = UNIT;
+    cluster.put("large", 2 * UNIT, plain());
+    cluster.put("small", UNIT, plain());
+    assert_eq!((cluster.where_is("large"), cluster.where_is("small")), ((true, false), (true, true)));
+    let stat = cluster.stat();
+    assert_eq!((stat.demotions_refused, stat.demotions_failed), (1, 0));
+    // It is told with its reason, and not offered again for a while.
+    let Why::Here(here) = cluster.why("large") else { panic!() };
+    assert_eq!(here.disk_bytes_max, UNIT);
+    let Why::Here(here) = cluster.why("small") else { panic!() };
+    assert_eq!(here.disk_bytes_max, 0);
+    cluster.disks[0].takes = u64::MAX;
+    cluster.put("other", UNIT, plain());
+    assert_eq!((cluster.where_is("large"), cluster.stat().demotions_refused), ((true, false), 1));
+    cluster.delete("large", true);
+    let Why::Gone(gone) = cluster.why("large") else { panic!() };
+    assert_eq!(gone.disk_bytes_max, UNIT);
+}
+
+#[test]
+fn what_a_disk_refused_is_offered_again_later() {
+    let mut cluster = Cluster::tiered(&[8], |config| config.tier.ahead_percent = 100);
+    cluster.disks[0].takes = UNIT;
+    cluster.put("large", 2 * UNIT, plain());
+    cluster.put("small", UNIT, plain());
+    assert_eq!((cluster.where_is("large"), cluster.where_is("small")), ((true, false), (true, true)));
+    cluster.disks[0].takes = u64::MAX;
+    cluster.wait(60_000);
+    cluster.put("new", UNIT, plain());
+    assert_eq!((cluster.where_is("large"), cluster.where_is("new")), ((true, true), (true, true)));
+    let Why::Here(here) = cluster.why("large") else { panic!() };
+    assert_eq!(here.disk_bytes_max, 0, "it is there");
+}

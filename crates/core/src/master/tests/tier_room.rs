@@ -1,0 +1,259 @@
+//! The rules of the tier below memory that are about room: what leaves for what comes back, and quotas.
+
+use super::{
+    tier::{STEPS, get, go_on, prefetch, promoting, reserve},
+    *,
+};
+use crate::message::{
+    Ahead, CommitItem, Decide, DecideItem, Demotion, Policy, PrefetchOutcome, ReserveOutcome, ResolveOutcome,
+};
+
+use PrefetchOutcome::{Absent, Cancelled, Done, Resident, Running, Skipped};
+
+/// What came back is on a disk, too, but is used: it does not stand for what was driven out for it.
+#[test]
+fn more_can_come_back_after_what_came_back_first() {
+    let mut cluster = Cluster::tiered(&[4], |config| config.tier.ahead_percent = 25);
+    for name in ["x", "y", "z"] {
+        cluster.shelve(name, 1);
+    }
+    for name in ["a", "b", "c", "d"] {
+        cluster.put(name, UNIT, plain());
+        cluster.wait(1);
+    }
+    cluster.wait(50);
+    assert_eq!(cluster.stat().demoted_objects, 4, "a quarter is on the disk, and may leave");
+    for (name, demoted) in [("x", 5), ("y", 6), ("z", 7)] {
+        assert_eq!(cluster.prefetch(&[name], Ahead::All).unwrap(), [Done], "{name}");
+        assert_eq!(cluster.stat().demoted_objects, demoted, "{name}: what left is followed by as much");
+    }
+    assert_eq!(cluster.stat().evicted_unshelved, 0);
+}
+
+/// What must leave because its namespace has all that it may have goes to a disk first.
+#[test]
+fn a_quota_loses_nothing_that_a_disk_can_take() {
+    let mut cluster = Cluster::tiered(&[8], |_| ());
+    cluster.ask(Request::SetPolicy(Policy { quota: Some(2 * UNIT), ..Policy::default() }.into()));
+    cluster.disks[0].held_up = true;
+    for name in ["a", "b"] {
+        cluster.put(name, UNIT, plain());
+        cluster.wait(1);
+    }
+    let id = cluster.send(reserve("c", 1, 500));
+    assert!(!cluster.replies.contains_key(&id), "it waits for the disk");
+    assert_eq!(cluster.why_nodes("a"), ["node1"], "what is only being written is not there yet");
+    cluster.let_disk_go(0);
+    assert!(matches!(cluster.replies.remove(&id), Some(Reply::Reserved(_))));
+    assert_eq!(cluster.where_is("a"), (false, true));
+    // Who may not wait finds what was written ahead.
+    assert!(matches!(cluster.put_waiting("d", 1, 0), Some(ReserveOutcome::Room(_))));
+    assert_eq!(cluster.where_is("b"), (false, true));
+    // Where nothing goes to disks it is as it was.
+    let mut cluster = Cluster::tiered(&[8], |_| ());
+    let demotion = Some(Demotion::Never);
+    cluster.ask(Request::SetPolicy(Policy { quota: Some(UNIT), demotion, ..Policy::default() }.into()));
+    cluster.put("a", UNIT, plain());
+    assert!(matches!(cluster.put_waiting("b", 1, 500), Some(ReserveOutcome::Room(_))));
+    assert!(!cluster.has("a") && cluster.stat().demoted_objects == 0);
+}
+
+/// A disk that does not end what it began holds memory that nobody else can use. Puts that do not wait take
+/// that of other objects, for as long as it lasts.
+#[test]
+fn puts_beside_a_disk_that_stalls_evict_what_it_does_not_read() {
+    for demotion in [Demotion::WriteThrough, Demotion::OnPressure] {
+        let mut cluster = Cluster::tiered(&[8], |config| {
+            (config.tier.demotion, config.tier.ahead_percent) = (demotion, 50);
+        });
+        cluster.disks[0].stalls = true;
+        for at in 0..40 {
+            cluster.put(&format!("o{at}"), UNIT, plain());
+            cluster.wait(1);
+        }
+        let reading = cluster.disks[0].reading.len();
+        assert_eq!(reading, 2, "{demotion:?}: a quarter of the memory is being read");
+        assert_eq!(cluster.stat().evicted_unshelved, 40 - 8, "{demotion:?}: no more than was needed");
+        // What is being read is not lost, and the newest are there.
+        for name in ["o0", "o1", "o34", "o39"] {
+            assert_eq!(cluster.where_is(name), (true, false), "{demotion:?}: {name}");
+        }
+        assert!(!cluster.has("o33"), "{demotion:?}: those unused for longest have left");
+        cluster.let_disk_go(0);
+        assert_eq!(cluster.where_is("o0"), (true, true), "{demotion:?}");
+    }
+}
+
+/// A put that may wait waits for the disk instead, and loses nothing; one that needs more than is left evicts
+/// nothing that the disk reads.
+#[test]
+fn a_put_that_waits_for_a_disk_that_stalls_loses_nothing() {
+    let mut cluster = Cluster::tiered(&[8], |_| ());
+    cluster.disks[0].stalls = true;
+    for at in 0..8 {
+        cluster.put(&format!("o{at}"), UNIT, plain());
+        cluster.wait(1);
+    }
+    let id = cluster.send(reserve("large", 3, 500));
+    assert!(!cluster.replies.contains_key(&id), "it waits for the disk");
+    assert_eq!(cluster.disks[0].reading.len(), 2, "as much as may be read at a time");
+    cluster.let_disk_go(0);
+    assert!(matches!(cluster.replies.remove(&id), Some(Reply::Reserved(_))));
+    assert_eq!(cluster.stat().evicted_unshelved, 0);
+    assert_eq!((cluster.where_is("o0"), cluster.where_is("o2")), ((false, true), (false, true)));
+}
+
+/// One object may be larger than that share.
+#[test]
+fn a_large_object_is_read_alone() {
+    let mut cluster = Cluster::tiered(&[8], |config| config.tier.demotion = Demotion::WriteThrough);
+    cluster.disks[0].stalls = true;
+    cluster.put("large", 5 * UNIT, plain());
+    cluster.put("small", UNIT, plain());
+    assert_eq!(cluster.disks[0].reading.len(), 1);
+    cluster.let_disk_go(0);
+    assert_eq!((cluster.where_is("large"), cluster.where_is("small")), ((true, true), (true, true)));
+}
+
+/// What a quota has leave goes even if a disk is reading it: it is charged for no more.
+#[test]
+fn a_quota_does_not_wait_for_what_a_disk_reads() {
+    let mut cluster = Cluster::tiered(&[8], |_| ());
+    let policy = Policy { quota: Some(UNIT), ..Policy::default() };
+    cluster.ask(Request::SetPolicy(policy.into()));
+    cluster.disks[0].stalls = true;
+    cluster.put("a", UNIT, plain());
+    cluster.wait(1);
+    assert!(matches!(cluster.put_waiting("b", 1, 0), Some(ReserveOutcome::Room(_))));
+    assert!(!cluster.has("a"));
+}
+
+/// What could not be written goes back to its place among those that leave first.
+#[test]
+fn what_a_disk_fails_to_take_stays_the_oldest() {
+    let mut cluster = Cluster::tiered(&[8], |config| config.tier.ahead_percent = 25);
+    for at in 0..8 {
+        cluster.disks[0].stalls = true;
+        cluster.put(&format!("o{at}"), UNIT, plain());
+        cluster.wait(1);
+    }
+    assert_eq!(cluster.disks[0].reading.len(), 2);
+    cluster.disks[0].fails = true;
+    cluster.let_disk_go(0);
+    cluster.put("p", UNIT, plain());
+    assert!(!cluster.has("o0") && cluster.has("o1") && cluster.has("o2"));
+}
+
+/// What a client gives up ends at once, once, and leaves nothing behind, however far it has come; what is all
+/// but there comes. It may be asked for again at once.
+#[test]
+fn what_is_given_up_ends_as_cancelled_or_comes() {
+    for step in STEPS {
+        let (mut cluster, id) = promoting(step);
+        assert_eq!(cluster.prefetch(&["a"], Ahead::Nothing).unwrap(), [Running], "{step}: it is waited for");
+        cluster.ask(Request::Cancel(id));
+        assert_eq!(cluster.answer(id).unwrap(), [Running], "{step}");
+        let is_late = step == "slot";
+        let end = if is_late { Running } else { Cancelled };
+        assert_eq!(cluster.prefetch(&["a", "none"], Ahead::Nothing).unwrap(), [end, Absent], "{step}");
+        assert_eq!(cluster.master.moving_count(), usize::from(is_late), "{step}");
+        let again = if is_late { Running } else { Skipped };
+        assert_eq!(cluster.prefetch(&["a"], Ahead::Nothing).unwrap(), [again], "{step}: it has one end");
+        go_on(&mut cluster);
+        assert_eq!(cluster.where_is("a"), (is_late, true), "{step}");
+        assert_eq!(cluster.stat().prefetch_failed, 0, "{step}: nothing has failed");
+        let end = if is_late { Resident } else { Done };
+        assert_eq!(cluster.prefetch(&["a"], Ahead::All).unwrap(), [end], "{step}: nothing speaks against it");
+        assert_eq!(cluster.prefetch(&["a"], Ahead::Nothing).unwrap(), [Resident], "{step}");
+    }
+}
+
+#[test]
+fn what_somebody_else_wants_is_not_given_up() {
+    for other in ["another client", "a probe", "a get", "another client before"] {
+        let mut cluster = Cluster::tiered(&[8], |_| ());
+        cluster.shelve("a", 1);
+        cluster.disks[0].held_up = true;
+        cluster.open(ConnId(2), 8);
+        let of_the_other = |cluster: &mut Cluster| {
+            cluster.event(Event::Request(ConnId(2), RequestId(77), prefetch(&["a"], Ahead::All, 0)));
+        };
+        if other == "another client before" {
+            of_the_other(&mut cluster);
+        }
+        cluster.send(prefetch(&["a"], Ahead::All, 0));
+        match other {
+            "another client" => of_the_other(&mut cluster),
+            "a probe" => _ = cluster.probe(&["a"], Ahead::All),
+            "a get" => _ = cluster.send(get("a", 1000)),
+            _ => (),
+        }
+        assert_eq!(cluster.prefetch(&["a"], Ahead::Nothing).unwrap(), [Running], "{other}");
+        cluster.let_disk_go(0);
+        assert_eq!(cluster.where_is("a"), (true, true), "{other}");
+    }
+}
+
+#[test]
+fn a_late_question_brings_back_no_copy_that_is_leaving_memory() {
+    let mut cluster = Cluster::tiered(&[4, 4], |_| ());
+    cluster.write_through();
+    let ReserveOutcome::Room(room) = cluster.reserve("a", UNIT, twice()) else { panic!() };
+    cluster.commit("a", UNIT, twice(), &room);
+    // The disk comes before its node has heard what the bytes are, and rests.
+    cluster.wait(5_000);
+    let (home, other) = (room[0].location, room[1].location);
+    let asking = home.segment.0 as usize - 1;
+    cluster.hold_up(asking);
+    let (index, node) = (cluster.index("a"), cluster.master.objects.cx.members.find(home.segment));
+    assert_eq!(cluster.where_is("a"), (true, true));
+    assert!(cluster.leave_memory(index, node));
+    cluster.carry_out();
+    // The answer to its first question was lost; it has not heard yet that its copy must go.
+    let item =
+        CommitItem { hold: home.hold(), key: key("a"), len: UNIT, options: twice(), others: vec![other] };
+    let items = vec![DecideItem { namespace: "default".into(), client: ClientId(7), item }];
+    let asked = Request::Decide(Decide { items, wait_ms: 0 });
+    cluster.event(Event::Request(cluster.links[asking], RequestId(77), asked));
+    cluster.let_go(asking);
+    let ResolveOutcome::Found(found) = cluster.resolve("a", false) else { panic!() };
+    let in_memory: Vec<_> = found.replicas.into_iter().filter(|it| !it.hold().is_on_disk()).collect();
+    assert_eq!(in_memory, [other]);
+}
+
+/// More is to be written through than is listed, because the disk is away. All of it is written once it is
+/// back.
+#[test]
+fn all_is_written_through_after_a_long_absence_of_the_disk() {
+    let count = 5000;
+    let mut cluster = Cluster::with(&[], |config| {
+        config.silence_ms_max = 1_000_000_000;
+        (config.tier.demotion, config.tier.away_ms_max) = (Demotion::WriteThrough, 1_000_000_000);
+    });
+    cluster.add_node(4 * count * UNIT, |config| {
+        (config.slot_count, config.heap_bytes, config.chunks_free) = (1 << 13, 1 << 20, 100);
+    });
+    cluster.disks.push(super::tier_waiting::new_test_disk(0));
+    cluster.link_disk(0);
+    cluster.unlink_disk(0);
+    for at in 0..count {
+        cluster.put(&format!("o{at}"), UNIT, plain());
+    }
+    // What it does is done here step by step, because there is so much of it.
+    cluster.disks[0].held_up = true;
+    cluster.link_disk(0);
+    let work = |cluster: &mut Cluster| {
+        // The disk comes before its node has heard what the newest bytes are, and rests in between.
+        for _ in 0..10 {
+            while let Some(effect) = cluster.disks[0].to_do.pop_front() {
+                cluster.do_one(0, effect);
+            }
+            cluster.wait(20);
+        }
+    };
+    work(&mut cluster);
+    assert_eq!(cluster.disks[0].log.len() as u64, count);
+    cluster.put("new", UNIT, plain());
+    work(&mut cluster);
+    assert_eq!(cluster.where_is("new"), (true, true));
+}

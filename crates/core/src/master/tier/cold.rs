@@ -1,0 +1,92 @@
+//! Cold objects: those that are on disk, too, and may leave memory for promoted ones.
+
+use super::Tier;
+use crate::master::{
+    catalog::{NamespaceIndex, NodeIndex, ObjectIndex, Scope},
+    context::Context,
+};
+use crate::{Tick, extent::room_for, sabotage::sabotaged};
+
+impl Tier {
+    /// Makes memory available for a promotion. Evicts only objects that are on disk, too, and were never
+    /// read, or not for a while: a promotion evicts nothing that is in use. Nor does it evict what was
+    /// promoted after it was requested: the promotions of one burst do not displace each other.
+    pub(super) fn free_cold_memory(
+        &mut self,
+        cx: &mut Context,
+        node: NodeIndex,
+        need: u64,
+        requested: Tick,
+    ) -> bool {
+        let mut free = cx.members.get(node).map_or(0, |it| it.free);
+        if free >= need {
+            return true;
+        }
+        let possible = free.saturating_add(cx.catalog.shelved_room(node)) >= need;
+        if !possible {
+            return false;
+        }
+        let times = (requested, cx.now);
+        let is_spared = |it| self.promotions.is_unread(it);
+        let scope = Scope::Node(node);
+        let victims = cx.catalog.cold_victims(scope, times, warm_ms(cx), need - free, is_spared);
+        let Some(victims) = victims else { return false };
+        for victim in victims {
+            let memory = cx.catalog.get(victim).and_then(|it| room_for(it.len())).unwrap_or(0);
+            free += memory;
+            self.evict_cold(cx, victim, Some(node));
+            self.demotions.spend(node, memory);
+        }
+        if let Some(member) = cx.members.get_mut(node) {
+            member.free = free;
+        }
+        true
+    }
+
+    /// The same for the quota of a namespace.
+    pub(super) fn free_cold_quota(
+        &mut self,
+        cx: &mut Context,
+        namespace: NamespaceIndex,
+        need: u64,
+        requested: Tick,
+    ) -> bool {
+        let left = cx.quota_left(namespace);
+        if left >= need {
+            return true;
+        }
+        let limit = cx.room.policy(namespace).and_then(|it| it.quota).unwrap_or(u64::MAX);
+        let scope = Scope::Namespace(namespace);
+        let (times, is_spared) = ((requested, cx.now), |it| self.promotions.is_unread(it));
+        let victims = cx.catalog.cold_victims(scope, times, warm_ms(cx), need - left, is_spared);
+        let Some(victims) = victims.filter(|_| need <= limit) else { return false };
+        victims.into_iter().for_each(|victim| self.evict_cold(cx, victim, None));
+        cx.quota_left(namespace) >= need
+    }
+
+    fn evict_cold(&mut self, cx: &mut Context, victim: ObjectIndex, node: Option<NodeIndex>) {
+        cx.count_eviction(victim);
+        let is_on_disk = self.leave_memory(cx, victim, node);
+        assert!(is_on_disk, "{victim:?} is cold and not on disk");
+    }
+
+    /// Whether a promotion has no reason to wait: there is memory, or unread objects can leave it, and
+    /// nothing else is in the way.
+    pub(super) fn could_begin(&self, cx: &Context, index: ObjectIndex, node: NodeIndex, need: u64) -> bool {
+        let Some(object) = cx.catalog.get(index) else { return false };
+        let free = cx.members.get(node).map_or(0, |it| it.free);
+        let unread = cx.catalog.shelved_unread_room(node);
+        let has_path = super::promote::path(cx, index).is_some_and(|it| it.1 == node);
+        has_path
+            && !self.promotions.throttle.is_busy(object.len())
+            && cx.quota_left(object.namespace()) >= need
+            && free.saturating_add(unread) >= need
+    }
+}
+
+/// How long after it was written, and after it was read, an object is not evicted for a promotion.
+fn warm_ms(cx: &Context) -> (u64, u64) {
+    let protect_ms = cx.config.tier.protect_ms;
+    let written_ms = if sabotaged!(cx.config.sabotage, WrittenIsHot) { protect_ms } else { 0 };
+    (written_ms, if sabotaged!(cx.config.sabotage, PromoteOverHot) { 0 } else { protect_ms })
+}

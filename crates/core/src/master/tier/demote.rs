@@ -1,0 +1,576 @@
+//! Demotion: which objects are written to disks, and when.
+//!
+//! Objects are written *ahead*: the least recently used first, while the memory that is free, or also on
+//! disk, or on its way there, is less than a share of all memory. So a put that needs memory finds objects
+//! that lose nothing by leaving it. Only when it finds none does it wait for the disk, if it may wait at all,
+//! and then as much is written as it needs.
+//!
+//! **Invariant:** a copy on a disk has a stamp that no other copy on any disk has, or ever had: it contains
+//! the epoch of the master.
+//! **Invariant:** a copy is in the catalog, as one that cannot be read yet, from before its disk receives it
+//! until the disk has said that there is none: so removing the object removes that copy, too.
+
+use std::collections::BTreeMap;
+
+use super::{refused::Refusals, waiting::MemoryQueue, write_through::WriteThrough};
+use crate::master::{
+    Notice, Wait,
+    catalog::{NamespaceIndex, NodeIndex, Object, ObjectIndex},
+    context::Context,
+};
+use crate::{
+    Generation, Hold, Stamp, Tick,
+    extent::room_for,
+    message::{DemoteItem, Demotion, Moved, Request, TierStat},
+    sabotage::sabotaged,
+};
+
+/// Objects and bytes that may be on their way to one disk.
+const WRITING_OBJECTS_MAX: usize = 512;
+const WRITING_BYTES_MAX: u64 = 64 << 20;
+/// The part of a node's memory that its disks may be reading at a time, if it is more than one object: that
+/// memory cannot be used for anything else, however slow the disk is, so the rest must do for new objects.
+const DEMOTING_SHARE: u64 = 4;
+/// Objects that one message sends to a disk.
+const DEMOTE_ITEMS_MAX: usize = 64;
+/// How many bits an epoch has for its stamps, at most.
+const STAMP_BITS_MAX: u32 = 40;
+/// How long nothing is written to a disk after it failed.
+const PAUSE_MS: u64 = 1000;
+/// The same, if it may only be that the memory beside it has not processed the publication yet.
+const RETRY_MS: u64 = 20;
+
+/// What is on its way to one disk.
+#[derive(Debug, Default)]
+struct Writing {
+    objects: usize,
+    bytes: u64,
+    /// The memory of these objects, as allocated.
+    memory: u64,
+    /// Nothing is written before then: the disk failed.
+    paused_until: Tick,
+}
+
+/// An object on its way to a disk: which, and where it will lie.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::master) struct Leaving {
+    pub(in crate::master) index: ObjectIndex,
+    /// The memory that it is read from.
+    node: NodeIndex,
+    generation: Generation,
+    hold: Hold,
+    len: u64,
+}
+
+/// What became of an object that was sent to a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::master) enum DemotionEnd {
+    /// The copy is there, or was removed meanwhile.
+    Settled,
+    /// The disk does not have it, and the catalog must forget that copy.
+    Lost,
+    /// The same, because the object is larger than the disk takes. It is not offered again for a while.
+    Refused,
+}
+
+/// All demotions.
+#[derive(Debug)]
+pub(super) struct Demotions {
+    writing: BTreeMap<NodeIndex, Writing>,
+    /// What is to be written through, by memory.
+    write_through: BTreeMap<NodeIndex, WriteThrough>,
+    /// Memory of each node that was also on its disk, and was given to promoted objects. As much must be
+    /// written ahead again, or soon nothing more could be promoted.
+    spent: BTreeMap<NodeIndex, u64>,
+    /// Something changed that may call for demotions.
+    is_woken: bool,
+    /// The stamp of the next copy on a disk.
+    next_stamp: u64,
+    pub(super) refusals: Refusals,
+}
+
+impl Demotions {
+    pub(super) fn new(epoch: u64) -> Self {
+        Self {
+            writing: BTreeMap::new(),
+            write_through: BTreeMap::new(),
+            spent: BTreeMap::new(),
+            is_woken: false,
+            next_stamp: first_stamp(epoch),
+            refusals: Refusals::default(),
+        }
+    }
+
+    pub(super) fn wake(&mut self) {
+        self.is_woken = true;
+    }
+
+    pub(super) fn count(&self) -> usize {
+        self.writing.values().map(|it| it.objects).sum()
+    }
+
+    pub(super) fn forget_member(&mut self, node: NodeIndex) {
+        self.writing.remove(&node);
+        self.write_through.remove(&node);
+        self.spent.remove(&node);
+        self.refusals.forget_disk(node);
+    }
+
+    /// Memory that was also on a disk is given to a promoted object.
+    pub(super) fn spend(&mut self, node: NodeIndex, memory: u64) {
+        *self.spent.entry(node).or_default() += memory;
+        self.wake();
+    }
+
+    /// When the pause of a disk ends.
+    pub(super) fn next_pause_end(&self, now: Tick) -> Option<Tick> {
+        self.writing.values().map(|it| it.paused_until).filter(|it| *it > now).min()
+    }
+
+    pub(super) fn end_pauses(&mut self, now: Tick) {
+        let is_over = |it: &&mut Writing| it.paused_until > Tick(0) && it.paused_until <= now;
+        for writing in self.writing.values_mut().filter(is_over) {
+            writing.paused_until = Tick(0);
+            self.is_woken = true;
+        }
+    }
+
+    /// An object was committed, or could not be written: perhaps it is to be written through.
+    pub(super) fn write_through(&mut self, cx: &Context, index: ObjectIndex) {
+        let Some(object) = cx.catalog.get(index) else { return };
+        if cx.demotion(object.namespace()) == Demotion::WriteThrough && !object.is_sample() {
+            let mut homes = object.in_memory().map(|(node, _)| node);
+            let home = homes.find(|node| cx.members.disks().any(|(_, beside)| beside == *node));
+            if let Some(home) = home {
+                let entry = (index, object.generation());
+                self.write_through.entry(home).or_default().push(entry);
+            }
+        }
+        self.wake();
+    }
+
+    /// Writes ahead, if anything changed that calls for it.
+    pub(super) fn write_ahead(&mut self, cx: &mut Context, queue: &MemoryQueue) {
+        if std::mem::take(&mut self.is_woken) {
+            let disks: Vec<_> = cx.members.disks().collect();
+            disks.into_iter().for_each(|(disk, node)| while self.demote_some(cx, queue, (disk, node), 0) {});
+        }
+    }
+
+    /// Demotes until so much memory of a node is about to be free, as far as its disks can. Whether any
+    /// object is on its way.
+    pub(super) fn free_memory(
+        &mut self,
+        cx: &mut Context,
+        queue: &MemoryQueue,
+        node: NodeIndex,
+        need: u64,
+    ) -> bool {
+        let short = need.saturating_sub(cx.members.get(node).map_or(0, |it| it.free));
+        let disks: Vec<_> = disks_of(cx, node).collect();
+        disks.iter().for_each(|disk| while self.demote_some(cx, queue, (*disk, node), short) {});
+        disks.iter().any(|disk| self.writing.get(disk).is_some_and(|it| it.objects > 0))
+    }
+
+    pub(super) fn demote_namespace(
+        &mut self,
+        cx: &mut Context,
+        namespace: NamespaceIndex,
+        need: u64,
+    ) -> bool {
+        if cx.demotion(namespace) == Demotion::Never {
+            return false;
+        }
+        let disks: Vec<_> = cx.members.disks().collect();
+        for (disk, node) in disks {
+            if !self.may_write(cx, disk, node) {
+                continue;
+            }
+            let (mut items, mut leaving) = (Vec::new(), Vec::new());
+            while self.memory() < need && items.len() < DEMOTE_ITEMS_MAX && !self.is_busy(disk) {
+                let next = cx.catalog.next_to_shelve(
+                    node,
+                    WRITING_OBJECTS_MAX * 2,
+                    |it| it == namespace,
+                    |object| self.may_be_demoted(cx, object, disk) && !object.hard_pin(),
+                );
+                let next = next.filter(|it| self.may_be_read_from(cx, node, *it));
+                let Some((item, entry)) = next.and_then(|it| self.begin(cx, it, disk, node)) else {
+                    break;
+                };
+                items.push(item);
+                leaving.push(entry);
+            }
+            if !items.is_empty() {
+                send(cx, (disk, node), items, leaving);
+            }
+        }
+        self.memory() > 0
+    }
+
+    /// The memory of all that is on its way to disks.
+    fn memory(&self) -> u64 {
+        self.writing.values().map(|it| it.memory).sum()
+    }
+
+    /// Whether objects may go from that memory to that disk now.
+    fn may_write(&self, cx: &Context, disk: NodeIndex, node: NodeIndex) -> bool {
+        let is_paused = self.writing.get(&disk).is_some_and(|it| it.paused_until > cx.now);
+        cx.is_ready(disk) && cx.is_ready(node) && !is_paused
+    }
+
+    /// Whether a disk has as much to write as it may.
+    fn is_busy(&self, disk: NodeIndex) -> bool {
+        let busy = |it: &Writing| it.objects >= WRITING_OBJECTS_MAX || it.bytes >= WRITING_BYTES_MAX;
+        self.writing.get(&disk).is_some_and(busy)
+    }
+
+    /// Sends one message with objects to a disk; `false` if there is nothing to send. If the memory beside it
+    /// is `short` of bytes, at least that much is to be under way.
+    fn demote_some(
+        &mut self,
+        cx: &mut Context,
+        queue: &MemoryQueue,
+        (disk, node): (NodeIndex, NodeIndex),
+        short: u64,
+    ) -> bool {
+        if !self.may_write(cx, disk, node) {
+            return false;
+        }
+        let (mut items, mut leaving) = (Vec::new(), Vec::new());
+        while items.len() < DEMOTE_ITEMS_MAX {
+            let Some(index) = self.next(cx, queue, (disk, node), short) else { break };
+            let Some((item, entry)) = self.begin(cx, index, disk, node) else { break };
+            items.push(item);
+            leaving.push(entry);
+        }
+        let any = !items.is_empty();
+        if any {
+            send(cx, (disk, node), items, leaving);
+        }
+        any
+    }
+
+    /// The next object to go from a memory to its disk, if there is any need.
+    fn next(
+        &mut self,
+        cx: &Context,
+        queue: &MemoryQueue,
+        (disk, node): (NodeIndex, NodeIndex),
+        short: u64,
+    ) -> Option<ObjectIndex> {
+        if self.is_busy(disk) {
+            return None;
+        }
+        let capacity = cx.members.get(disk)?.usage.capacity;
+        if let Some(next) = self.next_written_through(cx, disk, node) {
+            return next;
+        }
+        let member = cx.members.get(node)?;
+        // On a small disk, objects written ahead would evict those that were written ahead before.
+        let ahead = member.usage.capacity / 100 * u64::from(cx.config.tier.ahead_percent);
+        let ahead = ahead.min(capacity / 2);
+        let under_way = self.demoting_memory(cx, node);
+        let soon_free = member.free.saturating_add(cx.catalog.shelved_room(node)).saturating_add(under_way);
+        let spent = self.spent.get(&node).map_or(0, |it| ahead.min(*it));
+        if soon_free >= ahead && under_way >= short && spent == 0 {
+            let soon_free = member.free.saturating_add(under_way);
+            return self.next_for_promotions(cx, queue, (disk, node), soon_free);
+        }
+        let next = cx.catalog.next_to_shelve(
+            node,
+            WRITING_OBJECTS_MAX * 2,
+            |namespace| {
+                let never = cx.demotion(namespace) == Demotion::Never;
+                !never || sabotaged!(cx.config.sabotage, ShelveForbidden)
+            },
+            // A pinned object frees no memory by being on a disk.
+            |object| self.may_be_demoted(cx, object, disk) && !object.hard_pin(),
+        );
+        if next.is_none() {
+            self.spent.remove(&node);
+        }
+        next.filter(|it| self.may_be_read_from(cx, node, *it))
+    }
+
+    /// The next object to be written through from a memory to its disk, if there is any; none yet if too much
+    /// of that memory is being read.
+    fn next_written_through(
+        &mut self,
+        cx: &Context,
+        disk: NodeIndex,
+        node: NodeIndex,
+    ) -> Option<Option<ObjectIndex>> {
+        while let Some((index, generation)) = self.write_through.get(&node)?.first() {
+            let object = cx.catalog.get(index).filter(|it| it.generation() == generation);
+            let object = object.filter(|it| cx.demotion(it.namespace()) != Demotion::Never);
+            let is_wanted = object.is_some_and(|it| {
+                self.may_be_demoted(cx, it, disk) && it.in_memory().any(|(on, _)| on == node)
+            });
+            if is_wanted && !self.may_be_read_from(cx, node, index) {
+                return Some(None);
+            }
+            self.write_through.get_mut(&node)?.pop();
+            if is_wanted {
+                return Some(Some(index));
+            }
+        }
+        if !self.write_through.get(&node)?.has_more() {
+            return None;
+        }
+        let next = cx.catalog.next_to_shelve(
+            node,
+            WRITING_OBJECTS_MAX * 2,
+            |namespace| cx.demotion(namespace) == Demotion::WriteThrough,
+            |object| self.may_be_demoted(cx, object, disk),
+        );
+        if next.is_none() {
+            self.write_through.get_mut(&node)?.all_found();
+        }
+        next.map(|it| Some(it).filter(|it| self.may_be_read_from(cx, node, *it)))
+    }
+
+    /// The next object to go to a disk so that promotions that wait find memory: one that no client has read,
+    /// or not for a while.
+    fn next_for_promotions(
+        &self,
+        cx: &Context,
+        queue: &MemoryQueue,
+        (disk, node): (NodeIndex, NodeIndex),
+        soon_free: u64,
+    ) -> Option<ObjectIndex> {
+        let available = soon_free.saturating_add(cx.catalog.shelved_unread_room(node));
+        if available >= queue.need_at(node) {
+            return None;
+        }
+        let protect_ms = cx.config.tier.protect_ms;
+        let is_hot = |it: &Object| it.was_read() && it.touched().after(protect_ms) > cx.now;
+        let next = cx.catalog.next_to_shelve(
+            node,
+            WRITING_OBJECTS_MAX * 2,
+            |namespace| cx.demotion(namespace) != Demotion::Never,
+            |object| self.may_be_demoted(cx, object, disk) && !object.hard_pin() && !is_hot(object),
+        );
+        next.filter(|it| self.may_be_read_from(cx, node, *it))
+    }
+
+    /// How much of a node's memory its disks are reading.
+    fn demoting_memory(&self, cx: &Context, node: NodeIndex) -> u64 {
+        let disks = cx.members.disks().filter(|(_, beside)| *beside == node);
+        disks.filter_map(|(disk, _)| self.writing.get(&disk)).map(|it| it.memory).sum()
+    }
+
+    /// Whether a disk may read one more object now: not if too little of the memory would be left for others.
+    fn may_be_read_from(&self, cx: &Context, node: NodeIndex, index: ObjectIndex) -> bool {
+        let (Some(member), Some(object)) = (cx.members.get(node), cx.catalog.get(index)) else {
+            return false;
+        };
+        let (under_way, memory) =
+            (self.demoting_memory(cx, node), room_for(object.len()).unwrap_or(u64::MAX));
+        under_way == 0
+            || under_way.saturating_add(memory) <= member.usage.capacity / DEMOTING_SHARE
+            || sabotaged!(cx.config.sabotage, DemoteAllAtOnce)
+    }
+
+    /// Whether an object may have a copy on that disk, and has none; nor on another, unless it was on its way
+    /// there when that was disconnected. Samples stay in memory.
+    fn may_be_demoted(&self, cx: &Context, object: &Object, disk: NodeIndex) -> bool {
+        let is_away = |it: NodeIndex| cx.members.get(it).is_none_or(|it| it.conn.is_none());
+        let mut others = object.on_disks();
+        !object.is_sample()
+            && (!self.refusals.forbid(object.generation(), disk, cx.now)
+                || sabotaged!(cx.config.sabotage, OfferRefused))
+            && others.all(|(on, pending)| pending && on != disk && is_away(on))
+    }
+
+    fn begin(
+        &mut self,
+        cx: &mut Context,
+        index: ObjectIndex,
+        disk: NodeIndex,
+        node: NodeIndex,
+    ) -> Option<(DemoteItem, Leaving)> {
+        let object = cx.catalog.get(index)?;
+        let (_, source) = object.in_memory().find(|(on, _)| *on == node)?;
+        let (generation, len) = (object.generation(), object.len());
+        let hold = Hold::on_disk(Stamp(self.next_stamp));
+        self.next_stamp += 1;
+        let item = DemoteItem { source, record: cx.record(index, hold)? };
+        if !sabotaged!(cx.config.sabotage, ShelveUnseen) {
+            cx.catalog.add_pending(index, disk, hold);
+        }
+        if !sabotaged!(cx.config.sabotage, EvictDemoting) {
+            cx.catalog.set_demoting(index, node, true);
+        }
+        let writing = self.writing.entry(disk).or_default();
+        (writing.objects, writing.bytes) = (writing.objects + 1, writing.bytes + len);
+        let memory = room_for(len).unwrap_or(0);
+        writing.memory += memory;
+        if let Some(spent) = self.spent.get_mut(&node) {
+            *spent = spent.saturating_sub(memory);
+        }
+        Some((item, Leaving { index, node, generation, hold, len }))
+    }
+
+    /// A disk has written an object, or not; or it refuses the object, and takes at most so many bytes.
+    pub(super) fn end(
+        &mut self,
+        cx: &mut Context,
+        stat: &mut TierStat,
+        disk: NodeIndex,
+        (it, done, refused): (&Leaving, bool, Option<u64>),
+    ) -> DemotionEnd {
+        let writing = self.writing.entry(disk).or_default();
+        (writing.objects, writing.bytes) =
+            (writing.objects.saturating_sub(1), writing.bytes.saturating_sub(it.len));
+        writing.memory = writing.memory.saturating_sub(room_for(it.len).unwrap_or(0));
+        // An object that was removed meanwhile took this copy with it.
+        let is_it = |object: &&Object| object.replicas().any(|copy| copy == (disk, it.hold));
+        let object = cx.catalog.get(it.index).filter(|object| object.generation() == it.generation);
+        if object.is_some() {
+            cx.catalog.set_demoting(it.index, it.node, false);
+        }
+        let object = cx.catalog.get(it.index).filter(|object| object.generation() == it.generation);
+        let unseen = sabotaged!(cx.config.sabotage, ShelveUnseen);
+        let Some(object) = object.filter(|object| is_it(object) || unseen) else {
+            return DemotionEnd::Settled;
+        };
+        if let Some(bytes_max) = refused {
+            self.refuse(cx, stat, disk, it, bytes_max);
+            return DemotionEnd::Refused;
+        }
+        if !done && object.in_memory().next().is_some() {
+            // The bytes were there, so it was the disk that failed, unless they are very new.
+            let is_young = object.put().after(PAUSE_MS) > cx.now;
+            writing.paused_until = cx.now.after(if is_young { RETRY_MS } else { PAUSE_MS });
+            stat.demotions_failed += 1;
+        }
+        if !done {
+            return DemotionEnd::Lost;
+        }
+        if unseen && !object.is_on(disk) {
+            cx.catalog.add_pending(it.index, disk, it.hold);
+        }
+        if cx.catalog.complete(it.index, disk, it.hold) {
+            self.refusals.take(it.generation);
+            stat.demoted_objects += 1;
+            stat.demoted_bytes += it.len;
+        }
+        DemotionEnd::Settled
+    }
+
+    /// A disk works and does not take an object: that object is not offered to it again for a while.
+    fn refuse(
+        &mut self,
+        cx: &mut Context,
+        stat: &mut TierStat,
+        disk: NodeIndex,
+        leaving: &Leaving,
+        bytes_max: u64,
+    ) {
+        if !self.refusals.note(leaving.generation, disk, bytes_max, cx.now) {
+            return;
+        }
+        stat.demotions_refused += 1;
+        let Some(key) = cx.catalog.get(leaving.index).map(|it| it.key().clone()) else { return };
+        let (disk, total) = (cx.members.name(disk), stat.demotions_refused);
+        cx.notice(Notice::DemotionRefused { disk, key, bytes: leaving.len, bytes_max, total });
+    }
+
+    /// A disk is disconnected. Puts that wait for memory that it would have freed look elsewhere.
+    pub(super) fn disk_away(&mut self, cx: &mut Context, disk: NodeIndex, leaving: &[Leaving]) {
+        self.writing.remove(&disk);
+        for it in leaving {
+            if cx.catalog.get(it.index).is_some_and(|object| object.generation() == it.generation) {
+                cx.catalog.set_demoting(it.index, it.node, false);
+            }
+        }
+        cx.room.note_change();
+    }
+
+    pub(super) fn check(&self, cx: &Context) -> Result<(), String> {
+        let all = || {
+            cx.waits.values().filter_map(|(disk, wait)| match wait {
+                Wait::Demote(leaving) => Some((*disk, leaving)),
+                _ => None,
+            })
+        };
+        let mut under_way: BTreeMap<NodeIndex, (usize, u64)> = BTreeMap::new();
+        for (disk, leaving) in all() {
+            let sum = under_way.entry(disk).or_default();
+            leaving.iter().for_each(|it| *sum = (sum.0 + 1, sum.1 + it.len));
+        }
+        let written = self.writing.iter().map(|(disk, it)| (*disk, (it.objects, it.bytes)));
+        let written: BTreeMap<_, _> = written.filter(|(_, it)| *it != (0, 0)).collect();
+        if written != under_way {
+            return Err(format!("books: {written:?} are said to be written, {under_way:?} are"));
+        }
+        for (node, member) in cx.members.iter().filter(|(_, it)| !it.is_disk()) {
+            let leaving = all().flat_map(|it| it.1).filter(|it| it.node == node && it.len > 0);
+            let sizes: Vec<_> = leaving.filter_map(|it| room_for(it.len)).collect();
+            let sum: u64 = sizes.iter().sum();
+            if sizes.len() > 1 && sum > member.usage.capacity / DEMOTING_SHARE {
+                return Err(format!("R19: disks read {} objects of {sum} bytes", sizes.len()));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What became of each object that was sent to a disk, in the order in which they are to be handled: whether
+/// it is there, and how many bytes the disk takes at most, if it refused the object.
+pub(in crate::master) fn ends<'a>(
+    leaving: &'a [Leaving],
+    moved: &Moved,
+) -> impl Iterator<Item = (&'a Leaving, bool, Option<u64>)> {
+    let mut answers = moved.items.iter().copied();
+    let mut refusals = moved.bytes_max.iter().copied();
+    let ends = leaving.iter().map(|it| {
+        let done = answers.next().unwrap_or(false);
+        (it, done, refusals.next().filter(|bytes_max| *bytes_max > 0 && !done))
+    });
+    let (done, failed): (Vec<_>, Vec<_>) = ends.partition(|(_, done, _)| *done);
+    // What could not be written goes back to where it was among the oldest, the very oldest last.
+    done.into_iter().chain(failed.into_iter().rev())
+}
+
+/// The disks beside a memory that can be written to now.
+pub(super) fn disks_of(cx: &Context, node: NodeIndex) -> impl Iterator<Item = NodeIndex> + '_ {
+    let disks = cx.members.disks().filter(move |(disk, beside)| *beside == node && cx.is_ready(*disk));
+    disks.map(|(disk, _)| disk)
+}
+
+/// Sends objects of a memory to its disk. The node may not have processed the publication of new ones yet,
+/// and the disk waits until it has.
+fn send(
+    cx: &mut Context,
+    (disk, node): (NodeIndex, NodeIndex),
+    items: Vec<DemoteItem>,
+    leaving: Vec<Leaving>,
+) {
+    // A disk that may be written to is connected, so this cannot fail.
+    cx.ask(disk, Request::Demote(items), Wait::Demote(leaving));
+    cx.poll_node(node);
+}
+
+/// The first stamp of an epoch. Epochs are counted one by one, and then each has a great many; or
+/// they are microseconds of a clock, and then each has several for every microsecond until the next begins.
+fn first_stamp(epoch: u64) -> u64 {
+    let bits = epoch.leading_zeros().saturating_sub(1).min(STAMP_BITS_MAX);
+    (epoch << bits).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn epochs_have_stamps_of_their_own() {
+        let today = 1_795_000_000_000_000;
+        let epochs = [(1, 2, 1 << 40), (8000, 8001, 1 << 40), (today, today + 1_000_000, 4_000_000)];
+        for (epoch, next, at_least) in epochs {
+            assert!(first_stamp(next) - first_stamp(epoch) >= at_least, "{epoch}");
+        }
+        assert!(first_stamp(u64::MAX) > 0);
+    }
+}

@@ -1,0 +1,265 @@
+//! Requests that wait for promotions: a prefetch that wants to know what became of it, and a get of objects
+//! that are on their way into memory.
+//!
+//! A request waits for the end of each promotion that it names, up to its deadline.
+//!
+//! **Invariant:** every promotion that a request waits for is running, or waits for memory.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use super::Tier;
+use crate::master::{OpId, Visitor, catalog::ObjectIndex, context::Context, refuse};
+use crate::{
+    BATCH_ITEMS_MAX, ConnId, Generation, RequestId, Tick,
+    message::{Ahead, Prefetch, PrefetchOutcome, Reason, Reply, Resolve},
+    sabotage::sabotaged,
+};
+
+/// A request that waits for promotions.
+#[derive(Debug)]
+pub(in crate::master) struct Fetching {
+    pub(in crate::master) conn: ConnId,
+    pub(in crate::master) id: RequestId,
+    pub(in crate::master) visitor: Arc<Visitor>,
+    ask: Ask,
+    awaited: BTreeSet<Generation>,
+    since: Tick,
+    deadline: Tick,
+}
+
+/// What it is to be answered with.
+#[derive(Debug)]
+enum Ask {
+    Resolve(Resolve),
+    /// What is known of each key, and which promotion tells the rest; and which of these did not fail.
+    Prefetch(Vec<(PrefetchOutcome, Option<(ObjectIndex, Generation)>)>, BTreeSet<Generation>),
+}
+
+/// How the master answers a request that waits no more.
+#[derive(Debug)]
+pub(in crate::master) enum Fetched {
+    /// With where the objects are now; and how long it has waited, and whether that was in vain.
+    Resolve(Resolve, (u64, bool)),
+    Reply(Reply),
+}
+
+/// All requests that wait for promotions.
+#[derive(Debug, Default)]
+pub(in crate::master) struct Fetches {
+    all: BTreeMap<OpId, Fetching>,
+    /// The same by promotion.
+    by_promotion: BTreeMap<Generation, BTreeSet<OpId>>,
+    /// Those that wait for nothing any more. They are answered after the event, when all its consequences are
+    /// known.
+    woken: Vec<OpId>,
+}
+
+impl Fetches {
+    pub(super) fn len(&self) -> usize {
+        self.all.len()
+    }
+
+    /// Whether a request waits for that promotion.
+    pub(super) fn has_any_for(&self, generation: Generation) -> bool {
+        self.by_promotion.get(&generation).is_some_and(|it| !it.is_empty())
+    }
+
+    /// A promotion has ended. It has not failed if its object was promoted, or found no memory.
+    pub(super) fn wake(&mut self, cx: &Context, generation: Generation, has_not_failed: bool) {
+        let waiting = self.by_promotion.remove(&generation).unwrap_or_default();
+        if sabotaged!(cx.config.sabotage, WakeNobody) {
+            return;
+        }
+        for op in waiting {
+            if let Some(fetching) = self.all.get_mut(&op) {
+                fetching.awaited.remove(&generation);
+                if let Ask::Prefetch(_, not_failed) = &mut fetching.ask {
+                    not_failed.extend(has_not_failed.then_some(generation));
+                }
+                if fetching.awaited.is_empty() {
+                    self.woken.push(op);
+                }
+            }
+        }
+    }
+
+    /// A request that waits for nothing any more, and is to be answered.
+    pub(in crate::master) fn take_woken(&mut self) -> Option<OpId> {
+        self.woken.pop()
+    }
+
+    /// Whether the time of a request is up.
+    pub(in crate::master) fn is_late(&self, cx: &Context, op: OpId) -> bool {
+        self.all.get(&op).is_some_and(|it| it.deadline <= cx.now)
+    }
+
+    /// A request waits no more.
+    pub(in crate::master) fn end(&mut self, cx: &mut Context, op: OpId) -> Option<Fetching> {
+        let fetching = self.all.remove(&op)?;
+        cx.deadlines.strike(fetching.deadline, op);
+        for generation in &fetching.awaited {
+            if let Some(waiting) = self.by_promotion.get_mut(generation) {
+                waiting.remove(&op);
+            }
+        }
+        Some(fetching)
+    }
+
+    /// A connection is closed: its requests are not answered.
+    pub(in crate::master) fn forget(&mut self, cx: &mut Context, conn: ConnId) {
+        let moot = self.all.iter().filter(|it| it.1.conn == conn).map(|it| *it.0);
+        for op in moot.collect::<Vec<_>>() {
+            self.end(cx, op);
+        }
+    }
+
+    /// A client does not wait for an answer any more: its time is up now.
+    pub(in crate::master) fn cancel(&mut self, cx: &mut Context, conn: ConnId, id: RequestId) {
+        for (op, fetching) in &mut self.all {
+            if (fetching.conn, fetching.id) == (conn, id) {
+                fetching.deadline = fetching.deadline.min(cx.now);
+                cx.deadlines.list(cx.now, *op);
+            }
+        }
+    }
+
+    /// What is inconsistent, if anything is. `is_coming` says whether a promotion will end.
+    pub(super) fn check(&self, is_coming: impl Fn(&Generation) -> bool) -> Result<(), String> {
+        for fetching in self.all.values() {
+            let nothing = fetching.awaited.iter().find(|it| !is_coming(it));
+            if fetching.awaited.is_empty() || nothing.is_some() {
+                return Err(format!("T6: {fetching:?} waits for what is not on its way"));
+            }
+        }
+        match self.by_promotion.keys().find(|it| !is_coming(it)) {
+            Some(generation) => Err(format!("T3: nobody will wake those who wait for {generation}")),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Tier {
+    /// The requests that wait for promotions.
+    pub(in crate::master) fn fetches(&mut self) -> &mut Fetches {
+        &mut self.promotions.fetches
+    }
+
+    /// Promotes objects that a client will read soon, or cancels that. A request that is to be answered at
+    /// once, if it does not wait.
+    pub(in crate::master) fn prefetch(
+        &mut self,
+        cx: &mut Context,
+        (conn, id): (ConnId, RequestId),
+        visitor: &Arc<Visitor>,
+        prefetch: &Prefetch,
+    ) -> Option<OpId> {
+        if prefetch.keys.len() > BATCH_ITEMS_MAX {
+            cx.reply(conn, id, refuse(Reason::Invalid, "the batch is too large"));
+            return None;
+        }
+        let found: Vec<_> = prefetch.keys.iter().map(|key| cx.catalog.find(visitor.namespace, key)).collect();
+        if prefetch.ahead == Ahead::Nothing {
+            let outcomes = found.into_iter().map(|index| self.cancel_promotion(cx, index, visitor.client));
+            let reply = Reply::Prefetched(outcomes.collect());
+            cx.reply(conn, id, reply);
+            return None;
+        }
+        let outcomes = self.promote_all(cx, &found, prefetch.ahead, Some(visitor.client));
+        let mut awaited = BTreeSet::new();
+        let mut items = Vec::with_capacity(outcomes.len());
+        for (index, outcome) in found.iter().zip(outcomes) {
+            let object = index.and_then(|index| Some((index, cx.catalog.get(index)?.generation())));
+            let running = object.filter(|_| outcome == PrefetchOutcome::Running);
+            awaited.extend(running.map(|(_, generation)| generation));
+            items.push((outcome, running));
+        }
+        let deadline = cx.now.after(prefetch.wait_ms);
+        let (visitor, since) = (Arc::clone(visitor), cx.now);
+        let ask = Ask::Prefetch(items, BTreeSet::new());
+        self.fetch(cx, Fetching { conn, id, visitor, ask, awaited, since, deadline })
+    }
+
+    /// Has a get of objects that are being promoted wait, if it may. Else returns it.
+    pub(in crate::master) fn maybe_wait(
+        &mut self,
+        cx: &mut Context,
+        (conn, id): (ConnId, RequestId),
+        visitor: &Arc<Visitor>,
+        resolve: Resolve,
+    ) -> Option<Resolve> {
+        let runs = !self.promotions.running.is_empty();
+        if resolve.wait_ms == 0 || !(runs || sabotaged!(cx.config.sabotage, WaitForNothing)) {
+            return Some(resolve);
+        }
+        let mut awaited = BTreeSet::new();
+        for key in &resolve.keys {
+            let object = cx.catalog.find(visitor.namespace, key).and_then(|it| cx.catalog.get(it));
+            let Some(object) = object.filter(|it| !cx.is_in_memory(it)) else { continue };
+            let generation = object.generation();
+            let is_awaited = self.promotions.running.contains_key(&generation)
+                || sabotaged!(cx.config.sabotage, WaitForNothing);
+            awaited.extend(is_awaited.then_some(generation));
+        }
+        if awaited.is_empty() {
+            return Some(resolve);
+        }
+        let deadline = cx.now.after(resolve.wait_ms);
+        let (visitor, since) = (Arc::clone(visitor), cx.now);
+        let ask = Ask::Resolve(Resolve { wait_ms: 0, ..resolve });
+        self.fetch(cx, Fetching { conn, id, visitor, ask, awaited, since, deadline });
+        None
+    }
+
+    /// Has a request wait; it, if there is nothing to wait for.
+    fn fetch(&mut self, cx: &mut Context, fetching: Fetching) -> Option<OpId> {
+        let op = cx.next_op();
+        let fetches = &mut self.promotions.fetches;
+        for generation in &fetching.awaited {
+            fetches.by_promotion.entry(*generation).or_default().insert(op);
+        }
+        let at_once = fetching.awaited.is_empty() || fetching.deadline <= cx.now;
+        cx.deadlines.list(fetching.deadline, op);
+        fetches.all.insert(op, fetching);
+        at_once.then_some(op)
+    }
+
+    /// How a request that has ended is answered.
+    pub(in crate::master) fn answer(&mut self, cx: &Context, fetching: Fetching) -> Fetched {
+        let Fetching { ask, awaited, since, .. } = fetching;
+        match ask {
+            Ask::Resolve(resolve) => {
+                let in_time = awaited.is_empty();
+                *(if in_time { &mut self.stat.gets_waited } else { &mut self.stat.gets_late }) += 1;
+                let waited_ms = cx.now.0 - since.0;
+                self.stat.waited_ms += waited_ms;
+                Fetched::Resolve(resolve, (waited_ms, !in_time))
+            }
+            Ask::Prefetch(items, not_failed) => {
+                let outcome = |(outcome, running): (PrefetchOutcome, Option<(ObjectIndex, Generation)>)| {
+                    running.map_or(outcome, |it| outcome_of(cx, it, &awaited, &not_failed))
+                };
+                Fetched::Reply(Reply::Prefetched(items.into_iter().map(outcome).collect()))
+            }
+        }
+    }
+}
+
+fn outcome_of(
+    cx: &Context,
+    (index, generation): (ObjectIndex, Generation),
+    still_running: &BTreeSet<Generation>,
+    not_failed: &BTreeSet<Generation>,
+) -> PrefetchOutcome {
+    let object = cx.catalog.get(index).filter(|it| it.generation() == generation);
+    match object {
+        None => PrefetchOutcome::Absent,
+        Some(object) if cx.is_in_memory(object) => PrefetchOutcome::Done,
+        Some(_) if still_running.contains(&generation) => PrefetchOutcome::Running,
+        // It found no memory, or a put has displaced it since.
+        Some(_) if not_failed.contains(&generation) => PrefetchOutcome::Skipped,
+        Some(_) => PrefetchOutcome::Failed,
+    }
+}

@@ -1,0 +1,333 @@
+//! Members that have not reported since the master started, and the requests that wait for them.
+//!
+//! While a member of the roster has not told what it holds, a key that it may hold is neither present nor
+//! absent. A request that depends on such a key is parked. It is resumed when every member has reported or
+//! was declared lost, and it is refused by name when its time is up.
+//!
+//! A key is decided before that only if its object was put in this epoch: its generation is greater than any
+//! that an earlier epoch made. A copy from an earlier epoch decides nothing, because the absent member may
+//! have a newer one.
+//!
+//! **Invariant:** a report never brings back an object that is older than one that left the catalog since the
+//! master started: the name's *floor* is the least generation that is still accepted.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::{
+    Master, Notice, Objects, OpId, Party,
+    catalog::{NamespaceIndex, NodeIndex},
+    ghosts::Name,
+    members::{Member, Standing},
+    refuse,
+};
+use crate::{
+    ConnId, Generation, Key, Location, RequestId, Tick,
+    message::{
+        Await, Cause, CommitItem, NodeInfo, OnExists, Pulled, PutOptions, Reason, Reply, Request, Usage,
+    },
+    sabotage::sabotaged,
+};
+
+/// Requests that may be parked; the next one is refused at once.
+pub(super) const PARKED_MAX: usize = 1 << 14;
+/// Names whose floor is remembered; with more, nothing is evicted until all members have reported.
+pub(super) const FLOORS_MAX: usize = 1 << 18;
+/// How long a request that names no time waits for reports.
+pub(super) const REPORT_WAIT_MS: u64 = 5_000;
+/// Members that a message names.
+const NAMED_MAX: usize = 8;
+
+/// A request that waits for reports.
+#[derive(Debug)]
+pub(super) struct Parked {
+    conn: ConnId,
+    id: RequestId,
+    request: Request,
+    since: Tick,
+    /// A question of a node has none: its client gives up by itself.
+    deadline: Option<Tick>,
+}
+
+/// The least generation of each name that a report may bring.
+#[derive(Debug, Default)]
+pub(super) struct Floors {
+    least: BTreeMap<Arc<Name>, Generation>,
+}
+
+impl Floors {
+    /// Whether more objects may leave the catalog.
+    pub(super) fn has_space(&self) -> bool {
+        self.least.len() < FLOORS_MAX
+    }
+
+    /// Whether a report may bring that object.
+    pub(super) fn accepts(&self, name: &Name, generation: Generation) -> bool {
+        self.least.get(name).is_none_or(|least| generation >= *least)
+    }
+
+    fn raise(&mut self, name: &Arc<Name>, least: Generation) {
+        let floor = self.least.entry(Arc::clone(name)).or_default();
+        *floor = (*floor).max(least);
+    }
+}
+
+impl Objects {
+    /// A member of the roster is expected to report.
+    pub(super) fn expect_report(&mut self, info: NodeInfo) {
+        let mut member = Member::new(info, Usage::default(), self.cx.now);
+        member.standing = Standing::Away(self.cx.now);
+        (member.from_earlier_life, member.is_recorded) = (true, true);
+        if let Some(node) = self.cx.members.insert(member) {
+            self.unreported.insert(node);
+        }
+    }
+
+    /// Tells the operator who is waited for.
+    pub(super) fn tell_unreported(&mut self) {
+        if !self.unreported.is_empty() {
+            let names = self.unreported_names();
+            self.cx.notice(Notice::AwaitingReports(names));
+        }
+    }
+
+    /// A member has told everything, or is lost. Parked requests go on after this event.
+    pub(super) fn reported(&mut self, node: NodeIndex) {
+        if self.unreported.remove(&node) && self.unreported.is_empty() {
+            self.cx.notice(Notice::AllReported);
+        }
+    }
+
+    /// An object leaves the catalog: a report must not bring back an older one. What is lost with its node
+    /// may still have a copy elsewhere.
+    pub(super) fn raise_floor(&mut self, name: &Arc<Name>, generation: Generation, cause: Cause) {
+        if self.unreported.is_empty() || sabotaged!(self.cx.config.sabotage, ForgetFloors) {
+            return;
+        }
+        let counter = generation.counter + u64::from(cause != Cause::NodeLost);
+        self.floors.raise(name, Generation { counter, ..generation });
+    }
+
+    /// How long a request waits for reports, if it depends on them.
+    fn report_wait_ms(&self, namespace: Option<NamespaceIndex>, request: &Request) -> Option<u64> {
+        let undecided = |key: &Key| namespace.is_some_and(|it| self.is_undecided(it, key));
+        let any = |mut keys: &mut dyn Iterator<Item = &Key>| Iterator::any(&mut keys, undecided);
+        let (depends, wait_ms) = match request {
+            Request::Resolve(it) => (any(&mut it.keys.iter()), it.report_wait_ms),
+            Request::Exists(it) => {
+                let keys = it.keys.iter().filter_map(|key| Key::new(key).ok());
+                (keys.into_iter().any(|key| undecided(&key)), it.report_wait_ms)
+            }
+            Request::Lease(it) => (any(&mut it.items.iter().map(|it| &it.key)), it.report_wait_ms),
+            Request::Ack(it) => (any(&mut it.items.iter().map(|it| &it.key)), it.wait_ms),
+            Request::Pin(it) => (any(&mut it.keys.iter()), it.wait_ms),
+            Request::Prefetch(it) => (any(&mut it.keys.iter()), it.wait_ms),
+            Request::Why(it) => {
+                let wait_ms = if it.report_wait_ms == 0 { REPORT_WAIT_MS } else { it.report_wait_ms };
+                (any(&mut it.keys.iter()), wait_ms)
+            }
+            Request::Reserve(it) => {
+                let items = it.items.iter().filter(|it| depends_on_others(&it.options));
+                (it.spare == 0 && any(&mut items.map(|it| &it.key)), it.report_wait_ms)
+            }
+            Request::Publish(it) => {
+                let items = it.items.iter().map(|it| &it.item);
+                (any(&mut items.filter(|it| depends_on_others(&it.options)).map(|it| &it.key)), it.wait_ms)
+            }
+            Request::Decide(it) => {
+                (it.items.iter().any(|it| self.is_undecidable(&it.namespace, &it.item)), 0)
+            }
+            Request::List(it) => (true, it.report_wait_ms),
+            Request::Delete(it) => (true, it.wait_ms),
+            Request::DeleteMatching(it) => (true, it.wait_ms),
+            Request::DropPins(it) => (true, it.wait_ms),
+            Request::Await(it) => (true, it.wait_ms),
+            Request::Pull(it) => (true, it.wait_ms),
+            Request::EndStream(it) => (true, it.wait_ms),
+            Request::OpenStream(_) => (true, REPORT_WAIT_MS),
+            _ => (false, 0),
+        };
+        depends.then_some(wait_ms)
+    }
+
+    /// Whether a member that has not reported may hold the newest object of that name.
+    fn is_undecided(&self, namespace: NamespaceIndex, key: &Key) -> bool {
+        let object = self.cx.catalog.find(namespace, key).and_then(|it| self.cx.catalog.get(it));
+        object.is_none_or(|it| it.generation().epoch != self.cx.config.epoch)
+    }
+
+    /// Whether it cannot be decided yet if a written object gets its name. A copy on a member that has not
+    /// reported may have been named by an earlier master whose answer was lost.
+    fn is_undecidable(&self, namespace: &str, item: &CommitItem) -> bool {
+        let has_not_reported = |it: &Location| {
+            self.cx.members.find(it.segment).is_some_and(|node| self.unreported.contains(&node))
+        };
+        let namespace = self.cx.catalog.namespace_index(namespace);
+        let is_undecided = || namespace.is_none_or(|it| self.is_undecided(it, &item.key));
+        item.others.iter().any(has_not_reported) || depends_on_others(&item.options) && is_undecided()
+    }
+
+    fn unreported_names(&self) -> Vec<String> {
+        self.unreported.iter().map(|node| self.cx.members.name(*node)).collect()
+    }
+
+    /// For people: which members the master waits for.
+    pub(super) fn unreported_message(&self) -> String {
+        let names = self.unreported_names();
+        let shown = names.get(..NAMED_MAX).unwrap_or(&names).join(", ");
+        let more = match names.len().saturating_sub(NAMED_MAX) {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        format!("not every member has reported to the restarted master yet: waiting for {shown}{more}")
+    }
+}
+
+impl Master {
+    /// The names of the members that have not reported since the master started, or since they joined.
+    #[must_use]
+    pub fn unreported(&self) -> Vec<String> {
+        self.objects.unreported_names()
+    }
+
+    /// For people: which members the master waits for.
+    #[must_use]
+    pub fn unreported_message(&self) -> String {
+        self.objects.unreported_message()
+    }
+
+    /// Parks a request that depends on members that have not reported; else gives it back.
+    pub(super) fn park(
+        &mut self,
+        conn: ConnId,
+        id: RequestId,
+        namespace: Option<NamespaceIndex>,
+        request: Request,
+    ) -> Option<Request> {
+        if self.objects.unreported.is_empty() || sabotaged!(self.objects.cx.config.sabotage, AnswerUnreported)
+        {
+            return Some(request);
+        }
+        let Some(wait_ms) = self.objects.report_wait_ms(namespace, &request) else { return Some(request) };
+        let deadline = (!matches!(request, Request::Decide(_))).then(|| self.objects.cx.now.after(wait_ms));
+        let parked = Parked { conn, id, request, since: self.objects.cx.now, deadline };
+        if self.parked.len() >= PARKED_MAX || deadline.is_some_and(|at| at <= self.objects.cx.now) {
+            self.refuse_parked(parked);
+            return None;
+        }
+        let op = self.objects.cx.next_op();
+        if let Some(deadline) = deadline {
+            self.objects.cx.deadlines.list(deadline, op);
+        }
+        self.parked.insert(op, parked);
+        None
+    }
+
+    /// Whether a request of that connection would wait for reports. For simulations.
+    #[must_use]
+    pub fn waits_for_reports(&self, conn: ConnId, request: &Request) -> bool {
+        let namespace = match self.objects.cx.connections.get(conn) {
+            None => return false,
+            Some(Party::Client(visitor)) => Some(visitor.namespace),
+            Some(Party::Node(_)) => None,
+        };
+        let waits = !self.objects.unreported.is_empty()
+            && !sabotaged!(self.objects.cx.config.sabotage, AnswerUnreported);
+        waits && self.objects.report_wait_ms(namespace, request).is_some()
+    }
+
+    /// Resumes the requests that were parked, oldest first, once every member has reported.
+    pub(super) fn resume_parked(&mut self) {
+        if !self.objects.unreported.is_empty()
+            || (self.parked.is_empty() && self.objects.floors.least.is_empty())
+        {
+            return;
+        }
+        self.objects.floors = Floors::default();
+        for (op, mut parked) in std::mem::take(&mut self.parked) {
+            if let Some(deadline) = parked.deadline {
+                self.objects.cx.deadlines.strike(deadline, op);
+            }
+            shorten(&mut parked.request, self.objects.cx.now.0.saturating_sub(parked.since.0));
+            self.objects.cx.notice(Notice::Resumed(parked.conn, parked.id));
+            self.request(parked.conn, parked.id, parked.request);
+        }
+    }
+
+    /// Answers a parked request whose time is up.
+    pub(super) fn end_parking(&mut self, op: OpId) {
+        let is_late = |it: &Parked| it.deadline.is_some_and(|at| at <= self.objects.cx.now);
+        if self.parked.get(&op).is_some_and(is_late)
+            && let Some(parked) = self.parked.remove(&op)
+        {
+            self.refuse_parked(parked);
+        }
+    }
+
+    /// A connection is closed: its parked requests are not answered.
+    pub(super) fn forget_parked(&mut self, conn: ConnId) {
+        for (op, parked) in self.parked.extract_if(.., |_, it| it.conn == conn) {
+            if let Some(deadline) = parked.deadline {
+                self.objects.cx.deadlines.strike(deadline, op);
+            }
+        }
+    }
+
+    /// A client does not wait for an answer any more: its time is up now.
+    pub(super) fn cancel_parked(&mut self, conn: ConnId, id: RequestId) {
+        let cx = &mut self.objects.cx;
+        for (op, parked) in self.parked.iter_mut().filter(|(_, it)| (it.conn, it.id) == (conn, id)) {
+            parked.deadline = parked.deadline.map(|it| it.min(cx.now));
+            cx.deadlines.list(cx.now, *op);
+        }
+    }
+
+    fn refuse_parked(&mut self, parked: Parked) {
+        let Parked { conn, id, request, .. } = parked;
+        let reply = match request {
+            // A pull that ends without samples says nothing about those that there may be.
+            Request::Pull(_) => Reply::Pulled(Pulled::default()),
+            // The home node is asked instead.
+            Request::Publish(it) => Reply::Published(it.items.iter().map(|_| None).collect()),
+            Request::Await(it) => {
+                let Some(Party::Client(visitor)) = self.objects.cx.connections.get(conn) else { return };
+                let namespace = visitor.namespace;
+                return self.watches.watch(
+                    &mut self.objects,
+                    conn,
+                    id,
+                    namespace,
+                    Await { wait_ms: 0, ..it },
+                );
+            }
+            _ => refuse(Reason::Unavailable, &self.objects.unreported_message()),
+        };
+        self.objects.cx.reply(conn, id, reply);
+    }
+}
+
+/// Whether the outcome of a put depends on what has the name before.
+fn depends_on_others(options: &PutOptions) -> bool {
+    options.on_exists == OnExists::Keep || !options.stream.is_empty()
+}
+
+/// A request that was resumed has less time left.
+fn shorten(request: &mut Request, waited_ms: u64) {
+    let wait_ms = match request {
+        Request::Reserve(it) => &mut it.wait_ms,
+        Request::Publish(it) => &mut it.wait_ms,
+        Request::Decide(it) => &mut it.wait_ms,
+        Request::Resolve(it) => &mut it.wait_ms,
+        Request::Delete(it) => &mut it.wait_ms,
+        Request::DeleteMatching(it) => &mut it.wait_ms,
+        Request::Pin(it) => &mut it.wait_ms,
+        Request::DropPins(it) => &mut it.wait_ms,
+        Request::Await(it) => &mut it.wait_ms,
+        Request::Ack(it) => &mut it.wait_ms,
+        Request::EndStream(it) => &mut it.wait_ms,
+        Request::Pull(it) => &mut it.wait_ms,
+        Request::Prefetch(it) => &mut it.wait_ms,
+        _ => return,
+    };
+    *wait_ms = wait_ms.saturating_sub(waited_ms);
+}

@@ -1,0 +1,383 @@
+//! Which memory a client asks for before it puts, and which of it a put uses.
+//!
+//! A client that puts objects of one size will probably put more of them. So it has the master preallocate
+//! some ([`Reserve::spare`](crate::message::Reserve::spare)); such a put writes and commits, and costs one
+//! call instead of two. What is preallocated is only *offered*: the transport claims an offer before the
+//! first byte, and a node recalls unclaimed offers as soon as anything else needs the memory, whatever the
+//! client does. So holding offers costs others nothing. A put whose offer was recalled reserves as any other
+//! does.
+//!
+//! The request takes processor time from puts that run meanwhile. So a client has offers for several times as
+//! many puts as it made, and asks for more in a pause, or when three quarters are used.
+//!
+//! **Invariant:** at most [`SIZES_MAX`] sizes, and of each at most [`OfferLimits::offers_max`] offers and
+//! [`BYTES_MAX`] bytes are asked for.
+
+use std::collections::BTreeMap;
+
+use crate::{
+    Key, Location, Reservation, SegmentId,
+    message::{PutOptions, Reserve, ReserveItem},
+};
+
+/// The largest objects that memory is preallocated for; larger ones take longer to copy than to reserve.
+const LEN_MAX: u64 = 2 << 20;
+/// The most bytes of offers of one size.
+const BYTES_MAX: u64 = 32 << 20;
+/// The most sizes.
+const SIZES_MAX: usize = 8;
+/// Without a put for so long there is a pause, and the next request disturbs no put.
+const PAUSE_US: u64 = 5_000;
+/// Without a put of a size for so long, its puts are over and its offers are given back. That only tidies up.
+const IDLE_US: u64 = 10_000_000;
+/// Lengths of names are rounded up to a multiple of this.
+const NAME_STEP: usize = 64;
+
+/// How eagerly a client asks.
+#[derive(Clone, Copy, Debug)]
+pub struct OfferLimits {
+    /// After that many puts of one size more are expected.
+    pub puts_min: u64,
+    /// There are offers for so many times the puts that were made.
+    pub puts_ahead: u64,
+    /// The most offers of one size.
+    pub offers_max: u64,
+    /// After there was too little, or offers were recalled, nothing is asked for so long.
+    pub rest_us: u64,
+}
+
+impl Default for OfferLimits {
+    fn default() -> Self {
+        Self { puts_min: 4, puts_ahead: 4, offers_max: 1024, rest_us: 1_000_000 }
+    }
+}
+
+/// What an offer is for: objects of exactly so many bytes, with names of at most so many.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct OfferSize {
+    len: u64,
+    key_len: usize,
+}
+
+/// The offers of one size, the newest last: nodes recall the oldest first.
+#[derive(Debug)]
+struct Stock {
+    offers: Vec<Reservation>,
+    /// How many objects were put since it was idle.
+    puts: u64,
+    last_put_us: u64,
+    is_asking: bool,
+    /// Nothing is asked for before then.
+    asks_from_us: u64,
+}
+
+/// The offers that a client has. All times are by one clock of the caller's, in microseconds.
+#[derive(Debug, Default)]
+pub struct Preallocation {
+    limits: OfferLimits,
+    sizes: BTreeMap<OfferSize, Stock>,
+    /// The caller looks for pauses and idle sizes.
+    has_rounds: bool,
+}
+
+/// Offers to ask for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OfferOrder {
+    size: OfferSize,
+    count: u64,
+}
+
+/// What [`Preallocation::round`] finds to do.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct OfferRound {
+    /// Offers of sizes that are idle, to be given back.
+    pub idle: Vec<Location>,
+    /// What to ask for.
+    pub orders: Vec<OfferOrder>,
+    /// There are no offers any more, so no further rounds are needed.
+    pub is_last: bool,
+}
+
+impl OfferSize {
+    /// The size of offers that an object can use. Only plain objects have one: other options decide on which
+    /// node there is memory, and how much. An object without bytes needs none.
+    #[must_use]
+    pub fn of(key: &Key, len: u64, options: &PutOptions) -> Option<Self> {
+        let PutOptions { replicas, hard_pin, preferred, sample, .. } = options;
+        let is_plain = *replicas <= 1 && !hard_pin && preferred.is_empty() && sample.is_none();
+        let key_len = key.as_bytes().len().next_multiple_of(NAME_STEP);
+        (is_plain && (1..=LEN_MAX).contains(&len)).then_some(Self { len, key_len })
+    }
+}
+
+impl OfferOrder {
+    /// The request that asks for it.
+    #[must_use]
+    pub fn request(&self) -> Option<Reserve> {
+        let key = Key::new(&vec![b'-'; self.size.key_len]).ok()?;
+        let options = PutOptions { replicas: 1, ..PutOptions::default() };
+        let item = ReserveItem { key, len: self.size.len, options };
+        let spare = u32::try_from(self.count).unwrap_or(u32::MAX);
+        Some(Reserve { items: vec![item], spare, ..Reserve::default() })
+    }
+}
+
+impl Stock {
+    fn new(now_us: u64) -> Self {
+        Self { offers: Vec::new(), puts: 0, last_put_us: now_us, is_asking: false, asks_from_us: now_us }
+    }
+
+    /// How many more offers to ask for, if at most this part of what is wanted is there.
+    fn order(&mut self, limits: &OfferLimits, len: u64, (part, of): (u64, u64), now_us: u64) -> Option<u64> {
+        let is_expected = self.puts >= limits.puts_min;
+        let expected = if is_expected { self.puts.saturating_mul(limits.puts_ahead) } else { 0 };
+        let wanted = limits.offers_max.min(BYTES_MAX / len.max(1)).min(expected);
+        let there = self.offers.len() as u64;
+        if self.is_asking || now_us < self.asks_from_us || wanted == 0 || there * of > wanted * part {
+            return None;
+        }
+        self.is_asking = true;
+        Some(wanted - there)
+    }
+}
+
+impl Preallocation {
+    /// Has no offers yet.
+    #[must_use]
+    pub fn new(limits: OfferLimits) -> Self {
+        Self { limits, ..Self::default() }
+    }
+
+    /// Notes a put, and takes an offer for it if there is one.
+    pub fn take(&mut self, size: OfferSize, now_us: u64) -> Option<Reservation> {
+        if !self.sizes.contains_key(&size) && self.sizes.len() >= SIZES_MAX {
+            let unused = self.sizes.iter().filter(|(_, it)| it.offers.is_empty() && !it.is_asking);
+            let oldest = unused.min_by_key(|(_, it)| it.last_put_us).map(|(size, _)| *size)?;
+            self.sizes.remove(&oldest);
+        }
+        let stock = self.sizes.entry(size).or_insert_with(|| Stock::new(now_us));
+        if now_us.saturating_sub(stock.last_put_us) >= IDLE_US {
+            stock.puts = 0;
+        }
+        stock.puts += 1;
+        stock.last_put_us = now_us;
+        stock.offers.pop()
+    }
+
+    /// What to ask for after a put of that size, if few offers are left. [`Self::stock`] ends the order,
+    /// also if nothing came of it.
+    pub fn order(&mut self, size: OfferSize, now_us: u64) -> Option<OfferOrder> {
+        let count = self.sizes.get_mut(&size)?.order(&self.limits, size.len, (1, 4), now_us)?;
+        Some(OfferOrder { size, count })
+    }
+
+    /// Takes what was asked for, and returns what is not kept. The second is whether the caller must begin
+    /// to call [`Self::round`].
+    #[must_use]
+    pub fn stock(
+        &mut self,
+        order: OfferOrder,
+        mut offers: Vec<Reservation>,
+        now_us: u64,
+    ) -> (Vec<Reservation>, bool) {
+        let Some(stock) = self.sizes.get_mut(&order.size) else { return (offers, false) };
+        stock.is_asking = false;
+        if (offers.len() as u64) < order.count {
+            stock.asks_from_us = now_us.saturating_add(self.limits.rest_us);
+        }
+        if offers.is_empty() {
+            return (offers, false);
+        }
+        stock.offers.append(&mut offers);
+        (offers, !std::mem::replace(&mut self.has_rounds, true))
+    }
+
+    /// Takes the offers of idle sizes, and orders what is missing where there is a pause.
+    #[must_use]
+    pub fn round(&mut self, now_us: u64) -> OfferRound {
+        let mut round = OfferRound::default();
+        for (size, stock) in &mut self.sizes {
+            let unused_us = now_us.saturating_sub(stock.last_put_us);
+            if unused_us >= IDLE_US && !stock.is_asking {
+                round.idle.extend(stock.offers.drain(..).map(|it| it.location));
+            } else if unused_us >= PAUSE_US && !stock.offers.is_empty() {
+                let order = stock.order(&self.limits, size.len, (7, 8), now_us);
+                let order = order.map(|count| OfferOrder { size: *size, count });
+                round.orders.extend(order);
+            }
+        }
+        round.is_last = self.sizes.values().all(|it| it.offers.is_empty() && !it.is_asking);
+        self.has_rounds = !round.is_last;
+        round
+    }
+
+    /// Takes all offers of a node that has recalled some, and asks for none for a while.
+    #[must_use]
+    pub fn clear(&mut self, segment: SegmentId, now_us: u64) -> Vec<Location> {
+        let mut cleared = Vec::new();
+        for stock in self.sizes.values_mut() {
+            let of_node = stock.offers.extract_if(.., |it| it.location.segment == segment);
+            cleared.extend(of_node.map(|it| it.location));
+            stock.asks_from_us = now_us.saturating_add(self.limits.rest_us);
+        }
+        cleared
+    }
+
+    /// The offers that it has.
+    pub fn offers(&self) -> impl Iterator<Item = Location> + '_ {
+        self.sizes.values().flat_map(|it| it.offers.iter().map(|offer| offer.location))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{SlotId, Stamp};
+
+    const NODE: SegmentId = SegmentId(1);
+    const NOW: u64 = 1 << 40;
+    const PUTS_MIN: u64 = 4;
+    const PUTS_AHEAD: u64 = 4;
+    const OFFERS_MAX: u64 = 1024;
+    const REST_US: u64 = 1_000_000;
+
+    fn offer(stamp: u64) -> Reservation {
+        let location = Location { segment: NODE, slot: SlotId(stamp as u32), stamp: Stamp(stamp) };
+        Reservation { location, extents: Vec::new() }
+    }
+
+    fn offers(stamps: std::ops::Range<u64>) -> Vec<Reservation> {
+        stamps.map(offer).collect()
+    }
+
+    fn key(len: usize) -> Key {
+        Key::new(&vec![b'k'; len]).unwrap()
+    }
+
+    fn size(len: u64) -> OfferSize {
+        OfferSize::of(&key(1), len, &PutOptions::default()).unwrap()
+    }
+
+    /// After so many puts, and with all offers that are asked for then; and how many these are.
+    fn stocked(size: OfferSize, puts: u64) -> (Preallocation, u64) {
+        let mut all = Preallocation::default();
+        (0..puts).for_each(|_| drop(all.take(size, NOW)));
+        let order = all.order(size, NOW).unwrap();
+        assert_eq!(all.stock(order, offers(0..order.count), NOW), (Vec::new(), true));
+        (all, order.count)
+    }
+
+    #[test]
+    fn offers_are_asked_for_once_and_used_newest_first() {
+        let mut all = Preallocation::default();
+        let size = size(4);
+        assert_eq!(size, OfferSize { len: 4, key_len: NAME_STEP });
+        for _ in 1..PUTS_MIN {
+            assert!(all.take(size, NOW).is_none() && all.order(size, NOW).is_none());
+        }
+        assert!(all.take(size, NOW).is_none());
+        let order = OfferOrder { size, count: PUTS_MIN * PUTS_AHEAD };
+        assert_eq!(all.order(size, NOW), Some(order));
+        assert!(all.order(size, NOW).is_none(), "an answer is still to come");
+        assert_eq!(all.stock(order, offers(0..order.count), NOW), (Vec::new(), true));
+        assert_eq!(all.take(size, NOW), Some(offer(order.count - 1)));
+        let longer = OfferSize::of(&key(NAME_STEP + 1), 4, &PutOptions::default()).unwrap();
+        assert_eq!(all.take(longer, NOW), None, "its name would not fit");
+        assert_eq!(all.stock(order, offers(20..21), NOW), (Vec::new(), false), "there are rounds");
+        assert_eq!(all.offers().count() as u64, order.count);
+    }
+
+    #[test]
+    fn request_asks_for_all_offers_of_an_order() {
+        let order = OfferOrder { size: OfferSize { len: 9, key_len: 128 }, count: 7 };
+        let request = order.request().unwrap();
+        let [item] = request.items.as_slice() else { panic!("{request:?}") };
+        assert_eq!((request.spare, item.len, item.key.as_bytes().len()), (7, 9, 128));
+        let long = OfferOrder { size: OfferSize { len: 9, key_len: usize::MAX >> 40 }, count: 7 };
+        assert_eq!(long.request(), None, "no name is so long");
+    }
+
+    #[test]
+    fn more_is_asked_for_in_a_pause_or_when_little_is_left() {
+        let size = size(4);
+        let (mut all, count) = stocked(size, OFFERS_MAX);
+        assert_eq!(count, OFFERS_MAX);
+        (1..OFFERS_MAX / 8).for_each(|_| drop(all.take(size, NOW)));
+        assert_eq!(all.round(NOW + PAUSE_US), OfferRound::default(), "a few are not worth a request");
+        (0..OFFERS_MAX / 2).for_each(|_| drop(all.take(size, NOW)));
+        assert_eq!((all.order(size, NOW), all.round(NOW + PAUSE_US / 2)), (None, OfferRound::default()));
+        let order = OfferOrder { size, count: OFFERS_MAX / 8 + OFFERS_MAX / 2 - 1 };
+        assert_eq!(all.round(NOW + PAUSE_US), OfferRound { orders: vec![order], ..OfferRound::default() });
+        assert_eq!(all.round(NOW + PAUSE_US), OfferRound::default(), "an answer is still to come");
+        drop(all.stock(order, offers(0..order.count), NOW));
+        (0..OFFERS_MAX * 3 / 4).for_each(|_| drop(all.take(size, NOW)));
+        assert_eq!(all.order(size, NOW), Some(OfferOrder { size, count: OFFERS_MAX * 3 / 4 }));
+    }
+
+    #[test]
+    fn bytes_of_one_size_are_limited() {
+        let (_, count) = stocked(size(LEN_MAX), OFFERS_MAX);
+        assert_eq!(count, BYTES_MAX / LEN_MAX);
+    }
+
+    #[test]
+    fn idle_sizes_are_given_back() {
+        let size = size(4);
+        let (mut all, count) = stocked(size, PUTS_MIN);
+        assert_eq!(all.round(NOW + IDLE_US / 2), OfferRound::default());
+        let idle = offers(0..count).into_iter().map(|it| it.location).collect();
+        assert_eq!(all.round(NOW + IDLE_US), OfferRound { idle, is_last: true, ..OfferRound::default() });
+        assert!(all.take(size, NOW + IDLE_US).is_none());
+        assert!(all.order(size, NOW + IDLE_US).is_none(), "its puts begin anew");
+    }
+
+    #[test]
+    fn recalled_offers_make_way_for_a_while() {
+        let size = size(4);
+        let (mut all, count) = stocked(size, PUTS_MIN);
+        assert!(all.clear(SegmentId(2), NOW - REST_US).is_empty(), "another node has recalled some");
+        assert_eq!(all.clear(NODE, NOW).len() as u64, count);
+        assert!(all.take(size, NOW).is_none() && all.order(size, NOW).is_none());
+        assert!(all.order(size, NOW + REST_US).is_some());
+    }
+
+    #[test]
+    fn nothing_is_asked_for_soon_after_too_little() {
+        let mut all = Preallocation::default();
+        let size = size(4);
+        (0..PUTS_MIN).for_each(|_| drop(all.take(size, NOW)));
+        for found in [Vec::new(), offers(0..1)] {
+            let later = NOW + REST_US;
+            let order = all.order(size, later).unwrap();
+            drop(all.stock(order, found, later - REST_US / 2));
+            assert!(all.order(size, later).is_none());
+            drop(all.clear(NODE, later - REST_US));
+        }
+    }
+
+    #[test]
+    fn oldest_unused_sizes_are_forgotten_first() {
+        let mut all = Preallocation::default();
+        for len in 1..SIZES_MAX as u64 + 4 {
+            drop(all.take(size(len), NOW + len));
+        }
+        let kept: Vec<_> = all.sizes.keys().map(|it| it.len).collect();
+        assert_eq!(kept, (4..SIZES_MAX as u64 + 4).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn only_plain_small_objects_are_preallocated_for() {
+        let of = |len, options| OfferSize::of(&key(1), len, &options);
+        assert!(of(4, PutOptions::default()).is_some() && of(0, PutOptions::default()).is_none());
+        assert!(of(LEN_MAX, PutOptions::default()).is_some());
+        assert!(of(LEN_MAX + 1, PutOptions::default()).is_none());
+        for options in [
+            PutOptions { replicas: 2, ..PutOptions::default() },
+            PutOptions { hard_pin: true, ..PutOptions::default() },
+            PutOptions { preferred: vec!["n".into()], ..PutOptions::default() },
+            PutOptions { sample: Some(crate::marks::Consumption::default()), ..PutOptions::default() },
+        ] {
+            assert!(of(4, options.clone()).is_none(), "{options:?}");
+        }
+    }
+}

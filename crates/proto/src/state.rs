@@ -1,0 +1,205 @@
+//! The file in which the master keeps what must survive a restart: a header of 24 bytes, then the fields of
+//! [`Saved`], encoded like a message.
+//!
+//! ```text
+//!  0            8         12       16         24
+//!  | "TFNSTATE" | version | length | checksum | body …
+//! ```
+//!
+//! All numbers are little-endian; the checksum is XXH3-64 of the body. `docs/format.md` describes the fields.
+//!
+//! **Invariant:** whatever the bytes, reading them ends in a [`Saved`] or a [`StateError`].
+
+use tiffin_core::master::Saved;
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::codec::{EncodeError, Malformed, Message, Reader, Writer};
+
+/// The longest file.
+pub const STATE_BYTES_MAX: usize = 32 << 20;
+
+/// The first bytes of the file.
+const MAGIC: [u8; 8] = *b"TFNSTATE";
+/// The version of the format. Fields may be added without a new one: unknown fields are skipped.
+const VERSION: u32 = 1;
+
+/// A file that is not the state of a master.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum StateError {
+    /// It is shorter than it says, or longer.
+    #[error("it has {0} bytes, which is not the length that its header says")]
+    Length(usize),
+    /// It is something else.
+    #[error("it does not begin with `TFNSTATE`")]
+    Magic,
+    /// A later release wrote it.
+    #[error("it has format version {0}, and this release reads version {VERSION}")]
+    Version(u32),
+    /// Some bytes have changed.
+    #[error("its checksum does not match")]
+    Checksum,
+    /// The checksum is right, but the body is not.
+    #[error("it is malformed in {0}")]
+    Malformed(Malformed),
+}
+
+/// The bytes of the file.
+pub fn encode_state(saved: &Saved) -> Result<Vec<u8>, EncodeError> {
+    let mut out = Writer::new(Vec::new());
+    saved.encode(&mut out);
+    let body = out.finish()?;
+    if body.len() + MAGIC.len() + 16 > STATE_BYTES_MAX {
+        return Err(EncodeError::TooLong);
+    }
+    Ok(with_state_header(&body))
+}
+
+/// A body with the header that fits it, whatever it says. For fuzzing: damage would only meet the checksum.
+#[must_use]
+pub fn with_state_header(body: &[u8]) -> Vec<u8> {
+    let mut bytes = MAGIC.to_vec();
+    bytes.extend(VERSION.to_le_bytes());
+    bytes.extend((body.len() as u32).to_le_bytes());
+    bytes.extend(xxh3_64(body).to_le_bytes());
+    bytes.extend(body);
+    bytes
+}
+
+/// What the file says.
+pub fn decode_state(bytes: &[u8]) -> Result<Saved, StateError> {
+    let length = StateError::Length(bytes.len());
+    let (magic, rest) = bytes.split_first_chunk::<8>().ok_or(length)?;
+    if *magic != MAGIC {
+        return Err(StateError::Magic);
+    }
+    let (version, rest) = rest.split_first_chunk::<4>().ok_or(length)?;
+    let version = u32::from_le_bytes(*version);
+    if version != VERSION {
+        return Err(StateError::Version(version));
+    }
+    let (len, rest) = rest.split_first_chunk::<4>().ok_or(length)?;
+    let (checksum, body) = rest.split_first_chunk::<8>().ok_or(length)?;
+    if body.len() != u32::from_le_bytes(*len) as usize || bytes.len() > STATE_BYTES_MAX {
+        return Err(length);
+    }
+    if xxh3_64(body) != u64::from_le_bytes(*checksum) {
+        return Err(StateError::Checksum);
+    }
+    Saved::decode(&mut Reader::new(body)).map_err(StateError::Malformed)
+}
+
+#[cfg(test)]
+mod tests {
+    use rand::seq::IndexedRandom;
+    use rand::{RngExt, SeedableRng};
+    use rand_chacha::ChaCha8Rng;
+
+    use super::*;
+    use tiffin_core::SegmentId;
+    use tiffin_core::master::{SavedMember, SavedPolicy};
+    use tiffin_core::message::{Demotion, Policy};
+
+    fn saved(count: u64) -> Saved {
+        let member = |segment| SavedMember {
+            segment: SegmentId(segment),
+            name: format!("node{segment}"),
+            host: "host/1".into(),
+            beside: (segment % 2 == 0).then_some(SegmentId(segment + 1)),
+        };
+        let policy = Policy { quota: Some(7), max_hold_ms: None, demotion: Some(Demotion::Never) };
+        let policy = |index| SavedPolicy { namespace: format!("n{index}"), policy: policy.clone() };
+        Saved {
+            epoch: 41,
+            members: (1..=count).map(member).collect(),
+            policies: (0..count).map(policy).collect(),
+        }
+    }
+
+    #[test]
+    fn state_survives_encoding() {
+        for count in [0, 1, 100] {
+            let bytes = encode_state(&saved(count)).unwrap();
+            assert_eq!(decode_state(&bytes), Ok(saved(count)));
+        }
+    }
+
+    #[test]
+    fn damage_is_refused_and_nothing_panics() {
+        let bytes = encode_state(&saved(3)).unwrap();
+        for end in 0..bytes.len() {
+            assert!(decode_state(&bytes[..end]).is_err(), "{end}");
+        }
+        for index in 0..bytes.len() * 8 {
+            let mut damaged = bytes.clone();
+            damaged[index / 8] ^= 1 << (index % 8);
+            assert!(decode_state(&damaged).is_err(), "bit {index}");
+        }
+        let longer = [&bytes[..], b"x"].concat();
+        assert_eq!(decode_state(&longer), Err(StateError::Length(longer.len())));
+        let mut later = bytes.clone();
+        later[8] = 2;
+        assert_eq!(decode_state(&later), Err(StateError::Version(2)));
+        assert_eq!(decode_state(b"12\n345678"), Err(StateError::Magic));
+    }
+
+    #[test]
+    fn garbage_with_a_true_checksum_never_panics() {
+        let mut seed = 1_u64;
+        for _ in 0..20_000 {
+            let mut body = Vec::new();
+            for _ in 0..seed >> 58 {
+                seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                body.push((seed >> 56) as u8);
+            }
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            check_again(&with_state_header(&body));
+        }
+    }
+
+    /// What is understood survives being written again. Whether it was.
+    fn check_again(bytes: &[u8]) -> bool {
+        let Ok(saved) = decode_state(bytes) else { return false };
+        assert_eq!(decode_state(&encode_state(&saved).unwrap()), Ok(saved));
+        true
+    }
+
+    /// A true file that is cut, overwritten, or joined with a part of another. Only the very bytes of a file
+    /// are read as one; with a new checksum it never panics, and is whatever it says.
+    #[test]
+    fn seeded_damage_never_loads_another_state() {
+        let mut rng = ChaCha8Rng::seed_from_u64(0x57a7e);
+        let files: Vec<_> = [0, 1, 5, 40].map(|count| encode_state(&saved(count)).unwrap()).into();
+        let mut understood = 0;
+        for _ in 0..20_000 {
+            let (file, other) = (files.choose(&mut rng).unwrap(), files.choose(&mut rng).unwrap());
+            let mut damaged = file.clone();
+            let at = rng.random_range(0..damaged.len());
+            match rng.random_range(0..4) {
+                0 => damaged.truncate(at),
+                1 => damaged.extend_from_slice(&other[rng.random_range(0..other.len())..]),
+                2 => {
+                    let end = (at + rng.random_range(1..16)).min(damaged.len());
+                    rng.fill(&mut damaged[at..end]);
+                }
+                _ => {
+                    damaged.truncate(at);
+                    damaged.extend_from_slice(&other[at.min(other.len())..]);
+                }
+            }
+            let is_true = files.contains(&damaged);
+            assert_eq!(decode_state(&damaged).is_ok(), is_true, "{damaged:?}");
+            let body = damaged.get(MAGIC.len() + 16..).unwrap_or_default();
+            understood += usize::from(check_again(&with_state_header(body)));
+        }
+        assert!(understood > 100, "{understood} bodies were understood: the damage is too great to tell");
+    }
+
+    #[test]
+    fn a_file_that_is_too_long_is_not_written() {
+        let mut large = saved(1);
+        large.members[0].name = "n".repeat(STATE_BYTES_MAX);
+        assert_eq!(encode_state(&large), Err(EncodeError::TooLong));
+        large.members[0].name = "n".repeat(STATE_BYTES_MAX / 2);
+        assert_eq!(decode_state(&encode_state(&large).unwrap()), Ok(large));
+    }
+}

@@ -1,0 +1,330 @@
+//! A plot as SVG: lines over sizes or over numbers of clients. Colours come from the page that it stands in.
+//!
+//! **Invariant:** nothing is told by colour alone: every line has dashes or marks of its own, and every point
+//! says in words what it is.
+
+use std::fmt::Write as _;
+
+use crate::page::escape;
+use crate::size_text;
+
+const WIDTH: f64 = 520.0;
+const HEIGHT: f64 = 320.0;
+const LEFT: f64 = 62.0;
+const RIGHT: f64 = 14.0;
+const TOP: f64 = 12.0;
+const BOTTOM: f64 = 46.0;
+/// About how many lines help to read a height.
+const MARKS: f64 = 5.0;
+/// With more of them than this, orders of magnitude are shown without what is in between.
+const LOG_MARKS_MAX: usize = 8;
+
+/// What stands on the horizontal axis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Across {
+    /// Sizes, each as far from its double as from its half.
+    Bytes,
+    /// Numbers of clients, or of objects, each as far from the next.
+    Count,
+    /// Hundredths of a whole, from 0 to 100, to scale.
+    Percent,
+}
+
+/// A line: what it shows, the class that gives it its look, and its points.
+#[derive(Clone, Debug)]
+pub(crate) struct Line {
+    pub(crate) label: String,
+    pub(crate) class: &'static str,
+    pub(crate) points: Vec<(f64, f64)>,
+}
+
+/// A plot.
+#[derive(Clone, Debug)]
+pub(crate) struct Plot {
+    pub(crate) title: String,
+    pub(crate) across: Across,
+    pub(crate) across_label: &'static str,
+    pub(crate) unit: &'static str,
+    /// Heights are orders of magnitude, as times are.
+    pub(crate) is_log: bool,
+    pub(crate) lines: Vec<Line>,
+}
+
+impl Plot {
+    /// Whether there is anything to see of ours or of others: the floor alone says nothing.
+    pub(crate) fn is_empty(&self) -> bool {
+        !self.lines.iter().any(|line| line.class != "floor" && !line.points.is_empty())
+    }
+
+    /// The plot and its legend, as a figure.
+    pub(crate) fn figure(&self) -> String {
+        let mut text = format!("<figure>\n<figcaption>{}</figcaption>\n", escape(&self.title));
+        let lines = || self.lines.iter().filter(|line| !line.points.is_empty());
+        text.push_str("<ul class=\"legend\">");
+        for line in lines() {
+            let (class, label) = (line.class, escape(&line.label));
+            // Writing to a string cannot fail, here and below.
+            let _ = write!(
+                text,
+                "<li><svg viewBox=\"0 0 34 12\" class=\"{class}\" aria-hidden=\"true\"><path class=\"line\" \
+                 d=\"M1 6h32\"/>{}</svg>{label}</li>",
+                mark(class, 17.0, 6.0, "")
+            );
+        }
+        text.push_str("</ul>\n");
+        let _ = writeln!(
+            text,
+            "<svg class=\"plot\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{}, in {}\">",
+            escape(&self.title),
+            escape(self.unit)
+        );
+        let scale = Scale::of(self);
+        self.axes(&scale, &mut text);
+        for line in lines() {
+            let mut points: Vec<(f64, f64)> = line.points.clone();
+            points.sort_by(|a, b| a.0.total_cmp(&b.0));
+            let places = points.iter().map(|(x, y)| format!("{:.1},{:.1}", scale.x(*x), scale.y(*y)));
+            let places = places.collect::<Vec<_>>().join(" ");
+            let _ =
+                write!(text, "<g class=\"{}\"><polyline class=\"line\" points=\"{places}\"/>", line.class);
+            for (x, y) in points {
+                let said = format!("{}: {} {} at {}", line.label, number(y), self.unit, self.place(x));
+                text.push_str(&mark(line.class, scale.x(x), scale.y(y), &said));
+            }
+            text.push_str("</g>\n");
+        }
+        text.push_str("</svg>\n</figure>\n");
+        text
+    }
+
+    fn axes(&self, scale: &Scale, text: &mut String) {
+        let (right, bottom) = (WIDTH - RIGHT, HEIGHT - BOTTOM);
+        for mark in &scale.marks {
+            let y = scale.y(*mark);
+            let _ = writeln!(
+                text,
+                "<path class=\"grid\" d=\"M{LEFT} {y:.1}H{right}\"/>\
+                 <text class=\"tick\" x=\"{}\" y=\"{y:.1}\" \
+                 text-anchor=\"end\" dominant-baseline=\"middle\">{}</text>",
+                LEFT - 7.0,
+                number(*mark)
+            );
+        }
+        for x in &scale.ticks() {
+            let _ = writeln!(
+                text,
+                "<path class=\"grid\" d=\"M{0:.1} {bottom}v5\"/><text class=\"tick\" x=\"{0:.1}\" y=\"{1}\" \
+                 text-anchor=\"middle\">{2}</text>",
+                scale.x(*x),
+                bottom + 18.0,
+                self.place(*x)
+            );
+        }
+        let middle = f64::midpoint(LEFT, right);
+        let height = f64::midpoint(TOP, bottom);
+        let _ = writeln!(
+            text,
+            "<path class=\"axis\" d=\"M{LEFT} {bottom}H{right}\"/>\
+             <text class=\"axis-label\" x=\"{middle}\" y=\"{}\" text-anchor=\"middle\">{}</text>\
+             <text class=\"axis-label\" transform=\"translate(14 {height}) rotate(-90)\" \
+             text-anchor=\"middle\">{}</text>",
+            HEIGHT - 8.0,
+            escape(self.across_label),
+            escape(&if self.is_log { format!("{}, log scale", self.unit) } else { self.unit.to_owned() })
+        );
+    }
+
+    fn place(&self, x: f64) -> String {
+        match self.across {
+            Across::Bytes => size_text(x as u64).replace(".0 ", " "),
+            Across::Count | Across::Percent => number(x),
+        }
+    }
+}
+
+/// Where values stand.
+struct Scale {
+    places: Vec<f64>,
+    across: Across,
+    low: f64,
+    high: f64,
+    is_log: bool,
+    marks: Vec<f64>,
+}
+
+impl Scale {
+    fn of(plot: &Plot) -> Self {
+        let points = || plot.lines.iter().flat_map(|line| line.points.iter().copied());
+        let mut places: Vec<f64> = points().map(|(x, _)| x).collect();
+        places.sort_by(f64::total_cmp);
+        places.dedup();
+        let most = points().map(|(_, y)| y).fold(f64::MIN_POSITIVE, f64::max);
+        let least = points().map(|(_, y)| y).filter(|y| *y > 0.0).fold(most, f64::min);
+        if plot.is_log {
+            let marks = orders(least, most);
+            let ends = marks.first().zip(marks.last()).map(|(low, high)| (low.log10(), high.log10()));
+            let (low, high) = ends.unwrap_or((0.0, 1.0));
+            let mut shown = marks.clone();
+            if marks.len() > LOG_MARKS_MAX {
+                // Only ones and noughts are left where there are many orders of magnitude.
+                shown.retain(|mark| (mark.log10() - mark.log10().round()).abs() < 1e-6);
+            }
+            return Self { places, across: plot.across, low, high, is_log: true, marks: shown };
+        }
+        let step = nice(most / MARKS);
+        let high = (most / step).ceil() * step;
+        let marks = (0..=(high / step).round() as u32).map(|mark| f64::from(mark) * step).collect();
+        Self { places, across: plot.across, low: 0.0, high, is_log: false, marks }
+    }
+
+    /// Which values have a mark on the horizontal axis.
+    fn ticks(&self) -> Vec<f64> {
+        match self.across {
+            Across::Bytes | Across::Count => self.places.clone(),
+            Across::Percent => (0..=10).map(|tenth| f64::from(tenth) * 10.0).collect(),
+        }
+    }
+
+    fn x(&self, value: f64) -> f64 {
+        let part = match self.across {
+            Across::Bytes => {
+                let low = self.places.first().copied().unwrap_or(1.0).max(1.0).log2();
+                let high = self.places.last().copied().unwrap_or(1.0).max(1.0).log2();
+                (value.max(1.0).log2() - low) / (high - low).max(f64::MIN_POSITIVE)
+            }
+            Across::Count => {
+                let at = self.places.iter().position(|it| *it >= value).unwrap_or_default() as f64;
+                at / (self.places.len().saturating_sub(1)).max(1) as f64
+            }
+            Across::Percent => value / 100.0,
+        };
+        // A little room at both ends, so that marks do not stand on the axis.
+        LEFT + 18.0 + (WIDTH - LEFT - RIGHT - 36.0) * part.clamp(0.0, 1.0)
+    }
+
+    fn y(&self, value: f64) -> f64 {
+        let value = if self.is_log { value.max(f64::MIN_POSITIVE).log10() } else { value };
+        let part = ((value - self.low) / (self.high - self.low).max(f64::MIN_POSITIVE)).clamp(0.0, 1.0);
+        HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * part
+    }
+}
+
+/// One, two, five and noughts, from the last one below to the first one above.
+fn orders(least: f64, most: f64) -> Vec<f64> {
+    let powers = least.log10().floor() as i32..=most.log10().ceil() as i32;
+    let every = powers.flat_map(|power| [1.0, 2.0, 5.0].map(|digit| digit * 10_f64.powi(power)));
+    let every: Vec<f64> = every.collect();
+    let first = every.iter().rposition(|it| *it <= least * 1.000_001).unwrap_or_default();
+    let last = every.iter().position(|it| *it >= most / 1.000_001).unwrap_or(every.len().saturating_sub(1));
+    // At least two, so that there is a scale.
+    every.get(first..=last.max(first + 1)).unwrap_or(&every).to_vec()
+}
+
+/// A round step of about this size: one, two or five, and noughts.
+fn nice(step: f64) -> f64 {
+    let power = 10_f64.powf(step.max(f64::MIN_POSITIVE).log10().floor());
+    let rest = step / power;
+    power
+        * if rest <= 1.0 {
+            1.0
+        } else if rest <= 2.0 {
+            2.0
+        } else if rest <= 5.0 {
+            5.0
+        } else {
+            10.0
+        }
+}
+
+/// A mark of the shape of its class, with words for those who point at it.
+fn mark(class: &str, x: f64, y: f64, said: &str) -> String {
+    let title = if said.is_empty() { String::new() } else { format!("<title>{}</title>", escape(said)) };
+    let shape = match class {
+        "peer" => format!(
+            "<rect class=\"mark\" x=\"{:.1}\" y=\"{:.1}\" width=\"7\" height=\"7\">",
+            x - 3.5,
+            y - 3.5
+        ),
+        "peer best" => format!("<path class=\"mark\" d=\"M{x:.1} {:.1}l4.5 8h-9z\">", y - 5.0),
+        "floor" => format!("<path class=\"mark\" d=\"M{:.1} {y:.1}h7\">", x - 3.5),
+        _ => format!("<circle class=\"mark\" cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3.8\">"),
+    };
+    let end = shape.split([' ', '<']).find(|it| !it.is_empty()).unwrap_or("path").to_owned();
+    format!("{shape}{title}</{end}>")
+}
+
+/// A number as short as it can be read.
+pub(crate) fn number(value: f64) -> String {
+    let (value, tail) = match value {
+        _ if value >= 1e6 => (value / 1e6, " M"),
+        _ if value >= 1e4 => (value / 1e3, " k"),
+        _ => (value, ""),
+    };
+    let text = match value {
+        _ if value >= 100.0 => format!("{value:.0}"),
+        _ if value >= 10.0 => format!("{value:.1}"),
+        _ => format!("{value:.2}"),
+    };
+    let text = if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.') } else { &text };
+    format!("{text}{tail}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps_are_round_and_numbers_are_short() {
+        for (step, round) in [(0.9, 1.0), (1.3, 2.0), (0.034, 0.05), (700.0, 1000.0)] {
+            assert!((nice(step) - round).abs() < 1e-9, "{step}: {}", nice(step));
+        }
+        assert_eq!(orders(3.0, 40.0), [2.0, 5.0, 10.0, 20.0, 50.0]);
+        assert_eq!(orders(7.0, 7.0), [5.0, 10.0]);
+        for (value, text) in [(0.0, "0"), (0.25, "0.25"), (10.0, "10"), (1234.0, "1234"), (2.5e6, "2.5 M")] {
+            assert_eq!(number(value), text);
+        }
+    }
+
+    #[test]
+    fn percent_axis_is_to_scale() {
+        let points = [10.0, 50.0, 90.0, 91.0, 99.0, 100.0].map(|x| (x, 1.0)).to_vec();
+        let plot = Plot {
+            title: "a".to_owned(),
+            across: Across::Percent,
+            across_label: "b",
+            unit: "s",
+            is_log: true,
+            lines: vec![Line { label: "c".to_owned(), class: "ours", points }],
+        };
+        let scale = Scale::of(&plot);
+        let width = |from: f64, to: f64| scale.x(to) - scale.x(from);
+        for (from, to) in [(10.0, 50.0), (50.0, 90.0), (90.0, 91.0), (91.0, 99.0), (99.0, 100.0)] {
+            assert!(
+                (width(from, to) / width(0.0, 100.0) - (to - from) / 100.0).abs() < 1e-9,
+                "{from} to {to}"
+            );
+        }
+        assert_eq!(scale.ticks().len(), 11);
+        assert_eq!(plot.figure().matches("class=\"tick\"").count(), 11 + scale.marks.len());
+    }
+
+    #[test]
+    fn a_plot_without_points_or_with_one_has_no_nonsense_in_it() {
+        for points in [vec![], vec![(1.0, 0.0)], vec![(4096.0, 3.0)]] {
+            for (across, is_log) in [(Across::Bytes, true), (Across::Count, false), (Across::Percent, true)] {
+                let line = Line { label: "<us>".to_owned(), class: "ours", points: points.clone() };
+                let plot = Plot {
+                    title: "a".to_owned(),
+                    across,
+                    across_label: "b",
+                    unit: "µs",
+                    is_log,
+                    lines: vec![line],
+                };
+                let text = plot.figure();
+                assert!(!text.contains("NaN") && !text.contains("inf") && !text.contains("<us>"), "{text}");
+                assert_eq!(plot.is_empty(), points.is_empty());
+            }
+        }
+    }
+}

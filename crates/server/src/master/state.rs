@@ -1,0 +1,206 @@
+//! The state folder: what must survive a restart of the master, in one small synced file, and the lock that
+//! keeps a second master out while this one runs.
+//!
+//! **Invariant:** after a crash the folder contains the old state or the new one, and never a smaller epoch
+//! than before. A member that meets a smaller epoch all the same makes the master move past it, see
+//! [`Effect::Restart`](tiffin_core::master::Effect::Restart).
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use rustix::fs::{FlockOperation, flock};
+use tiffin_core::master::Saved;
+use tiffin_proto::{STATE_BYTES_MAX, decode_state, encode_state};
+use tokio::time::Instant;
+
+use crate::StartError;
+
+/// The file in the state folder.
+const FILE: &str = "state";
+/// The file of earlier releases, which contains only the epoch, as text.
+const OLD_FILE: &str = "epoch";
+/// Locked while a master runs.
+const LOCK: &str = "lock";
+/// How long a master that is about to end may keep the lock.
+const LOCK_TIME_MAX: Duration = Duration::from_secs(5);
+/// How often the lock is tried again. The system gives no event for it.
+const LOCK_PAUSE: Duration = Duration::from_millis(20);
+/// Epochs are at least the minutes since 2025 began, so that a master without its state folder does not begin
+/// with one that was used before. 23 bits last until 2040.
+const FIRST_MINUTE: Duration = Duration::from_secs(1_735_689_600);
+
+const HINT_WRITABLE: &str = "choose a folder that this user may write to, with `--state-dir`";
+const HINT_DAMAGED: &str = "restore the file from a backup, or move it away: then the master starts without \
+                            quotas and policies, and does not wait for nodes that have not reported";
+const HINT_LOCKED: &str = "another master runs with this folder; stop it, or choose another folder with \
+                           `--state-dir`";
+
+/// The folder, locked.
+#[derive(Debug)]
+pub(super) struct StateFolder {
+    folder: PathBuf,
+    // Held while the file is written, so that a smaller epoch never follows a greater one: the epoch that was
+    // written last.
+    written: Mutex<u64>,
+    _lock: File,
+}
+
+impl StateFolder {
+    /// Locks the folder and reads what the last master has saved.
+    pub(super) async fn open(folder: &Path) -> Result<(Self, Saved), StartError> {
+        let fail =
+            |what, hint| move |source| StartError::State { path: folder.to_owned(), what, source, hint };
+        std::fs::create_dir_all(folder).map_err(fail("making the folder", HINT_WRITABLE))?;
+        let lock = OpenOptions::new().create(true).append(true).open(folder.join(LOCK));
+        let lock = lock.map_err(fail("opening the lock", HINT_WRITABLE))?;
+        take(&lock).await.map_err(fail("taking the lock", HINT_LOCKED))?;
+        let saved = read(folder).map_err(fail("reading the state", HINT_DAMAGED))?;
+        let written = Mutex::new(saved.epoch);
+        Ok((Self { folder: folder.to_owned(), written, _lock: lock }, saved))
+    }
+
+    /// Writes beside, syncs, renames, and syncs the folder. `false` if a later epoch was written before: then
+    /// this state comes too late, and the file does not contain it.
+    pub(super) fn write(&self, saved: &Saved) -> io::Result<bool> {
+        let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
+        if saved.epoch < *written {
+            return Ok(false);
+        }
+        let bytes = encode_state(saved).map_err(io::Error::other)?;
+        let beside = self.folder.join(format!("{FILE}.new"));
+        let mut file = File::create(&beside)?;
+        file.write_all(&bytes)?;
+        file.sync_all()?;
+        std::fs::rename(&beside, self.folder.join(FILE))?;
+        File::open(&self.folder)?.sync_all()?;
+        *written = saved.epoch;
+        Ok(true)
+    }
+
+    /// The same, as an error of a start.
+    pub(super) fn write_first(&self, saved: &Saved) -> Result<(), StartError> {
+        let written = self.write(saved).map_err(|source| StartError::State {
+            path: self.folder.clone(),
+            what: "writing the state",
+            source,
+            hint: HINT_WRITABLE,
+        })?;
+        assert!(written, "epoch {} is not greater than the last one", saved.epoch);
+        Ok(())
+    }
+}
+
+/// The epoch after the last one that is known. The clock only helps where nothing is known.
+pub(super) fn next_epoch(last: u64) -> u64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let minutes = since.saturating_sub(FIRST_MINUTE).as_secs() / 60;
+    last.saturating_add(1).max(minutes)
+}
+
+async fn take(lock: &File) -> io::Result<()> {
+    let deadline = Instant::now() + LOCK_TIME_MAX;
+    loop {
+        match flock(lock, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(()),
+            Err(error) if Instant::now() >= deadline => return Err(error.into()),
+            Err(rustix::io::Errno::WOULDBLOCK | rustix::io::Errno::INTR) => {
+                tokio::time::sleep(LOCK_PAUSE).await
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+fn read(folder: &Path) -> io::Result<Saved> {
+    let invalid = |error: String| io::Error::new(io::ErrorKind::InvalidData, error);
+    if let Some(bytes) = read_at_most(&folder.join(FILE), STATE_BYTES_MAX + 1)? {
+        return decode_state(&bytes).map_err(|error| invalid(format!("the file `{FILE}`: {error}")));
+    }
+    let Some(text) = read_at_most(&folder.join(OLD_FILE), 64)? else { return Ok(Saved::default()) };
+    let text = String::from_utf8_lossy(&text);
+    let epoch = text.trim().parse();
+    let epoch = epoch.map_err(|_| invalid(format!("the file `{OLD_FILE}` does not contain a number")))?;
+    Ok(Saved { epoch, ..Saved::default() })
+}
+
+/// The beginning of a file, if there is one.
+fn read_at_most(path: &Path, max: usize) -> io::Result<Option<Vec<u8>>> {
+    let mut bytes = Vec::new();
+    match File::open(path) {
+        Ok(file) => _ = file.take(max as u64).read_to_end(&mut bytes)?,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error),
+    }
+    Ok(Some(bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use tiffin_core::SegmentId;
+    use tiffin_core::master::SavedMember;
+
+    use super::*;
+
+    fn saved(epoch: u64) -> Saved {
+        let member = SavedMember { segment: SegmentId(epoch), ..SavedMember::default() };
+        Saved { epoch, members: vec![member], ..Saved::default() }
+    }
+
+    #[tokio::test]
+    async fn state_survives_and_the_epoch_never_falls() {
+        let folder = tempfile::tempdir().unwrap();
+        let inner = folder.path().join("made/on/demand");
+        let (state, first) = StateFolder::open(&inner).await.unwrap();
+        assert_eq!(first, Saved::default());
+        assert!(state.write(&saved(7)).unwrap());
+        assert!(!state.write(&saved(6)).unwrap(), "it comes too late, and must not count as saved");
+        assert!(state.write(&saved(7)).unwrap(), "the same epoch may save again");
+        let state = Arc::new(state);
+        assert!(!crate::master::save(&state, Box::new(saved(6))).await);
+        assert!(crate::master::save(&state, Box::new(saved(7))).await);
+        drop(state);
+        let (_state, second) = StateFolder::open(&inner).await.unwrap();
+        assert_eq!(second, saved(7));
+        assert!(next_epoch(0) > 900_000 && next_epoch(0) < 1 << 23);
+        assert_eq!(next_epoch(1 << 40), (1 << 40) + 1);
+    }
+
+    #[tokio::test]
+    async fn folders_of_earlier_releases_are_read() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join(OLD_FILE), "41\n").unwrap();
+        let (_state, old) = StateFolder::open(folder.path()).await.unwrap();
+        assert_eq!(old, Saved { epoch: 41, ..Saved::default() });
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_second_master_is_kept_out_while_the_first_runs() {
+        let folder = tempfile::tempdir().unwrap();
+        let (state, _) = StateFolder::open(folder.path()).await.unwrap();
+        let message = StateFolder::open(folder.path()).await.unwrap_err().to_string();
+        assert!(message.contains("taking the lock"), "{message}");
+        assert!(message.contains("hint: another master runs with this folder"), "{message}");
+        drop(state);
+        StateFolder::open(folder.path()).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn folders_that_cannot_be_used_are_errors_with_a_hint() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("file");
+        std::fs::write(&file, "").unwrap();
+        let message = StateFolder::open(&file).await.unwrap_err().to_string();
+        assert!(message.contains("making the folder"), "{message}");
+        assert!(message.contains("hint: choose a folder"), "{message}");
+        for (name, what) in [(OLD_FILE, "does not contain a number"), (FILE, "the file `state`: ")] {
+            std::fs::write(folder.path().join(name), "nonsense").unwrap();
+            let message = StateFolder::open(folder.path()).await.unwrap_err().to_string();
+            assert!(message.contains(what) && message.contains("hint: restore the file"), "{message}");
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! Reads of a client that stall, and the two rules about them: another copy is asked in time, and slow nodes
+//! are asked last.
+
+use std::collections::BTreeSet;
+
+use tiffin_core::{
+    Location, SegmentId,
+    session::{NeedId, ReadResult},
+};
+
+use super::{ClientEvent, Kind, SessionId};
+use crate::{
+    coverage::Point,
+    transfer::{Order, TransferId},
+    world::{Time, World},
+};
+
+/// A read through a socket that is under way.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct WatchedRead {
+    transfer: TransferId,
+    item: usize,
+    segment: SegmentId,
+    began: Time,
+    /// Units that had arrived when the client last looked.
+    units: u32,
+}
+
+impl World {
+    /// The world's time as sessions measure it.
+    pub(crate) fn now_us(&self) -> u64 {
+        self.now * 1000
+    }
+
+    /// A read begins.
+    pub(super) fn watch_read(&mut self, order: &Order, item: usize, transfer: TransferId) {
+        let (now, now_us) = (self.now, self.now_us());
+        let Some(it) = self.clients.get_mut(order.client) else { return };
+        let Some(session) = it.sessions.get_mut(&order.session) else { return };
+        let Kind::Get { get, slow, .. } = &mut session.kind else { return };
+        session.tried.insert((item, order.segment));
+        // One that was stopped in the middle was tried before.
+        let is_other =
+            |it: &&Location| !slow.contains(&it.segment) && !session.tried.contains(&(item, it.segment));
+        let others = get.untried(item).iter().filter(is_other).count();
+        if slow.contains(&order.segment) {
+            self.coverage.hit(Point::SlowRead);
+            if others > 0 {
+                let what = || format!("{} is slow and read before {others} other copies", order.segment);
+                self.oracle.fail("p7", what);
+            }
+        }
+        if get.reads(item) > 1 {
+            self.coverage.hit(Point::ReadHedged);
+        }
+        if self.transfers.get(&transfer).is_none_or(|it| !it.socket) {
+            return;
+        }
+        it.pace.begins(order.segment, now_us);
+        let left_us = session.deadline.saturating_sub(now) * 1000;
+        get.watch(order.need, now_us, it.pace.stall_us(order.segment, left_us));
+        let read = WatchedRead { transfer, item, segment: order.segment, began: now, units: 0 };
+        session.reads.insert(order.need, read);
+    }
+
+    /// Sees to it that the client looks when the next read is stalled.
+    pub(super) fn plan_look(&mut self, client: usize, id: SessionId) {
+        let now = self.now;
+        let session = self.clients.get_mut(client).and_then(|it| it.sessions.get_mut(&id));
+        let Some(session) = session else { return };
+        let Kind::Get { get, .. } = &session.kind else { return };
+        let Some(due) = get.due_us().map(|it| it.div_ceil(1000)) else { return };
+        if due >= session.deadline || session.look_at.is_some_and(|it| now < it && it <= due) {
+            return;
+        }
+        let due = due.max(now + 1);
+        session.look_at = Some(due);
+        self.client_at(due - now, client, ClientEvent::LookForStalls(id));
+    }
+
+    /// The client looks whether anything has arrived.
+    pub(super) fn look_for_stalls(&mut self, client: usize, id: SessionId) {
+        let now_us = self.now_us();
+        let Some(it) = self.clients.get_mut(client) else { return };
+        let Some(session) = it.sessions.get_mut(&id) else { return };
+        let Kind::Get { get, .. } = &mut session.kind else { return };
+        for (need, read) in &mut session.reads {
+            let units = self.transfers.get(&read.transfer).map_or(0, |it| it.units_done());
+            if std::mem::replace(&mut read.units, units) != units {
+                get.progressed(*need, now_us);
+            }
+        }
+        for segment in get.tick(now_us) {
+            self.coverage.hit(Point::ReadStalled);
+            it.pace.stalled(segment, now_us);
+        }
+        self.drive(client, id);
+    }
+
+    /// A read is to end before another one begins.
+    pub(super) fn stop_read(&mut self, client: usize, id: SessionId, need: NeedId) {
+        let session = self.clients.get_mut(client).and_then(|it| it.sessions.get_mut(&id));
+        let Some(read) = session.and_then(|it| it.reads.get(&need).copied()) else { return };
+        self.coverage.hit(Point::ReadStopped);
+        self.cancel_transfer(read.transfer);
+        self.session_read(client, id, read.transfer, need, ReadResult::Yielded);
+    }
+
+    /// A read ended; if its node answered, that says how fast it is.
+    pub(super) fn read_ended(&mut self, client: usize, id: SessionId, need: NeedId, result: &ReadResult) {
+        let now_us = self.now_us();
+        let Some(it) = self.clients.get_mut(client) else { return };
+        let Some(session) = it.sessions.get_mut(&id) else { return };
+        let Some(read) = session.reads.remove(&need) else { return };
+        let Kind::Get { get, .. } = &session.kind else { return };
+        if matches!(result, ReadResult::Valid | ReadResult::Stale) {
+            let is_late = get.is_stalled(need);
+            it.pace.answered(read.segment, now_us - read.began * 1000, is_late, now_us);
+            if get.reads(read.item) > 1 && !is_late {
+                self.coverage.hit(Point::HedgeWon);
+            }
+        }
+    }
+
+    /// The deadline of a get passed. It must not have waited for one copy all the time, with another unasked.
+    pub(super) fn check_hedged(&mut self, client: usize, id: SessionId) {
+        let now = self.now;
+        let Some(it) = self.clients.get(client) else { return };
+        let Some(session) = it.sessions.get(&id) else { return };
+        let Kind::Get { get, .. } = &session.kind else { return };
+        // It has half of the time that was left for that, and does nothing while it is stopped itself.
+        let is_neglected = |(need, read): &(&NeedId, &WatchedRead)| {
+            let waited = now.saturating_sub(read.began);
+            let left = session.deadline.saturating_sub(read.began);
+            let has_bytes = self.transfers.get(&read.transfer).is_some_and(|it| it.units_done() > 0);
+            2 * waited > left + 4
+                && it.stopped_until <= read.began
+                && !has_bytes
+                && get.is_awaited(**need)
+                && get.reads(read.item) == 1
+                && !get.untried(read.item).is_empty()
+        };
+        if let Some((_, read)) = session.reads.iter().find(is_neglected) {
+            let (segment, waited) = (read.segment, now - read.began);
+            let what = || format!("for {waited} ms only {segment} was asked, and there was another copy");
+            self.oracle.fail("p7", what);
+        }
+    }
+
+    /// The nodes that are slow for a client.
+    pub(crate) fn slow_for(&self, client: usize) -> BTreeSet<SegmentId> {
+        self.clients.get(client).map(|it| it.pace.slow(self.now_us())).unwrap_or_default()
+    }
+}

@@ -1,0 +1,121 @@
+//! R19: every resource can be evicted for. A put is told `Full` only when all that may be evicted would not
+//! do, and then nothing was.
+
+use std::collections::BTreeMap;
+
+use tiffin_core::{
+    ConnId, RequestId, SegmentId, Tick,
+    extent::room_for,
+    message::{NodeStat, Reserve, ReserveOutcome, Reserved},
+    node::{SlotRecord, SlotState},
+};
+
+use crate::{coverage::Point, names, oracle::Oracle, world::World};
+
+/// A put that is answered by what is there when it comes.
+#[derive(Debug)]
+pub(crate) struct SinglePut {
+    avoid: Vec<SegmentId>,
+    len: u64,
+    now: Tick,
+    evictions: u64,
+    allocations: u64,
+}
+
+impl Oracle {
+    /// A client asks for space. Only a put that does not wait, behind no other, is answered by what is there
+    /// at that moment. Two puts under way take what was evicted for each other, so neither of them is judged.
+    pub(crate) fn asks_for_space(
+        &mut self,
+        now: Tick,
+        to: (ConnId, RequestId),
+        reserve: &Reserve,
+        others_wait: bool,
+    ) {
+        self.single_puts.clear();
+        let is_single = reserve.items.len() == 1 && reserve.spare == 0 && reserve.wait_ms == 0;
+        let item = reserve.items.first().filter(|_| is_single && !others_wait);
+        if let Some(item) = item {
+            let (evictions, allocations) = (self.evictions, self.allocations);
+            let put = SinglePut { avoid: reserve.avoid.clone(), len: item.len, now, evictions, allocations };
+            self.single_puts.insert(to, put);
+        }
+        if reserve.items.len() == 1 && reserve.spare == 0 && reserve.wait_ms > 0 {
+            self.waiting_puts.insert(to, now);
+        }
+    }
+
+    /// Whether nothing keeps the object in a slot from being evicted. A pin counts from when the slot has it:
+    /// its client may not have been answered yet.
+    fn may_be_evicted(&self, segment: SegmentId, record: &SlotRecord, now: Tick) -> bool {
+        let of_node = self.generation_of.iter().filter(|((at, _), _)| *at == segment);
+        let place = of_node.into_iter().find(|((_, hold), _)| hold.stamp == record.stamp);
+        let Some(((_, hold), generation)) = place else { return false };
+        let Some(life) = self.lives.get(generation) else { return false };
+        let is_named = self.standing(life.name) == Some(*generation);
+        let leaves = self.retired.contains(&(segment, *hold));
+        is_named && !leaves && !record.hard_pin && !life.is_protected() && life.lease_until <= now
+    }
+}
+
+impl World {
+    /// A put that can never fit is refused at once, even if it may wait.
+    fn check_never_fits(&mut self, to: (ConnId, RequestId), reserved: &Reserved) {
+        let Some(since) = self.oracle.waiting_puts.remove(&to) else { return };
+        let [ReserveOutcome::OverQuota(quota)] = reserved.items.as_slice() else { return };
+        let (quota, now) = (*quota, self.told_time());
+        if quota.is_never_enough() && since < now {
+            self.oracle.fail("r19", || format!("a put waited from {since:?} to {now:?} in vain: {quota:?}"));
+        }
+    }
+
+    /// A put is answered. In worlds without disks and without soft pins that keep objects, what could have
+    /// been evicted was.
+    pub(crate) fn check_full(&mut self, to: (ConnId, RequestId), reserved: &Reserved) {
+        self.check_never_fits(to, reserved);
+        let single = self.oracle.single_puts.remove(&to);
+        self.oracle.single_puts.clear();
+        // A lease that ends while the put is under way may have kept an object at first.
+        let Some(SinglePut { avoid, len, now, evictions, allocations }) = single else { return };
+        let [ReserveOutcome::Full(full)] = reserved.items.as_slice() else { return };
+        if full.never || self.plan.has_disks() || !self.plan.evict_soft_pinned {
+            return;
+        }
+        let Some(master) = &self.master else { return };
+        self.coverage.hit(Point::CheckedFull);
+        let stat = master.stat();
+        // A quota is kept before it is known that there is no memory.
+        let is_limited = stat.namespaces.iter().any(|it| it.quota.is_some());
+        if !is_limited && allocations == self.oracle.allocations && evictions < self.oracle.evictions {
+            let count = self.oracle.evictions - evictions;
+            let fail = || format!("{count} objects were evicted for a put that no node was asked about");
+            return self.oracle.fail("r19", fail);
+        }
+        let available = master.available().into_iter().map(|(segment, free, rest)| (segment, (free, rest)));
+        let available: BTreeMap<_, _> = available.collect();
+        let is_ready = |it: &&NodeStat| it.alive && !avoid.contains(&it.info.segment);
+        for node in stat.nodes.iter().filter(is_ready) {
+            let segment = node.info.segment;
+            let Some(memory) = self.memories.get(&segment).filter(|it| it.alive) else { continue };
+            let committed = memory.slots().filter(|(_, it)| it.state == SlotState::Committed);
+            let left = committed.map(|(_, it)| it).filter(|it| {
+                let name = crate::node::name_in_heap(memory, it);
+                let last_use =
+                    name.and_then(|name| master.last_use(names::namespace_name(name.namespace), &name.key()));
+                let is_leased = last_use.is_none_or(|(_, until)| until > now);
+                !is_leased && self.oracle.may_be_evicted(segment, it, now)
+            });
+            let left: Vec<_> = left.cloned().collect();
+            // A node may lack more bytes than could be evicted there, as the master sees it, whatever another
+            // node lacks.
+            let (free, evictable) = available.get(&segment).copied().unwrap_or_default();
+            let would_do = room_for(len).is_some_and(|need| need <= free + evictable);
+            if !left.is_empty() && would_do {
+                let lacks = full.lacks;
+                return self.oracle.fail("r19", || {
+                    format!("a put that lacks {lacks:?} is told Full, but {segment} could evict {left:?}")
+                });
+            }
+        }
+    }
+}

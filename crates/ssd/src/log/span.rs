@@ -1,0 +1,411 @@
+//! Records that are larger than a segment: their payload lies in parts, each in one segment.
+//!
+//! The parts are written first. When all of them are durable, the head is: an entry with the record and the
+//! ids of its parts. So a record is there with its head, and a crash before that leaves parts that count for
+//! nothing. A part keeps its id when it is moved, so that the head need not be written again.
+//!
+//! What holds at every step:
+//! - A record in the index has all its parts in the table. When it leaves, they leave with it.
+//! - A part whose head is not durable yet is *held*: it counts as protected, and is carried and not erased.
+//! - The footprints of what is held or protected are never more than [`Log::protected_bytes_max`], together
+//!   with what is still to be placed: so there is always a segment that can be emptied.
+
+use std::sync::Arc;
+
+use super::ops::Kind;
+use super::write::{Append, Batch, Commit, Member};
+use super::{Log, Part, RESERVE_SEGMENTS, State};
+use crate::layout::{BLOCK, Body, Entry, HEADER_BYTES_MAX, PartHead, PartRef, SUM_BYTES, blocks_up};
+use crate::sabotage::sabotaged;
+use crate::types::{Answer, AppendError, Record, RecordId, Span};
+
+/// The most parts that a record may have.
+pub const PARTS_MAX: u64 = 1 << 13;
+/// A record gets more parts than expected where others took space in its segments, but at most so many more.
+const PARTS_MORE_MAX: u64 = 1 << 11;
+/// The smallest part but the last: a block of the checksum, or such a fraction of a segment.
+const PART_BYTES_MIN: u64 = SUM_BYTES;
+const PART_SHARE_MIN: u64 = 16;
+
+/// A part of a record's payload, and where it lies.
+#[derive(Debug)]
+pub(super) struct Piece {
+    pub(super) head: PartHead,
+    pub(super) sums: Arc<[u64]>,
+    pub(super) segment: u32,
+    /// Where its header begins in the segment.
+    pub(super) offset: u64,
+    pub(super) header_bytes: u64,
+    /// What it takes up.
+    pub(super) extent: u64,
+    /// The sequence number of the copy that counts.
+    pub(super) sequence: u64,
+    /// As its record's, or when it was written.
+    pub(super) touch: u64,
+    /// As its record's; always while it is held.
+    pub(super) protected: bool,
+}
+
+/// A record that is being written in parts.
+#[derive(Debug)]
+pub(super) struct Spanning {
+    append: Append,
+    id: RecordId,
+    /// The parts that have a place, and the bytes of the payload in them.
+    parts: Vec<PartRef>,
+    position: u64,
+    /// How many of them are not durable yet.
+    pending: usize,
+    /// What it will still take up.
+    ahead: u64,
+}
+
+impl Log {
+    /// Whether a record needs parts.
+    pub(super) fn spans(&self, record: &Record) -> bool {
+        let (extent, _, compact) = Self::extent_of(record);
+        extent > self.whole_bytes_max(compact)
+    }
+
+    /// The most that a record in one piece may take up, if so many bytes of it go into the index.
+    pub(super) fn whole_bytes_max(&self, compact: u64) -> u64 {
+        self.segment_bytes.saturating_sub(2 * BLOCK + blocks_up(compact))
+    }
+
+    /// What an append takes up at most.
+    pub(super) fn asked_extent(&self, record: &Record) -> u64 {
+        if !self.spans(record) {
+            return Self::extent_of(record).0;
+        }
+        let parts = self.parts_at_most(record.payload_bytes);
+        let head = blocks_up(Entry::spanning_bytes(record, parts as usize));
+        let part = blocks_up(Entry::part_bytes(record.payload_bytes.min(self.segment_bytes)));
+        blocks_up(record.payload_bytes) + parts * part + head
+    }
+
+    /// The most bytes of a payload that one segment takes, or less than [`PART_BYTES_MIN`].
+    fn part_bytes_max(&self) -> u64 {
+        let header = blocks_up(Entry::part_bytes(self.segment_bytes));
+        self.segment_bytes.saturating_sub(2 * BLOCK + 2 * header) / SUM_BYTES * SUM_BYTES
+    }
+
+    /// A part for each segment that is filled, one for what was left of the first and one for the rest.
+    fn parts_at_most(&self, payload_bytes: u64) -> u64 {
+        payload_bytes / self.part_bytes_max().max(1) + 2
+    }
+
+    /// What an append keeps others from using, at most. Its parts fill segments, except for the first and the
+    /// last.
+    pub(super) fn asked_footprint(&self, record: &Record) -> u64 {
+        match self.spans(record) {
+            true => self.parts_at_most(record.payload_bytes) * self.segment_bytes,
+            false => self.footprint(Self::extent_of(record).0),
+        }
+    }
+
+    /// The most bytes of payload that a record may have.
+    pub(super) fn record_bytes_max(&self) -> u64 {
+        let whole = self.whole_bytes_max(BLOCK).saturating_sub(BLOCK);
+        let segments = (self.protected_bytes_max() / self.segment_bytes).min(PARTS_MAX);
+        let parts = segments.saturating_sub(1) * self.part_bytes_max();
+        whole.max(parts.saturating_sub(1))
+    }
+
+    /// Why a record that needs parts cannot be kept here, whatever else is here.
+    pub(super) fn may_span(&self, record: &Record) -> Result<(), AppendError> {
+        let parts = self.parts_at_most(record.payload_bytes);
+        let header = blocks_up(Entry::spanning_bytes(record, parts as usize));
+        let fits = self.part_bytes_max() >= PART_BYTES_MIN
+            && self.asked_footprint(record) <= self.protected_bytes_max()
+            && parts <= PARTS_MAX
+            && header <= HEADER_BYTES_MAX;
+        let (bytes, bytes_max) = (record.payload_bytes, self.record_bytes_max());
+        if fits { Ok(()) } else { Err(AppendError::TooLarge { bytes, bytes_max }) }
+    }
+
+    /// The footprints of what may not be evicted now, or soon.
+    pub(super) fn kept_bytes(&self) -> u64 {
+        let ahead: u64 = self.spannings.values().map(|spanning| spanning.ahead).sum();
+        self.kept + self.protected_asked + ahead
+    }
+
+    /// Begins to write the append that is next, which needs parts. False if it has to wait.
+    pub(super) fn start_spanning(&mut self) -> bool {
+        let Some(first) = self.appends.front() else { return false };
+        let (extent, ahead) = (self.asked_extent(&first.record), self.asked_footprint(&first.record));
+        let own = if first.record.protected { ahead } else { 0 };
+        let (protected_bytes, protected_bytes_max) = (self.kept_bytes() - own, self.protected_bytes_max());
+        let is_full = protected_bytes + ahead > protected_bytes_max;
+        // Those that are being written may be evicted once they are there; so may this one.
+        if is_full && !(self.spannings.is_empty() && self.heads.is_empty()) {
+            return false;
+        }
+        let Some(append) = self.appends.pop_front() else { return false };
+        self.append_bytes -= extent;
+        self.protected_asked -= own;
+        if is_full {
+            self.outstanding.remove(&append.ticket);
+            let full = AppendError::Full { protected_bytes, protected_bytes_max };
+            self.answer(append.op, Answer::Append(Err(full)));
+            return true;
+        }
+        if let Some(op) = self.ops.get_mut(&append.op) {
+            op.kind = Kind::AppendWriting { cancelled: false };
+        }
+        let (ticket, id) = (append.ticket, RecordId(self.sequence()));
+        let spanning = Spanning { append, id, parts: Vec::new(), position: 0, pending: 0, ahead };
+        self.spannings.insert(ticket, spanning);
+        self.placing = Some(ticket);
+        true
+    }
+
+    /// Gives places to the parts of the record that is next. False if it is not done with that.
+    pub(super) fn place_parts(&mut self) -> bool {
+        loop {
+            let Some(ticket) = self.placing else { return true };
+            let Some(spanning) = self.spannings.get(&ticket) else {
+                self.placing = None;
+                return true;
+            };
+            let rest = spanning.append.record.payload_bytes - spanning.position;
+            if rest == 0 {
+                self.placing = None;
+            } else if !self.is_wanted(ticket) {
+                self.abort(ticket, AppendError::Cancelled);
+            } else if spanning.parts.len() as u64 >= PARTS_MAX + PARTS_MORE_MAX {
+                self.abort(ticket, AppendError::Busy);
+            } else if !self.place_part(ticket, rest) {
+                return false;
+            }
+        }
+    }
+
+    fn is_wanted(&self, ticket: u64) -> bool {
+        let op = self.spannings.get(&ticket).and_then(|spanning| self.ops.get(&spanning.append.op));
+        op.is_some_and(|op| matches!(op.kind, Kind::AppendWriting { cancelled: false }))
+    }
+
+    /// Whether the record that is being placed, or is next, needs a segment that is not open.
+    pub(super) fn spanning_waits(&self) -> bool {
+        let placing = self.placing.and_then(|ticket| self.spannings.get(&ticket));
+        let placing = placing.map(|spanning| spanning.append.record.payload_bytes - spanning.position);
+        let next = || self.appends.front().filter(|append| self.spans(&append.record));
+        let rest = placing.or_else(|| next().map(|append| append.record.payload_bytes));
+        let head = self.spannings.values().find(|spanning| spanning.is_placed());
+        let head_waits = head.is_some_and(|spanning| {
+            let compact = Entry::spanning_bytes(&spanning.append.record, spanning.parts.len());
+            !self.open_fits(blocks_up(compact), compact)
+        });
+        head_waits || rest.is_some_and(|rest| self.open_part_bytes(rest).is_none())
+    }
+
+    /// How many of so many bytes of a payload the open segment takes as one part; nothing if it is too few.
+    fn open_part_bytes(&self, rest: u64) -> Option<u64> {
+        let open = self.open.and_then(|number| self.segments.get(number as usize))?;
+        let fits = |bytes: u64| {
+            let compact = Entry::part_bytes(bytes);
+            open.fits(blocks_up(compact) + blocks_up(bytes), compact, self.segment_bytes)
+        };
+        if fits(rest) {
+            return Some(rest);
+        }
+        let most = rest.min(self.segment_bytes.saturating_sub(open.used)) / SUM_BYTES;
+        let least = (self.part_bytes_max() / PART_SHARE_MIN / SUM_BYTES).max(1);
+        (least..=most)
+            .rev()
+            .map(|sums| sums * SUM_BYTES)
+            .filter(|bytes| *bytes < rest)
+            .find(|bytes| fits(*bytes))
+    }
+
+    /// Writes the next part. False if there is no place for it yet.
+    fn place_part(&mut self, ticket: u64, rest: u64) -> bool {
+        let opening = self.open.is_some_and(|number| self.segment(number).state == State::Opening);
+        if opening || self.free_segments() < RESERVE_SEGMENTS {
+            return false;
+        }
+        let Some(bytes) = self.open_part_bytes(rest) else {
+            self.open_next(false);
+            return false;
+        };
+        let compact = Entry::part_bytes(bytes);
+        let (header_bytes, extent) = (blocks_up(compact), blocks_up(compact) + blocks_up(bytes));
+        if self.write_bytes > 0 && self.write_bytes + extent > self.config.limits.write_bytes_max {
+            return false;
+        }
+        let Some((number, offset)) = self.place(extent, compact, false) else { return false };
+        let (sequence, touch, log) = (self.sequence(), self.touch, self.log);
+        let footprint = self.footprint(extent);
+        let id = RecordId(sequence);
+        let Some(spanning) = self.spannings.get_mut(&ticket) else { return false };
+        let head = PartHead { of: spanning.id, start: spanning.position, bytes };
+        let first = (head.start / SUM_BYTES) as usize;
+        let count = bytes.div_ceil(SUM_BYTES) as usize;
+        let sums: Arc<[u64]> = spanning.append.sums.get(first..first + count).unwrap_or_default().into();
+        spanning.parts.push(PartRef { id, bytes });
+        spanning.position += bytes;
+        spanning.pending += 1;
+        spanning.ahead = spanning.ahead.saturating_sub(footprint);
+        let op = spanning.append.op;
+        let segment = self.segment(number);
+        let body = Body::Part { id, part: head, sums: Arc::clone(&sums) };
+        let mut header = Entry { life: segment.life, offset, sequence, body }.encode(log);
+        segment.index.extend(&header);
+        segment.parts.push(id);
+        header.resize(header_bytes as usize, 0);
+        let span = Span { offset: head.start, len: bytes };
+        let mut parts = vec![Part::Bytes(header), Part::Payload { op, span }];
+        if blocks_up(bytes) > bytes {
+            parts.push(Part::Zeros(blocks_up(bytes) - bytes));
+        }
+        let piece = Piece {
+            head,
+            sums,
+            segment: number,
+            offset,
+            header_bytes,
+            extent,
+            sequence,
+            touch,
+            protected: true,
+        };
+        self.insert_part(id, piece);
+        self.write_bytes += extent;
+        let batch = Batch { segment: number, bytes: extent, members: vec![Member::Part { ticket }] };
+        self.write(self.at(number, offset), parts, Commit::Batch(batch));
+        true
+    }
+
+    /// A part is durable.
+    pub(super) fn part_durable(&mut self, ticket: u64) {
+        // Its record may have been given up meanwhile.
+        if let Some(spanning) = self.spannings.get_mut(&ticket) {
+            spanning.pending -= 1;
+        }
+    }
+
+    /// Writes the heads of records whose parts are all durable.
+    pub(super) fn pump_heads(&mut self) {
+        let early = sabotaged!(self.config.sabotage, HeadBeforeParts);
+        let ready = |spanning: &Spanning| spanning.is_placed() && (spanning.pending == 0 || early);
+        let ready: Vec<u64> =
+            self.spannings.iter().filter(|(_, it)| ready(it)).map(|(ticket, _)| *ticket).collect();
+        for ticket in ready {
+            if !self.is_wanted(ticket) {
+                self.abort(ticket, AppendError::Cancelled);
+            } else if !self.write_head(ticket) {
+                return;
+            }
+        }
+    }
+
+    fn write_head(&mut self, ticket: u64) -> bool {
+        let Some(spanning) = self.spannings.get(&ticket) else { return true };
+        let compact = Entry::spanning_bytes(&spanning.append.record, spanning.parts.len());
+        let Some((number, offset)) = self.place(blocks_up(compact), compact, false) else { return false };
+        let Some(Spanning { append, id, parts, .. }) = self.spannings.remove(&ticket) else { return true };
+        let parts: Arc<[PartRef]> = parts.into();
+        let (sequence, log) = (self.sequence(), self.log);
+        let segment = self.segment(number);
+        let body = Body::Spanning { id, record: append.record.clone(), parts: Arc::clone(&parts) };
+        let mut header = Entry { life: segment.life, offset, sequence, body }.encode(log);
+        segment.index.extend(&header);
+        segment.ids.push(id);
+        header.resize(blocks_up(compact) as usize, 0);
+        self.heads.insert(id);
+        let members = vec![Member::Record { append, id, parts, offset, sequence }];
+        let batch = Batch { segment: number, bytes: 0, members };
+        self.write(self.at(number, offset), vec![Part::Bytes(header)], Commit::Batch(batch));
+        true
+    }
+
+    /// Gives a record up before its head is written: nothing of it can come back.
+    pub(super) fn abort(&mut self, ticket: u64, error: AppendError) {
+        let Some(spanning) = self.spannings.remove(&ticket) else { return };
+        if self.placing == Some(ticket) {
+            self.placing = None;
+        }
+        self.outstanding.remove(&ticket);
+        self.remove_parts(&spanning.parts);
+        // One whose deadline passed has been answered.
+        if self.ops.contains_key(&spanning.append.op) {
+            self.answer(spanning.append.op, Answer::Append(Err(error)));
+        }
+    }
+
+    /// A part turned out to be unreadable before its record was there.
+    pub(super) fn abort_of(&mut self, id: RecordId) {
+        let ticket = self.spannings.iter().find(|(_, spanning)| spanning.id == id).map(|(ticket, _)| *ticket);
+        if let Some(ticket) = ticket {
+            self.abort(ticket, AppendError::Busy);
+        }
+    }
+
+    /// The disk has failed: what has no head will not have one.
+    pub(super) fn drop_spannings(&mut self) {
+        self.spannings.clear();
+        self.heads.clear();
+        self.placing = None;
+        let parts = self.pieces.iter().filter(|(_, piece)| !self.records.contains_key(&piece.head.of));
+        let parts: Vec<PartRef> =
+            parts.map(|(id, piece)| PartRef { id: *id, bytes: piece.head.bytes }).collect();
+        self.remove_parts(&parts);
+    }
+
+    pub(super) fn insert_part(&mut self, id: RecordId, piece: Piece) {
+        self.count(piece.segment, piece.extent, piece.protected, piece.touch, true);
+        let had = self.pieces.insert(id, piece);
+        assert!(had.is_none(), "part {} is there twice", id.0);
+    }
+
+    /// Takes parts out of the table: their bytes are dead from now on.
+    pub(super) fn remove_parts(&mut self, parts: &[PartRef]) {
+        for part in parts {
+            if let Some(piece) = self.pieces.remove(&part.id) {
+                self.count(piece.segment, piece.extent, piece.protected, piece.touch, false);
+            }
+        }
+    }
+
+    /// Gives the parts of a record its own use and protection.
+    pub(super) fn adjust_parts(&mut self, parts: &[PartRef], touch: u64, protected: bool) {
+        for part in parts {
+            let Some(piece) = self.pieces.get_mut(&part.id) else { continue };
+            let was = (
+                std::mem::replace(&mut piece.touch, touch),
+                std::mem::replace(&mut piece.protected, protected),
+            );
+            let (segment, extent) = (piece.segment, piece.extent);
+            self.count(segment, extent, was.1, was.0, false);
+            self.count(segment, extent, protected, touch, true);
+        }
+    }
+
+    /// Holds parts against records; for tests.
+    pub(super) fn check_parts(&self) {
+        let mut owned = 0;
+        for (id, live) in self.records.iter().filter(|(_, live)| !live.parts.is_empty()) {
+            let mut start = 0;
+            for part in live.parts.iter() {
+                let Some(piece) = self.pieces.get(&part.id) else { panic!("{id} lacks a part at {start}") };
+                let expected = PartHead { of: *id, start, bytes: part.bytes };
+                assert_eq!(piece.head, expected, "{id} has another's part");
+                assert_eq!((piece.touch, piece.protected), (live.touch, live.record.protected), "{id}");
+                start += part.bytes;
+                owned += 1;
+            }
+            assert_eq!(start, live.record.payload_bytes, "{id} is not whole");
+        }
+        let held = |of: &RecordId| {
+            self.heads.contains(of) || self.spannings.values().any(|spanning| spanning.id == *of)
+        };
+        let held = self.pieces.values().filter(|piece| piece.protected && held(&piece.head.of)).count();
+        assert_eq!(self.pieces.len(), owned + held, "parts without a record");
+    }
+}
+
+impl Spanning {
+    fn is_placed(&self) -> bool {
+        self.position == self.append.record.payload_bytes
+    }
+}

@@ -1,0 +1,64 @@
+//! What is linked into what: rules for the output of `cargo tree`, which knows features.
+//!
+//! The caller runs `cargo tree` with [`TREE_ARGUMENTS`], and `--package` for one crate.
+
+/// One line for each package: its name and version, a semicolon, its features.
+pub const TREE_ARGUMENTS: [&str; 6] =
+    ["tree", "--locked", "--edges=normal,build", "--prefix=none", "--no-dedupe", "--format={p};{f}"];
+
+/// The servers and their largest parts. A program that only talks to a store is not to compile them.
+const SERVER_PARTS: [&str; 7] =
+    ["tiffin-server", "tiffin-embedded", "tiffin-ssd", "axum", "clap", "hyper", "io-uring"];
+
+/// The feature that compiles broken variants of the rules into a crate.
+const FAULT_FEATURE: &str = "sabotage";
+
+/// What a client links of a server.
+#[must_use]
+pub fn check_client(tree: &str) -> Vec<String> {
+    let is_server = |name: &&str| SERVER_PARTS.contains(name);
+    let found = packages(tree).map(|(name, _)| name).filter(is_server);
+    unique(found.map(|name| format!("a client links `{name}`")))
+}
+
+/// Crates of a release build that contain fault injection.
+#[must_use]
+pub fn check_release(tree: &str) -> Vec<String> {
+    let is_faulty = |features: &str| features.split(',').any(|it| it == FAULT_FEATURE);
+    let found = packages(tree).filter(|(_, features)| is_faulty(features));
+    unique(found.map(|(name, _)| format!("`{name}` is built with the feature `{FAULT_FEATURE}`")))
+}
+
+/// The names of packages, and their features.
+fn packages(tree: &str) -> impl Iterator<Item = (&str, &str)> {
+    tree.lines().filter_map(|line| {
+        let (package, features) = line.split_once(';')?;
+        Some((package.split(' ').next()?, features))
+    })
+}
+
+fn unique(complaints: impl Iterator<Item = String>) -> Vec<String> {
+    let mut complaints: Vec<_> = complaints.collect();
+    complaints.sort();
+    complaints.dedup();
+    complaints
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn servers_in_a_client_are_named_once() {
+        let tree = "tiffin-client v0.1.0 (x);\naxum v0.8.9;http1\nbytes v1.0.0;\naxum v0.8.9;http1\n";
+        assert_eq!(check_client(tree), ["a client links `axum`"]);
+        assert!(check_client("tiffin-client v0.1.0 (x);\naxum-core v0.8.9;\n").is_empty());
+    }
+
+    #[test]
+    fn fault_injection_in_a_release_is_named() {
+        let tree =
+            "tiffin-core v0.1.0 (x);a,sabotage\ntiffin-ssd v0.1.0 (x);sim\ntiffin-sabotage v0.1.0 (x);\n";
+        assert_eq!(check_release(tree), ["`tiffin-core` is built with the feature `sabotage`"]);
+    }
+}

@@ -1,0 +1,139 @@
+//! Rules for documents: their length, words that STYLE.md replaces, and source files that they name.
+//!
+//! Called by `tests/tree.rs`, as all rules of this crate are. Code blocks and tables that a program writes
+//! are not prose, and are left out.
+
+use crate::tree::File;
+
+/// The most words of each document that has a limit: a map that is too long is not read.
+pub const WORDS_MAX: [(&str, usize); 1] = [("ARCHITECTURE.md", 2500)];
+
+/// Words that name no actor, or that have another word in the field; STYLE.md has the list to choose from.
+const REJECTED: [&str; 7] =
+    ["anybody", "life of the master", "lives of the master", "nobody", "room at hand", "somebody", "whoever"];
+/// The document that quotes these words.
+const EXEMPT: &str = "STYLE.md";
+/// The document that speaks of the past.
+const HISTORY: &str = "CHANGELOG.md";
+
+/// Everything that is wrong with the documents among the files.
+#[must_use]
+pub fn check(files: &[File]) -> Vec<String> {
+    let mut complaints = lengths(files);
+    let documents = files.iter().filter(|file| file.path.ends_with(".md") && file.path != EXEMPT);
+    complaints.extend(documents.flat_map(rejected));
+    complaints.extend(stale(files));
+    complaints
+}
+
+/// Documents with more words than their limit, and limits for documents that do not exist.
+fn lengths(files: &[File]) -> Vec<String> {
+    let check = |(path, words_max): &(&str, usize)| {
+        let Some(file) = files.iter().find(|file| file.path == *path) else {
+            return Some(format!("{path}: has a limit of words and does not exist"));
+        };
+        let words = file.text.split_whitespace().count();
+        (words > *words_max).then(|| format!("{path}: has {words} words, more than {words_max}"))
+    };
+    WORDS_MAX.iter().filter_map(check).collect()
+}
+
+/// Lines of prose with rejected words.
+fn rejected(file: &File) -> Vec<String> {
+    let (mut complaints, mut is_code, mut is_generated) = (Vec::new(), false, false);
+    for (number, line) in (1..).zip(file.text.lines()) {
+        is_code ^= line.trim_start().starts_with("```");
+        is_generated = (is_generated || line == "<!-- table -->") && line != "<!-- end of the table -->";
+        if is_code || is_generated {
+            continue;
+        }
+        let lower = line.to_lowercase();
+        let found = REJECTED.iter().filter(|words| contains(&lower, words));
+        complaints.extend(found.map(|words| format!("{}:{number}: `{words}`: see STYLE.md", file.path)));
+    }
+    complaints
+}
+
+/// Names of source files, in backquotes and with a folder, that no file has.
+fn stale(files: &[File]) -> Vec<String> {
+    let documents = files.iter().filter(|file| file.path.ends_with(".md") && file.path != HISTORY);
+    let lines = documents.flat_map(|file| (1..).zip(file.text.lines()).map(|it| (&file.path, it)));
+    let mut complaints = Vec::new();
+    for (path, (number, line)) in lines {
+        let quoted = line.split('`').skip(1).step_by(2);
+        let named = quoted.filter(|it| it.contains('/') && (it.ends_with(".rs") || it.ends_with(".py")));
+        let lost = named.filter(|name| {
+            let is_it = |file: &File| {
+                file.path.strip_suffix(*name).is_some_and(|it| it.is_empty() || it.ends_with('/'))
+            };
+            !files.iter().any(is_it)
+        });
+        complaints.extend(lost.map(|name| format!("{path}:{number}: `{name}` does not exist")));
+    }
+    complaints
+}
+
+/// Whether a line contains these words, and not only as a part of longer ones.
+fn contains(line: &str, words: &str) -> bool {
+    line.match_indices(words).any(|(at, _)| {
+        let before = line.get(..at).and_then(|it| it.chars().next_back());
+        let behind = line.get(at + words.len()..).and_then(|it| it.chars().next());
+        !before.is_some_and(char::is_alphanumeric) && !behind.is_some_and(char::is_alphanumeric)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(path: &str, text: &str) -> File {
+        File { path: path.to_owned(), text: text.to_owned() }
+    }
+
+    fn complaints(words: usize) -> Vec<String> {
+        check(&[file("ARCHITECTURE.md", &"word ".repeat(words))])
+    }
+
+    #[test]
+    fn document_within_its_limit_passes() {
+        assert_eq!(complaints(2500), Vec::<String>::new());
+    }
+
+    #[test]
+    fn document_over_its_limit_is_reported() {
+        assert_eq!(complaints(2501), ["ARCHITECTURE.md: has 2501 words, more than 2500"]);
+    }
+
+    #[test]
+    fn missing_document_is_reported() {
+        assert_eq!(check(&[]), ["ARCHITECTURE.md: has a limit of words and does not exist"]);
+    }
+
+    #[test]
+    fn rejected_words_are_reported_with_their_line() {
+        let text = "One.\nNobody reads, in this life of the master.\n";
+        let found =
+            ["docs/a.md:2: `life of the master`: see STYLE.md", "docs/a.md:2: `nobody`: see STYLE.md"];
+        assert_eq!(rejected(&file("docs/a.md", text)), found);
+    }
+
+    #[test]
+    fn parts_of_words_code_and_generated_tables_pass() {
+        let text = "`WakeNobody`\n```text\nnobody\n```\n<!-- table -->\nnobody\n<!-- end of the table -->\n";
+        assert_eq!(rejected(&file("docs/a.md", text)), Vec::<String>::new());
+    }
+
+    #[test]
+    fn source_files_that_do_not_exist_are_reported() {
+        let text = "See `core/src/a.rs`, `b.rs`, `lore/src/a.rs` and `src/b.rs`.\n";
+        let files = [file("docs/a.md", text), file("crates/core/src/a.rs", "")];
+        let found = ["docs/a.md:1: `lore/src/a.rs` does not exist", "docs/a.md:1: `src/b.rs` does not exist"];
+        assert_eq!(stale(&files), found);
+    }
+
+    #[test]
+    fn prose_after_code_is_checked_again() {
+        let text = "```text\n```\n<!-- table -->\n<!-- end of the table -->\nwhoever\n";
+        assert_eq!(rejected(&file("docs/a.md", text)), ["docs/a.md:5: `whoever`: see STYLE.md"]);
+    }
+}
