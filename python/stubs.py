@@ -5,6 +5,7 @@ import pathlib
 
 FOLDER = pathlib.Path(__file__).parent / "tiffin"
 HEAD = '''"""Types of the asyncio twins. Written by `stubs.py` from `_native.pyi`."""
+# mypy: disable-error-code="overload-overlap"
 
 '''
 TWINS = {
@@ -17,7 +18,7 @@ CONNECT = """
 async def connect(
     address: str | None = None,
     *,
-    memory: int | str = ...,
+    memory: int | str | None = None,
     ssd: str | Iterable[str] = (),
     namespace: str | None = None,
     token: str | None = None,

@@ -3,6 +3,7 @@
 Everything happens in processes of its own, on free ports of loopback; `worker.py` has the names they know.
 """
 
+import mmap
 import signal
 import socket
 import subprocess
@@ -11,6 +12,7 @@ import sys
 import pytest
 
 MIB = 1 << 20
+PAGE = mmap.PAGESIZE
 
 
 def test_two_processes_of_one_host_share_memory(worker):
@@ -228,6 +230,39 @@ def test_a_stopped_owner_stops_nobody_for_longer_than_the_deadline(worker):
     worker.run("a.resume()")
     assert worker.eval("until(lambda: store.put('again', b'v') == 0)") is True
     assert worker.eval("store.get('k'), store.is_exist('k')") == (b"", 0)
+
+
+def test_restarted_master_does_not_deny_what_a_late_node_holds(worker):
+    worker.run("os.environ['MC_RPC_TIMEOUT_MS'] = '8000'")
+    # The master must not declare the owner lost before the calls are over.
+    worker.run("master = Master('--client_ttl=600')")
+    worker.run("owner = Other(master.address, 64 * MIB)")
+    assert worker.eval("connect(master.address, segment=0)") == 0
+    assert worker.eval("store.put('k', b'v')") == 0
+    worker.run("owner.stop(); master.kill(); master.start()")
+    worker.run("store.close(); memory = Memory(MIB); answers = {}")
+    # Each answer takes most of its deadline, so all are asked for at once.
+    worker.run(
+        """
+calls = dict(
+    is_exist=lambda: store.is_exist('k'),
+    batch_is_exist=lambda: store.batch_is_exist(['k', 'absent']),
+    get_size=lambda: store.get_size('k'),
+    get_into=lambda: store.get_into('k', memory.address, MIB),
+    remove=lambda: store.remove('k', True),
+)
+def ask(name):
+    answers[name] = calls[name]()
+"""
+    )
+    assert worker.eval("connect(master.address, segment=0)") == 0
+    worker.run("threads = [threading.Thread(target=ask, args=(name,)) for name in calls]")
+    worker.run("[it.start() for it in threads]; [it.join() for it in threads]")
+    assert worker.eval("answers") == dict.fromkeys(("is_exist", "get_size", "get_into", "remove"), -703) | {
+        "batch_is_exist": [-703, -703]
+    }
+    worker.run("owner.resume()")
+    assert worker.eval("store.is_exist('k'), store.is_exist('absent'), store.get('k')") == (1, 0, b"v")
 
 
 def test_memory_that_was_not_registered_is_refused_if_asked_for(worker):
@@ -472,7 +507,207 @@ def test_closing_says_what_is_lost(worker):
         "store.put('plain', b'123'), store.put('wanted', b'4', config(with_hard_pin=True))"
     ) == (0, 0)
     assert worker.eval("store.close()") == 0
-    said = "2 objects (4 bytes) have their only copy here, among them 1 pinned and 0 unconsumed: `wanted`"
+    said = "2 objects (4 B) have their only copy here, among them 1 pinned and 0 unconsumed: `wanted`"
     assert said in worker.tail()
     assert worker.eval("connect(master.address), store.close()") == (0, 0)
     assert worker.tail().count("have their only copy here") == 1
+
+
+BAD_ADDRESSES = """
+import mmap as _mmap
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t] + [ctypes.c_int] * 3 + [ctypes.c_long]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+PAGE = _mmap.PAGESIZE
+
+def pages(count, protection):
+    return _libc.mmap(None, count * PAGE, protection, _mmap.MAP_PRIVATE | _mmap.MAP_ANONYMOUS, -1, 0)
+
+def reserved(count):
+    # As a device driver reserves address space: mapped, without any access rights.
+    return pages(count, 0)
+
+def read_only(count):
+    return pages(count, _mmap.PROT_READ)
+
+def unmapped(count):
+    start = pages(count, _mmap.PROT_READ | _mmap.PROT_WRITE)
+    _libc.munmap(start, count * PAGE)
+    return start
+
+def partial(count):
+    # Mapped but for its last page.
+    start = pages(count, _mmap.PROT_READ | _mmap.PROT_WRITE)
+    _libc.munmap(start + (count - 1) * PAGE, PAGE)
+    return start
+
+def sources(p, size):
+    return [
+        store.put_from('bad', p, size),
+        *store.batch_put_from(['bad', 'good'], [p, good.address], [size, 64]),
+        *store.batch_put_from_multi_buffers(['bad'], [[good.address, p]], [[64, size]]),
+    ]
+
+def targets(p, size):
+    return [
+        store.get_into('k', p, size),
+        *store.batch_get_into(['k', 'k'], [p, good.address], [size, 4 * PAGE]),
+        *store.batch_get_into_multi_buffers(['k'], [[good.address, p + PAGE]], [[PAGE, 3 * PAGE]]),
+    ]
+"""
+
+
+@pytest.fixture
+def addresses(worker):
+    """A store with an object `k` of four pages, and memory that cannot be accessed."""
+    worker.run(BAD_ADDRESSES)
+    worker.run("master = Master()")
+    assert worker.eval("connect(master.address)") == 0
+    worker.run("good = Memory(4 * PAGE, b'good')")
+    assert worker.eval("store.put_from('k', good.address, 4 * PAGE)") == 0
+    return worker
+
+
+@pytest.mark.parametrize("kind", ["unmapped", "reserved", "partial", "read_only"])
+def test_bad_address_is_refused(kind, addresses):
+    worker = addresses
+    worker.run(f"p = {kind}(4)")
+    # Objects can be put from read-only memory.
+    put = [0, 0, 0, 0] if kind == "read_only" else [-600, -600, 0, -600]
+    assert worker.eval("sources(p, 4 * PAGE)") == put
+    assert worker.eval("targets(p, 4 * PAGE)") == [-600, -600, 4 * PAGE, -600]
+    assert worker.eval("store.register_buffer(p, 4 * PAGE)") == (0 if kind == "read_only" else -600)
+    if kind == "read_only":
+        assert worker.eval("store.get_into('k', p, 4 * PAGE)") == -600, "also where it is registered"
+    both = "[[[0, 0]]], [[[0, 0]]], [[[4 * PAGE, 4 * PAGE]]]"
+    assert worker.eval(f"store.get_into_ranges([p], [['k']], {both})") == [[[-600, -600]]]
+    lines = [line for line in worker.log.read_text().splitlines() if " refused" in line]
+    # One line for each call that refused something.
+    assert len(lines) == (5 if kind == "read_only" else 8), lines
+    assert all("(-600)" in line and "hint: copy device memory to the host" in line for line in lines)
+    assert hex(worker.eval("p")) in lines[0]
+    # All of it goes on working.
+    assert worker.eval("store.get_into('k', good.address, 4 * PAGE), good[:4]") == (4 * PAGE, b"good")
+
+
+def test_address_outside_the_address_space_is_refused(addresses):
+    worker = addresses
+    for start, size in [(0, 64), ((1 << 64) - 8, 64), (1 << 63, 64), (4096, (1 << 64) - 4096), (8, 1 << 62)]:
+        worker.run(f"p, size = {start}, {size}")
+        assert worker.eval("store.put_from('bad', p, size), store.get_into('k', p, size)") == (-600, -600)
+        assert worker.eval("store.register_buffer(p, size)") == -600
+
+
+def test_registered_memory_that_was_unmapped_is_refused(addresses):
+    worker = addresses
+    worker.run("p = pages(8, _mmap.PROT_READ | _mmap.PROT_WRITE)")
+    assert worker.eval("store.register_buffer(p, 8 * PAGE)") == 0
+    assert worker.eval("store.put_from('r', p, 4 * PAGE), store.get_into('k', p, 4 * PAGE)") == (0, 4 * PAGE)
+    worker.run("_libc.munmap(p + 4 * PAGE, PAGE)")
+    assert worker.eval("store.put_from('s', p + 3 * PAGE, 2 * PAGE)") == -600
+    assert worker.eval("store.get_into('k', p + PAGE, 4 * PAGE)") == -600
+    # What is left of it is used all the same, also on both sides of the hole in one call.
+    assert worker.eval("store.batch_get_into(['k', 'k'], [p, p + 4 * PAGE], [4 * PAGE] * 2)") == [
+        4 * PAGE,
+        -600,
+    ]
+    assert worker.eval("store.batch_put_from(['t', 'u'], [p, p + 5 * PAGE], [4 * PAGE, 3 * PAGE])") == [0, 0]
+
+
+def test_dropped_handle_stays_intact_until_its_space_is_needed(worker):
+    worker.run("master = Master()")
+    # Four objects fit the local buffer at a time.
+    assert worker.eval("connect(master.address, buffer=4 * MIB)") == 0
+    for number in range(8):
+        assert worker.eval(f"store.put('s{number}', bytes([{number + 1}]) * MIB)") == 0
+    worker.run(
+        """
+def address(key):
+    # As TorchSpec does: it takes the address, and drops the handle.
+    [handle] = store.batch_get_buffer([key])
+    return handle.ptr()
+
+def value(p):
+    found = set(ctypes.string_at(p, MIB))
+    return found.pop() if len(found) == 1 else 'mixed'
+"""
+    )
+    worker.run("tensors = [address(f's{number}') for number in range(4)]")
+    assert worker.eval("[value(p) for p in tensors]") == [1, 2, 3, 4]
+    # The first of them is the first to go, and nothing else.
+    for number in range(4, 8):
+        worker.run(f"tensors.append(address('s{number}'))")
+        before = [number + 1, *range(number - 2, number + 1)]
+        assert worker.eval("[value(tensors[-1]), *map(value, tensors[-4:-1])]") == before
+    assert worker.eval("len(set(tensors))") == 4
+    # Reads that fail, and gets into other memory, take nothing from it.
+    assert worker.eval("store.get_buffer('missing'), store.get('s0')[:1]") == (None, b"\x01")
+    assert worker.eval("[value(p) for p in tensors[-4:]]") == [5, 6, 7, 8]
+
+
+def test_live_handles_are_never_overwritten(worker):
+    worker.run("master = Master()")
+    assert worker.eval("connect(master.address, buffer=16 * MIB)") == 0
+    assert worker.eval("[store.put(key, key.encode() * (5 * MIB)) for key in 'abcd']") == [0] * 4
+    worker.run("handles = store.batch_get_buffer(list('abcd'))")
+    # As the original: three of them fit.
+    assert worker.eval("[it and it.size() for it in handles]") == [5 << 20] * 3 + [None]
+    assert "has no 5242880 bytes in one piece beside live BufferHandles" in worker.log.read_text()
+    assert worker.eval("store.get_buffer('d'), store.get('d') == b'd' * (5 * MIB)") == (None, True)
+    assert worker.eval("[set(bytes(it)) for it in handles[:3]]") == [{97}, {98}, {99}]
+    # A view keeps the memory as its handle does.
+    worker.run("view = memoryview(handles[1]); p = handles[1].ptr(); del handles[1]")
+    assert worker.eval("store.get_buffer('d')") is None
+    worker.run("del view; other = store.get_buffer('d')")
+    assert worker.eval("other.ptr() == p, set(bytes(other))") == (True, {100})
+    # The local buffer counts as registered memory.
+    assert worker.eval("store.get_into_ranges([p], [['a']], [[[0]]], [[[0]]], [[[8]]])") == [[[8]]]
+    assert worker.eval("bytes(other)[:9]") == b"aaaaaaaad"
+    assert worker.eval("store.close(), set(bytes(handles[0])), bytes(other)[:9]") == (0, {97}, b"aaaaaaaad")
+
+
+def test_forked_child_has_a_local_buffer_of_its_own(worker):
+    worker.run("master = Master()")
+    assert worker.eval("connect(master.address, buffer=2 * MIB)") == 0
+    assert worker.eval("[store.put(key, key.encode() * MIB) for key in 'abc']") == [0] * 3
+    worker.run("kept, dropped = store.get_buffer('a'), store.get_buffer('b').ptr()")
+    worker.run(
+        """
+read_end, write_end = os.pipe()
+pid = os.fork()
+if pid == 0:
+    own = store.batch_get_buffer(['c', 'c', 'c'])
+    seen = bytes(kept)[:1] + ctypes.string_at(dropped, 1) + bytes(own[0])[:1] + bytes([own[2] is None])
+    del own
+    os.write(write_end, seen)
+    os._exit(0)
+os.close(write_end)
+seen = os.read(read_end, 100)
+os.waitpid(pid, 0)
+"""
+    )
+    assert worker.eval("seen") == b"abc\x01"
+    assert worker.eval("bytes(kept)[:1], ctypes.string_at(dropped, 1)") == (b"a", b"b")
+
+
+def test_gets_use_the_other_copy_while_an_owner_hangs(worker):
+    worker.run("os.environ['TIFFIN_SHARED_MEMORY'] = 'off'; os.environ['MC_RPC_TIMEOUT_MS'] = '10000'")
+    worker.run("master = Master()")
+    worker.run("owners = [Other(master.address, 64 * MIB) for _ in range(2)]")
+    assert worker.eval("connect(master.address, segment=0)") == 0
+    worker.run("names = [f'k{at}' for at in range(8)]; two = config(replica_num=2)")
+    assert worker.eval("count(store.put(name, name.encode() * MIB, two) for name in names)") == {0: 8}
+    worker.run("memory = Memory(2 * MIB)")
+    for owner in range(2):
+        worker.run(f"owners[{owner}].stop()")
+        for name in ("k0", "k5"):
+            # A get that waits for the owner that hangs would miss its deadline.
+            right = f"lambda _: store.get({name!r}) == {name.encode()!r} * MIB"
+            assert worker.eval(f"list(map({right}, range(20))).count(True)") == 20
+            read = f"lambda _: store.get_into({name!r}, memory.address, 2 * MIB)"
+            assert worker.eval(f"count(map({read}, range(20)))") == {2 * MIB: 20}
+        sizes = "[it and it.size() for it in store.batch_get_buffer(names)]"
+        assert worker.eval(sizes) == [2 * MIB] * 8
+        worker.run(f"owners[{owner}].resume()")

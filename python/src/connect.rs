@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use pyo3::prelude::*;
-use tiffin_client::{Client, ConnectOptions, EmbeddedError};
+use tiffin_client::{Client, ConnectOptions};
+use tiffin_embedded::EmbeddedError;
 use tiffin_server::config::SsdConfig;
 use tiffin_server::{Embedded, NodeConfig};
 
@@ -34,11 +35,6 @@ pub(crate) fn connect<'py>(
     options.namespace = namespace.unwrap_or(options.namespace);
     options.token = token.unwrap_or_default();
     let is_embedded = address.is_none();
-    if !is_embedded && !ssd.is_empty() {
-        let hint = "disks belong to a store inside this process; those of a cluster are its nodes', as in \
-                    `tiffin node --ssd path=/data/tiffin,size=100GiB`";
-        return Err(errors::invalid(py, format!("ssd= beside an address\n\nhint: {hint}")));
-    }
     let ssd = ssd.iter().map(|text| text.parse()).collect::<Result<Vec<SsdConfig>, _>>();
     let ssd = ssd.map_err(|error| errors::invalid(py, error.to_string()))?;
     let node = NodeConfig { memory, ssd, ..NodeConfig::default() };
@@ -61,7 +57,7 @@ async fn join(options: ConnectOptions) -> Result<Opened, EmbeddedError> {
 
 async fn start(node: NodeConfig, options: ConnectOptions) -> Result<Opened, EmbeddedError> {
     let server = Embedded::start_node(node, Arc::default()).await?;
-    let here = tiffin_client::Embedded::options(&server);
+    let here = tiffin_embedded::Embedded::options(&server);
     let again = ConnectOptions { address: here.address, ..options };
     let ConnectOptions { home, home_memory, home_disks, .. } = here;
     let here = ConnectOptions { home, home_memory, home_disks, ..again.clone() };

@@ -6,7 +6,8 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyList, PyTuple, PyType};
-use tiffin_client::{EmbeddedError, Error, Key, Losses};
+use tiffin_client::{Error, Key, Losses};
+use tiffin_embedded::EmbeddedError;
 use tiffin_server::StartError;
 
 use crate::{keys, types};
@@ -126,6 +127,7 @@ fn exception<'py>(py: Python<'py>, error: &Error) -> PyResult<Bound<'py, PyAny>>
         Error::NotFound { key }
         | Error::Leased { key }
         | Error::Contended { key }
+        | Error::NoNode { key }
         | Error::NotASample { key, .. } => {
             exception.setattr("key", keys::show(py, key)?)?;
         }
@@ -141,13 +143,15 @@ fn exception<'py>(py: Python<'py>, error: &Error) -> PyResult<Bound<'py, PyAny>>
             exception.setattr("key", keys::show(py, key)?)?;
             exception.setattr("size", len)?;
         }
-        Error::Full { key, len, usage } => {
+        Error::Full { key, len, usage, lacks, .. } => {
             exception.setattr("key", keys::show(py, key)?)?;
             exception.setattr("size", len)?;
             exception.setattr("usage", types::usage(py, usage)?)?;
+            exception.setattr("lacks", types::resource(*lacks))?;
         }
         Error::OverQuota { key, quota } => {
             exception.setattr("key", keys::show(py, key)?)?;
+            exception.setattr("size", quota.need)?;
             exception.setattr("used", quota.used)?;
             exception.setattr("quota", quota.limit)?;
         }
@@ -178,9 +182,11 @@ fn class(error: &Error) -> &'static str {
         Error::OverQuota { .. } => "OverQuota",
         Error::Behind { .. } => "Behind",
         Error::TooSmall { .. } => "TooSmall",
-        Error::Timeout { .. } => "Timeout",
-        Error::Unreachable { .. } => "Unreachable",
+        Error::Timeout { .. } | Error::NoHandshake { is_silent: true, .. } => "Timeout",
+        Error::NoHandshake { is_silent: false, .. } => "Unreachable",
+        Error::Unreachable { .. } | Error::UnknownHost { .. } | Error::NoNode { .. } => "Unreachable",
         Error::NodeDown { .. } => "NodeDown",
+        Error::Unavailable { .. } => "Unavailable",
         Error::Leased { .. } => "Leased",
         Error::Unconfirmed { .. } => "Unconfirmed",
         Error::Contended { .. } => "Contended",
@@ -192,7 +198,7 @@ fn class(error: &Error) -> &'static str {
         Error::OutOfRange { .. } => "OutOfRange",
         Error::Invalid { .. } => "InvalidArgument",
         Error::Unauthenticated { .. } => "Unauthenticated",
-        Error::Refused { .. } => "Refused",
+        Error::Refused { .. } | Error::WrongPort { .. } => "Refused",
         Error::Closed | Error::Forked => "Closed",
     }
 }

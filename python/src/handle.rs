@@ -14,7 +14,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use pyo3::prelude::*;
-use tiffin_client::{Client, ConnectOptions, Deadline, EmbeddedError, Error, Losses};
+use tiffin_client::{Client, ConnectOptions, Deadline, Error, Losses};
+use tiffin_embedded::EmbeddedError;
 use tiffin_server::{Embedded, NodeServer};
 use tokio::sync::OnceCell;
 use tokio::time::timeout_at;
@@ -31,6 +32,12 @@ pub(crate) trait Operation: Send + Sync + Sized + 'static {
     /// What the store says to it.
     type Outcome: Send + 'static;
 
+    /// Whether its time is that of a wait, for news or for space, which ends with an answer. The call itself
+    /// may take longer then, so that a short wait on a slow machine is no error.
+    fn waits(&self) -> bool {
+        false
+    }
+
     /// Does it. The interpreter is not attached.
     fn run(
         &self,
@@ -40,6 +47,24 @@ pub(crate) trait Operation: Send + Sync + Sized + 'static {
 
     /// Turns the outcome into what Python gets.
     fn answer(self, py: Python<'_>, outcome: Self::Outcome) -> PyResult<Py<PyAny>>;
+}
+
+/// How long a call may take.
+#[derive(Clone, Copy)]
+pub(crate) struct Limit {
+    /// The time of the call, or of its wait.
+    pub(crate) time: Duration,
+    /// How much longer the answer to a wait may take.
+    pub(crate) answer_time: Option<Duration>,
+}
+
+impl Limit {
+    fn deadline(self) -> Deadline {
+        match self.answer_time {
+            Some(answer_time) => Deadline::waiting(self.time, answer_time),
+            None => Deadline::after(self.time),
+        }
+    }
 }
 
 /// What was made by connecting.
@@ -173,10 +198,10 @@ impl Handle {
     pub(crate) fn run<O: Operation>(
         &self,
         py: Python<'_>,
-        time: Duration,
+        limit: Limit,
         operation: O,
     ) -> PyResult<Py<PyAny>> {
-        let deadline = Deadline::after(time);
+        let deadline = limit.deadline();
         let outcome = self.call(py, deadline, async |client| operation.run(client, deadline).await)?;
         operation.answer(py, outcome.map_err(|error| errors::raise(py, &error))?)
     }
@@ -185,12 +210,12 @@ impl Handle {
     pub(crate) fn start<O: Operation>(
         self: &Arc<Self>,
         py: Python<'_>,
-        time: Duration,
+        limit: Limit,
         operation: O,
     ) -> PyResult<Py<PyAny>> {
         let handle = Arc::clone(self);
         let work = async move {
-            let deadline = Deadline::after(time);
+            let deadline = limit.deadline();
             let outcome = match handle.client(deadline).await {
                 Ok(client) => operation.run(&client, deadline).await,
                 Err(error) => Err(error),
@@ -211,7 +236,7 @@ impl Handle {
         });
         match held {
             Some((records, _)) if records.is_empty() => Losses::default(),
-            Some((records, segment)) => Losses::of_records(records, segment, &self.again, deadline).await,
+            Some((records, segment)) => Losses::of(records, segment, &self.again, deadline).await,
             None => Losses::default(),
         }
     }

@@ -8,6 +8,7 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyInt, PyMapping, PyString, PyTuple};
 use tiffin_client::Key;
+use tiffin_core::Generation;
 
 use crate::errors::{self, invalid, wrong_type};
 
@@ -155,11 +156,70 @@ pub(crate) fn prefix(given: &Bound<'_, PyAny>) -> PyResult<Vec<u8>> {
     if is_key(given) && given.len()? == 0 { Ok(Vec::new()) } else { Ok(key(given)?.as_bytes().to_vec()) }
 }
 
+/// A whole number as Python has it, before it is known what it counts: see [`count`].
+pub(crate) type Whole = i128;
+
+/// Extracts a whole number. One that is too large for any purpose here becomes the largest.
+pub(crate) fn whole(given: &Bound<'_, PyAny>) -> PyResult<Whole> {
+    if let Ok(number) = given.extract::<i64>() {
+        return Ok(number.into());
+    }
+    match given.extract::<Whole>() {
+        Ok(number) => Ok(number),
+        Err(_) if given.is_instance_of::<PyInt>() => Ok(if given.lt(0)? { Whole::MIN } else { Whole::MAX }),
+        Err(_) => Err(wrong_type("it is a whole number", given, "give an int")),
+    }
+}
+
+/// The same for a number that may be left out.
+pub(crate) fn whole_or_none(given: &Bound<'_, PyAny>) -> PyResult<Option<Whole>> {
+    if given.is_none() { Ok(None) } else { whole(given).map(Some) }
+}
+
+/// A number of things, which is `least` or more and fits its type.
+pub(crate) fn count<T: TryFrom<Whole>>(
+    py: Python<'_>,
+    name: &str,
+    given: Whole,
+    least: Whole,
+) -> PyResult<T> {
+    let number = if given < least { None } else { T::try_from(given).ok() };
+    number.ok_or_else(|| {
+        let hint = match (given < least, least) {
+            (false, _) => "that is more than there can be; leave it out for the default".to_owned(),
+            (true, 0) => "it cannot be negative".to_owned(),
+            (true, least) => format!("it is {least} or more"),
+        };
+        let shown =
+            if given == Whole::MAX || given == Whole::MIN { "…".to_owned() } else { given.to_string() };
+        invalid(py, format!("{name}={shown}\n\nhint: {hint}"))
+    })
+}
+
+/// Extracts a generation, which is a pair of an epoch and a counter, and may be left out.
+pub(crate) fn generation_or_none(given: &Bound<'_, PyAny>) -> PyResult<Option<Generation>> {
+    if given.is_none() {
+        return Ok(None);
+    }
+    let hint = "give the `generation` of a ref, as in `behind=ref.generation`";
+    let Ok((epoch, counter)) = given.extract::<(Bound<'_, PyAny>, Bound<'_, PyAny>)>() else {
+        return Err(wrong_type("a generation is a pair of integers", given, hint));
+    };
+    let number = |it: &Bound<'_, PyAny>| {
+        if !it.is_instance_of::<PyInt>() {
+            return Err(wrong_type("a generation is a pair of integers", given, hint));
+        }
+        let problem = "is not a generation: epoch and counter have 64 bits and no sign";
+        it.extract().map_err(|_| invalid(given.py(), format!("{given} {problem}\n\nhint: {hint}")))
+    };
+    Ok(Some(Generation { epoch: number(&epoch)?, counter: number(&counter)? }))
+}
+
 /// A time limit in seconds; `default` where none is given.
 pub(crate) fn time(given: Option<&Bound<'_, PyAny>>, default: Duration) -> PyResult<Duration> {
     let Some(given) = given else { return Ok(default) };
     let hint = "give seconds, as in timeout=2.5";
-    let seconds: f64 = given.extract().map_err(|_| wrong_type("a timeout is a number", given, hint))?;
+    let seconds = number_of_seconds(given, "a timeout is a number", hint)?;
     if seconds.is_nan() || seconds < 0.0 {
         let what = format!("a timeout of {seconds} seconds\n\nhint: {hint}; `math.inf` waits for ever");
         return Err(invalid(given.py(), what));
@@ -167,15 +227,38 @@ pub(crate) fn time(given: Option<&Bound<'_, PyAny>>, default: Duration) -> PyRes
     Ok(Duration::try_from_secs_f64(seconds).unwrap_or(TIME_MAX).min(TIME_MAX))
 }
 
-/// A time in seconds, as the whole milliseconds that it has.
-pub(crate) fn milliseconds(seconds: Option<&Bound<'_, PyAny>>) -> PyResult<Option<u64>> {
-    let Some(seconds) = seconds else { return Ok(None) };
-    let time = time(Some(seconds), Duration::ZERO)?;
+fn number_of_seconds(given: &Bound<'_, PyAny>, wanted: &str, hint: &str) -> PyResult<f64> {
+    match given.extract() {
+        Ok(seconds) => Ok(seconds),
+        // It is too large for a float.
+        Err(_) if given.is_instance_of::<PyInt>() => Ok(if given.lt(0)? { f64::MIN } else { f64::MAX }),
+        Err(_) => Err(wrong_type(wanted, given, hint)),
+    }
+}
+
+/// For how long something holds, in seconds, as whole milliseconds; at most [`TIME_MAX`].
+pub(crate) fn milliseconds(name: &str, given: Option<&Bound<'_, PyAny>>) -> PyResult<Option<u64>> {
+    let Some(given) = given else { return Ok(None) };
+    let hint = format!("give seconds, as in {name}=60");
+    let seconds = number_of_seconds(given, &format!("{name} is a number of seconds"), &hint)?;
+    if seconds.is_nan() || seconds < 0.0 {
+        let problem = if seconds.is_nan() { "is not a number" } else { "is negative" };
+        return Err(invalid(given.py(), format!("{name}={given} {problem}\n\nhint: {hint}")));
+    }
+    let time = Duration::try_from_secs_f64(seconds).unwrap_or(TIME_MAX).min(TIME_MAX);
     Ok(Some(u64::try_from(time.as_millis()).unwrap_or(u64::MAX)))
 }
 
 /// What stands for an object that is not there; without it, that is an error.
 pub(crate) struct Missing(pub(crate) Option<Py<PyAny>>);
+
+impl Missing {
+    /// What was given, if anything was; `None` of Python is nothing inside.
+    pub(crate) fn given<'py>(&self, py: Python<'py>) -> Option<Option<Bound<'py, PyAny>>> {
+        let given = self.0.as_ref()?.bind(py);
+        Some((!given.is_none()).then(|| given.clone()))
+    }
+}
 
 /// Nothing stands for it.
 pub(crate) const UNGIVEN: Missing = Missing(None);

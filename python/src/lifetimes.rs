@@ -9,7 +9,7 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyTuple};
 use tiffin_client::{
     Cause, Client, Consumption, Deadline, DeletedMatching, Demotion, Error, Generation, Gone, Here, Key,
-    Losses, NamespaceStat, Policy, Watermark, Why,
+    Losses, NamespaceStat, PolicyChange, Watermark, Why,
 };
 
 use crate::errors::{self, invalid};
@@ -32,7 +32,8 @@ impl Operation for PinAll {
         Ok(if self.on {
             client.pin(&self.keys.list, &self.owner, deadline).await
         } else {
-            client.unpin(&self.keys.list, &self.owner, deadline).await
+            let unpinned = client.unpin(&self.keys.list, &self.owner, deadline).await;
+            unpinned.into_iter().map(|it| it.map(|_| ())).collect()
         })
     }
 
@@ -62,16 +63,52 @@ impl Operation for DropPins {
     }
 }
 
-/// Limits the namespace.
+/// Changes the limits of the namespace.
 pub(crate) struct SetPolicy {
-    pub(crate) policy: Policy,
+    change: PolicyChange,
+}
+
+impl SetPolicy {
+    /// What is given changes, and `None` removes the limit. What is not given stays.
+    pub(crate) fn parse(
+        py: Python<'_>,
+        quota: &Missing,
+        max_hold: &Missing,
+        demotion: &Missing,
+    ) -> PyResult<Self> {
+        let mut change = PolicyChange::NONE;
+        if let Some(quota) = quota.given(py) {
+            change = change.quota(size(quota.as_ref())?);
+        }
+        if let Some(max_hold) = max_hold.given(py) {
+            change = change.max_hold_ms(max_hold_ms(max_hold.as_ref())?);
+        }
+        if let Some(demotion) = demotion.given(py) {
+            change = change.demotion(self::demotion(demotion.as_ref())?);
+        }
+        Ok(Self { change })
+    }
+}
+
+/// How long samples may wait. No time at all would drop each at once, and a limit that no sample reaches is
+/// none.
+fn max_hold_ms(given: Option<&Bound<'_, PyAny>>) -> PyResult<Option<u64>> {
+    let milliseconds = keys::milliseconds("max_hold", given)?;
+    let is_allowed = |it: &u64| *it > 0 && u128::from(*it) < keys::TIME_MAX.as_millis();
+    match given.filter(|_| !milliseconds.as_ref().is_none_or(is_allowed)) {
+        None => Ok(milliseconds),
+        Some(given) => {
+            let hint = "it is between a millisecond and 30 years; `None` removes the limit";
+            Err(errors::invalid(given.py(), format!("max_hold={given} is out of range\n\nhint: {hint}")))
+        }
+    }
 }
 
 impl Operation for SetPolicy {
     type Outcome = ();
 
     async fn run(&self, client: &Client, deadline: Deadline) -> Result<(), Error> {
-        client.set_policy(self.policy.clone(), deadline).await
+        client.set_policy(self.change, deadline).await
     }
 
     fn answer(self, py: Python<'_>, (): ()) -> PyResult<Py<PyAny>> {
@@ -141,6 +178,10 @@ impl WaitUsage {
 impl Operation for WaitUsage {
     type Outcome = NamespaceStat;
 
+    fn waits(&self) -> bool {
+        true
+    }
+
     async fn run(&self, client: &Client, deadline: Deadline) -> Result<NamespaceStat, Error> {
         client.wait_usage(self.until, deadline).await
     }
@@ -169,8 +210,9 @@ impl Operation for WhyAll {
 }
 
 /// What becomes of objects when memory is short, as Python says it.
-pub(crate) fn demotion(py: Python<'_>, word: Option<&str>) -> PyResult<Option<Demotion>> {
-    let Some(word) = word else { return Ok(None) };
+fn demotion(given: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Demotion>> {
+    let Some(given) = given else { return Ok(None) };
+    let (py, word) = (given.py(), given.extract::<&str>()?);
     let known = [Demotion::OnPressure, Demotion::WriteThrough, Demotion::Never];
     let found = known.into_iter().find(|it| demotion_word(*it) == word);
     found.map(Some).ok_or_else(|| {
@@ -247,6 +289,7 @@ fn tell_here(fields: &Bound<'_, PyDict>, here: &Here) -> PyResult<()> {
     fields.set_item("viewers_more", here.viewers_more)?;
     fields.set_item("sends", here.sends)?;
     fields.set_item("writer", &here.writer)?;
+    fields.set_item("disk_bytes_max", (here.disk_bytes_max > 0).then_some(here.disk_bytes_max))?;
     fields.set_item("reader", &here.reader)
 }
 
@@ -265,6 +308,7 @@ fn tell_gone(fields: &Bound<'_, PyDict>, gone: &Gone) -> PyResult<()> {
     fields.set_item("node", &gone.node)?;
     fields.set_item("for_key", gone.for_key.as_ref().map(|key| keys::show(fields.py(), key)).transpose()?)?;
     fields.set_item("reader", &gone.reader)?;
+    fields.set_item("disk_bytes_max", (gone.disk_bytes_max > 0).then_some(gone.disk_bytes_max))?;
     fields.set_item("ago", seconds(gone.ago_ms))
 }
 

@@ -57,6 +57,7 @@ impl Memory {
         let memory = match Lender::of(buffer, ffi::PyBUF_FULL).map_err(|error| not_writable(buffer, error))? {
             Lender::Buffer(lent) => Self::of_buffer(lent, buffer)?,
             Lender::Tensor => Self::of_tensor(Tensor::take(buffer)?)?,
+            Lender::None if is_on_device(buffer) => return Err(on_device(buffer)),
             Lender::None => {
                 let hint = "give a bytearray, a writable memoryview or array, or a tensor";
                 return Err(wrong_type("a buffer is a writable bytes-like object", buffer, hint));
@@ -217,7 +218,20 @@ impl Drop for Buffer {
     }
 }
 
+/// Whether an object says that its memory is that of a CUDA device.
+fn is_on_device(object: &Bound<'_, PyAny>) -> bool {
+    object.hasattr(intern!(object.py(), "__cuda_array_interface__")).unwrap_or(false)
+}
+
+fn on_device(object: &Bound<'_, PyAny>) -> PyErr {
+    let hint = "copy it to the host first, as in `tensor.cpu()`";
+    wrong_type("memory of the host is needed, and this is in the memory of a device", object, hint)
+}
+
 fn no_value(value: &Bound<'_, PyAny>) -> PyErr {
+    if is_on_device(value) {
+        return on_device(value);
+    }
     let hint = if value.is_instance_of::<pyo3::types::PyString>() {
         "encode it first, as in `value.encode()`"
     } else if value.is_none() {

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use pyo3::prelude::*;
 
-use crate::handle::{Handle, Operation};
+use crate::handle::{Handle, Limit, Operation};
 use crate::keys;
 
 /// Any Python object.
@@ -33,10 +33,11 @@ impl Caller {
         operation: O,
     ) -> PyResult<Py<PyAny>> {
         let time = keys::time(timeout, self.time)?;
+        let limit = Limit { time, answer_time: operation.waits().then_some(self.time) };
         if self.is_async {
-            self.handle.start(py, time, operation)
+            self.handle.start(py, limit, operation)
         } else {
-            self.handle.run(py, time, operation)
+            self.handle.run(py, limit, operation)
         }
     }
 }
@@ -50,7 +51,7 @@ macro_rules! methods {
             $(#[$meta:meta])*
             call $name:ident(
                 $($arg:ident: $type:ty $(= $default:tt)?),*
-                $(; $($option:ident: $option_type:ty = $option_default:tt),* $(,)?)?
+                $(; $($(#[$how:meta])* $option:ident: $option_type:ty = $option_default:tt),* $(,)?)?
             ) $operation:block
         )*
         others { $($other:tt)* }
@@ -68,7 +69,7 @@ macro_rules! methods {
                     &$this,
                     $py: Python<'py>,
                     $($arg: $type,)*
-                    $($($option: $option_type,)*)?
+                    $($($(#[$how])* $option: $option_type,)*)?
                     timeout: Option<&Any<'py>>,
                 ) -> PyResult<Py<PyAny>> {
                     let operation = $operation;

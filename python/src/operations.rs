@@ -14,7 +14,7 @@ use tiffin_client::{
 use tiffin_core::REPLICAS_MAX;
 
 use crate::handle::Operation;
-use crate::keys::{Keys, Missing};
+use crate::keys::{Keys, Missing, Whole};
 use crate::memory::Memory;
 use crate::methods::Any;
 use crate::room::Room;
@@ -48,7 +48,7 @@ impl OnExists {
 /// How an object is to be kept, as it was asked for.
 pub(crate) struct Keeping<'a, 'py> {
     pub(crate) on_exists: OnExists,
-    pub(crate) replicas: u32,
+    pub(crate) replicas: Whole,
     pub(crate) pin: bool,
     pub(crate) soft_pin: Option<&'a Any<'py>>,
     pub(crate) owner: &'a str,
@@ -57,7 +57,8 @@ pub(crate) struct Keeping<'a, 'py> {
 impl Keeping<'_, '_> {
     pub(crate) fn options(self, py: Python<'_>) -> PyResult<PutOptions> {
         let Self { on_exists, replicas, pin, soft_pin, owner } = self;
-        if !(1..=REPLICAS_MAX).contains(&replicas) {
+        let replicas: u32 = keys::count(py, "replicas", replicas, 1)?;
+        if replicas > REPLICAS_MAX {
             let hint = format!("an object has 1 to {REPLICAS_MAX} copies");
             return Err(errors::invalid(py, format!("replicas={replicas}\n\nhint: {hint}")));
         }
@@ -72,7 +73,7 @@ impl Keeping<'_, '_> {
             OnExists::Replace => tiffin_client::OnExists::Replace,
             OnExists::Keep | OnExists::Error => tiffin_client::OnExists::Keep,
         };
-        let soft_pin_ms = keys::milliseconds(soft_pin)?;
+        let soft_pin_ms = keys::milliseconds("soft_pin", soft_pin)?;
         let owner = owner.to_owned();
         Ok(PutOptions { replicas, on_exists, hard_pin: pin, soft_pin_ms, owner, ..PutOptions::default() })
     }
@@ -95,6 +96,10 @@ pub(crate) struct PutAll {
 
 impl Operation for PutAll {
     type Outcome = Each<Stored>;
+
+    fn waits(&self) -> bool {
+        self.patience != Patience::Never
+    }
 
     async fn run(&self, client: &Client, deadline: Deadline) -> Result<Each<Stored>, Error> {
         let items = self.keys.list.iter().zip(&self.values);

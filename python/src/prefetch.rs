@@ -45,6 +45,10 @@ pub(crate) struct Begin {
 impl Operation for Begin {
     type Outcome = (Told, AbortHandle);
 
+    fn waits(&self) -> bool {
+        true
+    }
+
     async fn run(&self, client: &Client, deadline: Deadline) -> Result<Self::Outcome, Error> {
         let (tell, told) = watch::channel(None);
         let work = work(client.clone(), self.keys.list.clone(), self.ahead, deadline, tell);
@@ -87,14 +91,14 @@ methods! {
     /// key, of that one.
     ///
     /// `"done"`: it is in memory now. `"resident"`: it was already. `"absent"`: there is no such object.
-    /// `"skipped"`: it was not begun, because memory has no room for it, too much is under way, or it lies
-    /// behind a gap. `"failed"`: it could not be read, now or a short while ago. `"running"`: the time of the
-    /// prefetch was over, and it is still on its way.
+    /// `"skipped"`: memory has no space for it, too much is under way, or it lies behind a gap. `"failed"`:
+    /// it could not be read, now or a short while ago. `"running"`: the times of the prefetch and of this
+    /// call were over, and it is still on its way.
     ///
     /// Raises `tiffin.Timeout` if `timeout` comes first, and the prefetch goes on; and
     /// `concurrent.futures.CancelledError` if it was cancelled.
     call result() {
-        Wait { told: self.told.clone(), is_one: self.is_one }
+        Wait { told: self.told.clone(), is_one: self.is_one, keys: Arc::clone(&self.keys) }
     }
 
     /// Gives it up: what was not begun is not, what is on its way and nobody else wants is given up, and what
@@ -116,18 +120,42 @@ methods! {
 struct Wait {
     told: Told,
     is_one: bool,
+    keys: Arc<[Key]>,
+}
+
+impl Wait {
+    /// The time of the prefetch was over before that of this call: waits on for what is still on its way.
+    async fn wait_on(&self, client: &Client, outcomes: &mut Each<PrefetchOutcome>, deadline: Deadline) {
+        let places = self.keys.iter().zip(outcomes.iter_mut());
+        let places = places.filter(|(_, it)| matches!(it, Ok(PrefetchOutcome::Running)));
+        let (keys, places): (Vec<_>, Vec<_>) = places.map(|(key, place)| (key.clone(), place)).unzip();
+        if keys.is_empty() || deadline.has_passed() {
+            return;
+        }
+        let again = client.prefetch(&keys, Ahead::All, deadline).await;
+        for (place, outcome) in places.into_iter().zip(again) {
+            *place = match outcome {
+                Ok(PrefetchOutcome::Resident) => Ok(PrefetchOutcome::Done),
+                outcome => outcome,
+            };
+        }
+    }
 }
 
 impl Operation for Wait {
     /// Nothing if it was cancelled.
     type Outcome = Option<Each<PrefetchOutcome>>;
 
-    async fn run(&self, _: &Client, deadline: Deadline) -> Result<Self::Outcome, Error> {
+    async fn run(&self, client: &Client, deadline: Deadline) -> Result<Self::Outcome, Error> {
         let mut told = self.told.clone();
         let ended = timeout_at(deadline.instant(), told.wait_for(Option::is_some)).await;
+        let ended = ended.map(|it| it.map(|outcomes| outcomes.clone()));
         match ended {
-            Ok(Ok(outcomes)) => Ok(outcomes.clone()),
-            Ok(Err(_)) => Ok(None),
+            Ok(Ok(Some(mut outcomes))) => {
+                self.wait_on(client, &mut outcomes, deadline).await;
+                Ok(Some(outcomes))
+            }
+            Ok(Ok(None) | Err(_)) => Ok(None),
             Err(_) => Err(Error::Timeout { what: "the prefetch has not ended yet".to_owned() }),
         }
     }

@@ -45,6 +45,10 @@ impl ReserveAll {
 impl Operation for ReserveAll {
     type Outcome = Each<Reserved>;
 
+    fn waits(&self) -> bool {
+        self.patience != Patience::Never
+    }
+
     async fn run(&self, client: &Client, deadline: Deadline) -> Result<Each<Reserved>, Error> {
         Ok(client.reserve(&self.rooms, self.patience, deadline).await)
     }
@@ -96,7 +100,7 @@ methods! {
     /// ...     reservation.put(b"four")
     /// ... except tiffin.InvalidArgument as error:
     /// ...     print(error)
-    /// `k` has room for exactly 3 bytes, and 4 bytes were given
+    /// `k` has space for exactly 3 bytes, and 4 were given
     /// >>> reservation.put(b"abc")
     /// True
     call put(value: &Any<'py>) {

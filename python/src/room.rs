@@ -21,7 +21,8 @@ const DIRECT_BYTES_MIN: usize = 64 << 10;
 /// Room for the objects of one call. Blocks are only ever added while it is borrowed, so a range in one stays
 /// valid.
 pub(crate) struct Room {
-    items: Vec<Mutex<Vec<Block>>>,
+    /// Of each object the blocks, and how many bytes were asked for.
+    items: Vec<Mutex<Vec<(usize, Block)>>>,
     ranges: Vec<Option<Range<u64>>>,
 }
 
@@ -40,7 +41,7 @@ impl Room {
 
     /// The `bytes` of an object of that size, which was read into the room that was given for it last.
     pub(crate) fn take(&self, py: Python<'_>, item: usize, len: u64) -> PyResult<Py<PyAny>> {
-        let block = self.items.get(item).and_then(|blocks| lock(blocks).pop());
+        let block = self.items.get(item).and_then(|blocks| lock(blocks).pop()).map(|(_, block)| block);
         match block {
             Some(Block::Direct(bytes)) => {
                 assert_eq!(bytes.as_bytes(py).len() as u64, len, "an object and its room differ in size");
@@ -77,10 +78,11 @@ impl Room {
 impl<'a> Landing<'a> for &'a Room {
     fn land(&self, item: usize, len: u64) -> Option<Vec<TargetBuf<'a>>> {
         let len = usize::try_from(len).ok().filter(|len| *len <= isize::MAX as usize)?;
-        let blocks = self.items.get(item)?;
-        let mut block = Room::make(len);
-        let start = block.start();
-        lock(blocks).push(block);
+        let mut blocks = lock(self.items.get(item)?);
+        if blocks.last().is_none_or(|(of_len, _)| *of_len != len) {
+            blocks.push((len, Room::make(len)));
+        }
+        let start = blocks.last_mut()?.1.start();
         // SAFETY: the block has exactly that many bytes, which stay where they are when its owner moves, and
         // lives as long as the borrow of `self`. Nobody else knows them before they are taken out.
         Some(vec![unsafe { TargetBuf::new(start?, len) }])
@@ -104,6 +106,6 @@ impl Block {
     }
 }
 
-fn lock(blocks: &Mutex<Vec<Block>>) -> MutexGuard<'_, Vec<Block>> {
+fn lock(blocks: &Mutex<Vec<(usize, Block)>>) -> MutexGuard<'_, Vec<(usize, Block)>> {
     blocks.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -83,6 +83,10 @@ impl PutSamples {
 impl Operation for PutSamples {
     type Outcome = Each<SampleRef>;
 
+    fn waits(&self) -> bool {
+        self.patience != Patience::Never
+    }
+
     async fn run(&self, client: &Client, deadline: Deadline) -> Result<Each<SampleRef>, Error> {
         let puts: Vec<_> =
             self.samples.iter().map(|it| it.as_put(&self.consumption, &self.options)).collect();
@@ -129,11 +133,11 @@ impl TensorIn {
     }
 
     fn one(name: String, value: &Any<'_>) -> PyResult<Self> {
-        static DESCRIBE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+        static EXPOSED: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
         let py = value.py();
-        let memory = Memory::to_read(value)?;
-        let described = DESCRIBE.import(py, "tiffin._tensors", "describe")?.call1((value,))?;
-        let (dtype, shape): (String, Vec<u64>) = described.extract()?;
+        let exposed = EXPOSED.import(py, "tiffin._tensors", "exposed")?.call1((value,))?;
+        let (lender, dtype, shape): (Any<'_>, String, Vec<u64>) = exposed.extract()?;
+        let memory = Memory::to_read(&lender)?;
         let dtype = dtype.parse().map_err(|error| {
             let hint = "convert it first, as in `array.astype(\"float32\")`";
             invalid(py, format!("tensor `{name}`: {error}\n\nhint: {hint}"))

@@ -8,12 +8,12 @@ use std::sync::Arc;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
-use tiffin_client::{Ahead, Deadline, DeleteOptions, Generation, Pattern, Policy, Pull, PutOptions};
+use tiffin_client::{Ahead, Deadline, DeleteOptions, Generation, Pattern, Pull, PutOptions};
 
 use crate::closing::{self, OnLoss};
 use crate::errors::invalid;
-use crate::keys::{self, Keys, Missing, Pairs, UNGIVEN};
-use crate::lifetimes::{self, DropPins, PinAll, ReadPolicy, SetPolicy, TellLosses, WaitUsage, WhyAll};
+use crate::keys::{self, Keys, Missing, Pairs, UNGIVEN, Whole};
+use crate::lifetimes::{DropPins, PinAll, ReadPolicy, SetPolicy, TellLosses, WaitUsage, WhyAll};
 use crate::memory::Memory;
 use crate::methods::{Any, Caller, methods};
 use crate::operations::{
@@ -37,7 +37,9 @@ use crate::streams::{DropAll, End, Look, Open, PullNext};
 ///
 /// A key is `str` or `bytes`; a `str` is its UTF-8, so `"k"` and `b"k"` are the same key. Every method takes
 /// a `timeout` in seconds, which is that of the store unless given, and raises `tiffin.Timeout` when it has
-/// passed.
+/// passed. For `pull`, `tail`, `wait_usage`, `prefetch` and puts with `wait=True` it is how long they wait;
+/// then they answer, and only an answer that takes longer than the time limit of the store beyond that raises
+/// `tiffin.Timeout`.
 ///
 /// A store may be used from many threads at once; while a call waits, other threads run. A forked child may
 /// use it too, and gets a connection of its own. It can be pickled for another process of the same host (or,
@@ -96,8 +98,8 @@ methods! {
     #[expect(clippy::too_many_arguments, reason = "they are given by name, and each is a choice of its own")]
     call put(
         key: &Any<'py>, value: Option<&Any<'py>> = None;
-        on_exists: &str = "replace", replicas: u32 = 1, pin: bool = false, soft_pin: Option<&Any<'py>> = None,
-        owner: &str = "", wait: bool = false,
+        on_exists: &str = "replace", #[pyo3(from_py_with = keys::whole)] replicas: Whole = 1,
+        pin: bool = false, soft_pin: Option<&Any<'py>> = None, owner: &str = "", wait: bool = false,
     ) {
         let Pairs { keys, others } = Pairs::parse(key, value, "put", "value")?;
         let values = others.iter().map(Memory::to_read).collect::<PyResult<_>>()?;
@@ -126,8 +128,8 @@ methods! {
     #[expect(clippy::too_many_arguments, reason = "they are given by name, and each is a choice of its own")]
     call reserve(
         key: &Any<'py>, nbytes: Option<&Any<'py>> = None;
-        on_exists: &str = "replace", replicas: u32 = 1, pin: bool = false, soft_pin: Option<&Any<'py>> = None,
-        owner: &str = "", wait: bool = false,
+        on_exists: &str = "replace", #[pyo3(from_py_with = keys::whole)] replicas: Whole = 1,
+        pin: bool = false, soft_pin: Option<&Any<'py>> = None, owner: &str = "", wait: bool = false,
     ) {
         let pairs = Pairs::parse(key, nbytes, "reserve", "nbytes")?;
         let on_exists = OnExists::parse(py, on_exists)?;
@@ -350,15 +352,16 @@ methods! {
         DropPins { owner }
     }
 
-    /// Limits the namespace, for all its clients, in place of the limits that it had.
+    /// Changes the limits of the namespace, for all its clients. Only the limits that are given change;
+    /// `None` removes a limit. Objects that are already there stay.
     ///
     /// `quota` is how many bytes it may hold, all copies counted: a number, or text such as `"8GiB"`.
-    /// `max_hold` is for how many seconds a sample that nobody leases may wait before it is dropped. What is
-    /// not given is not limited. What is there already stays.
+    /// `max_hold` is for how many seconds a sample without a lease may wait before it is dropped: at least a
+    /// millisecond, at most 30 years.
     ///
     /// `demotion` says what becomes of its objects where nodes have disks: they go there before their memory
     /// is used again (`"on-pressure"`), have a copy there soon after they were put (`"write-through"`), or
-    /// never go there (`"never"`). What is not given is as the master's settings say.
+    /// never go there (`"never"`). `None` stands for the default in the master's settings.
     ///
     /// >>> import tiffin
     /// >>> store = tiffin.connect()
@@ -369,18 +372,17 @@ methods! {
     /// ...     error.quota
     /// 1048576
     call set_policy(;
-        quota: Option<&Any<'py>> = None, max_hold: Option<&Any<'py>> = None, demotion: Option<&str> = None,
+        quota: Missing = UNGIVEN, max_hold: Missing = UNGIVEN, demotion: Missing = UNGIVEN,
     ) {
-        let (quota, max_hold_ms) = (lifetimes::size(quota)?, keys::milliseconds(max_hold)?);
-        let demotion = lifetimes::demotion(py, demotion)?;
-        SetPolicy { policy: Policy { quota, max_hold_ms, demotion } }
+        SetPolicy::parse(py, &quota, &max_hold, &demotion)?
     }
 
     /// The limits of the namespace, as `tiffin.Policy`: those that `set_policy` has set.
     ///
     /// >>> import tiffin
     /// >>> store = tiffin.connect()
-    /// >>> store.set_policy(quota="1MiB", max_hold=60)
+    /// >>> store.set_policy(quota="1MiB")
+    /// >>> store.set_policy(max_hold=60)
     /// >>> store.policy()
     /// Policy(quota=1048576, max_hold=60.0, demotion='on-pressure')
     call policy() {
@@ -448,12 +450,14 @@ methods! {
     call put_sample(
         id: &Any<'py>, tensors: Option<&Any<'py>> = None;
         metadata: Option<&Any<'py>> = None, consume: Option<&Any<'py>> = None, replace: bool = true,
-        replicas: u32 = 1, pin: bool = false, owner: &str = "", wait: bool = false, stream: &str = "",
-        elsewhere: u64 = 0,
+        #[pyo3(from_py_with = keys::whole)] replicas: Whole = 1, pin: bool = false, owner: &str = "",
+        wait: bool = false, stream: &str = "",
+        #[pyo3(from_py_with = keys::whole)] elsewhere: Whole = 0,
     ) {
         let pairs = Pairs::parse(id, tensors, "put_sample", "tensors")?;
         let on_exists = if replace { OnExists::Replace } else { OnExists::Error };
         let options = Keeping { on_exists, replicas, pin, soft_pin: None, owner }.options(py)?;
+        let elsewhere = keys::count(py, "elsewhere", elsewhere, 0)?;
         let options = PutOptions { stream: stream.to_owned(), elsewhere, ..options };
         PutSamples::parse(pairs, metadata, consume, options, patience(wait))?
     }
@@ -537,10 +541,15 @@ methods! {
     #[expect(clippy::too_many_arguments, reason = "they are given by name, and each is a choice of its own")]
     call open_stream(
         name: &str;
-        refs_high: Option<u64> = None, refs_low: Option<u64> = None, bytes_high: Option<&Any<'py>> = None,
-        bytes_low: Option<&Any<'py>> = None, group: Option<&str> = None, window: u64 = 0,
+        #[pyo3(from_py_with = keys::whole_or_none)] refs_high: Option<Whole> = None,
+        #[pyo3(from_py_with = keys::whole_or_none)] refs_low: Option<Whole> = None,
+        bytes_high: Option<&Any<'py>> = None, bytes_low: Option<&Any<'py>> = None,
+        group: Option<&str> = None, #[pyo3(from_py_with = keys::whole)] window: Whole = 0,
     ) {
-        Open::parse(name, (refs_high, refs_low), (bytes_high, bytes_low), (group, window))?
+        let refs = |name, given: Option<Whole>| given.map(|it| keys::count(py, name, it, 0)).transpose();
+        let refs = (refs("refs_high", refs_high)?, refs("refs_low", refs_low)?);
+        let window = keys::count(py, "window", window, 0)?;
+        Open::parse(name, refs, (bytes_high, bytes_low), (group, window))?
     }
 
     /// Ends a stream: nothing is appended any more. Who pulls from it gets `tiffin.EndOfStream` behind the
@@ -583,8 +592,14 @@ methods! {
     /// >>> window = store.pull("train", at_least=2, at_most=2)
     /// >>> [lease.id for lease in window], store.ack(window)
     /// (['sample-0', 'sample-1'], ['freed', 'freed'])
-    call pull(stream: &str, group: &str = ""; at_least: u32 = 1, at_most: u32 = 1) {
+    call pull(
+        stream: &str, group: &str = "";
+        #[pyo3(from_py_with = keys::whole)] at_least: Whole = 1,
+        #[pyo3(from_py_with = keys::whole)] at_most: Whole = 1,
+    ) {
         let (stream, group) = (stream.to_owned(), group.to_owned());
+        let at_least: u32 = keys::count(py, "at_least", at_least, 0)?;
+        let at_most: u32 = keys::count(py, "at_most", at_most, 0)?;
         let pull = Pull { stream, group, at_least, at_most: at_most.max(at_least) };
         PullNext { pull, caller: self.caller.clone() }
     }
@@ -598,10 +613,13 @@ methods! {
     /// >>> ref = store.put_sample("sample-7", {"ids": b"abc"}, stream="train")
     /// >>> [it.id for it in store.tail("train")], store.tail("train", behind=ref.generation, timeout=0.01)
     /// (['sample-7'], [])
-    call tail(stream: &str; behind: Option<(u64, u64)> = None, at_most: u32 = 256) {
-        let place = |(epoch, counter)| Generation { epoch, counter };
-        let behind = behind.map(place).unwrap_or_default();
-        Look { stream: stream.to_owned(), behind, at_most }
+    call tail(
+        stream: &str;
+        #[pyo3(from_py_with = keys::generation_or_none)] behind: Option<Generation> = None,
+        #[pyo3(from_py_with = keys::whole)] at_most: Whole = 256,
+    ) {
+        let at_most = keys::count(py, "at_most", at_most, 1)?;
+        Look { stream: stream.to_owned(), behind: behind.unwrap_or_default(), at_most }
     }
 
     /// What is lost if the store is closed now, as `tiffin.Losses`: the objects whose only copy is in this

@@ -102,6 +102,10 @@ pub(crate) struct PullNext {
 impl Operation for PullNext {
     type Outcome = Pulled;
 
+    fn waits(&self) -> bool {
+        true
+    }
+
     async fn run(&self, client: &Client, deadline: Deadline) -> Result<Pulled, Error> {
         client.pull(&self.pull, deadline).await
     }
@@ -127,6 +131,10 @@ pub(crate) struct Look {
 
 impl Operation for Look {
     type Outcome = Seen;
+
+    fn waits(&self) -> bool {
+        true
+    }
 
     async fn run(&self, client: &Client, deadline: Deadline) -> Result<Seen, Error> {
         client.look(&self.stream, self.behind, self.at_most, deadline).await

@@ -6,7 +6,9 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyTuple};
 use tiffin_client::{Counters, Generation, Key, Losses, Route};
-use tiffin_core::message::{Held, Holder, ListItem, NamespaceStat, NodeStat, Stat, TierStat, Usage};
+use tiffin_core::message::{
+    Held, Holder, ListItem, NamespaceStat, NodeStat, Resource, Stat, TierStat, Usage,
+};
 
 use crate::{keys, lifetimes};
 
@@ -28,8 +30,18 @@ pub(crate) fn listed<'py>(py: Python<'py>, item: &ListItem) -> PyResult<Bound<'p
 
 pub(crate) fn usage<'py>(py: Python<'py>, usage: &Usage) -> PyResult<Bound<'py, PyAny>> {
     static CLASS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-    let Usage { capacity, free, granted, committed, held, objects } = *usage;
-    class(py, &CLASS, "Usage")?.call1((capacity, free, granted, committed, held, objects))
+    let Usage { capacity, free, granted, committed, held, objects, metadata, .. } = *usage;
+    class(py, &CLASS, "Usage")?.call1((capacity, free, granted, committed, held, objects, metadata))
+}
+
+/// What a put lacks, as Python names it.
+pub(crate) fn resource(lacks: Resource) -> &'static str {
+    match lacks {
+        Resource::Bytes => "bytes",
+        Resource::Slots => "slots",
+        Resource::KeySpace => "key space",
+        Resource::Contiguous => "contiguous space",
+    }
 }
 
 pub(crate) fn stats<'py>(py: Python<'py>, stat: &Stat, counters: &Counters) -> PyResult<Bound<'py, PyAny>> {
@@ -92,6 +104,8 @@ pub(crate) fn namespace<'py>(py: Python<'py>, stat: &NamespaceStat) -> PyResult<
     samples.set_item("samples_leased_size", stat.sample_bytes_leased)?;
     samples.set_item("oldest_leased_sample", seconds(stat.leased_age_ms))?;
     samples.set_item("max_hold", stat.max_hold_ms.map(seconds))?;
+    samples.set_item("samples_expired", stat.samples_expired)?;
+    samples.set_item("samples_expired_size", stat.sample_bytes_expired)?;
     samples.set_item("demotion", lifetimes::demotion_word(stat.demotion))?;
     let owners = PyDict::new(py);
     for it in &stat.owners {
@@ -141,6 +155,9 @@ fn sum<'a>(usages: impl Iterator<Item = &'a Usage>) -> Usage {
         committed: sum.committed.saturating_add(usage.committed),
         held: sum.held.saturating_add(usage.held),
         objects: sum.objects.saturating_add(usage.objects),
+        offered: sum.offered.saturating_add(usage.offered),
+        metadata: sum.metadata.saturating_add(usage.metadata),
+        name_max: None,
     })
 }
 

@@ -13,7 +13,9 @@ import documents
 
 ROOT = pathlib.Path(__file__).parents[2]
 DOCUMENTS = sorted(
-    path for folder in (".", "docs", "python", "python-mooncake") for path in (ROOT / folder).glob("*.md")
+    path
+    for folder in (".", "docs", "docs/notes", "python", "python-mooncake")
+    for path in (ROOT / folder).glob("*.md")
 )
 
 

@@ -15,9 +15,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from tiffin.features import Duplicate, FeatureStore, Mooncake, NotAvailable
+from tiffin.features.records import to_number
 
 import helpers
-from feature_stores import BACKENDS, TENSORS, Faulty, resident, same
+from feature_stores import BACKENDS, TENSORS, Faulty, resident, same, start
 
 
 def test_only_the_last_release_of_the_current_generation_frees(features):
@@ -90,6 +91,44 @@ def test_old_samples_that_nobody_leases_are_given_up(make):
     same(features.get(kept)[0])
     assert features.health()["force_freed_total"] == 1
     features.release(handle)
+
+
+def test_samples_that_the_master_gives_up_are_told(make):
+    features = make("embedded", max_hold_age_s=0.05)
+    other = make("embedded", max_hold_age_s=0.05)
+    features.put(TENSORS, sample_id="s")
+    helpers.eventually(lambda: features.index.why(features._entries.key("s")).state == "gone")
+    for store in (features, other):
+        freed = store.gc()
+        assert freed["force_freed"] == 1 and freed["force_freed_bytes"] > TENSORS["hidden"].nbytes
+        assert store.gc()["force_freed"] == 0 and store.health()["force_freed_total"] == 1
+    assert make("embedded", max_hold_age_s=0.05).gc()["force_freed"] == 0, (
+        "what was before it is not its news"
+    )
+    stat = features.index.wait_usage(at_least=0)
+    assert (stat.samples_expired, stat.samples_expired_size) == (1, freed["force_freed_bytes"])
+
+
+def test_a_sample_whose_last_lessee_was_killed_is_freed(make, cluster):
+    features = make("cluster")
+    ref = features.put(TENSORS, sample_id="s")
+    program = """
+import sys
+from tiffin.features import FeatureStore
+store_id, address, ref = arguments
+features = FeatureStore(store_id, address=address, timeout=30)
+leased = features.get(ref)
+print("leased", flush=True)
+sys.stdin.read()
+"""
+    with start(program, features.store_id, cluster, ref.to_json()) as reader:
+        assert reader.stdout.readline() == "leased\n"
+        features.release(features.get(ref)[1])
+        assert resident(features) == 1 and features.health()["active_leases"] == 1
+        reader.kill()
+    helpers.eventually(lambda: resident(features) == 0)
+    assert features.health()["active_leases"] == 0
+    assert features.index.why(features._entries.key("s")).cause == "consumed"
 
 
 def test_what_another_process_wrote_is_adopted_by_looking_it_up(features):
@@ -287,7 +326,7 @@ def test_what_a_dead_process_left_undone_is_taken_up(make, plane):
     features = make("mooncake")
     told = json.dumps({"sample_id": "dead", "names": ["x"]}).encode()
     life = features.index.put_sample(f"{features.store_id}.life/dead", {"life": told})
-    key = f"{features.store_id}/dead/g{(life.generation[0] << 48) | life.generation[1]}/x"
+    key = f"{features.store_id}/dead/g{to_number(life.generation)}/x"
     assert plane.put(key, b"bytes") == 0
     ref = features.put(TENSORS, sample_id="s")
     with features.index.lease(life):

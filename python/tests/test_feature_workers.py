@@ -28,27 +28,27 @@ def test_workers_that_are_forked_or_spawned_read_through_it(make):
 def test_memory_that_was_used_last_is_kept_for_the_next_tensor():
     dropped = []
     recycler = Recycler(max_bytes=8 << 20, register=lambda *_: None, unregister=dropped.append)
-    old, new = (ctypes.addressof(recycler.room(size)) for size in (4 << 20, 6 << 20))
-    room = recycler.room(1 << 20)
+    old, new = (ctypes.addressof(recycler.allocate(size)) for size in (4 << 20, 6 << 20))
+    room = recycler.allocate(1 << 20)
     assert dropped == [old], "together they are more than may be kept, and it was not used for longer"
-    room = recycler.room(7 << 20)
+    room = recycler.allocate(7 << 20)
     assert ctypes.addressof(room) == new
     room[:3] = b"abc"
-    assert ctypes.addressof(recycler.room(8 << 20)) != new and bytes(room[:3]) == b"abc", "it is in use"
+    assert ctypes.addressof(recycler.allocate(8 << 20)) != new and bytes(room[:3]) == b"abc", "it is in use"
     room = None
     dropped.clear()
-    large = ctypes.addressof(recycler.room(9 << 20))
-    recycler.room(1 << 20)
+    large = ctypes.addressof(recycler.allocate(9 << 20))
+    recycler.allocate(1 << 20)
     assert large in dropped and new not in dropped, "what is too large to be kept drives nothing out"
 
 
 def test_memory_is_taken_before_the_rest_is_too_much():
     dropped = []
     recycler = Recycler(max_bytes=10 << 20, register=lambda *_: None, unregister=dropped.append)
-    rooms = [recycler.room(size) for size in (8 << 20, 2 << 20, 8 << 20)]
+    rooms = [recycler.allocate(size) for size in (8 << 20, 2 << 20, 8 << 20)]
     places = {ctypes.addressof(room) for room in rooms}
     del rooms
-    room = recycler.room(8 << 20)
+    room = recycler.allocate(8 << 20)
     assert ctypes.addressof(room) in places and not dropped, "one is in use again, and two fit"
 
 

@@ -18,8 +18,8 @@ import workers
 
 @pytest.fixture(params=["inside the process", "a cluster"])
 def any_store(request, cluster):
-    where = {} if request.param == "inside the process" else {"address": cluster}
-    with tiffin.connect(**where, memory="256MiB", timeout=30) as store:
+    where = {"memory": "256MiB"} if request.param == "inside the process" else {"address": cluster}
+    with tiffin.connect(**where, timeout=30) as store:
         store.clear()
         yield store
 

@@ -11,11 +11,12 @@ import subprocess
 import sys
 import threading
 import types
+import typing
 
 import numpy
 import pytest
 import tiffin
-from tiffin import kv
+from tiffin import _native, kv
 
 import helpers
 
@@ -31,7 +32,7 @@ PAGE_BYTES = PAGE_TOKENS * toy.TOKEN_BYTES
 
 def make(store, device_pages=24, host_pages=32, rank=0, page_tokens=PAGE_TOKENS, **options):
     device = numpy.zeros((device_pages, page_tokens * toy.TOKEN_BYTES), numpy.uint8)
-    options = {"threshold_pages": 1, "host_pages": host_pages, "page_tokens": page_tokens} | options
+    options = {"threshold_pages": 0, "host_pages": host_pages, "page_tokens": page_tokens} | options
     engine = kv.Engine(device, store=store, rank=rank, **options)
     return toy.Toy(engine, device, rank)
 
@@ -159,6 +160,15 @@ def test_bad_input_has_a_defined_answer(store):
         with pytest.raises(ValueError, match=says):
             device = numpy.zeros((4, PAGE_BYTES), numpy.uint8)
             kv.Engine(device, **({"host_pages": 4, "store": store} | options))
+    for options, says in [
+        ({"page_size": 4}, "unknown setting `page_size`"),
+        ({"eviction": 7}, "eviction=7"),
+        ({"op_patience": "long"}, "op_patience=long"),
+        ({"index": object()}, "a setting is a number, a word or a bool, not object"),
+    ]:
+        with pytest.raises((TypeError, ValueError), match=says) as raised:
+            kv.Engine(numpy.zeros((4, PAGE_BYTES), numpy.uint8), host_pages=4, **options)
+        assert "\n\nhint: " in str(raised.value)
     with pytest.raises(ValueError, match="row for each page"):
         kv.Engine(bytearray(64), host_pages=4)
     with pytest.raises(TypeError, match="read-only"):
@@ -238,7 +248,7 @@ def test_an_engine_belongs_to_its_process(store):
 def test_a_program_that_ends_with_an_engine_at_work(cluster):
     program = """
 import numpy, tiffin
-from tiffin import kv
+from tiffin import _native, kv
 engine = kv.Engine(numpy.zeros((8, 64), "u1"), page_tokens=4, host_pages=8, store=tiffin.connect(*arguments))
 engine.step(submit=[kv.Request(1, range(30))])
 print("over")
@@ -449,6 +459,11 @@ def test_a_store_that_comes_back_with_its_disk_is_hit_again(tmp_path):
             (second,) = finish(start(address))
         assert first["found in the store"] == 0 < second["found in the store"]
         assert second["faults"] == 0
+
+
+def test_settings_for_type_checkers_are_those_of_the_engine():
+    told = typing.get_type_hints(kv.Settings)
+    assert told == {name: type(default) for name, default in _native.kv_settings().items()}
 
 
 def on_ranks(ranks, story):
@@ -662,14 +677,70 @@ def test_tokenspeed(store):
     serving.ask(prompt(1, 60))
     serving.settle()
     told = tokenspeed.events(serving.operations)
-    fetched = [event for event in told if isinstance(event, tokenspeed.PrefetchDone)]
+    fetched = [event for event in told if isinstance(event, tokenspeed.PrefetchDoneEvent)]
     assert [(it.completed_pages, it.pages_by_rank, it.success) for it in fetched] == [(3, (3,), True)]
-    assert fetched[0].request_id == len(serving.sequences)
-    backed_up = sum(it.completed_pages for it in told if isinstance(it, tokenspeed.BackUpDone))
-    written = sum(it.completed_pages for it in told if isinstance(it, tokenspeed.WriteBackDone))
+    assert fetched[0].request_id == str(len(serving.sequences))
+    backed_up = sum(it.completed_pages for it in told if isinstance(it, tokenspeed.BackUpDoneEvent))
+    written = sum(it.completed_pages for it in told if isinstance(it, tokenspeed.WriteBackDoneEvent))
     assert backed_up == serving.engine.stats()["backed_up"] and written == serving.engine.stats()["saved"]
-    adapter = tokenspeed.Adapter(serving.engine)
-    plan, told = adapter.step(submit=[kv.Request(99, prompt(1, 60))])
-    assert not plan.refused and told == []
-    assert adapter.step(abort=[99])[0].ended == [(99, "aborted")]
+    loaded = [it for it in told if isinstance(it, tokenspeed.LoadBackDoneEvent)]
+    assert loaded and all(it.success for it in loaded)
     serving.engine.close()
+
+
+def test_tokenspeed_tells_what_begins_and_ends_by_name(store):
+    from tiffin.integrations import tokenspeed
+
+    device = numpy.zeros((16, 64), numpy.uint8)
+    with kv.Engine(device, page_tokens=4, host_pages=16, store=store, threshold_pages=0) as engine:
+        adapter = tokenspeed.Adapter(engine)
+        begun, ended, states = [], [], []
+
+        def step(**told):
+            plan, operations, events = adapter.step(**told)
+            begun.extend(operations)
+            ended.extend(events)
+            states.extend(plan.ended)
+            return plan
+
+        plan = step(submit=[kv.Request("chat-1", list(range(9)))])
+        while not plan.ready:
+            engine.wait(5)
+            plan = step()
+        assert plan.ready[0].request == "chat-1"
+        step(computed=[kv.Computed("chat-1", 9)], finish=["chat-1"])
+        while not any(isinstance(it, tokenspeed.BackUpDoneEvent) for it in ended) or not states:
+            engine.wait(5)
+            step()
+        assert states == [("chat-1", "finished")]
+        write = next(it for it in begun if isinstance(it, tokenspeed.WriteBackOperation))
+        back_up = next(it for it in begun if isinstance(it, tokenspeed.BackUpOperation))
+        assert len(write.src_pages) == len(write.dst_pages) == len(back_up.src_pages) == 2
+        assert list(write.dst_pages) == list(back_up.src_pages)
+        assert back_up.hashes == kv.chain(range(9), page_tokens=4)[1]
+        assert {it.op_id for it in ended} <= {it.op_id for it in begun}
+        payload = tokenspeed.to_payload(ended[0])
+        assert payload["kind"] == "WriteBackDoneEvent" and payload["op_id"] == write.op_id
+        assert json.loads(json.dumps(payload)) == payload
+        assert step(abort=["never"]).ended == []
+
+
+@pytest.mark.parametrize(
+    ("start", "threshold", "fetches"), [("hits", 2, False), ("hits", 1, True), ("missing", 2, True)]
+)
+def test_the_store_is_read_if_it_has_more_than_the_threshold(store, start, threshold, fetches):
+    """Two pages are in the store, and four are missing."""
+    first = make(store, device_pages=16, host_pages=16)
+    first.ask(prompt(1, 2 * PAGE_TOKENS + 1))
+    first.settle()
+    first.engine.close()
+    again = make(store, device_pages=16, host_pages=16, threshold_pages=threshold, start=start)
+    again.ask(prompt(1, 4 * PAGE_TOKENS + 1))
+    again.settle()
+    assert (again.engine.stats()["pages_asked"]["fetch"] > 0) is fetches
+    again.engine.close()
+
+
+def test_a_start_that_is_none_is_refused(store):
+    with pytest.raises(tiffin.InvalidArgument, match="hits or missing"):
+        make(store, start="whenever")

@@ -1,6 +1,7 @@
 """How long things stay: pins by owner, limits, waiting for room, why, and what closing loses."""
 
 import asyncio
+import math
 import os
 import pickle
 import signal
@@ -73,7 +74,7 @@ def test_a_quota_is_a_typed_answer(small):
     assert error.quota == MIB and 900_000 <= error.used <= MIB
     (namespace,) = small.stats().namespaces
     assert namespace.quota == MIB and namespace.used == error.used
-    small.set_policy()
+    small.set_policy(quota=None)
     assert small.put("b", bytes(900_000)) is True
 
 
@@ -114,9 +115,28 @@ def test_bad_watermarks(store, marks):
 
 
 def test_bad_limits(store):
-    for limits in ({"quota": -1}, {"quota": "much"}, {"quota": 1 << 80}, {"max_hold": -1}):
+    for limits in ({"quota": -1}, {"quota": "much"}, {"quota": 1 << 80}):
         with pytest.raises(tiffin.InvalidArgument):
             store.set_policy(**limits)
+
+
+@pytest.mark.parametrize("seconds", [-1, float("nan"), 0, 0.0001, 1e30, math.inf, 10**400])
+def test_bad_times_name_their_argument(store, seconds):
+    with pytest.raises(tiffin.InvalidArgument, match="max_hold=") as caught:
+        store.set_policy(max_hold=seconds)
+    assert "timeout" not in str(caught.value) and "\n\nhint: " in str(caught.value)
+    assert store.policy().max_hold is None
+    if not seconds >= 0:
+        with pytest.raises(tiffin.InvalidArgument, match=r"soft_pin=.*\n\nhint: .*soft_pin=60"):
+            store.put("k", b"1", soft_pin=seconds)
+
+
+def test_a_put_larger_than_the_quota_does_not_wait(small):
+    with pytest.raises(tiffin.OverQuota, match=r"`b` \(2.0 MiB\) exceeds the quota .* 1.0 MiB") as caught:
+        small.put("b", bytes(2 * MIB), wait=True, timeout=600)
+    error = caught.value
+    assert (error.size, error.quota, error.is_retryable) == (2 * MIB, MIB, False)
+    assert "raise the quota" in str(error)
 
 
 def test_what_nobody_leases_is_dropped(store):
@@ -132,9 +152,20 @@ def test_limits_can_be_read(store):
     assert store.policy() == (MIB, 1.5, "on-pressure")
     with tiffin.connect(store.address, namespace="other") as other:
         assert other.policy() == (None, None, "on-pressure")
-    store.set_policy(max_hold=2)
-    assert store.policy() == (None, 2.0, "on-pressure") and store.wait_usage(at_least=0).max_hold == 2.0
+    assert store.wait_usage(at_least=0).max_hold == 1.5
+
+
+def test_only_named_limits_change(store):
+    store.set_policy(quota="1MiB", demotion="never")
+    store.set_policy(max_hold=60)
+    assert store.policy() == (MIB, 60.0, "never")
+    store.set_policy(quota="2MiB")
+    assert store.policy() == (2 * MIB, 60.0, "never")
     store.set_policy()
+    assert store.policy() == (2 * MIB, 60.0, "never")
+    store.set_policy(quota=None)
+    assert store.policy() == (None, 60.0, "never")
+    store.set_policy(max_hold=None, demotion=None)
     assert store.policy() == (None, None, "on-pressure")
 
 
@@ -243,10 +274,7 @@ def test_a_server_that_is_stopped_says_what_is_lost(tmp_path):
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 0
-    assert (
-        "1 objects (3 bytes) have their only copy here, among them 1 pinned and 0 unconsumed: `wanted`"
-        in said
-    )
+    assert "1 object (3 B) has its only copy here, among them 1 pinned and 0 unconsumed: `wanted`" in said
 
 
 # Puts that follow what a node could not confirm.

@@ -26,5 +26,16 @@ def test_the_licence_travels_with_the_wheel():
     assert any(file.name == "LICENSE" for file in files)
 
 
+def test_requires_python_agrees_with_the_tag():
+    """`cp311-abi3` runs on 3.11 and later, `cp310-cp310` on 3.10 alone."""
+    told = importlib.metadata.metadata("tiffin")["Requires-Python"]
+    wheel = importlib.metadata.distribution("tiffin").read_text("WHEEL") or ""
+    tags = [line.removeprefix("Tag: ").split("-") for line in wheel.splitlines() if line.startswith("Tag: ")]
+    assert tags
+    for interpreter, abi, _ in tags:
+        version = f"{interpreter[2]}.{interpreter[3:]}"
+        assert told == (f">={version}" if abi == "abi3" else f"=={version}.*")
+
+
 def test_no_other_package_is_needed():
     assert not [need for need in importlib.metadata.requires("tiffin") or [] if "extra ==" not in need]

@@ -12,8 +12,8 @@ VALUE = bytes(range(256)) * 1024
 @pytest.fixture(params=["local", "shared memory", "tcp"])
 def holder(request, cluster):
     """A store that reaches its bytes this way, with one object."""
-    where = {"address": None if request.param == "local" else cluster, "memory": "64MiB", "timeout": 30}
-    with tiffin.connect(**where, shared_memory=request.param != "tcp") as store:
+    where = {"memory": "64MiB"} if request.param == "local" else {"address": cluster}
+    with tiffin.connect(**where, timeout=30, shared_memory=request.param != "tcp") as store:
         store.put("k", VALUE)
         assert store.routes()[0].way == request.param
         yield store

@@ -1,11 +1,13 @@
 """Defaults from the environment, each declared once, and the command `tiffin`."""
 
+import asyncio
 import re
 import subprocess
 import sys
 
 import pytest
 import tiffin
+import tiffin.aio
 from tiffin import _settings
 
 import helpers
@@ -40,6 +42,22 @@ def test_without_an_address_the_store_is_in_the_process(monkeypatch, cluster):
     monkeypatch.setenv("TIFFIN_MASTER", cluster)
     with tiffin.connect(memory="16MiB") as store:
         assert store.address.startswith("unix:") and "in this process" in repr(store)
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [({"memory": "8GiB"}, "memory="), ({"ssd": "path=/x,size=1GiB"}, "ssd="), ({"memory": 1}, "memory=")],
+)
+def test_what_an_address_would_ignore_is_refused(cluster, given, named):
+    with pytest.raises(tiffin.InvalidArgument, match=named) as caught:
+        tiffin.connect(cluster, **given)
+    assert "hint:" in str(caught.value) and "inside this process" in str(caught.value)
+
+    async def connect():
+        await tiffin.aio.connect(cluster, **given)
+
+    with pytest.raises(tiffin.InvalidArgument, match=named):
+        asyncio.run(connect())
 
 
 def test_the_time_limit_of_a_store(monkeypatch):
@@ -83,6 +101,88 @@ def test_every_variable_is_a_setting_of_the_command():
 )
 def test_sizes(said, size):
     assert _settings.size(said) == size
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ("lots", "it does not begin with a number"),
+        ("", "it does not begin with a number"),
+        ("-1GiB", "it is negative"),
+        ("1 elephant", "there is no unit `elephant`"),
+        ("1.2.3GiB", "`1.2.3` is not a number"),
+    ],
+)
+def test_invalid_sizes_are_quoted(said, why):
+    with pytest.raises(ValueError, match=f"invalid size '{said}': {why}") as raised:
+        tiffin.connect(memory=said)
+    assert "hint: a number and a unit" in str(raised.value)
+
+
+@pytest.mark.parametrize("said", [-1, 2**64, 10**40])
+def test_sizes_have_limits(said):
+    with pytest.raises(ValueError, match="a size of"):
+        tiffin.connect(memory=said)
+
+
+def test_an_address_is_text():
+    with pytest.raises(TypeError, match="an address is text, not int") as raised:
+        tiffin.connect(7400)
+    assert 'connect("127.0.0.1:7400")' in str(raised.value)
+    with pytest.raises(TypeError, match="an address is text, not tuple"):
+        tiffin.connect(("127.0.0.1", 7400))
+
+
+@pytest.mark.parametrize("number", [-1, -(10**40), 2**32, 2**64, 10**40])
+def test_counts_out_of_range_name_their_argument(number):
+    with tiffin.connect(memory="16MiB") as store:
+        calls = {
+            "replicas": [
+                lambda **it: store.put("k", b"1", **it),
+                lambda **it: store.reserve("k", 1, **it),
+                lambda **it: store.put_sample("s", {"a": b"1"}, **it),
+            ],
+            "at_least": [lambda **it: store.pull("stream", timeout=0, **it)],
+            "at_most": [
+                lambda **it: store.pull("stream", timeout=0, **it),
+                lambda **it: store.tail("stream", timeout=0, **it),
+            ],
+        }
+        if not 0 <= number < 2**64:
+            calls |= {
+                "refs_high": [lambda **it: store.open_stream("stream", **it)],
+                "refs_low": [lambda **it: store.open_stream("stream", refs_high=1, **it)],
+                "window": [lambda **it: store.open_stream("stream", group="g", **it)],
+                "elsewhere": [lambda **it: store.put_sample("s", {"a": b"1"}, **it)],
+            }
+        for name, calls_of_it in calls.items():
+            for call in calls_of_it:
+                with pytest.raises(ValueError, match=f"^{name}=") as raised:
+                    call(**{name: number})
+                assert "hint: " in str(raised.value)
+                with pytest.raises(TypeError, match=f"it is a whole number, not str(.|\n)*'{name}'"):
+                    call(**{name: "1"})
+        with pytest.raises(tiffin.InvalidArgument):
+            store.get("k", range=(-1, 1))
+
+
+@pytest.mark.parametrize("number", [-1, -(10**40), 2**64, 10**40])
+def test_generation_out_of_range_is_refused(number):
+    with tiffin.connect(memory="16MiB") as store:
+        for behind in [(number, 0), (0, number)]:
+            with pytest.raises(tiffin.InvalidArgument, match="is not a generation") as raised:
+                store.tail("stream", behind=behind, timeout=0)
+            assert f"{behind}" in str(raised.value)
+            assert str(raised.value).count("hint: ") == 1 and "ref.generation" in str(raised.value)
+
+
+@pytest.mark.parametrize("behind", [7, "ab", (1,), (1, 2, 3), (1.5, 2), ("1", "2"), (None, 1)])
+def test_place_in_a_stream_that_is_not_a_pair_is_refused(behind):
+    with tiffin.connect(memory="16MiB") as store:
+        with pytest.raises(TypeError, match="a generation is a pair of integers") as raised:
+            store.tail("stream", behind=behind, timeout=0)
+        assert "hint: " in str(raised.value)
+        assert store.tail("stream", behind=(2**64 - 1, 2**64 - 1), timeout=0) == []
 
 
 def command(*arguments):

@@ -18,6 +18,7 @@ the same for asyncio, `tiffin.errors` says what can go wrong, `tiffin.types` wha
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from . import _settings
 from ._native import Lease, Prefetch, Reservation, Store, View, __version__
@@ -44,6 +45,7 @@ from .errors import (
     Timeout,
     TooSmall,
     Unauthenticated,
+    Unavailable,
     Unconfirmed,
     UnconfirmedWarning,
     Unreachable,
@@ -111,6 +113,7 @@ __all__ = [
     "TooSmall",
     "Traffic",
     "Unauthenticated",
+    "Unavailable",
     "Unconfirmed",
     "UnconfirmedWarning",
     "Unreachable",
@@ -127,7 +130,7 @@ __all__ = [
 def connect(
     address: str | None = None,
     *,
-    memory: int | str = _settings.MEMORY_DEFAULT,
+    memory: int | str | None = None,
     ssd: str | Iterable[str] = (),
     namespace: str | None = None,
     token: str | None = None,
@@ -137,13 +140,14 @@ def connect(
     """Connect to a store.
 
     Without an address the store is inside this process, has `memory` bytes (a number, or text such as
-    `"8GiB"`), and ends with it. Other processes of the same user on this host may join it at `store.address`.
-    What memory has no room for goes to `ssd`, a directory on a disk and how much of it may be used, as in
-    `"path=/data/tiffin,size=100GiB"`, or several of them; what lies there is there again for the next store
-    that is given the same directory.
+    `"8GiB"`; 1 GiB if it is not given), and ends with it. Other processes of the same user on this host may
+    join it at `store.address`. What memory has no room for goes to `ssd`, a directory on a disk and how much
+    of it may be used, as in `"path=/data/tiffin,size=100GiB"`, or several of them; what lies there is there
+    again for the next store that is given the same directory.
 
     With an address, such as `"host:port"`, it is the cluster of the master that listens there, whose nodes
-    have memory and disks of their own. `token` is the secret that its servers were started with.
+    have memory and disks of their own: `memory` and `ssd` are refused. `token` is the secret that its
+    servers were started with.
 
     All keys are in `namespace`. `shared_memory=False` sends every byte through sockets, as if all nodes were
     on other hosts. `timeout`, in seconds, is how long connecting may take, and each call that does not say
@@ -162,14 +166,26 @@ def connect(
     b'hello'
     """
     arguments = _arguments(address, memory, ssd, namespace, token, shared_memory, timeout)
-    return _connect(**arguments, is_async=False)
+    store: Store = _connect(**arguments, is_async=False)
+    return store
 
 
-def _arguments(address, memory, ssd, namespace, token, shared_memory, timeout) -> dict:
+def _arguments(
+    address: str | None,
+    memory: int | str | None,
+    ssd: str | Iterable[str],
+    namespace: str | None,
+    token: str | None,
+    shared_memory: bool | None,
+    timeout: float | None,
+) -> dict[str, Any]:
+    disks = [ssd] if isinstance(ssd, str) else list(ssd)
+    if address is not None:
+        _refuse_embedded_only(address, memory, disks)
     return {
-        "address": address,
-        "memory": _settings.size(memory),
-        "ssd": [ssd] if isinstance(ssd, str) else list(ssd),
+        "address": _settings.address(address),
+        "memory": _settings.size(_settings.MEMORY_DEFAULT if memory is None else memory),
+        "ssd": disks,
         "namespace": _settings.text(namespace, _settings.NAMESPACE),
         "token": _settings.text(token, _settings.TOKEN),
         "shared_memory": _settings.switch(shared_memory, _settings.SHARED_MEMORY),
@@ -177,6 +193,20 @@ def _arguments(address, memory, ssd, namespace, token, shared_memory, timeout) -
     }
 
 
-def _connect_again(address, namespace, token, shared_memory, timeout) -> Store:
+def _refuse_embedded_only(address: str, memory: int | str | None, disks: list[str]) -> None:
+    """A cluster has the memory and the disks of its nodes: arguments that would have no effect are errors."""
+    flags = {"memory": "--memory 8GiB", "ssd": "--ssd path=/data/tiffin,size=100GiB"}
+    given = [name for name, value in (("memory", memory), ("ssd", disks or None)) if value is not None]
+    if not given:
+        return
+    names = " and ".join(f"{name}=" for name in given)
+    raise InvalidArgument(
+        f"{names} with the address {address!r}: only a store inside this process has memory and disks of its "
+        f"own\n\nhint: leave out {names}, and give it to the nodes of the cluster, as in "
+        f"`tiffin node {' '.join(flags[name] for name in given)}`; or leave out the address"
+    )
+
+
+def _connect_again(address: str, namespace: str, token: str, shared_memory: bool, timeout: float) -> Store:
     """A pickled store, in another process."""
     return connect(address, namespace=namespace, token=token, shared_memory=shared_memory, timeout=timeout)

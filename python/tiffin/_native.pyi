@@ -1,9 +1,11 @@
 """Types of the extension module."""
+# A `str` is an iterable of keys as well; the overload that comes first decides.
+# mypy: disable-error-code="overload-overlap"
 
 import builtins
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Literal, TypeAlias, TypeVar, overload
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar, overload
 
 from typing_extensions import Buffer, CapsuleType, Self
 
@@ -22,8 +24,8 @@ Ahead: TypeAlias = Literal["none", "leading", "all"]
 Demotion: TypeAlias = Literal["on-pressure", "write-through", "never"]
 Outcome: TypeAlias = Literal["absent", "resident", "done", "running", "failed", "skipped"]
 
-class SupportsDLPack:
-    def __dlpack__(self) -> CapsuleType: ...
+class SupportsDLPack(Protocol):
+    def __dlpack__(self) -> Any: ...
 
 Value: TypeAlias = Buffer | SupportsDLPack
 
@@ -290,9 +292,9 @@ class Store:
     def set_policy(
         self,
         *,
-        quota: int | str | None = None,
-        max_hold: float | None = None,
-        demotion: Demotion | None = None,
+        quota: int | str | None = ...,
+        max_hold: float | None = ...,
+        demotion: Demotion | None = ...,
         timeout: float | None = None,
     ) -> None: ...
     def policy(self, *, timeout: float | None = None) -> Policy: ...
@@ -449,7 +451,8 @@ class KvEngine:
 
     def __init__(
         self,
-        settings: Any,
+        shape: Any,
+        settings: dict[str, Any],
         *,
         page_bytes: int,
         device: Any,
@@ -459,7 +462,7 @@ class KvEngine:
         rank_part: tuple[tuple[int, int], tuple[int, int], tuple[int, int]],
         gather: Any,
     ) -> None: ...
-    def step(self, told: Any) -> tuple[builtins.list, ...]: ...
+    def step(self, told: Any) -> tuple[builtins.list[Any], ...]: ...
     def wait(self, seconds: float) -> bool: ...
     def match(
         self, space: int, tokens: bytes, media: Sequence[tuple[int, bytes]]
@@ -483,3 +486,4 @@ def kv_names(
     hashes: Sequence[bytes],
 ) -> builtins.list[str]: ...
 def kv_replay(arguments: Sequence[str]) -> str: ...
+def kv_settings() -> dict[str, int | float | str | bool]: ...

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 
 from .errors import InvalidArgument
 
@@ -25,15 +26,43 @@ TIMEOUT_DEFAULT = 10.0
 #: How much memory a store inside the process has unless told otherwise.
 MEMORY_DEFAULT = "1GiB"
 
-_UNITS = {"": 1} | {
+#: The largest size there can be, in bytes.
+SIZE_MAX = 2**64 - 1
+
+_UNITS: dict[str, float] = {"": 1} | {
     f"{letter}{'i' * is_binary}{'B' * is_long}": (1024 if is_binary else 1000) ** power
     for power, letter in enumerate("KMGTP", 1)
     for is_binary in (True, False)
     for is_long in (True, False)
 }
 _UNITS["B"] = 1
-_TIMES = {"": 1.0, "us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+_TIMES: dict[str, float] = {
+    "": 1.0,
+    "us": 1e-6,
+    "ms": 1e-3,
+    "s": 1.0,
+    "sec": 1.0,
+    "m": 60.0,
+    "min": 60.0,
+    "h": 3600.0,
+}
 _NUMBER = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+
+
+def address(given: str | None) -> str | None:
+    """An address, as text; `None` is a store inside this process.
+
+    >>> address("localhost:7400")
+    'localhost:7400'
+    """
+    if given is None or isinstance(given, str):
+        return given
+    example = f'"127.0.0.1:{given}"' if isinstance(given, int) else '"host:port"'
+    raise TypeError(
+        f"an address is text, not {type(given).__name__}\n\n"
+        f"hint: give host and port, as in `connect({example})`; without an address the store is inside this "
+        "process"
+    )
 
 
 def text(given: str | None, variable: str) -> str | None:
@@ -58,7 +87,7 @@ def seconds(given: float | None, variable: str) -> float:
     said = os.environ.get(variable)
     if not said:
         return TIMEOUT_DEFAULT
-    return _measure(said, _TIMES, f"{variable}={said!r} is no time", "such as `10s` or `500ms`")
+    return _measure(said, _TIMES, f"invalid duration {variable}={said!r}", "such as `10s` or `500ms`")
 
 
 def size(given: int | str) -> int:
@@ -68,18 +97,32 @@ def size(given: int | str) -> int:
     (1073741824, 64000000, 4096)
     """
     if isinstance(given, str):
-        return int(_measure(given, _UNITS, f"{given!r} is no size", "such as `512MiB` or `8GiB`"))
+        hint = "such as `512MiB` or `8GiB`"
+        given = int(_measure(given, _UNITS, f"invalid size {given!r}", hint))
     if isinstance(given, bool) or not isinstance(given, int):
         raise TypeError(f"a size is a number of bytes or text, not {type(given).__name__}\n\nhint: `8GiB`")
     if given < 0:
         raise InvalidArgument(
             f"a size of {given} bytes\n\nhint: give a number above zero, or text like `8GiB`"
         )
+    if given > SIZE_MAX:
+        raise InvalidArgument(f"a size of {given} bytes\n\nhint: give less than 16 EiB, as in `8GiB`")
     return given
 
 
-def _measure(said: str, units: dict, complaint: str, hint: str) -> float:
+def _measure(said: str, units: Mapping[str, float], complaint: str, hint: str) -> float:
     match = _NUMBER.fullmatch(said)
     if match is None or match[2] not in units:
-        raise InvalidArgument(f"{complaint}\n\nhint: a number and a unit, {hint}")
+        raise InvalidArgument(f"{complaint}: {_reason(said, match)}\n\nhint: a number and a unit, {hint}")
     return float(match[1]) * units[match[2]]
+
+
+def _reason(said: str, match: re.Match[str] | None) -> str:
+    """Why a size or a duration is invalid, in the words of the command line."""
+    if match is not None:
+        return f"there is no unit `{match[2]}`"
+    said = said.strip()
+    if said.startswith("-"):
+        return "it is negative"
+    number = said[: len(said) - len(said.lstrip("0123456789."))]
+    return f"`{number}` is not a number" if number else "it does not begin with a number"

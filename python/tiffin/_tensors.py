@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
-try:
-    import numpy
-except ImportError:
-    numpy = None
+
+def _import_numpy() -> Any:
+    try:
+        import numpy
+    except ImportError:
+        return None
+    return numpy
+
+
+#: The module, or `None` where it is not installed.
+numpy: Any = _import_numpy()
 
 #: What one element is called in the buffer protocol, by its type.
-_FORMATS = {
+_FORMATS: dict[str, Any] = {
     "bool": "?",
     "uint8": "B",
     "int8": "b",
@@ -24,9 +32,47 @@ _FORMATS = {
     "float32": "f",
     "float64": "d",
 }
-#: Types that neither the buffer protocol nor numpy has a name for, and what holds their bits.
-_BITS = {"bfloat16": "uint16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8"}
-_TYPES = {code: dtype for dtype, code in _FORMATS.items()} | {"c": "uint8"}
+_SMALL_FLOATS = (
+    "float8_e3m4",
+    "float8_e4m3",
+    "float8_e4m3b11fnuz",
+    "float8_e4m3fn",
+    "float8_e4m3fnuz",
+    "float8_e5m2",
+    "float8_e5m2fnuz",
+    "float8_e8m0fnu",
+    "float6_e2m3fn",
+    "float6_e3m2fn",
+    "float4_e2m1fn",
+    "float4_e2m1fn_x2",
+)
+#: Types that torch, DLPack or ml_dtypes name, and numpy and the buffer protocol do not: what holds the bits
+#: of an element. Elements smaller than a byte have a byte each, unless their type says that it packs several.
+HOLDERS = {
+    "bfloat16": "uint16",
+    **dict.fromkeys(_SMALL_FLOATS, "uint8"),
+    "complex32": "uint32",
+    **{f"int{bits}": "int8" for bits in range(1, 8)},
+    **{f"uint{bits}": "uint8" for bits in range(1, 8)},
+    **dict.fromkeys(("bits8", "bits1x8", "bits2x4", "bits4x2"), "uint8"),
+    "bits16": "uint16",
+}
+#: Complex numbers without numpy: pairs of these.
+_PARTS = {"complex32": "e", "complex64": "f", "complex128": "d"}
+_WIDTHS = {"?": 1, "b": 1, "B": 1, "h": 2, "H": 2, "e": 2, "i": 4, "I": 4, "f": 4, "q": 8, "Q": 8, "d": 8}
+#: Every type of elements that a sample may have, and the bytes of one.
+ITEM_BYTES: dict[str, int] = {
+    **{dtype: _WIDTHS[code] for dtype, code in _FORMATS.items()},
+    "complex64": 8,
+    "complex128": 16,
+    **{dtype: _WIDTHS[_FORMATS[holder]] for dtype, holder in HOLDERS.items()},
+}
+#: What torch lends through DLPack in every version, by the bytes of an element.
+_TORCH_LENDS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
+#: Types of torch whose elements mean nothing without more than their bits.
+_QUANTIZED = ("qint8", "quint8", "qint32", "quint4x2", "quint2x4")
+_TYPES = {code: dtype for dtype, code in _FORMATS.items()}
+_TYPES |= {"c": "uint8", "Zf": "complex64", "Zd": "complex128"}
 
 
 #: What types of array libraries are called; to ask them takes longer than to look it up.
@@ -54,8 +100,33 @@ def describe(value: Any) -> tuple[str, tuple[int, ...]]:
     with memoryview(value) as view:
         code = view.format.lstrip("@")
         if code in ("l", "L"):
-            return f"{'u' * (code == 'L')}int{8 * view.itemsize}", view.shape
-        return _TYPES.get(code, code), view.shape
+            return f"{'u' * (code == 'L')}int{8 * view.itemsize}", view.shape or ()
+        return _TYPES.get(code, code), view.shape or ()
+
+
+def exposed(value: Any) -> tuple[Any, str, tuple[int, ...]]:
+    """What lends the memory of a tensor, the type of its elements, and its shape.
+
+    Types that array libraries cannot lend are lent as the integers that hold their bits.
+
+    >>> exposed(b"abc")
+    (b'abc', 'uint8', (3,))
+    """
+    dtype, shape = describe(value)
+    if dtype in _QUANTIZED:
+        raise TypeError(
+            f"{dtype} has a scale beside its bits\n\nhint: `tensor.int_repr()`, and store the scale"
+        )
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        value = value.detach()
+        if value.is_conj():
+            value = value.resolve_conj()
+        if dtype in HOLDERS or dtype in ("uint16", "uint32", "uint64"):
+            value = value.view(getattr(torch, _TORCH_LENDS[ITEM_BYTES[dtype]]))
+    elif dtype in HOLDERS and numpy is not None and isinstance(value, numpy.ndarray):
+        value = value.view(HOLDERS[dtype])
+    return value, dtype, shape
 
 
 def room(dtype: str, shape: tuple[int, ...], size: int) -> tuple[Any, Any]:
@@ -67,9 +138,7 @@ def room(dtype: str, shape: tuple[int, ...], size: int) -> tuple[Any, Any]:
     """
     if numpy is None:
         data = bytearray(size)
-        code = _FORMATS[_BITS.get(dtype, dtype)]
-        # A memoryview cannot have an empty dimension beside others.
-        return data, memoryview(data).cast(code, shape) if size else memoryview(data).cast(code)
+        return data, _cast(memoryview(data), dtype, shape)
     data = numpy.empty(size, numpy.uint8)
     return data, data.view(numpy_type(dtype)).reshape(shape)
 
@@ -81,9 +150,7 @@ def look(view: Any, dtype: str, shape: tuple[int, ...]) -> Any:
     [[0.0], [0.0]]
     """
     if numpy is None:
-        code = _FORMATS[_BITS.get(dtype, dtype)]
-        memory = memoryview(view)
-        return memory.cast(code, shape) if len(memory) else memory.cast(code)
+        return _cast(memoryview(view), dtype, shape)
     array = numpy.frombuffer(view, numpy.uint8) if len(view) else numpy.empty(0, numpy.uint8)
     array.flags.writeable = False
     return array.view(numpy_type(dtype)).reshape(shape)
@@ -98,17 +165,36 @@ def misfit(buffer: Any, dtype: str, shape: tuple[int, ...]) -> str | None:
     """
     given = describe(buffer)
     plain = given[0] in ("uint8", "int8") and len(given[1]) == 1
-    if plain or given in ((dtype, shape), (_BITS.get(dtype), shape)):
+    if plain or given in ((dtype, shape), (HOLDERS.get(dtype), shape)):
         return None
     return f"is {given[0]} of shape {list(given[1])}"
 
 
+def _cast(memory: memoryview, dtype: str, shape: tuple[int, ...]) -> memoryview:
+    """Memory as such a tensor, without numpy. Complex numbers are pairs in a last dimension of their own."""
+    code: Any = _PARTS.get(dtype) or _FORMATS[HOLDERS.get(dtype, dtype)]
+    # A memoryview cannot be cast to half precision: the bits come instead.
+    code = "H" if code == "e" else code
+    # A memoryview cannot have an empty dimension beside others.
+    if not len(memory):
+        return memory.cast(code)
+    return memory.cast(code, (*shape, 2) if dtype in _PARTS else shape)
+
+
 def numpy_type(dtype: str) -> Any:
-    """What numpy calls a type, or the unsigned integer that holds its bits."""
-    if dtype not in _BITS:
+    """What numpy calls a type, or the integer that holds its bits."""
+    if dtype not in HOLDERS:
         return numpy.dtype(dtype)
     try:
         import ml_dtypes
     except ImportError:
-        return numpy.dtype(_BITS[dtype])
-    return numpy.dtype(getattr(ml_dtypes, dtype))
+        return numpy.dtype(HOLDERS[dtype])
+    return numpy.dtype(getattr(ml_dtypes, dtype, HOLDERS[dtype]))
+
+
+def torch_type(torch: Any, dtype: str) -> Any:
+    """What torch calls a type, or the integer that holds its bits where this version has no name for it."""
+    lent = _TORCH_LENDS.get(ITEM_BYTES[dtype], "uint8")
+    return (
+        getattr(torch, dtype, None) or getattr(torch, HOLDERS.get(dtype, lent), None) or getattr(torch, lent)
+    )

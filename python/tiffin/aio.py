@@ -24,7 +24,7 @@ import inspect
 from collections.abc import Generator, Iterable
 from typing import Any
 
-from . import _arguments, _settings
+from . import _arguments
 from ._native import Lease, Prefetch, Reservation, Store
 from ._native import connect as _connect
 
@@ -34,7 +34,7 @@ __all__ = ["AsyncLease", "AsyncPrefetch", "AsyncReservation", "AsyncStore", "con
 async def connect(
     address: str | None = None,
     *,
-    memory: int | str = _settings.MEMORY_DEFAULT,
+    memory: int | str | None = None,
     ssd: str | Iterable[str] = (),
     namespace: str | None = None,
     token: str | None = None,
@@ -76,13 +76,16 @@ def _property(_: str, member: Any) -> property:
 
 
 def _coroutine(origin: str, member: Any) -> Any:
-    @functools.wraps(member)
     async def call(self, *arguments, **options):
         answer = await member(self._twin, *arguments, **options)
         return [_awaited(it) for it in answer] if isinstance(answer, list) else _awaited(answer)
 
-    call.__doc__ = f"{inspect.getdoc(member).partition('.')[0]}. A coroutine: see `{origin}`."
-    return call
+    method: Any = functools.update_wrapper(call, member)
+    # The original is not Python code, which doctest of some releases of Python 3.12 expects when it unwraps.
+    del method.__wrapped__
+    method.__signature__ = inspect.signature(member)
+    method.__doc__ = f"{inspect.getdoc(member).partition('.')[0]}. A coroutine: see `{origin}`."
+    return method
 
 
 def _awaited(answer: Any) -> Any:

@@ -1,4 +1,5 @@
 """Types of the asyncio twins. Written by `stubs.py` from `_native.pyi`."""
+# mypy: disable-error-code="overload-overlap"
 
 import builtins
 from collections.abc import Generator, Iterable, Mapping, Sequence
@@ -271,9 +272,9 @@ class AsyncStore:
     async def set_policy(
         self,
         *,
-        quota: int | str | None = None,
-        max_hold: float | None = None,
-        demotion: Demotion | None = None,
+        quota: int | str | None = ...,
+        max_hold: float | None = ...,
+        demotion: Demotion | None = ...,
         timeout: float | None = None,
     ) -> None: ...
     async def policy(self, *, timeout: float | None = None) -> Policy: ...
@@ -416,7 +417,7 @@ class AsyncStore:
 async def connect(
     address: str | None = None,
     *,
-    memory: int | str = ...,
+    memory: int | str | None = None,
     ssd: str | Iterable[str] = (),
     namespace: str | None = None,
     token: str | None = None,

@@ -51,6 +51,7 @@ __all__ = [
     "Timeout",
     "TooSmall",
     "Unauthenticated",
+    "Unavailable",
     "Unconfirmed",
     "UnconfirmedWarning",
     "Unreachable",
@@ -86,18 +87,22 @@ class Exists(Error):
 
 
 class Full(Error):
-    """No node has room for the object, nor anything to evict."""
+    """No node has space for the object, and all that remains is pinned, leased, in view or reserved."""
 
     #: How many bytes the object has.
     size: int | None = None
     #: How full all nodes are together; not said where it is the namespace that is full.
     usage: Usage | None = None
+    #: What is missing: `bytes`, `slots`, `key space` or `contiguous space`; not said of a full namespace.
+    lacks: str | None = None
 
 
 class OverQuota(Full):
     """The namespace may not hold that much, and has nothing of its own to evict."""
 
-    #: How many bytes it holds, all copies counted.
+    #: How many bytes the object counts. If they are more than the quota, the put was refused at once.
+    size: int
+    #: How many bytes the namespace holds, all copies counted.
     used: int
     #: How many bytes it may hold.
     quota: int
@@ -139,7 +144,14 @@ class Timeout(Error, TimeoutError):
 
 
 class Unreachable(Error, ConnectionError):
-    """The master, or every node that could have been used, cannot be reached."""
+    """The master, or every node that could have been used, cannot be reached; or no node is connected."""
+
+
+class Unavailable(Error):
+    """The answer is not known yet: the master has restarted, and waits for members that have not reported.
+
+    Nothing was done. The message names the members.
+    """
 
 
 class NodeDown(Error):

@@ -5,7 +5,7 @@ steps.
 >>> from tiffin import kv
 >>> device = np.zeros((8, 1024), np.uint8)                 # 8 pages that the model computes in
 >>> store = tiffin.connect(memory="64MiB")
->>> engine = kv.Engine(device, page_tokens=4, host_pages=16, store=store, threshold_pages=1)
+>>> engine = kv.Engine(device, page_tokens=4, host_pages=16, store=store, threshold_pages=0)
 >>> prompt = list(range(9))
 >>> plan = engine.step(submit=[kv.Request(1, prompt)])
 >>> while not plan.ready and engine.wait(5):               # it asks the store first
@@ -38,14 +38,23 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
-import numpy
+try:
+    import numpy
+except ImportError as error:
+    raise ImportError(
+        "tiffin.kv needs numpy, which is not installed\n\nhint: `pip install 'tiffin[numpy]'`"
+    ) from error
 
 from . import _native
 from .errors import Error
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 __all__ = [
+    "Begun",
     "Cached",
     "Computed",
     "Engine",
@@ -57,14 +66,42 @@ __all__ = [
     "Plan",
     "Ready",
     "Request",
+    "Settings",
     "chain",
     "local_group",
     "names",
     "replay",
 ]
 
+#: The bytes of a page's hash.
+_HASH_BYTES = 16
 #: Where the pages of a rank lie among those of all: (rank, ranks) of tensor, pipeline and context.
 RankPart = tuple[tuple[int, int], tuple[int, int], tuple[int, int]]
+
+
+class Settings(TypedDict, total=False):
+    """The settings of an engine, for type checkers. The engine declares them: `docs/kv-settings.md`."""
+
+    page_tokens: int
+    threshold_pages: int
+    start: str
+    stop: str
+    stop_base: float
+    stop_per_page: float
+    stop_most: float
+    index: str
+    eviction: str
+    write: str
+    probes: int
+    fetch_pages: int
+    save_pages: int
+    backup_pages: int
+    running_max: int
+    op_pages_max: int
+    op_patience: float
+    hint_patience: float
+    cooldown: float
+    events: bool
 
 
 class Namespace(NamedTuple):
@@ -153,6 +190,22 @@ class Operation(NamedTuple):
         return max(0, min(self.completed))
 
 
+class Begun(NamedTuple):
+    """An operation that begins: what it moves, page by page, and between which pages.
+
+    A `fetch` brings pages from the store into host pages, a `load` from the host to the device, a `save` from
+    the device to the host, a `backup` from the host to the store. `sources` and `targets` are `int32` arrays,
+    empty where that is the store.
+    """
+
+    id: int
+    kind: str
+    request: int | None
+    hashes: list[bytes]
+    sources: numpy.ndarray
+    targets: numpy.ndarray
+
+
 class Plan(NamedTuple):
     """What a step came to."""
 
@@ -174,6 +227,8 @@ class Plan(NamedTuple):
     removed: list[tuple[str, int, bytes]]
     #: Operations that have ended.
     operations: list[Operation]
+    #: Operations that this step has begun.
+    begun: list[Begun]
 
 
 class Match(NamedTuple):
@@ -198,8 +253,10 @@ class Engine:
     (`batch_is_exist`, `batch_get_into`, `batch_put_from`, `register_buffer`), or nothing.
 
     `namespace` says what the pages are of; it can be changed with `define`, which makes all that was
-    under the old one unreachable. The rest are the sizes and policies of `docs/kv.md`; times are in
-    seconds.
+    under the old one unreachable. A fetch begins if the store has more pages than `threshold_pages`, counted
+    from the first that is not here (`start="hits"`, the default); with `start="missing"`, if at least that
+    many are missing here, however many of them the store has. The other `settings` are sizes, times and
+    policies: `docs/kv-settings.md` lists them with their defaults. Times are in seconds.
 
     Tensor- or pipeline-parallel ranks have an engine each, are told the same in the same order, and step
     equally often. `gather` takes this rank's bytes and gives those of all, in order: one call per step,
@@ -210,36 +267,18 @@ class Engine:
         self,
         device: Any,
         *,
-        page_tokens: int = 64,
         device_pages: int | None = None,
         page_bytes: int | None = None,
         host: Any = None,
         host_pages: int | None = None,
         store: Any = None,
         namespace: Namespace = Namespace(),  # noqa: B008
-        threshold_pages: int = 4,
-        stop: str = "timeout",
-        stop_base: float = 2.0,
-        stop_per_page: float = 0.01,
-        stop_most: float = 30.0,
-        index: str = "radix",
-        eviction: str = "lru",
-        write: str = "through",
-        probes: int = 64,
-        fetch_pages: int = 1024,
-        save_pages: int = 1024,
-        backup_pages: int = 1024,
-        running_max: int = 256,
-        op_pages_max: int = 128,
-        op_patience: float = 30.0,
-        hint_patience: float = 1.0,
-        cooldown: float = 1.0,
         ranks: int = 1,
         rank: int = 0,
         rank_part: RankPart | None = None,
         gather: Callable[[bytes], Sequence[bytes]] | None = None,
-        events: bool = False,
         compare_every: int = 0,
+        **settings: Unpack[Settings],
     ) -> None:
         if hasattr(device, "load") and hasattr(device, "save"):
             if device_pages is None or page_bytes is None:
@@ -257,36 +296,19 @@ class Engine:
                     f"a page has {page_bytes} bytes on the device and {host_bytes} in the host\n\n"
                     "hint: give both rows of one size"
                 )
-        settings = SimpleNamespace(
-            page_tokens=page_tokens,
+        shape = SimpleNamespace(
             device_pages=device_pages,
             host_pages=host_pages or 0,
             has_store=store is not None,
-            threshold_pages=threshold_pages,
-            stop=stop,
-            stop_base=stop_base,
-            stop_per_page=stop_per_page,
-            stop_most=stop_most,
-            index=index,
-            eviction=eviction,
-            write=write,
-            probes=probes,
-            fetch_pages=fetch_pages,
-            save_pages=save_pages,
-            backup_pages=backup_pages,
-            running_max=running_max,
-            op_pages_max=op_pages_max,
-            op_patience=op_patience,
-            hint_patience=hint_patience,
-            cooldown=cooldown,
             ranks=ranks,
             rank=rank,
-            events=events,
             compare_every=compare_every,
         )
-        self.page_tokens = page_tokens
+        _check_counts(**vars(shape), **settings, page_bytes=page_bytes)
+        self.page_tokens: int = int(settings.get("page_tokens", _native.kv_settings()["page_tokens"]))
         self._native = _native.KvEngine(
-            settings,
+            shape,
+            dict(settings),
             page_bytes=page_bytes,
             device=device,
             host=host,
@@ -312,7 +334,7 @@ class Engine:
         self,
         *,
         submit: Iterable[Request] = (),
-        computed: Iterable[Computed | tuple] = (),
+        computed: Iterable[Computed | tuple[Any, ...]] = (),
         finish: Iterable[int] = (),
         abort: Iterable[int] = (),
         retract: Iterable[int] = (),
@@ -340,7 +362,7 @@ class Engine:
         )
         plan = self._native.step(told)
         self._define, self._clear = [], []
-        ready, granted, recompute, retracted, ended, refused, stored, removed, operations = plan
+        ready, granted, recompute, retracted, ended, refused, stored, removed, operations, begun = plan
         return Plan(
             [Ready(id, Cached(*cached), _ids(pages)) for id, cached, pages in ready],
             [Grant(id, _ids(pages)) for id, pages in granted],
@@ -351,6 +373,7 @@ class Engine:
             stored,
             removed,
             [Operation(id, kind, of, pages, tuple(by)) for id, kind, of, pages, by in operations],
+            [_begun(id, kind, of, *pages) for id, kind, of, pages in begun],
         )
 
     def wait(self, timeout: float) -> bool:
@@ -360,7 +383,7 @@ class Engine:
 
     def match(self, tokens: Any, *, namespace: int = 0, media: Sequence[tuple[int, bytes]] = ()) -> Match:
         """How far a prefix is there. Changes nothing, and asks nobody."""
-        return Match(*self._native.match(namespace, _tokens(tokens), [tuple(it) for it in media]))
+        return Match(*self._native.match(namespace, _tokens(tokens), _media(media)))
 
     def pages(self, request: int) -> numpy.ndarray | None:
         """The device pages of a request that is computed."""
@@ -396,12 +419,12 @@ class Engine:
         self.close()
 
     @staticmethod
-    def replay(trace: str | os.PathLike | None = None, **options: Any) -> dict[str, Any]:
+    def replay(trace: str | os.PathLike[str] | None = None, **options: Any) -> dict[str, Any]:
         """See `tiffin.kv.replay`."""
         return replay(trace, **options)
 
 
-def replay(trace: str | os.PathLike | None = None, **options: Any) -> dict[str, Any]:
+def replay(trace: str | os.PathLike[str] | None = None, **options: Any) -> dict[str, Any]:
     """Runs a trace through the engine in virtual time, as `tiffin kv replay` does, and gives its report.
 
     The options are those of the command, with `_` for `-`: `device_pages=1000`, `l3="infinite"`,
@@ -416,7 +439,8 @@ def replay(trace: str | os.PathLike | None = None, **options: Any) -> dict[str, 
         flag = f"--{name.replace('_', '-')}"
         for each in value if isinstance(value, (list, tuple)) else [value]:
             arguments += [flag, str(each)]
-    return json.loads(_native.kv_replay(arguments))
+    report: dict[str, Any] = json.loads(_native.kv_replay(arguments))
+    return report
 
 
 def chain(
@@ -432,7 +456,7 @@ def chain(
     >>> len(root), len(hashes), hashes == chain(range(8), page_tokens=4, namespace=Namespace("m"))[1]
     (16, 2, True)
     """
-    return _native.kv_chain(tuple(namespace), page_tokens, _tokens(tokens), [tuple(it) for it in media])
+    return _native.kv_chain(namespace, page_tokens, _tokens(tokens), _media(media))
 
 
 def names(root: bytes, hashes: Sequence[bytes], rank_part: RankPart = ((0, 1), (0, 1), (0, 1))) -> list[str]:
@@ -478,10 +502,12 @@ class _Device:
         self._device = device
 
     def load(self, host_pages: bytes, device_pages: bytes) -> int | None:
-        return self._device.load(_ids(host_pages), _ids(device_pages))
+        loaded: int | None = self._device.load(_ids(host_pages), _ids(device_pages))
+        return loaded
 
     def save(self, device_pages: bytes, host_pages: bytes) -> int | None:
-        return self._device.save(_ids(device_pages), _ids(host_pages))
+        saved: int | None = self._device.save(_ids(device_pages), _ids(host_pages))
+        return saved
 
 
 def _exist_options(store: Any) -> Any:
@@ -489,6 +515,17 @@ def _exist_options(store: Any) -> Any:
     module = sys.modules.get(type(store).__module__)
     options = getattr(module, "ExistOptions", None)
     return None if options is None else options(prefetch_to_memory=True)
+
+
+#: The largest number of pages, tokens or bytes of a page.
+_COUNT_MAX = 2**32 - 1
+
+
+def _check_counts(**settings: Any) -> None:
+    """Refuse whole numbers that count nothing."""
+    for name, value in settings.items():
+        if isinstance(value, int) and not 0 <= value <= _COUNT_MAX:
+            raise ValueError(f"{name}={value}\n\nhint: it is between 0 and {_COUNT_MAX}")
 
 
 def _pages(memory: Any, what: str) -> tuple[int, int]:
@@ -506,24 +543,33 @@ def _ids(pages: bytes) -> numpy.ndarray:
     return numpy.frombuffer(pages, "<i4")
 
 
+def _media(media: Iterable[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
+    return [(at, digest) for at, digest in media]
+
+
 def _tokens(tokens: Any) -> bytes:
     if isinstance(tokens, (range, list, tuple)) or hasattr(tokens, "__array__"):
         return numpy.asarray(tokens, dtype="<u4").tobytes()
     return numpy.fromiter(tokens, dtype="<u4").tobytes()
 
 
+def _begun(id: int, kind: str, request: int | None, hashes: bytes, sources: bytes, targets: bytes) -> Begun:
+    names = [hashes[at : at + _HASH_BYTES] for at in range(0, len(hashes), _HASH_BYTES)]
+    return Begun(id, kind, request, names, _ids(sources), _ids(targets))
+
+
 def _computed(request: int, upto: int, generated: Any = ()) -> tuple[int, int, bytes]:
     return request, upto, _tokens(generated)
 
 
-def _submission(request: Request) -> tuple:
+def _submission(request: Request) -> tuple[Any, ...]:
     hashes = None if request.hashes is None else list(request.hashes)
     tokens = _tokens(request.tokens) if hashes is None else None
     return (
         request.id,
         request.namespace,
         tokens,
-        [tuple(it) for it in request.media],
+        _media(request.media),
         hashes,
         request.length,
         request.priority,

@@ -41,7 +41,7 @@ class ObjectInfo(NamedTuple):
 
 
 class Usage(NamedTuple):
-    """How full something is, in bytes: `free + reserved + used + in_view` is `capacity`."""
+    """How full something is, in bytes: `free + reserved + used + in_view + metadata` is `capacity`."""
 
     #: All of it.
     capacity: int
@@ -55,6 +55,8 @@ class Usage(NamedTuple):
     in_view: int
     #: How many objects can be read.
     objects: int
+    #: Of records and keys, which grow with the number of objects; those of a few hundred objects are free.
+    metadata: int = 0
 
 
 class Holder(NamedTuple):
@@ -121,6 +123,10 @@ class Namespace(NamedTuple):
     owners: Mapping[str, tuple[int, int]] = MappingProxyType({})
     #: Which clients keep most of it, by leases and reservations, the most bytes first.
     holders: tuple[Holder, ...] = ()
+    #: How many samples were freed because they waited for longer than `max_hold`, and their bytes, since the
+    #: master started.
+    samples_expired: int = 0
+    samples_expired_size: int = 0
 
 
 class Policy(NamedTuple):
@@ -172,6 +178,8 @@ class Tier(NamedTuple):
     demoted_objects: int = 0
     demoted_bytes: int = 0
     demotions_failed: int = 0
+    #: How many a disk refused because they are larger than it takes; `why` of such an object says so.
+    demotions_refused: int = 0
     #: How many were evicted from memory before a disk had them: it could not keep up.
     evicted_unshelved: int = 0
     #: How many objects came back into memory, and their bytes.
@@ -367,6 +375,8 @@ class Why(NamedTuple):
     node: str = ""
     #: What it made room for.
     for_key: str | bytes | None = None
+    #: The most bytes that its disk takes for one object, if the disk refused this one.
+    disk_bytes_max: int | None = None
 
     def __str__(self) -> str:
         name = _quote(self.key)
@@ -374,26 +384,34 @@ class Why(NamedTuple):
             return (
                 f"nothing is known of {name}: it was never here, or it went so long ago that it is forgotten"
             )
-        generation = ".".join(str(number) for number in self.generation)
+        generation = ".".join(str(number) for number in self.generation or ())
         if self.state == "gone":
             by = f" by {_quote(self.by)}" if self.by else ""
             on = f" on {_quote(self.node)}" if self.node else ""
             room = on if self.for_key is None else f"{on} for a put of {_quote(self.for_key)}"
-            what = _CAUSES.get(self.cause, "is gone").format(by=by, on=on, room=room)
-            return f"{name} is gone: generation {generation} {what}, {_ago(self.ago)}"
+            what = _CAUSES.get(self.cause or "", "is gone").format(by=by, on=on, room=room)
+            disk = f"\n  disk     {self._refused()}" if self.disk_bytes_max else ""
+            return f"{name} is gone: generation {generation} {what}, {_ago(self.ago)}{disk}"
         lines = [f"{name} is here: generation {generation}, {self.size} bytes"]
         lines += [f"  {title:<7}  {text}" for title, text in self._details() if text]
         return "\n".join(lines)
 
+    def _refused(self) -> str:
+        if not self.disk_bytes_max:
+            return ""
+        most = f"{self.disk_bytes_max} bytes"
+        return f"refused it: it takes objects of at most {most}; use a larger disk, or split the object"
+
     def _details(self) -> list[tuple[str, str]]:
-        away = lambda node: " (cannot be reached)" if node in self.unreachable else ""
+        away = dict.fromkeys(self.unreachable, " (cannot be reached)")
         return [
             ("kept", self._kept()),
-            ("nodes", ", ".join(f"{_quote(node)}{away(node)}" for node in self.nodes)),
+            ("nodes", ", ".join(f"{_quote(node)}{away.get(node, '')}" for node in self.nodes)),
             ("pins", ", ".join(map(_quote, self.pins))),
             ("leases", ", ".join(map(_quote, self.leases))),
             ("views", self._views()),
             ("sends", f"{self.sends} are under way" if self.sends else ""),
+            ("disk", self._refused()),
             ("sample", self._waits_for()),
             ("put", f"{_ago(self.age)} by {_quote(self.writer)}"),
             ("used", f"{_ago(self.idle)} by {_quote(self.reader)}" if self.reader else ""),
@@ -446,5 +464,6 @@ def _quote(name: str | bytes) -> str:
     return "`" + "".join(it if it.isprintable() else ascii(it)[1:-1] for it in text) + "`"
 
 
-def _ago(seconds: float) -> str:
+def _ago(seconds: float | None) -> str:
+    seconds = seconds or 0.0
     return "just now" if seconds < 1 else f"{seconds:.0f} s ago"

@@ -9,7 +9,7 @@ use tiffin_client::Deadline;
 use tiffin_kv::{OpKind, PageCounts, Prompt, ReqId, SpaceId, Tier};
 use tiffin_kv_exec::{Device, Executor, Gather, HostDevice, Pages, Parts, Shared, StepError, Threads};
 
-use super::settings::Settings;
+use super::settings::{self, Shape};
 use super::theirs::{TheirDevice, TheirGather, TheirStore};
 use super::words::{self, Coordinates, Mediums, Told};
 use super::{memory, words::kind_word};
@@ -36,11 +36,14 @@ pub(crate) struct KvEngine {
 impl KvEngine {
     /// `device` is memory, or an object that loads and saves; `host` is memory, or nothing for our own.
     #[new]
-    #[pyo3(signature = (settings, *, page_bytes, device, host, store, exist_options, rank_part, gather))]
+    #[pyo3(
+        signature = (shape, settings, *, page_bytes, device, host, store, exist_options, rank_part, gather)
+    )]
     #[expect(clippy::too_many_arguments, reason = "the package gives them by name")]
     fn new(
         py: Python<'_>,
-        settings: Settings,
+        shape: Shape,
+        settings: &Bound<'_, PyDict>,
         page_bytes: usize,
         device: &Any<'_>,
         host: Option<&Any<'_>>,
@@ -49,7 +52,7 @@ impl KvEngine {
         rank_part: Coordinates,
         gather: Option<Py<PyAny>>,
     ) -> PyResult<Self> {
-        let config = settings.config(py)?;
+        let config = settings::config(&shape, settings)?;
         let no_room = || invalid(py, format!("there is no memory for {} host pages", config.host_pages));
         let host = match host {
             Some(host) => lent(host, config.host_pages, page_bytes)?,
@@ -67,7 +70,7 @@ impl KvEngine {
             rank: words::rank(rank_part),
             gather: gather.map(|gather| Box::new(TheirGather(gather)) as Box<dyn Gather>),
             threads: Threads::default(),
-            compare_every: settings.compare_every,
+            compare_every: shape.compare_every,
         };
         let executor = Executor::start(config, parts).map_err(|error| invalid(py, error.to_string()))?;
         Ok(Self { executor: PerProcess::with(Mutex::new(Some(executor))) })

@@ -3,7 +3,7 @@
 //! | module | purpose |
 //! |---|---|
 //! | `engine` | the class: a step is one crossing, with the interpreter released |
-//! | `settings` | what an engine is made of, from arguments |
+//! | `settings` | the configuration of an engine, from arguments |
 //! | `words` | inputs from tuples, and what a step came to as tuples |
 //! | `theirs` | a store, a device and a collective that are Python objects |
 //! | `memory` | memory of Python, in pages |
@@ -29,6 +29,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<engine::KvEngine>()?;
     module.add_function(wrap_pyfunction!(kv_chain, module)?)?;
     module.add_function(wrap_pyfunction!(kv_names, module)?)?;
+    module.add_function(wrap_pyfunction!(settings::kv_settings, module)?)?;
     module.add_function(wrap_pyfunction!(kv_replay, module)?)
 }
 

@@ -1,100 +1,75 @@
-//! What an engine is made of, from the arguments of `tiffin.kv.Engine`.
+//! The configuration of an engine, from the arguments of `tiffin.kv.Engine`.
+//!
+//! Names, defaults and meanings of settings are declared in `tiffin_kv::settings`.
 
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use tiffin_kv::{Budgets, Config, Eviction, IndexKind, PrefetchStop, StoreConfig, WritePolicy};
+use pyo3::types::{PyDict, PyInt};
+use tiffin_kv::{Config, SettingError, Settings, Value};
 
-use super::words::no_word;
+use crate::errors::{invalid, wrong_type};
 
-/// What computing a page again costs, beside what its position adds; only the ratio counts.
-const BY_COST: Eviction = Eviction::CostAware { base: 1_000, per_position: 10 };
+/// Ticks of the engine: milliseconds.
+const TICKS_PER_SECOND: u32 = 1000;
 
-/// Sizes and policies, by name; `tiffin/kv.py` has the defaults.
+/// Sizes and ranks of an engine, as `tiffin/kv.py` finds them.
 #[derive(FromPyObject)]
-pub(super) struct Settings {
-    pub(super) page_tokens: u32,
-    pub(super) device_pages: u32,
-    pub(super) host_pages: u32,
-    pub(super) has_store: bool,
-    threshold_pages: u32,
-    stop: String,
-    stop_base: f64,
-    stop_per_page: f64,
-    stop_most: f64,
-    index: String,
-    eviction: String,
-    write: String,
-    probes: u32,
-    fetch_pages: u32,
-    save_pages: u32,
-    backup_pages: u32,
-    running_max: u32,
-    op_pages_max: u32,
-    op_patience: f64,
-    hint_patience: f64,
-    cooldown: f64,
+pub(super) struct Shape {
+    device_pages: u32,
+    host_pages: u32,
+    has_store: bool,
     ranks: u32,
     rank: u32,
-    events: bool,
     pub(super) compare_every: u64,
 }
 
-impl Settings {
-    /// As the engine has them, in milliseconds.
-    pub(super) fn config(&self, py: Python<'_>) -> PyResult<Config> {
-        let stop = match self.stop.as_str() {
-            "timeout" => PrefetchStop::Timeout {
-                base: ticks(self.stop_base),
-                per_page: ticks(self.stop_per_page),
-                most: ticks(self.stop_most),
-            },
-            "best-effort" => PrefetchStop::BestEffort,
-            "wait" => PrefetchStop::WaitComplete,
-            other => return Err(no_word(py, other, "timeout, best-effort or wait")),
-        };
-        let index = match self.index.as_str() {
-            "radix" => IndexKind::Radix,
-            "flat" => IndexKind::Flat,
-            other => return Err(no_word(py, other, "radix or flat")),
-        };
-        let eviction = match self.eviction.as_str() {
-            "lru" => Eviction::Lru,
-            "s3-fifo" => Eviction::S3Fifo,
-            "cost" => BY_COST,
-            other => return Err(no_word(py, other, "lru, s3-fifo or cost")),
-        };
-        let write = match self.write.as_str() {
-            "through" => WritePolicy::Through,
-            "selective" => WritePolicy::Selective { hits: 1 },
-            "back" => WritePolicy::Back,
-            other => return Err(no_word(py, other, "through, selective or back")),
-        };
-        Ok(Config {
-            page_tokens: self.page_tokens,
-            device_pages: self.device_pages,
-            host_pages: self.host_pages,
-            store: self.has_store.then_some(StoreConfig { threshold_pages: self.threshold_pages, stop }),
-            index,
-            eviction,
-            write,
-            budgets: Budgets {
-                probes: self.probes,
-                fetch_pages: self.fetch_pages,
-                save_pages: self.save_pages,
-                backup_pages: self.backup_pages,
-            },
-            running_max: self.running_max,
-            op_pages_max: self.op_pages_max,
-            op_patience: ticks(self.op_patience),
-            hint_patience: ticks(self.hint_patience),
-            cooldown: ticks(self.cooldown),
-            ranks: self.ranks,
-            rank: self.rank,
-            events: self.events,
-            ..Config::default()
-        })
+/// The configuration of an engine of this shape, with these settings. What is not given has its default.
+pub(super) fn config(shape: &Shape, given: &Bound<'_, PyDict>) -> PyResult<Config> {
+    let mut settings = Settings::default();
+    for (name, value) in given.iter() {
+        let name: String = name.extract()?;
+        settings.set(&name, read(&name, &value)?).map_err(|error| raise(given.py(), &error))?;
+    }
+    let Shape { device_pages, host_pages, has_store, ranks, rank, .. } = *shape;
+    let config = settings.config(TICKS_PER_SECOND, has_store);
+    Ok(Config { device_pages, host_pages, ranks, rank, ..config })
+}
+
+/// The default of every setting, by name.
+#[pyfunction]
+pub(super) fn kv_settings(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
+    let defaults = PyDict::new(py);
+    for (name, value, ..) in Settings::default().list() {
+        match value {
+            Value::Count(count) => defaults.set_item(name, count)?,
+            Value::Seconds(seconds) => defaults.set_item(name, seconds)?,
+            Value::Flag(flag) => defaults.set_item(name, flag)?,
+            Value::Word(word) => defaults.set_item(name, word)?,
+        }
+    }
+    Ok(defaults)
+}
+
+fn read(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Value> {
+    if let Ok(flag) = value.extract() {
+        Ok(Value::Flag(flag))
+    } else if let Ok(count) = value.extract() {
+        Ok(Value::Count(count))
+    } else if value.is_instance_of::<PyInt>() {
+        let hint = "it is not negative and has at most 64 bits";
+        Err(invalid(value.py(), format!("{name}={value}\n\nhint: {hint}")))
+    } else if let Ok(seconds) = value.extract() {
+        Ok(Value::Seconds(seconds))
+    } else if let Ok(word) = value.extract() {
+        Ok(Value::Word(word))
+    } else {
+        Err(wrong_type("a setting is a number, a word or a bool", value, "see `tiffin.kv.Settings`"))
     }
 }
 
-fn ticks(seconds: f64) -> u64 {
-    (seconds.max(0.0) * 1000.0).ceil() as u64
+fn raise(py: Python<'_>, error: &SettingError) -> PyErr {
+    match error {
+        SettingError::Unknown(_) => PyTypeError::new_err(error.to_string()),
+        SettingError::Word { .. } | SettingError::Type { .. } => invalid(py, error.to_string()),
+    }
 }

@@ -3,8 +3,8 @@
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
 use tiffin_kv::{
-    ChainHash, Effect, Ending, Input, Media, Medium, Namespace, OpKind, Outcome, Pressure, Progress, Prompt,
-    RankPart, ReqId, RetractReason, SpaceId, Submit, Tier,
+    ChainHash, Effect, Ending, Input, Media, Medium, Namespace, OpKind, Operation, Outcome, PageRecord,
+    Place, Pressure, Progress, Prompt, RankPart, ReqId, RetractReason, SpaceId, Submit, Tier,
 };
 use tiffin_kv_exec::Step;
 
@@ -149,7 +149,26 @@ pub(super) fn plan<'py>(py: Python<'py>, step: &Step) -> PyResult<Bound<'py, PyT
             (ended.id.0, kind_word(ended.kind), request, ended.pages, by_rank)
         })
         .collect();
-    (ready, granted, recompute, retracted, ended, refused, stored, removed, operations).into_pyobject(py)
+    let begun: Vec<_> = step.begun.iter().map(|operation| begun(py, operation)).collect();
+    (ready, granted, recompute, retracted, ended, refused, stored, removed, operations, begun)
+        .into_pyobject(py)
+}
+
+/// An operation that begins: its name, kind and request, the hashes of its pages one behind another, and the
+/// pages that it reads and writes; no bytes where these are not in a tier.
+type Begun<'py> = (u64, &'static str, Option<u64>, [Bound<'py, PyBytes>; 3]);
+
+fn begun<'py>(py: Python<'py>, operation: &Operation) -> Begun<'py> {
+    let hashes: Vec<u8> = operation.records.iter().flat_map(|it| it.hash.0).collect();
+    let ids = |of: fn(&PageRecord) -> Place| {
+        let pages = operation.records.iter().filter_map(|it| match of(it) {
+            Place::Page(page) => Some(page.index.to_le_bytes()),
+            Place::Store | Place::Nowhere => None,
+        });
+        PyBytes::new(py, pages.collect::<Vec<_>>().as_flattened())
+    };
+    let pages = [PyBytes::new(py, &hashes), ids(|it| it.source), ids(|it| it.target)];
+    (operation.id.0, kind_word(operation.kind), operation.request.map(|it| it.0), pages)
 }
 
 /// What a request was given earlier in the same step, and has no longer.

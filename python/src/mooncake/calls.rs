@@ -4,15 +4,18 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use pyo3::prelude::*;
+use tiffin_client::arena::Block;
 use tiffin_client::{
     Ahead, Client, Deadline, DeleteOptions, Error, GetInto, GetOptions, Info, Key, Patience, Pattern,
     Presences, Put, ResolveOptions,
 };
+use tiffin_core::units::Count;
 
 use super::arguments::{KeyArg, NameArgs};
 use super::codes;
 use super::config::ExistOptions;
 use super::descriptors::ReplicaDescriptor;
+use super::memory::Blocks;
 use super::open::{Open, tell};
 
 /// How long a removal waits for nodes to confirm, at most. A node that is stopped must not stop its callers.
@@ -73,6 +76,30 @@ pub(super) fn get(py: Python<'_>, open: &Open, keys: &[KeyArg]) -> PyResult<Vec<
     Ok(merge(known, values))
 }
 
+/// Gets objects into the local buffer. Nothing for those that do not fit what live handles leave of it.
+pub(super) fn get_blocks(py: Python<'_>, open: &Open, keys: &[KeyArg]) -> PyResult<Vec<Option<Block>>> {
+    let arena = if open.buffer_bytes > 0 { open.arena() } else { None };
+    let Some(arena) = arena else { return Ok(keys.iter().map(|_| None).collect()) };
+    let (known, keys) = split(keys.iter().map(|key| key.key().ok_or(None)).collect());
+    let deadline = Deadline::after(open.call_time);
+    let options = GetOptions { lease: true, promotion_wait_ms: open.promotion_wait_ms };
+    let blocks = Blocks::new(arena, keys.len());
+    let get = async |client: &Client| client.get_landing(&keys, &&blocks, options, deadline).await;
+    let read = ask(py, open, deadline, get)?;
+    let too_large = read.iter().filter_map(|it| match it {
+        Err(Error::TooSmall { len, .. }) if *len <= open.buffer_bytes => Some(*len),
+        _ => None,
+    });
+    if let Some(len) = too_large.max() {
+        let (wanted, bytes) = (Count(len, "byte"), Count(open.buffer_bytes, "byte"));
+        tell(&format!(
+            "the local buffer of {bytes} has no {wanted} in one piece beside live BufferHandles; hint: \
+             drop handles sooner, or set `local_buffer_size` higher"
+        ));
+    }
+    Ok(merge(known, blocks.take(read.iter().map(Result::is_ok))))
+}
+
 /// Looks keys up, and gives each what `found` or `failed` makes of the answer.
 pub(super) fn look(
     py: Python<'_>,
@@ -95,7 +122,8 @@ pub(super) fn look(
 pub(super) fn copies(py: Python<'_>, open: &Open, keys: &[KeyArg]) -> PyResult<Vec<Vec<ReplicaDescriptor>>> {
     let (known, keys) = split(keys.iter().map(|key| key.key().ok_or_else(Vec::new)).collect());
     let deadline = Deadline::after(open.call_time);
-    let options = ResolveOptions { locate: true, ..LEASED };
+    // To ask where something lies is no use of it: nothing is leased, counted or moved.
+    let options = ResolveOptions { locate: true, ..ResolveOptions::default() };
     let infos = ask(py, open, deadline, async |client| client.resolve(&keys, options, deadline).await)?;
     // One failure may stand for all.
     let mut infos = infos.into_iter();
@@ -184,7 +212,7 @@ pub(super) fn master_answers(py: Python<'_>, open: &Open) -> PyResult<bool> {
     let Ok(key) = Key::new(b"health") else { return Ok(false) };
     let options = ResolveOptions::default();
     let looked = ask(py, open, deadline, async |client| client.resolve(&[key], options, deadline).await)?;
-    Ok(looked.iter().all(|it| matches!(it, Ok(_) | Err(Error::NodeDown { .. }))))
+    Ok(looked.iter().all(|it| matches!(it, Ok(_) | Err(Error::NodeDown { .. } | Error::Unavailable { .. }))))
 }
 
 /// The bytes that the client has written and read, by the way they went.

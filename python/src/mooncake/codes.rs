@@ -40,14 +40,21 @@ pub(crate) fn of(error: &Error) -> i64 {
         | Error::Exists { .. }
         | Error::NotASample { .. }
         | Error::WrongGroup { .. } => INVALID_PARAMS,
-        Error::Full { .. } | Error::OverQuota { .. } | Error::Behind { .. } => NO_AVAILABLE_HANDLE,
+        Error::Full { .. } | Error::NoNode { .. } | Error::OverQuota { .. } | Error::Behind { .. } => {
+            NO_AVAILABLE_HANDLE
+        }
         Error::TooSmall { .. } | Error::Invalid { .. } | Error::Closed | Error::Forked => INVALID_PARAMS,
-        Error::Contended { .. } => REPLICA_IS_NOT_READY,
+        Error::Contended { .. } | Error::Unavailable { .. } => REPLICA_IS_NOT_READY,
         Error::Leased { .. } => OBJECT_HAS_LEASE,
         Error::NodeDown { .. } => TRANSFER_FAIL,
-        Error::Timeout { .. } => RPC_TIMEOUT,
+        Error::Timeout { .. } | Error::NoHandshake { is_silent: true, .. } => RPC_TIMEOUT,
         // The master cannot be reached, sends us away, or could not get a node's word for what it did.
-        Error::Unreachable { .. } | Error::Unauthenticated { .. } | Error::Unconfirmed { .. } => RPC_FAIL,
+        Error::Unreachable { .. }
+        | Error::NoHandshake { is_silent: false, .. }
+        | Error::UnknownHost { .. }
+        | Error::WrongPort { .. }
+        | Error::Unauthenticated { .. }
+        | Error::Unconfirmed { .. } => RPC_FAIL,
         Error::Refused { reason: Reason::Invalid, .. } => INVALID_PARAMS,
         Error::Refused { .. } => RPC_FAIL,
     }

@@ -1,18 +1,21 @@
 //! Memory that is named by an address, lent through the buffer protocol, or handed out as a `BufferHandle`:
 //! all `unsafe` of the drop-in.
 //!
-//! An address that Python gives is taken at its word, as `ctypes` does: Mooncake's API is made of them. What
-//! can be checked is (no null, no length that wraps around); the rest is the caller's promise, that the
-//! memory is mapped and left alone until the call returns.
+//! Mooncake's API is made of addresses. `checks` refuses those that are not memory of this process; here a
+//! range must not be null or wrap around. The rest is the caller's promise: the memory stays mapped, and is
+//! left alone until the call returns.
 
 use std::ffi::{c_int, c_void};
+use std::iter;
 use std::ptr::{self, NonNull};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use pyo3::exceptions::{PyBufferError, PyRuntimeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyMemoryView};
 use pyo3::{buffer::PyUntypedBuffer, ffi};
-use tiffin_client::{SourceBuf, TargetBuf};
+use tiffin_client::arena::{Arena, Block};
+use tiffin_client::{Landing, SourceBuf, TargetBuf};
 
 /// The `len` bytes at `address`, to be read while the caller's call lasts; `None` if no memory can be there.
 pub(crate) fn source<'a>(address: u64, len: u64) -> Option<SourceBuf<'a>> {
@@ -89,34 +92,57 @@ impl<'py> Lent<'py> {
     }
 }
 
-/// The bytes of an object that was got, writable, for as long as the handle or a view of it lives.
-#[pyclass(module = "mooncake.store", frozen, weakref)]
-pub(crate) struct BufferHandle {
-    start: NonNull<u8>,
-    len: usize,
+/// Space in the local buffer for the objects of one call. Blocks are only ever added while it is borrowed, so
+/// a range in one stays valid.
+pub(crate) struct Blocks {
+    arena: Arc<Arena>,
+    items: Vec<Mutex<Vec<Block>>>,
 }
 
-// SAFETY: the handle owns its bytes, and Rust code never looks at them once Python may.
-unsafe impl Send for BufferHandle {}
-// SAFETY: as above; all methods only tell address and length.
-unsafe impl Sync for BufferHandle {}
+impl Blocks {
+    /// Space for so many objects.
+    pub(crate) fn new(arena: Arc<Arena>, count: usize) -> Self {
+        Self { arena, items: (0..count).map(|_| Mutex::default()).collect() }
+    }
 
-impl BufferHandle {
-    /// Takes the bytes over.
-    pub(crate) fn new(bytes: Vec<u8>) -> Self {
-        let bytes = bytes.into_boxed_slice();
-        let len = bytes.len();
-        let start = NonNull::from(Box::leak(bytes)).cast();
-        Self { start, len }
+    /// For each object that was read the block that was given for it last. The others are free again.
+    pub(crate) fn take(self, is_read: impl Iterator<Item = bool>) -> Vec<Option<Block>> {
+        let items = self.items.into_iter().zip(is_read.chain(iter::repeat(false)));
+        let taken = items.map(|(blocks, is_read)| {
+            let mut blocks = blocks.into_inner().unwrap_or_else(PoisonError::into_inner);
+            let block = blocks.pop_if(|_| is_read);
+            blocks.into_iter().for_each(Block::discard);
+            block
+        });
+        taken.collect()
     }
 }
 
-impl Drop for BufferHandle {
-    fn drop(&mut self) {
-        let bytes = ptr::slice_from_raw_parts_mut(self.start.as_ptr(), self.len);
-        // SAFETY: `new` made this slice out of a box, and nobody looks at it any more: an exported buffer
-        // holds a reference to the handle.
-        drop(unsafe { Box::from_raw(bytes) });
+impl<'a> Landing<'a> for &'a Blocks {
+    fn land(&self, item: usize, len: u64) -> Option<Vec<TargetBuf<'a>>> {
+        let mut blocks = self.items.get(item)?.lock().unwrap_or_else(PoisonError::into_inner);
+        if blocks.last().is_none_or(|block| block.len() as u64 != len) {
+            blocks.push(self.arena.allocate(len)?);
+        }
+        let block = blocks.last()?;
+        let (start, len) = (block.start(), block.len());
+        // SAFETY: the block has exactly that many bytes, which stay where they are when it moves, and lives
+        // as long as the borrow of `self`. Nobody else knows them before it is taken out.
+        Some(vec![unsafe { TargetBuf::new(start, len) }])
+    }
+}
+
+/// The bytes of an object in the local buffer, writable. They stay as they are for as long as the handle or a
+/// view of it lives, and after that until the local buffer needs their space again.
+#[pyclass(module = "mooncake.store", frozen, weakref)]
+pub(crate) struct BufferHandle {
+    block: Block,
+}
+
+impl BufferHandle {
+    /// Takes the bytes over.
+    pub(crate) fn new(block: Block) -> Self {
+        Self { block }
     }
 }
 
@@ -124,16 +150,16 @@ impl Drop for BufferHandle {
 impl BufferHandle {
     /// The address of the first byte.
     fn ptr(&self) -> usize {
-        self.start.as_ptr().expose_provenance()
+        self.block.start().as_ptr().expose_provenance()
     }
 
     /// How many bytes.
     fn size(&self) -> usize {
-        self.len
+        self.block.len()
     }
 
     fn __len__(&self) -> usize {
-        self.len
+        self.block.len()
     }
 
     // SAFETY: called by the interpreter, with a view that is to be filled.
@@ -142,13 +168,13 @@ impl BufferHandle {
             return Err(PyBufferError::new_err("there is no view to fill"));
         }
         let this = slf.get();
-        let len = isize::try_from(this.len).map_err(|_| PyBufferError::new_err("too many bytes"))?;
+        let len = isize::try_from(this.block.len()).map_err(|_| PyBufferError::new_err("too many bytes"))?;
         let wanted = |flag| flags & flag == flag;
         // SAFETY: `view` is valid for writes. The reference that is put into `obj` keeps the handle and with
         // it the bytes; `shape` and `strides` point into the view itself, which the exporter may use, and the
         // format is static.
         unsafe {
-            (*view).buf = this.start.as_ptr().cast::<c_void>();
+            (*view).buf = this.block.start().as_ptr().cast::<c_void>();
             (*view).len = len;
             (*view).readonly = 0;
             (*view).itemsize = 1;

@@ -6,6 +6,7 @@
 
 mod arguments;
 mod calls;
+mod checks;
 mod codes;
 mod config;
 mod descriptors;

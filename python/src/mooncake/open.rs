@@ -5,9 +5,10 @@
 
 use std::io::{self, Write as _};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use tiffin_client::arena::Arena;
 use tiffin_client::{Client, ConnectOptions, Deadline};
 use tiffin_server::config::{MEMORY_BYTES_MIN, SsdConfig};
 use tiffin_server::{Address, NodeConfig, NodeServer, StartError, host};
@@ -49,6 +50,8 @@ pub(crate) struct Open {
     /// Memory that was not registered is refused.
     pub(crate) require_registered: bool,
     pub(crate) registry: Registry,
+    /// The local buffer, once something was read into it.
+    arena: Mutex<Option<Arc<Arena>>>,
     /// How long a get waits for what is on its way from a disk into memory, if that was said.
     pub(crate) promotion_wait_ms: Option<u64>,
     /// Keeps the directory of the disk, so that no other store takes it.
@@ -185,10 +188,41 @@ impl Open {
             put_wait: settings.environment.put_wait,
             require_registered: settings.environment.require_registered,
             registry: Registry::default(),
+            arena: Mutex::new(None),
             promotion_wait_ms: settings.ssd_get_wait_ms,
             _claim: None,
             _port: port,
         }
+    }
+
+    /// The local buffer, mapped when it is first needed; `None`, with a line that says why, if it cannot be.
+    pub(crate) fn arena(&self) -> Option<Arc<Arena>> {
+        let mut arena = self.lock_arena();
+        if let Some(arena) = arena.as_ref().filter(|it| it.is_here()) {
+            return Some(Arc::clone(arena));
+        }
+        match Arena::new(self.buffer_bytes) {
+            Ok(made) => {
+                // A forked child makes its own, and keeps what it inherited mapped.
+                std::mem::forget(arena.replace(Arc::clone(&made)));
+                Some(made)
+            }
+            Err(error) => {
+                let bytes = self.buffer_bytes;
+                tell(&format!("the local buffer of {bytes} bytes cannot be mapped: {error}"));
+                None
+            }
+        }
+    }
+
+    /// Whether these bytes lie in registered memory, or in the local buffer.
+    pub(crate) fn is_registered(&self, start: u64, len: u64) -> bool {
+        let is_local = || self.lock_arena().as_ref().is_some_and(|it| it.contains(start, len));
+        self.registry.covers(start, len) || is_local()
+    }
+
+    fn lock_arena(&self) -> MutexGuard<'_, Option<Arc<Arena>>> {
+        self.arena.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Says what is lost, and ends the client and then the node: what has its only copy there goes with it.

@@ -3,11 +3,13 @@
 //! Lists whose shapes do not match fail where they do not, and nowhere else.
 
 use tiffin_client::GetInto;
+use tiffin_client::probe::Access;
 
 use super::arguments::{Items, KeyArg, Number};
+use super::checks;
 use super::codes;
 use super::memory;
-use super::open::Open;
+use super::open::{Open, tell};
 
 type Fragments = Items<Items<Items<Number>>>;
 
@@ -23,7 +25,7 @@ pub(super) struct Ranges {
 impl Ranges {
     /// What is to be read, fragment by fragment, and how many fragments each key of each buffer has.
     pub(super) fn gets(&self, open: &Open) -> (Vec<Result<GetInto<'static>, i64>>, Vec<Vec<usize>>) {
-        let (mut gets, mut counts) = (Vec::new(), Vec::new());
+        let (mut gets, mut counts, mut refused) = (Vec::new(), Vec::new(), None);
         for (at, (buffer, keys)) in self.buffers.0.iter().zip(&self.keys.0).enumerate() {
             let mut of_buffer = Vec::new();
             for (place, key) in keys.0.iter().enumerate() {
@@ -42,30 +44,60 @@ impl Ranges {
                 }
                 let fragments = targets.iter().zip(&sources).zip(&sizes);
                 gets.extend(fragments.map(|((target, source), size)| {
-                    fragment(open, key, (buffer.0, target.0), source.0, size.0)
+                    let got = fragment(open, key, (buffer.0, target.0), source.0, size.0);
+                    got.map_err(|error| match error {
+                        Refused::Code(code) => code,
+                        Refused::Address(start) => {
+                            refused = refused.or(Some((start, size.0)));
+                            codes::INVALID_PARAMS
+                        }
+                    })
                 }));
             }
             counts.push(of_buffer);
+        }
+        if let Some((start, len)) = refused {
+            tell_refused(open, start, len);
         }
         (gets, counts)
     }
 }
 
-/// One fragment, which must go to registered memory.
+/// Why a fragment is not read.
+enum Refused {
+    /// It does not go to registered memory that can be written.
+    Address(u64),
+    Code(i64),
+}
+
+/// Says in one line which address was refused, and why.
+fn tell_refused(open: &Open, start: u64, len: u64) {
+    let what = "get_into_ranges refused";
+    if !checks::is_usable(open, start, len, Access::Write) {
+        return checks::tell_refused(what, start, len, Access::Write);
+    }
+    let code = codes::INVALID_PARAMS;
+    tell(&format!(
+        "{what} ({code}): {len} bytes at {start:#x} are not registered; hint: call `register_buffer` first"
+    ));
+}
+
+/// One fragment, which must go to registered memory or into the local buffer.
 fn fragment(
     open: &Open,
     key: &KeyArg,
     (buffer, offset): (u64, u64),
     source: u64,
     size: u64,
-) -> Result<GetInto<'static>, i64> {
-    let target = buffer.checked_add(offset).ok_or(codes::INVALID_PARAMS)?;
-    if !open.registry.covers(target, size) {
-        return Err(codes::INVALID_PARAMS);
+) -> Result<GetInto<'static>, Refused> {
+    let invalid = || Refused::Code(codes::INVALID_PARAMS);
+    let target = buffer.checked_add(offset).ok_or_else(invalid)?;
+    if !open.is_registered(target, size) || !checks::is_usable(open, target, size, Access::Write) {
+        return Err(Refused::Address(target));
     }
-    let target = memory::target(target, size).ok_or(codes::INVALID_PARAMS)?;
-    let end = source.checked_add(size).ok_or(codes::INVALID_PARAMS)?;
-    let key = key.key().ok_or(codes::OBJECT_NOT_FOUND)?;
+    let target = memory::target(target, size).ok_or_else(invalid)?;
+    let end = source.checked_add(size).ok_or_else(invalid)?;
+    let key = key.key().ok_or(Refused::Code(codes::OBJECT_NOT_FOUND))?;
     Ok(GetInto::scattered(key, vec![target]).range(source..end))
 }
 

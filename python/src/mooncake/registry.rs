@@ -1,30 +1,52 @@
 //! Which memory the caller has registered.
 //!
 //! Nothing here needs registration: bytes go through shared memory or a socket from wherever they lie. The
-//! record is kept because callers check the answers, and so that a test can refuse what RDMA would refuse.
+//! record is kept because callers check the answers, because the access rights of a registered range need not
+//! be probed in every call, and so that a test can refuse what RDMA would refuse.
 //!
-//! **Invariant:** the ranges do not overlap, and none is empty.
+//! **Invariant:** the ranges do not overlap, none is empty, and each was readable when it was added.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// The registered ranges of one store: start → length.
+use tiffin_client::probe::{Access, Coverage, is_accessible};
+
+/// The registered ranges of one store, by their start.
 #[derive(Debug, Default)]
-pub(crate) struct Registry(Mutex<BTreeMap<u64, u64>>);
+pub(crate) struct Registry(Mutex<BTreeMap<u64, Registered>>);
+
+#[derive(Clone, Copy, Debug)]
+struct Registered {
+    len: u64,
+    is_writable: bool,
+}
+
+/// Why a range is not registered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NotRegistered {
+    /// It is empty, at no address, or overlaps another.
+    Invalid,
+    /// It is not memory that this process can read.
+    NotReadable,
+}
 
 impl Registry {
-    /// Takes a range in, unless it is empty, at no address, or overlaps another.
-    pub(crate) fn add(&self, start: u64, len: u64) -> bool {
+    /// Adds a range.
+    pub(crate) fn add(&self, start: u64, len: u64) -> Result<(), NotRegistered> {
         let mut ranges = self.lock();
-        let Some(end) = start.checked_add(len) else { return false };
-        if start == 0 || len == 0 {
-            return false;
+        let end = start.checked_add(len).filter(|_| start > 0 && len > 0).ok_or(NotRegistered::Invalid)?;
+        if ranges.range(..end).next_back().is_some_and(|(at, it)| at + it.len > start) {
+            return Err(NotRegistered::Invalid);
         }
-        let overlaps = ranges.range(..end).next_back().is_some_and(|(at, len)| at + len > start);
-        if !overlaps {
-            ranges.insert(start, len);
+        let (Ok(first), Ok(bytes)) = (usize::try_from(start), usize::try_from(len)) else {
+            return Err(NotRegistered::Invalid);
+        };
+        if !is_accessible(first, bytes, Access::Read, Coverage::Sampled) {
+            return Err(NotRegistered::NotReadable);
         }
-        !overlaps
+        let is_writable = is_accessible(first, bytes, Access::Write, Coverage::Ends);
+        ranges.insert(start, Registered { len, is_writable });
+        Ok(())
     }
 
     /// Forgets the range that starts there; `false` if none does.
@@ -35,10 +57,18 @@ impl Registry {
     /// Whether all of those bytes lie inside one range.
     pub(crate) fn covers(&self, start: u64, len: u64) -> bool {
         let Some(end) = start.checked_add(len) else { return false };
-        self.lock().range(..=start).next_back().is_some_and(|(at, len)| end <= at + len)
+        self.lock().range(..=start).next_back().is_some_and(|(at, it)| end <= at + it.len)
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, u64>> {
+    /// Where the range begins that has all of those bytes and allows that access.
+    pub(crate) fn region(&self, start: u64, len: u64, access: Access) -> Option<u64> {
+        let end = start.checked_add(len)?;
+        let ranges = self.lock();
+        let (at, it) = ranges.range(..=start).next_back()?;
+        (end <= at + it.len && (it.is_writable || access == Access::Read)).then_some(*at)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, Registered>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

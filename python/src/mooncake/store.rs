@@ -11,10 +11,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyTuple};
+use tiffin_client::probe::Access;
 use tiffin_client::{DeleteOptions, Error, GetInto, Pattern, Put, SourceBuf, TargetBuf};
 
 use super::arguments::{Flag, Items, KeyArg, NameArgs, Number};
 use super::calls;
+use super::checks;
 use super::codes;
 use super::config::{ExistOptions, PutForm, ReplicateConfig};
 use super::descriptors::ReplicaDescriptor;
@@ -22,8 +24,12 @@ use super::exit;
 use super::memory::{self, BufferHandle, Lent};
 use super::open::{Open, tell};
 use super::ranges;
+use super::registry::NotRegistered;
 use super::settings::{Problem, Settings};
 use crate::runtime::block_on;
+
+/// Start and length of each part of an object in the caller's memory.
+type Ranges = Vec<(u64, u64)>;
 
 /// A client of a cluster: puts and gets objects by key, and may hold a part of the cluster's memory.
 ///
@@ -71,41 +77,49 @@ impl MooncakeDistributedStore {
         Ok(codes.into_iter().find(|code| *code != codes::OK).unwrap_or(codes::OK))
     }
 
-    /// Puts from the caller's memory: each key from its own list of ranges.
+    /// Puts from the caller's memory: each key from its own list of ranges. `form` and its name.
     fn put_ranges(
         &self,
         py: Python<'_>,
         keys: &[KeyArg],
         ranges: &[Vec<(u64, u64)>],
         config: &ReplicateConfig,
-        form: PutForm,
+        (form, call): (PutForm, &str),
     ) -> PyResult<Vec<i64>> {
         let Some(open) = self.open() else { return Ok(vec![codes::INVALID_PARAMS; keys.len()]) };
         let options = match config.options(keys.len(), form) {
             Ok(options) => options,
             Err(code) => return Ok(vec![code; keys.len()]),
         };
-        let put = |(key, ranges): (&KeyArg, &Vec<(u64, u64)>)| {
-            let parts = sources(&open, ranges)?;
+        let usable = checks::usable(&open, call, ranges, Access::Read);
+        let put = |((key, ranges), is_usable): ((&KeyArg, &Ranges), bool)| {
+            let parts = sources(&open, ranges, is_usable)?;
             let is_empty = parts.iter().all(|part| part.is_empty());
             match key.key() {
                 Some(key) if !is_empty => Ok(Put { key, parts, options: options.clone() }),
                 _ => Err(codes::INVALID_PARAMS),
             }
         };
-        let puts = keys.iter().zip(ranges).map(put).collect();
+        let puts = keys.iter().zip(ranges).zip(usable).map(put).collect();
         calls::put(py, &open, puts)
     }
 
     /// Gets into the caller's memory: each key into its own list of ranges.
-    fn get_ranges(&self, py: Python<'_>, keys: &[KeyArg], ranges: &[Vec<(u64, u64)>]) -> PyResult<Vec<i64>> {
+    fn get_ranges(
+        &self,
+        py: Python<'_>,
+        keys: &[KeyArg],
+        ranges: &[Vec<(u64, u64)>],
+        call: &str,
+    ) -> PyResult<Vec<i64>> {
         let Some(open) = self.open() else { return Ok(vec![codes::INVALID_PARAMS; keys.len()]) };
-        let get = |(key, ranges): (&KeyArg, &Vec<(u64, u64)>)| {
-            let targets = targets(&open, ranges)?;
+        let usable = checks::usable(&open, call, ranges, Access::Write);
+        let get = |((key, ranges), is_usable): ((&KeyArg, &Ranges), bool)| {
+            let targets = targets(&open, ranges, is_usable)?;
             let key = key.key().ok_or(codes::OBJECT_NOT_FOUND)?;
             Ok(GetInto::scattered(key, targets))
         };
-        let gets = keys.iter().zip(ranges).map(get).collect();
+        let gets = keys.iter().zip(ranges).zip(usable).map(get).collect();
         calls::get_into(py, &open, gets)
     }
 
@@ -131,7 +145,8 @@ impl MooncakeDistributedStore {
     /// :param local_hostname: this client's host, or host:port; the name of its segment
     /// :param metadata_server: "P2PHANDSHAKE", or "http://host:port/metadata", which must answer
     /// :param global_segment_size: bytes of memory that this process gives to the cluster, or 0
-    /// :param local_buffer_size: the largest value that put and get of bytes accept
+    /// :param local_buffer_size: the largest value that put and get of bytes accept, and the memory that
+    ///     `BufferHandle` objects share
     /// :param protocol: "tcp", or "rpc_only" for a client that moves no bytes
     /// :param rdma_devices: has no effect
     /// :param master_server_addr: host:port of the master
@@ -224,11 +239,17 @@ impl MooncakeDistributedStore {
         Ok(traffic)
     }
 
-    /// Register memory for the calls that copy nothing. Returns 0; -600 if it overlaps what is registered.
+    /// Register memory for the calls that copy nothing. Returns 0; -600 if it overlaps what is registered, or
+    /// is not memory of this process, such as that of a device.
     fn register_buffer(&self, buffer_ptr: Number, size: Number) -> i64 {
-        match self.open() {
-            Some(open) if open.registry.add(buffer_ptr.0, size.0) => codes::OK,
-            _ => codes::INVALID_PARAMS,
+        let Some(open) = self.open() else { return codes::INVALID_PARAMS };
+        match open.registry.add(buffer_ptr.0, size.0) {
+            Ok(()) => codes::OK,
+            Err(NotRegistered::Invalid) => codes::INVALID_PARAMS,
+            Err(NotRegistered::NotReadable) => {
+                checks::tell_refused("register_buffer refused", buffer_ptr.0, size.0, Access::Read);
+                codes::INVALID_PARAMS
+            }
         }
     }
 
@@ -302,7 +323,7 @@ impl MooncakeDistributedStore {
             return Ok(codes::OK);
         }
         let ranges = [vec![(buffer_ptr.0, size.0)]];
-        first(self.put_ranges(py, &[key], &ranges, &config, PutForm::Plain)?)
+        first(self.put_ranges(py, &[key], &ranges, &config, (PutForm::Plain, "put_from"))?)
     }
 
     /// Store many objects, each from an address. Returns 0 or a negative code for each.
@@ -316,7 +337,9 @@ impl MooncakeDistributedStore {
         config: ReplicateConfig,
     ) -> PyResult<Vec<i64>> {
         match one_each(keys.0.len(), &buffer_ptrs.0, &sizes.0) {
-            Some(ranges) => self.put_ranges(py, &keys.0, &ranges, &config, PutForm::Plain),
+            Some(ranges) => {
+                self.put_ranges(py, &keys.0, &ranges, &config, (PutForm::Plain, "batch_put_from"))
+            }
             None => Ok(vec![codes::INVALID_PARAMS; keys.0.len()]),
         }
     }
@@ -333,7 +356,10 @@ impl MooncakeDistributedStore {
     ) -> PyResult<Vec<i64>> {
         match many_each(keys.0.len(), &all_buffer_ptrs.0, &all_sizes.0) {
             _ if self.open().is_none() => Ok(Vec::new()),
-            Some(ranges) => self.put_ranges(py, &keys.0, &ranges, &config, PutForm::MultiBuffer),
+            Some(ranges) => {
+                let form = (PutForm::MultiBuffer, "batch_put_from_multi_buffers");
+                self.put_ranges(py, &keys.0, &ranges, &config, form)
+            }
             None => Ok(vec![codes::INVALID_PARAMS; keys.0.len()]),
         }
     }
@@ -358,7 +384,7 @@ impl MooncakeDistributedStore {
 
     /// Read an object into `size` bytes at an address. Returns how many bytes it has, or a negative code.
     fn get_into(&self, py: Python<'_>, key: KeyArg, buffer_ptr: Number, size: Number) -> PyResult<i64> {
-        first(self.get_ranges(py, &[key], &[vec![(buffer_ptr.0, size.0)]])?)
+        first(self.get_ranges(py, &[key], &[vec![(buffer_ptr.0, size.0)]], "get_into")?)
     }
 
     /// Read many objects, each to an address. Returns the bytes of each, or a negative code.
@@ -370,7 +396,7 @@ impl MooncakeDistributedStore {
         sizes: Items<Number>,
     ) -> PyResult<Vec<i64>> {
         match one_each(keys.0.len(), &buffer_ptrs.0, &sizes.0) {
-            Some(ranges) => self.get_ranges(py, &keys.0, &ranges),
+            Some(ranges) => self.get_ranges(py, &keys.0, &ranges, "batch_get_into"),
             None => Ok(vec![codes::INVALID_PARAMS; keys.0.len()]),
         }
     }
@@ -394,7 +420,7 @@ impl MooncakeDistributedStore {
         let Some(ranges) = many_each(keys.0.len(), &all_buffer_ptrs.0, &all_sizes.0) else {
             return Ok(vec![codes::INVALID_PARAMS; keys.0.len()]);
         };
-        let read = self.get_ranges(py, &keys.0, &ranges)?;
+        let read = self.get_ranges(py, &keys.0, &ranges, "batch_get_into_multi_buffers")?;
         let room = ranges.iter().map(|ranges| ranges.iter().map(|(_, size)| *size as i64).sum::<i64>());
         let exact = |(read, room): (i64, i64)| match read {
             0.. if read != room => codes::TRANSFER_FAIL,
@@ -427,10 +453,11 @@ impl MooncakeDistributedStore {
         Ok(ranges::nest(calls::get_into(py, &open, gets)?, &counts))
     }
 
-    /// Returns an object as a `BufferHandle`, or `None` if it cannot be had.
+    /// Returns an object as a `BufferHandle` in the local buffer, or `None` if it cannot be had, or does not
+    /// fit what live handles leave of the local buffer.
     fn get_buffer(&self, py: Python<'_>, key: KeyArg) -> PyResult<Option<BufferHandle>> {
         let found = match self.open() {
-            Some(open) => calls::get(py, &open, &[key])?.pop().flatten(),
+            Some(open) => calls::get_blocks(py, &open, &[key])?.pop().flatten(),
             None => None,
         };
         Ok(found.map(BufferHandle::new))
@@ -439,8 +466,8 @@ impl MooncakeDistributedStore {
     /// Returns many objects as `BufferHandle`, with `None` for those that cannot be had.
     fn batch_get_buffer(&self, py: Python<'_>, keys: Items<KeyArg>) -> PyResult<Vec<Option<BufferHandle>>> {
         let found = match self.open() {
-            Some(open) => calls::get(py, &open, &keys.0)?,
-            None => vec![None; keys.0.len()],
+            Some(open) => calls::get_blocks(py, &open, &keys.0)?,
+            None => keys.0.iter().map(|_| None).collect(),
         };
         Ok(found.into_iter().map(|it| it.map(BufferHandle::new)).collect())
     }
@@ -477,8 +504,8 @@ impl MooncakeDistributedStore {
         options: Option<ExistOptions>,
     ) -> PyResult<Vec<i64>> {
         let Some(open) = self.open() else { return Ok(vec![codes::INVALID_PARAMS; keys.len()]) };
-        // What lies on a node that is gone cannot be read. A negative code would pass for a hit where the
-        // answer is used as a truth value.
+        // An object whose nodes are all down cannot be read, which is a miss. While members have not reported
+        // after a restart of the master it is not known whether the object exists: a code, as in other calls.
         let failed = |error: &Error| match error {
             Error::NodeDown { .. } => 0,
             error => codes::of(error),
@@ -487,7 +514,7 @@ impl MooncakeDistributedStore {
     }
 
     /// Returns where the copies of an object are, each as a `ReplicaDescriptor`: none if there is no such
-    /// object. It is then leased.
+    /// object. Nothing is leased, and it does not count as a use.
     fn get_replica_desc(&self, py: Python<'_>, key: KeyArg) -> PyResult<Vec<ReplicaDescriptor>> {
         match self.open() {
             Some(open) => Ok(calls::copies(py, &open, &[key])?.pop().unwrap_or_default()),
@@ -590,20 +617,22 @@ fn many_each(
     (pointers.len() == keys && sizes.len() == keys).then(|| ranges.collect())
 }
 
-fn sources(open: &Open, ranges: &[(u64, u64)]) -> Result<Vec<SourceBuf<'static>>, i64> {
-    ranges.iter().map(|&(start, len)| usable(open, start, len, memory::source(start, len))).collect()
+fn sources(open: &Open, ranges: &[(u64, u64)], is_usable: bool) -> Result<Vec<SourceBuf<'static>>, i64> {
+    let source = |&(start, len): &(u64, u64)| allowed(open, start, len, memory::source(start, len));
+    if is_usable { ranges.iter().map(source).collect() } else { Err(codes::INVALID_PARAMS) }
 }
 
-fn targets(open: &Open, ranges: &[(u64, u64)]) -> Result<Vec<TargetBuf<'static>>, i64> {
-    ranges.iter().map(|&(start, len)| usable(open, start, len, memory::target(start, len))).collect()
+fn targets(open: &Open, ranges: &[(u64, u64)], is_usable: bool) -> Result<Vec<TargetBuf<'static>>, i64> {
+    let target = |&(start, len): &(u64, u64)| allowed(open, start, len, memory::target(start, len));
+    if is_usable { ranges.iter().map(target).collect() } else { Err(codes::INVALID_PARAMS) }
 }
 
 /// A range that no memory can be at is a bad argument; one that is not registered is refused, if that is
 /// asked for.
-fn usable<T>(open: &Open, start: u64, len: u64, range: Option<T>) -> Result<T, i64> {
+fn allowed<T>(open: &Open, start: u64, len: u64, range: Option<T>) -> Result<T, i64> {
     match range {
         None => Err(codes::INVALID_PARAMS),
-        Some(_) if open.require_registered && !open.registry.covers(start, len) => Err(codes::TRANSFER_FAIL),
+        Some(_) if open.require_registered && !open.is_registered(start, len) => Err(codes::TRANSFER_FAIL),
         Some(range) => Ok(range),
     }
 }

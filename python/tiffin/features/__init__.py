@@ -1,14 +1,13 @@
-"""A feature store for hidden states: samples from producers to trainers, whose lifetimes the store owns.
+"""A feature store for hidden states: samples from producers to trainers, with lifetimes that it manages.
 
 >>> from tiffin.features import FeatureStore, SampleRef
 >>> features = FeatureStore("run-7", memory="64MiB")
 >>> ref = features.put({"hidden": memoryview(bytes(24)).cast("f")}, sample_id="s0")
->>> told = ref.to_json()                          # what the producer tells the trainer
+>>> told = ref.to_json()                          # what the producer sends to the trainer
 >>> tensors, handle = features.get(SampleRef.from_json(told))
 >>> features.release(handle)                      # the last release frees it
 
-docs/features.md has the whole story. Everything here imports without torch, without numpy and without
-mooncake.
+docs/features.md describes it. Everything here imports without torch, without numpy and without mooncake.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
-"""Where the bytes of samples lie: in our own store, or in a Mooncake cluster that runs already.
+"""Backends: stores for the bytes of samples, which are our own or a Mooncake cluster that runs already.
 
-A backend moves the bytes of tensors and nothing else. What is there, which generation is current, who has it
-leased and who has consumed it is always the business of our master: the *index*.
+A backend moves the bytes of tensors and nothing else. Which samples exist, which generation is current, and
+who has leased or consumed them is always decided by our master: the *index*.
 """
 
 from __future__ import annotations
 
 import ctypes
+import importlib
 import os
 import time
 from collections.abc import Callable, Iterable
@@ -18,17 +19,17 @@ from tiffin._native import checksum
 
 from .pool import BufferPool, Recycler
 
-#: What a Mooncake store answers for a key that it does not have.
+#: The answer of a Mooncake store for a key that it does not have.
 _NO_SUCH_KEY = -704
-#: After these nothing was begun, so nothing still writes.
+#: After these answers no transfer was started, so none can still write.
 _UNTOUCHED = (_NO_SUCH_KEY, -600)
-#: How often a read that came out wrong is tried again, each time into fresh memory.
+#: How often a read with a wrong checksum is tried, each time into other memory.
 _READ_TRIES_MAX = 3
-#: A copy, and having registered what it goes through, pays off if registering takes longer than that.
+#: Copying through registered memory pays off if registering is slower than this.
 _COPY_BYTES_PER_S = 4e9
-#: Registering is measured on so many bytes before it is judged.
+#: Number of bytes after which the measured speed of registering is used.
 _JUDGED_BYTES = 64 << 20
-#: Stores of the process that this one was forked from: to let go of them would end them there, too.
+#: Stores of the process that this one was forked from. To drop them would end them there, too.
 _inherited: list[Any] = []
 
 
@@ -37,13 +38,13 @@ class Torn(Exception):
 
 
 class Changed(Exception):
-    """The tensor changed while it was being written, so that nobody knows what is stored."""
+    """The tensor changed while it was being written, so that the stored bytes are unspecified."""
 
 
 class Backend(Protocol):
-    """What a feature store needs of a place for bytes beside the index."""
+    """What a feature store needs of a store for bytes outside the index."""
 
-    #: What it is called in `health`.
+    #: Its name in `health`.
     name: str
 
     def write(self, key: str, data: memoryview, *, is_staged: bool = False) -> int:
@@ -57,13 +58,13 @@ class Backend(Protocol):
         written."""
 
     def remove(self, key: str) -> bool:
-        """Take an object away, and say whether it is gone for sure. That it was not there is as good."""
+        """Remove an object, and say whether it is gone for sure. An object that did not exist is gone."""
 
 
 class Own:
     """Our own store: a sample's tensors are one object with its entry in the index.
 
-    It reads and writes straight between the store's memory and the tensors, with one copy.
+    Bytes are copied once between the store's memory and the tensors.
     """
 
     name = "tiffin"
@@ -78,8 +79,8 @@ class _Here:
         unregister = getattr(store, "unregister_buffer", None)
         self.register, self.unregister = register, unregister
         self.pool = BufferPool(register=register, unregister=unregister)
-        self.rooms = Recycler(register=register, unregister=unregister)
-        # What registering memory for the time of a call has cost: seconds, and bytes.
+        self.memory = Recycler(register=register, unregister=unregister)
+        # What registering memory for the time of a call has cost so far: seconds, and bytes.
         self.registering, self.registered = 0.0, 0
 
     @property
@@ -107,14 +108,14 @@ class _Here:
 class Mooncake:
     """A Mooncake cluster that runs already: `store` is a `MooncakeDistributedStore` after its setup.
 
-    `Mooncake.at("host:port")` joins the cluster of that master by itself, and so it can go along to workers,
-    forked or spawned, which join it with a client of their own.
+    `Mooncake.at("host:port")` joins the cluster of that master by itself. It can be passed to workers, forked
+    or spawned, which join the cluster with a client of their own.
 
     Tensors are raw objects with a hard pin. What Mooncake cannot promise is made safe here and in the index:
     keys are never used twice, every read is verified by its length and its checksum and tried again into
-    fresh memory, and a key that is gone already counts as removed. Tensors are put straight from where they
-    lie, registered for the time of the call, or through registered buffers that are used again where
-    registering takes longer than a copy; they are read straight into memory that they keep. Without
+    other memory, and a key that is gone already counts as removed. Tensors are put from their own memory,
+    registered for the time of the call, or through registered buffers that are reused where registering
+    takes longer than a copy; they are read into memory that they keep. Without
     `put_from` and `get_into`, or with `zero_copy=False`, bytes go through `put` and `get`.
     """
 
@@ -149,7 +150,7 @@ class Mooncake:
         return self._address is not None and _segment(self._settings) > 0
 
     def prefer(self, *, replica_num: int, hard_pin: bool) -> None:
-        """Keep objects like that, where nothing else was said."""
+        """Use these settings for new objects, unless the constructor was given others."""
         self._replicas = replica_num if self._replicas is None else self._replicas
         self._hard_pin = hard_pin if self._hard_pin is None else self._hard_pin
 
@@ -196,18 +197,18 @@ class Mooncake:
             return None, f"{len(data)} bytes of {nbytes}" if data else str(_NO_SUCH_KEY)
         if nbytes == 0:
             return bytearray(1), ""
-        room = here.rooms.room(nbytes)
-        count = here.store.get_into(key, ctypes.addressof(room), nbytes)
+        target = here.memory.allocate(nbytes)
+        count = here.store.get_into(key, ctypes.addressof(target), nbytes)
         if count is not None and int(count) == nbytes:
-            return room, ""
+            return target, ""
         if count is None or int(count) not in _UNTOUCHED:
-            # Whatever was on its way may still come.
-            here.rooms.set_aside(room)
+            # A transfer that was started may still write.
+            here.memory.set_aside(target)
         return None, str(count)
 
     def remove(self, key: str) -> bool:
         store = self._joined().store
-        # Without asking first whether it exists: that would lease it.
+        # It does not ask first whether the object exists: that would lease it.
         try:
             status = store.remove(key, force=True)
         except TypeError:
@@ -237,36 +238,35 @@ class Mooncake:
         return _Here(store, self._zero_copy and direct)
 
     def _joined(self) -> _Here:
-        """The store of this process."""
+        """The Mooncake store of this process."""
         if self._here is not None and self._here.process == os.getpid():
             return self._here
         if self._address is None:
             hint = "`Mooncake.at(address)` joins the cluster anew in each worker"
-            raise RuntimeError(f"this Mooncake store is of another process\n\nhint: {hint}")
+            raise RuntimeError(f"this Mooncake store belongs to another process\n\nhint: {hint}")
         _inherited.append(self._here)
-        # What a worker would take in would end with it.
+        # Objects in the segment of a worker would end with it.
         self._settings = self._settings | {"global_segment_size": 0}
         self._here = self._check(mooncake_setup(self._address, **self._settings))
         return self._here
 
     def __getstate__(self) -> dict[str, Any]:
-        # A config is an object of Mooncake's, and made anew.
+        # A config is an object of Mooncake's, which cannot be pickled.
         return self.__dict__ | {"_here": None, "_config": None}
 
 
 def _address(data: memoryview) -> int | None:
-    """Where bytes lie, if that can be told."""
+    """The address of bytes, if it is known."""
     if not data.nbytes or _tensors.numpy is None:
         return None
-    return _tensors.numpy.frombuffer(data, _tensors.numpy.uint8).ctypes.data
+    return int(_tensors.numpy.frombuffer(data, _tensors.numpy.uint8).ctypes.data)
 
 
 def _replicate_config(replica_num: int, hard_pin: bool) -> Any:
     try:
-        from mooncake.store import ReplicateConfig
+        config = importlib.import_module("mooncake.store").ReplicateConfig()
     except ImportError:
         return None
-    config = ReplicateConfig()
     config.replica_num = replica_num
     if hard_pin and hasattr(config, "with_hard_pin"):
         config.with_hard_pin = True
@@ -274,7 +274,7 @@ def _replicate_config(replica_num: int, hard_pin: bool) -> Any:
 
 
 def _segment(settings: dict[str, Any]) -> int:
-    """How much memory a client lends to the cluster."""
+    """The size of the memory that a client lends to the cluster."""
     from tiffin import _settings
 
     given = settings.get("global_segment_size", os.environ.get("MOONCAKE_GLOBAL_SEGMENT_SIZE"))
@@ -288,7 +288,7 @@ def mooncake_setup(address: str, **settings: Any) -> Any:
     MOONCAKE_RDMA_DEVICES, MOONCAKE_GLOBAL_SEGMENT_SIZE and MOONCAKE_LOCAL_BUFFER_SIZE.
     """
     try:
-        from mooncake.store import MooncakeDistributedStore
+        mooncake = importlib.import_module("mooncake.store")
     except ImportError as error:
         hint = "`pip install mooncake-transfer-engine`, or use our own store"
         raise RuntimeError(f"the package `mooncake` is not installed\n\nhint: {hint}") from error
@@ -304,7 +304,7 @@ def mooncake_setup(address: str, **settings: Any) -> Any:
     settings |= {"global_segment_size": _segment(settings), "local_buffer_size": _settings.size(buffer)}
     for name, default in texts.items():
         settings.setdefault(name, os.environ.get(f"MOONCAKE_{name.upper()}", default))
-    store = MooncakeDistributedStore()
+    store = mooncake.MooncakeDistributedStore()
     status = store.setup(**settings, master_server_addr=address)
     if status not in (None, 0):
         raise RuntimeError(f"Mooncake's setup with the master at `{address}` answered {status}")
@@ -312,7 +312,7 @@ def mooncake_setup(address: str, **settings: Any) -> Any:
 
 
 def keys_left(backend: Backend, keys: Iterable[str]) -> list[str]:
-    """Removes objects, and says which of them are not gone for sure."""
+    """Remove objects, and say which of them may still exist."""
     left = []
     for key in keys:
         try:

@@ -1,10 +1,10 @@
-"""What can go wrong in a feature store, as the exceptions that pipelines expect."""
+"""The exceptions of a feature store, as pipelines expect them."""
 
 from __future__ import annotations
 
 import tiffin
 
-#: What the store says of a sample that cannot be had.
+#: The errors of the index for a sample that is not available.
 GONE = (
     tiffin.NotFound,
     tiffin.Superseded,
@@ -16,7 +16,7 @@ GONE = (
 
 
 class NotAvailable(KeyError):
-    """The sample cannot be had: it is freed, aborted, superseded, consumed, or not there."""
+    """The sample is not available: it was freed, aborted, superseded or consumed, or never existed."""
 
     def __str__(self) -> str:
         # A KeyError shows its argument as code; this one is a sentence.
@@ -24,11 +24,11 @@ class NotAvailable(KeyError):
 
 
 class BadRef(NotAvailable, ValueError):
-    """The ref is not of this store, of another version, or does not match what is stored."""
+    """The ref belongs to another store, has another version, or does not match what is stored."""
 
 
 class Duplicate(ValueError):
-    """The id is there and was not to be replaced, or was consumed from the stream."""
+    """The id exists and was not to be replaced, or was consumed from the stream."""
 
 
 class ConsumerBehind(MemoryError):

@@ -1,4 +1,4 @@
-"""Buffers that are used again and again, so that registering them with a network card happens once."""
+"""Buffers that are reused, so that they are registered with a network card once."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import weakref
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-#: Memory that is ours: what is large is taken from the system itself.
+#: Memory of a buffer. Large memory is mapped from the system.
 _Memory: TypeAlias = "bytearray | mmap.mmap"
-#: From this size on memory is asked for in huge pages. Making those takes a fraction of the time.
+#: From this size on memory is in huge pages, which the system provides faster.
 _HUGE_MIN = 2 << 20
-#: How long a transfer that failed may still write: longer than any transport tries.
+#: How long a transfer that failed may still write: longer than the timeout of any transport.
 SETTLE_S = 600.0
 
 
 class Buffer:
-    """Memory that was taken from a pool. It is safe to use until it is released, and by nobody else."""
+    """Memory that was taken from a pool. Its holder alone uses it until it is released."""
 
     def __init__(self, pool: BufferPool, memory: _Memory) -> None:
         self._pool, self._memory = pool, memory
@@ -30,22 +30,22 @@ class Buffer:
 
     @property
     def view(self) -> memoryview:
-        """Its bytes, to be read and written."""
+        """Its bytes, writable."""
         return memoryview(self._memory)
 
     def release(self) -> None:
-        """Say that nothing uses it any more: it is safe, and the next who asks gets it."""
+        """Return it to the pool. Nothing may use it any more."""
         self._pool._give_back(self)
 
     def discard(self) -> None:
-        """Say that something may still write to it: it is safe again only after `settle_s`."""
+        """Return it although a transfer may still write to it: it is reused only after `settle_s`."""
         self._pool._set_aside(self)
 
     def __enter__(self) -> Buffer:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        # After an error nobody knows whether a transfer still writes to it.
+        # After an error a transfer may still write to it.
         if kind is None:
             self.release()
         else:
@@ -56,9 +56,9 @@ class BufferPool:
     """Buffers of powers of two, each registered once, and reused as soon as they are released.
 
     `register(address, nbytes)` and `unregister(address)` are called once for each buffer that is made. At
-    most `max_bytes` are kept for reuse; what is taken beyond that is let go of when it is released. A buffer
-    is safe again, and given to others, as soon as it is released; one that was discarded because a transfer
-    may still write to it, after `settle_s` seconds.
+    most `max_bytes` are kept for reuse; buffers beyond that are freed when they are released. A buffer is
+    reused as soon as it is released; one that was discarded because a transfer may still write to it, after
+    `settle_s` seconds.
 
     >>> pool = BufferPool(max_bytes=1 << 20)
     >>> with pool.take(1000) as buffer:
@@ -82,13 +82,13 @@ class BufferPool:
         self._free: dict[int, list[Buffer]] = {}
         self._kept = 0
         self._aside: collections.deque[tuple[float, Buffer]] = collections.deque()
-        #: How many buffers were made, all in all.
+        #: Number of buffers that were ever made.
         self.made = 0
-        #: How many are in use now, those included that are not safe yet.
+        #: Number of buffers in use now, including discarded ones that cannot be reused yet.
         self.in_use = 0
 
     def take(self, nbytes: int) -> Buffer:
-        """A buffer of at least so many bytes, which nobody else uses until it is released."""
+        """A buffer of at least so many bytes, for the caller alone until it is released."""
         self._settle()
         size = _size(nbytes)
         with self._lock:
@@ -104,7 +104,7 @@ class BufferPool:
         return buffer
 
     def close(self) -> None:
-        """Let go of every buffer that nobody uses."""
+        """Free every buffer that is not in use."""
         with self._lock:
             free, self._free, self._kept = self._free, {}, 0
         for buffer in (it for buffers in free.values() for it in buffers):
@@ -120,7 +120,7 @@ class BufferPool:
         self._drop(buffer)
 
     def _set_aside(self, buffer: Buffer) -> None:
-        # Its memory stays where it is, and registered: whatever still writes there hits nothing else.
+        # Its memory stays mapped and registered, so that a late write hits nothing else.
         with self._lock:
             self._aside.append((self._clock() + self._settle_s, buffer))
 
@@ -136,17 +136,16 @@ class BufferPool:
 
 
 class Recycler:
-    """Memory for tensors that is used again once the last tensor in it is gone.
+    """Memory for tensors that is reused once the last tensor in it is gone.
 
-    Memory that is fresh from the system is slow: each of its pages is made when it is first touched, which
-    takes longer than the copy into it. Whoever holds a tensor, or a view of one, holds its memory; nobody has
-    to give anything back. At most `max_bytes` are kept for reuse: what was not used for the longest time is
-    let go of first. Memory is registered when it is made, and for as long as it is kept, where `register` and
-    `unregister` are given.
+    Fresh memory from the system is slow: a page fault for each page takes longer than the copy into it. A
+    tensor, and a view of one, holds its memory; the caller returns nothing. At most `max_bytes` are kept for
+    reuse: the least recently used memory is freed first. Memory is registered from its allocation until it is
+    freed, where `register` and `unregister` are given.
 
     >>> recycler = Recycler(max_bytes=1 << 20)
-    >>> first = ctypes.addressof(recycler.room(5000))
-    >>> ctypes.addressof(recycler.room(6000)) == first, ctypes.addressof(recycler.room(5000)) == first
+    >>> first = ctypes.addressof(recycler.allocate(5000))
+    >>> ctypes.addressof(recycler.allocate(6000)) == first, ctypes.addressof(recycler.allocate(5000)) == first
     (True, True)
     """
 
@@ -161,15 +160,15 @@ class Recycler:
         self._register, self._unregister, self._settle_s = register, unregister, settle_s
         self._max, self._kept = max_bytes, 0
         self._lock = threading.Lock()
-        # By size, each with when it was last used, which is a number; what was used last is at the end.
+        # By size, each with the number of its last use; the most recent one is at the end.
         self._free: dict[int, collections.deque[tuple[int, _Memory]]] = {}
         self._uses = 0
-        # Tensors may end at any moment, also in the middle of what is done under the lock.
+        # Finalizers of tensors run at any moment, also while this thread holds the lock.
         self._ended: collections.deque[_Memory] = collections.deque()
         self._aside: collections.deque[tuple[float, Any]] = collections.deque()
 
-    def room(self, nbytes: int) -> Any:
-        """A buffer of at least so many bytes, which is nobody else's for as long as anything refers to it."""
+    def allocate(self, nbytes: int) -> Any:
+        """A buffer of at least so many bytes, which is not reused while anything refers to it."""
         size = _size(nbytes)
         with self._lock:
             self._collect()
@@ -180,18 +179,18 @@ class Recycler:
         is_new = memory is None
         if memory is None:
             memory = _fresh(size)
-        room = (ctypes.c_ubyte * size).from_buffer(memory)
+        buffer = (ctypes.c_ubyte * size).from_buffer(memory)
         if is_new and self._register is not None:
-            self._register(ctypes.addressof(room), size)
-        weakref.finalize(room, self._ended.append, memory).atexit = False
-        return room
+            self._register(ctypes.addressof(buffer), size)
+        weakref.finalize(buffer, self._ended.append, memory).atexit = False
+        return buffer
 
-    def set_aside(self, room: Any) -> None:
-        """Say that something may still write to this memory: nobody gets it before that has settled."""
-        self._aside.append((time.monotonic() + self._settle_s, room))
+    def set_aside(self, buffer: Any) -> None:
+        """Keep memory from being reused for `settle_s`, because a transfer may still write to it."""
+        self._aside.append((time.monotonic() + self._settle_s, buffer))
 
     def close(self) -> None:
-        """Let go of all memory that no tensor is in."""
+        """Free all memory that no tensor uses."""
         with self._lock:
             self._collect()
             free, self._free, self._kept = self._free, {}, 0
@@ -208,7 +207,7 @@ class Recycler:
             self._free.setdefault(len(memory), collections.deque()).append((self._uses, memory))
 
     def _too_much(self) -> list[_Memory]:
-        """Takes away what is more than may be kept: what never could be, and then the longest unused."""
+        """Remove what exceeds the limit: memory that is too large by itself, then the least recently used."""
         unused = []
         while self._kept > self._max:
             sizes = [size for size in self._free if size > self._max] or list(self._free)
@@ -218,7 +217,7 @@ class Recycler:
         return unused
 
     def _take(self, size: int, which: int) -> _Memory | None:
-        """Memory of that size that nobody uses: the first or the last of it."""
+        """Unused memory of that size: the first or the last of it."""
         free = self._free.get(size)
         if free is None:
             return None
@@ -235,11 +234,11 @@ class Recycler:
 
 
 def _fresh(size: int) -> _Memory:
-    """Memory that was nobody's."""
+    """New memory from the system."""
     if size < _HUGE_MIN or not hasattr(mmap, "MADV_HUGEPAGE"):
         return bytearray(size)
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    # Where the system has none, ordinary pages do.
+    # Without huge pages ordinary ones are used.
     with contextlib.suppress(OSError):
         memory.madvise(mmap.MADV_HUGEPAGE)
     return memory

@@ -1,35 +1,37 @@
-"""What a feature store tells of a sample: small records without a tensor, as JSON and back."""
+"""The records that describe samples: small, without a tensor, and convertible to JSON and back."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
+
+from tiffin._tensors import ITEM_BYTES
 
 #: The version of these records. A ref of another one is refused.
 SCHEMA_VERSION = 1
-#: The types of elements that a sample may have.
-DTYPES = (
-    "float32",
-    "float64",
-    "float16",
-    "bfloat16",
-    "int64",
-    "int32",
-    "int16",
-    "int8",
-    "uint8",
-    "bool",
+#: The types of elements that a sample may have: all that torch and DLPack name.
+DTYPES = tuple(ITEM_BYTES)
+#: The fields of a ref that `put` takes from its metadata.
+PUT_FIELDS = (
+    "run_id",
+    "source_task_id",
+    "strategy",
+    "target_model_version",
+    "draft_weight_version",
+    "tokenizer_version",
+    "num_tokens",
 )
-_ITEM_BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "int8": 1, "uint8": 1, "bool": 1}
-#: Generations are (life of the master, counter); as one number they keep their order.
-_COUNTER_BITS = 48
+#: A generation of the store, (epoch of the master, counter), as one value for JSON, msgpack and columns of 64
+#: bits: a number of at most 63 bits, or text where that is not enough. Both keep their order.
+Number: TypeAlias = "int | str"
+_EPOCH_BITS, _COUNTER_BITS = 23, 40
 
 
 @dataclasses.dataclass(frozen=True)
 class FeatureSpec:
-    """What one tensor of a sample is."""
+    """Type and shape of one tensor of a sample."""
 
     name: str
     shape: tuple[int, ...]
@@ -41,7 +43,7 @@ class FeatureSpec:
 
     @property
     def nbytes(self) -> int:
-        """How many bytes the tensor has.
+        """Number of bytes of the tensor.
 
         >>> FeatureSpec("x", (2, 3), "bfloat16").nbytes
         12
@@ -49,12 +51,12 @@ class FeatureSpec:
         count = 1
         for length in self.shape:
             count *= length
-        return count * _ITEM_BYTES.get(self.dtype, 2)
+        return count * ITEM_BYTES[self.dtype]
 
 
 @dataclasses.dataclass(frozen=True)
 class SampleRef:
-    """A sample that is in a feature store: what a producer tells its consumers. It never holds a tensor.
+    """Names a sample of a feature store: what a producer sends to its consumers. It never holds a tensor.
 
     `metadata["generation"]` says which put of the id it is.
 
@@ -79,7 +81,7 @@ class SampleRef:
     metadata: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
-    def generation(self) -> int | None:
+    def generation(self) -> Number | None:
         """Which put of the id it is."""
         return self.metadata.get("generation")
 
@@ -91,7 +93,7 @@ class SampleRef:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> SampleRef:
-        """The record that the text says. What a later version adds is ignored."""
+        """The record of this text. Fields of later versions are ignored."""
         return cls.from_dict(json.loads(text))
 
     @classmethod
@@ -108,7 +110,7 @@ class FeatureHandle:
     """A sample that `get` has leased, until it is released or its process ends."""
 
     sample_id: str
-    generation: int
+    generation: Number
     lease_token: str
 
 
@@ -118,7 +120,7 @@ _SPEC_FIELDS = frozenset(field.name for field in dataclasses.fields(FeatureSpec)
 
 
 def _flat(record: Any) -> dict[str, Any]:
-    """The fields of a record, as they are: `dataclasses.asdict` would copy all that is in them."""
+    """The fields of a record, without a copy of their values."""
     return dict(vars(record))
 
 
@@ -131,7 +133,7 @@ def _spec(spec: Any) -> FeatureSpec:
 
 
 def as_ref(given: Any) -> SampleRef:
-    """A ref, given as one of ours or as any record with the same fields, or as JSON.
+    """A ref from one of ours, from any record with the same fields, or from JSON.
 
     >>> as_ref('{"sample_id": "s", "schema_version": 1}').sample_id
     's'
@@ -145,15 +147,36 @@ def as_ref(given: Any) -> SampleRef:
     return SampleRef.from_dict({name: getattr(given, name) for name in _REF_FIELDS if hasattr(given, name)})
 
 
-def to_number(generation: tuple[int, int]) -> int:
-    """A generation of the store as the one number that refs have.
+def to_number(generation: tuple[int, int]) -> Number:
+    """A generation of the store as one value, as refs have it.
 
-    >>> to_pair(to_number((3, 9)))
-    (3, 9)
+    >>> to_pair(to_number((3, 9))), to_number((1, 0)) == 2**40, to_number((2**23 - 1, 2**40 - 1)) == 2**63 - 1
+    ((3, 9), True, True)
+    >>> to_number((2**23, 9)), to_pair(to_number((2**23, 9)))
+    ('00000000000008388608.00000000000000000009', (8388608, 9))
     """
-    return generation[0] << _COUNTER_BITS | generation[1]
+    epoch, counter = generation
+    if epoch >> _EPOCH_BITS or counter >> _COUNTER_BITS:
+        # Masters of older versions without state had epochs of 51 bits; their successors continue them.
+        return f"{epoch:020}.{counter:020}"
+    return epoch << _COUNTER_BITS | counter
 
 
-def to_pair(generation: int) -> tuple[int, int]:
+def to_pair(generation: Number) -> tuple[int, int]:
     """The reverse of `to_number`."""
+    if isinstance(generation, str):
+        epoch, _, counter = generation.partition(".")
+        return int(epoch), int(counter)
     return generation >> _COUNTER_BITS, generation & ((1 << _COUNTER_BITS) - 1)
+
+
+def is_generation(given: Any) -> bool:
+    """Whether it is a result of `to_number`.
+
+    >>> [is_generation(it) for it in (0, -1, 2**63, "1.2", "1", "1.x", None, True)]
+    [True, False, False, True, False, False, False, False]
+    """
+    if isinstance(given, str):
+        epoch, dot, counter = given.partition(".")
+        return bool(dot) and epoch.isdecimal() and counter.isdecimal()
+    return isinstance(given, int) and not isinstance(given, bool) and 0 <= given < 1 << 63

@@ -11,23 +11,23 @@ from typing import TYPE_CHECKING, Any
 import tiffin
 
 from .errors import GONE, NotAvailable
-from .records import SampleRef
+from .records import Number, SampleRef
 
 if TYPE_CHECKING:
     from .store import FeatureStore
 
-#: How long one question waits where the caller sets no limit: it is asked again then.
+#: How long one pull waits where the caller sets no limit; then it is repeated.
 _TURN_S = 30.0
-#: How often a consumer takes up what others, or frees that failed, have left undone.
-_TEND_S = 15.0
+#: How often a consumer finishes frees that failed, here or in processes that ended.
+_COLLECT_S = 15.0
 
 
 class Consumer:
     """One consumer of a group. Made by `FeatureStore.consumer`.
 
-    What it has pulled is its own until it is acknowledged. If the process dies, or the consumer is closed,
-    what it has not acknowledged comes again to the group; what the group has acknowledged never does. A
-    window that the stream's limits can never fill is refused when the consumer attaches.
+    A sample that it has pulled is its own until it is acknowledged. If the process ends, or the consumer is
+    closed, samples that are not acknowledged come again to the group; those that the group has acknowledged
+    never do. A window that the stream's limits can never fill is refused when the consumer attaches.
 
     >>> from tiffin.features import FeatureStore
     >>> features = FeatureStore("run-7", memory="64MiB", stream="train")
@@ -43,19 +43,19 @@ class Consumer:
 
     def __init__(self, features: FeatureStore, group: str, window: int, timeout: float | None) -> None:
         self._features, self.group, self.window, self._timeout = features, group, window, timeout
-        self._leases: dict[tuple[str, int], tiffin.Lease] = {}
-        self._tended = time.monotonic()
+        self._leases: dict[tuple[str, Number], tiffin.Lease] = {}
+        self._collected = time.monotonic()
         #: The optimizer step that the group has acknowledged last, if it said so.
         self.step: int | None = None
         features.index.open_stream(features.stream, group=group, window=window)
-        self._redo()
+        self._finish_step()
 
     def pull(self, *, timeout: float | None = None) -> list[SampleRef]:
-        """The next window of refs, or fewer at the end of the time.
+        """The next window of refs, or fewer when the time is over.
 
-        Raises `tiffin.EndOfStream` behind the last one, and `tiffin.StreamFailed` if somebody said so.
+        Raises `tiffin.EndOfStream` after the last one, and `tiffin.StreamFailed` if the stream was failed.
         """
-        self._tend()
+        self._collect()
         limit = timeout if timeout is not None else self._timeout
         leases = self._features.index.pull(
             self._features.stream,
@@ -64,13 +64,13 @@ class Consumer:
             at_most=self.window,
             timeout=_TURN_S if limit is None else limit,
         )
-        refs = [self._features._stored(lease) for lease in leases]
+        refs = [self._features._entries.leased(lease) for lease in leases]
         for ref, lease in zip(refs, leases, strict=True):
             self._leases[ref.sample_id, ref.metadata["generation"]] = lease
         return refs
 
     def __iter__(self) -> Iterator[list[SampleRef]]:
-        """Windows, until the stream has ended."""
+        """Windows until the stream has ended."""
         while True:
             try:
                 window = self.pull()
@@ -94,26 +94,26 @@ class Consumer:
     def ack(self, window: list[SampleRef], *, step: int | None = None) -> list[str]:
         """Say that the group is done with these, after the optimizer's step.
 
-        With `step`, that and the samples are one transaction: they are in writing in the store before
-        anything is freed, and the next consumer of the group that attaches finishes what this one could not,
-        and finds the step in `step`. A trainer that restarts from the checkpoint of that step has lost
-        nothing, and trains on nothing twice. One of the group acknowledges for all of its ranks then.
+        With `step`, the step and the samples are one transaction: they are recorded in the store before
+        anything is freed. The next consumer of the group that attaches finishes the transaction, and finds
+        the step in `step`. A trainer that restarts from the checkpoint of that step loses no sample and
+        trains on none twice. One consumer of the group acknowledges for all of its ranks then.
         """
         if step is not None:
             told = {"step": step, "refs": [json.loads(ref.to_json()) for ref in window]}
             self._features.index.put(self._marker, json.dumps(told).encode(), pin=True)
             self.step = step
         outcomes = self._features.ack(window, group=self.group)
-        # With a sample that is gone go its leases; nobody waits for that.
+        # The leases of a freed sample end with it; there is nothing to wait for.
         there = [ref for ref, outcome in zip(window, outcomes, strict=True) if outcome == "recorded"]
         self._release(there)
         for ref in window:
             self._leases.pop((ref.sample_id, ref.metadata["generation"]), None)
         return outcomes
 
-    def _tend(self) -> None:
-        if time.monotonic() - self._tended > _TEND_S:
-            self._tended = time.monotonic()
+    def _collect(self) -> None:
+        if time.monotonic() - self._collected > _COLLECT_S:
+            self._collected = time.monotonic()
             with contextlib.suppress(tiffin.Error):
                 self._features.gc()
 
@@ -121,14 +121,14 @@ class Consumer:
     def _marker(self) -> str:
         return f"{self._features.store_id}.step/{self._features.stream}/{self.group}"
 
-    def _redo(self) -> None:
+    def _finish_step(self) -> None:
         told = json.loads(self._features.index.get(self._marker, missing=b"null"))
         if told is not None:
             self.step = told["step"]
             self._features.ack(told["refs"], group=self.group)
 
     def give_back(self, window: list[SampleRef]) -> None:
-        """Let another consumer of the group have these."""
+        """Give these to another consumer of the group."""
         self._release(window)
 
     def _release(self, window: list[SampleRef]) -> None:
@@ -138,7 +138,7 @@ class Consumer:
                 self._features._let_go(lease)
 
     def close(self) -> None:
-        """Give back what was not acknowledged."""
+        """Return the samples that were not acknowledged to the group."""
         leases, self._leases = self._leases, {}
         for lease in leases.values():
             self._features._let_go(lease)

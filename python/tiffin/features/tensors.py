@@ -1,4 +1,4 @@
-"""Tensors as they come and go: torch's, numpy's, and anything with DLPack or the buffer protocol."""
+"""Conversions of tensors: of torch, of numpy, and of anything with DLPack or the buffer protocol."""
 
 from __future__ import annotations
 
@@ -11,83 +11,67 @@ from tiffin import _tensors
 from .pool import Recycler
 from .records import FeatureSpec
 
-#: Tensors from this size on are read into memory that was used before.
+#: Tensors from this size on are read into memory that is reused.
 _RECYCLED_MIN = 1 << 18
-#: Types of extensions of numpy, which neither the buffer protocol nor DLPack know there.
-_EXTENDED = {"bfloat16": "uint16"}
-
-
-class _Bits:
-    """An array of a type that only an extension of numpy knows: the bits, and what they are."""
-
-    def __init__(self, array: Any, dtype: str) -> None:
-        self.bits, self.dtype, self.shape = array.view(_EXTENDED[dtype]), dtype, array.shape
-
-    def __dlpack__(self, **options: Any) -> Any:
-        return self.bits.__dlpack__(**options)
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return self.bits.__dlpack_device__()
 
 
 def plain(value: Any) -> Any:
-    """A tensor in host memory that is not part of a graph, and can say what it is."""
+    """The tensor in host memory, detached from its graph."""
     if hasattr(value, "detach"):
         value = value.detach()
         if str(value.layout) != "torch.strided":
-            raise TypeError(f"its elements are {value.layout}\n\nhint: `tensor.to_dense()`")
+            raise TypeError(f"its layout is {value.layout}\n\nhint: `tensor.to_dense()`")
         if value.device.type != "cpu":
             value = value.cpu()
+        if value.is_conj():
+            value = value.resolve_conj()
         return value.resolve_neg() if value.is_neg() else value
     numpy = _tensors.numpy
-    if numpy is not None and isinstance(value, numpy.ndarray):
-        name = value.dtype.name if value.dtype.kind == "V" or value.dtype.num > 255 else ""
-        return _Bits(value, name) if name in _EXTENDED else value
     if hasattr(value, "__dlpack__") and not (hasattr(value, "dtype") and hasattr(value, "shape")):
         return numpy.from_dlpack(value) if numpy is not None else value
     return value
 
 
 def describe(value: Any) -> tuple[str, tuple[int, ...]]:
-    """The type of a tensor's elements, and its shape. Raises `ValueError` for what is no tensor."""
+    """The type of a tensor's elements, and its shape. Raises `ValueError` if it is not a tensor."""
     try:
         dtype, shape = _tensors.describe(value)
     except TypeError as error:
-        raise ValueError(f"{type(value).__name__} is no tensor: {error}") from error
+        raise ValueError(f"{type(value).__name__} is not a tensor: {error}") from error
     return dtype.removeprefix("<").removeprefix("|"), tuple(shape)
 
 
 def in_one_piece(value: Any) -> tuple[memoryview, Any]:
-    """The bytes of a tensor in the order of its elements, where they lie if that is how they lie; and what
-    keeps them there."""
+    """The bytes of a tensor in the order of its elements, without a copy if it is contiguous; and their
+    owner."""
     if hasattr(value, "detach"):
         torch = sys.modules["torch"]
-        value = value.contiguous()
+        # Torch cannot copy all types of elements that it names, but integers of the same size.
+        integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+        value = value.view(integers.get(value.element_size(), value.dtype)).contiguous()
         return memoryview(value.reshape(-1).view(torch.uint8).numpy()), value
     numpy = _tensors.numpy
     if not hasattr(value, "dtype") or numpy is None:
         view = memoryview(value)
         whole = view.c_contiguous and view.nbytes
         return (view.cast("B") if whole else memoryview(view.tobytes())), value
-    if isinstance(value, _Bits):
-        value = value.bits
-    elif not isinstance(value, numpy.ndarray):
+    if not isinstance(value, numpy.ndarray):
         value = numpy.from_dlpack(value) if hasattr(value, "__dlpack__") else numpy.asarray(value)
     value = numpy.ascontiguousarray(value)
     return memoryview(value.reshape(-1).view(numpy.uint8)), value
 
 
-def room(recycler: Recycler, spec: FeatureSpec) -> tuple[Any, Any] | None:
-    """Bytes to be filled, and the tensor that they are then; nothing without numpy and torch.
+def allocate(recycler: Recycler, spec: FeatureSpec) -> tuple[Any, Any] | None:
+    """A buffer to read into, and the tensor that it becomes; nothing without numpy and torch.
 
-    Of a tensor without bytes there are none to be filled.
+    The buffer of an empty tensor is `None`.
     """
     torch, numpy = sys.modules.get("torch"), _tensors.numpy
     if torch is None and numpy is None:
         return None
     nbytes = spec.nbytes
-    # Small tensors are not worth the trouble.
-    memory = recycler.room(nbytes) if nbytes >= _RECYCLED_MIN else bytearray(max(nbytes, 1))
+    # Reusing the memory of small tensors saves nothing.
+    memory = recycler.allocate(nbytes) if nbytes >= _RECYCLED_MIN else bytearray(max(nbytes, 1))
     return _fill(torch, numpy, memory, spec, nbytes)
 
 
@@ -96,13 +80,13 @@ def _fill(torch: Any, numpy: Any, memory: Any, spec: FeatureSpec, nbytes: int) -
         data = numpy.frombuffer(memory, numpy.uint8, count=nbytes)
         return (data if nbytes else None), data.view(_tensors.numpy_type(spec.dtype)).reshape(spec.shape)
     if not nbytes:
-        return None, torch.empty(spec.shape, dtype=getattr(torch, spec.dtype))
+        return None, torch.empty(spec.shape, dtype=_tensors.torch_type(torch, spec.dtype))
     data = torch.frombuffer(memory, dtype=torch.uint8, count=nbytes)
-    return data, data.view(getattr(torch, spec.dtype)).reshape(spec.shape)
+    return data, data.view(_tensors.torch_type(torch, spec.dtype)).reshape(spec.shape)
 
 
 def shaped(memory: Any, spec: FeatureSpec) -> Any:
-    """The tensor that lies at the beginning of some memory, which it keeps."""
+    """The tensor at the beginning of some memory, which it keeps."""
     torch, numpy = sys.modules.get("torch"), _tensors.numpy
     if torch is None and numpy is None:
         data, tensor = _tensors.room(spec.dtype, spec.shape, spec.nbytes)
@@ -112,18 +96,21 @@ def shaped(memory: Any, spec: FeatureSpec) -> Any:
 
 
 def lent(array: Any, spec: FeatureSpec) -> Any:
-    """An array that looks at the store's memory, as torch's where that was imported."""
+    """A view of the store's memory; a torch tensor if torch was imported."""
     torch = sys.modules.get("torch")
-    if torch is None or not spec.nbytes:
-        return array if torch is None else torch.empty(spec.shape, dtype=getattr(torch, spec.dtype))
-    if spec.dtype in _EXTENDED:
-        array = array.view(_EXTENDED[spec.dtype])
+    if torch is None:
+        return array
+    dtype = _tensors.torch_type(torch, spec.dtype)
+    if not spec.nbytes:
+        return torch.empty(spec.shape, dtype=dtype)
+    if spec.dtype in _tensors.HOLDERS:
+        array = array.view(_tensors.HOLDERS[spec.dtype])
     with warnings.catch_warnings():
-        # Torch knows no tensors that are read-only, and says so.
+        # Torch has no read-only tensors, and warns of that.
         warnings.simplefilter("ignore")
-        return torch.from_dlpack(array).view(getattr(torch, spec.dtype)).reshape(spec.shape)
+        return torch.from_dlpack(array).view(dtype).reshape(spec.shape)
 
 
 def on_device(tensor: Any, device: str) -> Any:
-    """The tensor where it is wanted, if it is one that can be elsewhere than in host memory."""
+    """The tensor on this device, if it is one that can be moved."""
     return tensor.to(device) if device != "cpu" and hasattr(tensor, "to") else tensor

@@ -19,15 +19,18 @@ from __future__ import annotations
 
 import ctypes
 import logging
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import tiffin
 
-try:
-    from sglang.srt.mem_cache.hicache_storage import HiCacheStorage
-except ImportError:
+if TYPE_CHECKING:
     HiCacheStorage = object
+else:
+    try:
+        from sglang.srt.mem_cache.hicache_storage import HiCacheStorage
+    except ImportError:
+        HiCacheStorage = object
 
 __all__ = ["TiffinHiCache"]
 
@@ -37,7 +40,9 @@ _log = logging.getLogger("tiffin")
 class TiffinHiCache(HiCacheStorage):
     """What SGLang calls a `HiCacheStorage`."""
 
-    def __init__(self, storage_config: Any = None, kwargs: dict | None = None, *, store: Any = None) -> None:
+    def __init__(
+        self, storage_config: Any = None, kwargs: dict[str, Any] | None = None, *, store: Any = None
+    ) -> None:
         extra = dict(getattr(storage_config, "extra_config", None) or {}) | dict(kwargs or {})
         known = {name: extra[name] for name in ("namespace", "token", "timeout") if name in extra}
         self.store = store if store is not None else tiffin.connect(extra.get("address"), **known)
@@ -65,7 +70,9 @@ class TiffinHiCache(HiCacheStorage):
     def get(self, key: str, target_location: Any = None, target_sizes: Any = None) -> Any:
         return self.batch_get([key], [target_location])[0]
 
-    def batch_get(self, keys: Sequence[str], target_locations: Any = None, target_sizes: Any = None) -> list:
+    def batch_get(
+        self, keys: Sequence[str], target_locations: Any = None, target_sizes: Any = None
+    ) -> list[Any]:
         targets = list(target_locations or [])
         if len(targets) != len(keys):
             return [None] * len(keys)
@@ -128,25 +135,28 @@ class TiffinHiCache(HiCacheStorage):
             self._pieces_known = len(addresses)
         return self._pieces_known
 
-    def _pieces(self, keys: Sequence[str], host_indices: Any) -> tuple[list[str], list, list[int]]:
+    def _pieces(self, keys: Sequence[str], host_indices: Any) -> tuple[list[str], list[Any], list[int]]:
         addresses, sizes = self.mem_pool_host.get_page_buffer_meta(host_indices)
         each = len(addresses) // max(1, len(keys))
         names = [name for key in keys for name in self._of(key, each)]
         memory = [(ctypes.c_char * size).from_address(at) for at, size in zip(addresses, sizes, strict=True)]
         return names, memory, list(sizes)
 
-    def _all(self, call: Any, count: int) -> list:
+    def _all(self, call: Callable[[], list[Any]], count: int) -> list[Any]:
         """What a call with many keys says of each; errors stand in their places."""
         try:
             return call()
         except tiffin.Error as error:
             _log.warning("HiCache: %s", error)
-            return getattr(error, "results", None) or [error] * count
+            return error.results or [error] * count
 
 
 def _prefix(config: Any, tag: str) -> str:
     """Everything that changes the bytes of a page and is not in SGLang's hashes."""
-    of = lambda name, default: getattr(config, name, default)
+
+    def of(name: str, default: Any) -> Any:
+        return getattr(config, name, default)
+
     # The ranks of a model with latent attention have the same bytes, so they share them.
     tensor = "all" if of("is_mla_model", False) else f"{of('tp_rank', 0)}of{of('tp_size', 1)}"
     pipeline = f"{of('pp_rank', 0)}of{of('pp_size', 1)}"

@@ -67,11 +67,17 @@ class TiffinFeatureStore(FeatureStore, *(() if _Base is None else (_Base,))):  #
             store = None
         super().__init__(store_id or uuid.uuid4().hex[:8], store=store, **options)
 
-    def put(self, tensors: Mapping[str, Any], *, sample_id: str, metadata: Any = None) -> Any:
+    def put(
+        self, tensors: Mapping[str, Any], *, sample_id: str, metadata: Any = None, replace: bool = True
+    ) -> Any:
         """Store a sample, and give SpecForge's ref of it."""
-        return _to_specforge(super().put(tensors, sample_id=sample_id, metadata=metadata))
+        ref = super().put(tensors, sample_id=sample_id, metadata=metadata, replace=replace)
+        return _to_specforge(ref)
 
-    def get(self, sample_ref: Any, *, device: Any = "cpu", names: Any = None, **options: Any) -> Any:
+    # SpecForge calls its first parameter so.
+    def get(  # type: ignore[override]
+        self, sample_ref: Any, *, device: Any = "cpu", names: Any = None, **options: Any
+    ) -> Any:
         """The tensors of a sample, and SpecForge's handle."""
         tensors, handle = super().get(sample_ref, device=str(device), names=names or None, **options)
         return tensors, _record(_Handle, handle)
@@ -95,7 +101,7 @@ def _to_specforge(ref: SampleRef) -> Any:
         return ref
     specs = {name: _record(_Spec, spec) for name, spec in ref.feature_specs.items()}
     ref = dataclasses.replace(ref, feature_specs=specs)
-    unsaid = {
+    unsaid: dict[str, Any] = {
         field.name: _UNSAID.get(field.name, field.default)
         for field in dataclasses.fields(_Ref)
         if getattr(ref, field.name, None) == "" and field.name in _SAID

@@ -1,48 +1,78 @@
-"""Events as TokenSpeed's scheduler has them: what ended, with the completed pages of every rank.
+"""Operations and events as TokenSpeed's scheduler has them: what begins, and what has ended on every rank.
 
 >>> from tiffin import kv
 >>> ended = [kv.Operation(7, "fetch", 1, 6, (6, 4)), kv.Operation(8, "backup", None, 2, (2, -1))]
->>> for event in events(ended):
+>>> for event in events(ended, {1: "chat-1"}):
 ...     print(event)
-PrefetchDone(op_id=7, request_id=1, success=True, completed_pages=4, pages_by_rank=(6, 4))
-BackUpDone(op_id=8, success=False, completed_pages=0, pages_by_rank=(2, 0))
+PrefetchDoneEvent(op_id=7, request_id='chat-1', success=True, completed_pages=4, pages_by_rank=(6, 4))
+BackUpDoneEvent(op_id=8, success=False, completed_pages=0, pages_by_rank=(2, 0))
+>>> to_payload(event)["kind"]
+'BackUpDoneEvent'
 
-An operation has ended when every rank has said so, by its id, and what counts is the least that any rank
-has. A failure is told, never dropped: its `success` is false, and none of its pages counts.
+Classes and fields have TokenSpeed's names, and requests are called by text, so that its
+`cache_event_to_payload` and what intersects the payloads of several ranks take them as they are. An operation
+has ended when every rank has said so, by its id, and what counts is the least that any rank has. A failure is
+told, never dropped: its `success` is false, and none of its pages counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tiffin import kv
 
-__all__ = ["Adapter", "BackUpDone", "PrefetchDone", "WriteBackDone", "events"]
+if TYPE_CHECKING:
+    import numpy
+
+__all__ = [
+    "Adapter",
+    "BackUpDoneEvent",
+    "BackUpOperation",
+    "LoadBackDoneEvent",
+    "LoadBackOperation",
+    "PrefetchDoneEvent",
+    "PrefetchOperation",
+    "WriteBackDoneEvent",
+    "WriteBackOperation",
+    "events",
+    "operations",
+    "to_payload",
+]
 
 
-class PrefetchDone(NamedTuple):
-    """Pages came from the store into the host, for this request and for whoever joined it."""
+class PrefetchDoneEvent(NamedTuple):
+    """Pages came from the store into the host, for this request and for those that joined it."""
 
     op_id: int
-    request_id: int | None
+    request_id: str
     success: bool
     completed_pages: int
     pages_by_rank: tuple[int, ...]
 
 
-class WriteBackDone(NamedTuple):
+class LoadBackDoneEvent(NamedTuple):
+    """Pages came from the host to the device, for this request."""
+
+    op_id: int
+    request_id: str
+    success: bool
+    completed_pages: int
+    pages_by_rank: tuple[int, ...]
+
+
+class WriteBackDoneEvent(NamedTuple):
     """Pages went from the device into the host."""
 
     op_id: int
-    request_id: int | None
+    request_id: str
     success: bool
     completed_pages: int
     pages_by_rank: tuple[int, ...]
 
 
-class BackUpDone(NamedTuple):
-    """Pages went from the host into the store; nobody waited for it."""
+class BackUpDoneEvent(NamedTuple):
+    """Pages went from the host into the store; no request waited for it."""
 
     op_id: int
     success: bool
@@ -50,32 +80,151 @@ class BackUpDone(NamedTuple):
     pages_by_rank: tuple[int, ...]
 
 
-Event = PrefetchDone | WriteBackDone | BackUpDone
+class PrefetchOperation(NamedTuple):
+    """Pages begin to come from the store into these host pages."""
+
+    op_id: int
+    request_id: str
+    hashes: list[bytes]
+    dst_pages: numpy.ndarray
 
 
-def events(operations: Iterable[kv.Operation]) -> list[Event]:
-    """The events of operations that have ended, in order."""
+class LoadBackOperation(NamedTuple):
+    """Pages begin to come from these host pages to these device pages."""
+
+    op_id: int
+    request_id: str
+    src_pages: numpy.ndarray
+    dst_pages: numpy.ndarray
+
+
+class WriteBackOperation(NamedTuple):
+    """Pages begin to go from these device pages into these host pages."""
+
+    op_id: int
+    request_id: str
+    src_pages: numpy.ndarray
+    dst_pages: numpy.ndarray
+
+
+class BackUpOperation(NamedTuple):
+    """Pages begin to go from these host pages into the store, under these hashes."""
+
+    op_id: int
+    src_pages: numpy.ndarray
+    hashes: list[bytes]
+
+
+Event = PrefetchDoneEvent | LoadBackDoneEvent | WriteBackDoneEvent | BackUpDoneEvent
+Operation = PrefetchOperation | LoadBackOperation | WriteBackOperation | BackUpOperation
+
+
+def _name(names: Mapping[int, str], request: int | None) -> str:
+    return "" if request is None else names.get(request, str(request))
+
+
+def events(ended: Iterable[kv.Operation], names: Mapping[int, str] | None = None) -> list[Event]:
+    """The events of operations that have ended, in order. `names` says what requests are called."""
     told: list[Event] = []
-    for op in operations:
+    for op in ended:
         by_rank = tuple(max(0, pages) for pages in op.completed)
         success = min(op.completed) >= 0
         completed = op.leading if success else 0
+        name = _name(names or {}, op.request)
         if op.kind == "fetch":
-            told.append(PrefetchDone(op.id, op.request, success, completed, by_rank))
+            told.append(PrefetchDoneEvent(op.id, name, success, completed, by_rank))
+        elif op.kind == "load":
+            told.append(LoadBackDoneEvent(op.id, name, success, completed, by_rank))
         elif op.kind == "save":
-            told.append(WriteBackDone(op.id, op.request, success, completed, by_rank))
+            told.append(WriteBackDoneEvent(op.id, name, success, completed, by_rank))
         elif op.kind == "backup":
-            told.append(BackUpDone(op.id, success, completed, by_rank))
+            told.append(BackUpDoneEvent(op.id, success, completed, by_rank))
     return told
 
 
+def operations(begun: Iterable[kv.Begun], names: Mapping[int, str] | None = None) -> list[Operation]:
+    """The operations of a plan that begin, in order. `names` says what requests are called."""
+    told: list[Operation] = []
+    for op in begun:
+        name = _name(names or {}, op.request)
+        if op.kind == "fetch":
+            told.append(PrefetchOperation(op.id, name, op.hashes, op.targets))
+        elif op.kind == "load":
+            told.append(LoadBackOperation(op.id, name, op.sources, op.targets))
+        elif op.kind == "save":
+            told.append(WriteBackOperation(op.id, name, op.sources, op.targets))
+        elif op.kind == "backup":
+            told.append(BackUpOperation(op.id, op.sources, op.hashes))
+    return told
+
+
+def to_payload(event: Event) -> dict[str, Any]:
+    """An event as plain data, for an all-gather: its class as `kind`, and all its fields."""
+    return {"kind": type(event).__name__} | event._asdict() | {"pages_by_rank": list(event.pages_by_rank)}
+
+
 class Adapter:
-    """Steps an engine, and gives its plan with the events of the step."""
+    """Steps an engine whose requests are called by text, and tells what begins and what has ended.
+
+    Requests are submitted with text as their `id`, and `computed`, `finish`, `abort` and `retract` name them
+    in the same way; so does the plan.
+    """
 
     def __init__(self, engine: kv.Engine) -> None:
         self.engine = engine
+        self._ids: dict[str, int] = {}
+        self._names: dict[int, str] = {}
+        self._next = 0
 
-    def step(self, **told: Any) -> tuple[kv.Plan, list[Event]]:
-        """As `tiffin.kv.Engine.step`, and what ended."""
-        plan = self.engine.step(**told)
-        return plan, events(plan.operations)
+    def step(
+        self,
+        *,
+        submit: Iterable[kv.Request] = (),
+        computed: Iterable[Any] = (),
+        finish: Iterable[str] = (),
+        abort: Iterable[str] = (),
+        retract: Iterable[str] = (),
+        **told: Any,
+    ) -> tuple[Any, list[Operation], list[Event]]:
+        """As `tiffin.kv.Engine.step`: the plan, what begins, and what has ended."""
+        plan = self.engine.step(
+            computed=[(self._known(id), *rest) for id, *rest in computed],
+            finish=[self._known(id) for id in finish],
+            abort=[self._known(id) for id in abort],
+            retract=[self._known(id) for id in retract],
+            submit=[request._replace(id=self._new(str(request.id))) for request in submit],
+            **told,
+        )
+        begun, ended = operations(plan.begun, self._names), events(plan.operations, self._names)
+        named = self._named(plan)
+        for id, _ in plan.ended:
+            self._ids.pop(self._names.pop(id, ""), None)
+        return named, begun, ended
+
+    def _new(self, name: str) -> int:
+        # The same name again is the same request, which the engine refuses while it is here.
+        if name not in self._ids:
+            self._next += 1
+            self._ids[name], self._names[self._next] = self._next, name
+        return self._ids[name]
+
+    def _known(self, name: str) -> int:
+        # What was never submitted is refused by the engine.
+        return self._ids.get(name, 0)
+
+    def _named(self, plan: kv.Plan) -> Any:
+        def named(items: Iterable[Any]) -> list[Any]:
+            return [it._replace(request=_name(self._names, it.request)) for it in items]
+
+        def first(items: Iterable[tuple[int, Any]]) -> list[Any]:
+            return [(_name(self._names, id), more) for id, more in items]
+
+        return plan._replace(
+            ready=named(plan.ready),
+            granted=named(plan.granted),
+            recompute=first(plan.recompute),
+            retracted=first(plan.retracted),
+            ended=first(plan.ended),
+            operations=named(plan.operations),
+            begun=named(plan.begun),
+        )

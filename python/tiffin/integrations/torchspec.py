@@ -9,6 +9,7 @@ in host memory.
 
 from __future__ import annotations
 
+import importlib
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -27,10 +28,9 @@ class EagleStore:
     """
 
     def __init__(self, store: Any, *, hard_pin: bool = True) -> None:
-        from mooncake.store import ReplicateConfig
-
+        mooncake = importlib.import_module("mooncake.store")
         self._store = store
-        self._config = ReplicateConfig()
+        self._config = mooncake.ReplicateConfig()
         self._config.with_hard_pin = hard_pin
 
     def put(self, base: str, tensors: Mapping[str, Any]) -> list[str]:

@@ -14,14 +14,17 @@ from __future__ import annotations
 import concurrent.futures
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tiffin import kv
 
-try:
-    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
-except ImportError:
+if TYPE_CHECKING:
     KVConnectorMetadata = object
+else:
+    try:
+        from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
+    except ImportError:
+        KVConnectorMetadata = object
 
 __all__ = ["Meta", "Page", "SchedulerHalf"]
 
@@ -55,7 +58,7 @@ class _Known:
         self.tokens: list[int] = []
         self.hashes: list[bytes] = []
         self.blocks: list[int] = []
-        self.asked: concurrent.futures.Future | None = None
+        self.asked: concurrent.futures.Future[int] | None = None
         self.saved = 0
         self.saving = False
 
@@ -136,7 +139,7 @@ class SchedulerHalf:
         for id in getattr(connector_output, "finished_sending", None) or ():
             self._requests.pop(id, None)
 
-    def request_finished(self, request: Any, block_ids: Sequence[int]) -> tuple[bool, dict | None]:
+    def request_finished(self, request: Any, block_ids: Sequence[int]) -> tuple[bool, dict[str, Any] | None]:
         """Whether the blocks must stay until the workers say that their saves have ended."""
         known = self._requests.get(request.request_id)
         self._loads.pop(request.request_id, None)
@@ -145,7 +148,7 @@ class SchedulerHalf:
         self._requests.pop(request.request_id, None)
         return False, None
 
-    def take_events(self) -> tuple:
+    def take_events(self) -> tuple[Any, ...]:
         return ()
 
     def shutdown(self) -> None:
@@ -188,4 +191,5 @@ class SchedulerHalf:
 
 def _blocks(blocks: Any) -> Sequence[int]:
     """The ids of blocks, as vLLM has them or as they are."""
-    return blocks.get_block_ids()[0] if hasattr(blocks, "get_block_ids") else blocks
+    ids: Sequence[int] = blocks.get_block_ids()[0] if hasattr(blocks, "get_block_ids") else blocks
+    return ids

@@ -1,0 +1,108 @@
+"""What a type checker says: nothing of the installed package, and of its users what is true."""
+
+import pathlib
+import subprocess
+import sys
+
+import pytest
+import tiffin
+
+#: Code of users: tensors that look like torch's and JAX's, numpy's arrays, and everything with a buffer.
+GOOD = """
+import asyncio
+from typing import Any
+
+import numpy as np
+import tiffin
+import tiffin.aio
+from tiffin import kv
+from tiffin.features import FeatureStore, SampleRef
+
+class Tensor:
+    # As torch declares it: no return type, and options of its own.
+    def __dlpack__(self, *, stream: Any = -1, max_version: Any = None): ...  # type: ignore[no-untyped-def]
+    def __dlpack_device__(self) -> tuple[int, int]: ...  # type: ignore[empty-body]
+
+class Array:
+    # As JAX declares it.
+    def __dlpack__(self, *, stream: int | None = None) -> object: ...
+
+store = tiffin.connect(memory="64MiB")
+array = np.zeros((2, 3), np.float32)
+created: bool = store.put("a", array)
+store.put("t", Tensor(), replicas=1)
+store.put("j", Array())
+store.put("b", b"1", pin=True)
+store.put("m", memoryview(b"1"))
+several: list[bool] = store.put({"a": array, "b": array})
+data: bytes = store.get("a")
+maybe: bytes | None = store.get("a", missing=None)
+many: list[bytes] = store.get(["a", "b"])
+count: int = store.get_into("a", array)
+store.get_into("t", Tensor())
+with store.view("a") as view:
+    np.frombuffer(memoryview(view), np.uint8)
+store.set_policy(quota="1GiB")
+store.set_policy(max_hold=None)
+ref: tiffin.SampleRef = store.put_sample("s", {"x": array, "y": Tensor()})
+with store.lease(ref) as lease:
+    tensors: dict[str, Any] = lease.tensors()
+acked: str = store.ack(ref)
+
+features = FeatureStore("run", memory="64MiB")
+told: SampleRef = features.put({"x": array, "y": Tensor()}, sample_id="s")
+got, handle = features.get(told.to_json())
+features.release(handle)
+
+plan: kv.Plan = kv.Engine(np.zeros((8, 64), np.uint8), page_tokens=4).step(submit=[kv.Request(1, [1, 2])])
+
+async def main() -> bytes:
+    async with await tiffin.aio.connect() as other:
+        await other.put("t", Tensor())
+        return await other.get("t")
+
+asyncio.run(main())
+"""
+#: One mistake a line.
+BAD = {
+    'store.put("k", 3)': "call-overload",
+    'store.put(3, b"")': "call-overload",
+    'store.put("k", object())': "call-overload",
+    'number: int = store.get("k")': "assignment",
+    'store.set_policy(demotion="sometimes")': "arg-type",
+    "tiffin.connect(memory=1.5)": "arg-type",
+}
+
+
+def check(folder, *arguments):
+    options = ["--strict", "--no-incremental", "--no-error-summary", "--hide-error-context"]
+    command = [sys.executable, "-m", "mypy", *options, "--cache-dir", str(folder / "cache"), *arguments]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    return (done.stdout + done.stderr).strip()
+
+
+def test_the_installed_package_has_no_errors(tmp_path):
+    assert check(tmp_path, "-p", "tiffin") == ""
+
+
+def test_users_may_pass_tensors_and_mistakes_are_found(tmp_path):
+    (tmp_path / "good.py").write_text(GOOD)
+    lines = ["import tiffin", "store = tiffin.connect()", *BAD]
+    (tmp_path / "bad.py").write_text("\n".join(lines) + "\n")
+    said = check(tmp_path, "good.py", "bad.py").splitlines()
+    assert not [line for line in said if line.startswith("good.py")], said
+    for number, (line, kind) in enumerate(BAD.items(), 3):
+        assert any(it.startswith(f"bad.py:{number}: error") and f"[{kind}]" in it for it in said), (
+            line,
+            said,
+        )
+
+
+@pytest.mark.parametrize("module", ["tiffin.kv", "tiffin.integrations.tokenspeed"])
+def test_without_numpy_the_error_names_the_extra(tmp_path, module):
+    (tmp_path / "numpy.py").write_text("raise ModuleNotFoundError(\"No module named 'numpy'\")")
+    package = pathlib.Path(tiffin.__file__).parents[1]
+    program = f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {str(package)!r}]; import {module}"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode != 0 and "ImportError" in done.stderr
+    assert "tiffin[numpy]" in done.stderr.splitlines()[-1]
