@@ -554,11 +554,16 @@ impl Oracle {
     }
 
     fn resolved(&mut self, now: Tick, resolved: &Resolved, memories: &Memories, coverage: &mut Coverage) {
+        // A get that waited for a promotion reads as any other does, though its names are not at hand.
+        for outcome in &resolved.items {
+            if let ResolveOutcome::Found(found) = outcome {
+                self.ends_shield(found.generation);
+            }
+        }
         let asked = std::mem::take(&mut self.cause.asked);
         for (name, outcome) in asked.into_iter().zip(&resolved.items) {
             match outcome {
                 ResolveOutcome::Found(found) => {
-                    self.ends_shield(found.generation);
                     self.found(name, found, coverage);
                     let until = now.after(self.lease_ms);
                     let life = self.lives.get_mut(&found.generation).filter(|_| self.cause.lease);

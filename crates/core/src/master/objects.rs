@@ -56,7 +56,8 @@ impl Objects {
 
     /// Takes an object out of the catalog, and notes why; its replicas are still to be retired.
     pub(super) fn take_out(&mut self, index: ObjectIndex, cause: Cause, by: &str) -> Vec<(NodeIndex, Hold)> {
-        let Some((name, replicas)) = self.forget(index, cause, by) else { return Vec::new() };
+        let Some((name, generation, replicas)) = self.forget(index, cause, by) else { return Vec::new() };
+        self.bar(&name, generation);
         for &(node, hold) in &replicas {
             self.cx.ghosts.insert(&name, node, hold);
         }
@@ -69,7 +70,7 @@ impl Objects {
         index: ObjectIndex,
         cause: Cause,
         by: &str,
-    ) -> Option<(Arc<Name>, Replicas)> {
+    ) -> Option<(Arc<Name>, Generation, Replicas)> {
         let object = self.cx.catalog.remove(index)?;
         self.unwritten.forget(index);
         let disk_bytes_max = self.tier.forget_object(&mut self.cx, index, object.generation());
@@ -79,11 +80,10 @@ impl Objects {
         }
         let name = Arc::new(Name { namespace: object.namespace(), key: object.key().clone() });
         let generation = object.generation();
-        self.raise_floor(&name, generation, cause);
         self.history.note(self.cx.now, Arc::clone(&name), generation, (cause, by), object.reader());
         self.history.had_been_refused(disk_bytes_max);
         self.cx.room.note_change();
-        Some((name, object.replicas().collect()))
+        Some((name, generation, object.replicas().collect()))
     }
 
     /// Forgets the copy on one node, and the object with its last copy. One that is being written to a disk
@@ -95,7 +95,8 @@ impl Objects {
             return self.cx.catalog.drop_replica(index, node);
         }
         let name = self.cx.members.name(node);
-        let Some((object, mut rest)) = self.forget(index, cause, "") else { return };
+        let Some((object, generation, mut rest)) = self.forget(index, cause, "") else { return };
+        self.raise_floor(&object, generation);
         self.history.went_with(name);
         rest.retain(|(on, _)| *on != node);
         rest.iter().for_each(|(on, hold)| self.cx.ghosts.insert(&object, *on, *hold));

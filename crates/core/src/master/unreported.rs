@@ -23,9 +23,7 @@ use super::{
 };
 use crate::{
     ConnId, Generation, Key, Location, RequestId, Tick,
-    message::{
-        Await, Cause, CommitItem, NodeInfo, OnExists, Pulled, PutOptions, Reason, Reply, Request, Usage,
-    },
+    message::{Await, CommitItem, NodeInfo, OnExists, Pulled, PutOptions, Reason, Reply, Request, Usage},
     sabotage::sabotaged,
 };
 
@@ -98,14 +96,16 @@ impl Objects {
         }
     }
 
-    /// An object leaves the catalog: a report must not bring back an older one. What is lost with its node
-    /// may still have a copy elsewhere.
-    pub(super) fn raise_floor(&mut self, name: &Arc<Name>, generation: Generation, cause: Cause) {
-        if self.unreported.is_empty() || sabotaged!(self.cx.config.sabotage, ForgetFloors) {
-            return;
+    /// An object is removed: a report must bring back neither it nor an older one.
+    pub(super) fn bar(&mut self, name: &Arc<Name>, removed: Generation) {
+        self.raise_floor(name, Generation { counter: removed.counter + 1, ..removed });
+    }
+
+    /// The last known copy of an object is lost: a report may bring back another copy, and no older object.
+    pub(super) fn raise_floor(&mut self, name: &Arc<Name>, least: Generation) {
+        if !self.unreported.is_empty() && !sabotaged!(self.cx.config.sabotage, ForgetFloors) {
+            self.floors.raise(name, least);
         }
-        let counter = generation.counter + u64::from(cause != Cause::NodeLost);
-        self.floors.raise(name, Generation { counter, ..generation });
     }
 
     /// How long a request waits for reports, if it depends on them.

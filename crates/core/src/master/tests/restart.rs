@@ -3,11 +3,11 @@
 use super::*;
 use crate::master::{saved::POLICIES_MAX, unreported::*};
 use crate::{
-    marks::Consumption,
+    marks::{Consumption, Marks},
     message::{
-        Ack, AckItem, AckOutcome, Await, CommitOutcome, Delete, DeleteMatching, DeleteOutcome, Exists, Lease,
-        LeaseItem, LeaseOutcome, List, Pattern, Policy, Presence, Pull, PutOptions, Reserve, ReserveItem,
-        ReserveOutcome, Resolve, ResolveOutcome,
+        Ack, AckItem, AckOutcome, Await, CommitOutcome, Delete, DeleteMatching, DeleteOutcome, Dropped,
+        Exists, Lease, LeaseItem, LeaseOutcome, List, Pattern, Policy, Presence, Pull, PutOptions, Record,
+        Reserve, ReserveItem, ReserveOutcome, Resolve, ResolveOutcome,
     },
     node,
 };
@@ -144,6 +144,28 @@ fn deleted_objects_stay_deleted_when_a_node_reports_late() {
     assert_eq!(cluster.replies.remove(&id), Some(Reply::Deleted(vec![DeleteOutcome::Deleted])));
     assert!(!cluster.has("a"));
     assert_eq!(cluster.nodes.iter().map(|it| it.usage().objects).sum::<u64>(), 0);
+}
+
+#[test]
+fn a_lost_copy_does_not_bar_another_that_is_reported_later() {
+    let mut cluster = Cluster::durable(&[10 * UNIT, 10 * UNIT]);
+    cluster.put("a", 100, twice());
+    let ResolveOutcome::Found(found) = cluster.resolve("a", false) else { panic!("it is there") };
+    cluster.restart_alone(6);
+    cluster.link(0);
+    let lost = found.replicas.iter().find(|it| it.segment == SegmentId(1)).unwrap();
+    let record = Record {
+        hold: lost.hold(),
+        namespace: "default".to_owned(),
+        key: key("a"),
+        generation: found.generation,
+        len: found.len,
+        marks: Marks::default(),
+    };
+    let dropped = Dropped { items: vec![record], corrupt: true, ..Dropped::default() };
+    cluster.event(Event::Request(cluster.links[0], RequestId(90), Request::Dropped(dropped)));
+    cluster.link(1);
+    assert!(cluster.has("a"));
 }
 
 #[test]
