@@ -70,6 +70,7 @@ impl Oracle {
     pub(crate) fn refuses(&mut self, segment: SegmentId, record: &Record, coverage: &mut Coverage) {
         coverage.hit(Point::CheckedRival);
         self.shelving.leaves((segment, record.hold));
+        let was_retired = !self.retired.insert((segment, record.hold));
         let generation = record.generation;
         let Some(life) = self.lives.get(&generation) else { return };
         let (name, pinned) = (life.name, life.is_protected());
@@ -77,7 +78,7 @@ impl Oracle {
             return;
         }
         // It was taken away for a reason, whatever another node has brought back since.
-        if self.retired.contains(&(segment, record.hold)) {
+        if was_retired {
             return;
         }
         if !life.is_gone() && self.newest.get(&name) == Some(&generation) {
