@@ -147,7 +147,9 @@ impl Plan {
             return;
         }
         self.disks = chance.between(1, self.nodes as u64) as usize;
-        self.disk_capacity = self.capacity * chance.between(1, 12) / 6;
+        // A small one evicts.
+        let sixths = if chance.percent(50) { chance.between(1, 3) } else { chance.between(1, 12) };
+        self.disk_capacity = self.capacity * sixths / 6;
         for fault in Fault::DISKS {
             let rate = if chance.percent(60) { chance.between(1, 10) } else { 0 };
             if let Some(weight) = self.faults.get_mut(fault as usize) {

@@ -2,7 +2,8 @@
 //! Until then a reader that knows their location may still validate them.
 //!
 //! **Invariant:** a copy is here from the moment its name is removed until its node has confirmed, has
-//! announced what it holds after it was told of this, or is lost.
+//! announced what it holds after it was told of this, or is lost. If a parked question names it, the master
+//! knows that it was here until the question is answered.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
@@ -37,6 +38,8 @@ impl Default for Ghost {
 pub(super) struct Ghosts {
     by_name: BTreeSet<(Arc<Name>, NodeIndex, Hold)>,
     names: BTreeMap<(NodeIndex, Hold), Arc<Name>>,
+    /// The copies that parked questions name, and whether they were withdrawn since.
+    asked: BTreeMap<(NodeIndex, Hold), bool>,
 }
 
 /// The least and the greatest hold there may be.
@@ -60,7 +63,18 @@ impl Ghosts {
     pub(super) fn lay(&mut self, node: NodeIndex, hold: Hold) {
         if let Some(name) = self.names.remove(&(node, hold)) {
             self.by_name.remove(&(name, node, hold));
+            self.asked.entry((node, hold)).and_modify(|is_withdrawn| *is_withdrawn = true);
         }
+    }
+
+    /// A question about these copies waits.
+    pub(super) fn ask(&mut self, copies: impl Iterator<Item = (NodeIndex, Hold)>) {
+        copies.for_each(|copy| _ = self.asked.entry(copy).or_default());
+    }
+
+    /// All questions are answered.
+    pub(super) fn answer_all(&mut self) {
+        self.asked.clear();
     }
 
     /// Nobody can speak for the copies on this node any more.
@@ -72,7 +86,7 @@ impl Ghosts {
 
     /// Whether one of these copies had a name that is gone.
     pub(super) fn has_any(&self, copies: &[(NodeIndex, Hold)]) -> bool {
-        copies.iter().any(|copy| self.names.contains_key(copy))
+        copies.iter().any(|copy| self.names.contains_key(copy) || self.asked.get(copy) == Some(&true))
     }
 
     /// The copies of what was called so.

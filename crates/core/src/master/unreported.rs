@@ -23,7 +23,9 @@ use super::{
 };
 use crate::{
     ConnId, Generation, Key, Location, RequestId, Tick,
-    message::{Await, CommitItem, NodeInfo, OnExists, Pulled, PutOptions, Reason, Reply, Request, Usage},
+    message::{
+        Await, CommitItem, Decide, NodeInfo, OnExists, Pulled, PutOptions, Reason, Reply, Request, Usage,
+    },
     sabotage::sabotaged,
 };
 
@@ -167,6 +169,18 @@ impl Objects {
         item.others.iter().any(has_not_reported) || depends_on_others(&item.options) && is_undecided()
     }
 
+    /// A node asks about copies that may have been named by an earlier master, and waits: they may be evicted,
+    /// and withdrawn, before it is answered.
+    fn remember_copies(&mut self, conn: ConnId, decide: &Decide) {
+        let Some(Party::Node(Some(home))) = self.cx.connections.get(conn) else { return };
+        let (home, members) = (*home, &self.cx.members);
+        let copies = decide.items.iter().flat_map(|it| {
+            let others = it.item.others.iter().filter_map(|it| Some((members.find(it.segment)?, it.hold())));
+            others.chain([(home, it.item.hold)])
+        });
+        self.cx.ghosts.ask(copies);
+    }
+
     fn unreported_names(&self) -> Vec<String> {
         self.unreported.iter().map(|node| self.cx.members.name(*node)).collect()
     }
@@ -215,6 +229,9 @@ impl Master {
             self.refuse_parked(parked);
             return None;
         }
+        if let Request::Decide(decide) = &parked.request {
+            self.objects.remember_copies(conn, decide);
+        }
         let op = self.objects.cx.next_op();
         if let Some(deadline) = deadline {
             self.objects.cx.deadlines.list(deadline, op);
@@ -252,6 +269,7 @@ impl Master {
             self.objects.cx.notice(Notice::Resumed(parked.conn, parked.id));
             self.request(parked.conn, parked.id, parked.request);
         }
+        self.objects.cx.ghosts.answer_all();
     }
 
     /// Answers a parked request whose time is up.

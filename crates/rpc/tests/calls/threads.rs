@@ -3,7 +3,7 @@
 use std::task::Poll;
 
 use tiffin_rpc::{Waiting, while_waiting_is};
-use tokio::runtime::Handle;
+use tokio::{runtime::Handle, sync::watch};
 
 use super::*;
 
@@ -188,12 +188,26 @@ async fn after_a_thread_was_answered_others_are_answered_too() {
     }
 }
 
+/// As `echo`, but the answer to `numbered(3)` waits.
+async fn echo_late(outbox: Outbox, mut inbox: Inbox, mut gate: watch::Receiver<bool>) {
+    while let Some(message) = inbox.next().await {
+        if let Incoming::Request(id, Request::Allocate(allocate)) = message {
+            let views = allocate.client.0 as usize;
+            if views == 3 {
+                gate.wait_for(|is_open| *is_open).await.unwrap();
+            }
+            outbox.reply(id, &Reply::ViewsBegun(vec![true; views]));
+        }
+    }
+}
+
 /// A thread that means to come back for an answer has nobody watch for it. Whatever it does then, the answer
 /// is read.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_answer_that_a_thread_meant_to_come_back_for_is_read_whatever_it_does() {
     for address in [any_port(), unix_name()] {
-        let address = server(address, echo).await;
+        let (let_go, gate) = watch::channel(false);
+        let address = server(address, move |outbox, inbox| echo_late(outbox, inbox, gate.clone())).await;
         let (connection, _) = Connection::open(&address, hello(), patient()).await.unwrap();
         let runtime = Handle::current();
         let (late, mut heard) = mpsc::unbounded_channel();
@@ -219,11 +233,11 @@ async fn an_answer_that_a_thread_meant_to_come_back_for_is_read_whatever_it_does
                 late.send(reply).unwrap();
             }));
             runtime.block_on(std::future::poll_fn(|context| {
-                // The answer may be quick, but it is in the socket.
                 assert!(while_waiting_is(Waiting::Soon, || call.as_mut().poll(context)).is_pending());
                 Poll::Ready(())
             }));
             drop(call);
+            let_go.send(true).unwrap();
             connection
         };
         let _connection = tokio::task::spawn_blocking(thread).await.unwrap();

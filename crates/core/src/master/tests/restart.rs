@@ -5,9 +5,10 @@ use crate::master::{saved::POLICIES_MAX, unreported::*};
 use crate::{
     marks::{Consumption, Marks},
     message::{
-        Ack, AckItem, AckOutcome, Await, CommitOutcome, Delete, DeleteMatching, DeleteOutcome, Dropped,
-        Exists, Lease, LeaseItem, LeaseOutcome, List, Pattern, Policy, Presence, Pull, PutOptions, Record,
-        Reserve, ReserveItem, ReserveOutcome, Resolve, ResolveOutcome,
+        Ack, AckItem, AckOutcome, Await, CommitItem, CommitOutcome, Decide, DecideItem, Delete,
+        DeleteMatching, DeleteOutcome, Dropped, Exists, Lease, LeaseItem, LeaseOutcome, List, Pattern,
+        Policy, Presence, Pull, PutOptions, Record, Reserve, ReserveItem, ReserveOutcome, Resolve,
+        ResolveOutcome,
     },
     node,
 };
@@ -166,6 +167,28 @@ fn a_lost_copy_does_not_bar_another_that_is_reported_later() {
     cluster.event(Event::Request(cluster.links[0], RequestId(90), Request::Dropped(dropped)));
     cluster.link(1);
     assert!(cluster.has("a"));
+}
+
+#[test]
+fn a_copy_that_was_evicted_while_its_node_waited_for_an_answer_gets_no_name() {
+    let mut cluster = Cluster::durable(&[2 * UNIT, 2 * UNIT]);
+    cluster.put("a", UNIT, plain());
+    let ResolveOutcome::Found(found) = cluster.resolve("a", false) else { panic!("it is there") };
+    let home = found.replicas[0].segment.0 as usize - 1;
+    cluster.restart_alone(6);
+    cluster.link(home);
+    // The earlier master named it, and its answer was lost.
+    let (hold, options) = (found.replicas[0].hold(), keep());
+    let item = CommitItem { hold, key: key("a"), len: found.len, options, others: Vec::new() };
+    let item = DecideItem { namespace: "default".to_owned(), client: ClientId(7), item };
+    let decide = Request::Decide(Decide { items: vec![item], wait_ms: WAIT_MS });
+    cluster.event(Event::Request(cluster.links[home], RequestId(90), decide));
+    for name in ["b", "c"] {
+        assert!(matches!(cluster.put(name, UNIT, plain()), CommitOutcome::Stored(_)));
+    }
+    assert_eq!(cluster.nodes[home].usage().objects, 2, "`a` was evicted");
+    cluster.link(1 - home);
+    assert!(!cluster.has("a"));
 }
 
 #[test]
