@@ -87,6 +87,8 @@ tiffin_sabotage::variants! {
         GiveUpLeased: "a lease keeps a sample";
         /// The master keeps a sample that was consumed while others had it leased.
         KeepReleased: "the last lease that ends frees what was consumed";
+        /// The master refuses a lease of a sample that was acknowledged while others had it leased.
+        RefuseReleased: "what others have leased is not consumed yet";
         /// The leases of a client that is gone go on.
         LeasesOutliveClients: "leases end with their client";
         /// The master ends the leases of a client whose connection broke, although it lives.

@@ -2,7 +2,7 @@
 //! format of benchmarks, from which a page can be made later.
 //!
 //! - [`document`]: what a benchmark found.
-//! - [`bench`]: the page of a benchmark, [`replay`]: that of a replayed trace, [`curve`]: the plot of how
+//! - [`mod@bench`]: the page of a benchmark, [`replay`]: that of a replayed trace, [`curve`]: the plot of how
 //!   full a store was.
 //! - `plot` and `page`: what these are made of.
 //!

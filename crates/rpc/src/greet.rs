@@ -147,6 +147,12 @@ impl Greeting {
         say_no(&self.outbox, self.id, refusal, deadline).await;
     }
 
+    /// What is said to the peer goes here. It expects to be welcomed or refused first.
+    #[must_use]
+    pub fn outbox(&self) -> &Outbox {
+        &self.outbox
+    }
+
     /// Who is at the other end.
     #[must_use]
     pub fn peer(&self) -> Peer {

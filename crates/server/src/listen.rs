@@ -14,8 +14,8 @@ use std::time::Duration;
 use socket2::{SockRef, TcpKeepalive};
 use tiffin_core::ClientId;
 use tiffin_core::NAMESPACE_BYTES_MAX;
-use tiffin_core::message::{Hello, Reason, Refusal, Role, Welcome};
-use tiffin_rpc::{Greeting, Inbox, Listener, Outbox, Peer, Stream, token_matches};
+use tiffin_core::message::{Hello, Reason, Refusal, Role};
+use tiffin_rpc::{Greeting, Listener, Peer, Stream, token_matches};
 use tiffin_transport::Pending;
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
@@ -41,11 +41,9 @@ pub(crate) trait Host: Send + Sync + 'static {
     /// Who is let in.
     fn door(&self) -> &Door;
 
-    /// What is said to who is let in.
-    fn welcome(&self) -> Welcome;
-
-    /// Serves one party to the end of its connection.
-    fn visit(self: Arc<Self>, hello: Hello, outbox: Outbox, inbox: Inbox) -> impl Future<Output = ()> + Send;
+    /// Welcomes a party that is let in, and serves it to the end of its connection. What it may rely on once
+    /// it is welcome must be so before that.
+    fn visit(self: Arc<Self>, greeting: Greeting) -> impl Future<Output = ()> + Send;
 }
 
 /// What a party must show, and how many are inside.
@@ -163,12 +161,10 @@ async fn greet<H: Host>(stream: Stream, host: Arc<H>, pending: Arc<Pending>, is_
         return greeting.refuse(refusal, deadline).await;
     }
     drop(entry);
-    let (hello, peer) = (greeting.hello.clone(), greeting.peer());
+    let (label, peer) = (greeting.hello.label.clone(), greeting.peer());
     let _inside = Inside::enter(door);
-    let (outbox, inbox) = greeting.welcome(host.welcome());
-    tracing::debug!(%peer, role = ?hello.role, label = hello.label, "came in");
-    let label = hello.label.clone();
-    Arc::clone(&host).visit(hello, outbox, inbox).await;
+    tracing::debug!(%peer, role = ?greeting.hello.role, label, "came in");
+    Arc::clone(&host).visit(greeting).await;
     tracing::debug!(%peer, label, "went away");
 }
 
@@ -217,6 +213,7 @@ impl Drop for Inside<'_> {
 mod tests {
     use std::io::ErrorKind;
 
+    use tiffin_core::message::Welcome;
     use tiffin_rpc::{CallError, Connection, Reach};
     use tokio::io::AsyncReadExt;
 
@@ -255,11 +252,8 @@ mod tests {
             &self.0
         }
 
-        fn welcome(&self) -> Welcome {
-            Welcome::default()
-        }
-
-        async fn visit(self: Arc<Self>, _hello: Hello, _outbox: Outbox, mut inbox: Inbox) {
+        async fn visit(self: Arc<Self>, greeting: Greeting) {
+            let (_outbox, mut inbox) = greeting.welcome(Welcome::default());
             while inbox.next().await.is_some() {}
         }
     }

@@ -359,6 +359,8 @@ points! {
     CheckedPulled,
     /// The invariant was checked on something.
     CheckedConsumed,
+    /// A sample was not leased as consumed, although others had it leased.
+    CheckedRefusedLease,
     /// The invariant was checked on something.
     CheckedGivenUp,
     /// The invariant was checked on something.

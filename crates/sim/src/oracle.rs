@@ -130,6 +130,8 @@ pub(crate) struct Acking {
     pub(crate) complete: bool,
     /// Only the end of the last lease frees it.
     pub(crate) unless_leased: bool,
+    /// What was leased when the master heard of it.
+    pub(crate) leased: BTreeSet<Generation>,
 }
 
 /// A put that came while others waited for room.
@@ -212,6 +214,10 @@ pub(crate) struct Oracle {
     pub(crate) leases: BTreeMap<u64, (ClientId, Generation)>,
     /// Samples that were consumed while others had them leased.
     pub(crate) released: BTreeSet<Generation>,
+    /// Groups that consumed a sample while others had it leased.
+    pub(crate) deferred: BTreeSet<(Generation, String)>,
+    /// Groups that consumed a sample, or tried, at another time.
+    pub(crate) acked_for_good: BTreeSet<(Generation, String)>,
     /// Pulls that are not answered yet, and on whose behalf; and of which leases were pulled.
     pub(crate) pulls: BTreeMap<(ConnId, RequestId), String>,
     pub(crate) pulled: BTreeMap<u64, String>,
@@ -305,6 +311,7 @@ impl Oracle {
         self.acking.clear();
         self.leases.clear();
         self.released.clear();
+        self.deferred.clear();
         self.pulls.clear();
         self.pulled.clear();
         self.speakers.clear();
@@ -641,9 +648,13 @@ impl Oracle {
                 let asked = std::mem::take(&mut self.cause.asked);
                 let group = std::mem::take(&mut self.cause.group);
                 for (name, outcome) in asked.into_iter().zip(&leased.items) {
-                    if let LeaseOutcome::Leased(granted) = outcome {
-                        self.found(name, &granted.found, coverage);
-                        self.leased(to.0, granted, &group, coverage);
+                    match outcome {
+                        LeaseOutcome::Leased(granted) => {
+                            self.found(name, &granted.found, coverage);
+                            self.leased(now, to.0, granted, &group, coverage);
+                        }
+                        LeaseOutcome::Consumed => self.refused_as_consumed(now, name, &group, coverage),
+                        _ => (),
                     }
                 }
             }

@@ -225,7 +225,16 @@ impl World {
     }
 
     fn begin_lease(&mut self, client: usize, namespace: u8) {
-        let items = vec![LeaseItem { key: self.name(namespace).key(), generation: None }];
+        // Several readers share a sample, also when one of them is done with it.
+        let mut shared: Vec<_> = self.oracle.deferred.iter().map(|it| it.0).collect();
+        if shared.is_empty() {
+            shared.extend(self.oracle.leases.values().map(|it| it.1));
+        }
+        let names = shared.iter().filter_map(|it| Some(self.oracle.lives.get(it)?.name));
+        let shared: Vec<_> = names.filter(|it| it.namespace == namespace).collect();
+        let shared = if self.chance.percent(60) { self.chance.pick(&shared).copied() } else { None };
+        let name = shared.unwrap_or_else(|| self.name(namespace));
+        let items = vec![LeaseItem { key: name.key(), generation: None }];
         let lease = Lease { items, group: self.group(), report_wait_ms: 200 };
         self.ask_once(client, Kind::Question, Request::Lease(lease));
     }
@@ -243,12 +252,12 @@ impl World {
             let name = self.oracle.lives.get(&generation).map(|it| it.name);
             let request = match (self.chance.below(10), name) {
                 // Some take their time.
-                (0, _) => {
+                (0..2, _) => {
                     let it = self.clients.get_mut(client).filter(|it| !it.leaving);
                     it.into_iter().for_each(|it| _ = it.leases.insert(granted.lease));
                     continue;
                 }
-                (1..4, _) | (_, None) => Request::Release(Release { leases: vec![granted.lease] }),
+                (2..4, _) | (_, None) => Request::Release(Release { leases: vec![granted.lease] }),
                 (kind, Some(name)) => {
                     assert_eq!(name.namespace, namespace, "a lease crosses namespaces");
                     let items = vec![AckItem { key: name.key(), generation }];

@@ -47,8 +47,8 @@ pub(super) struct Leases {
     waiting: BTreeSet<(NamespaceIndex, Tick, ObjectIndex)>,
     /// What was pulled from a stream by leases that have ended.
     put_back: Vec<Pulled>,
-    /// Samples that are consumed when their last lease ends, and the client that said so.
-    deferred: BTreeMap<ObjectIndex, String>,
+    /// Samples that were acknowledged while others had them leased.
+    deferred: BTreeMap<ObjectIndex, Deferred>,
     /// Those of them whose last lease has ended.
     released: Vec<ObjectIndex>,
     /// By namespace, the samples that waited too long and were freed, and their bytes.
@@ -64,6 +64,16 @@ struct Held {
     client: ClientId,
     label: String,
     pulled: Option<Pulled>,
+}
+
+/// Acknowledgements that take effect when the last lease ends.
+#[derive(Debug, Default)]
+struct Deferred {
+    groups: Vec<String>,
+    /// With them the sample is consumed.
+    is_consumed: bool,
+    /// The client that said so.
+    who: String,
 }
 
 /// The sums of a namespace's samples.
@@ -130,7 +140,8 @@ impl Leases {
     pub(super) fn take_released(&mut self) -> Vec<(ObjectIndex, String)> {
         let released = std::mem::take(&mut self.released);
         let unleased = released.into_iter().filter(|it| !self.is_leased(*it)).collect::<Vec<_>>();
-        unleased.into_iter().filter_map(|it| Some((it, self.deferred.remove(&it)?))).collect()
+        let ended = unleased.into_iter().filter_map(|it| Some((it, self.deferred.remove(&it)?)));
+        ended.filter(|(_, it)| it.is_consumed).map(|(index, it)| (index, it.who)).collect()
     }
 
     /// Ends the leases of a client, apart from those that it says it knows of.
@@ -221,7 +232,13 @@ impl Leases {
         {
             return LeaseOutcome::WrongGroup;
         }
-        if sample.is_consumed() || sample.acked.iter().any(|it| it == group) {
+        let is_acked = sample.is_consumed() || sample.acked.iter().any(|it| it == group);
+        // What was acknowledged while others had it leased can be leased as long as they have.
+        let is_once = sample.consumption == Consumption::Once;
+        let deferred = self.deferred.get(&index).filter(|_| self.is_leased(index));
+        let is_deferred = deferred.is_some_and(|it| is_once || it.groups.iter().any(|it| it == group));
+        let is_refused = is_acked && !is_deferred;
+        if is_refused || is_acked && sabotaged!(cx.config.sabotage, RefuseReleased) {
             return LeaseOutcome::Consumed;
         }
         let found = cx.found(object, true, nodes);
@@ -291,7 +308,8 @@ impl Leases {
             }
             Consumption::Once | Consumption::Groups(_) => (),
         }
-        if !sample.acked.iter().any(|it| it == group) {
+        let is_new = !sample.acked.contains(group);
+        if is_new {
             sample.acked.push(group.to_owned());
         }
         let is_consumed = sample.is_consumed();
@@ -299,10 +317,14 @@ impl Leases {
         if is_consumed && !waits {
             return Acked::Free(index, Cause::Consumed);
         }
-        if is_consumed {
+        if waits {
             // The end of the last lease frees it, also if the client that has it dies. What is written on the
             // nodes frees it if the master dies first.
-            self.deferred.insert(index, visitor.label.clone());
+            let deferred = self.deferred.entry(index).or_default();
+            deferred.groups.extend(is_new.then(|| group.clone()));
+            (deferred.is_consumed, deferred.who) = (is_consumed, visitor.label.clone());
+        } else if let Some(deferred) = self.deferred.get_mut(&index) {
+            deferred.groups.retain(|it| it != group);
         }
         if is_consumed || !sabotaged!(cx.config.sabotage, ForgetAcks) {
             cx.catalog.mark(index, marks);
@@ -319,7 +341,7 @@ impl Leases {
         }
         let is_leased = self.is_leased(index);
         if is_leased {
-            self.deferred.entry(index).or_default();
+            self.deferred.entry(index).or_default().is_consumed = true;
         }
         !is_leased
     }

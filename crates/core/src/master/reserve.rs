@@ -625,7 +625,7 @@ impl Objects {
         let rules =
             Eviction { soft_pinned_too, shelved_only: !self.floors.has_space(), ..Eviction::default() };
         let unshielded = self.cx.catalog.evictable(Scope::Node(node), self.cx.now, rules);
-        unshielded.saturating_add(self.tier.shielded_bytes(&self.cx, node))
+        unshielded.saturating_add(self.tier.shielded_bytes(&self.cx, |_, on| on == node))
     }
 
     /// The next object that may leave a node.

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use super::{
     Context, Master, Objects, OpId,
-    catalog::{Eviction, LabelIndex, NamespaceIndex, NodeIndex, Pinned},
+    catalog::{Eviction, LabelIndex, NamespaceIndex, NodeIndex, Pinned, Scope},
     stream::StreamIndex,
 };
 use crate::{
@@ -313,8 +313,8 @@ impl Watches {
 
 impl Objects {
     /// Whether the namespace may have that much more, after evicting what it no longer needs; else how it
-    /// stands. What disks have, too, leaves first; a put that may wait waits for a disk, so that nothing is
-    /// lost.
+    /// stands, and nothing was evicted. What disks have, too, leaves first; a put that may wait waits for a
+    /// disk, so that nothing is lost.
     pub(super) fn within_quota(
         &mut self,
         namespace: NamespaceIndex,
@@ -330,6 +330,11 @@ impl Objects {
         let soft_pinned_too = self.cx.config.evict_soft_pinned;
         let rules = Eviction { soft_pinned_too, ..Eviction::default() };
         let lossless = Eviction { shelved_only: true, ..rules };
+        let wanted = self.cx.used(namespace).saturating_add(need);
+        let is_possible = wanted <= limit || wanted - limit <= self.evictable_in(namespace);
+        if !is_possible && !sabotaged!(self.cx.config.sabotage, EvictInVain) {
+            return Err(Quota { used: self.cx.used(namespace), limit, need });
+        }
         while self.cx.used(namespace).saturating_add(need) > limit {
             let next = |rules| self.cx.catalog.next_victim_of(namespace, self.cx.now, rules);
             let mut victim = next(lossless).filter(|_| need <= limit);
@@ -351,6 +356,15 @@ impl Objects {
             self.tier.demote_namespace(&mut self.cx, namespace, need);
         }
         Ok(())
+    }
+
+    /// How many bytes eviction could free in a namespace, or a little more than that.
+    fn evictable_in(&self, namespace: NamespaceIndex) -> u64 {
+        let soft_pinned_too = self.cx.config.evict_soft_pinned;
+        let rules = Eviction { soft_pinned_too, demoting_too: true, ..Eviction::default() };
+        let unshielded = self.cx.catalog.evictable(Scope::Namespace(namespace), self.cx.now, rules);
+        let shielded = self.tier.shielded_bytes(&self.cx, |it, _| it.namespace() == namespace);
+        unshielded.saturating_add(shielded)
     }
 
     /// The quota of a namespace, if an object with that charge exceeds it even in an empty namespace.

@@ -169,8 +169,8 @@ impl Objects {
         item.others.iter().any(has_not_reported) || depends_on_others(&item.options) && is_undecided()
     }
 
-    /// A node asks about copies that may have been named by an earlier master, and waits: they may be evicted,
-    /// and withdrawn, before it is answered.
+    /// A node asks about copies that may have been named by an earlier master, and waits: they may be
+    /// evicted, and withdrawn, before it is answered.
     fn remember_copies(&mut self, conn: ConnId, decide: &Decide) {
         let Some(Party::Node(Some(home))) = self.cx.connections.get(conn) else { return };
         let (home, members) = (*home, &self.cx.members);

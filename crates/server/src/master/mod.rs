@@ -24,7 +24,7 @@ use tiffin_core::message::{Hello, Reason, Refusal, Reply, Request, Role, Stat, W
 use tiffin_core::sabotage::Sabotage;
 use tiffin_core::{ConnId, RequestId, SegmentId, Tick};
 use tiffin_proto::Incoming;
-use tiffin_rpc::{Address, Inbox, Listener, Outbox, Peer, SendError};
+use tiffin_rpc::{Address, Greeting, Listener, Outbox, Peer, SendError};
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -232,13 +232,12 @@ impl Host for Shared {
         &self.door
     }
 
-    fn welcome(&self) -> Welcome {
+    async fn visit(self: Arc<Self>, greeting: Greeting) {
+        let hello = greeting.hello.clone();
         let heartbeat_ms = u64::try_from(self.heartbeat.as_millis()).unwrap_or(u64::MAX);
         let strict_leases = self.strict_leases;
-        Welcome { epoch: self.epoch(), heartbeat_ms, strict_leases, ..Welcome::default() }
-    }
-
-    async fn visit(self: Arc<Self>, hello: Hello, outbox: Outbox, mut inbox: Inbox) {
+        let welcome = Welcome { epoch: self.epoch(), heartbeat_ms, strict_leases, ..Welcome::default() };
+        let (outbox, mut inbox) = greeting.welcome(welcome);
         if hello.role == Role::Ledger {
             let segment = hello.home.unwrap_or_default();
             // Across a network nothing would be sure to arrive.

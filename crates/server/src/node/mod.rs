@@ -27,7 +27,7 @@ use tiffin_core::node::{Event, Node, NodeConfig as CoreConfig, SLOT_BYTES};
 use tiffin_core::sabotage::Sabotage;
 use tiffin_core::{ClientId, ConnId, EXTENT_ALIGN, EXTENTS_MAX, RequestId, SegmentId};
 use tiffin_proto::Incoming;
-use tiffin_rpc::{Address, Inbox, ListenError, Listener, Outbox};
+use tiffin_rpc::{Address, Greeting, ListenError, Listener, Outbox};
 use tiffin_transport::Counters;
 use tiffin_transport::control::ControlWriter;
 use tiffin_transport::layout::{Geometry, HEAP_BYTES_MAX, SLOTS_MAX};
@@ -331,12 +331,11 @@ impl Host for Shared {
         &self.door
     }
 
-    fn welcome(&self) -> Welcome {
-        Welcome { segment: self.info.segment, ..Welcome::default() }
-    }
-
-    async fn visit(self: Arc<Self>, hello: Hello, outbox: Outbox, mut inbox: Inbox) {
-        let visit = Visit::begin(&self, hello, outbox);
+    async fn visit(self: Arc<Self>, greeting: Greeting) {
+        // A client that is welcome has reached this node, whatever the master says of it.
+        let visit = Visit::begin(&self, greeting.hello.clone(), greeting.outbox().clone());
+        let welcome = Welcome { segment: self.info.segment, ..Welcome::default() };
+        let (_, mut inbox) = greeting.welcome(welcome);
         while let Some(message) = inbox.next().await {
             // A node asks its clients nothing, so an answer is to nothing.
             let Incoming::Request(id, request) = message else { continue };

@@ -132,12 +132,15 @@ impl World {
         let is_neglected = |(need, read): &(&NeedId, &WatchedRead)| {
             let waited = now.saturating_sub(read.began);
             let left = session.deadline.saturating_sub(read.began);
+            // One that has found another copy stale asks the master before it tries the next.
+            let copies_tried = session.tried.iter().filter(|it| it.0 == read.item).count();
             let has_bytes = self.transfers.get(&read.transfer).is_some_and(|it| it.units_done() > 0);
             2 * waited > left + 4
                 && it.stopped_until <= read.began
                 && !has_bytes
                 && get.is_awaited(**need)
                 && get.reads(read.item) == 1
+                && copies_tried == 1
                 && !get.untried(read.item).is_empty()
         };
         if let Some((_, read)) = session.reads.iter().find(is_neglected) {

@@ -77,6 +77,12 @@ impl World {
         self.oracle.single_puts.clear();
         // A lease that ends while the put is under way may have kept an object at first.
         let Some(SinglePut { avoid, len, now, evictions, allocations }) = single else { return };
+        let in_vain =
+            if allocations == self.oracle.allocations { self.oracle.evictions - evictions } else { 0 };
+        if let ([ReserveOutcome::OverQuota(quota)], 1..) = (reserved.items.as_slice(), in_vain) {
+            let fail = || format!("{in_vain} objects were evicted, and then the put was refused: {quota:?}");
+            return self.oracle.fail("r19", fail);
+        }
         let [ReserveOutcome::Full(full)] = reserved.items.as_slice() else { return };
         if full.never || self.plan.has_disks() || !self.plan.evict_soft_pinned {
             return;
@@ -86,9 +92,8 @@ impl World {
         let stat = master.stat();
         // A quota is kept before it is known that there is no memory.
         let is_limited = stat.namespaces.iter().any(|it| it.quota.is_some());
-        if !is_limited && allocations == self.oracle.allocations && evictions < self.oracle.evictions {
-            let count = self.oracle.evictions - evictions;
-            let fail = || format!("{count} objects were evicted for a put that no node was asked about");
+        if !is_limited && in_vain > 0 {
+            let fail = || format!("{in_vain} objects were evicted for a put that no node was asked about");
             return self.oracle.fail("r19", fail);
         }
         let available = master.available().into_iter().map(|(segment, free, rest)| (segment, (free, rest)));

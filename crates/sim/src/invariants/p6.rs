@@ -59,6 +59,7 @@ impl Oracle {
     }
 
     fn hears_ack(&mut self, to: (ConnId, RequestId), ack: &Ack, complete: bool) {
+        let leased: BTreeSet<_> = self.leases.values().map(|it| it.1).collect();
         for item in &ack.items {
             self.explain(item.generation);
             if let Some(life) = self.lives.get_mut(&item.generation) {
@@ -67,7 +68,17 @@ impl Oracle {
         }
         let generations = ack.items.iter().map(|it| it.generation).collect();
         let unless_leased = ack.unless_leased;
-        self.acking.insert(to, Acking { generations, group: ack.group.clone(), complete, unless_leased });
+        let group = ack.group.clone();
+        for item in &ack.items {
+            let place = (item.generation, group.clone());
+            if !unless_leased || !leased.contains(&item.generation) {
+                self.deferred.remove(&place);
+                self.acked_for_good.insert(place);
+            } else if !self.acked_for_good.contains(&place) {
+                self.deferred.insert(place);
+            }
+        }
+        self.acking.insert(to, Acking { generations, group, complete, unless_leased, leased });
     }
 
     /// Acknowledgements are answered.
@@ -78,9 +89,8 @@ impl Oracle {
         memories: &Memories,
         coverage: &mut Coverage,
     ) {
-        let Some(Acking { generations, group, complete, unless_leased }) = self.acking.remove(&to) else {
-            return;
-        };
+        let Some(acking) = self.acking.remove(&to) else { return };
+        let Acking { generations, group, complete, unless_leased, leased } = acking;
         for (generation, outcome) in generations.into_iter().zip(outcomes) {
             let Some(life) = self.lives.get_mut(&generation) else { continue };
             match outcome {
@@ -96,8 +106,9 @@ impl Oracle {
                     } else {
                         life.deletes = life.deletes.saturating_sub(1);
                     }
+                    let is_deferred = unless_leased && leased.contains(&generation);
                     // A copy that is still leaving is not told.
-                    if life.by_groups && complete && life.returns == 0 {
+                    if life.by_groups && complete && life.returns == 0 && !is_deferred {
                         life.acked.insert(group.clone());
                     }
                 }
@@ -112,8 +123,19 @@ impl Oracle {
 
 impl Oracle {
     /// A sample is leased: not to a group that has consumed it.
-    pub(crate) fn leased(&mut self, conn: ConnId, granted: &Granted, group: &str, coverage: &mut Coverage) {
+    pub(crate) fn leased(
+        &mut self,
+        now: Tick,
+        conn: ConnId,
+        granted: &Granted,
+        group: &str,
+        coverage: &mut Coverage,
+    ) {
         let generation = granted.found.generation;
+        if !self.leased_samples(now).contains(&generation) {
+            // The last lease has ended, and with it everything that waited for that.
+            self.deferred.retain(|it| it.0 != generation);
+        }
         let Some(&client) = self.speakers.get(&conn) else { return };
         self.leases.insert(granted.lease, (client, generation));
         let Some(life) = self.lives.get(&generation).filter(|it| it.by_groups) else { return };
@@ -121,6 +143,30 @@ impl Oracle {
         if life.acked.contains(group) {
             let name = life.name;
             self.fail("p6", || format!("{group} has consumed {name:?} {generation}, and leased it again"));
+        }
+    }
+
+    /// A sample is not leased because it is consumed: not one that was acknowledged while others had it
+    /// leased, and still have.
+    pub(crate) fn refused_as_consumed(
+        &mut self,
+        now: Tick,
+        name: Name,
+        group: &str,
+        coverage: &mut Coverage,
+    ) {
+        let Some(generation) = self.newest.get(&name).copied() else { return };
+        let Some(life) =
+            self.lives.get(&generation).filter(|_| self.leased_samples(now).contains(&generation))
+        else {
+            return;
+        };
+        coverage.hit(Point::CheckedRefusedLease);
+        let is_acked = |it: &&(Generation, String)| it.0 == generation && (life.once || it.1 == group);
+        if !life.acked.contains(group) && self.deferred.iter().any(|it| is_acked(&it)) {
+            self.fail("p6", || {
+                format!("{name:?} {generation} is leased, and {group} cannot lease it as well")
+            });
         }
     }
 

@@ -61,7 +61,14 @@ impl Oracle {
         for (key, outcome) in pulled.keys.iter().zip(&pulled.leased.items) {
             let LeaseOutcome::Leased(granted) = outcome else { continue };
             let generation = granted.found.generation;
-            let Some(life) = self.lives.get(&generation) else { continue };
+            let Some(life) = self.lives.get(&generation) else {
+                // Its node has not written it yet.
+                if granted.lease != 0 {
+                    self.leased(now, to.0, granted, &group, coverage);
+                    self.pulled.insert(granted.lease, group.clone());
+                }
+                continue;
+            };
             let name = life.name;
             // What is still being decided has not been told of.
             if Name::of(name.namespace, key) != Some(name) || (life.marked && !life.in_stream) {
@@ -84,7 +91,7 @@ impl Oracle {
                     format!("{name:?} {generation} is given to {group} while {client:?} of it has that")
                 });
             }
-            self.leased(to.0, granted, &group, coverage);
+            self.leased(now, to.0, granted, &group, coverage);
             self.pulled.insert(granted.lease, group.clone());
         }
     }

@@ -132,8 +132,12 @@ impl Lines {
         self.nodes.get(node.0 as usize).into_iter().flatten()
     }
 
-    fn of_namespace(&self, namespace: NamespaceIndex) -> impl Iterator<Item = &[Ends; LINE_COUNT]> + Clone {
-        self.nodes.iter().filter_map(move |it| it.get(namespace.0 as usize))
+    fn of_namespace(
+        &self,
+        namespace: NamespaceIndex,
+    ) -> impl Iterator<Item = (NodeIndex, &[Ends; LINE_COUNT])> + Clone {
+        let nodes = self.nodes.iter().zip(0..);
+        nodes.filter_map(move |(it, node)| Some((NodeIndex(node), it.get(namespace.0 as usize)?)))
     }
 
     fn ends(&mut self, node: NodeIndex, namespace: NamespaceIndex, line: Line) -> &mut Ends {
@@ -272,19 +276,27 @@ impl Catalog {
         now: Tick,
         rules: Eviction,
     ) -> Option<ObjectIndex> {
-        victim(self.lines.of_node(node), now, rules).or_else(|| self.hidden_victim(node, now, rules))
+        let ends = || self.lines.of_node(node);
+        victim(ends(), now, rules).or_else(|| self.hidden_victim(ends().map(|it| (node, it)), now, rules))
     }
 
-    /// The next object to leave a node where the oldest of every line is leased. Objects that were used since
-    /// without a lease stand behind those with a longer one, so the first few of each line are looked at.
-    fn hidden_victim(&self, node: NodeIndex, now: Tick, rules: Eviction) -> Option<ObjectIndex> {
-        let lines = [Line::ShelvedLeased, Line::Leased, Line::ShelvedSoftLeased, Line::SoftLeased];
+    /// The next object to leave where the oldest of every line is leased. Objects that were used since without
+    /// a lease stand behind those with a longer one, so the first few of each line are looked at.
+    fn hidden_victim<'a>(
+        &self,
+        ends: impl Iterator<Item = (NodeIndex, &'a [Ends; LINE_COUNT])>,
+        now: Tick,
+        rules: Eviction,
+    ) -> Option<ObjectIndex> {
+        let lines =
+            [Line::ShelvedLeased, Line::Leased, Line::ShelvedSoftLeased, Line::SoftLeased, Line::Demoting];
         let is_allowed = |line: &Line| {
-            (rules.soft_pinned_too || !matches!(line, Line::SoftLeased | Line::ShelvedSoftLeased))
+            (rules.soft_pinned_too || !SOFT.contains(line))
+                && (rules.demoting_too || *line != Line::Demoting)
                 && (!rules.shelved_only || SHELVED.contains(line))
         };
         let mut best: Option<(Tick, u32)> = None;
-        for ends in self.lines.of_node(node) {
+        for (node, ends) in ends {
             for line in lines.into_iter().filter(is_allowed) {
                 let mut next = ends.get(line as usize).map_or(NIL, |it| it.oldest);
                 let mut left = HIDDEN_SCAN_MAX;
@@ -306,11 +318,13 @@ impl Catalog {
         let is_allowed = |line: &&Line| {
             (rules.soft_pinned_too || !SOFT.contains(line)) && (!rules.shelved_only || SHELVED.contains(line))
         };
-        let lines = || EVICTABLE.iter().filter(is_allowed);
+        let demoting = Some(&Line::Demoting).filter(|_| rules.demoting_too && !rules.shelved_only);
+        let lines = || EVICTABLE.iter().filter(is_allowed).chain(demoting);
         let of_node = |node: NodeIndex, ends: &[Ends; LINE_COUNT]| {
             let bytes = lines().filter_map(|&line| {
                 let ends = ends.get(line as usize)?;
-                Some(if LEASED.contains(&line) { self.unleased_bytes(node, ends, now) } else { ends.bytes })
+                let has_leases = LEASED.contains(&line) || line == Line::Demoting;
+                Some(if has_leases { self.unleased_bytes(node, ends, now) } else { ends.bytes })
             });
             bytes.fold(0, u64::saturating_add)
         };
@@ -319,9 +333,8 @@ impl Catalog {
                 self.lines.of_node(node).map(|ends| of_node(node, ends)).fold(0, u64::saturating_add)
             }
             Scope::Namespace(namespace) => {
-                let nodes = self.lines.nodes.iter().enumerate();
-                let ends = nodes.filter_map(|(node, it)| Some((node, it.get(namespace.0 as usize)?)));
-                ends.map(|(node, ends)| of_node(NodeIndex(node as u16), ends)).fold(0, u64::saturating_add)
+                let ends = self.lines.of_namespace(namespace);
+                ends.map(|(node, ends)| of_node(node, ends)).fold(0, u64::saturating_add)
             }
         }
     }
@@ -349,7 +362,9 @@ impl Catalog {
         now: Tick,
         rules: Eviction,
     ) -> Option<ObjectIndex> {
-        victim(self.lines.of_namespace(namespace), now, rules)
+        let ends = self.lines.of_namespace(namespace);
+        victim(self.lines.of_namespace(namespace).map(|it| it.1), now, rules)
+            .or_else(|| self.hidden_victim(ends, now, rules))
     }
 
     /// The room of what could leave a node at once, because a disk has it, too.

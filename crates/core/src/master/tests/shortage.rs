@@ -211,3 +211,17 @@ fn tables_grow_into_pieces_between_pinned_objects() {
     assert!(matches!(cluster.put("large", len, plain()), CommitOutcome::Stored(_)), "{usage:?}");
     assert!(names.iter().step_by(2).all(|it| cluster.has(it)));
 }
+
+#[test]
+fn a_put_for_which_a_quota_has_no_space_evicts_nothing() {
+    let mut cluster = Cluster::new(&[16 * UNIT]);
+    cluster.policy(Some(4 * UNIT), None);
+    cluster.put("pinned", 2 * UNIT, pinned());
+    for name in ["a", "b"] {
+        cluster.put(name, UNIT, plain());
+    }
+    assert!(matches!(cluster.reserve("c", 3 * UNIT, plain()), ReserveOutcome::OverQuota(_)));
+    assert!(cluster.has("a") && cluster.has("b"));
+    assert!(matches!(cluster.reserve("c", 2 * UNIT, plain()), ReserveOutcome::Room(_)));
+    assert!(!cluster.has("a") && !cluster.has("b"));
+}

@@ -223,11 +223,18 @@ impl Tier {
         protected.find(|index| cx.catalog.get(*index).is_some_and(|it| is_last_resort(it) && wanted(it)))
     }
 
-    /// The memory that these objects have on a node.
-    pub(in crate::master) fn shielded_bytes(&self, cx: &Context, node: NodeIndex) -> u64 {
+    /// The memory of such copies of these objects as are wanted.
+    pub(in crate::master) fn shielded_bytes(
+        &self,
+        cx: &Context,
+        wanted: impl Fn(&Object, NodeIndex) -> bool,
+    ) -> u64 {
         let protected = self.promotions.shields.unleased(cx.now).filter_map(|it| cx.catalog.get(it));
-        let is_there = |it: &&Object| is_last_resort(it) && it.in_memory().any(|(on, _)| on == node);
-        protected.filter(is_there).map(Object::room_of_one).fold(0, u64::saturating_add)
+        let bytes = protected.filter(|it| is_last_resort(it)).map(|it| {
+            let copies = it.in_memory().filter(|(node, _)| wanted(it, *node)).count() as u64;
+            it.room_of_one().saturating_mul(copies)
+        });
+        bytes.fold(0, u64::saturating_add)
     }
 
     /// An object leaves memory, perhaps before a client read it.
