@@ -11,8 +11,8 @@ use tiffin_core::{
     marks::Consumption,
     master::{Effect, Notice, Saved},
     message::{
-        Announce, Decide, DecideItem, DeleteOutcome, DeletedMatching, LeaseOutcome, OnExists, Policy,
-        Presence, Publish, PublishItem, Record, Registered, Reply, Request, ResolveOutcome, Resolved, Retire,
+        Announce, Decide, DecideItem, DeleteOutcome, DeletedMatching, OnExists, Policy, Presence, Publish,
+        PublishItem, Record, Registered, Reply, Request, ResolveOutcome, Resolved, Retire,
     },
     node::SlotState,
 };
@@ -155,9 +155,9 @@ pub(crate) struct Cause {
     /// A removal that a lease refuses.
     pub(crate) polite: bool,
     /// Names that were looked up, and with a lease; or on behalf of which group.
-    asked: Vec<Name>,
+    pub(crate) asked: Vec<Name>,
     lease: bool,
-    group: String,
+    pub(crate) group: String,
     announced: Vec<Record>,
     /// By a node that this life of the master knew nothing of: what it holds may be older than what was seen.
     news: bool,
@@ -644,20 +644,7 @@ impl Oracle {
             Reply::DeletedMatching(matching) => self.deleted_matching(to, matching, memories, coverage),
             Reply::Resolved(resolved) => self.resolved(now, resolved, memories, coverage),
             Reply::Present(items) => self.present(items, memories, coverage),
-            Reply::Leased(leased) => {
-                let asked = std::mem::take(&mut self.cause.asked);
-                let group = std::mem::take(&mut self.cause.group);
-                for (name, outcome) in asked.into_iter().zip(&leased.items) {
-                    match outcome {
-                        LeaseOutcome::Leased(granted) => {
-                            self.found(name, &granted.found, coverage);
-                            self.leased(now, to.0, granted, &group, coverage);
-                        }
-                        LeaseOutcome::Consumed => self.refused_as_consumed(now, name, &group, coverage),
-                        _ => (),
-                    }
-                }
-            }
+            Reply::Leased(leased) => self.lease_answered(now, to.0, leased, coverage),
             Reply::Pulled(pulled) => self.pulled(now, to, pulled, coverage),
             Reply::Reserved(reserved) => self.reserved_in_order(to, reserved, coverage),
             Reply::Pinned(outcomes) => self.pinned(to, outcomes),

@@ -9,8 +9,8 @@ use tiffin_core::{
     master::Effect,
     master::Master,
     message::{
-        Ack, AckOutcome, DeleteOutcome, Granted, Reply, Request, Reserve, ReserveOutcome, Reserved, Resolve,
-        ResolveOutcome,
+        Ack, AckOutcome, DeleteOutcome, Granted, LeaseOutcome, Leased, Reply, Request, Reserve,
+        ReserveOutcome, Reserved, Resolve, ResolveOutcome,
     },
 };
 
@@ -134,7 +134,7 @@ impl Oracle {
         let generation = granted.found.generation;
         if !self.leased_samples(now).contains(&generation) {
             // The last lease has ended, and with it everything that waited for that.
-            self.deferred.retain(|it| it.0 != generation);
+            self.acked_for_good.extend(self.deferred.extract_if(.., |it| it.0 == generation));
         }
         let Some(&client) = self.speakers.get(&conn) else { return };
         self.leases.insert(granted.lease, (client, generation));
@@ -143,6 +143,28 @@ impl Oracle {
         if life.acked.contains(group) {
             let name = life.name;
             self.fail("p6", || format!("{group} has consumed {name:?} {generation}, and leased it again"));
+        }
+    }
+
+    /// Leases are answered.
+    pub(crate) fn lease_answered(
+        &mut self,
+        now: Tick,
+        conn: ConnId,
+        leased: &Leased,
+        coverage: &mut Coverage,
+    ) {
+        let asked = std::mem::take(&mut self.cause.asked);
+        let group = std::mem::take(&mut self.cause.group);
+        for (name, outcome) in asked.into_iter().zip(&leased.items) {
+            match outcome {
+                LeaseOutcome::Leased(granted) => {
+                    self.found(name, &granted.found, coverage);
+                    self.leased(now, conn, granted, &group, coverage);
+                }
+                LeaseOutcome::Consumed => self.refused_as_consumed(now, name, &group, coverage),
+                _ => (),
+            }
         }
     }
 

@@ -280,16 +280,15 @@ impl Catalog {
         victim(ends(), now, rules).or_else(|| self.hidden_victim(ends().map(|it| (node, it)), now, rules))
     }
 
-    /// The next object to leave where the oldest of every line is leased. Objects that were used since without
-    /// a lease stand behind those with a longer one, so the first few of each line are looked at.
+    /// The next object to leave where the oldest of every line is leased. Objects that were used since
+    /// without a lease stand behind those with a longer one, so the first few of each line are looked at.
     fn hidden_victim<'a>(
         &self,
         ends: impl Iterator<Item = (NodeIndex, &'a [Ends; LINE_COUNT])>,
         now: Tick,
         rules: Eviction,
     ) -> Option<ObjectIndex> {
-        let lines =
-            [Line::ShelvedLeased, Line::Leased, Line::ShelvedSoftLeased, Line::SoftLeased, Line::Demoting];
+        let lines = LEASED.into_iter().chain([Line::Demoting]);
         let is_allowed = |line: &Line| {
             (rules.soft_pinned_too || !SOFT.contains(line))
                 && (rules.demoting_too || *line != Line::Demoting)
@@ -297,7 +296,7 @@ impl Catalog {
         };
         let mut best: Option<(Tick, u32)> = None;
         for (node, ends) in ends {
-            for line in lines.into_iter().filter(is_allowed) {
+            for line in lines.clone().filter(is_allowed) {
                 let mut next = ends.get(line as usize).map_or(NIL, |it| it.oldest);
                 let mut left = HIDDEN_SCAN_MAX;
                 while let Some(object) = self.objects.get(next).filter(|_| left > 0) {
