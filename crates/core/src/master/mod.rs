@@ -4,10 +4,9 @@
 //! [`Master::poll_effect`] after every event, and calls [`Master::handle_timeout`] no later than
 //! [`Master::poll_timeout`] says.
 //!
-//! The parts are layers. [`Context`] is what all of them share. [`Tier`](tier::Tier),
-//! [`Leases`](leases::Leases) and [`Streams`](stream::Streams) keep state for objects, and [`Objects`]
-//! removes an object from all of them. The operations of clients and members are built on that:
-//! [`Reservations`], [`Retires`], [`Watches`], [`Explanations`] and [`Membership`].
+//! The parts are layers. `Context` is what all of them share. `Tier`, `Leases` and `Streams` keep state for
+//! objects, and `Objects` removes an object from all of them. The operations of clients and members are
+//! built on that: `Reservations`, `Retires`, `Watches`, `Explanations` and `Membership`.
 //!
 //! **Invariant:** a message on a connection that was closed or replaced changes nothing.
 

@@ -145,7 +145,7 @@ impl Objects {
 }
 
 impl Master {
-    /// What was [entrusted](Effect::Entrust) to a node is with it.
+    /// What was [entrusted](super::Effect::Entrust) to a node is with it.
     pub fn sent(&mut self, id: RequestId) {
         if let Some((_, Wait::Publish(_, op))) = self.objects.cx.waits.get(&id) {
             let op = *op;
