@@ -73,6 +73,16 @@ fn what_was_promised_is_there_and_nothing_comes_back() {
     }
 }
 
+/// Rules that few seeds break, and one that did when this was written; it is tried first.
+const BROKEN_BY: &[(Sabotage, u64)] = &[
+    (Sabotage::AnswerBeforeSuperseded, 4),
+    (Sabotage::EraseBeforeCarried, 15),
+    (Sabotage::HeadBeforeParts, 34),
+    (Sabotage::IgnoreFailedSync, 22),
+    (Sabotage::ReportBeforeErased, 27),
+    (Sabotage::ReuseUnderReaders, 18),
+];
+
 #[test]
 fn every_broken_rule_is_noticed() {
     // The panics of broken logs are what is looked for.
@@ -84,7 +94,8 @@ fn every_broken_rule_is_noticed() {
         for _ in 0..threads {
             scope.spawn(|| {
                 while let Some(sabotage) = Sabotage::ALL.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    if (0..80).all(|seed| play(seed, *sabotage, EVENTS).is_ok()) {
+                    let first = BROKEN_BY.iter().filter(|it| it.0 == *sabotage).map(|it| it.1);
+                    if first.chain(0..80).all(|seed| play(seed, *sabotage, EVENTS).is_ok()) {
                         unnoticed.lock().unwrap().push(*sabotage);
                     }
                 }
