@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from typing import Any
 
@@ -186,7 +187,8 @@ def numpy_type(dtype: str) -> Any:
     if dtype not in HOLDERS:
         return numpy.dtype(dtype)
     try:
-        import ml_dtypes
+        # Not by a statement: type checkers would ask for a package that nobody needs.
+        ml_dtypes = importlib.import_module("ml_dtypes")
     except ImportError:
         return numpy.dtype(HOLDERS[dtype])
     return numpy.dtype(getattr(ml_dtypes, dtype, HOLDERS[dtype]))

@@ -67,7 +67,10 @@ pub(crate) fn explain(error: &StartError) -> Failure {
         StartError::Disk(_) | StartError::DiskInUse(_) => {
             ("disk", "`--ssd` names the disks; without it the node has memory only")
         }
-        StartError::State { .. } => ("state", "name a folder that you may write to with `--state-dir`"),
+        StartError::State { .. } => (
+            "state",
+            "name another folder with `--state-dir`, or TIFFIN_MASTER_STATE_DIR for `mooncake_master`",
+        ),
         StartError::System { .. } => ("system", "`tiffin doctor` tells what this machine can do"),
     };
     Failure::new(code, error).hint(hint)

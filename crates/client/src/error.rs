@@ -220,7 +220,9 @@ impl Error {
             Self::NoNode { .. } => {
                 "start one with `tiffin node`; `tiffin stat` shows nodes that do not answer"
             }
-            Self::Full { .. } => "delete what is not needed any more, unpin, add a node, or let the put wait",
+            Self::Full { .. } => {
+                "delete what is not needed any more, unpin, add a node, or let the put wait longer"
+            }
             Self::OverQuota { quota, .. } if quota.is_never_enough() => {
                 "raise the quota of the namespace, or split the object"
             }

@@ -150,14 +150,14 @@ pub fn plan(args: &[String], environment: &Environment) -> Result<Asked, PlanErr
 
 fn master_config(values: &Values, environment: &Environment) -> Result<MasterConfig, PlanError> {
     let text = |name: &str, default: &str| values.get(name).map_or(default, String::as_str).to_owned();
-    let own = environment.master.clone();
-    // Addresses and times are Mooncake's business here.
-    let own =
-        MasterArgs { listen: None, http: Some(OffOr::Off), metadata_http: None, lease_ttl: None, ..own };
-    let own = MasterArgs { silence: None, away: None, soft_pin_ttl: None, evict_soft_pinned: None, ..own };
-    let config = own.resolve(&environment.common, &SettingsFile::default())?;
     let rpc_port = port(values, "rpc_port", 0)?;
     let rpc_port = if rpc_port == 0 { port(values, "port", RPC_PORT)? } else { rpc_port };
+    let own = environment.master.clone();
+    // Addresses and times are Mooncake's business here. The port alone names the default state folder.
+    let listen = Some(Address::Tcp { host: "127.0.0.1".to_owned(), port: rpc_port });
+    let own = MasterArgs { listen, http: Some(OffOr::Off), metadata_http: None, lease_ttl: None, ..own };
+    let own = MasterArgs { silence: None, away: None, soft_pin_ttl: None, evict_soft_pinned: None, ..own };
+    let config = own.resolve(&environment.common, &SettingsFile::default())?;
     let listen = Address::Tcp { host: text("rpc_address", ANY_HOST), port: rpc_port };
     let http = Address::Tcp {
         host: text("metrics_host", ANY_HOST),

@@ -18,6 +18,17 @@ fn planned(line: &str) -> Result<Plan, String> {
 }
 
 #[test]
+fn every_port_has_a_state_folder_of_its_own() {
+    let master = MasterArgs { xdg_state_home: Some(PathBuf::from("/state")), ..MasterArgs::default() };
+    let environment = Environment { master, common: CommonArgs::default() };
+    for (line, folder) in [("", "/state/tiffin/50051"), ("--rpc_port=7600", "/state/tiffin/7600")] {
+        let args: Vec<_> = line.split_whitespace().map(str::to_owned).collect();
+        let Ok(Asked::Serve(plan)) = plan(&args, &environment) else { panic!("{line}") };
+        assert_eq!(plan.config.state_dir, Some(PathBuf::from(folder)));
+    }
+}
+
+#[test]
 fn without_flags_it_is_mooncakes_master() {
     let plan = planned("").unwrap();
     let addresses = |config: &MasterConfig| {
