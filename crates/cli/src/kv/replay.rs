@@ -134,7 +134,8 @@ pub(super) fn json(replay: &Replay) -> Result<String, Failure> {
 /// Replays the trace for every policy, and shows what came of it.
 pub(crate) async fn run(replay: Replay, console: &mut Console) -> Result<i32, Failure> {
     let trace = load(&replay)?;
-    console.note(format!("{} requests", trace.len()));
+    let unit = if trace.len() == 1 { "request" } else { "requests" };
+    console.note(format!("{} {unit}", trace.len()));
     let output = replay.output.clone();
     let work = tokio::task::spawn_blocking(move || play(&replay, &trace));
     let compared = work.await.map_err(|error| Failure::new("internal", error))??;

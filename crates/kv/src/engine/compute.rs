@@ -103,6 +103,10 @@ impl Engine {
         if missing == 0 || request.state != State::Decoding {
             return;
         }
+        if wanted > self.config.device_pages {
+            // Alone on the device it would not have the page either: to retract it would go on for ever.
+            return self.end_request(id, Ending::TooLong);
+        }
         while !self.inventory.free_up(Tier::Device, missing) && !self.inventory.free_up_clean(missing) {
             // The last one of the lowest priority is retracted first: the first one always makes progress.
             let Some(last) = self.running.last().copied() else { return };

@@ -351,11 +351,14 @@ fn engine_works_without_host_or_store() {
 
 #[test]
 fn request_that_outgrows_the_device_ends() {
-    let mut shell = Shell::new(Config { device_pages: 2, ..small() });
-    shell.submit(1, &tokens(1, 8));
-    shell.tell(Input::Computed { request: ReqId(1), upto: 8, generated: vec![1] });
-    assert_eq!(shell.ended[&ReqId(1)], Ending::TooLong);
-    shell.expect_rest();
+    // Also if it has no token yet, and no page for the first.
+    for generated in [vec![1], vec![]] {
+        let mut shell = Shell::new(Config { device_pages: 2, ..small() });
+        shell.submit(1, &tokens(1, 8));
+        shell.tell(Input::Computed { request: ReqId(1), upto: 8, generated });
+        assert_eq!(shell.ended[&ReqId(1)], Ending::TooLong);
+        shell.expect_rest();
+    }
 }
 
 #[test]
