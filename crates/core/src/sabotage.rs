@@ -88,7 +88,7 @@ tiffin_sabotage::variants! {
         /// The master keeps a sample that was consumed while others had it leased.
         KeepReleased: "the last lease that ends frees what was consumed";
         /// The master refuses a lease of a sample that was acknowledged while others had it leased.
-        RefuseReleased: "what others have leased is not consumed yet";
+        RefuseReleased: "a sample is not consumed while it is leased";
         /// The leases of a client that is gone go on.
         LeasesOutliveClients: "leases end with their client";
         /// The master ends the leases of a client whose connection broke, although it lives.

@@ -147,7 +147,7 @@ impl Greeting {
         say_no(&self.outbox, self.id, refusal, deadline).await;
     }
 
-    /// What is said to the peer goes here. It expects to be welcomed or refused first.
+    /// The outbox to the peer. The peer expects a welcome or a refusal first.
     #[must_use]
     pub fn outbox(&self) -> &Outbox {
         &self.outbox

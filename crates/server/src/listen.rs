@@ -41,8 +41,8 @@ pub(crate) trait Host: Send + Sync + 'static {
     /// Who is let in.
     fn door(&self) -> &Door;
 
-    /// Welcomes a party that is let in, and serves it to the end of its connection. What it may rely on once
-    /// it is welcome must be so before that.
+    /// Welcomes a party that is let in, and serves it to the end of its connection. The host does
+    /// whatever the party may rely on before it sends the welcome.
     fn visit(self: Arc<Self>, greeting: Greeting) -> impl Future<Output = ()> + Send;
 }
 

@@ -72,6 +72,11 @@ impl Ghosts {
         copies.for_each(|copy| _ = self.asked.entry(copy).or_default());
     }
 
+    /// Whether a question about copies was asked, and not answered as far as is known here.
+    pub(super) fn has_questions(&self) -> bool {
+        !self.asked.is_empty()
+    }
+
     /// All questions are answered.
     pub(super) fn answer_all(&mut self) {
         self.asked.clear();

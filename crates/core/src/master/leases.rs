@@ -72,8 +72,8 @@ struct Deferred {
     groups: Vec<String>,
     /// With them the sample is consumed.
     is_consumed: bool,
-    /// The client that said so.
-    who: String,
+    /// The label of the client that acknowledged last.
+    label: String,
 }
 
 /// The sums of a namespace's samples.
@@ -141,7 +141,7 @@ impl Leases {
         let released = std::mem::take(&mut self.released);
         let unleased = released.into_iter().filter(|it| !self.is_leased(*it)).collect::<Vec<_>>();
         let ended = unleased.into_iter().filter_map(|it| Some((it, self.deferred.remove(&it)?)));
-        ended.filter(|(_, it)| it.is_consumed).map(|(index, it)| (index, it.who)).collect()
+        ended.filter(|(_, it)| it.is_consumed).map(|(index, it)| (index, it.label)).collect()
     }
 
     /// Ends the leases of a client, apart from those that it says it knows of.
@@ -233,7 +233,8 @@ impl Leases {
             return LeaseOutcome::WrongGroup;
         }
         let is_acked = sample.is_consumed() || sample.acked.iter().any(|it| it == group);
-        // What was acknowledged while others had it leased can be leased as long as they have.
+        // A sample that one client acknowledged while others had it leased can be leased until they
+        // release it.
         let is_once = sample.consumption == Consumption::Once;
         let deferred = self.deferred.get(&index).filter(|_| self.is_leased(index));
         let is_deferred = deferred.is_some_and(|it| is_once || it.groups.iter().any(|it| it == group));
@@ -322,7 +323,7 @@ impl Leases {
             // nodes frees it if the master dies first.
             let deferred = self.deferred.entry(index).or_default();
             deferred.groups.extend(is_new.then(|| group.clone()));
-            (deferred.is_consumed, deferred.who) = (is_consumed, visitor.label.clone());
+            (deferred.is_consumed, deferred.label) = (is_consumed, visitor.label.clone());
         } else if let Some(deferred) = self.deferred.get_mut(&index) {
             deferred.groups.retain(|it| it != group);
         }

@@ -192,7 +192,7 @@ fn take_in(o: &mut Objects, node: NodeIndex, record: Record) -> Result<(), Name>
     if record.marks.sample.as_ref().is_some_and(SampleMarks::is_consumed) {
         // Only leases kept it, and they have ended with the earlier master. A copy whose node missed the
         // last acknowledgement does not bring it back.
-        o.bar(&Arc::new(name.clone()), record.generation);
+        o.raise_floor_above(&Arc::new(name.clone()), record.generation);
         return Err(name);
     }
     let new = NewObject {

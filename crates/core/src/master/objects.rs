@@ -57,7 +57,7 @@ impl Objects {
     /// Takes an object out of the catalog, and notes why; its replicas are still to be retired.
     pub(super) fn take_out(&mut self, index: ObjectIndex, cause: Cause, by: &str) -> Vec<(NodeIndex, Hold)> {
         let Some((name, generation, replicas)) = self.forget(index, cause, by) else { return Vec::new() };
-        self.bar(&name, generation);
+        self.raise_floor_above(&name, generation);
         for &(node, hold) in &replicas {
             self.cx.ghosts.insert(&name, node, hold);
         }

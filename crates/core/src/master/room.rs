@@ -313,8 +313,8 @@ impl Watches {
 
 impl Objects {
     /// Whether the namespace may have that much more, after evicting what it no longer needs; else how it
-    /// stands, and nothing was evicted. What disks have, too, leaves first; a put that may wait waits for a
-    /// disk, so that nothing is lost.
+    /// stands, and nothing was evicted. Objects that a disk has, too, leave first; a put that may wait
+    /// waits for a disk, so that no object is lost.
     pub(super) fn within_quota(
         &mut self,
         namespace: NamespaceIndex,

@@ -99,7 +99,7 @@ impl Objects {
     }
 
     /// An object is removed: a report must bring back neither it nor an older one.
-    pub(super) fn bar(&mut self, name: &Arc<Name>, removed: Generation) {
+    pub(super) fn raise_floor_above(&mut self, name: &Arc<Name>, removed: Generation) {
         self.raise_floor(name, Generation { counter: removed.counter + 1, ..removed });
     }
 
@@ -255,9 +255,9 @@ impl Master {
 
     /// Resumes the requests that were parked, oldest first, once every member has reported.
     pub(super) fn resume_parked(&mut self) {
-        if !self.objects.unreported.is_empty()
-            || (self.parked.is_empty() && self.objects.floors.least.is_empty())
-        {
+        let has_floors = !self.objects.floors.least.is_empty();
+        let is_idle = self.parked.is_empty() && !has_floors && !self.objects.cx.ghosts.has_questions();
+        if is_idle || !self.objects.unreported.is_empty() {
             return;
         }
         self.objects.floors = Floors::default();

@@ -104,7 +104,7 @@ impl Engine {
             return;
         }
         if wanted > self.config.device_pages {
-            // Alone on the device it would not have the page either: to retract it would go on for ever.
+            // Alone on the device the request would lack the page, too, so retracting it would never end.
             return self.end_request(id, Ending::TooLong);
         }
         while !self.inventory.free_up(Tier::Device, missing) && !self.inventory.free_up_clean(missing) {

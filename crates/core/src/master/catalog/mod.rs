@@ -261,8 +261,8 @@ impl Catalog {
         }
     }
 
-    /// Counts uses by a client, of as many objects as were found together; who has read them, if that is what
-    /// they were used for.
+    /// Counts one use of each object that was found. `reader` is the client that reads them, if they are used
+    /// for a read.
     pub(super) fn touch_all(
         &mut self,
         found: &[Option<ObjectIndex>],
