@@ -49,6 +49,10 @@ tiffin_sabotage::variants! {
         ReplaceWithoutConfirmation: "replace waits for the nodes";
         /// The master readmits a node without the retires that it owes.
         ForgetOwedRetires: "owed retires are applied on return";
+        /// The master gives up pinned objects and samples on a node that has been away for long.
+        GiveUpProtected: "time never loses what is protected";
+        /// The master forgets what a node that has been away for long still owes.
+        ForgetTheAbsent: "absent nodes still owe their retires";
         /// The master believes a node that it had declared lost.
         BelieveTheLost: "a lost node returns empty";
         /// The master forgets its roster when it restarts, and answers for an empty store.

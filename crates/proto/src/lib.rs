@@ -164,7 +164,8 @@ kinds! {
     22 => Mark, 23 => Inspect, 24 => Released, 25 => Pin, 26 => DropPins, 27 => SetPolicy, 28 => Await,
     29 => Why, 30 => Lease, 31 => Release, 32 => Ack, 33 => Exists, 34 => Cancel,
     35 => KeepLeases, 36 => ClientDied, 37 => Prefetch, 38 => Demote, 39 => Promote, 40 => Dropped,
-    41 => Publish, 42 => OpenStream, 43 => EndStream, 44 => Pull, 45 => Store;
+    41 => Publish, 42 => OpenStream, 43 => EndStream, 44 => Pull, 45 => Store,
+    46 => ForgetNode;
     7 => Stat, 20 => Goodbye,
 }
 
@@ -174,7 +175,8 @@ kinds! {
     263 => DeletedMatching, 264 => Listed, 265 => Stat, 266 => Registered, 267 => Announced,
     268 => Decided, 269 => Allocated, 270 => Settled, 271 => Committed, 272 => ViewsBegun,
     273 => Inspected, 274 => Pinned, 275 => Awaited, 276 => Why, 277 => Leased, 278 => Acked,
-    279 => Present, 280 => Prefetched, 281 => Moved, 282 => Published, 283 => Stream, 284 => Pulled;
+    279 => Present, 280 => Prefetched, 281 => Moved, 282 => Published, 283 => Stream, 284 => Pulled,
+    285 => Forgotten;
     259 => Done,
 }
 

@@ -10,13 +10,14 @@ use tiffin_core::message::{
     Ack, AckItem, AckOutcome, Ahead, Allocate, AllocateItem, Allocated, Announce, Attach, Await, Backlog,
     CachedReads, CallPart, Cause, Commit, CommitItem, CommitOutcome, Decide, DecideItem, Delete,
     DeleteMatching, DeleteOutcome, DeletedMatching, DemoteItem, Demotion, DropPins, Dropped, EndStream,
-    Exists, Explain, Found, Full, Gone, Granted, GroupStat, Heartbeat, Held, Hello, Here, Holder, Lease,
-    LeaseItem, LeaseOutcome, Leased, List, ListItem, Listed, MarkItem, Moved, NamespaceStat, NodeInfo,
-    NodeStat, OnExists, OpenStream, OwnerStat, Pattern, Pin, PinOutcome, Policy, PolicyChange, Prefetch,
-    PrefetchOutcome, Presence, PromoteItem, Publish, PublishItem, Pull, Pulled, PutOptions, Quota, Reason,
-    Record, Refusal, Register, Registered, Release, Released, Replacement, Reserve, ReserveItem,
-    ReserveOutcome, Reserved, Resolve, ResolveOutcome, Resolved, Resource, Retire, Role, Settle, Settled,
-    Shortage, Stat, Store, StreamEnd, StreamLimits, StreamStat, TierStat, Usage, Viewer, Views, Welcome, Why,
+    Exists, Explain, ForgetNode, Forgotten, Found, Full, Gone, Granted, GroupStat, Heartbeat, Held, Hello,
+    Here, Holder, Lease, LeaseItem, LeaseOutcome, Leased, List, ListItem, Listed, MarkItem, Moved,
+    NamespaceStat, NodeInfo, NodeStat, OnExists, OpenStream, OwnerStat, Pattern, Pin, PinOutcome, Policy,
+    PolicyChange, Prefetch, PrefetchOutcome, Presence, PromoteItem, Publish, PublishItem, Pull, Pulled,
+    PutOptions, Quota, Reason, Record, Refusal, Register, Registered, Release, Released, Replacement,
+    Reserve, ReserveItem, ReserveOutcome, Reserved, Resolve, ResolveOutcome, Resolved, Resource, Retire,
+    Role, Settle, Settled, Shortage, Stat, Store, StreamEnd, StreamLimits, StreamStat, TierStat, Usage,
+    Viewer, Views, Welcome, Why,
 };
 use tiffin_core::{
     ClientId, EXTENTS_MAX, Extent, Generation, Hold, Location, REPLICAS_MAX, RequestId, Reservation,
@@ -116,6 +117,8 @@ message! {
     }
     OwnerStat { 1 => owner, 2 => objects, 3 => bytes }
     Holder { 1 => held, 2 => who, 3 => objects, 4 => bytes }
+    ForgetNode { 1 => name }
+    Forgotten { 1 => members, 2 => objects }
     Heartbeat { 1 => usage, 2 => viewers }
     Viewer { 1 => client, 2 => objects, 3 => bytes }
     Views { 1 => count, 2 => clients, 3 => more, 4 => sends }
@@ -185,7 +188,7 @@ message! {
     Backlog { 1 => refs, 2 => bytes, 3 => limits }
 
     Saved { 1 => epoch, 2 => members, 3 => policies }
-    SavedMember { 1 => segment, 2 => name, 3 => host, 4 => beside }
+    SavedMember { 1 => segment, 2 => name, 3 => host, 4 => beside, 5 => tcp }
     SavedPolicy { 1 => namespace, 2 => policy }
     Policy { 1 => quota, 2 => max_hold_ms, 3 => demotion }
 }

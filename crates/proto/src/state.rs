@@ -105,6 +105,7 @@ mod tests {
             name: format!("node{segment}"),
             host: "host/1".into(),
             beside: (segment % 2 == 0).then_some(SegmentId(segment + 1)),
+            tcp: "host:7402".into(),
         };
         let policy = Policy { quota: Some(7), max_hold_ms: None, demotion: Some(Demotion::Never) };
         let policy = |index| SavedPolicy { namespace: format!("n{index}"), policy: policy.clone() };

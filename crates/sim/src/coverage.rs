@@ -208,6 +208,12 @@ points! {
     /// A notice of the master.
     NodeAway,
     /// A notice of the master.
+    NodeAbsent,
+    /// The same, and protected objects wait for the node.
+    NodeAbsentWithProtected,
+    /// The kernel says that the process of a node has ended.
+    NodeEnded,
+    /// A notice of the master.
     NodeLost,
     /// A notice of the master.
     NodeDiscarded,

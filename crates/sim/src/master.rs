@@ -4,7 +4,7 @@ use tiffin_core::{
     ClientId, ConnId, RequestId, SegmentId, Tick,
     extent::room_for,
     master::{Effect, Event as MasterEvent, Master, MasterConfig, Notice, PROMOTER, Saved},
-    message::{Hello, Reply, Request, Role, VERSION_MAJOR, VERSION_MINOR, Welcome},
+    message::{ForgetNode, Hello, Reply, Request, Role, VERSION_MAJOR, VERSION_MINOR, Welcome},
 };
 use tiffin_proto::Incoming;
 
@@ -37,6 +37,22 @@ impl World {
         self.master_handles(MasterEvent::Request(conn, id, request));
         self.oracle.heard();
         self.audit.take()
+    }
+
+    /// The process of a node near the master has ended.
+    pub(crate) fn node_ended(&mut self, segment: SegmentId) {
+        self.coverage.hit(Point::NodeEnded);
+        self.master_handles(MasterEvent::Ended(segment));
+    }
+
+    /// When all is calm, the operator declares the members lost that will not come back.
+    pub(crate) fn forget_the_dead(&mut self) {
+        let is_up = |it: SegmentId| self.node_of(it).is_some() || self.disk_of(it).is_some();
+        let nodes = self.master.as_ref().map(|it| it.stat().nodes).unwrap_or_default();
+        let dead = nodes.into_iter().filter(|it| !it.alive && !is_up(it.info.segment));
+        for node in dead.map(|it| it.info.name).collect::<Vec<_>>() {
+            self.audit(0, Request::ForgetNode(ForgetNode { name: node }));
+        }
     }
 
     /// A new life of the master, which knows what is in its state folder.
@@ -359,6 +375,8 @@ impl World {
             Notice::NodeReady(_) => Point::NodeReady,
             Notice::NodeSilent(_) => Point::NodeSilent,
             Notice::NodeAway(_) => Point::NodeAway,
+            Notice::NodeAbsent { kept: 0, .. } => Point::NodeAbsent,
+            Notice::NodeAbsent { .. } => Point::NodeAbsentWithProtected,
             Notice::NodeLost(..) | Notice::NodeLeft(..) => Point::NodeLost,
             Notice::NodeDiscarded(_) => Point::NodeDiscarded,
             Notice::Evicted(..) => Point::Evicted,

@@ -114,6 +114,11 @@ impl World {
         }
         self.transfers_lose_node(segment);
         self.crash_disk(node);
+        if link.is_some() && node < self.plan.near_nodes {
+            // The kernel of the master's host tells it.
+            let delay = self.chance.delay(1, 30);
+            self.at(self.now + delay, Event::NodeEnded(self.master_life, segment));
+        }
         self.at(self.now + down_ms, Event::NodeStarts(node));
     }
 
@@ -368,7 +373,7 @@ impl World {
 }
 
 /// Unique for each life of each node, so that the master's notices can be told apart.
-fn node_name(node: usize, life: u32) -> String {
+pub(crate) fn node_name(node: usize, life: u32) -> String {
     format!("n{node}.{life}")
 }
 

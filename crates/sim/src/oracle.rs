@@ -196,6 +196,9 @@ pub(crate) struct Oracle {
     pub(crate) joined: BTreeSet<SegmentId>,
     /// Nodes that it has lost, and whether it had ever heard what they hold.
     pub(crate) lost: BTreeMap<SegmentId, bool>,
+    /// Nodes that have been away for long and had not reported to this life of the master: it does not wait
+    /// for them any more.
+    pub(crate) absent: BTreeSet<SegmentId>,
     /// Puts that were answered although an older copy may still be read, on a node that could not be told.
     pub(crate) shadowed: BTreeSet<Generation>,
     /// What a node must not have any more once it has heard that it is registered.
@@ -302,6 +305,7 @@ impl Oracle {
         self.acknowledged.clear();
         self.joined.clear();
         self.lost.clear();
+        self.absent.clear();
         self.owing.clear();
         self.deleting.clear();
         self.retired.clear();
@@ -513,6 +517,11 @@ impl Oracle {
                     self.joined.insert(*segment);
                 }
             }
+            Effect::Notice(Notice::NodeAbsent { node, .. }) => {
+                if let Some(segment) = self.node_names.get(node).copied() {
+                    self.gives_up(segment);
+                }
+            }
             Effect::Notice(Notice::NodeLost(name, _) | Notice::NodeLeft(name, _)) => {
                 if let Some(segment) = self.node_names.get(name) {
                     self.roster.remove(segment);
@@ -675,6 +684,7 @@ impl Oracle {
         self.orders(segment, &registered.retire);
         let segment = segment.unwrap_or_default();
         self.roster.insert(segment);
+        self.absent.remove(&segment);
         if registered.discard {
             self.published.retain(|it| it.0 != segment);
             self.entrusted.retain(|it| it.0 != segment);

@@ -66,6 +66,8 @@ pub(crate) struct Plan {
     pub(crate) hurry_percent: u64,
     /// How they are used.
     pub(crate) tier: TierConfig,
+    /// How many of a hundred changes of lifetimes declare a node lost that is not connected.
+    pub(crate) forget_percent: u64,
     /// How many of a hundred masters that die lose their state folder.
     pub(crate) state_loss_percent: u64,
     /// How many of a hundred of these begin with an epoch that was used before.
@@ -261,6 +263,7 @@ impl Plan {
             tier_percent: 0,
             hurry_percent: 0,
             tier: TierConfig::default(),
+            forget_percent: *chance.pick(&[0, 0, 0, 10, 40]).unwrap_or(&0),
             state_loss_percent: 0,
             regress_percent: 0,
         }

@@ -5,7 +5,7 @@ use tiffin_core::{
     marks::Consumption,
     message::{
         Ack, AckItem, Ahead, Attach, Await, Delete, DeleteMatching, Demotion, DropPins, EndStream, Exists,
-        Explain, Lease, LeaseItem, LeaseOutcome, Leased, List, OnExists, OpenStream, Pattern, Pin, Policy,
+        Explain, ForgetNode, Lease, LeaseItem, LeaseOutcome, Leased, List, OnExists, OpenStream, Pattern, Pin, Policy,
         PolicyChange, Prefetch, Pull, PutOptions, Release, Request, Resolve, StreamLimits,
     },
     session::{Get, GetRequest, OfferOrder, OfferRound, OfferSize, Put, PutRequest},
@@ -15,6 +15,7 @@ use crate::{
     client::{ClientEvent, Kind},
     coverage::Point,
     names::Name,
+    node::node_name,
     world::{Phase, World},
 };
 
@@ -194,6 +195,13 @@ impl World {
 
     /// Pins, quotas, leases, and questions about them.
     fn change_lifetimes(&mut self, client: usize, namespace: u8) {
+        if self.plan.forget_percent > 0 && self.chance.percent(self.plan.forget_percent) {
+            let node = self.chance.below(self.nodes.len() as u64) as usize;
+            let life = self.nodes.get(node).map_or(0, |it| it.life);
+            // This one, or the one before.
+            let name = node_name(node, life.saturating_sub(self.chance.below(2) as u32));
+            return self.ask_once(client, Kind::Question, Request::ForgetNode(ForgetNode { name }));
+        }
         let key = self.name(namespace).key();
         let owner = self.owner();
         let wait_ms = self.chance.between(0, 300);

@@ -71,6 +71,8 @@ pub(crate) enum Event {
     /// What this life of the master wanted to save is in its state folder.
     MasterSaved(u64),
     NodeStarts(usize),
+    /// This life of the master hears from its kernel that the process of a node has ended.
+    NodeEnded(u64, SegmentId),
     ClientStarts(usize),
 }
 
@@ -309,6 +311,9 @@ impl World {
             Event::ClockGoesOn => self.clock_goes_on(),
             Event::Tick => {
                 self.master_tick();
+                if self.phase != Phase::Storm {
+                    self.forget_the_dead();
+                }
                 self.at(self.now + TICK_MS, Event::Tick);
             }
             Event::MasterStarts => self.start_master(),
@@ -323,6 +328,11 @@ impl World {
                 }
             }
             Event::NodeStarts(node) => self.start_node(node),
+            Event::NodeEnded(life, segment) => {
+                if life == self.master_life {
+                    self.node_ended(segment);
+                }
+            }
             Event::ClientStarts(client) => self.start_client(client),
         }
     }

@@ -40,7 +40,7 @@ mod map;
 mod mapped;
 #[cfg(test)]
 mod model;
-mod peer;
+pub mod peer;
 mod pending;
 mod populate;
 pub mod probe;

@@ -19,14 +19,28 @@ pub(crate) fn process_handle(socket: BorrowedFd<'_>, pid: i32) -> io::Result<Asy
         // Older kernels do not know the option. A peer that has died since it connected would have closed its
         // end, so asking for the number and then looking at the socket finds a number that was used again.
         Err(_) => {
-            let pid = Pid::from_raw(pid).ok_or(io::ErrorKind::NotFound)?;
-            let handle = pidfd_open(pid, PidfdFlags::empty())?;
+            let handle = handle_of(pid)?;
             if is_closed(socket) {
                 return Err(io::ErrorKind::ConnectionReset.into());
             }
             handle
         }
     };
+    register(handle)
+}
+
+/// The same for a process of which only the number is known. If that process has ended and the number was
+/// used again, this stands for the other process.
+pub fn process_of(pid: i32) -> io::Result<AsyncFd<OwnedFd>> {
+    register(handle_of(pid)?)
+}
+
+fn handle_of(pid: i32) -> io::Result<OwnedFd> {
+    let pid = Pid::from_raw(pid).ok_or(io::ErrorKind::NotFound)?;
+    Ok(pidfd_open(pid, PidfdFlags::empty())?)
+}
+
+fn register(handle: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     // SAFETY: the descriptor is owned, so it stays open and the same for as long as the registration lives.
     let registered = unsafe { AsyncFd::register_with_interest(handle, Interest::READABLE) };
     registered.map_err(|error| error.into_parts().1)

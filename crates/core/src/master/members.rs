@@ -1,9 +1,8 @@
 //! The members (nodes and disks), their state, and the retires that they owe.
 //!
 //! A member is *ready* when everything it holds is in the catalog; *silent* while its connection stands but
-//! it says nothing; *away* once its connection is closed; *lost* when it has been away for longer than the
-//! policy allows. Time alone never loses a member: a stopped process keeps its connection, and keeps its
-//! objects.
+//! it says nothing; *away* once its connection is closed; *absent* when it has been away for longer than the
+//! policy allows. Time never loses a member.
 //!
 //! **Invariant:** a retire that a member has not confirmed is repeated before the member is used again.
 
@@ -26,6 +25,8 @@ pub(super) enum Standing {
     Silent,
     /// Its connection is closed, since then.
     Away(Tick),
+    /// It has been away for longer than the policy allows.
+    Absent,
 }
 
 /// One node.

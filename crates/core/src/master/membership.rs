@@ -4,24 +4,32 @@
 //! the state of each member is in [`members`](super::members). The master routes what a member will not
 //! answer any more.
 //!
-//! **Invariant:** a member that was declared lost in this epoch returns empty: objects that it
-//! still holds may have been deleted meanwhile, and the master keeps no list of them.
+//! A member that has been away for too long is *absent*. The objects that nothing protects and that only it
+//! has are removed: it retires them when it returns. Its pinned objects and unconsumed samples stay in the
+//! catalog, unavailable, until it returns.
+//!
+//! **Invariant:** only three things lose a member: its own word, proof that its process has ended, and the
+//! operator. A member that was lost in this epoch returns empty: objects that it still holds may have been
+//! deleted meanwhile, and the master keeps no list of them.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::{
     Context, Effect, Master, Notice, Objects, Wait,
-    catalog::{LabelIndex, NewObject, NodeIndex},
+    catalog::{LabelIndex, NewObject, NodeIndex, Object},
     ghosts::Name,
     members::{Member, Standing},
     refuse,
     saved::Saving,
 };
 use crate::{
-    ConnId, Hold, RequestId, Tick, VIEWERS_MAX,
-    marks::SampleMarks,
-    message::{Announce, Cause, Heartbeat, Reason, Record, Register, Registered, Released, Reply},
+    ConnId, Hold, RequestId, SegmentId, Tick, VIEWERS_MAX,
+    marks::{Marks, SampleMarks},
+    message::{
+        Announce, Cause, Forgotten, Heartbeat, NodeInfo, Reason, Record, Register, Registered, Released,
+        Reply,
+    },
     sabotage::sabotaged,
 };
 
@@ -61,6 +69,7 @@ impl Membership {
             o.cx.notice(Notice::NodeDiscarded(register.info.name.clone()));
         }
         let has_served_another = known.is_none() && register.epoch != 0 && !is_same_life;
+        let may_bring_more = known.is_some_and(|it| is_absent_and_unreported(o, it));
         let node = match known {
             Some(node) => readmit(o, node, conn, register),
             None => {
@@ -75,17 +84,44 @@ impl Membership {
             let reply = refuse(Reason::Busy, "the master has as many nodes as it can have");
             return o.cx.reply(conn, id, reply);
         };
-        if has_served_another {
+        if has_served_another || may_bring_more {
             // It may hold objects that this master does not know.
             o.unreported.insert(node);
+        }
+        for ended in predecessors(o, node) {
+            self.lose(o, ended, Notice::NodeLost);
         }
         o.cx.connections.set_node(conn, Some(node));
         self.saving.enroll(&mut o.cx, node, conn);
         self.saving.registered_when_saved(&mut o.cx, node, conn, id);
     }
 
-    /// Forgets a node and what only it held; the version of the saved state without it.
-    fn lose(&mut self, o: &mut Objects, node: NodeIndex, notice: fn(String, u64) -> Notice) -> u64 {
+    /// A member has been away for too long. What nothing protects is removed, and owed by the member. It is
+    /// not waited for if it has not reported since the master started.
+    fn give_up(&mut self, o: &mut Objects, node: NodeIndex) {
+        let Some(member) = o.cx.members.get_mut(node) else { return };
+        member.standing = Standing::Absent;
+        let name = member.info.name.clone();
+        let (mut removed, mut kept, mut owed) = (0, 0, Vec::new());
+        for index in o.cx.catalog.on_node(node) {
+            let protected = o.cx.catalog.get(index).and_then(Object::marks).is_some_and(Marks::protect);
+            if protected && !sabotaged!(o.cx.config.sabotage, GiveUpProtected) {
+                kept += 1;
+                continue;
+            }
+            owed.extend(o.withdraw_copy(index, node).map(|hold| (node, hold)));
+            removed += u64::from(o.cx.catalog.get(index).is_none());
+        }
+        o.cx.retire(owed, None);
+        if sabotaged!(o.cx.config.sabotage, ForgetTheAbsent) {
+            o.cx.ghosts.forget(node);
+        }
+        o.cx.notice(Notice::NodeAbsent { node: name, removed, kept });
+        o.reported(node);
+    }
+
+    /// Forgets a node and what only it held: how many objects, and the version of the saved state without it.
+    fn lose(&mut self, o: &mut Objects, node: NodeIndex, notice: fn(String, u64) -> Notice) -> (u64, u64) {
         let name = o.cx.members.name(node);
         let mut lost = 0;
         for index in o.cx.catalog.on_node(node) {
@@ -98,8 +134,28 @@ impl Membership {
         let member = o.cx.members.remove(node);
         o.cx.notice(notice(name, lost));
         o.reported(node);
-        self.saving.erase(&mut o.cx, member)
+        (lost, self.saving.erase(&mut o.cx, member))
     }
+}
+
+/// The members whose place a node has taken: it listens where they did, so their processes have ended, and
+/// their memory with them.
+fn predecessors(o: &Objects, node: NodeIndex) -> Vec<NodeIndex> {
+    let machine = |it: &NodeInfo| it.host.split('/').next().unwrap_or_default().to_owned();
+    let Some(new) = o.cx.members.get(node).filter(|it| !it.is_disk() && !it.info.tcp.is_empty()) else {
+        return Vec::new();
+    };
+    let is_same = |it: &NodeInfo| {
+        (&it.name, &it.tcp, machine(it)) == (&new.info.name, &new.info.tcp, machine(&new.info))
+    };
+    let others = o.cx.members.iter().filter(|(at, it)| *at != node && !it.is_disk() && it.conn.is_none());
+    others.filter(|(_, it)| is_same(&it.info)).map(|(at, _)| at).collect()
+}
+
+/// Whether a member was given up before it had reported to this master.
+fn is_absent_and_unreported(o: &Objects, node: NodeIndex) -> bool {
+    let member = o.cx.members.get(node);
+    member.is_some_and(|it| it.standing == Standing::Absent && it.from_earlier_life)
 }
 
 fn is_of_this_master(o: &Objects, register: &Register) -> bool {
@@ -229,12 +285,9 @@ fn end_joining(o: &mut Objects, node: NodeIndex) -> Vec<Hold> {
     let name = member.info.name.clone();
     for index in o.cx.catalog.on_node(node) {
         let Some(object) = o.cx.catalog.get(index) else { continue };
-        let hold = object.replicas().find(|(on, _)| *on == node).map(|(_, hold)| hold);
-        let Some(hold) = hold.filter(|hold| !told.contains(hold)) else { continue };
-        let name = Name { namespace: object.namespace(), key: object.key().clone() };
-        o.lose_copy(index, node, Cause::NodeLost);
-        o.cx.ghosts.insert(&Arc::new(name), node, hold);
-        untold.push(hold);
+        if !object.replicas().any(|(on, hold)| on == node && told.contains(&hold)) {
+            untold.extend(o.withdraw_copy(index, node));
+        }
     }
     o.cx.room.note_change();
     o.tier.wake();
@@ -283,7 +336,7 @@ pub(super) fn next_silence(cx: &Context) -> Option<Tick> {
     let next = cx.members.iter().filter_map(|(node, it)| match it.standing {
         Standing::Ready => Some(it.heard.after(cx.config.silence_ms_max)),
         Standing::Away(since) => Some(since.after(away_ms_max(cx, node))),
-        Standing::Joining | Standing::Silent => None,
+        Standing::Joining | Standing::Silent | Standing::Absent => None,
     });
     next.min()
 }
@@ -363,13 +416,46 @@ impl Master {
         self.objects.cx.connections.set_node(conn, None);
         self.forget_answers(conn);
         self.node_away(node, conn);
-        let version = self.membership.lose(&mut self.objects, node, Notice::NodeLeft);
+        let (_, version) = self.membership.lose(&mut self.objects, node, Notice::NodeLeft);
         self.membership.saving.when_saved(
             &mut self.objects.cx,
             version,
             Effect::Reply(conn, id, Reply::Done),
         );
         self.membership.saving.when_saved(&mut self.objects.cx, version, Effect::Disconnect(conn));
+    }
+
+    /// The kernel says that the process of a member has ended, and its memory with it. A disk outlives it.
+    pub(super) fn process_ended(&mut self, segment: SegmentId) {
+        let members = &self.objects.cx.members;
+        let Some(node) = members.find(segment) else { return };
+        let Some(member) = members.get(node).filter(|it| !it.is_disk()) else { return };
+        if let Some(conn) = member.conn {
+            self.fence(conn);
+            self.node_away(node, conn);
+        }
+        self.membership.lose(&mut self.objects, node, Notice::NodeLost);
+    }
+
+    /// The operator declares the members of that name lost. One that is connected is refused.
+    pub(super) fn forget_node(&mut self, conn: ConnId, id: RequestId, name: &str) {
+        let named = self.objects.cx.members.iter().filter(|(_, it)| it.info.name == name);
+        let named: Vec<_> = named.map(|(node, it)| (node, it.conn.is_some())).collect();
+        let gone: Vec<_> = named.iter().filter(|(_, is_connected)| !is_connected).map(|it| it.0).collect();
+        if gone.is_empty() {
+            let message = match named.is_empty() {
+                true => format!("no member of the cluster is called `{name}`"),
+                false => format!("`{name}` is connected, so it is not lost: stop it first"),
+            };
+            return self.objects.cx.reply(conn, id, refuse(Reason::Invalid, &message));
+        }
+        let (mut forgotten, mut version) = (Forgotten { members: gone.len() as u64, objects: 0 }, 0);
+        for node in gone {
+            let (objects, without) = self.membership.lose(&mut self.objects, node, Notice::NodeLost);
+            (forgotten.objects, version) = (forgotten.objects + objects, without);
+        }
+        let reply = Effect::Reply(conn, id, Reply::Forgotten(forgotten));
+        self.membership.saving.when_saved(&mut self.objects.cx, version, reply);
     }
 
     pub(super) fn notice_silence(&mut self) {
@@ -388,7 +474,7 @@ impl Master {
                 Standing::Away(since)
                     if since.after(away_ms_max(&self.objects.cx, node)) <= self.objects.cx.now =>
                 {
-                    self.membership.lose(&mut self.objects, node, Notice::NodeLost);
+                    self.membership.give_up(&mut self.objects, node);
                 }
                 _ => (),
             }

@@ -78,7 +78,7 @@ pub struct MasterConfig {
     pub durable: bool,
     /// A node that said nothing for this long is not read from or written to.
     pub silence_ms_max: u64,
-    /// A node whose connection has been closed for this long is lost.
+    /// A node whose connection has been closed for this long is absent: it keeps protected objects only.
     pub away_ms_max: u64,
     /// How long a leased object is kept from eviction.
     pub lease_ms: u64,
@@ -118,6 +118,8 @@ pub enum Event {
     /// A node lives in the master's own process, so its memory ends with the master: said before it
     /// registers.
     Inside(ConnId),
+    /// The kernel says that the process of this member, on the master's host, has ended.
+    Ended(SegmentId),
     /// The state folder contains this version of [`Effect::Persist`], or a later one.
     Persisted(u64),
 }
@@ -224,6 +226,7 @@ impl Master {
             Event::Closed(conn) => self.closed(conn),
             Event::Near(conn) => self.objects.cx.connections.set_near(conn),
             Event::Inside(conn) => self.objects.cx.connections.set_inside(conn),
+            Event::Ended(segment) => self.process_ended(segment),
             Event::Persisted(version) => self.membership.saving.persisted(&mut self.objects.cx, version),
         }
         self.serve();
@@ -519,6 +522,7 @@ impl Master {
                 o.leases.release(visitor.client, &release.leases);
                 Reply::Done
             }
+            Request::ForgetNode(forget) => return self.forget_node(conn, id, &forget.name),
             Request::SetPolicy(change) => return self.set_policy(conn, id, visitor.namespace, &change),
             Request::Prefetch(prefetch) => {
                 let op = o.tier.prefetch(&mut o.cx, (conn, id), visitor, &prefetch);

@@ -11,7 +11,16 @@ pub enum Notice {
     NodeSilent(String),
     /// A node's connection is closed.
     NodeAway(String),
-    /// A node has been away too long; so many objects went with it.
+    /// A member has been away too long.
+    NodeAbsent {
+        /// Its name.
+        node: String,
+        /// Objects that nothing protects and that only it has: they were removed.
+        removed: u64,
+        /// Pinned objects and unconsumed samples there: they are unavailable until it returns.
+        kept: u64,
+    },
+    /// A node is lost: its process has ended, or the operator said so; so many objects went with it.
     NodeLost(String, u64),
     /// A node left for good, as it said; so many objects went with it.
     NodeLeft(String, u64),

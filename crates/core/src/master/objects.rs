@@ -103,6 +103,17 @@ impl Objects {
         self.cx.retire(rest, None);
     }
 
+    /// Removes the copy on one member from the catalog, and the object with its last copy. The member is still
+    /// to be told: the copy, which is returned, is a pending retire.
+    pub(super) fn withdraw_copy(&mut self, index: ObjectIndex, node: NodeIndex) -> Option<Hold> {
+        let object = self.cx.catalog.get(index)?;
+        let hold = object.replicas().find(|(on, _)| *on == node).map(|(_, hold)| hold)?;
+        let name = Arc::new(Name { namespace: object.namespace(), key: object.key().clone() });
+        self.lose_copy(index, node, Cause::NodeLost);
+        self.cx.ghosts.insert(&name, node, hold);
+        Some(hold)
+    }
+
     /// Takes one object away to make room for another, on a node or within a quota.
     pub(super) fn evict(&mut self, victim: ObjectIndex, node: Option<NodeIndex>, (by, key): (&str, &Key)) {
         self.cx.count_eviction(victim);

@@ -55,17 +55,20 @@ pub struct SavedMember {
     pub host: String,
     /// It is a disk, in the node with this memory.
     pub beside: Option<SegmentId>,
+    /// Where it listens for other hosts; empty if it does not.
+    pub tcp: String,
 }
 
 impl SavedMember {
     fn of(info: &NodeInfo) -> Self {
-        let NodeInfo { segment, name, host, beside, .. } = info;
-        Self { segment: *segment, name: name.clone(), host: host.clone(), beside: *beside }
+        let NodeInfo { segment, name, host, beside, tcp, .. } = info;
+        let (name, host, tcp) = (name.clone(), host.clone(), tcp.clone());
+        Self { segment: *segment, name, host, beside: *beside, tcp }
     }
 
     pub(super) fn info(self) -> NodeInfo {
-        let Self { segment, name, host, beside } = self;
-        NodeInfo { segment, name, host, beside, ..NodeInfo::default() }
+        let Self { segment, name, host, beside, tcp } = self;
+        NodeInfo { segment, name, host, beside, tcp, ..NodeInfo::default() }
     }
 }
 

@@ -9,7 +9,8 @@
 //! |-----------------|----------|
 //! | client → master | `Reserve`, `Publish`, `Resolve`, `Exists`, `Delete`, `DeleteMatching`, `List`, |
 //! | | `Stat`, `Heartbeat`, `Pin`, `DropPins`, `SetPolicy`, `Await`, `Why`, `Lease`, `Release`, |
-//! |                 | `KeepLeases`, `Ack`, `Cancel`, `Prefetch`, `OpenStream`, `EndStream`, `Pull` |
+//! |                 | `KeepLeases`, `Ack`, `Cancel`, `Prefetch`, `OpenStream`, `EndStream`, `Pull`, |
+//! |                 | `ForgetNode` |
 //! | node → master   | `Register`, `Announce`, `Decide`, `Heartbeat`, `Released`, `ClientDied`, |
 //! |                 | `Goodbye` |
 //! | master → node   | `Allocate`, `Settle`, `Retire`, `ClientGone`, `Mark`, `Inspect` |
@@ -158,6 +159,8 @@ pub enum Request {
     DropPins(DropPins),
     /// Changes the limits of a namespace.
     SetPolicy(PolicyChange),
+    /// Declares members lost that are not connected.
+    ForgetNode(ForgetNode),
     /// Waits until the namespace holds less, or more, than it says.
     Await(Await),
     /// Asks why objects are there, or are not.
@@ -244,6 +247,8 @@ pub enum Reply {
     Inspected(Vec<Views>),
     /// To `Pin`, in the order asked.
     Pinned(Vec<PinOutcome>),
+    /// To `ForgetNode`.
+    Forgotten(Forgotten),
     /// To `Await`, once it is so or the time is up.
     Awaited(NamespaceStat),
     /// To `Why`, in the order asked.
@@ -374,6 +379,22 @@ pub struct NodeInfo {
     pub host: String,
     /// It is not memory but a disk, beside this memory.
     pub beside: Option<SegmentId>,
+}
+
+/// See [`Request::ForgetNode`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ForgetNode {
+    /// The name of the node or disk.
+    pub name: String,
+}
+
+/// The members that were declared lost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Forgotten {
+    /// How many there were of that name.
+    pub members: u64,
+    /// Objects that only they had.
+    pub objects: u64,
 }
 
 /// See [`Request::Resolve`].

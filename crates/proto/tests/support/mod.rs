@@ -115,6 +115,7 @@ fn lifetime_request() -> impl Strategy<Value = Request> {
         })),
         (text(), number()).prop_map(|(owner, wait_ms)| Request::DropPins(DropPins { owner, wait_ms })),
         policy_change().prop_map(Request::SetPolicy),
+        text().prop_map(|name| Request::ForgetNode(ForgetNode { name })),
         (option::of(number()), option::of(number()), number()).prop_map(|(at_most, at_least, wait_ms)| {
             Request::Await(Await { at_most, at_least, wait_ms })
         }),
@@ -306,6 +307,7 @@ pub(crate) fn reply() -> impl Strategy<Value = Reply> {
             }
         ),
         holds().prop_map(Reply::Announced),
+        (number(), number()).prop_map(|(members, objects)| Reply::Forgotten(Forgotten { members, objects })),
         vec(commit_outcome(), 0..5).prop_map(Reply::Decided),
         vec(option::of(commit_outcome()), 0..5).prop_map(Reply::Published),
         (vec(option::of(reservation()), 0..5), usage(), vec(shortage(), 0..5))

@@ -25,6 +25,7 @@ use tiffin_core::sabotage::Sabotage;
 use tiffin_core::{ConnId, RequestId, SegmentId, Tick};
 use tiffin_proto::Incoming;
 use tiffin_rpc::{Address, Greeting, Listener, Outbox, Peer, SendError};
+use tiffin_transport::peer::process_of;
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -87,6 +88,8 @@ struct State {
     /// Of nodes that have not opened their first connection yet.
     ledgers: BTreeMap<SegmentId, Outbox>,
     next_conn: u64,
+    /// Watches over the processes of members on this host.
+    processes: BTreeMap<SegmentId, JoinSet<()>>,
     /// How long the timer sleeps.
     armed: Option<Tick>,
     /// The newest version that is to be saved.
@@ -270,15 +273,16 @@ struct Visit<'a> {
 }
 
 impl<'a> Visit<'a> {
-    fn begin(shared: &'a Shared, hello: Hello, outbox: Outbox) -> Self {
+    fn begin(shared: &'a Arc<Shared>, hello: Hello, outbox: Outbox) -> Self {
         let is_node = hello.role == Role::Node;
+        let (peer, segment) = (outbox.peer(), hello.home.filter(|_| is_node));
         let is_near = is_node && matches!(outbox.peer(), Peer::Unix { .. });
         let own = i32::try_from(std::process::id()).ok();
         let is_inside =
             is_node && matches!(outbox.peer(), Peer::Unix { pid, .. } if pid.is_some() && pid == own);
         let conn = {
             let mut state = shared.lock();
-            let ledger = hello.home.filter(|_| is_node).and_then(|it| state.ledgers.remove(&it));
+            let ledger = segment.and_then(|it| state.ledgers.remove(&it));
             state.next_conn += 1;
             let conn = ConnId(state.next_conn);
             state.conns.insert(conn, Conn { outbox, is_node, ledger });
@@ -290,6 +294,8 @@ impl<'a> Visit<'a> {
         }
         if is_inside {
             shared.handle(Event::Inside(conn), None);
+        } else if let (Some(segment), Peer::Unix { pid: Some(pid), .. }) = (segment, peer) {
+            shared.watch_process(segment, pid);
         }
         Self { shared, conn }
     }
@@ -341,6 +347,7 @@ impl Shared {
                 conns: BTreeMap::new(),
                 ledgers: BTreeMap::new(),
                 next_conn: 0,
+                processes: BTreeMap::new(),
                 armed: None,
                 unsaved: None,
                 restart: None,
@@ -358,6 +365,25 @@ impl Shared {
             door: Door::new(config.token.clone(), true),
             counters: Counters::default(),
         })
+    }
+
+    /// Tells the core when the process of a member has ended: then its memory is gone.
+    fn watch_process(self: &Arc<Self>, segment: SegmentId, pid: i32) {
+        let process = match process_of(pid) {
+            Ok(process) => process,
+            Err(error) => return tracing::debug!(pid, %error, "the end of a node's process is not watched"),
+        };
+        let shared = Arc::downgrade(self);
+        let mut watch = JoinSet::new();
+        watch.spawn(async move {
+            let ended = process.readable().await.is_ok();
+            if let Some(shared) = shared.upgrade().filter(|_| ended) {
+                shared.handle(Event::Ended(segment), None);
+                // This very task ends with its entry.
+                shared.lock().processes.remove(&segment);
+            }
+        });
+        self.lock().processes.insert(segment, watch);
     }
 
     fn epoch(&self) -> u64 {
@@ -529,6 +555,18 @@ impl Shared {
                 tracing::warn!(node, "a node is silent, and not used until it speaks")
             }
             Notice::NodeAway(node) => tracing::warn!(node, "a node is away"),
+            Notice::NodeAbsent { node, removed, kept: 0 } => {
+                tracing::warn!(node, removed, "a node is absent: the objects that only it has were removed");
+            }
+            Notice::NodeAbsent { node, removed, kept } => {
+                tracing::error!(
+                    node,
+                    removed,
+                    kept,
+                    "a node is absent: unprotected objects that only it has were removed, protected ones are \
+                     unavailable until it returns; if it never will, run `tiffin node forget`"
+                );
+            }
             Notice::NodeLost(node, objects) => {
                 tracing::error!(node, objects, "a node is lost, and its objects with it");
             }

@@ -66,6 +66,32 @@ impl Oracle {
         }
     }
 
+    /// A node has been away for long: what nothing protects is taken away there, and owed by the node.
+    pub(crate) fn gives_up(&mut self, segment: SegmentId) {
+        if !self.joined.contains(&segment) {
+            self.absent.insert(segment);
+            return;
+        }
+        let there = self.generation_of.iter().filter(|((at, _), _)| *at == segment);
+        let there: Vec<_> = there.map(|((_, hold), generation)| (*hold, *generation)).collect();
+        for (hold, generation) in there {
+            let Some(life) = self.lives.get(&generation).filter(|it| !it.is_protected()) else { continue };
+            let name = life.name;
+            self.retired.insert((segment, hold));
+            self.shelving.leaves((segment, hold));
+            let mut places = self.generation_of.iter().filter(|(_, it)| **it == generation);
+            let is_last = places.all(|(place, _)| self.retired.contains(place));
+            if let Some(life) = self.lives.get_mut(&generation).filter(|_| is_last) {
+                life.gone = true;
+                self.leases.retain(|_, (_, leased)| *leased != generation);
+                if let Some(left) = &mut self.left {
+                    let newest = left.entry(name).or_default();
+                    *newest = (*newest).max(generation);
+                }
+            }
+        }
+    }
+
     /// A node that comes back must drop an object: only one that is gone for a reason.
     pub(crate) fn refuses(&mut self, segment: SegmentId, record: &Record, coverage: &mut Coverage) {
         coverage.hit(Point::CheckedRival);

@@ -1,7 +1,7 @@
 //! R16: while a member of the roster has not reported, a key that it may hold is neither present nor absent.
 //! An answer that says that an object is absent, or deleted, is compared with what such members hold.
 //!
-//! Exempt: members that a master has declared lost, and all members after the state folder was lost, until
+//! Exempt: members that a master has declared lost, or no longer waits for, and all members after the state folder was lost, until
 //! they register. A delete is decided for all its names at once, and answered when nodes have confirmed it: a
 //! member that registered in between was not known when it was decided.
 
@@ -43,7 +43,7 @@ impl Oracle {
             _ => return,
         };
         // One that waits for reports comes here again when it is resumed.
-        let decided = matches!(request, Request::Delete(_)).then(|| self.roster.clone());
+        let decided = matches!(request, Request::Delete(_)).then(|| self.roster.difference(&self.absent).copied().collect());
         self.asked_names.insert((conn, id), Asked { names, decided });
     }
 
@@ -82,6 +82,7 @@ impl Oracle {
                     && decided.as_ref().is_none_or(|it| it.contains(segment))
                     && !self.joined.contains(segment)
                     && !self.lost.contains_key(segment)
+                    && !self.absent.contains(segment)
             };
             let has_it = |memory: &Memory| {
                 let committed = memory.slots().filter(|(_, it)| it.state == SlotState::Committed);

@@ -5,8 +5,9 @@ use crate::{
     Hold, Location, MARKS_MAX, OWNER_BYTES_MAX, SlotId, Stamp,
     marks::{Consumption, Marks},
     message::{
-        Announce, CommitItem, CommitOutcome, Decide, DecideItem, DeleteOutcome, EndStream, NodeInfo, Pin,
-        PinOutcome, Policy, PutOptions, Record, Register, Registered, ReserveOutcome, ResolveOutcome, Why,
+        Announce, CommitItem, CommitOutcome, Decide, DecideItem, DeleteOutcome, EndStream, ForgetNode,
+        NodeInfo, Pin, PinOutcome, Policy, PutOptions, Record, Register, Registered, ReserveOutcome,
+        ResolveOutcome, Why,
     },
     node,
 };
@@ -17,6 +18,13 @@ impl Cluster {
         let (conn, registered) = self.register(0);
         self.event(Event::Closed(conn));
         registered
+    }
+
+    /// The operator declares a node lost.
+    fn forget(&mut self, index: usize) {
+        let name = format!("node{}", index + 1);
+        let forgotten = self.ask(Request::ForgetNode(ForgetNode { name }));
+        assert!(matches!(forgotten, Some(Reply::Forgotten(_))), "{forgotten:?}");
     }
 
     /// A node registers on a connection of which it hears nothing.
@@ -67,7 +75,7 @@ fn a_lost_node_must_discard_until_it_has_heard_of_it() {
     let mut cluster = Cluster::new(&[4 * UNIT]);
     cluster.put("k", UNIT, plain());
     cluster.unlink(0);
-    cluster.wait(2_000);
+    cluster.forget(0);
     assert!(cluster.register_in_vain().discard);
     assert!(cluster.register_in_vain().discard);
     cluster.link(0);
@@ -82,7 +90,7 @@ fn a_node_that_has_yet_to_discard_gets_no_copy() {
     let ReserveOutcome::Room(reservations) = room else { panic!("{room:?}") };
     assert_eq!(reservations.len(), 2);
     cluster.unlink(1);
-    cluster.wait(2_000);
+    cluster.forget(1);
     let (conn, registered) = cluster.register(1);
     assert!(registered.discard);
     // If it heard of the copy first, it would discard that too.
@@ -309,11 +317,11 @@ fn a_question_about_what_was_deleted_is_stale_while_any_copy_is_not_confirmed() 
     assert!(matches!(cluster.commit("k", UNIT, twice.clone(), &room), CommitOutcome::Stored(_)));
     let (home, other) = (room[0].location, room[1].location);
     let (asking, slow) = (home.segment.0 as usize - 1, other.segment.0 as usize - 1);
-    // The home is away for so long that the master forgets what it owes; the other one is only slow.
+    // The master forgets the home, and what it owes; the other one is only slow.
     cluster.hold_up(slow);
     cluster.unlink(asking);
     assert_eq!(cluster.delete("k", true), None);
-    cluster.wait(2_000);
+    cluster.forget(asking);
     cluster.link(asking);
     // The home never heard that the object was stored: what was prepared there is asked about once more.
     let item =

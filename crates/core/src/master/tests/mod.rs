@@ -1,5 +1,6 @@
 //! The master's rules, one test each, with real nodes at the other end of in-memory connections.
 
+mod absent;
 mod drops;
 mod lifetimes;
 mod lost_answers;
@@ -521,20 +522,6 @@ fn what_was_deleted_while_a_node_was_away_is_retired_before_it_is_readmitted() {
     assert!(!cluster.has("a") && cluster.has("b"));
     assert_eq!(cluster.nodes[0].usage().objects, 1);
     assert_eq!(cluster.master.stat().nodes[0].owed, 0);
-}
-
-#[test]
-fn a_node_that_was_declared_lost_comes_back_empty() {
-    let mut cluster = Cluster::new(&[4 * UNIT]);
-    cluster.put("a", UNIT, plain());
-    cluster.unlink(0);
-    assert!(matches!(cluster.resolve("a", false), ResolveOutcome::Unavailable(_)));
-    cluster.wait(2_000);
-    assert_eq!(cluster.resolve("a", false), ResolveOutcome::Absent);
-    assert!(cluster.notices.contains(&Notice::NodeLost("node1".into(), 1)));
-    cluster.link(0);
-    assert_eq!(cluster.resolve("a", false), ResolveOutcome::Absent);
-    assert_eq!(cluster.nodes[0].usage().objects, 0);
 }
 
 #[test]

@@ -1,0 +1,112 @@
+//! Members that are absent or lost.
+
+use super::*;
+use crate::{
+    marks::Consumption,
+    message::{ForgetNode, Forgotten},
+};
+
+#[test]
+fn an_absent_node_keeps_its_protected_objects_and_retires_the_others_when_it_returns() {
+    let mut cluster = Cluster::new(&[4 * UNIT]);
+    cluster.put("plain", UNIT, plain());
+    cluster.put("pinned", UNIT, pinned());
+    cluster.put("sample", UNIT, PutOptions { sample: Some(Consumption::Once), ..plain() });
+    cluster.unlink(0);
+    assert!(matches!(cluster.resolve("plain", false), ResolveOutcome::Unavailable(_)));
+    cluster.wait(2_000);
+    assert_eq!(cluster.resolve("plain", false), ResolveOutcome::Absent);
+    let absent = Notice::NodeAbsent { node: "node1".into(), removed: 1, kept: 2 };
+    assert!(cluster.notices.contains(&absent), "{:?}", cluster.notices);
+    cluster.wait(1_000_000);
+    for key in ["pinned", "sample"] {
+        let unavailable = ResolveOutcome::Unavailable(vec!["node1".to_owned()]);
+        assert_eq!(cluster.resolve(key, false), unavailable);
+    }
+    cluster.link(0);
+    assert!(!cluster.has("plain") && cluster.has("pinned") && cluster.has("sample"));
+    assert_eq!(cluster.nodes[0].usage().objects, 2);
+    assert_eq!(cluster.master.unconfirmed_count(), 0);
+}
+
+#[test]
+fn a_delete_is_unconfirmed_for_as_long_as_a_node_is_absent() {
+    let mut cluster = Cluster::new(&[4 * UNIT, 4 * UNIT]);
+    cluster.put("k", UNIT, PutOptions { preferred: vec!["node1".into()], ..plain() });
+    cluster.unlink(0);
+    cluster.wait(1_000_000);
+    cluster.node_event(1, node::Event::Beat);
+    // It may be cut off only, and its clients may still read the object there.
+    let unconfirmed = DeleteOutcome::Unconfirmed(vec!["node1".into()]);
+    assert_eq!(cluster.delete("k", true), Some(unconfirmed));
+    assert!(matches!(cluster.put("k", UNIT, plain()), CommitOutcome::Unconfirmed(_)));
+    cluster.link(0);
+    assert_eq!(cluster.delete("k", true), Some(DeleteOutcome::Deleted));
+}
+
+#[test]
+fn a_node_whose_process_has_ended_is_lost_at_once() {
+    let mut cluster = Cluster::tiered(&[4], |_| ());
+    cluster.put("a", UNIT, pinned());
+    cluster.shelve("b", 1);
+    cluster.event(Event::Ended(SegmentId(1)));
+    assert_eq!(cluster.resolve("a", false), ResolveOutcome::Absent);
+    assert_eq!(cluster.delete("a", true), Some(DeleteOutcome::Absent));
+    assert!(cluster.notices.iter().any(|it| matches!(it, Notice::NodeLost(name, _) if name == "node1")));
+    let disk = cluster.master.stat().nodes.into_iter().find(|it| it.info.beside.is_some()).unwrap();
+    cluster.event(Event::Ended(disk.info.segment));
+    assert!(cluster.has("b"), "a disk outlives the process");
+    cluster.event(Event::Ended(SegmentId(99)));
+}
+
+#[test]
+fn a_node_that_takes_the_place_of_one_that_ended_is_proof_of_that() {
+    let place = |segment: u64, tcp: &str, host: &str| NodeInfo {
+        segment: SegmentId(segment),
+        name: "node".into(),
+        tcp: tcp.into(),
+        host: host.into(),
+        ..NodeInfo::default()
+    };
+    let registered = |then: NodeInfo| {
+        let mut cluster = Cluster::new(&[]);
+        for (at, info) in [place(1, "h:7", "h/boot1"), then].into_iter().enumerate() {
+            let conn = ConnId(50 + at as u64);
+            cluster.event(Event::Opened(conn, Hello { role: Role::Node, ..Hello::default() }));
+            let register = crate::message::Register { info, ..Default::default() };
+            cluster.event(Event::Request(conn, RequestId(1), Request::Register(register)));
+            cluster.event(Event::Closed(conn));
+        }
+        cluster.master.stat().nodes.len()
+    };
+    assert_eq!(registered(place(2, "h:7", "h/boot2")), 1);
+    for other in [place(2, "h:8", "h/boot1"), place(2, "", "h/boot1"), place(2, "h:7", "g/boot1")] {
+        assert_eq!(registered(other), 2);
+    }
+    let disk = NodeInfo { beside: Some(SegmentId(1)), ..place(2, "h:7", "h/boot1") };
+    assert_eq!(registered(disk), 2);
+}
+
+#[test]
+fn a_node_that_the_operator_declares_lost_comes_back_empty() {
+    let mut cluster = Cluster::durable(&[4 * UNIT]);
+    cluster.put("a", UNIT, pinned());
+    let forget = |cluster: &mut Cluster, name: &str| {
+        cluster.ask(Request::ForgetNode(ForgetNode { name: name.into() })).unwrap()
+    };
+    for (name, why) in [("node1", "is connected"), ("node2", "no member of the cluster")] {
+        let Reply::Refused(refusal) = forget(&mut cluster, name) else { panic!() };
+        assert!(refusal.message.contains(why), "{}", refusal.message);
+    }
+    cluster.unlink(0);
+    cluster.wait(2_000);
+    assert!(matches!(cluster.resolve("a", false), ResolveOutcome::Unavailable(_)));
+    let forgotten = Forgotten { members: 1, objects: 1 };
+    assert_eq!(forget(&mut cluster, "node1"), Reply::Forgotten(forgotten));
+    assert_eq!(cluster.state.members.len(), 0, "a restarted master does not wait for it");
+    assert!(cluster.notices.contains(&Notice::NodeLost("node1".into(), 1)));
+    assert_eq!(cluster.resolve("a", false), ResolveOutcome::Absent);
+    cluster.link(0);
+    assert_eq!(cluster.resolve("a", false), ResolveOutcome::Absent);
+    assert_eq!(cluster.nodes[0].usage().objects, 0);
+}
