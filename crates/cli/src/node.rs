@@ -3,16 +3,18 @@
 use std::time::Duration;
 
 use serde_json::json;
+use tiffin_core::units::Count;
 use tiffin_server::NodeServer;
-use tiffin_server::config::{NodeArgs, NodeConfig};
+use tiffin_server::config::{ClientArgs, NodeArgs, NodeConfig};
 use tiffin_server::node::JoinError;
 use tokio::time::Instant;
 
-use crate::Context;
 use crate::console::{Console, Failure, STATUS_OK};
+use crate::reach::Reached;
 use crate::serve;
 use crate::show;
 use crate::signals::Signals;
+use crate::{Context, unless_interrupted};
 
 /// How long the master may take to take the node in. Later on, a node waits for its master as long as it
 /// must.
@@ -23,9 +25,51 @@ const JOIN_TIME_MAX: Duration = Duration::from_secs(10);
 /// When the master has taken it in it says so; asked for JSON, in one line. Ctrl-C stops it, and what has
 /// its only copy there is gone then: it says how much that is, and names what was pinned or not consumed yet.
 #[derive(Debug, clap::Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct Node {
+    #[command(subcommand)]
+    command: Option<Command>,
+
     #[command(flatten)]
     args: NodeArgs,
+}
+
+/// What else there is to do with nodes.
+#[derive(Debug, clap::Subcommand)]
+enum Command {
+    Forget(Forget),
+}
+
+/// Declares a node or disk lost that is not connected and will not come back.
+///
+/// The pinned objects and unconsumed samples that only it has are gone then, and nothing waits for it any
+/// more. If it comes back nevertheless, it starts empty.
+#[derive(Debug, clap::Args)]
+struct Forget {
+    /// Its name, as `tiffin stat` shows it.
+    name: String,
+
+    #[command(flatten)]
+    client: ClientArgs,
+}
+
+async fn forget(forget: Forget, context: &Context, console: &mut Console) -> Result<i32, Failure> {
+    let store = Reached::connect(forget.client, context).await?;
+    let forgotten = store.client.forget_node(&forget.name, store.deadline()).await;
+    let forgotten = forgotten.map_err(|error| {
+        store
+            .explain(&error)
+            .hint("`tiffin stat` shows the names of nodes and disks, and which are connected")
+    })?;
+    if console.json {
+        let (members, objects) = (forgotten.members, forgotten.objects);
+        console.value(&json!({ "name": forget.name, "members": members, "objects": objects }))?;
+    } else {
+        let objects = Count(forgotten.objects, "object");
+        console.text(format!("`{}` is forgotten, and {objects} with it", forget.name))?;
+    }
+    store.close().await;
+    Ok(STATUS_OK)
 }
 
 /// Runs until a signal comes.
@@ -35,6 +79,9 @@ pub(crate) async fn run(
     console: &mut Console,
     mut signals: Signals,
 ) -> Result<i32, Failure> {
+    if let Some(Command::Forget(it)) = node.command {
+        return unless_interrupted(forget(it, context, console), signals).await;
+    }
     let config = node.args.resolve(&context.common, &context.file);
     let config: NodeConfig = config.map_err(|error| Failure::new("config", error))?;
     tiffin_server::host::raise_file_limit();

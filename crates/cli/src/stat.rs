@@ -212,7 +212,10 @@ fn way(node: &NodeStat, routes: &[Route]) -> String {
     let route = routes.iter().find(|route| route.segment == node.info.segment);
     let owed = if node.owed == 0 { String::new() } else { format!("; owes {}", Count(node.owed, "removal")) };
     match route {
-        _ if !node.alive => format!("not at all: the master does not hear from it{owed}"),
+        _ if !node.alive => {
+            let forget = "if it never will, `tiffin node forget` ends the waiting";
+            format!("not at all: the master does not hear from it{owed}; {forget}")
+        }
         Some(Route { way: Some(way), why: Some(why), .. }) => format!("{way} (not shared memory: {why})"),
         Some(Route { way: Some(way), why: None, .. }) => way.to_string(),
         Some(Route { way: None, why: Some(why), .. }) => format!("not at all: {why}"),

@@ -128,8 +128,8 @@ pub use sample::{SamplePut, SampleRef, TensorRef};
 pub use stream::{Pull, Pulled, Seen, StreamEnd};
 pub use tiffin_core::marks::Consumption;
 pub use tiffin_core::message::{
-    Ahead, Attach, Backlog, Cause, DeletedMatching, Demotion, Found, Gone, GroupStat, Held, Here, Holder,
-    ListItem, NamespaceStat, NodeInfo, NodeStat, OnExists, OpenStream, Pattern, Policy, PolicyChange,
+    Ahead, Attach, Backlog, Cause, DeletedMatching, Demotion, Forgotten, Found, Gone, GroupStat, Held, Here,
+    Holder, ListItem, NamespaceStat, NodeInfo, NodeStat, OnExists, OpenStream, Pattern, Policy, PolicyChange,
     PrefetchOutcome, PutOptions, Quota, Resource, SOFT_PIN_DEFAULT, Stat, StreamLimits, StreamStat, TierStat,
     Usage, Why,
 };
@@ -420,6 +420,13 @@ impl Client {
     pub async fn set_policy(&self, change: PolicyChange, deadline: Deadline) -> Result<(), Error> {
         let _busy = self.inner.enter(deadline)?;
         lifetimes::set_policy(&self.inner, change, deadline).await
+    }
+
+    /// Declares the nodes and disks of that name lost, which are not connected: objects that only they have
+    /// are gone. One that returns nevertheless starts empty.
+    pub async fn forget_node(&self, name: &str, deadline: Deadline) -> Result<Forgotten, Error> {
+        let _busy = self.inner.enter(deadline)?;
+        lifetimes::forget_node(&self.inner, name, deadline).await
     }
 
     /// Waits until the namespace has filled or emptied so far, and says how it is then. The master wakes it:

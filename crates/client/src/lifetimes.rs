@@ -2,8 +2,8 @@
 
 use tiffin_core::Key;
 use tiffin_core::message::{
-    Await, DeletedMatching, DropPins, Explain, NamespaceStat, Pin, PinOutcome, PolicyChange, Reply, Request,
-    Why,
+    Await, DeletedMatching, DropPins, Explain, ForgetNode, Forgotten, NamespaceStat, Pin, PinOutcome,
+    PolicyChange, Reply, Request, Why,
 };
 
 use crate::inner::Inner;
@@ -58,6 +58,14 @@ pub(crate) async fn drop_pins(
 pub(crate) async fn set_policy(inner: &Inner, change: PolicyChange, deadline: Deadline) -> Result<(), Error> {
     match inner.ask(&Request::SetPolicy(change), deadline).await? {
         Reply::Done => Ok(()),
+        _ => Err(Error::misfit()),
+    }
+}
+
+pub(crate) async fn forget_node(inner: &Inner, name: &str, deadline: Deadline) -> Result<Forgotten, Error> {
+    let forget = ForgetNode { name: name.to_owned() };
+    match inner.ask(&Request::ForgetNode(forget), deadline).await? {
+        Reply::Forgotten(forgotten) => Ok(forgotten),
         _ => Err(Error::misfit()),
     }
 }

@@ -7,8 +7,8 @@
 use tiffin_core::marks::{Consumption, Marks, SampleMarks};
 use tiffin_core::master::{Saved, SavedMember, SavedPolicy};
 use tiffin_core::message::{
-    Ack, AckItem, AckOutcome, Ahead, Allocate, AllocateItem, Allocated, Announce, Attach, Await, Backlog,
-    CachedReads, CallPart, Cause, Commit, CommitItem, CommitOutcome, Decide, DecideItem, Delete,
+    Ack, AckItem, AckOutcome, Ahead, Allocate, AllocateItem, Allocated, Announce, Announced, Attach, Await,
+    Backlog, CachedReads, CallPart, Cause, Commit, CommitItem, CommitOutcome, Decide, DecideItem, Delete,
     DeleteMatching, DeleteOutcome, DeletedMatching, DemoteItem, Demotion, DropPins, Dropped, EndStream,
     Exists, Explain, ForgetNode, Forgotten, Found, Full, Gone, Granted, GroupStat, Heartbeat, Held, Hello,
     Here, Holder, Lease, LeaseItem, LeaseOutcome, Leased, List, ListItem, Listed, MarkItem, Moved,
@@ -126,6 +126,7 @@ message! {
     Register { 1 => info, 2 => usage, 3 => epoch, 4 => stamps, 5 => life }
     Registered { 1 => epoch, 2 => discard, 3 => retire, 4 => commit, 5 => life }
     Announce { 1 => items, 2 => last }
+    Announced { 1 => retire, 2 => more }
     Record { 1 => hold, 2 => namespace, 3 => key, 4 => generation, 5 => len, 6 => marks }
     Marks { 1 => pins, 2 => sample }
     SampleMarks { 1 => consumption, 2 => acked, 3 => stream, 4 => elsewhere }

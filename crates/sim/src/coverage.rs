@@ -211,6 +211,10 @@ points! {
     NodeAbsent,
     /// The same, and protected objects wait for the node.
     NodeAbsentWithProtected,
+    /// A node that has announced everything owes more retires than one answer contains.
+    OwesMore,
+    /// A node that announces was told everything that it owes.
+    OwesNoMore,
     /// The kernel says that the process of a node has ended.
     NodeEnded,
     /// A notice of the master.

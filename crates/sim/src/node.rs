@@ -157,9 +157,13 @@ impl World {
                 self.node_handles(node, CoreEvent::Linked(info));
             }
             Incoming::Reply(id, reply) => {
-                let readmitted = matches!(reply, Reply::Registered(_)).then_some(shell.segment);
+                let segment = shell.segment;
+                let is_member = |it: &Self| {
+                    it.nodes.get(node).and_then(|it| it.core.as_ref()).is_some_and(Node::is_member)
+                };
+                let was_member = is_member(self);
                 self.node_handles(node, CoreEvent::MasterReply(id, reply));
-                if let Some(segment) = readmitted {
+                if is_member(self) && !was_member {
                     self.oracle.readmitted(conn, segment, &self.memories, &mut self.coverage);
                 }
             }

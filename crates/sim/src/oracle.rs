@@ -11,8 +11,8 @@ use tiffin_core::{
     marks::Consumption,
     master::{Effect, Notice, Saved},
     message::{
-        Announce, Decide, DecideItem, DeleteOutcome, DeletedMatching, OnExists, Policy, Presence, Publish,
-        PublishItem, Record, Registered, Reply, Request, ResolveOutcome, Resolved, Retire,
+        Announce, Announced, Decide, DecideItem, DeleteOutcome, DeletedMatching, OnExists, Policy, Presence,
+        Publish, PublishItem, Record, Registered, Reply, Request, ResolveOutcome, Resolved, Retire,
     },
     node::SlotState,
 };
@@ -658,7 +658,8 @@ impl Oracle {
             Reply::Reserved(reserved) => self.reserved_in_order(to, reserved, coverage),
             Reply::Pinned(outcomes) => self.pinned(to, outcomes),
             Reply::Acked(outcomes) => self.acked(to, outcomes, memories, coverage),
-            Reply::Announced(refused) => {
+            Reply::Announced(Announced { retire: refused, more }) => {
+                coverage.hit(if *more { Point::OwesMore } else { Point::OwesNoMore });
                 self.orders(segment, refused);
                 let segment = segment.unwrap_or_default();
                 let announced = std::mem::take(&mut self.cause.announced);

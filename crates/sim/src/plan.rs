@@ -32,6 +32,8 @@ pub(crate) struct Plan {
     pub(crate) lease_grace_ms: u64,
     pub(crate) evict_soft_pinned: bool,
     pub(crate) piece_objects_max: usize,
+    /// Retires that one answer to a node that returns may contain.
+    pub(crate) owed_page_max: usize,
     pub(crate) delay_usual: u64,
     pub(crate) delay_seldom: u64,
     /// How many of a hundred clients share the nodes' memory.
@@ -245,6 +247,7 @@ impl Plan {
             strict_leases: chance.percent(30),
             evict_soft_pinned: chance.percent(70),
             piece_objects_max: chance.between(1, 3) as usize,
+            owed_page_max: *chance.pick(&[1, 2, 1 << 16]).unwrap_or(&1),
             delay_usual: chance.between(1, 6),
             delay_seldom: chance.between(10, 80),
             sharing_percent: *chance.pick(&[0, 50, 50, 100]).unwrap_or(&50),

@@ -5,8 +5,8 @@ use tiffin_core::{
     marks::Consumption,
     message::{
         Ack, AckItem, Ahead, Attach, Await, Delete, DeleteMatching, Demotion, DropPins, EndStream, Exists,
-        Explain, ForgetNode, Lease, LeaseItem, LeaseOutcome, Leased, List, OnExists, OpenStream, Pattern, Pin, Policy,
-        PolicyChange, Prefetch, Pull, PutOptions, Release, Request, Resolve, StreamLimits,
+        Explain, ForgetNode, Lease, LeaseItem, LeaseOutcome, Leased, List, OnExists, OpenStream, Pattern,
+        Pin, Policy, PolicyChange, Prefetch, Pull, PutOptions, Release, Request, Resolve, StreamLimits,
     },
     session::{Get, GetRequest, OfferOrder, OfferRound, OfferSize, Put, PutRequest},
 };

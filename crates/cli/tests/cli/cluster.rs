@@ -29,7 +29,9 @@ fn copies_lie_on_different_nodes_and_survive_the_death_of_one() {
 fn a_put_warns_of_nodes_that_could_not_confirm() {
     // A node that is gone may come back within the hour, with what it has not heard of.
     let master = Server::master(&["--away", "1h"]);
-    let mut nodes = ["left", "right"].map(|name| Server::node(&master, &["--name", name]));
+    // Of a node that it reaches over a network, the master has no proof that it ended.
+    let far = |name| Server::node(&master, &["--name", name, "--shared-memory", "off"]);
+    let mut nodes = ["left", "right"].map(far);
     for key in ["a", "b"] {
         assert_eq!(master.run(["put", key, "--replicas", "2", "--value", "1", "--json"]).json()["copies"], 2);
     }
@@ -43,6 +45,41 @@ fn a_put_warns_of_nodes_that_could_not_confirm() {
     assert_eq!((&put["effect"], &put["unconfirmed"]), (&json!("replaced"), &json!(["left"])));
     let kept = master.run(["put", "b", "--value", "3", "--on-exists", "keep", "--json"]).json();
     assert_eq!((&kept["effect"], &kept["unconfirmed"]), (&json!("kept"), &json!([])));
+}
+
+#[test]
+fn a_node_of_this_host_whose_process_is_killed_is_lost_at_once() {
+    let master = Server::master(&["--away", "1h"]);
+    let mut node = Server::node(&master, &["--name", "killed"]);
+    master.run(["put", "k", "--value", "1", "--pin"]).ok();
+    node.stop(Signal::KILL);
+    // The kernel tells the master, which may take a moment longer than the end of the connection.
+    while !master.run(["stat", "--json"]).json()["nodes"].as_array().unwrap().is_empty() {}
+    assert_eq!(master.run(["get", "k", "--json"]).error()["code"], "not_found");
+    let text = master.run(["why", "k"]).text();
+    assert!(text.contains("was lost with its last node, `killed`"), "{text}");
+}
+
+#[test]
+fn a_node_that_is_gone_keeps_what_is_pinned_until_it_is_forgotten() {
+    let master = Server::master(&["--away", "1ms"]);
+    let mut node = Server::node(&master, &["--name", "gone", "--shared-memory", "off"]);
+    master.run(["put", "pinned", "--value", "1", "--pin"]).ok();
+    master.run(["put", "plain", "--value", "1"]).ok();
+    let error = master.run(["node", "forget", "gone", "--json"]).error();
+    assert!(error["message"].as_str().unwrap().contains("`gone` is connected"), "{error}");
+    node.stop(Signal::KILL);
+    while master.run(["get", "plain", "--json"]).error()["code"] != "not_found" {}
+    let error = master.run(["get", "pinned", "--json"]).error();
+    assert_eq!(error["code"], "node_down", "{error}");
+    let text = master.run(["stat"]).text();
+    assert!(text.contains("`tiffin node forget` ends the waiting"), "{text}");
+    let forgotten = master.run(["node", "forget", "gone", "--json"]).json();
+    assert_eq!(forgotten, json!({ "name": "gone", "members": 1, "objects": 1 }));
+    assert_eq!(master.run(["get", "pinned", "--json"]).error()["code"], "not_found");
+    let error = master.run(["node", "forget", "gone", "--json"]).error();
+    assert!(error["message"].as_str().unwrap().contains("no member of the cluster is called `gone`"));
+    assert!(error["hint"].as_str().unwrap().contains("tiffin stat"), "{error}");
 }
 
 #[test]

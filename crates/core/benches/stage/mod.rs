@@ -43,6 +43,7 @@ impl Stage {
             lease_ms: LEASE_MS,
             strict_leases: false,
             lease_grace_ms: 10_000,
+            owed_page_max: tiffin_core::master::OWED_PAGE_MAX,
             piece_objects_max: tiffin_core::master::PIECE_OBJECTS_MAX,
             soft_pin_ms: 1000,
             evict_soft_pinned: true,

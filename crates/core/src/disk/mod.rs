@@ -574,9 +574,10 @@ impl Disk {
             (Stage::Registering(asked), Reply::Registered(registered)) if *asked == id => {
                 self.registered(&registered);
             }
-            (Stage::Announcing(asked, next), Reply::Announced(retire)) if *asked == id => {
-                let next = *next;
-                let left = self.retire(&retire);
+            (Stage::Announcing(asked, next), Reply::Announced(announced)) if *asked == id => {
+                // If there is more to retire, the next page is empty.
+                let next = next.or(announced.more.then_some(Stamp(u64::MAX)));
+                let left = self.retire(&announced.retire);
                 self.stage = Stage::Clearing(next, left.iter().map(|it| it.stamp).collect());
                 self.go_on();
             }
@@ -622,7 +623,7 @@ impl Disk {
                 next = Some(*stamp);
                 break;
             }
-            bytes += copy.record.key.as_bytes().len();
+            bytes += copy.record.key.as_bytes().len() + copy.record.marks.to_bytes().len();
             items.push(copy.record.clone());
         }
         let id = self.next_id();

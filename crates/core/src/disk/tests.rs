@@ -3,7 +3,7 @@
 use super::*;
 use crate::{
     Generation, Key, SlotId,
-    message::{DemoteItem, MarkItem, PromoteItem, Retire},
+    message::{Announced, DemoteItem, MarkItem, PromoteItem, Retire},
 };
 
 const SOURCE: Hold = Hold { slot: SlotId(1), stamp: Stamp(5) };
@@ -71,7 +71,7 @@ fn announced(disk: &mut Disk, refused: &[u64]) -> Vec<u64> {
     let all = effects(disk);
     let Some(Effect::AskMaster(id, Request::Announce(announce))) = all.last() else { panic!("{all:?}") };
     let refused = refused.iter().map(|it| Hold::on_disk(Stamp(*it))).collect();
-    disk.handle(Event::MasterReply(*id, Reply::Announced(refused)));
+    disk.handle(Event::MasterReply(*id, Reply::Announced(Announced { retire: refused, more: false })));
     announce.items.iter().map(|it| it.hold.stamp.0).collect()
 }
 

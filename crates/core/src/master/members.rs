@@ -46,8 +46,10 @@ pub(super) struct Member {
     pub(super) viewers: Vec<Viewer>,
     /// Retires that it was asked for and has not confirmed yet.
     pub(super) retiring: BTreeSet<Hold>,
-    /// Retires that it must apply before it is used again.
+    /// Retires that it must apply before it is used again, and has not been told on this connection.
     pub(super) owed: BTreeSet<Hold>,
+    /// Those that it was told when it registered or announced: it has applied them when it says more.
+    pub(super) told_owed: BTreeSet<Hold>,
     /// What was published there, and it has not confirmed: it is told again when it registers.
     pub(super) unheard: BTreeMap<Hold, (ObjectIndex, Generation)>,
     /// How much was entrusted to it since it was last asked to look, in bytes.
@@ -60,6 +62,8 @@ pub(super) struct Member {
     pub(super) announces: bool,
     /// While it is joining: the objects it told of.
     pub(super) told: BTreeSet<Hold>,
+    /// While it is joining: it has told of everything.
+    pub(super) has_told_all: bool,
     /// It belonged to an earlier life of the master, so what it holds may be news.
     pub(super) from_earlier_life: bool,
     /// It is in the roster.
@@ -88,15 +92,29 @@ impl Member {
             viewers: Vec::new(),
             retiring: BTreeSet::new(),
             owed: BTreeSet::new(),
+            told_owed: BTreeSet::new(),
             unheard: BTreeMap::new(),
             entrusted: 0,
             looks_from: Tick(0),
             discard: false,
             announces: false,
             told: BTreeSet::new(),
+            has_told_all: false,
             from_earlier_life: false,
             is_recorded: false,
         }
+    }
+
+    /// The next retires to tell it, at most `count`.
+    pub(super) fn tell_owed(&mut self, count: usize) -> Vec<Hold> {
+        let page: Vec<_> = self.owed.iter().take(count).copied().collect();
+        if page.len() == self.owed.len() {
+            self.owed.clear();
+        } else {
+            page.iter().for_each(|hold| _ = self.owed.remove(hold));
+        }
+        self.told_owed.extend(&page);
+        page
     }
 
     /// Whether it is not memory.
@@ -114,7 +132,7 @@ impl Member {
             info: self.info.clone(),
             alive: self.standing == Standing::Ready,
             usage: self.usage,
-            owed: self.owed.len() as u64,
+            owed: (self.owed.len() + self.told_owed.len()) as u64,
             holders: Vec::new(),
         }
     }

@@ -12,7 +12,6 @@
 //! operator. A member that was lost in this epoch returns empty: objects that it still holds may have been
 //! deleted meanwhile, and the master keeps no list of them.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::{
@@ -24,11 +23,11 @@ use super::{
     saved::Saving,
 };
 use crate::{
-    ConnId, Hold, RequestId, SegmentId, Tick, VIEWERS_MAX,
+    ConnId, RequestId, SegmentId, Tick, VIEWERS_MAX,
     marks::{Marks, SampleMarks},
     message::{
-        Announce, Cause, Forgotten, Heartbeat, NodeInfo, Reason, Record, Register, Registered, Released,
-        Reply,
+        Announce, Announced, Cause, Forgotten, Heartbeat, NodeInfo, Reason, Record, Register, Registered,
+        Released, Reply,
     },
     sabotage::sabotaged,
 };
@@ -172,6 +171,7 @@ fn readmit(o: &mut Objects, node: NodeIndex, conn: ConnId, register: Register) -
     member.standing = Standing::Joining;
     member.conn = Some(conn);
     member.told.clear();
+    member.has_told_all = false;
     member.announces = false;
     o.cx.members.note_kinds();
     Some(node)
@@ -190,14 +190,21 @@ pub(super) fn announce(o: &mut Objects, node: NodeIndex, announce: Announce) -> 
         }
     }
     if announce.last {
-        retire.extend(end_joining(o, node));
+        withdraw_untold(o, node);
     }
+    let mut more = false;
     if let Some(member) = o.cx.members.get_mut(node) {
-        member.owed = retire.iter().copied().collect();
+        retire.iter().for_each(|hold| _ = member.owed.remove(hold));
+        member.told_owed.extend(&retire);
+        retire.extend(member.tell_owed(o.cx.config.owed_page_max));
+        more = announce.last && !member.owed.is_empty();
         member.discard = false;
         member.announces = true;
     }
-    Reply::Announced(retire)
+    if announce.last && !more {
+        end_joining(o, node);
+    }
+    Reply::Announced(Announced { retire, more })
 }
 
 /// Takes an announced object into the catalog if it belongs there; else tells what it was called.
@@ -205,7 +212,7 @@ fn take_in(o: &mut Objects, node: NodeIndex, record: Record) -> Result<(), Name>
     let namespace = o.cx.catalog.intern(&record.namespace);
     let refused = |key| Err(Name { namespace, key });
     let Some(member) = o.cx.members.get_mut(node) else { return refused(record.key) };
-    if member.retiring.contains(&record.hold) {
+    if member.retiring.contains(&record.hold) || member.owed.contains(&record.hold) {
         // It was taken away meanwhile, and the node has not heard of that yet.
         return refused(record.key);
     }
@@ -271,36 +278,46 @@ fn take_in(o: &mut Objects, node: NodeIndex, record: Record) -> Result<(), Name>
 }
 
 /// The node has told everything: what it did not tell of, it does not have. It may have the bytes, if it
-/// never heard that they became a copy; whoever was told of that copy must not read them any more, so it
-/// is to be taken away.
-fn end_joining(o: &mut Objects, node: NodeIndex) -> Vec<Hold> {
+/// never heard that they became a copy. A client that knows of that copy must not read it any more, so the
+/// node owes its retire.
+fn withdraw_untold(o: &mut Objects, node: NodeIndex) {
     let mut untold = Vec::new();
-    let Some(member) = o.cx.members.get_mut(node) else { return untold };
-    if member.standing != Standing::Joining {
-        return untold;
+    let Some(member) = o.cx.members.get_mut(node) else { return };
+    if member.standing != Standing::Joining || std::mem::replace(&mut member.has_told_all, true) {
+        return;
     }
-    member.standing = Standing::Ready;
-    member.from_earlier_life = false;
     let told = std::mem::take(&mut member.told);
-    let name = member.info.name.clone();
     for index in o.cx.catalog.on_node(node) {
         let Some(object) = o.cx.catalog.get(index) else { continue };
         if !object.replicas().any(|(on, hold)| on == node && told.contains(&hold)) {
             untold.extend(o.withdraw_copy(index, node));
         }
     }
+    if let Some(member) = o.cx.members.get_mut(node) {
+        member.owed.extend(untold);
+    }
+}
+
+/// The node has told everything, and knows everything that it owes.
+fn end_joining(o: &mut Objects, node: NodeIndex) {
+    let Some(member) = o.cx.members.get_mut(node) else { return };
+    if member.standing != Standing::Joining {
+        return;
+    }
+    member.standing = Standing::Ready;
+    member.from_earlier_life = false;
+    let name = member.info.name.clone();
     o.cx.room.note_change();
     o.tier.wake();
     o.cx.notice(Notice::NodeReady(name));
     o.reported(node);
-    untold
 }
 
 /// The node knows what it owed: it has done that before it said anything else.
 fn has_done_what_it_owed(o: &mut Objects, node: NodeIndex) {
     let Some(member) = o.cx.members.get_mut(node) else { return };
     member.unheard.clear();
-    for hold in std::mem::take(&mut member.owed) {
+    for hold in std::mem::take(&mut member.told_owed) {
         // What it was asked for since is confirmed by its answer.
         if !member.retiring.contains(&hold) {
             o.cx.ghosts.lay(node, hold);
@@ -368,6 +385,9 @@ impl Master {
             return;
         }
         member.conn = None;
+        // The answers may be lost.
+        let told = std::mem::take(&mut member.told_owed);
+        member.owed.extend(told);
         member.standing = Standing::Away(self.objects.cx.now);
         let name = member.info.name.clone();
         self.objects.cx.notice(Notice::NodeAway(name));
@@ -520,15 +540,21 @@ impl Master {
 impl Context {
     /// Tells a node that it is registered, and what it must do before it is used.
     pub(super) fn answer_registered(&mut self, node: NodeIndex, conn: ConnId, id: RequestId) {
-        let Some(member) = self.members.get(node).filter(|it| it.conn == Some(conn)) else { return };
-        // The answer may be lost: it is owed until the node announces, which it does after it has retired.
-        let (discard, owed) = (member.discard, member.owed.clone());
-        let retire = if sabotaged!(self.config.sabotage, ForgetOwedRetires) { BTreeSet::new() } else { owed };
+        let page_max = self.config.owed_page_max;
+        let Some(member) = self.members.get_mut(node).filter(|it| it.conn == Some(conn)) else { return };
+        let discard = member.discard;
+        let retire = if sabotaged!(self.config.sabotage, ForgetOwedRetires) {
+            let forgotten = std::mem::take(&mut member.owed);
+            member.told_owed.extend(forgotten);
+            Vec::new()
+        } else {
+            member.tell_owed(page_max)
+        };
         let reply = Reply::Registered(Registered {
             epoch: self.config.epoch,
             life: self.config.life,
             discard,
-            retire: retire.into_iter().collect(),
+            retire,
             commit: self.unheard(node),
         });
         self.reply(conn, id, reply);

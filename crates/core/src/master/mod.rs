@@ -91,6 +91,8 @@ pub struct MasterConfig {
     pub soft_pin_ms: u64,
     /// Whether soft-pinned objects may be evicted when nothing else is left.
     pub evict_soft_pinned: bool,
+    /// Retires that one answer to a member that returns may contain, beside those of objects that it announced.
+    pub owed_page_max: usize,
     /// Objects that one piece of a drop takes away, see [`Master::work`].
     pub piece_objects_max: usize,
     /// How the disks are used.
@@ -100,6 +102,9 @@ pub struct MasterConfig {
     /// For the simulation only.
     pub sabotage: Sabotage,
 }
+
+/// A page of retires that fits into one message.
+pub const OWED_PAGE_MAX: usize = 1 << 16;
 
 /// What happened outside.
 #[derive(Clone, Debug)]

@@ -235,8 +235,8 @@ pub enum Reply {
     Stat(Stat),
     /// To `Register`.
     Registered(Registered),
-    /// To `Announce`: what the node must retire, because something newer has that name.
-    Announced(Vec<Hold>),
+    /// To `Announce`.
+    Announced(Announced),
     /// To `Decide`, in the order asked.
     Decided(Vec<CommitOutcome>),
     /// To `Allocate`.
@@ -395,6 +395,15 @@ pub struct Forgotten {
     pub members: u64,
     /// Objects that only they had.
     pub objects: u64,
+}
+
+/// What a member must do before it says more.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Announced {
+    /// Copies to be retired: something newer has their name, or they were removed while the member was away.
+    pub retire: Vec<Hold>,
+    /// There are more, although the member has announced everything: it asks for them with an empty page.
+    pub more: bool,
 }
 
 /// See [`Request::Resolve`].

@@ -134,9 +134,10 @@ impl Node {
             (Stage::Registering(asked), Reply::Registered(registered)) if *asked == id => {
                 self.registered(registered);
             }
-            (Stage::Announcing(asked, next), Reply::Announced(retire)) if *asked == id => {
-                let next = *next;
-                self.retire_all(retire);
+            (Stage::Announcing(asked, next), Reply::Announced(announced)) if *asked == id => {
+                // If there is more to retire, the next page is empty.
+                let next = next.or(announced.more.then_some(usize::MAX));
+                self.retire_all(announced.retire);
                 match next {
                     Some(first) => self.announce(first),
                     None => self.taken_in(),

@@ -529,6 +529,7 @@ impl Slots {
             let Some(slot) = slot.as_ref().filter(|it| it.state == SlotState::Committed) else { continue };
             let Some(identity) = &slot.identity else { continue };
             bytes += identity.namespace.len() + identity.key.as_bytes().len();
+            bytes += identity.marks.to_bytes().len();
             records.push(Record {
                 hold: Hold { slot: SlotId(index as u32), stamp: slot.stamp },
                 namespace: identity.namespace.clone(),

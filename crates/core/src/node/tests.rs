@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::*;
 use crate::{
     Key, Location, Reservation, Stamp,
-    message::{AllocateItem, PutOptions, Record, Registered, Retire},
+    message::{AllocateItem, Announced, PutOptions, Record, Registered, Retire},
 };
 
 pub(super) const CONN: ConnId = ConnId(1);
@@ -50,7 +50,7 @@ impl Bench {
         self.handle(Event::Linked(NodeInfo::default()));
         self.answer(Reply::Registered(registered));
         while !self.node.is_member() {
-            self.answer(Reply::Announced(vec![]));
+            self.answer(Reply::Announced(Announced::default()));
         }
     }
 
@@ -439,7 +439,7 @@ fn what_was_published_unheard_is_committed_before_it_is_announced() {
     assert_eq!(announced, Some(vec![record(location.hold())]));
     let asks = |it: &Effect| matches!(it, Effect::AskMaster(_, Request::Decide(_)));
     assert!(!bench.effects.iter().any(asks), "the master would take it for new");
-    bench.answer(Reply::Announced(vec![]));
+    bench.answer(Reply::Announced(Announced::default()));
     assert!(bench.reply_to(id).is_none() && bench.effects.iter().any(asks), "now it knows of it");
     assert_eq!(bench.commit(kept, UNIT), None, "other reservations stand");
 }

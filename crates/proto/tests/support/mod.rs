@@ -306,7 +306,7 @@ pub(crate) fn reply() -> impl Strategy<Value = Reply> {
                 Reply::Registered(Registered { epoch, discard, retire, commit, life })
             }
         ),
-        holds().prop_map(Reply::Announced),
+        (holds(), flag()).prop_map(|(retire, more)| Reply::Announced(Announced { retire, more })),
         (number(), number()).prop_map(|(members, objects)| Reply::Forgotten(Forgotten { members, objects })),
         vec(commit_outcome(), 0..5).prop_map(Reply::Decided),
         vec(option::of(commit_outcome()), 0..5).prop_map(Reply::Published),

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use state::StateFolder;
 use tiffin_core::master::{
-    Effect, Event, Master, MasterConfig as CoreConfig, Notice, PIECE_OBJECTS_MAX, Saved,
+    Effect, Event, Master, MasterConfig as CoreConfig, Notice, OWED_PAGE_MAX, PIECE_OBJECTS_MAX, Saved,
 };
 use tiffin_core::message::{Hello, Reason, Refusal, Reply, Request, Role, Stat, Welcome};
 use tiffin_core::sabotage::Sabotage;
@@ -334,6 +334,7 @@ impl Shared {
             lease_grace_ms: ms(config.lease_grace),
             soft_pin_ms: ms(config.soft_pin_ttl),
             evict_soft_pinned: config.evict_soft_pinned,
+            owed_page_max: OWED_PAGE_MAX,
             piece_objects_max: PIECE_OBJECTS_MAX,
             tier: config.tier.core(),
             hash_seed: draw()?,

@@ -244,7 +244,9 @@ impl World {
     fn disk_handles(&mut self, node: usize, event: CoreEvent) {
         let Some(disk) = self.disk(node) else { return };
         let (capacity, used) = (disk.log.capacity, disk.log.used());
+        let link = disk.link;
         let Some(core) = disk.core.as_mut() else { return };
+        let was_member = core.is_member();
         core.report(capacity, used);
         core.handle(event);
         while let Some(effect) = self.disk(node).and_then(|it| it.core.as_mut()).and_then(Disk::poll_effect) {
@@ -254,6 +256,9 @@ impl World {
         let (segment, member) = (disk.segment, disk.core.as_ref().is_some_and(Disk::is_member));
         if let Some(memory) = self.memories.get_mut(&segment) {
             memory.member = member;
+        }
+        if let Some(link) = link.filter(|_| member && !was_member) {
+            self.oracle.readmitted(link, segment, &self.memories, &mut self.coverage);
         }
     }
 
@@ -288,10 +293,6 @@ impl World {
             }
             Effect::AskMaster(id, request) => {
                 let Some(link) = link else { return };
-                if matches!(request, Request::Announce(_)) {
-                    // Whatever it owed is gone for good by now.
-                    self.oracle.readmitted(link, segment, &self.memories, &mut self.coverage);
-                }
                 self.send_request(link, Way::Up, id, &request);
             }
             Effect::AnswerMaster(id, reply) => {

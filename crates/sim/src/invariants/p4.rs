@@ -10,7 +10,7 @@ use tiffin_core::{
 use crate::{
     coverage::{Coverage, Point},
     names::Name,
-    oracle::{Memories, Oracle, copies},
+    oracle::{Life, Memories, Oracle, copies},
 };
 
 impl Oracle {
@@ -116,8 +116,13 @@ impl Oracle {
     /// A node that has told everything must drop a copy that it did not tell of: it never heard that this
     /// became one.
     pub(crate) fn untold(&mut self, segment: SegmentId, hold: Hold, memories: &Memories) {
-        self.retired.insert((segment, hold));
+        let was_retired = !self.retired.insert((segment, hold));
         self.shelving.leaves((segment, hold));
+        // Or it owes that, and would have told of it later on.
+        let generation = self.generation_of.get(&(segment, hold));
+        if was_retired || generation.and_then(|it| self.lives.get(it)).is_some_and(Life::is_gone) {
+            return;
+        }
         // A disk may have written it after it had told of all that was there.
         if self.shelving.is_disk(segment) {
             return;

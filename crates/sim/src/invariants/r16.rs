@@ -43,7 +43,8 @@ impl Oracle {
             _ => return,
         };
         // One that waits for reports comes here again when it is resumed.
-        let decided = matches!(request, Request::Delete(_)).then(|| self.roster.difference(&self.absent).copied().collect());
+        let decided = matches!(request, Request::Delete(_))
+            .then(|| self.roster.difference(&self.absent).copied().collect());
         self.asked_names.insert((conn, id), Asked { names, decided });
     }
 

@@ -48,7 +48,7 @@ impl Cluster {
         let id = RequestId(902);
         self.event(Event::Request(conn, id, Request::Announce(Announce { items, last: true })));
         match self.replies.remove(&id) {
-            Some(Reply::Announced(refused)) => refused,
+            Some(Reply::Announced(announced)) => announced.retire,
             other => panic!("{other:?}"),
         }
     }

@@ -71,6 +71,7 @@ impl Cluster {
             lease_ms: 100,
             strict_leases: false,
             lease_grace_ms: 300,
+            owed_page_max: OWED_PAGE_MAX,
             piece_objects_max: PIECE_OBJECTS_MAX,
             soft_pin_ms: 1000,
             evict_soft_pinned: true,
