@@ -51,6 +51,10 @@ tiffin_sabotage::variants! {
         ForgetOwedRetires: "owed retires are applied on return";
         /// The master gives up pinned objects and samples on a node that has been away for long.
         GiveUpProtected: "time never loses what is protected";
+        /// The master does not save the retires that nodes owe.
+        ForgetOwed: "owed retires survive a restart";
+        /// The master answers that an object is gone before it has saved which nodes did not confirm that.
+        AnswerUnsaved: "an unconfirmed answer waits for the state folder";
         /// The master forgets what a node that has been away for long still owes.
         ForgetTheAbsent: "absent nodes still owe their retires";
         /// The master believes a node that it had declared lost.

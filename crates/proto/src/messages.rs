@@ -188,8 +188,8 @@ message! {
     }
     Backlog { 1 => refs, 2 => bytes, 3 => limits }
 
-    Saved { 1 => epoch, 2 => members, 3 => policies }
-    SavedMember { 1 => segment, 2 => name, 3 => host, 4 => beside, 5 => tcp }
+    Saved { 1 => epoch, 2 => members, 3 => policies, 4 => forgotten }
+    SavedMember { 1 => segment, 2 => name, 3 => host, 4 => beside, 5 => tcp, 6 => owed }
     SavedPolicy { 1 => namespace, 2 => policy }
     Policy { 1 => quota, 2 => max_hold_ms, 3 => demotion }
 }

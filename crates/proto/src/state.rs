@@ -106,6 +106,7 @@ mod tests {
             host: "host/1".into(),
             beside: (segment % 2 == 0).then_some(SegmentId(segment + 1)),
             tcp: "host:7402".into(),
+            owed: vec![7; 24],
         };
         let policy = Policy { quota: Some(7), max_hold_ms: None, demotion: Some(Demotion::Never) };
         let policy = |index| SavedPolicy { namespace: format!("n{index}"), policy: policy.clone() };
@@ -113,6 +114,7 @@ mod tests {
             epoch: 41,
             members: (1..=count).map(member).collect(),
             policies: (0..count).map(policy).collect(),
+            forgotten: (0..count).map(SegmentId).collect(),
         }
     }
 

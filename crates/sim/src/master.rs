@@ -290,7 +290,7 @@ impl World {
                 Effect::Reply(conn, ..) | Effect::Ask(conn, ..) | Effect::Entrust(conn, ..) => {
                     self.segment_of(*conn)
                 }
-                Effect::Disconnect(_) | Effect::Notice(_) | Effect::Persist(..) | Effect::Restart(_) => None,
+                Effect::Disconnect(_) | Effect::Notice(_) | Effect::Persist(_) | Effect::Restart(_) => None,
             };
             // What has no bytes costs nothing.
             if let Effect::Ask(_, _, Request::Allocate(allocate)) = &effect
@@ -332,7 +332,10 @@ impl World {
                     self.resumes(conn, id);
                 }
                 Effect::Notice(notice) => self.notice(&notice),
-                Effect::Persist(version, saved) => self.begin_save(version, *saved),
+                Effect::Persist(version) => {
+                    let saved = self.master.as_ref().map(Master::saved).unwrap_or_default();
+                    self.begin_save(version, saved);
+                }
                 Effect::Restart(epoch) => self.superseded = Some(epoch),
             }
         }

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use tiffin_core::{
     ClientId, ConnId, Generation, Hold, RequestId, SegmentId, Tick,
     marks::Consumption,
-    master::{Effect, Notice, Saved},
+    master::{Effect, Notice, Saved, SavedMember},
     message::{
         Announce, Announced, Decide, DecideItem, DeleteOutcome, DeletedMatching, OnExists, Policy, Presence,
         Publish, PublishItem, Record, Registered, Reply, Request, ResolveOutcome, Resolved, Retire,
@@ -294,8 +294,8 @@ impl Oracle {
         self.joined.contains(&segment) || self.lost.get(&segment) == Some(&true)
     }
 
-    /// What an earlier life knew about nodes that it could not reach dies with it: until the master keeps
-    /// that durably, copies that survived on such a node may be seen again.
+    /// What an earlier life knew dies with it, except what it has saved: copies that survived on a node may be
+    /// seen again, unless somebody was told that they are gone.
     pub(crate) fn master_restarts(&mut self, epoch: u64, memories: &Memories, state: &Saved) {
         self.epoch = epoch;
         self.asked_names.clear();
@@ -325,14 +325,24 @@ impl Oracle {
         self.waiting_puts.clear();
         self.blind = false;
         self.impatient = state.policies.iter().any(|it| it.policy.max_hold_ms.is_some());
-        let alive = memories.values().filter(|it| it.alive);
-        let surviving: BTreeSet<_> =
-            alive.flat_map(|it| it.slots()).map(|(_, record)| record.generation).collect();
+        let mut surviving: BTreeMap<Generation, Vec<SegmentId>> = BTreeMap::new();
+        for (segment, memory) in memories.iter().filter(|(_, it)| it.alive) {
+            // What is owed has gone, whether anybody was told or not.
+            for (_, record) in memory.slots().filter(|(hold, _)| !self.retired.contains(&(*segment, *hold))) {
+                surviving.entry(record.generation).or_default().push(*segment);
+            }
+        }
+        self.lost.extend(state.forgotten.iter().map(|it| (*it, true)));
+        let owed = |it: &SavedMember| it.owed_holds().into_iter().map(|hold| (it.segment, hold)).collect();
+        self.retired = state.members.iter().flat_map(|it| -> Vec<_> { owed(it) }).collect();
+        let roster: BTreeSet<_> = state.members.iter().map(|it| it.segment).collect();
         for (generation, life) in &mut self.lives {
             life.lease_until = Tick(0);
             life.pins.clear();
-            let unconfirmed = life.dead.as_ref().is_some_and(|it| !it.confirmed);
-            if unconfirmed || surviving.contains(generation) {
+            let Some(on) = surviving.get(generation) else { continue };
+            // What was answered as deleted stays so, if the members with a copy were known then and still are.
+            let stays = |dead: &Dead| on.iter().all(|it| roster.contains(it) && !dead.exempt.contains(it));
+            if !life.dead.as_ref().is_some_and(stays) {
                 (life.gone, life.deletes, life.dead) = (false, 0, None);
             }
         }
@@ -525,8 +535,9 @@ impl Oracle {
             Effect::Notice(Notice::NodeLost(name, _) | Notice::NodeLeft(name, _)) => {
                 if let Some(segment) = self.node_names.get(name) {
                     self.roster.remove(segment);
-                    let was_known = self.joined.remove(segment);
-                    self.lost.insert(*segment, was_known);
+                    self.joined.remove(segment);
+                    // If it returns, it starts empty.
+                    self.lost.insert(*segment, true);
                     let segment = *segment;
                     self.shelving.lost(segment);
                     self.leases_end_with(segment);

@@ -138,7 +138,7 @@ impl Stage {
                     let reply = self.node(request);
                     self.master.handle(self.now, Event::Reply(to, of, reply));
                 }
-                Effect::Persist(..) | Effect::Restart(_) => panic!("nothing of this master is saved"),
+                Effect::Persist(_) | Effect::Restart(_) => panic!("nothing of this master is saved"),
                 Effect::Reply(..) | Effect::Disconnect(_) | Effect::Notice(_) => (),
             }
         }

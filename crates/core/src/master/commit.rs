@@ -110,7 +110,7 @@ impl Objects {
         let existing = self.cx.catalog.find(namespace, &item.key);
         let existing = existing.and_then(|index| Some((index, self.cx.catalog.get(index)?)));
         let is_known = |(_, it): &(ObjectIndex, &Object)| it.replicas().any(|it| replicas.contains(&it));
-        let was_taken = !existing.as_ref().is_some_and(is_known) && self.cx.ghosts.has_any(&replicas);
+        let was_taken = !existing.as_ref().is_some_and(is_known) && self.cx.was_removed(&replicas);
         if was_taken && !sabotaged!(self.cx.config.sabotage, NameGhosts) {
             // The node asks again about what was stored and taken away meanwhile; it has not heard of that.
             return (CommitOutcome::Stale, self.give_back(&replicas, home_asks, others));
@@ -136,7 +136,7 @@ impl Objects {
             // The node asks again because the first answer was lost on the way: perhaps with an earlier life
             // of the master, which the other copies had heard. Or its copy was taken away since, and others
             // were not: it has yet to hear of that.
-            let is_leaving = self.cx.ghosts.has_any(&[(home, item.hold)]);
+            let is_leaving = self.cx.was_removed(&[(home, item.hold)]);
             if !object.replicas().any(|(node, _)| node == home) && !is_leaving {
                 self.cx.catalog.add_replica(index, home, item.hold);
             }

@@ -119,6 +119,23 @@ impl Answer {
         }
     }
 
+    /// Sends the answer: if a node has not confirmed that a copy is gone, once its retire is saved.
+    pub(super) fn send(self, o: &mut Objects, (conn, id): (ConnId, RequestId)) {
+        let saves = match &self {
+            Self::Delete(outcomes) => outcomes.iter().any(|it| matches!(it, DeleteOutcome::Unconfirmed(_))),
+            Self::Matching(matching) => !matching.unconfirmed.is_empty(),
+            Self::Decide(outcomes) => outcomes.iter().any(is_unconfirmed),
+            Self::Publish(outcomes, _) => outcomes.iter().flatten().any(is_unconfirmed),
+            Self::Ack(outcomes) => outcomes.iter().any(|it| matches!(it, AckOutcome::Unconfirmed(_))),
+            Self::Pin(..) => false,
+        };
+        let reply = self.into_reply();
+        match saves && !sabotaged!(o.cx.config.sabotage, AnswerUnsaved) {
+            true => o.cx.reply_when_saved(conn, id, reply),
+            false => o.cx.reply(conn, id, reply),
+        }
+    }
+
     fn into_reply(self) -> Reply {
         match self {
             Self::Delete(outcomes) => Reply::Deleted(outcomes),
@@ -129,6 +146,10 @@ impl Answer {
             Self::Ack(outcomes) => Reply::Acked(outcomes),
         }
     }
+}
+
+fn is_unconfirmed(outcome: &CommitOutcome) -> bool {
+    matches!(outcome, CommitOutcome::Unconfirmed(_))
 }
 
 /// A node did not confirm that what had this name before is gone.
@@ -287,7 +308,7 @@ impl Retires {
         let outstanding: BTreeSet<_> = asked.keys().copied().collect();
         let at_once = outstanding.is_empty() || sabotaged!(o.cx.config.sabotage, DeleteWithoutConfirmation);
         if at_once {
-            return o.cx.reply(conn, id, answer.into_reply());
+            return answer.send(o, (conn, id));
         }
         let deadline = o.cx.now.after(wait_ms);
         o.cx.deadlines.list(deadline, op);
@@ -398,8 +419,7 @@ impl Retires {
                 o.cx.deadlines.strike(deadline, op);
             }
             self.look_at_pinned(o, &mut confirming.answer);
-            let reply = confirming.answer.into_reply();
-            o.cx.reply(confirming.conn, confirming.id, reply);
+            confirming.answer.send(o, (confirming.conn, confirming.id));
         }
     }
 }

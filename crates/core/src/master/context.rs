@@ -17,6 +17,7 @@ use super::{
     ghosts::Ghosts,
     members::{Members, Standing},
     room::Room,
+    saved::Saving,
 };
 use crate::{
     ConnId, Hold, Location, RequestId, Tick,
@@ -39,6 +40,7 @@ pub(super) struct Context {
     pub(super) connections: Connections,
     pub(super) room: Room,
     pub(super) ghosts: Ghosts,
+    pub(super) saving: Saving,
     /// When operations must be answered, but for drops.
     pub(super) deadlines: Deadlines,
     pub(super) waits: BTreeMap<RequestId, (NodeIndex, Wait)>,
@@ -58,6 +60,7 @@ impl Context {
             connections: Connections::default(),
             room: Room::default(),
             ghosts: Ghosts::default(),
+            saving: Saving::default(),
             deadlines: Deadlines::default(),
             waits: BTreeMap::new(),
             effects: VecDeque::new(),
@@ -141,10 +144,19 @@ impl Context {
         asked
     }
 
+    /// Whether one of these copies had a name that is gone: in this life of the master, or in an earlier one
+    /// that has saved it.
+    pub(super) fn was_removed(&self, copies: &[(NodeIndex, Hold)]) -> bool {
+        let is_owed = |(node, hold): &(NodeIndex, Hold)| {
+            self.members.get(*node).is_some_and(|it| it.owes(*hold) || it.told_owed.contains(hold))
+        };
+        self.ghosts.has_any(copies) || copies.iter().any(is_owed)
+    }
+
     /// A node must apply these retires before it is used again.
     pub(super) fn owe(&mut self, node: NodeIndex, holds: &[Hold]) {
         if let Some(member) = self.members.get_mut(node) {
-            holds.iter().for_each(|hold| _ = member.retiring.remove(hold));
+            holds.iter().for_each(|hold| _ = member.retiring.remove(hold) || member.given_up.remove(hold));
             member.owed.extend(holds);
         }
     }

@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::{
     Master, Objects, OpId, Visitor,
     catalog::{NamespaceIndex, NodeIndex},
-    confirm::Retires,
+    confirm::{Answer, Retires},
     ghosts::Ghost,
     members::Standing,
     refuse,
@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{
     ConnId, Generation, Hold, Key, RequestId, Tick,
-    message::{Cause, DeleteMatching, DeletedMatching, Reason, Reply},
+    message::{Cause, DeleteMatching, DeletedMatching, Reason},
     sabotage::sabotaged,
 };
 
@@ -170,8 +170,8 @@ impl Retires {
         let late = dropping.outstanding.values().map(|node| o.cx.members.name(*node));
         dropping.unconfirmed.extend(late);
         let unconfirmed = dropping.unconfirmed.into_iter().collect();
-        let reply = Reply::DeletedMatching(DeletedMatching { count: dropping.count, unconfirmed });
-        o.cx.reply(dropping.conn, dropping.id, reply);
+        let matching = DeletedMatching { count: dropping.count, unconfirmed };
+        Answer::Matching(matching).send(o, (dropping.conn, dropping.id));
     }
 
     /// That nothing is left to be asked for is seen at once. A piece, however small, is for a turn of its

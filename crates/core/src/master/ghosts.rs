@@ -63,8 +63,9 @@ impl Ghosts {
     pub(super) fn lay(&mut self, node: NodeIndex, hold: Hold) {
         if let Some(name) = self.names.remove(&(node, hold)) {
             self.by_name.remove(&(name, node, hold));
-            self.asked.entry((node, hold)).and_modify(|is_withdrawn| *is_withdrawn = true);
         }
+        // Of what an earlier life of the master removed, the name is not known.
+        self.asked.entry((node, hold)).and_modify(|is_withdrawn| *is_withdrawn = true);
     }
 
     /// A question about these copies waits.

@@ -6,13 +6,16 @@
 //!
 //! **Invariant:** a retire that a member has not confirmed is repeated before the member is used again.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::catalog::{NodeIndex, ObjectIndex};
 use crate::{
     ConnId, Generation, Hold, SegmentId, Tick,
     message::{NodeInfo, NodeStat, Usage, Viewer},
 };
+
+/// Members that the operator declared lost, and that are remembered as such.
+pub(super) const FORGOTTEN_MAX: usize = 1 << 12;
 
 /// How a node is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,7 +51,10 @@ pub(super) struct Member {
     pub(super) retiring: BTreeSet<Hold>,
     /// Retires that it must apply before it is used again, and has not been told on this connection.
     pub(super) owed: BTreeSet<Hold>,
-    /// Those that it was told when it registered or announced: it has applied them when it says more.
+    /// Copies that were given up because it was absent for long: it retires them too. Nobody removed these
+    /// objects, so after a restart of the master they may count again.
+    pub(super) given_up: BTreeSet<Hold>,
+    /// Retires that it was told when it registered or announced: it has applied them when it says more.
     pub(super) told_owed: BTreeSet<Hold>,
     /// What was published there, and it has not confirmed: it is told again when it registers.
     pub(super) unheard: BTreeMap<Hold, (ObjectIndex, Generation)>,
@@ -75,6 +81,8 @@ pub(super) struct Member {
 pub(super) struct Members {
     members: Vec<Option<Member>>,
     by_segment: BTreeMap<SegmentId, NodeIndex>,
+    /// Members that the operator declared lost: if they return, they start empty.
+    forgotten: VecDeque<SegmentId>,
     has_disks: bool,
 }
 
@@ -92,6 +100,7 @@ impl Member {
             viewers: Vec::new(),
             retiring: BTreeSet::new(),
             owed: BTreeSet::new(),
+            given_up: BTreeSet::new(),
             told_owed: BTreeSet::new(),
             unheard: BTreeMap::new(),
             entrusted: 0,
@@ -107,14 +116,26 @@ impl Member {
 
     /// The next retires to tell it, at most `count`.
     pub(super) fn tell_owed(&mut self, count: usize) -> Vec<Hold> {
-        let page: Vec<_> = self.owed.iter().take(count).copied().collect();
-        if page.len() == self.owed.len() {
-            self.owed.clear();
-        } else {
-            page.iter().for_each(|hold| _ = self.owed.remove(hold));
+        let mut page = Vec::new();
+        for holds in [&mut self.owed, &mut self.given_up] {
+            while page.len() < count
+                && let Some(hold) = holds.pop_first()
+            {
+                page.push(hold);
+            }
         }
         self.told_owed.extend(&page);
         page
+    }
+
+    /// Whether it must retire a copy, and was not told so on this connection.
+    pub(super) fn owes(&self, hold: Hold) -> bool {
+        self.owed.contains(&hold) || self.given_up.contains(&hold)
+    }
+
+    /// Whether there is more to tell.
+    pub(super) fn owes_more(&self) -> bool {
+        !self.owed.is_empty() || !self.given_up.is_empty()
     }
 
     /// Whether it is not memory.
@@ -132,7 +153,7 @@ impl Member {
             info: self.info.clone(),
             alive: self.standing == Standing::Ready,
             usage: self.usage,
-            owed: (self.owed.len() + self.told_owed.len()) as u64,
+            owed: (self.owed.len() + self.given_up.len() + self.told_owed.len()) as u64,
             holders: Vec::new(),
         }
     }
@@ -168,6 +189,28 @@ impl Member {
 }
 
 impl Members {
+    /// The operator declares a member lost. Only so many are remembered: a process that starts again is a new
+    /// member.
+    pub(super) fn forget(&mut self, segment: SegmentId) {
+        self.forgotten.push_back(segment);
+        if self.forgotten.len() > FORGOTTEN_MAX {
+            self.forgotten.pop_front();
+        }
+    }
+
+    pub(super) fn forgotten(&self) -> impl Iterator<Item = SegmentId> + '_ {
+        self.forgotten.iter().copied()
+    }
+
+    pub(super) fn was_forgotten(&self, segment: SegmentId) -> bool {
+        self.forgotten.contains(&segment)
+    }
+
+    /// A member that had been declared lost has discarded what it held.
+    pub(super) fn has_discarded(&mut self, segment: SegmentId) {
+        self.forgotten.retain(|it| *it != segment);
+    }
+
     pub(super) fn get(&self, node: NodeIndex) -> Option<&Member> {
         self.members.get(node.0 as usize)?.as_ref()
     }

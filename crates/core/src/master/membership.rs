@@ -20,7 +20,6 @@ use super::{
     ghosts::Name,
     members::{Member, Standing},
     refuse,
-    saved::Saving,
 };
 use crate::{
     ConnId, RequestId, SegmentId, Tick, VIEWERS_MAX,
@@ -35,7 +34,6 @@ use crate::{
 /// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Membership {
-    pub(super) saving: Saving,
     /// See [`Effect::Restart`].
     pub(super) is_superseded: bool,
 }
@@ -63,11 +61,12 @@ impl Membership {
         let known = o.cx.members.find(register.info.segment);
         let same_epoch = register.epoch == o.cx.config.epoch;
         let discards = is_same_life || (same_epoch && sabotaged!(o.cx.config.sabotage, DiscardForOthers));
+        let discards = discards || o.cx.members.was_forgotten(register.info.segment);
         let was_lost = known.is_none() && discards && !sabotaged!(o.cx.config.sabotage, BelieveTheLost);
         if was_lost {
             o.cx.notice(Notice::NodeDiscarded(register.info.name.clone()));
         }
-        let has_served_another = known.is_none() && register.epoch != 0 && !is_same_life;
+        let has_served_another = known.is_none() && register.epoch != 0 && !is_same_life && !was_lost;
         let may_bring_more = known.is_some_and(|it| is_absent_and_unreported(o, it));
         let node = match known {
             Some(node) => readmit(o, node, conn, register),
@@ -91,8 +90,8 @@ impl Membership {
             self.lose(o, ended, Notice::NodeLost);
         }
         o.cx.connections.set_node(conn, Some(node));
-        self.saving.enroll(&mut o.cx, node, conn);
-        self.saving.registered_when_saved(&mut o.cx, node, conn, id);
+        o.cx.enroll(node, conn);
+        o.cx.registered_when_saved(node, conn, id);
     }
 
     /// A member has been away for too long. What nothing protects is removed, and owed by the member. It is
@@ -101,17 +100,19 @@ impl Membership {
         let Some(member) = o.cx.members.get_mut(node) else { return };
         member.standing = Standing::Absent;
         let name = member.info.name.clone();
-        let (mut removed, mut kept, mut owed) = (0, 0, Vec::new());
+        let (mut removed, mut kept, mut given_up) = (0, 0, Vec::new());
         for index in o.cx.catalog.on_node(node) {
             let protected = o.cx.catalog.get(index).and_then(Object::marks).is_some_and(Marks::protect);
             if protected && !sabotaged!(o.cx.config.sabotage, GiveUpProtected) {
                 kept += 1;
                 continue;
             }
-            owed.extend(o.withdraw_copy(index, node).map(|hold| (node, hold)));
+            given_up.extend(o.withdraw_copy(index, node));
             removed += u64::from(o.cx.catalog.get(index).is_none());
         }
-        o.cx.retire(owed, None);
+        if let Some(member) = o.cx.members.get_mut(node) {
+            member.given_up.extend(given_up);
+        }
         if sabotaged!(o.cx.config.sabotage, ForgetTheAbsent) {
             o.cx.ghosts.forget(node);
         }
@@ -133,7 +134,7 @@ impl Membership {
         let member = o.cx.members.remove(node);
         o.cx.notice(notice(name, lost));
         o.reported(node);
-        (lost, self.saving.erase(&mut o.cx, member))
+        (lost, o.cx.erase(member))
     }
 }
 
@@ -194,12 +195,15 @@ pub(super) fn announce(o: &mut Objects, node: NodeIndex, announce: Announce) -> 
     }
     let mut more = false;
     if let Some(member) = o.cx.members.get_mut(node) {
-        retire.iter().for_each(|hold| _ = member.owed.remove(hold));
+        retire.iter().for_each(|hold| _ = member.owed.remove(hold) || member.given_up.remove(hold));
         member.told_owed.extend(&retire);
         retire.extend(member.tell_owed(o.cx.config.owed_page_max));
-        more = announce.last && !member.owed.is_empty();
-        member.discard = false;
+        more = announce.last && member.owes_more();
         member.announces = true;
+        if std::mem::replace(&mut member.discard, false) {
+            let segment = member.info.segment;
+            o.cx.members.has_discarded(segment);
+        }
     }
     if announce.last && !more {
         end_joining(o, node);
@@ -212,7 +216,7 @@ fn take_in(o: &mut Objects, node: NodeIndex, record: Record) -> Result<(), Name>
     let namespace = o.cx.catalog.intern(&record.namespace);
     let refused = |key| Err(Name { namespace, key });
     let Some(member) = o.cx.members.get_mut(node) else { return refused(record.key) };
-    if member.retiring.contains(&record.hold) || member.owed.contains(&record.hold) {
+    if member.retiring.contains(&record.hold) || member.owes(record.hold) {
         // It was taken away meanwhile, and the node has not heard of that yet.
         return refused(record.key);
     }
@@ -437,12 +441,8 @@ impl Master {
         self.forget_answers(conn);
         self.node_away(node, conn);
         let (_, version) = self.membership.lose(&mut self.objects, node, Notice::NodeLeft);
-        self.membership.saving.when_saved(
-            &mut self.objects.cx,
-            version,
-            Effect::Reply(conn, id, Reply::Done),
-        );
-        self.membership.saving.when_saved(&mut self.objects.cx, version, Effect::Disconnect(conn));
+        self.objects.cx.when_saved(version, Effect::Reply(conn, id, Reply::Done));
+        self.objects.cx.when_saved(version, Effect::Disconnect(conn));
     }
 
     /// The kernel says that the process of a member has ended, and its memory with it. A disk outlives it.
@@ -471,11 +471,13 @@ impl Master {
         }
         let (mut forgotten, mut version) = (Forgotten { members: gone.len() as u64, objects: 0 }, 0);
         for node in gone {
+            let segment = self.objects.cx.members.get(node).map(|it| it.info.segment);
+            segment.into_iter().for_each(|it| self.objects.cx.members.forget(it));
             let (objects, without) = self.membership.lose(&mut self.objects, node, Notice::NodeLost);
             (forgotten.objects, version) = (forgotten.objects + objects, without);
         }
         let reply = Effect::Reply(conn, id, Reply::Forgotten(forgotten));
-        self.membership.saving.when_saved(&mut self.objects.cx, version, reply);
+        self.objects.cx.when_saved(version, reply);
     }
 
     pub(super) fn notice_silence(&mut self) {

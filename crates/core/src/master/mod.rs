@@ -142,8 +142,8 @@ pub enum Effect {
     Disconnect(ConnId),
     /// Tell the operator.
     Notice(Notice),
-    /// Write that version into the state folder, sync it, and say [`Event::Persisted`].
-    Persist(u64, Box<Saved>),
+    /// Write [`Master::saved`] into the state folder, sync it, and say [`Event::Persisted`] with this version.
+    Persist(u64),
     /// A member served a master of this epoch, which is not smaller than this one's: the state folder was
     /// lost or is old. Replace the core by one with a greater epoch, saved before it is used, with what
     /// [`Master::saved`] says, and close all connections. Nothing else that this core says counts any more.
@@ -232,7 +232,7 @@ impl Master {
             Event::Near(conn) => self.objects.cx.connections.set_near(conn),
             Event::Inside(conn) => self.objects.cx.connections.set_inside(conn),
             Event::Ended(segment) => self.process_ended(segment),
-            Event::Persisted(version) => self.membership.saving.persisted(&mut self.objects.cx, version),
+            Event::Persisted(version) => self.objects.cx.persisted(version),
         }
         self.serve();
     }
@@ -468,7 +468,7 @@ impl Master {
             return;
         }
         self.objects.cx.connections.close(old);
-        self.membership.saving.forget(old);
+        self.objects.cx.saving.forget(old);
         self.forget_answers(old);
         self.objects.cx.effects.push_back(Effect::Disconnect(old));
     }
@@ -590,7 +590,7 @@ impl Master {
     }
 
     fn closed(&mut self, conn: ConnId) {
-        self.membership.saving.forget(conn);
+        self.objects.cx.saving.forget(conn);
         match self.objects.cx.connections.close(conn) {
             None | Some(Party::Node(None)) => (),
             Some(Party::Node(Some(node))) => {

@@ -1,13 +1,15 @@
-//! What the master keeps in its state folder: its epoch, its members, and the policies of namespaces.
+//! What the master keeps in its state folder: its epoch, its members and the retires that they owe, and the
+//! policies of namespaces.
 //!
-//! The core says what is to be written ([`Effect::Persist`]); the shell writes and syncs it, and answers with
-//! [`Event::Persisted`](super::Event::Persisted). A later version contains all earlier ones, so the shell may
-//! skip versions.
+//! The core says when something is to be written ([`Effect::Persist`]); the shell writes and syncs
+//! [`Master::saved`], and answers with [`Event::Persisted`](super::Event::Persisted). A later version contains
+//! all earlier ones, so the shell may skip versions.
 //!
 //! **Invariant:** a node is told that it is registered only after it is in the synced roster, and a client is
-//! told that a policy is set only after that is synced. No other answer waits for the master's disk.
+//! told that a policy is set, or that an object is gone although a node has not confirmed that, only after
+//! this is synced. No other answer waits for the master's disk.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 use super::{
     Context, Effect, Master,
@@ -16,7 +18,7 @@ use super::{
     refuse,
 };
 use crate::{
-    ConnId, RequestId, SegmentId,
+    ConnId, Hold, RequestId, SegmentId, SlotId, Stamp,
     message::{NodeInfo, Policy, PolicyChange, Reason, Reply},
     sabotage::sabotaged,
 };
@@ -33,6 +35,8 @@ pub struct Saved {
     pub members: Vec<SavedMember>,
     /// The namespaces that have a policy.
     pub policies: Vec<SavedPolicy>,
+    /// Members that the operator declared lost.
+    pub forgotten: Vec<SegmentId>,
 }
 
 /// The policy of a namespace.
@@ -57,17 +61,26 @@ pub struct SavedMember {
     pub beside: Option<SegmentId>,
     /// Where it listens for other hosts; empty if it does not.
     pub tcp: String,
+    /// Copies there that were removed, and that it has not confirmed: the slot and the stamp of each, in 4 and
+    /// 8 bytes, the least significant first.
+    pub owed: Vec<u8>,
 }
 
 impl SavedMember {
     fn of(info: &NodeInfo) -> Self {
         let NodeInfo { segment, name, host, beside, tcp, .. } = info;
         let (name, host, tcp) = (name.clone(), host.clone(), tcp.clone());
-        Self { segment: *segment, name, host, beside: *beside, tcp }
+        Self { segment: *segment, name, host, beside: *beside, tcp, owed: Vec::new() }
+    }
+
+    /// See [`Self::owed`].
+    #[must_use]
+    pub fn owed_holds(&self) -> BTreeSet<Hold> {
+        unpack(&self.owed)
     }
 
     pub(super) fn info(self) -> NodeInfo {
-        let Self { segment, name, host, beside, tcp } = self;
+        let Self { segment, name, host, beside, tcp, owed: _ } = self;
         NodeInfo { segment, name, host, beside, tcp, ..NodeInfo::default() }
     }
 }
@@ -80,7 +93,7 @@ enum Held {
     Effect(Effect),
 }
 
-/// Which versions were emitted and synced.
+/// Which versions were emitted and synced, and the answers that wait for one.
 #[derive(Debug, Default)]
 pub(super) struct Saving {
     version: u64,
@@ -104,92 +117,121 @@ impl Saving {
     pub(super) fn held_count(&self) -> usize {
         self.held.len()
     }
+}
 
+impl Context {
     /// The state as it should be in the state folder now.
-    fn saved(cx: &Context) -> Saved {
-        let recorded = cx.members.iter().filter(|(_, it)| it.is_recorded);
-        let policies = cx.room.policies().map(|(namespace, policy)| SavedPolicy {
-            namespace: cx.catalog.namespace_name(namespace).to_owned(),
+    fn saved(&self) -> Saved {
+        let recorded = self.members.iter().filter(|(_, it)| it.is_recorded);
+        let forgets_owed = sabotaged!(self.config.sabotage, ForgetOwed);
+        let member = |it: &Member| {
+            let owed = it.owed.iter().chain(&it.told_owed).chain(&it.retiring);
+            SavedMember { owed: pack(owed.filter(|_| !forgets_owed)), ..SavedMember::of(&it.info) }
+        };
+        let policies = self.room.policies().map(|(namespace, policy)| SavedPolicy {
+            namespace: self.catalog.namespace_name(namespace).to_owned(),
             policy: policy.clone(),
         });
-        let policies = policies.filter(|_| !sabotaged!(cx.config.sabotage, ForgetPolicies));
+        let policies = policies.filter(|_| !sabotaged!(self.config.sabotage, ForgetPolicies));
         Saved {
-            epoch: cx.config.epoch,
-            members: recorded.map(|(_, it)| SavedMember::of(&it.info)).collect(),
+            epoch: self.config.epoch,
+            members: recorded.map(|(_, it)| member(it)).collect(),
             policies: policies.collect(),
+            forgotten: self.members.forgotten().collect(),
         }
     }
 
-    /// Emits the current state, unless nothing is kept; the version that contains it.
-    pub(super) fn save(&mut self, cx: &mut Context) -> u64 {
-        if cx.config.durable {
-            self.version += 1;
-            let saved = Box::new(Self::saved(cx));
-            cx.effects.push_back(Effect::Persist(self.version, saved));
+    /// Has the current state saved, unless nothing is kept; the version that contains it.
+    pub(super) fn save(&mut self) -> u64 {
+        if self.config.durable {
+            self.saving.version += 1;
+            self.effects.push_back(Effect::Persist(self.saving.version));
         }
-        self.version
+        self.saving.version
     }
 
     /// A version is synced, and so are all before it.
-    pub(super) fn persisted(&mut self, cx: &mut Context, version: u64) {
-        self.synced = self.synced.max(version);
-        while self.held.front().is_some_and(|(at, _)| *at <= self.synced) {
-            match self.held.pop_front() {
-                Some((_, Held::Effect(effect))) => cx.effects.push_back(effect),
-                Some((_, Held::Registered(node, conn, id))) => cx.answer_registered(node, conn, id),
+    pub(super) fn persisted(&mut self, version: u64) {
+        self.saving.synced = self.saving.synced.max(version);
+        while self.saving.held.front().is_some_and(|(at, _)| *at <= self.saving.synced) {
+            match self.saving.held.pop_front() {
+                Some((_, Held::Effect(effect))) => self.effects.push_back(effect),
+                Some((_, Held::Registered(node, conn, id))) => self.answer_registered(node, conn, id),
                 None => (),
             }
         }
     }
 
     /// Emits an effect once that version is synced.
-    pub(super) fn when_saved(&mut self, cx: &mut Context, version: u64, effect: Effect) {
-        if version <= self.synced || !cx.config.durable {
-            return cx.effects.push_back(effect);
+    pub(super) fn when_saved(&mut self, version: u64, effect: Effect) {
+        if version <= self.saving.synced || !self.config.durable {
+            return self.effects.push_back(effect);
         }
-        self.held.push_back((version, Held::Effect(effect)));
+        self.saving.held.push_back((version, Held::Effect(effect)));
+    }
+
+    /// Answers once what is pending for members is synced: the answer promises that it is not forgotten.
+    pub(super) fn reply_when_saved(&mut self, conn: ConnId, id: RequestId, reply: Reply) {
+        let version = self.save();
+        self.when_saved(version, Effect::Reply(conn, id, reply));
     }
 
     /// Tells a node that it is registered, once the roster that contains it is synced.
-    pub(super) fn registered_when_saved(
-        &mut self,
-        cx: &mut Context,
-        node: NodeIndex,
-        conn: ConnId,
-        id: RequestId,
-    ) {
-        let is_synced = self.synced >= self.version;
-        if is_synced || !cx.config.durable || sabotaged!(cx.config.sabotage, CountUnsaved) {
-            return cx.answer_registered(node, conn, id);
+    pub(super) fn registered_when_saved(&mut self, node: NodeIndex, conn: ConnId, id: RequestId) {
+        let is_synced = self.saving.synced >= self.saving.version;
+        if is_synced || !self.config.durable || sabotaged!(self.config.sabotage, CountUnsaved) {
+            return self.answer_registered(node, conn, id);
         }
-        self.held.push_back((self.version, Held::Registered(node, conn, id)));
+        self.saving.held.push_back((self.saving.version, Held::Registered(node, conn, id)));
     }
 
     /// Writes a member into the roster, unless it is there already.
-    pub(super) fn enroll(&mut self, cx: &mut Context, node: NodeIndex, conn: ConnId) {
-        let is_inside = cx.connections.is_inside(conn);
-        let Some(member) = cx.members.get_mut(node) else { return };
+    pub(super) fn enroll(&mut self, node: NodeIndex, conn: ConnId) {
+        let is_inside = self.connections.is_inside(conn);
+        let Some(member) = self.members.get_mut(node) else { return };
         // Memory in the master's own process ends with it.
         let should = member.is_disk() || !is_inside;
         if should && !std::mem::replace(&mut member.is_recorded, true) {
-            self.save(cx);
+            self.save();
         }
     }
 
     /// Takes a member that is gone for good out of the roster; the version without it.
-    pub(super) fn erase(&mut self, cx: &mut Context, member: Option<Member>) -> u64 {
+    pub(super) fn erase(&mut self, member: Option<Member>) -> u64 {
         match member {
-            Some(member) if member.is_recorded => self.save(cx),
-            _ => self.version,
+            Some(member) if member.is_recorded => self.save(),
+            _ => self.saving.version,
         }
     }
+}
+
+/// Copies as bytes: slot and stamp of each.
+fn pack<'a>(holds: impl Iterator<Item = &'a Hold>) -> Vec<u8> {
+    let bytes = holds.flat_map(|it| {
+        let (slot, stamp) = (it.slot.0.to_le_bytes(), it.stamp.0.to_le_bytes());
+        slot.into_iter().chain(stamp)
+    });
+    bytes.collect()
+}
+
+/// See [`pack`]. What is left over at the end is ignored.
+fn unpack(mut bytes: &[u8]) -> BTreeSet<Hold> {
+    let mut holds = BTreeSet::new();
+    while let Some((slot, rest)) = bytes.split_first_chunk()
+        && let Some((stamp, rest)) = rest.split_first_chunk()
+    {
+        let (slot, stamp) = (SlotId(u32::from_le_bytes(*slot)), Stamp(u64::from_le_bytes(*stamp)));
+        holds.insert(Hold { slot, stamp });
+        bytes = rest;
+    }
+    holds
 }
 
 impl Master {
     /// The state as it should be in the state folder now.
     #[must_use]
     pub fn saved(&self) -> Saved {
-        Saving::saved(&self.objects.cx)
+        self.objects.cx.saved()
     }
 
     /// Restores what an earlier master has saved.
@@ -198,9 +240,11 @@ impl Master {
             let namespace = self.objects.cx.catalog.intern(&saved.namespace);
             self.objects.cx.room.set_policy(namespace, saved.policy);
         }
+        saved.forgotten.into_iter().for_each(|it| self.objects.cx.members.forget(it));
         for member in saved.members {
             if !sabotaged!(self.objects.cx.config.sabotage, ForgetRoster) {
-                self.objects.expect_report(member.info());
+                let owed = member.owed_holds();
+                self.objects.expect_report(member.info(), owed);
             }
         }
         self.objects.tell_unreported();
@@ -226,11 +270,6 @@ impl Master {
         self.objects.cx.room.set_policy(namespace, before.changed(change));
         self.objects.cx.room.note_change();
         self.objects.tier.wake();
-        let version = self.membership.saving.save(&mut self.objects.cx);
-        self.membership.saving.when_saved(
-            &mut self.objects.cx,
-            version,
-            Effect::Reply(conn, id, Reply::Done),
-        );
+        self.objects.cx.reply_when_saved(conn, id, Reply::Done);
     }
 }

@@ -11,7 +11,7 @@
 //! **Invariant:** a report never brings back an object that is older than one that left the catalog since the
 //! master started: the name's *floor* is the least generation that is still accepted.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::{
@@ -22,7 +22,7 @@ use super::{
     refuse,
 };
 use crate::{
-    ConnId, Generation, Key, Location, RequestId, Tick,
+    ConnId, Generation, Hold, Key, Location, RequestId, Tick,
     message::{
         Await, CommitItem, Decide, NodeInfo, OnExists, Pulled, PutOptions, Reason, Reply, Request, Usage,
     },
@@ -74,10 +74,10 @@ impl Floors {
 
 impl Objects {
     /// A member of the roster is expected to report.
-    pub(super) fn expect_report(&mut self, info: NodeInfo) {
+    pub(super) fn expect_report(&mut self, info: NodeInfo, owed: BTreeSet<Hold>) {
         let mut member = Member::new(info, Usage::default(), self.cx.now);
         member.standing = Standing::Away(self.cx.now);
-        (member.from_earlier_life, member.is_recorded) = (true, true);
+        (member.from_earlier_life, member.is_recorded, member.owed) = (true, true, owed);
         if let Some(node) = self.cx.members.insert(member) {
             self.unreported.insert(node);
         }

@@ -93,9 +93,17 @@ struct State {
     /// How long the timer sleeps.
     armed: Option<Tick>,
     /// The newest version that is to be saved.
-    unsaved: Option<(u64, Box<Saved>)>,
+    unsaved: Option<u64>,
     /// The core is to be replaced by one whose epoch is greater than this.
     restart: Option<u64>,
+}
+
+impl State {
+    /// What is to be saved, if anything is.
+    fn take_unsaved(&mut self) -> Option<(u64, Box<Saved>)> {
+        let version = self.unsaved.take()?;
+        Some((version, Box::new(self.core.saved())))
+    }
 }
 
 #[derive(Debug)]
@@ -529,8 +537,8 @@ impl Shared {
                     }
                 }
                 Effect::Notice(notice) => self.notice(&notice),
-                Effect::Persist(version, saved) => {
-                    state.unsaved = Some((version, saved));
+                Effect::Persist(version) => {
+                    state.unsaved = Some(version);
                     self.unsaved.notify_one();
                 }
                 Effect::Restart(epoch) => {
@@ -671,7 +679,7 @@ async fn run_saves(shared: Arc<Shared>) {
     let Some(folder) = shared.folder.clone() else { return };
     loop {
         shared.unsaved.notified().await;
-        let Some((version, saved)) = shared.lock().unsaved.take() else { continue };
+        let Some((version, saved)) = shared.lock().take_unsaved() else { continue };
         let epoch = saved.epoch;
         // What came too late is not in the file, and nobody is told that it is: the core is being replaced.
         if save(&folder, saved).await {

@@ -204,7 +204,10 @@ impl Cluster {
             match effect {
                 Effect::Notice(notice) => self.notices.push(notice),
                 Effect::Disconnect(_) => (),
-                Effect::Persist(version, saved) => self.persist(version, *saved),
+                Effect::Persist(version) => {
+                    let saved = self.master.saved();
+                    self.persist(version, saved);
+                }
                 Effect::Restart(epoch) => return self.restart_master(epoch + 1),
                 Effect::Reply(conn, id, reply) if self.disk_at(conn).is_some() => {
                     let index = self.disk_at(conn).unwrap();

@@ -295,17 +295,17 @@ fn answers_that_wait_for_the_state_folder_end_with_their_connections() {
     for at in 0..10 {
         let policy = Policy { quota: Some((1 << 20) + at), ..Policy::default() };
         cluster.send(Request::SetPolicy(policy.into()));
-        assert_eq!(cluster.master.membership.saving.held_count(), if at == 0 { 1 } else { 2 });
+        assert_eq!(cluster.master.objects.cx.saving.held_count(), if at == 0 { 1 } else { 2 });
         cluster.nodes[0].handle(node::Event::Unlinked);
         cluster.event(Event::Closed(cluster.links[0]));
         cluster.link(0);
-        assert_eq!(cluster.master.membership.saving.held_count(), 2, "one that is closed holds none");
+        assert_eq!(cluster.master.objects.cx.saving.held_count(), 2, "one that is closed holds none");
         cluster.event(Event::Closed(CLIENT));
         cluster.open(CLIENT, 7);
-        assert_eq!(cluster.master.membership.saving.held_count(), 1);
+        assert_eq!(cluster.master.objects.cx.saving.held_count(), 1);
     }
     cluster.sync();
-    assert_eq!(cluster.master.membership.saving.held_count(), 0);
+    assert_eq!(cluster.master.objects.cx.saving.held_count(), 0);
     assert!(matches!(cluster.reserve("a", 10, plain()), ReserveOutcome::Room(_)), "the node is used");
 }
 
