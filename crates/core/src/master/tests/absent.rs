@@ -1,6 +1,7 @@
 //! Members that are absent or lost.
 
 use super::*;
+use crate::master::members::{FORGOTTEN_MAX, Members};
 use crate::{
     marks::Consumption,
     message::{ForgetNode, Forgotten},
@@ -109,4 +110,89 @@ fn a_node_that_the_operator_declares_lost_comes_back_empty() {
     cluster.link(0);
     assert_eq!(cluster.resolve("a", false), ResolveOutcome::Absent);
     assert_eq!(cluster.nodes[0].usage().objects, 0);
+}
+
+#[test]
+fn what_was_deleted_while_a_node_was_away_stays_deleted_after_a_restart() {
+    let mut cluster = Cluster::durable(&[8 * UNIT]);
+    let unconfirmed = DeleteOutcome::Unconfirmed(vec!["node1".into()]);
+    for (key, options) in [("deleted", pinned()), ("kept", pinned()), ("given up", plain())] {
+        cluster.put(key, UNIT, options);
+    }
+    cluster.unlink(0);
+    assert_eq!(cluster.delete("deleted", true), Some(unconfirmed));
+    cluster.wait(2_000);
+    cluster.restart_alone(6);
+    cluster.link(0);
+    assert!(!cluster.has("deleted") && cluster.has("kept"));
+    assert!(cluster.has("given up"), "nobody removed it");
+    assert_eq!((cluster.nodes[0].usage().objects, cluster.master.stat().nodes[0].owed), (2, 0));
+}
+
+#[test]
+fn an_unconfirmed_delete_is_answered_when_it_will_not_be_forgotten() {
+    let mut cluster = Cluster::durable(&[4 * UNIT]);
+    cluster.put("k", UNIT, plain());
+    cluster.unlink(0);
+    cluster.unsynced = Some(Vec::new());
+    let id = cluster.send(Request::Delete(Delete { keys: vec![key("k")], force: true, wait_ms: 500 }));
+    cluster.wait(1_000);
+    assert!(!cluster.replies.contains_key(&id));
+    cluster.sync();
+    let unconfirmed = DeleteOutcome::Unconfirmed(vec!["node1".into()]);
+    assert_eq!(cluster.replies.remove(&id), Some(Reply::Deleted(vec![unconfirmed])));
+    assert_eq!(cluster.state.members[0].owed_holds().len(), 1);
+}
+
+#[test]
+fn a_node_that_owes_more_than_one_answer_holds_is_told_in_pages() {
+    for (page, count) in [(2, 1), (2, 2), (2, 3), (2, 7), (100, 7)] {
+        let mut cluster = Cluster::with(&[10 * UNIT], |config| config.owed_page_max = page);
+        for at in 0..count {
+            cluster.put(&format!("k{at}"), UNIT, pinned());
+        }
+        cluster.put("kept", UNIT, pinned());
+        cluster.unlink(0);
+        for at in 0..count {
+            cluster.delete(&format!("k{at}"), true);
+        }
+        assert_eq!(cluster.master.stat().nodes[0].owed, count);
+        cluster.link(0);
+        cluster.node_event(0, node::Event::Beat);
+        assert_eq!((cluster.nodes[0].usage().objects, cluster.master.unconfirmed_count()), (1, 0));
+        assert!(cluster.has("kept") && cluster.master.stat().nodes[0].alive);
+    }
+}
+
+#[test]
+fn a_node_that_was_declared_lost_returns_empty_to_a_later_master_too() {
+    let mut cluster = Cluster::durable(&[4 * UNIT, 4 * UNIT]);
+    let on = |node: &str| PutOptions { preferred: vec![node.into()], ..pinned() };
+    cluster.put("a", UNIT, on("node1"));
+    cluster.put("b", UNIT, on("node2"));
+    cluster.unlink(0);
+    cluster.ask(Request::ForgetNode(ForgetNode { name: "node1".into() }));
+    cluster.restart_alone(6);
+    assert_eq!(cluster.master.unreported(), ["node2"]);
+    // One that has not reported may be declared lost, too.
+    cluster.ask(Request::ForgetNode(ForgetNode { name: "node2".into() }));
+    cluster.link(0);
+    cluster.link(1);
+    assert!(!cluster.has("a") && !cluster.has("b"));
+    assert!(cluster.nodes.iter().all(|it| it.usage().objects == 0));
+    cluster.put("c", UNIT, on("node1"));
+    cluster.unlink(0);
+    cluster.link(0);
+    assert!(cluster.has("c"), "it has discarded everything once");
+}
+
+#[test]
+fn only_so_many_lost_members_are_remembered() {
+    let mut members = Members::default();
+    for segment in 0..=FORGOTTEN_MAX as u64 {
+        members.forget(SegmentId(segment));
+        assert!(members.was_forgotten(SegmentId(segment)));
+    }
+    assert!(!members.was_forgotten(SegmentId(0)) && members.was_forgotten(SegmentId(1)));
+    assert_eq!(members.forgotten().count(), FORGOTTEN_MAX);
 }

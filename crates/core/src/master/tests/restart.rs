@@ -31,14 +31,14 @@ impl Cluster {
         }
     }
 
-    fn sync(&mut self) {
+    pub(super) fn sync(&mut self) {
         for (version, saved) in self.unsynced.take().unwrap_or_default() {
             self.persist(version, saved);
         }
     }
 
     /// Another master starts with the state folder, and nobody has reported yet.
-    fn restart_alone(&mut self, epoch: u64) {
+    pub(super) fn restart_alone(&mut self, epoch: u64) {
         let life = self.master.objects.cx.config.life + 1;
         let config = MasterConfig { epoch, life, ..self.master.objects.cx.config };
         for node in &mut self.nodes {
