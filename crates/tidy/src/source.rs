@@ -35,14 +35,14 @@ pub const UNSAFE_MODULES: &[&str] = &[
     // Maps memory and hands it out in blocks.
     "crates/transport/src/arena.rs",
     "crates/transport/src/buffer.rs",
+    "crates/transport/src/cache_prefetch.rs",
     "crates/transport/src/checksum.rs",
     "crates/transport/src/copy.rs",
-    "crates/transport/src/fetch.rs",
-    "crates/transport/src/home.rs",
     "crates/transport/src/map.rs",
     "crates/transport/src/peer.rs",
     // Asks the kernel whether an address can be read or written.
     "crates/transport/src/probe.rs",
+    "crates/transport/src/process.rs",
     "crates/transport/src/tcp/stream.rs",
     "python/src/kv/memory.rs",
     "python/src/mooncake/memory.rs",

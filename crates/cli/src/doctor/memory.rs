@@ -121,8 +121,8 @@ mod tests {
         let enough = Fit { wanted: 1 << 30, available: 2 << 30 };
         let unknown = Fit { wanted: 1, available: u64::MAX };
         let limit = Limit { file: "/sys/fs/cgroup/memory.max".to_owned(), bytes: 400 << 20 };
-        let (wanted, other, available) = (360 << 20, 192 << 20, 367 << 20);
-        let limited = SegmentError::NotEnough { wanted, other, available, limit: Some(limit) };
+        let (wanted, disk_bytes, available) = (360 << 20, 192 << 20, 367 << 20);
+        let limited = SegmentError::NotEnough { wanted, disk_bytes, available, limit: Some(limit) };
         for (check, verdict, found) in [
             (available_of(Ok(enough)), Verdict::Ok, "2.0 GiB available, 1.0 GiB wanted"),
             (available_of(Err(limited.into())), Verdict::Missing, "limits this process to 400.0 MiB"),
