@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use tiffin_kv_replay::{Compared, Report};
+use tiffin_kv_replay::{Comparison, Report};
 
 use crate::page::{escape, page as frame};
 use crate::plot::{Across, Line, Plot};
@@ -16,7 +16,7 @@ pub type Row = (&'static str, fn(&Report) -> String);
 
 /// The whole page: a plot for each policy, and a table with these rows of these runs.
 #[must_use]
-pub fn page(compared: &[Compared], rows: &[Row], columns: &[&Report], note: Option<&str>) -> String {
+pub fn page(compared: &[Comparison], rows: &[Row], columns: &[&Report], note: Option<&str>) -> String {
     let mut text = String::from("<section>\n<h2>Time to first token</h2>\n<div class=\"plots\">\n");
     for it in compared {
         let lines = [(&it.policy, LOOKS[0]), (&it.no_prefetch, LOOKS[1]), (&it.infinite, "floor")];

@@ -10,7 +10,7 @@ use tiffin_kv::config::PAGE_TOKENS_MAX;
 use tiffin_kv::{Budgets, Config};
 use tiffin_kv_replay::generate::{Traffic, generate};
 use tiffin_kv_replay::trace::{self, TraceRequest};
-use tiffin_kv_replay::{Compared, Machine, Report, compare};
+use tiffin_kv_replay::{Comparison, Machine, Report, compare};
 use tiffin_report::replay::Row;
 use tiffin_server::config;
 
@@ -178,7 +178,7 @@ fn load(replay: &Replay) -> Result<Vec<TraceRequest>, Failure> {
     Ok(requests)
 }
 
-fn play(replay: &Replay, trace: &[TraceRequest]) -> Result<Vec<Compared>, Failure> {
+fn play(replay: &Replay, trace: &[TraceRequest]) -> Result<Vec<Comparison>, Failure> {
     let mut machine = Machine {
         page_tokens: replay.page_tokens,
         page_bytes: replay.page_bytes.as_u64(),
@@ -242,19 +242,19 @@ const ROWS: [Row; 20] = [
 ];
 
 /// All reports, in the order of the table's columns. What does not depend on the policy stands once.
-fn columns(compared: &[Compared]) -> Vec<&Report> {
+fn columns(compared: &[Comparison]) -> Vec<&Report> {
     let mut columns: Vec<_> = compared.iter().flat_map(|it| [&it.policy, &it.no_prefetch]).collect();
     columns.extend(compared.first().map(|it| &it.infinite));
     columns
 }
 
 /// The report, as a page.
-fn page(compared: &[Compared]) -> String {
+fn page(compared: &[Comparison]) -> String {
     let note = left_out(compared);
     tiffin_report::replay::page(compared, &ROWS, &columns(compared), note.as_deref())
 }
 
-fn table(compared: &[Compared]) -> Table {
+fn table(compared: &[Comparison]) -> Table {
     let columns = columns(compared);
     let head: Vec<&str> = std::iter::once("").chain(columns.iter().map(|it| it.policy.as_str())).collect();
     let mut table = Table::new(&head);
@@ -265,7 +265,7 @@ fn table(compared: &[Compared]) -> Table {
 }
 
 /// Why hits and times do not cover the whole trace, if they do not.
-fn left_out(compared: &[Compared]) -> Option<String> {
+fn left_out(compared: &[Comparison]) -> Option<String> {
     let reports = columns(compared);
     let of_all = reports.iter().map(|it| (it.compared, it.requests)).next();
     of_all.filter(|(compared, requests)| compared < requests).map(|(compared, requests)| {

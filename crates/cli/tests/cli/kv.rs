@@ -83,7 +83,7 @@ fn a_trace_that_does_not_parse_is_named_by_its_line() {
     std::fs::write(&path, format!("{good}\nnonsense\n")).unwrap();
     let path = path.to_str().unwrap();
     let error = run(&["kv", "replay", "--json", path]).error();
-    assert!(error["message"].as_str().unwrap().contains("line 2 is no request"), "{error}");
+    assert!(error["message"].as_str().unwrap().contains("line 2 is not a request"), "{error}");
     assert!(error["hint"].as_str().unwrap().contains("JSON object"), "{error}");
     let error = run(&["kv", "replay", "--json", path, "--device-pages", "0"]).error();
     assert!(error["message"].as_str().unwrap().contains("line 2"), "{error}");
