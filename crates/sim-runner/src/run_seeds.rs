@@ -1,4 +1,4 @@
-//! Plays seeds on all cores, and says which of them break a promise.
+//! Runs seeds on all cores, and reports those that violate a promise.
 
 use std::io::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,73 +9,75 @@ use std::time::Instant;
 use serde_json::json;
 
 use crate::progress::Progress;
-use crate::{Breach, Covered, Report, Simulation, Task};
+use crate::{CoverageCounts, Report, RuleViolation, RunOptions, Simulation};
 
-/// From this many seeds on, a case that was never tried is a failure.
+/// From this many seeds on, a case that never occurred is a failure.
 const COVERING_SEEDS_MIN: u64 = 1000;
-/// Seeds that a thread takes at a time.
-const PIECE_SEEDS: u64 = 16;
+/// Number of seeds that a thread takes at a time.
+const BATCH_SEEDS: u64 = 16;
 
-/// What came of all seeds.
-struct Sum<C> {
+/// Results of all seeds.
+struct Totals<C> {
     coverage: C,
     events: u64,
     failed: u64,
     seconds: f64,
 }
 
-/// True if nothing is broken and, where enough was played, nothing was left untried.
-pub(crate) fn play<S: Simulation>(task: &Task<S::Rule>) -> std::io::Result<bool> {
+/// True if there is no violation and, with enough seeds, every case occurred.
+pub(crate) fn run_seeds<S: Simulation>(options: &RunOptions<S::Mutant>) -> std::io::Result<bool> {
     let mut out = std::io::stdout().lock();
     let began = Instant::now();
-    let mut progress = Progress::new("seeds", task.seeds);
-    let mut sum = Sum { coverage: S::Coverage::default(), events: 0, failed: 0, seconds: 0.0 };
+    let mut progress = Progress::new("seeds", options.seeds);
+    let mut totals = Totals { coverage: S::Coverage::default(), events: 0, failed: 0, seconds: 0.0 };
     let next = AtomicU64::new(0);
     let (reports, results) = mpsc::channel();
     thread::scope(|scope| {
-        for _ in 0..task.jobs {
+        for _ in 0..options.jobs {
             let (reports, next) = (reports.clone(), &next);
-            scope.spawn(move || play_pieces::<S>(task, next, &reports));
+            scope.spawn(move || run_batches::<S>(options, next, &reports));
         }
         drop(reports);
         for (done, report) in (1..).zip(results) {
             write!(out, "{}", report.text)?;
-            sum.events += report.events;
-            sum.coverage.add(&report.coverage);
-            if let Some(broken) = &report.broken {
-                sum.failed += 1;
+            totals.events += report.events;
+            totals.coverage.add(&report.coverage);
+            if let Some(violation) = &report.violation {
+                totals.failed += 1;
                 progress.clear();
-                let (seed, promise, what) = (report.seed, broken.promise(), broken.what());
-                match task.json {
+                let (seed, promise, what) = (report.seed, violation.promise(), violation.what());
+                match options.json {
                     true => writeln!(out, "{}", json!({"seed": seed, "invariant": promise, "what": what}))?,
                     false => writeln!(out, "seed {seed} breaks {promise}: {what}")?,
                 }
             }
-            progress.show(done, sum.failed);
+            progress.show(done, totals.failed);
         }
         std::io::Result::Ok(())
     })?;
     progress.clear();
-    sum.seconds = began.elapsed().as_secs_f64();
-    summarize(task, &sum, &mut out)?;
-    let covers = sum.coverage.missing().is_empty() || task.seeds < COVERING_SEEDS_MIN || task.rule.is_some();
-    Ok(sum.failed == 0 && covers)
+    totals.seconds = began.elapsed().as_secs_f64();
+    summarize(options, &totals, &mut out)?;
+    let covers = totals.coverage.missing().is_empty()
+        || options.seeds < COVERING_SEEDS_MIN
+        || options.mutant.is_some();
+    Ok(totals.failed == 0 && covers)
 }
 
-/// Takes pieces of what is left to play, until nothing is or nobody listens.
-fn play_pieces<S: Simulation>(
-    task: &Task<S::Rule>,
+/// Runs batches of the remaining seeds, until none is left or the receiver is gone.
+fn run_batches<S: Simulation>(
+    options: &RunOptions<S::Mutant>,
     next: &AtomicU64,
-    reports: &mpsc::Sender<Report<S::Broken, S::Coverage>>,
+    reports: &mpsc::Sender<Report<S::Violation, S::Coverage>>,
 ) {
     loop {
-        let first = next.fetch_add(PIECE_SEEDS, Ordering::Relaxed);
-        if first >= task.seeds {
+        let first = next.fetch_add(BATCH_SEEDS, Ordering::Relaxed);
+        if first >= options.seeds {
             return;
         }
-        for place in first..(first + PIECE_SEEDS).min(task.seeds) {
-            let seed = task.start.saturating_add(place);
-            let report = S::play(seed, task.rule.unwrap_or_default(), task.log && place == 0);
+        for index in first..(first + BATCH_SEEDS).min(options.seeds) {
+            let seed = options.start.saturating_add(index);
+            let report = S::run(seed, options.mutant.unwrap_or_default(), options.log && index == 0);
             if reports.send(report).is_err() {
                 return;
             }
@@ -83,11 +85,15 @@ fn play_pieces<S: Simulation>(
     }
 }
 
-fn summarize<R, C: Covered>(task: &Task<R>, sum: &Sum<C>, out: &mut impl Write) -> std::io::Result<()> {
-    let Task { seeds, start, .. } = task;
-    let Sum { events, failed, seconds, coverage } = sum;
+fn summarize<R, C: CoverageCounts>(
+    options: &RunOptions<R>,
+    totals: &Totals<C>,
+    out: &mut impl Write,
+) -> std::io::Result<()> {
+    let RunOptions { seeds, start, .. } = options;
+    let Totals { events, failed, seconds, coverage } = totals;
     let missing = coverage.missing();
-    if task.json {
+    if options.json {
         let counts: serde_json::Map<_, _> =
             coverage.counts().into_iter().map(|(name, count)| (name.to_owned(), json!(count))).collect();
         let summary = json!({

@@ -427,7 +427,7 @@ impl Coverage {
     }
 }
 
-impl tiffin_sim_runner::Covered for Coverage {
+impl tiffin_sim_runner::CoverageCounts for Coverage {
     fn add(&mut self, other: &Self) {
         self.points.iter_mut().zip(&other.points).for_each(|(mine, its)| *mine += its);
         self.kinds.iter_mut().zip(&other.kinds).for_each(|(mine, its)| mine.1 += its.1);

@@ -72,10 +72,10 @@ impl World {
         if self.phase != Phase::Storm {
             return;
         }
-        let gap = self.chance.between(1, 2 * self.plan.fault_gap);
+        let gap = self.rng.between(1, 2 * self.plan.fault_gap);
         self.at(self.now + gap, Event::Fault);
         let total: u64 = Fault::ALL.iter().map(|&it| self.fault_rate(it)).sum();
-        let mut drawn = self.chance.below(total);
+        let mut drawn = self.rng.below(total);
         for fault in Fault::ALL {
             let rate = self.fault_rate(fault);
             if drawn < rate {
@@ -88,19 +88,19 @@ impl World {
     }
 
     fn strike(&mut self, fault: Fault) {
-        let node = self.chance.below(self.nodes.len() as u64) as usize;
-        let client = self.chance.below(self.clients.len() as u64) as usize;
+        let node = self.rng.below(self.nodes.len() as u64) as usize;
+        let client = self.rng.below(self.clients.len() as u64) as usize;
         match fault {
             Fault::ClientBreak => self.break_something(client),
             Fault::LinkBreak => self.break_link(node, 0),
             Fault::LinkLong => {
-                let away = self.plan.bar_ms + self.chance.below(200);
+                let away = self.plan.bar_ms + self.rng.below(200);
                 self.break_link(node, away);
             }
             Fault::DataBreak => {
-                let open = self.transfers.iter().filter(|(_, it)| it.socket && !it.broken);
+                let open = self.transfers.iter().filter(|(_, it)| it.socket && !it.violation);
                 let open: Vec<_> = open.map(|(id, _)| *id).collect();
-                if let Some(&id) = self.chance.pick(&open) {
+                if let Some(&id) = self.rng.pick(&open) {
                     self.coverage.hit(Point::FaultDataBreak);
                     self.break_transfer(id);
                 }
@@ -115,12 +115,12 @@ impl World {
             Fault::NodeCrash => {
                 if self.is_up(Party::Node(node)) {
                     self.coverage.hit(Point::FaultNodeCrash);
-                    let down = self.chance.delay(50, 600);
+                    let down = self.rng.delay(50, 600);
                     self.crash_node(node, down);
                 }
             }
             Fault::NodeStop => {
-                let until = self.now + self.chance.delay(200, 700);
+                let until = self.now + self.rng.delay(200, 700);
                 if let Some(it) = self.nodes.get_mut(node).filter(|it| it.core.is_some()) {
                     // What waits for the end of another stop waits on.
                     it.stopped_until = it.stopped_until.max(until);
@@ -130,7 +130,7 @@ impl World {
             Fault::MasterCrash => {
                 if self.is_up(Party::Master) {
                     self.coverage.hit(Point::FaultMasterCrash);
-                    let down = self.chance.delay(30, 200);
+                    let down = self.rng.delay(30, 200);
                     self.crash_master(down);
                 }
             }
@@ -157,8 +157,8 @@ impl World {
     /// What goes wrong with a disk, or with its link.
     fn strike_disk(&mut self, fault: Fault, node: usize) {
         let now = self.now;
-        let (until, away) = (now + self.chance.delay(100, 500), self.plan.bar_ms + self.chance.below(200));
-        let drawn = self.chance.any();
+        let (until, away) = (now + self.rng.delay(100, 500), self.plan.bar_ms + self.rng.below(200));
+        let drawn = self.rng.any();
         let Some(disk) = self.disk(node).filter(|it| it.core.is_some()) else { return };
         let point = match fault {
             Fault::DiskFails => {
@@ -199,17 +199,17 @@ impl World {
         match fault {
             Fault::ClockJump => {
                 self.coverage.hit(Point::FaultClockJump);
-                self.clock.ahead += self.chance.delay(200, 2000) as i64;
+                self.clock.ahead += self.rng.delay(200, 2000) as i64;
             }
             Fault::ClockBack => {
                 self.coverage.hit(Point::FaultClockBack);
-                self.clock.ahead -= self.chance.delay(50, 500) as i64;
+                self.clock.ahead -= self.rng.delay(50, 500) as i64;
             }
             Fault::ClockStop => {
                 let stands = self.master_now().0;
                 self.clock.stands_at = Some(stands);
                 self.coverage.hit(Point::FaultClockStop);
-                let until = self.now + self.chance.delay(100, 500);
+                let until = self.now + self.rng.delay(100, 500);
                 self.at(until, Event::ClockGoesOn);
             }
             _ => {
@@ -222,13 +222,13 @@ impl World {
 
     /// A clock's rate, in percent of the world's.
     fn rate(&mut self) -> u64 {
-        *self.chance.pick(&[25, 50, 90, 100, 110, 200, 400]).unwrap_or(&100)
+        *self.rng.pick(&[25, 50, 90, 100, 110, 200, 400]).unwrap_or(&100)
     }
 
     /// A process that is stopped for long often finds its connections closed when it goes on.
     fn stall(&mut self, client: usize) {
-        let until = self.now + self.chance.delay(200, 900);
-        let cut = self.chance.percent(60);
+        let until = self.now + self.rng.delay(200, 900);
+        let cut = self.rng.percent(60);
         let Some(it) = self.clients.get_mut(client).filter(|it| it.alive) else { return };
         it.stopped_until = it.stopped_until.max(until);
         let conns: Vec<_> = it.links.values().filter_map(|it| it.conn).collect();
@@ -241,7 +241,7 @@ impl World {
     fn break_something(&mut self, client: usize) {
         let Some(it) = self.clients.get(client).filter(|it| it.alive) else { return };
         let open: Vec<_> = it.links.values().filter_map(|it| it.conn).collect();
-        if let Some(&conn) = self.chance.pick(&open) {
+        if let Some(&conn) = self.rng.pick(&open) {
             self.coverage.hit(Point::FaultClientBreak);
             self.break_conn(conn);
         }

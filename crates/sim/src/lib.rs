@@ -33,32 +33,32 @@ mod world;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 pub use coverage::{Coverage, Point};
-pub use oracle::Broken;
+pub use oracle::Violation;
 pub use tiffin_core::sabotage::Sabotage;
 use tiffin_sim_runner::panic_text;
 use world::World;
 
 /// What came out of one seed.
-pub type Report = tiffin_sim_runner::Report<Broken, Coverage>;
+pub type Report = tiffin_sim_runner::Report<Violation, Coverage>;
 
 /// How a broken rule was noticed.
-pub type Caught = tiffin_sim_runner::Caught<Sabotage, Broken>;
+pub type Caught = tiffin_sim_runner::Caught<Sabotage, Violation>;
 
 /// Plays one seed. `keep_text` keeps a log for people, which takes much longer.
 #[must_use]
 pub fn run(seed: u64, sabotage: Sabotage, keep_text: bool) -> Report {
     let mut world = World::new(seed, sabotage, keep_text);
     let panicked = catch_unwind(AssertUnwindSafe(|| world.run())).err();
-    let broken =
-        world.oracle.broken.take().or_else(|| {
-            panicked.map(|panic| Broken { invariant: "panic", what: panic_text(panic.as_ref()) })
+    let violation =
+        world.oracle.violation.take().or_else(|| {
+            panicked.map(|panic| Violation { invariant: "panic", what: panic_text(panic.as_ref()) })
         });
     Report {
         seed,
         events: world.events,
         digest: u128::from(world.log.hash()),
         coverage: std::mem::take(&mut world.coverage),
-        broken,
+        violation,
         text: world.log.take_text(),
     }
 }
@@ -66,5 +66,5 @@ pub fn run(seed: u64, sabotage: Sabotage, keep_text: bool) -> Report {
 /// Breaks one rule, and plays seeds from `start` on until that is noticed, at most `limit`.
 #[must_use]
 pub fn catch(sabotage: Sabotage, start: u64, limit: u64) -> Caught {
-    tiffin_sim_runner::catch(sabotage, start, limit, |seed, sabotage| run(seed, sabotage, false).broken)
+    tiffin_sim_runner::catch(sabotage, start, limit, |seed, sabotage| run(seed, sabotage, false).violation)
 }

@@ -68,7 +68,7 @@ impl World {
             evict_soft_pinned: self.plan.evict_soft_pinned,
             piece_objects_max: self.plan.piece_objects_max,
             tier: self.plan.tier,
-            hash_seed: self.chance.any(),
+            hash_seed: self.rng.any(),
             sabotage: self.sabotage,
         };
         self.master = Some(Master::recover(config, self.state.clone()));
@@ -86,14 +86,14 @@ impl World {
     /// What is being saved may be in the state folder when the master dies, and the folder may be lost.
     fn leave_state(&mut self) {
         if let Some((_, saved)) = self.saving.take()
-            && self.chance.percent(50)
+            && self.rng.percent(50)
         {
             self.state = saved;
         }
-        if self.plan.state_loss_percent > 0 && self.chance.percent(self.plan.state_loss_percent) {
+        if self.plan.state_loss_percent > 0 && self.rng.percent(self.plan.state_loss_percent) {
             self.coverage.hit(Point::FaultStateLost);
-            let regresses = self.chance.percent(self.plan.regress_percent);
-            let epoch = if regresses { self.chance.below(self.epoch) } else { self.epoch };
+            let regresses = self.rng.percent(self.plan.regress_percent);
+            let epoch = if regresses { self.rng.below(self.epoch) } else { self.epoch };
             self.state = Saved { epoch, ..Saved::default() };
             self.oracle.state_is_lost();
         }
@@ -108,7 +108,7 @@ impl World {
         self.state = Saved { epoch: floor.max(saved.epoch), ..saved };
         self.log.line(self.now, "master is superseded", &[floor], &[]);
         self.server_dies(Party::Master);
-        let delay = self.chance.delay(2, 20);
+        let delay = self.rng.delay(2, 20);
         self.at(self.now + delay, Event::MasterStarts);
     }
 
@@ -233,7 +233,7 @@ impl World {
     pub(crate) fn clock_goes_on(&mut self) {
         let Some(stood) = self.clock.stands_at.take() else { return };
         // It either lost the time or catches up.
-        if self.chance.percent(50) {
+        if self.rng.percent(50) {
             self.clock.go_on_from(self.now, stood);
         }
     }
@@ -328,7 +328,7 @@ impl World {
         self.oracle.seen_all();
         if !self.working && self.master.as_ref().is_some_and(Master::has_work) {
             self.working = true;
-            let delay = self.chance.delay(2, 30);
+            let delay = self.rng.delay(2, 30);
             self.at(self.now + delay, Event::MasterWorks(self.master_life));
         }
         // What was written before the restart is charged when it gets its name, perhaps in the same event.
@@ -339,7 +339,7 @@ impl World {
     fn begin_save(&mut self, version: u64, saved: Saved) {
         self.coverage.hit(Point::StateSaved);
         if self.saving.replace((version, saved)).is_none() {
-            let delay = self.chance.delay(3, 40);
+            let delay = self.rng.delay(3, 40);
             self.at(self.now + delay, Event::MasterSaved(self.master_life));
         }
     }

@@ -124,7 +124,7 @@ impl World {
         if listens {
             self.send_request(id, Way::Up, RequestId(0), &Request::Hello(hello));
         } else {
-            let at = self.now + 1 + self.chance.below(20);
+            let at = self.now + 1 + self.rng.below(20);
             self.at(at, Event::CallerCloses(id));
         }
         id
@@ -139,7 +139,7 @@ impl World {
 
     /// Whether what is said to a node now is with it at once. It may be slow to take it.
     pub(crate) fn takes(&mut self, id: ConnId) -> bool {
-        let is_slow = self.chance.once_in(8);
+        let is_slow = self.rng.once_in(8);
         let conn = self.conns.get(&id);
         conn.is_some_and(|it| it.near && it.server_open && it.down.left.is_none() && !is_slow)
     }
@@ -153,7 +153,7 @@ impl World {
         self.coverage.sent(tiffin_proto::request_kind(request).number);
         let frame = tiffin_proto::encode_request(id, request).expect("what the core says can be said");
         self.log.line(self.now, "entrust", &[conn.0], &frame);
-        let delay = self.chance.delay(self.plan.delay_usual * 4, self.plan.delay_seldom * 2);
+        let delay = self.rng.delay(self.plan.delay_usual * 4, self.plan.delay_seldom * 2);
         if let Some(it) = self.conns.get_mut(&conn) {
             it.ledger.push_back(frame);
         }
@@ -186,7 +186,7 @@ impl World {
 
     fn send(&mut self, id: ConnId, way: Way, frame: Vec<u8>) {
         self.log.line(self.now, "send", &[id.0, way as u64], &frame);
-        let delay = self.chance.delay(self.plan.delay_usual, self.plan.delay_seldom);
+        let delay = self.rng.delay(self.plan.delay_usual, self.plan.delay_seldom);
         let now = self.now;
         let Some(conn) = self.conns.get_mut(&id) else { return };
         let open = match way {
@@ -205,9 +205,9 @@ impl World {
 
     /// The connection breaks on its way. Each side notices in its own time.
     pub(crate) fn break_conn(&mut self, id: ConnId) {
-        let (noticed, half_open) = (self.chance.below(25), self.chance.delay(40, 500));
-        let late = if self.chance.percent(self.plan.late_percent) { self.chance.below(120) } else { 0 };
-        let (up_left, down_left) = (self.chance.any() as usize, self.chance.any() as usize);
+        let (noticed, half_open) = (self.rng.below(25), self.rng.delay(40, 500));
+        let late = if self.rng.percent(self.plan.late_percent) { self.rng.below(120) } else { 0 };
+        let (up_left, down_left) = (self.rng.any() as usize, self.rng.any() as usize);
         let now = self.now;
         let Some(conn) = self.conns.get_mut(&id) else { return };
         let near = conn.near;
@@ -233,14 +233,14 @@ impl World {
 
     /// The server wants a connection closed. What arrives before that is done is still heard.
     pub(crate) fn disconnect(&mut self, id: ConnId) {
-        let delay = self.chance.below(60);
+        let delay = self.rng.below(60);
         self.at(self.now + delay, Event::ServerCloses(id));
         self.at(self.now + delay, Event::CallerCloses(id));
     }
 
     /// The server is gone: what it said before still arrives.
     pub(crate) fn server_hangs_up(&mut self, id: ConnId) {
-        let delay = self.chance.below(20);
+        let delay = self.rng.below(20);
         let now = self.now;
         let Some(conn) = self.conns.get_mut(&id) else { return };
         conn.server_open = false;

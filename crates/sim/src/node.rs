@@ -74,7 +74,7 @@ impl NodeShell {
 impl World {
     /// A node starts, with a new and empty segment.
     pub(crate) fn start_node(&mut self, node: usize) {
-        let segment = SegmentId(self.chance.any());
+        let segment = SegmentId(self.rng.any());
         let config = NodeConfig {
             segment,
             capacity: self.plan.capacity,
@@ -212,7 +212,7 @@ impl World {
         if std::mem::replace(&mut shell.linked, false) {
             self.node_handles(node, CoreEvent::Unlinked);
         }
-        let delay = self.chance.delay(20, 100);
+        let delay = self.rng.delay(20, 100);
         self.node_at(delay, node, NodeEvent::Link);
     }
 

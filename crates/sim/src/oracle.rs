@@ -33,14 +33,14 @@ pub(crate) type Memories = BTreeMap<SegmentId, Memory>;
 
 /// A promise that was broken.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Broken {
+pub struct Violation {
     /// Which.
     pub invariant: &'static str,
     /// How.
     pub what: String,
 }
 
-impl tiffin_sim_runner::Breach for Broken {
+impl tiffin_sim_runner::RuleViolation for Violation {
     fn promise(&self) -> &str {
         self.invariant
     }
@@ -169,7 +169,7 @@ pub(crate) struct Cause {
 /// The history, and the verdict.
 #[derive(Debug, Default)]
 pub(crate) struct Oracle {
-    pub(crate) broken: Option<Broken>,
+    pub(crate) violation: Option<Violation>,
     pub(crate) values: Vec<Value>,
     /// What is written into each use of a slot.
     pub(crate) written: BTreeMap<(SegmentId, Hold), ValueId>,
@@ -260,8 +260,8 @@ pub(crate) struct Oracle {
 impl Oracle {
     /// Records a broken promise; the first one counts.
     pub(crate) fn fail(&mut self, invariant: &'static str, what: impl FnOnce() -> String) {
-        if self.broken.is_none() {
-            self.broken = Some(Broken { invariant, what: what() });
+        if self.violation.is_none() {
+            self.violation = Some(Violation { invariant, what: what() });
         }
     }
 

@@ -59,7 +59,7 @@ pub(crate) struct Transfer {
     tags: Vec<Tag>,
     data_open: bool,
     /// The connection for bytes broke.
-    pub(crate) broken: bool,
+    pub(crate) violation: bool,
     /// The client does not wait for it any more.
     client_done: bool,
     node_done: bool,
@@ -118,12 +118,12 @@ impl World {
             must_claim: false,
             tags: Vec::new(),
             data_open: false,
-            broken: false,
+            violation: false,
             client_done: false,
             node_done: !socket,
         };
         self.transfers.insert(id, transfer);
-        let delay = self.chance.delay(4, 60);
+        let delay = self.rng.delay(4, 60);
         let node =
             if order.hold.is_on_disk() { self.disk_of(order.segment) } else { self.node_of(order.segment) };
         match (socket, node) {
@@ -149,11 +149,11 @@ impl World {
 
     /// The connection for bytes breaks; the client hears of it.
     pub(crate) fn break_transfer(&mut self, id: TransferId) {
-        let delay = self.chance.below(20);
-        let Some(transfer) = self.transfers.get_mut(&id).filter(|it| !it.broken && !it.client_done) else {
+        let delay = self.rng.below(20);
+        let Some(transfer) = self.transfers.get_mut(&id).filter(|it| !it.violation && !it.client_done) else {
             return;
         };
-        transfer.broken = true;
+        transfer.violation = true;
         let client = transfer.client;
         self.client_at(delay, client, ClientEvent::Transferred(id, Ended::Unreachable));
     }
@@ -169,8 +169,8 @@ impl World {
 
     /// One step of a copy through a mapping.
     pub(crate) fn mapped_step(&mut self, id: TransferId) {
-        let pace = self.chance.between(1, 3) as usize;
-        let pause = self.chance.delay(4, 80);
+        let pace = self.rng.between(1, 3) as usize;
+        let pause = self.rng.delay(4, 80);
         let Some(transfer) = self.transfers.get_mut(&id).filter(|it| !it.client_done) else { return };
         let Some(memory) = self.memories.get_mut(&transfer.segment) else { return };
         let client = transfer.client;
@@ -236,8 +236,8 @@ impl World {
 
     /// A piece arrives at the node, or the wish for one.
     pub(crate) fn chunk(&mut self, node: usize, id: TransferId) {
-        let pace = self.chance.between(1, 4) as u32;
-        let (copying, late) = (self.chance.delay(4, 60), self.chance.percent(50));
+        let pace = self.rng.between(1, 4) as u32;
+        let (copying, late) = (self.rng.delay(4, 60), self.rng.percent(50));
         let Some(transfer) = self.transfers.get_mut(&id).filter(|it| !it.node_done) else { return };
         if transfer.hold.is_on_disk() {
             return self.disk_chunk(node, id);
@@ -248,7 +248,7 @@ impl World {
         }
         let Some(transfer) = self.transfers.get_mut(&id) else { return };
         let Some(core) = self.nodes.get_mut(node).and_then(|it| it.core.as_mut()) else { return };
-        if transfer.broken || (transfer.client_done && !late) {
+        if transfer.violation || (transfer.client_done && !late) {
             return self.close_data(node, id);
         }
         let offset = u64::from(transfer.done) * EXTENT_ALIGN;
@@ -269,7 +269,7 @@ impl World {
 
     /// The piece is copied.
     pub(crate) fn chunk_done(&mut self, node: usize, id: TransferId) {
-        let travel = self.chance.delay(4, 40);
+        let travel = self.rng.delay(4, 40);
         let Some(transfer) = self.transfers.get_mut(&id) else { return };
         if transfer.hold.is_on_disk() {
             return self.disk_chunk_done(node, id);
@@ -293,7 +293,7 @@ impl World {
             }
             None => core.end_send(transfer.hold, transfer.unasked.map(|_| core.epoch())),
         };
-        let (more, wanted) = (transfer.done < transfer.total(), !transfer.client_done && !transfer.broken);
+        let (more, wanted) = (transfer.done < transfer.total(), !transfer.client_done && !transfer.violation);
         self.drain_node(node);
         match (stands, more) {
             (false, _) => self.end_socket(node, id, Ended::Stale),
@@ -392,9 +392,9 @@ impl World {
     }
 
     pub(crate) fn end_socket(&mut self, node: usize, id: TransferId, ended: Ended) {
-        let travel = self.chance.delay(4, 40);
+        let travel = self.rng.delay(4, 40);
         let Some(transfer) = self.transfers.get(&id) else { return };
-        let (client, listens) = (transfer.client, !transfer.client_done && !transfer.broken);
+        let (client, listens) = (transfer.client, !transfer.client_done && !transfer.violation);
         if listens {
             self.client_at(travel, client, ClientEvent::Transferred(id, ended));
         }
@@ -402,7 +402,7 @@ impl World {
     }
 
     fn close_data(&mut self, node: usize, id: TransferId) {
-        let delay = self.chance.delay(4, 60);
+        let delay = self.rng.delay(4, 60);
         let Some(transfer) = self.transfers.get(&id) else { return };
         if transfer.data_open {
             self.node_at(delay, node, NodeEvent::DataClosed(transfer.client_id));

@@ -34,11 +34,11 @@ impl World {
         if self.phase != Phase::Storm {
             return;
         }
-        let pause = self.chance.between(1, self.plan.pause_max);
+        let pause = self.rng.between(1, self.plan.pause_max);
         let Some(it) = self.clients.get(client).filter(|it| !it.leaving) else { return };
         let busy = it.sessions.len() >= SESSIONS_MAX;
         let namespace = it.namespace;
-        if self.chance.once_in(150) {
+        if self.rng.once_in(150) {
             return self.client_at(0, client, ClientEvent::Leave);
         }
         self.client_at(pause, client, ClientEvent::Work);
@@ -46,12 +46,12 @@ impl World {
             return;
         }
         // Where most objects are samples, most of what is done is to consume them.
-        let looks = self.chance.percent(self.plan.look_percent);
-        let consumes = self.plan.sample_percent >= 50 && self.chance.percent(30);
-        let tiers = self.plan.has_disks() && self.chance.percent(self.plan.tier_percent);
-        let streams = self.plan.has_streams() && self.chance.percent(self.plan.stream_percent);
-        let hurries = self.plan.hurry_percent > 0 && self.chance.percent(self.plan.hurry_percent);
-        match self.chance.below(100) {
+        let looks = self.rng.percent(self.plan.look_percent);
+        let consumes = self.plan.sample_percent >= 50 && self.rng.percent(30);
+        let tiers = self.plan.has_disks() && self.rng.percent(self.plan.tier_percent);
+        let streams = self.plan.has_streams() && self.rng.percent(self.plan.stream_percent);
+        let hurries = self.plan.hurry_percent > 0 && self.rng.percent(self.plan.hurry_percent);
+        match self.rng.below(100) {
             _ if hurries => self.begin_hurried_put(client, namespace),
             _ if tiers => self.begin_tier(client, namespace),
             _ if streams => self.begin_stream(client),
@@ -65,15 +65,14 @@ impl World {
             80..90 => self.begin_delete(client, namespace),
             90..92 => {
                 let pattern = self.pattern();
-                let (force, wait_ms) = (self.chance.percent(50), self.chance.between(0, 300));
+                let (force, wait_ms) = (self.rng.percent(50), self.rng.between(0, 300));
                 let delete = DeleteMatching { pattern, force, wait_ms };
                 self.ask_once(client, Kind::Question, Request::DeleteMatching(delete));
             }
             92..96 => {
-                let keys: Vec<_> =
-                    (0..self.chance.between(1, 4)).map(|_| self.name(namespace).key()).collect();
-                let lease = self.chance.percent(20);
-                let report_wait_ms = self.chance.between(0, 300);
+                let keys: Vec<_> = (0..self.rng.between(1, 4)).map(|_| self.name(namespace).key()).collect();
+                let lease = self.rng.percent(20);
+                let report_wait_ms = self.rng.between(0, 300);
                 let exists = || Exists { keys: keys.iter().collect(), report_wait_ms, ..Exists::default() };
                 let request = match keys.len() % 2 == 0 && !lease {
                     true => Request::Exists(exists()),
@@ -89,11 +88,11 @@ impl World {
                 self.ask_once(client, Kind::Question, request);
             }
             96..98 => {
-                let pattern = match self.chance.once_in(4) {
+                let pattern = match self.rng.once_in(4) {
                     true => Pattern::Regex("(".to_owned()),
                     false => self.pattern(),
                 };
-                let cursor = self.chance.below(6);
+                let cursor = self.rng.below(6);
                 let list = List { pattern, pinned_by: None, cursor, limit: 4, report_wait_ms: 100 };
                 self.ask_once(client, Kind::Question, Request::List(list));
             }
@@ -102,12 +101,12 @@ impl World {
     }
 
     fn begin_put(&mut self, client: usize, namespace: u8) {
-        let count = if self.chance.percent(80) { 1 } else { 2 };
+        let count = if self.rng.percent(80) { 1 } else { 2 };
         let (mut requests, mut values) = (Vec::new(), Vec::new());
         let mut streams = false;
         for _ in 0..count {
             let name = self.name(namespace);
-            if self.chance.percent(USUAL_PERCENT) {
+            if self.rng.percent(USUAL_PERCENT) {
                 let request = self.usual_put(client, name);
                 values.push(self.oracle.new_value(name, request.len));
                 requests.push(request);
@@ -115,13 +114,13 @@ impl World {
             }
             let len = self.len();
             let options = PutOptions {
-                replicas: if self.chance.once_in(60) { 0 } else { self.chance.between(1, 2) as u32 },
-                on_exists: if self.chance.percent(70) { OnExists::Replace } else { OnExists::Keep },
-                hard_pin: self.chance.percent(self.plan.pin_percent),
-                soft_pin_ms: self.chance.once_in(6).then(|| self.chance.between(1, 300)),
+                replicas: if self.rng.once_in(60) { 0 } else { self.rng.between(1, 2) as u32 },
+                on_exists: if self.rng.percent(70) { OnExists::Replace } else { OnExists::Keep },
+                hard_pin: self.rng.percent(self.plan.pin_percent),
+                soft_pin_ms: self.rng.once_in(6).then(|| self.rng.between(1, 300)),
                 preferred: Vec::new(),
                 owner: self.owner(),
-                sample: self.chance.percent(self.plan.sample_percent).then(|| self.consumption()),
+                sample: self.rng.percent(self.plan.sample_percent).then(|| self.consumption()),
                 stream: String::new(),
                 elsewhere: 0,
             };
@@ -132,9 +131,9 @@ impl World {
             requests.push(PutRequest { key: name.key(), len, options, ready: Vec::new() });
         }
         // Who waits for consumers lets others pass, so that it is not in line for room.
-        let waits = self.chance.percent(30) && !streams;
-        let wait_ms = if waits { self.chance.between(1, 200) } else { 0 };
-        let confirm_ms = self.chance.between(0, 300);
+        let waits = self.rng.percent(30) && !streams;
+        let wait_ms = if waits { self.rng.between(1, 200) } else { 0 };
+        let confirm_ms = self.rng.between(0, 300);
         let near = self.clients.get(client).map(|it| it.near.clone()).unwrap_or_default();
         let put = Put::new(requests).waiting(wait_ms).confirming(confirm_ms).publishing(near);
         self.begin_session(client, Kind::Put { put, values });
@@ -143,7 +142,7 @@ impl World {
 
     /// A plain put of the size that memory is preallocated for, into an offer if there is one.
     fn usual_put(&mut self, client: usize, name: Name) -> PutRequest {
-        let on_exists = if self.chance.percent(70) { OnExists::Replace } else { OnExists::Keep };
+        let on_exists = if self.rng.percent(70) { OnExists::Replace } else { OnExists::Keep };
         let options = PutOptions { replicas: 1, on_exists, ..PutOptions::default() };
         let (key, now_us) = (name.key(), self.now_us());
         let it = self.clients.get_mut(client).zip(OfferSize::of(&key, USUAL_LEN, &options));
@@ -177,7 +176,7 @@ impl World {
         let options = PutOptions { replicas: 1, on_exists: OnExists::Replace, ..PutOptions::default() };
         let values = vec![self.oracle.new_value(name, len)];
         let requests = vec![PutRequest { key: name.key(), len, options, ready: Vec::new() }];
-        let confirm_ms = self.chance.between(0, 300);
+        let confirm_ms = self.rng.between(0, 300);
         let near = self.clients.get(client).map(|it| it.near.clone()).unwrap_or_default();
         let put = Put::new(requests).confirming(confirm_ms).publishing(near);
         self.begin_session(client, Kind::Put { put, values });
@@ -196,15 +195,15 @@ impl World {
     fn change_lifetimes(&mut self, client: usize, namespace: u8) {
         let key = self.name(namespace).key();
         let owner = self.owner();
-        let wait_ms = self.chance.between(0, 300);
+        let wait_ms = self.rng.between(0, 300);
         let all = self.plan.capacity * self.plan.nodes as u64;
-        let request = match self.chance.below(14) {
-            0..4 => Request::Pin(Pin { keys: vec![key], owner, on: self.chance.percent(40), wait_ms }),
+        let request = match self.rng.below(14) {
+            0..4 => Request::Pin(Pin { keys: vec![key], owner, on: self.rng.percent(40), wait_ms }),
             4 => Request::DropPins(DropPins { owner, wait_ms }),
             5 => Request::SetPolicy(self.policy_change(all)),
             6 => Request::Await(Await {
-                at_most: Some(self.chance.below(all)),
-                at_least: self.chance.percent(30).then_some(all),
+                at_most: Some(self.rng.below(all)),
+                at_least: self.rng.percent(30).then_some(all),
                 wait_ms,
             }),
             7 => Request::Why(Explain { keys: vec![key], report_wait_ms: 0 }),
@@ -215,9 +214,9 @@ impl World {
 
     /// New limits, some of which a client names: set or removed.
     fn policy_change(&mut self, all: u64) -> PolicyChange {
-        let quota = self.chance.percent(60).then(|| self.chance.between(all / 4, all));
-        let max_hold_ms = self.chance.once_in(5).then(|| self.chance.between(50, 500));
-        match self.chance.below(3) {
+        let quota = self.rng.percent(60).then(|| self.rng.between(all / 4, all));
+        let max_hold_ms = self.rng.once_in(5).then(|| self.rng.between(50, 500));
+        match self.rng.below(3) {
             0 => PolicyChange::NONE.quota(quota),
             1 => PolicyChange::NONE.max_hold_ms(max_hold_ms),
             _ => Policy { quota, max_hold_ms, demotion: None }.into(),
@@ -232,7 +231,7 @@ impl World {
         }
         let names = shared.iter().filter_map(|it| Some(self.oracle.lives.get(it)?.name));
         let shared: Vec<_> = names.filter(|it| it.namespace == namespace).collect();
-        let shared = if self.chance.percent(60) { self.chance.pick(&shared).copied() } else { None };
+        let shared = if self.rng.percent(60) { self.rng.pick(&shared).copied() } else { None };
         let name = shared.unwrap_or_else(|| self.name(namespace));
         let items = vec![LeaseItem { key: name.key(), generation: None }];
         let lease = Lease { items, group: self.group(), report_wait_ms: 200 };
@@ -250,7 +249,7 @@ impl World {
             self.coverage.hit(Point::SampleLeased);
             let generation = granted.found.generation;
             let name = self.oracle.lives.get(&generation).map(|it| it.name);
-            let request = match (self.chance.below(10), name) {
+            let request = match (self.rng.below(10), name) {
                 // Some take their time.
                 (0..2, _) => {
                     let it = self.clients.get_mut(client).filter(|it| !it.leaving);
@@ -262,7 +261,7 @@ impl World {
                     assert_eq!(name.namespace, namespace, "a lease crosses namespaces");
                     let items = vec![AckItem { key: name.key(), generation }];
                     let group = group.clone().unwrap_or_else(|| self.group());
-                    let wait_ms = self.chance.between(0, 300);
+                    let wait_ms = self.rng.between(0, 300);
                     // As a feature store does it: the last release frees.
                     let unless_leased = kind < 7;
                     if unless_leased {
@@ -278,39 +277,39 @@ impl World {
 
     /// A part of some samples lies in another store.
     fn maybe_elsewhere(&mut self, options: PutOptions) -> PutOptions {
-        let is_split = options.sample.is_some() && self.chance.once_in(4);
-        let elsewhere = if is_split { self.chance.below(self.plan.capacity) } else { 0 };
+        let is_split = options.sample.is_some() && self.rng.once_in(4);
+        let elsewhere = if is_split { self.rng.below(self.plan.capacity) } else { 0 };
         PutOptions { elsewhere, ..options }
     }
 
     /// Some samples are for the stream of their namespace.
     fn maybe_in_stream(&mut self, options: PutOptions) -> PutOptions {
         let is_sample = options.sample.as_ref().is_some_and(|it| *it != Consumption::Retained);
-        let streams = self.plan.has_streams() && is_sample && self.chance.percent(70);
+        let streams = self.plan.has_streams() && is_sample && self.rng.percent(70);
         PutOptions { stream: if streams { STREAM.to_owned() } else { String::new() }, ..options }
     }
 
     /// What is done about streams: they are pulled, and now and then opened, ended and dropped.
     fn begin_stream(&mut self, client: usize) {
         let (name, group) = (STREAM.to_owned(), self.group());
-        let wait_ms = if self.chance.percent(70) { self.chance.between(1, 200) } else { 0 };
-        let request = match self.chance.below(40) {
+        let wait_ms = if self.rng.percent(70) { self.rng.between(1, 200) } else { 0 };
+        let request = match self.rng.below(40) {
             0..28 => {
-                let items_max = self.chance.between(1, 4) as u32;
-                let items_min = self.chance.between(0, u64::from(items_max)) as u32;
-                let newest = self.oracle.lives.keys().next_back().copied().filter(|_| self.chance.once_in(8));
+                let items_max = self.rng.between(1, 4) as u32;
+                let items_min = self.rng.between(0, u64::from(items_max)) as u32;
+                let newest = self.oracle.lives.keys().next_back().copied().filter(|_| self.rng.once_in(8));
                 let behind = newest.map(|it| Generation { counter: it.counter.saturating_sub(4), ..it });
                 let pull = Pull { stream: name, group: group.clone(), items_min, items_max, wait_ms, behind };
                 return self.ask_once(client, Kind::Pull(group), Request::Pull(pull));
             }
             28..33 => {
-                let refs_high = self.chance.below(6);
-                let refs_low = self.chance.below(refs_high + 1);
+                let refs_high = self.rng.below(6);
+                let refs_low = self.rng.below(refs_high + 1);
                 let limits = Some(StreamLimits { refs_high, refs_low, ..StreamLimits::default() });
                 Request::OpenStream(OpenStream { name, limits, attach: None })
             }
             33..37 => {
-                let attach = Some(Attach { group, window: self.chance.below(4) });
+                let attach = Some(Attach { group, window: self.rng.below(4) });
                 Request::OpenStream(OpenStream { name, limits: None, attach })
             }
             kind => {
@@ -322,15 +321,15 @@ impl World {
     }
 
     fn owner(&mut self) -> String {
-        self.chance.pick(&["", "run"]).copied().unwrap_or_default().to_owned()
+        self.rng.pick(&["", "run"]).copied().unwrap_or_default().to_owned()
     }
 
     fn group(&mut self) -> String {
-        self.chance.pick(&["g", "h"]).copied().unwrap_or_default().to_owned()
+        self.rng.pick(&["g", "h"]).copied().unwrap_or_default().to_owned()
     }
 
     fn consumption(&mut self) -> Consumption {
-        match self.chance.below(5) {
+        match self.rng.below(5) {
             0 => Consumption::Retained,
             1..3 => Consumption::Groups(vec!["g".to_owned(), "h".to_owned()]),
             _ => Consumption::Once,
@@ -338,7 +337,7 @@ impl World {
     }
 
     fn begin_get(&mut self, client: usize, namespace: u8) {
-        let count = if self.chance.percent(80) { 1 } else { 3 };
+        let count = if self.rng.percent(80) { 1 } else { 3 };
         let names = (0..count).map(|_| self.name(namespace)).collect();
         self.begin_get_of(client, names);
     }
@@ -359,33 +358,33 @@ impl World {
             names.iter().map(|name| GetRequest { key: name.key(), known: recall(name) }).collect();
         let before = requests.iter().map(|it| it.known.as_ref().map(|it| it.generation)).zip(newest);
         let before = before.collect();
-        let buffers = names.iter().map(|_| if self.chance.once_in(30) { 50 } else { u64::MAX }).collect();
-        let lease = self.chance.percent(25);
+        let buffers = names.iter().map(|_| if self.rng.once_in(30) { 50 } else { u64::MAX }).collect();
+        let lease = self.rng.percent(25);
         let near = format!("host{client}");
         let slow = self.slow_for(client);
         let avoided = self.clients.get(client).map(|it| it.pace.avoided(self.now_us())).unwrap_or_default();
         let get = Get::new(requests, lease, Box::new(move |it| u8::from(it.host != near)));
-        let mut get = get.avoiding(avoided).wait_for_reports(self.chance.between(0, 300));
+        let mut get = get.avoiding(avoided).wait_for_reports(self.rng.between(0, 300));
         if self.plan.has_disks() {
-            get = get.wait_for_promotion(self.chance.between(0, 60));
+            get = get.wait_for_promotion(self.rng.between(0, 60));
         }
         self.begin_session(client, Kind::Get { get, names, buffers, before, slow });
     }
 
     /// What is done about disks: many ask for the same keys in the same order.
     fn begin_tier(&mut self, client: usize, namespace: u8) {
-        let count = self.chance.between(1, self.plan.keys.min(6));
+        let count = self.rng.between(1, self.plan.keys.min(6));
         let keys: Vec<_> = (0..count as u8).map(|key| Name { namespace, key }.key()).collect();
-        let ahead = if self.chance.percent(70) { Ahead::LeadingRun } else { Ahead::All };
-        let request = match self.chance.below(20) {
+        let ahead = if self.rng.percent(70) { Ahead::LeadingRun } else { Ahead::All };
+        let request = match self.rng.below(20) {
             0..6 => return self.begin_get(client, namespace),
             6..13 => {
                 let keys = keys.iter().collect();
                 Request::Exists(Exists { keys, ahead, report_wait_ms: 100, ..Exists::default() })
             }
             13..19 => {
-                let wait_ms = if self.chance.percent(70) { self.chance.between(1, 200) } else { 0 };
-                if wait_ms == 0 && self.chance.percent(50) {
+                let wait_ms = if self.rng.percent(70) { self.rng.between(1, 200) } else { 0 };
+                if wait_ms == 0 && self.rng.percent(50) {
                     let begun = Prefetch { keys: keys.clone(), ahead, wait_ms };
                     self.ask_once(client, Kind::Question, Request::Prefetch(begun));
                     // It changes its mind.
@@ -397,7 +396,7 @@ impl World {
             _ => {
                 let all =
                     [None, Some(Demotion::OnPressure), Some(Demotion::WriteThrough), Some(Demotion::Never)];
-                let demotion = self.chance.pick(&all).copied().flatten();
+                let demotion = self.rng.pick(&all).copied().flatten();
                 Request::SetPolicy(PolicyChange::NONE.demotion(demotion))
             }
         };
@@ -408,35 +407,35 @@ impl World {
         let name = self.name(namespace);
         let keys = vec![name.key()];
         let resolve =
-            Resolve { keys, touch: true, lease: self.chance.percent(30), locate: true, ..Resolve::default() };
+            Resolve { keys, touch: true, lease: self.rng.percent(30), locate: true, ..Resolve::default() };
         self.ask_once(client, Kind::Look(name), Request::Resolve(resolve));
     }
 
     fn begin_delete(&mut self, client: usize, namespace: u8) {
-        let keys = (0..self.chance.between(1, 2)).map(|_| self.name(namespace).key()).collect();
-        let (force, wait_ms) = (self.chance.percent(50), self.chance.between(0, 300));
+        let keys = (0..self.rng.between(1, 2)).map(|_| self.name(namespace).key()).collect();
+        let (force, wait_ms) = (self.rng.percent(50), self.rng.between(0, 300));
         let delete = Delete { keys, force, wait_ms };
         self.ask_once(client, Kind::Question, Request::Delete(delete));
     }
 
     fn name(&mut self, namespace: u8) -> Name {
-        Name { namespace, key: self.chance.below(self.plan.keys) as u8 }
+        Name { namespace, key: self.rng.below(self.plan.keys) as u8 }
     }
 
     fn pattern(&mut self) -> Pattern {
-        match self.chance.below(6) {
+        match self.rng.below(6) {
             0 => Pattern::All,
-            1..4 => Pattern::Prefix(if self.chance.percent(50) { b"a/".to_vec() } else { b"b/".to_vec() }),
+            1..4 => Pattern::Prefix(if self.rng.percent(50) { b"a/".to_vec() } else { b"b/".to_vec() }),
             _ => Pattern::Regex(EVEN.to_owned()),
         }
     }
 
     /// Few sizes, so that a slot that is used anew often has the same one; seldom none, or far too many.
     fn len(&mut self) -> u64 {
-        match self.chance.below(40) {
+        match self.rng.below(40) {
             0 => 0,
             1 => self.plan.capacity + 1,
-            2..6 => self.chance.between(1, 64),
+            2..6 => self.rng.between(1, 64),
             6..20 => 2 * EXTENT_ALIGN,
             20..30 => 5 * EXTENT_ALIGN - 10,
             30..37 => 9 * EXTENT_ALIGN,

@@ -11,7 +11,7 @@ use tiffin_core::{
     message::{Reply, Request},
     sabotage::Sabotage,
 };
-use tiffin_sim_runner::Chance;
+use tiffin_sim_runner::Rng;
 
 use crate::{
     client::{Client, ClientEvent},
@@ -137,7 +137,7 @@ impl Clock {
 pub(crate) struct World {
     pub(crate) plan: Plan,
     pub(crate) sabotage: Sabotage,
-    pub(crate) chance: Chance,
+    pub(crate) rng: Rng,
     pub(crate) now: Time,
     pub(crate) clock: Clock,
     pub(crate) phase: Phase,
@@ -183,13 +183,13 @@ pub(crate) struct World {
 
 impl World {
     pub(crate) fn new(seed: u64, sabotage: Sabotage, keep_text: bool) -> Self {
-        let mut chance = Chance::new(seed);
-        let mut plan = Plan::draw(&mut chance);
+        let mut rng = Rng::new(seed);
+        let mut plan = Plan::draw(&mut rng);
         // Disks are drawn from elsewhere: a world without them is what it was before there were any.
-        plan.draw_disks(&mut Chance::new(!seed));
-        plan.draw_streams(&mut Chance::new(seed.rotate_left(32)));
-        plan.draw_metadata(&mut Chance::new((!seed).rotate_left(32)));
-        plan.draw_state(&mut Chance::new(seed.rotate_left(16)));
+        plan.draw_disks(&mut Rng::new(!seed));
+        plan.draw_streams(&mut Rng::new(seed.rotate_left(32)));
+        plan.draw_metadata(&mut Rng::new((!seed).rotate_left(32)));
+        plan.draw_state(&mut Rng::new(seed.rotate_left(16)));
         let mut world = Self {
             sabotage,
             now: 0,
@@ -223,7 +223,7 @@ impl World {
             probe: None,
             is_patient: false,
             plan,
-            chance,
+            rng,
         };
         world.begin();
         world
@@ -260,7 +260,7 @@ impl World {
         self.check_books();
         self.check_membership();
         self.check_tier();
-        self.oracle.broken.is_none()
+        self.oracle.violation.is_none()
     }
 
     /// Queues an event.

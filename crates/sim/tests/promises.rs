@@ -2,7 +2,7 @@
 //! noticed. In parts, so that every core has something to do; each part must leave no case untried.
 
 use tiffin_sim::{Coverage, Sabotage, catch, run};
-use tiffin_sim_runner::Covered;
+use tiffin_sim_runner::CoverageCounts;
 
 /// As many as each part plays; `tiffin-sim --seeds` plays any number.
 const PART_SEEDS: u64 = 2000;
@@ -19,7 +19,7 @@ fn keep_every_promise(part: u64) {
     for seed in first..first + PART_SEEDS {
         let report = run(seed, Sabotage::None, false);
         assert_eq!(
-            report.broken, None,
+            report.violation, None,
             "\n\nhint: `tiffin-sim --start {seed} --seeds 1 --log` shows the run"
         );
         assert!(report.events >= EVENTS_MIN, "seed {seed} had {} events", report.events);

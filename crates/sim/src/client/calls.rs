@@ -55,7 +55,7 @@ impl Call {
 impl World {
     /// Asks, as soon as there is a connection.
     pub(crate) fn call(&mut self, client: usize, target: Target, request: Request, purpose: Purpose) {
-        let patience = self.chance.between(40, 400);
+        let patience = self.rng.between(40, 400);
         let patience = self.by_its_clock(client, patience);
         let Some(it) = self.clients.get_mut(client) else { return };
         let id = it.next_request();
@@ -207,7 +207,7 @@ impl World {
             Purpose::BeginView(key) | Purpose::EndView(key) => self.view_in_doubt(client, key),
             Purpose::Goodbye(target) => {
                 if self.clients.get(client).is_some_and(|it| it.goodbyes.contains(&target)) {
-                    let delay = self.chance.between(5, 40);
+                    let delay = self.rng.between(5, 40);
                     self.client_at(delay, client, ClientEvent::Connect(target));
                 }
             }

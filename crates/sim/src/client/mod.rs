@@ -201,8 +201,8 @@ impl World {
         }
         self.next_client += 1;
         let id = ClientId(self.next_client);
-        let shares = self.chance.percent(self.plan.sharing_percent);
-        let namespace = u8::from(self.chance.once_in(8));
+        let shares = self.rng.percent(self.plan.sharing_percent);
+        let namespace = u8::from(self.rng.once_in(8));
         let Some(it) = self.clients.get_mut(client) else { return };
         let life = it.life + 1;
         *it = Client { id, life, alive: true, shares, namespace, ..Client::absent(self.sabotage) };
@@ -222,12 +222,12 @@ impl World {
         self.log.line(self.now, "client dies", &[client as u64], &[]);
         self.let_go_of_everything(client, life);
         for segment in watched_by {
-            let delay = self.chance.delay(60, 300);
+            let delay = self.rng.delay(60, 300);
             if let Some(node) = self.node_of(segment) {
                 self.node_at(delay, node, NodeEvent::Dead(id));
             }
         }
-        let again = self.chance.between(5, 60);
+        let again = self.rng.between(5, 60);
         self.at(self.now + again, Event::ClientStarts(client));
     }
 
@@ -319,7 +319,7 @@ impl World {
             link.unfenced = true;
         }
         self.fail_calls(client, target);
-        let delay = self.chance.delay(10, 80);
+        let delay = self.rng.delay(10, 80);
         self.client_at(delay, client, ClientEvent::Connect(target));
     }
 
@@ -358,7 +358,7 @@ impl World {
     }
 
     fn welcomed(&mut self, client: usize, target: Target) {
-        let delay = self.chance.delay(5, 60);
+        let delay = self.rng.delay(5, 60);
         let Some(it) = self.clients.get_mut(client) else { return };
         let link = it.links.entry(target).or_default();
         let again = std::mem::replace(&mut link.ever, true);
@@ -427,7 +427,7 @@ impl World {
         let life = it.life;
         self.log.line(self.now, "client exits", &[client as u64], &[]);
         self.let_go_of_everything(client, life);
-        let again = self.chance.between(5, 60);
+        let again = self.rng.between(5, 60);
         self.at(self.now + again, Event::ClientStarts(client));
     }
 }

@@ -100,7 +100,7 @@ impl Client {
 impl World {
     /// Begins something that takes several steps.
     pub(crate) fn begin_session(&mut self, client: usize, kind: Kind) -> Option<SessionId> {
-        let patience = self.chance.delay(900, 3000);
+        let patience = self.rng.delay(900, 3000);
         let patience = self.by_its_clock(client, patience);
         let it = self.clients.get_mut(client)?;
         it.next_session += 1;
@@ -219,7 +219,7 @@ impl World {
 
     /// Has few bytes go with the question for their name, if they cross a socket and only that is left to do.
     fn carry(&mut self, item: usize, order: &Order) -> bool {
-        let is_carried = self.chance.percent(50);
+        let is_carried = self.rng.percent(50);
         let Some(it) = self.clients.get_mut(order.client) else { return false };
         let is_mapped = it.attached.contains(&order.segment);
         let Some(session) = it.sessions.get_mut(&order.session) else { return false };
@@ -492,7 +492,7 @@ impl World {
         if let (Kind::Look(name), ResolveOutcome::Found(found)) = (kind, outcome) {
             self.begin_view(client, found);
             // What it knew of it before may still be there.
-            if self.chance.percent(50) {
+            if self.rng.percent(50) {
                 self.begin_get_of(client, vec![*name]);
             }
         }

@@ -87,14 +87,14 @@ impl World {
         let Some(view) = it.views.get_mut(&key) else { return };
         view.state = State::Held;
         self.coverage.hit(Point::ViewBegun);
-        let (look, end) = (self.chance.delay(10, 200), self.chance.delay(100, 600));
+        let (look, end) = (self.rng.delay(10, 200), self.rng.delay(100, 600));
         self.client_at(look, client, ClientEvent::Look(key));
         self.client_at(end, client, ClientEvent::EndView(key));
     }
 
     /// Looks at every byte.
     pub(crate) fn look(&mut self, client: usize, key: ViewKey) {
-        let pause = self.chance.delay(20, 200);
+        let pause = self.rng.delay(20, 200);
         let Some(view) = self.clients.get(client).and_then(|it| it.views.get(&key)) else { return };
         if view.state != State::Held {
             return;

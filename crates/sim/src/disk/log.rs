@@ -11,7 +11,7 @@ use tiffin_core::{
     node::{SlotRecord, SlotState},
 };
 
-use tiffin_sim_runner::Chance;
+use tiffin_sim_runner::Rng;
 
 use crate::{memory::Tag, world::Time};
 
@@ -86,19 +86,19 @@ impl DiskLog {
     }
 
     /// The process dies: what is under way is there for good, or never was.
-    pub(crate) fn crash(&mut self, chance: &mut Chance) {
+    pub(crate) fn crash(&mut self, rng: &mut Rng) {
         for (stamp, it) in std::mem::take(&mut self.appending) {
-            if let Some(tags) = it.tags.filter(|_| chance.percent(50)) {
+            if let Some(tags) = it.tags.filter(|_| rng.percent(50)) {
                 self.kept.insert(stamp, Kept { record: it.record, tags, flipped: false });
             }
         }
         for (stamp, marks) in std::mem::take(&mut self.marking) {
-            if let Some(kept) = self.kept.get_mut(&stamp).filter(|_| chance.percent(50)) {
+            if let Some(kept) = self.kept.get_mut(&stamp).filter(|_| rng.percent(50)) {
                 kept.record.marks = marks;
             }
         }
         for stamp in std::mem::take(&mut self.forgetting) {
-            if chance.percent(50) {
+            if rng.percent(50) {
                 self.kept.remove(&stamp);
             }
         }

@@ -94,7 +94,7 @@ impl World {
     /// A node's process starts, and finds its disk as it was left.
     pub(crate) fn start_disk(&mut self, node: usize) {
         let sabotage = self.sabotage;
-        let (segment, capacity) = (self.chance.any(), self.plan.disk_capacity);
+        let (segment, capacity) = (self.rng.any(), self.plan.disk_capacity);
         let Some(shell) = self.nodes.get_mut(node) else { return };
         let memory = shell.segment;
         if shell.disk.is_none() {
@@ -126,7 +126,7 @@ impl World {
         disk.core = None;
         (disk.linked, disk.barred_until) = (false, 0);
         disk.asked.clear();
-        disk.log.crash(&mut self.chance);
+        disk.log.crash(&mut self.rng);
         let records = disk.log.records();
         if under_way {
             self.coverage.hit(Point::DiskCrashUnderWay);
@@ -170,7 +170,7 @@ impl World {
     /// When something ends that the device is asked for now; nothing if that is lost.
     fn io(&mut self, node: usize, event: DiskEvent) {
         let now = self.now;
-        let delay = self.chance.delay(6, 60);
+        let delay = self.rng.delay(6, 60);
         let Some(log) = self.disk(node).map(|it| &mut it.log) else { return };
         if log.loses > 0 {
             log.loses -= 1;
@@ -205,7 +205,7 @@ impl World {
         if std::mem::replace(&mut disk.linked, false) {
             self.disk_handles(node, CoreEvent::Unlinked);
         }
-        let delay = self.chance.delay(20, 100);
+        let delay = self.rng.delay(20, 100);
         self.node_at(delay, node, NodeEvent::Disk(DiskEvent::Link));
     }
 
@@ -464,7 +464,7 @@ impl World {
 
     /// A few more units of a copy are written into memory, if it is still there and whole.
     fn loads(&mut self, node: usize, into: Hold) {
-        let pace = self.chance.between(1, 4) as usize;
+        let pace = self.rng.between(1, 4) as usize;
         let now = self.now;
         let Some(shell) = self.nodes.get_mut(node) else { return };
         let (segment, Some(disk)) = (shell.segment, shell.disk.as_mut()) else { return };
@@ -508,7 +508,7 @@ impl World {
 
     /// A client wants a piece of a copy, or the first one.
     pub(crate) fn disk_chunk(&mut self, node: usize, id: TransferId) {
-        let reading = self.chance.delay(6, 60);
+        let reading = self.rng.delay(6, 60);
         let Some(transfer) = self.transfers.get(&id) else { return };
         match self.disk_vouches(node, transfer.hold.stamp, transfer.is_unasked()) == Some(transfer.len) {
             true => self.node_at(reading, node, NodeEvent::ChunkDone(id)),

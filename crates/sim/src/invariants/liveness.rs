@@ -70,7 +70,7 @@ impl World {
         self.clients.iter_mut().for_each(|it| it.clock_percent = 100);
         // Some are idle from now on, and keep what they were offered.
         for client in 0..self.clients.len() {
-            if self.chance.percent(50) {
+            if self.rng.percent(50) {
                 self.give_back_offers(client);
             }
         }
