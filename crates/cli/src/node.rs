@@ -1,4 +1,4 @@
-//! `tiffin node`: a process that gives memory to a store.
+//! `tiffin node`: a process that provides memory to a store.
 
 use std::time::Duration;
 
@@ -14,21 +14,21 @@ use crate::serve;
 use crate::show;
 use crate::signals::Signals;
 
-/// How long the master may take to take the node in. Later on, a node waits for its master as long as it
-/// must.
+/// Time limit for the first registration at the master. Later, a node waits for its master without limit.
 const JOIN_TIME_MAX: Duration = Duration::from_secs(10);
 
-/// Starts a storage node: it gives memory to the store whose master it is told.
+/// Starts a storage node: it provides memory to the store of a master.
 ///
-/// When the master has taken it in it says so; asked for JSON, in one line. Ctrl-C stops it, and what has
-/// its only copy there is gone then: it says how much that is, and names what was pinned or not consumed yet.
+/// When the master has registered it, it prints its address; with `--json`, in one line. Ctrl-C stops it.
+/// Objects whose only copy it has are lost then: it prints how many, and names those that were pinned or not
+/// consumed yet.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Node {
     #[command(flatten)]
     args: NodeArgs,
 }
 
-/// Runs until a signal comes.
+/// Runs until a signal arrives.
 pub(crate) async fn run(
     node: Node,
     context: &Context,
@@ -47,10 +47,8 @@ pub(crate) async fn run(
             .value(&json!({ "name": name, "tcp": tcp, "data": data, "memory": memory, "master": master }))?;
     } else {
         let (name, size) = (&info.name, show::size(memory));
-        console.text(format!(
-            "node `{name}` is up at {}, and gives {size} to the master at {master}",
-            info.tcp
-        ))?;
+        console
+            .text(format!("node `{name}` is up at {}, with {size} for the master at {master}", info.tcp))?;
     }
     let losses = async |server: &NodeServer| serve::losses(server, &master, &token).await;
     let stop = |server: NodeServer, deadline| server.leave(deadline);
@@ -65,8 +63,7 @@ async fn start(config: NodeConfig) -> Result<NodeServer, Failure> {
             JoinError::Refused { .. } => "refused",
             JoinError::Timeout { .. } => "unreachable",
         };
-        Failure::new(code, error)
-            .hint("give the token that the master was started with, and a name of its own")
+        Failure::new(code, error).hint("use the master's token, and a unique name")
     })?;
     Ok(server)
 }
