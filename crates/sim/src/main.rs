@@ -1,4 +1,4 @@
-//! `tiffin-sim`: plays seeds, and says which of them break a promise.
+//! `tiffin-sim`: runs seeds, and reports those that violate a promise.
 
 use std::process::ExitCode;
 
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use tiffin_sim::{Caught, Coverage, Report, Sabotage, Violation};
 use tiffin_sim_runner::Simulation;
 
-/// Whole clusters.
+/// The simulation of whole clusters.
 struct Clusters;
 
 impl Simulation for Clusters {
@@ -15,9 +15,9 @@ impl Simulation for Clusters {
     type Coverage = Coverage;
 
     const NAME: &'static str = "tiffin-sim";
-    const ABOUT: &'static str = "Plays whole clusters from seeds and checks the promises after every step";
+    const ABOUT: &'static str = "Runs whole clusters from seeds and checks the promises after every step";
     const MUTANTS: &'static [Sabotage] = Sabotage::ALL;
-    const COLUMNS: &'static [&'static str] = &["rule", "broken variant", "seeds until noticed", "what broke"];
+    const COLUMNS: &'static [&'static str] = &["rule", "mutant", "seeds until noticed", "violated promise"];
 
     fn run(seed: u64, rule: Sabotage, keeps_log: bool) -> Report {
         tiffin_sim::run(seed, rule, keeps_log)

@@ -1,4 +1,4 @@
-//! What clients do all day: they put, get, look, and delete the same few keys in too little memory.
+//! The workload of clients: puts, gets, views and deletes of the same few keys in too little memory.
 
 use tiffin_core::{
     EXTENT_ALIGN, Generation,
@@ -14,24 +14,24 @@ use tiffin_core::{
 use crate::{
     client::{ClientEvent, Kind},
     coverage::Point,
-    names::Name,
+    keyspace::Name,
     world::{Phase, World},
 };
 
-/// The length of the objects that clients put most.
+/// The most frequent length of objects.
 const USUAL_LEN: u64 = 2 * EXTENT_ALIGN;
-/// How many of their puts are of that length.
+/// Percentage of puts of that length.
 const USUAL_PERCENT: u64 = 60;
-/// The most that a client has under way.
+/// Maximum number of sessions of a client.
 const SESSIONS_MAX: usize = 3;
-/// The one regular expression, see [`crate::names::matches`].
+/// The only regular expression, see [`crate::keyspace::matches`].
 const EVEN: &str = "[02468]$";
-/// The one stream of each namespace.
+/// The only stream of each namespace.
 const STREAM: &str = "s";
 
 impl World {
     pub(crate) fn work(&mut self, client: usize) {
-        if self.phase != Phase::Storm {
+        if self.phase != Phase::Faults {
             return;
         }
         let pause = self.rng.between(1, self.plan.pause_max);
@@ -45,29 +45,29 @@ impl World {
         if busy {
             return;
         }
-        // Where most objects are samples, most of what is done is to consume them.
-        let looks = self.rng.percent(self.plan.look_percent);
+        // If most objects are samples, most operations consume them.
+        let looks = self.rng.percent(self.plan.view_percent);
         let consumes = self.plan.sample_percent >= 50 && self.rng.percent(30);
         let tiers = self.plan.has_disks() && self.rng.percent(self.plan.tier_percent);
         let streams = self.plan.has_streams() && self.rng.percent(self.plan.stream_percent);
-        let hurries = self.plan.hurry_percent > 0 && self.rng.percent(self.plan.hurry_percent);
+        let no_wait = self.plan.no_wait_percent > 0 && self.rng.percent(self.plan.no_wait_percent);
         match self.rng.below(100) {
-            _ if hurries => self.begin_hurried_put(client, namespace),
+            _ if no_wait => self.begin_no_wait_put(client, namespace),
             _ if tiers => self.begin_tier(client, namespace),
             _ if streams => self.begin_stream(client),
-            _ if looks => self.begin_look(client, namespace),
+            _ if looks => self.begin_view_lookup(client, namespace),
             _ if consumes => self.begin_lease(client, namespace),
-            0..4 => self.look_after_offers(client),
+            0..4 => self.maintain_offers(client),
             4..36 => self.begin_put(client, namespace),
             36..57 => self.begin_get(client, namespace),
             57..67 => self.change_lifetimes(client, namespace),
-            67..80 => self.begin_look(client, namespace),
+            67..80 => self.begin_view_lookup(client, namespace),
             80..90 => self.begin_delete(client, namespace),
             90..92 => {
                 let pattern = self.pattern();
                 let (force, wait_ms) = (self.rng.percent(50), self.rng.between(0, 300));
                 let delete = DeleteMatching { pattern, force, wait_ms };
-                self.ask_once(client, Kind::Question, Request::DeleteMatching(delete));
+                self.call_once(client, Kind::Question, Request::DeleteMatching(delete));
             }
             92..96 => {
                 let keys: Vec<_> = (0..self.rng.between(1, 4)).map(|_| self.name(namespace).key()).collect();
@@ -85,7 +85,7 @@ impl World {
                         ..Resolve::default()
                     }),
                 };
-                self.ask_once(client, Kind::Question, request);
+                self.call_once(client, Kind::Question, request);
             }
             96..98 => {
                 let pattern = match self.rng.once_in(4) {
@@ -94,9 +94,9 @@ impl World {
                 };
                 let cursor = self.rng.below(6);
                 let list = List { pattern, pinned_by: None, cursor, limit: 4, report_wait_ms: 100 };
-                self.ask_once(client, Kind::Question, Request::List(list));
+                self.call_once(client, Kind::Question, Request::List(list));
             }
-            _ => self.ask_once(client, Kind::Question, Request::Stat),
+            _ => self.call_once(client, Kind::Question, Request::Stat),
         }
     }
 
@@ -130,17 +130,17 @@ impl World {
             values.push(self.oracle.new_value(name, len));
             requests.push(PutRequest { key: name.key(), len, options, ready: Vec::new() });
         }
-        // Who waits for consumers lets others pass, so that it is not in line for room.
+        // Puts into a stream do not wait for space.
         let waits = self.rng.percent(30) && !streams;
         let wait_ms = if waits { self.rng.between(1, 200) } else { 0 };
         let confirm_ms = self.rng.between(0, 300);
         let near = self.clients.get(client).map(|it| it.near.clone()).unwrap_or_default();
         let put = Put::new(requests).waiting(wait_ms).confirming(confirm_ms).publishing(near);
         self.begin_session(client, Kind::Put { put, values });
-        self.restock(client);
+        self.order_usual_offers(client);
     }
 
-    /// A plain put of the size that memory is preallocated for, into an offer if there is one.
+    /// A plain put of the preallocated size, into an offer if there is one.
     fn usual_put(&mut self, client: usize, name: Name) -> PutRequest {
         let on_exists = if self.rng.percent(70) { OnExists::Replace } else { OnExists::Keep };
         let options = PutOptions { replicas: 1, on_exists, ..PutOptions::default() };
@@ -153,10 +153,10 @@ impl World {
         PutRequest { key, len: USUAL_LEN, options, ready: offer.into_iter().collect() }
     }
 
-    /// Asks for offers, if the client expects more puts of the usual size.
-    fn restock(&mut self, client: usize) {
+    /// Orders offers, if the client expects more puts of the usual size.
+    fn order_usual_offers(&mut self, client: usize) {
         let now_us = self.now_us();
-        // All names are as long, for this purpose.
+        // All names have the same length here.
         let key = Name { namespace: 0, key: 0 }.key();
         let size = OfferSize::of(&key, USUAL_LEN, &PutOptions::default());
         let it = self.clients.get_mut(client).zip(size);
@@ -166,12 +166,12 @@ impl World {
 
     fn order_offers(&mut self, client: usize, order: OfferOrder) {
         if let Some(reserve) = order.request() {
-            self.ask_once(client, Kind::Stock(order), Request::Reserve(reserve));
+            self.call_once(client, Kind::Offers(order), Request::Reserve(reserve));
         }
     }
 
-    /// Puts a small object, and does not wait for memory.
-    fn begin_hurried_put(&mut self, client: usize, namespace: u8) {
+    /// Puts a small object without waiting for memory.
+    fn begin_no_wait_put(&mut self, client: usize, namespace: u8) {
         let (name, len) = (self.name(namespace), 2 * EXTENT_ALIGN);
         let options = PutOptions { replicas: 1, on_exists: OnExists::Replace, ..PutOptions::default() };
         let values = vec![self.oracle.new_value(name, len)];
@@ -182,8 +182,8 @@ impl World {
         self.begin_session(client, Kind::Put { put, values });
     }
 
-    /// Looks for a pause in which to ask for offers, and for idle ones.
-    fn look_after_offers(&mut self, client: usize) {
+    /// Periodic maintenance of offers: orders new ones, and returns idle ones.
+    fn maintain_offers(&mut self, client: usize) {
         let now_us = self.now_us();
         let Some(it) = self.clients.get_mut(client) else { return };
         let OfferRound { idle, orders, .. } = it.preallocation.round(now_us);
@@ -191,7 +191,7 @@ impl World {
         orders.into_iter().for_each(|order| self.order_offers(client, order));
     }
 
-    /// Pins, quotas, leases, and questions about them.
+    /// Pins, quotas, leases, and queries about them.
     fn change_lifetimes(&mut self, client: usize, namespace: u8) {
         let key = self.name(namespace).key();
         let owner = self.owner();
@@ -209,10 +209,10 @@ impl World {
             7 => Request::Why(Explain { keys: vec![key], report_wait_ms: 0 }),
             _ => return self.begin_lease(client, namespace),
         };
-        self.ask_once(client, Kind::Question, request);
+        self.call_once(client, Kind::Question, request);
     }
 
-    /// New limits, some of which a client names: set or removed.
+    /// A change of some limits: set or removed.
     fn policy_change(&mut self, all: u64) -> PolicyChange {
         let quota = self.rng.percent(60).then(|| self.rng.between(all / 4, all));
         let max_hold_ms = self.rng.once_in(5).then(|| self.rng.between(50, 500));
@@ -224,21 +224,21 @@ impl World {
     }
 
     fn begin_lease(&mut self, client: usize, namespace: u8) {
-        // Several readers share a sample, also when one of them is done with it.
+        // Several readers share a sample, also after one of them has acknowledged it.
         let mut shared: Vec<_> = self.oracle.deferred.iter().map(|it| it.0).collect();
         if shared.is_empty() {
             shared.extend(self.oracle.leases.values().map(|it| it.1));
         }
-        let names = shared.iter().filter_map(|it| Some(self.oracle.lives.get(it)?.name));
+        let names = shared.iter().filter_map(|it| Some(self.oracle.objects.get(it)?.name));
         let shared: Vec<_> = names.filter(|it| it.namespace == namespace).collect();
         let shared = if self.rng.percent(60) { self.rng.pick(&shared).copied() } else { None };
         let name = shared.unwrap_or_else(|| self.name(namespace));
         let items = vec![LeaseItem { key: name.key(), generation: None }];
         let lease = Lease { items, group: self.group(), report_wait_ms: 200 };
-        self.ask_once(client, Kind::Question, Request::Lease(lease));
+        self.call_once(client, Kind::Question, Request::Lease(lease));
     }
 
-    /// What was leased is consumed, or not.
+    /// Leased samples are consumed, or not.
     pub(crate) fn leased(&mut self, client: usize, leased: Leased, group: Option<String>) {
         let namespace = self.clients.get(client).map_or(0, |it| it.namespace);
         for outcome in leased.items {
@@ -248,9 +248,9 @@ impl World {
             }
             self.coverage.hit(Point::SampleLeased);
             let generation = granted.found.generation;
-            let name = self.oracle.lives.get(&generation).map(|it| it.name);
+            let name = self.oracle.objects.get(&generation).map(|it| it.name);
             let request = match (self.rng.below(10), name) {
-                // Some take their time.
+                // Some leases are kept.
                 (0..2, _) => {
                     let it = self.clients.get_mut(client).filter(|it| !it.leaving);
                     it.into_iter().for_each(|it| _ = it.leases.insert(granted.lease));
@@ -262,34 +262,34 @@ impl World {
                     let items = vec![AckItem { key: name.key(), generation }];
                     let group = group.clone().unwrap_or_else(|| self.group());
                     let wait_ms = self.rng.between(0, 300);
-                    // As a feature store does it: the last release frees.
+                    // As in a feature store: the last release frees.
                     let unless_leased = kind < 7;
                     if unless_leased {
                         let release = Release { leases: vec![granted.lease] };
-                        self.ask_once(client, Kind::Question, Request::Release(release));
+                        self.call_once(client, Kind::Question, Request::Release(release));
                     }
                     Request::Ack(Ack { items, group, wait_ms, unless_leased, ..Ack::default() })
                 }
             };
-            self.ask_once(client, Kind::Question, request);
+            self.call_once(client, Kind::Question, request);
         }
     }
 
-    /// A part of some samples lies in another store.
+    /// A part of some samples is in another store.
     fn maybe_elsewhere(&mut self, options: PutOptions) -> PutOptions {
         let is_split = options.sample.is_some() && self.rng.once_in(4);
         let elsewhere = if is_split { self.rng.below(self.plan.capacity) } else { 0 };
         PutOptions { elsewhere, ..options }
     }
 
-    /// Some samples are for the stream of their namespace.
+    /// Some samples belong to the stream of their namespace.
     fn maybe_in_stream(&mut self, options: PutOptions) -> PutOptions {
         let is_sample = options.sample.as_ref().is_some_and(|it| *it != Consumption::Retained);
         let streams = self.plan.has_streams() && is_sample && self.rng.percent(70);
         PutOptions { stream: if streams { STREAM.to_owned() } else { String::new() }, ..options }
     }
 
-    /// What is done about streams: they are pulled, and now and then opened, ended and dropped.
+    /// Stream operations: pulls and, rarely, open, end and drop.
     fn begin_stream(&mut self, client: usize) {
         let (name, group) = (STREAM.to_owned(), self.group());
         let wait_ms = if self.rng.percent(70) { self.rng.between(1, 200) } else { 0 };
@@ -297,10 +297,10 @@ impl World {
             0..28 => {
                 let items_max = self.rng.between(1, 4) as u32;
                 let items_min = self.rng.between(0, u64::from(items_max)) as u32;
-                let newest = self.oracle.lives.keys().next_back().copied().filter(|_| self.rng.once_in(8));
+                let newest = self.oracle.objects.keys().next_back().copied().filter(|_| self.rng.once_in(8));
                 let behind = newest.map(|it| Generation { counter: it.counter.saturating_sub(4), ..it });
                 let pull = Pull { stream: name, group: group.clone(), items_min, items_max, wait_ms, behind };
-                return self.ask_once(client, Kind::Pull(group), Request::Pull(pull));
+                return self.call_once(client, Kind::Pull(group), Request::Pull(pull));
             }
             28..33 => {
                 let refs_high = self.rng.below(6);
@@ -313,11 +313,11 @@ impl World {
                 Request::OpenStream(OpenStream { name, limits: None, attach })
             }
             kind => {
-                let failure = (kind == 37).then(|| "on purpose".to_owned());
+                let failure = (kind == 37).then(|| "injected".to_owned());
                 Request::EndStream(EndStream { name, failure, drop: kind == 38, wait_ms })
             }
         };
-        self.ask_once(client, Kind::Question, request);
+        self.call_once(client, Kind::Question, request);
     }
 
     fn owner(&mut self) -> String {
@@ -349,7 +349,7 @@ impl World {
             names.iter().zip(stored).map(|(name, stored)| it.newest(&name.key()).max(stored)).collect();
         let attached = it.attached.clone();
         let mut recall = |name: &Name| {
-            // The last is read first.
+            // The last replica is read first.
             let mut known = it.known.find(&name.key())?.clone();
             known.replicas.sort_by_key(|it| (!it.hold().is_on_disk(), attached.contains(&it.segment)));
             Some(known)
@@ -371,7 +371,7 @@ impl World {
         self.begin_session(client, Kind::Get { get, names, buffers, before, slow });
     }
 
-    /// What is done about disks: many ask for the same keys in the same order.
+    /// Disk tier operations: clients request the same keys in the same order.
     fn begin_tier(&mut self, client: usize, namespace: u8) {
         let count = self.rng.between(1, self.plan.keys.min(6));
         let keys: Vec<_> = (0..count as u8).map(|key| Name { namespace, key }.key()).collect();
@@ -386,8 +386,8 @@ impl World {
                 let wait_ms = if self.rng.percent(70) { self.rng.between(1, 200) } else { 0 };
                 if wait_ms == 0 && self.rng.percent(50) {
                     let begun = Prefetch { keys: keys.clone(), ahead, wait_ms };
-                    self.ask_once(client, Kind::Question, Request::Prefetch(begun));
-                    // It changes its mind.
+                    self.call_once(client, Kind::Question, Request::Prefetch(begun));
+                    // It cancels the prefetch.
                     Request::Prefetch(Prefetch { keys, ahead: Ahead::Nothing, wait_ms })
                 } else {
                     Request::Prefetch(Prefetch { keys, ahead, wait_ms })
@@ -400,22 +400,22 @@ impl World {
                 Request::SetPolicy(PolicyChange::NONE.demotion(demotion))
             }
         };
-        self.ask_once(client, Kind::Question, request);
+        self.call_once(client, Kind::Question, request);
     }
 
-    fn begin_look(&mut self, client: usize, namespace: u8) {
+    fn begin_view_lookup(&mut self, client: usize, namespace: u8) {
         let name = self.name(namespace);
         let keys = vec![name.key()];
         let resolve =
             Resolve { keys, touch: true, lease: self.rng.percent(30), locate: true, ..Resolve::default() };
-        self.ask_once(client, Kind::Look(name), Request::Resolve(resolve));
+        self.call_once(client, Kind::View(name), Request::Resolve(resolve));
     }
 
     fn begin_delete(&mut self, client: usize, namespace: u8) {
         let keys = (0..self.rng.between(1, 2)).map(|_| self.name(namespace).key()).collect();
         let (force, wait_ms) = (self.rng.percent(50), self.rng.between(0, 300));
         let delete = Delete { keys, force, wait_ms };
-        self.ask_once(client, Kind::Question, Request::Delete(delete));
+        self.call_once(client, Kind::Question, Request::Delete(delete));
     }
 
     fn name(&mut self, namespace: u8) -> Name {
@@ -430,7 +430,7 @@ impl World {
         }
     }
 
-    /// Few sizes, so that a slot that is used anew often has the same one; seldom none, or far too many.
+    /// Few sizes, so that a reused slot often has the same one; rarely zero or too large.
     fn len(&mut self) -> u64 {
         match self.rng.below(40) {
             0 => 0,
