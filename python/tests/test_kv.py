@@ -152,7 +152,7 @@ def test_bad_input_has_a_defined_answer(store):
         ({"host_pages": 0}, "no host page"),
         ({"eviction": "fifo"}, "none of lru"),
         ({"page_tokens": 0}, "0 tokens"),
-        ({"ranks": 2}, "nothing that gathers"),
+        ({"ranks": 2}, "without a collective"),
         ({"ranks": 2, "rank": 2}, "rank 2 of 2"),
         ({"op_pages_max": 0}, "`op_pages_max` is 0"),
         ({"host": numpy.zeros((4, 8), numpy.uint8)}, "1024 bytes on the device and 8 in the host"),

@@ -1,9 +1,9 @@
-//! What a command says: data to standard output, all else to standard error.
+//! Output of a command: data to standard output, everything else to standard error.
 //!
-//! **Invariant:** an error says what happened to which thing, then an empty line, then `hint:` and what to
-//! do. Asked for JSON, data is one JSON value per line, and an error is one too.
+//! **Invariant:** an error names the thing and the problem, then an empty line, then `hint:` and what to do.
+//! With `--json`, data is one JSON value per line, and so is an error.
 //!
-//! **Invariant:** nothing is told by colour alone, and there is none where nobody would see it.
+//! **Invariant:** no information is in the colour alone, and colours are used on terminals only.
 
 use std::fmt;
 use std::io::{self, IsTerminal, Write};
@@ -11,38 +11,38 @@ use std::io::{self, IsTerminal, Write};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-/// The status of a command that did what it should.
+/// Exit status: success.
 pub(crate) const STATUS_OK: i32 = 0;
-/// The status of a command that could not do what it should.
+/// Exit status: failure.
 pub(crate) const STATUS_FAILED: i32 = 1;
-/// The status of a command that was not understood.
+/// Exit status: invalid arguments.
 pub(crate) const STATUS_USAGE: i32 = 2;
-/// The status of a command that was interrupted from the keyboard, as shells have it.
+/// Exit status: interrupted from the keyboard, as in shells.
 pub(crate) const STATUS_INTERRUPTED: i32 = 130;
 
-/// What stands between a message and the advice, in the messages of all our crates.
+/// Separates message and hint, in the errors of all our crates.
 const HINT: &str = "\n\nhint: ";
 
-/// Why a command did not do what it should.
+/// Why a command failed.
 #[derive(Debug)]
 pub(crate) struct Failure {
-    /// For programs: short, stable, one per thing that a caller would handle differently.
+    /// For programs: short, stable, one per case that a caller would handle differently.
     pub(crate) code: &'static str,
-    /// For people: what happened to which thing.
+    /// For people: the thing and the problem.
     pub(crate) message: String,
     /// For people: what to do.
     pub(crate) hint: Option<String>,
-    /// What the process leaves with.
+    /// The exit status.
     pub(crate) status: i32,
-    /// For programs: what else is known, in the JSON form only.
+    /// For programs: further facts, in the JSON form only.
     pub(crate) facts: Map<String, Value>,
 }
 
 impl Failure {
-    /// A failure whose text may carry its hint, as the errors of our crates do.
+    /// A failure whose text may contain its hint, as the errors of our crates do.
     pub(crate) fn new(code: &'static str, text: impl fmt::Display) -> Self {
         let text = text.to_string();
-        // An error that quotes another may carry the hints of both.
+        // An error that quotes another may contain the hints of both.
         let mut parts = text.split(HINT).map(str::trim_end);
         let message = parts.next().unwrap_or_default().to_owned();
         let hints: Vec<_> = parts.collect();
@@ -50,7 +50,7 @@ impl Failure {
         Self { code, message, hint, status: STATUS_FAILED, facts: Map::new() }
     }
 
-    /// The same, with this advice if it has none.
+    /// Adds a hint, if it has none.
     pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint.get_or_insert_with(|| hint.into());
         self
@@ -59,16 +59,16 @@ impl Failure {
     /// A file that could not be read or written.
     pub(crate) fn file(what: &str, path: &std::path::Path, error: &io::Error) -> Self {
         let hint = match error.kind() {
-            io::ErrorKind::NotFound => "check the path; folders are not made",
+            io::ErrorKind::NotFound => "check the path; folders are not created",
             io::ErrorKind::PermissionDenied => "choose a path that you may use, or change its permissions",
             io::ErrorKind::IsADirectory => "name a file, not a folder",
             io::ErrorKind::StorageFull => "free some space, or choose another disk",
-            _ => "check that the path is a file on a disk that works",
+            _ => "check that the path is a file on a working disk",
         };
         Self::new("file", format!("cannot {what} `{}`: {error}", path.display())).hint(hint)
     }
 
-    /// Whoever read our output has had enough, which is no failure of ours.
+    /// The reader of our output has closed the pipe, which is not a failure.
     fn is_broken_pipe(&self) -> bool {
         self.code == BROKEN_PIPE
     }
@@ -80,16 +80,16 @@ impl From<io::Error> for Failure {
     /// For standard input and output, which have no path.
     fn from(error: io::Error) -> Self {
         if error.kind() == io::ErrorKind::BrokenPipe {
-            return Self::new(BROKEN_PIPE, "the reader of the output is gone");
+            return Self::new(BROKEN_PIPE, "the reader closed the output");
         }
-        let advice = "check where standard input and output lead to";
+        let advice = "check standard input and output";
         Self::new("file", format!("cannot read or write: {error}")).hint(advice)
     }
 }
 
-/// Where a command writes to.
+/// The output of a command.
 pub(crate) struct Console {
-    /// Wants JSON.
+    /// JSON output.
     pub(crate) json: bool,
     colour: bool,
     err_is_terminal: bool,
@@ -123,30 +123,30 @@ impl Console {
         self.text(line)
     }
 
-    /// Data, as it is.
+    /// Data, as raw bytes.
     pub(crate) fn bytes(&mut self, bytes: &[u8]) -> Result<(), Failure> {
         Ok(self.out.write_all(bytes)?)
     }
 
-    /// Nothing is kept back any longer.
+    /// Flushes the data.
     pub(crate) fn flush(&mut self) -> Result<(), Failure> {
         Ok(self.out.flush()?)
     }
 
-    /// Something for people, beside the data.
+    /// A message for people, in addition to the data.
     pub(crate) fn note(&mut self, text: impl fmt::Display) {
         if !self.json {
-            // Nobody can be told that nobody can be told anything.
+            // A failed write to standard error cannot be reported.
             let _ = writeln!(self.err, "{text}");
         }
     }
 
-    /// Asks the user on the terminal; `None` if there is no terminal, or no answer is to be expected.
+    /// Asks the user on the terminal; `None` without a terminal.
     pub(crate) async fn ask(&mut self, question: &str) -> Result<Option<bool>, Failure> {
         if self.json || !self.err_is_terminal || !io::stdin().is_terminal() {
             return Ok(None);
         }
-        // A question that cannot be shown is answered by nobody, and that is a no.
+        // A question that cannot be shown gets no answer, which counts as no.
         let _ = write!(self.err, "{question} [y/N] ").and_then(|()| self.err.flush());
         let read = || {
             let mut line = String::new();
@@ -157,12 +157,12 @@ impl Console {
         Ok(Some(is_yes(&line?)))
     }
 
-    /// Where progress may be shown, if somebody watches.
-    pub(crate) fn watched(&mut self) -> Option<&mut (dyn Write + Send)> {
+    /// The terminal for progress, if there is one.
+    pub(crate) fn progress_terminal(&mut self) -> Option<&mut (dyn Write + Send)> {
         (self.err_is_terminal && !self.json).then_some(&mut *self.err)
     }
 
-    /// Tells why the command failed, and returns the status to leave with.
+    /// Reports a failure. Returns the exit status.
     pub(crate) fn fail(&mut self, failure: &Failure) -> i32 {
         if failure.is_broken_pipe() {
             return STATUS_OK;
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hint_is_found_in_a_message_and_never_doubled() {
+    fn hint_is_taken_from_the_message_once() {
         let failure = Failure::new("x", "it broke\n\nhint: mend it").hint("throw it away");
         assert_eq!((failure.message.as_str(), failure.hint.as_deref()), ("it broke", Some("mend it")));
         let failure = Failure::new("x", "it broke\n\nhint: mend it\n\nhint: buy another");
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_who_has_had_enough_is_no_failure() {
+    fn closed_pipe_is_not_a_failure() {
         let mut console = Console::standard(false);
         let gone = Failure::from(io::Error::from(io::ErrorKind::BrokenPipe));
         assert_eq!(console.fail(&gone), STATUS_OK);

@@ -1,4 +1,4 @@
-//! `tiffin get`: fetches one value.
+//! `tiffin get`: reads one value.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -13,22 +13,22 @@ use tiffin_server::config::ClientArgs;
 use crate::Context;
 use crate::console::{Console, Failure, STATUS_OK};
 use crate::progress::Progress;
-use crate::reach::{Reached, key};
 use crate::show;
+use crate::store_client::{StoreClient, key};
 
 /// Bytes written at a time.
 const PIECE_BYTES: usize = 8 << 20;
 
-/// Fetches the value of a key: its bytes as they are, to standard output or into a file.
+/// Reads the value of a key: its raw bytes, to standard output or into a file.
 ///
-/// Asked for JSON, it writes what it knows of the value; and the value itself if no file is named, as text
-/// or, where it is no text, in base64.
+/// With `--json`, it writes the properties of the value; and the value itself if no file is named, as text
+/// or, if it is not text, in base64.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Get {
     /// The key.
     key: OsString,
 
-    /// The file that the value goes into; `-` is standard output.
+    /// The file for the value; `-` is standard output.
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
 
@@ -36,11 +36,11 @@ pub(crate) struct Get {
     client: ClientArgs,
 }
 
-/// Fetches the value, and writes nothing before all of it is here and true.
+/// Reads the value. Writes nothing before it is complete and verified.
 pub(crate) async fn run(get: Get, context: &Context, console: &mut Console) -> Result<i32, Failure> {
     let key = key(&get.key)?;
     let output = get.output.filter(|path| path != Path::new("-"));
-    let store = Reached::connect(get.client, context).await?;
+    let store = StoreClient::connect(get.client, context).await?;
     let keys = [key];
     let outcome = store.client.get(&keys, GetOptions::default(), store.deadline()).await.pop();
     let object = match outcome {

@@ -1,4 +1,4 @@
-//! Where the bytes of a put come from.
+//! The source of the bytes of a put.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -12,15 +12,16 @@ use crate::console::{Console, Failure};
 use crate::progress::Progress;
 use crate::show;
 
-/// Bytes read at a time. A value is kept in pieces of this size, so that none is ever copied to make room.
+/// Bytes read at a time. A value is kept in pieces of this size, so that it is never copied into a larger
+/// buffer.
 const PIECE_BYTES: u64 = 8 << 20;
-/// Pieces that are read ahead.
+/// Number of pieces that are read ahead.
 const PIECES_AHEAD: usize = 4;
 
 /// The source of a value.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Input {
-    /// Given as an argument.
+    /// An argument.
     Value(OsString),
     /// Standard input.
     Standard,
@@ -29,7 +30,7 @@ pub(crate) enum Input {
 }
 
 impl Input {
-    /// What the arguments of a put say.
+    /// The source that the arguments of a put name.
     pub(crate) fn choose(value: Option<OsString>, file: Option<PathBuf>) -> Self {
         match (value, file) {
             (Some(value), _) => Self::Value(value),
@@ -38,7 +39,7 @@ impl Input {
         }
     }
 
-    /// All bytes, in pieces; a failure as soon as they are more than `most`.
+    /// All bytes, in pieces; fails as soon as they exceed `most`.
     pub(crate) async fn read(self, most: u64, console: &mut Console) -> Result<Vec<Vec<u8>>, Failure> {
         let (total, source) = match self {
             Self::Value(text) => return limited(OsStr::as_bytes(&text).to_vec(), most),
@@ -49,7 +50,7 @@ impl Input {
             return Err(too_large(most));
         }
         let (sender, mut receiver) = mpsc::channel(PIECES_AHEAD);
-        // The read of a terminal or a pipe may never end; nobody waits for this thread when it is not needed.
+        // A read from a terminal or a pipe may never end; the process does not wait for this thread.
         tokio::task::spawn_blocking(move || source.send_to(&sender));
         let mut progress = Progress::of(total);
         let (mut pieces, mut sum) = (Vec::new(), 0_u64);
@@ -108,7 +109,7 @@ fn limited(bytes: Vec<u8>, most: u64) -> Result<Vec<Vec<u8>>, Failure> {
 
 fn too_large(most: u64) -> Failure {
     let message = format!("the value is larger than the largest node, which has {}", show::size(most));
-    Failure::new("full", message).hint("start a node with more memory, or cut the value into several")
+    Failure::new("full", message).hint("start a node with more memory, or split the value")
 }
 
 #[cfg(test)]
@@ -116,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_argument_wins_over_a_file_and_a_dash_is_standard_input() {
+    fn argument_wins_over_file_and_dash_is_standard_input() {
         for (value, file, expected) in [
             (Some("v"), None, Input::Value("v".into())),
             (None, Some("f"), Input::File("f".into())),
@@ -128,7 +129,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_file_is_read_in_pieces_and_up_to_the_limit() {
+    async fn file_is_read_in_pieces_up_to_the_limit() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("value");
         let content: Vec<u8> = (0..PIECE_BYTES + 5).map(|byte| byte as u8).collect();
@@ -144,7 +145,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_cannot_be_read_is_named() {
+    async fn unreadable_file_is_named() {
         let folder = tempfile::tempdir().unwrap();
         let mut console = Console::standard(true);
         for path in [folder.path().join("missing"), folder.path().to_owned()] {
@@ -155,7 +156,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_endless_file_ends_at_the_limit() {
+    async fn endless_file_fails_at_the_limit() {
         let mut console = Console::standard(true);
         let failure = Input::File("/dev/zero".into()).read(PIECE_BYTES, &mut console).await.unwrap_err();
         assert_eq!(failure.code, "full");

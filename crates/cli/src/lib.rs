@@ -1,11 +1,11 @@
 //! The command line: one binary `tiffin`, one file per command.
 //!
-//! [`run`] is all there is: the binary and the console script of the Python wheel call it with their
-//! arguments and leave with the status that it returns. Nothing in here ends the process.
+//! The binary and the console script of the Python wheel call [`run`] with their arguments and exit with the
+//! status that it returns. Nothing in this crate ends the process.
 //!
-//! What every command keeps to is in `console`: data to standard output, all else to standard error, an error
-//! with a hint, JSON where it is asked for. Settings are those of `tiffin_server::config`; a command adds
-//! only its own arguments.
+//! Conventions of all commands are in `console`: data to standard output, everything else to standard error,
+//! errors with a hint, JSON with `--json`. Settings are those of `tiffin_server::config`; a command adds only
+//! its own arguments.
 
 mod bench;
 mod console;
@@ -22,13 +22,13 @@ mod pin;
 mod progress;
 mod put;
 mod quota;
-mod reach;
 mod rm;
 mod serve;
 mod settings;
 mod show;
 mod signals;
 mod stat;
+mod store_client;
 mod torture;
 mod up;
 mod why;
@@ -45,7 +45,8 @@ pub use kv::kv_replay;
 use console::{Console, Failure, STATUS_INTERRUPTED, STATUS_OK, STATUS_USAGE};
 use signals::Signals;
 
-/// A store for what one process produces and another consumes: in one process, on one host, or on many.
+/// An object store for data that one process produces and another consumes: in one process, on one host, or
+/// on many.
 #[derive(Debug, Parser)]
 #[command(name = "tiffin", version, max_term_width = 110)]
 struct Cli {
@@ -56,7 +57,7 @@ struct Cli {
     #[arg(long, global = true)]
     json: bool,
 
-    /// End when the process that started this one does.
+    /// Exit when the parent process does.
     #[arg(long, global = true, hide = true)]
     with_parent: bool,
 
@@ -91,22 +92,22 @@ enum Command {
     BenchWorker(bench::Worker),
 }
 
-/// What a command is told beside its own arguments.
+/// Input of a command besides its own arguments.
 struct Context {
-    /// How this program was called.
+    /// The name by which this program was called.
     program: OsString,
-    /// Flags and environment first, then the file.
+    /// From flags and environment, then from the file.
     common: CommonArgs,
-    /// What the settings file says.
+    /// The settings file.
     file: SettingsFile,
 }
 
-/// Runs one command, named by the arguments behind the first, and returns the status to leave with: 0 if it
-/// did what it should, 1 if it could not, 2 if it was not understood, 130 if it was interrupted.
+/// Runs the command named by the arguments after the first. Returns the exit status: 0 for success, 1 for
+/// failure, 2 for invalid arguments, 130 if it was interrupted.
 #[must_use]
 pub fn run(args: impl IntoIterator<Item = OsString>) -> i32 {
     let args: Vec<OsString> = args.into_iter().collect();
-    // An error in the arguments is told in JSON too, so this must be known before they are understood.
+    // Errors in the arguments are written as JSON too, so this must be known before they are parsed.
     let wants_json = args.iter().take_while(|arg| *arg != "--").any(|arg| arg == "--json");
     let mut console = Console::standard(wants_json);
     let program = args.first().cloned().unwrap_or_else(|| "tiffin".into());
@@ -125,7 +126,7 @@ fn start(cli: Cli, program: OsString, console: &mut Console) -> Result<i32, Fail
     console.json = cli.json;
     if cli.with_parent {
         let set = set_parent_process_death_signal(Some(Signal::KILL));
-        set.map_err(|error| Failure::new("system", format!("cannot be tied to its parent: {error}")))?;
+        set.map_err(|error| Failure::new("system", format!("cannot set the parent death signal: {error}")))?;
     }
     let (common, file) = cli.common.load().map_err(|error| Failure::new("config", error))?;
     let context = Context { program, common, file };
@@ -133,7 +134,7 @@ fn start(cli: Cli, program: OsString, console: &mut Console) -> Result<i32, Fail
     let advice = "the system is short of threads or open files; `tiffin doctor` shows the limits";
     let runtime = runtime.map_err(|error| Failure::new("system", error).hint(advice))?;
     let done = runtime.block_on(dispatch(cli.command, &context, console));
-    // A thread that waits for standard input must not keep the process.
+    // A thread that waits for standard input must not keep the process alive.
     runtime.shutdown_background();
     done
 }
@@ -168,7 +169,7 @@ async fn dispatch(command: Command, context: &Context, console: &mut Console) ->
     }
 }
 
-/// What a client had under way ends with its process, as the server sees it.
+/// The server cleans up after a client whose process ends.
 async fn unless_interrupted(
     work: impl Future<Output = Result<i32, Failure>>,
     mut signals: Signals,
@@ -179,10 +180,10 @@ async fn unless_interrupted(
     }
 }
 
-/// Tells what was wrong with the arguments, or gives the help that was asked for.
+/// Reports errors in the arguments, or prints the requested help.
 fn explain(error: &clap::Error, args: &[OsString], console: &mut Console) -> Result<i32, Failure> {
     let text = error.render().to_string();
-    // A command that needs a subcommand and was given nothing shows its help.
+    // A command that needs a subcommand and was given none shows its help.
     let is_help = matches!(
         error.kind(),
         ErrorKind::DisplayHelp
@@ -198,13 +199,12 @@ fn explain(error: &clap::Error, args: &[OsString], console: &mut Console) -> Res
     }
     let text = text.strip_prefix("error: ").unwrap_or(&text).trim_end();
     let (message, advice) = text.split_once("\n\n").unwrap_or((text, ""));
-    // What clap advises comes in paragraphs, of which the last always says the same. A hint of our own value
+    // Advice of clap comes in paragraphs, of which the last is always the same. A hint of our own value
     // parsers is one of them.
     let advice = advice.replace("For more information, try '--help'.", "").replace("  tip: ", "");
     let parts = advice.split("\n\n").map(|part| part.trim().trim_start_matches("hint: "));
     let parts = parts.filter(|part| !part.is_empty());
-    let hint =
-        parts.chain(["`--help` tells more"]).collect::<Vec<_>>().join("; ").replace("Usage:", "usage:");
+    let hint = parts.chain(["see `--help`"]).collect::<Vec<_>>().join("; ").replace("Usage:", "usage:");
     let message = own_message(error).unwrap_or_else(|| message.to_owned());
     Err(usage(message, hint))
 }
@@ -213,7 +213,7 @@ fn usage(message: String, hint: String) -> Failure {
     Failure { status: STATUS_USAGE, hint: Some(hint), ..Failure::new("usage", message) }
 }
 
-/// A negative number behind a flag that takes a value: clap takes it for a flag of its own.
+/// Detects a negative number after a flag that takes a value, which clap parses as a flag.
 fn negative_value(error: &clap::Error, args: &[OsString]) -> Option<Failure> {
     if error.kind() != ErrorKind::UnknownArgument {
         return None;
@@ -227,16 +227,16 @@ fn negative_value(error: &clap::Error, args: &[OsString]) -> Option<Failure> {
         Some((flag.strip_prefix("--")?, value)).filter(|(flag, _)| takes_value(&Cli::command(), flag))
     })?;
     let message = format!("--{flag}: the value `{value}` is negative");
-    Some(usage(message, "give a value that is not negative; `--help` tells more".to_owned()))
+    Some(usage(message, "give a value that is not negative; see `--help`".to_owned()))
 }
 
-/// Whether the command, or one of its subcommands, has a flag of that name that takes a value.
+/// Whether the command, or one of its subcommands, has a flag of that name with a value.
 fn takes_value(command: &clap::Command, flag: &str) -> bool {
     let is_it = |arg: &clap::Arg| arg.get_long() == Some(flag) && arg.get_action().takes_values();
     command.get_arguments().any(is_it) || command.get_subcommands().any(|it| takes_value(it, flag))
 }
 
-/// The message of a value parser of ours, which names the value itself, with the flag before it.
+/// The message of our own value parsers, which names the value, with the flag before it.
 fn own_message(error: &clap::Error) -> Option<String> {
     let source = std::error::Error::source(error)?.to_string();
     let (message, _) = source.split_once("\n\nhint: ")?;

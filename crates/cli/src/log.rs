@@ -1,4 +1,4 @@
-//! Where the log goes: to standard error, as the settings of every command say.
+//! The log, on standard error, configured by the settings of every command.
 
 use std::io::IsTerminal;
 
@@ -7,11 +7,11 @@ use tracing_subscriber::EnvFilter;
 
 use crate::console::Failure;
 
-/// What goes to the log of a command that people look at, if nothing else is said. The master of a store in
-/// one process would only have to tell that its own node left, which is how such a store ends.
+/// Default log level of interactive commands. The master of a store in one process would only log that its
+/// own node left, which is how such a store ends.
 const QUIET_LEVEL: &str = "error,tiffin_server::master=off";
 
-/// Starts the log of this process. In a process that has one already, that one stays.
+/// Starts the log of this process. If there is one already, it stays.
 pub(crate) fn start(common: &CommonArgs, is_daemon: bool) -> Result<(), Failure> {
     let config = common.log();
     let level = match &common.log_level {
@@ -21,7 +21,7 @@ pub(crate) fn start(common: &CommonArgs, is_daemon: bool) -> Result<(), Failure>
     let filter = EnvFilter::try_new(level).map_err(|error| {
         let advice =
             "write `error`, `warn`, `info`, `debug`, `trace`, or filters such as `info,tiffin_server=debug`";
-        Failure::new("config", format!("log_level is `{level}`, which is no filter: {error}")).hint(advice)
+        Failure::new("config", format!("invalid log_level `{level}`: {error}")).hint(advice)
     })?;
     let unwanted = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     let lines = tracing_subscriber::fmt()
@@ -32,7 +32,7 @@ pub(crate) fn start(common: &CommonArgs, is_daemon: bool) -> Result<(), Failure>
         LogFormat::Text => lines.try_init(),
         LogFormat::Json => lines.json().try_init(),
     };
-    // Only a second log in one process is refused, and there the first one serves as well.
+    // A second log in one process is rejected, and the first one stays.
     drop(started);
     Ok(())
 }

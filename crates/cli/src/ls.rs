@@ -9,22 +9,22 @@ use tiffin_server::config::ClientArgs;
 
 use crate::Context;
 use crate::console::{Console, Failure, STATUS_OK};
-use crate::reach::Reached;
 use crate::show::{self, Table};
+use crate::store_client::StoreClient;
 
 /// Lists objects in the order of their keys.
 ///
-/// Asked for JSON, it writes one line for each object.
+/// With `--json`, it writes one line for each object.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Ls {
-    /// Only keys that start so.
+    /// Only keys with this prefix.
     prefix: Option<OsString>,
 
-    /// Only keys in which this regular expression is found.
+    /// Only keys that match this regular expression.
     #[arg(long, conflicts_with = "prefix", value_name = "REGEX")]
     regex: Option<String>,
 
-    /// Only the first so many.
+    /// Maximum number of keys.
     #[arg(long, value_name = "N")]
     limit: Option<usize>,
 
@@ -32,14 +32,14 @@ pub(crate) struct Ls {
     client: ClientArgs,
 }
 
-/// Asks for all pages, and writes them in order.
+/// Requests all pages, and writes them in order.
 pub(crate) async fn run(ls: Ls, context: &Context, console: &mut Console) -> Result<i32, Failure> {
     let pattern = match (ls.prefix, ls.regex) {
         (_, Some(regex)) => Pattern::Regex(regex),
         (Some(prefix), None) => Pattern::Prefix(prefix.into_vec()),
         (None, None) => Pattern::All,
     };
-    let store = Reached::connect(ls.client, context).await?;
+    let store = StoreClient::connect(ls.client, context).await?;
     let listed = store.client.list(pattern, store.deadline()).await;
     let mut items = listed.map_err(|error| store.explain(&error))?;
     items.truncate(ls.limit.unwrap_or(usize::MAX));
@@ -65,7 +65,7 @@ fn write(items: &[ListItem], console: &mut Console) -> Result<(), Failure> {
     if items.is_empty() {
         return Ok(());
     }
-    // The key is last, so that one long key does not push the numbers of all others away.
+    // The key is last, so that a long key does not move the numbers.
     let mut table = Table::new(&["size", "generation", "replicas", "key"]).last_left();
     for item in items {
         let (size, generation) = (show::size(item.len), item.generation.to_string());

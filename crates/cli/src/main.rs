@@ -1,7 +1,6 @@
-//! The binary `tiffin`. What it does is in the library, which the Python wheel runs as well.
+//! The binary `tiffin`. The code is in the library, which the Python wheel runs as well.
 
-// A put or a question is a few dozen small pieces of memory, which one thread takes and often another gives
-// back.
+// Requests allocate a few dozen small blocks, which are often freed by another thread.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 

@@ -1,4 +1,4 @@
-//! `tiffin master`: the process that knows the names.
+//! `tiffin master`: the process that decides about names.
 
 use serde_json::json;
 use tiffin_client::Losses;
@@ -10,16 +10,16 @@ use crate::console::{Console, Failure, STATUS_OK};
 use crate::serve;
 use crate::signals::Signals;
 
-/// Starts a master: the one process that knows the names. Nodes and clients connect to it.
+/// Starts a master: the process that decides about names. Nodes and clients connect to it.
 ///
-/// When it is up it says where; asked for JSON, in one line. Ctrl-C stops it.
+/// When it is up, it prints its address; with `--json`, in one line. Ctrl-C stops it.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Master {
     #[command(flatten)]
     args: MasterArgs,
 }
 
-/// Runs until a signal comes.
+/// Runs until a signal arrives.
 pub(crate) async fn run(
     master: Master,
     context: &Context,

@@ -1,4 +1,4 @@
-//! `tiffin node`: a process that gives memory to a store.
+//! `tiffin node`: a process that provides memory to a store.
 
 use std::time::Duration;
 
@@ -10,20 +10,20 @@ use tiffin_server::node::JoinError;
 use tokio::time::Instant;
 
 use crate::console::{Console, Failure, STATUS_OK};
-use crate::reach::Reached;
 use crate::serve;
 use crate::show;
 use crate::signals::Signals;
+use crate::store_client::StoreClient;
 use crate::{Context, unless_interrupted};
 
-/// How long the master may take to take the node in. Later on, a node waits for its master as long as it
-/// must.
+/// Time limit for the first registration at the master. Later, a node waits for its master without limit.
 const JOIN_TIME_MAX: Duration = Duration::from_secs(10);
 
-/// Starts a storage node: it gives memory to the store whose master it is told.
+/// Starts a storage node: it provides memory to the store of a master.
 ///
-/// When the master has taken it in it says so; asked for JSON, in one line. Ctrl-C stops it, and what has
-/// its only copy there is gone then: it says how much that is, and names what was pinned or not consumed yet.
+/// When the master has registered it, it prints its address; with `--json`, in one line. Ctrl-C stops it.
+/// Objects whose only copy it has are lost then: it prints how many, and names those that were pinned or not
+/// consumed yet.
 #[derive(Debug, clap::Args)]
 #[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct Node {
@@ -54,7 +54,7 @@ struct Forget {
 }
 
 async fn forget(forget: Forget, context: &Context, console: &mut Console) -> Result<i32, Failure> {
-    let store = Reached::connect(forget.client, context).await?;
+    let store = StoreClient::connect(forget.client, context).await?;
     let forgotten = store.client.forget_node(&forget.name, store.deadline()).await;
     let forgotten = forgotten.map_err(|error| {
         store
@@ -72,7 +72,7 @@ async fn forget(forget: Forget, context: &Context, console: &mut Console) -> Res
     Ok(STATUS_OK)
 }
 
-/// Runs until a signal comes.
+/// Runs until a signal arrives.
 pub(crate) async fn run(
     node: Node,
     context: &Context,
@@ -94,10 +94,8 @@ pub(crate) async fn run(
             .value(&json!({ "name": name, "tcp": tcp, "data": data, "memory": memory, "master": master }))?;
     } else {
         let (name, size) = (&info.name, show::size(memory));
-        console.text(format!(
-            "node `{name}` is up at {}, and gives {size} to the master at {master}",
-            info.tcp
-        ))?;
+        console
+            .text(format!("node `{name}` is up at {}, with {size} for the master at {master}", info.tcp))?;
     }
     let losses = async |server: &NodeServer| serve::losses(server, &master, &token).await;
     let stop = |server: NodeServer, deadline| server.leave(deadline);
@@ -112,8 +110,7 @@ async fn start(config: NodeConfig) -> Result<NodeServer, Failure> {
             JoinError::Refused { .. } => "refused",
             JoinError::Timeout { .. } => "unreachable",
         };
-        Failure::new(code, error)
-            .hint("give the token that the master was started with, and a name of its own")
+        Failure::new(code, error).hint("use the master's token, and a unique name")
     })?;
     Ok(server)
 }

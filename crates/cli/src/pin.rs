@@ -8,8 +8,8 @@ use tiffin_server::config::ClientArgs;
 
 use crate::Context;
 use crate::console::{Console, Failure, STATUS_OK};
-use crate::reach::{Reached, key};
 use crate::show::{self, Table};
+use crate::store_client::{StoreClient, key};
 
 /// Protects objects from eviction, on behalf of an owner, until they are unpinned or removed.
 #[derive(Debug, clap::Args)]
@@ -18,7 +18,7 @@ pub(crate) struct Pin {
     #[arg(required = true, value_name = "KEY")]
     keys: Vec<OsString>,
 
-    /// Whose pin it is: a run, say, so that all its pins can be dropped at once.
+    /// The owner of the pins: for example a run, so that all its pins can be dropped at once.
     #[arg(long, default_value = "", value_name = "NAME")]
     owner: String,
 
@@ -26,21 +26,21 @@ pub(crate) struct Pin {
     client: ClientArgs,
 }
 
-/// Ends pins of an owner. The objects stay where they are, and are evicted when room is needed.
+/// Ends pins of an owner. The objects stay until their memory is needed.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Unpin {
     #[command(flatten)]
     pin: Pin,
 }
 
-/// Lists the objects that are pinned and who pins them, or drops all pins of an owner.
+/// Lists the pinned objects and their owners, or drops all pins of an owner.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Pins {
-    /// Only pins of this owner; the empty one owns what was pinned without a name.
+    /// Only pins of this owner; the empty name stands for pins without an owner.
     #[arg(long, value_name = "NAME")]
     owner: Option<String>,
 
-    /// End them all.
+    /// Drop them.
     #[arg(long, requires = "owner")]
     drop: bool,
 
@@ -64,7 +64,7 @@ pub(crate) async fn run_unpin(
 
 async fn change(pin: Pin, on: bool, context: &Context, console: &mut Console) -> Result<i32, Failure> {
     let keys = pin.keys.iter().map(|text| key(text)).collect::<Result<Vec<_>, _>>()?;
-    let store = Reached::connect(pin.client, context).await?;
+    let store = StoreClient::connect(pin.client, context).await?;
     let (client, deadline) = (&store.client, store.deadline());
     let outcomes: Vec<Result<bool, Error>> = match on {
         true => {
@@ -88,7 +88,7 @@ async fn change(pin: Pin, on: bool, context: &Context, console: &mut Console) ->
     failure.map_or(Ok(STATUS_OK), Err)
 }
 
-/// How many pins were ended, and how many keys had none of that owner.
+/// Number of ended pins, and of keys without a pin of that owner.
 fn unpinned(done: usize, not_pinned: usize, owner: &str) -> String {
     let owner = match owner {
         "" => "without an owner's name".to_owned(),
@@ -104,7 +104,7 @@ fn unpinned(done: usize, not_pinned: usize, owner: &str) -> String {
 
 /// Lists pins, or drops them.
 pub(crate) async fn run_pins(pins: Pins, context: &Context, console: &mut Console) -> Result<i32, Failure> {
-    let store = Reached::connect(pins.client, context).await?;
+    let store = StoreClient::connect(pins.client, context).await?;
     match &pins.owner {
         Some(owner) if pins.drop => drop_all(&store, owner, console).await?,
         Some(owner) => {
@@ -124,7 +124,7 @@ pub(crate) async fn run_pins(pins: Pins, context: &Context, console: &mut Consol
     Ok(STATUS_OK)
 }
 
-async fn drop_all(store: &Reached, owner: &str, console: &mut Console) -> Result<(), Failure> {
+async fn drop_all(store: &StoreClient, owner: &str, console: &mut Console) -> Result<(), Failure> {
     let dropped = store.client.drop_pins(owner, store.deadline()).await;
     let dropped = dropped.map_err(|error| store.explain(&error))?;
     if console.json {
@@ -142,7 +142,7 @@ async fn drop_all(store: &Reached, owner: &str, console: &mut Console) -> Result
     if nodes.is_empty() { Ok(()) } else { Err(store.explain(&Error::Unconfirmed { nodes })) }
 }
 
-fn write(items: &[ListItem], store: &Reached, how: &str, console: &mut Console) -> Result<(), Failure> {
+fn write(items: &[ListItem], store: &StoreClient, how: &str, console: &mut Console) -> Result<(), Failure> {
     if console.json {
         for item in items {
             let mut object = show::keyed(item.key.as_bytes());

@@ -1,14 +1,14 @@
-//! How far a long copy has come, for somebody who watches a terminal.
+//! The progress of a long copy, on a terminal.
 
 use crate::console::Console;
 use crate::show;
 
-/// Less than this is done before a bar could be read.
+/// Shorter copies end before a bar could be read.
 const SHOWN_FROM_BYTES: u64 = 64 << 20;
 /// The width of the bar, in characters.
 const BAR_CHARS: u64 = 30;
 
-/// A bar on standard error, drawn again only when it would look different.
+/// A bar on standard error, redrawn only when it changes.
 #[derive(Debug)]
 pub(crate) struct Progress {
     total: u64,
@@ -17,12 +17,12 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// Of this many bytes none are done.
+    /// A bar for this many bytes.
     pub(crate) fn of(total: u64) -> Self {
         Self { total, done: 0, drawn_percent: None }
     }
 
-    /// So many more are done.
+    /// Adds processed bytes.
     pub(crate) fn advance(&mut self, console: &mut Console, bytes: u64) {
         self.done = self.done.saturating_add(bytes).min(self.total);
         if self.total < SHOWN_FROM_BYTES {
@@ -32,17 +32,17 @@ impl Progress {
         if self.drawn_percent == Some(percent) {
             return;
         }
-        if let Some(terminal) = console.watched() {
-            // A bar that cannot be drawn is no reason to stop.
+        if let Some(terminal) = console.progress_terminal() {
+            // A failed write of the bar is ignored.
             let _ = write!(terminal, "\r{}", self.bar()).and_then(|()| terminal.flush());
             self.drawn_percent = Some(percent);
         }
     }
 
-    /// Takes the bar away.
+    /// Erases the bar.
     pub(crate) fn finish(self, console: &mut Console) {
         if self.drawn_percent.is_some()
-            && let Some(terminal) = console.watched()
+            && let Some(terminal) = console.progress_terminal()
         {
             let _ = write!(terminal, "\r\x1b[K").and_then(|()| terminal.flush());
         }
@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_bar_fills() {
+    fn bar_shows_the_progress() {
         let mut console = Console::standard(true);
         let mut progress = Progress::of(4 << 30);
         assert_eq!(progress.bar(), "[..............................]   0%  0 B of 4.0 GiB");

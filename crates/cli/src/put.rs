@@ -13,8 +13,8 @@ use tiffin_server::config::ClientArgs;
 use crate::Context;
 use crate::console::{Console, Failure, STATUS_OK};
 use crate::input::Input;
-use crate::reach::{Reached, key};
 use crate::show;
+use crate::store_client::{StoreClient, key};
 
 /// Stores one value under a key.
 #[derive(Debug, clap::Args)]
@@ -22,7 +22,7 @@ pub(crate) struct Put {
     /// The key: any bytes.
     key: OsString,
 
-    /// Where the value comes from; `-`, or nothing, is standard input.
+    /// The file with the value; `-`, or none, is standard input.
     #[arg(conflicts_with = "value")]
     file: Option<PathBuf>,
 
@@ -34,7 +34,7 @@ pub(crate) struct Put {
     #[arg(long, value_enum, default_value_t, value_name = "WHAT")]
     on_exists: IfExists,
 
-    /// On how many nodes a copy is kept.
+    /// Number of copies, on different nodes.
     #[arg(long, default_value_t = 1, value_name = "N",
           value_parser = clap::value_parser!(u32).range(1..=i64::from(tiffin_core::REPLICAS_MAX)))]
     replicas: u32,
@@ -43,11 +43,11 @@ pub(crate) struct Put {
     #[arg(long)]
     pin: bool,
 
-    /// Whose pin that is: a run, say, so that all its pins can be dropped at once.
+    /// The owner of the pin: for example a run, so that all its pins can be dropped at once.
     #[arg(long, requires = "pin", value_name = "NAME")]
     owner: Option<String>,
 
-    /// If there is no room, wait for it until `--timeout`.
+    /// If there is no space, wait for it until `--timeout`.
     #[arg(long)]
     wait: bool,
 
@@ -58,7 +58,7 @@ pub(crate) struct Put {
 /// What happens if the key exists.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 enum IfExists {
-    /// The new value takes its place.
+    /// The new value replaces the old one.
     #[default]
     Replace,
     /// The old value stays.
@@ -67,11 +67,11 @@ enum IfExists {
     Error,
 }
 
-/// Stores the value and says what became of the key.
+/// Stores the value, and reports the result.
 pub(crate) async fn run(put: Put, context: &Context, console: &mut Console) -> Result<i32, Failure> {
     let key = key(&put.key)?;
     let input = Input::choose(put.value, put.file);
-    let store = Reached::connect(put.client, context).await?;
+    let store = StoreClient::connect(put.client, context).await?;
     let largest = largest_node(&store).await?;
     let pieces = input.read(largest, console).await?;
     let options = PutOptions {
@@ -91,7 +91,7 @@ pub(crate) async fn run(put: Put, context: &Context, console: &mut Console) -> R
     };
     if stored.effect == Effect::Kept && put.on_exists == IfExists::Error {
         let message = format!("`{}` exists, as generation {}", show::key(key.as_bytes()), stored.generation);
-        return Err(Failure::new("exists", message).hint("`--on-exists replace` takes its place"));
+        return Err(Failure::new("exists", message).hint("use `--on-exists replace` to replace it"));
     }
     let bytes = pieces.iter().map(|piece| piece.len() as u64).sum();
     report(&key, bytes, put.replicas, &stored, console)?;
@@ -99,8 +99,8 @@ pub(crate) async fn run(put: Put, context: &Context, console: &mut Console) -> R
     Ok(STATUS_OK)
 }
 
-/// No value can be larger than this.
-async fn largest_node(store: &Reached) -> Result<u64, Failure> {
+/// Maximum size of a value.
+async fn largest_node(store: &StoreClient) -> Result<u64, Failure> {
     let stat = store.client.stat(store.deadline()).await.map_err(|error| store.explain(&error))?;
     Ok(stat.nodes.iter().map(|node| node.usage.capacity).max().unwrap_or(u64::MAX))
 }
@@ -126,13 +126,14 @@ fn report(key: &Key, bytes: u64, wanted: u32, stored: &Stored, console: &mut Con
         _ => console.text(format!("{effect} `{key}`: {size}, generation {generation}"))?,
     }
     if stored.effect != Effect::Kept && stored.copies < wanted {
-        console.note(format!("note: {} of {wanted} copies were made: no other node has room", stored.copies));
+        console
+            .note(format!("note: {} of {wanted} copies were made: no other node has space", stored.copies));
     }
     if !stored.unconfirmed.is_empty() {
         let nodes: Vec<_> = stored.unconfirmed.iter().map(|it| show::key(it.as_bytes())).collect();
         console.note(format!(
-            "warning: {} could not confirm that the older object of this name is gone: until then, who knows \
-             where it lies there may still read it",
+            "warning: {} could not confirm that the older object of this name is retired: until then, \
+            clients that have cached its location may still read it there",
             nodes.join(", ")
         ));
     }

@@ -1,4 +1,4 @@
-//! `tiffin quota`: what a namespace may hold, and for how long.
+//! `tiffin quota`: limits of a namespace.
 
 use std::time::Duration;
 
@@ -10,32 +10,31 @@ use tiffin_server::config::{self, ClientArgs};
 
 use crate::Context;
 use crate::console::{Console, Failure, STATUS_OK};
-use crate::reach::Reached;
 use crate::show;
+use crate::store_client::StoreClient;
 
-/// Shows what the namespace holds and may hold, or limits it.
+/// Shows the usage and the limits of the namespace, or changes limits.
 ///
-/// What the namespace holds already stays; puts that would exceed its quota fail, or wait. Only the limits
-/// that are named change.
+/// Existing objects stay; puts that would exceed the quota fail, or wait. Only the named limits change.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Quota {
-    /// The most memory that the namespace may hold, each copy counted.
+    /// Maximum memory of the namespace, each copy counted.
     #[arg(long, value_name = "SIZE", value_parser = config::size)]
     set: Option<ByteSize>,
 
-    /// No quota any more.
+    /// Remove the quota.
     #[arg(long, conflicts_with = "set")]
     none: bool,
 
-    /// Drop samples that nobody has leased for this long.
+    /// Drop samples that were not leased for this long.
     #[arg(long, value_name = "TIME", value_parser = config::duration)]
     max_hold: Option<Duration>,
 
-    /// Keep samples for as long as it takes: removes the limit of `--max-hold`.
+    /// Remove the limit of `--max-hold`.
     #[arg(long, conflicts_with = "max_hold")]
     no_max_hold: bool,
 
-    /// What becomes of its objects when memory is short and their nodes have disks.
+    /// Whether its objects are demoted to disks when memory is short.
     #[arg(long, value_enum)]
     demotion: Option<Demote>,
 
@@ -46,11 +45,11 @@ pub(crate) struct Quota {
 /// See [`Demotion`].
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 enum Demote {
-    /// They go to disk before their memory is used again.
+    /// Objects are written to disk before their memory is reused.
     OnPressure,
-    /// Every object has a copy on disk soon after it was put.
+    /// Every object is written to disk soon after the put.
     WriteThrough,
-    /// Nothing goes to disk.
+    /// Objects are not written to disk.
     Never,
 }
 
@@ -74,13 +73,13 @@ impl From<Demotion> for Demote {
     }
 }
 
-/// Sets limits where some are given, and shows how things stand.
+/// Sets the given limits, and shows the current state.
 pub(crate) async fn run(quota: Quota, context: &Context, console: &mut Console) -> Result<i32, Failure> {
     if quota.max_hold.is_some_and(|it| it < Duration::from_millis(1)) {
         let failure = Failure::new("invalid", "--max-hold is less than a millisecond");
         return Err(failure.hint("give a longer time, or `--no-max-hold` for no limit"));
     }
-    let store = Reached::connect(quota.client, context).await?;
+    let store = StoreClient::connect(quota.client, context).await?;
     let mut change = PolicyChange::NONE;
     if quota.set.is_some() || quota.none {
         change = change.quota(quota.set.map(|it| it.as_u64()));
@@ -111,15 +110,15 @@ pub(crate) async fn run(quota: Quota, context: &Context, console: &mut Console) 
         let namespace = show::key(store.namespace.as_bytes());
         let hold = now.max_hold_ms.map(|ms| humantime::format_duration(Duration::from_millis(ms)));
         let hold =
-            hold.map_or_else(String::new, |it| format!("; samples that nobody leases wait {it} at most"));
+            hold.map_or_else(String::new, |it| format!("; samples are dropped after {it} without a lease"));
         console.text(format!("namespace `{namespace}` holds {}, {limit}{hold}", show::size(now.used)))?;
     }
     store.close().await;
     Ok(STATUS_OK)
 }
 
-/// How this client's namespace is now.
-async fn current(store: &Reached) -> Result<NamespaceStat, Failure> {
+/// The state of this client's namespace.
+async fn current(store: &StoreClient) -> Result<NamespaceStat, Failure> {
     let stat = store.client.stat(store.deadline()).await.map_err(|error| store.explain(&error))?;
     Ok(stat.namespaces.into_iter().find(|it| it.name == store.namespace).unwrap_or_default())
 }

@@ -11,26 +11,26 @@ use tiffin_server::config::ClientArgs;
 
 use crate::Context;
 use crate::console::{Console, Failure, STATUS_FAILED, STATUS_OK};
-use crate::reach::{Reached, key};
 use crate::show;
+use crate::store_client::{StoreClient, key};
 
-/// Removes objects. When it succeeds nobody can read them any more. Removing what is not there succeeds.
+/// Removes objects. After it succeeds, they can no longer be read. Absent keys are not an error.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Rm {
     /// The keys.
     #[arg(required_unless_present_any = ["prefix", "regex"], value_name = "KEY")]
     keys: Vec<OsString>,
 
-    /// All keys that start so. If these are all objects of the namespace, the command asks first.
+    /// All keys with this prefix. If these are all objects of the namespace, the command asks first.
     #[arg(long, conflicts_with_all = ["keys", "regex"], value_name = "TEXT")]
     prefix: Option<OsString>,
 
-    /// All keys in which this regular expression is found. If these are all objects of the namespace, the
-    /// command asks first.
+    /// All keys that match this regular expression. If these are all objects of the namespace, the command
+    /// asks first.
     #[arg(long, conflicts_with = "keys", value_name = "REGEX")]
     regex: Option<String>,
 
-    /// Even if leased, where leases refuse removal.
+    /// Remove leased objects too, where leases refuse removal.
     #[arg(long)]
     force: bool,
 
@@ -42,11 +42,11 @@ pub(crate) struct Rm {
     client: ClientArgs,
 }
 
-/// Removes what is named and says how much it was.
+/// Removes the named objects, and reports their number.
 pub(crate) async fn run(rm: Rm, context: &Context, console: &mut Console) -> Result<i32, Failure> {
     let keys = rm.keys.iter().map(|text| key(text)).collect::<Result<Vec<_>, _>>()?;
     let options = DeleteOptions { force: rm.force };
-    let store = Reached::connect(rm.client, context).await?;
+    let store = StoreClient::connect(rm.client, context).await?;
     let pattern = match (rm.prefix, rm.regex) {
         (Some(prefix), _) => Some(Pattern::Prefix(prefix.into_vec())),
         (None, Some(regex)) => Some(Pattern::Regex(regex)),
@@ -80,9 +80,9 @@ pub(crate) async fn run(rm: Rm, context: &Context, console: &mut Console) -> Res
     }
 }
 
-/// Whether the objects that match may be removed. If they are all objects of the namespace, the user is
-/// asked; without a terminal the command fails.
-async fn may_remove(store: &Reached, pattern: Pattern, console: &mut Console) -> Result<bool, Failure> {
+/// Whether the matching objects may be removed. If they are all objects of the namespace, the user is asked;
+/// without a terminal the command fails.
+async fn may_remove(store: &StoreClient, pattern: Pattern, console: &mut Console) -> Result<bool, Failure> {
     let listed = store.client.list(pattern, store.deadline()).await;
     let matching = listed.map_err(|error| store.explain(&error))?;
     let namespace = show::key(store.namespace.as_bytes());
@@ -101,7 +101,7 @@ async fn may_remove(store: &Reached, pattern: Pattern, console: &mut Console) ->
         Some(answer) => Ok(answer),
         None => {
             let failure = Failure::new("needs_yes", format!("this would remove {all}"));
-            Err(failure.hint("add `--yes` to remove them all, or name what to remove more narrowly"))
+            Err(failure.hint("add `--yes` to remove them all, or use a narrower pattern"))
         }
     }
 }
@@ -112,8 +112,8 @@ fn report(removed: u64, absent: u64, console: &mut Console) -> Result<(), Failur
     }
     let absent = match absent {
         0 => String::new(),
-        1 => ", 1 was not there".to_owned(),
-        _ => format!(", {absent} were not there"),
+        1 => ", 1 was absent".to_owned(),
+        _ => format!(", {absent} were absent"),
     };
     console.text(format!("removed {removed}{absent}"))
 }

@@ -1,4 +1,4 @@
-//! What the three servers have in common: how they fail to start, and how they stop.
+//! Common parts of the three servers: start errors, and stopping.
 
 use std::ffi::OsStr;
 use std::future::Future;
@@ -12,10 +12,10 @@ use tokio::time::Instant;
 use crate::console::{Console, Failure, STATUS_INTERRUPTED, STATUS_OK};
 use crate::signals::Signals;
 
-/// How long a server may take to stop. What it says to its peers in this time is a courtesy.
+/// Time limit for an orderly stop.
 const STOP_TIME_MAX: Duration = Duration::from_secs(5);
 
-/// Starts a server, unless a signal comes first.
+/// Starts a server, unless a signal arrives first.
 pub(crate) async fn start<T>(
     starting: impl Future<Output = Result<T, Failure>>,
     signals: &mut Signals,
@@ -26,16 +26,16 @@ pub(crate) async fn start<T>(
     }
 }
 
-/// How long it may take to find out what is lost.
+/// Time limit for finding the losses.
 const LOSSES_TIME_MAX: Duration = Duration::from_secs(2);
 
-/// What is lost when this node leaves.
+/// Objects that are lost when this node leaves.
 pub(crate) async fn losses(node: &NodeServer, master: &str, token: &str) -> Losses {
     let options = ConnectOptions { token: token.to_owned(), ..ConnectOptions::new(master) };
     Losses::of(node.inventory(), node.segment(), &options, Deadline::after(LOSSES_TIME_MAX)).await
 }
 
-/// Waits for a signal, says what is lost, then stops the server. A second signal does not wait for that.
+/// Waits for a signal, reports losses, then stops the server. A second signal ends it at once.
 pub(crate) async fn until_stopped<T, F: Future<Output = ()>>(
     server: T,
     losses: impl AsyncFnOnce(&T) -> Losses,
@@ -47,7 +47,7 @@ pub(crate) async fn until_stopped<T, F: Future<Output = ()>>(
     console.note("stopping");
     tokio::select! {
         losses = losses(&server) => if !losses.is_empty() {
-            console.note(format!("{losses}; they are gone now"));
+            console.note(format!("{losses}; they are lost now"));
         },
         () = signals.next() => return STATUS_INTERRUPTED,
     }
@@ -58,25 +58,25 @@ pub(crate) async fn until_stopped<T, F: Future<Output = ()>>(
     }
 }
 
-/// Explains why a server did not start.
+/// Converts a start error.
 pub(crate) fn explain(error: &StartError) -> Failure {
     let (code, hint) = match error {
         StartError::Config(_) => ("config", "`tiffin settings` lists every setting"),
-        StartError::Listen(_) => ("listen", "choose another address; port 0 is any free one"),
-        StartError::Memory(_) => ("memory", "`tiffin doctor` tells what this machine can give"),
+        StartError::Listen(_) => ("listen", "choose another address; port 0 is any free port"),
+        StartError::Memory(_) => ("memory", "run `tiffin doctor` to see the available memory"),
         StartError::Disk(_) | StartError::DiskInUse(_) => {
-            ("disk", "`--ssd` names the disks; without it the node has memory only")
+            ("disk", "check the disks in `--ssd`; without it the node has memory only")
         }
         StartError::State { .. } => (
             "state",
             "name another folder with `--state-dir`, or TIFFIN_MASTER_STATE_DIR for `mooncake_master`",
         ),
-        StartError::System { .. } => ("system", "`tiffin doctor` tells what this machine can do"),
+        StartError::System { .. } => ("system", "run `tiffin doctor` to see what works on this machine"),
     };
     Failure::new(code, error).hint(hint)
 }
 
-/// How the user calls this program: without its folder, if the shell would find it so.
+/// The name by which the user calls this program: without its folder, if the shell finds it so.
 pub(crate) fn program_name(called: &OsStr, search: Option<&OsStr>) -> String {
     let path = Path::new(called);
     let (folder, name) = (path.parent().filter(|it| !it.as_os_str().is_empty()), path.file_name());
@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_program_is_called_as_the_user_would_call_it() {
+    fn program_name_is_the_one_of_the_user() {
         for (called, expected) in [
             ("tiffin", "tiffin"),
             ("target/release/tiffin", "target/release/tiffin"),

@@ -1,4 +1,4 @@
-//! `tiffin settings`: every setting, from its declaration.
+//! `tiffin settings`: every setting, generated from its declaration.
 
 use clap::Args;
 use serde_json::{Value, json};
@@ -10,7 +10,7 @@ use crate::console::{Console, Failure, STATUS_OK};
 #[derive(Debug, clap::Args)]
 pub(crate) struct Settings {}
 
-/// Writes the reference page; asked for JSON, one line for each setting.
+/// Writes the reference page; with `--json`, one line for each setting.
 pub(crate) fn run(_: &Settings, console: &mut Console) -> Result<i32, Failure> {
     if !console.json {
         console.text(page::render().trim_end())?;
@@ -28,7 +28,7 @@ pub(crate) fn run(_: &Settings, console: &mut Console) -> Result<i32, Failure> {
     Ok(STATUS_OK)
 }
 
-/// The settings of one table of the settings file; none is its top.
+/// The settings of one table of the settings file; none is the top level.
 fn list<A: Args>(table: Option<&str>) -> Vec<Value> {
     let command = A::augment_args(clap::Command::new("settings"));
     let shown = command.get_arguments().filter(|argument| !argument.is_hide_set());
@@ -53,9 +53,9 @@ mod tests {
 
     use super::*;
 
-    /// `make docs` writes the page anew.
+    /// `make docs` regenerates the page.
     #[test]
-    fn reference_of_settings_is_what_the_declarations_say() {
+    fn settings_page_matches_the_declarations() {
         expect_file!["../../../docs/settings.md"].assert_eq(&page::render());
     }
 

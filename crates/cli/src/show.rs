@@ -1,16 +1,16 @@
-//! How keys, sizes, tables and bytes are written for people and for programs.
+//! Formats keys, sizes, tables and bytes, for people and for programs.
 //!
-//! **Invariant:** nothing that a stranger chose reaches a terminal unescaped: a key may hold any bytes.
+//! **Invariant:** no untrusted text reaches a terminal unescaped: a key may contain any bytes.
 
 use std::fmt::{self, Write as _};
 
 use serde_json::{Map, Value};
 use tiffin_core::units::Size;
 
-/// A cell longer than this, in characters, does not widen its column for all other rows.
+/// A cell longer than this, in characters, does not widen its column.
 const CELL_CHARS_MAX: usize = 48;
 
-/// A key as text: what is not printable is escaped.
+/// A key as text, with unprintable characters escaped.
 pub(crate) fn key(bytes: &[u8]) -> String {
     let mut text = String::new();
     for chunk in bytes.utf8_chunks() {
@@ -23,12 +23,12 @@ pub(crate) fn key(bytes: &[u8]) -> String {
     text
 }
 
-/// A size for people.
+/// A size in human-readable form.
 pub(crate) fn size(bytes: u64) -> String {
     Size(bytes).to_string()
 }
 
-/// Puts bytes into a JSON object: as text under `name`, or, where they are no text, under `name_base64`.
+/// Inserts bytes into a JSON object: as text under `name`, or, if they are not text, under `name_base64`.
 pub(crate) fn insert(object: &mut Map<String, Value>, name: &str, bytes: &[u8]) {
     match std::str::from_utf8(bytes) {
         Ok(text) => object.insert(name.to_owned(), text.into()),
@@ -36,7 +36,7 @@ pub(crate) fn insert(object: &mut Map<String, Value>, name: &str, bytes: &[u8]) 
     };
 }
 
-/// A JSON object with the key in it.
+/// A JSON object with the key.
 pub(crate) fn keyed(bytes: &[u8]) -> Map<String, Value> {
     let mut object = Map::new();
     insert(&mut object, "key", bytes);
@@ -58,15 +58,15 @@ fn base64(bytes: &[u8]) -> String {
     text
 }
 
-/// Rows under a head. The first column holds names and is aligned to the left; the others hold numbers or
-/// short words and are aligned to the right, unless the table says otherwise.
+/// Rows under a header. The first column is aligned to the left, the others to the right, unless the table
+/// has another layout.
 #[derive(Debug)]
 pub(crate) struct Table {
     rows: Vec<Vec<String>>,
     layout: Layout,
 }
 
-/// Which columns are aligned to the left.
+/// The columns that are aligned to the left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Layout {
     First,
@@ -75,27 +75,27 @@ enum Layout {
 }
 
 impl Table {
-    /// Whether it has nothing but its head.
+    /// Whether there are no rows.
     pub(crate) fn is_empty(&self) -> bool {
         self.rows.len() <= 1
     }
 
-    /// A table with this head.
+    /// A table with this header.
     pub(crate) fn new(head: &[&str]) -> Self {
         Self { rows: vec![head.iter().map(ToString::to_string).collect()], layout: Layout::First }
     }
 
-    /// The same with words in all columns, which stand to the left.
+    /// The same with all columns aligned to the left.
     pub(crate) fn left(self) -> Self {
         Self { layout: Layout::All, ..self }
     }
 
-    /// The same with the names in the last column, where their lengths move nothing.
+    /// The same with the last column aligned to the left, for names of any length.
     pub(crate) fn last_left(self) -> Self {
         Self { layout: Layout::Last, ..self }
     }
 
-    /// One more row.
+    /// Adds a row.
     pub(crate) fn row(&mut self, cells: impl IntoIterator<Item = String>) {
         self.rows.push(cells.into_iter().collect());
     }
@@ -144,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_cannot_play_with_the_terminal() {
+    fn keys_are_escaped_for_the_terminal() {
         for (bytes, shown) in [
             (&b"plain/key-1"[..], "plain/key-1"),
             ("küche".as_bytes(), "küche"),
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_are_no_text_are_written_in_base64() {
+    fn binary_values_are_written_in_base64() {
         for (bytes, text) in [
             (&b""[..], ""),
             (b"f", "Zg=="),

@@ -1,4 +1,4 @@
-//! How a command is stopped: Ctrl-C, or `SIGTERM` from a supervisor.
+//! Signals that stop a command: Ctrl-C, or `SIGTERM` from a supervisor.
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -11,7 +11,7 @@ pub(crate) struct Signals {
 }
 
 impl Signals {
-    /// From now on signals are ours to answer, also under a Python interpreter that had other plans for them.
+    /// Installs signal handlers, also under a Python interpreter with its own.
     pub(crate) fn listen() -> Result<Self, Failure> {
         let advice = "the system is short of open files; `tiffin doctor` shows the limits";
         let fail = |error| Failure::new("system", format!("cannot wait for signals: {error}")).hint(advice);
@@ -21,7 +21,7 @@ impl Signals {
         })
     }
 
-    /// Returns when the next one comes.
+    /// Waits for the next signal.
     pub(crate) async fn next(&mut self) {
         tokio::select! {
             _ = self.interrupt.recv() => {}

@@ -11,11 +11,11 @@ use tiffin_server::config::ClientArgs;
 
 use crate::Context;
 use crate::console::{Console, Failure, STATUS_OK};
-use crate::reach::{Reached, key};
 use crate::show::{self, Table};
+use crate::store_client::{StoreClient, key};
 
-/// Describes the store: its nodes and how full they are, how they are reached from here, and its namespaces.
-/// With a key: that object, and where its copies lie.
+/// Describes the store: its nodes and their usage, how they are reached from here, and its namespaces. With a
+/// key: that object, and the nodes with its copies.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Stat {
     /// The object to describe.
@@ -25,10 +25,10 @@ pub(crate) struct Stat {
     client: ClientArgs,
 }
 
-/// Asks the master, and tries the way to every node that answers it.
+/// Asks the master, and connects to every live node.
 pub(crate) async fn run(stat: Stat, context: &Context, console: &mut Console) -> Result<i32, Failure> {
     let key = stat.key.map(|text| key(&text)).transpose()?;
-    let store = Reached::connect(stat.client, context).await?;
+    let store = StoreClient::connect(stat.client, context).await?;
     match key {
         Some(key) => object(&key, &store, console).await?,
         None => cluster(&store, console).await?,
@@ -37,7 +37,7 @@ pub(crate) async fn run(stat: Stat, context: &Context, console: &mut Console) ->
     Ok(STATUS_OK)
 }
 
-async fn object(key: &Key, store: &Reached, console: &mut Console) -> Result<(), Failure> {
+async fn object(key: &Key, store: &StoreClient, console: &mut Console) -> Result<(), Failure> {
     let options = ResolveOptions { locate: true, ..ResolveOptions::default() };
     let found = store.client.resolve(std::slice::from_ref(key), options, store.deadline()).await.pop();
     let info = match found {
@@ -68,12 +68,12 @@ fn kept(info: &Info) -> &'static str {
     match (info.hard_pin, info.soft_pin, info.leased) {
         (true, ..) => "pinned: never evicted",
         (_, true, _) => "soft-pinned: evicted after all others",
-        (.., true) => "leased: a reader keeps it from eviction for a while",
-        _ => "until room is needed",
+        (.., true) => "leased: protected from eviction for a while",
+        _ => "until memory is needed",
     }
 }
 
-async fn cluster(store: &Reached, console: &mut Console) -> Result<(), Failure> {
+async fn cluster(store: &StoreClient, console: &mut Console) -> Result<(), Failure> {
     let stat = store.client.stat(store.deadline()).await.map_err(|error| store.explain(&error))?;
     let alive: Vec<_> = stat.nodes.iter().filter(|node| node.alive).map(|node| node.info.clone()).collect();
     let routes = store.client.meet(&alive, store.deadline()).await;
@@ -114,7 +114,7 @@ async fn cluster(store: &Reached, console: &mut Console) -> Result<(), Failure> 
     Ok(())
 }
 
-/// What the disks have done, as far as anything happened.
+/// Counts of disk operations, if any.
 fn disks(stat: &Cluster) -> Table {
     let mut table = Table::new(&["disks", "count"]);
     for (_, what, count) in stat.tier.named().into_iter().filter(|it| it.2 > 0) {
@@ -123,7 +123,7 @@ fn disks(stat: &Cluster) -> Table {
     table
 }
 
-/// Who pins what: so that what is never given back names its holder.
+/// Pinned objects by owner, so that memory that is never freed can be attributed.
 fn owners(stat: &Cluster) -> Table {
     let mut table = Table::new(&["pinned by", "namespace", "objects", "size"]);
     for namespace in &stat.namespaces {
@@ -137,7 +137,7 @@ fn owners(stat: &Cluster) -> Table {
     table
 }
 
-/// Which clients keep what from being freed.
+/// Clients that keep objects from being freed.
 fn holders(stat: &Cluster) -> Table {
     let mut table = Table::new(&["namespace", "kept", "by", "objects", "size"]);
     for namespace in &stat.namespaces {
@@ -155,7 +155,7 @@ fn holders(stat: &Cluster) -> Table {
     table
 }
 
-/// Which clients look at what is gone, so that its room cannot be used again.
+/// Clients with views of removed objects, whose memory cannot be reused.
 fn viewers(stat: &Cluster) -> Table {
     let mut table = Table::new(&["node", "in view of", "objects gone", "size"]);
     for node in &stat.nodes {
@@ -210,15 +210,16 @@ fn namespaces(stat: &Cluster) -> Table {
 /// How this process reaches a node, and why not better.
 fn way(node: &NodeStat, routes: &[Route]) -> String {
     let route = routes.iter().find(|route| route.segment == node.info.segment);
-    let owed = if node.owed == 0 { String::new() } else { format!("; owes {}", Count(node.owed, "removal")) };
+    let owed =
+        if node.owed == 0 { String::new() } else { format!("; {} pending", Count(node.owed, "removal")) };
     match route {
         _ if !node.alive => {
-            let forget = "if it never will, `tiffin node forget` ends the waiting";
-            format!("not at all: the master does not hear from it{owed}; {forget}")
+            let forget = "if it will not return, run `tiffin node forget`";
+            format!("not reachable: the master has no contact{owed}; {forget}")
         }
         Some(Route { way: Some(way), why: Some(why), .. }) => format!("{way} (not shared memory: {why})"),
         Some(Route { way: Some(way), why: None, .. }) => way.to_string(),
-        Some(Route { way: None, why: Some(why), .. }) => format!("not at all: {why}"),
+        Some(Route { way: None, why: Some(why), .. }) => format!("not reachable: {why}"),
         _ => "not tried".to_owned(),
     }
 }

@@ -1,4 +1,4 @@
-//! `tiffin up`: a master and a node in one process, for people who want a store at once.
+//! `tiffin up`: a master and a node in one process.
 
 use serde_json::json;
 use tiffin_server::config::{LISTEN_DEFAULT, UpArgs, UpConfig};
@@ -9,17 +9,17 @@ use crate::serve;
 use crate::show;
 use crate::signals::Signals;
 
-/// Starts a store in this process: a master and a storage node, on loopback unless told otherwise.
+/// Starts a store in this process: a master and a storage node, on loopback by default.
 ///
-/// When it is up it says where, and how to use it; asked for JSON, in one line. Ctrl-C stops it, and what it
-/// holds is gone then: it says how much that is, and names what was pinned or not consumed yet.
+/// When it is up, it prints its address and how to use it; with `--json`, in one line. Ctrl-C stops it, and
+/// its objects are lost then: it prints how many, and names those that were pinned or not consumed yet.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Up {
     #[command(flatten)]
     args: UpArgs,
 }
 
-/// Runs until a signal comes.
+/// Runs until a signal arrives.
 pub(crate) async fn run(
     up: Up,
     context: &Context,
@@ -52,7 +52,7 @@ fn welcome(program: &str, address: &str, http: Option<&str>, memory: u64, has_to
     let pages = http.map_or_else(String::new, |http| format!("  pages   http://{http}/metrics\n"));
     let master = if address == LISTEN_DEFAULT { String::new() } else { format!(" --master {address}") };
     let (shell_token, python_token) = if has_token {
-        ("  export TIFFIN_TOKEN=…  # the one that this store was started with\n", ", token=\"…\"")
+        ("  export TIFFIN_TOKEN=…  # the token of this store\n", ", token=\"…\"")
     } else {
         ("", "")
     };
@@ -75,7 +75,7 @@ In Python:
   store.put(\"greeting\", b\"hello\")
   print(store.get(\"greeting\"))
 
-Ctrl-C stops it; what it holds is gone then.",
+Ctrl-C stops it, and its objects are lost.",
         memory = show::size(memory),
     )
 }
@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_shown_can_be_copied() {
+    fn shown_commands_can_be_copied() {
         let shown = welcome("tiffin", LISTEN_DEFAULT, Some("127.0.0.1:7401"), 1 << 30, false);
         expect![[r#"
             tiffin is up, with 1.0 GiB of memory
@@ -108,12 +108,12 @@ mod tests {
               store.put("greeting", b"hello")
               print(store.get("greeting"))
 
-            Ctrl-C stops it; what it holds is gone then."#]]
+            Ctrl-C stops it, and its objects are lost."#]]
         .assert_eq(&shown);
     }
 
     #[test]
-    fn what_differs_from_the_usual_is_shown_where_it_is_needed() {
+    fn non_default_values_are_shown_in_the_commands() {
         let shown = welcome("target/tiffin", "127.0.0.1:5", None, 1 << 30, true);
         for part in [
             "  target/tiffin get greeting --master 127.0.0.1:5\n",

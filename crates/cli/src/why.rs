@@ -1,4 +1,4 @@
-//! `tiffin why`: why an object is still here, or what took it away.
+//! `tiffin why`: why an object exists, or what removed it.
 
 use std::ffi::OsString;
 use std::time::Duration;
@@ -10,13 +10,13 @@ use tiffin_server::config::ClientArgs;
 
 use crate::Context;
 use crate::console::{Console, Failure, STATUS_OK};
-use crate::reach::{Reached, key};
 use crate::show;
+use crate::store_client::{StoreClient, key};
 
-/// Says why objects are still here, or what took them away.
+/// Shows why objects exist, or what removed them.
 ///
-/// Of an object that is here: who put it and read it last, and who keeps it: pins by owner, leases, views. Of
-/// one that is gone: which rule removed it, who, and when.
+/// For an existing object: its last writer and reader, and what keeps it: pins by owner, leases, views. For a
+/// removed one: which rule removed it, by which client, and when.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Why {
     /// The keys.
@@ -27,10 +27,10 @@ pub(crate) struct Why {
     client: ClientArgs,
 }
 
-/// Asks, and writes one answer for each key.
+/// Asks the master, and writes one answer for each key.
 pub(crate) async fn run(why: Why, context: &Context, console: &mut Console) -> Result<i32, Failure> {
     let keys = why.keys.iter().map(|text| key(text)).collect::<Result<Vec<_>, _>>()?;
-    let store = Reached::connect(why.client, context).await?;
+    let store = StoreClient::connect(why.client, context).await?;
     let answers = store.client.why(&keys, store.deadline()).await;
     for (key, answer) in keys.iter().zip(answers) {
         let answer = answer.map_err(|error| store.explain(&error))?;
@@ -61,16 +61,14 @@ fn as_text(key: &Key, answer: &Answer) -> String {
             format!("`{key}` is gone: generation {generation} {}, {ago}{reader}{disk}", cause(gone))
         }
         Answer::Unknown => {
-            format!(
-                "nothing is known of `{key}`: it was never here, or it went so long ago that it is forgotten"
-            )
+            format!("`{key}` is unknown: it never existed, or its removal is no longer recorded")
         }
     }
 }
 
 fn here_text(key: &str, here: &Here) -> String {
     let mut lines = vec![
-        format!("`{key}` is here: generation {}, {}", here.found.generation, show::size(here.found.len)),
+        format!("`{key}` exists: generation {}, {}", here.found.generation, show::size(here.found.len)),
         format!("  kept     {}", kept(here)),
         format!("  nodes    {}", nodes(here)),
     ];
@@ -79,7 +77,7 @@ fn here_text(key: &str, here: &Here) -> String {
         ("pins", owners(&here.pins)),
         ("leases", named(&here.leases)),
         ("views", views(here)),
-        ("sends", if here.sends == 0 { String::new() } else { format!("{} are under way", here.sends) }),
+        ("sends", if here.sends == 0 { String::new() } else { format!("{} in progress", here.sends) }),
         ("sample", here.sample.as_ref().map_or_else(String::new, |it| sample(it, &here.acked))),
         ("disk", if here.disk_bytes_max == 0 { String::new() } else { refused(here.disk_bytes_max) }),
         ("put", format!("{} by {}", ago(here.age_ms), name(&here.writer))),
@@ -92,13 +90,13 @@ fn here_text(key: &str, here: &Here) -> String {
     lines.join("\n")
 }
 
-/// Why it is not on a disk.
+/// Why the object is not on a disk.
 fn refused(bytes_max: u64) -> String {
     let most = show::size(bytes_max);
-    format!("refused it: it takes objects of at most {most}; use a larger disk, or split the object")
+    format!("too large, the maximum is {most}; use a larger disk, or split the object")
 }
 
-/// Who looks at it in place: that keeps its memory, even after it is removed.
+/// Open views of the object: they keep its memory, even after it is removed.
 fn views(here: &Here) -> String {
     let mut who: Vec<_> = here.viewers.iter().map(|it| name(it)).collect();
     if here.viewers_more > 0 {
@@ -106,29 +104,29 @@ fn views(here: &Here) -> String {
     }
     match (here.views, who.is_empty()) {
         (0, _) => String::new(),
-        (count, true) => format!("{count} look at it in place"),
-        (count, false) => format!("{count} look at it in place: {}", who.join(", ")),
+        (count, true) => format!("{count} open"),
+        (count, false) => format!("{count} open: {}", who.join(", ")),
     }
 }
 
-/// Who pins it; a pin may have been set in nobody's name.
+/// Owners of its pins; a pin may have no owner.
 fn owners(pins: &[String]) -> String {
     let owner = |it: &String| if it.is_empty() { "no owner".to_owned() } else { name(it) };
     pins.iter().map(owner).collect::<Vec<_>>().join(", ")
 }
 
-/// What keeps it from eviction, the strongest first.
+/// What protects it from eviction, the strongest first.
 fn kept(here: &Here) -> String {
     if !here.pins.is_empty() {
-        "until it is unpinned or removed: pins are never evicted".to_owned()
+        "until it is unpinned or removed: pinned objects are never evicted".to_owned()
     } else if here.sample.is_some() {
         "until it is consumed or removed: samples are never evicted".to_owned()
     } else if here.lease_ms > 0 {
-        format!("for {} more, because it was just read; then until room is needed", time(here.lease_ms))
+        format!("leased for {} more; then until memory is needed", time(here.lease_ms))
     } else if here.found.soft_pin {
-        "until room is needed and nothing else is left: it is soft-pinned".to_owned()
+        "soft-pinned: evicted after all other objects".to_owned()
     } else {
-        "until room is needed".to_owned()
+        "until memory is needed".to_owned()
     }
 }
 
@@ -140,8 +138,8 @@ fn nodes(here: &Here) -> String {
 fn sample(consumption: &Consumption, acked: &[String]) -> String {
     let list = |names: &[String]| names.iter().map(|it| name(it)).collect::<Vec<_>>().join(", ");
     match consumption {
-        Consumption::Once => "waits for the first who consumes it".to_owned(),
-        Consumption::Retained => "stays until it is removed, however often it is consumed".to_owned(),
+        Consumption::Once => "waits for its first consumer".to_owned(),
+        Consumption::Retained => "kept until it is removed".to_owned(),
         Consumption::Groups(groups) => {
             let open: Vec<_> = groups.iter().filter(|it| !acked.contains(it)).cloned().collect();
             let done =
@@ -160,39 +158,35 @@ fn cause(gone: &Gone) -> String {
     match gone.cause {
         Cause::Deleted => format!("was removed{by}"),
         Cause::Replaced => format!("was replaced{by}"),
-        Cause::Evicted => format!("was evicted to make room{}{by}", room(gone)),
+        Cause::Evicted => format!("was evicted to free memory{}{by}", eviction_reason(gone)),
         Cause::NodeLost if gone.node.is_empty() => "was lost with its last node".to_owned(),
         Cause::NodeLost => format!("was lost with its last node, {}", name(&gone.node)),
         Cause::Consumed => format!("was consumed{by}"),
-        Cause::HeldTooLong => "was dropped: nobody leased it for longer than the namespace allows".to_owned(),
+        Cause::HeldTooLong => "was dropped: it was not leased within the namespace's limit".to_owned(),
     }
 }
 
-/// Where it made room, and for what.
-fn room(gone: &Gone) -> String {
-    let place = match (gone.node.is_empty(), &gone.for_key) {
+/// On which node memory was needed, and for which put.
+fn eviction_reason(gone: &Gone) -> String {
+    let node = match (gone.node.is_empty(), &gone.for_key) {
         (false, _) => format!(" on {}", name(&gone.node)),
         (true, Some(_)) => " within the namespace's quota".to_owned(),
         (true, None) => String::new(),
     };
     let put = |key: &Key| format!(" for a put of `{}`", show::key(key.as_bytes()));
-    format!("{place}{}", gone.for_key.as_ref().map_or_else(String::new, put))
+    format!("{node}{}", gone.for_key.as_ref().map_or_else(String::new, put))
 }
 
-/// What somebody calls itself, which is not to be trusted with a terminal.
+/// The name of a client, escaped: it is not trusted.
 fn name(text: &str) -> String {
-    if text.is_empty() {
-        "nobody in particular".to_owned()
-    } else {
-        format!("`{}`", show::key(text.as_bytes()))
-    }
+    if text.is_empty() { "an unnamed client".to_owned() } else { format!("`{}`", show::key(text.as_bytes())) }
 }
 
 fn ago(ms: u64) -> String {
     if ms < 1000 { "just now".to_owned() } else { format!("{} ago", time(ms)) }
 }
 
-/// Seconds are as exact as people want to know.
+/// Rounded up to seconds.
 fn time(ms: u64) -> String {
     humantime::format_duration(Duration::from_secs(ms.div_ceil(1000))).to_string()
 }
@@ -272,7 +266,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_leak_names_its_holder() {
+    fn kept_object_names_its_holders() {
         let here = Here {
             nodes: vec!["left".to_owned(), "right".to_owned()],
             unreachable: vec!["right".to_owned()],
@@ -292,37 +286,40 @@ mod tests {
             ..Here::default()
         };
         expect![[r#"
-            `k` is here: generation 0.0, 0 B
-              kept     until it is unpinned or removed: pins are never evicted
+            `k` exists: generation 0.0, 0 B
+              kept     until it is unpinned or removed: pinned objects are never evicted
               nodes    `left`, `right` (cannot be reached)
               pins     `run-7`
               leases   `trainer\u{1b}`
-              views    3 look at it in place: `dashboard`, `trainer`, 1 more
-              sends    4 are under way
+              views    3 open: `dashboard`, `trainer`, 1 more
+              sends    4 in progress
               sample   waits for `b`; consumed by `a`
-              disk     refused it: it takes objects of at most 5.0 MiB; use a larger disk, or split the object
+              disk     too large, the maximum is 5.0 MiB; use a larger disk, or split the object
               put      1m 1s ago by `engine`
               used     just now by `trainer`"#]]
         .assert_eq(&as_text(&Key::new(b"k").unwrap(), &Answer::Here(here)));
     }
 
     #[test]
-    fn every_cause_is_told_in_words() {
+    fn every_cause_is_described() {
         let key = Key::new(b"k").unwrap();
-        for (cause, text) in [
+        for (cause, expected) in [
             (Cause::Deleted, "was removed by `x`"),
             (Cause::Replaced, "was replaced by `x`"),
-            (Cause::Evicted, "was evicted to make room on `n` for a put of `new` by `x`"),
+            (Cause::Evicted, "was evicted to free memory on `n` for a put of `new` by `x`"),
             (Cause::NodeLost, "was lost with its last node, `n`"),
             (Cause::Consumed, "was consumed by `x`"),
-            (Cause::HeldTooLong, "was dropped: nobody leased it for longer than the namespace allows"),
+            (Cause::HeldTooLong, "was dropped: it was not leased within the namespace's limit"),
         ] {
             let (by, node, reader) = ("x".to_owned(), "n".to_owned(), "r".to_owned());
             let for_key = Some(Key::new(b"new").unwrap());
             let gone = Gone { cause, by, node, for_key, reader, ago_ms: 2000, ..Gone::default() };
-            let said = as_text(&key, &Answer::Gone(gone));
-            assert_eq!(said, format!("`k` is gone: generation 0.0 {text}, 2s ago\n  used     last by `r`"));
+            let text = as_text(&key, &Answer::Gone(gone));
+            assert_eq!(
+                text,
+                format!("`k` is gone: generation 0.0 {expected}, 2s ago\n  used     last by `r`")
+            );
         }
-        assert!(as_text(&key, &Answer::Unknown).starts_with("nothing is known of `k`"));
+        assert!(as_text(&key, &Answer::Unknown).starts_with("`k` is unknown"));
     }
 }

@@ -11,7 +11,7 @@ use std::sync::{Arc, Weak};
 use tiffin_core::message::Reply;
 use tiffin_core::session::{Get as Session, GetOutcome, GetRequest, Need, NeedId, ReadResult};
 use tiffin_core::{Key, Location, SegmentId};
-use tiffin_transport::watch::Watch;
+use tiffin_transport::hedge::ReadControl;
 use tiffin_transport::{Outcome, ReadOp, TargetBuf, TransferError};
 use tokio::time::timeout_at;
 
@@ -228,7 +228,7 @@ struct ToRead<'a> {
 }
 
 impl ToRead<'_> {
-    async fn read(self, inner: &Inner, watch: Option<&Arc<Watch>>, deadline: Deadline) -> Vec<Outcome> {
+    async fn read(self, inner: &Inner, watch: Option<&Arc<ReadControl>>, deadline: Deadline) -> Vec<Outcome> {
         let ops = &self.ops;
         let route = match self.route {
             Some(route) => Ok(route),

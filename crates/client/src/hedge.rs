@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tiffin_core::SegmentId;
 use tiffin_core::sabotage::Sabotage;
 use tiffin_core::session::{Get as Session, NeedId, Pace, ReadResult};
-use tiffin_transport::watch::{Owners, Watch};
+use tiffin_transport::hedge::{BufferOwners, ReadControl};
 use tiffin_transport::{Outcome, TransferError};
 use tokio::time::Instant;
 
@@ -101,14 +101,14 @@ pub(crate) struct Flights<'i> {
     deadline: Deadline,
     /// How many items the get has.
     items: usize,
-    owners: Option<Arc<Owners>>,
+    owners: Option<Arc<BufferOwners>>,
     flights: BTreeMap<u64, Flight>,
     next: u64,
 }
 
 struct Flight {
     segment: SegmentId,
-    watch: Arc<Watch>,
+    watch: Arc<ReadControl>,
     /// The items that it reads, and each as which read.
     reads: Vec<(usize, NeedId)>,
     began_us: u64,
@@ -130,7 +130,7 @@ impl<'i> Flights<'i> {
         segment: SegmentId,
         reads: &[(usize, NeedId)],
         can_stall: bool,
-    ) -> Option<(u64, Arc<Watch>)> {
+    ) -> Option<(u64, Arc<ReadControl>)> {
         if !can_stall && self.owners.is_none() {
             return None;
         }
@@ -140,9 +140,9 @@ impl<'i> Flights<'i> {
             reads.iter().for_each(|(_, id)| session.watch(*id, now_us, wait_us));
             began_us = now_us;
         }
-        let owners = self.owners.get_or_insert_with(|| Arc::new(Owners::new(self.items)));
+        let owners = self.owners.get_or_insert_with(|| Arc::new(BufferOwners::new(self.items)));
         let ops = reads.iter().map(|(item, id)| (*item, id.0)).collect();
-        let watch = Arc::new(Watch::new(Arc::clone(owners), ops));
+        let watch = Arc::new(ReadControl::new(Arc::clone(owners), ops));
         self.next += 1;
         let flight = Flight {
             segment,

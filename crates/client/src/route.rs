@@ -14,11 +14,11 @@ use std::time::Duration;
 use tiffin_core::message::{Hello, NodeInfo, Welcome};
 use tiffin_rpc::{Address, Connection, Waiting, waiting};
 use tiffin_transport::control::ControlReader;
+use tiffin_transport::hedge::ReadControl;
 use tiffin_transport::local::{Local, LocalDisk};
 use tiffin_transport::segment::NodeMemory;
 use tiffin_transport::shm::{AttachError, Attachment, Shm, attach};
-use tiffin_transport::tcp::{Identity, Manner, Tcp};
-use tiffin_transport::watch::Watch;
+use tiffin_transport::tcp::{Identity, ReadOptions, Tcp};
 use tiffin_transport::{Counters, MappedRange, Outcome, ReadOp, TransferError, Transport, WriteOp};
 use tokio::time::Instant;
 
@@ -112,13 +112,13 @@ impl OpenRoute {
     pub(crate) async fn read(
         &self,
         ops: &[ReadOp<'_>],
-        watch: Option<&Arc<Watch>>,
+        watch: Option<&Arc<ReadControl>>,
         deadline: Deadline,
     ) -> Vec<Outcome> {
         let since = self.disk_reads.as_ref().map(|_| Instant::now());
         match &self.mover {
             Mover::Tcp(tcp) => {
-                let read = tcp.read_watched(ops, manner(None), watch, deadline.instant()).await;
+                let read = tcp.read_controlled(ops, manner(None), watch, deadline.instant()).await;
                 self.counted(ops, since, read)
             }
             Mover::Disk(disk, counters) => {
@@ -139,13 +139,13 @@ impl OpenRoute {
         ops: &[ReadOp<'_>],
         named: u64,
         epoch: u64,
-        watch: Option<&Arc<Watch>>,
+        watch: Option<&Arc<ReadControl>>,
         deadline: Deadline,
     ) -> Vec<Outcome> {
         let since = self.disk_reads.as_ref().map(|_| Instant::now());
         match &self.mover {
             Mover::Tcp(tcp) => {
-                let read = tcp.read_watched(ops, manner(Some(epoch)), watch, deadline.instant()).await;
+                let read = tcp.read_controlled(ops, manner(Some(epoch)), watch, deadline.instant()).await;
                 return self.counted(ops, since, read);
             }
             Mover::Disk(disk, counters) => {
@@ -168,7 +168,7 @@ impl OpenRoute {
 
     pub(crate) async fn write(&self, ops: &[WriteOp<'_>], deadline: Deadline) -> Vec<Outcome> {
         match &self.mover {
-            Mover::Tcp(tcp) => tcp.write_as(ops, waiting() == Waiting::Now, deadline.instant()).await,
+            Mover::Tcp(tcp) => tcp.write_with(ops, waiting() == Waiting::Now, deadline.instant()).await,
             // Only its node writes to a disk.
             Mover::Disk(..) => vec![Err(TransferError::Stale); ops.len()],
             Mover::Local(local, _) => self.unless_gone(local.write(ops, deadline.instant()).await),
@@ -246,12 +246,12 @@ impl OpenRoute {
 /// What makes a use an object. What this life of the master has named is one, also before its node has heard
 /// of that. Of what an earlier life has named nobody but the node can say what became of it.
 fn object_of(named: u64, epoch: u64) -> fn(&ControlReader, u32, u64) -> bool {
-    if named == epoch { ControlReader::is_held } else { ControlReader::is_committed }
+    if named == epoch { ControlReader::is_current_or_reserved } else { ControlReader::is_committed }
 }
 
 /// How bytes are read through a socket, for the thread that polls now.
-fn manner(unasked: Option<u64>) -> Manner {
-    Manner { unasked, lingers: waiting() == Waiting::Now }
+fn manner(cached_epoch: Option<u64>) -> ReadOptions {
+    ReadOptions { cached_epoch, may_block: waiting() == Waiting::Now }
 }
 
 /// Opens the way to a node. `last` is the one that broke, if there was one.
@@ -352,7 +352,7 @@ async fn attached(
     let attached = attach(&info.memory, info.segment.0, client.0, token, deadline).await;
     attached.map(Arc::new).map_err(|error| match error {
         AttachError::Unreachable { .. } if info.host != *host => "another host".to_owned(),
-        AttachError::Stranger { uid, .. } => format!("another user, {uid}"),
+        AttachError::OtherUser { uid, .. } => format!("another user, {uid}"),
         AttachError::Refused { reason, .. } => reason,
         error => error.to_string(),
     })

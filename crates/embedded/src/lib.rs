@@ -24,34 +24,34 @@ use std::time::Duration;
 use tiffin_client::{Client, ConnectOptions, Deadline, Error};
 use tiffin_server::StartError;
 
-/// How long a client may take to connect to the store in its own process.
+/// Time limit for connecting to the store in the same process.
 const CONNECT_TIME: Duration = Duration::from_secs(10);
 
-/// A store inside this process, and a client that is connected to it. The store ends when this is dropped,
-/// and its objects with it.
+/// A store inside this process, and a client that is connected to it. Dropping it stops the store and deletes
+/// its objects.
 ///
-/// Other processes of the same user may join it: its address is in [`Client::options`].
+/// Other processes of the same user may connect to it: its address is in [`Client::options`].
 #[derive(Debug)]
 pub struct Embedded {
-    /// Connected to the store.
+    /// A client of the store.
     pub client: Client,
-    /// The store itself.
+    /// The store.
     pub server: tiffin_server::Embedded,
 }
 
-/// Why there is no embedded store.
+/// Why an embedded store could not be started.
 #[derive(Debug, thiserror::Error)]
 pub enum EmbeddedError {
-    /// It did not start.
+    /// The store did not start.
     #[error(transparent)]
     Start(#[from] StartError),
-    /// It started, and cannot be reached.
+    /// The store started, but the client could not connect.
     #[error(transparent)]
     Connect(#[from] Error),
 }
 
 impl Embedded {
-    /// Starts a store of so many bytes in this process. Must be called inside a tokio runtime, which has to
+    /// Starts a store of `memory_bytes` in this process. Must be called inside a tokio runtime, which has to
     /// live as long as the store.
     pub async fn start(memory_bytes: u64) -> Result<Self, EmbeddedError> {
         let server = tiffin_server::Embedded::start(memory_bytes).await?;
@@ -60,7 +60,7 @@ impl Embedded {
         Ok(Self { client, server })
     }
 
-    /// How a client in the same process connects to that store.
+    /// Options for a client in the same process.
     #[must_use]
     pub fn options(server: &tiffin_server::Embedded) -> ConnectOptions {
         ConnectOptions {
@@ -72,7 +72,7 @@ impl Embedded {
         }
     }
 
-    /// Closes the client and then the store.
+    /// Closes the client, then stops the store.
     pub async fn stop(self, deadline: Deadline) -> Result<(), Error> {
         let closed = self.client.close(deadline).await;
         self.server.shutdown(deadline.instant()).await;
@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_store_goes_to_other_threads() {
+    fn store_can_be_moved_to_other_threads() {
         fn check<T: Send + Sync + 'static>() {}
         check::<Embedded>();
     }

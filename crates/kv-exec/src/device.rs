@@ -1,22 +1,22 @@
-//! The device: the memory that the model computes on.
+//! The device: the memory on which the model computes.
 
 use std::sync::Arc;
 
 use tiffin_transport::copy::copy;
 
-use crate::pages::{Pages, Reading, Writing};
+use crate::pages::{PageReadGuard, PageWriteGuard, Pages};
 use crate::store::{Fault, Stop};
 
-/// The memory that the model computes on. Threads of the executor make the calls, which may block.
+/// The memory on which the model computes. Threads of the executor make the calls, which may block.
 ///
-/// **Contract.** After a call has returned or panicked, it no longer touches the pages that it was given.
+/// **Contract.** After a call has returned or panicked, it no longer accesses the pages that it was given.
 /// Results are numbers of leading pages.
 pub trait Device: Send + Sync + 'static {
     /// Copies pages of the host to pages of the device.
-    fn load(&self, pages: &[(Reading<'_>, u32)], stop: &Stop) -> Result<u32, Fault>;
+    fn load(&self, pages: &[(PageReadGuard<'_>, u32)], stop: &Stop) -> Result<u32, Fault>;
 
     /// Copies pages of the device to pages of the host.
-    fn save(&self, pages: &[(u32, Writing<'_>)], stop: &Stop) -> Result<u32, Fault>;
+    fn save(&self, pages: &[(u32, PageWriteGuard<'_>)], stop: &Stop) -> Result<u32, Fault>;
 }
 
 /// A device in host memory: an array or a tensor.
@@ -34,9 +34,9 @@ impl HostDevice {
 }
 
 impl Device for HostDevice {
-    fn load(&self, pages: &[(Reading<'_>, u32)], stop: &Stop) -> Result<u32, Fault> {
+    fn load(&self, pages: &[(PageReadGuard<'_>, u32)], stop: &Stop) -> Result<u32, Fault> {
         let mut done = 0;
-        for (source, page) in pages.iter().take_while(|_| !stop.has_come()) {
+        for (source, page) in pages.iter().take_while(|_| !stop.should_stop()) {
             let target = self.pages.write(*page).ok_or(Fault::Page(*page))?;
             copy(source.bytes(), target.bytes());
             done += 1;
@@ -44,9 +44,9 @@ impl Device for HostDevice {
         Ok(done)
     }
 
-    fn save(&self, pages: &[(u32, Writing<'_>)], stop: &Stop) -> Result<u32, Fault> {
+    fn save(&self, pages: &[(u32, PageWriteGuard<'_>)], stop: &Stop) -> Result<u32, Fault> {
         let mut done = 0;
-        for (page, target) in pages.iter().take_while(|_| !stop.has_come()) {
+        for (page, target) in pages.iter().take_while(|_| !stop.should_stop()) {
             let source = self.pages.read(*page).ok_or(Fault::Page(*page))?;
             copy(source.bytes(), target.bytes());
             done += 1;

@@ -1,4 +1,4 @@
-//! The executor: an engine, and the threads that carry out its operations.
+//! The executor: an engine, and the threads that execute its operations.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -12,11 +12,11 @@ use tiffin_kv::{
 };
 
 use crate::device::Device;
-use crate::gather::{Gather, GatherError, Word};
+use crate::gather::{Contribution, Gather, GatherError};
 use crate::lanes::{Ends, Job, Lanes, Threads};
 use crate::pages::Pages;
-use crate::store::{Fault, Stop, Store};
-use crate::work::Work;
+use crate::resources::Resources;
+use crate::store::{Fault, PageStore, Stop};
 
 /// The engine's ticks are milliseconds.
 const TICKS_PER_SECOND: u64 = 1000;
@@ -28,14 +28,14 @@ pub struct Parts {
     /// The device.
     pub device: Box<dyn Device>,
     /// The shared store, if the engine has one.
-    pub store: Option<Box<dyn Store>>,
+    pub store: Option<Box<dyn PageStore>>,
     /// Which part of every page this rank holds.
     pub rank: RankPart,
     /// The collective, if there are several ranks.
     pub gather: Option<Box<dyn Gather>>,
-    /// Threads.
+    /// Number of threads per lane.
     pub threads: Threads,
-    /// Ranks compare the digests of their engines every so many steps; 0 for never.
+    /// Ranks compare the digests of their engines every this many steps; 0 for never.
     pub compare_every: u64,
 }
 
@@ -45,22 +45,26 @@ pub enum StartError {
     /// The configuration is invalid.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// Memory and engine disagree.
-    #[error("the host has {pages} pages of memory and the engine {engine}\n\nhint: give one for each")]
+    /// The number of host pages differs between memory and engine.
+    #[error(
+        "the host has {pages} pages of memory and the engine {engine}\n\nhint: use the same number for both"
+    )]
     HostPages {
         /// Pages of memory.
         pages: u32,
         /// Pages of the engine.
         engine: u32,
     },
-    /// A store is configured and not given, or the other way round.
-    #[error("the engine expects a store: {0}; one is given: {1}\n\nhint: give one, or configure none")]
-    Store(bool, bool),
+    /// A store is configured but missing, or present but not configured.
+    #[error(
+        "store configured: {0}, store present: {1}\n\nhint: pass a store if and only if one is configured"
+    )]
+    StoreMismatch(bool, bool),
     /// Several ranks without a collective.
-    #[error("{0} ranks and nothing that gathers\n\nhint: give `gather`, one all-gather of bytes")]
+    #[error("{0} ranks without a collective\n\nhint: pass `gather`, an all-gather of bytes")]
     NoGather(u32),
-    /// The store cannot use the memory.
-    #[error("the store cannot use the host's memory: {0}\n\nhint: see the store's log")]
+    /// The store cannot register the memory.
+    #[error("the store cannot register the host's memory: {0}\n\nhint: see the store's log")]
     Register(Fault),
     /// Threads could not be started.
     #[error("threads could not be started: {0}\n\nhint: see `ulimit -u`")]
@@ -70,20 +74,18 @@ pub enum StartError {
 /// Why a step failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StepError {
-    /// The gather failed. All ranks may try the step again.
+    /// The gather failed. All ranks may retry the step.
     #[error(transparent)]
     Gather(#[from] GatherError),
     /// A contribution is invalid, or the number of contributions is not the number of ranks.
     #[error(
-        "the gather did not return one contribution of each rank\n\nhint: gather bytes, in the order of ranks"
+        "the gather did not return one contribution of each rank\n\nhint: return all bytes, in rank order"
     )]
-    NoWord,
-    /// A rank has taken more steps than another.
-    #[error(
-        "rank {0} is at step {1}, this one at step {2}\n\nhint: every rank steps as often as every other"
-    )]
+    BadContribution,
+    /// This rank and another are at different steps.
+    #[error("rank {0} is at step {1}, this one at step {2}\n\nhint: step all ranks equally often")]
     OutOfStep(u32, u64, u64),
-    /// A rank has made another decision before.
+    /// A rank has made a different decision before.
     #[error("rank {0} has decided differently\n\nhint: give all ranks the same inputs in the same order")]
     Diverged(u32),
 }
@@ -102,15 +104,15 @@ pub struct Step {
 /// An operation that has ended on every rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OpEnd {
-    /// Its id.
+    /// The id.
     pub id: OpId,
-    /// What it did.
+    /// The kind.
     pub kind: OpKind,
     /// The request that it was issued for, if any.
     pub request: Option<ReqId>,
     /// Number of its pages.
     pub pages: u32,
-    /// Its outcome on each rank.
+    /// Outcome on each rank.
     pub by_rank: Vec<Outcome>,
 }
 
@@ -126,9 +128,9 @@ impl OpEnd {
     }
 }
 
-/// Pages that were moved so far, by kind of operation.
+/// Counts of operations and pages so far.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Moved {
+pub struct OpCounts {
     /// Pages of all operations, in the order of [`OpKind::ALL`].
     pub asked: [u64; OpKind::ALL.len()],
     /// Pages that succeeded.
@@ -145,14 +147,14 @@ pub struct Moved {
     pub last_fault: Option<String>,
 }
 
-/// Waits until a step has work to do. It knows the alarms that were set when it was made.
+/// Waits until a step has resources to do. It knows the alarms that were set when it was made.
 pub struct Waiter {
     ends: Arc<Ends>,
     alarm: Option<Instant>,
 }
 
 impl Waiter {
-    /// Waits at most this long, and says whether there is work.
+    /// Waits at most this long. True if there is resources.
     #[must_use]
     pub fn wait(&self, at_most: Duration) -> bool {
         let alarm = self.alarm.map(|alarm| alarm.saturating_duration_since(Instant::now()));
@@ -162,39 +164,39 @@ impl Waiter {
 }
 
 /// An operation that has not ended on every rank.
-struct Open {
+struct OpenOp {
     kind: OpKind,
     request: Option<ReqId>,
     pages: u32,
-    /// Stops it, until it has ended here.
+    /// Stops it; `None` once it has ended here.
     stop: Option<Stop>,
     by_rank: Vec<Option<Outcome>>,
 }
 
-/// An engine over real memory. Dropping it stops operations in flight without waiting for them; memory lives
-/// until no operation touches it any more.
+/// An engine over real memory. Dropping it stops operations in flight without waiting for them; the memory
+/// lives until no operation accesses it any more.
 pub struct Executor {
     engine: Engine,
     ranks: u32,
     rank: u32,
-    work: Arc<Work>,
+    resources: Arc<Resources>,
     lanes: Lanes,
     ends: Arc<Ends>,
     gather: Option<Box<dyn Gather>>,
     compare_every: u64,
-    open: BTreeMap<OpId, Open>,
+    open: BTreeMap<OpId, OpenOp>,
     began: Instant,
     /// The last time that all ranks agreed on.
     now: Tick,
     steps: u64,
-    moved: Moved,
+    moved: OpCounts,
 }
 
 impl Executor {
     /// Starts the threads.
     ///
     /// # Errors
-    /// If the parts do not fit together, or threads cannot be started.
+    /// If the parts do not match, or threads cannot be started.
     pub fn start(config: Config, parts: Parts) -> Result<Self, StartError> {
         let Parts { host, device, store, rank, gather, threads, compare_every } = parts;
         let engine = Engine::new(config)?;
@@ -202,7 +204,7 @@ impl Executor {
             return Err(StartError::HostPages { pages: host.count(), engine: config.host_pages });
         }
         if store.is_some() != config.store.is_some() {
-            return Err(StartError::Store(config.store.is_some(), store.is_some()));
+            return Err(StartError::StoreMismatch(config.store.is_some(), store.is_some()));
         }
         if config.ranks > 1 && gather.is_none() {
             return Err(StartError::NoGather(config.ranks));
@@ -213,13 +215,13 @@ impl Executor {
         }
         let ends = Arc::<Ends>::default();
         let (asked, moved) = Default::default();
-        let work = Arc::new(Work { host, device, store, rank, asked, moved });
-        let lanes = Lanes::start(&work, threads, &ends)?;
+        let resources = Arc::new(Resources { host, device, store, rank, asked, moved });
+        let lanes = Lanes::start(&resources, threads, &ends)?;
         Ok(Self {
             engine,
             ranks: config.ranks,
             rank: config.rank,
-            work,
+            resources,
             lanes,
             ends,
             gather: gather.filter(|_| config.ranks > 1),
@@ -228,7 +230,7 @@ impl Executor {
             began: Instant::now(),
             now: 0,
             steps: 0,
-            moved: Moved::default(),
+            moved: OpCounts::default(),
         })
     }
 
@@ -237,18 +239,19 @@ impl Executor {
     /// of a request counts from this step, in milliseconds: ranks need no common clock.
     ///
     /// # Errors
-    /// If the gather fails. The engine was given none of `inputs` then.
+    /// If the gather fails. The engine has received none of `inputs` then.
     pub fn step(&mut self, inputs: impl IntoIterator<Item = Input>) -> Result<Step, StepError> {
         let mut step = Step::default();
-        let heard = self.hear();
+        let completions = self.take_completions();
         let mut effects = Vec::new();
         if self.gather.is_some() {
-            for (op, outcome) in heard {
+            for (op, outcome) in completions {
                 effects.extend(self.engine.apply(Input::Complete(op, outcome), self.now));
             }
-            let words = self.gather()?;
-            self.now = words.iter().map(|word| word.now).max().unwrap_or(0).max(self.now);
-            let acks: Vec<_> = words.into_iter().map(|word| word.acks).collect();
+            let contributions = self.gather()?;
+            self.now =
+                contributions.iter().map(|contribution| contribution.now).max().unwrap_or(0).max(self.now);
+            let acks: Vec<_> = contributions.into_iter().map(|contribution| contribution.acks).collect();
             for (rank, LocalAcks(acks)) in acks.iter().enumerate() {
                 for (op, outcome) in acks {
                     self.vote(*op, rank, *outcome);
@@ -258,7 +261,7 @@ impl Executor {
         } else {
             self.now = self.clock();
             effects.extend(self.engine.apply(Input::Tick, self.now));
-            for (op, outcome) in heard {
+            for (op, outcome) in completions {
                 self.vote(op, 0, outcome);
                 effects.extend(self.engine.apply(Input::Complete(op, outcome), self.now));
             }
@@ -284,21 +287,21 @@ impl Executor {
         Ok(step)
     }
 
-    /// Waits until a step has work to do: an operation has ended here, or an alarm is due. Says whether there
-    /// is work, after at most this long.
+    /// Waits until a step has resources to do: an operation has ended here, or an alarm is due. Waits at most
+    /// this long. True if there is resources.
     #[must_use]
     pub fn wait(&self, at_most: Duration) -> bool {
         self.waiter().wait(at_most)
     }
 
-    /// Waits for the same while other threads step.
+    /// A waiter that works while other threads step.
     #[must_use]
     pub fn waiter(&self) -> Waiter {
         let clock = self.clock();
         let alarm = self.engine.next_alarm().map(|at| Duration::from_millis(at.saturating_sub(clock)));
-        // An operation that has ended here may have ended on the other ranks meanwhile: only a step can tell.
-        // It waits for the other ranks itself.
-        let others = |open: &Open| open.stop.is_none() && open.by_rank.iter().any(Option::is_none);
+        // An operation that has ended here may have ended on the other ranks meanwhile, which only a step
+        // finds out. The step waits for the other ranks itself.
+        let others = |open: &OpenOp| open.stop.is_none() && open.by_rank.iter().any(Option::is_none);
         let alarm = if self.open.values().any(others) { Some(Duration::ZERO) } else { alarm };
         Waiter { ends: Arc::clone(&self.ends), alarm: alarm.map(|alarm| Instant::now() + alarm) }
     }
@@ -312,7 +315,7 @@ impl Executor {
     /// The host's pages.
     #[must_use]
     pub fn host(&self) -> &Arc<Pages> {
-        &self.work.host
+        &self.resources.host
     }
 
     /// Number of operations that have not ended on every rank.
@@ -321,11 +324,11 @@ impl Executor {
         self.open.len()
     }
 
-    /// Pages that were moved so far.
+    /// Counts of operations and pages so far.
     #[must_use]
-    pub fn moved(&self) -> Moved {
+    pub fn moved(&self) -> OpCounts {
         let mut moved = self.moved.clone();
-        let pairs = [(&mut moved.asked, &self.work.asked), (&mut moved.done, &self.work.moved)];
+        let pairs = [(&mut moved.asked, &self.resources.asked), (&mut moved.done, &self.resources.moved)];
         for (numbers, counters) in pairs {
             for (number, counter) in numbers.iter_mut().zip(counters) {
                 *number = counter.load(Ordering::Relaxed);
@@ -334,20 +337,20 @@ impl Executor {
         moved
     }
 
-    /// Stops operations in flight here, and waits for them: after `true` no operation touches a page any
+    /// Stops operations in flight here, and waits for them: after `true` no operation accesses a page any
     /// more. Backups may continue until the time is over; all others are stopped at once.
     pub fn close(&mut self, at_most: Duration) -> bool {
         let until = Instant::now() + at_most;
-        let is_backup = |open: &Open| matches!(open.kind, OpKind::Backup | OpKind::Drop);
-        self.open.values().filter(|open| !is_backup(open)).for_each(Open::tell);
+        let is_backup = |open: &OpenOp| matches!(open.kind, OpKind::Backup | OpKind::Drop);
+        self.open.values().filter(|open| !is_backup(open)).for_each(OpenOp::stop);
         loop {
-            self.hear();
+            self.take_completions();
             let left = until.saturating_duration_since(Instant::now());
             if self.open.values().all(|open| open.stop.is_none()) {
                 return true;
             }
             if left.is_zero() {
-                self.open.values().for_each(Open::tell);
+                self.open.values().for_each(OpenOp::stop);
                 return false;
             }
             self.ends.wait(left);
@@ -359,9 +362,9 @@ impl Executor {
         elapsed.as_secs() * TICKS_PER_SECOND + u64::from(elapsed.subsec_millis())
     }
 
-    /// The operations that have ended here since the last call.
-    fn hear(&mut self) -> Vec<(OpId, Outcome)> {
-        let mut heard = Vec::new();
+    /// Completions on this rank since the last call.
+    fn take_completions(&mut self) -> Vec<(OpId, Outcome)> {
+        let mut completions = Vec::new();
         for ended in self.ends.take() {
             if let Some(open) = self.open.get_mut(&ended.id) {
                 open.stop = None;
@@ -376,28 +379,31 @@ impl Executor {
                     self.moved.last_fault = Some(fault.to_string());
                 }
             }
-            heard.push((ended.id, ended.outcome));
+            completions.push((ended.id, ended.outcome));
         }
-        heard
+        completions
     }
 
-    fn gather(&mut self) -> Result<Vec<Word>, StepError> {
+    fn gather(&mut self) -> Result<Vec<Contribution>, StepError> {
         let (step, now, acks) = (self.steps, self.clock(), self.engine.agree());
         let compares = self.compare_every > 0 && step.is_multiple_of(self.compare_every);
         let digest = if compares { self.engine.digest() } else { 0 };
         let Some(gather) = &mut self.gather else { return Ok(Vec::new()) };
-        let gathered = gather.all_gather(Word { step, now, digest, acks }.encode())?;
-        let words: Option<Vec<_>> = gathered.iter().map(|bytes| Word::decode(bytes)).collect();
-        let words = words.filter(|words| words.len() == self.ranks as usize).ok_or(StepError::NoWord)?;
-        for (rank, word) in (0..).zip(&words) {
-            if word.step != step {
-                return Err(StepError::OutOfStep(rank, word.step, step));
+        let gathered = gather.all_gather(Contribution { step, now, digest, acks }.encode())?;
+        let contributions: Option<Vec<_>> =
+            gathered.iter().map(|bytes| Contribution::decode(bytes)).collect();
+        let contributions = contributions
+            .filter(|contributions| contributions.len() == self.ranks as usize)
+            .ok_or(StepError::BadContribution)?;
+        for (rank, contribution) in (0..).zip(&contributions) {
+            if contribution.step != step {
+                return Err(StepError::OutOfStep(rank, contribution.step, step));
             }
-            if word.digest != digest {
+            if contribution.digest != digest {
                 return Err(StepError::Diverged(rank));
             }
         }
-        Ok(words)
+        Ok(contributions)
     }
 
     fn vote(&mut self, op: OpId, rank: usize, outcome: Outcome) {
@@ -408,19 +414,19 @@ impl Executor {
 
     /// Reports the operations that have ended on every rank.
     fn close_ended(&mut self, step: &mut Step) {
-        let has_ended = |open: &Open| open.by_rank.iter().all(Option::is_some);
+        let has_ended = |open: &OpenOp| open.by_rank.iter().all(Option::is_some);
         let ended: Vec<_> = self.open.iter().filter(|(_, open)| has_ended(open)).map(|(id, _)| *id).collect();
         for id in ended {
-            let Some(Open { kind, request, pages, by_rank, .. }) = self.open.remove(&id) else { continue };
+            let Some(OpenOp { kind, request, pages, by_rank, .. }) = self.open.remove(&id) else { continue };
             let by_rank = by_rank.into_iter().flatten().collect();
             step.ended.push(OpEnd { id, kind, request, pages, by_rank });
         }
     }
 
     fn issue(&mut self, operation: Operation) {
-        let patience = operation.deadline.saturating_sub(self.now);
-        let stop = Stop::at(Instant::now() + Duration::from_millis(patience));
-        let open = Open {
+        let timeout_ms = operation.deadline.saturating_sub(self.now);
+        let stop = Stop::at(Instant::now() + Duration::from_millis(timeout_ms));
+        let open = OpenOp {
             kind: operation.kind,
             request: operation.request,
             pages: operation.records.len() as u32,
@@ -431,11 +437,11 @@ impl Executor {
         self.lanes.start_job(Job { operation, stop });
     }
 
-    /// The engine abandoned an operation. If it has ended here, its completion is in the next step, or was
-    /// in an earlier one.
+    /// Stops an operation that the engine abandoned. If it has ended here, its completion is in the next
+    /// step, or was in an earlier one.
     fn stop(&self, op: OpId) {
         if let Some(open) = self.open.get(&op) {
-            open.tell();
+            open.stop();
         }
     }
 
@@ -446,16 +452,16 @@ impl Executor {
     }
 }
 
-impl Open {
-    fn tell(&self) {
+impl OpenOp {
+    fn stop(&self) {
         if let Some(stop) = &self.stop {
-            stop.now();
+            stop.stop();
         }
     }
 }
 
 impl Drop for Executor {
     fn drop(&mut self) {
-        self.open.values().for_each(Open::tell);
+        self.open.values().for_each(OpenOp::stop);
     }
 }

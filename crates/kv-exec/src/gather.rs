@@ -1,20 +1,20 @@
 //! Communication of ranks: one all-gather per step, in which every rank always joins (C2).
 //!
-//! Each rank contributes a word: the number of its step, its clock, and the completions that it received. All
-//! ranks use the latest clock, so that they agree on the time. A user's own collective, such as
-//! `torch.distributed.all_gather_object`, moves the words as bytes.
+//! Each rank contributes the number of its step, its clock, and the completions that it received. All ranks
+//! use the latest clock, so that they agree on the time. A user's own collective, such as
+//! `torch.distributed.all_gather_object`, moves the contributions as bytes.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tiffin_kv::{LocalAcks, OpId, Outcome, Tick};
 
-/// The version of the layout of a word.
+/// Version of the encoding of a contribution.
 const LAYOUT: u8 = 1;
-/// The bytes before the completions, and of each completion.
+/// Sizes of the header and of each completion, in bytes.
 const HEAD_BYTES: usize = 1 + 8 + 8 + 16 + 4;
 const ACK_BYTES: usize = 8 + 4;
-/// A failure, in place of a number of pages.
+/// Marks a failure, in place of a number of pages.
 const FAILED: u32 = u32::MAX;
 
 /// The collective of a group of ranks.
@@ -30,10 +30,10 @@ pub trait Gather: Send {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GatherError {
     /// A rank did not join in time.
-    #[error("not all ranks joined the gather in time\n\nhint: every rank steps as often as every other")]
+    #[error("not all ranks joined the gather in time\n\nhint: step all ranks equally often")]
     Late,
     /// A rank has left.
-    #[error("a rank has left\n\nhint: end the others too; what they had in hand is in the store")]
+    #[error("a rank has left\n\nhint: stop the other ranks too; saved pages are in the store")]
     Left,
     /// The collective failed.
     #[error("{0}")]
@@ -42,7 +42,7 @@ pub enum GatherError {
 
 /// The contribution of one rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Word {
+pub(crate) struct Contribution {
     pub(crate) step: u64,
     pub(crate) now: Tick,
     /// The digest of the engine, in steps that compare it; else zero.
@@ -50,7 +50,7 @@ pub(crate) struct Word {
     pub(crate) acks: LocalAcks,
 }
 
-impl Word {
+impl Contribution {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let LocalAcks(acks) = &self.acks;
         let mut bytes = Vec::with_capacity(HEAD_BYTES + acks.len() * ACK_BYTES);
@@ -96,17 +96,21 @@ fn take<const N: usize>(rest: &mut &[u8]) -> Option<[u8; N]> {
     Some(*head)
 }
 
-/// A group of ranks that are threads of this process, each of which waits at most this long for the others.
+/// The gathers of ranks that are threads of this process; each waits at most `timeout` for the others.
 #[must_use]
-pub fn in_process(ranks: u32, timeout: Duration) -> Vec<Member> {
-    let table =
-        Table { words: vec![None; ranks as usize], result: Arc::default(), round: 0, has_left: false };
+pub fn in_process(ranks: u32, timeout: Duration) -> Vec<InProcessGather> {
+    let table = Table {
+        contributions: vec![None; ranks as usize],
+        result: Arc::default(),
+        round: 0,
+        has_left: false,
+    };
     let rendezvous = Arc::new(Rendezvous { table: Mutex::new(table), wake: Condvar::new() });
-    (0..ranks).map(|rank| Member { rendezvous: Arc::clone(&rendezvous), rank, timeout }).collect()
+    (0..ranks).map(|rank| InProcessGather { rendezvous: Arc::clone(&rendezvous), rank, timeout }).collect()
 }
 
-/// One rank of a group that is in this process.
-pub struct Member {
+/// One rank of a group in this process.
+pub struct InProcessGather {
     rendezvous: Arc<Rendezvous>,
     rank: u32,
     timeout: Duration,
@@ -118,7 +122,7 @@ struct Rendezvous {
 }
 
 struct Table {
-    words: Vec<Option<Vec<u8>>>,
+    contributions: Vec<Option<Vec<u8>>>,
     result: Arc<Vec<Vec<u8>>>,
     round: u64,
     has_left: bool,
@@ -130,19 +134,19 @@ impl Rendezvous {
     }
 }
 
-impl Gather for Member {
+impl Gather for InProcessGather {
     fn all_gather(&mut self, mine: Vec<u8>) -> Result<Vec<Vec<u8>>, GatherError> {
         let mut table = self.rendezvous.table();
         if table.has_left {
             return Err(GatherError::Left);
         }
         let round = table.round;
-        if let Some(place) = table.words.get_mut(self.rank as usize) {
+        if let Some(place) = table.contributions.get_mut(self.rank as usize) {
             *place = Some(mine);
         }
-        if table.words.iter().all(Option::is_some) {
-            let words = table.words.iter_mut().filter_map(Option::take).collect();
-            table.result = Arc::new(words);
+        if table.contributions.iter().all(Option::is_some) {
+            let contributions = table.contributions.iter_mut().filter_map(Option::take).collect();
+            table.result = Arc::new(contributions);
             table.round += 1;
             self.rendezvous.wake.notify_all();
         }
@@ -153,18 +157,19 @@ impl Gather for Member {
             .wait_timeout_while(table, self.timeout, waits)
             .unwrap_or_else(PoisonError::into_inner);
         if table.round > round {
-            // No other round starts before this rank joins it, so the result is still that of this round.
+            // The next round does not start before this rank joins it, so the result is still that of this
+            // round.
             return Ok(table.result.to_vec());
         }
-        if let Some(place) = table.words.get_mut(self.rank as usize) {
+        if let Some(place) = table.contributions.get_mut(self.rank as usize) {
             *place = None;
         }
         Err(if table.has_left { GatherError::Left } else { GatherError::Late })
     }
 }
 
-/// Tells the other ranks that this one has left, so that they do not wait.
-impl Drop for Member {
+/// Informs the other ranks that this one has left, so that they do not wait.
+impl Drop for InProcessGather {
     fn drop(&mut self) {
         self.rendezvous.table().has_left = true;
         self.rendezvous.wake.notify_all();
@@ -176,29 +181,30 @@ mod tests {
     use super::*;
 
     #[test]
-    fn word_is_decoded_as_encoded_or_refused() {
+    fn contribution_round_trips_and_damage_is_rejected() {
         let acks = vec![(OpId(7), Outcome::Done { leading: 3 }), (OpId(u64::MAX), Outcome::Failed)];
-        let word = Word { step: 5, now: 9, digest: 11, acks: LocalAcks(acks) };
-        let bytes = word.encode();
-        assert_eq!(Word::decode(&bytes), Some(word));
+        let contribution = Contribution { step: 5, now: 9, digest: 11, acks: LocalAcks(acks) };
+        let bytes = contribution.encode();
+        assert_eq!(Contribution::decode(&bytes), Some(contribution));
         for cut in 0..bytes.len() {
-            assert_eq!(Word::decode(&bytes[..cut]), None, "cut at {cut}");
+            assert_eq!(Contribution::decode(&bytes[..cut]), None, "cut at {cut}");
         }
         let mut other = bytes.clone();
         other[0] = 2;
-        assert_eq!(Word::decode(&other), None, "another layout");
-        assert_eq!(Word::decode(&[bytes, vec![0]].concat()), None, "too long");
+        assert_eq!(Contribution::decode(&other), None, "another layout");
+        assert_eq!(Contribution::decode(&[bytes, vec![0]].concat()), None, "too long");
     }
 
     #[test]
-    fn c2_all_ranks_get_the_same_and_notice_who_leaves() {
+    fn c2_ranks_get_the_same_and_notice_a_rank_that_leaves() {
         let mut members = in_process(3, Duration::from_secs(60)).into_iter();
-        let rounds = |mut member: Member| {
+        let rounds = |mut member: InProcessGather| {
             std::thread::spawn(move || {
                 let rank = member.rank as u8;
-                let words: Vec<_> = (0..50).map(|round| member.all_gather(vec![rank, round])).collect();
+                let contributions: Vec<_> =
+                    (0..50).map(|round| member.all_gather(vec![rank, round])).collect();
                 drop(member);
-                words
+                contributions
             })
         };
         let threads: Vec<_> = members.by_ref().take(2).map(rounds).collect();
@@ -209,9 +215,9 @@ mod tests {
         }
         drop(last);
         for thread in threads {
-            let words = thread.join().unwrap();
-            assert!(words[..30].iter().all(Result::is_ok));
-            assert_eq!(words[30], Err(GatherError::Left));
+            let contributions = thread.join().unwrap();
+            assert!(contributions[..30].iter().all(Result::is_ok));
+            assert_eq!(contributions[30], Err(GatherError::Left));
         }
     }
 
@@ -219,6 +225,6 @@ mod tests {
     fn late_rank_is_a_timeout() {
         let mut members = in_process(2, Duration::from_millis(1));
         assert_eq!(members[0].all_gather(vec![1]), Err(GatherError::Late));
-        assert_eq!(members[1].all_gather(vec![2]), Err(GatherError::Late), "the other has gone again");
+        assert_eq!(members[1].all_gather(vec![2]), Err(GatherError::Late), "the other rank has given up");
     }
 }

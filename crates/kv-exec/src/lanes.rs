@@ -1,4 +1,4 @@
-//! Threads that carry out operations, in lanes that do not delay each other (L8).
+//! Threads that execute operations, in lanes that do not delay each other (L8).
 //!
 //! A backup, for which no request waits, never delays a fetch, for which a request waits; a probe never waits
 //! for the pages of another operation. Each lane has threads and a bounded queue of its own.
@@ -12,10 +12,10 @@ use std::time::Duration;
 
 use tiffin_kv::{OpId, OpKind, Operation, Outcome};
 
+use crate::resources::Resources;
 use crate::store::{Fault, Stop};
-use crate::work::Work;
 
-/// Queued operations of a lane at most. The engine's budgets keep them far below that.
+/// Maximum number of queued operations of a lane. The engine's budgets stay far below.
 const LANE_JOBS_MAX: usize = 1 << 16;
 
 /// Number of threads of each lane.
@@ -39,13 +39,13 @@ impl Default for Threads {
     }
 }
 
-/// An operation to carry out.
+/// An operation to execute.
 pub(crate) struct Job {
     pub(crate) operation: Operation,
     pub(crate) stop: Stop,
 }
 
-/// How an operation ended here.
+/// The end of an operation on this rank.
 #[derive(Debug)]
 pub(crate) struct Ended {
     pub(crate) id: OpId,
@@ -54,7 +54,7 @@ pub(crate) struct Ended {
     pub(crate) has_panicked: bool,
 }
 
-/// Completions that no step has taken yet.
+/// Completions that no step has processed yet.
 #[derive(Default)]
 pub(crate) struct Ends {
     list: Mutex<Vec<Ended>>,
@@ -67,7 +67,7 @@ impl Ends {
         self.wake.notify_all();
     }
 
-    /// Takes all of them.
+    /// Removes and returns all of them.
     pub(crate) fn take(&self) -> Vec<Ended> {
         std::mem::take(&mut *lock(&self.list))
     }
@@ -83,7 +83,7 @@ impl Ends {
     }
 }
 
-/// All lanes. After they are dropped, the threads end with their current operation.
+/// All lanes. When they are dropped, each thread ends after its current operation.
 pub(crate) struct Lanes {
     lanes: [Arc<Lane>; 5],
     ends: Arc<Ends>,
@@ -91,28 +91,28 @@ pub(crate) struct Lanes {
 
 #[derive(Default)]
 struct Lane {
-    line: Mutex<Line>,
+    queue: Mutex<LaneQueue>,
     wake: Condvar,
 }
 
 #[derive(Default)]
-struct Line {
+struct LaneQueue {
     jobs: VecDeque<Job>,
     is_closed: bool,
 }
 
 impl Lanes {
     /// Starts the threads.
-    pub(crate) fn start(work: &Arc<Work>, threads: Threads, ends: &Arc<Ends>) -> io::Result<Self> {
+    pub(crate) fn start(resources: &Arc<Resources>, threads: Threads, ends: &Arc<Ends>) -> io::Result<Self> {
         let lanes = Self { lanes: Default::default(), ends: Arc::clone(ends) };
         let Threads { probe, fetch, load, save, backup } = threads;
         let names = ["probe", "fetch", "load", "save", "backup"];
         for ((lane, count), name) in lanes.lanes.iter().zip([probe, fetch, load, save, backup]).zip(names) {
             for _ in 0..count.max(1) {
-                let (lane, work, ends) = (Arc::clone(lane), Arc::clone(work), Arc::clone(ends));
+                let (lane, resources, ends) = (Arc::clone(lane), Arc::clone(resources), Arc::clone(ends));
                 let body = move || {
                     while let Some(job) = lane.next() {
-                        ends.push(carry_out(&work, &job));
+                        ends.push(execute(&resources, &job));
                     }
                 };
                 thread::Builder::new().name(format!("tiffin-kv-{name}")).spawn(body)?;
@@ -121,7 +121,7 @@ impl Lanes {
         Ok(lanes)
     }
 
-    /// Queues an operation; it fails at once if its lane is full.
+    /// Queues an operation. It fails at once if its lane is full.
     pub(crate) fn start_job(&self, job: Job) {
         let [probe, fetch, load, save, backup] = &self.lanes;
         let lane = match job.operation.kind {
@@ -131,13 +131,13 @@ impl Lanes {
             OpKind::Save => save,
             OpKind::Backup | OpKind::Drop => backup,
         };
-        let mut line = lock(&lane.line);
-        if line.jobs.len() < LANE_JOBS_MAX {
-            line.jobs.push_back(job);
-            drop(line);
+        let mut queue = lock(&lane.queue);
+        if queue.jobs.len() < LANE_JOBS_MAX {
+            queue.jobs.push_back(job);
+            drop(queue);
             lane.wake.notify_one();
         } else {
-            drop(line);
+            drop(queue);
             let fault = Some(Fault::Other(format!("more than {LANE_JOBS_MAX} operations are queued")));
             let (id, outcome) = (job.operation.id, Outcome::Failed);
             self.ends.push(Ended { id, outcome, fault, has_panicked: false });
@@ -148,7 +148,7 @@ impl Lanes {
 impl Drop for Lanes {
     fn drop(&mut self) {
         for lane in &self.lanes {
-            lock(&lane.line).is_closed = true;
+            lock(&lane.queue).is_closed = true;
             lane.wake.notify_all();
         }
     }
@@ -157,21 +157,21 @@ impl Drop for Lanes {
 impl Lane {
     /// The next job; `None` when the lane is closed. Queued jobs were stopped before that.
     fn next(&self) -> Option<Job> {
-        let line = lock(&self.line);
-        let idle = |line: &mut Line| line.jobs.is_empty() && !line.is_closed;
-        let mut line = self.wake.wait_while(line, idle).unwrap_or_else(PoisonError::into_inner);
-        line.jobs.pop_front()
+        let queue = lock(&self.queue);
+        let idle = |queue: &mut LaneQueue| queue.jobs.is_empty() && !queue.is_closed;
+        let mut queue = self.wake.wait_while(queue, idle).unwrap_or_else(PoisonError::into_inner);
+        queue.jobs.pop_front()
     }
 }
 
-/// Makes sure that every operation has exactly one end.
-fn carry_out(work: &Work, job: &Job) -> Ended {
+/// Runs an operation so that it ends exactly once, even if it panics.
+fn execute(resources: &Resources, job: &Job) -> Ended {
     let id = job.operation.id;
-    let done = catch_unwind(AssertUnwindSafe(|| work.carry_out(&job.operation, &job.stop)));
+    let done = catch_unwind(AssertUnwindSafe(|| resources.execute(&job.operation, &job.stop)));
     let (outcome, fault, has_panicked) = match done {
         Ok(Ok(leading)) => (Outcome::Done { leading }, None, false),
         Ok(Err(fault)) => (Outcome::Failed, Some(fault), false),
-        Err(_) => (Outcome::Failed, Some(Fault::Other("it panicked".to_owned())), true),
+        Err(_) => (Outcome::Failed, Some(Fault::Other("the operation panicked".to_owned())), true),
     };
     Ended { id, outcome, fault, has_panicked }
 }

@@ -1,4 +1,4 @@
-//! Carries out the decisions of the control plane of a KV-cache hierarchy over real memory.
+//! Executes the operations of the control plane of a KV-cache hierarchy over real memory.
 //!
 //! `tiffin-kv` decides which pages move; this crate moves them. An inference loop steps an [`Executor`],
 //! which has an engine: a step gives the engine its inputs, starts its operations on threads of the executor,
@@ -8,31 +8,32 @@
 //!
 //! | | |
 //! |---|---|
-//! | [`Pages`] | memory in pages: allocated here, or lent by an owner that keeps it alive |
-//! | [`Store`] | the shared store: [`Shared`] is a Tiffin cluster; others get the same batched calls |
+//! | [`Pages`] | memory in pages: allocated here, or borrowed from an owner that keeps it alive |
+//! | [`PageStore`] | the shared store: [`ClusterStore`] is a Tiffin cluster; others get the same batched
+//! calls |
 //! | [`Device`] | the device: [`HostDevice`] is one in host memory |
 //! | [`Gather`] | the collective of ranks: [`gather::in_process`] is for ranks that are threads |
 //!
-//! **Invariants.** An operation borrows its pages from [`Pages`] for exactly as long as it is carried out,
-//! and pages that it writes exclusively. If engine and memory ever disagree, the operation fails, is counted,
-//! and moves no byte. Every operation ends exactly once, also one that panics, is cancelled, or does not fit
-//! into the queue of its lane.
+//! **Invariants.** An operation borrows its pages from [`Pages`] for exactly as long as it is executed, and
+//! pages that it writes exclusively. If engine and memory ever disagree, the operation fails, is counted, and
+//! moves no byte. Every operation ends exactly once, also one that panics, is cancelled, or does not fit into
+//! the queue of its lane.
 
+mod cluster_store;
 mod device;
 mod executor;
 pub mod gather;
 mod lanes;
 mod pages;
-mod shared;
+mod resources;
 mod store;
 #[cfg(test)]
 mod tests;
-mod work;
 
+pub use cluster_store::ClusterStore;
 pub use device::{Device, HostDevice};
-pub use executor::{Executor, Moved, OpEnd, Parts, StartError, Step, StepError, Waiter};
+pub use executor::{Executor, OpCounts, OpEnd, Parts, StartError, Step, StepError, Waiter};
 pub use gather::{Gather, GatherError};
 pub use lanes::Threads;
-pub use pages::{Pages, Reading, Writing};
-pub use shared::Shared;
-pub use store::{Fault, PageName, Stop, Store};
+pub use pages::{PageReadGuard, PageWriteGuard, Pages};
+pub use store::{Fault, PageName, PageStore, Stop};

@@ -1,8 +1,8 @@
 //! Memory in pages of one size, borrowed page by page.
 //!
 //! **Invariants.** The memory is mapped for as long as the [`Pages`] live. A page has at any time either one
-//! [`Writing`] or any number of [`Reading`]s. Its bytes are touched only through [`SourceBuf`] and
-//! [`TargetBuf`], which allow the lender of the memory to access it, too.
+//! [`PageWriteGuard`] or any number of [`PageReadGuard`]s. Its bytes are accessed only through [`SourceBuf`]
+//! and [`TargetBuf`], so that the owner of borrowed memory may access it, too.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
@@ -10,26 +10,26 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use tiffin_client::{SourceBuf, TargetBuf};
 
-/// The alignment of allocated pages: system pages, which suit disks and network cards best.
+/// Alignment of allocated pages: system pages, which suit disks and network cards best.
 const ALIGN: usize = 4096;
-/// The use count of a page that is written.
+/// The use count of a page that is being written.
 const WRITTEN: u32 = u32::MAX;
 
 /// Contiguous memory in pages of one size.
 pub struct Pages {
     start: NonNull<u8>,
     page_bytes: usize,
-    /// The uses of each page: none, a number of readers, or one writer.
+    /// The use count of each page: zero, a number of readers, or [`WRITTEN`].
     uses: Box<[AtomicU32]>,
     owner: Owner,
 }
 
 enum Owner {
-    Ours(Layout),
-    Lent(#[expect(dead_code, reason = "it is kept for its drop")] Box<dyn Send + Sync>),
+    Owned(Layout),
+    Borrowed(#[expect(dead_code, reason = "it is kept for its drop")] Box<dyn Send + Sync>),
 }
 
-// SAFETY: it is an address, and borrows are counted; the owner may go to other threads as its bounds say.
+// SAFETY: it is an address, and borrows are counted; the owner is `Send` and `Sync`.
 unsafe impl Send for Pages {}
 // SAFETY: as above.
 unsafe impl Sync for Pages {}
@@ -42,23 +42,23 @@ impl Pages {
         let layout = Layout::from_size_align(bytes.max(1), ALIGN).ok()?;
         // SAFETY: the layout has at least one byte.
         let start = NonNull::new(unsafe { alloc_zeroed(layout) })?;
-        Some(Self { start, page_bytes, uses: unused(count), owner: Owner::Ours(layout) })
+        Some(Self { start, page_bytes, uses: unused(count), owner: Owner::Owned(layout) })
     }
 
-    /// Memory that is lent. `owner` keeps it alive and is dropped with these pages.
+    /// Uses memory of an owner, which keeps it alive and is dropped with these pages.
     ///
     /// # Safety
     /// `count * page_bytes` bytes from `start` on must be mapped, readable and writable, from any thread, for
-    /// as long as `owner` lives. Others may touch them meanwhile, through anything but a Rust reference or
-    /// plain Rust access; what is found there is then unspecified.
+    /// as long as `owner` lives. Others may access them meanwhile, through anything but a Rust reference or
+    /// plain Rust access; the bytes are then unspecified.
     #[must_use]
-    pub unsafe fn lent(
+    pub unsafe fn borrowed(
         start: NonNull<u8>,
         count: u32,
         page_bytes: usize,
         owner: Box<dyn Send + Sync>,
     ) -> Self {
-        Self { start, page_bytes, uses: unused(count), owner: Owner::Lent(owner) }
+        Self { start, page_bytes, uses: unused(count), owner: Owner::Borrowed(owner) }
     }
 
     /// Number of pages.
@@ -73,7 +73,7 @@ impl Pages {
         self.page_bytes
     }
 
-    /// The start of the memory, for stores that must register it before they use it.
+    /// Address of the memory, for stores that must register it.
     #[must_use]
     pub fn address(&self) -> usize {
         self.start.as_ptr() as usize
@@ -81,19 +81,19 @@ impl Pages {
 
     /// Borrows a page to read; `None` if there is no such page, or it is being written.
     #[must_use]
-    pub fn read(&self, page: u32) -> Option<Reading<'_>> {
+    pub fn read(&self, page: u32) -> Option<PageReadGuard<'_>> {
         let uses = self.uses.get(page as usize)?;
         let more = |readers: u32| readers.checked_add(1).filter(|readers| *readers < WRITTEN);
         uses.try_update(Ordering::Acquire, Ordering::Relaxed, more).ok()?;
-        Some(Reading { pages: self, page })
+        Some(PageReadGuard { pages: self, page })
     }
 
     /// Borrows a page to write; `None` if there is no such page, or it is in use.
     #[must_use]
-    pub fn write(&self, page: u32) -> Option<Writing<'_>> {
+    pub fn write(&self, page: u32) -> Option<PageWriteGuard<'_>> {
         let uses = self.uses.get(page as usize)?;
         uses.compare_exchange(0, WRITTEN, Ordering::Acquire, Ordering::Relaxed).ok()?;
-        Some(Writing { pages: self, page })
+        Some(PageWriteGuard { pages: self, page })
     }
 
     /// Whether the page is in use.
@@ -103,7 +103,7 @@ impl Pages {
     }
 
     fn source(&self, page: u32) -> SourceBuf<'_> {
-        // SAFETY: the page is inside the memory, which is mapped for as long as `self` lives and is touched
+        // SAFETY: the page is inside the memory, which is mapped for as long as `self` lives and is accessed
         // by Rust through such ranges only.
         unsafe { SourceBuf::new(self.start.add(page as usize * self.page_bytes), self.page_bytes) }
     }
@@ -116,8 +116,8 @@ impl Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        if let Owner::Ours(layout) = self.owner {
-            // SAFETY: it was allocated with this layout, and every borrow has ended, for it borrows `self`.
+        if let Owner::Owned(layout) = self.owner {
+            // SAFETY: it was allocated with this layout, and every borrow of `self` has ended.
             unsafe { dealloc(self.start.as_ptr(), layout) };
         }
     }
@@ -129,14 +129,14 @@ impl std::fmt::Debug for Pages {
     }
 }
 
-/// A page that is read. It is not written meanwhile.
+/// Read access to a page. It is not written meanwhile.
 #[derive(Debug)]
-pub struct Reading<'a> {
+pub struct PageReadGuard<'a> {
     pages: &'a Pages,
     page: u32,
 }
 
-impl Reading<'_> {
+impl PageReadGuard<'_> {
     /// The number of the page.
     #[must_use]
     pub fn page(&self) -> u32 {
@@ -150,7 +150,7 @@ impl Reading<'_> {
     }
 }
 
-impl Drop for Reading<'_> {
+impl Drop for PageReadGuard<'_> {
     fn drop(&mut self) {
         if let Some(uses) = self.pages.uses.get(self.page as usize) {
             uses.fetch_sub(1, Ordering::Release);
@@ -158,14 +158,14 @@ impl Drop for Reading<'_> {
     }
 }
 
-/// A page that is written. It has no other use meanwhile.
+/// Exclusive access to a page.
 #[derive(Debug)]
-pub struct Writing<'a> {
+pub struct PageWriteGuard<'a> {
     pages: &'a Pages,
     page: u32,
 }
 
-impl Writing<'_> {
+impl PageWriteGuard<'_> {
     /// The number of the page.
     #[must_use]
     pub fn page(&self) -> u32 {
@@ -179,7 +179,7 @@ impl Writing<'_> {
     }
 }
 
-impl Drop for Writing<'_> {
+impl Drop for PageWriteGuard<'_> {
     fn drop(&mut self) {
         if let Some(uses) = self.pages.uses.get(self.page as usize) {
             uses.store(0, Ordering::Release);
@@ -206,13 +206,13 @@ mod tests {
         let (one, two) = (pages.read(0).unwrap(), pages.read(0).unwrap());
         assert!(pages.write(0).is_none());
         drop(one);
-        assert!(pages.write(0).is_none(), "one still reads");
+        assert!(pages.write(0).is_none(), "one reader is left");
         let mut bytes = [0; 8];
         copy_out(two.bytes(), &mut bytes);
         assert_eq!(&bytes, b"8 bytes.");
         drop(two);
         assert!(!pages.is_used(0) && pages.write(0).is_some());
-        assert!(pages.write(2).is_none() && pages.read(2).is_none(), "there is no such page");
+        assert!(pages.write(2).is_none() && pages.read(2).is_none(), "invalid page");
     }
 
     #[test]
@@ -221,7 +221,7 @@ mod tests {
         let memory: &'static mut [u8] = Box::leak(vec![0; 64].into_boxed_slice());
         // SAFETY: the memory is never freed.
         let pages = unsafe {
-            Pages::lent(NonNull::from(memory).cast(), 4, 16, Box::new(std::sync::Arc::clone(&owner)))
+            Pages::borrowed(NonNull::from(memory).cast(), 4, 16, Box::new(std::sync::Arc::clone(&owner)))
         };
         assert_eq!((pages.count(), pages.page_bytes()), (4, 16));
         assert!(pages.write(3).is_some());

@@ -8,22 +8,21 @@ use std::time::Instant;
 use tiffin_kv::{ChainHash, RankPart, StoreKey};
 use tokio::sync::Notify;
 
-use crate::pages::{Reading, Writing};
+use crate::pages::{PageReadGuard, PageWriteGuard};
 
 /// A shared store. Several threads make calls at once, which may block; a step makes none.
 ///
-/// **Contract.** After a call has returned or panicked, it no longer touches the pages that it was given.
+/// **Contract.** After a call has returned or panicked, it no longer accesses the pages that it was given.
 /// Results are numbers of leading pages: pages after the first failure are of no use (V3).
-pub trait Store: Send + Sync + 'static {
+pub trait PageStore: Send + Sync + 'static {
     /// Number of leading pages that exist. It may prefetch them, and changes nothing else.
     fn probe(&self, names: &[PageName], stop: &Stop) -> Result<u32, Fault>;
 
-    /// Reads pages, and returns how many are complete: exactly as many bytes as a page has.
-    fn fetch(&self, pages: &[(PageName, Writing<'_>)], stop: &Stop) -> Result<u32, Fault>;
+    /// Reads pages. Returns how many are complete: exactly as many bytes as a page has.
+    fn fetch(&self, pages: &[(PageName, PageWriteGuard<'_>)], stop: &Stop) -> Result<u32, Fault>;
 
-    /// Stores pages, and returns how many can be read now by all clients. An existing page of that name
-    /// counts.
-    fn back_up(&self, pages: &[(PageName, Reading<'_>)], stop: &Stop) -> Result<u32, Fault>;
+    /// Stores pages. Returns how many all clients can read now. An existing page of that name counts.
+    fn back_up(&self, pages: &[(PageName, PageReadGuard<'_>)], stop: &Stop) -> Result<u32, Fault>;
 
     /// Deletes all pages whose names start with this prefix.
     fn drop_all(&self, prefix: &str, stop: &Stop) -> Result<(), Fault>;
@@ -31,7 +30,7 @@ pub trait Store: Send + Sync + 'static {
     /// Registers the memory of the pages; called once, before all other calls.
     ///
     /// # Errors
-    /// If the store cannot use that memory.
+    /// If the store cannot use the memory.
     fn register(&self, _address: usize, _bytes: usize) -> Result<(), Fault> {
         Ok(())
     }
@@ -58,7 +57,7 @@ impl PageName {
         format!("kv1/{}/", Hex(&root.0))
     }
 
-    /// The name.
+    /// The name as text.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -87,16 +86,16 @@ pub enum Fault {
     Other(String),
 }
 
-/// When a call must end: at a deadline, or when it is stopped.
+/// Ends a call: at a deadline, or when it is stopped.
 #[derive(Clone, Debug)]
 pub struct Stop {
     deadline: Instant,
-    told: Arc<Told>,
+    state: Arc<StopState>,
 }
 
 #[derive(Debug, Default)]
-struct Told {
-    is_told: AtomicBool,
+struct StopState {
+    is_stopped: AtomicBool,
     wake: Notify,
 }
 
@@ -104,7 +103,7 @@ impl Stop {
     /// Ends at this deadline at the latest.
     #[must_use]
     pub fn at(deadline: Instant) -> Self {
-        Self { deadline, told: Arc::default() }
+        Self { deadline, state: Arc::default() }
     }
 
     /// The deadline.
@@ -114,21 +113,21 @@ impl Stop {
     }
 
     /// Stops the call.
-    pub fn now(&self) {
-        self.told.is_told.store(true, Ordering::Release);
-        self.told.wake.notify_one();
+    pub fn stop(&self) {
+        self.state.is_stopped.store(true, Ordering::Release);
+        self.state.wake.notify_one();
     }
 
     /// Whether it was stopped, or its deadline has passed.
     #[must_use]
-    pub fn has_come(&self) -> bool {
-        self.told.is_told.load(Ordering::Acquire) || Instant::now() >= self.deadline
+    pub fn should_stop(&self) -> bool {
+        self.state.is_stopped.load(Ordering::Acquire) || Instant::now() >= self.deadline
     }
 
     /// Waits until it is stopped; one task may wait at a time.
-    pub async fn told(&self) {
-        while !self.told.is_told.load(Ordering::Acquire) {
-            self.told.wake.notified().await;
+    pub async fn stopped(&self) {
+        while !self.state.is_stopped.load(Ordering::Acquire) {
+            self.state.wake.notified().await;
         }
     }
 }

@@ -1,8 +1,8 @@
-//! What the control plane costs: `make bench-kv`.
+//! Cost of the control plane: `make bench-kv`.
 //!
-//! First, per operation, for prompts from 1 thousand to 128 thousand tokens and for few and many cached
-//! pages, which must make no difference: a match, a request whose pages are all new and enter the index, one
-//! that finds them all, and one for which as many pages leave. Then a whole trace.
+//! First the cost per operation, for prompts from 1 thousand to 128 thousand tokens and for few and many
+//! cached pages, which must make no difference: a match, a request whose pages are all new and enter the
+//! index, one that finds them all, and one that evicts as many pages. Then a whole trace.
 
 #![expect(clippy::print_stdout, clippy::unwrap_used, reason = "a benchmark")]
 
@@ -21,7 +21,7 @@ const ROUNDS: u64 = 20;
 /// Cached pages, few and many.
 const CACHED: [u32; 2] = [20_000, 500_000];
 
-/// What each thing costs, in microseconds.
+/// Cost of each operation, in microseconds.
 #[derive(Clone, Copy)]
 struct Costs {
     matched: f64,
@@ -30,7 +30,7 @@ struct Costs {
     evict: f64,
 }
 
-/// Microseconds of one, on average.
+/// Average microseconds per call.
 fn micros(count: u64, mut work: impl FnMut(u64)) -> f64 {
     let began = Instant::now();
     (0..count).for_each(&mut work);
@@ -73,7 +73,7 @@ fn operations(index: IndexKind, tokens: u32, cached: u32) -> Costs {
     });
     let mut full = Stage::with(index, cached, 2);
     let others: Vec<_> = (0..=ROUNDS).map(|at| prompt(9000 + at, pages)).collect();
-    // The first makes the lists as long as they get.
+    // The first request grows the lists to their final length.
     full.serve(others.first().unwrap().clone(), pages);
     let evict = micros(ROUNDS, |at| full.serve(others.get(at as usize + 1).unwrap().clone(), pages));
     Costs { matched, new, hit, evict }

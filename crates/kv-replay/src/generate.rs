@@ -1,6 +1,6 @@
-//! A seeded generator of traffic: conversations of several turns that share a system prompt, and agents that
-//! continue soon with a few more tokens. It replaces traces that may not be published, and makes traces of
-//! any length. Its parameters are chosen so that blocks are reused as soon and as often as in the public
+//! A seeded traffic generator: conversations of several turns that share a system prompt, and agents that
+//! continue soon with a few more tokens. It replaces traces that may not be published, and generates traces
+//! of any length. Its parameters are chosen so that blocks are reused as soon and as often as in the public
 //! traces: `tests/replay.rs` compares the curves.
 
 use rand::{Rng, SeedableRng};
@@ -13,13 +13,13 @@ use crate::trace::TraceRequest;
 pub struct Traffic {
     /// Number of requests.
     pub requests: u64,
-    /// Requests a second.
+    /// Requests per second.
     pub rate: f64,
-    /// Turns of a conversation, on average.
+    /// Average number of turns of a conversation.
     pub turns: u32,
-    /// Conversations of agents, which continue at once, in percent.
+    /// Percentage of conversations of agents, which continue at once.
     pub agents_percent: u32,
-    /// Different system prompts.
+    /// Number of different system prompts.
     pub system_prompts: u64,
     /// Tokens of a page.
     pub page_tokens: u32,
@@ -48,22 +48,22 @@ struct Session {
     is_agent: bool,
 }
 
-/// Pages of a system prompt and of the longest prompt.
+/// Number of pages of a system prompt, and of the longest prompt.
 const SYSTEM_PAGES: u64 = 2;
 const PROMPT_PAGES_MAX: usize = 240;
 /// Time until the next turn of people and of agents, in milliseconds.
 const PERSON_MS: u64 = 300_000;
 const AGENT_MS: u64 = 60_000;
-/// Pages that a turn of people and of agents adds at most.
+/// Maximum number of pages that a turn of people and of agents adds.
 const PERSON_PAGES: u64 = 24;
 const AGENT_PAGES: u64 = 8;
 
-/// The requests, in the order of their times.
+/// Generates the requests, in the order of their arrival.
 #[must_use]
 pub fn generate(traffic: &Traffic) -> Vec<TraceRequest> {
     let traffic = &Traffic { page_tokens: traffic.page_tokens.max(1), ..*traffic };
-    let mut chance = ChaCha8Rng::seed_from_u64(traffic.seed);
-    let mut below = |end: u64| if end == 0 { 0 } else { chance.next_u64() % end };
+    let mut rng = ChaCha8Rng::seed_from_u64(traffic.seed);
+    let mut below = |end: u64| if end == 0 { 0 } else { rng.next_u64() % end };
     let turns = u64::from(traffic.turns.max(1));
     // Every conversation starts with one request and continues with the others.
     let gap_ms = 1000.0 / traffic.rate.max(1e-6) * turns as f64;
@@ -87,17 +87,17 @@ pub fn generate(traffic: &Traffic) -> Vec<TraceRequest> {
             }
         };
         let most = if session.is_agent { AGENT_PAGES } else { PERSON_PAGES };
-        let said = 1 + below(u64::from(traffic.page_tokens) * most) as u32;
-        session.tokens += said;
-        let answered = 1 + below(800) as u32;
+        let added = 1 + below(u64::from(traffic.page_tokens) * most) as u32;
+        session.tokens += added;
+        let generated = 1 + below(800) as u32;
         extend(&mut session, traffic.page_tokens, &mut next_id);
         requests.push(TraceRequest {
             timestamp: at,
             input_length: session.tokens,
-            output_length: answered,
+            output_length: generated,
             hash_ids: session.pages.clone(),
         });
-        session.tokens += answered;
+        session.tokens += generated;
         if below(turns) > 0 && session.pages.len() < PROMPT_PAGES_MAX {
             count += 1;
             let pause = if session.is_agent { AGENT_MS } else { PERSON_MS };
@@ -108,7 +108,8 @@ pub fn generate(traffic: &Traffic) -> Vec<TraceRequest> {
     requests
 }
 
-/// Blocks for all tokens. A partial block gets another id when it is full, because its content is different.
+/// Adds blocks for all tokens. A partial block gets another id when it is full, because its content is
+/// different.
 fn extend(session: &mut Session, page_tokens: u32, next_id: &mut u64) {
     let full = session.pages.len().min((session.tokens / page_tokens) as usize);
     session.pages.truncate(full);

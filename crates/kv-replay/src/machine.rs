@@ -1,7 +1,7 @@
 //! The speed of the machine on which a trace is replayed.
 //!
-//! Each edge of the hierarchy is one link: pages follow each other at its bandwidth, and each operation
-//! takes its latency on top. Prompts are computed one after the other, as a full device does; tokens are
+//! Each edge of the hierarchy is one link: pages are sent one after the other at its bandwidth, and each
+//! operation adds its latency. Prompts are computed one after the other, as on a full device; tokens are
 //! generated in parallel, for all requests at once.
 
 use serde::{Deserialize, Serialize};
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 pub struct Link {
     /// Latency of every operation, in microseconds.
     pub latency_us: u64,
-    /// Bytes a second.
+    /// Bytes per second.
     pub bytes_per_second: u64,
 }
 
@@ -39,9 +39,9 @@ pub struct Machine {
     pub save: Link,
     /// Host to store.
     pub backup: Link,
-    /// Prompt tokens that are computed a second.
+    /// Prompt tokens computed per second.
     pub prefill_tokens_per_second: u64,
-    /// How long a generated token takes, in microseconds.
+    /// Duration of a generated token, in microseconds.
     pub decode_us: u64,
 }
 

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-/// Points of the curve of times to first token.
+/// Number of points of the curve of times to first token.
 const CURVE_POINTS: usize = 100;
 
 /// Tokens of prompts, by where their pages were found.
@@ -24,12 +24,12 @@ impl Hits {
     /// The fraction of tokens that need not be computed; none if there were no tokens.
     #[must_use]
     pub fn rate(&self) -> Option<f64> {
-        part(self.device_tokens + self.host_tokens + self.store_tokens, self.asked_tokens)
+        fraction(self.device_tokens + self.host_tokens + self.store_tokens, self.asked_tokens)
     }
 }
 
-/// `some` of `all`, if there are any.
-fn part(some: u64, all: u64) -> Option<f64> {
+/// The fraction `some / all`; none if `all` is zero.
+fn fraction(some: u64, all: u64) -> Option<f64> {
     (all > 0).then(|| some as f64 / all as f64)
 }
 
@@ -47,15 +47,15 @@ pub struct Percentiles {
 }
 
 impl Percentiles {
-    /// The distribution of times in microseconds, in ascending order; none without times.
+    /// The distribution of times in microseconds, which are sorted; none without times.
     pub(crate) fn of(micros: &[u64]) -> Option<Self> {
         if micros.is_empty() {
             return None;
         }
         let seconds = |micros: u64| micros as f64 / 1e6;
-        let at = |part: f64| {
-            let place = ((micros.len() as f64 * part) as usize).min(micros.len().saturating_sub(1));
-            seconds(micros.get(place).copied().unwrap_or_default())
+        let at = |fraction: f64| {
+            let index = ((micros.len() as f64 * fraction) as usize).min(micros.len().saturating_sub(1));
+            seconds(micros.get(index).copied().unwrap_or_default())
         };
         let sum: u128 = micros.iter().map(|it| u128::from(*it)).sum();
         let mean = sum as f64 / micros.len() as f64 / 1e6;
@@ -86,14 +86,14 @@ impl Prefetch {
     /// The fraction of fetched pages that were used; none if nothing was fetched.
     #[must_use]
     pub fn accuracy(&self) -> Option<f64> {
-        part(self.used, self.fetched)
+        fraction(self.used, self.fetched)
     }
 
     /// The fraction of requests with pages in the store for which all of them arrived in time; none if there
     /// was no such request.
     #[must_use]
     pub fn timeliness(&self) -> Option<f64> {
-        part(self.in_time_requests, self.in_time_requests + self.late_requests)
+        fraction(self.in_time_requests, self.in_time_requests + self.late_requests)
     }
 }
 
@@ -119,7 +119,7 @@ pub struct Tiers {
     pub store: bool,
 }
 
-/// What a replay found.
+/// The result of a replay.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
     /// The name of the policy.
@@ -132,7 +132,7 @@ pub struct Report {
     pub served: u64,
     /// Requests that never fit on the device.
     pub refused: u64,
-    /// Requests that `hits` and `ttft` cover: those that were served in every compared replay.
+    /// Number of requests that `hits` and `ttft` cover: those that were served in every compared replay.
     pub compared: u64,
     /// Tokens by the tier in which their pages were found.
     pub hits: Hits,
@@ -168,7 +168,7 @@ pub(crate) struct RequestOutcome {
 }
 
 impl Report {
-    /// Computes hits and times over these requests: the tokens of their prompts, and their results.
+    /// Computes hits and times over these requests, given as prompt lengths and results.
     pub(crate) fn measure(&mut self, requests: impl Iterator<Item = (u32, RequestOutcome)>) {
         let mut times = Vec::new();
         self.hits = Hits::default();
@@ -191,7 +191,7 @@ impl Report {
 
 /// A policy and its baselines, on the same trace and machine.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Compared {
+pub struct Comparison {
     /// The policy.
     pub policy: Report,
     /// The same without probes of the store.

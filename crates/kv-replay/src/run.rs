@@ -1,4 +1,4 @@
-//! The replay: a trace through the engine, event by event, in virtual time.
+//! The replay: runs a trace through the engine, event by event, in virtual time.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -11,21 +11,21 @@ use tiffin_kv::{
 };
 use xxhash_rust::xxh3::Xxh3DefaultBuilder;
 
+use crate::lru_store::LruStore;
 use crate::machine::{Link, Machine};
-use crate::report::{Compared, Edges, Hits, Prefetch, Report, RequestOutcome, Tiers};
-use crate::store::Store;
+use crate::report::{Comparison, Edges, Hits, Prefetch, Report, RequestOutcome, Tiers};
 use crate::trace::TraceRequest;
 
 const SPACE: SpaceId = SpaceId(0);
 
-/// A policy: how the hierarchy is used.
+/// A policy: the configuration of the hierarchy.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Policy {
     /// Its name in reports.
     pub name: String,
     /// Sizes, index, eviction, writing, prefetching. Times are in microseconds.
     pub config: Config,
-    /// Pages that the store keeps; none for no limit.
+    /// Capacity of the store in pages; none for no limit.
     pub store_pages: Option<u64>,
 }
 
@@ -34,9 +34,9 @@ pub struct Policy {
 /// # Errors
 /// If the configuration is invalid.
 pub fn replay(trace: &[TraceRequest], machine: &Machine, policy: &Policy) -> Result<Report, ConfigError> {
-    let mut played = play(trace, machine, policy)?;
-    measure(trace, &mut [&mut played]);
-    Ok(played.report)
+    let mut results = run_once(trace, machine, policy)?;
+    measure(trace, &mut [&mut results]);
+    Ok(results.report)
 }
 
 /// Replays a trace three times for each policy: with the policy, without probes of the store, and with a
@@ -49,58 +49,58 @@ pub fn compare(
     trace: &[TraceRequest],
     machine: &Machine,
     policies: &[Policy],
-) -> Result<Vec<Compared>, ConfigError> {
+) -> Result<Vec<Comparison>, ConfigError> {
     let all: u64 = trace.iter().map(|request| request.hash_ids.len() as u64 + 1).sum();
     let device_pages = u32::try_from(all.max(1)).unwrap_or(tiffin_kv::config::PAGES_MAX);
     let never = |store: StoreConfig| StoreConfig { threshold_pages: u32::MAX, ..store };
-    let mut played = Vec::with_capacity(policies.len());
+    let mut results = Vec::with_capacity(policies.len());
     for policy in policies {
         let without = Policy {
             name: format!("{}, no prefetch", policy.name),
             config: Config { store: policy.config.store.map(never), ..policy.config },
             store_pages: policy.store_pages,
         };
-        let endless = Policy {
+        let unlimited = Policy {
             name: "infinite device".to_owned(),
             config: Config { device_pages, host_pages: 0, store: None, ..policy.config },
             store_pages: None,
         };
-        played.push([
-            play(trace, machine, policy)?,
-            play(trace, machine, &without)?,
-            play(trace, machine, &endless)?,
+        results.push([
+            run_once(trace, machine, policy)?,
+            run_once(trace, machine, &without)?,
+            run_once(trace, machine, &unlimited)?,
         ]);
     }
-    measure(trace, &mut played.iter_mut().flatten().collect::<Vec<_>>());
-    let reports = played.into_iter().map(|it| it.map(|played| played.report));
-    Ok(reports.map(|[policy, no_prefetch, infinite]| Compared { policy, no_prefetch, infinite }).collect())
+    measure(trace, &mut results.iter_mut().flatten().collect::<Vec<_>>());
+    let reports = results.into_iter().map(|it| it.map(|results| results.report));
+    Ok(reports.map(|[policy, no_prefetch, infinite]| Comparison { policy, no_prefetch, infinite }).collect())
 }
 
 /// A report without hits and times, and the results to compute them from.
-struct Played {
+struct ReplayResult {
     report: Report,
     outcomes: Vec<RequestOutcome>,
 }
 
-fn play(trace: &[TraceRequest], machine: &Machine, policy: &Policy) -> Result<Played, ConfigError> {
+fn run_once(trace: &[TraceRequest], machine: &Machine, policy: &Policy) -> Result<ReplayResult, ConfigError> {
     let began = Instant::now();
     let config = Config { page_tokens: machine.page_tokens, events: false, ..policy.config };
     let mut run = Run::new(trace, machine, Engine::new(config)?, policy.store_pages);
     run.apply(Input::Define(SPACE, Namespace::default()));
-    run.play();
+    run.run();
     let store = config.store.is_some_and(|store| store.threshold_pages < u32::MAX);
     let tiers = Tiers { host: config.host_pages > 0, store };
     Ok(run.report(&policy.name, tiers, began.elapsed().as_secs_f64()))
 }
 
-/// Computes hits and times over the requests that all of these have served.
-fn measure(trace: &[TraceRequest], played: &mut [&mut Played]) {
+/// Computes hits and times over the requests that all of these replays have served.
+fn measure(trace: &[TraceRequest], results: &mut [&mut ReplayResult]) {
     let is_served = |outcomes: &[RequestOutcome], at: usize| {
         outcomes.get(at).is_some_and(|outcome| outcome.ttft_us.is_some())
     };
     let shared: Vec<usize> =
-        (0..trace.len()).filter(|at| played.iter().all(|it| is_served(&it.outcomes, *at))).collect();
-    for it in played {
+        (0..trace.len()).filter(|at| results.iter().all(|it| is_served(&it.outcomes, *at))).collect();
+    for it in results {
         let tokens = |at: usize| trace.get(at).map_or(0, |request| request.input_length.max(1));
         let outcome = |at: usize| it.outcomes.get(at).copied().unwrap_or_default();
         it.report.measure(shared.iter().map(|at| (tokens(*at), outcome(*at))));
@@ -117,7 +117,7 @@ enum Event {
 
 /// A request in progress.
 #[derive(Clone, Copy, Debug)]
-struct Served {
+struct ActiveRequest {
     arrived: u64,
     input: u32,
     output: u32,
@@ -130,15 +130,15 @@ struct Run<'a> {
     trace: &'a [TraceRequest],
     machine: &'a Machine,
     engine: Engine,
-    store: Store,
+    store: LruStore,
     events: BinaryHeap<Reverse<(u64, u64, Event)>>,
-    made: u64,
+    events_made: u64,
     now: u64,
-    /// Until when each edge is busy, and the device.
+    /// When each edge becomes free, and the device.
     busy: [u64; OpKind::ALL.len()],
     device_busy: u64,
     alarm: u64,
-    served: HashMap<ReqId, Served, Xxh3DefaultBuilder>,
+    served: HashMap<ReqId, ActiveRequest, Xxh3DefaultBuilder>,
     /// The result of each request of the trace.
     outcomes: Vec<RequestOutcome>,
     edges: Edges,
@@ -152,9 +152,9 @@ impl<'a> Run<'a> {
             trace,
             machine,
             engine,
-            store: Store::new(pages_max),
+            store: LruStore::new(pages_max),
             events: BinaryHeap::new(),
-            made: 0,
+            events_made: 0,
             now: 0,
             busy: [0; OpKind::ALL.len()],
             device_busy: 0,
@@ -167,7 +167,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn play(&mut self) {
+    fn run(&mut self) {
         let mut arrivals = (1..).zip(self.trace.iter()).peekable();
         loop {
             let next_event = self.events.peek().map_or(u64::MAX, |Reverse((at, ..))| *at);
@@ -177,11 +177,11 @@ impl<'a> Run<'a> {
                 self.arrive(ReqId(id), request);
             } else if let Some(Reverse((at, _, event))) = self.events.pop() {
                 self.now = self.now.max(at);
-                self.happen(event);
+                self.handle(event);
             } else {
                 return;
             }
-            self.watch_alarm();
+            self.schedule_alarm();
         }
     }
 
@@ -190,14 +190,19 @@ impl<'a> Run<'a> {
         let hashes = request.hash_ids.iter().take(full).map(|id| ChainHash::foreign(*id));
         let pages = (0..).zip(hashes).collect();
         let input = request.input_length.max(1);
-        let served =
-            Served { arrived: self.now, input, output: request.output_length, round: 0, is_prefilled: false };
+        let served = ActiveRequest {
+            arrived: self.now,
+            input,
+            output: request.output_length,
+            round: 0,
+            is_prefilled: false,
+        };
         self.served.insert(id, served);
         let prompt = Prompt::Hashes { tokens: input, pages };
         self.apply(Input::Submit(Submit { request: id, space: SPACE, prompt, priority: 0, deadline: None }));
     }
 
-    fn happen(&mut self, event: Event) {
+    fn handle(&mut self, event: Event) {
         match event {
             Event::Ended(op, leading) => self.apply(Input::Complete(op, Outcome::Done { leading })),
             Event::Prefilled(id, round) => {
@@ -209,7 +214,10 @@ impl<'a> Run<'a> {
                     outcome.ttft_us = Some(ttft_us);
                 }
                 self.apply(Input::Computed { request: id, upto: input, generated: Vec::new() });
-                self.plan(self.now + u64::from(output) * self.machine.decode_us, Event::Decoded(id, round));
+                self.schedule(
+                    self.now + u64::from(output) * self.machine.decode_us,
+                    Event::Decoded(id, round),
+                );
             }
             Event::Decoded(id, round) => {
                 if self.served.get(&id).is_some_and(|it| it.round == round) {
@@ -227,7 +235,7 @@ impl<'a> Run<'a> {
         self.steps += 1;
         for effect in self.engine.apply(input, self.now) {
             match effect {
-                Effect::Issue(op) => self.carry_out(&op),
+                Effect::Issue(op) => self.execute(&op),
                 Effect::Ready { request, cached, .. } => self.ready(request, cached),
                 Effect::Retracted(request, _) => {
                     if let Some(served) = self.served.get_mut(&request) {
@@ -248,7 +256,7 @@ impl<'a> Run<'a> {
         let left = u64::from(served.input - cached.total());
         let takes = left * 1_000_000 / self.machine.prefill_tokens_per_second.max(1);
         self.device_busy = self.device_busy.max(self.now) + takes;
-        self.plan(self.device_busy, Event::Prefilled(id, round));
+        self.schedule(self.device_busy, Event::Prefilled(id, round));
         // A request that was retracted before its prompt was computed becomes ready again: the last time
         // counts.
         if let Some(outcome) = self.outcome(id).filter(|_| !is_prefilled) {
@@ -261,23 +269,23 @@ impl<'a> Run<'a> {
         self.outcomes.get_mut(usize::try_from(id).ok()?.checked_sub(1)?)
     }
 
-    fn carry_out(&mut self, op: &Operation) {
+    fn execute(&mut self, op: &Operation) {
         let records = || op.records.iter();
         let leading = match op.kind {
             OpKind::Probe | OpKind::Fetch => {
-                records().take_while(|record| self.store.has(record.hash)).count()
+                records().take_while(|record| self.store.contains(record.hash)).count()
             }
             _ => op.records.len(),
         };
         if matches!(op.kind, OpKind::Fetch | OpKind::Backup) {
-            records().take(leading).for_each(|record| self.store.touch(record.hash));
+            records().take(leading).for_each(|record| self.store.record_use(record.hash));
         }
         let bytes = leading as u64 * self.machine.page_bytes;
         let edges = &mut self.edges;
         let (link, moved) = match op.kind {
             OpKind::Probe | OpKind::Drop => {
                 let at = self.now + self.machine.fetch.latency_us;
-                return self.plan(at, Event::Ended(op.id, leading as u32));
+                return self.schedule(at, Event::Ended(op.id, leading as u32));
             }
             OpKind::Fetch => (self.machine.fetch, &mut edges.fetch_bytes),
             OpKind::Load => (self.machine.load, &mut edges.load_bytes),
@@ -285,32 +293,32 @@ impl<'a> Run<'a> {
             OpKind::Backup => (self.machine.backup, &mut edges.backup_bytes),
         };
         *moved += bytes;
-        let at = self.travel(op.kind, link, bytes);
-        self.plan(at, Event::Ended(op.id, leading as u32));
+        let at = self.transfer_end(op.kind, link, bytes);
+        self.schedule(at, Event::Ended(op.id, leading as u32));
     }
 
-    /// When the transfer of these bytes ends, after those that were queued before.
-    fn travel(&mut self, kind: OpKind, link: Link, bytes: u64) -> u64 {
+    /// The time at which a transfer of these bytes ends, after the transfers queued before it.
+    fn transfer_end(&mut self, kind: OpKind, link: Link, bytes: u64) -> u64 {
         let now = self.now;
         let Some(busy) = self.busy.get_mut(kind as usize) else { return now };
         *busy = (*busy).max(now) + link.busy_us(bytes);
         *busy + link.latency_us
     }
 
-    fn plan(&mut self, at: u64, event: Event) {
-        self.made += 1;
-        self.events.push(Reverse((at, self.made, event)));
+    fn schedule(&mut self, at: u64, event: Event) {
+        self.events_made += 1;
+        self.events.push(Reverse((at, self.events_made, event)));
     }
 
     /// Schedules the next alarm of the engine.
-    fn watch_alarm(&mut self) {
+    fn schedule_alarm(&mut self) {
         if let Some(at) = self.engine.next_alarm().filter(|at| *at < self.alarm) {
             self.alarm = at;
-            self.plan(at, Event::Alarm);
+            self.schedule(at, Event::Alarm);
         }
     }
 
-    fn report(self, policy: &str, tiers: Tiers, wall_seconds: f64) -> Played {
+    fn report(self, policy: &str, tiers: Tiers, wall_seconds: f64) -> ReplayResult {
         let stats = self.engine.stats();
         let report = Report {
             policy: policy.to_owned(),
@@ -339,6 +347,6 @@ impl<'a> Run<'a> {
             steps: self.steps,
             wall_seconds,
         };
-        Played { report, outcomes: self.outcomes }
+        ReplayResult { report, outcomes: self.outcomes }
     }
 }

@@ -1,6 +1,6 @@
 //! Traces: requests with their arrival, their lengths and the pages of their prompts.
 //!
-//! The format is that of Mooncake's public traces, one JSON object a line: `timestamp` in milliseconds,
+//! The format is that of Mooncake's public traces, one JSON object per line: `timestamp` in milliseconds,
 //! `input_length` and `output_length` in tokens, `hash_ids` of the blocks of the prompt, already chained:
 //! equal ids are equal prefixes.
 
@@ -8,13 +8,13 @@ use std::io::BufRead;
 
 use serde::{Deserialize, Serialize};
 
-/// Bytes of a line at most.
+/// Maximum length of a line, in bytes.
 pub const LINE_BYTES_MAX: usize = 16 << 20;
 
 /// A request of a trace.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TraceRequest {
-    /// When it arrives, in milliseconds.
+    /// Arrival, in milliseconds.
     pub timestamp: u64,
     /// Tokens of its prompt.
     pub input_length: u32,
@@ -27,29 +27,29 @@ pub struct TraceRequest {
 /// Why a trace cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
-    /// The file.
+    /// The file cannot be read.
     #[error("line {line} cannot be read: {error}\n\nhint: check the file and the disk that it is on")]
     Read {
         /// The number of the line, from 1 on.
         line: u64,
-        /// Why.
+        /// The system's error.
         error: std::io::Error,
     },
-    /// A line.
+    /// A line is not a request.
     #[error(
-        "line {line} is no request: {}\n\nhint: a line is a JSON object with `timestamp`, \
-         `input_length`, `output_length` and `hash_ids`", place(.error)
+        "line {line} is not a request: {}\n\nhint: a line is a JSON object with `timestamp`, \
+         `input_length`, `output_length` and `hash_ids`", parse_problem(.error)
     )]
     Parse {
         /// The number of the line, from 1 on.
         line: u64,
-        /// Why.
+        /// The parser's error.
         error: serde_json::Error,
     },
-    /// A request whose blocks do not fit its length.
+    /// The number of blocks does not match the length of the prompt.
     #[error(
         "line {line} has {blocks} blocks for {tokens} tokens\n\nhint: a block is {page_tokens} tokens; \
-         `--page-tokens` says otherwise"
+         `--page-tokens` changes that"
     )]
     Blocks {
         /// The number of the line, from 1 on.
@@ -61,16 +61,16 @@ pub enum TraceError {
         /// Tokens of a block.
         page_tokens: u32,
     },
-    /// A line without end.
-    #[error("line {line} is longer than {LINE_BYTES_MAX} bytes\n\nhint: is this a trace?")]
+    /// A line is too long.
+    #[error("line {line} is longer than {LINE_BYTES_MAX} bytes\n\nhint: check that this is a trace")]
     TooLong {
         /// The number of the line, from 1 on.
         line: u64,
     },
 }
 
-/// The error in a line, without the number of the line.
-fn place(error: &serde_json::Error) -> String {
+/// The parser's message without the line number, which is always 1.
+fn parse_problem(error: &serde_json::Error) -> String {
     error.to_string().replace(" at line 1 column ", " at column ")
 }
 
@@ -120,12 +120,12 @@ mod tests {
         let requests = read(&format!("{good}\n\n{early}\n")).unwrap();
         assert_eq!(requests.iter().map(|it| it.timestamp).collect::<Vec<_>>(), [1, 5]);
         for (text, says) in [
-            (format!("{good}\nnonsense"), "line 2 is no request"),
-            (format!("{good}\n{{\"timestamp\": 1}}"), "line 2 is no request: missing field"),
+            (format!("{good}\nnonsense"), "line 2 is not a request"),
+            (format!("{good}\n{{\"timestamp\": 1}}"), "line 2 is not a request: missing field"),
             (good.replace("[1, 2]", "[1, 2, 3]"), "line 1 has 3 blocks for 600 tokens"),
-            (good.replace("600", "-600"), "line 1 is no request"),
+            (good.replace("600", "-600"), "line 1 is not a request"),
             (good.replace("600", "1600"), "line 1 has 2 blocks for 1600 tokens"),
-            (format!("{good}\nbad"), "line 2 is no request: expected value at column 1"),
+            (format!("{good}\nbad"), "line 2 is not a request: expected value at column 1"),
         ] {
             let error = read(&text).unwrap_err().to_string();
             assert!(error.starts_with(says) && error.contains("\n\nhint: "), "{error}");

@@ -1,4 +1,4 @@
-//! Replays: deterministic, between their bounds, and with the hit rates of real traces where those are
+//! Replays are deterministic, lie between their bounds, and have the hit rates of real traces where those are
 //! present.
 
 use std::collections::BTreeMap;
@@ -56,7 +56,7 @@ fn replay_is_deterministic_and_between_its_bounds() {
 
 #[test]
 fn refused_requests_are_left_out_of_every_column() {
-    // Two prompts of one page, and one of five between them that only the larger device can hold.
+    // Two prompts of one page, and one of five between them that only fits on the larger device.
     let request = |timestamp, pages: u64| TraceRequest {
         timestamp,
         input_length: 512 * pages as u32,
@@ -74,7 +74,7 @@ fn refused_requests_are_left_out_of_every_column() {
     for report in compared.iter().flat_map(|it| [&it.policy, &it.no_prefetch, &it.infinite]) {
         assert_eq!(report.hits.asked_tokens, 1024, "{}", report.policy);
     }
-    // The long prompt would be the slowest of three: over the same requests, both devices are as fast.
+    // The long prompt would be the slowest of three: over the same requests, both devices are equally fast.
     assert_eq!(compared[0].policy.ttft, compared[1].policy.ttft);
     let alone = replay(&trace, &machine, &policies[1]).unwrap();
     assert!(alone.ttft.unwrap().p99 > compared[1].policy.ttft.unwrap().p99);
@@ -95,10 +95,10 @@ fn small_store_has_few_hits() {
     let trace = generate(&Traffic { requests: 500, rate: 2.0, ..Traffic::default() });
     let machine = Machine::default();
     let mut policy = policy(300, 300);
-    let endless = replay(&trace, &machine, &policy).unwrap();
+    let unlimited = replay(&trace, &machine, &policy).unwrap();
     policy.store_pages = Some(10);
     let short = replay(&trace, &machine, &policy).unwrap();
-    assert!(short.hits.store_tokens < endless.hits.store_tokens);
+    assert!(short.hits.store_tokens < unlimited.hits.store_tokens);
 }
 
 #[test]
@@ -113,7 +113,7 @@ fn every_eviction_policy_serves_every_request() {
     }
 }
 
-/// The public traces are in a folder next to the project, if present; counts are those of the specification.
+/// The public traces are in a folder next to the project, if present; the counts are from the specification.
 #[test]
 fn infinite_cache_finds_what_traces_repeat() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data/traces");

@@ -1,8 +1,8 @@
-//! Coverage: cases that the simulation must reach. A case that never happened is not tested.
+//! Coverage: cases that the simulation must reach, because a case that never occurs is not tested.
 
 use std::collections::BTreeMap;
 
-/// The cases that must happen in a thousand seeds.
+/// The cases that must occur in a thousand seeds.
 const CASES: &[&str] = &[
     "ready from device",
     "ready from host",
@@ -65,7 +65,7 @@ const CASES: &[&str] = &[
     "ended too long",
 ];
 
-/// How often each case happened.
+/// How often each case occurred.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Coverage(BTreeMap<&'static str, u64>);
 
@@ -81,7 +81,7 @@ impl Coverage {
     }
 }
 
-impl tiffin_sim_runner::Covered for Coverage {
+impl tiffin_sim_runner::CoverageCounts for Coverage {
     fn add(&mut self, other: &Self) {
         for (case, count) in &other.0 {
             *self.0.entry(case).or_default() += count;

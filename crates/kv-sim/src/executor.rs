@@ -1,24 +1,24 @@
-//! The simulated executor of one rank: memories that hold what was last written to each page, and operations
-//! that read and write at any time between their issue and their end.
+//! The simulated executor of one rank: memories that contain what was last written to each page, and
+//! operations that read and write at any time between their issue and their end.
 
 use std::collections::BTreeMap;
 
 use tiffin_kv::sabotage::Sabotage;
 use tiffin_kv::{ChainHash, Config, OpId, OpKind, Operation, Outcome, PageId, Place, StoreKey, Tick, Tier};
 
-use crate::truth::{Content, GARBAGE, LOST, part};
+use crate::oracle::{Content, GARBAGE, LOST, part};
 
 /// The store that all ranks share: the root and the content of each key.
-pub(crate) type Store = BTreeMap<StoreKey, (ChainHash, Content)>;
+pub(crate) type StoreContents = BTreeMap<StoreKey, (ChainHash, Content)>;
 
 /// An operation in flight.
 #[derive(Clone, Debug)]
 pub(crate) struct Job {
     pub(crate) op: Operation,
     next: usize,
-    /// The content that was read and is to be written.
+    /// Content that was read and not written yet.
     read: Option<Content>,
-    /// When it may start.
+    /// The earliest time of its first access.
     pub(crate) stuck_until: Tick,
     /// The record at which it fails, if any.
     pub(crate) fails_at: Option<usize>,
@@ -33,7 +33,7 @@ pub(crate) struct Executor {
     pub(crate) device: Vec<Content>,
     pub(crate) host: Vec<Content>,
     pub(crate) jobs: BTreeMap<OpId, Job>,
-    /// How operations ended, for completions that were lost.
+    /// Outcomes of ended operations, for completions that were lost.
     pub(crate) ended: BTreeMap<OpId, Outcome>,
 }
 
@@ -70,9 +70,9 @@ impl Executor {
     }
 
     /// One read or one write of an operation. Returns its outcome if it has ended.
-    pub(crate) fn step(&mut self, id: OpId, store: &mut Store) -> Option<Outcome> {
+    pub(crate) fn step(&mut self, id: OpId, store: &mut StoreContents) -> Option<Outcome> {
         let mut job = self.jobs.remove(&id)?;
-        let outcome = self.move_on(&mut job, store);
+        let outcome = self.advance(&mut job, store);
         match outcome {
             Some(outcome) => drop(self.ended.insert(id, outcome)),
             None => drop(self.jobs.insert(id, job)),
@@ -89,7 +89,7 @@ impl Executor {
         Some(outcome)
     }
 
-    fn move_on(&mut self, job: &mut Job, store: &mut Store) -> Option<Outcome> {
+    fn advance(&mut self, job: &mut Job, store: &mut StoreContents) -> Option<Outcome> {
         match job.op.kind {
             OpKind::Probe => {
                 let has =
@@ -103,7 +103,7 @@ impl Executor {
             }
             OpKind::Drop if job.fails_at.is_some() => return Some(Outcome::Failed),
             OpKind::Drop => {
-                // One call deletes the pages of all ranks; the others find nothing.
+                // One call deletes the pages of all ranks; calls of the other ranks find nothing.
                 store.retain(|_, (root, _)| *root != job.op.root);
                 return Some(Outcome::Done { leading: 0 });
             }
@@ -132,7 +132,7 @@ impl Executor {
             Place::Store => store.get(&key).map(|(_, content)| *content),
             Place::Nowhere => None,
         };
-        // A page that the store does not have any more ends the operation.
+        // A page that the store no longer has ends the operation.
         job.read.is_none().then_some(Outcome::Done { leading: job.next as u32 })
     }
 }

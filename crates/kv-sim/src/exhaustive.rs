@@ -1,9 +1,9 @@
 //! An exhaustive search of a small scope: two requests, four device pages, two ranks, in every order of
 //! events.
 //!
-//! The search is breadth-first over all possible next events, and skips states that were seen. A state is the
-//! replicated state of the engines (their digest), and of each rank the completions it received, its memories
-//! and its operations.
+//! The search is breadth-first over all possible next events, and skips known states. A state consists of the
+//! replicated state of the engines (their digest) and, for each rank, the completions it received, its
+//! memories and its operations.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::hash::{Hash, Hasher};
@@ -13,26 +13,26 @@ use tiffin_kv::{
     Budgets, Config, Eviction, IndexKind, Input, OpId, PrefetchStart, PrefetchStop, Prompt, ReqId, SpaceId,
     StoreConfig, Submit, WritePolicy,
 };
-use tiffin_sim_runner::Chance;
+use tiffin_sim_runner::Rng;
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::plan::{Faults, Plan};
-use crate::world::{Broken, Checked, Client, World};
+use crate::world::{Checked, Client, Violation, World};
 
 /// The scope of a search.
 #[derive(Clone, Copy, Debug)]
 pub struct Scope {
-    /// How pages are looked up.
+    /// The index of the engine.
     pub index: IndexKind,
     /// Pages in host memory.
     pub host_pages: u32,
-    /// Which pages go down the hierarchy.
+    /// The write policy.
     pub write: WritePolicy,
     /// Tokens, and so pages, of each prompt.
     pub prompt_tokens: usize,
     /// Tokens that each request generates.
     pub generates: u64,
-    /// Whether the store has the prompts already.
+    /// Whether the store has the prompts from the start.
     pub is_warm: bool,
     /// Operations that may fail on one rank.
     pub failures: u32,
@@ -51,22 +51,22 @@ pub struct Search {
     pub states: usize,
     /// Number of transitions.
     pub steps: usize,
-    /// The violation, if any.
-    pub broken: Option<Broken>,
+    /// The violated invariant, if any.
+    pub violation: Option<Violation>,
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Submit(u64),
     /// An operation succeeds or fails on a rank, and the rank receives the completion.
-    Carry(usize, OpId, bool),
+    CompleteIo(usize, OpId, bool),
     Gather,
     Compute(ReqId),
     Abort(ReqId),
     Tick,
 }
 
-/// A world, and the faults that may still happen in it.
+/// A world, and the faults that are still available.
 #[derive(Clone)]
 struct Node {
     world: World,
@@ -78,16 +78,16 @@ struct Node {
     ticks: u32,
 }
 
-/// The prompts: they share their first page.
+/// The prompts. They share their first page.
 const PROMPTS: [&[u32]; 2] = [&[0, 0, 0], &[0, 1, 0]];
 
 /// Searches a scope completely.
 #[must_use]
 pub fn search(scope: Scope) -> Search {
-    let mut found = Search { states: 0, steps: 0, broken: None };
+    let mut found = Search { states: 0, steps: 0, violation: None };
     let first = match start(&scope) {
         Ok(first) => first,
-        Err(broken) => return Search { broken: Some(broken), ..found },
+        Err(violation) => return Search { violation: Some(violation), ..found },
     };
     let mut seen = BTreeSet::from([key(&first)]);
     let mut next = VecDeque::from([first]);
@@ -97,20 +97,20 @@ pub fn search(scope: Scope) -> Search {
             found.steps += 1;
             let mut after = node.clone();
             let taken = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| take(&mut after, step)));
-            let broken = match taken {
+            let violation = match taken {
                 Ok(Ok(())) => None,
-                Ok(Err(broken)) => Some(broken),
-                Err(_) => Some(Broken::new("panic", format!("in {step:?}"))),
+                Ok(Err(violation)) => Some(violation),
+                Err(_) => Some(Violation::new("panic", format!("in {step:?}"))),
             };
-            if broken.is_some() {
-                return Search { broken, ..found };
+            if violation.is_some() {
+                return Search { violation, ..found };
             }
             if seen.insert(key(&after)) {
                 next.push_back(after);
             }
         }
-        if let Err(broken) = check_end(&node) {
-            return Search { broken: Some(broken), ..found };
+        if let Err(violation) = check_end(&node) {
+            return Search { violation: Some(violation), ..found };
         }
     }
     found
@@ -153,10 +153,10 @@ fn start(scope: &Scope) -> Checked<Node> {
         cancel: 100,
         is_plain: true,
     };
-    let mut world = World::with(plan, Chance::new(0), false)?;
+    let mut world = World::with(plan, Rng::new(0), false)?;
     world.faults_end = true;
     for prompt in PROMPTS.map(|prompt| prompt.get(..scope.prompt_tokens).unwrap_or(prompt)) {
-        world.learn(SpaceId(0), prompt, &[])?;
+        world.add_prompt(SpaceId(0), prompt, &[])?;
     }
     if scope.is_warm {
         world.fill_store();
@@ -171,11 +171,11 @@ fn steps(node: &Node) -> Vec<Step> {
     if (node.submitted as usize) < PROMPTS.len() {
         steps.push(Step::Submit(node.submitted));
     }
-    for (place, rank) in world.ranks.iter().enumerate() {
+    for (rank_index, rank) in world.ranks.iter().enumerate() {
         for op in rank.executor.jobs.keys() {
-            steps.push(Step::Carry(place, *op, true));
+            steps.push(Step::CompleteIo(rank_index, *op, true));
             if node.failures > 0 {
-                steps.push(Step::Carry(place, *op, false));
+                steps.push(Step::CompleteIo(rank_index, *op, false));
             }
         }
     }
@@ -194,10 +194,10 @@ fn steps(node: &Node) -> Vec<Step> {
 
 fn take(node: &mut Node, step: Step) -> Checked {
     take_alone(node, step)?;
-    // An operation that is asked to stop has stopped, and its completion is received at once.
-    for place in 0..node.world.ranks.len() {
-        while node.world.ranks.get(place).is_some_and(|rank| !rank.acks.is_empty()) {
-            node.world.deliver(place, 0)?;
+    // An operation that gets a cancel hint stops, and its completion is received at once.
+    for rank_index in 0..node.world.ranks.len() {
+        while node.world.ranks.get(rank_index).is_some_and(|rank| !rank.acks.is_empty()) {
+            node.world.deliver(rank_index, 0)?;
         }
     }
     Ok(())
@@ -225,17 +225,19 @@ fn take_alone(node: &mut Node, step: Step) -> Checked {
             let request = ReqId(which + 1);
             world.clients.insert(request, client);
             let prompt = Prompt::Tokens { tokens, media };
-            world.tell(&Input::Submit(Submit { request, space, prompt, priority: 0, deadline: None }))
+            world.apply(&Input::Submit(Submit { request, space, prompt, priority: 0, deadline: None }))
         }
-        Step::Carry(place, op, succeeds) => {
+        Step::CompleteIo(rank_index, op, succeeds) => {
             if !succeeds {
                 node.failures -= 1;
             }
-            if let Some(job) = world.ranks.get_mut(place).and_then(|rank| rank.executor.jobs.get_mut(&op)) {
+            if let Some(job) =
+                world.ranks.get_mut(rank_index).and_then(|rank| rank.executor.jobs.get_mut(&op))
+            {
                 job.fails_at = (!succeeds).then_some(0);
             }
-            while world.ranks.get(place).is_some_and(|rank| rank.executor.jobs.contains_key(&op)) {
-                world.step_io(place, op);
+            while world.ranks.get(rank_index).is_some_and(|rank| rank.executor.jobs.contains_key(&op)) {
+                world.step_io(rank_index, op);
             }
             Ok(())
         }
@@ -243,20 +245,20 @@ fn take_alone(node: &mut Node, step: Step) -> Checked {
         Step::Compute(id) => world.compute(id),
         Step::Abort(id) => {
             node.aborts -= 1;
-            world.tell(&Input::Abort(id))
+            world.apply(&Input::Abort(id))
         }
         Step::Tick => {
             node.ticks -= 1;
             world.now += 10;
-            world.tell(&Input::Tick)
+            world.apply(&Input::Tick)
         }
     }
 }
 
-/// In a state without events except the passing of time, everything must have ended.
+/// In a state with no event left but a tick, everything must have ended.
 fn check_end(node: &Node) -> Checked {
     let waits = steps(node).into_iter().any(|step| !matches!(step, Step::Tick));
-    if waits { Ok(()) } else { node.world.check_rest() }
+    if waits { Ok(()) } else { node.world.check_finished() }
 }
 
 fn key(node: &Node) -> u128 {

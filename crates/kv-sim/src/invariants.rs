@@ -4,15 +4,15 @@ use std::collections::BTreeSet;
 
 use tiffin_kv::{ChainHash, Effect, Engine, Input, Medium, OpId, PageId, SpaceId, Tier, WritePolicy};
 
-use crate::truth::of_rank;
-use crate::world::{Broken, Checked, World};
+use crate::oracle::of_rank;
+use crate::world::{Checked, Violation, World};
 
-/// The counters of an engine before an input: pages are evicted only as needed (O5), and under write-back
-/// only after they are saved.
+/// State of an engine before an input: pages are evicted only as needed (O5), and under write-back only after
+/// they are saved.
 pub(crate) struct Before {
     pages: [(u64, u64, u64); 2],
     lost_unsaved: u64,
-    /// The copies that can be matched, under write-back.
+    /// The copies that can be matched, for write-back.
     residents: BTreeSet<(Tier, SpaceId, ChainHash)>,
 }
 
@@ -31,8 +31,9 @@ impl Before {
             let (taken_now, evicted_now) = engine.allocation_counts(tier);
             let (more, gone) = (taken_now - taken, evicted_now - evicted);
             if gone > more.saturating_sub(free) {
-                let what = format!("{gone} copies left {tier:?} for {more} pages, with {free} free");
-                return Err(Broken::new("O5", what));
+                let what =
+                    format!("{gone} copies were evicted from {tier:?} for {more} pages, with {free} free");
+                return Err(Violation::new("O5", what));
             }
         }
         Ok(())
@@ -59,7 +60,7 @@ impl World {
             _ => false,
         };
         let is_kept = |space, hash| {
-            let key = self.roots.get(space as usize).and_then(|root| self.truth.key(0, *root, hash));
+            let key = self.roots.get(space as usize).and_then(|root| self.oracle.key(0, *root, hash));
             self.was_saved.contains(&(SpaceId(space), hash))
                 || effects.contains(&Effect::Stored(Tier::Host, SpaceId(space), hash))
                 || key.is_some_and(|key| self.was_stored.contains(&key))
@@ -73,8 +74,8 @@ impl World {
         let gone: Vec<_> = before.residents.iter().filter(has_left).collect();
         let counted = rank.engine.stats().lost_unsaved - before.lost_unsaved;
         if gone.len() as u64 > counted {
-            let what = format!("{gone:?} left the device, {counted} of them as not to be saved");
-            return Err(Broken::new("O4", what));
+            let what = format!("{gone:?} left the device, {counted} of them counted as lost");
+            return Err(Violation::new("O4", what));
         }
         Ok(())
     }
@@ -82,11 +83,11 @@ impl World {
     /// Checks all invariants, on every rank.
     pub(crate) fn check(&mut self) -> Checked {
         for rank in &self.ranks {
-            rank.engine.check().map_err(|violation| Broken::new(violation.invariant, violation.what))?;
+            rank.engine.check().map_err(|violation| Violation::new(violation.invariant, violation.what))?;
         }
         let digests: Vec<_> = self.ranks.iter().map(|rank| rank.engine.digest()).collect();
         if digests.windows(2).any(|pair| pair.first() != pair.last()) {
-            return Err(Broken::new("C1", "the digests of the ranks differ"));
+            return Err(Violation::new("C1", "the digests of the ranks differ"));
         }
         self.check_residents()?;
         self.check_tables()?;
@@ -94,21 +95,21 @@ impl World {
     }
 
     /// Every copy that can be matched has the content of its name (V1, V2, O1, O3), and pages that the engine
-    /// believes to be in the store were stored.
+    /// records as stored were stored.
     fn check_residents(&self) -> Checked {
         for rank in &self.ranks {
             for copy in rank.engine.residents() {
-                let Some(content) = self.truth.of_hash(copy.hash) else {
-                    return Err(Broken::new("K3", format!("nobody has a page called {:?}", copy.hash)));
+                let Some(content) = self.oracle.of_hash(copy.hash) else {
+                    return Err(Violation::new("K3", format!("no prompt has the page {:?}", copy.hash)));
                 };
                 let found = rank.executor.memory(copy.page);
                 if found != of_rank(content, rank.executor.rank) {
-                    return Err(Broken::new("content", format!("{copy:?} holds {found:x}")));
+                    return Err(Violation::new("content", format!("{copy:?} contains {found:x}")));
                 }
                 let root = self.roots.get(copy.space.0 as usize).copied().unwrap_or_default();
-                let key = || self.truth.key(rank.executor.rank, root, copy.hash);
+                let key = || self.oracle.key(rank.executor.rank, root, copy.hash);
                 if copy.is_stored && !key().is_some_and(|key| self.was_stored.contains(&key)) {
-                    return Err(Broken::new("V2", format!("{copy:?} was never stored")));
+                    return Err(Violation::new("V2", format!("{copy:?} was never stored")));
                 }
             }
         }
@@ -126,9 +127,10 @@ impl World {
                 for rank in &self.ranks {
                     let found = rank.executor.memory(PageId { tier: Tier::Device, index: *index });
                     if found != of_rank(*content, rank.executor.rank) {
-                        let what =
-                            format!("{id:?} computes on page {index} at {position}, which holds {found:x}");
-                        return Err(Broken::new("content", what));
+                        let what = format!(
+                            "{id:?} computes on page {index} at {position}, which contains {found:x}"
+                        );
+                        return Err(Violation::new("content", what));
                     }
                 }
             }
@@ -138,8 +140,8 @@ impl World {
 
     fn check_store(&self) -> Checked {
         for (key, (_, found)) in &self.store {
-            if self.truth.of_key(*key) != Some(*found) {
-                return Err(Broken::new(
+            if self.oracle.of_key(*key) != Some(*found) {
+                return Err(Violation::new(
                     "K1",
                     format!("the store has {found:x} under a key of another page"),
                 ));
@@ -149,21 +151,23 @@ impl World {
     }
 
     /// An operation whose completion all ranks have received has ended (L9).
-    pub(crate) fn check_noticed(&self, ops: &[OpId]) -> Checked {
+    pub(crate) fn check_ended(&self, ops: &[OpId]) -> Checked {
         let is_live = |op: &&OpId| self.ranks.iter().any(|rank| rank.engine.is_live(**op));
         match ops.iter().find(is_live) {
-            Some(op) => Err(Broken::new("L9", format!("{op:?} has ended everywhere, and nobody noticed"))),
+            Some(op) => {
+                Err(Violation::new("L9", format!("{op:?} has ended on every rank, but not in the engine")))
+            }
             None => Ok(()),
         }
     }
 
-    /// After the last fault everything ends: no request, no operation and no used page is left.
-    pub(crate) fn check_rest(&self) -> Checked {
+    /// After the last fault everything ends: no request, operation or used page is left.
+    pub(crate) fn check_finished(&self) -> Checked {
         for rank in &self.ranks {
             let engine = &rank.engine;
             let (requests, ops) = (engine.request_count(), engine.op_count());
             if requests > 0 || ops > 0 {
-                return Err(Broken::new(
+                return Err(Violation::new(
                     "liveness",
                     format!("{requests} requests and {ops} operations are left"),
                 ));
@@ -171,7 +175,7 @@ impl World {
             for tier in Tier::BOTH {
                 let pages = engine.pages(tier);
                 if pages.free + pages.indexed != pages.total() {
-                    return Err(Broken::new("liveness", format!("{tier:?} is at rest with {pages:?}")));
+                    return Err(Violation::new("liveness", format!("{tier:?} is at rest with {pages:?}")));
                 }
             }
         }

@@ -1,18 +1,18 @@
 //! A simulation of KV engines on one or several ranks, in one thread and from one seed: the same seed gives
-//! the same run, to the last byte.
+//! an identical run.
 //!
-//! The content oracle finds most faults. Every page of the simulated memories holds a number that identifies
-//! what was last written to it, and operations read and write at any time between their issue and their end.
-//! After every event, all pages that can be matched, are computed on or are in the store are compared with
-//! what they must hold. So every bug that mixes up pages becomes "this page has the wrong content".
+//! The content oracle finds most faults. Every page of the simulated memories contains a number that
+//! identifies what was last written to it, and operations read and write at any time between their issue and
+//! their end. After every event, all pages that can be matched, are computed on or are in the store are
+//! compared with their expected content. So every bug that mixes up pages is reported as a wrong content.
 
 mod coverage;
+mod events;
 mod executor;
 pub mod exhaustive;
 mod invariants;
+mod oracle;
 mod plan;
-mod play;
-mod truth;
 mod world;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -20,37 +20,37 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 pub use coverage::Coverage;
 pub use tiffin_kv::sabotage::Sabotage;
 use tiffin_sim_runner::panic_text;
-pub use world::Broken;
+pub use world::Violation;
 use world::World;
 
 /// The result of a seed.
-pub type Report = tiffin_sim_runner::Report<Broken, Coverage>;
+pub type Report = tiffin_sim_runner::Report<Violation, Coverage>;
 
 /// How soon a mutant was noticed.
-pub type Caught = tiffin_sim_runner::Caught<Sabotage, Broken>;
+pub type Caught = tiffin_sim_runner::Caught<Sabotage, Violation>;
 
 /// Runs a seed.
 #[must_use]
 pub fn run(seed: u64, sabotage: Sabotage, keeps_log: bool) -> Report {
     let mut world = None;
-    let played = catch_unwind(AssertUnwindSafe(|| {
+    let run = catch_unwind(AssertUnwindSafe(|| {
         let world = world.insert(World::new(seed, sabotage, keeps_log)?);
-        world.play()
+        world.run()
     }));
-    let broken = match played {
-        Ok(played) => played.err(),
+    let violation = match run {
+        Ok(result) => result.err(),
         Err(panic) => {
             let text = panic_text(panic.as_ref());
-            // An assertion of the engine names its invariant.
+            // An assertion of the engine starts with the id of its invariant.
             let is_name =
                 |word: &&str| matches!(word.as_bytes(), [b'K' | b'V' | b'O' | b'L' | b'C', _, b':']);
             let named =
                 text.split_whitespace().find(is_name).unwrap_or("panic:").trim_end_matches(':').to_owned();
-            Some(Broken::new(&named, text))
+            Some(Violation::new(&named, text))
         }
     };
     let mut report =
-        Report { seed, events: 0, broken, coverage: Coverage::default(), digest: 0, text: String::new() };
+        Report { seed, events: 0, violation, coverage: Coverage::default(), digest: 0, text: String::new() };
     if let Some(world) = world {
         report.events = world.events;
         report.digest = world.ranks.iter().fold(0, |digest, rank| digest ^ rank.engine.digest());
@@ -63,5 +63,7 @@ pub fn run(seed: u64, sabotage: Sabotage, keeps_log: bool) -> Report {
 /// Runs seeds with a mutant until it is noticed.
 #[must_use]
 pub fn catch(sabotage: Sabotage, start: u64, seeds_max: u64) -> Caught {
-    tiffin_sim_runner::catch(sabotage, start, seeds_max, |seed, sabotage| run(seed, sabotage, false).broken)
+    tiffin_sim_runner::catch(sabotage, start, seeds_max, |seed, sabotage| {
+        run(seed, sabotage, false).violation
+    })
 }

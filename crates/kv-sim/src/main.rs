@@ -3,32 +3,32 @@
 use std::process::ExitCode;
 
 use serde_json::{Value, json};
-use tiffin_kv_sim::{Broken, Caught, Coverage, Report, Sabotage};
+use tiffin_kv_sim::{Caught, Coverage, Report, Sabotage, Violation};
 use tiffin_sim_runner::Simulation;
 
-/// Engines of a KV hierarchy.
+/// The simulation of engines of a KV hierarchy.
 struct Engines;
 
 impl Simulation for Engines {
-    type Rule = Sabotage;
-    type Broken = Broken;
+    type Mutant = Sabotage;
+    type Violation = Violation;
     type Coverage = Coverage;
 
     const NAME: &'static str = "tiffin-kv-sim";
     const ABOUT: &'static str =
-        "Plays engines of a KV hierarchy from seeds and checks every invariant after every event";
-    const RULES: &'static [Sabotage] = Sabotage::ALL;
+        "Runs engines of a KV hierarchy from seeds and checks every invariant after every event";
+    const MUTANTS: &'static [Sabotage] = Sabotage::ALL;
     const COLUMNS: &'static [&'static str] =
         &["bug", "breaks", "seen in", "seeds until noticed", "noticed as"];
 
-    fn play(seed: u64, rule: Sabotage, keeps_log: bool) -> Report {
+    fn run(seed: u64, rule: Sabotage, keeps_log: bool) -> Report {
         tiffin_kv_sim::run(seed, rule, keeps_log)
     }
 
     fn row(caught: &Caught) -> Vec<String> {
         let bug = caught.sabotage;
         let seeds = caught.seeds.map_or_else(|| "not noticed".to_owned(), |seeds| seeds.to_string());
-        let noticed = caught.broken.as_ref().map_or("", |it| it.invariant.as_str());
+        let noticed = caught.violation.as_ref().map_or("", |it| it.invariant.as_str());
         vec![format!("`{bug:?}`"), bug.rule().to_owned(), bug.origin().to_owned(), seeds, noticed.to_owned()]
     }
 
@@ -36,13 +36,13 @@ impl Simulation for Engines {
         json!({
             "bug": format!("{:?}", caught.sabotage), "breaks": caught.sabotage.rule(),
             "seen": caught.sabotage.origin(), "what": caught.sabotage.what().trim(),
-            "seeds": caught.seeds, "noticed": caught.broken.as_ref().map(|it| &it.invariant),
+            "seeds": caught.seeds, "noticed": caught.violation.as_ref().map(|it| &it.invariant),
         })
     }
 }
 
 fn main() -> ExitCode {
-    // An assertion of the engine names its invariant, and is reported with its seed.
+    // A failed assertion of the engine is reported with its seed instead.
     std::panic::set_hook(Box::new(|_| ()));
     tiffin_sim_runner::main::<Engines>()
 }

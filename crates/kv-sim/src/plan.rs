@@ -4,7 +4,7 @@ use tiffin_kv::sabotage::Sabotage;
 use tiffin_kv::{
     Budgets, Config, Eviction, IndexKind, Namespace, PrefetchStart, PrefetchStop, StoreConfig, WritePolicy,
 };
-use tiffin_sim_runner::Chance;
+use tiffin_sim_runner::Rng;
 
 /// Events of most seeds, and of one in [`LONG_EVERY`].
 const EVENTS: u64 = 150;
@@ -37,69 +37,69 @@ pub(crate) struct Plan {
     pub(crate) requests_max: usize,
     /// Whether the store has those prompts from the start, as after a restart.
     pub(crate) begins_warm: bool,
-    /// How often an operation stops when it is asked to, in percent.
+    /// Probability that an operation stops after a cancel hint, in percent.
     pub(crate) cancel: u64,
-    /// The model computes whole prompts at once, without random choices.
+    /// Whole prompts are computed in one pass, without random choices.
     pub(crate) is_plain: bool,
 }
 
 impl Plan {
-    pub(crate) fn new(seed: u64, chance: &mut Chance, sabotage: Sabotage) -> Self {
-        let page_tokens = chance.between(1, 3) as u32;
-        let device_pages = chance.between(5, 11) as u32;
-        let pick = |chance: &mut Chance| match chance.below(3) {
+    pub(crate) fn new(seed: u64, rng: &mut Rng, sabotage: Sabotage) -> Self {
+        let page_tokens = rng.between(1, 3) as u32;
+        let device_pages = rng.between(5, 11) as u32;
+        let pick = |rng: &mut Rng| match rng.below(3) {
             0 => Eviction::Lru,
             1 => Eviction::S3Fifo,
             _ => Eviction::CostAware { base: 3, per_position: 1 },
         };
-        let write = match chance.below(4) {
+        let write = match rng.below(4) {
             0 => WritePolicy::Selective { hits: 1 },
             1 => WritePolicy::Back,
             _ => WritePolicy::Through,
         };
-        let stop = match chance.below(4) {
+        let stop = match rng.below(4) {
             0 => PrefetchStop::BestEffort,
             1 => PrefetchStop::WaitComplete,
-            _ => PrefetchStop::Timeout { base: chance.between(5, 60), per_page: 3, most: 80 },
+            _ => PrefetchStop::Timeout { base: rng.between(5, 60), per_page: 3, most: 80 },
         };
         let start = start_of(seed);
-        let budget = |chance: &mut Chance| chance.between(1, 8) as u32;
+        let budget = |rng: &mut Rng| rng.between(1, 8) as u32;
         let budgets = Budgets {
-            probes: chance.between(1, 4) as u32,
-            fetch_pages: budget(chance),
-            save_pages: budget(chance),
-            backup_pages: budget(chance),
+            probes: rng.between(1, 4) as u32,
+            fetch_pages: budget(rng),
+            save_pages: budget(rng),
+            backup_pages: budget(rng),
         };
         let config = Config {
             page_tokens,
             device_pages,
-            host_pages: chance.between(3, 11) as u32,
-            store: (!chance.percent(5)).then_some(StoreConfig {
+            host_pages: rng.between(3, 11) as u32,
+            store: (!rng.percent(5)).then_some(StoreConfig {
                 start,
-                threshold_pages: chance.between(1, 2) as u32,
+                threshold_pages: rng.between(1, 2) as u32,
                 stop,
             }),
-            index: if chance.percent(60) { IndexKind::Radix } else { IndexKind::Flat },
-            eviction: pick(chance),
+            index: if rng.percent(60) { IndexKind::Radix } else { IndexKind::Flat },
+            eviction: pick(rng),
             write,
             budgets,
-            running_max: chance.between(1, 4) as u32,
-            op_pages_max: chance.between(1, 5) as u32,
-            op_patience: chance.between(20, 60),
-            hint_patience: chance.between(5, 15),
-            // Not drawn at random, so that existing seeds keep their runs.
+            running_max: rng.between(1, 4) as u32,
+            op_pages_max: rng.between(1, 5) as u32,
+            op_patience: rng.between(20, 60),
+            hint_patience: rng.between(5, 15),
+            // Derived from the seed and not drawn, so that existing seeds keep their runs.
             cooldown: if seed % 8 == 7 { 10 } else { 0 },
-            ranks: chance.pick(&[1, 1, 2, 2, 3]).copied().unwrap_or(1),
+            ranks: rng.pick(&[1, 1, 2, 2, 3]).copied().unwrap_or(1),
             rank: 0,
             events: true,
             sabotage,
         };
-        let faults = Faults::draw(chance);
+        let faults = Faults::draw(rng);
         let long = seed % LONG_EVERY == LONG_EVERY - 1;
-        let vocabulary = chance.between(1, 3);
-        let prompt_tokens_max = u64::from(page_tokens) * chance.between(2, 6);
-        let subjects = (0..chance.between(1, 5))
-            .map(|_| (0..prompt_tokens_max).map(|_| chance.below(vocabulary) as u32).collect())
+        let vocabulary = rng.between(1, 3);
+        let prompt_tokens_max = u64::from(page_tokens) * rng.between(2, 6);
+        let subjects = (0..rng.between(1, 5))
+            .map(|_| (0..prompt_tokens_max).map(|_| rng.below(vocabulary) as u32).collect())
             .collect();
         Self {
             config,
@@ -108,8 +108,8 @@ impl Plan {
             vocabulary,
             prompt_tokens_max,
             subjects,
-            requests_max: chance.between(2, 7) as usize,
-            begins_warm: chance.percent(40),
+            requests_max: rng.between(2, 7) as usize,
+            begins_warm: rng.percent(40),
             cancel: 60,
             is_plain: false,
         }
@@ -118,8 +118,8 @@ impl Plan {
 
 impl Faults {
     /// Few, some or many faults.
-    fn draw(chance: &mut Chance) -> Self {
-        let level = chance.below(3);
+    fn draw(rng: &mut Rng) -> Self {
+        let level = rng.below(3);
         Self {
             abort: [1, 2, 5].get(level as usize).copied().unwrap_or_default(),
             retract: 1 + level,
@@ -132,7 +132,7 @@ impl Faults {
     }
 }
 
-/// The namespaces of a seed: so similar that a key without framing would be the same.
+/// The namespaces of a seed: so similar that keys without framing would be equal.
 pub(crate) fn namespaces() -> [Namespace; 2] {
     let make = |model: &str, revision: &str| Namespace {
         model: model.to_owned(),
@@ -143,7 +143,7 @@ pub(crate) fn namespaces() -> [Namespace; 2] {
     [make("ab", "c"), make("a", "bc")]
 }
 
-/// Not drawn at random, so that existing seeds keep their runs.
+/// Derived from the seed and not drawn, so that existing seeds keep their runs.
 fn start_of(seed: u64) -> PrefetchStart {
     if seed % 4 == 3 { PrefetchStart::Hits } else { PrefetchStart::Missing }
 }

@@ -12,30 +12,30 @@ use tiffin_kv::{
     ReqId, RetractReason, SpaceId, Tick, Tier,
 };
 
-use tiffin_sim_runner::{Breach, Chance};
+use tiffin_sim_runner::{Rng, RuleViolation};
 
 use crate::coverage::Coverage;
-use crate::executor::{Executor, Store};
+use crate::executor::{Executor, StoreContents};
 use crate::invariants::Before;
+use crate::oracle::{Content, ContentOracle, content};
 use crate::plan::{Plan, namespaces};
-use crate::truth::{Content, Truth, content};
 
 /// A violated invariant.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Broken {
-    /// The name of the invariant.
+pub struct Violation {
+    /// The id of the invariant.
     pub invariant: String,
-    /// What was found.
+    /// The observed violation.
     pub what: String,
 }
 
-impl Broken {
+impl Violation {
     pub(crate) fn new(invariant: &str, what: impl Into<String>) -> Self {
         Self { invariant: invariant.to_owned(), what: what.into() }
     }
 }
 
-impl Breach for Broken {
+impl RuleViolation for Violation {
     fn promise(&self) -> &str {
         &self.invariant
     }
@@ -45,7 +45,7 @@ impl Breach for Broken {
     }
 }
 
-pub(crate) type Checked<T = ()> = Result<T, Broken>;
+pub(crate) type Checked<T = ()> = Result<T, Violation>;
 
 /// A request, as the scheduler sees it.
 #[derive(Clone, Debug)]
@@ -58,7 +58,7 @@ pub(crate) struct Client {
     /// Its device pages, while it is on the device.
     pub(crate) table: Option<Vec<u32>>,
     pub(crate) computed: u32,
-    /// Tokens that are still to be generated.
+    /// Number of tokens that are still to be generated.
     pub(crate) goal: u64,
 }
 
@@ -75,16 +75,16 @@ pub(crate) struct Rank {
 #[derive(Clone, Debug)]
 pub(crate) struct World {
     pub(crate) plan: Plan,
-    pub(crate) chance: Chance,
+    pub(crate) rng: Rng,
     pub(crate) ranks: Vec<Rank>,
     /// The last probe of each request.
-    asked: BTreeMap<ReqId, OpId>,
-    pub(crate) store: Store,
-    /// Keys that the store ever had, since it was last cleared of them.
+    last_probes: BTreeMap<ReqId, OpId>,
+    pub(crate) store: StoreContents,
+    /// Keys that the store has had since it was last cleared of them.
     pub(crate) was_stored: BTreeSet<tiffin_kv::StoreKey>,
-    /// The pages that the host ever had.
+    /// The pages that the host has had.
     pub(crate) was_saved: BTreeSet<(SpaceId, tiffin_kv::ChainHash)>,
-    pub(crate) truth: Truth,
+    pub(crate) oracle: ContentOracle,
     pub(crate) spaces: Vec<Namespace>,
     /// The root of each namespace.
     pub(crate) roots: Vec<tiffin_kv::ChainHash>,
@@ -99,21 +99,21 @@ pub(crate) struct World {
 
 impl World {
     pub(crate) fn new(seed: u64, sabotage: Sabotage, keeps_log: bool) -> Checked<Self> {
-        let mut chance = Chance::new(seed);
-        let plan = Plan::new(seed, &mut chance, sabotage);
-        Self::with(plan, chance, keeps_log)
+        let mut rng = Rng::new(seed);
+        let plan = Plan::new(seed, &mut rng, sabotage);
+        Self::with(plan, rng, keeps_log)
     }
 
-    pub(crate) fn with(plan: Plan, chance: Chance, keeps_log: bool) -> Checked<Self> {
+    pub(crate) fn with(plan: Plan, rng: Rng, keeps_log: bool) -> Checked<Self> {
         let mut world = Self {
             ranks: make_ranks(&plan.config),
-            asked: BTreeMap::new(),
-            chance,
+            last_probes: BTreeMap::new(),
+            rng,
             plan,
-            store: Store::new(),
+            store: StoreContents::new(),
             was_stored: BTreeSet::new(),
             was_saved: BTreeSet::new(),
-            truth: Truth::default(),
+            oracle: ContentOracle::default(),
             spaces: namespaces().to_vec(),
             roots: Vec::new(),
             clients: BTreeMap::new(),
@@ -140,7 +140,7 @@ impl World {
     pub(crate) fn define_all(&mut self) -> Checked {
         self.roots = self.spaces.iter().map(|it| it.root(self.plan.config.page_tokens)).collect();
         for (id, namespace) in (0..).zip(self.spaces.clone()) {
-            self.tell(&Input::Define(SpaceId(id), namespace))?;
+            self.apply(&Input::Define(SpaceId(id), namespace))?;
         }
         Ok(())
     }
@@ -154,34 +154,34 @@ impl World {
         self.define_all()
     }
 
-    /// Gives all ranks an input, checks that they return the same effects, and carries these out.
-    pub(crate) fn tell(&mut self, input: &Input) -> Checked {
+    /// Gives all ranks an input, checks that they return the same effects, and executes them.
+    pub(crate) fn apply(&mut self, input: &Input) -> Checked {
         self.note(|| format!("{input:?}"));
         let now = self.now;
         let write = self.plan.config.write;
         let mut answers = Vec::new();
-        let mut rooms = Vec::new();
+        let mut befores = Vec::new();
         for rank in &mut self.ranks {
             let before = Before::of(&rank.engine, write);
             answers.push(rank.engine.apply(input.clone(), now));
             before.check(&rank.engine)?;
-            rooms.push(before);
+            befores.push(before);
         }
         let effects = answers.first().cloned().unwrap_or_default();
         if answers.iter().any(|answer| *answer != effects) {
-            return Err(Broken::new("C1", format!("ranks answer {input:?} differently: {answers:?}")));
+            return Err(Violation::new("C1", format!("ranks answer {input:?} differently: {answers:?}")));
         }
-        if let Some(before) = rooms.first() {
+        if let Some(before) = befores.first() {
             self.check_written_back(before, input, &effects)?;
         }
         for effect in effects {
             self.note(|| format!("    {effect:?}"));
-            self.carry_out(effect)?;
+            self.execute(effect)?;
         }
         self.check()
     }
 
-    fn carry_out(&mut self, effect: Effect) -> Checked {
+    fn execute(&mut self, effect: Effect) -> Checked {
         match effect {
             Effect::Issue(op) => self.begin(op)?,
             Effect::CancelHint(op) => self.cancel(op),
@@ -199,7 +199,7 @@ impl World {
                     RetractReason::Vanished => "retracted for loss",
                     RetractReason::Redefined => "retracted for redefinition",
                 });
-                self.leave_device(request);
+                self.forget_table(request);
             }
             Effect::Ended(request, how) => {
                 self.coverage.hit(match how {
@@ -208,7 +208,7 @@ impl World {
                     Ending::TooLong => "ended too long",
                 });
                 if self.clients.remove(&request).is_none() {
-                    return Err(Broken::new("L1", format!("{request:?} ends twice")));
+                    return Err(Violation::new("L1", format!("{request:?} ends twice")));
                 }
             }
             Effect::Refused(_) => self.coverage.hit("refused"),
@@ -218,7 +218,7 @@ impl World {
         Ok(())
     }
 
-    pub(crate) fn leave_device(&mut self, request: ReqId) {
+    pub(crate) fn forget_table(&mut self, request: ReqId) {
         if let Some(client) = self.clients.get_mut(&request) {
             client.table = None;
             client.computed = 0;
@@ -238,40 +238,41 @@ impl World {
         let faults = self.plan.faults;
         let is_calm = self.faults_end;
         for rank in &mut self.ranks {
-            let is_stuck = !is_calm && self.chance.percent(faults.stuck);
-            let delay = if is_stuck { self.chance.between(50, 200) } else { 0 };
-            // Loads are few, and their pages are used at once.
+            let is_stuck = !is_calm && self.rng.percent(faults.stuck);
+            let delay = if is_stuck { self.rng.between(50, 200) } else { 0 };
+            // Loads are rare, and their pages are used at once.
             let often = if op.kind == OpKind::Load { 3 } else { 1 };
-            let fails = !is_calm && self.chance.percent(faults.fail * often);
-            let at = self.chance.below(op.records.len() as u64) as usize;
+            let fails = !is_calm && self.rng.percent(faults.fail * often);
+            let at = self.rng.below(op.records.len() as u64) as usize;
             self.coverage.hit_if(self.now + delay > op.deadline, "stuck past its deadline");
             self.coverage.hit_if(fails && rank.executor.ranks > 1, "failure on one rank");
             self.coverage.hit_if(fails && op.kind == OpKind::Drop, "drop failed");
             if rank.executor.ended.contains_key(&op.id) || rank.executor.jobs.contains_key(&op.id) {
-                return Err(Broken::new("L1", format!("{:?} is issued twice", op.id)));
+                return Err(Violation::new("L1", format!("{:?} is issued twice", op.id)));
             }
             rank.executor.begin(op.clone(), self.now + delay, fails.then_some(at));
         }
         Ok(())
     }
 
-    /// A fetch follows a probe that found more pages than the threshold, where that is the rule (L10).
+    /// With `PrefetchStart::Hits`, a fetch follows a probe that found more pages than the threshold (L10).
     fn check_start(&mut self, op: &tiffin_kv::Operation) -> Checked {
         let (Some(request), Some(store)) = (op.request, self.plan.config.store) else { return Ok(()) };
         if op.kind == OpKind::Probe {
-            self.asked.insert(request, op.id);
+            self.last_probes.insert(request, op.id);
         }
-        let asked = self.asked.get(&request).filter(|_| op.kind == OpKind::Fetch);
-        let Some(asked) = asked.filter(|_| store.start == PrefetchStart::Hits) else { return Ok(()) };
-        let hits = self.ranks.iter().map(|rank| match rank.executor.ended.get(asked) {
+        let probe = self.last_probes.get(&request).filter(|_| op.kind == OpKind::Fetch);
+        let Some(probe) = probe.filter(|_| store.start == PrefetchStart::Hits) else { return Ok(()) };
+        let hits = self.ranks.iter().map(|rank| match rank.executor.ended.get(probe) {
             Some(Outcome::Done { leading }) => *leading,
             Some(Outcome::Failed) | None => 0,
         });
         let (hits, threshold) = (hits.min().unwrap_or(0), store.threshold_pages);
         self.coverage.hit("start checked");
         if hits <= threshold {
-            let what = format!("{:?} fetches {hits} hits of {request:?}, not more than {threshold}", op.id);
-            return Err(Broken::new("L10", what));
+            let what =
+                format!("{:?} fetches {hits} hits of {request:?}, which do not exceed {threshold}", op.id);
+            return Err(Violation::new("L10", what));
         }
         Ok(())
     }
@@ -285,7 +286,7 @@ impl World {
             }
             let is_stuck = rank.executor.jobs.get(&op).is_none_or(|job| job.stuck_until > self.now);
             if !is_stuck
-                && self.chance.percent(self.plan.cancel)
+                && self.rng.percent(self.plan.cancel)
                 && let Some(outcome) = rank.executor.cancel(op)
             {
                 rank.acks.push((op, outcome));
@@ -295,7 +296,7 @@ impl World {
 
     fn ready(&mut self, id: ReqId, cached: tiffin_kv::CachedTokens, pages: Vec<u32>) -> Checked {
         let Some(client) = self.clients.get_mut(&id) else {
-            return Err(Broken::new("L2", format!("{id:?} is ready and unknown")));
+            return Err(Violation::new("L2", format!("{id:?} is ready but unknown")));
         };
         let found = cached.total();
         self.coverage.hit_if(cached.device > 0, "ready from device");
@@ -303,16 +304,16 @@ impl World {
         self.coverage.hit_if(cached.store > 0, "ready from store");
         self.coverage.hit_if(found == 0, "ready from nothing");
         if found as usize >= client.tokens.len() {
-            return Err(Broken::new("K5", format!("{id:?} has nothing left to compute")));
+            return Err(Violation::new("K5", format!("{id:?} has nothing left to compute")));
         }
         client.table = Some(pages);
         client.computed = found;
         self.check_tables()
     }
 
-    /// One read or write of an operation on a rank; its completion is sent to the engine.
-    pub(crate) fn step_io(&mut self, place: usize, op: OpId) {
-        let Some(rank) = self.ranks.get_mut(place) else { return };
+    /// One read or write of an operation on a rank. If it ends, its completion is sent to the engine.
+    pub(crate) fn step_io(&mut self, rank_index: usize, op: OpId) {
+        let Some(rank) = self.ranks.get_mut(rank_index) else { return };
         let stored = self.store.len();
         let ended = rank.executor.step(op, &mut self.store);
         if self.store.len() > stored {
@@ -320,39 +321,41 @@ impl World {
         }
         let Some(outcome) = ended else { return };
         let faults = self.plan.faults;
-        if !self.faults_end && self.chance.percent(faults.lose_ack) {
+        if !self.faults_end && self.rng.percent(faults.lose_ack) {
             self.coverage.hit("ack lost");
             return;
         }
         rank.acks.push((op, outcome));
-        if !self.faults_end && self.chance.percent(faults.repeat_ack) {
+        if !self.faults_end && self.rng.percent(faults.repeat_ack) {
             self.coverage.hit("ack repeated");
             rank.acks.push((op, outcome));
         }
-        self.note(|| format!("    {op:?} ended on rank {place}: {outcome:?}"));
+        self.note(|| format!("    {op:?} ended on rank {rank_index}: {outcome:?}"));
     }
 
-    /// Delivers a completion to its engine, in any order.
-    pub(crate) fn deliver(&mut self, place: usize, at: usize) -> Checked {
-        let Some(rank) = self.ranks.get_mut(place).filter(|rank| at < rank.acks.len()) else { return Ok(()) };
+    /// Delivers the completion at position `at` to its engine.
+    pub(crate) fn deliver(&mut self, rank_index: usize, at: usize) -> Checked {
+        let Some(rank) = self.ranks.get_mut(rank_index).filter(|rank| at < rank.acks.len()) else {
+            return Ok(());
+        };
         let (op, outcome) = rank.acks.swap_remove(at);
         self.coverage.hit_if(!rank.engine.is_live(op), "ack late");
         if let Outcome::Done { leading } = outcome {
             self.coverage.hit_if(leading > 0, "partial result");
         }
         if self.ranks.len() > 1 {
-            self.note(|| format!("rank {place} hears of {op:?}: {outcome:?}"));
+            self.note(|| format!("rank {rank_index} receives {op:?}: {outcome:?}"));
             let now = self.now;
-            if let Some(rank) = self.ranks.get_mut(place) {
+            if let Some(rank) = self.ranks.get_mut(rank_index) {
                 let effects = rank.engine.apply(Input::Complete(op, outcome), now);
                 if !effects.is_empty() {
-                    return Err(Broken::new("C3", format!("a rank does {effects:?} by itself")));
+                    return Err(Violation::new("C3", format!("a rank decides {effects:?} alone")));
                 }
             }
             return self.check();
         }
-        self.tell(&Input::Complete(op, outcome))?;
-        self.check_noticed(&[op])
+        self.apply(&Input::Complete(op, outcome))?;
+        self.check_ended(&[op])
     }
 
     /// The all-gather of a step.
@@ -370,14 +373,14 @@ impl World {
             outcomes.any(|other| Some(other) != first)
         });
         self.coverage.hit_if(differ, "ranks disagreed");
-        self.tell(&Input::Agreed(acks))?;
-        self.check_noticed(&ended)
+        self.apply(&Input::Agreed(acks))?;
+        self.check_ended(&ended)
     }
 
-    /// The store has every page that may exist, for every rank.
+    /// Puts every page that may exist into the store, for every rank.
     pub(crate) fn fill_store(&mut self) {
         let root = self.roots.first().copied().unwrap_or_default();
-        self.store = self.truth.keys().map(|(key, content)| (key, (root, content))).collect();
+        self.store = self.oracle.keys().map(|(key, content)| (key, (root, content))).collect();
         self.was_stored.extend(self.store.keys());
     }
 
@@ -396,5 +399,5 @@ fn make_ranks(config: &Config) -> Vec<Rank> {
         let executor = Executor::new(rank, config);
         engine.map(|engine| Rank { engine, executor, acks: Vec::new() })
     };
-    (0..config.ranks).filter_map(|place| rank(place).ok()).collect()
+    (0..config.ranks).filter_map(|rank_index| rank(rank_index).ok()).collect()
 }

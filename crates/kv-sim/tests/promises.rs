@@ -2,13 +2,13 @@
 //! noticed. The seeds are split into parts for all cores; each part covers all cases.
 
 use tiffin_kv_sim::{Coverage, Sabotage, catch, run};
-use tiffin_sim_runner::Covered;
+use tiffin_sim_runner::CoverageCounts;
 
-/// Seeds of each part; `tiffin-kv-sim --seeds` runs any number.
+/// Number of seeds of each part; `tiffin-kv-sim --seeds` runs any number.
 const PART_SEEDS: u64 = 1000;
-/// Events of each seed at least.
+/// Minimum number of events of each seed.
 const EVENTS_MIN: u64 = 150;
-/// Number of seeds that a mutant may survive.
+/// Maximum number of seeds until a mutant must be noticed.
 const SABOTAGE_SEEDS_MAX: u64 = 3000;
 
 fn keep_every_invariant(part: u64) {
@@ -17,7 +17,7 @@ fn keep_every_invariant(part: u64) {
     for seed in first..first + PART_SEEDS {
         let report = run(seed, Sabotage::None, false);
         assert_eq!(
-            report.broken, None,
+            report.violation, None,
             "\n\nhint: `tiffin-kv-sim --start {seed} --seeds 1 --log` shows the run"
         );
         assert!(report.events >= EVENTS_MIN, "seed {seed} had {} events", report.events);
@@ -69,7 +69,7 @@ fn every_mutant_is_in_the_document() {
         .iter()
         .filter(|it| !row(it.rule()).is_some_and(|row| row.contains(&format!("`{it:?}`"))))
         .collect();
-    assert!(unnamed.is_empty(), "not beside their invariant in docs/kv.md: {unnamed:?}");
+    assert!(unnamed.is_empty(), "not listed with their invariant in docs/kv.md: {unnamed:?}");
     let count = format!("{0} of {0}", Sabotage::ALL.len());
     let readme = include_str!("../../../README.md");
     assert!(readme.contains(&count), "the README should say that {count} bugs are noticed");
@@ -79,12 +79,8 @@ fn every_mutant_is_in_the_document() {
 fn same_seed_gives_the_same_log() {
     for seed in 0..5 {
         let (once, twice) = (run(seed, Sabotage::None, true), run(seed, Sabotage::None, true));
-        assert!(once.text.len() > 10_000, "seed {seed} says almost nothing");
-        assert!(once.text == twice.text, "seed {seed} tells two stories");
-        assert_eq!(
-            run(seed, Sabotage::None, false).digest,
-            once.digest,
-            "keeping the text changes something"
-        );
+        assert!(once.text.len() > 10_000, "seed {seed} has almost no log");
+        assert!(once.text == twice.text, "seed {seed} gives two different logs");
+        assert_eq!(run(seed, Sabotage::None, false).digest, once.digest, "keeping the log changes the run");
     }
 }

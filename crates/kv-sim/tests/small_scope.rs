@@ -1,5 +1,5 @@
-//! Two requests, four device pages, two ranks: every order of events, to the end. Reads, writes and each kind
-//! of fault are searched separately, which keeps a search at some ten thousand states.
+//! Two requests, four device pages, two ranks: every order of events, until nothing is left to do. Reads,
+//! writes and each kind of fault are searched separately, which keeps a search at some ten thousand states.
 
 use tiffin_kv::{IndexKind, WritePolicy};
 use tiffin_kv_sim::Sabotage;
@@ -36,7 +36,7 @@ const WRITES_BACK: Scope =
 #[track_caller]
 fn expect_whole(scope: Scope) {
     let found = search(scope);
-    assert_eq!(found.broken, None, "{scope:?}");
+    assert_eq!(found.violation, None, "{scope:?}");
     assert!(found.states >= 500, "{scope:?} has only {} states", found.states);
 }
 
@@ -87,6 +87,6 @@ fn search_notices_mutants_of_its_scope() {
         (Sabotage::ReuseUnsaved, WRITES_BACK),
     ] {
         let found = search(Scope { sabotage, ..scope });
-        assert!(found.broken.is_some(), "{sabotage:?} was not noticed in {} states", found.states);
+        assert!(found.violation.is_some(), "{sabotage:?} was not noticed in {} states", found.states);
     }
 }

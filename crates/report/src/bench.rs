@@ -4,14 +4,14 @@ use std::fmt::Write as _;
 
 use crate::document::{Document, FLOOR, OURS, SHAPES, Series, Target};
 use crate::page::{escape, page as frame};
-use crate::plot::{Across, Line, Plot};
+use crate::plot::{Line, Plot, XAxis};
 use crate::{number, size_text};
 
 const PEER: &str = "mooncake";
-/// The peer's shape on one host in which a daemon shares memory with its clients.
+/// The peer's shape in which a daemon of the same host shares memory with its clients.
 const PEER_BEST: &str = "daemon";
 
-/// The whole page.
+/// The page of a document.
 #[must_use]
 pub fn page(document: &Document) -> String {
     let title = if document.kind == "comparison" {
@@ -22,7 +22,7 @@ pub fn page(document: &Document) -> String {
     let mut text = String::new();
     targets(&document.targets, &mut text);
     for shape in SHAPES {
-        section(&format!("Single objects: {}", place(shape)), &sizes(document, shape), &mut text);
+        section(&format!("Single objects: {}", memory_location(shape)), &sizes(document, shape), &mut text);
     }
     section("Many clients at once", &clients(document), &mut text);
     section("Many objects in the store", &objects(document), &mut text);
@@ -30,8 +30,8 @@ pub fn page(document: &Document) -> String {
     frame(title, &facts(document), &text)
 }
 
-/// Where the memory is, in words.
-fn place(shape: &str) -> &str {
+/// Location of the memory, as text.
+fn memory_location(shape: &str) -> &str {
     match shape {
         "same process" => "memory in the same process",
         "same host" => "memory in another process of the host",
@@ -140,7 +140,7 @@ fn cell(target: &Target, text: &mut String) {
     );
 }
 
-/// Plots under a heading, if there is anything to see in them.
+/// Plots under a heading, if any of them has points.
 fn section(title: &str, plots: &[Plot], text: &mut String) {
     let seen: Vec<&Plot> = plots.iter().filter(|plot| !plot.is_empty()).collect();
     if seen.is_empty() {
@@ -153,7 +153,7 @@ fn section(title: &str, plots: &[Plot], text: &mut String) {
     text.push_str("</div>\n</section>\n");
 }
 
-/// Latency and throughput against size, of gets and of puts.
+/// Latency and throughput by size, of gets and of puts.
 fn sizes(document: &Document, shape: &str) -> Vec<Plot> {
     let mut plots = Vec::new();
     for (workload, title) in [("get_into", "Get"), ("put_from", "Put")] {
@@ -185,8 +185,8 @@ fn sizes(document: &Document, shape: &str) -> Vec<Plot> {
         };
         let plot = |title: String, unit, is_log, lines| Plot {
             title,
-            across: Across::Bytes,
-            across_label: "size of the object",
+            x_axis: XAxis::Bytes,
+            x_label: "size of the object",
             unit,
             is_log,
             lines,
@@ -197,7 +197,7 @@ fn sizes(document: &Document, shape: &str) -> Vec<Plot> {
     plots
 }
 
-/// A line; where several files have a point at one place, the first one counts.
+/// A line; of several points with the same x, the first one counts.
 fn line(label: &str, class: &'static str, points: Vec<(f64, f64)>) -> Line {
     let mut first: Vec<(f64, f64)> = Vec::new();
     for point in points {
@@ -208,7 +208,7 @@ fn line(label: &str, class: &'static str, points: Vec<(f64, f64)>) -> Line {
     Line { label: label.to_owned(), class, points: first }
 }
 
-/// Of several values at one place the best: the floor is what the fastest number of streams does.
+/// Of several points with the same x, the best: the floor is that of the fastest number of streams.
 fn best_of(points: Vec<(f64, f64)>, less_is_better: bool) -> Vec<(f64, f64)> {
     let mut best: Vec<(f64, f64)> = Vec::new();
     for (x, y) in points {
@@ -220,12 +220,12 @@ fn best_of(points: Vec<(f64, f64)>, less_is_better: bool) -> Vec<(f64, f64)> {
     best
 }
 
-/// What the median call moves in its time.
+/// Throughput of the median call.
 fn throughput(series: &Series) -> f64 {
     (series.size * series.items) as f64 / series.micros.p50.max(f64::MIN_POSITIVE) / 1e3
 }
 
-/// Throughput against the number of clients, for what was measured with more than one.
+/// Throughput by number of clients, for workloads that were measured with more than one.
 fn clients(document: &Document) -> Vec<Plot> {
     let mut plots = Vec::new();
     for shape in ["same host", "tcp"] {
@@ -267,16 +267,16 @@ fn clients_of(document: &Document, (shape, workload, title): (&str, &str, &str),
         }
     }
     Plot {
-        title: format!("{} {title}, {}", size_text(size).replace(".0 ", " "), place(shape)),
-        across: Across::Count,
-        across_label: "client processes",
+        title: format!("{} {title}, {}", size_text(size).replace(".0 ", " "), memory_location(shape)),
+        x_axis: XAxis::Count,
+        x_label: "client processes",
         unit: if is_bulk { "GB/s" } else { "thousand calls/s" },
         is_log: false,
         lines,
     }
 }
 
-/// The time of a get against the number of objects that the store holds.
+/// Time of a get by number of objects in the store.
 fn objects(document: &Document) -> Vec<Plot> {
     let points = |source: &str, value: fn(&Series) -> f64| {
         let of = document.series.iter().filter(|it| it.source == source && it.workload == "get_into");
@@ -289,16 +289,16 @@ fn objects(document: &Document) -> Vec<Plot> {
         line("Mooncake, 99th percentile", "peer best", points(PEER, |it| it.micros.p99)),
     ];
     vec![Plot {
-        title: "Get of a key that was never seen".to_owned(),
-        across: Across::Count,
-        across_label: "objects in the store",
+        title: "Get of a new key".to_owned(),
+        x_axis: XAxis::Count,
+        x_label: "objects in the store",
         unit: "µs",
         is_log: true,
         lines,
     }]
 }
 
-/// Everything, for those who want to calculate.
+/// The table of all numbers.
 fn numbers(series: &[Series], text: &mut String) {
     text.push_str(
         "<section>\n<h2>All numbers</h2>\n<details>\n<summary>Show the table</summary>\n\
@@ -306,7 +306,7 @@ fn numbers(series: &[Series], text: &mut String) {
     );
     let head =
         ["source", "memory", "workload", "size", "keys", "clients", "calls", "p50 µs", "p90 µs", "p99 µs"];
-    for name in head.iter().chain(&["p99.9 µs", "most µs", "calls/s", "GB/s"]) {
+    for name in head.iter().chain(&["p99.9 µs", "max µs", "calls/s", "GB/s"]) {
         let _ = write!(text, "<th scope=\"col\">{name}</th>");
     }
     text.push_str("</tr></thead>\n<tbody>\n");

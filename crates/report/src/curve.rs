@@ -1,4 +1,4 @@
-//! Curves as a picture that needs nothing but itself.
+//! Memory usage over time as a self-contained SVG.
 
 use std::fmt::Write as _;
 
@@ -11,23 +11,23 @@ const LEFT: f64 = 90.0;
 const TOP: f64 = 60.0;
 const RIGHT: f64 = 20.0;
 const BOTTOM: f64 = 50.0;
-/// How the lines look, so that one shows through the other: colour, width, dashes.
+/// Colour, width and dashes of the lines; both are visible where they overlap.
 const LINES: [(&str, u32, &str); 2] = [("#0072b2", 5, "none"), ("#e69f00", 2, "6 4")];
-/// Lines that help to read a height.
-const MARKS: u32 = 4;
+/// Number of horizontal grid lines.
+const GRID_LINES: u32 = 4;
 
-/// How full a store was after each step of a run.
+/// Usage of a store after each step of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Curve<'a> {
-    /// How long leases were, for people.
+    /// Duration of leases, as text.
     pub lease_time: &'a str,
-    /// Bytes of what was produced and not yet consumed.
+    /// Bytes that were produced and not yet consumed.
     pub in_flight: &'a [u64],
-    /// Bytes that the store used.
+    /// Bytes used by the store.
     pub used: &'a [u64],
 }
 
-/// What is in flight as an area, and how full the store was in each run as a line.
+/// Bytes in flight as an area, and used bytes of each run as a line.
 #[must_use]
 pub fn svg(runs: &[Curve<'_>]) -> String {
     let steps = runs.iter().map(|run| run.used.len()).max().unwrap_or_default();
@@ -36,12 +36,12 @@ pub fn svg(runs: &[Curve<'_>]) -> String {
     let mut text = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" \
          font-family=\"sans-serif\" font-size=\"13\">\n\
-         <title>How full the store is while samples are produced and consumed</title>\n\
+         <title>Memory usage while samples are produced and consumed</title>\n\
          <rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n"
     );
-    for mark in 0..=MARKS {
-        let bytes = most * u64::from(mark) / u64::from(MARKS);
-        let (y, end, shown) = (place(0, bytes, steps, most).1, WIDTH - RIGHT, size_text(bytes));
+    for mark in 0..=GRID_LINES {
+        let bytes = most * u64::from(mark) / u64::from(GRID_LINES);
+        let (y, end, shown) = (coordinates(0, bytes, steps, most).1, WIDTH - RIGHT, size_text(bytes));
         let label = LEFT - 8.0;
         // Writing to a string cannot fail, here and below.
         let _ = writeln!(
@@ -52,7 +52,7 @@ pub fn svg(runs: &[Curve<'_>]) -> String {
     }
     if let Some(run) = runs.first() {
         let area = points(run.in_flight, steps, most);
-        let (start, end) = (place(0, 0, steps, most), place(run.in_flight.len(), 0, steps, most));
+        let (start, end) = (coordinates(0, 0, steps, most), coordinates(run.in_flight.len(), 0, steps, most));
         let _ = writeln!(
             text,
             "<polygon points=\"{:.1},{:.1} {area} {:.1},{:.1}\" fill=\"#bbb\"/>",
@@ -84,11 +84,11 @@ pub fn svg(runs: &[Curve<'_>]) -> String {
 }
 
 fn points(values: &[u64], steps: usize, most: u64) -> String {
-    let places = values.iter().enumerate().map(|(step, value)| place(step, *value, steps, most));
-    places.map(|(x, y)| format!("{x:.1},{y:.1}")).collect::<Vec<_>>().join(" ")
+    let pairs = values.iter().enumerate().map(|(step, value)| coordinates(step, *value, steps, most));
+    pairs.map(|(x, y)| format!("{x:.1},{y:.1}")).collect::<Vec<_>>().join(" ")
 }
 
-fn place(step: usize, value: u64, steps: usize, most: u64) -> (f64, f64) {
+fn coordinates(step: usize, value: u64, steps: usize, most: u64) -> (f64, f64) {
     let x = LEFT + (WIDTH - LEFT - RIGHT) * step as f64 / steps.max(1) as f64;
     let y = HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * value as f64 / most as f64;
     (x, y)
@@ -99,11 +99,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_picture_has_a_line_for_each_run_and_asks_nobody() {
+    fn svg_has_a_line_for_each_run_and_loads_nothing() {
         let run = Curve { lease_time: "1s", in_flight: &[0, 5, 0], used: &[0, 6, 0] };
         let text = svg(&[run, Curve { lease_time: "300s", ..run }]);
         assert_eq!(text.matches("<polyline").count(), 2);
-        assert_eq!(text.matches("http").count(), 1, "only the name of the format");
+        assert_eq!(text.matches("http").count(), 1, "only the name of the namespace");
         let empty = svg(&[Curve { lease_time: "1s", in_flight: &[], used: &[] }]);
         assert!(!empty.contains("NaN"), "{empty}");
     }

@@ -1,7 +1,7 @@
-//! What a benchmark found, as it is written to a file and read again.
+//! The results of a benchmark, and their file format.
 //!
-//! `make bench` writes the same format, with the table of targets in it; unknown fields are skipped, so that
-//! a file of a later version can be read as far as it is understood.
+//! `make bench` writes the same format, with a table of targets. Unknown fields are ignored, so that files of
+//! later versions can be read.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -15,15 +15,15 @@ use crate::size_text;
 
 /// The name and version of the format.
 pub const SCHEMA: &str = "tiffin-bench/1";
-/// Ourselves, as the source of a series.
+/// Source name of our own series.
 pub const OURS: &str = "tiffin";
-/// What the machine does without any store.
+/// Source name of the machine's limits, measured without a store.
 pub const FLOOR: &str = "floor";
 
-/// Where the memory of a store is, as a client sees it, in the order of a report.
+/// Where the memory of a store is, relative to the client, in the order of a report.
 pub const SHAPES: [&str; 3] = ["same process", "same host", "tcp"];
 
-/// Why there is no document.
+/// Why a document cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
     /// The file cannot be read.
@@ -31,56 +31,56 @@ pub enum ReadError {
     File {
         /// The file.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
-    /// The file is something else.
+    /// The file has another format.
     #[error("`{}` is not a benchmark: {what}", .path.display())]
     Format {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The problem.
         what: String,
     },
 }
 
-/// All of one run.
+/// The results of one run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Document {
     /// The name and version of the format.
     pub schema: String,
     /// `benchmark` of one store, or `comparison` of two.
     pub kind: String,
-    /// When it was made.
+    /// Date and time.
     pub made: String,
-    /// How long that took.
+    /// Duration, in seconds.
     #[serde(default)]
     pub seconds: f64,
-    /// Which version of whom.
+    /// Versions of the measured programs.
     #[serde(default)]
     pub versions: BTreeMap<String, String>,
-    /// Where it was measured.
+    /// The machine.
     pub machine: Machine,
-    /// The part of a core that each used while others were measured.
+    /// Fraction of a core that each idle program used during the measurements of others.
     #[serde(default)]
     pub idle_cores: BTreeMap<String, f64>,
-    /// What was wanted and what was found.
+    /// Targets and results.
     #[serde(default)]
     pub targets: Vec<Target>,
-    /// What was measured.
+    /// Measurements.
     pub series: Vec<Series>,
 }
 
-/// Where it was measured.
+/// The machine of a measurement.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Machine {
-    /// The model of its processor.
+    /// Processor model.
     pub cpu: String,
-    /// Processors that this process may use.
+    /// Processors that the process may use.
     pub cores: u64,
     /// Bytes of memory.
     pub memory: u64,
-    /// The version of its kernel.
+    /// Kernel version.
     pub kernel: String,
 }
 
@@ -89,38 +89,38 @@ pub struct Machine {
 pub struct Series {
     /// `tiffin`, `mooncake` or `floor`.
     pub source: String,
-    /// Where the memory is: `same process`, `same host`, `tcp`; or `daemon`, the peer's best one.
+    /// Where the memory is: `same process`, `same host`, `tcp`; or `daemon`, the peer's fastest.
     pub shape: String,
-    /// What was done.
+    /// The kind of call.
     pub workload: String,
     /// `known` or `new`, for reads: whether the client has seen the keys before.
     #[serde(default)]
     pub keys: Option<String>,
-    /// How many streams, for the floor of sockets.
+    /// Number of streams, for the floor of sockets.
     #[serde(default)]
     pub streams: Option<u64>,
-    /// Bytes of an object.
+    /// Size of an object in bytes.
     pub size: u64,
-    /// Objects of a call.
+    /// Number of objects per call.
     pub items: u64,
-    /// Processes at once.
+    /// Number of concurrent processes.
     pub clients: u64,
-    /// Objects in the store beside those that are measured, where there are many.
+    /// Number of other objects in the store, where there are many.
     #[serde(default)]
     pub objects: Option<u64>,
-    /// How many calls.
+    /// Number of calls.
     pub calls: u64,
-    /// The time in calls, of all clients.
+    /// Time spent in calls, by all clients, in seconds.
     pub seconds: f64,
-    /// Bytes moved in a second, by all clients.
+    /// Bytes per second of all clients.
     pub bytes_per_second: f64,
-    /// Calls in a second, of all clients.
+    /// Calls per second of all clients.
     pub calls_per_second: f64,
-    /// How long a call took.
+    /// Latency of a call.
     pub micros: Micros,
 }
 
-/// How long a call took.
+/// Latency of a call, in microseconds.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Micros {
     /// The mean.
@@ -133,7 +133,7 @@ pub struct Micros {
     pub p99: f64,
     /// The 99.9th percentile.
     pub p999: f64,
-    /// The longest.
+    /// The maximum.
     pub max: f64,
 }
 
@@ -144,34 +144,34 @@ pub struct Target {
     pub row: String,
     /// The kind of object.
     pub column: String,
-    /// What is compared.
+    /// Unit of the values.
     pub unit: String,
-    /// The ratio that is wanted; none where only the floor counts.
+    /// The required ratio; none if only the floor counts.
     pub target: Option<f64>,
-    /// How many times faster we are.
+    /// Our speed relative to the peer.
     pub faster: f64,
-    /// The least repetition.
+    /// The lowest of the repetitions.
     pub faster_low: f64,
-    /// The greatest repetition.
+    /// The highest of the repetitions.
     pub faster_high: f64,
-    /// The part of what the machine itself does.
+    /// Fraction of the floor.
     pub of_floor: Option<f64>,
     /// The ratio of the 99th percentiles.
     pub p99_faster: f64,
     /// Whether the target is met.
     pub met: bool,
-    /// Whether it is met by the floor.
+    /// Whether it is met by the fraction of the floor.
     pub met_by_floor: bool,
-    /// Whether the 99th percentile is as good.
+    /// Whether the 99th percentile meets the target.
     pub p99_met: bool,
     /// Our value.
     pub tiffin: f64,
-    /// The value of the peer.
+    /// The peer's value.
     pub mooncake: f64,
 }
 
 impl Document {
-    /// One of ours, made now.
+    /// A document with our series, dated now.
     #[must_use]
     pub fn new(series: Vec<Series>, seconds: f64) -> Self {
         let ours = (OURS.to_owned(), env!("CARGO_PKG_VERSION").to_owned());
@@ -188,7 +188,7 @@ impl Document {
         }
     }
 
-    /// Reads one that was written before.
+    /// Reads a document from a file.
     pub fn read(path: &Path) -> Result<Self, ReadError> {
         let text = std::fs::read_to_string(path)
             .map_err(|source| ReadError::File { path: path.to_owned(), source })?;
@@ -200,14 +200,14 @@ impl Document {
         Ok(document)
     }
 
-    /// Takes over what another one says of others, and the targets.
+    /// Adds the peer's series and the targets of another document.
     pub fn add_peer(&mut self, other: Self) {
         self.versions.extend(other.versions.into_iter().filter(|(name, _)| name != OURS));
         self.series.extend(other.series.into_iter().filter(|it| it.source != OURS && it.source != FLOOR));
         self.targets.extend(other.targets);
     }
 
-    /// Takes over all that another one says.
+    /// Adds everything of another document.
     pub fn add(&mut self, other: Self) {
         self.versions.extend(other.versions);
         self.series.extend(other.series);
@@ -217,7 +217,7 @@ impl Document {
 }
 
 impl Machine {
-    /// The machine that this runs on.
+    /// The current machine.
     fn this() -> Self {
         let lines = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
         let field = |text: &str, name: &str| {
@@ -236,7 +236,7 @@ impl Machine {
 }
 
 impl Series {
-    /// A series of this histogram of nanoseconds. Several clients together do what each does, added up.
+    /// A series from a histogram of nanoseconds.
     #[must_use]
     pub fn new(
         (source, shape, workload): (&str, &str, &str),
@@ -264,7 +264,7 @@ impl Series {
 }
 
 impl Series {
-    /// What was done, and that it is the floor if it is.
+    /// The workload, with a prefix for the floor.
     #[must_use]
     pub fn name(&self) -> String {
         let streams = match self.streams {
@@ -276,7 +276,7 @@ impl Series {
         format!("{floor}{}{streams}", self.workload)
     }
 
-    /// The objects of a call, and their size.
+    /// Number and size of the objects of a call.
     #[must_use]
     pub fn call_size(&self) -> String {
         let size = size_text(self.size);
@@ -298,23 +298,23 @@ impl Micros {
     }
 }
 
-/// How long calls took: a histogram of nanoseconds, with three digits.
+/// Latencies of calls: a histogram of nanoseconds with three significant digits.
 #[derive(Clone, Debug)]
 pub struct Times {
-    /// Nanoseconds of calls.
+    /// Nanoseconds per call.
     pub histogram: Histogram<u64>,
-    /// The time in calls, of all clients.
+    /// Time spent in calls, by all clients, in seconds.
     pub seconds: f64,
-    /// Calls a second, of all clients.
+    /// Calls per second of all clients.
     pub per_second: f64,
 }
 
-/// What a process tells another of its times.
+/// Latencies in the form that is sent between processes.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct Counts {
-    /// Nanoseconds, and how many calls took as long.
+    /// Nanoseconds, and the number of calls that took that long.
     pub counts: Vec<(u64, u64)>,
-    /// The time in calls.
+    /// Time spent in calls, in seconds.
     pub seconds: f64,
 }
 
@@ -325,30 +325,30 @@ impl Default for Times {
 }
 
 impl Times {
-    /// No calls yet.
+    /// Without calls.
     #[must_use]
     pub fn new() -> Self {
         let histogram = Histogram::new(3).unwrap_or_else(|_| unreachable!("three digits are allowed"));
         Self { histogram, seconds: 0.0, per_second: 0.0 }
     }
 
-    /// One more call.
+    /// Records a call.
     pub fn record(&mut self, time: std::time::Duration) {
         let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-        // It grows as needed, and refuses only what does not fit into memory.
+        // The histogram resizes itself; recording fails only without memory.
         let _refused = self.histogram.record(nanos.max(1));
         self.seconds += time.as_secs_f64();
         self.per_second = self.histogram.len() as f64 / self.seconds.max(1e-9);
     }
 
-    /// For another process.
+    /// The counts to send to another process.
     #[must_use]
     pub fn counts(&self) -> Counts {
         let counts = self.histogram.iter_recorded().map(|it| (it.value_iterated_to(), it.count_at_value()));
         Counts { counts: counts.collect(), seconds: self.seconds }
     }
 
-    /// What another client did at the same time.
+    /// Adds the calls of a concurrent client: rates add up.
     pub fn add(&mut self, other: &Counts) {
         let mut calls = 0;
         for (value, count) in &other.counts {
@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_can_be_read() {
+    fn written_document_can_be_read() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.json");
         let series = Series::new((OURS, "tcp", "get_into"), (4096, 1, 1), &Times::new());

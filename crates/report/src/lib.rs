@@ -1,13 +1,11 @@
-//! What commands write for people to look at in a browser: pages of HTML and plots as SVG, and the file
-//! format of benchmarks, from which a page can be made later.
+//! Reports of commands for a browser: pages of HTML and plots as SVG; and the file format of benchmarks.
 //!
-//! - [`document`]: what a benchmark found.
-//! - [`mod@bench`]: the page of a benchmark, [`replay`]: that of a replayed trace, [`curve`]: the plot of how
-//!   full a store was.
-//! - `plot` and `page`: what these are made of.
+//! - [`document`]: the results of a benchmark.
+//! - [`mod@bench`]: the page of a benchmark, [`replay`]: that of a replayed trace, [`curve`]: the plot of a
+//!   store's memory usage.
+//! - `plot` and `page`: their parts.
 //!
-//! **Invariant:** a page needs nothing but itself: it loads nothing. No text that came from a file or a
-//! caller reaches it unescaped.
+//! **Invariant:** a page is self-contained: it loads nothing. All text from files or callers is escaped.
 
 pub mod bench;
 pub mod curve;
@@ -18,7 +16,7 @@ pub mod replay;
 
 use tiffin_core::units::Size;
 
-/// A number with three digits, or all of those before the point.
+/// A number with three digits, or all digits before the point.
 #[must_use]
 pub fn number(value: f64) -> String {
     match value {
@@ -28,7 +26,7 @@ pub fn number(value: f64) -> String {
     }
 }
 
-/// A size for people.
+/// A size in human-readable form.
 fn size_text(bytes: u64) -> String {
     Size(bytes).to_string()
 }

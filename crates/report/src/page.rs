@@ -1,8 +1,8 @@
-//! The frame of a page, for light and dark screens and for paper.
+//! The frame of a page, for light and dark screens and for print.
 
 const STYLE: &str = include_str!("report.css");
 
-/// A page with a title, further lines below it, and its sections. All of it is HTML.
+/// A page with a title, further lines below it, and its sections. All parameters are HTML.
 pub(crate) fn page(title: &str, lines: &str, sections: &str) -> String {
     format!(
         "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\"/>\n\
@@ -12,7 +12,7 @@ pub(crate) fn page(title: &str, lines: &str, sections: &str) -> String {
     )
 }
 
-/// Text that stands for itself on a page.
+/// Escapes text for HTML.
 pub(crate) fn escape(text: &str) -> String {
     let replace = |c| match c {
         '&' => "&amp;".to_owned(),

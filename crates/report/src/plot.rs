@@ -1,7 +1,7 @@
-//! A plot as SVG: lines over sizes or over numbers of clients. Colours come from the page that it stands in.
+//! A plot as SVG: lines by size or by number of clients. Colours come from the page's style sheet.
 //!
-//! **Invariant:** nothing is told by colour alone: every line has dashes or marks of its own, and every point
-//! says in words what it is.
+//! **Invariant:** no information is in the colour alone: every line has its own dashes or marker, and every
+//! point has a title.
 
 use std::fmt::Write as _;
 
@@ -14,23 +14,23 @@ const LEFT: f64 = 62.0;
 const RIGHT: f64 = 14.0;
 const TOP: f64 = 12.0;
 const BOTTOM: f64 = 46.0;
-/// About how many lines help to read a height.
-const MARKS: f64 = 5.0;
-/// With more of them than this, orders of magnitude are shown without what is in between.
-const LOG_MARKS_MAX: usize = 8;
+/// Approximate number of horizontal grid lines.
+const GRID_LINES: f64 = 5.0;
+/// With more grid lines than this, a log scale shows powers of ten only.
+const LOG_LABELS_MAX: usize = 8;
 
-/// What stands on the horizontal axis.
+/// Kind of the horizontal axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Across {
-    /// Sizes, each as far from its double as from its half.
+pub(crate) enum XAxis {
+    /// Sizes, on a log scale.
     Bytes,
-    /// Numbers of clients, or of objects, each as far from the next.
+    /// Numbers of clients or of objects, equally spaced.
     Count,
-    /// Hundredths of a whole, from 0 to 100, to scale.
+    /// Percentages from 0 to 100, linear.
     Percent,
 }
 
-/// A line: what it shows, the class that gives it its look, and its points.
+/// A line: label, CSS class, and points.
 #[derive(Clone, Debug)]
 pub(crate) struct Line {
     pub(crate) label: String,
@@ -38,20 +38,19 @@ pub(crate) struct Line {
     pub(crate) points: Vec<(f64, f64)>,
 }
 
-/// A plot.
 #[derive(Clone, Debug)]
 pub(crate) struct Plot {
     pub(crate) title: String,
-    pub(crate) across: Across,
-    pub(crate) across_label: &'static str,
+    pub(crate) x_axis: XAxis,
+    pub(crate) x_label: &'static str,
     pub(crate) unit: &'static str,
-    /// Heights are orders of magnitude, as times are.
+    /// The vertical axis has a log scale.
     pub(crate) is_log: bool,
     pub(crate) lines: Vec<Line>,
 }
 
 impl Plot {
-    /// Whether there is anything to see of ours or of others: the floor alone says nothing.
+    /// Whether there are no points except those of the floor.
     pub(crate) fn is_empty(&self) -> bool {
         !self.lines.iter().any(|line| line.class != "floor" && !line.points.is_empty())
     }
@@ -83,13 +82,12 @@ impl Plot {
         for line in lines() {
             let mut points: Vec<(f64, f64)> = line.points.clone();
             points.sort_by(|a, b| a.0.total_cmp(&b.0));
-            let places = points.iter().map(|(x, y)| format!("{:.1},{:.1}", scale.x(*x), scale.y(*y)));
-            let places = places.collect::<Vec<_>>().join(" ");
-            let _ =
-                write!(text, "<g class=\"{}\"><polyline class=\"line\" points=\"{places}\"/>", line.class);
+            let pairs = points.iter().map(|(x, y)| format!("{:.1},{:.1}", scale.x(*x), scale.y(*y)));
+            let pairs = pairs.collect::<Vec<_>>().join(" ");
+            let _ = write!(text, "<g class=\"{}\"><polyline class=\"line\" points=\"{pairs}\"/>", line.class);
             for (x, y) in points {
-                let said = format!("{}: {} {} at {}", line.label, number(y), self.unit, self.place(x));
-                text.push_str(&mark(line.class, scale.x(x), scale.y(y), &said));
+                let title = format!("{}: {} {} at {}", line.label, number(y), self.unit, self.x_text(x));
+                text.push_str(&mark(line.class, scale.x(x), scale.y(y), &title));
             }
             text.push_str("</g>\n");
         }
@@ -99,7 +97,7 @@ impl Plot {
 
     fn axes(&self, scale: &Scale, text: &mut String) {
         let (right, bottom) = (WIDTH - RIGHT, HEIGHT - BOTTOM);
-        for mark in &scale.marks {
+        for mark in &scale.grid {
             let y = scale.y(*mark);
             let _ = writeln!(
                 text,
@@ -117,7 +115,7 @@ impl Plot {
                  text-anchor=\"middle\">{2}</text>",
                 scale.x(*x),
                 bottom + 18.0,
-                self.place(*x)
+                self.x_text(*x)
             );
         }
         let middle = f64::midpoint(LEFT, right);
@@ -129,76 +127,76 @@ impl Plot {
              <text class=\"axis-label\" transform=\"translate(14 {height}) rotate(-90)\" \
              text-anchor=\"middle\">{}</text>",
             HEIGHT - 8.0,
-            escape(self.across_label),
+            escape(self.x_label),
             escape(&if self.is_log { format!("{}, log scale", self.unit) } else { self.unit.to_owned() })
         );
     }
 
-    fn place(&self, x: f64) -> String {
-        match self.across {
-            Across::Bytes => size_text(x as u64).replace(".0 ", " "),
-            Across::Count | Across::Percent => number(x),
+    fn x_text(&self, x: f64) -> String {
+        match self.x_axis {
+            XAxis::Bytes => size_text(x as u64).replace(".0 ", " "),
+            XAxis::Count | XAxis::Percent => number(x),
         }
     }
 }
 
-/// Where values stand.
+/// Maps values to coordinates.
 struct Scale {
-    places: Vec<f64>,
-    across: Across,
+    xs: Vec<f64>,
+    x_axis: XAxis,
     low: f64,
     high: f64,
     is_log: bool,
-    marks: Vec<f64>,
+    grid: Vec<f64>,
 }
 
 impl Scale {
     fn of(plot: &Plot) -> Self {
         let points = || plot.lines.iter().flat_map(|line| line.points.iter().copied());
-        let mut places: Vec<f64> = points().map(|(x, _)| x).collect();
-        places.sort_by(f64::total_cmp);
-        places.dedup();
+        let mut xs: Vec<f64> = points().map(|(x, _)| x).collect();
+        xs.sort_by(f64::total_cmp);
+        xs.dedup();
         let most = points().map(|(_, y)| y).fold(f64::MIN_POSITIVE, f64::max);
         let least = points().map(|(_, y)| y).filter(|y| *y > 0.0).fold(most, f64::min);
         if plot.is_log {
-            let marks = orders(least, most);
-            let ends = marks.first().zip(marks.last()).map(|(low, high)| (low.log10(), high.log10()));
+            let grid = orders(least, most);
+            let ends = grid.first().zip(grid.last()).map(|(low, high)| (low.log10(), high.log10()));
             let (low, high) = ends.unwrap_or((0.0, 1.0));
-            let mut shown = marks.clone();
-            if marks.len() > LOG_MARKS_MAX {
-                // Only ones and noughts are left where there are many orders of magnitude.
+            let mut shown = grid.clone();
+            if grid.len() > LOG_LABELS_MAX {
+                // With many orders of magnitude, only powers of ten are labelled.
                 shown.retain(|mark| (mark.log10() - mark.log10().round()).abs() < 1e-6);
             }
-            return Self { places, across: plot.across, low, high, is_log: true, marks: shown };
+            return Self { xs, x_axis: plot.x_axis, low, high, is_log: true, grid: shown };
         }
-        let step = nice(most / MARKS);
+        let step = nice(most / GRID_LINES);
         let high = (most / step).ceil() * step;
-        let marks = (0..=(high / step).round() as u32).map(|mark| f64::from(mark) * step).collect();
-        Self { places, across: plot.across, low: 0.0, high, is_log: false, marks }
+        let grid = (0..=(high / step).round() as u32).map(|mark| f64::from(mark) * step).collect();
+        Self { xs, x_axis: plot.x_axis, low: 0.0, high, is_log: false, grid }
     }
 
-    /// Which values have a mark on the horizontal axis.
+    /// The labelled values of the horizontal axis.
     fn ticks(&self) -> Vec<f64> {
-        match self.across {
-            Across::Bytes | Across::Count => self.places.clone(),
-            Across::Percent => (0..=10).map(|tenth| f64::from(tenth) * 10.0).collect(),
+        match self.x_axis {
+            XAxis::Bytes | XAxis::Count => self.xs.clone(),
+            XAxis::Percent => (0..=10).map(|tenth| f64::from(tenth) * 10.0).collect(),
         }
     }
 
     fn x(&self, value: f64) -> f64 {
-        let part = match self.across {
-            Across::Bytes => {
-                let low = self.places.first().copied().unwrap_or(1.0).max(1.0).log2();
-                let high = self.places.last().copied().unwrap_or(1.0).max(1.0).log2();
+        let part = match self.x_axis {
+            XAxis::Bytes => {
+                let low = self.xs.first().copied().unwrap_or(1.0).max(1.0).log2();
+                let high = self.xs.last().copied().unwrap_or(1.0).max(1.0).log2();
                 (value.max(1.0).log2() - low) / (high - low).max(f64::MIN_POSITIVE)
             }
-            Across::Count => {
-                let at = self.places.iter().position(|it| *it >= value).unwrap_or_default() as f64;
-                at / (self.places.len().saturating_sub(1)).max(1) as f64
+            XAxis::Count => {
+                let at = self.xs.iter().position(|it| *it >= value).unwrap_or_default() as f64;
+                at / (self.xs.len().saturating_sub(1)).max(1) as f64
             }
-            Across::Percent => value / 100.0,
+            XAxis::Percent => value / 100.0,
         };
-        // A little room at both ends, so that marks do not stand on the axis.
+        // A margin at both ends, so that markers do not overlap the axis.
         LEFT + 18.0 + (WIDTH - LEFT - RIGHT - 36.0) * part.clamp(0.0, 1.0)
     }
 
@@ -209,7 +207,7 @@ impl Scale {
     }
 }
 
-/// One, two, five and noughts, from the last one below to the first one above.
+/// The values 1, 2, 5 times powers of ten that enclose the range.
 fn orders(least: f64, most: f64) -> Vec<f64> {
     let powers = least.log10().floor() as i32..=most.log10().ceil() as i32;
     let every = powers.flat_map(|power| [1.0, 2.0, 5.0].map(|digit| digit * 10_f64.powi(power)));
@@ -220,7 +218,7 @@ fn orders(least: f64, most: f64) -> Vec<f64> {
     every.get(first..=last.max(first + 1)).unwrap_or(&every).to_vec()
 }
 
-/// A round step of about this size: one, two or five, and noughts.
+/// A round step of about this size: 1, 2 or 5 times a power of ten.
 fn nice(step: f64) -> f64 {
     let power = 10_f64.powf(step.max(f64::MIN_POSITIVE).log10().floor());
     let rest = step / power;
@@ -236,9 +234,9 @@ fn nice(step: f64) -> f64 {
         }
 }
 
-/// A mark of the shape of its class, with words for those who point at it.
-fn mark(class: &str, x: f64, y: f64, said: &str) -> String {
-    let title = if said.is_empty() { String::new() } else { format!("<title>{}</title>", escape(said)) };
+/// A marker in the shape of its class, with a title as tooltip.
+fn mark(class: &str, x: f64, y: f64, title: &str) -> String {
+    let title = if title.is_empty() { String::new() } else { format!("<title>{}</title>", escape(title)) };
     let shape = match class {
         "peer" => format!(
             "<rect class=\"mark\" x=\"{:.1}\" y=\"{:.1}\" width=\"7\" height=\"7\">",
@@ -253,7 +251,7 @@ fn mark(class: &str, x: f64, y: f64, said: &str) -> String {
     format!("{shape}{title}</{end}>")
 }
 
-/// A number as short as it can be read.
+/// A number in short form.
 pub(crate) fn number(value: f64) -> String {
     let (value, tail) = match value {
         _ if value >= 1e6 => (value / 1e6, " M"),
@@ -290,8 +288,8 @@ mod tests {
         let points = [10.0, 50.0, 90.0, 91.0, 99.0, 100.0].map(|x| (x, 1.0)).to_vec();
         let plot = Plot {
             title: "a".to_owned(),
-            across: Across::Percent,
-            across_label: "b",
+            x_axis: XAxis::Percent,
+            x_label: "b",
             unit: "s",
             is_log: true,
             lines: vec![Line { label: "c".to_owned(), class: "ours", points }],
@@ -305,18 +303,18 @@ mod tests {
             );
         }
         assert_eq!(scale.ticks().len(), 11);
-        assert_eq!(plot.figure().matches("class=\"tick\"").count(), 11 + scale.marks.len());
+        assert_eq!(plot.figure().matches("class=\"tick\"").count(), 11 + scale.grid.len());
     }
 
     #[test]
-    fn a_plot_without_points_or_with_one_has_no_nonsense_in_it() {
+    fn plot_with_few_points_has_no_invalid_numbers() {
         for points in [vec![], vec![(1.0, 0.0)], vec![(4096.0, 3.0)]] {
-            for (across, is_log) in [(Across::Bytes, true), (Across::Count, false), (Across::Percent, true)] {
+            for (x_axis, is_log) in [(XAxis::Bytes, true), (XAxis::Count, false), (XAxis::Percent, true)] {
                 let line = Line { label: "<us>".to_owned(), class: "ours", points: points.clone() };
                 let plot = Plot {
                     title: "a".to_owned(),
-                    across,
-                    across_label: "b",
+                    x_axis,
+                    x_label: "b",
                     unit: "µs",
                     is_log,
                     lines: vec![line],

@@ -2,28 +2,28 @@
 
 use std::fmt::Write as _;
 
-use tiffin_kv_replay::{Compared, Report};
+use tiffin_kv_replay::{Comparison, Report};
 
 use crate::page::{escape, page as frame};
-use crate::plot::{Across, Line, Plot};
+use crate::plot::{Line, Plot, XAxis};
 
 const TITLE: &str = "A trace through the KV hierarchy";
-/// The looks of lines; more policies than looks repeat them.
-const LOOKS: [&str; 4] = ["ours", "peer", "ours new", "peer best"];
+/// CSS classes of lines; with more policies they repeat.
+const CLASSES: [&str; 4] = ["ours", "peer", "ours new", "peer best"];
 
-/// A row of the table: its name, and its value of a run.
+/// A row of the table: its name, and its value for a run.
 pub type Row = (&'static str, fn(&Report) -> String);
 
-/// The whole page: a plot for each policy, and a table with these rows of these runs.
+/// The page: a plot for each policy, and a table with these rows of these runs.
 #[must_use]
-pub fn page(compared: &[Compared], rows: &[Row], columns: &[&Report], note: Option<&str>) -> String {
+pub fn page(compared: &[Comparison], rows: &[Row], columns: &[&Report], note: Option<&str>) -> String {
     let mut text = String::from("<section>\n<h2>Time to first token</h2>\n<div class=\"plots\">\n");
     for it in compared {
-        let lines = [(&it.policy, LOOKS[0]), (&it.no_prefetch, LOOKS[1]), (&it.infinite, "floor")];
+        let lines = [(&it.policy, CLASSES[0]), (&it.no_prefetch, CLASSES[1]), (&it.infinite, "floor")];
         text.push_str(&curve(&it.policy.policy, &lines).figure());
     }
     if compared.len() > 1 {
-        let lines: Vec<_> = compared.iter().map(|it| &it.policy).zip(LOOKS.into_iter().cycle()).collect();
+        let lines: Vec<_> = compared.iter().map(|it| &it.policy).zip(CLASSES.into_iter().cycle()).collect();
         text.push_str(&curve("All policies", &lines).figure());
     }
     text.push_str("</div>\n</section>\n");
@@ -35,7 +35,7 @@ pub fn page(compared: &[Compared], rows: &[Row], columns: &[&Report], note: Opti
     frame(TITLE, "", &text)
 }
 
-/// The part of requests that had their first token by then.
+/// The time by which each percentage of the requests had its first token.
 fn curve(title: &str, lines: &[(&Report, &'static str)]) -> Plot {
     let line = |(report, class): &(&Report, &'static str)| {
         let points = (1..).zip(&report.ttft_curve).filter(|(percent, _)| percent % 5 == 0 || *percent > 90);
@@ -44,8 +44,8 @@ fn curve(title: &str, lines: &[(&Report, &'static str)]) -> Plot {
     };
     Plot {
         title: title.to_owned(),
-        across: Across::Percent,
-        across_label: "percent of the requests",
+        x_axis: XAxis::Percent,
+        x_label: "percent of the requests",
         unit: "s",
         is_log: true,
         lines: lines.iter().map(line).collect(),

@@ -1,11 +1,11 @@
-//! Rules that are broken on purpose: what `sabotage.rs` of a crate is made of.
+//! Mutants: declares the variants of a crate that break one rule each, for its module `sabotage`.
 //!
-//! A test that cannot fail proves nothing. A crate names with [`variants!`] the ways in which its rules can
-//! be broken, and asks with [`sabotaged!`] in its production path whether one is. Without its feature
-//! `sabotage` the type has a single value, and every question about it is answered `false` at compile time.
+//! A test that cannot fail proves nothing. A crate declares its mutants with [`variants!`], and checks with
+//! [`sabotaged!`] in its production code whether one is active. Without the crate's feature `sabotage` the
+//! type has a single value, and every check is `false` at compile time.
 
-/// Declares the type `Sabotage` of a crate: its variants, in lists, each with the rule that it breaks and, if
-/// it is known, where it was seen.
+/// Declares the type `Sabotage` of a crate: lists of variants, each with the rule that it breaks and, if
+/// known, the project where the bug was seen.
 ///
 /// The crate has a feature `sabotage`, and calls this in its module `sabotage`.
 #[macro_export]
@@ -16,10 +16,10 @@ macro_rules! variants {
             $($(#[doc = $doc:literal])+ $variant:ident: $rule:literal $(, $origin:literal)?;)*
         }
     )+) => {
-        /// Which rule is broken, if any.
+        /// The active mutant, if any.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         pub enum Sabotage {
-            /// None: production.
+            /// No mutant: production.
             #[default]
             None,
             $($($(#[doc = $doc])+ #[cfg(feature = "sabotage")] $variant,)*)+
@@ -29,7 +29,7 @@ macro_rules! variants {
         impl Sabotage {
             $($(#[doc = $list_doc])+ pub const $list: &[Self] = &[$(Self::$variant,)*];)+
 
-            /// The rule that it breaks, in a few words or by its name.
+            /// The rule that it breaks, in a few words or by its id.
             #[must_use]
             pub fn rule(self) -> &'static str {
                 match self {
@@ -38,7 +38,7 @@ macro_rules! variants {
                 }
             }
 
-            /// Where it was seen, if that is known.
+            /// Where the bug was seen, if known.
             #[must_use]
             pub fn origin(self) -> &'static str {
                 match self {
@@ -47,7 +47,7 @@ macro_rules! variants {
                 }
             }
 
-            /// What is broken, in a sentence.
+            /// What it does, in a sentence.
             #[must_use]
             pub fn what(self) -> &'static str {
                 match self {
@@ -59,9 +59,9 @@ macro_rules! variants {
     };
 }
 
-/// Whether a rule is broken here: `sabotaged!(self.sabotage, IgnoreViews)`.
+/// Whether this mutant is active: `sabotaged!(self.sabotage, IgnoreViews)`.
 #[macro_export]
-#[expect(clippy::crate_in_macro_def, reason = "the type is that of the crate which asks")]
+#[expect(clippy::crate_in_macro_def, reason = "the type belongs to the calling crate")]
 macro_rules! sabotaged {
     ($sabotage:expr, $variant:ident) => {{
         #[cfg(feature = "sabotage")]

@@ -1,16 +1,15 @@
-//! How far it is, on standard error: one line that is written anew on a terminal, a line now and then
-//! elsewhere.
+//! Progress on standard error: one line that is rewritten on a terminal, occasional lines elsewhere.
 
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
 const BAR_WIDTH: u64 = 30;
-/// How often a terminal shows something new.
+/// Update interval on a terminal.
 const REDRAW: Duration = Duration::from_millis(100);
-/// How often a log does.
+/// Update interval in a log.
 const LOG: Duration = Duration::from_secs(10);
 
-/// What is counted, and how far it is.
+/// The state of the progress line.
 #[derive(Debug)]
 pub(crate) struct Progress {
     what: &'static str,
@@ -26,7 +25,7 @@ impl Progress {
         Self { what, total, began: now, shown: now, on_terminal: std::io::stderr().is_terminal() }
     }
 
-    /// Shows it, unless it was shown a moment ago.
+    /// Prints the progress, unless it was printed recently.
     pub(crate) fn show(&mut self, done: u64, failed: u64) {
         let pause = if self.on_terminal { REDRAW } else { LOG };
         if self.shown.elapsed() < pause {
@@ -40,7 +39,7 @@ impl Progress {
         let text =
             format!("{done} of {total} {what}, {rate:.0} a second, {failed} failed, {} left", time(left));
         let mut err = std::io::stderr().lock();
-        // Nothing can be done for somebody who does not want to know.
+        // A failed write to standard error is ignored.
         _ = match self.on_terminal {
             true => {
                 let full = (done * BAR_WIDTH).checked_div(total).unwrap_or(BAR_WIDTH).min(BAR_WIDTH);
@@ -52,7 +51,7 @@ impl Progress {
         _ = err.flush();
     }
 
-    /// Takes the line away, so that something else can be printed.
+    /// Erases the line before other output.
     pub(crate) fn clear(&self) {
         if self.on_terminal {
             _ = write!(std::io::stderr(), "\r\x1b[K");

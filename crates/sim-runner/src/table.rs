@@ -1,4 +1,4 @@
-//! Breaks each rule in turn, and says how soon that is noticed.
+//! Runs every mutant, and prints how soon it is noticed.
 
 use std::io::Write;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -8,15 +8,15 @@ use std::thread;
 use serde_json::json;
 
 use crate::progress::Progress;
-use crate::{Caught, Simulation, Task, catch};
+use crate::{Caught, RunOptions, Simulation, catch};
 
-/// True if every one is noticed.
-pub(crate) fn print<S: Simulation>(task: &Task<S::Rule>) -> std::io::Result<bool> {
-    // Broken rules may trip assertions; that is one way to notice them.
+/// True if every mutant is noticed.
+pub(crate) fn print<S: Simulation>(options: &RunOptions<S::Mutant>) -> std::io::Result<bool> {
+    // Mutants may fail assertions, which is one way to be noticed.
     std::panic::set_hook(Box::new(|_| ()));
-    let caught = catch_all::<S>(task);
+    let caught = catch_all::<S>(options);
     let mut out = std::io::stdout().lock();
-    if task.json {
+    if options.json {
         let rows: Vec<_> = caught.iter().map(S::json).collect();
         writeln!(out, "{}", json!(rows))?;
     } else {
@@ -28,19 +28,19 @@ pub(crate) fn print<S: Simulation>(task: &Task<S::Rule>) -> std::io::Result<bool
     Ok(caught.iter().all(|it| it.seeds.is_some()))
 }
 
-/// All of them, in the order of the rules, however many threads there are.
-fn catch_all<S: Simulation>(task: &Task<S::Rule>) -> Vec<Caught<S::Rule, S::Broken>> {
-    let mut progress = Progress::new("rules", S::RULES.len() as u64);
+/// Results of all mutants, in their declared order.
+fn catch_all<S: Simulation>(options: &RunOptions<S::Mutant>) -> Vec<Caught<S::Mutant, S::Violation>> {
+    let mut progress = Progress::new("rules", S::MUTANTS.len() as u64);
     let next = AtomicUsize::new(0);
     let (rows, results) = mpsc::channel();
     let mut caught = Vec::new();
     thread::scope(|scope| {
-        for _ in 0..task.jobs {
+        for _ in 0..options.jobs {
             let (rows, next) = (rows.clone(), &next);
             scope.spawn(move || {
-                while let Some(&rule) = S::RULES.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let play = |seed, rule| S::play(seed, rule, false).broken;
-                    _ = rows.send(catch(rule, task.start, task.seeds, play));
+                while let Some(&mutant) = S::MUTANTS.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let run = |seed, mutant| S::run(seed, mutant, false).violation;
+                    _ = rows.send(catch(mutant, options.start, options.seeds, run));
                 }
             });
         }
@@ -52,6 +52,6 @@ fn catch_all<S: Simulation>(task: &Task<S::Rule>) -> Vec<Caught<S::Rule, S::Brok
         }
     });
     progress.clear();
-    caught.sort_by_key(|it| S::RULES.iter().position(|rule| *rule == it.sabotage));
+    caught.sort_by_key(|it| S::MUTANTS.iter().position(|mutant| *mutant == it.sabotage));
     caught
 }

@@ -1,9 +1,9 @@
-//! What a run has exercised. A simulation that never reaches a case proves nothing about it.
+//! Coverage of a run: a case that never occurs is not tested.
 
 /// Declares the points, their names, and the list of all of them.
 macro_rules! points {
     ($($(#[doc = $doc:literal])* $point:ident,)*) => {
-        /// Something that must happen in every larger set of runs.
+        /// A case that must occur in every larger set of runs.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
         pub enum Point {
             $($(#[doc = $doc])* $point,)*
@@ -29,29 +29,29 @@ points! {
     FaultClientBreak,
     /// A fault: the network breaks a node's link to the master.
     FaultLinkBreak,
-    /// A fault: the link stays broken for longer than the master's patience.
+    /// A fault: the link stays broken for longer than the master's time limit.
     FaultLinkLong,
-    /// A fault: a connection for bytes breaks.
+    /// A fault: a data connection breaks.
     FaultDataBreak,
     /// A fault: a client's process dies.
     FaultClientCrash,
-    /// A fault: a client is stopped for a long time, and goes on.
+    /// A fault: a client is stopped for a long time, then continued.
     FaultClientStall,
     /// A fault: a node's process dies, and its memory with it.
     FaultNodeCrash,
-    /// A fault: a node is stopped, and goes on.
+    /// A fault: a node is stopped, then continued.
     FaultNodeStop,
-    /// Nothing arrives from a read.
+    /// A read makes no progress.
     ReadStalled,
     /// Another copy is read because of that.
     ReadHedged,
-    /// And is there first.
+    /// The hedged read is faster.
     HedgeWon,
     /// A read that stalls in the middle is stopped.
     ReadStopped,
     /// A slow node is read, because it has the only copy or the others failed.
     SlowRead,
-    /// A fault: the master dies, and a new life of it begins.
+    /// A fault: the master dies and is restarted.
     FaultMasterCrash,
     /// A fault: the master loses its state folder, or finds an old one.
     FaultStateLost,
@@ -59,7 +59,7 @@ points! {
     MasterSuperseded,
     /// A request waits until members have reported.
     Parked,
-    /// Such a request goes on.
+    /// Such a request is resumed.
     Resumed,
     /// The master's state is written.
     StateSaved,
@@ -67,55 +67,55 @@ points! {
     AwaitedReports,
     /// All of them have reported, or are lost.
     AllReported,
-    /// An absence was compared with what members hold that have not reported.
+    /// An absence was compared with the objects of members that have not reported.
     CheckedUnreported,
-    /// What is saved was compared with what clients were told.
+    /// The saved state was compared with the answers to clients.
     CheckedSaved,
     /// A fault: the master's clock jumps.
     FaultClockJump,
     /// A fault: the master's clock jumps back.
     FaultClockBack,
-    /// A fault: the master's clock stands still.
+    /// A fault: the master's clock stops.
     FaultClockStop,
-    /// A fault: the master's clock goes faster or slower than the others.
+    /// A fault: the master's clock runs at another rate.
     FaultClockRate,
-    /// A fault: a client's clock goes faster or slower than the others.
+    /// A fault: a client's clock runs at another rate.
     FaultClientClock,
     /// A fault: the network breaks a disk's link to the master.
     FaultDiskLink,
-    /// A fault: it stays broken for long.
+    /// A fault: the link stays broken for long.
     FaultDiskLinkLong,
-    /// A fault: a device answers with errors for a while.
+    /// A fault: a device returns errors for a while.
     FaultDiskFails,
-    /// A fault: something else fills a device for a while.
+    /// A fault: a device is full for a while.
     FaultDiskFills,
     /// A fault: a device is slow for a while.
     FaultDiskSlow,
-    /// A fault: a record on a disk is not what it was.
+    /// A fault: a record on a disk is damaged.
     FaultDiskFlip,
     /// A fault: a device never answers.
     FaultDiskLoses,
-    /// A process finds its disk with copies.
+    /// A process finds copies on its disk.
     DiskRecovered,
-    /// A process dies while its disk is at work.
+    /// A process dies during disk operations.
     DiskCrashUnderWay,
     /// A device's answer is lost.
     DiskLostCompletion,
-    /// Marks are on a disk.
+    /// Attributes are written to a disk.
     DiskMarked,
-    /// Marks could not be written to a disk.
+    /// Attributes could not be written to a disk.
     DiskMarkFailed,
-    /// Copies are gone from a disk.
+    /// Copies are removed from a disk.
     DiskForgot,
-    /// A disk lets go of copies to make room.
+    /// A disk evicts copies.
     DiskEvicted,
-    /// A disk has no room, nor anything to let go of.
+    /// A disk has no space, and nothing to evict.
     DiskFull,
     /// A copy on a disk is found to be unreadable.
     DiskCorrupt,
     /// A client reads from a disk.
     DiskRead,
-    /// A client reads from a disk what leaves meanwhile.
+    /// A copy is removed from a disk while a client reads it.
     DiskReadStale,
     /// A client's read from a disk fails.
     DiskReadFailed,
@@ -129,25 +129,25 @@ points! {
     PutLacksContiguous,
     /// A put finds no node.
     PutNoNode,
-    /// A node withholds bytes from objects, for records or names.
+    /// A node takes bytes of the data segment for records or names.
     Withheld,
-    /// A promise was checked: `Full` is said only when nothing is left to evict.
+    /// A promise was checked: `Full` is answered only when nothing is left to evict.
     CheckedFull,
-    /// An object is on a disk.
+    /// An object is written to a disk.
     Demoted,
     /// An object could not be written to a disk.
     DemotionFailed,
-    /// A disk refused an object because of its size.
+    /// A disk refuses an object because of its size.
     DemotionRefused,
-    /// An object is gone before it is written to a disk.
+    /// An object is removed before it is written to a disk.
     DemotionUnsourced,
-    /// An object leaves memory and stays on a disk.
+    /// An object is evicted from memory and stays on a disk.
     LeftMemory,
     /// An object is read from a disk into memory.
     Promoted,
     /// An object could not be read into memory.
     PromotionFailed,
-    /// Somebody asked for objects ahead.
+    /// A client prefetches objects.
     Prefetched,
     /// An outcome of a prefetch.
     PrefetchAbsent,
@@ -161,7 +161,7 @@ points! {
     PrefetchFailed,
     /// An outcome of a prefetch.
     PrefetchSkipped,
-    /// A prefetch was given up before it had come.
+    /// A prefetch is cancelled before it has ended.
     PrefetchCancelled,
     /// The invariant was checked on something.
     CheckedSurvival,
@@ -171,7 +171,7 @@ points! {
     CheckedCold,
     /// The invariant was checked on something.
     CheckedProbe,
-    /// A client closes its handle in good order.
+    /// A client closes its handle in order.
     ClientLeaves,
     /// A frame is lost with its connection.
     FrameLost,
@@ -179,15 +179,15 @@ points! {
     FrameLate,
     /// The invariant was checked on something.
     CheckedPresence,
-    /// Bytes that came with the question for their name were written.
+    /// Bytes inside a commit were written.
     CarriedWritten,
-    /// Such bytes came again, or into room that was gone.
+    /// Bytes inside a commit arrived again, or for a stale reservation.
     CarriedInVain,
-    /// Bytes that go with a question, and it could not be asked.
+    /// A commit with bytes could not be sent.
     CarriedNowhere,
-    /// A node found several things in its ledger, and answered them at once.
+    /// A node applies several ledger entries at once.
     ManyEntrusted,
-    /// A frame arrives on a connection that a newer one has replaced.
+    /// A frame arrives on a connection that was replaced by a newer one.
     FrameFenced,
     /// The kernel proves a death before the sockets close.
     DeadBeforeClosed,
@@ -197,9 +197,9 @@ points! {
     CallTimeout,
     /// A put or get is given up at its deadline.
     SessionGivenUp,
-    /// Room is found for a request that nobody waits for any more.
+    /// Space is reserved for a request that the client no longer waits for.
     LateReserved,
-    /// A client tells a node what it still knows of.
+    /// A client sends `Keep` to a node.
     KeepSent,
     /// A notice of the master.
     NodeReady,
@@ -259,7 +259,7 @@ points! {
     RecallFoundClaim,
     /// A copy through shared memory.
     MappedRead,
-    /// A copy through shared memory that lost its race, and knew it.
+    /// A copy through shared memory that was stale, and noticed it.
     MappedReadStale,
     /// A copy through a socket.
     SocketWritten,
@@ -267,35 +267,35 @@ points! {
     SocketWriteStale,
     /// A copy through a socket.
     SocketRead,
-    /// A copy through a socket that lost its race, and knew it.
+    /// A copy through a socket that was stale, and noticed it.
     SocketReadStale,
     /// A put into preallocated memory.
     PutPreallocated,
-    /// An object is named without its node.
+    /// An object is published.
     Published,
-    /// The node must be asked.
+    /// An object must be committed at its node.
     NotPublished,
-    /// Who has asked the master looks at what the node has not heard of yet.
+    /// A view of an object whose settle the node has not received yet.
     ViewUnheard,
-    /// A get that asked nobody, through shared memory.
+    /// A read from a cached location, through shared memory.
     KnownRead,
-    /// The same, of something of which its node had not heard yet.
+    /// The same, of an object whose settle the node has not received yet.
     KnownReadEarly,
-    /// A get that asked nobody at first, and had to.
+    /// A read from a cached location that was stale.
     KnownReadStale,
-    /// A get that asked nobody, through a socket.
+    /// A read from a cached location, through a socket.
     KnownSocketRead,
-    /// A get through a socket that asked nobody at first, and had to.
+    /// A read from a cached location through a socket that was stale.
     KnownSocketReadStale,
-    /// The master hears what was used without asking it.
+    /// The master is informed of reads from cached locations.
     UsesTold,
-    /// A put is answered, and older copies of its name were looked for.
+    /// A put is answered, and older copies of its key were searched.
     CheckedSuperseded,
-    /// A get is compared with what was acknowledged before it began.
+    /// A get is compared with the puts acknowledged before it began.
     CheckedNewest,
     /// An object in several pieces.
     SeveralExtents,
-    /// An object in so many pieces that their list spills.
+    /// An object with so many extents that their list spills.
     SpilledExtents,
     /// A delete.
     Deleted,
@@ -303,19 +303,19 @@ points! {
     DeleteAbsent,
     /// A delete that a lease refuses.
     DeleteLeased,
-    /// A delete that a node could not confirm.
+    /// A delete that a node did not confirm.
     DeleteUnconfirmed,
-    /// A delete by pattern that took something.
+    /// A delete by pattern that removed objects.
     DeletedMatching,
-    /// A drop takes more than one piece.
+    /// A delete by pattern takes several steps.
     WorkedOn,
-    /// Something takes the place of what a node could not confirm to be gone.
+    /// An object replaces another whose removal a node did not confirm.
     ReplaceUnconfirmed,
-    /// A delete of what is gone already, which a node has not confirmed.
+    /// A delete of a removed object that a node has not confirmed.
     RepeatedUnconfirmed,
-    /// A client does not wait for an answer any more.
+    /// A client cancels a request.
     Cancelled,
-    /// A delete by pattern that a node could not confirm.
+    /// A delete by pattern that a node did not confirm.
     MatchingUnconfirmed,
     /// A lookup.
     ResolveFound,
@@ -329,9 +329,9 @@ points! {
     Refused,
     /// A view begins.
     ViewBegun,
-    /// A view of what is gone does not begin.
+    /// A view of a removed object is refused.
     ViewRefused,
-    /// Somebody looks at what was retired meanwhile.
+    /// A view of an object that was retired meanwhile.
     ViewOutlives,
     /// An outcome of a put.
     PutOverQuota,
@@ -339,7 +339,7 @@ points! {
     PutBehind,
     /// A stream has ended.
     StreamEnded,
-    /// Somebody looks at a stream and takes nothing.
+    /// A pull without leases.
     Tailed,
     /// An outcome of a pin.
     Pinned,
@@ -347,15 +347,15 @@ points! {
     PinUnconfirmed,
     /// A sample is leased.
     SampleLeased,
-    /// A sample is consumed for good.
+    /// A sample is consumed and freed.
     SampleFreed,
-    /// A sample is consumed by one of several.
+    /// A sample is consumed by one of several groups.
     SampleRecorded,
     /// The invariant was checked on something.
     CheckedQuota,
     /// The invariant was checked on something.
     CheckedReleased,
-    /// The limits of a namespace were compared with those that clients named last.
+    /// The limits of a namespace were compared with those that clients set last.
     CheckedPolicy,
     /// The invariant was checked on something.
     CheckedRival,
@@ -369,7 +369,7 @@ points! {
     CheckedPulled,
     /// The invariant was checked on something.
     CheckedConsumed,
-    /// A sample was not leased as consumed, although others had it leased.
+    /// A lease of a consumed sample was refused while others had it leased.
     CheckedRefusedLease,
     /// The invariant was checked on something.
     CheckedGivenUp,
@@ -409,7 +409,7 @@ points! {
     CheckedLiveness,
 }
 
-/// How often each point and each kind of message was met.
+/// Counts of all points and kinds of messages.
 #[derive(Clone, Debug)]
 pub struct Coverage {
     points: Vec<u64>,
@@ -437,7 +437,7 @@ impl Coverage {
     }
 }
 
-impl tiffin_sim_runner::Covered for Coverage {
+impl tiffin_sim_runner::CoverageCounts for Coverage {
     fn add(&mut self, other: &Self) {
         self.points.iter_mut().zip(&other.points).for_each(|(mine, its)| *mine += its);
         self.kinds.iter_mut().zip(&other.kinds).for_each(|(mine, its)| mine.1 += its.1);

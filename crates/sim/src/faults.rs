@@ -1,11 +1,10 @@
-//! What goes wrong.
+//! Fault injection.
 
 use crate::{
     coverage::Point,
     world::{Event, Party, Phase, World},
 };
 
-/// The kinds of faults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     ClientBreak,
@@ -32,7 +31,7 @@ pub(crate) enum Fault {
 }
 
 impl Fault {
-    /// The faults of disks, the last of all.
+    /// The faults of disks, at the end of the list.
     pub(crate) const DISKS: [Self; 7] = [
         Self::DiskLink,
         Self::DiskLinkLong,
@@ -68,39 +67,39 @@ impl Fault {
 }
 
 impl World {
-    pub(crate) fn fault_happens(&mut self) {
-        if self.phase != Phase::Storm {
+    pub(crate) fn next_fault(&mut self) {
+        if self.phase != Phase::Faults {
             return;
         }
-        let gap = self.chance.between(1, 2 * self.plan.fault_gap);
+        let gap = self.rng.between(1, 2 * self.plan.fault_gap);
         self.at(self.now + gap, Event::Fault);
         let total: u64 = Fault::ALL.iter().map(|&it| self.fault_rate(it)).sum();
-        let mut drawn = self.chance.below(total);
+        let mut drawn = self.rng.below(total);
         for fault in Fault::ALL {
             let rate = self.fault_rate(fault);
             if drawn < rate {
                 self.log.line(self.now, "fault", &[fault as u64], &[]);
                 self.log.note(|| format!("{fault:?}"));
-                return self.strike(fault);
+                return self.inject(fault);
             }
             drawn -= rate;
         }
     }
 
-    fn strike(&mut self, fault: Fault) {
-        let node = self.chance.below(self.nodes.len() as u64) as usize;
-        let client = self.chance.below(self.clients.len() as u64) as usize;
+    fn inject(&mut self, fault: Fault) {
+        let node = self.rng.below(self.nodes.len() as u64) as usize;
+        let client = self.rng.below(self.clients.len() as u64) as usize;
         match fault {
-            Fault::ClientBreak => self.break_something(client),
+            Fault::ClientBreak => self.break_random_conn(client),
             Fault::LinkBreak => self.break_link(node, 0),
             Fault::LinkLong => {
-                let away = self.plan.bar_ms + self.chance.below(200);
+                let away = self.plan.bar_ms + self.rng.below(200);
                 self.break_link(node, away);
             }
             Fault::DataBreak => {
-                let open = self.transfers.iter().filter(|(_, it)| it.socket && !it.broken);
+                let open = self.transfers.iter().filter(|(_, it)| it.socket && !it.violation);
                 let open: Vec<_> = open.map(|(id, _)| *id).collect();
-                if let Some(&id) = self.chance.pick(&open) {
+                if let Some(&id) = self.rng.pick(&open) {
                     self.coverage.hit(Point::FaultDataBreak);
                     self.break_transfer(id);
                 }
@@ -115,14 +114,14 @@ impl World {
             Fault::NodeCrash => {
                 if self.is_up(Party::Node(node)) {
                     self.coverage.hit(Point::FaultNodeCrash);
-                    let down = self.chance.delay(50, 600);
+                    let down = self.rng.delay(50, 600);
                     self.crash_node(node, down);
                 }
             }
             Fault::NodeStop => {
-                let until = self.now + self.chance.delay(200, 700);
+                let until = self.now + self.rng.delay(200, 700);
                 if let Some(it) = self.nodes.get_mut(node).filter(|it| it.core.is_some()) {
-                    // What waits for the end of another stop waits on.
+                    // An earlier stop is not shortened.
                     it.stopped_until = it.stopped_until.max(until);
                     self.coverage.hit(Point::FaultNodeStop);
                 }
@@ -130,12 +129,12 @@ impl World {
             Fault::MasterCrash => {
                 if self.is_up(Party::Master) {
                     self.coverage.hit(Point::FaultMasterCrash);
-                    let down = self.chance.delay(30, 200);
+                    let down = self.rng.delay(30, 200);
                     self.crash_master(down);
                 }
             }
             Fault::ClockJump | Fault::ClockBack | Fault::ClockStop | Fault::ClockRate => {
-                self.strike_clock(fault);
+                self.inject_clock(fault);
             }
             Fault::DiskLink
             | Fault::DiskLinkLong
@@ -143,7 +142,7 @@ impl World {
             | Fault::DiskSlow
             | Fault::DiskFlip
             | Fault::DiskLoses
-            | Fault::DiskFills => self.strike_disk(fault, node),
+            | Fault::DiskFills => self.inject_disk(fault, node),
             Fault::ClientClock => {
                 let rate = self.rate();
                 if let Some(it) = self.clients.get_mut(client).filter(|it| it.alive) {
@@ -154,11 +153,11 @@ impl World {
         }
     }
 
-    /// What goes wrong with a disk, or with its link.
-    fn strike_disk(&mut self, fault: Fault, node: usize) {
+    /// Injects a fault of a disk, or of its link.
+    fn inject_disk(&mut self, fault: Fault, node: usize) {
         let now = self.now;
-        let (until, away) = (now + self.chance.delay(100, 500), self.plan.bar_ms + self.chance.below(200));
-        let drawn = self.chance.any();
+        let (until, away) = (now + self.rng.delay(100, 500), self.plan.bar_ms + self.rng.below(200));
+        let drawn = self.rng.any();
         let Some(disk) = self.disk(node).filter(|it| it.core.is_some()) else { return };
         let point = match fault {
             Fault::DiskFails => {
@@ -174,12 +173,12 @@ impl World {
                 Point::FaultDiskFills
             }
             Fault::DiskLoses => {
-                disk.log.loses = 1 + (drawn % 2) as u32;
+                disk.log.lose_completions = 1 + (drawn % 2) as u32;
                 Point::FaultDiskLoses
             }
             Fault::DiskFlip => {
-                let count = disk.log.kept.len().max(1);
-                let Some(kept) = disk.log.kept.values_mut().nth(drawn as usize % count) else { return };
+                let count = disk.log.copies.len().max(1);
+                let Some(kept) = disk.log.copies.values_mut().nth(drawn as usize % count) else { return };
                 kept.flipped = true;
                 Point::FaultDiskFlip
             }
@@ -194,41 +193,41 @@ impl World {
         self.coverage.hit(point);
     }
 
-    /// The master's clock jumps, stands still, or goes at another rate than the world's.
-    fn strike_clock(&mut self, fault: Fault) {
+    /// The master's clock jumps, stops, or runs at another rate.
+    fn inject_clock(&mut self, fault: Fault) {
         match fault {
             Fault::ClockJump => {
                 self.coverage.hit(Point::FaultClockJump);
-                self.clock.ahead += self.chance.delay(200, 2000) as i64;
+                self.clock.ahead += self.rng.delay(200, 2000) as i64;
             }
             Fault::ClockBack => {
                 self.coverage.hit(Point::FaultClockBack);
-                self.clock.ahead -= self.chance.delay(50, 500) as i64;
+                self.clock.ahead -= self.rng.delay(50, 500) as i64;
             }
             Fault::ClockStop => {
-                let stands = self.master_now().0;
-                self.clock.stands_at = Some(stands);
+                let is_current = self.master_now().0;
+                self.clock.stopped_at = Some(is_current);
                 self.coverage.hit(Point::FaultClockStop);
-                let until = self.now + self.chance.delay(100, 500);
-                self.at(until, Event::ClockGoesOn);
+                let until = self.now + self.rng.delay(100, 500);
+                self.at(until, Event::ClockResumes);
             }
             _ => {
                 self.coverage.hit(Point::FaultClockRate);
                 let rate = self.rate();
-                self.clock.go_at(self.now, rate);
+                self.clock.set_rate(self.now, rate);
             }
         }
     }
 
-    /// A clock's rate, in percent of the world's.
+    /// A random clock rate, in percent of the simulated time.
     fn rate(&mut self) -> u64 {
-        *self.chance.pick(&[25, 50, 90, 100, 110, 200, 400]).unwrap_or(&100)
+        *self.rng.pick(&[25, 50, 90, 100, 110, 200, 400]).unwrap_or(&100)
     }
 
-    /// A process that is stopped for long often finds its connections closed when it goes on.
+    /// A process that was stopped for long often finds its connections closed.
     fn stall(&mut self, client: usize) {
-        let until = self.now + self.chance.delay(200, 900);
-        let cut = self.chance.percent(60);
+        let until = self.now + self.rng.delay(200, 900);
+        let cut = self.rng.percent(60);
         let Some(it) = self.clients.get_mut(client).filter(|it| it.alive) else { return };
         it.stopped_until = it.stopped_until.max(until);
         let conns: Vec<_> = it.links.values().filter_map(|it| it.conn).collect();
@@ -238,10 +237,10 @@ impl World {
         }
     }
 
-    fn break_something(&mut self, client: usize) {
+    fn break_random_conn(&mut self, client: usize) {
         let Some(it) = self.clients.get(client).filter(|it| it.alive) else { return };
         let open: Vec<_> = it.links.values().filter_map(|it| it.conn).collect();
-        if let Some(&conn) = self.chance.pick(&open) {
+        if let Some(&conn) = self.rng.pick(&open) {
             self.coverage.hit(Point::FaultClientBreak);
             self.break_conn(conn);
         }

@@ -1,31 +1,31 @@
 //! Whole clusters in one thread, from one seed.
 //!
-//! The parties are the production state machines of `core`, and every message between them goes through
-//! `proto`; only sockets, memory and clocks are simulated. The memory knows for which value each of its
-//! units was last written, so a read that returns anything else is found out. One master, two or three
-//! nodes, some of them with a disk, three to five clients, a few keys, too little memory, and a storm of
-//! faults; then calm, in which everything must come to rest.
+//! The parties are the production state machines of `core`, and every message between them is encoded by
+//! `proto`; only sockets, memory and clocks are simulated. The memory records the value for which each of its
+//! units was last written, so a read that returns anything else is detected. A world has one master, two or
+//! three nodes, some of them with a disk, three to five clients, a few keys, too little memory, and many
+//! faults; then the faults stop, and everything must end.
 //!
-//! [`run`] plays one seed. [`catch`] breaks a rule of `core` and says how many seeds it took until that was
+//! [`run`] runs one seed. [`catch`] runs a mutant of `core` and returns the number of seeds until it was
 //! noticed.
 //!
-//! **Invariant:** the same seed gives the same run, to the last byte.
+//! **Invariant:** the same seed gives the same run.
 
 mod client;
 mod coverage;
-mod deciding;
+mod decisions;
 mod disk;
 mod faults;
 mod invariants;
-mod log;
+mod keyspace;
 mod master;
 mod memory;
-mod names;
 mod network;
 mod node;
 mod oracle;
 mod plan;
-mod retiring;
+mod removals;
+mod run_log;
 mod transfer;
 mod workload;
 mod world;
@@ -33,38 +33,38 @@ mod world;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 pub use coverage::{Coverage, Point};
-pub use oracle::Broken;
+pub use oracle::Violation;
 pub use tiffin_core::sabotage::Sabotage;
 use tiffin_sim_runner::panic_text;
 use world::World;
 
-/// What came out of one seed.
-pub type Report = tiffin_sim_runner::Report<Broken, Coverage>;
+/// The result of one seed.
+pub type Report = tiffin_sim_runner::Report<Violation, Coverage>;
 
-/// How a broken rule was noticed.
-pub type Caught = tiffin_sim_runner::Caught<Sabotage, Broken>;
+/// How a mutant was noticed.
+pub type Caught = tiffin_sim_runner::Caught<Sabotage, Violation>;
 
-/// Plays one seed. `keep_text` keeps a log for people, which takes much longer.
+/// Runs one seed. `keep_text` keeps a readable log, which takes much longer.
 #[must_use]
 pub fn run(seed: u64, sabotage: Sabotage, keep_text: bool) -> Report {
     let mut world = World::new(seed, sabotage, keep_text);
     let panicked = catch_unwind(AssertUnwindSafe(|| world.run())).err();
-    let broken =
-        world.oracle.broken.take().or_else(|| {
-            panicked.map(|panic| Broken { invariant: "panic", what: panic_text(panic.as_ref()) })
+    let violation =
+        world.oracle.violation.take().or_else(|| {
+            panicked.map(|panic| Violation { invariant: "panic", what: panic_text(panic.as_ref()) })
         });
     Report {
         seed,
         events: world.events,
         digest: u128::from(world.log.hash()),
         coverage: std::mem::take(&mut world.coverage),
-        broken,
+        violation,
         text: world.log.take_text(),
     }
 }
 
-/// Breaks one rule, and plays seeds from `start` on until that is noticed, at most `limit`.
+/// Runs seeds from `start` on with a mutant until it is noticed, at most `limit`.
 #[must_use]
 pub fn catch(sabotage: Sabotage, start: u64, limit: u64) -> Caught {
-    tiffin_sim_runner::catch(sabotage, start, limit, |seed, sabotage| run(seed, sabotage, false).broken)
+    tiffin_sim_runner::catch(sabotage, start, limit, |seed, sabotage| run(seed, sabotage, false).violation)
 }

@@ -1,41 +1,41 @@
-//! `tiffin-sim`: plays seeds, and says which of them break a promise.
+//! `tiffin-sim`: runs seeds, and reports those that violate a promise.
 
 use std::process::ExitCode;
 
 use serde_json::{Value, json};
-use tiffin_sim::{Broken, Caught, Coverage, Report, Sabotage};
+use tiffin_sim::{Caught, Coverage, Report, Sabotage, Violation};
 use tiffin_sim_runner::Simulation;
 
-/// Whole clusters.
+/// The simulation of whole clusters.
 struct Clusters;
 
 impl Simulation for Clusters {
-    type Rule = Sabotage;
-    type Broken = Broken;
+    type Mutant = Sabotage;
+    type Violation = Violation;
     type Coverage = Coverage;
 
     const NAME: &'static str = "tiffin-sim";
-    const ABOUT: &'static str = "Plays whole clusters from seeds and checks the promises after every step";
-    const RULES: &'static [Sabotage] = Sabotage::ALL;
-    const COLUMNS: &'static [&'static str] = &["rule", "broken variant", "seeds until noticed", "what broke"];
+    const ABOUT: &'static str = "Runs whole clusters from seeds and checks the promises after every step";
+    const MUTANTS: &'static [Sabotage] = Sabotage::ALL;
+    const COLUMNS: &'static [&'static str] = &["rule", "mutant", "seeds until noticed", "violated promise"];
 
-    fn play(seed: u64, rule: Sabotage, keeps_log: bool) -> Report {
+    fn run(seed: u64, rule: Sabotage, keeps_log: bool) -> Report {
         tiffin_sim::run(seed, rule, keeps_log)
     }
 
     fn row(caught: &Caught) -> Vec<String> {
         let seeds = caught.seeds.map_or_else(|| "not noticed".to_owned(), |seeds| seeds.to_string());
-        let promise = caught.broken.as_ref().map_or("", |it| it.invariant);
+        let promise = caught.violation.as_ref().map_or("", |it| it.invariant);
         let rule = caught.sabotage;
         vec![rule.rule().to_owned(), format!("`{rule:?}`"), seeds, promise.to_owned()]
     }
 
     fn json(caught: &Caught) -> Value {
-        let broken = caught.broken.as_ref();
+        let violation = caught.violation.as_ref();
         json!({
             "variant": format!("{:?}", caught.sabotage), "rule": caught.sabotage.rule(),
-            "seeds": caught.seeds, "invariant": broken.map(|it| it.invariant),
-            "what": broken.map(|it| &it.what),
+            "seeds": caught.seeds, "invariant": violation.map(|it| it.invariant),
+            "what": violation.map(|it| &it.what),
         })
     }
 }

@@ -1,4 +1,4 @@
-//! The shell of the master: its connections, its clock, and its deaths.
+//! The shell of the master: its connections, its clock, and its restarts.
 
 use tiffin_core::{
     ClientId, ConnId, RequestId, SegmentId, Tick,
@@ -10,32 +10,32 @@ use tiffin_proto::Incoming;
 
 use crate::{
     coverage::Point,
-    names,
+    keyspace,
     network::Way,
-    oracle::Speaker,
+    oracle::Sender,
     world::{Clock, Event, Party, World},
 };
 
-/// Connections from here on are no connections: the simulation itself asks, one per namespace.
+/// Connection ids from here on belong to the simulation itself, one per namespace.
 const AUDITOR: u64 = u64::MAX / 2;
 
 impl World {
-    /// Asks the master without any network; only at rest. The answer, if it is given at once.
+    /// Sends a request to the master without a network; only at the end. Returns an immediate answer.
     pub(crate) fn audit(&mut self, namespace: u8, request: Request) -> Option<Reply> {
         let conn = ConnId(AUDITOR + u64::from(namespace));
         let hello = Hello {
             client: ClientId(conn.0),
-            namespace: names::namespace_name(namespace).to_owned(),
+            namespace: keyspace::namespace_name(namespace).to_owned(),
             ..Hello::default()
         };
         self.next_conn += 1;
         let id = RequestId(self.next_conn);
         self.audit = None;
         self.master_handles(MasterEvent::Opened(conn, hello));
-        let complete = self.everything_is_known();
-        self.oracle.hears(conn, id, &request, Speaker::Client(namespace), complete);
+        let complete = self.all_copies_are_known();
+        self.oracle.on_request(conn, id, &request, Sender::Client(namespace), complete);
         self.master_handles(MasterEvent::Request(conn, id, request));
-        self.oracle.heard();
+        self.oracle.request_done();
         self.audit.take()
     }
 
@@ -55,25 +55,25 @@ impl World {
         }
     }
 
-    /// A new life of the master, which knows what is in its state folder.
+    /// Starts the master with the content of its state folder.
     pub(crate) fn start_master(&mut self) {
         self.epoch = self.state.epoch + 1;
         self.state.epoch = self.epoch;
-        self.master_life += 1;
+        self.master_incarnation += 1;
         self.parked.clear();
         self.clock = Clock::default();
         self.working = false;
-        self.heard.clear();
+        self.newest_conns.clear();
         self.registered.clear();
         self.oracle.master_restarts(self.epoch, &self.memories, &self.state);
-        self.oracle.shelving.restart(self.plan.tier.protect_ms, &self.state);
+        self.oracle.tier.restart(self.plan.tier.protect_ms, &self.state);
         self.oracle.rules(self.plan.lease_ms, self.plan.lease_grace_ms, self.plan.strict_leases);
         self.log.line(self.now, "master starts", &[self.epoch], &[]);
         let config = MasterConfig {
             epoch: self.epoch,
-            life: self.master_life,
-            // Generations of two lives differ even if their epochs do not.
-            first_counter: self.master_life << 32,
+            life: self.master_incarnation,
+            // Generations of two starts differ even if their epochs do not.
+            first_counter: self.master_incarnation << 32,
             durable: true,
             silence_ms_max: self.plan.silence_ms_max,
             away_ms_max: self.plan.away_ms_max,
@@ -85,38 +85,38 @@ impl World {
             owed_page_max: self.plan.owed_page_max,
             piece_objects_max: self.plan.piece_objects_max,
             tier: self.plan.tier,
-            hash_seed: self.chance.any(),
+            hash_seed: self.rng.any(),
             sabotage: self.sabotage,
         };
         self.master = Some(Master::recover(config, self.state.clone()));
-        let now = self.tell_time();
+        let now = self.read_clock();
         self.drain_master(now);
     }
 
-    /// What the master wanted to save is synced.
+    /// The master's state is durable.
     pub(crate) fn master_saved(&mut self) {
         let Some((version, saved)) = self.saving.take() else { return };
         self.state = saved;
         self.master_handles(MasterEvent::Persisted(version));
     }
 
-    /// What is being saved may be in the state folder when the master dies, and the folder may be lost.
+    /// A state that is being saved may be durable when the master dies, and the folder may be lost.
     fn leave_state(&mut self) {
         if let Some((_, saved)) = self.saving.take()
-            && self.chance.percent(50)
+            && self.rng.percent(50)
         {
             self.state = saved;
         }
-        if self.plan.state_loss_percent > 0 && self.chance.percent(self.plan.state_loss_percent) {
+        if self.plan.state_loss_percent > 0 && self.rng.percent(self.plan.state_loss_percent) {
             self.coverage.hit(Point::FaultStateLost);
-            let regresses = self.chance.percent(self.plan.regress_percent);
-            let epoch = if regresses { self.chance.below(self.epoch) } else { self.epoch };
+            let regresses = self.rng.percent(self.plan.regress_percent);
+            let epoch = if regresses { self.rng.below(self.epoch) } else { self.epoch };
             self.state = Saved { epoch, ..Saved::default() };
             self.oracle.state_is_lost();
         }
     }
 
-    /// A member has served a later epoch: the master goes on behind that.
+    /// A member has served a later epoch: the master restarts with a greater one.
     fn supersede(&mut self, floor: u64) {
         self.coverage.hit(Point::MasterSuperseded);
         let Some(master) = self.master.take() else { return };
@@ -124,8 +124,8 @@ impl World {
         self.saving = None;
         self.state = Saved { epoch: floor.max(saved.epoch), ..saved };
         self.log.line(self.now, "master is superseded", &[floor], &[]);
-        self.server_dies(Party::Master);
-        let delay = self.chance.delay(2, 20);
+        self.close_all_of(Party::Master);
+        let delay = self.rng.delay(2, 20);
         self.at(self.now + delay, Event::MasterStarts);
     }
 
@@ -133,16 +133,16 @@ impl World {
         self.log.line(self.now, "master dies", &[], &[]);
         self.master = None;
         self.leave_state();
-        self.server_dies(Party::Master);
+        self.close_all_of(Party::Master);
         self.at(self.now + down_ms, Event::MasterStarts);
     }
 
-    /// Every connection to a process that died.
-    pub(crate) fn server_dies(&mut self, party: Party) {
+    /// Closes every connection to a dead process.
+    pub(crate) fn close_all_of(&mut self, party: Party) {
         let open = self.conns.iter().filter(|(_, it)| it.server == party && it.server_open);
         let ids: Vec<_> = open.map(|(id, _)| *id).collect();
         for id in ids {
-            self.server_hangs_up(id);
+            self.close_server(id);
         }
     }
 
@@ -153,9 +153,9 @@ impl World {
                     it.greeted = true;
                 }
                 if hello.role == Role::Client {
-                    let now = self.tell_time();
+                    let now = self.read_clock();
                     self.oracle.client_comes(conn, hello.client, now);
-                    if let Some(old) = self.heard.insert(hello.client, conn) {
+                    if let Some(old) = self.newest_conns.insert(hello.client, conn) {
                         self.oracle.conn_is_gone(old);
                     }
                 }
@@ -177,59 +177,59 @@ impl World {
                 self.send_reply(conn, Way::Down, id, &Reply::Welcome(welcome));
             }
             Incoming::Request(id, request) => {
-                let speaker = self.speaker(conn, &request);
-                if matches!(speaker, Speaker::Nobody) {
+                let sender = self.sender_of(conn, &request);
+                if matches!(sender, Sender::Stale) {
                     self.coverage.hit(Point::FrameFenced);
                 }
-                self.let_time_pass();
-                if self.parks(conn, id, &request, speaker) {
+                self.handle_timeouts();
+                if self.parks(conn, id, &request, sender) {
                     return self.master_handles(MasterEvent::Request(conn, id, request));
                 }
-                if let (Request::Reserve(reserve), Speaker::Client(namespace)) = (&request, speaker) {
-                    let others_wait = self.somebody_waits(namespace);
+                if let (Request::Reserve(reserve), Sender::Client(namespace)) = (&request, sender) {
+                    let others_wait = self.puts_wait(namespace);
                     self.oracle.arrives((conn, id), reserve, namespace, others_wait);
-                    self.oracle.asks_for_space(self.told_time(), (conn, id), reserve, others_wait);
+                    self.oracle.record_single_put(self.peek_clock(), (conn, id), reserve, others_wait);
                 }
                 self.note_need(conn, id, &request);
-                let complete = self.everything_is_known();
-                self.oracle.hears(conn, id, &request, speaker, complete);
-                if let Speaker::Client(namespace) = speaker {
+                let complete = self.all_copies_are_known();
+                self.oracle.on_request(conn, id, &request, sender, complete);
+                if let Sender::Client(namespace) = sender {
                     self.begin_probe(namespace, &request);
-                    self.is_patient =
+                    self.put_may_wait =
                         matches!(&request, Request::Reserve(it) if it.wait_ms > 0 && it.spare == 0);
                 }
                 self.master_handles(MasterEvent::Request(conn, id, request));
-                self.is_patient = false;
+                self.put_may_wait = false;
                 self.check_policy();
                 self.oracle.newest_put = None;
                 self.end_probe();
-                self.oracle.heard();
+                self.oracle.request_done();
             }
             Incoming::Reply(id, reply) => {
-                self.let_time_pass();
-                let now = self.told_time();
+                self.handle_timeouts();
+                let now = self.peek_clock();
                 let segment = self.segment_of(conn);
                 if segment.is_some_and(|it| self.registered.get(&it) == Some(&conn)) {
-                    self.oracle.hears_answer((conn, id), now, &reply);
+                    self.oracle.on_answer((conn, id), now, &reply);
                 }
                 self.master_handles(MasterEvent::Reply(conn, id, reply));
             }
         }
     }
 
-    /// Whether a request waits for reports; it is heard when it goes on.
-    fn parks(&mut self, conn: ConnId, id: RequestId, request: &Request, speaker: Speaker) -> bool {
+    /// Whether a request waits for reports; the oracle learns of it when it is resumed.
+    fn parks(&mut self, conn: ConnId, id: RequestId, request: &Request, sender: Sender) -> bool {
         let waits = self.master.as_ref().is_some_and(|it| it.waits_for_reports(conn, request));
         if waits {
             self.coverage.hit(Point::Parked);
-            self.parked.insert((conn, id), (request.clone(), speaker));
+            self.parked.insert((conn, id), (request.clone(), sender));
         }
         waits
     }
 
     pub(crate) fn master_closed(&mut self, conn: ConnId) {
-        let now = self.tell_time();
-        let left = self.heard.extract_if(.., |_, it| *it == conn).next();
+        let now = self.read_clock();
+        let left = self.newest_conns.extract_if(.., |_, it| *it == conn).next();
         if let Some((client, _)) = left {
             self.oracle.client_goes_away(client, now);
         }
@@ -239,7 +239,7 @@ impl World {
     }
 
     pub(crate) fn master_tick(&mut self) {
-        let now = self.tell_time();
+        let now = self.read_clock();
         let Some(master) = &mut self.master else { return };
         if master.poll_timeout().is_some_and(|at| at <= now) {
             master.handle_timeout(now);
@@ -247,19 +247,19 @@ impl World {
         }
     }
 
-    pub(crate) fn clock_goes_on(&mut self) {
-        let Some(stood) = self.clock.stands_at.take() else { return };
-        // It either lost the time or catches up.
-        if self.chance.percent(50) {
-            self.clock.go_on_from(self.now, stood);
+    pub(crate) fn clock_resumes(&mut self) {
+        let Some(stood) = self.clock.stopped_at.take() else { return };
+        // The clock either lost the time or catches up.
+        if self.rng.percent(50) {
+            self.clock.resume_from(self.now, stood);
         }
     }
 
-    /// The master does a piece of the work that it cannot do in one go.
+    /// The master does the next step of work that takes several.
     pub(crate) fn master_works(&mut self) {
-        self.let_time_pass();
+        self.handle_timeouts();
         self.working = false;
-        let now = self.tell_time();
+        let now = self.read_clock();
         let Some(master) = &mut self.master else { return };
         self.coverage.hit(Point::WorkedOn);
         master.work(now);
@@ -267,23 +267,23 @@ impl World {
     }
 
     fn master_handles(&mut self, event: MasterEvent) {
-        self.let_time_pass();
-        let now = self.tell_time();
+        self.handle_timeouts();
+        let now = self.read_clock();
         let Some(master) = &mut self.master else { return };
         master.handle(now, event);
         self.drain_master(now);
     }
 
-    /// What time alone brings about happens before the event, so that it is not taken for its consequence.
-    fn let_time_pass(&mut self) {
-        let now = self.tell_time();
+    /// Handles due timeouts before the event, so that their effects are not attributed to it.
+    fn handle_timeouts(&mut self) {
+        let now = self.read_clock();
         let Some(master) = &mut self.master else { return };
         master.handle_timeout(now);
         self.drain_master(now);
     }
 
     fn drain_master(&mut self, now: Tick) {
-        let mut rooms = Vec::new();
+        let mut charged = Vec::new();
         let mut resumed = false;
         while let Some(effect) = self.master.as_mut().and_then(Master::poll_effect) {
             let segment = match &effect {
@@ -292,36 +292,25 @@ impl World {
                 }
                 Effect::Disconnect(_) | Effect::Notice(_) | Effect::Persist(_) | Effect::Restart(_) => None,
             };
-            // What has no bytes costs nothing.
-            if let Effect::Ask(_, _, Request::Allocate(allocate)) = &effect
-                && allocate.items.iter().any(|it| it.len > 0)
-            {
-                let conn = self.conns.values().find(|it| it.client == allocate.client);
-                rooms.extend(conn.map(|it| it.namespace));
-                // For what comes back from a disk, the length of the name tells whose it is.
-                let is_of =
-                    |it: &u8, len: u64| (names::namespace_name(*it).len() + names::KEY_BYTES) as u64 == len;
-                let items = allocate.items.iter().filter(|_| allocate.client == PROMOTER);
-                rooms.extend(items.flat_map(|item| (0..2u8).filter(|it| is_of(it, item.name_len))));
-            }
+            charged.extend(self.charged_namespaces(&effect));
             self.check_offers(&effect);
-            self.watch_probe(&effect, segment);
-            self.watch_shields(now, &effect, segment);
+            self.record_probe(&effect, segment);
+            self.check_evicted(now, &effect, segment);
             if let Effect::Reply(conn, id, Reply::Reserved(reserved)) = &effect {
                 self.check_full((*conn, *id), reserved);
             }
-            if self.is_patient {
-                self.watch_patience(now, &effect, segment);
+            if self.put_may_wait {
+                self.check_waiting_put(now, &effect, segment);
             }
-            self.oracle.sees(now, &effect, segment, &self.memories, &mut self.coverage);
+            self.oracle.on_effect(now, &effect, segment, &self.memories, &mut self.coverage);
             self.check_saved(&effect);
             match effect {
                 Effect::Reply(conn, _, reply) if conn.0 >= AUDITOR => self.audit = Some(reply),
                 Effect::Reply(conn, id, reply) => self.send_reply(conn, Way::Down, id, &reply),
                 Effect::Ask(conn, id, request) => self.send_request(conn, Way::Down, id, &request),
                 Effect::Entrust(conn, id, request) => {
-                    let taken = self.takes(conn);
-                    self.entrust(conn, id, &request);
+                    let taken = self.accepts_now(conn);
+                    self.append_to_ledger(conn, id, &request);
                     if let Some(master) = self.master.as_mut().filter(|_| taken) {
                         master.sent(id);
                     }
@@ -343,34 +332,51 @@ impl World {
             return self.supersede(floor);
         }
         if resumed {
-            self.oracle.heard();
+            self.oracle.request_done();
         }
-        self.oracle.seen_all();
+        self.oracle.effects_done();
         if !self.working && self.master.as_ref().is_some_and(Master::has_work) {
             self.working = true;
-            let delay = self.chance.delay(2, 30);
-            self.at(self.now + delay, Event::MasterWorks(self.master_life));
+            let delay = self.rng.delay(2, 30);
+            self.at(self.now + delay, Event::MasterWorks(self.master_incarnation));
         }
-        // What was written before the restart is charged when it gets its name, perhaps in the same event.
-        rooms.into_iter().filter(|_| !resumed).for_each(|namespace| self.check_quota(namespace));
+        // Objects written before the restart are charged when they get their name, possibly in the same
+        // event.
+        charged.into_iter().filter(|_| !resumed).for_each(|namespace| self.check_quota(namespace));
     }
 
-    /// The master has something to save; of several versions only the newest is written.
+    /// The namespaces whose quota an allocation is charged to. Objects without bytes are not charged.
+    fn charged_namespaces(&self, effect: &Effect) -> Vec<u8> {
+        let Effect::Ask(_, _, Request::Allocate(allocate)) = effect else { return Vec::new() };
+        if allocate.items.iter().all(|it| it.len == 0) {
+            return Vec::new();
+        }
+        let conn = self.conns.values().find(|it| it.client == allocate.client);
+        let mut charged: Vec<_> = conn.map(|it| it.namespace).into_iter().collect();
+        // For promotions, the length of the name identifies the namespace.
+        let is_of =
+            |it: &u8, len: u64| (keyspace::namespace_name(*it).len() + keyspace::KEY_BYTES) as u64 == len;
+        let items = allocate.items.iter().filter(|_| allocate.client == PROMOTER);
+        charged.extend(items.flat_map(|item| (0..2u8).filter(|it| is_of(it, item.name_len))));
+        charged
+    }
+
+    /// The master saves its state; of several pending versions only the newest is written.
     fn begin_save(&mut self, version: u64, saved: Saved) {
         self.coverage.hit(Point::StateSaved);
         if self.saving.replace((version, saved)).is_none() {
-            let delay = self.chance.delay(3, 40);
-            self.at(self.now + delay, Event::MasterSaved(self.master_life));
+            let delay = self.rng.delay(3, 40);
+            self.at(self.now + delay, Event::MasterSaved(self.master_incarnation));
         }
     }
 
     /// A request that waited for reports is handled now.
     fn resumes(&mut self, conn: ConnId, id: RequestId) {
         self.coverage.hit(Point::Resumed);
-        let Some((request, speaker)) = self.parked.remove(&(conn, id)) else { return };
-        self.oracle.heard();
-        let complete = self.everything_is_known();
-        self.oracle.hears(conn, id, &request, speaker, complete);
+        let Some((request, sender)) = self.parked.remove(&(conn, id)) else { return };
+        self.oracle.request_done();
+        let complete = self.all_copies_are_known();
+        self.oracle.on_request(conn, id, &request, sender, complete);
     }
 
     fn notice(&mut self, notice: &Notice) {
@@ -392,33 +398,33 @@ impl World {
         });
     }
 
-    /// Who speaks on a connection, as the promise sees it: nobody, if a newer connection of the same party
-    /// has been let in. A dead process's last words count as long as no other connection replaced it.
-    fn speaker(&mut self, conn: ConnId, request: &Request) -> Speaker {
-        let Some(it) = self.conns.get(&conn).filter(|it| it.greeted) else { return Speaker::Nobody };
+    /// The sender on a connection: stale, if a newer connection of the same party was accepted. Messages of a
+    /// dead process count until another connection replaces it.
+    fn sender_of(&mut self, conn: ConnId, request: &Request) -> Sender {
+        let Some(it) = self.conns.get(&conn).filter(|it| it.greeted) else { return Sender::Stale };
         match it.segment {
-            None if self.heard.get(&it.client) == Some(&conn) => Speaker::Client(it.namespace),
-            None => Speaker::Nobody,
+            None if self.newest_conns.get(&it.client) == Some(&conn) => Sender::Client(it.namespace),
+            None => Sender::Stale,
             Some(segment) => {
                 if matches!(request, Request::Register(_)) {
                     self.registered.insert(segment, conn);
                 }
                 match self.registered.get(&segment) == Some(&conn) {
-                    true => Speaker::Node(segment),
-                    false => Speaker::Nobody,
+                    true => Sender::Node(segment),
+                    false => Sender::Stale,
                 }
             }
         }
     }
 
-    /// Notes what a plain put of one object needs, where nothing but memory decides whether it is refused.
+    /// Records the memory that a single plain put needs, if only memory limits it.
     fn note_need(&mut self, conn: ConnId, id: RequestId, request: &Request) {
         let Request::Reserve(reserve) = request else { return };
         let [item] = reserve.items.as_slice() else { return };
         let stats = self.master.iter().flat_map(|it| it.stat().namespaces);
         let is_limited = stats.into_iter().any(|it| it.quota.is_some() || it.waiting > 0);
         let is_plain = reserve.spare == 0 && reserve.avoid.is_empty() && item.options.stream.is_empty();
-        // One that waits is answered when its time is up, whatever there is then.
+        // A waiting put is answered at its deadline, from the state at that time.
         let is_plain = is_plain && reserve.wait_ms == 0;
         let need = room_for(item.len).filter(|need| *need > 0 && is_plain && !is_limited);
         if let Some(need) = need {
@@ -427,45 +433,45 @@ impl World {
         }
     }
 
-    /// Something leaves the memory of a node to make way: what was brought a while ago, and what a disk is
-    /// reading, only if nothing else may.
-    fn watch_shields(&mut self, now: Tick, effect: &Effect, segment: Option<SegmentId>) {
+    /// An object is evicted from a node's memory: recently promoted ones, and those a disk is reading, only
+    /// if nothing else may be evicted.
+    fn check_evicted(&mut self, now: Tick, effect: &Effect, segment: Option<SegmentId>) {
         let (Effect::Ask(_, _, Request::Retire(retire)), Some(segment)) = (effect, segment) else { return };
-        if !self.oracle.is_evicting() || self.oracle.shelving.is_disk(segment) {
+        if !self.oracle.is_evicting() || self.oracle.tier.is_disk(segment) {
             return;
         }
         let Some(master) = &self.master else { return };
         let others = master.available().into_iter().find(|it| it.0 == segment).map_or(0, |it| it.2);
         for hold in &retire.holds {
             if let Some(generation) = self.oracle.generation_of.get(&(segment, *hold)).copied() {
-                self.oracle.leaves_shielded(now, generation, others);
-                // What lies in several memories may have had to leave another.
+                self.oracle.evicted_protected(now, generation, others);
+                // An object in several memories may have been evicted for another node.
                 let places = self.oracle.generation_of.iter().filter(|(_, it)| **it == generation);
-                let in_memory = places.filter(|((it, _), _)| !self.oracle.shelving.is_disk(*it)).count();
+                let in_memory = places.filter(|((it, _), _)| !self.oracle.tier.is_disk(*it)).count();
                 let is_read = in_memory == 1 && self.is_read_by_a_disk(segment, *hold);
-                self.oracle.leaves_demoting(generation, is_read, others, &mut self.coverage);
+                self.oracle.evicted_demoting(generation, is_read, others, &mut self.coverage);
             }
         }
     }
 
-    /// A put that may wait evicts something.
-    fn watch_patience(&mut self, now: Tick, effect: &Effect, segment: Option<SegmentId>) {
+    /// A put that may wait evicts an object.
+    fn check_waiting_put(&mut self, now: Tick, effect: &Effect, segment: Option<SegmentId>) {
         let Effect::Ask(_, _, Request::Retire(retire)) = effect else { return };
-        let Some(memory) = segment.filter(|it| !self.oracle.shelving.is_disk(*it)) else { return };
+        let Some(memory) = segment.filter(|it| !self.oracle.tier.is_disk(*it)) else { return };
         if !self.oracle.is_evicting() {
             return;
         }
         let disks = self.ready_disks();
         for hold in &retire.holds {
             let Some(generation) = self.oracle.generation_of.get(&(memory, *hold)).copied() else { continue };
-            // Where it lies in several memories it may have had to leave another, also one whose node has yet
-            // to hear what it has there, or that it is to be told.
+            // An object in several memories may have been evicted for another node, also one that does not
+            // know yet what it holds or must remove.
             let places = self.oracle.generation_of.iter().filter(|(_, it)| **it == generation);
-            let memories = places.map(|((it, _), _)| *it).filter(|it| !self.oracle.shelving.is_disk(*it));
+            let memories = places.map(|((it, _), _)| *it).filter(|it| !self.oracle.tier.is_disk(*it));
             let joined: Vec<_> = memories.filter(|it| self.oracle.joined.contains(it)).collect();
             let is_one = joined == [memory] && !self.oracle.is_being_decided(memory, *hold);
-            if is_one && !self.oracle.shelving.is_shelved(generation) {
-                self.oracle.evicted_for_a_patient_put(now, generation, &disks, memory);
+            if is_one && !self.oracle.tier.has_disk_copy(generation) {
+                self.oracle.evicted_for_waiting_put(now, generation, &disks, memory);
             }
         }
     }

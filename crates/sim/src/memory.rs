@@ -1,8 +1,8 @@
-//! A node's simulated memory, which knows what each unit of it was last written for.
+//! A node's simulated memory, which records the value of each unit.
 //!
-//! Control memory is what the node's effects say, in the order in which they were carried out. Data memory
-//! has one tag per unit of [`EXTENT_ALIGN`] bytes instead of bytes. It outlives its node's process, as a
-//! mapping does: whoever mapped it can still look.
+//! Control memory is the result of the node's effects, in order. Data memory has one tag per unit of
+//! [`EXTENT_ALIGN`] bytes instead of bytes. It outlives its node's process, like a mapping: clients that
+//! mapped it can still read it.
 
 use std::collections::BTreeMap;
 
@@ -12,20 +12,20 @@ use tiffin_core::{
     node::{SlotRecord, SlotState},
 };
 
-use crate::names::Name;
+use crate::keyspace::Name;
 
-/// Names one put by one client: the value that it writes.
+/// Id of one put of one client: the value that it writes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct ValueId(pub(crate) u32);
 
-/// What a unit was last written for: which value, and which unit of it. Nobody's value is zero.
+/// The value and unit that a unit was last written for. Zero is no value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Tag {
     pub(crate) value: ValueId,
     pub(crate) unit: u32,
 }
 
-/// What a claim word says of an offer.
+/// State of a claim word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Claim {
     Offered,
@@ -37,16 +37,16 @@ enum Claim {
 #[derive(Debug)]
 pub(crate) struct Memory {
     units: Vec<Tag>,
-    /// At most one use of a slot; a disk has one slot for all.
+    /// At most one use per slot; a disk has one slot for all.
     slots: BTreeMap<Hold, SlotRecord>,
-    /// Of a disk: what its copies are called.
+    /// For a disk: the names of its copies.
     names: BTreeMap<Stamp, Name>,
     heap: Vec<u8>,
-    /// The claim words: the use that was offered last, and whether it still is.
+    /// The claim words: the use that was offered last, and its state.
     claims: BTreeMap<SlotId, (Stamp, Claim)>,
-    /// Its node's process lives.
+    /// The node's process is alive.
     pub(crate) alive: bool,
-    /// It says that its node is a member of the cluster.
+    /// The memory says that its node is a member.
     pub(crate) member: bool,
 }
 
@@ -63,19 +63,19 @@ impl Memory {
         }
     }
 
-    /// What lies on a disk for good. It outlives every process.
+    /// The durable copies of a disk.
     pub(crate) fn of_disk() -> Self {
         Self::new(0, 0)
     }
 
-    /// A copy is on the disk for good.
+    /// Adds a durable copy.
     pub(crate) fn keep(&mut self, record: SlotRecord, name: Option<Name>) {
         let stamp = record.stamp;
         self.names.extend(name.map(|name| (stamp, name)));
         self.slots.insert(Hold::on_disk(stamp), record);
     }
 
-    /// It is gone for good.
+    /// Removes a durable copy.
     pub(crate) fn forget(&mut self, stamp: Stamp) {
         self.slots.remove(&Hold::on_disk(stamp));
     }
@@ -84,34 +84,34 @@ impl Memory {
         self.slots.clear();
     }
 
-    /// What a copy on a disk is called.
+    /// The name of a copy on a disk.
     pub(crate) fn name_on_disk(&self, record: &SlotRecord) -> Option<Name> {
         self.names.get(&record.stamp).copied()
     }
 
-    /// The record of a slot, if it carries that stamp.
+    /// The record of a slot, if it has that stamp.
     pub(crate) fn load(&self, hold: Hold) -> Option<&SlotRecord> {
         self.slots.get(&hold)
     }
 
-    /// Whether the slot carries that stamp.
-    pub(crate) fn stands(&self, hold: Hold) -> bool {
+    /// Whether the slot has that stamp.
+    pub(crate) fn is_current(&self, hold: Hold) -> bool {
         self.load(hold).is_some()
     }
 
-    /// Whether the slot carries that stamp and is committed, on a node that is sure to hear of every delete.
-    pub(crate) fn vouches_for(&self, hold: Hold) -> bool {
+    /// Whether the slot has that stamp and is committed, on a member, which receives every retire.
+    pub(crate) fn is_valid_cached(&self, hold: Hold) -> bool {
         let is_committed = self.load(hold).is_some_and(|it| it.state == SlotState::Committed);
         self.alive && self.member && is_committed
     }
 
-    /// The same, also of a use that the node has not heard of yet.
+    /// The same, also for a use whose settle the node has not received yet.
     pub(crate) fn has(&self, hold: Hold) -> bool {
         let is_held = |it: &SlotRecord| it.state == SlotState::Committed || it.state.writer().is_some();
         self.alive && self.member && self.load(hold).is_some_and(is_held)
     }
 
-    /// The use of a slot that stands.
+    /// The current use of a slot.
     pub(crate) fn current(&self, slot: SlotId) -> Option<Hold> {
         let all = Hold { slot, stamp: Stamp(0) }..=Hold { slot, stamp: Stamp(u64::MAX) };
         self.slots.range(all).next().map(|(hold, _)| *hold)
@@ -122,7 +122,7 @@ impl Memory {
         self.slots.iter().map(|(&hold, it)| (hold, it))
     }
 
-    /// Claims an offer before it is written; whether that succeeds.
+    /// Claims an offer before it is written. True on success.
     pub(crate) fn claim(&mut self, hold: Hold) -> bool {
         match self.claims.get_mut(&hold.slot) {
             Some((stamp, claim)) if *stamp == hold.stamp && *claim != Claim::Recalled => {
@@ -133,7 +133,7 @@ impl Memory {
         }
     }
 
-    /// Recalls an offer; whether that succeeds.
+    /// Recalls an offer. True on success.
     pub(crate) fn recall(&mut self, hold: Hold) -> bool {
         let is_offered = self.is_unclaimed(hold);
         if is_offered {
@@ -146,7 +146,7 @@ impl Memory {
         self.claims.get(&hold.slot) == Some(&(hold.stamp, Claim::Offered))
     }
 
-    /// How many bytes are offered, and claimed by nobody.
+    /// Number of unclaimed bytes in offers.
     pub(crate) fn unclaimed(&self) -> u64 {
         let is_offer = |it: &SlotRecord| matches!(it.state, SlotState::Offered(_));
         let offers = self.slots().filter(|(hold, it)| is_offer(it) && self.is_unclaimed(*hold));
@@ -166,7 +166,7 @@ impl Memory {
         self.slots.retain(|hold, _| hold.slot != slot);
     }
 
-    /// Stores into the heap; `false` if the bytes lie outside of it.
+    /// Writes into the heap; `false` if the bytes are outside.
     pub(crate) fn write_heap(&mut self, offset: u64, bytes: &[u8]) -> bool {
         let start = offset as usize;
         let Some(place) = self.heap.get_mut(start..start + bytes.len()) else { return false };
@@ -174,7 +174,7 @@ impl Memory {
         true
     }
 
-    /// The name that the heap holds for a record: namespace and key.
+    /// Namespace and key of a record, from the heap.
     pub(crate) fn name(&self, record: &SlotRecord) -> Option<(&[u8], &[u8])> {
         let name_len = record.namespace_len + record.key_len;
         let spilled = match record.extents.len() {
@@ -196,7 +196,7 @@ impl Memory {
         self.units.get(unit).copied()
     }
 
-    /// The slot that covers a unit, other than the one named.
+    /// Another use that covers a unit.
     pub(crate) fn covered_by(&self, unit: usize, except: Stamp) -> Option<Hold> {
         let covers = |it: &SlotRecord| it.extents.iter().any(|extent| units(*extent).contains(&unit));
         self.slots().find(|(_, it)| it.stamp != except && covers(it)).map(|(hold, _)| hold)

@@ -1,13 +1,12 @@
-//! Connections as TCP gives them: in order, after some delay, until they break.
+//! Connections as in TCP: in order, with some delay, until they break.
 //!
-//! A break loses a suffix of what is under way in each direction. What is left may still arrive late, even
+//! A break loses a suffix of the frames in flight in each direction. The rest may still arrive late, even
 //! after the caller has a new connection; the two sides notice the break at different times. That is how
 //! loss, duplication and reordering really happen.
 //!
-//! Between the master and a node that is near it is otherwise: what the master has said is in the node's
-//! socket, and the node hears all of it before it notices that the link is broken, whoever broke it. What
-//! is entrusted to it lies in a socket of its own, and the node looks there before it heeds anything
-//! else, or after a while.
+//! Between the master and a near node, everything that the master has sent is in the node's socket buffer,
+//! and the node receives all of it before it notices a break. Ledger entries are in a socket of their own;
+//! the node reads them before any other message, or after a while.
 
 use std::collections::VecDeque;
 
@@ -19,11 +18,11 @@ use tiffin_proto::{Incoming, frame};
 
 use crate::{
     coverage::Point,
-    names,
+    keyspace,
     world::{Event, Party, Time, World},
 };
 
-/// Which way a frame goes.
+/// Direction of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
     /// From the caller to the server.
@@ -38,7 +37,7 @@ pub(crate) struct Pipe {
     frames: VecDeque<Vec<u8>>,
     last_at: Time,
     not_before: Time,
-    /// After a break: how many frames still arrive.
+    /// After a break: number of frames that still arrive.
     left: Option<usize>,
 }
 
@@ -46,43 +45,43 @@ pub(crate) struct Pipe {
 #[derive(Debug)]
 pub(crate) struct Conn {
     pub(crate) caller: Party,
-    pub(crate) caller_life: u32,
+    pub(crate) caller_incarnation: u32,
     pub(crate) server: Party,
-    pub(crate) server_life: u32,
+    pub(crate) server_incarnation: u32,
     /// The calling client, and its namespace.
     pub(crate) client: ClientId,
     pub(crate) namespace: u8,
-    /// The calling node's memory.
+    /// The calling node's segment.
     pub(crate) segment: Option<SegmentId>,
-    /// It is that of a node near the master.
+    /// The caller is a node near the master.
     pub(crate) near: bool,
     pub(crate) caller_open: bool,
     pub(crate) server_open: bool,
-    /// The server has let it in.
+    /// The server has accepted it.
     pub(crate) greeted: bool,
     up: Pipe,
     down: Pipe,
-    /// What was entrusted to a node that is near, and it has not looked at.
+    /// Ledger entries that the node has not read.
     ledger: VecDeque<Vec<u8>>,
 }
 
 impl Conn {
-    /// Nothing that the master has said to a node is still on its way.
-    pub(crate) fn is_heard(&self) -> bool {
+    /// Whether no message of the master to a node is in flight.
+    pub(crate) fn is_delivered(&self) -> bool {
         let is_read = self.down.frames.is_empty() && self.ledger.is_empty();
         self.segment.is_none() || !self.caller_open || is_read
     }
 
-    /// Both sides have heard all that was said. Of a connection that is broken nobody can tell: what is said
-    /// into it is lost, and never on its way.
-    pub(crate) fn is_quiet(&self) -> bool {
+    /// Whether both sides have received everything. False for a broken connection: messages on it are lost,
+    /// not in flight.
+    pub(crate) fn is_idle(&self) -> bool {
         let is_whole = self.up.left.is_none() && self.down.left.is_none();
-        let is_heard = self.up.frames.is_empty() && self.down.frames.is_empty() && self.ledger.is_empty();
-        is_whole && self.caller_open && self.server_open && is_heard
+        let is_delivered = self.up.frames.is_empty() && self.down.frames.is_empty() && self.ledger.is_empty();
+        is_whole && self.caller_open && self.server_open && is_delivered
     }
 
-    /// There are words in the socket of a node that is near.
-    pub(crate) fn is_still_heard(&self) -> bool {
+    /// Whether the socket of a near node contains unread messages.
+    pub(crate) fn has_unread(&self) -> bool {
         self.near && self.caller_open && !(self.down.frames.is_empty() && self.ledger.is_empty())
     }
 
@@ -95,18 +94,18 @@ impl Conn {
 }
 
 impl World {
-    /// Connects. If nobody listens there the caller hears so a little later.
+    /// Connects. If the server is not running, the caller notices a little later.
     pub(crate) fn open(&mut self, caller: Party, server: Party, hello: Hello) -> ConnId {
         self.next_conn += 1;
         let id = ConnId(self.next_conn);
         let listens = self.is_up(server);
         let conn = Conn {
             caller,
-            caller_life: self.life(caller),
+            caller_incarnation: self.incarnation(caller),
             server,
-            server_life: self.life(server),
+            server_incarnation: self.incarnation(server),
             client: hello.client,
-            namespace: names::namespace(hello.namespace.as_bytes()).unwrap_or(0),
+            namespace: keyspace::namespace(hello.namespace.as_bytes()).unwrap_or(0),
             segment: match caller {
                 Party::Node(node) => self.nodes.get(node).map(|it| it.segment),
                 Party::Disk(node) => self.disk(node).map(|it| it.segment),
@@ -124,7 +123,7 @@ impl World {
         if listens {
             self.send_request(id, Way::Up, RequestId(0), &Request::Hello(hello));
         } else {
-            let at = self.now + 1 + self.chance.below(20);
+            let at = self.now + 1 + self.rng.below(20);
             self.at(at, Event::CallerCloses(id));
         }
         id
@@ -133,60 +132,60 @@ impl World {
     pub(crate) fn send_request(&mut self, conn: ConnId, way: Way, id: RequestId, request: &Request) {
         self.log.note(|| format!("{conn:?} {way:?} {id:?} {request:?}"));
         self.coverage.sent(tiffin_proto::request_kind(request).number);
-        let frame = tiffin_proto::encode_request(id, request).expect("what the core says can be said");
+        let frame = tiffin_proto::encode_request(id, request).expect("every message can be encoded");
         self.send(conn, way, frame);
     }
 
-    /// Whether what is said to a node now is with it at once. It may be slow to take it.
-    pub(crate) fn takes(&mut self, id: ConnId) -> bool {
-        let is_slow = self.chance.once_in(8);
+    /// Whether a message to a node is in its socket buffer at once. The node may be slow to read.
+    pub(crate) fn accepts_now(&mut self, id: ConnId) -> bool {
+        let is_slow = self.rng.once_in(8);
         let conn = self.conns.get(&id);
         conn.is_some_and(|it| it.near && it.server_open && it.down.left.is_none() && !is_slow)
     }
 
-    /// Puts something into the ledger of a node that is near.
-    pub(crate) fn entrust(&mut self, conn: ConnId, id: RequestId, request: &Request) {
+    /// Appends an entry to the ledger of a near node.
+    pub(crate) fn append_to_ledger(&mut self, conn: ConnId, id: RequestId, request: &Request) {
         if !self.conns.get(&conn).is_some_and(|it| it.near && it.server_open && it.down.left.is_none()) {
             return self.send_request(conn, Way::Down, id, request);
         }
         self.log.note(|| format!("{conn:?} entrusted {id:?} {request:?}"));
         self.coverage.sent(tiffin_proto::request_kind(request).number);
-        let frame = tiffin_proto::encode_request(id, request).expect("what the core says can be said");
-        self.log.line(self.now, "entrust", &[conn.0], &frame);
-        let delay = self.chance.delay(self.plan.delay_usual * 4, self.plan.delay_seldom * 2);
+        let frame = tiffin_proto::encode_request(id, request).expect("every message can be encoded");
+        self.log.line(self.now, "append_to_ledger", &[conn.0], &frame);
+        let delay = self.rng.delay(self.plan.delay_usual * 4, self.plan.delay_seldom * 2);
         if let Some(it) = self.conns.get_mut(&conn) {
             it.ledger.push_back(frame);
         }
-        self.at(self.now + delay, Event::Look(conn));
+        self.at(self.now + delay, Event::ReadLedger(conn));
     }
 
-    /// A node looks at what was entrusted to it.
-    pub(crate) fn look_at_ledger(&mut self, id: ConnId) {
+    /// A node reads its ledger.
+    pub(crate) fn read_ledger(&mut self, id: ConnId) {
         let Some(conn) = self.conns.get(&id) else { return };
         let Party::Node(node) = conn.caller else { return };
-        let (caller, life) = (conn.caller, conn.caller_life);
+        let (caller, incarnation) = (conn.caller, conn.caller_incarnation);
         let wake = self.stopped_until(caller);
         if wake > self.now {
-            return self.at(wake, Event::Look(id));
+            return self.at(wake, Event::ReadLedger(id));
         }
-        let same_life = self.is_up(caller) && self.life(caller) == life;
+        let same_life = self.is_up(caller) && self.incarnation(caller) == incarnation;
         let Some(conn) = self.conns.get_mut(&id) else { return };
         let words = std::mem::take(&mut conn.ledger);
         if same_life {
-            self.node_looks(node, id, words.iter().map(|frame| decode(frame)).collect());
+            self.apply_ledger(node, id, words.iter().map(|frame| decode(frame)).collect());
         }
     }
 
     pub(crate) fn send_reply(&mut self, conn: ConnId, way: Way, id: RequestId, reply: &Reply) {
         self.log.note(|| format!("{conn:?} {way:?} {id:?} {reply:?}"));
         self.coverage.sent(tiffin_proto::reply_kind(reply).number);
-        let frame = tiffin_proto::encode_reply(id, reply).expect("what the core says can be said");
+        let frame = tiffin_proto::encode_reply(id, reply).expect("every message can be encoded");
         self.send(conn, way, frame);
     }
 
     fn send(&mut self, id: ConnId, way: Way, frame: Vec<u8>) {
         self.log.line(self.now, "send", &[id.0, way as u64], &frame);
-        let delay = self.chance.delay(self.plan.delay_usual, self.plan.delay_seldom);
+        let delay = self.rng.delay(self.plan.delay_usual, self.plan.delay_seldom);
         let now = self.now;
         let Some(conn) = self.conns.get_mut(&id) else { return };
         let open = match way {
@@ -200,14 +199,14 @@ impl World {
         pipe.frames.push_back(frame);
         pipe.last_at = pipe.last_at.max(now + delay);
         let at = pipe.last_at;
-        self.at(at, Event::Pump(id, way));
+        self.at(at, Event::Deliver(id, way));
     }
 
-    /// The connection breaks on its way. Each side notices in its own time.
+    /// The connection breaks. Each side notices at its own time.
     pub(crate) fn break_conn(&mut self, id: ConnId) {
-        let (noticed, half_open) = (self.chance.below(25), self.chance.delay(40, 500));
-        let late = if self.chance.percent(self.plan.late_percent) { self.chance.below(120) } else { 0 };
-        let (up_left, down_left) = (self.chance.any() as usize, self.chance.any() as usize);
+        let (noticed, half_open) = (self.rng.below(25), self.rng.delay(40, 500));
+        let late = if self.rng.percent(self.plan.late_percent) { self.rng.below(120) } else { 0 };
+        let (up_left, down_left) = (self.rng.any() as usize, self.rng.any() as usize);
         let now = self.now;
         let Some(conn) = self.conns.get_mut(&id) else { return };
         let near = conn.near;
@@ -223,24 +222,24 @@ impl World {
         self.at(server_at, Event::ServerCloses(id));
     }
 
-    /// The caller is gone, or does not want the connection any more.
-    pub(crate) fn caller_hangs_up(&mut self, id: ConnId) {
+    /// The caller is gone, or closes the connection.
+    pub(crate) fn close_caller(&mut self, id: ConnId) {
         self.break_conn(id);
         if let Some(conn) = self.conns.get_mut(&id) {
             conn.caller_open = false;
         }
     }
 
-    /// The server wants a connection closed. What arrives before that is done is still heard.
+    /// The server closes a connection. Messages that arrive before that are still received.
     pub(crate) fn disconnect(&mut self, id: ConnId) {
-        let delay = self.chance.below(60);
+        let delay = self.rng.below(60);
         self.at(self.now + delay, Event::ServerCloses(id));
         self.at(self.now + delay, Event::CallerCloses(id));
     }
 
-    /// The server is gone: what it said before still arrives.
-    pub(crate) fn server_hangs_up(&mut self, id: ConnId) {
-        let delay = self.chance.below(20);
+    /// The server is gone: what it sent before still arrives.
+    pub(crate) fn close_server(&mut self, id: ConnId) {
+        let delay = self.rng.below(20);
         let now = self.now;
         let Some(conn) = self.conns.get_mut(&id) else { return };
         conn.server_open = false;
@@ -248,24 +247,24 @@ impl World {
         self.at(at, Event::CallerCloses(id));
     }
 
-    /// Delivers the next frame, unless its receiver is stopped: then it waits at its door.
-    pub(crate) fn pump(&mut self, id: ConnId, way: Way) {
+    /// Delivers the next frame, unless its receiver is stopped: then it waits.
+    pub(crate) fn deliver_next(&mut self, id: ConnId, way: Way) {
         let Some(conn) = self.conns.get(&id) else { return };
-        let (receiver, life) = match way {
-            Way::Up => (conn.server, conn.server_life),
-            Way::Down => (conn.caller, conn.caller_life),
+        let (receiver, incarnation) = match way {
+            Way::Up => (conn.server, conn.server_incarnation),
+            Way::Down => (conn.caller, conn.caller_incarnation),
         };
         let wake = self.stopped_until(receiver).max(match way {
             Way::Up => conn.up.not_before,
             Way::Down => conn.down.not_before,
         });
         if wake > self.now {
-            return self.at(wake, Event::Pump(id, way));
+            return self.at(wake, Event::Deliver(id, way));
         }
         if way == Way::Down {
-            self.look_at_ledger(id);
+            self.read_ledger(id);
         }
-        let same_life = self.is_up(receiver) && self.life(receiver) == life;
+        let same_life = self.is_up(receiver) && self.incarnation(receiver) == incarnation;
         let Some(conn) = self.conns.get_mut(&id) else { return };
         let open = match way {
             Way::Up => conn.server_open,
@@ -299,10 +298,10 @@ impl World {
     }
 }
 
-/// Through the bytes, as the shells do.
+/// Decodes a frame, as the shells do.
 fn decode(frame: &[u8]) -> Incoming {
     let (head, payload) = frame.split_first_chunk::<{ frame::HEADER_BYTES }>().expect("a frame has a header");
-    let header = frame::decode_header(head).expect("we sent this");
-    frame::verify(&header, payload).expect("nobody touched it");
-    tiffin_proto::decode(&header, payload).expect("what can be said can be understood")
+    let header = frame::decode_header(head).expect("a valid header");
+    frame::verify(&header, payload).expect("the frame is intact");
+    tiffin_proto::decode(&header, payload).expect("every encoded message can be decoded")
 }

@@ -1,4 +1,4 @@
-//! The shell of a storage node: it carries effects out in order, keeps its link to the master, and serves
+//! The shell of a storage node: it executes effects in order, maintains its link to the master, and serves
 //! bytes.
 
 use tiffin_core::{
@@ -11,48 +11,48 @@ use tiffin_proto::Incoming;
 use crate::{
     coverage::Point,
     disk::{DiskEvent, DiskShell},
+    keyspace,
     memory::Memory,
-    names,
     network::Way,
     transfer::TransferId,
     world::{Event, Party, Phase, Time, World},
 };
 
-/// How often a node gives a sign of life.
+/// Heartbeat interval of a node.
 const BEAT_MS: u64 = 50;
 
-/// What a node does by itself.
+/// A node's own event.
 #[derive(Debug)]
 pub(crate) enum NodeEvent {
     Beat,
-    /// It connects to the master.
+    /// Connects to the master.
     Link,
-    /// Bytes, or the wish for bytes, arrive on a data connection.
+    /// Bytes, or a request for bytes, arrive on a data connection.
     Chunk(TransferId),
-    /// They are copied.
+    /// The bytes are copied.
     ChunkDone(TransferId),
     /// A data connection is closed.
     DataClosed(ClientId),
-    /// The kernel says that a client's process is dead.
+    /// The kernel reports that a client's process is dead.
     Dead(ClientId),
-    /// A client fetches the mapping.
+    /// A client maps the memory.
     Attach(usize, u32),
-    /// The disk beside its memory.
+    /// An event of the node's disk.
     Disk(DiskEvent),
 }
 
 /// One node.
 pub(crate) struct NodeShell {
     pub(crate) core: Option<Node>,
-    pub(crate) life: u32,
+    pub(crate) incarnation: u32,
     pub(crate) segment: SegmentId,
     pub(crate) stopped_until: Time,
-    /// The connection to the master, and whether it was welcomed there.
+    /// The connection to the master, and whether it was welcomed.
     pub(crate) link: Option<ConnId>,
     pub(crate) linked: bool,
-    /// The network keeps it from the master until then.
+    /// The network blocks its link until then.
     pub(crate) barred_until: Time,
-    /// The disk beside its memory, which outlives its process.
+    /// The node's disk, which outlives its process.
     pub(crate) disk: Option<Box<DiskShell>>,
 }
 
@@ -60,7 +60,7 @@ impl NodeShell {
     pub(crate) fn absent() -> Self {
         Self {
             core: None,
-            life: 0,
+            incarnation: 0,
             segment: SegmentId(0),
             stopped_until: 0,
             link: None,
@@ -74,7 +74,7 @@ impl NodeShell {
 impl World {
     /// A node starts, with a new and empty segment.
     pub(crate) fn start_node(&mut self, node: usize) {
-        let segment = SegmentId(self.chance.any());
+        let segment = SegmentId(self.rng.any());
         let config = NodeConfig {
             segment,
             capacity: self.plan.capacity,
@@ -86,11 +86,12 @@ impl World {
             sabotage: self.sabotage,
         };
         let Some(shell) = self.nodes.get_mut(node) else { return };
-        let life = shell.life + 1;
+        let incarnation = shell.incarnation + 1;
         let disk = shell.disk.take();
-        *shell = NodeShell { core: Some(Node::new(config)), life, segment, disk, ..NodeShell::absent() };
+        *shell =
+            NodeShell { core: Some(Node::new(config)), incarnation, segment, disk, ..NodeShell::absent() };
         self.memories.insert(segment, Memory::new(config.capacity, config.heap_bytes));
-        self.oracle.node_starts(segment, &node_name(node, life));
+        self.oracle.node_starts(segment, &node_name(node, incarnation));
         self.log.line(self.now, "node starts", &[node as u64, segment.0], &[]);
         self.node_at(0, node, NodeEvent::Link);
         self.node_at(BEAT_MS, node, NodeEvent::Beat);
@@ -99,7 +100,7 @@ impl World {
         }
     }
 
-    /// A node's process dies. Its memory stays for whoever mapped it.
+    /// A node's process dies. Its memory stays for clients that mapped it.
     pub(crate) fn crash_node(&mut self, node: usize, down_ms: u64) {
         self.log.line(self.now, "node dies", &[node as u64], &[]);
         let Some(shell) = self.nodes.get_mut(node).filter(|it| it.core.is_some()) else { return };
@@ -108,21 +109,21 @@ impl World {
         if let Some(memory) = self.memories.get_mut(&segment) {
             memory.alive = false;
         }
-        self.server_dies(Party::Node(node));
+        self.close_all_of(Party::Node(node));
         if let Some(link) = link {
-            self.caller_hangs_up(link);
+            self.close_caller(link);
         }
         self.transfers_lose_node(segment);
         self.crash_disk(node);
         if link.is_some() && node < self.plan.near_nodes {
             // The kernel of the master's host tells it.
-            let delay = self.chance.delay(1, 30);
-            self.at(self.now + delay, Event::NodeEnded(self.master_life, segment));
+            let delay = self.rng.delay(1, 30);
+            self.at(self.now + delay, Event::NodeEnded(self.master_incarnation, segment));
         }
         self.at(self.now + down_ms, Event::NodeStarts(node));
     }
 
-    pub(crate) fn node_does(&mut self, node: usize, event: NodeEvent) {
+    pub(crate) fn node_event(&mut self, node: usize, event: NodeEvent) {
         match event {
             NodeEvent::Beat => {
                 self.node_handles(node, CoreEvent::Beat);
@@ -138,20 +139,20 @@ impl World {
                 self.coverage.hit(if first { Point::DeadBeforeClosed } else { Point::ClosedBeforeDead });
                 self.node_handles(node, CoreEvent::Dead(client));
             }
-            NodeEvent::Attach(client, life) => self.attach(node, client, life),
-            NodeEvent::Disk(event) => self.disk_does(node, event),
+            NodeEvent::Attach(client, incarnation) => self.attach(node, client, incarnation),
+            NodeEvent::Disk(event) => self.disk_event(node, event),
         }
     }
 
     pub(crate) fn node_receives(&mut self, node: usize, conn: ConnId, way: Way, incoming: Incoming) {
         if way == Way::Up {
-            return self.node_hears_client(node, conn, incoming);
+            return self.node_receives_from_client(node, conn, incoming);
         }
         let Some(shell) = self.nodes.get_mut(node).filter(|it| it.link == Some(conn)) else { return };
         match incoming {
             Incoming::Reply(_, Reply::Welcome(_)) => {
                 shell.linked = true;
-                let name = node_name(node, shell.life);
+                let name = node_name(node, shell.incarnation);
                 let host = format!("host{node}");
                 let info = NodeInfo { segment: shell.segment, name, host, ..NodeInfo::default() };
                 self.node_handles(node, CoreEvent::Linked(info));
@@ -173,8 +174,8 @@ impl World {
         }
     }
 
-    /// A node heeds all that was entrusted to it at once, and answers once.
-    pub(crate) fn node_looks(&mut self, node: usize, conn: ConnId, words: Vec<Incoming>) {
+    /// A node applies all ledger entries at once, and answers once.
+    pub(crate) fn apply_ledger(&mut self, node: usize, conn: ConnId, words: Vec<Incoming>) {
         if self.nodes.get(node).is_none_or(|it| it.link != Some(conn)) {
             return;
         }
@@ -191,7 +192,7 @@ impl World {
         }
     }
 
-    fn node_hears_client(&mut self, node: usize, conn: ConnId, incoming: Incoming) {
+    fn node_receives_from_client(&mut self, node: usize, conn: ConnId, incoming: Incoming) {
         let Incoming::Request(id, request) = incoming else { return };
         let Some(it) = self.conns.get_mut(&conn) else { return };
         let client = it.client;
@@ -204,7 +205,7 @@ impl World {
             return self.send_reply(conn, Way::Down, id, &Reply::Welcome(welcome));
         }
         let request = match request {
-            Request::Store(store) => self.write_down(node, client, store),
+            Request::Store(store) => self.write_inline(node, client, store),
             request => request,
         };
         self.node_handles(node, CoreEvent::Request { conn, id, request });
@@ -214,21 +215,21 @@ impl World {
         self.node_handles(node, CoreEvent::Closed(conn));
     }
 
-    /// The link to the master broke; it is made again, sooner or later.
+    /// The link to the master broke; the node reconnects later.
     pub(crate) fn link_lost(&mut self, node: usize, conn: ConnId) {
         let Some(shell) = self.nodes.get_mut(node).filter(|it| it.link == Some(conn)) else { return };
         shell.link = None;
         if std::mem::replace(&mut shell.linked, false) {
             self.node_handles(node, CoreEvent::Unlinked);
         }
-        let delay = self.chance.delay(20, 100);
+        let delay = self.rng.delay(20, 100);
         self.node_at(delay, node, NodeEvent::Link);
     }
 
     fn link(&mut self, node: usize) {
         let now = self.now;
         let Some(shell) = self.nodes.get_mut(node).filter(|it| it.link.is_none()) else { return };
-        if shell.barred_until > now && self.phase == Phase::Storm {
+        if shell.barred_until > now && self.phase == Phase::Faults {
             let delay = shell.barred_until - now;
             return self.node_at(delay, node, NodeEvent::Link);
         }
@@ -245,7 +246,7 @@ impl World {
         }
     }
 
-    /// Hands an event in and carries the effects out, in order, before anything else.
+    /// Passes an event in and executes the effects, in order, before anything else.
     pub(crate) fn node_handles(&mut self, node: usize, event: CoreEvent) {
         let Some(core) = self.nodes.get_mut(node).and_then(|it| it.core.as_mut()) else { return };
         core.handle(event);
@@ -304,7 +305,7 @@ impl World {
         }
     }
 
-    /// An effect on the control memory.
+    /// Applies an effect to the control memory.
     fn store(&mut self, segment: SegmentId, effect: Effect) {
         self.log.note(|| format!("{segment} {effect:?}"));
         let Some(memory) = self.memories.get_mut(&segment) else { return };
@@ -346,10 +347,10 @@ impl World {
         }
     }
 
-    fn attach(&mut self, node: usize, client: usize, life: u32) {
+    fn attach(&mut self, node: usize, client: usize, incarnation: u32) {
         let Some(segment) = self.nodes.get(node).map(|it| it.segment) else { return };
         let Some(it) = self.clients.get_mut(client) else { return };
-        if !it.alive || it.life != life || it.leaving {
+        if !it.alive || it.incarnation != incarnation || it.leaving {
             return;
         }
         it.attached.insert(segment);
@@ -359,13 +360,13 @@ impl World {
         self.node_handles(node, CoreEvent::Mapped(id));
     }
 
-    /// Whether every copy that any living node holds, or is about to, is known to the master or was declared
-    /// lost by it.
-    pub(crate) fn everything_is_known(&self) -> bool {
-        // Even a mere reservation may become an object by words that a dead master had still sent.
+    /// Whether the master knows every copy that live nodes hold or are about to hold, or has declared it
+    /// lost.
+    pub(crate) fn all_copies_are_known(&self) -> bool {
+        // Even a reservation may become an object through messages that a dead master had sent.
         let used = |it: &Memory| it.slots().next().is_some();
         let is_used = |segment| self.memories.get(&segment).is_some_and(used);
-        // A disk has what it has whether its process lives or not.
+        // A disk's copies exist whether its process is alive or not.
         let mut disks = self.nodes.iter().filter_map(|it| it.disk.as_ref());
         let of_disks = disks.all(|it| {
             let has_any = is_used(it.segment) || !it.log.appending.is_empty();
@@ -376,17 +377,20 @@ impl World {
     }
 }
 
-/// Unique for each life of each node, so that the master's notices can be told apart.
-pub(crate) fn node_name(node: usize, life: u32) -> String {
-    format!("n{node}.{life}")
+/// Unique for each process of each node, so that the master's notices can be distinguished.
+pub(crate) fn node_name(node: usize, incarnation: u32) -> String {
+    format!("n{node}.{incarnation}")
 }
 
-/// Whose memory the heap says this is.
-pub(crate) fn name_in_heap(memory: &Memory, record: &tiffin_core::node::SlotRecord) -> Option<names::Name> {
+/// The name of a record's object, from the heap.
+pub(crate) fn name_in_heap(
+    memory: &Memory,
+    record: &tiffin_core::node::SlotRecord,
+) -> Option<keyspace::Name> {
     if let Some(name) = memory.name_on_disk(record) {
         return Some(name);
     }
     let (namespace, key) = memory.name(record)?;
-    let namespace = names::namespace(namespace)?;
-    names::Name::of(namespace, &tiffin_core::Key::new(key).ok()?)
+    let namespace = keyspace::namespace(namespace)?;
+    keyspace::Name::of(namespace, &tiffin_core::Key::new(key).ok()?)
 }

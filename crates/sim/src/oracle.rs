@@ -1,6 +1,5 @@
-//! The oracle watches: what clients write, what the master hears and says, what the nodes record. From that
-//! it knows what may and what may not be seen. It decides nothing, and nothing that it says reaches the
-//! parties.
+//! The oracle observes what clients write, what the master receives and sends, and what the nodes record.
+//! From that it knows what may be seen. It decides nothing, and does not influence the parties.
 //!
 //! The promises are checked in [`crate::invariants`], one file each; this file keeps the history they need.
 
@@ -19,28 +18,28 @@ use tiffin_core::{
 
 use crate::{
     coverage::{Coverage, Point},
-    deciding::Deciding,
+    decisions::Deciding,
     invariants::full::SinglePut,
     invariants::p2::{Dead, Victim},
-    invariants::r16::Asked,
-    invariants::tier::Shelving,
+    invariants::r16::NamedRequest,
+    invariants::tier::TierState,
+    keyspace::{self, Name},
     memory::{Memory, ValueId},
-    names::{self, Name},
 };
 
-/// All memory there ever was.
+/// All memory that ever existed.
 pub(crate) type Memories = BTreeMap<SegmentId, Memory>;
 
-/// A promise that was broken.
+/// A violated promise.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Broken {
-    /// Which.
+pub struct Violation {
+    /// The id of the promise.
     pub invariant: &'static str,
-    /// How.
+    /// The observed violation.
     pub what: String,
 }
 
-impl tiffin_sim_runner::Breach for Broken {
+impl tiffin_sim_runner::RuleViolation for Violation {
     fn promise(&self) -> &str {
         self.invariant
     }
@@ -50,15 +49,15 @@ impl tiffin_sim_runner::Breach for Broken {
     }
 }
 
-/// Who speaks to the master.
+/// The sender of a message to the master.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Speaker {
+pub(crate) enum Sender {
     /// A client of a namespace, on its newest connection.
     Client(u8),
     /// A node, on its newest connection.
     Node(SegmentId),
-    /// Somebody on a connection that was closed or replaced: nothing that is said there may matter.
-    Nobody,
+    /// A connection that was closed or replaced: its messages must have no effect.
+    Stale,
 }
 
 /// One put.
@@ -68,152 +67,150 @@ pub(crate) struct Value {
     pub(crate) len: u64,
 }
 
-/// What is known of one generation.
+/// The history of one generation.
 #[derive(Clone, Debug)]
-pub(crate) struct Life {
+pub(crate) struct ObjectHistory {
     pub(crate) name: Name,
     /// The owners of its pins, as the master knows them.
     pub(crate) pins: BTreeSet<String>,
-    /// Those of them that every node has confirmed to have in writing.
+    /// Those that every node has confirmed as written.
     pub(crate) written_pins: BTreeSet<String>,
     pub(crate) sample: bool,
-    /// Each of several groups consumes it.
+    /// It is consumed by several groups.
     pub(crate) by_groups: bool,
     /// The first consumer frees it.
     pub(crate) once: bool,
     pub(crate) in_stream: bool,
-    /// The groups that have, as every node has confirmed to have in writing.
+    /// The groups that have consumed it, confirmed as written by every node.
     pub(crate) acked: BTreeSet<String>,
-    /// Its marks were told.
+    /// Its attributes are known.
     pub(crate) marked: bool,
     pub(crate) value: Option<ValueId>,
     pub(crate) lease_until: Tick,
-    /// There is a reason why nobody finds it: taken away, replaced or evicted.
+    /// There is a reason why it is not found: removed, replaced or evicted.
     pub(crate) gone: bool,
-    /// Another such reason: deletes that were meant for it, answered or not, except those that a lease
-    /// refused.
+    /// Another such reason: deletes that apply to it, answered or not, except those that a lease refused.
     pub(crate) deletes: u32,
-    /// How often it was gone, and a node that had not been heard of brought it back: then some of its copies
-    /// may still be leaving.
+    /// How often it was removed and then restored by a node that had not reported: some of its copies may
+    /// still be about to be removed.
     pub(crate) returns: u32,
     pub(crate) dead: Option<Dead>,
 }
 
-impl Life {
+impl ObjectHistory {
     pub(crate) fn is_gone(&self) -> bool {
         self.gone || self.deletes > 0
     }
 
-    /// Eviction must leave it alone.
+    /// It must not be evicted.
     pub(crate) fn is_protected(&self) -> bool {
         !self.pins.is_empty() || !self.written_pins.is_empty() || self.sample
     }
 }
 
-/// A delete that is not answered yet: for each name what it is meant for.
+/// An unanswered delete: for each name the objects it applies to.
 #[derive(Debug)]
 pub(crate) struct Deleting {
     pub(crate) victims: Vec<(Name, Vec<Victim>)>,
-    /// Every copy that exists was known to the master.
+    /// The master knew every existing copy.
     pub(crate) complete: bool,
     pub(crate) force: bool,
 }
 
-/// An owner, and what it pins.
+/// An owner, and the objects it pins.
 pub(crate) type Pinning = (String, Vec<Option<Generation>>);
 
-/// Who acknowledges what, and whether every copy that exists was known to the master.
+/// An acknowledgement, and whether the master knew every existing copy.
 #[derive(Debug)]
 pub(crate) struct Acking {
     pub(crate) generations: Vec<Generation>,
     pub(crate) group: String,
     pub(crate) complete: bool,
-    /// Only the end of the last lease frees it.
+    /// It is freed only at the end of the last lease.
     pub(crate) unless_leased: bool,
-    /// What was leased when the master heard of it.
+    /// The samples that were leased when the master received it.
     pub(crate) leased: BTreeSet<Generation>,
 }
 
-/// A put that came while others waited for room.
+/// A put that arrived while others waited for space.
 #[derive(Debug)]
-pub(crate) struct InLine {
+pub(crate) struct QueuedPut {
     pub(crate) namespace: u8,
     pub(crate) arrival: u64,
-    /// It is ready to wait.
+    /// It may wait.
     pub(crate) waits: bool,
 }
 
-/// What the event that the master handles now may be the reason for.
+/// Reasons for removals that the current event of the master gives.
 #[derive(Debug, Default)]
 pub(crate) struct Cause {
-    /// Objects of these names may be taken away.
+    /// Objects of these names may be removed.
     pub(crate) names: BTreeSet<Name>,
-    /// And these very objects.
+    /// These objects may be removed.
     pub(crate) generations: BTreeSet<Generation>,
-    /// Copies of what may get no name.
+    /// Copies that may get no name.
     pub(crate) nameless: BTreeSet<(SegmentId, Hold)>,
     /// A removal that a lease refuses.
-    pub(crate) polite: bool,
-    /// Names that were looked up, and with a lease; or on behalf of which group.
+    pub(crate) is_refusable: bool,
+    /// Names of a lookup, whether with a lease, and the group.
     pub(crate) asked: Vec<Name>,
     lease: bool,
     pub(crate) group: String,
     announced: Vec<Record>,
-    /// By a node that this life of the master knew nothing of: what it holds may be older than what was seen.
-    news: bool,
-    /// Objects are being evicted, and it was seen which.
+    /// Announced by a node that is new to this epoch: its objects may be older than the newest seen.
+    from_new_node: bool,
+    /// An eviction is in progress, and whether its object is known.
     pub(crate) evicting: bool,
     evicted: bool,
 }
 
-/// The history, and the verdict.
+/// The history, and the result.
 #[derive(Debug, Default)]
 pub(crate) struct Oracle {
-    pub(crate) broken: Option<Broken>,
+    pub(crate) violation: Option<Violation>,
     pub(crate) values: Vec<Value>,
-    /// What is written into each use of a slot.
+    /// The value written into each use of a slot.
     pub(crate) written: BTreeMap<(SegmentId, Hold), ValueId>,
-    pub(crate) lives: BTreeMap<Generation, Life>,
+    pub(crate) objects: BTreeMap<Generation, ObjectHistory>,
     pub(crate) generation_of: BTreeMap<(SegmentId, Hold), Generation>,
     pub(crate) of_name: BTreeMap<Name, BTreeSet<Generation>>,
-    /// The newest generation of each name that was seen in this life of the master.
+    /// The newest generation of each name seen in this epoch.
     pub(crate) newest: BTreeMap<Name, Generation>,
-    /// Which life of the master this is.
+    /// The epoch of the master.
     pub(crate) epoch: u64,
-    /// The newest generation of each name that a client was told of, in this life of the master.
+    /// The newest generation of each name that was acknowledged to a client in this epoch.
     pub(crate) acknowledged: BTreeMap<Name, Generation>,
     pub(crate) deleting: BTreeMap<(ConnId, RequestId), Deleting>,
-    /// Other copies of what was decided, which their nodes may not have heard of.
+    /// Other copies of decided objects, which their nodes may not know of.
     pub(crate) decided_too: BTreeMap<(SegmentId, Hold), Generation>,
-    /// What this life of the master has taken away.
+    /// Copies that this epoch has removed.
     pub(crate) retired: BTreeSet<(SegmentId, Hold)>,
-    /// Copies of what was being decided when its name was deleted: nobody knew yet which generation that is.
+    /// Copies of undecided objects whose name was deleted: their generation was not known yet.
     pub(crate) undecided: BTreeSet<(SegmentId, Hold)>,
     pub(crate) deciding: BTreeMap<(ConnId, RequestId), Deciding>,
     pub(crate) cause: Cause,
     node_names: BTreeMap<String, SegmentId>,
-    /// Nodes that the master has taken in, and has not lost since.
+    /// Nodes that the master has registered, and not lost since.
     pub(crate) joined: BTreeSet<SegmentId>,
-    /// Nodes that it has lost, and whether it had ever heard what they hold.
+    /// Lost nodes, and whether the master knew their objects.
     pub(crate) lost: BTreeMap<SegmentId, bool>,
-    /// Nodes that have been away for long and had not reported to this life of the master: it does not wait
-    /// for them any more.
+    /// Nodes that the master no longer waits for, although they have not reported in this epoch.
     pub(crate) absent: BTreeSet<SegmentId>,
-    /// Puts that were answered although an older copy may still be read, on a node that could not be told.
+    /// Answered puts of which an older copy may still be readable, on a node that could not be informed.
     pub(crate) shadowed: BTreeSet<Generation>,
-    /// What a node must not have any more once it has heard that it is registered.
-    pub(crate) owing: BTreeMap<ConnId, Vec<Generation>>,
-    /// Pins that are not answered yet.
+    /// Objects that a node must not have after its registration is answered.
+    pub(crate) pending_retires: BTreeMap<ConnId, Vec<Generation>>,
+    /// Unanswered pins.
     pub(crate) pinning: BTreeMap<(ConnId, RequestId), Pinning>,
-    /// Acknowledgements that are not answered yet.
+    /// Unanswered acknowledgements.
     pub(crate) acking: BTreeMap<(ConnId, RequestId), Acking>,
-    /// What was published, as its writers were told.
+    /// Published objects that were acknowledged to their writers.
     pub(crate) published: BTreeSet<(SegmentId, Hold)>,
-    /// What was named without its node, by this life of the master.
-    pub(crate) entrusted: BTreeSet<(SegmentId, Hold)>,
-    /// What any life of the master has told its node to let go of.
-    pub(crate) ordered: BTreeSet<(SegmentId, Hold)>,
-    /// Leases of samples: whose, and of what.
+    /// Objects that this epoch named through the ledger.
+    pub(crate) ledger_commits: BTreeSet<(SegmentId, Hold)>,
+    /// Copies for which any epoch has sent a retire.
+    pub(crate) retires_sent: BTreeSet<(SegmentId, Hold)>,
+    /// Leases of samples: client and sample.
     pub(crate) leases: BTreeMap<u64, (ClientId, Generation)>,
     /// Samples that were consumed while others had them leased.
     pub(crate) released: BTreeSet<Generation>,
@@ -221,50 +218,50 @@ pub(crate) struct Oracle {
     pub(crate) deferred: BTreeSet<(Generation, String)>,
     /// Groups that consumed a sample, or tried, at another time.
     pub(crate) acked_for_good: BTreeSet<(Generation, String)>,
-    /// Pulls that are not answered yet, and on whose behalf; and of which leases were pulled.
+    /// Unanswered pulls with their group; and the group of each pulled lease.
     pub(crate) pulls: BTreeMap<(ConnId, RequestId), String>,
     pub(crate) pulled: BTreeMap<u64, String>,
-    /// Whose connection each is.
-    pub(crate) speakers: BTreeMap<ConnId, ClientId>,
-    /// Clients whose connection broke, since when, as long as they have not come back.
+    /// The client of each connection.
+    pub(crate) conn_clients: BTreeMap<ConnId, ClientId>,
+    /// Clients whose connection broke, and since when, until they return.
     pub(crate) away: BTreeMap<ClientId, Tick>,
-    /// How much memory each put needs that nothing else limits.
+    /// The memory that each put needs, if nothing else limits it.
     pub(crate) needs: BTreeMap<(ConnId, RequestId), u64>,
-    /// The put that the master has just heard of.
+    /// The put that the master has just received.
     pub(crate) newest_put: Option<(ConnId, RequestId)>,
-    /// Puts that came while others waited for room, and how they stand.
-    pub(crate) line: BTreeMap<(ConnId, RequestId), InLine>,
+    /// Puts that arrived while others waited for space.
+    pub(crate) put_queue: BTreeMap<(ConnId, RequestId), QueuedPut>,
     pub(crate) arrivals: u64,
-    /// Puts of one object that do not wait and have nobody before them, and the nodes they avoid.
+    /// Puts of one object that do not wait, with none waiting before them.
     pub(crate) single_puts: BTreeMap<(ConnId, RequestId), SinglePut>,
-    /// How many objects were evicted, and how often a node was asked for space.
+    /// Number of evictions, and of allocations at nodes.
     pub(crate) evictions: u64,
     pub(crate) allocations: u64,
-    /// Puts of one object that wait, and since when. Only those since which no limit was changed.
+    /// Waiting puts of one object, and since when. Only those since the last change of limits.
     pub(crate) waiting_puts: BTreeMap<(ConnId, RequestId), Tick>,
-    /// Samples may be given up for having waited too long, in this life of the master.
-    pub(crate) impatient: bool,
-    /// Something was evicted of which no reachable node had a copy, so nobody knows what.
-    pub(crate) blind: bool,
-    /// Members that a master has registered, and none has lost since: they survive its restart.
+    /// In this epoch samples may be dropped after waiting too long.
+    pub(crate) samples_expire: bool,
+    /// Something was evicted without a copy on a reachable node, so the oracle does not know what.
+    pub(crate) has_unknown_evictions: bool,
+    /// Registered members that were not lost since: they survive a restart of the master.
     pub(crate) roster: BTreeSet<SegmentId>,
-    /// While a restarted master waits for reports: the newest generation of each name that it took away.
+    /// While a restarted master waits for reports: the newest removed generation of each name.
     pub(crate) left: Option<BTreeMap<Name, Generation>>,
-    /// The names that requests ask for which are not answered yet.
-    pub(crate) asked_names: BTreeMap<(ConnId, RequestId), Asked>,
-    /// Limits that are to be saved before this is answered.
+    /// The names in unanswered requests.
+    pub(crate) asked_names: BTreeMap<(ConnId, RequestId), NamedRequest>,
+    /// Limits that must be saved before they are answered.
     pub(crate) setting: BTreeMap<(ConnId, RequestId), (u8, Policy)>,
     lease_ms: u64,
     pub(crate) lease_grace_ms: u64,
     pub(crate) strict: bool,
-    pub(crate) shelving: Shelving,
+    pub(crate) tier: TierState,
 }
 
 impl Oracle {
-    /// Records a broken promise; the first one counts.
+    /// Records a violation; only the first one counts.
     pub(crate) fn fail(&mut self, invariant: &'static str, what: impl FnOnce() -> String) {
-        if self.broken.is_none() {
-            self.broken = Some(Broken { invariant, what: what() });
+        if self.violation.is_none() {
+            self.violation = Some(Violation { invariant, what: what() });
         }
     }
 
@@ -289,13 +286,13 @@ impl Oracle {
         self.node_names.insert(name.to_owned(), segment);
     }
 
-    /// Whether what a node holds is known to this life of the master, or of no account to it.
+    /// Whether this epoch knows what a node holds, or ignores it.
     pub(crate) fn knows(&self, segment: SegmentId) -> bool {
         self.joined.contains(&segment) || self.lost.get(&segment) == Some(&true)
     }
 
-    /// What an earlier life knew dies with it, except what it has saved: copies that survived on a node may be
-    /// seen again, unless somebody was told that they are gone.
+    /// What an earlier epoch knew is lost, except what it saved: copies on a node may be seen again, unless a
+    /// client was told that they are gone.
     pub(crate) fn master_restarts(&mut self, epoch: u64, memories: &Memories, state: &Saved) {
         self.epoch = epoch;
         self.asked_names.clear();
@@ -306,10 +303,10 @@ impl Oracle {
         self.joined.clear();
         self.lost.clear();
         self.absent.clear();
-        self.owing.clear();
+        self.pending_retires.clear();
         self.deleting.clear();
         self.retired.clear();
-        self.entrusted.clear();
+        self.ledger_commits.clear();
         self.deciding.clear();
         self.pinning.clear();
         self.acking.clear();
@@ -318,25 +315,25 @@ impl Oracle {
         self.deferred.clear();
         self.pulls.clear();
         self.pulled.clear();
-        self.speakers.clear();
+        self.conn_clients.clear();
         self.away.clear();
-        self.line.clear();
+        self.put_queue.clear();
         self.single_puts.clear();
         self.waiting_puts.clear();
-        self.blind = false;
-        self.impatient = state.policies.iter().any(|it| it.policy.max_hold_ms.is_some());
+        self.has_unknown_evictions = false;
+        self.samples_expire = state.policies.iter().any(|it| it.policy.max_hold_ms.is_some());
+        self.lost.extend(state.forgotten.iter().map(|it| (*it, true)));
+        let owed = |it: &SavedMember| it.owed_holds().into_iter().map(|hold| (it.segment, hold)).collect();
+        self.retired = state.members.iter().flat_map(|it| -> Vec<_> { owed(it) }).collect();
         let mut surviving: BTreeMap<Generation, Vec<SegmentId>> = BTreeMap::new();
         for (segment, memory) in memories.iter().filter(|(_, it)| it.alive) {
-            // What is owed has gone, whether anybody was told or not.
+            // Copies with a pending retire are gone, whether anybody was told or not.
             for (_, record) in memory.slots().filter(|(hold, _)| !self.retired.contains(&(*segment, *hold))) {
                 surviving.entry(record.generation).or_default().push(*segment);
             }
         }
-        self.lost.extend(state.forgotten.iter().map(|it| (*it, true)));
-        let owed = |it: &SavedMember| it.owed_holds().into_iter().map(|hold| (it.segment, hold)).collect();
-        self.retired = state.members.iter().flat_map(|it| -> Vec<_> { owed(it) }).collect();
         let roster: BTreeSet<_> = state.members.iter().map(|it| it.segment).collect();
-        for (generation, life) in &mut self.lives {
+        for (generation, life) in &mut self.objects {
             life.lease_until = Tick(0);
             life.pins.clear();
             let Some(on) = surviving.get(generation) else { continue };
@@ -348,93 +345,94 @@ impl Oracle {
         }
     }
 
-    /// The master's state folder is gone, and with it the roster.
+    /// The master's state folder is lost, and with it the roster.
     pub(crate) fn state_is_lost(&mut self) {
         self.roster.clear();
     }
 
     /// The master is about to handle a request.
-    pub(crate) fn hears(
+    pub(crate) fn on_request(
         &mut self,
         conn: ConnId,
         id: RequestId,
         request: &Request,
-        speaker: Speaker,
+        sender: Sender,
         complete: bool,
     ) {
         self.cause = Cause::default();
-        self.cause.polite = self.is_polite(request);
-        self.asks_for(conn, id, request, speaker);
-        match (request, speaker) {
-            (Request::Delete(delete), Speaker::Client(namespace)) => {
+        self.cause.is_refusable = self.removes_unleased_only(request);
+        self.record_names(conn, id, request, sender);
+        match (request, sender) {
+            (Request::Delete(delete), Sender::Client(namespace)) => {
                 let names = delete.keys.iter().filter_map(|key| Name::of(namespace, key)).collect();
                 self.begin_deleting(conn, id, names, delete.force, complete);
             }
-            (Request::DeleteMatching(delete), Speaker::Client(namespace)) => {
-                let all = (0..names::KEYS.len()).map(|key| Name { namespace, key: key as u8 });
-                let names = all.filter(|name| names::matches(&delete.pattern, *name)).collect();
+            (Request::DeleteMatching(delete), Sender::Client(namespace)) => {
+                let all = (0..keyspace::KEYS.len()).map(|key| Name { namespace, key: key as u8 });
+                let names = all.filter(|name| keyspace::matches(&delete.pattern, *name)).collect();
                 self.begin_deleting(conn, id, names, delete.force, complete);
             }
-            (Request::Resolve(resolve), Speaker::Client(namespace)) => {
+            (Request::Resolve(resolve), Sender::Client(namespace)) => {
                 let names = resolve.keys.iter().filter_map(|key| Name::of(namespace, key));
                 (self.cause.asked, self.cause.lease) = (names.collect(), resolve.lease);
             }
-            (Request::Exists(exists), Speaker::Client(namespace)) => {
+            (Request::Exists(exists), Sender::Client(namespace)) => {
                 let names = exists.keys.iter().filter_map(|key| Name::of(namespace, key));
                 self.cause.asked = names.collect();
             }
-            (Request::Decide(Decide { items, .. }), Speaker::Node(segment)) => {
+            (Request::Decide(Decide { items, .. }), Sender::Node(segment)) => {
                 let items = items.iter().map(|it| (segment, it.clone())).collect();
                 self.begin_deciding((conn, id), items, complete);
             }
-            (Request::Publish(Publish { items, .. }), Speaker::Client(namespace)) => {
-                let client = self.speakers.get(&conn).copied().unwrap_or_default();
-                let namespace = names::namespace_name(namespace);
+            (Request::Publish(Publish { items, .. }), Sender::Client(namespace)) => {
+                let client = self.conn_clients.get(&conn).copied().unwrap_or_default();
+                let namespace = keyspace::namespace_name(namespace);
                 let item = |it: &PublishItem| {
                     let item = it.item.clone();
                     (it.home, DecideItem { namespace: namespace.to_owned(), client, item })
                 };
                 self.begin_deciding((conn, id), items.iter().map(item).collect(), complete);
             }
-            (Request::Announce(Announce { items, .. }), Speaker::Node(segment)) => {
-                self.cause.news = !self.knows(segment);
+            (Request::Announce(Announce { items, .. }), Sender::Node(segment)) => {
+                self.cause.from_new_node = !self.knows(segment);
                 let names = items.iter().filter_map(record_name);
                 self.cause.names = names.collect();
                 self.cause.announced = items.clone();
             }
-            (Request::Lease(lease), Speaker::Client(namespace)) => {
+            (Request::Lease(lease), Sender::Client(namespace)) => {
                 let names = lease.items.iter().filter_map(|it| Name::of(namespace, &it.key));
                 (self.cause.asked, self.cause.group) = (names.collect(), lease.group.clone());
             }
-            (Request::ClientDied(client), Speaker::Node(_)) => self.client_is_gone(*client),
-            (Request::Dropped(dropped), Speaker::Node(disk)) => self.hears_dropped(disk, dropped),
-            (_, Speaker::Client(namespace)) => {
-                self.hears_of_lifetimes(conn, id, request, namespace, complete)
+            (Request::ClientDied(client), Sender::Node(_)) => self.client_is_gone(*client),
+            (Request::Dropped(dropped), Sender::Node(disk)) => self.on_dropped(disk, dropped),
+            (_, Sender::Client(namespace)) => {
+                self.on_lifetime_request(conn, id, request, namespace, complete)
             }
             _ => (),
         }
     }
 
-    /// The object that has a name, as far as anybody can tell.
+    /// The object that has a name, as far as the oracle can tell.
     pub(crate) fn standing(&self, name: Name) -> Option<Generation> {
         let newest = self.newest.get(&name).copied()?;
-        let life = self.lives.get(&newest)?;
-        let vanishes = self.blind && !life.is_protected() || self.impatient && life.sample;
+        let life = self.objects.get(&newest)?;
+        let vanishes =
+            self.has_unknown_evictions && !life.is_protected() || self.samples_expire && life.sample;
         (!life.is_gone() && life.returns == 0 && !vanishes).then_some(newest)
     }
 
-    /// Whether the master has just said that it evicts something.
+    /// Whether the master has just announced an eviction.
     pub(crate) fn is_evicting(&self) -> bool {
         self.cause.evicting
     }
 
-    /// What may be taken away in the course of this event.
+    /// Allows the removal of an object in the current event.
     pub(crate) fn explain(&mut self, generation: Generation) {
         self.cause.generations.insert(generation);
     }
 
-    /// Whether a request removes only what is not leased.
-    fn is_polite(&self, request: &Request) -> bool {
+    /// Whether a request removes only unleased objects.
+    fn removes_unleased_only(&self, request: &Request) -> bool {
         let unforced = match request {
             Request::Delete(delete) => !delete.force,
             Request::DeleteMatching(delete) => !delete.force,
@@ -443,10 +441,11 @@ impl Oracle {
         self.strict && unforced
     }
 
-    /// The master has nothing more to do for now: an eviction that was told of is over.
-    pub(crate) fn seen_all(&mut self) {
+    /// The master has sent all effects: an announced eviction is over.
+    pub(crate) fn effects_done(&mut self) {
         let cause = &mut self.cause;
-        self.blind |= std::mem::take(&mut cause.evicting) && !std::mem::take(&mut cause.evicted);
+        self.has_unknown_evictions |=
+            std::mem::take(&mut cause.evicting) && !std::mem::take(&mut cause.evicted);
     }
 
     fn begin_deleting(&mut self, conn: ConnId, id: RequestId, names: Vec<Name>, force: bool, complete: bool) {
@@ -454,7 +453,7 @@ impl Oracle {
         for name in names {
             let mut of_name = Vec::new();
             for &generation in self.of_name.get(&name).into_iter().flatten() {
-                let Some(life) = self.lives.get_mut(&generation) else { continue };
+                let Some(life) = self.objects.get_mut(&generation) else { continue };
                 let (returns, gone) = (life.returns, life.is_gone());
                 life.deletes += 1;
                 of_name.push(Victim { generation, returns, gone });
@@ -473,15 +472,14 @@ impl Oracle {
         self.deleting.insert((conn, id), Deleting { victims, complete, force });
     }
 
-    /// Whether a copy belongs to what a node has asked about and is yet to be answered.
+    /// Whether a copy belongs to an undecided object.
     pub(crate) fn is_being_decided(&self, segment: SegmentId, hold: Hold) -> bool {
         let mut items = self.deciding.values().flat_map(|it| &it.items);
         items.any(|(_, it)| it.item.others.iter().any(|it| (it.segment, it.hold()) == (segment, hold)))
     }
 
-    /// The master has handled the request. Decisions that are still to be answered have replaced what was
-    /// there.
-    pub(crate) fn heard(&mut self) {
+    /// The master has handled the request. Unanswered decisions have replaced their predecessors.
+    pub(crate) fn request_done(&mut self) {
         self.cause = Cause::default();
         let mut replaced = Vec::new();
         for Deciding { items, late, .. } in self.deciding.values_mut() {
@@ -492,7 +490,7 @@ impl Oracle {
         }
         for name in replaced {
             for generation in self.of_name.get(&name).into_iter().flatten() {
-                if let Some(life) = self.lives.get_mut(generation) {
+                if let Some(life) = self.objects.get_mut(generation) {
                     life.gone = true;
                 }
             }
@@ -504,8 +502,8 @@ impl Oracle {
         (self.cause.evicting, self.cause.evicted) = (true, false);
     }
 
-    /// The master does something; `segment` is the node's that it says it to.
-    pub(crate) fn sees(
+    /// An effect of the master; `segment` is the node that it is sent to.
+    pub(crate) fn on_effect(
         &mut self,
         now: Tick,
         effect: &Effect,
@@ -515,7 +513,7 @@ impl Oracle {
     ) {
         let evicting = std::mem::take(&mut self.cause.evicting);
         let retires = matches!(effect, Effect::Ask(_, _, Request::Retire(_)));
-        self.blind |= evicting && !retires && !std::mem::take(&mut self.cause.evicted);
+        self.has_unknown_evictions |= evicting && !retires && !std::mem::take(&mut self.cause.evicted);
         match effect {
             Effect::Notice(Notice::Evicted(..)) => self.evicts(),
             Effect::Ask(_, _, Request::Allocate(_)) => self.allocations += 1,
@@ -539,12 +537,12 @@ impl Oracle {
                     // If it returns, it starts empty.
                     self.lost.insert(*segment, true);
                     let segment = *segment;
-                    self.shelving.lost(segment);
+                    self.tier.lost(segment);
                     self.leases_end_with(segment);
                 }
             }
             Effect::Ask(_, _, Request::Retire(Retire { holds })) => {
-                self.orders(segment, holds);
+                self.on_retires(segment, holds);
                 (self.cause.evicting, self.cause.evicted) = (evicting, evicting);
                 for hold in holds {
                     self.retires(now, segment.unwrap_or_default(), *hold, coverage);
@@ -552,18 +550,18 @@ impl Oracle {
             }
             Effect::Entrust(_, _, Request::Settle(settle)) => {
                 let segment = segment.unwrap_or_default();
-                self.orders(Some(segment), &settle.abort);
+                self.on_retires(Some(segment), &settle.abort);
                 for record in &settle.commit {
-                    self.entrusted.insert((segment, record.hold));
+                    self.ledger_commits.insert((segment, record.hold));
                     self.record(segment, record, false);
                 }
             }
             Effect::Ask(conn, id, Request::Settle(settle)) => {
-                self.orders(segment, &settle.abort);
+                self.on_retires(segment, &settle.abort);
                 let segment = segment.unwrap_or_default();
                 for record in &settle.commit {
                     self.settles_promotion((*conn, *id), segment, record);
-                    self.settles(segment, record);
+                    self.on_settle(segment, record);
                 }
                 settle.abort.iter().for_each(|hold| self.gives_back(segment, *hold));
             }
@@ -574,17 +572,17 @@ impl Oracle {
                 items.iter().for_each(|it| self.promotes(segment.unwrap_or_default(), it.into));
             }
             Effect::Reply(conn, id, reply) => {
-                self.replies(now, (*conn, *id), reply, segment, memories, coverage);
+                self.on_reply(now, (*conn, *id), reply, segment, memories, coverage);
             }
             _ => (),
         }
     }
 
     fn resolved(&mut self, now: Tick, resolved: &Resolved, memories: &Memories, coverage: &mut Coverage) {
-        // A get that waited for a promotion reads as any other does, though its names are not at hand.
+        // A get that waited for a promotion reads like any other, but its names are not recorded.
         for outcome in &resolved.items {
             if let ResolveOutcome::Found(found) = outcome {
-                self.ends_shield(found.generation);
+                self.end_protection(found.generation);
             }
         }
         let asked = std::mem::take(&mut self.cause.asked);
@@ -593,7 +591,7 @@ impl Oracle {
                 ResolveOutcome::Found(found) => {
                     self.found(name, found, coverage);
                     let until = now.after(self.lease_ms);
-                    let life = self.lives.get_mut(&found.generation).filter(|_| self.cause.lease);
+                    let life = self.objects.get_mut(&found.generation).filter(|_| self.cause.lease);
                     if let Some(life) = life {
                         life.lease_until = life.lease_until.max(until);
                     }
@@ -622,14 +620,14 @@ impl Oracle {
             true => DeleteOutcome::Deleted,
             false => DeleteOutcome::Unconfirmed(matching.unconfirmed.clone()),
         };
-        // Where leases refuse, nobody is told which ones did.
+        // If leases refuse, the answer does not say which.
         let complete = deleting.complete && (deleting.force || !self.strict);
         for (name, victims) in &deleting.victims {
             self.deleted(*name, victims, &outcome, complete, memories, coverage);
         }
     }
 
-    fn replies(
+    fn on_reply(
         &mut self,
         now: Tick,
         to: (ConnId, RequestId),
@@ -641,11 +639,11 @@ impl Oracle {
         self.check_absences(to, reply, memories, coverage);
         match reply {
             Reply::Decided(outcomes) => {
-                self.retires_undecided(to, outcomes);
+                self.decide_answered(to, outcomes);
                 self.all_decided(to, outcomes.iter().map(Some), memories, coverage);
             }
             Reply::Published(outcomes) => {
-                self.told_of_published(to, outcomes, memories);
+                self.publish_answered(to, outcomes, memories);
                 self.all_decided(to, outcomes.iter().map(Option::as_ref), memories, coverage);
             }
             Reply::Deleted(outcomes) => {
@@ -657,7 +655,7 @@ impl Oracle {
                         coverage.hit(Point::RepeatedUnconfirmed);
                     }
                     if *outcome == DeleteOutcome::Leased {
-                        self.spared(victims, deleting.force);
+                        self.kept_by_lease(victims, deleting.force);
                     }
                 }
             }
@@ -671,93 +669,93 @@ impl Oracle {
             Reply::Acked(outcomes) => self.acked(to, outcomes, memories, coverage),
             Reply::Announced(Announced { retire: refused, more }) => {
                 coverage.hit(if *more { Point::OwesMore } else { Point::OwesNoMore });
-                self.orders(segment, refused);
+                self.on_retires(segment, refused);
                 let segment = segment.unwrap_or_default();
                 let announced = std::mem::take(&mut self.cause.announced);
-                let untold = refused.iter().filter(|hold| !announced.iter().any(|it| it.hold == **hold));
-                untold.for_each(|hold| self.untold(segment, *hold, memories));
+                let unannounced = refused.iter().filter(|hold| !announced.iter().any(|it| it.hold == **hold));
+                unannounced.for_each(|hold| self.unannounced(segment, *hold, memories));
                 for record in &announced {
                     match refused.contains(&record.hold) {
-                        true => self.refuses(segment, record, coverage),
-                        false => self.taken_in(segment, record, memories),
+                        true => self.announcement_refused(segment, record, coverage),
+                        false => self.adopted(segment, record, memories),
                     }
                 }
             }
             Reply::Registered(registered) => {
                 let at = segment.unwrap_or_default();
-                registered.retire.iter().for_each(|hold| _ = self.shelving.leaves((at, *hold)));
-                self.registers(to.0, registered, segment);
+                registered.retire.iter().for_each(|hold| _ = self.tier.leaves((at, *hold)));
+                self.on_registered(to.0, registered, segment);
             }
             _ => (),
         }
     }
 
-    fn registers(&mut self, conn: ConnId, registered: &Registered, segment: Option<SegmentId>) {
-        self.orders(segment, &registered.retire);
+    fn on_registered(&mut self, conn: ConnId, registered: &Registered, segment: Option<SegmentId>) {
+        self.on_retires(segment, &registered.retire);
         let segment = segment.unwrap_or_default();
         self.roster.insert(segment);
         self.absent.remove(&segment);
         if registered.discard {
             self.published.retain(|it| it.0 != segment);
-            self.entrusted.retain(|it| it.0 != segment);
+            self.ledger_commits.retain(|it| it.0 != segment);
         }
-        // What was deleted when this life of the master had not heard of the node is not owed.
-        let owes = |it: &Life| it.dead.as_ref().is_some_and(|it| !it.exempt.contains(&segment));
-        let owing = self.lives.iter().filter(|(_, it)| owes(it)).map(|(it, _)| *it).collect();
-        self.owing.insert(conn, owing);
+        // Objects that were deleted before the node joined this epoch are not pending.
+        let owes = |it: &ObjectHistory| it.dead.as_ref().is_some_and(|it| !it.exempt.contains(&segment));
+        let pending_retires = self.objects.iter().filter(|(_, it)| owes(it)).map(|(it, _)| *it).collect();
+        self.pending_retires.insert(conn, pending_retires);
         if registered.discard && !self.lost.contains_key(&segment) {
             self.fail("names", || format!("{segment} must discard all, but was never lost"));
         }
     }
 
-    fn taken_in(&mut self, segment: SegmentId, record: &Record, memories: &Memories) {
-        // The very same copy may have been decided anew, which its node had not heard yet.
+    fn adopted(&mut self, segment: SegmentId, record: &Record, memories: &Memories) {
+        // The same copy may have been decided again, and its node did not know yet.
         let anew = self.generation_of.get(&(segment, record.hold)).copied();
         if anew.is_some_and(|it| it > record.generation && it.epoch == self.epoch) {
             return;
         }
-        self.shelving.arrives((segment, record.hold), record.generation);
-        if let Some(name) = record_name(record).filter(|_| self.cause.news) {
-            self.older_is_refused(segment, name, record, memories);
-            self.left_stays_away(segment, name, record.generation);
+        self.tier.arrives((segment, record.hold), record.generation);
+        if let Some(name) = record_name(record).filter(|_| self.cause.from_new_node) {
+            self.check_not_older(segment, name, record, memories);
+            self.removed_is_not_restored(segment, name, record.generation);
             self.newest.insert(name, record.generation);
-            let was_gone = self.lives.get(&record.generation).is_some_and(Life::is_gone);
+            let was_gone = self.objects.get(&record.generation).is_some_and(ObjectHistory::is_gone);
             if was_gone {
                 self.leases.retain(|_, (_, leased)| *leased != record.generation);
             }
-            // A drop that has begun may take it or spare it.
+            // A delete by pattern in progress may or may not remove it.
             let meant = |it: &Victim| it.generation == record.generation;
             let deletes = self.deleting.values().flat_map(|it| &it.victims);
             let under_way = deletes.filter(|(_, of)| of.iter().any(meant)).count() as u32;
             let life = self.seen(name, record.generation);
             if was_gone {
-                // Its pins went with it; what brings it back knows only its own.
+                // Its pins were removed with it; the returning node knows only its own.
                 life.returns += 1;
                 life.pins.clear();
                 life.written_pins.clear();
             }
             (life.gone, life.deletes) = (false, under_way);
-            // The last words of a process that died, or what a node has heard from an earlier life of the
-            // master: nobody knew of that when the object was deleted.
+            // The object comes from messages of a dead process, or from an earlier epoch: it was not known
+            // when it was deleted.
             let unheard = life.dead.as_ref().is_some_and(|it| it.exempt.contains(&segment));
             if unheard || memories.get(&segment).is_some_and(|it| !it.alive) {
                 life.dead = None;
             }
-            // This life of the master knows of pins what the nodes tell it.
+            // A restarted master learns pins from the nodes.
             life.pins.extend(record.marks.pins.iter().cloned());
             life.lease_until = Tick(0);
         }
         self.record(segment, record, false);
     }
 
-    /// An object is known to lie somewhere.
+    /// A copy of an object is known.
     pub(crate) fn record(&mut self, segment: SegmentId, record: &Record, late: bool) {
         let Some(name) = record_name(record) else { return };
         let value = self.written.get(&(segment, record.hold)).copied();
         self.generation_of.insert((segment, record.hold), record.generation);
-        // Whatever was there before has been replaced.
+        // All older objects of the name are replaced.
         for older in self.of_name.get(&name).into_iter().flatten().filter(|it| **it < record.generation) {
-            if let Some(life) = self.lives.get_mut(older) {
+            if let Some(life) = self.objects.get_mut(older) {
                 life.gone = true;
             }
         }
@@ -767,7 +765,7 @@ impl Oracle {
         life.by_groups |= matches!(consumption, Some(Consumption::Groups(_)));
         life.once |= matches!(consumption, Some(Consumption::Once));
         life.in_stream |= record.marks.sample.as_ref().is_some_and(|it| !it.stream.is_empty());
-        // Pins that are told late may have ended since.
+        // Pins that are reported late may have ended since.
         if !std::mem::replace(&mut life.marked, true) && !late {
             life.pins = record.marks.pins.iter().cloned().collect();
         }
@@ -777,14 +775,14 @@ impl Oracle {
     }
 
     /// A generation of a name exists, or did.
-    pub(crate) fn seen(&mut self, name: Name, generation: Generation) -> &mut Life {
+    pub(crate) fn seen(&mut self, name: Name, generation: Generation) -> &mut ObjectHistory {
         self.of_name.entry(name).or_default().insert(generation);
-        // What is told a second time is no news: it may have been replaced by what an unknown node brought.
-        if !self.lives.contains_key(&generation) {
+        // A repeated report is not new: the object may have been replaced by one from an unknown node.
+        if !self.objects.contains_key(&generation) {
             let newest = self.newest.entry(name).or_default();
             *newest = (*newest).max(generation);
         }
-        self.lives.entry(generation).or_insert_with(|| Life {
+        self.objects.entry(generation).or_insert_with(|| ObjectHistory {
             name,
             pins: BTreeSet::new(),
             written_pins: BTreeSet::new(),
@@ -804,7 +802,7 @@ impl Oracle {
     }
 }
 
-/// Copies that can be read, of one generation.
+/// Readable copies of one generation.
 pub(crate) fn copies(memory: &Memory, generation: Generation) -> impl Iterator<Item = Hold> {
     let readable =
         memory.slots().filter(move |(_, it)| it.state == SlotState::Committed && it.generation == generation);
@@ -812,9 +810,9 @@ pub(crate) fn copies(memory: &Memory, generation: Generation) -> impl Iterator<I
 }
 
 pub(crate) fn record_name(record: &Record) -> Option<Name> {
-    Name::of(names::namespace(record.namespace.as_bytes())?, &record.key)
+    Name::of(keyspace::namespace(record.namespace.as_bytes())?, &record.key)
 }
 
 pub(crate) fn name_of(item: &DecideItem) -> Option<Name> {
-    Name::of(names::namespace(item.namespace.as_bytes())?, &item.item.key)
+    Name::of(keyspace::namespace(item.namespace.as_bytes())?, &item.item.key)
 }

@@ -1,9 +1,9 @@
-//! What kind of world a seed gives. Not every fault happens in every world: some broken rules show only where
-//! it is otherwise quiet.
+//! The plan of a seed: sizes, rates and faults. Not every fault occurs in every world: some mutants show only
+//! in quiet ones.
 
 use tiffin_core::{EXTENT_ALIGN, EXTENTS_MAX, master::TierConfig, message::Demotion, node::SLOT_BYTES};
 
-use tiffin_sim_runner::Chance;
+use tiffin_sim_runner::Rng;
 
 use crate::faults::Fault;
 
@@ -11,21 +11,21 @@ use crate::faults::Fault;
 #[derive(Debug)]
 pub(crate) struct Plan {
     pub(crate) nodes: usize,
-    /// How many of them are near the master: nothing that it said to them is lost.
+    /// How many of them are near the master: no message of the master to them is lost.
     pub(crate) near_nodes: usize,
     pub(crate) clients: usize,
     /// Bytes of each node's memory.
     pub(crate) capacity: u64,
     pub(crate) slot_count: u32,
     pub(crate) heap_bytes: u64,
-    /// By how much its records and names grow at a time, and how often for free.
+    /// Growth step of records and names, and number of free steps.
     pub(crate) chunk_bytes: u64,
     pub(crate) chunks_free: u64,
-    /// The most pieces of an object.
+    /// Maximum number of extents of an object.
     pub(crate) extents_max: usize,
     pub(crate) silence_ms_max: u64,
     pub(crate) away_ms_max: u64,
-    /// How long a link stays broken that stays broken for long.
+    /// Duration of a long break of a link.
     pub(crate) bar_ms: u64,
     pub(crate) lease_ms: u64,
     pub(crate) strict_leases: bool,
@@ -36,66 +36,66 @@ pub(crate) struct Plan {
     pub(crate) owed_page_max: usize,
     pub(crate) delay_usual: u64,
     pub(crate) delay_seldom: u64,
-    /// How many of a hundred clients share the nodes' memory.
+    /// Percentage of clients that map the nodes' memory.
     pub(crate) sharing_percent: u64,
-    /// How many keys are in use.
+    /// Number of keys in use.
     pub(crate) keys: u64,
-    /// How many of a hundred puts are pinned.
+    /// Percentage of puts that are pinned.
     pub(crate) pin_percent: u64,
-    /// How many of a hundred puts are samples.
+    /// Percentage of puts that are samples.
     pub(crate) sample_percent: u64,
-    /// How often a client tells the nodes what it knows of.
+    /// Interval of `Keep` messages.
     pub(crate) beat_ms: u64,
-    /// How many of a hundred connections that break let through late what was under way.
+    /// Percentage of broken connections whose frames in flight arrive late.
     pub(crate) late_percent: u64,
-    /// How many of a hundred things that a client does are views.
-    pub(crate) look_percent: u64,
-    /// How long a client rests between two things it does.
+    /// Percentage of operations that are views.
+    pub(crate) view_percent: u64,
+    /// Maximum pause between two operations of a client.
     pub(crate) pause_max: u64,
     /// The weight of each fault.
     pub(crate) faults: Vec<u64>,
-    /// How long it takes from one fault to the next.
+    /// Mean time between two faults.
     pub(crate) fault_gap: u64,
-    /// How many of a hundred things that a client does are about streams.
+    /// Percentage of operations on streams.
     pub(crate) stream_percent: u64,
-    /// How many of the nodes have a disk.
+    /// Number of nodes with a disk.
     pub(crate) disks: usize,
-    /// Bytes of each of them.
+    /// Capacity of each disk.
     pub(crate) disk_capacity: u64,
-    /// How many of a hundred things that a client does are about them.
+    /// Percentage of operations on the disk tier.
     pub(crate) tier_percent: u64,
-    /// How many of a hundred things that a client does are puts of small objects that do not wait.
-    pub(crate) hurry_percent: u64,
-    /// How they are used.
+    /// Percentage of operations that are small puts without waiting.
+    pub(crate) no_wait_percent: u64,
     pub(crate) tier: TierConfig,
-    /// How many of a hundred changes of lifetimes declare a node lost that is not connected.
+    /// Percentage of changes of lifetimes that declare a node lost that is not connected.
     pub(crate) forget_percent: u64,
-    /// How many of a hundred masters that die lose their state folder.
+    /// Percentage of crashes of the master that lose its state folder.
     pub(crate) state_loss_percent: u64,
-    /// How many of a hundred of these begin with an epoch that was used before.
+    /// Percentage of these that restart with an epoch that was used before.
     pub(crate) regress_percent: u64,
 }
 
 impl Plan {
-    pub(crate) fn draw(chance: &mut Chance) -> Self {
-        let mut plan = Self::draw_any(chance);
+    pub(crate) fn draw(rng: &mut Rng) -> Self {
+        let mut plan = Self::draw_any(rng);
         let only = |faults: &[(Fault, u64)]| {
             let rate = |fault: &Fault| faults.iter().find(|it| it.0 == *fault).map_or(0, |it| it.1);
             Fault::ALL.iter().map(rate).collect()
         };
-        match chance.below(8) {
-            // Nodes are away for long without being lost, while masters come and go: rivals for a name meet.
+        match rng.below(8) {
+            // Nodes are away for long without being lost, while the master restarts: conflicting objects of a
+            // name meet.
             0 => {
                 plan.faults = only(&[(Fault::LinkLong, 10), (Fault::MasterCrash, 4)]);
                 (plan.fault_gap, plan.away_ms_max, plan.bar_ms) = (60, 1500, 250);
                 plan.keys = plan.keys.min(5);
             }
-            // Connections break all the time, and words arrive late.
+            // Connections break all the time, and messages arrive late.
             1 => {
                 plan.faults = only(&[(Fault::ClientBreak, 1)]);
                 (plan.fault_gap, plan.delay_seldom, plan.late_percent) = (8, 80, 100);
                 (plan.beat_ms, plan.pause_max, plan.sharing_percent) = (60, 10, 100);
-                plan.look_percent = 50;
+                plan.view_percent = 50;
                 (plan.capacity, plan.keys) = (20 * EXTENT_ALIGN, plan.keys.min(4));
             }
             _ => (),
@@ -103,17 +103,17 @@ impl Plan {
         plan
     }
 
-    /// In some worlds records and names are short of memory, and objects may have few pieces.
-    pub(crate) fn draw_metadata(&mut self, chance: &mut Chance) {
-        if !chance.percent(40) {
+    /// In some worlds memory for records and names is short, and objects have few extents.
+    pub(crate) fn draw_metadata(&mut self, rng: &mut Rng) {
+        if !rng.percent(40) {
             return;
         }
-        self.chunk_bytes = *chance.pick(&[SLOT_BYTES, SLOT_BYTES, 4 * SLOT_BYTES]).unwrap_or(&SLOT_BYTES);
-        self.chunks_free = chance.between(0, 4);
-        self.slot_count = if chance.percent(50) { chance.between(2, 6) as u32 } else { 64 };
-        self.heap_bytes = if chance.percent(50) { chance.between(3, 8) * self.chunk_bytes } else { 1 << 14 };
-        self.extents_max = *chance.pick(&[1, 2, 4, EXTENTS_MAX]).unwrap_or(&1);
-        // A chunk for the record and two for names, and some bytes.
+        self.chunk_bytes = *rng.pick(&[SLOT_BYTES, SLOT_BYTES, 4 * SLOT_BYTES]).unwrap_or(&SLOT_BYTES);
+        self.chunks_free = rng.between(0, 4);
+        self.slot_count = if rng.percent(50) { rng.between(2, 6) as u32 } else { 64 };
+        self.heap_bytes = if rng.percent(50) { rng.between(3, 8) * self.chunk_bytes } else { 1 << 14 };
+        self.extents_max = *rng.pick(&[1, 2, 4, EXTENTS_MAX]).unwrap_or(&1);
+        // A chunk for the records and two for names, and some bytes.
         self.capacity = self.capacity.max(24 * EXTENT_ALIGN + 3 * self.chunk_bytes);
     }
 
@@ -121,19 +121,19 @@ impl Plan {
         self.stream_percent > 0
     }
 
-    /// In some worlds most samples are for a stream.
-    pub(crate) fn draw_streams(&mut self, chance: &mut Chance) {
-        if chance.percent(30) {
-            self.stream_percent = chance.between(10, 50);
-            self.sample_percent = self.sample_percent.max(chance.between(20, 80));
+    /// In some worlds most samples belong to a stream.
+    pub(crate) fn draw_streams(&mut self, rng: &mut Rng) {
+        if rng.percent(30) {
+            self.stream_percent = rng.between(10, 50);
+            self.sample_percent = self.sample_percent.max(rng.between(20, 80));
         }
     }
 
-    /// In some worlds the master loses its state folder, or finds an old copy of it.
-    pub(crate) fn draw_state(&mut self, chance: &mut Chance) {
-        if chance.percent(30) {
-            self.state_loss_percent = *chance.pick(&[10, 50, 100]).unwrap_or(&50);
-            self.regress_percent = *chance.pick(&[0, 50, 100]).unwrap_or(&50);
+    /// In some worlds the master loses its state folder, or finds an old one.
+    pub(crate) fn draw_state(&mut self, rng: &mut Rng) {
+        if rng.percent(30) {
+            self.state_loss_percent = *rng.pick(&[10, 50, 100]).unwrap_or(&50);
+            self.regress_percent = *rng.pick(&[0, 50, 100]).unwrap_or(&50);
         }
     }
 
@@ -145,67 +145,67 @@ impl Plan {
         node < self.disks
     }
 
-    /// In some worlds there are disks, and then they fail in their own ways.
-    pub(crate) fn draw_disks(&mut self, chance: &mut Chance) {
-        if !chance.percent(35) {
+    /// Some worlds have disks, with their own faults.
+    pub(crate) fn draw_disks(&mut self, rng: &mut Rng) {
+        if !rng.percent(35) {
             return;
         }
-        self.disks = chance.between(1, self.nodes as u64) as usize;
-        // A small one evicts.
-        let sixths = if chance.percent(50) { chance.between(1, 3) } else { chance.between(1, 12) };
+        self.disks = rng.between(1, self.nodes as u64) as usize;
+        // A small disk evicts.
+        let sixths = if rng.percent(50) { rng.between(1, 3) } else { rng.between(1, 12) };
         self.disk_capacity = self.capacity * sixths / 6;
         for fault in Fault::DISKS {
-            let rate = if chance.percent(60) { chance.between(1, 10) } else { 0 };
+            let rate = if rng.percent(60) { rng.between(1, 10) } else { 0 };
             if let Some(weight) = self.faults.get_mut(fault as usize) {
                 *weight = rate;
             }
         }
         let throttle = tiffin_throttle::Config {
-            keys_max: chance.between(1, 4) as usize,
-            bytes_max: chance.between(4, 40) * EXTENT_ALIGN,
-            done_ttl: chance.between(1, 200),
-            failed_ttl: chance.between(1, 60),
-            cooldown: chance.between(1, 60),
-            deadline: chance.between(20, 300),
+            keys_max: rng.between(1, 4) as usize,
+            bytes_max: rng.between(4, 40) * EXTENT_ALIGN,
+            done_ttl: rng.between(1, 200),
+            failed_ttl: rng.between(1, 60),
+            cooldown: rng.between(1, 60),
+            deadline: rng.between(20, 300),
             ..tiffin_throttle::Config::default()
         };
-        // Where fewer keys are fought for by more, more is read again that has left memory.
-        self.tier_percent = *chance.pick(&[10, 25, 40]).unwrap_or(&25);
+        // With fewer keys, more objects are read again that have left memory.
+        self.tier_percent = *rng.pick(&[10, 25, 40]).unwrap_or(&25);
         self.tier = TierConfig {
-            ahead_percent: chance.between(10, 70) as u8,
-            promote_on_hit: chance.percent(60),
-            promote_hits: chance.between(1, 3) as u8,
-            memory_wait_ms: *chance.pick(&[20, 100, 400]).unwrap_or(&100),
-            waiting_max: chance.between(1, 6) as usize,
-            demotion: if chance.percent(40) { Demotion::WriteThrough } else { Demotion::OnPressure },
-            protect_ms: *chance.pick(&[5, 30, 150]).unwrap_or(&30),
-            away_ms_max: *chance.pick(&[400, 2000, 100_000]).unwrap_or(&400),
+            ahead_percent: rng.between(10, 70) as u8,
+            promote_on_hit: rng.percent(60),
+            promote_hits: rng.between(1, 3) as u8,
+            memory_wait_ms: *rng.pick(&[20, 100, 400]).unwrap_or(&100),
+            waiting_max: rng.between(1, 6) as usize,
+            demotion: if rng.percent(40) { Demotion::WriteThrough } else { Demotion::OnPressure },
+            protect_ms: *rng.pick(&[5, 30, 150]).unwrap_or(&30),
+            away_ms_max: *rng.pick(&[400, 2000, 100_000]).unwrap_or(&400),
             throttle,
         };
-        match chance.below(10) {
-            0..4 => self.draw_busy_disks(chance),
-            4..6 => self.draw_stalling_disks(chance),
+        match rng.below(10) {
+            0..4 => self.draw_busy_disks(rng),
+            4..6 => self.draw_stalling_disks(rng),
             _ => (),
         }
     }
 
-    /// Puts that do not wait come faster than the disks take them, and nothing else goes wrong: memory that
-    /// a disk is reading is needed for others all the time.
-    fn draw_stalling_disks(&mut self, chance: &mut Chance) {
+    /// Puts without waiting arrive faster than the disks can write, without other faults: memory that a disk
+    /// is reading is needed all the time.
+    fn draw_stalling_disks(&mut self, rng: &mut Rng) {
         self.faults = Fault::ALL.iter().map(|it| u64::from(*it == Fault::DiskSlow)).collect();
         self.fault_gap = 60;
         (self.capacity, self.keys, self.slot_count) = (32 * EXTENT_ALIGN, 12, 40);
         self.heap_bytes = 80 * EXTENT_ALIGN;
-        // With one node there is nowhere else to go.
+        // With one node there is no alternative.
         (self.nodes, self.disks, self.disk_capacity) = (1, 1, self.capacity * 6);
-        (self.sample_percent, self.pin_percent, self.look_percent, self.stream_percent) = (0, 0, 0, 0);
-        (self.tier_percent, self.hurry_percent, self.pause_max) = (5, chance.between(50, 90), 12);
+        (self.sample_percent, self.pin_percent, self.view_percent, self.stream_percent) = (0, 0, 0, 0);
+        (self.tier_percent, self.no_wait_percent, self.pause_max) = (5, rng.between(50, 90), 12);
         self.tier.ahead_percent = 70;
     }
 
-    /// Everything is on a disk, little of it fits into memory, all of it is wanted there, and the disk is
-    /// slow: promotions fail, are late, and meet the next ones.
-    fn draw_busy_disks(&mut self, chance: &mut Chance) {
+    /// Everything is on slow disks, little of it fits into memory, and all of it is read: promotions fail,
+    /// are late, and overlap.
+    fn draw_busy_disks(&mut self, rng: &mut Rng) {
         let rate = |fault: &Fault| match fault {
             Fault::DiskSlow => 10,
             Fault::DiskFails | Fault::DiskFlip | Fault::DiskFills => 4,
@@ -219,54 +219,54 @@ impl Plan {
         (self.tier_percent, self.sample_percent, self.pin_percent) = (50, 0, 0);
         self.tier.demotion = Demotion::WriteThrough;
         let throttle = &mut self.tier.throttle;
-        (throttle.deadline, throttle.bytes_max) = (chance.between(10, 60), 60 * EXTENT_ALIGN);
+        (throttle.deadline, throttle.bytes_max) = (rng.between(10, 60), 60 * EXTENT_ALIGN);
         (throttle.done_ttl, throttle.failed_ttl, throttle.cooldown) = (5, 1, 2);
     }
 
-    fn draw_any(chance: &mut Chance) -> Self {
+    fn draw_any(rng: &mut Rng) -> Self {
         let faults = Fault::ALL.iter().filter(|it| !Fault::DISKS.contains(it));
-        let faults = faults.map(|_| if chance.percent(55) { chance.between(1, 10) } else { 0 });
+        let faults = faults.map(|_| if rng.percent(55) { rng.between(1, 10) } else { 0 });
         let mut faults: Vec<_> = faults.collect();
         faults.resize(Fault::ALL.len(), 0);
-        let slot_count = chance.between(10, 40);
+        let slot_count = rng.between(10, 40);
         Self {
-            nodes: chance.between(2, 3) as usize,
-            near_nodes: chance.below(4) as usize,
-            clients: chance.between(3, 5) as usize,
-            capacity: chance.between(20, 72) * EXTENT_ALIGN,
+            nodes: rng.between(2, 3) as usize,
+            near_nodes: rng.below(4) as usize,
+            clients: rng.between(3, 5) as usize,
+            capacity: rng.between(20, 72) * EXTENT_ALIGN,
             slot_count: slot_count as u32,
-            heap_bytes: slot_count * EXTENT_ALIGN * chance.between(1, 2),
+            heap_bytes: slot_count * EXTENT_ALIGN * rng.between(1, 2),
             chunk_bytes: 80 * EXTENT_ALIGN,
             chunks_free: 2,
             extents_max: EXTENTS_MAX,
             silence_ms_max: 150,
             away_ms_max: 400,
             bar_ms: 400,
-            lease_ms: chance.between(20, 200),
+            lease_ms: rng.between(20, 200),
             lease_grace_ms: 150,
-            strict_leases: chance.percent(30),
-            evict_soft_pinned: chance.percent(70),
-            piece_objects_max: chance.between(1, 3) as usize,
-            owed_page_max: *chance.pick(&[1, 2, 1 << 16]).unwrap_or(&1),
-            delay_usual: chance.between(1, 6),
-            delay_seldom: chance.between(10, 80),
-            sharing_percent: *chance.pick(&[0, 50, 50, 100]).unwrap_or(&50),
-            keys: chance.between(3, 12),
-            pin_percent: *chance.pick(&[0, 10, 30, 60]).unwrap_or(&10),
-            sample_percent: *chance.pick(&[5, 15, 50]).unwrap_or(&15),
+            strict_leases: rng.percent(30),
+            evict_soft_pinned: rng.percent(70),
+            piece_objects_max: rng.between(1, 3) as usize,
+            owed_page_max: *rng.pick(&[1, 2, 1 << 16]).unwrap_or(&1),
+            delay_usual: rng.between(1, 6),
+            delay_seldom: rng.between(10, 80),
+            sharing_percent: *rng.pick(&[0, 50, 50, 100]).unwrap_or(&50),
+            keys: rng.between(3, 12),
+            pin_percent: *rng.pick(&[0, 10, 30, 60]).unwrap_or(&10),
+            sample_percent: *rng.pick(&[5, 15, 50]).unwrap_or(&15),
             beat_ms: 120,
-            look_percent: 0,
+            view_percent: 0,
             late_percent: 60,
-            pause_max: chance.between(10, 60),
+            pause_max: rng.between(10, 60),
             faults,
-            fault_gap: *chance.pick(&[20, 60, 150, 400]).unwrap_or(&60),
+            fault_gap: *rng.pick(&[20, 60, 150, 400]).unwrap_or(&60),
             stream_percent: 0,
             disks: 0,
             disk_capacity: 0,
             tier_percent: 0,
-            hurry_percent: 0,
+            no_wait_percent: 0,
             tier: TierConfig::default(),
-            forget_percent: *chance.pick(&[0, 0, 0, 10, 40]).unwrap_or(&0),
+            forget_percent: *rng.pick(&[0, 0, 0, 10, 40]).unwrap_or(&0),
             state_loss_percent: 0,
             regress_percent: 0,
         }

@@ -1,9 +1,8 @@
-//! Bytes on their way, a few units at a time, with everything else happening in between.
+//! Transfers of bytes, a few units at a time, with all other events in between.
 //!
-//! Through a mapping the client does the copying, whenever it runs: no message can stop it. Through a socket
-//! the node does, and brackets every piece with `begin_…` and `end_…`. The rules are those of `transport`: a
-//! writer looks at its slot once it has the mapping, a reader loads the record, copies, and looks at the
-//! stamp again.
+//! Through a mapping the client copies, whenever it runs: no message can stop it. Through a socket the node
+//! copies, and brackets every piece with `begin_…` and `end_…`. The rules are those of `transport`: a writer
+//! checks its slot after mapping, a reader loads the record, copies, and checks the stamp again.
 
 use tiffin_core::{
     ClientId, EXTENT_ALIGN, Hold, SegmentId,
@@ -21,11 +20,11 @@ use crate::{
     world::World,
 };
 
-/// Names a transfer.
+/// Id of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct TransferId(pub(crate) u64);
 
-/// How a transfer ended.
+/// Result of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ended {
     Whole,
@@ -33,7 +32,7 @@ pub(crate) enum Ended {
     Unreachable,
 }
 
-/// One copy of one object, in or out.
+/// A copy of one object, in or out.
 #[derive(Debug)]
 pub(crate) struct Transfer {
     pub(crate) client: usize,
@@ -43,34 +42,33 @@ pub(crate) struct Transfer {
     pub(crate) segment: SegmentId,
     pub(crate) hold: Hold,
     pub(crate) len: u64,
-    /// What is written; nothing if it is a read.
+    /// The value to write; none for a read.
     pub(crate) write: Option<ValueId>,
     pub(crate) socket: bool,
-    /// See [`Order::unasked`].
-    unasked: Option<u64>,
-    /// Units already copied.
+    /// See [`Order::cached_epoch`].
+    cached_epoch: Option<u64>,
+    /// Number of units copied.
     done: u32,
-    /// Through a mapping: all units, once the record is loaded. Through a socket: those of the piece under
-    /// way.
+    /// Through a mapping: all units, once the record is loaded. Through a socket: those of the current piece.
     units: Option<Vec<usize>>,
-    /// It writes into an offer, and has not claimed it yet.
+    /// It writes into an unclaimed offer.
     must_claim: bool,
-    /// What was read.
+    /// The tags that were read.
     tags: Vec<Tag>,
     data_open: bool,
-    /// The connection for bytes broke.
-    pub(crate) broken: bool,
-    /// The client does not wait for it any more.
+    /// The data connection broke.
+    pub(crate) violation: bool,
+    /// The client no longer waits for it.
     client_done: bool,
     node_done: bool,
 }
 
 impl Transfer {
-    pub(crate) fn is_unasked(&self) -> bool {
-        self.unasked.is_some()
+    pub(crate) fn is_cached(&self) -> bool {
+        self.cached_epoch.is_some()
     }
 
-    /// How many units were copied.
+    /// Number of units copied.
     pub(crate) fn units_done(&self) -> u32 {
         self.done
     }
@@ -80,7 +78,7 @@ impl Transfer {
     }
 }
 
-/// What a session wants moved.
+/// A transfer that a session requests.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Order {
     pub(crate) client: usize,
@@ -90,13 +88,12 @@ pub(crate) struct Order {
     pub(crate) hold: Hold,
     pub(crate) len: u64,
     pub(crate) write: Option<ValueId>,
-    /// A read at a place that the client knew, without asking the master: of something that was named in this
-    /// life of it.
-    pub(crate) unasked: Option<u64>,
+    /// For a read from a cached location: the epoch in which the object was named.
+    pub(crate) cached_epoch: Option<u64>,
 }
 
 impl World {
-    /// Begins, through the mapping if the client has one.
+    /// Starts a transfer, through the mapping if the client has one.
     pub(crate) fn start_transfer(&mut self, order: Order) -> Option<TransferId> {
         let client = self.clients.get(order.client)?;
         let (client_id, socket) = (client.id, !client.attached.contains(&order.segment));
@@ -112,18 +109,18 @@ impl World {
             len: order.len,
             write: order.write,
             socket,
-            unasked: order.unasked,
+            cached_epoch: order.cached_epoch,
             done: 0,
             units: None,
             must_claim: false,
             tags: Vec::new(),
             data_open: false,
-            broken: false,
+            violation: false,
             client_done: false,
             node_done: !socket,
         };
         self.transfers.insert(id, transfer);
-        let delay = self.chance.delay(4, 60);
+        let delay = self.rng.delay(4, 60);
         let node =
             if order.hold.is_on_disk() { self.disk_of(order.segment) } else { self.node_of(order.segment) };
         match (socket, node) {
@@ -147,13 +144,13 @@ impl World {
         }
     }
 
-    /// The connection for bytes breaks; the client hears of it.
+    /// The data connection breaks; the client is informed.
     pub(crate) fn break_transfer(&mut self, id: TransferId) {
-        let delay = self.chance.below(20);
-        let Some(transfer) = self.transfers.get_mut(&id).filter(|it| !it.broken && !it.client_done) else {
+        let delay = self.rng.below(20);
+        let Some(transfer) = self.transfers.get_mut(&id).filter(|it| !it.violation && !it.client_done) else {
             return;
         };
-        transfer.broken = true;
+        transfer.violation = true;
         let client = transfer.client;
         self.client_at(delay, client, ClientEvent::Transferred(id, Ended::Unreachable));
     }
@@ -169,8 +166,8 @@ impl World {
 
     /// One step of a copy through a mapping.
     pub(crate) fn mapped_step(&mut self, id: TransferId) {
-        let pace = self.chance.between(1, 3) as usize;
-        let pause = self.chance.delay(4, 80);
+        let pace = self.rng.between(1, 3) as usize;
+        let pause = self.rng.delay(4, 80);
         let Some(transfer) = self.transfers.get_mut(&id).filter(|it| !it.client_done) else { return };
         let Some(memory) = self.memories.get_mut(&transfer.segment) else { return };
         let client = transfer.client;
@@ -211,33 +208,33 @@ impl World {
         }
         let unchecked = self.sabotage == Sabotage::CheckBeforeCopyOnly && transfer.write.is_none();
         let (segment, hold) = (transfer.segment, transfer.hold);
-        let stands = match transfer.unasked {
-            None => memory.stands(hold),
-            Some(named) => self.vouches_for(segment, hold, named),
+        let is_current = match transfer.cached_epoch {
+            None => memory.is_current(hold),
+            Some(named) => self.is_valid_cached(segment, hold, named),
         };
-        let whole = unchecked || stands;
+        let whole = unchecked || is_current;
         if whole {
             self.validated(id);
         }
         self.transferred(id, if whole { Ended::Whole } else { Ended::Stale });
     }
 
-    /// Whether a use that was named in that life of the master can be read without asking.
-    pub(crate) fn vouches_for(&mut self, segment: SegmentId, hold: Hold, named: u64) -> bool {
+    /// Whether a use that was named in that epoch may be read from a cached location.
+    pub(crate) fn is_valid_cached(&mut self, segment: SegmentId, hold: Hold, named: u64) -> bool {
         let Some(memory) = self.memories.get(&segment) else { return false };
         let node = self.nodes.iter().find(|it| it.segment == segment);
         let life = node.and_then(|it| it.core.as_ref()).map(|it| it.epoch());
-        let is_early = !memory.vouches_for(hold) && memory.has(hold) && life == Some(named);
+        let is_early = !memory.is_valid_cached(hold) && memory.has(hold) && life == Some(named);
         if is_early {
             self.coverage.hit(Point::KnownReadEarly);
         }
-        is_early || memory.vouches_for(hold)
+        is_early || memory.is_valid_cached(hold)
     }
 
-    /// A piece arrives at the node, or the wish for one.
+    /// A piece, or the request for one, arrives at the node.
     pub(crate) fn chunk(&mut self, node: usize, id: TransferId) {
-        let pace = self.chance.between(1, 4) as u32;
-        let (copying, late) = (self.chance.delay(4, 60), self.chance.percent(50));
+        let pace = self.rng.between(1, 4) as u32;
+        let (copying, late) = (self.rng.delay(4, 60), self.rng.percent(50));
         let Some(transfer) = self.transfers.get_mut(&id).filter(|it| !it.node_done) else { return };
         if transfer.hold.is_on_disk() {
             return self.disk_chunk(node, id);
@@ -248,18 +245,18 @@ impl World {
         }
         let Some(transfer) = self.transfers.get_mut(&id) else { return };
         let Some(core) = self.nodes.get_mut(node).and_then(|it| it.core.as_mut()) else { return };
-        if transfer.broken || (transfer.client_done && !late) {
+        if transfer.violation || (transfer.client_done && !late) {
             return self.close_data(node, id);
         }
         let offset = u64::from(transfer.done) * EXTENT_ALIGN;
         let len = (u64::from(pace) * EXTENT_ALIGN).min(transfer.len.saturating_sub(offset));
         let extents = match transfer.write {
             Some(_) => core.begin_store(transfer.client_id, transfer.hold, offset, len),
-            None => core.begin_send(transfer.hold, offset, len, transfer.unasked.map(|_| core.epoch())),
+            None => core.begin_send(transfer.hold, offset, len, transfer.cached_epoch.map(|_| core.epoch())),
         };
         transfer.units = extents.map(|it| all_units(&it));
         let is_begun = transfer.units.is_some();
-        // An offer is claimed by the first of its bytes.
+        // An offer is claimed by its first byte.
         self.drain_node(node);
         match is_begun {
             true => self.node_at(copying, node, NodeEvent::ChunkDone(id)),
@@ -269,7 +266,7 @@ impl World {
 
     /// The piece is copied.
     pub(crate) fn chunk_done(&mut self, node: usize, id: TransferId) {
-        let travel = self.chance.delay(4, 40);
+        let travel = self.rng.delay(4, 40);
         let Some(transfer) = self.transfers.get_mut(&id) else { return };
         if transfer.hold.is_on_disk() {
             return self.disk_chunk_done(node, id);
@@ -286,16 +283,16 @@ impl World {
             }
             transfer.done += 1;
         }
-        let stands = match transfer.write {
+        let is_current = match transfer.write {
             Some(_) => {
                 core.end_store(transfer.hold);
                 true
             }
-            None => core.end_send(transfer.hold, transfer.unasked.map(|_| core.epoch())),
+            None => core.end_send(transfer.hold, transfer.cached_epoch.map(|_| core.epoch())),
         };
-        let (more, wanted) = (transfer.done < transfer.total(), !transfer.client_done && !transfer.broken);
+        let (more, wanted) = (transfer.done < transfer.total(), !transfer.client_done && !transfer.violation);
         self.drain_node(node);
-        match (stands, more) {
+        match (is_current, more) {
             (false, _) => self.end_socket(node, id, Ended::Stale),
             (true, true) if !wanted => self.close_data(node, id),
             (true, true) => self.node_at(travel, node, NodeEvent::Chunk(id)),
@@ -306,8 +303,8 @@ impl World {
         }
     }
 
-    /// Bytes come with the question for their name: they are written before it is asked.
-    pub(crate) fn write_down(&mut self, node: usize, client: ClientId, store: Store) -> Request {
+    /// Bytes inside a commit are written before it is handled.
+    pub(crate) fn write_inline(&mut self, node: usize, client: ClientId, store: Store) -> Request {
         let Store { commit, bytes } = store;
         for (item, bytes) in commit.items.iter().zip(&bytes) {
             let Some(value) = bytes.first_chunk().map(|it| ValueId(u32::from_le_bytes(*it))) else {
@@ -339,7 +336,7 @@ impl World {
         let (client, session, need) = (transfer.client, transfer.session, transfer.need);
         let segment = transfer.segment;
         let (write, socket) = (transfer.write.is_some(), transfer.socket);
-        match (transfer.is_unasked(), ended, socket) {
+        match (transfer.is_cached(), ended, socket) {
             (true, Ended::Whole, false) => self.coverage.hit(Point::KnownRead),
             (true, Ended::Stale, false) => self.coverage.hit(Point::KnownReadStale),
             (true, Ended::Whole, true) => self.coverage.hit(Point::KnownSocketRead),
@@ -377,7 +374,7 @@ impl World {
         }
     }
 
-    /// A copy was read from a disk, all of it, and counts.
+    /// A copy was read from a disk completely and is valid.
     pub(crate) fn has_read(&mut self, id: TransferId, tags: Vec<Tag>, units: u32) {
         if let Some(transfer) = self.transfers.get_mut(&id) {
             (transfer.tags, transfer.done) = (tags, units);
@@ -385,16 +382,16 @@ impl World {
         self.validated(id);
     }
 
-    /// A read counts from here on.
+    /// A read is valid from here on.
     fn validated(&mut self, id: TransferId) {
         let Some(transfer) = self.transfers.get(&id).filter(|it| it.write.is_none()) else { return };
         self.oracle.read(transfer.segment, transfer.hold, transfer.len, &transfer.tags, &mut self.coverage);
     }
 
     pub(crate) fn end_socket(&mut self, node: usize, id: TransferId, ended: Ended) {
-        let travel = self.chance.delay(4, 40);
+        let travel = self.rng.delay(4, 40);
         let Some(transfer) = self.transfers.get(&id) else { return };
-        let (client, listens) = (transfer.client, !transfer.client_done && !transfer.broken);
+        let (client, listens) = (transfer.client, !transfer.client_done && !transfer.violation);
         if listens {
             self.client_at(travel, client, ClientEvent::Transferred(id, ended));
         }
@@ -402,7 +399,7 @@ impl World {
     }
 
     fn close_data(&mut self, node: usize, id: TransferId) {
-        let delay = self.chance.delay(4, 60);
+        let delay = self.rng.delay(4, 60);
         let Some(transfer) = self.transfers.get(&id) else { return };
         if transfer.data_open {
             self.node_at(delay, node, NodeEvent::DataClosed(transfer.client_id));

@@ -1,4 +1,4 @@
-//! What clients do all day: they put, get, look, and delete the same few keys in too little memory.
+//! The workload of clients: puts, gets, views and deletes of the same few keys in too little memory.
 
 use tiffin_core::{
     EXTENT_ALIGN, Generation,
@@ -14,67 +14,66 @@ use tiffin_core::{
 use crate::{
     client::{ClientEvent, Kind},
     coverage::Point,
-    names::Name,
+    keyspace::Name,
     node::node_name,
     world::{Phase, World},
 };
 
-/// The length of the objects that clients put most.
+/// The most frequent length of objects.
 const USUAL_LEN: u64 = 2 * EXTENT_ALIGN;
-/// How many of their puts are of that length.
+/// Percentage of puts of that length.
 const USUAL_PERCENT: u64 = 60;
-/// The most that a client has under way.
+/// Maximum number of sessions of a client.
 const SESSIONS_MAX: usize = 3;
-/// The one regular expression, see [`crate::names::matches`].
+/// The only regular expression, see [`crate::keyspace::matches`].
 const EVEN: &str = "[02468]$";
-/// The one stream of each namespace.
+/// The only stream of each namespace.
 const STREAM: &str = "s";
 
 impl World {
     pub(crate) fn work(&mut self, client: usize) {
-        if self.phase != Phase::Storm {
+        if self.phase != Phase::Faults {
             return;
         }
-        let pause = self.chance.between(1, self.plan.pause_max);
+        let pause = self.rng.between(1, self.plan.pause_max);
         let Some(it) = self.clients.get(client).filter(|it| !it.leaving) else { return };
         let busy = it.sessions.len() >= SESSIONS_MAX;
         let namespace = it.namespace;
-        if self.chance.once_in(150) {
+        if self.rng.once_in(150) {
             return self.client_at(0, client, ClientEvent::Leave);
         }
         self.client_at(pause, client, ClientEvent::Work);
         if busy {
             return;
         }
-        // Where most objects are samples, most of what is done is to consume them.
-        let looks = self.chance.percent(self.plan.look_percent);
-        let consumes = self.plan.sample_percent >= 50 && self.chance.percent(30);
-        let tiers = self.plan.has_disks() && self.chance.percent(self.plan.tier_percent);
-        let streams = self.plan.has_streams() && self.chance.percent(self.plan.stream_percent);
-        let hurries = self.plan.hurry_percent > 0 && self.chance.percent(self.plan.hurry_percent);
-        match self.chance.below(100) {
-            _ if hurries => self.begin_hurried_put(client, namespace),
+        // If most objects are samples, most operations consume them.
+        let looks = self.rng.percent(self.plan.view_percent);
+        let consumes = self.plan.sample_percent >= 50 && self.rng.percent(30);
+        let tiers = self.plan.has_disks() && self.rng.percent(self.plan.tier_percent);
+        let streams = self.plan.has_streams() && self.rng.percent(self.plan.stream_percent);
+        let no_wait = self.plan.no_wait_percent > 0 && self.rng.percent(self.plan.no_wait_percent);
+        match self.rng.below(100) {
+            _ if no_wait => self.begin_no_wait_put(client, namespace),
             _ if tiers => self.begin_tier(client, namespace),
             _ if streams => self.begin_stream(client),
-            _ if looks => self.begin_look(client, namespace),
+            _ if looks => self.begin_view_lookup(client, namespace),
             _ if consumes => self.begin_lease(client, namespace),
-            0..4 => self.look_after_offers(client),
+            0..4 => self.maintain_offers(client),
             4..36 => self.begin_put(client, namespace),
             36..57 => self.begin_get(client, namespace),
             57..67 => self.change_lifetimes(client, namespace),
-            67..80 => self.begin_look(client, namespace),
+            67..80 => self.begin_view_lookup(client, namespace),
             80..90 => self.begin_delete(client, namespace),
             90..92 => {
                 let pattern = self.pattern();
-                let (force, wait_ms) = (self.chance.percent(50), self.chance.between(0, 300));
+                let (force, wait_ms) = (self.rng.percent(50), self.rng.between(0, 300));
                 let delete = DeleteMatching { pattern, force, wait_ms };
-                self.ask_once(client, Kind::Question, Request::DeleteMatching(delete));
+                self.call_once(client, Kind::Question, Request::DeleteMatching(delete));
             }
             92..96 => {
-                let keys: Vec<_> =
-                    (0..self.chance.between(1, 4)).map(|_| self.name(namespace).key()).collect();
-                let lease = self.chance.percent(20);
-                let report_wait_ms = self.chance.between(0, 300);
+                let keys: Vec<_> = (0..self.rng.between(1, 4)).map(|_| self.name(namespace).key()).collect();
+                let lease = self.rng.percent(20);
+                let report_wait_ms = self.rng.between(0, 300);
                 let exists = || Exists { keys: keys.iter().collect(), report_wait_ms, ..Exists::default() };
                 let request = match keys.len() % 2 == 0 && !lease {
                     true => Request::Exists(exists()),
@@ -87,28 +86,28 @@ impl World {
                         ..Resolve::default()
                     }),
                 };
-                self.ask_once(client, Kind::Question, request);
+                self.call_once(client, Kind::Question, request);
             }
             96..98 => {
-                let pattern = match self.chance.once_in(4) {
+                let pattern = match self.rng.once_in(4) {
                     true => Pattern::Regex("(".to_owned()),
                     false => self.pattern(),
                 };
-                let cursor = self.chance.below(6);
+                let cursor = self.rng.below(6);
                 let list = List { pattern, pinned_by: None, cursor, limit: 4, report_wait_ms: 100 };
-                self.ask_once(client, Kind::Question, Request::List(list));
+                self.call_once(client, Kind::Question, Request::List(list));
             }
-            _ => self.ask_once(client, Kind::Question, Request::Stat),
+            _ => self.call_once(client, Kind::Question, Request::Stat),
         }
     }
 
     fn begin_put(&mut self, client: usize, namespace: u8) {
-        let count = if self.chance.percent(80) { 1 } else { 2 };
+        let count = if self.rng.percent(80) { 1 } else { 2 };
         let (mut requests, mut values) = (Vec::new(), Vec::new());
         let mut streams = false;
         for _ in 0..count {
             let name = self.name(namespace);
-            if self.chance.percent(USUAL_PERCENT) {
+            if self.rng.percent(USUAL_PERCENT) {
                 let request = self.usual_put(client, name);
                 values.push(self.oracle.new_value(name, request.len));
                 requests.push(request);
@@ -116,13 +115,13 @@ impl World {
             }
             let len = self.len();
             let options = PutOptions {
-                replicas: if self.chance.once_in(60) { 0 } else { self.chance.between(1, 2) as u32 },
-                on_exists: if self.chance.percent(70) { OnExists::Replace } else { OnExists::Keep },
-                hard_pin: self.chance.percent(self.plan.pin_percent),
-                soft_pin_ms: self.chance.once_in(6).then(|| self.chance.between(1, 300)),
+                replicas: if self.rng.once_in(60) { 0 } else { self.rng.between(1, 2) as u32 },
+                on_exists: if self.rng.percent(70) { OnExists::Replace } else { OnExists::Keep },
+                hard_pin: self.rng.percent(self.plan.pin_percent),
+                soft_pin_ms: self.rng.once_in(6).then(|| self.rng.between(1, 300)),
                 preferred: Vec::new(),
                 owner: self.owner(),
-                sample: self.chance.percent(self.plan.sample_percent).then(|| self.consumption()),
+                sample: self.rng.percent(self.plan.sample_percent).then(|| self.consumption()),
                 stream: String::new(),
                 elsewhere: 0,
             };
@@ -132,19 +131,19 @@ impl World {
             values.push(self.oracle.new_value(name, len));
             requests.push(PutRequest { key: name.key(), len, options, ready: Vec::new() });
         }
-        // Who waits for consumers lets others pass, so that it is not in line for room.
-        let waits = self.chance.percent(30) && !streams;
-        let wait_ms = if waits { self.chance.between(1, 200) } else { 0 };
-        let confirm_ms = self.chance.between(0, 300);
+        // Puts into a stream do not wait for space.
+        let waits = self.rng.percent(30) && !streams;
+        let wait_ms = if waits { self.rng.between(1, 200) } else { 0 };
+        let confirm_ms = self.rng.between(0, 300);
         let near = self.clients.get(client).map(|it| it.near.clone()).unwrap_or_default();
         let put = Put::new(requests).waiting(wait_ms).confirming(confirm_ms).publishing(near);
         self.begin_session(client, Kind::Put { put, values });
-        self.restock(client);
+        self.order_usual_offers(client);
     }
 
-    /// A plain put of the size that memory is preallocated for, into an offer if there is one.
+    /// A plain put of the preallocated size, into an offer if there is one.
     fn usual_put(&mut self, client: usize, name: Name) -> PutRequest {
-        let on_exists = if self.chance.percent(70) { OnExists::Replace } else { OnExists::Keep };
+        let on_exists = if self.rng.percent(70) { OnExists::Replace } else { OnExists::Keep };
         let options = PutOptions { replicas: 1, on_exists, ..PutOptions::default() };
         let (key, now_us) = (name.key(), self.now_us());
         let it = self.clients.get_mut(client).zip(OfferSize::of(&key, USUAL_LEN, &options));
@@ -155,10 +154,10 @@ impl World {
         PutRequest { key, len: USUAL_LEN, options, ready: offer.into_iter().collect() }
     }
 
-    /// Asks for offers, if the client expects more puts of the usual size.
-    fn restock(&mut self, client: usize) {
+    /// Orders offers, if the client expects more puts of the usual size.
+    fn order_usual_offers(&mut self, client: usize) {
         let now_us = self.now_us();
-        // All names are as long, for this purpose.
+        // All names have the same length here.
         let key = Name { namespace: 0, key: 0 }.key();
         let size = OfferSize::of(&key, USUAL_LEN, &PutOptions::default());
         let it = self.clients.get_mut(client).zip(size);
@@ -168,24 +167,24 @@ impl World {
 
     fn order_offers(&mut self, client: usize, order: OfferOrder) {
         if let Some(reserve) = order.request() {
-            self.ask_once(client, Kind::Stock(order), Request::Reserve(reserve));
+            self.call_once(client, Kind::Offers(order), Request::Reserve(reserve));
         }
     }
 
-    /// Puts a small object, and does not wait for memory.
-    fn begin_hurried_put(&mut self, client: usize, namespace: u8) {
+    /// Puts a small object without waiting for memory.
+    fn begin_no_wait_put(&mut self, client: usize, namespace: u8) {
         let (name, len) = (self.name(namespace), 2 * EXTENT_ALIGN);
         let options = PutOptions { replicas: 1, on_exists: OnExists::Replace, ..PutOptions::default() };
         let values = vec![self.oracle.new_value(name, len)];
         let requests = vec![PutRequest { key: name.key(), len, options, ready: Vec::new() }];
-        let confirm_ms = self.chance.between(0, 300);
+        let confirm_ms = self.rng.between(0, 300);
         let near = self.clients.get(client).map(|it| it.near.clone()).unwrap_or_default();
         let put = Put::new(requests).confirming(confirm_ms).publishing(near);
         self.begin_session(client, Kind::Put { put, values });
     }
 
-    /// Looks for a pause in which to ask for offers, and for idle ones.
-    fn look_after_offers(&mut self, client: usize) {
+    /// Periodic maintenance of offers: orders new ones, and returns idle ones.
+    fn maintain_offers(&mut self, client: usize) {
         let now_us = self.now_us();
         let Some(it) = self.clients.get_mut(client) else { return };
         let OfferRound { idle, orders, .. } = it.preallocation.round(now_us);
@@ -193,39 +192,39 @@ impl World {
         orders.into_iter().for_each(|order| self.order_offers(client, order));
     }
 
-    /// Pins, quotas, leases, and questions about them.
+    /// Pins, quotas, leases, and queries about them.
     fn change_lifetimes(&mut self, client: usize, namespace: u8) {
-        if self.plan.forget_percent > 0 && self.chance.percent(self.plan.forget_percent) {
-            let node = self.chance.below(self.nodes.len() as u64) as usize;
-            let life = self.nodes.get(node).map_or(0, |it| it.life);
+        if self.plan.forget_percent > 0 && self.rng.percent(self.plan.forget_percent) {
+            let node = self.rng.below(self.nodes.len() as u64) as usize;
+            let life = self.nodes.get(node).map_or(0, |it| it.incarnation);
             // This one, or the one before.
-            let name = node_name(node, life.saturating_sub(self.chance.below(2) as u32));
-            return self.ask_once(client, Kind::Question, Request::ForgetNode(ForgetNode { name }));
+            let name = node_name(node, life.saturating_sub(self.rng.below(2) as u32));
+            return self.call_once(client, Kind::Question, Request::ForgetNode(ForgetNode { name }));
         }
         let key = self.name(namespace).key();
         let owner = self.owner();
-        let wait_ms = self.chance.between(0, 300);
+        let wait_ms = self.rng.between(0, 300);
         let all = self.plan.capacity * self.plan.nodes as u64;
-        let request = match self.chance.below(14) {
-            0..4 => Request::Pin(Pin { keys: vec![key], owner, on: self.chance.percent(40), wait_ms }),
+        let request = match self.rng.below(14) {
+            0..4 => Request::Pin(Pin { keys: vec![key], owner, on: self.rng.percent(40), wait_ms }),
             4 => Request::DropPins(DropPins { owner, wait_ms }),
             5 => Request::SetPolicy(self.policy_change(all)),
             6 => Request::Await(Await {
-                at_most: Some(self.chance.below(all)),
-                at_least: self.chance.percent(30).then_some(all),
+                at_most: Some(self.rng.below(all)),
+                at_least: self.rng.percent(30).then_some(all),
                 wait_ms,
             }),
             7 => Request::Why(Explain { keys: vec![key], report_wait_ms: 0 }),
             _ => return self.begin_lease(client, namespace),
         };
-        self.ask_once(client, Kind::Question, request);
+        self.call_once(client, Kind::Question, request);
     }
 
-    /// New limits, some of which a client names: set or removed.
+    /// A change of some limits: set or removed.
     fn policy_change(&mut self, all: u64) -> PolicyChange {
-        let quota = self.chance.percent(60).then(|| self.chance.between(all / 4, all));
-        let max_hold_ms = self.chance.once_in(5).then(|| self.chance.between(50, 500));
-        match self.chance.below(3) {
+        let quota = self.rng.percent(60).then(|| self.rng.between(all / 4, all));
+        let max_hold_ms = self.rng.once_in(5).then(|| self.rng.between(50, 500));
+        match self.rng.below(3) {
             0 => PolicyChange::NONE.quota(quota),
             1 => PolicyChange::NONE.max_hold_ms(max_hold_ms),
             _ => Policy { quota, max_hold_ms, demotion: None }.into(),
@@ -233,21 +232,21 @@ impl World {
     }
 
     fn begin_lease(&mut self, client: usize, namespace: u8) {
-        // Several readers share a sample, also when one of them is done with it.
+        // Several readers share a sample, also after one of them has acknowledged it.
         let mut shared: Vec<_> = self.oracle.deferred.iter().map(|it| it.0).collect();
         if shared.is_empty() {
             shared.extend(self.oracle.leases.values().map(|it| it.1));
         }
-        let names = shared.iter().filter_map(|it| Some(self.oracle.lives.get(it)?.name));
+        let names = shared.iter().filter_map(|it| Some(self.oracle.objects.get(it)?.name));
         let shared: Vec<_> = names.filter(|it| it.namespace == namespace).collect();
-        let shared = if self.chance.percent(60) { self.chance.pick(&shared).copied() } else { None };
+        let shared = if self.rng.percent(60) { self.rng.pick(&shared).copied() } else { None };
         let name = shared.unwrap_or_else(|| self.name(namespace));
         let items = vec![LeaseItem { key: name.key(), generation: None }];
         let lease = Lease { items, group: self.group(), report_wait_ms: 200 };
-        self.ask_once(client, Kind::Question, Request::Lease(lease));
+        self.call_once(client, Kind::Question, Request::Lease(lease));
     }
 
-    /// What was leased is consumed, or not.
+    /// Leased samples are consumed, or not.
     pub(crate) fn leased(&mut self, client: usize, leased: Leased, group: Option<String>) {
         let namespace = self.clients.get(client).map_or(0, |it| it.namespace);
         for outcome in leased.items {
@@ -257,9 +256,9 @@ impl World {
             }
             self.coverage.hit(Point::SampleLeased);
             let generation = granted.found.generation;
-            let name = self.oracle.lives.get(&generation).map(|it| it.name);
-            let request = match (self.chance.below(10), name) {
-                // Some take their time.
+            let name = self.oracle.objects.get(&generation).map(|it| it.name);
+            let request = match (self.rng.below(10), name) {
+                // Some leases are kept.
                 (0..2, _) => {
                     let it = self.clients.get_mut(client).filter(|it| !it.leaving);
                     it.into_iter().for_each(|it| _ = it.leases.insert(granted.lease));
@@ -270,75 +269,75 @@ impl World {
                     assert_eq!(name.namespace, namespace, "a lease crosses namespaces");
                     let items = vec![AckItem { key: name.key(), generation }];
                     let group = group.clone().unwrap_or_else(|| self.group());
-                    let wait_ms = self.chance.between(0, 300);
-                    // As a feature store does it: the last release frees.
+                    let wait_ms = self.rng.between(0, 300);
+                    // As in a feature store: the last release frees.
                     let unless_leased = kind < 7;
                     if unless_leased {
                         let release = Release { leases: vec![granted.lease] };
-                        self.ask_once(client, Kind::Question, Request::Release(release));
+                        self.call_once(client, Kind::Question, Request::Release(release));
                     }
                     Request::Ack(Ack { items, group, wait_ms, unless_leased, ..Ack::default() })
                 }
             };
-            self.ask_once(client, Kind::Question, request);
+            self.call_once(client, Kind::Question, request);
         }
     }
 
-    /// A part of some samples lies in another store.
+    /// A part of some samples is in another store.
     fn maybe_elsewhere(&mut self, options: PutOptions) -> PutOptions {
-        let is_split = options.sample.is_some() && self.chance.once_in(4);
-        let elsewhere = if is_split { self.chance.below(self.plan.capacity) } else { 0 };
+        let is_split = options.sample.is_some() && self.rng.once_in(4);
+        let elsewhere = if is_split { self.rng.below(self.plan.capacity) } else { 0 };
         PutOptions { elsewhere, ..options }
     }
 
-    /// Some samples are for the stream of their namespace.
+    /// Some samples belong to the stream of their namespace.
     fn maybe_in_stream(&mut self, options: PutOptions) -> PutOptions {
         let is_sample = options.sample.as_ref().is_some_and(|it| *it != Consumption::Retained);
-        let streams = self.plan.has_streams() && is_sample && self.chance.percent(70);
+        let streams = self.plan.has_streams() && is_sample && self.rng.percent(70);
         PutOptions { stream: if streams { STREAM.to_owned() } else { String::new() }, ..options }
     }
 
-    /// What is done about streams: they are pulled, and now and then opened, ended and dropped.
+    /// Stream operations: pulls and, rarely, open, end and drop.
     fn begin_stream(&mut self, client: usize) {
         let (name, group) = (STREAM.to_owned(), self.group());
-        let wait_ms = if self.chance.percent(70) { self.chance.between(1, 200) } else { 0 };
-        let request = match self.chance.below(40) {
+        let wait_ms = if self.rng.percent(70) { self.rng.between(1, 200) } else { 0 };
+        let request = match self.rng.below(40) {
             0..28 => {
-                let items_max = self.chance.between(1, 4) as u32;
-                let items_min = self.chance.between(0, u64::from(items_max)) as u32;
-                let newest = self.oracle.lives.keys().next_back().copied().filter(|_| self.chance.once_in(8));
+                let items_max = self.rng.between(1, 4) as u32;
+                let items_min = self.rng.between(0, u64::from(items_max)) as u32;
+                let newest = self.oracle.objects.keys().next_back().copied().filter(|_| self.rng.once_in(8));
                 let behind = newest.map(|it| Generation { counter: it.counter.saturating_sub(4), ..it });
                 let pull = Pull { stream: name, group: group.clone(), items_min, items_max, wait_ms, behind };
-                return self.ask_once(client, Kind::Pull(group), Request::Pull(pull));
+                return self.call_once(client, Kind::Pull(group), Request::Pull(pull));
             }
             28..33 => {
-                let refs_high = self.chance.below(6);
-                let refs_low = self.chance.below(refs_high + 1);
+                let refs_high = self.rng.below(6);
+                let refs_low = self.rng.below(refs_high + 1);
                 let limits = Some(StreamLimits { refs_high, refs_low, ..StreamLimits::default() });
                 Request::OpenStream(OpenStream { name, limits, attach: None })
             }
             33..37 => {
-                let attach = Some(Attach { group, window: self.chance.below(4) });
+                let attach = Some(Attach { group, window: self.rng.below(4) });
                 Request::OpenStream(OpenStream { name, limits: None, attach })
             }
             kind => {
-                let failure = (kind == 37).then(|| "on purpose".to_owned());
+                let failure = (kind == 37).then(|| "injected".to_owned());
                 Request::EndStream(EndStream { name, failure, drop: kind == 38, wait_ms })
             }
         };
-        self.ask_once(client, Kind::Question, request);
+        self.call_once(client, Kind::Question, request);
     }
 
     fn owner(&mut self) -> String {
-        self.chance.pick(&["", "run"]).copied().unwrap_or_default().to_owned()
+        self.rng.pick(&["", "run"]).copied().unwrap_or_default().to_owned()
     }
 
     fn group(&mut self) -> String {
-        self.chance.pick(&["g", "h"]).copied().unwrap_or_default().to_owned()
+        self.rng.pick(&["g", "h"]).copied().unwrap_or_default().to_owned()
     }
 
     fn consumption(&mut self) -> Consumption {
-        match self.chance.below(5) {
+        match self.rng.below(5) {
             0 => Consumption::Retained,
             1..3 => Consumption::Groups(vec!["g".to_owned(), "h".to_owned()]),
             _ => Consumption::Once,
@@ -346,7 +345,7 @@ impl World {
     }
 
     fn begin_get(&mut self, client: usize, namespace: u8) {
-        let count = if self.chance.percent(80) { 1 } else { 3 };
+        let count = if self.rng.percent(80) { 1 } else { 3 };
         let names = (0..count).map(|_| self.name(namespace)).collect();
         self.begin_get_of(client, names);
     }
@@ -358,7 +357,7 @@ impl World {
             names.iter().zip(stored).map(|(name, stored)| it.newest(&name.key()).max(stored)).collect();
         let attached = it.attached.clone();
         let mut recall = |name: &Name| {
-            // The last is read first.
+            // The last replica is read first.
             let mut known = it.known.find(&name.key())?.clone();
             known.replicas.sort_by_key(|it| (!it.hold().is_on_disk(), attached.contains(&it.segment)));
             Some(known)
@@ -367,36 +366,36 @@ impl World {
             names.iter().map(|name| GetRequest { key: name.key(), known: recall(name) }).collect();
         let before = requests.iter().map(|it| it.known.as_ref().map(|it| it.generation)).zip(newest);
         let before = before.collect();
-        let buffers = names.iter().map(|_| if self.chance.once_in(30) { 50 } else { u64::MAX }).collect();
-        let lease = self.chance.percent(25);
+        let buffers = names.iter().map(|_| if self.rng.once_in(30) { 50 } else { u64::MAX }).collect();
+        let lease = self.rng.percent(25);
         let near = format!("host{client}");
         let slow = self.slow_for(client);
         let avoided = self.clients.get(client).map(|it| it.pace.avoided(self.now_us())).unwrap_or_default();
         let get = Get::new(requests, lease, Box::new(move |it| u8::from(it.host != near)));
-        let mut get = get.avoiding(avoided).wait_for_reports(self.chance.between(0, 300));
+        let mut get = get.avoiding(avoided).wait_for_reports(self.rng.between(0, 300));
         if self.plan.has_disks() {
-            get = get.wait_for_promotion(self.chance.between(0, 60));
+            get = get.wait_for_promotion(self.rng.between(0, 60));
         }
         self.begin_session(client, Kind::Get { get, names, buffers, before, slow });
     }
 
-    /// What is done about disks: many ask for the same keys in the same order.
+    /// Disk tier operations: clients request the same keys in the same order.
     fn begin_tier(&mut self, client: usize, namespace: u8) {
-        let count = self.chance.between(1, self.plan.keys.min(6));
+        let count = self.rng.between(1, self.plan.keys.min(6));
         let keys: Vec<_> = (0..count as u8).map(|key| Name { namespace, key }.key()).collect();
-        let ahead = if self.chance.percent(70) { Ahead::LeadingRun } else { Ahead::All };
-        let request = match self.chance.below(20) {
+        let ahead = if self.rng.percent(70) { Ahead::LeadingRun } else { Ahead::All };
+        let request = match self.rng.below(20) {
             0..6 => return self.begin_get(client, namespace),
             6..13 => {
                 let keys = keys.iter().collect();
                 Request::Exists(Exists { keys, ahead, report_wait_ms: 100, ..Exists::default() })
             }
             13..19 => {
-                let wait_ms = if self.chance.percent(70) { self.chance.between(1, 200) } else { 0 };
-                if wait_ms == 0 && self.chance.percent(50) {
+                let wait_ms = if self.rng.percent(70) { self.rng.between(1, 200) } else { 0 };
+                if wait_ms == 0 && self.rng.percent(50) {
                     let begun = Prefetch { keys: keys.clone(), ahead, wait_ms };
-                    self.ask_once(client, Kind::Question, Request::Prefetch(begun));
-                    // It changes its mind.
+                    self.call_once(client, Kind::Question, Request::Prefetch(begun));
+                    // It cancels the prefetch.
                     Request::Prefetch(Prefetch { keys, ahead: Ahead::Nothing, wait_ms })
                 } else {
                     Request::Prefetch(Prefetch { keys, ahead, wait_ms })
@@ -405,46 +404,46 @@ impl World {
             _ => {
                 let all =
                     [None, Some(Demotion::OnPressure), Some(Demotion::WriteThrough), Some(Demotion::Never)];
-                let demotion = self.chance.pick(&all).copied().flatten();
+                let demotion = self.rng.pick(&all).copied().flatten();
                 Request::SetPolicy(PolicyChange::NONE.demotion(demotion))
             }
         };
-        self.ask_once(client, Kind::Question, request);
+        self.call_once(client, Kind::Question, request);
     }
 
-    fn begin_look(&mut self, client: usize, namespace: u8) {
+    fn begin_view_lookup(&mut self, client: usize, namespace: u8) {
         let name = self.name(namespace);
         let keys = vec![name.key()];
         let resolve =
-            Resolve { keys, touch: true, lease: self.chance.percent(30), locate: true, ..Resolve::default() };
-        self.ask_once(client, Kind::Look(name), Request::Resolve(resolve));
+            Resolve { keys, touch: true, lease: self.rng.percent(30), locate: true, ..Resolve::default() };
+        self.call_once(client, Kind::View(name), Request::Resolve(resolve));
     }
 
     fn begin_delete(&mut self, client: usize, namespace: u8) {
-        let keys = (0..self.chance.between(1, 2)).map(|_| self.name(namespace).key()).collect();
-        let (force, wait_ms) = (self.chance.percent(50), self.chance.between(0, 300));
+        let keys = (0..self.rng.between(1, 2)).map(|_| self.name(namespace).key()).collect();
+        let (force, wait_ms) = (self.rng.percent(50), self.rng.between(0, 300));
         let delete = Delete { keys, force, wait_ms };
-        self.ask_once(client, Kind::Question, Request::Delete(delete));
+        self.call_once(client, Kind::Question, Request::Delete(delete));
     }
 
     fn name(&mut self, namespace: u8) -> Name {
-        Name { namespace, key: self.chance.below(self.plan.keys) as u8 }
+        Name { namespace, key: self.rng.below(self.plan.keys) as u8 }
     }
 
     fn pattern(&mut self) -> Pattern {
-        match self.chance.below(6) {
+        match self.rng.below(6) {
             0 => Pattern::All,
-            1..4 => Pattern::Prefix(if self.chance.percent(50) { b"a/".to_vec() } else { b"b/".to_vec() }),
+            1..4 => Pattern::Prefix(if self.rng.percent(50) { b"a/".to_vec() } else { b"b/".to_vec() }),
             _ => Pattern::Regex(EVEN.to_owned()),
         }
     }
 
-    /// Few sizes, so that a slot that is used anew often has the same one; seldom none, or far too many.
+    /// Few sizes, so that a reused slot often has the same one; rarely zero or too large.
     fn len(&mut self) -> u64 {
-        match self.chance.below(40) {
+        match self.rng.below(40) {
             0 => 0,
             1 => self.plan.capacity + 1,
-            2..6 => self.chance.between(1, 64),
+            2..6 => self.rng.between(1, 64),
             6..20 => 2 * EXTENT_ALIGN,
             20..30 => 5 * EXTENT_ALIGN - 10,
             30..37 => 9 * EXTENT_ALIGN,

@@ -1,7 +1,7 @@
-//! One cluster in one thread: its parties, its network, its clock, and the queue of what will happen.
+//! One cluster in one thread: its parties, network, clock, and event queue.
 //!
-//! The parties are the production state machines; this crate is their shell. **Invariant:** whatever happens
-//! is in the queue first, and the queue is emptied in order: the same seed gives the same run.
+//! The parties are the production state machines; this crate is their shell. **Invariant:** every event goes
+//! through the queue, which is processed in order: the same seed gives the same run.
 
 use std::collections::BTreeMap;
 
@@ -11,30 +11,30 @@ use tiffin_core::{
     message::{Reply, Request},
     sabotage::Sabotage,
 };
-use tiffin_sim_runner::Chance;
+use tiffin_sim_runner::Rng;
 
 use crate::{
     client::{Client, ClientEvent},
     coverage::Coverage,
     faults::Fault,
     invariants::tier::Probe,
-    log::Log,
     memory::Memory,
     network::{Conn, Way},
     node::{NodeEvent, NodeShell},
-    oracle::{Oracle, Speaker},
+    oracle::{Oracle, Sender},
     plan::Plan,
+    run_log::RunLog,
     transfer::{Transfer, TransferId},
 };
 
-/// Milliseconds since the world began.
+/// Milliseconds since the start.
 pub(crate) type Time = u64;
 
-/// Events of the first part, in which faults happen. Ticks do not count.
+/// Minimum number of events with faults. Ticks do not count.
 const EVENTS_MIN: u64 = 2_000;
-/// Events after the faults end, by which everything must have come to rest.
-pub(crate) const REST_EVENTS_MAX: u64 = 40_000;
-/// How often the master looks at its clock.
+/// Maximum number of events after the faults until everything has ended.
+pub(crate) const END_EVENTS_MAX: u64 = 40_000;
+/// Interval of the master's timer.
 const TICK_MS: u64 = 10;
 
 /// A process.
@@ -47,28 +47,28 @@ pub(crate) enum Party {
     Client(usize),
 }
 
-/// What will happen. Events of a party name its life: a dead process does nothing.
+/// An event. Events of a party name its incarnation: a dead process does nothing.
 #[derive(Debug)]
 pub(crate) enum Event {
     /// The next frame of a connection arrives.
-    Pump(ConnId, Way),
-    /// A node looks into its ledger.
-    Look(ConnId),
-    /// The calling side notices that a connection is closed.
+    Deliver(ConnId, Way),
+    /// A node reads its ledger.
+    ReadLedger(ConnId),
+    /// The caller notices that a connection is closed.
     CallerCloses(ConnId),
-    /// The serving side notices.
+    /// The server notices.
     ServerCloses(ConnId),
     Node(usize, u32, NodeEvent),
     Client(usize, u32, ClientEvent),
-    /// Something goes wrong.
+    /// A fault occurs.
     Fault,
-    /// The master's clock stood still, and goes on.
-    ClockGoesOn,
+    /// The master's clock continues.
+    ClockResumes,
     Tick,
     MasterStarts,
-    /// This life of the master goes on with what it cannot do in one go.
+    /// This process of the master continues its work.
     MasterWorks(u64),
-    /// What this life of the master wanted to save is in its state folder.
+    /// The state of this process of the master is saved.
     MasterSaved(u64),
     NodeStarts(usize),
     /// This life of the master hears from its kernel that the process of a node has ended.
@@ -76,70 +76,70 @@ pub(crate) enum Event {
     ClientStarts(usize),
 }
 
-/// Where the run is.
+/// The phase of the run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
     /// Work and faults.
-    Storm,
-    /// No faults, no new work: everything under way ends.
+    Faults,
+    /// No faults, no new operations: everything in progress ends.
     Calm,
     /// The clients leave.
     Leaving,
 }
 
-/// The master's clock, which need not agree with the world's.
+/// The master's clock, which may differ from the simulated time.
 #[derive(Debug)]
 pub(crate) struct Clock {
     pub(crate) ahead: i64,
-    pub(crate) stands_at: Option<u64>,
-    /// Since when it goes at its rate, and what it showed then.
+    pub(crate) stopped_at: Option<u64>,
+    /// Start of its current rate, and its reading then.
     since: Time,
     showed: u64,
     percent: u64,
-    /// The latest time that the master was told: for it, time never goes back.
-    told: u64,
+    /// The latest time that the master has seen: for it, time never goes back.
+    last_reading: u64,
 }
 
 impl Default for Clock {
     fn default() -> Self {
-        Self { ahead: 0, stands_at: None, since: 0, showed: 0, percent: 100, told: 0 }
+        Self { ahead: 0, stopped_at: None, since: 0, showed: 0, percent: 100, last_reading: 0 }
     }
 }
 
 impl Clock {
-    /// What it shows, unless it stands.
-    fn shows(&self, now: Time) -> u64 {
-        self.goes(now).saturating_add_signed(self.ahead)
+    /// Its reading, unless it is stopped.
+    fn reading(&self, now: Time) -> u64 {
+        self.elapsed(now).saturating_add_signed(self.ahead)
     }
 
-    /// What it would show if nobody had set it.
-    fn goes(&self, now: Time) -> u64 {
+    /// Its reading without jumps.
+    fn elapsed(&self, now: Time) -> u64 {
         self.showed + (now - self.since) * self.percent / 100
     }
 
-    /// From now on it goes at that rate.
-    pub(crate) fn go_at(&mut self, now: Time, percent: u64) {
-        (self.showed, self.since, self.percent) = (self.goes(now), now, percent);
+    /// Changes its rate.
+    pub(crate) fn set_rate(&mut self, now: Time, percent: u64) {
+        (self.showed, self.since, self.percent) = (self.elapsed(now), now, percent);
     }
 
-    /// It goes on from where it stood.
-    pub(crate) fn go_on_from(&mut self, now: Time, stood: u64) {
-        self.ahead = stood as i64 - self.goes(now) as i64;
+    /// Continues from where it stopped.
+    pub(crate) fn resume_from(&mut self, now: Time, stood: u64) {
+        self.ahead = stood as i64 - self.elapsed(now) as i64;
     }
 
-    /// It goes on from what the master was told last, if it shows less.
-    pub(crate) fn be_set_right(&mut self, now: Time) {
-        if self.shows(now) < self.told {
-            self.go_on_from(now, self.told);
+    /// Continues from the last time that the master has seen, if it is behind.
+    pub(crate) fn catch_up(&mut self, now: Time) {
+        if self.reading(now) < self.last_reading {
+            self.resume_from(now, self.last_reading);
         }
     }
 }
 
-/// Everything.
+/// The whole simulation.
 pub(crate) struct World {
     pub(crate) plan: Plan,
     pub(crate) sabotage: Sabotage,
-    pub(crate) chance: Chance,
+    pub(crate) rng: Rng,
     pub(crate) now: Time,
     pub(crate) clock: Clock,
     pub(crate) phase: Phase,
@@ -148,20 +148,20 @@ pub(crate) struct World {
     next_event: u64,
     pub(crate) master: Option<Master>,
     pub(crate) epoch: u64,
-    /// How many masters there were.
-    pub(crate) master_life: u64,
-    /// What is in the master's state folder.
+    /// Number of starts of the master.
+    pub(crate) master_incarnation: u64,
+    /// The content of the master's state folder.
     pub(crate) state: Saved,
     /// The newest version that is being written there.
     pub(crate) saving: Option<(u64, Saved)>,
-    /// The master must be replaced by one of a greater epoch.
+    /// The master must be replaced by one with a greater epoch.
     pub(crate) superseded: Option<u64>,
     /// Requests that wait for reports of members.
-    pub(crate) parked: BTreeMap<(ConnId, RequestId), (Request, Speaker)>,
-    /// The master will go on with its work.
+    pub(crate) parked: BTreeMap<(ConnId, RequestId), (Request, Sender)>,
+    /// The master has work scheduled.
     pub(crate) working: bool,
-    /// The newest connection of each client that the master has let in.
-    pub(crate) heard: BTreeMap<ClientId, ConnId>,
+    /// The newest accepted connection of each client.
+    pub(crate) newest_conns: BTreeMap<ClientId, ConnId>,
     /// The connection through which each node registered last.
     pub(crate) registered: BTreeMap<SegmentId, ConnId>,
     pub(crate) nodes: Vec<NodeShell>,
@@ -174,41 +174,41 @@ pub(crate) struct World {
     pub(crate) next_client: u64,
     pub(crate) oracle: Oracle,
     pub(crate) coverage: Coverage,
-    pub(crate) log: Log,
-    /// What the master answered to the simulation itself.
+    pub(crate) log: RunLog,
+    /// The master's answer to the simulation itself.
     pub(crate) audit: Option<Reply>,
-    /// The question that the master is about to answer.
+    /// The probe that the master is handling.
     pub(crate) probe: Option<Probe>,
-    /// It handles a put that may wait.
-    pub(crate) is_patient: bool,
+    /// The master is handling a put that may wait.
+    pub(crate) put_may_wait: bool,
 }
 
 impl World {
     pub(crate) fn new(seed: u64, sabotage: Sabotage, keep_text: bool) -> Self {
-        let mut chance = Chance::new(seed);
-        let mut plan = Plan::draw(&mut chance);
-        // Disks are drawn from elsewhere: a world without them is what it was before there were any.
-        plan.draw_disks(&mut Chance::new(!seed));
-        plan.draw_streams(&mut Chance::new(seed.rotate_left(32)));
-        plan.draw_metadata(&mut Chance::new((!seed).rotate_left(32)));
-        plan.draw_state(&mut Chance::new(seed.rotate_left(16)));
+        let mut rng = Rng::new(seed);
+        let mut plan = Plan::draw(&mut rng);
+        // Disks use their own random numbers: worlds without disks keep their runs.
+        plan.draw_disks(&mut Rng::new(!seed));
+        plan.draw_streams(&mut Rng::new(seed.rotate_left(32)));
+        plan.draw_metadata(&mut Rng::new((!seed).rotate_left(32)));
+        plan.draw_state(&mut Rng::new(seed.rotate_left(16)));
         let mut world = Self {
             sabotage,
             now: 0,
             clock: Clock::default(),
-            phase: Phase::Storm,
+            phase: Phase::Faults,
             events: 0,
             queue: BTreeMap::new(),
             next_event: 0,
             master: None,
             epoch: 0,
-            master_life: 0,
+            master_incarnation: 0,
             state: Saved::default(),
             saving: None,
             superseded: None,
             parked: BTreeMap::new(),
             working: false,
-            heard: BTreeMap::new(),
+            newest_conns: BTreeMap::new(),
             registered: BTreeMap::new(),
             nodes: Vec::new(),
             memories: BTreeMap::new(),
@@ -220,12 +220,12 @@ impl World {
             next_client: 0,
             oracle: Oracle::default(),
             coverage: Coverage::default(),
-            log: Log::new(keep_text),
+            log: RunLog::new(keep_text),
             audit: None,
             probe: None,
-            is_patient: false,
+            put_may_wait: false,
             plan,
-            chance,
+            rng,
         };
         world.begin();
         world
@@ -245,24 +245,24 @@ impl World {
         self.at(100, Event::Fault);
     }
 
-    /// The whole run, until the end or the first broken promise.
+    /// The whole run, until the end or the first violation.
     pub(crate) fn run(&mut self) {
         while self.events < EVENTS_MIN && self.step() {}
-        self.come_to_rest();
+        self.end_faults_and_check();
     }
 
-    /// Lets the next thing happen. `false` when something is broken, or nothing is left to happen.
+    /// Handles the next event. `false` after a violation, or when no event is left.
     pub(crate) fn step(&mut self) -> bool {
         let Some(((time, _), event)) = self.queue.pop_first() else { return false };
         self.now = self.now.max(time);
         if !matches!(event, Event::Tick) {
             self.events += 1;
         }
-        self.happen(event);
+        self.handle_event(event);
         self.check_books();
         self.check_membership();
         self.check_tier();
-        self.oracle.broken.is_none()
+        self.oracle.violation.is_none()
     }
 
     /// Queues an event.
@@ -272,64 +272,64 @@ impl World {
     }
 
     pub(crate) fn node_at(&mut self, delay: u64, node: usize, event: NodeEvent) {
-        let life = self.life(Party::Node(node));
-        self.at(self.now + delay, Event::Node(node, life, event));
+        let incarnation = self.incarnation(Party::Node(node));
+        self.at(self.now + delay, Event::Node(node, incarnation, event));
     }
 
     pub(crate) fn client_at(&mut self, delay: u64, client: usize, event: ClientEvent) {
-        let life = self.life(Party::Client(client));
-        self.at(self.now + delay, Event::Client(client, life, event));
+        let incarnation = self.incarnation(Party::Client(client));
+        self.at(self.now + delay, Event::Client(client, incarnation, event));
     }
 
-    fn happen(&mut self, event: Event) {
+    fn handle_event(&mut self, event: Event) {
         match event {
-            Event::Pump(conn, way) => self.pump(conn, way),
-            Event::Look(conn) => self.look_at_ledger(conn),
+            Event::Deliver(conn, way) => self.deliver_next(conn, way),
+            Event::ReadLedger(conn) => self.read_ledger(conn),
             Event::CallerCloses(conn) => self.caller_closes(conn),
             Event::ServerCloses(conn) => self.server_closes(conn),
-            Event::Node(node, life, event) => {
+            Event::Node(node, incarnation, event) => {
                 let party = Party::Node(node);
-                if !self.is_up(party) || self.life(party) != life {
+                if !self.is_up(party) || self.incarnation(party) != incarnation {
                     return;
                 }
                 match self.stopped_until(party) {
-                    until if until > self.now => self.at(until, Event::Node(node, life, event)),
-                    _ => self.node_does(node, event),
+                    until if until > self.now => self.at(until, Event::Node(node, incarnation, event)),
+                    _ => self.node_event(node, event),
                 }
             }
-            Event::Client(client, life, event) => {
+            Event::Client(client, incarnation, event) => {
                 let party = Party::Client(client);
-                if !self.is_up(party) || self.life(party) != life {
+                if !self.is_up(party) || self.incarnation(party) != incarnation {
                     return;
                 }
                 match self.stopped_until(party) {
-                    until if until > self.now => self.at(until, Event::Client(client, life, event)),
-                    _ => self.client_does(client, event),
+                    until if until > self.now => self.at(until, Event::Client(client, incarnation, event)),
+                    _ => self.client_event(client, event),
                 }
             }
-            Event::Fault => self.fault_happens(),
-            Event::ClockGoesOn => self.clock_goes_on(),
+            Event::Fault => self.next_fault(),
+            Event::ClockResumes => self.clock_resumes(),
             Event::Tick => {
                 self.master_tick();
-                if self.phase != Phase::Storm {
+                if self.phase != Phase::Faults {
                     self.forget_the_dead();
                 }
                 self.at(self.now + TICK_MS, Event::Tick);
             }
             Event::MasterStarts => self.start_master(),
-            Event::MasterWorks(life) => {
-                if life == self.master_life {
+            Event::MasterWorks(incarnation) => {
+                if incarnation == self.master_incarnation {
                     self.master_works();
                 }
             }
-            Event::MasterSaved(life) => {
-                if life == self.master_life {
+            Event::MasterSaved(incarnation) => {
+                if incarnation == self.master_incarnation {
                     self.master_saved();
                 }
             }
             Event::NodeStarts(node) => self.start_node(node),
-            Event::NodeEnded(life, segment) => {
-                if life == self.master_life {
+            Event::NodeEnded(incarnation, segment) => {
+                if incarnation == self.master_incarnation {
                     self.node_ended(segment);
                 }
             }
@@ -339,18 +339,18 @@ impl World {
 
     fn caller_closes(&mut self, id: ConnId) {
         let Some(conn) = self.conns.get_mut(&id) else { return };
-        if conn.is_still_heard() {
+        if conn.has_unread() {
             return self.at(self.now + 1, Event::CallerCloses(id));
         }
         if !std::mem::replace(&mut conn.caller_open, false) {
             return;
         }
-        let (caller, life) = (conn.caller, conn.caller_life);
-        if !self.is_up(caller) || self.life(caller) != life {
+        let (caller, incarnation) = (conn.caller, conn.caller_incarnation);
+        if !self.is_up(caller) || self.incarnation(caller) != incarnation {
             return;
         }
         match caller {
-            // A stopped process finds out when it goes on.
+            // A stopped process notices when it continues.
             _ if self.stopped_until(caller) > self.now => {
                 if let Some(conn) = self.conns.get_mut(&id) {
                     conn.caller_open = true;
@@ -366,11 +366,11 @@ impl World {
 
     fn server_closes(&mut self, id: ConnId) {
         let Some(conn) = self.conns.get(&id) else { return };
-        let (server, life) = (conn.server, conn.server_life);
+        let (server, incarnation) = (conn.server, conn.server_incarnation);
         if self.stopped_until(server) > self.now {
             return self.at(self.stopped_until(server), Event::ServerCloses(id));
         }
-        let same = self.is_up(server) && self.life(server) == life;
+        let same = self.is_up(server) && self.incarnation(server) == incarnation;
         let Some(conn) = self.conns.get_mut(&id) else { return };
         let was_open = std::mem::replace(&mut conn.server_open, false);
         if !(was_open && conn.greeted && same) {
@@ -391,11 +391,11 @@ impl World {
         }
     }
 
-    pub(crate) fn life(&self, party: Party) -> u32 {
+    pub(crate) fn incarnation(&self, party: Party) -> u32 {
         match party {
-            Party::Master => self.master_life as u32,
-            Party::Node(node) | Party::Disk(node) => self.nodes.get(node).map_or(0, |it| it.life),
-            Party::Client(client) => self.clients.get(client).map_or(0, |it| it.life),
+            Party::Master => self.master_incarnation as u32,
+            Party::Node(node) | Party::Disk(node) => self.nodes.get(node).map_or(0, |it| it.incarnation),
+            Party::Client(client) => self.clients.get(client).map_or(0, |it| it.incarnation),
         }
     }
 
@@ -407,23 +407,23 @@ impl World {
         }
     }
 
-    /// What the master's clock shows, as the master sees it.
-    pub(crate) fn tell_time(&mut self) -> Tick {
-        self.clock.told = self.told_time().0;
-        Tick(self.clock.told)
+    /// The time that the master sees now; recorded as its latest.
+    pub(crate) fn read_clock(&mut self) -> Tick {
+        self.clock.last_reading = self.peek_clock().0;
+        Tick(self.clock.last_reading)
     }
 
-    /// What it would be told now.
-    pub(crate) fn told_time(&self) -> Tick {
-        Tick(self.clock.told.max(self.master_now().0))
+    /// The time that the master would see now.
+    pub(crate) fn peek_clock(&self) -> Tick {
+        Tick(self.clock.last_reading.max(self.master_now().0))
     }
 
-    /// What the master's clock shows.
+    /// The reading of the master's clock.
     pub(crate) fn master_now(&self) -> Tick {
-        Tick(self.clock.stands_at.unwrap_or_else(|| self.clock.shows(self.now)))
+        Tick(self.clock.stopped_at.unwrap_or_else(|| self.clock.reading(self.now)))
     }
 
-    /// The node that lives in a segment now.
+    /// The live node with that segment.
     pub(crate) fn node_of(&self, segment: SegmentId) -> Option<usize> {
         self.nodes.iter().position(|it| it.segment == segment && it.core.is_some())
     }

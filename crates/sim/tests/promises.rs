@@ -1,16 +1,16 @@
-//! Ten thousand worlds, in which every promise holds; and worlds with a broken rule each, in which that is
-//! noticed. In parts, so that every core has something to do; each part must leave no case untried.
+//! Ten thousand worlds, in which every promise holds; and the mutants, which are all noticed. The seeds are
+//! split into parts for all cores; each part covers all cases.
 
 use tiffin_sim::{Coverage, Sabotage, catch, run};
-use tiffin_sim_runner::Covered;
+use tiffin_sim_runner::CoverageCounts;
 
-/// As many as each part plays; `tiffin-sim --seeds` plays any number.
+/// Number of seeds of each part; `tiffin-sim --seeds` runs any number.
 const PART_SEEDS: u64 = 2000;
-/// What each world must at least go through.
+/// Minimum number of events of each world.
 const EVENTS_MIN: u64 = 2000;
-/// How many worlds a broken rule may survive.
+/// Maximum number of worlds until a mutant must be noticed.
 const SABOTAGE_SEEDS_MAX: u64 = 6000;
-/// The rules are broken in that many tests.
+/// Number of tests for the mutants.
 const SABOTAGE_PARTS: usize = 4;
 
 fn keep_every_promise(part: u64) {
@@ -19,7 +19,7 @@ fn keep_every_promise(part: u64) {
     for seed in first..first + PART_SEEDS {
         let report = run(seed, Sabotage::None, false);
         assert_eq!(
-            report.broken, None,
+            report.violation, None,
             "\n\nhint: `tiffin-sim --start {seed} --seeds 1 --log` shows the run"
         );
         assert!(report.events >= EVENTS_MIN, "seed {seed} had {} events", report.events);
@@ -45,7 +45,7 @@ parts! {
     seeds_from_8000_keep_every_promise = 4,
 }
 
-fn notice_broken_rules(part: usize) {
+fn notice_mutants(part: usize) {
     let rules = Sabotage::ALL.iter().skip(part).step_by(SABOTAGE_PARTS);
     let caught = rules.map(|&sabotage| catch(sabotage, 0, SABOTAGE_SEEDS_MAX));
     let missed: Vec<_> = caught.filter(|it| it.seeds.is_none()).map(|it| it.sabotage).collect();
@@ -53,27 +53,27 @@ fn notice_broken_rules(part: usize) {
 }
 
 #[test]
-fn broken_rules_are_noticed_1() {
-    notice_broken_rules(0);
+fn mutants_are_noticed_1() {
+    notice_mutants(0);
 }
 
 #[test]
-fn broken_rules_are_noticed_2() {
-    notice_broken_rules(1);
+fn mutants_are_noticed_2() {
+    notice_mutants(1);
 }
 
 #[test]
-fn broken_rules_are_noticed_3() {
-    notice_broken_rules(2);
+fn mutants_are_noticed_3() {
+    notice_mutants(2);
 }
 
 #[test]
-fn broken_rules_are_noticed_4() {
-    notice_broken_rules(3);
+fn mutants_are_noticed_4() {
+    notice_mutants(3);
 }
 
 #[test]
-fn every_rule_that_can_be_broken_is_in_the_document() {
+fn every_mutant_is_in_the_document() {
     let page = include_str!("../../../docs/simulation.md");
     let missing: Vec<_> =
         Sabotage::ALL.iter().filter(|it| !page.contains(&format!("| {} | `{it:?}` |", it.rule()))).collect();

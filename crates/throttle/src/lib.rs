@@ -4,7 +4,7 @@
 //! the work; the others get the reason why they need not. Only the token ends the work, exactly once, on
 //! every path: [`Throttle::finish`].
 //!
-//! The rules, by the names they have in the field:
+//! The rules, with the ids that the tests use:
 //!
 //! - T1: a reserved key reaches exactly one end. Work that its token does not end is ended by its deadline
 //!   ([`Throttle::take_late`]), and then the token has no effect any more.
@@ -26,17 +26,17 @@ use sabotage::sabotaged;
 /// The limits and times of a [`Throttle`]. Times are in ticks of the caller, usually milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Keys in flight at most.
+    /// Maximum number of keys in flight.
     pub keys_max: usize,
-    /// Bytes in flight at most. One key alone may be larger.
+    /// Maximum number of bytes in flight. A single key may be larger.
     pub bytes_max: u64,
-    /// How long a key that was prefetched, or was resident, is not prefetched again.
+    /// How long a key is not prefetched again after it was prefetched or resident.
     pub done_ttl: u64,
-    /// How long a key that failed is not prefetched again.
+    /// How long a key is not prefetched again after a failure.
     pub failed_ttl: u64,
     /// How long a pool counts as under pressure after a wait for its memory failed.
     pub cooldown: u64,
-    /// How long work may take.
+    /// Time limit of a prefetch.
     pub deadline: u64,
     /// The mutant, in tests.
     pub sabotage: Sabotage,
@@ -56,7 +56,7 @@ impl Default for Config {
     }
 }
 
-/// The right, and the duty, to end one prefetch.
+/// The permission, and the obligation, to end one prefetch.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Token(u64);
 
@@ -75,9 +75,9 @@ pub enum Verdict {
     Acquired(Token),
     /// Another caller does the work.
     Running,
-    /// It was prefetched, or was resident, a short time ago.
+    /// The key was prefetched, or resident, a short time ago.
     Done,
-    /// It failed a short time ago.
+    /// The prefetch failed a short time ago.
     Failed,
     /// The limits of keys or bytes in flight are reached.
     Busy,
@@ -102,18 +102,18 @@ enum State {
     Ended { failed: bool, until: u64 },
 }
 
-/// See the documentation of the crate.
+/// Admission of prefetches; see the crate's documentation.
 #[derive(Debug)]
 pub struct Throttle<K> {
     config: Config,
     keys: BTreeMap<K, State>,
     /// The key of each token.
     tokens: BTreeMap<u64, K>,
-    /// When results expire and work is late, in order.
+    /// Expiry times of results and deadlines of running work, in order.
     due: BTreeSet<(u64, K)>,
     bytes: u64,
     next_token: u64,
-    /// Until when each pool is under pressure.
+    /// End of each pool's cooldown.
     cool_until: BTreeMap<u32, u64>,
 }
 
@@ -179,15 +179,14 @@ impl<K: Ord + Clone> Throttle<K> {
         }
     }
 
-    /// Lets a key that was prefetched be prefetched again before its result expires: it was used, or is
-    /// requested for another reason.
+    /// Forgets a successful result before it expires: the key was used, or is requested for another reason.
     pub fn forget_done(&mut self, key: &K) {
         if matches!(self.keys.get(key), Some(State::Ended { failed: false, .. })) {
             self.unset(key);
         }
     }
 
-    /// A wait for memory of this pool failed: for a while no caller waits for it.
+    /// A wait for memory of this pool failed: no caller waits for it during the cooldown.
     pub fn press(&mut self, now: u64, pool: u32) {
         self.cool_until.retain(|_, until| now < *until);
         self.cool_until.insert(pool, now.saturating_add(self.config.cooldown));
@@ -217,10 +216,10 @@ impl<K: Ord + Clone> Throttle<K> {
         self.tokens.len()
     }
 
-    /// When the first work is late, and [`Self::take_late`] has something to do.
+    /// The first deadline of running work, when [`Self::take_late`] has work to do.
     #[must_use]
     pub fn next_late(&self) -> Option<u64> {
-        // Tokens are numbered in the order of time, and all work has the same limit: the first is late first.
+        // All work has the same time limit, so the oldest token has the first deadline.
         let mut running = self.tokens.values().filter_map(|key| match self.keys.get(key) {
             Some(State::Running { until, .. }) => Some(*until),
             _ => None,
@@ -234,8 +233,8 @@ impl<K: Ord + Clone> Throttle<K> {
         let mut running = 0;
         for (key, state) in &self.keys {
             let until = match state {
-                State::Running { token, bytes: of_it, until } => {
-                    bytes += of_it;
+                State::Running { token, bytes: key_bytes, until } => {
+                    bytes += key_bytes;
                     running += 1;
                     if self.tokens.get(token) != Some(key) {
                         return Err(format!("T4: token {token} belongs to another key"));

@@ -1,4 +1,4 @@
-//! The rules one by one, and all of them after every step of a seeded run, which notices every mutant.
+//! Tests of each rule, and of all rules after every step of a seeded run, which notices every mutant.
 
 use std::collections::BTreeMap;
 
@@ -76,7 +76,7 @@ fn used_keys_may_be_prefetched_again_but_not_failed_ones() {
     assert_eq!(throttle.reserve(1, &2, 10), Verdict::Failed);
     acquired(throttle.reserve(1, &1, 10));
     throttle.forget_done(&1);
-    assert_eq!(throttle.reserve(1, &1, 10), Verdict::Running, "what runs is not forgotten");
+    assert_eq!(throttle.reserve(1, &1, 10), Verdict::Running, "running work is not forgotten");
     throttle.check().unwrap();
 }
 
@@ -86,13 +86,13 @@ fn late_work_fails_once_and_its_token_has_no_effect() {
     let token = acquired(throttle.reserve(0, &1, 10));
     assert_eq!(throttle.next_late(), Some(50));
     assert_eq!(throttle.take_late(49), Vec::<i32>::new());
-    assert_eq!(throttle.reserve(49, &1, 10), Verdict::Running, "time does not forget what runs");
+    assert_eq!(throttle.reserve(49, &1, 10), Verdict::Running, "running work does not expire");
     assert_eq!(throttle.take_late(50), vec![1]);
     assert!(!throttle.finish(51, token, End::Done));
     assert_eq!(throttle.reserve(51, &1, 10), Verdict::Failed);
 }
 
-/// What the run knows of each key, independent of the throttle.
+/// The expected state of each key, independent of the throttle.
 #[derive(Default)]
 struct Model {
     running: BTreeMap<u8, (Token, u64)>,
@@ -115,27 +115,27 @@ impl Model {
     }
 }
 
-/// Thousands of steps from one seed; the first rule that was violated.
+/// Thousands of steps from one seed. `Err` is the first violated rule.
 fn run(seed: u64, sabotage: Sabotage) -> Result<(), String> {
-    let mut chance = ChaCha8Rng::seed_from_u64(seed);
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
     let mut throttle = Throttle::new(Config { sabotage, ..CONFIG });
     let (mut model, mut now) = (Model::default(), 0);
     for step in 0..4000 {
         let problem = |what: String| Err(format!("seed {seed}, step {step}: {what}"));
-        now += chance.random_range(0..4);
+        now += rng.random_range(0..4);
         for key in throttle.take_late(now) {
             let Some((_, since)) = model.running.remove(&key) else {
                 return problem(format!("{key} is late and does not run"));
             };
             if now < since + CONFIG.deadline {
-                return problem(format!("{key} is late too soon"));
+                return problem(format!("{key} is late too early"));
             }
             model.ended.insert(key, (true, now + CONFIG.failed_ttl));
         }
-        let key = chance.random_range(0..6);
-        match chance.random_range(0..8) {
+        let key = rng.random_range(0..6);
+        match rng.random_range(0..8) {
             0 => {
-                let pool = chance.random_range(0..2);
+                let pool = rng.random_range(0..2);
                 throttle.press(now, pool as u32);
                 if let Some(until) = model.cool_until.get_mut(pool) {
                     *until = now + CONFIG.cooldown;
@@ -143,7 +143,7 @@ fn run(seed: u64, sabotage: Sabotage) -> Result<(), String> {
             }
             1..=2 => {
                 let Some((token, _)) = model.running.remove(&key) else { continue };
-                let end = match chance.random_range(0..4) {
+                let end = match rng.random_range(0..4) {
                     0 => End::Resident,
                     1 => End::Done,
                     2 => End::Failed,
@@ -159,7 +159,7 @@ fn run(seed: u64, sabotage: Sabotage) -> Result<(), String> {
                 }
             }
             _ => {
-                let verdict = throttle.reserve(now, &key, chance.random_range(1..60));
+                let verdict = throttle.reserve(now, &key, rng.random_range(1..60));
                 if !model.allows(now, key, &verdict) {
                     return problem(format!("{key}: {verdict:?}"));
                 }
@@ -170,7 +170,7 @@ fn run(seed: u64, sabotage: Sabotage) -> Result<(), String> {
         }
         for (pool, until) in model.cool_until.iter().enumerate() {
             if throttle.is_cooling(now, pool as u32) != (now < *until) {
-                return problem(format!("pool {pool} does not say how it is"));
+                return problem(format!("wrong cooldown of pool {pool}"));
             }
         }
         throttle.check().or_else(problem)?;

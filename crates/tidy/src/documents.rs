@@ -1,29 +1,29 @@
 //! Rules for documents: their length, words that STYLE.md replaces, and source files that they name.
 //!
-//! Called by `tests/tree.rs`, as all rules of this crate are. Code blocks and tables that a program writes
-//! are not prose, and are left out.
+//! Called by `tests/tree.rs`, like all rules of this crate. Code blocks and generated tables are not prose,
+//! and are skipped.
 
 use crate::tree::File;
 
-/// The most words of each document that has a limit: a map that is too long is not read.
+/// Maximum number of words of documents with a limit.
 pub const WORDS_MAX: [(&str, usize); 1] = [("ARCHITECTURE.md", 2500)];
 
-/// Words that name no actor, or that have another word in the field; STYLE.md has the list to choose from.
+/// Rejected words: they name no actor, or the field has another word. STYLE.md has the replacements.
 const REJECTED: [&str; 7] =
     ["anybody", "life of the master", "lives of the master", "nobody", "room at hand", "somebody", "whoever"];
 /// The document that quotes these words.
 const EXEMPT: &str = "STYLE.md";
-/// The document that speaks of the past.
+/// The document that describes the past.
 const HISTORY: &str = "CHANGELOG.md";
 
-/// Everything that is wrong with the documents among the files.
+/// All problems of the documents among the files.
 #[must_use]
 pub fn check(files: &[File]) -> Vec<String> {
-    let mut complaints = lengths(files);
+    let mut problems = lengths(files);
     let documents = files.iter().filter(|file| file.path.ends_with(".md") && file.path != EXEMPT);
-    complaints.extend(documents.flat_map(rejected));
-    complaints.extend(stale(files));
-    complaints
+    problems.extend(documents.flat_map(rejected));
+    problems.extend(stale(files));
+    problems
 }
 
 /// Documents with more words than their limit, and limits for documents that do not exist.
@@ -40,7 +40,7 @@ fn lengths(files: &[File]) -> Vec<String> {
 
 /// Lines of prose with rejected words.
 fn rejected(file: &File) -> Vec<String> {
-    let (mut complaints, mut is_code, mut is_generated) = (Vec::new(), false, false);
+    let (mut problems, mut is_code, mut is_generated) = (Vec::new(), false, false);
     for (number, line) in (1..).zip(file.text.lines()) {
         is_code ^= line.trim_start().starts_with("```");
         is_generated = (is_generated || line == "<!-- table -->") && line != "<!-- end of the table -->";
@@ -49,16 +49,16 @@ fn rejected(file: &File) -> Vec<String> {
         }
         let lower = line.to_lowercase();
         let found = REJECTED.iter().filter(|words| contains(&lower, words));
-        complaints.extend(found.map(|words| format!("{}:{number}: `{words}`: see STYLE.md", file.path)));
+        problems.extend(found.map(|words| format!("{}:{number}: `{words}`: see STYLE.md", file.path)));
     }
-    complaints
+    problems
 }
 
-/// Names of source files, in backquotes and with a folder, that no file has.
+/// Names of source files, in backquotes and with a folder, that do not exist.
 fn stale(files: &[File]) -> Vec<String> {
     let documents = files.iter().filter(|file| file.path.ends_with(".md") && file.path != HISTORY);
     let lines = documents.flat_map(|file| (1..).zip(file.text.lines()).map(|it| (&file.path, it)));
-    let mut complaints = Vec::new();
+    let mut problems = Vec::new();
     for (path, (number, line)) in lines {
         let quoted = line.split('`').skip(1).step_by(2);
         let named = quoted.filter(|it| it.contains('/') && (it.ends_with(".rs") || it.ends_with(".py")));
@@ -68,12 +68,12 @@ fn stale(files: &[File]) -> Vec<String> {
             };
             !files.iter().any(is_it)
         });
-        complaints.extend(lost.map(|name| format!("{path}:{number}: `{name}` does not exist")));
+        problems.extend(lost.map(|name| format!("{path}:{number}: `{name}` does not exist")));
     }
-    complaints
+    problems
 }
 
-/// Whether a line contains these words, and not only as a part of longer ones.
+/// Whether a line contains these words, and not only as part of longer ones.
 fn contains(line: &str, words: &str) -> bool {
     line.match_indices(words).any(|(at, _)| {
         let before = line.get(..at).and_then(|it| it.chars().next_back());
@@ -90,18 +90,18 @@ mod tests {
         File { path: path.to_owned(), text: text.to_owned() }
     }
 
-    fn complaints(words: usize) -> Vec<String> {
+    fn problems(words: usize) -> Vec<String> {
         check(&[file("ARCHITECTURE.md", &"word ".repeat(words))])
     }
 
     #[test]
     fn document_within_its_limit_passes() {
-        assert_eq!(complaints(2500), Vec::<String>::new());
+        assert_eq!(problems(2500), Vec::<String>::new());
     }
 
     #[test]
     fn document_over_its_limit_is_reported() {
-        assert_eq!(complaints(2501), ["ARCHITECTURE.md: has 2501 words, more than 2500"]);
+        assert_eq!(problems(2501), ["ARCHITECTURE.md: has 2501 words, more than 2500"]);
     }
 
     #[test]

@@ -1,11 +1,12 @@
-//! What no compiler checks: sizes, leftovers, the direction of dependencies, licences, documents.
+//! Checks that no compiler does: sizes, leftovers, dependency direction, licences, documents.
 //!
-//! Each rule is a function from text to complaints, proven beside it on a bad snippet. `tests/tree.rs` holds
-//! the whole tree against them with every `cargo test`. A complaint names its `path:line`, for editors.
+//! Each rule is a function from text to problems, and is tested in its module on a bad snippet.
+//! `tests/tree.rs` applies all rules to the whole tree in every `cargo test`. A problem starts with its
+//! `path:line`, for editors.
 
-pub mod built;
 pub mod documents;
 pub mod licence;
+pub mod linkage;
 pub mod links;
 pub mod manifest;
 pub mod source;

@@ -1,9 +1,9 @@
-//! Whether every crate we link may be shipped under our licence. The list of them is the one in `deny.toml`.
+//! Checks that every linked crate may be shipped under our licence. The list of licences is in `deny.toml`.
 
 use serde_json::Value;
 use toml::Table;
 
-/// The crates in the output of `cargo metadata` that none of the licences in `deny` covers.
+/// The crates in the output of `cargo metadata` whose licence is not in the list of `deny`.
 #[must_use]
 pub fn check(deny: &str, metadata: &str) -> Vec<String> {
     let allowed = allowed(deny);
@@ -11,19 +11,14 @@ pub fn check(deny: &str, metadata: &str) -> Vec<String> {
         return vec!["the output of cargo metadata cannot be read".to_owned()];
     };
     let packages = metadata.get("packages").and_then(Value::as_array).into_iter().flatten();
-    let mut complaints = Vec::new();
+    let mut problems = Vec::new();
     for package in packages {
         let field = |name| package.get(name).and_then(Value::as_str).unwrap_or_default();
         if !covers(&allowed, field("license")) {
-            complaints.push(format!(
-                "{} {}: licence `{}`",
-                field("name"),
-                field("version"),
-                field("license")
-            ));
+            problems.push(format!("{} {}: licence `{}`", field("name"), field("version"), field("license")));
         }
     }
-    complaints
+    problems
 }
 
 fn allowed(deny: &str) -> Vec<String> {
@@ -33,7 +28,7 @@ fn allowed(deny: &str) -> Vec<String> {
     list.into_iter().flatten().filter_map(|name| name.as_str().map(str::to_owned)).collect()
 }
 
-/// Whether an SPDX expression can be met: one side of an OR, both sides of an AND.
+/// Whether an SPDX expression is satisfied: one side of an OR, both sides of an AND.
 fn covers(allowed: &[String], expression: &str) -> bool {
     let expression = expression.replace('/', " OR ");
     let expression = expression.trim();
@@ -49,7 +44,7 @@ fn covers(allowed: &[String], expression: &str) -> bool {
     }
 }
 
-/// Cuts at the first `operator` that stands outside parentheses.
+/// Splits at the first `operator` outside parentheses.
 fn split<'a>(expression: &'a str, operator: &str) -> Option<(&'a str, &'a str)> {
     expression.match_indices(operator).find_map(|(at, _)| {
         let (left, right) = (expression.get(..at)?, expression.get(at + operator.len()..)?);
@@ -62,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn expressions_are_read_as_spdx_means_them() {
+    fn expressions_follow_spdx_rules() {
         let allowed = ["MIT".to_owned(), "Unicode-3.0".to_owned(), "A WITH B".to_owned()];
         let cases = [
             ("MIT", true),
@@ -83,11 +78,11 @@ mod tests {
     }
 
     #[test]
-    fn a_crate_with_another_licence_is_named() {
+    fn crate_with_another_licence_is_reported() {
         let metadata = r#"{"packages": [{"name": "a", "version": "1", "license": "MIT"},
                                         {"name": "b", "version": "2", "license": "GPL-3.0-only"},
                                         {"name": "c", "version": "3", "license": null}]}"#;
-        let complaints = check("[licenses]\nallow = ['MIT']", metadata);
-        assert_eq!(complaints, ["b 2: licence `GPL-3.0-only`", "c 3: licence ``"]);
+        let problems = check("[licenses]\nallow = ['MIT']", metadata);
+        assert_eq!(problems, ["b 2: licence `GPL-3.0-only`", "c 3: licence ``"]);
     }
 }

@@ -1,13 +1,13 @@
-//! Documents that no reader finds are not read: every one must be reachable by links from the README.
+//! Checks that every document is reachable by links from the README.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::tree::File;
 
-/// Where a reader begins.
+/// The first document of a reader.
 const START: &str = "README.md";
 
-/// Complains of documents that no chain of links leads to, and of links to files that do not exist.
+/// Documents that no chain of links leads to, and links to files that do not exist.
 #[must_use]
 pub fn check(files: &[File]) -> Vec<String> {
     let all: BTreeSet<&str> = files.iter().map(|file| file.path.as_str()).collect();
@@ -17,7 +17,7 @@ pub fn check(files: &[File]) -> Vec<String> {
         .filter(|file| is_document(&file.path))
         .map(|file| (file.path.as_str(), file.text.as_str()))
         .collect();
-    let mut complaints = Vec::new();
+    let mut problems = Vec::new();
     let (mut reached, mut open) = (BTreeSet::from([START.to_owned()]), vec![START.to_owned()]);
     while let Some(path) = open.pop() {
         for target in targets(documents.get(path.as_str()).copied().unwrap_or_default()) {
@@ -25,25 +25,25 @@ pub fn check(files: &[File]) -> Vec<String> {
             let is_there = all.contains(target.as_str())
                 || all.iter().any(|it| it.strip_prefix(&target).is_some_and(|rest| rest.starts_with('/')));
             if !is_there {
-                complaints.push(format!("{path}: the link to `{target}` leads nowhere"));
+                problems.push(format!("{path}: the link to `{target}` is broken"));
             } else if is_document(&target) && reached.insert(target.clone()) {
                 open.push(target);
             }
         }
     }
     let lost = documents.keys().filter(|path| !reached.contains(**path));
-    complaints.extend(lost.map(|path| format!("{path}: no link leads here from {START}")));
-    complaints
+    problems.extend(lost.map(|path| format!("{path}: not reachable by links from {START}")));
+    problems
 }
 
-/// Where the links of a document lead, without those to other sites and to its own sections.
+/// Targets of a document's links, except those to other sites and to its own sections.
 fn targets(text: &str) -> Vec<String> {
     let links = text.split("](").skip(1).filter_map(|rest| rest.split_once(')'));
     let files = links.map(|(target, _)| target.split('#').next().unwrap_or_default());
     files.filter(|it| !it.is_empty() && !it.contains("://") && !it.contains(' ')).map(str::to_owned).collect()
 }
 
-/// The path from the root of what a document names relative to itself.
+/// Resolves a target relative to its document into a path from the root.
 fn resolve(document: &str, target: &str) -> String {
     let mut parts: Vec<&str> = document.split('/').collect();
     parts.pop();
@@ -61,13 +61,13 @@ fn resolve(document: &str, target: &str) -> String {
 mod tests {
     use super::*;
 
-    fn complaints(files: &[(&str, &str)]) -> Vec<String> {
+    fn problems(files: &[(&str, &str)]) -> Vec<String> {
         let file = |(path, text): &(&str, &str)| File { path: (*path).to_owned(), text: (*text).to_owned() };
         check(&files.iter().map(file).collect::<Vec<_>>())
     }
 
     #[test]
-    fn documents_are_reached_through_one_another() {
+    fn documents_are_reached_through_other_documents() {
         let files = [
             (
                 "README.md",
@@ -77,18 +77,18 @@ mod tests {
             ("docs/b.md", ""),
             ("examples/x/README.md", "[back](../../README.md)"),
         ];
-        assert_eq!(complaints(&files), Vec::<String>::new());
+        assert_eq!(problems(&files), Vec::<String>::new());
     }
 
     #[test]
-    fn lost_documents_and_broken_links_are_named() {
+    fn unreachable_documents_and_broken_links_are_reported() {
         let files = [("README.md", "[a](docs/a.md)"), ("docs/b.md", "[c](c.md)"), ("docs/c.md", "")];
         assert_eq!(
-            complaints(&files),
+            problems(&files),
             [
-                "README.md: the link to `docs/a.md` leads nowhere",
-                "docs/b.md: no link leads here from README.md",
-                "docs/c.md: no link leads here from README.md",
+                "README.md: the link to `docs/a.md` is broken",
+                "docs/b.md: not reachable by links from README.md",
+                "docs/c.md: not reachable by links from README.md",
             ]
         );
     }

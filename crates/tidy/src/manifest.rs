@@ -1,8 +1,8 @@
-//! Rules for the manifests: which crate may know which, and that all of them say the same version.
+//! Rules for manifests: the direction of dependencies, and one version for all crates.
 
 use toml::{Table, Value};
 
-/// Who may depend on whom. Arrows only point down: bytes and decisions meet in the shells.
+/// Allowed dependencies of each crate. They only point down: bytes and decisions meet in the shells.
 pub const DIRECTION: [(&str, &[&str]); 20] = [
     ("tiffin-sabotage", &[]),
     ("tiffin-sim-runner", &[]),
@@ -48,10 +48,10 @@ pub const DIRECTION: [(&str, &[&str]); 20] = [
     ),
 ];
 
-/// What would bring a clock, chance, tasks or logs into the decisions.
+/// Dependencies that would add a clock, randomness, tasks or logs to the deciding crates.
 const CORE_FORBIDDEN: [&str; 5] = ["rand", "serde", "tokio", "tracing", "libc"];
 
-/// Everything that is wrong with the manifest `text` of one crate.
+/// All problems of the manifest `text` of one crate.
 #[must_use]
 pub fn check(path: &str, text: &str) -> Vec<String> {
     let manifest: Table = match text.parse() {
@@ -61,31 +61,31 @@ pub fn check(path: &str, text: &str) -> Vec<String> {
     let Some(name) = text_at(&manifest, &["package", "name"]) else {
         return Vec::new();
     };
-    let mut complaints = Vec::new();
+    let mut problems = Vec::new();
     if !matches!(at(&manifest, &["lints", "workspace"]), Some(Value::Boolean(true))) {
-        complaints.push(format!("{path}:1: `{name}` does not take the lints of the workspace"));
+        problems.push(format!("{path}:1: `{name}` does not inherit the lints of the workspace"));
     }
     if !matches!(at(&manifest, &["package", "version", "workspace"]), Some(Value::Boolean(true))) {
-        complaints.push(format!("{path}:1: `{name}` does not take the version of the workspace"));
+        problems.push(format!("{path}:1: `{name}` does not inherit the version of the workspace"));
     }
     let Some((_, allowed)) = DIRECTION.iter().find(|(known, _)| *known == name) else {
-        complaints.push(format!("{path}:1: `{name}` has no place in the direction of dependencies"));
-        return complaints;
+        problems.push(format!("{path}:1: `{name}` is not in the list of allowed dependencies"));
+        return problems;
     };
     for need in needs(&manifest) {
         if need.starts_with("tiffin-") && !allowed.contains(&need.as_str()) {
-            complaints.push(format!("{path}:1: `{name}` must not know `{need}`"));
+            problems.push(format!("{path}:1: `{name}` must not depend on `{need}`"));
         }
         if matches!(name.as_str(), "tiffin-core" | "tiffin-throttle" | "tiffin-kv")
             && CORE_FORBIDDEN.contains(&need.as_str())
         {
-            complaints.push(format!("{path}:1: `{name}` decides, and must not know `{need}`"));
+            problems.push(format!("{path}:1: `{name}` decides, and must not depend on `{need}`"));
         }
     }
-    complaints
+    problems
 }
 
-/// The drop-in wheel is released with the native one, under the same version.
+/// The drop-in wheel must have the same version as the native one.
 #[must_use]
 pub fn check_versions(workspace: &str, path: &str, pyproject: &str) -> Vec<String> {
     let version =
@@ -93,19 +93,19 @@ pub fn check_versions(workspace: &str, path: &str, pyproject: &str) -> Vec<Strin
     let Some((version, project)) = version.zip(pyproject.parse::<Table>().ok()) else {
         return vec![format!("{path}:1: the version of the workspace or the project cannot be read")];
     };
-    let mut complaints = Vec::new();
+    let mut problems = Vec::new();
     if text_at(&project, &["project", "version"]).as_deref() != Some(version.as_str()) {
-        complaints.push(format!("{path}:1: the version is not that of the workspace, {version}"));
+        problems.push(format!("{path}:1: the version is not that of the workspace, {version}"));
     }
     let wanted = Value::String(format!("tiffin=={version}"));
     let needs = at(&project, &["project", "dependencies"]).and_then(Value::as_array);
     if !needs.is_some_and(|needs| needs.contains(&wanted)) {
-        complaints.push(format!("{path}:1: does not depend on {wanted}"));
+        problems.push(format!("{path}:1: does not depend on {wanted}"));
     }
-    complaints
+    problems
 }
 
-/// Those of the folders that a plain `cargo build` leaves out.
+/// Those of the folders that a plain `cargo build` does not build.
 #[must_use]
 pub fn missing_default_members<'a>(workspace: &str, folders: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
     let workspace: Table = workspace.parse().unwrap_or_default();
@@ -116,7 +116,7 @@ pub fn missing_default_members<'a>(workspace: &str, folders: impl Iterator<Item 
     missing
 }
 
-/// All dependencies but those of tests, which may stand anywhere.
+/// All dependencies except those of tests, which may point anywhere.
 fn needs(manifest: &Table) -> Vec<String> {
     let mut tables = vec![manifest];
     if let Some(Value::Table(targets)) = manifest.get("target") {
@@ -149,44 +149,45 @@ mod tests {
     use super::*;
 
     #[track_caller]
-    fn expect(name: &str, dependencies: &str, complaints: &[&str]) {
+    fn expect(name: &str, dependencies: &str, problems: &[&str]) {
         let head = format!("[package]\nname = '{name}'\nversion.workspace = true");
         let manifest = format!("{head}\n[lints]\nworkspace = true\n{dependencies}\n");
-        assert_eq!(check("Cargo.toml", &manifest), complaints, "{manifest}");
+        assert_eq!(check("Cargo.toml", &manifest), problems, "{manifest}");
     }
 
     #[test]
-    fn arrows_only_point_down() {
+    fn dependencies_only_point_down() {
         expect("tiffin-proto", "[dependencies]\ntiffin-core.workspace = true", &[]);
         expect(
             "tiffin-core",
             "[dependencies]\ntiffin-proto.workspace = true",
-            &["Cargo.toml:1: `tiffin-core` must not know `tiffin-proto`"],
+            &["Cargo.toml:1: `tiffin-core` must not depend on `tiffin-proto`"],
         );
         expect(
             "tiffin-transport",
             "[dependencies]\ncore = { package = 'tiffin-core', path = '.' }",
-            &["Cargo.toml:1: `tiffin-transport` must not know `tiffin-core`"],
+            &["Cargo.toml:1: `tiffin-transport` must not depend on `tiffin-core`"],
         );
         expect(
             "tiffin-sim",
             "[target.'cfg(unix)'.dependencies]\ntiffin-server = '1'",
-            &["Cargo.toml:1: `tiffin-sim` must not know `tiffin-server`"],
+            &["Cargo.toml:1: `tiffin-sim` must not depend on `tiffin-server`"],
         );
         expect("tiffin-core", "[dev-dependencies]\ntiffin-proto.workspace = true\nrand = '1'", &[]);
     }
 
     #[test]
-    fn the_core_decides_without_clock_chance_or_tasks() {
+    fn core_has_no_clock_randomness_or_tasks() {
         for forbidden in CORE_FORBIDDEN {
-            let complaint = format!("Cargo.toml:1: `tiffin-core` decides, and must not know `{forbidden}`");
-            expect("tiffin-core", &format!("[dependencies]\n{forbidden}.workspace = true"), &[&complaint]);
+            let problem =
+                format!("Cargo.toml:1: `tiffin-core` decides, and must not depend on `{forbidden}`");
+            expect("tiffin-core", &format!("[dependencies]\n{forbidden}.workspace = true"), &[&problem]);
         }
     }
 
     #[test]
-    fn a_new_crate_must_be_given_its_place() {
-        expect("tiffin-x", "", &["Cargo.toml:1: `tiffin-x` has no place in the direction of dependencies"]);
+    fn new_crate_must_be_listed() {
+        expect("tiffin-x", "", &["Cargo.toml:1: `tiffin-x` is not in the list of allowed dependencies"]);
     }
 
     #[test]
@@ -194,21 +195,21 @@ mod tests {
         assert_eq!(
             check("Cargo.toml", "[package]\nname = 'tiffin-core'\nversion = '1'\n"),
             [
-                "Cargo.toml:1: `tiffin-core` does not take the lints of the workspace",
-                "Cargo.toml:1: `tiffin-core` does not take the version of the workspace",
+                "Cargo.toml:1: `tiffin-core` does not inherit the lints of the workspace",
+                "Cargo.toml:1: `tiffin-core` does not inherit the version of the workspace",
             ]
         );
     }
 
     #[test]
-    fn folders_that_are_no_default_members_are_found() {
+    fn folders_outside_the_default_members_are_found() {
         let workspace = "[workspace]\ndefault-members = ['crates/a']\n";
         let folders = ["crates/c", "crates/a", "crates/b"];
         assert_eq!(missing_default_members(workspace, folders.into_iter()), ["crates/b", "crates/c"]);
     }
 
     #[test]
-    fn the_drop_in_has_the_same_version() {
+    fn drop_in_wheel_has_the_same_version() {
         let workspace = "[workspace.package]\nversion = '1.2.3'\n";
         let project =
             |version| format!("[project]\nversion = '{version}'\ndependencies = ['tiffin=={version}']\n");

@@ -1,48 +1,47 @@
-//! Rules for one file: sizes, the comment it starts with, leftovers, words that a crate must not know.
+//! Rules for one file: sizes, the comment it starts with, leftovers, words that are forbidden in a crate.
 //!
-//! The rules read lines, not syntax: they rely on `cargo fmt` for where braces stand, and a line they misread
-//! is one that a reader would stumble over too.
+//! The rules read lines, not syntax: they rely on the layout of `cargo fmt`.
 
-/// The most lines of a file, test modules apart.
+/// Maximum number of lines of a file, without test modules.
 pub const FILE_LINES_MAX: usize = 800;
-/// The most lines of a function, from `fn` to its closing brace.
+/// Maximum number of lines of a function, from `fn` to its closing brace.
 pub const FUNCTION_LINES_MAX: usize = 70;
-/// The widest line, in characters.
+/// Maximum length of a line, in characters.
 pub const LINE_COLUMNS_MAX: usize = 110;
 
-/// The only places that may contain `unsafe`; each wraps it in a type that cannot be misused.
+/// The only files that may contain `unsafe`; each wraps it in a type that cannot be misused.
 pub const UNSAFE_MODULES: &[&str] = &[
     "crates/client/src/buffers.rs",
-    // Asks the kernel for an io_uring, to learn whether there is any.
+    // Asks the kernel for an io_uring, to find out whether it is available.
     "crates/cli/src/doctor/uring.rs",
-    // Lends memory of its own or of others, page by page.
+    // Provides memory in pages, its own or borrowed.
     "crates/kv-exec/src/pages.rs",
-    // Its test allocator counts what a decoder asks for.
+    // Its test allocator counts the decoder's allocations.
     "crates/proto/tests/smoke.rs",
     // Asks the kernel what a peer has not read.
     "crates/rpc/src/untaken.rs",
     // Registers sockets that it owns with the runtime.
     "crates/rpc/src/watch.rs",
-    // Gives memory to the kernel and to threads, and keeps it alive until they are done.
+    // Passes memory to the kernel and to threads, and keeps it alive until they are done.
     "crates/ssd/src/bench.rs",
     "crates/ssd/src/engine/blocking.rs",
     "crates/ssd/src/engine/uring.rs",
     "crates/ssd/src/jobs.rs",
     "crates/ssd/src/memory.rs",
     "crates/ssd/tests/shelf.rs",
-    // Lends the memory of slots to the disk beside it.
+    // Lends the memory of slots to the node's disk.
     "crates/server/src/node/lent.rs",
-    // Maps memory and hands it out in blocks.
+    // Maps memory and allocates it in blocks.
     "crates/transport/src/arena.rs",
     "crates/transport/src/buffer.rs",
+    "crates/transport/src/cache_prefetch.rs",
     "crates/transport/src/checksum.rs",
     "crates/transport/src/copy.rs",
-    "crates/transport/src/fetch.rs",
-    "crates/transport/src/home.rs",
     "crates/transport/src/map.rs",
     "crates/transport/src/peer.rs",
     // Asks the kernel whether an address can be read or written.
     "crates/transport/src/probe.rs",
+    "crates/transport/src/process.rs",
     "crates/transport/src/tcp/stream.rs",
     "python/src/kv/memory.rs",
     "python/src/mooncake/memory.rs",
@@ -53,7 +52,7 @@ pub const UNSAFE_MODULES: &[&str] = &[
     "python/src/view.rs",
 ];
 
-/// Words that nobody means to leave behind. Put together here, so that this file passes its own check.
+/// Words that must not be committed. Concatenated, so that this file passes its own check.
 const LEFTOVERS_RUST: [&str; 6] = [
     concat!("FIX", "ME"),
     concat!("TO", "DO"),
@@ -71,86 +70,86 @@ const LEFTOVERS_PYTHON: [&str; 6] = [
     concat!("break", "point()"),
 ];
 
-/// What `core` must not know: a clock, an order that differs from run to run, chance, tasks.
+/// Words that are forbidden in `core`: clocks, orders that differ from run to run, randomness, tasks.
 const CORE_FORBIDDEN: [&str; 8] =
     ["Instant", "SystemTime", "HashMap", "HashSet", "RandomState", "async", "await", "println"];
 
-/// What `kv` must not know. It has tables of hashes whose hasher is fixed and which it never iterates.
+/// Words that are forbidden in `kv`. It has hash tables with a fixed hasher, which it never iterates.
 const KV_FORBIDDEN: [&str; 6] = ["Instant", "SystemTime", "RandomState", "async", "await", "println"];
 
-/// Folders that exist on one machine only.
+/// Folders of a particular machine.
 const MACHINE_FOLDERS: [&str; 4] = ["work", "farm", "root", "home"];
 
-/// Everything that is wrong with the file `text` at `path`.
+/// All problems of the file `text` at `path`.
 #[must_use]
 pub fn check(path: &str, text: &str) -> Vec<String> {
-    let mut complaints = machine_paths(path, text);
+    let mut problems = machine_paths(path, text);
     if path.ends_with(".rs") {
-        complaints.extend(rust(path, text));
+        problems.extend(rust(path, text));
     } else if path.ends_with(".py") || path.ends_with(".pyi") {
-        complaints.extend(python(path, text));
+        problems.extend(python(path, text));
     }
-    complaints
+    problems
 }
 
 fn rust(path: &str, text: &str) -> Vec<String> {
-    let mut complaints = Vec::new();
+    let mut problems = Vec::new();
     if !text.starts_with("//!") {
-        complaints.push(format!("{path}:1: starts with no module comment (`//!`)"));
+        problems.push(format!("{path}:1: does not start with a module comment (`//!`)"));
     }
-    complaints.extend(lines(path, text, &LEFTOVERS_RUST));
+    problems.extend(lines(path, text, &LEFTOVERS_RUST));
     if !is_test_file(path) {
         let product = outside_test_modules(text);
-        complaints.extend(file_length(path, product.len()));
-        complaints.extend(function_lengths(path, &product));
+        problems.extend(file_length(path, product.len()));
+        problems.extend(function_lengths(path, &product));
         if path.starts_with("crates/core/src/") {
-            complaints.extend(words(path, &product, &CORE_FORBIDDEN, "which `core` must not know"));
+            problems.extend(words(path, &product, &CORE_FORBIDDEN, "which is forbidden in `core`"));
         }
         if path.starts_with("crates/kv/src/") {
-            complaints.extend(words(path, &product, &KV_FORBIDDEN, "which `kv` must not know"));
+            problems.extend(words(path, &product, &KV_FORBIDDEN, "which is forbidden in `kv`"));
         }
     }
     if !UNSAFE_MODULES.iter().any(|module| path.starts_with(module)) {
         let all: Vec<_> = (1..).zip(text.lines()).collect();
-        complaints.extend(words(path, &all, &["unsafe"], "outside the modules named for it"));
+        problems.extend(words(path, &all, &["unsafe"], "outside the modules listed for it"));
     }
-    complaints
+    problems
 }
 
 fn python(path: &str, text: &str) -> Vec<String> {
-    let mut complaints = Vec::new();
+    let mut problems = Vec::new();
     if !text.is_empty() && !text.starts_with("\"\"\"") && !text.starts_with("#!") {
-        complaints.push(format!("{path}:1: starts with no docstring"));
+        problems.push(format!("{path}:1: does not start with a docstring"));
     }
     if !is_test_file(path) {
-        complaints.extend(file_length(path, text.lines().count()));
+        problems.extend(file_length(path, text.lines().count()));
     }
-    complaints.extend(lines(path, text, &LEFTOVERS_PYTHON));
-    complaints
+    problems.extend(lines(path, text, &LEFTOVERS_PYTHON));
+    problems
 }
 
 fn file_length(path: &str, count: usize) -> Option<String> {
-    (FILE_LINES_MAX < count).then(|| format!("{path}:1: {count} lines, {FILE_LINES_MAX} at most"))
+    (FILE_LINES_MAX < count).then(|| format!("{path}:1: {count} lines, maximum {FILE_LINES_MAX}"))
 }
 
-/// Width and leftovers, which hold for tests as well.
+/// Width and leftovers, also in tests.
 fn lines(path: &str, text: &str, leftovers: &[&str]) -> Vec<String> {
-    let mut complaints = Vec::new();
+    let mut problems = Vec::new();
     for (number, line) in (1..).zip(text.lines()) {
-        // A snapshot is as wide as what it shows, and an address cannot be broken.
+        // Snapshots and addresses cannot be wrapped.
         let may_be_wide = line.contains("expect![") || line.contains("://");
         if LINE_COLUMNS_MAX < line.chars().count() && !may_be_wide {
-            complaints.push(format!("{path}:{number}: wider than {LINE_COLUMNS_MAX} columns"));
+            problems.push(format!("{path}:{number}: wider than {LINE_COLUMNS_MAX} columns"));
         }
         let left = leftovers.iter().filter(|word| line.contains(**word));
-        complaints.extend(left.map(|word| format!("{path}:{number}: leftover `{word}`")));
+        problems.extend(left.map(|word| format!("{path}:{number}: leftover `{word}`")));
     }
-    complaints
+    problems
 }
 
-/// A function counts from its `fn` to the brace that closes it at the same depth.
+/// Functions over the limit, counted from `fn` to the brace that closes it at the same indentation.
 fn function_lengths(path: &str, product: &[(usize, &str)]) -> Vec<String> {
-    let mut complaints = Vec::new();
+    let mut problems = Vec::new();
     let mut open: Vec<(usize, usize)> = Vec::new();
     for &(number, line) in product {
         let code = code_of(line);
@@ -165,16 +164,16 @@ fn function_lengths(path: &str, product: &[(usize, &str)]) -> Vec<String> {
             open.pop();
             let count = number - start + 1;
             if FUNCTION_LINES_MAX < count {
-                complaints.push(format!(
-                    "{path}:{start}: a function of {count} lines, {FUNCTION_LINES_MAX} at most"
+                problems.push(format!(
+                    "{path}:{start}: a function of {count} lines, maximum {FUNCTION_LINES_MAX}"
                 ));
             }
         }
     }
-    complaints
+    problems
 }
 
-/// `fn name`, and not the type `fn(u8)`.
+/// Whether the line declares a function, as opposed to the type `fn(u8)`.
 fn declares_function(code: &str) -> bool {
     let name =
         if code.starts_with("fn ") { code.get(3..) } else { code.split_once(" fn ").map(|(_, name)| name) };
@@ -182,17 +181,17 @@ fn declares_function(code: &str) -> bool {
 }
 
 fn words(path: &str, product: &[(usize, &str)], forbidden: &[&str], why: &str) -> Vec<String> {
-    let mut complaints = Vec::new();
+    let mut problems = Vec::new();
     for &(number, line) in product {
         let code = code_of(line);
         let found = forbidden.iter().filter(|word| has_word(&code, word));
-        complaints.extend(found.map(|word| format!("{path}:{number}: `{word}`, {why}")));
+        problems.extend(found.map(|word| format!("{path}:{number}: `{word}`, {why}")));
     }
-    complaints
+    problems
 }
 
 fn machine_paths(path: &str, text: &str) -> Vec<String> {
-    let mut complaints = Vec::new();
+    let mut problems = Vec::new();
     for (number, line) in (1..).zip(text.lines()) {
         for folder in MACHINE_FOLDERS {
             let needle = format!("/{folder}/");
@@ -202,11 +201,11 @@ fn machine_paths(path: &str, text: &str) -> Vec<String> {
                 before.is_none_or(|c| !(c.is_alphanumeric() || "_.-/:>})$".contains(c)))
             });
             if absolute {
-                complaints.push(format!("{path}:{number}: a path of one machine (`{needle}`)"));
+                problems.push(format!("{path}:{number}: a path of a particular machine (`{needle}`)"));
             }
         }
     }
-    complaints
+    problems
 }
 
 fn is_test_file(path: &str) -> bool {
@@ -261,8 +260,8 @@ mod tests {
     use super::*;
 
     #[track_caller]
-    fn expect(path: &str, text: &str, complaints: &[&str]) {
-        assert_eq!(check(path, text), complaints, "in {path}:\n{text}");
+    fn expect(path: &str, text: &str, problems: &[&str]) {
+        assert_eq!(check(path, text), problems, "in {path}:\n{text}");
     }
 
     fn function(body_lines: usize) -> String {
@@ -270,31 +269,31 @@ mod tests {
     }
 
     #[test]
-    fn a_tidy_file_is_left_alone() {
+    fn tidy_file_passes() {
         let text = format!("//! Doc.\n\n{}{}", function(FUNCTION_LINES_MAX), function(FUNCTION_LINES_MAX));
         expect("crates/server/src/a.rs", &text, &[]);
     }
 
     #[test]
-    fn a_long_function_is_noticed_wherever_it_stands() {
+    fn long_function_is_reported_anywhere() {
         let long = function(FUNCTION_LINES_MAX + 1);
         expect(
             "crates/server/src/a.rs",
             &format!("//! Doc.\n{long}"),
-            &["crates/server/src/a.rs:2: a function of 71 lines, 70 at most"],
+            &["crates/server/src/a.rs:2: a function of 71 lines, maximum 70"],
         );
         let method: String = long.lines().map(|line| format!("    {line}\n")).collect();
         expect(
             "crates/server/src/a.rs",
             &format!("//! Doc.\nimpl A {{\n    fn b(&self);\n    fn c() {{}}\n{method}}}\n"),
-            &["crates/server/src/a.rs:5: a function of 71 lines, 70 at most"],
+            &["crates/server/src/a.rs:5: a function of 71 lines, maximum 70"],
         );
         let with_callback =
             format!("//! Doc.\nfn b(f: impl Fn()) {{\n{}}}\n", "    f();\n".repeat(FUNCTION_LINES_MAX));
         expect(
             "crates/server/src/a.rs",
             &with_callback,
-            &["crates/server/src/a.rs:2: a function of 72 lines, 70 at most"],
+            &["crates/server/src/a.rs:2: a function of 72 lines, maximum 70"],
         );
     }
 
@@ -311,29 +310,29 @@ mod tests {
     }
 
     #[test]
-    fn what_stands_behind_a_test_module_is_still_counted() {
+    fn code_after_a_test_module_is_checked() {
         let long = function(FUNCTION_LINES_MAX + 1);
         let text = format!("//! Doc.\n#[cfg(test)]\nmod tests {{\n}}\n{long}");
-        let complaint = "crates/server/src/a.rs:5: a function of 71 lines, 70 at most";
-        expect("crates/server/src/a.rs", &text, &[complaint]);
+        let problem = "crates/server/src/a.rs:5: a function of 71 lines, maximum 70";
+        expect("crates/server/src/a.rs", &text, &[problem]);
     }
 
     #[test]
-    fn a_long_file_is_noticed() {
+    fn long_file_is_reported() {
         let rust = format!("//! Doc.\n{}", "mod a;\n".repeat(FILE_LINES_MAX));
-        expect("crates/rpc/src/a.rs", &rust, &["crates/rpc/src/a.rs:1: 801 lines, 800 at most"]);
+        expect("crates/rpc/src/a.rs", &rust, &["crates/rpc/src/a.rs:1: 801 lines, maximum 800"]);
         let python = format!("\"\"\"Doc.\"\"\"\n{}", "a = 1\n".repeat(FILE_LINES_MAX));
-        expect("python/tiffin/a.py", &python, &["python/tiffin/a.py:1: 801 lines, 800 at most"]);
+        expect("python/tiffin/a.py", &python, &["python/tiffin/a.py:1: 801 lines, maximum 800"]);
     }
 
     #[test]
-    fn a_file_says_first_what_it_is_for() {
-        expect("a.rs", "use b;\n", &["a.rs:1: starts with no module comment (`//!`)"]);
-        expect("a.py", "import b\n", &["a.py:1: starts with no docstring"]);
+    fn file_must_start_with_its_purpose() {
+        expect("a.rs", "use b;\n", &["a.rs:1: does not start with a module comment (`//!`)"]);
+        expect("a.py", "import b\n", &["a.py:1: does not start with a docstring"]);
     }
 
     #[test]
-    fn wide_lines_are_noticed() {
+    fn wide_lines_are_reported() {
         let wide = "é".repeat(LINE_COLUMNS_MAX - 3);
         expect("a.rs", &format!("//! {wide}\n"), &["a.rs:1: wider than 110 columns"]);
         expect("a.py", &format!("\"\"\"{wide}\"\"\"\n"), &["a.py:1: wider than 110 columns"]);
@@ -341,10 +340,10 @@ mod tests {
     }
 
     #[test]
-    fn leftovers_are_noticed_in_tests_too() {
+    fn leftovers_are_reported_in_tests_too() {
         for word in LEFTOVERS_RUST {
-            let complaint = format!("crates/a/tests/b.rs:2: leftover `{word}`");
-            expect("crates/a/tests/b.rs", &format!("//! Doc.\n    {word}\n"), &[&complaint]);
+            let problem = format!("crates/a/tests/b.rs:2: leftover `{word}`");
+            expect("crates/a/tests/b.rs", &format!("//! Doc.\n    {word}\n"), &[&problem]);
         }
         for word in LEFTOVERS_PYTHON {
             expect("a.py", &format!("\"\"\"Doc.\"\"\"\n{word}\n"), &[&format!("a.py:2: leftover `{word}`")]);
@@ -352,28 +351,28 @@ mod tests {
     }
 
     #[test]
-    fn danger_outside_the_named_modules_is_noticed() {
-        let complaint = "crates/rpc/src/a.rs:2: `unsafe`, outside the modules named for it";
-        expect("crates/rpc/src/a.rs", "//! Doc.\n    let b = unsafe { c() };\n", &[complaint]);
+    fn unsafe_outside_the_listed_modules_is_reported() {
+        let problem = "crates/rpc/src/a.rs:2: `unsafe`, outside the modules listed for it";
+        expect("crates/rpc/src/a.rs", "//! Doc.\n    let b = unsafe { c() };\n", &[problem]);
         expect("crates/rpc/src/a.rs", "//! Is `unsafe`.\n#![deny(unsafe_code)] // unsafe\n", &[]);
         expect("crates/rpc/src/a.rs", "//! Doc.\nconst A: &str = \"an unsafe \\\" unsafe\";\n", &[]);
     }
 
     #[test]
-    fn the_core_knows_no_clock_and_no_chance() {
+    fn clocks_and_randomness_are_rejected_in_core() {
         for word in CORE_FORBIDDEN {
-            let complaint = format!("crates/core/src/a.rs:2: `{word}`, which `core` must not know");
-            expect("crates/core/src/a.rs", &format!("//! Doc.\nuse a::{word};\n"), &[&complaint]);
+            let problem = format!("crates/core/src/a.rs:2: `{word}`, which is forbidden in `core`");
+            expect("crates/core/src/a.rs", &format!("//! Doc.\nuse a::{word};\n"), &[&problem]);
             expect("crates/core/src/a.rs", &format!("//! No {word}.\nuse a::{word}s;\n"), &[]);
             expect("crates/server/src/a.rs", &format!("//! Doc.\nuse a::{word};\n"), &[]);
         }
     }
 
     #[test]
-    fn paths_of_one_machine_are_noticed_in_any_file() {
+    fn machine_paths_are_reported_in_any_file() {
         for folder in MACHINE_FOLDERS {
-            let complaint = format!("docs/a.md:2: a path of one machine (`/{folder}/`)");
-            expect("docs/a.md", &format!("See\n`/{folder}/me/notes`.\n"), &[&complaint]);
+            let problem = format!("docs/a.md:2: a path of a particular machine (`/{folder}/`)");
+            expect("docs/a.md", &format!("See\n`/{folder}/me/notes`.\n"), &[&problem]);
             expect(
                 "docs/a.md",
                 &format!("See a/{folder}/b and https://c/{folder}/d and ../{folder}/e.\n"),

@@ -1,4 +1,4 @@
-//! Finds the files that people wrote: everything in the tree but what was built, downloaded or hidden.
+//! Finds the source files of the tree: everything except built, downloaded or hidden files.
 
 use std::{
     fs, io,
@@ -10,14 +10,14 @@ const SKIPPED: [&str; 7] =
     ["target", "dist", "bench-out", "__pycache__", "corpus", "artifacts", "proptest-regressions"];
 /// Hidden folders that belong to the tree.
 const HIDDEN_BUT_OURS: [&str; 2] = [".ci", ".config"];
-/// Files that programs write: versions of dependencies, and where a linked worktree has its repository.
+/// Generated files: the lock file, and the link of a worktree to its repository.
 const GENERATED: [&str; 2] = ["Cargo.lock", ".git"];
 
-/// A text file: its path from the root with `/` between the parts, and what it says.
+/// A text file: its path from the root, separated by `/`, and its content.
 pub struct File {
     /// The path from the root of the tree.
     pub path: String,
-    /// The contents.
+    /// The content.
     pub text: String,
 }
 
@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sources_are_found_and_what_was_built_is_not() {
+    fn sources_are_found_and_built_files_are_not() {
         let paths: Vec<String> = files(&root()).unwrap().into_iter().map(|file| file.path).collect();
         for ours in ["Makefile", ".ci/run", "crates/core/src/lib.rs", "python/tiffin/__init__.py"] {
             assert!(paths.iter().any(|path| path == ours), "{ours} was not found");

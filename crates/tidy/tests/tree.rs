@@ -1,27 +1,27 @@
-//! The whole tree keeps the rules of this crate. What each rule means is proven beside it, on bad snippets.
+//! The whole tree keeps the rules of this crate. Each rule is tested in its own module, on bad snippets.
 
 use std::{fs, process::Command};
 
-use tiffin_tidy::{built, documents, licence, links, manifest, source, tree};
+use tiffin_tidy::{documents, licence, linkage, links, manifest, source, tree};
 
 #[track_caller]
-fn expect_none(complaints: &[String]) {
-    assert!(complaints.is_empty(), "untidy, {} times:\n{}", complaints.len(), complaints.join("\n"));
+fn expect_none(problems: &[String]) {
+    assert!(problems.is_empty(), "{} problems:\n{}", problems.len(), problems.join("\n"));
 }
 
 #[test]
-fn the_sources_are_tidy() {
+fn sources_are_tidy() {
     let files = tree::files(&tree::root()).unwrap();
-    let complaints: Vec<_> = files.iter().flat_map(|file| source::check(&file.path, &file.text)).collect();
-    expect_none(&complaints);
+    let problems: Vec<_> = files.iter().flat_map(|file| source::check(&file.path, &file.text)).collect();
+    expect_none(&problems);
 }
 
 #[test]
-fn the_modules_named_for_danger_exist_and_need_it() {
+fn unsafe_modules_exist_and_contain_unsafe() {
     for module in source::UNSAFE_MODULES {
         let text = fs::read_to_string(tree::root().join(module));
         let needs_it = text.is_ok_and(|text| text.contains("unsafe"));
-        assert!(needs_it, "{module} is named as a place for `unsafe` and has none");
+        assert!(needs_it, "{module} is listed for `unsafe` and has none");
     }
 }
 
@@ -41,8 +41,8 @@ fn dependencies_point_down() {
     // The fuzz targets are a workspace of their own.
     let manifests =
         files.iter().filter(|file| file.path.ends_with("/Cargo.toml") && !file.path.starts_with("fuzz/"));
-    let complaints: Vec<_> = manifests.flat_map(|file| manifest::check(&file.path, &file.text)).collect();
-    expect_none(&complaints);
+    let problems: Vec<_> = manifests.flat_map(|file| manifest::check(&file.path, &file.text)).collect();
+    expect_none(&problems);
 }
 
 #[test]
@@ -64,10 +64,10 @@ fn every_licence_is_on_the_list() {
     expect_none(&licence::check(&deny, &String::from_utf8(metadata.stdout).unwrap()));
 }
 
-/// What a build of the packages links; of all default members where none is named.
+/// Packages that a build links; of all default members if none is named.
 fn linked(packages: &[&str]) -> String {
     let tree = Command::new(env!("CARGO"))
-        .args(built::TREE_ARGUMENTS)
+        .args(linkage::TREE_ARGUMENTS)
         .args(packages.iter().map(|it| format!("--package={it}")))
         .current_dir(tree::root())
         .output()
@@ -79,21 +79,21 @@ fn linked(packages: &[&str]) -> String {
 }
 
 #[test]
-fn a_client_links_no_server() {
-    expect_none(&built::check_client(&linked(&["tiffin-client"])));
+fn client_links_no_server() {
+    expect_none(&linkage::check_client(&linked(&["tiffin-client"])));
 }
 
-/// A plain `cargo build --release` builds the default members, with the features that these enable together.
+/// A plain `cargo build --release` builds the default members, with the union of their features.
 #[test]
-fn a_release_has_no_fault_injection() {
-    expect_none(&built::check_release(&linked(&[])));
-    expect_none(&built::check_release(&linked(&["tiffin-python"])));
-    // The simulators do have it, so it would be found.
-    assert!(!built::check_release(&linked(&["tiffin-sim"])).is_empty());
+fn release_has_no_fault_injection() {
+    expect_none(&linkage::check_release(&linked(&[])));
+    expect_none(&linkage::check_release(&linked(&["tiffin-python"])));
+    // The simulators have it, which proves that it would be found.
+    assert!(!linkage::check_release(&linked(&["tiffin-sim"])).is_empty());
 }
 
 #[test]
-fn only_the_simulators_are_no_default_members() {
+fn only_simulators_are_not_default_members() {
     let read = |path: &str| fs::read_to_string(tree::root().join(path)).unwrap();
     let folders = fs::read_dir(tree::root().join("crates")).unwrap().map(|it| it.unwrap().file_name());
     let crates: Vec<_> = folders.map(|it| format!("crates/{}", it.to_str().unwrap())).collect();

@@ -1,19 +1,18 @@
-//! How far the ways of moving bytes are from the floor of this machine: `cargo bench -p tiffin-transport`.
+//! Compares the transports with the fastest this machine can do: `cargo bench -p tiffin-transport`.
 //!
-//! - `copy`: the copy kernel against the C library's `memcpy`, between as many places;
-//! - `check`: a read of 1 MiB through a mapping, stamp check and all, against the bare copy of the same
-//!   bytes;
-//! - `tcp`: reads and writes through the data socket against two plain sockets that move as many bytes;
-//!   and against the same with one pass that copies and hashes them, because a checksum is promised for
-//!   what leaves a host.
+//! - `copy`: the copy kernel against the C library's `memcpy`;
+//! - `check`: a read of 1 MiB through a mapping, with its stamp check, against a bare copy of the same bytes;
+//! - `tcp`: reads and writes through the data socket against two plain sockets that move as many bytes, and
+//!   against the same plus one pass that copies and hashes them, because bytes that leave a host have a
+//!   checksum.
 //!
-//! In each group the contenders take turns in one run, and medians are compared.
+//! In each group the contenders alternate in one run, and medians are compared.
 
 #![expect(
     clippy::unwrap_used,
     clippy::print_stdout,
     clippy::indexing_slicing,
-    reason = "a benchmark that cannot go on panics"
+    reason = "a benchmark may panic"
 )]
 
 use std::io::{Read, Write};
@@ -21,21 +20,22 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tiffin_transport::behavior::{Place, Shelf, soon};
+use tiffin_transport::behavior::{Location, TestNode, soon};
 use tiffin_transport::checksum::checksum;
 use tiffin_transport::copy::copy;
 use tiffin_transport::local::Local;
-use tiffin_transport::tcp::{self, Identity, Manner, Tcp};
+use tiffin_transport::tcp::{self, Identity, ReadOptions, Tcp};
 use tiffin_transport::{Counters, ReadOp, SourceBuf, TargetBuf, Transport, WriteOp};
 use tokio::runtime::{Builder, Runtime};
 
 const ROUNDS: usize = 41;
-/// As the client reads for a thread that waits.
-const LINGERING: Manner = Manner { unasked: None, lingers: true };
-/// More than a processor keeps in caches of its own.
+/// How the client reads for a blocked thread.
+const BLOCKING: ReadOptions = ReadOptions { cached_epoch: None, may_block: true };
+/// More than fits into the caches.
 const COLD_BYTES: usize = 64 << 20;
 
-/// Lets the contenders take turns of so many times; the median time of each, in seconds.
+/// Runs the contenders in alternation, each `count` times per round. Returns the median time of each, in
+/// seconds.
 fn race(count: usize, contenders: &mut [&mut dyn FnMut()]) -> Vec<f64> {
     let mut times = vec![Vec::new(); contenders.len()];
     for round in 0..=ROUNDS {
@@ -52,7 +52,7 @@ fn race(count: usize, contenders: &mut [&mut dyn FnMut()]) -> Vec<f64> {
     times.into_iter().map(median).collect()
 }
 
-/// What is small is done many times in one turn.
+/// Repetitions per round: small transfers are repeated more often.
 fn turn(bytes: usize) -> usize {
     (4_usize << 20).div_ceil(bytes).min(200)
 }
@@ -72,12 +72,12 @@ fn say(what: &str, bytes: usize, floor: f64, ours: f64) {
     );
 }
 
-/// Between as many places as a store has, and again and again between the same two, which stay in the caches.
+/// Between different addresses each time, and repeatedly between the same two, which stay in the caches.
 fn copies() {
     for (spread, what) in [(COLD_BYTES, "copy"), (0, "hot copy")] {
         for bytes in [4 << 10, 64 << 10, 1 << 20, 4 << 20, 16 << 20] {
             let all = bytes.max(spread);
-            // Nobody finds in the caches what the other has brought there.
+            // Each contender has its own memory, so that neither finds its bytes cached by the other.
             let [source, second_source] = [vec![7_u8; all], vec![7_u8; all]];
             let (mut one, mut other) = (vec![0_u8; all], vec![0_u8; all]);
             let next = |at: usize| if at + 2 * bytes > all { 0 } else { at + bytes };
@@ -91,9 +91,9 @@ fn copies() {
                         first = next(first);
                     },
                     &mut || {
-                        let places = second..second + bytes;
-                        let target = TargetBuf::from(&mut other[places.clone()]);
-                        copy(SourceBuf::from(&second_source[places]), target);
+                        let locations = second..second + bytes;
+                        let target = TargetBuf::from(&mut other[locations.clone()]);
+                        copy(SourceBuf::from(&second_source[locations]), target);
                         second = next(second);
                     },
                 ],
@@ -106,13 +106,13 @@ fn copies() {
 
 fn check(runtime: &Runtime) {
     const BYTES: usize = 1 << 20;
-    let shelf = Shelf::new();
-    let local = Local::new(Arc::clone(shelf.memory()), Arc::new(Counters::default()));
-    let place = shelf.reserve(&[BYTES as u64]);
+    let node = TestNode::new();
+    let local = Local::new(Arc::clone(node.memory()), Arc::new(Counters::default()));
+    let location = node.reserve(&[BYTES as u64]);
     let bytes = vec![7; BYTES];
-    put_local(runtime, &local, place, &bytes);
-    shelf.commit(place);
-    let view = local.view(place.slot, place.stamp).unwrap();
+    put_local(runtime, &local, location, &bytes);
+    node.commit(location);
+    let view = local.view(location.slot, location.stamp).unwrap();
     let mut target = vec![0; BYTES];
     let target = TargetBuf::from(&mut target[..]);
     // Both into the same memory, many times: the difference is small.
@@ -122,7 +122,7 @@ fn check(runtime: &Runtime) {
             1,
             &mut [&mut || copy(view.source().unwrap(), target), &mut || {
                 let targets = vec![target];
-                let op = ReadOp { slot: place.slot, stamp: place.stamp, offset: 0, targets };
+                let op = ReadOp { slot: location.slot, stamp: location.stamp, offset: 0, targets };
                 assert_eq!(runtime.block_on(local.read(&[op], soon())), [Ok(())]);
             }],
         );
@@ -139,13 +139,13 @@ fn check(runtime: &Runtime) {
     );
 }
 
-fn put_local(runtime: &Runtime, local: &Local, place: Place, bytes: &[u8]) {
+fn put_local(runtime: &Runtime, local: &Local, location: Location, bytes: &[u8]) {
     let sources = vec![SourceBuf::from(bytes)];
-    let op = WriteOp { slot: place.slot, stamp: place.stamp, offset: 0, sources };
+    let op = WriteOp { slot: location.slot, stamp: location.stamp, offset: 0, sources };
     assert_eq!(runtime.block_on(local.write(&[op], soon())), [Ok(())]);
 }
 
-/// Two plain sockets: so many bytes come for each request of 40 bytes, or go and are answered by 32.
+/// Two plain sockets: each request of 40 bytes is answered by `bytes`, or `bytes` are answered by 32.
 fn plain(bytes: usize, is_read: bool, streams: usize) -> impl FnMut() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let pairs: Vec<TcpStream> = (0..streams)
@@ -191,38 +191,38 @@ fn plain(bytes: usize, is_read: bool, streams: usize) -> impl FnMut() {
     }
 }
 
-/// A little node and its data socket, and a client of it.
-fn data_socket(runtime: &Runtime) -> (Arc<Shelf>, Tcp) {
-    let shelf = Arc::new(Shelf::new());
-    let keeper = Arc::clone(&shelf) as Arc<dyn tcp::Keeper>;
-    let server = tcp::Server::new(Arc::clone(shelf.memory()), keeper, Box::new(|_| Ok(())), Arc::default());
+/// A test node with its data socket, and a client of it.
+fn data_socket(runtime: &Runtime) -> (Arc<TestNode>, Tcp) {
+    let node = Arc::new(TestNode::new());
+    let slots = Arc::clone(&node) as Arc<dyn tcp::SlotAccess>;
+    let server = tcp::Server::new(Arc::clone(node.memory()), slots, Box::new(|_| Ok(())), Arc::default());
     let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
     let address = listener.local_addr().unwrap().to_string();
     runtime.spawn(server.run(listener));
-    let identity = Identity { client: 1, segment: shelf.memory().geometry().segment, token: String::new() };
-    (shelf, Tcp::new(address, identity, Arc::default()))
+    let identity = Identity { client: 1, segment: node.memory().geometry().segment, token: String::new() };
+    (node, Tcp::new(address, identity, Arc::default()))
 }
 
 fn sockets(runtime: &Runtime, cases: &[(usize, usize)]) {
-    let (shelf, tcp) = data_socket(runtime);
+    let (node, tcp) = data_socket(runtime);
     let client = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-    let local = Local::new(Arc::clone(shelf.memory()), Arc::default());
+    let local = Local::new(Arc::clone(node.memory()), Arc::default());
 
     for &(count, bytes) in cases {
         let mut memory = vec![7; count * bytes];
-        let places: Vec<_> = (0..count).map(|_| shelf.reserve(&[bytes as u64])).collect();
+        let locations: Vec<_> = (0..count).map(|_| node.reserve(&[bytes as u64])).collect();
         let mut write = || {
-            let ops: Vec<_> = places
+            let ops: Vec<_> = locations
                 .iter()
                 .zip(memory.chunks(bytes))
-                .map(|(place, memory)| WriteOp {
-                    slot: place.slot,
-                    stamp: place.stamp,
+                .map(|(location, memory)| WriteOp {
+                    slot: location.slot,
+                    stamp: location.stamp,
                     offset: 0,
                     sources: vec![SourceBuf::from(memory)],
                 })
                 .collect();
-            assert!(client.block_on(tcp.write_as(&ops, true, soon())).iter().all(Result::is_ok));
+            assert!(client.block_on(tcp.write_with(&ops, true, soon())).iter().all(Result::is_ok));
         };
         let mut floor = plain(count * bytes, false, 1);
         let other = vec![7; count * bytes];
@@ -235,22 +235,22 @@ fn sockets(runtime: &Runtime, cases: &[(usize, usize)]) {
         say(&what, count * bytes, floor, ours);
         say(&format!("{what}, one hash"), count * bytes, floor + hashed, ours);
 
-        for place in &places {
-            put_local(runtime, &local, *place, memory.get(..bytes).unwrap());
-            shelf.commit(*place);
+        for location in &locations {
+            put_local(runtime, &local, *location, memory.get(..bytes).unwrap());
+            node.commit(*location);
         }
         let mut read = || {
-            let ops: Vec<_> = places
+            let ops: Vec<_> = locations
                 .iter()
                 .zip(memory.chunks_mut(bytes))
-                .map(|(place, memory)| ReadOp {
-                    slot: place.slot,
-                    stamp: place.stamp,
+                .map(|(location, memory)| ReadOp {
+                    slot: location.slot,
+                    stamp: location.stamp,
                     offset: 0,
                     targets: vec![TargetBuf::from(memory)],
                 })
                 .collect();
-            assert!(client.block_on(tcp.read_as(&ops, LINGERING, soon())).iter().all(Result::is_ok));
+            assert!(client.block_on(tcp.read_with(&ops, BLOCKING, soon())).iter().all(Result::is_ok));
         };
         let mut floor = plain(count * bytes, true, 1);
         let mut more: Vec<_> =

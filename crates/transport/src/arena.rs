@@ -1,13 +1,12 @@
-//! Memory of a fixed size that is handed out in blocks, and keeps the bytes of a dropped block for as long
-//! as it can.
+//! Memory of a fixed size that is allocated in blocks. The bytes of a dropped block are kept as long as
+//! possible.
 //!
-//! Callers may hand the address of a block to code that goes on using it after the block was dropped. That
-//! is their mistake, but it must not corrupt data at once: a dropped block is overwritten only when a new one
-//! needs its space, the block that was dropped first before all others. The memory stays mapped until the
-//! arena and every block are gone.
+//! Callers may pass the address of a block to code that uses it after the block was dropped. That is their
+//! mistake, but it must not corrupt data at once: a dropped block is overwritten only when a new block needs
+//! its space, oldest drop first. The memory stays mapped until the arena and every block are dropped.
 //!
 //! **Invariant:** each byte is free, in a dropped block, or in one live block. Free ranges do not touch each
-//! other. A live block is never handed out again.
+//! other. A live block is never allocated again.
 //!
 //! **Invariant:** a forked child does not take the lock of its parent, which a thread of the parent may have
 //! held at the fork. Blocks that the child inherited stay readable, and are forgotten when they are dropped.
@@ -20,14 +19,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
 use crate::buffer::TargetBuf;
-use crate::home;
+use crate::process;
 
-/// What the address and the size of a block are multiples of.
+/// Alignment of the address and size of a block, in bytes.
 pub const BLOCK_ALIGN: u64 = 64;
-/// The most dropped blocks whose bytes are kept; beyond that the oldest are given up.
+/// Maximum number of dropped blocks whose bytes are kept; beyond it the oldest are freed.
 pub const DROPPED_MAX: usize = 1 << 16;
 
-/// Memory that is handed out in blocks.
+/// Memory that is allocated in blocks.
 #[derive(Debug)]
 pub struct Arena {
     start: NonNull<u8>,
@@ -41,7 +40,7 @@ unsafe impl Send for Arena {}
 // SAFETY: as above; what threads share is behind a lock.
 unsafe impl Sync for Arena {}
 
-/// A part of an arena that nobody else has. Its bytes are kept for a while after it was dropped.
+/// A part of an arena with one owner. Its bytes are kept for a while after it was dropped.
 #[derive(Debug)]
 pub struct Block {
     arena: Arc<Arena>,
@@ -51,16 +50,16 @@ pub struct Block {
 
 #[derive(Debug)]
 struct State {
-    /// Offset and length of what no block has.
+    /// Free ranges: offset to length.
     free: BTreeMap<u64, u64>,
-    /// The same as length and offset.
+    /// The same as (length, offset).
     free_by_len: BTreeSet<(u64, u64)>,
     /// Offset and length of dropped blocks, the oldest first.
     dropped: VecDeque<(u64, u64)>,
 }
 
 impl Arena {
-    /// Maps so many bytes. The system gives them one by one, when they are first touched.
+    /// Maps `bytes` of address space. The system provides pages at first touch.
     pub fn new(bytes: u64) -> io::Result<Arc<Self>> {
         let len = usize::try_from(bytes).ok().filter(|len| *len > 0 && *len <= isize::MAX as usize);
         let len = len.ok_or(io::ErrorKind::InvalidInput)?;
@@ -69,20 +68,20 @@ impl Arena {
         // SAFETY: a new mapping, at an address that the kernel chooses.
         let start = unsafe { mmap_anonymous(ptr::null_mut(), len, protection, flags) }?;
         let start: NonNull<u8> = NonNull::new(start.cast()).ok_or(io::ErrorKind::Other)?;
-        // Where the system does not give huge pages, ordinary ones are right too.
+        // Without huge pages the arena works as well.
         // SAFETY: the range was mapped just now, and the advice changes no byte.
         let _advised = unsafe { madvise(start.as_ptr().cast(), len, Advice::LinuxHugepage) };
         let state = Mutex::new(State::new(bytes));
-        Ok(Arc::new(Self { start, len, process: home::process(), state }))
+        Ok(Arc::new(Self { start, len, process: process::id(), state }))
     }
 
-    /// Whether this process made it. If not, there is nothing to be had from it.
+    /// Whether this process created the arena. A forked child cannot allocate from it.
     #[must_use]
     pub fn is_here(&self) -> bool {
-        self.process == home::process()
+        self.process == process::id()
     }
 
-    /// Whether all of these bytes lie in it.
+    /// Whether the whole range lies in the arena.
     #[must_use]
     pub fn contains(&self, start: u64, len: u64) -> bool {
         let first = self.start.as_ptr().expose_provenance() as u64;
@@ -90,7 +89,7 @@ impl Arena {
         offset.and_then(|it| it.checked_add(len)).is_some_and(|end| end <= self.len as u64)
     }
 
-    /// A block of so many bytes, whose content is unspecified; `None` if live blocks leave no such space.
+    /// Allocates a block of `len` bytes with unspecified content; `None` if live blocks leave no such space.
     #[must_use]
     pub fn allocate(self: &Arc<Self>, len: u64) -> Option<Block> {
         let arena = Arc::clone(self);
@@ -100,7 +99,7 @@ impl Arena {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // What is changed under the lock cannot fail half way.
+        // Changes under the lock cannot fail half way, so a poisoned lock is usable.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -113,33 +112,33 @@ impl Drop for Arena {
 }
 
 impl Block {
-    /// Where its bytes are.
+    /// The address of the first byte.
     #[must_use]
     pub fn start(&self) -> NonNull<u8> {
         // SAFETY: the offset is inside the mapping.
         unsafe { self.arena.start.add(self.offset as usize) }
     }
 
-    /// How many bytes.
+    /// Number of bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there is none.
+    /// Whether it is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The bytes, to be filled.
+    /// The bytes as a target for copies.
     #[must_use]
     pub fn target(&self) -> TargetBuf<'_> {
         // SAFETY: they are mapped for as long as the block lives, and no reference to them is ever made.
         unsafe { TargetBuf::new(self.start(), self.len) }
     }
 
-    /// Gives the space back at once: nobody has seen what is in it.
+    /// Frees the space at once: its address was not passed to anyone.
     pub fn discard(self) {
         let block = std::mem::ManuallyDrop::new(self);
         // SAFETY: the value is not used any more, and the arena is taken out once.
@@ -166,7 +165,7 @@ impl State {
         state
     }
 
-    /// Takes space: free space if there is enough in one piece, else that of the oldest dropped blocks.
+    /// Takes space: a free range if one is long enough, else the ranges of the oldest dropped blocks.
     fn take(&mut self, len: u64) -> Option<u64> {
         let mut found = self.free_by_len.range((len, 0)..).next().map(|(_, offset)| *offset);
         while found.is_none() {
@@ -180,7 +179,7 @@ impl State {
         Some(offset)
     }
 
-    /// A block was dropped.
+    /// Remembers a dropped block, and frees the oldest beyond the limit.
     fn keep(&mut self, offset: u64, len: u64) {
         self.dropped.push_back((offset, len));
         if self.dropped.len() > DROPPED_MAX
@@ -190,7 +189,7 @@ impl State {
         }
     }
 
-    /// Makes space free. Gives the free range that it is now a part of.
+    /// Frees a range. Returns the free range that contains it after merging.
     fn free(&mut self, offset: u64, len: u64) -> (u64, u64) {
         let (mut start, mut end) = (offset, offset + len);
         let before = self.free.range(..offset).next_back().map(|(at, len)| (*at, *len));
@@ -219,7 +218,7 @@ impl State {
     }
 }
 
-/// The space that a block of so many bytes takes.
+/// The space that a block of `len` bytes takes.
 fn rounded(len: u64) -> Option<u64> {
     len.max(1).checked_next_multiple_of(BLOCK_ALIGN)
 }
@@ -249,7 +248,7 @@ mod tests {
         blocks.iter().zip(1..).for_each(|(block, byte)| fill(block, byte));
         let starts: Vec<_> = blocks.iter().map(Block::start).collect();
         let mut blocks: Vec<_> = blocks.into_iter().map(Some).collect();
-        // Dropped in another order than they were made.
+        // In another order than they were allocated.
         for at in [2, 0, 3, 1] {
             blocks[at] = None;
         }
@@ -298,7 +297,7 @@ mod tests {
         drop(arena.allocate(PAGE).unwrap());
         let start = first.start();
         first.discard();
-        assert_eq!(arena.allocate(PAGE).unwrap().start(), start, "and not the one that was dropped before");
+        assert_eq!(arena.allocate(PAGE).unwrap().start(), start, "the dropped block is still kept");
         assert!(arena.allocate(0).is_some_and(|block| block.is_empty()));
     }
 

@@ -14,42 +14,42 @@
 use std::fs::File;
 use std::io::Read;
 
-/// The most bytes that are read of a file of the kernel.
+/// Maximum number of bytes read from a kernel file.
 const FILE_BYTES_MAX: u64 = 256 << 10;
-/// The memory that the process itself needs beside its segments: a control group limits both together.
+/// Memory that the process needs besides its segments: a control group limits both together.
 const PROCESS_BYTES: u64 = 16 << 20;
 /// A limit of version 1 above this means that there is none.
 const LIMIT_BYTES_MAX: u64 = 1 << 62;
 
-/// The memory that may still be taken, and the limit that says so.
+/// The memory that may still be allocated, and the limit that determines it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Available {
-    /// How many bytes.
+    /// Number of bytes.
     pub bytes: u64,
-    /// The file of the control group that has the tightest limit; nothing if the machine's memory is tighter.
+    /// The tightest limit of a control group; `None` if the machine's memory is tighter.
     pub limit: Option<Limit>,
 }
 
 /// A limit of a control group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limit {
-    /// The file that says it.
+    /// Path of the limit file.
     pub file: String,
-    /// What it says.
+    /// Value of the limit.
     pub bytes: u64,
 }
 
-/// How much memory this process may still take.
+/// How much memory this process may still allocate.
 #[must_use]
 pub fn available_memory() -> Available {
     available(small_file)
 }
 
-/// The names of what a control group says, in one version.
+/// File and counter names of one version of control groups.
 struct Names {
     limits: &'static [&'static str],
     usage: &'static str,
-    /// Lines of `memory.stat` that count memory which the kernel can take back at once.
+    /// Lines of `memory.stat` that count memory which the kernel can reclaim at once.
     reclaimable: &'static [&'static str],
 }
 
@@ -65,7 +65,7 @@ const VERSION_2: Names = Names {
     reclaimable: &["inactive_file", "active_file", "slab_reclaimable"],
 };
 
-/// Where a hierarchy is mounted, and which of its groups that is.
+/// Where a hierarchy is mounted, and which of its groups is the root of the mount.
 #[derive(Debug, PartialEq, Eq)]
 struct Mount {
     root: String,
@@ -105,7 +105,7 @@ fn group_path_1(groups: &str) -> Option<&str> {
     })
 }
 
-/// The mount of a hierarchy; its usual place if the kernel does not tell.
+/// The mount of a hierarchy; the usual mount point if the kernel does not list it.
 fn mount(mounts: &str, is_v2: bool) -> Mount {
     let found = mounts.lines().find_map(|line| {
         let (left, right) = line.split_once(" - ")?;
@@ -124,7 +124,7 @@ fn mount(mounts: &str, is_v2: bool) -> Mount {
     })
 }
 
-/// The folders of our group and all groups above it that can be seen, ours first.
+/// The folders of our group and of all visible groups above it, ours first.
 fn groups_above(mount: &Mount, path: &str) -> Vec<String> {
     let root = mount.root.trim_end_matches('/');
     // A path that does not lie below the root of the mount is that of another namespace.
@@ -141,7 +141,7 @@ fn groups_above(mount: &Mount, path: &str) -> Vec<String> {
     }
 }
 
-/// What each limit of a group still allows.
+/// How much memory each limit of a group still allows.
 fn left_in(folder: &str, names: &Names, read: &impl Fn(&str) -> Option<String>) -> Vec<(u64, Limit)> {
     let number = |file: &str| read(&format!("{folder}/{file}"))?.trim().parse::<u64>().ok();
     let Some(usage) = number(names.usage) else { return Vec::new() };
@@ -152,7 +152,7 @@ fn left_in(folder: &str, names: &Names, read: &impl Fn(&str) -> Option<String>) 
     };
     let reclaimable: u64 = stat.lines().filter_map(counted).fold(0, u64::saturating_add);
     let used = usage.saturating_sub(reclaimable).saturating_add(PROCESS_BYTES);
-    // Without a limit version 2 says `max`, which is no number, and version 1 a very large one.
+    // Without a limit, version 2 has `max`, which does not parse, and version 1 a very large number.
     let limits = names.limits.iter().filter_map(|file| {
         let bytes = number(file).filter(|bytes| *bytes < LIMIT_BYTES_MAX)?;
         Some((bytes.saturating_sub(used), Limit { file: format!("{folder}/{file}"), bytes }))
@@ -166,7 +166,7 @@ fn meminfo_available(text: &str) -> Option<u64> {
     kib.checked_mul(1024)
 }
 
-/// The text of a small file of the kernel; `None` if it cannot be read.
+/// The text of a small kernel file; `None` if it cannot be read.
 fn small_file(path: &str) -> Option<String> {
     let mut text = String::new();
     File::open(path).ok()?.take(FILE_BYTES_MAX).read_to_string(&mut text).ok()?;
@@ -190,8 +190,8 @@ mod tests {
         "35 31 0:32 /docker/abc /sys/fs/cgroup/memory ro,nosuid - cgroup cgroup rw,cpu,memory\n";
     const V2_ELSEWHERE: &str = "30 23 0:26 /kubepods/pod7 /run/groups rw - cgroup2 none rw\n";
 
-    /// A layout: its name, our groups, the mounts, files with their bytes, and what is expected: bytes left
-    /// beside those of the process, and the file that says so.
+    /// A test case: name, our groups, the mounts, files with their numbers, and the expected result: free
+    /// bytes besides those of the process, and the file of the limit.
     type Layout<'a> = (&'a str, &'a str, &'a str, &'a [(&'a str, u64)], Option<(u64, &'a str)>);
 
     fn expect(layout: &Layout<'_>) {

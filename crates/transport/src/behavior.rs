@@ -1,7 +1,7 @@
-//! What every transport must do, as one suite: for tests.
+//! Behaviour suite that every transport must pass. For tests.
 //!
-//! A test makes a [`Stage`] — a little node and a transport that reaches it — for each check, and runs
-//! [`all`]. Objects carry a pattern made from their stamp, so that a byte of anything else is noticed.
+//! A test creates a [`Fixture`], a minimal node and a transport that reaches it, for each check, and runs
+//! [`all`]. Objects contain a pattern derived from their stamp, so that a byte of another object is noticed.
 
 use std::collections::BTreeMap;
 use std::future::{Future, poll_fn};
@@ -16,70 +16,70 @@ use crate::control::{ControlWriter, SlotRecord, SlotState};
 use crate::layout::Geometry;
 use crate::map::{Access, Map};
 use crate::segment::NodeMemory;
-use crate::tcp::Keeper;
+use crate::tcp::SlotAccess;
 use crate::tcp::frame::RequestHead;
 use crate::{
     CHUNK_BYTES_MAX, Extent, Instant, Outcome, ReadOp, SourceBuf, TargetBuf, TransferError, Transport,
     WriteOp,
 };
 
-/// The memory of a [`Shelf`].
+/// Sizes of the memory of a [`TestNode`].
 const DATA_BYTES: u64 = 96 << 20;
 const SLOT_COUNT: u32 = 512;
 const HEAP_BYTES: u64 = 1 << 20;
-/// How often something is tried again on a stage on which connections break.
+/// Maximum number of retries in a fixture with broken connections.
 const TRIES_MAX: usize = 1000;
-/// Not the number of any life of the master.
+/// Not a valid epoch.
 const NO_EPOCH: u64 = 0;
-/// Longer than anything here takes.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Longer than any operation here takes.
+const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// One use of one slot of a [`Shelf`].
+/// One use of one slot of a [`TestNode`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Place {
+pub struct Location {
     /// The slot.
     pub slot: u32,
     /// Its stamp.
     pub stamp: u64,
 }
 
-/// A node with just enough sense to be read from and written to.
-pub struct Shelf {
+/// A minimal node that can be read from and written to.
+pub struct TestNode {
     memory: Arc<NodeMemory>,
-    state: Mutex<ShelfState>,
-    /// Retires the object of the next send while it is under way.
+    state: Mutex<TestNodeState>,
+    /// Retires the object of the next send during the send.
     is_retiring_sends: AtomicBool,
-    /// The life of the master in which it is a member; [`NO_EPOCH`] if it is none.
+    /// The epoch in which the node is a member; [`NO_EPOCH`] if it is not a member.
     epoch: AtomicU64,
-    /// Is no member any more once the next send is under way.
+    /// Ends the membership during the next send.
     is_leaving_in_sends: AtomicBool,
     opened: AtomicU64,
     closed: AtomicU64,
 }
 
-struct ShelfState {
+struct TestNodeState {
     writer: ControlWriter,
     next_slot: u32,
     next_stamp: u64,
     next_byte: u64,
     next_heap: u64,
     records: BTreeMap<u32, SlotRecord>,
-    holds: BTreeMap<Place, usize>,
-    /// Those of them that are writes.
-    stores: BTreeMap<Place, usize>,
+    transfers: BTreeMap<Location, usize>,
+    /// The number of writes among them.
+    stores: BTreeMap<Location, usize>,
 }
 
-impl Default for Shelf {
+impl Default for TestNode {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl Shelf {
-    /// An empty one.
+impl TestNode {
+    /// An empty node.
     ///
     /// # Panics
-    /// If the machine has no memory to speak of.
+    /// If the machine has too little memory.
     #[must_use]
     pub fn new() -> Self {
         static NEXT_SEGMENT: AtomicU64 = AtomicU64::new(0x5e90_0000);
@@ -87,14 +87,14 @@ impl Shelf {
         let geometry =
             Geometry { segment, data_bytes: DATA_BYTES, slot_count: SLOT_COUNT, heap_bytes: HEAP_BYTES };
         let (memory, writer) = NodeMemory::create(geometry).expect("a test has memory for a segment");
-        let state = ShelfState {
+        let state = TestNodeState {
             writer,
             next_slot: 0,
             next_stamp: 1000,
             next_byte: 0,
             next_heap: 0,
             records: BTreeMap::new(),
-            holds: BTreeMap::new(),
+            transfers: BTreeMap::new(),
             stores: BTreeMap::new(),
         };
         let (opened, closed) = (AtomicU64::new(0), AtomicU64::new(0));
@@ -104,14 +104,14 @@ impl Shelf {
         Self { memory, state, is_retiring_sends, epoch, is_leaving_in_sends, opened, closed }
     }
 
-    /// Its memory.
+    /// The node's memory.
     #[must_use]
     pub fn memory(&self) -> &Arc<NodeMemory> {
         &self.memory
     }
 
-    /// Reserves extents of these lengths, with gaps between them, at odd offsets.
-    pub fn reserve(&self, lens: &[u64]) -> Place {
+    /// Reserves extents of these lengths at odd offsets, with gaps between them.
+    pub fn reserve(&self, lens: &[u64]) -> Location {
         let mut state = self.state();
         let slot = state.next_slot;
         state.next_slot += 1;
@@ -124,17 +124,17 @@ impl Shelf {
         state.write(slot, extents)
     }
 
-    /// Whether bytes are still written there on behalf of somebody, who may have lost the connection and
-    /// tried again. Until that is over a node does not reuse them.
-    pub fn is_being_stored(&self, place: Place) -> bool {
-        self.state().stores.contains_key(&place)
+    /// Whether a write into this location is still in progress, possibly of a client that lost its connection
+    /// and retried. Until it has ended, a node does not reuse the memory.
+    pub fn is_being_stored(&self, location: Location) -> bool {
+        self.state().stores.contains_key(&location)
     }
 
-    /// Takes the object away and reserves the same bytes, cut otherwise, for another.
-    pub fn reuse(&self, place: Place) -> Place {
+    /// Retires the object and reserves the same bytes, divided otherwise, for another.
+    pub fn reuse(&self, location: Location) -> Location {
         let mut state = self.state();
-        state.writer.retire(place.slot);
-        let old = state.records.remove(&place.slot).unwrap_or_default();
+        state.writer.retire(location.slot);
+        let old = state.records.remove(&location.slot).unwrap_or_default();
         let extents = match *old.extents.as_slice() {
             [Extent { offset, len }] if len > 1 => {
                 let half = len / 2;
@@ -143,80 +143,80 @@ impl Shelf {
             [one, two] => vec![Extent { offset: one.offset.min(two.offset), len: one.len + two.len }],
             _ => old.extents,
         };
-        state.write(place.slot, extents)
+        state.write(location.slot, extents)
     }
 
-    /// Makes it readable.
-    pub fn commit(&self, place: Place) {
+    /// Makes the object readable.
+    pub fn commit(&self, location: Location) {
         let mut state = self.state();
-        let Some(mut record) = state.records.remove(&place.slot) else { return };
+        let Some(mut record) = state.records.remove(&location.slot) else { return };
         record.state = SlotState::Committed;
-        state.writer.write_slot(place.slot, &record);
-        state.records.insert(place.slot, record);
+        state.writer.write_slot(location.slot, &record);
+        state.records.insert(location.slot, record);
     }
 
-    /// Takes it away.
-    pub fn retire(&self, place: Place) {
-        self.state().writer.retire(place.slot);
+    /// Retires the object.
+    pub fn retire(&self, location: Location) {
+        self.state().writer.retire(location.slot);
     }
 
-    /// From now on, or no more: whatever is sent is retired while it is under way.
+    /// While on, each object is retired during its send.
     pub fn retire_sends(&self, is_on: bool) {
         self.is_retiring_sends.store(is_on, Ordering::SeqCst);
     }
 
-    /// It is a member in that life of the master from now on.
+    /// Makes the node a member in that epoch.
     pub fn join(&self, epoch: u64) {
         self.epoch.store(epoch, Ordering::SeqCst);
     }
 
-    /// From now on, or no more: it stops being a member whenever something is sent.
+    /// While on, the node loses its membership during each send.
     pub fn leave_in_sends(&self, is_on: bool) {
         self.is_leaving_in_sends.store(is_on, Ordering::SeqCst);
     }
 
-    fn vouches(&self, unasked: Option<u64>) -> bool {
-        unasked.is_none_or(|epoch| epoch == self.epoch.load(Ordering::SeqCst))
+    fn is_member_in(&self, cached_epoch: Option<u64>) -> bool {
+        cached_epoch.is_none_or(|epoch| epoch == self.epoch.load(Ordering::SeqCst))
     }
 
-    /// Holds that have begun and not ended.
-    pub fn holds(&self) -> usize {
-        self.state().holds.values().sum()
+    /// Number of transfers in progress.
+    pub fn transfers(&self) -> usize {
+        self.state().transfers.values().sum()
     }
 
-    /// How many clients have come and gone, as the data socket says.
-    pub fn visits(&self) -> (u64, u64) {
+    /// Number of clients that have connected and disconnected, as reported by the data socket.
+    pub fn connected_clients(&self) -> (u64, u64) {
         (self.opened.load(Ordering::SeqCst), self.closed.load(Ordering::SeqCst))
     }
 
-    fn state(&self) -> MutexGuard<'_, ShelfState> {
+    fn state(&self) -> MutexGuard<'_, TestNodeState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn begin(&self, place: Place, offset: u64, len: u64, is_store: bool) -> Option<Vec<Extent>> {
+    fn begin(&self, location: Location, offset: u64, len: u64, is_store: bool) -> Option<Vec<Extent>> {
         let mut state = self.state();
-        let placement = self.memory.reader().load(place.slot, place.stamp).ok()?;
+        let placement = self.memory.reader().load(location.slot, location.stamp).ok()?;
         if is_store && placement.state != SlotState::Reserved {
             return None;
         }
         let extents = placement.range(offset, len).ok()?;
-        *state.holds.entry(place).or_default() += 1;
+        *state.transfers.entry(location).or_default() += 1;
         if is_store {
-            *state.stores.entry(place).or_default() += 1;
+            *state.stores.entry(location).or_default() += 1;
         }
         Some(extents)
     }
 
-    fn end(&self, place: Place) -> bool {
+    fn end(&self, location: Location) -> bool {
         let mut state = self.state();
-        let count = state.holds.get_mut(&place).filter(|count| **count > 0);
+        let count = state.transfers.get_mut(&location).filter(|count| **count > 0);
         *count.expect("a hold that ends has begun") -= 1;
-        self.memory.reader().still(place.slot, place.stamp)
+        self.memory.reader().is_current(location.slot, location.stamp)
     }
 }
 
-impl ShelfState {
-    fn write(&mut self, slot: u32, extents: Vec<Extent>) -> Place {
+impl TestNodeState {
+    fn write(&mut self, slot: u32, extents: Vec<Extent>) -> Location {
         let (stamp, spill_offset) = (self.next_stamp, self.next_heap);
         self.next_stamp += 1;
         self.next_heap += extents.len() as u64 * crate::layout::SPILLED_EXTENT_BYTES;
@@ -225,39 +225,39 @@ impl ShelfState {
         let record = SlotRecord { stamp, state, len, extents, spill_offset, ..SlotRecord::default() };
         self.writer.write_slot(slot, &record);
         self.records.insert(slot, record);
-        Place { slot, stamp }
+        Location { slot, stamp }
     }
 }
 
-impl Keeper for Shelf {
+impl SlotAccess for TestNode {
     fn begin_store(&self, _: u64, range: &RequestHead) -> Option<Vec<Extent>> {
-        self.begin(place(range), range.offset, range.len, true)
+        self.begin(location(range), range.offset, range.len, true)
     }
 
     fn end_store(&self, range: &RequestHead) {
-        self.end(place(range));
+        self.end(location(range));
         let mut state = self.state();
         let stores = &mut state.stores;
-        let left = stores.remove(&place(range)).filter(|count| *count > 1);
-        left.map(|count| stores.insert(place(range), count - 1));
+        let left = stores.remove(&location(range)).filter(|count| *count > 1);
+        left.map(|count| stores.insert(location(range), count - 1));
     }
 
     fn begin_send(&self, range: &RequestHead) -> Option<Vec<Extent>> {
-        if !self.vouches(range.unasked) {
+        if !self.is_member_in(range.cached_epoch) {
             return None;
         }
-        let extents = self.begin(place(range), range.offset, range.len, false);
+        let extents = self.begin(location(range), range.offset, range.len, false);
         if self.is_leaving_in_sends.load(Ordering::SeqCst) {
             self.join(NO_EPOCH);
         }
         if self.is_retiring_sends.load(Ordering::SeqCst) {
-            self.retire(place(range));
+            self.retire(location(range));
         }
         extents
     }
 
     fn end_send(&self, range: &RequestHead) -> bool {
-        self.end(place(range)) && self.vouches(range.unasked)
+        self.end(location(range)) && self.is_member_in(range.cached_epoch)
     }
 
     fn opened(&self, _: u64) {
@@ -269,28 +269,28 @@ impl Keeper for Shelf {
     }
 }
 
-fn place(range: &RequestHead) -> Place {
-    Place { slot: range.slot, stamp: range.stamp }
+fn location(range: &RequestHead) -> Location {
+    Location { slot: range.slot, stamp: range.stamp }
 }
 
-/// A little node, and a transport that reaches it.
-pub struct Stage {
+/// A minimal node, and a transport that reaches it.
+pub struct Fixture {
     /// The node.
-    pub shelf: Arc<Shelf>,
-    /// Reaches it.
+    pub node: Arc<TestNode>,
+    /// The transport.
     pub transport: Arc<dyn Transport>,
-    /// Connections break, so that what is lost must be tried again.
+    /// Connections break, so that lost operations must be retried.
     pub is_lossy: bool,
-    /// Whatever must live as long as the stage does.
+    /// Whatever must live as long as the fixture.
     pub keep: Box<dyn Send + Sync>,
 }
 
-impl Stage {
-    /// Reads, again and again while the stage loses it.
-    pub async fn read(&self, place: Place, offset: u64, targets: &mut [&mut [u8]]) -> Outcome {
+impl Fixture {
+    /// Reads, with retries while the operation is lost.
+    pub async fn read(&self, location: Location, offset: u64, targets: &mut [&mut [u8]]) -> Outcome {
         for _ in 0..TRIES_MAX {
             let targets = targets.iter_mut().map(|target| TargetBuf::from(&mut **target)).collect();
-            let op = ReadOp { slot: place.slot, stamp: place.stamp, offset, targets };
+            let op = ReadOp { slot: location.slot, stamp: location.stamp, offset, targets };
             let outcome = one(self.transport.read(&[op], soon()).await);
             if !(self.is_lossy && is_lost(&outcome)) {
                 return outcome;
@@ -299,11 +299,11 @@ impl Stage {
         panic!("a read was lost {TRIES_MAX} times");
     }
 
-    /// Writes, again and again while the stage loses it.
-    pub async fn write(&self, place: Place, offset: u64, sources: &[&[u8]]) -> Outcome {
+    /// Writes, with retries while the operation is lost.
+    pub async fn write(&self, location: Location, offset: u64, sources: &[&[u8]]) -> Outcome {
         for _ in 0..TRIES_MAX {
             let sources = sources.iter().map(|&source| SourceBuf::from(source)).collect();
-            let op = WriteOp { slot: place.slot, stamp: place.stamp, offset, sources };
+            let op = WriteOp { slot: location.slot, stamp: location.stamp, offset, sources };
             let outcome = one(self.transport.write(&[op], soon()).await);
             if !(self.is_lossy && is_lost(&outcome)) {
                 return outcome;
@@ -313,42 +313,42 @@ impl Stage {
     }
 
     /// Reserves, writes the pattern and commits.
-    pub async fn put(&self, lens: &[u64]) -> Place {
-        let place = self.shelf.reserve(lens);
-        let bytes = pattern(place.stamp, lens.iter().sum());
-        assert_eq!(self.write(place, 0, &[&bytes]).await, Ok(()), "writing {lens:?}");
-        self.shelf.commit(place);
-        place
+    pub async fn put(&self, lens: &[u64]) -> Location {
+        let location = self.node.reserve(lens);
+        let bytes = pattern(location.stamp, lens.iter().sum());
+        assert_eq!(self.write(location, 0, &[&bytes]).await, Ok(()), "writing {lens:?}");
+        self.node.commit(location);
+        location
     }
 
     /// Reads a range and compares it with the pattern.
-    async fn get(&self, place: Place, offset: u64, len: u64) -> Outcome {
+    async fn get(&self, location: Location, offset: u64, len: u64) -> Outcome {
         let mut bytes = vec![0xee; len as usize];
-        self.read(place, offset, &mut [&mut bytes]).await?;
-        assert_pattern(place.stamp, offset, &bytes);
+        self.read(location, offset, &mut [&mut bytes]).await?;
+        assert_pattern(location.stamp, offset, &bytes);
         Ok(())
     }
 }
 
-/// Tries to map the memory file at this path for writing, as a process that means no good would.
+/// Tries to map the memory file at this path for writing, as a malicious process would.
 pub fn map_writable(path: &std::path::Path) -> std::io::Result<()> {
     let file = std::fs::OpenOptions::new().read(true).write(true).open(path)?;
     Map::new(file.as_fd(), file.metadata()?.len(), Access::ReadWrite).map(drop)
 }
 
-/// A moment after which a test has failed anyway.
+/// A deadline after which the test has failed.
 #[must_use]
 pub fn soon() -> Instant {
-    Instant::now() + PATIENCE
+    Instant::now() + TEST_TIMEOUT
 }
 
-/// The bytes of the object with this stamp.
+/// The content of the object with this stamp.
 #[must_use]
 pub fn pattern(stamp: u64, len: u64) -> Vec<u8> {
     (0..len).map(|at| byte_at(stamp, at)).collect()
 }
 
-/// Fails if these are not the bytes from `offset` on of the object with this stamp.
+/// Panics if these are not the bytes from `offset` on of the object with this stamp.
 pub fn assert_pattern(stamp: u64, offset: u64, bytes: &[u8]) {
     let wrong = (offset..).zip(bytes).find(|&(at, byte)| *byte != byte_at(stamp, at));
     assert_eq!(wrong, None, "(offset, byte) that does not belong to stamp {stamp}");
@@ -367,34 +367,36 @@ fn is_lost(outcome: &Outcome) -> bool {
     matches!(outcome, Err(TransferError::Lost { .. }))
 }
 
-type Check = fn(Arc<Stage>) -> Pin<Box<dyn Future<Output = ()> + Send>>;
+type Check = fn(Arc<Fixture>) -> Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// Runs every check, each on a stage of its own.
-pub async fn all<F: Future<Output = Stage>>(make: impl Fn() -> F) {
+/// Runs every check, each in a fixture of its own.
+pub async fn all<F: Future<Output = Fixture>>(make: impl Fn() -> F) {
     let checks: [(&str, Check); 14] = [
-        ("bytes come back", |stage| Box::pin(async move { bytes_come_back(&stage).await })),
-        ("many extents", |stage| Box::pin(async move { many_extents(&stage).await })),
-        ("ranges", |stage| Box::pin(async move { ranges(&stage).await })),
-        ("mixed writes", |stage| Box::pin(async move { mixed_writes(&stage).await })),
-        ("mixed batch", |stage| Box::pin(async move { mixed_batch(&stage).await })),
-        ("stale before", |stage| Box::pin(async move { stale_before(&stage).await })),
-        ("retired during the read", |stage| Box::pin(async move { retired_during_the_read(&stage).await })),
-        ("stale writes", |stage| Box::pin(async move { stale_writes(&stage).await })),
-        ("zero length", |stage| Box::pin(async move { zero_length(&stage).await })),
-        ("too large", |stage| Box::pin(async move { too_large(&stage).await })),
-        ("gather and scatter", |stage| Box::pin(async move { gather_and_scatter(&stage).await })),
-        ("many at once", |stage| Box::pin(async move { many_at_once(&stage).await })),
-        ("deadline", |stage| Box::pin(async move { deadline(&stage).await })),
-        ("reuse under readers", |stage| Box::pin(reuse_under_readers(stage))),
+        ("bytes come back", |fixture| Box::pin(async move { bytes_come_back(&fixture).await })),
+        ("many extents", |fixture| Box::pin(async move { many_extents(&fixture).await })),
+        ("ranges", |fixture| Box::pin(async move { ranges(&fixture).await })),
+        ("mixed writes", |fixture| Box::pin(async move { mixed_writes(&fixture).await })),
+        ("mixed batch", |fixture| Box::pin(async move { mixed_batch(&fixture).await })),
+        ("stale before", |fixture| Box::pin(async move { stale_before(&fixture).await })),
+        ("retired during the read", |fixture| {
+            Box::pin(async move { retired_during_the_read(&fixture).await })
+        }),
+        ("stale writes", |fixture| Box::pin(async move { stale_writes(&fixture).await })),
+        ("zero length", |fixture| Box::pin(async move { zero_length(&fixture).await })),
+        ("too large", |fixture| Box::pin(async move { too_large(&fixture).await })),
+        ("gather and scatter", |fixture| Box::pin(async move { gather_and_scatter(&fixture).await })),
+        ("many at once", |fixture| Box::pin(async move { many_at_once(&fixture).await })),
+        ("deadline", |fixture| Box::pin(async move { deadline(&fixture).await })),
+        ("reuse under readers", |fixture| Box::pin(reuse_under_readers(fixture))),
     ];
     for (name, check) in checks {
-        let stage = Arc::new(make().await);
-        tracing::info!(name, transport = stage.transport.capability().name);
-        check(Arc::clone(&stage)).await;
+        let fixture = Arc::new(make().await);
+        tracing::info!(name, transport = fixture.transport.capability().name);
+        check(Arc::clone(&fixture)).await;
     }
 }
 
-async fn bytes_come_back(stage: &Stage) {
+async fn bytes_come_back(fixture: &Fixture) {
     let mib = 1 << 20;
     for len in [
         1,
@@ -410,24 +412,24 @@ async fn bytes_come_back(stage: &Stage) {
         CHUNK_BYTES_MAX + 1,
         9 * mib + 3,
     ] {
-        let place = stage.put(&[len]).await;
-        assert_eq!(stage.get(place, 0, len).await, Ok(()), "{len}");
+        let location = fixture.put(&[len]).await;
+        assert_eq!(fixture.get(location, 0, len).await, Ok(()), "{len}");
     }
 }
 
-async fn many_extents(stage: &Stage) {
+async fn many_extents(fixture: &Fixture) {
     let cuts: [&[u64]; 5] =
         [&[5, 9], &[1, 1, 1], &[4096, 1, 65_536, 7], &[3_000_000, 3_000_000, 3_000_001], &[13; 300]];
     for lens in cuts {
-        let place = stage.put(lens).await;
-        assert_eq!(stage.get(place, 0, lens.iter().sum()).await, Ok(()), "{lens:?}");
+        let location = fixture.put(lens).await;
+        assert_eq!(fixture.get(location, 0, lens.iter().sum()).await, Ok(()), "{lens:?}");
     }
 }
 
-async fn ranges(stage: &Stage) {
+async fn ranges(fixture: &Fixture) {
     let lens = [10, 100, 1000, 5_000_000];
     let total: u64 = lens.iter().sum();
-    let place = stage.put(&lens).await;
+    let location = fixture.put(&lens).await;
     for (offset, len) in [
         (0, 1),
         (9, 2),
@@ -437,178 +439,181 @@ async fn ranges(stage: &Stage) {
         (1, total - 1),
         (total / 2, CHUNK_BYTES_MAX.min(total / 2)),
     ] {
-        assert_eq!(stage.get(place, offset, len).await, Ok(()), "{offset}+{len}");
+        assert_eq!(fixture.get(location, offset, len).await, Ok(()), "{offset}+{len}");
     }
-    // Written in parts, out of order, it is the same.
-    let place = stage.shelf.reserve(&lens);
-    let bytes = pattern(place.stamp, total);
+    // Parts that are written out of order give the same object.
+    let location = fixture.node.reserve(&lens);
+    let bytes = pattern(location.stamp, total);
     for (offset, len) in [(500, total - 500), (0, 7), (7, 493)] {
         let part = bytes.get(offset as usize..(offset + len) as usize).unwrap_or_default();
-        assert_eq!(stage.write(place, offset, &[part]).await, Ok(()), "{offset}+{len}");
+        assert_eq!(fixture.write(location, offset, &[part]).await, Ok(()), "{offset}+{len}");
     }
-    stage.shelf.commit(place);
-    assert_eq!(stage.get(place, 0, total).await, Ok(()));
+    fixture.node.commit(location);
+    assert_eq!(fixture.get(location, 0, total).await, Ok(()));
 }
 
-/// Small and large ones are written in one batch, in whatever order.
-async fn mixed_writes(stage: &Stage) {
+/// Small and large objects are written in one batch, in any order.
+async fn mixed_writes(fixture: &Fixture) {
     for lens in
         [[10, 70_000, 0, 600_000, 5], [100_000, 1, 100_000, 300_000, 100_000], [0, 5_000_000, 9, 8, 7]]
     {
-        let places = lens.map(|len| stage.shelf.reserve(&[len]));
-        let bytes: Vec<_> = places.iter().zip(lens).map(|(place, len)| pattern(place.stamp, len)).collect();
-        let ops: Vec<_> = places
+        let locations = lens.map(|len| fixture.node.reserve(&[len]));
+        let bytes: Vec<_> =
+            locations.iter().zip(lens).map(|(location, len)| pattern(location.stamp, len)).collect();
+        let ops: Vec<_> = locations
             .iter()
             .zip(&bytes)
-            .map(|(place, bytes)| {
+            .map(|(location, bytes)| {
                 let sources = vec![SourceBuf::from(&bytes[..])];
-                WriteOp { slot: place.slot, stamp: place.stamp, offset: 0, sources }
+                WriteOp { slot: location.slot, stamp: location.stamp, offset: 0, sources }
             })
             .collect();
         let mut outcomes = Vec::new();
         for _ in 0..TRIES_MAX {
-            outcomes = stage.transport.write(&ops, soon()).await;
-            if !(stage.is_lossy && outcomes.iter().any(is_lost)) {
+            outcomes = fixture.transport.write(&ops, soon()).await;
+            if !(fixture.is_lossy && outcomes.iter().any(is_lost)) {
                 break;
             }
         }
         assert_eq!(outcomes, vec![Ok(()); lens.len()], "{lens:?}");
-        for (place, len) in places.into_iter().zip(lens) {
-            stage.shelf.commit(place);
-            assert_eq!(stage.get(place, 0, len).await, Ok(()), "{lens:?}");
+        for (location, len) in locations.into_iter().zip(lens) {
+            fixture.node.commit(location);
+            assert_eq!(fixture.get(location, 0, len).await, Ok(()), "{lens:?}");
         }
     }
 }
 
-async fn mixed_batch(stage: &Stage) {
-    let good = stage.put(&[100_000]).await;
-    let gone = stage.put(&[100_000]).await;
-    let short = stage.put(&[10]).await;
-    stage.shelf.retire(gone);
+async fn mixed_batch(fixture: &Fixture) {
+    let good = fixture.put(&[100_000]).await;
+    let gone = fixture.put(&[100_000]).await;
+    let short = fixture.put(&[10]).await;
+    fixture.node.retire(gone);
     let mut buffers = vec![vec![0; 100_000]; 5];
-    let places = [good, gone, short, good, gone];
+    let locations = [good, gone, short, good, gone];
     for _ in 0..TRIES_MAX {
-        let ops: Vec<_> = places
+        let ops: Vec<_> = locations
             .iter()
             .zip(&mut buffers)
-            .map(|(place, buffer)| ReadOp {
-                slot: place.slot,
-                stamp: place.stamp,
+            .map(|(location, buffer)| ReadOp {
+                slot: location.slot,
+                stamp: location.stamp,
                 offset: 0,
                 targets: vec![TargetBuf::from(&mut buffer[..])],
             })
             .collect();
-        let outcomes = stage.transport.read(&ops, soon()).await;
-        if stage.is_lossy && outcomes.iter().any(is_lost) {
+        let outcomes = fixture.transport.read(&ops, soon()).await;
+        if fixture.is_lossy && outcomes.iter().any(is_lost) {
             continue;
         }
         let stale = Err(TransferError::Stale);
         let expected = [Ok(()), stale.clone(), Err(TransferError::OutOfRange), Ok(()), stale];
         assert_eq!(outcomes, expected);
-        let read = buffers.iter().zip(places).zip(expected);
-        for ((buffer, place), _) in read.filter(|(_, expected)| expected.is_ok()) {
-            assert_pattern(place.stamp, 0, buffer);
+        let read = buffers.iter().zip(locations).zip(expected);
+        for ((buffer, location), _) in read.filter(|(_, expected)| expected.is_ok()) {
+            assert_pattern(location.stamp, 0, buffer);
         }
         return;
     }
     panic!("the batch was lost every time");
 }
 
-async fn stale_before(stage: &Stage) {
-    let place = stage.put(&[5000]).await;
-    let gone = stage.put(&[5000]).await;
-    stage.shelf.retire(gone);
+async fn stale_before(fixture: &Fixture) {
+    let location = fixture.put(&[5000]).await;
+    let gone = fixture.put(&[5000]).await;
+    fixture.node.retire(gone);
     for wrong in [
         gone,
-        Place { stamp: place.stamp + 77, ..place },
-        Place { stamp: 0, ..place },
-        Place { slot: SLOT_COUNT - 1, stamp: 0 },
-        Place { slot: SLOT_COUNT, ..place },
-        Place { slot: u32::MAX, ..place },
+        Location { stamp: location.stamp + 77, ..location },
+        Location { stamp: 0, ..location },
+        Location { slot: SLOT_COUNT - 1, stamp: 0 },
+        Location { slot: SLOT_COUNT, ..location },
+        Location { slot: u32::MAX, ..location },
     ] {
-        assert_eq!(stage.get(wrong, 0, 5000).await, Err(TransferError::Stale), "{wrong:?}");
+        assert_eq!(fixture.get(wrong, 0, 5000).await, Err(TransferError::Stale), "{wrong:?}");
     }
-    assert_eq!(stage.get(place, 0, 5000).await, Ok(()));
+    assert_eq!(fixture.get(location, 0, 5000).await, Ok(()));
 }
 
-async fn retired_during_the_read(stage: &Stage) {
+async fn retired_during_the_read(fixture: &Fixture) {
     let len = 9 << 20;
-    let place = stage.put(&[len]).await;
+    let location = fixture.put(&[len]).await;
     let mut bytes = vec![0; len as usize];
     let mut targets = [&mut bytes[..]];
     let outcome = {
-        let mut read = pin!(stage.read(place, 0, &mut targets));
+        let mut read = pin!(fixture.read(location, 0, &mut targets));
         let begun = poll_fn(|context| Poll::Ready(read.as_mut().poll(context))).await;
-        stage.shelf.retire(place);
+        fixture.node.retire(location);
         match begun {
             Poll::Ready(outcome) => outcome,
             Poll::Pending => read.await,
         }
     };
-    if stage.transport.capability().can_view {
-        // Through a mapping, so much is not copied in one step: the stamp was gone before the last byte.
+    if fixture.transport.capability().can_view {
+        // Through a mapping, 9 MiB are not copied in one step: the stamp was withdrawn before the last byte.
         assert_eq!(outcome, Err(TransferError::Stale));
         return;
     }
-    // Through a socket everything may have been sent already; if not, the node says that it does not count.
+    // Through a socket all bytes may have been sent already; otherwise the trailer says that they are stale.
     match outcome {
-        Ok(()) => assert_pattern(place.stamp, 0, &bytes),
+        Ok(()) => assert_pattern(location.stamp, 0, &bytes),
         Err(error) => assert_eq!(error, TransferError::Stale),
     }
-    let place = stage.put(&[1000]).await;
-    stage.shelf.retire_sends(true);
-    assert_eq!(stage.get(place, 0, 1000).await, Err(TransferError::Stale));
-    stage.shelf.retire_sends(false);
+    let location = fixture.put(&[1000]).await;
+    fixture.node.retire_sends(true);
+    assert_eq!(fixture.get(location, 0, 1000).await, Err(TransferError::Stale));
+    fixture.node.retire_sends(false);
 }
 
-async fn stale_writes(stage: &Stage) {
+async fn stale_writes(fixture: &Fixture) {
     let bytes = pattern(0, 4096);
-    let gone = stage.shelf.reserve(&[4096]);
-    stage.shelf.retire(gone);
-    let reused = stage.put(&[4096]).await;
-    let reserved = stage.shelf.reserve(&[4096]);
-    let other = Place { stamp: reserved.stamp + 1, ..reserved };
-    for place in [gone, reused, other, Place { stamp: 0, ..reserved }, Place { slot: u32::MAX, stamp: 1 }] {
-        assert_eq!(stage.write(place, 0, &[&bytes]).await, Err(TransferError::Stale), "{place:?}");
+    let gone = fixture.node.reserve(&[4096]);
+    fixture.node.retire(gone);
+    let reused = fixture.put(&[4096]).await;
+    let reserved = fixture.node.reserve(&[4096]);
+    let other = Location { stamp: reserved.stamp + 1, ..reserved };
+    for location in
+        [gone, reused, other, Location { stamp: 0, ..reserved }, Location { slot: u32::MAX, stamp: 1 }]
+    {
+        assert_eq!(fixture.write(location, 0, &[&bytes]).await, Err(TransferError::Stale), "{location:?}");
     }
-    assert_eq!(stage.get(reused, 0, 4096).await, Ok(()), "what was committed is unharmed");
+    assert_eq!(fixture.get(reused, 0, 4096).await, Ok(()), "the committed object is unchanged");
 }
 
-async fn zero_length(stage: &Stage) {
-    let place = stage.shelf.reserve(&[]);
-    assert_eq!(stage.write(place, 0, &[]).await, Ok(()));
-    stage.shelf.commit(place);
-    assert_eq!(stage.get(place, 0, 0).await, Ok(()));
-    assert_eq!(stage.get(place, 0, 1).await, Err(TransferError::OutOfRange));
-    stage.shelf.retire(place);
-    assert_eq!(stage.get(place, 0, 0).await, Err(TransferError::Stale));
+async fn zero_length(fixture: &Fixture) {
+    let location = fixture.node.reserve(&[]);
+    assert_eq!(fixture.write(location, 0, &[]).await, Ok(()));
+    fixture.node.commit(location);
+    assert_eq!(fixture.get(location, 0, 0).await, Ok(()));
+    assert_eq!(fixture.get(location, 0, 1).await, Err(TransferError::OutOfRange));
+    fixture.node.retire(location);
+    assert_eq!(fixture.get(location, 0, 0).await, Err(TransferError::Stale));
 
-    let place = stage.put(&[10]).await;
+    let location = fixture.put(&[10]).await;
     for (offset, expected) in [(0, Ok(())), (10, Ok(())), (11, Err(TransferError::OutOfRange))] {
-        assert_eq!(stage.get(place, offset, 0).await, expected, "nothing at {offset}");
+        assert_eq!(fixture.get(location, offset, 0).await, expected, "an empty range at {offset}");
     }
-    assert_eq!(stage.transport.read(&[], soon()).await, []);
-    assert_eq!(stage.transport.write(&[], soon()).await, []);
+    assert_eq!(fixture.transport.read(&[], soon()).await, []);
+    assert_eq!(fixture.transport.write(&[], soon()).await, []);
 }
 
-async fn too_large(stage: &Stage) {
-    let place = stage.put(&[600, 400]).await;
-    let reserved = stage.shelf.reserve(&[600, 400]);
+async fn too_large(fixture: &Fixture) {
+    let location = fixture.put(&[600, 400]).await;
+    let reserved = fixture.node.reserve(&[600, 400]);
     for (offset, len) in [(0, 1001), (1000, 1), (999, 2), (u64::MAX, 1), (u64::MAX - 5, 100), (1 << 40, 5)] {
         let bytes = pattern(0, len);
         let out = Err(TransferError::OutOfRange);
-        assert_eq!(stage.get(place, offset, len).await, out, "read {offset}+{len}");
-        assert_eq!(stage.write(reserved, offset, &[&bytes]).await, out, "write {offset}+{len}");
+        assert_eq!(fixture.get(location, offset, len).await, out, "read {offset}+{len}");
+        assert_eq!(fixture.write(reserved, offset, &[&bytes]).await, out, "write {offset}+{len}");
     }
     let long = pattern(0, CHUNK_BYTES_MAX + 1);
-    assert_eq!(stage.write(reserved, 0, &[&long]).await, Err(TransferError::OutOfRange));
+    assert_eq!(fixture.write(reserved, 0, &[&long]).await, Err(TransferError::OutOfRange));
 }
 
-async fn gather_and_scatter(stage: &Stage) {
+async fn gather_and_scatter(fixture: &Fixture) {
     let lens = [1001, 3, 70_000];
     let total: u64 = lens.iter().sum();
-    let place = stage.shelf.reserve(&lens);
-    let bytes = pattern(place.stamp, total);
+    let location = fixture.node.reserve(&lens);
+    let bytes = pattern(location.stamp, total);
     let mut sources = Vec::new();
     let mut rest = &bytes[..];
     for len in [1, 0, 2, 1000, 17].into_iter().chain(std::iter::repeat_n(997, 80)) {
@@ -617,14 +622,14 @@ async fn gather_and_scatter(stage: &Stage) {
         rest = tail;
     }
     assert!(rest.is_empty(), "the sources hold everything");
-    assert_eq!(stage.write(place, 0, &sources).await, Ok(()));
-    stage.shelf.commit(place);
+    assert_eq!(fixture.write(location, 0, &sources).await, Ok(()));
+    fixture.node.commit(location);
 
     for misalignment in 0..4 {
         let mut memory = vec![0xee; total as usize + 300];
         let (_, mut tail) = memory.split_at_mut(misalignment);
         let (mut targets, mut guards) = (Vec::new(), Vec::new());
-        // Every target is followed by a byte that is none of the transport's business.
+        // Every target is followed by a guard byte that must not change.
         for len in [3, 0, 500].into_iter().chain(std::iter::repeat_n(1237, 55)) {
             let (target, after) = tail.split_at_mut(len);
             let (guard, after) = after.split_at_mut(1);
@@ -632,23 +637,23 @@ async fn gather_and_scatter(stage: &Stage) {
             guards.push(guard);
             tail = after;
         }
-        assert_eq!(stage.read(place, 11, &mut targets).await, Ok(()));
+        assert_eq!(fixture.read(location, 11, &mut targets).await, Ok(()));
         let joined: Vec<u8> = targets.iter().flat_map(|target| target.iter().copied()).collect();
-        assert_pattern(place.stamp, 11, &joined);
-        assert!(guards.iter().all(|guard| **guard == [0xee]), "a byte beside a target was overwritten");
+        assert_pattern(location.stamp, 11, &joined);
+        assert!(guards.iter().all(|guard| **guard == [0xee]), "a byte outside the targets was overwritten");
     }
 }
 
-async fn many_at_once(stage: &Stage) {
-    let mut places = Vec::new();
+async fn many_at_once(fixture: &Fixture) {
+    let mut locations = Vec::new();
     for number in 0..24 {
-        places.push(stage.put(&[1 + number * 12_345]).await);
+        locations.push(fixture.put(&[1 + number * 12_345]).await);
     }
     let mut reads: Vec<Pin<Box<dyn Future<Output = Outcome> + Send + '_>>> = Vec::new();
     for round in 0..3 {
-        for (number, place) in (0..).zip(&places) {
+        for (number, location) in (0..).zip(&locations) {
             let len = 1 + number * 12_345;
-            reads.push(Box::pin(stage.get(*place, round.min(len), len - round.min(len))));
+            reads.push(Box::pin(fixture.get(*location, round.min(len), len - round.min(len))));
         }
     }
     let mut done = 0;
@@ -668,55 +673,55 @@ async fn many_at_once(stage: &Stage) {
     assert_eq!(done, count);
 }
 
-async fn deadline(stage: &Stage) {
-    let place = stage.put(&[1000]).await;
+async fn deadline(fixture: &Fixture) {
+    let location = fixture.put(&[1000]).await;
     let mut bytes = vec![0; 1000];
     let past = Instant::now();
     let targets = vec![TargetBuf::from(&mut bytes[..])];
-    let op = ReadOp { slot: place.slot, stamp: place.stamp, offset: 0, targets };
-    assert_eq!(stage.transport.read(&[op], past).await, [Err(TransferError::Timeout)]);
-    // What timed out leaves nothing behind that disturbs the next.
-    assert_eq!(stage.get(place, 0, 1000).await, Ok(()));
+    let op = ReadOp { slot: location.slot, stamp: location.stamp, offset: 0, targets };
+    assert_eq!(fixture.transport.read(&[op], past).await, [Err(TransferError::Timeout)]);
+    // A read that timed out does not disturb the next.
+    assert_eq!(fixture.get(location, 0, 1000).await, Ok(()));
 }
 
-/// The same bytes are used for one object after the other while others read them.
-async fn reuse_under_readers(stage: Arc<Stage>) {
+/// The same memory is used for one object after the other while others are being read.
+async fn reuse_under_readers(fixture: Arc<Fixture>) {
     const LEN: u64 = 200_000;
     const ROUNDS: usize = 40;
     const READERS: usize = 2;
-    let first = stage.put(&[LEN]).await;
+    let first = fixture.put(&[LEN]).await;
     let (current, watch) = tokio::sync::watch::channel(Some(first));
     let mut readers = tokio::task::JoinSet::new();
     for _ in 0..READERS {
-        let (stage, watch) = (Arc::clone(&stage), watch.clone());
+        let (fixture, watch) = (Arc::clone(&fixture), watch.clone());
         readers.spawn(async move {
             let mut last = first;
             loop {
                 let now = *watch.borrow();
-                match stage.get(now.unwrap_or(last), 0, LEN).await {
+                match fixture.get(now.unwrap_or(last), 0, LEN).await {
                     Ok(()) | Err(TransferError::Stale) => {}
                     Err(error) => panic!("{error}"),
                 }
-                let Some(now) = now else { return stage.get(last, 0, LEN).await };
+                let Some(now) = now else { return fixture.get(last, 0, LEN).await };
                 last = now;
                 tokio::task::yield_now().await;
             }
         });
     }
-    let mut place = first;
+    let mut location = first;
     for _ in 0..ROUNDS {
-        while stage.shelf.is_being_stored(place) {
+        while fixture.node.is_being_stored(location) {
             tokio::task::yield_now().await;
         }
-        place = stage.shelf.reuse(place);
-        let bytes = pattern(place.stamp, LEN);
-        // One half at a time, so that readers meet the object half written.
+        location = fixture.node.reuse(location);
+        let bytes = pattern(location.stamp, LEN);
+        // One half at a time, so that readers see a half-written object.
         let (head, tail) = bytes.split_at(bytes.len() / 2);
-        assert_eq!(stage.write(place, 0, &[head]).await, Ok(()));
+        assert_eq!(fixture.write(location, 0, &[head]).await, Ok(()));
         tokio::task::yield_now().await;
-        assert_eq!(stage.write(place, head.len() as u64, &[tail]).await, Ok(()));
-        stage.shelf.commit(place);
-        current.send_replace(Some(place));
+        assert_eq!(fixture.write(location, head.len() as u64, &[tail]).await, Ok(()));
+        fixture.node.commit(location);
+        current.send_replace(Some(location));
         tokio::task::yield_now().await;
     }
     current.send_replace(None);
@@ -724,5 +729,5 @@ async fn reuse_under_readers(stage: Arc<Stage>) {
         let ended = ended.expect("no reader saw a byte of another object");
         assert!(matches!(ended, Ok(()) | Err(TransferError::Stale)), "{ended:?}");
     }
-    assert_eq!(stage.get(place, 0, LEN).await, Ok(()), "the last one is there to stay");
+    assert_eq!(fixture.get(location, 0, LEN).await, Ok(()), "the last object stays");
 }

@@ -1,17 +1,16 @@
 //! Ranges of memory that bytes are copied from and to.
 //!
-//! A [`SourceBuf`] or [`TargetBuf`] is a pointer and a length with a lifetime. Unlike a slice it makes no
-//! promise that nobody else touches the bytes: a caller's array may be used by other threads of an
-//! interpreter, and a segment is written by other processes. So the bytes are touched only by the copy
-//! kernel, by the checksum and by system calls, none of which the compiler looks into; a race then gives
-//! unspecified bytes, and nothing worse.
+//! A [`SourceBuf`] or [`TargetBuf`] is a pointer and a length with a lifetime. Unlike a slice it does not
+//! promise exclusive or immutable bytes: other threads of an interpreter may use a caller's array, and other
+//! processes write into a segment. So the bytes are accessed only by the copy kernel, by the checksum and by
+//! system calls, which are opaque to the compiler; a race gives unspecified bytes and no undefined behaviour.
 //!
 //! **Invariant:** the memory is mapped for the whole lifetime of the range.
 
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 
-/// Bytes to be read.
+/// A range to read from.
 #[derive(Clone, Copy, Debug)]
 pub struct SourceBuf<'a> {
     start: NonNull<u8>,
@@ -19,7 +18,7 @@ pub struct SourceBuf<'a> {
     memory: PhantomData<&'a [u8]>,
 }
 
-/// Bytes to be written.
+/// A range to write to.
 #[derive(Clone, Copy, Debug)]
 pub struct TargetBuf<'a> {
     start: NonNull<u8>,
@@ -27,7 +26,7 @@ pub struct TargetBuf<'a> {
     memory: PhantomData<&'a mut [u8]>,
 }
 
-// SAFETY: a range is only an address; using it from another thread is what the contract of `new` allows.
+// SAFETY: a range is only an address; the contract of `new` allows its use from any thread.
 unsafe impl Send for SourceBuf<'_> {}
 // SAFETY: as above; there is no interior state.
 unsafe impl Sync for SourceBuf<'_> {}
@@ -48,19 +47,19 @@ impl<'a> SourceBuf<'a> {
         Self { start, len, memory: PhantomData }
     }
 
-    /// How many bytes.
+    /// Number of bytes.
     #[must_use]
     pub fn len(self) -> usize {
         self.len
     }
 
-    /// Whether there is none.
+    /// Whether it is empty.
     #[must_use]
     pub fn is_empty(self) -> bool {
         self.len == 0
     }
 
-    /// Where the first one is.
+    /// Address of the first byte.
     #[must_use]
     pub fn as_ptr(self) -> *const u8 {
         self.start.as_ptr()
@@ -70,7 +69,7 @@ impl<'a> SourceBuf<'a> {
     #[must_use]
     pub fn split_at(self, at: usize) -> (Self, Self) {
         let at = at.min(self.len);
-        // SAFETY: `at` is at most `len`, so the sum stays inside the range or one behind it.
+        // SAFETY: `at` is at most `len`, so the sum stays inside the range or one past it.
         let rest = unsafe { self.start.add(at) };
         (Self { len: at, ..self }, Self { start: rest, len: self.len - at, ..self })
     }
@@ -94,19 +93,19 @@ impl<'a> TargetBuf<'a> {
         Self { start, len, memory: PhantomData }
     }
 
-    /// How many bytes.
+    /// Number of bytes.
     #[must_use]
     pub fn len(self) -> usize {
         self.len
     }
 
-    /// Whether there is none.
+    /// Whether it is empty.
     #[must_use]
     pub fn is_empty(self) -> bool {
         self.len == 0
     }
 
-    /// Where the first one is.
+    /// Address of the first byte.
     #[must_use]
     pub fn as_mut_ptr(self) -> *mut u8 {
         self.start.as_ptr()
@@ -116,12 +115,12 @@ impl<'a> TargetBuf<'a> {
     #[must_use]
     pub fn split_at(self, at: usize) -> (Self, Self) {
         let at = at.min(self.len);
-        // SAFETY: `at` is at most `len`, so the sum stays inside the range or one behind it.
+        // SAFETY: `at` is at most `len`, so the sum stays inside the range or one past it.
         let rest = unsafe { self.start.add(at) };
         (Self { len: at, ..self }, Self { start: rest, len: self.len - at, ..self })
     }
 
-    /// The same bytes, to be read.
+    /// The same bytes as a source.
     #[must_use]
     pub fn as_source(self) -> SourceBuf<'a> {
         SourceBuf { start: self.start, len: self.len, memory: PhantomData }
@@ -135,9 +134,8 @@ impl<'a> From<&'a mut [u8]> for TargetBuf<'a> {
     }
 }
 
-/// What [`SourceBuf`] and [`TargetBuf`] have in common, for code that cuts lists of them.
+/// Common interface of [`SourceBuf`] and [`TargetBuf`], for code that divides lists of them.
 pub(crate) trait Buf: Copy {
-    /// How many bytes.
     fn bytes(self) -> usize;
     /// The first `at` bytes and the rest.
     fn cut(self, at: usize) -> (Self, Self);
@@ -161,10 +159,10 @@ impl Buf for TargetBuf<'_> {
     }
 }
 
-/// A list of ranges that is used up from its front.
+/// A list of ranges that is consumed from its front.
 #[derive(Debug)]
 pub(crate) struct Run<B> {
-    /// In reverse, so that the front can be popped; none is empty.
+    /// In reverse order, so that the front can be popped; none is empty.
     reversed: Vec<B>,
 }
 
@@ -173,7 +171,7 @@ impl<B: Buf> Run<B> {
         Self { reversed: list.into_iter().rev().filter(|buf| buf.bytes() > 0).collect() }
     }
 
-    /// The next at most `most` bytes that lie in one piece; `None` when all are used up.
+    /// The next contiguous piece of at most `most` bytes; `None` when all are consumed.
     pub(crate) fn next_piece(&mut self, most: usize) -> Option<B> {
         let front = self.reversed.pop()?;
         let (piece, rest) = front.cut(most);
@@ -183,17 +181,17 @@ impl<B: Buf> Run<B> {
         Some(piece)
     }
 
-    /// How many bytes are left.
+    /// Number of bytes left.
     pub(crate) fn bytes(&self) -> usize {
         self.reversed.iter().fold(0, |sum, buf| sum.saturating_add(buf.bytes()))
     }
 
-    /// How many bytes the first range has.
+    /// Number of bytes of the first range.
     pub(crate) fn front_bytes(&self) -> usize {
         self.reversed.last().map_or(0, |buf| buf.bytes())
     }
 
-    /// Takes the next `bytes` off, as pieces. Fewer where the list ends.
+    /// Consumes the next `bytes` as pieces; fewer if the list ends.
     pub(crate) fn take(&mut self, mut bytes: u64) -> Vec<B> {
         let mut pieces = Vec::new();
         while bytes > 0 {
@@ -204,12 +202,11 @@ impl<B: Buf> Run<B> {
         pieces
     }
 
-    /// At most `most` of the next ranges, in order, without taking them.
+    /// At most `most` of the next ranges, in order, without consuming them.
     pub(crate) fn peek(&self, most: usize) -> impl Iterator<Item = B> {
         self.reversed.iter().rev().take(most).copied()
     }
 
-    /// Nothing is left.
     pub(crate) fn is_done(&self) -> bool {
         self.reversed.is_empty()
     }

@@ -1,13 +1,13 @@
-//! The xxh3-64 of memory that others may be writing.
+//! xxh3-64 of memory that other processes may be writing.
 //!
-//! A library that hashes wants a slice, so the bytes would have to be copied first; that took as long as
-//! receiving them did. Here whole blocks are hashed where they lie: on x86-64 with AVX2 they are loaded by
-//! inline assembly, as in the [copy kernel](crate::copy), elsewhere they are copied, a block at a time. A
-//! race gives the checksum of unspecified bytes, and nothing worse.
+//! A hashing library takes a slice, so the bytes would have to be copied first, which took as long as
+//! receiving them. This module hashes whole blocks in place: on x86-64 with AVX2, inline assembly loads them,
+//! as in the [copy kernel](crate::copy); elsewhere they are copied one block at a time. A race gives the
+//! checksum of unspecified bytes and no undefined behaviour.
 //!
-//! What is hashed is divided as xxh3 divides it: stripes of 64 bytes, sixteen of them a block. The end, which
-//! is hashed otherwise, is kept until it is known to be one. Short inputs, for which xxh3 has other
-//! formulas, are left to the library.
+//! Input is divided as in xxh3: stripes of 64 bytes, sixteen of them a block. The last stripe is hashed
+//! differently, so the end of the input so far is buffered. Short inputs, for which xxh3 has other formulas,
+//! are passed to the library.
 
 use twox_hash::XxHash3_64;
 use twox_hash::xxhash3_64::{DEFAULT_SECRET_LENGTH, SecretBuffer};
@@ -16,10 +16,10 @@ use crate::buffer::SourceBuf;
 use crate::copy::copy_out;
 
 const STRIPE_BYTES: usize = 64;
-/// With each stripe of a block, the part of the secret that it is mixed with moves on by that much.
+/// Step, in bytes, of the part of the secret that the stripes of a block are mixed with.
 const SECRET_STEP: usize = 8;
 const BLOCK_BYTES: usize = (DEFAULT_SECRET_LENGTH - STRIPE_BYTES) / SECRET_STEP * STRIPE_BYTES;
-/// Where the parts of the secret begin that are used otherwise.
+/// Start of the other parts of the secret.
 const SCRAMBLE_AT: usize = DEFAULT_SECRET_LENGTH - STRIPE_BYTES;
 const LAST_STRIPE_AT: usize = SCRAMBLE_AT - 7;
 const MERGE_AT: usize = 11;
@@ -27,7 +27,7 @@ const MERGE_AT: usize = 11;
 const PRIME32_1: u64 = 0x9e37_79b1;
 const PRIME64_1: u64 = 0x9e37_79b1_85eb_ca87;
 const AVALANCHE: u64 = 0x1656_6791_9e37_79f9;
-/// What the lanes begin with.
+/// Initial values of the lanes.
 const LANES: Lanes = [
     0xc2b2_ae3d,
     PRIME64_1,
@@ -42,13 +42,11 @@ const LANES: Lanes = [
 type Secret = [u8; DEFAULT_SECRET_LENGTH];
 type Lanes = [u64; 8];
 
-/// Where bytes are that are hashed next.
+/// Whether the next bytes are expected in the caches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Whereabouts {
-    /// In a cache of this processor.
-    Near,
-    /// Perhaps in none.
-    Far,
+enum Locality {
+    Cached,
+    Uncached,
 }
 
 /// The xxh3-64 of the bytes of the ranges, in order.
@@ -59,16 +57,16 @@ pub fn checksum<'a>(sources: impl IntoIterator<Item = SourceBuf<'a>>) -> u64 {
     hash.finish()
 }
 
-/// The xxh3-64 of bytes that come one range after the other.
+/// xxh3-64 of bytes that arrive one range after the other.
 #[derive(Clone, Debug)]
 pub struct Checksum {
     secret: &'static Secret,
     lanes: Lanes,
     total: u64,
-    /// What is not hashed yet: at most a block, and nothing only if there was nothing at all.
+    /// Input that is not hashed yet: at most a block, and empty only if there was no input.
     rest: [u8; BLOCK_BYTES],
     rest_len: usize,
-    /// The last stripe of what is.
+    /// The last stripe that was hashed.
     before: [u8; STRIPE_BYTES],
 }
 
@@ -86,41 +84,41 @@ impl Default for Checksum {
 }
 
 impl Checksum {
-    /// Begins anew.
+    /// Starts a new checksum.
     pub fn reset(&mut self) {
         (self.lanes, self.total, self.rest_len) = (LANES, 0, 0);
     }
 
-    /// Takes in the next bytes, which were just used.
+    /// Hashes the next bytes, which were just used.
     pub fn update(&mut self, source: SourceBuf<'_>) {
-        self.take(source, Whereabouts::Near);
+        self.hash_input(source, Locality::Cached);
     }
 
-    /// Takes in the next bytes, which may have to come from memory: they are called for ahead.
-    pub fn update_far(&mut self, source: SourceBuf<'_>) {
-        self.take(source, Whereabouts::Far);
+    /// Hashes the next bytes, which may not be in a cache: they are prefetched.
+    pub fn update_uncached(&mut self, source: SourceBuf<'_>) {
+        self.hash_input(source, Locality::Uncached);
     }
 
-    fn take(&mut self, source: SourceBuf<'_>, whereabouts: Whereabouts) {
+    fn hash_input(&mut self, source: SourceBuf<'_>, locality: Locality) {
         self.total += source.len() as u64;
         let mut source = source;
         if self.rest_len > 0 {
-            source = self.keep(source);
+            source = self.buffer_rest(source);
             if source.is_empty() {
                 return;
             }
             let rest = SourceBuf::from(&self.rest[..]);
-            take_in(&mut self.lanes, &mut self.before, rest, self.secret, Whereabouts::Near);
+            accumulate_whole(&mut self.lanes, &mut self.before, rest, self.secret, Locality::Cached);
             self.rest_len = 0;
         }
         let (blocks, rest) = source.split_at(source.len().saturating_sub(1) / BLOCK_BYTES * BLOCK_BYTES);
         if !blocks.is_empty() {
-            take_in(&mut self.lanes, &mut self.before, blocks, self.secret, whereabouts);
+            accumulate_whole(&mut self.lanes, &mut self.before, blocks, self.secret, locality);
         }
-        self.keep(rest);
+        self.buffer_rest(rest);
     }
 
-    /// The checksum of all of them.
+    /// The checksum of all input.
     #[must_use]
     pub fn finish(&self) -> u64 {
         let rest = self.rest.get(..self.rest_len).unwrap_or_default();
@@ -139,8 +137,8 @@ impl Checksum {
         merge(&lanes, self.secret, self.total)
     }
 
-    /// Keeps what there is room for, and gives back what is left.
-    fn keep<'a>(&mut self, source: SourceBuf<'a>) -> SourceBuf<'a> {
+    /// Buffers as much as fits. Returns the rest.
+    fn buffer_rest<'a>(&mut self, source: SourceBuf<'a>) -> SourceBuf<'a> {
         let (head, tail) = source.split_at(BLOCK_BYTES - self.rest_len);
         if let Some(kept) = self.rest.get_mut(self.rest_len..self.rest_len + head.len()) {
             copy_out(head, kept);
@@ -150,27 +148,27 @@ impl Checksum {
     }
 }
 
-/// Hashes whole blocks, at least one, and keeps the last stripe of them.
-fn take_in(
+/// Hashes one or more whole blocks, and stores their last stripe.
+fn accumulate_whole(
     lanes: &mut Lanes,
     before: &mut [u8; STRIPE_BYTES],
     blocks: SourceBuf<'_>,
     secret: &Secret,
-    whereabouts: Whereabouts,
+    locality: Locality,
 ) {
     debug_assert!(!blocks.is_empty() && blocks.len().is_multiple_of(BLOCK_BYTES));
-    accumulate_blocks(lanes, blocks, secret, whereabouts);
+    accumulate_blocks(lanes, blocks, secret, locality);
     let (_, last) = blocks.split_at(blocks.len() - STRIPE_BYTES);
     copy_out(last, before);
 }
 
-fn accumulate_blocks(lanes: &mut Lanes, blocks: SourceBuf<'_>, secret: &Secret, whereabouts: Whereabouts) {
+fn accumulate_blocks(lanes: &mut Lanes, blocks: SourceBuf<'_>, secret: &Secret, locality: Locality) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     if std::is_x86_feature_detected!("avx2") {
         // SAFETY: the processor knows AVX2, and the range is mapped for all of its bytes.
-        return unsafe { wide::accumulate_blocks(lanes, blocks.as_ptr(), blocks.len(), secret, whereabouts) };
+        return unsafe { wide::accumulate_blocks(lanes, blocks.as_ptr(), blocks.len(), secret, locality) };
     }
-    let _ = whereabouts;
+    let _ = locality;
     accumulate_copied(lanes, blocks, secret);
 }
 
@@ -238,10 +236,10 @@ mod wide {
         _mm256_shuffle_epi32, _mm256_slli_epi64, _mm256_srli_epi64, _mm256_storeu_si256, _mm256_xor_si256,
     };
 
-    use super::{BLOCK_BYTES, Lanes, PRIME32_1, SCRAMBLE_AT, SECRET_STEP, STRIPE_BYTES, Secret, Whereabouts};
-    use crate::fetch::{LINE_BYTES, WINDOW_BYTES, place_of, read_line};
+    use super::{BLOCK_BYTES, Lanes, Locality, PRIME32_1, SCRAMBLE_AT, SECRET_STEP, STRIPE_BYTES, Secret};
+    use crate::cache_prefetch::{LINE_BYTES, WINDOW_BYTES, line_offset, prefetch_line};
 
-    /// How far ahead bytes are called for where there is not much left.
+    /// Prefetch distance where less than a window is left.
     const AHEAD_BYTES: usize = 1024;
 
     /// # Safety
@@ -252,26 +250,26 @@ mod wide {
         source: *const u8,
         len: usize,
         secret: &Secret,
-        whereabouts: Whereabouts,
+        locality: Locality,
     ) {
-        // SAFETY: both halves are inside the lanes, all parts of the secret inside of it, and the stripes
-        // inside the blocks that the caller vouches for.
+        // SAFETY: both halves are inside the lanes, all parts of the secret inside the secret, and the
+        // stripes inside the blocks of the caller's contract.
         unsafe {
             let halves: *mut __m256i = lanes.as_mut_ptr().cast();
             let key = |at: usize| _mm256_loadu_si256(secret.as_ptr().add(at).cast());
             let (mut low, mut high) = (_mm256_loadu_si256(halves), _mm256_loadu_si256(halves.add(1)));
             for at in (0..len).step_by(BLOCK_BYTES) {
-                // While one window is hashed, the next is called for, as long as most of it belongs to us.
+                // While one window is hashed the next is prefetched, if at least half of it is input.
                 let window = at / WINDOW_BYTES * WINDOW_BYTES;
                 let next = window + WINDOW_BYTES;
-                let has_next = whereabouts == Whereabouts::Far && next + WINDOW_BYTES / 2 <= len;
+                let has_next = locality == Locality::Uncached && next + WINDOW_BYTES / 2 <= len;
                 for number in 0..BLOCK_BYTES / STRIPE_BYTES {
                     let stripe = at + number * STRIPE_BYTES;
                     let ahead = match has_next {
-                        true => next + place_of((stripe - window) / LINE_BYTES),
+                        true => next + line_offset((stripe - window) / LINE_BYTES),
                         false => stripe + AHEAD_BYTES,
                     };
-                    read_line(source.wrapping_add(ahead));
+                    prefetch_line(source.wrapping_add(ahead));
                     let (one, other) = load(source.add(stripe));
                     low = accumulate(low, one, key(number * SECRET_STEP));
                     high = accumulate(high, other, key(number * SECRET_STEP + 32));
@@ -284,7 +282,7 @@ mod wide {
         }
     }
 
-    /// The halves of a stripe. The compiler must not know that they are loaded: others may write them.
+    /// The halves of a stripe. Assembly, because other processes may write the bytes during the load.
     ///
     /// # Safety
     /// As above, for one stripe.
@@ -311,7 +309,7 @@ mod wide {
     fn accumulate(lanes: __m256i, values: __m256i, key: __m256i) -> __m256i {
         let mixed = _mm256_xor_si256(values, key);
         let product = _mm256_mul_epu32(mixed, _mm256_srli_epi64::<32>(mixed));
-        // Each value goes to the lane beside its own.
+        // Each value goes to the neighbouring lane.
         let swapped = _mm256_shuffle_epi32::<0b01_00_11_10>(values);
         _mm256_add_epi64(product, _mm256_add_epi64(lanes, swapped))
     }
@@ -335,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_the_xxh3_of_every_length() {
+    fn checksum_is_xxh3_for_every_length() {
         let bytes = pattern(9 * BLOCK_BYTES);
         assert_eq!(checksum([]), 0x2d06_8005_38d3_94c2, "the xxh3-64 of nothing");
         let long = [63, 64, 65, 127, 512].into_iter().flat_map(|more| (2..8).map(move |it| it * 1024 + more));
@@ -346,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn it_does_not_depend_on_how_the_bytes_are_cut() {
+    fn division_into_ranges_does_not_matter() {
         let bytes = pattern(5 * BLOCK_BYTES + 77);
         let whole = XxHash3_64::oneshot(&bytes);
         let mut hash = Checksum::default();
@@ -363,22 +361,22 @@ mod tests {
     }
 
     #[test]
-    fn it_does_not_depend_on_where_the_bytes_are() {
+    fn cache_hint_does_not_change_the_checksum() {
         let bytes = pattern(300_000);
         let mut hash = Checksum::default();
         for len in [1024, 20_000, 49_153, 65_536, 98_304, 100_001, 300_000] {
             hash.reset();
-            hash.update_far(SourceBuf::from(&bytes[..len]));
+            hash.update_uncached(SourceBuf::from(&bytes[..len]));
             assert_eq!(hash.finish(), XxHash3_64::oneshot(&bytes[..len]), "{len} bytes");
         }
     }
 
     #[test]
-    fn without_special_instructions_it_is_the_same() {
+    fn portable_version_gives_the_same_checksum() {
         let bytes = pattern(3 * BLOCK_BYTES);
         let secret = SecretBuffer::default().into_secret();
         let (mut fast, mut plain) = (LANES, LANES);
-        accumulate_blocks(&mut fast, SourceBuf::from(&bytes[..]), secret, Whereabouts::Near);
+        accumulate_blocks(&mut fast, SourceBuf::from(&bytes[..]), secret, Locality::Cached);
         accumulate_copied(&mut plain, SourceBuf::from(&bytes[..]), secret);
         assert_eq!(fast, plain);
     }

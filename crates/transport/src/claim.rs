@@ -10,11 +10,11 @@
 //! **Invariant:** a writer stores no byte of an offered use before its claim has succeeded.
 //!
 //! **Invariant:** the node reuses memory that was offered only if its recall has succeeded. Any other value
-//! of the word, garbage included, counts as a claim: a client that scribbles here keeps memory that it was
-//! given, and takes none.
+//! of the word, garbage included, counts as a claim: a misbehaving client keeps memory that it was given, and
+//! gains none.
 //!
-//! Stamps are never reused, so a word never shows the same offer twice. The functions are generic over
-//! [`Words`] for the checkers, as those of [`crate::stamp`] are.
+//! Stamps are never reused, so a word never holds the same offer twice. The functions are generic over
+//! [`Words`] for the checkers, like those of [`crate::stamp`].
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -24,18 +24,18 @@ use crate::map::Map;
 use crate::seams::{Rule, is_broken};
 use crate::stamp::Words;
 
-/// The bit of a claim word that says that the use is claimed. Stamps are counted from one, and stay below.
+/// The bit of a claim word that attributes a claim. Stamps start at one and stay below.
 const CLAIMED: u64 = 1 << 63;
 /// The claim word after a recall.
 const RECALLED: u64 = 0;
 
-/// Offers the use with this stamp. The node calls it before the slot carries the stamp.
+/// Offers the use with this stamp. The node calls it before it writes the stamp into the slot.
 pub(crate) fn offer(words: &impl Words, at: u64, stamp: u64) {
     assert!(stamp != RECALLED && stamp < CLAIMED, "stamp {stamp} cannot be offered");
     words.store(at, stamp, Ordering::SeqCst);
 }
 
-/// Claims the use for writing. False if the node has recalled it. Claiming it twice is harmless.
+/// Claims the use for writing. False if the node has recalled it. A second claim is harmless.
 pub(crate) fn claim(words: &impl Words, at: u64, stamp: u64) -> bool {
     let claimed = stamp | CLAIMED;
     if is_broken(Rule::ClaimAtOnce) {
@@ -47,7 +47,7 @@ pub(crate) fn claim(words: &impl Words, at: u64, stamp: u64) -> bool {
     swapped.map_or_else(|found| found == claimed, |()| true)
 }
 
-/// Takes an offer back. False if it was claimed: then its writer may store into it at any time.
+/// Recalls an offer. False if it was claimed: its writer may write at any time.
 pub(crate) fn recall(words: &impl Words, at: u64, stamp: u64) -> bool {
     if is_broken(Rule::RecallAtOnce) {
         let is_offered = words.load(at) == stamp;

@@ -1,14 +1,14 @@
-//! The control segment in use: one writer in the node, any number of readers.
+//! Access to the control segment: one writer in the node, any number of readers.
 //!
-//! **Invariant (retire before reuse):** when a slot's stamp goes away, that is stored sequentially
-//! consistently and fenced before anything else happens; when a new stamp comes, every other word of the slot
-//! is in place before it. So whoever finds a stamp before and after looking has seen the words and bytes of
-//! that use. The module `stamp` has the loads, stores and fences that do it.
+//! **Invariant (retire before reuse):** withdrawing a stamp is a sequentially consistent store with a fence
+//! before anything else happens; a new stamp is stored after every other word of the slot. So a reader that
+//! finds a stamp before and after its loads has read the words and bytes of that use. The module `stamp` has
+//! the loads, stores and fences.
 //!
 //! **Invariant:** while a slot carries a stamp and is committed, its length and extents do not change.
 //!
-//! **Invariant:** a reader believes nothing it loads until it has been checked against the sizes of the
-//! segment: words that race with a new use cannot lead outside the mappings, nor to a large allocation.
+//! **Invariant:** a reader checks everything it loads against the sizes of the segment: words that race with
+//! a new use cannot lead outside the mappings, nor to a large allocation.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -21,21 +21,21 @@ use crate::map::Map;
 use crate::stamp::{self, Words};
 use crate::{Extent, TransferError, copy, cut};
 
-/// What a slot is used for.
+/// State of a slot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum SlotState {
-    /// Nothing.
+    /// Not in use.
     #[default]
     Free,
-    /// A writer may fill it.
+    /// A writer may write its bytes.
     Reserved,
-    /// The writer is done; whether it becomes visible is being decided.
+    /// The writer is done; the master decides whether it is committed.
     Prepared,
-    /// It can be read.
+    /// Readable.
     Committed,
-    /// Nobody may fill it any more, and it is about to be free, unless it was published before.
+    /// No longer writable, and about to be freed, unless it was published before.
     Ending,
-    /// A writer may fill it after it has claimed it; until then the node may recall it.
+    /// Writable after a claim; until then the node may recall it.
     Offered,
 }
 
@@ -64,12 +64,12 @@ impl SlotState {
     }
 }
 
-/// Everything a slot says.
+/// The content of a slot.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SlotRecord {
-    /// The present use; zero is nobody's.
+    /// The current use; zero if the slot is free.
     pub stamp: u64,
-    /// What the slot is used for.
+    /// State of the slot.
     pub state: SlotState,
     /// Never evicted.
     pub hard_pin: bool,
@@ -77,25 +77,24 @@ pub struct SlotRecord {
     pub soft_pin: bool,
     /// The namespace's name, in the heap.
     pub namespace: Extent,
-    /// Which life of the master minted the generation.
+    /// The epoch of the master that minted the generation.
     pub generation_epoch: u64,
-    /// Which one in that life.
+    /// The counter of the generation within the epoch.
     pub generation_counter: u64,
-    /// How many bytes the extents hold together.
+    /// Total length of the extents.
     pub len: u64,
-    /// Where the bytes lie in the data segment, in order.
+    /// Location of the bytes in the data segment, in order.
     pub extents: Vec<Extent>,
-    /// Where in the heap the list of extents goes, if there are more than [`INLINE_EXTENTS`]:
+    /// Offset in the heap of the list of extents, if there are more than [`INLINE_EXTENTS`]:
     /// [`SPILLED_EXTENT_BYTES`] for each.
     pub spill_offset: u64,
     /// The key, in the heap.
     pub key: Extent,
-    /// The marks, in the heap: who pins the object, and how it is consumed. They may change while it lives.
-    pub marks: Extent,
+    /// The attributes (pins, consumption state), in the heap. They may change while the object exists.
+    pub attributes: Extent,
 }
 
-/// The node's hand on its control segment. There is one per segment: the type is neither `Clone` nor made
-/// again.
+/// The only writer of a control segment. It is not `Clone` and is created once per segment.
 #[derive(Debug)]
 pub struct ControlWriter {
     map: Arc<Map>,
@@ -120,7 +119,7 @@ impl ControlWriter {
         ] {
             map.store(at, value, Ordering::Relaxed);
         }
-        // A header without its magic is not a segment yet.
+        // The magic is stored last: without it the header is not valid.
         map.store(header::MAGIC, layout::MAGIC, Ordering::SeqCst);
         Self { map, claims, geometry, slots_used: 0 }
     }
@@ -131,13 +130,14 @@ impl ControlWriter {
         self.geometry
     }
 
-    /// Makes the slot say what the record says.
+    /// Writes a record into a slot.
     ///
     /// A different stamp than before is a new use: the old one is retired first and the new one appears last.
-    /// The same stamp is a step in the life of the same use: the state appears last.
+    /// The same stamp is the next state of the same use: the state appears last.
     ///
-    /// # Panics If the record does not fit the segment, or moves the bytes of a committed use: a broken
-    /// invariant of the node, which would otherwise become wrong bytes.
+    /// # Panics
+    /// If the record does not fit the segment, or moves the bytes of a committed use: a broken invariant of
+    /// the node, which would otherwise give readers wrong bytes.
     pub fn write_slot(&mut self, index: u32, record: &SlotRecord) {
         let at = self.slot_at(index);
         self.assert_fits(index, record);
@@ -153,27 +153,27 @@ impl ControlWriter {
             self.slots_used = u64::from(index) + 1;
             self.map.store(header::SLOT_HIGH_WATER, self.slots_used, Ordering::SeqCst);
         }
-        stamp::enter(&*self.map, at, record.stamp, state_word(record), || self.write_words(at, record));
+        stamp::publish_use(&*self.map, at, record.stamp, state_word(record), || self.write_words(at, record));
     }
 
-    /// Takes the stamp away. When this returns, no copy that ends later validates, so the bytes may be
+    /// Withdraws the stamp. After this returns, no copy that ends later validates, so the bytes may be
     /// reused.
     pub fn retire(&mut self, index: u32) {
         let at = self.slot_at(index);
         stamp::retire(&*self.map, at);
     }
 
-    /// Takes an offered use back. False if its writer has claimed it, and may write at any time. If it was
-    /// taken back nobody can have written it, nor will.
+    /// Recalls an offered use. False if its writer has claimed it, and may write at any time. After a
+    /// successful recall no byte of it was or will be written.
     pub fn recall(&mut self, index: u32, stamp: u64) -> bool {
         index < self.geometry.slot_count
             && claim::recall(&*self.claims, u64::from(index) * CLAIM_BYTES, stamp)
     }
 
-    /// Puts bytes into the heap, where the node has found room for them.
+    /// Writes bytes into the heap, at an offset that the node has allocated.
     ///
     /// # Panics
-    /// If they do not fit.
+    /// If they are outside the heap.
     pub fn write_heap(&mut self, offset: u64, bytes: &[u8]) {
         self.fill_heap(offset, bytes);
     }
@@ -181,20 +181,20 @@ impl ControlWriter {
     /// Records that no stamp at or above this one has ever been used.
     ///
     /// # Panics
-    /// If the mark would sink: stamps would be used twice.
+    /// If it would decrease: stamps would be used twice.
     pub fn set_stamp_high_water(&mut self, mark: u64) {
         let old = self.map.load(header::STAMP_HIGH_WATER);
-        assert!(mark >= old, "the stamp high-water mark would sink from {old} to {mark}");
+        assert!(mark >= old, "the stamp high-water mark would decrease from {old} to {mark}");
         self.map.store(header::STAMP_HIGH_WATER, mark, Ordering::SeqCst);
     }
 
-    /// Records the life of the master that the node belongs to.
+    /// Records the epoch of the master that the node belongs to.
     pub fn set_epoch(&mut self, epoch: u64) {
         self.map.store(header::MASTER_EPOCH, epoch, Ordering::SeqCst);
     }
 
-    /// Says whether the node is a member of its cluster. When this returns, no read that ends later counts
-    /// as one of a member's memory, or does.
+    /// Records whether the node is a member of its cluster. Reads that end after this returns see the new
+    /// value.
     pub fn set_member(&mut self, is_member: bool) {
         stamp::set_member(&*self.map, is_member);
     }
@@ -228,7 +228,7 @@ impl ControlWriter {
             (slot::EXTENT_COUNT, record.extents.len() as u64),
             (slot::KEY_OFFSET, record.key.offset),
             (slot::KEY_LEN, record.key.len),
-            (slot::MARKS, marks_word(record.marks)),
+            (slot::ATTRIBUTES, attributes_word(record.attributes)),
         ];
         for (word, value) in words {
             self.map.store(at + word, value, Ordering::Relaxed);
@@ -243,7 +243,10 @@ impl ControlWriter {
         assert!(count <= EXTENTS_MAX, "slot {index}: {count} extents");
         let total = total_inside(&record.extents, self.geometry.data_bytes);
         assert_eq!(total, Some(record.len), "slot {index}: the extents do not hold the length");
-        assert!(record.marks.len <= layout::MARKS_BYTES_MAX, "slot {index}: the marks are too long");
+        assert!(
+            record.attributes.len <= layout::ATTRIBUTES_BYTES_MAX,
+            "slot {index}: the attributes are too long"
+        );
     }
 
     fn assert_unmoved(&self, index: u32, record: &SlotRecord) {
@@ -259,40 +262,40 @@ impl ControlWriter {
     }
 }
 
-/// Where the bytes of one use of a slot lie.
+/// Location of the bytes of one use of a slot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placement {
-    /// What the slot was used for when it was looked at.
+    /// State of the slot when it was read.
     pub state: SlotState,
-    /// How many bytes there are.
+    /// Number of bytes.
     pub len: u64,
-    /// Where, in order; all inside the data segment.
+    /// Their extents, in order; all inside the data segment.
     pub extents: Vec<Extent>,
 }
 
 impl Placement {
-    /// A range of the bytes.
+    /// The extents of a range of the bytes.
     pub fn range(&self, offset: u64, len: u64) -> Result<Vec<Extent>, TransferError> {
         cut(&self.extents, offset, len).ok_or(TransferError::OutOfRange)
     }
 }
 
-/// A use of a slot as it was found by [`ControlReader::scan`].
+/// A use of a slot that [`ControlReader::scan`] found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Scanned {
-    /// Which slot.
+    /// The slot.
     pub slot: u32,
-    /// What it says.
+    /// The record in the slot.
     pub record: SlotRecord,
     /// The bytes of the namespace's name.
     pub namespace: Vec<u8>,
     /// The bytes of the key.
     pub key: Vec<u8>,
-    /// The bytes of the marks.
-    pub marks: Vec<u8>,
+    /// The bytes of the attributes.
+    pub attributes: Vec<u8>,
 }
 
-/// A hand on a control segment that can only look.
+/// Read access to a control segment.
 #[derive(Clone, Debug)]
 pub struct ControlReader {
     map: Arc<Map>,
@@ -304,7 +307,7 @@ impl ControlReader {
         Self { map, geometry }
     }
 
-    /// Reads the header of a mapped control segment; `None` if it is not one, or not all there.
+    /// Reads the header of a mapped control segment; `None` if it is invalid or incomplete.
     pub(crate) fn open(map: Arc<Map>) -> Option<Self> {
         if map.len() < layout::HEADER_BYTES
             || map.load(header::MAGIC) != layout::MAGIC
@@ -337,66 +340,66 @@ impl ControlReader {
         self.map.load(header::STAMP_HIGH_WATER)
     }
 
-    /// The life of the master that the node last belonged to.
+    /// The epoch of the master that the node last belonged to.
     #[must_use]
     pub fn epoch(&self) -> u64 {
         self.map.load(header::MASTER_EPOCH)
     }
 
-    /// Whether the node is a member of its cluster now, after everything that was copied before. While it
-    /// is, it hears of every delete before the delete is answered.
+    /// Whether the node is a member of its cluster now, ordered after all earlier copies. A member receives
+    /// every retire before the delete is answered.
     #[must_use]
     pub fn is_member(&self) -> bool {
         self.map.is_here() && stamp::is_member(&*self.map)
     }
 
-    /// Whether the slot holds a committed use of that stamp now.
+    /// Whether the slot now holds a committed use with that stamp.
     #[must_use]
     pub fn is_committed(&self, index: u32, stamp: u64) -> bool {
         self.state_of(index, stamp) == Some(SlotState::Committed)
     }
 
-    /// Whether the slot holds that use now, committed or still reserved. Who was told of the use by the
-    /// master need not know whether its node has heard of it, too: until then it is reserved or offered.
+    /// Whether the slot now holds that use, committed or still reserved. A client that learned of the use
+    /// from the master accepts both: until the node has applied the settle, the use is reserved or offered.
     #[must_use]
-    pub fn is_held(&self, index: u32, stamp: u64) -> bool {
+    pub fn is_current_or_reserved(&self, index: u32, stamp: u64) -> bool {
         use SlotState::{Committed, Offered, Reserved};
         matches!(self.state_of(index, stamp), Some(Committed | Reserved | Offered))
     }
 
-    /// How far the use of that stamp has come, if the slot holds it now.
+    /// The state of the use with that stamp, if the slot holds it now.
     fn state_of(&self, index: u32, stamp: u64) -> Option<SlotState> {
         let at = self.geometry.slot_at(index).filter(|_| self.map.is_here())?;
-        let state = stamp::look(&*self.map, at, stamp, || self.map.load(at + slot::STATE));
+        let state = stamp::read_checked(&*self.map, at, stamp, || self.map.load(at + slot::STATE));
         state.and_then(SlotState::from_word)
     }
 
-    /// Where the bytes of a use lie.
+    /// The location of the bytes of a use.
     pub fn load(&self, index: u32, stamp: u64) -> Result<Placement, TransferError> {
         if !self.map.is_here() {
             return Err(TransferError::Forked);
         }
         let at = self.geometry.slot_at(index).ok_or(TransferError::Stale)?;
-        // What was loaded belongs to this use only if the use is still there; else it is nobody's fault.
-        let placement = stamp::look(&*self.map, at, stamp, || self.placement(at));
+        // The loaded words count only if the use still exists; otherwise the use is stale, not corrupt.
+        let placement = stamp::read_checked(&*self.map, at, stamp, || self.placement(at));
         placement.ok_or(TransferError::Stale)?.ok_or(TransferError::Corrupt)
     }
 
-    /// Whether the slot carries the stamp now, after everything that was copied before.
+    /// Whether the slot holds the stamp now, ordered after all earlier copies.
     #[must_use]
-    pub fn still(&self, index: u32, stamp: u64) -> bool {
-        self.geometry.slot_at(index).is_some_and(|at| stamp::still(&*self.map, at, stamp))
+    pub fn is_current(&self, index: u32, stamp: u64) -> bool {
+        self.geometry.slot_at(index).is_some_and(|at| stamp::is_current(&*self.map, at, stamp))
     }
 
-    /// Comes between [`Self::load`] and the first byte that a writer stores under the stamp it found.
+    /// A writer calls this between [`Self::load`] and the first byte that it stores under that stamp.
     pub(crate) fn before_bytes(&self) {
         stamp::before_bytes(&*self.map);
     }
 
-    /// Reads back every use of every slot. Meant for when nobody writes. Slots that were never used are not
-    /// looked at: that would give them memory.
+    /// Reads back every use of every slot, while the node does not write. Skips slots that were never used:
+    /// reading their pages would allocate memory.
     ///
-    /// A record that makes no sense is an error with the slot's number: the segment is damaged.
+    /// An invalid record is an error with the slot's number: the segment is damaged.
     pub fn scan(&self) -> Result<Vec<Scanned>, u32> {
         let mut found = Vec::new();
         let used = self.map.load(header::SLOT_HIGH_WATER).min(u64::from(self.geometry.slot_count));
@@ -426,15 +429,15 @@ impl ControlReader {
             extents: placement.extents,
             spill_offset: if is_spilled { word(slot::EXTENTS) } else { 0 },
             key: Extent { offset: word(slot::KEY_OFFSET), len: word(slot::KEY_LEN) },
-            marks: marks_extent(word(slot::MARKS)),
+            attributes: attributes_extent(word(slot::ATTRIBUTES)),
         };
         let namespace = self.heap_bytes(record.namespace, layout::NAME_BYTES_MAX)?;
         let key = self.heap_bytes(record.key, layout::NAME_BYTES_MAX)?;
-        let marks = self.heap_bytes(record.marks, layout::MARKS_BYTES_MAX)?;
-        Some(Scanned { slot: index, record, namespace, key, marks })
+        let attributes = self.heap_bytes(record.attributes, layout::ATTRIBUTES_BYTES_MAX)?;
+        Some(Scanned { slot: index, record, namespace, key, attributes })
     }
 
-    /// The words of a slot that lead to its bytes; `None` if they lead nowhere.
+    /// The location of the bytes of a slot; `None` if its words are invalid.
     fn placement(&self, at: u64) -> Option<Placement> {
         let state = SlotState::from_word(self.map.load(at + slot::STATE))?;
         let len = self.map.load(at + slot::LEN);
@@ -467,13 +470,13 @@ impl ControlReader {
     }
 }
 
-fn marks_word(marks: Extent) -> u64 {
-    marks.len << layout::MARKS_OFFSET_BITS | marks.offset
+fn attributes_word(attributes: Extent) -> u64 {
+    attributes.len << layout::ATTRIBUTES_OFFSET_BITS | attributes.offset
 }
 
-fn marks_extent(word: u64) -> Extent {
-    let offset = word & ((1 << layout::MARKS_OFFSET_BITS) - 1);
-    Extent { offset, len: word >> layout::MARKS_OFFSET_BITS }
+fn attributes_extent(word: u64) -> Extent {
+    let offset = word & ((1 << layout::ATTRIBUTES_OFFSET_BITS) - 1);
+    Extent { offset, len: word >> layout::ATTRIBUTES_OFFSET_BITS }
 }
 
 fn state_word(record: &SlotRecord) -> u64 {
@@ -482,7 +485,7 @@ fn state_word(record: &SlotRecord) -> u64 {
     record.state.to_word() | hard | soft
 }
 
-/// The four words of a slot that hold its extents, or the place of their list.
+/// The four words of a slot that hold its extents, or the offset of their list.
 fn extent_words(record: &SlotRecord) -> [u64; 4] {
     match *record.extents.as_slice() {
         [] => [0; 4],
@@ -492,7 +495,7 @@ fn extent_words(record: &SlotRecord) -> [u64; 4] {
     }
 }
 
-/// How many bytes the extents hold together; `None` if one of them is not inside the data segment.
+/// Total length of the extents; `None` if one of them is not inside the data segment.
 fn total_inside(extents: &[Extent], data_bytes: u64) -> Option<u64> {
     extents.iter().try_fold(0_u64, |total, extent| {
         let is_inside = extent.end()? <= data_bytes;
@@ -503,7 +506,7 @@ fn total_inside(extents: &[Extent], data_bytes: u64) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::faults::Dice;
+    use crate::faults::Rng;
     use crate::segment::NodeMemory;
 
     const GEOMETRY: Geometry =
@@ -520,7 +523,7 @@ mod tests {
     }
 
     #[test]
-    fn a_segment_tells_everything_about_itself() {
+    fn segment_describes_itself_completely() {
         let (memory, mut writer) = NodeMemory::create(GEOMETRY).unwrap();
         writer.write_heap(0, b"default");
         let mut expected = Vec::new();
@@ -530,24 +533,24 @@ mod tests {
             let at = 1000 + u64::from(index) * 200;
             let key = format!("key {index}").into_bytes();
             writer.write_heap(at, &key);
-            let marks = vec![0xa0 + index as u8; index as usize];
-            writer.write_heap(at + 50, &marks);
+            let attributes = vec![0xa0 + index as u8; index as usize];
+            writer.write_heap(at + 50, &attributes);
             let mut record = record(77 + u64::from(index), SlotState::Committed, list);
             record.hard_pin = index % 2 == 0;
             record.soft_pin = index % 3 == 0;
             record.namespace = Extent { offset: 0, len: 7 };
             record.key = Extent { offset: at, len: key.len() as u64 };
-            record.marks = Extent { offset: at + 50, len: marks.len() as u64 };
+            record.attributes = Extent { offset: at + 50, len: attributes.len() as u64 };
             (record.generation_epoch, record.generation_counter) = (3, u64::from(index));
             record.spill_offset = if list.len() > 2 { at + 100 * u64::from(index) } else { 0 };
             let slot = index * 3;
             writer.write_slot(slot, &record);
-            expected.push(Scanned { slot, record, namespace: b"default".to_vec(), key, marks });
+            expected.push(Scanned { slot, record, namespace: b"default".to_vec(), key, attributes });
         }
         writer.set_stamp_high_water(4096);
         writer.set_epoch(3);
 
-        // Read as whoever has only the descriptor would.
+        // Read through the descriptor alone.
         let map = Map::new(
             std::os::fd::AsFd::as_fd(&memory.control_file),
             GEOMETRY.control_bytes(),
@@ -571,7 +574,7 @@ mod tests {
     }
 
     #[test]
-    fn a_use_is_found_only_under_its_own_stamp() {
+    fn use_is_found_only_under_its_own_stamp() {
         let (memory, mut writer) = NodeMemory::create(GEOMETRY).unwrap();
         let reader = memory.reader();
         writer.write_slot(1, &record(5, SlotState::Reserved, &[(0, 10)]));
@@ -584,35 +587,35 @@ mod tests {
         assert_eq!(reader.load(1, 6).unwrap().extents, extents(&[(20, 30)]));
         for (slot, stamp) in [(1, 5), (1, 0), (2, 5), (2, 0), (15, 6), (16, 6), (u32::MAX, 6)] {
             assert_eq!(reader.load(slot, stamp), Err(TransferError::Stale), "{slot} {stamp}");
-            assert!(!reader.still(slot, stamp) && !reader.is_committed(slot, stamp));
+            assert!(!reader.is_current(slot, stamp) && !reader.is_committed(slot, stamp));
         }
         writer.write_slot(1, &SlotRecord::default());
-        assert!(!reader.still(1, 6), "a record without a stamp retires");
+        assert!(!reader.is_current(1, 6), "a record without a stamp retires");
     }
 
     #[test]
-    fn words_that_make_no_sense_lead_nowhere() {
+    fn invalid_words_are_rejected() {
         let (memory, mut writer) = NodeMemory::create(GEOMETRY).unwrap();
         let reader = memory.reader();
-        let mut dice = Dice::new(3);
+        let mut rng = Rng::new(3);
         let mut found = 0;
         for _ in 0..20_000 {
             writer.write_slot(0, &record(9, SlotState::Committed, &[(1, 10), (50, 10), (90, 10)]));
-            let bent = 1 + dice.below(3);
+            let bent = 1 + rng.below(3);
             for _ in 0..bent {
-                let word = 8 + dice.below(15) * 8;
-                let value = match dice.below(4) {
-                    0 => dice.below(u64::MAX),
-                    1 => u64::MAX - dice.below(100),
-                    2 => dice.below(5000),
-                    _ => 1 << dice.below(64),
+                let word = 8 + rng.below(15) * 8;
+                let value = match rng.below(4) {
+                    0 => rng.below(u64::MAX),
+                    1 => u64::MAX - rng.below(100),
+                    2 => rng.below(5000),
+                    _ => 1 << rng.below(64),
                 };
                 writer.map.store(GEOMETRY.slot_at(0).unwrap() + word, value, Ordering::SeqCst);
             }
             match reader.load(0, 9) {
                 Ok(placement) => {
                     let total = total_inside(&placement.extents, GEOMETRY.data_bytes);
-                    assert_eq!(total, Some(placement.len), "what is believed lies inside");
+                    assert_eq!(total, Some(placement.len), "accepted extents are inside the segment");
                     found += 1;
                 }
                 Err(error) => assert_eq!(error, TransferError::Corrupt),
@@ -622,11 +625,11 @@ mod tests {
             }
             writer.retire(0);
         }
-        assert!(found > 0, "some words do not matter");
+        assert!(found > 0, "some changed words are harmless");
     }
 
     #[test]
-    fn a_header_that_makes_no_sense_is_no_segment() {
+    fn invalid_header_is_rejected() {
         for (at, value) in [
             (header::MAGIC, 1),
             (header::FORMAT_VERSION, 2),
@@ -643,7 +646,7 @@ mod tests {
             let (_memory, writer) = NodeMemory::create(GEOMETRY).unwrap();
             assert!(ControlReader::open(Arc::clone(&writer.map)).is_some());
             writer.map.store(at, value, Ordering::SeqCst);
-            // One slot more or less may leave the heap where it was.
+            // One slot more or less may not move the heap.
             let is_shifted =
                 value == 17 && GEOMETRY.heap_at() == Geometry { slot_count: 17, ..GEOMETRY }.heap_at();
             let opened = ControlReader::open(Arc::clone(&writer.map));
@@ -651,7 +654,7 @@ mod tests {
         }
     }
 
-    /// Whether the node's bug is caught rather than made into wrong bytes.
+    /// Whether a bug of the node causes a panic instead of wrong bytes.
     fn panics(bug: impl FnOnce(&mut ControlWriter) + std::panic::UnwindSafe) -> bool {
         std::panic::catch_unwind(|| {
             let (_memory, mut writer) = NodeMemory::create(GEOMETRY).unwrap();
@@ -663,7 +666,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_breaks_an_invariant_stops() {
+    fn broken_invariant_of_the_node_panics() {
         assert!(!panics(|_| {}));
         assert!(panics(|writer| writer.write_slot(16, &record(1, SlotState::Reserved, &[]))));
         assert!(panics(|writer| writer.write_slot(1, &record(1, SlotState::Reserved, &[(1 << 20, 1)]))));

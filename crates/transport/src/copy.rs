@@ -1,28 +1,31 @@
-//! The copy kernel: the only code that loads or stores bytes that others may be writing.
+//! The copy kernel: the only code that loads or stores bytes that other processes may be writing.
 //!
 //! On x86-64 it is inline assembly: the compiler neither assumes the absence of races nor moves anything
-//! across. Short copies are one instruction, `rep movsb`, with which the processor moves whole cache lines;
-//! long ones, where it knows AVX2, a loop whose stores go past the caches, which saves reading what is
-//! overwritten anyway, followed by the fence that such stores need. That loop walks through several pages
-//! side by side: more of the memory is at work for it than for one who reads one byte after the other,
-//! `memcpy` among them. Elsewhere, and under Miri, it is a loop over atomics. A racing copy gives unspecified
-//! bytes; that they were those asked for is proven afterwards, by the stamp.
+//! across.
+//!
+//! - Short copies use `rep movsb`, which moves whole cache lines.
+//! - Long copies on AVX2 use non-temporal stores, which avoid reading the overwritten lines, followed by the
+//!   fence that such stores need. The loop processes several pages in parallel, which uses more of the
+//!   memory's bandwidth than a sequential copy such as `memcpy`.
+//! - On other processors, and under Miri, it is a loop over atomics.
+//!
+//! A racing copy gives unspecified bytes; the stamp check afterwards decides whether they count.
 
 use crate::buffer::{SourceBuf, TargetBuf};
 
-/// From this length on, stores go past the caches. What is put is read next by another process, and what was
-/// got mostly goes on to a device: neither is read next by the processor that copies it.
+/// From this length on, stores bypass the caches. The reader of a put is another process, and a get mostly
+/// goes on to a device: the copying processor does not read the bytes next.
 const STREAM_BYTES_MIN: usize = 64 << 10;
-/// The same for memory of our own, which is read next: what is longer would not stay in the caches anyway.
+/// The same for private memory, which is read next: longer copies would not stay in the caches anyway.
 const OWN_STREAM_BYTES_MIN: usize = 2 << 20;
-/// How the target of such stores is aligned, and how many bytes they move at a time. They are gathered until
-/// a line of a cache is whole: half a line that waits for its other half costs ten times what a copy does.
+/// Alignment of the target of non-temporal stores, and how many bytes they move at a time. The processor
+/// combines them into whole lines: an incomplete line costs ten times what a copy does.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 const STREAM_ALIGN: usize = 64;
 /// See [`STREAM_ALIGN`].
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 const STREAM_STEP: usize = 128;
-/// How far apart the places are that are streamed side by side, and what eight of them are together.
+/// The pages that are copied in parallel, and the size of eight of them.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 const PAGE_BYTES: usize = 4 << 10;
 /// See [`PAGE_BYTES`].
@@ -32,7 +35,7 @@ const PAGES_BYTES: usize = 8 * PAGE_BYTES;
 /// Copies all of `source` over all of `target`.
 ///
 /// # Panics
-/// If they differ in length: a broken invariant of the caller.
+/// If the lengths differ: a broken invariant of the caller.
 pub fn copy(source: SourceBuf<'_>, target: TargetBuf<'_>) {
     copy_with(source, target, STREAM_BYTES_MIN);
 }
@@ -48,17 +51,17 @@ fn copy_with(source: SourceBuf<'_>, target: TargetBuf<'_>, stream_bytes_min: usi
     unsafe { kernel(source.as_ptr(), target.as_mut_ptr(), len, stream_bytes_min) }
 }
 
-/// Copies into memory that nobody else touches, such as a buffer on the stack, in order to read it there.
+/// Copies into private memory, such as a buffer on the stack, in order to read it there.
 pub fn copy_out(source: SourceBuf<'_>, target: &mut [u8]) {
     copy_with(source, TargetBuf::from(target), OWN_STREAM_BYTES_MIN);
 }
 
-/// Copies out of memory that nobody else writes.
+/// Copies out of private memory.
 pub fn copy_in(source: &[u8], target: TargetBuf<'_>) {
     copy(SourceBuf::from(source), target);
 }
 
-/// The same copy, a few bytes at a time, with a chance for others before each: no processor promises more.
+/// The same copy, a few bytes at a time, with a scheduling point before each: processors promise no more.
 #[cfg(test)]
 fn in_turns(source: SourceBuf<'_>, target: TargetBuf<'_>) {
     const TURN_BYTES: usize = 8;
@@ -72,7 +75,7 @@ fn in_turns(source: SourceBuf<'_>, target: TargetBuf<'_>) {
     }
 }
 
-/// Copies `len` bytes, past the caches if they are at least so many.
+/// Copies `len` bytes, bypassing the caches from `stream_bytes_min` on.
 ///
 /// # Safety
 /// `source` must be readable and `target` writable for `len` bytes.
@@ -85,8 +88,8 @@ unsafe fn kernel(source: *const u8, target: *mut u8, len: usize, stream_bytes_mi
     let head = target.align_offset(STREAM_ALIGN);
     let pages_end = head + (len - head) / PAGES_BYTES * PAGES_BYTES;
     let steps_end = pages_end + (len - pages_end) / STREAM_STEP * STREAM_STEP;
-    // SAFETY: all are parts of the ranges that the caller vouches for, one behind the other; the processor
-    // knows AVX2, what is streamed has an aligned target and a length of whole pages or steps.
+    // SAFETY: all are adjacent parts of the ranges of the caller's contract; the processor has AVX2, and the
+    // streamed parts have an aligned target and a length of whole pages or steps.
     unsafe {
         move_bytes(source, target, head);
         for at in (head..pages_end).step_by(PAGES_BYTES) {
@@ -103,8 +106,8 @@ unsafe fn kernel(source: *const u8, target: *mut u8, len: usize, stream_bytes_mi
 /// `source` must be readable and `target` writable for `len` bytes.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 unsafe fn move_bytes(source: *const u8, target: *mut u8, len: usize) {
-    // SAFETY: the instruction reads `len` bytes at `source` and writes them to `target`, which the caller
-    // vouches for; the direction flag is clear by the calling convention.
+    // SAFETY: the instruction reads `len` bytes at `source` and writes them to `target`, as the caller's
+    // contract allows; the direction flag is clear by the calling convention.
     unsafe {
         std::arch::asm!(
             "rep movsb",
@@ -116,18 +119,18 @@ unsafe fn move_bytes(source: *const u8, target: *mut u8, len: usize) {
     }
 }
 
-/// Copies [`PAGES_BYTES`] past the caches. Others see them after the fence of [`stream_bytes`].
+/// Copies [`PAGES_BYTES`] past the caches. They are visible to others after the fence of [`stream_bytes`].
 ///
 /// # Safety
-/// As above, for so many bytes; the processor must know AVX2, and `target` must be aligned to
+/// As above, for [`PAGES_BYTES`]; the processor must have AVX2, and `target` must be aligned to
 /// [`STREAM_ALIGN`].
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[target_feature(enable = "avx2")]
-// Its last instruction clears halves of registers that a caller who uses them must not have in use.
+// `vzeroupper` clears the upper halves of registers, so this must not be inlined into AVX code.
 #[inline(never)]
 unsafe fn stream_pages(source: *const u8, target: *mut u8) {
-    // SAFETY: each turn of the loop moves 128 bytes of each of eight pages, until all of them are done,
-    // inside the ranges that the caller vouches for; a prefetch may point anywhere.
+    // SAFETY: each iteration moves 128 bytes of each of eight pages, inside the ranges of the caller's
+    // contract; a prefetch may point anywhere.
     unsafe {
         std::arch::asm!(
             "2:",
@@ -160,19 +163,19 @@ unsafe fn stream_pages(source: *const u8, target: *mut u8) {
     }
 }
 
-/// Copies `len` bytes past the caches, and waits until they are where others can see them.
+/// Copies `len` bytes past the caches, and waits until they are visible to others.
 ///
 /// # Safety
-/// As above; the processor must know AVX2, `target` must be aligned to [`STREAM_ALIGN`] and `len` a multiple
+/// As above; the processor must have AVX2, `target` must be aligned to [`STREAM_ALIGN`] and `len` a multiple
 /// of [`STREAM_STEP`].
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[target_feature(enable = "avx2")]
-// Its last instruction clears halves of registers that a caller who uses them must not have in use.
+// `vzeroupper` clears the upper halves of registers, so this must not be inlined into AVX code.
 #[inline(never)]
 unsafe fn stream_bytes(source: *const u8, target: *mut u8, len: usize) {
-    // SAFETY: the loop reads and writes 128 bytes at a time until `len` are done, inside the ranges that
-    // the caller vouches for; a prefetch may point anywhere. It ends with a fence, because such stores are
-    // not ordered with others.
+    // SAFETY: the loop reads and writes 128 bytes at a time until `len` are done, inside the ranges of the
+    // caller's contract; a prefetch may point anywhere. It ends with a fence, because such stores are not
+    // ordered with others.
     unsafe {
         std::arch::asm!(
             "test {len}, {len}",
@@ -217,7 +220,7 @@ unsafe fn kernel(source: *const u8, target: *mut u8, len: usize, _stream_bytes_m
     unsafe { atomic_loop(source, target, len) }
 }
 
-/// The kernel without assembly: whole words where both sides are aligned alike, bytes elsewhere.
+/// The kernel without assembly: words where both sides have the same alignment, bytes elsewhere.
 ///
 /// # Safety
 /// `source` must be readable and `target` writable for `len` bytes.
@@ -229,9 +232,9 @@ unsafe fn atomic_loop(source: *const u8, target: *mut u8, len: usize) {
     let alike = (source as usize % WORD) == (target as usize % WORD);
     let mut at = 0;
     while at < len {
-        // SAFETY: `at` is below `len`, and a word is taken only where eight bytes are left and both sides are
-        // aligned. Loads are relaxed, which is allowed on read-only mappings too; nobody touches these bytes
-        // but through atomics, assembly or the kernel.
+        // SAFETY: `at` is below `len`, and a word is used only where eight bytes are left and both sides are
+        // aligned. Loads are relaxed, which is allowed on read-only mappings too; these bytes are accessed
+        // only through atomics, assembly or the kernel.
         unsafe {
             if alike && aligned(at) && len - at >= WORD {
                 let word = AtomicU64::from_ptr(source.add(at).cast_mut().cast()).load(Relaxed);
@@ -255,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn both_kernels_copy_every_length_and_alignment_and_nothing_beside() {
+    fn both_kernels_copy_every_length_and_alignment() {
         let source = pattern(400);
         for from in 0..9 {
             for to in 0..9 {
@@ -268,7 +271,7 @@ mod tests {
                     assert_eq!(by_kernel, expected, "kernel {from} {to} {len}");
 
                     let mut by_loop = vec![0xee; 400];
-                    // SAFETY: both vectors have 400 bytes, more than is touched.
+                    // SAFETY: both vectors have 400 bytes, more than is accessed.
                     unsafe { atomic_loop(source.as_ptr().add(from), by_loop.as_mut_ptr().add(to), len) };
                     assert_eq!(by_loop, expected, "loop {from} {to} {len}");
                 }
@@ -277,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_past_the_caches_arrives_whole_and_nothing_beside() {
+    fn non_temporal_copy_is_complete_and_exact() {
         let source = pattern(STREAM_BYTES_MIN + 40_000);
         let lens = [(0, 0, 0), (0, 1, 0), (3, 31, 1), (7, 32, 127), (1, 65, 128), (9, 5, 600)];
         for (from, to, more) in lens.into_iter().chain([(4, 8, 32_767), (0, 32, 32_768), (2, 40, 39_000)]) {
@@ -285,8 +288,8 @@ mod tests {
             let mut found = vec![0xee; source.len()];
             copy_in(&source[from..from + len], TargetBuf::from(&mut found[to..to + len]));
             assert!(found[to..to + len] == source[from..from + len], "{from} {to} {more}");
-            let beside = found[..to].iter().chain(&found[to + len..]);
-            assert!(beside.copied().all(|byte| byte == 0xee), "{from} {to} {more}");
+            let outside = found[..to].iter().chain(&found[to + len..]);
+            assert!(outside.copied().all(|byte| byte == 0xee), "{from} {to} {more}");
         }
     }
 }

@@ -1,8 +1,8 @@
-//! Things that go wrong, from a seed: for tests.
+//! Fault injection from a seed, for tests.
 //!
-//! [`Faulty`] wraps a stream of bytes and gives short reads and writes, delays and resets. [`Flaky`] wraps a
-//! transport and loses operations. A delay gives others their turn and never sleeps, so that a test with
-//! faults is as fast as one without, and its seed finds the same faults again.
+//! [`Faulty`] wraps a stream of bytes and injects short reads and writes, delays and resets. [`Flaky`] wraps
+//! a transport and loses operations. A delay yields to other tasks and never sleeps, so that a test with
+//! faults is as fast as one without, and a seed reproduces its faults.
 
 use std::io;
 use std::pin::Pin;
@@ -12,37 +12,37 @@ use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::buffer::{Buf, Run, SourceBuf, TargetBuf};
-use crate::tcp::{Connect, Connecting, Wire};
+use crate::tcp::{ByteStream, Connect, Connecting};
 use crate::{Capability, Instant, Outcome, Outcomes, ReadOp, TransferError, Transport, WriteOp};
 
-/// The most bytes of a short read or write.
+/// Maximum length of a short read or write.
 const SHORT_BYTES_MAX: u64 = 100;
 
-/// How often what goes wrong, in thousandths of the calls.
+/// Probability of each fault, in thousandths of the calls.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Plan {
-    /// Where the dice start.
+    /// Seed of the random numbers.
     pub seed: u64,
-    /// Moves a few bytes only.
+    /// Moves only a few bytes.
     pub short: u32,
-    /// Is not ready yet.
+    /// Returns `Pending` once.
     pub delay: u32,
-    /// Breaks the connection, for good.
+    /// Resets the connection permanently.
     pub reset: u32,
 }
 
-/// Dice that fall the same way for the same seed.
+/// Random numbers from a seed.
 #[derive(Clone, Debug)]
-pub struct Dice(u64);
+pub struct Rng(u64);
 
-impl Dice {
-    /// Dice with this seed.
+impl Rng {
+    /// Creates it.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// A number below `bound`; zero if the bound is.
+    /// A number below `bound`; zero if `bound` is zero.
     pub fn below(&mut self, bound: u64) -> u64 {
         // The generator is splitmix64.
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -52,48 +52,48 @@ impl Dice {
         (mixed ^ (mixed >> 31)).checked_rem(bound).unwrap_or(0)
     }
 
-    /// True `per_mille` times out of a thousand.
+    /// True with a probability of `per_mille` thousandths.
     pub fn chance(&mut self, per_mille: u32) -> bool {
         self.below(1000) < u64::from(per_mille)
     }
 }
 
-/// A stream of bytes on which things go wrong.
+/// A stream of bytes with injected faults.
 #[derive(Debug)]
 pub struct Faulty<S> {
     inner: S,
     plan: Plan,
-    dice: Dice,
+    rng: Rng,
     is_reset: bool,
 }
 
-/// What happens to one call.
-enum Fate {
-    Whole,
+/// The fault of one call.
+enum Fault {
+    None,
     Short(usize),
-    Later,
+    Delay,
     Reset,
 }
 
 impl<S> Faulty<S> {
-    /// Wraps a stream.
+    /// Creates it.
     pub fn new(inner: S, plan: Plan) -> Self {
-        Self { inner, dice: Dice::new(plan.seed), plan, is_reset: false }
+        Self { inner, rng: Rng::new(plan.seed), plan, is_reset: false }
     }
 
-    fn fate(&mut self, context: &Context<'_>) -> Fate {
-        if self.is_reset || self.dice.chance(self.plan.reset) {
+    fn fault(&mut self, context: &Context<'_>) -> Fault {
+        if self.is_reset || self.rng.chance(self.plan.reset) {
             self.is_reset = true;
-            return Fate::Reset;
+            return Fault::Reset;
         }
-        if self.dice.chance(self.plan.delay) {
+        if self.rng.chance(self.plan.delay) {
             context.waker().wake_by_ref();
-            return Fate::Later;
+            return Fault::Delay;
         }
-        if self.dice.chance(self.plan.short) {
-            return Fate::Short(1 + self.dice.below(SHORT_BYTES_MAX) as usize);
+        if self.rng.chance(self.plan.short) {
+            return Fault::Short(1 + self.rng.below(SHORT_BYTES_MAX) as usize);
         }
-        Fate::Whole
+        Fault::None
     }
 }
 
@@ -105,17 +105,19 @@ fn first_bytes<B: Buf>(bufs: &[B], most: usize) -> Vec<B> {
     Run::new(bufs.iter().copied()).take(most as u64)
 }
 
-impl<W: Wire> Wire for Faulty<W> {
+impl<W: ByteStream> ByteStream for Faulty<W> {
     fn poll_receive(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
         targets: &[TargetBuf<'_>],
     ) -> Poll<io::Result<usize>> {
-        match self.fate(context) {
-            Fate::Reset => reset(),
-            Fate::Later => Poll::Pending,
-            Fate::Short(most) => Pin::new(&mut self.inner).poll_receive(context, &first_bytes(targets, most)),
-            Fate::Whole => Pin::new(&mut self.inner).poll_receive(context, targets),
+        match self.fault(context) {
+            Fault::Reset => reset(),
+            Fault::Delay => Poll::Pending,
+            Fault::Short(most) => {
+                Pin::new(&mut self.inner).poll_receive(context, &first_bytes(targets, most))
+            }
+            Fault::None => Pin::new(&mut self.inner).poll_receive(context, targets),
         }
     }
 
@@ -124,16 +126,16 @@ impl<W: Wire> Wire for Faulty<W> {
         context: &mut Context<'_>,
         sources: &[SourceBuf<'_>],
     ) -> Poll<io::Result<usize>> {
-        match self.fate(context) {
-            Fate::Reset => reset(),
-            Fate::Later => Poll::Pending,
-            Fate::Short(most) => Pin::new(&mut self.inner).poll_send(context, &first_bytes(sources, most)),
-            Fate::Whole => Pin::new(&mut self.inner).poll_send(context, sources),
+        match self.fault(context) {
+            Fault::Reset => reset(),
+            Fault::Delay => Poll::Pending,
+            Fault::Short(most) => Pin::new(&mut self.inner).poll_send(context, &first_bytes(sources, most)),
+            Fault::None => Pin::new(&mut self.inner).poll_send(context, sources),
         }
     }
 
-    fn is_quiet(&self) -> bool {
-        !self.is_reset && self.inner.is_quiet()
+    fn is_idle(&self) -> bool {
+        !self.is_reset && self.inner.is_idle()
     }
 }
 
@@ -143,11 +145,11 @@ impl<S: AsyncRead + Unpin> AsyncRead for Faulty<S> {
         context: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        match self.fate(context) {
-            Fate::Reset => reset(),
-            Fate::Later => Poll::Pending,
-            Fate::Whole => Pin::new(&mut self.inner).poll_read(context, buf),
-            Fate::Short(most) => {
+        match self.fault(context) {
+            Fault::Reset => reset(),
+            Fault::Delay => Poll::Pending,
+            Fault::None => Pin::new(&mut self.inner).poll_read(context, buf),
+            Fault::Short(most) => {
                 let mut few = vec![0; most.min(buf.remaining())];
                 let mut short = ReadBuf::new(&mut few);
                 let polled = Pin::new(&mut self.inner).poll_read(context, &mut short);
@@ -164,11 +166,11 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Faulty<S> {
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        match self.fate(context) {
-            Fate::Reset => reset(),
-            Fate::Later => Poll::Pending,
-            Fate::Whole => Pin::new(&mut self.inner).poll_write(context, bytes),
-            Fate::Short(most) => {
+        match self.fault(context) {
+            Fault::Reset => reset(),
+            Fault::Delay => Poll::Pending,
+            Fault::None => Pin::new(&mut self.inner).poll_write(context, bytes),
+            Fault::Short(most) => {
                 let few = bytes.get(..most).unwrap_or(bytes);
                 Pin::new(&mut self.inner).poll_write(context, few)
             }
@@ -184,45 +186,45 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Faulty<S> {
     }
 }
 
-/// Opens connections on which things go wrong, each in its own way.
+/// Opens connections with injected faults, each with a seed of its own.
 pub struct FaultyConnect<C> {
     inner: C,
     plan: Plan,
-    dice: Mutex<Dice>,
+    rng: Mutex<Rng>,
 }
 
 impl<C> FaultyConnect<C> {
-    /// Wraps what opens connections.
+    /// Creates it.
     pub fn new(inner: C, plan: Plan) -> Self {
-        Self { inner, plan, dice: Mutex::new(Dice::new(plan.seed)) }
+        Self { inner, plan, rng: Mutex::new(Rng::new(plan.seed)) }
     }
 }
 
 impl<C: Connect> Connect for FaultyConnect<C> {
     fn connect<'a>(&'a self, address: &'a str) -> Connecting<'a> {
         Box::pin(async move {
-            let seed = roll(&self.dice, u64::MAX);
+            let seed = roll(&self.rng, u64::MAX);
             let wire = self.inner.connect(address).await?;
-            Ok(Box::new(Faulty::new(wire, Plan { seed, ..self.plan })) as Box<dyn Wire>)
+            Ok(Box::new(Faulty::new(wire, Plan { seed, ..self.plan })) as Box<dyn ByteStream>)
         })
     }
 }
 
-/// A transport that loses operations: before they are done, or after, so that nobody knows.
+/// A transport that loses operations, before or after they are done.
 pub struct Flaky<T> {
     inner: T,
     lose_per_mille: u32,
-    dice: Mutex<Dice>,
+    rng: Mutex<Rng>,
 }
 
 impl<T: Transport> Flaky<T> {
     /// Loses that many of a thousand operations.
     pub fn new(inner: T, seed: u64, lose_per_mille: u32) -> Self {
-        Self { inner, lose_per_mille, dice: Mutex::new(Dice::new(seed)) }
+        Self { inner, lose_per_mille, rng: Mutex::new(Rng::new(seed)) }
     }
 
     fn is_lost(&self) -> bool {
-        roll(&self.dice, 1000) < u64::from(self.lose_per_mille)
+        roll(&self.rng, 1000) < u64::from(self.lose_per_mille)
     }
 
     fn lose_some(&self, outcomes: Vec<Outcome>) -> Vec<Outcome> {
@@ -230,12 +232,12 @@ impl<T: Transport> Flaky<T> {
     }
 }
 
-fn roll(dice: &Mutex<Dice>, bound: u64) -> u64 {
-    dice.lock().unwrap_or_else(std::sync::PoisonError::into_inner).below(bound)
+fn roll(rng: &Mutex<Rng>, bound: u64) -> u64 {
+    rng.lock().unwrap_or_else(std::sync::PoisonError::into_inner).below(bound)
 }
 
 fn lost() -> TransferError {
-    TransferError::Lost { peer: "flaky".to_owned(), why: "the dice said so".to_owned() }
+    TransferError::Lost { peer: "flaky".to_owned(), why: "injected fault".to_owned() }
 }
 
 impl<T: Transport> Transport for Flaky<T> {

@@ -1,6 +1,6 @@
-//! Fixed little-endian fields, one after the other, for the headers of the attach and data sockets.
+//! Fixed little-endian fields in sequence, for the headers of the attach and data sockets.
 
-/// Takes fields off the front of bytes.
+/// Decodes fields from the front of a slice.
 pub(crate) struct Fields<'a>(pub(crate) &'a [u8]);
 
 impl Fields<'_> {
@@ -17,7 +17,7 @@ impl Fields<'_> {
     }
 }
 
-/// Puts fields one after the other.
+/// Encodes fields in sequence.
 #[derive(Default)]
 pub(crate) struct Builder(pub(crate) Vec<u8>);
 
@@ -38,7 +38,7 @@ impl Builder {
     }
 }
 
-/// The text, cut to what an answer may carry.
+/// The text, truncated to the limit of an answer.
 pub(crate) fn short_reason(reason: &str) -> &str {
     reason.get(..reason.floor_char_boundary(crate::REASON_BYTES_MAX)).unwrap_or_default()
 }

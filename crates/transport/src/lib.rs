@@ -1,39 +1,39 @@
 //! Moves bytes between memories.
 //!
-//! This crate knows segments, slots, stamps and ranges; it does not know what an object is, nor who may
-//! have one. A [`Transport`] copies ranges of a slot into a caller's buffers and back, and proves with the
-//! slot's stamp that the bytes were those of the use that the caller named:
+//! This crate knows segments, slots, stamps and ranges, but neither objects nor permissions. A [`Transport`]
+//! copies ranges of a slot into a caller's buffers and back, and proves with the slot's stamp that the bytes
+//! were those of the use that the caller named:
 //!
 //! - [`local::Local`] reaches the memory of a node in the same process,
 //! - [`shm::Shm`] reaches the memory of a node on the same host, through mappings,
 //! - [`tcp::Tcp`] reaches any node, through its data socket.
 //!
-//! The node's side is [`segment::NodeMemory`] with its one [`control::ControlWriter`], handed out by
-//! [`shm::Server`] and served by [`tcp::Server`].
+//! The node's side is [`segment::NodeMemory`] with its only [`control::ControlWriter`]. [`shm::Server`] hands
+//! the memory to other processes, [`tcp::Server`] serves it to other hosts.
 //!
-//! **Invariant:** a read that answers `Ok` returned bytes that were covered by the stamp asked for, and the
-//! slot still carried it after the last byte was copied. After any error the buffer's content is unspecified.
+//! **Invariant:** a read that answers `Ok` returned bytes of the use with the given stamp, and the slot still
+//! held that stamp after the last byte was copied. After any error the buffer's content is unspecified.
 //!
-//! **Invariant:** no `&[u8]` is ever formed over memory that somebody else may write. Such bytes are touched
-//! only by the copy kernel, the checksum and system calls.
+//! **Invariant:** no `&[u8]` is ever formed over memory that another process may write. Such bytes are
+//! accessed only by the copy kernel, the checksum and system calls.
 //!
-//! **Invariant:** everything `unsafe` is in `arena`, `buffer`, `checksum`, `copy`, `fetch`, `home`, `map`,
-//! `peer`, `probe` and `tcp::stream`.
+//! **Invariant:** all `unsafe` code is in `arena`, `buffer`, `checksum`, `copy`, `cache_prefetch`, `process`,
+//! `map`, `peer`, `probe` and `tcp::stream`.
 
 pub mod arena;
 mod available;
 #[cfg(any(test, feature = "testkit"))]
 pub mod behavior;
 pub mod buffer;
+mod cache_prefetch;
 pub mod checksum;
 mod claim;
 pub mod control;
 pub mod copy;
 #[cfg(any(test, feature = "testkit"))]
 pub mod faults;
-mod fetch;
 mod fields;
-mod home;
+pub mod hedge;
 pub mod layout;
 pub mod local;
 mod map;
@@ -44,6 +44,7 @@ pub mod peer;
 mod pending;
 mod populate;
 pub mod probe;
+mod process;
 #[cfg(test)]
 mod schedules;
 mod seams;
@@ -51,7 +52,6 @@ pub mod segment;
 pub mod shm;
 mod stamp;
 pub mod tcp;
-pub mod watch;
 
 use std::future::Future;
 use std::pin::Pin;
@@ -61,29 +61,29 @@ pub use tokio::time::Instant;
 
 pub use crate::available::{Available, Limit, available_memory};
 pub use crate::buffer::{SourceBuf, TargetBuf};
-pub use crate::home::process as this_process;
 pub use crate::mapped::MappedRange;
 pub use crate::pending::{Entry as PendingEntry, Pending};
 pub use crate::populate::Pages;
+pub use crate::process::id as this_process;
 
-/// The most bytes one request of the data socket moves, so that the stamp is checked at least that often.
+/// Maximum number of bytes per request of the data socket, so that the stamp is checked at least that often.
 pub const CHUNK_BYTES_MAX: u64 = 4 << 20;
-/// The longest token, in bytes.
+/// Maximum length of a token, in bytes.
 pub const TOKEN_BYTES_MAX: usize = 1024;
-/// The longest reason given with a refusal, in bytes.
+/// Maximum length of the reason of a refusal, in bytes.
 pub const REASON_BYTES_MAX: usize = 1024;
 
-/// A run of bytes in a data segment.
+/// A contiguous range of bytes in a data segment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Extent {
-    /// Distance from the start of the segment.
+    /// Offset from the start of the segment.
     pub offset: u64,
-    /// How many bytes.
+    /// Number of bytes.
     pub len: u64,
 }
 
 impl Extent {
-    /// The first offset behind the run; `None` where that overflows.
+    /// The offset after the range; `None` on overflow.
     #[must_use]
     pub fn end(self) -> Option<u64> {
         self.offset.checked_add(self.len)
@@ -120,18 +120,18 @@ pub fn cut(extents: &[Extent], offset: u64, len: u64) -> Option<Vec<Extent>> {
 /// A read of one range of one slot into buffers, filled in order; the range is as long as they are together.
 #[derive(Clone, Debug)]
 pub struct ReadOp<'a> {
-    /// The record in the control segment.
+    /// The slot in the control segment.
     pub slot: u32,
-    /// The use of that record.
+    /// The use of that slot.
     pub stamp: u64,
-    /// Where in the slot's bytes the range begins.
+    /// Start of the range within the object's bytes.
     pub offset: u64,
-    /// Where the bytes go.
+    /// Destination buffers.
     pub targets: Vec<TargetBuf<'a>>,
 }
 
 impl ReadOp<'_> {
-    /// How many bytes are wanted.
+    /// Number of bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.targets.iter().fold(0, |sum, target| sum.saturating_add(target.len() as u64))
@@ -141,18 +141,18 @@ impl ReadOp<'_> {
 /// A write of buffers, in order, into one range of one reserved slot.
 #[derive(Clone, Debug)]
 pub struct WriteOp<'a> {
-    /// The record in the control segment.
+    /// The slot in the control segment.
     pub slot: u32,
-    /// The use of that record: the writer's token.
+    /// The use of that slot: the writer's token.
     pub stamp: u64,
-    /// Where in the slot's bytes the range begins.
+    /// Start of the range within the object's bytes.
     pub offset: u64,
-    /// The bytes.
+    /// Source buffers.
     pub sources: Vec<SourceBuf<'a>>,
 }
 
 impl WriteOp<'_> {
-    /// How many bytes there are.
+    /// Number of bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.sources.iter().fold(0, |sum, source| sum.saturating_add(source.len() as u64))
@@ -162,30 +162,30 @@ impl WriteOp<'_> {
 /// Why bytes were not moved. The content of a read's buffer is then unspecified.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TransferError {
-    /// The slot does not carry that stamp, or no longer takes writes: resolve or reserve again.
-    #[error("the slot no longer carries the stamp that was asked for")]
+    /// The slot does not hold that stamp, or is no longer writable: resolve or reserve again.
+    #[error("the slot no longer holds the requested stamp")]
     Stale,
-    /// The node went away in the middle or could not be reached: try another replica.
+    /// The node disconnected during the transfer or could not be reached: try another replica.
     #[error("lost {peer}: {why}")]
     Lost {
-        /// Which node.
+        /// Address of the node.
         peer: String,
-        /// What was seen.
+        /// The cause.
         why: String,
     },
-    /// The node does not let this client in; trying again does not help.
+    /// The node rejects this client; a retry does not help.
     #[error("{peer} refused: {reason}")]
     Refused {
-        /// Which node.
+        /// Address of the node.
         peer: String,
-        /// What it said.
+        /// The node's reason.
         reason: String,
     },
     /// The deadline passed.
     #[error("the deadline passed before the bytes were moved")]
     Timeout,
-    /// The bytes, or the record that leads to them, are not what was written: try another replica.
-    #[error("the bytes arrived damaged")]
+    /// The bytes, or the slot's record, are not what was written: try another replica.
+    #[error("the bytes are damaged")]
     Corrupt,
     /// The range is not inside the slot's bytes.
     #[error("the range is outside the bytes of the slot")]
@@ -198,20 +198,20 @@ pub enum TransferError {
     Forked,
 }
 
-/// What became of one operation of a batch.
+/// The result of one operation of a batch.
 pub type Outcome = Result<(), TransferError>;
 
-/// The outcomes of a batch, in the order of its operations.
+/// The results of a batch, in the order of its operations.
 pub type Outcomes<'a> = Pin<Box<dyn Future<Output = Vec<Outcome>> + Send + 'a>>;
 
-/// What a transport can do.
+/// Properties of a transport.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capability {
     /// `local`, `shm` or `tcp`.
     pub name: &'static str,
     /// The node is on the same host.
     pub same_host: bool,
-    /// Bytes can be looked at where they lie.
+    /// The bytes can be read in place.
     pub can_view: bool,
 }
 
@@ -219,7 +219,7 @@ pub struct Capability {
 ///
 /// Dropping a future is safe at any time: from then on no buffer of its operations is touched.
 pub trait Transport: Send + Sync {
-    /// What this one can do.
+    /// The properties of this transport.
     fn capability(&self) -> Capability;
 
     /// Copies ranges of slots into buffers, and then requires the stamps.
@@ -229,7 +229,7 @@ pub trait Transport: Send + Sync {
     fn write<'a>(&'a self, ops: &'a [WriteOp<'a>], deadline: Instant) -> Outcomes<'a>;
 }
 
-/// How many bytes went which way.
+/// Bytes moved in each direction.
 #[derive(Debug, Default)]
 pub struct Moved {
     read: AtomicU64,
@@ -237,30 +237,30 @@ pub struct Moved {
 }
 
 impl Moved {
-    /// Bytes out of segments.
+    /// Bytes read from segments.
     #[must_use]
     pub fn read(&self) -> u64 {
         self.read.load(Ordering::Relaxed)
     }
 
-    /// Bytes into segments.
+    /// Bytes written to segments.
     #[must_use]
     pub fn written(&self) -> u64 {
         self.written.load(Ordering::Relaxed)
     }
 
-    /// So many more went out of segments.
+    /// Counts bytes read from segments.
     pub fn add_read(&self, bytes: u64) {
         self.read.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// So many more went into segments.
+    /// Counts bytes written to segments.
     pub fn add_written(&self, bytes: u64) {
         self.written.fetch_add(bytes, Ordering::Relaxed);
     }
 }
 
-/// Bytes moved, by the way they went. The proof that no byte crossed a socket is a zero here.
+/// Bytes moved, by transport. A zero proves that no byte crossed a socket.
 #[derive(Debug, Default)]
 pub struct Counters {
     /// By this process's clients inside this process.
@@ -269,7 +269,7 @@ pub struct Counters {
     pub shm: Moved,
     /// By this process's clients through sockets.
     pub tcp: Moved,
-    /// By this process's nodes, for others, through sockets.
+    /// By this process's nodes, for clients, through sockets.
     pub served: Moved,
 }
 
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_is_cut_out_of_extents() {
+    fn range_is_cut_out_of_extents() {
         let whole = extents(&[(100, 10), (0, 5), (50, 1)]);
         for (offset, len, expected) in [
             (0, 16, Some(vec![(100, 10), (0, 5), (50, 1)])),

@@ -1,5 +1,5 @@
-//! The transport inside one process: the client and the node share the very mapping. Its disks are read
-//! through [`LocalDisk`], so that a client need not know the server.
+//! The transport inside one process: client and node share the same mapping. The node's disks are read
+//! through [`LocalDisk`], so that the client does not depend on the server.
 
 use std::sync::Arc;
 
@@ -22,32 +22,32 @@ pub trait LocalDisk: Send + Sync {
     /// The id of its segment.
     fn segment(&self) -> u64;
 
-    /// Reads copies, and counts the bytes of those that succeed in `counters`. A reader that found the copies
-    /// in its cache, and not by asking the master, names the epoch of the master (`unasked`).
+    /// Reads copies, and adds the bytes of successful reads to `counters`. `cached_epoch` is the epoch of a
+    /// cached location; `None` if the master has just resolved it.
     fn read<'a>(
         &'a self,
         ops: &'a [ReadOp<'a>],
-        unasked: Option<u64>,
+        cached_epoch: Option<u64>,
         counters: &'a Counters,
         deadline: Instant,
     ) -> Outcomes<'a>;
 }
 
 impl Local {
-    /// Reaches this memory.
+    /// Creates it.
     #[must_use]
     pub fn new(memory: Arc<NodeMemory>, counters: Arc<Counters>) -> Self {
         Self { memory, counters }
     }
 
-    /// The bytes of a use where they lie, if it is still there and lies in one piece. The caller has taken a
-    /// hold at the node before, and keeps it for as long as it looks.
+    /// The bytes of a use in place, if it still exists and is contiguous. The caller must hold a view at the
+    /// node, before this call and for as long as it reads.
     #[must_use]
     pub fn view(&self, slot: u32, stamp: u64) -> Option<MappedRange> {
         MappedRange::of(self.memory.reader(), &self.memory.data, slot, stamp)
     }
 
-    /// What the memory says of itself.
+    /// Read access to the control segment.
     #[must_use]
     pub fn control(&self) -> &ControlReader {
         self.memory.reader()
@@ -80,7 +80,7 @@ impl Transport for Local {
     }
 }
 
-/// How many bytes the operations that succeeded moved.
+/// Total bytes of the operations that succeeded.
 pub(crate) fn moved(outcomes: &[Outcome], bytes: impl Iterator<Item = u64>) -> u64 {
     outcomes.iter().zip(bytes).filter_map(|(outcome, bytes)| outcome.is_ok().then_some(bytes)).sum()
 }

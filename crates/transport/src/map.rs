@@ -1,10 +1,10 @@
 //! A shared mapping of a memory file.
 //!
-//! **Invariant:** a [`Map`] is mapped for as long as the value lives, in the process that made it. It is not
-//! inherited by forked children, so that a child can neither write into a segment after its parent was
-//! declared dead, nor keep it alive; in a child [`Map::is_here`] is false and the value does nothing.
+//! **Invariant:** a [`Map`] is mapped for as long as the value lives, in the process that created it. Forked
+//! children do not inherit it, so that a child can neither write into a segment after its parent was declared
+//! dead, nor keep it alive; in a child [`Map::is_here`] is false and the value does nothing.
 //!
-//! Words are reached as little-endian atomics, runs of bytes as [`SourceBuf`] and [`TargetBuf`]: never as
+//! Words are accessed as little-endian atomics, ranges as [`SourceBuf`] and [`TargetBuf`]: never as
 //! references.
 
 use std::io;
@@ -17,14 +17,13 @@ use rustix::param::page_size;
 
 use crate::Extent;
 use crate::buffer::{SourceBuf, TargetBuf};
-use crate::home;
+use crate::process;
 use crate::seams::point;
 use crate::stamp::Words;
 
-/// The size of a huge page, and what its address and its place in a file are multiples of.
+/// Size of a huge page, and alignment of its address and file offset.
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 
-/// What may be done with a mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Access {
     ReadOnly,
@@ -55,26 +54,26 @@ impl Map {
             Access::ReadWrite => ProtFlags::READ | ProtFlags::WRITE,
         };
         let start = NonNull::new(map_at_huge_page(file, len, protection)?).ok_or(io::ErrorKind::Other)?;
-        let map = Self { start, len, access, process: home::process() };
+        let map = Self { start, len, access, process: process::id() };
         // SAFETY: the range was mapped just now, and the advice changes nothing for this process.
         unsafe { madvise(map.start.as_ptr().cast(), map.len, Advice::LinuxDontFork)? };
         Ok(map)
     }
 
-    /// Asks for huge pages where the system gives them to who asks. What it does otherwise is right too.
+    /// Asks for huge pages where the system gives them on request. Failure is harmless.
     pub(crate) fn prefer_huge_pages(&self) {
         // SAFETY: the range is mapped, and the advice changes nothing about what is read or written there.
         let _advised = unsafe { madvise(self.start.as_ptr().cast(), self.len, Advice::LinuxHugepage) };
     }
 
-    /// Asks for small pages, so that memory is used only where something is stored.
+    /// Asks for small pages, so that only pages in use take memory.
     pub(crate) fn avoid_huge_pages(&self) {
         // SAFETY: the range is mapped, and the advice changes nothing about what is read or written there.
         let _advised = unsafe { madvise(self.start.as_ptr().cast(), self.len, Advice::LinuxNoHugepage) };
     }
 
-    /// Makes the pages of a range present, so that the first to touch them need not wait for the kernel.
-    /// It touches no byte. The range must begin at a page.
+    /// Populates the pages of a range, so that the first access does not wait for the kernel. It changes no
+    /// byte. The range must start at a page.
     pub(crate) fn populate(&self, extent: Extent) -> io::Result<()> {
         let (start, len) = self.range(extent).ok_or(io::ErrorKind::InvalidInput)?;
         let advice = match self.access {
@@ -85,8 +84,8 @@ impl Map {
         Ok(unsafe { madvise(start.as_ptr().cast(), len, advice) }?)
     }
 
-    /// Puts the bytes of a range into huge pages, as far as there are any; whoever has mapped them sees the
-    /// same. The pages must be present.
+    /// Moves the bytes of a range into huge pages, as far as the system has any; their content does not
+    /// change. The pages must be present.
     pub(crate) fn collapse(&self, extent: Extent) -> io::Result<()> {
         let (start, len) = self.range(extent).ok_or(io::ErrorKind::InvalidInput)?;
         // SAFETY: the range is inside the mapping, and its bytes stay as they are.
@@ -96,24 +95,23 @@ impl Map {
         }
     }
 
-    /// Whether this is the process that made the mapping.
+    /// Whether this process created the mapping.
     pub(crate) fn is_here(&self) -> bool {
-        self.process == home::process()
+        self.process == process::id()
     }
 
-    /// How many bytes.
     pub(crate) fn len(&self) -> u64 {
         self.len as u64
     }
 
-    /// The bytes of an extent; `None` if they are not all inside, or in a forked child.
+    /// The bytes of an extent as a source; `None` if they are not inside, or in a forked child.
     pub(crate) fn source(&self, extent: Extent) -> Option<SourceBuf<'_>> {
         let (start, len) = self.range(extent)?;
         // SAFETY: the range is inside the mapping, which lives as long as the borrow.
         Some(unsafe { SourceBuf::new(start, len) })
     }
 
-    /// The bytes of an extent, to be written; `None` as above.
+    /// The bytes of an extent as a target; `None` as above.
     pub(crate) fn target(&self, extent: Extent) -> Option<TargetBuf<'_>> {
         assert_eq!(self.access, Access::ReadWrite, "a store into a read-only mapping");
         let (start, len) = self.range(extent)?;
@@ -125,7 +123,7 @@ impl Map {
         if extent.end()? > self.len() || !self.is_here() {
             return None;
         }
-        // SAFETY: the offset is at most the length, so the address is inside the mapping or one behind it.
+        // SAFETY: the offset is at most the length, so the address is inside the mapping or one past it.
         let start = unsafe { self.start.add(extent.offset as usize) };
         Some((start, extent.len as usize))
     }
@@ -134,13 +132,13 @@ impl Map {
         const WORD: u64 = size_of::<u64>() as u64;
         let inside = at.checked_add(WORD).is_some_and(|end| end <= self.len());
         assert!(inside && at.is_multiple_of(WORD), "word at {at} of a mapping of {} bytes", self.len);
-        // SAFETY: the word is inside the mapping and aligned, since mappings begin at a page; all parties
-        // touch words only atomically.
+        // SAFETY: the word is inside the mapping and aligned, since mappings start at a page; all parties
+        // access words only atomically.
         unsafe { AtomicU64::from_ptr(self.start.add(at as usize).cast().as_ptr()) }
     }
 }
 
-/// Maps a file where a huge page could begin, or it could have none.
+/// Maps a file at an address where a huge page can start; otherwise it could have none.
 fn map_at_huge_page(file: BorrowedFd<'_>, len: usize, protection: ProtFlags) -> io::Result<*mut u8> {
     if len < HUGE_PAGE_BYTES {
         // SAFETY: the kernel chooses an unused address, so no memory of this process is replaced.
@@ -154,14 +152,14 @@ fn map_at_huge_page(file: BorrowedFd<'_>, len: usize, protection: ProtFlags) -> 
     let space = unsafe { mmap_anonymous(ptr::null_mut(), space_len, no_access, nothing)? };
     let before = space.align_offset(HUGE_PAGE_BYTES);
     let start = space.wrapping_byte_add(before);
-    // SAFETY: what it replaces is a part of the space that was found above, which nobody else knows of.
+    // SAFETY: this replaces a part of the address space reserved above, which nothing else uses.
     let mapped = unsafe { mmap(start, len, protection, MapFlags::SHARED | MapFlags::FIXED, file, 0) };
     let unused = match mapped {
         Ok(_) => [(space, before), (start.wrapping_byte_add(len), HUGE_PAGE_BYTES - before)],
         Err(_) => [(space, space_len), (space, 0)],
     };
     for (start, len) in unused.into_iter().filter(|(_, len)| *len > 0) {
-        // SAFETY: a part of the space that was found above, outside of the mapping.
+        // SAFETY: a part of the address space reserved above, outside of the mapping.
         unsafe { munmap(start, len)? };
     }
     Ok(mapped?.cast())
@@ -194,7 +192,7 @@ impl Words for Map {
 
 impl Drop for Map {
     fn drop(&mut self) {
-        // In a forked child the range is not ours: something else may be mapped there by now.
+        // In a forked child the range is not ours: another mapping may be there.
         if self.is_here() {
             // SAFETY: the range was mapped by `new`, and every borrow of it has ended.
             let unmapped = unsafe { munmap(self.start.as_ptr().cast(), self.len) };
@@ -216,7 +214,7 @@ mod tests {
     const GEOMETRY: Geometry = Geometry { segment: 1, data_bytes: 8192, slot_count: 4, heap_bytes: 0 };
 
     #[test]
-    fn ranges_outside_are_not_given_out() {
+    fn ranges_outside_the_mapping_are_rejected() {
         let (memory, _writer) = NodeMemory::create(GEOMETRY).unwrap();
         let map = &memory.data;
         for (offset, len, is_inside) in [
@@ -236,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn in_a_forked_child_nothing_is_touched() {
+    fn forked_child_does_not_access_the_mapping() {
         let (memory, _writer) = NodeMemory::create(GEOMETRY).unwrap();
         let bytes = GEOMETRY.control_bytes();
         let mut map =
@@ -245,7 +243,7 @@ mod tests {
         let is_mapped = || std::fs::read_to_string("/proc/self/maps").unwrap().contains(&start);
         assert!(map.is_here() && is_mapped());
 
-        // To the value this looks as it would in a child.
+        // Simulates a forked child.
         map.process += 1;
         assert!(map.source(Extent { offset: 0, len: 1 }).is_none());
         let map = Arc::new(map);
@@ -253,6 +251,6 @@ mod tests {
         assert_eq!(reader.load(0, 1), Err(TransferError::Forked));
         assert!(MappedRange::of(&reader, &map, 0, 1).is_none());
         drop((reader, map));
-        assert!(is_mapped(), "what may be somebody else's memory was not unmapped");
+        assert!(is_mapped(), "a child must not unmap the range");
     }
 }

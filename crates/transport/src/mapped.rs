@@ -1,7 +1,7 @@
-//! Reads and writes through mappings: what `local` and `shm` have in common.
+//! Reads and writes through mappings, shared by `local` and `shm`.
 //!
-//! A copy goes in steps, with a look at the deadline and a chance for other tasks between them; the stamp is
-//! checked before the first and after the last.
+//! A copy is done in steps; between them the deadline is checked and other tasks run. The stamp is checked
+//! before the first step and after the last.
 
 use std::sync::Arc;
 
@@ -13,10 +13,10 @@ use crate::map::Map;
 use crate::seams::{Rule, is_broken};
 use crate::{Extent, Instant, Outcome, ReadOp, TransferError, WriteOp};
 
-/// How much is copied before others get their turn: less than a millisecond's worth.
+/// Bytes copied before yielding to other tasks: less than a millisecond.
 const STEP_BYTES: usize = 4 << 20;
 
-/// What a writer needs of a segment beside its records.
+/// The mappings that a writer needs besides the control segment.
 #[derive(Clone, Copy)]
 pub(crate) struct Writable<'a> {
     pub(crate) data: &'a Map,
@@ -41,7 +41,7 @@ pub(crate) async fn read(
     outcomes
 }
 
-/// Copies one chunk out of a segment, which is over in less than a millisecond.
+/// Copies one chunk out of a segment without yielding: less than a millisecond.
 pub(crate) fn read_now(control: &ControlReader, data: &Map, op: &ReadOp<'_>) -> Outcome {
     begin_read(control, data, op)?.all_now();
     end_read(control, op)
@@ -76,7 +76,7 @@ fn begin_read<'a>(
 }
 
 fn end_read(control: &ControlReader, op: &ReadOp<'_>) -> Outcome {
-    let is_believed = is_broken(Rule::CheckAfterCopy) || control.still(op.slot, op.stamp);
+    let is_believed = is_broken(Rule::CheckAfterCopy) || control.is_current(op.slot, op.stamp);
     if is_believed { Ok(()) } else { Err(TransferError::Stale) }
 }
 
@@ -89,7 +89,7 @@ fn begin_write<'a>(
     let pieces = placement.range(op.offset, op.bytes())?;
     let targets: Option<Vec<_>> = pieces.into_iter().map(|piece| data.target(piece)).collect();
     let targets = targets.ok_or(TransferError::Corrupt)?;
-    // A claim is the last step before the bytes: only a use that will be written is claimed.
+    // The claim is the last step before the bytes: only a use that will be written is claimed.
     let may_write = match placement.state {
         SlotState::Reserved => true,
         SlotState::Offered => claims.claim(op.slot, op.stamp),
@@ -103,10 +103,10 @@ fn begin_write<'a>(
 }
 
 fn end_write(control: &ControlReader, op: &WriteOp<'_>) -> Outcome {
-    if control.still(op.slot, op.stamp) { Ok(()) } else { Err(TransferError::Stale) }
+    if control.is_current(op.slot, op.stamp) { Ok(()) } else { Err(TransferError::Stale) }
 }
 
-/// A copy of as many bytes as both lists have in common, a step at a time.
+/// A copy of as many bytes as both lists have in common, one step at a time.
 struct Steps<'a> {
     sources: Run<SourceBuf<'a>>,
     targets: Run<TargetBuf<'a>>,
@@ -117,7 +117,7 @@ impl<'a> Steps<'a> {
         Self { sources: Run::new(sources.iter().copied()), targets: Run::new(targets.iter().copied()) }
     }
 
-    /// Copies a step; whether that was all.
+    /// Copies a step. True if that was the last.
     fn step(&mut self, deadline: Instant) -> Result<bool, TransferError> {
         if Instant::now() >= deadline {
             return Err(TransferError::Timeout);
@@ -125,17 +125,17 @@ impl<'a> Steps<'a> {
         Ok(self.copy_some())
     }
 
-    /// Copies a step; whether that was all.
+    /// Copies a step. True if that was the last.
     fn copy_some(&mut self) -> bool {
-        let mut room = STEP_BYTES;
-        while room > 0 {
-            let most = room.min(self.sources.front_bytes()).min(self.targets.front_bytes());
+        let mut left = STEP_BYTES;
+        while left > 0 {
+            let most = left.min(self.sources.front_bytes()).min(self.targets.front_bytes());
             let (Some(source), Some(target)) = (self.sources.next_piece(most), self.targets.next_piece(most))
             else {
                 return true;
             };
             copy(source, target);
-            room -= most;
+            left -= most;
         }
         false
     }
@@ -152,8 +152,8 @@ impl<'a> Steps<'a> {
     }
 }
 
-/// The bytes of one use of a slot, looked at where they lie. Keeps them mapped, and no more: that they stay
-/// what they are is ensured by a hold that the caller has taken at the node.
+/// The bytes of one use of a slot, in place. This keeps them mapped, but does not protect them from reuse:
+/// the caller must hold a view at the node.
 #[derive(Clone, Debug)]
 pub struct MappedRange {
     map: Arc<Map>,
@@ -161,7 +161,7 @@ pub struct MappedRange {
 }
 
 impl MappedRange {
-    /// The whole of a use, if it is still there and lies in one piece.
+    /// The whole of a use, if it still exists and is contiguous.
     pub(crate) fn of(control: &ControlReader, map: &Arc<Map>, slot: u32, stamp: u64) -> Option<Self> {
         let placement = control.load(slot, stamp).ok()?;
         let extent = match *placement.extents.as_slice() {
@@ -173,19 +173,19 @@ impl MappedRange {
         Some(Self { map: Arc::clone(map), extent })
     }
 
-    /// How many bytes.
+    /// Number of bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.extent.len as usize
     }
 
-    /// Whether there is none.
+    /// Whether it is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.extent.len == 0
     }
 
-    /// Whether the bytes are mapped in this process: not so in a forked child, which must not look.
+    /// Whether the bytes are mapped in this process: false in a forked child.
     #[must_use]
     pub fn is_here(&self) -> bool {
         self.map.is_here()
@@ -197,8 +197,7 @@ impl MappedRange {
         self.map.source(self.extent)
     }
 
-    /// Where the first byte is; `None` in a forked child. Whoever reads through it must know that the hold is
-    /// still there.
+    /// The address of the first byte; `None` in a forked child. The caller must hold the view while it reads.
     #[must_use]
     pub fn as_ptr(&self) -> Option<*const u8> {
         self.source().map(SourceBuf::as_ptr)

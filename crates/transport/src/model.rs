@@ -1,4 +1,4 @@
-//! Models of shared words that loom checks: their words are loom's atomics.
+//! Models of shared words for loom, with loom's atomics.
 
 use std::sync::atomic::Ordering;
 
@@ -8,7 +8,6 @@ use crate::stamp::Words;
 
 /// A few words of a segment, by their offsets.
 pub(crate) trait Model {
-    /// The word there.
     fn word(&self, at: u64) -> &AtomicU64;
 }
 

@@ -1,4 +1,4 @@
-//! Who is at the other end of a Unix socket, and the kernel's proof of its death.
+//! Identifies the process at the other end of a Unix socket, and detects its death.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -11,13 +11,13 @@ use tokio::io::unix::AsyncFd;
 /// Since Linux 6.5; not in every version of the system's headers.
 const SO_PEERPIDFD: libc::c_int = 77;
 
-/// A descriptor that becomes readable when the process at the other end has died, all its threads included,
-/// and its mappings are gone. It stands for that very process: its number may be used again, this may not.
+/// A descriptor that becomes readable when the peer process has died, with all its threads, and its mappings
+/// are gone. It refers to that process even after its pid is reused.
 pub(crate) fn process_handle(socket: BorrowedFd<'_>, pid: i32) -> io::Result<AsyncFd<OwnedFd>> {
     let handle = match handle_of_peer(socket) {
         Ok(handle) => handle,
-        // Older kernels do not know the option. A peer that has died since it connected would have closed its
-        // end, so asking for the number and then looking at the socket finds a number that was used again.
+        // Kernels before 6.5 do not have the option. A peer that died after it connected has closed its end,
+        // so opening the pid and then checking the socket detects a reused pid.
         Err(_) => {
             let handle = handle_of(pid)?;
             if is_closed(socket) {
@@ -41,12 +41,12 @@ fn handle_of(pid: i32) -> io::Result<OwnedFd> {
 }
 
 fn register(handle: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
-    // SAFETY: the descriptor is owned, so it stays open and the same for as long as the registration lives.
+    // SAFETY: the descriptor is owned, so it stays open and unchanged for as long as the registration lives.
     let registered = unsafe { AsyncFd::register_with_interest(handle, Interest::READABLE) };
     registered.map_err(|error| error.into_parts().1)
 }
 
-/// Whether the other end was closed. Says no while there is something to read.
+/// Whether the peer closed its end. False while there are bytes to read.
 pub(crate) fn is_closed(socket: BorrowedFd<'_>) -> bool {
     let mut byte = [0];
     match recv(socket.as_fd(), &mut byte, RecvFlags::PEEK | RecvFlags::DONTWAIT) {
@@ -71,6 +71,6 @@ fn handle_of_peer(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     if answer != 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the call succeeded, so the descriptor is open and nobody else owns it.
+    // SAFETY: the call succeeded, so the descriptor is open and has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(handle) })
 }

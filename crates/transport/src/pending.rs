@@ -1,8 +1,8 @@
-//! Connections that were accepted and have not proven yet that they may be served.
+//! Accepted connections that are not authenticated yet.
 //!
-//! Anybody who reaches a port can open such connections and say nothing on them, so their number is bounded.
-//! One more than the limit closes the oldest: a peer that speaks at once is never kept out by peers that are
-//! silent, however many there are.
+//! Any process that reaches a port can open connections and send nothing, so their number is limited. Beyond
+//! the limit the oldest is closed: a peer that sends its request at once is never rejected because of silent
+//! peers.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,12 +19,12 @@ pub struct Pending {
 #[derive(Debug, Default)]
 struct Table {
     next: u64,
-    /// In the order in which they came: what ends each of them.
+    /// By order of arrival: the notification that closes each.
     open: BTreeMap<u64, Arc<Notify>>,
     cut: u64,
 }
 
-/// One pending connection; it stops to be one when this is dropped.
+/// One pending connection; dropping it ends the pending state.
 #[derive(Debug)]
 pub struct Entry {
     pending: Arc<Pending>,
@@ -32,14 +32,14 @@ pub struct Entry {
 }
 
 impl Pending {
-    /// At most so many at a time.
+    /// At most `connections_max` at a time.
     #[must_use]
     pub fn new(connections_max: usize) -> Arc<Self> {
         Arc::new(Self { connections_max, table: Mutex::default() })
     }
 
-    /// Counts a connection as pending. If that is one too many, the oldest one is told to end: its `cut` is
-    /// notified, and it no longer counts.
+    /// Adds a pending connection. Beyond the limit, the oldest one is removed and its `cut` is notified: its
+    /// task must close it.
     #[must_use]
     pub fn enter(self: &Arc<Self>, cut: &Arc<Notify>) -> Entry {
         let mut table = self.lock();
@@ -48,7 +48,7 @@ impl Pending {
         {
             oldest.notify_one();
             table.cut += 1;
-            // A flood would flood the log as well: its lines get rarer the longer it lasts.
+            // Logs at powers of two only: a flood of connections must not flood the log.
             if table.cut.is_power_of_two() {
                 let (cut, most) = (table.cut, self.connections_max);
                 tracing::warn!(
@@ -65,19 +65,19 @@ impl Pending {
         Entry { pending: Arc::clone(self), id }
     }
 
-    /// How many connections were closed to make place for newer ones.
+    /// Number of connections closed in favour of newer ones.
     #[must_use]
     pub fn cut(&self) -> u64 {
         self.lock().cut
     }
 
-    /// How many there are.
+    /// Number of bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.lock().open.len()
     }
 
-    /// There are none.
+    /// Whether it is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -99,19 +99,19 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn one_beyond_the_limit_ends_the_oldest() {
+    async fn one_beyond_the_limit_closes_the_oldest() {
         let pending = Pending::new(2);
         let cuts: Vec<Arc<Notify>> = (0..4).map(|_| Arc::default()).collect();
         let mut entries: Vec<Entry> = cuts.iter().take(2).map(|cut| pending.enter(cut)).collect();
-        assert_eq!((pending.len(), pending.cut()), (2, 0), "at the limit nothing ends");
+        assert_eq!((pending.len(), pending.cut()), (2, 0), "at the limit none is closed");
         entries.push(pending.enter(&cuts[2]));
         assert_eq!((pending.len(), pending.cut()), (2, 1));
         cuts[0].notified().await;
-        // One that proved itself makes place, and nothing ends for the next.
+        // An authenticated connection leaves space, and none is closed for the next.
         drop(entries.remove(1));
         entries.push(pending.enter(&cuts[3]));
         assert_eq!((pending.len(), pending.cut()), (2, 1));
-        // The one that was cut off leaves no gap when it goes.
+        // A closed connection leaves no entry.
         drop(entries);
         assert!(pending.is_empty());
     }

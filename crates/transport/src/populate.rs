@@ -1,15 +1,15 @@
-//! Pages made present before somebody waits for them.
+//! Populates pages before a transfer needs them.
 //!
-//! Touching memory for the first time costs several times what a copy does: the kernel finds a page,
-//! clears it, and enters it into the tables of the process. A node does that for its data segment, and a
-//! client for its mappings of it, each in a thread of its own, a piece at a time, while nobody waits.
+//! The first access to memory costs several times what a copy does: the kernel finds a page, clears it, and
+//! maps it. A node populates its data segment, and a client its mappings of it, each in a thread of its own,
+//! one piece at a time.
 //!
-//! A disk reads into memory, and writes from it, one contiguous run of it at a time, and its queue takes only
-//! so many of them: 1 MiB is 256 runs in pages of 4 KiB, and one in a huge page. So the memory beside a disk
-//! is put into huge pages, which takes about twice as long.
+//! A disk reads into and writes from contiguous runs of physical memory, and its queue takes a limited number
+//! of them: 1 MiB is 256 runs in pages of 4 KiB, and one in a huge page. So a node with disks puts its memory
+//! into huge pages, which takes about twice as long.
 //!
-//! **Invariant:** such a thread keeps no memory mapped: between two pieces it looks whether the mapping is
-//! still wanted.
+//! **Invariant:** such a thread keeps no memory mapped: between two pieces it checks whether the mapping
+//! still exists.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -20,19 +20,19 @@ use rustix::fs::{SeekFrom, seek};
 use crate::Extent;
 use crate::map::Map;
 
-/// How much is populated at a time. The lock on a process's mappings is held for as long as that takes.
+/// Bytes populated at a time. The kernel locks the process's mappings meanwhile.
 const PIECE_BYTES: u64 = 4 << 20;
 
-/// What pages memory is to have.
+/// The preferred page size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pages {
-    /// Whatever the system gives.
+    /// The system's default.
     Any,
-    /// Huge ones, where it can give them.
+    /// Huge pages where possible.
     Huge,
 }
 
-/// Makes all pages of a mapping present, and says so.
+/// Populates all pages of a mapping, then calls `done`.
 pub(crate) fn whole(map: &Arc<Map>, pages: Pages, done: impl FnOnce() + Send + 'static) {
     let all = Extent { offset: 0, len: map.len() };
     spawn(Arc::downgrade(map), move |map| {
@@ -42,7 +42,7 @@ pub(crate) fn whole(map: &Arc<Map>, pages: Pages, done: impl FnOnce() + Send + '
     });
 }
 
-/// Makes those pages of a mapping of this file present that exist already: others are not for us to make.
+/// Populates those pages of a mapping that exist in the file already; only the node creates pages.
 pub(crate) fn existing(map: &Arc<Map>, file: &OwnedFd) {
     let Ok(file) = file.try_clone() else { return };
     spawn(Arc::downgrade(map), move |map| {
@@ -57,21 +57,21 @@ pub(crate) fn existing(map: &Arc<Map>, file: &OwnedFd) {
     });
 }
 
-/// The next run of pages that exist.
+/// The next range of existing pages.
 fn next_data(file: &impl AsFd, at: u64) -> Option<Extent> {
-    // At the end, and in a file without holes in it behind the last, there is an error or the end.
+    // At the end of the file the seek fails.
     let offset = seek(file, SeekFrom::Data(at)).ok()?;
     let end = seek(file, SeekFrom::Hole(offset)).ok()?;
     (offset < end).then_some(Extent { offset, len: end - offset })
 }
 
-/// Populates a range; false if that is not wanted, or not possible, any more.
+/// Populates a range; false if the mapping is gone or the kernel failed.
 fn pieces(map: &Weak<Map>, extent: Extent, mut pages: Pages) -> bool {
     let mut done = 0;
     while done < extent.len {
         let Some(map) = map.upgrade() else { return false };
         let len = PIECE_BYTES.min(extent.len - done);
-        // A kernel without that advice, or memory that has run out: then it is done when somebody needs it.
+        // If the kernel lacks the advice, or memory has run out, pages are populated on first access.
         let piece = Extent { offset: extent.offset + done, len };
         if let Err(error) = map.populate(piece) {
             tracing::debug!(%error, "memory is not populated ahead");
@@ -81,7 +81,7 @@ fn pieces(map: &Weak<Map>, extent: Extent, mut pages: Pages) -> bool {
             && let Err(error) = map.collapse(piece)
         {
             tracing::debug!(%error, "memory is left in small pages");
-            // Of other errors the next piece knows nothing.
+            // After other errors the next piece may succeed.
             pages = if error.kind() == io::ErrorKind::InvalidInput { Pages::Any } else { pages };
         }
         done += len;
@@ -107,7 +107,7 @@ mod tests {
     use crate::segment::NodeMemory;
 
     #[test]
-    fn populating_touches_no_byte_and_a_client_makes_no_page() {
+    fn populating_changes_no_byte_and_clients_add_no_page() {
         let data_bytes = 4 * PIECE_BYTES;
         let geometry = Geometry { segment: 1, data_bytes, slot_count: 4, heap_bytes: 0 };
         let (memory, _writer) = NodeMemory::create(geometry).unwrap();
@@ -139,6 +139,6 @@ mod tests {
 
         let gone = Arc::downgrade(&client);
         drop(client);
-        assert!(!pieces(&gone, found, Pages::Any), "nobody wants it any more");
+        assert!(!pieces(&gone, found, Pages::Any), "the mapping is gone");
     }
 }

@@ -3,7 +3,7 @@
 //! The kernel does the checking, so that a bad address is an answer and not a signal. An address can be
 //! outside every mapping (a device pointer, freed memory), inside a mapping without access rights (address
 //! space that a device driver reserved), or read-only. All probes access memory as an ordinary instruction
-//! would: memory that a driver mapped, such as pinned host memory, passes.
+//! does: memory that a driver mapped, such as pinned host memory, passes.
 //!
 //! **Invariant:** a probe changes no byte, and takes no lock of this process.
 //!
@@ -15,12 +15,12 @@ use std::sync::atomic::AtomicU32;
 
 use rustix::param::page_size;
 
-/// What is to be done with the memory.
+/// The intended access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Its bytes are read.
+    /// The bytes are read.
     Read,
-    /// Its bytes are overwritten.
+    /// The bytes are overwritten.
     Write,
 }
 
@@ -29,13 +29,13 @@ pub enum Access {
 pub enum Coverage {
     /// At the first and at the last byte.
     Ends,
-    /// Also in between, at up to [`SAMPLES_MAX`] places: for ranges that are checked once and used often.
+    /// Also in between, at up to [`SAMPLES_MAX`] addresses: for ranges that are checked once and used often.
     Sampled,
 }
 
-/// The most places in between at which access rights are checked.
+/// Maximum number of addresses in between at which access rights are checked.
 pub const SAMPLES_MAX: usize = 1024;
-/// The shortest distance between them: memory of devices is reserved in units of that size.
+/// Minimum distance between them: device memory is reserved in units of that size.
 const SAMPLE_DISTANCE_MIN: usize = 2 << 20;
 
 /// Whether every page of `start .. start + len` belongs to a mapping, whatever its access rights.
@@ -54,7 +54,7 @@ pub fn is_mapped(start: usize, len: usize) -> bool {
     status == 0 || errno() != libc::ENOMEM
 }
 
-/// Whether `start .. start + len` is memory of this process that can be accessed so.
+/// Whether `start .. start + len` is memory of this process with that access right.
 #[must_use]
 pub fn is_accessible(start: usize, len: usize, access: Access, coverage: Coverage) -> bool {
     if len == 0 {
@@ -77,8 +77,8 @@ pub fn is_accessible(start: usize, len: usize, access: Access, coverage: Coverag
     (1..=count.min(SAMPLES_MAX)).all(|number| is_allowed(start + number * distance))
 }
 
-/// Whether the byte there can be read: the kernel is given the word around it as a set of signals, with an
-/// operation that does not exist, and reads the word before it finds that out.
+/// Whether the byte can be read: the kernel is given the word around it as a signal set, with an invalid
+/// operation, and reads the word before it rejects the operation.
 fn is_readable(at: usize) -> bool {
     const NO_OPERATION: c_int = -1;
     const WORD_BYTES: usize = 8;
@@ -89,19 +89,20 @@ fn is_readable(at: usize) -> bool {
     status == 0 || errno() != libc::EFAULT
 }
 
-/// Whether the byte there can be written: the kernel is asked to OR zero into the word around it, which it
-/// does as one atomic operation, on the way to waking nobody.
+/// Whether the byte can be written: the kernel is asked to OR zero into the word around it, an atomic part of
+/// a futex operation that wakes no thread.
 fn is_writable(at: usize) -> bool {
     const OR_ZERO: c_long = 2 << 28;
     const WORD_BYTES: usize = size_of::<u32>();
     let here = AtomicU32::new(0);
     let word = std::ptr::with_exposed_provenance_mut::<u32>(at & !(WORD_BYTES - 1));
     let wake_op = libc::FUTEX_WAKE_OP | libc::FUTEX_PRIVATE_FLAG;
-    let (nobody, no_one_else): (c_long, c_long) = (0, 0);
-    // SAFETY: the kernel checks the address itself, and an atomic OR with zero leaves the word as it is. No
-    // thread waits at `here`; one that waited at `word` would have to expect to be woken for no reason.
-    let status =
-        unsafe { libc::syscall(libc::SYS_futex, here.as_ptr(), wake_op, nobody, no_one_else, word, OR_ZERO) };
+    let (wake_here, wake_word): (c_long, c_long) = (0, 0);
+    // SAFETY: the kernel checks the address itself, and an atomic OR with zero does not change the word. No
+    // thread waits at `here`, and waiters at `word` must tolerate spurious wake-ups.
+    let status = unsafe {
+        libc::syscall(libc::SYS_futex, here.as_ptr(), wake_op, wake_here, wake_word, word, OR_ZERO)
+    };
     status >= 0 || errno() != libc::EFAULT
 }
 
@@ -117,7 +118,7 @@ mod tests {
 
     const BIG: usize = 64 << 20;
 
-    /// Pages of which each has other access rights.
+    /// Pages with different access rights.
     struct Pages {
         start: usize,
         len: usize,
@@ -147,7 +148,7 @@ mod tests {
     impl Drop for Pages {
         fn drop(&mut self) {
             let at = std::ptr::with_exposed_provenance_mut(self.start);
-            // SAFETY: nothing uses the mapping, and holes in it are no error.
+            // SAFETY: nothing uses the mapping, and holes in it are not an error.
             unsafe { munmap(at, self.len) }.unwrap();
         }
     }
@@ -168,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn unmapped_and_partially_mapped_ranges_are_refused() {
+    fn unmapped_and_partly_mapped_ranges_are_rejected() {
         let (pages, size) = (Pages::new(4 * page_size()), page_size());
         let start = pages.start;
         assert!(is_ok(start, 4 * size, Access::Write));
@@ -200,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn samples_find_what_the_ends_hide() {
+    fn samples_find_inaccessible_pages_in_between() {
         let pages = Pages::new(BIG);
         let hidden = SAMPLE_DISTANCE_MIN / page_size();
         assert!(is_accessible(pages.start, BIG, Access::Write, Coverage::Sampled));

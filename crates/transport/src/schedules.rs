@@ -1,14 +1,13 @@
-//! The production path of reads and writes under shuttle: a node, a writer and readers over one real segment,
-//! switched between any two accesses to words and any eight bytes of a copy, in thousands of schedules drawn
-//! at random and by PCT (which finds bugs that need few switches, wherever they are).
+//! Reads and writes under shuttle: a node, a writer and readers over one real segment. Threads are switched
+//! between any two accesses to words and any eight bytes of a copy, in thousands of schedules, half of them
+//! random and half by PCT (which finds bugs that need few switches at specific places).
 //!
-//! Everything but the threads themselves is production code: [`ControlWriter`], [`ControlReader`],
-//! [`crate::mapped`] by way of [`Local`], the copy kernel. Each rule of [`Rule`] that does not speak of
-//! fences is broken once, to prove that a schedule then goes wrong.
+//! Everything but the threads is production code: [`ControlWriter`], [`ControlReader`], [`crate::mapped`]
+//! through [`Local`], the copy kernel. Each variant of [`Rule`] that does not concern fences is broken once,
+//! to prove that a schedule then fails.
 //!
-//! What this cannot see: shuttle runs one thread at a time, so every store is at once everywhere. Stale loads
-//! and reordering, which is what fences are for, are loom's part, in [`crate::stamp`]. Neither sees what
-//! another process does that does not follow the rules: `tests/hostile.rs` does that.
+//! Shuttle runs one thread at a time, so every store is visible everywhere at once. Loom checks stale loads
+//! and reordering, in [`crate::stamp`]. Processes that break the rules are tested by `tests/hostile.rs`.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -30,23 +29,23 @@ use crate::{
 };
 
 const GEOMETRY: Geometry = Geometry { segment: 1, data_bytes: 512, slot_count: 2, heap_bytes: 96 };
-/// Schedules per way of drawing them: what a few seconds are enough for.
+/// Schedules per scheduler: they take a few seconds.
 const SCHEDULES: usize = 1500;
-/// How many schedules a broken rule may hide in.
+/// Maximum number of schedules until a broken rule must have failed.
 const SCHEDULES_BROKEN: usize = 20_000;
-/// The most switches at just the wrong moment that PCT looks for.
+/// Maximum number of preemptions that PCT inserts.
 const PCT_DEPTH: usize = 4;
-/// How long the node leaves a use alone: about as long as a read takes.
-const LINGER_POINTS_MAX: u32 = 40;
+/// Maximum number of scheduling points for which the node leaves a use alone: about one read.
+const PAUSE_POINTS_MAX: u32 = 40;
 const SEED: u64 = 0x7469_6666_696e;
 
-// What may be seen when a rule is broken, and never otherwise.
+// Failures that occur only when a rule is broken.
 const WRONG_BYTES: &str = "bytes of another use were accepted";
-const WRONG_WORDS: &str = "words of another use were believed";
-const DAMAGE: &str = "a sound slot was called damaged";
-const DELETED: &str = "what was deleted was read unasked";
+const WRONG_WORDS: &str = "words of another use were accepted";
+const DAMAGE: &str = "an intact slot was reported as damaged";
+const DELETED: &str = "a deleted object was read from a cached location";
 
-/// One use: which slot it has, where its bytes lie, and what they are.
+/// One use of a slot, its extents, and its content.
 #[derive(Debug)]
 struct Use {
     slot: u32,
@@ -54,7 +53,7 @@ struct Use {
     extents: &'static [(u64, u64)],
 }
 
-/// The same room again and again: in the same slot and in another, whole and in pieces, with the list of
+/// The same memory repeatedly: in the same slot and in another, in one piece and in several, with the list of
 /// pieces in the slot and in the heap.
 const USES: [Use; 5] = [
     Use { slot: 0, stamp: 11, extents: &[(0, 256)] },
@@ -84,29 +83,29 @@ impl Use {
     }
 }
 
-/// What the node may do wrong, beside what [`Rule`] breaks in this crate.
+/// The order of the node's steps; half of the variants are wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Order {
-    /// A use is retired, then its room is given away.
+    /// A use is retired, then its memory is reused.
     RetireThenReuse,
-    /// The other way round.
+    /// The memory is reused before the use is retired.
     ReuseThenRetire,
-    /// The node leaves its cluster after each use, and is a member again once it has retired that use.
+    /// The node leaves its cluster after each use, and is a member again after it has retired that use.
     RetireThenReturn,
-    /// The other way round.
+    /// The node is a member again before it has retired that use.
     ReturnThenRetire,
-    /// The node recalls what it has offered, and gives the memory to another writer if that succeeds.
+    /// The node recalls an offer, and gives the memory to another writer if that succeeds.
     RecallThenReuse,
-    /// It gives the memory away whether that succeeds or not.
+    /// The node gives the memory to another writer even if the recall fails.
     ReuseOffered,
 }
 
-/// What the master would answer: the newest use that can be read.
+/// What the master would answer: the newest readable use.
 #[derive(Default)]
 struct Published {
     newest: Mutex<Option<usize>>,
     changed: Condvar,
-    /// How many uses were deleted, the oldest first.
+    /// Number of deleted uses, oldest first.
     deleted: Mutex<usize>,
 }
 
@@ -124,7 +123,7 @@ impl Published {
         *self.deleted.lock().unwrap() > at
     }
 
-    /// The newest use, once it is this one or a later one.
+    /// The newest use, once it is at least `least`.
     fn newest(&self, least: usize) -> usize {
         let mut newest = self.newest.lock().unwrap();
         loop {
@@ -151,14 +150,14 @@ async fn write(local: &Local, of: &Use) -> Outcome {
     local.write(&[op], far()).await.remove(0)
 }
 
-/// Else a fair schedule would hardly ever let a reader find a use before it goes.
-fn linger() {
-    for _ in 0..shuttle::rand::thread_rng().gen_range(0..LINGER_POINTS_MAX) {
+/// Without this, a fair schedule would rarely let a reader find a use before it is retired.
+fn pause() {
+    for _ in 0..shuttle::rand::thread_rng().gen_range(0..PAUSE_POINTS_MAX) {
         point();
     }
 }
 
-/// The node, and the writer whom it waits for: put, publish, unpublish, retire, and again.
+/// The node, and the writer that it waits for: put, publish, unpublish, retire, repeat.
 fn node(writer: &mut ControlWriter, local: &Local, published: &Published, order: Order) {
     for (at, of) in USES.iter().enumerate() {
         let before = at.checked_sub(1).map(|before| &USES[before]);
@@ -172,18 +171,17 @@ fn node(writer: &mut ControlWriter, local: &Local, published: &Published, order:
             let local = local.clone();
             move || block_on(write(&local, of))
         });
-        written.join().unwrap().expect("the writer has the room to itself");
+        written.join().unwrap().expect("the writer has the memory to itself");
         writer.write_slot(of.slot, &of.record(SlotState::Committed));
         if order == Order::ReuseThenRetire {
             retired.inspect(|before| writer.retire(before.slot));
         }
         published.publish(at);
-        linger();
+        pause();
     }
 }
 
-/// Reads whatever was published last. The answer may be that it is gone by now, and never anything else that
-/// is wrong.
+/// Reads the use that was published last. It may be stale by now; every other failure is a bug.
 fn reader(local: &Local, published: &Published) {
     for least in 0..USES.len() {
         let of = &USES[published.newest(least)];
@@ -200,8 +198,8 @@ fn reader(local: &Local, published: &Published) {
     }
 }
 
-/// Looks for uses that nobody has told it about yet: what it finds must be them.
-fn watcher(control: &ControlReader) {
+/// Loads uses before they are published: the result must be that use, or stale.
+fn scanner(control: &ControlReader) {
     for of in &USES {
         match control.load(of.slot, of.stamp) {
             Ok(placement) => {
@@ -222,31 +220,31 @@ fn scenario(order: Order) {
             thread::spawn(move || reader(&local, &published))
         })
         .collect();
-    let watcher = thread::spawn({
+    let scanner = thread::spawn({
         let control = memory.reader().clone();
-        move || watcher(&control)
+        move || scanner(&control)
     });
     node(&mut writer, &local, &published, order);
-    for thread in readers.into_iter().chain([watcher]) {
+    for thread in readers.into_iter().chain([scanner]) {
         thread.join().unwrap();
     }
 }
 
-/// A node that is away whenever something is deleted: the delete is answered without it.
+/// A node that is away during every delete: the delete is answered without it.
 fn leaving_node(writer: &mut ControlWriter, local: &Local, published: &Published, order: Order) {
     writer.set_member(true);
     for (at, of) in USES.iter().enumerate() {
         writer.write_slot(of.slot, &of.record(SlotState::Reserved));
-        block_on(write(local, of)).expect("the writer has the room to itself");
+        block_on(write(local, of)).expect("the writer has the memory to itself");
         writer.write_slot(of.slot, &of.record(SlotState::Committed));
         published.publish(at);
-        linger();
+        pause();
         writer.set_member(false);
         published.delete(at);
         if order == Order::ReturnThenRetire {
             writer.set_member(true);
         }
-        linger();
+        pause();
         writer.retire(of.slot);
         if order == Order::RetireThenReturn {
             writer.set_member(true);
@@ -254,8 +252,8 @@ fn leaving_node(writer: &mut ControlWriter, local: &Local, published: &Published
     }
 }
 
-/// Reads what it has known of since it was published, and asks nobody whether it is still there.
-fn unasking_reader(local: &Local, published: &Published) {
+/// Reads from cached locations, without asking the master whether the objects still exist.
+fn cached_location_reader(local: &Local, published: &Published) {
     for least in 0..USES.len() {
         let at = published.newest(least);
         let of = &USES[at];
@@ -279,14 +277,14 @@ fn scenario_of_leaving(order: Order) {
     let readers: Vec<_> = (0..2)
         .map(|_| {
             let (local, published) = (local.clone(), Arc::clone(&published));
-            thread::spawn(move || unasking_reader(&local, &published))
+            thread::spawn(move || cached_location_reader(&local, &published))
         })
         .collect();
     leaving_node(&mut writer, &local, &published, order);
     readers.into_iter().for_each(|it| it.join().unwrap());
 }
 
-/// A client writes into what the node has offered to it, while the node recalls that for another writer.
+/// A client writes into an offer while the node recalls it for another writer.
 fn scenario_of_offers(order: Order) {
     let (memory, mut writer) = NodeMemory::create(GEOMETRY).unwrap();
     let local = Local::new(memory, Arc::new(Counters::default()));
@@ -297,7 +295,7 @@ fn scenario_of_offers(order: Order) {
             let local = local.clone();
             move || block_on(write(&local, offered))
         });
-        linger();
+        pause();
         let is_recalled = writer.recall(offered.slot, offered.stamp);
         if is_recalled || order == Order::ReuseOffered {
             writer.retire(offered.slot);
@@ -310,7 +308,7 @@ fn scenario_of_offers(order: Order) {
             let mut found = vec![0; other.len()];
             let targets = vec![TargetBuf::from(found.as_mut_slice())];
             let op = ReadOp { slot: other.slot, stamp: other.stamp, offset: 0, targets };
-            block_on(local.read(&[op], far())).remove(0).expect("nobody has retired it");
+            block_on(local.read(&[op], far())).remove(0).expect("the use was not retired");
             assert_eq!(found, other.content(), "{WRONG_BYTES}, in a read of {other:?}");
             assert_eq!(outcome, Err(TransferError::Stale), "{WRONG_BYTES}, in a write of {offered:?}");
             writer.retire(other.slot);
@@ -322,7 +320,7 @@ fn scenario_of_offers(order: Order) {
 }
 
 fn run(scheduler: impl Scheduler + 'static, rule: Option<Rule>, order: Order) {
-    // An access to one of shuttle's own atomics is where it may switch.
+    // Shuttle switches threads at accesses to its own atomics.
     schedule(|| {
         AtomicBool::new(false).load(std::sync::atomic::Ordering::SeqCst);
     });
@@ -337,7 +335,7 @@ fn run(scheduler: impl Scheduler + 'static, rule: Option<Rule>, order: Order) {
 }
 
 #[test]
-fn no_schedule_makes_a_read_lie() {
+fn no_schedule_gives_a_wrong_read() {
     for order in [Order::RetireThenReuse, Order::RetireThenReturn, Order::RecallThenReuse] {
         run(RandomScheduler::new_from_seed(SEED, SCHEDULES), None, order);
         for depth in 1..=PCT_DEPTH {
@@ -347,16 +345,16 @@ fn no_schedule_makes_a_read_lie() {
     }
 }
 
-/// What a reader saw that it must not see; `None` if there was nothing in all these schedules.
+/// The failure that a reader saw; `None` if no schedule failed.
 fn seen(scheduler: impl Scheduler + 'static, rule: Option<Rule>, order: Order) -> Option<&'static str> {
     let panic = catch_unwind(AssertUnwindSafe(|| run(scheduler, rule, order))).err()?;
-    let said = panic.downcast_ref::<String>().cloned().unwrap_or_default();
-    let known = [WRONG_BYTES, WRONG_WORDS, DAMAGE, DELETED].into_iter().find(|known| said.contains(known));
-    Some(known.unwrap_or_else(|| panic!("{rule:?}, {order:?}: the test itself went wrong: {said}")))
+    let message = panic.downcast_ref::<String>().cloned().unwrap_or_default();
+    let known = [WRONG_BYTES, WRONG_WORDS, DAMAGE, DELETED].into_iter().find(|known| message.contains(known));
+    Some(known.unwrap_or_else(|| panic!("{rule:?}, {order:?}: unexpected failure: {message}")))
 }
 
 #[test]
-fn each_broken_rule_is_caught_by_both_ways_of_drawing_schedules() {
+fn broken_rules_are_caught_by_both_schedulers() {
     let (sound, reuse_first) = (Order::RetireThenReuse, Order::ReuseThenRetire);
     for (rule, order, expected) in [
         (Some(Rule::CheckAfterCopy), sound, &[WRONG_BYTES][..]),

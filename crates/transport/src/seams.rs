@@ -1,37 +1,37 @@
-//! Where the checkers of concurrency take hold of this crate: points between which a schedule may switch, and
-//! rules that a test may break, one at a time, to prove that it would notice.
+//! Hooks for the concurrency checkers: points at which a schedule may switch threads, and rules that a test
+//! breaks one at a time to prove that it would notice.
 //!
-//! Both exist only in this crate's own unit tests. In every other build [`point`] is nothing and
-//! [`is_broken`] is `false`, both known when the crate is compiled.
+//! Both exist only in this crate's unit tests. In every other build [`point`] is empty and [`is_broken`] is a
+//! constant `false`.
 
-/// A rule that the correctness of reads rests on.
+/// A rule that the correctness of reads depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Rule {
-    /// A reader looks at the stamp again after the copy.
+    /// A reader checks the stamp again after the copy.
     CheckAfterCopy,
-    /// A reader looks at the stamp again after it has loaded the words of a slot.
+    /// A reader checks the stamp again after it has loaded the words of a slot.
     CheckAfterWords,
-    /// The old stamp goes before the words of a new use come.
+    /// The old stamp is withdrawn before the words of a new use are stored.
     RetireBeforeWords,
-    /// A new stamp comes after the words it speaks for.
+    /// A new stamp is stored after the words of its use.
     StampAfterWords,
-    /// Taking a stamp away is fenced off from whatever comes then.
+    /// A fence orders the withdrawal of a stamp before all later stores.
     FenceAfterRetire,
-    /// Finding a stamp is fenced off from loading what it speaks for.
+    /// A fence orders the load of a stamp before loads of its words.
     FenceAfterStamp,
-    /// Looking at the stamp again is fenced off from what was loaded before.
+    /// A fence orders the second check of the stamp after the loads before it.
     FenceBeforeCheck,
-    /// A writer passes on that the use before its own was retired.
+    /// A fence makes the retire of the previous use visible before a writer's bytes.
     FenceBeforeBytes,
-    /// Saying that the node has left is fenced off from whatever comes then.
+    /// A fence orders the end of membership before all later stores.
     FenceAfterMember,
-    /// Asking whether the node is a member is fenced off from what was loaded before.
+    /// A fence orders the membership check after the loads before it.
     FenceBeforeMember,
     /// A writer claims an offer before it stores a byte there.
     ClaimBeforeBytes,
-    /// A claim compares and swaps in one step.
+    /// A claim compares and swaps atomically.
     ClaimAtOnce,
-    /// A recall compares and swaps in one step.
+    /// A recall compares and swaps atomically.
     RecallAtOnce,
 }
 
@@ -56,8 +56,8 @@ mod under_test {
 
     use super::Rule;
 
-    // Both checkers run all threads of a schedule as coroutines on the thread of the test, so these are
-    // theirs in common and nobody else's.
+    // Both checkers run all threads of a schedule as coroutines on the thread of the test, so they share
+    // these values and no other test sees them.
     thread_local! {
         static SWITCH: Cell<Option<fn()>> = const { Cell::new(None) };
         static BROKEN: Cell<Option<Rule>> = const { Cell::new(None) };
@@ -73,17 +73,17 @@ mod under_test {
         BROKEN.get() == Some(rule)
     }
 
-    /// Whether this thread runs under a checker that wants [`point`]s.
+    /// Whether this thread runs under a checker that uses [`point`]s.
     pub(crate) fn is_scheduled() -> bool {
         SWITCH.get().is_some()
     }
 
-    /// From now on, on this thread, every point does this.
+    /// Sets the function that every point on this thread calls.
     pub(crate) fn schedule(switch: fn()) {
         SWITCH.set(Some(switch));
     }
 
-    /// From now on, on this thread, this rule alone is broken.
+    /// Breaks this rule, and no other, on this thread.
     pub(crate) fn break_rule(rule: Option<Rule>) {
         BROKEN.set(rule);
     }

@@ -1,10 +1,11 @@
-//! A node's memory: a control segment that only it writes, a data segment, and the claim words of its slots.
+//! A node's memory: a control segment that only the node writes, a data segment, and the claim words of its
+//! slots.
 //!
-//! All are memory files. The control segment is sealed so that nobody who gets its descriptor can map it
-//! writable, write to it or change its size; the other two so that their size stays.
+//! All are memory files. The control segment is sealed: a process that gets its descriptor cannot map it
+//! writable, write to it or change its size. The seals of the disk_bytes two fix their size.
 //!
-//! **Invariant:** a segment is never larger than the memory that the machine can give it at the time: the
-//! alternative is a process killed under load, long after the mistake.
+//! **Invariant:** a segment is never larger than the memory that is available when it is created: otherwise
+//! the process would be killed later, under load.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -24,49 +25,49 @@ use crate::layout::{DATA_BYTES_MAX, Geometry, HEAP_BYTES_MAX, SLOTS_MAX};
 use crate::map::{Access, Map};
 use crate::populate::{self, Pages};
 
-/// What a control segment may use beside the data segment's memory: a node pays for more with that.
+/// Memory of a control segment that is not counted against the data segment; a node counts more than that.
 const CONTROL_BYTES_FREE: u64 = 1 << 20;
 /// The seals of a control segment.
 pub(crate) const CONTROL_SEALS: SealFlags =
     SealFlags::FUTURE_WRITE.union(SealFlags::GROW).union(SealFlags::SHRINK).union(SealFlags::SEAL);
-/// The seals of a data segment, and of the file of claims. Without a seal against writing, holes can be
-/// punched into them.
+/// The seals of a data segment, and of the file of claim words. Without a write seal, holes can be punched
+/// into them.
 pub(crate) const DATA_SEALS: SealFlags = SealFlags::GROW.union(SealFlags::SHRINK).union(SealFlags::SEAL);
 
-/// Why there is no segment.
+/// Why a segment could not be created.
 #[derive(Debug, thiserror::Error)]
 pub enum SegmentError {
-    /// A size that makes no sense.
-    #[error("a segment cannot have {what}\n\nhint: {hint}")]
+    /// Invalid size.
+    #[error("invalid segment size: {what}\n\nhint: {hint}")]
     Size {
-        /// The size.
+        /// The problem.
         what: String,
-        /// What would make sense.
+        /// How to correct it.
         hint: String,
     },
-    /// The machine cannot give that much.
-    #[error("{}", not_enough(*wanted, *other, *available, limit.as_ref()))]
+    /// Not enough memory.
+    #[error("{}", not_enough(*wanted, *disk_bytes, *available, limit.as_ref()))]
     NotEnough {
-        /// How many bytes were asked for, records included.
+        /// Requested bytes, including control segment.
         wanted: u64,
-        /// How many more its process needs for its disks.
-        other: u64,
-        /// How many there are.
+        /// Further bytes that the process needs for its disks.
+        disk_bytes: u64,
+        /// Available bytes.
         available: u64,
-        /// Which limit says so, if it is not the machine itself.
+        /// The control group's limit, if it is tighter than the machine's memory.
         limit: Option<Limit>,
     },
-    /// The system refused.
+    /// A system call failed.
     #[error("{what} failed: {source}")]
     System {
-        /// Which step.
+        /// The failed step.
         what: &'static str,
-        /// What it said.
+        /// The system's error.
         source: io::Error,
     },
 }
 
-/// The memory of a node, mapped in its own process. Lives as long as somebody holds it.
+/// The memory of a node, mapped in its own process.
 #[derive(Debug)]
 pub struct NodeMemory {
     pub(crate) control_file: OwnedFd,
@@ -78,24 +79,27 @@ pub struct NodeMemory {
 }
 
 impl NodeMemory {
-    /// The memory of these extents; nothing if one of them is not inside. Who may touch it is for the
-    /// keeper of the slots to say.
+    /// The memory of these extents; `None` if one of them is not inside. The caller decides who may access
+    /// it.
     #[must_use]
     pub fn targets(&self, extents: &[Extent]) -> Option<Vec<TargetBuf<'_>>> {
         extents.iter().map(|&extent| self.data.target(extent)).collect()
     }
 
-    /// Makes a new segment, and the one hand that may write its records.
+    /// Creates a segment and its only writer.
     pub fn create(geometry: Geometry) -> Result<(Arc<Self>, ControlWriter), SegmentError> {
-        Self::create_beside(geometry, 0)
+        Self::create_with_disks(geometry, 0)
     }
 
-    /// The same, where the process will need `other` bytes for its disks: they must be available as well.
-    pub fn create_beside(geometry: Geometry, other: u64) -> Result<(Arc<Self>, ControlWriter), SegmentError> {
+    /// The same, where the process will need `disk_bytes` more for its disks: they must be available as well.
+    pub fn create_with_disks(
+        geometry: Geometry,
+        disk_bytes: u64,
+    ) -> Result<(Arc<Self>, ControlWriter), SegmentError> {
         check_sizes(&geometry)?;
         let mut segments = SEGMENTS.lock().unwrap_or_else(PoisonError::into_inner);
         segments.retain(|memory| memory.strong_count() > 0);
-        check_available(memory_bytes(&geometry), other, promised_bytes(&segments), available_memory())?;
+        check_available(memory_bytes(&geometry), disk_bytes, promised_bytes(&segments), available_memory())?;
         let (control_file, control) = memory_file("tiffin-control", geometry.control_bytes())?;
         seal(&control_file, CONTROL_SEALS)?;
         let (data_file, data) = memory_file("tiffin-data", geometry.data_bytes)?;
@@ -112,7 +116,7 @@ impl NodeMemory {
         Ok((memory, writer))
     }
 
-    /// The bytes of its files that have no page yet.
+    /// Bytes of its files that have no page yet.
     fn absent_bytes(&self) -> u64 {
         let present: u64 = [&self.control_file, &self.data_file, &self.claims_file]
             .into_iter()
@@ -121,15 +125,15 @@ impl NodeMemory {
         memory_bytes(&self.geometry()).saturating_sub(present)
     }
 
-    /// Makes the memory for the bytes present, in a thread of its own, so that no put waits for it. Calls
-    /// `done` there when all of it is.
+    /// Populates the data segment in a thread of its own, so that no put waits for pages. Calls `done` there
+    /// when finished.
     pub fn populate_ahead(&self, pages: Pages, done: impl FnOnce() + Send + 'static) {
         populate::whole(&self.data, pages, done);
     }
 
-    /// Gives the memory of these bytes of the data segment back to the system, as far as they are whole
-    /// pages. They must be nobody's; whoever touches them later makes it present again.
-    pub fn withhold(&self, extent: Extent) {
+    /// Returns the whole pages of this range of the data segment to the system. The range must be unused; a
+    /// later access allocates the pages again.
+    pub fn return_pages(&self, extent: Extent) {
         let page = page_size() as u64;
         let start = extent.offset.next_multiple_of(page);
         let end = extent.end().unwrap_or(0) / page * page;
@@ -142,64 +146,64 @@ impl NodeMemory {
         }
     }
 
-    /// Its sizes and its name.
+    /// The sizes and the id.
     #[must_use]
     pub fn geometry(&self) -> Geometry {
         self.reader.geometry()
     }
 
-    /// Looks at the records.
+    /// Read access to the control segment.
     #[must_use]
     pub fn reader(&self) -> &ControlReader {
         &self.reader
     }
 }
 
-/// The segments of this process. The kernel counts their pages only once they are touched, so the memory that
-/// was promised to one segment is taken into account before another is made.
+/// The segments of this process. The kernel counts pages only once they are touched, so memory that is
+/// promised to one segment is subtracted before another is created.
 static SEGMENTS: Mutex<Vec<Weak<NodeMemory>>> = Mutex::new(Vec::new());
 
-/// The memory that these segments may still take.
+/// Memory that these segments may still take.
 fn promised_bytes(segments: &[Weak<NodeMemory>]) -> u64 {
     segments.iter().filter_map(Weak::upgrade).map(|memory| memory.absent_bytes()).sum()
 }
 
-/// The memory that a new segment needs and finds.
+/// Memory that a new segment needs, and memory available.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fit {
-    /// How many bytes it needs, with its records and `other`.
+    /// Bytes it needs, with control segment and disks.
     pub wanted: u64,
-    /// How many there are.
+    /// Available bytes.
     pub available: u64,
 }
 
-/// Whether [`NodeMemory::create_beside`] would find enough memory now.
-pub fn check_memory(geometry: &Geometry, other: u64) -> Result<Fit, SegmentError> {
+/// Whether [`NodeMemory::create_with_disks`] would find enough memory now.
+pub fn check_memory(geometry: &Geometry, disk_bytes: u64) -> Result<Fit, SegmentError> {
     check_sizes(geometry)?;
     let segments = SEGMENTS.lock().unwrap_or_else(PoisonError::into_inner);
-    check_available(memory_bytes(geometry), other, promised_bytes(&segments), available_memory())
+    check_available(memory_bytes(geometry), disk_bytes, promised_bytes(&segments), available_memory())
 }
 
 fn check_available(
     wanted: u64,
-    other: u64,
+    disk_bytes: u64,
     promised: u64,
     available: Available,
 ) -> Result<Fit, SegmentError> {
     let Available { bytes, limit } = available;
     let available = bytes.saturating_sub(promised);
-    match wanted.saturating_add(other) {
+    match wanted.saturating_add(disk_bytes) {
         all if all <= available => Ok(Fit { wanted: all, available }),
-        _ => Err(SegmentError::NotEnough { wanted, other, available, limit }),
+        _ => Err(SegmentError::NotEnough { wanted, disk_bytes, available, limit }),
     }
 }
 
-fn not_enough(wanted: u64, other: u64, available: u64, limit: Option<&Limit>) -> String {
+fn not_enough(wanted: u64, disk_bytes: u64, available: u64, limit: Option<&Limit>) -> String {
     let mib = |bytes: u64| format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20));
     let (wanted, available) = (mib(wanted), mib(available));
-    let subject = match other {
+    let subject = match disk_bytes {
         0 => format!("a segment of {wanted} does not fit"),
-        other => format!("a segment of {wanted} and {} for its disks do not fit", mib(other)),
+        disk_bytes => format!("a segment of {wanted} and {} for its disks do not fit", mib(disk_bytes)),
     };
     match limit {
         Some(Limit { file, bytes }) => format!(
@@ -213,7 +217,8 @@ fn not_enough(wanted: u64, other: u64, available: u64, limit: Option<&Limit>) ->
     }
 }
 
-/// The most memory of a segment: beyond a little, its control segment grows only as its data segment shrinks.
+/// Maximum memory of a segment: beyond [`CONTROL_BYTES_FREE`], the control segment grows only as the data
+/// segment shrinks.
 fn memory_bytes(geometry: &Geometry) -> u64 {
     let records = geometry.control_bytes().saturating_add(geometry.claims_bytes());
     geometry.data_bytes.saturating_add(records.min(CONTROL_BYTES_FREE))
@@ -253,10 +258,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_limit_is_named_with_a_hint() {
+    fn limit_is_named_with_a_hint() {
         let limit = Limit { file: "/sys/fs/cgroup/memory.max".to_owned(), bytes: 400 << 20 };
-        let (wanted, other, available) = (1 << 30, 0, 350 << 20);
-        let error = SegmentError::NotEnough { wanted, other, available, limit: Some(limit) };
+        let (wanted, disk_bytes, available) = (1 << 30, 0, 350 << 20);
+        let error = SegmentError::NotEnough { wanted, disk_bytes, available, limit: Some(limit) };
         assert_eq!(
             error.to_string(),
             "a segment of 1024.0 MiB does not fit: the control group limits this process to 400.0 MiB \
@@ -293,7 +298,7 @@ mod tests {
         assert!(before >= 8 << 20, "{before}");
         let half = memory.targets(&[Extent { offset: 0, len: 4 << 20 }]).unwrap();
         crate::copy::copy_in(&vec![1; 4 << 20], half[0]);
-        // What is touched counts as used from then on. A huge page may make more present than was asked for.
+        // Touched pages count as used. A huge page may populate more than was touched.
         assert!(promised_bytes(&segments) <= before - (4 << 20));
         assert!(SEGMENTS.lock().unwrap().iter().any(|known| known.ptr_eq(&segments[0])));
         drop((memory, writer));
@@ -301,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn unused_records_and_withheld_bytes_cost_no_memory() {
+    fn unused_slots_and_returned_pages_take_no_memory() {
         const MIB: u64 = 1 << 20;
         let geometry = Geometry { segment: 1, data_bytes: 4 * MIB, slot_count: 1 << 24, heap_bytes: 1 << 36 };
         let (memory, mut writer) = NodeMemory::create(geometry).unwrap();
@@ -314,14 +319,14 @@ mod tests {
 
         memory.data.populate(Extent { offset: 0, len: 4 * MIB }).unwrap();
         assert_eq!(bytes(&memory.data_file), 4 * MIB);
-        memory.withhold(Extent { offset: 3 * MIB - 64, len: MIB + 64 });
+        memory.return_pages(Extent { offset: 3 * MIB - 64, len: MIB + 64 });
         assert_eq!(bytes(&memory.data_file), 3 * MIB, "whole pages only");
-        memory.withhold(Extent { offset: 64, len: 4096 });
+        memory.return_pages(Extent { offset: 64, len: 4096 });
         assert_eq!(bytes(&memory.data_file), 3 * MIB, "no whole page");
     }
 
     #[test]
-    fn sizes_that_cannot_be_are_refused_with_a_hint() {
+    fn invalid_sizes_are_rejected_with_a_hint() {
         let good = Geometry { segment: 1, data_bytes: 4096, slot_count: 4, heap_bytes: 4096 };
         assert!(NodeMemory::create(good).is_ok());
         for (bad, expected) in [

@@ -1,41 +1,41 @@
-//! The protocol of stamps: the order of loads, stores and fences that lets a reader know, without a lock,
-//! that the words of a slot and the bytes they lead to belong to the use it asked for.
+//! The stamp protocol: the order of loads, stores and fences by which a reader knows, without a lock, that
+//! the words of a slot and the bytes they point to belong to the use it asked for.
 //!
-//! **Invariant (retire before reuse):** whoever overwrites a word or a byte of a use does so after
-//! [`retire`]'s fence, or has passed a [`before_bytes`] after learning of it. A reader that has loaded
-//! anything newer than its use therefore finds the stamp gone in [`still`].
+//! **Invariant (retire before reuse):** every overwrite of a word or a byte of a use comes after [`retire`]'s
+//! fence, or after a [`before_bytes`] by a writer that learned of the retire. A reader that has loaded
+//! anything newer than its use therefore finds the stamp withdrawn in [`is_current`].
 //!
-//! **Invariant:** whoever finds a stamp finds the words of its use: [`enter`] stores them first.
+//! **Invariant:** a reader that finds a stamp finds the words of its use: [`publish_use`] stores them first.
 //!
-//! **Invariant (only a member's memory is read unasked):** a node says that it is a member again only after
-//! it has retired all that it was told to while it was none. A reader that finds a member with
-//! [`is_member`], and the stamp with [`look`] after that, has found what no delete has taken away.
+//! **Invariant (cached locations are valid on members only):** a node becomes a member again only after it
+//! has applied all retires from the time of its absence. A reader that finds a member with [`is_member`], and
+//! then the stamp with [`read_checked`], has found an object that no delete has removed.
 //!
-//! The functions are generic over [`Words`] so that the checkers run these very lines: shuttle over the real
-//! mapping (`schedules.rs`), loom over words that it lets be stale (below).
+//! The functions are generic over [`Words`] so that the checkers run this code: shuttle over the real mapping
+//! (`schedules.rs`), loom over its own atomics, whose loads may be stale (below).
 
 use std::sync::atomic::Ordering;
 
 use crate::layout::{self, header, slot};
 use crate::seams::{Rule, is_broken};
 
-/// Memory as the protocol sees it: 64-bit words at byte offsets, and fences.
+/// Memory as the protocol uses it: 64-bit words at byte offsets, and fences.
 pub(crate) trait Words {
-    /// Loads a word. Relaxed: nothing stronger is allowed on a read-only mapping.
+    /// Loads a word. Relaxed: a read-only mapping allows nothing stronger.
     fn load(&self, at: u64) -> u64;
     /// Stores a word.
     fn store(&self, at: u64, value: u64, order: Ordering);
     /// A fence between accesses to words and bytes.
     fn fence(&self, order: Ordering);
-    /// Replaces a word if it has the old value, in one step; else says which value it has.
+    /// Replaces a word if it has the old value, atomically; else returns its value.
     fn compare_and_swap(&self, at: u64, old: u64, new: u64) -> Result<(), u64>;
 }
 
-/// Makes the slot at `at` carry `stamp` and `state`. `fill` stores the other words.
+/// Writes `stamp` and `state` into the slot at `at`. `fill` stores the other words.
 ///
 /// A different stamp than before is a new use: the old one is retired first and the new one appears last. The
-/// same stamp is a step in the life of the same use: the state appears last.
-pub(crate) fn enter(words: &impl Words, at: u64, stamp: u64, state: u64, fill: impl FnOnce()) {
+/// same stamp is the next state of the same use: the state appears last.
+pub(crate) fn publish_use(words: &impl Words, at: u64, stamp: u64, state: u64, fill: impl FnOnce()) {
     let old_stamp = words.load(at + slot::STAMP);
     let is_new_use = old_stamp != stamp;
     if is_new_use && old_stamp != 0 && !is_broken(Rule::RetireBeforeWords) {
@@ -45,27 +45,32 @@ pub(crate) fn enter(words: &impl Words, at: u64, stamp: u64, state: u64, fill: i
         words.store(at + slot::STAMP, stamp, Ordering::SeqCst);
     }
     fill();
-    // The state follows the words it speaks about, for whoever reads the segment after a crash.
+    // The state is stored after the other words, for readers of the segment after a crash.
     words.store(at + slot::STATE, state, Ordering::Release);
     if is_new_use {
         words.store(at + slot::STAMP, stamp, Ordering::SeqCst);
     }
 }
 
-/// Takes the stamp of the slot at `at` away. When this returns, no copy that ends later validates, so the
+/// Withdraws the stamp of the slot at `at`. After this returns, no copy that ends later validates, so the
 /// bytes may be reused.
 pub(crate) fn retire(words: &impl Words, at: u64) {
     words.store(at + slot::STAMP, 0, Ordering::SeqCst);
-    // A sequentially consistent store alone does not keep later plain stores behind it on every processor.
+    // A sequentially consistent store alone does not order later plain stores after it on every processor.
     if !is_broken(Rule::FenceAfterRetire) {
         words.fence(Ordering::SeqCst);
     }
     words.store(at + slot::STATE, layout::STATE_FREE, Ordering::SeqCst);
 }
 
-/// What `load` finds in a slot that carries `stamp`; `None` if it does not, or no longer does afterwards, for
-/// then it may have loaded the words of another use.
-pub(crate) fn look<T>(words: &impl Words, at: u64, stamp: u64, load: impl FnOnce() -> T) -> Option<T> {
+/// The result of `load` on a slot with `stamp`; `None` if the slot does not hold it before or after the load,
+/// because `load` may then have read another use.
+pub(crate) fn read_checked<T>(
+    words: &impl Words,
+    at: u64,
+    stamp: u64,
+    load: impl FnOnce() -> T,
+) -> Option<T> {
     if stamp == 0 || words.load(at + slot::STAMP) != stamp {
         return None;
     }
@@ -73,38 +78,37 @@ pub(crate) fn look<T>(words: &impl Words, at: u64, stamp: u64, load: impl FnOnce
         words.fence(Ordering::Acquire);
     }
     let found = load();
-    let is_believed = is_broken(Rule::CheckAfterWords) || still(words, at, stamp);
+    let is_believed = is_broken(Rule::CheckAfterWords) || is_current(words, at, stamp);
     is_believed.then_some(found)
 }
 
-/// Whether the slot carries the stamp now, after everything that was loaded or copied before.
-pub(crate) fn still(words: &impl Words, at: u64, stamp: u64) -> bool {
+/// Whether the slot holds the stamp now, ordered after all earlier loads and copies.
+pub(crate) fn is_current(words: &impl Words, at: u64, stamp: u64) -> bool {
     if !is_broken(Rule::FenceBeforeCheck) {
         words.fence(Ordering::Acquire);
     }
     stamp != 0 && words.load(at + slot::STAMP) == stamp
 }
 
-/// Comes between [`look`] and the first byte that a writer stores. The writer is not who retired the use that
-/// had these bytes before: without this, a reader could see a byte of the new use and not yet see the old
-/// stamp gone, wherever stores do not reach all processors at the same time.
+/// A writer calls this between [`read_checked`] and its first byte. The writer did not retire the previous
+/// use of these bytes itself: without this fence a reader could see a byte of the new use and is_current the
+/// old stamp, on processors where stores do not become visible everywhere at the same time.
 pub(crate) fn before_bytes(words: &impl Words) {
     if !is_broken(Rule::FenceBeforeBytes) {
         words.fence(Ordering::Release);
     }
 }
 
-/// Says whether the node is a member of its cluster. When this returns, no read that ends later counts as one
-/// of a member's memory, or does.
+/// Records whether the node is a member of its cluster. Reads that end after this returns see the new value.
 pub(crate) fn set_member(words: &impl Words, is_member: bool) {
     words.store(header::MEMBER, u64::from(is_member), Ordering::SeqCst);
-    // What comes then is not seen before it.
+    // Later stores must not be visible before it.
     if !is_broken(Rule::FenceAfterMember) {
         words.fence(Ordering::SeqCst);
     }
 }
 
-/// Whether the node is a member now, after everything that was loaded or copied before.
+/// Whether the node is a member now, ordered after all earlier loads and copies.
 pub(crate) fn is_member(words: &impl Words) -> bool {
     if !is_broken(Rule::FenceBeforeMember) {
         words.fence(Ordering::Acquire);
@@ -114,8 +118,8 @@ pub(crate) fn is_member(words: &impl Words) -> bool {
 
 #[cfg(test)]
 mod tests {
-    //! All executions of two or three threads that the memory model of the language allows, stale loads
-    //! included, up to loom's bound: it takes `SeqCst` accesses for `AcqRel`, so it allows more than happens.
+    //! All executions of two or three threads that the language's memory model allows, stale loads included,
+    //! up to loom's bound. Loom treats `SeqCst` accesses as `AcqRel`, which allows more than can happen.
 
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -126,8 +130,8 @@ mod tests {
     use crate::model::Model;
     use crate::seams::break_rule;
 
-    /// The words of a slot that matter here: its length is the one word beside stamp and state, and the byte
-    /// that belongs to it is a word too.
+    /// The relevant words of a slot: stamp, state, its length for all other words, and one word for its
+    /// bytes.
     struct Slot {
         member: AtomicU64,
         stamp: AtomicU64,
@@ -136,7 +140,7 @@ mod tests {
         byte: AtomicU64,
     }
 
-    const BYTE: u64 = slot::MARKS + 8;
+    const BYTE: u64 = slot::ATTRIBUTES + 8;
     const OLD: u64 = 7;
     const NEW: u64 = 8;
 
@@ -162,17 +166,17 @@ mod tests {
     }
 
     /// The node gives the slot to a new use.
-    fn give(words: &Slot) {
-        enter(words, 0, NEW, 1, || words.store(slot::LEN, NEW, Ordering::Relaxed));
+    fn reuse_slot(words: &Slot) {
+        publish_use(words, 0, NEW, 1, || words.store(slot::LEN, NEW, Ordering::Relaxed));
     }
 
-    /// Whoever reads: what it accepts must be of the use it asked for.
+    /// A reader: what it accepts must belong to the use it asked for.
     fn read(words: &Slot, stamp: u64) {
-        let Some(len) = look(words, 0, stamp, || words.load(slot::LEN)) else { return };
-        assert_eq!(len, stamp, "the words of another use were believed");
+        let Some(len) = read_checked(words, 0, stamp, || words.load(slot::LEN)) else { return };
+        assert_eq!(len, stamp, "words of another use were accepted");
         let byte = words.load(BYTE);
-        if still(words, 0, stamp) && stamp == OLD {
-            assert_eq!(byte, OLD, "the byte of another use was accepted");
+        if is_current(words, 0, stamp) && stamp == OLD {
+            assert_eq!(byte, OLD, "a byte of another use was accepted");
         }
     }
 
@@ -182,58 +186,58 @@ mod tests {
             let words = Arc::clone(&words);
             move || read(&words, OLD)
         });
-        give(&words);
+        reuse_slot(&words);
         words.store(BYTE, NEW, Ordering::Relaxed);
         reader.join().unwrap();
     }
 
-    /// The reader asks for the use that is just being entered.
+    /// The reader asks for the use that is just being written.
     fn node_and_early_reader() {
         let words = Slot::new();
         let reader = loom::thread::spawn({
             let words = Arc::clone(&words);
             move || read(&words, NEW)
         });
-        give(&words);
+        reuse_slot(&words);
         reader.join().unwrap();
     }
 
-    /// Another thread than the one that retired writes the bytes of the new use.
+    /// The writer of the new use is another thread than the one that retired the old one.
     fn node_writer_and_reader() {
         let words = Slot::new();
         let reader = loom::thread::spawn({
             let words = Arc::clone(&words);
             move || {
                 let byte = words.load(BYTE);
-                if still(&*words, 0, OLD) {
-                    assert_eq!(byte, OLD, "the byte of another use was accepted");
+                if is_current(&*words, 0, OLD) {
+                    assert_eq!(byte, OLD, "a byte of another use was accepted");
                 }
             }
         });
         let writer = loom::thread::spawn({
             let words = Arc::clone(&words);
             move || {
-                if look(&*words, 0, NEW, || ()).is_some() {
+                if read_checked(&*words, 0, NEW, || ()).is_some() {
                     before_bytes(&*words);
                     words.store(BYTE, NEW, Ordering::Relaxed);
                 }
             }
         });
-        give(&words);
+        reuse_slot(&words);
         reader.join().unwrap();
         writer.join().unwrap();
     }
 
-    /// The node was away, and does both of these. The reader has known the use from before that, and asks
-    /// nobody.
+    /// The node was away, and takes these steps. The reader has a cached location from before.
     fn returning(steps: [fn(&Slot); 2]) {
         let words = Slot::new();
         set_member(&*words, false);
         let reader = loom::thread::spawn({
             let words = Arc::clone(&words);
             move || {
-                let is_held = is_member(&*words) && look(&*words, 0, OLD, || ()).is_some();
-                assert!(!is_held, "what the node had to retire was read");
+                let is_current_or_reserved =
+                    is_member(&*words) && read_checked(&*words, 0, OLD, || ()).is_some();
+                assert!(!is_current_or_reserved, "a use with a pending retire was read");
             }
         });
         steps.into_iter().for_each(|step| step(&words));
@@ -247,18 +251,21 @@ mod tests {
         returning([RETIRE, JOIN]);
     }
 
-    fn hasty_node_and_reader() {
+    fn early_member_and_reader() {
         returning([JOIN, RETIRE]);
     }
 
-    /// The node leaves, and then something becomes known that a member would have heard of.
+    /// The node leaves, and then a delete is answered without it.
     fn leaving_node_and_reader() {
         let words = Slot::new();
         let reader = loom::thread::spawn({
             let words = Arc::clone(&words);
             move || {
-                let news = words.load(BYTE);
-                assert!(!is_member(&*words) || news == OLD, "a node that has left was taken for a member");
+                let deleted = words.load(BYTE);
+                assert!(
+                    !is_member(&*words) || deleted == OLD,
+                    "a node that has left was is_current a member"
+                );
             }
         });
         set_member(&*words, false);
@@ -274,7 +281,7 @@ mod tests {
         ("leaving_node_and_reader", leaving_node_and_reader),
     ];
 
-    /// The first model in which a read goes wrong.
+    /// The first model in which a read fails.
     fn failing(rule: Option<Rule>) -> Option<&'static str> {
         break_rule(rule);
         let fails = |model: fn()| catch_unwind(AssertUnwindSafe(|| loom::model(model))).is_err();
@@ -284,14 +291,14 @@ mod tests {
     }
 
     #[test]
-    fn no_reordering_that_the_language_allows_makes_a_read_lie() {
+    fn no_allowed_reordering_gives_a_wrong_read() {
         for (_, model) in MODELS {
             loom::model(model);
         }
     }
 
     #[test]
-    fn each_missing_fence_and_each_wrong_order_is_caught() {
+    fn missing_fences_and_wrong_orders_are_caught() {
         for (rule, expected) in [
             (Rule::FenceAfterRetire, "node_and_reader"),
             (Rule::FenceBeforeCheck, "node_and_reader"),
@@ -306,7 +313,7 @@ mod tests {
             assert_eq!(failing(Some(rule)), Some(expected), "{rule:?}");
         }
         assert_eq!(failing(None), None);
-        let hasty = catch_unwind(AssertUnwindSafe(|| loom::model(hasty_node_and_reader)));
-        assert!(hasty.is_err(), "the node is a member before it has retired what it owes");
+        let early = catch_unwind(AssertUnwindSafe(|| loom::model(early_member_and_reader)));
+        assert!(early.is_err(), "the node is a member before it has applied its retires");
     }
 }

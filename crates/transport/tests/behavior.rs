@@ -1,16 +1,16 @@
-//! The suite, over every transport, and over TCP on which things go wrong.
+//! The behaviour suite over every transport, and over TCP with injected faults.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use tiffin_transport::behavior::{self, Shelf, Stage};
+use tiffin_transport::behavior::{self, Fixture, TestNode};
 use tiffin_transport::faults::{FaultyConnect, Flaky, Plan};
+use tiffin_transport::hedge::{BufferOwners, ReadControl};
 use tiffin_transport::local::Local;
 use tiffin_transport::shm::{self, Shm};
 use tiffin_transport::tcp::frame::{HELLO_BYTES, WelcomeHead};
-use tiffin_transport::tcp::{self, Connect, Identity, Manner, Tcp, TcpConnect};
-use tiffin_transport::watch::{Owners, Watch};
+use tiffin_transport::tcp::{self, Connect, Identity, ReadOptions, Tcp, TcpConnect};
 use tiffin_transport::{
     Capability, Counters, Instant, Outcomes, ReadOp, TargetBuf, TransferError, Transport, WriteOp,
 };
@@ -20,7 +20,7 @@ use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tokio::task::{JoinHandle, JoinSet, block_in_place};
 
-/// Ends a server with its stage.
+/// Stops a server together with its fixture.
 struct Ends(JoinHandle<()>);
 
 impl Drop for Ends {
@@ -29,39 +29,39 @@ impl Drop for Ends {
     }
 }
 
-fn local(counters: &Arc<Counters>) -> Stage {
-    let shelf = Arc::new(Shelf::new());
-    let transport = Arc::new(Local::new(Arc::clone(shelf.memory()), Arc::clone(counters)));
-    Stage { shelf, transport, is_lossy: false, keep: Box::new(()) }
+fn local(counters: &Arc<Counters>) -> Fixture {
+    let node = Arc::new(TestNode::new());
+    let transport = Arc::new(Local::new(Arc::clone(node.memory()), Arc::clone(counters)));
+    Fixture { node, transport, is_lossy: false, keep: Box::new(()) }
 }
 
-async fn shared_memory(counters: &Arc<Counters>) -> Stage {
-    let shelf = Arc::new(Shelf::new());
-    let segment = shelf.memory().geometry().segment;
+async fn shared_memory(counters: &Arc<Counters>) -> Fixture {
+    let node = Arc::new(TestNode::new());
+    let segment = node.memory().geometry().segment;
     let name = format!("tiffin-test-{}-{segment}", std::process::id());
     let (events, receiver) = mpsc::channel(16);
-    let server = shm::Server::new(Arc::clone(shelf.memory()), Box::new(|_| Ok(())), events);
+    let server = shm::Server::new(Arc::clone(node.memory()), Box::new(|_| Ok(())), events);
     let task = tokio::spawn(server.run(shm::listen(&name).expect("a free name")));
     let attachment = shm::attach(&name, segment, 1, "", behavior::soon()).await.expect("attached");
     let transport = Arc::new(Shm::new(Arc::new(attachment), Arc::clone(counters)));
-    Stage { shelf, transport, is_lossy: false, keep: Box::new((Ends(task), receiver)) }
+    Fixture { node, transport, is_lossy: false, keep: Box::new((Ends(task), receiver)) }
 }
 
-async fn data_socket(counters: &Arc<Counters>) -> (Arc<Shelf>, String, Ends) {
-    let shelf = Arc::new(Shelf::new());
-    let keeper = Arc::clone(&shelf) as Arc<dyn tcp::Keeper>;
+async fn data_socket(counters: &Arc<Counters>) -> (Arc<TestNode>, String, Ends) {
+    let node = Arc::new(TestNode::new());
+    let slots = Arc::clone(&node) as Arc<dyn tcp::SlotAccess>;
     let server =
-        tcp::Server::new(Arc::clone(shelf.memory()), keeper, Box::new(|_| Ok(())), Arc::clone(counters));
+        tcp::Server::new(Arc::clone(node.memory()), slots, Box::new(|_| Ok(())), Arc::clone(counters));
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let address = listener.local_addr().expect("a bound address").to_string();
-    (shelf, address, Ends(tokio::spawn(server.run(listener))))
+    (node, address, Ends(tokio::spawn(server.run(listener))))
 }
 
-async fn over_tcp(counters: &Arc<Counters>, connect: Box<dyn Connect>, is_lossy: bool) -> Stage {
-    let (shelf, address, keep) = data_socket(counters).await;
-    let identity = Identity { client: 1, segment: shelf.memory().geometry().segment, token: String::new() };
+async fn over_tcp(counters: &Arc<Counters>, connect: Box<dyn Connect>, is_lossy: bool) -> Fixture {
+    let (node, address, keep) = data_socket(counters).await;
+    let identity = Identity { client: 1, segment: node.memory().geometry().segment, token: String::new() };
     let transport = Arc::new(Tcp::with_connect(address, identity, Arc::clone(counters), connect));
-    Stage { shelf, transport, is_lossy, keep: Box::new(keep) }
+    Fixture { node, transport, is_lossy, keep: Box::new(keep) }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 3)]
@@ -86,112 +86,112 @@ async fn through_tcp() {
     let counters = Arc::new(Counters::default());
     behavior::all(|| over_tcp(&counters, Box::new(TcpConnect), false)).await;
     assert!(counters.tcp.read() > 0 && counters.tcp.written() > 0);
-    assert!(counters.served.read() >= counters.tcp.read(), "what was read was sent");
+    assert!(counters.served.read() >= counters.tcp.read(), "every byte read was served");
     assert_eq!(counters.shm.read() + counters.local.read(), 0);
 }
 
-/// The same transport, used by somebody who waits for nothing else.
-struct Lingering(Tcp);
+/// The same transport, used by a thread that may block.
+struct Blocking(Tcp);
 
-impl Transport for Lingering {
+impl Transport for Blocking {
     fn capability(&self) -> Capability {
         self.0.capability()
     }
 
     fn read<'a>(&'a self, ops: &'a [ReadOp<'a>], deadline: Instant) -> Outcomes<'a> {
-        let manner = Manner { lingers: true, ..Manner::default() };
-        Box::pin(self.0.read_as(ops, manner, deadline))
+        let options = ReadOptions { may_block: true, ..ReadOptions::default() };
+        Box::pin(self.0.read_with(ops, options, deadline))
     }
 
     fn write<'a>(&'a self, ops: &'a [WriteOp<'a>], deadline: Instant) -> Outcomes<'a> {
-        Box::pin(self.0.write_as(ops, true, deadline))
+        Box::pin(self.0.write_with(ops, true, deadline))
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 8)]
-async fn through_tcp_of_those_who_linger() {
+async fn through_tcp_with_blocking_callers() {
     let counters = Arc::new(Counters::default());
     let make = || async {
-        let (shelf, address, keep) = data_socket(&counters).await;
-        let segment = shelf.memory().geometry().segment;
+        let (node, address, keep) = data_socket(&counters).await;
+        let segment = node.memory().geometry().segment;
         let identity = Identity { client: 1, segment, token: String::new() };
-        let transport = Arc::new(Lingering(Tcp::new(address, identity, Arc::clone(&counters))));
-        Stage { shelf, transport, is_lossy: false, keep: Box::new(keep) }
+        let transport = Arc::new(Blocking(Tcp::new(address, identity, Arc::clone(&counters))));
+        Fixture { node, transport, is_lossy: false, keep: Box::new(keep) }
     };
     behavior::all(make).await;
     assert!(counters.tcp.read() > 0 && counters.tcp.written() > 0);
 }
 
-/// A reader that has asked nobody counts only what a member sends, in the life of the master that it knows.
+/// A read from a cached location succeeds only on a member of the same epoch.
 #[tokio::test(flavor = "multi_thread", worker_threads = 3)]
-async fn through_tcp_unasked() {
+async fn cached_location_is_valid_on_members_only() {
     let counters = Arc::new(Counters::default());
-    let (shelf, address, _server) = data_socket(&counters).await;
-    let identity = Identity { client: 1, segment: shelf.memory().geometry().segment, token: String::new() };
+    let (node, address, _server) = data_socket(&counters).await;
+    let identity = Identity { client: 1, segment: node.memory().geometry().segment, token: String::new() };
     let tcp = Arc::new(Tcp::new(address, identity, counters));
     let transport = Arc::clone(&tcp) as Arc<dyn Transport>;
-    let stage = Stage { shelf: Arc::clone(&shelf), transport, is_lossy: false, keep: Box::new(()) };
-    for (len, lingers) in [(10, true), (10, false), (100_000, true), (5_000_000, false)] {
-        let place = stage.put(&[len]).await;
+    let fixture = Fixture { node: Arc::clone(&node), transport, is_lossy: false, keep: Box::new(()) };
+    for (len, may_block) in [(10, true), (10, false), (100_000, true), (5_000_000, false)] {
+        let location = fixture.put(&[len]).await;
         let read = async |epoch| {
             let mut bytes = vec![0; len as usize];
             let targets = vec![TargetBuf::from(&mut bytes[..])];
-            let op = ReadOp { slot: place.slot, stamp: place.stamp, offset: 0, targets };
-            let manner = Manner { unasked: Some(epoch), lingers };
-            let outcome = tcp.read_as(&[op], manner, behavior::soon()).await.remove(0);
+            let op = ReadOp { slot: location.slot, stamp: location.stamp, offset: 0, targets };
+            let options = ReadOptions { cached_epoch: Some(epoch), may_block };
+            let outcome = tcp.read_with(&[op], options, behavior::soon()).await.remove(0);
             if outcome.is_ok() {
-                behavior::assert_pattern(place.stamp, 0, &bytes);
+                behavior::assert_pattern(location.stamp, 0, &bytes);
             }
             outcome
         };
-        assert_eq!(read(6).await, Err(TransferError::Stale), "it is no member");
-        shelf.join(6);
+        assert_eq!(read(6).await, Err(TransferError::Stale), "not a member");
+        node.join(6);
         assert_eq!(read(6).await, Ok(()));
-        assert_eq!(read(5).await, Err(TransferError::Stale), "another life of the master");
-        shelf.leave_in_sends(true);
-        assert_eq!(read(6).await, Err(TransferError::Stale), "it left while the bytes were on their way");
-        shelf.leave_in_sends(false);
-        shelf.join(7);
-        shelf.retire(place);
-        assert_eq!(read(7).await, Err(TransferError::Stale), "it is gone");
-        shelf.join(0);
+        assert_eq!(read(5).await, Err(TransferError::Stale), "another epoch");
+        node.leave_in_sends(true);
+        assert_eq!(read(6).await, Err(TransferError::Stale), "it left during the send");
+        node.leave_in_sends(false);
+        node.join(7);
+        node.retire(location);
+        assert_eq!(read(7).await, Err(TransferError::Stale), "the object is retired");
+        node.join(0);
     }
-    assert_eq!(shelf.holds(), 0);
+    assert_eq!(node.transfers(), 0);
 }
 
-/// Reads that share buffers: one that is stopped, or too late, writes nothing.
+/// Of reads that share buffers, a stopped or late one writes nothing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 3)]
-async fn watched_reads_leave_buffers_of_others_alone() {
+async fn reads_do_not_write_into_buffers_of_other_owners() {
     let counters = Arc::new(Counters::default());
-    let (shelf, address, _server) = data_socket(&counters).await;
-    let identity = Identity { client: 1, segment: shelf.memory().geometry().segment, token: String::new() };
+    let (node, address, _server) = data_socket(&counters).await;
+    let identity = Identity { client: 1, segment: node.memory().geometry().segment, token: String::new() };
     let tcp = Arc::new(Tcp::new(address, identity, counters));
     let transport = Arc::clone(&tcp) as Arc<dyn Transport>;
-    let stage = Stage { shelf: Arc::clone(&shelf), transport, is_lossy: false, keep: Box::new(()) };
+    let fixture = Fixture { node: Arc::clone(&node), transport, is_lossy: false, keep: Box::new(()) };
     let lens = [10, 20_000, 5_000_000];
-    for lingers in [true, false] {
-        let mut places = Vec::new();
+    for may_block in [true, false] {
+        let mut locations = Vec::new();
         for len in lens {
-            places.push(stage.put(&[len]).await);
+            locations.push(fixture.put(&[len]).await);
         }
-        let read = async |watch: &Arc<Watch>| {
+        let read = async |watch: &Arc<ReadControl>| {
             let mut bytes: Vec<_> = lens.iter().map(|len| vec![0xee; *len as usize]).collect();
-            let op = |(place, bytes): (&behavior::Place, _)| ReadOp {
-                slot: place.slot,
-                stamp: place.stamp,
+            let op = |(location, bytes): (&behavior::Location, _)| ReadOp {
+                slot: location.slot,
+                stamp: location.stamp,
                 offset: 0,
                 targets: vec![TargetBuf::from(bytes)],
             };
-            let ops: Vec<_> = places.iter().zip(bytes.iter_mut().map(Vec::as_mut_slice)).map(op).collect();
-            let manner = Manner { lingers, ..Manner::default() };
-            let outcomes = tcp.read_watched(&ops, manner, Some(watch), behavior::soon()).await;
+            let ops: Vec<_> = locations.iter().zip(bytes.iter_mut().map(Vec::as_mut_slice)).map(op).collect();
+            let options = ReadOptions { may_block, ..ReadOptions::default() };
+            let outcomes = tcp.read_controlled(&ops, options, Some(watch), behavior::soon()).await;
             drop(ops);
             (outcomes, bytes)
         };
-        let owners = Arc::new(Owners::new(lens.len()));
+        let owners = Arc::new(BufferOwners::new(lens.len()));
         let watch = |first: u64| {
             let ops = (0..lens.len()).map(|item| (item, first + item as u64)).collect();
-            Arc::new(Watch::new(Arc::clone(&owners), ops))
+            Arc::new(ReadControl::new(Arc::clone(&owners), ops))
         };
         let stopped = watch(1);
         stopped.stop();
@@ -199,35 +199,38 @@ async fn watched_reads_leave_buffers_of_others_alone() {
         assert_eq!(outcomes, vec![Err(TransferError::Timeout); lens.len()]);
         assert!(bytes.iter().flatten().all(|byte| *byte == 0xee) && stopped.arrivals() == 0);
 
-        // Another read has the second buffer.
+        // Another read owns the second buffer.
         assert!(owners.take(1, 99));
         let late = watch(10);
         let (outcomes, bytes) = read(&late).await;
         assert!(matches!(outcomes[1], Err(TransferError::Lost { .. })), "{outcomes:?}");
         assert!(late.has_yielded() && bytes[1].iter().all(|byte| *byte == 0xee));
         if outcomes[0].is_ok() {
-            behavior::assert_pattern(places[0].stamp, 0, &bytes[0]);
+            behavior::assert_pattern(locations[0].stamp, 0, &bytes[0]);
         }
         (0..lens.len()).for_each(|item| owners.release(item, 10 + item as u64));
         owners.release(1, 99);
         let whole = watch(20);
         let (outcomes, bytes) = read(&whole).await;
         assert_eq!(outcomes, vec![Ok(()); lens.len()]);
-        places.iter().zip(&bytes).for_each(|(place, bytes)| behavior::assert_pattern(place.stamp, 0, bytes));
+        locations
+            .iter()
+            .zip(&bytes)
+            .for_each(|(location, bytes)| behavior::assert_pattern(location.stamp, 0, bytes));
         assert!(whole.arrivals() >= 3 && whole.first_arrival().is_some() && !whole.has_yielded());
-        assert!(!owners.take(2, 1), "what was read stays its own");
+        assert!(!owners.take(2, 1), "a completed read stays the owner");
     }
 }
 
-const LINGERING: Manner = Manner { unasked: None, lingers: true };
+const BLOCKING: ReadOptions = ReadOptions { cached_epoch: None, may_block: true };
 
-/// The same transport, used by threads that wait in their sockets.
+/// The same transport, used by threads that block in their sockets.
 struct InThread {
     tcp: Tcp,
     runtime: Handle,
 }
 
-/// Runs this in a thread that knows of no runtime.
+/// Runs `work` in a thread outside of the runtime.
 fn in_thread<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     block_in_place(|| std::thread::scope(|scope| scope.spawn(work).join().expect("it did not panic")))
 }
@@ -239,12 +242,12 @@ impl Transport for InThread {
 
     fn read<'a>(&'a self, ops: &'a [ReadOp<'a>], deadline: Instant) -> Outcomes<'a> {
         Box::pin(
-            async move { in_thread(|| self.runtime.block_on(self.tcp.read_as(ops, LINGERING, deadline))) },
+            async move { in_thread(|| self.runtime.block_on(self.tcp.read_with(ops, BLOCKING, deadline))) },
         )
     }
 
     fn write<'a>(&'a self, ops: &'a [WriteOp<'a>], deadline: Instant) -> Outcomes<'a> {
-        Box::pin(async move { in_thread(|| self.runtime.block_on(self.tcp.write_as(ops, true, deadline))) })
+        Box::pin(async move { in_thread(|| self.runtime.block_on(self.tcp.write_with(ops, true, deadline))) })
     }
 }
 
@@ -252,20 +255,20 @@ impl Transport for InThread {
 async fn through_tcp_from_threads() {
     let counters = Arc::new(Counters::default());
     behavior::all(|| async {
-        let (shelf, address, keep) = data_socket(&counters).await;
+        let (node, address, keep) = data_socket(&counters).await;
         let identity =
-            Identity { client: 1, segment: shelf.memory().geometry().segment, token: String::new() };
+            Identity { client: 1, segment: node.memory().geometry().segment, token: String::new() };
         let tcp = Tcp::new(address, identity, Arc::clone(&counters));
         let transport = Arc::new(InThread { tcp, runtime: Handle::current() });
-        Stage { shelf, transport, is_lossy: false, keep: Box::new(keep) }
+        Fixture { node, transport, is_lossy: false, keep: Box::new(keep) }
     })
     .await;
     assert!(counters.tcp.read() > 0 && counters.tcp.written() > 0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 3)]
-async fn a_thread_that_waits_in_a_socket_gives_up_at_its_deadline() {
-    // It accepts connections, and is silent from then on.
+async fn blocked_thread_returns_at_its_deadline() {
+    // A server that welcomes connections, then sends nothing.
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
     let (ended, mut ends) = mpsc::unbounded_channel();
@@ -273,7 +276,7 @@ async fn a_thread_that_waits_in_a_socket_gives_up_at_its_deadline() {
         loop {
             let (mut stream, _) = listener.accept().await.unwrap();
             let mut hello = [0; HELLO_BYTES];
-            // On a busy machine the client may give up before it is welcome, and tries again.
+            // On a busy machine the client may give up before the welcome, and retries.
             if stream.read_exact(&mut hello).await.is_ok()
                 && stream.write_all(&WelcomeHead::encode(Ok(()), "")).await.is_ok()
             {
@@ -287,10 +290,10 @@ async fn a_thread_that_waits_in_a_socket_gives_up_at_its_deadline() {
     loop {
         let op = ReadOp { slot: 0, stamp: 1, offset: 0, targets: vec![TargetBuf::from(&mut bytes[..])] };
         let soon = Instant::now() + time;
-        let outcomes = in_thread(|| runtime.block_on(tcp.read_as(&[op], LINGERING, soon)));
+        let outcomes = in_thread(|| runtime.block_on(tcp.read_with(&[op], BLOCKING, soon)));
         assert_eq!(outcomes, [Err(TransferError::Timeout)]);
         time *= 2;
-        // The stream that was half done is closed. Without a question in it, nobody waited for an answer.
+        // The incomplete stream is closed. Without a request on it, the client was not waiting for an answer.
         if let Ok(Some(Ok(true))) = tokio::time::timeout(time, ends.recv()).await {
             return;
         }
@@ -298,7 +301,7 @@ async fn a_thread_that_waits_in_a_socket_gives_up_at_its_deadline() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 3)]
-async fn through_tcp_on_which_things_go_wrong() {
+async fn through_tcp_with_faults() {
     let seeds = AtomicU64::new(1);
     let counters = Arc::new(Counters::default());
     for (short, delay, reset) in [(300, 100, 0), (20, 20, 5), (0, 0, 20)] {
@@ -315,31 +318,32 @@ async fn through_tcp_on_which_things_go_wrong() {
 async fn inside_one_process_with_operations_lost() {
     let counters = Arc::new(Counters::default());
     behavior::all(|| async {
-        let Stage { shelf, keep, .. } = local(&counters);
-        let local = Local::new(Arc::clone(shelf.memory()), Arc::clone(&counters));
-        Stage { shelf, transport: Arc::new(Flaky::new(local, 7, 200)), is_lossy: true, keep }
+        let Fixture { node, keep, .. } = local(&counters);
+        let local = Local::new(Arc::clone(node.memory()), Arc::clone(&counters));
+        Fixture { node, transport: Arc::new(Flaky::new(local, 7, 200)), is_lossy: true, keep }
     })
     .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 3)]
-async fn holds_and_visits_end_with_the_connections() {
+async fn transfers_and_clients_end_with_the_connections() {
     let counters = Arc::new(Counters::default());
-    let stage = over_tcp(&counters, Box::new(TcpConnect), false).await;
-    let place = stage.shelf.reserve(&[9 << 20]);
-    let bytes = behavior::pattern(place.stamp, 9 << 20);
-    stage.write(place, 0, &[&bytes]).await.unwrap();
-    stage.shelf.commit(place);
-    assert_eq!(stage.shelf.visits(), (1, 0), "several streams of one client are one visit");
+    let fixture = over_tcp(&counters, Box::new(TcpConnect), false).await;
+    let location = fixture.node.reserve(&[9 << 20]);
+    let bytes = behavior::pattern(location.stamp, 9 << 20);
+    fixture.write(location, 0, &[&bytes]).await.unwrap();
+    fixture.node.commit(location);
+    assert_eq!(fixture.node.connected_clients(), (1, 0), "several streams are one client");
 
-    // Reads that are dropped half-way leave no hold, whatever the moment.
+    // Reads that are dropped half-way end their transfer at the node, at any moment.
     let mut tasks = JoinSet::new();
     for polls in 1..20 {
-        let transport = Arc::clone(&stage.transport);
+        let transport = Arc::clone(&fixture.transport);
         tasks.spawn(async move {
             let mut bytes = vec![0; 9 << 20];
             let targets = vec![tiffin_transport::TargetBuf::from(&mut bytes[..])];
-            let op = tiffin_transport::ReadOp { slot: place.slot, stamp: place.stamp, offset: 0, targets };
+            let op =
+                tiffin_transport::ReadOp { slot: location.slot, stamp: location.stamp, offset: 0, targets };
             let ops = [op];
             let mut read = std::pin::pin!(transport.read(&ops, behavior::soon()));
             let mut polled = 0;
@@ -356,11 +360,11 @@ async fn holds_and_visits_end_with_the_connections() {
     while let Some(task) = tasks.join_next().await {
         task.unwrap();
     }
-    let Stage { shelf, transport, keep, .. } = stage;
+    let Fixture { node, transport, keep, .. } = fixture;
     assert_eq!(transport.capability().name, "tcp");
     drop(transport);
-    // All streams may have been closed in between, so that there was more than one visit.
-    while shelf.visits().0 != shelf.visits().1 || shelf.holds() > 0 {
+    // All streams may have been closed in between, so there may be several connects.
+    while node.connected_clients().0 != node.connected_clients().1 || node.transfers() > 0 {
         tokio::task::yield_now().await;
     }
     drop(keep);

@@ -1,4 +1,5 @@
-//! Peers that speak nonsense, lie, break off or say nothing: closed connections and typed errors.
+//! Peers that send invalid data, misbehave, close the connection or send nothing: connections are closed and
+//! errors typed.
 
 #![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "helpers of tests may fail as tests do")]
 
@@ -10,12 +11,12 @@ use std::time::Duration;
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
-use tiffin_transport::behavior::{self, Shelf, pattern};
+use tiffin_transport::behavior::{self, TestNode, pattern};
 use tiffin_transport::checksum::checksum;
-use tiffin_transport::faults::Dice;
+use tiffin_transport::faults::Rng;
 use tiffin_transport::shm::{self, ATTACH_MAGIC, ATTACH_VERSION, AttachError};
 use tiffin_transport::tcp::frame::{
-    HELLO_BYTES, HelloHead, REQUEST_BYTES, ReplyHead, ReplyKind, RequestHead, RequestKind, Status, Unwelcome,
+    HELLO_BYTES, HelloHead, REQUEST_BYTES, Rejection, ReplyHead, ReplyKind, RequestHead, RequestKind, Status,
     WelcomeHead,
 };
 use tiffin_transport::tcp::{self, Identity, Tcp};
@@ -30,16 +31,16 @@ fn check_token(token: &str) -> Result<(), String> {
     if token == TOKEN { Ok(()) } else { Err("the token is wrong".to_owned()) }
 }
 
-/// A data socket over a shelf.
-async fn data_socket() -> (Arc<Shelf>, String) {
-    let shelf = Arc::new(Shelf::new());
-    let keeper = Arc::clone(&shelf) as Arc<dyn tcp::Keeper>;
+/// A data socket of a test node.
+async fn data_socket() -> (Arc<TestNode>, String) {
+    let node = Arc::new(TestNode::new());
+    let slots = Arc::clone(&node) as Arc<dyn tcp::SlotAccess>;
     let authorise = Box::new(|hello: &tcp::Hello| check_token(&hello.token));
-    let server = tcp::Server::new(Arc::clone(shelf.memory()), keeper, authorise, Arc::default());
+    let server = tcp::Server::new(Arc::clone(node.memory()), slots, authorise, Arc::default());
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let address = listener.local_addr().expect("a bound address").to_string();
     tokio::spawn(server.run(listener));
-    (shelf, address)
+    (node, address)
 }
 
 fn client(address: &str, segment: u64, token: &str) -> Tcp {
@@ -57,98 +58,98 @@ async fn read_some(tcp: &Tcp, slot: u32, stamp: u64, len: usize, deadline: Insta
     outcome
 }
 
-/// Sends bytes, and reads until the other end closes.
-async fn say_and_hear(mut stream: impl AsyncReadExt + AsyncWriteExt + Unpin, bytes: &[u8]) -> Vec<u8> {
-    let mut heard = Vec::new();
-    let talk = async {
-        // The other end may hang up in the middle, and a reset is as good an end as any.
+/// Sends bytes, and reads until the peer closes the connection.
+async fn exchange(mut stream: impl AsyncReadExt + AsyncWriteExt + Unpin, bytes: &[u8]) -> Vec<u8> {
+    let mut received = Vec::new();
+    let exchange = async {
+        // The peer may close or reset the connection at any time.
         let _ = stream.write_all(bytes).await;
         let _ = stream.shutdown().await;
-        let _ = stream.read_to_end(&mut heard).await;
+        let _ = stream.read_to_end(&mut received).await;
     };
-    tokio::time::timeout_at(behavior::soon(), talk).await.expect("the connection is closed");
-    heard
+    tokio::time::timeout_at(behavior::soon(), exchange).await.expect("the connection is closed");
+    received
 }
 
-fn random_bytes(dice: &mut Dice, most: u64) -> Vec<u8> {
-    (0..dice.below(most)).map(|_| dice.below(256) as u8).collect()
+fn random_bytes(rng: &mut Rng, most: u64) -> Vec<u8> {
+    (0..rng.below(most)).map(|_| rng.below(256) as u8).collect()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nonsense_at_the_data_socket_harms_nobody() {
-    let (shelf, address) = data_socket().await;
-    let segment = shelf.memory().geometry().segment;
-    let place = shelf.reserve(&[1000]);
+async fn invalid_data_on_the_data_socket_is_harmless() {
+    let (node, address) = data_socket().await;
+    let segment = node.memory().geometry().segment;
+    let location = node.reserve(&[1000]);
     let good = client(&address, segment, TOKEN);
-    let bytes = pattern(place.stamp, 1000);
+    let bytes = pattern(location.stamp, 1000);
     let op = WriteOp {
-        slot: place.slot,
-        stamp: place.stamp,
+        slot: location.slot,
+        stamp: location.stamp,
         offset: 0,
         sources: vec![SourceBuf::from(&bytes[..])],
     };
     assert_eq!(good.write(&[op], behavior::soon()).await, [Ok(())]);
-    shelf.commit(place);
+    node.commit(location);
 
-    let mut dice = Dice::new(11);
+    let mut rng = Rng::new(11);
     let hello = HelloHead::encode(7, segment, TOKEN);
     let read = RequestHead {
         kind: RequestKind::Read,
-        slot: place.slot,
+        slot: location.slot,
         id: 1,
-        stamp: place.stamp,
+        stamp: location.stamp,
         offset: 0,
         len: 1000,
-        unasked: None,
+        cached_epoch: None,
     };
     for round in 0..200 {
-        // Nonsense from the start, behind a good hello, behind a good request, and good things cut short or
-        // bent.
-        let mut say = match round % 5 {
+        // Random bytes at the start, after a valid hello, after a valid request, and valid messages truncated
+        // or with a bit flipped.
+        let mut message = match round % 5 {
             0 => Vec::new(),
             1 => hello.clone(),
             2 => [hello.clone(), read.encode()].concat(),
             3 => [hello.clone(), RequestHead { kind: RequestKind::Write, ..read }.encode()].concat(),
             _ => {
-                let mut bent = [hello.clone(), read.encode()].concat();
-                let at = dice.below(bent.len() as u64) as usize;
-                bent[at] ^= 1 << dice.below(8);
-                bent.truncate(dice.below(1 + bent.len() as u64) as usize);
-                bent
+                let mut damaged = [hello.clone(), read.encode()].concat();
+                let at = rng.below(damaged.len() as u64) as usize;
+                damaged[at] ^= 1 << rng.below(8);
+                damaged.truncate(rng.below(1 + damaged.len() as u64) as usize);
+                damaged
             }
         };
-        say.extend(random_bytes(&mut dice, 300));
+        message.extend(random_bytes(&mut rng, 300));
         let stream = TcpStream::connect(&address).await.unwrap();
-        say_and_hear(stream, &say).await;
+        exchange(stream, &message).await;
     }
-    assert_eq!(read_some(&good, place.slot, place.stamp, 1000, behavior::soon()).await, Ok(()));
-    while shelf.holds() > 0 {
+    assert_eq!(read_some(&good, location.slot, location.stamp, 1000, behavior::soon()).await, Ok(()));
+    while node.transfers() > 0 {
         tokio::task::yield_now().await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nonsense_at_the_attach_socket_harms_nobody() {
-    let shelf = Shelf::new();
-    let segment = shelf.memory().geometry().segment;
+async fn invalid_data_on_the_attach_socket_is_harmless() {
+    let node = TestNode::new();
+    let segment = node.memory().geometry().segment;
     let name = format!("tiffin-test-{}-{segment}", std::process::id());
     let (events, mut receiver) = mpsc::channel(16);
-    let authorise = Box::new(|attach: &shm::Attach| check_token(&attach.token));
-    let server = shm::Server::new(Arc::clone(shelf.memory()), authorise, events);
+    let authorise = Box::new(|attach: &shm::AttachRequest| check_token(&attach.token));
+    let server = shm::Server::new(Arc::clone(node.memory()), authorise, events);
     tokio::spawn(server.run(shm::listen(&name).unwrap()));
 
-    let mut dice = Dice::new(12);
+    let mut rng = Rng::new(12);
     for round in 0..100 {
-        let mut say = if round % 2 == 0 { Vec::new() } else { b"TFA1\x01\0\0\0".to_vec() };
-        say.extend(random_bytes(&mut dice, 200));
+        let mut message = if round % 2 == 0 { Vec::new() } else { b"TFA1\x01\0\0\0".to_vec() };
+        message.extend(random_bytes(&mut rng, 200));
         let stream = UnixStream::connect(format!("\0{name}")).await.unwrap();
-        let heard = say_and_hear(stream, &say).await;
-        assert!(heard.is_empty() || heard[8] == 1, "whatever is answered is a refusal");
+        let received = exchange(stream, &message).await;
+        assert!(received.is_empty() || received[8] == 1, "every answer is a refusal");
     }
-    assert!(receiver.try_recv().is_err(), "nobody was attached");
+    assert!(receiver.try_recv().is_err(), "no client was attached");
     for (asked, token, expected) in [
         (segment, "guess", "refused: the token is wrong"),
-        (segment + 1, TOKEN, "and you asked for"),
+        (segment + 1, TOKEN, ", not 0"),
         (segment, &*"x".repeat(2000), "the token is too long"),
     ] {
         let error = shm::attach(&name, asked, 1, token, behavior::soon()).await.unwrap_err().to_string();
@@ -158,70 +159,70 @@ async fn nonsense_at_the_attach_socket_harms_nobody() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_may_not_come_in_is_told_why() {
-    let (shelf, address) = data_socket().await;
-    let segment = shelf.memory().geometry().segment;
+async fn rejected_client_gets_the_reason() {
+    let (node, address) = data_socket().await;
+    let segment = node.memory().geometry().segment;
     let refused = client(&address, segment, "guess").probe(behavior::soon()).await;
     let expected = TransferError::Refused { peer: address.clone(), reason: "the token is wrong".to_owned() };
     assert_eq!(refused, Err(expected.clone()));
     let read = read_some(&client(&address, segment, "guess"), 0, 1, 10, behavior::soon()).await;
-    assert_eq!(read, Err(expected), "a transfer says the same");
+    assert_eq!(read, Err(expected), "a transfer returns the same error");
 
     let elsewhere = client(&address, segment + 1, TOKEN).probe(behavior::soon()).await;
-    assert!(matches!(&elsewhere, Err(TransferError::Lost { why, .. }) if why.contains("asked for")));
+    assert!(matches!(&elsewhere, Err(TransferError::Lost { why, .. }) if why.contains(", not 0")));
     let long = client(&address, segment, &"x".repeat(5000)).probe(behavior::soon()).await;
     assert!(matches!(long, Err(TransferError::Refused { .. })));
     assert_eq!(client(&address, segment, TOKEN).probe(behavior::soon()).await, Ok(()));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn bytes_that_were_damaged_on_the_way_do_not_count() {
-    let (shelf, address) = data_socket().await;
-    let place = shelf.reserve(&[100]);
-    let bytes = pattern(place.stamp, 100);
-    let (slot, stamp) = (place.slot, place.stamp);
+async fn damaged_writes_are_rejected() {
+    let (node, address) = data_socket().await;
+    let location = node.reserve(&[100]);
+    let bytes = pattern(location.stamp, 100);
+    let (slot, stamp) = (location.slot, location.stamp);
     let checksum = checksum([SourceBuf::from(&bytes[..])]);
     let kind = RequestKind::Write;
-    let write = RequestHead { kind, slot, id: 5, stamp, offset: 0, len: 100, unasked: None };
-    let mut bent = bytes.clone();
-    bent[50] ^= 1;
-    let hello = HelloHead::encode(7, shelf.memory().geometry().segment, TOKEN);
-    for (sent, expected) in [(&bent, Status::BadChecksum), (&bytes, Status::Ok)] {
-        let say = [&hello[..], &write.encode(), sent, &checksum.to_le_bytes()].concat();
-        let heard = say_and_hear(TcpStream::connect(&address).await.unwrap(), &say).await;
-        let reply = ReplyHead::decode(heard.last_chunk().unwrap()).unwrap();
+    let write = RequestHead { kind, slot, id: 5, stamp, offset: 0, len: 100, cached_epoch: None };
+    let mut damaged = bytes.clone();
+    damaged[50] ^= 1;
+    let hello = HelloHead::encode(7, node.memory().geometry().segment, TOKEN);
+    for (sent, expected) in [(&damaged, Status::BadChecksum), (&bytes, Status::Ok)] {
+        let message = [&hello[..], &write.encode(), sent, &checksum.to_le_bytes()].concat();
+        let received = exchange(TcpStream::connect(&address).await.unwrap(), &message).await;
+        let reply = ReplyHead::decode(received.last_chunk().unwrap()).unwrap();
         let kind = ReplyKind::Written;
         assert_eq!(reply, ReplyHead { kind, status: expected, id: 5, len: 0, checksum: 0 });
     }
 }
 
-/// What a node that means no good does with a read of ten bytes.
+/// How a malicious node answers a read of ten bytes.
 #[derive(Clone, Copy, Debug)]
-enum Lie {
+enum Misbehaviour {
     ClosesAtOnce,
-    SaysNothing,
-    SpeaksAnotherProtocol,
-    RefusesWithoutEnd,
-    AnswersSomethingElse,
-    AnswersTheWrongLength,
-    BreaksOffInTheBytes,
-    BreaksOffBeforeTheTrailer,
-    SaysThatTheyDoNotCount,
-    LiesAboutTheChecksum,
+    SendsNothing,
+    OtherProtocol,
+    TruncatedRefusal,
+    OtherRequest,
+    WrongLength,
+    ClosesWithinBytes,
+    ClosesBeforeTrailer,
+    StaleTrailer,
+    WrongChecksum,
 }
 
-async fn lie(mut stream: TcpStream, lie: Lie) -> std::io::Result<()> {
+async fn misbehave(mut stream: TcpStream, how: Misbehaviour) -> std::io::Result<()> {
     let mut hello = [0; HELLO_BYTES + TOKEN.len()];
-    match lie {
-        Lie::ClosesAtOnce => return Ok(()),
-        Lie::SpeaksAnotherProtocol => return stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").await,
+    match how {
+        Misbehaviour::ClosesAtOnce => return Ok(()),
+        Misbehaviour::OtherProtocol => return stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").await,
         _ => stream.read_exact(&mut hello).await?,
     };
-    match lie {
-        // Until the client gives up and closes.
-        Lie::SaysNothing => return stream.read_exact(&mut [0]).await.map(drop),
-        Lie::RefusesWithoutEnd => {
-            let refusal = WelcomeHead::encode(Err(Unwelcome::Refused), "long story");
+    match how {
+        // Until the client gives up and closes the connection.
+        Misbehaviour::SendsNothing => return stream.read_exact(&mut [0]).await.map(drop),
+        Misbehaviour::TruncatedRefusal => {
+            let refusal = WelcomeHead::encode(Err(Rejection::Refused), "long story");
             return stream.write_all(&refusal[..20]).await;
         }
         _ => stream.write_all(&WelcomeHead::encode(Ok(()), "")).await?,
@@ -233,53 +234,53 @@ async fn lie(mut stream: TcpStream, lie: Lie) -> std::io::Result<()> {
     let sum = checksum([SourceBuf::from(&bytes[..])]);
     let data = ReplyHead { kind: ReplyKind::Data, status: Status::Ok, id, len: 10, checksum: 0 };
     let trailer = ReplyHead { kind: ReplyKind::Trailer, status: Status::Ok, id, len: 10, checksum: sum };
-    let say = match lie {
-        Lie::AnswersSomethingElse => ReplyHead { id: id + 1, ..data }.encode(),
-        Lie::AnswersTheWrongLength => [ReplyHead { len: 11, ..data }.encode(), pattern(1, 11)].concat(),
-        Lie::BreaksOffInTheBytes => [data.encode(), bytes[..4].to_vec()].concat(),
-        Lie::BreaksOffBeforeTheTrailer => [data.encode(), bytes].concat(),
-        Lie::SaysThatTheyDoNotCount => {
+    let message = match how {
+        Misbehaviour::OtherRequest => ReplyHead { id: id + 1, ..data }.encode(),
+        Misbehaviour::WrongLength => [ReplyHead { len: 11, ..data }.encode(), pattern(1, 11)].concat(),
+        Misbehaviour::ClosesWithinBytes => [data.encode(), bytes[..4].to_vec()].concat(),
+        Misbehaviour::ClosesBeforeTrailer => [data.encode(), bytes].concat(),
+        Misbehaviour::StaleTrailer => {
             [data.encode(), bytes, ReplyHead { status: Status::Stale, ..trailer }.encode()].concat()
         }
         _ => [data.encode(), bytes, ReplyHead { checksum: sum + 1, ..trailer }.encode()].concat(),
     };
-    stream.write_all(&say).await
+    stream.write_all(&message).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_node_that_lies_or_breaks_off_is_found_out() {
+async fn lies_of_a_node_are_detected() {
     for (what, expected) in [
-        (Lie::ClosesAtOnce, "lost"),
-        (Lie::SaysNothing, "the deadline passed"),
-        (Lie::SpeaksAnotherProtocol, "these are not the bytes of a data socket"),
-        (Lie::RefusesWithoutEnd, "lost"),
-        (Lie::AnswersSomethingElse, "it answered what was not asked"),
-        (Lie::AnswersTheWrongLength, "another length"),
-        (Lie::BreaksOffInTheBytes, "lost"),
-        (Lie::BreaksOffBeforeTheTrailer, "lost"),
-        (Lie::SaysThatTheyDoNotCount, "no longer carries the stamp"),
-        (Lie::LiesAboutTheChecksum, "damaged"),
+        (Misbehaviour::ClosesAtOnce, "lost"),
+        (Misbehaviour::SendsNothing, "the deadline passed"),
+        (Misbehaviour::OtherProtocol, "the peer is not a data socket"),
+        (Misbehaviour::TruncatedRefusal, "lost"),
+        (Misbehaviour::OtherRequest, "it answered another request"),
+        (Misbehaviour::WrongLength, "another length"),
+        (Misbehaviour::ClosesWithinBytes, "lost"),
+        (Misbehaviour::ClosesBeforeTrailer, "lost"),
+        (Misbehaviour::StaleTrailer, "no longer holds the requested stamp"),
+        (Misbehaviour::WrongChecksum, "damaged"),
     ] {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let node = tokio::spawn(async move {
             let (stream, _) = listener.accept().await?;
-            lie(stream, what).await
+            misbehave(stream, what).await
         });
         let tcp = client(&address, 1, TOKEN);
-        let patience = if matches!(what, Lie::SaysNothing) {
+        let time = if matches!(what, Misbehaviour::SendsNothing) {
             Duration::from_millis(50)
         } else {
             Duration::from_secs(60)
         };
-        let error = read_some(&tcp, 0, 1, 10, Instant::now() + patience).await.unwrap_err().to_string();
+        let error = read_some(&tcp, 0, 1, 10, Instant::now() + time).await.unwrap_err().to_string();
         assert!(error.contains(expected), "{what:?}: {error}");
-        // However it ended for the node, it has ended: the client holds no stream that is half done.
+        // The node's task has ended in every case: the client keeps no incomplete stream.
         let _ = node.await.unwrap();
     }
-    let nobody = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().to_string();
-    let lost = client(&nobody, 1, TOKEN).probe(behavior::soon()).await;
-    assert!(matches!(lost, Err(TransferError::Lost { peer, .. }) if peer == nobody));
+    let unused = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().to_string();
+    let lost = client(&unused, 1, TOKEN).probe(behavior::soon()).await;
+    assert!(matches!(lost, Err(TransferError::Lost { peer, .. }) if peer == unused));
 }
 
 /// Answers one attach request with these bytes and descriptors.
@@ -301,7 +302,7 @@ async fn answer_attach(name: &str, bytes: Vec<u8>, files: &[BorrowedFd<'_>]) -> 
 }
 
 #[tokio::test]
-async fn memory_that_could_harm_is_not_mapped() {
+async fn unsafe_memory_is_not_mapped() {
     let name = format!("tiffin-test-{}-liar", std::process::id());
     let words = |list: &[u64]| -> Vec<u8> { list.iter().flat_map(|word| word.to_le_bytes()).collect() };
     let head = u64::from(ATTACH_MAGIC) | u64::from(ATTACH_VERSION) << 32;
@@ -319,7 +320,7 @@ async fn memory_that_could_harm_is_not_mapped() {
     let plain = std::fs::File::open("/proc/self/exe").unwrap();
     let (control, loose, data, plain) = (control.as_fd(), loose.as_fd(), data.as_fd(), plain.as_fd());
     let answer = words(&[head, 0, 1, 8192, 4096]);
-    let large = "control segment has not the size it says";
+    let large = "control segment does not have the announced size";
     let cases: [(Vec<u8>, &[BorrowedFd<'_>], &str); 9] = [
         (answer.clone(), &[], "did not pass three descriptors"),
         (answer.clone(), &[control, data], "did not pass three descriptors"),
@@ -330,10 +331,10 @@ async fn memory_that_could_harm_is_not_mapped() {
         (
             words(&[head, 0, 1, 8192, 1 << 40]),
             &[control, data, data],
-            "data segment has not the size it says",
+            "data segment does not have the announced size",
         ),
         (answer, &[control, data, data], "no valid header"),
-        (b"SSH-2.0-OpenSSH_9.9 and some more to fill the answer".to_vec(), &[], "not that of a node"),
+        (b"SSH-2.0-OpenSSH_9.9 and some more to fill the answer".to_vec(), &[], "not from a node"),
     ];
     for (bytes, files, expected) in cases {
         let error = answer_attach(&name, bytes, files).await.unwrap_err().to_string();
@@ -342,12 +343,12 @@ async fn memory_that_could_harm_is_not_mapped() {
 }
 
 #[tokio::test]
-async fn an_attach_socket_that_never_answers_is_given_up() {
+async fn attach_without_answer_times_out() {
     let name = format!("tiffin-test-{}-silent", std::process::id());
     let _listener = shm::listen(&name).unwrap();
     let deadline = Instant::now() + Duration::from_millis(50);
     let error = shm::attach(&name, 1, 1, "", deadline).await.unwrap_err();
     assert!(matches!(error, AttachError::Timeout { .. }), "{error}");
-    let error = shm::attach("tiffin-test-nobody", 1, 1, "", behavior::soon()).await.unwrap_err();
+    let error = shm::attach("tiffin-test-unused", 1, 1, "", behavior::soon()).await.unwrap_err();
     assert!(matches!(error, AttachError::Unreachable { .. }), "{error}");
 }

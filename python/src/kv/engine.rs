@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use pyo3::types::{IntoPyDict, PyBytes, PyDict, PyTuple};
 use tiffin_client::Deadline;
 use tiffin_kv::{OpKind, PageCounts, Prompt, ReqId, SpaceId, Tier};
-use tiffin_kv_exec::{Device, Executor, Gather, HostDevice, Pages, Parts, Shared, StepError, Threads};
+use tiffin_kv_exec::{ClusterStore, Device, Executor, Gather, HostDevice, Pages, Parts, StepError, Threads};
 
 use super::settings::{self, Shape};
 use super::theirs::{TheirDevice, TheirGather, TheirStore};
@@ -200,7 +200,7 @@ fn open_store(
     py: Python<'_>,
     store: &Any<'_>,
     exist_options: Option<Py<PyAny>>,
-) -> PyResult<Box<dyn tiffin_kv_exec::Store>> {
+) -> PyResult<Box<dyn tiffin_kv_exec::PageStore>> {
     let Ok(ours) = store.cast::<Store>() else {
         return Ok(Box::new(TheirStore { store: store.clone().unbind(), exist_options }));
     };
@@ -208,7 +208,7 @@ fn open_store(
     let deadline = Deadline::after(caller.time);
     let connected = block_on(py, async || caller.handle.client(deadline).await)?;
     let client = connected.map_err(|error| crate::errors::raise(py, &error))?;
-    Ok(Box::new(Shared::new(client, runtime::runtime()?.handle().clone())))
+    Ok(Box::new(ClusterStore::new(client, runtime::runtime()?.handle().clone())))
 }
 
 fn lent(array: &Any<'_>, count: u32, page_bytes: usize) -> PyResult<Pages> {

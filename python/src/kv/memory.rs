@@ -30,5 +30,5 @@ pub(super) fn pages(memory: Memory, count: u32) -> Option<Pages> {
     let owner = Borrowed(ManuallyDrop::new(memory));
     // SAFETY: the memory stays where it is, mapped and writable, for as long as its owner lives, on any
     // thread (see `crate::memory`), and Rust touches it through such ranges only.
-    Some(unsafe { Pages::lent(start, count, len / count as usize, Box::new(owner)) })
+    Some(unsafe { Pages::borrowed(start, count, len / count as usize, Box::new(owner)) })
 }

@@ -5,7 +5,9 @@
 
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
-use tiffin_kv_exec::{Device, Fault, Gather, GatherError, PageName, Reading, Stop, Store, Writing};
+use tiffin_kv_exec::{
+    Device, Fault, Gather, GatherError, PageName, PageReadGuard, PageStore, PageWriteGuard, Stop,
+};
 
 use super::words::page_ids;
 use crate::runtime;
@@ -22,13 +24,13 @@ pub(super) struct TheirStore {
     pub(super) exist_options: Option<Py<PyAny>>,
 }
 
-impl Store for TheirStore {
+impl PageStore for TheirStore {
     fn probe(&self, names: &[PageName], _stop: &Stop) -> Result<u32, Fault> {
         let said = self.ask("batch_is_exist", names.iter(), None)?;
         Ok(leading(&said, |_, number| number == IS_THERE))
     }
 
-    fn fetch(&self, pages: &[(PageName, Writing<'_>)], _stop: &Stop) -> Result<u32, Fault> {
+    fn fetch(&self, pages: &[(PageName, PageWriteGuard<'_>)], _stop: &Stop) -> Result<u32, Fault> {
         let (addresses, sizes): (Vec<_>, Vec<_>) =
             pages.iter().map(|(_, page)| (page.bytes().as_mut_ptr() as usize, page.bytes().len())).unzip();
         let names = pages.iter().map(|(name, _)| name);
@@ -36,7 +38,7 @@ impl Store for TheirStore {
         Ok(leading(&said, |at, number| sizes.get(at).is_some_and(|size| i64::try_from(*size) == Ok(number))))
     }
 
-    fn back_up(&self, pages: &[(PageName, Reading<'_>)], _stop: &Stop) -> Result<u32, Fault> {
+    fn back_up(&self, pages: &[(PageName, PageReadGuard<'_>)], _stop: &Stop) -> Result<u32, Fault> {
         let (addresses, sizes): (Vec<_>, Vec<_>) =
             pages.iter().map(|(_, page)| (page.bytes().as_ptr() as usize, page.bytes().len())).unzip();
         let names = pages.iter().map(|(name, _)| name);
@@ -107,12 +109,12 @@ impl TheirDevice {
 }
 
 impl Device for TheirDevice {
-    fn load(&self, pages: &[(Reading<'_>, u32)], _stop: &Stop) -> Result<u32, Fault> {
+    fn load(&self, pages: &[(PageReadGuard<'_>, u32)], _stop: &Stop) -> Result<u32, Fault> {
         let (host, device): (Vec<_>, Vec<_>) = pages.iter().map(|(host, to)| (host.page(), *to)).unzip();
         self.call("load", &host, &device)
     }
 
-    fn save(&self, pages: &[(u32, Writing<'_>)], _stop: &Stop) -> Result<u32, Fault> {
+    fn save(&self, pages: &[(u32, PageWriteGuard<'_>)], _stop: &Stop) -> Result<u32, Fault> {
         let (device, host): (Vec<_>, Vec<_>) = pages.iter().map(|(from, host)| (*from, host.page())).unzip();
         self.call("save", &device, &host)
     }

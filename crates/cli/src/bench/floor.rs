@@ -1,7 +1,6 @@
-//! What no store can beat on this machine: one copy of the bytes, one stream of them, one round trip.
+//! The limits of this machine without a store: one copy of the bytes, one stream of them, one round trip.
 //!
-//! It uses plain memory and plain sockets, as many threads as there are streams or clients, and nothing of
-//! ours.
+//! Uses plain memory and plain sockets, with one thread per stream or client.
 
 use std::hint::black_box;
 use std::io::{self, Read, Write};
@@ -14,16 +13,16 @@ use tiffin_report::document::{Counts, Times};
 
 use super::plan::Limit;
 
-/// What is asked: how many bytes come, and how many are wanted.
+/// Size of a request. It starts with the number of requested bytes.
 const REQUEST_BYTES: usize = 64;
 
-/// memcpy between a buffer and so many places of the same size, by so many threads at once.
-pub(super) fn memcpy(size: u64, places: u64, threads: u64, limit: Limit) -> Times {
+/// memcpy between a buffer and `buffers` buffers of the same size, by `threads` at once.
+pub(super) fn memcpy(size: u64, buffers: u64, threads: u64, limit: Limit) -> Times {
     let ready = Barrier::new(threads as usize);
     let copy = || {
         let size = size as usize;
         let mut target = vec![1_u8; size];
-        let arena = vec![2_u8; size * places as usize];
+        let arena = vec![2_u8; size * buffers as usize];
         ready.wait();
         let mut chunks = arena.chunks_exact(size).cycle();
         let mut once = || {
@@ -39,13 +38,13 @@ pub(super) fn memcpy(size: u64, places: u64, threads: u64, limit: Limit) -> Time
     }))
 }
 
-/// A small request and an answer of `size` bytes, through a socket of the host.
+/// A small request and an answer of `size` bytes, through a Unix socket.
 pub(super) fn unix_round_trip(size: u64, limit: Limit) -> io::Result<Times> {
     let (near, far) = UnixStream::pair()?;
     exchange(near, far, size, limit)
 }
 
-/// The same through loopback.
+/// The same through TCP on loopback.
 pub(super) fn tcp_round_trip(size: u64, limit: Limit) -> io::Result<Times> {
     let (near, far) = tcp_pair()?;
     exchange(near, far, size, limit)
@@ -64,7 +63,7 @@ pub(super) fn stream(size: u64, streams: u64, limit: Limit) -> io::Result<Times>
         }
         let first = nears.pop();
         let stop = std::sync::atomic::AtomicBool::new(false);
-        let order = std::sync::atomic::Ordering::SeqCst;
+        let command = std::sync::atomic::Ordering::SeqCst;
         thread::scope(|inner| {
             for mut near in nears {
                 let (start, done, stop) = (&start, &done, &stop);
@@ -72,11 +71,11 @@ pub(super) fn stream(size: u64, streams: u64, limit: Limit) -> io::Result<Times>
                     let mut into = vec![0; part as usize];
                     loop {
                         start.wait();
-                        if stop.load(order) {
+                        if stop.load(command) {
                             return;
                         }
-                        // The other ends are in this process: what fails here fails there, and ends.
-                        let _cut = ask(&mut near, &mut into);
+                        // The peers are in this process, so an error occurs on both sides and ends both.
+                        let _cut = request_bytes(&mut near, &mut into);
                         done.wait();
                     }
                 });
@@ -87,13 +86,13 @@ pub(super) fn stream(size: u64, streams: u64, limit: Limit) -> io::Result<Times>
             let mut once = || {
                 start.wait();
                 if let Some(near) = &mut near {
-                    failed = ask(near, &mut into).err().or(failed.take());
+                    failed = request_bytes(near, &mut into).err().or(failed.take());
                 }
                 done.wait();
             };
             repeat(limit.warm_up(), &mut once);
             let times = repeat(limit, &mut once);
-            stop.store(true, order);
+            stop.store(true, command);
             start.wait();
             failed.map_or(Ok(times), Err)
         })
@@ -104,7 +103,7 @@ fn exchange<S: Read + Write + Send>(near: S, far: S, size: u64, limit: Limit) ->
     thread::scope(|scope| {
         scope.spawn(move || serve(far));
         let (mut near, mut into, mut failed) = (near, vec![0; size as usize], None);
-        let mut once = || failed = ask(&mut near, &mut into).err().or(failed.take());
+        let mut once = || failed = request_bytes(&mut near, &mut into).err().or(failed.take());
         repeat(limit.warm_up(), &mut once);
         let times = repeat(limit, &mut once);
         failed.map_or(Ok(times), Err)
@@ -120,7 +119,7 @@ fn tcp_pair() -> io::Result<(TcpStream, TcpStream)> {
     Ok((near, far))
 }
 
-fn ask(near: &mut (impl Read + Write), into: &mut [u8]) -> io::Result<()> {
+fn request_bytes(near: &mut (impl Read + Write), into: &mut [u8]) -> io::Result<()> {
     let mut request = [0; REQUEST_BYTES];
     for (place, byte) in request.iter_mut().zip((into.len() as u64).to_le_bytes()) {
         *place = byte;
@@ -129,7 +128,7 @@ fn ask(near: &mut (impl Read + Write), into: &mut [u8]) -> io::Result<()> {
     near.read_exact(into)
 }
 
-/// Answers until the other end is gone.
+/// Answers requests until the peer closes the connection.
 fn serve(mut far: impl Read + Write) {
     let mut request = [0; REQUEST_BYTES];
     let mut bytes = Vec::new();
@@ -168,7 +167,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_floor_ends_and_counts_its_calls() {
+    fn every_floor_counts_its_calls() {
         let limit = Limit { seconds: 10.0, calls: 20 };
         let calls = |times: Times| times.histogram.len();
         assert_eq!(calls(memcpy(4096, 3, 2, limit)), 40);

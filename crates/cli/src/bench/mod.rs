@@ -1,11 +1,11 @@
-//! `tiffin bench`: how fast the store is on this machine, and how far from what the machine itself can do.
+//! `tiffin bench`: the speed of the store on this machine, relative to the limits of the machine itself.
 //!
-//! Clients are processes of their own, in every shape; each workload is prepared, warmed up and then measured
-//! for so long or so many calls. The floor is measured in the same run, so that both see the same machine.
+//! Clients are separate processes, in every shape; each workload is prepared, warmed up and then measured for
+//! a limited time or number of calls. The floor is measured in the same run, under the same conditions.
 
-mod crew;
 mod floor;
 mod plan;
+mod processes;
 mod table;
 mod worker;
 
@@ -23,63 +23,63 @@ use crate::Context;
 use crate::console::{Console, Failure, STATUS_OK};
 use crate::show;
 use crate::torture::{Cluster, Program};
-use crew::Crew;
 use plan::{Limit, Shape, Task, Workload};
+use processes::ClientGroup;
 
-/// Streams of the floor of sockets.
+/// Numbers of streams of the floor of sockets.
 const STREAMS: [u64; 3] = [1, 2, 4];
-/// How long a measurement takes, and the most calls of it, when it is to be quick.
+/// Limits of each measurement with `--quick`.
 const QUICK: Limit = Limit { seconds: 0.02, calls: 100 };
-/// Memory of the store, when it is to be quick.
+/// Memory of the store with `--quick`.
 const QUICK_MEMORY: u64 = 256 << 20;
-/// The widest bar of progress, in characters.
+/// Width of the progress bar, in characters.
 const BAR_CHARS: usize = 24;
 
-/// Measures how fast a store is: puts, gets, batches, samples, pages; in one process, between two, and
-/// through sockets; with one client and with many; and beside it what memory and sockets do without a store.
+/// Measures the speed of a store: puts, gets, batches, samples, pages; in one process, between two, and
+/// through sockets; with one client and with many; and, for comparison, memory and sockets without a store.
 ///
-/// It starts stores of its own, on loopback, and ends them.
+/// Starts stores of its own, on loopback, and stops them.
 #[derive(Debug, clap::Args)]
 #[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct Bench {
     #[command(subcommand)]
     action: Option<Action>,
 
-    /// Measure little of everything, in seconds: to see that it works, not how fast it is.
+    /// Run run_all briefly, in seconds, to check that it works; the numbers are not meaningful.
     #[arg(long)]
     quick: bool,
 
-    /// How long each measurement takes.
+    /// Duration of each measurement.
     #[arg(long, default_value_t = 0.5, value_name = "N")]
     seconds: f64,
 
-    /// The most calls of each measurement.
+    /// Maximum number of calls of each measurement.
     #[arg(long, default_value_t = 100_000, value_name = "N")]
     #[arg(value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
     calls: u64,
 
-    /// Only this shape; may be repeated.
+    /// Measure only this shape; may be repeated.
     #[arg(long)]
     shape: Vec<Shape>,
 
-    /// Only this workload; may be repeated.
+    /// Measure only this workload; may be repeated.
     #[arg(long)]
     workload: Vec<Workload>,
 
-    /// Numbers of client processes at once.
+    /// Numbers of concurrent client processes.
     #[arg(long, default_value = "1,2,4,8", value_delimiter = ',', value_name = "N,…")]
     #[arg(value_parser = clap::value_parser!(u64).range(1..=64))]
     clients: Vec<u64>,
 
-    /// Memory of the stores that are started.
+    /// Memory of the stores.
     #[arg(long, default_value = "1GiB", value_name = "SIZE", value_parser = config::size)]
     memory: ByteSize,
 
-    /// A file that `make bench` has written: what it says of the other store goes into the report.
+    /// A file written by `make bench`: its numbers of the other store are added to the report.
     #[arg(long, value_name = "FILE")]
     peer: Option<PathBuf>,
 
-    /// Write a report with plots into this file: one page of HTML that needs nothing else.
+    /// Write a report with plots into this file: a self-contained page of HTML.
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
 }
@@ -89,31 +89,31 @@ enum Action {
     Report(Report),
 }
 
-/// Makes a page with plots of what benchmarks have written as JSON.
+/// Renders results of benchmarks as a page with plots.
 #[derive(Debug, clap::Args)]
 struct Report {
-    /// What `tiffin bench --json` or `make bench` has written; several are put together.
+    /// Files written by `tiffin bench --json` or `make bench`; several are merged.
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
 
-    /// The file that the page goes into.
+    /// The file for the page.
     #[arg(short, long, default_value = "report.html", value_name = "FILE")]
     output: PathBuf,
 }
 
-/// Measures, or shows what was measured.
+/// Measures, or renders earlier results.
 pub(crate) async fn run(bench: Bench, context: &Context, console: &mut Console) -> Result<i32, Failure> {
     if let Some(Action::Report(report)) = &bench.action {
         return render(report, console);
     }
-    // What cannot be read or written is better known before than after.
+    // Unreadable or unwritable files are reported before the measurement.
     let peer = bench.peer.as_deref().map(read).transpose()?;
     if let Some(path) = &bench.report {
         write(path, "")?;
     }
     let began = Instant::now();
     let mut run = Run::new(&bench, Program::own(context, String::new()));
-    let measured = run.everything(console).await;
+    let measured = run.run_all(console).await;
     run.progress.clear(console);
     measured?;
     let mut document = Document::new(run.series, began.elapsed().as_secs_f64());
@@ -152,12 +152,12 @@ fn render(report: &Report, console: &mut Console) -> Result<i32, Failure> {
     Ok(STATUS_OK)
 }
 
-/// What a benchmark has written.
+/// Reads the results of a benchmark.
 fn read(path: &Path) -> Result<Document, Failure> {
     Document::read(path).map_err(|error| match &error {
         ReadError::File { path, source } => Failure::file("read", path, source),
         ReadError::Format { .. } => Failure::new("invalid", error.to_string())
-            .hint("name a file that `tiffin bench --json` or `make bench` has written"),
+            .hint("name a file written by `tiffin bench --json` or `make bench`"),
     })
 }
 
@@ -165,7 +165,7 @@ fn write(path: &Path, text: &str) -> Result<(), Failure> {
     std::fs::write(path, text).map_err(|error| Failure::file("write", path, &error))
 }
 
-/// A benchmark that is under way.
+/// A running benchmark.
 struct Run<'a> {
     bench: &'a Bench,
     program: Program,
@@ -210,7 +210,7 @@ impl<'a> Run<'a> {
         if self.bench.quick { vec![1, 2] } else { self.bench.clients.clone() }
     }
 
-    /// The sizes for which there is a floor: those of single objects.
+    /// The sizes with a floor: those of single objects.
     fn sizes(&self) -> Vec<u64> {
         let gets = self.tasks.iter().filter(|task| task.workload == Workload::Get && task.items == 1);
         let mut sizes: Vec<u64> = gets.map(|task| task.size).collect();
@@ -222,7 +222,7 @@ impl<'a> Run<'a> {
         self.sizes().len() * (1 + STREAMS.len()) + 2 + self.growth.len() * self.clients().len()
     }
 
-    async fn everything(&mut self, console: &mut Console) -> Result<(), Failure> {
+    async fn run_all(&mut self, console: &mut Console) -> Result<(), Failure> {
         for shape in self.shapes().collect::<Vec<_>>() {
             self.shape(shape, console).await?;
         }
@@ -230,7 +230,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// All workloads in one shape.
+    /// Runs all workloads in one shape.
     async fn shape(&mut self, shape: Shape, console: &mut Console) -> Result<(), Failure> {
         let cluster = match shape {
             Shape::Process => None,
@@ -239,36 +239,36 @@ impl<'a> Run<'a> {
             }
         };
         let address = cluster.as_ref().map(|it| it.address.clone()).unwrap_or_default();
-        let mut crew = Crew::start(&self.program, shape, &address, self.memory, 1).await?;
+        let mut group = ClientGroup::start(&self.program, shape, &address, self.memory, 1).await?;
         for task in self.tasks.clone() {
             self.progress.step(console, &describe(shape.name(), &task, 1));
-            let times = crew.run(task, self.limit, 1).await?;
-            self.keep(shape, &task, 1, &times);
+            let times = group.run(task, self.limit, 1).await?;
+            self.add_series(shape, &task, 1, &times);
         }
-        crew.stop().await;
+        group.stop().await;
         if shape == Shape::Process {
             return Ok(());
         }
         let counts = self.clients();
         let most = counts.iter().copied().max().unwrap_or(1);
-        let mut crew = Crew::start(&self.program, shape, &address, self.memory, most).await?;
+        let mut group = ClientGroup::start(&self.program, shape, &address, self.memory, most).await?;
         for task in self.growth.clone() {
             for count in &counts {
                 self.progress.step(console, &describe(shape.name(), &task, *count));
-                let times = crew.run(task, self.limit, *count as usize).await?;
-                self.keep(shape, &task, *count, &times);
+                let times = group.run(task, self.limit, *count as usize).await?;
+                self.add_series(shape, &task, *count, &times);
             }
         }
-        crew.stop().await;
+        group.stop().await;
         Ok(())
     }
 
-    fn keep(&mut self, shape: Shape, task: &Task, clients: u64, times: &Times) {
+    fn add_series(&mut self, shape: Shape, task: &Task, clients: u64, times: &Times) {
         let what = (OURS, shape.name(), task.name());
         let mut series = Series::new(what, (task.size, task.items, clients), times);
         series.keys = task.keys().map(ToOwned::to_owned);
         series.bytes_per_second = times.per_second * task.call_bytes() as f64;
-        // With one client a workload may have been measured alone and as the first of many: the later counts.
+        // With one client a workload may be measured alone and as the first of many: the later result counts.
         self.series.retain(|old| {
             (&old.shape, &old.workload, &old.keys, old.size, old.items, old.clients)
                 != (&series.shape, &series.workload, &series.keys, series.size, series.items, series.clients)
@@ -276,39 +276,39 @@ impl<'a> Run<'a> {
         self.series.push(series);
     }
 
-    /// What the machine does by itself, under the names of the workloads that it bounds.
+    /// Measures the machine's limits, named like the workloads that they bound.
     fn floor(&mut self, console: &mut Console) -> Result<(), Failure> {
         let fail = |error| Failure::new("system", format!("cannot measure a loopback socket: {error}"));
         for size in self.sizes() {
             self.progress.step(console, &format!("floor: memcpy of {}", show::size(size)));
-            let places = (Task { size, ..self.tasks.first().copied().unwrap_or(ANY) }).working_calls();
-            let times = floor::memcpy(size, places, 1, self.limit);
+            let buffers = (Task { size, ..self.tasks.first().copied().unwrap_or(ANY) }).working_calls();
+            let times = floor::memcpy(size, buffers, 1, self.limit);
             for shape in [Shape::Process, Shape::Host] {
-                self.keep_floor(shape, ("memcpy", size, 1), None, &times);
+                self.add_floor(shape, ("memcpy", size, 1), None, &times);
             }
             for streams in STREAMS {
                 self.progress.step(console, &format!("floor: {streams} streams of {}", show::size(size)));
                 let times = floor::stream(size, streams, self.limit).map_err(fail)?;
-                self.keep_floor(Shape::Tcp, ("stream", size, 1), Some(streams), &times);
+                self.add_floor(Shape::Tcp, ("stream", size, 1), Some(streams), &times);
             }
         }
         self.progress.step(console, "floor: a round trip between processes");
         let times = floor::unix_round_trip(64, self.limit).map_err(fail)?;
-        self.keep_floor(Shape::Host, ("round trip", 64, 1), None, &times);
+        self.add_floor(Shape::Host, ("round trip", 64, 1), None, &times);
         self.progress.step(console, "floor: a round trip through loopback");
         let times = floor::tcp_round_trip(64, self.limit).map_err(fail)?;
-        self.keep_floor(Shape::Tcp, ("round trip", 64, 1), None, &times);
+        self.add_floor(Shape::Tcp, ("round trip", 64, 1), None, &times);
         for task in self.growth.clone() {
             for count in self.clients() {
                 self.progress.step(console, &format!("floor: memcpy by {count} at once"));
                 let times = floor::memcpy(task.size, task.working_calls(), count, self.limit);
-                self.keep_floor(Shape::Host, ("memcpy", task.size, count), None, &times);
+                self.add_floor(Shape::Host, ("memcpy", task.size, count), None, &times);
             }
         }
         Ok(())
     }
 
-    fn keep_floor(
+    fn add_floor(
         &mut self,
         shape: Shape,
         (name, size, clients): (&str, u64, u64),
@@ -321,7 +321,7 @@ impl<'a> Run<'a> {
     }
 }
 
-/// Stands for a task where only sizes matter.
+/// A placeholder where only sizes matter.
 const ANY: Task = Task { workload: Workload::Get, reads: true, size: 0, items: 1, new_keys: false };
 
 fn describe(shape: &str, task: &Task, clients: u64) -> String {
@@ -330,7 +330,7 @@ fn describe(shape: &str, task: &Task, clients: u64) -> String {
     format!("{shape}: {} {items}{}{clients}", task.name(), show::size(task.size))
 }
 
-/// How far it has come, for somebody who watches.
+/// Progress on the terminal.
 #[derive(Debug, Default)]
 struct Progress {
     steps: usize,
@@ -342,15 +342,15 @@ impl Progress {
         let full = (self.done * BAR_CHARS / self.steps.max(1)).min(BAR_CHARS);
         self.done += 1;
         let (full, rest) = ("#".repeat(full), ".".repeat(BAR_CHARS - full));
-        if let Some(terminal) = console.watched() {
-            // A bar that cannot be drawn is no reason to stop.
+        if let Some(terminal) = console.progress_terminal() {
+            // A failed write of the progress bar is ignored.
             let _ = write!(terminal, "\r\x1b[K[{full}{rest}] {} of {}  {what}", self.done, self.steps)
                 .and_then(|()| terminal.flush());
         }
     }
 
     fn clear(&self, console: &mut Console) {
-        if let Some(terminal) = console.watched() {
+        if let Some(terminal) = console.progress_terminal() {
             let _ = write!(terminal, "\r\x1b[K").and_then(|()| terminal.flush());
         }
     }

@@ -1,4 +1,4 @@
-//! What is measured: the workloads, the sizes, and how long each takes.
+//! The measurements: workloads, sizes, and limits.
 
 use std::time::Duration;
 
@@ -6,31 +6,31 @@ use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use tiffin_report::document::SHAPES;
 
-/// Objects of one kind that a client keeps while it is measured: so many bytes of them, in bounds.
+/// Working set of a client during a measurement: bytes, and limits in calls.
 const WORKING_BYTES: u64 = 32 << 20;
 const WORKING_CALLS_MAX: u64 = 64;
 const WORKING_CALLS_MIN: u64 = 2;
 
-/// The sizes of single objects: four KiB to sixteen MiB.
+/// Sizes of single objects: 4 KiB to 16 MiB.
 pub(super) const SIZES: [u64; 7] = [4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20];
 const SIZES_QUICK: [u64; 3] = [4 << 10, 64 << 10, 1 << 20];
-/// Objects of a batch.
+/// Number of objects of a batch.
 pub(super) const BATCH: u64 = 32;
-/// Keys that are asked for in one call.
-const ASKED: u64 = 128;
+/// Number of keys per existence check.
+const EXISTS_KEYS: u64 = 128;
 /// Pages of a prefix: as many tokens as one block of an 8B model's cache, an eighth of its layers.
 const PAGE_BYTES: u64 = 256 << 10;
 pub(super) const PAGES: u64 = 16;
-/// Keys of which a few are asked for much more often than the rest.
+/// Number of keys of the Zipf workload.
 pub(super) const ZIPF_KEYS: u64 = 1024;
-/// A sample of hidden states, as an 8B model makes them for 2048 tokens, a sixteenth of it: tokens, the
-/// numbers of three layers and of the last one.
+/// A sample of hidden states of an 8B model for 2048 tokens, scaled down by 16: tokens, the values of three
+/// layers and of the last one.
 pub(super) const SAMPLE_TOKENS: u64 = 128;
 pub(super) const SAMPLE_AUX: u64 = 3 * 4096;
 pub(super) const SAMPLE_LAST: u64 = 4096;
 const SAMPLE_BYTES: u64 = SAMPLE_TOKENS * ((SAMPLE_AUX + SAMPLE_LAST) * 2 + 8);
 
-/// Where the memory is, as a client sees it.
+/// Where the memory is, relative to the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 pub(crate) enum Shape {
     /// In the client's own process.
@@ -42,10 +42,9 @@ pub(crate) enum Shape {
 }
 
 impl Shape {
-    /// All of them.
     pub(super) const ALL: [Self; 3] = [Self::Process, Self::Host, Self::Tcp];
 
-    /// As it is called in a report.
+    /// The name in a report.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Process => SHAPES[0],
@@ -55,22 +54,22 @@ impl Shape {
     }
 }
 
-/// What a client does over and over.
+/// The workload of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 pub(crate) enum Workload {
     /// Puts new objects from a buffer.
     Put,
     /// Gets objects into a buffer.
     Get,
-    /// Asks which of 128 keys exist.
+    /// Checks the existence of 128 keys.
     Exists,
-    /// Four gets, then a put in place of an older object.
+    /// Four gets, then a put that replaces an object.
     Mixed,
-    /// Gets of 1024 keys, a few of them much more often than the rest.
+    /// Gets of 1024 keys with a Zipf distribution.
     Zipf,
     /// Samples of hidden states: put, then leased, read and acknowledged.
     Sample,
-    /// Pages of a cache: a prefix is looked up, and what is there is got.
+    /// Pages of a cache: a prefix is looked up, and the existing pages are read.
     Kv,
 }
 
@@ -78,13 +77,13 @@ pub(crate) enum Workload {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Task {
     pub(super) workload: Workload,
-    /// Of the two halves of a workload that writes and reads, the reading one.
+    /// The reading half of a workload that writes and reads.
     pub(super) reads: bool,
     /// Bytes of an object.
     pub(super) size: u64,
-    /// Objects of a call.
+    /// Number of objects per call.
     pub(super) items: u64,
-    /// The client has never seen the keys that it reads.
+    /// The client has no cached locations of the keys.
     pub(super) new_keys: bool,
 }
 
@@ -93,7 +92,7 @@ impl Task {
         Self { workload, reads, size, items, new_keys: false }
     }
 
-    /// How `mooncake.store` calls it, where it has it.
+    /// The name of the call in `mooncake.store`, if there is one.
     pub(super) fn name(&self) -> &'static str {
         match (self.workload, self.reads, self.items > 1) {
             (Workload::Put, _, false) => "put_from",
@@ -110,25 +109,25 @@ impl Task {
         }
     }
 
-    /// Whether it reads keys that are known or not; nothing if it does not read by key.
+    /// Whether the keys it reads are known; none if it does not read by key.
     pub(super) fn keys(&self) -> Option<&'static str> {
         let reads = matches!(self.workload, Workload::Get | Workload::Zipf)
             || self.workload == Workload::Kv && self.reads;
         reads.then_some(if self.new_keys { "new" } else { "known" })
     }
 
-    /// Bytes that a call moves.
+    /// Bytes moved per call.
     pub(super) fn call_bytes(&self) -> u64 {
         if self.workload == Workload::Exists { 0 } else { self.size * self.items }
     }
 
-    /// Calls whose objects exist at the same time.
+    /// Number of calls whose objects exist at the same time.
     pub(super) fn working_calls(&self) -> u64 {
         (WORKING_BYTES / (self.size * self.items).max(1)).clamp(WORKING_CALLS_MIN, WORKING_CALLS_MAX)
     }
 }
 
-/// How long a measurement may take.
+/// The limits of a measurement.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(super) struct Limit {
     pub(super) seconds: f64,
@@ -136,7 +135,7 @@ pub(super) struct Limit {
 }
 
 impl Limit {
-    /// What is done before the clock is looked at: a fifth of the time, so that caches are warm.
+    /// The limit of the warm-up: a fifth.
     pub(super) fn warm_up(self) -> Self {
         Self { seconds: self.seconds / 5.0, calls: self.calls.div_ceil(5) }
     }
@@ -146,7 +145,7 @@ impl Limit {
     }
 }
 
-/// The measurements of one client, in order.
+/// The measurements of one client, in command.
 pub(super) fn tasks(wanted: &[Workload], quick: bool) -> Vec<Task> {
     let sizes: &[u64] = if quick { &SIZES_QUICK } else { &SIZES };
     let mut tasks = Vec::new();
@@ -157,7 +156,7 @@ pub(super) fn tasks(wanted: &[Workload], quick: bool) -> Vec<Task> {
         tasks.extend(put_and_get(size, BATCH));
     }
     tasks.extend([
-        Task::new(Workload::Exists, true, 4 << 10, ASKED),
+        Task::new(Workload::Exists, true, 4 << 10, EXISTS_KEYS),
         Task::new(Workload::Mixed, true, 64 << 10, 1),
         Task::new(Workload::Zipf, true, 4 << 10, 1),
         Task::new(Workload::Sample, false, SAMPLE_BYTES, 1),
@@ -169,7 +168,7 @@ pub(super) fn tasks(wanted: &[Workload], quick: bool) -> Vec<Task> {
     tasks
 }
 
-/// The measurements of several clients at once.
+/// The measurements with several clients at once.
 pub(super) fn growth(wanted: &[Workload], quick: bool) -> Vec<Task> {
     let every = [
         Task::new(Workload::Get, true, 4 << 10, 1),

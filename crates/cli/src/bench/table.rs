@@ -7,7 +7,7 @@ use tiffin_report::number;
 
 use crate::show::Table;
 
-/// All series, a table for each shape.
+/// A table for each shape.
 pub(super) fn table(series: &[Series]) -> String {
     let mut text = String::new();
     let mut shapes: Vec<&str> = Vec::new();

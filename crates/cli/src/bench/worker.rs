@@ -1,7 +1,7 @@
-//! One client process of a benchmark: it prepares and runs what it is told, and tells how long calls took.
+//! One client process of a benchmark: it prepares and runs tasks, and reports the latencies of its calls.
 //!
-//! A line of JSON is a command, and gets a line of JSON as its answer. Keys, buffers and what a call is made
-//! of are put together before its time begins; what must be tidied up between calls is not part of it.
+//! A line of JSON is a command, and is answered by a line of JSON. Keys, buffers and arguments are prepared
+//! before a call is timed; cleanup between calls is not timed.
 
 use std::io::BufRead;
 use std::time::{Duration, Instant};
@@ -17,14 +17,13 @@ use tiffin_report::document::Times;
 
 use super::plan::{Limit, PAGES, SAMPLE_AUX, SAMPLE_LAST, SAMPLE_TOKENS, Shape, Task, Workload, ZIPF_KEYS};
 use crate::console::{Console, Failure, STATUS_OK};
-use crate::reach::explain;
-use crate::torture::Dice;
+use crate::store_client::explain;
+use crate::torture::Rng;
 
-/// How long a call may take; far more than it does.
+/// Time limit of a call; far above its usual time.
 const CALL_TIME: Duration = Duration::from_secs(30);
-/// How strongly a few keys are preferred: the exponent that is usual for caches.
+/// Exponent of the Zipf distribution, as usual for caches.
 const ZIPF_EXPONENT: f64 = 0.99;
-/// The tensors of a sample.
 const TENSORS: [&str; 3] = ["aux", "last", "ids"];
 
 /// One client process of a benchmark.
@@ -32,7 +31,7 @@ const TENSORS: [&str; 3] = ["aux", "last", "ids"];
 pub(crate) struct Worker {
     #[arg(long)]
     pub(super) shape: Shape,
-    /// Where the master is; not looked at if the store is in this process.
+    /// Address of the master; not used if the store is in this process.
     #[arg(long, default_value = "")]
     pub(super) address: String,
     #[arg(long)]
@@ -42,47 +41,48 @@ pub(crate) struct Worker {
     pub(super) memory: u64,
 }
 
-/// What a worker is told.
+/// A command to a worker.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) enum Order {
-    /// Get ready for this.
+pub(super) enum WorkerCommand {
+    /// Prepare this task.
     Prepare(Task),
-    /// Do it, so long or so often.
-    Go(Limit),
-    /// Give back what it needed.
+    /// Run it, up to this limit.
+    Run(Limit),
+    /// Delete its objects.
     Clear,
 }
 
-/// Obeys until its standard input ends.
+/// Handles commands until standard input ends.
 pub(crate) async fn run(worker: Worker, console: &mut Console) -> Result<i32, Failure> {
-    let mut hand = Hand::open(&worker).await?;
+    let mut client = BenchClient::open(&worker).await?;
     console.value(&"ready")?;
     for line in std::io::stdin().lock().lines() {
-        let order: Order = serde_json::from_str(&line?).map_err(|error| Failure::new("internal", error))?;
-        let times = hand.obey(order).await.map_err(|error| explain(&error))?;
+        let command: WorkerCommand =
+            serde_json::from_str(&line?).map_err(|error| Failure::new("internal", error))?;
+        let times = client.handle(command).await.map_err(|error| explain(&error))?;
         console.value(&times.counts())?;
     }
-    hand.close().await;
+    client.close().await;
     Ok(STATUS_OK)
 }
 
-/// A client, another one that puts what the first has never seen, and their buffers.
-struct Hand {
+/// A client, a second client whose puts the first has not seen, and their buffers.
+struct BenchClient {
     client: Client,
     other: Client,
     embedded: Option<Embedded>,
     prefix: String,
     source: Vec<u8>,
     target: Vec<u8>,
-    dice: Dice,
-    /// Numbers names, so that none is used twice.
+    rng: Rng,
+    /// Counter for unique keys.
     serial: u64,
     task: Option<Task>,
-    /// The keys of each call that reads.
+    /// The keys of each reading call.
     known: Vec<Vec<Key>>,
 }
 
-impl Hand {
+impl BenchClient {
     async fn open(worker: &Worker) -> Result<Self, Failure> {
         let embedded = match worker.shape {
             Shape::Process => {
@@ -106,24 +106,24 @@ impl Hand {
             prefix: format!("bench-{}", worker.index),
             source: Vec::new(),
             target: Vec::new(),
-            dice: Dice::new(worker.index),
+            rng: Rng::new(worker.index),
             serial: 0,
             task: None,
             known: Vec::new(),
         })
     }
 
-    async fn obey(&mut self, order: Order) -> Result<Times, Error> {
+    async fn handle(&mut self, command: WorkerCommand) -> Result<Times, Error> {
         let mut times = Times::new();
-        match order {
-            Order::Prepare(task) => self.prepare(task).await?,
-            Order::Go(limit) => {
+        match command {
+            WorkerCommand::Prepare(task) => self.prepare(task).await?,
+            WorkerCommand::Run(limit) => {
                 if let Some(task) = self.task {
-                    self.go(task, limit.warm_up()).await?;
-                    times = self.go(task, limit).await?;
+                    self.run_task(task, limit.warm_up()).await?;
+                    times = self.run_task(task, limit).await?;
                 }
             }
-            Order::Clear => {
+            WorkerCommand::Clear => {
                 let known = std::mem::take(&mut self.known);
                 self.delete(&known.concat()).await?;
             }
@@ -132,15 +132,15 @@ impl Hand {
     }
 
     async fn close(self) {
-        // The server finds out what cannot be said.
-        let _unheard = self.client.close(soon()).await;
-        let _unheard = self.other.close(soon()).await;
+        // The server notices the end of the process.
+        let _ignored = self.client.close(soon()).await;
+        let _ignored = self.other.close(soon()).await;
         if let Some(embedded) = self.embedded {
-            let _unheard = embedded.stop(soon()).await;
+            let _ignored = embedded.stop(soon()).await;
         }
     }
 
-    /// Makes buffers, and the objects that are read.
+    /// Creates buffers, and the objects that are read.
     async fn prepare(&mut self, task: Task) -> Result<(), Error> {
         self.task = Some(task);
         let bytes = (task.size * task.items) as usize;
@@ -157,35 +157,35 @@ impl Hand {
         }
         for _ in 0..calls {
             let keys = self.names(task.items)?;
-            // Of those that are only asked for, every second one exists.
+            // In existence checks, every second key exists.
             let step = if task.workload == Workload::Exists { 2 } else { 1 };
-            let there: Vec<Key> = keys.iter().step_by(step).cloned().collect();
-            all(self.client.put(&puts(&there, &self.source, task.size), soon()).await)?;
+            let existing: Vec<Key> = keys.iter().step_by(step).cloned().collect();
+            all(self.client.put(&puts(&existing, &self.source, task.size), soon()).await)?;
             if step == 1 {
-                self.get(&there, task.size).await?;
+                self.get(&existing, task.size).await?;
             }
             self.known.push(keys);
         }
         Ok(())
     }
 
-    async fn go(&mut self, task: Task, limit: Limit) -> Result<Times, Error> {
+    async fn run_task(&mut self, task: Task, limit: Limit) -> Result<Times, Error> {
         let mut times = Times::new();
         let end = Instant::now() + limit.time();
         while times.histogram.len() < limit.calls && (Instant::now() < end || times.histogram.is_empty()) {
             let calls = (limit.calls - times.histogram.len()).min(task.working_calls());
             match (task.workload, task.reads) {
-                (Workload::Put, _) | (Workload::Kv, false) => self.put_some(task, calls, &mut times).await?,
+                (Workload::Put, _) | (Workload::Kv, false) => self.put_new(task, calls, &mut times).await?,
                 (Workload::Get, _) if task.new_keys => self.get_new(task, calls, &mut times).await?,
                 (Workload::Sample, reads) => self.sample(reads, &mut times).await?,
-                _ => self.read_some(task, calls, &mut times).await?,
+                _ => self.read_known(task, calls, &mut times).await?,
             }
         }
         Ok(times)
     }
 
-    /// Puts new objects, and then takes them away again.
-    async fn put_some(&mut self, task: Task, calls: u64, times: &mut Times) -> Result<(), Error> {
+    /// Puts new objects, then deletes them.
+    async fn put_new(&mut self, task: Task, calls: u64, times: &mut Times) -> Result<(), Error> {
         let mut done = Vec::new();
         for _ in 0..calls {
             let keys = self.names(task.items)?;
@@ -199,7 +199,7 @@ impl Hand {
         self.delete(&done).await
     }
 
-    /// Gets what the other client has just put.
+    /// Gets objects that the other client has just put.
     async fn get_new(&mut self, task: Task, calls: u64, times: &mut Times) -> Result<(), Error> {
         let mut unseen = Vec::new();
         for _ in 0..calls {
@@ -213,11 +213,11 @@ impl Hand {
         self.delete(&unseen.concat()).await
     }
 
-    /// Reads what is known: all of it in turn, or some of it more often, or with a put in between.
-    async fn read_some(&mut self, task: Task, calls: u64, times: &mut Times) -> Result<(), Error> {
+    /// Reads known keys: in turn, with a Zipf distribution, or with puts in between.
+    async fn read_known(&mut self, task: Task, calls: u64, times: &mut Times) -> Result<(), Error> {
         for call in 0..calls as usize {
             let at = match task.workload {
-                Workload::Zipf => zipf(&mut self.dice, self.known.len()),
+                Workload::Zipf => zipf(&mut self.rng, self.known.len()),
                 _ => call % self.known.len().max(1),
             };
             let keys = self.known.get(at).cloned().unwrap_or_default();
@@ -234,19 +234,19 @@ impl Hand {
                     let began = Instant::now();
                     let found = self.client.exists(&keys, ResolveOptions::default(), soon()).await;
                     let time = began.elapsed();
-                    let there = all(found)?.into_iter().filter(|there| *there).count();
-                    assert_eq!(there, keys.len().div_ceil(2), "of all keys so many exist");
+                    let existing = all(found)?.into_iter().filter(|existing| *existing).count();
+                    assert_eq!(existing, keys.len().div_ceil(2), "every second key exists");
                     time
                 }
                 Workload::Kv => {
-                    // A prefix is asked for that is twice as long as what is there.
+                    // The requested prefix is twice as long as the existing one.
                     let beyond = self.names(PAGES)?;
                     let prefix = [keys.clone(), beyond].concat();
                     let began = Instant::now();
                     let found = self.client.exists(&prefix, ResolveOptions::default(), soon()).await;
                     let time = began.elapsed();
-                    let there = all(found)?.into_iter().filter(|there| *there).count();
-                    assert_eq!(there, keys.len(), "of a prefix so many pages exist");
+                    let existing = all(found)?.into_iter().filter(|existing| *existing).count();
+                    assert_eq!(existing, keys.len(), "half of the prefix exists");
                     time + self.get(&keys, task.size).await?
                 }
                 _ => self.get(&keys, task.size).await?,
@@ -285,7 +285,7 @@ impl Hand {
         Ok(())
     }
 
-    /// Gets into the buffer, and says how long that took.
+    /// Gets into the buffer. Returns the time.
     async fn get(&mut self, keys: &[Key], size: u64) -> Result<Duration, Error> {
         let parts = self.target.chunks_mut(size.max(1) as usize);
         let items: Vec<GetInto<'_>> =
@@ -294,7 +294,7 @@ impl Hand {
         let got = self.client.get_into(&items, GetOptions::default(), soon()).await;
         let time = began.elapsed();
         for fetched in all(got)? {
-            assert_eq!(fetched.len, size, "an object has the size that it was put with");
+            assert_eq!(fetched.len, size, "an object keeps its size");
         }
         Ok(time)
     }
@@ -303,7 +303,7 @@ impl Hand {
         all(self.client.delete(keys, DeleteOptions { force: true }, soon()).await).map(|_| ())
     }
 
-    /// Names that nobody has used.
+    /// New unique keys.
     fn names(&mut self, count: u64) -> Result<Vec<Key>, Error> {
         let first = self.serial;
         self.serial += count;
@@ -312,7 +312,7 @@ impl Hand {
     }
 }
 
-/// One put for each key, of the parts of a buffer.
+/// A put for each key, of consecutive parts of a buffer.
 fn puts<'a>(keys: &[Key], source: &'a [u8], size: u64) -> Vec<Put<'a>> {
     let parts = source.chunks(size.max(1) as usize);
     keys.iter().zip(parts).map(|(key, part)| Put::new(key.clone(), part)).collect()
@@ -322,12 +322,12 @@ fn all<T>(results: Vec<Result<T, Error>>) -> Result<Vec<T>, Error> {
     results.into_iter().collect()
 }
 
-/// A place among so many, the first ones much more often: the usual approximation by a continuous curve.
-fn zipf(dice: &mut Dice, count: usize) -> usize {
+/// An index below `count` with a Zipf distribution, by the usual continuous approximation.
+fn zipf(rng: &mut Rng, count: usize) -> usize {
     let power = 1.0 - ZIPF_EXPONENT;
     let most = ((count + 1) as f64).powf(power) - 1.0;
-    let place = (dice.unit() * most + 1.0).powf(1.0 / power) - 1.0;
-    (place as usize).min(count.saturating_sub(1))
+    let index = (rng.unit() * most + 1.0).powf(1.0 / power) - 1.0;
+    (index as usize).min(count.saturating_sub(1))
 }
 
 fn soon() -> Deadline {
@@ -339,11 +339,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_few_keys_are_preferred_and_none_is_left_out() {
-        let mut dice = Dice::new(7);
+    fn zipf_prefers_a_few_keys_and_reaches_all() {
+        let mut rng = Rng::new(7);
         let mut counts = vec![0_u32; 100];
         for _ in 0..100_000 {
-            counts[zipf(&mut dice, 100)] += 1;
+            counts[zipf(&mut rng, 100)] += 1;
         }
         assert!(counts.iter().all(|it| *it > 0), "{counts:?}");
         assert!(counts[0] > 8 * counts[20] && counts[0] > 30 * counts[99], "{counts:?}");

@@ -1,8 +1,7 @@
-//! `tiffin curve`: how full a store is while samples are produced and consumed, for a short and for a long
-//! lease.
+//! `tiffin curve`: memory usage while samples are produced and consumed, for short and for long leases.
 //!
-//! The workload is one of hidden states on their way to a trainer, made smaller. Its steps follow from a seed
-//! and are taken one after the other, so that two runs can be compared step by step.
+//! The workload is that of hidden states for a trainer, scaled down. Its steps are derived from a seed and
+//! run one after the other, so that two runs can be compared step by step.
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -14,62 +13,62 @@ use tiffin_client::{
 };
 use tiffin_core::Key;
 use tiffin_core::extent::room_for;
-use tiffin_report::curve as picture;
+use tiffin_report::curve as plot;
 
 use crate::Context;
 use crate::console::{Console, Failure, STATUS_FAILED, STATUS_OK};
-use crate::reach::explain;
 use crate::show::{self, Table};
-use crate::torture::{Cluster, Dice, Program};
+use crate::store_client::explain;
+use crate::torture::{Cluster, Program, Rng};
 
-/// How long a lease lasts in the two runs.
+/// Lease times of the two runs.
 const TTLS: [&str; 2] = ["1s", "300s"];
-/// Tokens of a sample: lognormal, with this mean and spread, and never more than the most.
+/// Tokens of a sample: lognormal with this mean and spread, up to the maximum.
 const TOKENS_MEAN: f64 = 550.0;
 const TOKENS_SIGMA: f64 = 0.8;
 const TOKENS_MAX: u64 = 3072;
-/// Bytes of a token's hidden states at full size: five layers of 4096 numbers of two bytes.
+/// Bytes of a token's hidden states at full size: five layers of 4096 values of two bytes.
 const HIDDEN_BYTES: u64 = 5 * 4096 * 2;
 /// Bytes of a token's id, and of its mask.
 const WORD_BYTES: u64 = 8;
-/// Samples that are acknowledged together.
-const QUANTUM: usize = 4;
-/// What may be in use beside what is in flight, whatever was produced before.
+/// Number of samples that are acknowledged together.
+const ACK_BATCH: usize = 4;
+/// Maximum usage in addition to the samples in flight.
 const CONSTANT_BYTES_MAX: u64 = 64 << 10;
 const NAMESPACE: &str = "curve";
 
-/// Shows that memory follows what is in flight, and that the time of leases has no part in it.
+/// Shows that memory usage follows the samples in flight, independent of the lease time.
 ///
-/// It starts a store of its own, twice: with leases of 1 s and of 300 s. Samples of tensors are put, leased,
-/// read and acknowledged, many more than fit. It plots how full the store was after each step, and leaves
-/// with 1 unless both curves are the same and the peak is what was in flight plus a constant.
+/// Starts a store of its own, twice: with leases of 1 s and of 300 s. Samples of tensors are put, leased,
+/// read and acknowledged, many more than fit. It plots the memory usage after each step, and exits with 1
+/// unless both curves are equal and the peak is the size of the samples in flight plus a constant.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Curve {
-    /// How many samples are produced.
+    /// Number of samples to produce.
     #[arg(long, default_value_t = 300, value_name = "N")]
     #[arg(value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     samples: u64,
 
-    /// How many may be in flight.
+    /// Maximum number of samples in flight.
     #[arg(long, default_value_t = 16, value_name = "N")]
     #[arg(value_parser = clap::value_parser!(u64).range(1..=4096))]
     in_flight: u64,
 
-    /// How much smaller hidden states are than those of an 8B model.
+    /// Scale-down factor of hidden states relative to an 8B model.
     #[arg(long, default_value_t = 64, value_name = "N")]
     #[arg(value_parser = clap::value_parser!(u64).range(1..=1024))]
     scale: u64,
 
-    /// Where chance comes from.
+    /// Seed of the random numbers.
     #[arg(long, default_value_t = 1, value_name = "N")]
     seed: u64,
 
-    /// The file that the plot goes into.
+    /// The file for the plot.
     #[arg(short, long, default_value = "curve.svg", value_name = "FILE")]
     output: PathBuf,
 }
 
-/// How full the store was after each step, in bytes.
+/// Memory usage after each step, in bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Run {
     in_flight: Vec<u64>,
@@ -82,9 +81,10 @@ impl Run {
         self.used.iter().copied().max().unwrap_or_default()
     }
 
-    /// The most that was in use beside what was in flight.
+    /// Maximum usage in addition to the samples in flight.
     fn over(&self) -> u64 {
-        let over = self.used.iter().zip(&self.in_flight).map(|(used, flying)| used.saturating_sub(*flying));
+        let over =
+            self.used.iter().zip(&self.in_flight).map(|(used, in_flight)| used.saturating_sub(*in_flight));
         over.max().unwrap_or_default()
     }
 }
@@ -100,14 +100,16 @@ pub(crate) async fn run(curve: Curve, context: &Context, console: &mut Console) 
         let cluster = Cluster::start(&program, &["--lease-ttl", ttl], 1, memory, true).await?;
         let (producer, consumer) =
             (cluster.client(NAMESPACE, "").await?, cluster.client(NAMESPACE, "").await?);
-        runs.push(Line { producer, consumer, curve: &curve }.run().await.map_err(|error| explain(&error))?);
+        runs.push(
+            Pipeline { producer, consumer, curve: &curve }.run().await.map_err(|error| explain(&error))?,
+        );
     }
-    let curves = TTLS.into_iter().zip(&runs).map(|(lease_time, run)| picture::Curve {
+    let curves = TTLS.into_iter().zip(&runs).map(|(lease_time, run)| plot::Curve {
         lease_time,
         in_flight: &run.in_flight,
         used: &run.used,
     });
-    let text = picture::svg(&curves.collect::<Vec<_>>());
+    let text = plot::svg(&curves.collect::<Vec<_>>());
     let fail = |error| Failure::file("write", &curve.output, &error);
     std::fs::write(&curve.output, text).map_err(fail)?;
     report(&curve, &runs, console)
@@ -128,52 +130,52 @@ fn report(curve: &Curve, runs: &[Run], console: &mut Console) -> Result<i32, Fai
         let file = curve.output.display().to_string();
         console.value(&json!({ "runs": runs, "same": same, "good": good, "file": file }))?;
     } else {
-        let mut table = Table::new(&["leases", "produced", "peak", "peak beside what is in flight"]);
+        let mut table = Table::new(&["leases", "produced", "peak", "peak above in flight"]);
         for (ttl, run) in TTLS.iter().zip(runs) {
             let sizes = [run.produced, run.peak(), run.over()].map(show::size);
             table.row([(*ttl).to_owned()].into_iter().chain(sizes));
         }
         console.text(table)?;
         let verdict = if same { "are the same" } else { "differ" };
-        console.note(format!("the curves {verdict}; they are drawn in `{}`", curve.output.display()));
+        console.note(format!("the curves {verdict}; the plot is in `{}`", curve.output.display()));
     }
     Ok(if good { STATUS_OK } else { STATUS_FAILED })
 }
 
-/// One who produces, and one who consumes.
-struct Line<'a> {
+/// A producer and a consumer.
+struct Pipeline<'a> {
     producer: Client,
     consumer: Client,
     curve: &'a Curve,
 }
 
 /// A sample in flight.
-struct Flying {
+struct InFlight {
     key: Key,
     generation: Generation,
-    room: u64,
+    bytes: u64,
 }
 
-impl Line<'_> {
+impl Pipeline<'_> {
     async fn run(&self) -> Result<Run, Error> {
-        let mut dice = Dice::new(self.curve.seed);
+        let mut rng = Rng::new(self.curve.seed);
         let mut run = Run::default();
-        let mut flying = VecDeque::new();
+        let mut in_flight = VecDeque::new();
         let mut count = 0;
-        while count < self.curve.samples || !flying.is_empty() {
-            let is_full = flying.len() as u64 >= self.curve.in_flight || count == self.curve.samples;
-            // Both come in bursts: who is slow for a while lets the other fill or empty the store.
-            let produces = dice.chance(if (count / 32).is_multiple_of(2) { 9 } else { 6 }, 10);
-            if !is_full && (produces || flying.is_empty()) {
+        while count < self.curve.samples || !in_flight.is_empty() {
+            let is_full = in_flight.len() as u64 >= self.curve.in_flight || count == self.curve.samples;
+            // Both work in bursts: while one is slow, the other fills or empties the store.
+            let produces = rng.chance(if (count / 32).is_multiple_of(2) { 9 } else { 6 }, 10);
+            if !is_full && (produces || in_flight.is_empty()) {
                 count += 1;
-                let sample = self.produce(count, &mut dice).await?;
-                run.produced += sample.room;
-                flying.push_back(sample);
+                let sample = self.produce(count, &mut rng).await?;
+                run.produced += sample.bytes;
+                in_flight.push_back(sample);
             } else {
-                let quantum = flying.drain(..flying.len().min(QUANTUM)).collect();
-                self.consume(quantum).await?;
+                let batch = in_flight.drain(..in_flight.len().min(ACK_BATCH)).collect();
+                self.consume(batch).await?;
             }
-            run.in_flight.push(flying.iter().map(|it| it.room).sum());
+            run.in_flight.push(in_flight.iter().map(|it| it.bytes).sum());
             run.used.push(self.used().await?);
         }
         for client in [&self.producer, &self.consumer] {
@@ -182,8 +184,8 @@ impl Line<'_> {
         Ok(run)
     }
 
-    async fn produce(&self, number: u64, dice: &mut Dice) -> Result<Flying, Error> {
-        let tokens = tokens(dice);
+    async fn produce(&self, number: u64, rng: &mut Rng) -> Result<InFlight, Error> {
+        let tokens = tokens(rng);
         let width = HIDDEN_BYTES.div_ceil(self.curve.scale).next_multiple_of(2);
         let hidden = vec![number as u8; (tokens * width) as usize];
         let words = vec![1; (tokens * WORD_BYTES) as usize];
@@ -196,24 +198,24 @@ impl Line<'_> {
         let put = SamplePut::new(key.clone(), tensors);
         let stored = self.producer.put_samples(&[put], Patience::UntilDeadline, soon()).await;
         let stored = one(stored)?;
-        let room = room_for(stored.len).unwrap_or(u64::MAX);
-        Ok(Flying { key, generation: stored.generation, room })
+        let bytes = room_for(stored.len).unwrap_or(u64::MAX);
+        Ok(InFlight { key, generation: stored.generation, bytes })
     }
 
-    async fn consume(&self, quantum: Vec<Flying>) -> Result<(), Error> {
-        let keys: Vec<Key> = quantum.iter().map(|it| it.key.clone()).collect();
-        // Elsewhere this alone would keep them for the time of a lease, consumed or not.
+    async fn consume(&self, batch: Vec<InFlight>) -> Result<(), Error> {
+        let keys: Vec<Key> = batch.iter().map(|it| it.key.clone()).collect();
+        // In other stores this alone would keep the samples for the lease time, consumed or not.
         let options = ResolveOptions { lease: true, ..ResolveOptions::default() };
         self.consumer.resolve(&keys, options, soon()).await;
-        let wanted: Vec<_> = quantum.iter().map(|it| (it.key.clone(), Some(it.generation))).collect();
+        let wanted: Vec<_> = batch.iter().map(|it| (it.key.clone(), Some(it.generation))).collect();
         for lease in self.consumer.lease(&wanted, "", soon()).await {
             let read = lease?.read(&["hidden", "ids", "mask"], soon()).await?;
-            assert!(read.iter().all(|tensor| !tensor.is_empty()), "a tensor came back empty");
+            assert!(read.iter().all(|tensor| !tensor.is_empty()), "a tensor is empty");
         }
-        let done: Vec<_> = quantum.into_iter().map(|it| (it.key, it.generation)).collect();
+        let done: Vec<_> = batch.into_iter().map(|it| (it.key, it.generation)).collect();
         for acked in self.consumer.ack(&done, "", soon()).await {
             let acked = acked?;
-            assert!(acked == Acked::Freed, "a sample that was consumed once is {acked:?}");
+            assert!(acked == Acked::Freed, "a consumed sample is {acked:?}");
         }
         Ok(())
     }
@@ -224,10 +226,10 @@ impl Line<'_> {
     }
 }
 
-/// A length as texts have it: most are short, few are long.
-fn tokens(dice: &mut Dice) -> u64 {
-    let radius = (-2.0 * (1.0 - dice.unit()).ln()).sqrt();
-    let normal = radius * (std::f64::consts::TAU * dice.unit()).cos();
+/// A length with the distribution of texts: most are short, few are long.
+fn tokens(rng: &mut Rng) -> u64 {
+    let radius = (-2.0 * (1.0 - rng.unit()).ln()).sqrt();
+    let normal = radius * (std::f64::consts::TAU * rng.unit()).cos();
     let median = TOKENS_MEAN.ln() - TOKENS_SIGMA * TOKENS_SIGMA / 2.0;
     ((median + TOKENS_SIGMA * normal).exp() as u64).clamp(1, TOKENS_MAX)
 }
@@ -246,17 +248,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lengths_have_the_mean_that_was_measured() {
-        let mut dice = Dice::new(1);
-        let lengths: Vec<u64> = (0..20_000).map(|_| tokens(&mut dice)).collect();
+    fn lengths_have_the_expected_mean() {
+        let mut rng = Rng::new(1);
+        let lengths: Vec<u64> = (0..20_000).map(|_| tokens(&mut rng)).collect();
         let mean = lengths.iter().sum::<u64>() / 20_000;
-        // The few that are cut off make it a little less.
+        // The truncated lengths reduce the mean a little.
         assert!((500..=560).contains(&mean), "{mean}");
         assert!(lengths.iter().all(|it| (1..=TOKENS_MAX).contains(it)));
     }
 
     #[test]
-    fn what_outlives_its_use_is_over() {
+    fn usage_above_in_flight_is_reported() {
         let run = Run { in_flight: vec![10, 0], used: vec![12, 7], produced: 10 };
         assert_eq!((run.peak(), run.over()), (12, 7));
     }

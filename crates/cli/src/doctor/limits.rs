@@ -1,4 +1,4 @@
-//! What this process may have of what the kernel counts.
+//! Resource limits of this process.
 
 use rustix::process::{Resource, getrlimit};
 
@@ -10,12 +10,12 @@ const OPEN_FILES_ENOUGH: u64 = 4096;
 /// Enough for the buffers that a node registers with `io_uring`: 32 MiB for each of two disks.
 const LOCKED_BYTES_ENOUGH: u64 = 64 << 20;
 
-/// How many files may be open. Servers raise the soft limit to the hard one themselves.
+/// Maximum number of open files. Servers raise the soft limit to the hard one themselves.
 pub(super) fn open_files() -> Check {
     open_files_of(getrlimit(Resource::Nofile).maximum)
 }
 
-/// How much memory may be locked.
+/// Maximum amount of locked memory.
 pub(super) fn locked_memory() -> Check {
     locked_memory_of(getrlimit(Resource::Memlock).current)
 }
@@ -27,7 +27,7 @@ fn open_files_of(most: Option<u64>) -> Check {
         Some(most) if most >= OPEN_FILES_ENOUGH => Check::ok(NAME, format!("up to {most}")),
         Some(most) => Check::limited(
             NAME,
-            format!("up to {most}, and every connection takes one"),
+            format!("up to {most}, and every connection needs one"),
             "raise the hard limit: `ulimit -Hn`, or `LimitNOFILE=` in a systemd unit",
         ),
     }
@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn low_limits_are_told() {
+    fn low_limits_are_reported() {
         for (check, expected) in [
             (open_files_of(None), Verdict::Ok),
             (open_files_of(Some(OPEN_FILES_ENOUGH)), Verdict::Ok),

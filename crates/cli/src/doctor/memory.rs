@@ -1,4 +1,4 @@
-//! Memory: whether it can be shared and sealed, how much there is, and in pages of which size.
+//! Memory: sharing and sealing, available amount, page size.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -11,35 +11,35 @@ use tiffin_server::{Fit, NodeConfig, StartError};
 use super::Check;
 use crate::show;
 
-/// What a torch `DataLoader` with a few workers wants; containers often give 64 MiB.
+/// What a torch `DataLoader` with a few workers needs; containers often give 64 MiB.
 const SHM_BYTES_ENOUGH: u64 = 1 << 30;
 
-/// Makes a memory file with the seals that a node needs: nobody may shrink it or make it writable.
+/// Creates a memory file with the seals that a node needs: it can neither shrink nor become writable.
 pub(super) fn files() -> Check {
     const NAME: &str = "shared memory";
     match sealed_file() {
-        Ok(_) => Check::ok(NAME, "memory files can be made and sealed"),
+        Ok(_) => Check::ok(NAME, "memory files can be created and sealed"),
         Err(error) => Check::missing(
             NAME,
-            format!("no memory file can be made and sealed: {error}"),
-            "it needs Linux 5.1 or later and a seccomp profile that allows memfd_create and fcntl",
+            format!("no memory file can be created and sealed: {error}"),
+            "use Linux 5.1 or later, and a seccomp profile that allows memfd_create and fcntl",
         ),
     }
 }
 
-/// Whether such a node finds the memory that it needs, by the check that it makes itself when it starts:
-/// limits of control groups and the needs of disks count.
+/// Whether a node with this configuration has enough memory, by its own check at start: limits of control
+/// groups and the needs of disks count.
 pub(super) fn available(config: &NodeConfig) -> Check {
     available_of(check_memory(config))
 }
 
-/// Whether the kernel gives huge pages to shared memory by itself.
+/// Whether the kernel uses huge pages for shared memory.
 pub(super) fn transparent_huge_pages() -> Check {
     let path = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
     transparent_huge_pages_of(std::fs::read_to_string(path).ok().as_deref())
 }
 
-/// How large `/dev/shm` is. A store does not use it, but the workers of a trainer do.
+/// Size of `/dev/shm`. A store does not use it, but the workers of a trainer do.
 pub(super) fn shm_folder() -> Check {
     let found = statvfs("/dev/shm").map(|fs| fs.f_frsize.saturating_mul(fs.f_blocks));
     shm_folder_of(found.map_err(io::Error::from))
@@ -52,7 +52,7 @@ fn sealed_file() -> io::Result<OwnedFd> {
     ftruncate(&file, BYTES)?;
     fcntl_add_seals(&file, seals)?;
     if !fcntl_get_seals(&file)?.contains(seals) {
-        return Err(io::Error::other("the seals did not take"));
+        return Err(io::Error::other("the seals were not set"));
     }
     Ok(file)
 }
@@ -61,7 +61,7 @@ fn available_of(checked: Result<Fit, StartError>) -> Check {
     const NAME: &str = "memory";
     match checked {
         Ok(Fit { available: u64::MAX, .. }) => {
-            let hint = "`/proc/meminfo` should say how much is available; mount /proc";
+            let hint = "mount /proc: `/proc/meminfo` has the available memory";
             Check::limited(NAME, "the available memory is unknown", hint)
         }
         Ok(Fit { wanted, available }) => {
@@ -81,31 +81,31 @@ fn transparent_huge_pages_of(setting: Option<&str>) -> Check {
     let chosen = setting.and_then(|text| text.split_once('[')).and_then(|(_, rest)| rest.split_once(']'));
     match chosen {
         Some((chosen @ ("always" | "within_size" | "advise" | "force"), _)) => {
-            Check::ok(NAME, format!("`{chosen}` for shared memory: a node's memory is put into huge pages"))
+            Check::ok(NAME, format!("`{chosen}` for shared memory: a node's memory uses huge pages"))
         }
         Some((chosen, _)) => Check::limited(
             NAME,
-            format!("`{chosen}` for shared memory: a node's memory stays in small pages"),
-            "as root: `echo advise >/sys/kernel/mm/transparent_hugepage/shmem_enabled`; a node asks for them",
+            format!("`{chosen}` for shared memory: a node's memory uses small pages"),
+            "as root: `echo advise >/sys/kernel/mm/transparent_hugepage/shmem_enabled`",
         ),
         None => Check::limited(
             NAME,
-            "this kernel has none for shared memory",
-            "a kernel built with CONFIG_TRANSPARENT_HUGEPAGE has them",
+            "this kernel has no huge pages for shared memory",
+            "use a kernel built with CONFIG_TRANSPARENT_HUGEPAGE",
         ),
     }
 }
 
 fn shm_folder_of(found: io::Result<u64>) -> Check {
     const NAME: &str = "/dev/shm";
-    let hint = "a store does not use it, but the workers of a torch DataLoader do: mount more, \
+    let hint = "for the workers of a torch DataLoader, mount more, \
                 or `docker run --shm-size=8g`";
     match found {
         Ok(bytes) if bytes >= SHM_BYTES_ENOUGH => {
             Check::ok(NAME, format!("{} (a store does not use it)", show::size(bytes)))
         }
         Ok(bytes) => Check::limited(NAME, format!("only {}", show::size(bytes)), hint),
-        Err(error) => Check::limited(NAME, format!("not there: {error}"), hint),
+        Err(error) => Check::limited(NAME, format!("missing: {error}"), hint),
     }
 }
 
@@ -117,12 +117,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_words_of_the_kernel_are_understood() {
+    fn kernel_settings_are_interpreted() {
         let enough = Fit { wanted: 1 << 30, available: 2 << 30 };
         let unknown = Fit { wanted: 1, available: u64::MAX };
         let limit = Limit { file: "/sys/fs/cgroup/memory.max".to_owned(), bytes: 400 << 20 };
-        let (wanted, other, available) = (360 << 20, 192 << 20, 367 << 20);
-        let limited = SegmentError::NotEnough { wanted, other, available, limit: Some(limit) };
+        let (wanted, disk_bytes, available) = (360 << 20, 192 << 20, 367 << 20);
+        let limited = SegmentError::NotEnough { wanted, disk_bytes, available, limit: Some(limit) };
         for (check, verdict, found) in [
             (available_of(Ok(enough)), Verdict::Ok, "2.0 GiB available, 1.0 GiB wanted"),
             (available_of(Err(limited.into())), Verdict::Missing, "limits this process to 400.0 MiB"),
@@ -130,11 +130,11 @@ mod tests {
             (transparent_huge_pages_of(Some("always within_size [advise] never")), Verdict::Ok, "`advise`"),
             (transparent_huge_pages_of(Some("always advise [never]")), Verdict::Limited, "small pages"),
             (transparent_huge_pages_of(Some("[always] never")), Verdict::Ok, "`always`"),
-            (transparent_huge_pages_of(None), Verdict::Limited, "has none"),
-            (transparent_huge_pages_of(Some("nonsense")), Verdict::Limited, "has none"),
+            (transparent_huge_pages_of(None), Verdict::Limited, "has no huge pages"),
+            (transparent_huge_pages_of(Some("nonsense")), Verdict::Limited, "has no huge pages"),
             (shm_folder_of(Ok(2 << 30)), Verdict::Ok, "2.0 GiB"),
             (shm_folder_of(Ok(64 << 20)), Verdict::Limited, "only 64.0 MiB"),
-            (shm_folder_of(Err(io::ErrorKind::NotFound.into())), Verdict::Limited, "not there"),
+            (shm_folder_of(Err(io::ErrorKind::NotFound.into())), Verdict::Limited, "missing"),
         ] {
             assert_eq!(check.verdict, verdict, "{check:?}");
             assert!(check.found.contains(found), "{check:?}");

@@ -1,7 +1,7 @@
-//! `tiffin doctor`: what works on this machine, and what to do about what does not.
+//! `tiffin doctor`: what works on this machine, and how to fix what does not.
 //!
-//! Every check tries the thing itself where that is possible: what a version number promises, a container may
-//! take away. The checks change nothing, and what they make is gone when they are done.
+//! Every check tries the feature itself where possible: a container may disable what the kernel's version
+//! promises. The checks change nothing, and remove what they create.
 
 mod limits;
 mod memory;
@@ -19,34 +19,34 @@ use tiffin_server::config::{self, MEMORY_DEFAULT, SsdConfig, StorageArgs};
 use crate::Context;
 use crate::console::{Console, Failure, STATUS_FAILED, STATUS_OK};
 
-/// Says what works on this machine: shared memory, sockets, limits, ports; and what to do about what does
+/// Checks what works on this machine: shared memory, sockets, limits, ports; and shows how to fix what does
 /// not.
 ///
-/// Leaves with 1 if something is missing that a store cannot do without.
+/// Exits with 1 if something is missing that a store needs.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Doctor {
-    /// How much memory a store on this machine is meant to have. Default: as the settings say.
+    /// Planned memory of a store on this machine. Default: from the settings.
     #[arg(long, env = "TIFFIN_NODE_MEMORY", value_name = "SIZE", value_parser = config::size)]
     memory: Option<ByteSize>,
 
-    /// The disks that it is meant to have: they need memory as well. Default: as the settings say.
+    /// Planned disks of the store: they need memory as well. Default: from the settings.
     #[arg(long, env = "TIFFIN_NODE_SSD", value_name = "path=DIR,size=SIZE", value_delimiter = ';')]
     ssd: Vec<SsdConfig>,
 }
 
-/// How well something works.
+/// Result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Verdict {
-    /// As well as it can.
+    /// Works fully.
     Ok,
-    /// A store works, but something about it does not, or less well.
+    /// A store works, but a feature does not, or is slower.
     Limited,
     /// A store cannot work.
     Missing,
 }
 
-/// One thing that was looked at.
+/// One check.
 #[derive(Debug, Serialize)]
 pub(crate) struct Check {
     name: &'static str,
@@ -69,7 +69,7 @@ impl Check {
     }
 }
 
-/// Looks at everything.
+/// Runs all checks.
 pub(crate) async fn run(doctor: &Doctor, context: &Context, console: &mut Console) -> Result<i32, Failure> {
     let mut checks = vec![memory::files(), memory::available(&wanted(doctor, &context.file.storage))];
     checks.extend([sockets::descriptors(), sockets::process_handles()]);
@@ -88,7 +88,7 @@ pub(crate) async fn run(doctor: &Doctor, context: &Context, console: &mut Consol
     Ok(if works { STATUS_OK } else { STATUS_FAILED })
 }
 
-/// The node that a store on this machine is meant to have, as far as its memory goes.
+/// The planned node, as far as its memory is concerned.
 fn wanted(doctor: &Doctor, file: &StorageArgs) -> NodeConfig {
     let memory = doctor.memory.or(file.memory).unwrap_or(MEMORY_DEFAULT).as_u64();
     let ssd = if doctor.ssd.is_empty() { file.ssd.clone() } else { doctor.ssd.clone() };
@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_missing_is_told_in_words_with_its_hint() {
+    fn checks_are_shown_as_text_with_hints() {
         let checks = [
             Check::ok("this", "is fine"),
             Check::limited("that one", "is slow", "buy another"),

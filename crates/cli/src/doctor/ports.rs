@@ -1,4 +1,4 @@
-//! Whether the usual ports are free, or taken by a store that runs on this machine.
+//! Whether the default ports are free, or used by a store that runs on this machine.
 
 use std::io;
 use std::net::TcpListener;
@@ -12,25 +12,24 @@ use tokio::time::timeout;
 
 use super::Check;
 
-/// How long a program on one of our ports may take to show what it is.
+/// Time limit for identifying a program on one of our ports.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(5);
-/// How much of a page is read.
+/// Maximum number of bytes read from a page.
 const PAGE_BYTES_MAX: u64 = 16 << 10;
-/// What the page `/health` of a master contains, whatever its state.
+/// Part of a master's page `/health`, in every state.
 const HEALTH_WORD: &str = "\"ha_state\"";
 
-/// Who listens on a port.
+/// The program that listens on a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Listener {
-    /// A master of ours.
     Store,
-    /// A master of ours that was started with another token.
-    ForeignStore,
+    /// A master with another token.
+    StoreWithOtherToken,
     /// Another program.
-    Stranger,
+    OtherProgram,
 }
 
-/// Tries to listen where a master does if nothing else is said.
+/// Checks the default ports of a master.
 pub(super) async fn check(token: Option<&str>) -> [Check; 2] {
     [
         port("port of the master", LISTEN_DEFAULT, "--listen", async |it: &str| master_at(it, token).await)
@@ -43,37 +42,37 @@ async fn port(
     name: &'static str,
     address: &str,
     flag: &str,
-    who: impl AsyncFnOnce(&str) -> Listener,
+    identify: impl AsyncFnOnce(&str) -> Listener,
 ) -> Check {
     match TcpListener::bind(address).map(drop) {
         Ok(()) => Check::ok(name, format!("{address} is free")),
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
-            taken(name, address, flag, who(address).await)
+            taken(name, address, flag, identify(address).await)
         }
         Err(error) => Check::limited(
             name,
-            format!("nothing can listen on {address}: {error}"),
+            format!("cannot listen on {address}: {error}"),
             format!("choose an address of this machine with `{flag}`"),
         ),
     }
 }
 
-/// A port that a running store uses works as it should; a second store needs another one.
-fn taken(name: &'static str, address: &str, flag: &str, who: Listener) -> Check {
-    match who {
+/// A port that a running store uses is fine; a second store needs another one.
+fn taken(name: &'static str, address: &str, flag: &str, identify: Listener) -> Check {
+    match identify {
         Listener::Store => Check::ok(name, format!("{address} is used by a running store")),
-        Listener::ForeignStore => {
+        Listener::StoreWithOtherToken => {
             Check::ok(name, format!("{address} is used by a running store, which has another token"))
         }
-        Listener::Stranger => Check::limited(
+        Listener::OtherProgram => Check::limited(
             name,
             format!("{address} is used by another program"),
-            format!("choose another address with `{flag}`; port 0 is any"),
+            format!("choose another address with `{flag}`; port 0 is any free port"),
         ),
     }
 }
 
-/// Connects as a client would.
+/// Connects as a client.
 async fn master_at(address: &str, token: Option<&str>) -> Listener {
     let options = ConnectOptions {
         token: token.unwrap_or_default().to_owned(),
@@ -82,21 +81,21 @@ async fn master_at(address: &str, token: Option<&str>) -> Listener {
     };
     match Client::connect(options).await {
         Ok(client) => {
-            // The master notices by itself when this process ends.
-            let _unheard = client.close(Deadline::after(ANSWER_TIME_MAX)).await;
+            // The master notices the end of this process.
+            let _ignored = client.close(Deadline::after(ANSWER_TIME_MAX)).await;
             Listener::Store
         }
-        Err(Error::Unauthenticated { .. } | Error::Refused { .. }) => Listener::ForeignStore,
-        Err(_) => Listener::Stranger,
+        Err(Error::Unauthenticated { .. } | Error::Refused { .. }) => Listener::StoreWithOtherToken,
+        Err(_) => Listener::OtherProgram,
     }
 }
 
-/// Asks for the page that needs no token.
+/// Requests the page that needs no token.
 async fn pages_at(address: &str) -> Listener {
     let page = timeout(ANSWER_TIME_MAX, health_page(address)).await;
     match page {
         Ok(Ok(page)) if page.starts_with("HTTP/1.1 ") && page.contains(HEALTH_WORD) => Listener::Store,
-        _ => Listener::Stranger,
+        _ => Listener::OtherProgram,
     }
 }
 
@@ -117,14 +116,14 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_port_in_use_is_told_by_its_address() {
+    async fn port_in_use_is_reported_with_its_address() {
         let taken = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = taken.local_addr().unwrap().to_string();
-        let check = port("port", &address, "--listen", async |_: &str| Listener::Stranger).await;
+        let check = port("port", &address, "--listen", async |_: &str| Listener::OtherProgram).await;
         assert_eq!(check.verdict, Verdict::Limited);
         assert!(check.found.contains(&address) && check.hint.unwrap().contains("`--listen`"));
         drop(taken);
-        let check = port("port", "192.0.2.1:1", "--http", async |_: &str| Listener::Stranger).await;
+        let check = port("port", "192.0.2.1:1", "--http", async |_: &str| Listener::OtherProgram).await;
         assert_eq!(check.verdict, Verdict::Limited);
     }
 
@@ -138,10 +137,10 @@ mod tests {
         let server = MasterServer::start(config).await.unwrap();
         let (master, pages) = (server.address().to_string(), server.http_address().unwrap().to_string());
         assert_eq!(master_at(&master, Some("secret")).await, Listener::Store);
-        assert_eq!(master_at(&master, None).await, Listener::ForeignStore);
-        assert_eq!(master_at(&pages, Some("secret")).await, Listener::Stranger);
+        assert_eq!(master_at(&master, None).await, Listener::StoreWithOtherToken);
+        assert_eq!(master_at(&pages, Some("secret")).await, Listener::OtherProgram);
         assert_eq!(pages_at(&pages).await, Listener::Store);
-        assert_eq!(pages_at(&master).await, Listener::Stranger);
+        assert_eq!(pages_at(&master).await, Listener::OtherProgram);
         let check =
             port("port", &master, "--listen", async |it: &str| master_at(it, Some("secret")).await).await;
         assert_eq!((check.verdict, check.hint), (Verdict::Ok, None));

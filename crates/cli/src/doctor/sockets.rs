@@ -1,5 +1,4 @@
-//! How processes of one host find each other and share memory: abstract sockets, descriptors, process
-//! handles.
+//! Communication between processes of one host: abstract sockets, descriptors, process handles.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -30,15 +29,15 @@ pub(super) fn descriptors() -> Check {
     }
 }
 
-/// Makes a handle of this process, as a node does with its clients to learn of their death.
+/// Opens a handle of this process, as a node does with its clients to detect their death.
 pub(super) fn process_handles() -> Check {
     const NAME: &str = "process handles";
     match pidfd_open(getpid(), PidfdFlags::empty()) {
-        Ok(_) => Check::ok(NAME, "a node learns at once when a client on this host dies"),
+        Ok(_) => Check::ok(NAME, "a node detects the death of a client on this host at once"),
         Err(error) => Check::limited(
             NAME,
             format!("pidfd_open fails: {error}"),
-            "clients will use TCP, also on this host; it needs Linux 5.3 and to be allowed by seccomp",
+            "clients will use TCP, also on this host; use Linux 5.3, and allow pidfd_open in seccomp",
         ),
     }
 }
@@ -67,11 +66,11 @@ fn receive(stream: &UnixStream) -> io::Result<()> {
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let mut byte = [0];
     recvmsg(stream, &mut [IoSliceMut::new(&mut byte)], &mut ancillary, RecvFlags::CMSG_CLOEXEC)?;
-    let came = ancillary.drain().any(|message| match message {
+    let arrived = ancillary.drain().any(|message| match message {
         RecvAncillaryMessage::ScmRights(mut files) => files.next().is_some(),
         _ => false,
     });
-    if came { Ok(()) } else { Err(io::Error::other("the descriptor did not arrive")) }
+    if arrived { Ok(()) } else { Err(io::Error::other("the descriptor did not arrive")) }
 }
 
 #[cfg(test)]
@@ -79,13 +78,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_descriptor_passes_or_the_check_says_why() {
+    fn descriptor_passes_or_the_check_has_the_reason() {
         let check = descriptors();
         assert_eq!(check.hint.is_none(), pass_a_descriptor().is_ok(), "{check:?}");
     }
 
     #[test]
-    fn a_message_without_a_descriptor_is_noticed() {
+    fn message_without_a_descriptor_is_an_error() {
         let (sender, receiver) = UnixStream::pair().unwrap();
         std::io::Write::write_all(&mut &sender, b"x").unwrap();
         assert!(receive(&receiver).is_err());

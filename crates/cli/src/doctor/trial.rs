@@ -1,4 +1,4 @@
-//! The whole thing, once: a small store inside this process, one object put, got and looked at.
+//! An end-to-end check: a small store inside this process, with one object put, read and viewed.
 
 use std::time::Duration;
 
@@ -12,27 +12,26 @@ const NAME: &str = "a store";
 const MEMORY_BYTES: u64 = 4 << 20;
 /// Bytes of the object.
 const OBJECT_BYTES: usize = 1 << 20;
-/// A machine that needs longer than this does not work.
+/// Time limit of the check.
 const TIME_MAX: Duration = Duration::from_secs(10);
 
-/// Tries it.
 pub(super) async fn check() -> Check {
     match attempt().await {
-        Ok(true) => Check::ok(NAME, "put, got, and looked at without a copy"),
+        Ok(true) => Check::ok(NAME, "put, get and view without a copy work"),
         Ok(false) => Check::limited(
             NAME,
-            "put and got, but not looked at without a copy",
-            "shared memory does not work here; the checks above may say why",
+            "put and get work, a view without a copy does not",
+            "shared memory does not work here; see the checks above",
         ),
         Err(what) => Check::missing(
             NAME,
             format!("does not work: {what}"),
-            "the checks above may say why; if not, tell us",
+            "see the checks above; if they pass, report a bug",
         ),
     }
 }
 
-/// Whether an object could be looked at without a copy, or what failed.
+/// Whether a view without a copy worked, or what failed.
 async fn attempt() -> Result<bool, String> {
     let deadline = Deadline::after(TIME_MAX);
     let store = Embedded::start(MEMORY_BYTES).await.map_err(|error| error.to_string())?;
@@ -44,7 +43,7 @@ async fn attempt() -> Result<bool, String> {
     }
     for object in store.client.get(&keys, GetOptions::default(), deadline).await {
         if object.map_err(|error| error.to_string())?.bytes != value {
-            return Err("other bytes came back than were put".to_owned());
+            return Err("the object came back with other bytes".to_owned());
         }
     }
     let mut is_borrowed = true;

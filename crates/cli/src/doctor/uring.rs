@@ -1,4 +1,4 @@
-//! Whether this process may use `io_uring`: the kernel is asked for a small ring, which is closed at once.
+//! Whether this process may use `io_uring`: creates a small ring and closes it at once.
 
 use rustix::io::Errno;
 use rustix::io_uring::{io_uring_params, io_uring_setup};
@@ -6,35 +6,35 @@ use rustix::io_uring::{io_uring_params, io_uring_setup};
 use super::Check;
 
 const NAME: &str = "io_uring";
-/// Entries of the ring that is tried.
+/// Number of entries of the ring.
 const ENTRIES: u32 = 4;
 
-/// Asks for a ring. A node uses one for each disk; without it, blocking calls do the same more slowly.
+/// Creates a ring. A node uses one for each disk; without it, blocking calls do the same more slowly.
 pub(super) fn check() -> Check {
     let mut params = io_uring_params::default();
-    // SAFETY: the only demand is on `wq_fd`, which counts with the flag `ATTACH_WQ`; no flag is set.
+    // SAFETY: the only requirement is on `wq_fd`, which is used with the flag `ATTACH_WQ`; no flag is set.
     let ring = unsafe { io_uring_setup(ENTRIES, &mut params) };
     explain(ring.map(drop))
 }
 
 fn explain(ring: Result<(), Errno>) -> Check {
-    let without = "disks (`--ssd`) are used with blocking calls, which is slower";
+    let without = "disks (`--ssd`) use blocking calls, which is slower";
     match ring {
-        Ok(()) => Check::ok(NAME, "a ring can be made; disks (`--ssd`) are used through it"),
+        Ok(()) => Check::ok(NAME, "a ring can be created; disks (`--ssd`) use it"),
         Err(Errno::NOSYS) => Check::limited(
             NAME,
-            format!("the kernel has none, or a filter hides it: {without}"),
-            "it needs Linux 5.1 or later and, in a container, a seccomp profile that allows io_uring_setup",
+            format!("not available in this kernel, or blocked by a filter: {without}"),
+            "use Linux 5.1 or later and, in a container, a seccomp profile that allows io_uring_setup",
         ),
         Err(Errno::PERM | Errno::ACCESS) => Check::limited(
             NAME,
-            format!("this process may not use it: {without}"),
-            "`sysctl kernel.io_uring_disabled` must be 0; in a container the seccomp profile must allow it",
+            format!("not permitted for this process: {without}"),
+            "set `sysctl kernel.io_uring_disabled` to 0; in a container, allow it in the seccomp profile",
         ),
         Err(error) => Check::limited(
             NAME,
-            format!("no ring can be made: {error}: {without}"),
-            "look into the kernel's log with `dmesg`, and at `ulimit -l` on kernels before 5.12",
+            format!("no ring can be created: {error}: {without}"),
+            "check the kernel's log with `dmesg`, and `ulimit -l` on kernels before 5.12",
         ),
     }
 }
@@ -45,12 +45,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_ring_is_never_needed() {
+    fn missing_ring_is_never_a_failure() {
         for outcome in [Ok(()), Err(Errno::NOSYS), Err(Errno::PERM), Err(Errno::NOMEM)] {
             let check = explain(outcome);
             assert_eq!(check.verdict == Verdict::Ok, outcome.is_ok());
             assert_eq!(check.hint.is_none(), outcome.is_ok(), "{check:?}");
-            assert!(check.found.contains("disks (`--ssd`) are used"), "{check:?}");
+            assert!(check.found.contains("disks (`--ssd`) use"), "{check:?}");
         }
         assert_ne!(check().verdict, Verdict::Missing);
     }

@@ -1,4 +1,4 @@
-//! `tiffin kv`: what the KV hierarchy would do. One file per command.
+//! `tiffin kv`: commands for the KV hierarchy. One file per command.
 
 mod policy;
 mod replay;
@@ -9,7 +9,7 @@ use clap::Parser;
 
 use crate::console::{Console, Failure};
 
-/// Tries the KV hierarchy out: traces of requests, in virtual time.
+/// Simulates the KV hierarchy: traces of requests, in virtual time.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Kv {
     #[command(subcommand)]
@@ -28,22 +28,22 @@ pub(crate) async fn run(kv: Kv, console: &mut Console) -> Result<i32, Failure> {
     }
 }
 
-/// `tiffin kv replay` by itself, for [`kv_replay`].
+/// `tiffin kv replay` without the rest of the command line, for [`kv_replay`].
 #[derive(Debug, Parser)]
 #[command(name = "tiffin kv replay", disable_help_flag = true)]
-struct Alone {
+struct ReplayCommand {
     #[command(flatten)]
     replay: replay::Replay,
 }
 
-/// What `tiffin kv replay --json` would print for these arguments, without printing it.
+/// The output of `tiffin kv replay --json` for these arguments, without printing it.
 ///
 /// # Errors
-/// What it would say instead, with its hint.
+/// The error message with its hint.
 pub fn kv_replay(arguments: Vec<OsString>) -> Result<String, String> {
     let name = OsString::from("tiffin kv replay");
-    let alone = Alone::try_parse_from(std::iter::once(name).chain(arguments));
-    let replay = alone.map_err(|error| error.to_string())?.replay;
+    let parsed = ReplayCommand::try_parse_from(std::iter::once(name).chain(arguments));
+    let replay = parsed.map_err(|error| error.to_string())?.replay;
     replay::json(&replay).map_err(|failure| match failure.hint {
         Some(hint) => format!("{}\n\nhint: {hint}", failure.message),
         None => failure.message,

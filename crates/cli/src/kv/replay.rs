@@ -1,4 +1,4 @@
-//! `tiffin kv replay`: a trace through the hierarchy in virtual time, one policy beside another.
+//! `tiffin kv replay`: runs a trace through the hierarchy in virtual time, for one or several policies.
 
 use std::fs::File;
 use std::io::BufReader;
@@ -10,22 +10,22 @@ use tiffin_kv::config::PAGE_TOKENS_MAX;
 use tiffin_kv::{Budgets, Config};
 use tiffin_kv_replay::generate::{Traffic, generate};
 use tiffin_kv_replay::trace::{self, TraceRequest};
-use tiffin_kv_replay::{Compared, Machine, Report, compare};
+use tiffin_kv_replay::{Comparison, Machine, Report, compare};
 use tiffin_report::replay::Row;
 use tiffin_server::config;
 
-use super::policy::Words;
+use super::policy::PolicyText;
 use crate::console::{Console, Failure, STATUS_OK};
 use crate::show::{self, Table};
 
-/// The most policies that are compared in one call.
+/// Maximum number of policies per call.
 const POLICIES_MAX: usize = 4;
 
-/// Replays a trace of requests through device, host and store, and tells what was found where.
+/// Replays a trace of requests through device, host and store, and shows where pages were found.
 ///
-/// Time is virtual: pages move at the bandwidths given, prompts are computed one after the other. Every
-/// policy is replayed three times: as it is, without asking the store, and with a device that holds
-/// everything. A trace has one JSON object a line, as Mooncake's public ones: `timestamp`, `input_length`,
+/// Time is virtual: pages move at the given bandwidths, prompts are computed one after the other. Every
+/// policy is replayed three times: as it is, without probes of the store, and with a device that holds
+/// everything. A trace has one JSON object per line, as Mooncake's public ones: `timestamp`, `input_length`,
 /// `output_length`, `hash_ids`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Replay {
@@ -33,16 +33,16 @@ pub(crate) struct Replay {
     #[arg(value_name = "TRACE", required_unless_present = "generate")]
     trace: Option<PathBuf>,
 
-    /// Make a trace of so many requests instead: conversations and agents.
+    /// Generate a trace of this many requests instead: conversations and agents.
     #[arg(long, value_name = "N", conflicts_with = "trace")]
     #[arg(value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
     generate: Option<u64>,
 
-    /// Where the chance of a made trace comes from.
+    /// Seed of a generated trace.
     #[arg(long, default_value_t = 1, value_name = "N")]
     seed: u64,
 
-    /// Requests a second of a made trace.
+    /// Requests per second of a generated trace.
     #[arg(long, default_value_t = 2.0, value_name = "N", value_parser = parse_rate)]
     rate: f64,
 
@@ -54,21 +54,21 @@ pub(crate) struct Replay {
     #[arg(long, default_value_t = 10_000, value_name = "N")]
     host_pages: u32,
 
-    /// Pages that the store keeps: `none`, `infinite` or a number.
+    /// Capacity of the store in pages: `none`, `infinite` or a number.
     #[arg(long, default_value = "infinite", value_name = "PAGES", value_parser = parse_store)]
-    l3: Store,
+    l3: StoreSize,
 
-    /// How the hierarchy is used, as in `eviction=s3-fifo,write=back,stop=best-effort,index=flat`; said
-    /// again, the policies stand side by side.
+    /// The policy, as in `eviction=s3-fifo,write=back,stop=best-effort,index=flat`; may be repeated to
+    /// compare policies.
     #[arg(long = "policy", value_name = "WORDS", default_value = "eviction=lru")]
-    policies: Vec<Words>,
+    policies: Vec<PolicyText>,
 
-    /// Pages that are not worth a fetch: with `start=hits`, which is the default, a fetch begins if the store
-    /// has more than so many; with `start=missing`, if at least so many are missing.
+    /// Minimum size of a fetch in pages: with `start=hits`, which is the default, a fetch starts if the store
+    /// has more pages than this; with `start=missing`, if at least this many are missing.
     #[arg(long, default_value_t = 0, value_name = "N")]
     threshold: u32,
 
-    /// Requests on the device at once.
+    /// Maximum number of requests on the device.
     #[arg(long, default_value_t = 256, value_name = "N")]
     running: u32,
 
@@ -81,63 +81,64 @@ pub(crate) struct Replay {
     #[arg(long, default_value = "34MiB", value_name = "SIZE", value_parser = config::size)]
     page_bytes: ByteSize,
 
-    /// Bytes a second between store and host.
+    /// Bandwidth between store and host, per second.
     #[arg(long, default_value = "12GB", value_name = "SIZE", value_parser = config::size)]
     l3_bandwidth: ByteSize,
 
-    /// Bytes a second between host and device.
+    /// Bandwidth between host and device, per second.
     #[arg(long, default_value = "50GB", value_name = "SIZE", value_parser = config::size)]
     device_bandwidth: ByteSize,
 
-    /// Prompt tokens that are computed a second.
+    /// Prompt tokens computed per second.
     #[arg(long, default_value_t = 40_000, value_name = "N")]
     prefill: u64,
 
-    /// The file that a report with plots goes into.
+    /// The file for a report with plots.
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
 }
 
-/// What the store keeps.
+/// Capacity of the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Store {
+enum StoreSize {
     None,
     Infinite,
     Pages(u64),
 }
 
-fn parse_store(text: &str) -> Result<Store, String> {
+fn parse_store(text: &str) -> Result<StoreSize, String> {
     match text {
-        "none" => Ok(Store::None),
-        "infinite" => Ok(Store::Infinite),
-        number => {
-            number.parse().map(Store::Pages).map_err(|_| "`none`, `infinite` or a number of pages".to_owned())
-        }
+        "none" => Ok(StoreSize::None),
+        "infinite" => Ok(StoreSize::Infinite),
+        number => number
+            .parse()
+            .map(StoreSize::Pages)
+            .map_err(|_| "not `none`, `infinite` or a number of pages".to_owned()),
     }
 }
 
 fn parse_rate(text: &str) -> Result<f64, String> {
     let rate = text.parse().ok().filter(|rate: &f64| rate.is_finite() && *rate > 0.0);
-    rate.ok_or_else(|| "a number of requests a second, more than 0".to_owned())
+    rate.ok_or_else(|| "not a positive number of requests per second".to_owned())
 }
 
-/// Replays the trace for every policy, and gives what came of it as JSON.
+/// Replays the trace for every policy. Returns the reports as JSON.
 pub(super) fn json(replay: &Replay) -> Result<String, Failure> {
     let trace = load(replay)?;
-    let compared = play(replay, &trace)?;
+    let compared = compare_policies(replay, &trace)?;
     if let Some(path) = &replay.output {
         std::fs::write(path, page(&compared)).map_err(|error| Failure::file("write", path, &error))?;
     }
     Ok(json!({ "policies": compared }).to_string())
 }
 
-/// Replays the trace for every policy, and shows what came of it.
+/// Replays the trace for every policy, and prints the reports.
 pub(crate) async fn run(replay: Replay, console: &mut Console) -> Result<i32, Failure> {
     let trace = load(&replay)?;
     let unit = if trace.len() == 1 { "request" } else { "requests" };
     console.note(format!("{} {unit}", trace.len()));
     let output = replay.output.clone();
-    let work = tokio::task::spawn_blocking(move || play(&replay, &trace));
+    let work = tokio::task::spawn_blocking(move || compare_policies(&replay, &trace));
     let compared = work.await.map_err(|error| Failure::new("internal", error))??;
     if let Some(path) = output {
         let fail = |error| Failure::file("write", &path, &error);
@@ -155,7 +156,7 @@ pub(crate) async fn run(replay: Replay, console: &mut Console) -> Result<i32, Fa
 
 fn load(replay: &Replay) -> Result<Vec<TraceRequest>, Failure> {
     if replay.policies.len() > POLICIES_MAX {
-        let text = format!("{} policies, {POLICIES_MAX} at most", replay.policies.len());
+        let text = format!("{} policies exceed the maximum of {POLICIES_MAX}", replay.policies.len());
         return Err(Failure::new("usage", text).hint("compare them in several calls"));
     }
     let Some(path) = &replay.trace else {
@@ -178,7 +179,7 @@ fn load(replay: &Replay) -> Result<Vec<TraceRequest>, Failure> {
     Ok(requests)
 }
 
-fn play(replay: &Replay, trace: &[TraceRequest]) -> Result<Vec<Compared>, Failure> {
+fn compare_policies(replay: &Replay, trace: &[TraceRequest]) -> Result<Vec<Comparison>, Failure> {
     let mut machine = Machine {
         page_tokens: replay.page_tokens,
         page_bytes: replay.page_bytes.as_u64(),
@@ -191,13 +192,13 @@ fn play(replay: &Replay, trace: &[TraceRequest]) -> Result<Vec<Compared>, Failur
     for link in [&mut machine.load, &mut machine.save] {
         link.bytes_per_second = replay.device_bandwidth.as_u64();
     }
-    let has_store = replay.l3 != Store::None;
+    let has_store = replay.l3 != StoreSize::None;
     let budget = (replay.host_pages / 4).max(1);
     let config = Config {
         page_tokens: replay.page_tokens,
         device_pages: replay.device_pages,
         host_pages: replay.host_pages,
-        // Policies and the threshold are filled in for each policy.
+        // Policies and the threshold are set for each policy.
         store: Config::default().store.filter(|_| has_store),
         budgets: Budgets { probes: 256, fetch_pages: budget, save_pages: budget, backup_pages: budget },
         running_max: replay.running,
@@ -206,27 +207,27 @@ fn play(replay: &Replay, trace: &[TraceRequest]) -> Result<Vec<Compared>, Failur
         ..Config::default()
     };
     let pages = match replay.l3 {
-        Store::Pages(pages) => Some(pages),
-        Store::None | Store::Infinite => None,
+        StoreSize::Pages(pages) => Some(pages),
+        StoreSize::None | StoreSize::Infinite => None,
     };
     let policies = replay.policies.iter().map(|words| words.policy(config, replay.threshold, pages));
     let policies: Vec<_> = policies.collect();
     compare(trace, &machine, &policies).map_err(|error| Failure::new("config", error))
 }
 
-/// What stands where nothing was measured.
+/// Shown where there is no measurement.
 const NO_VALUE: &str = "-";
 
-/// What is shown of every report.
+/// The rows of the table.
 const ROWS: [Row; 20] = [
     ("requests", |it| it.requests.to_string()),
     ("  served", |it| it.served.to_string()),
     ("  refused", |it| it.refused.to_string()),
     ("  compared", |it| it.compared.to_string()),
     ("hit rate, tokens", |it| percent(it.hits.rate())),
-    ("  device", |it| percent(part(it.hits.device_tokens, it))),
-    ("  host", |it| percent(part(it.hits.host_tokens, it).filter(|_| it.tiers.host))),
-    ("  store", |it| percent(part(it.hits.store_tokens, it).filter(|_| it.tiers.store))),
+    ("  device", |it| percent(fraction(it.hits.device_tokens, it))),
+    ("  host", |it| percent(fraction(it.hits.host_tokens, it).filter(|_| it.tiers.host))),
+    ("  store", |it| percent(fraction(it.hits.store_tokens, it).filter(|_| it.tiers.store))),
     ("TTFT p50", |it| seconds(it.ttft.map(|ttft| ttft.p50))),
     ("TTFT p95", |it| seconds(it.ttft.map(|ttft| ttft.p95))),
     ("TTFT p99", |it| seconds(it.ttft.map(|ttft| ttft.p99))),
@@ -241,20 +242,20 @@ const ROWS: [Row; 20] = [
     ("replayed in", |it| seconds(Some(it.wall_seconds))),
 ];
 
-/// All reports, in the order of the table's columns. What does not depend on the policy stands once.
-fn columns(compared: &[Compared]) -> Vec<&Report> {
+/// All reports, in the order of the table's columns. The infinite device does not depend on the policy.
+fn columns(compared: &[Comparison]) -> Vec<&Report> {
     let mut columns: Vec<_> = compared.iter().flat_map(|it| [&it.policy, &it.no_prefetch]).collect();
     columns.extend(compared.first().map(|it| &it.infinite));
     columns
 }
 
-/// The report, as a page.
-fn page(compared: &[Compared]) -> String {
+/// The report as a page.
+fn page(compared: &[Comparison]) -> String {
     let note = left_out(compared);
     tiffin_report::replay::page(compared, &ROWS, &columns(compared), note.as_deref())
 }
 
-fn table(compared: &[Compared]) -> Table {
+fn table(compared: &[Comparison]) -> Table {
     let columns = columns(compared);
     let head: Vec<&str> = std::iter::once("").chain(columns.iter().map(|it| it.policy.as_str())).collect();
     let mut table = Table::new(&head);
@@ -265,24 +266,24 @@ fn table(compared: &[Compared]) -> Table {
 }
 
 /// Why hits and times do not cover the whole trace, if they do not.
-fn left_out(compared: &[Compared]) -> Option<String> {
+fn left_out(compared: &[Comparison]) -> Option<String> {
     let reports = columns(compared);
     let of_all = reports.iter().map(|it| (it.compared, it.requests)).next();
     of_all.filter(|(compared, requests)| compared < requests).map(|(compared, requests)| {
         format!(
-            "hits and times are of the {compared} of {requests} requests that every column served; a refused \
+            "hits and times cover the {compared} of {requests} requests that every column served; a refused \
              request needs more pages than the device has"
         )
     })
 }
 
-fn part(tokens: u64, report: &Report) -> Option<f64> {
+fn fraction(tokens: u64, report: &Report) -> Option<f64> {
     let asked = report.hits.asked_tokens;
     (asked > 0).then(|| tokens as f64 / asked as f64)
 }
 
-fn percent(part: Option<f64>) -> String {
-    part.map_or_else(|| NO_VALUE.to_owned(), |part| format!("{:.1} %", part * 100.0))
+fn percent(fraction: Option<f64>) -> String {
+    fraction.map_or_else(|| NO_VALUE.to_owned(), |fraction| format!("{:.1} %", fraction * 100.0))
 }
 
 fn seconds(seconds: Option<f64>) -> String {

@@ -1,24 +1,24 @@
-//! The store that is tortured: one of our own, or one that is named.
+//! The store under test: one of our own, or a running one.
 
 use std::path::PathBuf;
 
 use tiffin_client::{Client, ConnectOptions};
 
-use super::crew::{Program, Server};
+use super::processes::{Program, Server};
 use crate::console::Failure;
 
-/// A master and its nodes, if they are ours.
+/// A master and its nodes, if we started them.
 pub(crate) struct Cluster {
-    /// Where its master is.
+    /// Address of the master.
     pub(crate) address: String,
-    /// Its nodes; none if it is somebody else's.
+    /// The nodes; none if the store was running before.
     pub(crate) nodes: Vec<Server>,
     _master: Option<Server>,
     _folder: Option<Folder>,
 }
 
 impl Cluster {
-    /// Starts a master, with these settings, and so many nodes with so much memory, which share it or not.
+    /// Starts a master with these settings, and nodes with this memory, shared or not.
     pub(crate) async fn start(
         program: &Program,
         settings: &[&str],
@@ -44,12 +44,12 @@ impl Cluster {
         Ok(Self { address, nodes: servers, _master: Some(master), _folder: Some(folder) })
     }
 
-    /// One that runs already.
+    /// A running store.
     pub(crate) fn named(address: String) -> Self {
         Self { address, nodes: Vec::new(), _master: None, _folder: None }
     }
 
-    /// A client of it.
+    /// A client of the store.
     pub(crate) async fn client(&self, namespace: &str, token: &str) -> Result<Client, Failure> {
         let options = ConnectOptions {
             token: token.to_owned(),
@@ -57,24 +57,26 @@ impl Cluster {
             label: format!("tiffin, process {}", std::process::id()),
             ..ConnectOptions::new(self.address.clone())
         };
-        Client::connect(options).await.map_err(|error| crate::reach::explain_connect(&error, &self.address))
+        Client::connect(options)
+            .await
+            .map_err(|error| crate::store_client::explain_connect(&error, &self.address))
     }
 }
 
-/// A folder that goes when it is dropped.
+/// A folder that is removed when dropped.
 struct Folder(PathBuf);
 
 impl Folder {
     fn new() -> Result<Self, Failure> {
         let path = std::env::temp_dir().join(format!("tiffin-{}", std::process::id()));
-        std::fs::create_dir_all(&path).map_err(|error| Failure::file("make the folder", &path, &error))?;
+        std::fs::create_dir_all(&path).map_err(|error| Failure::file("create the folder", &path, &error))?;
         Ok(Self(path))
     }
 }
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        // One that stays behind is small and in the folder for such things.
+        // Errors are ignored: the folder is small and in the system's temporary folder.
         let _stays = std::fs::remove_dir_all(&self.0);
     }
 }

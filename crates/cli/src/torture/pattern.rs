@@ -1,21 +1,21 @@
-//! Bytes that tell what they are, so that any mixture of two objects is noticed.
+//! Self-describing bytes, so that any mixture of two objects is noticed.
 //!
-//! A value begins with its key, its id and its length. Every word behind that follows from these three and
-//! from its own place: a word of another value, of another version, or at another place does not fit.
+//! A value starts with its key, its id and its length. Every following word is derived from these three and
+//! its position: a word of another value, of another version, or at another position does not match.
 
-/// What stands at the beginning: key, id and length.
+/// Size of the header: key, id and length.
 pub(crate) const HEAD_BYTES: usize = 24;
 
 const WORD_BYTES: usize = 8;
-/// An odd constant whose multiples look alike nowhere.
+/// An odd constant with well-distributed multiples.
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// Numbers that follow from a seed.
+/// A seeded random number generator.
 #[derive(Clone, Debug)]
-pub(crate) struct Dice(u64);
+pub(crate) struct Rng(u64);
 
-impl Dice {
-    /// The numbers of this seed.
+impl Rng {
+    /// The generator of a seed.
     pub(crate) fn new(seed: u64) -> Self {
         Self(seed)
     }
@@ -26,33 +26,33 @@ impl Dice {
         mix(self.0)
     }
 
-    /// A number below `end`; zero if there is none.
+    /// A number below `end`; zero if `end` is zero.
     pub(crate) fn below(&mut self, end: u64) -> u64 {
         self.next() % end.max(1)
     }
 
-    /// Heads or tails, where heads come `times` in `of`.
+    /// True with a probability of `times / of`.
     pub(crate) fn chance(&mut self, times: u64, of: u64) -> bool {
         self.below(of) < times
     }
 
-    /// A number between nought and one.
+    /// A number from 0 to 1.
     pub(crate) fn unit(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1_u64 << 53) as f64
     }
 
-    /// A length between two others, as many small ones as large ones.
+    /// A log-uniform length between two bounds.
     pub(crate) fn length(&mut self, least: usize, most: usize) -> usize {
         let (low, high) = ((least as f64).ln(), (most as f64).ln());
         ((low + self.unit() * (high - low)).exp() as usize).clamp(least, most)
     }
 }
 
-/// The bytes of one version of a key.
+/// Fills a buffer with one version of a key.
 pub(crate) fn fill(bytes: &mut [u8], key: u64, id: u64) {
     let len = bytes.len() as u64;
     let head = [key, id, len].into_iter();
-    let body = (0..).map(|place| word(key, id, len, place));
+    let body = (0..).map(|position| word(key, id, len, position));
     for (chunk, word) in bytes.chunks_mut(WORD_BYTES).zip(head.chain(body)) {
         for (byte, value) in chunk.iter_mut().zip(word.to_le_bytes()) {
             *byte = value;
@@ -60,44 +60,45 @@ pub(crate) fn fill(bytes: &mut [u8], key: u64, id: u64) {
     }
 }
 
-/// Whether these are the bytes from `start` on of one version of a key that has `len` bytes in all.
+/// Whether these are the bytes from `start` on of a version of a key with `len` bytes in total.
 pub(crate) fn is_part(bytes: &[u8], key: u64, id: u64, len: usize, start: usize) -> bool {
     let len = len as u64;
     let first = start / WORD_BYTES;
-    let words = [key, id, len].into_iter().chain((0..).map(|place| word(key, id, len, place)));
+    let words = [key, id, len].into_iter().chain((0..).map(|position| word(key, id, len, position)));
     let expected = words.skip(first).flat_map(u64::to_le_bytes).skip(start % WORD_BYTES);
     bytes.iter().copied().eq(expected.take(bytes.len()))
 }
 
-/// The id of the version of this key that the bytes are, all of them; or what is wrong with them.
+/// The id of the version of this key that these bytes are; or the problem.
 pub(crate) fn check(bytes: &[u8], key: u64) -> Result<u64, String> {
     let word_at = |start: usize| {
         let word = bytes.get(start..start + WORD_BYTES).and_then(|word| word.try_into().ok());
         word.map_or(0, u64::from_le_bytes)
     };
-    let (said_key, id, said_len) = (word_at(0), word_at(WORD_BYTES), word_at(2 * WORD_BYTES));
+    let (header_key, id, header_len) = (word_at(0), word_at(WORD_BYTES), word_at(2 * WORD_BYTES));
     let len = bytes.len() as u64;
-    if said_key != key || said_len != len {
-        return Err(format!("{len} bytes that begin as {said_len} bytes of key {said_key}"));
+    if header_key != key || header_len != len {
+        return Err(format!("{len} bytes with the header of {header_len} bytes of key {header_key}"));
     }
     let body = bytes.get(HEAD_BYTES..).unwrap_or_default();
     let (words, rest) = body.as_chunks::<WORD_BYTES>();
-    let fits =
-        |(place, bytes): (u64, &[u8; WORD_BYTES])| u64::from_le_bytes(*bytes) == word(key, id, len, place);
+    let fits = |(position, bytes): (u64, &[u8; WORD_BYTES])| {
+        u64::from_le_bytes(*bytes) == word(key, id, len, position)
+    };
     let wrong = (0..).zip(words).position(|it| !fits(it));
     let tail = word(key, id, len, words.len() as u64).to_le_bytes();
     let wrong = wrong.or_else(|| (!tail.starts_with(rest)).then_some(words.len()));
     match wrong {
         None => Ok(id),
-        Some(place) => Err(format!(
-            "version {id:x}, {len} bytes long, has others from byte {} on",
-            HEAD_BYTES + place * WORD_BYTES
+        Some(position) => Err(format!(
+            "version {id:x}, {len} bytes long, has wrong bytes from byte {} on",
+            HEAD_BYTES + position * WORD_BYTES
         )),
     }
 }
 
-fn word(key: u64, id: u64, len: u64, place: u64) -> u64 {
-    (mix(key) ^ mix(id.wrapping_add(STEP)) ^ len).wrapping_add(place.wrapping_mul(STEP))
+fn word(key: u64, id: u64, len: u64, position: u64) -> u64 {
+    (mix(key) ^ mix(id.wrapping_add(STEP)) ^ len).wrapping_add(position.wrapping_mul(STEP))
 }
 
 fn mix(mut number: u64) -> u64 {
@@ -117,14 +118,14 @@ mod tests {
     }
 
     #[test]
-    fn what_was_filled_is_known_again() {
+    fn filled_bytes_are_recognized() {
         for len in [24, 25, 31, 32, 33, 4096, 4099] {
             assert_eq!(check(&value(len, 7, 99), 7), Ok(99), "{len}");
         }
     }
 
     #[test]
-    fn a_part_is_known_by_its_place() {
+    fn part_is_verified_by_its_position() {
         let whole = value(4099, 7, 99);
         for (start, end) in [(0, 4099), (0, 5), (7, 30), (8, 9), (1000, 2001), (4098, 4099), (9, 9)] {
             assert!(is_part(&whole[start..end], 7, 99, 4099, start), "{start}..{end}");
@@ -149,14 +150,14 @@ mod tests {
         assert!(check(&[], 7).is_err(), "nothing");
         let mut moved = new;
         moved.copy_within(64..128, 128);
-        assert!(check(&moved, 7).is_err(), "the same bytes at another place");
+        assert!(check(&moved, 7).is_err(), "the same bytes at another position");
     }
 
     #[test]
-    fn dice_follow_from_their_seed_and_stay_in_range() {
-        let mut dice = Dice::new(1);
-        assert_eq!(dice.clone().next(), Dice::new(1).next());
-        assert!((0..100).all(|_| (24..=4096).contains(&dice.length(24, 4096))));
-        assert_eq!(dice.below(0), 0);
+    fn random_numbers_are_reproducible_and_in_range() {
+        let mut rng = Rng::new(1);
+        assert_eq!(rng.clone().next(), Rng::new(1).next());
+        assert!((0..100).all(|_| (24..=4096).contains(&rng.length(24, 4096))));
+        assert_eq!(rng.below(0), 0);
     }
 }

@@ -1,50 +1,50 @@
-//! What is counted while a store is tortured, and how it is shown.
+//! The counters of a torture run, and their output.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::show::Table;
 
-/// What a worker has seen since it last told.
+/// Counts of a worker since its last report.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Tally {
-    /// Objects copied through shared memory and found right.
+    /// Objects copied through shared memory and verified.
     pub(crate) shared_memory: u64,
     /// The same through sockets.
     pub(crate) tcp: u64,
-    /// Parts of objects, copied either way and found right.
+    /// Parts of objects, copied either way and verified.
     pub(crate) ranges: u64,
-    /// Objects looked at in place and found right.
+    /// Objects viewed in place and verified.
     pub(crate) views: u64,
-    /// Of these, those that were right once more when the view ended, after much else had happened.
+    /// Of these, those that were verified again when the view ended.
     pub(crate) views_again: u64,
-    /// Copies that turned out not to be true and were made again.
+    /// Copies that were stale and were retried.
     pub(crate) retried: u64,
-    /// Reads that gave up because the object was replaced again and again.
+    /// Reads that gave up because the object was replaced repeatedly.
     pub(crate) gave_up: u64,
-    /// Reads of what was not there.
+    /// Reads of absent keys.
     pub(crate) absent: u64,
-    /// Calls that failed because a node was gone.
+    /// Calls that failed because of a dead node.
     pub(crate) unavailable: u64,
     /// Objects stored.
     pub(crate) puts: u64,
-    /// Objects that found no room.
+    /// Puts that found no space.
     pub(crate) full: u64,
     /// Objects removed by force.
     pub(crate) deletes: u64,
-    /// Removals and puts after which the key was read at once and was as it should be.
+    /// Removals and puts after which the key was read at once with the expected result.
     pub(crate) confirmed: u64,
-    /// What was wrong, for people.
+    /// Descriptions of errors.
     pub(crate) wrong: Vec<String>,
 }
 
 impl Tally {
-    /// Reads that were found right.
+    /// Number of verified reads.
     pub(crate) fn reads(&self) -> u64 {
         self.shared_memory + self.tcp + self.ranges + self.views + self.views_again
     }
 
-    /// Adds what another one says.
+    /// Adds the counts of another tally.
     pub(crate) fn add(&mut self, more: Self) {
         for (sum, more) in [
             (&mut self.shared_memory, more.shared_memory),
@@ -67,7 +67,7 @@ impl Tally {
     }
 }
 
-/// How often who was killed, and how often somebody was stopped for a while.
+/// Numbers of killed and stopped processes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Kills {
     pub(crate) readers: u64,
@@ -76,31 +76,31 @@ pub(crate) struct Kills {
     pub(crate) stalls: u64,
 }
 
-/// The memory when nobody does anything any more, in bytes.
+/// The memory after all workers have stopped, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub(crate) struct Rest {
+pub(crate) struct MemoryCheck {
     /// Objects that can be listed.
     pub(crate) objects: u64,
-    /// What their copies need.
+    /// Memory that their copies need.
     pub(crate) live: u64,
-    /// What the nodes say is in use.
+    /// Memory that the nodes report as in use.
     pub(crate) in_use: u64,
-    /// What is still reserved by writers.
+    /// Memory still reserved by writers.
     pub(crate) reserved: u64,
-    /// What is gone, but still looked at.
+    /// Memory of removed objects with open views.
     pub(crate) in_view: u64,
-    /// What is not free when all objects are removed.
+    /// Memory not free after all objects were removed.
     pub(crate) left: u64,
 }
 
-impl Rest {
+impl MemoryCheck {
     /// Whether every byte is accounted for.
     pub(crate) fn is_exact(&self) -> bool {
         self.live == self.in_use && [self.reserved, self.in_view, self.left] == [0; 3]
     }
 }
 
-/// All there is to tell at the end.
+/// The result of a run.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Outcome {
     pub(crate) seed: u64,
@@ -108,16 +108,16 @@ pub(crate) struct Outcome {
     pub(crate) tally: Tally,
     pub(crate) kills: Kills,
     pub(crate) evicted: u64,
-    pub(crate) rest: Rest,
+    pub(crate) rest: MemoryCheck,
 }
 
 impl Outcome {
-    /// Whether the store kept its promises.
-    pub(crate) fn is_good(&self) -> bool {
+    /// Whether there was no error.
+    pub(crate) fn is_correct(&self) -> bool {
         self.tally.wrong.is_empty() && self.rest.is_exact()
     }
 
-    /// For programs.
+    /// For JSON output.
     pub(crate) fn json(&self) -> Value {
         let Self { seed, seconds, tally, kills, evicted, rest } = self;
         json!({
@@ -146,7 +146,7 @@ impl Outcome {
         })
     }
 
-    /// For people.
+    /// For text output.
     pub(crate) fn table(&self) -> String {
         let Self { tally, kills, rest, .. } = self;
         let mut table = Table::new(&["what", "count"]);
@@ -158,23 +158,23 @@ impl Outcome {
             ("views compared again when they ended", tally.views_again),
             ("races lost and retried", tally.retried),
             ("reads given up after many races", tally.gave_up),
-            ("reads of what was not there", tally.absent),
-            ("calls that met a dead node", tally.unavailable),
+            ("reads of absent keys", tally.absent),
+            ("calls that failed because of a dead node", tally.unavailable),
             ("puts", tally.puts),
-            ("puts without room", tally.full),
+            ("puts without space", tally.full),
             ("forced removals", tally.deletes),
-            ("puts and removals seen at once", tally.confirmed),
+            ("puts and removals verified at once", tally.confirmed),
             ("evictions", self.evicted),
             ("readers killed", kills.readers),
             ("writers killed", kills.writers),
             ("nodes killed", kills.nodes),
-            ("readers and writers stopped for a while", kills.stalls),
+            ("readers and writers stopped and continued", kills.stalls),
             ("objects at rest", rest.objects),
             ("their bytes", rest.live),
             ("bytes in use at rest", rest.in_use),
             ("bytes reserved at rest", rest.reserved),
             ("bytes in view at rest", rest.in_view),
-            ("bytes left when all is removed", rest.left),
+            ("bytes left after removing all", rest.left),
             ("wrong bytes", tally.wrong.len() as u64),
         ] {
             table.row([what.to_owned(), count.to_string()]);
@@ -188,7 +188,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tallies_travel_and_add_up() {
+    fn tallies_round_trip_and_add_up() {
         let one = Tally { tcp: 1, views: 2, wrong: vec!["x".to_owned()], ..Tally::default() };
         let text = serde_json::to_string(&one).unwrap();
         let mut sum: Tally = serde_json::from_str(&text).unwrap();
@@ -197,18 +197,18 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_byte_or_a_lost_one_is_not_good() {
-        assert!(Outcome::default().is_good());
+    fn wrong_or_missing_bytes_are_a_failure() {
+        assert!(Outcome::default().is_correct());
         let wrong = Tally { wrong: vec!["x".to_owned()], ..Tally::default() };
-        assert!(!Outcome { tally: wrong, ..Outcome::default() }.is_good());
+        assert!(!Outcome { tally: wrong, ..Outcome::default() }.is_correct());
         for rest in [
-            Rest { in_use: 64, ..Rest::default() },
-            Rest { live: 64, ..Rest::default() },
-            Rest { reserved: 64, ..Rest::default() },
-            Rest { in_view: 64, ..Rest::default() },
-            Rest { left: 64, ..Rest::default() },
+            MemoryCheck { in_use: 64, ..MemoryCheck::default() },
+            MemoryCheck { live: 64, ..MemoryCheck::default() },
+            MemoryCheck { reserved: 64, ..MemoryCheck::default() },
+            MemoryCheck { in_view: 64, ..MemoryCheck::default() },
+            MemoryCheck { left: 64, ..MemoryCheck::default() },
         ] {
-            assert!(!Outcome { rest, ..Outcome::default() }.is_good(), "{rest:?}");
+            assert!(!Outcome { rest, ..Outcome::default() }.is_correct(), "{rest:?}");
         }
     }
 }

@@ -1,7 +1,7 @@
-//! One process of a torture: a reader that believes nothing, or a writer that lets nothing rest.
+//! One worker process of a torture run: a reader that verifies everything, or a writer.
 //!
-//! It works until its standard input ends, and tells what it saw in lines of JSON. What is wrong it tells at
-//! once: it may be killed at any moment.
+//! It works until its standard input ends, and reports its counts in lines of JSON. Errors are reported at
+//! once, because it may be killed at any moment.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io::Read;
@@ -16,37 +16,36 @@ use tiffin_client::{
 };
 use tiffin_core::Key;
 
-use super::pattern::{self, Dice, HEAD_BYTES};
+use super::pattern::{self, HEAD_BYTES, Rng};
 use super::tally::Tally;
 use crate::Context;
 use crate::console::{Console, Failure, STATUS_OK};
 
-/// The largest value.
+/// Maximum size of a value.
 pub(super) const VALUE_BYTES_MAX: usize = 1 << 20;
-/// Keys that half of all calls are about, so that they meet.
+/// Number of keys that half of all calls use, so that they collide.
 const HOT_KEYS: u64 = 16;
-/// Objects read in one call.
+/// Number of objects per read.
 const BATCH: u64 = 4;
-/// Views that a reader keeps while it goes on.
+/// Maximum number of open views of a reader.
 const VIEWS_MAX: usize = 6;
-/// How often a worker tells what it saw.
-const TELL_EVERY: Duration = Duration::from_millis(50);
-/// How long a call may take. Far more than it does unless somebody was stopped.
+/// Interval of reports.
+const REPORT_EVERY: Duration = Duration::from_millis(50);
+/// Time limit of a call. Far above its usual time unless a process is stopped.
 const CALL_TIME: Duration = Duration::from_secs(10);
 
-/// What a worker does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Role {
     Reader,
     Writer,
 }
 
-/// What a worker, or somebody else, does wrong so that the torture must notice.
+/// An injected error that the run must notice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Sabotage {
-    /// Writers store a value that begins as one version and ends as another, as a torn read would look.
+    /// Writers store a value with the beginning of one version and the end of another, like a torn read.
     Mix,
-    /// A view outlives everything.
+    /// A view stays open.
     Leak,
 }
 
@@ -55,13 +54,13 @@ pub(crate) enum Sabotage {
 pub(crate) struct Worker {
     #[arg(long)]
     pub(super) role: Role,
-    /// Which one of its role.
+    /// Number of the worker within its role.
     #[arg(long)]
     pub(super) index: u64,
-    /// How often it was started before.
+    /// Number of restarts.
     #[arg(long)]
-    pub(super) life: u64,
-    /// How many writers there are: each has keys of its own.
+    pub(super) restarts: u64,
+    /// Number of writers: each has its own keys.
     #[arg(long)]
     pub(super) writers: u64,
     #[arg(long)]
@@ -79,36 +78,36 @@ pub(crate) struct Worker {
 /// Works until standard input ends.
 pub(crate) async fn run(worker: Worker, context: &Context, console: &mut Console) -> Result<i32, Failure> {
     let stop = Arc::new(AtomicBool::new(false));
-    let told = Arc::clone(&stop);
-    // The one who started this process closes its input, or dies; both end the read.
+    let last_report = Arc::clone(&stop);
+    // The parent closes our input, or dies; both end the read.
     tokio::task::spawn_blocking(move || {
         let _any = std::io::stdin().read(&mut [0]);
-        told.store(true, Ordering::Relaxed);
+        last_report.store(true, Ordering::Relaxed);
     });
     let mix = mix_of(&worker);
-    let mut hands = Hands {
+    let mut state = WorkerState {
         client: connect(&worker, context).await?,
-        dice: Dice::new(mix),
+        rng: Rng::new(mix),
         stop,
         tally: Tally::default(),
-        told: Instant::now(),
+        last_report: Instant::now(),
         worker,
     };
-    match hands.worker.role {
-        Role::Reader => hands.read_on(console).await?,
-        Role::Writer => hands.write_on(console).await?,
+    match state.worker.role {
+        Role::Reader => state.read_loop(console).await?,
+        Role::Writer => state.write_loop(console).await?,
     }
-    hands.tell(console)?;
-    let _unheard = hands.client.close(deadline()).await;
+    state.report(console)?;
+    let _ignored = state.client.close(deadline()).await;
     Ok(STATUS_OK)
 }
 
 fn mix_of(worker: &Worker) -> u64 {
     let role = if worker.role == Role::Reader { 1 } else { 2 };
-    worker.seed ^ (role << 60) ^ (worker.index << 40) ^ (worker.life << 20)
+    worker.seed ^ (role << 60) ^ (worker.index << 40) ^ (worker.restarts << 20)
 }
 
-/// Every second worker of a role goes through sockets, as if it were on another host.
+/// Every second worker of a role uses sockets, as if it were on another host.
 fn has_shared_memory(worker: &Worker) -> bool {
     worker.index.is_multiple_of(2)
 }
@@ -129,36 +128,36 @@ fn deadline() -> Deadline {
     Deadline::after(CALL_TIME)
 }
 
-/// The name of a key that is a number here.
+/// The key with this number.
 pub(super) fn key(number: u64) -> Result<Key, Failure> {
     Key::new(format!("torture/{number}").as_bytes()).map_err(|error| Failure::new("internal", error))
 }
 
-struct Hands {
+struct WorkerState {
     client: Client,
-    dice: Dice,
+    rng: Rng,
     stop: Arc<AtomicBool>,
     tally: Tally,
-    told: Instant,
+    last_report: Instant,
     worker: Worker,
 }
 
-impl Hands {
-    /// Whether to go on; tells now and then.
-    fn goes_on(&mut self, console: &mut Console) -> Result<bool, Failure> {
-        if self.told.elapsed() >= TELL_EVERY || !self.tally.wrong.is_empty() {
-            self.tell(console)?;
+impl WorkerState {
+    /// Whether to continue. Reports from time to time.
+    fn should_continue(&mut self, console: &mut Console) -> Result<bool, Failure> {
+        if self.last_report.elapsed() >= REPORT_EVERY || !self.tally.wrong.is_empty() {
+            self.report(console)?;
         }
         Ok(!self.stop.load(Ordering::Relaxed))
     }
 
-    fn tell(&mut self, console: &mut Console) -> Result<(), Failure> {
-        self.told = Instant::now();
+    fn report(&mut self, console: &mut Console) -> Result<(), Failure> {
+        self.last_report = Instant::now();
         console.value(&std::mem::take(&mut self.tally))
     }
 
-    /// Counts a call that did not do what was asked; fails if no torture explains it.
-    fn excuse(&mut self, error: &Error) -> Result<(), Failure> {
+    /// Counts a failed call; fails if the injected faults do not explain it.
+    fn count_error(&mut self, error: &Error) -> Result<(), Failure> {
         match error {
             Error::NotFound { .. } => self.tally.absent += 1,
             Error::Contended { .. } => self.tally.gave_up += 1,
@@ -177,17 +176,17 @@ impl Hands {
     }
 
     fn pick(&mut self) -> u64 {
-        let end = if self.dice.chance(1, 2) { HOT_KEYS.min(self.worker.keys) } else { self.worker.keys };
-        self.dice.below(end)
+        let end = if self.rng.chance(1, 2) { HOT_KEYS.min(self.worker.keys) } else { self.worker.keys };
+        self.rng.below(end)
     }
 }
 
-/// Room for a batch of values, and how often each was asked for: once more than races were lost.
-struct Room<'a> {
+/// Buffers for a batch of values, and the number of attempts of each.
+struct BatchBuffers<'a> {
     items: Vec<(TargetBuf<'a>, AtomicU64)>,
 }
 
-impl<'a> Landing<'a> for Room<'a> {
+impl<'a> Landing<'a> for BatchBuffers<'a> {
     fn land(&self, item: usize, len: u64) -> Option<Vec<TargetBuf<'a>>> {
         let (target, asked) = self.items.get(item)?;
         asked.fetch_add(1, Ordering::Relaxed);
@@ -196,10 +195,9 @@ impl<'a> Landing<'a> for Room<'a> {
     }
 }
 
-/// What a reader has seen of each key: it never sees an older version than before.
-type Seen = BTreeMap<u64, Version>;
+/// The last version that a reader has seen of each key: it must never see an older one.
+type SeenVersions = BTreeMap<u64, Version>;
 
-/// One version of a key.
 #[derive(Clone, Copy, Debug)]
 struct Version {
     generation: Generation,
@@ -207,83 +205,87 @@ struct Version {
     len: usize,
 }
 
-impl Hands {
-    async fn read_on(&mut self, console: &mut Console) -> Result<(), Failure> {
-        let mut seen = Seen::new();
+impl WorkerState {
+    async fn read_loop(&mut self, console: &mut Console) -> Result<(), Failure> {
+        let mut seen = SeenVersions::new();
         let mut views = VecDeque::new();
         let mut buffers: Vec<Vec<u8>> = (0..BATCH).map(|_| vec![0; VALUE_BYTES_MAX]).collect();
-        while self.goes_on(console)? {
-            if has_shared_memory(&self.worker) && self.dice.chance(1, 4) {
-                self.look(&mut seen, &mut views).await?;
-            } else if self.dice.chance(1, 4) {
+        while self.should_continue(console)? {
+            if has_shared_memory(&self.worker) && self.rng.chance(1, 4) {
+                self.check_view(&mut seen, &mut views).await?;
+            } else if self.rng.chance(1, 4) {
                 self.copy_part(&seen, &mut buffers).await?;
             } else {
                 self.copy(&mut seen, &mut buffers).await?;
             }
         }
         for view in views {
-            self.look_again(view)?;
+            self.recheck_view(view)?;
         }
         Ok(())
     }
 
-    async fn copy(&mut self, seen: &mut Seen, buffers: &mut [Vec<u8>]) -> Result<(), Failure> {
+    async fn copy(&mut self, seen: &mut SeenVersions, buffers: &mut [Vec<u8>]) -> Result<(), Failure> {
         let picked: Vec<u64> = (0..BATCH).map(|_| self.pick()).collect();
         let keys = picked.iter().map(|&number| key(number)).collect::<Result<Vec<_>, _>>()?;
         let items = buffers.iter_mut().map(|it| (TargetBuf::from(it.as_mut_slice()), AtomicU64::new(0)));
-        let room = Room { items: items.collect() };
-        let fetched = self.client.get_landing(&keys, &room, GetOptions::default(), deadline()).await;
-        for (_, asked) in room.items {
+        let target = BatchBuffers { items: items.collect() };
+        let fetched = self.client.get_landing(&keys, &target, GetOptions::default(), deadline()).await;
+        for (_, asked) in target.items {
             self.tally.retried += asked.into_inner().saturating_sub(1);
         }
         for ((number, fetched), buffer) in picked.into_iter().zip(fetched).zip(buffers) {
             match fetched {
                 Ok(it) => {
                     let bytes = usize::try_from(it.len).ok().and_then(|len| buffer.get(..len));
-                    if self.is_right(number, it.generation, bytes.unwrap_or_default(), seen) {
+                    if self.verify(number, it.generation, bytes.unwrap_or_default(), seen) {
                         let way = has_shared_memory(&self.worker);
                         *(if way { &mut self.tally.shared_memory } else { &mut self.tally.tcp }) += 1;
                     }
                 }
-                Err(error) => self.excuse(&error)?,
+                Err(error) => self.count_error(&error)?,
             }
         }
         Ok(())
     }
 
-    /// Reads a range of what was seen before. It says nothing of its version, so that only the same
-    /// generation can be compared.
-    async fn copy_part(&mut self, seen: &Seen, buffers: &mut [Vec<u8>]) -> Result<(), Failure> {
+    /// Reads a range of an object that was read before. The range does not identify its version, so only the
+    /// same generation can be compared.
+    async fn copy_part(&mut self, seen: &SeenVersions, buffers: &mut [Vec<u8>]) -> Result<(), Failure> {
         let number = self.pick();
         let (Some(version), Some(buffer)) = (seen.get(&number), buffers.first_mut()) else { return Ok(()) };
-        let start = self.dice.below(version.len as u64) as usize;
-        let end = start + 1 + self.dice.below((version.len - start) as u64) as usize;
-        let Some(room) = buffer.get_mut(..end - start) else { return Ok(()) };
-        let item = GetInto::new(key(number)?, room).range(start as u64..end as u64);
+        let start = self.rng.below(version.len as u64) as usize;
+        let end = start + 1 + self.rng.below((version.len - start) as u64) as usize;
+        let Some(target) = buffer.get_mut(..end - start) else { return Ok(()) };
+        let item = GetInto::new(key(number)?, target).range(start as u64..end as u64);
         match self.client.get_into(&[item], GetOptions::default(), deadline()).await.pop() {
             Some(Ok(fetched)) if fetched.generation == version.generation => {
                 let bytes = buffer.get(..end - start).unwrap_or_default();
                 if pattern::is_part(bytes, number, version.id, version.len, start) {
                     self.tally.ranges += 1;
                 } else {
-                    let what = format!("bytes {start} to {end} of version {:x} are others", version.id);
+                    let what = format!("wrong bytes {start} to {end} of version {:x}", version.id);
                     self.tally.wrong.push(format!("key {number}: {what}"));
                 }
             }
-            // It was replaced, maybe by a shorter one.
+            // The object was replaced, possibly by a shorter one.
             Some(Ok(_)) | None => {}
             Some(Err(Error::OutOfRange { .. })) => self.tally.absent += 1,
-            Some(Err(error)) => self.excuse(&error)?,
+            Some(Err(error)) => self.count_error(&error)?,
         }
         Ok(())
     }
 
-    async fn look(&mut self, seen: &mut Seen, views: &mut VecDeque<(u64, View)>) -> Result<(), Failure> {
+    async fn check_view(
+        &mut self,
+        seen: &mut SeenVersions,
+        views: &mut VecDeque<(u64, View)>,
+    ) -> Result<(), Failure> {
         let number = self.pick();
         match self.client.view(&[key(number)?], deadline()).await.pop() {
             Some(Ok(view)) => {
                 let bytes = view.bytes().map_err(|error| Failure::new("unexpected", error))?;
-                if self.is_right(number, view.generation(), bytes, seen) {
+                if self.verify(number, view.generation(), bytes, seen) {
                     *(if view.is_borrowed() {
                         &mut self.tally.views
                     } else {
@@ -292,19 +294,19 @@ impl Hands {
                 }
                 views.push_back((number, view));
             }
-            Some(Err(error)) => self.excuse(&error)?,
+            Some(Err(error)) => self.count_error(&error)?,
             None => {}
         }
         if views.len() > VIEWS_MAX
             && let Some(view) = views.pop_front()
         {
-            self.look_again(view)?;
+            self.recheck_view(view)?;
         }
         Ok(())
     }
 
-    /// A view still shows what it showed when it began, whatever became of the object.
-    fn look_again(&mut self, (number, view): (u64, View)) -> Result<(), Failure> {
+    /// A view must not change while it is open, whatever happens to the object.
+    fn recheck_view(&mut self, (number, view): (u64, View)) -> Result<(), Failure> {
         let bytes = view.bytes().map_err(|error| Failure::new("unexpected", error))?;
         match pattern::check(bytes, number) {
             Ok(_) => self.tally.views_again += 1,
@@ -313,45 +315,45 @@ impl Hands {
         Ok(())
     }
 
-    fn is_right(&mut self, number: u64, generation: Generation, bytes: &[u8], seen: &mut Seen) -> bool {
+    fn verify(&mut self, number: u64, generation: Generation, bytes: &[u8], seen: &mut SeenVersions) -> bool {
         let before = seen.get(&number).copied();
         let wrong = match (pattern::check(bytes, number), before) {
             (Err(what), _) => Some(what),
             (Ok(id), Some(before)) if before.generation == generation && before.id != id => {
-                Some(format!("generation {generation} is version {id:x} now, and was {:x}", before.id))
+                Some(format!("generation {generation} is version {id:x} now and was {:x} before", before.id))
             }
             (Ok(_), Some(before)) if before.generation > generation => {
-                Some(format!("generation {generation}, although {} was there before", before.generation))
+                Some(format!("generation {generation} after the newer {}", before.generation))
             }
             (Ok(id), _) => {
                 seen.insert(number, Version { generation, id, len: bytes.len() });
                 None
             }
         };
-        let is_right = wrong.is_none();
+        let verify = wrong.is_none();
         self.tally.wrong.extend(wrong.map(|what| format!("key {number}: {what}")));
-        is_right
+        verify
     }
 }
 
-impl Hands {
-    async fn write_on(&mut self, console: &mut Console) -> Result<(), Failure> {
+impl WorkerState {
+    async fn write_loop(&mut self, console: &mut Console) -> Result<(), Failure> {
         let mut count = 0;
-        // The newest version of each key that this process has stored for certain.
+        // The newest version of each key that this process has certainly stored.
         let mut stored = BTreeMap::new();
-        // Versions that may yet appear: the answer to their put got lost.
-        let mut doubtful = BTreeSet::new();
+        // Versions that may appear later: the answer to their put was lost.
+        let mut uncertain = BTreeSet::new();
         let mut buffer = vec![0; VALUE_BYTES_MAX];
-        while self.goes_on(console)? {
+        while self.should_continue(console)? {
             let picked = self.pick();
-            // Nobody else writes this key, so that what is seen of it says something.
+            // Only this writer writes this key, so its reads can be checked.
             let number = picked - picked % self.worker.writers + self.worker.index;
             let keys = [key(number)?];
-            let newest = if self.dice.chance(1, 4) {
+            let newest = if self.rng.chance(1, 4) {
                 match self.client.delete(&keys, DeleteOptions { force: true }, deadline()).await.pop() {
                     Some(Ok(_)) => self.tally.deletes += 1,
                     Some(Err(error)) => {
-                        self.excuse(&error)?;
+                        self.count_error(&error)?;
                         continue;
                     }
                     None => {}
@@ -359,29 +361,29 @@ impl Hands {
                 stored.remove(&number).map(|id| (id + 1, "removed"))
             } else {
                 count += 1;
-                let id = self.worker.index << 48 | (self.worker.life & 0xffff) << 32 | count;
+                let id = self.worker.index << 48 | (self.worker.restarts & 0xffff) << 32 | count;
                 if !self.store(number, id, &mut buffer).await? {
-                    doubtful.insert(id);
+                    uncertain.insert(id);
                     continue;
                 }
                 stored.insert(number, id);
                 Some((id, "replaced"))
             };
             if let Some((least, what)) = newest
-                && self.dice.chance(1, 4)
+                && self.rng.chance(1, 4)
             {
-                self.confirm(number, least, what, &doubtful).await?;
+                self.confirm(number, least, what, &uncertain).await?;
             }
         }
         Ok(())
     }
 
-    /// Stores one version; whether that is certain.
+    /// Stores one version. True if the put certainly succeeded.
     async fn store(&mut self, number: u64, id: u64, buffer: &mut [u8]) -> Result<bool, Failure> {
-        let len = self.dice.length(HEAD_BYTES, VALUE_BYTES_MAX);
+        let len = self.rng.length(HEAD_BYTES, VALUE_BYTES_MAX);
         let bytes = buffer.get_mut(..len).unwrap_or_default();
         pattern::fill(bytes, number, id);
-        if self.worker.sabotage == Some(Sabotage::Mix) && self.dice.chance(1, 8) {
+        if self.worker.sabotage == Some(Sabotage::Mix) && self.rng.chance(1, 8) {
             let mut other = vec![0; len];
             pattern::fill(&mut other, number, id + 1);
             let half = HEAD_BYTES + (len - HEAD_BYTES) / 2;
@@ -389,11 +391,11 @@ impl Hands {
             tail.for_each(|(byte, other)| *byte = other);
         }
         let mut put = Put::new(key(number)?, bytes);
-        put.options.replicas = if self.dice.chance(1, 4) { 2 } else { 1 };
+        put.options.replicas = if self.rng.chance(1, 4) { 2 } else { 1 };
         match self.client.put(&[put], deadline()).await.pop() {
             Some(Ok(_)) => self.tally.puts += 1,
             Some(Err(error)) => {
-                self.excuse(&error)?;
+                self.count_error(&error)?;
                 return Ok(false);
             }
             None => {}
@@ -401,24 +403,24 @@ impl Hands {
         Ok(true)
     }
 
-    /// Reads a key that was just changed: no older version of this life may be there.
+    /// Reads a key that was just changed: no older version of this process may exist.
     async fn confirm(
         &mut self,
         number: u64,
         least: u64,
         what: &str,
-        doubtful: &BTreeSet<u64>,
+        uncertain: &BTreeSet<u64>,
     ) -> Result<(), Failure> {
         let object = match self.client.get(&[key(number)?], GetOptions::default(), deadline()).await.pop() {
             Some(Ok(object)) => object,
-            // It may have been evicted, or its node killed.
-            Some(Err(error)) => return self.excuse(&error),
+            // The object may have been evicted, or its node killed.
+            Some(Err(error)) => return self.count_error(&error),
             None => return Ok(()),
         };
         match pattern::check(&object.bytes, number) {
-            // What an earlier life had under way when it was killed may still come.
-            Ok(id) if id >> 32 == least >> 32 && id < least && !doubtful.contains(&id) => {
-                self.tally.wrong.push(format!("key {number}: version {id:x} was {what}, and is there"));
+            // A put of the previous process may still take effect after the process was killed.
+            Ok(id) if id >> 32 == least >> 32 && id < least && !uncertain.contains(&id) => {
+                self.tally.wrong.push(format!("key {number}: version {id:x} was {what}, but exists"));
             }
             Ok(_) => self.tally.confirmed += 1,
             Err(what) => self.tally.wrong.push(format!("key {number}: {what}")),

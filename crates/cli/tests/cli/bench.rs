@@ -1,4 +1,4 @@
-//! The benchmark measures everything that it promises, and its report needs nothing but itself.
+//! The benchmark measures every workload, and its report is self-contained.
 
 use std::collections::BTreeSet;
 
@@ -6,11 +6,11 @@ use serde_json::Value;
 
 use crate::{ran, tiffin};
 
-/// Elements that have no end.
+/// Elements without an end tag.
 const VOID: [&str; 1] = ["meta"];
 
 #[test]
-fn a_quick_run_measures_everything_and_draws_it() {
+fn quick_run_measures_everything_and_plots_it() {
     let folder = tempfile::tempdir().unwrap();
     let page = folder.path().join("page.html");
     let mut command = tiffin();
@@ -52,7 +52,7 @@ fn a_quick_run_measures_everything_and_draws_it() {
 }
 
 #[test]
-fn a_report_is_made_of_files_and_trusts_none_of_their_words() {
+fn report_merges_files_and_escapes_their_text() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);
     let micros = r#"{"mean": 2, "p50": 2, "p90": 2, "p99": 3, "p999": 4, "max": 5}"#;
@@ -89,7 +89,7 @@ fn a_report_is_made_of_files_and_trusts_none_of_their_words() {
 }
 
 #[test]
-fn a_file_that_is_no_benchmark_is_named() {
+fn file_of_another_format_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("other.json");
     for text in ["{}", "no json", r#"{"schema": "tiffin-bench/9"}"#] {
@@ -104,7 +104,7 @@ fn a_file_that_is_no_benchmark_is_named() {
     }
 }
 
-/// Every element that begins ends, in order; nothing is loaded, and nothing runs.
+/// Every element is closed, in order; the page loads and runs nothing.
 #[track_caller]
 fn check_page(page: &str) {
     assert!(page.starts_with("<!DOCTYPE html>"), "{page}");
@@ -117,10 +117,10 @@ fn check_page(page: &str) {
         let (tag, _) = part.split_once('>').unwrap_or_else(|| panic!("`<{part}` does not end"));
         let name = tag.trim_start_matches('/').split([' ', '/', '\n']).next().unwrap();
         if let Some(ended) = tag.strip_prefix('/') {
-            assert_eq!(open.pop(), Some(ended), "`</{ended}>` ends something else");
+            assert_eq!(open.pop(), Some(ended), "`</{ended}>` closes another element");
         } else if !tag.starts_with('!') && !tag.ends_with('/') && !VOID.contains(&name) {
             open.push(name);
         }
     }
-    assert!(open.is_empty(), "{open:?} never end");
+    assert!(open.is_empty(), "{open:?} are not closed");
 }

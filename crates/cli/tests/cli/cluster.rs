@@ -1,4 +1,4 @@
-//! A master and nodes as processes of their own.
+//! A master and nodes as separate processes.
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use crate::{Server, without_generations};
 
 #[test]
-fn copies_lie_on_different_nodes_and_survive_the_death_of_one() {
+fn copies_are_on_different_nodes_and_survive_one() {
     let master = Server::master(&[]);
     let mut nodes = ["left", "right"].map(|name| Server::node(&master, &["--name", name]));
     assert_eq!(nodes.each_ref().map(|node| node.ready["name"].clone()), ["left", "right"]);
@@ -21,13 +21,13 @@ fn copies_lie_on_different_nodes_and_survive_the_death_of_one() {
     }
     assert!(master.run(["get", "k"]).ok() == [7; 1 << 20]);
     let lone = master.run(["put", "lone", "--replicas", "2", "--value", "x"]);
-    assert_eq!(lone.stderr, "note: 1 of 2 copies were made: no other node has room\n");
+    assert_eq!(lone.stderr, "note: 1 of 2 copies were made: no other node has space\n");
     assert_eq!(master.run(["get", "lone"]).text(), "x");
 }
 
 #[test]
-fn a_put_warns_of_nodes_that_could_not_confirm() {
-    // A node that is gone may come back within the hour, with what it has not heard of.
+fn put_warns_of_nodes_that_did_not_confirm() {
+    // A dead node may return within the hour, with retires pending.
     let master = Server::master(&["--away", "1h"]);
     // Of a node that it reaches over a network, the master has no proof that it ended.
     let far = |name| Server::node(&master, &["--name", name, "--shared-memory", "off"]);
@@ -37,8 +37,8 @@ fn a_put_warns_of_nodes_that_could_not_confirm() {
     }
     nodes[0].stop(Signal::KILL);
     let put = master.run(["put", "a", "--value", "2"]);
-    let warning = "warning: left could not confirm that the older object of this name is gone: until then, \
-                   who knows where it lies there may still read it\n";
+    let warning = "warning: left could not confirm that the older object of this name is retired: until \
+                   then, clients that have cached its location may still read it there\n";
     assert_eq!(put.stderr, warning);
     assert_eq!(without_generations(&put.text()), "replaced `a`: 1 B, generation G.0\n");
     let put = master.run(["put", "b", "--value", "2", "--json"]).json();
@@ -73,7 +73,7 @@ fn a_node_that_is_gone_keeps_what_is_pinned_until_it_is_forgotten() {
     let error = master.run(["get", "pinned", "--json"]).error();
     assert_eq!(error["code"], "node_down", "{error}");
     let text = master.run(["stat"]).text();
-    assert!(text.contains("`tiffin node forget` ends the waiting"), "{text}");
+    assert!(text.contains("run `tiffin node forget`"), "{text}");
     let forgotten = master.run(["node", "forget", "gone", "--json"]).json();
     assert_eq!(forgotten, json!({ "name": "gone", "members": 1, "objects": 1 }));
     assert_eq!(master.run(["get", "pinned", "--json"]).error()["code"], "not_found");
@@ -83,7 +83,7 @@ fn a_node_that_is_gone_keeps_what_is_pinned_until_it_is_forgotten() {
 }
 
 #[test]
-fn stat_says_which_way_each_node_is_reached_and_why_not_better() {
+fn stat_shows_how_each_node_is_reached_and_why() {
     let master = Server::master(&[]);
     let nodes = [
         Server::node(&master, &["--name", "shared"]),
@@ -107,7 +107,7 @@ fn stat_says_which_way_each_node_is_reached_and_why_not_better() {
 }
 
 #[test]
-fn a_token_opens_the_door_to_nodes_and_clients() {
+fn token_is_required_of_nodes_and_clients() {
     let master = Server::master(&["--token", "secret"]);
     let node = Server::node(&master, &["--token", "secret"]);
     for (args, outcome) in [
@@ -125,16 +125,16 @@ fn a_token_opens_the_door_to_nodes_and_clients() {
             }
         }
     }
-    let stranger =
+    let rejected =
         master.run(["node", "--memory", "1MiB", "--json", "--token", "wrong", "--log-level", "off"]);
-    let error = stranger.error();
+    let error = rejected.error();
     assert_eq!(error["code"], "refused");
     assert!(error["message"].as_str().unwrap().contains(master.address()), "{error}");
     drop(node);
 }
 
 #[test]
-fn a_settings_file_serves_every_process() {
+fn settings_file_applies_to_every_process() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("tiffin.toml");
     let master = "[master]\nlisten = '127.0.0.1:0'\nhttp = 'off'\n";

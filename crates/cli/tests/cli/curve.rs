@@ -1,9 +1,9 @@
-//! Memory follows what is in flight, whatever the time of leases.
+//! Memory usage follows the samples in flight, independent of the lease time.
 
 use crate::{ran, tiffin};
 
 #[test]
-fn both_curves_are_the_same_and_follow_what_is_in_flight() {
+fn both_curves_are_equal_and_follow_the_samples() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("plot.svg");
     let mut command = tiffin();
@@ -20,7 +20,7 @@ fn both_curves_are_the_same_and_follow_what_is_in_flight() {
 }
 
 #[test]
-fn a_plot_that_cannot_be_written_is_named() {
+fn unwritable_plot_is_named() {
     let mut command = tiffin();
     command.args(["curve", "--json", "--samples", "1", "--scale", "1024", "--output", "/nowhere/at/all.svg"]);
     let error = ran(command, b"").error();

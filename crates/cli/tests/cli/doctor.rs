@@ -1,9 +1,9 @@
-//! The doctor looks at whatever machine this is.
+//! The doctor, on the machine of the test.
 
 use crate::{ran, tiffin};
 
 #[test]
-fn the_doctor_gives_a_verdict_on_everything_and_a_hint_where_it_is_needed() {
+fn doctor_checks_everything_and_gives_hints() {
     let mut command = tiffin();
     command.args(["doctor", "--memory", "1MiB", "--json"]);
     let found = ran(command, b"");
@@ -16,8 +16,8 @@ fn the_doctor_gives_a_verdict_on_everything_and_a_hint_where_it_is_needed() {
     }
     let stale = ["makes no use of", "will need", "a store on disk will"];
     for check in checks {
-        let said = format!("{} {}", check["found"], check["hint"]);
-        assert!(!stale.iter().any(|word| said.contains(word)), "{check}");
+        let text = format!("{} {}", check["found"], check["hint"]);
+        assert!(!stale.iter().any(|word| text.contains(word)), "{check}");
         let is_ok = check["verdict"] == "ok";
         assert!(is_ok || ["limited", "missing"].map(Into::into).contains(&check["verdict"]), "{check}");
         assert_eq!(check["hint"].is_null(), is_ok, "{check}");
@@ -28,7 +28,7 @@ fn the_doctor_gives_a_verdict_on_everything_and_a_hint_where_it_is_needed() {
 }
 
 #[test]
-fn what_a_store_cannot_do_without_is_a_failure() {
+fn missing_requirement_is_a_failure() {
     let mut command = tiffin();
     command.args(["doctor", "--memory", "32TiB"]);
     let found = ran(command, b"");

@@ -1,4 +1,4 @@
-//! `tiffin kv replay`, on made traces and on files.
+//! `tiffin kv replay`, on generated traces and on files.
 
 use tempfile::TempDir;
 
@@ -14,7 +14,7 @@ fn run(args: &[&str]) -> Ran {
 }
 
 #[test]
-fn two_policies_stand_side_by_side_and_the_report_needs_nothing() {
+fn policies_are_compared_and_the_report_is_standalone() {
     let folder = TempDir::new().unwrap();
     let page = folder.path().join("report.html");
     let mut args = vec!["kv", "replay"];
@@ -30,16 +30,20 @@ fn two_policies_stand_side_by_side_and_the_report_needs_nothing() {
 }
 
 #[test]
-fn refused_requests_are_in_the_table_and_no_value_is_a_dash() {
+fn refused_requests_are_shown_and_missing_values_are_dashes() {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("trace.jsonl");
     let short = r#"{"timestamp": 0, "input_length": 512, "output_length": 1, "hash_ids": [1]}"#;
     let long = r#"{"timestamp": 9, "input_length": 2560, "output_length": 1, "hash_ids": [1, 2, 3, 4, 5]}"#;
     std::fs::write(&path, format!("{short}\n{long}\n")).unwrap();
     let path = path.to_str().unwrap();
-    let played = run(&["kv", "replay", path, "--device-pages", "3", "--host-pages", "0", "--l3", "none"]);
-    assert!(played.stderr.contains("note: hits and times are of the 1 of 2 requests"), "{}", played.stderr);
-    let text = played.text();
+    let replayed = run(&["kv", "replay", path, "--device-pages", "3", "--host-pages", "0", "--l3", "none"]);
+    assert!(
+        replayed.stderr.contains("note: hits and times cover the 1 of 2 requests"),
+        "{}",
+        replayed.stderr
+    );
+    let text = replayed.text();
     let row = |name: &str| {
         let line = text.lines().find(|line| line.trim_start().starts_with(name)).unwrap();
         line.split_once(name)
@@ -60,7 +64,7 @@ fn refused_requests_are_in_the_table_and_no_value_is_a_dash() {
 }
 
 #[test]
-fn a_replay_in_json_is_the_same_every_time() {
+fn json_of_a_replay_is_deterministic() {
     let mut args = vec!["kv", "replay", "--json"];
     args.extend(SMALL);
     let replay = || {
@@ -76,14 +80,14 @@ fn a_replay_in_json_is_the_same_every_time() {
 }
 
 #[test]
-fn a_trace_that_does_not_parse_is_named_by_its_line() {
+fn invalid_trace_is_reported_with_its_line() {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("trace.jsonl");
     let good = r#"{"timestamp": 0, "input_length": 600, "output_length": 1, "hash_ids": [1, 2]}"#;
     std::fs::write(&path, format!("{good}\nnonsense\n")).unwrap();
     let path = path.to_str().unwrap();
     let error = run(&["kv", "replay", "--json", path]).error();
-    assert!(error["message"].as_str().unwrap().contains("line 2 is no request"), "{error}");
+    assert!(error["message"].as_str().unwrap().contains("line 2 is not a request"), "{error}");
     assert!(error["hint"].as_str().unwrap().contains("JSON object"), "{error}");
     let error = run(&["kv", "replay", "--json", path, "--device-pages", "0"]).error();
     assert!(error["message"].as_str().unwrap().contains("line 2"), "{error}");

@@ -1,10 +1,10 @@
-//! Who keeps what, who may have how much, and what became of the rest.
+//! Pins, quotas, waiting puts, and the reasons of removals.
 
 use expect_test::expect;
 
 use crate::{Server, without_generations};
 
-/// What `why` says, without what differs from run to run.
+/// The output of `why`, with variable parts masked.
 fn why(store: &Server, key: &str) -> String {
     let text = store.run(["why", key]).text();
     let mut shown = String::new();
@@ -19,14 +19,14 @@ fn why(store: &Server, key: &str) -> String {
 }
 
 #[test]
-fn why_tells_who_keeps_an_object_and_what_removed_it() {
+fn why_shows_what_keeps_and_what_removed_an_object() {
     let store = Server::up(&["--name", "here"]);
-    assert!(why(&store, "k").starts_with("nothing is known of `k`"), "{}", why(&store, "k"));
+    assert!(why(&store, "k").starts_with("`k` is unknown"), "{}", why(&store, "k"));
     store.run(["put", "k", "--value", "one", "--pin", "--owner", "run-7"]).ok();
     store.run(["get", "k"]).ok();
     expect![[r#"
-        `k` is here: generation G.0, 3 B
-          kept     until it is unpinned or removed: pins are never evicted
+        `k` exists: generation G.0, 3 B
+          kept     until it is unpinned or removed: pinned objects are never evicted
           nodes    `here`
           pins     `run-7`
           put      just now by `tiffin, process N`
@@ -47,21 +47,21 @@ fn why_tells_who_keeps_an_object_and_what_removed_it() {
 }
 
 #[test]
-fn what_made_room_is_remembered_as_evicted() {
+fn evicted_object_is_explained() {
     let store = Server::up(&[]);
     let large = vec![1; 20 << 20];
     store.run_with(["put", "old"], &large).ok();
     store.run_with(["put", "new"], &large).ok();
     let gone = why(&store, "old");
-    assert!(gone.contains("was evicted to make room on `127.0.0.1"), "{gone}");
+    assert!(gone.contains("was evicted to free memory on `127.0.0.1"), "{gone}");
     assert!(gone.contains("for a put of `new` by `tiffin, process N`"), "{gone}");
     let json = store.run(["why", "old", "--json"]).json();
     assert_eq!((&json["cause"], &json["for"]), (&"evicted".into(), &"new".into()), "{json}");
-    assert!(why(&store, "new").contains("until room is needed"), "{}", why(&store, "new"));
+    assert!(why(&store, "new").contains("until memory is needed"), "{}", why(&store, "new"));
 }
 
 #[test]
-fn pins_have_owners_and_end_together() {
+fn pins_of_an_owner_are_dropped_together() {
     let store = Server::up(&[]);
     for key in ["a", "b", "c"] {
         store.run(["put", key, "--value", key]).ok();
@@ -96,7 +96,7 @@ fn pins_have_owners_and_end_together() {
 }
 
 #[test]
-fn a_pinned_object_outlives_pressure_until_its_pin_ends() {
+fn pinned_object_is_not_evicted_until_unpinned() {
     let store = Server::up(&[]);
     let large = vec![1; 20 << 20];
     store.run_with(["put", "kept"], &large).ok();
@@ -108,7 +108,7 @@ fn a_pinned_object_outlives_pressure_until_its_pin_ends() {
 }
 
 #[test]
-fn a_namespace_holds_what_it_may() {
+fn namespace_respects_its_quota() {
     let store = Server::up(&[]);
     let run = |args: &[&str]| store.run(args.iter().chain(&["--namespace", "small"]));
     assert_eq!(run(&["quota"]).text(), "namespace `small` holds 0 B, no quota\n");
@@ -142,7 +142,7 @@ fn quota_changes_only_the_named_limits() {
 }
 
 #[test]
-fn a_put_waits_for_room_and_is_woken() {
+fn put_waits_for_space_and_continues() {
     let store = Server::up(&[]);
     let large = vec![1; 20 << 20];
     store.run_with(["put", "first", "--pin"], &large).ok();

@@ -1,6 +1,6 @@
-//! The real binary, from outside: what it prints, what it leaves with, and what it does to the store.
+//! Tests of the real binary: its output, its exit status, and its effects on the store.
 //!
-//! Every server here listens on ports that the system chooses and says so when it is up; nothing sleeps.
+//! Every server listens on ports that the system chooses and prints them when it is up; nothing sleeps.
 
 #![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test may fail in any line")]
 
@@ -23,7 +23,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// What a command did.
+/// The result of a command.
 struct Ran {
     status: Option<i32>,
     stdout: Vec<u8>,
@@ -31,26 +31,26 @@ struct Ran {
 }
 
 impl Ran {
-    /// Its data, if it did what it should.
+    /// Its output, if it succeeded.
     #[track_caller]
     fn ok(self) -> Vec<u8> {
         assert_eq!(self.status, Some(0), "{}", self.stderr);
         self.stdout
     }
 
-    /// The same, as text.
+    /// The same as text.
     #[track_caller]
     fn text(self) -> String {
         String::from_utf8(self.ok()).unwrap()
     }
 
-    /// The same, as JSON: one value.
+    /// The same as a JSON value.
     #[track_caller]
     fn json(self) -> Value {
         serde_json::from_slice(&self.ok()).unwrap()
     }
 
-    /// Its error, if it could not do what it should and was asked for JSON.
+    /// Its error as JSON, if it failed.
     #[track_caller]
     fn error(&self) -> Value {
         assert_eq!(self.status, Some(1), "{}", self.stderr);
@@ -60,7 +60,7 @@ impl Ran {
     }
 }
 
-/// The binary, knowing nothing of the machine's settings.
+/// The binary, isolated from the machine's settings.
 fn tiffin() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tiffin"));
     command.env_clear().env("HOME", env!("CARGO_TARGET_TMPDIR")).stdin(Stdio::null());
@@ -76,7 +76,7 @@ fn ran(mut command: Command, input: &[u8]) -> Ran {
         .unwrap_or_else(|error| panic!("{command:?}: {error}"));
     let mut stdin = child.stdin.take().unwrap();
     let output = std::thread::scope(|scope| {
-        // Whoever does not want its input closes it early.
+        // A command that does not read its input closes it early.
         scope.spawn(move || drop(stdin.write_all(input)));
         child.wait_with_output().unwrap()
     });
@@ -84,10 +84,10 @@ fn ran(mut command: Command, input: &[u8]) -> Ran {
     Ran { status: output.status.code(), stdout: output.stdout, stderr }
 }
 
-/// A server that runs until it is told to stop, or dropped.
+/// A server that runs until it is stopped or dropped.
 struct Server {
     child: Child,
-    /// What it said when it was up.
+    /// The first line of its output.
     ready: Value,
     _folder: TempDir,
 }
@@ -118,7 +118,7 @@ impl Server {
         Self { child, ready, _folder: folder }
     }
 
-    /// Where its master is.
+    /// Address of its master.
     fn address(&self) -> &str {
         self.ready["master"].as_str().unwrap()
     }
@@ -128,19 +128,19 @@ impl Server {
         self.run_with(args, b"")
     }
 
-    /// The same, with something on standard input.
+    /// The same with standard input.
     fn run_with<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>, input: &[u8]) -> Ran {
         ran(self.client(args), input)
     }
 
-    /// A client of this store that was not started yet.
+    /// The command of a client of this store.
     fn client<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Command {
         let mut command = tiffin();
         command.args(args).env("TIFFIN_MASTER", self.address());
         command
     }
 
-    /// Tells it to stop and waits until it has.
+    /// Sends a signal, and waits for the end.
     fn stop(&mut self, signal: Signal) -> ExitStatus {
         send(&self.child, signal);
         self.child.wait().unwrap()
@@ -149,7 +149,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // One that has stopped already cannot be killed, which is what is wanted.
+        // A server that has stopped already cannot be killed, which is fine.
         let _gone = self.child.kill();
         let _gone = self.child.wait();
     }
@@ -160,8 +160,7 @@ fn send(child: &Child, signal: Signal) {
     kill_process(pid, signal).unwrap();
 }
 
-/// Text without what differs from run to run: ports.
-/// The same text with `G.N` for the N-th generation of a new master, whose first one is drawn at random.
+/// The text with `G.N` for the N-th generation of a new master, whose first one is random.
 fn without_generations(text: &str) -> String {
     let is_part = |it: char| it.is_ascii_digit() || it == '.';
     let (mut masked, mut rest, mut first) = (String::new(), text, None);

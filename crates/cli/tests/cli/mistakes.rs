@@ -1,4 +1,4 @@
-//! Bad input, each with a message that names the thing and a hint that helps.
+//! Invalid input: the message names the thing, and the hint helps.
 
 use std::io::Write;
 use std::net::TcpListener;
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::{Server, ran, tiffin};
 
-/// What a command without a store answers, asked for JSON.
+/// The error of a command without a store, as JSON.
 fn refused(args: &[&str]) -> Value {
     let mut command = tiffin();
     command.args(args).args(["--json", "--log-level", "error"]);
@@ -22,7 +22,7 @@ fn expect(error: &Value, code: &str, message: &str, hint: &str) {
 }
 
 #[test]
-fn settings_that_make_no_sense_are_named() {
+fn invalid_settings_are_named() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("bad.toml");
     let config = path.to_str().unwrap();
@@ -47,7 +47,7 @@ fn settings_that_make_no_sense_are_named() {
 }
 
 #[test]
-fn a_server_that_cannot_start_says_why() {
+fn server_that_cannot_start_reports_the_reason() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let taken = taken.local_addr().unwrap().to_string();
     let folder = tempfile::tempdir().unwrap();
@@ -71,7 +71,7 @@ fn a_server_that_cannot_start_says_why() {
 }
 
 #[test]
-fn a_master_that_is_not_there_is_named() {
+fn unreachable_master_is_named() {
     let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let silent = (silent.local_addr().unwrap().to_string(), silent);
@@ -85,8 +85,8 @@ fn a_master_that_is_not_there_is_named() {
     expect(&error, "unreachable", &closed, "check that a server listens");
 }
 
-/// A server of another kind: it greets every client with those bytes and hangs up.
-fn stranger(greeting: &'static [u8]) -> String {
+/// A server of another kind: it sends these bytes to every client and closes the connection.
+fn other_server(greeting: &'static [u8]) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
     std::thread::spawn(move || {
@@ -98,17 +98,17 @@ fn stranger(greeting: &'static [u8]) -> String {
 }
 
 #[test]
-fn servers_of_another_kind_are_told_apart() {
-    // What they send is shorter than one of our headers.
-    let error = refused(&["ls", "--master", &stranger(b"SSH-2.0-OpenSSH\r\n")]);
+fn servers_of_another_kind_are_distinguished() {
+    // The bytes are shorter than one of our headers.
+    let error = refused(&["ls", "--master", &other_server(b"SSH-2.0-OpenSSH\r\n")]);
     expect(&error, "wrong_port", "is not a Tiffin server: it speaks SSH", "the master listens on");
-    let error = refused(&["ls", "--master", &stranger(b"")]);
+    let error = refused(&["ls", "--master", &other_server(b"")]);
     expect(&error, "unreachable", "accepted the connection but closed it", "another program may");
 }
 
 #[test]
-fn wrong_addresses_are_told_apart() {
-    // The label is longer than DNS allows, so that no name server is asked.
+fn wrong_addresses_are_distinguished() {
+    // The label is longer than DNS allows, so that no name server is queried.
     let unknown = format!("{}:7400", "x".repeat(64));
     let store = Server::up(&[]);
     let pages = store.ready["http"].as_str().unwrap();
@@ -118,7 +118,7 @@ fn wrong_addresses_are_told_apart() {
         let error = refused(&[command, &["--master", pages]].concat());
         expect(&error, "wrong_port", "it speaks HTTP", "not that of its HTTP pages");
     }
-    // Its log says the same, at a level of its own.
+    // Its log has the same message, at another level.
     let mut node = tiffin();
     node.args(["node", "--memory", "1MiB", "--master", pages, "--json", "--log-level", "off"]);
     let error = ran(node, b"").error();
@@ -126,7 +126,7 @@ fn wrong_addresses_are_told_apart() {
 }
 
 #[test]
-fn no_hint_is_doubled() {
+fn no_hint_is_repeated() {
     for args in [
         &["ls", "--master", "nowhere"][..],
         &["up", "--ssd", "path=/x,size=lots"],
@@ -136,13 +136,13 @@ fn no_hint_is_doubled() {
     ] {
         let mut command = tiffin();
         command.args(args);
-        let said = ran(command, b"").stderr;
-        assert_eq!(said.matches("hint:").count(), 1, "{said}");
+        let text = ran(command, b"").stderr;
+        assert_eq!(text.matches("hint:").count(), 1, "{text}");
     }
 }
 
 #[test]
-fn no_command_at_all_shows_the_help() {
+fn missing_command_shows_the_help() {
     for args in [&[][..], &["kv"]] {
         let mut command = tiffin();
         command.args(args);
@@ -154,7 +154,7 @@ fn no_command_at_all_shows_the_help() {
 }
 
 #[test]
-fn what_is_not_there_or_does_not_fit_is_named() {
+fn absent_keys_and_large_values_are_named() {
     let store = Server::up(&[]);
     let error = |args: &[&str]| store.run(args.iter().chain(&["--json"])).error();
     expect(&error(&["get", "nothing"]), "not_found", "`nothing` does not exist", "`tiffin ls`");
@@ -175,7 +175,7 @@ fn what_is_not_there_or_does_not_fit_is_named() {
 }
 
 #[test]
-fn what_is_not_understood_leaves_with_2_and_a_hint() {
+fn invalid_arguments_exit_with_2_and_a_hint() {
     for (args, message, hint) in [
         (&["gett", "k"][..], "gett", "'get'"),
         (&["up", "--memry", "1GiB"], "--memry", "'--memory'"),
@@ -204,8 +204,8 @@ fn what_is_not_understood_leaves_with_2_and_a_hint() {
         command.args(args);
         let text = ran(command, b"");
         assert_eq!(text.status, Some(2), "{}", text.stderr);
-        let (said, advice) = text.stderr.split_once("\n\nhint: ").expect(&text.stderr);
-        assert!(said.starts_with("error: ") && said.contains(message), "{}", text.stderr);
+        let (message_text, advice) = text.stderr.split_once("\n\nhint: ").expect(&text.stderr);
+        assert!(message_text.starts_with("error: ") && message_text.contains(message), "{}", text.stderr);
         assert!(advice.contains(hint) && text.stdout.is_empty(), "{}", text.stderr);
         let mut command = tiffin();
         let json = ran(
@@ -221,7 +221,7 @@ fn what_is_not_understood_leaves_with_2_and_a_hint() {
 }
 
 #[test]
-fn every_command_explains_itself() {
+fn every_command_has_a_help() {
     let servers = ["up", "master", "node"];
     let clients = ["put", "get", "ls", "stat", "rm", "why", "pin", "unpin", "pins", "quota"];
     let others = ["doctor", "settings", "torture", "curve"];

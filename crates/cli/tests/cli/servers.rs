@@ -1,4 +1,4 @@
-//! How servers come and go.
+//! Start and stop of servers.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
@@ -13,7 +13,7 @@ use crate::{Ran, Server, tiffin};
 struct MemoryGroup(PathBuf);
 
 impl MemoryGroup {
-    /// Nothing, and why, where this user cannot make one.
+    /// `Err` with the reason if this user cannot create one.
     fn new(bytes: u64) -> Result<Self, String> {
         let groups = std::fs::read_to_string("/proc/self/cgroup").map_err(|error| error.to_string())?;
         let path = |line: &str| Some(line.split_once(":memory:")?.1.trim_start_matches('/').to_owned());
@@ -27,14 +27,14 @@ impl MemoryGroup {
         let group = Self(parent.join(format!("tiffin-test-{}", std::process::id())));
         std::fs::create_dir(&group.0).map_err(|error| format!("{}: {error}", group.0.display()))?;
         let limit = group.0.join(limit);
-        // In version 2 the file is missing where the parent does not pass the controller on.
+        // In version 2 the file is missing if the parent does not enable the controller.
         let written = std::fs::OpenOptions::new().write(true).open(&limit);
         let written = written.and_then(|mut file| file.write_all(bytes.to_string().as_bytes()));
         written.map_err(|error| format!("{}: {error}", limit.display()))?;
         Ok(group)
     }
 
-    /// Runs a command to its end inside.
+    /// Runs a command inside, to its end.
     fn run(&self, args: &[&str]) -> Ran {
         let mut command = Command::new("sh");
         let enter = format!("echo $$ > '{}/cgroup.procs' && exec \"$@\"", self.0.display());
@@ -51,10 +51,10 @@ impl Drop for MemoryGroup {
 }
 
 #[test]
-fn memory_beyond_the_control_group_is_refused() {
+fn memory_beyond_the_control_group_is_rejected() {
     let group = match MemoryGroup::new(400 << 20) {
         Ok(group) => group,
-        Err(why) => return eprintln!("skipped, because no control group can be made: {why}"),
+        Err(why) => return eprintln!("skipped, because no control group can be created: {why}"),
     };
     let nobody = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = nobody.local_addr().unwrap().to_string();
@@ -69,7 +69,7 @@ fn memory_beyond_the_control_group_is_refused() {
 }
 
 #[test]
-fn every_server_stops_cleanly_when_it_is_told_to() {
+fn every_server_stops_cleanly_on_a_signal() {
     for signal in [Signal::INT, Signal::TERM] {
         let mut master = Server::master(&[]);
         let mut node = Server::node(&master, &[]);
@@ -87,13 +87,13 @@ fn every_server_stops_cleanly_when_it_is_told_to() {
 }
 
 #[test]
-fn a_server_that_still_looks_for_its_master_stops_too() {
+fn node_without_a_master_stops_on_a_signal() {
     let nobody = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = nobody.local_addr().unwrap().to_string();
     let mut command = tiffin();
     command.args(["node", "--memory", "1MiB", "--master", &address, "--log-level", "error"]);
     let mut child = command.spawn().unwrap();
-    // It listens for signals before it connects.
+    // It installs signal handlers before it connects.
     let silent = nobody.accept().unwrap();
     crate::send(&child, Signal::TERM);
     assert_eq!(child.wait().unwrap().code(), Some(0));
@@ -101,7 +101,7 @@ fn a_server_that_still_looks_for_its_master_stops_too() {
 }
 
 #[test]
-fn a_second_life_of_a_master_is_a_later_one() {
+fn restarted_master_has_a_later_epoch() {
     let folder = tempfile::tempdir().unwrap();
     let state = ["--state-dir", folder.path().to_str().unwrap()];
     let epochs = [1, 2].map(|_| Server::master(&state).ready["epoch"].as_u64().unwrap());
@@ -109,7 +109,7 @@ fn a_second_life_of_a_master_is_a_later_one() {
 }
 
 #[test]
-fn what_up_shows_can_be_copied_into_a_shell() {
+fn commands_shown_by_up_work_in_a_shell() {
     let folder = tempfile::tempdir().unwrap();
     let mut command = tiffin();
     command.args(["up", "--listen", "127.0.0.1:0", "--http", "off", "--memory", "8MiB"]);
@@ -137,5 +137,5 @@ fn what_up_shows_can_be_copied_into_a_shell() {
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(0));
     let log = String::from_utf8(output.stderr).unwrap();
-    assert!(!log.contains('\x1b'), "colours went into a pipe: {log}");
+    assert!(!log.contains('\x1b'), "colours in a pipe: {log}");
 }

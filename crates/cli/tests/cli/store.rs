@@ -1,4 +1,4 @@
-//! One store, one client after the other.
+//! One store, used by one client after the other.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -10,7 +10,7 @@ use rustix::process::Signal;
 use crate::{Ran, Server, send, without_generations, without_ports};
 
 #[test]
-fn what_is_put_can_be_listed_got_and_removed() {
+fn objects_are_put_listed_read_and_removed() {
     let store = Server::up(&[]);
     let put = store.run(["put", "greeting", "--value", "hello"]).text();
     assert_eq!(without_generations(&put), "created `greeting`: 5 B, generation G.0\n");
@@ -34,14 +34,14 @@ fn what_is_put_can_be_listed_got_and_removed() {
     "#]]
     .assert_eq(&without_generations(&without_ports(&store.run(["stat", "greeting"]).text())));
     assert_eq!(store.run(["rm", "--prefix", "other/"]).text(), "removed 1\n");
-    assert_eq!(store.run(["rm", "greeting", "nothing"]).text(), "removed 1, 1 was not there\n");
+    assert_eq!(store.run(["rm", "greeting", "nothing"]).text(), "removed 1, 1 was absent\n");
     let empty = store.run(["ls"]);
     assert_eq!(empty.stderr, "nothing in namespace `default` matches\n");
     assert_eq!(empty.text(), "");
 }
 
 #[test]
-fn json_is_the_same_for_every_command() {
+fn json_output_of_every_command() {
     let store = Server::up(&["--name", "here"]);
     let run = |args: &[&str]| {
         let ran = store.run(args.iter().chain(&["--json"]));
@@ -194,7 +194,7 @@ fn json_is_the_same_for_every_command() {
 }
 
 #[test]
-fn what_happens_to_a_key_that_exists_is_a_choice() {
+fn on_exists_selects_what_happens() {
     let store = Server::up(&[]);
     for (choice, effect, value) in [
         ("error", "created", "error"),
@@ -212,7 +212,7 @@ fn what_happens_to_a_key_that_exists_is_a_choice() {
 }
 
 #[test]
-fn values_of_any_kind_come_back_as_they_went() {
+fn values_of_any_kind_round_trip() {
     let store = Server::up(&[]);
     let folder = tempfile::tempdir().unwrap();
     let (source, target) = (folder.path().join("in"), folder.path().join("out"));
@@ -275,12 +275,12 @@ fn namespaces_do_not_see_each_other() {
 }
 
 #[test]
-fn removing_everything_needs_a_yes() {
+fn removing_everything_needs_confirmation() {
     let store = Server::up(&[]);
     for key in ["a", "b"] {
         store.run(["put", key, "--value", "1"]).ok();
     }
-    // Whether all objects match is counted, not guessed from how the expression is written.
+    // Whether all objects match is counted, not derived from the expression.
     let expressions = [".*", "(?s).*", "k|.*", "(?:)", ".{0,}", "[^x]|x", "^[ab]$", "\\w"];
     let patterns = expressions.map(|it| ["--regex", it]);
     for [flag, pattern] in patterns.iter().chain(&[["--prefix", ""]]) {
@@ -306,7 +306,7 @@ fn removing_from_an_empty_namespace_succeeds() {
 }
 
 #[test]
-fn a_long_key_does_not_pad_the_rows_of_others() {
+fn long_key_does_not_pad_other_rows() {
     let store = Server::up(&[]);
     let long = "k".repeat(300);
     store.run(["put", "a", "--value", "1", "--pin"]).ok();
@@ -319,7 +319,7 @@ fn a_long_key_does_not_pad_the_rows_of_others() {
 }
 
 #[test]
-fn a_reader_who_has_had_enough_is_no_error() {
+fn closed_output_pipe_is_not_an_error() {
     let store = Server::up(&[]);
     store.run_with(["put", "k"], &vec![7; 1 << 20]).ok();
     let (reader, writer) = std::io::pipe().unwrap();
@@ -331,13 +331,13 @@ fn a_reader_who_has_had_enough_is_no_error() {
 }
 
 #[test]
-fn a_client_that_waits_for_its_input_can_be_interrupted() {
+fn client_waiting_for_input_can_be_interrupted() {
     let store = Server::up(&[]);
     let mut command = store.client(["put", "k"]);
     let mut child = command.stdin(Stdio::piped()).spawn().unwrap();
     // Waiting for the child would close its input first.
     let input = child.stdin.take();
-    // It is connected when the master counts it beside the one that asks; it listens for signals before that.
+    // It is connected when the master counts two clients; it handles signals before that.
     while store.run(["stat", "--json"]).json()["clients"] != 2 {}
     send(&child, Signal::INT);
     assert_eq!(child.wait().unwrap().code(), Some(130));

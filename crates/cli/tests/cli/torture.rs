@@ -1,4 +1,4 @@
-//! The torture passes on a store that keeps its promises, and notices one that does not.
+//! The torture run passes on a correct store, and notices injected errors.
 
 use std::process::Stdio;
 
@@ -9,7 +9,7 @@ use crate::{Ran, Server, ran, send, tiffin};
 
 const WAYS: [&str; 5] = ["shared_memory", "tcp", "ranges", "views", "views_again"];
 
-/// Few processes: the tests beside this one need the machine too.
+/// Few processes: other tests run at the same time.
 fn torture(more: &[&str]) -> Ran {
     let mut command = tiffin();
     let small =
@@ -23,7 +23,7 @@ fn sum(values: &Value, names: &[&str]) -> u64 {
 }
 
 #[test]
-fn every_way_of_reading_is_tried_and_nothing_is_wrong() {
+fn every_way_of_reading_is_verified_without_errors() {
     let outcome = torture(&["--seed", "7", "--reads", "4000"]).json();
     let reads = &outcome["reads"];
     assert!(sum(reads, &WAYS) >= 4000, "{outcome:#}");
@@ -41,16 +41,16 @@ fn every_way_of_reading_is_tried_and_nothing_is_wrong() {
 }
 
 #[test]
-fn a_mixture_of_two_versions_is_noticed() {
+fn mixture_of_two_versions_is_noticed() {
     let ran = torture(&["--reads", "1000000", "--sabotage", "mix"]);
     assert_eq!(ran.status, Some(1), "{}", ran.stderr);
     let outcome: Value = serde_json::from_slice(&ran.stdout).unwrap();
     let wrong = outcome["wrong"].as_array().unwrap();
-    assert!(wrong.iter().any(|it| it.as_str().unwrap().contains("has others from byte")), "{outcome:#}");
+    assert!(wrong.iter().any(|it| it.as_str().unwrap().contains("has wrong bytes from byte")), "{outcome:#}");
 }
 
 #[test]
-fn memory_that_somebody_still_holds_is_noticed() {
+fn memory_of_an_open_view_is_noticed() {
     let ran = torture(&["--reads", "100", "--sabotage", "leak"]);
     assert_eq!(ran.status, Some(1), "{}", ran.stderr);
     let outcome: Value = serde_json::from_slice(&ran.stdout).unwrap();
@@ -59,7 +59,7 @@ fn memory_that_somebody_still_holds_is_noticed() {
 }
 
 #[test]
-fn a_store_of_others_is_used_beside_them() {
+fn running_store_is_tested_in_its_own_namespace() {
     let store = Server::up(&[]);
     store.run(["put", "theirs", "--value", "v", "--pin"]).ok();
     let outcome = torture(&["--reads", "500", "--master", store.address()]).json();
@@ -71,14 +71,14 @@ fn a_store_of_others_is_used_beside_them() {
 }
 
 #[test]
-fn nobody_is_left_when_it_is_interrupted_or_killed() {
+fn no_process_is_left_after_interrupt_or_kill() {
     let store = Server::up(&[]);
     let clients = || store.run(["stat", "--json"]).json()["clients"].as_u64().unwrap();
     for (signal, status) in [(Signal::INT, Some(130)), (Signal::KILL, None)] {
         let mut command = tiffin();
         command.args(["torture", "--reads", "1000000000", "--master", store.address()]);
         let mut child = command.stderr(Stdio::null()).spawn().unwrap();
-        // Some of its workers are there, beside itself and the one that asks.
+        // Some of its workers are connected, besides itself and the client that asks.
         while clients() < 4 {}
         send(&child, signal);
         assert_eq!(child.wait().unwrap().code(), status);

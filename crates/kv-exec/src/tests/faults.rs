@@ -27,8 +27,8 @@ fn o1_backup_source_is_pinned_until_its_end() {
     toy.serve(&prompt(1, 21));
     toy.until("a backup is in flight", |_| store.waiting.load(Ordering::SeqCst) == 1);
     let used = |toy: &Toy| (0..16).filter(|page| toy.executor.host().is_used(*page)).count();
-    assert_eq!(used(&toy), 5, "the request is over, its backup is not");
-    // Requests that need every host page do not evict those.
+    assert_eq!(used(&toy), 5, "the request has ended, its backup has not");
+    // Requests that need every host page do not evict these.
     for seed in 2..8 {
         toy.serve(&prompt(seed, 29));
     }
@@ -37,7 +37,7 @@ fn o1_backup_source_is_pinned_until_its_end() {
     toy.settle();
     assert_eq!(used(&toy), 0);
     let mut other = Toy::new(config(), store, None);
-    assert_eq!(other.serve(&prompt(1, 21)).store, 20, "and what was stored is what was computed");
+    assert_eq!(other.serve(&prompt(1, 21)).store, 20, "the stored pages are those that were computed");
 }
 
 #[test]
@@ -49,13 +49,13 @@ fn o3_hanging_fetch_delays_no_request_and_keeps_its_pages() {
     let mut toy = Toy::new(short_timeouts(), Arc::clone(&store), None);
     store.close("fetch");
     let request = toy.submit(&prompt(1, 21));
-    toy.until("it goes on without", |toy| toy.over.contains(&request));
+    toy.until("it continues without the pages", |toy| toy.over.contains(&request));
     assert_eq!(toy.ready[&request], CachedTokens::default());
     assert!(toy.recomputed.contains(&request));
-    assert_eq!(store.waiting.load(Ordering::SeqCst), 1, "the fetch still stands there");
+    assert_eq!(store.waiting.load(Ordering::SeqCst), 1, "the fetch is still blocked");
     assert_eq!(toy.executor.engine().pages(Tier::Host).quarantined, 5);
     let request = toy.submit(&prompt(2, 29));
-    toy.until("another is served meanwhile", |toy| toy.over.contains(&request));
+    toy.until("another request is served meanwhile", |toy| toy.over.contains(&request));
     store.open("fetch");
     toy.settle();
     assert_eq!(toy.executor.engine().pages(Tier::Host).quarantined, 0);
@@ -72,8 +72,8 @@ fn l2_abort_ends_the_request_but_not_its_io() {
     let mut toy = Toy::new(config(), Arc::clone(&store), None);
     store.close("fetch");
     let request = toy.submit(&prompt(1, 21));
-    toy.until("it fetches", |_| store.waiting.load(Ordering::SeqCst) == 1);
-    toy.tell([Input::Abort(request), Input::Abort(request)]);
+    toy.until("its fetch is in flight", |_| store.waiting.load(Ordering::SeqCst) == 1);
+    toy.step([Input::Abort(request), Input::Abort(request)]);
     assert!(toy.over.contains(&request));
     assert_eq!(toy.executor.engine().pages(Tier::Host).quarantined, 5);
     store.open("fetch");
@@ -95,7 +95,7 @@ fn l1_operation_that_panics_fails() {
         other.settle();
         let moved = other.executor.moved();
         assert!(moved.panics > 0 && moved.faults >= moved.panics, "{call}");
-        assert_eq!(moved.last_fault.as_deref(), Some("it panicked"));
+        assert_eq!(moved.last_fault.as_deref(), Some("the operation panicked"));
         *store.panics.lock().unwrap() = None;
         assert_eq!(other.serve(&prompt(1, 21)).total(), 20, "{call}");
     }
@@ -108,7 +108,7 @@ fn close_waits_for_backups_and_stops_the_rest() {
     let mut toy = Toy::new(config(), Arc::clone(&store), None);
     toy.serve(&prompt(1, 21));
     toy.until("a backup is in flight", |_| store.waiting.load(Ordering::SeqCst) == 1);
-    assert!(!toy.executor.close(Duration::from_millis(1)), "it is still there");
+    assert!(!toy.executor.close(Duration::from_millis(1)), "the backup is still in flight");
     store.open("back_up");
     assert!(toy.executor.close(super::support::LONG));
     assert_eq!(store.len(), 5);

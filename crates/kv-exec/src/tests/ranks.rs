@@ -13,21 +13,21 @@ use crate::{GatherError, StepError};
 fn on_ranks<T: Send + 'static>(
     config: Config,
     store: &Arc<MemoryStore>,
-    story: impl Fn(&mut Toy) -> T + Clone + Send + 'static,
+    scenario: impl Fn(&mut Toy) -> T + Clone + Send + 'static,
 ) -> Vec<T> {
     let members = in_process(config.ranks, LONG);
     let start = |(rank, member)| {
-        let (store, story) = (Arc::clone(store), story.clone());
+        let (store, scenario) = (Arc::clone(store), scenario.clone());
         std::thread::spawn(move || {
             let mut toy = Toy::new(Config { rank, ..config }, store, Some(Box::new(member)));
-            let result = story(&mut toy);
-            // No rank leaves before all are done.
+            let result = scenario(&mut toy);
+            // No rank leaves before all have finished.
             toy.settle();
             (result, toy)
         })
     };
     let threads: Vec<_> = (0..).zip(members).map(start).collect();
-    // The toys are kept until all are done: a rank that leaves ends the group.
+    // The toys are kept until all have finished: a rank that leaves ends the group.
     let done: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
     done.into_iter().map(|(result, _)| result).collect()
 }
@@ -40,7 +40,7 @@ fn scenario_293_reads_exactly_24_pages() {
         let long = prompt(1, 439);
         let first = toy.serve(&long);
         toy.settle();
-        // A page that is being copied makes no space for others, so each prompt is settled before the next.
+        // A page that is being copied cannot be evicted, so each prompt is settled before the next.
         for seed in 2..8 {
             toy.serve(&prompt(seed, 512));
             toy.settle();
@@ -76,7 +76,7 @@ fn v3_page_missing_on_one_rank_is_missing_on_all() {
     });
     for (found, probe) in &leading {
         assert_eq!(probe.by_rank.len(), 3);
-        assert_eq!(*found, probe.leading(), "the least that any rank has");
+        assert_eq!(*found, probe.leading(), "the minimum over the ranks");
         assert!(*found < 5 && probe.by_rank.contains(&Outcome::Done { leading: 5 }));
     }
 }
@@ -104,7 +104,7 @@ fn c1_ranks_with_different_inputs_are_detected() {
 }
 
 #[test]
-fn rank_that_is_left_alone_gets_an_error() {
+fn remaining_rank_gets_an_error() {
     let store = MemoryStore::new();
     let config = Config { ranks: 2, ..config() };
     let start = |(rank, member)| {
@@ -115,6 +115,6 @@ fn rank_that_is_left_alone_gets_an_error() {
         })
     };
     let threads: Vec<_> = (0..).zip(in_process(2, LONG)).map(start).collect();
-    let said: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
-    assert_eq!(said, [Some(Err(StepError::Gather(GatherError::Left))), None]);
+    let results: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+    assert_eq!(results, [Some(Err(StepError::Gather(GatherError::Left))), None]);
 }

@@ -12,8 +12,8 @@ use tiffin_kv::{
 use tiffin_transport::copy::{copy_in, copy_out};
 
 use crate::{
-    Executor, Fault, Gather, HostDevice, OpEnd, PageName, Pages, Parts, Reading, Step, Stop, Store, Threads,
-    Writing,
+    Executor, Fault, Gather, HostDevice, OpEnd, PageName, PageReadGuard, PageStore, PageWriteGuard, Pages,
+    Parts, Step, Stop, Threads,
 };
 
 /// A timeout that no test reaches.
@@ -33,12 +33,12 @@ pub(super) fn config() -> Config {
     }
 }
 
-/// Tokens of a prompt, that differ from those of every other seed.
+/// Tokens of a prompt; different seeds have no token in common.
 pub(super) fn prompt(seed: u32, count: u32) -> Vec<u32> {
     (0..count).map(|at| seed * 1000 + at).collect()
 }
 
-/// The content of a rank's page: it follows from all tokens up to its end.
+/// The content of a rank's page, derived from all tokens up to its end.
 fn content(rank: u32, prefix: &[u32]) -> Vec<u8> {
     let mut state = u64::from(rank) + 1;
     for token in prefix {
@@ -65,7 +65,7 @@ impl Toy {
         Self::over(config, Box::new(store), gather)
     }
 
-    pub(super) fn over(config: Config, store: Box<dyn Store>, gather: Option<Box<dyn Gather>>) -> Self {
+    pub(super) fn over(config: Config, store: Box<dyn PageStore>, gather: Option<Box<dyn Gather>>) -> Self {
         let device = Arc::new(Pages::allocate(config.device_pages, PAGE_BYTES).unwrap());
         let parts = Parts {
             host: Arc::new(Pages::allocate(config.host_pages, PAGE_BYTES).unwrap()),
@@ -81,18 +81,18 @@ impl Toy {
         let ended = Vec::new();
         let mut toy = Self { executor, device, config, requests: 0, prompts, ready, over, recomputed, ended };
         let namespace = Namespace { model: "toy".to_owned(), ..Namespace::default() };
-        toy.tell([Input::Define(SPACE, namespace)]);
+        toy.step([Input::Define(SPACE, namespace)]);
         toy
     }
 
-    /// Makes a step, computes the requests that became ready, and ends them. Returns those requests.
-    pub(super) fn tell(&mut self, inputs: impl IntoIterator<Item = Input>) {
+    /// Steps, computes the requests that became ready, and ends them.
+    pub(super) fn step(&mut self, inputs: impl IntoIterator<Item = Input>) {
         let step = self.executor.step(inputs).unwrap();
         let more = self.compute(step);
         if !more.is_empty() {
             let step = self.executor.step(more).unwrap();
             let more = self.compute(step);
-            assert!(more.is_empty(), "a step that ends requests makes none ready in these stories");
+            assert!(more.is_empty(), "a step that ends requests makes none ready in these tests");
         }
         self.executor.engine().check().unwrap();
     }
@@ -128,7 +128,7 @@ impl Toy {
             if end <= cached as usize {
                 let mut found = vec![0; PAGE_BYTES];
                 copy_out(self.device.read(*page).unwrap().bytes(), &mut found);
-                assert_eq!(found, wanted, "page {position} of {request:?} holds something else");
+                assert_eq!(found, wanted, "page {position} of {request:?} has the wrong content");
             } else {
                 copy_in(&wanted, self.device.write(*page).unwrap().bytes());
             }
@@ -141,24 +141,24 @@ impl Toy {
         self.prompts.insert(request, tokens.to_vec());
         let prompt = Prompt::Tokens { tokens: tokens.to_vec(), media: vec![] };
         let submit = Submit { request, space: SPACE, prompt, priority: 0, deadline: None };
-        self.tell([Input::Submit(submit)]);
+        self.step([Input::Submit(submit)]);
         request
     }
 
-    /// Steps until a condition holds.
+    /// Steps until a condition holds, described by `what`.
     pub(super) fn until(&mut self, what: &str, mut holds: impl FnMut(&Self) -> bool) {
         let began = std::time::Instant::now();
         while !holds(self) {
             assert!(began.elapsed() < LONG, "never: {what}");
             let _ = self.executor.wait(Duration::from_millis(5));
-            self.tell([]);
+            self.step([]);
         }
     }
 
     /// Serves a request to its end, and returns its cached tokens.
     pub(super) fn serve(&mut self, tokens: &[u32]) -> CachedTokens {
         let request = self.submit(tokens);
-        self.until("it ends", |toy| toy.over.contains(&request));
+        self.until("the request ends", |toy| toy.over.contains(&request));
         self.ready[&request]
     }
 
@@ -214,9 +214,9 @@ impl MemoryStore {
         self.wake.notify_all();
     }
 
-    /// Blocks, also after the call was stopped.
+    /// Blocks while the call is closed, also after it was stopped.
     fn pass(&self, call: &'static str) {
-        assert!(self.panics.lock().unwrap().as_ref() != Some(&call), "as told");
+        assert!(self.panics.lock().unwrap().as_ref() != Some(&call), "injected panic");
         let closed = self.closed.lock().unwrap();
         if closed.contains(call) {
             self.waiting.fetch_add(1, Ordering::SeqCst);
@@ -226,14 +226,14 @@ impl MemoryStore {
     }
 }
 
-impl Store for Arc<MemoryStore> {
+impl PageStore for Arc<MemoryStore> {
     fn probe(&self, names: &[PageName], _: &Stop) -> Result<u32, Fault> {
         self.pass("probe");
         let pages = self.pages.lock().unwrap();
         Ok(names.iter().take_while(|name| pages.contains_key(name)).count() as u32)
     }
 
-    fn fetch(&self, targets: &[(PageName, Writing<'_>)], _: &Stop) -> Result<u32, Fault> {
+    fn fetch(&self, targets: &[(PageName, PageWriteGuard<'_>)], _: &Stop) -> Result<u32, Fault> {
         self.pass("fetch");
         let pages = self.pages.lock().unwrap();
         let mut done = 0;
@@ -248,13 +248,13 @@ impl Store for Arc<MemoryStore> {
         Ok(done)
     }
 
-    fn back_up(&self, sources: &[(PageName, Reading<'_>)], _: &Stop) -> Result<u32, Fault> {
+    fn back_up(&self, sources: &[(PageName, PageReadGuard<'_>)], _: &Stop) -> Result<u32, Fault> {
         self.pass("back_up");
         for (name, source) in sources {
             let mut bytes = vec![0; PAGE_BYTES];
             copy_out(source.bytes(), &mut bytes);
             let was = self.pages.lock().unwrap().insert(name.clone(), bytes.clone());
-            assert!(was.is_none_or(|was| was == bytes), "one name for two contents");
+            assert!(was.is_none_or(|was| was == bytes), "two contents for one name");
         }
         Ok(sources.len() as u32)
     }

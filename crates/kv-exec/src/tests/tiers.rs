@@ -1,4 +1,4 @@
-//! Pages go down and come back, through memory of the process and through a real cluster.
+//! Pages move down and back up, through memory of the process and through a real cluster.
 
 use std::sync::atomic::Ordering;
 
@@ -8,30 +8,30 @@ use tiffin_kv::{CachedTokens, Config, Input, OpKind, Tier};
 use tokio::runtime::Runtime;
 
 use super::support::{LONG, MemoryStore, SPACE, Toy, config, prompt};
-use crate::Shared;
+use crate::ClusterStore;
 
 fn found(device: u32, host: u32, store: u32) -> CachedTokens {
     CachedTokens { device, host, store }
 }
 
 #[test]
-fn pages_go_down_and_come_back_from_every_tier() {
+fn pages_come_back_from_every_tier() {
     let store = MemoryStore::new();
     let mut toy = Toy::new(config(), std::sync::Arc::clone(&store), None);
     let long = prompt(1, 21);
     assert_eq!(toy.serve(&long), found(0, 0, 0));
-    // Copies down are asynchronous, and a page that is being copied neither leaves nor makes space for
-    // others. What is where is certain only once they have ended.
+    // Copies down are asynchronous, and a page that is being copied cannot be evicted. The tiers are certain
+    // only after the copies have ended.
     toy.settle();
     assert_eq!(toy.serve(&long), found(20, 0, 0), "one token is left to compute (K5)");
     toy.serve(&prompt(2, 29));
     toy.settle();
-    assert_eq!(toy.serve(&long), found(0, 20, 0), "pushed off the device, it is in the host");
+    assert_eq!(toy.serve(&long), found(0, 20, 0), "evicted from the device, it is in the host");
     for seed in 3..7 {
         toy.serve(&prompt(seed, 29));
         toy.settle();
     }
-    assert_eq!(toy.serve(&long), found(0, 0, 20), "pushed out of the host, it is in the store");
+    assert_eq!(toy.serve(&long), found(0, 0, 20), "evicted from the host, it is in the store");
     let moved = toy.executor.moved();
     assert_eq!((moved.faults, moved.panics, moved.conflicts), (0, 0, 0), "{:?}", moved.last_fault);
     assert_eq!(moved.asked[OpKind::Fetch as usize], 5);
@@ -50,11 +50,12 @@ fn lost_or_resized_pages_are_computed_again() {
     let until_stored = || {
         let began = std::time::Instant::now();
         while store.len() < 5 {
-            assert!(began.elapsed() < LONG, "backups go on after the engine is dropped");
+            assert!(began.elapsed() < LONG, "backups continue after the engine is dropped");
             std::thread::yield_now();
         }
     };
-    // The engine was dropped with its backup in flight, which may have been stopped: another one ends it.
+    // The engine was dropped with its backup in flight, which may have been stopped: another engine completes
+    // it.
     let mut toy = Toy::new(config(), std::sync::Arc::clone(&store), None);
     toy.serve(&prompt(1, 21));
     toy.settle();
@@ -62,13 +63,13 @@ fn lost_or_resized_pages_are_computed_again() {
     store.damage();
     let mut other = Toy::new(config(), std::sync::Arc::clone(&store), None);
     assert_eq!(other.serve(&prompt(1, 21)), found(0, 0, 0));
-    assert_eq!(other.recomputed.len(), 1, "it was promised pages, and told that they did not come");
+    assert_eq!(other.recomputed.len(), 1, "it expected pages that did not arrive");
     // Its pages are being written to the store.
     other.settle();
     store.forget(5);
     let mut third = Toy::new(config(), std::sync::Arc::clone(&store), None);
     assert_eq!(third.serve(&prompt(1, 21)), found(0, 0, 0));
-    assert_eq!(third.recomputed.len(), 0, "nothing was promised");
+    assert_eq!(third.recomputed.len(), 0, "it expected no pages");
 }
 
 #[test]
@@ -78,20 +79,20 @@ fn cleared_namespace_is_deleted_in_the_store() {
     toy.serve(&prompt(1, 21));
     toy.settle();
     assert_eq!(store.len(), 5);
-    toy.tell([Input::Clear(SPACE)]);
+    toy.step([Input::Clear(SPACE)]);
     toy.settle();
     assert_eq!(store.len(), 0);
     assert_eq!(toy.serve(&prompt(1, 21)), found(0, 0, 0));
 }
 
 #[test]
-fn cluster_keeps_the_pages() {
+fn cluster_stores_the_pages() {
     let runtime = Runtime::new().unwrap();
     let soon = || Deadline::after(LONG);
     let cluster = runtime.block_on(Embedded::start(16 << 20)).unwrap();
     let client = |options: &ConnectOptions| {
         let connecting = tiffin_client::Client::connect(options.clone());
-        Box::new(Shared::new(runtime.block_on(connecting).unwrap(), runtime.handle().clone()))
+        Box::new(ClusterStore::new(runtime.block_on(connecting).unwrap(), runtime.handle().clone()))
     };
     let options = cluster.client.options().clone();
     let mut toy = Toy::over(config(), client(&options), None);
@@ -114,11 +115,11 @@ fn cluster_keeps_the_pages() {
     third.settle();
     let objects = runtime.block_on(cluster.client.get(&keys, GetOptions::default(), soon()));
     assert!(objects.iter().all(Result::is_ok));
-    third.tell([Input::Clear(SPACE)]);
+    third.step([Input::Clear(SPACE)]);
     third.settle();
     let left = runtime.block_on(cluster.client.list(Pattern::All, soon())).unwrap();
     assert!(left.is_empty(), "{left:?}");
-    // Calls to a store that is gone fail, and no request waits forever.
+    // Calls to a stopped store fail, and no request waits forever.
     runtime.block_on(cluster.stop(soon())).unwrap();
     let short = Config { op_patience: 200, hint_patience: 50, ..config() };
     let mut fourth = Toy::over(short, client_of(&runtime, &options), None);
@@ -127,12 +128,12 @@ fn cluster_keeps_the_pages() {
     assert!(fourth.executor.moved().faults > 0);
 }
 
-/// A client of a cluster that may be gone: it was connected to another one, which is stopped.
-fn client_of(runtime: &Runtime, _gone: &ConnectOptions) -> Box<Shared> {
+/// A client of a cluster that is stopped.
+fn client_of(runtime: &Runtime, _gone: &ConnectOptions) -> Box<ClusterStore> {
     let cluster = runtime.block_on(Embedded::start(16 << 20)).unwrap();
     let client = runtime.block_on(tiffin_client::Client::connect(cluster.client.options().clone())).unwrap();
     runtime.block_on(cluster.stop(Deadline::after(LONG))).unwrap();
-    Box::new(Shared::new(client, runtime.handle().clone()))
+    Box::new(ClusterStore::new(client, runtime.handle().clone()))
 }
 
 #[test]

@@ -23,7 +23,7 @@ use tiffin_ssd as ssd;
 use tiffin_ssd::{Left, RecordId};
 use tiffin_transport::segment::NodeMemory;
 use tiffin_transport::tcp::frame::{RequestHead, RequestKind};
-use tiffin_transport::tcp::{Fetch, Fetched, Unfetched};
+use tiffin_transport::tcp::{Fetch, FetchError, Fetched};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
@@ -183,7 +183,7 @@ impl Beside {
         stamp: Stamp,
         span: ssd::Span,
         unasked: Option<u64>,
-    ) -> Option<impl Future<Output = Result<ssd::Bytes, Unfetched>> + Send + use<>> {
+    ) -> Option<impl Future<Output = Result<ssd::Bytes, FetchError>> + Send + use<>> {
         let id = self.find(stamp, span, unasked)?;
         let room = self.pool.take(span.len);
         let reading = self.read_into(id, span, room.clone());
@@ -202,7 +202,7 @@ impl Beside {
         id: RecordId,
         span: ssd::Span,
         into: ssd::Pieces,
-    ) -> impl Future<Output = Result<(), Unfetched>> + Send + use<> {
+    ) -> impl Future<Output = Result<(), FetchError>> + Send + use<> {
         let (reading, name) = (self.shelf.read(id, span, into), self.info.name.clone());
         async move {
             match reading.await {
@@ -210,11 +210,11 @@ impl Beside {
                 // It is found out before it is served, and the master hears of it.
                 Err(error @ (ssd::ReadError::Gone | ssd::ReadError::Corrupt)) => {
                     tracing::debug!(disk = name, %error, "a copy on disk is not there any more");
-                    Err(Unfetched::Gone)
+                    Err(FetchError::Gone)
                 }
                 Err(error) => {
                     tracing::warn!(disk = name, %error, "a copy on disk could not be read");
-                    Err(Unfetched::Unreadable)
+                    Err(FetchError::Unreadable)
                 }
             }
         }
@@ -225,7 +225,7 @@ impl Beside {
         let span = ssd::Span { offset: range.offset, len: range.len };
         let stage = self.stage.as_ref().filter(|_| range.kind == RequestKind::Stage);
         if let Some(room) = stage.and_then(|it| it.take(range.len)) {
-            let id = self.find(Stamp(range.stamp), span, range.unasked)?;
+            let id = self.find(Stamp(range.stamp), span, range.cached_epoch)?;
             let reading = self.read_into(id, span, lent::staged(&room)?);
             return Some(Box::pin(async {
                 reading.await?;
@@ -233,7 +233,7 @@ impl Beside {
                 Ok(Fetched::Staged(Box::new(Shown(room))))
             }));
         }
-        let reading = self.read(Stamp(range.stamp), span, range.unasked)?;
+        let reading = self.read(Stamp(range.stamp), span, range.cached_epoch)?;
         Some(Box::pin(async { reading.await.map(|it| Fetched::Bytes(Box::new(it))) }))
     }
 

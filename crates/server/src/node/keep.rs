@@ -68,7 +68,7 @@ impl State {
                     self.core.handle(Event::Recalled(outcomes));
                 }
                 Effect::Heap { offset, bytes } => self.writer.write_heap(offset, &bytes),
-                Effect::Withhold(withheld) => self.memory.withhold(extent(withheld)),
+                Effect::Withhold(withheld) => self.memory.return_pages(extent(withheld)),
                 Effect::StampMark(mark) => self.writer.set_stamp_high_water(mark),
                 Effect::Epoch(epoch) => self.writer.set_epoch(epoch),
                 Effect::Membership(is_member) => self.writer.set_member(is_member),
@@ -176,7 +176,7 @@ impl link::Linked for Shared {
 
 /// Lets a process map the memory, if it shows the token. The core hears of it here, before it has the
 /// memory: from then on only its goodbye or its death gives back what it holds.
-pub(super) fn admit(shared: &Weak<Shared>, attach: &shm::Attach) -> Result<(), String> {
+pub(super) fn admit(shared: &Weak<Shared>, attach: &shm::AttachRequest) -> Result<(), String> {
     let shared = shared.upgrade().ok_or("the node is going away")?;
     if !shared.door.opens_to(&attach.token) {
         return Err("the token is missing or wrong".to_owned());
@@ -195,7 +195,7 @@ pub(super) async fn hear(shared: Arc<Shared>, mut events: mpsc::Receiver<shm::Ev
             // The core heard of it before the memory was handed over.
             shm::Event::Attached { client, pid } => tracing::debug!(client, pid, "a process maps the memory"),
             // A closed socket is a hint that nobody needs: the process may live on with the memory mapped.
-            shm::Event::HungUp { client } => tracing::debug!(client, "a process hung up"),
+            shm::Event::Disconnected { client } => tracing::debug!(client, "a process hung up"),
             shm::Event::Dead { client } => {
                 tracing::debug!(client, "a process that mapped the memory is dead");
                 shared.handle(Event::Dead(ClientId(client)));
@@ -204,7 +204,7 @@ pub(super) async fn hear(shared: Arc<Shared>, mut events: mpsc::Receiver<shm::Ev
     }
 }
 
-impl tcp::Keeper for Shared {
+impl tcp::SlotAccess for Shared {
     fn begin_store(&self, client: u64, range: &RequestHead) -> Option<Vec<transport::Extent>> {
         let store = |state: &mut State| {
             state.core.begin_store(ClientId(client), hold(range), range.offset, range.len)
@@ -219,12 +219,12 @@ impl tcp::Keeper for Shared {
 
     fn begin_send(&self, range: &RequestHead) -> Option<Vec<transport::Extent>> {
         let core = &mut self.lock().core;
-        let extents = core.begin_send(hold(range), range.offset, range.len, range.unasked)?;
+        let extents = core.begin_send(hold(range), range.offset, range.len, range.cached_epoch)?;
         Some(extents.into_iter().map(extent).collect())
     }
 
     fn end_send(&self, range: &RequestHead) -> bool {
-        self.ended(|state| state.core.end_send(hold(range), range.unasked))
+        self.ended(|state| state.core.end_send(hold(range), range.cached_epoch))
     }
 
     fn has_disk(&self, segment: u64) -> bool {
@@ -236,7 +236,7 @@ impl tcp::Keeper for Shared {
     }
 
     fn end_fetch(&self, segment: u64, range: &RequestHead) -> bool {
-        self.disk(segment).is_some_and(|it| it.counts(Stamp(range.stamp), range.unasked))
+        self.disk(segment).is_some_and(|it| it.counts(Stamp(range.stamp), range.cached_epoch))
     }
 
     fn opened(&self, client: u64) {
@@ -286,6 +286,6 @@ fn written(record: &SlotRecord) -> control::SlotRecord {
         extents: record.extents.iter().copied().map(extent).collect(),
         spill_offset: record.heap.offset,
         key,
-        marks: extent(record.marks),
+        attributes: extent(record.marks),
     }
 }

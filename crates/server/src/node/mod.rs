@@ -144,7 +144,7 @@ impl NodeServer {
             drawn.map_err(|source| StartError::System { what: "drawing a random number", source })?;
         let segment = SegmentId(segment);
         let geometry = geometry(segment, config.memory);
-        let (memory, writer) = NodeMemory::create_beside(geometry, disk_bytes(&config))?;
+        let (memory, writer) = NodeMemory::create_with_disks(geometry, disk_bytes(&config))?;
         let (sockets, info) = bind(&config, segment).await?;
         let core = Node::new(CoreConfig {
             segment,
@@ -468,7 +468,7 @@ fn geometry(segment: SegmentId, memory: u64) -> Geometry {
 fn withhold_again(shared: &Weak<Shared>) {
     if let Some(shared) = shared.upgrade().filter(|it| !it.state.is_poisoned()) {
         let state = shared.lock();
-        state.core.withheld().for_each(|it| shared.memory.withhold(keep::extent(it)));
+        state.core.withheld().for_each(|it| shared.memory.return_pages(keep::extent(it)));
     }
 }
 
@@ -478,9 +478,9 @@ fn attachments(
     events: mpsc::Sender<shm::Event>,
 ) -> Arc<shm::Server> {
     let (shared, node) = (Weak::clone(shared), Weak::clone(shared));
-    let authorise = move |attach: &shm::Attach| keep::admit(&shared, attach);
+    let authorise = move |attach: &shm::AttachRequest| keep::admit(&shared, attach);
     let stages = move |segment| node.upgrade()?.disk(segment)?.stage().cloned();
-    shm::Server::with_stages(Arc::clone(memory), Box::new(authorise), Box::new(stages), events)
+    shm::Server::with_staging(Arc::clone(memory), Box::new(authorise), Box::new(stages), events)
 }
 
 fn spawn(shared: &Arc<Shared>, sockets: Sockets, heard: mpsc::Receiver<shm::Event>) -> JoinSet<()> {
@@ -493,7 +493,7 @@ fn spawn(shared: &Arc<Shared>, sockets: Sockets, heard: mpsc::Receiver<shm::Even
         let authorise = move |hello: &tcp::Hello| {
             if door.opens_to(&hello.token) { Ok(()) } else { Err("the token is missing or wrong".to_owned()) }
         };
-        let keeper: Arc<dyn tcp::Keeper> = Arc::<Shared>::clone(shared);
+        let keeper: Arc<dyn tcp::SlotAccess> = Arc::<Shared>::clone(shared);
         let counters = Arc::clone(&shared.counters);
         let server = tcp::Server::new(Arc::clone(&shared.memory), keeper, Box::new(authorise), counters);
         tasks.spawn(server.run(listener));

@@ -13,7 +13,7 @@ use tiffin_core::{SegmentId, Stamp};
 use tiffin_ssd::Span;
 use tiffin_transport::copy::copy_in;
 use tiffin_transport::local::LocalDisk;
-use tiffin_transport::tcp::Unfetched;
+use tiffin_transport::tcp::FetchError;
 use tiffin_transport::{
     CHUNK_BYTES_MAX, Counters, Instant, Outcome, Outcomes, ReadOp, TargetBuf, TransferError,
 };
@@ -75,8 +75,8 @@ impl DiskReader {
                 Some(None) => Err(TransferError::Stale),
                 Some(Some(reading)) => match timeout_at(deadline, reading).await {
                     Err(_) => Err(TransferError::Timeout),
-                    Ok(Err(Unfetched::Gone)) => Err(TransferError::Stale),
-                    Ok(Err(Unfetched::Unreadable)) => Err(TransferError::Unreadable),
+                    Ok(Err(FetchError::Gone)) => Err(TransferError::Stale),
+                    Ok(Err(FetchError::Unreadable)) => Err(TransferError::Unreadable),
                     Ok(Ok(bytes)) => Ok(bytes),
                 },
             };

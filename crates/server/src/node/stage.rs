@@ -122,8 +122,8 @@ impl Drop for Room {
 /// Room with bytes in it, for as long as its reader has not let go.
 pub(super) struct Shown(pub(super) Arc<Room>);
 
-impl tcp::Staged for Shown {
-    fn place(&self) -> (u32, u64) {
+impl tcp::StagedBytes for Shown {
+    fn location(&self) -> (u32, u64) {
         (self.0.slot, self.0.stamp)
     }
 }
@@ -143,9 +143,9 @@ mod tests {
         assert_eq!(reader.load(slot, stamp).unwrap().extents, [room.extent()]);
         let of_the_disk = Arc::clone(&room);
         drop(room);
-        assert!(reader.still(slot, stamp), "the disk may still write there");
+        assert!(reader.is_current(slot, stamp), "the disk may still write there");
         drop(of_the_disk);
-        assert!(!reader.still(slot, stamp));
+        assert!(!reader.is_current(slot, stamp));
         let next = stage.take(5000).unwrap();
         assert_eq!(next.slot, slot);
         assert_ne!(next.stamp, stamp, "stamps are not used twice");

@@ -1,4 +1,4 @@
-//! A client's calls: each is answered, or fails with its connection, or is given up.
+//! A client's calls: each is answered, fails with its connection, or times out.
 
 use tiffin_core::{
     Hold, Key, Location, RequestId, SegmentId,
@@ -9,18 +9,18 @@ use tiffin_core::{
 use super::{ClientEvent, OFFER_LIMITS, SessionId, Target, ViewKey};
 use crate::{coverage::Point, network::Way, world::World};
 
-/// What a call is for.
+/// The purpose of a call.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Purpose {
-    /// A put or get needs it.
+    /// A need of a put or get.
     Session(SessionId, NeedId),
-    /// A session that is one call.
+    /// A session that is a single call.
     Simple(SessionId),
     Keep(SegmentId),
     BeginView(ViewKey),
     EndView(ViewKey),
     Goodbye(Target),
-    /// Nobody waits for the answer.
+    /// The answer is ignored.
     Nothing,
 }
 
@@ -28,22 +28,22 @@ pub(crate) enum Purpose {
 #[derive(Debug)]
 pub(crate) struct Call {
     target: Target,
-    /// Not sent yet.
+    /// The request, until it is sent.
     waiting: Option<Request>,
     purpose: Purpose,
     reserves: bool,
-    /// What it asks for.
+    /// The requested keys.
     resolves: Vec<Key>,
 }
 
 impl Call {
-    /// The master may keep it waiting, and has heard of it.
-    fn lingers(&self) -> bool {
+    /// Whether the master may have queued it.
+    fn may_be_queued(&self) -> bool {
         self.reserves && self.waiting.is_none()
     }
 
-    /// Somebody waits for the answer.
-    pub(crate) fn matters(&self) -> bool {
+    /// Whether a session or view waits for the answer.
+    pub(crate) fn has_waiter(&self) -> bool {
         !matches!(self.purpose, Purpose::Nothing | Purpose::Keep(_))
     }
 
@@ -53,10 +53,10 @@ impl Call {
 }
 
 impl World {
-    /// Asks, as soon as there is a connection.
+    /// Sends a request, as soon as there is a connection.
     pub(crate) fn call(&mut self, client: usize, target: Target, request: Request, purpose: Purpose) {
-        let patience = self.chance.between(40, 400);
-        let patience = self.by_its_clock(client, patience);
+        let timeout_ms = self.rng.between(40, 400);
+        let timeout_ms = self.client_delay(client, timeout_ms);
         let Some(it) = self.clients.get_mut(client) else { return };
         let id = it.next_request();
         it.last_request = id;
@@ -67,12 +67,12 @@ impl World {
         };
         it.calls.insert(id, Call { target, waiting: Some(request), purpose, reserves, resolves });
         if !matches!(purpose, Purpose::Goodbye(_) | Purpose::EndView(_)) {
-            self.client_at(patience, client, ClientEvent::Timeout(id));
+            self.client_at(timeout_ms, client, ClientEvent::Timeout(id));
         }
         self.flush(client, target);
     }
 
-    /// Sends what waits for a connection that stands; makes one where there is none.
+    /// Sends the waiting requests of an open connection; connects if there is none.
     pub(crate) fn flush(&mut self, client: usize, target: Target) {
         let Some(it) = self.clients.get_mut(client) else { return };
         let link = it.links.entry(target).or_default();
@@ -105,9 +105,9 @@ impl World {
         }
     }
 
-    /// Tells every node that should know it what the client has reserved there, if no room is being looked
-    /// for.
-    pub(crate) fn tell_what_is_known(&mut self, client: usize) {
+    /// Sends `Keep` with the client's reservations to every node for which it is due, unless a `Reserve` is
+    /// in progress.
+    pub(crate) fn send_keeps(&mut self, client: usize) {
         let Some(it) = self.clients.get_mut(client).filter(|it| !it.leaving) else { return };
         let looking = it.calls.values().any(|it| it.reserves && it.waiting.is_none());
         if looking {
@@ -133,12 +133,12 @@ impl World {
         let Some(call) = it.calls.remove(&id) else {
             if let Reply::Reserved(reserved) = reply {
                 self.coverage.hit(Point::LateReserved);
-                self.give_back(client, reserved);
+                self.return_reservations(client, reserved);
             }
             return;
         };
         if let Reply::Resolved(resolved) = &reply {
-            it.hear(&call.resolves, &resolved.items);
+            it.learn(&call.resolves, &resolved.items);
         }
         match call.purpose {
             Purpose::Session(session, need) => self.session_replied(client, session, need, Ok(reply)),
@@ -150,16 +150,16 @@ impl World {
                 self.flush(client, Target::Master);
             }
             Purpose::BeginView(key) => self.view_answered(client, key, &reply),
-            Purpose::EndView(key) => it.view_is_over(key, id),
-            Purpose::Goodbye(target) => self.goodbye_said(client, target),
+            Purpose::EndView(key) => it.view_ended(key, id),
+            Purpose::Goodbye(target) => self.goodbye_answered(client, target),
             Purpose::Nothing => (),
         }
         if call.reserves {
-            self.tell_what_is_known(client);
+            self.send_keeps(client);
         }
     }
 
-    /// Every call to a peer whose connection broke.
+    /// Fails every call to a peer whose connection broke.
     pub(crate) fn fail_calls(&mut self, client: usize, target: Target) {
         let Some(it) = self.clients.get_mut(client) else { return };
         let failed: Vec<_> = it.calls.extract_if(.., |_, call| call.target == target).collect();
@@ -173,27 +173,27 @@ impl World {
         let Some(call) = it.calls.remove(&id) else { return };
         self.coverage.hit(Point::CallTimeout);
         if matches!(call.purpose, Purpose::Keep(_)) {
-            // It must be known whether it was heard: a new connection settles that.
+            // The client must know whether it arrived: a new connection settles that.
             if let Some(conn) = it.links.get(&call.target).and_then(|it| it.conn) {
-                self.caller_hangs_up(conn);
+                self.close_caller(conn);
                 self.conn_lost(client, conn);
             }
             return;
         }
-        if call.lingers() {
+        if call.may_be_queued() {
             self.coverage.hit(Point::Cancelled);
             self.call(client, call.target, Request::Cancel(id), Purpose::Nothing);
         }
         self.call_failed(client, &call);
         if call.reserves {
-            self.tell_what_is_known(client);
+            self.send_keeps(client);
         }
     }
 
     fn call_failed(&mut self, client: usize, call: &Call) {
         match call.purpose {
             Purpose::Session(session, need) => {
-                // Bytes that go with a question that was never sent did not get anywhere.
+                // Bytes of a request that was never sent were not written.
                 let failure = match &call.waiting {
                     Some(Request::Store(_)) => {
                         self.coverage.hit(Point::CarriedNowhere);
@@ -204,10 +204,10 @@ impl World {
                 self.session_replied(client, session, need, Err(failure));
             }
             Purpose::Simple(session) => self.simple_answered(client, session, None),
-            Purpose::BeginView(key) | Purpose::EndView(key) => self.view_in_doubt(client, key),
+            Purpose::BeginView(key) | Purpose::EndView(key) => self.view_uncertain(client, key),
             Purpose::Goodbye(target) => {
                 if self.clients.get(client).is_some_and(|it| it.goodbyes.contains(&target)) {
-                    let delay = self.chance.between(5, 40);
+                    let delay = self.rng.between(5, 40);
                     self.client_at(delay, client, ClientEvent::Connect(target));
                 }
             }
@@ -215,16 +215,16 @@ impl World {
         }
     }
 
-    /// Gives back what was offered.
-    pub(crate) fn give_back_offers(&mut self, client: usize) {
-        // Who leaves has said goodbye to what it had.
+    /// Returns all offers.
+    pub(crate) fn return_offers(&mut self, client: usize) {
+        // A leaving client has returned everything with its goodbye.
         let it = self.clients.get_mut(client).filter(|it| it.alive && !it.leaving);
         let all = it.map(|it| std::mem::replace(&mut it.preallocation, Preallocation::new(OFFER_LIMITS)));
         self.abort(client, all.iter().flat_map(Preallocation::offers).collect());
     }
 
-    /// The client no longer waits for these reservations, and gives them back.
-    pub(crate) fn give_back(&mut self, client: usize, reserved: Reserved) {
+    /// Returns reservations that the client no longer waits for.
+    pub(crate) fn return_reservations(&mut self, client: usize, reserved: Reserved) {
         for outcome in reserved.items {
             let ReserveOutcome::Room(reservations) = outcome else { continue };
             self.abort(client, reservations.into_iter().map(|it| it.location).collect());

@@ -1,5 +1,5 @@
-//! Reads of a client that stall, and the two rules about them: another copy is asked in time, and slow nodes
-//! are asked last.
+//! Stalled reads of a client, and the two rules about them: another copy is read in time, and slow nodes are
+//! read last.
 
 use std::collections::BTreeSet;
 
@@ -15,38 +15,38 @@ use crate::{
     world::{Time, World},
 };
 
-/// A read through a socket that is under way.
+/// A read through a socket in progress.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WatchedRead {
     transfer: TransferId,
     item: usize,
     segment: SegmentId,
     began: Time,
-    /// Units that had arrived when the client last looked.
+    /// Units that had arrived at the last check.
     units: u32,
 }
 
 impl World {
-    /// The world's time as sessions measure it.
+    /// The simulated time in the unit of sessions.
     pub(crate) fn now_us(&self) -> u64 {
         self.now * 1000
     }
 
-    /// A read begins.
+    /// Records the start of a read.
     pub(super) fn watch_read(&mut self, order: &Order, item: usize, transfer: TransferId) {
         let (now, now_us) = (self.now, self.now_us());
         let Some(it) = self.clients.get_mut(order.client) else { return };
         let Some(session) = it.sessions.get_mut(&order.session) else { return };
         let Kind::Get { get, slow, .. } = &mut session.kind else { return };
         session.tried.insert((item, order.segment));
-        // One that was stopped in the middle was tried before.
+        // A copy whose read was stopped counts as tried.
         let is_other =
             |it: &&Location| !slow.contains(&it.segment) && !session.tried.contains(&(item, it.segment));
         let others = get.untried(item).iter().filter(is_other).count();
         if slow.contains(&order.segment) {
             self.coverage.hit(Point::SlowRead);
             if others > 0 {
-                let what = || format!("{} is slow and read before {others} other copies", order.segment);
+                let what = || format!("{} is slow and was read before {others} other copies", order.segment);
                 self.oracle.fail("p7", what);
             }
         }
@@ -63,23 +63,23 @@ impl World {
         session.reads.insert(order.need, read);
     }
 
-    /// Sees to it that the client looks when the next read is stalled.
-    pub(super) fn plan_look(&mut self, client: usize, id: SessionId) {
+    /// Schedules the next check for stalled reads.
+    pub(super) fn schedule_stall_check(&mut self, client: usize, id: SessionId) {
         let now = self.now;
         let session = self.clients.get_mut(client).and_then(|it| it.sessions.get_mut(&id));
         let Some(session) = session else { return };
         let Kind::Get { get, .. } = &session.kind else { return };
         let Some(due) = get.due_us().map(|it| it.div_ceil(1000)) else { return };
-        if due >= session.deadline || session.look_at.is_some_and(|it| now < it && it <= due) {
+        if due >= session.deadline || session.stall_check_at.is_some_and(|it| now < it && it <= due) {
             return;
         }
         let due = due.max(now + 1);
-        session.look_at = Some(due);
-        self.client_at(due - now, client, ClientEvent::LookForStalls(id));
+        session.stall_check_at = Some(due);
+        self.client_at(due - now, client, ClientEvent::CheckStalls(id));
     }
 
-    /// The client looks whether anything has arrived.
-    pub(super) fn look_for_stalls(&mut self, client: usize, id: SessionId) {
+    /// Checks whether reads have made progress.
+    pub(super) fn check_stalls(&mut self, client: usize, id: SessionId) {
         let now_us = self.now_us();
         let Some(it) = self.clients.get_mut(client) else { return };
         let Some(session) = it.sessions.get_mut(&id) else { return };
@@ -97,7 +97,7 @@ impl World {
         self.drive(client, id);
     }
 
-    /// A read is to end before another one begins.
+    /// Stops a read before another one begins.
     pub(super) fn stop_read(&mut self, client: usize, id: SessionId, need: NeedId) {
         let session = self.clients.get_mut(client).and_then(|it| it.sessions.get_mut(&id));
         let Some(read) = session.and_then(|it| it.reads.get(&need).copied()) else { return };
@@ -106,7 +106,7 @@ impl World {
         self.session_read(client, id, read.transfer, need, ReadResult::Yielded);
     }
 
-    /// A read ended; if its node answered, that says how fast it is.
+    /// Records the end of a read; an answer of the node is a sample of its speed.
     pub(super) fn read_ended(&mut self, client: usize, id: SessionId, need: NeedId, result: &ReadResult) {
         let now_us = self.now_us();
         let Some(it) = self.clients.get_mut(client) else { return };
@@ -122,17 +122,19 @@ impl World {
         }
     }
 
-    /// The deadline of a get passed. It must not have waited for one copy all the time, with another unasked.
+    /// The deadline of a get passed. It must not have waited for one copy all the time while another was
+    /// untried.
     pub(super) fn check_hedged(&mut self, client: usize, id: SessionId) {
         let now = self.now;
         let Some(it) = self.clients.get(client) else { return };
         let Some(session) = it.sessions.get(&id) else { return };
         let Kind::Get { get, .. } = &session.kind else { return };
-        // It has half of the time that was left for that, and does nothing while it is stopped itself.
+        // The client has half of the remaining time for hedging, and is not checked while it is stopped
+        // itself.
         let is_neglected = |(need, read): &(&NeedId, &WatchedRead)| {
             let waited = now.saturating_sub(read.began);
             let left = session.deadline.saturating_sub(read.began);
-            // One that has found another copy stale asks the master before it tries the next.
+            // A client that found a copy stale asks the master before it tries the next.
             let copies_tried = session.tried.iter().filter(|it| it.0 == read.item).count();
             let has_bytes = self.transfers.get(&read.transfer).is_some_and(|it| it.units_done() > 0);
             2 * waited > left + 4
@@ -145,7 +147,7 @@ impl World {
         };
         if let Some((_, read)) = session.reads.iter().find(is_neglected) {
             let (segment, waited) = (read.segment, now - read.began);
-            let what = || format!("for {waited} ms only {segment} was asked, and there was another copy");
+            let what = || format!("for {waited} ms only {segment} was read, although there was another copy");
             self.oracle.fail("p7", what);
         }
     }

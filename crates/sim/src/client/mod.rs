@@ -1,18 +1,18 @@
-//! The shell of a client: connections, calls with deadlines, and the rules by which it lets go of what it
-//! does not know of.
+//! The shell of a client: connections, calls with deadlines, and the rules for returning unknown
+//! reservations.
 //!
 //! The rules, which every real shell must follow too:
 //!
-//! - A call that is given up is forgotten; room that is found for it later is given back.
-//! - `Keep` gives back what the client never heard of, so it is sent only while no `Reserve` is under way,
-//!   and no `Reserve` is sent until it is answered. If its answer is lost the node is avoided until a new
-//!   connection to it is welcomed: until then the old `Keep` may still arrive and would take what was
-//!   reserved since.
-//! - There is at most one view of an object per client at its node. If the answer to `BeginViews` or
-//!   `EndViews` is lost the view is ended once more; that is idempotent.
-//! - First of all on a new connection the master hears which leases the client knows of, so that the rest
-//!   end. All calls on the old connection have failed by then, so no lease can be on its way.
-//! - Before it says goodbye a client lets go of every mapping.
+//! - A call that timed out is forgotten; space that is reserved for it later is returned.
+//! - `Keep` makes a node release all reservations that the client does not list. So it is sent only while no
+//!   `Reserve` is in progress, and no `Reserve` is sent until it is answered. If its answer is lost, the
+//!   client avoids the node until a new connection is welcomed: until then the old `Keep` may still arrive
+//!   and would release newer reservations.
+//! - A client has at most one view of an object at a node. If the answer to `BeginViews` or `EndViews` is
+//!   lost, the view is ended again; that is idempotent.
+//! - The first message on a new connection to the master lists the client's leases, so that all others end.
+//!   All calls on the old connection have failed by then, so no lease can be in flight.
+//! - A client unmaps all memory before it sends `Goodbye`.
 
 mod calls;
 mod hedge;
@@ -34,63 +34,63 @@ pub(crate) use view::{View, ViewKey};
 
 use crate::{
     coverage::Point,
-    names,
+    keyspace,
     network::Way,
     node::NodeEvent,
     transfer::{Ended, TransferId},
     world::{Event, Party, Phase, Time, World},
 };
 
-/// Clients put little, so they ask for offers early, and soon again.
+/// Clients put few objects, so they order offers early and often.
 pub(super) const OFFER_LIMITS: OfferLimits =
     OfferLimits { puts_min: 1, puts_ahead: 4, offers_max: 6, rest_us: 30_000 };
-/// How many objects a client remembers the place of: fewer than there are.
+/// Number of cached locations: fewer than there are objects.
 const KNOWN_MAX: usize = 6;
 
-/// What a client does by itself.
+/// A client's own event.
 #[derive(Debug)]
 pub(crate) enum ClientEvent {
-    /// It begins something.
+    /// Starts a random operation.
     Work,
     Beat,
-    /// It connects again.
+    /// Connects again.
     Connect(Target),
-    /// A call was not answered in time.
+    /// A call timed out.
     Timeout(RequestId),
-    /// A put or get was not done in time.
+    /// A put or get timed out.
     Deadline(SessionId),
-    /// It looks whether reads have stalled.
-    LookForStalls(SessionId),
-    /// It copies a few units more.
+    /// Checks for stalled reads.
+    CheckStalls(SessionId),
+    /// Copies a few more units.
     Step(TransferId),
     Transferred(TransferId, Ended),
-    /// It looks at a view.
-    Look(ViewKey),
-    /// It has seen enough of a view.
+    /// Reads a view.
+    CheckView(ViewKey),
+    /// Ends a view.
     EndView(ViewKey),
-    /// It closes its handle.
+    /// Closes the handle.
     Leave,
 }
 
-/// Whom a client talks to.
+/// A peer of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Target {
     Master,
     Node(SegmentId),
 }
 
-/// One of a client's connections, whether it stands or not.
+/// One of a client's connections, open or not.
 #[derive(Debug, Default)]
 pub(crate) struct Link {
     pub(crate) conn: Option<ConnId>,
     pub(crate) up: bool,
-    /// It was welcomed there before.
+    /// It was welcomed before.
     pub(crate) ever: bool,
-    /// The node should be told what the client knows of.
+    /// A `Keep` is due.
     pub(crate) keep_due: bool,
-    /// It was told, and has not answered.
+    /// A `Keep` is in flight.
     pub(crate) keep: Option<RequestId>,
-    /// It was told, and the answer is lost: what was said may still arrive.
+    /// The answer to a `Keep` was lost: the message may still arrive.
     pub(crate) unfenced: bool,
 }
 
@@ -98,38 +98,38 @@ pub(crate) struct Link {
 #[derive(Debug)]
 pub(crate) struct Client {
     pub(crate) id: ClientId,
-    pub(crate) life: u32,
+    pub(crate) incarnation: u32,
     pub(crate) alive: bool,
     pub(crate) leaving: bool,
-    /// It maps the nodes' memory where it can.
+    /// Whether it maps the nodes' memory where possible.
     pub(crate) shares: bool,
     pub(crate) namespace: u8,
     pub(crate) stopped_until: Time,
-    /// How fast its clock goes, in percent of the world's.
+    /// The rate of its clock, in percent of the simulated time.
     pub(crate) clock_percent: u64,
     pub(crate) links: BTreeMap<Target, Link>,
     pub(crate) attached: BTreeSet<SegmentId>,
-    /// The same, and what it has let go of: the kernel tells all of these of its death.
+    /// The nodes that watch its process, including those it has detached from.
     pub(crate) watched_by: BTreeSet<SegmentId>,
     pub(crate) calls: BTreeMap<RequestId, Call>,
     pub(crate) last_request: RequestId,
     pub(crate) sessions: BTreeMap<SessionId, Session>,
     pub(crate) next_session: u64,
     pub(crate) views: BTreeMap<ViewKey, View>,
-    /// Memory that it was offered.
+    /// Its offers.
     pub(crate) preallocation: Preallocation,
-    /// Nodes that were said to be near the master, when room there was at hand.
+    /// Nodes near the master, as reported with offers.
     pub(crate) near: BTreeSet<SegmentId>,
-    /// What it has leased and means to keep, and which life of the master gave that.
+    /// Leases of samples that it keeps, and the epoch in which they were granted.
     pub(crate) leases: BTreeSet<u64>,
     pub(crate) leased_in: u64,
-    /// Where it last saw objects.
+    /// Cached locations.
     pub(crate) known: Known,
-    /// How fast nodes answer it.
+    /// Speed of the nodes.
     pub(crate) pace: Pace,
-    /// The newest generation of each object that it was told of.
+    /// The newest generation of each object that it has seen.
     newest: BTreeMap<Key, Generation>,
-    /// Whom it still has to say goodbye to.
+    /// Peers to which it must still send `Goodbye`.
     pub(crate) goodbyes: BTreeSet<Target>,
 }
 
@@ -137,7 +137,7 @@ impl Client {
     pub(crate) fn absent(sabotage: Sabotage) -> Self {
         Self {
             id: ClientId(0),
-            life: 0,
+            incarnation: 0,
             alive: false,
             leaving: false,
             shares: false,
@@ -163,8 +163,8 @@ impl Client {
         }
     }
 
-    /// The master said this of objects.
-    fn hear(&mut self, keys: &[Key], outcomes: &[ResolveOutcome]) {
+    /// Learns locations from an answer of the master.
+    fn learn(&mut self, keys: &[Key], outcomes: &[ResolveOutcome]) {
         for (key, outcome) in keys.iter().zip(outcomes) {
             self.known.hear(key, outcome);
             if let ResolveOutcome::Found(found) = outcome {
@@ -173,18 +173,18 @@ impl Client {
         }
     }
 
-    /// It was told of a generation of an object.
+    /// Records a generation of an object.
     pub(crate) fn seen(&mut self, key: &Key, generation: Generation) {
         let newest = self.newest.entry(key.clone()).or_default();
         *newest = generation.max(*newest);
     }
 
-    /// The newest generation of an object that it was told of.
+    /// The newest generation of an object that it has seen.
     pub(crate) fn newest(&self, key: &Key) -> Generation {
         self.newest.get(key).copied().unwrap_or_default()
     }
 
-    /// What its next call will be known by.
+    /// The id of its next call.
     pub(crate) fn next_request(&self) -> RequestId {
         RequestId(self.last_request.0 + 1)
     }
@@ -196,65 +196,65 @@ impl Client {
 
 impl World {
     pub(crate) fn start_client(&mut self, client: usize) {
-        if self.phase != Phase::Storm {
+        if self.phase != Phase::Faults {
             return;
         }
         self.next_client += 1;
         let id = ClientId(self.next_client);
-        let shares = self.chance.percent(self.plan.sharing_percent);
-        let namespace = u8::from(self.chance.once_in(8));
+        let shares = self.rng.percent(self.plan.sharing_percent);
+        let namespace = u8::from(self.rng.once_in(8));
         let Some(it) = self.clients.get_mut(client) else { return };
-        let life = it.life + 1;
-        *it = Client { id, life, alive: true, shares, namespace, ..Client::absent(self.sabotage) };
+        let incarnation = it.incarnation + 1;
+        *it = Client { id, incarnation, alive: true, shares, namespace, ..Client::absent(self.sabotage) };
         self.log.line(self.now, "client starts", &[client as u64, id.0], &[]);
         self.connect(client, Target::Master);
         self.client_at(1, client, ClientEvent::Work);
         self.client_at(self.plan.beat_ms, client, ClientEvent::Beat);
     }
 
-    /// The process dies. Its sockets close and the kernel tells the nodes, in any order.
+    /// The process dies. Its sockets close and the kernel informs the nodes, in any order.
     pub(crate) fn crash_client(&mut self, client: usize) {
         let Some(it) = self.clients.get_mut(client).filter(|it| it.alive) else { return };
         it.alive = false;
-        let (id, life) = (it.id, it.life);
+        let (id, incarnation) = (it.id, it.incarnation);
         let watched_by = std::mem::take(&mut it.watched_by);
         it.views.clear();
         self.log.line(self.now, "client dies", &[client as u64], &[]);
-        self.let_go_of_everything(client, life);
+        self.close_everything(client, incarnation);
         for segment in watched_by {
-            let delay = self.chance.delay(60, 300);
+            let delay = self.rng.delay(60, 300);
             if let Some(node) = self.node_of(segment) {
                 self.node_at(delay, node, NodeEvent::Dead(id));
             }
         }
-        let again = self.chance.between(5, 60);
+        let again = self.rng.between(5, 60);
         self.at(self.now + again, Event::ClientStarts(client));
     }
 
-    /// Sockets close and copies stop.
-    fn let_go_of_everything(&mut self, client: usize, life: u32) {
+    /// Closes all sockets and stops all copies.
+    fn close_everything(&mut self, client: usize, incarnation: u32) {
         let mine = |it: &crate::network::Conn| {
-            it.caller == Party::Client(client) && it.caller_life == life && it.caller_open
+            it.caller == Party::Client(client) && it.caller_incarnation == incarnation && it.caller_open
         };
         let conns: Vec<_> = self.conns.iter().filter(|(_, it)| mine(it)).map(|(id, _)| *id).collect();
-        conns.into_iter().for_each(|conn| self.caller_hangs_up(conn));
+        conns.into_iter().for_each(|conn| self.close_caller(conn));
         let Some(id) = self.clients.get(client).map(|it| it.id) else { return };
         let transfers = self.transfers.iter().filter(|(_, it)| it.client_id == id);
         let transfers: Vec<_> = transfers.map(|(id, _)| *id).collect();
         transfers.into_iter().for_each(|transfer| self.cancel_transfer(transfer));
     }
 
-    pub(crate) fn client_does(&mut self, client: usize, event: ClientEvent) {
+    pub(crate) fn client_event(&mut self, client: usize, event: ClientEvent) {
         match event {
             ClientEvent::Work => self.work(client),
             ClientEvent::Beat => self.client_beats(client),
             ClientEvent::Connect(target) => self.connect(client, target),
             ClientEvent::Timeout(id) => self.call_timed_out(client, id),
             ClientEvent::Deadline(session) => self.give_up(client, session),
-            ClientEvent::LookForStalls(session) => self.look_for_stalls(client, session),
+            ClientEvent::CheckStalls(session) => self.check_stalls(client, session),
             ClientEvent::Step(transfer) => self.mapped_step(transfer),
             ClientEvent::Transferred(transfer, ended) => self.transferred(transfer, ended),
-            ClientEvent::Look(view) => self.look(client, view),
+            ClientEvent::CheckView(view) => self.check_view(client, view),
             ClientEvent::EndView(view) => self.end_view(client, view),
             ClientEvent::Leave => self.leave(client),
         }
@@ -266,14 +266,14 @@ impl World {
             link.keep_due |= matches!(target, Target::Node(_)) && link.up;
         }
         self.call(client, Target::Master, Request::Heartbeat(Heartbeat::default()), Purpose::Nothing);
-        self.tell_used(client);
-        self.tell_what_is_known(client);
-        let pause = self.by_its_clock(client, self.plan.beat_ms);
+        self.report_uses(client);
+        self.send_keeps(client);
+        let pause = self.client_delay(client, self.plan.beat_ms);
         self.client_at(pause, client, ClientEvent::Beat);
     }
 
-    /// How long it really takes until that much has passed by a client's clock.
-    pub(crate) fn by_its_clock(&self, client: usize, ms: u64) -> u64 {
+    /// The simulated time until the client's clock has advanced by `ms`.
+    pub(crate) fn client_delay(&self, client: usize, ms: u64) -> u64 {
         let percent = self.clients.get(client).map_or(100, |it| it.clock_percent);
         ms * 100 / percent.max(1)
     }
@@ -292,7 +292,7 @@ impl World {
         let hello = Hello {
             major: VERSION_MAJOR,
             minor: VERSION_MINOR,
-            namespace: names::namespace_name(it.namespace).to_owned(),
+            namespace: keyspace::namespace_name(it.namespace).to_owned(),
             role: Role::Client,
             client: it.id,
             host: format!("host{client}"),
@@ -304,12 +304,12 @@ impl World {
                 let it = self.clients.get_mut(client);
                 it.and_then(|it| it.links.get_mut(&target)).expect("made above").conn = Some(conn);
             }
-            // The node that lived there is gone for ever.
-            None => self.peer_is_gone(client, target),
+            // The node of that segment does not exist any more.
+            None => self.peer_gone(client, target),
         }
     }
 
-    /// A connection broke, or was never made: nothing that was asked there will be answered.
+    /// A connection broke, or was not accepted: no request on it will be answered.
     pub(crate) fn conn_lost(&mut self, client: usize, conn: ConnId) {
         let Some(it) = self.clients.get_mut(client) else { return };
         let Some(target) = it.target_of(conn) else { return };
@@ -319,11 +319,11 @@ impl World {
             link.unfenced = true;
         }
         self.fail_calls(client, target);
-        let delay = self.chance.delay(10, 80);
+        let delay = self.rng.delay(10, 80);
         self.client_at(delay, client, ClientEvent::Connect(target));
     }
 
-    fn peer_is_gone(&mut self, client: usize, target: Target) {
+    fn peer_gone(&mut self, client: usize, target: Target) {
         let Some(it) = self.clients.get_mut(client) else { return };
         it.links.remove(&target);
         it.goodbyes.remove(&target);
@@ -337,7 +337,7 @@ impl World {
         match incoming {
             tiffin_proto::Incoming::Reply(_, Reply::Welcome(welcome)) => {
                 if target == Target::Master {
-                    self.tell_leases(client, conn, welcome.epoch);
+                    self.send_leases(client, conn, welcome.epoch);
                 }
                 self.welcomed(client, target);
             }
@@ -346,8 +346,8 @@ impl World {
         }
     }
 
-    /// Says which leases it knows of; another life of the master gave none of them.
-    fn tell_leases(&mut self, client: usize, conn: ConnId, epoch: u64) {
+    /// Lists the leases of the client. A master of another epoch has granted none of them.
+    fn send_leases(&mut self, client: usize, conn: ConnId, epoch: u64) {
         let Some(it) = self.clients.get_mut(client) else { return };
         if std::mem::replace(&mut it.leased_in, epoch) != epoch {
             return it.leases.clear();
@@ -358,12 +358,12 @@ impl World {
     }
 
     fn welcomed(&mut self, client: usize, target: Target) {
-        let delay = self.chance.delay(5, 60);
+        let delay = self.rng.delay(5, 60);
         let Some(it) = self.clients.get_mut(client) else { return };
         let link = it.links.entry(target).or_default();
         let again = std::mem::replace(&mut link.ever, true);
         (link.up, link.unfenced) = (true, false);
-        let (shares, life, leaving) = (it.shares && !it.leaving, it.life, it.leaving);
+        let (shares, incarnation, leaving) = (it.shares && !it.leaving, it.incarnation, it.leaving);
         for (other, link) in &mut it.links {
             let told = *other == target || target == Target::Master;
             link.keep_due |= again && told && matches!(other, Target::Node(_)) && !leaving;
@@ -373,10 +373,10 @@ impl World {
             && !it.attached.contains(&segment)
             && let Some(node) = self.node_of(segment)
         {
-            self.node_at(delay, node, NodeEvent::Attach(client, life));
+            self.node_at(delay, node, NodeEvent::Attach(client, incarnation));
         }
-        self.end_doubtful_views(client, target);
-        self.tell_what_is_known(client);
+        self.end_uncertain_views(client, target);
+        self.send_keeps(client);
         self.flush(client, target);
         let goodbye =
             |it: &Client| it.goodbyes.contains(&target) && !it.calls.values().any(|it| it.is_goodbye(target));
@@ -385,7 +385,7 @@ impl World {
         }
     }
 
-    /// Closes the handle in good order: everything under way stops, every mapping goes, then goodbye.
+    /// Closes the handle in order: stops everything, unmaps all memory, then sends `Goodbye`.
     pub(crate) fn leave(&mut self, client: usize) {
         let Some(it) = self.clients.get(client).filter(|it| it.alive && !it.leaving) else { return };
         self.coverage.hit(Point::ClientLeaves);
@@ -411,7 +411,7 @@ impl World {
         self.call(client, target, Request::Goodbye, Purpose::Goodbye(target));
     }
 
-    pub(crate) fn goodbye_said(&mut self, client: usize, target: Target) {
+    pub(crate) fn goodbye_answered(&mut self, client: usize, target: Target) {
         if let Some(it) = self.clients.get_mut(client) {
             it.goodbyes.remove(&target);
         }
@@ -424,10 +424,10 @@ impl World {
             return;
         }
         it.alive = false;
-        let life = it.life;
+        let incarnation = it.incarnation;
         self.log.line(self.now, "client exits", &[client as u64], &[]);
-        self.let_go_of_everything(client, life);
-        let again = self.chance.between(5, 60);
+        self.close_everything(client, incarnation);
+        let again = self.rng.between(5, 60);
         self.at(self.now + again, Event::ClientStarts(client));
     }
 }

@@ -1,4 +1,4 @@
-//! What a client has under way: puts and gets as `core::session` runs them, and questions of one call.
+//! Sessions of a client: puts and gets, run by `core::session`, and single calls.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,17 +18,16 @@ use super::hedge::WatchedRead;
 use super::{Client, ClientEvent, Purpose, Target};
 use crate::{
     coverage::Point,
+    keyspace::Name,
     memory::ValueId,
-    names::Name,
     transfer::{Order, TransferId},
     world::{Phase, Time, World},
 };
 
-/// Names a session of a client.
+/// Id of a session of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct SessionId(pub(crate) u64);
 
-/// What it is.
 pub(crate) enum Kind {
     Put {
         put: Put,
@@ -39,34 +38,34 @@ pub(crate) enum Kind {
         names: Vec<Name>,
         /// The size of each buffer.
         buffers: Vec<u64>,
-        /// What was known of each object, and the newest generation of it that anybody had stored or this
-        /// client had been told of, when the get began.
+        /// For each object, the cached generation, and the newest generation that was acknowledged or that
+        /// this client had seen when the get began.
         before: Vec<(Option<Generation>, Generation)>,
         /// The nodes that were slow when it began.
         slow: BTreeSet<SegmentId>,
     },
-    /// A question whose answer is only looked at.
+    /// A call whose answer is only checked.
     Question,
-    /// Samples of a stream, on behalf of a group.
+    /// A pull of samples, on behalf of a group.
     Pull(String),
-    /// A lookup, after which the client would like a view.
-    Look(Name),
-    /// A wish for room to have at hand, for so many bytes.
-    Stock(OfferOrder),
+    /// A lookup, followed by a view.
+    View(Name),
+    /// An order of offers.
+    Offers(OfferOrder),
 }
 
-/// One thing under way.
+/// A session in progress.
 pub(crate) struct Session {
     pub(crate) kind: Kind,
     transfers: BTreeSet<TransferId>,
     /// Reads that may stall.
     pub(super) reads: BTreeMap<NeedId, WatchedRead>,
-    /// The copies of which a read was begun.
+    /// The copies of which a read was started.
     pub(super) tried: BTreeSet<(usize, SegmentId)>,
     pub(super) deadline: Time,
-    /// When it looks for stalled reads.
-    pub(super) look_at: Option<Time>,
-    /// What goes with the question for its name, instead of being written before.
+    /// The time of the next check for stalled reads.
+    pub(super) stall_check_at: Option<Time>,
+    /// Values that are sent inside the commit, instead of being written before.
     carried: BTreeMap<(SegmentId, Hold), ValueId>,
 }
 
@@ -77,15 +76,15 @@ impl std::fmt::Debug for Session {
             Kind::Get { .. } => "get",
             Kind::Question => "question",
             Kind::Pull(_) => "pull",
-            Kind::Look(_) => "look",
-            Kind::Stock(_) => "stock",
+            Kind::View(_) => "check_view",
+            Kind::Offers(_) => "stock",
         };
         write!(out, "{kind} with {} copies under way", self.transfers.len())
     }
 }
 
 impl Client {
-    /// What the client knows that it has reserved on a node.
+    /// The client's reservations on a node.
     pub(crate) fn reserved_on(&self, segment: SegmentId) -> Vec<Hold> {
         let puts = self.sessions.values().filter_map(|it| match &it.kind {
             Kind::Put { put, .. } => Some(put),
@@ -98,10 +97,10 @@ impl Client {
 }
 
 impl World {
-    /// Begins something that takes several steps.
+    /// Starts a session.
     pub(crate) fn begin_session(&mut self, client: usize, kind: Kind) -> Option<SessionId> {
-        let patience = self.chance.delay(900, 3000);
-        let patience = self.by_its_clock(client, patience);
+        let timeout_ms = self.rng.delay(900, 3000);
+        let timeout_ms = self.client_delay(client, timeout_ms);
         let it = self.clients.get_mut(client)?;
         it.next_session += 1;
         let id = SessionId(it.next_session);
@@ -110,18 +109,18 @@ impl World {
             transfers: BTreeSet::new(),
             reads: BTreeMap::new(),
             tried: BTreeSet::new(),
-            deadline: self.now + patience.max(30),
-            look_at: None,
+            deadline: self.now + timeout_ms.max(30),
+            stall_check_at: None,
             carried: BTreeMap::new(),
         };
         it.sessions.insert(id, session);
-        self.client_at(patience.max(30), client, ClientEvent::Deadline(id));
+        self.client_at(timeout_ms.max(30), client, ClientEvent::Deadline(id));
         self.drive(client, id);
         Some(id)
     }
 
-    /// Tells the master what was used without asking it.
-    pub(crate) fn tell_used(&mut self, client: usize) {
+    /// Reports the keys that were read from cached locations to the master.
+    pub(crate) fn report_uses(&mut self, client: usize) {
         let Some(it) = self.clients.get_mut(client) else { return };
         let keys = it.known.take_used(usize::MAX);
         if !keys.is_empty() {
@@ -132,8 +131,8 @@ impl World {
         }
     }
 
-    /// Asks one question.
-    pub(crate) fn ask_once(&mut self, client: usize, kind: Kind, request: Request) {
+    /// Sends a single request.
+    pub(crate) fn call_once(&mut self, client: usize, kind: Kind, request: Request) {
         if let Some(id) = self.begin_session(client, kind) {
             self.call(client, Target::Master, request, Purpose::Simple(id));
         }
@@ -147,7 +146,7 @@ impl World {
             let need = match &mut session.kind {
                 Kind::Put { put, .. } => put.poll(),
                 Kind::Get { get, .. } => get.poll(),
-                Kind::Question | Kind::Pull(_) | Kind::Look(_) | Kind::Stock(_) => None,
+                Kind::Question | Kind::Pull(_) | Kind::View(_) | Kind::Offers(_) => None,
             };
             let Some(need) = need else { break };
             self.carry_out(client, id, need);
@@ -156,14 +155,14 @@ impl World {
         let done = it.sessions.get(&id).is_some_and(|it| match &it.kind {
             Kind::Put { put, .. } => put.is_done(),
             Kind::Get { get, .. } => get.is_done(),
-            Kind::Question | Kind::Pull(_) | Kind::Look(_) | Kind::Stock(_) => false,
+            Kind::Question | Kind::Pull(_) | Kind::View(_) | Kind::Offers(_) => false,
         });
         if done && let Some(session) = it.sessions.remove(&id) {
             // Another read of the same object was faster.
             session.transfers.iter().for_each(|&transfer| self.cancel_transfer(transfer));
             self.session_ended(client, session);
         } else {
-            self.plan_look(client, id);
+            self.schedule_stall_check(client, id);
         }
     }
 
@@ -183,14 +182,15 @@ impl World {
                 self.oracle.will_write(segment, hold, value);
                 let len = reservation.extents.iter().map(|it| it.len).sum();
                 let write = Some(value);
-                let order = Order { client, session, need: id, segment, hold, len, write, unasked: None };
-                // A client makes contact with a node as soon as it has room there.
+                let order =
+                    Order { client, session, need: id, segment, hold, len, write, cached_epoch: None };
+                // A client connects to a node as soon as it has a reservation there.
                 self.connect(client, Target::Node(segment));
                 if !self.carry(item, &order) {
                     self.start(order);
                 }
             }
-            Need::Read { id, item, location, len, unasked } => {
+            Need::Read { id, item, location, len, unasked: cached_epoch } => {
                 let buffer = match self.clients.get(client).and_then(|it| it.sessions.get(&session)) {
                     Some(Session { kind: Kind::Get { buffers, .. }, .. }) => {
                         buffers.get(item).copied().unwrap_or(0)
@@ -202,13 +202,14 @@ impl World {
                     return self.session_read(client, session, transfer, id, ReadResult::TooSmall);
                 }
                 let (segment, hold) = (location.segment, location.hold());
-                if let Some(named) = unasked {
-                    self.looks_whether_it_is_there(client, segment, hold, named);
+                if let Some(named) = cached_epoch {
+                    self.check_presence(client, segment, hold, named);
                 }
                 if !hold.is_on_disk() {
                     self.connect(client, Target::Node(segment));
                 }
-                let order = Order { client, session, need: id, segment, hold, len, write: None, unasked };
+                let order =
+                    Order { client, session, need: id, segment, hold, len, write: None, cached_epoch };
                 if let Some(transfer) = self.start(order) {
                     self.watch_read(&order, item, transfer);
                 }
@@ -217,9 +218,9 @@ impl World {
         }
     }
 
-    /// Has few bytes go with the question for their name, if they cross a socket and only that is left to do.
+    /// Sends small values inside the commit, if they would cross a socket and only the commit is left to do.
     fn carry(&mut self, item: usize, order: &Order) -> bool {
-        let is_carried = self.chance.percent(50);
+        let is_carried = self.rng.percent(50);
         let Some(it) = self.clients.get_mut(order.client) else { return false };
         let is_mapped = it.attached.contains(&order.segment);
         let Some(session) = it.sessions.get_mut(&order.session) else { return false };
@@ -235,7 +236,7 @@ impl World {
         }
     }
 
-    /// A question, with the bytes that go with it. They are only named here, by what they are.
+    /// A commit together with its values. The values are represented by their ids.
     fn with_bytes(&self, client: usize, session: SessionId, target: Target, request: Request) -> Request {
         let session = self.clients.get(client).and_then(|it| it.sessions.get(&session));
         let (Some(Session { carried, .. }), Target::Node(segment), Request::Commit(commit)) =
@@ -253,11 +254,11 @@ impl World {
         }
     }
 
-    /// Whether an object exists is answered without asking, where its memory is mapped: then it must not have
+    /// An existence check on mapped memory is answered from the cached location: the object must not have
     /// been deleted.
-    fn looks_whether_it_is_there(&mut self, client: usize, segment: SegmentId, hold: Hold, named: u64) {
+    fn check_presence(&mut self, client: usize, segment: SegmentId, hold: Hold, named: u64) {
         let is_mapped = self.clients.get(client).is_some_and(|it| it.attached.contains(&segment));
-        if is_mapped && self.vouches_for(segment, hold, named) {
+        if is_mapped && self.is_valid_cached(segment, hold, named) {
             self.oracle.found_there(segment, hold, &mut self.coverage);
         }
     }
@@ -301,10 +302,10 @@ impl World {
             }
             Some(Kind::Get { get, .. }) => get.replied(need, result),
             _ => {
-                // The session was given up after it had asked for room.
+                // The session was given up after it had sent `Reserve`.
                 if let Ok(Reply::Reserved(reserved)) = result {
                     self.coverage.hit(Point::LateReserved);
-                    self.give_back(client, reserved);
+                    self.return_reservations(client, reserved);
                 }
                 return;
             }
@@ -333,7 +334,7 @@ impl World {
         self.drive(client, id);
     }
 
-    /// A reservation on this node no longer stood, so the client gives back what the node has offered.
+    /// A reservation on this node was stale, so the client returns all offers of the node.
     fn offers_were_recalled(&mut self, client: usize, segment: SegmentId) {
         let now_us = self.now_us();
         let cleared = self.clients.get_mut(client).map(|it| it.preallocation.clear(segment, now_us));
@@ -358,7 +359,7 @@ impl World {
         self.drive(client, id);
     }
 
-    /// The deadline passed: copies stop, and what was reserved is given back.
+    /// The deadline passed: copies stop, and reservations are returned.
     pub(crate) fn give_up(&mut self, client: usize, id: SessionId) {
         if self.clients.get(client).is_some_and(|it| it.sessions.contains_key(&id)) {
             self.coverage.hit(Point::SessionGivenUp);
@@ -390,7 +391,7 @@ impl World {
                     self.get_ended(client, name, before, &outcome);
                 }
             }
-            Kind::Question | Kind::Pull(_) | Kind::Look(_) | Kind::Stock(_) => (),
+            Kind::Question | Kind::Pull(_) | Kind::View(_) | Kind::Offers(_) => (),
         }
     }
 
@@ -456,13 +457,13 @@ impl World {
         }
     }
 
-    /// Memory was offered.
-    fn stocked(&mut self, client: usize, order: OfferOrder, mut reserved: Reserved) {
-        let (now_us, is_calm) = (self.now_us(), self.phase != Phase::Storm);
+    /// Stores received offers.
+    fn offers_received(&mut self, client: usize, order: OfferOrder, mut reserved: Reserved) {
+        let (now_us, is_calm) = (self.now_us(), self.phase != Phase::Faults);
         let Some(it) = self.clients.get_mut(client) else { return };
         it.near.extend(&reserved.near);
         if is_calm {
-            self.give_back(client, std::mem::take(&mut reserved));
+            self.return_reservations(client, std::mem::take(&mut reserved));
         }
         let offers = reserved.items.into_iter().filter_map(|it| match it {
             ReserveOutcome::Room(offers) => Some(offers),
@@ -473,44 +474,44 @@ impl World {
         self.abort(client, left.into_iter().map(|it| it.location).collect());
     }
 
-    /// Nothing came of an order.
+    /// An order was not fulfilled.
     fn order_ended(&mut self, client: usize, kind: &Kind) {
-        let Kind::Stock(order) = kind else { return };
+        let Kind::Offers(order) = kind else { return };
         let now_us = self.now_us();
         if let Some(it) = self.clients.get_mut(client) {
             let _none = it.preallocation.stock(*order, Vec::new(), now_us);
         }
     }
 
-    /// A lookup was answered.
+    /// Handles the answer to a lookup.
     fn resolved(&mut self, client: usize, kind: &Kind, outcome: &ResolveOutcome) {
         self.coverage.hit(match outcome {
             ResolveOutcome::Found(_) => Point::ResolveFound,
             ResolveOutcome::Absent => Point::ResolveAbsent,
             ResolveOutcome::Unavailable(_) => Point::ResolveUnavailable,
         });
-        if let (Kind::Look(name), ResolveOutcome::Found(found)) = (kind, outcome) {
+        if let (Kind::View(name), ResolveOutcome::Found(found)) = (kind, outcome) {
             self.begin_view(client, found);
-            // What it knew of it before may still be there.
-            if self.chance.percent(50) {
+            // The cached location may still be valid.
+            if self.rng.percent(50) {
                 self.begin_get_of(client, vec![*name]);
             }
         }
     }
 
-    /// A question was answered, or not.
+    /// Handles the answer to a single call; `None` if it failed.
     pub(crate) fn simple_answered(&mut self, client: usize, id: SessionId, reply: Option<Reply>) {
         let Some(it) = self.clients.get_mut(client) else { return };
         let Some(session) = it.sessions.remove(&id) else {
             let Some(Reply::Reserved(reserved)) = reply else { return };
-            return self.give_back(client, reserved);
+            return self.return_reservations(client, reserved);
         };
         match reply {
             Some(Reply::Reserved(reserved)) => {
-                let Kind::Stock(order) = session.kind else { return };
-                self.stocked(client, order, reserved);
+                let Kind::Offers(order) = session.kind else { return };
+                self.offers_received(client, order, reserved);
             }
-            other if matches!(session.kind, Kind::Stock(_)) => {
+            other if matches!(session.kind, Kind::Offers(_)) => {
                 drop(other);
                 self.order_ended(client, &session.kind);
             }

@@ -1,4 +1,4 @@
-//! Views: bytes looked at where they lie, for as long as the client likes.
+//! Views: bytes that are read in place for any length of time.
 
 use tiffin_core::{
     Hold, RequestId, SegmentId,
@@ -13,23 +13,23 @@ use crate::{
     world::World,
 };
 
-/// What is looked at. A client has at most one view of it.
+/// The viewed copy. A client has at most one view of it.
 pub(crate) type ViewKey = (SegmentId, Hold);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// The node was asked.
+    /// Requested.
     Beginning,
-    /// The node holds the bytes.
+    /// Confirmed by the node.
     Held,
-    /// The node was told that it is over, or must be told.
+    /// The end was sent to the node, or must be.
     Ending,
 }
 
 /// One view.
 #[derive(Debug)]
 pub(crate) struct View {
-    /// The call that asked for it.
+    /// The call that requested it.
     asked: RequestId,
     state: State,
     units: Vec<usize>,
@@ -37,27 +37,27 @@ pub(crate) struct View {
 }
 
 impl Client {
-    /// The node has confirmed an end. A view that was asked for since stays.
-    pub(crate) fn view_is_over(&mut self, key: ViewKey, end: RequestId) {
+    /// The node has confirmed the end. A view that was requested later stays.
+    pub(crate) fn view_ended(&mut self, key: ViewKey, end: RequestId) {
         if self.views.get(&key).is_some_and(|it| it.state == State::Ending && it.asked < end) {
             self.views.remove(&key);
         }
     }
 
-    /// There is nobody left whom their end could be told.
+    /// The node is gone, so the ends need not be sent.
     pub(crate) fn forget_ending_views(&mut self, target: Target) {
         self.views.retain(|key, it| Target::Node(key.0) != target || it.state != State::Ending);
     }
 }
 
 impl World {
-    /// Asks the node of the first mapped copy to hold it.
+    /// Requests a view of the first mapped copy.
     pub(crate) fn begin_view(&mut self, client: usize, found: &Found) {
         let Some(it) = self.clients.get_mut(client) else { return };
         let mapped = found.replicas.iter().find(|replica| it.attached.contains(&replica.segment));
         let Some(location) = mapped else { return };
         let key = (location.segment, location.hold());
-        // The record is loaded first: if the view begins, the stamp stood, and so do the extents.
+        // The record is loaded first: if the view begins, the stamp was current, and so are the extents.
         let record = self.memories.get(&location.segment).and_then(|memory| memory.load(location.hold()));
         let Some(record) = record else { return };
         if record.state != SlotState::Committed {
@@ -87,25 +87,25 @@ impl World {
         let Some(view) = it.views.get_mut(&key) else { return };
         view.state = State::Held;
         self.coverage.hit(Point::ViewBegun);
-        let (look, end) = (self.chance.delay(10, 200), self.chance.delay(100, 600));
-        self.client_at(look, client, ClientEvent::Look(key));
+        let (check_view, end) = (self.rng.delay(10, 200), self.rng.delay(100, 600));
+        self.client_at(check_view, client, ClientEvent::CheckView(key));
         self.client_at(end, client, ClientEvent::EndView(key));
     }
 
-    /// Looks at every byte.
-    pub(crate) fn look(&mut self, client: usize, key: ViewKey) {
-        let pause = self.chance.delay(20, 200);
+    /// Reads every byte of a view.
+    pub(crate) fn check_view(&mut self, client: usize, key: ViewKey) {
+        let pause = self.rng.delay(20, 200);
         let Some(view) = self.clients.get(client).and_then(|it| it.views.get(&key)) else { return };
         if view.state != State::Held {
             return;
         }
         let Some(memory) = self.memories.get(&key.0) else { return };
         let tags: Vec<Tag> = view.units.iter().filter_map(|&unit| memory.read_unit(unit)).collect();
-        if !memory.stands(key.1) {
+        if !memory.is_current(key.1) {
             self.coverage.hit(Point::ViewOutlives);
         }
         self.oracle.looks(key.0, key.1, view.len, &tags, &mut self.coverage);
-        self.client_at(pause, client, ClientEvent::Look(key));
+        self.client_at(pause, client, ClientEvent::CheckView(key));
     }
 
     pub(crate) fn end_view(&mut self, client: usize, key: ViewKey) {
@@ -117,7 +117,7 @@ impl World {
     }
 
     /// The answer is lost: the view must be ended, whether it began or not.
-    pub(crate) fn view_in_doubt(&mut self, client: usize, key: ViewKey) {
+    pub(crate) fn view_uncertain(&mut self, client: usize, key: ViewKey) {
         let gone = self.node_of(key.0).is_none();
         let Some(it) = self.clients.get_mut(client) else { return };
         if gone {
@@ -126,18 +126,18 @@ impl World {
         }
         let Some(view) = it.views.get_mut(&key) else { return };
         view.state = State::Ending;
-        // On the connection that stands it follows the question; else it waits for the next one.
+        // On an open connection it follows the lost request; otherwise it waits for the next connection.
         if it.links.get(&Target::Node(key.0)).is_some_and(|it| it.up) {
             self.call(client, Target::Node(key.0), Request::EndViews(vec![key.1]), Purpose::EndView(key));
         }
     }
 
-    /// After a new welcome: what was in doubt ends.
-    pub(crate) fn end_doubtful_views(&mut self, client: usize, target: Target) {
+    /// After a new welcome: ends views with a lost answer.
+    pub(crate) fn end_uncertain_views(&mut self, client: usize, target: Target) {
         let Target::Node(segment) = target else { return };
         let Some(it) = self.clients.get(client) else { return };
-        let doubtful = it.views.iter().filter(|(key, it)| key.0 == segment && it.state == State::Ending);
-        let keys: Vec<_> = doubtful.map(|(key, _)| *key).collect();
+        let uncertain = it.views.iter().filter(|(key, it)| key.0 == segment && it.state == State::Ending);
+        let keys: Vec<_> = uncertain.map(|(key, _)| *key).collect();
         for key in keys {
             self.call(client, target, Request::EndViews(vec![key.1]), Purpose::EndView(key));
         }

@@ -1,4 +1,4 @@
-//! A disk that keeps apart what it was asked to do and what is there for good. What is under way when its
+//! A simulated disk that separates requested from durable operations. An operation in progress when its
 //! process dies has happened, or has not.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,16 +11,16 @@ use tiffin_core::{
     node::{SlotRecord, SlotState},
 };
 
-use tiffin_sim_runner::Chance;
+use tiffin_sim_runner::Rng;
 
 use crate::{memory::Tag, world::Time};
 
-/// A copy that is there for good.
+/// A durable copy.
 #[derive(Debug)]
-pub(crate) struct Kept {
+pub(crate) struct DiskCopy {
     pub(crate) record: Record,
     pub(crate) tags: Vec<Tag>,
-    /// Its bytes are not what they were, and its checksum tells.
+    /// Its bytes are damaged, and the checksum shows it.
     pub(crate) flipped: bool,
 }
 
@@ -29,9 +29,9 @@ pub(crate) struct Kept {
 pub(crate) struct Appending {
     pub(crate) source: Hold,
     pub(crate) record: Record,
-    /// Where the bytes lie in memory, until they are read.
+    /// Units of the source in memory, until they are read.
     pub(crate) units: Vec<usize>,
-    /// Once they are.
+    /// Their content, once they are read.
     pub(crate) tags: Option<Vec<Tag>>,
 }
 
@@ -43,11 +43,11 @@ pub(crate) struct Loading {
     pub(crate) done: usize,
 }
 
-/// The log of one disk, and how well its device works.
+/// The log of one disk, and the state of its device.
 #[derive(Debug, Default)]
 pub(crate) struct DiskLog {
-    pub(crate) kept: BTreeMap<Stamp, Kept>,
-    /// The life of the master that it belongs to, for good.
+    pub(crate) copies: BTreeMap<Stamp, DiskCopy>,
+    /// The durable epoch of the master.
     pub(crate) epoch: u64,
     pub(crate) life: u64,
     pub(crate) capacity: u64,
@@ -55,14 +55,14 @@ pub(crate) struct DiskLog {
     pub(crate) forgetting: BTreeSet<Stamp>,
     pub(crate) marking: BTreeMap<Stamp, Marks>,
     pub(crate) loading: BTreeMap<Hold, Loading>,
-    /// The device answers with errors until then.
+    /// The device returns errors until then.
     pub(crate) fails_until: Time,
-    /// Something else has filled it until then.
+    /// The device is full until then.
     pub(crate) full_until: Time,
-    /// It is slow until then.
+    /// The device is slow until then.
     pub(crate) slow_until: Time,
-    /// So many of the next completions are lost, until its process starts anew.
-    pub(crate) loses: u32,
+    /// Number of the next completions that are lost, until the process restarts.
+    pub(crate) lose_completions: u32,
     pub(crate) has_lost: bool,
 }
 
@@ -71,58 +71,58 @@ impl DiskLog {
         Self { capacity, ..Self::default() }
     }
 
-    /// Bytes that are taken, or will be.
+    /// Bytes in use, including pending writes.
     pub(crate) fn used(&self) -> u64 {
-        let kept = self.kept.values().map(|it| it.record.len);
-        kept.chain(self.appending.values().map(|it| it.record.len)).filter_map(room_for).sum()
+        let copies = self.copies.values().map(|it| it.record.len);
+        copies.chain(self.appending.values().map(|it| it.record.len)).filter_map(room_for).sum()
     }
 
-    /// Nothing is under way.
-    pub(crate) fn rests(&self) -> bool {
+    /// Whether no operation is in progress.
+    pub(crate) fn is_idle(&self) -> bool {
         self.appending.is_empty()
             && self.forgetting.is_empty()
             && self.marking.is_empty()
             && self.loading.is_empty()
     }
 
-    /// The process dies: what is under way is there for good, or never was.
-    pub(crate) fn crash(&mut self, chance: &mut Chance) {
+    /// The process dies: each operation in progress is durable, or never happened.
+    pub(crate) fn crash(&mut self, rng: &mut Rng) {
         for (stamp, it) in std::mem::take(&mut self.appending) {
-            if let Some(tags) = it.tags.filter(|_| chance.percent(50)) {
-                self.kept.insert(stamp, Kept { record: it.record, tags, flipped: false });
+            if let Some(tags) = it.tags.filter(|_| rng.percent(50)) {
+                self.copies.insert(stamp, DiskCopy { record: it.record, tags, flipped: false });
             }
         }
         for (stamp, marks) in std::mem::take(&mut self.marking) {
-            if let Some(kept) = self.kept.get_mut(&stamp).filter(|_| chance.percent(50)) {
-                kept.record.marks = marks;
+            if let Some(copies) = self.copies.get_mut(&stamp).filter(|_| rng.percent(50)) {
+                copies.record.marks = marks;
             }
         }
         for stamp in std::mem::take(&mut self.forgetting) {
-            if chance.percent(50) {
-                self.kept.remove(&stamp);
+            if rng.percent(50) {
+                self.copies.remove(&stamp);
             }
         }
         self.loading.clear();
         (self.fails_until, self.full_until, self.slow_until) = (0, 0, 0);
-        (self.loses, self.has_lost) = (0, false);
+        (self.lose_completions, self.has_lost) = (0, false);
     }
 
-    /// What it was found to hold.
+    /// The durable records.
     pub(crate) fn records(&self) -> Vec<Record> {
-        self.kept.values().map(|it| it.record.clone()).collect()
+        self.copies.values().map(|it| it.record.clone()).collect()
     }
 
-    /// The next copies to leave to make room for so many bytes: the oldest, but nothing that is pinned.
+    /// The copies to evict for `need` bytes: the oldest, except pinned ones.
     pub(crate) fn victims(&self, need: u64) -> Vec<Stamp> {
         let mut victims = Vec::new();
         let mut used = self.used();
-        for (stamp, kept) in &self.kept {
+        for (stamp, copies) in &self.copies {
             if used + need <= self.capacity {
                 break;
             }
             let marked = self.marking.get(stamp).is_some_and(|it| !it.pins.is_empty());
-            if kept.record.marks.pins.is_empty() && !marked && !self.forgetting.contains(stamp) {
-                used -= room_for(kept.record.len).unwrap_or(0);
+            if copies.record.marks.pins.is_empty() && !marked && !self.forgetting.contains(stamp) {
+                used -= room_for(copies.record.len).unwrap_or(0);
                 victims.push(*stamp);
             }
         }
@@ -130,7 +130,7 @@ impl DiskLog {
     }
 }
 
-/// How a copy on a disk looks to the oracle: like any that can be read.
+/// The slot record of a copy on a disk, for the oracle.
 pub(crate) fn slot(record: &Record) -> SlotRecord {
     SlotRecord {
         stamp: record.hold.stamp,

@@ -1,5 +1,5 @@
-//! The shell of a disk beside a node's memory, in the same process: it keeps a link of its own to the master,
-//! a log that outlives the process, and moves bytes between that and the memory.
+//! The shell of a node's disk, in the same process: it has its own link to the master, a log that outlives
+//! the process, and moves bytes between the log and the memory.
 
 mod log;
 
@@ -14,7 +14,7 @@ use tiffin_core::{
 };
 use tiffin_proto::Incoming;
 
-pub(crate) use log::{Appending, DiskLog, Kept, Loading};
+pub(crate) use log::{Appending, DiskCopy, DiskLog, Loading};
 
 use crate::{
     coverage::Point,
@@ -26,30 +26,30 @@ use crate::{
     world::{Party, Phase, Time, World},
 };
 
-/// How often a disk gives a sign of life.
+/// Heartbeat interval of a disk.
 const BEAT_MS: u64 = 50;
 
-/// What a disk does by itself.
+/// A disk's own event.
 #[derive(Debug)]
 pub(crate) enum DiskEvent {
     Beat,
-    /// It connects to the master.
+    /// Connects to the master.
     Link,
-    /// The bytes of a copy are read from memory.
+    /// The bytes of a copy were read from memory.
     Copied(Stamp),
-    /// They are written.
+    /// A copy was written.
     Appended(Stamp),
-    /// Copies are taken out.
+    /// Copies were removed.
     Forgotten(Vec<Stamp>),
-    /// Marks are written.
+    /// Attributes were written.
     Marked(Stamp),
     /// A few more units of a copy are in memory.
     Load(Hold),
 }
 
-/// What the master asked for, until it is answered.
+/// A request of the master without an answer.
 #[derive(Debug)]
-enum Asked {
+enum PendingRequest {
     Demote(Vec<Stamp>),
     Retire(Vec<Stamp>),
     Mark(Vec<MarkItem>),
@@ -63,16 +63,16 @@ pub(crate) struct DiskShell {
     pub(crate) log: DiskLog,
     pub(crate) link: Option<ConnId>,
     linked: bool,
-    /// The network keeps it from the master until then.
+    /// The network blocks its link until then.
     pub(crate) barred_until: Time,
-    asked: BTreeMap<RequestId, Asked>,
+    pending: BTreeMap<RequestId, PendingRequest>,
 }
 
 impl DiskShell {
-    /// Other marks are asked for, and may be in writing before those asked for until now are answered.
+    /// Newer attributes were requested, and may be written before the older request is answered.
     fn forget_marks(&mut self, newer: &[MarkItem]) {
-        for asked in self.asked.values_mut() {
-            if let Asked::Mark(items) = asked {
+        for pending in self.pending.values_mut() {
+            if let PendingRequest::Mark(items) = pending {
                 items.retain(|it| !newer.iter().any(|newer| newer.hold == it.hold));
             }
         }
@@ -80,21 +80,21 @@ impl DiskShell {
 }
 
 impl World {
-    /// The disk that a node's process has.
+    /// The disk of a node's process.
     pub(crate) fn disk(&mut self, node: usize) -> Option<&mut DiskShell> {
         self.nodes.get_mut(node)?.disk.as_deref_mut()
     }
 
-    /// The node whose process has that disk, if it lives.
+    /// The node whose process has that disk, if it is alive.
     pub(crate) fn disk_of(&self, segment: SegmentId) -> Option<usize> {
         let has = |it: &crate::node::NodeShell| it.disk.as_ref().is_some_and(|it| it.segment == segment);
         self.nodes.iter().position(|it| it.core.is_some() && has(it))
     }
 
-    /// A node's process starts, and finds its disk as it was left.
+    /// A node's process starts, and finds its disk as it was.
     pub(crate) fn start_disk(&mut self, node: usize) {
         let sabotage = self.sabotage;
-        let (segment, capacity) = (self.chance.any(), self.plan.disk_capacity);
+        let (segment, capacity) = (self.rng.any(), self.plan.disk_capacity);
         let Some(shell) = self.nodes.get_mut(node) else { return };
         let memory = shell.segment;
         if shell.disk.is_none() {
@@ -122,11 +122,11 @@ impl World {
     pub(crate) fn crash_disk(&mut self, node: usize) {
         let Some(disk) = self.nodes.get_mut(node).and_then(|it| it.disk.as_mut()) else { return };
         let (link, segment) = (disk.link.take(), disk.segment);
-        let under_way = !disk.log.rests();
+        let under_way = !disk.log.is_idle();
         disk.core = None;
         (disk.linked, disk.barred_until) = (false, 0);
-        disk.asked.clear();
-        disk.log.crash(&mut self.chance);
+        disk.pending.clear();
+        disk.log.crash(&mut self.rng);
         let records = disk.log.records();
         if under_way {
             self.coverage.hit(Point::DiskCrashUnderWay);
@@ -135,14 +135,14 @@ impl World {
             memory.member = false;
             memory.forget_all();
         }
-        records.iter().for_each(|record| self.is_kept(segment, record));
+        records.iter().for_each(|record| self.record_copy(segment, record));
         if let Some(link) = link {
-            self.caller_hangs_up(link);
+            self.close_caller(link);
         }
         self.transfers_lose_node(segment);
     }
 
-    pub(crate) fn disk_does(&mut self, node: usize, event: DiskEvent) {
+    pub(crate) fn disk_event(&mut self, node: usize, event: DiskEvent) {
         match event {
             DiskEvent::Beat => {
                 self.disk_handles(node, CoreEvent::Beat);
@@ -157,23 +157,23 @@ impl World {
                 let Some(log) = self.disk(node).map(|it| &mut it.log) else { return };
                 let Some(marks) = log.marking.remove(&stamp) else { return };
                 let done = log.fails_until.max(log.full_until) <= now;
-                if let Some(kept) = log.kept.get_mut(&stamp).filter(|_| done) {
-                    kept.record.marks = marks;
+                if let Some(copies) = log.copies.get_mut(&stamp).filter(|_| done) {
+                    copies.record.marks = marks;
                 }
                 self.coverage.hit(if done { Point::DiskMarked } else { Point::DiskMarkFailed });
                 self.disk_handles(node, CoreEvent::Marked(stamp, done));
             }
-            DiskEvent::Load(into) => self.loads(node, into),
+            DiskEvent::Load(into) => self.load_units(node, into),
         }
     }
 
-    /// When something ends that the device is asked for now; nothing if that is lost.
+    /// Schedules the completion of a device operation, unless it is lost.
     fn io(&mut self, node: usize, event: DiskEvent) {
         let now = self.now;
-        let delay = self.chance.delay(6, 60);
+        let delay = self.rng.delay(6, 60);
         let Some(log) = self.disk(node).map(|it| &mut it.log) else { return };
-        if log.loses > 0 {
-            log.loses -= 1;
+        if log.lose_completions > 0 {
+            log.lose_completions -= 1;
             log.has_lost = true;
             return self.coverage.hit(Point::DiskLostCompletion);
         }
@@ -183,7 +183,7 @@ impl World {
 
     fn disk_links(&mut self, node: usize) {
         let now = self.now;
-        let storm = self.phase == Phase::Storm;
+        let storm = self.phase == Phase::Faults;
         let Some(disk) = self.disk(node).filter(|it| it.link.is_none() && it.core.is_some()) else { return };
         if disk.barred_until > now && storm {
             let delay = disk.barred_until - now;
@@ -197,15 +197,15 @@ impl World {
         }
     }
 
-    /// The link to the master broke; it is made again, sooner or later.
+    /// The link to the master broke; the disk reconnects later.
     pub(crate) fn disk_link_lost(&mut self, node: usize, conn: ConnId) {
         let Some(disk) = self.disk(node).filter(|it| it.link == Some(conn)) else { return };
         disk.link = None;
-        disk.asked.clear();
+        disk.pending.clear();
         if std::mem::replace(&mut disk.linked, false) {
             self.disk_handles(node, CoreEvent::Unlinked);
         }
-        let delay = self.chance.delay(20, 100);
+        let delay = self.rng.delay(20, 100);
         self.node_at(delay, node, NodeEvent::Disk(DiskEvent::Link));
     }
 
@@ -223,24 +223,24 @@ impl World {
             Incoming::Reply(id, reply) => self.disk_handles(node, CoreEvent::MasterReply(id, reply)),
             Incoming::Request(id, request) => {
                 let stamps = |holds: &[Hold]| holds.iter().map(|it| it.stamp).collect();
-                let asked = match &request {
+                let pending = match &request {
                     Request::Demote(items) => {
-                        Some(Asked::Demote(items.iter().map(|it| it.record.hold.stamp).collect()))
+                        Some(PendingRequest::Demote(items.iter().map(|it| it.record.hold.stamp).collect()))
                     }
-                    Request::Retire(retire) => Some(Asked::Retire(stamps(&retire.holds))),
+                    Request::Retire(retire) => Some(PendingRequest::Retire(stamps(&retire.holds))),
                     Request::Mark(items) => {
                         disk.forget_marks(items);
-                        Some(Asked::Mark(items.clone()))
+                        Some(PendingRequest::Mark(items.clone()))
                     }
                     _ => None,
                 };
-                asked.into_iter().for_each(|it| _ = disk.asked.insert(id, it));
+                pending.into_iter().for_each(|it| _ = disk.pending.insert(id, it));
                 self.disk_handles(node, CoreEvent::MasterRequest(id, request));
             }
         }
     }
 
-    /// Hands an event in and carries the effects out, in order, before anything else.
+    /// Passes an event in and executes the effects, in order, before anything else.
     fn disk_handles(&mut self, node: usize, event: CoreEvent) {
         let Some(disk) = self.disk(node) else { return };
         let (capacity, used) = (disk.log.capacity, disk.log.used());
@@ -250,7 +250,7 @@ impl World {
         core.report(capacity, used);
         core.handle(event);
         while let Some(effect) = self.disk(node).and_then(|it| it.core.as_mut()).and_then(Disk::poll_effect) {
-            self.disk_acts(node, effect);
+            self.disk_effect(node, effect);
         }
         let Some(disk) = self.disk(node) else { return };
         let (segment, member) = (disk.segment, disk.core.as_ref().is_some_and(Disk::is_member));
@@ -262,7 +262,7 @@ impl World {
         }
     }
 
-    fn disk_acts(&mut self, node: usize, effect: Effect) {
+    fn disk_effect(&mut self, node: usize, effect: Effect) {
         let Some(disk) = self.disk(node) else { return };
         let (segment, link) = (disk.segment, disk.link.filter(|_| disk.linked));
         self.log.note(|| format!("{segment} {effect:?}"));
@@ -304,28 +304,30 @@ impl World {
         }
     }
 
-    /// What a disk says is so for good.
+    /// A disk's answer must be durable.
     fn check_answer(&mut self, node: usize, id: RequestId, reply: &Reply) {
         let Some(disk) = self.disk(node) else { return };
         let log = &disk.log;
-        let wrong = match (disk.asked.remove(&id), reply) {
-            (Some(Asked::Demote(stamps)), Reply::Moved(moved)) => {
+        let wrong = match (disk.pending.remove(&id), reply) {
+            (Some(PendingRequest::Demote(stamps)), Reply::Moved(moved)) => {
                 let said = stamps.iter().zip(&moved.items).filter(|it| *it.1);
-                let wrong = said.map(|it| it.0).find(|it| !log.kept.contains_key(it));
-                wrong.map(|it| ("p8", format!("{it:?} is said to be on a disk, and is not for good")))
+                let wrong = said.map(|it| it.0).find(|it| !log.copies.contains_key(it));
+                wrong.map(|it| ("p8", format!("{it:?} is reported as written, but is not durable")))
             }
-            (Some(Asked::Retire(stamps)), Reply::Settled(_)) => {
-                let is_there = |it: &&Stamp| log.kept.contains_key(it) || log.appending.contains_key(it);
+            (Some(PendingRequest::Retire(stamps)), Reply::Settled(_)) => {
+                let is_there = |it: &&Stamp| log.copies.contains_key(it) || log.appending.contains_key(it);
                 let wrong = stamps.iter().find(is_there);
-                wrong.map(|it| ("p2", format!("{it:?} is said to be gone, and is not for good")))
+                wrong.map(|it| {
+                    ("p2", format!("{it:?} is reported as removed, but the removal is not durable"))
+                })
             }
-            (Some(Asked::Mark(items)), Reply::Settled(_)) => {
+            (Some(PendingRequest::Mark(items)), Reply::Settled(_)) => {
                 let differs = |item: &&MarkItem| {
-                    log.kept.get(&item.hold.stamp).is_some_and(|it| it.record.marks != item.marks)
+                    log.copies.get(&item.hold.stamp).is_some_and(|it| it.record.marks != item.marks)
                 };
                 let forgotten = |item: &&MarkItem| !log.forgetting.contains(&item.hold.stamp);
                 let wrong = items.iter().filter(forgotten).find(differs);
-                wrong.map(|it| ("p4", format!("{it:?} is said to be in writing, and is not for good")))
+                wrong.map(|it| ("p4", format!("{it:?} is reported as written, but is not durable")))
             }
             _ => None,
         };
@@ -334,8 +336,8 @@ impl World {
         }
     }
 
-    /// The oracle hears of every copy that is there for good.
-    fn is_kept(&mut self, segment: SegmentId, record: &Record) {
+    /// Informs the oracle of a durable copy.
+    fn record_copy(&mut self, segment: SegmentId, record: &Record) {
         let Some(memory) = self.memories.get_mut(&segment) else { return };
         let slot = log::slot(record);
         memory.keep(slot.clone(), record_name(record));
@@ -350,7 +352,7 @@ impl World {
         let bytes_max = disk.log.capacity / 2;
         if record.len >= bytes_max {
             self.coverage.hit(Point::DemotionRefused);
-            return self.disk_handles_later(node, CoreEvent::Refused(stamp, bytes_max));
+            return self.queue_disk_event(node, CoreEvent::Refused(stamp, bytes_max));
         }
         let victims = disk.log.victims(need);
         let fits = disk.log.used() + need <= disk.log.capacity || !victims.is_empty();
@@ -362,7 +364,7 @@ impl World {
         let extents = if fits { core.begin_demotion(source, record.len) } else { None };
         let Some(extents) = extents else {
             self.coverage.hit(if fits { Point::DemotionUnsourced } else { Point::DiskFull });
-            return self.disk_handles_later(node, CoreEvent::Stored(stamp, false));
+            return self.queue_disk_event(node, CoreEvent::Stored(stamp, false));
         };
         let appending = Appending { source, record, units: all_units(&extents), tags: None };
         if let Some(disk) = self.disk(node) {
@@ -371,8 +373,8 @@ impl World {
         self.io(node, DiskEvent::Copied(stamp));
     }
 
-    /// An effect cannot be answered before the effects that follow it are carried out.
-    fn disk_handles_later(&mut self, node: usize, event: CoreEvent) {
+    /// An effect cannot be answered before the following effects are executed.
+    fn queue_disk_event(&mut self, node: usize, event: CoreEvent) {
         if let Some(core) = self.disk(node).and_then(|it| it.core.as_mut()) {
             core.handle(event);
         }
@@ -380,25 +382,25 @@ impl World {
 
     fn disk_evicts(&mut self, node: usize, victims: Vec<Stamp>) {
         self.coverage.hit(Point::DiskEvicted);
-        self.let_go(node, &victims);
-        self.disk_handles_later(node, CoreEvent::Evicted(victims));
+        self.remove_copies(node, &victims);
+        self.queue_disk_event(node, CoreEvent::Evicted(victims));
     }
 
-    /// Copies are gone for good.
-    fn let_go(&mut self, node: usize, stamps: &[Stamp]) {
+    /// Removes copies durably.
+    fn remove_copies(&mut self, node: usize, stamps: &[Stamp]) {
         let Some(disk) = self.disk(node) else { return };
         let segment = disk.segment;
         for stamp in stamps {
-            disk.log.kept.remove(stamp);
+            disk.log.copies.remove(stamp);
             disk.log.marking.remove(stamp);
         }
         if let Some(memory) = self.memories.get_mut(&segment) {
             stamps.iter().for_each(|stamp| memory.forget(*stamp));
         }
-        stamps.iter().for_each(|stamp| self.oracle.disk_lets_go(segment, Hold::on_disk(*stamp)));
+        stamps.iter().for_each(|stamp| self.oracle.disk_removed(segment, Hold::on_disk(*stamp)));
     }
 
-    /// The bytes are read: those that lie there now.
+    /// The bytes are read, as they are now.
     fn copied(&mut self, node: usize, stamp: Stamp) {
         let Some(shell) = self.nodes.get_mut(node) else { return };
         let (Some(core), Some(disk)) = (shell.core.as_mut(), shell.disk.as_mut()) else { return };
@@ -407,12 +409,12 @@ impl World {
         let units = std::mem::take(&mut appending.units).into_iter();
         let tags = units.filter_map(|unit| memory?.read_unit(unit)).collect();
         appending.tags = Some(tags);
-        let stands = core.end_demotion(appending.source);
-        if !stands {
+        let is_current = core.end_demotion(appending.source);
+        if !is_current {
             disk.log.appending.remove(&stamp);
         }
         self.drain_node(node);
-        match stands {
+        match is_current {
             true => self.io(node, DiskEvent::Appended(stamp)),
             false => {
                 self.coverage.hit(Point::DemotionUnsourced);
@@ -429,10 +431,10 @@ impl World {
         let done = disk.log.fails_until <= now;
         if done {
             let record = appending.record.clone();
-            let kept =
-                Kept { record: record.clone(), tags: appending.tags.unwrap_or_default(), flipped: false };
-            disk.log.kept.insert(stamp, kept);
-            self.is_kept(segment, &record);
+            let copies =
+                DiskCopy { record: record.clone(), tags: appending.tags.unwrap_or_default(), flipped: false };
+            disk.log.copies.insert(stamp, copies);
+            self.record_copy(segment, &record);
         }
         self.coverage.hit(if done { Point::Demoted } else { Point::DemotionFailed });
         self.disk_handles(node, CoreEvent::Stored(stamp, done));
@@ -442,7 +444,7 @@ impl World {
         let Some(disk) = self.disk(node) else { return };
         stamps.iter().for_each(|stamp| _ = disk.log.forgetting.remove(stamp));
         self.coverage.hit(Point::DiskForgot);
-        self.let_go(node, &stamps);
+        self.remove_copies(node, &stamps);
         self.disk_handles(node, CoreEvent::Forgotten(stamps));
     }
 
@@ -454,7 +456,7 @@ impl World {
         let from = (disk.segment, Hold::on_disk(stamp));
         let Some(extents) = extents else {
             self.coverage.hit(Point::PromotionFailed);
-            return self.disk_handles_later(node, CoreEvent::Loaded(into, false));
+            return self.queue_disk_event(node, CoreEvent::Loaded(into, false));
         };
         disk.log.loading.insert(into, Loading { stamp, units: all_units(&extents), done: 0 });
         if let Some(value) = self.oracle.written.get(&from).copied() {
@@ -463,22 +465,22 @@ impl World {
         self.io(node, DiskEvent::Load(into));
     }
 
-    /// A few more units of a copy are written into memory, if it is still there and whole.
-    fn loads(&mut self, node: usize, into: Hold) {
-        let pace = self.chance.between(1, 4) as usize;
+    /// Writes a few more units of a copy into memory, if it is still intact.
+    fn load_units(&mut self, node: usize, into: Hold) {
+        let pace = self.rng.between(1, 4) as usize;
         let now = self.now;
         let Some(shell) = self.nodes.get_mut(node) else { return };
         let (segment, Some(disk)) = (shell.segment, shell.disk.as_mut()) else { return };
         let Some(loading) = disk.log.loading.get_mut(&into) else { return };
         let Some(memory) = self.memories.get_mut(&segment) else { return };
         let (stamp, fails) = (loading.stamp, disk.log.fails_until > now);
-        let kept = disk.log.kept.get(&stamp);
-        let flipped = kept.is_some_and(|it| it.flipped);
-        let whole = kept.filter(|it| !it.flipped && !fails);
+        let copies = disk.log.copies.get(&stamp);
+        let flipped = copies.is_some_and(|it| it.flipped);
+        let whole = copies.filter(|it| !it.flipped && !fails);
         let first = loading.done;
         for place in first..(first + pace).min(loading.units.len()) {
             let Some(&unit) = loading.units.get(place) else { break };
-            // What a device reads before it finds out is anything.
+            // A device returns arbitrary bytes before it reports an error.
             let tag = whole.and_then(|it| it.tags.get(place)).copied().unwrap_or_default();
             self.oracle.writes(memory, unit, into, &mut self.coverage);
             memory.write_unit(unit, tag);
@@ -503,30 +505,30 @@ impl World {
 
     fn is_corrupt(&mut self, node: usize, stamp: Stamp) {
         self.coverage.hit(Point::DiskCorrupt);
-        self.let_go(node, &[stamp]);
+        self.remove_copies(node, &[stamp]);
         self.disk_handles(node, CoreEvent::Corrupt(stamp));
     }
 
-    /// A client wants a piece of a copy, or the first one.
+    /// A client requests a piece of a copy.
     pub(crate) fn disk_chunk(&mut self, node: usize, id: TransferId) {
-        let reading = self.chance.delay(6, 60);
+        let reading = self.rng.delay(6, 60);
         let Some(transfer) = self.transfers.get(&id) else { return };
-        match self.disk_vouches(node, transfer.hold.stamp, transfer.is_unasked()) == Some(transfer.len) {
+        match self.disk_readable(node, transfer.hold.stamp, transfer.is_cached()) == Some(transfer.len) {
             true => self.node_at(reading, node, NodeEvent::ChunkDone(id)),
             false => self.end_socket(node, id, Ended::Stale),
         }
     }
 
-    /// It was read: it counts if it could be read before and after that.
+    /// The piece was read: it is valid if the copy was readable before and after.
     pub(crate) fn disk_chunk_done(&mut self, node: usize, id: TransferId) {
         let now = self.now;
         let Some(transfer) = self.transfers.get(&id) else { return };
-        let (stamp, len, unasked) = (transfer.hold.stamp, transfer.len, transfer.is_unasked());
-        let stands = self.disk_vouches(node, stamp, unasked) == Some(len);
+        let (stamp, len, is_cached) = (transfer.hold.stamp, transfer.len, transfer.is_cached());
+        let is_current = self.disk_readable(node, stamp, is_cached) == Some(len);
         let Some(disk) = self.disk(node) else { return };
         let fails = disk.log.fails_until > now;
-        let kept = disk.log.kept.get(&stamp).map(|it| (it.tags.clone(), it.flipped));
-        match kept {
+        let copies = disk.log.copies.get(&stamp).map(|it| (it.tags.clone(), it.flipped));
+        match copies {
             _ if fails => {
                 self.coverage.hit(Point::DiskReadFailed);
                 self.end_socket(node, id, Ended::Unreachable);
@@ -535,7 +537,7 @@ impl World {
                 self.end_socket(node, id, Ended::Unreachable);
                 self.is_corrupt(node, stamp);
             }
-            Some((tags, false)) if stands => {
+            Some((tags, false)) if is_current => {
                 self.coverage.hit(Point::DiskRead);
                 self.has_read(id, tags, len.div_ceil(EXTENT_ALIGN) as u32);
                 self.end_socket(node, id, Ended::Whole);
@@ -547,13 +549,13 @@ impl World {
         }
     }
 
-    fn disk_vouches(&self, node: usize, stamp: Stamp, unasked: bool) -> Option<u64> {
+    fn disk_readable(&self, node: usize, stamp: Stamp, is_cached: bool) -> Option<u64> {
         let disk = self.nodes.get(node)?.disk.as_ref()?;
-        disk.core.as_ref()?.readable(stamp, unasked.then_some(disk.log.epoch))
+        disk.core.as_ref()?.readable(stamp, is_cached.then_some(disk.log.epoch))
     }
 }
 
-/// The same in every life of its node: the disk is the same.
+/// The same for every process of the node: the disk is the same.
 fn disk_name(node: usize) -> String {
     format!("d{node}")
 }

@@ -1,5 +1,5 @@
-//! R19: every resource can be evicted for. A put is told `Full` only when all that may be evicted would not
-//! do, and then nothing was.
+//! R19: every resource can be evicted for. A put gets `Full` only when evicting everything possible would not
+//! suffice, and then nothing was evicted.
 
 use std::collections::BTreeMap;
 
@@ -10,9 +10,9 @@ use tiffin_core::{
     node::{SlotRecord, SlotState},
 };
 
-use crate::{coverage::Point, names, oracle::Oracle, world::World};
+use crate::{coverage::Point, keyspace, oracle::Oracle, world::World};
 
-/// A put that is answered by what is there when it comes.
+/// A put that is answered from the current state.
 #[derive(Debug)]
 pub(crate) struct SinglePut {
     avoid: Vec<SegmentId>,
@@ -23,9 +23,10 @@ pub(crate) struct SinglePut {
 }
 
 impl Oracle {
-    /// A client asks for space. Only a put that does not wait, behind no other, is answered by what is there
-    /// at that moment. Two puts under way take what was evicted for each other, so neither of them is judged.
-    pub(crate) fn asks_for_space(
+    /// A client reserves space. Only a put that does not wait, with no other put waiting, is answered from
+    /// the state at that moment. Two concurrent puts may take memory evicted for each other, so neither is
+    /// judged.
+    pub(crate) fn record_single_put(
         &mut self,
         now: Tick,
         to: (ConnId, RequestId),
@@ -45,13 +46,13 @@ impl Oracle {
         }
     }
 
-    /// Whether nothing keeps the object in a slot from being evicted. A pin counts from when the slot has it:
-    /// its client may not have been answered yet.
+    /// Whether the object in a slot may be evicted. A pin counts as soon as the slot has it, even before its
+    /// client is answered.
     fn may_be_evicted(&self, segment: SegmentId, record: &SlotRecord, now: Tick) -> bool {
         let of_node = self.generation_of.iter().filter(|((at, _), _)| *at == segment);
         let place = of_node.into_iter().find(|((_, hold), _)| hold.stamp == record.stamp);
         let Some(((_, hold), generation)) = place else { return false };
-        let Some(life) = self.lives.get(generation) else { return false };
+        let Some(life) = self.objects.get(generation) else { return false };
         let is_named = self.standing(life.name) == Some(*generation);
         let leaves = self.retired.contains(&(segment, *hold));
         is_named && !leaves && !record.hard_pin && !life.is_protected() && life.lease_until <= now
@@ -63,19 +64,21 @@ impl World {
     fn check_never_fits(&mut self, to: (ConnId, RequestId), reserved: &Reserved) {
         let Some(since) = self.oracle.waiting_puts.remove(&to) else { return };
         let [ReserveOutcome::OverQuota(quota)] = reserved.items.as_slice() else { return };
-        let (quota, now) = (*quota, self.told_time());
+        let (quota, now) = (*quota, self.peek_clock());
         if quota.is_never_enough() && since < now {
-            self.oracle.fail("r19", || format!("a put waited from {since:?} to {now:?} in vain: {quota:?}"));
+            self.oracle.fail("r19", || {
+                format!("a put waited from {since:?} to {now:?} without a chance: {quota:?}")
+            });
         }
     }
 
-    /// A put is answered. In worlds without disks and without soft pins that keep objects, what could have
-    /// been evicted was.
+    /// Checks the answer to a put. In worlds without disks and without protected soft pins, every evictable
+    /// object must have been evicted.
     pub(crate) fn check_full(&mut self, to: (ConnId, RequestId), reserved: &Reserved) {
         self.check_never_fits(to, reserved);
         let single = self.oracle.single_puts.remove(&to);
         self.oracle.single_puts.clear();
-        // A lease that ends while the put is under way may have kept an object at first.
+        // A lease that ends during the put may have protected an object at first.
         let Some(SinglePut { avoid, len, now, evictions, allocations }) = single else { return };
         let in_vain =
             if allocations == self.oracle.allocations { self.oracle.evictions - evictions } else { 0 };
@@ -90,7 +93,7 @@ impl World {
         let Some(master) = &self.master else { return };
         self.coverage.hit(Point::CheckedFull);
         let stat = master.stat();
-        // A quota is kept before it is known that there is no memory.
+        // The quota is enforced before the master knows that memory is short.
         let is_limited = stat.namespaces.iter().any(|it| it.quota.is_some());
         if !is_limited && in_vain > 0 {
             let fail = || format!("{in_vain} objects were evicted for a put that no node was asked about");
@@ -105,20 +108,19 @@ impl World {
             let committed = memory.slots().filter(|(_, it)| it.state == SlotState::Committed);
             let left = committed.map(|(_, it)| it).filter(|it| {
                 let name = crate::node::name_in_heap(memory, it);
-                let last_use =
-                    name.and_then(|name| master.last_use(names::namespace_name(name.namespace), &name.key()));
+                let last_use = name
+                    .and_then(|name| master.last_use(keyspace::namespace_name(name.namespace), &name.key()));
                 let is_leased = last_use.is_none_or(|(_, until)| until > now);
                 !is_leased && self.oracle.may_be_evicted(segment, it, now)
             });
             let left: Vec<_> = left.cloned().collect();
-            // A node may lack more bytes than could be evicted there, as the master sees it, whatever another
-            // node lacks.
+            // A node may lack more bytes than the master could evict there, whatever another node lacks.
             let (free, evictable) = available.get(&segment).copied().unwrap_or_default();
             let would_do = room_for(len).is_some_and(|need| need <= free + evictable);
             if !left.is_empty() && would_do {
                 let lacks = full.lacks;
                 return self.oracle.fail("r19", || {
-                    format!("a put that lacks {lacks:?} is told Full, but {segment} could evict {left:?}")
+                    format!("a put that lacks {lacks:?} gets Full, but {segment} could evict {left:?}")
                 });
             }
         }

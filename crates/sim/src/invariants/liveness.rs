@@ -1,5 +1,5 @@
-//! Liveness: when faults stop, every session ends, every node is a member, every view and reservation ends;
-//! then names and memory agree, and a delete of everything leaves nothing.
+//! Liveness: after the faults stop, every session, view and reservation ends, and every node is a member.
+//! Then catalog and memory agree, and deleting everything leaves nothing.
 
 use std::collections::BTreeSet;
 
@@ -14,21 +14,21 @@ use tiffin_core::{
 use crate::{
     coverage::Point,
     disk::DiskShell,
-    names::{KEYS, NAMESPACES, Name},
+    keyspace::{KEYS, NAMESPACES, Name},
     node::name_in_heap,
-    world::{Phase, REST_EVENTS_MAX, World},
+    world::{END_EVENTS_MAX, Phase, World},
 };
 
-/// Longer than a few words take, there and back.
-const WORDS_MS: u64 = 500;
+/// Longer than a few messages take, there and back.
+const DELIVERY_MS: u64 = 500;
 
 impl World {
-    /// Ends the storm, and checks that calm follows.
-    pub(crate) fn come_to_rest(&mut self) {
+    /// Ends the faults, and checks that everything ends.
+    pub(crate) fn end_faults_and_check(&mut self) {
         self.end_faults();
         if !self.wait_for("every session to end", |it| it.is_calm())
-            || !self.let_words_arrive()
-            || !self.wait_for("the nodes to confirm", |it| it.everything_is_confirmed())
+            || !self.deliver_messages()
+            || !self.wait_for("the nodes to confirm", |it| it.no_removal_is_pending())
         {
             return;
         }
@@ -41,13 +41,13 @@ impl World {
         if !self.wait_for("every client to leave", |it| it.clients.iter().all(|it| !it.alive)) {
             return;
         }
-        if !self.wait_for("the nodes to forget them", |it| it.nodes.iter().all(knows_nobody))
-            || !self.let_words_arrive()
-            || !self.wait_for("the nodes to confirm", |it| it.everything_is_confirmed())
+        if !self.wait_for("the nodes to forget them", |it| it.nodes.iter().all(has_no_clients))
+            || !self.deliver_messages()
+            || !self.wait_for("the nodes to confirm", |it| it.no_removal_is_pending())
         {
             return;
         }
-        self.check_nothing_leaks("when everybody is gone");
+        self.check_nothing_leaks("after all clients have left");
         self.check_leases_ended();
         self.check_released_is_freed();
         self.check_agreement();
@@ -63,32 +63,33 @@ impl World {
     fn end_faults(&mut self) {
         self.phase = Phase::Calm;
         self.log.line(self.now, "calm", &[], &[]);
-        self.clock_goes_on();
-        self.clock.go_at(self.now, 100);
-        // Set back, it stands still for the master until it shows again what it did.
-        self.clock.be_set_right(self.now);
+        self.clock_resumes();
+        self.clock.set_rate(self.now, 100);
+        // A clock that was set back stands still for the master until it catches up.
+        self.clock.catch_up(self.now);
         self.clients.iter_mut().for_each(|it| it.clock_percent = 100);
-        // Some are idle from now on, and keep what they were offered.
+        // Some clients are idle from now on, and keep their offers.
         for client in 0..self.clients.len() {
-            if self.chance.percent(50) {
-                self.give_back_offers(client);
+            if self.rng.percent(50) {
+                self.return_offers(client);
             }
         }
         for node in 0..self.nodes.len() {
             let Some(disk) = self.disk(node) else { continue };
-            (disk.log.fails_until, disk.log.full_until, disk.log.slow_until, disk.log.loses) = (0, 0, 0, 0);
-            // What is never answered ends with its process.
+            (disk.log.fails_until, disk.log.full_until, disk.log.slow_until, disk.log.lose_completions) =
+                (0, 0, 0, 0);
+            // Operations whose completions were lost end with their process.
             if disk.log.has_lost {
                 self.crash_node(node, 20);
             }
         }
     }
 
-    /// What is calm may still have said something that is on its way.
-    fn let_words_arrive(&mut self) -> bool {
-        let until = self.now + WORDS_MS;
-        // A sample may be given up at any time, so there may always be one more.
-        let all_heard = |it: &Self| it.conns.values().all(crate::network::Conn::is_heard);
+    /// Waits until messages in flight have arrived.
+    fn deliver_messages(&mut self) -> bool {
+        let until = self.now + DELIVERY_MS;
+        // A sample may expire at any time, so there may always be one more message.
+        let all_heard = |it: &Self| it.conns.values().all(crate::network::Conn::is_delivered);
         self.wait_for("words to arrive", |it| it.now >= until && all_heard(it))
     }
 
@@ -96,53 +97,52 @@ impl World {
         let quiet = |it: &crate::client::Client| {
             it.sessions.is_empty()
                 && it.views.is_empty()
-                && !it.calls.values().any(|it| it.matters())
+                && !it.calls.values().any(|it| it.has_waiter())
                 && it.links.values().all(|it| it.conn.is_none() || it.up)
         };
         let stops = self.nodes.iter().map(|it| it.stopped_until);
         let goes_on = stops.chain(self.clients.iter().map(|it| it.stopped_until)).all(|it| it <= self.now);
         let client = self.clients.iter().filter(|it| it.alive).all(quiet);
         let node = self.nodes.iter().all(|it| it.core.as_ref().is_some_and(Node::is_member));
-        // Nodes that died have been noticed and given up by now, and this life of the master knows all the
-        // others.
+        // Dead nodes have been declared lost by now, and this epoch of the master knows all the others.
         let is_up = |it: SegmentId| self.node_of(it).is_some() || self.disk_of(it).is_some();
         let lives = |it: &NodeStat| it.alive && is_up(it.info.segment);
         let members = self.nodes.len() + self.disks().count();
         let knows = |nodes: &[NodeStat]| nodes.len() == members && nodes.iter().all(lives);
         let master = |it: &Master| knows(&it.stat().nodes) && it.moving_count() == 0;
-        let disk = |it: &DiskShell| it.log.rests() && it.core.as_ref().is_some_and(Disk::is_member);
+        let disk = |it: &DiskShell| it.log.is_idle() && it.core.as_ref().is_some_and(Disk::is_member);
         goes_on
             && client
             && node
             && self.disks().all(disk)
             && self.master.as_ref().is_some_and(master)
             && self.transfers.is_empty()
-            && self.nothing_is_reserved()
+            && self.is_nothing_reserved()
     }
 
-    /// Nothing that was taken away is still there. Samples that have waited too long leave at any time: none
-    /// is about to.
-    fn everything_is_confirmed(&self) -> bool {
-        let now = self.told_time();
+    /// Whether no removal is pending. Samples that have waited too long are removed at any time: none is
+    /// about to be.
+    fn no_removal_is_pending(&self) -> bool {
+        let now = self.peek_clock();
         let rests = |it: &Master| {
             let moves = it.unconfirmed_count() + it.moving_count();
             moves == 0 && it.poll_timeout().is_none_or(|at| at > now)
         };
-        self.master.as_ref().is_some_and(rests) && self.disks().all(|it| it.log.rests())
+        self.master.as_ref().is_some_and(rests) && self.disks().all(|it| it.log.is_idle())
     }
 
-    fn nothing_is_reserved(&self) -> bool {
+    fn is_nothing_reserved(&self) -> bool {
         let free = |it: &Node| it.usage().granted == 0 && it.usage().held == 0;
         self.nodes.iter().filter_map(|it| it.core.as_ref()).all(free)
     }
 
-    /// Goes on until something holds; it is a failure if that takes too long.
+    /// Runs until a condition holds; fails if that takes too long.
     fn wait_for(&mut self, what: &str, holds: impl Fn(&Self) -> bool) -> bool {
-        let until = self.events + REST_EVENTS_MAX;
+        let until = self.events + END_EVENTS_MAX;
         while !holds(self) {
             if self.events > until {
-                let state = self.unrest();
-                self.oracle.fail("liveness", || format!("waited in vain for {what}: {state}"));
+                let state = self.describe_state();
+                self.oracle.fail("liveness", || format!("timed out while waiting for {what}: {state}"));
             }
             if !self.step() {
                 return false;
@@ -151,7 +151,7 @@ impl World {
         true
     }
 
-    fn unrest(&self) -> String {
+    fn describe_state(&self) -> String {
         let clients = self.clients.iter().filter(|it| it.alive);
         let clients: Vec<_> =
             clients.map(|it| (it.id, &it.sessions, &it.views, &it.calls, it.leaving, &it.goodbyes)).collect();
@@ -163,7 +163,7 @@ impl World {
         format!("{clients:?} {nodes:?} {disks} and {} transfers", self.transfers.len())
     }
 
-    /// Every copy that the master knows of is there, and every copy that is there is known.
+    /// Every copy in the catalog exists, and every existing copy is in the catalog.
     fn check_agreement(&mut self) {
         let mut known: BTreeSet<(SegmentId, Hold)> = BTreeSet::new();
         for namespace in 0..NAMESPACES.len() as u8 {
@@ -182,7 +182,9 @@ impl World {
                             known.extend(found.replicas.iter().map(|it| (it.segment, it.hold())));
                         }
                         Some(ResolveOutcome::Absent) => (),
-                        other => self.oracle.fail("liveness", || format!("at rest {name:?} is {other:?}")),
+                        other => self
+                            .oracle
+                            .fail("liveness", || format!("after all has ended, {name:?} is {other:?}")),
                     },
                     other => self.oracle.fail("liveness", || format!("the master answers {other:?}")),
                 }
@@ -194,12 +196,14 @@ impl World {
             let readable = memory.slots().filter(|(_, it)| it.state == SlotState::Committed);
             there.extend(readable.map(|(hold, _)| (shell.segment, hold)));
             let Some(disk) = &shell.disk else { continue };
-            there.extend(disk.log.kept.keys().map(|stamp| (disk.segment, Hold::on_disk(*stamp))));
+            there.extend(disk.log.copies.keys().map(|stamp| (disk.segment, Hold::on_disk(*stamp))));
         }
         if known != there {
-            let ghosts: Vec<_> = known.difference(&there).map(|it| (it, self.story(*it))).collect();
-            let leaks: Vec<_> = there.difference(&known).map(|it| (it, self.story(*it))).collect();
-            self.oracle.fail("memory", || format!("known but not there: {ghosts:?}; unknown: {leaks:?}"));
+            let missing: Vec<_> = known.difference(&there).map(|it| (it, self.describe_copy(*it))).collect();
+            let leaks: Vec<_> = there.difference(&known).map(|it| (it, self.describe_copy(*it))).collect();
+            self.oracle.fail("memory", || {
+                format!("in the catalog but missing: {missing:?}; not in the catalog: {leaks:?}")
+            });
         }
     }
 
@@ -207,21 +211,21 @@ impl World {
         self.nodes.iter().filter_map(|it| it.disk.as_deref())
     }
 
-    fn story(&self, place: (SegmentId, Hold)) -> String {
+    fn describe_copy(&self, place: (SegmentId, Hold)) -> String {
         let record = self.memories.get(&place.0).and_then(|it| Some((it, it.load(place.1)?)));
         let name = record.and_then(|(memory, record)| name_in_heap(memory, record));
         let generation = self.oracle.generation_of.get(&place);
-        let life = generation.and_then(|it| self.oracle.lives.get(it));
+        let life = generation.and_then(|it| self.oracle.objects.get(it));
         format!("{name:?} {generation:?} {life:?}")
     }
 }
 
 fn is_empty(node: &crate::node::NodeShell) -> bool {
-    let has_none = node.disk.as_ref().is_none_or(|it| it.log.kept.is_empty() && it.log.rests());
+    let has_none = node.disk.as_ref().is_none_or(|it| it.log.copies.is_empty() && it.log.is_idle());
     let is_free = |it: &Node| it.usage().free == it.usage().capacity && it.usage().offered == 0;
     has_none && node.core.as_ref().is_none_or(is_free)
 }
 
-fn knows_nobody(node: &crate::node::NodeShell) -> bool {
+fn has_no_clients(node: &crate::node::NodeShell) -> bool {
     node.core.as_ref().is_none_or(|it| it.client_count() == 0)
 }

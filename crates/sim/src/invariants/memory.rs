@@ -1,4 +1,4 @@
-//! Memory: the books balance, room is used once, and what is at rest accounts for every byte.
+//! Memory: the usage counters are correct, memory is used once, and at the end every byte is accounted for.
 
 use tiffin_core::{
     Extent, Stamp,
@@ -17,7 +17,7 @@ use crate::{
 };
 
 impl Oracle {
-    /// Room is given to a writer: it must be nobody else's.
+    /// Memory is reserved for a writer: it must not belong to another use.
     pub(crate) fn reserved(&mut self, memory: &Memory, record: &SlotRecord) {
         for unit in record.extents.iter().flat_map(|it| units(*it)) {
             if let Some(other) = memory.covered_by(unit, record.stamp) {
@@ -28,16 +28,16 @@ impl Oracle {
 }
 
 impl Oracle {
-    /// Bytes are withheld from objects: they must be nobody's.
+    /// Bytes are taken for metadata: they must not belong to a use.
     pub(crate) fn withheld(&mut self, memory: &Memory, extent: Extent) {
         if let Some(other) = units(extent).find_map(|unit| memory.covered_by(unit, Stamp::NONE)) {
-            self.fail("memory", || format!("{extent:?} is withheld, and {other:?}'s"));
+            self.fail("memory", || format!("{extent:?} is taken for metadata, but belongs to {other:?}"));
         }
     }
 }
 
 impl World {
-    /// What the nodes say of themselves is what their memory shows.
+    /// The usage that nodes report matches their slots.
     pub(crate) fn check_books(&mut self) {
         for shell in &self.nodes {
             let Some(core) = &shell.core else { continue };
@@ -60,12 +60,12 @@ impl World {
                 let segment = shell.segment;
                 return self
                     .oracle
-                    .fail("memory", || format!("{segment} says {usage:?}, its slots {shown:?}"));
+                    .fail("memory", || format!("{segment} reports {usage:?}, but its slots show {shown:?}"));
             }
         }
     }
 
-    /// At rest nothing is reserved and nothing is held; without clients nothing is offered.
+    /// At the end nothing is reserved or in view; without clients nothing is offered.
     pub(crate) fn check_nothing_leaks(&mut self, when: &str) {
         let has_clients = self.clients.iter().any(|it| it.alive);
         for shell in &self.nodes {
@@ -78,13 +78,12 @@ impl World {
         }
     }
 
-    /// A put is refused for want of memory, or something is evicted for it, while a node has offers that
-    /// nobody has claimed, enough for it. Only nodes count whose master has heard all that they said, and the
-    /// other way round: of others it cannot know.
+    /// A put must not be refused for lack of memory, nor evict anything, while a node has enough unclaimed
+    /// offers. Only nodes without messages in flight count: the master cannot know about others.
     pub(crate) fn check_offers(&mut self, effect: &Effect) {
         let put = match effect {
             Effect::Reply(conn, id, Reply::Reserved(reserved)) => {
-                // Another put under way may have claimed what this one was planned for.
+                // A concurrent put may have claimed the offers that were planned for this one.
                 let is_alone = self.oracle.single_puts.contains_key(&(*conn, *id));
                 let need = self.oracle.needs.remove(&(*conn, *id)).filter(|_| is_alone);
                 need.filter(|_| matches!(reserved.items.as_slice(), [ReserveOutcome::Full(_)]))
@@ -98,11 +97,11 @@ impl World {
         self.coverage.hit(Point::CheckedOffers);
         let members: Vec<_> = self.master.iter().flat_map(|it| it.stat().nodes).collect();
         for shell in &self.nodes {
-            let is_quiet = shell.link.and_then(|it| self.conns.get(&it)).is_some_and(Conn::is_quiet);
+            let is_idle = shell.link.and_then(|it| self.conns.get(&it)).is_some_and(Conn::is_idle);
             let is_ready = members.iter().any(|it| it.alive && it.info.segment == shell.segment);
             let is_member = shell.core.as_ref().is_some_and(Node::is_member);
             let unclaimed = self.memories.get(&shell.segment).map_or(0, Memory::unclaimed);
-            if is_quiet && is_ready && is_member && unclaimed >= need {
+            if is_idle && is_ready && is_member && unclaimed >= need {
                 let segment = shell.segment;
                 let what =
                     || format!("{unclaimed} bytes of {segment} are offered, {need} are needed: {effect:?}");

@@ -3,15 +3,15 @@
 //! | file | promise |
 //! |---|---|
 //! | [`p1`] | never wrong bytes |
-//! | [`p2`] | delete is immediate, and what is deleted stays so |
-//! | [`p4`] | what is pinned stays; nothing vanishes without a reason |
-//! | [`p6`] | what is consumed is gone; quotas hold (P5) |
-//! | [`p8`] | what was published stays, whoever dies |
+//! | [`p2`] | delete is immediate and permanent |
+//! | [`p4`] | pinned objects stay; nothing vanishes without a reason |
+//! | [`p6`] | consumed samples are freed; quotas hold (P5) |
+//! | [`p8`] | published objects survive crashes |
 //! | [`r16`] | absent is never guessed |
-//! | [`tier`] | what is on a disk outlives crashes (P8); probes and promotions harm nobody |
-//! | [`full`] | `Full` is said only when nothing is left to evict (R19) |
-//! | [`memory`] | the books balance, room is used once, nothing leaks |
-//! | [`liveness`] | when faults stop, everything ends |
+//! | [`tier`] | disk copies survive crashes (P8); probes and promotions have no side effects |
+//! | [`full`] | `Full` is answered only when nothing is left to evict (R19) |
+//! | [`memory`] | usage counters are correct, memory is used once, nothing leaks |
+//! | [`liveness`] | after the faults stop, everything ends |
 
 pub(crate) mod full;
 mod liveness;

@@ -1,17 +1,17 @@
-//! P1: a read that counts returns exactly one whole value, the one that was committed under that generation.
-//! The bytes under a view never change. Nobody writes where somebody else's object lies.
+//! P1: a valid read returns exactly one whole value, the one that was committed under that generation. The
+//! bytes of a view never change. No writer writes into memory of another use.
 
 use tiffin_core::{EXTENT_ALIGN, Generation, Hold, SegmentId, message::Found};
 
 use crate::{
     coverage::{Coverage, Point},
+    keyspace::Name,
     memory::{Memory, Tag, ValueId},
-    names::Name,
     oracle::Oracle,
 };
 
 impl Oracle {
-    /// A copy was validated.
+    /// A read was validated.
     pub(crate) fn read(
         &mut self,
         segment: SegmentId,
@@ -25,13 +25,13 @@ impl Oracle {
         self.read_of_dead(segment, hold);
     }
 
-    /// A client says that an object exists, without asking anybody.
+    /// A client reports from its cache that an object exists.
     pub(crate) fn found_there(&mut self, segment: SegmentId, hold: Hold, coverage: &mut Coverage) {
         coverage.hit(Point::CheckedPresence);
         self.read_of_dead(segment, hold);
     }
 
-    /// A client looks at a view that it holds.
+    /// A client reads a view.
     pub(crate) fn looks(
         &mut self,
         segment: SegmentId,
@@ -44,17 +44,19 @@ impl Oracle {
         self.whole(segment, hold, len, tags, "a view");
     }
 
-    /// Somebody is about to write a unit.
+    /// A unit is about to be written.
     pub(crate) fn writes(&mut self, memory: &Memory, unit: usize, hold: Hold, coverage: &mut Coverage) {
         coverage.hit(Point::CheckedScribble);
         if let Some(other) = memory.covered_by(unit, hold.stamp) {
-            self.fail("p1", || format!("the writer of {hold:?} writes unit {unit}, which is {other:?}'s"));
+            self.fail("p1", || {
+                format!("the writer of {hold:?} writes unit {unit}, which belongs to {other:?}")
+            });
         }
     }
 
-    /// A client was told that its put is stored.
+    /// A put was acknowledged to its client.
     pub(crate) fn acknowledged(&mut self, value: ValueId, generation: Generation) {
-        let stored = self.lives.get(&generation).and_then(|it| it.value);
+        let stored = self.objects.get(&generation).and_then(|it| it.value);
         if stored.is_some_and(|it| it != value) {
             self.fail("p1", || format!("{generation} was acknowledged to {value:?}, but it is {stored:?}"));
         }
@@ -67,9 +69,9 @@ impl Oracle {
         }
     }
 
-    /// A client was told which object it has read.
+    /// A get returned an object to its client.
     pub(crate) fn got(&mut self, name: Name, found: &Found) {
-        let life = self.lives.get(&found.generation);
+        let life = self.objects.get(&found.generation);
         if let Some(other) = life.map(|it| it.name).filter(|it| *it != name) {
             self.fail("p1", || format!("a get of {name:?} returned {found:?}, which is {other:?}"));
         }
@@ -78,7 +80,7 @@ impl Oracle {
     fn whole(&mut self, segment: SegmentId, hold: Hold, len: u64, tags: &[Tag], what: &str) {
         let place = (segment, hold);
         let Some(&id) = self.written.get(&place) else {
-            return self.fail("p1", || format!("{what} of {place:?} counts, but nobody ever wrote there"));
+            return self.fail("p1", || format!("{what} of {place:?} is valid, but was never written"));
         };
         let units = len.div_ceil(EXTENT_ALIGN) as usize;
         let wrong = (0..).zip(tags).find(|(unit, tag)| **tag != Tag { value: id, unit: *unit });
@@ -92,7 +94,7 @@ impl Oracle {
             return self
                 .fail("p1", || format!("{what} of {place:?} has {} units of {len} bytes", tags.len()));
         }
-        let life = self.generation_of.get(&place).and_then(|it| self.lives.get(it));
+        let life = self.generation_of.get(&place).and_then(|it| self.objects.get(it));
         if let (Some(life), Some(value)) = (life, value)
             && (life.name != value.name || life.value.is_some_and(|it| it != id))
         {

@@ -1,11 +1,10 @@
-//! P2: once a delete is answered `Deleted` or `Absent`, no copy validates and no lookup finds it, ever
-//! again, whatever had taken it away before. `Unconfirmed`: lookups miss, and once a node that could not
-//! confirm is readmitted, its copies do not validate. What replaced an object is never replaced by it, and
-//! the same holds for the object that was replaced. Memory that nobody tells of deletes says so, which is
-//! what those who read it without asking go by.
+//! P2: after a delete is answered `Deleted` or `Absent`, no copy validates and no lookup finds the object
+//! again, whatever removed it before. `Unconfirmed`: lookups find nothing, and once a node that did not
+//! confirm is readmitted, its copies do not validate. A replaced object is treated like a deleted one. The
+//! memory of a node that receives no retires says so, for readers of cached locations.
 //!
-//! Exempt, until the master keeps more than it can be told: copies on a node that was declared lost, for as
-//! long as it is; and copies on a node that has not joined this life of the master yet.
+//! Exempt, until the master stores more durably: copies on a node that was declared lost, as long as it is
+//! lost; and copies on a node that has not joined this epoch yet.
 
 use tiffin_core::{
     ConnId, Generation, Hold, Location, SegmentId, SlotId,
@@ -15,34 +14,34 @@ use tiffin_core::{
 
 use crate::{
     coverage::{Coverage, Point},
+    keyspace::Name,
     memory::Memory,
-    names::Name,
     node::name_in_heap,
     oracle::{Memories, Oracle, copies, name_of},
     world::World,
 };
 
-/// A deletion that was answered.
+/// An answered delete.
 #[derive(Clone, Debug)]
 pub(crate) struct Dead {
     /// Every node confirmed.
     pub(crate) confirmed: bool,
-    /// Segments whose copies nobody could speak for: their nodes were lost.
+    /// Segments of lost nodes, whose copies are exempt.
     pub(crate) exempt: Vec<SegmentId>,
 }
 
-/// An object that a delete is meant for.
+/// An object that a delete applies to.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Victim {
     pub(crate) generation: Generation,
-    /// How often it had come back before: a delete is not meant for what comes back after it began.
+    /// Number of times it was restored before: a delete does not apply to what is restored after it began.
     pub(crate) returns: u32,
-    /// Something else had taken it away before.
+    /// It was removed before.
     pub(crate) gone: bool,
 }
 
 impl World {
-    /// No memory says that it is a member's unless the node is one.
+    /// The memory of a node says "member" only while the node is one.
     pub(crate) fn check_membership(&mut self) {
         for shell in &self.nodes {
             let Some(core) = &shell.core else { continue };
@@ -53,7 +52,7 @@ impl World {
             self.coverage.hit(Point::CheckedMembership);
             if !core.is_member() {
                 let segment = shell.segment;
-                return self.oracle.fail("p2", || format!("{segment} says that it is a member, but is not"));
+                return self.oracle.fail("p2", || format!("{segment} is marked as a member, but is not"));
             }
         }
     }
@@ -71,9 +70,9 @@ impl Oracle {
         coverage: &mut Coverage,
     ) {
         if *outcome != DeleteOutcome::Leased {
-            let returns = |it: &Victim| self.lives.get(&it.generation).map(|it| it.returns);
+            let returns = |it: &Victim| self.objects.get(&it.generation).map(|it| it.returns);
             let gone: Vec<_> = victims.iter().filter(|it| returns(it) == Some(it.returns)).collect();
-            gone.into_iter().for_each(|it| self.shelving.forget(it.generation));
+            gone.into_iter().for_each(|it| self.tier.forget(it.generation));
         }
         let confirmed = match outcome {
             _ if !complete => return,
@@ -82,7 +81,7 @@ impl Oracle {
             DeleteOutcome::Unconfirmed(_) => false,
         };
         for &Victim { generation, returns, .. } in victims {
-            if self.lives.get(&generation).is_some_and(|it| it.returns != returns) {
+            if self.objects.get(&generation).is_some_and(|it| it.returns != returns) {
                 continue;
             }
             let known = returns == 0;
@@ -101,7 +100,7 @@ impl Oracle {
                     format!("{name:?} {generation} was answered {outcome:?}, but {segment} still has it")
                 });
             }
-            if let Some(life) = self.lives.get_mut(&generation)
+            if let Some(life) = self.objects.get_mut(&generation)
                 && !life.dead.as_ref().is_some_and(|it| it.confirmed)
             {
                 life.dead = Some(Dead { confirmed: confirmed && known, exempt });
@@ -109,7 +108,7 @@ impl Oracle {
         }
     }
 
-    /// A decision is answered: what it took the place of is gone as if it were deleted.
+    /// A decision is answered: the replaced object is treated as deleted.
     pub(crate) fn replaced(
         &mut self,
         outcome: &CommitOutcome,
@@ -127,7 +126,7 @@ impl Oracle {
             | CommitOutcome::Stale => return,
         };
         let Some(generation) = old else { return };
-        let Some((name, returns)) = self.lives.get(&generation).map(|it| (it.name, it.returns)) else {
+        let Some((name, returns)) = self.objects.get(&generation).map(|it| (it.name, it.returns)) else {
             return;
         };
         coverage.hit(Point::CheckedReplaced);
@@ -139,7 +138,7 @@ impl Oracle {
     pub(crate) fn found(&mut self, name: Name, found: &Found, coverage: &mut Coverage) {
         coverage.hit(Point::CheckedResurrection);
         let generation = found.generation;
-        if let Some(life) = self.lives.get(&generation)
+        if let Some(life) = self.objects.get(&generation)
             && (life.dead.is_some() || life.name != name)
         {
             let life = life.clone();
@@ -149,12 +148,12 @@ impl Oracle {
         if generation < newest {
             self.fail("p2", || format!("a lookup of {name:?} found {generation} after {newest} was seen"));
         }
-        found.replicas.iter().for_each(|it| self.named_anew((it.segment, it.hold()), generation));
+        found.replicas.iter().for_each(|it| self.learn_generation((it.segment, it.hold()), generation));
         self.seen(name, generation);
     }
 
-    /// A put is answered: nobody can read what was there before without asking, whatever took it away,
-    /// except on a node that could not be told.
+    /// A put is answered: no older object of that key can be read from a cached location, except on a node
+    /// that could not be informed.
     pub(crate) fn supersedes(
         &mut self,
         item: &DecideItem,
@@ -172,13 +171,13 @@ impl Oracle {
         };
         let Some(name) = name_of(item) else { return };
         coverage.hit(Point::CheckedSuperseded);
-        // What an earlier life stored may be news to this one, from a node that it had not heard from.
+        // An object of an earlier epoch may be new to this one, from a node that had not reported.
         let first = Generation { counter: 0, ..generation };
         let older = self.of_name.get(&name).into_iter().flat_map(|it| it.range(first..generation));
         let older: Vec<_> = older.collect();
         let still = |segment, memory: &Memory| older.iter().any(|it| self.lets_read(segment, memory, **it));
         let any: Vec<_> = self.of_name.get(&name).into_iter().flatten().collect();
-        // A node that has not heard from this life of the master may still hear of a copy from the last one.
+        // A node that has not joined this epoch may still receive a settle of the previous one.
         let is_any = |segment: SegmentId, hold: Hold| {
             let known = self.generation_of.get(&(segment, hold));
             known.is_some_and(|it| any.contains(&it))
@@ -202,15 +201,15 @@ impl Oracle {
         }
     }
 
-    /// Whether a client that knows where it lies can read that generation: what this life of the master has
-    /// named need not have been committed there yet.
+    /// Whether a client with a cached location can read that generation. Objects named in this epoch need not
+    /// be committed at the node yet.
     fn lets_read(&self, segment: SegmentId, memory: &Memory, generation: Generation) -> bool {
         let is_it = |hold| self.generation_of.get(&(segment, hold)) == Some(&generation);
         let is_early = |hold| generation.epoch == self.epoch && memory.has(hold) && is_it(hold);
         copies(memory, generation).next().is_some() || memory.slots().any(|(hold, _)| is_early(hold))
     }
 
-    /// A get has ended that began after a put of `newest` had been answered.
+    /// A get ended that began after a put of `newest` had been answered.
     pub(crate) fn got_after(
         &mut self,
         name: Name,
@@ -219,10 +218,9 @@ impl Oracle {
         coverage: &mut Coverage,
     ) {
         coverage.hit(Point::CheckedNewest);
-        // A new life of the master does not know yet what nodes hold that it has not heard from.
+        // A restarted master does not know the objects of nodes that have not reported.
         let same_life = newest.epoch == self.epoch && found.generation.epoch == self.epoch;
-        // The very same copy may have been decided anew, because the first answer was lost: nothing else is
-        // there to be read.
+        // The same copy may have been decided again, because the first answer was lost.
         let is_newest = |it: &Location| self.generation_of.get(&(it.segment, it.hold())) == Some(&newest);
         let is_anew = !found.replicas.is_empty() && found.replicas.iter().all(is_newest);
         if same_life && found.generation < newest && !is_anew {
@@ -231,12 +229,12 @@ impl Oracle {
         }
     }
 
-    /// The newest generation of a name that anybody was told of.
+    /// The newest acknowledged generation of a name.
     pub(crate) fn newest_acknowledged(&self, name: Name) -> Generation {
         self.acknowledged.get(&name).copied().unwrap_or_default()
     }
 
-    /// A node has been told what it owes, and goes on to tell what it holds.
+    /// A node has received its pending retires, and is about to announce its objects.
     pub(crate) fn readmitted(
         &mut self,
         conn: ConnId,
@@ -246,14 +244,14 @@ impl Oracle {
     ) {
         let Some(memory) = memories.get(&segment) else { return };
         coverage.hit(Point::CheckedReadmission);
-        let owing = self.owing.remove(&conn).unwrap_or_default();
-        let kept = owing.into_iter().find(|it| copies(memory, *it).next().is_some());
+        let pending_retires = self.pending_retires.remove(&conn).unwrap_or_default();
+        let kept = pending_retires.into_iter().find(|it| copies(memory, *it).next().is_some());
         if let Some(generation) = kept {
             self.fail("p2", || format!("{segment} was readmitted with {generation}, which was deleted"));
         }
     }
 
-    /// A slot says that its object can be read.
+    /// A slot becomes committed.
     pub(crate) fn committed(
         &mut self,
         segment: SegmentId,
@@ -263,37 +261,37 @@ impl Oracle {
     ) {
         let hold = Hold { slot, stamp: record.stamp };
         let generation = record.generation;
-        let life = self.lives.get(&generation);
+        let life = self.objects.get(&generation);
         let (name, dead) = (life.map(|it| it.name), life.and_then(|it| it.dead.as_ref()));
-        // A node that was stopped for long may do what it was told before it was given up.
+        // A node that was stopped for long may execute requests from before it was declared lost.
         let exempt = |it: &Dead| it.exempt.contains(&segment) || self.lost.contains_key(&segment);
         if dead.is_some_and(|it| it.confirmed && !exempt(it)) {
             self.fail("p2", || format!("{segment} commits {hold:?} as {generation}, which was deleted"));
         }
         if name.is_some() && name_in_heap(memory, record) != name {
-            self.fail("memory", || format!("{segment} commits {hold:?} as {name:?}, but calls it otherwise"));
+            self.fail("memory", || format!("{segment} commits {hold:?} as {name:?}, but under another name"));
         }
     }
 
-    /// A copy was validated: not one of what was deleted.
+    /// A read was validated: its object must not be deleted.
     pub(crate) fn read_of_dead(&mut self, segment: SegmentId, hold: Hold) {
         let Some(generation) = self.generation_of.get(&(segment, hold)).copied() else { return };
-        let dead = self.lives.get(&generation).and_then(|it| it.dead.as_ref());
+        let dead = self.objects.get(&generation).and_then(|it| it.dead.as_ref());
         if dead.is_some_and(|it| it.confirmed && !it.exempt.contains(&segment)) {
             self.fail("p2", || {
-                format!("a read of {hold:?} on {segment} counts, but {generation} was deleted")
+                format!("a read of {hold:?} on {segment} is valid, but {generation} was deleted")
             });
         }
     }
 
-    /// A lease kept the newest of these.
-    pub(crate) fn spared(&mut self, victims: &[Victim], force: bool) {
+    /// A lease kept the newest of these from being deleted.
+    pub(crate) fn kept_by_lease(&mut self, victims: &[Victim], force: bool) {
         let newest = victims.iter().map(|it| it.generation).max();
-        let Some(life) = newest.and_then(|it| self.lives.get_mut(&it)) else { return };
+        let Some(life) = newest.and_then(|it| self.objects.get_mut(&it)) else { return };
         life.deletes = life.deletes.saturating_sub(1);
         if force || !self.strict {
             let name = life.name;
-            self.fail("names", || format!("a delete of {name:?} was refused by a lease, which may not"));
+            self.fail("names", || format!("a delete of {name:?} was wrongly refused because of a lease"));
         }
     }
 }

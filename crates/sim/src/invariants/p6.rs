@@ -1,6 +1,6 @@
-//! P6: a sample that everyone has consumed is gone when that is answered, as a deleted object is; who has
-//! consumed it does not get it again; leases keep it, outlive connections, and end with their client. P5: a
-//! namespace is given no more than its quota, and those who wait for room are served in order.
+//! P6: a sample that all groups have consumed is treated as deleted when that is answered; a group that has
+//! consumed it does not get it again; leases protect it, survive connections, and end with their client. P5:
+//! a namespace gets no more than its quota, and waiting puts are served in order.
 
 use std::collections::BTreeSet;
 
@@ -17,14 +17,14 @@ use tiffin_core::{
 use crate::{
     coverage::{Coverage, Point},
     invariants::p2::Victim,
-    names::{self, Name},
-    oracle::{Acking, InLine, Memories, Oracle},
+    keyspace::{self, Name},
+    oracle::{Acking, Memories, Oracle, QueuedPut},
     world::World,
 };
 
 impl Oracle {
-    /// A client says something about how long objects are to live.
-    pub(crate) fn hears_of_lifetimes(
+    /// A client's request about the lifetime of objects.
+    pub(crate) fn on_lifetime_request(
         &mut self,
         conn: ConnId,
         id: RequestId,
@@ -33,36 +33,36 @@ impl Oracle {
         complete: bool,
     ) {
         match request {
-            Request::Pin(pin) => self.hears_pin((conn, id), pin, namespace, complete),
-            Request::DropPins(drop) => self.hears_drop_pins(drop, namespace),
+            Request::Pin(pin) => self.on_pin((conn, id), pin, namespace, complete),
+            Request::DropPins(drop) => self.on_drop_pins(drop, namespace),
             Request::SetPolicy(change) => {
-                self.impatient |= change.max_hold_ms.is_some();
+                self.samples_expire |= change.max_hold_ms.is_some();
                 self.waiting_puts.clear();
-                self.shelving.changes_policy(namespace, change);
-                self.setting.insert((conn, id), (namespace, self.shelving.policy(namespace)));
+                self.tier.change_policy(namespace, change);
+                self.setting.insert((conn, id), (namespace, self.tier.policy(namespace)));
             }
-            Request::Ack(ack) => self.hears_ack((conn, id), ack, complete),
+            Request::Ack(ack) => self.on_ack((conn, id), ack, complete),
             Request::Release(release) => {
                 release.leases.iter().for_each(|lease| _ = self.leases.remove(lease));
             }
             Request::KeepLeases(known) => {
-                let client = self.speakers.get(&conn).copied();
+                let client = self.conn_clients.get(&conn).copied();
                 self.leases.retain(|lease, (of, _)| Some(*of) != client || known.contains(lease));
             }
             Request::Goodbye => {
-                let client = self.speakers.get(&conn).copied();
+                let client = self.conn_clients.get(&conn).copied();
                 client.into_iter().for_each(|client| self.client_is_gone(client));
                 self.conn_is_gone(conn);
             }
-            _ => self.hears_of_streams((conn, id), request, namespace, complete),
+            _ => self.on_stream_request((conn, id), request, namespace, complete),
         }
     }
 
-    fn hears_ack(&mut self, to: (ConnId, RequestId), ack: &Ack, complete: bool) {
+    fn on_ack(&mut self, to: (ConnId, RequestId), ack: &Ack, complete: bool) {
         let leased: BTreeSet<_> = self.leases.values().map(|it| it.1).collect();
         for item in &ack.items {
             self.explain(item.generation);
-            if let Some(life) = self.lives.get_mut(&item.generation) {
+            if let Some(life) = self.objects.get_mut(&item.generation) {
                 life.deletes += 1;
             }
         }
@@ -92,7 +92,7 @@ impl Oracle {
         let Some(acking) = self.acking.remove(&to) else { return };
         let Acking { generations, group, complete, unless_leased, leased } = acking;
         for (generation, outcome) in generations.into_iter().zip(outcomes) {
-            let Some(life) = self.lives.get_mut(&generation) else { continue };
+            let Some(life) = self.objects.get_mut(&generation) else { continue };
             match outcome {
                 AckOutcome::Freed => {
                     let (name, returns) = (life.name, life.returns);
@@ -101,13 +101,13 @@ impl Oracle {
                 }
                 AckOutcome::Recorded => {
                     if unless_leased {
-                        // It may be freed at any later moment.
+                        // It may be freed at any later time.
                         self.released.insert(generation);
                     } else {
                         life.deletes = life.deletes.saturating_sub(1);
                     }
                     let is_deferred = unless_leased && leased.contains(&generation);
-                    // A copy that is still leaving is not told.
+                    // A copy that is being removed is not updated.
                     if life.by_groups && complete && life.returns == 0 && !is_deferred {
                         life.acked.insert(group.clone());
                     }
@@ -133,12 +133,12 @@ impl Oracle {
     ) {
         let generation = granted.found.generation;
         if !self.leased_samples(now).contains(&generation) {
-            // The last lease has ended, and with it everything that waited for that.
+            // The last lease has ended, and with it all deferred acknowledgements take effect.
             self.acked_for_good.extend(self.deferred.extract_if(.., |it| it.0 == generation));
         }
-        let Some(&client) = self.speakers.get(&conn) else { return };
+        let Some(&client) = self.conn_clients.get(&conn) else { return };
         self.leases.insert(granted.lease, (client, generation));
-        let Some(life) = self.lives.get(&generation).filter(|it| it.by_groups) else { return };
+        let Some(life) = self.objects.get(&generation).filter(|it| it.by_groups) else { return };
         coverage.hit(Point::CheckedConsumed);
         if life.acked.contains(group) {
             let name = life.name;
@@ -168,8 +168,8 @@ impl Oracle {
         }
     }
 
-    /// A sample is not leased because it is consumed: not one that was acknowledged while others had it
-    /// leased, and still have.
+    /// A lease is refused because the sample is consumed. That is wrong for a sample that was acknowledged
+    /// while others had, and still have, it leased.
     pub(crate) fn refused_as_consumed(
         &mut self,
         now: Tick,
@@ -179,7 +179,7 @@ impl Oracle {
     ) {
         let Some(generation) = self.newest.get(&name).copied() else { return };
         let Some(life) =
-            self.lives.get(&generation).filter(|_| self.leased_samples(now).contains(&generation))
+            self.objects.get(&generation).filter(|_| self.leased_samples(now).contains(&generation))
         else {
             return;
         };
@@ -192,7 +192,7 @@ impl Oracle {
         }
     }
 
-    /// A sample is given up for having waited too long: only one that nobody has leased.
+    /// A sample expires after waiting too long: only without a lease.
     pub(crate) fn given_up(
         &mut self,
         name: Name,
@@ -202,20 +202,20 @@ impl Oracle {
     ) {
         coverage.hit(Point::CheckedGivenUp);
         if self.leases.values().any(|(of, leased)| *leased == generation && self.keeps_leases(*of, now)) {
-            self.fail("p6", || format!("{name:?} {generation} is leased, and was given up"));
+            self.fail("p6", || format!("{name:?} {generation} is leased, but was dropped"));
         }
     }
 
-    /// A client connects, and has its leases as before, unless it was away for too long.
+    /// A client connects, and keeps its leases, unless it was away for too long.
     pub(crate) fn client_comes(&mut self, conn: ConnId, client: ClientId, now: Tick) {
-        self.speakers.insert(conn, client);
+        self.conn_clients.insert(conn, client);
         if !self.keeps_leases(client, now) {
             self.client_is_gone(client);
         }
         self.away.remove(&client);
     }
 
-    /// A client's connection is closed, and it may come back.
+    /// A client's connection is closed; it may return.
     pub(crate) fn client_goes_away(&mut self, client: ClientId, now: Tick) {
         self.away.insert(client, now);
     }
@@ -225,30 +225,30 @@ impl Oracle {
         self.leases.retain(|_, (of, _)| *of != client);
     }
 
-    /// A connection is closed, or was replaced: nobody waits for its answers.
+    /// A connection is closed or replaced: its requests are no longer answered.
     pub(crate) fn conn_is_gone(&mut self, conn: ConnId) {
-        self.line.retain(|(of, _), _| *of != conn);
+        self.put_queue.retain(|(of, _), _| *of != conn);
     }
 
     pub(crate) fn keeps_leases(&self, client: ClientId, now: Tick) -> bool {
         self.away.get(&client).is_none_or(|since| now < since.after(self.lease_grace_ms))
     }
 
-    /// Samples that a client has leased which is connected, or was a moment ago.
+    /// Samples leased by clients that are connected, or were recently.
     fn leased_samples(&self, now: Tick) -> BTreeSet<Generation> {
         let kept = self.leases.values().filter(|(client, _)| self.keeps_leases(*client, now));
         kept.map(|(_, generation)| *generation).collect()
     }
 
-    /// A node is lost. What went with its last node is leased no more, also if a node that has yet to join
-    /// brings it back.
+    /// A node is lost. Leases of samples whose last copy was there end, also if a node that joins later
+    /// restores them.
     pub(crate) fn leases_end_with(&mut self, lost: SegmentId) {
         let there = self.generation_of.iter().filter(|((segment, _), _)| *segment == lost);
         let there: BTreeSet<_> = there.map(|(_, generation)| *generation).collect();
         self.leases.retain(|_, (_, leased)| !there.contains(leased));
     }
 
-    /// A put asks for room; `others_wait` for room in the same namespace.
+    /// A put reserves space; `others_wait` in the same namespace.
     pub(crate) fn arrives(
         &mut self,
         to: (ConnId, RequestId),
@@ -259,11 +259,11 @@ impl Oracle {
         self.arrivals += 1;
         if others_wait {
             let waits = reserve.wait_ms > 0;
-            self.line.insert(to, InLine { namespace, arrival: self.arrivals, waits });
+            self.put_queue.insert(to, QueuedPut { namespace, arrival: self.arrivals, waits });
         }
     }
 
-    /// A put is answered. One that came while others waited has not overtaken anybody who came before it and
+    /// A put is answered. If others waited when it arrived, it must not have overtaken an earlier put that
     /// still waits.
     pub(crate) fn reserved_in_order(
         &mut self,
@@ -271,37 +271,37 @@ impl Oracle {
         reserved: &Reserved,
         coverage: &mut Coverage,
     ) {
-        let Some(served) = self.line.remove(&to) else { return };
+        let Some(served) = self.put_queue.remove(&to) else { return };
         if !reserved.items.iter().any(|it| matches!(it, ReserveOutcome::Room(rooms) if !rooms.is_empty())) {
             return;
         }
         coverage.hit(Point::CheckedOrder);
-        let before = |it: &&InLine| it.namespace == served.namespace && it.arrival < served.arrival;
-        let overtaken = self.line.values().filter(|it| it.waits).find(before);
+        let before = |it: &&QueuedPut| it.namespace == served.namespace && it.arrival < served.arrival;
+        let overtaken = self.put_queue.values().filter(|it| it.waits).find(before);
         if let Some(overtaken) = overtaken.map(|it| format!("{it:?}")) {
-            self.fail("p5", || format!("{served:?} was given room before {overtaken}"));
+            self.fail("p5", || format!("{served:?} got space before {overtaken}"));
         } else if !served.waits {
-            self.fail("p5", || format!("{served:?} was given room that others wait for"));
+            self.fail("p5", || format!("{served:?} got space that others wait for"));
         }
     }
 }
 
 impl World {
-    /// What living clients have leased is leased, however often their connections broke.
+    /// Samples leased by live clients are leased, however often their connections broke.
     pub(crate) fn check_leases_kept(&mut self) {
-        let now = self.tell_time();
+        let now = self.read_clock();
         let Some(master) = &mut self.master else { return };
-        let mut expected = [0; names::NAMESPACES.len()];
+        let mut expected = [0; keyspace::NAMESPACES.len()];
         for generation in self.oracle.leased_samples(now) {
-            let Some(name) = self.oracle.lives.get(&generation).map(|it| it.name) else { continue };
-            // What it was is gone where nobody could be told of that.
+            let Some(name) = self.oracle.objects.get(&generation).map(|it| it.name) else { continue };
+            // The object may have been removed on nodes that could not be informed.
             let is_there = is_there(master, now, name, generation);
             let count = expected.get_mut(name.namespace as usize);
             count.into_iter().for_each(|it| *it += u64::from(is_there));
         }
         for stat in master.stat().namespaces {
             let mut all = (0..).zip(&expected).filter(|(_, count)| **count > 0);
-            let Some((_, &count)) = all.find(|(it, _)| names::namespace_name(*it) == stat.name) else {
+            let Some((_, &count)) = all.find(|(it, _)| keyspace::namespace_name(*it) == stat.name) else {
                 continue;
             };
             self.coverage.hit(Point::CheckedLeasesKept);
@@ -311,43 +311,43 @@ impl World {
         }
     }
 
-    /// When every client is gone nothing is leased.
+    /// After all clients have left, nothing is leased.
     pub(crate) fn check_leases_ended(&mut self) {
         let Some(master) = &self.master else { return };
         self.coverage.hit(Point::CheckedLeases);
         let leased = master.stat().namespaces.into_iter().find(|it| it.samples_leased > 0);
         if let Some(stat) = leased {
-            self.oracle.fail("p6", || format!("nobody is left, but samples are leased: {stat:?}"));
+            self.oracle.fail("p6", || format!("no client is left, but samples are leased: {stat:?}"));
         }
     }
 
-    /// When every client is gone, so is what was consumed while others had it leased.
+    /// After all clients have left, samples that were consumed while leased are freed.
     pub(crate) fn check_released_is_freed(&mut self) {
-        let now = self.tell_time();
+        let now = self.read_clock();
         let Some(master) = &mut self.master else { return };
         for generation in self.oracle.released.clone() {
-            let life = self.oracle.lives.get(&generation);
+            let life = self.oracle.objects.get(&generation);
             let Some(name) = life.filter(|it| it.once && it.returns == 0).map(|it| it.name) else { continue };
             self.coverage.hit(Point::CheckedReleased);
             if is_there(master, now, name, generation) {
-                let what = format!("{name:?} {generation} was consumed, and is there without a lease");
+                let what = format!("{name:?} {generation} was consumed, but exists without a lease");
                 self.oracle.fail("p6", || what);
             }
         }
     }
 
-    /// Whether puts wait for room in a namespace.
-    pub(crate) fn somebody_waits(&self, namespace: u8) -> bool {
+    /// Whether puts wait for space in a namespace.
+    pub(crate) fn puts_wait(&self, namespace: u8) -> bool {
         let Some(master) = &self.master else { return false };
-        let name = names::namespace_name(namespace);
+        let name = keyspace::namespace_name(namespace);
         master.stat().namespaces.iter().any(|it| it.name == name && it.waiting > 0)
     }
 
-    /// Limits were changed: all limits of the namespace are those that were named last.
+    /// Limits were changed: all limits of the namespace must be those that were set last.
     pub(crate) fn check_policy(&mut self) {
-        let Some((namespace, policy)) = self.oracle.shelving.take_changed_policy() else { return };
+        let Some((namespace, policy)) = self.oracle.tier.take_changed_policy() else { return };
         let Some(master) = &self.master else { return };
-        let name = names::namespace_name(namespace);
+        let name = keyspace::namespace_name(namespace);
         let Some(stat) = master.stat().namespaces.into_iter().find(|it| it.name == name) else { return };
         self.coverage.hit(Point::CheckedPolicy);
         let demotion = policy.demotion.unwrap_or(self.plan.tier.demotion);
@@ -356,15 +356,15 @@ impl World {
         }
     }
 
-    /// A client is told that limits are set: they are in the state folder, unless they were changed since.
+    /// A change of limits is answered: it must be in the state folder, unless the limits were changed since.
     pub(crate) fn check_saved(&mut self, effect: &Effect) {
         let Effect::Reply(conn, id, Reply::Done) = effect else { return };
         let Some((namespace, policy)) = self.oracle.setting.remove(&(*conn, *id)) else { return };
-        if self.oracle.shelving.policy(namespace) != policy {
+        if self.oracle.tier.policy(namespace) != policy {
             return;
         }
         self.coverage.hit(Point::CheckedSaved);
-        let name = names::namespace_name(namespace);
+        let name = keyspace::namespace_name(namespace);
         let saved = self.state.policies.iter().find(|it| it.namespace == name);
         let saved = saved.map(|it| it.policy.clone()).unwrap_or_default();
         if saved != policy {
@@ -372,10 +372,10 @@ impl World {
         }
     }
 
-    /// Room is being asked for: what its namespace then has is within its quota.
+    /// Space was allocated: the namespace must be within its quota.
     pub(crate) fn check_quota(&mut self, namespace: u8) {
         let Some(master) = &self.master else { return };
-        let name = names::namespace_name(namespace);
+        let name = keyspace::namespace_name(namespace);
         let stats = master.stat().namespaces;
         let Some(stat) = stats.into_iter().find(|it| it.name == name) else { return };
         let Some(quota) = stat.quota else { return };
@@ -390,7 +390,7 @@ impl World {
 fn is_there(master: &mut Master, now: Tick, name: Name, generation: Generation) -> bool {
     let keys = vec![name.key()];
     let resolve = Resolve { keys, touch: false, lease: false, locate: false, ..Resolve::default() };
-    let reply = master.look(now, names::namespace_name(name.namespace), Request::Resolve(resolve));
+    let reply = master.look(now, keyspace::namespace_name(name.namespace), Request::Resolve(resolve));
     let is_it = |it: &ResolveOutcome| match it {
         ResolveOutcome::Found(found) => found.generation == generation,
         _ => false,

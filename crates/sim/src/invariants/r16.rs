@@ -1,8 +1,8 @@
 //! R16: while a member of the roster has not reported, a key that it may hold is neither present nor absent.
-//! An answer that says that an object is absent, or deleted, is compared with what such members hold.
+//! An answer "absent" or "deleted" is compared with the objects of such members.
 //!
-//! Exempt: members that a master has declared lost, or no longer waits for, and all members after the state folder was lost, until
-//! they register. A delete is decided for all its names at once, and answered when nodes have confirmed it: a
+//! Exempt: members that a master has declared lost or absent, and all members after the state folder was
+//! lost, until they register. A delete is decided for all its keys at once, and answered after nodes have confirmed it: a
 //! member that registered in between was not known when it was decided.
 
 use std::collections::BTreeSet;
@@ -15,24 +15,23 @@ use tiffin_core::{
 
 use crate::{
     coverage::{Coverage, Point},
+    keyspace::Name,
     memory::Memory,
-    names::Name,
-    oracle::{Memories, Oracle, Speaker},
+    oracle::{Memories, Oracle, Sender},
 };
 
-/// What a client asked about.
+/// The names in a client's request.
 #[derive(Debug)]
-pub(crate) struct Asked {
+pub(crate) struct NamedRequest {
     names: Vec<Name>,
-    /// The roster when it was decided, if that is before the answer. Other requests are decided when they are
-    /// answered.
+    /// The roster at the time of the decision, if that is before the answer.
     decided: Option<BTreeSet<SegmentId>>,
 }
 
 impl Oracle {
-    /// A client asks for objects by name.
-    pub(crate) fn asks_for(&mut self, conn: ConnId, id: RequestId, request: &Request, speaker: Speaker) {
-        let Speaker::Client(namespace) = speaker else { return };
+    /// A client's request names objects.
+    pub(crate) fn record_names(&mut self, conn: ConnId, id: RequestId, request: &Request, sender: Sender) {
+        let Sender::Client(namespace) = sender else { return };
         let names: Vec<_> = match request {
             Request::Resolve(it) => it.keys.iter().filter_map(|key| Name::of(namespace, key)).collect(),
             Request::Delete(it) => it.keys.iter().filter_map(|key| Name::of(namespace, key)).collect(),
@@ -42,19 +41,19 @@ impl Oracle {
             }
             _ => return,
         };
-        // One that waits for reports comes here again when it is resumed.
+        // A request that waits for reports is recorded again when it is resumed.
         let decided = matches!(request, Request::Delete(_))
             .then(|| self.roster.difference(&self.absent).copied().collect());
-        self.asked_names.insert((conn, id), Asked { names, decided });
+        self.asked_names.insert((conn, id), NamedRequest { names, decided });
     }
 
-    /// A member reports an object: none that is older than what the master took away while it waited for that
-    /// report.
-    pub(crate) fn left_stays_away(&mut self, segment: SegmentId, name: Name, generation: Generation) {
+    /// A member reports an object: it must not be older than one that the master removed while it waited for
+    /// that report.
+    pub(crate) fn removed_is_not_restored(&mut self, segment: SegmentId, name: Name, generation: Generation) {
         let newest = self.left.as_ref().and_then(|it| it.get(&name)).copied();
         if let Some(newest) = newest.filter(|it| *it > generation) {
             self.fail("r16", || {
-                format!("{segment} brings back {name:?} {generation}, older than {newest}, which has left")
+                format!("{segment} restores {name:?} {generation}, older than {newest}, which was removed")
             });
         }
     }
@@ -67,7 +66,7 @@ impl Oracle {
         memories: &Memories,
         coverage: &mut Coverage,
     ) {
-        let Some(Asked { names, decided }) = self.asked_names.remove(&to) else { return };
+        let Some(NamedRequest { names, decided }) = self.asked_names.remove(&to) else { return };
         let absent: Vec<bool> = match reply {
             Reply::Resolved(it) => it.items.iter().map(|it| *it == ResolveOutcome::Absent).collect(),
             Reply::Present(items) => items.iter().map(|it| *it == Presence::Absent).collect(),
@@ -87,7 +86,7 @@ impl Oracle {
             };
             let has_it = |memory: &Memory| {
                 let committed = memory.slots().filter(|(_, it)| it.state == SlotState::Committed);
-                let mut named = committed.filter_map(|(_, it)| self.lives.get(&it.generation));
+                let mut named = committed.filter_map(|(_, it)| self.objects.get(&it.generation));
                 named.any(|it| it.name == name && !it.gone)
             };
             let holder = memories.iter().filter(|(_, it)| it.alive).find(|(segment, memory)| {
@@ -99,7 +98,7 @@ impl Oracle {
             if let Some((segment, _)) = holder {
                 let segment = *segment;
                 let what =
-                    || format!("{name:?} is said to be gone, but {segment} has it and has not reported");
+                    || format!("{name:?} is answered as absent, but {segment} has it and has not reported");
                 return self.fail("r16", what);
             }
         }

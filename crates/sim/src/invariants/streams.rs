@@ -1,5 +1,5 @@
-//! Streams: a sample is with one client of a group at a time, comes in the order in which it was put, and not
-//! to a group that has acknowledged it. What is dropped with its stream is gone as if it were deleted.
+//! Streams: a sample is leased by one client of a group at a time, in the order of the puts, and not by a
+//! group that has acknowledged it. Samples dropped with their stream are treated as deleted.
 
 use tiffin_core::{
     ConnId, RequestId, Tick,
@@ -9,13 +9,13 @@ use tiffin_core::{
 use crate::{
     coverage::{Coverage, Point},
     invariants::p2::Victim,
-    names::Name,
+    keyspace::Name,
     oracle::{Deleting, Oracle},
 };
 
 impl Oracle {
-    /// A client says something about a stream.
-    pub(crate) fn hears_of_streams(
+    /// A client's request about a stream.
+    pub(crate) fn on_stream_request(
         &mut self,
         to: (ConnId, RequestId),
         request: &Request,
@@ -24,15 +24,15 @@ impl Oracle {
     ) {
         match request {
             Request::Pull(pull) => _ = self.pulls.insert(to, pull.group.clone()),
-            Request::EndStream(EndStream { drop: true, .. }) => self.hears_drop(to, namespace, complete),
+            Request::EndStream(EndStream { drop: true, .. }) => self.on_stream_drop(to, namespace, complete),
             _ => (),
         }
     }
 
-    /// All that is in a stream is to be taken away. What was replaced is no longer in it.
-    fn hears_drop(&mut self, to: (ConnId, RequestId), namespace: u8, complete: bool) {
+    /// All samples of a stream are removed. Replaced ones are no longer part of it.
+    fn on_stream_drop(&mut self, to: (ConnId, RequestId), namespace: u8, complete: bool) {
         let mut victims = Vec::new();
-        for (generation, life) in &mut self.lives {
+        for (generation, life) in &mut self.objects {
             if life.name.namespace != namespace || !life.in_stream {
                 continue;
             }
@@ -43,12 +43,12 @@ impl Oracle {
             life.deletes += 1;
             self.cause.names.insert(life.name);
         }
-        // Which samples the master had given up before, with their node away, nobody has seen.
-        let complete = complete && !self.impatient;
+        // The oracle does not see which samples the master had dropped before, while their node was away.
+        let complete = complete && !self.samples_expire;
         self.deleting.insert(to, Deleting { victims, complete, force: true });
     }
 
-    /// Samples are given to who pulled.
+    /// Samples are leased to a puller.
     pub(crate) fn pulled(
         &mut self,
         now: Tick,
@@ -61,7 +61,7 @@ impl Oracle {
         for (key, outcome) in pulled.keys.iter().zip(&pulled.leased.items) {
             let LeaseOutcome::Leased(granted) = outcome else { continue };
             let generation = granted.found.generation;
-            let Some(life) = self.lives.get(&generation) else {
+            let Some(life) = self.objects.get(&generation) else {
                 // Its node has not written it yet.
                 if granted.lease != 0 {
                     self.leased(now, to.0, granted, &group, coverage);
@@ -70,9 +70,9 @@ impl Oracle {
                 continue;
             };
             let name = life.name;
-            // What is still being decided has not been told of.
+            // The attributes of an undecided object are not known yet.
             if Name::of(name.namespace, key) != Some(name) || (life.marked && !life.in_stream) {
-                self.fail("streams", || format!("{name:?} {generation} is pulled, and not in the stream"));
+                self.fail("streams", || format!("{name:?} {generation} is pulled, but not in the stream"));
             }
             if last.replace(generation).is_some_and(|last| last >= generation) {
                 self.fail("streams", || format!("{name:?} {generation} comes out of order"));
@@ -88,7 +88,7 @@ impl Oracle {
             let other = others.find(|(_, (client, _))| self.keeps_leases(*client, now));
             if let Some(client) = other.map(|(_, (client, _))| *client) {
                 self.fail("streams", || {
-                    format!("{name:?} {generation} is given to {group} while {client:?} of it has that")
+                    format!("{name:?} {generation} is leased to {group} while {client:?} of the group has it")
                 });
             }
             self.leased(now, to.0, granted, &group, coverage);

@@ -1,6 +1,6 @@
-//! The tier below memory. P8: what was said to be on a disk is there after a crash. T12, T14, T16: a probe
-//! brings what it should, and changes and drives out nothing. A put that may wait loses nothing. Nothing goes
-//! to disks that is to keep off them.
+//! The disk tier. P8: a copy that was reported as written survives a crash. T12, T14, T16: a probe promotes
+//! what it should, and neither changes nor evicts anything else. A put that may wait loses nothing. Objects
+//! with `Demotion::Never` stay off disks.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,69 +15,69 @@ use tiffin_core::{
 
 use crate::{
     coverage::{Coverage, Point},
-    names::{self, Name},
+    keyspace::{self, Name},
     oracle::Oracle,
     world::World,
 };
 
 /// How long an object that a disk refused is not offered to it again.
 const REFUSED_MS: u64 = 60_000;
-/// How long a disk that failed is not written to.
+/// How long a failed disk is not written to.
 const REST_MS: u64 = 1000;
 
-/// What the oracle knows of disks, all of it in this life of the master, as far as that has heard.
+/// State of disks in this epoch of the master, as far as the master knows it.
 #[derive(Debug, Default)]
-pub(crate) struct Shelving {
-    /// The memory beside each disk. Outlives the master.
+pub(crate) struct TierState {
+    /// The memory of each disk's node. Survives the master.
     beside: BTreeMap<SegmentId, SegmentId>,
     /// Copies that are being written.
     pending: BTreeSet<(SegmentId, Hold)>,
-    /// Copies on disks that can be read.
-    shelved: BTreeMap<Generation, BTreeSet<(SegmentId, Hold)>>,
-    /// What disks have let go of themselves, for ever.
-    let_go: BTreeSet<(SegmentId, Hold)>,
+    /// Readable copies on disks.
+    disk_copies: BTreeMap<Generation, BTreeSet<(SegmentId, Hold)>>,
+    /// Copies that disks removed themselves.
+    removed: BTreeSet<(SegmentId, Hold)>,
     demoting: BTreeMap<(ConnId, RequestId), (SegmentId, Vec<Hold>)>,
     settling: BTreeMap<(ConnId, RequestId), (SegmentId, Hold, Generation)>,
-    /// Namespaces that say something about disks, or have a quota.
+    /// Namespaces with a demotion policy or a quota.
     policies: BTreeMap<u8, Policy>,
-    /// The namespace whose limits were changed, until they have been compared.
+    /// The namespace whose limits were changed, until they are compared.
     changed: Option<u8>,
-    /// Disks that are not written to until then.
+    /// Until when disks are not written to.
     rest_until: BTreeMap<SegmentId, Tick>,
-    /// Objects that a disk refused, and until when they are not offered to it again.
+    /// Objects that a disk refused, and until when they are not offered again.
     refused: BTreeMap<(SegmentId, Generation), Tick>,
     protect_ms: u64,
-    /// What was brought into memory, was not asked for since, and is kept until then.
-    shields: BTreeMap<Generation, Tick>,
+    /// Promoted objects that were not read since, and until when they are protected.
+    protected_until: BTreeMap<Generation, Tick>,
 }
 
-/// What a probe does to others, from when it is heard until it is answered.
+/// Effects of a probe, from its request to its answer.
 #[derive(Debug, Default)]
 pub(crate) struct Probe {
     names: Vec<Name>,
     ahead: Ahead,
-    /// Nothing but the question counts.
-    is_mere: bool,
+    /// It neither touches nor leases.
+    is_pure: bool,
     before: Vec<Option<(Tick, Tick)>>,
     begun: u64,
     evicted: Vec<Generation>,
     answer: Option<Vec<Presence>>,
-    /// What the master has counted before.
+    /// The master's counters before the probe.
     counted: TierStat,
 }
 
-impl Shelving {
-    /// Another life of the master knows nothing of this, but for the limits that were saved.
+impl TierState {
+    /// A restarted master knows none of this, except the saved limits.
     pub(crate) fn restart(&mut self, protect_ms: u64, state: &Saved) {
         let beside = std::mem::take(&mut self.beside);
-        let let_go = std::mem::take(&mut self.let_go);
+        let removed = std::mem::take(&mut self.removed);
         let saved = state.policies.iter();
         let policies =
-            saved.filter_map(|it| Some((names::namespace(it.namespace.as_bytes())?, it.policy.clone())));
-        *self = Self { beside, let_go, protect_ms, policies: policies.collect(), ..Self::default() };
+            saved.filter_map(|it| Some((keyspace::namespace(it.namespace.as_bytes())?, it.policy.clone())));
+        *self = Self { beside, removed, protect_ms, policies: policies.collect(), ..Self::default() };
     }
 
-    /// The limits of a namespace, as clients named them last.
+    /// The limits of a namespace, as clients set them last.
     pub(crate) fn policy(&self, namespace: u8) -> Policy {
         self.policies.get(&namespace).cloned().unwrap_or_default()
     }
@@ -86,50 +86,50 @@ impl Shelving {
         self.beside.contains_key(&segment)
     }
 
-    /// Whether a disk has it that the master knows of.
-    pub(crate) fn is_shelved(&self, generation: Generation) -> bool {
-        self.shelved.get(&generation).is_some_and(|it| !it.is_empty())
+    /// Whether the master knows a copy on a disk.
+    pub(crate) fn has_disk_copy(&self, generation: Generation) -> bool {
+        self.disk_copies.get(&generation).is_some_and(|it| !it.is_empty())
     }
 
-    /// Whether the disk was asked to write that copy, on a connection that stands, and has not answered.
+    /// Whether the disk was asked on an open connection to write that copy, and has not answered.
     fn is_demoting(&self, through: Option<&ConnId>, hold: Hold) -> bool {
         let mut demoting = self.demoting.iter();
         demoting.any(|((conn, _), (_, holds))| Some(conn) == through && holds.contains(&hold))
     }
 
-    /// Whether a copy is being written, or was, and the master has not heard that it is there.
+    /// Whether a copy is being written, or was, without the master's knowledge.
     pub(crate) fn is_pending(&self, place: (SegmentId, Hold)) -> bool {
         self.pending.contains(&place)
     }
 
-    /// The master takes a copy away, or has heard that it is gone; `true` if it was only being written.
+    /// The master removes a copy, or learns that it is gone; `true` if it was only being written.
     pub(crate) fn leaves(&mut self, place: (SegmentId, Hold)) -> bool {
-        self.shelved.values_mut().for_each(|it| _ = it.remove(&place));
+        self.disk_copies.values_mut().for_each(|it| _ = it.remove(&place));
         self.pending.remove(&place)
     }
 
-    /// The object is deleted, also on disks that will hear of that when they are back.
+    /// The object is deleted, also on disks that will learn of it after they return.
     pub(crate) fn forget(&mut self, generation: Generation) {
-        self.shelved.remove(&generation);
+        self.disk_copies.remove(&generation);
     }
 
     /// A node or disk is lost.
     pub(crate) fn lost(&mut self, segment: SegmentId) {
         self.pending.retain(|it| it.0 != segment);
-        self.shelved.values_mut().for_each(|of| of.retain(|it| it.0 != segment));
+        self.disk_copies.values_mut().for_each(|of| of.retain(|it| it.0 != segment));
         self.refused.retain(|(disk, _), _| *disk != segment);
     }
 
-    /// The master knows of a copy that can be read.
+    /// The master learns of a readable copy.
     pub(crate) fn arrives(&mut self, place: (SegmentId, Hold), generation: Generation) {
         self.pending.remove(&place);
         if self.is_disk(place.0) {
-            self.shelved.entry(generation).or_default().insert(place);
+            self.disk_copies.entry(generation).or_default().insert(place);
         }
     }
 
-    /// A client changes limits. A limit that it does not name stays.
-    pub(crate) fn changes_policy(&mut self, namespace: u8, change: &PolicyChange) {
+    /// A client changes limits. Unnamed limits stay.
+    pub(crate) fn change_policy(&mut self, namespace: u8, change: &PolicyChange) {
         let policy = self.policies.entry(namespace).or_default();
         if !change.keep_quota {
             policy.quota = change.quota;
@@ -143,7 +143,7 @@ impl Shelving {
         self.changed = Some(namespace);
     }
 
-    /// The namespace whose limits the last request changed, and what they are now.
+    /// The namespace whose limits the last request changed, and its limits now.
     pub(crate) fn take_changed_policy(&mut self) -> Option<(u8, Policy)> {
         let namespace = self.changed.take()?;
         Some((namespace, self.policies.get(&namespace).cloned().unwrap_or_default()))
@@ -155,7 +155,7 @@ impl Shelving {
 }
 
 impl Oracle {
-    /// A disk is found as it was left: all that was said to be there is there.
+    /// A disk restarts: every copy that was reported as written must be there.
     pub(crate) fn disk_starts(
         &mut self,
         disk: SegmentId,
@@ -163,24 +163,26 @@ impl Oracle {
         records: &[Record],
         coverage: &mut Coverage,
     ) {
-        self.shelving.beside.insert(disk, memory);
-        let said = self.shelving.shelved.values().flatten().filter(|it| it.0 == disk);
-        let gone = |it: &&(SegmentId, Hold)| self.shelving.let_go.contains(it) || self.retired.contains(it);
+        self.tier.beside.insert(disk, memory);
+        let said = self.tier.disk_copies.values().flatten().filter(|it| it.0 == disk);
+        let gone = |it: &&(SegmentId, Hold)| self.tier.removed.contains(it) || self.retired.contains(it);
         let said: Vec<_> = said.filter(|it| !gone(it)).copied().collect();
         for place in said {
             coverage.hit(Point::CheckedSurvival);
             if !records.iter().any(|it| it.hold == place.1) {
-                self.fail("p8", || format!("{place:?} was said to be on its disk, and did not survive"));
+                self.fail("p8", || {
+                    format!("{place:?} was reported as written to its disk, but did not survive")
+                });
             }
         }
     }
 
-    /// A disk has let go of a copy for good.
-    pub(crate) fn disk_lets_go(&mut self, disk: SegmentId, hold: Hold) {
-        self.shelving.let_go.insert((disk, hold));
+    /// A disk removed a copy durably.
+    pub(crate) fn disk_removed(&mut self, disk: SegmentId, hold: Hold) {
+        self.tier.removed.insert((disk, hold));
     }
 
-    /// Objects are to be written to a disk.
+    /// The master demotes objects.
     pub(crate) fn demotes(
         &mut self,
         to: (ConnId, RequestId),
@@ -188,97 +190,97 @@ impl Oracle {
         disk: SegmentId,
         items: &[DemoteItem],
     ) {
-        let memory = self.shelving.beside.get(&disk).copied().unwrap_or_default();
+        let memory = self.tier.beside.get(&disk).copied().unwrap_or_default();
         for DemoteItem { source, record } in items {
             if let Some(value) = self.written.get(&(memory, *source)).copied() {
                 self.written.insert((disk, record.hold), value);
             }
-            self.shelving.pending.insert((disk, record.hold));
+            self.tier.pending.insert((disk, record.hold));
             self.generation_of.insert((disk, record.hold), record.generation);
-            let namespace = names::namespace(record.namespace.as_bytes()).unwrap_or(0);
-            if self.shelving.demotion(namespace) == Demotion::Never {
+            let namespace = keyspace::namespace(record.namespace.as_bytes()).unwrap_or(0);
+            if self.tier.demotion(namespace) == Demotion::Never {
                 let key = record.key.clone();
-                self.fail("tier", || format!("{key:?} goes to a disk, and is to keep off them"));
+                self.fail("tier", || format!("{key:?} is demoted, although its namespace forbids it"));
             }
-            let refused = self.shelving.refused.get(&(disk, record.generation));
+            let refused = self.tier.refused.get(&(disk, record.generation));
             if refused.is_some_and(|until| *until > now) {
                 let key = record.key.clone();
-                self.fail("tier", || format!("{key:?} is offered to a disk that has just refused it"));
+                self.fail("tier", || format!("{key:?} is offered to a disk that refused it recently"));
             }
             if record.marks.sample.is_some() {
                 let key = record.key.clone();
-                self.fail("tier", || format!("{key:?} is a sample, and goes to a disk"));
+                self.fail("tier", || format!("{key:?} is a sample, but is demoted"));
             }
         }
         let holds = items.iter().map(|it| it.record.hold).collect();
-        self.shelving.demoting.insert(to, (disk, holds));
+        self.tier.demoting.insert(to, (disk, holds));
     }
 
-    /// A copy is to be read into a reservation.
+    /// The master promotes a copy into a reservation.
     pub(crate) fn promotes(&mut self, disk: SegmentId, into: Hold) {
-        let memory = self.shelving.beside.get(&disk).copied().unwrap_or_default();
-        self.shelving.pending.insert((memory, into));
+        let memory = self.tier.beside.get(&disk).copied().unwrap_or_default();
+        self.tier.pending.insert((memory, into));
     }
 
-    /// A node is told what a reservation has become.
+    /// The master settles a reservation.
     pub(crate) fn settles_promotion(&mut self, to: (ConnId, RequestId), node: SegmentId, record: &Record) {
-        if self.shelving.pending.contains(&(node, record.hold)) {
-            self.shelving.settling.insert(to, (node, record.hold, record.generation));
+        if self.tier.pending.contains(&(node, record.hold)) {
+            self.tier.settling.insert(to, (node, record.hold, record.generation));
         }
     }
 
-    /// A reservation is given back.
+    /// A reservation is aborted.
     pub(crate) fn gives_back(&mut self, node: SegmentId, hold: Hold) {
-        self.shelving.pending.remove(&(node, hold));
+        self.tier.pending.remove(&(node, hold));
     }
 
-    /// The master is about to hear an answer.
-    pub(crate) fn hears_answer(&mut self, to: (ConnId, RequestId), now: Tick, reply: &Reply) {
-        if let (Some((disk, holds)), Reply::Moved(moved)) = (self.shelving.demoting.remove(&to), reply) {
+    /// The master is about to receive an answer.
+    pub(crate) fn on_answer(&mut self, to: (ConnId, RequestId), now: Tick, reply: &Reply) {
+        if let (Some((disk, holds)), Reply::Moved(moved)) = (self.tier.demoting.remove(&to), reply) {
             let mut refused = moved.bytes_max.iter().map(|bytes_max| *bytes_max > 0);
             for (hold, done) in holds.into_iter().zip(&moved.items) {
-                // One that is refused says nothing about the others.
+                // A refusal says nothing about the other objects.
                 let refused = refused.next().unwrap_or(false);
                 let place = (disk, hold);
                 let generation = self.generation_of.get(&place).copied().unwrap_or_default();
                 if !*done {
                     match refused {
-                        true => self.shelving.refused.insert((disk, generation), now.after(REFUSED_MS)),
-                        false => self.shelving.rest_until.insert(disk, now.after(REST_MS)),
+                        true => self.tier.refused.insert((disk, generation), now.after(REFUSED_MS)),
+                        false => self.tier.rest_until.insert(disk, now.after(REST_MS)),
                     };
-                    self.shelving.pending.remove(&place);
-                } else if self.shelving.pending.contains(&place) {
-                    self.shelving.arrives(place, generation);
+                    self.tier.pending.remove(&place);
+                } else if self.tier.pending.contains(&place) {
+                    self.tier.arrives(place, generation);
                 }
             }
         }
         if let (Some((node, hold, generation)), Reply::Settled(settled)) =
-            (self.shelving.settling.remove(&to), reply)
+            (self.tier.settling.remove(&to), reply)
         {
-            // What could not be settled is still to be taken away.
-            let came = !settled.lost.contains(&hold) && self.shelving.pending.remove(&(node, hold));
-            if came {
-                let until = now.after(self.shelving.protect_ms);
-                self.shelving.shields.insert(generation, until);
+            // A copy that could not be settled is still to be removed.
+            let is_settled = !settled.lost.contains(&hold) && self.tier.pending.remove(&(node, hold));
+            if is_settled {
+                let until = now.after(self.tier.protect_ms);
+                self.tier.protected_until.insert(generation, until);
             }
         }
     }
 
-    /// An object leaves the memory of a node: what was brought and not read only if nothing else may.
-    pub(crate) fn leaves_shielded(&mut self, now: Tick, generation: Generation, others: u64) {
-        let until = self.shelving.shields.remove(&generation);
-        let rationed = self.shelving.policies.values().any(|it| it.quota.is_some());
-        if until.is_some_and(|it| it > now) && others > 0 && !rationed {
-            let name = self.lives.get(&generation).map(|it| it.name);
+    /// An object is evicted from a node's memory: a promoted and unread one only if nothing else may be.
+    pub(crate) fn evicted_protected(&mut self, now: Tick, generation: Generation, others: u64) {
+        let until = self.tier.protected_until.remove(&generation);
+        let has_quota = self.tier.policies.values().any(|it| it.quota.is_some());
+        if until.is_some_and(|it| it > now) && others > 0 && !has_quota {
+            let name = self.objects.get(&generation).map(|it| it.name);
             self.fail("p4", || {
-                format!("{name:?} was brought, and left before {until:?}: {others} others may")
+                format!("{name:?} was promoted, but evicted before {until:?}: {others} others may be")
             });
         }
     }
 
-    /// An object leaves the memory of a node while a disk reads it, or not: that makes no memory available,
-    /// so nothing else may leave. What a quota calls for is another matter.
-    pub(crate) fn leaves_demoting(
+    /// An object is evicted while a disk reads it, which frees no memory: wrong if anything else may be
+    /// evicted. Evictions for a quota are exempt.
+    pub(crate) fn evicted_demoting(
         &mut self,
         generation: Generation,
         is_read: bool,
@@ -286,72 +288,72 @@ impl Oracle {
         coverage: &mut Coverage,
     ) {
         coverage.hit(Point::CheckedDemoting);
-        let rationed = self.shelving.policies.values().any(|it| it.quota.is_some());
-        if is_read && others > 0 && !rationed {
-            let name = self.lives.get(&generation).map(|it| it.name);
-            self.fail("p5", || {
-                format!("{name:?} was evicted while a disk read it: {others} others may leave")
-            });
+        let has_quota = self.tier.policies.values().any(|it| it.quota.is_some());
+        if is_read && others > 0 && !has_quota {
+            let name = self.objects.get(&generation).map(|it| it.name);
+            self.fail("p5", || format!("{name:?} was evicted while a disk read it: {others} others may be"));
         }
     }
 
-    /// Somebody was told where an object lies, and may have read it: it is kept for others no longer.
-    pub(crate) fn ends_shield(&mut self, generation: Generation) {
-        self.shelving.shields.remove(&generation);
+    /// A client learned an object's location, and may have read it: its protection ends.
+    pub(crate) fn end_protection(&mut self, generation: Generation) {
+        self.tier.protected_until.remove(&generation);
     }
 
-    /// A disk tells what it no longer has.
-    pub(crate) fn hears_dropped(&mut self, disk: SegmentId, dropped: &Dropped) {
+    /// A disk reports removed copies.
+    pub(crate) fn on_dropped(&mut self, disk: SegmentId, dropped: &Dropped) {
         for record in &dropped.items {
-            self.shelving.leaves((disk, record.hold));
+            self.tier.leaves((disk, record.hold));
         }
     }
 
-    /// Something is evicted on behalf of a put that may wait: not what its disk could have had first.
-    pub(crate) fn evicted_for_a_patient_put(
+    /// An object is evicted for a put that may wait: wrong if its disk could have stored it first.
+    pub(crate) fn evicted_for_waiting_put(
         &mut self,
         now: Tick,
         generation: Generation,
         disks: &[(SegmentId, SegmentId, u64)],
         memory: SegmentId,
     ) {
-        let Some((name, value)) = self.lives.get(&generation).map(|it| (it.name, it.value)) else { return };
+        let Some((name, value)) = self.objects.get(&generation).map(|it| (it.name, it.value)) else { return };
         let len = value.and_then(|it| self.value(it)).map_or(u64::MAX, |it| it.len);
-        let rests = |disk: &SegmentId| self.shelving.rest_until.get(disk).is_some_and(|it| *it > now);
+        let rests = |disk: &SegmentId| self.tier.rest_until.get(disk).is_some_and(|it| *it > now);
         let mut able = disks.iter().filter(|(disk, beside, _)| *beside == memory && !rests(disk));
         let has_room = able.any(|(_, _, capacity)| len < capacity / 2);
-        let rationed = self.shelving.policies.values().any(|it| it.quota.is_some());
-        let never = self.shelving.demotion(name.namespace) == Demotion::Never;
-        if !has_room || rationed || never {
+        let has_quota = self.tier.policies.values().any(|it| it.quota.is_some());
+        let never = self.tier.demotion(name.namespace) == Demotion::Never;
+        if !has_room || has_quota || never {
             return;
         }
-        self.fail("p5", || format!("{name:?} {generation} was lost for a put that could wait for the disk"));
+        self.fail("p5", || {
+            format!("{name:?} {generation} was evicted for a put that could wait for the disk")
+        });
     }
 }
 
 impl World {
-    /// A question arrives. What it may not do is looked at when it is answered.
+    /// A probe arrives. Its side effects are checked when it is answered.
     pub(crate) fn begin_probe(&mut self, namespace: u8, request: &Request) {
-        let (names, ahead, is_mere) = match request {
+        let (names, ahead, is_pure) = match request {
             Request::Exists(it) => {
                 let names = it.keys.iter().filter_map(|it| Name::of(namespace, it)).collect();
                 (names, it.ahead, !it.touch && !it.lease)
             }
-            // To ask where something lies is no use of it.
+            // A lookup without a read is not a use.
             Request::Resolve(it) => {
                 let names = it.keys.iter().filter_map(|it| Name::of(namespace, it)).collect();
                 (names, Ahead::Nothing, !it.touch && !it.lease)
             }
             _ => return,
         };
-        let mut probe = Probe { names, ahead, is_mere, ..Probe::default() };
+        let mut probe = Probe { names, ahead, is_pure, ..Probe::default() };
         probe.before = self.uses(&probe.names);
         probe.counted = self.counted();
         self.probe = Some(probe);
     }
 
-    /// What the master does while it handles the question.
-    pub(crate) fn watch_probe(&mut self, effect: &Effect, segment: Option<SegmentId>) {
+    /// Records effects of the master during the probe.
+    pub(crate) fn record_probe(&mut self, effect: &Effect, segment: Option<SegmentId>) {
         let Some(probe) = self.probe.as_mut().filter(|it| it.answer.is_none()) else { return };
         match effect {
             Effect::Notice(Notice::Prefetched { resident, running, failed, .. }) => {
@@ -372,44 +374,45 @@ impl World {
     pub(crate) fn end_probe(&mut self) {
         let Some(probe) = self.probe.take() else { return };
         let Some(answer) = probe.answer else { return };
-        let now = self.told_time();
+        let now = self.peek_clock();
         let run = answer.iter().position(|it| *it != Presence::Here).unwrap_or(answer.len()) as u64;
         if probe.ahead == Ahead::LeadingRun {
             self.coverage.hit(Point::CheckedLeadingRun);
             if probe.begun > run {
                 let begun = probe.begun;
                 self.oracle
-                    .fail("t12", || format!("{begun} keys are brought, of {run} before the first gap"));
+                    .fail("t12", || format!("{begun} keys are promoted, of {run} before the first gap"));
             }
         }
         for generation in &probe.evicted {
-            let Some(name) = self.oracle.lives.get(generation).map(|it| it.name) else { continue };
+            let Some(name) = self.oracle.objects.get(generation).map(|it| it.name) else { continue };
             self.coverage.hit(Point::CheckedCold);
             let Some(master) = &self.master else { continue };
-            // What was only written is not hot.
-            let read = master.last_read(names::namespace_name(name.namespace), &name.key());
+            // An object that was only written is not hot.
+            let read = master.last_read(keyspace::namespace_name(name.namespace), &name.key());
             let Some(touched) = read else { continue };
             if touched.after(self.plan.tier.protect_ms) > now {
-                let what = || format!("{name:?} was used at {touched:?}, and driven out at {now:?}");
+                let what = || format!("{name:?} was used at {touched:?}, but evicted at {now:?}");
                 return self.oracle.fail("t16", what);
             }
         }
-        if probe.is_mere {
+        if probe.is_pure {
             self.coverage.hit(Point::CheckedProbe);
             let counted = self.counted();
             if probe.ahead == Ahead::Nothing && probe.counted != counted {
                 let before = probe.counted;
-                self.oracle.fail("t14", || format!("a look made {counted:?} of {before:?}"));
+                self.oracle
+                    .fail("t14", || format!("a probe changed the counters from {before:?} to {counted:?}"));
             }
             let after = self.uses(&probe.names);
             if after != probe.before {
                 let before = probe.before;
-                self.oracle.fail("t14", || format!("a probe changed {before:?} into {after:?}"));
+                self.oracle.fail("t14", || format!("a probe changed last uses from {before:?} to {after:?}"));
             }
         }
     }
 
-    /// Gets, and what was brought for them, as the master counts them.
+    /// The master's counters of gets and promotions.
     fn counted(&self) -> TierStat {
         let all = self.master.as_ref().map(|it| *it.stat().tier).unwrap_or_default();
         let TierStat { gets_from_memory, gets_from_disk, gets_from_far_disk, .. } = all;
@@ -427,11 +430,11 @@ impl World {
 
     fn uses(&self, names: &[Name]) -> Vec<Option<(Tick, Tick)>> {
         let Some(master) = &self.master else { return Vec::new() };
-        let last = |it: &Name| master.last_use(names::namespace_name(it.namespace), &it.key());
+        let last = |it: &Name| master.last_use(keyspace::namespace_name(it.namespace), &it.key());
         names.iter().map(last).collect()
     }
 
-    /// The books of the master's tier.
+    /// The consistency of the master's tier state.
     pub(crate) fn check_tier(&mut self) {
         let Some(master) = &self.master else { return };
         if let Err(what) = master.check() {
@@ -446,12 +449,12 @@ impl World {
         let mut appending = disk.log.appending.values();
         appending.any(|it| {
             let through = self.registered.get(&disk.segment);
-            let is_known = self.oracle.shelving.is_demoting(through, it.record.hold);
+            let is_known = self.oracle.tier.is_demoting(through, it.record.hold);
             it.source == hold && it.tags.is_none() && is_known
         })
     }
 
-    /// The disks that the master can write to, the memory beside each, and how much they hold.
+    /// The disks that the master can write to, the memory of their nodes, and their capacity.
     pub(crate) fn ready_disks(&self) -> Vec<(SegmentId, SegmentId, u64)> {
         let Some(master) = &self.master else { return Vec::new() };
         let nodes = master.stat().nodes;

@@ -23,42 +23,42 @@ use crate::{Instant, TOKEN_BYTES_MAX, TransferError, peer, populate};
 /// Why a node's memory could not be mapped. The data socket may still work.
 #[derive(Debug, thiserror::Error)]
 pub enum AttachError {
-    /// There is no such socket here: the node is on another host, in another network namespace, or gone.
+    /// There is no such socket here: the node is on another host, in another network namespace, or stopped.
     #[error("no node can be reached at the attach socket `{name}`: {source}")]
     Unreachable {
-        /// The socket.
+        /// Name of the socket.
         name: String,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// The node said no.
+    /// The node refused.
     #[error("the node at the attach socket `{name}` refused: {reason}")]
     Refused {
-        /// The socket.
+        /// Name of the socket.
         name: String,
-        /// What it said.
+        /// The node's reason.
         reason: String,
     },
-    /// The socket belongs to another user, whose memory is not to be trusted.
+    /// The socket belongs to another user, whose memory is not trusted.
     #[error("the attach socket `{name}` belongs to user {uid}, who is neither you nor root")]
-    Stranger {
-        /// The socket.
+    OtherUser {
+        /// Name of the socket.
         name: String,
-        /// Whose it is.
+        /// The user.
         uid: u32,
     },
-    /// What answers there is not a node, or not one of this version.
+    /// The peer is not a node, or has another version.
     #[error("the attach socket `{name}` gave no usable memory: {what}")]
     Unusable {
-        /// The socket.
+        /// Name of the socket.
         name: String,
-        /// What is wrong.
+        /// The problem.
         what: String,
     },
     /// The deadline passed.
     #[error("the attach socket `{name}` did not answer in time")]
     Timeout {
-        /// The socket.
+        /// Name of the socket.
         name: String,
     },
 }
@@ -72,12 +72,12 @@ pub struct Attachment {
     data: Arc<Map>,
     data_file: OwnedFd,
     claims_file: OwnedFd,
-    /// The data and the claim words, once something was written.
+    /// Writable mappings of the data and the claim words, made at the first write.
     writable: OnceLock<(Arc<Map>, Claims)>,
     mapping: Mutex<()>,
 }
 
-/// Maps the memory of the node that listens on this abstract socket and holds this segment.
+/// Maps the memory of the node that listens on this abstract socket and owns this segment.
 pub async fn attach(
     name: &str,
     segment: u64,
@@ -90,19 +90,19 @@ pub async fn attach(
 }
 
 impl Attachment {
-    /// The socket it came through.
+    /// Name of the attach socket.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Looks at the node's records.
+    /// Read access to the node's control segment.
     #[must_use]
     pub fn reader(&self) -> &ControlReader {
         &self.reader
     }
 
-    /// Whether the node has not hung up: while it has not, its stamps are true.
+    /// Whether the node still has the connection open: only then are its stamps valid.
     #[must_use]
     pub fn is_connected(&self) -> bool {
         !peer::is_closed(self.socket.as_fd())
@@ -154,7 +154,7 @@ async fn connect(name: &str, segment: u64, client: u64, token: &str) -> Result<A
     let mut stream = UnixStream::connect(format!("\0{name}")).await.map_err(unreachable)?;
     let uid = stream.peer_cred().map_err(unreachable)?.uid();
     if uid != 0 && uid != rustix::process::getuid().as_raw() {
-        return Err(AttachError::Stranger { name: name.to_owned(), uid });
+        return Err(AttachError::OtherUser { name: name.to_owned(), uid });
     }
     stream.write_all(&Request::encode(client, segment, token)).await.map_err(unreachable)?;
     let (head, files) = receive(&mut stream).await.map_err(unreachable)?;
@@ -206,7 +206,7 @@ async fn receive(stream: &mut UnixStream) -> io::Result<([u8; ANSWER_BYTES], Vec
     Ok((head, files))
 }
 
-/// Maps both segments for reading, after making sure that they are what the answer says and will stay so.
+/// Maps both segments for reading, after checking that they match the answer and are sealed.
 fn map_both(
     control_file: &OwnedFd,
     data_file: &OwnedFd,
@@ -226,8 +226,8 @@ fn map_both(
     Ok((reader, map(data_file, answer.data_bytes)?))
 }
 
-/// A file that could shrink would kill whoever reads the mapping; a control segment that somebody else could
-/// write would prove nothing.
+/// A file that could shrink would crash its readers; a control segment that other processes could write would
+/// prove nothing.
 fn check_file(file: &OwnedFd, bytes: u64, seals: SealFlags, what: &str) -> Result<(), String> {
     let found = fcntl_get_seals(file).map_err(|_| format!("its {what} segment is not a memory file"))?;
     if !found.contains(seals) {
@@ -235,7 +235,7 @@ fn check_file(file: &OwnedFd, bytes: u64, seals: SealFlags, what: &str) -> Resul
     }
     let size = fstat(file).map(|stat| stat.st_size).ok().and_then(|size| u64::try_from(size).ok());
     if size != Some(bytes) {
-        return Err(format!("its {what} segment has not the size it says"));
+        return Err(format!("its {what} segment does not have the announced size"));
     }
     Ok(())
 }

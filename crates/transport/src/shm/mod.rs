@@ -1,10 +1,10 @@
 //! The transport between processes of one host: the client maps the node's memory.
 //!
-//! The node listens on an abstract Unix socket ([`Server`]). A client connects, says who it is, and gets the
-//! three descriptors of the node's memory ([`attach`]). The connection then stays open and silent: its end is
-//! a hint, the end of the process is proof.
+//! The node listens on an abstract Unix socket ([`Server`]). A client connects, identifies itself, and gets
+//! the three descriptors of the node's memory ([`attach`]). The connection then stays open and silent: its
+//! end is a hint, the end of the process is proof.
 //!
-//! **Invariant:** only processes of the node's own user get its memory, and a client takes memory only from
+//! **Invariant:** only processes of the node's own user get its memory, and a client accepts memory only from
 //! its own user or from root.
 //!
 //! **Invariant:** a client that only reads never has a writable mapping.
@@ -16,7 +16,7 @@ mod wire;
 use std::sync::Arc;
 
 pub use client::{AttachError, Attachment, attach};
-pub use server::{Attach, Authorise, Event, PENDING_MAX, Server, Stages, listen};
+pub use server::{AttachRequest, Authorise, Event, PENDING_MAX, Server, StagingSegments, listen};
 pub use wire::{ATTACH_MAGIC, ATTACH_VERSION};
 
 use crate::local::moved;
@@ -33,26 +33,26 @@ pub struct Shm {
 }
 
 impl Shm {
-    /// Reaches the attached memory.
+    /// Creates it.
     #[must_use]
     pub fn new(attachment: Arc<Attachment>, counters: Arc<Counters>) -> Self {
         Self { attachment, counters }
     }
 
-    /// What it is attached to.
+    /// The attached memory.
     #[must_use]
     pub fn attachment(&self) -> &Arc<Attachment> {
         &self.attachment
     }
 
-    /// The bytes of a use where they lie, if it is still there and lies in one piece. The caller has taken a
-    /// hold at the node before, and keeps it for as long as it looks.
+    /// The bytes of a use in place, if it still exists and is contiguous. The caller must hold a view at the
+    /// node, before this call and for as long as it reads.
     #[must_use]
     pub fn view(&self, slot: u32, stamp: u64) -> Option<MappedRange> {
         MappedRange::of(self.attachment.reader(), self.attachment.data(), slot, stamp)
     }
 
-    /// A dead node no longer changes stamps, so what it left behind proves nothing.
+    /// A dead node no longer withdraws stamps, so its segment proves nothing.
     fn unless_lost(&self, outcomes: Vec<Outcome>) -> Vec<Outcome> {
         if self.attachment.is_connected() {
             return outcomes;

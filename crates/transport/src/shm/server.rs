@@ -22,55 +22,53 @@ use crate::peer;
 use crate::pending::Pending;
 use crate::segment::NodeMemory;
 
-/// The most connections to one attach socket.
+/// Maximum number of connections to one attach socket.
 const CONNECTIONS_MAX: usize = 8192;
-/// The most connections at a time that have not proven yet that they may attach; one more ends the oldest.
+/// Maximum number of unauthenticated connections; one more closes the oldest.
 pub const PENDING_MAX: usize = 256;
-/// How long a client may take to say who it is.
+/// Time limit of a client's request.
 const REQUEST_TIME_MAX: Duration = Duration::from_secs(10);
-/// How long to rest when no connection can be accepted, which means that descriptors have run out.
+/// Pause after a failed accept, which means that descriptors have run out.
 const ACCEPT_REST: Duration = Duration::from_millis(50);
 
-/// A client that wants the memory.
+/// A request to attach.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Attach {
-    /// Who it says it is.
+pub struct AttachRequest {
+    /// The client's id.
     pub client: u64,
-    /// What it shows to prove that it may.
+    /// The client's token.
     pub token: String,
-    /// Its process, as the kernel says.
+    /// The client's process id, from the kernel.
     pub pid: i32,
-    /// Which memory: the node's, or a [stage](Stages).
+    /// The requested memory: the node's, or a [staging segment](StagingSegments).
     pub segment: u64,
 }
 
-/// Decides who may attach; the text of a refusal is shown to the client. It is asked last, and before
-/// anything is handed over: whoever it lets in is watched, and its death is reported.
-pub type Authorise = Box<dyn Fn(&Attach) -> Result<(), String> + Send + Sync>;
+/// Decides whether a client may attach; the client gets the text of a refusal. It is called last and before
+/// the memory is handed over: an accepted client is watched, and its death is reported.
+pub type Authorise = Box<dyn Fn(&AttachRequest) -> Result<(), String> + Send + Sync>;
 
-/// Finds the memory through which a disk of that name hands its bytes over. Who maps it holds nothing there,
-/// so nobody need watch it.
-pub type Stages = Box<dyn Fn(u64) -> Option<Arc<NodeMemory>> + Send + Sync>;
+/// Finds the staging segment of a disk. A client that maps it owns nothing there, so it is not watched.
+pub type StagingSegments = Box<dyn Fn(u64) -> Option<Arc<NodeMemory>> + Send + Sync>;
 
-/// What becomes of attached clients.
+/// Changes of attached clients.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// It has the memory.
+    /// The client has the memory.
     Attached {
-        /// Who.
+        /// The client.
         client: u64,
-        /// Its process.
+        /// Its process id.
         pid: i32,
     },
-    /// It closed its end. A hint: the process may live on, with the memory mapped.
-    HungUp {
-        /// Who.
+    /// The client closed its connection. A hint: the process may still have the memory mapped.
+    Disconnected {
+        /// The client.
         client: u64,
     },
-    /// Its process is dead, and nothing it had mapped is mapped any more. Proof. The last event of an
-    /// attachment.
+    /// The client's process is dead, and its mappings are gone. Proof. The last event of an attachment.
     Dead {
-        /// Who.
+        /// The client.
         client: u64,
     },
 }
@@ -86,7 +84,7 @@ pub fn listen(name: &str) -> io::Result<UnixListener> {
 pub struct Server {
     memory: Arc<NodeMemory>,
     authorise: Authorise,
-    stages: Stages,
+    staging_segments: StagingSegments,
     events: mpsc::Sender<Event>,
     watched: Mutex<Watched>,
     pending: Arc<Pending>,
@@ -95,37 +93,37 @@ pub struct Server {
 #[derive(Default)]
 struct Watched {
     next: u64,
-    /// By attachment: the client, and what ends the watching when it is dropped.
+    /// By attachment: the client, and the sender whose drop ends the watching.
     attachments: BTreeMap<u64, (u64, oneshot::Sender<()>)>,
 }
 
 impl Server {
-    /// Hands out this memory. The receiver of the events must keep receiving.
+    /// Serves this memory. The receiver of the events must keep receiving.
     #[must_use]
     pub fn new(memory: Arc<NodeMemory>, authorise: Authorise, events: mpsc::Sender<Event>) -> Arc<Self> {
-        Self::with_stages(memory, authorise, Box::new(|_| None), events)
+        Self::with_staging(memory, authorise, Box::new(|_| None), events)
     }
 
-    /// The same beside disks, each with memory of its own to hand its bytes over.
+    /// The same with disks, each with a staging segment.
     #[must_use]
-    pub fn with_stages(
+    pub fn with_staging(
         memory: Arc<NodeMemory>,
         authorise: Authorise,
-        stages: Stages,
+        staging_segments: StagingSegments,
         events: mpsc::Sender<Event>,
     ) -> Arc<Self> {
         let (watched, pending) = (Mutex::default(), Pending::new(PENDING_MAX));
-        Arc::new(Self { memory, authorise, stages, events, watched, pending })
+        Arc::new(Self { memory, authorise, staging_segments, events, watched, pending })
     }
 
-    /// Serves until it is dropped; that ends every connection and all watching.
+    /// Serves until the future is dropped, which ends every connection and all watching.
     pub async fn run(self: Arc<Self>, listener: UnixListener) {
         let mut tasks = JoinSet::new();
         loop {
             let accepted = listener.accept().await;
             while let Some(ended) = tasks.try_join_next() {
                 if let Err(error) = ended {
-                    tracing::error!(%error, "the task of an attach connection broke down");
+                    tracing::error!(%error, "the task of an attach connection panicked");
                 }
             }
             match accepted {
@@ -134,15 +132,15 @@ impl Server {
                     tasks.spawn(Arc::clone(&self).serve(stream, is_full));
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "no connection could be accepted on the attach socket");
+                    tracing::warn!(%error, "accept failed on the attach socket");
                     tokio::time::sleep(ACCEPT_REST).await;
                 }
             }
         }
     }
 
-    /// Ends the attachments of a client that has said by other means that it will not touch the memory again.
-    /// Its death is then no longer reported.
+    /// Ends the attachments of a client that has promised by other means not to access the memory again. Its
+    /// death is no longer reported.
     pub fn forget(&self, client: u64) {
         let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
         watched.attachments.retain(|_, (watched_client, _)| *watched_client != client);
@@ -159,8 +157,8 @@ impl Server {
         let admitted = match admitted {
             Ok(Ok(admitted)) => admitted,
             Ok(Err(refusal)) => {
-                tracing::debug!(%refusal, "an attach request was refused");
-                // The peer may be gone already; there is nobody else to tell.
+                tracing::debug!(%refusal, "attach request refused");
+                // The peer may have closed the connection already.
                 let _ = timeout(REQUEST_TIME_MAX, stream.write_all(&Answer::refused(&refusal))).await;
                 return;
             }
@@ -169,13 +167,13 @@ impl Server {
         drop(pending);
         let (attach, memory, process) = admitted;
         if attach.segment != self.memory.geometry().segment {
-            return attend(stream, &memory).await;
+            return serve_staging(stream, &memory).await;
         }
         let (ended, end) = oneshot::channel();
         let attachment = self.watch(attach.client, ended);
-        // Whether it got the memory or not is not always known, so that it is watched in either case.
+        // Whether the client received the memory is not always known, so it is watched in either case.
         if let Err(error) = hand_over(&stream, &memory).await {
-            tracing::debug!(%error, client = attach.client, "the memory may not have arrived");
+            tracing::debug!(%error, client = attach.client, "the memory may not have been received");
         }
         self.events_until_dead(&attach, stream, process, end).await;
         let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
@@ -190,12 +188,12 @@ impl Server {
         attachment
     }
 
-    /// Hears the request and decides. `Err` is a reason for the client.
+    /// Receives and checks a request. `Err` is the reason for the client.
     async fn admit(
         &self,
         stream: &mut UnixStream,
         is_full: bool,
-    ) -> Result<(Attach, Arc<NodeMemory>, AsyncFd<OwnedFd>), String> {
+    ) -> Result<(AttachRequest, Arc<NodeMemory>, AsyncFd<OwnedFd>), String> {
         let cut_short = |error: io::Error| format!("the request could not be read: {error}");
         let mut head = [0; REQUEST_BYTES];
         stream.read_exact(&mut head).await.map_err(cut_short)?;
@@ -204,29 +202,30 @@ impl Server {
         stream.read_exact(&mut token).await.map_err(cut_short)?;
         let token = String::from_utf8(token).map_err(|_| "the token is not text")?;
         if is_full {
-            return Err(format!("{CONNECTIONS_MAX} processes are attached already"));
+            return Err(format!("{CONNECTIONS_MAX} processes are already attached"));
         }
-        let peer = stream.peer_cred().map_err(|error| format!("you cannot be identified: {error}"))?;
+        let peer = stream.peer_cred().map_err(|error| format!("the peer cannot be identified: {error}"))?;
         let own = rustix::process::getuid().as_raw();
         if peer.uid() != own {
-            return Err(format!("this memory is for user {own} only, and you are user {}", peer.uid()));
+            return Err(format!("this memory is for user {own} only, and the peer is user {}", peer.uid()));
         }
         let (here, asked) = (self.memory.geometry().segment, request.segment);
-        let memory = if asked == here { Some(Arc::clone(&self.memory)) } else { (self.stages)(asked) };
-        let other = || format!("this is segment {here:016x}, and you asked for {asked:016x}");
+        let memory =
+            if asked == here { Some(Arc::clone(&self.memory)) } else { (self.staging_segments)(asked) };
+        let other = || format!("this is segment {here:016x}, not {asked:016x}");
         let memory = memory.ok_or_else(other)?;
-        let pid = peer.pid().ok_or("the kernel does not say which process you are")?;
-        let attach = Attach { client: request.client, token, pid, segment: asked };
+        let pid = peer.pid().ok_or("the kernel does not know the peer's process")?;
+        let attach = AttachRequest { client: request.client, token, pid, segment: asked };
         (self.authorise)(&attach)?;
-        let unwatched = |error: io::Error| format!("your process cannot be watched: {error}");
+        let unwatched = |error: io::Error| format!("the peer's process cannot be watched: {error}");
         let process = peer::process_handle(stream.as_fd(), pid).map_err(unwatched)?;
         Ok((attach, memory, process))
     }
 
-    /// Reports what becomes of an attached client, to the end.
+    /// Reports the events of an attached client until its death.
     async fn events_until_dead(
         &self,
-        attach: &Attach,
+        attach: &AttachRequest,
         mut stream: UnixStream,
         process: AsyncFd<OwnedFd>,
         mut end: oneshot::Receiver<()>,
@@ -236,14 +235,14 @@ impl Server {
         let mut byte = [0];
         tokio::select! {
             biased;
-            // Who was forgotten before it died is not reported, whichever is noticed first.
+            // A client that was forgotten before it died is not reported, whichever is noticed first.
             _ = &mut end => return,
             _ = process.readable() => return self.report(Event::Dead { client }).await,
-            // Nothing is ever said on this socket after the answer: bytes end it as well as silence does.
+            // The client sends nothing after its request: bytes end the connection as well as a close.
             _ = stream.read(&mut byte) => {}
         }
         drop(stream);
-        self.report(Event::HungUp { client }).await;
+        self.report(Event::Disconnected { client }).await;
         tokio::select! {
             biased;
             _ = &mut end => {}
@@ -253,7 +252,7 @@ impl Server {
 
     async fn report(&self, event: Event) {
         if self.events.send(event).await.is_err() {
-            tracing::error!("nobody hears what becomes of attached clients");
+            tracing::error!("the receiver of attach events is gone");
         }
     }
 }
@@ -270,17 +269,17 @@ async fn hand_over(stream: &UnixStream, memory: &NodeMemory) -> io::Result<()> {
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
         Ok(sendmsg(stream, &[IoSlice::new(&answer)], &mut ancillary, flags)?)
     });
-    // A fresh socket has room for an answer of this size; one that has not is not worth serving.
+    // A new socket has buffer space for an answer of this size.
     let sent = timeout(REQUEST_TIME_MAX, sent).await??;
     if sent == answer.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
 }
 
-/// Hands a stage over, and stays for as long as both are there: so each sees the other's end.
-async fn attend(mut stream: UnixStream, memory: &NodeMemory) {
+/// Hands over a staging segment, and keeps the connection open so that each side sees the other's end.
+async fn serve_staging(mut stream: UnixStream, memory: &NodeMemory) {
     if let Err(error) = hand_over(&stream, memory).await {
-        return tracing::debug!(%error, "a stage may not have arrived");
+        return tracing::debug!(%error, "a staging segment may not have been received");
     }
     let mut byte = [0];
-    // Nothing is ever said on this socket after the answer, and what became of it need not be known.
+    // The client sends nothing after its request.
     let _end = stream.read(&mut byte).await;
 }

@@ -1,4 +1,4 @@
-//! What is said on the attach socket: one request and one answer, of fixed little-endian fields.
+//! Messages on the attach socket: one request and one answer, of fixed little-endian fields.
 //!
 //! ```text
 //! request   magic u32 · version u32 · client u64 · segment u64 · token bytes u32 · zero u32 · token
@@ -6,14 +6,14 @@
 //!           data bytes u64 · reason
 //! ```
 //! With status 0 the first byte of the answer carries three descriptors: of the control segment, of the data
-//! segment and of the claim words. With status 1 there are none, and the reason says why.
+//! segment and of the claim words. With status 1 there are none, and the reason follows.
 
 use crate::fields::{Builder, Fields, short_reason};
 use crate::{REASON_BYTES_MAX, TOKEN_BYTES_MAX};
 
-/// `TFA1`, in that order.
+/// `TFA1`.
 pub const ATTACH_MAGIC: u32 = u32::from_le_bytes(*b"TFA1");
-/// Other versions are refused.
+/// Other versions are rejected.
 pub const ATTACH_VERSION: u32 = 2;
 
 pub(super) const REQUEST_BYTES: usize = 32;
@@ -35,17 +35,17 @@ impl Request {
         head.u32(token.len() as u32).u32(0).bytes(token.as_bytes()).0
     }
 
-    /// `Err` says what is wrong with it.
+    /// `Err` is the problem.
     pub(super) fn decode(bytes: &[u8; REQUEST_BYTES]) -> Result<Self, &'static str> {
         let mut fields = Fields(bytes);
         if fields.u32() != Some(ATTACH_MAGIC) {
-            return Err("this is not an attach request");
+            return Err("not an attach request");
         }
         if fields.u32() != Some(ATTACH_VERSION) {
-            return Err("this version of the attach protocol is not known here");
+            return Err("unknown version of the attach protocol");
         }
         let request = (|| Some((fields.u64()?, fields.u64()?, fields.u32()?)))();
-        let (client, segment, token_bytes) = request.ok_or("the request is cut short")?;
+        let (client, segment, token_bytes) = request.ok_or("the request is incomplete")?;
         let token_bytes = usize::try_from(token_bytes).unwrap_or(usize::MAX);
         if token_bytes > TOKEN_BYTES_MAX {
             return Err("the token is too long");
@@ -54,7 +54,7 @@ impl Request {
     }
 }
 
-/// What the node says.
+/// The node's answer.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Answer {
     pub(super) is_ok: bool,
@@ -79,18 +79,18 @@ impl Answer {
     pub(super) fn decode(bytes: &[u8; ANSWER_BYTES]) -> Result<Self, &'static str> {
         let mut fields = Fields(bytes);
         if fields.u32() != Some(ATTACH_MAGIC) {
-            return Err("the answer is not that of a node");
+            return Err("the answer is not from a node");
         }
         if fields.u32() != Some(ATTACH_VERSION) {
-            return Err("the node speaks another version of the attach protocol");
+            return Err("the node has another version of the attach protocol");
         }
         let (status, reason_bytes) = (fields.u32(), fields.u32().unwrap_or(u32::MAX) as usize);
         let is_ok = status == Some(STATUS_OK);
         if !is_ok && status != Some(STATUS_REFUSED) || reason_bytes > REASON_BYTES_MAX {
-            return Err("the answer makes no sense");
+            return Err("the answer is invalid");
         }
         let sizes = (|| Some((fields.u64()?, fields.u64()?, fields.u64()?)))();
-        let (segment, control_bytes, data_bytes) = sizes.ok_or("the answer is cut short")?;
+        let (segment, control_bytes, data_bytes) = sizes.ok_or("the answer is incomplete")?;
         Ok(Self { is_ok, reason_bytes, segment, control_bytes, data_bytes })
     }
 }
@@ -100,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn requests_and_answers_survive_the_wire() {
+    fn requests_and_answers_round_trip() {
         let bytes = Request::encode(7, 9, "secret");
         let (head, token) = bytes.split_first_chunk().unwrap();
         assert_eq!(Request::decode(head), Ok(Request { client: 7, segment: 9, token_bytes: 6 }));
@@ -120,11 +120,11 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused_with_what_is_wrong() {
+    fn invalid_messages_are_rejected_with_the_problem() {
         let good = Request::encode(7, 9, "");
         for (at, value, expected) in [
-            (0, 0xff, "this is not an attach request"),
-            (4, 9, "this version of the attach protocol is not known here"),
+            (0, 0xff, "not an attach request"),
+            (4, 9, "unknown version of the attach protocol"),
             (27, 0x7f, "the token is too long"),
         ] {
             let mut bytes: [u8; REQUEST_BYTES] = *good.first_chunk().unwrap();
@@ -133,10 +133,10 @@ mod tests {
         }
         let good = Answer::accepted(1, 2, 3);
         for (at, value, expected) in [
-            (0, 0xff, "the answer is not that of a node"),
-            (4, 9, "the node speaks another version of the attach protocol"),
-            (8, 9, "the answer makes no sense"),
-            (15, 9, "the answer makes no sense"),
+            (0, 0xff, "the answer is not from a node"),
+            (4, 9, "the node has another version of the attach protocol"),
+            (8, 9, "the answer is invalid"),
+            (15, 9, "the answer is invalid"),
         ] {
             let mut bytes: [u8; ANSWER_BYTES] = *good.first_chunk().unwrap();
             bytes[at] = value;

@@ -1,24 +1,24 @@
-//! A batch on its way through one or several streams: what is left to ask, and what became of what was.
+//! A batch in progress on one or several streams: chunks still to be requested, and outcomes so far.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::frame::{RequestHead, RequestKind};
 use crate::buffer::{Buf, Run};
+use crate::hedge::ReadControl;
 use crate::shm::Attachment;
-use crate::watch::Watch;
 use crate::{CHUNK_BYTES_MAX, Outcome, TransferError};
 
-/// Fewer bytes go through the socket, wherever they come from: that takes one message less.
+/// Shorter chunks always go through the socket, which takes one message less than staging.
 const STAGED_BYTES_MIN: u64 = 64 << 10;
 
-/// How a chunk ended, and whether its bytes came through mapped memory.
-pub(super) struct Heard {
+/// The outcome of a chunk, and whether its bytes came through a staging segment.
+pub(super) struct ChunkOutcome {
     pub(super) outcome: Outcome,
     pub(super) is_staged: bool,
 }
 
-impl Heard {
+impl ChunkOutcome {
     pub(super) fn of(outcome: Outcome) -> Self {
         Self { outcome, is_staged: false }
     }
@@ -32,8 +32,8 @@ pub(super) struct Chunk<B> {
     pub(super) offset: u64,
     pub(super) len: u64,
     pub(super) bufs: Vec<B>,
-    pub(super) unasked: Option<u64>,
-    /// Where the bytes may be left instead of sent.
+    pub(super) cached_epoch: Option<u64>,
+    /// The staging segment in which the node may leave the bytes instead of sending them.
     pub(super) stage: Option<Arc<Attachment>>,
 }
 
@@ -46,31 +46,31 @@ impl<B> Chunk<B> {
             stamp: self.stamp,
             offset: self.offset,
             len: self.len,
-            unasked: self.unasked,
+            cached_epoch: self.cached_epoch,
         }
     }
 }
 
-/// The chunks of a batch, and what became of its operations so far.
+/// The chunks of a batch, and the outcomes of its operations so far.
 pub(super) struct Batch<B> {
     state: Mutex<BatchState<B>>,
-    watch: Option<Arc<Watch>>,
+    watch: Option<Arc<ReadControl>>,
 }
 
 pub(super) struct BatchState<B> {
     chunks: VecDeque<Chunk<B>>,
-    /// Per operation: how many chunks are not settled, and the first thing that went wrong.
+    /// Per operation: number of chunks without an outcome, and the first error.
     ops: Vec<(usize, Outcome)>,
-    /// Why a stream could not be had.
+    /// Why no stream could be opened.
     why: Option<TransferError>,
-    /// Bytes that came through mapped memory.
+    /// Bytes that came through a staging segment.
     pub(super) staged: u64,
 }
 
 impl<B: Buf> Batch<B> {
     pub(super) fn new<'a>(
         parts: impl Iterator<Item = (u32, u64, u64, &'a [B])>,
-        unasked: Option<u64>,
+        cached_epoch: Option<u64>,
         stage: Option<&Arc<Attachment>>,
     ) -> Self
     where
@@ -85,10 +85,10 @@ impl<B: Buf> Batch<B> {
                 let bufs = run.take(CHUNK_BYTES_MAX);
                 let len = bufs.iter().map(|buf| buf.bytes() as u64).sum();
                 let stage = stage.filter(|_| len >= STAGED_BYTES_MIN).cloned();
-                state.chunks.push_back(Chunk { op, slot, stamp, offset, len, bufs, unasked, stage });
-                // An offset that overflows is out of range, and the node says so.
+                state.chunks.push_back(Chunk { op, slot, stamp, offset, len, bufs, cached_epoch, stage });
+                // The node reports an overflowing offset as out of range.
                 offset = offset.saturating_add(len);
-                // A range of no bytes is asked for too: whether the stamp is still there is an answer.
+                // An empty range is requested as well: the stamp is still checked.
                 if run.is_done() {
                     break;
                 }
@@ -102,21 +102,21 @@ impl<B: Buf> Batch<B> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Somebody sees and steers it while it runs.
-    pub(super) fn watched(self, watch: Option<&Arc<Watch>>) -> Self {
+    /// Attaches a control to the batch.
+    pub(super) fn watched(self, watch: Option<&Arc<ReadControl>>) -> Self {
         Self { watch: watch.cloned(), ..self }
     }
 
-    pub(super) fn watch(&self) -> Option<Arc<Watch>> {
+    pub(super) fn watch(&self) -> Option<Arc<ReadControl>> {
         self.watch.clone()
     }
 
-    /// Whether it is to end before it touches a buffer again.
+    /// Whether it must end without accessing a buffer again.
     pub(super) fn is_stopped(&self) -> bool {
         self.watch.as_ref().is_some_and(|watch| watch.is_stopped())
     }
 
-    /// How many bytes are still to be asked for.
+    /// Bytes that are still to be requested.
     pub(super) fn bytes(&self) -> u64 {
         self.state().chunks.iter().fold(0, |sum, chunk| sum.saturating_add(chunk.len))
     }
@@ -139,7 +139,7 @@ impl<B: Buf> Batch<B> {
         None
     }
 
-    pub(super) fn settle(&self, chunk: &Chunk<B>, Heard { outcome, is_staged }: Heard) {
+    pub(super) fn settle(&self, chunk: &Chunk<B>, ChunkOutcome { outcome, is_staged }: ChunkOutcome) {
         let mut state = self.state();
         if is_staged && outcome.is_ok() {
             state.staged += chunk.len;

@@ -1,25 +1,25 @@
-//! The headers on the data socket, all of fixed little-endian fields.
+//! Headers on the data socket, of fixed little-endian fields.
 //!
 //! ```text
 //! hello     magic u32 · version u32 · client u64 · segment u64 · token bytes u32 · zero u32 · token
 //! welcome   magic u32 · version u32 · status u32 · reason bytes u32 · reason
 //! request   kind u32 · slot u32 · id u64 · stamp u64 · offset u64 · length u64 · epoch u64
-//!           WRITE (1) is followed by the bytes and their xxh3 u64; READ (2) and READ_UNASKED (3), which
-//!           alone has an epoch that is not zero, by nothing. Of a disk only: STAGE (4) and STAGE_UNASKED
-//!           (5) are reads whose bytes may be left in memory that the reader maps, RELEASE (6) lets go of
-//!           them and is not answered
+//!           WRITE (1) is followed by the bytes and their xxh3 u64; READ (2) and READ_CACHED (3) by nothing.
+//!           Only the latter, a read from a cached location, has a nonzero epoch. For disks only: STAGE (4)
+//!           and STAGE_CACHED (5) are reads whose bytes may be left in a staging segment that the reader
+//!           maps, RELEASE (6) frees them and is not answered
 //! reply     kind u32 · status u32 · id u64 · length u64 · xxh3 u64
 //!           WRITTEN (1); DATA (2), if its status is ok, is followed by the bytes and a TRAILER (3);
-//!           STAGED (4): instead of a length and a checksum, the slot and the stamp where the bytes are
+//!           STAGED (4): instead of a length and a checksum, slot and stamp of the staged bytes
 //! ```
-//! Requests are answered in the order in which they came. Whatever is not like this ends the connection.
+//! Requests are answered in order. Any other content ends the connection.
 
 use crate::fields::{Builder, Fields, short_reason};
 use crate::{CHUNK_BYTES_MAX, REASON_BYTES_MAX, TOKEN_BYTES_MAX};
 
-/// `TFD1`, in that order.
+/// `TFD1`.
 pub const DATA_MAGIC: u32 = u32::from_le_bytes(*b"TFD1");
-/// Other versions are refused.
+/// Other versions are rejected.
 pub const DATA_VERSION: u32 = 6;
 
 /// Bytes of a hello before its token.
@@ -28,36 +28,36 @@ pub const HELLO_BYTES: usize = 32;
 pub const WELCOME_BYTES: usize = 16;
 /// Bytes of a request's header.
 pub const REQUEST_BYTES: usize = 48;
-/// Bytes of the checksum behind those of a write.
+/// Bytes of the checksum after those of a write.
 pub const CHECKSUM_BYTES: usize = 8;
 /// Bytes of a reply's header.
 pub const REPLY_BYTES: usize = 32;
 
-/// What is wrong with bytes that came in.
+/// Why received bytes are invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
-    /// The other end speaks another protocol.
-    #[error("these are not the bytes of a data socket")]
+    /// The peer uses another protocol.
+    #[error("the peer is not a data socket")]
     Magic,
-    /// The other end speaks another version of this one.
-    #[error("the other end speaks another version of the data protocol")]
+    /// The peer has another version of the protocol.
+    #[error("the peer has another version of the data protocol")]
     Version,
-    /// A token, a reason or a chunk longer than is allowed.
-    #[error("a length is over its limit")]
+    /// A token, a reason or a chunk exceeds its limit.
+    #[error("a length exceeds its limit")]
     Length,
     /// A kind or status that does not exist.
-    #[error("a header makes no sense")]
+    #[error("invalid header")]
     Nonsense,
 }
 
-/// The first thing said.
+/// The first message of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HelloHead {
-    /// Who speaks.
+    /// The client's id.
     pub client: u64,
-    /// The memory it believes to be here.
+    /// The segment it wants.
     pub segment: u64,
-    /// How many bytes of token follow.
+    /// Length of the token that follows.
     pub token_bytes: usize,
 }
 
@@ -69,7 +69,7 @@ impl HelloHead {
         head.u32(token.len() as u32).u32(0).bytes(token.as_bytes()).0
     }
 
-    /// Reads the header.
+    /// Decodes the header.
     pub fn decode(bytes: &[u8; HELLO_BYTES]) -> Result<Self, FrameError> {
         let mut fields = Fields(bytes);
         check_magic(&mut fields)?;
@@ -83,46 +83,46 @@ impl HelloHead {
     }
 }
 
-/// Why a hello was not welcome.
+/// Why a hello was rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Unwelcome {
-    /// This client may not come in, or not now.
+pub enum Rejection {
+    /// The client is not allowed, or there are too many.
     Refused,
-    /// The memory it asked for is not here.
+    /// The requested segment is not here.
     OtherSegment,
 }
 
 /// The answer to a hello.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WelcomeHead {
-    /// Whether the client is in, or why not.
-    pub status: Result<(), Unwelcome>,
-    /// How many bytes of reason follow.
+    /// Acceptance, or the kind of rejection.
+    pub status: Result<(), Rejection>,
+    /// Length of the reason that follows.
     pub reason_bytes: usize,
 }
 
 impl WelcomeHead {
     /// The header and the reason.
     #[must_use]
-    pub fn encode(status: Result<(), Unwelcome>, reason: &str) -> Vec<u8> {
+    pub fn encode(status: Result<(), Rejection>, reason: &str) -> Vec<u8> {
         let reason = short_reason(reason);
         let status = match status {
             Ok(()) => 0,
-            Err(Unwelcome::Refused) => 1,
-            Err(Unwelcome::OtherSegment) => 2,
+            Err(Rejection::Refused) => 1,
+            Err(Rejection::OtherSegment) => 2,
         };
         let head = Builder::default().u32(DATA_MAGIC).u32(DATA_VERSION).u32(status);
         head.u32(reason.len() as u32).bytes(reason.as_bytes()).0
     }
 
-    /// Reads the header.
+    /// Decodes the header.
     pub fn decode(bytes: &[u8; WELCOME_BYTES]) -> Result<Self, FrameError> {
         let mut fields = Fields(bytes);
         check_magic(&mut fields)?;
         let status = match fields.u32() {
             Some(0) => Ok(()),
-            Some(1) => Err(Unwelcome::Refused),
-            Some(2) => Err(Unwelcome::OtherSegment),
+            Some(1) => Err(Rejection::Refused),
+            Some(2) => Err(Rejection::OtherSegment),
             _ => return Err(FrameError::Nonsense),
         };
         let reason_bytes = fields.u32().ok_or(FrameError::Nonsense)? as usize;
@@ -133,44 +133,43 @@ impl WelcomeHead {
     }
 }
 
-/// What a request wants.
+/// Kind of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RequestKind {
-    /// Bytes follow.
+    /// Writes the bytes that follow.
     Write,
-    /// Bytes are wanted.
+    /// Reads bytes.
     Read,
-    /// Bytes of a disk are wanted, here or in memory that the reader maps.
+    /// Reads bytes of a disk, through the socket or into the staging segment.
     Stage,
-    /// The reader is done with what it was given in that memory: slot and stamp are those of it.
+    /// The reader is done with a staged read: slot and stamp are those of the staging segment.
     Release,
 }
 
 /// A request for one range of one slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestHead {
-    /// What it wants.
+    /// Kind of the request.
     pub kind: RequestKind,
-    /// The record in the control segment.
+    /// The slot in the control segment.
     pub slot: u32,
-    /// Comes back with the reply.
+    /// Returned in the reply.
     pub id: u64,
-    /// The use of the record.
+    /// The use of the slot.
     pub stamp: u64,
-    /// Where in its bytes the range begins.
+    /// Start of the range within the object's bytes.
     pub offset: u64,
-    /// How long it is.
+    /// Length of the range.
     pub len: u64,
-    /// The life of the master from which a reader knows of the use, if it has not asked whether it is still
-    /// what the cluster would name.
-    pub unasked: Option<u64>,
+    /// The epoch of a cached location; `None` if the master has just resolved it.
+    pub cached_epoch: Option<u64>,
 }
 
 impl RequestHead {
-    /// The header.
+    /// Encodes the header.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
-        let kind = match (self.kind, self.unasked) {
+        let kind = match (self.kind, self.cached_epoch) {
             (RequestKind::Write, _) => 1,
             (RequestKind::Read, None) => 2,
             (RequestKind::Read, Some(_)) => 3,
@@ -179,10 +178,10 @@ impl RequestHead {
             (RequestKind::Release, _) => 6,
         };
         let head = Builder::default().u32(kind).u32(self.slot).u64(self.id).u64(self.stamp);
-        head.u64(self.offset).u64(self.len).u64(self.unasked.unwrap_or(0)).0
+        head.u64(self.offset).u64(self.len).u64(self.cached_epoch.unwrap_or(0)).0
     }
 
-    /// Reads the header.
+    /// Decodes the header.
     pub fn decode(bytes: &[u8; REQUEST_BYTES]) -> Result<Self, FrameError> {
         let mut fields = Fields(bytes);
         let kind = match fields.u32() {
@@ -194,12 +193,12 @@ impl RequestHead {
             Some(6) => (RequestKind::Release, false),
             _ => return Err(FrameError::Nonsense),
         };
-        let (kind, is_unasked) = kind;
+        let (kind, is_cached) = kind;
         let head = (|| {
             let (slot, id, stamp) = (fields.u32()?, fields.u64()?, fields.u64()?);
             let (offset, len, epoch) = (fields.u64()?, fields.u64()?, fields.u64()?);
-            let unasked = is_unasked.then_some(epoch);
-            (is_unasked || epoch == 0).then_some(Self { kind, slot, id, stamp, offset, len, unasked })
+            let cached_epoch = is_cached.then_some(epoch);
+            (is_cached || epoch == 0).then_some(Self { kind, slot, id, stamp, offset, len, cached_epoch })
         })();
         let head = head.ok_or(FrameError::Nonsense)?;
         if head.len > CHUNK_BYTES_MAX {
@@ -209,51 +208,51 @@ impl RequestHead {
     }
 }
 
-/// What a reply answers.
+/// Kind of a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReplyKind {
     /// A write.
     Written,
-    /// A read; if the status is ok, the bytes and a trailer follow.
+    /// A read; with status ok, the bytes and a trailer follow.
     Data,
-    /// The same read, after its bytes: whether they count.
+    /// The same read, after its bytes: whether they are valid.
     Trailer,
-    /// A read whose bytes lie in memory that the reader maps, until it lets go of them.
+    /// A read whose bytes are in the staging segment, until the reader releases them.
     Staged,
 }
 
-/// How it went.
+/// Result of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Status {
-    /// Well.
+    /// Success.
     Ok,
-    /// The slot does not carry the stamp, or no longer takes writes.
+    /// The slot does not hold the stamp, or is no longer writable.
     Stale,
-    /// The bytes arrived damaged; the write does not count.
+    /// The bytes arrived damaged; the write has no effect.
     BadChecksum,
     /// The range is not inside the slot's bytes.
     OutOfRange,
-    /// The disk that has the bytes cannot read them now.
+    /// The disk cannot read the bytes now.
     Unreadable,
 }
 
 /// A reply to a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReplyHead {
-    /// What it answers.
+    /// Kind of the reply.
     pub kind: ReplyKind,
-    /// How it went.
+    /// Result of the request.
     pub status: Status,
-    /// Of the request.
+    /// The id of the request.
     pub id: u64,
-    /// Of data: how many bytes follow. Of what is staged: the slot.
+    /// For data: number of bytes that follow. For staged bytes: the slot.
     pub len: u64,
-    /// Of a trailer: the xxh3-64 of the bytes. Of what is staged: the stamp.
+    /// For a trailer: the xxh3-64 of the bytes. For staged bytes: the stamp.
     pub checksum: u64,
 }
 
 impl ReplyHead {
-    /// The header.
+    /// Encodes the header.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let kind = match self.kind {
@@ -272,7 +271,7 @@ impl ReplyHead {
         Builder::default().u32(kind).u32(status).u64(self.id).u64(self.len).u64(self.checksum).0
     }
 
-    /// Reads the header.
+    /// Decodes the header.
     pub fn decode(bytes: &[u8; REPLY_BYTES]) -> Result<Self, FrameError> {
         let mut fields = Fields(bytes);
         let kind = match fields.u32() {
@@ -311,19 +310,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn headers_survive_the_wire() {
+    fn headers_round_trip() {
         let bytes = HelloHead::encode(7, 9, "secret");
         let (head, token) = bytes.split_first_chunk().unwrap();
         assert_eq!(HelloHead::decode(head), Ok(HelloHead { client: 7, segment: 9, token_bytes: 6 }));
         assert_eq!(token, b"secret");
 
-        for status in [Ok(()), Err(Unwelcome::Refused), Err(Unwelcome::OtherSegment)] {
+        for status in [Ok(()), Err(Rejection::Refused), Err(Rejection::OtherSegment)] {
             let bytes = WelcomeHead::encode(status, "no");
             let (head, reason) = bytes.split_first_chunk().unwrap();
             assert_eq!(WelcomeHead::decode(head), Ok(WelcomeHead { status, reason_bytes: 2 }));
             assert_eq!(reason, b"no");
         }
-        for (kind, unasked) in [
+        for (kind, cached_epoch) in [
             (RequestKind::Write, None),
             (RequestKind::Read, None),
             (RequestKind::Read, Some(0)),
@@ -333,7 +332,7 @@ mod tests {
             (RequestKind::Release, None),
         ] {
             let len = CHUNK_BYTES_MAX;
-            let head = RequestHead { kind, slot: 1, id: 2, stamp: 3, offset: 4, len, unasked };
+            let head = RequestHead { kind, slot: 1, id: 2, stamp: 3, offset: 4, len, cached_epoch };
             assert_eq!(RequestHead::decode(head.encode().first_chunk().unwrap()), Ok(head));
         }
         for kind in [ReplyKind::Written, ReplyKind::Data, ReplyKind::Trailer, ReplyKind::Staged] {
@@ -347,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused() {
+    fn invalid_headers_are_rejected() {
         let mut hello: [u8; HELLO_BYTES] = *HelloHead::encode(7, 9, "").first_chunk().unwrap();
         for (at, value, expected) in
             [(0, 0, FrameError::Magic), (4, 99, FrameError::Version), (26, 1, FrameError::Length)]
@@ -361,7 +360,7 @@ mod tests {
         assert_eq!(ReplyHead::decode(&[9; REPLY_BYTES]), Err(FrameError::Nonsense));
         let kind = RequestKind::Read;
         let len = CHUNK_BYTES_MAX + 1;
-        let too_long = RequestHead { kind, slot: 0, id: 0, stamp: 1, offset: 0, len, unasked: None };
+        let too_long = RequestHead { kind, slot: 0, id: 0, stamp: 1, offset: 0, len, cached_epoch: None };
         assert_eq!(RequestHead::decode(too_long.encode().first_chunk().unwrap()), Err(FrameError::Length));
     }
 }

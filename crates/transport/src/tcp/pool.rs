@@ -1,6 +1,6 @@
 //! A client's connections to one data socket.
 //!
-//! **Invariant:** a stream in the pool is between transfers: everything asked on it was answered in full.
+//! **Invariant:** a stream in the pool is between transfers: all its requests were answered completely.
 
 use std::future::Future;
 use std::io;
@@ -10,23 +10,23 @@ use std::sync::{Mutex, PoisonError};
 use tokio::net::TcpStream;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-use super::frame::{HelloHead, Unwelcome, WelcomeHead};
-use super::line::Line;
-use super::stream::{Socket, Wire};
+use super::buffered::BufferedStream;
+use super::frame::{HelloHead, Rejection, WelcomeHead};
+use super::stream::{ByteStream, Socket};
 use crate::buffer::SourceBuf;
 use crate::{TOKEN_BYTES_MAX, TransferError};
 
-/// The most connections of one client to one data socket.
+/// Maximum number of connections of one client to one data socket.
 pub const STREAMS_MAX: usize = 4;
-/// The same where a disk is read: its streams mostly wait, and the disk is fast only if many do.
+/// The same for a disk: its streams mostly wait, and a disk is fast only with many requests.
 pub(super) const DISK_STREAMS_MAX: usize = 32;
 
-/// A connection to be.
-pub type Connecting<'a> = Pin<Box<dyn Future<Output = io::Result<Box<dyn Wire>>> + Send + 'a>>;
+/// A connection attempt.
+pub type Connecting<'a> = Pin<Box<dyn Future<Output = io::Result<Box<dyn ByteStream>>> + Send + 'a>>;
 
-/// Opens connections; another one than [`TcpConnect`] is for tests.
+/// Opens connections. Tests use other implementations than [`TcpConnect`].
 pub trait Connect: Send + Sync {
-    /// Opens one to `host:port`.
+    /// Opens a connection to `host:port`.
     fn connect<'a>(&'a self, address: &'a str) -> Connecting<'a>;
 }
 
@@ -38,19 +38,19 @@ impl Connect for TcpConnect {
     fn connect<'a>(&'a self, address: &'a str) -> Connecting<'a> {
         Box::pin(async move {
             let socket = Socket::new(TcpStream::connect(address).await?)?;
-            Ok(Box::new(socket) as Box<dyn Wire>)
+            Ok(Box::new(socket) as Box<dyn ByteStream>)
         })
     }
 }
 
-/// Who a client says it is, and whose memory it wants.
+/// How a client identifies itself, and the segment it wants.
 #[derive(Clone, Debug)]
 pub struct Identity {
-    /// The client.
+    /// The client's id.
     pub client: u64,
-    /// The memory it believes to be there.
+    /// The segment it wants.
     pub segment: u64,
-    /// What it shows to prove that it may; empty where none is needed.
+    /// The client's token; empty where none is needed.
     pub token: String,
 }
 
@@ -60,20 +60,21 @@ pub(super) struct Pool {
     identity: Identity,
     connect: Box<dyn Connect>,
     permits: Semaphore,
-    idle: Mutex<Vec<Line<Box<dyn Wire>>>>,
+    idle: Mutex<Vec<BufferedStream<Box<dyn ByteStream>>>>,
 }
 
-/// A stream that one transfer uses alone. It goes back only if it is handed back; otherwise it is closed.
-pub(super) struct Lent<'a> {
+/// A stream that one transfer uses exclusively. It returns to the pool by [`Self::release`]; otherwise it is
+/// closed.
+pub(super) struct PooledStream<'a> {
     pool: &'a Pool,
     _permit: SemaphorePermit<'a>,
-    pub(super) line: Line<Box<dyn Wire>>,
+    pub(super) stream: BufferedStream<Box<dyn ByteStream>>,
 }
 
-impl Lent<'_> {
-    /// Everything asked on it was answered: the next transfer may use it.
-    pub(super) fn hand_back(self) {
-        self.pool.idle.lock().unwrap_or_else(PoisonError::into_inner).push(self.line);
+impl PooledStream<'_> {
+    /// Returns the stream to the pool: all its requests were answered.
+    pub(super) fn release(self) {
+        self.pool.idle.lock().unwrap_or_else(PoisonError::into_inner).push(self.stream);
     }
 }
 
@@ -91,57 +92,57 @@ impl Pool {
         &self.address
     }
 
-    /// A stream, as soon as there is one.
-    pub(super) async fn lend(&self) -> Result<Lent<'_>, TransferError> {
+    /// A stream, after waiting for a free one.
+    pub(super) async fn acquire(&self) -> Result<PooledStream<'_>, TransferError> {
         match self.permits.acquire().await {
             Ok(permit) => self.stream(permit).await,
             Err(_) => Err(self.lost("its pool was closed")),
         }
     }
 
-    /// A stream, unless all are lent.
-    pub(super) async fn try_lend(&self) -> Option<Result<Lent<'_>, TransferError>> {
+    /// A stream, unless all are in use.
+    pub(super) async fn try_acquire(&self) -> Option<Result<PooledStream<'_>, TransferError>> {
         let permit = self.permits.try_acquire().ok()?;
         Some(self.stream(permit).await)
     }
 
-    /// What to say when the other end is gone.
+    /// The error for a broken connection.
     pub(super) fn lost(&self, why: impl ToString) -> TransferError {
         TransferError::Lost { peer: self.address.clone(), why: why.to_string() }
     }
 
-    async fn stream<'a>(&'a self, permit: SemaphorePermit<'a>) -> Result<Lent<'a>, TransferError> {
+    async fn stream<'a>(&'a self, permit: SemaphorePermit<'a>) -> Result<PooledStream<'a>, TransferError> {
         loop {
             let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
-            let line = match idle {
-                // One that the node has closed meanwhile is of no use.
-                Some(line) if !line.is_quiet() => continue,
-                Some(line) => line,
+            let stream = match idle {
+                // A connection that the node has closed meanwhile is dropped.
+                Some(stream) if !stream.is_idle() => continue,
+                Some(stream) => stream,
                 None => self.open().await?,
             };
-            return Ok(Lent { pool: self, _permit: permit, line });
+            return Ok(PooledStream { pool: self, _permit: permit, stream });
         }
     }
 
-    /// Opens a new stream and introduces the client.
-    async fn open(&self) -> Result<Line<Box<dyn Wire>>, TransferError> {
+    /// Opens a new stream and sends the hello.
+    async fn open(&self) -> Result<BufferedStream<Box<dyn ByteStream>>, TransferError> {
         let refused = |reason| TransferError::Refused { peer: self.address.clone(), reason };
         let Identity { client, segment, token } = &self.identity;
         if token.len() > TOKEN_BYTES_MAX {
-            return Err(refused(format!("a token has at most {TOKEN_BYTES_MAX} bytes")));
+            return Err(refused(format!("the token exceeds {TOKEN_BYTES_MAX} bytes")));
         }
         let wire = self.connect.connect(&self.address).await.map_err(|error| self.lost(error))?;
-        let mut line = Line::new(wire);
+        let mut stream = BufferedStream::new(wire);
         let hello = HelloHead::encode(*client, *segment, token);
-        line.send([SourceBuf::from(&hello[..])]).await.map_err(|error| self.lost(error))?;
-        let head = line.array(false).await.map_err(|error| self.lost(error))?;
+        stream.send([SourceBuf::from(&hello[..])]).await.map_err(|error| self.lost(error))?;
+        let head = stream.array(false).await.map_err(|error| self.lost(error))?;
         let head = WelcomeHead::decode(&head).map_err(|error| self.lost(error))?;
-        let reason = line.vec(head.reason_bytes).await.map_err(|error| self.lost(error))?;
+        let reason = stream.vec(head.reason_bytes).await.map_err(|error| self.lost(error))?;
         let reason = String::from_utf8_lossy(&reason).into_owned();
         match head.status {
-            Ok(()) => Ok(line),
-            Err(Unwelcome::Refused) => Err(refused(reason)),
-            Err(Unwelcome::OtherSegment) => Err(self.lost(reason)),
+            Ok(()) => Ok(stream),
+            Err(Rejection::Refused) => Err(refused(reason)),
+            Err(Rejection::OtherSegment) => Err(self.lost(reason)),
         }
     }
 }

@@ -11,70 +11,71 @@ use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use super::fetched::Fetch;
+use super::buffered::{BufferedStream, FIRST_PIECE_BYTES, PIECE_BYTES, SMALL_BYTES_MAX};
+use super::checksum_cache::ChecksumCache;
+use super::disk::Fetch;
 use super::frame::{
-    CHECKSUM_BYTES, FrameError, HelloHead, REQUEST_BYTES, ReplyHead, ReplyKind, RequestHead, RequestKind,
-    Status, Unwelcome, WelcomeHead,
+    CHECKSUM_BYTES, FrameError, HelloHead, REQUEST_BYTES, Rejection, ReplyHead, ReplyKind, RequestHead,
+    RequestKind, Status, WelcomeHead,
 };
-use super::line::{FIRST_PIECE_BYTES, Line, PIECE_BYTES, SMALL_BYTES_MAX};
-use super::stream::Wire;
-use super::sums::Sums;
+use super::stream::ByteStream;
 use crate::buffer::{Run, SourceBuf, TargetBuf};
 use crate::checksum::checksum;
 use crate::pending::Pending;
 use crate::segment::NodeMemory;
-use crate::{CHUNK_BYTES_MAX, Counters, Extent, copy, fetch};
+use crate::{CHUNK_BYTES_MAX, Counters, Extent, cache_prefetch, copy};
 
-/// The most connections to one data socket.
+/// Maximum number of connections to one data socket.
 const CONNECTIONS_MAX: usize = 4096;
-/// The most connections at a time that have not proven yet that they may be served; one more ends the oldest.
+/// Maximum number of unauthenticated connections; one more closes the oldest.
 pub const PENDING_MAX: usize = 256;
-/// How long a client may take to say who it is.
+/// Time limit of a client's hello.
 const HELLO_TIME_MAX: Duration = Duration::from_secs(10);
-/// How long the bytes of one chunk may take. A client that is slower loses its connection, so that it cannot
-/// keep a hold on space that others need.
+/// Time limit for the bytes of one chunk. A slower client loses its connection, so that it cannot block
+/// memory that others need.
 pub(super) const CHUNK_TIME_MAX: Duration = Duration::from_secs(60);
-/// How long to rest when no connection can be accepted, which means that descriptors have run out.
+/// Pause after a failed accept, which means that descriptors have run out.
 const ACCEPT_REST: Duration = Duration::from_millis(50);
-/// Bytes that are not wanted are read in pieces of this size and dropped.
+/// Unwanted bytes are read in pieces of this size and dropped.
 const DISCARD_BYTES: usize = 64 << 10;
-/// When an idle connection is asked whether its host still lives.
+/// Keepalive interval of idle connections.
 const KEEPALIVE: Duration = Duration::from_secs(15);
 
-/// Knows whose bytes are where, and keeps them there while they are moved. Implemented by the node's shell.
+/// Access to the node's slots. An implementation protects the bytes of a transfer from reuse between its
+/// begin and its end. Implemented by the node's shell.
 ///
-/// Nothing here may block for long: it is called from the tasks that move bytes.
-pub trait Keeper: Send + Sync {
-    /// A client wants to write this range of its reservation: where it lies, from now on held; `None` if the
-    /// client holds no such reservation, or it is already being committed.
+/// No method may block for long: they are called from the tasks that move bytes.
+pub trait SlotAccess: Send + Sync {
+    /// Starts a write into a range of a client's reservation, and protects it. `None` if the client has no
+    /// such reservation, or it is already being committed.
     fn begin_store(&self, client: u64, range: &RequestHead) -> Option<Vec<Extent>>;
 
-    /// That write has ended, well or not.
+    /// Ends that write, successful or not.
     fn end_store(&self, range: &RequestHead);
 
-    /// Somebody wants to read this range: where it lies, from now on held; `None` if there is no such use.
+    /// Starts a read of a range, and protects it. `None` if there is no such use.
     ///
-    /// With [`RequestHead::unasked`] the use must also be one of a member in that life of the master.
+    /// With [`RequestHead::cached_epoch`] the node must also be a member in that epoch.
     fn begin_send(&self, range: &RequestHead) -> Option<Vec<Extent>>;
 
-    /// That read has ended, well or not; whether the use is still valid, and more than that as above.
+    /// Ends that read, successful or not. Whether the use is still valid, under the same condition.
     fn end_send(&self, range: &RequestHead) -> bool;
 
-    /// Whether that is a disk beside the memory, whose bytes are fetched before they are sent.
+    /// Whether this segment is one of the node's disks.
     fn has_disk(&self, segment: u64) -> bool {
         let _none = segment;
         false
     }
 
-    /// Begins to fetch this range from a disk; `None` if there is no such copy. As for
-    /// [`Self::begin_send`], with [`RequestHead::unasked`]. Only if the request is a [`RequestKind::Stage`]
-    /// the bytes may be left in memory that the reader maps.
+    /// Starts to fetch a range from a disk; `None` if there is no such copy. [`RequestHead::cached_epoch`] as
+    /// in [`Self::begin_send`]. Only for a [`RequestKind::Stage`] the bytes may be left in the staging
+    /// segment.
     fn begin_fetch(&self, segment: u64, range: &RequestHead) -> Option<Fetch> {
         let _none = (segment, range);
         None
     }
 
-    /// The bytes were sent: whether the copy is still valid, so that they count.
+    /// Ends a fetch after its bytes were sent. Whether the copy is still valid, so that they count.
     fn end_fetch(&self, segment: u64, range: &RequestHead) -> bool {
         let _none = (segment, range);
         false
@@ -83,85 +84,85 @@ pub trait Keeper: Send + Sync {
     /// A client has opened its first connection.
     fn opened(&self, client: u64);
 
-    /// A client has closed its last connection: it reaches no byte through this socket any more.
+    /// A client has closed its last connection: it can no longer access memory through this socket.
     fn closed(&self, client: u64);
 }
 
-/// A client that wants to come in.
+/// A client's request to connect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hello {
-    /// Who it says it is.
+    /// The client's id.
     pub client: u64,
-    /// What it shows to prove that it may.
+    /// The client's token.
     pub token: String,
 }
 
-/// Decides who may come in; the text of a refusal is shown to the client.
+/// Decides whether a client may connect; the client gets the text of a refusal.
 pub type Authorise = Box<dyn Fn(&Hello) -> Result<(), String> + Send + Sync>;
 
-/// Why a connection ended other than by the client closing it between requests.
+/// Why a connection ended, other than by the client closing it between requests.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    /// The connection broke, or ended in the middle of something.
+    /// The connection broke, or ended within a message.
     #[error("the connection broke: {0}")]
     Broken(#[from] io::Error),
-    /// The client did not speak the protocol.
-    #[error("the client did not speak the protocol: {0}")]
+    /// The client violated the protocol.
+    #[error("the client violated the protocol: {0}")]
     Protocol(#[from] FrameError),
-    /// The client was too slow.
+    /// The client exceeded a time limit.
     #[error("the client was too slow")]
     Slow(#[from] tokio::time::error::Elapsed),
-    /// The client was not let in.
+    /// The client was rejected.
     #[error("the client was refused: {0}")]
     Refused(String),
-    /// Newer connections took its place before it said who it is.
-    #[error("too many connections did not say who they are, and this was the oldest")]
-    Crowded,
+    /// Newer connections replaced it before its hello.
+    #[error("too many connections without a hello, and this was the oldest")]
+    Displaced,
 }
 
 /// Moves bytes between a node's memory and the clients on its data socket.
 pub struct Server {
     memory: Arc<NodeMemory>,
-    pub(super) keeper: Arc<dyn Keeper>,
+    pub(super) slots: Arc<dyn SlotAccess>,
     authorise: Authorise,
     pub(super) counters: Arc<Counters>,
-    sums: Sums,
+    checksums: ChecksumCache,
     pending: Arc<Pending>,
     /// How many connections each client has.
     open: Mutex<BTreeMap<u64, usize>>,
 }
 
-/// One connection: what came in, and answers that may wait for company.
+/// One connection: its stream, and replies that are sent together.
 pub(super) struct Served<W> {
-    pub(super) line: Line<W>,
+    pub(super) stream: BufferedStream<W>,
     client: u64,
-    /// Answers that are whole and private: their bytes, if any, have been copied and the stamp was there
-    /// afterwards.
+    /// Complete replies: their bytes, if any, were copied, and the stamp was checked afterwards.
     answers: Vec<u8>,
     discard: Vec<u8>,
 }
 
 impl Server {
-    /// Serves this memory as the keeper allows.
+    /// Creates it.
     #[must_use]
     pub fn new(
         memory: Arc<NodeMemory>,
-        keeper: Arc<dyn Keeper>,
+        slots: Arc<dyn SlotAccess>,
         authorise: Authorise,
         counters: Arc<Counters>,
     ) -> Arc<Self> {
-        let (sums, open, pending) = (Sums::default(), Mutex::default(), Pending::new(PENDING_MAX));
-        Arc::new(Self { memory, keeper, authorise, counters, sums, pending, open })
+        let (checksums, open, pending) =
+            (ChecksumCache::default(), Mutex::default(), Pending::new(PENDING_MAX));
+        Arc::new(Self { memory, slots, authorise, counters, checksums, pending, open })
     }
 
-    /// Serves until it is dropped; that ends every connection.
+    /// Serves until the future is dropped, which ends every connection.
     pub async fn run(self: Arc<Self>, listener: TcpListener) {
         let mut tasks = JoinSet::new();
         loop {
             let accepted = listener.accept().await;
             while let Some(ended) = tasks.try_join_next() {
                 if let Err(error) = ended {
-                    tracing::error!(%error, "the task of a data connection broke down");
+                    tracing::error!(%error, "the task of a data connection panicked");
                 }
             }
             match accepted {
@@ -175,104 +176,112 @@ impl Server {
                     });
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "no connection could be accepted on the data socket");
+                    tracing::warn!(%error, "accept failed on the data socket");
                     tokio::time::sleep(ACCEPT_REST).await;
                 }
             }
         }
     }
 
-    /// Serves one connection to its end.
-    pub async fn serve(&self, wire: impl Wire, is_full: bool) -> Result<(), ServeError> {
-        let mut line = Line::unproven(wire);
+    /// Serves one connection until it ends.
+    pub async fn serve(&self, wire: impl ByteStream, is_full: bool) -> Result<(), ServeError> {
+        let mut stream = BufferedStream::unauthenticated(wire);
         let cut = Arc::new(Notify::new());
         let pending = self.pending.enter(&cut);
         let HelloHead { client, segment, .. } = tokio::select! {
             biased;
-            () = cut.notified() => return Err(ServeError::Crowded),
-            welcomed = timeout(HELLO_TIME_MAX, self.welcome(&mut line, is_full)) => welcomed??,
+            () = cut.notified() => return Err(ServeError::Displaced),
+            welcomed = timeout(HELLO_TIME_MAX, self.welcome(&mut stream, is_full)) => welcomed??,
         };
         drop(pending);
-        line.proven();
+        stream.authenticate();
         let _open = self.open(client);
-        let mut served = Served { line, client, answers: Vec::new(), discard: vec![0; DISCARD_BYTES] };
+        let mut served = Served { stream, client, answers: Vec::new(), discard: vec![0; DISCARD_BYTES] };
         if segment != self.memory.geometry().segment {
             return self.serve_disk(&mut served, segment).await;
         }
         loop {
-            // What is answered leaves when there is nothing more to answer at hand.
-            if served.line.ahead_bytes() < REQUEST_BYTES || served.answers.len() > PIECE_BYTES {
+            // Replies are sent when no further request has arrived.
+            if served.stream.buffered_bytes() < REQUEST_BYTES || served.answers.len() > PIECE_BYTES {
                 served.flush().await?;
             }
-            let Some(head) = next_request(&mut served.line).await? else { return Ok(()) };
+            let Some(head) = next_request(&mut served.stream).await? else { return Ok(()) };
             match head.kind {
                 RequestKind::Write => self.store(&mut served, &head).await?,
                 RequestKind::Read if head.len as usize <= SMALL_BYTES_MAX => {
                     self.send_small(&mut served, &head);
                 }
                 RequestKind::Read => self.send(&mut served, &head).await?,
-                // Memory is mapped as it is, or not at all.
+                // Only disks stage bytes.
                 RequestKind::Stage | RequestKind::Release => return Err(FrameError::Nonsense.into()),
             }
         }
     }
 
-    /// Hears the hello and answers it.
-    async fn welcome(&self, line: &mut Line<impl Wire>, is_full: bool) -> Result<HelloHead, ServeError> {
-        let head = HelloHead::decode(&line.array(false).await?);
+    /// Receives the hello and answers it.
+    async fn welcome(
+        &self,
+        stream: &mut BufferedStream<impl ByteStream>,
+        is_full: bool,
+    ) -> Result<HelloHead, ServeError> {
+        let head = HelloHead::decode(&stream.array(false).await?);
         let head = match head {
             Ok(head) => head,
-            // Whoever speaks another protocol is not told anything in this one.
+            // A peer of another protocol gets no answer.
             Err(FrameError::Magic) => return Err(FrameError::Magic.into()),
-            Err(error) => return refuse(line, Unwelcome::Refused, error.to_string()).await,
+            Err(error) => return refuse(stream, Rejection::Refused, error.to_string()).await,
         };
-        let token = line.vec(head.token_bytes).await?;
+        let token = stream.vec(head.token_bytes).await?;
         let Ok(token) = String::from_utf8(token) else {
-            return refuse(line, Unwelcome::Refused, "the token is not text".to_owned()).await;
+            return refuse(stream, Rejection::Refused, "the token is not text".to_owned()).await;
         };
         if is_full {
-            let reason = format!("there are {CONNECTIONS_MAX} connections already");
-            return refuse(line, Unwelcome::Refused, reason).await;
+            let reason = format!("there are already {CONNECTIONS_MAX} connections");
+            return refuse(stream, Rejection::Refused, reason).await;
         }
         if let Err(reason) = (self.authorise)(&Hello { client: head.client, token }) {
-            return refuse(line, Unwelcome::Refused, reason).await;
+            return refuse(stream, Rejection::Refused, reason).await;
         }
         let here = self.memory.geometry().segment;
-        if head.segment != here && !self.keeper.has_disk(head.segment) {
-            let reason = format!("this is segment {here:016x}, and you asked for {:016x}", head.segment);
-            return refuse(line, Unwelcome::OtherSegment, reason).await;
+        if head.segment != here && !self.slots.has_disk(head.segment) {
+            let reason = format!("this is segment {here:016x}, not {:016x}", head.segment);
+            return refuse(stream, Rejection::OtherSegment, reason).await;
         }
-        line.send([SourceBuf::from(&WelcomeHead::encode(Ok(()), "")[..])]).await?;
+        stream.send([SourceBuf::from(&WelcomeHead::encode(Ok(()), "")[..])]).await?;
         Ok(head)
     }
 
-    /// Counts the client's connections; the count sinks when the returned value is dropped.
+    /// Counts the client's connections; dropping the result decrements the count.
     fn open(&self, client: u64) -> Open<'_> {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         let count = open.entry(client).or_default();
         *count += 1;
-        // Under the lock, so that the keeper hears openings and closings in the order in which they happened.
+        // Under the lock, so that the node sees openings and closings in order.
         if *count == 1 {
-            self.keeper.opened(client);
+            self.slots.opened(client);
         }
         Open { server: self, client }
     }
 
-    /// Receives the bytes of a write straight into the segment.
-    async fn store<W: Wire>(&self, served: &mut Served<W>, head: &RequestHead) -> Result<(), ServeError> {
-        let begun = self.keeper.begin_store(served.client, head);
+    /// Receives the bytes of a write directly into the segment.
+    async fn store<W: ByteStream>(
+        &self,
+        served: &mut Served<W>,
+        head: &RequestHead,
+    ) -> Result<(), ServeError> {
+        let begun = self.slots.begin_store(served.client, head);
         let status = if let Some(extents) = begun {
-            let _hold = StoreHold { keeper: &*self.keeper, head };
+            let _guard = StoreGuard { slots: &*self.slots, head };
             match self.targets(&extents, head.len) {
                 Some(targets) => {
-                    let found = timeout(CHUNK_TIME_MAX, served.line.fill_hashed(targets)).await??;
+                    let found = timeout(CHUNK_TIME_MAX, served.stream.fill_hashed(targets)).await??;
                     let sum: [u8; CHECKSUM_BYTES] =
-                        timeout(CHUNK_TIME_MAX, served.line.array(true)).await??;
+                        timeout(CHUNK_TIME_MAX, served.stream.array(true)).await??;
                     let is_whole = found == u64::from_le_bytes(sum);
                     if is_whole { Status::Ok } else { Status::BadChecksum }
                 }
                 None => {
-                    tracing::error!(?head, ?extents, "the keeper gave extents that are not the range");
+                    tracing::error!(?head, ?extents, "the node returned extents that do not match the range");
                     served.skip(head.len).await?;
                     Status::Stale
                 }
@@ -288,19 +297,19 @@ impl Server {
         Ok(())
     }
 
-    /// Copies the bytes of a small read, and then says whether they count: so all of it leaves at once,
-    /// together with others, and nothing is held meanwhile.
-    fn send_small<W: Wire>(&self, served: &mut Served<W>, head: &RequestHead) {
+    /// Copies the bytes of a small read and checks the stamp, so that the complete reply is sent together
+    /// with others, and no protection outlives the call.
+    fn send_small<W: ByteStream>(&self, served: &mut Served<W>, head: &RequestHead) {
         let reply =
             ReplyHead { kind: ReplyKind::Data, status: Status::Ok, id: head.id, len: head.len, checksum: 0 };
-        let begun = self.keeper.begin_send(head);
+        let begun = self.slots.begin_send(head);
         let Some(extents) = begun else {
             let status = self.why_not(head);
             return served.answer(&ReplyHead { status, len: 0, ..reply });
         };
-        let hold = SendHold::new(&*self.keeper, head);
+        let guard = SendGuard::new(&*self.slots, head);
         let Some(sources) = self.sources(&extents, head.len) else {
-            tracing::error!(?head, ?extents, "the keeper gave extents that are not the range");
+            tracing::error!(?head, ?extents, "the node returned extents that do not match the range");
             return served.answer(&ReplyHead { status: Status::Stale, len: 0, ..reply });
         };
         served.answer(&reply);
@@ -310,42 +319,46 @@ impl Server {
             served.answers.resize(from + source.len(), 0);
             copy::copy_out(source, served.answers.get_mut(from..).unwrap_or_default());
         }
-        let status = if hold.end() { Status::Ok } else { Status::Stale };
-        // What is so short is hashed sooner than a checksum of it would be looked up.
+        let status = if guard.end() { Status::Ok } else { Status::Stale };
+        // Hashing so few bytes is faster than a lookup in the cache.
         let checksum = checksum([SourceBuf::from(served.answers.get(start..).unwrap_or_default())]);
         self.counters.served.add_read(head.len);
         served.answer(&ReplyHead { kind: ReplyKind::Trailer, status, checksum, ..reply });
     }
 
-    /// Sends the bytes of a read straight from the segment, and then says whether they count.
-    async fn send<W: Wire>(&self, served: &mut Served<W>, head: &RequestHead) -> Result<(), ServeError> {
+    /// Sends the bytes of a read directly from the segment, then a trailer that says whether they are valid.
+    async fn send<W: ByteStream>(
+        &self,
+        served: &mut Served<W>,
+        head: &RequestHead,
+    ) -> Result<(), ServeError> {
         let reply =
             ReplyHead { kind: ReplyKind::Data, status: Status::Ok, id: head.id, len: head.len, checksum: 0 };
-        let Some(extents) = self.keeper.begin_send(head) else {
+        let Some(extents) = self.slots.begin_send(head) else {
             let status = self.why_not(head);
             served.answer(&ReplyHead { status, len: 0, ..reply });
             return Ok(());
         };
-        let hold = SendHold::new(&*self.keeper, head);
+        let guard = SendGuard::new(&*self.slots, head);
         let Some(sources) = self.sources(&extents, head.len) else {
-            tracing::error!(?head, ?extents, "the keeper gave extents that are not the range");
+            tracing::error!(?head, ?extents, "the node returned extents that do not match the range");
             served.answer(&ReplyHead { status: Status::Stale, len: 0, ..reply });
             return Ok(());
         };
         served.answer(&reply);
-        let known = self.sums.find(head);
+        let known = self.checksums.find(head);
         let checksum = timeout(CHUNK_TIME_MAX, served.send(sources, known)).await??;
-        // The bytes are with the kernel now, so what becomes of the space no longer matters to them.
-        let status = if hold.end() { Status::Ok } else { Status::Stale };
+        // The kernel has the bytes now, so the memory may be reused.
+        let status = if guard.end() { Status::Ok } else { Status::Stale };
         if status == Status::Ok && known.is_none() {
-            self.sums.keep(head, checksum);
+            self.checksums.keep(head, checksum);
         }
         self.counters.served.add_read(head.len);
         served.answer(&ReplyHead { kind: ReplyKind::Trailer, status, checksum, ..reply });
         Ok(())
     }
 
-    /// Tells a range that is too large from a use that is gone.
+    /// Distinguishes a range that is too large from a stale use.
     fn why_not(&self, head: &RequestHead) -> Status {
         let placement = self.memory.reader().load(head.slot, head.stamp);
         match placement.map(|placement| placement.range(head.offset, head.len)) {
@@ -360,60 +373,60 @@ impl Server {
         (targets.iter().map(|target| target.len() as u64).sum::<u64>() == len).then_some(targets)
     }
 
-    /// As above, to be read.
+    /// The same as sources.
     fn sources(&self, extents: &[Extent], len: u64) -> Option<Vec<SourceBuf<'_>>> {
         let targets = self.targets(extents, len)?;
         Some(targets.into_iter().map(TargetBuf::as_source).collect())
     }
 }
 
-impl<W: Wire> Served<W> {
+impl<W: ByteStream> Served<W> {
     pub(super) fn answer(&mut self, reply: &ReplyHead) {
         self.answers.extend(reply.encode());
     }
 
-    /// Sends what was answered so far.
+    /// Sends the replies collected so far.
     pub(super) async fn flush(&mut self) -> Result<(), ServeError> {
         if self.answers.is_empty() {
             return Ok(());
         }
-        let sent = self.line.send([SourceBuf::from(&self.answers[..])]);
+        let sent = self.stream.send([SourceBuf::from(&self.answers[..])]);
         timeout(CHUNK_TIME_MAX, sent).await??;
         self.answers.clear();
         Ok(())
     }
 
-    /// Sends what was answered so far, and these bytes; what their checksum is. If that is not known, each
-    /// piece is hashed just before it is sent. The kernel finds it in the cache in any case.
+    /// Sends the replies so far, and these bytes; returns their checksum. If it is not known, each piece is
+    /// hashed just before it is sent. The kernel finds it in the cache in either case.
     async fn send(&mut self, sources: Vec<SourceBuf<'_>>, known: Option<u64>) -> io::Result<u64> {
         let mut run = Run::new(sources);
         let mut bytes_max = FIRST_PIECE_BYTES;
-        self.line.hash().reset();
+        self.stream.hash().reset();
         while !run.is_done() {
             let pieces = run.take(bytes_max as u64);
             bytes_max = PIECE_BYTES;
             match known {
-                Some(_) => pieces.iter().for_each(|piece| fetch::to_read(*piece)),
-                None => pieces.iter().for_each(|piece| self.line.hash().update_far(*piece)),
+                Some(_) => pieces.iter().for_each(|piece| cache_prefetch::prefetch(*piece)),
+                None => pieces.iter().for_each(|piece| self.stream.hash().update_uncached(*piece)),
             }
             let answers = SourceBuf::from(&self.answers[..]);
-            self.line.send(std::iter::once(answers).chain(pieces)).await?;
+            self.stream.send(std::iter::once(answers).chain(pieces)).await?;
             self.answers.clear();
         }
-        Ok(known.unwrap_or_else(|| self.line.hash().finish()))
+        Ok(known.unwrap_or_else(|| self.stream.hash().finish()))
     }
 
-    /// Reads past bytes that have no place to go, and their checksum.
+    /// Reads and drops the bytes of a rejected write, and their checksum.
     pub(super) async fn skip(&mut self, len: u64) -> Result<(), ServeError> {
         debug_assert!(len <= CHUNK_BYTES_MAX);
         timeout(CHUNK_TIME_MAX, async {
             let mut left = usize::try_from(len).unwrap_or(usize::MAX);
             while left > 0 {
                 let (piece, _) = TargetBuf::from(&mut self.discard[..]).split_at(left);
-                self.line.fill([piece]).await?;
+                self.stream.fill([piece]).await?;
                 left -= piece.len();
             }
-            let _sum: [u8; CHECKSUM_BYTES] = self.line.array(true).await?;
+            let _sum: [u8; CHECKSUM_BYTES] = self.stream.array(true).await?;
             Ok(())
         })
         .await?
@@ -421,17 +434,19 @@ impl<W: Wire> Served<W> {
 }
 
 /// The next request; `None` if the client closed the connection before it.
-pub(super) async fn next_request(line: &mut Line<impl Wire>) -> Result<Option<RequestHead>, ServeError> {
-    // A client may be silent between requests for as long as it likes.
-    let first: [u8; 1] = match line.array(true).await {
+pub(super) async fn next_request(
+    stream: &mut BufferedStream<impl ByteStream>,
+) -> Result<Option<RequestHead>, ServeError> {
+    // A client may be silent between requests without limit.
+    let first: [u8; 1] = match stream.array(true).await {
         Ok(first) => first,
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
         Err(error) => return Err(error.into()),
     };
-    // Usually all of it is there.
-    let rest: [u8; REQUEST_BYTES - 1] = match line.peek::<{ REQUEST_BYTES - 1 }>() {
-        Some(_) => line.array(true).await?,
-        None => timeout(CHUNK_TIME_MAX, line.array(true)).await??,
+    // Usually the whole request has arrived.
+    let rest: [u8; REQUEST_BYTES - 1] = match stream.peek::<{ REQUEST_BYTES - 1 }>() {
+        Some(_) => stream.array(true).await?,
+        None => timeout(CHUNK_TIME_MAX, stream.array(true)).await??,
     };
     let mut bytes = [0; REQUEST_BYTES];
     for (to, from) in bytes.iter_mut().zip(first.iter().chain(&rest)) {
@@ -440,12 +455,16 @@ pub(super) async fn next_request(line: &mut Line<impl Wire>) -> Result<Option<Re
     Ok(Some(RequestHead::decode(&bytes)?))
 }
 
-async fn refuse(line: &mut Line<impl Wire>, why: Unwelcome, reason: String) -> Result<HelloHead, ServeError> {
-    line.send([SourceBuf::from(&WelcomeHead::encode(Err(why), &reason)[..])]).await?;
+async fn refuse(
+    stream: &mut BufferedStream<impl ByteStream>,
+    why: Rejection,
+    reason: String,
+) -> Result<HelloHead, ServeError> {
+    stream.send([SourceBuf::from(&WelcomeHead::encode(Err(why), &reason)[..])]).await?;
     Err(ServeError::Refused(reason))
 }
 
-/// Small replies are not to wait for company, and a host that vanished is to be noticed.
+/// Small replies must not be delayed, and a vanished host must be detected.
 fn prepare(stream: &TcpStream) {
     let keepalive = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE);
     let socket = SockRef::from(stream);
@@ -453,12 +472,11 @@ fn prepare(stream: &TcpStream) {
         [("TCP_NODELAY", stream.set_nodelay(true)), ("keepalive", socket.set_tcp_keepalive(&keepalive))]
     {
         if let Err(error) = set {
-            tracing::warn!(%error, what, "a data connection could not be set up as wanted");
+            tracing::warn!(%error, what, "a socket option could not be set");
         }
     }
 }
 
-/// A client's connection, counted.
 struct Open<'a> {
     server: &'a Server,
     client: u64,
@@ -471,46 +489,46 @@ impl Drop for Open<'_> {
         *count -= 1;
         if *count == 0 {
             open.remove(&self.client);
-            self.server.keeper.closed(self.client);
+            self.server.slots.closed(self.client);
         }
     }
 }
 
-/// Space held while bytes are received into it.
-struct StoreHold<'a> {
-    keeper: &'a dyn Keeper,
+/// Protects memory while bytes are received into it.
+struct StoreGuard<'a> {
+    slots: &'a dyn SlotAccess,
     head: &'a RequestHead,
 }
 
-impl Drop for StoreHold<'_> {
+impl Drop for StoreGuard<'_> {
     fn drop(&mut self) {
-        self.keeper.end_store(self.head);
+        self.slots.end_store(self.head);
     }
 }
 
-/// Space held while bytes are sent from it.
-struct SendHold<'a> {
-    keeper: &'a dyn Keeper,
+/// Protects memory while bytes are sent from it.
+struct SendGuard<'a> {
+    slots: &'a dyn SlotAccess,
     head: &'a RequestHead,
     is_ended: bool,
 }
 
-impl<'a> SendHold<'a> {
-    fn new(keeper: &'a dyn Keeper, head: &'a RequestHead) -> Self {
-        Self { keeper, head, is_ended: false }
+impl<'a> SendGuard<'a> {
+    fn new(slots: &'a dyn SlotAccess, head: &'a RequestHead) -> Self {
+        Self { slots, head, is_ended: false }
     }
 
-    /// Ends the hold; whether the use is still valid.
+    /// Ends the protection. Whether the use is still valid.
     fn end(mut self) -> bool {
         self.is_ended = true;
-        self.keeper.end_send(self.head)
+        self.slots.end_send(self.head)
     }
 }
 
-impl Drop for SendHold<'_> {
+impl Drop for SendGuard<'_> {
     fn drop(&mut self) {
         if !self.is_ended {
-            self.keeper.end_send(self.head);
+            self.slots.end_send(self.head);
         }
     }
 }

@@ -1,7 +1,7 @@
-//! Sockets that send from, and receive into, memory that others may touch.
+//! Sockets that send from, and receive into, memory that other processes may access.
 //!
-//! The usual traits want slices, which must not be formed over a segment. A [`Wire`] takes ranges and hands
-//! them to the kernel: vectored, without a staging copy.
+//! The usual traits take slices, which must not be formed over a segment. A [`ByteStream`] takes ranges and
+//! passes them to the kernel: vectored, without an intermediate copy.
 
 use std::future::poll_fn;
 use std::io;
@@ -18,13 +18,13 @@ use tokio::net::TcpStream;
 
 use crate::buffer::{Run, SourceBuf, TargetBuf};
 
-/// How many ranges are handed to the kernel at once.
+/// Maximum number of ranges per system call.
 const VECTOR_MAX: usize = 256;
-/// The longest a thread waits for a socket before it looks at its deadline again, in milliseconds.
-const PATIENCE_MS_MAX: u64 = 1 << 16;
+/// Maximum time of a blocking call before the deadline is checked again, in milliseconds.
+const TIMEOUT_MS_MAX: u64 = 1 << 16;
 
 /// A stream of bytes, to and from ranges of memory.
-pub trait Wire: Send + Sync + Unpin {
+pub trait ByteStream: Send + Sync + Unpin {
     /// Receives at least one byte into the ranges, in order; zero is the end of the stream. The ranges hold
     /// at least one byte.
     fn poll_receive(
@@ -40,35 +40,34 @@ pub trait Wire: Send + Sync + Unpin {
         sources: &[SourceBuf<'_>],
     ) -> Poll<io::Result<usize>>;
 
-    /// Whether the stream is open and nothing has come in, as it must be between transfers.
-    fn is_quiet(&self) -> bool;
+    /// Whether the stream is open and no byte has arrived, as it must be between transfers.
+    fn is_idle(&self) -> bool;
 
-    /// How it waits from now on. Whether it can.
-    fn wait(&mut self, how: Waits) -> bool {
-        how == Waits::InTask
+    /// Sets how it wait_mode from now on. False if it cannot.
+    fn set_wait(&mut self, how: WaitMode) -> bool {
+        how == WaitMode::Task
     }
 }
 
-/// How one waits for a wire.
+/// How a caller wait_mode for a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Waits {
-    /// As a task does: the runtime says when to try again.
-    InTask,
-    /// In the thread that polls until this moment, and then as a task.
-    ThreadFirst(Instant),
+pub enum WaitMode {
+    /// As a task: the runtime polls again.
+    Task,
+    /// Blocks the polling thread until this moment, then wait_mode as a task.
+    ThreadUntil(Instant),
 }
 
-/// A client's connection, which tasks and threads may use in turn. The socket is a blocking one: a task
-/// says with each call that it does not wait, and is told by the runtime when to try again; a thread waits
-/// in the call.
+/// A client's connection, used by tasks and threads in turn. The socket is blocking: a task passes
+/// `MSG_DONTWAIT` and is woken by the runtime; a thread blocks in the call.
 #[derive(Debug)]
 pub(super) struct Socket {
     file: Arc<OwnedFd>,
-    /// The runtime watches it, because a task uses it. It is not watched while threads do: they would wake
-    /// others.
+    /// Registration with the runtime, for use by a task. Removed while threads use the socket, because it
+    /// would cause needless wake-ups.
     watched: Option<AsyncFd<Arc<OwnedFd>>>,
-    waits: Waits,
-    patience_ms: u64,
+    wait_mode: WaitMode,
+    timeout_ms: u64,
 }
 
 impl Socket {
@@ -76,36 +75,36 @@ impl Socket {
         stream.set_nodelay(true)?;
         let stream = stream.into_std()?;
         stream.set_nonblocking(false)?;
-        Ok(Self { file: Arc::new(stream.into()), watched: None, waits: Waits::InTask, patience_ms: 0 })
+        Ok(Self { file: Arc::new(stream.into()), watched: None, wait_mode: WaitMode::Task, timeout_ms: 0 })
     }
 
     fn watched(&mut self) -> io::Result<&AsyncFd<Arc<OwnedFd>>> {
         if self.watched.is_none() {
             let file = Arc::clone(&self.file);
-            // SAFETY: the registration holds the descriptor, and nobody can take it out of the `Arc`, so
-            // it stays open and the same for as long as it is registered.
+            // SAFETY: the registration holds the descriptor, which cannot be taken out of the `Arc`, so it
+            // stays open and unchanged for as long as it is registered.
             let watched = unsafe { AsyncFd::register(file) };
             self.watched = Some(watched.map_err(io::Error::from)?);
         }
         self.watched.as_ref().ok_or_else(|| io::ErrorKind::Other.into())
     }
 
-    /// Moves something if it is for this thread to wait for that; `None` if it is for the runtime.
+    /// Moves bytes if this thread may block for them; `None` if the caller must wait as a task.
     fn here(&mut self, try_it: impl FnMut(&OwnedFd) -> io::Result<usize>) -> Option<io::Result<usize>> {
-        match self.waits {
-            Waits::InTask => None,
-            Waits::ThreadFirst(until) => {
+        match self.wait_mode {
+            WaitMode::Task => None,
+            WaitMode::ThreadUntil(until) => {
                 let moved = self.in_thread(until, try_it);
                 let is_late = moved.as_ref().is_err_and(|it| it.kind() == io::ErrorKind::TimedOut);
                 if is_late {
-                    self.waits = Waits::InTask;
+                    self.wait_mode = WaitMode::Task;
                 }
                 Some(moved).filter(|_| !is_late)
             }
         }
     }
 
-    /// Waits in this thread until `try_it` has moved something.
+    /// Blocks this thread until `try_it` has moved bytes.
     fn in_thread(
         &mut self,
         until: Instant,
@@ -117,13 +116,13 @@ impl Socket {
             if left_ms == 0 {
                 return Err(io::ErrorKind::TimedOut.into());
             }
-            // A power of two of what is left: most calls find it set.
-            let patience_ms = (1 << left_ms.ilog2()).min(PATIENCE_MS_MAX);
-            if self.patience_ms != patience_ms {
-                let patience = Some(Duration::from_millis(patience_ms));
-                set_socket_timeout(&*self.file, Timeout::Recv, patience)?;
-                set_socket_timeout(&*self.file, Timeout::Send, patience)?;
-                self.patience_ms = patience_ms;
+            // A power of two of the remaining time, so that most calls need not set it again.
+            let timeout_ms = (1 << left_ms.ilog2()).min(TIMEOUT_MS_MAX);
+            if self.timeout_ms != timeout_ms {
+                let timeout = Some(Duration::from_millis(timeout_ms));
+                set_socket_timeout(&*self.file, Timeout::Recv, timeout)?;
+                set_socket_timeout(&*self.file, Timeout::Send, timeout)?;
+                self.timeout_ms = timeout_ms;
             }
             match try_it(&self.file) {
                 Err(error)
@@ -134,7 +133,7 @@ impl Socket {
     }
 }
 
-impl Wire for Socket {
+impl ByteStream for Socket {
     fn poll_receive(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -170,20 +169,20 @@ impl Wire for Socket {
         }
     }
 
-    fn is_quiet(&self) -> bool {
-        is_quiet(&*self.file)
+    fn is_idle(&self) -> bool {
+        is_idle(&*self.file)
     }
 
-    fn wait(&mut self, how: Waits) -> bool {
-        self.waits = how;
-        if how != Waits::InTask {
+    fn set_wait(&mut self, how: WaitMode) -> bool {
+        self.wait_mode = how;
+        if how != WaitMode::Task {
             self.watched = None;
         }
         true
     }
 }
 
-impl Wire for TcpStream {
+impl ByteStream for TcpStream {
     fn poll_receive(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -212,12 +211,12 @@ impl Wire for TcpStream {
         }
     }
 
-    fn is_quiet(&self) -> bool {
-        is_quiet(self)
+    fn is_idle(&self) -> bool {
+        is_idle(self)
     }
 }
 
-impl<W: Wire + ?Sized> Wire for Box<W> {
+impl<W: ByteStream + ?Sized> ByteStream for Box<W> {
     fn poll_receive(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -234,18 +233,18 @@ impl<W: Wire + ?Sized> Wire for Box<W> {
         Pin::new(&mut **self).poll_send(context, sources)
     }
 
-    fn is_quiet(&self) -> bool {
-        (**self).is_quiet()
+    fn is_idle(&self) -> bool {
+        (**self).is_idle()
     }
 
-    fn wait(&mut self, how: Waits) -> bool {
-        (**self).wait(how)
+    fn set_wait(&mut self, how: WaitMode) -> bool {
+        (**self).set_wait(how)
     }
 }
 
 /// Sends all ranges.
 pub(super) async fn send_all(
-    wire: &mut (impl Wire + ?Sized),
+    wire: &mut (impl ByteStream + ?Sized),
     sources: impl IntoIterator<Item = SourceBuf<'_>, IntoIter: DoubleEndedIterator>,
 ) -> io::Result<()> {
     let mut run = Run::new(sources);
@@ -260,7 +259,7 @@ pub(super) async fn send_all(
     Ok(())
 }
 
-fn is_quiet(socket: &impl AsRawFd) -> bool {
+fn is_idle(socket: &impl AsRawFd) -> bool {
     let mut byte = [0];
     let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
     let peeked = receive(socket, &[TargetBuf::from(&mut byte[..])], flags);
@@ -296,7 +295,7 @@ fn message(vectors: &mut [libc::iovec]) -> libc::msghdr {
     // SAFETY: all fields are integers or pointers, for which zero means "none".
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
     message.msg_iov = vectors.as_mut_ptr();
-    // The field's type differs between C libraries; there are few.
+    // The field's type differs between C libraries.
     message.msg_iovlen = vectors.len() as _;
     message
 }
@@ -310,15 +309,15 @@ mod tests {
 
     use super::*;
 
-    /// What comes in too late for the thread comes in by the runtime.
+    /// Bytes that arrive after the thread's time limit are received as a task.
     #[tokio::test]
-    async fn who_has_lingered_long_enough_waits_as_a_task() {
+    async fn thread_past_its_limit_waits_as_a_task() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let near = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         let (mut far, _) = listener.accept().await.unwrap();
         let mut near = Socket::new(near).unwrap();
-        for waits in [Waits::ThreadFirst(Instant::now()), Waits::InTask] {
-            assert!(near.wait(waits));
+        for wait_mode in [WaitMode::ThreadUntil(Instant::now()), WaitMode::Task] {
+            assert!(near.set_wait(wait_mode));
             let mut found = [0; 4];
             let targets = [TargetBuf::from(&mut found[..])];
             let mut receiving = poll_fn(|context| Pin::new(&mut near).poll_receive(context, &targets));

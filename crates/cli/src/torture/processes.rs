@@ -1,7 +1,7 @@
-//! The processes of a torture: a master, nodes, readers and writers, all of them started here.
+//! The processes of a torture run: master, nodes, readers and writers.
 //!
 //! **Invariant:** only processes that were started here are ended here, each by its own handle; and none
-//! outlives the one that started it.
+//! outlives its parent.
 
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
@@ -21,12 +21,12 @@ use super::worker::{Role, Worker};
 use crate::Context;
 use crate::console::Failure;
 
-/// How long a server may take to be up.
+/// Time limit for the start of a server.
 const START_TIME_MAX: Duration = Duration::from_secs(30);
-/// How long a worker may take to end when it is told to.
+/// Time limit for the end of a worker.
 const STOP_TIME_MAX: Duration = Duration::from_secs(30);
 
-/// How children are started: this very program, with nothing of our settings but what is said.
+/// How children are started: this program, without our settings except those passed explicitly.
 #[derive(Debug)]
 pub(crate) struct Program {
     path: OsString,
@@ -34,15 +34,15 @@ pub(crate) struct Program {
 }
 
 impl Program {
-    /// The program that runs now, for children that show this token.
+    /// The running program, for children with this token.
     pub(crate) fn own(context: &Context, token: String) -> Self {
-        // In the Python wheel the running program is the interpreter; the command is what it was told to run.
+        // In the Python wheel the running program is the interpreter, so the command's own name is used.
         let ours = std::env::current_exe().ok().filter(|it| it.file_stem() == Some(OsStr::new("tiffin")));
         let path = ours.map_or_else(|| context.program.clone(), PathBuf::into_os_string);
         Self { path, token }
     }
 
-    /// What starts a child.
+    /// The command for a child.
     pub(crate) fn command(&self) -> Command {
         let mut command = Command::new(&self.path);
         command.args(["--json", "--with-parent", "--log-level", "off"]);
@@ -58,7 +58,6 @@ impl Program {
         command
     }
 
-    /// Starts it.
     pub(crate) fn spawn(&self, command: &mut Command) -> Result<Child, Failure> {
         let what = self.path.to_string_lossy();
         let fail = |error| Failure::new("system", format!("cannot start `{what}`: {error}"));
@@ -71,33 +70,36 @@ impl Program {
 pub(crate) struct Server {
     child: Child,
     args: Vec<OsString>,
-    /// What it said when it was up.
+    /// The first line of its output.
     pub(crate) ready: Value,
-    // Reading on keeps the pipe open; a server that cannot write would end.
+    // Keeps the pipe open; a server that cannot write would end.
     _output: Lines<BufReader<ChildStdout>>,
 }
 
 impl Server {
-    /// Starts one, and waits until it says that it is up.
+    /// Starts a server, and waits until it is up.
     pub(crate) async fn start(
         program: &Program,
         args: impl IntoIterator<Item = impl Into<OsString>>,
     ) -> Result<Self, Failure> {
         let args: Vec<OsString> = args.into_iter().map(Into::into).collect();
         let mut child = program.spawn(program.command().args(&args))?;
-        let stdout = child.stdout.take().ok_or_else(|| Failure::new("internal", "a child has no output"))?;
+        let stdout = child
+            .stdout
+            .take()
+            .ok_or_else(|| Failure::new("internal", "a child process has no output pipe"))?;
         let mut output = BufReader::new(stdout).lines();
         let first = timeout(START_TIME_MAX, output.next_line()).await;
         let line = first.ok().and_then(Result::ok).flatten().unwrap_or_default();
         let ready = serde_json::from_str(&line).map_err(|_| {
             let name = args.first().map(|it| it.to_string_lossy().into_owned()).unwrap_or_default();
-            Failure::new("system", format!("the {name} of the torture did not start"))
-                .hint("`tiffin doctor` tells more")
+            Failure::new("system", format!("the {name} of the torture run did not start"))
+                .hint("run `tiffin doctor`")
         })?;
         Ok(Self { child, args, ready, _output: output })
     }
 
-    /// Kills it, and starts another like it.
+    /// Kills the server, and starts it again with the same arguments.
     pub(crate) async fn kill_and_restart(&mut self, program: &Program) -> Result<(), Failure> {
         self.child.kill().await?;
         *self = Self::start(program, self.args.clone()).await?;
@@ -107,21 +109,21 @@ impl Server {
 
 /// A reader or a writer.
 #[derive(Debug)]
-pub(crate) struct Member {
+pub(crate) struct WorkerProcess {
     pub(crate) worker: Worker,
     child: Child,
     input: Option<ChildStdin>,
 }
 
-impl Member {
-    /// Starts one that tells `tallies` what it sees.
+impl WorkerProcess {
+    /// Starts a worker that sends its counts to `tallies`.
     pub(crate) fn start(
         program: &Program,
         worker: Worker,
         tallies: &mpsc::UnboundedSender<Tally>,
     ) -> Result<Self, Failure> {
         let mut command = program.command();
-        command.arg("torture-worker").args(words(&worker)).stdin(Stdio::piped());
+        command.arg("torture-worker").args(arguments(&worker)).stdin(Stdio::piped());
         let mut child = program.spawn(&mut command)?;
         let (input, stdout) = (child.stdin.take(), child.stdout.take());
         let tallies = tallies.clone();
@@ -129,7 +131,7 @@ impl Member {
             tokio::spawn(async move {
                 let mut lines = BufReader::new(stdout).lines();
                 while let Ok(Some(line)) = lines.next_line().await {
-                    // One that was killed may leave half a line.
+                    // A killed worker may leave an incomplete line.
                     if let Ok(tally) = serde_json::from_str(&line) {
                         let _over = tallies.send(tally);
                     }
@@ -139,28 +141,28 @@ impl Member {
         Ok(Self { worker, child, input })
     }
 
-    /// Kills it, and starts it anew.
+    /// Kills the worker, and starts it again.
     pub(crate) async fn kill_and_restart(
         &mut self,
         program: &Program,
         tallies: &mpsc::UnboundedSender<Tally>,
     ) -> Result<(), Failure> {
         self.child.kill().await?;
-        let worker = Worker { life: self.worker.life + 1, ..self.worker.clone() };
+        let worker = Worker { restarts: self.worker.restarts + 1, ..self.worker.clone() };
         *self = Self::start(program, worker, tallies)?;
         Ok(())
     }
 
-    /// Stops it, or lets it go on.
+    /// Sends a signal.
     pub(crate) fn signal(&self, signal: Signal) {
         let pid = self.child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
         if let Some(pid) = pid {
-            // It is ours and not waited for yet, so the number is still its own.
+            // It is our child and not reaped yet, so its pid is not reused.
             let _gone = kill_process(pid, signal);
         }
     }
 
-    /// A failure if it has ended by itself.
+    /// Fails if the worker has ended.
     pub(crate) fn check(&mut self) -> Result<(), Failure> {
         match self.child.try_wait()? {
             None => Ok(()),
@@ -168,7 +170,7 @@ impl Member {
         }
     }
 
-    /// Tells it to end, and waits for that.
+    /// Stops the worker, and waits for its end.
     pub(crate) async fn stop(mut self) -> Result<(), Failure> {
         self.input = None;
         match timeout(STOP_TIME_MAX, self.child.wait()).await {
@@ -181,27 +183,27 @@ impl Member {
 
     fn ended(&self, how: &str) -> Failure {
         let role = if self.worker.role == Role::Reader { "reader" } else { "writer" };
-        let message = format!("{role} {} of the torture ended by itself: {how}", self.worker.index);
-        Failure::new("torture", message).hint("what it said stands above; run again with the same `--seed`")
+        let message = format!("{role} {} of the torture run ended unexpectedly: {how}", self.worker.index);
+        Failure::new("torture", message).hint("see its output above; run again with the same `--seed`")
     }
 }
 
-/// A worker as arguments.
-fn words(worker: &Worker) -> Vec<String> {
+/// The arguments of a worker process.
+fn arguments(worker: &Worker) -> Vec<String> {
     let role = if worker.role == Role::Reader { "reader" } else { "writer" };
-    let mut words = vec![format!("--role={role}")];
+    let mut arguments = vec![format!("--role={role}")];
     for (name, number) in [
         ("index", worker.index),
-        ("life", worker.life),
+        ("restarts", worker.restarts),
         ("writers", worker.writers),
         ("keys", worker.keys),
         ("seed", worker.seed),
     ] {
-        words.push(format!("--{name}={number}"));
+        arguments.push(format!("--{name}={number}"));
     }
-    words.push(format!("--address={}", worker.address));
-    words.push(format!("--namespace={}", worker.namespace));
+    arguments.push(format!("--address={}", worker.address));
+    arguments.push(format!("--namespace={}", worker.namespace));
     let sabotage = worker.sabotage.as_ref().and_then(ValueEnum::to_possible_value);
-    words.extend(sabotage.map(|it| format!("--sabotage={}", it.get_name())));
-    words
+    arguments.extend(sabotage.map(|it| format!("--sabotage={}", it.get_name())));
+    arguments
 }

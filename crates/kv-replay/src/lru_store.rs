@@ -8,7 +8,7 @@ use xxhash_rust::xxh3::Xxh3DefaultBuilder;
 
 /// Pages by name, in the order of their last use.
 #[derive(Debug, Default)]
-pub(crate) struct Store {
+pub(crate) struct LruStore {
     uses: HashMap<ChainHash, u64, Xxh3DefaultBuilder>,
     order: BTreeMap<u64, ChainHash>,
     count: u64,
@@ -16,17 +16,17 @@ pub(crate) struct Store {
     pages_max: Option<u64>,
 }
 
-impl Store {
+impl LruStore {
     pub(crate) fn new(pages_max: Option<u64>) -> Self {
         Self { pages_max, ..Self::default() }
     }
 
-    pub(crate) fn has(&self, hash: ChainHash) -> bool {
+    pub(crate) fn contains(&self, hash: ChainHash) -> bool {
         self.uses.contains_key(&hash)
     }
 
     /// Uses a page: it was stored or read.
-    pub(crate) fn touch(&mut self, hash: ChainHash) {
+    pub(crate) fn record_use(&mut self, hash: ChainHash) {
         self.count += 1;
         if let Some(before) = self.uses.insert(hash, self.count) {
             self.order.remove(&before);

@@ -1,19 +1,19 @@
-//! What is linked into what: rules for the output of `cargo tree`, which knows features.
+//! Rules for what is linked into a build, from the output of `cargo tree`, which includes features.
 //!
 //! The caller runs `cargo tree` with [`TREE_ARGUMENTS`], and `--package` for one crate.
 
-/// One line for each package: its name and version, a semicolon, its features.
+/// One line per package: name and version, a semicolon, features.
 pub const TREE_ARGUMENTS: [&str; 6] =
     ["tree", "--locked", "--edges=normal,build", "--prefix=none", "--no-dedupe", "--format={p};{f}"];
 
-/// The servers and their largest parts. A program that only talks to a store is not to compile them.
+/// The servers and their largest dependencies. A client must not compile them.
 const SERVER_PARTS: [&str; 7] =
     ["tiffin-server", "tiffin-embedded", "tiffin-ssd", "axum", "clap", "hyper", "io-uring"];
 
-/// The feature that compiles broken variants of the rules into a crate.
+/// The feature that compiles mutants into a crate.
 const FAULT_FEATURE: &str = "sabotage";
 
-/// What a client links of a server.
+/// Server crates that a client links.
 #[must_use]
 pub fn check_client(tree: &str) -> Vec<String> {
     let is_server = |name: &&str| SERVER_PARTS.contains(name);
@@ -37,11 +37,11 @@ fn packages(tree: &str) -> impl Iterator<Item = (&str, &str)> {
     })
 }
 
-fn unique(complaints: impl Iterator<Item = String>) -> Vec<String> {
-    let mut complaints: Vec<_> = complaints.collect();
-    complaints.sort();
-    complaints.dedup();
-    complaints
+fn unique(problems: impl Iterator<Item = String>) -> Vec<String> {
+    let mut problems: Vec<_> = problems.collect();
+    problems.sort();
+    problems.dedup();
+    problems
 }
 
 #[cfg(test)]

@@ -6,38 +6,38 @@ use tiffin_client::{
 };
 use tokio::runtime::Handle;
 
-use crate::pages::{Reading, Writing};
-use crate::store::{Fault, PageName, Stop, Store};
+use crate::pages::{PageReadGuard, PageWriteGuard};
+use crate::store::{Fault, PageName, PageStore, Stop};
 
-/// A Tiffin cluster. A probe prefetches pages that are only on disks, up to the first one that is missing.
+/// A Tiffin cluster. A probe prefetches pages that are only on disks, up to the first missing one.
 #[derive(Clone, Debug)]
-pub struct Shared {
+pub struct ClusterStore {
     client: Client,
     runtime: Handle,
 }
 
-impl Shared {
-    /// Uses this client of this runtime.
+impl ClusterStore {
+    /// A store over this client, whose calls run in this runtime.
     #[must_use]
     pub fn new(client: Client, runtime: Handle) -> Self {
         Self { client, runtime }
     }
 
-    /// Waits for a call on the current thread. A call that is stopped is dropped, and with it every use of
-    /// the pages.
+    /// Waits for a call on the current thread. A stopped call is dropped, and with it every access to the
+    /// pages.
     fn wait<T>(
         &self,
         stop: &Stop,
         call: impl AsyncFnOnce(&Client, Deadline) -> Result<T, Fault>,
     ) -> Result<T, Fault> {
-        if stop.has_come() {
+        if stop.should_stop() {
             return Err(Fault::Stopped);
         }
         let deadline = Deadline::at(stop.deadline().into());
         let either = async {
             tokio::select! {
                 biased;
-                () = stop.told() => Err(Fault::Stopped),
+                () = stop.stopped() => Err(Fault::Stopped),
                 done = call(&self.client, deadline) => done,
             }
         };
@@ -45,7 +45,7 @@ impl Shared {
     }
 }
 
-impl Store for Shared {
+impl PageStore for ClusterStore {
     fn probe(&self, names: &[PageName], stop: &Stop) -> Result<u32, Fault> {
         let keys = names.iter().map(key).collect::<Result<Vec<_>, _>>()?;
         let options = ResolveOptions { ahead: Ahead::LeadingRun, ..ResolveOptions::default() };
@@ -54,7 +54,7 @@ impl Store for Shared {
         })
     }
 
-    fn fetch(&self, pages: &[(PageName, Writing<'_>)], stop: &Stop) -> Result<u32, Fault> {
+    fn fetch(&self, pages: &[(PageName, PageWriteGuard<'_>)], stop: &Stop) -> Result<u32, Fault> {
         let items = pages.iter().map(|(name, page)| {
             let target = page.bytes();
             Ok((GetInto::scattered(key(name)?, vec![target]), target.len() as u64))
@@ -69,8 +69,8 @@ impl Store for Shared {
         })
     }
 
-    fn back_up(&self, pages: &[(PageName, Reading<'_>)], stop: &Stop) -> Result<u32, Fault> {
-        // The name follows from the content, so an existing page need not be written again.
+    fn back_up(&self, pages: &[(PageName, PageReadGuard<'_>)], stop: &Stop) -> Result<u32, Fault> {
+        // The name is derived from the content, so an existing page need not be written again.
         let options = PutOptions { replicas: 1, on_exists: OnExists::Keep, ..PutOptions::default() };
         let puts = pages.iter().map(|(name, page)| {
             Ok(Put { key: key(name)?, parts: vec![page.bytes()], options: options.clone() })
@@ -95,7 +95,7 @@ fn key(name: &PageName) -> Result<Key, Fault> {
     Key::new(name.as_str().as_bytes()).map_err(|error| Fault::Other(error.to_string()))
 }
 
-/// Number of leading successes. If the first one is an error, that is returned; a missing page is not an
+/// Number of leading successes. If the first result is an error, it is returned; a missing page is not an
 /// error.
 fn leading<T>(results: Vec<Result<T, Error>>, mut is_good: impl FnMut(&T) -> bool) -> Result<u32, Fault> {
     let mut count = 0;

@@ -1,24 +1,24 @@
-//! What happened, as one number, and as text for whoever looks for the reason of a failure.
+//! The log of a run: a hash, and text for debugging.
 //!
-//! **Invariant:** everything that leaves a state machine or reaches one is in the number, so that two runs
-//! with the same number are the same run.
+//! **Invariant:** every input and output of a state machine is part of the hash, so that two runs with the
+//! same hash are the same run.
 
 use std::fmt::Write;
 
 use xxhash_rust::xxh3::Xxh3;
 
 /// The log of one run.
-pub(crate) struct Log {
+pub(crate) struct RunLog {
     hash: Xxh3,
     text: Option<String>,
 }
 
-impl Log {
+impl RunLog {
     pub(crate) fn new(keep_text: bool) -> Self {
         Self { hash: Xxh3::new(), text: keep_text.then(String::new) }
     }
 
-    /// Writes one line: what, with which numbers, and with which bytes.
+    /// Adds an event with its numbers and bytes.
     pub(crate) fn line(&mut self, now: u64, what: &str, numbers: &[u64], bytes: &[u8]) {
         self.hash.update(what.as_bytes());
         self.hash.update(&now.to_le_bytes());
@@ -31,7 +31,7 @@ impl Log {
         }
     }
 
-    /// Adds what only a reader of the text wants to know.
+    /// Adds text that is not part of the hash.
     pub(crate) fn note(&mut self, note: impl FnOnce() -> String) {
         if let Some(text) = &mut self.text {
             _ = writeln!(text, "          {}", note());

@@ -1,6 +1,6 @@
-//! Which process this is, without asking the kernel each time.
+//! The id of this process without a system call each time.
 //!
-//! A page holds the process's number. The kernel clears that page in forked children, which then ask once.
+//! A page holds the process id. The kernel clears that page in forked children, which then ask once.
 
 use std::ptr;
 use std::sync::OnceLock;
@@ -8,9 +8,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
 
-/// The number of this process. A forked child finds its own.
+/// The id of this process. A forked child gets its own.
 #[must_use]
-pub fn process() -> u32 {
+pub fn id() -> u32 {
     static PAGE: OnceLock<Option<&'static AtomicU32>> = OnceLock::new();
     let Some(page) = PAGE.get_or_init(page) else { return std::process::id() };
     match page.load(Ordering::Relaxed) {
@@ -23,7 +23,7 @@ pub fn process() -> u32 {
     }
 }
 
-/// The page, unless the kernel does not know how to clear one.
+/// The page; `None` if the kernel cannot clear pages on fork.
 fn page() -> Option<&'static AtomicU32> {
     let (len, protection) = (size_of::<AtomicU32>(), ProtFlags::READ | ProtFlags::WRITE);
     // SAFETY: the kernel chooses an unused address, so no memory of this process is replaced.
@@ -39,8 +39,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_this_process() {
-        assert_eq!(process(), std::process::id());
-        assert_eq!(process(), std::process::id());
+    fn id_is_that_of_this_process() {
+        assert_eq!(id(), std::process::id());
+        assert_eq!(id(), std::process::id());
     }
 }

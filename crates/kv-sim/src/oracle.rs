@@ -1,9 +1,9 @@
-//! The content oracle: what every page must hold, independent of the engine.
+//! The content oracle: the expected content of every page, independent of the engine.
 //!
-//! The true content of a page is a number made from everything that changes its bytes: the namespace, all
-//! tokens up to its end, the media among them. It is computed by another function than the engine's hashes,
-//! from the whole prefix each time. So a chain that restarts, a key that omits a part, or two parts that are
-//! not separated give one hash for two contents, or a hash that should not exist.
+//! The true content of a page is a number derived from everything that changes its bytes: the namespace, all
+//! tokens up to its end, and the media among them. It is computed from the whole prefix each time, by another
+//! function than the engine's hashes. So a chain that restarts, a key that omits a part, or two parts that
+//! are not separated give one hash for two contents, or a hash that should not exist.
 
 use std::collections::BTreeMap;
 
@@ -17,18 +17,18 @@ pub(crate) type Content = u64;
 /// The content of a page in which an operation failed.
 pub(crate) const GARBAGE: Content = 1;
 
-/// The content of a lost page: it cannot be read.
+/// The content of a lost page, which cannot be read.
 pub(crate) const LOST: Content = 3;
 
 /// The content of each name.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Truth {
+pub(crate) struct ContentOracle {
     by_hash: BTreeMap<ChainHash, Content>,
     by_key: BTreeMap<StoreKey, Content>,
     keys: BTreeMap<(u32, ChainHash, ChainHash), StoreKey>,
 }
 
-/// The part of a rank.
+/// The part of a page that a rank has.
 pub(crate) fn part(rank: u32, ranks: u32) -> RankPart {
     RankPart { tensor: (rank, ranks), pipeline: (0, 1), context: (0, 1) }
 }
@@ -50,13 +50,13 @@ pub(crate) fn content(
     let before = media.iter().filter(|item| item.at < end).collect::<Vec<_>>();
     let prefix = tokens.get(..end as usize).unwrap_or_default();
     let all = format!("{namespace:?} {page_tokens} {prefix:?} {before:?}");
-    // None of the special contents, whatever the hash.
+    // Never one of the special contents.
     xxh3_64(all.as_bytes()) | 1 << 60
 }
 
-impl Truth {
+impl ContentOracle {
     /// Adds pages that may exist. An error if a name has two contents.
-    pub(crate) fn learn(
+    pub(crate) fn add_prompt(
         &mut self,
         namespace: &Namespace,
         page_tokens: u32,
@@ -71,8 +71,8 @@ impl Truth {
                 return Err(format!("{hash:?} names two contents"));
             }
             for rank in 0..ranks {
-                let made = || StoreKey::new(root, &part(rank, ranks), hash);
-                let key = *self.keys.entry((rank, root, hash)).or_insert_with(made);
+                let key = || StoreKey::new(root, &part(rank, ranks), hash);
+                let key = *self.keys.entry((rank, root, hash)).or_insert_with(key);
                 if *self.by_key.entry(key).or_insert(of_rank(content, rank)) != of_rank(content, rank) {
                     return Err(format!("{key:?} names two contents"));
                 }

@@ -1,4 +1,4 @@
-//! The few names that everybody fights for.
+//! The few keys that all clients use.
 
 use tiffin_core::{Key, message::Pattern};
 
@@ -8,7 +8,7 @@ pub(crate) const NAMESPACES: [&str; 2] = ["default", "other"];
 pub(crate) const KEYS: [&str; 12] =
     ["a/0", "a/1", "a/2", "a/3", "a/4", "a/5", "b/0", "b/1", "b/2", "b/3", "b/4", "b/5"];
 
-/// The length of each of them.
+/// The length of each key.
 pub(crate) const KEY_BYTES: usize = 3;
 
 /// A key of a namespace, by number.
@@ -20,8 +20,8 @@ pub(crate) struct Name {
 
 impl Name {
     pub(crate) fn key(self) -> Key {
-        let text = KEYS.get(self.key as usize).expect("a name is one of the few");
-        Key::new(text.as_bytes()).expect("it is short and not empty")
+        let text = KEYS.get(self.key as usize).expect("a valid key number");
+        Key::new(text.as_bytes()).expect("a valid key")
     }
 
     pub(crate) fn of(namespace: u8, key: &(impl AsRef<[u8]> + ?Sized)) -> Option<Self> {
@@ -37,10 +37,10 @@ pub(crate) fn namespace(name: &[u8]) -> Option<u8> {
 
 /// The name of a namespace.
 pub(crate) fn namespace_name(namespace: u8) -> &'static str {
-    NAMESPACES.get(namespace as usize).expect("a namespace is one of the few")
+    NAMESPACES.get(namespace as usize).expect("a valid namespace number")
 }
 
-/// Whether a pattern that the workload uses takes in a name.
+/// Whether a pattern of the workload matches a name.
 pub(crate) fn matches(pattern: &Pattern, name: Name) -> bool {
     let key = name.key();
     match pattern {

@@ -1,4 +1,4 @@
-//! What the oracle knows of objects that are taken away: each for a reason.
+//! Removals as the oracle sees them: each must have a reason.
 
 use tiffin_core::{Hold, SegmentId, Tick};
 
@@ -8,30 +8,30 @@ use crate::{
 };
 
 impl Oracle {
-    /// The master takes an object away: there must be a reason.
+    /// The master retires a copy: there must be a reason.
     pub(crate) fn retires(&mut self, now: Tick, segment: SegmentId, hold: Hold, coverage: &mut Coverage) {
-        // What is gone may be asked for any number of times.
+        // A retire may be repeated.
         let again = !self.retired.insert((segment, hold));
-        let was_pending = self.shelving.leaves((segment, hold));
+        let was_pending = self.tier.leaves((segment, hold));
         let Some(generation) = self.generation_of.get(&(segment, hold)).copied() else { return };
-        if again || self.lives.get(&generation).is_some_and(|it| it.gone) {
+        if again || self.objects.get(&generation).is_some_and(|it| it.gone) {
             return;
         }
-        // Samples that were waited for too long go in the same breath.
-        let waited = self.lives.get(&generation).is_some_and(|it| it.sample) && self.impatient;
+        // Samples that waited too long are removed in the same step.
+        let waited = self.objects.get(&generation).is_some_and(|it| it.sample) && self.samples_expire;
         let evicting = self.cause.evicting && !waited;
         if evicting {
             self.evicted(now, generation, coverage);
-            // It only leaves memory.
-            if self.shelving.is_shelved(generation) {
-                return self.leaves_memory(generation, coverage);
+            // It is evicted from memory only.
+            if self.tier.has_disk_copy(generation) {
+                return self.evicted_from_memory(generation, coverage);
             }
         }
-        // What was never a copy goes without its object, unless that is evicted.
+        // A pending copy is removed without its object, unless the object is evicted.
         if was_pending && !evicting {
             return;
         }
-        let Some(life) = self.lives.get_mut(&generation) else { return };
+        let Some(life) = self.objects.get_mut(&generation) else { return };
         let dropped =
             |it: &Deleting| it.victims.iter().flat_map(|(_, of)| of).any(|it| it.generation == generation);
         let asked = self.cause.names.contains(&life.name)
@@ -41,30 +41,30 @@ impl Oracle {
             || self.undecided.contains(&(segment, hold))
             || self.undecided.iter().any(|it| self.generation_of.get(it) == Some(&generation))
             || self.deleting.values().any(dropped);
-        // What was evicted unseen is asked for when its node is back.
-        let unseen = self.blind && !life.is_protected();
+        // An unseen eviction is applied when the node returns.
+        let unseen = self.has_unknown_evictions && !life.is_protected();
         let explained = evicting || asked || waited || unseen;
         life.gone = true;
         if let Some(left) = &mut self.left {
             let newest = left.entry(life.name).or_default();
             *newest = (*newest).max(generation);
         }
-        // What somebody else took away by force is not refused; it may only not be confirmed yet.
+        // A removal that another client forced may only be unconfirmed yet.
         let by_another = life.dead.is_some() || life.deletes > 1;
         let (name, leased) = (life.name, life.lease_until > now && !by_another);
-        if self.cause.polite && !evicting {
+        if self.cause.is_refusable && !evicting {
             coverage.hit(Point::CheckedRefusal);
             if leased {
-                self.fail("p2", || format!("{name:?} {generation} is leased, and was removed unforced"));
+                self.fail("p2", || format!("{name:?} {generation} is leased, but was removed without force"));
             }
         }
         if waited && !asked {
             self.given_up(name, generation, now, coverage);
         }
-        // Leases end with what they are of, also if a node that was away brings that back.
+        // Leases end with their object, also if a returning node restores it.
         self.leases.retain(|_, (_, leased)| *leased != generation);
         if !explained {
-            self.fail("names", || format!("{name:?} {generation} is taken away, and nobody asked for that"));
+            self.fail("names", || format!("{name:?} {generation} is removed without a reason"));
         }
     }
 }

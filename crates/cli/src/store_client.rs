@@ -1,4 +1,4 @@
-//! How a command becomes a client of a store, and how its keys and its errors are read.
+//! The connection of a command to a store, and the conversion of keys and errors.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -12,11 +12,11 @@ use tiffin_server::config::ClientArgs;
 use crate::Context;
 use crate::console::Failure;
 
-/// Connecting ends after this long, even where a command may take longer.
+/// Maximum time for connecting, even if the command may take longer.
 const CONNECT_TIME_MAX: Duration = Duration::from_secs(5);
 
-/// A connected client, and how long its calls may take.
-pub(crate) struct Reached {
+/// A connected client, and the time limit of its calls.
+pub(crate) struct StoreClient {
     /// The client.
     pub(crate) client: Client,
     /// The namespace of its keys.
@@ -24,8 +24,8 @@ pub(crate) struct Reached {
     timeout: Duration,
 }
 
-impl Reached {
-    /// Connects as the settings say.
+impl StoreClient {
+    /// Connects with the settings of the command.
     pub(crate) async fn connect(args: ClientArgs, context: &Context) -> Result<Self, Failure> {
         let config = args.resolve(&context.common, &context.file);
         let config = config.map_err(|error| Failure::new("config", error))?;
@@ -42,12 +42,12 @@ impl Reached {
         Ok(Self { client, namespace: config.namespace, timeout: config.timeout })
     }
 
-    /// When a call that begins now must have ended.
+    /// The deadline of a call that starts now.
     pub(crate) fn deadline(&self) -> Deadline {
         Deadline::after(self.timeout)
     }
 
-    /// Explains an error of a call.
+    /// Converts an error of a call.
     pub(crate) fn explain(&self, error: &Error) -> Failure {
         let failure = explain(error);
         match error {
@@ -58,20 +58,20 @@ impl Reached {
         }
     }
 
-    /// Says goodbye, so that the server need not find out.
+    /// Disconnects, so that the server need not detect the end of the process.
     pub(crate) async fn close(self) {
-        // What cannot be said now, the server finds out when this process ends.
-        let _unheard = self.client.close(self.deadline()).await;
+        // Errors are ignored: the server notices the end of the process.
+        let _ignored = self.client.close(self.deadline()).await;
     }
 }
 
-/// A key as it stands on the command line: any bytes.
+/// A key from the command line: any bytes.
 pub(crate) fn key(text: &OsStr) -> Result<Key, Failure> {
     let key = Key::new(text.as_bytes());
-    key.map_err(|error| Failure::new("invalid", error).hint("a key has between one byte and one mebibyte"))
+    key.map_err(|error| Failure::new("invalid", error).hint("use a key of one byte to one mebibyte"))
 }
 
-/// Explains why no master was reached.
+/// Converts an error of a connection attempt.
 pub(crate) fn explain_connect(error: &Error, address: &str) -> Failure {
     let failure = explain(error);
     match error {
@@ -85,7 +85,7 @@ pub(crate) fn explain_connect(error: &Error, address: &str) -> Failure {
     }
 }
 
-/// Explains an error of a call.
+/// Converts an error of a call.
 pub(crate) fn explain(error: &Error) -> Failure {
     let mut failure = Failure::new(code(error), error);
     if let Error::Full { lacks, never, .. } = error {
@@ -98,7 +98,7 @@ pub(crate) fn explain(error: &Error) -> Failure {
     }
 }
 
-/// What a put lacks, in the words of the Python package.
+/// The missing resource, in the words of the Python package.
 fn resource(lacks: Resource) -> &'static str {
     match lacks {
         Resource::Bytes => "bytes",
@@ -108,7 +108,7 @@ fn resource(lacks: Resource) -> &'static str {
     }
 }
 
-/// What programs know an error by.
+/// The stable code of an error, for programs.
 fn code(error: &Error) -> &'static str {
     match error {
         Error::NotFound { .. } => "not_found",

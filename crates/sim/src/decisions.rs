@@ -1,4 +1,4 @@
-//! What the oracle knows of decisions: which object gets its name, and what that takes the place of.
+//! Decisions as the oracle sees them: which object gets its name, and what it replaces.
 
 use tiffin_core::{
     ConnId, Generation, Hold, RequestId, SegmentId,
@@ -11,16 +11,16 @@ use crate::{
     oracle::{Memories, Oracle, name_of},
 };
 
-/// Decisions that are not answered yet.
+/// A decision without an answer.
 #[derive(Debug)]
 pub(crate) struct Deciding {
-    /// Each with the node that has it.
+    /// Each with its home node.
     pub(crate) items: Vec<(SegmentId, DecideItem)>,
-    /// Other things have happened since they were made.
+    /// Other events have occurred since the decision.
     pub(crate) late: bool,
-    /// What each of them takes the place of.
+    /// The generation that each of them replaces.
     pub(crate) replaced: Vec<Option<Generation>>,
-    /// Every copy that exists was known to the master.
+    /// The master knew every existing copy.
     pub(crate) complete: bool,
 }
 
@@ -33,8 +33,8 @@ impl Oracle {
     ) {
         let replacing = items.iter().filter(|it| it.1.item.options.on_exists == OnExists::Replace);
         self.cause.names = replacing.filter_map(|it| name_of(&it.1)).collect();
-        // A home asks again because neither it nor its writer has heard an answer: what an earlier life of
-        // the master had named may be refused by this one, for something that was brought back meanwhile.
+        // A home node asks again because neither it nor its writer has received an answer. This epoch may
+        // refuse an object that an earlier epoch had named, in favour of one that was restored meanwhile.
         let keeping = items.iter().filter(|it| it.1.item.options.on_exists == OnExists::Keep);
         let unheard = keeping.filter(|it| !self.published.contains(&(it.0, it.1.item.hold)));
         let others = unheard.flat_map(|it| it.1.item.others.iter().map(|it| (it.segment, it.hold())));
@@ -44,7 +44,7 @@ impl Oracle {
         self.deciding.insert(to, Deciding { items, late: false, replaced, complete });
     }
 
-    /// Where the objects lie that are being decided on.
+    /// Locations of the objects that are being decided.
     pub(crate) fn places(&self, to: (ConnId, RequestId)) -> Vec<(SegmentId, Hold)> {
         let deciding = self.deciding.get(&to);
         deciding.into_iter().flat_map(|it| &it.items).map(|(home, it)| (*home, it.item.hold)).collect()
@@ -61,7 +61,7 @@ impl Oracle {
         let before = self.newest.clone();
         for ((segment, item), outcome) in deciding.items.iter().zip(outcomes.clone()) {
             let Some(outcome) = outcome else { continue };
-            // Asked once more before the first answer, it may be long ago, too.
+            // A repeated question may be old, too.
             let same = |it: &(SegmentId, DecideItem)| it.0 == *segment && it.1.item.hold == item.item.hold;
             let is_late = deciding.late || self.deciding.values().any(|it| it.items.iter().any(same));
             self.decided(*segment, item, outcome, is_late);
@@ -71,8 +71,7 @@ impl Oracle {
             let Some(outcome) = outcome else { continue };
             self.replaced(outcome, *old, deciding.complete, memories, coverage);
         }
-        // What was decided long ago may have been taken away, and something older brought back,
-        // since.
+        // After an old decision the object may have been removed meanwhile, and an older one restored.
         if deciding.late {
             self.newest = before;
         }
@@ -95,16 +94,16 @@ impl Oracle {
         };
         let others = item.item.others.iter().map(|it| (it.segment, it.hold()));
         self.decided_too.extend(others.clone().map(|it| (it, *generation)));
-        // A node that was lost meanwhile asks again about what was stored and taken away before.
+        // A node that was lost meanwhile asks again about objects that were stored and removed before.
         if !late {
             others.chain([(segment, item.item.hold)]).for_each(|it| _ = self.retired.remove(&it));
         }
         self.record(segment, &record, late);
     }
 
-    /// A node is told of its copy, perhaps long before the decision is answered; so it is known what the
-    /// home has.
-    pub(crate) fn settles(&mut self, segment: SegmentId, record: &Record) {
+    /// A node is informed of its copy, possibly long before the decision is answered. So the generation of
+    /// the home's copy is known.
+    pub(crate) fn on_settle(&mut self, segment: SegmentId, record: &Record) {
         let is_other = |it: &DecideItem| {
             it.item.others.iter().any(|it| it.segment == segment && it.hold() == record.hold)
         };
@@ -116,9 +115,9 @@ impl Oracle {
         self.record(segment, record, false);
     }
 
-    /// A lookup tells what a copy is that its node asks about once more, before that is answered: a node that
-    /// was lost may ask about what was stored and deleted before.
-    pub(crate) fn named_anew(&mut self, place: (SegmentId, Hold), generation: Generation) {
+    /// A lookup shows the generation of a copy that its node asks about again, before that is answered: a
+    /// node that was lost may ask about an object that was stored and deleted before.
+    pub(crate) fn learn_generation(&mut self, place: (SegmentId, Hold), generation: Generation) {
         let asked = |it: &Deciding| it.items.iter().any(|it| (it.0, it.1.item.hold) == place);
         if let Some(known) = self.generation_of.get_mut(&place)
             && *known < generation

@@ -1,6 +1,6 @@
 //! The client processes of a benchmark.
 //!
-//! **Invariant:** they end with the benchmark, and are told what to do by nobody else.
+//! **Invariant:** they end with the benchmark, and receive commands only from it.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -12,28 +12,28 @@ use tokio::process::{Child, ChildStdin, ChildStdout};
 use tokio::time::timeout;
 
 use super::plan::{Limit, Shape, Task};
-use super::worker::{Order, Worker};
+use super::worker::{Worker, WorkerCommand};
 use crate::console::Failure;
 use crate::torture::Program;
 
-/// How long a worker may take to begin or to end.
+/// Time limit for the start and the end of a worker.
 const START_TIME_MAX: Duration = Duration::from_secs(30);
-/// How long it may take beyond what it was told to: for what it must prepare and tidy up.
+/// Time limit beyond the measurement itself, for preparation and cleanup.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(120);
 
-/// Clients that do the same at the same time.
-pub(super) struct Crew {
-    members: Vec<Member>,
+/// Clients that run the same workload at the same time.
+pub(super) struct ClientGroup {
+    clients: Vec<ClientProcess>,
 }
 
-struct Member {
+struct ClientProcess {
     child: Child,
     input: ChildStdin,
     output: Lines<BufReader<ChildStdout>>,
 }
 
-impl Crew {
-    /// So many of them, ready.
+impl ClientGroup {
+    /// Starts `count` clients, and waits until they are ready.
     pub(super) async fn start(
         program: &Program,
         shape: Shape,
@@ -41,31 +41,34 @@ impl Crew {
         memory: u64,
         count: u64,
     ) -> Result<Self, Failure> {
-        let mut members = Vec::new();
+        let mut clients = Vec::new();
         for index in 0..count {
             let worker = Worker { shape, address: address.to_owned(), index, memory };
-            members.push(Member::start(program, &worker)?);
+            clients.push(ClientProcess::start(program, &worker)?);
         }
-        for member in &mut members {
-            member.hear(START_TIME_MAX).await?;
+        for client in &mut clients {
+            client.receive(START_TIME_MAX).await?;
         }
-        Ok(Self { members })
+        Ok(Self { clients })
     }
 
-    /// Lets the first `count` of them do that at the same time.
+    /// Runs a task on the first `count` clients at the same time.
     pub(super) async fn run(&mut self, task: Task, limit: Limit, count: usize) -> Result<Times, Failure> {
         let mut times = Times::new();
-        for order in [Order::Prepare(task), Order::Go(limit), Order::Clear] {
-            let members = self.members.get_mut(..count).unwrap_or_default();
-            for member in &mut *members {
-                member.tell(&order).await?;
+        for command in [WorkerCommand::Prepare(task), WorkerCommand::Run(limit), WorkerCommand::Clear] {
+            let clients = self.clients.get_mut(..count).unwrap_or_default();
+            for client in &mut *clients {
+                client.send(&command).await?;
             }
-            for member in members {
-                let line = member.hear(ANSWER_TIME_MAX + 2 * limit.time()).await?;
+            for client in clients {
+                let line = client.receive(ANSWER_TIME_MAX + 2 * limit.time()).await?;
                 let counts: Counts = serde_json::from_str(&line).map_err(|error| {
-                    Failure::new("internal", format!("a client of the benchmark said `{line}`: {error}"))
+                    Failure::new(
+                        "internal",
+                        format!("invalid answer of a benchmark client `{line}`: {error}"),
+                    )
                 })?;
-                if matches!(order, Order::Go(_)) {
+                if matches!(command, WorkerCommand::Run(_)) {
                     times.add(&counts);
                 }
             }
@@ -73,9 +76,9 @@ impl Crew {
         Ok(times)
     }
 
-    /// Tells all of them to end, and waits for that.
+    /// Stops all clients, and waits for their end.
     pub(super) async fn stop(self) {
-        for Member { mut child, input, output } in self.members {
+        for ClientProcess { mut child, input, output } in self.clients {
             drop((input, output));
             if timeout(START_TIME_MAX, child.wait()).await.is_err() {
                 let _gone = child.kill().await;
@@ -84,7 +87,7 @@ impl Crew {
     }
 }
 
-impl Member {
+impl ClientProcess {
     fn start(program: &Program, worker: &Worker) -> Result<Self, Failure> {
         let shape = worker.shape.to_possible_value().map(|it| it.get_name().to_owned()).unwrap_or_default();
         let mut command = program.command();
@@ -92,27 +95,25 @@ impl Member {
         command.args(["--index", &worker.index.to_string(), "--memory", &worker.memory.to_string()]);
         let mut child = program.spawn(command.stdin(Stdio::piped()))?;
         let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
-            return Err(Failure::new("internal", "a child has neither input nor output"));
+            return Err(Failure::new("internal", "a child process has no pipes"));
         };
         Ok(Self { child, input, output: BufReader::new(output).lines() })
     }
 
-    async fn tell(&mut self, order: &Order) -> Result<(), Failure> {
-        let line = serde_json::to_string(order).map_err(|error| Failure::new("internal", error))?;
-        // One that has ended is noticed when it does not answer.
+    async fn send(&mut self, command: &WorkerCommand) -> Result<(), Failure> {
+        let line = serde_json::to_string(command).map_err(|error| Failure::new("internal", error))?;
+        // A client that has ended is noticed by its missing answer.
         let _ended = self.input.write_all(format!("{line}\n").as_bytes()).await;
         Ok(())
     }
 
-    async fn hear(&mut self, patience: Duration) -> Result<String, Failure> {
-        let advice = "what it said stands above; `tiffin doctor` tells more";
-        match timeout(patience, self.output.next_line()).await {
+    async fn receive(&mut self, time_max: Duration) -> Result<String, Failure> {
+        let advice = "see its output above, and run `tiffin doctor`";
+        match timeout(time_max, self.output.next_line()).await {
             Ok(Ok(Some(line))) => Ok(line),
-            Ok(Ok(None)) => {
-                Err(Failure::new("bench", "a client of the benchmark ended by itself").hint(advice))
-            }
+            Ok(Ok(None)) => Err(Failure::new("bench", "a benchmark client ended unexpectedly").hint(advice)),
             Ok(Err(error)) => Err(error.into()),
-            Err(_) => Err(Failure::new("bench", "a client of the benchmark does not answer").hint(advice)),
+            Err(_) => Err(Failure::new("bench", "a benchmark client does not answer").hint(advice)),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Carries out each kind of operation, on a thread of its lane.
+//! Executes each kind of operation, on a thread of its lane.
 //!
 //! All pages are borrowed before the first byte moves, and returned when the operation has ended.
 
@@ -8,24 +8,24 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tiffin_kv::{OpKind, Operation, PageRecord, Place, RankPart, Tier};
 
 use crate::device::Device;
-use crate::pages::{Pages, Reading, Writing};
-use crate::store::{Fault, PageName, Stop, Store};
+use crate::pages::{PageReadGuard, PageWriteGuard, Pages};
+use crate::store::{Fault, PageName, PageStore, Stop};
 
 /// The memory and the store that operations use.
-pub(crate) struct Work {
+pub(crate) struct Resources {
     pub(crate) host: Arc<Pages>,
     pub(crate) device: Box<dyn Device>,
-    pub(crate) store: Option<Box<dyn Store>>,
+    pub(crate) store: Option<Box<dyn PageStore>>,
     pub(crate) rank: RankPart,
     /// Pages that were requested, and those that succeeded, by kind.
     pub(crate) asked: [AtomicU64; OpKind::ALL.len()],
     pub(crate) moved: [AtomicU64; OpKind::ALL.len()],
 }
 
-impl Work {
-    /// Carries out an operation, and returns the number of leading records that succeeded.
-    pub(crate) fn carry_out(&self, operation: &Operation, stop: &Stop) -> Result<u32, Fault> {
-        if stop.has_come() {
+impl Resources {
+    /// Executes an operation. Returns the number of leading records that succeeded.
+    pub(crate) fn execute(&self, operation: &Operation, stop: &Stop) -> Result<u32, Fault> {
+        if stop.should_stop() {
             return Err(Fault::Stopped);
         }
         let kind = operation.kind as usize;
@@ -75,23 +75,23 @@ impl Work {
         }
     }
 
-    fn store(&self) -> Result<&dyn Store, Fault> {
-        self.store.as_deref().ok_or_else(|| Fault::Other("there is no store".to_owned()))
+    fn store(&self) -> Result<&dyn PageStore, Fault> {
+        self.store.as_deref().ok_or_else(|| Fault::Other("no store is configured".to_owned()))
     }
 
-    fn host_source(&self, record: &PageRecord) -> Result<Reading<'_>, Fault> {
+    fn host_source(&self, record: &PageRecord) -> Result<PageReadGuard<'_>, Fault> {
         let page = index(record.source, Tier::Host)?;
         self.host.read(page).ok_or(Fault::Page(page))
     }
 
-    fn host_target(&self, record: &PageRecord) -> Result<Writing<'_>, Fault> {
+    fn host_target(&self, record: &PageRecord) -> Result<PageWriteGuard<'_>, Fault> {
         let page = index(record.target, Tier::Host)?;
         self.host.write(page).ok_or(Fault::Page(page))
     }
 }
 
-/// When the last thread is done, no operation touches the memory any more.
-impl Drop for Work {
+/// When the last thread has ended, no operation accesses the memory any more.
+impl Drop for Resources {
     fn drop(&mut self) {
         if let Some(store) = &self.store {
             store.unregister(self.host.address());

@@ -1,106 +1,114 @@
-//! A wire that is read a little ahead.
+//! A byte stream with a read-ahead buffer.
 //!
-//! Headers and small transfers come in together, as many as one call to the kernel finds; the bytes of
-//! large ones go straight to where they belong.
+//! Headers and small transfers are received together, as many as one system call returns; the bytes of large
+//! transfers go directly to their targets.
 //!
-//! **Invariant:** what was read ahead belongs to what is asked for next, in order.
+//! **Invariant:** bytes that were read ahead are returned first, in order.
 
 use std::future::poll_fn;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use super::stream::{Waits, Wire, send_all};
+use super::stream::{ByteStream, WaitMode, send_all};
 use crate::buffer::{Run, SourceBuf, TargetBuf};
 use crate::checksum::Checksum;
 use crate::copy;
-use crate::watch::Watch;
+use crate::hedge::ReadControl;
 
-/// How much is read ahead, where what comes is small.
+/// Read-ahead for small transfers.
 pub(super) const AHEAD_BYTES: usize = 64 << 10;
-/// The same behind a transfer that is not: enough for a few headers. The next one is large too, mostly.
-const BEHIND_LARGE_BYTES: usize = 2 << 10;
-/// How much is read ahead from a peer that has not proven yet who it is: enough for any hello.
-const UNPROVEN_BYTES: usize = 512;
-/// Transfers up to this size are worth a copy, to save a call.
+/// Read-ahead after a large transfer: enough for a few headers, because the next transfer is likely large
+/// too.
+const AFTER_LARGE_BYTES: usize = 2 << 10;
+/// Read-ahead from an unauthenticated peer: enough for any hello.
+const UNAUTHENTICATED_BYTES: usize = 512;
+/// Up to this size a transfer is copied through the buffer, which saves a system call.
 pub(super) const SMALL_BYTES_MAX: usize = 16 << 10;
-/// How much of a large transfer is sent or received at a time: what is hashed before or after that is in the
-/// cache, beside what the kernel makes of it.
+/// Bytes of a large transfer per send or receive: hashed before or after, they are still in the cache.
 pub(super) const PIECE_BYTES: usize = 256 << 10;
-/// The same for the first piece: the other end is to begin soon.
+/// The same for the first piece, so that the peer starts early.
 pub(super) const FIRST_PIECE_BYTES: usize = 64 << 10;
-/// How many ranges are handed out at once.
+/// Maximum number of ranges per call.
 const VECTOR_MAX: usize = 255;
 
-/// A wire and what was read ahead from it.
-pub(super) struct Line<W> {
+/// A byte stream and the bytes that were read ahead from it.
+pub(super) struct BufferedStream<W> {
     wire: W,
     ahead: Box<[u8]>,
     start: usize,
     end: usize,
-    /// How much more is read than was asked for.
-    greed: usize,
+    /// Number of bytes that a receive may read ahead.
+    read_ahead_max: usize,
     hash: Box<Checksum>,
-    /// Is told of everything that is received.
-    watch: Option<Arc<Watch>>,
+    /// Notified of everything that is received.
+    watch: Option<Arc<ReadControl>>,
 }
 
-impl<W: Wire> Line<W> {
+impl<W: ByteStream> BufferedStream<W> {
     pub(super) fn new(wire: W) -> Self {
-        let mut line = Self::unproven(wire);
-        line.proven();
-        line
+        let mut stream = Self::unauthenticated(wire);
+        stream.authenticate();
+        stream
     }
 
-    /// A line with a small buffer, for a peer that has not proven yet who it is.
-    pub(super) fn unproven(wire: W) -> Self {
-        let ahead = vec![0; UNPROVEN_BYTES].into_boxed_slice();
-        Self { wire, ahead, start: 0, end: 0, greed: UNPROVEN_BYTES, hash: Box::default(), watch: None }
+    /// A stream with a small buffer, for an unauthenticated peer.
+    pub(super) fn unauthenticated(wire: W) -> Self {
+        let ahead = vec![0; UNAUTHENTICATED_BYTES].into_boxed_slice();
+        Self {
+            wire,
+            ahead,
+            start: 0,
+            end: 0,
+            read_ahead_max: UNAUTHENTICATED_BYTES,
+            hash: Box::default(),
+            watch: None,
+        }
     }
 
-    /// Reads far ahead from now on.
-    pub(super) fn proven(&mut self) {
+    /// Enlarges the buffer, once the peer is authenticated.
+    pub(super) fn authenticate(&mut self) {
         let mut ahead = vec![0; AHEAD_BYTES];
         let read = self.ahead.get(self.start..self.end).unwrap_or_default();
         for (to, from) in ahead.iter_mut().zip(read) {
             *to = *from;
         }
         (self.start, self.end) = (0, self.end - self.start);
-        (self.ahead, self.greed) = (ahead.into_boxed_slice(), AHEAD_BYTES);
+        (self.ahead, self.read_ahead_max) = (ahead.into_boxed_slice(), AHEAD_BYTES);
     }
 
-    /// The bytes of its buffer.
+    /// Size of the buffer.
     #[cfg(test)]
     pub(super) fn buffer_bytes(&self) -> usize {
         self.ahead.len()
     }
 
-    /// Nothing has come in that nobody asked for, and the other end is there.
-    pub(super) fn is_quiet(&self) -> bool {
-        self.start == self.end && self.wire.is_quiet()
+    /// Whether no unrequested byte has arrived and the connection is open.
+    pub(super) fn is_idle(&self) -> bool {
+        self.start == self.end && self.wire.is_idle()
     }
 
-    /// See [`Wire::wait`].
-    pub(super) fn wait(&mut self, how: Waits) -> bool {
-        self.wire.wait(how)
+    /// See [`ByteStream::set_wait`].
+    pub(super) fn set_wait(&mut self, how: WaitMode) -> bool {
+        self.wire.set_wait(how)
     }
 
-    /// From now on, or no longer, that is told of everything that is received.
-    pub(super) fn set_watch(&mut self, watch: Option<Arc<Watch>>) {
+    /// Sets the control that is notified of everything that is received.
+    pub(super) fn set_control(&mut self, watch: Option<Arc<ReadControl>>) {
         self.watch = watch;
     }
 
-    /// Whether what comes next may go into the buffers of that operation.
+    /// Whether the next bytes may go into the buffers of that operation.
     pub(super) fn may_fill(&self, op: usize) -> bool {
         self.watch.as_ref().is_none_or(|watch| watch.may_fill(op))
     }
 
-    /// How many bytes were read ahead.
-    pub(super) fn ahead_bytes(&self) -> usize {
+    /// Number of bytes that were read ahead.
+    pub(super) fn buffered_bytes(&self) -> usize {
         self.end - self.start
     }
 
-    /// The next bytes that were read ahead, without taking them.
+    /// The next bytes that were read ahead, without consuming them.
     pub(super) fn peek<const N: usize>(&self) -> Option<&[u8; N]> {
         self.ahead.get(self.start..self.end)?.first_chunk()
     }
@@ -113,7 +121,7 @@ impl<W: Wire> Line<W> {
         send_all(&mut self.wire, sources).await
     }
 
-    /// Receives exactly as many bytes as the array has, and what comes behind them if `is_greedy`.
+    /// Receives exactly `N` bytes, and reads ahead if `is_greedy`.
     pub(super) async fn array<const N: usize>(&mut self, is_greedy: bool) -> io::Result<[u8; N]> {
         loop {
             if let Some(found) = self.peek() {
@@ -121,28 +129,28 @@ impl<W: Wire> Line<W> {
                 self.start += N;
                 return Ok(found);
             }
-            self.make_room();
-            let most = N - self.ahead_bytes() + if is_greedy { self.greed } else { 0 };
-            let room = self.ahead.get_mut(self.end..).unwrap_or_default();
-            let (room, _) = TargetBuf::from(room).split_at(most);
-            self.end += receive_some(&mut self.wire, &[room]).await?;
+            self.compact();
+            let most = N - self.buffered_bytes() + if is_greedy { self.read_ahead_max } else { 0 };
+            let free = self.ahead.get_mut(self.end..).unwrap_or_default();
+            let (free, _) = TargetBuf::from(free).split_at(most);
+            self.end += receive_some(&mut self.wire, &[free]).await?;
             self.arrived();
         }
     }
 
-    /// Receives `len` bytes; the caller has checked that they are few.
+    /// Receives `len` bytes; the caller has checked the length.
     pub(super) async fn vec(&mut self, len: usize) -> io::Result<Vec<u8>> {
         let mut bytes = vec![0; len];
         self.fill([TargetBuf::from(&mut bytes[..])]).await?;
         Ok(bytes)
     }
 
-    /// A checksum to be filled while bytes are sent; it is the same each time.
+    /// A reusable checksum for sending.
     pub(super) fn hash(&mut self) -> &mut Checksum {
         &mut self.hash
     }
 
-    /// Fills all ranges. What comes behind them is read ahead.
+    /// Fills all ranges, and reads ahead after them.
     pub(super) async fn fill(
         &mut self,
         targets: impl IntoIterator<Item = TargetBuf<'_>, IntoIter: DoubleEndedIterator>,
@@ -150,7 +158,7 @@ impl<W: Wire> Line<W> {
         self.fill_inner(targets, false).await
     }
 
-    /// The same, and the checksum of the bytes: each piece is hashed soon after it came in.
+    /// The same, and the checksum of the bytes: each piece is hashed soon after it arrived.
     pub(super) async fn fill_hashed(
         &mut self,
         targets: impl IntoIterator<Item = TargetBuf<'_>, IntoIter: DoubleEndedIterator>,
@@ -166,9 +174,9 @@ impl<W: Wire> Line<W> {
         is_hashed: bool,
     ) -> io::Result<()> {
         let mut run = Run::new(targets);
-        // Only what is transferred says something about what comes next.
+        // Only transfers predict the size of the next one.
         if is_hashed {
-            self.greed = if run.bytes() > SMALL_BYTES_MAX { BEHIND_LARGE_BYTES } else { AHEAD_BYTES };
+            self.read_ahead_max = if run.bytes() > SMALL_BYTES_MAX { AFTER_LARGE_BYTES } else { AHEAD_BYTES };
         }
         while self.start < self.end {
             let Some(target) = run.next_piece(self.end - self.start) else { return Ok(()) };
@@ -191,9 +199,9 @@ impl<W: Wire> Line<W> {
                     break;
                 }
             }
-            // Only behind the last range: what comes before the others is theirs.
+            // Read-ahead only after the last range: earlier bytes belong to the ranges.
             if wanted == left && next.len() < VECTOR_MAX {
-                let (behind, _) = TargetBuf::from(&mut self.ahead[..]).split_at(self.greed);
+                let (behind, _) = TargetBuf::from(&mut self.ahead[..]).split_at(self.read_ahead_max);
                 next.push(behind);
             }
             let received = receive_some(&mut self.wire, &next).await?;
@@ -213,7 +221,7 @@ impl<W: Wire> Line<W> {
         self.watch.iter().for_each(|watch| watch.arrived());
     }
 
-    fn make_room(&mut self) {
+    fn compact(&mut self) {
         if self.start > 0 {
             self.ahead.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
@@ -221,7 +229,7 @@ impl<W: Wire> Line<W> {
     }
 }
 
-async fn receive_some(wire: &mut (impl Wire + ?Sized), targets: &[TargetBuf<'_>]) -> io::Result<usize> {
+async fn receive_some(wire: &mut (impl ByteStream + ?Sized), targets: &[TargetBuf<'_>]) -> io::Result<usize> {
     let received = poll_fn(|context| Pin::new(&mut *wire).poll_receive(context, targets)).await?;
     if received == 0 { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(received) }
 }
@@ -232,10 +240,10 @@ mod tests {
 
     use super::*;
 
-    /// A wire on which everything has come in already.
+    /// A stream on which everything has arrived already.
     struct Arrived(Vec<u8>);
 
-    impl Wire for Arrived {
+    impl ByteStream for Arrived {
         fn poll_receive(
             mut self: Pin<&mut Self>,
             _: &mut Context<'_>,
@@ -259,32 +267,33 @@ mod tests {
             Poll::Ready(Err(io::ErrorKind::Unsupported.into()))
         }
 
-        fn is_quiet(&self) -> bool {
+        fn is_idle(&self) -> bool {
             self.0.is_empty()
         }
     }
 
     #[tokio::test]
-    async fn bytes_read_ahead_survive_the_larger_buffer() {
-        let mut line = Line::unproven(Arrived([&[7; 40][..], b"token", b"requests"].concat()));
-        assert_eq!(line.buffer_bytes(), UNPROVEN_BYTES);
-        assert_eq!(line.array::<40>(false).await.unwrap(), [7; 40]);
-        assert_eq!(line.vec(5).await.unwrap(), b"token");
-        assert_eq!(line.ahead_bytes(), 8);
-        line.proven();
-        assert_eq!(line.buffer_bytes(), AHEAD_BYTES);
-        assert_eq!(&line.array::<8>(true).await.unwrap(), b"requests");
+    async fn read_ahead_bytes_survive_the_larger_buffer() {
+        let mut stream =
+            BufferedStream::unauthenticated(Arrived([&[7; 40][..], b"token", b"requests"].concat()));
+        assert_eq!(stream.buffer_bytes(), UNAUTHENTICATED_BYTES);
+        assert_eq!(stream.array::<40>(false).await.unwrap(), [7; 40]);
+        assert_eq!(stream.vec(5).await.unwrap(), b"token");
+        assert_eq!(stream.buffered_bytes(), 8);
+        stream.authenticate();
+        assert_eq!(stream.buffer_bytes(), AHEAD_BYTES);
+        assert_eq!(&stream.array::<8>(true).await.unwrap(), b"requests");
     }
 
     #[tokio::test]
-    async fn more_ranges_than_are_handed_out_at_once_are_filled_in_order() {
+    async fn more_ranges_than_one_call_takes_are_filled_in_order() {
         for count in [1, VECTOR_MAX - 1, VECTOR_MAX, VECTOR_MAX + 1, 3 * VECTOR_MAX + 7] {
             let sent: Vec<u8> = (0..count * 13).map(|at| ((at * 31) ^ (at >> 8)) as u8).collect();
-            let mut line = Line::new(Arrived([&sent[..], b"behind!!"].concat()));
+            let mut stream = BufferedStream::new(Arrived([&sent[..], b"behind!!"].concat()));
             let mut filled = vec![0; sent.len()];
-            line.fill(filled.chunks_mut(13).map(TargetBuf::from).collect::<Vec<_>>()).await.unwrap();
+            stream.fill(filled.chunks_mut(13).map(TargetBuf::from).collect::<Vec<_>>()).await.unwrap();
             assert!(filled == sent, "{count} ranges");
-            assert_eq!(&line.array(true).await.unwrap(), b"behind!!", "{count} ranges");
+            assert_eq!(&stream.array(true).await.unwrap(), b"behind!!", "{count} ranges");
         }
     }
 }
