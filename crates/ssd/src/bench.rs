@@ -14,7 +14,7 @@ use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use crate::engine::{Drive, Driven, Engine, Raw, start};
-use crate::layout::{HEAD_BYTES, SUM_BYTES};
+use crate::layout::{CHUNK_BYTES, HEAD_BYTES};
 use crate::log::Limits;
 use crate::memory::{Buffer, Pieces};
 use crate::place::{OpenError, Place, RECORDS, direct};
@@ -240,7 +240,7 @@ pub fn measure(bench: &Bench) -> Result<Measured, String> {
     for round in 0..bench.rounds {
         let first = round * slice / bench.record_bytes;
         append.round(
-            || floor.write(round * slice / SUM_BYTES, slice / SUM_BYTES),
+            || floor.write(round * slice / CHUNK_BYTES, slice / CHUNK_BYTES),
             || appends(bench, &opened.shelf, first, slice / bench.record_bytes, &mut ids),
         )?;
     }
@@ -251,10 +251,10 @@ pub fn measure(bench: &Bench) -> Result<Measured, String> {
     let mut floor = Floor::open(&log.join(RECORDS), bench.drive, bench.depth)?;
     let mut read = Turns::default();
     for round in 0..bench.rounds {
-        let (first, count) = (round * slice / SUM_BYTES, slice / SUM_BYTES);
+        let (first, count) = (round * slice / CHUNK_BYTES, slice / CHUNK_BYTES);
         let all = bench.rounds * count;
         read.round(
-            || floor.read((first..first + count).map(|it| HEAD_BYTES / SUM_BYTES + mix(it, all))),
+            || floor.read((first..first + count).map(|it| HEAD_BYTES / CHUNK_BYTES + mix(it, all))),
             || reads(bench, &opened.shelf, &ids, (first..first + count).map(|it| mix(it, all))),
         )?;
     }
@@ -298,7 +298,7 @@ impl Floor {
         let text = |error: OpenError| error.to_string();
         let place = Place::open(folder, bytes, bytes).map_err(text)?;
         let mut floor = Self::on(place.file, bytes, drive, (depth, depth))?;
-        floor.write(0, bytes / SUM_BYTES)?;
+        floor.write(0, bytes / CHUNK_BYTES)?;
         Ok(floor)
     }
 
@@ -324,21 +324,21 @@ impl Floor {
     /// The same, of which only the first so many bytes are written and read.
     #[must_use]
     pub fn within(self, bytes: u64) -> Self {
-        Self { count: self.count.min(bytes / SUM_BYTES), ..self }
+        Self { count: self.count.min(bytes / CHUNK_BYTES), ..self }
     }
 
     fn on(file: OwnedFd, bytes: u64, drive: Drive, (depth, buffers): (usize, usize)) -> Result<Self, String> {
         let file = Arc::new(file);
         let wake = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC);
         let wake = Arc::new(wake.map_err(|error| error.to_string())?);
-        let buffers: Vec<Buffer> = (0..buffers).map(|_| Buffer::new(SUM_BYTES as usize)).collect();
+        let buffers: Vec<Buffer> = (0..buffers).map(|_| Buffer::new(CHUNK_BYTES as usize)).collect();
         // Bytes that no disk can shorten, as those of the records.
         for (number, buffer) in (1..).zip(&buffers) {
             // SAFETY: the buffer is ours, and nothing else uses it yet.
-            unsafe { buffer.run().bytes_mut() }.copy_from_slice(&noise(number, SUM_BYTES));
+            unsafe { buffer.run().bytes_mut() }.copy_from_slice(&noise(number, CHUNK_BYTES));
         }
         let (engine, _) = start(drive, &file, &wake, &buffers)?;
-        Ok(Self { engine, file, wake, buffers, depth, count: bytes / SUM_BYTES })
+        Ok(Self { engine, file, wake, buffers, depth, count: bytes / CHUNK_BYTES })
     }
 
     /// Writes so many MiB from this one on, and syncs.
@@ -349,7 +349,7 @@ impl Floor {
         let clock = Clock::start();
         self.pass(first..first + count, true)?;
         rustix::fs::fdatasync(&self.file).map_err(|error| error.to_string())?;
-        Ok(clock.stop(count * SUM_BYTES))
+        Ok(clock.stop(count * CHUNK_BYTES))
     }
 
     /// Reads these MiB.
@@ -359,7 +359,7 @@ impl Floor {
     pub fn read(&mut self, which: impl Iterator<Item = u64>) -> Result<Rate, String> {
         let clock = Clock::start();
         let done = self.pass(which, false)?;
-        Ok(clock.stop(done * SUM_BYTES))
+        Ok(clock.stop(done * CHUNK_BYTES))
     }
 
     /// The same in a mixed order, from the start of the file on.
@@ -381,7 +381,7 @@ impl Floor {
                 let Some(number) = free.pop_front() else { break };
                 let run = self.buffers.get(number as usize).map(Buffer::run);
                 let (Some(run), Some(at)) = (run, which.next()) else { break };
-                let (at, buffer) = (at * SUM_BYTES, Some(number));
+                let (at, buffer) = (at * CHUNK_BYTES, Some(number));
                 let raw = if write { Raw::Write { at, run, buffer } } else { Raw::Read { at, run, buffer } };
                 self.engine.submit(u64::from(number), raw);
                 flying += 1;
@@ -390,8 +390,8 @@ impl Floor {
             let _ = rustix::io::read(&self.wake, &mut [0; 8]);
             self.engine.collect(&mut done);
             for (token, outcome) in done.drain(..) {
-                if outcome != Ok(SUM_BYTES as usize) {
-                    return Err(format!("the raw floor moved {outcome:?} instead of {SUM_BYTES} bytes"));
+                if outcome != Ok(CHUNK_BYTES as usize) {
+                    return Err(format!("the raw floor moved {outcome:?} instead of {CHUNK_BYTES} bytes"));
                 }
                 free.push_back(token as u16);
                 (flying, moved) = (flying - 1, moved + 1);
@@ -405,7 +405,7 @@ impl Floor {
     /// # Errors
     /// When the disk fails: in words.
     pub fn wipe(self) -> Result<(), String> {
-        let zeros = Buffer::new(SUM_BYTES as usize);
+        let zeros = Buffer::new(CHUNK_BYTES as usize);
         // SAFETY: the buffer is ours, and nothing writes it.
         let zeros = unsafe { zeros.run().bytes() };
         let wiped = rustix::io::pwrite(&self.file, zeros, 0).and_then(|_| rustix::fs::fdatasync(&self.file));
@@ -482,8 +482,8 @@ fn reads(
     ids: &[RecordId],
     which: impl Iterator<Item = u64>,
 ) -> Result<Rate, String> {
-    let per_record = bench.record_bytes / SUM_BYTES;
-    let mut free: Vec<Pieces> = (0..bench.depth).map(|_| Pieces::zeroed(SUM_BYTES)).collect();
+    let per_record = bench.record_bytes / CHUNK_BYTES;
+    let mut free: Vec<Pieces> = (0..bench.depth).map(|_| Pieces::zeroed(CHUNK_BYTES)).collect();
     let (send, answers) = channel();
     let clock = Clock::start();
     let (mut asked, mut done) = (0, 0);
@@ -492,7 +492,7 @@ fn reads(
         while let (true, Some(into)) = (which.peek().is_some(), free.pop()) {
             let Some(which) = which.next() else { break };
             let Some(id) = ids.get((which / per_record) as usize) else { break };
-            let span = Span { offset: which % per_record * SUM_BYTES, len: SUM_BYTES };
+            let span = Span { offset: which % per_record * CHUNK_BYTES, len: CHUNK_BYTES };
             let (send, back) = (send.clone(), into.clone());
             shelf.read(*id, span, into, LONG, move |result| drop(send.send((back, result))));
             asked += 1;
@@ -502,7 +502,7 @@ fn reads(
         free.push(into);
         done += 1;
     }
-    Ok(clock.stop(done * SUM_BYTES))
+    Ok(clock.stop(done * CHUNK_BYTES))
 }
 
 /// Fills a log several times over, so that old records must leave; of what is there, some per cent is

@@ -9,7 +9,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use crate::engine::{Engine, Outcome, RAWS_MAX, Raw};
-use crate::layout::{BLOCK, SUM_BYTES, blocks_up, verify};
+use crate::layout::{BLOCK, CHUNK_BYTES, blocks_up};
 use crate::log::{Checks, Done};
 use crate::memory::{Buffer, Pieces, Run};
 use crate::types::{Fault, FaultKind, IoId, Span};
@@ -186,7 +186,7 @@ impl Jobs {
         let Some(job) = self.jobs.get_mut(&io) else { return false };
         let Work::Read { at, dest, .. } = &job.work else { return false };
         let (at, position) = (*at, job.next);
-        let len = SUM_BYTES.min(job.len - position);
+        let len = CHUNK_BYTES.min(job.len - position);
         let direct = match dest {
             Dest::Log => None,
             Dest::Buffer { buffer, .. } => buffer.run().part(position as usize, blocks_up(len) as usize),
@@ -343,7 +343,6 @@ fn arrived(job: &mut Job, flying: &Flying) {
     // SAFETY: the job holds the memory (or the buffer is ours), and the disk has ended.
     let bytes = unsafe { run.bytes() };
     let bytes = bytes.get(..flying.len as usize).unwrap_or_default();
-    let block = (flying.position / SUM_BYTES) as usize;
     match dest {
         Dest::Log => {
             let (begin, end) = (flying.position as usize, (flying.position + flying.len) as usize);
@@ -351,9 +350,9 @@ fn arrived(job: &mut Job, flying: &Flying) {
                 to.copy_from_slice(bytes);
             }
         }
-        Dest::Buffer { checks, .. } => job.corrupt |= !verify(bytes, &checks.sums, checks.first + block),
+        Dest::Buffer { checks, .. } => job.corrupt |= !checks.fit_at(flying.position, bytes),
         Dest::Pieces { pieces, span, checks, .. } => {
-            job.corrupt |= !verify(bytes, &checks.sums, checks.first + block);
+            job.corrupt |= !checks.fit_at(flying.position, bytes);
             if flying.buffer.is_some() {
                 let begin = span.offset.max(flying.position);
                 let end = (span.offset + span.len).min(flying.position + flying.len);
@@ -376,9 +375,9 @@ impl Source {
     /// Whole blocks that the disk can take from where they are.
     fn direct(&self, offset: u64) -> Option<Run> {
         let run = match self {
-            Self::Pieces(pieces) => pieces.run_at(offset, SUM_BYTES)?,
+            Self::Pieces(pieces) => pieces.run_at(offset, CHUNK_BYTES)?,
             Self::Buffer(buffer, len) => {
-                buffer.run().part(offset as usize, (len - offset).min(SUM_BYTES) as usize)?
+                buffer.run().part(offset as usize, (len - offset).min(CHUNK_BYTES) as usize)?
             }
             Self::Bytes(_) | Self::Zeros(_) => return None,
         };

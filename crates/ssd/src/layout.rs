@@ -13,12 +13,17 @@ use crate::types::{Generation, Name, OpenFault, Record, RecordId};
 
 /// Memory, offsets and lengths of all disk work are multiples of this.
 pub const BLOCK: u64 = 4096;
-/// Payloads have a checksum for each so many bytes.
-pub const SUM_BYTES: u64 = 1 << 20;
+/// Payloads have a checksum for each block of so many bytes. A payload is cut into parts between such blocks.
+pub const SUM_BYTES: u64 = 64 << 10;
+/// The same in logs of versions 1 and 2.
+const SUM_BYTES_OLD: u64 = 1 << 20;
+/// Disk work is done in chunks of at most so many bytes, which are whole blocks of any checksum.
+pub const CHUNK_BYTES: u64 = 1 << 20;
 /// What comes before the first segment: two superblocks, and room.
 pub const HEAD_BYTES: u64 = 1 << 20;
-/// The format this program writes. Version 2 added records that span segments.
-pub const VERSION: u32 = 2;
+/// The format this program writes. Version 2 added records that span segments, version 3 smaller blocks of the
+/// checksum.
+pub const VERSION: u32 = 3;
 /// The oldest format that it reads. A log of an older version becomes one of [`VERSION`] when it is opened.
 pub const VERSION_MIN: u32 = 1;
 /// The version of segment heads and trailers, which is the same in all versions so far.
@@ -194,11 +199,16 @@ pub fn sums<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> Arc<[u64]> {
     out.into()
 }
 
-/// Whether the bytes that begin at block `first` of a payload fit their checksums.
-#[must_use]
-pub fn verify(bytes: &[u8], sums: &[u64], first: usize) -> bool {
+/// How many bytes each checksum of a payload covers, if it has so many of them: [`SUM_BYTES`], or more if an
+/// older version wrote it. `None` if no version gives it so many.
+pub(crate) fn sum_bytes(payload_bytes: u64, count: usize) -> Option<u64> {
+    [SUM_BYTES, SUM_BYTES_OLD].into_iter().find(|bytes| payload_bytes.div_ceil(*bytes) == count as u64)
+}
+
+/// Whether the bytes that begin at block `first` of a payload match its checksums, each of `sum_bytes`.
+pub(crate) fn verify(bytes: &[u8], sums: &[u64], first: usize, sum_bytes: u64) -> bool {
     let mut sums = sums.get(first..).unwrap_or_default().iter();
-    bytes.chunks(SUM_BYTES as usize).all(|chunk| sums.next() == Some(&sum(chunk)))
+    bytes.chunks(sum_bytes as usize).all(|chunk| sums.next() == Some(&sum(chunk)))
 }
 
 /// The xxh3-64 of a block, with the instructions that the processor has.
@@ -364,9 +374,9 @@ impl Entry {
         out
     }
 
-    /// The bytes of a record's header without padding, if its payload follows it.
-    pub(crate) fn record_bytes(record: &Record) -> u64 {
-        named_bytes(record) + record.payload_bytes.div_ceil(SUM_BYTES) * 8
+    /// The bytes of a record's header without padding, if its payload follows it and has so many checksums.
+    pub(crate) fn record_bytes(record: &Record, sums: u64) -> u64 {
+        named_bytes(record) + sums * 8
     }
 
     /// The same, if its payload lies in so many parts.
@@ -374,9 +384,9 @@ impl Entry {
         named_bytes(record) + parts as u64 * PART_REF_BYTES
     }
 
-    /// The bytes of the header of a part without padding.
-    pub(crate) fn part_bytes(bytes: u64) -> u64 {
-        ENTRY_FIXED as u64 + bytes.div_ceil(SUM_BYTES) * 8
+    /// The bytes of the header of a part with so many checksums, without padding.
+    pub(crate) fn part_bytes(sums: u64) -> u64 {
+        ENTRY_FIXED as u64 + sums * 8
     }
 
     /// The bytes of the header of these notes without padding.
@@ -492,7 +502,8 @@ fn decode_part(compact: &[u8]) -> Option<Body> {
 
 /// The checksums of so many bytes, if there are exactly as many as there must be.
 fn decode_sums(bytes: &[u8], count: usize, payload_bytes: u64) -> Option<Arc<[u64]>> {
-    if count as u64 != payload_bytes.div_ceil(SUM_BYTES) || bytes.len() != count.checked_mul(8)? {
+    sum_bytes(payload_bytes, count)?;
+    if bytes.len() != count.checked_mul(8)? {
         return None;
     }
     bytes.chunks(8).map(|chunk| Some(u64::from_le_bytes(chunk.try_into().ok()?))).collect()
@@ -597,11 +608,15 @@ mod tests {
             assert_eq!(decoded.entry, entry);
             assert_eq!(decoded.compact_bytes, bytes.len());
             match &entry.body {
-                Body::Record { record, .. } => assert_eq!(Entry::record_bytes(record), bytes.len() as u64),
+                Body::Record { record, sums, .. } => {
+                    assert_eq!(Entry::record_bytes(record, sums.len() as u64), bytes.len() as u64);
+                }
                 Body::Spanning { record, parts, .. } => {
                     assert_eq!(Entry::spanning_bytes(record, parts.len()), bytes.len() as u64);
                 }
-                Body::Part { part, .. } => assert_eq!(Entry::part_bytes(part.bytes), bytes.len() as u64),
+                Body::Part { sums, .. } => {
+                    assert_eq!(Entry::part_bytes(sums.len() as u64), bytes.len() as u64);
+                }
                 Body::Notes(notes) => assert_eq!(Entry::notes_bytes(notes), bytes.len() as u64),
             }
         }
@@ -677,9 +692,28 @@ mod tests {
             let (a, b) = bytes.split_at(cut);
             assert_eq!(sums([a, b]), whole, "cut at {cut}");
         }
-        assert!(verify(&bytes, &whole, 0));
-        assert!(verify(&bytes[SUM_BYTES as usize..], &whole, 1));
-        assert!(!verify(&bytes[1..], &whole, 0));
-        assert!(!verify(&bytes, &whole[..2], 0), "a checksum is missing");
+        assert!(verify(&bytes, &whole, 0, SUM_BYTES));
+        assert!(verify(&bytes[SUM_BYTES as usize..], &whole, 1, SUM_BYTES));
+        assert!(!verify(&bytes[1..], &whole, 0, SUM_BYTES));
+        assert!(!verify(&bytes, &whole[..2], 0, SUM_BYTES), "a checksum is missing");
+    }
+
+    #[test]
+    fn number_of_checksums_tells_what_each_covers() {
+        for (payload_bytes, count, expected) in [
+            (0, 0, Some(SUM_BYTES)),
+            (1, 1, Some(SUM_BYTES)),
+            (SUM_BYTES, 1, Some(SUM_BYTES)),
+            (SUM_BYTES + 1, 1, Some(SUM_BYTES_OLD)),
+            (SUM_BYTES + 1, 2, Some(SUM_BYTES)),
+            (SUM_BYTES_OLD, 1, Some(SUM_BYTES_OLD)),
+            (SUM_BYTES_OLD, 16, Some(SUM_BYTES)),
+            (SUM_BYTES_OLD + 1, 2, Some(SUM_BYTES_OLD)),
+            (SUM_BYTES_OLD + 1, 17, Some(SUM_BYTES)),
+            (SUM_BYTES_OLD + 1, 16, None),
+            (0, 1, None),
+        ] {
+            assert_eq!(sum_bytes(payload_bytes, count), expected, "{count} of {payload_bytes}");
+        }
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! It knows nothing of the rest of the store. A record has a name (namespace and key), a generation, marks
 //! that
-//! are opaque here, and a payload with a checksum per MiB. One that is larger than a segment of the log lies
-//! in parts, each in a segment.
+//! are opaque here, and a payload with a checksum per 64 KiB. One that does not fit into the open segment of
+//! the log lies in parts, each in a segment.
 //!
 //! # Two layers
 //! - [`Log`] decides and does no I/O: [`Log::apply`] takes an [`Input`] and returns [`Effect`]s. A simulation
@@ -40,13 +40,12 @@ mod types;
 
 pub use engine::{Drive, Driven};
 pub use layout::{
-    BLOCK, HEAD_BYTES, KEY_BYTES_MAX, MARKS_BYTES_MAX, NAMESPACE_BYTES_MAX, SUM_BYTES, VERSION, VERSION_MIN,
-    sums, verify,
+    BLOCK, CHUNK_BYTES, HEAD_BYTES, KEY_BYTES_MAX, MARKS_BYTES_MAX, NAMESPACE_BYTES_MAX, SUM_BYTES, VERSION,
+    VERSION_MIN, sums,
 };
 pub use log::{
     Checks, Config, Done, Effect, FORGET_IDS_MAX, Health, Input, Into, Limits, Log, PARTS_MAX, Part,
-    RESERVE_SEGMENTS, SEGMENT_BYTES_CHOSEN_MAX, SEGMENT_BYTES_CHOSEN_MIN, SEGMENT_BYTES_MAX,
-    SEGMENT_BYTES_MIN, SEGMENTS_MIN, shape,
+    RESERVE_SEGMENTS, SEGMENT_BYTES_CHOSEN_MAX, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, SEGMENTS_MIN, shape,
 };
 pub use memory::{Buffer, Bytes, Pieces, Pool};
 pub use place::OpenError;

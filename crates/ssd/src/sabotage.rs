@@ -55,6 +55,8 @@ tiffin_sabotage::variants! {
         LeavePartsBehind: "parts are carried along";
         /// A part is evicted, and its record stays.
         EvictPartAlone: "a record leaves with the first of its parts";
+        /// Records are not cut at the end of a segment: its rest stays unused.
+        PadSegments: "a segment is filled before it is sealed";
         /// The log goes on writing after a failed sync.
         IgnoreFailedSync: "a failed disk takes nothing more";
     }

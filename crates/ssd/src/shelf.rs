@@ -19,7 +19,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use crate::engine::{Drive, Driven, start};
 use crate::jobs::{BUFFERS, Dest, Ended, Jobs, Source, Work};
-use crate::layout::SUM_BYTES;
+use crate::layout::CHUNK_BYTES;
 use crate::log::{Config, Effect, Input, Into, Limits, Log, Part};
 use crate::memory::{Buffer, POOL_BYTES_MAX, Pieces};
 use crate::place::{OpenError, Place, end_of};
@@ -47,7 +47,7 @@ const INDEX_BYTES_MAX: u64 = 4 << 30;
 #[must_use]
 pub fn memory_bytes(budget_bytes: u64) -> u64 {
     let index = (budget_bytes / INDEX_SHARE).clamp(INDEX_BYTES_MIN, INDEX_BYTES_MAX);
-    BUFFERS as u64 * SUM_BYTES + POOL_BYTES_MAX as u64 + index
+    BUFFERS as u64 * CHUNK_BYTES + POOL_BYTES_MAX as u64 + index
 }
 
 /// What a shelf is to be.
@@ -137,7 +137,7 @@ impl Shelf {
         let wake = Arc::new(wake.map_err(|error| system("given an eventfd", error))?);
         let Place { file, lock } = place;
         let file = Arc::new(file);
-        let buffers: Vec<Buffer> = (0..BUFFERS).map(|_| Buffer::new(SUM_BYTES as usize)).collect();
+        let buffers: Vec<Buffer> = (0..BUFFERS).map(|_| Buffer::new(CHUNK_BYTES as usize)).collect();
         let (engine, driven) = start(config.drive, &file, &wake, &buffers).map_err(OpenError::Engine)?;
         let (log, effects) = Log::open(Config {
             log: random().map_err(|error| OpenError::System {
@@ -560,9 +560,9 @@ impl Driver {
     fn copy(&self, landed: Option<&Pieces>, to: OpId, from: Span) {
         let Some((landed, (Some(pieces), _))) = landed.zip(self.ops.get(&to)) else { return };
         let mut offset = 0;
-        let mut chunk = vec![0; from.len.min(SUM_BYTES) as usize];
+        let mut chunk = vec![0; from.len.min(CHUNK_BYTES) as usize];
         while offset < from.len {
-            let len = (from.len - offset).min(SUM_BYTES) as usize;
+            let len = (from.len - offset).min(CHUNK_BYTES) as usize;
             if let Some(chunk) = chunk.get_mut(..len) {
                 landed.read(from.offset + offset, chunk);
                 pieces.write(offset, chunk);

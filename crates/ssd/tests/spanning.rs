@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tiffin_ssd::sim::{Fate, Rig, Said, SimDisk};
 use tiffin_ssd::{
     Answer, AppendError, Config, Effect, Generation, Input, Limits, Name, OpId, PARTS_MAX, Record, RecordId,
-    Sabotage, Span,
+    SUM_BYTES, Sabotage, Span,
 };
 
 const MIB: u64 = 1 << 20;
@@ -167,9 +167,9 @@ fn the_number_of_parts_is_limited() {
         ios = rig.pending();
     }
     let bytes_max = rig.log.stats().record_bytes_max;
-    assert_eq!(bytes_max, (PARTS_MAX - 1) * MIB - 1);
+    assert_eq!(bytes_max, (PARTS_MAX - 1) * 31 * SUM_BYTES - 1);
     for (op, bytes) in [(1, bytes_max + 1), (2, bytes_max)] {
-        let sums = vec![0; bytes.div_ceil(MIB) as usize].into();
+        let sums = vec![0; bytes.div_ceil(SUM_BYTES) as usize].into();
         let input = Input::Append { op: OpId(op), record: record(op, bytes), sums, deadline: 10 };
         let effects = rig.log.apply(input, 0);
         let refused = Answer::Append(Err(AppendError::TooLarge { bytes, bytes_max }));

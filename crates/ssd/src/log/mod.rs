@@ -46,13 +46,11 @@ use write::{Append, Commit};
 pub const RESERVE_SEGMENTS: u64 = 2;
 /// A log has at least so many segments.
 pub const SEGMENTS_MIN: u64 = 6;
-/// So many segments are wanted before larger ones are.
-const SEGMENTS_CHOSEN_MIN: u64 = 12;
+/// A log for which no segment size is asked gets so many segments, if their size stays within its limits. The
+/// reserve is a small part of the log then.
+const SEGMENTS_CHOSEN: u64 = 64;
 /// The smallest segment.
 pub const SEGMENT_BYTES_MIN: u64 = 1 << 20;
-/// The smallest segment that is chosen where none is asked for, if the budget has several of them: smaller
-/// ones take no part of a record that spans segments.
-pub const SEGMENT_BYTES_CHOSEN_MIN: u64 = 2 << 20;
 /// The largest segment that is chosen where none is asked for.
 pub const SEGMENT_BYTES_CHOSEN_MAX: u64 = 256 << 20;
 /// The largest segment.
@@ -67,7 +65,7 @@ pub struct Config {
     pub log: u64,
     /// The most bytes it may take up.
     pub budget_bytes: u64,
-    /// The size of a segment, a multiple of 1 MiB. Without it: that of the log which is there, or a 32nd of
+    /// The size of a segment, a multiple of 1 MiB. Without it: that of the log which is there, or a 64th of
     /// the budget.
     pub segment_bytes: Option<u64>,
     /// Limits of what is under way.
@@ -295,20 +293,29 @@ pub enum Into {
     },
 }
 
-/// The checksums that bytes must fit: those of a payload, from its block `first` on.
+/// The checksums that bytes must match: those of a payload, from its block `first` on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Checks {
     /// All checksums of the payload.
     pub sums: Arc<[u64]>,
+    /// How many bytes each of them covers.
+    pub sum_bytes: u64,
     /// The block that the bytes begin with.
     pub first: usize,
 }
 
 impl Checks {
-    /// Whether the bytes fit.
+    /// Whether the bytes match.
     #[must_use]
     pub fn fit(&self, bytes: &[u8]) -> bool {
-        crate::layout::verify(bytes, &self.sums, self.first)
+        self.fit_at(0, bytes)
+    }
+
+    /// Whether some of the bytes match, which begin `position` bytes after the first: with a whole block.
+    #[must_use]
+    pub fn fit_at(&self, position: u64, bytes: &[u8]) -> bool {
+        let first = self.first + (position / self.sum_bytes) as usize;
+        crate::layout::verify(bytes, &self.sums, first, self.sum_bytes)
     }
 }
 
@@ -632,9 +639,7 @@ impl Log {
 /// When no log fits into the budget, or segments cannot have the size asked for: in words.
 pub fn shape(budget_bytes: u64, segment_bytes: Option<u64>) -> Result<(u64, u64), String> {
     let chosen = segment_bytes.unwrap_or_else(|| {
-        let small = HEAD_BYTES + SEGMENTS_CHOSEN_MIN * SEGMENT_BYTES_CHOSEN_MIN > budget_bytes;
-        let least = if small { SEGMENT_BYTES_MIN } else { SEGMENT_BYTES_CHOSEN_MIN };
-        let chosen = (budget_bytes / 32).clamp(least, SEGMENT_BYTES_CHOSEN_MAX);
+        let chosen = (budget_bytes / SEGMENTS_CHOSEN).clamp(SEGMENT_BYTES_MIN, SEGMENT_BYTES_CHOSEN_MAX);
         chosen - chosen % SEGMENT_BYTES_MIN
     });
     if !chosen.is_multiple_of(SEGMENT_BYTES_MIN) || !(SEGMENT_BYTES_MIN..=SEGMENT_BYTES_MAX).contains(&chosen)

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::ops::Kind;
 use super::table::State;
 use super::{Checks, Done, Effect, Health, Into, Io, Log};
-use crate::layout::{BLOCK, Note, SUM_BYTES};
+use crate::layout::{BLOCK, Note, SUM_BYTES, sum_bytes};
 use crate::sabotage::sabotaged;
 use crate::types::{Answer, Fault, IoId, Left, OpId, ReadError, RecordId, Span, Tick};
 
@@ -101,9 +101,10 @@ impl Log {
                 continue;
             }
             left += 1;
-            let first = (from - run.start) / SUM_BYTES;
-            let begin = first * SUM_BYTES;
-            let len = ((to - run.start).div_ceil(SUM_BYTES) * SUM_BYTES).min(run.bytes) - begin;
+            let sum_bytes = sum_bytes(run.bytes, run.sums.len()).unwrap_or(SUM_BYTES);
+            let first = (from - run.start) / sum_bytes;
+            let begin = first * sum_bytes;
+            let len = ((to - run.start).div_ceil(sum_bytes) * sum_bytes).min(run.bytes) - begin;
             let at = self.at(run.segment, run.offset + begin);
             assert_eq!(at % BLOCK, 0, "a payload begins at {at}");
             self.segment(run.segment).readers += 1;
@@ -112,7 +113,7 @@ impl Log {
                 op,
                 span: Span { offset: from - run.start - begin, len: to - from },
                 to: from - span.offset,
-                checks: Checks { sums: run.sums, first: first as usize },
+                checks: Checks { sums: run.sums, sum_bytes, first: first as usize },
             };
             self.effects.push(Effect::Read { io, at, len, into });
         }

@@ -12,12 +12,9 @@ use std::sync::Arc;
 use super::table::State;
 use super::write::{Batch, Commit, Member};
 use super::{Checks, Done, Effect, Health, Into, Io, Log, Part, RESERVE_SEGMENTS, Segment};
-use crate::layout::{BLOCK, Body, Entry, Note, PartHead, SUM_BYTES, blocks_up};
+use crate::layout::{BLOCK, Body, CHUNK_BYTES, Entry, Note, PartHead, SUM_BYTES, blocks_up, sum_bytes};
 use crate::sabotage::sabotaged;
 use crate::types::{Event, Left, RecordId, StageId};
-
-/// How much of a record is carried at a time.
-const CARRY_BYTES: u64 = SUM_BYTES;
 
 /// A segment that is being emptied.
 #[derive(Debug)]
@@ -99,7 +96,8 @@ impl Log {
                 !self.spans(&append.record) && !self.open_fits(extent, compact)
             });
         let open = self.open.and_then(|number| self.segments.get(number as usize));
-        waits || open.is_some_and(|segment| segment.used > self.segment_bytes / 2)
+        // A segment is made free ahead of need, so that appends need not wait for it.
+        waits || open.is_some_and(|segment| segment.used > self.segment_bytes / 4 * 3)
     }
 
     /// The room that what is carried can go to.
@@ -209,7 +207,7 @@ impl Log {
                 sequence: 0,
                 extent: piece.extent,
                 header_bytes: piece.header_bytes,
-                compact: Entry::part_bytes(piece.head.bytes),
+                compact: Entry::part_bytes(piece.sums.len() as u64),
                 payload_bytes: piece.head.bytes,
                 sums: Arc::clone(&piece.sums),
                 position: 0,
@@ -258,8 +256,10 @@ impl Log {
         self.next_stage += 1;
         carry.stage = Some(stage);
         let at = carry.from_at + carry.position;
-        let len = CARRY_BYTES.min(carry.payload_bytes - carry.position);
-        let checks = Checks { sums: Arc::clone(&carry.sums), first: (carry.position / SUM_BYTES) as usize };
+        let len = CHUNK_BYTES.min(carry.payload_bytes - carry.position);
+        let sum_bytes = sum_bytes(carry.payload_bytes, carry.sums.len()).unwrap_or(SUM_BYTES);
+        let first = (carry.position / sum_bytes) as usize;
+        let checks = Checks { sums: Arc::clone(&carry.sums), sum_bytes, first };
         let io = self.io(Io::CarryRead(name));
         self.effects.push(Effect::Read { io, at, len, into: Into::Stage { stage, checks } });
     }
@@ -288,7 +288,7 @@ impl Log {
                 return;
             }
         }
-        let len = CARRY_BYTES.min(carry.payload_bytes - carry.position);
+        let len = CHUNK_BYTES.min(carry.payload_bytes - carry.position);
         let at = self.at(carry.segment, carry.offset + carry.header_bytes + carry.position);
         let mut parts = vec![Part::Stage { stage, len }];
         if blocks_up(len) > len {
@@ -306,7 +306,7 @@ impl Log {
         }
         let Some(carry) = self.carries.get_mut(&name) else { return };
         let stage = carry.stage.take();
-        carry.position += CARRY_BYTES.min(carry.payload_bytes - carry.position);
+        carry.position += CHUNK_BYTES.min(carry.payload_bytes - carry.position);
         if let Some(stage) = stage {
             self.effects.push(Effect::Unstage { stage });
         }

@@ -14,8 +14,8 @@ use super::span::Piece;
 use super::table::{Live, Segment, State, Tomb};
 use super::{Done, Effect, Health, Into, Io, Log, Part};
 use crate::layout::{
-    BLOCK, Body, Decoded, Entry, HEAD_BYTES, Note, PartHead, SUM_BYTES, SegmentHead, Super, Trailer, VERSION,
-    blocks_up, verify,
+    BLOCK, Body, CHUNK_BYTES, Decoded, Entry, HEAD_BYTES, Note, PartHead, SegmentHead, Super, Trailer,
+    VERSION, blocks_up, sum_bytes, verify,
 };
 use crate::sabotage::sabotaged;
 use crate::types::{Event, Fault, IoId, OpenFault, RecordId, Recovery};
@@ -83,7 +83,7 @@ enum Stage {
     /// Holds the payload of an entry against its checksums.
     Payload {
         decoded: Box<Decoded>,
-        block: u64,
+        chunk: u64,
     },
 }
 
@@ -256,8 +256,8 @@ impl Log {
             Stage::Trailer => self.trailer_loaded(&mut job, loaded),
             Stage::Index { trailer, bytes } => self.index_loaded(number, &mut job, trailer, bytes, loaded),
             Stage::Hunt { offset, len } => self.hunt_loaded(number, &mut job, offset, len, loaded),
-            Stage::Payload { decoded, block } => {
-                self.payload_loaded(number, &mut job, decoded, block, loaded)
+            Stage::Payload { decoded, chunk } => {
+                self.payload_loaded(number, &mut job, decoded, chunk, loaded)
             }
         };
         if let Some((offset, len)) = more {
@@ -396,7 +396,8 @@ impl Log {
             };
             let (begin, payload) = (decoded.header_bytes as usize, payload as usize);
             if let Some(payload) = rest.get(begin..begin + payload) {
-                let good = verify(payload, sums, 0) || sabotaged!(self.config.sabotage, BelieveTail);
+                let good = is_good(payload, sums, 0, payload.len() as u64)
+                    || sabotaged!(self.config.sabotage, BelieveTail);
                 position += decoded.extent;
                 self.found(number, job, decoded, good);
                 continue;
@@ -413,11 +414,11 @@ impl Log {
         (ours && offset + decoded.extent < self.segment_bytes).then_some(decoded)
     }
 
-    fn payload(job: &mut Job, decoded: Box<Decoded>, block: u64) -> Option<(u64, u64)> {
-        let offset = decoded.entry.offset + decoded.header_bytes + block * SUM_BYTES;
+    fn payload(job: &mut Job, decoded: Box<Decoded>, chunk: u64) -> Option<(u64, u64)> {
+        let offset = decoded.entry.offset + decoded.header_bytes + chunk * CHUNK_BYTES;
         let end = decoded.entry.offset + decoded.extent;
-        job.stage = Stage::Payload { decoded, block };
-        Some((offset, (end - offset).min(SUM_BYTES)))
+        job.stage = Stage::Payload { decoded, chunk };
+        Some((offset, (end - offset).min(CHUNK_BYTES)))
     }
 
     fn payload_loaded(
@@ -425,24 +426,24 @@ impl Log {
         number: u32,
         job: &mut Job,
         decoded: Box<Decoded>,
-        block: u64,
+        chunk: u64,
         loaded: Option<Vec<u8>>,
     ) -> Option<(u64, u64)> {
         let next = decoded.entry.offset + decoded.extent;
         let Some((payload, sums)) = decoded.entry.body.payload() else {
             return self.hunt(job, next, LOAD_BYTES);
         };
-        let rest = payload - block * SUM_BYTES;
+        let rest = payload - chunk * CHUNK_BYTES;
         if loaded.is_none() {
             job.unreadable += 1;
         }
         let good = loaded.is_some_and(|bytes| {
-            let bytes = bytes.get(..rest.min(SUM_BYTES) as usize).unwrap_or_default();
-            verify(bytes, sums, block as usize)
+            let bytes = bytes.get(..rest.min(CHUNK_BYTES) as usize).unwrap_or_default();
+            is_good(bytes, sums, chunk * CHUNK_BYTES, payload)
         });
         let good = good || sabotaged!(self.config.sabotage, BelieveTail);
-        if good && rest > SUM_BYTES {
-            return Self::payload(job, decoded, block + 1);
+        if good && rest > CHUNK_BYTES {
+            return Self::payload(job, decoded, chunk + 1);
         }
         self.found(number, job, *decoded, good);
         self.hunt(job, next, LOAD_BYTES)
@@ -699,6 +700,12 @@ impl Recoverer {
             }
         }
     }
+}
+
+/// Whether the bytes at `position` of a payload, with whole blocks of the checksum before them, match.
+fn is_good(bytes: &[u8], sums: &[u64], position: u64, payload_bytes: u64) -> bool {
+    sum_bytes(payload_bytes, sums.len())
+        .is_some_and(|sum_bytes| verify(bytes, sums, (position / sum_bytes) as usize, sum_bytes))
 }
 
 /// What the copies of the superblock say: one that is whole suffices.

@@ -1,4 +1,10 @@
-//! Records that are larger than a segment: their payload lies in parts, each in one segment.
+//! Records whose payload lies in parts, each in one segment: those that are larger than a segment, and those
+//! that are cut because the rest of the open segment would stay unused otherwise.
+//!
+//! A record is cut where the open segment ends if it does not fit there and the rest takes a 64th of a segment
+//! of it, and at least one block of the checksum. So what is smaller than a 64th is never cut, and a segment is
+//! sealed with little of it unused. Protected records that fit into a segment are not cut: in two segments they
+//! would keep more from others.
 //!
 //! The parts are written first. When all of them are durable, the head is: an entry with the record and the
 //! ids of its parts. So a record is there with its head, and a crash before that leaves parts that count for
@@ -23,9 +29,8 @@ use crate::types::{Answer, AppendError, Record, RecordId, Span};
 pub const PARTS_MAX: u64 = 1 << 13;
 /// A record gets more parts than expected where others took space in its segments, but at most so many more.
 const PARTS_MORE_MAX: u64 = 1 << 11;
-/// The smallest part but the last: a block of the checksum, or such a fraction of a segment.
-const PART_BYTES_MIN: u64 = SUM_BYTES;
-const PART_SHARE_MIN: u64 = 16;
+/// The smallest part but the last is a block of the checksum, or such a fraction of a segment.
+const PART_SHARE_MIN: u64 = 64;
 
 /// A part of a record's payload, and where it lies.
 #[derive(Debug)]
@@ -63,8 +68,28 @@ pub(super) struct Spanning {
 impl Log {
     /// Whether a record needs parts.
     pub(super) fn spans(&self, record: &Record) -> bool {
+        let (extent, header_bytes, compact) = Self::extent_of(record);
+        extent > self.whole_bytes_max(compact) || header_bytes > HEADER_BYTES_MAX
+    }
+
+    /// Whether a record that needs no parts gets them all the same, to fill the open segment. If its parts may
+    /// not be held now, it waits for those that are being written; if there are none, it is not cut.
+    pub(super) fn is_cut(&self, record: &Record) -> bool {
         let (extent, _, compact) = Self::extent_of(record);
-        extent > self.whole_bytes_max(compact)
+        let payload_bytes = record.payload_bytes;
+        let part_bytes = || self.open_part_bytes(payload_bytes).unwrap_or(0);
+        let held_bytes = || self.kept_bytes() + self.held_footprint(payload_bytes);
+        !record.protected
+            && !sabotaged!(self.config.sabotage, PadSegments)
+            && self.free_segments() >= RESERVE_SEGMENTS
+            && !self.open_fits(extent, compact)
+            && part_bytes() >= self.part_bytes_min()
+            && (held_bytes() <= self.protected_bytes_max() || self.is_spanning())
+    }
+
+    /// Whether a record is being written in parts.
+    fn is_spanning(&self) -> bool {
+        !(self.spannings.is_empty() && self.heads.is_empty())
     }
 
     /// The most that a record in one piece may take up, if so many bytes of it go into the index.
@@ -79,13 +104,18 @@ impl Log {
         }
         let parts = self.parts_at_most(record.payload_bytes);
         let head = blocks_up(Entry::spanning_bytes(record, parts as usize));
-        let part = blocks_up(Entry::part_bytes(record.payload_bytes.min(self.segment_bytes)));
+        let part = blocks_up(part_header_bytes(record.payload_bytes.min(self.segment_bytes)));
         blocks_up(record.payload_bytes) + parts * part + head
     }
 
-    /// The most bytes of a payload that one segment takes, or less than [`PART_BYTES_MIN`].
+    /// The fewest bytes of a payload that a part has, unless it is the last.
+    fn part_bytes_min(&self) -> u64 {
+        (self.segment_bytes / PART_SHARE_MIN / SUM_BYTES).max(1) * SUM_BYTES
+    }
+
+    /// The most bytes of a payload that one segment takes.
     fn part_bytes_max(&self) -> u64 {
-        let header = blocks_up(Entry::part_bytes(self.segment_bytes));
+        let header = blocks_up(part_header_bytes(self.segment_bytes));
         self.segment_bytes.saturating_sub(2 * BLOCK + 2 * header) / SUM_BYTES * SUM_BYTES
     }
 
@@ -98,14 +128,20 @@ impl Log {
     /// last.
     pub(super) fn asked_footprint(&self, record: &Record) -> u64 {
         match self.spans(record) {
-            true => self.parts_at_most(record.payload_bytes) * self.segment_bytes,
+            true => self.held_footprint(record.payload_bytes),
             false => self.footprint(Self::extent_of(record).0),
         }
     }
 
+    /// The same for a payload in parts.
+    fn held_footprint(&self, payload_bytes: u64) -> u64 {
+        self.parts_at_most(payload_bytes) * self.segment_bytes
+    }
+
     /// The most bytes of payload that a record may have.
     pub(super) fn record_bytes_max(&self) -> u64 {
-        let whole = self.whole_bytes_max(BLOCK).saturating_sub(BLOCK);
+        let header = blocks_up(part_header_bytes(self.segment_bytes));
+        let whole = self.whole_bytes_max(header).saturating_sub(header);
         let segments = (self.protected_bytes_max() / self.segment_bytes).min(PARTS_MAX);
         let parts = segments.saturating_sub(1) * self.part_bytes_max();
         whole.max(parts.saturating_sub(1))
@@ -115,8 +151,7 @@ impl Log {
     pub(super) fn may_span(&self, record: &Record) -> Result<(), AppendError> {
         let parts = self.parts_at_most(record.payload_bytes);
         let header = blocks_up(Entry::spanning_bytes(record, parts as usize));
-        let fits = self.part_bytes_max() >= PART_BYTES_MIN
-            && self.asked_footprint(record) <= self.protected_bytes_max()
+        let fits = self.asked_footprint(record) <= self.protected_bytes_max()
             && parts <= PARTS_MAX
             && header <= HEADER_BYTES_MAX;
         let (bytes, bytes_max) = (record.payload_bytes, self.record_bytes_max());
@@ -129,15 +164,16 @@ impl Log {
         self.kept + self.protected_asked + ahead
     }
 
-    /// Begins to write the append that is next, which needs parts. False if it has to wait.
+    /// Begins to write the append that is next in parts. False if it has to wait.
     pub(super) fn start_spanning(&mut self) -> bool {
         let Some(first) = self.appends.front() else { return false };
-        let (extent, ahead) = (self.asked_extent(&first.record), self.asked_footprint(&first.record));
+        let extent = self.asked_extent(&first.record);
+        let ahead = self.held_footprint(first.record.payload_bytes);
         let own = if first.record.protected { ahead } else { 0 };
         let (protected_bytes, protected_bytes_max) = (self.kept_bytes() - own, self.protected_bytes_max());
         let is_full = protected_bytes + ahead > protected_bytes_max;
         // Those that are being written may be evicted once they are there; so may this one.
-        if is_full && !(self.spannings.is_empty() && self.heads.is_empty()) {
+        if is_full && self.is_spanning() {
             return false;
         }
         let Some(append) = self.appends.pop_front() else { return false };
@@ -203,14 +239,14 @@ impl Log {
     fn open_part_bytes(&self, rest: u64) -> Option<u64> {
         let open = self.open.and_then(|number| self.segments.get(number as usize))?;
         let fits = |bytes: u64| {
-            let compact = Entry::part_bytes(bytes);
+            let compact = part_header_bytes(bytes);
             open.fits(blocks_up(compact) + blocks_up(bytes), compact, self.segment_bytes)
         };
         if fits(rest) {
             return Some(rest);
         }
-        let most = rest.min(self.segment_bytes.saturating_sub(open.used)) / SUM_BYTES;
-        let least = (self.part_bytes_max() / PART_SHARE_MIN / SUM_BYTES).max(1);
+        let unused = self.segment_bytes.saturating_sub(open.used + blocks_up(open.index_bytes) + BLOCK);
+        let (least, most) = (self.part_bytes_min() / SUM_BYTES, rest.min(unused) / SUM_BYTES);
         (least..=most)
             .rev()
             .map(|sums| sums * SUM_BYTES)
@@ -228,7 +264,7 @@ impl Log {
             self.open_next(false);
             return false;
         };
-        let compact = Entry::part_bytes(bytes);
+        let compact = part_header_bytes(bytes);
         let (header_bytes, extent) = (blocks_up(compact), blocks_up(compact) + blocks_up(bytes));
         if self.write_bytes > 0 && self.write_bytes + extent > self.config.limits.write_bytes_max {
             return false;
@@ -402,6 +438,11 @@ impl Log {
         let held = self.pieces.values().filter(|piece| piece.protected && held(&piece.head.of)).count();
         assert_eq!(self.pieces.len(), owned + held, "parts without a record");
     }
+}
+
+/// The bytes of the header of a part without padding.
+fn part_header_bytes(bytes: u64) -> u64 {
+    Entry::part_bytes(bytes.div_ceil(SUM_BYTES))
 }
 
 impl Spanning {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::Log;
-use crate::layout::{BLOCK, Entry, PartRef, blocks_up};
+use crate::layout::{BLOCK, Entry, PartRef, SUM_BYTES, blocks_up};
 use crate::types::{Record, RecordId};
 
 /// What has so many of its kind in a segment wastes little of it.
@@ -265,15 +265,20 @@ impl Log {
 
     /// The bytes that a record in one piece takes up in a segment, of its header, and of its index entry.
     pub(super) fn extent_of(record: &Record) -> (u64, u64, u64) {
-        let compact = Entry::record_bytes(record);
+        Self::extent_with(record, record.payload_bytes.div_ceil(SUM_BYTES))
+    }
+
+    fn extent_with(record: &Record, sums: u64) -> (u64, u64, u64) {
+        let compact = Entry::record_bytes(record, sums);
         let header = blocks_up(compact);
         (header + blocks_up(record.payload_bytes), header, compact)
     }
 
     /// The same for a record that is there, with what follows its header.
     pub(super) fn extent_of_live(live: &Live, record: &Record) -> (u64, u64, u64) {
+        // An older version may have written it, with fewer checksums.
         if live.parts.is_empty() {
-            return Self::extent_of(record);
+            return Self::extent_with(record, live.sums.len() as u64);
         }
         let compact = Entry::spanning_bytes(record, live.parts.len());
         (blocks_up(compact), blocks_up(compact), compact)

@@ -183,7 +183,7 @@ impl Log {
         while self.place_parts()
             && let Some(first) = self.appends.front()
         {
-            if self.spans(&first.record) {
+            if self.spans(&first.record) || self.is_cut(&first.record) {
                 if !self.start_spanning() {
                     break;
                 }

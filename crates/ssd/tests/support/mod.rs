@@ -5,6 +5,8 @@
 
 #![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "a failure here is a failed test")]
 
+mod fill;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -23,6 +25,10 @@ const MIB: u64 = 1 << 20;
 struct Chance(ChaCha8Rng);
 
 impl Chance {
+    fn new(seed: u64) -> Self {
+        Self(ChaCha8Rng::seed_from_u64(seed))
+    }
+
     fn below(&mut self, end: u64) -> u64 {
         if end == 0 { 0 } else { self.0.next_u64() % end }
     }
@@ -109,14 +115,22 @@ pub(crate) struct World {
 
 /// Plays a seed; the text says what was wrong.
 pub(crate) fn play(seed: u64, sabotage: Sabotage, events: u64) -> Result<BTreeMap<String, u64>, String> {
-    let run = || {
+    caught(|| {
         let mut world = World::new(seed, sabotage);
         for _ in 0..events {
             world.step();
         }
         world.end();
         world.seen
-    };
+    })
+}
+
+/// Fills a log from a seed without faults; the text says what was evicted, or wrong otherwise.
+pub(crate) fn fill(seed: u64, sabotage: Sabotage) -> Result<(), String> {
+    caught(|| fill::fill(seed, sabotage))
+}
+
+fn caught<T>(run: impl FnOnce() -> T) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(run)).map_err(|panic| {
         let text = panic.downcast_ref::<String>().cloned();
         text.or_else(|| panic.downcast_ref::<&str>().map(|s| (*s).to_owned())).unwrap_or_default()
@@ -138,8 +152,7 @@ fn payload(generation: u64, len: u64) -> Vec<u8> {
 
 impl World {
     fn new(seed: u64, sabotage: Sabotage) -> Self {
-        let mut chance = Chance(ChaCha8Rng::seed_from_u64(seed));
-        // Those of 1 MiB take no parts of records that span segments.
+        let mut chance = Chance::new(seed);
         let large = chance.percent(35);
         let segment = if large { 2 * MIB } else { chance.pick(&[MIB, MIB, MIB, 3 * MIB]).unwrap() };
         let segments = if large { 12 + chance.below(6) } else { 6 + chance.below(5) };
@@ -524,7 +537,8 @@ impl World {
                 }
                 self.see("append");
                 if self.spans(id) {
-                    self.see("spanning append");
+                    let is_cut = self.owed[&generation].payload < self.config.segment_bytes.unwrap();
+                    self.see(if is_cut { "cut append" } else { "spanning append" });
                     if self.faults && self.chance.percent(15) {
                         self.strike = Some((generation, id));
                     }
@@ -707,7 +721,10 @@ impl World {
         let cut = self.owed.iter().filter(|(generation, _)| !found.contains_key(generation));
         let cut = cut.filter(|(_, it)| large(it)).count() as u64;
         let recovered = found.values().filter(|(_, record)| record.payload_bytes > segment).count() as u64;
-        for (what, count) in [("spanning cut off", cut), ("spanning recovered", recovered)] {
+        let is_cut = |id, bytes| bytes < segment && rig.log.places_of(id).len() > 1;
+        let cuts = found.values().filter(|(id, record)| is_cut(*id, record.payload_bytes)).count() as u64;
+        let counts = [("spanning cut off", cut), ("spanning recovered", recovered), ("cut recovered", cuts)];
+        for (what, count) in counts {
             if count > 0 {
                 *self.seen.entry(what.to_owned()).or_default() += count;
             }
