@@ -526,8 +526,9 @@ impl Log {
     pub fn places_of(&self, id: RecordId) -> Vec<(u64, u64)> {
         let Some(live) = self.records.get(&id) else { return Vec::new() };
         let parts = live.parts.iter().filter_map(|part| self.pieces.get(&part.id));
-        let parts = parts.map(|piece| (self.at(piece.segment, piece.offset), piece.extent));
-        std::iter::once((self.at(live.segment, live.offset), live.extent)).chain(parts).collect()
+        let parts = parts.map(|piece| piece.location);
+        let locations = std::iter::once(live.location).chain(parts);
+        locations.map(|it| (self.at(it.segment, it.offset), it.extent)).collect()
     }
 
     /// How many pieces of disk work have not ended.

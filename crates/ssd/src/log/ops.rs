@@ -140,7 +140,8 @@ impl Log {
         self.may_change()?;
         let Some(live) = self.records.get(&id) else { return Err(ChangeError::Gone) };
         // What is being erased can no longer be kept.
-        if self.segments.get(live.segment as usize).is_none_or(|s| s.state == super::State::Erasing) {
+        if self.segments.get(live.location.segment as usize).is_none_or(|s| s.state == super::State::Erasing)
+        {
             return Err(ChangeError::Gone);
         }
         // A record carries its marks in its header when it is carried, and that must fit a segment as before.

@@ -71,8 +71,8 @@ impl Log {
         let Some(live) = self.records.get(&id) else { return Vec::new() };
         if live.parts.is_empty() {
             return vec![Run {
-                segment: live.segment,
-                offset: live.offset + live.header_bytes,
+                segment: live.location.segment,
+                offset: live.location.offset + live.location.header_bytes,
                 start: 0,
                 bytes: live.record.payload_bytes,
                 sums: Arc::clone(&live.sums),
@@ -80,8 +80,8 @@ impl Log {
         }
         let pieces = live.parts.iter().filter_map(|part| self.pieces.get(&part.id));
         let run = |piece: &super::Piece| Run {
-            segment: piece.segment,
-            offset: piece.offset + piece.header_bytes,
+            segment: piece.location.segment,
+            offset: piece.location.offset + piece.location.header_bytes,
             start: piece.head.start,
             bytes: piece.head.bytes,
             sums: Arc::clone(&piece.sums),

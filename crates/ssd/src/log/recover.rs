@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use super::span::Piece;
-use super::table::{Live, Segment, State, Tomb};
+use super::table::{Live, Location, Segment, State, Tomb};
 use super::{Done, Effect, Health, Into, Io, Log, Part};
 use crate::layout::{
     BLOCK, Body, CHUNK_BYTES, Decoded, Entry, HEAD_BYTES, Note, PartHead, SegmentHead, Super, Trailer,
@@ -463,16 +463,12 @@ impl Log {
         }
         let Some(recoverer) = &mut self.recoverer else { return };
         let (offset, sequence) = (entry.offset, entry.sequence);
+        let location = Location { segment: number, offset, header_bytes, extent, sequence, touch: sequence };
         let live = |record, sums, parts| Live {
             record,
             sums,
             parts,
-            segment: number,
-            offset,
-            header_bytes,
-            extent,
-            sequence,
-            touch: sequence,
+            location,
             copies: 1,
             marks_at: None,
             marks_sequence: 0,
@@ -487,17 +483,7 @@ impl Log {
                 self.segment(number).ids.push(id);
             }
             Body::Part { id, part, sums } => {
-                let piece = Piece {
-                    head: part,
-                    sums,
-                    segment: number,
-                    offset,
-                    header_bytes,
-                    extent,
-                    sequence,
-                    touch: sequence,
-                    protected: false,
-                };
+                let piece = Piece { head: part, sums, location, protected: false };
                 recoverer.take_part(id, piece, good);
                 self.segment(number).parts.push(id);
             }
@@ -569,7 +555,7 @@ impl Log {
         }
         for (id, marked) in marks {
             let Some(candidate) = copies.get_mut(&id) else { continue };
-            if marked.sequence > candidate.live.sequence {
+            if marked.sequence > candidate.live.location.sequence {
                 candidate.live.marks_at = Some(marked.segment);
                 candidate.live.marks_sequence = marked.sequence;
                 candidate.live.record.protected = marked.protected;
@@ -670,7 +656,8 @@ impl Recoverer {
             return;
         };
         let copies = known.live.copies + 1;
-        if (candidate.good, candidate.live.sequence) > (known.good, known.live.sequence) {
+        let rank = |it: &Candidate| (it.good, it.live.location.sequence);
+        if rank(&candidate) > rank(known) {
             *known = candidate;
         }
         known.live.copies = copies;
@@ -678,7 +665,8 @@ impl Recoverer {
 
     /// The same for parts: those that are damaged are no help.
     fn take_part(&mut self, id: RecordId, piece: Piece, good: bool) {
-        let is_later = self.pieces.get(&id).is_none_or(|known| known.sequence < piece.sequence);
+        let is_later =
+            self.pieces.get(&id).is_none_or(|known| known.location.sequence < piece.location.sequence);
         if good && is_later {
             self.pieces.insert(id, piece);
         }

@@ -19,6 +19,7 @@
 use std::sync::Arc;
 
 use super::ops::Kind;
+use super::table::Location;
 use super::write::{Append, Batch, Commit, Member};
 use super::{Log, Part, RESERVE_SEGMENTS, State};
 use crate::layout::{BLOCK, Body, Entry, HEADER_BYTES_MAX, PartHead, PartRef, SUM_BYTES, blocks_up};
@@ -37,16 +38,8 @@ const PART_SHARE_MIN: u64 = 64;
 pub(super) struct Piece {
     pub(super) head: PartHead,
     pub(super) sums: Arc<[u64]>,
-    pub(super) segment: u32,
-    /// Where its header begins in the segment.
-    pub(super) offset: u64,
-    pub(super) header_bytes: u64,
-    /// What it takes up.
-    pub(super) extent: u64,
-    /// The sequence number of the copy that counts.
-    pub(super) sequence: u64,
-    /// As its record's, or when it was written.
-    pub(super) touch: u64,
+    /// Its last use is that of its record, or when it was written.
+    pub(super) location: Location,
     /// As its record's; always while it is held.
     pub(super) protected: bool,
 }
@@ -294,18 +287,8 @@ impl Log {
         if blocks_up(bytes) > bytes {
             parts.push(Part::Zeros(blocks_up(bytes) - bytes));
         }
-        let piece = Piece {
-            head,
-            sums,
-            segment: number,
-            offset,
-            header_bytes,
-            extent,
-            sequence,
-            touch,
-            protected: true,
-        };
-        self.insert_part(id, piece);
+        let location = Location { segment: number, offset, header_bytes, extent, sequence, touch };
+        self.insert_part(id, Piece { head, sums, location, protected: true });
         self.write_bytes += extent;
         let batch = Batch { segment: number, bytes: extent, members: vec![Member::Part { ticket }] };
         self.write(self.at(number, offset), parts, Commit::Batch(batch));
@@ -389,7 +372,7 @@ impl Log {
     }
 
     pub(super) fn insert_part(&mut self, id: RecordId, piece: Piece) {
-        self.count(piece.segment, piece.extent, piece.protected, piece.touch, true);
+        self.count(piece.location, piece.protected, true);
         let had = self.pieces.insert(id, piece);
         assert!(had.is_none(), "part {} is there twice", id.0);
     }
@@ -398,7 +381,7 @@ impl Log {
     pub(super) fn remove_parts(&mut self, parts: &[PartRef]) {
         for part in parts {
             if let Some(piece) = self.pieces.remove(&part.id) {
-                self.count(piece.segment, piece.extent, piece.protected, piece.touch, false);
+                self.count(piece.location, piece.protected, false);
             }
         }
     }
@@ -407,13 +390,11 @@ impl Log {
     pub(super) fn adjust_parts(&mut self, parts: &[PartRef], touch: u64, protected: bool) {
         for part in parts {
             let Some(piece) = self.pieces.get_mut(&part.id) else { continue };
-            let was = (
-                std::mem::replace(&mut piece.touch, touch),
-                std::mem::replace(&mut piece.protected, protected),
-            );
-            let (segment, extent) = (piece.segment, piece.extent);
-            self.count(segment, extent, was.1, was.0, false);
-            self.count(segment, extent, protected, touch, true);
+            let was = (piece.location, piece.protected);
+            (piece.location.touch, piece.protected) = (touch, protected);
+            let location = piece.location;
+            self.count(was.0, was.1, false);
+            self.count(location, protected, true);
         }
     }
 
@@ -426,7 +407,8 @@ impl Log {
                 let Some(piece) = self.pieces.get(&part.id) else { panic!("{id} lacks a part at {start}") };
                 let expected = PartHead { of: *id, start, bytes: part.bytes };
                 assert_eq!(piece.head, expected, "{id} has another's part");
-                assert_eq!((piece.touch, piece.protected), (live.touch, live.record.protected), "{id}");
+                let (own, whole) = (piece.location.touch, live.location.touch);
+                assert_eq!((own, piece.protected), (whole, live.record.protected), "{id}");
                 start += part.bytes;
                 owned += 1;
             }

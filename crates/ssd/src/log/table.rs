@@ -9,6 +9,21 @@ use crate::types::{Record, RecordId};
 /// What has so many of its kind in a segment wastes little of it.
 const SMALL_PER_SEGMENT: u64 = 16;
 
+/// Where an entry is: the copy of it that counts.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Location {
+    pub(super) segment: u32,
+    /// Where its header begins in the segment.
+    pub(super) offset: u64,
+    pub(super) header_bytes: u64,
+    /// The bytes of its header and payload, in whole blocks.
+    pub(super) extent: u64,
+    /// The sequence number of this copy.
+    pub(super) sequence: u64,
+    /// When its record was last used, as a number that grows with each use of any record.
+    pub(super) touch: u64,
+}
+
 /// A record in the index.
 #[derive(Debug)]
 pub(super) struct Live {
@@ -16,16 +31,7 @@ pub(super) struct Live {
     pub(super) sums: Arc<[u64]>,
     /// The parts of its payload, if that does not follow its header.
     pub(super) parts: Arc<[PartRef]>,
-    pub(super) segment: u32,
-    /// Where its header begins in the segment.
-    pub(super) offset: u64,
-    pub(super) header_bytes: u64,
-    /// What it takes up.
-    pub(super) extent: u64,
-    /// The sequence number of the copy that counts.
-    pub(super) sequence: u64,
-    /// When it was last used, counted in uses of anything.
-    pub(super) touch: u64,
+    pub(super) location: Location,
     /// How many copies of it lie on the disk, whether they count or not.
     pub(super) copies: u32,
     /// The segment that holds the newest note about its marks, if that is newer than its own header.
@@ -167,7 +173,8 @@ impl Log {
     }
 
     /// Counts what lies in a segment, or no longer.
-    pub(super) fn count(&mut self, segment: u32, extent: u64, protected: bool, touch: u64, is_there: bool) {
+    pub(super) fn count(&mut self, location: Location, protected: bool, is_there: bool) {
+        let Location { segment, extent, touch, .. } = location;
         let (protected, footprint) = if protected { (extent, self.footprint(extent)) } else { (0, 0) };
         let heat = u128::from(extent) * u128::from(touch);
         let segment = self.segment(segment);
@@ -190,8 +197,8 @@ impl Log {
 
     /// Puts a record into the index. Its key must have none there, and its parts must be in the table.
     pub(super) fn insert(&mut self, id: RecordId, live: Live) {
-        self.count(live.segment, live.extent, live.record.protected, live.touch, true);
-        self.adjust_parts(&Arc::clone(&live.parts), live.touch, live.record.protected);
+        self.count(live.location, live.record.protected, true);
+        self.adjust_parts(&Arc::clone(&live.parts), live.location.touch, live.record.protected);
         self.stats.payload_bytes += live.record.payload_bytes;
         let had = self.names.insert(Arc::clone(&live.record.name), id);
         assert!(had.is_none(), "{id} took the name of {had:?}, which is still here");
@@ -205,7 +212,7 @@ impl Log {
         let named = self.names.remove(&live.record.name);
         assert_eq!(named, Some(id), "{id} was there without its name");
         self.stats.payload_bytes -= live.record.payload_bytes;
-        self.count(live.segment, live.extent, live.record.protected, live.touch, false);
+        self.count(live.location, live.record.protected, false);
         self.remove_parts(&live.parts);
         Some(live)
     }
@@ -215,9 +222,10 @@ impl Log {
         self.touch += 1;
         let touch = self.touch;
         let Some(live) = self.records.get_mut(&id) else { return };
-        let more = u128::from(live.extent) * u128::from(touch - live.touch);
-        live.touch = touch;
-        let (segment, parts, protected) = (live.segment, Arc::clone(&live.parts), live.record.protected);
+        let location = &mut live.location;
+        let more = u128::from(location.extent) * u128::from(touch - location.touch);
+        location.touch = touch;
+        let (segment, parts, protected) = (location.segment, Arc::clone(&live.parts), live.record.protected);
         self.segment(segment).heat += more;
         self.adjust_parts(&parts, touch, protected);
     }
@@ -226,19 +234,19 @@ impl Log {
     pub(super) fn protect(&mut self, id: RecordId, protected: bool) {
         let Some(live) = self.records.get_mut(&id) else { return };
         let was = std::mem::replace(&mut live.record.protected, protected);
-        let (extent, segment, touch, parts) =
-            (live.extent, live.segment, live.touch, Arc::clone(&live.parts));
+        let (location, parts) = (live.location, Arc::clone(&live.parts));
         if was != protected {
-            self.count(segment, extent, was, touch, false);
-            self.count(segment, extent, protected, touch, true);
-            self.adjust_parts(&parts, touch, protected);
+            self.count(location, was, false);
+            self.count(location, protected, true);
+            self.adjust_parts(&parts, location.touch, protected);
         }
     }
 
     /// The footprint of a record and its parts.
     pub(super) fn whole_footprint(&self, live: &Live) -> u64 {
         let parts = live.parts.iter().filter_map(|part| self.pieces.get(&part.id));
-        self.footprint(live.extent) + parts.map(|piece| self.footprint(piece.extent)).sum::<u64>()
+        self.footprint(live.location.extent)
+            + parts.map(|piece| self.footprint(piece.location.extent)).sum::<u64>()
     }
 
     /// Takes a record out of the index and sees to it that it does not come back. `None` if it is not here.
@@ -305,14 +313,14 @@ impl Log {
     /// When they differ, or an invariant of the module does not hold.
     pub fn check(&self) {
         for (number, segment) in self.segments.iter().enumerate() {
-            let records =
-                self.records.values().map(|it| (it.segment, it.extent, it.record.protected, it.touch));
-            let parts = self.pieces.values().map(|it| (it.segment, it.extent, it.protected, it.touch));
-            let mine: Vec<_> = records.chain(parts).filter(|it| it.0 as usize == number).collect();
-            let live: u64 = mine.iter().map(|it| it.1).sum();
-            let protected: u64 = mine.iter().filter(|it| it.2).map(|it| it.1).sum();
-            let footprint: u64 = mine.iter().filter(|it| it.2).map(|it| self.footprint(it.1)).sum();
-            let heat: u128 = mine.iter().map(|it| u128::from(it.1) * u128::from(it.3)).sum();
+            let records = self.records.values().map(|it| (it.location, it.record.protected));
+            let parts = self.pieces.values().map(|it| (it.location, it.protected));
+            let mine: Vec<_> = records.chain(parts).filter(|it| it.0.segment as usize == number).collect();
+            let kept = || mine.iter().filter(|it| it.1);
+            let live: u64 = mine.iter().map(|it| it.0.extent).sum();
+            let protected: u64 = kept().map(|it| it.0.extent).sum();
+            let footprint: u64 = kept().map(|it| self.footprint(it.0.extent)).sum();
+            let heat: u128 = mine.iter().map(|it| u128::from(it.0.extent) * u128::from(it.0.touch)).sum();
             assert_eq!(
                 (segment.live, segment.protected, segment.footprint, segment.heat),
                 (live, protected, footprint, heat),

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::ops::Kind;
-use super::table::{Live, State, Tomb};
+use super::table::{Live, Location, State, Tomb};
 use super::{Done, Effect, Io, Log, Part, RESERVE_SEGMENTS};
 use crate::layout::{BLOCK, Body, Entry, NOTES_BYTES_MAX, Note, PartRef, SegmentHead, Trailer, blocks_up};
 use crate::sabotage::sabotaged;
@@ -400,21 +400,8 @@ impl Log {
         self.touch += 1;
         let touch = self.touch;
         let sums = if parts.is_empty() { sums } else { Arc::default() };
-        let live = Live {
-            record,
-            sums,
-            parts,
-            segment,
-            offset,
-            header_bytes,
-            extent,
-            sequence,
-            touch,
-            copies: 1,
-            marks_at: None,
-            marks_sequence: 0,
-        };
-        self.insert(id, live);
+        let location = Location { segment, offset, header_bytes, extent, sequence, touch };
+        self.insert(id, Live { record, sums, parts, location, copies: 1, marks_at: None, marks_sequence: 0 });
     }
 
     /// A newer generation is durable: the older one goes, and that is durable before the newer is answered.
@@ -451,7 +438,7 @@ impl Log {
                 }
                 Note::Mark { id, .. } => {
                     if let Some(live) = self.records.get_mut(&id)
-                        && live.sequence < sequence
+                        && live.location.sequence < sequence
                     {
                         (live.marks_at, live.marks_sequence) = (Some(number), sequence);
                     }
