@@ -1,5 +1,5 @@
-//! How full a log gets before it evicts anything, for objects of every size. The disk has no contents: all its
-//! work succeeds, in the order in which it began.
+//! How full a log gets before it evicts, for objects of every size. The disk has no contents: all its
+//! operations succeed, in order.
 
 #![expect(clippy::unwrap_used, reason = "a test may fail in any line")]
 
@@ -44,7 +44,7 @@ impl Filling {
         let record = Record {
             name: Arc::new(Name { namespace: "n".into(), key: op.0.to_le_bytes().to_vec() }),
             generation: Generation { epoch: 1, counter: op.0 },
-            marks: vec![],
+            attributes: vec![],
             protected: self.protected,
             payload_bytes,
         };
@@ -93,7 +93,7 @@ impl Filling {
     }
 }
 
-/// How much of a disk records of one size take up when the next evicts one, in percent.
+/// The percentage of a disk that records of one size take when the next one evicts.
 fn filled_percent(budget_bytes: u64, payload_bytes: u64) -> u64 {
     let mut filling = Filling::open(budget_bytes, None, Sabotage::None);
     let mut live_bytes = 0;
@@ -116,7 +116,7 @@ fn small_records_fill_a_disk() {
 }
 
 #[test]
-fn records_of_any_share_of_a_segment_fill_a_disk() {
+fn records_of_any_size_fill_a_disk() {
     let (budget_bytes, segment) = (1024 * MIB, 16 * MIB);
     assert_eq!(shape(budget_bytes, None), Ok((segment, 63)));
     for (of, share) in [(1, 64), (1, 20), (1, 3), (17, 32), (3, 4), (63, 64), (1, 1), (5, 4), (3, 1), (5, 1)]
@@ -129,7 +129,7 @@ fn records_of_any_share_of_a_segment_fill_a_disk() {
 }
 
 #[test]
-fn without_cuts_half_of_a_disk_stays_unused() {
+fn disk_stays_half_unused_without_cuts() {
     let mut filling = Filling::open(1024 * MIB, None, Sabotage::PadSegments);
     while filling.evicted == 0 {
         filling.append(9 * MIB);
@@ -138,7 +138,7 @@ fn without_cuts_half_of_a_disk_stays_unused() {
     assert!(filling.log.stats().live_bytes < 600 * MIB);
 }
 
-/// Records of most of the disk are kept and can be read, however many are appended at a time.
+/// Reads of all records evict none, for any number of appends in flight.
 #[test]
 fn reading_records_evicts_none() {
     for (budget_bytes, segment_bytes, payload_bytes) in [
@@ -165,8 +165,8 @@ fn reading_records_evicts_none() {
     }
 }
 
-/// Appends to a log of so many segments of 2 MiB a record that leaves `rest` KiB of the first, and one that does
-/// not fit there. True if that one is cut.
+/// Appends a record that leaves `rest` KiB of the first segment of 2 MiB, and one that does not fit there.
+/// True if the second is cut.
 fn is_cut(segments: u64, rest: u64, protected: bool) -> bool {
     let mut filling = Filling::open(MIB + segments * 2 * MIB, Some(2 * MIB), Sabotage::None);
     // Beside the payload there are two heads.

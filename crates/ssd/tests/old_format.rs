@@ -1,11 +1,12 @@
-//! A log that an older version wrote can be read and goes on. `data/version-1.txt` and `data/version-2.txt` are
-//! such logs, as lists of what lies where: a sector in hex, or one byte and how many sectors are full of it.
+//! Logs that older versions wrote are read and converted. `data/version-1.txt` and `data/version-2.txt` are
+//! such logs, as lists of positions with their bytes: a sector in hex, or one byte and the number of sectors
+//! full of it.
 
 #![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test may fail in any line")]
 
 use std::sync::Arc;
 
-use tiffin_ssd::sim::{Rig, SECTOR, Said, SimDisk};
+use tiffin_ssd::sim::{Output, Rig, SECTOR, SimDisk};
 use tiffin_ssd::{
     Answer, Config, Generation, Input, Limits, Name, OpId, Record, RecordId, Sabotage, Span, VERSION,
 };
@@ -44,13 +45,13 @@ fn read(rig: &mut Rig, op: u64, id: RecordId, len: u64) -> Vec<u8> {
     let mut said = rig.read(OpId(op), id, Span { offset: 0, len }, 10, 0);
     said.extend(rig.settle(0));
     match said.as_slice() {
-        [Said::Answer(_, Answer::Read(Ok(_)), Some(bytes))] => bytes.clone(),
+        [Output::Answer(_, Answer::Read(Ok(_)), Some(bytes))] => bytes.clone(),
         said => panic!("{said:?}"),
     }
 }
 
 #[test]
-fn a_log_of_version_1_is_read_and_goes_on() {
+fn version_1_is_read_and_converted() {
     assert_eq!(disk(VERSION_1).read(8, 4).unwrap(), 1u32.to_le_bytes());
     let mut rig = open(disk(VERSION_1), 8 * MIB);
     let found: Vec<(RecordId, Record)> = rig.log.records().map(|(id, record)| (id, record.clone())).collect();
@@ -58,7 +59,7 @@ fn a_log_of_version_1_is_read_and_goes_on() {
         found.iter().map(|(_, it)| String::from_utf8_lossy(&it.name.key).into_owned()).collect();
     // One was replaced and one forgotten.
     assert_eq!(keys, ["key 0", "key 2", "key 3", "key 1"]);
-    assert_eq!((found[0].1.marks.as_slice(), found[0].1.protected), (&b"other"[..], true));
+    assert_eq!((found[0].1.attributes.as_slice(), found[0].1.protected), (&b"other"[..], true));
     for (op, (byte, len, at)) in
         [(1, 700, 0), (3, 900_000, 1), (4, 600_000, 2), (2, 300, 3)].into_iter().enumerate()
     {
@@ -69,7 +70,7 @@ fn a_log_of_version_1_is_read_and_goes_on() {
     // It goes on, says so, and is found again.
     let name = Arc::new(Name { namespace: "new".into(), key: b"k".to_vec() });
     let generation = Generation { epoch: 2, counter: 1 };
-    let record = Record { name, generation, marks: vec![], protected: false, payload_bytes: 5 };
+    let record = Record { name, generation, attributes: vec![], protected: false, payload_bytes: 5 };
     rig.append(OpId(50), record, b"bytes".to_vec(), 10, 0);
     rig.settle(0);
     let disk = rig.crash(&mut || false);
@@ -82,7 +83,7 @@ fn a_log_of_version_1_is_read_and_goes_on() {
 
 /// Records with a checksum per MiB, one of them in parts: they are read, moved by compaction and found again.
 #[test]
-fn a_log_of_version_2_is_read_and_moved() {
+fn version_2_is_read_and_compacted() {
     let lens = [700, 2_500_000, 5 * MIB + 300_000, 1_200_000, 900_000, 1_900_000, 40_000, 2_500_000, 30_000];
     assert_eq!(disk(VERSION_2).read(8, 4).unwrap(), 2u32.to_le_bytes());
     let mut rig = open(disk(VERSION_2), 37 * MIB);
@@ -94,7 +95,9 @@ fn a_log_of_version_2_is_read_and_moved() {
         for (id, counter, len) in found {
             assert!(read(rig, 100, id, len) == vec![counter as u8; len as usize], "{counter}");
             rig.read(OpId(100), id, Span { offset: len / 2, len: len / 3 }, 10, 0);
-            assert!(rig.settle(0).iter().all(|said| matches!(said, Said::Answer(_, Answer::Read(Ok(_)), _))));
+            assert!(
+                rig.settle(0).iter().all(|said| matches!(said, Output::Answer(_, Answer::Read(Ok(_)), _)))
+            );
         }
     };
     check(&mut rig, &[1, 2, 3, 4, 5, 6, 7, 8, 9]);
@@ -110,7 +113,7 @@ fn a_log_of_version_2_is_read_and_moved() {
         }
         let name = Arc::new(Name { namespace: "new".into(), key: vec![counter as u8] });
         let generation = Generation { epoch: 2, counter };
-        let record = Record { name, generation, marks: vec![], protected: false, payload_bytes: MIB };
+        let record = Record { name, generation, attributes: vec![], protected: false, payload_bytes: MIB };
         rig.append(OpId(1), record, vec![9; MIB as usize], 10, 0);
         rig.settle(0);
     }

@@ -1,4 +1,4 @@
-//! The log on a simulated disk, from seeds; and the proof that a broken log would be noticed.
+//! Plays the log on a simulated disk from seeds, and proves that the simulation detects every mutant.
 
 mod support;
 
@@ -11,11 +11,11 @@ use tiffin_ssd::Sabotage;
 
 const EVENTS: u64 = 3000;
 
-/// Seeds of logs that are filled without faults, and how many of them are tried for a broken rule.
+/// The number of seeds that fill a log without faults, and of those that are tried for a mutant.
 const FILLS: u64 = 12;
 const FILLS_BROKEN: u64 = 2;
 
-/// What must have happened in some seed, or the others prove nothing.
+/// Events that must occur in some seed, or the simulation proves little.
 const COVERED: &[&str] = &[
     "append",
     "append busy",
@@ -66,7 +66,7 @@ const COVERED: &[&str] = &[
 ];
 
 #[test]
-fn what_was_promised_is_there_and_nothing_comes_back() {
+fn answers_hold_through_faults_and_crashes() {
     let mut seen: BTreeMap<String, u64> = BTreeMap::new();
     for seed in 0..30 {
         match play(seed, Sabotage::None, EVENTS) {
@@ -80,7 +80,7 @@ fn what_was_promised_is_there_and_nothing_comes_back() {
 }
 
 #[test]
-fn nothing_is_evicted_before_the_log_is_nearly_full() {
+fn log_evicts_only_when_nearly_full() {
     for seed in 0..FILLS {
         if let Err(error) = fill(seed, Sabotage::None) {
             panic!("seed {seed}: {error}");
@@ -88,7 +88,7 @@ fn nothing_is_evicted_before_the_log_is_nearly_full() {
     }
 }
 
-/// Rules that few seeds break, and one that did when this was written; it is tried first.
+/// Mutants that few seeds detect, and a seed that did; it is tried first.
 const BROKEN_BY: &[(Sabotage, u64)] = &[
     (Sabotage::AnswerBeforeSuperseded, 5),
     (Sabotage::EraseBeforeCarried, 41),
@@ -98,8 +98,8 @@ const BROKEN_BY: &[(Sabotage, u64)] = &[
 ];
 
 #[test]
-fn every_broken_rule_is_noticed() {
-    // The panics of broken logs are what is looked for.
+fn every_mutant_is_detected() {
+    // Panics of mutants are expected.
     std::panic::set_hook(Box::new(|_| {}));
     let next = AtomicUsize::new(0);
     let unnoticed = Mutex::new(Vec::new());
@@ -120,5 +120,5 @@ fn every_broken_rule_is_noticed() {
         }
     });
     drop(std::panic::take_hook());
-    assert_eq!(unnoticed.into_inner().unwrap(), [], "these rules can be broken without being noticed");
+    assert_eq!(unnoticed.into_inner().unwrap(), [], "these mutants were not detected");
 }

@@ -173,8 +173,8 @@ async fn what_was_asked_about_is_in_memory_when_it_is_asked_for() {
     }
 }
 
-/// Objects of more than half a segment of the log use the ends of segments, too: nothing is evicted while they
-/// fit on the disk, neither by puts nor by reads.
+/// Objects of more than half a segment of the log use the ends of segments, too: neither puts nor reads evict
+/// any while they fit on the disk.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn objects_of_most_of_a_disk_are_all_kept() {
     let folder = place();

@@ -1,12 +1,12 @@
-//! A log that is filled with records of all sizes: nothing is evicted before the log is nearly full.
+//! Fills a log with records of all sizes: it must evict nothing before it is nearly full.
 //!
-//! Disk work ends in any order, records are read meanwhile, and the machine stops once while nothing is under
-//! way. Nothing fails and nothing is deleted, so every record must stay.
+//! Disk operations end in any order, records are read meanwhile, and the machine crashes once while it is
+//! idle. No operation fails and nothing is deleted, so every record must stay.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use tiffin_ssd::sim::{Fate, Rig, Said, SimDisk};
+use tiffin_ssd::sim::{Fate, Output, Rig, SimDisk};
 use tiffin_ssd::{
     Answer, BLOCK, Config, Event, Generation, Limits, Name, OpId, RESERVE_SEGMENTS, Record, RecordId,
     SUM_BYTES, Sabotage, Span,
@@ -14,7 +14,7 @@ use tiffin_ssd::{
 
 use super::{Chance, MIB, payload};
 
-/// Appends that are under way at a time.
+/// The maximum number of appends in flight.
 const APPENDS_MAX: u64 = 12;
 
 struct Fill {
@@ -23,7 +23,7 @@ struct Fill {
     next_op: u64,
     appends: BTreeMap<OpId, u64>,
     reads: BTreeMap<OpId, u64>,
-    /// The records that are there by their generation, with their bytes.
+    /// The records by their generation, with their bytes.
     there: BTreeMap<u64, (RecordId, u64)>,
 }
 
@@ -71,14 +71,14 @@ pub(super) fn fill(seed: u64, sabotage: Sabotage) {
     fill.restart(config).read_all();
 }
 
-/// What a record takes up at most, if it is cut once for each segment.
+/// The largest extent of a record that is cut once for each segment.
 fn extent(len: u64) -> u64 {
     let parts = if len > SUM_BYTES { 2 + len / MIB } else { 0 };
     len.next_multiple_of(BLOCK) + (1 + parts) * BLOCK
 }
 
-/// What a log keeps before it evicts. A segment is sealed when less than a part fits, and the last is made free
-/// when three quarters of the open one are used.
+/// The extents that a log holds before it evicts. A segment is sealed when less than a part fits. The last
+/// one is reclaimed when three quarters of the open one are used.
 fn capacity(segments: u64, segment: u64) -> u64 {
     let ends = 4 * BLOCK + segment / 50;
     let rest = (segment / 64).max(SUM_BYTES) + 3 * BLOCK;
@@ -95,7 +95,7 @@ impl Fill {
         let record = Record {
             name: Arc::new(Name { namespace: "n".into(), key: generation.to_le_bytes().to_vec() }),
             generation: Generation { epoch: 1, counter: generation },
-            marks: vec![],
+            attributes: vec![],
             protected: false,
             payload_bytes: len,
         };
@@ -112,7 +112,7 @@ impl Fill {
         self.hear(said);
     }
 
-    /// Ends some of the disk work, in any order, and reads a record now and then.
+    /// Ends some disk operations in any order, and reads a record now and then.
     fn turn(&mut self) {
         if self.chance.percent(20) {
             let all: Vec<u64> = self.there.keys().copied().collect();
@@ -130,7 +130,7 @@ impl Fill {
         self.rig.log.check();
     }
 
-    /// Ends all disk work; then the machine stops.
+    /// Ends all disk operations, crashes and recovers.
     fn restart(mut self, config: Config) -> Self {
         let said = self.rig.settle(0);
         self.hear(said);
@@ -151,24 +151,24 @@ impl Fill {
         assert!(self.reads.is_empty() && self.appends.is_empty(), "liveness");
     }
 
-    fn hear(&mut self, said: Vec<Said>) {
+    fn hear(&mut self, said: Vec<Output>) {
         for said in said {
             match said {
-                Said::Answer(op, Answer::Append(result), _) => {
+                Output::Answer(op, Answer::Append(result), _) => {
                     let generation = self.appends.remove(&op).unwrap();
                     let id = result.unwrap_or_else(|error| panic!("refused: {error}"));
                     let len = self.rig.log.record(id).unwrap().payload_bytes;
                     self.there.insert(generation, (id, len));
                 }
-                Said::Answer(op, Answer::Read(result), bytes) => {
+                Output::Answer(op, Answer::Read(result), bytes) => {
                     let generation = self.reads.remove(&op).unwrap();
                     let len = result.unwrap_or_else(|error| panic!("unreadable: {error}"));
                     assert!(bytes.unwrap() == payload(generation, len), "bytes: wrong bytes of {generation}");
                 }
-                Said::Event(Event::Left(left, ids)) => {
+                Output::Event(Event::Left(left, ids)) => {
                     panic!("evicted without need: {left:?} {ids:?}\n{}", self.rig.log.describe());
                 }
-                Said::Event(Event::Recovered(_)) => {}
+                Output::Event(Event::Recovered(_)) => {}
                 said => panic!("unexpected: {said:?}"),
             }
         }
